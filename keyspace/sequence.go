@@ -1,0 +1,26 @@
+package keyspace
+
+// SequenceRequest asks the sequencer for revisions on behalf of one range.
+type SequenceRequest struct {
+	Range      RangeID
+	Generation Generation
+	// Count is how many revisions are wanted; 0 asks only for the current one.
+	Count int
+}
+
+// SequenceAnswer is the sequencer's answer to one SequenceRequest.
+type SequenceAnswer struct {
+	// First is the first of Count consecutive revisions that now belong to the
+	// asker; 0 where none were asked for.
+	First Revision
+	// Current is the last revision handed out up to and with this answer's place in
+	// the order of hand-outs.
+	Current Revision
+	// Compacted is the cluster's compacted revision.
+	Compacted Revision
+	// Settings is the revision of settings, users, roles and alarms.
+	Settings Revision
+	// Err is set where nothing was handed out to the asker. It says with which
+	// fate; numbers that may have been handed out are never used then.
+	Err error
+}
