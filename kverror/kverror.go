@@ -1,0 +1,261 @@
+// Package kverror is the one table of everything that can go wrong with a
+// request: the internal kind, etcd's code and text for it, whether the request
+// may have taken effect, and who may repeat it.
+//
+// shard and placement return these errors, the bus carries them, router decides by
+// them what to repeat, etcdapi turns them into etcd's errors. A wording exists only
+// here and in etcd's own rpctypes.
+package kverror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Kind says what went wrong. A Kind is an error itself, so that
+// errors.Is(err, kverror.Compacted) asks for it. The numbers travel between
+// nodes: they are never reused, new kinds go to the end.
+type Kind uint8
+
+// The kinds. What each one means to a client, whether the request may have been
+// applied and who repeats it stands in the table.
+const (
+	// Internal is what has no kind of its own: a bug or an error of the machine.
+	Internal Kind = iota
+	EmptyKey
+	KeyNotFound
+	ValueProvided
+	LeaseProvided
+	TooManyOps
+	DuplicateKey
+	InvalidSort
+	RequestTooLarge
+	Compacted
+	FutureRevision
+	NoSpace
+	// TooManyRequests: a byte budget or a queue is full.
+	TooManyRequests
+	LeaseNotFound
+	// MultiRange: the request spans several ranges, which it may not do yet.
+	MultiRange
+	// NotLeader: the asked replica does not lead; Leader may hold a hint.
+	NotLeader
+	// WrongRange: the request was routed by an old descriptor; Descriptors holds
+	// newer ones.
+	WrongRange
+	// RangeNotHere: the asked node has no replica of the range.
+	RangeNotHere
+	// Dropped: the request was evaluated, and discarded before it was proposed.
+	Dropped
+	// Busy: the range takes no requests for a moment (a split, a transfer).
+	Busy
+	// Unreachable: the request never left for the node that it was meant for.
+	Unreachable
+	// NoLeader: no leader could be found in time; nothing was proposed.
+	NoLeader
+	// LeaderChanged: the request was proposed and its leader lost.
+	LeaderChanged
+	// Timeout: the outcome was not known in time.
+	Timeout
+	// TimeoutLeaderFail is Timeout where the leader failed meanwhile.
+	TimeoutLeaderFail
+	// TimeoutConnectionLost is Timeout where the connection to the leader broke.
+	TimeoutConnectionLost
+	// Stopped: the node is going down; nothing was proposed.
+	Stopped
+	Corrupt
+	Canceled
+	DeadlineExceeded
+	// BadRequest: the request cannot be understood; Detail says why.
+	BadRequest
+	// ReadAgain: a read's revision could not be confirmed; the read starts over.
+	ReadAgain
+
+	numKinds
+)
+
+// Fate says whether a request that failed may have taken effect.
+type Fate uint8
+
+// The two fates.
+const (
+	// NotApplied: it certainly did not and never will.
+	NotApplied Fate = iota
+	// Unknown: it may have, or may yet.
+	Unknown
+)
+
+// Retry says who may repeat a request without asking anybody.
+type Retry uint8
+
+// Who repeats.
+const (
+	// RetryNever: the answer would be the same, or the fate is unknown.
+	RetryNever Retry = iota
+	// RetryRouter: the gateway does, unseen by the client.
+	RetryRouter
+	// RetryClient: the client may, after a pause.
+	RetryClient
+)
+
+// Row is one row of the table.
+type Row struct {
+	Kind  Kind
+	Name  string
+	Fate  Fate
+	Retry Retry
+	// GRPC is what the client gets: one of etcd's own error values where etcd has
+	// one for the case. Where the gateway repeats a request until its deadline, it is
+	// what the client gets in the end.
+	GRPC error
+}
+
+var rows = [numKinds]Row{
+	Internal:              {Name: "internal", Fate: Unknown, Retry: RetryNever, GRPC: status.Error(codes.Unknown, "etcdserver: internal error")},
+	EmptyKey:              {Name: "empty key", GRPC: rpctypes.ErrGRPCEmptyKey},
+	KeyNotFound:           {Name: "key not found", GRPC: rpctypes.ErrGRPCKeyNotFound},
+	ValueProvided:         {Name: "value provided", GRPC: rpctypes.ErrGRPCValueProvided},
+	LeaseProvided:         {Name: "lease provided", GRPC: rpctypes.ErrGRPCLeaseProvided},
+	TooManyOps:            {Name: "too many operations", GRPC: rpctypes.ErrGRPCTooManyOps},
+	DuplicateKey:          {Name: "duplicate key", GRPC: rpctypes.ErrGRPCDuplicateKey},
+	InvalidSort:           {Name: "invalid sort option", GRPC: rpctypes.ErrGRPCInvalidSortOption},
+	RequestTooLarge:       {Name: "request too large", GRPC: rpctypes.ErrGRPCRequestTooLarge},
+	Compacted:             {Name: "compacted", GRPC: rpctypes.ErrGRPCCompacted},
+	FutureRevision:        {Name: "future revision", GRPC: rpctypes.ErrGRPCFutureRev},
+	NoSpace:               {Name: "no space", GRPC: rpctypes.ErrGRPCNoSpace},
+	TooManyRequests:       {Name: "too many requests", Retry: RetryClient, GRPC: rpctypes.ErrGRPCRequestTooManyRequests},
+	LeaseNotFound:         {Name: "lease not found", GRPC: rpctypes.ErrGRPCLeaseNotFound},
+	MultiRange:            {Name: "several ranges", GRPC: status.Error(codes.Unimplemented, "skein: the request spans several ranges, which transactions and deletes cannot do yet: use one request for each range (skein range list shows them)")},
+	NotLeader:             {Name: "not leader", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	WrongRange:            {Name: "wrong range", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	RangeNotHere:          {Name: "range not here", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	Dropped:               {Name: "dropped", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	Busy:                  {Name: "busy", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	Unreachable:           {Name: "unreachable", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	NoLeader:              {Name: "no leader", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCNoLeader},
+	LeaderChanged:         {Name: "leader changed", Fate: Unknown, GRPC: rpctypes.ErrGRPCLeaderChanged},
+	Timeout:               {Name: "timeout", Fate: Unknown, GRPC: rpctypes.ErrGRPCTimeout},
+	TimeoutLeaderFail:     {Name: "timeout, leader failed", Fate: Unknown, GRPC: rpctypes.ErrGRPCTimeoutDueToLeaderFail},
+	TimeoutConnectionLost: {Name: "timeout, connection lost", Fate: Unknown, GRPC: rpctypes.ErrGRPCTimeoutDueToConnectionLost},
+	Stopped:               {Name: "stopped", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCStopped},
+	Corrupt:               {Name: "corrupt", Fate: Unknown, GRPC: rpctypes.ErrGRPCCorrupt},
+	Canceled:              {Name: "canceled", Fate: Unknown, GRPC: status.Error(codes.Canceled, context.Canceled.Error())},
+	DeadlineExceeded:      {Name: "deadline exceeded", Fate: Unknown, GRPC: status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())},
+	BadRequest:            {Name: "bad request", GRPC: status.Error(codes.InvalidArgument, "skein: bad request")},
+	ReadAgain:             {Name: "read again", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+}
+
+// Table returns all rows in the order of their kinds.
+func Table() []Row {
+	t := make([]Row, numKinds)
+	for k := range rows {
+		t[k] = rows[k]
+		t[k].Kind = Kind(k)
+	}
+	return t
+}
+
+// row returns the kind's row; a kind that a newer node sent is Internal here.
+func (k Kind) row() *Row {
+	if k >= numKinds {
+		return &rows[Internal]
+	}
+	return &rows[k]
+}
+
+// Error implements error.
+func (k Kind) Error() string { return k.row().Name }
+
+// Fate says whether a request that failed so may have taken effect.
+func (k Kind) Fate() Fate { return k.row().Fate }
+
+// Retry says who may repeat a request that failed so.
+func (k Kind) Retry() Retry { return k.row().Retry }
+
+// Error is a failed request. Fields beside Kind help whoever handles it: Detail a
+// person, the others the router.
+type Error struct {
+	Kind Kind
+	// Detail says more than the kind, for logs, and for clients where the kind has no
+	// text of etcd's.
+	Detail string
+	// Descriptors are newer copies than the one the request was routed by.
+	Descriptors []keyspace.Descriptor
+	// Leader is the node that the answerer takes for the leader; 0 is unknown.
+	Leader keyspace.NodeID
+	// CompactRevision is the compacted revision, for Compacted.
+	CompactRevision keyspace.Revision
+}
+
+// New returns an Error of the kind with a formatted detail.
+func New(k Kind, format string, args ...any) *Error {
+	return &Error{Kind: k, Detail: fmt.Sprintf(format, args...)}
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	if e.Detail == "" {
+		return e.Kind.Error()
+	}
+	return e.Kind.Error() + ": " + e.Detail
+}
+
+// Unwrap makes errors.Is find the Kind.
+func (e *Error) Unwrap() error { return e.Kind }
+
+// Fate says whether the request may have taken effect.
+func (e *Error) Fate() Fate { return e.Kind.Fate() }
+
+// Retry says who may repeat the request.
+func (e *Error) Retry() Retry { return e.Kind.Retry() }
+
+// Of returns err as an *Error: as it is where it is one, by its kind where it wraps
+// a Kind or is a context's error, and Internal for all others. Of(nil) is nil.
+func Of(err error) *Error {
+	if err == nil {
+		return nil
+	}
+	var e *Error
+	var k Kind
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.As(err, &k):
+		return &Error{Kind: k, Detail: err.Error()}
+	case errors.Is(err, context.Canceled):
+		return &Error{Kind: Canceled}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &Error{Kind: DeadlineExceeded}
+	}
+	return &Error{Kind: Internal, Detail: err.Error()}
+}
+
+// GRPC returns what a client gets for err: etcd's own error value where there is
+// one. Kinds without a wording of etcd's carry their detail. An error that is a
+// gRPC status already stays as it is.
+func GRPC(err error) error {
+	if err == nil {
+		return nil
+	}
+	var k Kind
+	var e *Error
+	if !errors.As(err, &e) && !errors.As(err, &k) {
+		if _, isStatus := status.FromError(err); isStatus {
+			return err
+		}
+	}
+	e = Of(err)
+	g := e.Kind.row().GRPC
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == MultiRange) {
+		s := status.Convert(g)
+		return status.Error(s.Code(), s.Message()+": "+e.Detail)
+	}
+	return g
+}
