@@ -1,0 +1,57 @@
+package transport
+
+import "strconv"
+
+// Method names what a message is for. Numbers are part of the wire format: they
+// are never reused for another meaning.
+type Method uint16
+
+// The methods of the bus. Who owns the payload's format is in the comment.
+const (
+	// MethodRaft carries raft messages with entries, packed (raftgroup).
+	MethodRaft Method = 1
+	// MethodRaftControl carries votes, heartbeats, sleep notices and node liveness
+	// (raftgroup).
+	MethodRaftControl Method = 2
+	// MethodRaftSnapshot is the stream of one snapshot (raftgroup).
+	MethodRaftSnapshot Method = 3
+	// MethodRaftCall is raftgroup's calls beside raft.
+	MethodRaftCall Method = 4
+	// MethodShardRequest is a request to a range (shard).
+	MethodShardRequest Method = 16
+	// MethodShardAdmin is an administrative request to a replica (shard).
+	MethodShardAdmin Method = 17
+	// MethodPlacementSequence asks the sequencer for revisions (placement).
+	MethodPlacementSequence Method = 32
+	// MethodPlacementRequest is every other request to placement.
+	MethodPlacementRequest Method = 33
+	// MethodPlacementFeed is the stream of changes of the range map (placement).
+	MethodPlacementFeed Method = 34
+	// MethodNodeAdmin is node's own.
+	MethodNodeAdmin Method = 48
+)
+
+// methods is the table of the bus: name and class of each method.
+var methods = map[Method]struct {
+	name  string
+	class Class
+}{
+	MethodRaft:              {"raft", ClassRaft},
+	MethodRaftControl:       {"raft-control", ClassControl},
+	MethodRaftSnapshot:      {"raft-snapshot", ClassBulk},
+	MethodRaftCall:          {"raft-call", ClassRequest},
+	MethodShardRequest:      {"shard-request", ClassRequest},
+	MethodShardAdmin:        {"shard-admin", ClassRequest},
+	MethodPlacementSequence: {"placement-sequence", ClassRequest},
+	MethodPlacementRequest:  {"placement-request", ClassRequest},
+	MethodPlacementFeed:     {"placement-feed", ClassRequest},
+	MethodNodeAdmin:         {"node-admin", ClassRequest},
+}
+
+// String returns the method's name in logs.
+func (m Method) String() string {
+	if d, ok := methods[m]; ok {
+		return d.name
+	}
+	return "method-" + strconv.FormatUint(uint64(m), 10)
+}
