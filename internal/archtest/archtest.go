@@ -1,0 +1,225 @@
+// Package archtest holds the rules of who may import whom, checks an import graph
+// against them, and draws them for docs/ARCHITECTURE.md.
+//
+// The rules are the design's: packages stand on lines, a line imports only lines
+// below it, and each ban has a reason that a failing build prints. Its test feeds
+// it what `go list` says of the tree, and also plants forbidden imports, to prove
+// that the check can fail. Nothing but that test imports this package.
+package archtest
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Module is the path of the module whose packages the rules are about.
+const Module = "github.com/skeindb/skein"
+
+// A line is one row of the drawing: packages that do not import one another and
+// of which none imports a line above.
+type line struct {
+	packages []string // paths inside the module; each stands for its subpackages too
+	duty     string   // what the line is for: the right half of the drawing
+	why      string   // why nothing above or beside may be imported here
+}
+
+// lines are the packages from top to bottom.
+var lines = []line{
+	{
+		[]string{"cmd"}, "flags to Config to Run(ctx)",
+		"a command has no logic, so there is nothing in it to import",
+	},
+	{
+		[]string{"sim", "conformance", "deploy"}, "test rigs and packaging around whole nodes",
+		"what ships must not depend on the rigs that test it",
+	},
+	{
+		[]string{"node"}, "wires one node; start and stop",
+		"node is the only place that knows all parts; a part that knew it would be a circle",
+	},
+	{
+		[]string{"config"}, "flags, environment and file to one Config",
+		"a configuration is plain data: who reads it must not need a running node",
+	},
+	{
+		[]string{"etcdapi", "adminapi"}, "the services clients call",
+		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
+	},
+	{
+		[]string{"lease", "auth"}, "lease records and expiry; users and roles",
+		"expiry and permission are decided once, below every face",
+	},
+	{
+		[]string{"router"}, "a request to the ranges it touches",
+		"the router serves every face alike and knows none",
+	},
+	{
+		[]string{"placement", "shard"}, "range map and sequencer | a replica",
+		"a range must work while placement is away, and placement decides from reports, not from replicas; " +
+			"each declares the small interface it needs and node joins them",
+	},
+	{
+		[]string{"raftgroup", "mvcc"}, "many raft groups | versioned keys",
+		"consensus knows no keys and storage knows no consensus, so that each is tested to the ground alone",
+	},
+	{
+		[]string{"transport", "wal", "engine"}, "bus | shared log | the one Pebble",
+		"bytes to peers, bytes to the log, bytes to Pebble: none needs to know what they mean, or each other",
+	},
+	{
+		[]string{"kverror"}, "the one table of errors",
+		"an error travels through every layer, so its package can sit on none of them",
+	},
+	{
+		[]string{"loadtest", "client"}, "what runs outside a node",
+		"a load generator or client that knew the server would measure and speak something that etcd has not",
+	},
+	{
+		[]string{"keyspace", "clock", "api", "internal"}, "ids, time, wire messages, checks of the tree",
+		"the words that everybody speaks depend on nobody",
+	},
+}
+
+// A ban forbids one import beyond what the lines forbid.
+type ban struct {
+	from string // a package inside the module, subpackages included
+	to   string // an import path prefix
+	why  string
+}
+
+// bans are the imports that the lines allow and the design does not.
+var bans = []ban{
+	{"mvcc", "go.etcd.io/raft/v3", "versioned keys know no consensus"},
+	{"mvcc", "google.golang.org/grpc", "versioned keys know no network"},
+	{"mvcc", Module + "/transport", "versioned keys know no network"},
+	{"mvcc", Module + "/wal", "versioned keys become durable through the engine's applied record, never by themselves"},
+	{"raftgroup", "go.etcd.io/etcd/api", "a group carries opaque bytes; etcd's messages belong to shard"},
+	{"engine", "go.etcd.io/raft/v3", "the engine stores an applied record and does not know who agreed on it"},
+	{"engine", "go.etcd.io/etcd/api", "the engine stores bytes; etcd's messages belong to shard and mvcc"},
+	{"transport", "go.etcd.io/raft/v3", "the bus carries opaque payloads"},
+	{"transport", "go.etcd.io/etcd/api", "the bus carries opaque payloads"},
+	{"transport", "google.golang.org/grpc", "nodes speak QUIC among themselves; gRPC is for clients"},
+	{"wal", "go.etcd.io/etcd/api", "the log stores raft's entries and does not look into them"},
+	{"shard", "go.etcd.io/raft/v3", "a replica sees raftgroup's StateMachine, not raft"},
+	{"placement", "go.etcd.io/raft/v3", "the placement group sees raftgroup's StateMachine, not raft"},
+	{"keyspace", Module, "the words that everybody speaks depend on nobody"},
+	{"clock", Module, "time depends on nobody"},
+	{"etcdapi", Module + "/shard", "a face speaks to the router; a replica behind its back would skip routing"},
+	{"etcdapi", Module + "/raftgroup", "a face speaks to the router; it cannot know groups"},
+	{"router", Module + "/raftgroup", "the router knows ranges and nodes, not groups"},
+	{"router", Module + "/wal", "only replicas and groups write to the log"},
+}
+
+// A Violation is an import that the rules forbid.
+type Violation struct {
+	From, To string
+	Why      string
+}
+
+// String returns the violation in one sentence.
+func (v Violation) String() string {
+	return fmt.Sprintf("%s imports %s: %s", v.From, v.To, v.Why)
+}
+
+// Graph maps the import path of a package to the paths it imports, tests aside.
+type Graph map[string][]string
+
+// Check returns every import of the graph that the rules forbid, sorted. A package
+// of the module that stands on no line is a violation too: a new package first
+// gets its place in the drawing.
+func Check(g Graph) []Violation {
+	var out []Violation
+	for from, imports := range g {
+		at, ok := lineOf(from)
+		if !ok {
+			out = append(out, Violation{from, "(nothing yet)", "the package stands on no line; give it one in internal/archtest"})
+			continue
+		}
+		for _, to := range imports {
+			if why, bad := forbidden(from, at, to); bad {
+				out = append(out, Violation{from, to, why})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Violation) int { return strings.Compare(a.String(), b.String()) })
+	return out
+}
+
+// forbidden says whether from, which stands on line at, must not import to.
+func forbidden(from string, at int, to string) (why string, bad bool) {
+	for _, b := range bans {
+		if within(from, Module+"/"+b.from) && within(to, b.to) && !sameTop(from, to) {
+			return b.why, true
+		}
+	}
+	below, ours := lineOf(to)
+	switch {
+	case !ours || sameTop(from, to) || below > at:
+		return "", false
+	case below == at:
+		return "they stand on one line: " + lines[at].why, true
+	default:
+		// The reason is that of the line which is reached for: it says why those
+		// below must do without it.
+		return fmt.Sprintf("%s stands above: %s", top(to), lines[below].why), true
+	}
+}
+
+// lineOf returns the index of the line on which a package stands, and false for
+// a package outside the module or on no line.
+func lineOf(pkg string) (int, bool) {
+	name := top(pkg)
+	for i, l := range lines {
+		if slices.Contains(l.packages, name) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// top returns the first element of a package's path inside the module, and "" for
+// a package outside.
+func top(pkg string) string {
+	rest, ok := strings.CutPrefix(pkg, Module+"/")
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, "/")
+	return name
+}
+
+func sameTop(a, b string) bool { return top(a) != "" && top(a) == top(b) }
+
+// within says whether pkg is dir or lies below it.
+func within(pkg, dir string) bool {
+	return pkg == dir || strings.HasPrefix(pkg, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// Drawing returns the lines as docs/ARCHITECTURE.md shows them, then the reasons.
+func Drawing() string {
+	var b strings.Builder
+	b.WriteString("```\n")
+	for _, l := range lines {
+		fmt.Fprintf(&b, "%-34s %s\n", strings.Join(l.packages, " | "), l.duty)
+	}
+	b.WriteString("```\n\n")
+	b.WriteString("A line imports only lines below it; packages separated by | never import each other.\n\n")
+	b.WriteString("| Line | Why nothing below or beside imports it |\n| --- | --- |\n")
+	for _, l := range lines {
+		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(l.packages, ", "), l.why)
+	}
+	b.WriteString("\n| Package | never imports | Why |\n| --- | --- | --- |\n")
+	for _, x := range bans {
+		to := x.to
+		if within(to, Module) {
+			to = path.Base(to)
+			if x.to == Module {
+				to = "anything of Skein"
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", x.from, to, x.why)
+	}
+	return b.String()
+}

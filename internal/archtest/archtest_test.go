@@ -1,0 +1,185 @@
+package archtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the drawing into docs/ARCHITECTURE.md")
+
+const (
+	root     = "../.."
+	document = "../../docs/ARCHITECTURE.md"
+	begin    = "<!-- drawn by internal/archtest: begin -->\n"
+	end      = "<!-- drawn by internal/archtest: end -->\n"
+)
+
+type listed struct {
+	ImportPath string
+	Doc        string
+	Imports    []string
+	GoFiles    []string
+}
+
+// list returns what go list says of the module's packages, with the files of the
+// overlay in place (path below the root → content).
+func list(t *testing.T, overlay map[string]string) []listed {
+	t.Helper()
+	args := []string{"list", "-e", "-json=ImportPath,Doc,Imports,GoFiles"}
+	if len(overlay) > 0 {
+		dir := t.TempDir()
+		replace := map[string]string{}
+		for name, content := range overlay {
+			from, err := filepath.Abs(filepath.Join(root, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+			if err := os.WriteFile(to, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			replace[from] = to
+		}
+		text, err := json.Marshal(map[string]any{"Replace": replace})
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "overlay.json")
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "-overlay", file)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, "./...")...)
+	cmd.Dir = root
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	var all []listed
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func graph(packages []listed) Graph {
+	g := Graph{}
+	for _, p := range packages {
+		g[p.ImportPath] = p.Imports
+	}
+	return g
+}
+
+// TestTree holds the tree to the rules.
+func TestTree(t *testing.T) {
+	packages := list(t, nil)
+	if len(packages) < 3 {
+		t.Fatalf("go list found only %d packages", len(packages))
+	}
+	for _, v := range Check(graph(packages)) {
+		t.Error(v)
+	}
+}
+
+// TestPlantedImports proves that the check can fail: for each kind of rule it
+// plants one forbidden import into the real tree, by an overlay, and wants it
+// found and explained.
+func TestPlantedImports(t *testing.T) {
+	for _, c := range []struct{ file, imports, why string }{
+		{"keyspace/planted.go", Module + "/clock", "depend on nobody"},
+		{"clock/planted.go", Module + "/keyspace", "time depends on nobody"},
+		{"wal/planted.go", Module + "/shard", "stands above"},
+		{"wal/planted.go", Module + "/engine", "on one line"},
+		{"placement/planted.go", Module + "/shard", "on one line"},
+		{"mvcc/planted.go", "go.etcd.io/raft/v3", "no consensus"},
+		{"transport/planted.go", "google.golang.org/grpc", "speak QUIC"},
+		{"util/planted.go", "fmt", "stands on no line"},
+	} {
+		t.Run(strings.ReplaceAll(filepath.Dir(c.file)+" "+c.imports, "/", "."), func(t *testing.T) {
+			source := "package " + filepath.Dir(c.file) + "\n\nimport _ \"" + c.imports + "\"\n"
+			packages := list(t, map[string]string{c.file: source})
+			for _, v := range Check(graph(packages)) {
+				if v.From == Module+"/"+filepath.Dir(c.file) && strings.Contains(v.String(), c.why) {
+					return
+				}
+			}
+			t.Errorf("%s imports %s: not found", c.file, c.imports)
+		})
+	}
+}
+
+// TestRules checks the table itself: a package stands on one line, and every rule
+// has its reason.
+func TestRules(t *testing.T) {
+	seen := map[string]bool{}
+	for _, l := range lines {
+		if l.why == "" || l.duty == "" {
+			t.Errorf("line %v has no reason or duty", l.packages)
+		}
+		for _, p := range l.packages {
+			if seen[p] {
+				t.Errorf("%s stands on two lines", p)
+			}
+			seen[p] = true
+		}
+	}
+	for _, b := range bans {
+		if b.why == "" {
+			t.Errorf("ban %s → %s has no reason", b.from, b.to)
+		}
+		if !seen[b.from] {
+			t.Errorf("ban of %s: no such package in the drawing", b.from)
+		}
+		if name := top(b.to); name != "" && !seen[name] {
+			t.Errorf("ban of %s → %s: no such package in the drawing", b.from, b.to)
+		}
+	}
+}
+
+// TestPackageComments: every package says what it is.
+func TestPackageComments(t *testing.T) {
+	for _, p := range list(t, nil) {
+		if len(p.GoFiles) > 0 && p.Doc == "" {
+			t.Errorf("%s has no package comment", p.ImportPath)
+		}
+	}
+}
+
+// TestDrawing compares docs/ARCHITECTURE.md with the rules; -rewrite mends it.
+func TestDrawing(t *testing.T) {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok1 := strings.Cut(string(text), begin)
+	drawn, tail, ok2 := strings.Cut(rest, end)
+	if !ok1 || !ok2 {
+		t.Fatalf("%s has no place for the drawing: %q … %q", document, begin, end)
+	}
+	want := "\n" + Drawing() + "\n"
+	if drawn == want {
+		return
+	}
+	if !*rewrite {
+		t.Fatalf("%s does not show the rules; run go test ./internal/archtest -rewrite\ngot:\n%s\nwant:\n%s", document, drawn, want)
+	}
+	if err := os.WriteFile(document, []byte(head+begin+want+end+tail), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
