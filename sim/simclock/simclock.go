@@ -1,0 +1,202 @@
+// Package simclock gives each node of a simulation a clock of its own, made from
+// the fake time of a testing/synctest bubble: with an offset, a rate that drifts,
+// and a pause that holds back its timers while the clock runs on, as the timers of
+// a stopped process do.
+package simclock
+
+import (
+	"container/list"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// Clock is a simulated node's clock. It implements clock.Clock.
+type Clock struct {
+	mu sync.Mutex
+	// The clock read base when the bubble's time was at; since then it has run at
+	// rate. All guarded by mu.
+	base clock.Time
+	at   time.Time
+	rate float64
+	wall time.Duration
+	// paused holds the timers that would have fired during a pause; nil while the
+	// node runs.
+	paused *list.List
+}
+
+// New returns a clock that now shows offset and runs at rate (1 is the bubble's
+// own; 1.01 gains 1 %). It must be called inside a bubble.
+func New(offset time.Duration, rate float64) *Clock {
+	return &Clock{base: clock.Time(offset) + 1, at: time.Now(), rate: rate}
+}
+
+// Now reads the clock. It runs on during a pause.
+func (c *Clock) Now() clock.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nowLocked()
+}
+
+func (c *Clock) nowLocked() clock.Time {
+	return c.base.Add(time.Duration(float64(time.Since(c.at)) * c.rate))
+}
+
+// SetRate changes how fast the clock runs, from now on. Timers that run already
+// keep the moment at which they were to fire.
+func (c *Clock) SetRate(rate float64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.base, c.at, c.rate = c.nowLocked(), time.Now(), rate
+}
+
+// StepWall moves the wall clock; the monotonic one does not notice.
+func (c *Clock) StepWall(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wall += d
+}
+
+// Wall reads the wall clock.
+func (c *Clock) Wall() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.wall)
+}
+
+// Pause holds back all timers until Resume, as if the process were stopped. What
+// runs already runs on: the bus is paused beside the clock.
+func (c *Clock) Pause() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.paused == nil {
+		c.paused = list.New()
+	}
+}
+
+// Resume fires, in the order of their moments, the timers that a pause held back.
+func (c *Clock) Resume() {
+	c.mu.Lock()
+	held := c.paused
+	c.paused = nil
+	c.mu.Unlock()
+	for held != nil && held.Len() > 0 {
+		held.Remove(held.Front()).(*timer).expire()
+	}
+}
+
+// AfterFunc implements clock.Clock.
+func (c *Clock) AfterFunc(d time.Duration, f func()) clock.Timer {
+	t := &timer{c: c, fire: f}
+	t.start(d)
+	return t
+}
+
+// NewTimer implements clock.Clock.
+func (c *Clock) NewTimer(d time.Duration) clock.Timer {
+	ch := make(chan time.Time, 1)
+	t := &timer{c: c, ch: ch, fire: func() {
+		select {
+		case ch <- time.Now():
+		default:
+		}
+	}}
+	t.start(d)
+	return t
+}
+
+// timer counts its starts, so that an expiry of an earlier one (already on its way
+// when Stop or Reset came) is known and does nothing.
+type timer struct {
+	c    *Clock
+	ch   chan time.Time
+	fire func()
+
+	mu      sync.Mutex
+	run     uint64
+	pending bool
+	under   *time.Timer
+}
+
+func (t *timer) C() <-chan time.Time { return t.ch }
+
+func (t *timer) start(d time.Duration) {
+	t.c.mu.Lock()
+	rate := t.c.rate
+	t.c.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.startLocked(time.Duration(float64(max(d, 0)) / rate))
+}
+
+func (t *timer) startLocked(d time.Duration) {
+	t.run++
+	run := t.run
+	t.pending = true
+	t.under = time.AfterFunc(d, func() { t.due(run) })
+}
+
+// due is called when the moment has come: it fires the timer, or leaves it with
+// the clock while that is paused.
+func (t *timer) due(run uint64) {
+	t.c.mu.Lock()
+	if t.c.paused != nil {
+		t.mu.Lock()
+		if t.pending && t.run == run {
+			t.c.paused.PushBack(t)
+		}
+		t.mu.Unlock()
+		t.c.mu.Unlock()
+		return
+	}
+	t.c.mu.Unlock()
+	t.mu.Lock()
+	stale := t.run != run
+	t.mu.Unlock()
+	if !stale {
+		t.expire()
+	}
+}
+
+func (t *timer) expire() {
+	t.mu.Lock()
+	due := t.pending
+	t.pending = false
+	t.mu.Unlock()
+	if !due {
+		return
+	}
+	if t.ch != nil {
+		t.fire()
+		return
+	}
+	go t.fire()
+}
+
+func (t *timer) Stop() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.stopLocked()
+}
+
+func (t *timer) stopLocked() bool {
+	was := t.pending
+	t.pending = false
+	t.under.Stop()
+	if t.ch != nil {
+		select {
+		case <-t.ch:
+		default:
+		}
+	}
+	return was
+}
+
+func (t *timer) Reset(d time.Duration) bool {
+	t.mu.Lock()
+	was := t.stopLocked()
+	t.mu.Unlock()
+	t.start(d)
+	return was
+}
