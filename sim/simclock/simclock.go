@@ -5,7 +5,6 @@
 package simclock
 
 import (
-	"container/list"
 	"sync"
 	"time"
 
@@ -21,9 +20,10 @@ type Clock struct {
 	at   time.Time
 	rate float64
 	wall time.Duration
-	// paused holds the timers that would have fired during a pause; nil while the
-	// node runs.
-	paused *list.List
+	// held are the timers that came due during a pause, in order; paused says
+	// whether one is under way.
+	held   []func()
+	paused bool
 }
 
 // New returns a clock that now shows offset and runs at rate (1 is the bubble's
@@ -70,19 +70,17 @@ func (c *Clock) Wall() time.Time {
 func (c *Clock) Pause() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.paused == nil {
-		c.paused = list.New()
-	}
+	c.paused = true
 }
 
 // Resume fires, in the order of their moments, the timers that a pause held back.
 func (c *Clock) Resume() {
 	c.mu.Lock()
-	held := c.paused
-	c.paused = nil
+	held := c.held
+	c.held, c.paused = nil, false
 	c.mu.Unlock()
-	for held != nil && held.Len() > 0 {
-		held.Remove(held.Front()).(*timer).expire()
+	for _, due := range held {
+		due()
 	}
 }
 
@@ -141,30 +139,19 @@ func (t *timer) startLocked(d time.Duration) {
 // the clock while that is paused.
 func (t *timer) due(run uint64) {
 	t.c.mu.Lock()
-	if t.c.paused != nil {
-		t.mu.Lock()
-		if t.pending && t.run == run {
-			t.c.paused.PushBack(t)
-		}
-		t.mu.Unlock()
+	if t.c.paused {
+		t.c.held = append(t.c.held, func() { t.due(run) })
 		t.c.mu.Unlock()
 		return
 	}
 	t.c.mu.Unlock()
 	t.mu.Lock()
-	stale := t.run != run
-	t.mu.Unlock()
-	if !stale {
-		t.expire()
+	fires := t.pending && t.run == run
+	if fires {
+		t.pending = false
 	}
-}
-
-func (t *timer) expire() {
-	t.mu.Lock()
-	due := t.pending
-	t.pending = false
 	t.mu.Unlock()
-	if !due {
+	if !fires {
 		return
 	}
 	if t.ch != nil {

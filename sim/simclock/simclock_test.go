@@ -42,6 +42,7 @@ func TestPauseHoldsTimersWhileTheClockRuns(t *testing.T) {
 		c.AfterFunc(time.Second, func() { fired.Add(1) })
 		victim := c.AfterFunc(time.Second, func() { stopped.Add(1) })
 		ch := c.NewTimer(time.Second)
+		moved := c.AfterFunc(time.Second, func() { stopped.Add(1) })
 		c.Pause()
 		start := c.Now()
 		time.Sleep(5 * time.Second)
@@ -55,12 +56,16 @@ func TestPauseHoldsTimersWhileTheClockRuns(t *testing.T) {
 		if !victim.Stop() {
 			t.Fatal("a timer held back by the pause could not be stopped")
 		}
+		if !moved.Reset(time.Hour) {
+			t.Fatal("a timer held back by the pause was not pending")
+		}
 		c.Resume()
 		<-ch.C()
 		synctest.Wait()
 		if fired.Load() != 1 || stopped.Load() != 0 {
-			t.Fatalf("after the pause: %d fired, %d stopped ones fired", fired.Load(), stopped.Load())
+			t.Fatalf("after the pause: %d fired, %d stopped or moved ones fired", fired.Load(), stopped.Load())
 		}
+		moved.Stop()
 	})
 }
 
