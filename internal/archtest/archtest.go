@@ -28,56 +28,69 @@ type line struct {
 // lines are the packages from top to bottom.
 var lines = []line{
 	{
-		[]string{"cmd"}, "flags to Config to Run(ctx)",
+		[]string{"cmd"},
+		"flags to Config to Run(ctx)",
 		"a command has no logic, so there is nothing in it to import",
 	},
 	{
-		[]string{"sim", "conformance", "deploy"}, "test rigs and packaging around whole nodes",
+		[]string{"sim", "conformance", "deploy"},
+		"test rigs and packaging around whole nodes",
 		"what ships must not depend on the rigs that test it",
 	},
 	{
-		[]string{"node"}, "wires one node; start and stop",
+		[]string{"node"},
+		"wires one node; start and stop",
 		"node is the only place that knows all parts; a part that knew it would be a circle",
 	},
 	{
-		[]string{"config"}, "flags, environment and file to one Config",
+		[]string{"config"},
+		"flags, environment and file to one Config",
 		"a configuration is plain data: who reads it must not need a running node",
 	},
 	{
-		[]string{"etcdapi", "adminapi"}, "the services clients call",
+		[]string{"etcdapi", "adminapi"},
+		"the services clients call",
 		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
 	},
 	{
-		[]string{"lease", "auth"}, "lease records and expiry; users and roles",
+		[]string{"lease", "auth"},
+		"lease records and expiry; users and roles",
 		"expiry and permission are decided once, below every face",
 	},
 	{
-		[]string{"router"}, "a request to the ranges it touches",
+		[]string{"router"},
+		"a request to the ranges it touches",
 		"the router serves every face alike and knows none",
 	},
 	{
-		[]string{"placement", "shard"}, "range map and sequencer | a replica",
+		[]string{"placement", "shard"},
+		"range map and sequencer | a replica",
 		"a range must work while placement is away, and placement decides from reports, not from replicas; " +
 			"each declares the small interface it needs and node joins them",
 	},
 	{
-		[]string{"raftgroup", "mvcc"}, "many raft groups | versioned keys",
+		[]string{"raftgroup", "mvcc"},
+		"many raft groups | versioned keys",
 		"consensus knows no keys and storage knows no consensus, so that each is tested to the ground alone",
 	},
 	{
-		[]string{"transport", "wal", "engine"}, "bus | shared log | the one Pebble",
+		[]string{"transport", "wal", "engine"},
+		"bus | shared log | the one Pebble",
 		"bytes to peers, bytes to the log, bytes to Pebble: none needs to know what they mean, or each other",
 	},
 	{
-		[]string{"kverror"}, "the one table of errors",
+		[]string{"kverror"},
+		"the one table of errors",
 		"an error travels through every layer, so its package can sit on none of them",
 	},
 	{
-		[]string{"loadtest", "client"}, "what runs outside a node",
+		[]string{"loadtest", "client"},
+		"what runs outside a node",
 		"a load generator or client that knew the server would measure and speak something that etcd has not",
 	},
 	{
-		[]string{"keyspace", "clock", "api", "internal"}, "ids, time, wire messages, checks of the tree",
+		[]string{"keyspace", "clock", "api", "internal"},
+		"ids, time, wire messages, checks of the tree",
 		"the words that everybody speaks depend on nobody",
 	},
 }
