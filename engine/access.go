@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Iterator is Pebble's iterator. It sees one state of the store for its whole
+// life and keeps the files of that state, so it must be closed soon. It is for
+// one goroutine. SeekPrefixGE uses the bloom filters and then stays within the
+// versions of one user key.
+type Iterator = pebble.Iterator
+
+// IterOptions say what an iterator is to see.
+type IterOptions struct {
+	// Lower and Upper bound the keys, [Lower, Upper). Empty is no bound. They must
+	// not change while the iterator is open.
+	Lower, Upper []byte
+	// Revisions lets the iterator skip what holds no version of these revisions;
+	// nil is no filter.
+	Revisions *RevisionFilter
+	// OnlyDurable shows only what a crash at this moment would leave. Not for a
+	// Snapshot.
+	OnlyDurable bool
+	// PointReads says that the iterator is for SeekPrefixGE on keys that are
+	// likely absent: the bloom filters of the last level are used too.
+	PointReads bool
+}
+
+func (o *IterOptions) pebble() *pebble.IterOptions {
+	p := &pebble.IterOptions{
+		KeyTypes:                  pebble.IterKeyTypePointsOnly,
+		LowerBound:                o.Lower,
+		UpperBound:                o.Upper,
+		OnlyReadGuaranteedDurable: o.OnlyDurable,
+		UseL6Filters:              o.PointReads,
+	}
+	if o.Revisions != nil {
+		p.PointKeyFilters = []pebble.BlockPropertyFilter{o.Revisions.blockFilter()}
+	}
+	return p
+}
+
+// Reader reads the store: an Engine shows the newest state at each call, a
+// Snapshot one state.
+type Reader interface {
+	// Get returns a copy of the key's value; ok is false where there is none.
+	Get(key []byte) (value []byte, ok bool, err error)
+	// NewIter returns an iterator that stands nowhere yet.
+	NewIter(o IterOptions) (*Iterator, error)
+}
+
+// Writer takes writes. Keys and values may be reused after the call.
+type Writer interface {
+	Set(key, value []byte) error
+	Delete(key []byte) error
+	// DeleteRange deletes the keys in [lower, upper).
+	DeleteRange(lower, upper []byte) error
+}
+
+var (
+	_ Reader = (*Engine)(nil)
+	_ Reader = (*Snapshot)(nil)
+	_ Writer = (*Batch)(nil)
+)
+
+// Get implements Reader on the newest state.
+func (e *Engine) Get(key []byte) ([]byte, bool, error) { return getCopy(e.db, key) }
+
+// NewIter implements Reader on the newest state.
+func (e *Engine) NewIter(o IterOptions) (*Iterator, error) {
+	it, err := e.db.NewIter(o.pebble())
+	if err != nil {
+		return nil, fmt.Errorf("engine: new iterator: %w", err)
+	}
+	return it, nil
+}
+
+func getCopy(r pebble.Reader, key []byte) ([]byte, bool, error) {
+	v, closer, err := r.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("engine: get %s: %w", FormatKey(key), err)
+	}
+	v = append([]byte(nil), v...)
+	if err := closer.Close(); err != nil {
+		return nil, false, fmt.Errorf("engine: get %s: %w", FormatKey(key), err)
+	}
+	return v, true, nil
+}
+
+// Batch collects writes that become visible together. It is for one goroutine.
+type Batch struct {
+	e *Engine
+	b *pebble.Batch
+}
+
+// NewBatch returns an empty batch, which must be committed or closed.
+func (e *Engine) NewBatch() *Batch { return &Batch{e: e, b: e.db.NewBatch()} }
+
+// Set implements Writer.
+func (b *Batch) Set(key, value []byte) error {
+	if err := b.b.Set(key, value, nil); err != nil {
+		return fmt.Errorf("engine: batch: set %s: %w", FormatKey(key), err)
+	}
+	return nil
+}
+
+// Delete implements Writer.
+func (b *Batch) Delete(key []byte) error {
+	if err := b.b.Delete(key, nil); err != nil {
+		return fmt.Errorf("engine: batch: delete %s: %w", FormatKey(key), err)
+	}
+	return nil
+}
+
+// DeleteRange implements Writer. Within a batch it does not touch later writes.
+func (b *Batch) DeleteRange(lower, upper []byte) error {
+	if err := b.b.DeleteRange(lower, upper, nil); err != nil {
+		return fmt.Errorf("engine: batch: delete %s: %w", KeySpan{lower, upper}, err)
+	}
+	return nil
+}
+
+// Len returns the size of the batch in bytes.
+func (b *Batch) Len() int { return b.b.Len() }
+
+// Empty says whether nothing was written into the batch.
+func (b *Batch) Empty() bool { return b.b.Empty() }
+
+// Commit makes the writes visible, not durable, and frees the batch, whatever it
+// returns. Batches become durable in the order of their commits. It waits while
+// the store has more to flush than its bound; an error means that nothing of the
+// batch was applied and that the store is not usable any more.
+func (b *Batch) Commit() error {
+	start := b.e.clock.Now()
+	err := b.b.Commit(pebble.NoSync)
+	b.e.metrics.commitSeconds.Observe(b.e.clock.Now().Sub(start).Seconds())
+	b.e.metrics.commitBytes.Add(float64(b.b.Len()))
+	if cerr := b.b.Close(); err == nil {
+		err = cerr
+	}
+	b.b = nil
+	if err != nil {
+		return fmt.Errorf("engine: commit: %w", err)
+	}
+	return nil
+}
+
+// Close drops a batch that is not to be committed. After Commit it does nothing.
+func (b *Batch) Close() error {
+	if b.b == nil {
+		return nil
+	}
+	err := b.b.Close()
+	b.b = nil
+	return err
+}
+
+// Snapshot is one state of the store, to be read through many iterators. A single
+// iterator needs none: it sees one state by itself. It may be used from many
+// goroutines.
+//
+// It is an "eventually file-only" snapshot of Pebble. A plain one would lose what
+// an ingest excises under its reader: a read that began before a replica was
+// replaced by a raft snapshot would see a hole instead of the old state.
+type Snapshot struct {
+	s *pebble.EventuallyFileOnlySnapshot
+}
+
+// wholeStore are the keys that a Snapshot protects: all of them.
+var wholeStore = []pebble.KeyRange{{Start: []byte{0x00}, End: []byte{0xff}}}
+
+// NewSnapshot returns a snapshot of the newest state, which must be closed.
+func (e *Engine) NewSnapshot() *Snapshot {
+	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore)}
+}
+
+// Get implements Reader.
+func (s *Snapshot) Get(key []byte) ([]byte, bool, error) { return getCopy(s.s, key) }
+
+// NewIter implements Reader. It panics where o asks for OnlyDurable.
+func (s *Snapshot) NewIter(o IterOptions) (*Iterator, error) {
+	it, err := s.s.NewIter(o.pebble())
+	if err != nil {
+		return nil, fmt.Errorf("engine: new iterator: %w", err)
+	}
+	return it, nil
+}
+
+// Close frees the snapshot. Iterators made from it must be closed before.
+func (s *Snapshot) Close() error {
+	if err := s.s.Close(); err != nil {
+		return fmt.Errorf("engine: close snapshot: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,307 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Defaults of Options.
+const (
+	DefaultCacheBytes    = 256 << 20
+	DefaultMemTableBytes = 64 << 20
+	DefaultBallastBytes  = 64 << 20
+	DefaultLowSpaceBytes = 512 << 20
+	DefaultMaxOpenFiles  = 4096
+)
+
+// MemTableStops is how many memtables may wait for their flush before commits
+// wait too. MemTableStops * MemTableBytes bounds the memory of unflushed writes.
+const MemTableStops = 4
+
+// closeTimeout bounds each of the two steps of Close: the last flush and the end
+// of Pebble's own work. What is given up then is as after a crash: the wal has it.
+const closeTimeout = 10 * time.Second
+
+// ErrClosed is the error of calls that the end of the engine cut off.
+var ErrClosed = errors.New("engine: closed")
+
+// Options say how to open the store. The zero value of a number is its default.
+type Options struct {
+	// FS is the file system. Nil is the machine's.
+	FS vfs.FS
+	// Dir is the directory of the store within FS; it is made where it is absent.
+	Dir string
+	// CacheBytes is the size of the block cache. Too little makes every put read
+	// the disk for the version before it.
+	CacheBytes int64
+	// MemTableBytes is the size of one memtable. It bounds what one flush writes
+	// and, times MemTableStops, the memory of what is not flushed. Too little makes
+	// many small tables, too much a long replay after a crash.
+	MemTableBytes int64
+	// MaxOpenFiles bounds the open tables.
+	MaxOpenFiles int
+	// CompactionConcurrency bounds the compactions that run at once; 0 is half of
+	// the processors, at least 1.
+	CompactionConcurrency int
+	// BallastBytes is the size of the file that is given up when the disk is full,
+	// at most a fiftieth of the disk; negative is none.
+	BallastBytes int64
+	// LowSpaceBytes is the free space below which the store counts as full, at
+	// most a twentieth of the disk; negative: only a failed write says so.
+	LowSpaceBytes int64
+	// Clock is the node's clock. Required.
+	Clock clock.Clock
+	// Logger takes the log. Nil is none.
+	Logger *zap.Logger
+	// Metrics takes the measurements; one Metrics serves one Engine. Nil is none.
+	Metrics *Metrics
+}
+
+func (o *Options) fill() error {
+	if o.Clock == nil {
+		return errors.New("engine: Options.Clock is required")
+	}
+	if o.Dir == "" {
+		return errors.New("engine: Options.Dir is required")
+	}
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics(nil)
+	}
+	setDefault(&o.CacheBytes, DefaultCacheBytes)
+	setDefault(&o.MemTableBytes, DefaultMemTableBytes)
+	setDefault(&o.BallastBytes, DefaultBallastBytes)
+	setDefault(&o.LowSpaceBytes, DefaultLowSpaceBytes)
+	if o.MaxOpenFiles == 0 {
+		o.MaxOpenFiles = DefaultMaxOpenFiles
+	}
+	if o.CompactionConcurrency == 0 {
+		o.CompactionConcurrency = max(1, runtime.GOMAXPROCS(0)/2)
+	}
+	if o.CacheBytes < 0 || o.MemTableBytes < 0 || o.MaxOpenFiles < 0 || o.CompactionConcurrency < 0 {
+		return errors.New("engine: negative size in Options")
+	}
+	return nil
+}
+
+func setDefault(v *int64, d int64) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// Engine is the open store. Its methods may be called from many goroutines, but
+// none after Close or Abort has begun.
+type Engine struct {
+	db      *pebble.DB
+	fs      vfs.FS // as given: without ballast and gate
+	dir     string
+	clock   clock.Clock
+	logger  *zap.Logger
+	metrics *Metrics
+	space   *space
+	flusher flusher
+	durable durability
+	tableID atomic.Uint64 // names of the tables that IngestTables writes
+
+	// ctx ends when Close begins to stop the goroutines, which tasks counts.
+	ctx   context.Context
+	stop  context.CancelFunc
+	tasks sync.WaitGroup
+
+	fatal struct {
+		sync.Mutex
+		// once is closed at the first fatal error, which err holds.
+		once chan struct{}
+		err  error
+		// lost says that Pebble lost a goroutine to the error, perhaps with work
+		// marked as running: its Close would wait for ever.
+		lost bool
+	}
+}
+
+// Open opens the store in o.Dir, or makes it.
+func Open(o Options) (*Engine, error) {
+	if err := o.fill(); err != nil {
+		return nil, err
+	}
+	e := &Engine{fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics}
+	e.ctx, e.stop = context.WithCancel(context.Background())
+	e.fatal.once = make(chan struct{})
+	e.durable.init()
+	e.flusher.init()
+	if err := o.FS.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("engine: make directory %s: %w", o.Dir, err)
+	}
+	e.space = newSpace(e.ctx, &o)
+
+	po := e.pebbleOptions(&o)
+	err := e.guarded(0, func() (err error) {
+		e.db, err = pebble.Open(o.Dir, po)
+		return err
+	})
+	po.Cache.Unref()
+	if err != nil {
+		e.stop()
+		return nil, fmt.Errorf("engine: open %s: %w", o.Dir, err)
+	}
+	e.metrics.attach(e)
+	e.space.poll()
+	e.tasks.Go(e.flusherLoop)
+	e.tasks.Go(e.durabilityLoop)
+	e.tasks.Go(func() { e.space.loop() })
+	return e, nil
+}
+
+func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
+	po := &pebble.Options{
+		FS:                          e.space.wrap(o.FS),
+		Cache:                       pebble.NewCache(o.CacheBytes),
+		Comparer:                    comparer,
+		DisableWAL:                  true,
+		FormatMajorVersion:          pebble.FormatNewest,
+		MemTableSize:                uint64(o.MemTableBytes),
+		MemTableStopWritesThreshold: MemTableStops,
+		MaxOpenFiles:                o.MaxOpenFiles,
+		// A read looks into every sublevel of L0, so that compaction begins early;
+		// the stop is far off, since stalled commits stall all groups of the node.
+		L0CompactionThreshold: 2,
+		L0StopWritesThreshold: 1000,
+		LBaseMaxBytes:         64 << 20,
+		CompactionConcurrencyRange: func() (int, int) {
+			return 1, o.CompactionConcurrency
+		},
+		BlockPropertyCollectors: []func() pebble.BlockPropertyCollector{newRevisionCollector},
+		Logger:                  pebbleLogger{e},
+		EventListener:           e.listener(),
+	}
+	po.Experimental.L0CompactionConcurrency = 2
+	// A range delete of a removed replica frees its tables soon, without waiting
+	// for a compaction that happens to touch them.
+	po.FlushDelayDeleteRange = 10 * time.Second
+	for i := range po.Levels {
+		// Ten bits per user key: one in a hundred lookups of an absent key reads a
+		// block. Filters hold prefixes, one for all versions of a key.
+		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	// Upper levels are rewritten often and read much: fast compression; the last
+	// levels, with nine tenths of the data, get a better one.
+	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
+	po.EnsureDefaults()
+	return po
+}
+
+// Close makes everything that was committed durable and closes the store. It
+// takes at most twice 10 s: where the disk is full or hangs, what is not durable
+// then is left to the wal, as after a crash, and the error says so. It is called
+// once, after all snapshots, iterators and batches are closed.
+func (e *Engine) Close() error {
+	var flushErr error
+	if e.Err() == nil {
+		ctx, cancel := context.WithCancel(e.ctx)
+		t := e.clock.AfterFunc(closeTimeout, cancel)
+		if flushErr = e.Flush(ctx); flushErr != nil {
+			flushErr = fmt.Errorf("engine: close: last flush: %w", flushErr)
+		}
+		t.Stop()
+		cancel()
+	}
+	return errors.Join(flushErr, e.Abort())
+}
+
+// Abort closes the store without a flush, as a crash would, and stops its
+// goroutines. It is Close's second half and the simulator's crash.
+func (e *Engine) Abort() error {
+	e.metrics.detach(e)
+	e.stop()
+	e.fatal.Lock()
+	lost := e.fatal.lost
+	e.fatal.Unlock()
+	if lost {
+		// Pebble cannot be closed any more; the process is about to end.
+		e.tasks.Wait()
+		return fmt.Errorf("engine: close: store abandoned: %w", e.Err())
+	}
+	err := e.guarded(closeTimeout, func() error {
+		// No goroutine may call Pebble once it is closed.
+		e.tasks.Wait()
+		return e.db.Close()
+	})
+	if err != nil {
+		return fmt.Errorf("engine: close: %w", err)
+	}
+	return nil
+}
+
+// errTimeout is guarded's error when it stops waiting.
+var errTimeout = errors.New("gave up waiting")
+
+// guarded calls f in a goroutine of its own and waits for it, at most limit if
+// that is not 0. Pebble reports fatal errors through a logger that must not
+// return: pebbleLogger ends the goroutine, which must not be the caller's.
+func (e *Engine) guarded(limit time.Duration, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := fmt.Errorf("fatal: %w", ErrClosed) // if f does not return
+		defer func() {
+			if ferr := e.Err(); ferr != nil {
+				err = ferr
+			}
+			done <- err
+		}()
+		err = f()
+	}()
+	var late <-chan time.Time
+	if limit > 0 {
+		t := e.clock.NewTimer(limit)
+		defer t.Stop()
+		late = t.C()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-late:
+		return errTimeout
+	}
+}
+
+// EstimateBytes returns about how much disk the data in the span takes. What is
+// not flushed does not count.
+func (e *Engine) EstimateBytes(s KeySpan) (int64, error) {
+	n, err := e.db.EstimateDiskUsage(s.Lower, s.Upper)
+	if err != nil {
+		return 0, fmt.Errorf("engine: estimate %s: %w", s, err)
+	}
+	return int64(n), nil
+}
+
+// EstimateSpanBytes is EstimateBytes for the user keys of a span.
+func (e *Engine) EstimateSpanBytes(s keyspace.Span) (int64, error) {
+	return e.EstimateBytes(VersionedSpan(s))
+}
+
+// DiskBytes returns how much disk the store takes, and how much of that is in use
+// by its newest state. Both are etcd's dbSize and dbSizeInUse.
+func (e *Engine) DiskBytes() (total, inUse int64) {
+	m := e.db.Metrics()
+	all := m.Total()
+	return int64(m.DiskSpaceUsage()), all.TablesSize
+}
