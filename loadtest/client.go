@@ -1,0 +1,189 @@
+package loadtest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// kv is what a client asks for. clientv3.RetryKVClient satisfies it.
+type kv interface {
+	Put(ctx context.Context, in *etcdserverpb.PutRequest, opts ...grpc.CallOption) (*etcdserverpb.PutResponse, error)
+	Range(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (*etcdserverpb.RangeResponse, error)
+}
+
+// errorPause is how long a client of a closed loop rests after an error. Servers
+// that refuse at once would otherwise be asked in a busy loop.
+const errorPause = 10 * time.Millisecond
+
+// client sends one request after the other. It belongs to one goroutine at a time
+// and lives through all phases of a run.
+type client struct {
+	id     int
+	cfg    *Config
+	kv     kv
+	space  *keySpace
+	values *values
+	ledger *ledger // nil if nothing is verified
+
+	rng    *rand.Rand
+	picker picker
+	ops    uint64 // puts made so far
+	put    etcdserverpb.PutRequest
+	get    etcdserverpb.RangeRequest
+}
+
+func newClient(id int, cfg *Config, kv kv, space *keySpace, v *values, l *ledger, turn *atomic.Uint64) *client {
+	c := &client{id: id, cfg: cfg, kv: kv, space: space, values: v, ledger: l}
+	c.rng = rand.New(rand.NewPCG(cfg.Seed, uint64(id)))
+	c.picker = newPicker(cfg, c.rng, turn)
+	c.put.Value = make([]byte, cfg.ValueBytes)
+	c.get.Serializable = cfg.Serializable
+	return c
+}
+
+// phase is one part of a run: what its clients share.
+type phase struct {
+	name     string
+	schedule *schedule
+	recorder *recorder
+	errors   *errorTally
+	// fill makes operation n a put of key n.
+	fill bool
+}
+
+// run sends what the phase's schedule gives this client, until it gives no more or
+// ctx is done.
+func (c *client) run(ctx context.Context, p *phase) {
+	var pace pacer
+	defer pace.stop()
+	now := c.cfg.Clock.Now()
+	for ctx.Err() == nil {
+		n, due, ok := p.schedule.draw(now)
+		if !ok {
+			return
+		}
+		if due > now {
+			if pace.wait(ctx, c.cfg.Clock, due.Sub(now)) != nil {
+				return
+			}
+			now = c.cfg.Clock.Now()
+			p.recorder.record(c.id, classLate, now.Sub(due), false)
+		}
+		kind, err := c.operate(ctx, p, n)
+		now = c.cfg.Clock.Now()
+		switch {
+		case err == nil:
+			p.recorder.record(c.id, kind, now.Sub(due), p.schedule.end == 0 || now <= p.schedule.end)
+		case ctx.Err() != nil:
+			return // the run was ended, not the operation
+		default:
+			p.recorder.record(c.id, classFailed, now.Sub(due), false)
+			p.errors.add(errorKind(err), 1)
+			if c.cfg.Rate == 0 && pace.wait(ctx, c.cfg.Clock, errorPause) != nil {
+				return
+			}
+			now = c.cfg.Clock.Now()
+		}
+	}
+}
+
+// operate sends operation n of a phase.
+func (c *client) operate(ctx context.Context, p *phase, n int64) (class, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	if p.fill {
+		return classPut, c.doPut(ctx, uint64(n))
+	}
+	key := c.picker.next()
+	if c.cfg.Workload == Get || c.cfg.Workload == Mixed && c.rng.IntN(100) < c.cfg.ReadPercent {
+		return classGet, c.doGet(ctx, key)
+	}
+	return classPut, c.doPut(ctx, key)
+}
+
+// doPut puts a value of its own. Request and buffers are used again: gRPC has
+// encoded them before it returns.
+func (c *client) doPut(ctx context.Context, key uint64) error {
+	c.ops++
+	op := makeOpID(c.id, c.ops)
+	c.put.Key = c.space.appendKey(c.put.Key[:0], key)
+	c.values.put(c.put.Value, op)
+	if c.ledger == nil {
+		_, err := c.kv.Put(ctx, &c.put)
+		return err
+	}
+	f := c.ledger.begin(key)
+	answer, err := c.kv.Put(ctx, &c.put)
+	switch {
+	case err == nil:
+		c.ledger.acknowledged(key, op, f, answer.GetHeader().GetRevision())
+	case !refused(err):
+		c.ledger.unknownFate(key, op)
+	}
+	return err
+}
+
+// doGet gets one key.
+func (c *client) doGet(ctx context.Context, key uint64) error {
+	c.get.Key = c.space.appendKey(c.get.Key[:0], key)
+	if c.ledger == nil || c.cfg.Serializable {
+		_, err := c.kv.Range(ctx, &c.get)
+		return err
+	}
+	f := c.ledger.begin(key)
+	answer, err := c.kv.Range(ctx, &c.get)
+	if err != nil {
+		return err
+	}
+	switch kvs := answer.GetKvs(); len(kvs) {
+	case 0:
+		c.ledger.read(key, f, answer.GetHeader().GetRevision(), nil)
+	case 1:
+		c.ledger.read(key, f, answer.GetHeader().GetRevision(), kvs[0])
+	default:
+		return fmt.Errorf("get of one key: %d keys came back", len(kvs))
+	}
+	return nil
+}
+
+// runClients runs all clients through a phase and waits for them.
+func runClients(ctx context.Context, clients []*client, p *phase) {
+	var wg sync.WaitGroup
+	for _, c := range clients {
+		wg.Go(func() { c.run(ctx, p) })
+	}
+	wg.Wait()
+}
+
+// pacer waits with one timer that it uses again. The zero pacer is ready.
+type pacer struct{ timer clock.Timer }
+
+// wait returns after d, or earlier with the error of ctx.
+func (p *pacer) wait(ctx context.Context, c clock.Clock, d time.Duration) error {
+	if p.timer == nil {
+		p.timer = c.NewTimer(d)
+	} else {
+		p.timer.Reset(d)
+	}
+	select {
+	case <-p.timer.C():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (p *pacer) stop() {
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+}

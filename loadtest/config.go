@@ -1,0 +1,206 @@
+package loadtest
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// Workload says which requests are sent.
+type Workload string
+
+// The workloads. Mixed sends gets and puts by Config.ReadPercent.
+const (
+	Put   Workload = "put"
+	Get   Workload = "get"
+	Mixed Workload = "mixed"
+)
+
+// Dist says how keys are drawn.
+type Dist string
+
+// The distributions. Zipf's frequent keys are scattered over the key space;
+// Sequential takes the keys in their order, all clients together.
+const (
+	Uniform    Dist = "uniform"
+	Zipf       Dist = "zipf"
+	Sequential Dist = "sequential"
+)
+
+// Bounds of a Config.
+const (
+	maxClients    = 1 << 20
+	maxKeys       = 1 << 32
+	maxVerifyKeys = 1 << 26 // the ledger holds 16 bytes for each
+	maxDuration   = 7 * 24 * time.Hour
+	maxValueBytes = 64 << 20
+	maxKeyBytes   = 64 << 10
+	maxTotal      = 1 << 40
+	maxRate       = 1e8
+)
+
+// Config says what a run does. Its JSON form is part of the report.
+type Config struct {
+	// Endpoints are addresses of client ports, as etcdctl takes them. Connection i
+	// goes to endpoint i modulo their number and to no other one.
+	Endpoints []string `json:"endpoints"`
+	// TLS is used for https:// endpoints and metrics URLs; nil for Go's defaults.
+	TLS *tls.Config `json:"-"`
+	// Conns is the number of gRPC connections, over all endpoints.
+	Conns int `json:"conns"`
+	// Clients is the number of requests that can be under way at once. Client i
+	// uses connection i modulo Conns.
+	Clients int `json:"clients"`
+	// Duration is the measured time, Total the number of measured operations.
+	// Exactly one of the two is set, the other is 0.
+	Duration time.Duration `json:"duration_ns"`
+	Total    int64         `json:"total"`
+	// Rate is the offered load of an open loop in operations per second over all
+	// clients; 0 means a closed loop.
+	Rate     float64  `json:"rate_per_second"`
+	Workload Workload `json:"workload"`
+	// ReadPercent is the share of gets in workload Mixed, 0 to 100.
+	ReadPercent int `json:"read_percent"`
+	// Serializable makes gets serializable; they are then not checked for age.
+	Serializable bool `json:"serializable"`
+	// KeyBytes is the size of a key with its prefix, ValueBytes that of a value.
+	KeyBytes   int `json:"key_bytes"`
+	ValueBytes int `json:"value_bytes"`
+	// Keys is the number of different keys.
+	Keys int `json:"keys"`
+	// KeyPrefix stands before each key. Empty, the keys spread evenly over all of
+	// printable ASCII; otherwise over what lies below the prefix.
+	KeyPrefix string `json:"key_prefix"`
+	Dist      Dist   `json:"dist"`
+	// ZipfSkew is the exponent s > 1 of Zipf: the k-th key has weight k^-s.
+	ZipfSkew float64 `json:"zipf_skew"`
+	// Seed determines keys and kinds of the operations of each client.
+	Seed uint64 `json:"seed"`
+	// Fill writes each key once before anything else. Without it, gets of keys
+	// that were never written find nothing.
+	Fill bool `json:"fill"`
+	// Warmup is how long the workload runs before it is measured; 0 for not.
+	Warmup time.Duration `json:"warmup_ns"`
+	// Timeout bounds each request, and in an open loop also how long what is
+	// overdue is still sent after the schedule's end.
+	Timeout time.Duration `json:"timeout_ns"`
+	// Verify keeps a ledger of what was acknowledged and reads all keys at the end.
+	Verify bool `json:"verify"`
+	// ServerMetrics are the URLs of the servers' /metrics pages. Empty, the
+	// servers' CPU time is not reported.
+	ServerMetrics []string `json:"server_metrics"`
+	// DataPath is a path whose file system is recorded in the report: one on the
+	// servers' disk, where they run on this machine.
+	DataPath string `json:"data_path"`
+	// Live prints a line per second while the run goes on.
+	Live bool `json:"-"`
+	// Clock is the source of time.
+	Clock clock.Clock `json:"-"`
+}
+
+// DefaultConfig returns the settings of a run of which only the endpoints are
+// missing: puts of 256 bytes from 1,000 clients over 100 connections for 10 s.
+func DefaultConfig() Config {
+	return Config{
+		Conns:       100,
+		Clients:     1000,
+		Duration:    10 * time.Second,
+		Workload:    Put,
+		ReadPercent: 90,
+		KeyBytes:    32,
+		ValueBytes:  256,
+		Keys:        100_000,
+		Dist:        Uniform,
+		ZipfSkew:    1.1,
+		Seed:        1,
+		Timeout:     10 * time.Second,
+		DataPath:    ".",
+		Clock:       clock.System(),
+	}
+}
+
+// Validate says what is wrong with the Config, all of it at once. It changes
+// nothing.
+func (c *Config) Validate() error {
+	var wrong []error
+	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
+	if len(c.Endpoints) == 0 || slices.Contains(c.Endpoints, "") {
+		bad("endpoints: at least one, and none empty")
+	}
+	if c.Clients < 1 || c.Clients > maxClients {
+		bad("clients: %d is not between 1 and %d", c.Clients, maxClients)
+	}
+	if c.Conns < 1 || c.Conns > c.Clients {
+		bad("conns: %d is not between 1 and the number of clients, %d", c.Conns, c.Clients)
+	}
+	if (c.Duration != 0) == (c.Total != 0) {
+		bad("one of duration and total must be given, and not both")
+	}
+	if c.Duration < 0 || c.Duration > maxDuration {
+		bad("duration: %s is not between 0 and %s", c.Duration, maxDuration)
+	}
+	if c.Total < 0 || c.Total > maxTotal {
+		bad("total: %d is not between 0 and %d", c.Total, int64(maxTotal))
+	}
+	if !(c.Rate >= 0 && c.Rate <= maxRate) {
+		bad("rate: %g is not between 0 and %g per second", c.Rate, maxRate)
+	}
+	if c.Warmup < 0 || c.Warmup > maxDuration {
+		bad("warmup: %s is not between 0 and %s", c.Warmup, maxDuration)
+	}
+	if c.Timeout <= 0 || c.Timeout > time.Hour {
+		bad("timeout: %s is not between 0 and 1h", c.Timeout)
+	}
+	if c.Clock == nil {
+		bad("clock: none given")
+	}
+	wrong = append(wrong, c.validateWorkload()...)
+	for _, u := range c.ServerMetrics {
+		if p, err := url.Parse(u); err != nil || p.Host == "" || !strings.HasPrefix(p.Scheme, "http") {
+			bad("server-metrics: %q is no http:// or https:// URL", u)
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// validateWorkload checks what is sent: workload, keys and values.
+func (c *Config) validateWorkload() []error {
+	var wrong []error
+	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
+	if !slices.Contains([]Workload{Put, Get, Mixed}, c.Workload) {
+		bad("workload: %q is none of put, get, mixed", c.Workload)
+	}
+	if c.ReadPercent < 0 || c.ReadPercent > 100 {
+		bad("read-percent: %d is not between 0 and 100", c.ReadPercent)
+	}
+	if !slices.Contains([]Dist{Uniform, Zipf, Sequential}, c.Dist) {
+		bad("dist: %q is none of uniform, zipf, sequential", c.Dist)
+	}
+	if c.Dist == Zipf && !(c.ZipfSkew > 1 && c.ZipfSkew <= 10) {
+		bad("zipf-skew: %g is not above 1 and at most 10", c.ZipfSkew)
+	}
+	if c.ValueBytes < 0 || c.ValueBytes > maxValueBytes {
+		bad("value-size: %d is not between 0 and %d", c.ValueBytes, maxValueBytes)
+	}
+	if c.Verify && c.ValueBytes < stampBytes {
+		bad("value-size: %d is less than the %d bytes by which verify knows a value", c.ValueBytes, stampBytes)
+	}
+	switch {
+	case c.Keys < 1 || c.Keys > maxKeys:
+		bad("keys: %d is not between 1 and %d", c.Keys, int64(maxKeys))
+	case c.Verify && c.Keys > maxVerifyKeys:
+		bad("keys: %d is more than the %d that verify can hold in memory", c.Keys, maxVerifyKeys)
+	case c.KeyBytes > maxKeyBytes:
+		bad("key-size: %d is more than %d", c.KeyBytes, maxKeyBytes)
+	case c.KeyBytes < 1+len(c.KeyPrefix) || digitsPower(c.KeyBytes-len(c.KeyPrefix)) < uint64(c.Keys):
+		bad("key-size: %d bytes, %d of them prefix, are too few for %d different keys",
+			c.KeyBytes, len(c.KeyPrefix), c.Keys)
+	}
+	return wrong
+}

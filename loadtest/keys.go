@@ -1,0 +1,134 @@
+package loadtest
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"sync/atomic"
+)
+
+// The alphabet of keys: printable ASCII.
+const (
+	firstChar = ' '
+	lastChar  = '~'
+	charCount = lastChar - firstChar + 1
+)
+
+// maxDigits is how many characters of a key carry its place: the most whose
+// number of combinations fits into 63 bits.
+const maxDigits = 9
+
+// digitsPower returns the number of different keys of so many characters, at
+// most charCount^maxDigits.
+func digitsPower(chars int) uint64 {
+	power := uint64(1)
+	for range min(chars, maxDigits) {
+		power *= charCount
+	}
+	return power
+}
+
+// keySpace turns the number of a key, 0 to count-1, into the key. The order of the
+// keys is that of their numbers, and they lie at even distances in the space of
+// all printable strings behind the prefix.
+type keySpace struct {
+	prefix   string
+	keyBytes int
+	count    uint64
+	digits   int    // characters that carry the place
+	power    uint64 // charCount^digits
+}
+
+func newKeySpace(c *Config) keySpace {
+	own := c.KeyBytes - len(c.KeyPrefix)
+	return keySpace{
+		prefix:   c.KeyPrefix,
+		keyBytes: c.KeyBytes,
+		count:    uint64(c.Keys),
+		digits:   min(own, maxDigits),
+		power:    digitsPower(own),
+	}
+}
+
+// appendKey appends key number i to dst. What does not carry the place is filled
+// with characters that look random, so that keys do not compress better than
+// names would.
+func (s *keySpace) appendKey(dst []byte, i uint64) []byte {
+	dst = append(dst, s.prefix...)
+	// The place is the middle of the i-th of count equal parts of the space:
+	// (2i+1)·power / 2·count, with the product in 128 bits.
+	hi, lo := bits.Mul64(2*i+1, s.power)
+	place, _ := bits.Div64(hi, lo, 2*s.count)
+	start := len(dst)
+	for range s.digits {
+		dst = append(dst, firstChar)
+	}
+	for at := len(dst) - 1; at >= start; at-- {
+		dst[at] += byte(place % charCount)
+		place /= charCount
+	}
+	for x := i; len(dst)-start < s.keyBytes-len(s.prefix); {
+		x += 0x9e3779b97f4a7c15 // splitmix64
+		z := (x ^ x>>30) * 0xbf58476d1ce4e5b9
+		z = (z ^ z>>27) * 0x94d049bb133111eb
+		dst = append(dst, firstChar+byte((z^z>>31)%charCount))
+	}
+	return dst
+}
+
+// picker draws the numbers of keys for one client.
+type picker interface{ next() uint64 }
+
+// newPicker returns the picker of a client. turn is shared by all clients.
+func newPicker(c *Config, rng *rand.Rand, turn *atomic.Uint64) picker {
+	n := uint64(c.Keys)
+	switch c.Dist {
+	case Zipf:
+		return &zipfPicker{rand.NewZipf(rng, c.ZipfSkew, 1, n-1), n, stride(n)}
+	case Sequential:
+		return &sequentialPicker{turn, n}
+	default:
+		return &uniformPicker{rng, n}
+	}
+}
+
+type uniformPicker struct {
+	rng *rand.Rand
+	n   uint64
+}
+
+func (p *uniformPicker) next() uint64 { return p.rng.Uint64N(p.n) }
+
+type sequentialPicker struct {
+	turn *atomic.Uint64
+	n    uint64
+}
+
+func (p *sequentialPicker) next() uint64 { return (p.turn.Add(1) - 1) % p.n }
+
+type zipfPicker struct {
+	zipf      *rand.Zipf
+	n, stride uint64
+}
+
+// next scatters the ranks, so that the most frequent keys are not neighbours.
+func (p *zipfPicker) next() uint64 {
+	hi, lo := bits.Mul64(p.zipf.Uint64(), p.stride)
+	return bits.Rem64(hi, lo, p.n)
+}
+
+// stride returns a number near the golden section of n that has no divisor in
+// common with it: multiplication by it modulo n is a permutation.
+func stride(n uint64) uint64 {
+	for s := max(1, uint64(float64(n)*0.6180339887)); ; s++ {
+		if gcd(s, n) == 1 {
+			return s
+		}
+	}
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}

@@ -1,0 +1,198 @@
+package loadtest
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+const (
+	// ledgerStripes is the number of locks of a ledger. Two clients rarely meet.
+	ledgerStripes = 256
+	// maxUnknown bounds the puts of unknown fate that a ledger remembers. A run
+	// with more of them says that it cannot be verified.
+	maxUnknown = 1 << 20
+	// maxViolations bounds the violations that are told in words; all are counted.
+	maxViolations = 20
+)
+
+// ledger remembers what the servers promised. Its memory follows from the number
+// of keys, not from that of operations.
+type ledger struct {
+	values *values
+	// newest is the highest revision that any answer has borne.
+	newest atomic.Int64
+
+	stripes  [ledgerStripes]ledgerStripe
+	unknowns atomic.Int64 // puts of unknown fate, also those not remembered
+
+	found struct {
+		sync.Mutex
+		count int64
+		told  []string // the first maxViolations
+	}
+}
+
+// ledgerStripe guards the keys whose number is its own modulo ledgerStripes.
+type ledgerStripe struct {
+	sync.Mutex
+	acked   []ackedPut        // of key i at i / ledgerStripes
+	unknown map[uint64][]opID // by number of the key
+}
+
+// ackedPut is the acknowledged put of a key with the highest revision; revision 0
+// says that there is none.
+type ackedPut struct {
+	revision int64
+	op       opID
+}
+
+func newLedger(keys int, v *values) *ledger {
+	l := &ledger{values: v}
+	for i := range l.stripes {
+		l.stripes[i].acked = make([]ackedPut, (keys+ledgerStripes-1)/ledgerStripes)
+		l.stripes[i].unknown = map[uint64][]opID{}
+	}
+	return l
+}
+
+func (l *ledger) stripe(key uint64) (*ledgerStripe, uint64) {
+	return &l.stripes[key%ledgerStripes], key / ledgerStripes
+}
+
+// violation notes a broken promise.
+func (l *ledger) violation(format string, args ...any) {
+	l.found.Lock()
+	defer l.found.Unlock()
+	l.found.count++
+	if len(l.found.told) < maxViolations {
+		l.found.told = append(l.found.told, fmt.Sprintf(format, args...))
+	}
+}
+
+// floor is what an operation on a key has to respect, taken before it is sent.
+type floor struct {
+	newest int64    // a put's revision is above, a get's not below
+	acked  ackedPut // what a get must at least see
+}
+
+// begin takes the floor of an operation on a key.
+func (l *ledger) begin(key uint64) floor {
+	s, i := l.stripe(key)
+	s.Lock()
+	acked := s.acked[i]
+	s.Unlock()
+	return floor{l.newest.Load(), acked}
+}
+
+// saw raises the newest revision.
+func (l *ledger) saw(revision int64) {
+	for {
+		old := l.newest.Load()
+		if revision <= old || l.newest.CompareAndSwap(old, revision) {
+			return
+		}
+	}
+}
+
+// acknowledged notes an acknowledged put.
+func (l *ledger) acknowledged(key uint64, op opID, f floor, revision int64) {
+	if revision <= f.newest {
+		l.violation("key %d: put %x got revision %d although revision %d had been answered before it was sent",
+			key, op, revision, f.newest)
+	}
+	s, i := l.stripe(key)
+	s.Lock()
+	old := s.acked[i]
+	if revision > old.revision {
+		s.acked[i] = ackedPut{revision, op}
+	}
+	s.Unlock()
+	if revision == old.revision {
+		l.violation("key %d: puts %x and %x were both acknowledged at revision %d", key, old.op, op, revision)
+	}
+	l.saw(revision)
+}
+
+// unknownFate notes a put that may or may not have been applied, or may be later.
+func (l *ledger) unknownFate(key uint64, op opID) {
+	if l.unknowns.Add(1) > maxUnknown {
+		return
+	}
+	s, _ := l.stripe(key)
+	s.Lock()
+	s.unknown[key] = append(s.unknown[key], op)
+	s.Unlock()
+}
+
+// read checks the answer of a linearizable get; kv is nil where the key is absent.
+func (l *ledger) read(key uint64, f floor, revision int64, kv *mvccpb.KeyValue) {
+	if revision < f.newest {
+		l.violation("key %d: a get answered at revision %d although revision %d had been answered before it was sent",
+			key, revision, f.newest)
+	}
+	switch {
+	case kv == nil && f.acked.revision > 0:
+		l.violation("key %d: a get found nothing although put %x was acknowledged at revision %d before it was sent",
+			key, f.acked.op, f.acked.revision)
+	case kv != nil && kv.ModRevision < f.acked.revision:
+		l.violation("key %d: a get found revision %d although put %x was acknowledged at revision %d before it was sent",
+			key, kv.ModRevision, f.acked.op, f.acked.revision)
+	case kv != nil && kv.ModRevision > revision:
+		l.violation("key %d: a get at revision %d found revision %d", key, revision, kv.ModRevision)
+	}
+	if kv != nil {
+		if op, ours, intact := l.values.recognise(kv.Value); ours && !intact {
+			l.violation("key %d: the value of put %x came back changed", key, op)
+		}
+	}
+	l.saw(revision)
+}
+
+// final checks what a key holds once all operations have ended; kv is nil where it
+// is absent. It says whether an acknowledged put of the run was to be found.
+func (l *ledger) final(key uint64, kv *mvccpb.KeyValue) (acknowledged bool) {
+	s, i := l.stripe(key)
+	s.Lock()
+	acked, unknown := s.acked[i], s.unknown[key]
+	s.Unlock()
+	promised := acked.revision > 0
+	if kv == nil {
+		if promised {
+			l.violation("key %d: absent; put %x was acknowledged at revision %d", key, acked.op, acked.revision)
+		}
+		return promised
+	}
+	op, ours, intact := l.values.recognise(kv.Value)
+	switch {
+	case !ours:
+		if promised {
+			l.violation("key %d: holds a value that this run did not write (revision %d); put %x was acknowledged at revision %d",
+				key, kv.ModRevision, acked.op, acked.revision)
+		}
+	case !intact:
+		l.violation("key %d: the value of put %x has changed (revision %d)", key, op, kv.ModRevision)
+	case promised && op == acked.op:
+		if kv.ModRevision != acked.revision {
+			l.violation("key %d: put %x was acknowledged at revision %d and is stored at revision %d",
+				key, op, acked.revision, kv.ModRevision)
+		}
+	case !slices.Contains(unknown, op):
+		l.violation("key %d: holds put %x (revision %d), which was overwritten or refused; the last acknowledged one is put %x at revision %d",
+			key, op, kv.ModRevision, acked.op, acked.revision)
+	case kv.ModRevision <= acked.revision:
+		l.violation("key %d: holds put %x of unknown fate at revision %d; put %x was acknowledged later, at revision %d",
+			key, op, kv.ModRevision, acked.op, acked.revision)
+	}
+	return promised
+}
+
+// violations returns the number of broken promises and the first of them in words.
+func (l *ledger) violations() (int64, []string) {
+	l.found.Lock()
+	defer l.found.Unlock()
+	return l.found.count, slices.Clone(l.found.told)
+}

@@ -1,0 +1,269 @@
+package loadtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// reportFormat is the version of the report's JSON form. It changes when a field
+// changes its meaning or goes, not when one is added.
+const reportFormat = 1
+
+// maxSeconds bounds the seconds that a report tells of one by one.
+const maxSeconds = 24 * 60 * 60
+
+// Report is what a run found out. Its JSON form is meant to be kept.
+type Report struct {
+	Format     int        `json:"format"`
+	Started    time.Time  `json:"started"`
+	Settings   Config     `json:"settings"`
+	Versions   Versions   `json:"versions"`
+	Machine    Machine    `json:"machine"`
+	FileSystem FileSystem `json:"file_system"`
+
+	// Interrupted says that the run was ended from outside; the figures are those
+	// up to then and nothing was verified.
+	Interrupted bool `json:"interrupted,omitempty"`
+	// ElapsedSeconds is the measured time.
+	ElapsedSeconds float64 `json:"elapsed_seconds"`
+	// Operations counts the measured operations that succeeded, Failed those that
+	// did not, also what an open loop never started. Throughput counts the
+	// successes that were answered within the measured time.
+	Operations int64   `json:"operations"`
+	Failed     int64   `json:"failed"`
+	Throughput float64 `json:"throughput_per_second"`
+
+	// Put and Get are the latencies of the successes, FailedLatency those of the
+	// failures; nil where there was none.
+	Put           *Latencies `json:"put,omitempty"`
+	Get           *Latencies `json:"get,omitempty"`
+	FailedLatency *Latencies `json:"failed_latency,omitempty"`
+	// Errors counts the failures of the measured phase by code and text.
+	Errors map[string]int64 `json:"errors,omitempty"`
+	// ErrorsBefore are the failures of fill and warm-up.
+	ErrorsBefore map[string]int64 `json:"errors_before,omitempty"`
+
+	OpenLoop *OpenLoop `json:"open_loop,omitempty"`
+	CPU      CPU       `json:"cpu"`
+	Seconds  []Second  `json:"seconds,omitempty"`
+	Verify   *Verified `json:"verify,omitempty"`
+}
+
+// OpenLoop says what a rate led to.
+type OpenLoop struct {
+	Offered float64 `json:"offered_per_second"`
+	// NeverStarted is what was due and not sent when the run's patience ended. If
+	// it is not 0 the true percentiles are higher than the reported ones.
+	NeverStarted int64 `json:"never_started"`
+	// Lateness is the generator's own part of the latencies: how long after they
+	// were due requests left although a client was free. What had no free client
+	// is not in it.
+	Lateness *Latencies `json:"lateness,omitempty"`
+}
+
+// CPU is processor time over the measured phase.
+type CPU struct {
+	SelfSeconds float64 `json:"self_seconds"`
+	SelfPerOp   float64 `json:"self_us_per_operation"`
+	// Servers has one element for each metrics URL; ServersPerOp is their sum per
+	// operation, 0 where a URL did not answer.
+	Servers      []ServerCPU `json:"servers,omitempty"`
+	ServersPerOp float64     `json:"servers_us_per_operation,omitempty"`
+}
+
+// ServerCPU is what one server used.
+type ServerCPU struct {
+	URL           string  `json:"url"`
+	Seconds       float64 `json:"seconds"`
+	PerOp         float64 `json:"us_per_operation"`
+	ResidentBytes int64   `json:"resident_bytes"`
+	Error         string  `json:"error,omitempty"`
+}
+
+// Second is one second of the measured phase. Latencies are those of the puts and
+// gets answered in it, in microseconds.
+type Second struct {
+	At         float64 `json:"at_seconds"`
+	Operations int64   `json:"operations"`
+	Failed     int64   `json:"failed"`
+	PutP50     int64   `json:"put_p50_us,omitempty"`
+	PutP99     int64   `json:"put_p99_us,omitempty"`
+	PutMax     int64   `json:"put_max_us,omitempty"`
+	GetP50     int64   `json:"get_p50_us,omitempty"`
+	GetP99     int64   `json:"get_p99_us,omitempty"`
+	GetMax     int64   `json:"get_max_us,omitempty"`
+}
+
+// Verified says how the servers kept their promises.
+type Verified struct {
+	// Keys is the number of keys read back, Acknowledged how many of them had an
+	// acknowledged put of this run, Unknown the number of puts of unknown fate.
+	Keys         int64 `json:"keys"`
+	Acknowledged int64 `json:"acknowledged"`
+	Unknown      int64 `json:"unknown"`
+	// Violations counts the broken promises; First are the first of them.
+	Violations int64    `json:"violations"`
+	First      []string `json:"first,omitempty"`
+}
+
+// Err returns what keeps the run from being without fault: failed operations, also
+// those before the measured phase, and broken promises. It is nil for a clean run.
+func (r *Report) Err() error {
+	var all []error
+	if r.Interrupted {
+		all = append(all, errors.New("the run was interrupted"))
+	}
+	if r.Failed > 0 {
+		all = append(all, fmt.Errorf("%d of %d operations failed", r.Failed, r.Failed+r.Operations))
+	}
+	if n := len(r.ErrorsBefore); n > 0 {
+		all = append(all, fmt.Errorf("operations failed before the measured phase, in %d ways", n))
+	}
+	return errors.Join(append(all, r.Broken())...)
+}
+
+// Broken returns the broken promises alone, or nil. A run that shakes its servers
+// expects failed operations, but never these.
+func (r *Report) Broken() error {
+	if r.Verify == nil || r.Verify.Violations == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d promises broken, the first: %s", r.Verify.Violations, r.Verify.First[0])
+}
+
+// WriteJSON writes the report to a file, or to stdout for "-".
+func (r *Report) WriteJSON(name string, stdout io.Writer) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	text = append(text, '\n')
+	if name == "-" {
+		_, err = stdout.Write(text)
+	} else {
+		err = os.WriteFile(name, text, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+// WriteText writes the report for people.
+func (r *Report) WriteText(out io.Writer) {
+	c := &r.Settings
+	fmt.Fprintf(out, "%s: %d clients, %d connections, %d endpoints; %d keys (%s) of %d B, values of %d B\n",
+		r.workload(), c.Clients, c.Conns, len(c.Endpoints), c.Keys, c.Dist, c.KeyBytes, c.ValueBytes)
+	fmt.Fprintf(out, "%.1f/s: %d operations in %.2f s, %d failed\n",
+		r.Throughput, r.Operations, r.ElapsedSeconds, r.Failed)
+	if r.OpenLoop != nil {
+		fmt.Fprintf(out, "offered %.1f/s, latency from the moment an operation was due; %d never started\n",
+			r.OpenLoop.Offered, r.OpenLoop.NeverStarted)
+	}
+	fmt.Fprintln(out)
+	r.writeLatencies(out)
+	r.writeCPU(out)
+	writeErrors(out, "errors", r.Errors)
+	writeErrors(out, "errors before the measured phase", r.ErrorsBefore)
+	if v := r.Verify; v != nil {
+		fmt.Fprintf(out, "\nverified %d keys: %d with an acknowledged put, %d puts of unknown fate, %d violations\n",
+			v.Keys, v.Acknowledged, v.Unknown, v.Violations)
+		for _, text := range v.First {
+			fmt.Fprintf(out, "  VIOLATION %s\n", text)
+		}
+		if more := v.Violations - int64(len(v.First)); more > 0 {
+			fmt.Fprintf(out, "  … and %d more\n", more)
+		}
+	}
+	if r.Interrupted {
+		fmt.Fprintln(out, "\nThe run was interrupted; nothing was verified.")
+	}
+}
+
+func (r *Report) workload() string {
+	c := &r.Settings
+	switch {
+	case c.Workload == Mixed:
+		return fmt.Sprintf("mixed, %d%% gets", c.ReadPercent)
+	case c.Workload == Get && c.Serializable:
+		return "serializable get"
+	default:
+		return string(c.Workload)
+	}
+}
+
+func (r *Report) writeLatencies(out io.Writer) {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tcount\tmean\tp50\tp75\tp90\tp95\tp99\tp99.9\tp99.99\tmax\t")
+	row := func(name string, l *Latencies) {
+		if l == nil {
+			return
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s", name, l.Count, micros(int64(l.Mean)))
+		for _, v := range []int64{l.P50, l.P75, l.P90, l.P95, l.P99, l.P999, l.P9999, l.Max} {
+			fmt.Fprintf(t, "\t%s", micros(v))
+		}
+		fmt.Fprintln(t, "\t")
+	}
+	row("put", r.Put)
+	row("get", r.Get)
+	row("failed", r.FailedLatency)
+	if r.OpenLoop != nil {
+		row("own lateness", r.OpenLoop.Lateness)
+	}
+	// The writer below returns its own error when it is used again.
+	_ = t.Flush()
+}
+
+func (r *Report) writeCPU(out io.Writer) {
+	fmt.Fprintf(out, "\nCPU per operation: %.1f µs here", r.CPU.SelfPerOp)
+	if len(r.CPU.Servers) > 0 {
+		fmt.Fprintf(out, ", %.1f µs at the servers", r.CPU.ServersPerOp)
+	}
+	fmt.Fprintln(out)
+	for _, s := range r.CPU.Servers {
+		if s.Error != "" {
+			fmt.Fprintf(out, "  %s: %s\n", s.URL, s.Error)
+			continue
+		}
+		fmt.Fprintf(out, "  %s: %.2f s, %.1f µs, %.1f MiB resident\n",
+			s.URL, s.Seconds, s.PerOp, float64(s.ResidentBytes)/(1<<20))
+	}
+}
+
+func writeErrors(out io.Writer, title string, kinds map[string]int64) {
+	if len(kinds) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\n%s:\n", title)
+	for _, kind := range slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
+		if kinds[a] != kinds[b] {
+			return int(kinds[b] - kinds[a])
+		}
+		return strings.Compare(a, b)
+	}) {
+		fmt.Fprintf(out, "%8d  %s\n", kinds[kind], kind)
+	}
+}
+
+// micros prints a number of microseconds with three or four digits.
+func micros(us int64) string {
+	switch {
+	case us < 1000:
+		return fmt.Sprintf("%dµs", us)
+	case us < 100_000:
+		return fmt.Sprintf("%.2fms", float64(us)/1e3)
+	case us < 10_000_000:
+		return fmt.Sprintf("%.0fms", float64(us)/1e3)
+	default:
+		return fmt.Sprintf("%.1fs", float64(us)/1e6)
+	}
+}

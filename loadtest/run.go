@@ -1,0 +1,276 @@
+package loadtest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Run does what cfg says and writes the report to out, with a line per second
+// before it if cfg.Live is set.
+//
+// An error says that the run could not be done: a wrong setting, an endpoint that
+// does not answer at the start, a fill with errors, a verification that could not
+// read. Failed operations and broken promises are part of the report: see
+// Report.Err. When ctx is done while the load runs, Run stops, reports what it has,
+// marked Interrupted, and returns no error.
+func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
+	if err := cfg.Validate(); err != nil {
+		return Report{}, fmt.Errorf("loadtest: %w", err)
+	}
+	s, err := dial(&cfg)
+	if err != nil {
+		return Report{}, fmt.Errorf("loadtest: %w", err)
+	}
+	defer s.close()
+	versions, err := s.versions(ctx, &cfg)
+	if err != nil {
+		return Report{}, fmt.Errorf("loadtest: %w", err)
+	}
+	var id [8]byte
+	// crypto/rand.Read never fails.
+	_, _ = rand.Read(id[:])
+	r := newRun(cfg, s.kvs, s, binary.BigEndian.Uint64(id[:]), out)
+	r.report.Versions = buildVersions()
+	r.report.Versions.Servers = versions
+	r.report.Machine = thisMachine()
+	r.report.FileSystem = fileSystemOf(cfg.DataPath)
+	if err := r.do(ctx); err != nil {
+		return r.report, fmt.Errorf("loadtest: %w", err)
+	}
+	r.report.WriteText(out)
+	return r.report, nil
+}
+
+// meter tells what the servers use. servers satisfies it.
+type meter interface {
+	usages(ctx context.Context, urls []string) []usage
+}
+
+// run is one run: its clients, which live through all phases, and its report.
+type run struct {
+	cfg     Config
+	kvs     []kv
+	meter   meter
+	out     io.Writer
+	space   keySpace
+	ledger  *ledger
+	clients []*client
+	before  errorTally // of fill and warm-up
+	report  Report
+}
+
+func newRun(cfg Config, kvs []kv, m meter, id uint64, out io.Writer) *run {
+	r := &run{cfg: cfg, kvs: kvs, meter: m, out: out, space: newKeySpace(&cfg)}
+	v := newValues(id, cfg.ValueBytes)
+	if cfg.Verify {
+		r.ledger = newLedger(cfg.Keys, v)
+	}
+	turn := new(atomic.Uint64)
+	for i := range cfg.Clients {
+		r.clients = append(r.clients, newClient(i, &r.cfg, kvs[i%len(kvs)], &r.space, v, r.ledger, turn))
+	}
+	r.report.Format, r.report.Settings, r.report.Started = reportFormat, cfg, cfg.Clock.Wall()
+	return r
+}
+
+// do runs the phases in their order.
+func (r *run) do(ctx context.Context) error {
+	if r.cfg.Fill {
+		p := r.newPhase("fill", 0, int64(r.cfg.Keys), 0)
+		p.fill = true
+		r.runPhase(ctx, p, nil)
+		if kinds, n := p.errors.all(); n > 0 && ctx.Err() == nil {
+			return fmt.Errorf("fill: %d of %d puts failed: %v", n, r.cfg.Keys, kinds)
+		}
+	}
+	if r.cfg.Warmup > 0 && ctx.Err() == nil {
+		p := r.newPhase("warm-up", r.cfg.Warmup, 0, r.cfg.Rate)
+		p.errors = &r.before
+		r.runPhase(ctx, p, nil)
+	}
+	r.report.ErrorsBefore, _ = r.before.all()
+	if ctx.Err() == nil {
+		if err := r.measure(ctx); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		r.report.Interrupted = true
+		return nil
+	}
+	if r.ledger == nil {
+		return nil
+	}
+	var err error
+	r.report.Verify, err = verify(ctx, &r.cfg, r.kvs, &r.space, r.ledger)
+	return err
+}
+
+// measure runs the measured phase between two looks at all CPU times.
+func (r *run) measure(ctx context.Context) error {
+	usedBefore := r.meter.usages(ctx, r.cfg.ServerMetrics)
+	selfBefore, err := selfCPU()
+	if err != nil {
+		return err
+	}
+	p := r.newPhase("run", r.cfg.Duration, r.cfg.Total, r.cfg.Rate)
+	began := p.schedule.start
+	r.runPhase(ctx, p, func(s Second) {
+		if len(r.report.Seconds) < maxSeconds {
+			r.report.Seconds = append(r.report.Seconds, s)
+		}
+	})
+	elapsed := r.cfg.Clock.Now().Sub(began)
+	if end := p.schedule.end; end != 0 {
+		elapsed = min(elapsed, end.Sub(began))
+	}
+	selfAfter, err := selfCPU()
+	if err != nil {
+		return err
+	}
+	// The last look is taken also when the run was interrupted.
+	usedAfter := r.meter.usages(context.WithoutCancel(ctx), r.cfg.ServerMetrics)
+	r.summarise(ctx, p, elapsed)
+	r.summariseCPU(selfAfter-selfBefore, usedBefore, usedAfter)
+	return nil
+}
+
+// summarise writes what the measured phase has found into the report.
+func (r *run) summarise(ctx context.Context, p *phase, elapsed time.Duration) {
+	h := &p.recorder.total
+	out := &r.report
+	if r.cfg.Rate > 0 {
+		o := &OpenLoop{Offered: r.cfg.Rate, Lateness: summary(h[classLate])}
+		if ctx.Err() == nil {
+			o.NeverStarted = p.schedule.neverStarted()
+		}
+		if o.NeverStarted > 0 {
+			p.errors.add(neverStarted, o.NeverStarted)
+		}
+		out.OpenLoop = o
+	}
+	out.ElapsedSeconds = elapsed.Seconds()
+	out.Put, out.Get, out.FailedLatency = summary(h[classPut]), summary(h[classGet]), summary(h[classFailed])
+	out.Operations = h[classPut].TotalCount() + h[classGet].TotalCount()
+	out.Errors, out.Failed = p.errors.all()
+	if elapsed > 0 {
+		out.Throughput = float64(p.recorder.answeredInWindow()) / elapsed.Seconds()
+	}
+}
+
+// summariseCPU writes the processor time of the measured phase into the report.
+func (r *run) summariseCPU(self time.Duration, before, after []usage) {
+	c := &r.report.CPU
+	// A failed operation costs as much as one that succeeds; one that was never
+	// started costs nothing.
+	operations := float64(r.report.Operations)
+	if r.report.FailedLatency != nil {
+		operations += float64(r.report.FailedLatency.Count)
+	}
+	perOp := func(seconds float64) float64 { return seconds * 1e6 / max(operations, 1) }
+	c.SelfSeconds, c.SelfPerOp = self.Seconds(), perOp(self.Seconds())
+	known := true
+	for i, url := range r.cfg.ServerMetrics {
+		s := ServerCPU{URL: url}
+		switch err := errors.Join(before[i].err, after[i].err); {
+		case err != nil:
+			s.Error = err.Error()
+		case after[i].cpuSeconds < before[i].cpuSeconds:
+			s.Error = "restarted during the run: its CPU time began anew"
+		default:
+			s.Seconds = after[i].cpuSeconds - before[i].cpuSeconds
+			s.PerOp = perOp(s.Seconds)
+			s.ResidentBytes = int64(after[i].residentBytes)
+		}
+		known = known && s.Error == ""
+		c.ServersPerOp += s.PerOp
+		c.Servers = append(c.Servers, s)
+	}
+	if !known {
+		c.ServersPerOp = 0
+	}
+}
+
+// newPhase makes a phase that begins now.
+func (r *run) newPhase(name string, d time.Duration, total int64, rate float64) *phase {
+	return &phase{
+		name:     name,
+		schedule: newSchedule(r.cfg.Clock.Now(), d, total, rate, r.cfg.Timeout),
+		recorder: newRecorder(),
+		errors:   &errorTally{},
+	}
+}
+
+// runPhase sends all clients through a phase, and tells of each second.
+func (r *run) runPhase(ctx context.Context, p *phase, second func(Second)) {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { r.watch(p, second, stop) })
+	runClients(ctx, r.clients, p)
+	close(stop)
+	wg.Wait()
+	p.recorder.drain()
+}
+
+// watch drains the phase's recorder each second until stop is closed.
+func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
+	var failed int64
+	next := p.schedule.start
+	timer := r.cfg.Clock.NewTimer(time.Second)
+	defer timer.Stop()
+	for {
+		next = next.Add(time.Second)
+		timer.Reset(next.Sub(r.cfg.Clock.Now()))
+		select {
+		case <-timer.C():
+		case <-stop:
+			return
+		}
+		p.recorder.drain()
+		_, all := p.errors.all()
+		s := secondOf(p.recorder, r.cfg.Clock.Now().Sub(p.schedule.start), all-failed)
+		failed = all
+		if second != nil {
+			second(s)
+		}
+		if r.cfg.Live {
+			fmt.Fprintln(r.out, s.line(p.name))
+		}
+	}
+}
+
+// secondOf describes what the last drain of a recorder brought.
+func secondOf(rec *recorder, at time.Duration, failed int64) Second {
+	s := Second{At: at.Seconds(), Failed: failed}
+	put, get := rec.second[classPut], rec.second[classGet]
+	s.Operations = put.TotalCount() + get.TotalCount()
+	if put.TotalCount() > 0 {
+		s.PutP50, s.PutP99, s.PutMax = put.ValueAtPercentile(50), put.ValueAtPercentile(99), put.Max()
+	}
+	if get.TotalCount() > 0 {
+		s.GetP50, s.GetP99, s.GetMax = get.ValueAtPercentile(50), get.ValueAtPercentile(99), get.Max()
+	}
+	return s
+}
+
+// line is the second as a line for people.
+func (s Second) line(phase string) string {
+	text := fmt.Sprintf("%-7s %4.0fs %9d/s", phase, s.At, s.Operations)
+	if s.PutMax > 0 {
+		text += fmt.Sprintf("   put p50 %s p99 %s max %s", micros(s.PutP50), micros(s.PutP99), micros(s.PutMax))
+	}
+	if s.GetMax > 0 {
+		text += fmt.Sprintf("   get p50 %s p99 %s max %s", micros(s.GetP50), micros(s.GetP99), micros(s.GetMax))
+	}
+	if s.Failed > 0 {
+		text += fmt.Sprintf("   %d failed", s.Failed)
+	}
+	return text
+}

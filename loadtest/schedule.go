@@ -1,0 +1,74 @@
+package loadtest
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// schedule says when the operations of a phase are due and when it is over. All
+// clients of the phase draw from one schedule.
+type schedule struct {
+	start clock.Time
+	// end is when the phase is over: of a phase by time, and in an open loop also
+	// of one by count; 0 in a closed loop by count.
+	end clock.Time
+	// limit is the number of operations; math.MaxInt64 in a closed loop by time.
+	limit int64
+	// nanosEach is the time from one operation to the next; 0 in a closed loop.
+	nanosEach float64
+	// giveUp is when what is overdue is no longer sent; 0 in a closed loop.
+	giveUp clock.Time
+
+	drawn   atomic.Int64
+	started atomic.Int64
+}
+
+// newSchedule makes the schedule of a phase that begins at start. One of d and
+// total is set. Rate is per second, 0 for a closed loop.
+func newSchedule(start clock.Time, d time.Duration, total int64, rate float64, patience time.Duration) *schedule {
+	s := &schedule{start: start, limit: total}
+	if total == 0 {
+		s.end, s.limit = start.Add(d), math.MaxInt64
+	}
+	if rate > 0 {
+		s.nanosEach = float64(time.Second) / rate
+		if total == 0 {
+			s.limit = int64(math.Ceil(float64(d) / s.nanosEach))
+		} else {
+			s.end = s.due(total)
+		}
+		s.giveUp = s.end.Add(patience)
+	}
+	return s
+}
+
+// due returns when operation n of an open loop is to be sent.
+func (s *schedule) due(n int64) clock.Time { return s.start + clock.Time(float64(n)*s.nanosEach) }
+
+// draw gives a client its next operation: number and the moment from which its
+// latency counts. ok is false once there is none.
+func (s *schedule) draw(now clock.Time) (n int64, due clock.Time, ok bool) {
+	if s.nanosEach == 0 && s.end != 0 && now >= s.end || s.giveUp != 0 && now >= s.giveUp {
+		return 0, 0, false
+	}
+	n = s.drawn.Add(1) - 1
+	if n >= s.limit {
+		return 0, 0, false
+	}
+	s.started.Add(1)
+	if s.nanosEach == 0 {
+		return n, now, true
+	}
+	return n, s.due(n), true
+}
+
+// neverStarted returns the number of operations that were due and nobody sent.
+func (s *schedule) neverStarted() int64 {
+	if s.nanosEach == 0 {
+		return 0
+	}
+	return s.limit - s.started.Load()
+}

@@ -1,0 +1,192 @@
+package loadtest
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+const (
+	// askTimeout bounds each question to a server that is no part of the load.
+	askTimeout = 5 * time.Second
+	// maxPage bounds what is read of a server's HTTP answer, in bytes.
+	maxPage = 32 << 20
+)
+
+// servers are the connections to what is measured.
+type servers struct {
+	clients []*clientv3.Client
+	kvs     []kv
+	http    *http.Client
+}
+
+// dial makes the connections. It does not wait for them.
+func dial(cfg *Config) (*servers, error) {
+	s := &servers{http: &http.Client{
+		Timeout:   askTimeout,
+		Transport: &http.Transport{TLSClientConfig: cfg.TLS, DisableKeepAlives: true},
+	}}
+	for i := range cfg.Conns {
+		endpoint := cfg.Endpoints[i%len(cfg.Endpoints)]
+		var tlsConfig *tls.Config
+		if strings.HasPrefix(endpoint, "https://") || cfg.TLS != nil && !strings.Contains(endpoint, "://") {
+			tlsConfig = cfg.TLS
+			if tlsConfig == nil {
+				tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+			}
+		}
+		c, err := clientv3.New(clientv3.Config{
+			Endpoints: []string{endpoint},
+			TLS:       tlsConfig,
+			Logger:    zap.NewNop(),
+		})
+		if err != nil {
+			s.close()
+			return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+		}
+		s.clients = append(s.clients, c)
+		s.kvs = append(s.kvs, clientv3.RetryKVClient(c))
+	}
+	return s, nil
+}
+
+func (s *servers) close() {
+	for _, c := range s.clients {
+		// Nothing is under way any more and nothing follows: the error has no reader.
+		_ = c.Close()
+	}
+	s.http.CloseIdleConnections()
+}
+
+// versions asks each endpoint for its version. An endpoint that does not answer is
+// an error: a run that lacks a third of its servers from the start measures
+// something else.
+func (s *servers) versions(ctx context.Context, cfg *Config) ([]ServerVersion, error) {
+	out := make([]ServerVersion, len(cfg.Endpoints))
+	for i, endpoint := range cfg.Endpoints {
+		out[i].Endpoint = endpoint
+		// With fewer connections than endpoints the later ones are not part of the
+		// load.
+		if i >= len(s.clients) {
+			continue
+		}
+		status, err := s.status(ctx, s.clients[i], endpoint)
+		if err != nil {
+			return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
+		}
+		out[i].Version = status.Version
+		out[i].HTTP = s.httpVersion(ctx, cfg, endpoint)
+	}
+	return out, nil
+}
+
+func (s *servers) status(ctx context.Context, c *clientv3.Client, endpoint string) (*clientv3.StatusResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return c.Status(ctx, endpoint)
+}
+
+// httpVersion returns the answer of /version, and nil where there is none.
+func (s *servers) httpVersion(ctx context.Context, cfg *Config, endpoint string) map[string]string {
+	base := endpoint
+	if !strings.Contains(base, "://") {
+		base = "http://" + base
+		if cfg.TLS != nil {
+			base = "https://" + endpoint
+		}
+	}
+	var out map[string]string
+	err := s.page(ctx, strings.TrimSuffix(base, "/")+"/version", func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(&out)
+	})
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+// page gets a URL and hands its bounded body to read.
+func (s *servers) page(ctx context.Context, url string, read func(io.Reader) error) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	answer, err := s.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, answer.Status)
+	}
+	return read(io.LimitReader(answer.Body, maxPage))
+}
+
+// usage is what a server's metrics say of its process.
+type usage struct {
+	cpuSeconds    float64
+	residentBytes float64
+	err           error
+}
+
+// usages asks all metrics URLs at once. A server that does not answer, because it
+// was killed for instance, has an error in its place.
+func (s *servers) usages(ctx context.Context, urls []string) []usage {
+	out := make([]usage, len(urls))
+	var wg sync.WaitGroup
+	for i, url := range urls {
+		wg.Go(func() {
+			out[i].err = s.page(ctx, url, func(body io.Reader) error {
+				u, err := parseUsage(body)
+				out[i] = u
+				return err
+			})
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// parseUsage finds the two metrics of a page in Prometheus' text format.
+func parseUsage(page io.Reader) (usage, error) {
+	var u usage
+	found := false
+	lines := bufio.NewScanner(page)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		name, rest, _ := strings.Cut(lines.Text(), " ")
+		var to *float64
+		switch name {
+		case "process_cpu_seconds_total":
+			to, found = &u.cpuSeconds, true
+		case "process_resident_memory_bytes":
+			to = &u.residentBytes
+		default:
+			continue
+		}
+		// A timestamp may follow the value.
+		value, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+		var err error
+		if *to, err = strconv.ParseFloat(value, 64); err != nil {
+			return u, fmt.Errorf("metrics: %s: %w", name, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return u, fmt.Errorf("metrics: %w", err)
+	}
+	if !found {
+		return u, fmt.Errorf("metrics: no process_cpu_seconds_total")
+	}
+	return u, nil
+}
