@@ -1,0 +1,267 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// pendingCall is a call that waits for its answer.
+type pendingCall struct {
+	lane *Lane
+	// pos is where the call's frame begins in its lane; written by enqueue under the
+	// lane's lock, read after the lane is closed. Beyond everything until then.
+	pos  uint64
+	done chan callResult // capacity 1; gets exactly one value
+}
+
+type callResult struct {
+	payload      []byte
+	err          error
+	notDelivered bool
+}
+
+// Call asks the handler of a node and waits for its answer until ctx ends; then
+// the handler's context ends too. The error is a *RemoteError if the handler
+// returned one, else a *CallError, which says whether the handler certainly never
+// ran. The payload belongs to the bus, the answer to the caller.
+func (e *Endpoint) Call(ctx context.Context, to keyspace.NodeID, m Method, payload []byte) ([]byte, error) {
+	refused := func(err error) error {
+		return &CallError{Peer: to, Method: m, NotDelivered: true, Err: err}
+	}
+	c, ok := e.classOf(m)
+	if !ok {
+		return nil, refused(ErrNoMethod)
+	}
+	timeout, err := timeLeft(ctx)
+	if err != nil {
+		return nil, refused(err)
+	}
+	var r callResult
+	if to == e.cfg.Node {
+		r = e.loop.call(ctx, m, c, payload)
+	} else {
+		s, err := e.route(to, c, len(payload))
+		if err != nil {
+			return nil, refused(err)
+		}
+		r = s.call(ctx, m, c, timeout, payload)
+	}
+	if r.err == nil {
+		return r.payload, nil
+	}
+	if re, ok := r.err.(*RemoteError); ok { //nolint:errorlint // the bus made it, unwrapped
+		return nil, re
+	}
+	return nil, &CallError{Peer: to, Method: m, NotDelivered: r.notDelivered, Err: r.err}
+}
+
+// timeLeft returns the time to the context's deadline, 0 if it has none. Deadlines
+// of contexts are readings of package time's clock, so they are compared with it.
+func timeLeft(ctx context.Context) (time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return 0, nil
+	}
+	left := time.Until(deadline)
+	if left <= 0 {
+		return 0, context.DeadlineExceeded
+	}
+	return max(left, time.Microsecond), nil
+}
+
+func (s *Session) call(ctx context.Context, m Method, c Class, timeout time.Duration, payload []byte) callResult {
+	id := s.ep.nextID.Add(1)
+	pc := &pendingCall{
+		lane: s.laneForCall(c, id, len(payload)),
+		pos:  math.MaxUint64,
+		done: make(chan callResult, 1),
+	}
+	s.mu.Lock()
+	switch {
+	case s.ended:
+		s.mu.Unlock()
+		return callResult{err: ErrNoRoute, notDelivered: true}
+	case len(s.calls) >= s.ep.cfg.MaxCalls:
+		s.mu.Unlock()
+		return callResult{err: ErrQueueFull, notDelivered: true}
+	}
+	s.calls[id] = pc
+	s.mu.Unlock()
+	h := callFrame(id, m, timeout)
+	if err := pc.lane.enqueue(&h, payload, false, &pc.pos); err != nil {
+		s.forgetCall(id)
+		return callResult{err: err, notDelivered: true}
+	}
+	select {
+	case r := <-pc.done:
+		return r
+	case <-ctx.Done():
+	}
+	if !s.forgetCall(id) {
+		return <-pc.done
+	}
+	h = cancelFrame(id)
+	s.force(pc.lane, &h, nil)
+	return callResult{err: ctx.Err()}
+}
+
+// forgetCall says whether the call was still waiting.
+func (s *Session) forgetCall(id uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.calls[id]
+	delete(s.calls, id)
+	return ok
+}
+
+func (s *Session) receiveReply(f *frame) error {
+	r, err := resultOf(f.status, f.payload)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	pc := s.calls[f.id]
+	delete(s.calls, f.id)
+	s.mu.Unlock()
+	if pc != nil {
+		pc.done <- r
+	}
+	return nil
+}
+
+// resultOf turns the status that ended a call or a stream into its result.
+func resultOf(st status, payload []byte) (callResult, error) {
+	switch st {
+	case statusOK:
+		return callResult{payload: payload}, nil
+	case statusError:
+		re, err := parseError(payload)
+		if err != nil {
+			return callResult{}, err
+		}
+		return callResult{err: re}, nil
+	case statusBusy:
+		return callResult{err: ErrPeerBusy, notDelivered: true}, nil
+	case statusNoMethod:
+		return callResult{err: ErrNoMethod, notDelivered: true}, nil
+	case statusClosing:
+		return callResult{err: ErrClosed, notDelivered: true}, nil
+	case statusTooLarge:
+		return callResult{err: ErrTooLarge}, nil
+	case statusExpired:
+		return callResult{err: context.DeadlineExceeded}, nil
+	}
+	return callResult{}, fmt.Errorf("%w: status %d", errMalformed, st)
+}
+
+// serveCall starts the handler of a call, or refuses it.
+func (s *Session) serveCall(c Class, f *frame) error {
+	e := s.ep
+	entry, ok := e.calls[f.method]
+	if !ok {
+		s.refuse(c, f.id, statusNoMethod)
+		return nil
+	}
+	if entry.class != c {
+		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
+	}
+	if int(s.peer.handlers[c].Add(1)) > e.cfg.MaxHandlers {
+		s.peer.handlers[c].Add(-1)
+		e.metrics.class[c].busy.Inc()
+		s.refuse(c, f.id, statusBusy)
+		return nil
+	}
+	ctx, cancel := handlerContext(s.ctx, f.timeout)
+	id, payload := f.id, f.payload
+	err := s.registerCall(id, cancel)
+	if err == nil && !e.Go(func() { s.runCall(ctx, c, id, entry.fn, payload) }) {
+		s.refuse(c, id, statusClosing)
+		err = ErrClosed
+	}
+	if err != nil {
+		cancel()
+		s.peer.handlers[c].Add(-1)
+	}
+	return err
+}
+
+func (s *Session) registerCall(id uint64, cancel context.CancelFunc) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return ErrClosed
+	}
+	if _, ok := s.serving[id]; ok {
+		return fmt.Errorf("%w: call %d twice", errProtocol, id)
+	}
+	s.serving[id] = cancel
+	return nil
+}
+
+func handlerContext(parent context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
+		return context.WithCancel(parent)
+	}
+	return context.WithTimeout(parent, timeout)
+}
+
+// runCall runs a handler and sends its answer. While the answer waits for room it
+// counts as running, so that the peer's unread answers are bounded.
+func (s *Session) runCall(ctx context.Context, c Class, id uint64, fn CallHandler, payload []byte) {
+	gauge := s.ep.metrics.class[c].handlers
+	gauge.Inc()
+	defer gauge.Dec()
+	defer s.peer.handlers[c].Add(-1)
+	answer, err := fn(ctx, s.cfg.Peer, payload)
+	st := statusOK
+	switch {
+	case expired(ctx, err):
+		st, answer = statusExpired, nil
+	case err != nil:
+		st, answer = statusError, appendError(nil, err)
+	case len(answer) > s.maxMessage:
+		st, answer = statusTooLarge, nil
+	}
+	if !s.cancelCall(id) {
+		return // the caller has given up, or the session ended
+	}
+	h := replyFrame(id, st)
+	// It fails only with the session, which fails the call at the other side too.
+	_ = s.laneForCall(c, id, len(answer)).enqueueWait(s.ctx, &h, answer)
+}
+
+// expired says whether a handler's error is only the news that the caller's time
+// was up: the caller then sees its own context's error, not a remote one.
+func expired(ctx context.Context, err error) bool {
+	if _, ok := errors.AsType[*RemoteError](err); ok {
+		return false
+	}
+	return errors.Is(err, context.DeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded)
+}
+
+// cancelCall ends the context of a running handler. It says whether it was known.
+func (s *Session) cancelCall(id uint64) bool {
+	s.mu.Lock()
+	cancel := s.serving[id]
+	delete(s.serving, id)
+	s.mu.Unlock()
+	if cancel == nil {
+		return false
+	}
+	cancel()
+	return true
+}
+
+// refuse answers a call that did not run.
+func (s *Session) refuse(c Class, id uint64, st status) {
+	h := replyFrame(id, st)
+	s.force(s.laneForCall(c, id, 0), &h, nil)
+}

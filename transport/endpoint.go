@@ -1,0 +1,423 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Config says who an Endpoint is and what bounds it has. Zero numbers mean the
+// default.
+type Config struct {
+	Cluster keyspace.ClusterID
+	Node    keyspace.NodeID
+	Boot    keyspace.BootID
+	Clock   clock.Clock
+	Logger  *zap.Logger
+	Metrics *Metrics // nil: unregistered ones
+
+	// QueueBytes bounds, per peer and class, what waits to be sent. Too little drops
+	// messages in bursts; all peers together may use this much memory. Default
+	// 4 MiB control, 32 MiB raft, 64 MiB request, 16 MiB bulk.
+	QueueBytes [numClasses]int64
+	// Lanes is the number of streams of each class: order keys are spread over them,
+	// so that one lost packet holds up only a part of them, and each has its own
+	// smaller batches. Default 1, 2, 3, 1; the last of several request lanes is
+	// kept for large calls and answers. At most 16 each.
+	Lanes [numClasses]int
+	// MaxMessageBytes bounds one payload. Default 32 MiB.
+	MaxMessageBytes int
+	// MaxHandlers bounds, per peer and class, the calls that are served at a time;
+	// more are answered ErrPeerBusy. Default 4096.
+	MaxHandlers int
+	// MaxStreams bounds, per peer, the streams of it that are served at a time. More
+	// are answered ErrPeerBusy. Default 16384.
+	MaxStreams int
+	// MaxCalls bounds, per peer, the calls that wait for an answer; more fail with
+	// ErrQueueFull. Default 65536.
+	MaxCalls int
+	// StreamWindowBytes is how much an unread stream may hold here, plus one message.
+	// Too little makes streams wait for round trips. Default 1 MiB.
+	StreamWindowBytes int
+	// PingInterval is the time between two probes of a session. Probes measure the
+	// round trip and notice a restarted peer. Default 500 ms.
+	PingInterval time.Duration
+	// MaxMissedPings is how many probes in a row may stay unanswered before the
+	// session is given up. Default 6.
+	MaxMissedPings int
+}
+
+func (c *Config) setDefaults() {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	lanes := [numClasses]int{1, 2, 3, 1}
+	queues := [numClasses]int64{4 << 20, 32 << 20, 64 << 20, 16 << 20}
+	for i := range numClasses {
+		def(&c.Lanes[i], lanes[i])
+		if c.QueueBytes[i] == 0 {
+			c.QueueBytes[i] = queues[i]
+		}
+	}
+	def(&c.MaxMessageBytes, 32<<20)
+	def(&c.MaxHandlers, 4096)
+	def(&c.MaxStreams, 16384)
+	def(&c.MaxCalls, 65536)
+	def(&c.StreamWindowBytes, 1<<20)
+	def(&c.MaxMissedPings, 6)
+	if c.PingInterval == 0 {
+		c.PingInterval = 500 * time.Millisecond
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+	if c.Logger == nil {
+		c.Logger = zap.NewNop()
+	}
+}
+
+// maxLanes bounds Config.Lanes and what a peer may open.
+const maxLanes = 16
+
+func (c *Config) validate() error {
+	if c.Node == 0 || c.Clock == nil {
+		return fmt.Errorf("transport: node id %s and clock %v are needed", c.Node, c.Clock)
+	}
+	for i, n := range c.Lanes {
+		if n < 0 || n > maxLanes || i == int(ClassControl) && n > 1 {
+			return fmt.Errorf("transport: %d lanes of class %s", n, Class(i))
+		}
+	}
+	if c.MaxMessageBytes < 0 || c.MaxMessageBytes > 1<<30 {
+		return fmt.Errorf("transport: message limit of %d bytes", c.MaxMessageBytes)
+	}
+	return nil
+}
+
+// Endpoint is one node's end of the bus without the network, which is a carrier's:
+// handlers, queues, calls, streams, and what is known of the peers. All methods
+// may be called from many goroutines; the Handle methods only before Start.
+type Endpoint struct {
+	cfg     Config
+	log     *zap.Logger
+	metrics *Metrics
+	clock   clock.Clock
+
+	sends   map[Method]sendEntry
+	calls   map[Method]callEntry
+	streams map[Method]streamEntry
+
+	loop   loopback
+	nextID atomic.Uint64 // of calls and streams
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup // every goroutine of the endpoint, its carrier and its handlers
+	life   sync.RWMutex   // held for writing while closed is set, for reading while wg grows
+	closed bool           // guarded by life
+
+	// table is replaced as a whole, under mu, so that senders read it without a lock.
+	table atomic.Pointer[map[keyspace.NodeID]*peer]
+
+	mu        sync.Mutex // guards what follows, and PeerState of all peers
+	started   bool
+	listeners []func(keyspace.NodeID, PeerState)
+	changed   []keyspace.NodeID // peers whose listeners are to be called, each once
+	notify    chan struct{}     // capacity 1
+}
+
+type sendEntry struct {
+	class Class
+	fn    SendHandler
+}
+
+type callEntry struct {
+	class Class
+	fn    CallHandler
+}
+
+type streamEntry struct {
+	class Class
+	fn    StreamHandler
+}
+
+// peer is what the endpoint knows of one other node.
+type peer struct {
+	id       keyspace.NodeID
+	sessions [numKinds]atomic.Pointer[Session]
+	handlers [numClasses]atomic.Int32
+	streams  atomic.Int32
+	state    PeerState // guarded by Endpoint.mu
+
+	attach  sync.Mutex                  // one Attach at a time
+	readers [numClasses]*sync.WaitGroup // of the last session; guarded by attach
+}
+
+// NewEndpoint makes an endpoint. Only carriers need it.
+func NewEndpoint(cfg Config) (*Endpoint, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	e := &Endpoint{
+		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, clock: cfg.Clock,
+		sends: map[Method]sendEntry{}, calls: map[Method]callEntry{}, streams: map[Method]streamEntry{},
+		notify: make(chan struct{}, 1),
+	}
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.table.Store(&map[keyspace.NodeID]*peer{})
+	e.loop.init(e)
+	return e, nil
+}
+
+// Self returns the node's own id.
+func (e *Endpoint) Self() keyspace.NodeID { return e.cfg.Node }
+
+// Config returns the configuration with defaults filled in.
+func (e *Endpoint) Config() Config { return e.cfg }
+
+// HandleSend registers the handler of one-way messages of a method.
+func (e *Endpoint) HandleSend(m Method, c Class, fn SendHandler) {
+	e.checkHandle(m, c)
+	e.sends[m] = sendEntry{c, fn}
+}
+
+// HandleCall registers the handler of a method's calls.
+func (e *Endpoint) HandleCall(m Method, c Class, fn CallHandler) {
+	e.checkHandle(m, c)
+	e.calls[m] = callEntry{c, fn}
+}
+
+// HandleStream registers the handler of a method's streams.
+func (e *Endpoint) HandleStream(m Method, c Class, fn StreamHandler) {
+	e.checkHandle(m, c)
+	e.streams[m] = streamEntry{c, fn}
+}
+
+// checkHandle panics for what can only be a mistake in the program.
+func (e *Endpoint) checkHandle(m Method, c Class) {
+	e.mu.Lock()
+	started := e.started
+	e.mu.Unlock()
+	known, ok := e.classOf(m)
+	if started || c >= numClasses || ok && known != c {
+		panic(fmt.Sprintf("transport: handler of %s in class %s (the table says %s) after start %t", m, c, known, started))
+	}
+}
+
+// classOf returns the class of a method: the table's, or that of its handler.
+func (e *Endpoint) classOf(m Method) (Class, bool) {
+	if d, ok := methods[m]; ok {
+		return d.class, true
+	}
+	if h, ok := e.sends[m]; ok {
+		return h.class, true
+	}
+	if h, ok := e.calls[m]; ok {
+		return h.class, true
+	}
+	h, ok := e.streams[m]
+	return h.class, ok
+}
+
+// Run starts the endpoint's own goroutines. Carriers call it in their Start.
+func (e *Endpoint) Run() error {
+	e.mu.Lock()
+	again := e.started
+	e.started = true
+	e.mu.Unlock()
+	if again || !e.Go(e.notifyLoop) {
+		return fmt.Errorf("transport: node %s: started twice or after its end", e.cfg.Node)
+	}
+	e.loop.run()
+	return nil
+}
+
+// Go runs fn in a goroutine that Shutdown waits for. It says whether it did: not
+// after the endpoint was closed.
+func (e *Endpoint) Go(fn func()) bool {
+	e.life.RLock()
+	defer e.life.RUnlock()
+	if e.closed {
+		return false
+	}
+	e.wg.Go(fn)
+	return true
+}
+
+// Done is closed when Shutdown begins.
+func (e *Endpoint) Done() <-chan struct{} { return e.ctx.Done() }
+
+// Shutdown ends all handlers' contexts and sessions, and returns when every
+// goroutine of the endpoint has ended. Carriers call it in their Close.
+func (e *Endpoint) Shutdown() {
+	e.life.Lock()
+	e.closed = true
+	e.life.Unlock()
+	e.cancel(ErrClosed)
+	for _, p := range *e.table.Load() {
+		p.end(ErrClosed)
+	}
+	e.loop.close()
+	e.wg.Wait()
+}
+
+func (p *peer) end(err error) {
+	for k := range p.sessions {
+		if s := p.sessions[k].Load(); s != nil {
+			s.End(err)
+		}
+	}
+}
+
+// AddPeer makes a node known. Carriers call it in their SetPeer.
+func (e *Endpoint) AddPeer(id keyspace.NodeID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old := *e.table.Load()
+	if _, ok := old[id]; ok || id == e.cfg.Node {
+		return
+	}
+	table := maps.Clone(old)
+	table[id] = &peer{id: id}
+	e.table.Store(&table)
+}
+
+// DropPeer ends the sessions with a node and forgets it. Carriers call it in their
+// RemovePeer.
+func (e *Endpoint) DropPeer(id keyspace.NodeID) {
+	e.mu.Lock()
+	old := *e.table.Load()
+	p := old[id]
+	if p == nil {
+		e.mu.Unlock()
+		return
+	}
+	table := maps.Clone(old)
+	delete(table, id)
+	e.table.Store(&table)
+	e.mu.Unlock()
+	p.end(ErrNoRoute)
+	e.metrics.forget(id)
+}
+
+// Peer returns what is known of a node; the zero state for one that is not.
+func (e *Endpoint) Peer(id keyspace.NodeID) PeerState {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.peer(id); p != nil {
+		return p.state
+	}
+	return PeerState{}
+}
+
+// Peers returns the ids of the known peers in ascending order.
+func (e *Endpoint) Peers() []keyspace.NodeID {
+	return slices.Sorted(maps.Keys(*e.table.Load()))
+}
+
+func (e *Endpoint) peer(id keyspace.NodeID) *peer { return (*e.table.Load())[id] }
+
+// OnPeer registers a listener for changes of Up and Boot and for replaced
+// sessions. All listeners are called by one goroutine, in order, with the state of
+// that moment: changes in quick succession may be seen as one, with another Since.
+func (e *Endpoint) OnPeer(fn func(keyspace.NodeID, PeerState)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.listeners = append(e.listeners, fn)
+}
+
+// setStateLocked changes a peer's state and has the listeners called. e.mu is held.
+func (e *Endpoint) setStateLocked(p *peer, up bool, boot keyspace.BootID) {
+	p.state.Up, p.state.Boot, p.state.Since = up, boot, e.clock.Now()
+	if !slices.Contains(e.changed, p.id) {
+		e.changed = append(e.changed, p.id)
+	}
+	select {
+	case e.notify <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Endpoint) notifyLoop() {
+	for {
+		select {
+		case <-e.notify:
+		case <-e.ctx.Done():
+			return
+		}
+		for e.notifyOne() {
+		}
+	}
+}
+
+// notifyOne tells the listeners of one changed peer. It says whether there was one.
+func (e *Endpoint) notifyOne() bool {
+	e.mu.Lock()
+	if len(e.changed) == 0 {
+		e.mu.Unlock()
+		return false
+	}
+	id := e.changed[0]
+	e.changed = slices.Delete(e.changed, 0, 1)
+	var state PeerState
+	if p := e.peer(id); p != nil {
+		state = p.state
+	}
+	listeners := slices.Clone(e.listeners)
+	e.mu.Unlock()
+	for _, fn := range listeners {
+		fn(id, state)
+	}
+	return true
+}
+
+// Send queues a one-way message. Of one (peer, class, order) messages arrive in
+// order or not at all. It never blocks: ErrQueueFull, ErrNoRoute, ErrTooLarge,
+// ErrNoMethod and ErrClosed come at once and mean that it was not sent. The
+// payload belongs to the bus after the call.
+func (e *Endpoint) Send(to keyspace.NodeID, m Method, order uint64, payload []byte) error {
+	c, ok := e.classOf(m)
+	if !ok {
+		return ErrNoMethod
+	}
+	if to == e.cfg.Node {
+		return e.loop.send(m, c, payload)
+	}
+	s, err := e.route(to, c, len(payload))
+	if err != nil {
+		return err
+	}
+	h := messageFrame(m)
+	return s.laneFor(c, order).enqueue(&h, payload, false, nil)
+}
+
+// route returns the session that a message of the class goes by.
+func (e *Endpoint) route(to keyspace.NodeID, c Class, payloadBytes int) (*Session, error) {
+	if e.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	p := e.peer(to)
+	if p == nil {
+		return nil, ErrNoRoute
+	}
+	s := p.sessions[kindOf(c)].Load()
+	if s == nil {
+		e.metrics.class[c].dropped.Inc()
+		return nil, ErrNoRoute
+	}
+	if payloadBytes > s.maxMessage {
+		return nil, ErrTooLarge
+	}
+	return s, nil
+}

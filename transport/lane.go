@@ -1,0 +1,237 @@
+package transport
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+)
+
+// chunkBytes is the size of one write: enough to make the cost of a write small
+// against its bytes, little enough to keep a class's queue moving.
+const chunkBytes = 64 << 10
+
+var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+
+// forcedBytes, and half of the limit, is the room behind a full queue for small
+// frames that must not be lost: cancellations, credits, ends, refusals.
+const forcedBytes = 1 << 20
+
+// budget bounds the bytes that wait in the lanes of one class of one session.
+type budget struct {
+	limit int64
+	used  atomic.Int64
+	total *atomic.Int64 // over all peers; for the metric
+
+	waiting atomic.Int32 // how many wait for room; spares release the lock
+	mu      sync.Mutex
+	room    chan struct{} // closed at the next release; guarded by mu, nil if none waits
+}
+
+// take reserves n bytes. A message that alone exceeds the limit passes when
+// nothing else waits, so that a small budget cannot refuse it for ever.
+func (b *budget) take(n int, force bool) bool {
+	limit := b.limit
+	if force {
+		limit += b.limit/2 + forcedBytes
+	}
+	if used := b.used.Add(int64(n)); used > limit && used != int64(n) {
+		b.used.Add(-int64(n))
+		return false
+	}
+	b.total.Add(int64(n))
+	return true
+}
+
+func (b *budget) release(n int) {
+	b.used.Add(-int64(n))
+	b.total.Add(-int64(n))
+	if b.waiting.Load() == 0 {
+		return
+	}
+	b.mu.Lock()
+	if b.room != nil {
+		close(b.room)
+		b.room = nil
+	}
+	b.mu.Unlock()
+}
+
+// await returns a channel that is closed when bytes are released after the call.
+// The caller tries take again before it waits, and calls done afterwards.
+func (b *budget) await() (room <-chan struct{}, done func()) {
+	b.waiting.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.room == nil {
+		b.room = make(chan struct{})
+	}
+	return b.room, func() { b.waiting.Add(-1) }
+}
+
+// Lane is the outgoing queue of one stream of a session: one class, one order
+// slot. Users append frames to it; the carrier's writer takes them in batches.
+type Lane struct {
+	class   Class
+	slot    int
+	budget  *budget
+	metrics *classMetrics
+	wake    chan struct{}   // capacity 1: frames came, or the lane was closed
+	ended   <-chan struct{} // closed at the session's end
+
+	mu     sync.Mutex
+	queue  []chunk // what waits is queue[head:]
+	head   int
+	put    uint64 // bytes ever appended
+	taken  uint64 // bytes ever handed to the writer
+	idle   bool   // the writer waits for wake
+	closed bool
+}
+
+// chunk is a run of whole frames that leaves in one write.
+type chunk struct {
+	b      []byte
+	frames int
+	pooled *[chunkBytes]byte // b's memory if it goes back to the pool
+}
+
+// Batch is what one write takes: whole frames.
+type Batch struct {
+	chunk
+	lane *Lane
+}
+
+// Bytes returns the frames; they are the carrier's until Done.
+func (b *Batch) Bytes() []byte { return b.b }
+
+// Done gives the batch's memory back and lets others have its share of the budget.
+func (b *Batch) Done() {
+	b.lane.budget.release(len(b.b))
+	if b.pooled != nil {
+		chunks.Put(b.pooled)
+	}
+	b.chunk = chunk{}
+}
+
+// Class returns the class whose frames the lane carries.
+func (l *Lane) Class() Class { return l.class }
+
+// Slot returns the lane's number within its class.
+func (l *Lane) Slot() int { return l.slot }
+
+// enqueue appends one frame or answers at once ErrQueueFull, or ErrNoRoute after
+// the session's end. force is for small frames that must not be lost. The position of the frame is stored in pos, if not nil,
+// while it can not have been taken yet.
+func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error {
+	h.finish(len(payload))
+	n := h.n + len(payload)
+	if !l.budget.take(n, force) {
+		l.metrics.dropped.Inc()
+		return ErrQueueFull
+	}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		l.budget.release(n)
+		return ErrNoRoute
+	}
+	c := l.room(n)
+	c.b = append(append(c.b, h.b[:h.n]...), payload...)
+	c.frames++
+	if pos != nil {
+		*pos = l.put
+	}
+	l.put += uint64(n)
+	idle := l.idle
+	l.idle = false
+	l.mu.Unlock()
+	if idle {
+		l.wake <- struct{}{}
+	}
+	return nil
+}
+
+// enqueueWait is enqueue that waits for room until ctx ends.
+func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error {
+	for {
+		room, done := l.budget.await()
+		err := l.enqueue(h, payload, false, nil)
+		if err != ErrQueueFull { //nolint:errorlint // enqueue returns it bare
+			done()
+			return err
+		}
+		select {
+		case <-room:
+			done()
+		case <-l.ended:
+			done()
+			return ErrNoRoute
+		case <-ctx.Done():
+			done()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// room returns the chunk that n more bytes go to. Large frames get memory of their
+// own size, so that at least half of every pooled chunk but the last is used.
+func (l *Lane) room(n int) *chunk {
+	if k := len(l.queue); k > l.head && len(l.queue[k-1].b)+n <= cap(l.queue[k-1].b) {
+		return &l.queue[k-1]
+	}
+	if n > chunkBytes/2 {
+		l.queue = append(l.queue, chunk{b: make([]byte, 0, n)})
+	} else {
+		p := chunks.Get().(*[chunkBytes]byte)
+		l.queue = append(l.queue, chunk{b: p[:0], pooled: p})
+	}
+	return &l.queue[len(l.queue)-1]
+}
+
+// Take waits for frames and returns the next batch: what has gathered, up to
+// 64 KiB or one larger frame. ok is false after the session's end. Only one
+// goroutine takes from a lane.
+func (l *Lane) Take() (b Batch, ok bool) {
+	for {
+		l.mu.Lock()
+		if l.closed {
+			l.mu.Unlock()
+			return Batch{}, false
+		}
+		if l.head < len(l.queue) {
+			b = Batch{chunk: l.queue[l.head], lane: l}
+			l.queue[l.head] = chunk{}
+			if l.head++; l.head == len(l.queue) {
+				l.queue, l.head = l.queue[:0], 0
+			}
+			l.taken += uint64(len(b.b))
+			l.mu.Unlock()
+			l.metrics.sent(b.frames, len(b.b))
+			return b, true
+		}
+		l.idle = true
+		l.mu.Unlock()
+		<-l.wake
+	}
+}
+
+// close drops what waits and ends the writer. It returns how many bytes had been
+// handed to the writer: what lies behind was certainly not sent.
+func (l *Lane) close() (taken uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return l.taken
+	}
+	l.closed = true
+	for _, c := range l.queue[l.head:] {
+		b := Batch{chunk: c, lane: l}
+		l.metrics.dropped.Add(float64(b.frames))
+		b.Done()
+	}
+	l.queue, l.head = nil, 0
+	if l.idle {
+		l.idle = false
+		l.wake <- struct{}{}
+	}
+	return l.taken
+}

@@ -1,0 +1,96 @@
+package transport
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Metrics are the bus's metrics. One Metrics serves one Endpoint.
+type Metrics struct {
+	class        [numClasses]classMetrics
+	roundTrip    *prometheus.HistogramVec
+	sessions     prometheus.Gauge
+	dialFailures *prometheus.CounterVec
+	refusals     *prometheus.CounterVec
+	sessionEnds  prometheus.Counter
+}
+
+// classMetrics are the metrics of one class. They move per batch, not per frame.
+type classMetrics struct {
+	framesSent, framesReceived prometheus.Counter
+	bytesSent, bytesReceived   prometheus.Counter
+	dropped                    prometheus.Counter
+	batchFrames                prometheus.Observer
+	handlers                   prometheus.Gauge
+	busy                       prometheus.Counter
+	queued                     *atomic.Int64
+}
+
+func (m *classMetrics) sent(frames, bytes int) {
+	m.framesSent.Add(float64(frames))
+	m.bytesSent.Add(float64(bytes))
+	m.batchFrames.Observe(float64(frames))
+}
+
+// NewMetrics makes the metrics and registers them, unless reg is nil.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	var all []prometheus.Collector
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		all = append(all, v)
+		return v
+	}
+	framesSent := counter("skein_transport_sent_frames_total", "Frames handed to the network.", "class")
+	framesReceived := counter("skein_transport_received_frames_total", "Frames received.", "class")
+	bytesSent := counter("skein_transport_sent_bytes_total", "Bytes handed to the network, with frame headers.", "class")
+	bytesReceived := counter("skein_transport_received_bytes_total", "Payload bytes received.", "class")
+	dropped := counter("skein_transport_dropped_frames_total", "Frames refused by a full queue or lost with their session before they were sent.", "class")
+	busy := counter("skein_transport_busy_total", "Calls and streams refused because a peer had too many handlers here.", "class")
+	batchFrames := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "skein_transport_batch_frames", Help: "Frames per write.",
+		Buckets: prometheus.ExponentialBuckets(1, 2, 11),
+	}, []string{"class"})
+	handlers := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "skein_transport_handlers", Help: "Handlers of calls and streams that run now.",
+	}, []string{"class"})
+	m := &Metrics{
+		roundTrip: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "etcd_network_peer_round_trip_time_seconds",
+			Help:    "Round-Trip-Time histogram between peers",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
+		}, []string{"To"}),
+		sessions: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "skein_transport_sessions", Help: "Sessions that stand, of both kinds.",
+		}),
+		dialFailures: counter("skein_transport_dial_failures_total", "Failed attempts to reach a peer.", "kind"),
+		refusals:     counter("skein_transport_refusals_total", "Hellos that were refused.", "reason"),
+		sessionEnds: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "skein_transport_session_ends_total", Help: "Sessions that ended, for whatever reason.",
+		}),
+	}
+	all = append(all, batchFrames, handlers, m.roundTrip, m.sessions, m.sessionEnds)
+	for c := range Class(numClasses) {
+		label := c.String()
+		queued := new(atomic.Int64)
+		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "skein_transport_queue_bytes", Help: "Bytes that wait to be sent, over all peers.",
+			ConstLabels: prometheus.Labels{"class": label},
+		}, func() float64 { return float64(queued.Load()) }))
+		m.class[c] = classMetrics{
+			framesSent: framesSent.WithLabelValues(label), framesReceived: framesReceived.WithLabelValues(label),
+			bytesSent: bytesSent.WithLabelValues(label), bytesReceived: bytesReceived.WithLabelValues(label),
+			dropped: dropped.WithLabelValues(label), batchFrames: batchFrames.WithLabelValues(label),
+			handlers: handlers.WithLabelValues(label), busy: busy.WithLabelValues(label), queued: queued,
+		}
+	}
+	if reg != nil {
+		reg.MustRegister(all...)
+	}
+	return m
+}
+
+// forget drops what is kept per peer.
+func (m *Metrics) forget(peer keyspace.NodeID) { m.roundTrip.DeleteLabelValues(peer.String()) }

@@ -1,0 +1,403 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// streamMessageCost is what a message costs of the credit beside its bytes: empty
+// messages take memory too.
+const streamMessageCost = 64
+
+// streamKey names a stream within a session: both sides number theirs from 1.
+type streamKey struct {
+	id     uint64
+	opened bool // by this side
+}
+
+func keyOf(id uint64, fromSide uint8) streamKey {
+	return streamKey{id: id, opened: fromSide == sideHandler}
+}
+
+// streamOut is the way from one end of a stream to the other.
+type streamOut interface {
+	// data carries one message; it may wait for room until ctx ends.
+	data(ctx context.Context, payload []byte) error
+	grant(bytes uint32)
+	end(err error)
+}
+
+// stream is one end of a stream. A message may be sent while credit is left, so
+// the other end holds at most the window and one message.
+type stream struct {
+	out        streamOut
+	window     int64 // what this end grants
+	maxMessage int
+	drained    func() // called once nothing more will be received; not nil
+	recvWake   chan struct{}
+	sendWake   chan struct{} // capacity 1 each
+
+	mu       sync.Mutex // guards what follows
+	in       [][]byte
+	held     int64 // cost of in, and of what was received and not granted again
+	consumed int64 // part of held that is to be granted again
+	credit   int64 // what the other end grants
+	granted  int64 // credit's upper bound
+	ending   error // what Recv returns after in; nil while the other end lives
+	closed   bool  // on this side
+}
+
+func newStream(window, credit int, maxMessage int, drained func()) *stream {
+	return &stream{
+		window: int64(window), credit: int64(credit), granted: int64(credit), maxMessage: maxMessage, drained: drained,
+		recvWake: make(chan struct{}, 1), sendWake: make(chan struct{}, 1),
+	}
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Send implements Stream.
+func (st *stream) Send(ctx context.Context, payload []byte) error {
+	if len(payload) > st.maxMessage {
+		return ErrTooLarge
+	}
+	cost := int64(len(payload) + streamMessageCost)
+	for {
+		st.mu.Lock()
+		switch {
+		case st.closed:
+			st.mu.Unlock()
+			return ErrStreamClosed
+		case st.ending != nil:
+			defer st.mu.Unlock()
+			return st.ending
+		case st.credit > 0:
+			st.credit -= cost
+			st.mu.Unlock()
+			err := st.out.data(ctx, payload)
+			if err != nil {
+				st.mu.Lock()
+				st.credit += cost
+				st.mu.Unlock()
+			}
+			return err
+		}
+		st.mu.Unlock()
+		select {
+		case <-st.sendWake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Recv implements Stream. What is there is returned even if ctx has ended.
+func (st *stream) Recv(ctx context.Context) ([]byte, error) {
+	for {
+		payload, grant, err := st.pop()
+		if grant > 0 {
+			st.out.grant(uint32(grant))
+		}
+		if payload != nil || err != nil {
+			return payload, err
+		}
+		select {
+		case <-st.recvWake:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// pop returns the next message, never nil, or the end, or neither.
+func (st *stream) pop() (payload []byte, grant int64, err error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	switch {
+	case st.closed:
+		return nil, 0, ErrStreamClosed
+	case len(st.in) == 0:
+		return nil, 0, st.ending
+	}
+	payload = st.in[0]
+	if payload == nil {
+		payload = []byte{}
+	}
+	st.in[0] = nil
+	st.in = st.in[1:]
+	st.consumed += int64(len(payload) + streamMessageCost)
+	if st.consumed >= st.window/2 && st.ending == nil {
+		grant = st.consumed
+		st.held -= grant
+		st.consumed = 0
+	}
+	if len(st.in) == 0 && st.ending != nil {
+		st.drained()
+	}
+	return payload, grant, nil
+}
+
+// Close implements Stream.
+func (st *stream) Close(err error) {
+	st.mu.Lock()
+	if st.closed {
+		st.mu.Unlock()
+		return
+	}
+	st.closed = true
+	st.in = nil
+	over := st.ending != nil
+	st.mu.Unlock()
+	wake(st.recvWake)
+	wake(st.sendWake)
+	st.drained()
+	if !over {
+		st.out.end(err)
+	}
+}
+
+// onData takes a message from the other end. It fails if that exceeded its credit.
+func (st *stream) onData(payload []byte) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.closed || st.ending != nil {
+		return nil
+	}
+	if st.held >= st.window {
+		return fmt.Errorf("%w: stream holds %d bytes of %d", errProtocol, st.held, st.window)
+	}
+	st.held += int64(len(payload) + streamMessageCost)
+	st.in = append(st.in, payload)
+	wake(st.recvWake)
+	return nil
+}
+
+// onGrant takes credit from the other end.
+func (st *stream) onGrant(bytes uint32) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.credit+int64(bytes) > st.granted {
+		return fmt.Errorf("%w: credit %d + %d above %d", errProtocol, st.credit, bytes, st.granted)
+	}
+	st.credit += int64(bytes)
+	wake(st.sendWake)
+	return nil
+}
+
+// finish is the end as the other end, or the loss of the session, made it. A
+// handler that still has messages to read keeps its context after a clean end.
+func (st *stream) finish(err error) {
+	st.mu.Lock()
+	if st.ending != nil || st.closed {
+		st.mu.Unlock()
+		return
+	}
+	st.ending = err
+	drained := len(st.in) == 0 || err != io.EOF //nolint:errorlint // exactly the clean end
+	st.mu.Unlock()
+	wake(st.recvWake)
+	wake(st.sendWake)
+	if drained {
+		st.drained()
+	}
+}
+
+// sessionOut is the way of a stream over a session. Its lane is fixed: order.
+type sessionOut struct {
+	s    *Session
+	key  streamKey
+	lane *Lane
+}
+
+func (o *sessionOut) side() uint8 {
+	if o.key.opened {
+		return sideOpener
+	}
+	return sideHandler
+}
+
+func (o *sessionOut) data(ctx context.Context, payload []byte) error {
+	h := dataFrame(o.key.id, o.side())
+	err := o.lane.enqueueWait(ctx, &h, payload)
+	if errors.Is(err, ErrNoRoute) {
+		return fmt.Errorf("%w: %w", ErrUnreachable, context.Cause(o.s.ctx))
+	}
+	return err
+}
+
+func (o *sessionOut) grant(bytes uint32) {
+	h := creditFrame(o.key.id, o.side(), bytes)
+	o.s.force(o.lane, &h, nil)
+}
+
+func (o *sessionOut) end(err error) {
+	o.s.mu.Lock()
+	delete(o.s.streams, o.key)
+	o.s.mu.Unlock()
+	st, body := statusOK, []byte(nil)
+	if err != nil {
+		st, body = statusError, appendError(nil, err)
+	}
+	h := endFrame(o.key.id, o.side(), st)
+	o.s.force(o.lane, &h, body)
+}
+
+// OpenStream opens a stream to the handler of a node, with a first message. It
+// does not wait for the handler: a refusal is seen by Send and Recv, as a
+// *CallError. Its own error is one, certainly not delivered. ctx bounds only the
+// opening; the caller must Close the stream.
+func (e *Endpoint) OpenStream(ctx context.Context, to keyspace.NodeID, m Method, first []byte) (Stream, error) {
+	refused := func(err error) error {
+		return &CallError{Peer: to, Method: m, NotDelivered: true, Err: err}
+	}
+	c, ok := e.classOf(m)
+	if !ok {
+		return nil, refused(ErrNoMethod)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, refused(err)
+	}
+	if to == e.cfg.Node {
+		st, err := e.loop.open(m, first)
+		if err != nil {
+			return nil, refused(err)
+		}
+		return st, nil
+	}
+	s, err := e.route(to, c, len(first))
+	if err != nil {
+		return nil, refused(err)
+	}
+	st, err := s.open(ctx, m, c, first)
+	if err != nil {
+		return nil, refused(err)
+	}
+	return st, nil
+}
+
+func (s *Session) open(ctx context.Context, m Method, c Class, first []byte) (*stream, error) {
+	key := streamKey{id: s.ep.nextID.Add(1), opened: true}
+	out := &sessionOut{s: s, key: key, lane: s.laneFor(c, key.id)}
+	st := newStream(s.ep.cfg.StreamWindowBytes, s.cfg.StreamWindowBytes, s.maxMessage, func() {})
+	st.out = out
+	if err := s.addStream(key, st); err != nil {
+		return nil, err
+	}
+	h := openFrame(key.id, m)
+	if err := out.lane.enqueueWait(ctx, &h, first); err != nil {
+		s.mu.Lock()
+		delete(s.streams, key)
+		s.mu.Unlock()
+		return nil, err
+	}
+	return st, nil
+}
+
+func (s *Session) addStream(key streamKey, st *stream) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return ErrNoRoute
+	}
+	if _, ok := s.streams[key]; ok {
+		return fmt.Errorf("%w: stream %d twice", errProtocol, key.id)
+	}
+	s.streams[key] = st
+	return nil
+}
+
+// serveStream starts the handler of a stream, or refuses it.
+func (s *Session) serveStream(c Class, f *frame) error {
+	e := s.ep
+	key := streamKey{id: f.id}
+	refuse := func(st status) {
+		h := endFrame(key.id, sideHandler, st)
+		s.force(s.laneFor(c, key.id), &h, nil)
+	}
+	entry, ok := e.streams[f.method]
+	if !ok {
+		refuse(statusNoMethod)
+		return nil
+	}
+	if entry.class != c {
+		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
+	}
+	if int(s.peer.streams.Add(1)) > e.cfg.MaxStreams {
+		s.peer.streams.Add(-1)
+		e.metrics.class[c].busy.Inc()
+		refuse(statusBusy)
+		return nil
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	st := newStream(e.cfg.StreamWindowBytes, s.cfg.StreamWindowBytes, s.maxMessage, cancel)
+	st.out = &sessionOut{s: s, key: key, lane: s.laneFor(c, key.id)}
+	first := f.payload
+	err := s.addStream(key, st)
+	if err == nil && !e.Go(func() {
+		defer s.peer.streams.Add(-1)
+		e.runStream(ctx, c, s.cfg.Peer, entry.fn, first, st)
+	}) {
+		err = ErrClosed
+	}
+	if err != nil {
+		cancel()
+		s.peer.streams.Add(-1)
+	}
+	return err
+}
+
+func (e *Endpoint) runStream(ctx context.Context, c Class, from keyspace.NodeID, fn StreamHandler, first []byte, st *stream) {
+	gauge := e.metrics.class[c].handlers
+	gauge.Inc()
+	defer gauge.Dec()
+	st.Close(fn(ctx, from, first, st))
+}
+
+// receiveStream passes a frame to its stream. Frames of streams that this side has
+// closed are still under way for a while: they are ignored.
+func (s *Session) receiveStream(f *frame) error {
+	key := keyOf(f.id, f.side)
+	s.mu.Lock()
+	st := s.streams[key]
+	if f.kind == frameEnd {
+		delete(s.streams, key)
+	}
+	s.mu.Unlock()
+	if st == nil {
+		return nil
+	}
+	switch f.kind {
+	case frameData:
+		return st.onData(f.payload)
+	case frameCredit:
+		return st.onGrant(f.credit)
+	case frameEnd:
+		r, err := resultOf(f.status, f.payload)
+		if err != nil {
+			return err
+		}
+		st.finish(endOf(r, s.cfg.Peer))
+	}
+	return nil
+}
+
+// endOf returns what Recv returns at the end of a stream.
+func endOf(r callResult, peer keyspace.NodeID) error {
+	switch r.err.(type) { //nolint:errorlint // made by resultOf, unwrapped
+	case nil:
+		return io.EOF
+	case *RemoteError:
+		return r.err
+	}
+	return &CallError{Peer: peer, NotDelivered: r.notDelivered, Err: r.err}
+}
