@@ -1,0 +1,359 @@
+package config
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/types"
+)
+
+// Bounds of what may be configured. They exist so that a slip of the keyboard is
+// refused at the start and not found out under load.
+const (
+	// MaxElectionTimeout is etcd's bound of the election timeout.
+	MaxElectionTimeout = 50 * time.Second
+	// MaxMaxRequestBytes bounds max-request-bytes: every queue of the node is made of
+	// requests, and one request must fit into one raft entry and one frame.
+	MaxMaxRequestBytes = 64 << 20
+	// MaxMaxTxnOps bounds max-txn-ops: a transaction is evaluated under latches.
+	MaxMaxTxnOps = 1 << 20
+	// MaxInitialRanges bounds how many ranges a new cluster begins with.
+	MaxInitialRanges = 10_000
+	// MinMemoryBytes is the smallest memory budget that a node can work with.
+	MinMemoryBytes = 64 << 20
+)
+
+// StateNew is the only initial-cluster-state that there is yet.
+const StateNew = "new"
+
+// Config is the validated configuration of one node. The zero value is not valid:
+// begin with [Default]. A Config is not changed once the node has it.
+type Config struct {
+	// Name is the node's name in initial-cluster, for people and for bootstrapping.
+	// Never empty. Default "default". Two nodes of one name cannot be told apart by
+	// the people who run them.
+	Name string
+	// DataDir is the directory of everything durable but the wal. Empty means
+	// NAME.skein in the working directory; [Load] fills it in. A directory of another
+	// node or cluster is refused when it is opened.
+	DataDir string
+	// WALDir is the directory of the wal. Empty means DataDir/wal; [Load] fills it in.
+	// On another disk than DataDir, fsyncs do not wait for compactions. It cannot be
+	// changed without moving the files.
+	WALDir string
+
+	// ListenClientURLs are where clients are served: http, https, unix or unixs; the
+	// host is an IP address or localhost; port 0 takes a free port. Never empty.
+	// Default http://localhost:2379.
+	ListenClientURLs []url.URL
+	// AdvertiseClientURLs is what clients are told in MemberList. Never empty.
+	// Default http://localhost:2379. A client that syncs its endpoints goes away from
+	// the cluster if they cannot be reached.
+	AdvertiseClientURLs []url.URL
+	// ListenPeerURLs are where the bus listens (QUIC, so UDP ports): http or https.
+	// http is QUIC with self-made certificates and no authentication. Never empty.
+	// Default http://localhost:2380.
+	ListenPeerURLs []url.URL
+	// AdvertisePeerURLs is where the other nodes reach this one; the node's id is
+	// derived from them. Never empty. Default http://localhost:2380.
+	AdvertisePeerURLs []url.URL
+	// ListenMetricsURLs are extra listeners for metrics and health alone. Empty means
+	// none.
+	ListenMetricsURLs []url.URL
+
+	// InitialCluster are the peer URLs of each founder by name. Read only where the
+	// data directory is empty. Default: this node alone. All founders must be given the
+	// same; two that were not do not find each other, since their cluster ids differ.
+	InitialCluster types.URLsMap
+	// InitialClusterState is "new".
+	InitialClusterState string
+	// InitialClusterToken goes into the ids, so that clusters with the same peer URLs
+	// do not mix. Default "etcd-cluster". Must be the same on all founders.
+	InitialClusterToken string
+
+	// HeartbeatInterval is raft's tick and the time between heartbeats. Positive.
+	// Default 100 ms. Too low costs CPU, above the round trip's jitter is enough.
+	HeartbeatInterval time.Duration
+	// ElectionTimeout is how long a follower waits for a heartbeat, and the length of
+	// the leader lease's promise. At least five heartbeats, at most 50 s. Default 1 s.
+	// Too low makes elections of hiccups, too high makes outages long. All nodes must
+	// have the same, or the longest one decides how long a restarted node stays quiet.
+	ElectionTimeout time.Duration
+	// StrictReconfigCheck refuses changes of membership that would lose the quorum.
+	// Default true.
+	StrictReconfigCheck bool
+	// PreVote has a candidate ask first whether it could win. Default true. Without it
+	// a node that was cut off deposes leaders when it comes back.
+	PreVote bool
+
+	// MaxRequestBytes bounds a client's request, encoded. Positive, at most 64 MiB.
+	// Default 1.5 MiB. Too high lets one request take the memory of thousands.
+	MaxRequestBytes int
+	// MaxTxnOps bounds the operations of a transaction. Positive. Default 128. Too
+	// high lets one transaction hold its latches for long.
+	MaxTxnOps int
+	// MaxConcurrentStreams bounds the calls at a time on one client connection. 0 and
+	// the default mean as many as the protocol can count, as in etcd.
+	MaxConcurrentStreams uint32
+	// KeepAliveMinTime is the least time between pings of a client; one that pings
+	// more often is cut off. 0 means gRPC's own, 5 minutes. Default 5 s. Above a
+	// client's keepalive time it cuts off healthy clients.
+	KeepAliveMinTime time.Duration
+	// KeepAliveInterval is the time after which a silent client is pinged. 0 means
+	// never. Default 2 h.
+	KeepAliveInterval time.Duration
+	// KeepAliveTimeout is how long a pinged client may be silent before it is cut off.
+	// 0 switches the pings off. Default 20 s.
+	KeepAliveTimeout time.Duration
+	// WarnUnaryRequest is the duration above which a request is logged. 0 means the
+	// default, 300 ms. Too low fills the log under load.
+	WarnUnaryRequest time.Duration
+
+	// ClientTLS is for the https and unixs URLs among the client and metrics URLs.
+	ClientTLS TLS
+	// PeerTLS is for the https URLs among the peer URLs.
+	PeerTLS TLS
+	// CipherSuites restricts TLS 1.2. Empty means Go's choice.
+	CipherSuites []uint16
+	// TLSMinVersion is the oldest version of TLS. Default TLS 1.2; the bus always uses
+	// 1.3.
+	TLSMinVersion uint16
+	// TLSMaxVersion is the newest version of TLS; 0 means the newest there is.
+	TLSMaxVersion uint16
+	// SelfSignedCertYears is how long the certificates of auto-tls and peer-auto-tls
+	// are valid. Positive. Default 1.
+	SelfSignedCertYears uint
+
+	// Log says what is logged, how and where.
+	Log Log
+	// EnablePprof serves Go's profiles to every client. Default false. Profiles cost
+	// CPU and show what the process holds in memory.
+	EnablePprof bool
+
+	// InitialRanges is how many ranges a new cluster begins with, split evenly over
+	// printable ASCII. At least 1, at most 10,000. Default 1. Read by the founders, who
+	// must have the same. Keys that all begin alike fall into one range: use split keys.
+	InitialRanges int
+	// InitialSplitKeys are the keys at which a new cluster's ranges begin, ascending,
+	// without the first range's. Empty means InitialRanges decides. Use
+	// [Config.SplitKeys] to read both.
+	InitialSplitKeys [][]byte
+	// MemoryBytes is the node's one memory budget: block cache, memtables, entry
+	// caches, queues and overlays are shares of it. At least 64 MiB. Default 1 GiB. Too
+	// high and the kernel kills the process, too low and requests are refused under
+	// load. Go's runtime and stacks come on top, about a quarter more.
+	MemoryBytes int64
+}
+
+// Default returns etcd's defaults, as they are where nothing is configured.
+func Default() *Config {
+	client := mustURL("http://localhost:2379")
+	peer := mustURL("http://localhost:2380")
+	return &Config{
+		Name:                 "default",
+		ListenClientURLs:     []url.URL{client},
+		AdvertiseClientURLs:  []url.URL{client},
+		ListenPeerURLs:       []url.URL{peer},
+		AdvertisePeerURLs:    []url.URL{peer},
+		InitialClusterState:  StateNew,
+		InitialClusterToken:  "etcd-cluster",
+		HeartbeatInterval:    100 * time.Millisecond,
+		ElectionTimeout:      time.Second,
+		StrictReconfigCheck:  true,
+		PreVote:              true,
+		MaxRequestBytes:      3 << 19,
+		MaxTxnOps:            128,
+		MaxConcurrentStreams: 1<<32 - 1,
+		KeepAliveMinTime:     5 * time.Second,
+		KeepAliveInterval:    2 * time.Hour,
+		KeepAliveTimeout:     20 * time.Second,
+		WarnUnaryRequest:     300 * time.Millisecond,
+		TLSMinVersion:        tls.VersionTLS12,
+		SelfSignedCertYears:  1,
+		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
+		InitialRanges:        1,
+		MemoryBytes:          1 << 30,
+	}
+}
+
+func mustURL(s string) url.URL {
+	u, err := url.Parse(s)
+	if err != nil {
+		panic(fmt.Sprintf("config: default URL %q: %v", s, err))
+	}
+	return *u
+}
+
+// complete fills in what depends on other settings and was not given.
+func (c *Config) complete() {
+	if c.DataDir == "" {
+		c.DataDir = c.Name + ".skein"
+	}
+	if c.WALDir == "" {
+		c.WALDir = filepath.Join(c.DataDir, "wal")
+	}
+	if len(c.InitialCluster) == 0 {
+		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
+	}
+	if c.WarnUnaryRequest == 0 {
+		c.WarnUnaryRequest = 300 * time.Millisecond
+	}
+}
+
+// RequestTimeout bounds the whole of one request, as in etcd: 5 s for queues,
+// computation and disks, and two election timeouts for an election.
+func (c *Config) RequestTimeout() time.Duration {
+	return 5*time.Second + 2*c.ElectionTimeout
+}
+
+// Validate says what is wrong with the configuration, if anything is. It changes
+// nothing.
+func (c *Config) Validate() error {
+	for _, check := range []func() error{c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
+		c.validateTLS, c.Log.validate, c.validateRanges} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateMember() error {
+	switch {
+	case c.Name == "":
+		return errors.New("--name must not be empty")
+	case strings.ContainsAny(c.Name, "=,"):
+		return fmt.Errorf("--name %q must not contain '=' or ',', which separate the members of --initial-cluster", c.Name)
+	case c.DataDir == "":
+		return errors.New("--data-dir must not be empty")
+	case c.WALDir == "":
+		return errors.New("--wal-dir must not be empty")
+	case filepath.Clean(c.WALDir) == filepath.Clean(c.DataDir):
+		return fmt.Errorf("--wal-dir %q must not be the data directory itself", c.WALDir)
+	case c.InitialClusterState != StateNew:
+		return fmt.Errorf("--initial-cluster-state %q is not there yet: a node cannot join a running cluster, use %q", c.InitialClusterState, StateNew)
+	case len(c.InitialCluster) == 0:
+		return errors.New("--initial-cluster must not be empty")
+	}
+	return nil
+}
+
+func (c *Config) validateURLs() error {
+	for _, l := range []struct {
+		flag  string
+		urls  []url.URL
+		bind  bool // to listen on: the host is an address of this machine
+		peer  bool // the bus is QUIC, which has no unix sockets
+		empty bool
+	}{
+		{flag: "listen-client-urls", urls: c.ListenClientURLs, bind: true},
+		{flag: "listen-peer-urls", urls: c.ListenPeerURLs, bind: true, peer: true},
+		{flag: "listen-metrics-urls", urls: c.ListenMetricsURLs, bind: true, empty: true},
+		{flag: "initial-advertise-peer-urls", urls: c.AdvertisePeerURLs, peer: true},
+		{flag: "advertise-client-urls", urls: c.AdvertiseClientURLs},
+	} {
+		if len(l.urls) == 0 && !l.empty {
+			if l.flag == "advertise-client-urls" {
+				return errors.New("--advertise-client-urls is required when --listen-client-urls is set explicitly")
+			}
+			return fmt.Errorf("--%s must not be empty", l.flag)
+		}
+		for i := range l.urls {
+			if err := checkURL(&l.urls[i], l.bind, l.peer); err != nil {
+				return fmt.Errorf("--%s: %w", l.flag, err)
+			}
+		}
+	}
+	for name, urls := range c.InitialCluster {
+		for i := range urls {
+			if err := checkURL(&urls[i], false, true); err != nil {
+				return fmt.Errorf("--initial-cluster: %s: %w", name, err)
+			}
+		}
+	}
+	return c.checkSchemes()
+}
+
+// checkSchemes refuses one address with and without TLS at once. etcd tells the
+// two apart by the first byte; here an address is either secure or it is not.
+func (c *Config) checkSchemes() error {
+	seen := make(map[string]url.URL)
+	for _, u := range slices.Concat(c.ListenClientURLs, c.ListenMetricsURLs) {
+		at := u.Host + u.Path
+		if o, ok := seen[at]; ok && u.Port() != "0" {
+			return fmt.Errorf("%s and %s are the same address: give each listener its own", o.String(), u.String())
+		}
+		seen[at] = u
+	}
+	return nil
+}
+
+func checkURL(u *url.URL, bind, peer bool) error {
+	switch u.Scheme {
+	case "http", "https":
+	case "unix", "unixs":
+		if peer {
+			return fmt.Errorf("%s: nodes talk over UDP, which has no unix sockets: use http://HOST:PORT or https://HOST:PORT", u)
+		}
+		if u.Host+u.Path == "" {
+			return fmt.Errorf("%s has no path", u)
+		}
+		return nil
+	default:
+		return fmt.Errorf("%s: the scheme must be http, https, unix or unixs", u)
+	}
+	host, _, err := net.SplitHostPort(u.Host)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", u, err)
+	case bind && host != "localhost" && net.ParseIP(host) == nil:
+		return fmt.Errorf("expected IP in URL for binding (%s)", u)
+	case !bind && host == "":
+		return fmt.Errorf("unexpected empty host (%s)", u)
+	}
+	return nil
+}
+
+func (c *Config) validateTiming() error {
+	switch {
+	case c.HeartbeatInterval <= 0:
+		return fmt.Errorf("--heartbeat-interval must be >0 (set to %dms)", c.HeartbeatInterval.Milliseconds())
+	case c.ElectionTimeout <= 0:
+		return fmt.Errorf("--election-timeout must be >0 (set to %dms)", c.ElectionTimeout.Milliseconds())
+	case 5*c.HeartbeatInterval > c.ElectionTimeout:
+		return fmt.Errorf("--election-timeout[%vms] should be at least as 5 times as --heartbeat-interval[%vms]",
+			c.ElectionTimeout.Milliseconds(), c.HeartbeatInterval.Milliseconds())
+	case c.ElectionTimeout > MaxElectionTimeout:
+		return fmt.Errorf("--election-timeout[%vms] is too long, and should be set less than %vms",
+			c.ElectionTimeout.Milliseconds(), MaxElectionTimeout.Milliseconds())
+	}
+	for flag, d := range map[string]time.Duration{"grpc-keepalive-min-time": c.KeepAliveMinTime,
+		"grpc-keepalive-interval": c.KeepAliveInterval, "grpc-keepalive-timeout": c.KeepAliveTimeout,
+		"warning-unary-request-duration": c.WarnUnaryRequest} {
+		if d < 0 {
+			return fmt.Errorf("--%s must not be negative (set to %v)", flag, d)
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateLimits() error {
+	switch {
+	case c.MaxRequestBytes <= 0 || c.MaxRequestBytes > MaxMaxRequestBytes:
+		return fmt.Errorf("--max-request-bytes must be between 1 and %d (set to %d)", MaxMaxRequestBytes, c.MaxRequestBytes)
+	case c.MaxTxnOps <= 0 || c.MaxTxnOps > MaxMaxTxnOps:
+		return fmt.Errorf("--max-txn-ops must be between 1 and %d (set to %d)", MaxMaxTxnOps, c.MaxTxnOps)
+	case c.MemoryBytes < MinMemoryBytes:
+		return fmt.Errorf("--memory-budget-bytes must be at least %d (set to %d)", MinMemoryBytes, c.MemoryBytes)
+	case int64(c.MaxRequestBytes) > c.MemoryBytes/16:
+		return fmt.Errorf("--max-request-bytes %d is more than a sixteenth of --memory-budget-bytes %d: few requests would fit at a time", c.MaxRequestBytes, c.MemoryBytes)
+	}
+	return nil
+}

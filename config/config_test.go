@@ -1,0 +1,292 @@
+package config
+
+import (
+	"crypto/tls"
+	"flag"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.uber.org/goleak"
+)
+
+// rewriting says whether golden files are to be written; datadriven owns the flag.
+func rewriting() bool { return flag.Lookup("rewrite").Value.String() == "true" }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func mustLoad(t *testing.T, args []string, env ...string) (*Config, []Notice) {
+	t.Helper()
+	c, notices, err := Load(args, env)
+	if err != nil {
+		t.Fatalf("Load(%q, %q): %v", args, env, err)
+	}
+	return c, notices
+}
+
+func urls(s string) []url.URL {
+	if s == "" {
+		return nil
+	}
+	return types.MustNewURLs(strings.Split(s, ","))
+}
+
+// honouredCase gives a flag a value other than its default and says what must
+// arrive, and where.
+type honouredCase struct {
+	value string
+	file  string // as written in the file, if otherwise than value
+	with  []string
+	get   func(*Config) any
+	want  any
+}
+
+func honouredCases(t *testing.T) map[string]honouredCase {
+	split := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(split, []byte("m\nd\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	str := func(v string, get func(*Config) any) honouredCase { return honouredCase{value: v, get: get, want: v} }
+	u := func(v string, get func(*Config) any) honouredCase {
+		return honouredCase{value: v, get: get, want: urls(v)}
+	}
+	list := func(v string, get func(*Config) any) honouredCase {
+		return honouredCase{value: v, file: "[" + v + "]", get: get, want: strings.Split(v, ",")}
+	}
+	peerKey := []string{"peer-key-file", "pk"}
+	return map[string]honouredCase{
+		"name":                              str("n1", func(c *Config) any { return c.Name }),
+		"data-dir":                          str("d1", func(c *Config) any { return c.DataDir }),
+		"wal-dir":                           str("w1", func(c *Config) any { return c.WALDir }),
+		"heartbeat-interval":                {value: "150", get: func(c *Config) any { return c.HeartbeatInterval }, want: 150 * time.Millisecond},
+		"election-timeout":                  {value: "2500", get: func(c *Config) any { return c.ElectionTimeout }, want: 2500 * time.Millisecond},
+		"listen-peer-urls":                  u("http://127.0.0.1:1", func(c *Config) any { return c.ListenPeerURLs }),
+		"listen-client-urls":                {value: "http://127.0.0.1:2", with: []string{"advertise-client-urls", "http://h:2"}, get: func(c *Config) any { return c.ListenClientURLs }, want: urls("http://127.0.0.1:2")},
+		"listen-metrics-urls":               u("http://127.0.0.1:3,http://127.0.0.1:4", func(c *Config) any { return c.ListenMetricsURLs }),
+		"advertise-client-urls":             u("http://h:5", func(c *Config) any { return c.AdvertiseClientURLs }),
+		"max-txn-ops":                       {value: "500", get: func(c *Config) any { return c.MaxTxnOps }, want: 500},
+		"max-request-bytes":                 {value: "2000000", get: func(c *Config) any { return c.MaxRequestBytes }, want: 2000000},
+		"max-concurrent-streams":            {value: "77", get: func(c *Config) any { return c.MaxConcurrentStreams }, want: uint32(77)},
+		"grpc-keepalive-min-time":           {value: "1s", file: "1000000000", get: func(c *Config) any { return c.KeepAliveMinTime }, want: time.Second},
+		"grpc-keepalive-interval":           {value: "3h", file: "10800000000000", get: func(c *Config) any { return c.KeepAliveInterval }, want: 3 * time.Hour},
+		"grpc-keepalive-timeout":            {value: "9s", file: "9000000000", get: func(c *Config) any { return c.KeepAliveTimeout }, want: 9 * time.Second},
+		"initial-advertise-peer-urls":       u("http://h:6", func(c *Config) any { return c.AdvertisePeerURLs }),
+		"initial-cluster":                   {value: "a=http://h:1,b=http://h:2", get: func(c *Config) any { return c.InitialCluster.String() }, want: "a=http://h:1,b=http://h:2"},
+		"initial-cluster-token":             str("tok", func(c *Config) any { return c.InitialClusterToken }),
+		"strict-reconfig-check":             {value: "false", get: func(c *Config) any { return c.StrictReconfigCheck }, want: false},
+		"pre-vote":                          {value: "false", get: func(c *Config) any { return c.PreVote }, want: false},
+		"cert-file":                         {value: "c", with: []string{"key-file", "k"}, get: func(c *Config) any { return c.ClientTLS.CertFile }, want: "c"},
+		"key-file":                          {value: "k", with: []string{"cert-file", "c"}, get: func(c *Config) any { return c.ClientTLS.KeyFile }, want: "k"},
+		"client-cert-auth":                  {value: "true", get: func(c *Config) any { return c.ClientTLS.ClientCertAuth }, want: true},
+		"client-cert-file":                  {value: "c", with: []string{"client-key-file", "k"}, get: func(c *Config) any { return c.ClientTLS.ClientCertFile }, want: "c"},
+		"client-key-file":                   {value: "k", with: []string{"client-cert-file", "c"}, get: func(c *Config) any { return c.ClientTLS.ClientKeyFile }, want: "k"},
+		"client-crl-file":                   str("crl", func(c *Config) any { return c.ClientTLS.CRLFile }),
+		"client-cert-allowed-hostname":      list("h1,h2", func(c *Config) any { return c.ClientTLS.AllowedHostnames }),
+		"trusted-ca-file":                   str("ca", func(c *Config) any { return c.ClientTLS.TrustedCAFile }),
+		"auto-tls":                          {value: "true", get: func(c *Config) any { return c.ClientTLS.Auto }, want: true},
+		"peer-cert-file":                    {value: "pc", with: peerKey, get: func(c *Config) any { return c.PeerTLS.CertFile }, want: "pc"},
+		"peer-key-file":                     {value: "pk", with: []string{"peer-cert-file", "pc"}, get: func(c *Config) any { return c.PeerTLS.KeyFile }, want: "pk"},
+		"peer-client-cert-auth":             {value: "true", get: func(c *Config) any { return c.PeerTLS.ClientCertAuth }, want: true},
+		"peer-client-cert-file":             {value: "c", with: []string{"peer-client-key-file", "k"}, get: func(c *Config) any { return c.PeerTLS.ClientCertFile }, want: "c"},
+		"peer-client-key-file":              {value: "k", with: []string{"peer-client-cert-file", "c"}, get: func(c *Config) any { return c.PeerTLS.ClientKeyFile }, want: "k"},
+		"peer-trusted-ca-file":              str("pca", func(c *Config) any { return c.PeerTLS.TrustedCAFile }),
+		"peer-cert-allowed-cn":              list("a,b", func(c *Config) any { return c.PeerTLS.AllowedCNs }),
+		"peer-cert-allowed-hostname":        list("h1,h2", func(c *Config) any { return c.PeerTLS.AllowedHostnames }),
+		"peer-auto-tls":                     {value: "true", get: func(c *Config) any { return c.PeerTLS.Auto }, want: true},
+		"peer-crl-file":                     str("crl", func(c *Config) any { return c.PeerTLS.CRLFile }),
+		"peer-skip-client-san-verification": {value: "true", get: func(c *Config) any { return c.PeerTLS.SkipClientSANVerify }, want: true},
+		"self-signed-cert-validity":         {value: "3", get: func(c *Config) any { return c.SelfSignedCertYears }, want: uint(3)},
+		"cipher-suites": {value: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", file: "[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
+			get: func(c *Config) any { return c.CipherSuites }, want: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256}},
+		"tls-min-version":                {value: "TLS1.3", get: func(c *Config) any { return c.TLSMinVersion }, want: uint16(tls.VersionTLS13)},
+		"tls-max-version":                {value: "TLS1.2", get: func(c *Config) any { return c.TLSMaxVersion }, want: uint16(tls.VersionTLS12)},
+		"log-outputs":                    list("/tmp/x,stderr", func(c *Config) any { return c.Log.Outputs }),
+		"log-level":                      str("debug", func(c *Config) any { return c.Log.Level }),
+		"log-format":                     str("console", func(c *Config) any { return c.Log.Format }),
+		"warning-unary-request-duration": {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnUnaryRequest }, want: 2 * time.Second},
+		"enable-pprof":                   {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
+		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
+		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
+		"memory-budget-bytes":            {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},
+	}
+}
+
+// TestHonoured fails for every honoured flag that does not arrive in the Config from
+// the command line, either variable or the file, and for one without a case here.
+func TestHonoured(t *testing.T) {
+	cases := honouredCases(t)
+	// These have one allowed value only, and tests of their own.
+	apart := []string{"config-file", "version", "logger", "initial-cluster-state"}
+	for _, f := range Flags() {
+		if f.Support != Honoured || slices.Contains(apart, f.Name) {
+			continue
+		}
+		tc, ok := cases[f.Name]
+		if !ok {
+			t.Errorf("%s: no case", f.Name)
+			continue
+		}
+		t.Run(f.Name, func(t *testing.T) {
+			if reflect.DeepEqual(tc.get(mustDefault(t)), tc.want) {
+				t.Fatalf("the case proves nothing: %v is the default", tc.want)
+			}
+			check := func(from string, c *Config) {
+				t.Helper()
+				if got := tc.get(c); !reflect.DeepEqual(got, tc.want) {
+					t.Errorf("from %s: got %v, want %v", from, got, tc.want)
+				}
+			}
+			var with []string
+			if tc.with != nil {
+				with = []string{"--" + tc.with[0] + "=" + tc.with[1]}
+			}
+			variable := strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+			c, _ := mustLoad(t, append(with, "--"+f.Name+"="+tc.value))
+			check("the command line", c)
+			c, _ = mustLoad(t, with, "ETCD_"+variable+"="+tc.value)
+			check("ETCD_"+variable, c)
+			c, _ = mustLoad(t, with, "SKEIN_"+variable+"="+tc.value, "ETCD_"+variable+"=nonsense")
+			check("SKEIN_"+variable, c)
+			if f.File != "" {
+				c, _ = mustLoad(t, []string{"--config-file", writeFile(t, &f, tc)})
+				check("the file", c)
+			}
+		})
+	}
+}
+
+func mustDefault(t *testing.T) *Config { c, _ := mustLoad(t, nil); return c }
+
+// writeFile writes the case as a configuration file, dots as sections.
+func writeFile(t *testing.T, f *Flag, tc honouredCase) string {
+	t.Helper()
+	tree := map[string][]string{}
+	add := func(key, value string) {
+		section, leaf, nested := strings.Cut(key, ".")
+		if !nested {
+			section, leaf = "", key
+		}
+		tree[section] = append(tree[section], leaf+": "+value)
+	}
+	text := tc.file
+	if text == "" {
+		text = tc.value
+	}
+	add(f.File, text)
+	for _, o := range Flags() {
+		if tc.with != nil && o.Name == tc.with[0] {
+			add(o.File, tc.with[1])
+		}
+	}
+	var b strings.Builder
+	for section, lines := range tree {
+		indent := ""
+		if section != "" {
+			b.WriteString(section + ":\n")
+			indent = "  "
+		}
+		b.WriteString(indent + strings.Join(lines, "\n"+indent) + "\n")
+	}
+	path := filepath.Join(t.TempDir(), "skein.yaml")
+	if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestTableIsComplete compares the table with the flags of etcd 3.7.3 and their
+// defaults.
+func TestTableIsComplete(t *testing.T) {
+	b, err := os.ReadFile("testdata/etcd-3.7.3-flags.tsv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	etcd := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		name, def, _ := strings.Cut(strings.TrimRight(line, "\n"), "\t")
+		etcd[name] = def
+	}
+	seen := map[string]bool{}
+	for _, f := range Flags() {
+		if seen[f.Name] {
+			t.Errorf("%s is in the table twice", f.Name)
+		}
+		seen[f.Name] = true
+		def, known := etcd[f.Name]
+		if known == f.Own {
+			t.Errorf("%s: in etcd %v, Own %v", f.Name, known, f.Own)
+		}
+		if known && f.Default != def {
+			t.Errorf("%s: default %q, etcd's is %q", f.Name, f.Default, def)
+		}
+		if v, err := f.kind.parse(f.Default); f.Default != "" && (err != nil || v.text != f.Default) {
+			t.Errorf("%s: the default %q parses to %q, %v", f.Name, f.Default, v.text, err)
+		}
+		if f.Support == Honoured != (f.set != nil) || f.Support != Honoured && f.Note == "" || f.Section == "" {
+			t.Errorf("%s: incomplete row", f.Name)
+		}
+	}
+	for name := range etcd {
+		if !seen[name] {
+			t.Errorf("etcd's flag %s is not in the table", name)
+		}
+	}
+}
+
+// TestMeaninglessAndNotYet: every default is accepted, meaningless ones are
+// reported, and each flag that is not there yet refuses another value by its reason.
+func TestMeaninglessAndNotYet(t *testing.T) {
+	other := map[kind]string{kindString: "other", kindBool: "", kindInt: "4711", kindUint: "4711", kindDuration: "4711s",
+		kindURLs: "http://127.0.0.1:4711", kindSet: "other", kindIgnored: "other"}
+	for _, f := range Flags() {
+		v := other[f.kind]
+		if f.kind == kindBool {
+			v = map[string]string{"true": "false", "false": "true"}[f.Default]
+		}
+		if f.Name == "feature-gates" {
+			v = "InitialCorruptCheck=true"
+		}
+		switch f.Support {
+		case Meaningless:
+			_, notices := mustLoad(t, []string{"--name=n", "--" + f.Name + "=" + v})
+			if len(notices) != 1 || notices[0].Message != "this setting means nothing here" {
+				t.Errorf("%s: %v", f.Name, notices)
+			}
+		case NotYet:
+			if f.Default != "" {
+				mustLoad(t, []string{"--" + f.Name + "=" + f.Default})
+			}
+			for _, a := range f.accepts {
+				mustLoad(t, []string{"--" + f.Name + "=" + a})
+			}
+			if slices.Contains(f.accepts, v) {
+				continue
+			}
+			if _, _, err := Load([]string{"--" + f.Name + "=" + v}, nil); err == nil || !strings.Contains(err.Error(), f.Note) {
+				t.Errorf("--%s=%s: %v", f.Name, v, err)
+			}
+		}
+	}
+}
+
+func TestDocs(t *testing.T) {
+	path := "../docs/flags.md"
+	if rewriting() {
+		if err := os.WriteFile(path, []byte(Docs()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(b) != Docs() {
+		t.Error("docs/flags.md is not what the table says: run go test ./config -run TestDocs -rewrite")
+	}
+}

@@ -1,0 +1,98 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Docs renders the table of flags as Markdown: the text of docs/flags.md.
+func Docs() string {
+	var b strings.Builder
+	b.WriteString(`# Flags
+
+Rendered from the table in package config (go test ./config -run TestDocs -rewrite). A flag is written --NAME VALUE or
+--NAME=VALUE, with one dash or two. Each one can also be given as an environment variable, SKEIN_NAME or ETCD_NAME in
+capitals with underscores; a flag wins over SKEIN_NAME, and that over ETCD_NAME. An unknown flag is an error, an unknown
+variable is logged. --config-file excludes flags and variables; its keys are the last column, a dot separates the levels,
+and durations there are integer nanoseconds.
+
+What Skein does with each flag of etcd 3.7:
+
+- **honoured**: it does what etcd's does, up to the note.
+- **meaningless here**: accepted and logged; the note says why.
+- **not there yet**: the start is refused, unless the value asks for nothing that is missing (the default, and what the
+  note lists).
+`)
+	flags := Flags()
+	for _, support := range []Support{Honoured, Meaningless, NotYet} {
+		fmt.Fprintf(&b, "\n## %s%s\n\n", strings.ToUpper(support.String()[:1]), support.String()[1:])
+		if support == Honoured {
+			b.WriteString("| Flag | Default | Meaning | Key in the file |\n| --- | --- | --- | --- |\n")
+		} else {
+			b.WriteString("| Flag | Default | Why | Key in the file |\n| --- | --- | --- | --- |\n")
+		}
+		for _, section := range []string{sectionSkein, sectionMember, sectionClustering, sectionSecurity, sectionAuth, sectionLogging,
+			sectionProfiling, sectionTracing, sectionFeatures, sectionUnsafe, sectionDiscovery, sectionRelics} {
+			for i := range flags {
+				if flags[i].Support == support && flags[i].Section == section {
+					b.WriteString(flags[i].row())
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+func (f *Flag) row() string {
+	text := strings.TrimSpace(f.Usage + " " + f.Note)
+	if len(f.accepts) > 0 {
+		quoted := make([]string, len(f.accepts))
+		for i, a := range f.accepts {
+			quoted[i] = fmt.Sprintf("`%q`", a)
+		}
+		text += " Accepted: " + strings.Join(quoted, ", ") + "."
+	}
+	def := ""
+	if f.Default != "" {
+		def = "`" + f.Default + "`"
+	}
+	file := ""
+	if f.File != "" {
+		file = "`" + f.File + "`"
+	}
+	return fmt.Sprintf("| `--%s` | %s | %s | %s |\n", f.Name, def, strings.ReplaceAll(text, "|", "\\|"), file)
+}
+
+// Usage renders the honoured flags for --help.
+func Usage() string {
+	var b strings.Builder
+	flags := Flags()
+	width := 0
+	for i := range flags {
+		width = max(width, len(flags[i].Name))
+	}
+	var seen []string
+	for _, f := range flags {
+		if f.Support != Honoured {
+			continue
+		}
+		if !slices.Contains(seen, f.Section) {
+			seen = append(seen, f.Section)
+		}
+	}
+	for _, section := range seen {
+		fmt.Fprintf(&b, "\n%s:\n", section)
+		for _, f := range flags {
+			if f.Support == Honoured && f.Section == section {
+				fmt.Fprintf(&b, "  --%-*s  %s", width, f.Name, f.Usage)
+				if f.Default != "" {
+					fmt.Fprintf(&b, " (default %s)", f.Default)
+				}
+				b.WriteByte('\n')
+			}
+		}
+	}
+	b.WriteString("\nMore flags of etcd are accepted; docs/flags.md says what each of them does here.\n")
+	return b.String()
+}

@@ -1,0 +1,276 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/types"
+)
+
+// The sections of the table, in the order of the documentation.
+const (
+	sectionMember     = "Member"
+	sectionClustering = "Clustering"
+	sectionSecurity   = "Security"
+	sectionAuth       = "Auth"
+	sectionProfiling  = "Profiling and monitoring"
+	sectionLogging    = "Logging"
+	sectionTracing    = "Distributed tracing"
+	sectionFeatures   = "Features"
+	sectionUnsafe     = "Unsafe"
+	sectionDiscovery  = "Discovery"
+	sectionRelics     = "Relics that etcd ignores too"
+	sectionSkein      = "Skein's own"
+)
+
+// Flags returns the table: every flag of etcd 3.7.3, then Skein's own.
+func Flags() []Flag {
+	t := make([]Flag, 0, 140)
+	t = append(t, memberFlags()...)
+	t = append(t, clusterFlags()...)
+	t = append(t, securityFlags()...)
+	t = append(t, loggingFlags()...)
+	t = append(t, ownFlags()...)
+	t = append(t, meaninglessFlags()...)
+	t = append(t, notYetFlags()...)
+	t = append(t, discoveryFlags()...)
+	return append(t, relicFlags()...)
+}
+
+// Setters of the honoured flags by the type of the field.
+
+func setString(f func(*Config) *string) func(*Config, value) error {
+	return func(c *Config, v value) error { *f(c) = v.text; return nil }
+}
+
+func setBool(f func(*Config) *bool) func(*Config, value) error {
+	return func(c *Config, v value) error { *f(c) = v.b; return nil }
+}
+
+func setDuration(f func(*Config) *time.Duration) func(*Config, value) error {
+	return func(c *Config, v value) error { *f(c) = v.d; return nil }
+}
+
+func setURLs(f func(*Config) *[]url.URL) func(*Config, value) error {
+	return func(c *Config, v value) error { *f(c) = v.urls; return nil }
+}
+
+func setList(f func(*Config) *[]string) func(*Config, value) error {
+	return func(c *Config, v value) error { *f(c) = v.list; return nil }
+}
+
+func setInt(f func(*Config) *int) func(*Config, value) error {
+	return func(c *Config, v value) error {
+		if v.u > math.MaxInt32 {
+			return errors.New("value out of range")
+		}
+		*f(c) = int(v.u)
+		return nil
+	}
+}
+
+func memberFlags() []Flag {
+	return []Flag{
+		{Name: "name", kind: kindString, Default: "default", File: "name", Section: sectionMember,
+			Usage: "Human-readable name of this node.", set: setString(func(c *Config) *string { return &c.Name })},
+		{Name: "data-dir", kind: kindString, Default: "", File: "data-dir", Section: sectionMember,
+			Usage: "Path to the data directory.", Note: "Empty means NAME.skein, not NAME.etcd: the formats differ.",
+			set: setString(func(c *Config) *string { return &c.DataDir })},
+		{Name: "wal-dir", kind: kindString, Default: "", File: "wal-dir", Section: sectionMember,
+			Usage: "Path to the directory of the wal.", Note: "Empty means the directory wal in the data directory.",
+			set: setString(func(c *Config) *string { return &c.WALDir })},
+		{Name: "heartbeat-interval", kind: kindMillis, Default: "100", File: "heartbeat-interval", Section: sectionMember,
+			Usage: "Time between heartbeats, in milliseconds.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
+		{Name: "election-timeout", kind: kindMillis, Default: "1000", File: "election-timeout", Section: sectionMember,
+			Usage: "Time without a heartbeat after which an election begins, in milliseconds.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.ElectionTimeout })},
+		{Name: "listen-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "listen-peer-urls", Section: sectionMember,
+			Usage: "URLs to listen on for the other nodes.",
+			Note:  "Nodes talk QUIC, so the ports are UDP. http means self-made certificates without authentication; unix sockets are refused.",
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenPeerURLs })},
+		{Name: "listen-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "listen-client-urls", Section: sectionMember,
+			Usage: "URLs to listen on for clients: gRPC and HTTP on one port.",
+			Note:  "One address is either http or https, not both.",
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenClientURLs })},
+		{Name: "max-txn-ops", kind: kindUint, Default: "128", File: "max-txn-ops", Section: sectionMember,
+			Usage: "Maximum number of operations in a transaction.", set: setInt(func(c *Config) *int { return &c.MaxTxnOps })},
+		{Name: "max-request-bytes", kind: kindUint, Default: "1572864", File: "max-request-bytes", Section: sectionMember,
+			Usage: "Maximum size of a request in bytes.", Note: "At most 64 MiB, and a sixteenth of memory-budget-bytes.",
+			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes })},
+		{Name: "max-concurrent-streams", kind: kindUint32, Default: "4294967295", File: "max-concurrent-streams", Section: sectionMember,
+			Usage: "Maximum number of calls at a time on one client connection.",
+			set:   func(c *Config, v value) error { c.MaxConcurrentStreams = uint32(v.u); return nil }},
+		{Name: "grpc-keepalive-min-time", kind: kindDuration, Default: "5s", File: "grpc-keepalive-min-time", Section: sectionMember,
+			Usage: "Least time between pings of a client.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveMinTime })},
+		{Name: "grpc-keepalive-interval", kind: kindDuration, Default: "2h0m0s", File: "grpc-keepalive-interval", Section: sectionMember,
+			Usage: "Time after which a silent client is pinged (0 to disable).",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveInterval })},
+		{Name: "grpc-keepalive-timeout", kind: kindDuration, Default: "20s", File: "grpc-keepalive-timeout", Section: sectionMember,
+			Usage: "Time after which a pinged, still silent client is cut off (0 to disable).",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveTimeout })},
+	}
+}
+
+func clusterFlags() []Flag {
+	return []Flag{
+		{Name: "initial-advertise-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "initial-advertise-peer-urls", Section: sectionClustering,
+			Usage: "URLs at which the other nodes reach this one.",
+			Note:  "A listen address of 0.0.0.0 does not change the default to the machine's own address, as it does in etcd.",
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.AdvertisePeerURLs })},
+		{Name: "initial-cluster", kind: kindString, Default: "default=http://localhost:2380", File: "initial-cluster", Section: sectionClustering,
+			Usage: "The founders of a new cluster: NAME=URL,NAME=URL,…",
+			Note:  "Without it this node founds the cluster alone, under its own name and peer URLs. Not read once the node has data.",
+			set: func(c *Config, v value) error {
+				m, err := types.NewURLsMap(v.text)
+				if err != nil {
+					return err
+				}
+				c.InitialCluster = m
+				return nil
+			}},
+		{Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
+			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node cannot join a running cluster yet.",
+			set: setString(func(c *Config) *string { return &c.InitialClusterState })},
+		{Name: "initial-cluster-token", kind: kindString, Default: "etcd-cluster", File: "initial-cluster-token", Section: sectionClustering,
+			Usage: "Tells clusters with the same URLs apart.", set: setString(func(c *Config) *string { return &c.InitialClusterToken })},
+		{Name: "advertise-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "advertise-client-urls", Section: sectionClustering,
+			Usage: "URLs at which clients reach this node. Required where listen-client-urls is given.",
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.AdvertiseClientURLs })},
+		{Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
+			Usage: "Refuse changes of membership that would lose the quorum.",
+			set:   setBool(func(c *Config) *bool { return &c.StrictReconfigCheck })},
+		{Name: "pre-vote", kind: kindBool, Default: "true", File: "pre-vote", Section: sectionClustering,
+			Usage: "Ask before an election whether it could be won.", set: setBool(func(c *Config) *bool { return &c.PreVote })},
+	}
+}
+
+func securityFlags() []Flag {
+	client := func(key string) string { return "client-transport-security." + key }
+	peer := func(key string) string { return "peer-transport-security." + key }
+	str := func(name, file, usage string, f func(*Config) *string) Flag {
+		return Flag{Name: name, kind: kindString, File: file, Section: sectionSecurity, Usage: usage, set: setString(f)}
+	}
+	flag := func(name, file, usage string, f func(*Config) *bool) Flag {
+		return Flag{Name: name, kind: kindBool, Default: "false", File: file, Section: sectionSecurity, Usage: usage, set: setBool(f)}
+	}
+	list := func(name, file, usage string, f func(*Config) *[]string) Flag {
+		return Flag{Name: name, kind: kindList, File: file, Section: sectionSecurity, Usage: usage, set: setList(f)}
+	}
+	return []Flag{
+		str("cert-file", client("cert-file"), "Certificate of the client listeners.", func(c *Config) *string { return &c.ClientTLS.CertFile }),
+		str("key-file", client("key-file"), "Key of the client listeners.", func(c *Config) *string { return &c.ClientTLS.KeyFile }),
+		flag("client-cert-auth", client("client-cert-auth"), "Demand a certificate of clients.", func(c *Config) *bool { return &c.ClientTLS.ClientCertAuth }),
+		str("client-cert-file", client("client-cert-file"), "Certificate shown as a client.", func(c *Config) *string { return &c.ClientTLS.ClientCertFile }),
+		str("client-key-file", client("client-key-file"), "Key of client-cert-file.", func(c *Config) *string { return &c.ClientTLS.ClientKeyFile }),
+		str("client-crl-file", "", "Revocation list for clients' certificates.", func(c *Config) *string { return &c.ClientTLS.CRLFile }),
+		list("client-cert-allowed-hostname", client("allowed-hostname"), "Host names of which a client's certificate must bear one.",
+			func(c *Config) *[]string { return &c.ClientTLS.AllowedHostnames }),
+		str("trusted-ca-file", client("trusted-ca-file"), "Authorities of clients' certificates; demands one of every client.",
+			func(c *Config) *string { return &c.ClientTLS.TrustedCAFile }),
+		flag("auto-tls", client("auto-tls"), "Make a self-signed certificate for clients.", func(c *Config) *bool { return &c.ClientTLS.Auto }),
+		str("peer-cert-file", peer("cert-file"), "Certificate of the peer listeners.", func(c *Config) *string { return &c.PeerTLS.CertFile }),
+		str("peer-key-file", peer("key-file"), "Key of the peer listeners.", func(c *Config) *string { return &c.PeerTLS.KeyFile }),
+		flag("peer-client-cert-auth", peer("client-cert-auth"), "Demand a certificate of peers.", func(c *Config) *bool { return &c.PeerTLS.ClientCertAuth }),
+		str("peer-client-cert-file", peer("client-cert-file"), "Certificate shown to peers.", func(c *Config) *string { return &c.PeerTLS.ClientCertFile }),
+		str("peer-client-key-file", peer("client-key-file"), "Key of peer-client-cert-file.", func(c *Config) *string { return &c.PeerTLS.ClientKeyFile }),
+		str("peer-trusted-ca-file", peer("trusted-ca-file"), "Authorities of peers' certificates.", func(c *Config) *string { return &c.PeerTLS.TrustedCAFile }),
+		list("peer-cert-allowed-cn", peer("allowed-cn"), "Common names of which a peer's certificate must bear one.",
+			func(c *Config) *[]string { return &c.PeerTLS.AllowedCNs }),
+		list("peer-cert-allowed-hostname", peer("allowed-hostname"), "Host names of which a peer's certificate must bear one.",
+			func(c *Config) *[]string { return &c.PeerTLS.AllowedHostnames }),
+		flag("peer-auto-tls", peer("auto-tls"), "Make a self-signed certificate for peers.", func(c *Config) *bool { return &c.PeerTLS.Auto }),
+		str("peer-crl-file", "", "Revocation list for peers' certificates.", func(c *Config) *string { return &c.PeerTLS.CRLFile }),
+		flag("peer-skip-client-san-verification", peer("skip-client-san-verification"), "Let a peer's certificate name other hosts than the one it comes from.",
+			func(c *Config) *bool { return &c.PeerTLS.SkipClientSANVerify }),
+		{Name: "self-signed-cert-validity", kind: kindUint, Default: "1", File: "self-signed-cert-validity", Section: sectionSecurity,
+			Usage: "Years for which the certificates of auto-tls and peer-auto-tls are valid.",
+			set: func(c *Config, v value) error {
+				if v.u > 100 {
+					return errors.New("value out of range")
+				}
+				c.SelfSignedCertYears = uint(v.u)
+				return nil
+			}},
+		{Name: "cipher-suites", kind: kindList, File: "cipher-suites", Section: sectionSecurity,
+			Usage: "Cipher suites of TLS 1.2, separated by commas.",
+			set: func(c *Config, v value) (err error) {
+				c.CipherSuites, err = parseCipherSuites(v.list)
+				return err
+			}},
+		{Name: "tls-min-version", kind: kindString, Default: "TLS1.2", File: "tls-min-version", Section: sectionSecurity,
+			Usage: "Oldest version of TLS: TLS1.2 or TLS1.3.", Note: "The bus always uses TLS 1.3.",
+			set: func(c *Config, v value) (err error) {
+				c.TLSMinVersion, err = parseTLSVersion(v.text)
+				return err
+			}},
+		{Name: "tls-max-version", kind: kindString, Default: "", File: "tls-max-version", Section: sectionSecurity,
+			Usage: "Newest version of TLS: TLS1.2 or TLS1.3.", Note: "For clients; the bus always uses TLS 1.3.",
+			set: func(c *Config, v value) (err error) {
+				c.TLSMaxVersion, err = parseTLSVersion(v.text)
+				return err
+			}},
+	}
+}
+
+func loggingFlags() []Flag {
+	return []Flag{
+		{Name: "logger", kind: kindString, Default: "zap", File: "logger", Section: sectionLogging,
+			Usage: "The kind of logger: zap.", set: setString(func(c *Config) *string { return &c.Log.Logger })},
+		{Name: "log-outputs", kind: kindSet, Default: "default", File: "log-outputs", Section: sectionLogging,
+			Usage: "Where the log goes: default, stderr, stdout or paths, separated by commas.",
+			Note:  "systemd/journal is refused: use stderr.",
+			set:   setList(func(c *Config) *[]string { return &c.Log.Outputs })},
+		{Name: "log-level", kind: kindString, Default: "info", File: "log-level", Section: sectionLogging,
+			Usage: "Lowest level that is logged: debug, info, warn, error, panic or fatal.",
+			set:   setString(func(c *Config) *string { return &c.Log.Level })},
+		{Name: "log-format", kind: kindString, Default: "json", File: "log-format", Section: sectionLogging,
+			Usage: "Format of the log: json or console.", set: setString(func(c *Config) *string { return &c.Log.Format })},
+		{Name: "warning-unary-request-duration", kind: kindDuration, Default: "300ms", File: "warning-unary-request-duration", Section: sectionLogging,
+			Usage: "Duration above which a request is logged as a warning.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
+		{Name: "enable-pprof", kind: kindBool, Default: "false", File: "enable-pprof", Section: sectionProfiling,
+			Usage: "Serve Go's profiles at the client URLs under /debug/pprof/.", set: setBool(func(c *Config) *bool { return &c.EnablePprof })},
+		{Name: "listen-metrics-urls", kind: kindURLs, Default: "", File: "listen-metrics-urls", Section: sectionProfiling,
+			Usage: "Extra URLs to listen on for /metrics and the health checks.",
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenMetricsURLs })},
+		{Name: "config-file", kind: kindString, Default: "", Section: sectionMember,
+			Usage: "Path to a configuration file (YAML or JSON). With it, other flags and the environment are not used.",
+			Note:  "Strict: an unknown key is an error.", set: func(*Config, value) error { return nil }},
+		{Name: "version", kind: kindBool, Default: "false", Section: sectionMember,
+			Usage: "Print the versions and exit.", set: func(*Config, value) error { return nil }},
+	}
+}
+
+func ownFlags() []Flag {
+	return []Flag{
+		{Name: "initial-ranges", kind: kindUint, Default: "1", File: "initial-ranges", Section: sectionSkein, Own: true,
+			Usage: "Number of ranges that a new cluster begins with, split evenly over printable ASCII.",
+			Note:  "The same on all founders. Not read once the node has data.",
+			set:   setInt(func(c *Config) *int { return &c.InitialRanges })},
+		{Name: "initial-split-keys", kind: kindString, Default: "", File: "initial-split-keys", Section: sectionSkein, Own: true,
+			Usage: "File of the keys at which the ranges of a new cluster begin, one a line.",
+			Note: `Escapes: \\ \n \r \t \xNN. Empty lines and lines that begin with # are left out; a key that begins with # is written \x23. ` +
+				"Excludes initial-ranges. The same on all founders. Not read once the node has data.",
+			set: func(c *Config, v value) (err error) {
+				if v.text != "" {
+					c.InitialSplitKeys, err = readSplitKeys(v.text)
+				}
+				return err
+			}},
+		{Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
+			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
+			Note:  "At least 64 MiB. Go's runtime comes on top, about a quarter more.",
+			set: func(c *Config, v value) error {
+				if v.u > math.MaxInt64 {
+					return fmt.Errorf("value out of range")
+				}
+				c.MemoryBytes = int64(v.u)
+				return nil
+			}},
+	}
+}

@@ -1,0 +1,175 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// meaningless is a row for a flag to which nothing here corresponds.
+func meaningless(section, name string, k kind, def, file, why string) Flag {
+	return Flag{Name: name, Section: section, Support: Meaningless, kind: k, Default: def, File: file, Note: why}
+}
+
+// notYet is a row for a flag that asks for something missing.
+func notYet(section, name string, k kind, def, file, why string, accepts ...string) Flag {
+	return Flag{Name: name, Section: section, Support: NotYet, kind: k, Default: def, File: file, Note: why, accepts: accepts}
+}
+
+func meaninglessFlags() []Flag {
+	const (
+		bbolt      = "There is no bbolt: Pebble batches and compacts by itself."
+		compaction = "Removal of old versions paces itself by its cost."
+		hashes     = "Replicas are always compared, at equal applied index."
+		catchUp    = "Logs are cut by size, and followers beyond the cut get a snapshot."
+	)
+	gates := meaningless(sectionFeatures, "feature-gates", kindString, "", "feature-gates",
+		"What the gates of etcd switch is either always on here or not there. SetMemberLocalAddr=true is refused.")
+	gates.check = checkFeatureGates
+	return []Flag{
+		meaningless(sectionMember, "snapshot-count", kindUint, "10000", "snapshot-count", catchUp),
+		meaningless(sectionMember, "max-snapshots", kindUint, "5", "max-snapshots", "Snapshots are streamed, not kept."),
+		meaningless(sectionMember, "max-wals", kindUint, "5", "max-wals", "Segments of the wal are recycled once nothing needs them."),
+		meaningless(sectionMember, "initial-election-tick-advance", kindBool, "true", "initial-election-tick-advance",
+			"A new cluster's first election does not wait, and a restarted voter has to."),
+		meaningless(sectionMember, "quota-backend-bytes", kindInt, "0", "quota-backend-bytes",
+			"The size of the database has no quota: writes are refused while the disk is full, and only then."),
+		meaningless(sectionMember, "backend-bbolt-freelist-type", kindString, "", "backend-bbolt-freelist-type", bbolt),
+		meaningless(sectionMember, "backend-batch-interval", kindDuration, "0s", "backend-batch-interval", bbolt),
+		meaningless(sectionMember, "backend-batch-limit", kindInt, "0", "backend-batch-limit", bbolt),
+		meaningless(sectionMember, "raft-read-timeout", kindDuration, "5s", "", "Nodes talk QUIC, which finds dead connections by itself."),
+		meaningless(sectionMember, "raft-write-timeout", kindDuration, "5s", "", "Nodes talk QUIC, which finds dead connections by itself."),
+		meaningless(sectionClustering, "v2-deprecation", kindString, "write-only", "v2-deprecation", "There never was a v2 store. etcd ignores it too."),
+		gates,
+		meaningless(sectionFeatures, "corrupt-check-time", kindDuration, "0s", "corrupt-check-time", hashes),
+		meaningless(sectionFeatures, "compact-hash-check-time", kindDuration, "1m0s", "compact-hash-check-time", hashes),
+		meaningless(sectionFeatures, "compaction-batch-limit", kindInt, "0", "compaction-batch-limit", compaction),
+		meaningless(sectionFeatures, "compaction-sleep-interval", kindDuration, "0s", "compaction-sleep-interval", compaction),
+		meaningless(sectionFeatures, "warning-apply-duration", kindDuration, "100ms", "warning-apply-duration",
+			"Apply times are a histogram among the metrics."),
+		meaningless(sectionFeatures, "bootstrap-defrag-threshold-megabytes", kindUint, "0", "bootstrap-defrag-threshold-megabytes", "There is nothing to defragment."),
+		meaningless(sectionFeatures, "downgrade-check-time", kindDuration, "5s", "downgrade-check-time", "There is no older version to go back to."),
+		meaningless(sectionFeatures, "snapshot-catchup-entries", kindUint, "5000", "snapshot-catchup-entries", catchUp),
+		meaningless(sectionUnsafe, "unsafe-no-fsync", kindBool, "false", "unsafe-no-fsync", "Skein always syncs: one fsync serves all ranges."),
+	}
+}
+
+func notYetFlags() []Flag {
+	const (
+		auth       = "users and roles are not there yet"
+		compactor  = "automatic compaction is not there yet: call Compact from outside"
+		rotation   = "the log is not rotated: use logrotate with copytruncate, or standard error"
+		tracing    = "spans are not exported yet"
+		discovered = "name the founders in --initial-cluster"
+		httpOnly   = "there are no HTTP-only listeners: gRPC and HTTP share the client URLs without disturbing each other"
+	)
+	return []Flag{
+		notYet(sectionMember, "listen-client-http-urls", kindURLs, "", "listen-client-http-urls", httpOnly),
+		notYet(sectionMember, "memory-mlock", kindBool, "false", "memory-mlock", "memory is not locked: switch swap off instead"),
+		notYet(sectionMember, "socket-reuse-port", kindBool, "false", "socket-options.reuse-port", "a port belongs to one process"),
+		notYet(sectionMember, "socket-reuse-address", kindBool, "false", "socket-options.reuse-address", "Go already lets a listener take over an address in TIME_WAIT"),
+		notYet(sectionMember, "enable-grpc-gateway", kindBool, "true", "enable-grpc-gateway", "the JSON gateway is not there yet", "false"),
+		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
+		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
+		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
+		notYet(sectionClustering, "auto-compaction-retention", kindString, "0", "auto-compaction-retention", compactor, "", "0s"),
+		autoCompactionMode(),
+		notYet(sectionSecurity, "cors", kindString, "*", "cors", "origins are not restricted yet", ""),
+		notYet(sectionSecurity, "host-whitelist", kindSet, "*", "host-whitelist", "host names are not restricted yet", ""),
+		notYet(sectionAuth, "auth-token", kindString, "simple", "auth-token", auth, ""),
+		notYet(sectionAuth, "bcrypt-cost", kindUint, "10", "bcrypt-cost", auth),
+		notYet(sectionAuth, "auth-token-ttl", kindUint, "300", "auth-token-ttl", auth),
+		notYet(sectionProfiling, "metrics", kindString, "basic", "metrics", "per-method histograms are not there yet"),
+		notYet(sectionLogging, "enable-log-rotation", kindBool, "false", "enable-log-rotation", rotation),
+		notYet(sectionLogging, "log-rotation-config-json", kindString,
+			`{"maxsize": 100, "maxage": 0, "maxbackups": 0, "localtime": false, "compress": false}`, "log-rotation-config-json", rotation, ""),
+		notYet(sectionTracing, "enable-distributed-tracing", kindBool, "false", "enable-distributed-tracing", tracing),
+		notYet(sectionTracing, "distributed-tracing-address", kindString, "localhost:4317", "distributed-tracing-address", tracing),
+		notYet(sectionTracing, "distributed-tracing-service-name", kindString, "etcd", "distributed-tracing-service-name", tracing),
+		notYet(sectionTracing, "distributed-tracing-instance-id", kindString, "", "distributed-tracing-instance-id", tracing),
+		notYet(sectionTracing, "distributed-tracing-sampling-rate", kindInt, "0", "distributed-tracing-sampling-rate", tracing),
+		notYet(sectionFeatures, "watch-progress-notify-interval", kindDuration, "0s", "watch-progress-notify-interval", "watches are not there yet"),
+		notYet(sectionFeatures, "max-learners", kindInt, "1", "max-learners", "members cannot be added to a running cluster yet"),
+		notYet(sectionUnsafe, "force-new-cluster", kindBool, "false", "force-new-cluster", "a lost quorum cannot be given up yet: restore the other nodes' disks"),
+	}
+}
+
+// autoCompactionMode accepts both of etcd's modes: without a retention, which is
+// refused, neither does anything.
+func autoCompactionMode() Flag {
+	return Flag{Name: "auto-compaction-mode", Section: sectionClustering, Support: NotYet, kind: kindString, Default: "periodic",
+		File: "auto-compaction-mode", Note: "automatic compaction is not there yet", accepts: []string{"revision"}}
+}
+
+func discoveryFlags() []Flag {
+	const why = "discovery is not there yet: name the founders in --initial-cluster"
+	row := func(name string, k kind, def, file string) Flag {
+		return notYet(sectionDiscovery, "discovery-"+name, k, def, "discovery-config."+file, why)
+	}
+	return []Flag{
+		row("token", kindString, "", "token"),
+		row("endpoints", kindSet, "", "client.endpoints"),
+		row("dial-timeout", kindDuration, "2s", "client.dial-timeout"),
+		row("request-timeout", kindDuration, "5s", "client.request-timeout"),
+		row("keepalive-time", kindDuration, "2s", "client.keepalive-time"),
+		row("keepalive-timeout", kindDuration, "6s", "client.keepalive-timeout"),
+		row("insecure-transport", kindBool, "true", "client.secure.insecure-transport"),
+		row("insecure-skip-tls-verify", kindBool, "false", "client.secure.insecure-skip-tls-verify"),
+		row("cert", kindString, "", "client.secure.cert"),
+		row("key", kindString, "", "client.secure.key"),
+		row("cacert", kindString, "", "client.secure.cacert"),
+		row("user", kindString, "", "client.auth.username"),
+		row("password", kindString, "", "client.auth.password"),
+	}
+}
+
+// fileOnly are the keys of the configuration file for which there is no flag. Their
+// names are the keys.
+func fileOnly() []Flag {
+	return []Flag{
+		{Name: "client-transport-security.allowed-cn", kind: kindList, set: setList(func(c *Config) *[]string { return &c.ClientTLS.AllowedCNs })},
+		meaningless("", "client-transport-security.skip-client-san-verification", kindBool, "false", "",
+			"Clients' certificates are not compared with the host that they come from."),
+	}
+}
+
+// relicFlags are flags of old versions that etcd 3.7 still accepts and ignores.
+func relicFlags() []Flag {
+	names := []string{"cluster-active-size", "cluster-remove-delay", "cluster-sync-interval", "config", "force", "max-result-buffer",
+		"max-retry-attempts", "peer-heartbeat-interval", "peer-election-timeout", "retry-interval", "snapshot", "v", "vv",
+		"test.coverprofile", "test.outputdir"}
+	flags := make([]Flag, len(names))
+	for i, n := range names {
+		flags[i] = meaningless(sectionRelics, n, kindIgnored, "", "", "A flag of a version long gone.")
+	}
+	return flags
+}
+
+// checkFeatureGates refuses gates that etcd 3.7 does not know, as etcd does, and the
+// one whose effect would be missed.
+func checkFeatureGates(v value) error {
+	known := []string{"AllAlpha", "AllBeta", "StopGRPCServiceOnDefrag", "InitialCorruptCheck", "CompactHashCheck", "TxnModeWriteWithSharedBuffer",
+		"LeaseCheckpoint", "LeaseCheckpointPersist", "SetMemberLocalAddr", "FastLeaseKeepAlive", "PriorityRequest"}
+	for _, pair := range strings.Split(v.text, ",") {
+		pair = strings.TrimSpace(pair)
+		if pair == "" {
+			continue
+		}
+		name, on, ok := strings.Cut(pair, "=")
+		if !ok {
+			return fmt.Errorf("missing bool value for %s", pair)
+		}
+		set, err := strconv.ParseBool(strings.TrimSpace(on))
+		switch {
+		case err != nil:
+			return fmt.Errorf("invalid value of %s: %q", name, on)
+		case !slices.Contains(known, strings.TrimSpace(name)):
+			return fmt.Errorf("unrecognized feature gate: %s", name)
+		case strings.TrimSpace(name) == "SetMemberLocalAddr" && set:
+			return errors.New("SetMemberLocalAddr is not there yet: the kernel chooses the address that nodes talk from")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+package config
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+
+	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.uber.org/zap"
+)
+
+// TLS names the certificates of one side, the clients' or the peers'. Empty names
+// mean none. A wrong name is found when the settings are built, before anything
+// listens; files are read again for each connection, so that certificates can be
+// renewed in place.
+type TLS struct {
+	// CertFile and KeyFile are the server's certificate and key, both or neither.
+	CertFile, KeyFile string
+	// ClientCertFile and ClientKeyFile are what the node shows as a client. Empty
+	// means CertFile and KeyFile.
+	ClientCertFile, ClientKeyFile string
+	// TrustedCAFile holds the authorities that the other side's certificate must come
+	// from. Set, it demands a certificate of every client, as in etcd.
+	TrustedCAFile string
+	// CRLFile is a revocation list, read for each connection.
+	CRLFile string
+	// ClientCertAuth demands a certificate of every client.
+	ClientCertAuth bool
+	// Auto makes a self-signed certificate under the data directory where no
+	// certificate is given. It encrypts and proves nothing.
+	Auto bool
+	// SkipClientSANVerify lets a peer's certificate name other hosts than the one it
+	// comes from.
+	SkipClientSANVerify bool
+	// AllowedCNs and AllowedHostnames are the common names, or the host names, of which
+	// a client's certificate must bear one. They exclude each other. Empty means any.
+	AllowedCNs, AllowedHostnames []string
+}
+
+// given says whether a server certificate is named.
+func (t *TLS) given() bool { return t.CertFile != "" || t.KeyFile != "" }
+
+func (c *Config) validateTLS() error {
+	for _, side := range []struct {
+		prefix string
+		tls    *TLS
+		urls   []url.URL
+	}{
+		{"", &c.ClientTLS, append(c.ListenClientURLs[:len(c.ListenClientURLs):len(c.ListenClientURLs)], c.ListenMetricsURLs...)},
+		{"peer-", &c.PeerTLS, append(c.ListenPeerURLs[:len(c.ListenPeerURLs):len(c.ListenPeerURLs)], c.AdvertisePeerURLs...)},
+	} {
+		t := side.tls
+		switch {
+		case (t.CertFile == "") != (t.KeyFile == ""):
+			return fmt.Errorf("--%scert-file and --%skey-file must both be given or both be left out", side.prefix, side.prefix)
+		case (t.ClientCertFile == "") != (t.ClientKeyFile == ""):
+			return fmt.Errorf("--%[1]sclient-cert-file and --%[1]sclient-key-file must both be given or both be left out", side.prefix)
+		case len(t.AllowedCNs) > 0 && len(t.AllowedHostnames) > 0:
+			return fmt.Errorf("--%[1]scert-allowed-cn and --%[1]scert-allowed-hostname exclude each other", side.prefix)
+		}
+		for i := range side.urls {
+			if u := &side.urls[i]; secure(u) && !t.given() && !t.Auto {
+				return fmt.Errorf("TLS key/cert (--%[1]scert-file, --%[1]skey-file) must be provided for the url %[2]s", side.prefix, u)
+			}
+		}
+	}
+	switch {
+	case c.TLSMaxVersion != 0 && c.TLSMinVersion > c.TLSMaxVersion:
+		return fmt.Errorf("min version (%s) is greater than max version (%s)", tls.VersionName(c.TLSMinVersion), tls.VersionName(c.TLSMaxVersion))
+	case c.TLSMinVersion == tls.VersionTLS13 && len(c.CipherSuites) > 0:
+		return errors.New("cipher suites cannot be configured when only TLS1.3 is enabled")
+	case c.SelfSignedCertYears == 0:
+		return errors.New("--self-signed-cert-validity must be at least 1 (year)")
+	}
+	return nil
+}
+
+// secure says whether the URL asks for TLS.
+func secure(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
+
+// ClientServerTLS returns the TLS settings of the client and metrics listeners, or
+// nil where none of them is secure. With auto-tls it makes the certificate in the
+// data directory if it is not there.
+func (c *Config) ClientServerTLS(logger *zap.Logger) (*tls.Config, error) {
+	urls := append(c.ListenClientURLs[:len(c.ListenClientURLs):len(c.ListenClientURLs)], c.ListenMetricsURLs...)
+	if !anySecure(urls) {
+		return nil, nil
+	}
+	info, err := c.tlsInfo(&c.ClientTLS, "client", urls, logger)
+	if err != nil {
+		return nil, fmt.Errorf("client TLS: %w", err)
+	}
+	t, err := info.ServerConfig()
+	if err != nil {
+		return nil, fmt.Errorf("client TLS: %w", err)
+	}
+	info.ConfigureCRLVerification(t)
+	return t, nil
+}
+
+// PeerTLSConfigs returns the TLS settings of the bus as a server and as a client,
+// or nils where the peer URLs are http. The bus raises the version to TLS 1.3,
+// which QUIC needs.
+func (c *Config) PeerTLSConfigs(logger *zap.Logger) (server, client *tls.Config, err error) {
+	urls := append(c.ListenPeerURLs[:len(c.ListenPeerURLs):len(c.ListenPeerURLs)], c.AdvertisePeerURLs...)
+	if !anySecure(urls) {
+		return nil, nil, nil
+	}
+	info, err := c.tlsInfo(&c.PeerTLS, "peer", urls, logger)
+	if err != nil {
+		return nil, nil, fmt.Errorf("peer TLS: %w", err)
+	}
+	if server, err = info.ServerConfig(); err != nil {
+		return nil, nil, fmt.Errorf("peer TLS: %w", err)
+	}
+	info.ConfigureCRLVerification(server)
+	if client, err = info.ClientConfig(); err != nil {
+		return nil, nil, fmt.Errorf("peer TLS: %w", err)
+	}
+	return server, client, nil
+}
+
+func anySecure(urls []url.URL) bool {
+	for i := range urls {
+		if secure(&urls[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// tlsInfo turns the settings of one side into etcd's, which knows how to check
+// names, read revocation lists and reload certificates.
+func (c *Config) tlsInfo(t *TLS, dir string, urls []url.URL, logger *zap.Logger) (transport.TLSInfo, error) {
+	info := transport.TLSInfo{
+		CertFile: t.CertFile, KeyFile: t.KeyFile,
+		ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
+		TrustedCAFile: t.TrustedCAFile, CRLFile: t.CRLFile, ClientCertAuth: t.ClientCertAuth,
+		SkipClientSANVerify: t.SkipClientSANVerify,
+		AllowedCNs:          t.AllowedCNs, AllowedHostnames: t.AllowedHostnames,
+	}
+	if t.Auto && !t.given() {
+		hosts := make([]string, len(urls))
+		for i := range urls {
+			hosts[i] = urls[i].Host
+		}
+		auto, err := transport.SelfCert(logger, filepath.Join(c.DataDir, "fixtures", dir), hosts, c.SelfSignedCertYears)
+		if err != nil {
+			return info, err
+		}
+		info = auto
+	}
+	info.Logger = logger
+	info.CipherSuites = c.CipherSuites
+	info.MinVersion, info.MaxVersion = c.TLSMinVersion, c.TLSMaxVersion
+	return info, nil
+}
+
+func parseTLSVersion(s string) (uint16, error) { return tlsutil.GetTLSVersion(s) }
+
+func parseCipherSuites(names []string) ([]uint16, error) { return tlsutil.GetCipherSuites(names) }

@@ -1,0 +1,71 @@
+package config
+
+import (
+	"crypto/tls"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+)
+
+func TestAutoTLS(t *testing.T) {
+	dir := t.TempDir()
+	c, _ := mustLoad(t, []string{"--name=n", "--data-dir=" + dir, "--auto-tls", "--peer-auto-tls", "--tls-max-version=TLS1.2",
+		"--listen-client-urls=https://127.0.0.1:0", "--advertise-client-urls=https://127.0.0.1:1",
+		"--listen-peer-urls=https://127.0.0.1:0", "--initial-advertise-peer-urls=https://127.0.0.1:1"})
+	server, err := c.ClientServerTLS(zaptest.NewLogger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if server.MaxVersion != tls.VersionTLS12 || server.ClientAuth != tls.NoClientCert {
+		t.Errorf("max version %x, client auth %v", server.MaxVersion, server.ClientAuth)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "fixtures", "client", "cert.pem")); err != nil {
+		t.Error(err)
+	}
+	ps, pc, err := c.PeerTLSConfigs(zap.NewNop())
+	if err != nil || ps == nil || !pc.InsecureSkipVerify {
+		t.Errorf("peers: %v %v %v", ps, pc, err)
+	}
+}
+
+func TestNoTLS(t *testing.T) {
+	c, _ := mustLoad(t, nil)
+	server, err := c.ClientServerTLS(zap.NewNop())
+	if server != nil || err != nil {
+		t.Errorf("clients: %v, %v", server, err)
+	}
+	if s, cl, err := c.PeerTLSConfigs(zap.NewNop()); s != nil || cl != nil || err != nil {
+		t.Errorf("peers: %v, %v, %v", s, cl, err)
+	}
+}
+
+func TestTLSFilesMissing(t *testing.T) {
+	c, _ := mustLoad(t, []string{"--cert-file=/no/cert", "--key-file=/no/key", "--listen-metrics-urls=https://127.0.0.1:0"})
+	if _, err := c.ClientServerTLS(zap.NewNop()); err == nil || !strings.Contains(err.Error(), "/no/cert") {
+		t.Error(err)
+	}
+}
+
+func TestLogBuild(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	c, _ := mustLoad(t, []string{"--log-outputs=" + path, "--log-level=warn", "--log-format=console"})
+	logger, err := c.Log.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger.Info("too low")
+	logger.Warn("written", zap.String("node", "n1"))
+	_ = logger.Sync()
+	b, err := os.ReadFile(path)
+	if err != nil || strings.Contains(string(b), "too low") || !strings.Contains(string(b), "written") || strings.HasPrefix(string(b), "{") {
+		t.Errorf("%s, %v", b, err)
+	}
+	c.Log.Outputs = []string{"/no/such/directory/log"}
+	if _, err := c.Log.Build(); err == nil {
+		t.Error("a log in no directory")
+	}
+}
