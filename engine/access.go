@@ -169,7 +169,8 @@ func (b *Batch) Close() error {
 // an ingest excises under its reader: a read that began before a replica was
 // replaced by a raft snapshot would see a hole instead of the old state.
 type Snapshot struct {
-	s *pebble.EventuallyFileOnlySnapshot
+	s       *pebble.EventuallyFileOnlySnapshot
+	metrics *Metrics
 }
 
 // wholeStore are the keys that a Snapshot protects: all of them.
@@ -177,7 +178,7 @@ var wholeStore = []pebble.KeyRange{{Start: []byte{0x00}, End: []byte{0xff}}}
 
 // NewSnapshot returns a snapshot of the newest state, which must be closed.
 func (e *Engine) NewSnapshot() *Snapshot {
-	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore)}
+	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore), metrics: e.metrics}
 }
 
 // Get implements Reader.

@@ -148,8 +148,11 @@ func Open(o Options) (*Engine, error) {
 	e.fatal.once = make(chan struct{})
 	e.durable.init()
 	e.flusher.init()
-	if err := o.FS.MkdirAll(o.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("engine: make directory %s: %w", o.Dir, err)
+	if err := makeDir(o.FS, o.Dir); err != nil {
+		return nil, err
+	}
+	if err := e.emptyStaging(); err != nil {
+		return nil, err
 	}
 	e.space = newSpace(e.ctx, &o)
 
@@ -175,9 +178,7 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	po := &pebble.Options{
 		FS:                          e.space.wrap(o.FS),
 		Cache:                       pebble.NewCache(o.CacheBytes),
-		Comparer:                    comparer,
 		DisableWAL:                  true,
-		FormatMajorVersion:          pebble.FormatNewest,
 		MemTableSize:                uint64(o.MemTableBytes),
 		MemTableStopWritesThreshold: MemTableStops,
 		MaxOpenFiles:                o.MaxOpenFiles,
@@ -189,14 +190,23 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 		CompactionConcurrencyRange: func() (int, int) {
 			return 1, o.CompactionConcurrency
 		},
-		BlockPropertyCollectors: []func() pebble.BlockPropertyCollector{newRevisionCollector},
-		Logger:                  pebbleLogger{e},
-		EventListener:           e.listener(),
+		Logger:        pebbleLogger{e},
+		EventListener: e.listener(),
 	}
 	po.Experimental.L0CompactionConcurrency = 2
 	// A range delete of a removed replica frees its tables soon, without waiting
 	// for a compaction that happens to touch them.
 	po.FlushDelayDeleteRange = 10 * time.Second
+	setTableOptions(po)
+	po.EnsureDefaults()
+	return po
+}
+
+// setTableOptions sets what the tables of the store and exported ones share.
+func setTableOptions(po *pebble.Options) {
+	po.Comparer = comparer
+	po.FormatMajorVersion = pebble.FormatNewest
+	po.BlockPropertyCollectors = []func() pebble.BlockPropertyCollector{newRevisionCollector}
 	for i := range po.Levels {
 		// Ten bits per user key: one in a hundred lookups of an absent key reads a
 		// block. Filters hold prefixes, one for all versions of a key.
@@ -205,8 +215,6 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	// Upper levels are rewritten often and read much: fast compression; the last
 	// levels, with nine tenths of the data, get a better one.
 	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
-	po.EnsureDefaults()
-	return po
 }
 
 // Close makes everything that was committed durable and closes the store. It

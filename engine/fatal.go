@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
 )
@@ -101,3 +102,6 @@ func (l pebbleLogger) Fatalf(format string, args ...any) {
 	}
 	runtime.Goexit()
 }
+
+// isNotExist says whether the error means that there is no such file.
+func isNotExist(err error) bool { return oserror.IsNotExist(err) }

@@ -110,7 +110,7 @@ func (s *space) giveUpBallast() {
 	s.sawFull()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.fs.Remove(s.ballastPath()); err != nil && !errors.Is(err, syscall.ENOENT) {
+	if err := s.fs.Remove(s.ballastPath()); err != nil && !isNotExist(err) {
 		s.logger.Error("disk space: remove ballast", zap.Error(err))
 	}
 }

@@ -1,0 +1,235 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/objstorage"
+	"github.com/cockroachdb/pebble/v2/sstable"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// DefaultTableBytes is the size at which ExportTables begins the next table.
+const DefaultTableBytes = 32 << 20
+
+// exportLevel is the level whose settings exported tables get: a new replica
+// ingests them into the last one.
+const exportLevel = 6
+
+// cancelKeys is how many keys an export writes between two looks at its context.
+const cancelKeys = 256
+
+// TableInfo describes one exported table.
+type TableInfo struct {
+	Span  KeySpan // what the table covers
+	Keys  int64
+	Bytes int64
+}
+
+// Export describes what ExportTables wrote.
+type Export struct {
+	Applied Applied
+	Tables  []TableInfo
+}
+
+// ErrNoApplied says that a group that is to be exported has no applied record.
+var ErrNoApplied = errors.New("engine: group has no applied record")
+
+// ExportTables writes the group's applied record and the keys in spans, as the
+// snapshot shows them, into sorted tables that IngestTables takes. The first table
+// has the applied record, then come those of each span in order; a table never
+// covers two spans. The tables of a span that is not versioned also delete what
+// the receiver has there, so that such a span has at least one table.
+//
+// The sink gives the writer of each table, which is closed when the table is
+// whole and also when it fails: only a nil error says that the tables count.
+// maxTableBytes is about the size of a table, 0 is DefaultTableBytes. Memory: one
+// table's index and a block.
+func (s *Snapshot) ExportTables(
+	ctx context.Context, g keyspace.GroupID, spans []KeySpan, maxTableBytes int64,
+	sink func(number int) (io.WriteCloser, error),
+) (Export, error) {
+	a, ok, err := ReadApplied(s, g)
+	if err == nil && !ok {
+		err = ErrNoApplied
+	}
+	if err != nil {
+		return Export{}, fmt.Errorf("engine: export group %s: %w", g, err)
+	}
+	if maxTableBytes <= 0 {
+		maxTableBytes = DefaultTableBytes
+	}
+	x := &exporter{s: s, sink: sink, max: uint64(maxTableBytes), out: Export{Applied: a}}
+	for _, span := range append([]KeySpan{appliedSpan(g)}, spans...) {
+		if err := x.span(ctx, span); err != nil {
+			return Export{}, fmt.Errorf("engine: export group %s: %s: %w", g, span, err)
+		}
+	}
+	return x.out, nil
+}
+
+type exporter struct {
+	s    *Snapshot
+	sink func(int) (io.WriteCloser, error)
+	max  uint64
+	out  Export
+
+	// The table that is being written; w is nil between tables.
+	w    *sstable.Writer
+	file *tableFile
+	info TableInfo
+}
+
+// span writes the tables of one span.
+func (x *exporter) span(ctx context.Context, span KeySpan) (err error) {
+	it, err := x.s.NewIter(IterOptions{Lower: span.Lower, Upper: span.Upper})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	defer func() {
+		if x.w != nil {
+			err = errors.Join(err, x.abort())
+		}
+	}()
+	if !span.Versioned() {
+		if err := x.begin(span.Lower); err != nil {
+			return err
+		}
+	}
+	n := 0
+	for ok := it.First(); ok; ok = it.Next() {
+		if n++; n%cancelKeys == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if x.w != nil && x.w.Raw().EstimatedSize() >= x.max {
+			if err := x.finish(slices.Clone(it.Key())); err != nil {
+				return err
+			}
+		}
+		if x.w == nil {
+			if err := x.begin(slices.Clone(it.Key())); err != nil {
+				return err
+			}
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		if err := x.w.Set(it.Key(), v); err != nil {
+			return err
+		}
+		x.info.Keys++
+	}
+	if err := it.Error(); err != nil {
+		return err
+	}
+	if x.w == nil {
+		return nil // a versioned span without keys
+	}
+	return x.finish(span.Upper)
+}
+
+// begin begins a table that covers the keys from lower on.
+func (x *exporter) begin(lower []byte) error {
+	f, err := x.sink(len(x.out.Tables))
+	if err != nil {
+		return err
+	}
+	x.file = &tableFile{w: f}
+	x.w = sstable.NewWriter(x.file, writerOptions())
+	x.info = TableInfo{Span: KeySpan{Lower: lower}}
+	return nil
+}
+
+// finish ends the table, which covers the keys below upper.
+func (x *exporter) finish(upper []byte) error {
+	x.info.Span.Upper = upper
+	if !x.info.Span.Versioned() {
+		// All keys of an ingested table get one sequence number, so that its range
+		// delete hides what was there before and not the table's own keys.
+		if err := x.w.DeleteRange(x.info.Span.Lower, upper); err != nil {
+			return err
+		}
+	}
+	err := x.w.Close()
+	x.w = nil
+	if err != nil {
+		return err
+	}
+	x.info.Bytes = x.file.n
+	x.out.Tables = append(x.out.Tables, x.info)
+	x.s.metrics.exports.Inc()
+	x.s.metrics.exportBytes.Add(float64(x.info.Bytes))
+	return nil
+}
+
+// abort drops the table that is being written. The writer is closed in any case.
+func (x *exporter) abort() error {
+	x.file.failed = true
+	err := x.w.Close()
+	x.w = nil
+	if errors.Is(err, errAborted) {
+		return nil
+	}
+	return err
+}
+
+// errAborted fails the writes of a table that is given up.
+var errAborted = errors.New("engine: table given up")
+
+// tableFile is the file of a table as the table writer wants it.
+type tableFile struct {
+	w      io.WriteCloser
+	n      int64
+	failed bool
+	closed bool
+}
+
+var _ objstorage.Writable = (*tableFile)(nil)
+
+// Write implements objstorage.Writable.
+func (f *tableFile) Write(p []byte) error {
+	if f.failed {
+		return errAborted
+	}
+	n, err := f.w.Write(p)
+	f.n += int64(n)
+	return err
+}
+
+// Finish implements objstorage.Writable.
+func (f *tableFile) Finish() error {
+	if f.failed {
+		f.Abort()
+		return errAborted
+	}
+	f.closed = true
+	return f.w.Close()
+}
+
+// Abort implements objstorage.Writable.
+func (f *tableFile) Abort() {
+	if !f.closed {
+		f.closed = true
+		_ = f.w.Close() // the export has failed already
+	}
+}
+
+// tableOptions are what exported tables are written and read with: those of the
+// store itself.
+var tableOptions = func() *pebble.Options {
+	po := &pebble.Options{}
+	setTableOptions(po)
+	po.EnsureDefaults()
+	return po
+}()
+
+func writerOptions() sstable.WriterOptions {
+	return tableOptions.MakeWriterOptions(exportLevel, pebble.FormatNewest.MaxTableFormat())
+}

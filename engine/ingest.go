@@ -1,0 +1,274 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// stagingName is the directory, within that of the store, where the tables of raft
+// snapshots arrive.
+const stagingName = "staging"
+
+// ErrBadTables says that tables are not a whole export of the group and the spans
+// that they were given out for.
+var ErrBadTables = errors.New("engine: tables are no export of this group")
+
+// ErrNoSpace refuses what adds data while the disk is full.
+var ErrNoSpace = errors.New("engine: disk space is low")
+
+// Ingest is a set of tables that replaces what the store has of a group.
+type Ingest struct {
+	Group keyspace.GroupID
+	// Spans are those that were exported, at most one of them versioned. Together
+	// with the applied record they are replaced as a whole.
+	Spans []KeySpan
+	// Paths are the tables in the engine's file system, best in StagingDir.
+	// IngestTables removes those that it took.
+	Paths []string
+}
+
+// FS returns the file system of the store, for files in StagingDir.
+func (e *Engine) FS() vfs.FS { return e.fs }
+
+// StagingDir returns the directory where tables that are to be ingested belong.
+// It is emptied by Open.
+func (e *Engine) StagingDir() string { return e.fs.PathJoin(e.dir, stagingName) }
+
+func (e *Engine) emptyStaging() error {
+	dir := e.StagingDir()
+	if err := e.fs.RemoveAll(dir); err != nil {
+		return fmt.Errorf("engine: empty %s: %w", dir, err)
+	}
+	return makeDir(e.fs, dir)
+}
+
+// VerifyTables reads all of the tables and says whether they are whole and an
+// export of this group and these spans. It returns the applied record in them.
+func (e *Engine) VerifyTables(ctx context.Context, in Ingest) (Applied, error) {
+	return e.verify(ctx, &in, true)
+}
+
+// IngestTables replaces what the store has of the group and the spans by the
+// tables, all at once, and returns the applied record that came with them. It
+// returns without error only when all this is durable (an ingest that overlaps a
+// memtable is not durable by itself, since the store has no WAL). Open snapshots
+// and iterators keep what they saw.
+//
+// After an error the ingest may have been done or not, but not in part; Applied
+// tells. ctx ends the waiting for the flush. The caller sees to it that nothing
+// else writes the group meanwhile.
+func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
+	if e.Space() == SpaceFull {
+		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, ErrNoSpace)
+	}
+	start := e.clock.Now()
+	a, err := e.verify(ctx, &in, false)
+	if err != nil {
+		return Applied{}, err
+	}
+	excise := pebble.KeyRange{}
+	for _, s := range in.Spans {
+		if s.Versioned() {
+			excise = pebble.KeyRange{Start: s.Lower, End: s.Upper}
+		}
+	}
+	var stats pebble.IngestOperationStats
+	err = e.guarded(0, func() (err error) {
+		if excise.Valid() {
+			stats, err = e.db.IngestAndExcise(ctx, in.Paths, nil, nil, excise)
+		} else {
+			stats, err = e.db.IngestWithStats(ctx, in.Paths)
+		}
+		return err
+	})
+	if err != nil {
+		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, err)
+	}
+	if err := e.awaitDurable(ctx, in.Group, &a); err != nil {
+		return Applied{}, fmt.Errorf("engine: ingest group %s: until durable: %w", in.Group, err)
+	}
+	e.durable.signal()
+	e.metrics.ingests.Inc()
+	e.metrics.ingestBytes.Add(float64(stats.Bytes))
+	e.metrics.ingestSeconds.Observe(e.clock.Now().Sub(start).Seconds())
+	return a, nil
+}
+
+// awaitDurable flushes until the group's applied record is durable. An ingest that
+// met no memtable is durable at once and needs no flush.
+func (e *Engine) awaitDurable(ctx context.Context, g keyspace.GroupID, want *Applied) error {
+	for flushed := false; ; flushed = true {
+		d, ok, err := e.DurableApplied(g)
+		if err != nil {
+			return err
+		}
+		if ok && d.Index == want.Index && d.Term == want.Term {
+			return nil
+		}
+		if flushed {
+			panic(fmt.Sprintf("engine: group %s: applied record %d/%d is durable after the flush, ingested was %d/%d",
+				g, d.Term, d.Index, want.Term, want.Index))
+		}
+		if err := e.Flush(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// verifier collects what the tables of one Ingest cover.
+type verifier struct {
+	in      *Ingest
+	applied *Applied
+	deletes []KeySpan // range deletes, as found
+}
+
+func (e *Engine) verify(ctx context.Context, in *Ingest, whole bool) (Applied, error) {
+	v := &verifier{in: in}
+	versioned := 0
+	for _, s := range in.Spans {
+		if s.Versioned() {
+			versioned++
+		}
+	}
+	if versioned > 1 {
+		return Applied{}, fmt.Errorf("engine: ingest group %s: %d versioned spans, bound 1", in.Group, versioned)
+	}
+	for _, path := range in.Paths {
+		if err := e.verifyTable(ctx, v, path, whole); err != nil {
+			return Applied{}, fmt.Errorf("engine: ingest group %s: table %s: %w", in.Group, path, err)
+		}
+	}
+	if v.applied == nil {
+		return Applied{}, fmt.Errorf("engine: ingest group %s: %w: no applied record", in.Group, ErrBadTables)
+	}
+	for _, s := range append([]KeySpan{appliedSpan(in.Group)}, in.Spans...) {
+		if !s.Versioned() && !v.cleared(s) {
+			return Applied{}, fmt.Errorf("engine: ingest group %s: %w: %s is not cleared", in.Group, ErrBadTables, s)
+		}
+	}
+	return *v.applied, nil
+}
+
+// cleared says whether the range deletes cover the span without a gap.
+func (v *verifier) cleared(s KeySpan) bool {
+	slices.SortFunc(v.deletes, func(a, b KeySpan) int { return bytes.Compare(a.Lower, b.Lower) })
+	at := s.Lower
+	for _, d := range v.deletes {
+		if bytes.Compare(d.Lower, at) <= 0 && bytes.Compare(d.Upper, at) > 0 {
+			at = d.Upper
+		}
+	}
+	return bytes.Compare(at, s.Upper) >= 0
+}
+
+// owner returns the span of the ingest in which the key lies.
+func (v *verifier) owner(key []byte) (KeySpan, bool) {
+	if s := appliedSpan(v.in.Group); s.Contains(key) {
+		return s, true
+	}
+	for _, s := range v.in.Spans {
+		if s.Contains(key) {
+			return s, true
+		}
+	}
+	return KeySpan{}, false
+}
+
+func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whole bool) (err error) {
+	f, err := e.fs.Open(path)
+	if err != nil {
+		return err
+	}
+	// The tables came over a network; what the ingest links into the store must be
+	// on the disk before the manifest names it, and Pebble does not sync it.
+	if err := f.Sync(); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	readable, err := sstable.NewSimpleReadable(f)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	r, err := sstable.NewReader(ctx, readable, tableOptions.MakeReaderOptions())
+	if err != nil {
+		return errors.Join(fmt.Errorf("%w: %w", ErrBadTables, err), readable.Close())
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if whole {
+		if err := r.ValidateBlockChecksums(); err != nil {
+			return fmt.Errorf("%w: %w", ErrBadTables, err)
+		}
+	}
+	if err := v.points(r); err != nil {
+		return err
+	}
+	return v.rangeDeletes(ctx, r)
+}
+
+// points checks that first and last key of the table lie in one span, and takes
+// the applied record out.
+func (v *verifier) points(r *sstable.Reader) (err error) {
+	it, err := r.NewIter(sstable.NoTransforms, nil, nil, sstable.AssertNoBlobHandles)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrBadTables, err)
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	first := it.First()
+	if first == nil {
+		return it.Error()
+	}
+	span, ok := v.owner(first.K.UserKey)
+	if !ok {
+		return fmt.Errorf("%w: key %s is in no span", ErrBadTables, FormatKey(first.K.UserKey))
+	}
+	if g, err := decodeAppliedKey(first.K.UserKey); err == nil {
+		value, _, err := first.Value(nil)
+		if err != nil {
+			return err
+		}
+		a, err := DecodeApplied(value)
+		if err != nil {
+			return err
+		}
+		if g != v.in.Group || v.applied != nil {
+			return fmt.Errorf("%w: a second applied record, of group %s", ErrBadTables, g)
+		}
+		v.applied = &a
+	}
+	last := it.Last()
+	if last == nil {
+		return it.Error()
+	}
+	if !span.Contains(last.K.UserKey) {
+		return fmt.Errorf("%w: key %s is outside %s", ErrBadTables, FormatKey(last.K.UserKey), span)
+	}
+	return nil
+}
+
+// rangeDeletes notes what the table clears.
+func (v *verifier) rangeDeletes(ctx context.Context, r *sstable.Reader) error {
+	it, err := r.NewRawRangeDelIter(ctx, sstable.NoFragmentTransforms, sstable.NoReadEnv)
+	if err != nil || it == nil {
+		return err
+	}
+	defer it.Close()
+	for s, err := it.First(); s != nil || err != nil; s, err = it.Next() {
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrBadTables, err)
+		}
+		span, ok := v.owner(s.Start)
+		if !ok || bytes.Compare(s.End, span.Upper) > 0 {
+			return fmt.Errorf("%w: a range delete of [%s, %s)", ErrBadTables, FormatKey(s.Start), FormatKey(s.End))
+		}
+		v.deletes = append(v.deletes, KeySpan{Lower: slices.Clone(s.Start), Upper: slices.Clone(s.End)})
+	}
+	return nil
+}

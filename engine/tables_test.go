@@ -1,0 +1,155 @@
+package engine
+
+import (
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// put commits a versioned key.
+func put(t testing.TB, e *Engine, key string, rev keyspace.Revision, value string) {
+	t.Helper()
+	b := e.NewBatch()
+	if err := b.Set(AppendVersionedKey(nil, []byte(key), rev), []byte(value)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// commit commits what f writes.
+func commit(t testing.TB, e *Engine, f func(*Batch) error) {
+	t.Helper()
+	b := e.NewBatch()
+	if err := f(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dump returns all keys with their values, a line for each.
+func dump(t testing.TB, r Reader) string {
+	t.Helper()
+	it, err := r.NewIter(IterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := ""
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g, err := decodeAppliedKey(it.Key()); err == nil {
+			a, err := DecodeApplied(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out += fmt.Sprintf("applied/%s: %d/%d %q\n", g, a.Term, a.Index, a.Payload)
+			continue
+		}
+		out += fmt.Sprintf("%s: %s\n", FormatKey(it.Key()), v)
+	}
+	if err := it.Error(); err != nil {
+		t.Fatal(err)
+	}
+	if err := it.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// export writes the group's tables into the receiver's staging directory.
+func export(t testing.TB, s *Snapshot, to *Engine, g keyspace.GroupID, spans []KeySpan, maxBytes int64) []string {
+	t.Helper()
+	var paths []string
+	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, func(n int) (io.WriteCloser, error) {
+		p := to.FS().PathJoin(to.StagingDir(), fmt.Sprintf("%s-%d", g, n))
+		paths = append(paths, p)
+		return to.FS().Create(p, vfs.WriteCategoryUnspecified)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// TestSnapshotReplacesReplica sends a replica to a node that has an old one: what
+// the old one had and the new one lacks must go, what lies beside must stay.
+func TestSnapshotReplacesReplica(t *testing.T) {
+	const g = 7
+	span := keyspace.Span{Start: []byte("b"), End: []byte("d")}
+	spans := []KeySpan{VersionedSpan(span), GroupLocalSpan(g)}
+	for _, flushed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("flushed=%v", flushed), func(t *testing.T) {
+			from, to := openTest(t, vfs.NewMem()), openTest(t, vfs.NewMem())
+			for i := range 300 {
+				put(t, from, fmt.Sprintf("c%03d", i), keyspace.Revision(10+i), "new")
+			}
+			commit(t, from, func(b *Batch) error {
+				if err := b.Set(GroupLocalKey(g, []byte("new")), []byte("1")); err != nil {
+					return err
+				}
+				return b.SetApplied(g, Applied{Index: 100, Term: 6, Payload: []byte("new")})
+			})
+			put(t, to, "a", 3, "left")
+			put(t, to, "bb", 4, "old")
+			put(t, to, "c000", 5, "old")
+			put(t, to, "d", 6, "right")
+			commit(t, to, func(b *Batch) error {
+				for _, h := range []keyspace.GroupID{g - 1, g, g + 1} {
+					if err := b.Set(GroupLocalKey(h, []byte("old")), []byte("1")); err != nil {
+						return err
+					}
+					if err := b.SetApplied(h, Applied{Index: 50, Term: 5, Payload: []byte("old")}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if flushed {
+				if err := to.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := to.NewSnapshot()
+			defer before.Close()
+			was := dump(t, before)
+
+			s := from.NewSnapshot()
+			defer s.Close()
+			in := Ingest{Group: g, Spans: spans, Paths: export(t, s, to, g, spans, 2<<10)}
+			if len(in.Paths) < 4 {
+				t.Fatalf("%d tables; the bound on their size has no effect", len(in.Paths))
+			}
+			if a, err := to.VerifyTables(t.Context(), in); err != nil || a.Index != 100 {
+				t.Fatalf("verify: %+v %v", a, err)
+			}
+			if a, err := to.IngestTables(t.Context(), in); err != nil || a.Index != 100 || a.Term != 6 {
+				t.Fatalf("ingest: %+v %v", a, err)
+			}
+			if a, ok, err := to.DurableApplied(g); err != nil || !ok || a.Index != 100 {
+				t.Fatalf("durable after the ingest: %+v %v %v", a, ok, err)
+			}
+			if got := dump(t, before); got != was {
+				t.Errorf("a snapshot from before sees\n%swant\n%s", got, was)
+			}
+			want := "applied/6: 5/50 \"old\"\napplied/7: 6/100 \"new\"\napplied/8: 5/50 \"old\"\n" +
+				"group/6/\"old\": 1\ngroup/7/\"new\": 1\ngroup/8/\"old\": 1\nkey/\"a\"@3: left\n"
+			for i := range 300 {
+				want += fmt.Sprintf("key/\"c%03d\"@%d: new\n", i, 10+i)
+			}
+			want += "key/\"d\"@6: right\n"
+			if got := dump(t, to); got != want {
+				t.Errorf("after the ingest\n%swant\n%s", got, want)
+			}
+		})
+	}
+}
