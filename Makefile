@@ -41,7 +41,7 @@ bench:
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./...
 
 # The same load on a three-node etcd and a three-node Skein, by turns.
-bench-against-etcd: build
+bench-against-etcd:
 	cd bench/against-etcd && go run . $(ARGS)
 
 # The simulator over many seeds; SKEIN_SIM_SEEDS is read by package sim.
@@ -53,6 +53,7 @@ fmt: $(TOOLS)/golangci-lint
 
 lint: $(TOOLS)/golangci-lint
 	golangci-lint run
+	cd bench/against-etcd && golangci-lint run
 
 generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc
 	go generate ./...
