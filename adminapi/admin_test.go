@@ -1,0 +1,240 @@
+package adminapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeBackend answers from what a story set up.
+type fakeBackend struct {
+	err   error
+	empty bool
+}
+
+func (f *fakeBackend) Ranges(context.Context) ([]*adminpb.Range, error) {
+	if f.err != nil || f.empty {
+		return nil, f.err
+	}
+	return []*adminpb.Range{
+		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting"},
+		{Id: 1, Generation: 1, End: []byte("m"), Leader: "n1", Replicas: []string{"n1", "n2", "n3"}, Keys: 7, Bytes: 512, State: "asleep"},
+		{Id: 9, Generation: 2, Start: []byte{'z', 0, 0xff, '\\', '<'}, Replicas: nil, State: "unreachable"},
+	}, nil
+}
+
+func (f *fakeBackend) SplitRange(_ context.Context, key []byte) (left, right *adminpb.Range, err error) {
+	if f.err != nil {
+		return nil, nil, f.err
+	}
+	return &adminpb.Range{Id: 1, Generation: 2, End: key, State: "awake"}, &adminpb.Range{Id: 10, Generation: 1, Start: key, State: "awake"}, nil
+}
+
+func (f *fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: uint64(id)}, Replicas: []*adminpb.ReplicaState{
+		{Node: "n1", ReplicaId: 1, Role: "voter", StateJson: `{"applied":12}`},
+		{Node: "n2", ReplicaId: 2, Role: "learner", Error: "node n2 does not answer"},
+	}}, nil
+}
+
+func (f *fakeBackend) Nodes(context.Context) ([]*adminpb.Node, error) {
+	if f.err != nil || f.empty {
+		return nil, f.err
+	}
+	return []*adminpb.Node{{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}}, {Id: "a", Name: "n1", ClientUrls: []string{"http://h:1"}, Alive: true, Ranges: 3, Leaders: 1, Bytes: 99}}, nil
+}
+
+// TestStories walks testdata: each command is what an operator types, sent over a
+// real connection.
+//
+//	backend [error=KIND] [refuse] [empty]
+//	range-list|node-list [json]
+//	range-split [json] key=K
+//	range-show [json] id=N
+func TestStories(t *testing.T) {
+	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
+		b := &fakeBackend{}
+		format := Table
+		if d.HasArg("json") {
+			format = JSON
+		}
+		if d.HasArg("empty") {
+			b.empty = true
+		}
+		if d.HasArg("refuse") {
+			b.err = fmt.Errorf("wrapped: %w", &Refusal{"a range begins there already", "look at skein range list"})
+		}
+		var kind string
+		if d.MaybeScanArgs(t, "error", &kind) {
+			for _, row := range kverror.Table() {
+				if strings.ReplaceAll(row.Name, " ", "-") == kind {
+					b.err = kverror.New(row.Kind, "of the backend")
+				}
+			}
+		}
+		c, stop := serve(t, b)
+		defer stop()
+		out, err := runStory(t, c, d, format)
+		if r := (*Refusal)(nil); errors.As(err, &r) {
+			return fmt.Sprintf("refused: %s\nnext: %s\n", r.Reason, r.NextStep)
+		} else if err != nil {
+			return "error: " + err.Error() + "\n"
+		}
+		return out
+	})
+}
+
+func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {
+	var out bytes.Buffer
+	switch d.Cmd {
+	case "range-list":
+		r, err := c.RangeList(t.Context())
+		if err != nil {
+			return "", err
+		}
+		err = WriteRanges(&out, f, r)
+		return out.String(), err
+	case "node-list":
+		n, err := c.NodeList(t.Context())
+		if err != nil {
+			return "", err
+		}
+		err = WriteNodes(&out, f, n)
+		return out.String(), err
+	case "range-split":
+		key := ""
+		d.MaybeScanArgs(t, "key", &key)
+		s, err := c.RangeSplit(t.Context(), []byte(key))
+		if err != nil {
+			return "", err
+		}
+		err = WriteSplit(&out, f, s)
+		return out.String(), err
+	case "range-show":
+		var id uint64
+		d.ScanArgs(t, "id", &id)
+		s, err := c.RangeShow(t.Context(), id)
+		if err != nil {
+			return "", err
+		}
+		err = WriteShow(&out, f, s)
+		return out.String(), err
+	}
+	d.Fatalf(t, "unknown command %q", d.Cmd)
+	return "", nil
+}
+
+// serve starts the service on a free port and returns a client whose first endpoint
+// nobody listens on.
+func serve(t *testing.T, b Backend) (*Client, func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	s := grpc.NewServer()
+	Register(s, b)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	c, err := NewClient([]string{dead.Addr().String(), " http://" + l.Addr().String()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, func() { s.Stop(); <-done }
+}
+
+func TestNoEndpointAnswers(t *testing.T) {
+	c, stop := serve(t, &fakeBackend{})
+	stop()
+	_, err := c.RangeList(t.Context())
+	r := (*Refusal)(nil)
+	if !errors.As(err, &r) || !strings.Contains(r.NextStep, "--endpoints") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestNotASkein(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	defer func() { s.Stop(); <-done }()
+	c, err := NewClient([]string{l.Addr().String()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = c.NodeList(t.Context()); err == nil || !strings.Contains(err.Error(), "not an etcd member") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for _, tc := range []struct{ in, target, err string }{
+		{in: "127.0.0.1:2379", target: "dns:///127.0.0.1:2379"},
+		{in: "http://h:1", target: "dns:///h:1"},
+		{in: "https://h:1", target: "dns:///h:1"},
+		{in: "unix:///tmp/s", target: "unix:/tmp/s"},
+		{in: "unix:/tmp/s", target: "unix:/tmp/s"},
+		{in: "ftp://h:1", err: "the scheme must be"},
+		{in: "http://h:1/path", err: "not of the form"},
+		{in: "", err: "no endpoints"},
+	} {
+		c, err := NewClient([]string{tc.in}, nil)
+		switch {
+		case tc.err != "":
+			if err == nil || !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("%s: %v, want %s", tc.in, err, tc.err)
+			}
+		case err != nil || c.endpoints[0].target != tc.target:
+			t.Errorf("%s: %+v, %v", tc.in, c, err)
+		}
+	}
+}
+
+// TestNextSteps: every kind of error has a next step.
+func TestNextSteps(t *testing.T) {
+	for _, row := range kverror.Table() {
+		if nextStep(row.Kind) == "" {
+			t.Errorf("%s has none", row.Name)
+		}
+	}
+}
+
+func FuzzKeyText(f *testing.F) {
+	f.Add([]byte("a\\\x00\xff\u00e4"))
+	f.Fuzz(func(t *testing.T, key []byte) {
+		var out bytes.Buffer
+		if err := WriteRanges(&out, JSON, []*adminpb.Range{{Start: key}}); err != nil {
+			t.Fatal(err)
+		}
+		if !json.Valid(out.Bytes()) || strings.ContainsAny(keyText(key), "\n\x00") {
+			t.Fatalf("%q", keyText(key))
+		}
+	})
+}

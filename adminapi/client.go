@@ -1,0 +1,169 @@
+package adminapi
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// connectTimeout bounds how long one endpoint may take to be reached before the next
+// one is tried.
+const connectTimeout = time.Second
+
+// Client calls the admin service of the first of some nodes that answers. It is for
+// one command: it keeps no connection between calls.
+type Client struct {
+	endpoints []endpoint
+}
+
+type endpoint struct {
+	name   string // as it was given
+	target string
+	creds  credentials.TransportCredentials
+}
+
+// NewClient makes a client of endpoints in etcdctl's forms: HOST:PORT,
+// http://HOST:PORT, https://HOST:PORT, unix:PATH. https demands TLS; an endpoint
+// without a scheme uses it where tlsConfig is not nil.
+func NewClient(endpoints []string, tlsConfig *tls.Config) (*Client, error) {
+	c := &Client{}
+	for _, e := range endpoints {
+		e = strings.TrimSpace(e)
+		if e == "" {
+			continue
+		}
+		ep, err := parseEndpoint(e, tlsConfig)
+		if err != nil {
+			return nil, err
+		}
+		c.endpoints = append(c.endpoints, ep)
+	}
+	if len(c.endpoints) == 0 {
+		return nil, errors.New("no endpoints: give --endpoints HOST:PORT")
+	}
+	return c, nil
+}
+
+func parseEndpoint(e string, tlsConfig *tls.Config) (endpoint, error) {
+	secure, host := tlsConfig != nil, e
+	scheme, rest, hasScheme := strings.Cut(e, "://")
+	switch {
+	case strings.HasPrefix(e, "unix:"), strings.HasPrefix(e, "unixs:"):
+		_, path, _ := strings.Cut(e, ":")
+		secure = strings.HasPrefix(e, "unixs:")
+		host = "unix:" + strings.TrimPrefix(path, "//")
+	case hasScheme && (scheme == "http" || scheme == "https"):
+		u, err := url.Parse(e)
+		if err != nil || u.Path != "" {
+			return endpoint{}, fmt.Errorf("endpoint %s is not of the form %s://HOST:PORT", e, scheme)
+		}
+		secure, host = scheme == "https", rest
+	case hasScheme:
+		return endpoint{}, fmt.Errorf("endpoint %s: the scheme must be http, https, unix or unixs", e)
+	}
+	if !strings.HasPrefix(host, "unix:") {
+		// Without it gRPC would ask a resolver of its own what a colon means.
+		host = "dns:///" + host
+	}
+	ep := endpoint{name: e, target: host, creds: insecure.NewCredentials()}
+	if secure {
+		if tlsConfig == nil {
+			tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		ep.creds = credentials.NewTLS(tlsConfig)
+	}
+	return ep, nil
+}
+
+// RangeList lists all ranges in the order of their spans.
+func (c *Client) RangeList(ctx context.Context) ([]*adminpb.Range, error) {
+	resp, err := call(ctx, c, &adminpb.RangeListRequest{}, adminpb.AdminClient.RangeList)
+	return resp.GetRanges(), err
+}
+
+// RangeSplit makes a new range begin at the key. Asking twice is harmless: the second
+// time is refused.
+func (c *Client) RangeSplit(ctx context.Context, key []byte) (*adminpb.RangeSplitResponse, error) {
+	return call(ctx, c, &adminpb.RangeSplitRequest{Key: key}, adminpb.AdminClient.RangeSplit)
+}
+
+// RangeShow dumps the state of a range's replicas.
+func (c *Client) RangeShow(ctx context.Context, id uint64) (*adminpb.RangeShowResponse, error) {
+	return call(ctx, c, &adminpb.RangeShowRequest{Id: id}, adminpb.AdminClient.RangeShow)
+}
+
+// NodeList lists all nodes.
+func (c *Client) NodeList(ctx context.Context) ([]*adminpb.Node, error) {
+	resp, err := call(ctx, c, &adminpb.NodeListRequest{}, adminpb.AdminClient.NodeList)
+	return resp.GetNodes(), err
+}
+
+// call asks the endpoints in their order until one answers. An endpoint that cannot
+// be reached is passed over; every other error is the answer.
+func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
+	var unreachable []string
+	for _, ep := range c.endpoints {
+		answer, err := callOne(ctx, ep, req, f)
+		if err == nil {
+			return answer, nil
+		}
+		if status.Code(err) != codes.Unavailable || refusal(err) != nil {
+			return nil, asRefusal(ep, err)
+		}
+		unreachable = append(unreachable, fmt.Sprintf("%s: %s", ep.name, status.Convert(err).Message()))
+	}
+	return nil, &Refusal{
+		Reason:   "no endpoint can be reached: " + strings.Join(unreachable, "; "),
+		NextStep: "give the client URL of a running node to --endpoints",
+	}
+}
+
+func callOne[Q, A any](ctx context.Context, ep endpoint, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
+	conn, err := grpc.NewClient(ep.target, grpc.WithTransportCredentials(ep.creds),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)))
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: %w", ep.name, err)
+	}
+	defer conn.Close()
+	return f(adminpb.NewAdminClient(conn), ctx, req)
+}
+
+// refusal returns the refusal that came with a status, if one did.
+func refusal(err error) *Refusal {
+	for _, d := range status.Convert(err).Details() {
+		if r, ok := d.(*adminpb.Refusal); ok {
+			return &Refusal{Reason: r.Reason, NextStep: r.NextStep}
+		}
+	}
+	return nil
+}
+
+func asRefusal(ep endpoint, err error) error {
+	if r := refusal(err); r != nil {
+		return r
+	}
+	s := status.Convert(err)
+	r := &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: "see the log of that node"}
+	switch s.Code() {
+	case codes.Unimplemented:
+		r.NextStep = "check that the endpoint is a Skein node and not an etcd member"
+	case codes.DeadlineExceeded:
+		r.NextStep = "try again with a longer --command-timeout, or with other --endpoints"
+	}
+	return r
+}

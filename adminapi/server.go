@@ -1,0 +1,143 @@
+// Package adminapi is Skein's admin service, which every node offers beside etcd's
+// services on its client port, its client, and the output of the commands skein
+// range and skein node.
+//
+// It checks requests, words refusals (each says what to do next) and prints; what a
+// range or a node is, it asks a [Backend], which package node implements. It never
+// touches etcd's API and holds no state. Authorization comes with users and roles;
+// until then whoever may use the client port may use this service.
+package adminapi
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Backend is what the service asks of the node. All methods may be called from many
+// goroutines, answer for the whole cluster, and return by ctx's deadline. Errors are
+// a *[Refusal], a kverror, or a context's.
+type Backend interface {
+	// Ranges returns all ranges, in any order.
+	Ranges(ctx context.Context) ([]*adminpb.Range, error)
+	// SplitRange makes a new range begin at the key.
+	SplitRange(ctx context.Context, key []byte) (left, right *adminpb.Range, err error)
+	// ShowRange returns a range and what each of its replicas says of itself; a replica
+	// that does not answer has an error in its place.
+	ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error)
+	// Nodes returns all nodes, in any order.
+	Nodes(ctx context.Context) ([]*adminpb.Node, error)
+}
+
+// Refusal is an error that tells the operator what to do next.
+type Refusal struct {
+	// Reason says what is refused and why.
+	Reason string
+	// NextStep says what can be done instead.
+	NextStep string
+}
+
+// Error implements error.
+func (r *Refusal) Error() string { return r.Reason + " (" + r.NextStep + ")" }
+
+// maxKeyBytes bounds the key of a split. etcd has no bound of its own but that of a
+// request.
+const maxKeyBytes = 1 << 20
+
+// Register adds the service to a gRPC server, such as etcdapi's.
+func Register(s grpc.ServiceRegistrar, b Backend) {
+	adminpb.RegisterAdminServer(s, &server{backend: b})
+}
+
+type server struct {
+	adminpb.UnimplementedAdminServer
+	backend Backend
+}
+
+func (s *server) RangeList(ctx context.Context, _ *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
+	ranges, err := s.backend.Ranges(ctx)
+	if err != nil {
+		return nil, grpcError("list the ranges", err)
+	}
+	slices.SortFunc(ranges, func(a, b *adminpb.Range) int { return bytes.Compare(a.Start, b.Start) })
+	return &adminpb.RangeListResponse{Ranges: ranges}, nil
+}
+
+func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (*adminpb.RangeSplitResponse, error) {
+	what := fmt.Sprintf("split at %q", r.Key)
+	switch {
+	case len(r.Key) == 0:
+		return nil, grpcError(what, &Refusal{"the key to split at is empty, and the first range begins there anyway", "give --key the first key of the new range"})
+	case len(r.Key) > maxKeyBytes:
+		return nil, grpcError("split", &Refusal{fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)})
+	}
+	left, right, err := s.backend.SplitRange(ctx, r.Key)
+	if err != nil {
+		return nil, grpcError(what, err)
+	}
+	return &adminpb.RangeSplitResponse{Left: left, Right: right}, nil
+}
+
+func (s *server) RangeShow(ctx context.Context, r *adminpb.RangeShowRequest) (*adminpb.RangeShowResponse, error) {
+	resp, err := s.backend.ShowRange(ctx, keyspace.RangeID(r.Id))
+	if err != nil {
+		return nil, grpcError(fmt.Sprintf("show range %d", r.Id), err)
+	}
+	return resp, nil
+}
+
+func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adminpb.NodeListResponse, error) {
+	nodes, err := s.backend.Nodes(ctx)
+	if err != nil {
+		return nil, grpcError("list the nodes", err)
+	}
+	slices.SortFunc(nodes, func(a, b *adminpb.Node) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Id, b.Id))
+	})
+	return &adminpb.NodeListResponse{Nodes: nodes}, nil
+}
+
+// grpcError words an error of the backend. A refusal travels as a detail of the
+// status, so that the command can print its two halves apart.
+func grpcError(what string, err error) error {
+	var r *Refusal
+	code := codes.FailedPrecondition
+	if !errors.As(err, &r) {
+		e := kverror.Of(err)
+		code = status.Code(kverror.GRPC(err))
+		r = &Refusal{Reason: err.Error(), NextStep: nextStep(e.Kind)}
+	}
+	st, derr := status.New(code, what+": "+r.Reason).WithDetails(&adminpb.Refusal{Reason: what + ": " + r.Reason, NextStep: r.NextStep})
+	if derr != nil {
+		return status.Error(code, what+": "+r.Error())
+	}
+	return st.Err()
+}
+
+// nextStep is what helps with an error that is no refusal of the operation itself.
+func nextStep(k kverror.Kind) string {
+	switch k {
+	case kverror.NoLeader, kverror.NotLeader, kverror.LeaderChanged:
+		return "try again; if it stays so, look with skein node list which nodes are down: a quorum is needed"
+	case kverror.Timeout, kverror.TimeoutLeaderFail, kverror.TimeoutConnectionLost, kverror.DeadlineExceeded, kverror.Canceled:
+		return "look with skein range list whether it happened, then try again with a longer --command-timeout"
+	case kverror.WrongRange, kverror.RangeNotHere, kverror.Busy, kverror.Dropped, kverror.ReadAgain, kverror.TooManyRequests, kverror.Unreachable:
+		return "try again in a moment"
+	case kverror.Stopped:
+		return "the node is going down: give another one to --endpoints"
+	case kverror.NoSpace:
+		return "make room on the disks of the range's nodes"
+	}
+	return "see the log of the node that was asked"
+}
