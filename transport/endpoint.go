@@ -258,9 +258,10 @@ func (e *Endpoint) Go(fn func()) bool {
 // Done is closed when Shutdown begins.
 func (e *Endpoint) Done() <-chan struct{} { return e.ctx.Done() }
 
-// Shutdown ends all handlers' contexts and sessions, and returns when every
-// goroutine of the endpoint has ended. Carriers call it in their Close.
-func (e *Endpoint) Shutdown() {
+// Shutdown ends all handlers' contexts and sessions, calls release, where the
+// carrier ends what its goroutines wait for, and returns when every goroutine of
+// the endpoint has ended. Carriers call it in their Close.
+func (e *Endpoint) Shutdown(release func()) {
 	e.life.Lock()
 	e.closed = true
 	e.life.Unlock()
@@ -269,6 +270,7 @@ func (e *Endpoint) Shutdown() {
 		p.end(ErrClosed)
 	}
 	e.loop.close()
+	release()
 	e.wg.Wait()
 }
 

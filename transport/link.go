@@ -1,0 +1,473 @@
+package transport
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// link makes the sessions with one peer and keeps them up. Both nodes may dial.
+// A connection becomes a session in three steps: the dialler's Hello, the other's
+// answer, the dialler's confirmation. Of two connections that are made at the same
+// time one wins by this rule: the node with the lower id refuses a Hello while its
+// own awaits the answer, and the node with the higher id confirms nothing of its
+// own once it has answered a Hello. A confirmation is therefore always right, and
+// replaces whatever stood: the dialler has lost that, or would not have dialled.
+type link struct {
+	q      *QUIC
+	id     keyspace.NodeID
+	ctx    context.Context
+	cancel context.CancelFunc
+	kick   [numKinds]chan struct{} // capacity 1: look again whether to dial
+
+	mu    sync.Mutex // guards what follows
+	addrs []string
+	moved uint64 // counts changes of addrs
+	slots [numKinds]slot
+}
+
+// slot is the state of the handshakes for one kind of session.
+type slot struct {
+	greeting  bool       // this node's Hello awaits its answer
+	accepting *quic.Conn // whose Hello was answered last and awaits confirmation
+	lastEnd   error      // why the last session ended
+}
+
+func newLink(q *QUIC, id keyspace.NodeID) *link {
+	l := &link{q: q, id: id}
+	l.ctx, l.cancel = context.WithCancel(q.ctx)
+	for k := range l.kick {
+		l.kick[k] = make(chan struct{}, 1)
+	}
+	return l
+}
+
+func (l *link) start() {
+	for k := range Kind(numKinds) {
+		l.q.Go(func() { l.dialLoop(k) })
+	}
+}
+
+func (l *link) setAddrs(addrs []string) {
+	l.mu.Lock()
+	l.addrs = distinctAddrs(addrs)
+	l.moved++
+	l.mu.Unlock()
+	for k := range l.kick {
+		wake(l.kick[k])
+	}
+}
+
+func (l *link) session(k Kind) *Session {
+	if p := l.q.peer(l.id); p != nil {
+		return p.sessions[k].Load()
+	}
+	return nil
+}
+
+// Times of the dialler. The node with the higher id lets the other one begin.
+const (
+	firstDelay     = 10 * time.Millisecond
+	yieldDelay     = 60 * time.Millisecond
+	backoffMin     = 50 * time.Millisecond
+	backoffMax     = 2 * time.Second
+	misconfigDelay = 5 * time.Second
+)
+
+// dialLoop dials whenever a session is missing.
+func (l *link) dialLoop(k Kind) {
+	backoff := backoffMin
+	for attempt := 0; l.awaitNeed(k); attempt++ {
+		if attempt == 0 && !l.mayDialAtOnce(k) {
+			delay := jitter(firstDelay)
+			if l.id < l.q.Self() {
+				delay += yieldDelay
+			}
+			l.sleep(k, delay)
+			continue
+		}
+		s, err := l.dial(k, attempt)
+		if err == nil {
+			backoff, attempt = backoffMin, -1
+			select {
+			case <-s.Done():
+			case <-l.ctx.Done():
+			}
+			continue
+		}
+		if l.ctx.Err() != nil {
+			return
+		}
+		delay := l.dialFailed(k, err, backoff)
+		if l.sleep(k, delay) {
+			backoff, attempt = backoffMin, -1 // a session came in, or the address changed
+			continue
+		}
+		backoff = min(2*backoff, backoffMax)
+	}
+}
+
+// mayDialAtOnce says that the last session ended because the peer restarts: it is
+// there again, or will be soon.
+func (l *link) mayDialAtOnce(k Kind) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := l.slots[k].lastEnd
+	l.slots[k].lastEnd = nil
+	if _, ok := errors.AsType[*quic.StatelessResetError](err); ok {
+		return true
+	}
+	return isShutdown(err)
+}
+
+// awaitNeed waits until a session is missing and nobody makes one. It returns
+// false at the link's end.
+func (l *link) awaitNeed(k Kind) bool {
+	for l.ctx.Err() == nil {
+		s := l.session(k)
+		l.mu.Lock()
+		accepting := l.slots[k].accepting != nil
+		l.mu.Unlock()
+		if s == nil && !accepting && (k == KindMain || l.session(KindMain) != nil) {
+			return true
+		}
+		var ended <-chan struct{}
+		if s != nil {
+			ended = s.Done()
+		}
+		select {
+		case <-l.kick[k]:
+		case <-ended:
+		case <-l.ctx.Done():
+		}
+	}
+	return false
+}
+
+// sleep waits. It says whether it was cut short by a session or a new address.
+func (l *link) sleep(k Kind, d time.Duration) bool {
+	l.mu.Lock()
+	moved := l.moved
+	l.mu.Unlock()
+	t := l.q.clock.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C():
+			return false
+		case <-l.ctx.Done():
+			return false
+		case <-l.kick[k]:
+		}
+		l.mu.Lock()
+		changed := l.moved != moved
+		l.mu.Unlock()
+		if changed || l.session(k) != nil {
+			return true
+		}
+	}
+}
+
+// dialFailed logs and counts, and returns how long to wait.
+func (l *link) dialFailed(k Kind, err error, backoff time.Duration) time.Duration {
+	kind, delay := "unreachable", jitter(backoff)
+	te, isTransport := errors.AsType[*quic.TransportError](err)
+	re, isRefusal := errors.AsType[*refusalError](err)
+	switch {
+	case isRefusal && re.verdict == verdictDuplicate:
+		return yieldDelay
+	case isRefusal && re.verdict.lasting(), errors.Is(err, errIdentity):
+		kind, delay = "refused", misconfigDelay
+		l.q.log.Error("a peer does not fit: check cluster, peer addresses and certificates", zap.Stringer("peer", l.id), zap.Error(err))
+	case isTransport && te.ErrorCode.IsCryptoError():
+		kind, delay = "tls", misconfigDelay
+		l.q.log.Error("the TLS handshake with a peer failed", zap.Stringer("peer", l.id), zap.Error(err))
+	case isRefusal:
+		kind = "refused"
+	}
+	l.q.metrics.dialFailures.WithLabelValues(kind).Inc()
+	l.q.log.Debug("dial failed", zap.Stringer("peer", l.id), zap.Stringer("kind", k), zap.Error(err), zap.Duration("again_in", delay))
+	return delay
+}
+
+// jitter returns a random time up to d, at least 1 ms.
+func jitter(d time.Duration) time.Duration {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails since Go 1.24
+	return time.Millisecond + time.Duration(binary.BigEndian.Uint64(b[:])%uint64(d))
+}
+
+// refusalError is a refused Hello.
+type refusalError struct {
+	verdict verdict
+}
+
+func (e *refusalError) Error() string { return "refused: " + e.verdict.String() }
+
+// dial makes one attempt at one of the peer's addresses.
+func (l *link) dial(k Kind, attempt int) (*Session, error) {
+	l.mu.Lock()
+	addrs := l.addrs
+	l.mu.Unlock()
+	if len(addrs) == 0 {
+		return nil, errors.New("no address")
+	}
+	addr := addrs[attempt%len(addrs)]
+	q := l.q
+	ctx, cancel := context.WithTimeout(l.ctx, 2*q.opts.HandshakeTimeout)
+	defer cancel()
+	host, target, err := resolve(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	tr, err := q.sockets.forTarget(target.Addr())
+	if err != nil {
+		return nil, err
+	}
+	tc, err := q.creds.dialling(host, l.id)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, q.config)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	s, err := l.greet(conn, k)
+	if err != nil {
+		// The peer's own reason, if it gave one, says more than a failed read.
+		if cause := context.Cause(conn.Context()); cause != nil {
+			err = fmt.Errorf("%w (%w)", err, cause)
+		}
+		_ = conn.CloseWithError(closeEnded, "no session")
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	return s, nil
+}
+
+func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
+	return &hello{
+		verdict: v, kind: k, cluster: q.cfg.Cluster, node: q.cfg.Node, to: to, boot: q.cfg.Boot,
+		maxMessage: uint32(q.cfg.MaxMessageBytes), window: uint32(q.cfg.StreamWindowBytes),
+	}
+}
+
+// limitTime closes the connection unless the returned timer is stopped in time.
+func (q *QUIC) limitTime(conn *quic.Conn) clock.Timer {
+	return q.clock.AfterFunc(2*q.opts.HandshakeTimeout, func() {
+		_ = conn.CloseWithError(closeRefused, "no hello in time")
+	})
+}
+
+// greet is the dialler's side of the making of a session.
+func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
+	q := l.q
+	l.mu.Lock()
+	if l.slots[k].accepting != nil {
+		l.mu.Unlock()
+		return nil, &refusalError{verdictDuplicate}
+	}
+	l.slots[k].greeting = true
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		l.slots[k].greeting = false
+		l.mu.Unlock()
+	}()
+	defer q.limitTime(conn).Stop()
+	ctl, err := conn.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := ctl.Write(appendHello(nil, frameHello, q.hello(k, l.id, verdictWelcome))); err != nil {
+		return nil, err
+	}
+	fr := newFrameReader(ctl, maxHelloBytes)
+	b, err := fr.body()
+	if err != nil {
+		return nil, err
+	}
+	answer, err := parseHello(b, frameAnswer)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.checkAnswer(conn, &answer, l.id); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	yield := l.slots[k].accepting != nil && q.Self() > l.id
+	l.mu.Unlock()
+	if yield {
+		return nil, &refusalError{verdictDuplicate}
+	}
+	if _, err := ctl.Write(appendConfirm(nil)); err != nil {
+		return nil, err
+	}
+	answer.kind = k
+	return l.attach(conn, ctl, fr, &answer)
+}
+
+// checkAnswer compares an answer with what was wanted.
+func (q *QUIC) checkAnswer(conn *quic.Conn, answer *hello, want keyspace.NodeID) error {
+	if answer.verdict != verdictWelcome {
+		return &refusalError{answer.verdict}
+	}
+	if answer.cluster != q.cfg.Cluster || answer.node != want {
+		return fmt.Errorf("%w: node %s of cluster %s answers, wanted %s of %s", errIdentity, answer.node, answer.cluster, want, q.cfg.Cluster)
+	}
+	return q.checkCertificate(conn, answer)
+}
+
+func (q *QUIC) checkCertificate(conn *quic.Conn, h *hello) error {
+	proven, err := checkIdentity(conn.ConnectionState().TLS.PeerCertificates, h.cluster, h.node)
+	if err == nil && !proven && q.creds.selfMade == nil {
+		q.warnOnce("trusted", "node ids are TRUSTED, NOT PROVEN: the certificates of peers do not name their node by a "+URIScheme+"://CLUSTER/NODE URI, so each holder of a certificate of the authority can pose as any node",
+			zap.Stringer("peer", h.node), zap.String("expected", IdentityURI(h.cluster, h.node)))
+	}
+	return err
+}
+
+// accept is the other side: it reads a Hello, answers it and waits for the
+// confirmation.
+func (q *QUIC) accept(conn *quic.Conn) {
+	defer q.limitTime(conn).Stop()
+	ctl, err := conn.AcceptStream(q.ctx)
+	if err != nil {
+		_ = conn.CloseWithError(closeRefused, "no hello")
+		return
+	}
+	fr := newFrameReader(ctl, maxHelloBytes)
+	b, err := fr.body()
+	if err != nil {
+		_ = conn.CloseWithError(closeRefused, "no hello")
+		return
+	}
+	h, err := parseHello(b, frameHello)
+	if err != nil {
+		q.refuse(conn, ctl, &h, verdictMalformed)
+		return
+	}
+	l, v := q.judge(conn, &h)
+	if v == verdictWelcome && !l.beginAccept(conn, h.kind) {
+		v = verdictDuplicate
+	}
+	if v != verdictWelcome {
+		q.refuse(conn, ctl, &h, v)
+		return
+	}
+	defer l.endAccept(conn, h.kind)
+	if _, err = ctl.Write(appendHello(nil, frameAnswer, q.hello(h.kind, h.node, verdictWelcome))); err == nil {
+		b, err = fr.body()
+	}
+	if err == nil {
+		err = parseConfirm(b)
+	}
+	if err == nil && !l.stillAccepting(conn, h.kind) {
+		err = errReplaced
+	}
+	if err == nil {
+		_, err = l.attach(conn, ctl, fr, &h)
+	}
+	if err != nil {
+		_ = conn.CloseWithError(closeDuplicate, "no session")
+	}
+}
+
+// judge decides on a Hello.
+func (q *QUIC) judge(conn *quic.Conn, h *hello) (*link, verdict) {
+	if h.cluster != q.cfg.Cluster {
+		return nil, verdictCluster
+	}
+	if h.to != q.cfg.Node || h.node == q.cfg.Node {
+		return nil, verdictNode
+	}
+	if err := q.checkCertificate(conn, h); err != nil {
+		return nil, verdictIdentity
+	}
+	l := q.link(h.node)
+	switch {
+	case q.ctx.Err() != nil:
+		return nil, verdictClosing
+	case l == nil:
+		return nil, verdictUnknown
+	}
+	return l, verdictWelcome
+}
+
+// refuse answers a Hello with the reason, and closes.
+func (q *QUIC) refuse(conn *quic.Conn, ctl *quic.Stream, h *hello, v verdict) {
+	q.metrics.refusals.WithLabelValues(v.String()).Inc()
+	if v.lasting() {
+		q.log.Warn("refused a node", zap.Stringer("peer", h.node), zap.Stringer("cluster", h.cluster),
+			zap.Stringer("remote", conn.RemoteAddr()), zap.Stringer("reason", v))
+	}
+	if _, err := ctl.Write(appendHello(nil, frameAnswer, q.hello(h.kind, h.node, v))); err == nil {
+		_ = ctl.Close()
+		// The dialler closes once it has read why; the answer would be lost otherwise.
+		<-conn.Context().Done()
+	}
+	_ = conn.CloseWithError(closeRefused, v.String())
+}
+
+// beginAccept says whether a Hello may be answered now. Of two that the peer sent
+// the later counts.
+func (l *link) beginAccept(conn *quic.Conn, k Kind) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.slots[k].greeting && l.q.Self() < l.id {
+		return false
+	}
+	l.slots[k].accepting = conn
+	return true
+}
+
+func (l *link) stillAccepting(conn *quic.Conn, k Kind) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.slots[k].accepting == conn
+}
+
+func (l *link) endAccept(conn *quic.Conn, k Kind) {
+	l.mu.Lock()
+	if l.slots[k].accepting == conn {
+		l.slots[k].accepting = nil
+	}
+	l.mu.Unlock()
+	wake(l.kick[k])
+}
+
+// attach makes the connection the peer's session.
+func (l *link) attach(conn *quic.Conn, ctl *quic.Stream, fr *frameReader, h *hello) (*Session, error) {
+	q, k := l.q, h.kind
+	s, err := q.Attach(SessionConfig{
+		Peer: l.id, Boot: h.boot, Kind: k,
+		MaxMessageBytes: int(h.maxMessage), StreamWindowBytes: int(h.window),
+		Ended: func(err error) {
+			l.mu.Lock()
+			l.slots[k].lastEnd = err
+			l.mu.Unlock()
+			_ = conn.CloseWithError(endCode(err), "")
+			wake(l.kick[k])
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	q.log.Info("session with peer", zap.Stringer("peer", l.id), zap.Stringer("boot", h.boot), zap.Stringer("kind", k),
+		zap.Stringer("remote", conn.RemoteAddr()))
+	q.serve(conn, ctl, fr, s)
+	for k := range l.kick {
+		wake(l.kick[k]) // a main session allows the bulk one
+	}
+	return s, nil
+}

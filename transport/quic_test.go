@@ -1,0 +1,89 @@
+package transport_test
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+	"github.com/skeindb/skein/transport/transporttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func randomBoot() keyspace.BootID {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return keyspace.BootID(binary.BigEndian.Uint64(b[:]) | 1)
+}
+
+// quicHarness gives the suite QUIC buses on loopback. A node keeps its port.
+type quicHarness struct {
+	mu    sync.Mutex
+	ports map[keyspace.NodeID]string
+}
+
+func (h *quicHarness) new(t testing.TB, opts transport.Options) *transport.QUIC {
+	t.Helper()
+	opts.Clock = clock.System()
+	opts.Boot = randomBoot()
+	if opts.Logger == nil {
+		opts.Logger = zaptest.NewLogger(t)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	addr := h.ports[opts.Node]
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	opts.Listen = []string{addr}
+	q, err := transport.NewQUIC(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.ports[opts.Node] = q.Addrs()[0]
+	t.Cleanup(func() { _ = q.Close() })
+	return q
+}
+
+func newQUICHarness() *quicHarness { return &quicHarness{ports: map[keyspace.NodeID]string{}} }
+
+func TestConformance(t *testing.T) {
+	var h *quicHarness
+	transporttest.Run(t, transporttest.Harness{
+		Test: func(t *testing.T, name string, fn func(t *testing.T)) {
+			t.Run(name, func(t *testing.T) {
+				h = newQUICHarness()
+				fn(t)
+			})
+		},
+		New: func(t *testing.T, node keyspace.NodeID, tune func(*transport.Config)) transporttest.Bus {
+			opts := transport.Options{
+				Config:   transport.Config{Cluster: 0xc1, Node: node},
+				Security: transport.Security{SelfMade: true},
+			}
+			if tune != nil {
+				tune(&opts.Config)
+			}
+			return h.new(t, opts)
+		},
+		Connect: func(buses ...transporttest.Bus) { connect(buses...) },
+		Crash:   func(b transporttest.Bus) { b.(*transport.QUIC).Crash() },
+	})
+}
+
+func connect(buses ...transporttest.Bus) {
+	for _, b := range buses {
+		for _, o := range buses {
+			if b != o {
+				b.(*transport.QUIC).SetPeer(o.Self(), o.(*transport.QUIC).Addrs())
+			}
+		}
+	}
+}

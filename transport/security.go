@@ -1,0 +1,327 @@
+package transport
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Security says how the two ends of a connection know each other. Files are read
+// anew for each handshake, so that replaced certificates come into use by
+// themselves.
+type Security struct {
+	// SelfMade is what http:// peer URLs mean: certificates that the node makes for
+	// itself and nobody checks. The traffic is encrypted, and open to anybody who can
+	// reach the port. All else is ignored then.
+	SelfMade bool
+	// CertFile and KeyFile (PEM) are the node's certificate. It serves both roles
+	// unless ClientCertFile and ClientKeyFile name another for dialling.
+	CertFile, KeyFile             string
+	ClientCertFile, ClientKeyFile string
+	// TrustedCAFile (PEM) has the authorities by which peers are checked. Without it
+	// the system's check the dialled node, and diallers are not checked, as in etcd.
+	TrustedCAFile string
+	// ClientCertAuth asks diallers for a certificate also without TrustedCAFile.
+	ClientCertAuth bool
+	// AllowedCNs and AllowedHostnames, if set, are what the common name or the names
+	// of a peer's certificate must match; only one of them may be used.
+	AllowedCNs, AllowedHostnames []string
+	// CRLFile (PEM or DER) has revoked serial numbers.
+	CRLFile string
+	// ServerName replaces the host of a peer's URL in the check of its certificate.
+	ServerName string
+}
+
+// URIScheme begins the URI by which a certificate proves a node's identity:
+// skein://CLUSTER/NODE, ids as package keyspace prints them.
+const URIScheme = "skein"
+
+// errIdentity is wrapped by every error about what a certificate says.
+var errIdentity = errors.New("certificate identity")
+
+// provenIdentity returns the cluster and node that a certificate names. proven is
+// false where it has no such name.
+func provenIdentity(cert *x509.Certificate) (cluster keyspace.ClusterID, node keyspace.NodeID, proven bool, err error) {
+	for _, u := range cert.URIs {
+		if u.Scheme != URIScheme {
+			continue
+		}
+		if proven {
+			return 0, 0, false, fmt.Errorf("%w: more than one %s name", errIdentity, URIScheme)
+		}
+		var c, n uint64
+		_, err := fmt.Sscanf(u.Host+" "+strings.TrimPrefix(u.Path, "/"), "%x %x", &c, &n)
+		cluster, node, proven = keyspace.ClusterID(c), keyspace.NodeID(n), true
+		if err != nil || u.String() != IdentityURI(cluster, node) || n == 0 {
+			return 0, 0, false, fmt.Errorf("%w: %q is not %s://CLUSTER/NODE", errIdentity, u, URIScheme)
+		}
+	}
+	return cluster, node, proven, nil
+}
+
+// IdentityURI returns the URI that a node's certificate may bear.
+func IdentityURI(c keyspace.ClusterID, n keyspace.NodeID) string {
+	return URIScheme + "://" + c.String() + "/" + n.String()
+}
+
+// checkIdentity compares what a peer says in its Hello with its certificate, if it
+// showed one. proven says that the certificate names the node.
+func checkIdentity(certs []*x509.Certificate, c keyspace.ClusterID, n keyspace.NodeID) (proven bool, err error) {
+	if len(certs) == 0 {
+		return false, nil
+	}
+	cluster, node, proven, err := provenIdentity(certs[0])
+	if err != nil || !proven {
+		return false, err
+	}
+	if cluster != c || node != n {
+		return false, fmt.Errorf("%w: certificate of %s, not of %s", errIdentity, IdentityURI(cluster, node), IdentityURI(c, n))
+	}
+	return true, nil
+}
+
+// credentials makes the TLS configurations of one node.
+type credentials struct {
+	sec      Security
+	cluster  keyspace.ClusterID
+	clock    interface{ Wall() time.Time }
+	selfMade *tls.Certificate
+}
+
+func newCredentials(cfg *Config, sec Security) (*credentials, error) {
+	cr := &credentials{sec: sec, cluster: cfg.Cluster, clock: cfg.Clock}
+	if len(sec.AllowedCNs) > 0 && len(sec.AllowedHostnames) > 0 {
+		return nil, errors.New("transport: allowed common names and allowed host names exclude each other")
+	}
+	if sec.SelfMade {
+		cert, err := makeCertificate(cr.clock.Wall())
+		cr.selfMade = cert
+		return cr, err
+	}
+	// A broken file is found at the start, not at the first handshake.
+	if _, err := cr.accepting(); err != nil {
+		return nil, err
+	}
+	_, err := cr.dialling("localhost", 1)
+	return cr, err
+}
+
+// base is what both roles share. QUIC allows nothing below TLS 1.3. Sessions are
+// never resumed: each connection is checked in full.
+func (cr *credentials) base() *tls.Config {
+	return &tls.Config{
+		MinVersion:             tls.VersionTLS13,
+		NextProtos:             []string{ALPN},
+		SessionTicketsDisabled: true,
+		Time:                   cr.clock.Wall,
+	}
+}
+
+// accepting returns the configuration of the side that is dialled.
+func (cr *credentials) accepting() (*tls.Config, error) {
+	c := cr.base()
+	if cr.selfMade != nil {
+		c.Certificates = []tls.Certificate{*cr.selfMade}
+		return c, nil
+	}
+	cert, err := tls.LoadX509KeyPair(cr.sec.CertFile, cr.sec.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("transport: peer certificate: %w", err)
+	}
+	c.Certificates = []tls.Certificate{cert}
+	if c.ClientCAs, err = cr.authorities(); err != nil {
+		return nil, err
+	}
+	if c.ClientCAs == nil && !cr.sec.ClientCertAuth {
+		return c, nil
+	}
+	c.ClientAuth = tls.RequireAndVerifyClientCert
+	revoked, err := cr.revoked()
+	if err != nil {
+		return nil, err
+	}
+	c.VerifyConnection = func(st tls.ConnectionState) error {
+		cluster, _, proven, err := provenIdentity(st.PeerCertificates[0])
+		if err != nil {
+			return err
+		}
+		if proven && cluster != cr.cluster {
+			return fmt.Errorf("%w: certificate of cluster %s, this is %s", errIdentity, cluster, cr.cluster)
+		}
+		return cr.checkAllowed(st.PeerCertificates[0], revoked)
+	}
+	return c, nil
+}
+
+// dialling returns the configuration of the side that dials the node at host.
+func (cr *credentials) dialling(host string, want keyspace.NodeID) (*tls.Config, error) {
+	c := cr.base()
+	c.ServerName = host
+	// The standard check knows host names only: a certificate that names the node
+	// needs none. VerifyConnection does all of the check instead.
+	c.InsecureSkipVerify = true
+	if cr.selfMade != nil {
+		return c, nil
+	}
+	if cr.sec.ServerName != "" {
+		c.ServerName = cr.sec.ServerName
+	}
+	certFile, keyFile := cr.sec.ClientCertFile, cr.sec.ClientKeyFile
+	if certFile == "" {
+		certFile, keyFile = cr.sec.CertFile, cr.sec.KeyFile
+	}
+	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("transport: peer client certificate: %w", err)
+	}
+	c.Certificates = []tls.Certificate{cert}
+	roots, err := cr.authorities()
+	if err != nil {
+		return nil, err
+	}
+	revoked, err := cr.revoked()
+	if err != nil {
+		return nil, err
+	}
+	name := c.ServerName
+	c.VerifyConnection = func(st tls.ConnectionState) error {
+		return cr.verifyDialled(st.PeerCertificates, roots, revoked, name, want)
+	}
+	return c, nil
+}
+
+func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.CertPool, revoked []*big.Int, name string, want keyspace.NodeID) error {
+	opts := x509.VerifyOptions{Roots: roots, CurrentTime: cr.clock.Wall(), Intermediates: x509.NewCertPool()}
+	for _, c := range certs[1:] {
+		opts.Intermediates.AddCert(c)
+	}
+	if _, err := certs[0].Verify(opts); err != nil {
+		return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
+	}
+	proven, err := checkIdentity(certs, cr.cluster, want)
+	if err != nil {
+		return err
+	}
+	if !proven {
+		if err := certs[0].VerifyHostname(name); err != nil {
+			return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
+		}
+	}
+	return cr.checkAllowed(certs[0], revoked)
+}
+
+// checkAllowed applies the operator's own restrictions to a verified certificate.
+func (cr *credentials) checkAllowed(cert *x509.Certificate, revoked []*big.Int) error {
+	if slices.ContainsFunc(revoked, func(n *big.Int) bool { return n.Cmp(cert.SerialNumber) == 0 }) {
+		return fmt.Errorf("%w: serial number %x is revoked", errIdentity, cert.SerialNumber)
+	}
+	if a := cr.sec.AllowedCNs; len(a) > 0 && !slices.Contains(a, cert.Subject.CommonName) {
+		return fmt.Errorf("%w: common name %q is not allowed", errIdentity, cert.Subject.CommonName)
+	}
+	matches := func(host string) bool { return cert.VerifyHostname(host) == nil }
+	if a := cr.sec.AllowedHostnames; len(a) > 0 && !slices.ContainsFunc(a, matches) {
+		return fmt.Errorf("%w: no allowed host name in %q", errIdentity, cert.DNSNames)
+	}
+	return nil
+}
+
+// authorities returns the pool of TrustedCAFile, nil without one.
+func (cr *credentials) authorities() (*x509.CertPool, error) {
+	if cr.sec.TrustedCAFile == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(cr.sec.TrustedCAFile)
+	if err != nil {
+		return nil, fmt.Errorf("transport: trusted CA file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("transport: trusted CA file %s has no certificate", cr.sec.TrustedCAFile)
+	}
+	return pool, nil
+}
+
+// revoked returns the serial numbers of CRLFile.
+func (cr *credentials) revoked() ([]*big.Int, error) {
+	if cr.sec.CRLFile == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(cr.sec.CRLFile)
+	if err != nil {
+		return nil, fmt.Errorf("transport: revocation list: %w", err)
+	}
+	list, err := x509.ParseRevocationList(derOf(b))
+	if err != nil {
+		return nil, fmt.Errorf("transport: revocation list %s: %w", cr.sec.CRLFile, err)
+	}
+	var serials []*big.Int
+	for _, e := range list.RevokedCertificateEntries {
+		serials = append(serials, e.SerialNumber)
+	}
+	return serials, nil
+}
+
+// resetKey returns the key by which a restarted node tells its peers that it does
+// not know their connections. It must be the same after a restart and differ
+// between nodes; where the node has a private key nobody else can compute it.
+func (cr *credentials) resetKey(node keyspace.NodeID) (*[32]byte, error) {
+	secret := []byte("no secret: the peers' traffic is not authenticated")
+	if cr.selfMade == nil {
+		b, err := os.ReadFile(cr.sec.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("transport: peer key: %w", err)
+		}
+		secret = b
+	}
+	b, err := hkdf.Key(sha256.New, secret, nil, "skein stateless reset "+IdentityURI(cr.cluster, node), 32)
+	if err != nil {
+		return nil, fmt.Errorf("transport: reset key: %w", err)
+	}
+	return (*[32]byte)(b), nil
+}
+
+// makeCertificate makes the certificate of SelfMade. Its validity is not checked by
+// anybody; it is wide, for clocks that are wrong.
+func makeCertificate(now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("transport: make a key: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		Subject:      pkix.Name{Organization: []string{"skein, self-made"}},
+		NotBefore:    now.AddDate(-1, 0, 0), NotAfter: now.AddDate(100, 0, 0),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:    []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("transport: make a certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// derOf returns the content of the first PEM block, or b itself where it is no PEM.
+func derOf(b []byte) []byte {
+	if block, _ := pem.Decode(b); block != nil {
+		return block.Bytes
+	}
+	return b
+}

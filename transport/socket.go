@@ -1,0 +1,195 @@
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/quic-go/quic-go"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+// socketBufferBytes is what a UDP socket's buffers should hold: all peers share
+// them, and what does not fit is lost and looks like a slow network.
+const socketBufferBytes = 7 << 20
+
+// sockets are the UDP sockets of a node: one per listen address, used for dialling
+// too, and one more for peers that none of those can reach.
+type sockets struct {
+	key    *quic.StatelessResetKey
+	warn   func(key, msg string, fields ...zap.Field)
+	listen []*socket
+
+	mu     sync.Mutex // guards what follows
+	extra  *socket
+	closed bool
+}
+
+type socket struct {
+	udp       *net.UDPConn
+	transport *quic.Transport
+	listener  *quic.Listener
+}
+
+func openSockets(addrs []string, key *quic.StatelessResetKey, warn func(key, msg string, fields ...zap.Field)) (*sockets, error) {
+	ss := &sockets{key: key, warn: warn}
+	for _, a := range addrs {
+		s, err := ss.open(a)
+		if err != nil {
+			_ = ss.close()
+			return nil, err
+		}
+		ss.listen = append(ss.listen, s)
+	}
+	return ss, nil
+}
+
+func (ss *sockets) open(addr string) (*socket, error) {
+	ua, err := net.ResolveUDPAddr("udp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("transport: listen address %q: %w", addr, err)
+	}
+	udp, err := net.ListenUDP("udp", ua)
+	if err != nil {
+		return nil, fmt.Errorf("transport: listen on %q: %w", addr, err)
+	}
+	ss.growBuffers(udp)
+	return &socket{udp: udp, transport: &quic.Transport{Conn: udp, StatelessResetKey: ss.key}}, nil
+}
+
+// growBuffers asks for larger buffers, beyond the system's limit where the process
+// may, and says once if they stay small.
+func (ss *sockets) growBuffers(udp *net.UDPConn) {
+	raw, err := udp.SyscallConn()
+	if err != nil {
+		return
+	}
+	for _, b := range []struct {
+		name             string
+		set, force, read int
+	}{
+		{"receive", unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF},
+		{"send", unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF},
+	} {
+		got := 0
+		err := raw.Control(func(fd uintptr) {
+			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, b.force, socketBufferBytes) != nil {
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, b.set, socketBufferBytes)
+			}
+			got, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, b.read)
+		})
+		// The kernel tells twice what it was asked for: it counts its own overhead.
+		if err == nil && got < 2*socketBufferBytes {
+			ss.warn("buffer", "the UDP socket buffers are small: bursts will be lost; raise net.core.rmem_max and net.core.wmem_max",
+				zap.String("buffer", b.name), zap.Int("bytes", got/2), zap.Int("wanted_bytes", socketBufferBytes))
+		}
+	}
+}
+
+// serve begins to listen on the i-th socket.
+func (ss *sockets) serve(i int, creds *credentials, config *quic.Config) (*quic.Listener, error) {
+	s := ss.listen[i]
+	ln, err := s.transport.Listen(&tls.Config{
+		MinVersion: tls.VersionTLS13,
+		NextProtos: []string{ALPN},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return creds.accepting()
+		},
+	}, config)
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	s.listener = ln
+	if err == nil && ss.closed {
+		_ = ln.Close()
+		err = ErrClosed
+	}
+	return ln, err
+}
+
+func (ss *sockets) addrs() []string {
+	var out []string
+	for _, s := range ss.listen {
+		out = append(out, s.udp.LocalAddr().String())
+	}
+	return out
+}
+
+// forTarget returns the transport that can reach an address.
+func (ss *sockets) forTarget(to netip.Addr) (*quic.Transport, error) {
+	for _, s := range ss.listen {
+		local := s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
+		if reaches(local, to) {
+			return s.transport, nil
+		}
+	}
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.closed {
+		return nil, ErrClosed
+	}
+	if ss.extra == nil {
+		s, err := ss.open(":0")
+		if err != nil {
+			return nil, err
+		}
+		ss.extra = s
+	}
+	return ss.extra.transport, nil
+}
+
+// reaches says whether a socket bound to local can send to an address: an IPv6
+// wildcard takes both families, and the loopback leads nowhere else.
+func reaches(local, to netip.Addr) bool {
+	to = to.Unmap()
+	switch {
+	case local.IsUnspecified():
+		return !local.Is4() || to.Is4()
+	case local.Unmap().Is4() != to.Is4():
+		return false
+	}
+	return !local.Unmap().IsLoopback() || to.IsLoopback()
+}
+
+// close ends listeners, transports and sockets. Connections that should tell their
+// peers were closed before.
+func (ss *sockets) close() error {
+	ss.mu.Lock()
+	ss.closed = true
+	all := ss.listen
+	if ss.extra != nil {
+		all = append(all, ss.extra)
+	}
+	ss.mu.Unlock()
+	var errs []error
+	for _, s := range all {
+		if s.listener != nil {
+			_ = s.listener.Close()
+		}
+		// A transport that neither listened nor dialled has nothing to close.
+		_ = s.transport.Close()
+		errs = append(errs, s.udp.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// resolve returns the first address of a host:port pair.
+func resolve(ctx context.Context, addr string) (host string, ap netip.AddrPort, err error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", ap, fmt.Errorf("peer address %q: %w", addr, err)
+	}
+	n, err := net.DefaultResolver.LookupPort(ctx, "udp", port)
+	if err != nil {
+		return "", ap, fmt.Errorf("peer address %q: %w", addr, err)
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return "", ap, fmt.Errorf("peer address %q: %w", addr, err)
+	}
+	return host, netip.AddrPortFrom(ips[0].Unmap(), uint16(n)), nil
+}
