@@ -1,0 +1,205 @@
+package wal
+
+import (
+	"fmt"
+	"slices"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Batch is a list of changes to groups that become durable together. It is built
+// by one goroutine, given to Submit once, and belongs to the log from then on.
+//
+// A batch of up to a third of a segment is atomic over crashes. A larger one is
+// atomic in pieces, in order, cut between records.
+type Batch struct {
+	log  *Log
+	buf  []byte
+	ops  []op
+	sync bool
+
+	// Set by Submit.
+	done func(error)
+	at   clock.Time
+	// next is the first op not yet taken by the writer.
+	next int
+	// rewrite says that these are old records written again.
+	rewrite bool
+	// probe asks for a real fsync though there may be nothing to sync.
+	probe bool
+}
+
+// op is one record of a batch: buf[from:to] holds it, but for what Submit and the
+// writer know.
+type op struct {
+	kind    kind
+	from    int
+	to      int
+	group   keyspace.GroupID
+	at      position // of Compact (index only) and Reset
+	ents    []*raftpb.Entry
+	hard    hardState
+	hasHard bool
+	unitEnd bool
+	skip    bool
+	// Set by Submit: whose record it is and its number in the order of submission.
+	g  *GroupLog
+	no uint64
+	// version and last are what a rewrite has read.
+	version uint32
+	last    uint64
+	// off and prev are where the writer puts the record and to which one it chains it.
+	off     int64
+	prevOff uint32
+	prevLen uint32
+}
+
+// NewBatch returns an empty batch, to be synced.
+func (l *Log) NewBatch() *Batch { return &Batch{log: l, sync: true} }
+
+// SetSync says whether the batch needs an fsync before its completion. False is
+// for hard states that change nothing but the commit index: they are written in
+// order with everything else, complete without an fsync of their own and may be
+// lost in a crash together with what follows them.
+func (b *Batch) SetSync(sync bool) { b.sync = sync }
+
+// Len returns the number of records.
+func (b *Batch) Len() int { return len(b.ops) }
+
+// Bytes returns the size that the batch will have in the log.
+func (b *Batch) Bytes() int64 { return int64(len(b.buf)) }
+
+// Append stores entries and a hard state of g in one record. A tail of the log at
+// or above the first entry's index is replaced. hs nil keeps the stored one. A
+// group that was unknown or removed comes into being, empty.
+//
+// The entries must have consecutive indexes and follow the log without a gap; the
+// hard state's commit index must not be above the log's end. Anything else is a
+// bug of the caller and panics, at Submit at the latest. The log keeps the entries:
+// nobody may change them any more.
+func (b *Batch) Append(g keyspace.GroupID, hs *raftpb.HardState, ents []*raftpb.Entry) {
+	if hs == nil && len(ents) == 0 {
+		return
+	}
+	for i, e := range ents {
+		if want := ents[0].GetIndex() + uint64(i); e.GetIndex() != want || want == 0 {
+			panic(fmt.Sprintf("wal: group %s: entry %d of an append has index %d, want %d", g, i, e.GetIndex(), want))
+		}
+	}
+	// A record is never larger than a unit; the hard state goes with the last one.
+	for {
+		n := b.entriesThatFit(g, ents)
+		piece := op{kind: kindAppend, group: g, ents: slices.Clone(ents[:n])}
+		ents = ents[n:]
+		if len(ents) == 0 && hs != nil {
+			piece.hard, piece.hasHard = hardStateOf(hs), true
+		}
+		b.add(piece)
+		if len(ents) == 0 {
+			return
+		}
+	}
+}
+
+func (b *Batch) entriesThatFit(g keyspace.GroupID, ents []*raftpb.Entry) int {
+	size, room := int64(recordLen), b.log.opts.unitBytes()
+	for i, e := range ents {
+		size += entryLen + int64(len(e.GetData()))
+		if size > room && i > 0 {
+			return i
+		}
+		if size > room {
+			panic(fmt.Sprintf("wal: group %s: entry %d of %d bytes, at most %d fit", g, e.GetIndex(), len(e.GetData()), room))
+		}
+	}
+	return len(ents)
+}
+
+// Compact says that entries at or below index are no longer needed. The term at
+// index stays known. Below the present base, and for an unknown group, it does
+// nothing; above the end of the log it panics at Submit.
+func (b *Batch) Compact(g keyspace.GroupID, index uint64) {
+	b.add(op{kind: kindCompact, group: g, at: position{index: index}})
+}
+
+// Reset makes the log of g empty behind (index, term): for a new replica, or
+// under a snapshot. hs nil keeps the stored hard state. A group that was unknown
+// or removed comes into being. A commit index above index panics at Submit.
+func (b *Batch) Reset(g keyspace.GroupID, index, term uint64, hs *raftpb.HardState) {
+	o := op{kind: kindReset, group: g, at: position{index, term}}
+	if hs != nil {
+		o.hard, o.hasHard = hardStateOf(hs), true
+	}
+	b.add(o)
+}
+
+// Remove writes a tombstone: the group has no state any more and is known to be
+// removed until it comes into being anew or is forgotten.
+func (b *Batch) Remove(g keyspace.GroupID) { b.add(op{kind: kindRemove, group: g}) }
+
+// Forget ends the tombstone of a removed group. It is right once the deletion of
+// the replica's data is durable in the engine; until then a crash brings the data
+// back, and the tombstone alone says that they are nobody's. For a group that is
+// not removed it does nothing.
+func (b *Batch) Forget(g keyspace.GroupID) { b.add(op{kind: kindForget, group: g}) }
+
+func (b *Batch) add(o op) {
+	o.from = len(b.buf)
+	var first uint64
+	if len(o.ents) > 0 {
+		first = o.ents[0].GetIndex()
+	}
+	b.buf = beginRecord(b.buf, o.kind, o.group, first, len(o.ents))
+	for _, e := range o.ents {
+		b.buf = appendEntry(b.buf, e)
+	}
+	b.buf = endRecord(b.buf)
+	o.to = len(b.buf)
+	b.ops = append(b.ops, o)
+}
+
+// cutUnits sets the ends of the atomic units, once it is known which records are
+// skipped.
+func (b *Batch) cutUnits(unitBytes int64) {
+	var size int64
+	last := -1
+	for i := range b.ops {
+		o := &b.ops[i]
+		if o.skip {
+			continue
+		}
+		n := int64(o.to - o.from)
+		if last >= 0 && size+n > unitBytes {
+			b.ops[last].unitEnd = true
+			size = 0
+		}
+		size += n
+		last = i
+	}
+	if last >= 0 {
+		b.ops[last].unitEnd = true
+	}
+}
+
+// unit returns the end and the size of the next unit, from b.next on.
+func (b *Batch) unit() (end int, size int64) {
+	for end = b.next; end < len(b.ops); end++ {
+		o := &b.ops[end]
+		if o.skip {
+			continue
+		}
+		size += int64(o.to - o.from)
+		if o.unitEnd {
+			end++
+			break
+		}
+	}
+	// Skipped records at the end belong to the last unit.
+	for end < len(b.ops) && b.ops[end].skip {
+		end++
+	}
+	return end, size
+}

@@ -1,0 +1,591 @@
+package wal
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+const (
+	// runRecords and runBytes bound a run: to find an entry in it, that many records
+	// are read at most, walking back from the last one.
+	runRecords = 16
+	runBytes   = 64 << 10
+)
+
+// run is a stretch of entries of one term whose records lie in one segment, each
+// naming the one before it. It stands for up to runRecords records in memory.
+type run struct {
+	first, last, term uint64
+	seg               *segment
+	// off and len are those of the run's last record, which may hold entries above
+	// last that were overwritten.
+	off, len uint32
+	records  uint32
+	bytes    uint32
+}
+
+// GroupLog is the log of one group: a view of the newest submitted state, also
+// before it is durable. All methods may be called from many goroutines. It stays
+// valid until Batch.Forget of the group.
+type GroupLog struct {
+	log *Log
+	id  keyspace.GroupID
+
+	// mu guards everything below, but for the pin links. Every index in (base,
+	// last] is in a chunk or in a run; what is in a chunk is read from there.
+	mu      sync.Mutex
+	exists  bool
+	removed bool
+	hasHard bool
+	// version counts the changes that make entries already read invalid.
+	version uint32
+	base    position
+	last    uint64
+	hard    hardState
+	runs    []run
+	chunks  []*chunk
+	// newest is the segment with the group's newest written record, which holds its
+	// small state.
+	newest *segment
+
+	// pinned is guarded by mu, the links by pins.mu.
+	pinned           *segment
+	pinPrev, pinNext *GroupLog
+}
+
+// ID returns the group's id.
+func (g *GroupLog) ID() keyspace.GroupID { return g.id }
+
+// Exists says whether the group has state: something was stored since it was
+// unknown or removed.
+func (g *GroupLog) Exists() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.exists
+}
+
+// Removed says whether the group has a tombstone.
+func (g *GroupLog) Removed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.removed
+}
+
+// Base returns the position behind which the log begins: that of the last
+// compaction or reset.
+func (g *GroupLog) Base() (index, term uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.base.index, g.base.term
+}
+
+// FirstIndex returns the index of the first entry that is or will be in the log.
+func (g *GroupLog) FirstIndex() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.base.index + 1
+}
+
+// LastIndex returns the index of the last entry, or of the base in an empty log.
+func (g *GroupLog) LastIndex() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.last
+}
+
+// HardState returns a copy of the hard state, or nil where none was stored.
+func (g *GroupLog) HardState() *raftpb.HardState {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.hasHard {
+		return nil
+	}
+	h := g.hard
+	return &raftpb.HardState{Term: &h.term, Vote: &h.vote, Commit: &h.commit}
+}
+
+// Term returns the term of the entry at index i, from memory. It returns
+// raft.ErrCompacted below the base and raft.ErrUnavailable above the log's end.
+func (g *GroupLog) Term(i uint64) (uint64, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case i < g.base.index:
+		return 0, raft.ErrCompacted
+	case i > g.last:
+		return 0, raft.ErrUnavailable
+	}
+	return g.termLocked(i), nil
+}
+
+func (g *GroupLog) termLocked(i uint64) uint64 {
+	if i == g.base.index {
+		return g.base.term
+	}
+	if c := g.chunkLocked(i); c != nil {
+		return c.ents[i-c.first].GetTerm()
+	}
+	return g.runs[g.runLocked(i)].term
+}
+
+// chunkLocked returns the chunk with the entry at i, or nil.
+func (g *GroupLog) chunkLocked(i uint64) *chunk {
+	at, _ := slices.BinarySearchFunc(g.chunks, i, func(c *chunk, i uint64) int {
+		if c.last() < i {
+			return -1
+		}
+		return 1
+	})
+	if at < len(g.chunks) && g.chunks[at].first <= i {
+		return g.chunks[at]
+	}
+	return nil
+}
+
+// runLocked returns the place of the run with the entry at i, which is not in a
+// chunk.
+func (g *GroupLog) runLocked(i uint64) int {
+	at, _ := slices.BinarySearchFunc(g.runs, i, func(r run, i uint64) int {
+		if r.last < i {
+			return -1
+		}
+		return 1
+	})
+	if at == len(g.runs) || g.runs[at].first > i {
+		panic(fmt.Sprintf("wal: group %s: entry %d of (%d, %d] is nowhere", g.id, i, g.base.index, g.last))
+	}
+	return at
+}
+
+// EntriesCached is Entries from memory alone. ok is false where any of the entries
+// that Entries would return is not in memory, or the range is not in the log.
+func (g *GroupLog) EntriesCached(lo, hi, maxBytes uint64) (_ []*raftpb.Entry, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.checkLocked(lo, hi) != nil {
+		return nil, false
+	}
+	b := entryBuilder{maxBytes: maxBytes}
+	for i := lo; i < hi && !b.full; {
+		if i = g.cachedLocked(&b, i, hi); i < hi && !b.full && g.chunkLocked(i) == nil {
+			return nil, false
+		}
+	}
+	return b.ents, true
+}
+
+func (g *GroupLog) checkLocked(lo, hi uint64) error {
+	if lo <= g.base.index {
+		return raft.ErrCompacted
+	}
+	if hi < lo || hi > g.last+1 {
+		return raft.ErrUnavailable
+	}
+	return nil
+}
+
+// cachedLocked takes entries from chunks and returns the index of the next one.
+func (g *GroupLog) cachedLocked(b *entryBuilder, i, hi uint64) uint64 {
+	for i < hi && !b.full {
+		c := g.chunkLocked(i)
+		if c == nil {
+			return i
+		}
+		for ; i < hi && i <= c.last() && b.add(c.ents[i-c.first]); i++ {
+		}
+	}
+	return i
+}
+
+// entryBuilder collects entries up to a size, and one at least.
+type entryBuilder struct {
+	maxBytes, bytes uint64
+	ents            []*raftpb.Entry
+	full            bool
+}
+
+func (b *entryBuilder) add(e *raftpb.Entry) bool {
+	n := uint64(proto.Size(e))
+	if len(b.ents) > 0 && b.bytes+n > b.maxBytes {
+		b.full = true
+		return false
+	}
+	b.bytes += n
+	b.ents = append(b.ents, e)
+	return true
+}
+
+// submit applies an op to the view and fills the state that follows from it into
+// its record. It runs under Log.mu too, which makes the order of submission the
+// order of everything.
+func (g *GroupLog) submit(o *op, rec []byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch o.kind {
+	case kindAppend:
+		g.reviveLocked()
+		g.submitAppendLocked(o)
+	case kindCompact:
+		if !g.exists || o.at.index <= g.base.index {
+			o.skip = true
+			return
+		}
+		if o.at.index > g.last {
+			panic(fmt.Sprintf("wal: group %s: compaction to %d above the last index %d", g.id, o.at.index, g.last))
+		}
+		g.base = position{o.at.index, g.termLocked(o.at.index)}
+		g.dropFrontLocked()
+	case kindReset:
+		g.reviveLocked()
+		g.cutLocked(0)
+		g.base, g.last = o.at, o.at.index
+		g.submitHardLocked(o)
+	case kindRewrite:
+		g.submitRewriteLocked(o)
+	case kindRemove:
+		g.clearLocked()
+		g.removed = true
+	case kindForget:
+		if o.skip = !g.removed; !o.skip {
+			g.clearLocked()
+		}
+	default:
+		panic(fmt.Sprintf("wal: op of kind %d", o.kind))
+	}
+	g.repinLocked()
+	rec[16] = byte(o.kind)
+	putState(rec, g.base, g.hard, g.hasHard)
+	o.g = g
+}
+
+func (g *GroupLog) submitAppendLocked(o *op) {
+	if len(o.ents) > 0 {
+		first := o.ents[0].GetIndex()
+		if first <= g.base.index || first > g.last+1 {
+			panic(fmt.Sprintf("wal: group %s: append from %d does not fit (%d, %d]", g.id, first, g.base.index, g.last))
+		}
+		if first <= g.last {
+			g.cutLocked(first)
+		}
+		g.last = o.ents[len(o.ents)-1].GetIndex()
+		c := newChunk(g, o.no, o.ents)
+		g.chunks = append(g.chunks, c)
+		g.log.cache.add(c)
+	}
+	g.submitHardLocked(o)
+}
+
+func (g *GroupLog) submitHardLocked(o *op) {
+	if o.hasHard {
+		g.hard, g.hasHard = o.hard, true
+	}
+	if g.hard.commit > g.last {
+		panic(fmt.Sprintf("wal: group %s: commit index %d above the last index %d", g.id, g.hard.commit, g.last))
+	}
+}
+
+// submitRewriteLocked lets a rewrite pass only if it still says all that is known
+// of the group. Entries compacted meanwhile do no harm: the record's base is the
+// present one.
+func (g *GroupLog) submitRewriteLocked(o *op) {
+	if o.version != g.version || o.last != g.last || !(g.exists || g.removed) {
+		o.skip = true
+		return
+	}
+	if g.removed {
+		o.kind = kindRemove
+	}
+}
+
+func (g *GroupLog) reviveLocked() {
+	if !g.exists {
+		g.clearLocked()
+		g.exists = true
+	}
+}
+
+// clearLocked makes the group unknown.
+func (g *GroupLog) clearLocked() {
+	g.cutLocked(0)
+	g.exists, g.removed, g.hasHard = false, false, false
+	g.base, g.last, g.hard = position{}, 0, hardState{}
+}
+
+// cutLocked forgets the entries at or above first.
+func (g *GroupLog) cutLocked(first uint64) {
+	g.version++
+	for n := len(g.chunks); n > 0; n-- {
+		c := g.chunks[n-1]
+		if c.last() < first {
+			break
+		}
+		if c.first < first {
+			c.ents = c.ents[:first-c.first]
+			break
+		}
+		g.log.cache.drop(c)
+		g.chunks[n-1] = nil
+		g.chunks = g.chunks[:n-1]
+	}
+	g.cutRunsLocked(first)
+	g.tidyLocked()
+}
+
+func (g *GroupLog) cutRunsLocked(first uint64) {
+	n := len(g.runs)
+	for n > 0 && g.runs[n-1].first >= first {
+		n--
+	}
+	clear(g.runs[n:])
+	g.runs = g.runs[:n]
+	if n > 0 && g.runs[n-1].last >= first {
+		g.runs[n-1].last = first - 1
+	}
+}
+
+// dropFrontLocked forgets runs and chunks that lie wholly at or below the base.
+func (g *GroupLog) dropFrontLocked() {
+	n := 0
+	for ; n < len(g.chunks) && g.chunks[n].last() <= g.base.index; n++ {
+		g.log.cache.drop(g.chunks[n])
+	}
+	g.chunks = slices.Delete(g.chunks, 0, n)
+	g.dropFrontRunsLocked()
+	g.tidyLocked()
+}
+
+func (g *GroupLog) dropFrontRunsLocked() {
+	n := 0
+	for n < len(g.runs) && g.runs[n].last <= g.base.index {
+		n++
+	}
+	g.runs = slices.Delete(g.runs, 0, n)
+}
+
+// tidyLocked gives back the memory that an idle group does not need.
+func (g *GroupLog) tidyLocked() {
+	g.runs = shrink(g.runs)
+	g.chunks = shrink(g.chunks)
+}
+
+func shrink[T any](s []T) []T {
+	if len(s) == 0 {
+		return nil
+	}
+	if cap(s) > 8 && cap(s) > 4*len(s) {
+		return slices.Clone(s)
+	}
+	return s
+}
+
+// dropChunk takes an evicted chunk out of the view, if it is still there.
+func (g *GroupLog) dropChunk(c *chunk) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if i := slices.Index(g.chunks, c); i >= 0 {
+		g.chunks = slices.Delete(g.chunks, i, i+1)
+		g.tidyLocked()
+	}
+}
+
+// termSpan is a stretch of entries of one term within a record.
+type termSpan struct{ first, last, term uint64 }
+
+func appendTerm(spans []termSpan, index, term uint64) []termSpan {
+	if n := len(spans); n > 0 && spans[n-1].term == term {
+		spans[n-1].last = index
+		return spans
+	}
+	return append(spans, termSpan{index, index, term})
+}
+
+// spansOf returns the terms of entries. few keeps the ordinary case off the heap.
+func spansOf(few []termSpan, ents []*raftpb.Entry) []termSpan {
+	for _, e := range ents {
+		few = appendTerm(few, e.GetIndex(), e.GetTerm())
+	}
+	return few
+}
+
+// lastRun returns the newest run of written entries.
+func (g *GroupLog) lastRun() (run, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.runs) == 0 {
+		return run{}, false
+	}
+	return g.runs[len(g.runs)-1], true
+}
+
+// follows says whether a record with these entries may be chained to the run.
+func (r *run) follows(seg *segment, s termSpan, length int64) bool {
+	return r.seg == seg && r.term == s.term && r.last+1 == s.first &&
+		r.records < runRecords && int64(r.bytes)+length <= runBytes
+}
+
+// locate tells the group where a record of it has been written. Records are located
+// in the order of submission; what was submitted later and has cut something from
+// the view has cut it from the chunks and runs already.
+func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevLen uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.newest = seg
+	var few [2]termSpan
+	switch {
+	case len(o.ents) == 0:
+	case o.kind == kindRewrite:
+		// It takes the place of the runs that are left, all of which are older.
+		if n := len(g.runs); n > 0 {
+			from, to := max(g.runs[0].first, o.ents[0].GetIndex()), g.runs[n-1].last
+			spans := spansOf(few[:0], o.ents[from-o.ents[0].GetIndex():to+1-o.ents[0].GetIndex()])
+			clear(g.runs)
+			g.runs = g.runs[:0]
+			g.addRunsLocked(seg, off, length, spans)
+			g.tidyLocked()
+		}
+	default:
+		// What is not in the chunk any more was overwritten, compacted or removed by
+		// something submitted later.
+		if i := slices.IndexFunc(g.chunks, func(c *chunk) bool { return c.no == o.no }); i >= 0 {
+			spans := spansOf(few[:0], g.chunks[i].ents)
+			if g.extendLocked(seg, off, length, prevOff, prevLen, spans[0]) {
+				spans = spans[1:]
+			}
+			g.addRunsLocked(seg, off, length, spans)
+		}
+	}
+	g.repinLocked()
+}
+
+// extendLocked adds a record to the last run if the run ends where the record's
+// chain goes on, so that a run is never longer than its chain.
+func (g *GroupLog) extendLocked(seg *segment, off, length int64, prevOff, prevLen uint32, s termSpan) bool {
+	n := len(g.runs)
+	if n == 0 || prevLen == 0 {
+		return false
+	}
+	r := &g.runs[n-1]
+	if r.seg != seg || r.off != prevOff || r.last+1 != s.first || r.term != s.term {
+		return false
+	}
+	r.extend(off, length, s.last)
+	return true
+}
+
+func (g *GroupLog) addRunsLocked(seg *segment, off, length int64, spans []termSpan) {
+	for _, s := range spans {
+		g.runs = append(g.runs, newRun(seg, off, length, s))
+	}
+}
+
+func newRun(seg *segment, off, length int64, s termSpan) run {
+	return run{
+		first: s.first, last: s.last, term: s.term, seg: seg,
+		off: uint32(off), len: uint32(length), records: 1, bytes: uint32(length),
+	}
+}
+
+func (r *run) extend(off, length int64, last uint64) {
+	r.off, r.len, r.last = uint32(off), uint32(length), last
+	r.records++
+	r.bytes += uint32(length)
+}
+
+// repinLocked lists the group at the oldest segment that it needs.
+func (g *GroupLog) repinLocked() {
+	var to *segment
+	switch {
+	case !g.exists && !g.removed:
+	case len(g.runs) > 0:
+		to = g.runs[0].seg
+	default:
+		to = g.newest
+	}
+	g.log.pins.move(g, to)
+}
+
+// tailBytesLocked returns the size of the records with the group's written entries.
+func (g *GroupLog) tailBytesLocked() int64 {
+	var n int64
+	for i := range g.runs {
+		n += int64(g.runs[i].bytes)
+	}
+	return n
+}
+
+// replay applies a record found on disk, in the order of the log.
+func (g *GroupLog) replay(r *record, seg *segment) error {
+	switch r.kind {
+	case kindRemove, kindForget:
+		g.clearLocked()
+		g.removed = r.kind == kindRemove
+		g.newest = seg
+		return nil
+	case kindReset, kindRewrite:
+		g.reviveLocked()
+		g.cutLocked(0)
+		g.last = r.base.index
+	default:
+		g.reviveLocked()
+	}
+	g.base, g.hard, g.hasHard = r.base, r.hard, r.flags&flagHardState != 0
+	g.newest = seg
+	if r.count > 0 {
+		if err := g.replayEntries(r, seg); err != nil {
+			return err
+		}
+	}
+	g.last = max(g.last, g.base.index)
+	g.dropFrontRunsLocked()
+	return nil
+}
+
+func (g *GroupLog) replayEntries(r *record, seg *segment) error {
+	g.cutRunsLocked(r.first)
+	g.last = r.last()
+	var few [2]termSpan
+	spans, rest := few[:0], r.entries
+	for i := r.first; i <= g.last; i++ {
+		e, tail, err := cutEntry(rest)
+		if err != nil {
+			return err
+		}
+		spans, rest = appendTerm(spans, i, e.term), tail
+	}
+	if g.extendLocked(seg, r.off, r.len, r.prevOff, r.prevLen, spans[0]) {
+		spans = spans[1:]
+	}
+	g.addRunsLocked(seg, r.off, r.len, spans)
+	return nil
+}
+
+// settle checks a recovered group and lists it at its oldest segment.
+func (g *GroupLog) settle() error {
+	next := g.base.index + 1
+	for i := range g.runs {
+		r := &g.runs[i]
+		if i == 0 && r.first <= next {
+			next = r.first
+		}
+		if r.first != next {
+			return fmt.Errorf("group %s: entries %d to %d are missing", g.id, next, r.first-1)
+		}
+		next = r.last + 1
+	}
+	if next != g.last+1 {
+		return fmt.Errorf("group %s: entries %d to %d are missing", g.id, next, g.last)
+	}
+	if g.hard.commit > g.last {
+		return fmt.Errorf("group %s: commit index %d above the last index %d", g.id, g.hard.commit, g.last)
+	}
+	g.tidyLocked()
+	g.repinLocked()
+	return nil
+}

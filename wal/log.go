@@ -1,0 +1,297 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// ErrClosed is the error of whatever comes after Close.
+var ErrClosed = errors.New("wal: closed")
+
+// SpaceState says whether there is room for the reserve.
+type SpaceState uint8
+
+const (
+	// SpaceOK is the ordinary state.
+	SpaceOK SpaceState = iota
+	// SpaceFull says that the disk has no room for the next reserve segment. The
+	// log goes on in what it has; new writes should be refused until it is OK again,
+	// which is tried every second and whenever a segment falls free.
+	SpaceFull
+)
+
+// Log is the node's log. It owns three goroutines: the writer, the preparer of
+// segments and the rewriter of small tails; Close stops them and waits.
+type Log struct {
+	opts    Options
+	dir     directory
+	metrics *Metrics
+	logger  *zap.Logger
+	clock   clock.Clock
+	cache   *cache
+	pins    pins
+
+	// files is held shared by reads of segments and exclusively by Close alone; it is
+	// the one lock held over disk access, and nobody waits for it but Close.
+	files       sync.RWMutex
+	filesClosed bool
+
+	fatal      chan struct{}
+	writerDone chan struct{}
+	// stop ends the preparer and the rewriter, for whom wait waits.
+	stop      chan struct{}
+	wait      sync.WaitGroup
+	kickPrep  chan struct{}
+	kickTails chan struct{}
+	syncs     atomic.Uint64
+	space     atomic.Uint32
+
+	// mu orders submissions.
+	mu sync.Mutex
+	// work wakes the writer.
+	work   *sync.Cond
+	groups map[keyspace.GroupID]*GroupLog
+	// queue holds the batches that are not wholly taken by the writer; queued is
+	// the size of what is not written.
+	queue  []*Batch
+	queued int64
+	// flight is when the oldest batch now being written was submitted; 0 for none.
+	flight clock.Time
+	// submitted numbers the records in the order of submission; written and durable
+	// say how far they have come.
+	submitted, written, durable uint64
+	// segs is the log in order; the last one is active. ready are prepared for use,
+	// dead are not needed any more.
+	segs, ready, dead []*segment
+	nextSeq           uint64
+	reclaim           reclaim
+	lazyDue           bool
+	// closing is set by Close, stopped when the writer has done its last.
+	closing, stopped bool
+	err              error
+}
+
+// Group returns the view of a group, which is empty for one that is unknown.
+func (l *Log) Group(id keyspace.GroupID) *GroupLog {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.groupLocked(id)
+}
+
+func (l *Log) groupLocked(id keyspace.GroupID) *GroupLog {
+	g := l.groups[id]
+	if g == nil {
+		g = &GroupLog{log: l, id: id}
+		l.groups[id] = g
+	}
+	return g
+}
+
+// Groups returns the groups that have state, in ascending order.
+func (l *Log) Groups() []keyspace.GroupID { return l.groupsWith((*GroupLog).Exists) }
+
+// Removed returns the groups that have a tombstone, in ascending order.
+func (l *Log) Removed() []keyspace.GroupID { return l.groupsWith((*GroupLog).Removed) }
+
+func (l *Log) groupsWith(is func(*GroupLog) bool) []keyspace.GroupID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var ids []keyspace.GroupID
+	for id, g := range l.groups {
+		if is(g) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Submit hands a batch to the log and returns without waiting for the disk. The
+// views of the groups show it at once. done is called once, from the writer's
+// goroutine, in the order of submission: with nil once a synced batch is durable
+// (one that is not synced: once it is written), or with the error that ended the
+// log. It must not block; it may submit. It may be nil. After Close it is called before
+// Submit returns.
+func (l *Log) Submit(b *Batch, done func(error)) {
+	b.done, b.at = done, l.clock.Now()
+	if !l.accept(b) && done != nil {
+		done(ErrClosed)
+	}
+}
+
+// accept applies the batch to the views and queues it. It returns false when there
+// is no writer any more.
+func (l *Log) accept(b *Batch) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return false
+	}
+	if l.err == nil {
+		for i := range b.ops {
+			o := &b.ops[i]
+			l.submitted++
+			o.no = l.submitted
+			g := o.g
+			if g == nil {
+				g = l.groupLocked(o.group)
+			}
+			g.submit(o, b.buf[o.from:o.to])
+			if o.kind == kindForget && !o.skip {
+				delete(l.groups, o.group)
+			}
+		}
+		b.cutUnits(l.opts.unitBytes())
+		l.queued += b.Bytes()
+		l.metrics.queueBytes.Set(float64(l.queued))
+	}
+	l.queue = append(l.queue, b)
+	l.work.Signal()
+	return true
+}
+
+// Overloaded says that more is waiting to be written than QueueBytes. Submit still
+// accepts; who can refuse work should.
+func (l *Log) Overloaded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.queued > l.opts.QueueBytes
+}
+
+// Sync returns once everything submitted before is durable. It always writes to the
+// disk and syncs it, so that its return also proves that the disk moves.
+func (l *Log) Sync(ctx context.Context) error {
+	done := make(chan error, 1)
+	b := l.NewBatch()
+	b.probe = true
+	l.Submit(b, func(err error) { done <- err })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("wal: sync: %w", ctx.Err())
+	}
+}
+
+// Fatal is closed when the log has failed for good. The node must stop: what the
+// views show may not be on the disk.
+func (l *Log) Fatal() <-chan struct{} { return l.fatal }
+
+// Err returns what ended the log, or nil.
+func (l *Log) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// Progress returns how many fsyncs have completed and for how long the oldest batch
+// that is not done has been waiting; 0 where none is. A disk that is stuck shows
+// as a count that stands still while the wait grows. Where nothing is submitted,
+// Sync is the probe.
+func (l *Log) Progress() (completedSyncs uint64, oldestPending time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := l.flight
+	if at == 0 && len(l.queue) > 0 {
+		at = l.queue[0].at
+	}
+	if at != 0 {
+		oldestPending = max(l.clock.Now().Sub(at), 1)
+	}
+	return l.syncs.Load(), oldestPending
+}
+
+// Space says whether the disk has room for the reserve.
+func (l *Log) Space() SpaceState { return SpaceState(l.space.Load()) }
+
+// LiveBytes returns the length of the log from the oldest segment that is needed:
+// what a restart reads.
+func (l *Log) LiveBytes() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.liveBytesLocked()
+}
+
+func (l *Log) liveBytesLocked() int64 {
+	var n int64
+	for i := l.oldestNeededLocked(); i < len(l.segs); i++ {
+		n += l.segs[i].end.Load()
+	}
+	return n
+}
+
+// oldestNeededLocked returns the place of the oldest segment at which a group is
+// listed; that of the active one where none is.
+func (l *Log) oldestNeededLocked() int {
+	for i, s := range l.segs[:len(l.segs)-1] {
+		if !l.pins.none(s) {
+			return i
+		}
+	}
+	return len(l.segs) - 1
+}
+
+// fail ends the log. The first error stays.
+func (l *Log) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return
+	}
+	l.err = err
+	close(l.fatal)
+	l.work.Signal()
+	l.logger.Error("the log has failed and takes nothing more", zap.Error(err))
+}
+
+// Close writes and syncs what was submitted, stops the goroutines and closes the
+// files. What cannot be written any more completes with an error. The views must
+// not be read during or after it: they return ErrClosed for what is not in memory.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	if l.closing {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.closing = true
+	l.work.Signal()
+	l.mu.Unlock()
+	// The writer may still need the preparer, which may still wait for the writer.
+	<-l.writerDone
+	close(l.stop)
+	l.wait.Wait()
+	return errors.Join(l.Err(), l.closeFiles())
+}
+
+func (l *Log) closeFiles() error {
+	l.files.Lock()
+	defer l.files.Unlock()
+	l.filesClosed = true
+	var errs []error
+	for _, s := range slices.Concat(l.segs, l.ready, l.dead) {
+		if s.file == nil {
+			continue
+		}
+		if err := s.file.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("wal: close %s: %w", s.path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func kick(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,98 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// Options configures a Log. FS, Dir and Clock must be set; everything else has a
+// default that holds for zero.
+type Options struct {
+	// FS and Dir say where the segments are. The caller holds the directory's lock.
+	FS  vfs.FS
+	Dir string
+	// SegmentBytes is the size of a segment; 64 MiB by default, 16 KiB at least. An
+	// entry must be smaller than a third of it. A restart may change it.
+	SegmentBytes int64
+	// MaxBatchBytes bounds what one write takes from the queue; 4 MiB by default. A
+	// single larger batch is still written as a whole.
+	MaxBatchBytes int64
+	// QueueBytes of submitted and not yet written records make the log Overloaded;
+	// 64 MiB by default.
+	QueueBytes int64
+	// EntryCacheBytes bounds the written entries kept in memory, over all groups; 64
+	// MiB by default.
+	EntryCacheBytes int64
+	// SpareSegments is how many segments are prepared ahead of the one in use: the
+	// reserve that a full disk leaves. 1 by default, and at least.
+	SpareSegments int
+	// TargetBytes is how long the log may be before it is shortened; 1 GiB by
+	// default, 4 segments at least. From half of it on, groups without entries are
+	// written again at the head, so that they do not hold old segments; from all of
+	// it on, those with small tails too. What is left then is in Pinning.
+	TargetBytes int64
+	// SmallTailBytes is the longest tail of a group that is written again instead
+	// of being left to Pinning; 64 KiB by default.
+	SmallTailBytes int64
+	// LazySync is how long an unsynced batch may wait for an fsync that somebody
+	// else needs before it gets its own; 1 s by default.
+	LazySync time.Duration
+	Clock    clock.Clock
+	// Logger and Metrics may be nil.
+	Logger  *zap.Logger
+	Metrics *Metrics
+}
+
+const (
+	minSegmentBytes = 16 << 10
+	maxSegmentBytes = 1 << 30
+)
+
+// withDefaults fills in defaults and refuses what cannot work.
+func (o Options) withDefaults() (Options, error) {
+	if o.FS == nil || o.Dir == "" || o.Clock == nil {
+		return o, errors.New("wal: FS, Dir and Clock must be set")
+	}
+	orDefault(&o.SegmentBytes, 64<<20)
+	orDefault(&o.MaxBatchBytes, 4<<20)
+	orDefault(&o.QueueBytes, 64<<20)
+	orDefault(&o.EntryCacheBytes, 64<<20)
+	orDefault(&o.SpareSegments, 1)
+	orDefault(&o.TargetBytes, max(1<<30, 4*o.SegmentBytes))
+	orDefault(&o.SmallTailBytes, 64<<10)
+	orDefault(&o.LazySync, time.Second)
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics(nil)
+	}
+	if o.SegmentBytes < minSegmentBytes || o.SegmentBytes > maxSegmentBytes {
+		return o, fmt.Errorf("wal: SegmentBytes %d not in [%d, %d]", o.SegmentBytes, minSegmentBytes, maxSegmentBytes)
+	}
+	if o.TargetBytes < 4*o.SegmentBytes {
+		return o, fmt.Errorf("wal: TargetBytes %d below 4 segments of %d", o.TargetBytes, o.SegmentBytes)
+	}
+	if o.SpareSegments < 1 || o.MaxBatchBytes < 1 || o.QueueBytes < 1 || o.EntryCacheBytes < 1 ||
+		o.SmallTailBytes < 1 || o.LazySync < 1 {
+		return o, errors.New("wal: negative bound")
+	}
+	o.SmallTailBytes = min(o.SmallTailBytes, o.unitBytes()/2)
+	return o, nil
+}
+
+// unitBytes bounds what is atomic: a third of a segment, so that rotation wastes
+// no more than that.
+func (o *Options) unitBytes() int64 { return (o.SegmentBytes - headerLen) / 3 }
+
+func orDefault[T int | int64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}

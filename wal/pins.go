@@ -1,0 +1,60 @@
+package wal
+
+import "sync"
+
+// pins guards, for every segment, the ring of the groups that need no older one.
+type pins struct{ mu sync.Mutex }
+
+// pinList is the ring's anchor in a segment; the links are in GroupLog.
+type pinList struct {
+	head *GroupLog
+	n    int
+}
+
+// move lists g at segment to, or nowhere where to is nil.
+func (p *pins) move(g *GroupLog, to *segment) {
+	if g.pinned == to {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if from := g.pinned; from != nil {
+		g.pinPrev.pinNext, g.pinNext.pinPrev = g.pinNext, g.pinPrev
+		if from.pinned.head == g {
+			from.pinned.head = g.pinNext
+		}
+		if from.pinned.n--; from.pinned.n == 0 {
+			from.pinned.head = nil
+		}
+		g.pinPrev, g.pinNext = nil, nil
+	}
+	g.pinned = to
+	if to == nil {
+		return
+	}
+	if h := to.pinned.head; h != nil {
+		g.pinPrev, g.pinNext = h.pinPrev, h
+		g.pinPrev.pinNext, h.pinPrev = g, g
+	} else {
+		g.pinPrev, g.pinNext = g, g
+		to.pinned.head = g
+	}
+	to.pinned.n++
+}
+
+// at returns the groups listed at the segment.
+func (p *pins) at(s *segment) []*GroupLog {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	gs := make([]*GroupLog, 0, s.pinned.n)
+	for g := s.pinned.head; len(gs) < s.pinned.n; g = g.pinNext {
+		gs = append(gs, g)
+	}
+	return gs
+}
+
+func (p *pins) none(s *segment) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return s.pinned.n == 0
+}

@@ -1,0 +1,216 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+
+	"go.etcd.io/raft/v3"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// reclaim is how far the old end of the log may move. A segment that no group
+// needs passes three gates: everything submitted up to now must be durable, for
+// the needs of the groups were computed from it; then a mark that says that the log
+// begins later must be durable, for otherwise a missing file would be taken for a
+// loss; then the file is dead.
+type reclaim struct {
+	// wanted is the oldest segment that is needed once all records up to after are
+	// durable; 0 where nothing is waiting.
+	wanted uint64
+	after  uint64
+	// announced is what marks say.
+	announced uint64
+}
+
+// announced returns what marks shall say of where the log begins.
+func (l *Log) announced() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reclaim.announced
+}
+
+// synced moves the old end of the log after an fsync, which has made a mark
+// durable that says where the log begins.
+func (l *Log) synced(oldest uint64) {
+	l.mu.Lock()
+	l.durable = l.written
+	r := &l.reclaim
+	freed := false
+	for len(l.segs) > 1 && l.segs[0].seq < oldest {
+		l.dead = append(l.dead, l.segs[0])
+		l.segs[0] = nil
+		l.segs = l.segs[1:]
+		freed = true
+	}
+	if r.wanted > 0 && l.durable >= r.after {
+		r.announced = max(r.announced, r.wanted)
+		r.wanted = 0
+	}
+	if r.wanted == 0 {
+		if s := l.segs[l.oldestNeededLocked()]; s.seq > r.announced {
+			r.wanted, r.after = s.seq, l.submitted
+		}
+	}
+	over := len(l.segs) > 1 && l.liveBytesLocked() > l.opts.TargetBytes/2
+	l.mu.Unlock()
+	if freed {
+		l.gauges()
+		kick(l.kickPrep)
+	}
+	if over {
+		kick(l.kickTails)
+	}
+}
+
+func (l *Log) gauges() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.metrics.liveBytes.Set(float64(l.liveBytesLocked()))
+	l.metrics.segments.WithLabelValues("live").Set(float64(len(l.segs)))
+	l.metrics.segments.WithLabelValues("prepared").Set(float64(len(l.ready)))
+	l.metrics.segments.WithLabelValues("dead").Set(float64(len(l.dead)))
+}
+
+// GroupPin is a group that holds an old segment with a tail too large to be
+// written again.
+type GroupPin struct {
+	Group keyspace.GroupID
+	// Segments is how many segments follow the oldest one that the group needs.
+	Segments int
+	// LogBytes is the length of the log from that segment on, Bytes that of the
+	// group's own records.
+	LogBytes, Bytes int64
+}
+
+// Pinning returns up to n groups that hold the oldest segments with large tails,
+// those at the oldest segment first. To shorten the log, flush the engine and compact
+// them; cut off from the log the followers of those that stay.
+func (l *Log) Pinning(n int) []GroupPin {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	logBytes := l.liveBytesLocked()
+	var out []GroupPin
+	for i := l.oldestNeededLocked(); i < len(l.segs)-1; i++ {
+		for _, g := range l.pins.at(l.segs[i]) {
+			g.mu.Lock()
+			bytes := g.tailBytesLocked()
+			g.mu.Unlock()
+			if bytes <= l.opts.SmallTailBytes {
+				continue
+			}
+			if len(out) == n {
+				return out
+			}
+			out = append(out, GroupPin{g.id, len(l.segs) - 1 - i, logBytes, bytes})
+		}
+		logBytes -= l.segs[i].end.Load()
+	}
+	return out
+}
+
+// rewriteBytes bounds a batch of rewrites.
+const rewriteBytes = 256 << 10
+
+// rewriteLoop writes small tails again while the log is too long.
+func (l *Log) rewriteLoop() {
+	for {
+		select {
+		case <-l.kickTails:
+		case <-l.stop:
+			return
+		case <-l.fatal:
+			return
+		}
+		for l.rewriteSome() {
+		}
+	}
+}
+
+// rewriteSome writes one batch of tails that hold the oldest segment again and waits
+// until it is written. It returns false when there is nothing more to do now.
+func (l *Log) rewriteSome() bool {
+	b := l.NewBatch()
+	b.sync, b.rewrite = false, true
+	for _, g := range l.tailsToMove() {
+		if err := l.rewriteInto(b, g); err != nil {
+			l.fail(fmt.Errorf("wal: rewrite group %s: %w", g.id, err))
+			return false
+		}
+		if b.Bytes() >= rewriteBytes {
+			break
+		}
+	}
+	if b.Len() == 0 {
+		return false
+	}
+	done := make(chan error, 1)
+	l.Submit(b, func(err error) { done <- err })
+	if err := <-done; err != nil {
+		return false
+	}
+	moved := false
+	for i := range b.ops {
+		moved = moved || !b.ops[i].skip
+	}
+	return moved
+}
+
+// tailsToMove returns groups at the oldest needed segment that are to be written
+// again at the present length of the log.
+func (l *Log) tailsToMove() []*GroupLog {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	live := l.liveBytesLocked()
+	at := l.oldestNeededLocked()
+	if live <= l.opts.TargetBytes/2 || at == len(l.segs)-1 || l.err != nil || l.closing {
+		return nil
+	}
+	small := int64(0)
+	if live > l.opts.TargetBytes {
+		small = l.opts.SmallTailBytes
+	}
+	var out []*GroupLog
+	for _, g := range l.pins.at(l.segs[at]) {
+		g.mu.Lock()
+		fits := g.tailBytesLocked() <= small
+		g.mu.Unlock()
+		if fits {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+// rewriteInto adds a record with everything known of the group. Whether it still
+// is everything is decided at Submit.
+func (l *Log) rewriteInto(b *Batch, g *GroupLog) error {
+	g.mu.Lock()
+	o := op{kind: kindRewrite, group: g.id, g: g, version: g.version, last: g.last}
+	first := g.base.index + 1
+	g.mu.Unlock()
+	if first <= o.last {
+		ents, err := g.Entries(first, o.last+1, ^uint64(0))
+		if isMoved(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		size := int64(recordLen)
+		for _, e := range ents {
+			size += entryLen + int64(len(e.GetData()))
+		}
+		if size > l.opts.unitBytes() {
+			return nil
+		}
+		o.ents = ents
+	}
+	b.add(o)
+	return nil
+}
+
+// isMoved says that a group's log has changed under a reader.
+func isMoved(err error) bool {
+	return errors.Is(err, raft.ErrCompacted) || errors.Is(err, raft.ErrUnavailable)
+}

@@ -1,0 +1,295 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Open recovers the log in opts.Dir, which it makes if there is none, and starts
+// it. What is torn at its end is cut; damage to what was synced is a
+// *CorruptionError. Everything the views show after Open is durable.
+func Open(opts Options) (*Log, error) { return open(opts, newSalt) }
+
+func open(opts Options, salt func() (uint64, error)) (_ *Log, err error) {
+	if opts, err = opts.withDefaults(); err != nil {
+		return nil, err
+	}
+	l := &Log{
+		opts: opts, metrics: opts.Metrics, logger: opts.Logger, clock: opts.Clock,
+		dir:   directory{fs: opts.FS, dir: opts.Dir, salt: salt},
+		cache: newCache(opts.EntryCacheBytes), groups: map[keyspace.GroupID]*GroupLog{},
+		fatal: make(chan struct{}), writerDone: make(chan struct{}), stop: make(chan struct{}),
+		kickPrep: make(chan struct{}, 1), kickTails: make(chan struct{}, 1), nextSeq: 1,
+	}
+	l.work = sync.NewCond(&l.mu)
+	if err := l.recover(); err != nil {
+		return nil, errors.Join(err, l.closeFiles())
+	}
+	l.gauges()
+	active := l.segs[len(l.segs)-1]
+	w := &writer{l: l, active: active, planned: map[*GroupLog]run{}}
+	go w.run()
+	l.wait.Go(l.prepareLoop)
+	l.wait.Go(l.rewriteLoop)
+	return l, nil
+}
+
+func (l *Log) recover() error {
+	begin := l.clock.Now()
+	files, err := l.list()
+	// From here on closeFiles knows all of them.
+	l.dead = files
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 0)
+	last, found, err := l.findLast(files, &buf)
+	if err != nil {
+		return err
+	}
+	if last == nil {
+		return l.first()
+	}
+	chain, err := l.chain(files, last, found)
+	if err != nil {
+		return err
+	}
+	l.dead = slices.DeleteFunc(files, func(s *segment) bool { return slices.Contains(chain, s) })
+	l.segs = chain
+	l.reclaim.announced = found.lastMark.oldest
+	var bytes int64
+	for _, s := range chain {
+		if err := l.replay(s, &buf, s == last); err != nil {
+			return err
+		}
+		bytes += s.end.Load()
+	}
+	for id, g := range l.groups {
+		if !g.exists && !g.removed {
+			delete(l.groups, id)
+		} else if err := g.settle(); err != nil {
+			return &CorruptionError{l.opts.Dir, 0, err.Error()}
+		}
+	}
+	l.logger.Info("log recovered", zap.Int("groups", len(l.groups)), zap.Int("segments", len(chain)),
+		zap.Int64("bytes", bytes), zap.Duration("took", l.clock.Now().Sub(begin)))
+	return nil
+}
+
+// list opens all segment files, in ascending order, and deletes what a crash has
+// left of preparations.
+func (l *Log) list() ([]*segment, error) {
+	if err := l.opts.FS.MkdirAll(l.opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("wal: make directory %s: %w", l.opts.Dir, err)
+	}
+	names, err := l.opts.FS.List(l.opts.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("wal: list directory %s: %w", l.opts.Dir, err)
+	}
+	slices.Sort(names)
+	var files []*segment
+	for _, name := range names {
+		path := l.opts.FS.PathJoin(l.opts.Dir, name)
+		if strings.HasSuffix(name, tempSuffix) {
+			if err := l.opts.FS.Remove(path); err != nil {
+				return files, fmt.Errorf("wal: delete %s: %w", path, err)
+			}
+			continue
+		}
+		seq, ok := parseSegmentName(name)
+		if !ok {
+			continue
+		}
+		s, err := openSegment(l.opts.FS, path, seq)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, s)
+		l.nextSeq = seq + 1
+	}
+	return files, nil
+}
+
+func openSegment(fs vfs.FS, path string, seq uint64) (_ *segment, err error) {
+	f, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return nil, fmt.Errorf("wal: open %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("wal: stat %s: %w", path, err)
+	}
+	b := make([]byte, min(headerLen, info.Size()))
+	if err := readFull(f, b, 0, path); err != nil {
+		return nil, err
+	}
+	h, err := decodeSegmentHeader(b)
+	if err != nil {
+		return nil, &CorruptionError{path, 0, err.Error()}
+	}
+	if h.seq != seq {
+		return nil, &CorruptionError{path, 0, fmt.Sprintf("sequence number %d, want %d", h.seq, seq)}
+	}
+	return &segment{segmentHeader: h, path: path, file: f, size: info.Size()}, nil
+}
+
+func readFull(f vfs.File, b []byte, off int64, path string) error {
+	if len(b) == 0 {
+		return nil
+	}
+	if n, err := f.ReadAt(b, off); err != nil && !(err == io.EOF && n == len(b)) {
+		return fmt.Errorf("wal: read %s at %d: %w", path, off, err)
+	}
+	return nil
+}
+
+// load reads a whole segment into *buf, which it makes larger where needed.
+func (s *segment) load(buf *[]byte) error {
+	if int64(cap(*buf)) < s.size {
+		*buf = make([]byte, s.size)
+	}
+	*buf = (*buf)[:s.size]
+	return readFull(s.file, *buf, 0, s.path)
+}
+
+// findLast returns the newest segment that was written to and what is in it, or nil
+// where there is none. Those after it were prepared, or written to without a sync
+// that would have told.
+func (l *Log) findLast(files []*segment, buf *[]byte) (*segment, scanned, error) {
+	for _, s := range slices.Backward(files) {
+		if err := s.load(buf); err != nil {
+			return nil, scanned{}, err
+		}
+		found := scan(*buf, s.segmentHeader, s.size)
+		proven, _ := provenEnd(*buf, s.segmentHeader)
+		if proven > found.end {
+			return nil, scanned{}, &CorruptionError{s.path, found.bad, fmt.Sprintf("%v; synced up to %d", found.why, proven)}
+		}
+		if found.hasMark {
+			return s, found, nil
+		}
+	}
+	return nil, scanned{}, nil
+}
+
+// first makes the first segment of a new log.
+func (l *Log) first() error {
+	// Whatever files there are hold nothing.
+	s, err := l.dir.prepare(l.nextSeq, l.opts.SegmentBytes, nil)
+	if err != nil {
+		return err
+	}
+	l.nextSeq++
+	l.segs = []*segment{s}
+	l.reclaim.announced = s.seq
+	return nil
+}
+
+// chain returns the segments of the log in order, by what each says of the one
+// before it, from the newest back to the oldest that belongs to the log.
+func (l *Log) chain(files []*segment, last *segment, found scanned) ([]*segment, error) {
+	bySeq := make(map[uint64]*segment, len(files))
+	for _, s := range files {
+		bySeq[s.seq] = s
+	}
+	oldest := found.lastMark.oldest
+	last.end.Store(found.end)
+	last.prevSeq, last.prevEnd = found.firstMark.prevSeq, found.firstMark.prevEnd
+	chain := []*segment{last}
+	for s := last; s.seq > oldest; {
+		prev := bySeq[s.prevSeq]
+		if prev == nil || prev.seq >= s.seq {
+			return nil, &CorruptionError{l.dir.path(s.prevSeq, segmentSuffix), 0,
+				fmt.Sprintf("the segment before %s is missing; the log begins at segment %d", s.path, oldest)}
+		}
+		prev.end.Store(s.prevEnd)
+		if prev.size < s.prevEnd {
+			return nil, &CorruptionError{prev.path, prev.size, fmt.Sprintf("end of file; synced up to %d", s.prevEnd)}
+		}
+		b := make([]byte, min(markLen, prev.size-headerLen))
+		if err := readFull(prev.file, b, headerLen, prev.path); err != nil {
+			return nil, err
+		}
+		m, err := firstMark(b, prev.segmentHeader)
+		if err != nil {
+			return nil, &CorruptionError{prev.path, headerLen, fmt.Sprintf("%v; synced up to %d", err, s.prevEnd)}
+		}
+		prev.prevSeq, prev.prevEnd = m.prevSeq, m.prevEnd
+		chain = append(chain, prev)
+		s = prev
+	}
+	slices.Reverse(chain)
+	return chain, nil
+}
+
+func firstMark(b []byte, h segmentHeader) (mark, error) {
+	r, err := verify(b, h, headerLen)
+	if err != nil {
+		return mark{}, err
+	}
+	if kind(r[16]) != kindMark {
+		return mark{}, errors.New("segment does not begin with a mark")
+	}
+	return decodeMark(r, headerLen)
+}
+
+// replay verifies a segment up to its end and applies its records.
+func (l *Log) replay(s *segment, buf *[]byte, last bool) error {
+	if err := s.load(buf); err != nil {
+		return err
+	}
+	end := s.end.Load()
+	found := scan(*buf, s.segmentHeader, end)
+	if found.end != end {
+		return &CorruptionError{s.path, found.bad, fmt.Sprintf("%v; synced up to %d", found.why, end)}
+	}
+	err := eachRecord(*buf, end, func(r record) error {
+		return l.groupLocked(r.group).replay(&r, s)
+	})
+	if err != nil {
+		return &CorruptionError{s.path, headerLen, err.Error()}
+	}
+	s.synced = end
+	if last {
+		return l.makeTailSure(s, *buf)
+	}
+	return nil
+}
+
+// makeTailSure makes what was found in the newest segment durable. Bytes that no
+// mark calls synced may be in the page cache alone, and clean there if an fsync
+// has failed before; so they are written again before they are synced. What lies
+// behind the end and could one day be taken for a record is wiped.
+func (l *Log) makeTailSure(s *segment, b []byte) error {
+	proven, saltEnd := provenEnd(b, s.segmentHeader)
+	end := s.end.Load()
+	var err error
+	if from := max(proven, headerLen); from < end {
+		_, err = s.file.WriteAt(b[from:end], from)
+	}
+	if err == nil && saltEnd > end {
+		l.logger.Warn("cut a torn tail", zap.String("file", s.path), zap.Int64("end", end))
+		err = writeZeros(s.file, end, saltEnd)
+	}
+	if err == nil {
+		err = s.file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("wal: make the end of %s durable: %w", s.path, err)
+	}
+	return nil
+}

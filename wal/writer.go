@@ -1,0 +1,407 @@
+package wal
+
+import (
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// writer is the state of the goroutine that writes: while it writes and syncs,
+// submissions gather in the queue, and it takes as many as it may when the disk is
+// idle again. There is no timer on this path.
+type writer struct {
+	l   *Log
+	buf []byte
+	// active is the segment being written and said the newest mark in it.
+	active *segment
+	said   mark
+	// planned is the last run of each group as it will be after the write under way.
+	planned map[*GroupLog]run
+	// unsynced says that records, or a mark that frees segments, are written and not
+	// synced; unsyncedRecords counts the records.
+	unsynced        bool
+	unsyncedRecords int
+	lazy            clock.Timer
+	lazyOn          bool
+}
+
+// taken is what one write takes from the queue.
+type taken struct {
+	batch    *Batch
+	from, to int
+}
+
+// write is one write: its pieces, and the batches that end in it.
+type write struct {
+	pieces []taken
+	bytes  int64
+	sync   bool
+	probe  bool
+	last   uint64
+}
+
+type step uint8
+
+const (
+	stepWait step = iota
+	stepWrite
+	stepRotate
+	stepLazySync
+	stepNoRoom
+	stepFail
+	stepStop
+)
+
+func (w *writer) run() {
+	l := w.l
+	defer close(l.writerDone)
+	for {
+		var do write
+		l.mu.Lock()
+		s := w.nextLocked(&do)
+		for s == stepWait {
+			l.work.Wait()
+			s = w.nextLocked(&do)
+		}
+		l.mu.Unlock()
+		switch s {
+		case stepWrite:
+			w.do(&do)
+		case stepRotate:
+			w.rotate()
+		case stepLazySync:
+			if w.unsynced && w.syncActive() {
+				w.idle()
+			}
+		case stepNoRoom:
+			l.fail(fmt.Errorf("%w: no room for the last records", ErrClosed))
+		case stepFail:
+			w.drain()
+		case stepStop:
+			w.finish()
+			return
+		}
+	}
+}
+
+// nextLocked says what is to be done now and takes what do is to write.
+func (w *writer) nextLocked(do *write) step {
+	l := w.l
+	due := l.lazyDue
+	if due {
+		l.lazyDue, w.lazyOn = false, false
+	}
+	if len(l.queue) == 0 {
+		switch {
+		case l.closing:
+			l.stopped = true
+			return stepStop
+		case l.err == nil && due:
+			return stepLazySync
+		}
+		return stepWait
+	}
+	if l.err != nil {
+		return stepFail
+	}
+	if w.takeLocked(do) {
+		do.sync = do.sync || due
+		return stepWrite
+	}
+	if len(l.ready) > 0 {
+		return stepRotate
+	}
+	if l.closing && l.Space() == SpaceFull {
+		return stepNoRoom
+	}
+	kick(l.kickPrep)
+	return stepWait
+}
+
+// takeLocked takes whole units from the queue: what fits into the segment and the
+// bound on a write. It takes nothing, and returns false, where the segment is full.
+func (w *writer) takeLocked(do *write) bool {
+	l := w.l
+	*do = write{pieces: do.pieces[:0]}
+	// A mark before the records and one behind them must always fit.
+	room := w.active.size - w.active.end.Load() - 2*markLen
+	for len(l.queue) > 0 {
+		b := l.queue[0]
+		from := b.next
+		end, size := b.unit()
+		if size > room-do.bytes || (len(do.pieces) > 0 && do.bytes+size > l.opts.MaxBatchBytes) {
+			break
+		}
+		b.next = end
+		do.bytes += size
+		do.probe = do.probe || b.probe
+		if n := len(do.pieces); n > 0 && do.pieces[n-1].batch == b {
+			do.pieces[n-1].to = end
+		} else {
+			do.pieces = append(do.pieces, taken{b, from, end})
+		}
+		if end == len(b.ops) {
+			do.sync = do.sync || b.sync
+			l.queue[0] = nil
+			l.queue = l.queue[1:]
+		}
+	}
+	if len(do.pieces) == 0 {
+		return false
+	}
+	if len(l.queue) == 0 {
+		l.queue = nil
+	}
+	l.flight = do.pieces[0].batch.at
+	return true
+}
+
+// do writes, syncs and completes.
+func (w *writer) do(do *write) {
+	l := w.l
+	records := w.encode(do)
+	if err := w.put(w.buf); err != nil {
+		l.fail(err)
+		w.complete(do, err)
+		return
+	}
+	w.locate(do)
+	l.mu.Lock()
+	l.written = max(l.written, do.last)
+	l.queued -= do.bytes
+	l.mu.Unlock()
+	w.unsyncedRecords += records
+	w.unsynced = w.unsynced || records > 0
+	l.metrics.batchBytes.Observe(float64(len(w.buf)))
+	if do.sync && !w.syncActive() {
+		w.complete(do, l.Err())
+		return
+	}
+	w.complete(do, nil)
+	l.cache.evict(l.written)
+	l.metrics.cacheBytes.Set(float64(l.cache.size()))
+	w.idle()
+}
+
+// encode lays the records out behind the segment's end and returns their number.
+func (w *writer) encode(do *write) (records int) {
+	w.buf = w.buf[:0]
+	if m := w.mark(); m != w.said || (do.probe && do.bytes == 0) {
+		w.say(m)
+	}
+	clear(w.planned)
+	at := w.active.end.Load()
+	for _, p := range do.pieces {
+		for i := p.from; i < p.to; i++ {
+			o := &p.batch.ops[i]
+			do.last = o.no
+			if o.skip {
+				continue
+			}
+			from := len(w.buf)
+			o.off = at + int64(from)
+			w.buf = append(w.buf, p.batch.buf[o.from:o.to]...)
+			rec := w.buf[from:]
+			w.plan(o)
+			putPrev(rec, o.prevOff, o.prevLen)
+			if o.unitEnd {
+				rec[17] |= flagUnitEnd
+			}
+			seal(rec, w.active.segmentHeader, o.off)
+			records++
+		}
+	}
+	return records
+}
+
+// plan decides to which record the op's one is chained. The groups learn it when
+// the records are written, so that nobody reads there too early; until then the
+// writer remembers the new runs.
+func (w *writer) plan(o *op) {
+	if len(o.ents) == 0 {
+		return
+	}
+	length := int64(o.to - o.from)
+	var few [2]termSpan
+	spans := spansOf(few[:0], o.ents)
+	last, ok := w.planned[o.g]
+	if !ok {
+		last, ok = o.g.lastRun()
+	}
+	if ok && o.kind == kindAppend && last.follows(w.active, spans[0], length) {
+		o.prevOff, o.prevLen = last.off, last.len
+		last.extend(o.off, length, spans[0].last)
+		spans = spans[1:]
+	}
+	if len(spans) > 0 {
+		last = newRun(w.active, o.off, length, spans[len(spans)-1])
+	}
+	w.planned[o.g] = last
+}
+
+func (w *writer) locate(do *write) {
+	for _, p := range do.pieces {
+		for i := p.from; i < p.to; i++ {
+			if o := &p.batch.ops[i]; !o.skip {
+				o.g.locate(o, w.active, o.off, int64(o.to-o.from), o.prevOff, o.prevLen)
+				if p.batch.rewrite {
+					w.l.metrics.rewritten.Add(float64(o.to - o.from))
+				}
+			}
+		}
+	}
+}
+
+// mark returns what can be said now.
+func (w *writer) mark() mark {
+	return mark{
+		durable: w.active.synced, oldest: w.l.announced(),
+		prevSeq: w.active.prevSeq, prevEnd: w.active.prevEnd,
+	}
+}
+
+func (w *writer) say(m mark) {
+	w.buf = appendMark(w.buf, m, w.active.segmentHeader, w.active.end.Load()+int64(len(w.buf)))
+	if m.oldest > w.said.oldest {
+		w.unsynced = true
+	}
+	w.said = m
+}
+
+// put writes at the segment's end. An error ends the log: what is on the disk is
+// not known then.
+func (w *writer) put(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	s := w.active
+	if _, err := s.file.WriteAt(b, s.end.Load()); err != nil {
+		return fmt.Errorf("wal: write %d bytes to %s at %d: %w", len(b), s.path, s.end.Load(), err)
+	}
+	s.end.Add(int64(len(b)))
+	w.l.metrics.writtenBytes.Add(float64(len(b)))
+	return nil
+}
+
+// syncActive makes everything written durable. It returns false where the log has
+// failed: a failed fsync may have dropped the pages, so it is never tried again.
+func (w *writer) syncActive() bool {
+	l, s := w.l, w.active
+	begin := l.clock.Now()
+	if err := s.file.SyncData(); err != nil {
+		l.fail(fmt.Errorf("wal: sync %s: %w", s.path, err))
+		return false
+	}
+	l.metrics.fsyncSeconds.Observe(time.Duration(l.clock.Now().Sub(begin)).Seconds())
+	l.metrics.appendsPerSync.Observe(float64(w.unsyncedRecords))
+	l.syncs.Add(1)
+	s.synced = s.end.Load()
+	w.unsynced, w.unsyncedRecords = false, 0
+	l.synced(w.said.oldest)
+	return true
+}
+
+// complete calls the batches that end in the write.
+func (w *writer) complete(do *write, err error) {
+	l := w.l
+	l.mu.Lock()
+	l.flight = 0
+	queued := l.queued
+	l.mu.Unlock()
+	l.metrics.queueBytes.Set(float64(queued))
+	for _, p := range do.pieces {
+		if p.to == len(p.batch.ops) && p.batch.done != nil {
+			p.batch.done(err)
+		}
+	}
+}
+
+// idle writes the mark that the next write would begin with, if there is nothing
+// to write now: from then on damage below it is known as such.
+func (w *writer) idle() {
+	l := w.l
+	l.mu.Lock()
+	busy := len(l.queue) > 0 || l.err != nil
+	l.mu.Unlock()
+	if m := w.mark(); !busy && m != w.said && w.active.size-w.active.end.Load() >= 2*markLen {
+		w.buf = w.buf[:0]
+		w.say(m)
+		if err := w.put(w.buf); err != nil {
+			l.fail(err)
+			return
+		}
+	}
+	w.armLazySync()
+}
+
+// armLazySync sees to it that what is unsynced does not stay so for ever.
+func (w *writer) armLazySync() {
+	if !w.unsynced || w.lazyOn {
+		return
+	}
+	l := w.l
+	w.lazyOn = true
+	w.lazy = l.clock.AfterFunc(l.opts.LazySync, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lazyDue = true
+		l.work.Signal()
+	})
+}
+
+// rotate goes on in the next segment. All of the old one is synced first: the new
+// one's first mark says so.
+func (w *writer) rotate() {
+	l := w.l
+	if w.active.synced < w.active.end.Load() && !w.syncActive() {
+		return
+	}
+	l.mu.Lock()
+	next := l.ready[0]
+	l.ready = l.ready[1:]
+	next.prevSeq, next.prevEnd = w.active.seq, w.active.end.Load()
+	l.segs = append(l.segs, next)
+	l.mu.Unlock()
+	l.logger.Debug("next segment", zap.String("file", next.path))
+	w.active, w.said = next, mark{}
+	l.gauges()
+	kick(l.kickPrep)
+	kick(l.kickTails)
+}
+
+// drain completes everything with the error that ended the log.
+func (w *writer) drain() {
+	l := w.l
+	l.mu.Lock()
+	queue, err := l.queue, l.err
+	l.queue, l.flight, l.queued = nil, 0, 0
+	l.mu.Unlock()
+	for _, b := range queue {
+		if b.done != nil {
+			b.done(err)
+		}
+	}
+}
+
+// finish makes everything durable, and the mark that proves it.
+func (w *writer) finish() {
+	if w.lazy != nil {
+		w.lazy.Stop()
+	}
+	l := w.l
+	if l.Err() != nil || !w.syncActive() {
+		return
+	}
+	if m := w.mark(); m != w.said && w.active.size-w.active.end.Load() >= markLen {
+		w.buf = w.buf[:0]
+		w.say(m)
+		if err := w.put(w.buf); err != nil {
+			l.fail(err)
+			return
+		}
+		w.syncActive()
+	}
+}
