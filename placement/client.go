@@ -1,0 +1,416 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/transport"
+)
+
+// ClientOptions are what a Client is made of. Zero values of the optional fields
+// mean the default in the comment.
+type ClientOptions struct {
+	// Self and Boot are this node and its present run; Service is its own. All are
+	// required, as are Clock and Bus.
+	Self    keyspace.NodeID
+	Boot    keyspace.BootID
+	Service *Service
+	Clock   clock.Clock
+	Bus     Bus
+	// Peers are the nodes that are asked while no leader and no node table is known:
+	// the founders or the nodes to join. Required unless this node is alone.
+	Peers []keyspace.NodeID
+
+	// AttemptTimeout is how long one attempt at one node may take before the node
+	// counts as lost and others are asked. Default 1 s, an election timeout.
+	AttemptTimeout time.Duration
+	// SequenceTimeout bounds how long a request for revisions waits, from Sequence to
+	// done. Default 5 s.
+	SequenceTimeout time.Duration
+	// MaxQueued bounds the requests for revisions that wait. Default 65536.
+	MaxQueued int
+
+	Logger  *zap.Logger
+	Metrics *Metrics
+}
+
+// Client is a node's access to the placement group and to the sequencer, wherever
+// they are. Its methods may be called from many goroutines.
+type Client struct {
+	o ClientOptions
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wait   sync.WaitGroup
+
+	queue   sequenceQueue
+	reports reportQueue
+	maps    mapCache
+
+	mu sync.Mutex
+	// Guarded by mu: the leader as last heard, of which term; 0 is unknown. turn is
+	// the next of the candidates to be asked where it is unknown.
+	leader keyspace.NodeID
+	term   uint64
+	turn   int
+}
+
+// NewClient returns a node's Client. Start follows.
+func NewClient(o ClientOptions) *Client {
+	if o.AttemptTimeout == 0 {
+		o.AttemptTimeout = time.Second
+	}
+	if o.SequenceTimeout == 0 {
+		o.SequenceTimeout = 5 * time.Second
+	}
+	if o.MaxQueued == 0 {
+		o.MaxQueued = 1 << 16
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics(nil)
+	}
+	c := &Client{o: o}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.queue.init()
+	c.reports.init()
+	c.maps.init()
+	return c
+}
+
+// Start starts the Client's goroutines. Stop ends them.
+func (c *Client) Start() {
+	c.wait.Go(c.sequenceLoop)
+	c.wait.Go(c.refuseLoop)
+	c.wait.Go(c.reportLoop)
+	c.wait.Go(c.feedLoop)
+}
+
+// Stop ends the Client and waits for its goroutines. Requests for revisions that
+// wait are answered with Stopped.
+func (c *Client) Stop() {
+	c.cancel()
+	c.wait.Wait()
+	c.drain()
+}
+
+// SetLeaderHint tells the Client who leads the placement group, as of a term: it
+// comes from raft on nodes with a replica. An older term is ignored.
+func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
+	if leader == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if term < c.term {
+		return
+	}
+	c.term = term
+	c.setLeaderLocked(leader)
+}
+
+func (c *Client) setLeaderLocked(leader keyspace.NodeID) {
+	if leader == c.leader {
+		return
+	}
+	c.leader = leader
+	if leader == 0 {
+		c.o.Metrics.HasLeader.Set(0)
+		return
+	}
+	c.o.Metrics.HasLeader.Set(1)
+	c.o.Metrics.LeaderChanges.Inc()
+}
+
+// Leader returns the node that is taken for the placement leader; 0 if none is
+// known. To etcd clients it is the leader.
+func (c *Client) Leader() keyspace.NodeID {
+	ls := c.o.Service.machine.leaderState()
+	if ls.LeaderNode != 0 {
+		c.SetLeaderHint(ls.LeaderNode, ls.Term)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leader
+}
+
+// heard takes over what a node that does not lead said of the leader. refuser is
+// forgotten where it was taken for it.
+func (c *Client) heard(refuser, hint keyspace.NodeID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if hint != 0 && hint != refuser {
+		c.setLeaderLocked(hint)
+	} else if c.leader == refuser {
+		c.setLeaderLocked(0)
+	}
+}
+
+// target returns the node to ask: the leader if one is known, else the candidates
+// in turn, this node among them.
+func (c *Client) target() keyspace.NodeID {
+	if l := c.Leader(); l != 0 {
+		return l
+	}
+	candidates := append([]keyspace.NodeID{c.o.Self}, c.o.Peers...)
+	if m := c.maps.load(); m != nil {
+		for _, n := range m.Nodes() {
+			candidates = append(candidates, n.ID)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.turn++
+	return candidates[c.turn%len(candidates)]
+}
+
+// Pauses between attempts: at first short, since a new leader is usually there
+// within milliseconds, then longer.
+const (
+	attemptPauseMin = 2 * time.Millisecond
+	attemptPauseMax = 100 * time.Millisecond
+)
+
+// attempts repeats f with nodes to ask until it succeeds, fails for good or ctx
+// ends. f is repeated only where its error says that it certainly took no effect,
+// or where repeat says that repeating is harmless.
+func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
+	pause := attemptPauseMin
+	for {
+		node := c.target()
+		attempt, cancel := withTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
+		err := f(attempt, node)
+		late := attempt.Err() != nil
+		cancel()
+		again, hint := c.judge(node, err, late, repeat)
+		if !again {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctxError(ctx, err)
+		}
+		if hint {
+			pause = attemptPauseMin
+			continue
+		}
+		if clock.Sleep(ctx, c.o.Clock, pause) != nil {
+			return ctxError(ctx, err)
+		}
+		pause = min(2*pause, attemptPauseMax)
+	}
+}
+
+// ctxError is the end of a caller's patience; last is why it needed any.
+func ctxError(ctx context.Context, last error) error {
+	return fmt.Errorf("%w (last: %w)", context.Cause(ctx), last)
+}
+
+// judge says whether to ask again after an error of node, and whether at once: a
+// node that does not lead has named another.
+func (c *Client) judge(node keyspace.NodeID, err error, late, repeat bool) (again, hint bool) {
+	if err == nil {
+		return false, false
+	}
+	var e *kverror.Error
+	switch {
+	case errors.As(err, &e) && e.Kind == kverror.NotLeader:
+		c.heard(node, e.Leader)
+		return true, e.Leader != 0 && e.Leader != node
+	case errors.As(err, &e):
+		// An overloaded or confused leader is asked again, anything else is an answer.
+		again = e.Fate() == kverror.NotApplied && e.Retry() == kverror.RetryRouter ||
+			repeat && e.Fate() == kverror.Unknown
+		return again, false
+	case late || transport.NotDelivered(err) || isCallError(err):
+		c.heard(node, 0)
+		return repeat || transport.NotDelivered(err), false
+	}
+	return false, false
+}
+
+func isCallError(err error) bool {
+	var ce *transport.CallError
+	return errors.As(err, &ce)
+}
+
+// ask sends a request to the leader, wherever it is. repeat says that a request
+// whose fate is unknown may be sent again.
+func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, error) {
+	ctx, stop := c.joined(ctx)
+	defer stop()
+	var a response
+	err := c.attempts(ctx, repeat, func(ctx context.Context, node keyspace.NodeID) (err error) {
+		a, err = c.askNode(ctx, node, q)
+		return err
+	})
+	if err != nil {
+		return response{}, unknownOutcome(err)
+	}
+	return a, nil
+}
+
+// unknownOutcome gives an error that says nothing of the fate etcd's kind for it.
+func unknownOutcome(err error) error {
+	var e *kverror.Error
+	if errors.As(err, &e) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return e
+	}
+	return kverror.New(kverror.Timeout, "placement: %v", err)
+}
+
+// joined returns a context that also ends with the Client.
+func (c *Client) joined(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// askNode sends a request to one node: this one by a function call.
+func (c *Client) askNode(ctx context.Context, node keyspace.NodeID, q *request) (response, error) {
+	if node == c.o.Self {
+		return c.o.Service.serve(ctx, c.o.Self, q)
+	}
+	p, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementRequest, q.encode())
+	if err != nil {
+		return response{}, fmt.Errorf("ask node %s: %w", node, err)
+	}
+	return decodeResponse(q.Kind, p)
+}
+
+// RangeIDs returns n range ids (at most 4096) that nobody else has or gets.
+func (c *Client) RangeIDs(ctx context.Context, n int) ([]keyspace.RangeID, error) {
+	if n <= 0 || n > maxRangeIDs {
+		return nil, kverror.New(kverror.BadRequest, "%d range ids asked for, at most %d", n, maxRangeIDs)
+	}
+	// Ids that an unknown attempt took are lost, which harms nobody.
+	a, err := c.ask(ctx, &request{Kind: requestAllocate, Count: uint64(n)}, true)
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]keyspace.RangeID, n)
+	for i := range ids {
+		ids[i] = a.First + keyspace.RangeID(i)
+	}
+	return ids, nil
+}
+
+// Compact raises the cluster's compacted revision and returns the current one. The
+// errors are etcd's: Compacted at or below the compacted revision, FutureRevision
+// above the current one. After it has returned nil, every answer of the sequencer
+// tells of the new compacted revision. Timeout leaves the outcome open.
+func (c *Client) Compact(ctx context.Context, at keyspace.Revision) (current keyspace.Revision, err error) {
+	if at < 0 {
+		return 0, kverror.New(kverror.Compacted, "compact at %d", at)
+	}
+	if at >= keyspace.MaxRevision {
+		return 0, kverror.New(kverror.FutureRevision, "compact at %d", at)
+	}
+	a, err := c.ask(ctx, &request{Kind: requestCompact, Revision: at}, false)
+	return a.Revision, err
+}
+
+// Members returns the node table, ascending by id. Where linearizable is false it
+// is this node's copy, which may be old.
+func (c *Client) Members(ctx context.Context, linearizable bool) ([]Node, error) {
+	if m := c.maps.load(); !linearizable && m != nil {
+		return m.Nodes(), nil
+	}
+	a, err := c.ask(ctx, &request{Kind: requestMembers, Linearizable: linearizable}, true)
+	return a.Nodes, err
+}
+
+// Publish writes this node's row of the node table: its names and URLs as it was
+// started with. It is repeated until the placement leader has it or ctx ends.
+func (c *Client) Publish(ctx context.Context, n Node) error {
+	n.ID = c.o.Self
+	_, err := c.ask(ctx, &request{Kind: requestPutNode, Boot: c.o.Boot, Node: n}, true)
+	if err != nil {
+		return fmt.Errorf("publish node %s: %w", n.ID, err)
+	}
+	return nil
+}
+
+// Status returns the placement group's state: that of this node's replica where it
+// has one, else the leader's.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	if a, err := c.o.Service.serveStatus(); err == nil {
+		return a.Status, nil
+	}
+	a, err := c.ask(ctx, &request{Kind: requestStatus}, true)
+	return a.Status, err
+}
+
+// TransferLeader moves the placement leadership, and with it the sequencer, to a
+// node with a voting replica, without a gap between revisions.
+func (c *Client) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
+	_, err := c.ask(ctx, &request{Kind: requestTransfer, To: to}, false)
+	return err
+}
+
+// PutSetting writes one of the cluster's settings, or removes it where value is
+// empty. Every later answer of the sequencer carries a higher settings revision.
+func (c *Client) PutSetting(ctx context.Context, name string, value []byte) error {
+	if len(name) > maxNameBytes || len(value) > maxSettingBytes {
+		return kverror.New(kverror.BadRequest, "a setting has at most %d bytes of name and %d of value", maxNameBytes, maxSettingBytes)
+	}
+	_, err := c.ask(ctx, &request{Kind: requestPutSetting, Name: name, Value: value}, true)
+	return err
+}
+
+// Settings returns all settings and their revision, not older than the call.
+func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, error) {
+	a, err := c.ask(ctx, &request{Kind: requestSettings, Linearizable: true}, true)
+	return a.Settings, a.Revision, err
+}
+
+// BeginStop tells the sequencer that this node is stopping: it closes the pipelines
+// of its ranges next. It is one attempt, and no harm if it is lost.
+func (c *Client) BeginStop(ctx context.Context) {
+	ctx, cancel := withTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
+	defer cancel()
+	_, err := c.askNode(ctx, c.target(), &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosing})
+	if err != nil {
+		c.o.Logger.Info("tell the sequencer of the stop", zap.Error(err))
+	}
+}
+
+// Quiesce is called by a stopping node after all its ranges have closed their
+// pipelines and before it stops to vote and store. It returns, within
+// QuiesceTimeout, when the node may go: at once where the others carry on (if this
+// node is the sequencer, after it has lowered the ceiling and handed over), else
+// when all nodes that live have closed their pipelines and the ceiling is
+// committed at the counter, so that a stop of all nodes leaves no gap.
+//
+// An error says that a gap may remain; the node stops all the same.
+func (c *Client) Quiesce(ctx context.Context) error {
+	ctx, cancel := withTimeout(ctx, c.o.Clock, QuiesceTimeout)
+	defer cancel()
+	ctx, stop := c.joined(ctx)
+	defer stop()
+	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosed}
+	pause := attemptPauseMin
+	for {
+		node := c.target()
+		a, err := c.askNode(ctx, node, q)
+		if err == nil && a.Verdict != stopWait {
+			return nil
+		}
+		if err != nil {
+			_, _ = c.judge(node, err, false, true)
+		}
+		if serr := clock.Sleep(ctx, c.o.Clock, pause); serr != nil {
+			return fmt.Errorf("quiesce: %w", ctxError(ctx, err))
+		}
+		pause = min(2*pause, attemptPauseMax)
+	}
+}

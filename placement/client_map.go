@@ -1,0 +1,294 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/transport"
+)
+
+// mapCache is the node's copy of the map.
+type mapCache struct {
+	newest atomic.Pointer[Map]
+
+	mu sync.Mutex
+	// changed, guarded by mu, is closed when a newer map is stored.
+	changed chan struct{}
+}
+
+func (m *mapCache) init() { m.changed = make(chan struct{}) }
+
+func (m *mapCache) load() *Map { return m.newest.Load() }
+
+// store takes over a newer map.
+func (m *mapCache) store(next *Map) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old := m.newest.Load(); old != nil && old.Version >= next.Version {
+		return false
+	}
+	m.newest.Store(next)
+	close(m.changed)
+	m.changed = make(chan struct{})
+	return true
+}
+
+// current returns the newest map, nil if there is none yet, and a channel that is
+// closed when there is a newer one.
+func (m *mapCache) current() (*Map, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.newest.Load(), m.changed
+}
+
+// Map returns the node's newest copy of the range map and the node table, waiting
+// for the first one until ctx ends. It may be older than what ranges say of
+// themselves.
+func (c *Client) Map(ctx context.Context) (*Map, error) {
+	for {
+		m, changed := c.maps.current()
+		if m != nil {
+			return m, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, kverror.New(kverror.NoLeader, "no range map yet: %v", ctx.Err())
+		case <-c.ctx.Done():
+			return nil, kverror.New(kverror.Stopped, "no range map yet")
+		}
+	}
+}
+
+// WatchMap returns the node's newest copy, nil if there is none yet, and a channel
+// that is closed when there is a newer one.
+func (c *Client) WatchMap() (*Map, <-chan struct{}) { return c.maps.current() }
+
+// RangeMap returns all ranges in key order, covering the keyspace exactly once, as
+// of the node's newest copy of the map. It waits for the first copy until ctx ends.
+func (c *Client) RangeMap(ctx context.Context) ([]keyspace.Descriptor, error) {
+	m, err := c.Map(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.Descriptors(), nil
+}
+
+func (c *Client) storeMap(m *Map) {
+	if m.Version == 0 || !c.maps.store(m) {
+		return
+	}
+	c.o.Metrics.MapVersion.Set(float64(m.Version))
+	c.o.Metrics.Ranges.Set(float64(m.Len()))
+}
+
+// feedLoop keeps the copy of the map new: from this node's replica where it has
+// one, else by a feed.
+func (c *Client) feedLoop() {
+	var receiver feedReceiver
+	pause := attemptPauseMin
+	for c.ctx.Err() == nil {
+		if c.o.Service.hasReplica() {
+			c.followReplica()
+			return
+		}
+		node := c.target()
+		progress, err := c.followFeed(node, &receiver)
+		if progress {
+			pause = attemptPauseMin
+		}
+		var remote *transport.RemoteError
+		if errors.As(err, &remote) {
+			if e, derr := kverror.Decode(remote.Detail); derr == nil {
+				c.heard(node, e.Leader)
+			}
+		} else {
+			c.heard(node, 0)
+		}
+		if clock.Sleep(c.ctx, c.o.Clock, pause) != nil {
+			return
+		}
+		pause = min(2*pause, attemptPauseMax)
+	}
+}
+
+func (c *Client) followReplica() {
+	for {
+		v, changed := c.o.Service.machine.current()
+		c.storeMap(&v.Map)
+		select {
+		case <-changed:
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// followFeed follows one node's feed until it ends; progress says that it brought
+// a map.
+func (c *Client) followFeed(node keyspace.NodeID, f *feedReceiver) (progress bool, err error) {
+	if node == c.o.Self {
+		return false, c.o.Service.refusal()
+	}
+	since := uint64(0)
+	if f.base != nil {
+		since = f.base.Version
+	}
+	*f = feedReceiver{base: f.base}
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	st, err := c.o.Bus.OpenStream(ctx, node, transport.MethodPlacementFeed, encodeFeedRequest(since))
+	if err != nil {
+		return false, err
+	}
+	defer st.Close(nil)
+	for {
+		b, err := st.Recv(ctx)
+		if err != nil {
+			return progress, err
+		}
+		m, err := f.receive(b)
+		if err != nil {
+			// What was received does not fit over what is here: begin anew.
+			*f = feedReceiver{}
+			c.o.Logger.Error("feed of the range map", zap.Stringer("peer", node), zap.Error(err))
+			return progress, err
+		}
+		if m != nil {
+			progress = true
+			c.storeMap(m)
+		}
+	}
+}
+
+// reportPause is how long reported descriptors wait for their next attempt.
+const reportPause = 500 * time.Millisecond
+
+// maxReports bounds the descriptors that wait to be reported. Ranges beyond it are
+// reported by their next leader or after their next change.
+const maxReports = 1 << 16
+
+// reportQueue holds the newest descriptor of each range that placement has not
+// taken over yet.
+type reportQueue struct {
+	mu sync.Mutex
+	// pending is guarded by mu.
+	pending map[keyspace.RangeID]keyspace.Descriptor
+	wake    chan struct{}
+}
+
+func (q *reportQueue) init() {
+	q.pending, q.wake = map[keyspace.RangeID]keyspace.Descriptor{}, make(chan struct{}, 1)
+}
+
+// ReportDescriptors tells placement what a range's replica has applied. It returns
+// at once; the report is repeated until the map holds this or something newer. It
+// is cheap where the node's copy of the map does already, so whoever becomes a
+// range's leader reports its descriptor: a report that died with the leader before
+// it is made good so. Parent and children of a split are best reported together.
+func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
+	m := c.maps.load()
+	q := &c.reports
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, d := range ds {
+		if knows(m, &d) {
+			continue
+		}
+		old, ok := q.pending[d.Range]
+		if ok && !d.Newer(&old) || !ok && len(q.pending) >= maxReports {
+			continue
+		}
+		q.pending[d.Range] = d
+		signal(q.wake)
+	}
+}
+
+// knows says whether the map holds this copy of a range, or a newer one.
+func knows(m *Map, d *keyspace.Descriptor) bool {
+	if m == nil {
+		return false
+	}
+	g := m.Lookup(d.Span.Start)
+	return g.Descriptor.Range == d.Range && !d.Newer(&g.Descriptor)
+}
+
+// reportLoop reports until nothing is pending, with a pause after what did not fit.
+func (c *Client) reportLoop() {
+	timer := c.o.Clock.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.reports.wake:
+		case <-timer.C():
+		}
+		if !c.report() {
+			timer.Reset(reportPause)
+		}
+	}
+}
+
+// report sends one report and returns whether nothing is left.
+func (c *Client) report() bool {
+	ds := c.reports.next(c.maps.load())
+	if len(ds) == 0 {
+		return true
+	}
+	ctx, cancel := withTimeout(c.ctx, c.o.Clock, c.o.SequenceTimeout)
+	defer cancel()
+	a, err := c.ask(ctx, &request{Kind: requestReport, Descriptors: ds}, true)
+	if err != nil {
+		c.o.Logger.Warn("report ranges", zap.Int("ranges", len(ds)), zap.Error(err))
+		return false
+	}
+	return c.reports.settle(ds, a.Held)
+}
+
+// next returns descriptors to report, by range id, and forgets what the map knows.
+func (q *reportQueue) next(m *Map) []keyspace.Descriptor {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ds := make([]keyspace.Descriptor, 0, min(len(q.pending), maxDescriptors))
+	for id, d := range q.pending {
+		if knows(m, &d) {
+			delete(q.pending, id)
+		} else if len(ds) < maxDescriptors {
+			ds = append(ds, d)
+		}
+	}
+	slices.SortFunc(ds, func(a, b keyspace.Descriptor) int {
+		if a.Range < b.Range {
+			return -1
+		}
+		return 1
+	})
+	return ds
+}
+
+// settle forgets what was reported and not held, unless it has changed meanwhile.
+func (q *reportQueue) settle(reported, held []keyspace.Descriptor) (empty bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	kept := map[keyspace.RangeID]bool{}
+	for i := range held {
+		kept[held[i].Range] = true
+	}
+	for i := range reported {
+		d := &reported[i]
+		if now, ok := q.pending[d.Range]; ok && !kept[d.Range] && !now.Newer(d) {
+			delete(q.pending, d.Range)
+		}
+	}
+	return len(q.pending) == 0
+}

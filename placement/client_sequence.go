@@ -1,0 +1,279 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/transport"
+)
+
+// queued is a request for revisions that waits for its batch.
+type queued struct {
+	item item
+	at   clock.Time
+	done func(keyspace.SequenceAnswer)
+	// err is set where the request is refused.
+	err error
+}
+
+// sequenceQueue holds the requests that wait while one batch is under way.
+type sequenceQueue struct {
+	mu sync.Mutex
+	// Guarded by mu. refused are answered by a goroutine of their own, since Sequence
+	// never calls done itself.
+	waiting []queued
+	refused []queued
+	closed  bool
+
+	wake       chan struct{}
+	wakeRefuse chan struct{}
+
+	// The following belong to the sequence loop: the number of the last batch, the
+	// highest term that an answer of was used, and the last revision in one.
+	number  uint64
+	term    uint64
+	last    keyspace.Revision
+	taken   []queued
+	items   []item
+	spare   []queued
+	expired []queued
+}
+
+func (q *sequenceQueue) init() {
+	q.wake, q.wakeRefuse = make(chan struct{}, 1), make(chan struct{}, 1)
+}
+
+func signal(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// Sequence asks the sequencer for req.Count consecutive revisions (at most
+// MaxBatchRevisions), or with Count 0 for the current one. It returns at once; done
+// is called exactly once, from a goroutine of the Client's, and must not block.
+//
+// Requests are answered in batches: one batch of a node is under way at a time, and
+// all that come meanwhile join the next. A request that has no answer after
+// SequenceTimeout gets an error of fate NotApplied: numbers that may have been
+// handed out to it are used by nobody. So does one that finds MaxQueued waiting.
+func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
+	e := queued{
+		item: item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0))},
+		at:   c.o.Clock.Now(), done: done,
+	}
+	q := &c.queue
+	q.mu.Lock()
+	switch {
+	case req.Count < 0 || req.Count > MaxBatchRevisions:
+		e.err = kverror.New(kverror.BadRequest, "%d revisions asked for, at most %d", req.Count, MaxBatchRevisions)
+	case q.closed:
+		e.err = kverror.New(kverror.Stopped, "range %s asks for revisions", req.Range)
+	case len(q.waiting) >= c.o.MaxQueued:
+		e.err = kverror.New(kverror.TooManyRequests, "%d requests wait for revisions", len(q.waiting))
+	}
+	if e.err != nil {
+		q.refused = append(q.refused, e)
+	} else {
+		q.waiting = append(q.waiting, e)
+	}
+	q.mu.Unlock()
+	if e.err != nil {
+		signal(q.wakeRefuse)
+	} else {
+		signal(q.wake)
+	}
+}
+
+// refuseLoop answers refused requests.
+func (c *Client) refuseLoop() {
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.queue.wakeRefuse:
+		}
+		c.queue.refuse(c)
+	}
+}
+
+func (q *sequenceQueue) refuse(c *Client) {
+	q.mu.Lock()
+	refused := q.refused
+	q.refused = nil
+	q.mu.Unlock()
+	for i := range refused {
+		c.o.Metrics.SequenceErrors.Inc()
+		refused[i].done(keyspace.SequenceAnswer{Err: refused[i].err})
+	}
+}
+
+// drain answers what waits when the Client stops, after its goroutines have ended.
+func (c *Client) drain() {
+	q := &c.queue
+	q.mu.Lock()
+	q.closed = true
+	for _, e := range q.waiting {
+		e.err = kverror.New(kverror.Stopped, "range %s asks for revisions", e.item.Range)
+		q.refused = append(q.refused, e)
+	}
+	q.waiting = nil
+	q.mu.Unlock()
+	q.refuse(c)
+}
+
+// sequenceLoop sends one batch after the other.
+func (c *Client) sequenceLoop() {
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.queue.wake:
+		}
+		for c.ctx.Err() == nil && c.queue.take(c.o.Clock.Now().Add(-c.o.SequenceTimeout)) {
+			c.sequenceBatch()
+		}
+	}
+}
+
+// take moves what the next batch can carry into q.taken, in the order of arrival,
+// and what arrived at or before expired into q.expired. It returns false where
+// nothing waits.
+func (q *sequenceQueue) take(expired clock.Time) bool {
+	q.taken, q.items, q.expired = q.taken[:0], q.items[:0], q.expired[:0]
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n, total := 0, 0
+	for ; n < len(q.waiting) && len(q.taken) < maxItems; n++ {
+		e := &q.waiting[n]
+		if e.at <= expired {
+			q.expired = append(q.expired, *e)
+			continue
+		}
+		if total += int(e.item.Count); total > MaxBatchRevisions {
+			break
+		}
+		q.taken = append(q.taken, *e)
+		q.items = append(q.items, e.item)
+	}
+	// What is left moves into the other buffer, so that a long queue is not shifted
+	// down in place while its front keeps the array alive.
+	rest := append(q.spare[:0], q.waiting[n:]...)
+	clear(q.waiting)
+	q.spare, q.waiting = q.waiting[:0], rest
+	return n > 0
+}
+
+// sequenceBatch brings one batch to its answer.
+func (c *Client) sequenceBatch() {
+	q := &c.queue
+	for i := range q.expired {
+		c.answer(&q.expired[i], keyspace.SequenceAnswer{Err: kverror.New(kverror.NoLeader, "no sequencer took the request in time")})
+	}
+	if len(q.taken) == 0 {
+		return
+	}
+	q.number++
+	b := batch{Boot: c.o.Boot, Number: q.number, Items: q.items}
+	c.o.Metrics.BatchRequests.Observe(float64(len(b.Items)))
+	c.o.Metrics.BatchRevisions.Observe(float64(b.total()))
+	g, err := c.sequenceOnce(&b)
+	if err != nil {
+		for i := range q.taken {
+			c.answer(&q.taken[i], keyspace.SequenceAnswer{Err: err})
+		}
+	} else {
+		g.answers(q.items, func(i int, a keyspace.SequenceAnswer) { c.answer(&q.taken[i], a) })
+	}
+	clear(q.taken)
+	clear(q.expired)
+}
+
+func (c *Client) answer(e *queued, a keyspace.SequenceAnswer) {
+	if a.Err != nil {
+		c.o.Metrics.SequenceErrors.Inc()
+	}
+	c.o.Metrics.SequenceSeconds.Observe(c.o.Clock.Now().Sub(e.at).Seconds())
+	e.done(a)
+}
+
+// sequenceOnce asks for one batch until it is answered or its oldest request has
+// waited too long. The number stays the same through all attempts, and with it the
+// content: a sequencer that has answered it already answers the same again. An
+// answer is taken only from the attempt that runs, so what another one might still
+// say is lost with it.
+func (c *Client) sequenceOnce(b *batch) (grant, error) {
+	q := &c.queue
+	if c.Leader() == c.o.Self {
+		// The sequencer is a function call away, and mostly answers at once.
+		select {
+		case r := <-c.o.Service.sequencer.begin(c.o.Self, *b).ch:
+			if r.err == nil {
+				return r.grant, q.accept(b, &r.grant)
+			}
+		default:
+		}
+	}
+	left := c.o.SequenceTimeout - c.o.Clock.Now().Sub(q.taken[0].at)
+	ctx, cancel := withTimeout(c.ctx, c.o.Clock, left)
+	defer cancel()
+	var g grant
+	err := c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {
+		if g, err = c.sequenceAt(ctx, node, b); err != nil {
+			return err
+		}
+		return q.accept(b, &g)
+	})
+	if err != nil {
+		return grant{}, c.sequenceError(err)
+	}
+	return g, nil
+}
+
+func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *batch) (grant, error) {
+	if node == c.o.Self {
+		return c.o.Service.sequencer.begin(c.o.Self, *b).wait(ctx)
+	}
+	p, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementSequence, b.encode())
+	if err != nil {
+		return grant{}, fmt.Errorf("ask node %s for revisions: %w", node, err)
+	}
+	return decodeGrant(p)
+}
+
+// errStaleAnswer is an answer to another number, or from a sequencer older than
+// one whose answers were used.
+var errStaleAnswer = kverror.New(kverror.NotLeader, "answer of an earlier sequencer")
+
+// accept checks an answer before it is used. Revisions that step back in one term
+// order break P2: going on would corrupt what clients see.
+func (q *sequenceQueue) accept(b *batch, g *grant) error {
+	if g.Number != b.Number || g.Term < q.term {
+		return errStaleAnswer
+	}
+	if g.Before < q.last {
+		panic(fmt.Sprintf("placement: revisions after %d handed out in term %d, revision %d in term %d before",
+			g.Before, g.Term, q.last, q.term))
+	}
+	q.term, q.last = g.Term, g.Before+keyspace.Revision(b.total())
+	return nil
+}
+
+// sequenceError gives the end of a batch without an answer its kind: whatever
+// happened to it, its numbers are not used.
+func (c *Client) sequenceError(err error) error {
+	if c.ctx.Err() != nil {
+		return kverror.New(kverror.Stopped, "ask for revisions: %v", err)
+	}
+	var e *kverror.Error
+	if errors.As(err, &e) && e.Fate() == kverror.NotApplied && e.Retry() != kverror.RetryRouter {
+		return e
+	}
+	return kverror.New(kverror.NoLeader, "ask for revisions: %v", err)
+}

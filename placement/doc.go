@@ -1,0 +1,65 @@
+// Package placement is the placement group and what lives beside it: the raft
+// group that holds the range map, the node table, the id blocks, the settings and
+// the ceiling of revisions; the sequencer, which is the leader of that group in
+// its other task of handing out revisions; the founding of a cluster; and the
+// client side of all that, which every node has.
+//
+//	shard, router, etcdapi, node
+//	      │ Sequence, RangeMap, ReportDescriptors, Compact, Members, Quiesce …
+//	   Client ──────────── bus (methods 32, 33, 34), or a function call ─────┐
+//	                                                                       Service
+//	                                        Sequencer ── ceiling ──▶ Machine │
+//	                                            │ lease, ReadIndex      ▲    │
+//	                                            └───────── raftgroup ───┘────┘
+//
+// A node has one Client and one Service. The Service of a node that has a replica
+// of the placement group has a Machine (the replicated state); the Service of the
+// leader has a Sequencer that serves. Every other Service refuses with NotLeader
+// and the leader that it knows.
+//
+// # What it guarantees
+//
+// P1. A revision is handed out once. All revisions that a sequencer hands out lie
+// above the ceiling that it found when it started and at or below the one that it
+// has committed since; the next sequencer starts at that one.
+//
+// P2. Revisions do not step back in real time. A request is answered only after
+// the sequencer held its lease, or confirmed its leadership by a ReadIndex round
+// begun, at a moment after the request had arrived.
+//
+// P3. Without failures every revision is used. A planned end of the hand-outs (a
+// transfer of leadership, a clean stop, also of all nodes at once) lowers the
+// ceiling to the counter before anybody else can start from it. A leader that is
+// lost leaves a gap of at most CeilingBlock.
+//
+// P4. A request that is repeated with its number gets the same answer again,
+// for as long as it is the last one of its node and process. A node uses only the
+// answer to its current number, from the call that it is waiting for.
+//
+// P5. The range map covers the keyspace exactly once, at every applied index.
+// Reported descriptors replace others only where they tile the same span.
+//
+// P6. The compacted revision is committed and visible to every later hand-out
+// before Compact answers: whoever asks for a revision afterwards is told of it.
+//
+// # What if …
+//
+// … the sequencer dies? Its node's clients find the next leader; requests that had
+// no answer are asked again with the same content; numbers that the dead one gave
+// them are used by nobody.
+//
+// … the sequencer is paused and wakes after its lease? It has no lease and its
+// ReadIndex round fails or is answered by its successor's term, which its own
+// applied entries then show: it refuses.
+//
+// … the ceiling cannot be raised, since the group has lost its quorum? Hand-outs
+// wait at the ceiling, never above it.
+//
+// … all nodes are stopped in the same second? See Client.Quiesce.
+//
+// # What it does not do
+//
+// It moves no data and opens no replicas: RangeControl does, wired by node. It does
+// not know what keys mean, it does not route requests, and it does not stream the
+// hand-out log to gateways.
+package placement

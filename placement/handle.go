@@ -1,0 +1,202 @@
+package placement
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/transport"
+)
+
+// handleSequence answers method 32.
+func (s *Service) handleSequence(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+	b, err := decodeBatch(payload)
+	if err != nil {
+		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+	}
+	g, err := s.sequencer.begin(from, b).wait(ctx)
+	if err != nil {
+		return encodeError(err), nil
+	}
+	return g.encode(), nil
+}
+
+// handleRequest answers method 33.
+func (s *Service) handleRequest(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+	q, err := decodeRequest(payload)
+	if err != nil {
+		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+	}
+	a, err := s.serve(ctx, from, &q)
+	if err != nil {
+		return encodeError(err), nil
+	}
+	return a.encode(q.Kind), nil
+}
+
+// handleFeed answers method 34: any replica of the placement group can.
+func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
+	since, err := decodeFeedRequest(first)
+	if err != nil {
+		return err
+	}
+	if !s.hasReplica() {
+		return &transport.RemoteError{Message: s.refusal().Error(), Detail: kverror.Append(nil, kverror.Of(s.refusal()))}
+	}
+	return serveFeed(ctx, s.machine, since, st)
+}
+
+func (s *Service) hasReplica() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.group != nil
+}
+
+// serve answers one request of a node, this one or another.
+func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (response, error) {
+	if q.Kind == requestStatus {
+		return s.serveStatus()
+	}
+	term, last, err := s.leads(ctx, q)
+	if err != nil {
+		return response{}, err
+	}
+	switch q.Kind {
+	case requestAllocate:
+		if q.Count == 0 {
+			return response{}, kverror.New(kverror.BadRequest, "no range id asked for")
+		}
+		r := s.propose(ctx, term, allocate{Count: q.Count})
+		return response{First: r.First}, r.Err
+	case requestReport:
+		return s.serveReport(ctx, term, q.Descriptors)
+	case requestCompact:
+		return s.serveCompact(ctx, term, last, q.Revision)
+	case requestMembers:
+		return response{Nodes: s.View().Nodes()}, nil
+	case requestPutNode:
+		return response{}, s.servePutNode(ctx, term, from, q)
+	case requestStop:
+		return s.serveStop(ctx, process{Node: from, Boot: q.Boot}, q.Phase)
+	case requestTransfer:
+		return response{}, s.TransferLeader(ctx, q.To)
+	case requestPutSetting:
+		if q.Name == "" {
+			return response{}, kverror.New(kverror.BadRequest, "a setting without a name")
+		}
+		return response{}, s.propose(ctx, term, putSetting{Name: q.Name, Value: q.Value}).Err
+	case requestSettings:
+		v := s.View()
+		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
+	}
+	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
+}
+
+// leads returns the term in which this node leads. Where the answer must not be
+// older than the question, leadership is proven at a moment after the request
+// arrived; whoever proposes proves it by that.
+func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
+	if q.Linearizable || q.Kind == requestCompact {
+		return s.sequencer.confirm(ctx)
+	}
+	ls := s.machine.leaderState()
+	if !ls.Ready {
+		return 0, 0, s.refusal()
+	}
+	return ls.Term, 0, nil
+}
+
+func (s *Service) serveStatus() (response, error) {
+	s.mu.Lock()
+	g := s.group
+	s.mu.Unlock()
+	if g == nil {
+		return response{}, s.refusal()
+	}
+	st := g.Status()
+	return response{Status: Status{Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied}}, nil
+}
+
+// serveCompact raises the compacted revision as etcd does. last is the current
+// revision at a moment after the request arrived. The answer leaves when the
+// entry is applied here, after every hand-out to come tells of it (P6).
+func (s *Service) serveCompact(ctx context.Context, term uint64, last, at keyspace.Revision) (response, error) {
+	if compacted := s.View().Compacted; at <= compacted {
+		return response{}, &kverror.Error{Kind: kverror.Compacted, CompactRevision: max(compacted, 0)}
+	}
+	if at > last {
+		return response{}, kverror.New(kverror.FutureRevision, "compact at %d, the current revision is %d", at, last)
+	}
+	r := s.propose(ctx, term, compact{At: at})
+	return response{Revision: last}, r.Err
+}
+
+func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.NodeID, q *request) error {
+	if err := q.Node.validate(); err != nil || q.Node.ID != from {
+		return kverror.New(kverror.BadRequest, "node %s describes node %s: %v", from, q.Node.ID, err)
+	}
+	s.mu.Lock()
+	s.stops.started(process{Node: from, Boot: q.Boot})
+	s.mu.Unlock()
+	if old, ok := s.View().Node(from); ok && old.equal(&q.Node) {
+		return nil
+	}
+	return s.propose(ctx, term, putNode{Node: q.Node}).Err
+}
+
+// serveReport brings reported descriptors into the map. Those that do not fit yet
+// are kept, to be tried again with the next report that may close their holes;
+// the reporter is told of its own ones, and keeps them too.
+func (s *Service) serveReport(ctx context.Context, term uint64, ds []keyspace.Descriptor) (response, error) {
+	v := s.View()
+	s.mu.Lock()
+	all := append([]keyspace.Descriptor(nil), ds...)
+	for id, d := range s.held {
+		if old, ok := v.byID(id); ok && !d.Newer(&old.Descriptor) {
+			delete(s.held, id)
+			continue
+		}
+		if len(all) < maxDescriptors {
+			all = append(all, d)
+		}
+	}
+	s.mu.Unlock()
+	res := s.propose(ctx, term, report{Descriptors: all})
+	if res.Err != nil {
+		return response{}, res.Err
+	}
+	if len(res.Held) == len(all) && len(all) > len(ds) {
+		// What was held before may be what does not fit: try the report alone.
+		if res = s.propose(ctx, term, report{Descriptors: ds}); res.Err != nil {
+			return response{}, res.Err
+		}
+	}
+	return response{Held: s.keepHeld(ds, res.Held)}, nil
+}
+
+// keepHeld remembers what did not fit and returns those that are of the report.
+func (s *Service) keepHeld(ds, held []keyspace.Descriptor) []keyspace.Descriptor {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := map[keyspace.RangeID]bool{}
+	for i := range ds {
+		own[ds[i].Range] = true
+	}
+	var mine []keyspace.Descriptor
+	for _, d := range held {
+		old, known := s.held[d.Range]
+		if known && d.Newer(&old) || !known && len(s.held) < maxHeld {
+			s.held[d.Range] = d
+		}
+		if own[d.Range] {
+			mine = append(mine, d)
+		}
+	}
+	if len(mine) > 0 {
+		s.o.Logger.Debug("reported ranges do not fit into the map yet",
+			zap.Int("ranges", len(mine)), zap.Stringer("range", mine[0].Range))
+	}
+	return mine
+}

@@ -1,0 +1,120 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Handout is one entry of the hand-out log: Count consecutive revisions from First
+// on were given to a range, which asked for them as of Generation.
+type Handout struct {
+	First      keyspace.Revision
+	Count      uint32
+	Range      keyspace.RangeID
+	Generation keyspace.Generation
+}
+
+// Last returns the last of the entry's revisions.
+func (h *Handout) Last() keyspace.Revision { return h.First + keyspace.Revision(h.Count) - 1 }
+
+// handoutLogEntries bounds the hand-out log: 2 MiB.
+const handoutLogEntries = 1 << 16
+
+// ErrLogGone says that the hand-out log does not reach back to what was asked for:
+// it was overwritten, or handed out by an earlier sequencer, or this node is not
+// the sequencer. The asker must learn what became of those revisions from the
+// ranges themselves.
+var ErrLogGone = errors.New("placement: hand-out log does not reach back that far")
+
+// HandoutLog is the list, in order, of which range got which revision: those of
+// the last while, from one sequencer in one term. A new sequencer's log starts
+// anew, since it cannot know what the old one handed out last (trap 80).
+//
+// The log has no holes: it holds every revision in (After, Last]. It may be read
+// by many goroutines.
+type HandoutLog struct {
+	mu sync.Mutex
+	// Guarded by mu. term is 0 while this node is not the sequencer.
+	term uint64
+	// after is the last revision that the log does not hold, last the last it does.
+	after, last keyspace.Revision
+	ring        []Handout
+	// head is the index of the oldest entry, used the number of entries.
+	head, used int
+}
+
+func newHandoutLog(entries int) *HandoutLog { return &HandoutLog{ring: make([]Handout, entries)} }
+
+// restart empties the log: it now belongs to the term and holds what comes after
+// the revision. Term 0 ends it.
+func (l *HandoutLog) restart(term uint64, after keyspace.Revision) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.term, l.after, l.last, l.head, l.used = term, after, after, 0, 0
+}
+
+// append adds the revisions that follow the last ones. Revisions that go to one
+// range one after the other share an entry.
+func (l *HandoutLog) append(h Handout) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h.First != l.last+1 || h.Count == 0 {
+		panic(fmt.Sprintf("placement: hand-out of %d revisions from %d on follows revision %d", h.Count, h.First, l.last))
+	}
+	l.last = h.Last()
+	if l.used > 0 {
+		e := l.entry(l.used - 1)
+		if e.Range == h.Range && e.Generation == h.Generation && e.Count <= CeilingBlock {
+			e.Count += h.Count
+			return
+		}
+	}
+	if l.used == len(l.ring) {
+		l.after = l.entry(0).Last()
+		l.head = (l.head + 1) % len(l.ring)
+		l.used--
+	}
+	l.used++
+	*l.entry(l.used - 1) = h
+}
+
+func (l *HandoutLog) entry(i int) *Handout { return &l.ring[(l.head+i)%len(l.ring)] }
+
+// Bounds returns the sequencer's term and the revisions that the log holds: those
+// above after, up to last. Term 0 says that this node is not the sequencer.
+func (l *HandoutLog) Bounds() (term uint64, after, last keyspace.Revision) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.term, l.after, l.last
+}
+
+// Read copies entries with revisions above after into dst, in order and without a
+// hole, and returns how many. The first one may begin at or below after. Where it
+// returns fewer than len(dst), the log ends there: every revision up to last was
+// handed out, and none above. It returns ErrLogGone where the log does not hold
+// after+1 of that term.
+func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (n int, last keyspace.Revision, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if term == 0 || term != l.term || after < l.after {
+		return 0, 0, fmt.Errorf("read from revision %d of term %d, kept is (%d, %d] of term %d: %w",
+			after, term, l.after, l.last, l.term, ErrLogGone)
+	}
+	lo, hi := 0, l.used
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if l.entry(mid).Last() > after {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	for n < len(dst) && lo+n < l.used {
+		dst[n] = *l.entry(lo + n)
+		n++
+	}
+	return n, l.last, nil
+}

@@ -1,0 +1,126 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Map is an unchanging copy of the range map and the node table. It may be read by
+// many goroutines; what it returns must not be changed.
+type Map struct {
+	// Version is the placement group's index at which the map last changed. Of two
+	// maps the one with the higher Version is newer.
+	Version uint64
+	tree    *rangeTree
+	recent  *rangeTree
+	nodes   map[keyspace.NodeID]Node
+}
+
+// Len returns the number of ranges.
+func (m *Map) Len() int { return m.tree.Len() }
+
+// Lookup returns the row of the range in whose span the key lies.
+func (m *Map) Lookup(key []byte) Range { return *rowOf(m.tree, key) }
+
+// All calls f with each row in key order until f returns false.
+func (m *Map) All(f func(*Range) bool) { m.tree.Ascend(f) }
+
+// Descriptors returns all ranges in key order.
+func (m *Map) Descriptors() []keyspace.Descriptor {
+	ds := make([]keyspace.Descriptor, 0, m.tree.Len())
+	m.tree.Ascend(func(g *Range) bool {
+		ds = append(ds, g.Descriptor)
+		return true
+	})
+	return ds
+}
+
+// Nodes returns the node table, ascending by id.
+func (m *Map) Nodes() []Node {
+	ns := make([]Node, 0, len(m.nodes))
+	for _, n := range m.nodes {
+		ns = append(ns, n)
+	}
+	slices.SortFunc(ns, func(a, b Node) int {
+		if a.ID < b.ID {
+			return -1
+		}
+		return 1
+	})
+	return ns
+}
+
+// Node returns one row of the node table.
+func (m *Map) Node(id keyspace.NodeID) (Node, bool) {
+	n, ok := m.nodes[id]
+	return n, ok
+}
+
+// since returns the rows that changed after a version. Put over a map of that
+// version they give this map: a row goes only when others that tile its span come.
+func (m *Map) since(version uint64) []*Range {
+	var rows []*Range
+	m.recent.AscendGreaterOrEqual(&Range{Changed: version + 1}, func(g *Range) bool {
+		rows = append(rows, g)
+		return true
+	})
+	return rows
+}
+
+// with returns the map with rows put over it: those that they overlap go. Nodes,
+// where there are any, replace the node table.
+func (m *Map) with(version uint64, rows []*Range, nodes []Node) *Map {
+	next := &Map{Version: version, nodes: m.nodes}
+	if m.tree == nil {
+		next.tree, next.recent = newRangeTree(), newRecentTree()
+	} else {
+		next.tree, next.recent = m.tree.Clone(), m.recent.Clone()
+	}
+	if len(nodes) > 0 {
+		next.nodes = make(map[keyspace.NodeID]Node, len(nodes))
+		for _, n := range nodes {
+			next.nodes[n.ID] = n
+		}
+	}
+	var gone []*Range
+	if next.tree.Len() > 0 {
+		for _, g := range rows {
+			gone = append(gone, overlapping(next.tree, g.Descriptor.Span)...)
+		}
+	}
+	for _, g := range gone {
+		next.tree.Delete(g)
+		next.recent.Delete(g)
+	}
+	for _, g := range rows {
+		next.tree.ReplaceOrInsert(g)
+		next.recent.ReplaceOrInsert(g)
+	}
+	return next
+}
+
+// check returns an error where the map does not cover the keyspace exactly once.
+func (m *Map) check() error {
+	if ds := m.Descriptors(); !tiles(ds, keyspace.Span{}) {
+		return fmt.Errorf("placement: map version %d: its %d ranges do not cover the keyspace exactly once", m.Version, len(ds))
+	}
+	return nil
+}
+
+// byID returns the row of a range, by a search through all rows: it is for rare
+// questions.
+func (m *Map) byID(id keyspace.RangeID) (Range, bool) {
+	var found *Range
+	m.tree.Ascend(func(g *Range) bool {
+		if g.Descriptor.Range == id {
+			found = g
+		}
+		return found == nil
+	})
+	if found == nil {
+		return Range{}, false
+	}
+	return *found, true
+}

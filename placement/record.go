@@ -1,0 +1,164 @@
+package placement
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Node is one row of the node table (etcd: a member).
+type Node struct {
+	ID keyspace.NodeID
+	// Name is the node's human-readable name, which it was started with.
+	Name string
+	// PeerURLs are the addresses of its bus, ClientURLs those where it serves etcd
+	// clients; the latter are empty until the node has started once.
+	PeerURLs, ClientURLs []string
+}
+
+// equal says whether both rows say the same.
+func (n *Node) equal(o *Node) bool {
+	return n.ID == o.ID && n.Name == o.Name &&
+		slices.Equal(n.PeerURLs, o.PeerURLs) && slices.Equal(n.ClientURLs, o.ClientURLs)
+}
+
+// Range is one row of the range map.
+type Range struct {
+	// Descriptor is the newest copy of the range's own that was reported.
+	Descriptor keyspace.Descriptor
+	// Preferred is the node where placement would like the leader to be.
+	Preferred keyspace.NodeID
+	// Created says that all replicas exist. Only founding ranges are ever without.
+	Created bool
+	// Changed is the raft index of the entry that last changed this row.
+	Changed uint64
+}
+
+// meta holds the state's scalars, stored as one record.
+type meta struct {
+	Cluster keyspace.ClusterID
+	// Ceiling bounds the revisions that were ever handed out.
+	Ceiling keyspace.Revision
+	// Compacted is the compacted revision, -1 while nothing was ever compacted.
+	Compacted keyspace.Revision
+	// Settings counts the changes of settings.
+	Settings keyspace.Revision
+	// NextRange and NextReplica are ids never given to anybody yet.
+	NextRange   keyspace.RangeID
+	NextReplica keyspace.ReplicaID
+	// Changed is the raft index of the last change of the range map or the node
+	// table: their version. NodesChanged is that of the node table alone.
+	Changed, NodesChanged uint64
+}
+
+// Records live in the group's own space of the engine, under these first bytes.
+const (
+	recordMeta    = 'm'
+	recordNode    = 'n' // + node id, 8 bytes, big endian
+	recordRange   = 'r' // + range id, 8 bytes, big endian
+	recordSetting = 's' // + name
+)
+
+func nodeKey(id keyspace.NodeID) []byte {
+	return binary.BigEndian.AppendUint64([]byte{recordNode}, uint64(id))
+}
+
+func rangeKey(id keyspace.RangeID) []byte {
+	return binary.BigEndian.AppendUint64([]byte{recordRange}, uint64(id))
+}
+
+func settingKey(name string) []byte { return append([]byte{recordSetting}, name...) }
+
+func appendMeta(dst []byte, m *meta) []byte {
+	dst = append(dst, formatVersion)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Cluster))
+	dst = appendRevision(dst, m.Ceiling)
+	dst = appendRevision(dst, m.Compacted)
+	dst = appendRevision(dst, m.Settings)
+	dst = binary.AppendUvarint(dst, uint64(m.NextRange))
+	dst = binary.AppendUvarint(dst, uint64(m.NextReplica))
+	dst = binary.AppendUvarint(dst, m.Changed)
+	return binary.AppendUvarint(dst, m.NodesChanged)
+}
+
+func decodeMeta(b []byte) (meta, error) {
+	r := reader{b: b}
+	r.version()
+	m := meta{
+		Cluster: keyspace.ClusterID(r.fixed64()),
+		Ceiling: r.revision(), Compacted: r.revision(), Settings: r.revision(),
+		NextRange:   keyspace.RangeID(r.uvarint()),
+		NextReplica: keyspace.ReplicaID(r.uvarint()),
+		Changed:     r.uvarint(), NodesChanged: r.uvarint(),
+	}
+	if err := r.end(); err != nil {
+		return meta{}, fmt.Errorf("decode placement meta record: %w", err)
+	}
+	return m, nil
+}
+
+// appendNode appends a row of the node table, which commands and feeds hold too.
+func appendNode(dst []byte, n *Node) []byte {
+	dst = binary.AppendUvarint(dst, uint64(n.ID))
+	dst = appendString(dst, n.Name)
+	dst = appendStrings(dst, n.PeerURLs)
+	return appendStrings(dst, n.ClientURLs)
+}
+
+func (r *reader) node() Node {
+	return Node{
+		ID:         keyspace.NodeID(r.uvarint()),
+		Name:       r.string(maxNameBytes),
+		PeerURLs:   r.strings(maxURLs, maxURLBytes),
+		ClientURLs: r.strings(maxURLs, maxURLBytes),
+	}
+}
+
+func decodeNode(b []byte) (Node, error) {
+	r := reader{b: b}
+	r.version()
+	n := r.node()
+	if err := r.end(); err != nil {
+		return Node{}, fmt.Errorf("decode placement node record: %w", err)
+	}
+	return n, nil
+}
+
+// appendRange appends a row of the range map, which feeds hold too.
+func appendRange(dst []byte, g *Range) []byte {
+	dst = binary.AppendUvarint(dst, uint64(g.Preferred))
+	dst = appendBool(dst, g.Created)
+	dst = binary.AppendUvarint(dst, g.Changed)
+	return keyspace.AppendDescriptor(dst, &g.Descriptor)
+}
+
+func (r *reader) rangeRow() Range {
+	return Range{
+		Preferred:  keyspace.NodeID(r.uvarint()),
+		Created:    r.bool(),
+		Changed:    r.uvarint(),
+		Descriptor: r.descriptor(),
+	}
+}
+
+func decodeRange(b []byte) (Range, error) {
+	r := reader{b: b}
+	r.version()
+	g := r.rangeRow()
+	if err := r.end(); err != nil {
+		return Range{}, fmt.Errorf("decode placement range record: %w", err)
+	}
+	return g, nil
+}
+
+func decodeSetting(b []byte) ([]byte, error) {
+	r := reader{b: b}
+	r.version()
+	v := r.bytes(maxSettingBytes)
+	if err := r.end(); err != nil {
+		return nil, fmt.Errorf("decode placement setting: %w", err)
+	}
+	return v, nil
+}

@@ -1,0 +1,222 @@
+package placement
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// requestKind is the kind of a request of method 33; the numbers are on the wire.
+type requestKind byte
+
+const (
+	requestAllocate requestKind = iota + 1
+	requestReport
+	requestCompact
+	requestMembers
+	requestPutNode
+	requestStatus
+	requestStop
+	requestTransfer
+	requestPutSetting
+	requestSettings
+)
+
+// request is what a Client asks a Service beside revisions and the feed. Which
+// fields count depends on Kind.
+type request struct {
+	Kind requestKind
+	// Count is for requestAllocate.
+	Count uint64
+	// Descriptors are for requestReport.
+	Descriptors []keyspace.Descriptor
+	// Revision is for requestCompact.
+	Revision keyspace.Revision
+	// Linearizable is for requestMembers and requestSettings: the answer must not be
+	// older than the request.
+	Linearizable bool
+	// Node is for requestPutNode.
+	Node Node
+	// Boot is for requestPutNode and requestStop; Phase for the latter.
+	Boot  keyspace.BootID
+	Phase stopPhase
+	// To is for requestTransfer.
+	To keyspace.NodeID
+	// Name and Value are for requestPutSetting.
+	Name  string
+	Value []byte
+}
+
+func (q *request) encode() []byte {
+	dst := []byte{formatVersion, byte(q.Kind)}
+	switch q.Kind {
+	case requestStatus:
+	case requestAllocate:
+		dst = binary.AppendUvarint(dst, q.Count)
+	case requestReport:
+		dst = appendDescriptors(dst, q.Descriptors)
+	case requestCompact:
+		dst = appendRevision(dst, q.Revision)
+	case requestMembers, requestSettings:
+		dst = appendBool(dst, q.Linearizable)
+	case requestPutNode:
+		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
+		dst = appendNode(dst, &q.Node)
+	case requestStop:
+		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
+		dst = append(dst, byte(q.Phase))
+	case requestTransfer:
+		dst = binary.AppendUvarint(dst, uint64(q.To))
+	case requestPutSetting:
+		dst = appendBytes(appendString(dst, q.Name), q.Value)
+	default:
+		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
+	}
+	return dst
+}
+
+func decodeRequest(p []byte) (request, error) {
+	r := reader{b: p}
+	r.version()
+	q := request{Kind: requestKind(r.byte())}
+	switch q.Kind {
+	case requestStatus:
+	case requestAllocate:
+		q.Count = uint64(r.bounded(maxRangeIDs))
+	case requestReport:
+		q.Descriptors = r.descriptors(maxDescriptors)
+	case requestCompact:
+		q.Revision = r.revision()
+	case requestMembers, requestSettings:
+		q.Linearizable = r.bool()
+	case requestPutNode:
+		q.Boot = keyspace.BootID(r.fixed64())
+		q.Node = r.node()
+	case requestStop:
+		q.Boot = keyspace.BootID(r.fixed64())
+		q.Phase = stopPhase(r.byte())
+		if q.Phase != stopClosing && q.Phase != stopClosed {
+			r.fail(fmt.Errorf("placement: stop phase %d", q.Phase))
+		}
+	case requestTransfer:
+		q.To = keyspace.NodeID(r.uvarint())
+	case requestPutSetting:
+		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
+	default:
+		r.fail(fmt.Errorf("placement: unknown request kind %d", q.Kind))
+	}
+	if err := r.end(); err != nil {
+		return request{}, fmt.Errorf("decode placement request: %w", err)
+	}
+	return q, nil
+}
+
+// Status is the placement group's state, which is what etcd's Maintenance.Status
+// says of raft.
+type Status struct {
+	// Leader is the node that etcd clients call the leader; 0 if none is known.
+	Leader keyspace.NodeID
+	Term   uint64
+	// Index is the group's commit index, Applied the last applied one, both where
+	// the answer was made.
+	Index, Applied uint64
+}
+
+// Setting is one of the cluster's settings.
+type Setting struct {
+	Name  string
+	Value []byte
+}
+
+// response is the answer to a request. Which fields count depends on the kind of
+// the request.
+type response struct {
+	// First is the first of the allocated range ids.
+	First keyspace.RangeID
+	// Held are the reported descriptors that do not fit into the map yet.
+	Held []keyspace.Descriptor
+	// Revision is the current revision (requestCompact), or that of the settings
+	// (requestSettings).
+	Revision keyspace.Revision
+	Nodes    []Node
+	Status   Status
+	Verdict  verdict
+	Settings []Setting
+}
+
+// maxNodes and maxSettings bound what an answer holds.
+const (
+	maxNodes    = 1 << 14
+	maxSettings = 1 << 14
+)
+
+func (a *response) encode(kind requestKind) []byte {
+	dst := []byte{formatVersion, answerOK}
+	switch kind {
+	case requestStatus:
+		dst = binary.AppendUvarint(dst, uint64(a.Status.Leader))
+		dst = binary.AppendUvarint(dst, a.Status.Term)
+		dst = binary.AppendUvarint(dst, a.Status.Index)
+		dst = binary.AppendUvarint(dst, a.Status.Applied)
+	case requestAllocate:
+		dst = binary.AppendUvarint(dst, uint64(a.First))
+	case requestReport:
+		dst = appendDescriptors(dst, a.Held)
+	case requestCompact:
+		dst = appendRevision(dst, a.Revision)
+	case requestMembers:
+		dst = binary.AppendUvarint(dst, uint64(len(a.Nodes)))
+		for i := range a.Nodes {
+			dst = appendNode(dst, &a.Nodes[i])
+		}
+	case requestStop:
+		dst = append(dst, byte(a.Verdict))
+	case requestSettings:
+		dst = appendRevision(dst, a.Revision)
+		dst = binary.AppendUvarint(dst, uint64(len(a.Settings)))
+		for i := range a.Settings {
+			dst = appendBytes(appendString(dst, a.Settings[i].Name), a.Settings[i].Value)
+		}
+	case requestPutNode, requestTransfer, requestPutSetting:
+	default:
+		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
+	}
+	return dst
+}
+
+func decodeResponse(kind requestKind, p []byte) (response, error) {
+	r, err := answerBody(p)
+	if err != nil {
+		return response{}, err
+	}
+	var a response
+	switch kind {
+	case requestStatus:
+		a.Status = Status{Leader: keyspace.NodeID(r.uvarint()), Term: r.uvarint(), Index: r.uvarint(), Applied: r.uvarint()}
+	case requestAllocate:
+		a.First = keyspace.RangeID(r.uvarint())
+	case requestReport:
+		a.Held = r.descriptors(maxDescriptors)
+	case requestCompact:
+		a.Revision = r.revision()
+	case requestMembers:
+		n := r.count(maxNodes, 4)
+		for range n {
+			a.Nodes = append(a.Nodes, r.node())
+		}
+	case requestStop:
+		a.Verdict = verdict(r.byte())
+	case requestSettings:
+		a.Revision = r.revision()
+		n := r.count(maxSettings, 2)
+		for range n {
+			a.Settings = append(a.Settings, Setting{Name: r.string(maxNameBytes), Value: r.bytes(maxSettingBytes)})
+		}
+	case requestPutNode, requestTransfer, requestPutSetting:
+	}
+	if err := r.end(); err != nil {
+		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)
+	}
+	return a, nil
+}

@@ -1,0 +1,367 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/transport"
+)
+
+// RangeControl opens ranges on nodes. It is package shard's, reached over the bus.
+type RangeControl interface {
+	// CreateRanges makes the node's replicas of the ranges durable and opens them. It
+	// may be repeated: replicas that exist already are left as they are. The node
+	// that holds the first replica of a descriptor is where its leader is preferred.
+	CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error
+}
+
+// Group is what a Service needs of the placement group; *raftgroup.Group is one.
+type Group interface {
+	raft
+	// Transfer hands leadership to a replica and returns when it has taken it.
+	Transfer(ctx context.Context, to keyspace.ReplicaID) error
+	Status() raftgroup.Status
+}
+
+// Bus is what the package needs of the bus.
+type Bus interface {
+	Call(ctx context.Context, to keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error)
+	OpenStream(ctx context.Context, to keyspace.NodeID, m transport.Method, first []byte) (transport.Stream, error)
+}
+
+// Registrar takes the handlers of the package's bus methods.
+type Registrar interface {
+	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
+	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
+}
+
+// ServiceOptions are what a Service is made of. All fields are required but
+// Metrics and Logger.
+type ServiceOptions struct {
+	Self  keyspace.NodeID
+	Boot  keyspace.BootID
+	Clock clock.Clock
+	// Engine holds the state, if this node has a replica of the placement group.
+	Engine  *engine.Engine
+	Control RangeControl
+	// Alive says whether a node lives, as far as this one knows.
+	Alive   func(keyspace.NodeID) bool
+	Logger  *zap.Logger
+	Metrics *Metrics
+}
+
+// Service is a node's side of the placement group: the state machine, where the
+// node has a replica, the sequencer and the leader's duties, where it leads, and
+// the answers to other nodes' Clients.
+type Service struct {
+	o         ServiceOptions
+	machine   *machine
+	sequencer *sequencer
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wait   sync.WaitGroup
+
+	mu sync.Mutex
+	// Guarded by mu. group is nil on a node without a replica; leader is what this
+	// node last heard about the leader, from raft or from a Client.
+	group Group
+	// leading ends with the term in which this node leads; its cancel is nil while it
+	// does not.
+	leadTerm   uint64
+	leadCancel context.CancelFunc
+	// held are reported descriptors that did not fit into the map, by range.
+	held  map[keyspace.RangeID]keyspace.Descriptor
+	stops *stops
+	// stopsMoved is closed when a stopping node has reported or all is sealed.
+	stopsMoved chan struct{}
+	sealed     bool
+}
+
+// maxHeld bounds the reported descriptors that wait for others.
+const maxHeld = 4096
+
+// NewService returns the node's Service. It loads the placement group's state if
+// the engine has one: the caller then opens the group with StateMachine and gives
+// it to Attach. Start and Stop follow.
+func NewService(o ServiceOptions) (*Service, error) {
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics(nil)
+	}
+	o.Logger = o.Logger.With(zap.Stringer("group", keyspace.PlacementGroup))
+	m, err := newMachine(o.Engine, o.Boot, o.Logger)
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{
+		o: o, machine: m,
+		sequencer:  newSequencer(o.Clock, m, o.Metrics, o.Logger),
+		held:       map[keyspace.RangeID]keyspace.Descriptor{},
+		stops:      newStops(),
+		stopsMoved: make(chan struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	m.onApplied = s.sequencer.applied
+	m.onLeader = s.leaderChanged
+	s.sequencer.applied(m.view.Load())
+	return s, nil
+}
+
+// StateMachine returns what the placement group is opened with on this node.
+func (s *Service) StateMachine() raftgroup.StateMachine { return s.machine }
+
+// Replica returns the id of this node's replica of the placement group; ok is
+// false where the engine holds none.
+func (s *Service) Replica() (id keyspace.ReplicaID, ok bool, err error) {
+	a, ok, err := s.o.Engine.Applied(keyspace.PlacementGroup)
+	if err != nil || !ok {
+		return 0, false, err
+	}
+	for _, r := range a.Replicas {
+		if r.Node == s.o.Self {
+			return r.ID, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// Attach gives the Service the opened placement group.
+func (s *Service) Attach(g Group) {
+	s.mu.Lock()
+	s.group = g
+	s.mu.Unlock()
+	s.sequencer.mu.Lock()
+	s.sequencer.raft = g
+	s.sequencer.mu.Unlock()
+}
+
+// RegisterHandlers registers the package's bus methods, before the bus starts.
+func (s *Service) RegisterHandlers(r Registrar) {
+	r.HandleCall(transport.MethodPlacementSequence, transport.ClassRequest, s.handleSequence)
+	r.HandleCall(transport.MethodPlacementRequest, transport.ClassRequest, s.handleRequest)
+	r.HandleStream(transport.MethodPlacementFeed, transport.ClassRequest, s.handleFeed)
+}
+
+// Start starts the Service's goroutines. Stop ends them.
+func (s *Service) Start() {
+	s.wait.Go(func() { s.sequencer.run(s.ctx.Done()) })
+}
+
+// Stop ends the Service and waits for its goroutines. It ends no term in order:
+// see Client.Quiesce for that.
+func (s *Service) Stop() {
+	s.cancel()
+	s.mu.Lock()
+	s.endDutiesLocked()
+	s.mu.Unlock()
+	s.wait.Wait()
+}
+
+// Log returns the hand-out log of this node's sequencer.
+func (s *Service) Log() *HandoutLog { return s.sequencer.c.log }
+
+// View returns the newest state of this node's replica.
+func (s *Service) View() *View { return s.machine.view.Load() }
+
+// leaderChanged is called by the machine, in order with its Views.
+func (s *Service) leaderChanged(ls raftgroup.LeaderState) {
+	s.sequencer.leaderChanged(ls)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !ls.IsLeader || ls.Term != s.leadTerm:
+		s.endDutiesLocked()
+		fallthrough
+	default:
+		if ls.Ready && s.leadCancel == nil && s.ctx.Err() == nil {
+			s.beginDutiesLocked(ls.Term)
+		}
+	}
+	s.o.Metrics.IsLeader.Set(boolGauge(ls.Ready))
+}
+
+func boolGauge(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// beginDutiesLocked starts what only the leader does.
+func (s *Service) beginDutiesLocked(term uint64) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	s.leadTerm, s.leadCancel = term, cancel
+	s.stops, s.sealed = newStops(), false
+	clear(s.held)
+	s.wait.Go(func() {
+		defer cancel()
+		s.createRanges(ctx, term)
+	})
+}
+
+func (s *Service) endDutiesLocked() {
+	if s.leadCancel != nil {
+		s.leadCancel()
+		s.leadCancel = nil
+	}
+}
+
+// refusal says that this node does not lead, and who does.
+func (s *Service) refusal() error {
+	return &kverror.Error{Kind: kverror.NotLeader, Leader: s.machine.leaderState().LeaderNode}
+}
+
+// propose proposes an operation in the term and waits for its result.
+func (s *Service) propose(ctx context.Context, term uint64, op operation) result {
+	s.mu.Lock()
+	g := s.group
+	s.mu.Unlock()
+	if g == nil {
+		return result{Err: s.refusal()}
+	}
+	ch := make(chan result, 1)
+	s.machine.propose(g, term, op, func(r result) { ch <- r })
+	select {
+	case r := <-ch:
+		return r
+	case <-ctx.Done():
+		return result{Err: kverror.New(kverror.Timeout, "placement proposal in term %d: %v", term, ctx.Err())}
+	}
+}
+
+// Pauses between attempts to create ranges on a node, and how many go in one call.
+const (
+	createPauseMin   = 20 * time.Millisecond
+	createPauseMax   = 2 * time.Second
+	createTimeout    = 10 * time.Second
+	createBatch      = 256
+	createNodesAtOne = 16
+)
+
+// createRanges has the founding ranges created on their nodes, until every node
+// has answered for all of its own, and then marks them created. It ends with the
+// term: the next leader goes on.
+func (s *Service) createRanges(ctx context.Context, term uint64) {
+	perNode := map[keyspace.NodeID][]keyspace.Descriptor{}
+	var ids []keyspace.RangeID
+	s.View().All(func(g *Range) bool {
+		if !g.Created {
+			ids = append(ids, g.Descriptor.Range)
+			for _, r := range g.Descriptor.Replicas {
+				perNode[r.Node] = append(perNode[r.Node], g.Descriptor)
+			}
+		}
+		return true
+	})
+	slots := make(chan struct{}, createNodesAtOne)
+	var nodes sync.WaitGroup
+	for node, ds := range perNode {
+		nodes.Go(func() {
+			for len(ds) > 0 && ctx.Err() == nil {
+				n := min(createBatch, len(ds))
+				s.createOn(ctx, slots, node, ds[:n])
+				ds = ds[n:]
+			}
+		})
+	}
+	nodes.Wait()
+	for len(ids) > 0 && ctx.Err() == nil {
+		n := min(maxRangeIDs, len(ids))
+		res := s.propose(ctx, term, markCreated{Ranges: ids[:n]})
+		if e := kverror.Of(res.Err); e != nil {
+			s.o.Logger.Warn("mark ranges created", zap.Uint64("term", term), zap.Error(e))
+			if clock.Sleep(ctx, s.o.Clock, createPauseMin) != nil {
+				return
+			}
+			continue
+		}
+		s.o.Logger.Info("ranges created", zap.Uint64("term", term), zap.Int("ranges", n))
+		ids = ids[n:]
+	}
+}
+
+// createOn repeats one call until it succeeds or ctx ends. A slot bounds how many
+// calls run at a time; it is given back while a node is waited for, so that dead
+// nodes keep none.
+func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspace.NodeID, ds []keyspace.Descriptor) {
+	pause := createPauseMin
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		callCtx, cancel := withTimeout(ctx, s.o.Clock, createTimeout)
+		err := s.o.Control.CreateRanges(callCtx, node, ds)
+		cancel()
+		<-slots
+		if err == nil {
+			return
+		}
+		s.o.Logger.Warn("create ranges", zap.Stringer("peer", node), zap.Int("ranges", len(ds)),
+			zap.Stringer("range", ds[0].Range), zap.Error(err))
+		if clock.Sleep(ctx, s.o.Clock, pause) != nil {
+			return
+		}
+		pause = min(2*pause, createPauseMax)
+	}
+}
+
+// withTimeout is context.WithTimeout on the node's clock.
+func withTimeout(ctx context.Context, c clock.Clock, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	t := c.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
+	return ctx, func() {
+		t.Stop()
+		cancel(context.Canceled)
+	}
+}
+
+// TransferLeader ends the hand-outs, lowers the ceiling to the counter, and hands
+// the leadership of the placement group to the node. It is called on the leader's
+// node; on others it refuses with NotLeader.
+func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
+	s.mu.Lock()
+	g := s.group
+	s.mu.Unlock()
+	if g == nil {
+		return s.refusal()
+	}
+	st := g.Status()
+	if !st.IsLeader {
+		return s.refusal()
+	}
+	if to == s.o.Self {
+		return nil
+	}
+	for _, r := range st.Replicas {
+		if r.Node == to && r.Role == keyspace.RoleVoter {
+			return s.transfer(ctx, g, r)
+		}
+	}
+	return kverror.New(kverror.BadRequest, "node %s has no voting replica of the placement group", to)
+}
+
+func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
+	err := s.sequencer.end(ctx, to.Node)
+	if err == nil {
+		err = g.Transfer(ctx, to.ID)
+	}
+	if err != nil {
+		s.sequencer.resume()
+		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
+	}
+	return nil
+}
