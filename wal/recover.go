@@ -91,6 +91,12 @@ func (l *Log) list() ([]*segment, error) {
 	if err := l.opts.FS.MkdirAll(l.opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("wal: make directory %s: %w", l.opts.Dir, err)
 	}
+	// A directory that was just made is not there after a crash unless its parent
+	// says so.
+	parent := directory{fs: l.opts.FS, dir: l.opts.FS.PathDir(l.opts.Dir)}
+	if err := parent.sync(); err != nil {
+		return nil, err
+	}
 	names, err := l.opts.FS.List(l.opts.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("wal: list directory %s: %w", l.opts.Dir, err)

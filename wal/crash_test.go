@@ -1,0 +1,251 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+)
+
+// history is what was submitted and what was acknowledged.
+type history struct {
+	mu sync.Mutex
+	// states[i] is the model after i batches.
+	states []model
+	// acked is how many batches are durable for sure: up to the last synced one whose
+	// completion was called.
+	acked int
+	// called counts completions, which come in order.
+	called int
+}
+
+func newHistory(m model) *history { return &history{states: []model{m.clone()}} }
+
+// submit sends one random batch.
+func (h *history) submit(t testing.TB, l *Log, d *driver, sync bool) {
+	b := l.NewBatch()
+	d.fill(b)
+	b.SetSync(sync)
+	h.mu.Lock()
+	h.states = append(h.states, d.state.clone())
+	no := len(h.states) - 1
+	h.mu.Unlock()
+	l.Submit(b, func(err error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.called++; h.called != no {
+			t.Errorf("completion %d came as number %d", no, h.called)
+		}
+		if err == nil && sync {
+			h.acked = no
+		}
+	})
+}
+
+// find returns which prefix of the submitted batches the log holds.
+func (h *history) find(l *Log, acked int) (int, error) {
+	m, err := observe(l)
+	if err != nil {
+		return 0, err
+	}
+	got := m.String()
+	for i := len(h.states) - 1; i >= acked; i-- {
+		if h.states[i].String() == got {
+			return i, nil
+		}
+	}
+	for i, s := range h.states {
+		if s.String() == got {
+			return 0, fmt.Errorf("recovered %d batches, %d were acknowledged", i, acked)
+		}
+	}
+	return 0, fmt.Errorf("recovered state is no prefix of what was submitted (%d acknowledged of %d):\n%slast:\n%s",
+		acked, len(h.states)-1, got, h.states[len(h.states)-1])
+}
+
+// crashPoint clones the file system before or after every sync, while the log
+// goes on.
+type crashPoint struct {
+	mem    *vfs.MemFS
+	rng    *rand.Rand
+	h      *history
+	mu     sync.Mutex
+	every  int
+	seen   int
+	clones []crashed
+}
+
+type crashed struct {
+	fs    *vfs.MemFS
+	acked int
+	what  string
+}
+
+// MaybeError takes the clones; the state of the file system is that before the op.
+func (c *crashPoint) MaybeError(op errorfs.Op) error {
+	switch op.Kind {
+	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpRename, errorfs.OpCreate, errorfs.OpRemove, errorfs.OpFileWriteAt:
+	default:
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.seen++; c.seen%c.every != 0 {
+		return nil
+	}
+	// Acknowledged first: what comes in between may be lost.
+	c.h.mu.Lock()
+	acked := c.h.acked
+	c.h.mu.Unlock()
+	percent := []int{0, 0, 20, 50, 80, 100}[c.rng.IntN(6)]
+	c.clones = append(c.clones, crashed{
+		fs:    c.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: c.rng}),
+		acked: acked, what: fmt.Sprintf("%v %s, %d%% unsynced", op.Kind, op.Path, percent),
+	})
+	return nil
+}
+
+func (c *crashPoint) String() string { return "crash point" }
+
+// TestCrash crashes at sync points, writes and renames, with any part of the
+// unsynced pages surviving, and again during the recovery: what comes back is a
+// prefix of the batches with all that were acknowledged. It names the traps: torn
+// tails and recycled segments, a hard state without its entries, an overwritten tail,
+// an interrupted rewrite.
+func TestCrash(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { testCrash(t, seed) })
+	}
+}
+
+func testCrash(t *testing.T, seed uint64) {
+	d := newDriver(seed, 6)
+	d.maxData = 600
+	rng := rand.New(rand.NewPCG(seed, 2))
+	mem := vfs.NewCrashableMem()
+	h := newHistory(d.state)
+	for round := range 6 {
+		// Every round begins with what the last crash left.
+		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, uint64(round))), h: h, every: 1 + rng.IntN(20)}
+		o := testOptions(errorfs.Wrap(mem, cp))
+		o.SegmentBytes, o.TargetBytes = 32<<10, 128<<10
+		l := mustOpen(t, o)
+		for range 150 {
+			h.submit(t, l, d, rng.IntN(3) > 0)
+			if rng.IntN(10) == 0 {
+				if err := l.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if rng.IntN(2) == 0 {
+			if err := l.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The log is closed on its own file system; the clones are what is looked at.
+		mustClose(t, l)
+		if t.Failed() {
+			return
+		}
+		var at int
+		for i, c := range cp.clones {
+			n := checkCrashed(t, h, c)
+			if i == len(cp.clones)-1 {
+				at, mem = n, c.fs
+			}
+		}
+		if len(cp.clones) == 0 {
+			t.Fatalf("round %d: no crash", round)
+		}
+		// Go on from the last crash.
+		d.state = h.states[at].clone()
+		h = newHistory(d.state)
+	}
+}
+
+// checkCrashed opens what a crash has left, crashes again at once, and opens again.
+func checkCrashed(t *testing.T, h *history, c crashed) int {
+	t.Helper()
+	l, err := Open(testOptions(c.fs))
+	if err != nil {
+		t.Fatalf("crash at %s: %v", c.what, err)
+	}
+	first, err := h.find(l, c.acked)
+	if err != nil {
+		t.Fatalf("crash at %s: %v", c.what, err)
+	}
+	again := c.fs.CrashClone(vfs.CrashCloneCfg{})
+	mustClose(t, l)
+	l, err = Open(testOptions(again))
+	if err != nil {
+		t.Fatalf("crash at %s and after recovery: %v", c.what, err)
+	}
+	m, err := observe(l)
+	if err != nil || m.String() != h.states[first].String() {
+		t.Fatalf("crash at %s: what one recovery showed the next one did not: %v", c.what, err)
+	}
+	mustClose(t, l)
+	return first
+}
+
+var errInjected = errors.New("injected")
+
+// TestErrorAtEveryOp fails the n-th operation of the file system for every n: Open
+// fails or the log does, nothing acknowledged is lost, completions come all and in
+// order, and a restart works.
+func TestErrorAtEveryOp(t *testing.T) {
+	for n := 0; ; n++ {
+		mem := vfs.NewCrashableMem()
+		var ops atomic.Int64
+		fired := false
+		inj := errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind == errorfs.OpFileClose || op.Kind == errorfs.OpFileReadAt {
+				return nil
+			}
+			if ops.Add(1) == int64(n+1) {
+				fired = true
+				return errInjected
+			}
+			return nil
+		})
+		d := newDriver(uint64(n), 4)
+		d.maxData = 600
+		h := newHistory(d.state)
+		o := testOptions(errorfs.Wrap(mem, inj))
+		o.SegmentBytes, o.TargetBytes = 32<<10, 128<<10
+		l, err := Open(o)
+		if err != nil {
+			if !errors.Is(err, errInjected) {
+				t.Fatalf("op %d: open: %v", n, err)
+			}
+			l = mustOpen(t, testOptions(mem))
+			mustClose(t, l)
+			continue
+		}
+		for range 60 {
+			h.submit(t, l, d, true)
+			_ = l.Sync(t.Context())
+		}
+		failed := l.Err()
+		if err := l.Close(); (err == nil) != (failed == nil) && !errors.Is(err, errInjected) {
+			t.Fatalf("op %d: close: %v", n, err)
+		}
+		if h.called != len(h.states)-1 {
+			t.Fatalf("op %d: %d completions of %d", n, h.called, len(h.states)-1)
+		}
+		after := mustOpen(t, testOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
+		if _, err := h.find(after, h.acked); err != nil {
+			t.Fatalf("op %d: %v", n, err)
+		}
+		mustClose(t, after)
+		if !fired {
+			return
+		}
+	}
+}
