@@ -180,9 +180,11 @@ func (l *ledger) final(key uint64, kv *mvccpb.KeyValue) (acknowledged bool) {
 			l.violation("key %d: put %x was acknowledged at revision %d and is stored at revision %d",
 				key, op, acked.revision, kv.ModRevision)
 		}
-	case !slices.Contains(unknown, op):
+	case !slices.Contains(unknown, op) && promised:
 		l.violation("key %d: holds put %x (revision %d), which was overwritten or refused; the last acknowledged one is put %x at revision %d",
 			key, op, kv.ModRevision, acked.op, acked.revision)
+	case !slices.Contains(unknown, op):
+		l.violation("key %d: holds put %x (revision %d), which was refused or never sent", key, op, kv.ModRevision)
 	case kv.ModRevision <= acked.revision:
 		l.violation("key %d: holds put %x of unknown fate at revision %d; put %x was acknowledged later, at revision %d",
 			key, op, kv.ModRevision, acked.op, acked.revision)

@@ -225,7 +225,7 @@ func (r *Report) writeLatencies(out io.Writer) {
 
 func (r *Report) writeCPU(out io.Writer) {
 	fmt.Fprintf(out, "\nCPU per operation: %.1f µs here", r.CPU.SelfPerOp)
-	if len(r.CPU.Servers) > 0 {
+	if r.CPU.ServersPerOp > 0 {
 		fmt.Fprintf(out, ", %.1f µs at the servers", r.CPU.ServersPerOp)
 	}
 	fmt.Fprintln(out)

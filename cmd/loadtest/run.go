@@ -34,12 +34,7 @@ func newRunCommand() *cobra.Command {
 		Short: "Runs a load and reports throughput, latencies, errors and CPU per operation",
 		Example: "  loadtest run --endpoints 127.0.0.1:2379 --workload put --value-size 256 --conns 100 --clients 1000 --total 100000\n" +
 			"  loadtest run --endpoints 127.0.0.1:2379 --workload mixed --read-percent 80 --rate 5000 --duration 1m --json report.json",
-		Args: func(c *cobra.Command, args []string) error {
-			if err := cobra.NoArgs(c, args); err != nil {
-				return usageError{err}
-			}
-			return nil
-		},
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := flags.complete(&cfg, c.Flags()); err != nil {
 				return usageError{err}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.uber.org/goleak"
+
+	"github.com/skeindb/skein/loadtest"
+	"github.com/skeindb/skein/loadtest/fakekv"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func loadtestCommand(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = execute(t.Context(), args, &out, &err)
+	return code, out.String(), err.String()
+}
+
+// TestUsageErrors: a wrong command line ends with code 2 and says what is wrong.
+func TestUsageErrors(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"walk", "unknown command"},
+		{"run --no-such-flag", "unknown flag"},
+		{"run --clients many", "--clients"},
+		{"run positional", "positional"},
+		{"run --clients 10", "conns: 100 is not between 1 and the number of clients, 10"},
+		{"run --duration 1s --total 5", "duration and total"},
+		{"run --duration 0", "duration and total"},
+		{"run --workload scan", `workload: "scan"`},
+		{"run --dist normal", `dist: "normal"`},
+		{"run --rate -1", "rate: -1"},
+		{"run --key-size 2", "key-size: 2 bytes"},
+		{"run --verify --value-size 8", "value-size: 8"},
+		{"run --server-metrics localhost", "server-metrics:"},
+		{"run --cert c.pem", "--cert and --key go together"},
+		{"run --cacert no-such-file", "no-such-file"},
+	} {
+		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, c.want) {
+			t.Errorf("loadtest %s: code %d, stdout %q, stderr %q, want %q", c.args, code, stdout, stderr, c.want)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{nil, {"run", "--help"}} {
+		code, stdout, _ := loadtestCommand(t, args...)
+		if code != 0 || !strings.Contains(stdout, "Usage:") {
+			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
+		}
+	}
+	_, stdout, _ := loadtestCommand(t, "run", "--help")
+	for _, flag := range strings.Fields("endpoints conns clients duration total rate workload read-percent key-size value-size " +
+		"keys dist warmup json server-metrics cacert cert key insecure-skip-tls-verify") {
+		if !strings.Contains(stdout, "--"+flag+" ") {
+			t.Errorf("--%s is not explained", flag)
+		}
+	}
+}
+
+// TestRun: a run against a server, with its report as text and as JSON.
+func TestRun(t *testing.T) {
+	endpoint, stop, err := (&fakekv.Store{}).Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	file := filepath.Join(t.TempDir(), "report.json")
+	small := []string{"run", "--endpoints", endpoint, "--conns", "2", "--clients", "8", "--keys", "100", "--total", "500", "--verify"}
+	code, stdout, stderr := loadtestCommand(t, append(small, "--workload", "get", "--json", file)...)
+	if code != 0 || stderr != "" || !strings.Contains(stdout, "500 operations") {
+		t.Fatalf("code %d\n%s%s", code, stdout, stderr)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r loadtest.Report
+	if err := json.Unmarshal(text, &r); err != nil || r.Operations != 500 || r.Get.Count != 500 || !r.Settings.Fill || r.Settings.Duration != 0 {
+		t.Errorf("%v\n%s", err, text)
+	}
+	code, stdout, stderr = loadtestCommand(t, append(small, "--json", "-")...)
+	if code != 0 || !strings.Contains(stderr, "500 operations") || json.Unmarshal([]byte(stdout), &r) != nil || r.Settings.Fill {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// TestFailures: code 1 for servers that lose what they acknowledged, that refuse
+// everything, or that are not there.
+func TestFailures(t *testing.T) {
+	args := func(endpoint string) []string {
+		return []string{"run", "--endpoints", endpoint, "--conns", "1", "--clients", "2", "--keys", "10", "--total", "20", "--verify"}
+	}
+	s := &fakekv.Store{}
+	s.After = func(_ context.Context, n int64) error {
+		if n == 20 {
+			s.Edit(func(kvs map[string]*mvccpb.KeyValue) { clear(kvs) })
+		}
+		return nil
+	}
+	endpoint, stop, err := s.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if code, stdout, stderr := loadtestCommand(t, args(endpoint)...); code != exitFailed || !strings.Contains(stderr, "promises broken") || !strings.Contains(stdout, "VIOLATION") {
+		t.Errorf("loss: code %d\n%s%s", code, stdout, stderr)
+	}
+
+	refusing := &fakekv.Store{Before: func(context.Context, int64) error { return os.ErrPermission }}
+	endpoint, stop, err = refusing.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if code, _, stderr := loadtestCommand(t, args(endpoint)[:len(args(endpoint))-1]...); code != exitFailed || !strings.Contains(stderr, "no operation succeeded") {
+		t.Errorf("refusal: code %d\n%s", code, stderr)
+	}
+}

@@ -1,0 +1,189 @@
+package loadtest
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+func testSpace(keys, keyBytes int, prefix string) keySpace {
+	return newKeySpace(&Config{Keys: keys, KeyBytes: keyBytes, KeyPrefix: prefix})
+}
+
+// TestKeysAreSpreadInOrder: keys are distinct, of the right size, printable, in
+// the order of their numbers, and lie at even distances.
+func TestKeysAreSpreadInOrder(t *testing.T) {
+	for _, c := range []struct {
+		keys, size int
+		prefix     string
+	}{
+		{1, 1, ""},
+		{95, 1, ""},
+		{94, 1, "k/"},
+		{95 * 95, 2, ""},
+		{1000, 8, ""},
+		{1000, 64, "prefix/"},
+		{100_000, 32, ""},
+		{7, 300, ""},
+	} {
+		t.Run(fmt.Sprintf("%d keys of %d", c.keys, c.size), func(t *testing.T) {
+			size := c.size + len(c.prefix)
+			s := testSpace(c.keys, size, c.prefix)
+			var last []byte
+			perChar := map[byte]int{}
+			for i := range uint64(c.keys) {
+				key := s.appendKey(nil, i)
+				if len(key) != size || !strings.HasPrefix(string(key), c.prefix) {
+					t.Fatalf("key %d is %q: not %d bytes with prefix %q", i, key, size, c.prefix)
+				}
+				if bytes.Compare(last, key) >= 0 {
+					t.Fatalf("key %d %q is not above %q", i, key, last)
+				}
+				for _, b := range key {
+					if b < firstChar || b > lastChar {
+						t.Fatalf("key %d %q is not printable", i, key)
+					}
+				}
+				if again := s.appendKey([]byte("x"), i); string(again) != "x"+string(key) {
+					t.Fatalf("key %d is %q, and then %q", i, key, again)
+				}
+				last = key
+				perChar[key[len(c.prefix)]]++
+			}
+			for b := byte(firstChar); b <= lastChar; b++ {
+				if even := c.keys / charCount; perChar[b] < even-1 || perChar[b] > even+2 {
+					t.Fatalf("%d keys begin with %q; evenly it would be %d", perChar[b], b, even)
+				}
+			}
+		})
+	}
+}
+
+// TestLargestKeySpace: the arithmetic holds at its bounds.
+func TestLargestKeySpace(t *testing.T) {
+	s := testSpace(maxKeys, 32, "")
+	first, last := s.appendKey(nil, 0), s.appendKey(nil, maxKeys-1)
+	if first[0] != firstChar || last[0] != lastChar || bytes.Compare(s.appendKey(nil, maxKeys-2), last) >= 0 {
+		t.Errorf("keys go from %q to %q", first, last)
+	}
+}
+
+func TestPickers(t *testing.T) {
+	const keys, draws = 1000, 200_000
+	count := func(d Dist) (counts [keys]int) {
+		cfg := &Config{Keys: keys, Dist: d, ZipfSkew: 1.2}
+		p := newPicker(cfg, rand.New(rand.NewPCG(1, 1)), new(atomic.Uint64))
+		for range draws {
+			counts[p.next()]++ // panics outside the keys
+		}
+		return counts
+	}
+	uniform := count(Uniform)
+	for i, n := range uniform {
+		if n < draws/keys/2 || n > draws/keys*2 {
+			t.Errorf("uniform: key %d drawn %d times", i, n)
+		}
+	}
+	for i, n := range count(Sequential) {
+		if n != draws/keys {
+			t.Errorf("sequential: key %d drawn %d times", i, n)
+		}
+	}
+	zipf := count(Zipf)
+	top, second := 0, 1
+	for i, n := range zipf {
+		if n > zipf[top] {
+			top, second = i, top
+		} else if i != top && n > zipf[second] {
+			second = i
+		}
+	}
+	if zipf[top] < draws/10 {
+		t.Errorf("zipf: the most frequent key was drawn %d times of %d", zipf[top], draws)
+	}
+	if d := top - second; d*d < 100*100 {
+		t.Errorf("zipf: the most frequent keys %d and %d are neighbours", top, second)
+	}
+}
+
+// TestStrideIsAPermutation: every key can be drawn by zipf.
+func TestStrideIsAPermutation(t *testing.T) {
+	for n := uint64(1); n < 300; n++ {
+		seen := make([]bool, n)
+		for i := range n {
+			seen[i*stride(n)%n] = true
+		}
+		for i, ok := range seen {
+			if !ok {
+				t.Fatalf("%d keys: key %d is never drawn", n, i)
+			}
+		}
+	}
+}
+
+// TestSameSeedSameOperations: the operations of a client follow from the seed.
+func TestSameSeedSameOperations(t *testing.T) {
+	draw := func(seed uint64, id int) string {
+		cfg := DefaultConfig()
+		cfg.Seed = seed
+		s := newKeySpace(&cfg)
+		c := newClient(id, &cfg, nil, &s, newValues(1, 16), nil, new(atomic.Uint64))
+		return fmt.Sprint(c.picker.next(), c.picker.next(), c.picker.next())
+	}
+	first := draw(1, 1)
+	if again := draw(1, 1); again != first || draw(2, 1) == first || draw(1, 2) == first {
+		t.Error("operations do not follow from seed and client")
+	}
+}
+
+func TestValues(t *testing.T) {
+	for _, size := range []int{stampBytes, stampBytes + 1, 256, 5000} {
+		v := newValues(7, size)
+		value := make([]byte, size)
+		for _, op := range []opID{makeOpID(0, 1), makeOpID(3, 1<<39), makeOpID(maxClients, 5)} {
+			v.put(value, op)
+			if got, ours, intact := v.recognise(value); got != op || !ours || !intact {
+				t.Fatalf("value of %x: recognised as %x, ours %v, intact %v", op, got, ours, intact)
+			}
+			if _, ours, _ := newValues(8, size).recognise(value); ours {
+				t.Fatal("another run's value was recognised")
+			}
+			if size > stampBytes {
+				value[size-1] ^= 1
+				if _, _, intact := v.recognise(value); intact {
+					t.Fatal("a changed value passed as intact")
+				}
+			}
+			if _, _, intact := v.recognise(value[:stampBytes]); size > stampBytes && intact {
+				t.Fatal("a truncated value passed as intact")
+			}
+		}
+	}
+	if _, ours, _ := newValues(7, 4).recognise([]byte("1234")); ours {
+		t.Error("a value without a stamp was recognised")
+	}
+}
+
+// FuzzRecognise: a value from a server never makes the check fail but by saying so.
+func FuzzRecognise(f *testing.F) {
+	v := newValues(7, 32)
+	good := make([]byte, 32)
+	v.put(good, makeOpID(1, 1))
+	f.Add(good)
+	f.Add([]byte{})
+	f.Add(good[:20])
+	f.Fuzz(func(t *testing.T, value []byte) {
+		op, ours, intact := v.recognise(value)
+		if !intact {
+			return
+		}
+		want := make([]byte, 32)
+		v.put(want, op)
+		if !ours || !bytes.Equal(want, value) {
+			t.Errorf("%x passes as the value of %x, which is %x", value, op, want)
+		}
+	})
+}

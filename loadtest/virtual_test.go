@@ -1,0 +1,368 @@
+package loadtest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/loadtest/fakekv"
+)
+
+// The tests of this file run whole runs in virtual time: a server that takes
+// exactly so long gives exactly known figures.
+
+// noMeter is a meter without servers.
+type noMeter struct{}
+
+func (noMeter) usages(context.Context, []string) []usage { return nil }
+
+func virtualConfig() Config {
+	cfg := DefaultConfig()
+	cfg.Endpoints, cfg.Clock = []string{"fake"}, clock.Virtual()
+	cfg.Conns, cfg.Clients, cfg.Keys, cfg.ValueBytes = 1, 1, 100, 32
+	return cfg
+}
+
+// virtualRun does a run against a store without network.
+func virtualRun(ctx context.Context, t *testing.T, cfg Config, s *fakekv.Store, out io.Writer) Report {
+	t.Helper()
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	r := newRun(cfg, []kv{s.Direct()}, noMeter{}, 1, out)
+	if err := r.do(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return r.report
+}
+
+// takes makes a store whose requests take so long, and longer from number n on for
+// one request.
+func takes(d time.Duration, n int64, stall time.Duration) *fakekv.Store {
+	return &fakekv.Store{Before: func(ctx context.Context, i int64) error {
+		wait := d
+		if i == n {
+			wait += stall
+		}
+		select {
+		case <-time.After(wait):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}}
+}
+
+// near says whether a latency in µs is what it should be, within the histogram's
+// three digits.
+func near(got int64, want time.Duration) bool {
+	w := float64(want.Microseconds())
+	return float64(got) >= w*0.998 && float64(got) <= w*1.002
+}
+
+func TestClosedLoopByTotal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Total, cfg.Clients = 0, 1000, 10
+		r := virtualRun(t.Context(), t, cfg, takes(10*time.Millisecond, 0, 0), io.Discard)
+		// 10 clients, 10 ms: 1,000/s, and 1,000 take one second.
+		if r.Operations != 1000 || r.ElapsedSeconds != 1 || r.Throughput != 1000 || !near(r.Put.P50, 10*time.Millisecond) || !near(r.Put.Max, 10*time.Millisecond) {
+			t.Errorf("got %d operations in %g s, %g/s, %+v", r.Operations, r.ElapsedSeconds, r.Throughput, r.Put)
+		}
+	})
+}
+
+func TestClosedLoopByDuration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Warmup, cfg.Clients = 2*time.Second, time.Second, 5
+		var out strings.Builder
+		cfg.Live = true
+		r := virtualRun(t.Context(), t, cfg, takes(7*time.Millisecond, 0, 0), &out)
+		// Each client begins 286 operations, the last of which, begun at 1,995 ms, is
+		// answered after the end.
+		if r.Operations != 5*286 || r.ElapsedSeconds != 2 || r.Throughput != 5*285/2.0 {
+			t.Errorf("got %d operations in %g s, %g/s", r.Operations, r.ElapsedSeconds, r.Throughput)
+		}
+		if len(r.Seconds) != 2 || r.Seconds[0].Operations+r.Seconds[1].Operations > 5*286 || r.Seconds[0].At != 1 {
+			t.Errorf("seconds: %+v", r.Seconds)
+		}
+		if want := "warm-up"; !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "run        2s") {
+			t.Errorf("lines:\n%s", out.String())
+		}
+	})
+}
+
+// TestNoCoordinatedOmission: the server stands still for one second. In an open
+// loop all that was due in that second is seen to have waited; the closed loop
+// sees one slow request.
+func TestNoCoordinatedOmission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Rate = 10*time.Second, 100
+		stalled := func() *fakekv.Store { return takes(time.Millisecond, 300, time.Second) }
+		open := virtualRun(t.Context(), t, cfg, stalled(), io.Discard)
+		if open.Operations != 1000 || open.OpenLoop.NeverStarted != 0 {
+			t.Fatalf("open loop: %d operations, %d never started", open.Operations, open.OpenLoop.NeverStarted)
+		}
+		// The stalled request takes 1,001 ms, and the k-th behind it 9k ms less: it was
+		// due 10k ms later, and the backlog is worked off in 1 ms each.
+		for _, c := range []struct {
+			name string
+			got  int64
+			k    int
+		}{{"p90", open.Put.P90, 100}, {"p95", open.Put.P95, 50}, {"p99", open.Put.P99, 10}, {"p99.9", open.Put.P999, 1}, {"max", open.Put.Max, 0}} {
+			if want := time.Duration(1001-9*c.k) * time.Millisecond; !near(c.got, want) {
+				t.Errorf("open loop: %s is %d µs, want %s", c.name, c.got, want)
+			}
+		}
+		cfg.Rate = 0
+		closed := virtualRun(t.Context(), t, cfg, stalled(), io.Discard)
+		if !near(closed.Put.Max, 1001*time.Millisecond) || !near(closed.Put.P999, time.Millisecond) {
+			t.Errorf("closed loop: %+v", closed.Put)
+		}
+	})
+}
+
+// TestOverload: what an open loop offers is twice what the server takes. Latencies
+// grow with the backlog; what is left when patience ends is counted.
+func TestOverload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Rate, cfg.Timeout = 10*time.Second, 200, 2*time.Second
+		r := virtualRun(t.Context(), t, cfg, takes(10*time.Millisecond, 0, 0), io.Discard)
+		// 12 seconds at 100/s are 1,200 of 2,000; the 1,200th was due at 5.995 s and is
+		// answered at 12 s.
+		if r.Operations != 1200 || r.OpenLoop.NeverStarted != 800 || r.Failed != 800 || r.Errors[neverStarted] != 800 {
+			t.Errorf("%d operations, %d never started, errors %v", r.Operations, r.OpenLoop.NeverStarted, r.Errors)
+		}
+		if !near(r.Put.Max, 6005*time.Millisecond) || r.Throughput != 100 {
+			t.Errorf("%g/s, %+v", r.Throughput, r.Put)
+		}
+		if r.Err() == nil {
+			t.Error("an overloaded run passes as clean")
+		}
+	})
+}
+
+func TestOpenLoopByTotal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Total, cfg.Rate, cfg.Clients = 0, 500, 250, 20
+		r := virtualRun(t.Context(), t, cfg, takes(10*time.Millisecond, 0, 0), io.Discard)
+		if r.Operations != 500 || r.ElapsedSeconds != 2 || !near(r.Put.Max, 10*time.Millisecond) || r.OpenLoop.NeverStarted != 0 {
+			t.Errorf("%d operations in %g s: %+v", r.Operations, r.ElapsedSeconds, r.Put)
+		}
+		// In virtual time the generator is never late.
+		if r.OpenLoop.Lateness.Max > 1 {
+			t.Errorf("lateness %+v", r.OpenLoop.Lateness)
+		}
+	})
+}
+
+// TestMixed: gets and puts have their share and their own latencies; fill lets
+// every get find something.
+func TestMixed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Total, cfg.Workload, cfg.ReadPercent, cfg.Fill, cfg.Verify = 0, 10_000, Mixed, 70, true, true
+		cfg.Clients = 8
+		s := takes(time.Millisecond, 0, 0)
+		r := virtualRun(t.Context(), t, cfg, s, io.Discard)
+		if s.Len() != cfg.Keys || r.Get.Count+r.Put.Count != 10_000 || r.Get.Count < 6_800 || r.Get.Count > 7_200 {
+			t.Errorf("%d keys, %d gets, %d puts", s.Len(), r.Get.Count, r.Put.Count)
+		}
+		if err := r.Err(); err != nil || r.Verify.Acknowledged != 100 || r.Verify.Keys != 100 {
+			t.Errorf("%v, %+v", err, r.Verify)
+		}
+	})
+}
+
+// TestErrors: errors are counted by kind, do not end a run, and do not make a
+// closed loop spin.
+func TestErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Verify = time.Second, true
+		s := &fakekv.Store{Before: func(_ context.Context, n int64) error {
+			switch {
+			case n%2 == 0:
+				return rpctypes.ErrGRPCRequestTooManyRequests
+			case n%11 == 0:
+				return status.Error(codes.Unavailable, "line one\nline two")
+			}
+			time.Sleep(time.Millisecond)
+			return nil
+		}}
+		r := virtualRun(t.Context(), t, cfg, s, io.Discard)
+		refusals := r.Errors["ResourceExhausted: etcdserver: too many requests"]
+		if lost := r.Errors["Unavailable: line one"]; refusals == 0 || lost == 0 || refusals+lost != r.Failed || r.FailedLatency.Count != r.Failed {
+			t.Errorf("errors %v, %d failed", r.Errors, r.Failed)
+		}
+		// Of 22 requests 10 succeed, 1 ms each, and after 12 the client rests for 10 ms.
+		if r.Operations < 75 || r.Operations > 80 {
+			t.Errorf("%d operations", r.Operations)
+		}
+		if r.Broken() != nil || r.Err() == nil || r.Verify.Unknown != r.Errors["Unavailable: line one"] {
+			t.Errorf("broken %v, err %v, %+v", r.Broken(), r.Err(), r.Verify)
+		}
+	})
+}
+
+// TestTimeout: a request that is never answered fails by its timeout, its fate is
+// unknown.
+func TestTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Total, cfg.Verify, cfg.Timeout = 0, 10, true, time.Second
+		r := virtualRun(t.Context(), t, cfg, takes(time.Millisecond, 5, time.Hour), io.Discard)
+		if r.Operations != 9 || r.Failed != 1 || !near(r.FailedLatency.Max, time.Second) || r.Verify.Unknown != 1 || r.Broken() != nil {
+			t.Errorf("%d operations, %d failed, %+v, %+v", r.Operations, r.Failed, r.FailedLatency, r.Verify)
+		}
+		for kind := range r.Errors {
+			if !strings.HasPrefix(kind, "DeadlineExceeded") {
+				t.Errorf("kind %q", kind)
+			}
+		}
+	})
+}
+
+// TestInterrupted: a run that is ended from outside reports what it has.
+func TestInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Verify = 10*time.Second, true
+		r := virtualRun(ctx, t, cfg, takes(10*time.Millisecond, 0, 0), io.Discard)
+		if !r.Interrupted || r.Operations < 148 || r.Operations > 150 || r.Failed != 0 || r.Verify != nil || r.ElapsedSeconds != 1.5 {
+			t.Errorf("interrupted %v: %d operations, %d failed in %g s", r.Interrupted, r.Operations, r.Failed, r.ElapsedSeconds)
+		}
+		if r.Err() == nil {
+			t.Error("an interrupted run passes as clean")
+		}
+	})
+}
+
+// TestFillFails: a fill with errors ends the run.
+func TestFillFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Fill = true
+		s := &fakekv.Store{Before: func(_ context.Context, n int64) error {
+			if n == 50 {
+				return rpctypes.ErrGRPCNoSpace
+			}
+			return nil
+		}}
+		err := newRun(cfg, []kv{s.Direct()}, noMeter{}, 1, io.Discard).do(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "1 of 100 puts failed") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// TestVerifyFindsWhatIsBroken: each way to break a promise is found, with many
+// clients and lost answers, and nothing else is.
+func TestVerifyFindsWhatIsBroken(t *testing.T) {
+	key := func(cfg *Config, i uint64) string {
+		s := newKeySpace(cfg)
+		return string(s.appendKey(nil, i))
+	}
+	for _, c := range []struct {
+		name string
+		edit func(cfg *Config, kvs map[string]*mvccpb.KeyValue) // what is done behind the clients' backs
+		want string
+	}{
+		{name: "nothing"},
+		{"a key is lost", func(cfg *Config, kvs map[string]*mvccpb.KeyValue) {
+			delete(kvs, key(cfg, 42))
+		}, "key 42: absent"},
+		{"the last key is lost", func(cfg *Config, kvs map[string]*mvccpb.KeyValue) {
+			delete(kvs, key(cfg, 99))
+		}, "key 99: absent"},
+		{"a value has changed", func(cfg *Config, kvs map[string]*mvccpb.KeyValue) {
+			kvs[key(cfg, 7)].Value[20] ^= 1
+		}, "key 7: the value of put"},
+		{"a value stands at another key", func(cfg *Config, kvs map[string]*mvccpb.KeyValue) {
+			kvs[key(cfg, 7)].Value = kvs[key(cfg, 8)].Value
+		}, "key 7: holds put"},
+		{"two keys at one revision", func(cfg *Config, kvs map[string]*mvccpb.KeyValue) {
+			kvs[key(cfg, 7)].ModRevision = kvs[key(cfg, 8)].ModRevision
+		}, "were both put at revision"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := virtualConfig()
+				cfg.Duration, cfg.Total, cfg.Clients, cfg.Verify = 0, 5000, 50, true
+				s := &fakekv.Store{
+					Before: func(ctx context.Context, n int64) error {
+						return clock.Sleep(ctx, cfg.Clock, time.Duration(n%7)*time.Millisecond)
+					},
+					After: func(_ context.Context, n int64) error {
+						if n%100 == 3 {
+							return status.Error(codes.Unavailable, "the answer was lost")
+						}
+						return nil
+					},
+				}
+				before := s.Before
+				s.Before = func(ctx context.Context, n int64) error {
+					// One put of somebody else, 5,000 of the run: this is the first
+					// request of the verification.
+					if n == 5002 && c.edit != nil {
+						s.Edit(func(kvs map[string]*mvccpb.KeyValue) { c.edit(&cfg, kvs) })
+					}
+					return before(ctx, n)
+				}
+				// A key of somebody else lies between the run's own.
+				if _, err := s.Direct().Put(t.Context(), foreignPut()); err != nil {
+					t.Fatal(err)
+				}
+				r := virtualRun(t.Context(), t, cfg, s, io.Discard)
+				if r.Verify.Keys != 100 || r.Verify.Unknown != 50 {
+					t.Errorf("%+v", r.Verify)
+				}
+				switch {
+				case c.want == "" && r.Broken() != nil:
+					t.Error(r.Broken())
+				case c.want != "" && !strings.Contains(strings.Join(r.Verify.First, "\n"), c.want):
+					t.Errorf("found %v, want %q", r.Verify.First, c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestVerifyWaitsForServers: servers that are in an election when the load ends are
+// asked again, and given up in the end.
+func TestVerifyWaitsForServers(t *testing.T) {
+	for _, down := range []int64{5, 1000} {
+		t.Run(fmt.Sprint(down), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := virtualConfig()
+				cfg.Duration, cfg.Total, cfg.Verify = 0, 100, true
+				s := &fakekv.Store{Before: func(_ context.Context, n int64) error {
+					if n > 100 && n <= 100+down {
+						return rpctypes.ErrGRPCNoLeader
+					}
+					return nil
+				}}
+				err := newRun(cfg, []kv{s.Direct()}, noMeter{}, 1, io.Discard).do(t.Context())
+				if (err == nil) != (down == 5) {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
