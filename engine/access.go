@@ -38,7 +38,7 @@ func (o *IterOptions) pebble() *pebble.IterOptions {
 		UseL6Filters:              o.PointReads,
 	}
 	if o.Revisions != nil {
-		p.PointKeyFilters = []pebble.BlockPropertyFilter{o.Revisions.blockFilter()}
+		p.PointKeyFilters = []pebble.BlockPropertyFilter{o.Revisions.f}
 	}
 	return p
 }

@@ -103,11 +103,20 @@ func (revisionMapper) MapRangeKeys(sstable.Span) (sstable.BlockInterval, error) 
 }
 
 // RevisionFilter lets an iterator skip the blocks and tables without a version in
-// [From, To]. It skips by blocks: the iterator may still show other versions.
+// an interval of revisions. It skips by blocks: the iterator may still show other
+// versions. A filter serves one iterator.
 type RevisionFilter struct {
-	From, To keyspace.Revision
+	f *sstable.BlockIntervalFilter
 }
 
-func (f RevisionFilter) blockFilter() pebble.BlockPropertyFilter {
-	return sstable.NewBlockIntervalFilter(revisionProperty, uint64(f.From), uint64(f.To)+1, nil)
+// NewRevisionFilter returns a filter for the revisions in [from, to].
+func NewRevisionFilter(from, to keyspace.Revision) *RevisionFilter {
+	return &RevisionFilter{sstable.NewBlockIntervalFilter(revisionProperty, uint64(from), uint64(to)+1, nil)}
+}
+
+// Narrow sets a smaller interval while the iterator is in use, which then skips
+// more of what it has not loaded yet. Between its calls only. Nothing that the
+// smaller interval lets pass is lost: a version and its deletion have one revision.
+func (f *RevisionFilter) Narrow(from, to keyspace.Revision) {
+	f.f.SetInterval(uint64(from), uint64(to)+1)
 }

@@ -224,3 +224,12 @@ func FormatKey(key []byte) string {
 	}
 	return fmt.Sprintf("%x", key)
 }
+
+// AppendRevision appends the revision to a prefix that AppendVersionedPrefix or
+// SplitVersionedKey returned, which makes it a versioned key.
+func AppendRevision(prefix []byte, rev keyspace.Revision) []byte {
+	if rev < 0 || rev > keyspace.MaxRevision {
+		panic(fmt.Sprintf("engine: revision %d outside [0, %d]", rev, keyspace.MaxRevision))
+	}
+	return binary.BigEndian.AppendUint64(prefix, ^uint64(rev))
+}

@@ -1,0 +1,186 @@
+package mvcc
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// The first byte of a value: the version of the codec and flags.
+const (
+	valueVersion     = 0x10
+	valueVersionMask = 0xf0
+
+	flagTombstone = 0x01
+	flagLease     = 0x02 // a lease id follows
+	flagSub       = 0x04 // an operation number follows
+	flagsKnown    = flagTombstone | flagLease | flagSub
+)
+
+// MaxValueOverhead is the most bytes that the encoding adds to a value.
+const MaxValueOverhead = 1 + binary.MaxVarintLen32 + 2*binary.MaxVarintLen64 + 8
+
+// ErrCorrupt says that a stored version cannot be decoded.
+var ErrCorrupt = errors.New("mvcc: corrupt version")
+
+// Version is one version of a user key.
+type Version struct {
+	Key []byte
+	// Mod is the revision of this version, Create that of the put that created the
+	// key. A tombstone has no Create.
+	Mod, Create keyspace.Revision
+	// Version counts the puts since Create, from 1. A tombstone has none.
+	Version int64
+	// Lease is the lease that the key is attached to, 0 for none.
+	Lease keyspace.LeaseID
+	// Sub is the number of the operation within its transaction: the order of
+	// events with one revision.
+	Sub uint32
+	// Tombstone says that this version is a delete.
+	Tombstone bool
+	Value     []byte
+}
+
+// Clone returns a copy that shares no memory with v.
+func (v *Version) Clone() Version {
+	c := *v
+	c.Key, c.Value = slices.Clone(v.Key), slices.Clone(v.Value)
+	return c
+}
+
+// Size is the number of bytes of key and value.
+func (v *Version) Size() int64 { return int64(len(v.Key)) + int64(len(v.Value)) }
+
+// check panics on a version that breaks the model.
+func (v *Version) check() {
+	switch {
+	case len(v.Key) == 0:
+		panic("mvcc: version of an empty key")
+	case v.Mod < 1 || v.Mod > keyspace.MaxRevision:
+		panic(fmt.Sprintf("mvcc: key %q: revision %d outside [1, %d]", v.Key, v.Mod, keyspace.MaxRevision))
+	case v.Tombstone && (v.Create != 0 || v.Version != 0 || v.Lease != 0 || len(v.Value) != 0):
+		panic(fmt.Sprintf("mvcc: key %q: tombstone with create %d, version %d, lease %d, %d bytes of value",
+			v.Key, v.Create, v.Version, v.Lease, len(v.Value)))
+	case !v.Tombstone && (v.Create < 1 || v.Create > v.Mod || v.Version < 1):
+		panic(fmt.Sprintf("mvcc: key %q: create %d, version %d at revision %d", v.Key, v.Create, v.Version, v.Mod))
+	}
+}
+
+// AppendKey appends the physical key of the version.
+func (v *Version) AppendKey(dst []byte) []byte { return engine.AppendVersionedKey(dst, v.Key, v.Mod) }
+
+// AppendValue appends the physical value of the version (docs/format/mvcc.md). It
+// panics on a version that breaks the model.
+func (v *Version) AppendValue(dst []byte) []byte {
+	v.check()
+	head := byte(valueVersion)
+	if v.Tombstone {
+		head |= flagTombstone
+	}
+	if v.Lease != 0 {
+		head |= flagLease
+	}
+	if v.Sub != 0 {
+		head |= flagSub
+	}
+	dst = append(dst, head)
+	if v.Sub != 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.Sub))
+	}
+	if v.Tombstone {
+		return dst
+	}
+	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
+	dst = binary.AppendUvarint(dst, uint64(v.Version))
+	if v.Lease != 0 {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(v.Lease))
+	}
+	return append(dst, v.Value...)
+}
+
+// DecodeValue decodes the physical value of the version whose Key and Mod v has
+// already. Value is a part of b.
+func (v *Version) DecodeValue(b []byte) error {
+	if len(b) == 0 || b[0]&valueVersionMask != valueVersion || b[0]&^valueVersionMask&^flagsKnown != 0 {
+		return v.corrupt("unknown value version %x", b[:min(len(b), 1)])
+	}
+	head, rest := b[0], b[1:]
+	v.Create, v.Version, v.Lease, v.Sub, v.Value = 0, 0, 0, 0, nil
+	v.Tombstone = head&flagTombstone != 0
+	if head&flagSub != 0 {
+		sub, n := binary.Uvarint(rest)
+		if n <= 0 || sub == 0 || sub > math.MaxUint32 {
+			return v.corrupt("operation number")
+		}
+		v.Sub, rest = uint32(sub), rest[n:]
+	}
+	if v.Tombstone {
+		if head&flagLease != 0 || len(rest) != 0 {
+			return v.corrupt("tombstone with lease or value")
+		}
+		return nil
+	}
+	age, n := binary.Uvarint(rest)
+	if n <= 0 || age >= uint64(v.Mod) {
+		return v.corrupt("create revision")
+	}
+	v.Create, rest = v.Mod-keyspace.Revision(age), rest[n:]
+	version, n := binary.Uvarint(rest)
+	if n <= 0 || version == 0 || version > math.MaxInt64 {
+		return v.corrupt("version")
+	}
+	v.Version, rest = int64(version), rest[n:]
+	if head&flagLease != 0 {
+		if len(rest) < 8 {
+			return v.corrupt("lease")
+		}
+		v.Lease, rest = keyspace.LeaseID(binary.BigEndian.Uint64(rest)), rest[8:]
+		if v.Lease == 0 {
+			return v.corrupt("lease 0")
+		}
+	}
+	v.Value = rest
+	return nil
+}
+
+func (v *Version) corrupt(format string, args ...any) error {
+	return fmt.Errorf("%w: key %q at revision %d: %s", ErrCorrupt, v.Key, v.Mod, fmt.Sprintf(format, args...))
+}
+
+// DecodeVersion decodes a physical pair. Key has memory of its own, Value is a
+// part of value.
+func DecodeVersion(key, value []byte) (Version, error) {
+	var v Version
+	var err error
+	if v.Key, v.Mod, err = engine.DecodeVersionedKey(key); err != nil {
+		return Version{}, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return v, v.DecodeValue(value)
+}
+
+// Put writes the version. It panics on a version that breaks the model. What v
+// points to may be reused after the call.
+func Put(w engine.Writer, v *Version) error {
+	// One allocation for key and value: the writer copies both.
+	buf := make([]byte, 0, 2*len(v.Key)+16+len(v.Value)+MaxValueOverhead)
+	buf = v.AppendKey(buf)
+	n := len(buf)
+	buf = v.AppendValue(buf)
+	if err := w.Set(buf[:n:n], buf[n:]); err != nil {
+		return fmt.Errorf("mvcc: put %q at revision %d: %w", v.Key, v.Mod, err)
+	}
+	return nil
+}
+
+// isTombstone looks at a physical value without decoding it.
+func isTombstone(value []byte) (bool, error) {
+	if len(value) == 0 || value[0]&valueVersionMask != valueVersion {
+		return false, fmt.Errorf("%w: unknown value version %x", ErrCorrupt, value[:min(len(value), 1)])
+	}
+	return value[0]&flagTombstone != 0, nil
+}

@@ -1,0 +1,117 @@
+package mvcc
+
+import (
+	"encoding/binary"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Hash returns the sum, modulo 2^64, of a hash of each version of the span at or
+// below the revision that compaction's rule keeps for the compacted revision. Sums
+// of disjoint spans add up, so that the hash of a keyspace does not depend on range
+// borders; and it does not depend on what was removed physically, as long as that
+// was done for compacted revisions at or below this one.
+//
+// It covers key, revisions, version, lease, operation number and value, not their
+// encoding. It guards against faults, not against an adversary.
+func Hash(r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision) (uint64, error) {
+	sum, _, err := HashPart(r, s, at, compacted, 0)
+	return sum, err
+}
+
+// HashPart hashes from the start of the span on and ends, between two user keys,
+// once it has looked at maxVersions versions (0 is no bound). next is the user key
+// at which to go on, and nil when the span is done. The sum of all parts is the
+// hash if all read one state.
+func HashPart(
+	r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision, maxVersions int64,
+) (sum uint64, next []byte, err error) {
+	w, err := newWalk(r, s, at)
+	if err != nil {
+		return 0, nil, err
+	}
+	var h hasher
+	ok, err := w.first()
+	for first := true; ok && err == nil; first = false {
+		if maxVersions > 0 && w.seen > maxVersions && !first {
+			next, err = engine.AppendUserKey([]byte{}, w.prefix)
+			break
+		}
+		ok, err = h.key(w, compacted)
+	}
+	return h.sum, next, w.close(err)
+}
+
+type hasher struct {
+	sum uint64
+	v   Version
+	buf []byte
+}
+
+// key hashes the versions of the user key at which w stands and moves w to the
+// next user key.
+func (h *hasher) key(w *walk, compacted keyspace.Revision) (ok bool, err error) {
+	h.buf = append(h.buf[:0], w.prefix...)
+	for {
+		if err := w.version(&h.v); err != nil {
+			return false, err
+		}
+		if !h.v.Tombstone || h.v.Mod >= compacted {
+			h.sum += h.v.hash()
+		}
+		if h.v.Mod <= compacted {
+			return w.next()
+		}
+		older, err := w.older(h.buf)
+		if err != nil {
+			return false, err
+		}
+		if !older {
+			return w.settle(w.it.Valid())
+		}
+	}
+}
+
+// older moves to the next older version of the user key with the prefix; false
+// means that there is none, and that the iterator stands behind the key.
+func (w *walk) older(prefix []byte) (bool, error) {
+	if !w.it.Next() {
+		return false, w.it.Error()
+	}
+	p, rev, err := engine.SplitVersionedKey(w.it.Key())
+	if err != nil {
+		return false, err
+	}
+	if string(p) != string(prefix) {
+		return false, nil
+	}
+	w.prefix, w.rev = p, rev
+	w.seen++
+	return true, nil
+}
+
+// hash returns the hash of one version. It is a format: replicas of different
+// releases compare it.
+func (v *Version) hash() uint64 {
+	var head [8*4 + 4 + 1 + 4]byte
+	b := binary.BigEndian.AppendUint64(head[:0], uint64(v.Mod))
+	b = binary.BigEndian.AppendUint64(b, uint64(v.Create))
+	b = binary.BigEndian.AppendUint64(b, uint64(v.Version))
+	b = binary.BigEndian.AppendUint64(b, uint64(v.Lease))
+	b = binary.BigEndian.AppendUint32(b, v.Sub)
+	if v.Tombstone {
+		b = append(b, 1)
+	} else {
+		b = append(b, 0)
+	}
+	b = binary.BigEndian.AppendUint32(b, uint32(len(v.Key)))
+	var d xxhash.Digest
+	d.Reset()
+	_, _ = d.Write(b)
+	_, _ = d.Write(v.Key)
+	_, _ = d.Write(v.Value)
+	return d.Sum64()
+}

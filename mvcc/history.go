@@ -1,0 +1,154 @@
+package mvcc
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// DefaultHistoryBytes is the memory of one call of History.
+const DefaultHistoryBytes = 4 << 20
+
+// eventOverhead is what a buffered event takes beside its key and value.
+const eventOverhead = 160
+
+// HistoryOptions say which events are wanted.
+type HistoryOptions struct {
+	Span keyspace.Span
+	// From and To are the first and last revision wanted; From is at least the
+	// compacted revision, or events are missing.
+	From, To keyspace.Revision
+	// MaxBytes bounds the memory of the call, 0 is DefaultHistoryBytes. A revision is
+	// never divided: one that alone is larger is returned whole.
+	MaxBytes int64
+	// KeysOnly leaves Value empty.
+	KeysOnly bool
+}
+
+// History calls fn with the versions of the span from revision From on, puts and
+// tombstones, in the order of (revision, operation number, key). It returns the
+// revision at which to go on: To+1, or less where the memory did not suffice for
+// more. It always comes at least one event further, if there is one.
+//
+// The events lie in the order of keys, so that a call reads the whole span, but for
+// the tables and blocks that hold no revision in question: recent history is
+// cheap. It buffers the lowest revisions that fit and forgets the others. What fn
+// gets is fn's to keep. fn's error ends the call and is returned.
+func History(r engine.Reader, o HistoryOptions, fn func(*Version) error) (next keyspace.Revision, err error) {
+	if o.From > o.To {
+		return o.From, nil
+	}
+	h := &history{o: o, to: o.To, filter: engine.NewRevisionFilter(max(o.From, 0), o.To)}
+	if h.o.MaxBytes <= 0 {
+		h.o.MaxBytes = DefaultHistoryBytes
+	}
+	if err := h.collect(r); err != nil {
+		return 0, err
+	}
+	slices.SortFunc(h.events, func(a, b Version) int {
+		return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub), bytes.Compare(a.Key, b.Key))
+	})
+	for i := range h.events {
+		if err := fn(&h.events[i]); err != nil {
+			return 0, err
+		}
+	}
+	return h.to + 1, nil
+}
+
+// history buffers the events of the lowest revisions.
+type history struct {
+	o      HistoryOptions
+	to     keyspace.Revision // the last revision that is still complete
+	filter *engine.RevisionFilter
+	events []Version
+	bytes  int64
+}
+
+func (h *history) collect(r engine.Reader) (err error) {
+	b := engine.VersionedSpan(h.o.Span)
+	it, err := r.NewIter(engine.IterOptions{Lower: b.Lower, Upper: b.Upper, Revisions: h.filter})
+	if err != nil {
+		return fmt.Errorf("mvcc: history of %s: %w", h.o.Span, err)
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	for valid := it.First(); valid; {
+		prefix, rev, err := engine.SplitVersionedKey(it.Key())
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		if rev < h.o.From {
+			// The versions behind it are older still.
+			valid = it.NextPrefix()
+			continue
+		}
+		if rev <= h.to {
+			if err := h.add(it, prefix, rev); err != nil {
+				return err
+			}
+		}
+		valid = it.Next()
+	}
+	if err := it.Error(); err != nil {
+		return fmt.Errorf("mvcc: history of %s: %w", h.o.Span, err)
+	}
+	return nil
+}
+
+// add buffers the version at which the iterator stands.
+func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision) error {
+	value, err := it.ValueAndErr()
+	if err != nil {
+		return fmt.Errorf("mvcc: history of %s: %w", h.o.Span, err)
+	}
+	v := Version{Mod: rev}
+	if v.Key, err = engine.AppendUserKey(make([]byte, 0, len(prefix)-3), prefix); err != nil {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	if err := v.DecodeValue(value); err != nil {
+		return err
+	}
+	if h.o.KeysOnly {
+		v.Value = nil
+	} else {
+		v.Value = bytes.Clone(v.Value)
+	}
+	h.events = append(h.events, v)
+	h.bytes += v.Size() + eventOverhead
+	if h.bytes > h.o.MaxBytes {
+		h.trim()
+	}
+	return nil
+}
+
+// trim forgets the highest revisions until at most half of the memory is in use,
+// so that it is rare. The lowest revision stays in any case.
+func (h *history) trim() {
+	slices.SortFunc(h.events, func(a, b Version) int { return cmp.Compare(a.Mod, b.Mod) })
+	var kept int64 // bytes of events[:n], which are whole revisions
+	n := 0
+	for n < len(h.events) {
+		end, size := n, int64(0)
+		for ; end < len(h.events) && h.events[end].Mod == h.events[n].Mod; end++ {
+			size += h.events[end].Size() + eventOverhead
+		}
+		if n > 0 && kept+size > h.o.MaxBytes/2 {
+			break
+		}
+		n, kept = end, kept+size
+	}
+	if n == len(h.events) {
+		return // one large revision
+	}
+	// Revisions between the kept and the forgotten ones may have no event so far,
+	// and later keys may still bring some: complete is only what is kept.
+	h.to = h.events[n-1].Mod
+	clear(h.events[n:])
+	h.events, h.bytes = h.events[:n], kept
+	h.filter.Narrow(max(h.o.From, 0), h.to)
+}

@@ -1,0 +1,359 @@
+package mvcc
+
+import (
+	"fmt"
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// model is what a store must hold: all versions ever written, in memory. It knows
+// the rules only in their plainest form.
+type model struct {
+	versions  map[string][]Version // oldest first
+	compacted keyspace.Revision
+}
+
+func (m *model) at(key string, rev keyspace.Revision) (Version, bool) {
+	vs := m.versions[key]
+	for i := len(vs) - 1; i >= 0; i-- {
+		if vs[i].Mod <= rev {
+			return vs[i], true
+		}
+	}
+	return Version{}, false
+}
+
+func (m *model) keys(s keyspace.Span) []string {
+	var ks []string
+	for k := range m.versions {
+		if s.Contains([]byte(k)) {
+			ks = append(ks, k)
+		}
+	}
+	slices.Sort(ks)
+	return ks
+}
+
+// kept says whether compaction's rule keeps the version.
+func (m *model) kept(v Version, compacted keyspace.Revision) bool {
+	if v.Mod > compacted {
+		return true
+	}
+	newest, _ := m.at(string(v.Key), compacted)
+	return newest.Mod == v.Mod && (!v.Tombstone || v.Mod == compacted)
+}
+
+func line(v *Version) string {
+	if v.Tombstone {
+		return fmt.Sprintf("%q@%d.%d delete", v.Key, v.Mod, v.Sub)
+	}
+	return fmt.Sprintf("%q@%d.%d create %d version %d lease %d %q", v.Key, v.Mod, v.Sub, v.Create, v.Version, v.Lease, v.Value)
+}
+
+// workload writes random transactions into store and model.
+type workload struct {
+	t    *testing.T
+	rng  *rand.Rand
+	e    *engine.Engine
+	m    *model
+	rev  keyspace.Revision
+	keys []string
+	live *LiveCount
+	// since is the compacted revision of the last whole pass of removal.
+	since keyspace.Revision
+}
+
+func newWorkload(t *testing.T, seed int64) *workload {
+	w := &workload{
+		t: t, rng: rand.New(rand.NewSource(seed)), e: openTest(t),
+		m: &model{versions: map[string][]Version{}}, rev: 1, live: NewLiveCount(1, 0, 64),
+	}
+	for range 40 {
+		// Few bytes, many zeros, so that keys are prefixes of each other.
+		k := make([]byte, 1+w.rng.Intn(4))
+		for i := range k {
+			k[i] = []byte{0, 0, 1, 2, 'a', 0xff}[w.rng.Intn(6)]
+		}
+		w.keys = append(w.keys, string(k))
+	}
+	slices.Sort(w.keys)
+	w.keys = slices.Compact(w.keys)
+	return w
+}
+
+// txn writes one transaction of up to four keys at the next revision.
+func (w *workload) txn() {
+	w.rev++
+	b := w.e.NewBatch()
+	var delta int64
+	for sub, i := range w.rng.Perm(len(w.keys))[:1+w.rng.Intn(4)] {
+		key := w.keys[i]
+		prev, ok := w.m.at(key, w.rev)
+		live := ok && !prev.Tombstone
+		v := Version{Key: []byte(key), Mod: w.rev, Sub: uint32(sub)}
+		switch {
+		case w.rng.Intn(3) > 0:
+			v.Create, v.Version = w.rev, 1
+			if live {
+				v.Create, v.Version = prev.Create, prev.Version+1
+			} else {
+				delta++
+			}
+			v.Value = fmt.Appendf(nil, "v%d", w.rng.Intn(1000))
+			v.Lease = keyspace.LeaseID(w.rng.Intn(2))
+		case live:
+			v.Tombstone = true
+			delta--
+		default:
+			continue
+		}
+		if err := Put(b, &v); err != nil {
+			w.t.Fatal(err)
+		}
+		w.m.versions[key] = append(w.m.versions[key], v)
+	}
+	w.live.Add(w.rev, delta)
+	if err := b.Commit(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *workload) span() keyspace.Span {
+	if w.rng.Intn(3) == 0 {
+		return keyspace.Span{}
+	}
+	i, j := w.rng.Intn(len(w.keys)), w.rng.Intn(len(w.keys))
+	if i > j {
+		i, j = j, i
+	}
+	if i == j {
+		return keyspace.Span{Start: []byte(w.keys[i])}
+	}
+	return keyspace.Span{Start: []byte(w.keys[i]), End: []byte(w.keys[j])}
+}
+
+// revision returns one at which may be read.
+func (w *workload) revision() keyspace.Revision {
+	lo := max(w.m.compacted, 1)
+	return lo + keyspace.Revision(w.rng.Int63n(int64(w.rev-lo)+2))
+}
+
+func (w *workload) checkReads() {
+	w.t.Helper()
+	s, at := w.span(), w.revision()
+	var want []string
+	for _, k := range w.m.keys(s) {
+		if v, ok := w.m.at(k, at); ok && !v.Tombstone {
+			want = append(want, line(&v))
+		}
+	}
+	var got []string
+	for o := (ScanOptions{Span: s, At: at, Limit: int64(w.rng.Intn(5)), MaxBytes: int64(w.rng.Intn(30))}); ; {
+		res, err := Scan(w.e, o, func(v *Version) error {
+			got = append(got, line(v))
+			return nil
+		})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if !res.More {
+			break
+		}
+		o.Span.Start = res.Next
+	}
+	equal(w.t, fmt.Sprintf("scan of %s at %d", s, at), got, want)
+	if n, err := Count(w.e, s, at); err != nil || n != int64(len(want)) {
+		w.t.Fatalf("count of %s at %d: %d %v, want %d", s, at, n, err, len(want))
+	}
+	key := w.keys[w.rng.Intn(len(w.keys))]
+	v, ok, err := Get(w.e, []byte(key), at)
+	mv, mok := w.m.at(key, at)
+	mok = mok && !mv.Tombstone
+	if err != nil || ok != mok || ok && line(&v) != line(&mv) {
+		w.t.Fatalf("get %q at %d: %s %v %v, want %s %v", key, at, line(&v), ok, err, line(&mv), mok)
+	}
+	if n, ok := w.live.At(at); ok {
+		if c, err := Count(w.e, keyspace.Span{}, at); err != nil || c != n {
+			w.t.Fatalf("live count at %d: %d, scanned %d %v", at, n, c, err)
+		}
+	}
+}
+
+func (w *workload) checkHistory() {
+	w.t.Helper()
+	s, from := w.span(), max(w.revision(), 1)
+	var all []Version
+	for _, k := range w.m.keys(s) {
+		for _, v := range w.m.versions[k] {
+			if v.Mod >= from && v.Mod <= w.rev {
+				all = append(all, v)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Version) int {
+		if a.Mod != b.Mod {
+			return int(a.Mod - b.Mod)
+		}
+		return int(a.Sub) - int(b.Sub)
+	})
+	var want, got []string
+	for i := range all {
+		want = append(want, line(&all[i]))
+	}
+	o := HistoryOptions{Span: s, From: from, To: w.rev, MaxBytes: int64(1 + w.rng.Intn(4000))}
+	for o.From <= o.To {
+		next, err := History(w.e, o, func(v *Version) error {
+			got = append(got, line(v))
+			return nil
+		})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if next <= o.From {
+			w.t.Fatalf("history from %d goes on at %d", o.From, next)
+		}
+		o.From = next
+	}
+	equal(w.t, fmt.Sprintf("history of %s from %d", s, from), got, want)
+}
+
+// checkHash compares the hash with that of the kept versions and with the sum over
+// two halves read in parts.
+func (w *workload) checkHash() {
+	w.t.Helper()
+	at := w.revision()
+	var want uint64
+	for _, vs := range w.m.versions {
+		for _, v := range vs {
+			if v.Mod <= at && w.m.kept(v, w.m.compacted) {
+				want += v.hash()
+			}
+		}
+	}
+	if got, err := Hash(w.e, keyspace.Span{}, at, w.m.compacted); err != nil || got != want {
+		w.t.Fatalf("hash at %d, compacted %d: %x %v, want %x", at, w.m.compacted, got, err, want)
+	}
+	middle := []byte(w.keys[w.rng.Intn(len(w.keys))])
+	var sum uint64
+	for _, s := range []keyspace.Span{{End: middle}, {Start: middle}} {
+		for {
+			part, next, err := HashPart(w.e, s, at, w.m.compacted, 3)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			sum += part
+			if next == nil {
+				break
+			}
+			s.Start = next
+		}
+	}
+	if sum != want {
+		w.t.Fatalf("hash of two halves at %q: %x, want %x", middle, sum, want)
+	}
+}
+
+// compact raises the compacted revision and removes in random steps; sometimes
+// it leaves the pass unfinished.
+func (w *workload) compact() {
+	w.t.Helper()
+	w.m.compacted = w.revision()
+	if w.m.compacted > w.rev {
+		w.m.compacted = w.rev
+	}
+	w.live.Advance(w.m.compacted)
+	o := RemoveOptions{
+		Compacted: w.m.compacted, Since: w.since,
+		MaxVisits: int64(1 + w.rng.Intn(40)), MaxDeletes: int64(1 + w.rng.Intn(10)),
+	}
+	for {
+		b := w.e.NewBatch()
+		res, err := RemoveOld(w.e, b, o)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if err := b.Commit(); err != nil {
+			w.t.Fatal(err)
+		}
+		w.checkHash()
+		if res.Cursor == nil {
+			break
+		}
+		if w.rng.Intn(20) == 0 {
+			return
+		}
+		o.Cursor = res.Cursor
+	}
+	w.since = w.m.compacted
+	var want []string
+	for _, k := range w.m.keys(keyspace.Span{}) {
+		for _, v := range slices.Backward(w.m.versions[k]) {
+			if w.m.kept(v, w.m.compacted) {
+				want = append(want, line(&v))
+			}
+		}
+	}
+	equal(w.t, fmt.Sprintf("stored versions after removal by %d", w.m.compacted), stored(w.t, w.e), want)
+}
+
+// stored returns all versions as they lie in the store.
+func stored(t testing.TB, r engine.Reader) []string {
+	t.Helper()
+	it, err := r.NewIter(engine.IterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer it.Close()
+	var out []string
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := DecodeVersion(it.Key(), it.Value())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, line(&v))
+	}
+	if err := it.Error(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func equal(t testing.TB, what string, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Fatalf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestModel compares the store with a model over random transactions, reads,
+// histories, hashes and removals, with flushes between.
+func TestModel(t *testing.T) {
+	for seed := range int64(10) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			w := newWorkload(t, seed)
+			for range 600 {
+				switch n := w.rng.Intn(100); {
+				case n < 60:
+					w.txn()
+				case n < 80:
+					w.checkReads()
+				case n < 90:
+					w.checkHistory()
+				case n < 94:
+					w.checkHash()
+				case n < 97:
+					if err := w.e.Flush(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				default:
+					w.compact()
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,274 @@
+package mvcc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Get returns the key's newest version at or below the revision; ok is false where
+// there is none or it is a tombstone. The result has memory of its own.
+func Get(r engine.Reader, key []byte, at keyspace.Revision) (v Version, ok bool, err error) {
+	v, ok, err = GetVersion(r, key, at)
+	if v.Tombstone {
+		return Version{}, false, err
+	}
+	return v, ok, err
+}
+
+// GetVersion is Get that also returns a tombstone.
+func GetVersion(r engine.Reader, key []byte, at keyspace.Revision) (v Version, ok bool, err error) {
+	g, err := NewGetter(r)
+	if err != nil {
+		return Version{}, false, err
+	}
+	p, ok, err := g.Get(key, at)
+	if ok {
+		v = p.Clone()
+	}
+	if cerr := g.Close(); err == nil {
+		err = cerr
+	}
+	return v, ok, err
+}
+
+// Getter reads many keys of one state with one iterator, which costs a third of
+// an iterator for each. It is for one goroutine and must be closed soon.
+type Getter struct {
+	it   *engine.Iterator
+	seek []byte
+	v    Version
+}
+
+// NewGetter returns a getter for the state that r shows now.
+func NewGetter(r engine.Reader) (*Getter, error) {
+	it, err := r.NewIter(engine.IterOptions{PointReads: true})
+	if err != nil {
+		return nil, fmt.Errorf("mvcc: get: %w", err)
+	}
+	return &Getter{it: it}, nil
+}
+
+// Get returns the key's newest version at or below the revision, a tombstone too;
+// ok is false where there is none. The result is valid until the next call.
+func (g *Getter) Get(key []byte, at keyspace.Revision) (v *Version, ok bool, err error) {
+	g.seek = engine.AppendVersionedKey(g.seek[:0], key, at)
+	if !g.it.SeekPrefixGE(g.seek) {
+		if err := g.it.Error(); err != nil {
+			return nil, false, fmt.Errorf("mvcc: get %q at revision %d: %w", key, at, err)
+		}
+		return nil, false, nil
+	}
+	_, mod, err := engine.SplitVersionedKey(g.it.Key())
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	value, err := g.it.ValueAndErr()
+	if err != nil {
+		return nil, false, fmt.Errorf("mvcc: get %q at revision %d: %w", key, at, err)
+	}
+	g.v.Key, g.v.Mod = append(g.v.Key[:0], key...), mod
+	if err := g.v.DecodeValue(value); err != nil {
+		return nil, false, err
+	}
+	return &g.v, true, nil
+}
+
+// Close frees the iterator.
+func (g *Getter) Close() error {
+	if err := g.it.Close(); err != nil {
+		return fmt.Errorf("mvcc: close getter: %w", err)
+	}
+	return nil
+}
+
+// walk stands on one version of each user key of a span, one after another: the
+// newest at or below a revision. Tombstones are among them.
+type walk struct {
+	it   *engine.Iterator
+	at   keyspace.Revision
+	seek []byte
+
+	// Where it stands: the shared prefix of the key's versions (valid until the
+	// next move) and the revision.
+	prefix []byte
+	rev    keyspace.Revision
+	// seen counts the versions that were looked at.
+	seen int64
+}
+
+func newWalk(r engine.Reader, s keyspace.Span, at keyspace.Revision) (*walk, error) {
+	b := engine.VersionedSpan(s)
+	it, err := r.NewIter(engine.IterOptions{Lower: b.Lower, Upper: b.Upper})
+	if err != nil {
+		return nil, fmt.Errorf("mvcc: walk %s: %w", s, err)
+	}
+	return &walk{it: it, at: at}, nil
+}
+
+// first moves to the first user key with a version at or below the revision.
+func (w *walk) first() (bool, error) { return w.settle(w.it.First()) }
+
+// next moves to the next user key with one.
+func (w *walk) next() (bool, error) { return w.settle(w.it.NextPrefix()) }
+
+// settle moves on until the iterator stands on a version that is old enough. The
+// newest version is the likely one; after one step in vain a seek is cheaper than
+// steps through the versions of a hot key.
+func (w *walk) settle(valid bool) (bool, error) {
+	stepped := false
+	for ; valid; w.seen++ {
+		prefix, rev, err := engine.SplitVersionedKey(w.it.Key())
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		if rev <= w.at {
+			w.prefix, w.rev = prefix, rev
+			w.seen++
+			return true, nil
+		}
+		if !stepped {
+			w.seek = append(w.seek[:0], prefix...)
+			valid, stepped = w.it.Next(), true
+			continue
+		}
+		if !bytes.Equal(prefix, w.seek) {
+			w.seek = append(w.seek[:0], prefix...)
+			valid = w.it.Next()
+			continue
+		}
+		w.seek = engine.AppendRevision(w.seek, w.at)
+		valid, stepped = w.it.SeekGE(w.seek), false
+	}
+	if err := w.it.Error(); err != nil {
+		return false, fmt.Errorf("mvcc: walk: %w", err)
+	}
+	return false, nil
+}
+
+// tombstone says whether the version is a delete.
+func (w *walk) tombstone() (bool, error) {
+	value, err := w.it.ValueAndErr()
+	if err != nil {
+		return false, fmt.Errorf("mvcc: walk: %w", err)
+	}
+	return isTombstone(value)
+}
+
+// version decodes the version into v, whose Value is valid until the next move.
+func (w *walk) version(v *Version) error {
+	value, err := w.it.ValueAndErr()
+	if err != nil {
+		return fmt.Errorf("mvcc: walk: %w", err)
+	}
+	if v.Key, err = engine.AppendUserKey(v.Key[:0], w.prefix); err != nil {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	v.Mod = w.rev
+	return v.DecodeValue(value)
+}
+
+// close closes the iterator and joins its error to err.
+func (w *walk) close(err error) error { return errors.Join(err, w.it.Close()) }
+
+// ErrStop ends a scan from within its callback, which is no error.
+var ErrStop = errors.New("mvcc: stop")
+
+// ScanOptions say what to scan.
+type ScanOptions struct {
+	Span keyspace.Span
+	// At is the revision to read at.
+	At keyspace.Revision
+	// Limit bounds the keys; 0 is no bound.
+	Limit int64
+	// MaxBytes ends the scan before the key with which the sum of Size would exceed
+	// it; 0 is no bound. One key is always returned.
+	MaxBytes int64
+	// KeysOnly leaves Value empty; it does not count for MaxBytes then.
+	KeysOnly bool
+}
+
+// ScanResult says where a scan ended.
+type ScanResult struct {
+	// Keys and Bytes were handed to the callback.
+	Keys, Bytes int64
+	// More says that live keys remain in the span, the first of which is Next. It is
+	// not looked for when the callback ended the scan.
+	More bool
+	Next []byte
+}
+
+// Scan calls fn with each live key of the span at the revision in order of the
+// keys. What fn gets is valid during the call. fn's error ends the scan and is
+// returned, but for ErrStop. Memory does not grow with the span.
+func Scan(r engine.Reader, o ScanOptions, fn func(*Version) error) (ScanResult, error) {
+	w, err := newWalk(r, o.Span, o.At)
+	if err != nil {
+		return ScanResult{}, err
+	}
+	var res ScanResult
+	var v Version
+	ok, err := w.first()
+	for ; ok && err == nil; ok, err = w.next() {
+		if err = w.version(&v); err != nil {
+			break
+		}
+		if v.Tombstone {
+			continue
+		}
+		if o.KeysOnly {
+			v.Value = nil
+		}
+		if o.Limit > 0 && res.Keys == o.Limit ||
+			o.MaxBytes > 0 && res.Keys > 0 && res.Bytes+v.Size() > o.MaxBytes {
+			res.More, res.Next = true, bytes.Clone(v.Key)
+			break
+		}
+		res.Keys++
+		res.Bytes += v.Size()
+		if err = fn(&v); err != nil {
+			break
+		}
+	}
+	if errors.Is(err, ErrStop) {
+		err = nil
+	}
+	return res, w.close(err)
+}
+
+// Count returns how many live keys the span has at the revision.
+func Count(r engine.Reader, s keyspace.Span, at keyspace.Revision) (int64, error) {
+	n, _, err := CountPart(r, s, at, 0)
+	return n, err
+}
+
+// CountPart counts from the start of the span on and ends once it has looked at
+// maxVersions versions (0 is no bound). next is the user key at which to go on,
+// and nil when the span is done. To be exact, all parts must read one state, or at
+// a revision at or below which no change comes any more.
+func CountPart(r engine.Reader, s keyspace.Span, at keyspace.Revision, maxVersions int64) (n int64, next []byte, err error) {
+	w, err := newWalk(r, s, at)
+	if err != nil {
+		return 0, nil, err
+	}
+	ok, err := w.first()
+	for first := true; ok && err == nil; ok, err = w.next() {
+		// One key at least, so that every part comes further.
+		if maxVersions > 0 && w.seen > maxVersions && !first {
+			next, err = engine.AppendUserKey([]byte{}, w.prefix)
+			break
+		}
+		first = false
+		var dead bool
+		if dead, err = w.tombstone(); err != nil {
+			break
+		}
+		if !dead {
+			n++
+		}
+	}
+	return n, next, w.close(err)
+}
