@@ -243,7 +243,7 @@ func (e *Endpoint) Run() error {
 	return nil
 }
 
-// Go runs fn in a goroutine that Shutdown waits for. It says whether it did: not
+// Go runs fn in a goroutine that Wait waits for. It says whether it did: not
 // after the endpoint was closed.
 func (e *Endpoint) Go(fn func()) bool {
 	e.life.RLock()
@@ -255,13 +255,13 @@ func (e *Endpoint) Go(fn func()) bool {
 	return true
 }
 
-// Done is closed when Shutdown begins.
+// Done is closed when Stop begins.
 func (e *Endpoint) Done() <-chan struct{} { return e.ctx.Done() }
 
-// Shutdown ends all handlers' contexts and sessions, calls release, where the
-// carrier ends what its goroutines wait for, and returns when every goroutine of
-// the endpoint has ended. Carriers call it in their Close.
-func (e *Endpoint) Shutdown(release func()) {
+// Stop ends all sessions and all handlers' contexts; nothing is sent or handled
+// afterwards. Carriers call it in their Close, end what their goroutines wait for,
+// and Wait.
+func (e *Endpoint) Stop() {
 	e.life.Lock()
 	e.closed = true
 	e.life.Unlock()
@@ -270,9 +270,11 @@ func (e *Endpoint) Shutdown(release func()) {
 		p.end(ErrClosed)
 	}
 	e.loop.close()
-	release()
-	e.wg.Wait()
 }
+
+// Wait returns when every goroutine of the endpoint, its carrier and its handlers
+// has ended.
+func (e *Endpoint) Wait() { e.wg.Wait() }
 
 func (p *peer) end(err error) {
 	for k := range p.sessions {

@@ -155,8 +155,9 @@ func (q *QUIC) Close() error {
 		l.cancel()
 	}
 	q.mu.Unlock()
-	var err error
-	q.Shutdown(func() { err = q.sockets.close() })
+	q.Stop()
+	err := q.sockets.close()
+	q.Wait()
 	return err
 }
 
@@ -237,7 +238,7 @@ func (q *QUIC) acceptLoop(ln *quic.Listener) {
 	}
 }
 
-// errShutdown says that the peer closed its bus.
+// isShutdown says that the peer closed its bus.
 func isShutdown(err error) bool {
 	ae, ok := errors.AsType[*quic.ApplicationError](err)
 	return ok && ae.Remote && ae.ErrorCode == closeShutdown
@@ -395,7 +396,7 @@ func endCode(err error) quic.ApplicationErrorCode {
 	return closeEnded
 }
 
-// sortedAddrs returns a copy without repetitions, in the given order.
+// distinctAddrs returns a copy without repetitions, in the given order.
 func distinctAddrs(addrs []string) []string {
 	var out []string
 	for _, a := range addrs {
