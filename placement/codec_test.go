@@ -1,0 +1,284 @@
+package placement
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+var sampleDescriptor = keyspace.Descriptor{
+	Range: 7, Generation: 3, ConfIndex: 21,
+	Span:     keyspace.Span{Start: []byte("b"), End: []byte("d")},
+	Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 4, Node: 0xa2, Role: keyspace.RoleLearner}},
+}
+
+var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}}
+
+func sampleCommands() []command {
+	ops := []operation{
+		raiseCeiling{To: 10_001}, lowerCeiling{To: 57}, compact{At: 40}, allocate{Count: 64},
+		report{Descriptors: []keyspace.Descriptor{sampleDescriptor}}, putNode{Node: sampleNode},
+		markCreated{Ranges: []keyspace.RangeID{1, 2, 300}}, putSetting{Name: "alarm", Value: []byte("nospace")},
+	}
+	cs := make([]command, len(ops))
+	for i, op := range ops {
+		cs[i] = command{Term: 6, Boot: 0xb001, Number: uint64(i + 1), Op: op}
+	}
+	return cs
+}
+
+func sampleRequests() []request {
+	return []request{
+		{Kind: requestAllocate, Count: 64},
+		{Kind: requestReport, Descriptors: []keyspace.Descriptor{sampleDescriptor}},
+		{Kind: requestCompact, Revision: 40},
+		{Kind: requestMembers, Linearizable: true},
+		{Kind: requestPutNode, Boot: 0xb001, Node: sampleNode},
+		{Kind: requestStatus},
+		{Kind: requestStop, Boot: 0xb001, Phase: stopClosed},
+		{Kind: requestTransfer, To: 0xa2},
+		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
+		{Kind: requestSettings},
+	}
+}
+
+func sampleResponse(k requestKind) response {
+	switch k {
+	case requestAllocate:
+		return response{First: 900}
+	case requestReport:
+		return response{Held: []keyspace.Descriptor{sampleDescriptor}}
+	case requestCompact:
+		return response{Revision: 57}
+	case requestMembers:
+		return response{Nodes: []Node{sampleNode}}
+	case requestStatus:
+		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99}}
+	case requestStop:
+		return response{Verdict: stopSealed}
+	case requestSettings:
+		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
+	}
+	return response{}
+}
+
+var (
+	sampleMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30}
+	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Changed: 33}
+	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}}}
+	sampleGrant = grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
+	samplePart  = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
+)
+
+// TestGolden compares every format's bytes with testdata/golden.txt, and decodes
+// them again. A change there is a change of the format: docs/format/placement.md
+// and formatVersion change with it. SKEIN_REWRITE=1 writes the file.
+func TestGolden(t *testing.T) {
+	var b strings.Builder
+	line := func(name string, p []byte) { fmt.Fprintf(&b, "%s %x\n", name, p) }
+	for _, c := range sampleCommands() {
+		p := c.encode()
+		line(fmt.Sprintf("command/%T", c.Op), p)
+		if got, err := decodeCommand(p); err != nil || !reflect.DeepEqual(got, c) {
+			t.Errorf("decoded %+v, %v, want %+v", got, err, c)
+		}
+	}
+	line("record/meta", appendMeta(nil, &sampleMeta))
+	line("record/node", appendNode([]byte{formatVersion}, &sampleNode))
+	line("record/range", appendRange([]byte{formatVersion}, &sampleRange))
+	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
+	line("bus/batch", sampleBatch.encode())
+	line("bus/grant", sampleGrant.encode())
+	line("bus/refusal", encodeError(&kverror.Error{Kind: kverror.NotLeader, Leader: 0xa2}))
+	for _, q := range sampleRequests() {
+		p := q.encode()
+		line(fmt.Sprintf("bus/request-%d", q.Kind), p)
+		if got, err := decodeRequest(p); err != nil || !reflect.DeepEqual(got, q) {
+			t.Errorf("decoded %+v, %v, want %+v", got, err, q)
+		}
+		a := sampleResponse(q.Kind)
+		line(fmt.Sprintf("bus/response-%d", q.Kind), a.encode(q.Kind))
+		if got, err := decodeResponse(q.Kind, a.encode(q.Kind)); err != nil || !reflect.DeepEqual(got, a) {
+			t.Errorf("decoded %+v, %v, want %+v", got, err, a)
+		}
+	}
+	line("bus/feed-request", encodeFeedRequest(32))
+	line("bus/feed-part", samplePart.encode())
+	path := filepath.Join("testdata", "golden.txt")
+	if os.Getenv("SKEIN_REWRITE") != "" {
+		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != string(want) {
+		t.Errorf("the formats have changed:\n%s\nwant\n%s", b.String(), want)
+	}
+}
+
+// TestDecodeEachPrefix cuts every golden value short at each byte: no decoder
+// accepts a part, and none panics.
+func TestDecodeEachPrefix(t *testing.T) {
+	for name, p := range goldenValues(t) {
+		decode := decoderOf(name)
+		if err := decode(p); err != nil && name != "bus/refusal" {
+			t.Errorf("%s: %v", name, err)
+		}
+		for n := range p {
+			if decode(p[:n:n]) == nil {
+				t.Errorf("%s: the first %d of %d bytes were accepted", name, n, len(p))
+			}
+		}
+		if decode(append(bytes.Clone(p), 0)) == nil {
+			t.Errorf("%s: a byte too many was accepted", name)
+		}
+	}
+}
+
+func goldenValues(t testing.TB) map[string][]byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "golden.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string][]byte{}
+	for line := range strings.Lines(string(text)) {
+		name, h, _ := strings.Cut(strings.TrimSpace(line), " ")
+		p, err := hex.DecodeString(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		values[name] = p
+	}
+	return values
+}
+
+// decoderOf returns the decoder for a golden value's name.
+func decoderOf(name string) func([]byte) error {
+	var kind requestKind
+	switch {
+	case strings.HasPrefix(name, "command/"):
+		return func(p []byte) error { _, err := decodeCommand(p); return err }
+	case strings.HasPrefix(name, "bus/request-"):
+		return func(p []byte) error { _, err := decodeRequest(p); return err }
+	case strings.HasPrefix(name, "bus/response-"):
+		_, _ = fmt.Sscanf(name, "bus/response-%d", &kind)
+		return func(p []byte) error { _, err := decodeResponse(kind, p); return err }
+	}
+	return map[string]func([]byte) error{
+		"record/meta":      func(p []byte) error { _, err := decodeMeta(p); return err },
+		"record/node":      func(p []byte) error { _, err := decodeNode(p); return err },
+		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
+		"record/setting":   func(p []byte) error { _, err := decodeSetting(p); return err },
+		"bus/batch":        func(p []byte) error { _, err := decodeBatch(p); return err },
+		"bus/grant":        func(p []byte) error { _, err := decodeGrant(p); return err },
+		"bus/refusal":      func(p []byte) error { _, err := decodeGrant(p); return err },
+		"bus/feed-request": func(p []byte) error { _, err := decodeFeedRequest(p); return err },
+		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
+	}[name]
+}
+
+// fuzzDecoder checks that a decoder neither panics nor accepts bytes that it would
+// write in another way than a second round trip does.
+func fuzzDecoder[T any](f *testing.F, prefix string, decode func([]byte) (T, error), encode func(T) []byte) {
+	for name, p := range goldenValues(f) {
+		if strings.HasPrefix(name, prefix) {
+			f.Add(p)
+		}
+	}
+	f.Fuzz(func(t *testing.T, p []byte) {
+		v, err := decode(p)
+		if err != nil {
+			return
+		}
+		again, err := decode(encode(v))
+		if err != nil || !reflect.DeepEqual(v, again) {
+			t.Fatalf("%x decodes to %+v, which decodes to %+v, %v", p, v, again, err)
+		}
+	})
+}
+
+func FuzzCommand(f *testing.F) {
+	fuzzDecoder(f, "command/", decodeCommand, func(c command) []byte { return c.encode() })
+}
+
+func FuzzMeta(f *testing.F) {
+	fuzzDecoder(f, "record/meta", decodeMeta, func(m meta) []byte { return appendMeta(nil, &m) })
+}
+
+func FuzzNode(f *testing.F) {
+	fuzzDecoder(f, "record/node", decodeNode, func(n Node) []byte { return appendNode([]byte{formatVersion}, &n) })
+}
+
+func FuzzRange(f *testing.F) {
+	fuzzDecoder(f, "record/range", decodeRange, func(g Range) []byte { return appendRange([]byte{formatVersion}, &g) })
+}
+
+func FuzzSetting(f *testing.F) {
+	fuzzDecoder(f, "record/setting", decodeSetting, func(v []byte) []byte { return appendBytes([]byte{formatVersion}, v) })
+}
+
+func FuzzBatch(f *testing.F) {
+	fuzzDecoder(f, "bus/batch", decodeBatch, func(b batch) []byte { return b.encode() })
+}
+
+func FuzzGrant(f *testing.F) {
+	fuzzDecoder(f, "bus/grant", decodeGrant, func(g grant) []byte { return g.encode() })
+}
+
+func FuzzRequest(f *testing.F) {
+	fuzzDecoder(f, "bus/request", decodeRequest, func(q request) []byte { return q.encode() })
+}
+
+func FuzzResponse(f *testing.F) {
+	for name, p := range goldenValues(f) {
+		var kind uint8
+		if n, _ := fmt.Sscanf(name, "bus/response-%d", &kind); n == 1 {
+			f.Add(kind, p)
+		}
+	}
+	f.Fuzz(func(t *testing.T, kind uint8, p []byte) {
+		k := requestKind(kind)
+		a, err := decodeResponse(k, p)
+		if err != nil || k == 0 || k > requestSettings {
+			return
+		}
+		again, err := decodeResponse(k, a.encode(k))
+		if err != nil || !reflect.DeepEqual(a, again) {
+			t.Fatalf("%x decodes to %+v, which decodes to %+v, %v", p, a, again, err)
+		}
+	})
+}
+
+// FuzzFeed gives a receiver two parts: whatever they hold, it ends up with a map
+// that covers the keyspace exactly once, or with an error.
+func FuzzFeed(f *testing.F) {
+	whole := samplePart
+	whole.Rows = []*Range{{Descriptor: keyspace.Descriptor{Range: 1, Generation: 1, Replicas: sampleDescriptor.Replicas}, Changed: 10}}
+	f.Add(whole.encode(), samplePart.encode())
+	f.Add([]byte{}, encodeFeedRequest(1))
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		var r feedReceiver
+		for _, p := range [][]byte{a, b} {
+			m, err := r.receive(p)
+			if err != nil {
+				return
+			}
+			if m != nil && m.check() != nil {
+				t.Fatalf("a map that does not cover: %v", m.check())
+			}
+		}
+		_, _ = decodeFeedRequest(b)
+	})
+}

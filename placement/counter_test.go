@@ -1,0 +1,212 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// TestCounter tells the sequencer's stories: each file is one. Commands feed the
+// counter of one node; the output is what it wants done, then its state.
+//
+//	lead term=T ceiling=C           an entry of term T is applied, C is the old ceiling
+//	follow [leader=N]               leadership is lost
+//	ask node=N boot=B number=K      a batch arrives; each input line is "range count"
+//	advance lease=true|false        hand out; the lease holds or not
+//	round number=R ok=true|false    a ReadIndex round has ended
+//	applied term=T ceiling=C        the proposed ceiling is applied
+//	dropped term=T                  it was certainly not appended
+//	retry                           the pause after that is over
+//	withdraw node=N                 the caller of the node's batch has left
+//	end next=N / resume             a planned end of the hand-outs, and its failure
+//	observe compacted=C settings=S
+//	log term=T after=R              reads the hand-out log
+func TestCounter(t *testing.T) {
+	datadriven.Walk(t, "testdata/counter", func(t *testing.T, path string) {
+		h := &counterStory{c: newCounter(newHandoutLog(4))}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			return h.run(t, d)
+		})
+	})
+}
+
+type counterStory struct {
+	c    *counter
+	asks []*ask
+}
+
+func (h *counterStory) run(t *testing.T, d *datadriven.TestData) string {
+	var out output
+	switch d.Cmd {
+	case "lead":
+		out = h.c.lead(arg(t, d, "term"), keyspace.Revision(arg(t, d, "ceiling")))
+	case "follow":
+		var leader uint64
+		if d.HasArg("leader") {
+			leader = arg(t, d, "leader")
+		}
+		out = h.c.follow(keyspace.NodeID(leader))
+	case "ask":
+		a := h.ask(t, d)
+		h.asks = append(h.asks, a)
+		out = h.c.arrive(a)
+	case "advance":
+		out = h.c.advance(flag(t, d, "lease"))
+	case "round":
+		h.c.roundDone(arg(t, d, "number"), flag(t, d, "ok"))
+	case "applied":
+		out = h.c.ceilingApplied(arg(t, d, "term"), keyspace.Revision(arg(t, d, "ceiling")))
+	case "dropped":
+		h.c.ceilingDropped(arg(t, d, "term"))
+	case "retry":
+		out = h.c.retryCeiling()
+	case "withdraw":
+		for _, a := range h.asks {
+			if a.from.Node == keyspace.NodeID(arg(t, d, "node")) {
+				h.c.withdraw(a)
+			}
+		}
+	case "end":
+		out = h.c.end(keyspace.NodeID(arg(t, d, "next")))
+	case "resume":
+		out = h.c.resume()
+	case "observe":
+		h.c.observe(keyspace.Revision(arg(t, d, "compacted")), keyspace.Revision(arg(t, d, "settings")))
+	case "log":
+		return h.log(arg(t, d, "term"), keyspace.Revision(arg(t, d, "after")))
+	default:
+		t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
+	}
+	return h.print(&out)
+}
+
+func arg(t *testing.T, d *datadriven.TestData, name string) uint64 {
+	t.Helper()
+	var s string
+	d.ScanArgs(t, name, &s)
+	v, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", d.Pos, err)
+	}
+	return v
+}
+
+func flag(t *testing.T, d *datadriven.TestData, name string) bool {
+	t.Helper()
+	var b bool
+	d.ScanArgs(t, name, &b)
+	return b
+}
+
+func (h *counterStory) ask(t *testing.T, d *datadriven.TestData) *ask {
+	boot := keyspace.BootID(arg(t, d, "boot"))
+	a := &ask{
+		from:  process{Node: keyspace.NodeID(arg(t, d, "node")), Boot: boot},
+		batch: batch{Boot: boot, Number: arg(t, d, "number")},
+	}
+	for line := range strings.Lines(d.Input) {
+		var r, n uint64
+		if _, err := fmt.Sscanf(line, "%d %d", &r, &n); err != nil {
+			t.Fatalf("%s: %q: %v", d.Pos, line, err)
+		}
+		a.Items = append(a.Items, item{Range: keyspace.RangeID(r), Generation: 1, Count: uint32(n)})
+	}
+	return a
+}
+
+func (h *counterStory) print(out *output) string {
+	var b strings.Builder
+	for _, a := range out.answers {
+		fmt.Fprintf(&b, "answer node=%s boot=%s number=%d: ", a.ask.from.Node, a.ask.from.Boot, a.ask.Number)
+		if a.err != nil {
+			fmt.Fprintf(&b, "%v%s\n", a.err, hint(a.err))
+			continue
+		}
+		fmt.Fprintf(&b, "term %d compacted %d settings %d:", a.grant.Term, a.grant.Compacted, a.grant.Settings)
+		a.grant.answers(a.ask.Items, func(i int, s keyspace.SequenceAnswer) {
+			if s.First == 0 {
+				fmt.Fprintf(&b, " read at %d", s.Current)
+				return
+			}
+			fmt.Fprintf(&b, " r%s %d-%d", a.ask.Items[i].Range, s.First, s.Current)
+		})
+		fmt.Fprintln(&b)
+	}
+	if out.raise != 0 {
+		fmt.Fprintf(&b, "propose ceiling %d\n", out.raise)
+	}
+	if out.lower != 0 {
+		fmt.Fprintf(&b, "propose lowering to %d\n", out.lower)
+	}
+	if out.readIndex != 0 {
+		fmt.Fprintf(&b, "begin ReadIndex round %d\n", out.readIndex)
+	}
+	var waiting []string
+	for _, a := range h.c.waiting {
+		waiting = append(waiting, fmt.Sprintf("%s/%d", a.from.Node, a.Number))
+	}
+	fmt.Fprintf(&b, "%s term=%d last=%d ceiling=%d waiting=%v\n", h.c.phase, h.c.term, h.c.last, h.c.ceiling, waiting)
+	return b.String()
+}
+
+func hint(err error) string {
+	if l := kverror.Of(err).Leader; l != 0 {
+		return " (ask node " + l.String() + ")"
+	}
+	return ""
+}
+
+func (h *counterStory) log(term uint64, after keyspace.Revision) string {
+	dst := make([]Handout, 16)
+	n, last, err := h.c.log.Read(term, after, dst)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	var b strings.Builder
+	for _, e := range dst[:n] {
+		fmt.Fprintf(&b, "%d-%d range %s generation %d\n", e.First, e.Last(), e.Range, e.Generation)
+	}
+	fmt.Fprintf(&b, "up to %d\n", last)
+	return b.String()
+}
+
+// TestHandoutLogBounds fills a log beyond its bound and reads it in pieces.
+func TestHandoutLogBounds(t *testing.T) {
+	l := newHandoutLog(3)
+	l.restart(7, 100)
+	for i := range keyspace.Revision(10) {
+		l.append(Handout{First: 101 + i, Count: 1, Range: keyspace.RangeID(1 + i), Generation: 1})
+	}
+	term, after, last := l.Bounds()
+	if term != 7 || after != 107 || last != 110 {
+		t.Fatalf("the log of three entries holds (%d, %d] of term %d", after, last, term)
+	}
+	dst := make([]Handout, 2)
+	var got []keyspace.Revision
+	for at := after; at < last; {
+		n, _, err := l.Read(7, at, dst)
+		if err != nil || n == 0 {
+			t.Fatalf("read after %d: %d entries, %v", at, n, err)
+		}
+		for _, e := range dst[:n] {
+			got = append(got, e.First)
+		}
+		at = dst[n-1].Last()
+	}
+	if want := []keyspace.Revision{108, 109, 110}; !slices.Equal(got, want) {
+		t.Fatalf("read %v, want %v", got, want)
+	}
+	if _, _, err := l.Read(7, 106, dst); err == nil {
+		t.Fatal("a revision that was overwritten was read")
+	}
+	if _, _, err := l.Read(6, 108, dst); err == nil {
+		t.Fatal("another term's log was read")
+	}
+}

@@ -1,0 +1,406 @@
+package placement
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// records is an engine of two lines.
+type records map[string][]byte
+
+func (r records) Set(k, v []byte) error {
+	r[string(k)] = bytes.Clone(v)
+	return nil
+}
+
+func (r records) Delete(k []byte) error {
+	delete(r, string(k))
+	return nil
+}
+
+// reload returns the state that the records hold.
+func (r records) reload(t *testing.T) *state {
+	t.Helper()
+	s := newState()
+	for _, k := range slices.Sorted(maps.Keys(r)) {
+		if err := s.load([]byte(k), r[k]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// TestState tells stories of the placement group's state. After each command the
+// state is written, loaded again and compared, and its invariants are checked.
+//
+//	found nodes=(1,2,3) splits=(g,p)   the founding state
+//	raise to=R / lower to=R / compact at=R / allocate count=N
+//	report                             each line: range generation start end nodes…; "-" is an open border
+//	created ranges=(1,2)
+//	node id=N name=S client=URL
+//	setting name=S value=V
+//	map                                prints the whole map
+//	records                            prints the records' bytes
+func TestState(t *testing.T) {
+	datadriven.Walk(t, "testdata/state", func(t *testing.T, path string) {
+		h := &stateStory{records: records{}, index: 10}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return h.run(t, d) })
+	})
+}
+
+type stateStory struct {
+	s       *state
+	records records
+	index   uint64
+}
+
+func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
+	switch d.Cmd {
+	case "found":
+		h.s = storyFounding(t, d).firstState()
+		h.settle(t)
+		return h.printMap() + h.printMeta()
+	case "map":
+		return h.printMap()
+	case "records":
+		var b strings.Builder
+		for _, k := range slices.Sorted(maps.Keys(h.records)) {
+			fmt.Fprintf(&b, "%x: %x\n", k, h.records[k])
+		}
+		return b.String()
+	}
+	h.index++
+	before := h.s.view(0, 0, nil)
+	res := h.s.apply(h.index, h.operation(t, d))
+	h.settle(t)
+	after := h.s.view(0, 0, before)
+	checkDelta(t, before, after)
+	var b strings.Builder
+	if res.Err != nil {
+		fmt.Fprintf(&b, "%v\n", res.Err)
+	}
+	if res.First != 0 {
+		fmt.Fprintf(&b, "first %s\n", res.First)
+	}
+	for i := range res.Held {
+		fmt.Fprintf(&b, "held %s\n", printDescriptor(&res.Held[i]))
+	}
+	for _, g := range after.since(h.index - 1) {
+		fmt.Fprintln(&b, printRow(g))
+	}
+	return b.String() + h.printMeta()
+}
+
+// settle writes the state, loads it again and compares.
+func (h *stateStory) settle(t *testing.T) {
+	t.Helper()
+	if err := h.s.flush(h.records); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.s.check(); err != nil {
+		t.Fatal(err)
+	}
+	again := h.records.reload(t)
+	if again.meta != h.s.meta || !reflect.DeepEqual(again.nodes, h.s.nodes) ||
+		!maps.EqualFunc(again.settings, h.s.settings, bytes.Equal) ||
+		!reflect.DeepEqual(again.ranges, h.s.ranges) {
+		t.Fatalf("loaded again:\n%+v\nwritten:\n%+v", again, h.s)
+	}
+}
+
+// checkDelta checks that what changed, put over the old map, gives the new one.
+func checkDelta(t *testing.T, before, after *View) {
+	t.Helper()
+	got := before.with(after.Version, after.since(before.Version), after.Nodes())
+	if err := got.check(); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got.Descriptors(), after.Descriptors()) || !reflect.DeepEqual(got.Nodes(), after.Nodes()) {
+		t.Fatalf("the delta gives %v, the map is %v", got.Descriptors(), after.Descriptors())
+	}
+}
+
+func (h *stateStory) operation(t *testing.T, d *datadriven.TestData) operation {
+	var name, value string
+	switch d.Cmd {
+	case "raise":
+		return raiseCeiling{To: keyspace.Revision(arg(t, d, "to"))}
+	case "lower":
+		return lowerCeiling{To: keyspace.Revision(arg(t, d, "to"))}
+	case "compact":
+		return compact{At: keyspace.Revision(arg(t, d, "at"))}
+	case "allocate":
+		return allocate{Count: arg(t, d, "count")}
+	case "created":
+		var o markCreated
+		for _, id := range numbers(t, d, "ranges") {
+			o.Ranges = append(o.Ranges, keyspace.RangeID(id))
+		}
+		return o
+	case "node":
+		d.ScanArgs(t, "name", &name)
+		d.ScanArgs(t, "client", &value)
+		return putNode{Node: Node{ID: keyspace.NodeID(arg(t, d, "id")), Name: name, ClientURLs: []string{value}}}
+	case "setting":
+		d.ScanArgs(t, "name", &name)
+		if d.HasArg("value") {
+			d.ScanArgs(t, "value", &value)
+		}
+		return putSetting{Name: name, Value: []byte(value)}
+	case "report":
+		var o report
+		for line := range strings.Lines(d.Input) {
+			o.Descriptors = append(o.Descriptors, storyDescriptor(t, line))
+		}
+		return o
+	}
+	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
+	return nil
+}
+
+func numbers(t *testing.T, d *datadriven.TestData, name string) []uint64 {
+	t.Helper()
+	var vs []uint64
+	for _, a := range d.CmdArgs {
+		if a.Key != name {
+			continue
+		}
+		for _, v := range a.Vals {
+			var n uint64
+			if _, err := fmt.Sscan(v, &n); err != nil {
+				t.Fatal(err)
+			}
+			vs = append(vs, n)
+		}
+	}
+	return vs
+}
+
+func storyFounding(t *testing.T, d *datadriven.TestData) *Founding {
+	f := &Founding{Cluster: 0xc1}
+	for _, n := range numbers(t, d, "nodes") {
+		f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(n), Name: fmt.Sprintf("n%d", n), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n)}})
+	}
+	for _, a := range d.CmdArgs {
+		if a.Key == "splits" {
+			for _, v := range a.Vals {
+				f.SplitKeys = append(f.SplitKeys, []byte(v))
+			}
+		}
+	}
+	if err := f.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func storyDescriptor(t *testing.T, line string) keyspace.Descriptor {
+	w := strings.Fields(line)
+	var d keyspace.Descriptor
+	if _, err := fmt.Sscan(w[0]+" "+w[1], (*uint64)(&d.Range), (*uint64)(&d.Generation)); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	if w[2] != "-" {
+		d.Span.Start = []byte(w[2])
+	}
+	if w[3] != "-" {
+		d.Span.End = []byte(w[3])
+	}
+	for i, n := range w[4:] {
+		var node uint64
+		if _, err := fmt.Sscan(n, &node); err != nil {
+			t.Fatal(err)
+		}
+		d.Replicas = append(d.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(i + 1), Node: keyspace.NodeID(node)})
+	}
+	return d
+}
+
+func printDescriptor(d *keyspace.Descriptor) string {
+	var nodes []string
+	for _, r := range d.Replicas {
+		nodes = append(nodes, r.Node.String())
+	}
+	return fmt.Sprintf("range %s generation %d %s on %s", d.Range, d.Generation, d.Span, strings.Join(nodes, " "))
+}
+
+func printRow(g *Range) string {
+	s := printDescriptor(&g.Descriptor) + ", leader on " + g.Preferred.String()
+	if !g.Created {
+		s += ", not created"
+	}
+	return fmt.Sprintf("%s, changed at %d", s, g.Changed)
+}
+
+func (h *stateStory) printMap() string {
+	var b strings.Builder
+	h.s.tree.Ascend(func(g *Range) bool {
+		fmt.Fprintln(&b, printRow(g))
+		return true
+	})
+	return b.String()
+}
+
+func (h *stateStory) printMeta() string {
+	m := &h.s.meta
+	return fmt.Sprintf("version %d ceiling %d compacted %d settings %d next range %s next replica %d\n",
+		m.Changed, m.Ceiling, m.Compacted, m.Settings, m.NextRange, m.NextReplica)
+}
+
+// TestFoundingIsDeterministic checks that founders that list everything in another
+// order write the same records.
+func TestFoundingIsDeterministic(t *testing.T) {
+	a := Founding{Cluster: 9, SplitKeys: [][]byte{[]byte("m"), []byte("c"), []byte("m")}, Nodes: []Node{
+		{ID: 30, Name: "c", PeerURLs: []string{"http://c:1"}}, {ID: 10, Name: "a"}, {ID: 20, Name: "b"},
+	}}
+	b := a
+	b.Nodes, b.SplitKeys = slices.Clone(a.Nodes), slices.Clone(a.SplitKeys)
+	slices.Reverse(b.Nodes)
+	slices.Reverse(b.SplitKeys)
+	ra, rb := records{}, records{}
+	for _, e := range []struct {
+		f *Founding
+		r records
+	}{{&a, ra}, {&b, rb}} {
+		if err := e.f.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.f.firstState().flush(e.r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !reflect.DeepEqual(ra, rb) {
+		t.Fatalf("two founders write\n%x\n%x", ra, rb)
+	}
+	if !reflect.DeepEqual(a.PlacementVoters(), b.PlacementVoters()) {
+		t.Fatalf("voters %v and %v", a.PlacementVoters(), b.PlacementVoters())
+	}
+}
+
+// TestFoundingSpread checks that replicas and leaders are spread evenly.
+func TestFoundingSpread(t *testing.T) {
+	for nodes := 1; nodes <= 9; nodes++ {
+		f := Founding{Cluster: 1}
+		for n := range nodes {
+			f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(100 - n)})
+		}
+		for k := range 8*nodes - 1 {
+			f.SplitKeys = append(f.SplitKeys, []byte{byte(k + 1)})
+		}
+		replicas, leaders := map[keyspace.NodeID]int{}, map[keyspace.NodeID]int{}
+		for _, d := range f.Ranges() {
+			leaders[d.Replicas[0].Node]++
+			if len(d.Replicas) != min(3, nodes) {
+				t.Fatalf("%d nodes: range %s has %d replicas", nodes, d.Range, len(d.Replicas))
+			}
+			for _, r := range d.Replicas {
+				replicas[r.Node]++
+			}
+		}
+		for _, n := range f.Nodes {
+			if leaders[n.ID] != 8 || replicas[n.ID] != 8*min(3, nodes) {
+				t.Errorf("%d nodes: node %s has %d leaders and %d replicas", nodes, n.ID, leaders[n.ID], replicas[n.ID])
+			}
+		}
+		want := map[bool]int{true: 5, false: min(3, nodes)}[nodes >= 5]
+		if got := len(f.PlacementVoters()); got != want {
+			t.Errorf("%d nodes: %d placement replicas, want %d", nodes, got, want)
+		}
+	}
+}
+
+// TestReportsInAnyOrder splits a keyspace at random and reports the descriptors of
+// every moment in random order, some lost, as they come from nodes that know
+// nothing of each other. The map covers the keyspace exactly once after each
+// report (checkMap), and once the newest of all are reported it is the truth.
+func TestReportsInAnyOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		f := Founding{Cluster: 1, Nodes: []Node{{ID: 1}, {ID: 2}, {ID: 3}}}
+		s := f.firstState()
+		truth := map[keyspace.RangeID]keyspace.Descriptor{}
+		for _, d := range f.Ranges() {
+			truth[d.Range] = d
+		}
+		var reports [][]keyspace.Descriptor
+		for range 12 {
+			reports = append(reports, splitTruth(rng, s, truth))
+		}
+		rng.Shuffle(len(reports), func(i, j int) { reports[i], reports[j] = reports[j], reports[i] })
+		for i, r := range reports {
+			if rng.IntN(3) > 0 {
+				s.apply(uint64(20+i), report{Descriptors: r})
+				if err := s.check(); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+			}
+		}
+		var newest []keyspace.Descriptor
+		for _, d := range truth {
+			newest = append(newest, d)
+		}
+		if res := s.apply(100, report{Descriptors: newest}); len(res.Held) > 0 {
+			t.Fatalf("seed %d: held %v", seed, res.Held)
+		}
+		if err := s.check(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for id, d := range truth {
+			if got := s.ranges[id]; got == nil || !reflect.DeepEqual(got.Descriptor, d) {
+				t.Fatalf("seed %d: range %s is %+v, in truth %+v", seed, id, got, d)
+			}
+		}
+	}
+}
+
+// splitTruth splits one range and returns what its leader reports.
+func splitTruth(rng *rand.Rand, s *state, truth map[keyspace.RangeID]keyspace.Descriptor) []keyspace.Descriptor {
+	for {
+		key := []byte{byte(1 + rng.IntN(255)), byte(1 + rng.IntN(255))}
+		for _, id := range slices.Sorted(maps.Keys(truth)) {
+			parent := truth[id]
+			if !parent.Span.Contains(key) || bytes.Equal(parent.Span.Start, key) {
+				continue
+			}
+			child := parent
+			child.Range = s.apply(1, allocate{Count: 1}).First
+			parent.Generation++
+			child.Generation = parent.Generation
+			child.Span.Start, parent.Span.End = key, key
+			truth[parent.Range], truth[child.Range] = parent, child
+			return []keyspace.Descriptor{parent, child}
+		}
+	}
+}
+
+// TestCompactErrors walks etcd's rule from the empty store on.
+func TestCompactErrors(t *testing.T) {
+	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).firstState()
+	s.apply(11, raiseCeiling{To: 100})
+	for _, c := range []struct {
+		at   keyspace.Revision
+		want error
+	}{{0, nil}, {0, kverror.Compacted}, {5, nil}, {5, kverror.Compacted}, {4, kverror.Compacted}, {101, kverror.FutureRevision}, {100, nil}} {
+		if got := s.apply(12, compact{At: c.at}).Err; kindOf(got) != c.want {
+			t.Errorf("compact at %d: %v, want %v", c.at, got, c.want)
+		}
+	}
+}
+
+func kindOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	return kverror.Of(err).Kind
+}
