@@ -102,9 +102,9 @@ type driver struct {
 	groups  int
 	maxData int
 	state   model
-	// compactTo keeps tails short, so that the log can be recycled.
+	// keep bounds what a compaction leaves, so that the log can be recycled.
 	keep uint64
-	// pinned is a group that is never compacted, 0 for none.
+	// pinned is a group that only grows, 0 for none.
 	pinned keyspace.GroupID
 }
 
@@ -138,10 +138,10 @@ func (d *driver) change(b *Batch, id keyspace.GroupID) {
 		g.ents = map[uint64]modelEntry{}
 	}
 	switch p := d.rng.IntN(100); {
-	case p < 65:
+	case p < 65 || id == d.pinned:
 		d.append(b, id, &g)
 	case p < 85:
-		if !g.exists || g.last == g.base.index || id == d.pinned {
+		if !g.exists || g.last == g.base.index {
 			return
 		}
 		to := g.last - min(g.last-g.base.index, uint64(d.rng.IntN(int(d.keep))))

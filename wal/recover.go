@@ -23,14 +23,7 @@ func open(opts Options, salt func() (uint64, error)) (_ *Log, err error) {
 	if opts, err = opts.withDefaults(); err != nil {
 		return nil, err
 	}
-	l := &Log{
-		opts: opts, metrics: opts.Metrics, logger: opts.Logger, clock: opts.Clock,
-		dir:   directory{fs: opts.FS, dir: opts.Dir, salt: salt},
-		cache: newCache(opts.EntryCacheBytes), groups: map[keyspace.GroupID]*GroupLog{},
-		fatal: make(chan struct{}), writerDone: make(chan struct{}), stop: make(chan struct{}),
-		kickPrep: make(chan struct{}, 1), kickTails: make(chan struct{}, 1), nextSeq: 1,
-	}
-	l.work = sync.NewCond(&l.mu)
+	l := newLog(opts, salt)
 	if err := l.recover(); err != nil {
 		return nil, errors.Join(err, l.closeFiles())
 	}
@@ -41,6 +34,18 @@ func open(opts Options, salt func() (uint64, error)) (_ *Log, err error) {
 	l.wait.Go(l.prepareLoop)
 	l.wait.Go(l.rewriteLoop)
 	return l, nil
+}
+
+func newLog(opts Options, salt func() (uint64, error)) *Log {
+	l := &Log{
+		opts: opts, metrics: opts.Metrics, logger: opts.Logger, clock: opts.Clock,
+		dir:   directory{fs: opts.FS, dir: opts.Dir, salt: salt},
+		cache: newCache(opts.EntryCacheBytes), groups: map[keyspace.GroupID]*GroupLog{},
+		fatal: make(chan struct{}), writerDone: make(chan struct{}), stop: make(chan struct{}),
+		kickPrep: make(chan struct{}, 1), kickTails: make(chan struct{}, 1), nextSeq: 1,
+	}
+	l.work = sync.NewCond(&l.mu)
+	return l
 }
 
 func (l *Log) recover() error {
