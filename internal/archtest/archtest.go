@@ -38,6 +38,11 @@ var lines = []line{
 		"what ships must not depend on the rigs that test it",
 	},
 	{
+		[]string{"demo"},
+		"a whole cluster in one process",
+		"a node does not know that there are others in its process",
+	},
+	{
 		[]string{"node"},
 		"wires one node; start and stop",
 		"node is the only place that knows all parts; a part that knew it would be a circle",

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -157,6 +158,46 @@ func TestPackageComments(t *testing.T) {
 	for _, p := range list(t, nil) {
 		if len(p.GoFiles) > 0 && p.Doc == "" {
 			t.Errorf("%s has no package comment", p.ImportPath)
+		}
+	}
+}
+
+// TestDependencies: every module that go.mod requires directly has its reason in
+// docs/DEPENDENCIES.md, and nothing has one that go.mod no longer knows.
+func TestDependencies(t *testing.T) {
+	text, err := os.ReadFile("../../docs/DEPENDENCIES.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(string(text), -1) {
+		reasons[row[1]] = true
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal(out, &mod); err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, r := range mod.Require {
+		known[r.Path] = true
+		if !r.Indirect && !reasons[r.Path] {
+			t.Errorf("%s has no reason in docs/DEPENDENCIES.md", r.Path)
+		}
+	}
+	for path := range reasons {
+		if !known[path] {
+			t.Errorf("docs/DEPENDENCIES.md gives a reason for %s, which go.mod does not know", path)
 		}
 	}
 }
