@@ -1,0 +1,271 @@
+package etcdapi
+
+import (
+	"math"
+
+	"github.com/google/btree"
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+// checkRange checks a read by its look.
+func checkRange(r *pb.RangeRequest) error {
+	if len(r.GetKey()) == 0 {
+		return kverror.EmptyKey
+	}
+	if _, ok := pb.RangeRequest_SortOrder_name[int32(r.GetSortOrder())]; !ok {
+		return kverror.InvalidSort
+	}
+	if _, ok := pb.RangeRequest_SortTarget_name[int32(r.GetSortTarget())]; !ok {
+		return kverror.InvalidSort
+	}
+	return nil
+}
+
+// checkPut checks a put by its look.
+func checkPut(r *pb.PutRequest) error {
+	switch {
+	case len(r.GetKey()) == 0:
+		return kverror.EmptyKey
+	case r.GetIgnoreValue() && len(r.GetValue()) != 0:
+		return kverror.ValueProvided
+	case r.GetIgnoreLease() && r.GetLease() != 0:
+		return kverror.LeaseProvided
+	}
+	return nil
+}
+
+// checkDelete checks a delete by its look.
+func checkDelete(r *pb.DeleteRangeRequest) error {
+	if len(r.GetKey()) == 0 {
+		return kverror.EmptyKey
+	}
+	return nil
+}
+
+// checkTxn checks a transaction by its look: first all operations, then which keys
+// they touch, so that the second, dearer check only sees what the first has bounded.
+func checkTxn(r *pb.TxnRequest, maxOps int) error {
+	if err := checkOps(r, maxOps); err != nil {
+		return err
+	}
+	if _, err := checkTouched(r.GetSuccess()); err != nil {
+		return err
+	}
+	_, err := checkTouched(r.GetFailure())
+	return err
+}
+
+// checkOps checks the operations of a transaction that may have maxOps compares, and
+// as many operations in each branch. A nested transaction may have as many as its
+// parent has left, which bounds the depth too.
+func checkOps(r *pb.TxnRequest, maxOps int) error {
+	n := max(len(r.GetCompare()), len(r.GetSuccess()), len(r.GetFailure()))
+	if n > maxOps {
+		return kverror.TooManyOps
+	}
+	for _, c := range r.GetCompare() {
+		if len(c.GetKey()) == 0 {
+			return kverror.EmptyKey
+		}
+	}
+	for _, branch := range [2][]*pb.RequestOp{r.GetSuccess(), r.GetFailure()} {
+		for _, op := range branch {
+			if err := checkOp(op, maxOps-n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkOp(op *pb.RequestOp, maxOps int) error {
+	switch o := op.GetRequest().(type) {
+	case *pb.RequestOp_RequestRange:
+		return checkRange(o.RequestRange)
+	case *pb.RequestOp_RequestPut:
+		return checkPut(o.RequestPut)
+	case *pb.RequestOp_RequestDeleteRange:
+		return checkDelete(o.RequestDeleteRange)
+	case *pb.RequestOp_RequestTxn:
+		return checkOps(o.RequestTxn, maxOps)
+	}
+	// An operation without a content; etcd answers with this.
+	return kverror.KeyNotFound
+}
+
+// touched are the keys that a list of operations puts and deletes, the operations of
+// nested transactions among them.
+type touched struct {
+	puts    map[string]struct{}
+	deletes *btree.BTreeG[interval] // disjoint
+}
+
+// interval is [start, end) of keys in byte order; end is "" for no end.
+type interval struct{ start, end string }
+
+// checkTouched refuses lists that put a key twice or put a key that they delete too.
+// Deleting twice, and reading, is allowed. The two branches of one nested transaction
+// never both happen and may put the same keys. As in etcd, the puts of a nested
+// transaction are compared with the deletes of the list itself and of the nested
+// transactions before it, not of those after it.
+func checkTouched(ops []*pb.RequestOp) (touched, error) {
+	t := touched{}
+	for _, op := range ops {
+		if d := op.GetRequestDeleteRange(); d != nil {
+			t.addDelete(deleteInterval(d))
+		}
+	}
+	for _, op := range ops {
+		txn := op.GetRequestTxn()
+		if txn == nil {
+			continue
+		}
+		then, err := checkTouched(txn.GetSuccess())
+		if err != nil {
+			return t, err
+		}
+		otherwise, err := checkTouched(txn.GetFailure())
+		if err != nil {
+			return t, err
+		}
+		if err := t.addNested(then, otherwise); err != nil {
+			return t, err
+		}
+	}
+	for _, op := range ops {
+		if p := op.GetRequestPut(); p != nil {
+			if err := t.addPut(string(p.GetKey())); err != nil {
+				return t, err
+			}
+		}
+	}
+	return t, nil
+}
+
+// addNested takes over what the two branches of a nested transaction touch.
+func (t *touched) addNested(then, otherwise touched) error {
+	for k := range otherwise.puts {
+		if _, both := then.puts[k]; both {
+			continue // checked and added with the other branch
+		}
+		if err := t.addPut(k); err != nil {
+			return err
+		}
+	}
+	if len(t.puts) == 0 && t.deletes == nil {
+		t.puts = then.puts // nothing to compare with: chains of nested ones cost no copies
+	} else {
+		for k := range then.puts {
+			if err := t.addPut(k); err != nil {
+				return err
+			}
+		}
+	}
+	t.addDeletes(then.deletes)
+	t.addDeletes(otherwise.deletes)
+	return nil
+}
+
+func (t *touched) addPut(key string) error {
+	if _, twice := t.puts[key]; twice || t.deleted(key) {
+		return kverror.DuplicateKey
+	}
+	if t.puts == nil {
+		t.puts = make(map[string]struct{})
+	}
+	t.puts[key] = struct{}{}
+	return nil
+}
+
+// deleteInterval returns what a delete touches. etcd takes the range_end "\x00" for
+// an end like others here, which leaves nothing between the two, so that such a
+// delete forbids no put; and so do we.
+func deleteInterval(d *pb.DeleteRangeRequest) interval {
+	if len(d.GetRangeEnd()) == 0 {
+		return interval{string(d.GetKey()), string(d.GetKey()) + "\x00"}
+	}
+	return interval{string(d.GetKey()), string(d.GetRangeEnd())}
+}
+
+func (t *touched) deleted(key string) (found bool) {
+	if t.deletes == nil {
+		return false
+	}
+	t.deletes.DescendLessOrEqual(interval{start: key}, func(iv interval) bool {
+		found = key < iv.end
+		return false
+	})
+	return found
+}
+
+// addDelete adds an interval and joins those that it overlaps, which keeps the tree
+// disjoint and one look per key enough.
+func (t *touched) addDelete(iv interval) {
+	if iv.start >= iv.end {
+		return
+	}
+	if t.deletes == nil {
+		t.deletes = btree.NewG(16, func(a, b interval) bool { return a.start < b.start })
+	}
+	var joined []interval
+	t.deletes.DescendLessOrEqual(iv, func(o interval) bool {
+		if o.end >= iv.start {
+			joined = append(joined, o)
+		}
+		return false
+	})
+	t.deletes.AscendGreaterOrEqual(iv, func(o interval) bool {
+		if o.start > iv.end {
+			return false
+		}
+		joined = append(joined, o)
+		return true
+	})
+	for _, o := range joined {
+		t.deletes.Delete(o)
+		iv.start, iv.end = min(iv.start, o.start), max(iv.end, o.end)
+	}
+	t.deletes.ReplaceOrInsert(iv)
+}
+
+func (t *touched) addDeletes(o *btree.BTreeG[interval]) {
+	switch {
+	case o == nil:
+	case t.deletes == nil:
+		t.deletes = o
+	default:
+		o.Ascend(func(iv interval) bool { t.addDelete(iv); return true })
+	}
+}
+
+// readOnly says whether no branch of the transaction can change anything. As in etcd,
+// a nested transaction counts as a change.
+func readOnly(r *pb.TxnRequest) bool {
+	for _, branch := range [2][]*pb.RequestOp{r.GetSuccess(), r.GetFailure()} {
+		for _, op := range branch {
+			if op.GetRequestRange() == nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// sizeAsProposed returns the bytes that a change would have as etcd's raft proposal,
+// which is what etcd compares with max-request-bytes.
+func sizeAsProposed(r *pb.InternalRaftRequest) int {
+	// Request ids are 64-bit numbers of random height: ten bytes nearly always.
+	r.Header = &pb.RequestHeader{ID: math.MaxUint64}
+	return proto.Size(r)
+}
+
+func (s *Server) checkSize(r *pb.InternalRaftRequest) error {
+	if n := sizeAsProposed(r); n > s.opts.MaxRequestBytes {
+		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, s.opts.MaxRequestBytes)
+	}
+	return nil
+}

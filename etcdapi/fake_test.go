@@ -1,0 +1,168 @@
+package etcdapi
+
+import (
+	"context"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeKV answers every request with err, or with an empty response at revision 7. It
+// counts what reaches it, and waits for the end of the context if it should.
+type fakeKV struct {
+	mu    sync.Mutex
+	err   error
+	calls int
+	block bool
+	// entered gets a value for each call that blocks.
+	entered chan struct{}
+}
+
+func (f *fakeKV) set(err error, block bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err, f.block, f.calls = err, block, 0
+}
+
+func (f *fakeKV) called() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls
+}
+
+func (f *fakeKV) answer(ctx context.Context) (*pb.ResponseHeader, error) {
+	f.mu.Lock()
+	f.calls++
+	err, block := f.err, f.block
+	f.mu.Unlock()
+	if block {
+		f.entered <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &pb.ResponseHeader{Revision: 7}, err
+}
+
+func (f *fakeKV) Range(ctx context.Context, _ *pb.RangeRequest) (*pb.RangeResponse, error) {
+	h, err := f.answer(ctx)
+	return &pb.RangeResponse{Header: h}, err
+}
+
+func (f *fakeKV) Put(ctx context.Context, _ *pb.PutRequest) (*pb.PutResponse, error) {
+	h, err := f.answer(ctx)
+	return &pb.PutResponse{Header: h}, err
+}
+
+func (f *fakeKV) DeleteRange(ctx context.Context, _ *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+	h, err := f.answer(ctx)
+	return &pb.DeleteRangeResponse{Header: h}, err
+}
+
+func (f *fakeKV) Txn(ctx context.Context, _ *pb.TxnRequest) (*pb.TxnResponse, error) {
+	h, err := f.answer(ctx)
+	return &pb.TxnResponse{Header: h}, err
+}
+
+func (f *fakeKV) Compact(ctx context.Context, _ *pb.CompactionRequest) (*pb.CompactionResponse, error) {
+	h, err := f.answer(ctx)
+	return &pb.CompactionResponse{Header: h}, err
+}
+
+// fakeNode is a node and its cluster.
+type fakeNode struct {
+	leader  atomic.Uint64
+	learner atomic.Bool
+	alarm   atomic.Int32 // a pb.AlarmType
+	list    atomic.Pointer[error]
+}
+
+func (f *fakeNode) Leader() keyspace.NodeID { return keyspace.NodeID(f.leader.Load()) }
+func (f *fakeNode) Term() uint64            { return 5 }
+func (f *fakeNode) Status() Status {
+	return Status{Revision: 9, RaftIndex: 21, AppliedIndex: 20, DBSizeBytes: 1000, DBSizeInUseBytes: 600, Learner: f.learner.Load()}
+}
+
+func (f *fakeNode) Alarms() []*pb.AlarmMember {
+	if a := pb.AlarmType(f.alarm.Load()); a != pb.AlarmType_NONE {
+		return []*pb.AlarmMember{{MemberID: 0xb, Alarm: a}}
+	}
+	return nil
+}
+
+func (f *fakeNode) MemberList(context.Context, bool) ([]*pb.Member, error) {
+	if err := f.list.Load(); err != nil {
+		return nil, *err
+	}
+	return []*pb.Member{{ID: 0xb, Name: "n1", ClientURLs: []string{"http://h:1"}, PeerURLs: []string{"http://h:2"}}}, nil
+}
+
+// rig is a running server with fakes behind it.
+type rig struct {
+	*Server
+	kv   *fakeKV
+	node *fakeNode
+	reg  *prometheus.Registry
+}
+
+// newRig serves on a free port, and on another one for metrics. scheme is that of both.
+func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
+	t.Helper()
+	r := &rig{kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
+	r.node.leader.Store(0xb)
+	o := Options{KV: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
+	if change != nil {
+		change(&o)
+	}
+	r.Server = New(o)
+	u := url.URL{Scheme: scheme, Host: "127.0.0.1:0"}
+	if err := r.Bind([]url.URL{u}, []url.URL{u}); err != nil {
+		t.Fatal(err)
+	}
+	r.Start()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		r.Stop(ctx)
+	})
+	return r
+}
+
+func (r *rig) addr() string { return r.ClientAddrs()[0].String() }
+
+func (r *rig) client(t testing.TB, cfg clientv3.Config) *clientv3.Client {
+	t.Helper()
+	if cfg.Endpoints == nil {
+		cfg.Endpoints = []string{r.addr()}
+	}
+	cfg.MaxUnaryRetries = 1 // errors are the subject, not what hides them
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func dial(t testing.TB, addr string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}

@@ -1,0 +1,427 @@
+package etcdapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+// TestErrorTexts: every kind of error arrives at clientv3 as etcd's own error value
+// where etcd has one, and with the table's code and text elsewhere.
+func TestErrorTexts(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	for _, row := range kverror.Table() {
+		r.kv.set(kverror.New(row.Kind, ""), false)
+		_, err := c.Put(t.Context(), "k", "v")
+		want := status.Convert(row.GRPC)
+		ee := rpctypes.EtcdError{}
+		switch {
+		case errors.As(err, &ee):
+			if ee.Code() != want.Code() || ee.Error() != want.Message() {
+				t.Errorf("%s: got %v %q, want %v %q", row.Name, ee.Code(), ee.Error(), want.Code(), want.Message())
+			}
+		case want.Code() == codes.Canceled || want.Code() == codes.DeadlineExceeded:
+			if status.Code(err) != want.Code() && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", row.Name, err)
+			}
+		case strings.HasPrefix(want.Message(), "skein:"), row.Kind == kverror.Internal:
+			if !strings.Contains(err.Error(), want.Message()) {
+				t.Errorf("%s: %v", row.Name, err)
+			}
+		default:
+			t.Errorf("%s: %T %v is not etcd's error", row.Name, err, err)
+		}
+	}
+}
+
+// TestUnknownErrors: what is no kverror is Unknown with its own text.
+func TestUnknownErrors(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	r.kv.set(errors.New("engine: on fire"), false)
+	_, err := c.Get(t.Context(), "k")
+	if status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "on fire") {
+		t.Error(err)
+	}
+	r.kv.set(rpctypes.ErrGRPCNoSpace, false)
+	if _, err = c.Get(t.Context(), "k"); !errors.Is(err, rpctypes.ErrNoSpace) {
+		t.Error(err)
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	check := func(what string, h *pb.ResponseHeader, revision int64, err error) {
+		t.Helper()
+		if err != nil || h.ClusterId != 0xc || h.MemberId != 0xb || h.RaftTerm != 5 || h.Revision != revision {
+			t.Errorf("%s: %v, %v", what, h, err)
+		}
+	}
+	g, err := c.Get(t.Context(), "k")
+	check("Range", g.Header, 7, err)
+	p, err := c.Put(t.Context(), "k", "v")
+	check("Put", p.Header, 7, err)
+	d, err := c.Delete(t.Context(), "k")
+	check("DeleteRange", d.Header, 7, err)
+	x, err := c.Txn(t.Context()).Then(clientv3.OpPut("k", "v")).Commit()
+	check("Txn", x.Header, 7, err)
+	o, err := c.Compact(t.Context(), 3)
+	check("Compact", o.Header, 7, err)
+	m, err := c.MemberList(t.Context())
+	check("MemberList", m.Header, 0, err)
+	if len(m.Members) != 1 || m.Members[0].Name != "n1" {
+		t.Error(m)
+	}
+	s, err := c.Status(t.Context(), r.addr())
+	check("Status", s.Header, 9, err)
+	if s.Version != "3.7.3" || s.StorageVersion != "3.7.0" || s.Leader != 0xb || s.RaftTerm != 5 || s.RaftIndex != 21 ||
+		s.RaftAppliedIndex != 20 || s.DbSize != 1000 || s.DbSizeInUse != 600 || s.IsLearner || len(s.Errors) != 0 {
+		t.Error(s)
+	}
+	r.node.leader.Store(0)
+	r.node.alarm.Store(int32(pb.AlarmType_NOSPACE))
+	s, err = c.Status(t.Context(), r.addr())
+	if err != nil || s.Leader != 0 || len(s.Errors) != 2 || s.Errors[0] != "etcdserver: no leader" {
+		t.Error(s, err)
+	}
+	a, err := c.AlarmList(t.Context())
+	check("Alarm", a.Header, 9, err)
+	if len(a.Alarms) != 1 || a.Alarms[0].Alarm != pb.AlarmType_NOSPACE {
+		t.Error(a)
+	}
+}
+
+// TestNotYet: missing methods say so, missing services are not there.
+func TestNotYet(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	for what, call := range map[string]func() error{
+		"MemberAdd":     func() error { _, err := c.MemberAdd(t.Context(), []string{"http://h:1"}); return err },
+		"MemberRemove":  func() error { _, err := c.MemberRemove(t.Context(), 1); return err },
+		"MemberUpdate":  func() error { _, err := c.MemberUpdate(t.Context(), 1, []string{"http://h:1"}); return err },
+		"MemberPromote": func() error { _, err := c.MemberPromote(t.Context(), 1); return err },
+		"Defragment":    func() error { _, err := c.Defragment(t.Context(), r.addr()); return err },
+		"HashKV":        func() error { _, err := c.HashKV(t.Context(), r.addr(), 0); return err },
+		"MoveLeader":    func() error { _, err := c.MoveLeader(t.Context(), 1); return err },
+		"Alarm DEACTIVATE": func() error {
+			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE})
+			return err
+		},
+		"Hash": func() error {
+			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Hash(t.Context(), &pb.HashRequest{})
+			return err
+		},
+		"Downgrade": func() error {
+			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Downgrade(t.Context(), &pb.DowngradeRequest{})
+			return err
+		},
+		"RangeStream": func() error {
+			s, err := pb.NewKVClient(c.ActiveConnection()).RangeStream(t.Context(), &pb.RangeRequest{Key: []byte("k")})
+			if err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
+		"Snapshot": func() error {
+			s, err := pb.NewMaintenanceClient(c.ActiveConnection()).Snapshot(t.Context(), &pb.SnapshotRequest{})
+			if err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
+	} {
+		if err := call(); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), what+" is not there yet") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := c.Grant(t.Context(), 5); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "unknown service etcdserverpb.Lease") {
+		t.Error(err)
+	}
+}
+
+// TestTimeouts: the server's patience is etcd's timeout, the client's own end stays
+// what it is.
+func TestTimeouts(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.RequestTimeout = 50 * time.Millisecond })
+	c := r.client(t, clientv3.Config{})
+	r.kv.set(nil, true)
+	if _, err := c.Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrTimeout) {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := c.Put(ctx, "k", "v"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Put(ctx, "k", "v"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	// A kind that says more than the end of the context is kept.
+	inner, stop, wording := r.bounded(t.Context())
+	defer stop()
+	<-inner.Done()
+	if err := wording(kverror.TimeoutLeaderFail); !errors.Is(err, rpctypes.ErrGRPCTimeoutDueToLeaderFail) {
+		t.Error(err)
+	}
+	if err := wording(status.FromContextError(inner.Err()).Err()); !errors.Is(err, rpctypes.ErrGRPCTimeout) {
+		t.Error(err)
+	}
+}
+
+func TestRequireLeader(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.ElectionTimeout = 20 * time.Millisecond })
+	c := r.client(t, clientv3.Config{})
+	health := grpc_health_v1.NewHealthClient(c.ActiveConnection())
+	demanding, err := health.Watch(clientv3.WithRequireLeader(t.Context()), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	patient, err := health.Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []grpc_health_v1.Health_WatchClient{demanding, patient} {
+		if got, err := s.Recv(); err != nil || got.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+			t.Fatal(got, err)
+		}
+	}
+	if _, err := c.Get(clientv3.WithRequireLeader(t.Context()), "k"); err != nil {
+		t.Fatal(err)
+	}
+	r.node.leader.Store(0)
+	if _, err := demanding.Recv(); !strings.Contains(err.Error(), "etcdserver: no leader") || status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+	if _, err := c.Get(clientv3.WithRequireLeader(t.Context()), "k"); !errors.Is(err, rpctypes.ErrNoLeader) {
+		t.Error(err)
+	}
+	if s, err := health.Watch(clientv3.WithRequireLeader(t.Context()), &grpc_health_v1.HealthCheckRequest{}); err == nil {
+		if _, err = s.Recv(); !strings.Contains(err.Error(), "etcdserver: no leader") {
+			t.Error(err)
+		}
+	}
+	if _, err := c.Get(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClientVersion(t *testing.T) {
+	r := newRig(t, "http", nil)
+	conn, err := grpc.NewClient(r.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	call := func(version string) error {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), rpctypes.MetadataClientAPIVersionKey, version)
+		_, err := pb.NewKVClient(conn).Range(ctx, &pb.RangeRequest{Key: []byte("k")})
+		return err
+	}
+	if err := call("3.7"); err != nil {
+		t.Error(err)
+	}
+	if got := testutil.ToFloat64(r.metrics.ClientRequests.WithLabelValues("unary", "3.7")); got != 1 {
+		t.Errorf("%v requests of 3.7", got)
+	}
+	for i := range 2 * maxClientVersions {
+		if err := call(strings.Repeat("x", i+1)); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := testutil.CollectAndCount(r.metrics.ClientRequests); n > maxClientVersions+1 {
+		t.Errorf("%d versions are counted apart", n)
+	}
+	// gRPC refuses to send what is no text, so the check is called as gRPC would.
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpctypes.MetadataClientAPIVersionKey, "\xff"))
+	if _, err := r.admit(ctx, "unary"); !errors.Is(err, rpctypes.ErrGRPCInvalidClientAPIVersion) {
+		t.Error(err)
+	}
+}
+
+// TestSizes: the limit is on changes in the form in which etcd measures them, and gRPC
+// ends messages that are larger still.
+func TestSizes(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.MaxRequestBytes = 4096 })
+	c := r.client(t, clientv3.Config{})
+	big, huge := strings.Repeat("v", 4097), strings.Repeat("v", 4096+grpcOverheadBytes)
+	if _, err := c.Put(t.Context(), "k", big); !errors.Is(err, rpctypes.ErrRequestTooLarge) {
+		t.Error(err)
+	}
+	if _, err := c.Txn(t.Context()).Then(clientv3.OpPut("k", big)).Commit(); !errors.Is(err, rpctypes.ErrRequestTooLarge) {
+		t.Error(err)
+	}
+	if _, err := c.Delete(t.Context(), big); !errors.Is(err, rpctypes.ErrRequestTooLarge) {
+		t.Error(err)
+	}
+	if n := r.kv.called(); n != 0 {
+		t.Errorf("%d requests passed", n)
+	}
+	// Reads are not measured.
+	if _, err := c.Get(t.Context(), big); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Txn(t.Context()).If(clientv3.Compare(clientv3.Value(big), "=", "")).Then(clientv3.OpGet(big)).Commit(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Put(t.Context(), "k", huge); status.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+}
+
+func TestMaxConcurrentStreams(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.MaxConcurrentStreams = 2; o.RequestTimeout = time.Minute })
+	c := r.client(t, clientv3.Config{})
+	r.kv.set(nil, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 2)
+	for range 2 {
+		go func() { _, err := c.Get(ctx, "k"); done <- err }()
+		<-r.kv.entered
+	}
+	third, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	if _, err := c.Get(third, "k"); !errors.Is(err, context.DeadlineExceeded) || r.kv.called() != 2 {
+		t.Errorf("%d calls at a time, the third: %v", r.kv.called(), err)
+	}
+	cancel()
+	for range 2 {
+		<-done
+	}
+}
+
+// TestKeepAlive: a client that pings too often is sent away.
+func TestKeepAlive(t *testing.T) {
+	o := Options{KV: &fakeKV{}}
+	o.KeepAliveMinTime, o.KeepAliveInterval, o.KeepAliveTimeout = time.Second, time.Hour, time.Minute
+	o.fill()
+	with := len((&Server{opts: o}).grpcOptions())
+	o.KeepAliveMinTime, o.KeepAliveTimeout = 0, 0
+	if without := len((&Server{opts: o}).grpcOptions()); with != without+2 {
+		t.Errorf("%d options with keepalive, %d without", with, without)
+	}
+}
+
+func TestReflectionAndHealth(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	s, err := grpc_reflection_v1.NewServerReflectionClient(c.ActiveConnection()).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, svc := range got.GetListServicesResponse().Service {
+		names = append(names, svc.Name)
+	}
+	want := "etcdserverpb.Cluster etcdserverpb.KV etcdserverpb.Maintenance grpc.health.v1.Health grpc.reflection.v1.ServerReflection grpc.reflection.v1alpha.ServerReflection"
+	if strings.Join(names, " ") != want {
+		t.Error(names)
+	}
+	_ = s.CloseSend()
+	if _, err := s.Recv(); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	h, err := grpc_health_v1.NewHealthClient(c.ActiveConnection()).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil || h.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+		t.Error(h, err)
+	}
+}
+
+// TestStop: running calls may end; what does not end is cut off.
+func TestStop(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.RequestTimeout = time.Minute })
+	c := r.client(t, clientv3.Config{})
+	r.kv.set(nil, true)
+	done := make(chan error, 1)
+	go func() { _, err := c.Put(t.Context(), "k", "v"); done <- err }()
+	<-r.kv.entered
+	silent := dial(t, r.addr())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	r.Stop(ctx)
+	if err := <-done; status.Code(err) != codes.Unavailable && !errors.Is(err, context.Canceled) {
+		t.Errorf("%T %v", err, err)
+	}
+	if _, err := silent.Read(make([]byte, 1)); err == nil {
+		t.Error("a silent connection outlived the server")
+	}
+}
+
+func TestStopWithoutStart(t *testing.T) {
+	r := newRig(t, "http", nil)
+	s := New(Options{KV: r.kv, Members: r.node, Node: r.node, Clock: r.opts.Clock})
+	if err := s.Bind(nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop(t.Context())
+	s.Stop(t.Context())
+}
+
+// TestMetrics: calls are counted by method and code, and bytes in both directions.
+func TestMetrics(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.WarnUnaryRequest = time.Nanosecond })
+	c := r.client(t, clientv3.Config{})
+	if _, err := c.Put(t.Context(), "k", "value"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Get(t.Context(), ""); !errors.Is(err, rpctypes.ErrEmptyKey) {
+		t.Fatal(err)
+	}
+	m := r.metrics
+	if got := testutil.ToFloat64(m.Handled.WithLabelValues("unary", "etcdserverpb.KV", "Put", "OK")); got != 1 {
+		t.Errorf("%v puts", got)
+	}
+	if got := testutil.ToFloat64(m.Handled.WithLabelValues("unary", "etcdserverpb.KV", "Range", "InvalidArgument")); got != 1 {
+		t.Errorf("%v refused reads", got)
+	}
+	if testutil.ToFloat64(m.ReceivedBytes) < 8 || testutil.ToFloat64(m.SentBytes) < 8 {
+		t.Error("bytes are not counted")
+	}
+	if testutil.ToFloat64(m.SlowRequests) != 2 || testutil.ToFloat64(m.OpenConnections) != 1 {
+		t.Errorf("%v slow, %v open", testutil.ToFloat64(m.SlowRequests), testutil.ToFloat64(m.OpenConnections))
+	}
+	if problems, err := testutil.GatherAndLint(r.reg, "skein_etcdapi_open_connections", "skein_etcdapi_slow_requests_total"); err != nil || len(problems) > 0 {
+		t.Error(problems, err)
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	r := newRig(b, "http", nil)
+	c := r.client(b, clientv3.Config{})
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Put(b.Context(), "k", "v"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,215 @@
+package etcdapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/status"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// clientMux is what HTTP clients reach on a client port.
+func (s *Server) clientMux() http.Handler {
+	mux := http.NewServeMux()
+	s.handleHealth(mux)
+	mux.HandleFunc("/version", s.serveVersion)
+	if s.opts.EnablePprof {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return anyOrigin(mux)
+}
+
+// metricsMux is what is served at the metrics URLs: metrics and health alone.
+func (s *Server) metricsMux() http.Handler {
+	mux := http.NewServeMux()
+	s.handleHealth(mux)
+	return mux
+}
+
+// anyOrigin lets scripts of any web page in, etcd's default.
+func anyOrigin(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Methods", "POST, GET, OPTIONS, PUT, DELETE")
+		w.Header().Set("Access-Control-Allow-Origin", "*")
+		w.Header().Set("Access-Control-Allow-Headers", "accept, content-type, authorization")
+		if r.Method == http.MethodOptions {
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) handleHealth(mux *http.ServeMux) {
+	mux.Handle("/metrics", promhttp.HandlerFor(s.opts.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	mux.HandleFunc("/health", s.serveHealth)
+	s.handleChecks(mux, "livez", []check{{"serializable_read", s.readCheck(true)}})
+	s.handleChecks(mux, "readyz", []check{
+		{"data_corruption", s.corruptCheck},
+		{"serializable_read", s.readCheck(true)},
+		{"linearizable_read", s.readCheck(false)},
+		{"non_learner", s.learnerCheck},
+	})
+}
+
+// onlyGet refuses other methods than GET.
+func onlyGet(w http.ResponseWriter, r *http.Request) bool {
+	if r.Method == http.MethodGet {
+		return true
+	}
+	w.Header().Set("Allow", http.MethodGet)
+	http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
+	return false
+}
+
+// serveVersion answers as etcd's /version: numbers and dots alone.
+func (s *Server) serveVersion(w http.ResponseWriter, r *http.Request) {
+	if !onlyGet(w, r) {
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintf(w, `{"etcdserver":%q,"etcdcluster":%q,"storage":%q}`, EtcdVersion, ClusterVersion, StorageVersion)
+}
+
+// serveHealth answers as etcd's /health: alarms, the leader, and a read.
+func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
+	if !onlyGet(w, r) {
+		return
+	}
+	reason := s.unhealthy(r.Context(), r.URL.Query()["exclude"], r.URL.Query().Get("serializable") == "true")
+	answer := struct {
+		Health string `json:"health"`
+		Reason string `json:"reason"`
+	}{Health: "true", Reason: reason}
+	if reason == "" {
+		s.metrics.HealthSuccess.Inc()
+	} else {
+		s.metrics.HealthFailures.Inc()
+		answer.Health = "false"
+	}
+	b, err := json.Marshal(answer)
+	if err != nil {
+		panic(fmt.Sprintf("etcdapi: marshal two strings %+v: %v", answer, err))
+	}
+	if reason != "" {
+		s.log.Warn("/health error", zap.String("output", string(b)), zap.Int("status-code", http.StatusServiceUnavailable))
+		http.Error(w, string(b), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write(b)
+}
+
+// unhealthy says why the node is unhealthy, "" if it is not.
+func (s *Server) unhealthy(ctx context.Context, excluded []string, serializable bool) string {
+	for _, a := range s.opts.Node.Alarms() {
+		if slices.Contains(excluded, a.GetAlarm().String()) {
+			continue
+		}
+		switch a.GetAlarm() {
+		case pb.AlarmType_NOSPACE, pb.AlarmType_CORRUPT:
+			return "ALARM " + a.GetAlarm().String()
+		}
+		return "ALARM UNKNOWN"
+	}
+	if !serializable && s.opts.Node.Leader() == 0 {
+		return "RAFT NO LEADER"
+	}
+	if err := s.readCheck(serializable)(ctx); err != nil {
+		return "RANGE ERROR:" + err.Error()
+	}
+	return ""
+}
+
+// check is one of the named checks of /livez and /readyz.
+type check struct {
+	name string
+	run  func(context.Context) error
+}
+
+// readCheck reads the first key there can be. It is one range's matter, so that a
+// health check costs the same however many ranges there are.
+func (s *Server) readCheck(serializable bool) func(context.Context) error {
+	return func(ctx context.Context) error {
+		inner, cancel, wording := s.bounded(ctx)
+		defer cancel()
+		_, err := s.opts.KV.Range(inner, &pb.RangeRequest{Key: []byte{0}, KeysOnly: true, Limit: 1, Serializable: serializable})
+		if err != nil {
+			return errors.New(status.Convert(wording(err)).Message())
+		}
+		return nil
+	}
+}
+
+func (s *Server) corruptCheck(context.Context) error {
+	for _, a := range s.opts.Node.Alarms() {
+		if a.GetAlarm() == pb.AlarmType_CORRUPT {
+			return errors.New("alarm activated: CORRUPT")
+		}
+	}
+	return nil
+}
+
+func (s *Server) learnerCheck(context.Context) error {
+	if s.opts.Node.Status().Learner {
+		return errors.New("not supported for learner")
+	}
+	return nil
+}
+
+// handleChecks installs /name, which runs all checks but those that ?exclude names,
+// and /name/check for each.
+func (s *Server) handleChecks(mux *http.ServeMux, name string, checks []check) {
+	mux.HandleFunc("/"+name, func(w http.ResponseWriter, r *http.Request) {
+		excluded := r.URL.Query()["exclude"]
+		s.serveChecks(w, r, name, slices.DeleteFunc(slices.Clone(checks), func(c check) bool { return slices.Contains(excluded, c.name) }))
+	})
+	for _, c := range checks {
+		mux.HandleFunc("/"+name+"/"+c.name, func(w http.ResponseWriter, r *http.Request) {
+			s.serveChecks(w, r, name, []check{c})
+		})
+	}
+}
+
+func (s *Server) serveChecks(w http.ResponseWriter, r *http.Request, name string, checks []check) {
+	if !onlyGet(w, r) {
+		return
+	}
+	var report strings.Builder
+	failed := false
+	for _, c := range checks {
+		value, result := 1.0, "success"
+		if err := c.run(r.Context()); err != nil {
+			failed = true
+			value, result = 0, "error"
+			fmt.Fprintf(&report, "[-]%s failed: %v\n", c.name, err)
+		} else {
+			fmt.Fprintf(&report, "[+]%s ok\n", c.name)
+		}
+		s.metrics.HealthCheck.WithLabelValues(name, c.name).Set(value)
+		s.metrics.HealthChecks.WithLabelValues(name, c.name, result).Inc()
+	}
+	if failed {
+		s.log.Error("Health check error", zap.String("path", r.URL.Path), zap.String("reason", report.String()),
+			zap.Int("status-code", http.StatusServiceUnavailable))
+		http.Error(w, report.String(), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if r.URL.Query().Has("verbose") {
+		_, _ = fmt.Fprint(w, report.String())
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+}

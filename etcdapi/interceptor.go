@@ -1,0 +1,176 @@
+package etcdapi
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+// noLeaderTimeouts is how many election timeouts without a leader end the streams
+// that demand one. More than one, since reconnecting streams cost more than waiting.
+const noLeaderTimeouts = 3
+
+// errNoLeader is the cause of the contexts of streams that were ended for want of a
+// leader.
+var errNoLeader = errors.New("etcdapi: no leader for three election timeouts")
+
+// admit checks a call's metadata, as etcd does, and says whether the call demands a
+// leader.
+func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, err error) {
+	version := "unknown"
+	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 {
+		version = v[0]
+		if !utf8.ValidString(version) {
+			return false, rpctypes.ErrGRPCInvalidClientAPIVersion
+		}
+	}
+	s.metrics.ClientRequests.WithLabelValues(kind, s.metrics.clientVersion(version)).Inc()
+	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataRequireLeaderKey); len(v) > 0 && v[0] == rpctypes.MetadataHasLeader {
+		if s.opts.Node.Leader() == 0 {
+			return true, rpctypes.ErrGRPCNoLeader
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// unary is around every unary call.
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	start := s.opts.Clock.Now()
+	m := s.methods[info.FullMethod]
+	m.started.Inc()
+	if _, err = s.admit(ctx, "unary"); err == nil {
+		resp, err = handler(ctx, req)
+	}
+	took := s.opts.Clock.Now().Sub(start)
+	m.done(status.Code(err), took)
+	if took > s.opts.WarnUnaryRequest {
+		s.metrics.SlowRequests.Inc()
+		s.logSlow(ctx, info.FullMethod, took, req, resp, err)
+	}
+	return resp, err
+}
+
+// logSlow logs a slow call by its sizes: keys and values may be secrets.
+func (s *Server) logSlow(ctx context.Context, method string, took time.Duration, req, resp any, err error) {
+	remote := ""
+	if p, ok := peer.FromContext(ctx); ok {
+		remote = p.Addr.String()
+	}
+	s.log.Warn("request took long", zap.String("method", method), zap.Duration("took", took), zap.String("remote", remote),
+		zap.Int("request-bytes", sizeOf(req)), zap.Int("response-bytes", sizeOf(resp)), zap.Error(err))
+}
+
+func sizeOf(m any) int {
+	if p, ok := m.(proto.Message); ok {
+		return proto.Size(p)
+	}
+	return 0
+}
+
+// stream is around every stream.
+func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	start := s.opts.Clock.Now()
+	m := s.methods[info.FullMethod]
+	m.started.Inc()
+	err := s.streamAdmitted(srv, ss, handler)
+	m.done(status.Code(err), s.opts.Clock.Now().Sub(start))
+	return err
+}
+
+func (s *Server) streamAdmitted(srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
+	demands, err := s.admit(ss.Context(), "stream")
+	if err != nil {
+		return err
+	}
+	if !demands {
+		return handler(srv, ss)
+	}
+	ctx, cancel := context.WithCancelCause(ss.Context())
+	defer cancel(nil)
+	forget := s.leaderless.add(cancel)
+	defer forget()
+	err = handler(srv, streamWithContext{ss, ctx})
+	if errors.Is(context.Cause(ctx), errNoLeader) {
+		return rpctypes.ErrGRPCNoLeader
+	}
+	return err
+}
+
+// streamWithContext is a stream whose context ends when there is no leader.
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (s streamWithContext) Context() context.Context { return s.ctx }
+
+// leaderWatch ends the streams that demand a leader once there has been none for too
+// long.
+type leaderWatch struct {
+	mu sync.Mutex
+	// streams are the cancel functions of the streams, by a number of their own; guarded
+	// by mu.
+	streams map[uint64]context.CancelCauseFunc
+	next    uint64 // guarded by mu
+}
+
+// add registers a stream; forget takes it out again.
+func (w *leaderWatch) add(cancel context.CancelCauseFunc) (forget func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.streams == nil {
+		w.streams = make(map[uint64]context.CancelCauseFunc)
+	}
+	id := w.next
+	w.next++
+	w.streams[id] = cancel
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.streams, id)
+	}
+}
+
+func (w *leaderWatch) endAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, cancel := range w.streams {
+		cancel(errNoLeader)
+	}
+	clear(w.streams)
+}
+
+// watchLeader looks for a leader once per election timeout until ctx is done.
+func (s *Server) watchLeader(ctx context.Context) {
+	t := s.opts.Clock.NewTimer(s.opts.ElectionTimeout)
+	defer t.Stop()
+	missing := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C():
+		}
+		t.Reset(s.opts.ElectionTimeout)
+		if s.opts.Node.Leader() != 0 {
+			missing = 0
+			continue
+		}
+		if missing++; missing >= noLeaderTimeouts {
+			s.leaderless.endAll()
+		}
+	}
+}

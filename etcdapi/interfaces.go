@@ -1,0 +1,56 @@
+package etcdapi
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// KV serves keys for the whole cluster; the router implements it. Requests have
+// passed the checks of this package. Responses have a header with the revision that
+// etcd would put there. Errors are kverrors, contexts' errors or gRPC statuses. All
+// methods return soon after ctx is done.
+type KV interface {
+	Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error)
+	Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error)
+	DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
+	Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error)
+	Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error)
+}
+
+// Cluster knows the members.
+type Cluster interface {
+	// MemberList returns all members, ascending by id: from the placement group where
+	// linearizable is set, and else from what this node knows, without waiting.
+	MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error)
+}
+
+// Node is what this node knows of itself and of the placement group. No method
+// blocks; all may be called from many goroutines, Leader and Term for each request.
+type Node interface {
+	// Leader is the node that leads the placement group, which to clients is the
+	// cluster's leader; 0 where this node knows of none.
+	Leader() keyspace.NodeID
+	// Term is the placement group's raft term as this node knows it.
+	Term() uint64
+	// Status returns what Maintenance.Status reports.
+	Status() Status
+	// Alarms returns the alarms of the cluster that stand.
+	Alarms() []*pb.AlarmMember
+}
+
+// Status is a node's state for Maintenance.Status.
+type Status struct {
+	// Revision is the last revision that this node has heard of.
+	Revision keyspace.Revision
+	// RaftIndex and AppliedIndex are the placement group's committed and applied index
+	// on this node.
+	RaftIndex, AppliedIndex uint64
+	// DBSizeBytes is the size of the node's data, DBSizeInUseBytes that of it which is
+	// not garbage.
+	DBSizeBytes, DBSizeInUseBytes int64
+	// Learner says whether the node is no voter of the placement group yet.
+	Learner bool
+}

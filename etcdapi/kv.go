@@ -1,0 +1,98 @@
+package etcdapi
+
+import (
+	"context"
+	"fmt"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+// kvServer is etcd's KV service.
+type kvServer struct {
+	s *Server
+	// A method that a newer etcd adds is a compile error and not a surprise.
+	pb.UnsafeKVServer
+}
+
+// Range reads keys.
+func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	if err := checkRange(r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	return serve(ctx, k.s, r, k.s.opts.KV.Range)
+}
+
+// RangeStream is not there: its callers fall back to Range.
+func (k *kvServer) RangeStream(*pb.RangeRequest, pb.KV_RangeStreamServer) error {
+	return notYet("RangeStream", ": use Range")
+}
+
+// Put stores a key.
+func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
+	if err := checkPut(r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	if err := k.s.checkSize(&pb.InternalRaftRequest{Put: r}); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	return serve(ctx, k.s, r, k.s.opts.KV.Put)
+}
+
+// DeleteRange deletes keys.
+func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+	if err := checkDelete(r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	if err := k.s.checkSize(&pb.InternalRaftRequest{DeleteRange: r}); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	return serve(ctx, k.s, r, k.s.opts.KV.DeleteRange)
+}
+
+// Txn runs a transaction.
+func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
+	if err := checkTxn(r, k.s.opts.MaxTxnOps); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	if !readOnly(r) {
+		if err := k.s.checkSize(&pb.InternalRaftRequest{Txn: r}); err != nil {
+			return nil, kverror.GRPC(err)
+		}
+	}
+	return serve(ctx, k.s, r, k.s.opts.KV.Txn)
+}
+
+// Compact makes old revisions unreadable.
+func (k *kvServer) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
+	return serve(ctx, k.s, r, k.s.opts.KV.Compact)
+}
+
+// response is a response of the KV service.
+type response interface{ GetHeader() *pb.ResponseHeader }
+
+// serve hands a request that was checked to the router, bounded in time, and
+// completes the response.
+func serve[Q any, A response](ctx context.Context, s *Server, req Q, f func(context.Context, Q) (A, error)) (none A, _ error) {
+	inner, cancel, wording := s.bounded(ctx)
+	defer cancel()
+	resp, err := f(inner, req)
+	if err != nil {
+		return none, wording(err)
+	}
+	h := resp.GetHeader()
+	if h == nil || h.Revision <= 0 {
+		// Clients take the revision for a resource version; a zero would corrupt them.
+		panic(fmt.Sprintf("etcdapi: a response %T without a revision: header %v", resp, h))
+	}
+	s.fill(h)
+	return resp, nil
+}
+
+// fill completes a header, but for the revision.
+func (s *Server) fill(h *pb.ResponseHeader) {
+	h.ClusterId = uint64(s.opts.Cluster)
+	h.MemberId = uint64(s.opts.Self)
+	h.RaftTerm = s.opts.Node.Term()
+}

@@ -1,0 +1,251 @@
+package etcdapi
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// sniffTimeout bounds the TLS handshake and the first bytes of a connection together.
+const sniffTimeout = 10 * time.Second
+
+// preface is what every HTTP/2 connection begins with.
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// sniffer accepts connections and hands each to gRPC or to HTTP by its first bytes,
+// also under TLS. gRPC served through net/http, as etcd does on a secure port, lets a
+// busy stream starve the others on its connection.
+type sniffer struct {
+	inner      net.Listener
+	tls        *tls.Config // nil for a plain port
+	grpc, http *connQueue
+	clock      clock.Clock
+	log        *zap.Logger
+	metrics    *Metrics
+}
+
+// serverTLS is base for a port that gRPC and HTTP share: a client that offers both
+// protocols, as curl and browsers do, gets HTTP/1.1, and gRPC clients offer only h2.
+func serverTLS(base *tls.Config) *tls.Config {
+	t := base.Clone()
+	t.NextProtos = []string{"http/1.1", "h2"}
+	return t
+}
+
+// run accepts until the listener is closed; it returns when every connection that it
+// was still looking at is handed on or closed, which ctx hastens.
+func (s *sniffer) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	pause := time.Duration(0)
+	for {
+		conn, err := s.inner.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// Too many open files, mostly: others will close some.
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			s.log.Warn("cannot accept a client connection", zap.Stringer("address", s.inner.Addr()), zap.Error(err))
+			if clock.Sleep(ctx, s.clock, pause) != nil {
+				return
+			}
+			continue
+		}
+		pause = 0
+		wg.Go(func() { s.route(ctx, conn) })
+	}
+}
+
+// route finds out what a connection speaks and hands it on.
+func (s *sniffer) route(ctx context.Context, conn net.Conn) {
+	s.metrics.OpenConnections.Inc()
+	conn = &countedConn{Conn: conn, closed: s.metrics.OpenConnections.Dec}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	_ = conn.SetDeadline(s.clock.Wall().Add(sniffTimeout)) // a closed connection fails below
+	sniffed, queue, cause, err := s.sniff(ctx, conn)
+	if !stop() && err == nil {
+		cause, err = "stopping", ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		s.metrics.RejectedConnections.WithLabelValues(cause).Inc()
+		level := s.log.Warn
+		if errors.Is(err, io.EOF) || ctx.Err() != nil {
+			level = s.log.Debug // a probe of a load balancer, or a stop
+		}
+		level("rejected connection on client endpoint", zap.Stringer("remote-addr", conn.RemoteAddr()), zap.String("cause", cause), zap.Error(err))
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	queue.offer(sniffed)
+}
+
+// sniff reads as much of a connection as shows its protocol.
+func (s *sniffer) sniff(ctx context.Context, conn net.Conn) (_ *sniffedConn, _ *connQueue, cause string, _ error) {
+	c := &sniffedConn{Conn: conn}
+	if s.tls != nil {
+		t := tls.Server(conn, s.tls)
+		if err := t.HandshakeContext(ctx); err != nil {
+			answerPlainHTTP(conn, err)
+			return nil, nil, "tls", err
+		}
+		state := t.ConnectionState()
+		c.Conn, c.state = t, &state
+		if state.NegotiatedProtocol == "h2" {
+			return c, s.grpc, "", nil
+		}
+	}
+	var buf [len(preface)]byte
+	for n := 0; ; {
+		m, err := c.Conn.Read(buf[n:])
+		n += m
+		c.prefix = buf[:n]
+		switch {
+		case !bytes.HasPrefix([]byte(preface), c.prefix):
+			return c, s.http, "", nil
+		case n == len(preface):
+			return c, s.grpc, "", nil
+		case err != nil:
+			return nil, nil, "silent", err
+		}
+	}
+}
+
+// answerPlainHTTP tells a client that speaks HTTP to a TLS port what is wrong, as
+// net/http does.
+func answerPlainHTTP(conn net.Conn, err error) {
+	re := tls.RecordHeaderError{}
+	if !errors.As(err, &re) || re.Conn == nil {
+		return
+	}
+	switch string(re.RecordHeader[:]) {
+	case "GET /", "HEAD ", "POST ", "PUT /", "OPTIO":
+		_, _ = io.WriteString(conn, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n")
+	}
+}
+
+// sniffedConn is a connection whose first bytes were read already.
+type sniffedConn struct {
+	net.Conn
+	prefix []byte
+	state  *tls.ConnectionState // nil without TLS
+}
+
+// Read implements net.Conn. Like every Read of a connection it has one caller at a
+// time, which owns prefix.
+func (c *sniffedConn) Read(b []byte) (int, error) {
+	if len(c.prefix) > 0 {
+		n := copy(b, c.prefix)
+		c.prefix = c.prefix[n:]
+		return n, nil
+	}
+	return c.Conn.Read(b)
+}
+
+// countedConn tells once that it was closed.
+type countedConn struct {
+	net.Conn
+	once   sync.Once
+	closed func()
+}
+
+// Close implements net.Conn.
+func (c *countedConn) Close() error {
+	c.once.Do(c.closed)
+	return c.Conn.Close()
+}
+
+// connQueue is the listener that a server accepts sniffed connections from. It holds
+// none: who offers one waits until it is taken.
+type connQueue struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newConnQueue() *connQueue {
+	return &connQueue{conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (q *connQueue) offer(c net.Conn) {
+	select {
+	case q.conns <- c:
+	case <-q.done:
+		c.Close()
+	}
+}
+
+// Accept implements net.Listener.
+func (q *connQueue) Accept() (net.Conn, error) {
+	select {
+	case c := <-q.conns:
+		return c, nil
+	case <-q.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (q *connQueue) Close() error {
+	q.once.Do(func() { close(q.done) })
+	return nil
+}
+
+// Addr implements net.Listener. The queue is behind many addresses and names none.
+func (q *connQueue) Addr() net.Addr { return queueAddr{} }
+
+type queueAddr struct{}
+
+// Network implements net.Addr.
+func (queueAddr) Network() string { return "sniffed" }
+
+// String implements net.Addr.
+func (queueAddr) String() string { return "client-urls" }
+
+// sniffedCreds tell gRPC what the sniffer's handshake found. gRPC does none itself.
+type sniffedCreds struct{}
+
+// plainInfo is the AuthInfo of a connection without TLS.
+type plainInfo struct{ credentials.CommonAuthInfo }
+
+// AuthType implements credentials.AuthInfo.
+func (plainInfo) AuthType() string { return "insecure" }
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (sniffedCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, ok := conn.(*sniffedConn)
+	if !ok || c.state == nil {
+		return conn, plainInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
+	}
+	return conn, credentials.TLSInfo{
+		State:          *c.state,
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+	}, nil
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (sniffedCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("etcdapi: these credentials are a server's")
+}
+
+// Info implements credentials.TransportCredentials.
+func (sniffedCreds) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "sniffed"}
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c sniffedCreds) Clone() credentials.TransportCredentials { return c }
+
+// OverrideServerName implements credentials.TransportCredentials.
+func (sniffedCreds) OverrideServerName(string) error { return nil }

@@ -1,0 +1,172 @@
+package etcdapi
+
+import (
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+// maxClientVersions bounds the label client_api_version, whose values clients choose.
+const maxClientVersions = 32
+
+// Metrics are the face's metrics, under etcd's names.
+type Metrics struct {
+	SentBytes, ReceivedBytes prometheus.Counter
+	// ClientRequests by type (unary, stream) and client_api_version.
+	ClientRequests *prometheus.CounterVec
+	// RequestSeconds by type (Range, Put …) and success.
+	RequestSeconds *prometheus.HistogramVec
+	// Started and Handled are the usual counters of gRPC servers.
+	Started, Handled *prometheus.CounterVec
+	// HealthSuccess and HealthFailures count /health.
+	HealthSuccess, HealthFailures prometheus.Counter
+	// HealthCheck and HealthChecks are for /livez and /readyz.
+	HealthCheck  *prometheus.GaugeVec
+	HealthChecks *prometheus.CounterVec
+	// OpenConnections are the client connections that are open, RejectedConnections
+	// those that were closed before they spoke, by cause.
+	OpenConnections     prometheus.Gauge
+	RejectedConnections *prometheus.CounterVec
+	// SlowRequests are the unary calls that took longer than the warning threshold.
+	SlowRequests prometheus.Counter
+
+	versions struct {
+		sync.RWMutex
+		seen map[string]bool
+	}
+}
+
+// NewMetrics makes the metrics and registers them; reg may be nil.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	m := &Metrics{
+		SentBytes:      counter("etcd_network_client_grpc_sent_bytes_total", "The total number of bytes sent to grpc clients."),
+		ReceivedBytes:  counter("etcd_network_client_grpc_received_bytes_total", "The total number of bytes received from grpc clients."),
+		ClientRequests: vec("etcd_server_client_requests_total", "The total number of client requests per client version.", "type", "client_api_version"),
+		RequestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "etcd_server_request_duration_seconds",
+			Help: "Response latency distribution in seconds for each type.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}, []string{"type", "success"}),
+		Started:        vec("grpc_server_started_total", "Total number of RPCs started on the server.", "grpc_type", "grpc_service", "grpc_method"),
+		Handled:        vec("grpc_server_handled_total", "Total number of RPCs completed on the server, regardless of success or failure.", "grpc_type", "grpc_service", "grpc_method", "grpc_code"),
+		HealthSuccess:  counter("etcd_server_health_success", "The total number of successful health checks"),
+		HealthFailures: counter("etcd_server_health_failures", "The total number of failed health checks"),
+		HealthCheck: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "etcd_server_healthcheck",
+			Help: "The result of each kind of healthcheck."}, []string{"type", "name"}),
+		HealthChecks: vec("etcd_server_healthchecks_total", "The total number of each kind of healthcheck.", "type", "name", "status"),
+		OpenConnections: prometheus.NewGauge(prometheus.GaugeOpts{Name: "skein_etcdapi_open_connections",
+			Help: "Client connections that are open."}),
+		RejectedConnections: vec("skein_etcdapi_rejected_connections_total", "Client connections closed before their first request, by cause.", "cause"),
+		SlowRequests:        counter("skein_etcdapi_slow_requests_total", "Unary calls that took longer than warning-unary-request-duration."),
+	}
+	m.versions.seen = make(map[string]bool)
+	if reg != nil {
+		reg.MustRegister(m.SentBytes, m.ReceivedBytes, m.ClientRequests, m.RequestSeconds, m.Started, m.Handled, m.HealthSuccess,
+			m.HealthFailures, m.HealthCheck, m.HealthChecks, m.OpenConnections, m.RejectedConnections, m.SlowRequests)
+		reg.MustRegister(versionGauges()...)
+	}
+	return m
+}
+
+// versionGauges are the constant metrics that say what runs.
+func versionGauges() []prometheus.Collector {
+	one := func(name, help, label, value string) prometheus.Collector {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{label: value}})
+		g.Set(1)
+		return g
+	}
+	return []prometheus.Collector{
+		one("etcd_server_version", "Which version is running. 1 for 'server_version' label with current version.", "server_version", EtcdVersion),
+		one("etcd_server_go_version", "Which Go version server is running with. 1 for 'server_go_version' label with current version.", "server_go_version", runtime.Version()),
+		one("etcd_cluster_version", "Which version is running. 1 for 'cluster_version' label with current cluster version", "cluster_version", "3.7"),
+		one("skein_version", "Which version of Skein is running. 1 for 'version' label with current version.", "version", SkeinVersion),
+	}
+}
+
+// clientVersion returns the label for what a client says its version is: a bounded
+// number of short ones are kept, the rest is "other".
+func (m *Metrics) clientVersion(v string) string {
+	m.versions.RLock()
+	known := m.versions.seen[v]
+	m.versions.RUnlock()
+	if known {
+		return v
+	}
+	if len(v) > 32 || strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "other"
+	}
+	m.versions.Lock()
+	defer m.versions.Unlock()
+	if len(m.versions.seen) >= maxClientVersions {
+		return "other"
+	}
+	m.versions.seen[v] = true
+	return v
+}
+
+// methodMetrics are one method's counters, looked up once and not per call.
+type methodMetrics struct {
+	kind, service, method string
+	started, ok           prometheus.Counter
+	handled               *prometheus.CounterVec
+	// seconds, by success, is nil for methods without a histogram.
+	succeeded, failed prometheus.Observer
+}
+
+// etcd's histogram is for the KV service.
+const timedService = "etcdserverpb.KV"
+
+// methodTable makes the counters of all methods of a server, so that each exists from
+// the start, by the full names of the methods.
+func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*methodMetrics {
+	table := make(map[string]*methodMetrics)
+	for service, info := range services {
+		for _, method := range info.Methods {
+			kind := "unary"
+			switch {
+			case method.IsClientStream && method.IsServerStream:
+				kind = "bidi_stream"
+			case method.IsClientStream:
+				kind = "client_stream"
+			case method.IsServerStream:
+				kind = "server_stream"
+			}
+			mm := &methodMetrics{
+				kind: kind, service: service, method: method.Name, handled: m.Handled,
+				started: m.Started.WithLabelValues(kind, service, method.Name),
+				ok:      m.Handled.WithLabelValues(kind, service, method.Name, codes.OK.String()),
+			}
+			if service == timedService && kind == "unary" {
+				mm.succeeded = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(true))
+				mm.failed = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(false))
+			}
+			table["/"+service+"/"+method.Name] = mm
+		}
+	}
+	return table
+}
+
+// done counts a call that ended.
+func (mm *methodMetrics) done(code codes.Code, took time.Duration) {
+	if code == codes.OK {
+		mm.ok.Inc()
+	} else {
+		mm.handled.WithLabelValues(mm.kind, mm.service, mm.method, code.String()).Inc()
+	}
+	switch {
+	case mm.succeeded == nil:
+	case code == codes.OK:
+		mm.succeeded.Observe(took.Seconds())
+	default:
+		mm.failed.Observe(took.Seconds())
+	}
+}
