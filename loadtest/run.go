@@ -182,7 +182,7 @@ func (r *run) summariseCPU(self time.Duration, before, after []usage) {
 		switch err := errors.Join(before[i].err, after[i].err); {
 		case err != nil:
 			s.Error = err.Error()
-		case after[i].cpuSeconds < before[i].cpuSeconds:
+		case after[i].startSeconds != before[i].startSeconds || after[i].cpuSeconds < before[i].cpuSeconds:
 			s.Error = "restarted during the run: its CPU time began anew"
 		default:
 			s.Seconds = after[i].cpuSeconds - before[i].cpuSeconds

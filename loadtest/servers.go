@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -137,6 +138,7 @@ func (s *servers) page(ctx context.Context, url string, read func(io.Reader) err
 type usage struct {
 	cpuSeconds    float64
 	residentBytes float64
+	startSeconds  float64 // when the process began; 0 where it does not say
 	err           error
 }
 
@@ -158,7 +160,7 @@ func (s *servers) usages(ctx context.Context, urls []string) []usage {
 	return out
 }
 
-// parseUsage finds the two metrics of a page in Prometheus' text format.
+// parseUsage finds the metrics of the process in a page in Prometheus' text format.
 func parseUsage(page io.Reader) (usage, error) {
 	var u usage
 	found := false
@@ -172,6 +174,8 @@ func parseUsage(page io.Reader) (usage, error) {
 			to, found = &u.cpuSeconds, true
 		case "process_resident_memory_bytes":
 			to = &u.residentBytes
+		case "process_start_time_seconds":
+			to = &u.startSeconds
 		default:
 			continue
 		}
@@ -186,7 +190,7 @@ func parseUsage(page io.Reader) (usage, error) {
 		return u, fmt.Errorf("metrics: %w", err)
 	}
 	if !found {
-		return u, fmt.Errorf("metrics: no process_cpu_seconds_total")
+		return u, errors.New("metrics: no process_cpu_seconds_total")
 	}
 	return u, nil
 }

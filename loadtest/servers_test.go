@@ -127,13 +127,13 @@ func TestRunRefuses(t *testing.T) {
 // CPU time, and then neither has the sum.
 func TestMetricsOfALostServer(t *testing.T) {
 	r := newRun(smallConfig("x"), []kv{nil}, noMeter{}, 1, io.Discard)
-	r.cfg.ServerMetrics = []string{"a", "b", "c"}
+	r.cfg.ServerMetrics = []string{"a", "b", "c", "d"}
 	r.report.Operations = 1000
 	r.summariseCPU(time.Second,
-		[]usage{{cpuSeconds: 1}, {cpuSeconds: 5}, {err: io.ErrUnexpectedEOF}},
-		[]usage{{cpuSeconds: 2}, {cpuSeconds: 1}, {cpuSeconds: 1}})
+		[]usage{{cpuSeconds: 1}, {cpuSeconds: 5}, {err: io.ErrUnexpectedEOF}, {cpuSeconds: 1, startSeconds: 100}},
+		[]usage{{cpuSeconds: 2}, {cpuSeconds: 1}, {cpuSeconds: 1}, {cpuSeconds: 9, startSeconds: 200}})
 	c := r.report.CPU
-	if c.SelfPerOp != 1000 || c.ServersPerOp != 0 || c.Servers[0].PerOp != 1000 || c.Servers[1].Error == "" || c.Servers[2].Error == "" {
+	if c.SelfPerOp != 1000 || c.ServersPerOp != 0 || c.Servers[0].PerOp != 1000 || c.Servers[1].Error == "" || c.Servers[2].Error == "" || c.Servers[3].Error == "" {
 		t.Errorf("%+v", c)
 	}
 }
@@ -144,7 +144,7 @@ func TestUsagesOverHTTP(t *testing.T) {
 			http.NotFound(w, r)
 			return
 		}
-		fmt.Fprintln(w, "process_cpu_seconds_total 1.25")
+		fmt.Fprintln(w, "process_cpu_seconds_total 1.25\nprocess_start_time_seconds 7")
 	}))
 	defer web.Close()
 	s, err := dial(&Config{})
@@ -153,7 +153,7 @@ func TestUsagesOverHTTP(t *testing.T) {
 	}
 	defer s.close()
 	got := s.usages(t.Context(), []string{web.URL + "/metrics", web.URL + "/other", "http://127.0.0.1:1/metrics"})
-	if got[0].err != nil || got[0].cpuSeconds != 1.25 || got[1].err == nil || got[2].err == nil {
+	if got[0].err != nil || got[0].cpuSeconds != 1.25 || got[0].startSeconds != 7 || got[1].err == nil || got[2].err == nil {
 		t.Errorf("%+v", got)
 	}
 }
