@@ -1,0 +1,261 @@
+package transport_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// cpu returns the CPU time that this process has used: both ends of the bus.
+func cpu(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// report gives the rate and the CPU per message beside the benchmark's own figures.
+func report(b *testing.B, start time.Duration) {
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msg/s")
+	b.ReportMetric(float64((cpu(b)-start).Microseconds())/float64(b.N), "cpu-µs/msg")
+}
+
+func benchPair(b *testing.B, register func(*transport.QUIC)) (*transport.QUIC, *transport.QUIC) {
+	h := newQUICHarness()
+	var nodes []*transport.QUIC
+	for id := range keyspace.NodeID(2) {
+		q := h.new(b, transport.Options{
+			Config:   transport.Config{Cluster: 1, Node: id + 1, Logger: zap.NewNop()},
+			Security: transport.Security{SelfMade: true},
+		})
+		register(q)
+		nodes = append(nodes, q)
+	}
+	x, y := nodes[0], nodes[1]
+	up := make(chan struct{}, 16)
+	x.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) {
+		if s.Up {
+			up <- struct{}{}
+		}
+	})
+	x.SetPeer(2, y.Addrs())
+	y.SetPeer(1, x.Addrs())
+	for _, q := range nodes {
+		if err := q.Start(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	<-up
+	return x, y
+}
+
+const messageBytes = 256
+
+// BenchmarkSend sends messages of 256 bytes from several goroutines as fast as the
+// queue takes them: the bus makes its own batches.
+func BenchmarkSend(b *testing.B) {
+	for _, senders := range []int{1, 8} {
+		b.Run(fmt.Sprintf("senders=%d", senders), func(b *testing.B) {
+			var got atomic.Int64
+			done := make(chan struct{})
+			var want int64
+			x, _ := benchPair(b, func(q *transport.QUIC) {
+				q.HandleSend(transport.MethodRaft, transport.ClassRaft, func(keyspace.NodeID, []byte) {
+					if got.Add(1) == atomic.LoadInt64(&want) {
+						close(done)
+					}
+				})
+			})
+			atomic.StoreInt64(&want, int64(b.N))
+			b.ReportAllocs()
+			b.ResetTimer()
+			start := cpu(b)
+			for s := range senders {
+				go func() {
+					payload := make([]byte, messageBytes)
+					for i := s; i < b.N; i += senders {
+						for x.Send(2, transport.MethodRaft, uint64(s), payload) != nil {
+							time.Sleep(50 * time.Microsecond)
+						}
+					}
+				}()
+			}
+			<-done
+			report(b, start)
+		})
+	}
+}
+
+// BenchmarkBareQUIC is what quic-go alone takes for the same bytes, by the number of
+// messages per write.
+func BenchmarkBareQUIC(b *testing.B) {
+	for _, batch := range []int{1, 8, 32, 128} {
+		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
+			out, in := bareStream(b)
+			done := make(chan error, 1)
+			go func() {
+				_, err := io.CopyN(io.Discard, in, int64(b.N)*(messageBytes+4))
+				done <- err
+			}()
+			buf := make([]byte, batch*(messageBytes+4))
+			b.ReportAllocs()
+			b.ResetTimer()
+			start := cpu(b)
+			for sent := 0; sent < b.N; sent += batch {
+				if _, err := out.Write(buf[:min(batch, b.N-sent)*(messageBytes+4)]); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if err := <-done; err != nil {
+				b.Fatal(err)
+			}
+			report(b, start)
+		})
+	}
+}
+
+// bareStream returns the two ends of a stream of quic-go on loopback.
+func bareStream(b *testing.B) (io.Writer, io.Reader) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		b.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(1)}, &x509.Certificate{}, key.Public(), key)
+	if err != nil {
+		b.Fatal(err)
+	}
+	sock := func() *quic.Transport {
+		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		tr := &quic.Transport{Conn: c}
+		b.Cleanup(func() { _ = errors.Join(tr.Close(), c.Close()) })
+		return tr
+	}
+	cfg := &quic.Config{InitialStreamReceiveWindow: 1 << 20, MaxStreamReceiveWindow: 4 << 20, InitialConnectionReceiveWindow: 16 << 20, MaxConnectionReceiveWindow: 16 << 20}
+	server, client := sock(), sock()
+	ln, err := server.Listen(&tls.Config{NextProtos: []string{"x"}, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}, cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := client.Dial(context.Background(), ln.Addr(), &tls.Config{NextProtos: []string{"x"}, InsecureSkipVerify: true}, cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	in, err := ln.Accept(context.Background())
+	if err != nil {
+		b.Fatal(err)
+	}
+	w, err := out.OpenUniStream()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := w.Write([]byte{0}); err != nil {
+		b.Fatal(err)
+	}
+	r, err := in.AcceptUniStream(context.Background())
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = out.CloseWithError(0, "")
+		_ = in.CloseWithError(0, "")
+	})
+	return w, r
+}
+
+// BenchmarkPacedSend sends one message of 256 bytes every so often: what a bus that
+// is not busy costs.
+func BenchmarkPacedSend(b *testing.B) {
+	for _, every := range []time.Duration{20 * time.Microsecond, 100 * time.Microsecond} {
+		b.Run(every.String(), func(b *testing.B) {
+			done := make(chan struct{})
+			var got, want atomic.Int64
+			x, _ := benchPair(b, func(q *transport.QUIC) {
+				q.HandleSend(transport.MethodRaft, transport.ClassRaft, func(keyspace.NodeID, []byte) {
+					if got.Add(1) == want.Load() {
+						close(done)
+					}
+				})
+			})
+			want.Store(int64(b.N))
+			payload := make([]byte, messageBytes)
+			b.ResetTimer()
+			start := cpu(b)
+			begin := time.Now()
+			for i := range b.N {
+				if d := time.Duration(i)*every - time.Since(begin); d > 200*time.Microsecond {
+					time.Sleep(d)
+				}
+				for x.Send(2, transport.MethodRaft, uint64(i%8), payload) != nil {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			<-done
+			report(b, start)
+		})
+	}
+}
+
+// BenchmarkCall is the round trip of a call: alone, from many goroutines, and to the
+// node itself.
+func BenchmarkCall(b *testing.B) {
+	for _, test := range []struct {
+		name    string
+		to      keyspace.NodeID
+		callers int
+	}{{"remote", 2, 1}, {"remote/callers=64", 2, 64}, {"loopback", 1, 1}} {
+		b.Run(test.name, func(b *testing.B) {
+			x, _ := benchPair(b, func(q *transport.QUIC) {
+				q.HandleCall(transport.MethodShardRequest, transport.ClassRequest, func(_ context.Context, _ keyspace.NodeID, p []byte) ([]byte, error) {
+					return p, nil
+				})
+			})
+			payload := make([]byte, messageBytes)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			b.ReportAllocs()
+			b.ResetTimer()
+			start := cpu(b)
+			failed := make(chan error, test.callers)
+			for c := range test.callers {
+				go func() {
+					var err error
+					for i := c; i < b.N && err == nil; i += test.callers {
+						_, err = x.Call(ctx, test.to, transport.MethodShardRequest, payload)
+					}
+					failed <- err
+				}()
+			}
+			for range test.callers {
+				if err := <-failed; err != nil {
+					b.Fatal(err)
+				}
+			}
+			report(b, start)
+		})
+	}
+}
