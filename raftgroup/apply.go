@@ -1,0 +1,397 @@
+package raftgroup
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	pb "go.etcd.io/raft/v3/raftpb"
+)
+
+// taskKind says what an applyTask is.
+type taskKind uint8
+
+const (
+	taskEntries taskKind = iota
+	taskLeader
+	taskCall
+	taskInstall
+)
+
+// applyTask is one step of a group's order: entries to apply, news of the leader,
+// a callback, or a snapshot to install.
+type applyTask struct {
+	kind    taskKind
+	msg     *pb.Message // taskEntries: raft's MsgStorageApply
+	leader  LeaderState
+	call    func()
+	install *install
+}
+
+// applyKick is a task on its way from a worker to the group's applier.
+type applyKick struct {
+	g *Group
+	t applyTask
+}
+
+// appliedItem is a completion on its way back.
+type appliedItem struct {
+	g    *Group
+	done applyDone
+}
+
+// applyDone says how far a group is applied.
+type applyDone struct {
+	resp *pb.Message // raft's MsgStorageApplyResp
+	at   Position
+	// confs are the configuration changes among the entries, in order.
+	confs []appliedConf
+	bytes int64
+}
+
+// applyState is the applier's side of a group.
+type applyState struct {
+	// Guarded by applier.mu.
+	tasks  []applyTask
+	queued bool
+	// held says that a snapshot is being installed: nothing of the group may run.
+	held bool
+
+	// Owned by whoever works on the group's tasks: one goroutine at a time.
+	at        Position
+	replicas  []keyspace.Replica
+	confIndex uint64
+	payload   []byte
+	leader    LeaderState
+	entries   []Entry // reused
+}
+
+// applier applies the committed entries of a fixed part of the groups, in order
+// within a group and with one engine batch for many of them.
+type applier struct {
+	h  *Host
+	mu struct {
+		sync.Mutex
+		queue   []*Group
+		stopped bool
+	}
+	cond *sync.Cond
+
+	round []*applyTurn
+	turns []*applyTurn // reused
+	done  []appliedItem
+}
+
+// applyTurn is one group's part of a batch.
+type applyTurn struct {
+	g     *Group
+	tasks []applyTask
+	next  int // the first task not yet done
+	first int // the first of the entry tasks in this batch
+	done  applyDone
+}
+
+func newApplier(h *Host) *applier {
+	a := &applier{h: h}
+	a.cond = sync.NewCond(&a.mu.Mutex)
+	return a
+}
+
+// kick hands a task to the group's applier when the pass ends.
+func (w *worker) kick(g *Group, t applyTask) { w.kicks = append(w.kicks, applyKick{g, t}) }
+
+// startApplies queues the tasks of a pass.
+func (h *Host) startApplies(kicks []applyKick) {
+	for _, a := range h.appliers {
+		a.enqueue(kicks)
+	}
+}
+
+func (a *applier) enqueue(kicks []applyKick) {
+	locked := false
+	for i := range kicks {
+		g := kicks[i].g
+		if g.a != a {
+			continue
+		}
+		if !locked {
+			locked = true
+			a.mu.Lock()
+			defer a.mu.Unlock()
+		}
+		g.apply.tasks = append(g.apply.tasks, kicks[i].t)
+		a.queueLocked(g)
+	}
+}
+
+func (a *applier) queueLocked(g *Group) {
+	if !g.apply.queued && !g.apply.held && len(g.apply.tasks) > 0 {
+		g.apply.queued = true
+		a.mu.queue = append(a.mu.queue, g)
+		a.cond.Signal()
+	}
+}
+
+// run is the applier's goroutine. It ends after stop, when the queue is empty.
+func (a *applier) run() {
+	for a.take() {
+		a.apply()
+	}
+}
+
+// take takes groups with tasks until a batch is full.
+func (a *applier) take() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for len(a.mu.queue) == 0 {
+		if a.mu.stopped {
+			return false
+		}
+		a.cond.Wait()
+	}
+	a.round = a.round[:0]
+	bytes, n := int64(0), 0
+	for n < len(a.mu.queue) && n < passGroupsMax && bytes < applyBytesMax {
+		g := a.mu.queue[n]
+		n++
+		if n > len(a.turns) {
+			a.turns = append(a.turns, new(applyTurn))
+		}
+		t := a.turns[n-1]
+		*t = applyTurn{g: g, tasks: g.apply.tasks}
+		g.apply.tasks = nil
+		for i := range t.tasks {
+			bytes += entriesBytes(t.tasks[i].msg.GetEntries())
+		}
+		a.round = append(a.round, t)
+	}
+	rest := copy(a.mu.queue, a.mu.queue[n:])
+	clear(a.mu.queue[rest:])
+	a.mu.queue = a.mu.queue[:rest]
+	return true
+}
+
+func entriesBytes(ents []*pb.Entry) (n int64) {
+	for _, e := range ents {
+		n += int64(len(e.GetData())) + entryOverheadBytes
+	}
+	return n
+}
+
+// stop ends the applier after what is queued.
+func (a *applier) stop() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.stopped = true
+	a.cond.Broadcast()
+}
+
+// apply does the tasks of the round: of each group what stands before its first
+// entries, then all groups' entries in one engine batch, then their completions.
+// What stands behind entries waits for the next round, since it must come after
+// their Applied.
+func (a *applier) apply() {
+	start := a.h.cfg.Clock.Now()
+	var b *engine.Batch
+	groups := 0
+	for _, t := range a.round {
+		t.g.runTasks(t)
+		t.first = t.next
+		if t.next == len(t.tasks) || t.tasks[t.next].kind != taskEntries {
+			continue
+		}
+		if b == nil {
+			b = a.h.cfg.Engine.NewBatch()
+		}
+		t.g.applyEntries(b, t)
+		groups++
+	}
+	a.done = a.done[:0]
+	if b != nil && a.commit(b) {
+		a.h.m.applyGroups.Observe(float64(groups))
+		a.h.m.applySeconds.Observe(a.h.cfg.Clock.Now().Sub(start).Seconds())
+		for _, t := range a.round {
+			if t.next > t.first {
+				t.g.appliedEntries(t)
+			}
+		}
+	}
+	a.putBack()
+	for _, w := range a.h.workers {
+		w.appliedFrom(a)
+	}
+	clear(a.done)
+}
+
+// commit commits the batch. After a failure nothing is committed or published any
+// more: what a group has seen of its entries may not be in the engine.
+func (a *applier) commit(b *engine.Batch) bool {
+	if a.h.failed.Load() {
+		b.Close()
+		return false
+	}
+	if err := b.Commit(); err != nil {
+		a.h.fail(fmt.Errorf("raftgroup: apply: %w", err))
+		return false
+	}
+	return true
+}
+
+// putBack queues groups again that have tasks left.
+func (a *applier) putBack() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, t := range a.round {
+		s := &t.g.apply
+		s.queued = false
+		if t.next < len(t.tasks) {
+			s.tasks = append(t.tasks[t.next:], s.tasks...)
+		} else if len(s.tasks) == 0 && cap(t.tasks) <= workKeepMax {
+			clear(t.tasks)
+			s.tasks = t.tasks[:0]
+		}
+		a.queueLocked(t.g)
+		*t = applyTurn{}
+	}
+}
+
+// appliedFrom takes the completions for the worker's groups.
+func (w *worker) appliedFrom(a *applier) {
+	mine := a.done[:0:0]
+	for _, d := range a.done {
+		if d.g.w == w {
+			mine = append(mine, d)
+		}
+	}
+	if len(mine) > 0 {
+		w.applied(mine)
+	}
+}
+
+// runTasks does the tasks up to the group's first entries.
+func (g *Group) runTasks(t *applyTurn) {
+	for t.next < len(t.tasks) {
+		task := &t.tasks[t.next]
+		switch task.kind {
+		case taskEntries:
+			if !g.h.failed.Load() {
+				return
+			}
+		case taskLeader:
+			g.apply.leader = task.leader
+			g.sm.LeaderChanged(task.leader)
+		case taskCall:
+			task.call()
+		case taskInstall:
+			// Nothing of this group may run until the snapshot is in the engine; the
+			// others must not wait for it.
+			t.next++
+			g.a.hold(g)
+			g.h.snaps.startInstall(task.install)
+			return
+		}
+		t.next++
+	}
+}
+
+// hold keeps the group's tasks back until release.
+func (a *applier) hold(g *Group) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	g.apply.held = true
+}
+
+// release lets the group's tasks go on.
+func (a *applier) release(g *Group) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	g.apply.held = false
+	a.queueLocked(g)
+}
+
+// applyEntries writes the entries of consecutive tasks, and the applied record
+// that belongs to them, into the batch.
+func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
+	s := &g.apply
+	ents := s.entries[:0]
+	for t.next < len(t.tasks) && t.tasks[t.next].kind == taskEntries {
+		m := t.tasks[t.next].msg
+		for _, e := range m.GetEntries() {
+			x, err := g.entry(e, &t.done)
+			if err != nil {
+				g.h.fail(fmt.Errorf("raftgroup: group %s: entry %d: %w", g.id, e.GetIndex(), err))
+				t.next = len(t.tasks)
+				return
+			}
+			ents = append(ents, x)
+		}
+		t.done.resp = mergeApplyResp(t.done.resp, m)
+		t.next++
+	}
+	if err := g.sm.Apply(b, ents); err != nil {
+		g.h.fail(fmt.Errorf("raftgroup: group %s: apply up to %d: %w", g.id, s.at.Index, err))
+	}
+	if p, ok := g.sm.(Payloader); ok {
+		s.payload = p.Payload()
+	}
+	t.done.at = s.at
+	if err := b.SetApplied(g.id, engine.Applied{
+		Index: s.at.Index, Term: s.at.Term, Replicas: s.replicas, ConfIndex: s.confIndex, Payload: s.payload,
+	}); err != nil {
+		g.h.fail(fmt.Errorf("raftgroup: group %s: applied record %d: %w", g.id, s.at.Index, err))
+	}
+	clear(ents)
+	if s.entries = ents[:0]; cap(ents) > workKeepMax {
+		s.entries = nil
+	}
+}
+
+// mergeApplyResp makes one answer to raft of several: raft takes the last index of
+// the entries that an answer lists, and their bytes.
+func mergeApplyResp(resp, m *pb.Message) *pb.Message {
+	r := m.GetResponses()[0]
+	if resp != nil {
+		r.Entries = append(resp.Entries[:len(resp.Entries):len(resp.Entries)], r.Entries...)
+	}
+	return r
+}
+
+// entry turns one of raft's entries into one of the state machine's.
+func (g *Group) entry(e *pb.Entry, done *applyDone) (Entry, error) {
+	s := &g.apply
+	if e.GetIndex() != s.at.Index+1 {
+		panic(fmt.Sprintf("raftgroup: group %s: entry %d to apply after %d", g.id, e.GetIndex(), s.at.Index))
+	}
+	if e.GetTerm() < s.at.Term {
+		panic(fmt.Sprintf("raftgroup: group %s: entry %d of term %d after term %d", g.id, e.GetIndex(), e.GetTerm(), s.at.Term))
+	}
+	s.at = Position{e.GetIndex(), e.GetTerm()}
+	x := Entry{Index: e.GetIndex(), Term: e.GetTerm(), Data: e.GetData()}
+	done.bytes += int64(len(x.Data))
+	if e.GetType() == pb.EntryNormal {
+		return x, nil
+	}
+	c, err := decodeConfEntry(e)
+	if err != nil {
+		return Entry{}, err
+	}
+	s.replicas, s.confIndex = c.apply(s.replicas), x.Index
+	c.after, c.index = s.replicas, x.Index
+	done.confs = append(done.confs, c)
+	x.Data, x.Replicas = c.payload, s.replicas
+	return x, nil
+}
+
+// appliedEntries publishes what the committed batch holds of the group.
+func (g *Group) appliedEntries(t *applyTurn) {
+	s := &g.apply
+	g.sm.Applied(s.at)
+	if l := &s.leader; l.IsLeader && !l.Ready && s.at.Term == l.Term {
+		l.Ready = true
+		g.sm.LeaderChanged(*l)
+	}
+	g.public.applying.Store(s.at.Index)
+	g.h.trunc.applied(g)
+	g.a.done = append(g.a.done, appliedItem{g, t.done})
+}

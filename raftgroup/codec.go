@@ -1,0 +1,481 @@
+package raftgroup
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	pb "go.etcd.io/raft/v3/raftpb"
+)
+
+// The bytes of frames are described in docs/format/raftgroup.md.
+const (
+	frameVersion      = 1
+	frameMessages     = 1
+	frameLiveness     = 2
+	frameHeaderBytes  = 2
+	messageBytesMin   = 5  // group, type, to, from, term
+	contextBytesMax   = 64 // of a vote or a heartbeat
+	numberBytes       = 8  // the host's number in front of raft's heartbeat context
+	raftContextBytes  = 8  // raft's own heartbeat context, where there is one
+	readContextBytes  = 16 // what the host gives raft with a ReadIndex
+	promiseMax        = time.Hour
+	livenessHealthy   = 1 << 0
+	entryBytesMin     = 3
+	hostKindFirst     = pb.MessageType(64)
+	kindSleep         = hostKindFirst + 0
+	kindWake          = hostKindFirst + 1
+	kindRemoved       = hostKindFirst + 2
+	transferVoteBytes = "CampaignTransfer" // raft's context of a vote that a transfer asked for
+)
+
+// errFrame says that bytes from the bus are no frame of this version.
+var errFrame = errors.New("raftgroup: malformed frame")
+
+// message is what a frame carries for one replica: a message of raft, or one of
+// the host's own kinds, for which raft is nil.
+type message struct {
+	group    keyspace.GroupID
+	kind     pb.MessageType
+	to, from keyspace.ReplicaID
+	term     uint64
+	// commit and number belong to kindSleep.
+	commit, number uint64
+	raft           *pb.Message
+	// promise is how long the sender's host keeps the promise that its heartbeat
+	// answers give; node is the sender's. Both are the same in the whole frame.
+	promise time.Duration
+	node    keyspace.NodeID
+	// bytes is the size of the entries.
+	bytes int64
+}
+
+// Heartbeat answers and votes allocate nothing of their own: all messages of a
+// frame, with everything that their pointer fields point to, are one slab.
+type messageSlot struct {
+	m                                                pb.Message
+	to, from, term, index, logTerm, commit, hintOrIx uint64
+	reject                                           bool
+}
+
+// entrySlot is the same for the entries of one message.
+type entrySlot struct {
+	e           pb.Entry
+	term, index uint64
+}
+
+// Raft never changes what the Type pointers point to, so all messages share these.
+var (
+	messageTypes = func() (t [32]pb.MessageType) {
+		for i := range t {
+			t[i] = pb.MessageType(i)
+		}
+		return t
+	}()
+	entryTypes = [3]pb.EntryType{pb.EntryNormal, pb.EntryConfChange, pb.EntryConfChangeV2}
+)
+
+// appendFrameHeader begins a frame of messages.
+func appendFrameHeader(dst []byte, promise time.Duration) []byte {
+	dst = append(dst, frameVersion, frameMessages)
+	return binary.AppendUvarint(dst, uint64(promise/time.Millisecond))
+}
+
+// appendHostMessage appends one message of the host's own kinds.
+func appendHostMessage(dst []byte, m *message) []byte {
+	dst = appendMessageHead(dst, m.group, m.kind, uint64(m.to), uint64(m.from), m.term)
+	if m.kind == kindSleep {
+		dst = binary.AppendUvarint(dst, m.commit)
+		dst = binary.LittleEndian.AppendUint64(dst, m.number)
+	}
+	return dst
+}
+
+func appendMessageHead(dst []byte, g keyspace.GroupID, t pb.MessageType, to, from, term uint64) []byte {
+	dst = binary.AppendUvarint(dst, uint64(g))
+	dst = append(dst, byte(t))
+	dst = binary.AppendUvarint(dst, to)
+	dst = binary.AppendUvarint(dst, from)
+	return binary.AppendUvarint(dst, term)
+}
+
+// appendRaftMessage appends one message of raft. It panics on a type that never
+// leaves a host.
+func appendRaftMessage(dst []byte, g keyspace.GroupID, m *pb.Message) []byte {
+	dst = appendMessageHead(dst, g, m.GetType(), m.GetTo(), m.GetFrom(), m.GetTerm())
+	switch m.GetType() {
+	case pb.MsgApp:
+		dst = binary.AppendUvarint(dst, m.GetIndex())
+		dst = binary.AppendUvarint(dst, m.GetLogTerm())
+		dst = binary.AppendUvarint(dst, m.GetCommit())
+		dst = appendEntries(dst, m)
+	case pb.MsgAppResp:
+		dst = append(dst, boolByte(m.GetReject()))
+		dst = binary.AppendUvarint(dst, m.GetIndex())
+		if m.GetReject() {
+			dst = binary.AppendUvarint(dst, m.GetRejectHint())
+			dst = binary.AppendUvarint(dst, m.GetLogTerm())
+		}
+	case pb.MsgVote, pb.MsgPreVote:
+		dst = binary.AppendUvarint(dst, m.GetIndex())
+		dst = binary.AppendUvarint(dst, m.GetLogTerm())
+		dst = appendBytes(dst, m.GetContext())
+	case pb.MsgVoteResp, pb.MsgPreVoteResp:
+		dst = append(dst, boolByte(m.GetReject()))
+	case pb.MsgHeartbeat:
+		dst = binary.AppendUvarint(dst, m.GetCommit())
+		dst = binary.AppendUvarint(dst, m.GetIndex()) // the follower need, see truncate.go
+		dst = appendBytes(dst, m.GetContext())
+	case pb.MsgHeartbeatResp:
+		dst = appendBytes(dst, m.GetContext())
+	case pb.MsgTimeoutNow:
+	case pb.MsgReadIndex, pb.MsgReadIndexResp:
+		dst = binary.AppendUvarint(dst, m.GetIndex())
+		dst = appendBytes(dst, m.GetEntries()[0].GetData())
+	default:
+		panic(fmt.Sprintf("raftgroup: group %s sends a %s", g, m.GetType()))
+	}
+	return dst
+}
+
+// appendEntries appends the entries of a MsgApp, whose indexes follow from the
+// message's own.
+func appendEntries(dst []byte, m *pb.Message) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(m.GetEntries())))
+	for i, e := range m.GetEntries() {
+		if want := m.GetIndex() + 1 + uint64(i); e.GetIndex() != want {
+			panic(fmt.Sprintf("raftgroup: entry %d at place of %d in a MsgApp", e.GetIndex(), want))
+		}
+		dst = append(dst, byte(e.GetType()))
+		dst = binary.AppendUvarint(dst, e.GetTerm())
+		dst = appendBytes(dst, e.GetData())
+	}
+	return dst
+}
+
+func appendBytes(dst, b []byte) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(b)))
+	return append(dst, b...)
+}
+
+func boolByte(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// reader walks over bytes from the bus. After the first error it returns zeros.
+type reader struct {
+	b   []byte
+	bad bool
+}
+
+func (r *reader) uvarint() uint64 {
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *reader) byte() byte {
+	if len(r.b) == 0 {
+		r.fail()
+		return 0
+	}
+	v := r.b[0]
+	r.b = r.b[1:]
+	return v
+}
+
+func (r *reader) bool() bool {
+	v := r.byte()
+	if v > 1 {
+		r.fail()
+	}
+	return v == 1
+}
+
+func (r *reader) uint64() uint64 {
+	if len(r.b) < 8 {
+		r.fail()
+		return 0
+	}
+	v := binary.LittleEndian.Uint64(r.b)
+	r.b = r.b[8:]
+	return v
+}
+
+// bytes returns a part of the frame of at most max bytes, nil for none.
+func (r *reader) bytes(max int) []byte {
+	n := r.uvarint()
+	if r.bad || n > uint64(len(r.b)) || n > uint64(max) {
+		r.fail()
+		return nil
+	}
+	if n == 0 {
+		return nil
+	}
+	v := r.b[:n:n]
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *reader) fail() { r.b, r.bad = nil, true }
+
+// frameKind checks version and kind of a frame and returns the rest.
+func frameKind(frame []byte) (kind byte, rest []byte, err error) {
+	if len(frame) < frameHeaderBytes {
+		return 0, nil, fmt.Errorf("%w: %d bytes", errFrame, len(frame))
+	}
+	if frame[0] != frameVersion {
+		return 0, nil, fmt.Errorf("%w: version %d, want %d", errFrame, frame[0], frameVersion)
+	}
+	return frame[1], frame[frameHeaderBytes:], nil
+}
+
+// decodeMessages decodes the messages of a frame. Entries' data is copied, so
+// that an entry that is kept does not keep the frame; everything else is small
+// and refers to one slab.
+func decodeMessages(node keyspace.NodeID, rest []byte) ([]message, error) {
+	r := reader{b: rest}
+	promiseMS := r.uvarint()
+	if promiseMS > uint64(promiseMax/time.Millisecond) {
+		r.fail()
+	}
+	n := countMessages(r)
+	if r.bad || n < 0 {
+		return nil, fmt.Errorf("%w: from node %s", errFrame, node)
+	}
+	msgs := make([]message, n)
+	slots := make([]messageSlot, n)
+	for i := range msgs {
+		msgs[i].node, msgs[i].promise = node, time.Duration(promiseMS)*time.Millisecond
+		decodeMessage(&r, &msgs[i], &slots[i])
+	}
+	if r.bad {
+		return nil, fmt.Errorf("%w: from node %s", errFrame, node)
+	}
+	return msgs, nil
+}
+
+// countMessages walks once over the frame without an allocation, so that the
+// slab is exactly as large as what has really arrived. -1 says malformed.
+func countMessages(r reader) int {
+	n := 0
+	for len(r.b) > 0 && !r.bad {
+		skipMessage(&r)
+		n++
+	}
+	if r.bad {
+		return -1
+	}
+	return n
+}
+
+// skipMessage is decodeMessage without the memory.
+func skipMessage(r *reader) {
+	r.uvarint()
+	t := pb.MessageType(r.byte())
+	r.uvarint()
+	r.uvarint()
+	r.uvarint()
+	switch t {
+	case pb.MsgApp:
+		r.uvarint()
+		r.uvarint()
+		r.uvarint()
+		for n := r.uvarint(); n > 0 && !r.bad; n-- {
+			r.byte()
+			r.uvarint()
+			r.bytes(len(r.b))
+		}
+	case pb.MsgAppResp:
+		reject := r.bool()
+		r.uvarint()
+		if reject {
+			r.uvarint()
+			r.uvarint()
+		}
+	case pb.MsgVote, pb.MsgPreVote, pb.MsgHeartbeat:
+		r.uvarint()
+		r.uvarint()
+		r.bytes(contextBytesMax)
+	case pb.MsgVoteResp, pb.MsgPreVoteResp:
+		r.bool()
+	case pb.MsgHeartbeatResp:
+		r.bytes(contextBytesMax)
+	case pb.MsgTimeoutNow, kindWake, kindRemoved:
+	case pb.MsgReadIndex, pb.MsgReadIndexResp:
+		r.uvarint()
+		r.bytes(contextBytesMax)
+	case kindSleep:
+		r.uvarint()
+		r.uint64()
+	default:
+		r.fail()
+	}
+}
+
+// decodeMessage decodes one message into m and s. Its layout is skipMessage's.
+func decodeMessage(r *reader, m *message, s *messageSlot) {
+	m.group = keyspace.GroupID(r.uvarint())
+	m.kind = pb.MessageType(r.byte())
+	s.to, s.from, s.term = r.uvarint(), r.uvarint(), r.uvarint()
+	m.to, m.from, m.term = keyspace.ReplicaID(s.to), keyspace.ReplicaID(s.from), s.term
+	if m.group == 0 || s.to == 0 || s.from == 0 || s.to == s.from ||
+		s.to >= localTargetMin || s.from >= localTargetMin {
+		r.fail()
+		return
+	}
+	if m.kind >= hostKindFirst {
+		decodeHostMessage(r, m)
+		return
+	}
+	if int(m.kind) >= len(messageTypes) {
+		r.fail()
+		return
+	}
+	s.m.Type, s.m.To, s.m.From, s.m.Term = &messageTypes[m.kind], &s.to, &s.from, &s.term
+	m.raft = &s.m
+	decodeRaftBody(r, m, s)
+}
+
+// localTargetMin is the smallest id that raft uses for its local threads.
+const localTargetMin = ^uint64(0) - 1
+
+func decodeHostMessage(r *reader, m *message) {
+	switch m.kind {
+	case kindSleep:
+		m.commit, m.number = r.uvarint(), r.uint64()
+	case kindWake, kindRemoved:
+	default:
+		r.fail()
+	}
+}
+
+func decodeRaftBody(r *reader, m *message, s *messageSlot) {
+	switch m.kind {
+	case pb.MsgApp:
+		s.index, s.logTerm, s.commit = r.uvarint(), r.uvarint(), r.uvarint()
+		s.m.Index, s.m.LogTerm, s.m.Commit = &s.index, &s.logTerm, &s.commit
+		decodeEntries(r, m, s)
+	case pb.MsgAppResp:
+		s.reject = r.bool()
+		s.index = r.uvarint()
+		s.m.Reject, s.m.Index = &s.reject, &s.index
+		if s.reject {
+			s.hintOrIx, s.logTerm = r.uvarint(), r.uvarint()
+			s.m.RejectHint, s.m.LogTerm = &s.hintOrIx, &s.logTerm
+		}
+	case pb.MsgVote, pb.MsgPreVote:
+		s.index, s.logTerm = r.uvarint(), r.uvarint()
+		s.m.Index, s.m.LogTerm = &s.index, &s.logTerm
+		s.m.Context = r.bytes(contextBytesMax)
+	case pb.MsgVoteResp, pb.MsgPreVoteResp:
+		s.reject = r.bool()
+		s.m.Reject = &s.reject
+	case pb.MsgHeartbeat:
+		s.commit, s.index = r.uvarint(), r.uvarint()
+		s.m.Commit, s.m.Index = &s.commit, &s.index
+		s.m.Context = heartbeatContext(r)
+	case pb.MsgHeartbeatResp:
+		s.m.Context = heartbeatContext(r)
+	case pb.MsgTimeoutNow:
+	case pb.MsgReadIndex, pb.MsgReadIndexResp:
+		s.index = r.uvarint()
+		if m.kind == pb.MsgReadIndexResp {
+			s.m.Index = &s.index
+		}
+		s.m.Entries = []*pb.Entry{{Data: r.bytes(contextBytesMax)}}
+	default:
+		r.fail()
+	}
+}
+
+// heartbeatContext reads a heartbeat's context: the host's number, and behind it
+// nothing or raft's own eight bytes. Raft reads those without looking at their
+// length, so anything else must not reach it.
+func heartbeatContext(r *reader) []byte {
+	c := r.bytes(contextBytesMax)
+	if len(c) != numberBytes && len(c) != numberBytes+raftContextBytes {
+		r.fail()
+		return nil
+	}
+	return c
+}
+
+// decodeEntries decodes the entries of a MsgApp into one slab, one array of
+// pointers and one array of bytes. The count of entries was proven by
+// countMessages, so it is not a mere claim.
+func decodeEntries(r *reader, m *message, s *messageSlot) {
+	n := r.uvarint()
+	if r.bad || n > uint64(len(r.b)/entryBytesMin) {
+		r.fail()
+		return
+	}
+	if n == 0 {
+		return
+	}
+	slots, ents := make([]entrySlot, n), make([]*pb.Entry, n)
+	for i := range slots {
+		e := &slots[i]
+		t := r.byte()
+		if int(t) >= len(entryTypes) {
+			r.fail()
+			return
+		}
+		e.term, e.index = r.uvarint(), s.index+1+uint64(i)
+		e.e.Type, e.e.Term, e.e.Index = &entryTypes[t], &e.term, &e.index
+		e.e.Data = r.bytes(len(r.b))
+		m.bytes += int64(len(e.e.Data))
+		ents[i] = &e.e
+	}
+	if r.bad {
+		return
+	}
+	data := make([]byte, 0, m.bytes)
+	for _, e := range ents {
+		if len(e.Data) > 0 {
+			data = append(data, e.Data...)
+			e.Data = data[len(data)-len(e.Data) : len(data) : len(data)]
+		}
+	}
+	s.m.Entries = ents
+}
+
+// liveness is the one message per node pair that says that a node lives and its
+// wal moves.
+type liveness struct {
+	boot     keyspace.BootID
+	healthy  bool
+	sequence uint64
+}
+
+func appendLiveness(dst []byte, l liveness) []byte {
+	dst = append(dst, frameVersion, frameLiveness)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.boot))
+	flags := byte(0)
+	if l.healthy {
+		flags |= livenessHealthy
+	}
+	dst = append(dst, flags)
+	return binary.AppendUvarint(dst, l.sequence)
+}
+
+func decodeLiveness(rest []byte) (liveness, error) {
+	r := reader{b: rest}
+	l := liveness{boot: keyspace.BootID(r.uint64())}
+	flags := r.byte()
+	l.healthy = flags&livenessHealthy != 0
+	l.sequence = r.uvarint()
+	if r.bad || len(r.b) != 0 || flags&^livenessHealthy != 0 {
+		return liveness{}, fmt.Errorf("%w: liveness of %d bytes", errFrame, len(rest))
+	}
+	return l, nil
+}

@@ -1,0 +1,535 @@
+package raftgroup
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/quorum"
+	pb "go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// What a configuration change says beside raft's own words travels in the
+// change's context: a version, a number by which the proposer knows it again,
+// the nodes of added replicas and the caller's payload.
+const confContextVersion = 1
+
+var errConfEntry = errors.New("raftgroup: malformed configuration change")
+
+// appliedConf is one applied configuration change.
+type appliedConf struct {
+	cc      *pb.ConfChangeV2
+	number  uint64
+	nodes   map[keyspace.ReplicaID]keyspace.NodeID
+	payload []byte
+	// after is the configuration behind it, index its entry's.
+	after []keyspace.Replica
+	index uint64
+}
+
+// changeState is the worker's side of configuration changes and transfers.
+type changeState struct {
+	// pending is the index of the newest change that this leader knows to be in the
+	// log, or the end of the log when it began to lead.
+	pending uint64
+	waiters []confWaiter
+	// transfer waits for leadership to go to transferTo.
+	transfer   func(error)
+	transferTo keyspace.ReplicaID
+	ticks      int // since the transfer began
+}
+
+type confWaiter struct {
+	number uint64
+	seen   bool
+	done   func(error)
+}
+
+// configurationOf derives the forms that are needed from the list of replicas.
+// The list alone says whether the configuration is joint: ChangeConf refuses
+// joint changes that leave the voters as they are.
+func configurationOf(replicas []keyspace.Replica, index uint64) configuration {
+	c := configuration{replicas: replicas, index: index}
+	in, out := quorum.MajorityConfig{}, quorum.MajorityConfig{}
+	for _, r := range replicas {
+		switch r.Role {
+		case keyspace.RoleVoter:
+			in[uint64(r.ID)], out[uint64(r.ID)] = struct{}{}, struct{}{}
+		case keyspace.RoleVoterIncoming:
+			in[uint64(r.ID)], c.joint = struct{}{}, true
+		case keyspace.RoleVoterOutgoing, keyspace.RoleVoterDemoting:
+			out[uint64(r.ID)], c.joint = struct{}{}, true
+		}
+	}
+	if c.voters[0] = in; c.joint {
+		c.voters[1] = out
+	}
+	return c
+}
+
+// soleVoter says whether the replica alone decides.
+func (c *configuration) soleVoter(id keyspace.ReplicaID) bool {
+	_, in := c.voters[0][uint64(id)]
+	return in && len(c.voters[0]) == 1 && !c.joint
+}
+
+func (c *configuration) votes(id keyspace.ReplicaID) bool {
+	_, in := c.voters[0][uint64(id)]
+	_, out := c.voters[1][uint64(id)]
+	return in || out
+}
+
+func (c *configuration) find(id keyspace.ReplicaID) (keyspace.Replica, bool) {
+	for _, r := range c.replicas {
+		if r.ID == id {
+			return r, true
+		}
+	}
+	return keyspace.Replica{}, false
+}
+
+// confStateOf is raft's form of a configuration.
+func confStateOf(replicas []keyspace.Replica) *pb.ConfState {
+	cs, joint := &pb.ConfState{}, configurationOf(replicas, 0).joint
+	for _, r := range replicas {
+		id := uint64(r.ID)
+		switch r.Role {
+		case keyspace.RoleVoter:
+			cs.Voters = append(cs.Voters, id)
+			if joint {
+				cs.VotersOutgoing = append(cs.VotersOutgoing, id)
+			}
+		case keyspace.RoleVoterIncoming:
+			cs.Voters = append(cs.Voters, id)
+		case keyspace.RoleVoterOutgoing:
+			cs.VotersOutgoing = append(cs.VotersOutgoing, id)
+		case keyspace.RoleVoterDemoting:
+			cs.VotersOutgoing = append(cs.VotersOutgoing, id)
+			cs.LearnersNext = append(cs.LearnersNext, id)
+		case keyspace.RoleLearner:
+			cs.Learners = append(cs.Learners, id)
+		}
+	}
+	cs.AutoLeave = &bools[boolByte(joint)]
+	return cs
+}
+
+var bools = [2]bool{false, true}
+
+// snapshotAt is raft's form of a snapshot's position.
+func snapshotAt(index, term uint64, replicas []keyspace.Replica) *pb.Snapshot {
+	return &pb.Snapshot{Metadata: &pb.SnapshotMetadata{
+		Index: &index, Term: &term, ConfState: confStateOf(replicas),
+	}}
+}
+
+// encodeConf builds raft's change of a validated list of changes.
+func encodeConf(number uint64, changes []ConfChange, payload []byte) *pb.ConfChangeV2 {
+	cc := &pb.ConfChangeV2{}
+	ctx := append([]byte(nil), confContextVersion)
+	ctx = binary.LittleEndian.AppendUint64(ctx, number)
+	var nodes []byte
+	added := 0
+	for _, c := range changes {
+		t := pb.ConfChangeRemoveNode
+		switch c.Type {
+		case AddLearner, Demote:
+			t = pb.ConfChangeAddLearnerNode
+		case Promote:
+			t = pb.ConfChangeAddNode
+		}
+		id := uint64(c.Replica)
+		cc.Changes = append(cc.Changes, &pb.ConfChangeSingle{Type: t.Enum(), NodeId: &id})
+		if c.Type == AddLearner {
+			nodes = binary.AppendUvarint(nodes, id)
+			nodes = binary.AppendUvarint(nodes, uint64(c.Node))
+			added++
+		}
+	}
+	ctx = binary.AppendUvarint(ctx, uint64(added))
+	cc.Context = append(append(ctx, nodes...), payload...)
+	return cc
+}
+
+// decodeConfEntry decodes an entry that changes the configuration. One without
+// data leaves a joint configuration.
+func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
+	c := appliedConf{cc: &pb.ConfChangeV2{}}
+	if e.GetType() != pb.EntryConfChangeV2 {
+		return c, fmt.Errorf("%w: type %s", errConfEntry, e.GetType())
+	}
+	if err := proto.Unmarshal(e.GetData(), c.cc); err != nil {
+		return c, fmt.Errorf("%w: %w", errConfEntry, err)
+	}
+	if len(c.cc.GetContext()) == 0 {
+		if !c.cc.LeaveJoint() {
+			return c, fmt.Errorf("%w: no context", errConfEntry)
+		}
+		return c, nil
+	}
+	r := reader{b: c.cc.GetContext()}
+	if r.byte() != confContextVersion {
+		return c, fmt.Errorf("%w: version", errConfEntry)
+	}
+	c.number = r.uint64()
+	n := r.uvarint()
+	if n > uint64(len(r.b)) {
+		return c, fmt.Errorf("%w: %d added", errConfEntry, n)
+	}
+	c.nodes = make(map[keyspace.ReplicaID]keyspace.NodeID, n)
+	for range n {
+		id := keyspace.ReplicaID(r.uvarint())
+		c.nodes[id] = keyspace.NodeID(r.uvarint())
+	}
+	if r.bad {
+		return c, fmt.Errorf("%w: truncated", errConfEntry)
+	}
+	if len(r.b) > 0 {
+		c.payload = r.b
+	}
+	return c, nil
+}
+
+// apply returns the replicas behind the change. It is a function of its inputs
+// alone: every replica computes the same. Raft computes its own view from the same
+// change; applyConf compares the two.
+func (c *appliedConf) apply(before []keyspace.Replica) []keyspace.Replica {
+	after := make([]keyspace.Replica, 0, len(before)+len(c.cc.GetChanges()))
+	if c.cc.LeaveJoint() {
+		for _, r := range before {
+			switch r.Role {
+			case keyspace.RoleVoterOutgoing:
+				continue
+			case keyspace.RoleVoterIncoming:
+				r.Role = keyspace.RoleVoter
+			case keyspace.RoleVoterDemoting:
+				r.Role = keyspace.RoleLearner
+			}
+			after = append(after, r)
+		}
+		return after
+	}
+	_, joint := c.cc.EnterJoint()
+	after = append(after, before...)
+	for _, s := range c.cc.GetChanges() {
+		after = c.applyOne(after, s, joint)
+	}
+	return after
+}
+
+func (c *appliedConf) applyOne(rs []keyspace.Replica, s *pb.ConfChangeSingle, joint bool) []keyspace.Replica {
+	id := keyspace.ReplicaID(s.GetNodeId())
+	i := slices.IndexFunc(rs, func(r keyspace.Replica) bool { return r.ID == id })
+	role := func(simple, inJoint keyspace.Role) {
+		if rs[i].Role = simple; joint {
+			rs[i].Role = inJoint
+		}
+	}
+	switch s.GetType() {
+	case pb.ConfChangeAddLearnerNode:
+		if i < 0 {
+			return append(rs, keyspace.Replica{ID: id, Node: c.nodes[id], Role: keyspace.RoleLearner})
+		}
+		if rs[i].Role == keyspace.RoleVoter {
+			role(keyspace.RoleLearner, keyspace.RoleVoterDemoting)
+		}
+	case pb.ConfChangeAddNode:
+		if i >= 0 && rs[i].Role == keyspace.RoleLearner {
+			role(keyspace.RoleVoter, keyspace.RoleVoterIncoming)
+		}
+	case pb.ConfChangeRemoveNode:
+		if i < 0 {
+			return rs
+		}
+		if rs[i].Role == keyspace.RoleVoter && joint {
+			rs[i].Role = keyspace.RoleVoterOutgoing
+			return rs
+		}
+		return slices.Delete(rs, i, i+1)
+	}
+	return rs
+}
+
+// ChangeConf changes the group's members. It returns nil once the final
+// configuration is applied here: several changes pass through a joint
+// configuration, which is left without the caller. It proposes only if the group
+// leads here in that term. Several changes at once must change the voters, and
+// each replica may be named once; a replica is added as a learner and promoted
+// when it is caught up. payload, which may be nil, is the Data of the entry.
+//
+// ErrUnknownFate says that leadership or ctx ended while the change was under
+// way. Any other error: nothing was changed.
+func (g *Group) ChangeConf(ctx context.Context, term uint64, changes []ConfChange, payload []byte) error {
+	ch := make(chan error, 1)
+	finish := func(err error) { ch <- err }
+	if !g.w.call(g, func() { g.proposeConf(term, changes, payload, finish) }) {
+		return ErrStopped
+	}
+	select {
+	case err := <-ch:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUnknownFate, context.Cause(ctx))
+	}
+}
+
+func (g *Group) proposeConf(term uint64, changes []ConfChange, payload []byte, done func(error)) {
+	if err := g.checkConf(term, changes); err != nil {
+		done(err)
+		return
+	}
+	g.wake()
+	number := g.h.readNonce ^ g.h.readNumber.Add(1)
+	typ, data, err := pb.MarshalConfChange(encodeConf(number, changes, payload))
+	if err != nil {
+		done(fmt.Errorf("%w: %w", ErrConfInvalid, err))
+		return
+	}
+	m := &pb.Message{
+		Type: pb.MsgProp.Enum(), From: ptr(uint64(g.self)),
+		Entries: []*pb.Entry{{Type: typ.Enum(), Data: data}},
+	}
+	if err := g.rn.Step(m); err != nil {
+		done(ErrDropped)
+		return
+	}
+	if m.GetEntries()[0].GetType() == pb.EntryNormal {
+		done(ErrConfPending) // raft has put an empty entry in its place
+		return
+	}
+	g.changes.waiters = append(g.changes.waiters, confWaiter{number: number, done: done})
+}
+
+// checkConf refuses what raft would turn into an empty entry or, worse, panic on
+// when it is applied.
+func (g *Group) checkConf(term uint64, changes []ConfChange) error {
+	switch st := g.rn.BasicStatus(); {
+	case g.closed:
+		return ErrClosed
+	case st.RaftState != raft.StateLeader || st.GetTerm() != term:
+		return ErrNotLeader
+	case !g.lease.ready || g.conf.joint || g.changes.pending > g.applied || len(g.changes.waiters) > 0:
+		return ErrConfPending
+	case st.LeadTransferee != raft.None:
+		return ErrDropped
+	case len(changes) == 0:
+		return fmt.Errorf("%w: no change", ErrConfInvalid)
+	}
+	voters, touched := 0, false
+	for i, c := range changes {
+		if slices.ContainsFunc(changes[:i], func(o ConfChange) bool { return o.Replica == c.Replica }) {
+			return fmt.Errorf("%w: replica %d named twice", ErrConfInvalid, c.Replica)
+		}
+		changed, err := g.checkChange(c)
+		if err != nil {
+			return err
+		}
+		touched = touched || changed
+	}
+	if len(changes) > 1 && !touched {
+		return fmt.Errorf("%w: several changes that leave the voters as they are", ErrConfInvalid)
+	}
+	c := appliedConf{cc: encodeConf(0, changes, nil)}
+	for _, r := range c.apply(g.conf.replicas) {
+		voters += boolInt(r.Role == keyspace.RoleVoter || r.Role == keyspace.RoleVoterIncoming)
+	}
+	if voters == 0 {
+		return fmt.Errorf("%w: no voter left", ErrConfInvalid)
+	}
+	return nil
+}
+
+// checkChange checks one change, and says whether it changes the voters.
+func (g *Group) checkChange(c ConfChange) (voters bool, err error) {
+	r, member := g.conf.find(c.Replica)
+	switch c.Type {
+	case AddLearner:
+		if member || c.Replica == 0 || c.Node == 0 || uint64(c.Replica) >= localTargetMin {
+			return false, fmt.Errorf("%w: add %d on node %s", ErrConfInvalid, c.Replica, c.Node)
+		}
+		for _, o := range g.conf.replicas {
+			if o.Node == c.Node {
+				return false, fmt.Errorf("%w: node %s has replica %d already", ErrConfInvalid, c.Node, o.ID)
+			}
+		}
+		return false, nil
+	case Promote:
+		if !member || r.Role != keyspace.RoleLearner {
+			return false, fmt.Errorf("%w: promote %d", ErrConfInvalid, c.Replica)
+		}
+		return true, g.checkCaughtUp(r)
+	case Demote, RemoveReplica:
+		if !member || c.Type == Demote && r.Role != keyspace.RoleVoter {
+			return false, fmt.Errorf("%w: demote or remove %d", ErrConfInvalid, c.Replica)
+		}
+		if c.Replica == g.self {
+			return false, ErrRemovesLeader
+		}
+		return r.Role == keyspace.RoleVoter, nil
+	}
+	return false, fmt.Errorf("%w: type %d", ErrConfInvalid, c.Type)
+}
+
+// promoteLagMax is how many entries a replica may lag that becomes a voter.
+const promoteLagMax = 1024
+
+func (g *Group) checkCaughtUp(r keyspace.Replica) error {
+	ps, err := g.progress()
+	if err != nil {
+		return err
+	}
+	for _, p := range ps {
+		if p.Replica.ID == r.ID && p.Active && p.Replicating && p.Match+promoteLagMax >= g.commit {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: replica %d", ErrNotCaughtUp, r.ID)
+}
+
+// applyConf tells raft of a change that the applier has applied.
+func (g *Group) applyConf(c *appliedConf) {
+	cs := g.rn.ApplyConfChange(c.cc)
+	g.setConf(c.after, c.index)
+	if want := confStateOf(c.after); want.Equivalent(cs) != nil {
+		panic(fmt.Sprintf("raftgroup: group %s: configuration at %d: raft has %v, the applied record %v", g.id, c.index, cs, want))
+	}
+	for i := range g.changes.waiters {
+		w := &g.changes.waiters[i]
+		w.seen = w.seen || c.number != 0 && w.number == c.number
+	}
+	if g.conf.joint {
+		return
+	}
+	g.changes.waiters = slices.DeleteFunc(g.changes.waiters, func(w confWaiter) bool {
+		if w.seen {
+			w.done(nil)
+		}
+		return w.seen
+	})
+}
+
+// setConf makes a configuration the group's own.
+func (g *Group) setConf(replicas []keyspace.Replica, index uint64) {
+	g.h.peers.change(g.conf.replicas, replicas)
+	g.conf = configurationOf(replicas, index)
+	g.public.replicas.Store(&g.conf.replicas)
+	g.learned = slices.DeleteFunc(g.learned, func(r route) bool {
+		_, known := g.conf.find(r.id)
+		return known
+	})
+	g.lease.dirty = true
+}
+
+// leaveJoint proposes the end of a joint configuration that raft itself did not:
+// it tries once, when it applies, and a leader change or transfer at that moment
+// would leave the group joint for ever.
+func (g *Group) leaveJoint() {
+	if !g.conf.joint || !g.lease.ready || g.changes.pending > g.applied || g.changes.transfer != nil {
+		return
+	}
+	typ := pb.EntryConfChangeV2
+	m := &pb.Message{
+		Type: pb.MsgProp.Enum(), From: ptr(uint64(g.self)),
+		Entries: []*pb.Entry{{Type: typ.Enum()}},
+	}
+	// A refusal is no harm: the next tick tries again.
+	_ = g.rn.Step(m)
+}
+
+// failChanges ends what waits for changes when leadership goes.
+func (g *Group) failChanges(err error) {
+	for _, w := range g.changes.waiters {
+		w.done(err)
+	}
+	g.changes.waiters = nil
+}
+
+// Transfer moves leadership to another voter, 0 chooses the best. The lease is
+// given up first and for the rest of the term, also if the transfer fails; raft
+// drops proposals while it is under way. It returns nil once this replica leads
+// no more.
+func (g *Group) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
+	ch := make(chan error, 1)
+	if !g.w.call(g, func() { g.beginTransfer(to, func(err error) { ch <- err }) }) {
+		return ErrStopped
+	}
+	select {
+	case err := <-ch:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUnknownFate, context.Cause(ctx))
+	}
+}
+
+func (g *Group) beginTransfer(to keyspace.ReplicaID, done func(error)) {
+	switch {
+	case g.closed:
+		done(ErrClosed)
+		return
+	case g.rn.BasicStatus().RaftState != raft.StateLeader:
+		done(ErrNotLeader)
+		return
+	case g.changes.transfer != nil:
+		done(ErrDropped)
+		return
+	}
+	target, err := g.transferTarget(to)
+	if err != nil {
+		done(err)
+		return
+	}
+	// Before raft sends MsgTimeoutNow, and for good in this term: the message may
+	// arrive when nobody remembers it, and its vote respects no promise.
+	g.giveUpLease()
+	g.wake()
+	g.changes.transfer, g.changes.transferTo, g.changes.ticks = done, target, 0
+	g.rn.TransferLeader(uint64(target))
+}
+
+func (g *Group) transferTarget(to keyspace.ReplicaID) (keyspace.ReplicaID, error) {
+	ps, err := g.progress()
+	if err != nil {
+		return 0, err
+	}
+	best, match := keyspace.ReplicaID(0), uint64(0)
+	for _, p := range ps {
+		if p.Replica.ID == g.self || (to != 0 && p.Replica.ID != to) || !p.Replicating || !p.NodeAlive ||
+			p.Replica.Role != keyspace.RoleVoter && p.Replica.Role != keyspace.RoleVoterIncoming {
+			continue
+		}
+		if best == 0 || p.Match > match {
+			best, match = p.Replica.ID, p.Match
+		}
+	}
+	if best == 0 {
+		return 0, fmt.Errorf("%w: transfer to %d", ErrNotCaughtUp, to)
+	}
+	return best, nil
+}
+
+// tickTransfer ends a transfer that raft has given up by now.
+func (g *Group) tickTransfer() {
+	if g.changes.transfer == nil {
+		return
+	}
+	if g.changes.ticks++; g.changes.ticks > g.h.cfg.electionTicks()+1 {
+		g.endTransfer(ErrTransferFailed)
+	}
+}
+
+func (g *Group) endTransfer(err error) {
+	if done := g.changes.transfer; done != nil {
+		g.changes.transfer = nil
+		done(err)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func boolInt(b bool) int { return int(boolByte(b)) }

@@ -1,0 +1,110 @@
+package raftgroup
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Bounds that are no settings.
+const (
+	// passGroupsMax bounds how many groups one pass of a worker visits, so that a
+	// heartbeat does not wait behind everything else.
+	passGroupsMax = 256
+	// frameBytesMax is where a frame is closed and the next one begun.
+	frameBytesMax = 256 << 10
+	// readyRoundsMax bounds how often one visit lets raft go on without giving the
+	// next group its turn.
+	readyRoundsMax = 8
+	// applyBytesMax bounds what one engine batch takes of entries, beyond the first.
+	applyBytesMax = 4 << 20
+	// maxEntryBytes bounds one proposal.
+	maxEntryBytes = 16 << 20
+	// entryOverheadBytes is what an entry costs beside its data.
+	entryOverheadBytes = 64
+	// maxSizePerMsg, maxCommittedPerReady and maxInflightMsgs are raft's bounds of
+	// one MsgApp, of what is handed to apply and not yet applied, and of unanswered
+	// MsgApps to one follower.
+	maxSizePerMsg        = 256 << 10
+	maxCommittedPerReady = 1 << 20
+	maxInflightMsgs      = 256
+	// parkedGroupsMax and parkedPerGroupMax bound the votes kept for groups that are
+	// not open here.
+	parkedGroupsMax   = 4096
+	parkedPerGroupMax = 16
+	// learnedRoutesMax bounds the senders that a replica remembers although its
+	// configuration does not name them yet.
+	learnedRoutesMax = 16
+)
+
+// fill checks the configuration and sets defaults.
+func (c *Config) fill() error {
+	if c.Node == 0 || c.Clock == nil || c.WAL == nil || c.Engine == nil || c.Bus == nil {
+		return errors.New("raftgroup: Config needs Node, Clock, WAL, Engine and Bus")
+	}
+	orDefault(&c.TickInterval, 100*time.Millisecond)
+	orDefault(&c.ElectionTimeout, 10*c.TickInterval)
+	orDefault(&c.LivenessTimeout, c.ElectionTimeout)
+	orDefault(&c.SleepAfter, 10*c.TickInterval)
+	orDefault(&c.MaxClockDrift, 0.01)
+	orDefault(&c.WakesPerSecond, 2000)
+	orDefault(&c.Workers, runtime.GOMAXPROCS(0))
+	orDefault(&c.Appliers, runtime.GOMAXPROCS(0))
+	orDefault(&c.MaxGroupInflightBytes, 16<<20)
+	orDefault(&c.MaxProposalBytes, 256<<20)
+	orDefault(&c.MaxInboundBytes, 128<<20)
+	orDefault(&c.MaxPeerInflightBytes, 4<<20)
+	orDefault(&c.MaxLagBytes, 64<<20)
+	orDefault(&c.MaxWALBytes, 2<<30)
+	orDefault(&c.MaxReads, 1<<16)
+	orDefault(&c.SnapshotBytesPerSecond, 64<<20)
+	orDefault(&c.SnapshotSends, 2)
+	orDefault(&c.SnapshotReceives, 2)
+	if c.Rand == nil {
+		c.Rand = rand.Reader
+	}
+	if c.Logger == nil {
+		c.Logger = zap.NewNop()
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+	return c.check()
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.TickInterval < time.Millisecond:
+		return fmt.Errorf("raftgroup: tick of %v, at least 1ms", c.TickInterval)
+	case c.ElectionTimeout < 5*c.TickInterval:
+		return fmt.Errorf("raftgroup: election timeout %v, at least five ticks of %v", c.ElectionTimeout, c.TickInterval)
+	case c.ElectionTimeout > promiseMax:
+		return fmt.Errorf("raftgroup: election timeout %v, at most %v", c.ElectionTimeout, promiseMax)
+	case c.MaxClockDrift < 0 || c.MaxClockDrift >= 0.5:
+		return fmt.Errorf("raftgroup: clock drift %v, want [0, 0.5)", c.MaxClockDrift)
+	case c.MaxPeerInflightBytes < maxSizePerMsg:
+		return fmt.Errorf("raftgroup: %d bytes in flight per peer, at least %d", c.MaxPeerInflightBytes, maxSizePerMsg)
+	case c.Workers < 1 || c.Appliers < 1 || c.WakesPerSecond < 1 || c.MaxReads < 1 ||
+		c.SnapshotSends < 1 || c.SnapshotReceives < 1 || c.SnapshotBytesPerSecond < 1 ||
+		c.MaxGroupInflightBytes < 1 || c.MaxProposalBytes < 1 || c.MaxInboundBytes < 1 ||
+		c.MaxLagBytes < 1 || c.MaxWALBytes < 1:
+		return errors.New("raftgroup: Config has a bound below 1")
+	}
+	return nil
+}
+
+// electionTicks is ElectionTimeout in ticks, rounded up: raft must not be faster
+// than the promise.
+func (c *Config) electionTicks() int {
+	return int((c.ElectionTimeout + c.TickInterval - 1) / c.TickInterval)
+}
+
+func orDefault[T int | int64 | uint64 | float64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}

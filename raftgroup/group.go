@@ -1,0 +1,263 @@
+package raftgroup
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/quorum"
+	pb "go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
+)
+
+// Group is one raft group's replica on this host. Its exported methods may be
+// called from many goroutines.
+type Group struct {
+	h    *Host
+	w    *worker
+	a    *applier
+	id   keyspace.GroupID
+	self keyspace.ReplicaID
+	sm   StateMachine
+	log  *wal.GroupLog
+	zap  *zap.Logger
+
+	// Guarded by w.mu.
+	work    *work
+	queued  bool
+	awakeAt int // place in w.mu.awake, -1 while asleep
+
+	apply    applyState   // guarded and owned as its fields say
+	public   published    // atomics, for readers without a lock
+	inflight atomic.Int64 // bytes of proposals not yet applied
+
+	// Everything below belongs to the worker's goroutine.
+	closed bool
+	rn     *raft.RawNode
+
+	// What raft last said in a Ready.
+	term, commit, last uint64
+	lead               keyspace.ReplicaID
+	isLeader           bool
+	// applied is what raft has been told is applied, at appliedTerm.
+	applied, appliedTerm uint64
+	// conf is the configuration as of applied.
+	conf    configuration
+	learned []route
+
+	// appends counts appends whose responses wait for the wal.
+	appends   int
+	immediate []*pb.Message // responses of appends that had nothing to write
+	// installing is the snapshot that raft has taken in and the engine has not;
+	// held are the appends behind it.
+	installing *install
+	held       []*pb.Message
+	receiving  *receive
+	// settling is a snapshot whose reset of the log is on its way to the disk.
+	settling *receive
+	// snapshotAgain is when, after a failure, the next snapshot may be sent.
+	snapshotAgain clock.Time
+
+	lease    leaseState
+	sleep    sleepState
+	promise  promiseState
+	reads    readState
+	trunc    truncState
+	proposed proposedState
+	changes  changeState
+}
+
+// route is where a replica is that the configuration does not name yet.
+type route struct {
+	id   keyspace.ReplicaID
+	node keyspace.NodeID
+}
+
+// published is what other goroutines may know without asking the worker.
+type published struct {
+	// leading is the term that this replica leads in, 0 if it does not.
+	leading atomic.Uint64
+	// leaseTerm and leaseUntil: see Lease.
+	leaseTerm  atomic.Uint64
+	leaseUntil atomic.Int64
+
+	term, leader, leaderNode, commit, last, applied, durable atomic.Uint64
+	// applying is what the applier has committed to the engine; applied follows it.
+	applying                 atomic.Uint64
+	asleep, receiving, dirty atomic.Bool
+	replicas                 atomic.Pointer[[]keyspace.Replica]
+	// wakeWanted says that the pacer has the group in its queue.
+	wakeWanted atomic.Uint32
+}
+
+// proposal is one Propose on its way to raft.
+type proposal struct {
+	term    uint64
+	data    []byte
+	bytes   int64
+	dropped func(error)
+}
+
+// ID returns the group's id.
+func (g *Group) ID() keyspace.GroupID { return g.id }
+
+// Replica returns the id of this host's replica.
+func (g *Group) Replica() keyspace.ReplicaID { return g.self }
+
+// Propose gives data to raft if the group leads here in exactly that term. It
+// never blocks and never forwards. An error says at once that nothing was taken
+// in: ErrNotLeader, ErrFull, ErrTooLarge, ErrClosed or ErrStopped. Otherwise dropped
+// (which may be nil) is called, in order with Applied, if and only if the data
+// has certainly not been appended to any log and never will be; a loss of
+// leadership after the append is not reported: its fate is unknown, and the state
+// machine sees the entry if it survives. The data must not be changed any more.
+func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
+	switch {
+	case len(data) == 0 || len(data) > maxEntryBytes:
+		return fmt.Errorf("%w: %d bytes", ErrTooLarge, len(data))
+	case g.public.leading.Load() != term || term == 0:
+		return ErrNotLeader
+	case g.h.cfg.WAL.Overloaded():
+		g.h.m.full.Inc()
+		return fmt.Errorf("%w: the wal's queue", ErrFull)
+	}
+	n := int64(len(data)) + entryOverheadBytes
+	if err := g.reserve(n); err != nil {
+		g.h.m.full.Inc()
+		return err
+	}
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	k := g.w.workOf(g)
+	if k == nil {
+		g.release(n)
+		return ErrStopped
+	}
+	k.props = append(k.props, proposal{term, data, n, dropped})
+	return nil
+}
+
+// reserve takes n bytes of the group's and the node's budget for proposals. One
+// proposal always fits where there is no other.
+func (g *Group) reserve(n int64) error {
+	if v := g.inflight.Add(n); v > g.h.cfg.MaxGroupInflightBytes && v != n {
+		g.inflight.Add(-n)
+		return fmt.Errorf("%w: %d bytes in flight in group %s", ErrFull, v-n, g.id)
+	}
+	if v := g.h.proposals.Add(n); v > g.h.cfg.MaxProposalBytes && v != n {
+		g.h.proposals.Add(-n)
+		g.inflight.Add(-n)
+		return fmt.Errorf("%w: %d bytes of proposals on this node", ErrFull, v-n)
+	}
+	return nil
+}
+
+func (g *Group) release(n int64) {
+	if v := g.inflight.Add(-n); v < 0 {
+		panic(fmt.Sprintf("raftgroup: group %s: %d bytes in flight after the release of %d", g.id, v, n))
+	}
+	g.h.proposals.Add(-n)
+}
+
+// Lease returns the term in which this replica leads and holds the leader lease,
+// and when that lease ends on this node's clock. With ok false there is none, and
+// a reader needs ReadIndex. A read is linearizable if it arrived before the clock
+// was read, the clock was below until, and the state is looked at afterwards.
+func (g *Group) Lease() (term uint64, until clock.Time, ok bool) {
+	// A lease is revoked before the term changes and given after, so a term that is
+	// the same before and after belongs to what was read between.
+	term = g.public.leaseTerm.Load()
+	until = clock.Time(g.public.leaseUntil.Load())
+	if until == 0 || g.public.leaseTerm.Load() != term {
+		return 0, 0, false
+	}
+	return term, until, true
+}
+
+// LeaseHeld reads the clock and says whether the lease of the term holds now.
+func (g *Group) LeaseHeld(term uint64) bool {
+	now := g.h.cfg.Clock.Now()
+	t, until, ok := g.Lease()
+	return ok && t == term && now < until
+}
+
+// ReadIndex calls done, in order with Applied, once everything is applied here
+// that was committed anywhere when ReadIndex was called. It works on followers
+// too. Waiting reads share rounds: one is under way at a time, those that come
+// meanwhile join the next. Errors: ErrNoLeader after three election timeouts,
+// ErrFull, ErrClosed, ErrStopped.
+func (g *Group) ReadIndex(done func(index uint64, err error)) {
+	g.w.mu.Lock()
+	k := g.w.workOf(g)
+	if k != nil {
+		k.reads = append(k.reads, readWaiter{done: done})
+	}
+	g.w.mu.Unlock()
+	if k == nil {
+		done(0, ErrStopped)
+	}
+}
+
+// Wake wakes the group, and its leader if that is elsewhere. It is right to call
+// it where a client asks a follower for a leader that it does not know.
+func (g *Group) Wake() { g.w.flag(g, flagClientWake) }
+
+// Campaign makes this replica stand for election now, unless a promise that it
+// gave, or the host's start, forbids it.
+func (g *Group) Campaign() { g.w.call(g, func() { g.campaignWhenFree() }) }
+
+// Status returns what the worker last published.
+func (g *Group) Status() Status {
+	p := &g.public
+	s := Status{
+		Group: g.id, Replica: g.self,
+		Term: p.term.Load(), Leader: keyspace.ReplicaID(p.leader.Load()),
+		LeaderNode: keyspace.NodeID(p.leaderNode.Load()),
+		IsLeader:   p.leading.Load() != 0, Asleep: p.asleep.Load(),
+		Commit: p.commit.Load(), Last: p.last.Load(), Applied: p.applied.Load(),
+		DurableApplied: p.durable.Load(), InflightBytes: g.inflight.Load(),
+		Receiving: p.receiving.Load(),
+	}
+	if r := p.replicas.Load(); r != nil {
+		s.Replicas = *r
+	}
+	return s
+}
+
+// Progress asks the worker what this leader knows about all replicas, itself
+// included. It returns ErrNotLeader on a follower.
+func (g *Group) Progress(ctx context.Context) ([]Progress, error) {
+	type answer struct {
+		p   []Progress
+		err error
+	}
+	ch := make(chan answer, 1)
+	if !g.w.call(g, func() {
+		if g.closed {
+			ch <- answer{nil, ErrClosed}
+			return
+		}
+		p, err := g.progress()
+		ch <- answer{p, err}
+	}) {
+		return nil, ErrStopped
+	}
+	select {
+	case a := <-ch:
+		return a.p, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// configuration is who is in the group, in the forms that are needed.
+type configuration struct {
+	replicas []keyspace.Replica
+	index    uint64
+	voters   quorum.JointConfig
+	joint    bool
+}

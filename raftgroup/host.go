@@ -1,0 +1,396 @@
+package raftgroup
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// Host runs the groups of one node. All methods may be called from many
+// goroutines.
+type Host struct {
+	cfg Config
+	log *zap.Logger
+	m   *Metrics
+
+	// embargo is until when no replica here votes or campaigns: a previous run of
+	// this node may have promised that much. 0 on the node's first run.
+	embargo clock.Time
+
+	workers  []*worker // 0 is that of the system groups
+	appliers []*applier
+	peers    peers
+	pacer    pacer
+	trunc    truncator
+	snaps    snapshots
+	parking  parking
+
+	mu struct {
+		sync.RWMutex
+		groups map[keyspace.GroupID]*Group
+		// promises are those of groups that were closed: who opens the group again in
+		// this run must keep them.
+		promises map[keyspace.GroupID]clock.Time
+	}
+
+	inbound, proposals atomic.Int64
+	readNumber         atomic.Uint64
+	readNonce          uint64 // of this run
+	stuck              atomic.Bool
+	stopping           atomic.Bool
+	failed             atomic.Bool
+	failMu             sync.Mutex
+	failErr            error
+	failCh             chan struct{}
+
+	ctx         context.Context // ends when Stop begins
+	cancel      context.CancelFunc
+	wg          sync.WaitGroup // workers, ticker, snapshots
+	applyWG     sync.WaitGroup
+	removeOn    func() // takes the engine's listener off
+	lifecycleMu sync.Mutex
+	started     bool
+}
+
+// promiseKey is where the longest election timeout ever configured is kept.
+var promiseKey = engine.NodeLocalKey([]byte("raftgroup/promise"))
+
+// NewHost makes a host. It starts no goroutine; it writes to the engine if the
+// election timeout is longer than any before, because a voter of the next run
+// must know what this one promises.
+func NewHost(cfg Config) (*Host, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	h := &Host{cfg: cfg, log: cfg.Logger.With(zap.Stringer("node", cfg.Node)), m: cfg.Metrics}
+	h.failCh = make(chan struct{})
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.mu.groups = make(map[keyspace.GroupID]*Group)
+	h.mu.promises = make(map[keyspace.GroupID]clock.Time)
+	var nonce [8]byte
+	if _, err := cfg.Rand.Read(nonce[:]); err != nil {
+		return nil, fmt.Errorf("raftgroup: random numbers: %w", err)
+	}
+	h.readNonce = binary.LittleEndian.Uint64(nonce[:])
+	if err := h.loadPromise(); err != nil {
+		return nil, err
+	}
+	for i := range cfg.Workers + 1 {
+		h.workers = append(h.workers, newWorker(h, i))
+	}
+	for range cfg.Appliers + 1 {
+		h.appliers = append(h.appliers, newApplier(h))
+	}
+	h.peers.init(h)
+	h.pacer.init(h)
+	h.trunc.init(h)
+	h.parking.init()
+	h.snaps.init(h)
+	return h, nil
+}
+
+// loadPromise reads the longest promise ever configured, begins the embargo that
+// follows from it, and stores the present one if it is longer.
+func (h *Host) loadPromise() error {
+	v, ok, err := h.cfg.Engine.Get(promiseKey)
+	if err != nil {
+		return fmt.Errorf("raftgroup: stored promise: %w", err)
+	}
+	var longest time.Duration
+	if ok {
+		if len(v) != 8 {
+			return fmt.Errorf("raftgroup: stored promise of %d bytes, want 8", len(v))
+		}
+		longest = time.Duration(binary.BigEndian.Uint64(v))
+		h.embargo = h.cfg.Clock.Now().Add(longest)
+	}
+	if h.cfg.ElectionTimeout <= longest {
+		return nil
+	}
+	b := h.cfg.Engine.NewBatch()
+	defer b.Close()
+	v = binary.BigEndian.AppendUint64(nil, uint64(h.cfg.ElectionTimeout))
+	if err := b.Set(promiseKey, v); err != nil {
+		return fmt.Errorf("raftgroup: store promise: %w", err)
+	}
+	if err := b.Commit(); err != nil {
+		return fmt.Errorf("raftgroup: store promise: %w", err)
+	}
+	if err := h.cfg.Engine.Flush(h.ctx); err != nil {
+		return fmt.Errorf("raftgroup: store promise: %w", err)
+	}
+	return nil
+}
+
+// RegisterHandlers registers the host's methods at a bus that is not started yet.
+func (h *Host) RegisterHandlers(r Registrar) {
+	r.HandleSend(transport.MethodRaft, transport.ClassRaft, h.handleFrame)
+	r.HandleSend(transport.MethodRaftControl, transport.ClassControl, h.handleFrame)
+	r.HandleStream(transport.MethodRaftSnapshot, transport.ClassBulk, h.handleSnapshot)
+}
+
+// Start starts the host's goroutines. Groups may be opened before or after.
+func (h *Host) Start() {
+	h.lifecycleMu.Lock()
+	defer h.lifecycleMu.Unlock()
+	if h.started || h.stopping.Load() {
+		return
+	}
+	h.started = true
+	for _, w := range h.workers {
+		h.wg.Go(w.run)
+	}
+	for _, a := range h.appliers {
+		h.applyWG.Go(a.run)
+	}
+	h.wg.Go(h.tickLoop)
+	h.wg.Go(h.peers.probeLoop)
+	h.wg.Go(h.trunc.loop)
+	h.snaps.start()
+	h.removeOn = h.cfg.Engine.OnDurable(h.trunc.kick)
+}
+
+// Stop ends the host's work and waits for its goroutines, until ctx ends. It
+// flushes nothing: what is committed and not applied is applied after the next
+// start. Callbacks that were still owed are called before it returns.
+func (h *Host) Stop(ctx context.Context) error {
+	h.lifecycleMu.Lock()
+	defer h.lifecycleMu.Unlock()
+	if h.stopping.Swap(true) {
+		return nil
+	}
+	h.cancel()
+	if !h.started {
+		return nil
+	}
+	h.removeOn()
+	for _, g := range h.all() {
+		g.w.call(g, g.shut)
+	}
+	for _, w := range h.workers {
+		w.stop()
+	}
+	done := make(chan struct{})
+	go func() {
+		h.wg.Wait()
+		for _, a := range h.appliers {
+			a.stop()
+		}
+		h.applyWG.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("raftgroup: stop: %w", context.Cause(ctx))
+	}
+}
+
+// Group returns the open group, or nil.
+func (h *Host) Group(id keyspace.GroupID) *Group {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.mu.groups[id]
+}
+
+// Groups returns all open groups.
+func (h *Host) Groups() []*Group { return h.all() }
+
+func (h *Host) all() []*Group {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	all := make([]*Group, 0, len(h.mu.groups))
+	for _, g := range h.mu.groups {
+		all = append(all, g)
+	}
+	return all
+}
+
+// workerOf returns the worker of a group. System groups have one of their own.
+func (h *Host) workerOf(id keyspace.GroupID) (*worker, *applier) {
+	if id.IsSystem() {
+		return h.workers[0], h.appliers[0]
+	}
+	x := mix(uint64(id))
+	return h.workers[1+x%uint64(len(h.workers)-1)], h.appliers[1+(x>>32)%uint64(len(h.appliers)-1)]
+}
+
+// mix spreads ids that follow one another (splitmix64).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Bootstrap writes the first applied record of a new group's replica into b, at
+// (InitIndex, InitTerm). All replicas must write the same. It has to be durable
+// before Open, unless a log that is replayed after a crash writes it again (a
+// split's does).
+func (h *Host) Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
+	return b.SetApplied(g, engine.Applied{
+		Index: InitIndex, Term: InitTerm, Replicas: replicas, ConfIndex: InitIndex, Payload: payload,
+	})
+}
+
+// Close takes a group out of memory and waits, until ctx ends, until nothing of
+// it runs any more: what raft had committed and handed out is applied, callbacks
+// are called. Its state stays; Open brings it back.
+func (h *Host) Close(ctx context.Context, id keyspace.GroupID) error {
+	g := h.Group(id)
+	if g == nil {
+		return nil
+	}
+	done := make(chan struct{})
+	if !g.w.call(g, func() {
+		g.shut()
+		g.w.kick(g, applyTask{kind: taskCall, call: func() { close(done) }})
+	}) {
+		return ErrStopped
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("raftgroup: close group %s: %w", id, context.Cause(ctx))
+	}
+}
+
+// Remove closes a group and removes its log for good. del, which may be nil,
+// writes the deletion of the state machine's data into a batch; the applied
+// record goes with it. It returns when the removal survives a crash. A crash on
+// the way leaves the tombstone in the wal, and Removed names the group then.
+func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engine.Batch) error) error {
+	if err := h.Close(ctx, id); err != nil {
+		return err
+	}
+	// The tombstone first: if the engine forgets the deletion in a crash, the
+	// replica must not rise again without its votes.
+	wb := h.cfg.WAL.NewBatch()
+	wb.Remove(id)
+	if err := h.submitAndWait(ctx, wb.SetSync, func(done func(error)) { h.cfg.WAL.Submit(wb, done) }); err != nil {
+		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
+	}
+	b := h.cfg.Engine.NewBatch()
+	defer b.Close()
+	err := b.DeleteApplied(id)
+	if err == nil && del != nil {
+		err = del(b)
+	}
+	if err == nil {
+		err = b.Commit()
+	}
+	if err == nil {
+		err = h.cfg.Engine.Flush(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
+	}
+	fb := h.cfg.WAL.NewBatch()
+	fb.Forget(id)
+	fb.SetSync(false)
+	h.cfg.WAL.Submit(fb, nil)
+	return nil
+}
+
+func (h *Host) submitAndWait(ctx context.Context, setSync func(bool), submit func(func(error))) error {
+	setSync(true)
+	ch := make(chan error, 1)
+	submit(func(err error) { ch <- err })
+	select {
+	case err := <-ch:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Removed returns the groups that were removed here though a crash may have kept
+// their data: Remove must be called for them again, they cannot be opened.
+func (h *Host) Removed() []keyspace.GroupID { return h.cfg.WAL.Removed() }
+
+// tickLoop is the one timer of the host.
+func (h *Host) tickLoop() {
+	t := h.cfg.Clock.NewTimer(h.cfg.TickInterval)
+	defer t.Stop()
+	for n := uint64(1); ; n++ {
+		select {
+		case <-t.C():
+		case <-h.ctx.Done():
+			return
+		}
+		h.tick(n)
+		// Set anew after the work, so that ticks are never closer than the interval.
+		t.Reset(h.cfg.TickInterval)
+	}
+}
+
+func (h *Host) tick(n uint64) {
+	now := h.cfg.Clock.Now()
+	h.peers.tick(now, n)
+	awake := 0
+	if !h.stuck.Load() {
+		for _, w := range h.workers {
+			awake += w.tick()
+		}
+		h.pacer.tick()
+	}
+	h.parking.expire(now.Add(-10 * h.cfg.ElectionTimeout))
+	h.trunc.tick(n)
+	h.forgetPromises(now)
+	h.m.awake.Set(float64(awake))
+	h.m.proposalBytes.Set(float64(h.proposals.Load()))
+	h.m.inboundBytes.Set(float64(h.inbound.Load()))
+}
+
+func (h *Host) forgetPromises(now clock.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, until := range h.mu.promises {
+		if until <= now {
+			delete(h.mu.promises, id)
+		}
+	}
+}
+
+// fail ends the host's progress: an engine that does not take what is committed,
+// or a state machine that cannot apply it, leaves nothing to go on with. The node
+// must stop; after a restart the wal applies again.
+func (h *Host) fail(err error) {
+	h.failMu.Lock()
+	defer h.failMu.Unlock()
+	if h.failed.Swap(true) {
+		return
+	}
+	h.failErr = err
+	close(h.failCh)
+	h.log.Error("applying has failed; the node must stop", zap.Error(err))
+}
+
+// Fatal is closed when the host cannot go on. Failures of wal and engine have
+// channels of their own.
+func (h *Host) Fatal() <-chan struct{} { return h.failCh }
+
+// Err returns what closed Fatal, or nil.
+func (h *Host) Err() error {
+	h.failMu.Lock()
+	defer h.failMu.Unlock()
+	return h.failErr
+}
+
+// ElectionTimeout returns the configured election timeout.
+func (h *Host) ElectionTimeout() time.Duration { return h.cfg.ElectionTimeout }
+
+var errCorrupt = errors.New("raftgroup: log and applied record do not fit")

@@ -1,0 +1,257 @@
+package raftgroup
+
+import (
+	"slices"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// peers is what the host knows about the nodes that it shares groups with. Every
+// node tells each of them at short intervals that it lives and that its wal moves.
+type peers struct {
+	h  *Host
+	mu struct {
+		sync.RWMutex
+		nodes     map[keyspace.NodeID]*peer
+		listeners []func(keyspace.NodeID, bool)
+	}
+	// The rest belongs to the ticker.
+	sequence uint64
+	syncs    uint64     // completed fsyncs at the last look
+	moved    clock.Time // when that number last grew, or nothing was to be done
+	probe    chan struct{}
+}
+
+type peer struct {
+	groups   int // how many of this host's groups have a replica there
+	boot     keyspace.BootID
+	sequence uint64
+	healthy  clock.Time // when it last said that all is well
+	alive    bool
+}
+
+func (p *peers) init(h *Host) {
+	p.h = h
+	p.mu.nodes = make(map[keyspace.NodeID]*peer)
+	p.moved = h.cfg.Clock.Now()
+	p.probe = make(chan struct{}, 1)
+}
+
+// change moves a group's references from its old replicas' nodes to the new ones'.
+func (p *peers) change(before, after []keyspace.Replica) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range after {
+		if r.Node != p.h.cfg.Node {
+			p.nodeLocked(r.Node).groups++
+		}
+	}
+	for _, r := range before {
+		if r.Node == p.h.cfg.Node {
+			continue
+		}
+		if n := p.nodeLocked(r.Node); n.groups > 0 {
+			n.groups--
+		}
+	}
+}
+
+func (p *peers) nodeLocked(id keyspace.NodeID) *peer {
+	n := p.mu.nodes[id]
+	if n == nil {
+		n = new(peer)
+		p.mu.nodes[id] = n
+	}
+	return n
+}
+
+// livenessEvery is how many ticks lie between two liveness messages: five fit into
+// the timeout, so that a lost one is no death.
+func (c *Config) livenessEvery() uint64 {
+	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
+}
+
+// tick looks at the own wal, tells the peers, and notices who has fallen silent.
+func (p *peers) tick(now clock.Time, n uint64) {
+	p.checkWAL(now)
+	var tell []keyspace.NodeID
+	var died []keyspace.NodeID
+	alive := 0
+	p.mu.Lock()
+	for id, q := range p.mu.nodes {
+		if q.alive && now.Sub(q.healthy) > p.h.cfg.LivenessTimeout {
+			q.alive = false
+			died = append(died, id)
+		}
+		if q.groups > 0 {
+			tell = append(tell, id)
+		} else if !q.alive {
+			delete(p.mu.nodes, id)
+		}
+		alive += boolInt(q.alive)
+	}
+	p.mu.Unlock()
+	p.h.m.peersAlive.Set(float64(alive))
+	if n%p.h.cfg.livenessEvery() == 0 {
+		p.tell(tell)
+	}
+	slices.Sort(died)
+	for _, id := range died {
+		p.died(id)
+	}
+}
+
+// tell sends one liveness message to each node. One that cannot be sent is as good
+// as lost.
+func (p *peers) tell(nodes []keyspace.NodeID) {
+	p.sequence++
+	l := liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), sequence: p.sequence}
+	for _, id := range nodes {
+		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, appendLiveness(nil, l))
+	}
+}
+
+// checkWAL decides whether this node's wal moves. While it does not, the host
+// neither ticks its groups nor answers for its health: its leaders send no
+// heartbeats, lose their leases, and others take over.
+func (p *peers) checkWAL(now clock.Time) {
+	syncs, pending := p.h.cfg.WAL.Progress()
+	if syncs != p.syncs || pending == 0 {
+		p.syncs, p.moved = syncs, now
+	}
+	stuck := now.Sub(p.moved) >= p.h.cfg.ElectionTimeout || pending >= p.h.cfg.ElectionTimeout
+	if p.h.stuck.Swap(stuck) != stuck {
+		p.h.m.walStuck.Set(float64(boolInt(stuck)))
+		p.h.log.Warn("the wal's progress has changed", zap.Bool("stuck", stuck), zap.Duration("pending", pending))
+	}
+	// An idle wal proves nothing: it is asked to sync now and then.
+	if pending == 0 && p.sequence%5 == 0 && !p.h.stopping.Load() {
+		select {
+		case p.probe <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// probeLoop is the goroutine that asks the wal for an fsync, one at a time.
+func (p *peers) probeLoop() {
+	for {
+		select {
+		case <-p.probe:
+		case <-p.h.ctx.Done():
+			return
+		}
+		// Its error is the wal's own matter; its success shows in Progress.
+		_ = p.h.cfg.WAL.Sync(p.h.ctx)
+	}
+}
+
+// heard takes a peer's liveness message.
+func (p *peers) heard(from keyspace.NodeID, l liveness) {
+	now := p.h.cfg.Clock.Now()
+	p.mu.Lock()
+	q := p.nodeLocked(from)
+	restarted := q.boot != 0 && q.boot != l.boot
+	if !restarted && q.boot == l.boot && l.sequence <= q.sequence {
+		p.mu.Unlock()
+		return // an old message may not prolong a life
+	}
+	q.boot, q.sequence = l.boot, l.sequence
+	was := q.alive
+	if q.alive = l.healthy; l.healthy {
+		q.healthy = now
+	}
+	is := q.alive
+	p.mu.Unlock()
+	switch {
+	case was && !is:
+		p.died(from)
+	case is && (!was || restarted):
+		p.returned(from, restarted)
+	}
+}
+
+// died wakes, paced, the groups whose leader was on the node.
+func (p *peers) died(node keyspace.NodeID) {
+	p.h.log.Warn("peer has lost liveness", zap.Stringer("peer", node))
+	p.h.pacer.add(p.affected(func(g *Group) bool {
+		return keyspace.NodeID(g.public.leaderNode.Load()) == node
+	}))
+	p.notify(node, false)
+}
+
+// returned wakes, paced, the groups that this host leads and that have a replica
+// on the node, which may lag; and after a restart those that the node led.
+func (p *peers) returned(node keyspace.NodeID, restarted bool) {
+	p.h.log.Info("peer lives", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
+	p.h.pacer.add(p.affected(func(g *Group) bool {
+		if g.public.leading.Load() != 0 {
+			return hasNode(g.public.replicas.Load(), node)
+		}
+		return restarted && keyspace.NodeID(g.public.leaderNode.Load()) == node
+	}))
+	p.notify(node, true)
+}
+
+func (p *peers) affected(is func(*Group) bool) []*Group {
+	return slices.DeleteFunc(p.h.all(), func(g *Group) bool { return !is(g) })
+}
+
+func hasNode(replicas *[]keyspace.Replica, node keyspace.NodeID) bool {
+	return replicas != nil && slices.ContainsFunc(*replicas, func(r keyspace.Replica) bool { return r.Node == node })
+}
+
+func (p *peers) notify(node keyspace.NodeID, alive bool) {
+	p.mu.RLock()
+	listeners := p.mu.listeners
+	p.mu.RUnlock()
+	for _, f := range listeners {
+		f(node, alive)
+	}
+}
+
+// lost says whether the node has lost liveness, or runs anew since boot was seen.
+func (p *peers) lost(node keyspace.NodeID, boot keyspace.BootID) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	q := p.mu.nodes[node]
+	return q == nil || !q.alive || boot != 0 && q.boot != boot
+}
+
+func (p *peers) boot(node keyspace.NodeID) keyspace.BootID {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if q := p.mu.nodes[node]; q != nil {
+		return q.boot
+	}
+	return 0
+}
+
+// Liveness says whether the node is alive as far as this one knows: it was heard
+// from within the liveness timeout, and its wal moves. The own node always is.
+func (h *Host) Liveness(node keyspace.NodeID) bool {
+	if node == h.cfg.Node {
+		return true
+	}
+	h.peers.mu.RLock()
+	defer h.peers.mu.RUnlock()
+	q := h.peers.mu.nodes[node]
+	return q != nil && q.alive
+}
+
+// OnLiveness registers a listener for nodes that begin or cease to be alive, or
+// that have restarted. It is called from goroutines of the host and the bus and
+// must not block.
+func (h *Host) OnLiveness(f func(node keyspace.NodeID, alive bool)) {
+	h.peers.mu.Lock()
+	defer h.peers.mu.Unlock()
+	h.peers.mu.listeners = append(slices.Clone(h.peers.mu.listeners), f)
+}
+
+// Stuck says that this node's wal does not move.
+func (h *Host) Stuck() bool { return h.stuck.Load() }

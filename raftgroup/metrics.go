@@ -1,0 +1,79 @@
+package raftgroup
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the measurements of one Host.
+type Metrics struct {
+	passGroups, frameBytes, frameMessages                 prometheus.Histogram
+	appendSeconds, applySeconds, applyGroups              prometheus.Histogram
+	groups, awake, leaders, proposalBytes, inboundBytes   prometheus.Gauge
+	proposals, dropped, full, inboundDropped, sendFailed  prometheus.Counter
+	leaderChanges, elections, wakes, sleeps, leaseLost    prometheus.Counter
+	voteRefused, parked, logReads, readIndexes, malformed prometheus.Counter
+	snapshotsSent, snapshotsReceived, snapshotsFailed     prometheus.Counter
+	snapshotBytes, truncations, cutOffs, forcedFlushes    prometheus.Counter
+	peersAlive, walStuck                                  prometheus.Gauge
+}
+
+// NewMetrics returns metrics registered with r; nil registers nowhere.
+func NewMetrics(r prometheus.Registerer) *Metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return register(r, prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help}))
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return register(r, prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help}))
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return register(r, prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}))
+	}
+	counts := prometheus.ExponentialBuckets(1, 2, 12)
+	bytes := prometheus.ExponentialBuckets(64, 4, 10)
+	seconds := prometheus.ExponentialBuckets(0.0001, 2, 16)
+	return &Metrics{
+		passGroups:    histogram("skein_raftgroup_pass_groups", "Groups that one pass of a worker served.", counts),
+		frameBytes:    histogram("skein_raftgroup_frame_bytes", "Size of frames sent to peers.", bytes),
+		frameMessages: histogram("skein_raftgroup_frame_messages", "Messages in frames sent to peers.", counts),
+		appendSeconds: histogram("skein_raftgroup_append_duration_seconds", "Time from a pass's wal batch to its durability.", seconds),
+		applySeconds:  histogram("skein_raftgroup_apply_duration_seconds", "Time of one engine batch of applied entries.", seconds),
+		applyGroups:   histogram("skein_raftgroup_apply_groups", "Groups that shared one engine batch.", counts),
+
+		groups:        gauge("skein_raftgroup_groups", "Open groups."),
+		awake:         gauge("skein_raftgroup_awake_groups", "Groups that are ticked."),
+		leaders:       gauge("skein_raftgroup_leaders", "Groups that lead here."),
+		proposalBytes: gauge("skein_raftgroup_proposal_bytes", "Bytes of proposals that are not applied yet."),
+		inboundBytes:  gauge("skein_raftgroup_inbound_bytes", "Bytes of received entries that wait for a worker."),
+		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers whose liveness messages come and say that their wal moves."),
+		walStuck:      gauge("skein_raftgroup_wal_stuck", "1 while this node's wal does not move."),
+
+		proposals:      counter("skein_raftgroup_proposals_total", "Proposals given to raft."),
+		dropped:        counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
+		full:           counter("skein_raftgroup_proposals_refused_total", "Proposals refused by a bound."),
+		inboundDropped: counter("skein_raftgroup_inbound_dropped_total", "Received MsgApps dropped by the bound of bytes."),
+		sendFailed:     counter("skein_raftgroup_frames_dropped_total", "Frames that the bus did not take."),
+		leaderChanges:  counter("skein_raftgroup_leader_changes_total", "Changes of leader seen, over all groups."),
+		elections:      counter("skein_raftgroup_elections_total", "Elections begun here."),
+		wakes:          counter("skein_raftgroup_wakes_total", "Groups woken."),
+		sleeps:         counter("skein_raftgroup_sleeps_total", "Groups put to sleep."),
+		leaseLost:      counter("skein_raftgroup_lease_lost_total", "Leases that ended though the group went on leading."),
+		voteRefused:    counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
+		parked:         counter("skein_raftgroup_parked_total", "Votes kept for replicas that were not open."),
+		logReads:       counter("skein_raftgroup_log_reads_total", "Reads of the log by workers that may have touched the disk."),
+		readIndexes:    counter("skein_raftgroup_read_indexes_total", "ReadIndex rounds begun."),
+		malformed:      counter("skein_raftgroup_malformed_frames_total", "Frames that could not be decoded."),
+
+		snapshotsSent:     counter("skein_raftgroup_snapshots_sent_total", "Snapshots that their receivers installed."),
+		snapshotsReceived: counter("skein_raftgroup_snapshots_received_total", "Snapshots installed here."),
+		snapshotsFailed:   counter("skein_raftgroup_snapshots_failed_total", "Snapshots that failed here, sent or received."),
+		snapshotBytes:     counter("skein_raftgroup_snapshot_sent_bytes_total", "Bytes of tables sent."),
+		truncations:       counter("skein_raftgroup_truncations_total", "Truncations of logs."),
+		cutOffs:           counter("skein_raftgroup_cut_offs_total", "Truncations past what a follower needed."),
+		forcedFlushes:     counter("skein_raftgroup_forced_flushes_total", "Engine flushes asked for because the wal was long."),
+	}
+}
+
+func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
+	if r != nil {
+		r.MustRegister(c)
+	}
+	return c
+}

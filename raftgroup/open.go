@@ -1,0 +1,238 @@
+package raftgroup
+
+import (
+	"fmt"
+
+	"go.etcd.io/raft/v3"
+	pb "go.etcd.io/raft/v3/raftpb"
+	"go.etcd.io/raft/v3/tracker"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Open brings a group's replica to life from its applied record and the wal. A
+// group without an applied record is an empty replica, which waits for a snapshot.
+// It begins asleep; the pacer wakes it. The state machine must show the state of
+// the applied record; its methods are called before Open returns, if they are due.
+// A group that was removed here must be removed again first (Removed).
+func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachine) (*Group, error) {
+	if h.stopping.Load() {
+		return nil, ErrStopped
+	}
+	if id == 0 || self == 0 || uint64(self) >= localTargetMin {
+		return nil, fmt.Errorf("raftgroup: open group %s: replica %d", id, self)
+	}
+	if h.Group(id) != nil {
+		return nil, fmt.Errorf("%w: %s", ErrExists, id)
+	}
+	g, err := h.load(id, self, sm)
+	if err != nil {
+		return nil, fmt.Errorf("raftgroup: open group %s: %w", id, err)
+	}
+	return g, h.admitGroup(g)
+}
+
+// load builds a group that nobody knows yet.
+func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachine) (*Group, error) {
+	a, initialised, err := h.cfg.Engine.Applied(id)
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{
+		h: h, id: id, self: self, sm: sm, log: h.cfg.WAL.Group(id), awakeAt: -1,
+		zap: h.log.With(zap.Stringer("group", id), zap.Uint64("replica", uint64(self))),
+	}
+	g.w, g.a = h.workerOf(id)
+	hs, err := g.reconcile(a, initialised)
+	if err != nil {
+		return nil, err
+	}
+	g.apply.at = Position{a.Index, a.Term}
+	g.apply.replicas, g.apply.confIndex, g.apply.payload = a.Replicas, a.ConfIndex, a.Payload
+	g.conf = configurationOf(a.Replicas, a.ConfIndex)
+	g.applied, g.appliedTerm = a.Index, a.Term
+	g.term, g.commit, g.last = hs.GetTerm(), hs.GetCommit(), g.log.LastIndex()
+	if g.sleep.alone, err = g.soleVoter(); err != nil {
+		return nil, err
+	}
+	g.sleep.asleep = true
+	g.rn, err = raft.NewRawNode(h.raftConfig(g, hs, a))
+	if err != nil {
+		return nil, err
+	}
+	g.public.replicas.Store(&g.conf.replicas)
+	g.public.asleep.Store(true)
+	g.public.term.Store(g.term)
+	g.publish()
+	if d, ok, err := h.cfg.Engine.DurableApplied(id); err != nil {
+		return nil, err
+	} else if ok {
+		g.public.durable.Store(d.Index)
+	}
+	return g, nil
+}
+
+// reconcile makes log and applied record fit after whatever a crash has left of
+// them, and returns the hard state to begin with.
+//
+//   - No record: the log may hold votes of a replica that never got a snapshot,
+//     which are kept, and nothing else.
+//   - The log ends before the record, or contradicts it: a snapshot, or a split,
+//     made the record durable before the log. The log begins anew behind it.
+//   - The log begins behind the record: entries are lost that nobody has applied.
+//   - Else the log continues the record, and everything up to the record is
+//     committed, though the hard state may not know it yet.
+func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, error) {
+	if g.log.Removed() {
+		return nil, fmt.Errorf("%w: the replica was removed", ErrClosed)
+	}
+	old := g.log.HardState()
+	hs := &pb.HardState{Term: ptr(old.GetTerm()), Vote: ptr(old.GetVote()), Commit: ptr(old.GetCommit())}
+	if hs.GetTerm() < a.Term {
+		hs.Term, hs.Vote = ptr(a.Term), ptr(uint64(0))
+	}
+	base, _ := g.log.Base()
+	last := g.log.LastIndex()
+	fits := base <= a.Index && a.Index <= last && (initialised || last == 0)
+	if fits {
+		term, err := g.log.Term(a.Index)
+		if err != nil {
+			return nil, err
+		}
+		fits = term == a.Term
+	}
+	switch {
+	case !initialised && !g.log.Exists():
+		return hs, nil
+	case fits:
+	case base > a.Index && initialised:
+		return nil, fmt.Errorf("%w: applied %d, log begins behind %d", errCorrupt, a.Index, base)
+	default:
+		hs.Commit = ptr(a.Index)
+		b := g.h.cfg.WAL.NewBatch()
+		b.Reset(g.id, a.Index, a.Term, hs)
+		// Whatever is durable of this group later stands behind it in the wal.
+		b.SetSync(false)
+		g.h.cfg.WAL.Submit(b, nil)
+	}
+	hs.Commit = ptr(max(hs.GetCommit(), a.Index))
+	if last := g.log.LastIndex(); hs.GetCommit() > last {
+		return nil, fmt.Errorf("%w: committed %d, log ends at %d", errCorrupt, hs.GetCommit(), last)
+	}
+	return hs, nil
+}
+
+// soleVoter says whether this replica is its group's only voter and cannot have
+// been joined by another in what its log holds beyond the applied record.
+func (g *Group) soleVoter() (bool, error) {
+	if !g.conf.soleVoter(g.self) {
+		return false, nil
+	}
+	for lo, last := g.applied+1, g.log.LastIndex(); lo <= last; {
+		ents, err := g.log.Entries(lo, last+1, maxCommittedPerReady)
+		if err != nil {
+			return false, err
+		}
+		for _, e := range ents {
+			if e.GetType() != pb.EntryNormal {
+				return false, nil
+			}
+		}
+		lo += uint64(len(ents))
+	}
+	return true, nil
+}
+
+func (h *Host) raftConfig(g *Group, hs *pb.HardState, a engine.Applied) *raft.Config {
+	return &raft.Config{
+		ID:                        uint64(g.self),
+		ElectionTick:              h.cfg.electionTicks(),
+		HeartbeatTick:             1,
+		Storage:                   &storage{g: g, hard: hs, conf: confStateOf(a.Replicas)},
+		Applied:                   a.Index,
+		AsyncStorageWrites:        true,
+		MaxSizePerMsg:             maxSizePerMsg,
+		MaxCommittedSizePerReady:  maxCommittedPerReady,
+		MaxUncommittedEntriesSize: 0, // no limit: what is sequenced must not be dropped
+		MaxInflightMsgs:           maxInflightMsgs,
+		MaxInflightBytes:          h.cfg.MaxPeerInflightBytes,
+		CheckQuorum:               true,
+		PreVote:                   true,
+		ReadOnlyOption:            raft.ReadOnlySafe,
+		Logger:                    raftLogger{g.zap},
+		DisableProposalForwarding: true,
+		StepDownOnRemoval:         true,
+	}
+}
+
+// admitGroup makes a loaded group known and lets it begin.
+func (h *Host) admitGroup(g *Group) error {
+	h.mu.Lock()
+	if h.mu.groups[g.id] != nil {
+		h.mu.Unlock()
+		return fmt.Errorf("%w: %s", ErrExists, g.id)
+	}
+	g.promise.until = h.mu.promises[g.id]
+	h.mu.groups[g.id] = g
+	votes := h.parking.claim(g.id, g.self)
+	h.m.groups.Set(float64(len(h.mu.groups)))
+	h.mu.Unlock()
+	h.peers.change(nil, g.conf.replicas)
+	g.w.call(g, g.tellLeader)
+	for _, m := range votes {
+		g.w.deliver([]routed{{g, m}})
+	}
+	h.pacer.add([]*Group{g})
+	return nil
+}
+
+// shut ends a group in its worker: what waits is answered, what comes later is
+// refused, and what the wal or the applier still have of it is dropped when it
+// arrives.
+func (g *Group) shut() {
+	if g.closed {
+		return
+	}
+	err := ErrClosed
+	if g.h.stopping.Load() {
+		err = ErrStopped
+	}
+	g.closed = true
+	g.resetLease()
+	g.public.leading.Store(0)
+	g.w.setAwake(g, false)
+	g.failReads(err)
+	g.failChanges(ErrUnknownFate)
+	g.endTransfer(err)
+	g.abandonProposals()
+	g.h.snaps.drop(g)
+	g.h.rememberPromise(g.id, g.promise.until)
+	g.h.peers.change(g.conf.replicas, nil)
+	g.h.mu.Lock()
+	if g.h.mu.groups[g.id] == g {
+		delete(g.h.mu.groups, g.id)
+	}
+	g.h.m.groups.Set(float64(len(g.h.mu.groups)))
+	g.h.mu.Unlock()
+}
+
+// progress lists what this leader knows about the replicas.
+func (g *Group) progress() ([]Progress, error) {
+	if !g.isLeader {
+		return nil, ErrNotLeader
+	}
+	var ps []Progress
+	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
+		r, ok := g.conf.find(keyspace.ReplicaID(id))
+		if !ok {
+			return
+		}
+		ps = append(ps, Progress{
+			Replica: r, Match: pr.Match, Active: pr.RecentActive || r.ID == g.self,
+			Replicating: pr.State == tracker.StateReplicate, NodeAlive: g.h.Liveness(r.Node),
+		})
+	})
+	return ps, nil
+}

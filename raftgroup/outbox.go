@@ -1,0 +1,133 @@
+package raftgroup
+
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+	pb "go.etcd.io/raft/v3/raftpb"
+)
+
+// outbox collects what the groups of a pass send: one frame for each peer and
+// class. It belongs to its worker's goroutine.
+type outbox struct {
+	w     *worker
+	peers map[keyspace.NodeID]*peerOut
+	dirty []*peerOut
+}
+
+type peerOut struct {
+	node  keyspace.NodeID
+	dirty bool
+	lanes [2]lane
+}
+
+// lane is the open frame of one method to one peer.
+type lane struct {
+	method   transport.Method
+	frame    []byte
+	messages int
+	// appends names who must hear that a frame with MsgApps was not taken.
+	appends []appendRef
+}
+
+type appendRef struct {
+	g  *Group
+	to uint64
+}
+
+const (
+	laneControl = iota
+	laneRaft
+)
+
+func (o *outbox) init(w *worker) { o.w, o.peers = w, make(map[keyspace.NodeID]*peerOut) }
+
+func (o *outbox) peer(node keyspace.NodeID) *peerOut {
+	if node == 0 || node == o.w.h.cfg.Node {
+		panic(fmt.Sprintf("raftgroup: frame from node %s to node %s", o.w.h.cfg.Node, node))
+	}
+	p := o.peers[node]
+	if p == nil {
+		p = &peerOut{node: node}
+		p.lanes[laneControl].method = transport.MethodRaftControl
+		p.lanes[laneRaft].method = transport.MethodRaft
+		o.peers[node] = p
+	}
+	if !p.dirty {
+		p.dirty = true
+		o.dirty = append(o.dirty, p)
+	}
+	return p
+}
+
+// raft adds a raft message to the frame of its class. Votes and heartbeats never
+// wait behind data.
+func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
+	p := o.peer(node)
+	l := &p.lanes[laneControl]
+	switch m.GetType() {
+	case pb.MsgApp:
+		l = &p.lanes[laneRaft]
+		l.appends = append(l.appends, appendRef{g, m.GetTo()})
+	case pb.MsgAppResp:
+		l = &p.lanes[laneRaft]
+	}
+	o.open(l)
+	l.frame = appendRaftMessage(l.frame, g.id, m)
+	o.added(p, l)
+}
+
+// host adds a message of the host's own kinds.
+func (o *outbox) host(node keyspace.NodeID, m *message) {
+	p := o.peer(node)
+	l := &p.lanes[laneControl]
+	o.open(l)
+	l.frame = appendHostMessage(l.frame, m)
+	o.added(p, l)
+}
+
+func (o *outbox) open(l *lane) {
+	if l.messages == 0 {
+		l.frame = appendFrameHeader(make([]byte, 0, 512), o.w.h.cfg.ElectionTimeout)
+	}
+}
+
+func (o *outbox) added(p *peerOut, l *lane) {
+	if l.messages++; len(l.frame) >= frameBytesMax {
+		o.send(p.node, l)
+	}
+}
+
+// flush sends all open frames.
+func (o *outbox) flush() {
+	for i, p := range o.dirty {
+		for j := range p.lanes {
+			if l := &p.lanes[j]; l.messages > 0 {
+				o.send(p.node, l)
+			}
+		}
+		p.dirty = false
+		o.dirty[i] = nil
+	}
+	o.dirty = o.dirty[:0]
+}
+
+// send hands the frame to the bus. The order key is the worker, so that the
+// messages of one group stay in order and those of two workers do not wait for
+// each other. A frame that the bus does not take is lost like one that the network
+// loses; raft is told, so that it probes instead of counting on it.
+func (o *outbox) send(node keyspace.NodeID, l *lane) {
+	o.w.h.m.frameBytes.Observe(float64(len(l.frame)))
+	o.w.h.m.frameMessages.Observe(float64(l.messages))
+	if err := o.w.h.cfg.Bus.Send(node, l.method, uint64(o.w.no), l.frame); err != nil {
+		o.w.h.m.sendFailed.Inc()
+		for _, a := range l.appends {
+			if !a.g.closed {
+				a.g.rn.ReportUnreachable(a.to)
+			}
+		}
+	}
+	clear(l.appends)
+	l.frame, l.messages, l.appends = nil, 0, l.appends[:0]
+}

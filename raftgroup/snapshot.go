@@ -1,0 +1,191 @@
+package raftgroup
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// A snapshot goes over one stream of the bus. Its first message says what it is;
+// then come the tables, each a run of chunks closed by its size and checksum, and
+// the end. The receiver answers once, when it has installed everything durably.
+// What fails is begun anew, from a newer state.
+const (
+	snapshotVersion = 1
+
+	snapChunk = 1
+	snapTable = 2 // end of a table
+	snapEnd   = 3
+
+	chunkBytes = 64 << 10
+	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
+	snapshotTablesMax = 1 << 16
+	// pinTTL is how long a snapshot that makes no progress keeps the log.
+	pinTTL = time.Minute
+	// installRetry is how long an install waits after an error of the engine (a full
+	// disk) before it tries again.
+	installRetry = time.Second
+)
+
+var (
+	errSnapshotRefused = errors.New("raftgroup: snapshot refused")
+	errSnapshotFormat  = errors.New("raftgroup: malformed snapshot stream")
+)
+
+// snapshotHeader is the first message of a snapshot's stream.
+type snapshotHeader struct {
+	group    keyspace.GroupID
+	from, to keyspace.ReplicaID
+	term     uint64
+	applied  engine.Applied
+}
+
+func appendSnapshotHeader(dst []byte, h *snapshotHeader) []byte {
+	dst = append(dst, snapshotVersion)
+	dst = binary.AppendUvarint(dst, uint64(h.group))
+	dst = binary.AppendUvarint(dst, uint64(h.from))
+	dst = binary.AppendUvarint(dst, uint64(h.to))
+	dst = binary.AppendUvarint(dst, h.term)
+	return engine.AppendApplied(dst, &h.applied)
+}
+
+func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
+	r := reader{b: b}
+	if r.byte() != snapshotVersion {
+		return nil, fmt.Errorf("%w: version", errSnapshotFormat)
+	}
+	h := &snapshotHeader{group: keyspace.GroupID(r.uvarint())}
+	h.from, h.to, h.term = keyspace.ReplicaID(r.uvarint()), keyspace.ReplicaID(r.uvarint()), r.uvarint()
+	if r.bad || h.group == 0 || h.from == 0 || h.to == 0 || h.from == h.to || h.term == 0 {
+		return nil, fmt.Errorf("%w: header of %d bytes", errSnapshotFormat, len(b))
+	}
+	var err error
+	if h.applied, err = engine.DecodeApplied(r.b); err != nil {
+		return nil, fmt.Errorf("%w: %w", errSnapshotFormat, err)
+	}
+	if h.applied.Index == 0 || h.applied.Term == 0 || h.applied.Term > h.term {
+		return nil, fmt.Errorf("%w: applied (%d, %d) in term %d", errSnapshotFormat, h.applied.Index, h.applied.Term, h.term)
+	}
+	return h, nil
+}
+
+// snapshots bounds and owns the snapshots that are sent and received.
+type snapshots struct {
+	h       *Host
+	limit   limiter
+	install chan *install
+
+	mu struct {
+		sync.Mutex
+		sends    map[*sending]struct{}
+		receives map[*receive]struct{}
+		number   uint64 // of the next staged file
+	}
+}
+
+func (s *snapshots) init(h *Host) {
+	s.h = h
+	s.limit = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond}
+	s.mu.sends = make(map[*sending]struct{})
+	s.mu.receives = make(map[*receive]struct{})
+	// One place for each receive, so that an applier never waits.
+	s.install = make(chan *install, h.cfg.SnapshotReceives)
+}
+
+func (s *snapshots) start() {
+	for range s.h.cfg.SnapshotReceives {
+		s.h.applyWG.Go(s.installLoop)
+	}
+}
+
+// addSend takes one of the places for sends.
+func (s *snapshots) addSend(x *sending) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.mu.sends) >= s.h.cfg.SnapshotSends || s.h.stopping.Load() {
+		return false
+	}
+	s.mu.sends[x] = struct{}{}
+	return true
+}
+
+func (s *snapshots) addReceive(r *receive) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.mu.receives) >= s.h.cfg.SnapshotReceives || s.h.stopping.Load() {
+		return false
+	}
+	s.mu.receives[r] = struct{}{}
+	return true
+}
+
+func (s *snapshots) done(x *sending, r *receive) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mu.sends, x)
+	delete(s.mu.receives, r)
+}
+
+// mayAdd says whether a place for sends is free.
+func (s *snapshots) mayAdd() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mu.sends) < s.h.cfg.SnapshotSends
+}
+
+// cancel ends the group's sends: it leads no more.
+func (s *snapshots) cancel(g *Group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for x := range s.mu.sends {
+		if x.g == g {
+			x.cancel()
+		}
+	}
+}
+
+// drop ends everything of a group that is closed.
+func (s *snapshots) drop(g *Group) {
+	s.cancel(g)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r := range s.mu.receives {
+		if r.g == g {
+			r.cancel()
+		}
+	}
+}
+
+func (s *snapshots) nextFile() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.number++
+	return s.mu.number
+}
+
+// limiter spreads bytes over time for all who use it.
+type limiter struct {
+	clock     clock.Clock
+	perSecond int64
+	mu        sync.Mutex
+	free      clock.Time // when what was let through is paid for
+}
+
+// wait lets n bytes through when their time has come.
+func (l *limiter) wait(ctx context.Context, n int) error {
+	l.mu.Lock()
+	now := l.clock.Now()
+	// A pause of at most 100 ms may be made up for.
+	l.free = max(l.free, now.Add(-100*time.Millisecond))
+	l.free = l.free.Add(time.Duration(int64(n) * int64(time.Second) / l.perSecond))
+	wait := l.free.Sub(now)
+	l.mu.Unlock()
+	return clock.Sleep(ctx, l.clock, wait)
+}

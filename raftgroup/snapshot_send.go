@@ -1,0 +1,183 @@
+package raftgroup
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"go.etcd.io/raft/v3"
+	pb "go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sending is one snapshot on its way to a follower. It runs in a goroutine of its
+// own, of which there are at most SnapshotSends.
+type sending struct {
+	g      *Group
+	sm     Snapshotter
+	to     keyspace.ReplicaID
+	node   keyspace.NodeID
+	term   uint64
+	ctx    context.Context
+	cancel context.CancelFunc
+	stream transport.Stream
+	// The table under way.
+	sum     uint32
+	size    uint64
+	renewed clock.Time
+	tables  int
+}
+
+// maySendSnapshot says whether raft may be given a snapshot to send.
+func (g *Group) maySendSnapshot() bool {
+	_, can := g.sm.(Snapshotter)
+	return can && len(g.conf.replicas) > 0 && g.w.now >= g.snapshotAgain && g.h.snaps.mayAdd()
+}
+
+// sendSnapshot takes raft's MsgSnap as the order to send one. The log behind it
+// stays pinned meanwhile.
+func (g *Group) sendSnapshot(m *pb.Message) {
+	x := &sending{
+		g: g, to: keyspace.ReplicaID(m.GetTo()), node: g.nodeOf(keyspace.ReplicaID(m.GetTo())),
+		term: m.GetTerm(), renewed: g.w.now,
+	}
+	sm, can := g.sm.(Snapshotter)
+	x.sm = sm
+	x.ctx, x.cancel = context.WithCancel(g.h.ctx)
+	if !can || x.node == 0 || !g.h.snaps.addSend(x) {
+		x.cancel()
+		g.snapshotEnded(x.to, errSnapshotRefused)
+		return
+	}
+	g.trunc.pins = append(g.trunc.pins, pin{x.to, m.GetSnapshot().GetMetadata().GetIndex(), g.w.now.Add(pinTTL)})
+	g.h.wg.Go(x.run)
+}
+
+// snapshotEnded tells raft what became of a snapshot. After a success the log
+// stays pinned a little longer, until the follower has said where it stands.
+func (g *Group) snapshotEnded(to keyspace.ReplicaID, err error) {
+	keep := g.trunc.pins[:0]
+	for _, p := range g.trunc.pins {
+		if p.to == to {
+			p.until = g.w.now.Add(5 * g.h.cfg.ElectionTimeout)
+		}
+		if p.to != to || err == nil {
+			keep = append(keep, p)
+		}
+	}
+	g.trunc.pins = keep
+	status := raft.SnapshotFinish
+	if err != nil {
+		status = raft.SnapshotFailure
+		g.snapshotAgain = g.w.now.Add(g.h.cfg.ElectionTimeout)
+	}
+	g.rn.ReportSnapshot(uint64(to), status)
+}
+
+func (x *sending) run() {
+	start := x.g.h.cfg.Clock.Now()
+	err := x.send()
+	x.cancel()
+	x.g.h.snaps.done(x, nil)
+	if err != nil {
+		x.g.h.m.snapshotsFailed.Inc()
+		x.g.zap.Info("snapshot not sent", zap.Stringer("peer", x.node), zap.Error(err))
+	} else {
+		x.g.h.m.snapshotsSent.Inc()
+		x.g.zap.Info("snapshot installed by a follower", zap.Stringer("peer", x.node), zap.Int("tables", x.tables),
+			zap.Duration("took", x.g.h.cfg.Clock.Now().Sub(start)))
+	}
+	x.g.w.call(x.g, func() {
+		if !x.g.closed {
+			x.g.snapshotEnded(x.to, err)
+		}
+	})
+}
+
+// send exports the present state, which may be newer than what raft asked for.
+func (x *sending) send() (err error) {
+	snap := x.g.h.cfg.Engine.NewSnapshot()
+	defer func() { err = errors.Join(err, snap.Close()) }()
+	a, ok, err := engine.ReadApplied(snap, x.g.id)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fmt.Errorf("%w: no applied record", errSnapshotRefused)
+	}
+	first := appendSnapshotHeader(nil, &snapshotHeader{
+		group: x.g.id, from: x.g.self, to: x.to, term: x.term, applied: a,
+	})
+	x.stream, err = x.g.h.cfg.Bus.OpenStream(x.ctx, x.node, transport.MethodRaftSnapshot, first)
+	if err != nil {
+		return err
+	}
+	defer func() { x.stream.Close(err) }()
+	if _, err = snap.ExportTables(x.ctx, x.g.id, x.sm.SnapshotSpans(a), 0, x.table); err != nil {
+		return err
+	}
+	if err = x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables))); err != nil {
+		return err
+	}
+	// The one answer: everything is installed and durable.
+	_, err = x.stream.Recv(x.ctx)
+	return err
+}
+
+// table begins the next table.
+func (x *sending) table(int) (io.WriteCloser, error) {
+	x.sum, x.size = 0, 0
+	x.tables++
+	return x, nil
+}
+
+// Write sends a part of the table, as fast as the node's bound allows.
+func (x *sending) Write(p []byte) (int, error) {
+	for n := 0; n < len(p); {
+		part := p[n:min(len(p), n+chunkBytes)]
+		if err := x.g.h.snaps.limit.wait(x.ctx, len(part)); err != nil {
+			return n, err
+		}
+		if err := x.stream.Send(x.ctx, append([]byte{snapChunk}, part...)); err != nil {
+			return n, err
+		}
+		x.sum = crc32.Update(x.sum, castagnoli, part)
+		x.size += uint64(len(part))
+		n += len(part)
+		x.g.h.m.snapshotBytes.Add(float64(len(part)))
+	}
+	x.renewPin()
+	return len(p), nil
+}
+
+// Close ends the table.
+func (x *sending) Close() error {
+	b := binary.AppendUvarint([]byte{snapTable}, x.size)
+	return x.stream.Send(x.ctx, binary.LittleEndian.AppendUint32(b, x.sum))
+}
+
+// renewPin keeps the log pinned while there is progress.
+func (x *sending) renewPin() {
+	now := x.g.h.cfg.Clock.Now()
+	if now.Sub(x.renewed) < pinTTL/4 {
+		return
+	}
+	x.renewed = now
+	x.g.w.call(x.g, func() {
+		for i := range x.g.trunc.pins {
+			if p := &x.g.trunc.pins[i]; p.to == x.to {
+				p.until = x.g.w.now.Add(pinTTL)
+			}
+		}
+	})
+}

@@ -1,0 +1,479 @@
+package raftgroup
+
+import (
+	"fmt"
+
+	"go.etcd.io/raft/v3"
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// visit does everything that a group has to do in one pass, in this order: what
+// is durable, what is applied, messages, calls, reads, proposals, the tick. Then
+// raft is asked what follows from it, once for all of it.
+func (g *Group) visit(k *work) {
+	if g.closed {
+		g.refuse(k)
+		return
+	}
+	g.appends -= k.records
+	for _, m := range k.appended {
+		g.respond(m)
+	}
+	for i := range k.applied {
+		g.onApplied(&k.applied[i])
+	}
+	for _, m := range k.msgs {
+		g.receive(m)
+	}
+	for i, f := range k.calls {
+		if f(); g.closed {
+			k.msgs, k.calls = nil, k.calls[i+1:]
+			g.refuse(k)
+			return
+		}
+	}
+	if len(k.reads) > 0 {
+		g.addReads(k.reads)
+	}
+	if len(k.props) > 0 {
+		g.propose(k.props)
+	}
+	if k.flags&flagWakePaced != 0 {
+		g.wakePaced()
+	}
+	if k.flags&flagClientWake != 0 {
+		g.wakeByClient()
+	}
+	if k.flags&flagTick != 0 {
+		g.tick()
+	}
+	if k.flags&(flagTruncate|flagCutOff) != 0 {
+		g.truncate(k.flags&flagCutOff != 0)
+	}
+	g.ready()
+	g.publish()
+}
+
+// refuse answers what came for a group that is closed.
+func (g *Group) refuse(k *work) {
+	err := ErrClosed
+	if g.h.stopping.Load() {
+		err = ErrStopped
+	}
+	for _, m := range k.msgs {
+		if m.kind == pb.MsgApp {
+			g.h.inbound.Add(-m.bytes)
+		}
+	}
+	for _, f := range k.calls {
+		f()
+	}
+	for _, p := range k.props {
+		g.drop(p, err)
+	}
+	if len(k.reads) > 0 {
+		g.answerReads(k.reads, 0, err)
+	}
+}
+
+// drop answers a proposal that has certainly not been appended.
+func (g *Group) drop(p proposal, err error) {
+	g.release(p.bytes)
+	g.h.m.dropped.Inc()
+	if p.dropped != nil {
+		g.w.kick(g, applyTask{kind: taskCall, call: func() { p.dropped(err) }})
+	}
+}
+
+// respond delivers one response of a storage message: to raft, or to a peer now
+// that what it says is durable.
+func (g *Group) respond(m *pb.Message) {
+	if m.GetTo() != uint64(g.self) {
+		g.send(m)
+		return
+	}
+	if m.GetType() == pb.MsgStorageAppendResp && m.GetSnapshot() != nil {
+		g.installed(m.GetSnapshot())
+	}
+	// Raft refuses its own answer about entries where the configuration does not
+	// name this replica any more; it has no use for it then.
+	_ = g.rn.Step(m)
+}
+
+// onApplied tells raft how far the group is applied, configuration changes first.
+func (g *Group) onApplied(d *applyDone) {
+	for i := range d.confs {
+		g.applyConf(&d.confs[i])
+	}
+	if d.at.Index <= g.applied || d.at.Index > g.commit {
+		panic(fmt.Sprintf("raftgroup: group %s: applied %d after %d, committed %d", g.id, d.at.Index, g.applied, g.commit))
+	}
+	g.applied, g.appliedTerm = d.at.Index, d.at.Term
+	if g.isLeader && g.appliedTerm == g.term && !g.lease.ready {
+		g.lease.ready, g.lease.dirty = true, true
+	}
+	g.settleProposals()
+	if err := g.rn.Step(d.resp); err != nil {
+		panic(fmt.Sprintf("raftgroup: group %s: own %s refused: %v", g.id, d.resp.GetType(), err))
+	}
+	g.confirmReads()
+}
+
+// receive takes one message from a peer.
+func (g *Group) receive(m *message) {
+	if m.kind == pb.MsgApp {
+		g.h.inbound.Add(-m.bytes)
+	}
+	if !g.knows(m) {
+		return
+	}
+	switch m.kind {
+	case kindSleep:
+		g.onSleepNotice(m)
+		return
+	case kindRemoved:
+		g.onRemoved(m)
+		return
+	case pb.MsgVote, pb.MsgPreVote:
+		if g.tellRemoved(m) {
+			return
+		}
+	case pb.MsgHeartbeatResp:
+		if g.sleep.asleep && g.isLeader && m.term == g.term {
+			return // to a heartbeat from before the sleep: forgotten with the others
+		}
+	}
+	g.wakeFor(m)
+	switch m.kind {
+	case kindWake:
+		return
+	case pb.MsgVote, pb.MsgPreVote:
+		if g.refusesVote(m) {
+			return
+		}
+	case pb.MsgTimeoutNow:
+		if g.embargoed() {
+			return
+		}
+	case pb.MsgHeartbeat:
+		g.makePromise(m)
+		g.heardLeader(m)
+		g.takeNeed(m)
+	case pb.MsgHeartbeatResp:
+		g.takeAnswer(m)
+	case pb.MsgApp:
+		g.heardLeader(m)
+	}
+	// What raft makes of a message from the network is raft's matter, errors too.
+	_ = g.rn.Step(m.raft)
+}
+
+// wakeFor wakes the group for a message. One of a living leader does not count as
+// work: it must not keep a leader from sleeping.
+func (g *Group) wakeFor(m *message) {
+	idle := g.sleep.idle
+	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp {
+		g.sleep.idle = idle
+	}
+}
+
+// knows checks that the sender is where its replica is known to be, and remembers
+// a sender that the configuration does not name yet: a new replica learns the
+// configuration only from the leader that it hears from.
+func (g *Group) knows(m *message) bool {
+	if r, ok := g.conf.find(m.from); ok {
+		return r.Node == m.node
+	}
+	for i := range g.learned {
+		if g.learned[i].id == m.from {
+			return g.learned[i].node == m.node
+		}
+	}
+	if len(g.learned) == learnedRoutesMax {
+		g.learned = append(g.learned[:0], g.learned[1:]...)
+	}
+	g.learned = append(g.learned, route{m.from, m.node})
+	return true
+}
+
+// nodeOf returns where a replica is, 0 if nobody has said so.
+func (g *Group) nodeOf(id keyspace.ReplicaID) keyspace.NodeID {
+	if r, ok := g.conf.find(id); ok {
+		return r.Node
+	}
+	for _, r := range g.learned {
+		if r.id == id {
+			return r.node
+		}
+	}
+	return 0
+}
+
+// tellRemoved answers a candidate that this leader's configuration does not know,
+// and does not let it wake or disturb the group.
+func (g *Group) tellRemoved(m *message) bool {
+	if !g.isLeader || !g.lease.ready || m.from < 1 {
+		return false
+	}
+	if _, member := g.conf.find(m.from); member {
+		return false
+	}
+	g.sendHost(&message{group: g.id, kind: kindRemoved, to: m.from, from: g.self, term: g.term})
+	return true
+}
+
+// propose gives raft all proposals of the term that this replica leads in, as one
+// message, so that they leave as one MsgApp for each peer.
+func (g *Group) propose(props []proposal) {
+	st := g.rn.BasicStatus()
+	m := &pb.Message{Type: pb.MsgProp.Enum(), From: ptr(uint64(g.self))}
+	bytes := int64(0)
+	for _, p := range props {
+		if st.RaftState != raft.StateLeader || st.GetTerm() != p.term {
+			g.drop(p, ErrNotLeader)
+			continue
+		}
+		m.Entries = append(m.Entries, &pb.Entry{Data: p.data})
+		bytes += p.bytes
+	}
+	if len(m.Entries) == 0 {
+		return
+	}
+	g.wake()
+	if err := g.rn.Step(m); err != nil {
+		for _, p := range props {
+			if st.GetTerm() == p.term {
+				g.drop(p, ErrDropped)
+			}
+		}
+		return
+	}
+	g.h.m.proposals.Add(float64(len(m.Entries)))
+	g.proposed.accepted += bytes
+}
+
+// proposedState accounts for the bytes of proposals that raft has taken in.
+type proposedState struct {
+	accepted int64 // not yet seen in an append
+	held     []heldBytes
+}
+
+// heldBytes are released once the log is applied up to index.
+type heldBytes struct {
+	index uint64
+	bytes int64
+}
+
+// settleProposals releases what is applied.
+func (g *Group) settleProposals() {
+	p := &g.proposed
+	n := 0
+	for n < len(p.held) && p.held[n].index <= g.applied {
+		g.release(p.held[n].bytes)
+		n++
+	}
+	if p.held = p.held[n:]; len(p.held) == 0 {
+		p.held = nil
+	}
+}
+
+// abandonProposals releases everything: who leads no more answers for nothing.
+func (g *Group) abandonProposals() {
+	p := &g.proposed
+	for _, h := range p.held {
+		g.release(h.bytes)
+	}
+	if p.accepted > 0 {
+		g.release(p.accepted)
+	}
+	*p = proposedState{}
+}
+
+// ready takes what raft has to say until it has no more. Appends that write
+// nothing are answered on the spot, which may give raft more to say.
+func (g *Group) ready() {
+	for round := 0; g.rn.HasReady(); round++ {
+		if round == readyRoundsMax {
+			g.w.call(g, func() {}) // the next group's turn first
+			break
+		}
+		g.handleReady(g.rn.Ready())
+		for len(g.immediate) > 0 {
+			now := g.immediate
+			g.immediate = nil
+			for _, m := range now {
+				g.respond(m)
+			}
+		}
+	}
+}
+
+func (g *Group) handleReady(rd raft.Ready) {
+	g.noteState(rd)
+	if len(rd.ReadStates) > 0 {
+		g.onReadStates(rd.ReadStates)
+	}
+	for _, m := range rd.Messages {
+		switch {
+		case m.GetTo() == raft.LocalAppendThread:
+			g.append(m)
+		case m.GetTo() == raft.LocalApplyThread:
+			g.w.kick(g, applyTask{kind: taskEntries, msg: m})
+		case m.GetType() == pb.MsgSnap:
+			g.sendSnapshot(m)
+		default:
+			g.send(m)
+		}
+	}
+}
+
+// noteState takes over term, commit and leader, before any message leaves that
+// follows from them.
+func (g *Group) noteState(rd raft.Ready) {
+	term, lead, isLeader := g.term, g.lead, g.isLeader
+	if rd.HardState != nil {
+		if rd.HardState.GetTerm() < g.term || rd.HardState.GetCommit() < g.commit {
+			panic(fmt.Sprintf("raftgroup: group %s: term %d commit %d after term %d commit %d", g.id,
+				rd.HardState.GetTerm(), rd.HardState.GetCommit(), g.term, g.commit))
+		}
+		g.term, g.commit = rd.HardState.GetTerm(), rd.HardState.GetCommit()
+	}
+	if rd.SoftState != nil {
+		g.lead, g.isLeader = keyspace.ReplicaID(rd.SoftState.Lead), rd.SoftState.RaftState == raft.StateLeader
+	}
+	if g.term == term && g.lead == lead && g.isLeader == isLeader {
+		return
+	}
+	if g.term != term || g.isLeader != isLeader {
+		g.resetLease()
+		g.public.leading.Store(0)
+		g.abandonProposals()
+		g.failChanges(ErrUnknownFate)
+		if isLeader {
+			g.endTransfer(nil)
+			g.h.snaps.cancel(g)
+			g.trunc.pins = nil
+		}
+	}
+	if g.isLeader && (!isLeader || g.term != term) {
+		g.changes.pending = g.last + 1
+		g.sleep.idle, g.sleep.campaign = 0, false
+		g.trunc.need = 0
+		g.public.leading.Store(g.term)
+	}
+	if g.lead != 0 {
+		g.sleep.leaderBoot = g.h.peers.boot(g.nodeOf(g.lead))
+	}
+	g.h.m.leaderChanges.Add(float64(boolInt(g.lead != lead && g.lead != 0)))
+	g.retryReads()
+	g.tellLeader()
+	g.issueReads()
+}
+
+// tellLeader sends the state machine the news, in order with what it applies.
+func (g *Group) tellLeader() {
+	if g.closed {
+		return
+	}
+	s := LeaderState{Term: g.term, Leader: g.lead, IsLeader: g.isLeader}
+	if g.lead != 0 {
+		s.LeaderNode = g.nodeOf(g.lead)
+	}
+	g.public.term.Store(s.Term)
+	g.public.leader.Store(uint64(s.Leader))
+	g.public.leaderNode.Store(uint64(s.LeaderNode))
+	g.w.kick(g, applyTask{kind: taskLeader, leader: s})
+}
+
+// append handles raft's MsgStorageAppend: what it writes goes into the pass's
+// batch, its responses wait until that is durable. Appends of one group stay in
+// order, also behind a snapshot that is being installed.
+func (g *Group) append(m *pb.Message) {
+	if g.installing != nil {
+		g.held = append(g.held, m)
+		return
+	}
+	if m.GetSnapshot() != nil {
+		g.beginInstall(m)
+		return
+	}
+	var hs *pb.HardState
+	if m.Term != nil && (m.GetTerm() != 0 || m.GetVote() != 0 || m.GetCommit() != 0) {
+		hs = &pb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
+	}
+	ents := m.GetEntries()
+	if hs != nil || len(ents) > 0 {
+		g.w.walBatch().Append(g.id, hs, ents)
+	} else if g.appends == 0 {
+		// Nothing to write and nothing on its way: what the answers say is durable.
+		g.immediate = append(g.immediate, m.GetResponses()...)
+		return
+	}
+	g.noteAppend(ents)
+	if len(m.GetResponses()) > 0 {
+		g.appends++
+		g.w.afterDurable(g, m.GetResponses())
+	}
+}
+
+// noteAppend keeps the books about new entries at the end of the log.
+func (g *Group) noteAppend(ents []*pb.Entry) {
+	if len(ents) == 0 {
+		return
+	}
+	g.last = ents[len(ents)-1].GetIndex()
+	g.trunc.appended(ents, g.h.cfg.MaxLagBytes)
+	if !g.isLeader {
+		return
+	}
+	if b := g.proposed.accepted; b > 0 {
+		g.proposed.held = append(g.proposed.held, heldBytes{g.last, b})
+		g.proposed.accepted = 0
+	}
+	for _, e := range ents {
+		if e.GetType() != pb.EntryNormal {
+			g.changes.pending = e.GetIndex()
+		}
+	}
+}
+
+// send sends one of raft's messages.
+func (g *Group) send(m *pb.Message) {
+	node := g.nodeOf(keyspace.ReplicaID(m.GetTo()))
+	if node == 0 {
+		return // a replica that was removed, or that nobody has introduced
+	}
+	switch m.GetType() {
+	case pb.MsgHeartbeat:
+		if g.h.stuck.Load() {
+			return // a node whose wal does not move must not lead
+		}
+		g.stampHeartbeat(m)
+	case pb.MsgHeartbeatResp:
+		g.checkPromise()
+	case pb.MsgTimeoutNow:
+		if g.isLeader && !g.lease.givenUp {
+			panic(fmt.Sprintf("raftgroup: group %s: transfer in term %d with the lease not given up", g.id, g.term))
+		}
+	}
+	g.w.out.raft(g, node, m)
+}
+
+// sendHost sends a message of the host's own kinds.
+func (g *Group) sendHost(m *message) {
+	if node := g.nodeOf(m.to); node != 0 && node != g.h.cfg.Node {
+		g.w.out.host(node, m)
+	}
+}
+
+// publish ends a visit.
+func (g *Group) publish() {
+	g.publishLease()
+	p := &g.public
+	p.commit.Store(g.commit)
+	p.last.Store(g.last)
+	p.applied.Store(g.applied)
+	p.receiving.Store(g.receiving != nil || g.installing != nil)
+}

@@ -1,0 +1,313 @@
+package raftgroup
+
+import (
+	"sync"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/wal"
+	pb "go.etcd.io/raft/v3/raftpb"
+)
+
+// flags say what a group has to do beside what its work lists.
+type flags uint8
+
+const (
+	flagTick flags = 1 << iota
+	flagTruncate
+	flagCutOff // truncate without regard to followers
+	flagWakePaced
+	flagClientWake
+)
+
+// work is what has come for a group since its last visit. A group without work
+// has none of these, so that a sleeping group costs no memory for it.
+type work struct {
+	flags    flags
+	msgs     []*message
+	props    []proposal
+	reads    []readWaiter
+	calls    []func()
+	appended []*pb.Message // responses whose append is durable
+	records  int           // how many appends those belong to
+	applied  []applyDone
+}
+
+func (k *work) reset() {
+	clear(k.msgs)
+	clear(k.props)
+	clear(k.reads)
+	clear(k.calls)
+	clear(k.appended)
+	clear(k.applied)
+	*k = work{
+		msgs: k.msgs[:0], props: k.props[:0], reads: k.reads[:0], calls: k.calls[:0],
+		appended: k.appended[:0], applied: k.applied[:0],
+	}
+}
+
+// workKeepMax bounds the lists that a work keeps for its next use.
+const workKeepMax = 256
+
+func (k *work) small() bool {
+	return cap(k.msgs) <= workKeepMax && cap(k.props) <= workKeepMax && cap(k.reads) <= workKeepMax &&
+		cap(k.appended) <= workKeepMax && cap(k.applied) <= workKeepMax
+}
+
+// item is one group's turn in a pass.
+type item struct {
+	g *Group
+	k *work
+}
+
+// worker drives a fixed part of the host's groups in one goroutine. Everything
+// that comes for a group is put into its work under mu, and the group into the
+// queue; a pass takes many groups out, visits them one after another, sends what
+// they have to say as one frame for each peer and class, and hands what they have
+// to write to the wal as one batch.
+type worker struct {
+	h  *Host
+	no int
+
+	mu struct {
+		sync.Mutex
+		queue   []*Group // each at most once
+		head    int
+		stopped bool
+		awake   []*Group // what a tick visits; Group.awakeAt is its place here
+		free    []*work
+		inPass  bool
+	}
+	cond *sync.Cond // of mu
+
+	// The rest belongs to the worker's goroutine.
+	now    clock.Time // of this pass, read after its work was taken
+	items  []item
+	out    outbox
+	batch  *wal.Batch
+	record *passRecord
+	kicks  []applyKick // what goes to the appliers when the pass ends
+}
+
+// passRecord is what a pass has to deliver once its wal batch is durable.
+type passRecord struct {
+	w       *worker
+	start   clock.Time
+	groups  []recordItem
+	entries int
+}
+
+type recordItem struct {
+	g         *Group
+	responses []*pb.Message
+}
+
+func newWorker(h *Host, no int) *worker {
+	w := &worker{h: h, no: no}
+	w.cond = sync.NewCond(&w.mu.Mutex)
+	w.out.init(w)
+	return w
+}
+
+// workOf returns the group's work to add to, and puts the group into the queue.
+// mu must be held. It returns nil after the worker's end.
+func (w *worker) workOf(g *Group) *work {
+	if w.mu.stopped {
+		return nil
+	}
+	if g.work == nil {
+		if n := len(w.mu.free); n > 0 {
+			g.work, w.mu.free = w.mu.free[n-1], w.mu.free[:n-1]
+		} else {
+			g.work = new(work)
+		}
+	}
+	if !g.queued {
+		g.queued = true
+		w.mu.queue = append(w.mu.queue, g)
+		if !w.mu.inPass {
+			w.cond.Signal()
+		}
+	}
+	return g.work
+}
+
+// flag sets flags of one group.
+func (w *worker) flag(g *Group, f flags) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if k := w.workOf(g); k != nil {
+		k.flags |= f
+	}
+}
+
+// call lets the worker run f in the group's next visit. It says whether it will.
+func (w *worker) call(g *Group, f func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	k := w.workOf(g)
+	if k == nil {
+		return false
+	}
+	k.calls = append(k.calls, f)
+	return true
+}
+
+// tick flags all awake groups. A tick that a group has not served yet is not
+// counted again, so a stall never ends in a burst of ticks.
+func (w *worker) tick() (awake int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range w.mu.awake {
+		if k := w.workOf(g); k != nil {
+			k.flags |= flagTick
+		}
+	}
+	return len(w.mu.awake)
+}
+
+// deliver gives decoded messages to their groups with one lock for all of them.
+func (w *worker) deliver(msgs []routed) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range msgs {
+		if k := w.workOf(r.g); k != nil {
+			k.msgs = append(k.msgs, r.m)
+		}
+	}
+}
+
+// applied gives completions of applies to their groups.
+func (w *worker) applied(done []appliedItem) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range done {
+		if k := w.workOf(done[i].g); k != nil {
+			k.applied = append(k.applied, done[i].done)
+		}
+	}
+}
+
+// durable is the completion of a pass's wal batch: one lock for all its groups.
+func (w *worker) durable(rec *passRecord, err error) {
+	if err != nil {
+		// The wal takes nothing more and the node stops: nothing that waits for this
+		// batch may ever be answered.
+		return
+	}
+	w.h.m.appendSeconds.Observe(w.h.cfg.Clock.Now().Sub(rec.start).Seconds())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range rec.groups {
+		it := &rec.groups[i]
+		if k := w.workOf(it.g); k != nil {
+			k.appended = append(k.appended, it.responses...)
+			k.records++
+		}
+	}
+}
+
+// setAwake puts the group into the set that ticks visit, or takes it out.
+func (w *worker) setAwake(g *Group, awake bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case awake && g.awakeAt < 0:
+		g.awakeAt = len(w.mu.awake)
+		w.mu.awake = append(w.mu.awake, g)
+	case !awake && g.awakeAt >= 0:
+		last := len(w.mu.awake) - 1
+		moved := w.mu.awake[last]
+		w.mu.awake[g.awakeAt], moved.awakeAt = moved, g.awakeAt
+		w.mu.awake[last] = nil
+		w.mu.awake, g.awakeAt = w.mu.awake[:last], -1
+	}
+}
+
+// run is the worker's goroutine. It ends after stop, when the queue is empty.
+func (w *worker) run() {
+	for w.take() {
+		// Read after the work was taken: every heartbeat to be answered has arrived, and
+		// none is emitted before this moment.
+		w.now = w.h.cfg.Clock.Now()
+		for i := range w.items {
+			w.items[i].g.visit(w.items[i].k)
+		}
+		w.finish()
+	}
+}
+
+// take waits for groups with work and takes a pass's worth of them.
+func (w *worker) take() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.inPass = false
+	for _, it := range w.items {
+		if it.k.reset(); it.k.small() && len(w.mu.free) < 2*passGroupsMax {
+			w.mu.free = append(w.mu.free, it.k)
+		}
+	}
+	clear(w.items)
+	w.items = w.items[:0]
+	for w.mu.head == len(w.mu.queue) {
+		w.mu.queue, w.mu.head = w.mu.queue[:0], 0
+		if w.mu.stopped {
+			return false
+		}
+		w.cond.Wait()
+	}
+	w.mu.inPass = true
+	for w.mu.head < len(w.mu.queue) && len(w.items) < passGroupsMax {
+		g := w.mu.queue[w.mu.head]
+		w.mu.queue[w.mu.head] = nil
+		w.mu.head++
+		w.items = append(w.items, item{g, g.work})
+		g.work, g.queued = nil, false
+	}
+	if w.mu.head >= passGroupsMax && 2*w.mu.head >= len(w.mu.queue) {
+		n := copy(w.mu.queue, w.mu.queue[w.mu.head:])
+		clear(w.mu.queue[n:])
+		w.mu.queue, w.mu.head = w.mu.queue[:n], 0
+	}
+	return true
+}
+
+// stop ends the worker after what is queued.
+func (w *worker) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.stopped = true
+	w.cond.Broadcast()
+}
+
+// finish ends a pass. Frames leave before the pass's own fsync: MsgApp may, and
+// what may not is among the responses of the batch.
+func (w *worker) finish() {
+	w.h.m.passGroups.Observe(float64(len(w.items)))
+	w.out.flush()
+	if w.batch != nil {
+		b, rec := w.batch, w.record
+		w.batch, w.record = nil, nil
+		rec.start = w.now
+		b.SetSync(len(rec.groups) > 0)
+		w.h.cfg.WAL.Submit(b, func(err error) { w.durable(rec, err) })
+	}
+	if len(w.kicks) > 0 {
+		w.h.startApplies(w.kicks)
+		clear(w.kicks)
+		w.kicks = w.kicks[:0]
+	}
+}
+
+// walBatch returns the batch of this pass.
+func (w *worker) walBatch() *wal.Batch {
+	if w.batch == nil {
+		w.batch, w.record = w.h.cfg.WAL.NewBatch(), &passRecord{w: w}
+	}
+	return w.batch
+}
+
+// afterDurable lets the responses wait for the pass's batch.
+func (w *worker) afterDurable(g *Group, responses []*pb.Message) {
+	w.walBatch()
+	w.record.groups = append(w.record.groups, recordItem{g, responses})
+}
