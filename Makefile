@@ -73,6 +73,7 @@ check-generate:
 
 check-tidy:
 	go mod tidy -diff
+	cd bench/against-etcd && go mod tidy -diff
 
 tools: $(LINT)
 
