@@ -1,9 +1,8 @@
 package etcdapi
 
 import (
-	"math"
-
 	"github.com/google/btree"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -255,16 +254,20 @@ func readOnly(r *pb.TxnRequest) bool {
 	return true
 }
 
+// proposalOverheadBytes is what etcd wraps around a change before it measures it: a
+// header with a request id, which is ten bytes nearly always, and a tag of one byte.
+// The length before the change comes on top.
+const proposalOverheadBytes = 3 + 1 + 10 + 1
+
 // sizeAsProposed returns the bytes that a change would have as etcd's raft proposal,
 // which is what etcd compares with max-request-bytes.
-func sizeAsProposed(r *pb.InternalRaftRequest) int {
-	// Request ids are 64-bit numbers of random height: ten bytes nearly always.
-	r.Header = &pb.RequestHeader{ID: math.MaxUint64}
-	return proto.Size(r)
+func sizeAsProposed(op proto.Message) int {
+	n := proto.Size(op)
+	return proposalOverheadBytes + protowire.SizeVarint(uint64(n)) + n
 }
 
-func (s *Server) checkSize(r *pb.InternalRaftRequest) error {
-	if n := sizeAsProposed(r); n > s.opts.MaxRequestBytes {
+func (s *Server) checkSize(op proto.Message) error {
+	if n := sizeAsProposed(op); n > s.opts.MaxRequestBytes {
 		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, s.opts.MaxRequestBytes)
 	}
 	return nil

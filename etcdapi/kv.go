@@ -34,7 +34,7 @@ func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, 
 	if err := checkPut(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if err := k.s.checkSize(&pb.InternalRaftRequest{Put: r}); err != nil {
+	if err := k.s.checkSize(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
 	return serve(ctx, k.s, r, k.s.opts.KV.Put)
@@ -45,7 +45,7 @@ func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*
 	if err := checkDelete(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if err := k.s.checkSize(&pb.InternalRaftRequest{DeleteRange: r}); err != nil {
+	if err := k.s.checkSize(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
 	return serve(ctx, k.s, r, k.s.opts.KV.DeleteRange)
@@ -57,7 +57,7 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 		return nil, kverror.GRPC(err)
 	}
 	if !readOnly(r) {
-		if err := k.s.checkSize(&pb.InternalRaftRequest{Txn: r}); err != nil {
+		if err := k.s.checkSize(r); err != nil {
 			return nil, kverror.GRPC(err)
 		}
 	}
