@@ -57,7 +57,8 @@ func signal(ch chan struct{}) {
 
 // Sequence asks the sequencer for req.Count consecutive revisions (at most
 // MaxBatchRevisions), or with Count 0 for the current one. It returns at once; done
-// is called exactly once, from a goroutine of the Client's, and must not block.
+// is called exactly once, from a goroutine of the Client's, and must not block. Only
+// after Stop it is called, with Stopped, before Sequence returns.
 //
 // Requests are answered in batches: one batch of a node is under way at a time, and
 // all that come meanwhile join the next. A request that has no answer after
@@ -74,7 +75,9 @@ func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.Seque
 	case req.Count < 0 || req.Count > MaxBatchRevisions:
 		e.err = kverror.New(kverror.BadRequest, "%d revisions asked for, at most %d", req.Count, MaxBatchRevisions)
 	case q.closed:
-		e.err = kverror.New(kverror.Stopped, "range %s asks for revisions", req.Range)
+		q.mu.Unlock()
+		done(keyspace.SequenceAnswer{Err: kverror.New(kverror.Stopped, "range %s asks for revisions", req.Range)})
+		return
 	case len(q.waiting) >= c.o.MaxQueued:
 		e.err = kverror.New(kverror.TooManyRequests, "%d requests wait for revisions", len(q.waiting))
 	}

@@ -3,10 +3,12 @@ package placement
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 )
@@ -165,4 +167,35 @@ func (f *Founding) firstState() *state {
 		s.dirty.nodes[n.ID] = true
 	}
 	return s
+}
+
+// Found writes the founding state and makes it durable, if the node is a founder
+// of the placement group and its engine does not hold the group yet. All founders
+// write the same bytes. It comes before NewService.
+func Found(ctx context.Context, e *engine.Engine, h *raftgroup.Host, f *Founding, self keyspace.NodeID) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	voters := f.PlacementVoters()
+	if !slices.ContainsFunc(voters, func(r keyspace.Replica) bool { return r.Node == self }) {
+		return nil
+	}
+	if _, exists, err := e.Applied(keyspace.PlacementGroup); err != nil || exists {
+		return err
+	}
+	b := e.NewBatch()
+	defer b.Close()
+	if err := f.firstState().flush(groupWriter{b}); err != nil {
+		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+	}
+	if err := h.Bootstrap(b, keyspace.PlacementGroup, voters, nil); err != nil {
+		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+	}
+	if err := b.Commit(); err != nil {
+		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+	}
+	if err := e.Flush(ctx); err != nil {
+		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+	}
+	return nil
 }

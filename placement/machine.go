@@ -18,7 +18,9 @@ const maxProposals = 4096
 
 // proposer is the part of the raft group that takes entries.
 type proposer interface {
-	Propose(term uint64, data []byte, dropped func(error))
+	// Propose appends data if the group leads here in the term. Where it certainly
+	// does not, it returns an error or calls dropped, never both.
+	Propose(term uint64, data []byte, dropped func(error)) error
 }
 
 // machine is the placement group's replicated state machine. It implements
@@ -266,7 +268,9 @@ func (m *machine) propose(g proposer, term uint64, op operation, done func(resul
 	m.waiters[number] = &waiter{term: term, done: done}
 	m.mu.Unlock()
 	c := command{Term: term, Boot: m.boot, Number: number, Op: op}
-	g.Propose(term, c.encode(), func(err error) { m.dropped(number, err) })
+	if err := g.Propose(term, c.encode(), func(err error) { m.dropped(number, err) }); err != nil {
+		m.dropped(number, err)
+	}
 }
 
 // dropped ends the wait for a proposal that was certainly not appended.

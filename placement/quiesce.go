@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -19,6 +20,9 @@ const (
 	sealAfter = QuiesceTimeout - 750*time.Millisecond
 	// stopPoll is how often a waiting stop looks again at who lives.
 	stopPoll = 100 * time.Millisecond
+	// stopGrace is how long the leader stays after the seal, so that the answers of
+	// the others leave before its bus does.
+	stopGrace = 100 * time.Millisecond
 )
 
 // serveStop takes over how far a stopping node has come. A node that has closed
@@ -46,7 +50,11 @@ func (s *Service) serveStop(ctx context.Context, from process, p stopPhase) (res
 		case v == stopGo:
 			return response{Verdict: v}, nil
 		case v == stopSealed, own && s.o.Clock.Now() >= deadline:
-			return s.seal(ctx)
+			a, err := s.seal(ctx)
+			if own && err == nil {
+				_ = clock.Sleep(ctx, s.o.Clock, s.grace())
+			}
+			return a, err
 		}
 		select {
 		case <-moved:
@@ -90,6 +98,16 @@ func (s *Service) judge() (v verdict, next keyspace.NodeID, moved <-chan struct{
 		}
 	}
 	return s.stops.decide(live, voters), s.stops.successor(live, voters), s.stopsMoved, nil
+}
+
+// grace is how long the stopping leader stays for the others' answers.
+func (s *Service) grace() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.stops.nodes) <= 1 {
+		return 0
+	}
+	return stopGrace
 }
 
 // seal lowers the ceiling to the counter and lets all that wait go.

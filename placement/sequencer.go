@@ -23,8 +23,9 @@ type raft interface {
 	// ReadIndex calls done once an index that was committed when this was called is
 	// applied here.
 	ReadIndex(done func(index uint64, err error))
-	// Lease returns the term of the leader lease and until when it lasts.
-	Lease() (term uint64, until clock.Time, ok bool)
+	// LeaseHeld reads the clock and says whether this replica leads in the term and
+	// holds the leader lease now.
+	LeaseHeld(term uint64) bool
 }
 
 // sequencer runs a counter: it brings it lease, raft and callers. Its goroutine
@@ -75,6 +76,10 @@ func (s *sequencer) run(stop <-chan struct{}) {
 			s.input(func() output { return merge(s.c.retryCeiling(), s.c.advance(s.leaseLocked())) })
 		}
 		s.mu.Lock()
+		if s.raft == nil {
+			s.mu.Unlock()
+			continue
+		}
 		todo, term, raft := s.todo, s.todoTerm, s.raft
 		s.todo = output{}
 		again := s.retry
@@ -169,11 +174,7 @@ func merge(a, b output) output {
 // leaseLocked looks at the lease. Whoever calls it has put all requests that it is
 // for into the counter before.
 func (s *sequencer) leaseLocked() bool {
-	if s.raft == nil {
-		return false
-	}
-	term, until, ok := s.raft.Lease()
-	return ok && term == s.c.term && s.clock.Now() < until
+	return s.raft != nil && s.raft.LeaseHeld(s.c.term)
 }
 
 // ceilingDone is the end of a proposal of a ceiling.

@@ -90,9 +90,8 @@ type Service struct {
 // maxHeld bounds the reported descriptors that wait for others.
 const maxHeld = 4096
 
-// NewService returns the node's Service. It loads the placement group's state if
-// the engine has one: the caller then opens the group with StateMachine and gives
-// it to Attach. Start and Stop follow.
+// NewService returns the node's Service and loads the placement group's state if
+// the engine has one. RegisterHandlers, Open and Start follow.
 func NewService(o ServiceOptions) (*Service, error) {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -119,32 +118,38 @@ func NewService(o ServiceOptions) (*Service, error) {
 	return s, nil
 }
 
-// StateMachine returns what the placement group is opened with on this node.
-func (s *Service) StateMachine() raftgroup.StateMachine { return s.machine }
-
-// Replica returns the id of this node's replica of the placement group; ok is
-// false where the engine holds none.
-func (s *Service) Replica() (id keyspace.ReplicaID, ok bool, err error) {
+// Open opens this node's replica of the placement group, if the engine holds one.
+// It comes after NewService and before the Client starts.
+func (s *Service) Open(h *raftgroup.Host) error {
 	a, ok, err := s.o.Engine.Applied(keyspace.PlacementGroup)
-	if err != nil || !ok {
-		return 0, false, err
+	if err != nil {
+		return fmt.Errorf("open placement group: %w", err)
+	}
+	if !ok {
+		return nil
 	}
 	for _, r := range a.Replicas {
-		if r.Node == s.o.Self {
-			return r.ID, true, nil
+		if r.Node != s.o.Self {
+			continue
 		}
+		g, err := h.Open(keyspace.PlacementGroup, r.ID, s.machine)
+		if err != nil {
+			return fmt.Errorf("open placement group: %w", err)
+		}
+		s.attach(g)
 	}
-	return 0, false, nil
+	return nil
 }
 
-// Attach gives the Service the opened placement group.
-func (s *Service) Attach(g Group) {
+// attach gives the Service the opened placement group.
+func (s *Service) attach(g Group) {
 	s.mu.Lock()
 	s.group = g
 	s.mu.Unlock()
 	s.sequencer.mu.Lock()
 	s.sequencer.raft = g
 	s.sequencer.mu.Unlock()
+	s.sequencer.signal()
 }
 
 // RegisterHandlers registers the package's bus methods, before the bus starts.

@@ -1,0 +1,235 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/sim/simbus"
+	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/transport"
+	"github.com/skeindb/skein/wal"
+)
+
+// rig is a cluster of whole placement nodes in virtual time: real raft groups, wals
+// and engines on crashable memory disks, over a simulated network.
+type rig struct {
+	t        *testing.T
+	rng      *rand.Rand
+	net      *simbus.Network
+	founding Founding
+	nodes    []*rigNode
+	boots    uint64
+	// noLease turns leader leases off.
+	noLease bool
+}
+
+// rigNode is one node; what is below fs is nil while it is down.
+type rigNode struct {
+	r     *rig
+	id    keyspace.NodeID
+	fs    *vfs.MemFS
+	clock *simclock.Clock
+
+	bus     *simbus.Bus
+	log     *wal.Log
+	engine  *engine.Engine
+	host    *raftgroup.Host
+	service *Service
+	client  *Client
+	// current is client for those who run beside the nemesis.
+	current atomic.Pointer[Client]
+
+	mu sync.Mutex
+	// created, guarded by mu, are the ranges that were created here.
+	created map[keyspace.RangeID]int
+	// refuse makes CreateRanges fail that many times.
+	refuse int
+}
+
+func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits ...string) *rig {
+	r := &rig{t: t, rng: rand.New(rand.NewPCG(seed, 7)), net: simbus.New(seed, faults)}
+	r.founding.Cluster = 0xc1
+	for _, k := range splits {
+		r.founding.SplitKeys = append(r.founding.SplitKeys, []byte(k))
+	}
+	for i := range nodes {
+		id := keyspace.NodeID(i + 1)
+		r.founding.Nodes = append(r.founding.Nodes, Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
+		r.nodes = append(r.nodes, &rigNode{
+			r: r, id: id, fs: vfs.NewCrashableMem(), created: map[keyspace.RangeID]int{},
+			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
+		})
+	}
+	return r
+}
+
+func (r *rig) startAll() {
+	for _, n := range r.nodes {
+		n.start()
+	}
+}
+
+// CreateRanges implements RangeControl for all nodes.
+func (r *rig) CreateRanges(_ context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
+	n := r.nodes[node-1]
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.refuse > 0 {
+		n.refuse--
+		return fmt.Errorf("node %s does not want to", node)
+	}
+	for i := range ds {
+		n.created[ds[i].Range]++
+	}
+	return nil
+}
+
+func (n *rigNode) up() bool { return n.client != nil }
+
+func (n *rigNode) must(err error) {
+	n.r.t.Helper()
+	if err != nil {
+		n.r.t.Fatalf("node %s: %v", n.id, err)
+	}
+}
+
+func (n *rigNode) start() {
+	r := n.r
+	r.boots++
+	boot := keyspace.BootID(r.boots)
+	var err error
+	n.log, err = wal.Open(wal.Options{FS: n.fs, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
+	n.must(err)
+	n.engine, err = engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
+	n.must(err)
+	n.bus, err = r.net.NewBus(transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock})
+	n.must(err)
+	n.host, err = raftgroup.NewHost(raftgroup.Config{
+		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
+		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, Rand: newSeedReader(r.rng),
+	})
+	n.must(err)
+	n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+	n.service, err = NewService(ServiceOptions{
+		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness,
+	})
+	n.must(err)
+	var peers []keyspace.NodeID
+	for _, p := range r.nodes {
+		peers = append(peers, p.id)
+		n.bus.SetPeer(p.id, nil)
+	}
+	n.host.RegisterHandlers(n.bus)
+	n.service.RegisterHandlers(n.bus)
+	n.must(n.bus.Start())
+	n.host.Start()
+	n.must(n.service.Open(n.host))
+	n.service.Start()
+	n.client = NewClient(ClientOptions{
+		Self: n.id, Boot: boot, Service: n.service, Clock: n.clock, Bus: n.bus, Peers: peers,
+	})
+	n.client.Start()
+	n.current.Store(n.client)
+}
+
+// newSeedReader gives the host's random numbers a seed of their own.
+func newSeedReader(rng *rand.Rand) *rand.ChaCha8 {
+	var seed [32]byte
+	for i := range seed {
+		seed[i] = byte(rng.Uint32())
+	}
+	return rand.NewChaCha8(seed)
+}
+
+// stop ends the node in order, except for Quiesce.
+func (n *rigNode) stop() {
+	n.current.Store(nil)
+	n.client.Stop()
+	n.service.Stop()
+	n.must(n.bus.Close())
+	n.must(n.host.Stop(context.Background()))
+	n.must(n.engine.Flush(context.Background()))
+	n.must(n.log.Close())
+	n.must(n.engine.Close())
+	n.down()
+}
+
+func (n *rigNode) down() {
+	n.client, n.service, n.host, n.bus, n.log, n.engine = nil, nil, nil, nil, nil, nil
+}
+
+// crash ends the node as a power cut does: of what was not synced, nothing is left.
+func (n *rigNode) crash() {
+	n.current.Store(nil)
+	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	n.r.net.Crash(n.id)
+	n.client.Stop()
+	n.service.Stop()
+	_ = n.bus.Close()
+	_ = n.host.Stop(context.Background())
+	_ = n.log.Close()
+	_ = n.engine.Abort()
+	n.fs = disk
+	n.down()
+}
+
+// stopAllAtOnce is SIGTERM for every node at the same moment.
+func (r *rig) stopAllAtOnce() (quiesced int) {
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	for _, n := range r.nodes {
+		if !n.up() {
+			continue
+		}
+		wg.Go(func() {
+			n.client.BeginStop(context.Background())
+			time.Sleep(time.Duration(n.id) * 30 * time.Millisecond) // the pipelines close
+			if err := n.client.Quiesce(context.Background()); err != nil {
+				r.t.Logf("node %s: %v", n.id, err)
+			} else {
+				done.Add(1)
+			}
+			n.stop()
+		})
+	}
+	wg.Wait()
+	return int(done.Load())
+}
+
+// leader waits for a leader that serves and returns its node.
+func (r *rig) leader() *rigNode {
+	for range 600 {
+		for _, n := range r.nodes {
+			if n.up() && n.service.machine.leaderState().Ready {
+				return n
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	r.t.Fatal("no leader within 30 s")
+	return nil
+}
+
+// sequence asks at one node and waits.
+func (n *rigNode) sequence(count int) keyspace.SequenceAnswer {
+	ch := make(chan keyspace.SequenceAnswer, 1)
+	n.client.Sequence(keyspace.SequenceRequest{Range: 1, Generation: 1, Count: count}, func(a keyspace.SequenceAnswer) { ch <- a })
+	return <-ch
+}
+
+// virtually runs a test in virtual time.
+func virtually(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
