@@ -1,0 +1,298 @@
+package shard
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/transport"
+)
+
+// adminVersion leads the messages of bus method 17, whose rest is JSON: they are
+// rare, and read by people too.
+const adminVersion = 1
+
+// adminRequest is a request of method 17.
+type adminRequest struct {
+	Op         string              `json:"op"`
+	Range      keyspace.RangeID    `json:"range,omitempty"`
+	Generation keyspace.Generation `json:"generation,omitempty"`
+	Key        []byte              `json:"key,omitempty"`
+	// Revision and Compacted are for a hash.
+	Revision  keyspace.Revision `json:"revision,omitempty"`
+	Compacted keyspace.Revision `json:"compacted,omitempty"`
+	// Descriptors are for create.
+	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
+}
+
+// The operations of method 17.
+const (
+	adminSplit  = "split"
+	adminShow   = "show"
+	adminList   = "list"
+	adminHash   = "hash"
+	adminCreate = "create"
+)
+
+// adminAnswer is the answer of method 17.
+type adminAnswer struct {
+	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
+	Status      *Status               `json:"status,omitempty"`
+	List        []Summary             `json:"list,omitempty"`
+	Hash        uint64                `json:"hash,omitempty"`
+}
+
+// Summary is one replica in a list of ranges.
+type Summary struct {
+	Descriptor keyspace.Descriptor `json:"descriptor"`
+	// LeaderNode is 0 while none is known.
+	LeaderNode keyspace.NodeID `json:"leader_node"`
+	IsLeader   bool            `json:"is_leader"`
+	Asleep     bool            `json:"asleep"`
+	// Keys is the number of live keys; -1 while it is not counted.
+	Keys int64 `json:"keys"`
+	// Bytes is what the engine holds for the range on this node, about.
+	Bytes int64 `json:"bytes"`
+}
+
+// Status is the whole state of one replica, for a bug report.
+type Status struct {
+	Node       keyspace.NodeID     `json:"node"`
+	Descriptor keyspace.Descriptor `json:"descriptor"`
+	Raft       raftgroup.Status    `json:"raft"`
+	Applied    raftgroup.Position  `json:"applied"`
+	// Serving says that this replica leads and takes requests.
+	Serving bool `json:"serving"`
+	// LastBatch is the last applied batch as term and number.
+	LastBatchTerm   uint64            `json:"last_batch_term"`
+	LastBatchNumber uint64            `json:"last_batch_number"`
+	LastRevision    keyspace.Revision `json:"last_revision"`
+	Hash            string            `json:"hash"`
+	Compacted       keyspace.Revision `json:"compacted"`
+	RemovedTo       keyspace.Revision `json:"removed_to"`
+	// Keys is the number of live keys if Counted, otherwise its change since the split.
+	Keys    int64 `json:"keys"`
+	Counted bool  `json:"counted"`
+	// The pipeline: requests that wait for evaluation, keys in the overlay, batches
+	// that fill, are sequenced, proposed, or lost with a former leadership.
+	Queued           int               `json:"queued"`
+	QueuedBytes      int64             `json:"queued_bytes"`
+	OverlayKeys      int               `json:"overlay_keys"`
+	FillingRequests  int               `json:"filling_requests"`
+	SequencingNow    bool              `json:"sequencing"`
+	ProposedBatches  int               `json:"proposed_batches"`
+	LostBatches      int               `json:"lost_batches"`
+	Confirming       int               `json:"confirming"`
+	Closed           int               `json:"closed"`
+	Draining         bool              `json:"draining"`
+	SplitChild       string            `json:"split_child,omitempty"`
+	SplitLeaving     string            `json:"split_leaving,omitempty"`
+	NodeFloor        keyspace.Revision `json:"node_floor"`
+	NodeCompacted    keyspace.Revision `json:"node_compacted"`
+	NodePendingBytes int64             `json:"node_pending_bytes"`
+}
+
+// Show returns the replica's whole state.
+func (r *Replica) Show() *Status {
+	st := &Status{Node: r.node.cfg.Self}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.group != nil {
+		st.Raft = r.group.Status()
+	}
+	st.Descriptor, st.Applied, st.Serving = r.descriptorLocked(), r.position, r.lead != nil
+	st.LastBatchTerm, st.LastBatchNumber = r.rec.last.Term, r.rec.last.Number
+	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.lastRevision, r.rec.compacted, r.removedTo
+	st.Hash = fmt.Sprintf("%016x", r.rec.hash)
+	st.Keys, st.Counted = r.rec.live, r.rec.counted
+	st.Queued, st.QueuedBytes, st.OverlayKeys = len(r.queue), r.queueBytes, r.overlay.len()
+	if r.filling != nil {
+		st.FillingRequests = len(r.filling.calls)
+	}
+	st.SequencingNow, st.ProposedBatches, st.LostBatches = r.sequencing != nil, len(r.proposed), len(r.lost)
+	st.Confirming, st.Closed, st.Draining = r.confirming, r.closed, r.draining
+	if r.split != nil {
+		st.SplitChild, st.SplitLeaving = r.split.child.String(), r.split.leaving.String()
+	}
+	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
+	st.NodePendingBytes = r.node.pending.Load()
+	return st
+}
+
+// List returns a summary of every replica of this node in the order of their spans.
+func (n *Node) List() []Summary {
+	var l []Summary
+	for _, r := range n.Replicas() {
+		r.mu.Lock()
+		s := Summary{
+			Descriptor: r.descriptorLocked(), LeaderNode: r.leader.LeaderNode, IsLeader: r.leader.IsLeader, Keys: -1,
+		}
+		if r.rec.counted {
+			s.Keys = r.rec.live
+		}
+		g := r.group
+		r.mu.Unlock()
+		s.Asleep = g.Status().Asleep
+		if b, err := n.cfg.Engine.EstimateSpanBytes(s.Descriptor.Span); err == nil {
+			s.Bytes = b
+		}
+		l = append(l, s)
+	}
+	slices.SortFunc(l, func(a, b Summary) int {
+		if c := slices.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start); c != 0 {
+			return c
+		}
+		return int(compareInt64(int64(a.Descriptor.Range), int64(b.Descriptor.Range)))
+	})
+	return l
+}
+
+// HashAt returns the hash of what compaction at the revision compacted keeps of the
+// range at the revision at, as this replica has it. Replicas that have applied up to
+// there agree, whatever they have removed.
+func (r *Replica) HashAt(at, compacted keyspace.Revision) (uint64, error) {
+	r.mu.Lock()
+	span := r.rec.span
+	r.mu.Unlock()
+	h, err := mvcc.Hash(r.node.cfg.Engine, span, at, compacted)
+	if err != nil {
+		return 0, fmt.Errorf("shard: range %s: hash at %d: %w", r.id, at, err)
+	}
+	return h, nil
+}
+
+func (n *Node) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	var q adminRequest
+	var a *adminAnswer
+	err := error(nil)
+	switch {
+	case len(payload) == 0 || payload[0] != adminVersion:
+		err = badRequest("admin request of %d bytes", len(payload))
+	default:
+		if err = json.Unmarshal(payload[1:], &q); err != nil {
+			err = badRequest("admin request: %v", err)
+		} else {
+			a, err = n.admin(ctx, &q)
+		}
+	}
+	if err != nil {
+		return kverror.Append([]byte{adminVersion, statusError}, kverror.Of(err)), nil
+	}
+	b, err := json.Marshal(a)
+	if err != nil {
+		return nil, fmt.Errorf("shard: encode admin answer: %w", err)
+	}
+	return append([]byte{adminVersion, statusOK}, b...), nil
+}
+
+func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error) {
+	switch q.Op {
+	case adminList:
+		return &adminAnswer{List: n.List()}, nil
+	case adminCreate:
+		return &adminAnswer{}, n.Create(ctx, q.Descriptors)
+	}
+	r := n.Replica(q.Range)
+	if r == nil {
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", q.Range, n.cfg.Self)
+	}
+	switch q.Op {
+	case adminSplit:
+		ds, err := r.Split(ctx, q.Generation, q.Key)
+		return &adminAnswer{Descriptors: ds}, err
+	case adminShow:
+		return &adminAnswer{Status: r.Show()}, nil
+	case adminHash:
+		h, err := r.HashAt(q.Revision, q.Compacted)
+		return &adminAnswer{Hash: h}, err
+	}
+	return nil, badRequest("no admin operation %q", q.Op)
+}
+
+// ask sends an admin request to a node.
+func (c *Client) ask(ctx context.Context, node keyspace.NodeID, q *adminRequest, write bool) (*adminAnswer, error) {
+	if node == c.self {
+		return c.local.admin(ctx, q)
+	}
+	b, err := json.Marshal(q)
+	if err != nil {
+		return nil, fmt.Errorf("shard: encode admin request: %w", err)
+	}
+	b, err = c.bus.Call(ctx, node, transport.MethodShardAdmin, append([]byte{adminVersion}, b...))
+	if err != nil {
+		return nil, callError(err, write)
+	}
+	return decodeAdminAnswer(b)
+}
+
+func decodeAdminAnswer(b []byte) (*adminAnswer, error) {
+	if len(b) < 2 || b[0] != adminVersion {
+		return nil, fmt.Errorf("shard: admin answer of %d bytes", len(b))
+	}
+	if b[1] == statusError {
+		e, err := kverror.Decode(b[2:])
+		if err != nil {
+			return nil, err
+		}
+		return nil, e
+	}
+	var a adminAnswer
+	if err := json.Unmarshal(b[2:], &a); err != nil {
+		return nil, fmt.Errorf("shard: admin answer: %w", err)
+	}
+	return &a, nil
+}
+
+// Split cuts the range at key, see Replica.Split. The node must lead the range.
+func (c *Client) Split(
+	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, generation keyspace.Generation, key []byte,
+) ([]keyspace.Descriptor, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminSplit, Range: id, Generation: generation, Key: key}, true)
+	if err != nil {
+		return nil, err
+	}
+	return a.Descriptors, nil
+}
+
+// Show returns the state of the node's replica of the range.
+func (c *Client) Show(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (*Status, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminShow, Range: id}, false)
+	if err != nil {
+		return nil, err
+	}
+	if a.Status == nil {
+		return nil, fmt.Errorf("shard: node %s showed no state of range %s", node, id)
+	}
+	return a.Status, nil
+}
+
+// List returns a summary of every replica of the node.
+func (c *Client) List(ctx context.Context, node keyspace.NodeID) ([]Summary, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminList}, false)
+	if err != nil {
+		return nil, err
+	}
+	return a.List, nil
+}
+
+// HashAt returns the hash of the node's replica of the range, see Replica.HashAt.
+func (c *Client) HashAt(
+	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, at, compacted keyspace.Revision,
+) (uint64, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminHash, Range: id, Revision: at, Compacted: compacted}, false)
+	if err != nil {
+		return 0, err
+	}
+	return a.Hash, nil
+}
+
+// CreateRanges makes the node's replicas of new ranges, see Node.Create.
+func (c *Client) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
+	_, err := c.ask(ctx, node, &adminRequest{Op: adminCreate, Descriptors: ds}, true)
+	return err
+}

@@ -1,0 +1,383 @@
+package shard
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// applyState is the replicated state as Apply leaves it, ahead of what is
+// published by the entries whose batch is not committed yet.
+type applyState struct {
+	rec       record
+	confIndex uint64
+	replicas  []keyspace.Replica
+	// term is that of the last entry.
+	term    uint64
+	done    []outcome
+	scratch []byte
+}
+
+// outcome is what one entry did, for Applied to publish.
+type outcome struct {
+	kind commandKind
+	// link names a batch; ok says that the command took effect.
+	link link
+	ok   bool
+	// created and deltas are the changes of the live-key count, for a batch.
+	deltas []delta
+	// split is set for a split that took effect.
+	split *appliedSplit
+}
+
+// Apply implements raftgroup.StateMachine: it writes bytes and decides nothing
+// that state and entries do not say (invariant 5).
+func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
+	s := &r.applying
+	for i := range ents {
+		e := &ents[i]
+		s.term = e.Term
+		if e.Replicas != nil {
+			s.replicas, s.confIndex = e.Replicas, e.Index
+			continue
+		}
+		if len(e.Data) == 0 {
+			continue
+		}
+		if err := r.applyEntry(b, e); err != nil {
+			return fmt.Errorf("shard: range %s: apply entry %d of term %d: %w", r.id, e.Index, e.Term, err)
+		}
+	}
+	return nil
+}
+
+func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
+	s := &r.applying
+	h, body, err := decodeHeader(e.Data)
+	if err != nil {
+		return err
+	}
+	out := outcome{kind: h.kind}
+	if h.term == e.Term && h.generation == s.rec.generation {
+		switch h.kind {
+		case commandBatch:
+			err = r.applyBatch(b, h, body, &out)
+		case commandSplit:
+			err = r.applySplit(b, body, &out)
+		case commandCompact:
+			var n int64
+			if n, err = decodeNumber(body); err == nil && keyspace.Revision(n) > s.rec.compacted {
+				s.rec.compacted, out.ok = keyspace.Revision(n), true
+			}
+		case commandCount:
+			var n int64
+			if n, err = decodeNumber(body); err == nil && !s.rec.counted {
+				s.rec.live, s.rec.counted, out.ok = s.rec.live+n, true, true
+			}
+		}
+	} else if h.kind == commandBatch {
+		if c, _, err := decodeBatchHeader(body); err == nil {
+			out.link = link{h.term, c.number}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", h.kind, err)
+	}
+	if !out.ok {
+		r.node.metrics.noops.Inc()
+	}
+	s.done = append(s.done, out)
+	return nil
+}
+
+// applyBatch writes a batch's versions if it stands on the last applied one.
+func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcome) error {
+	s := &r.applying
+	c, versions, err := decodeBatchHeader(body)
+	if err != nil {
+		return err
+	}
+	out.link = link{h.term, c.number}
+	if c.prev != s.rec.last {
+		return nil
+	}
+	if c.hash != s.rec.hash {
+		return r.hashMismatch(&c)
+	}
+	if c.first <= s.rec.lastRevision {
+		return fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
+	}
+	err = visitBatch(&c, versions, func(txn int, v *mvcc.Version, neverLived bool) error {
+		if !s.rec.span.Contains(v.Key) {
+			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
+		}
+		var d int64
+		switch {
+		case v.Tombstone && !neverLived:
+			d = -1
+		case !v.Tombstone && v.Version == 1:
+			d = 1
+		}
+		if d != 0 {
+			s.rec.live += d
+			out.deltas = addDelta(out.deltas, v.Mod, d)
+		}
+		var sum uint64
+		sum, s.scratch = versionHash(v, s.scratch)
+		s.rec.hash += sum
+		return mvcc.Put(b, v)
+	})
+	if err != nil {
+		return err
+	}
+	s.rec.last, out.ok = out.link, true
+	if c.txns > 0 {
+		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
+	}
+	r.node.metrics.applied.Add(float64(c.txns))
+	return nil
+}
+
+// hashMismatch says that this replica and the leader have applied different
+// versions. There is nothing to go on from: one of them is wrong.
+func (r *Replica) hashMismatch(c *batchCommand) error {
+	s := &r.applying
+	r.log.Error("REPLICAS DISAGREE: this replica's hash differs from its leader's",
+		zap.Uint64("hash", s.rec.hash), zap.Uint64("leader_hash", c.hash),
+		zap.Uint64("last_term", s.rec.last.Term), zap.Uint64("last_number", s.rec.last.Number),
+		zap.Int64("last_revision", int64(s.rec.lastRevision)))
+	return &kverror.Error{Kind: kverror.Corrupt, Detail: fmt.Sprintf(
+		"hash %#x here and %#x at the leader behind batch %d of term %d (revision %d)",
+		s.rec.hash, c.hash, s.rec.last.Number, s.rec.last.Term, s.rec.lastRevision)}
+}
+
+// Payload implements raftgroup.Payloader.
+func (r *Replica) Payload() []byte {
+	return appendRecord(make([]byte, 0, 64+len(r.applying.rec.span.Start)+len(r.applying.rec.span.End)), &r.applying.rec)
+}
+
+// Applied implements raftgroup.StateMachine: it publishes and answers.
+func (r *Replica) Applied(upTo raftgroup.Position) {
+	s := &r.applying
+	var out answers
+	var splits []*appliedSplit
+	r.mu.Lock()
+	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
+	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
+	for i := range s.done {
+		o := &s.done[i]
+		switch o.kind {
+		case commandBatch:
+			r.live.apply(o.deltas)
+			r.appliedBatchLocked(o, &out)
+		case commandCount:
+			r.counting = false
+		case commandCompact:
+			r.compacting = 0
+		case commandSplit:
+			if o.ok {
+				splits = append(splits, o.split)
+				r.live.reset(r.rec.lastRevision)
+				r.children = append(r.children, o.split.descriptor())
+				if len(r.children) > maxChildren {
+					r.children = slices.Delete(r.children, 0, 1)
+				}
+			}
+			if o.ok && r.split != nil {
+				r.split.made = o.split.descriptor()
+			}
+			r.endSplitLocked(splitFate(o))
+		}
+	}
+	clear(s.done)
+	s.done = s.done[:0]
+	r.passedLocked(s.term, &out)
+	lead := r.lead
+	more := lead != nil && len(r.queue) > 0
+	if r.closed > 0 || r.draining || r.rec.generation != oldGeneration {
+		r.notifyLocked()
+	}
+	care := r.rec.compacted != oldCompacted || r.rec.generation != oldGeneration
+	revision := r.rec.lastRevision
+	r.mu.Unlock()
+
+	r.node.heard(revision)
+	out.send(r.node)
+	r.confirm(lead, out.confirm)
+	for _, sp := range splits {
+		r.node.splitApplied(r, sp)
+	}
+	if more {
+		r.node.pool.schedule(r)
+	}
+	if care {
+		r.node.keeper.note(r)
+	}
+}
+
+// appliedBatchLocked answers the calls of a batch whose entry was applied, or was
+// a no-op. The overlay loses what the store shows from now on.
+func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
+	if len(r.proposed) > 0 && r.proposed[0].link == o.link {
+		b := r.proposed[0]
+		if !o.ok {
+			// Its place in the chain was never reached; nothing behind it will be either.
+			r.cutLocked(b, r.errorLocked(kverror.Dropped, "the entry was a no-op"), out)
+			return
+		}
+		r.proposed[0] = nil
+		r.proposed = r.proposed[1:]
+		for _, c := range b.calls {
+			for _, v := range c.writes {
+				r.overlay.remove(v)
+			}
+		}
+		b.end(true)
+		answerWrites(b, out)
+		out.confirm = append(out.confirm, b.held...)
+		b.held = nil
+		return
+	}
+	for i, b := range r.lost {
+		if b.link != o.link {
+			continue
+		}
+		if o.ok {
+			answerWrites(b, out)
+		} else {
+			failCalls(b, out, r.errorLocked(kverror.Dropped, "the entry was a no-op"))
+		}
+		r.lost = append(r.lost[:i], r.lost[i+1:]...)
+		return
+	}
+}
+
+func answerWrites(b *batch, out *answers) {
+	for _, c := range b.calls {
+		if len(c.writes) > 0 {
+			out.add(c, nil)
+		}
+	}
+}
+
+// passedLocked answers what a leadership of an older term left behind: an entry of
+// a newer term is applied, so that nothing of the older one can still come.
+func (r *Replica) passedLocked(term uint64, out *answers) {
+	kept := r.lost[:0]
+	for _, b := range r.lost {
+		if b.lead.term >= term {
+			kept = append(kept, b)
+			continue
+		}
+		failCalls(b, out, r.errorLocked(kverror.Dropped, "the leader changed before the entry was replicated"))
+	}
+	clear(r.lost[len(kept):])
+	r.lost = kept
+}
+
+// fateTimeout answers those of the batches whose fate the log has not told.
+func (r *Replica) fateTimeout(batches []*batch) {
+	var out answers
+	r.mu.Lock()
+	for _, b := range batches {
+		for i, l := range r.lost {
+			if l == b {
+				failCalls(b, &out, kverror.New(kverror.LeaderChanged, "range %s", r.id))
+				r.lost = append(r.lost[:i], r.lost[i+1:]...)
+				break
+			}
+		}
+	}
+	r.mu.Unlock()
+	out.send(r.node)
+}
+
+// unknownLocked answers everything whose fate only the log could tell.
+func (r *Replica) unknownLocked(out *answers) {
+	for _, b := range r.lost {
+		failCalls(b, out, kverror.New(kverror.LeaderChanged, "range %s: the node stops", r.id))
+	}
+	r.lost = nil
+}
+
+// SnapshotSpans implements raftgroup.Snapshotter.
+func (r *Replica) SnapshotSpans(applied engine.Applied) []engine.KeySpan {
+	rec, err := decodeRecord(applied.Payload)
+	if err != nil {
+		panic(fmt.Sprintf("shard: range %s: snapshot spans of applied index %d: %v", r.id, applied.Index, err))
+	}
+	return []engine.KeySpan{
+		engine.GroupLocalSpan(r.id.Group()),
+		engine.VersionedSpan(rec.span),
+	}
+}
+
+// AcceptSnapshot implements raftgroup.Snapshotter: the snapshot's span must not
+// overlap what another replica of this node holds (trap 6).
+func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
+	rec, err := decodeRecord(applied.Payload)
+	if err != nil {
+		return fmt.Errorf("shard: range %s: snapshot at index %d: %w", r.id, applied.Index, err)
+	}
+	if rec.rangeID != r.id {
+		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.rangeID, r.id)
+	}
+	return r.node.reserve(r, rec.span)
+}
+
+// SnapshotDone implements raftgroup.Snapshotter.
+func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
+	defer r.node.unreserve(r)
+	if err != nil {
+		return
+	}
+	rec, derr := decodeRecord(applied.Payload)
+	if derr != nil {
+		panic(fmt.Sprintf("shard: range %s: installed snapshot at index %d: %v", r.id, applied.Index, derr))
+	}
+	var out answers
+	s := &r.applying
+	s.rec, s.confIndex, s.replicas, s.term, s.done = rec, applied.ConfIndex, applied.Replicas, applied.Term, nil
+	r.mu.Lock()
+	if r.lead != nil {
+		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.lead.term))
+	}
+	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
+	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
+	r.live.reset(rec.lastRevision)
+	r.removedTo, r.removeFrom = 0, nil
+	r.snapshotFateLocked(&out)
+	r.endSplitLocked(errors.New("a snapshot replaced the state"))
+	r.notifyLocked()
+	r.mu.Unlock()
+	r.node.heard(rec.lastRevision)
+	out.send(r.node)
+	r.node.forgetRemoval(r.id)
+	r.node.keeper.note(r)
+}
+
+// snapshotFateLocked answers what a former leadership left behind from the chain
+// that the snapshot shows: of the batches of one term those up to the last applied
+// one are in it, and with a newer term none beyond comes. Of an older term nothing
+// is known any more.
+func (r *Replica) snapshotFateLocked(out *answers) {
+	for _, b := range r.lost {
+		switch last := r.rec.last; {
+		case last.Term == b.link.Term && b.link.Number <= last.Number:
+			answerWrites(b, out)
+		case last.Term == b.link.Term && r.position.Term > b.link.Term:
+			failCalls(b, out, r.errorLocked(kverror.Dropped, "the leader changed before the entry was replicated"))
+		default:
+			failCalls(b, out, kverror.New(kverror.LeaderChanged, "range %s: a snapshot replaced the log", r.id))
+		}
+	}
+	r.lost = nil
+}

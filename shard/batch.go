@@ -1,0 +1,175 @@
+package shard
+
+import (
+	"context"
+	"encoding/binary"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// call is one request that goes through the pipeline, and the caller's wait for it.
+type call struct {
+	ctx context.Context //nolint:containedctx // it is the request's, looked at once before evaluation
+	req *Request
+	// bytes is what the call holds of the byte budgets until it is answered.
+	bytes int64
+
+	// What evaluation left. A call without writes changes nothing.
+	txn    *pendingTxn
+	writes []*pendingVersion
+	draft  draft
+	// fail is the refusal that is held back like an answer.
+	fail error
+	// future is the explicit revision that the range had not heard of, 0 if none. The
+	// call is evaluated again once its place is known to be at or above it.
+	future keyspace.Revision
+	// asked says that the call only wants the current revision before it is evaluated.
+	asked bool
+	// current and compacted are what the sequencer said when it was asked for this
+	// call alone.
+	current, compacted keyspace.Revision
+	// seen is the newest batch of which the evaluation saw a version.
+	seen *batch
+	// waits counts how often the call was put back.
+	waits int
+
+	// lost says that the call was proposed by a leadership that ended.
+	lost     atomic.Bool
+	answered atomic.Bool
+	resp     *Response
+	err      error
+	done     chan struct{}
+}
+
+func newCall(ctx context.Context, req *Request) *call {
+	return &call{ctx: ctx, req: req, done: make(chan struct{})}
+}
+
+// answer gives the caller its answer and the node the call's bytes back. Only the
+// first answer counts.
+func (c *call) answer(n *Node, resp proto.Message, err error) {
+	if c.answered.Swap(true) {
+		return
+	}
+	n.unadmit(c)
+	if err != nil {
+		c.err = err
+	} else {
+		c.resp = &Response{Op: resp}
+	}
+	close(c.done)
+}
+
+// batch is what is sequenced together and, where it changes something, proposed as
+// one entry. All fields are guarded by the replica's mu.
+type batch struct {
+	// order counts the batches of the replica.
+	order uint64
+	lead  *leadership
+	calls []*call
+	txns  int
+	bytes int
+
+	// link is the batch's place in the chain, and hash the range's hash behind it,
+	// once it is proposed.
+	link link
+	hash uint64
+	// settled says that the batch has its revisions.
+	settled bool
+	// refused says that the group had no room for the proposal: it is not in the log.
+	refused bool
+
+	// parked are calls that are evaluated again once the batch has its revisions, held
+	// those that are answered once it is applied.
+	parked, held []*call
+	// ended is closed when the batch is applied or discarded; nil until somebody
+	// waits for it. applied says which.
+	ended   chan struct{}
+	applied bool
+}
+
+// newerBatch returns the younger of two batches, either of which may be nil.
+func newerBatch(a, b *batch) *batch {
+	if a == nil || b != nil && b.order > a.order {
+		return b
+	}
+	return a
+}
+
+// end wakes whoever waits for the batch.
+func (b *batch) end(applied bool) {
+	b.applied = applied
+	if b.ended != nil {
+		close(b.ended)
+	}
+	for _, c := range b.calls {
+		if c.txn != nil {
+			c.txn.batch = nil
+		}
+	}
+}
+
+// wait returns a channel that is closed when the batch has ended.
+func (b *batch) wait() <-chan struct{} {
+	if b.ended == nil {
+		b.ended = make(chan struct{})
+	}
+	return b.ended
+}
+
+// leadership is the right to evaluate and propose: one term, and in it one chain
+// without a cut. Whoever holds a pointer to an older one is late.
+type leadership struct {
+	term uint64
+	// last is the batch on which the next one is proposed, hash the range's hash
+	// behind it.
+	last link
+	hash uint64
+	// number is the last one that was used in the term.
+	number uint64
+	// revision is the last one that was handed out to this range.
+	revision keyspace.Revision
+}
+
+// encode numbers the batch and returns its entry. The revisions are known.
+func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) []byte {
+	l := b.lead
+	l.number++
+	b.link = link{l.term, l.number}
+	hash := l.hash
+	dst := make([]byte, 0, b.bytes+len(b.calls)*binary.MaxVarintLen32+128)
+	dst = appendHeader(dst, header{commandBatch, l.term, generation})
+	dst = appendBatchHeader(dst, &batchCommand{prev: l.last, number: l.number, hash: hash, first: first, txns: b.txns})
+	var scratch []byte
+	for _, c := range b.calls {
+		if len(c.writes) == 0 {
+			continue
+		}
+		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
+		for sub, p := range c.writes {
+			v := p.stored(uint32(sub))
+			dst = appendVersion(dst, &v, p.neverLived)
+			var h uint64
+			h, scratch = versionHash(&v, scratch)
+			hash += h
+		}
+	}
+	b.hash = hash
+	l.last, l.hash = b.link, hash
+	return dst
+}
+
+// stored returns the version as it will be stored. Its revisions are known.
+func (p *pendingVersion) stored(sub uint32) mvcc.Version {
+	v := mvcc.Version{
+		Key: p.key, Mod: ref{txn: p.txn}.must(), Sub: sub, Tombstone: p.tombstone,
+	}
+	if !p.tombstone {
+		v.Create, v.Version, v.Lease, v.Value = p.create.must(), p.version, p.lease, p.value
+	}
+	return v
+}

@@ -1,0 +1,148 @@
+package shard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// wireVersion leads the messages of bus method 16; docs/format/shard.md has the
+// bytes.
+const wireVersion = 1
+
+// The second byte of an answer.
+const (
+	statusOK    = 0
+	statusError = 1
+)
+
+var errTruncated = errors.New("shard: truncated")
+
+// marshal appends op to dst. Decoders accept every order of fields, so that the
+// deterministic form is not asked for.
+var marshal = proto.MarshalOptions{}
+
+// AppendRequest appends the binary form of q to dst.
+func AppendRequest(dst []byte, q *Request) ([]byte, error) {
+	kind := kindOf(q.Op)
+	if kind == 0 {
+		return dst, badRequest("no operation %T", q.Op)
+	}
+	dst = append(dst, wireVersion, byte(kind))
+	dst = binary.AppendUvarint(dst, uint64(q.Range))
+	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
+	dst, err := marshal.MarshalAppend(dst, q.Op)
+	if err != nil {
+		return dst, badRequest("encode %T: %v", q.Op, err)
+	}
+	return dst, nil
+}
+
+// DecodeRequest reads a Request that AppendRequest wrote. It copies what it keeps.
+func DecodeRequest(b []byte) (*Request, error) {
+	if len(b) < 2 {
+		return nil, errTruncated
+	}
+	if b[0] != wireVersion {
+		return nil, fmt.Errorf("shard: request version %d, want %d", b[0], wireVersion)
+	}
+	op := newRequestOp(opKind(b[1]))
+	if op == nil {
+		return nil, fmt.Errorf("shard: unknown operation %d", b[1])
+	}
+	var ints [3]uint64
+	rest := b[2:]
+	var err error
+	for i := range ints {
+		if ints[i], rest, err = uvarint(rest); err != nil {
+			return nil, err
+		}
+	}
+	if ints[2] >= uint64(keyspace.MaxRevision) {
+		return nil, fmt.Errorf("shard: read revision %d", ints[2])
+	}
+	if err := proto.Unmarshal(rest, op); err != nil {
+		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
+	}
+	return &Request{
+		Range:        keyspace.RangeID(ints[0]),
+		Generation:   keyspace.Generation(ints[1]),
+		ReadRevision: keyspace.Revision(ints[2]),
+		Op:           op,
+	}, nil
+}
+
+// AppendAnswer appends the binary form of a response, or of the error where it is
+// not nil, to dst.
+func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
+	dst = append(dst, wireVersion)
+	if failed != nil {
+		return kverror.Append(append(dst, statusError), kverror.Of(failed)), nil
+	}
+	kind := responseKind(p.Op)
+	if kind == 0 {
+		return dst, fmt.Errorf("shard: no response %T", p.Op)
+	}
+	return marshal.MarshalAppend(append(dst, statusOK, byte(kind)), p.Op)
+}
+
+// DecodeAnswer reads what AppendAnswer wrote: a response, or in failed the error
+// that the range answered with. err says that the bytes are no answer.
+func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
+	if len(b) < 2 {
+		return nil, nil, errTruncated
+	}
+	if b[0] != wireVersion {
+		return nil, nil, fmt.Errorf("shard: answer version %d, want %d", b[0], wireVersion)
+	}
+	switch b[1] {
+	case statusError:
+		failed, err = kverror.Decode(b[2:])
+		return nil, failed, err
+	case statusOK:
+	default:
+		return nil, nil, fmt.Errorf("shard: answer status %d", b[1])
+	}
+	if len(b) < 3 {
+		return nil, nil, errTruncated
+	}
+	op := newResponseOp(opKind(b[2]))
+	if op == nil {
+		return nil, nil, fmt.Errorf("shard: unknown response %d", b[2])
+	}
+	if err := proto.Unmarshal(b[3:], op); err != nil {
+		return nil, nil, fmt.Errorf("shard: decode %T: %w", op, err)
+	}
+	return &Response{Op: op}, nil, nil
+}
+
+func uvarint(b []byte) (uint64, []byte, error) {
+	v, n := binary.Uvarint(b)
+	if n <= 0 {
+		return 0, nil, errTruncated
+	}
+	return v, b[n:], nil
+}
+
+// bytesField reads a length and so many bytes, which stay a part of b.
+func bytesField(b []byte) (field, rest []byte, err error) {
+	n, b, err := uvarint(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n > uint64(len(b)) {
+		return nil, nil, errTruncated
+	}
+	return b[:n:n], b[n:], nil
+}
+
+func appendBytes(dst, b []byte) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(b)))
+	return append(dst, b...)
+}

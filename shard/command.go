@@ -1,0 +1,296 @@
+package shard
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
+const commandVersion = 1
+
+// commandKind is what an entry does.
+type commandKind uint8
+
+const (
+	// commandBatch carries the finished versions of many transactions.
+	commandBatch commandKind = iota + 1
+	// commandSplit cuts the range in two.
+	commandSplit
+	// commandCompact raises the range's compacted revision.
+	commandCompact
+	// commandCount settles the live-key count after a split.
+	commandCount
+)
+
+// String returns the kind as logs and stories print it.
+func (k commandKind) String() string {
+	switch k {
+	case commandBatch:
+		return "batch"
+	case commandSplit:
+		return "split"
+	case commandCompact:
+		return "compact"
+	case commandCount:
+		return "count"
+	}
+	return fmt.Sprintf("command-%d", uint8(k))
+}
+
+// link names an entry of a range's chain: the Number-th batch that the leader of
+// Term made. Numbers are never used again in a term.
+type link struct {
+	Term, Number uint64
+}
+
+// header is what every command begins with.
+type header struct {
+	kind commandKind
+	// term is the one in which the command was made. In another term it is a no-op.
+	term uint64
+	// generation is the range's at that time. In another one it is a no-op.
+	generation keyspace.Generation
+}
+
+func appendHeader(dst []byte, h header) []byte {
+	dst = append(dst, commandVersion, byte(h.kind))
+	dst = binary.AppendUvarint(dst, h.term)
+	return binary.AppendUvarint(dst, uint64(h.generation))
+}
+
+func decodeHeader(b []byte) (h header, rest []byte, err error) {
+	if len(b) < 2 {
+		return h, nil, errTruncated
+	}
+	if b[0] != commandVersion {
+		return h, nil, fmt.Errorf("shard: command version %d, want %d", b[0], commandVersion)
+	}
+	h.kind = commandKind(b[1])
+	if h.kind < commandBatch || h.kind > commandCount {
+		return h, nil, fmt.Errorf("shard: unknown command %d", b[1])
+	}
+	if h.term, rest, err = uvarint(b[2:]); err != nil {
+		return h, nil, err
+	}
+	gen, rest, err := uvarint(rest)
+	h.generation = keyspace.Generation(gen)
+	return h, rest, err
+}
+
+// batchCommand is a batch of transactions with consecutive revisions.
+type batchCommand struct {
+	// prev is the entry on which the batch was evaluated, number its own in the term.
+	// It is applied only if the last applied batch is prev.
+	prev   link
+	number uint64
+	// hash is the range's hash before the batch, as its leader counted it.
+	hash uint64
+	// first is the revision of the first transaction; those behind it have the
+	// numbers that follow.
+	first keyspace.Revision
+	// txns is how many transactions follow.
+	txns int
+}
+
+func appendBatchHeader(dst []byte, c *batchCommand) []byte {
+	dst = binary.AppendUvarint(dst, c.prev.Term)
+	dst = binary.AppendUvarint(dst, c.prev.Number)
+	dst = binary.AppendUvarint(dst, c.number)
+	dst = binary.BigEndian.AppendUint64(dst, c.hash)
+	dst = binary.AppendUvarint(dst, uint64(c.first))
+	return binary.AppendUvarint(dst, uint64(c.txns))
+}
+
+func decodeBatchHeader(b []byte) (c batchCommand, rest []byte, err error) {
+	var ints [3]uint64
+	rest = b
+	for i := range ints {
+		if ints[i], rest, err = uvarint(rest); err != nil {
+			return c, nil, err
+		}
+	}
+	c.prev, c.number = link{ints[0], ints[1]}, ints[2]
+	if len(rest) < 8 {
+		return c, nil, errTruncated
+	}
+	c.hash = binary.BigEndian.Uint64(rest)
+	first, rest, err := uvarint(rest[8:])
+	if err != nil {
+		return c, nil, err
+	}
+	txns, rest, err := uvarint(rest)
+	if err != nil {
+		return c, nil, err
+	}
+	// A transaction has a byte at least.
+	if txns > uint64(len(rest)) || first >= uint64(keyspace.MaxRevision) || first+txns > uint64(keyspace.MaxRevision) {
+		return c, nil, fmt.Errorf("shard: %d transactions from revision %d in %d bytes", txns, first, len(rest))
+	}
+	c.first, c.txns = keyspace.Revision(first), int(txns)
+	return c, rest, nil
+}
+
+// Flags of a version.
+const (
+	versionTombstone = 1 << iota
+	// versionLease: a lease follows.
+	versionLease
+	// versionNeverLived marks the tombstone of a key that the same transaction made:
+	// it takes no key away from the live ones.
+	versionNeverLived
+
+	versionFlags = versionTombstone | versionLease | versionNeverLived
+)
+
+// appendVersion appends one version of the transaction with revision v.Mod.
+func appendVersion(dst []byte, v *mvcc.Version, neverLived bool) []byte {
+	var flags byte
+	if v.Tombstone {
+		flags |= versionTombstone
+	}
+	if v.Lease != 0 {
+		flags |= versionLease
+	}
+	if neverLived {
+		flags |= versionNeverLived
+	}
+	dst = append(dst, flags)
+	dst = appendBytes(dst, v.Key)
+	if v.Tombstone {
+		return dst
+	}
+	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
+	dst = binary.AppendUvarint(dst, uint64(v.Version))
+	if v.Lease != 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.Lease))
+	}
+	return appendBytes(dst, v.Value)
+}
+
+// decodeVersion reads a version of the transaction with revision mod into v, whose
+// key and value stay parts of b.
+func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (neverLived bool, rest []byte, err error) {
+	if len(b) == 0 {
+		return false, nil, errTruncated
+	}
+	flags := b[0]
+	if flags&^versionFlags != 0 {
+		return false, nil, fmt.Errorf("shard: version with flags %#x", flags)
+	}
+	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
+	neverLived = flags&versionNeverLived != 0
+	if v.Key, rest, err = bytesField(b[1:]); err != nil {
+		return false, nil, err
+	}
+	if v.Tombstone {
+		if flags&versionLease != 0 {
+			return false, nil, fmt.Errorf("shard: tombstone with flags %#x", flags)
+		}
+		return neverLived, rest, nil
+	}
+	if neverLived {
+		return false, nil, fmt.Errorf("shard: version with flags %#x", flags)
+	}
+	age, rest, err := uvarint(rest)
+	if err != nil {
+		return false, nil, err
+	}
+	version, rest, err := uvarint(rest)
+	if err != nil {
+		return false, nil, err
+	}
+	if age >= uint64(mod) || version == 0 || version > uint64(mod) {
+		return false, nil, fmt.Errorf("shard: version %d, %d revisions old, at revision %d", version, age, mod)
+	}
+	v.Create, v.Version = mod-keyspace.Revision(age), int64(version)
+	if flags&versionLease != 0 {
+		var lease uint64
+		if lease, rest, err = uvarint(rest); err != nil {
+			return false, nil, err
+		}
+		v.Lease = keyspace.LeaseID(lease)
+	}
+	v.Value, rest, err = bytesField(rest)
+	return false, rest, err
+}
+
+// visitBatch calls visit with every version behind a batch's header, in order.
+// txn counts the transactions, sub the versions within one.
+func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, neverLived bool) error) error {
+	var v mvcc.Version
+	for txn := range c.txns {
+		n, rest, err := uvarint(b)
+		if err != nil {
+			return err
+		}
+		if n > uint64(len(rest)) {
+			return errTruncated
+		}
+		b = rest
+		for sub := range n {
+			neverLived, rest, err := decodeVersion(b, c.first+keyspace.Revision(txn), &v)
+			if err != nil {
+				return err
+			}
+			v.Sub = uint32(sub)
+			if err := visit(txn, &v, neverLived); err != nil {
+				return err
+			}
+			b = rest
+		}
+	}
+	if len(b) != 0 {
+		return fmt.Errorf("shard: %d bytes behind a batch", len(b))
+	}
+	return nil
+}
+
+// splitCommand cuts the range at key. The child gets [key, end).
+type splitCommand struct {
+	key   []byte
+	child keyspace.RangeID
+	// confIndex and replicas are the configuration for which the split was made: the
+	// child's first members. Where the range has another one by then, nothing happens.
+	confIndex uint64
+	replicas  []keyspace.Replica
+}
+
+func appendSplit(dst []byte, c *splitCommand) []byte {
+	dst = appendBytes(dst, c.key)
+	dst = binary.AppendUvarint(dst, uint64(c.child))
+	dst = binary.AppendUvarint(dst, c.confIndex)
+	return keyspace.AppendReplicas(dst, c.replicas)
+}
+
+func decodeSplit(b []byte) (c splitCommand, err error) {
+	if c.key, b, err = bytesField(b); err != nil {
+		return c, err
+	}
+	child, b, err := uvarint(b)
+	if err != nil {
+		return c, err
+	}
+	if c.confIndex, b, err = uvarint(b); err != nil {
+		return c, err
+	}
+	if c.replicas, b, err = keyspace.DecodeReplicas(b); err != nil {
+		return c, err
+	}
+	if len(b) != 0 || len(c.key) == 0 || child == 0 {
+		return c, fmt.Errorf("shard: split at %q for range %d with %d bytes left over", c.key, child, len(b))
+	}
+	c.child = keyspace.RangeID(child)
+	return c, nil
+}
+
+// decodeNumber reads the body of a compact or count command: one number.
+func decodeNumber(b []byte) (int64, error) {
+	n, w := binary.Varint(b)
+	if w <= 0 || w != len(b) {
+		return 0, fmt.Errorf("shard: %d bytes for one number", len(b))
+	}
+	return n, nil
+}

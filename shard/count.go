@@ -1,0 +1,148 @@
+package shard
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// delta is a change of the number of live keys at a revision.
+type delta struct {
+	rev keyspace.Revision
+	n   int64
+}
+
+func addDelta(d []delta, rev keyspace.Revision, n int64) []delta {
+	if k := len(d); k > 0 && d[k-1].rev == rev {
+		d[k-1].n += n
+		return d
+	}
+	return append(d, delta{rev, n})
+}
+
+// maxDeltas bounds the changes that a range remembers. A count at an older
+// revision scans.
+const maxDeltas = 1024
+
+// liveCounter knows the number of live keys of a range at every revision from
+// base on: it is the record's number less the changes behind the revision. Guarded
+// by the replica's mu.
+type liveCounter struct {
+	base   keyspace.Revision
+	deltas []delta
+}
+
+// reset forgets the changes up to the revision.
+func (l *liveCounter) reset(base keyspace.Revision) { l.base, l.deltas = base, nil }
+
+func (l *liveCounter) apply(d []delta) {
+	l.deltas = append(l.deltas, d...)
+	if over := len(l.deltas) - maxDeltas; over > 0 {
+		// Half is dropped at a time, so that a steady load does not copy for each entry.
+		over = max(over, maxDeltas/2)
+		l.base = l.deltas[over-1].rev
+		l.deltas = append(l.deltas[:0:0], l.deltas[over:]...)
+	}
+}
+
+// at returns the number at the revision, given that of the last one.
+func (l *liveCounter) at(rev keyspace.Revision, last int64) (int64, bool) {
+	if rev < l.base {
+		return 0, false
+	}
+	for i := len(l.deltas) - 1; i >= 0 && l.deltas[i].rev > rev; i-- {
+		last -= l.deltas[i].n
+	}
+	return last, true
+}
+
+// pageKey names a place in a range at a revision: a count from there to the end of
+// what was asked for.
+type pageKey struct {
+	rangeID    keyspace.RangeID
+	generation keyspace.Generation
+	at         keyspace.Revision
+	start, end string
+}
+
+// pages remembers counts, so that paging through a span counts it once: what is
+// behind a page is its count less its keys. A count at a revision that was complete
+// never changes. The oldest are forgotten first.
+type pages struct {
+	mu     sync.Mutex
+	counts map[pageKey]int64
+	ring   []pageKey
+	next   int
+}
+
+func newPages(n int) *pages {
+	return &pages{counts: make(map[pageKey]int64), ring: make([]pageKey, 0, n)}
+}
+
+func (p *pages) put(k pageKey, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, have := p.counts[k]; have {
+		return
+	}
+	p.counts[k] = n
+	if len(p.ring) < cap(p.ring) {
+		p.ring = append(p.ring, k)
+		return
+	}
+	delete(p.counts, p.ring[p.next])
+	p.ring[p.next] = k
+	p.next = (p.next + 1) % len(p.ring)
+}
+
+func (p *pages) get(k pageKey) (int64, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n, ok := p.counts[k]
+	return n, ok
+}
+
+// knownCount returns the number of living keys of the span at the revision where
+// it can be had without a scan. All changes at or below the revision are applied.
+func (r *Replica) knownCount(s keyspace.Span, at keyspace.Revision) (int64, bool) {
+	r.mu.Lock()
+	key := pageKey{r.id, r.rec.generation, at, string(s.Start), string(s.End)}
+	if r.rec.counted && s.Covers(spanFromFirst(r.rec.span)) {
+		if n, ok := r.live.at(at, r.rec.live); ok {
+			r.mu.Unlock()
+			return n, true
+		}
+	}
+	r.mu.Unlock()
+	n, ok := r.node.pages.get(key)
+	if ok {
+		r.node.metrics.pagesKnown.Inc()
+	}
+	return n, ok
+}
+
+// count is knownCount, and a scan where it does not know.
+func (r *Replica) count(s keyspace.Span, at keyspace.Revision) (int64, error) {
+	if n, ok := r.knownCount(s, at); ok {
+		return n, nil
+	}
+	n, err := r.store.count(s, at)
+	if err != nil {
+		return 0, fmt.Errorf("shard: range %s: count %s at %d: %w", r.id, s, at, err)
+	}
+	r.node.metrics.countScans.Inc()
+	r.mu.Lock()
+	key := pageKey{r.id, r.rec.generation, at, string(s.Start), string(s.End)}
+	r.mu.Unlock()
+	r.node.pages.put(key, n)
+	return n, nil
+}
+
+// spanFromFirst returns the span without the empty key, which does not exist.
+func spanFromFirst(s keyspace.Span) keyspace.Span {
+	if len(s.Start) == 0 {
+		s.Start = firstKey
+	}
+	return s
+}

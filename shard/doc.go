@@ -1,0 +1,82 @@
+// Package shard is one replica of a range: the state machine that every replica
+// runs, and what the leader does on top of it: evaluate, sequence, propose, apply,
+// answer.
+//
+//	Client ── bus method 16, or a function call ──▶ Node ──▶ Replica
+//
+//	 writes   queue ─▶ evaluate ─▶ sequence ─▶ propose ─▶ apply ─▶ answer
+//	                   (pool)      (Sequencer) (raftgroup) │
+//	          overlay: ◀─ added ──────────────── removed ──┘
+//
+//	 reads    wait for older changes of the keys ─▶ lease or ReadIndex ─▶ Pebble
+//	          ─▶ compacted? span? ─▶ answer
+//
+// A Node holds the replicas of one node. It has a fixed pool of goroutines that
+// evaluate, one range at a time each; a caller waits in its own goroutine, and a
+// range that nobody asks has no goroutine, timer or channel.
+//
+// # What it guarantees
+//
+// S1. A batch belongs to the leadership in which it was evaluated: a term, and
+// within the term a chain. Each entry names the entry that it was evaluated on and
+// is applied only on that one, in its own term and generation; anything else is a
+// no-op on every replica alike. So a write that was lost in the middle takes with
+// it all that were evaluated on top of it, and no stale compare ever wins.
+//
+// S2. All that can refuse a request is settled before a revision is asked for.
+// After that only the loss of leadership drops a write.
+//
+// S3. An answer that shows what is not applied yet is held back until it is: a
+// write until its own entry is applied, a request that changes nothing until every
+// overlay entry that it saw is applied and the leadership was confirmed after it.
+//
+// S4. An unknown revision is above its floor. A compare with a number at or below
+// the floor is decided, one above waits.
+//
+// S5. A read at R answers the state at R exactly: it waits for the changes of its
+// keys that may be at or below R, then confirms the leadership, then reads, then
+// checks the range's compacted revision and generation.
+//
+// S6. A request that fails says whether it may have been applied. "Not applied" is
+// said only of what was never proposed, was certainly dropped, or is behind an
+// entry of a newer term in the log.
+//
+// S7. From proposing a split until its fate is known the leader answers nothing for
+// the span that leaves.
+//
+// S8. Every entry carries the hash of all versions before it, as its leader counted
+// them; a replica that counted otherwise stops the node with both values.
+//
+// S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
+// range, an entry, the count of batches in flight, remembered pages.
+//
+// # What if …
+//
+// … the leader loses its term while a batch waits for revisions? The batch and the
+// overlay behind it are discarded, its requests are rerouted unseen, and the late
+// answer is ignored: its batch is nobody's any more. The numbers bear no event.
+//
+// … it loses its term after the proposal? The requests wait for the log: the entry
+// itself answers them, or the first entry of a newer term says that it never
+// comes. Beyond FateTimeout they get etcd's error for an unknown fate.
+//
+// … a proposal is dropped in a term that goes on (a transfer that failed)? The chain
+// is cut there: what was proposed behind it applies nowhere, and the next batch is
+// evaluated on the last entry before the cut.
+//
+// … a client gives up? Before evaluation its request is dropped, after it its write
+// is still proposed.
+//
+// … a follower skips a split because a snapshot carried it past? The child's leader
+// sends to a group that is not here; this node asks it for the descriptor and opens
+// an empty replica, which a snapshot fills.
+//
+// … a replica disagrees? The node stops: see S8.
+//
+// # What it does not do
+//
+// It does not route, merge answers of several ranges, hold leases of keys, or
+// stream events. A transaction or delete over several ranges, or one too large for
+// one entry, is refused. Latches need no table: evaluation of a range is serial, and
+// the overlay lets the next write of a hot key begin at once.
+package shard

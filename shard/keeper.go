@@ -1,0 +1,254 @@
+package shard
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// keeperPace is the pause after each step, so that upkeep takes a small part of the
+// machine: at most 1000 ranges a second, or 1000 steps of removal.
+const keeperPace = time.Millisecond
+
+// keeper does the upkeep of all replicas of a node in one goroutine, a bounded step
+// at a time: raising compacted revisions, removing old versions, counting after a
+// split.
+type keeper struct {
+	n    *Node
+	kick chan struct{}
+
+	mu sync.Mutex
+	// todo are the replicas that may need something, in the order in which they were
+	// noted. Guarded by mu.
+	todo  []*Replica
+	noted map[*Replica]bool
+}
+
+func newKeeper(n *Node) *keeper {
+	return &keeper{n: n, kick: make(chan struct{}, 1), noted: make(map[*Replica]bool)}
+}
+
+// note has a replica looked after soon.
+func (k *keeper) note(rs ...*Replica) {
+	k.mu.Lock()
+	for _, r := range rs {
+		if !k.noted[r] {
+			k.noted[r] = true
+			k.todo = append(k.todo, r)
+		}
+	}
+	k.mu.Unlock()
+	select {
+	case k.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (k *keeper) next() *Replica {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.todo) == 0 {
+		return nil
+	}
+	r := k.todo[0]
+	k.todo[0] = nil
+	k.todo = k.todo[1:]
+	delete(k.noted, r)
+	return r
+}
+
+// run is the keeper's goroutine.
+func (k *keeper) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.kick:
+		}
+		for r := k.next(); r != nil; r = k.next() {
+			again, err := r.upkeep(ctx)
+			if err != nil && ctx.Err() == nil {
+				k.n.metrics.keeperErrors.Inc()
+				r.log.Warn("upkeep failed", zap.Error(err))
+			}
+			if again {
+				k.note(r)
+			}
+			if clock.Sleep(ctx, k.n.cfg.Clock, keeperPace) != nil {
+				return
+			}
+		}
+	}
+}
+
+// needsCareLocked says whether a leader has something to propose or a replica
+// something to remove.
+func (r *Replica) needsCareLocked() bool {
+	return r.raiseLocked() != 0 || r.rec.compacted > r.removedTo || r.lead != nil && !r.rec.counted && !r.counting
+}
+
+// raiseLocked returns the compacted revision that this leader should propose, 0 for
+// none. A range without changes since its last one has nothing to let go: it sleeps on.
+func (r *Replica) raiseLocked() keyspace.Revision {
+	c := r.node.Compacted()
+	if r.lead == nil || r.draining || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
+		return 0
+	}
+	return c
+}
+
+// upkeep does one step. again says that there is more to do.
+func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
+	r.mu.Lock()
+	if r.stopped || r.rec.generation == 0 {
+		r.mu.Unlock()
+		return false, nil
+	}
+	if c := r.raiseLocked(); c != 0 {
+		term, gen := r.lead.term, r.rec.generation
+		r.compacting = c
+		r.mu.Unlock()
+		entry := binary.AppendVarint(appendHeader(nil, header{commandCompact, term, gen}), int64(c))
+		failed := func(error) {
+			r.mu.Lock()
+			r.compacting = 0
+			r.mu.Unlock()
+		}
+		if err := r.group.Propose(term, entry, failed); err != nil {
+			failed(err)
+			return true, fmt.Errorf("raise the compacted revision to %d: %w", c, err)
+		}
+		return r.needsCare(), nil
+	}
+	if r.rec.compacted > r.removedTo {
+		r.mu.Unlock()
+		return r.removeStep()
+	}
+	if r.lead != nil && !r.rec.counted && !r.counting {
+		r.counting = true
+		r.mu.Unlock()
+		return false, r.countAll(ctx)
+	}
+	r.mu.Unlock()
+	return false, nil
+}
+
+func (r *Replica) needsCare() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.needsCareLocked()
+}
+
+// removalKey is the node's own note of how far old versions of a range are gone.
+func removalKey(id keyspace.RangeID) []byte {
+	return engine.NodeLocalKey(binary.BigEndian.AppendUint64([]byte("shard/removed/"), uint64(id)))
+}
+
+// removeStep removes a bounded number of old versions. It is this replica's own
+// matter: no read at or above the compacted revision can tell (invariant 5).
+func (r *Replica) removeStep() (again bool, err error) {
+	r.mu.Lock()
+	o := mvcc.RemoveOptions{Span: r.rec.span, Compacted: r.rec.compacted, Since: r.removedTo, Cursor: r.removeFrom}
+	generation := r.rec.generation
+	r.mu.Unlock()
+	b := r.node.cfg.Engine.NewBatch()
+	defer func() { err = errors.Join(err, b.Close()) }()
+	res, err := mvcc.RemoveOld(r.node.cfg.Engine, b, o)
+	if err != nil {
+		return false, fmt.Errorf("remove versions up to %d: %w", o.Compacted, err)
+	}
+	done := res.Cursor == nil
+	if done {
+		rev := binary.AppendUvarint(nil, uint64(o.Compacted))
+		if err := b.Set(removalKey(r.id), rev); err != nil {
+			return false, err
+		}
+	}
+	if !b.Empty() {
+		if err := b.Commit(); err != nil {
+			return false, err
+		}
+	}
+	r.node.metrics.removed.Add(float64(res.Removed))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.rec.generation != generation || r.removedTo != o.Since {
+		// A split or a snapshot came between: the pass begins anew.
+		r.removeFrom = nil
+		return true, nil
+	}
+	r.removeFrom = res.Cursor
+	if done {
+		r.removedTo = o.Compacted
+	}
+	return !done || r.rec.compacted > r.removedTo, nil
+}
+
+// countAll counts the living keys at the last applied revision and proposes what
+// the count differs from the changes since the split.
+func (r *Replica) countAll(ctx context.Context) error {
+	r.mu.Lock()
+	if r.lead == nil {
+		r.counting = false
+		r.mu.Unlock()
+		return nil
+	}
+	term, gen, span := r.lead.term, r.rec.generation, r.rec.span
+	at, since := r.rec.lastRevision, r.rec.live
+	r.mu.Unlock()
+	failed := func(error) {
+		r.mu.Lock()
+		r.counting = false
+		r.mu.Unlock()
+	}
+	n, err := r.countPaced(ctx, span, at)
+	if err == nil {
+		r.mu.Lock()
+		stale := r.rec.compacted > at || r.rec.generation != gen
+		r.mu.Unlock()
+		if stale {
+			// What was counted may have been removed under the scan.
+			failed(nil)
+			r.node.keeper.note(r)
+			return nil
+		}
+		entry := binary.AppendVarint(appendHeader(nil, header{commandCount, term, gen}), n-since)
+		err = r.group.Propose(term, entry, failed)
+	}
+	if err != nil {
+		failed(err)
+		return fmt.Errorf("count %s at %d: %w", span, at, err)
+	}
+	return nil
+}
+
+// countPart is how many versions a count looks at between two pauses.
+const countPart = 20_000
+
+func (r *Replica) countPaced(ctx context.Context, span keyspace.Span, at keyspace.Revision) (int64, error) {
+	var total int64
+	for {
+		n, next, err := mvcc.CountPart(r.node.cfg.Engine, span, at, countPart)
+		if err != nil {
+			return 0, err
+		}
+		total += n
+		if next == nil {
+			return total, nil
+		}
+		span.Start = next
+		if err := clock.Sleep(ctx, r.node.cfg.Clock, keeperPace); err != nil {
+			return 0, err
+		}
+	}
+}

@@ -1,0 +1,264 @@
+package shard
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Limits bound what a node's replicas hold and take in. Zero values mean the
+// default in the comment.
+type Limits struct {
+	// MaxRequestBytes bounds one request in its encoded form (etcd's
+	// max-request-bytes). Default 1.5 MiB. RequestTooLarge beyond it.
+	MaxRequestBytes int
+	// MaxTxnOps bounds compares and operations of a transaction (etcd's
+	// max-txn-ops). Default 128. TooManyOps beyond it.
+	MaxTxnOps int
+	// MaxEntryBytes bounds what one request may write, and what the requests of one
+	// entry write together. Default 4 MiB. A DeleteRange beyond it is refused.
+	MaxEntryBytes int
+	// PendingBytes bounds all requests of the node that wait for evaluation, a
+	// revision or their entry. Default 128 MiB. TooManyRequests beyond it.
+	PendingBytes int64
+	// RangePendingBytes bounds the same for one range. Default 32 MiB.
+	RangePendingBytes int64
+	// BatchRequests bounds the requests of one entry. Default 2048.
+	BatchRequests int
+	// InflightBatches bounds the proposed and not yet applied entries of a range.
+	// Default 64.
+	InflightBatches int
+	// ScanBytes bounds what one request may read into memory: compares, previous
+	// values and answers. Default 256 MiB. TooManyRequests beyond it.
+	ScanBytes int64
+	// Pages is how many places behind a page the node remembers the count of.
+	// Default 4096.
+	Pages int
+	// FateTimeout is how long a write whose leader was lost waits for the log to
+	// tell its fate. Default 7 s, etcd's request timeout.
+	FateTimeout time.Duration
+}
+
+func (l *Limits) fill() {
+	setDefault(&l.MaxRequestBytes, 3<<19)
+	setDefault(&l.MaxTxnOps, 128)
+	setDefault(&l.MaxEntryBytes, 4<<20)
+	setDefault(&l.PendingBytes, 128<<20)
+	setDefault(&l.RangePendingBytes, 32<<20)
+	setDefault(&l.BatchRequests, 2048)
+	setDefault(&l.InflightBatches, 64)
+	setDefault(&l.ScanBytes, 256<<20)
+	setDefault(&l.Pages, 4096)
+	setDefault(&l.FateTimeout, 7*time.Second)
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// checkRequest refuses what etcd refuses by the look of the request alone.
+func checkRequest(op proto.Message, l *Limits) error {
+	switch o := op.(type) {
+	case *pb.RangeRequest:
+		return checkRange(o)
+	case *pb.PutRequest:
+		if err := checkPut(o); err != nil {
+			return err
+		}
+	case *pb.DeleteRangeRequest:
+		if err := checkDelete(o); err != nil {
+			return err
+		}
+	case *pb.TxnRequest:
+		if err := checkTxn(o, l.MaxTxnOps); err != nil {
+			return err
+		}
+		if _, err := checkIntervals(o.GetSuccess()); err != nil {
+			return err
+		}
+		if _, err := checkIntervals(o.GetFailure()); err != nil {
+			return err
+		}
+	default:
+		return badRequest("no operation %T", op)
+	}
+	if n := proto.Size(op); n > l.MaxRequestBytes && canWrite(op) {
+		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, l.MaxRequestBytes)
+	}
+	return nil
+}
+
+func checkRange(r *pb.RangeRequest) error {
+	if len(r.GetKey()) == 0 {
+		return kverror.EmptyKey
+	}
+	if _, ok := pb.RangeRequest_SortOrder_name[int32(r.GetSortOrder())]; !ok {
+		return kverror.InvalidSort
+	}
+	if _, ok := pb.RangeRequest_SortTarget_name[int32(r.GetSortTarget())]; !ok {
+		return kverror.InvalidSort
+	}
+	return nil
+}
+
+func checkPut(r *pb.PutRequest) error {
+	switch {
+	case len(r.GetKey()) == 0:
+		return kverror.EmptyKey
+	case r.GetIgnoreValue() && len(r.GetValue()) != 0:
+		return kverror.ValueProvided
+	case r.GetIgnoreLease() && r.GetLease() != 0:
+		return kverror.LeaseProvided
+	}
+	return nil
+}
+
+func checkDelete(r *pb.DeleteRangeRequest) error {
+	if len(r.GetKey()) == 0 {
+		return kverror.EmptyKey
+	}
+	return nil
+}
+
+// checkTxn checks a transaction with ops operations left. A nested transaction
+// gets what its parent does not use.
+func checkTxn(t *pb.TxnRequest, ops int) error {
+	used := max(len(t.GetCompare()), len(t.GetSuccess()), len(t.GetFailure()))
+	if used > ops {
+		return kverror.TooManyOps
+	}
+	for _, c := range t.GetCompare() {
+		if len(c.GetKey()) == 0 {
+			return kverror.EmptyKey
+		}
+	}
+	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		for _, op := range branch {
+			if err := checkOp(op, ops-used); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkOp(op *pb.RequestOp, ops int) error {
+	switch o := op.GetRequest().(type) {
+	case *pb.RequestOp_RequestRange:
+		return checkRange(o.RequestRange)
+	case *pb.RequestOp_RequestPut:
+		return checkPut(o.RequestPut)
+	case *pb.RequestOp_RequestDeleteRange:
+		return checkDelete(o.RequestDeleteRange)
+	case *pb.RequestOp_RequestTxn:
+		return checkTxn(o.RequestTxn, ops)
+	}
+	// So does etcd answer an empty operation.
+	return kverror.KeyNotFound
+}
+
+// touched are the keys that a list of operations puts and the spans it deletes.
+type touched struct {
+	puts map[string]struct{}
+	// dels are sorted by start and do not overlap.
+	dels []keyspace.Span
+}
+
+// checkIntervals refuses a put of a key that the same list puts or deletes too,
+// as etcd does: nested transactions belong to the list, their two branches
+// exclude each other, and the deletes of a nested transaction count only for what
+// comes after it.
+func checkIntervals(ops []*pb.RequestOp) (*touched, error) {
+	t := &touched{puts: map[string]struct{}{}}
+	for _, op := range ops {
+		if d := op.GetRequestDeleteRange(); d != nil {
+			t.addDelete(d)
+		}
+	}
+	for _, op := range ops {
+		n := op.GetRequestTxn()
+		if n == nil {
+			continue
+		}
+		success, err := checkIntervals(n.GetSuccess())
+		if err != nil {
+			return nil, err
+		}
+		failure, err := checkIntervals(n.GetFailure())
+		if err != nil {
+			return nil, err
+		}
+		for k := range success.puts {
+			if err := t.addPut(k); err != nil {
+				return nil, err
+			}
+		}
+		for k := range failure.puts {
+			if _, both := success.puts[k]; both {
+				if t.deletes([]byte(k)) {
+					return nil, kverror.DuplicateKey
+				}
+				continue
+			}
+			if err := t.addPut(k); err != nil {
+				return nil, err
+			}
+		}
+		t.dels = mergeSpans(append(append(t.dels, success.dels...), failure.dels...))
+	}
+	for _, op := range ops {
+		if p := op.GetRequestPut(); p != nil {
+			if err := t.addPut(string(p.GetKey())); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return t, nil
+}
+
+func (t *touched) addPut(key string) error {
+	if _, dup := t.puts[key]; dup || t.deletes([]byte(key)) {
+		return kverror.DuplicateKey
+	}
+	t.puts[key] = struct{}{}
+	return nil
+}
+
+func (t *touched) addDelete(d *pb.DeleteRangeRequest) {
+	if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
+		t.dels = mergeSpans(append(t.dels, s))
+	}
+}
+
+func (t *touched) deletes(key []byte) bool {
+	i, found := slices.BinarySearchFunc(t.dels, key, func(s keyspace.Span, k []byte) int {
+		return bytes.Compare(s.Start, k)
+	})
+	if found {
+		return true
+	}
+	return i > 0 && t.dels[i-1].Contains(key)
+}
+
+// mergeSpans sorts spans and joins those that overlap, in place.
+func mergeSpans(s []keyspace.Span) []keyspace.Span {
+	slices.SortFunc(s, func(a, b keyspace.Span) int { return bytes.Compare(a.Start, b.Start) })
+	out := s[:0]
+	for _, x := range s {
+		if n := len(out); n > 0 && out[n-1].Overlaps(x) {
+			out[n-1] = hull(out[n-1], x)
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}

@@ -1,0 +1,67 @@
+package shard
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the package's metrics, summed over all replicas of the node.
+type Metrics struct {
+	leaders, replicas                prometheus.Gauge
+	pendingBytes                     prometheus.Gauge
+	committed, failed                prometheus.Counter
+	evaluateSeconds, sequenceSeconds prometheus.Histogram
+	batchRequests                    prometheus.Histogram
+	refused, cuts, noops             prometheus.Counter
+	readWaits, readRestarts          prometheus.Counter
+	countScans, pagesKnown, removed  prometheus.Counter
+	splits, keeperErrors             prometheus.Counter
+	applied                          prometheus.Counter
+	requestSeconds                   *prometheus.HistogramVec
+}
+
+// NewMetrics makes the metrics and registers them, if reg is not nil.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	seconds := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.00001, 2, 20),
+		})
+	}
+	m := &Metrics{
+		leaders:         gauge("skein_shard_leaders", "Ranges that this node leads."),
+		replicas:        gauge("skein_shard_replicas", "Replicas of ranges on this node."),
+		pendingBytes:    gauge("skein_shard_pending_bytes", "Requests between arrival and answer."),
+		committed:       counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
+		failed:          counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
+		evaluateSeconds: seconds("skein_shard_evaluate_seconds", "Evaluation of one request."),
+		sequenceSeconds: seconds("skein_shard_sequence_seconds", "From asking for a batch's revisions to the answer."),
+		batchRequests: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "skein_shard_batch_transactions", Help: "Transactions of one proposed entry.",
+			Buckets: prometheus.ExponentialBuckets(1, 2, 13),
+		}),
+		refused:      counter("skein_shard_proposals_refused_total", "Proposals for which the group had no room and which were offered again."),
+		cuts:         counter("skein_shard_pipeline_cuts_total", "Pipelines that were discarded within a term."),
+		noops:        counter("skein_shard_entries_without_effect_total", "Entries that were applied as no-ops."),
+		readWaits:    counter("skein_shard_read_waits_total", "Reads that waited for a change under way."),
+		readRestarts: counter("skein_shard_read_restarts_total", "Reads that started over."),
+		countScans:   counter("skein_shard_count_scans_total", "Counts that scanned."),
+		pagesKnown:   counter("skein_shard_count_pages_known_total", "Counts that were remembered."),
+		removed:      counter("skein_shard_removed_versions_total", "Old versions that were removed."),
+		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
+		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
+		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
+		requestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "skein_shard_request_seconds", Help: "From arrival to answer.",
+			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
+		}, []string{"kind"}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
+			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
+			m.countScans, m.pagesKnown, m.removed, m.splits, m.keeperErrors, m.applied, m.requestSeconds)
+	}
+	return m
+}

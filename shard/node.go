@@ -1,0 +1,553 @@
+package shard
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// Sequencer hands out revisions; placement's client is one.
+type Sequencer interface {
+	// Sequence asks for req.Count consecutive revisions, or with Count 0 for the
+	// current one. done is called exactly once, from any goroutine or within the call.
+	// With an error nothing that may have been handed out is ever used.
+	Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer))
+}
+
+// IDs hands out range ids that were never used; placement's client does.
+type IDs interface {
+	RangeIDs(ctx context.Context, n int) ([]keyspace.RangeID, error)
+}
+
+// Reporter takes the descriptors of ranges that this node leads to placement. It
+// must not block.
+type Reporter interface {
+	ReportDescriptors(ds ...keyspace.Descriptor)
+}
+
+// Disk says how the node's log and store fare.
+type Disk interface {
+	// Full says that writes must be refused while deletes and reads go on.
+	Full() bool
+	// Overloaded says that the log has more to write than its bound.
+	Overloaded() bool
+}
+
+// Groups opens raft groups; HostGroups makes one of a raftgroup.Host.
+type Groups interface {
+	bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error
+	open(g keyspace.GroupID, self keyspace.ReplicaID, sm raftgroup.StateMachine) (group, error)
+}
+
+// HostGroups opens the replicas' groups on a host.
+func HostGroups(h *raftgroup.Host) Groups { return hostGroups{h} }
+
+type hostGroups struct{ h *raftgroup.Host }
+
+func (g hostGroups) bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
+	return g.h.Bootstrap(b, id, replicas, payload)
+}
+
+func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, sm raftgroup.StateMachine) (group, error) {
+	rg, err := g.h.Open(id, self, sm)
+	if err != nil {
+		return nil, err
+	}
+	return rg, nil
+}
+
+// Config is what a Node is made of. All fields but Limits, Workers, Disk and Metrics
+// are required.
+type Config struct {
+	Self      keyspace.NodeID
+	Clock     clock.Clock
+	Engine    *engine.Engine
+	Groups    Groups
+	Sequencer Sequencer
+	IDs       IDs
+	Reporter  Reporter
+	// Bus reaches other nodes.
+	Bus Caller
+	// Disk is nil where the disk is never full.
+	Disk   Disk
+	Limits Limits
+	// Workers is how many goroutines evaluate. Default GOMAXPROCS.
+	Workers int
+	Logger  *zap.Logger
+	Metrics *Metrics
+}
+
+// Node holds the replicas of one node.
+type Node struct {
+	cfg     Config
+	log     *zap.Logger
+	metrics *Metrics
+	pool    *pool
+	keeper  *keeper
+	opener  *opener
+	pages   *pages
+	client  *Client
+
+	// floor is the highest revision that the node has heard of, compacted the highest
+	// compacted revision of the cluster.
+	floor, compacted atomic.Int64
+	// pending are the bytes of all admitted calls.
+	pending atomic.Int64
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu sync.RWMutex
+	// Guarded by mu.
+	replicas map[keyspace.RangeID]*Replica
+	// incoming are the spans of snapshots that are being received.
+	incoming map[*Replica]keyspace.Span
+	timers   map[*alarm]struct{}
+	draining bool
+	stopped  bool
+}
+
+// alarm is a call that was put off.
+type alarm struct{ t clock.Timer }
+
+// NewNode returns a node without replicas. Open brings in those of the engine.
+func NewNode(cfg Config) *Node {
+	cfg.Limits.fill()
+	if cfg.Workers == 0 {
+		cfg.Workers = runtime.GOMAXPROCS(0)
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics(nil)
+	}
+	n := &Node{
+		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: newPages(cfg.Limits.Pages),
+		replicas: make(map[keyspace.RangeID]*Replica), incoming: make(map[*Replica]keyspace.Span),
+		timers: make(map[*alarm]struct{}),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.keeper, n.opener = newKeeper(n), newOpener(n)
+	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
+	n.pool.start(cfg.Workers)
+	n.wg.Go(func() { n.keeper.run(n.ctx) })
+	n.wg.Go(func() { n.opener.run(n.ctx) })
+	return n
+}
+
+// Open opens every replica that the engine holds. It is called once, before
+// requests come.
+func (n *Node) Open() error {
+	type stored struct {
+		g keyspace.GroupID
+		a engine.Applied
+	}
+	var all []stored
+	err := n.cfg.Engine.VisitApplied(func(g keyspace.GroupID, a engine.Applied) error {
+		if !g.IsSystem() {
+			all = append(all, stored{g, a})
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("shard: open the replicas: %w", err)
+	}
+	for i := range all {
+		if err := n.openStored(all[i].g.Range(), &all[i].a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openStored opens the replica of an applied record.
+func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied) error {
+	rec, err := decodeRecord(a.Payload)
+	if err != nil {
+		return fmt.Errorf("shard: range %s: applied record at index %d: %w", id, a.Index, err)
+	}
+	var self keyspace.ReplicaID
+	for _, m := range a.Replicas {
+		if m.Node == n.cfg.Self {
+			self = m.ID
+		}
+	}
+	if self == 0 {
+		// The replica was removed from its group and has not learned it from placement
+		// yet. It must not take part.
+		n.log.Warn("this node is no member of a range that it holds", zap.Stringer("range", id))
+		return nil
+	}
+	r := n.newReplica(id)
+	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term}
+	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
+	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
+	r.live.reset(rec.lastRevision)
+	if r.removedTo, err = n.loadRemoval(id); err != nil {
+		return err
+	}
+	n.heard(rec.lastRevision)
+	return n.open(r, self)
+}
+
+func (n *Node) loadRemoval(id keyspace.RangeID) (keyspace.Revision, error) {
+	v, ok, err := n.cfg.Engine.Get(removalKey(id))
+	if err != nil || !ok {
+		return 0, err
+	}
+	rev, w := binary.Uvarint(v)
+	if w <= 0 || w != len(v) {
+		return 0, fmt.Errorf("shard: range %s: %d bytes for the removed revision", id, len(v))
+	}
+	return keyspace.Revision(rev), nil
+}
+
+// forgetRemoval drops the note of how far old versions are gone: other data took
+// their place.
+func (n *Node) forgetRemoval(id keyspace.RangeID) {
+	b := n.cfg.Engine.NewBatch()
+	err := b.Delete(removalKey(id))
+	if err == nil {
+		err = b.Commit()
+	}
+	if err != nil {
+		n.log.Error("forget how far old versions are removed", zap.Stringer("range", id), zap.Error(errors.Join(err, b.Close())))
+	}
+}
+
+func (n *Node) newReplica(id keyspace.RangeID) *Replica {
+	return &Replica{
+		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(),
+		log: n.log.With(zap.Stringer("range", id)), draining: n.isDraining(),
+	}
+}
+
+// open opens the replica's group and lets requests find it.
+func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
+	g, err := n.cfg.Groups.open(r.id.Group(), self, r)
+	if err != nil {
+		return fmt.Errorf("shard: open range %s as replica %d: %w", r.id, self, err)
+	}
+	r.opened(g)
+	n.mu.Lock()
+	n.replicas[r.id] = r
+	stopped, draining := n.stopped, n.draining
+	n.metrics.replicas.Set(float64(len(n.replicas)))
+	n.mu.Unlock()
+	if draining {
+		r.mu.Lock()
+		r.draining = true
+		r.mu.Unlock()
+	}
+	if stopped {
+		r.stop()
+	}
+	n.keeper.note(r)
+	return nil
+}
+
+// Create makes this node's replicas of new ranges durable and opens them. Ranges
+// that are here already stay as they are, so that it can be repeated.
+func (n *Node) Create(ctx context.Context, ds []keyspace.Descriptor) error {
+	b := n.cfg.Engine.NewBatch()
+	var ids []keyspace.RangeID
+	for i := range ds {
+		d := &ds[i]
+		_, here := d.ReplicaOn(n.cfg.Self)
+		if !here || n.Replica(d.Range) != nil {
+			continue
+		}
+		ids = append(ids, d.Range)
+		_, have, err := n.cfg.Engine.Applied(d.Range.Group())
+		if err == nil && !have {
+			rec := record{rangeID: d.Range, generation: d.Generation, span: d.Span, counted: true}
+			err = n.cfg.Groups.bootstrap(b, d.Range.Group(), d.Replicas, appendRecord(nil, &rec))
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("shard: create range %s: %w", d.Range, err), b.Close())
+		}
+	}
+	if b.Empty() {
+		if err := b.Close(); err != nil {
+			return err
+		}
+	} else if err := b.Commit(); err != nil {
+		return fmt.Errorf("shard: create %d ranges: %w", len(ids), err)
+	}
+	// Not durable before it is flushed: a replica that had voted and forgot its first
+	// record would be another one.
+	if err := n.cfg.Engine.Flush(ctx); err != nil {
+		return fmt.Errorf("shard: create %d ranges: %w", len(ids), err)
+	}
+	for _, id := range ids {
+		a, ok, err := n.cfg.Engine.Applied(id.Group())
+		if err == nil && !ok {
+			err = errors.New("the record is gone")
+		}
+		if err == nil {
+			err = n.openStored(id, &a)
+		}
+		if err != nil && !errors.Is(err, raftgroup.ErrExists) {
+			return fmt.Errorf("shard: create range %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// Replica returns the replica of the range on this node, nil where there is none.
+func (n *Node) Replica(id keyspace.RangeID) *Replica {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.replicas[id]
+}
+
+// Replicas returns all replicas of this node, in no order.
+func (n *Node) Replicas() []*Replica {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	all := make([]*Replica, 0, len(n.replicas))
+	for _, r := range n.replicas {
+		all = append(all, r)
+	}
+	return all
+}
+
+// Client returns the client that reaches this node by a function call and others
+// over the bus.
+func (n *Node) Client() *Client { return n.client }
+
+// Do serves one request to a replica of this node. It returns when the request is
+// answered or ctx has ended; a write that is under way then is still carried out.
+func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
+	r := n.Replica(req.Range)
+	if r == nil {
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, n.cfg.Self)
+	}
+	if err := checkRequest(req.Op, &n.cfg.Limits); err != nil {
+		return nil, err
+	}
+	start := n.cfg.Clock.Now()
+	if !canWrite(req.Op) {
+		resp, err := r.read(ctx, req)
+		n.metrics.requestSeconds.WithLabelValues("read").Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+		return resp, err
+	}
+	resp, err := r.write(ctx, req, int64(proto.Size(req.Op))+callOverheadBytes)
+	n.metrics.requestSeconds.WithLabelValues("write").Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+	if err != nil {
+		n.metrics.failed.Inc()
+	} else {
+		n.metrics.committed.Inc()
+	}
+	return resp, err
+}
+
+// callOverheadBytes is about what a call takes beside its request.
+const callOverheadBytes = 1 << 10
+
+// admit takes a call's bytes from the node's budget.
+func (n *Node) admit(c *call) error {
+	if n.cfg.Disk != nil && n.cfg.Disk.Overloaded() {
+		return kverror.New(kverror.TooManyRequests, "the log of node %s has more to write than its bound", n.cfg.Self)
+	}
+	if v := n.pending.Add(c.bytes); v > n.cfg.Limits.PendingBytes && v != c.bytes {
+		n.pending.Add(-c.bytes)
+		return kverror.New(kverror.TooManyRequests, "%d bytes of requests are under way on node %s", v-c.bytes, n.cfg.Self)
+	}
+	n.metrics.pendingBytes.Add(float64(c.bytes))
+	return nil
+}
+
+func (n *Node) unadmit(c *call) {
+	n.pending.Add(-c.bytes)
+	n.metrics.pendingBytes.Sub(float64(c.bytes))
+}
+
+func (n *Node) full() bool { return n.cfg.Disk != nil && n.cfg.Disk.Full() }
+
+// Floor returns the highest revision that the node has heard of.
+func (n *Node) Floor() keyspace.Revision { return keyspace.Revision(n.floor.Load()) }
+
+// Compacted returns the highest compacted revision of the cluster that the node has
+// heard of.
+func (n *Node) Compacted() keyspace.Revision { return keyspace.Revision(n.compacted.Load()) }
+
+// heard notes that a revision was handed out.
+func (n *Node) heard(rev keyspace.Revision) { raise(&n.floor, int64(rev)) }
+
+// observe takes what every answer of the sequencer tells.
+func (n *Node) observe(a keyspace.SequenceAnswer) {
+	if a.Err != nil {
+		return
+	}
+	n.heard(a.Current)
+	if raise(&n.compacted, int64(a.Compacted)) {
+		n.keeper.note(n.Replicas()...)
+	}
+}
+
+// raise makes v at least to and says whether that changed it.
+func raise(v *atomic.Int64, to int64) bool {
+	for {
+		old := v.Load()
+		if to <= old {
+			return false
+		}
+		if v.CompareAndSwap(old, to) {
+			return true
+		}
+	}
+}
+
+// after calls f in a goroutine of its own once d has passed, unless the node stops
+// before.
+func (n *Node) after(d time.Duration, f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stopped {
+		return
+	}
+	a := &alarm{}
+	n.timers[a] = struct{}{}
+	n.wg.Add(1)
+	a.t = n.cfg.Clock.AfterFunc(d, func() {
+		defer n.wg.Done()
+		n.mu.Lock()
+		delete(n.timers, a)
+		n.mu.Unlock()
+		f()
+	})
+}
+
+// reserve keeps a span for a snapshot of the replica. It refuses one that overlaps
+// what another replica holds or receives.
+func (n *Node) reserve(r *Replica, s keyspace.Span) error {
+	for _, o := range n.Replicas() {
+		if o == r {
+			continue
+		}
+		o.mu.Lock()
+		overlaps := o.rec.generation != 0 && o.rec.span.Overlaps(s)
+		span := o.rec.span
+		o.mu.Unlock()
+		if overlaps {
+			return fmt.Errorf("shard: snapshot of %s for range %s overlaps %s of range %s", s, r.id, span, o.id)
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for o, have := range n.incoming {
+		if o != r && have.Overlaps(s) {
+			return fmt.Errorf("shard: snapshot of %s for range %s overlaps %s, which range %s receives", s, r.id, have, o.id)
+		}
+	}
+	n.incoming[r] = s
+	return nil
+}
+
+func (n *Node) unreserve(r *Replica) {
+	n.mu.Lock()
+	delete(n.incoming, r)
+	n.mu.Unlock()
+}
+
+func (n *Node) isDraining() bool {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.draining
+}
+
+// Drain closes the pipelines of all replicas for good, waits until what holds or
+// awaits revisions is applied and answered, and hands the leaderships over. Reads
+// go on as long as this node leads. It returns ctx's error where that ends first;
+// pipelines stay closed.
+func (n *Node) Drain(ctx context.Context) error {
+	n.mu.Lock()
+	n.draining = true
+	n.mu.Unlock()
+	all := n.Replicas()
+	for _, r := range all {
+		r.mu.Lock()
+		r.draining = true
+		r.mu.Unlock()
+		n.pool.schedule(r)
+	}
+	var errs []error
+	for _, r := range all {
+		if err := r.closePipeline(ctx); err != nil {
+			errs = append(errs, err)
+			break
+		}
+	}
+	errs = append(errs, n.handOver(ctx, all))
+	return errors.Join(errs...)
+}
+
+// transfers bounds the leaderships that are handed over at a time.
+const transfers = 16
+
+// handOver transfers every leadership to whichever replica is best.
+func (n *Node) handOver(ctx context.Context, all []*Replica) error {
+	var wg sync.WaitGroup
+	gate := make(chan struct{}, transfers)
+	var failed atomic.Int64
+	for _, r := range all {
+		r.mu.Lock()
+		leads := r.lead != nil && len(r.replicas) > 1
+		r.mu.Unlock()
+		if !leads {
+			continue
+		}
+		gate <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			if err := r.group.Transfer(ctx, 0); err != nil {
+				failed.Add(1)
+				r.log.Warn("hand the leadership over", zap.Error(err))
+			}
+		})
+	}
+	wg.Wait()
+	if f := failed.Load(); f > 0 {
+		return fmt.Errorf("shard: %d leaderships could not be handed over", f)
+	}
+	return nil
+}
+
+// Stop ends the node's goroutines and answers every request that is under way.
+// Replicas go on applying what their host gives them. It is called before the host
+// stops.
+func (n *Node) Stop() {
+	n.mu.Lock()
+	if n.stopped {
+		n.mu.Unlock()
+		return
+	}
+	n.stopped = true
+	for a := range n.timers {
+		if a.t.Stop() {
+			n.wg.Done()
+			delete(n.timers, a)
+		}
+	}
+	n.mu.Unlock()
+	n.cancel()
+	n.pool.stop()
+	for _, r := range n.Replicas() {
+		r.stop()
+	}
+	n.wg.Wait()
+}

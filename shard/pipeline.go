@@ -1,0 +1,580 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// refusedRetry is after how long a proposal is offered again for which the group
+// had no room.
+const refusedRetry = 2 * time.Millisecond
+
+// patience is how often a call may be put back before the range evaluates nothing
+// that came after it.
+const patience = 3
+
+// write takes a request that can change something through the pipeline and waits
+// for its answer.
+func (r *Replica) write(ctx context.Context, req *Request, bytes int64) (*Response, error) {
+	c := newCall(ctx, req)
+	c.bytes = bytes
+	if err := r.enqueue(c); err != nil {
+		return nil, err
+	}
+	r.node.pool.schedule(r)
+	select {
+	case <-c.done:
+		return c.resp, c.err
+	case <-ctx.Done():
+	}
+	select {
+	case <-c.done:
+		return c.resp, c.err
+	default:
+	}
+	if c.lost.Load() && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, kverror.New(kverror.TimeoutLeaderFail, "range %s: %v", r.id, ctx.Err())
+	}
+	return nil, kverror.Of(ctx.Err())
+}
+
+// enqueue admits a call: from here on it is answered exactly once.
+func (r *Replica) enqueue(c *call) error {
+	if err := r.node.admit(c); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	err := r.takesLocked(c.req)
+	if err == nil && r.queueBytes+c.bytes > r.node.cfg.Limits.RangePendingBytes && r.queueBytes > 0 {
+		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, r.queueBytes)
+	}
+	if err == nil {
+		r.queue = append(r.queue, c)
+		r.queueBytes += c.bytes
+	}
+	r.mu.Unlock()
+	if err != nil {
+		r.node.unadmit(c)
+		if errors.Is(err, kverror.NotLeader) {
+			r.group.Wake()
+		}
+	}
+	return err
+}
+
+// evaluatePass evaluates what waits, in the pool. again says that there is more.
+func (r *Replica) evaluatePass() (again bool) {
+	var out answers
+	r.mu.Lock()
+	if r.evaluating {
+		panic(fmt.Sprintf("shard: range %s is evaluated twice at a time", r.id))
+	}
+	r.evaluating = true
+	for n := 0; ; n++ {
+		if n >= r.node.cfg.Limits.BatchRequests {
+			again = true
+			break
+		}
+		c := r.nextLocked()
+		if c == nil {
+			break
+		}
+		lead := r.lead
+		err := r.takesLocked(c.req)
+		if err == nil && c.ctx.Err() != nil {
+			err = kverror.Of(c.ctx.Err())
+		}
+		if err != nil {
+			out.add(c, err)
+			continue
+		}
+		if needsCurrent(c) {
+			c.asked = true
+			r.appendLocked(c, lead)
+			continue
+		}
+		r.mu.Unlock()
+		e, err := r.evaluate(c)
+		r.mu.Lock()
+		r.placeLocked(c, lead, e, err, &out)
+	}
+	r.evaluating = false
+	ask := r.startLocked()
+	if r.closed > 0 {
+		r.notifyLocked()
+	}
+	r.mu.Unlock()
+	out.send(r.node)
+	r.ask(ask)
+	return again
+}
+
+// nextLocked takes the next call that may be evaluated, nil where there is none.
+func (r *Replica) nextLocked() *call {
+	l := &r.node.cfg.Limits
+	if r.lead == nil || r.closed > 0 || r.split != nil || len(r.queue) == 0 || len(r.proposed) >= l.InflightBatches {
+		return nil
+	}
+	if r.filling != nil && (len(r.filling.calls) >= l.BatchRequests || r.filling.bytes >= l.MaxEntryBytes) {
+		return nil
+	}
+	i := 0
+	if r.barrier != nil {
+		if i = slices.Index(r.queue, r.barrier); i < 0 {
+			return nil
+		}
+	}
+	c := r.queue[i]
+	if i == 0 {
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
+	} else {
+		r.queue = slices.Delete(r.queue, i, i+1)
+	}
+	r.barrier = nil
+	r.queueBytes -= c.bytes
+	return c
+}
+
+// needsCurrent says whether the call reads at an explicit revision inside a
+// transaction, for which the current revision is asked before it is evaluated.
+func needsCurrent(c *call) bool {
+	return !c.asked && explicitRevision(c.req.Op)
+}
+
+// evaluate runs the evaluator on the state as it is now.
+func (r *Replica) evaluate(c *call) (*evaluation, error) {
+	n := r.node
+	txn := &pendingTxn{floor: n.Floor()}
+	e := &evaluation{
+		view: view{
+			store: r.store, base: newest, overlay: r.overlayOf(), mu: &r.mu,
+			budget: n.cfg.Limits.ScanBytes,
+		},
+		current: c.current, compacted: c.compacted,
+		maxWriteBytes: n.cfg.Limits.MaxEntryBytes,
+		changes:       changes{txn: txn},
+	}
+	start := n.cfg.Clock.Now()
+	err := e.run(c.req.Op)
+	n.metrics.evaluateSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+	return e, err
+}
+
+func (r *Replica) overlayOf() *overlay {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.overlay
+}
+
+// placeLocked puts an evaluated call where it belongs: into the batch that fills,
+// behind a batch it waits for, or back to its caller.
+func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
+	if r.lead != lead {
+		// The overlay on which it was evaluated is gone (trap 55). Within the term the
+		// request is simply evaluated again.
+		if r.lead != nil && r.lead.term == lead.term {
+			r.requeueLocked(c)
+			return
+		}
+		out.add(c, r.errorLocked(kverror.Dropped, "the leadership ended during evaluation"))
+		return
+	}
+	var wait waitError
+	var future futureError
+	var refused refusal
+	c.future, c.fail, c.writes, c.txn = 0, nil, nil, nil
+	c.seen = e.view.seen
+	switch {
+	case err == nil:
+		c.draft, c.writes = e.draft, e.changes.writes
+		if len(c.writes) > 0 {
+			c.txn = e.changes.txn
+		}
+		if len(c.writes) > 0 && hasPut(c.writes) && r.node.full() {
+			out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
+			return
+		}
+	case errors.As(err, &wait):
+		r.parkLocked(c, wait.txn.batch)
+		return
+	case errors.As(err, &future):
+		c.future = future.rev
+	case errors.As(err, &refused):
+		c.fail = refused.err
+	default:
+		out.add(c, err)
+		return
+	}
+	r.appendLocked(c, lead)
+}
+
+func hasPut(writes []*pendingVersion) bool {
+	for _, v := range writes {
+		if !v.tombstone {
+			return true
+		}
+	}
+	return false
+}
+
+// parkLocked lets a call wait until the batch has its revisions.
+func (r *Replica) parkLocked(c *call, b *batch) {
+	c.waits++
+	if c.waits > patience && r.barrier == nil {
+		r.barrier = c
+	}
+	if b == nil || b.settled {
+		// It got them meanwhile.
+		r.requeueLocked(c)
+		return
+	}
+	b.parked = append(b.parked, c)
+}
+
+// requeueLocked puts a call back to the front of the queue.
+func (r *Replica) requeueLocked(c *call) {
+	r.queue = slices.Insert(r.queue, 0, c)
+	r.queueBytes += c.bytes
+	r.node.pool.schedule(r)
+}
+
+// appendLocked adds an evaluated call to the batch that fills, and its writes to
+// the overlay.
+func (r *Replica) appendLocked(c *call, lead *leadership) {
+	b := r.filling
+	if b == nil {
+		r.batches++
+		b = &batch{order: r.batches, lead: lead}
+		r.filling = b
+	}
+	b.calls = append(b.calls, c)
+	if len(c.writes) == 0 {
+		return
+	}
+	c.txn.batch = b
+	b.txns++
+	for _, v := range c.writes {
+		b.bytes += v.bytes()
+		r.overlay.add(v)
+	}
+}
+
+// startLocked takes the batch for which revisions are asked next, if none is under
+// way.
+func (r *Replica) startLocked() *batch {
+	if r.sequencing != nil || r.filling == nil {
+		return nil
+	}
+	r.sequencing, r.filling = r.filling, nil
+	return r.sequencing
+}
+
+// ask asks the sequencer for a batch's revisions. It may be answered within the
+// call.
+func (r *Replica) ask(b *batch) {
+	if b == nil {
+		return
+	}
+	r.mu.Lock()
+	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.generation, Count: b.txns}
+	r.mu.Unlock()
+	start := r.node.cfg.Clock.Now()
+	r.node.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) {
+		r.node.metrics.sequenceSeconds.Observe(r.node.cfg.Clock.Now().Sub(start).Seconds())
+		r.sequenced(b, a)
+	})
+}
+
+// sequenced takes the sequencer's answer for a batch: it fills in the revisions,
+// proposes what changes something and asks for the batch that filled meanwhile.
+func (r *Replica) sequenced(b *batch, a keyspace.SequenceAnswer) {
+	r.node.observe(a)
+	var out answers
+	r.mu.Lock()
+	if r.sequencing != b || r.lead != b.lead {
+		// A late answer: its batch was discarded (traps 55, 78). The numbers, if there
+		// are any, bear no event.
+		r.mu.Unlock()
+		return
+	}
+	if a.Err != nil {
+		r.cutLocked(b, sequenceError(a.Err), &out)
+		ask := r.startLocked()
+		r.notifyLocked()
+		r.mu.Unlock()
+		out.send(r.node)
+		r.ask(ask)
+		r.node.pool.schedule(r)
+		return
+	}
+	r.settleLocked(b, &a, &out)
+	var entry []byte
+	if b.txns > 0 {
+		entry = b.encode(r.rec.generation, a.First)
+		r.proposed = append(r.proposed, b)
+	}
+	lead := b.lead
+	r.mu.Unlock()
+	out.send(r.node)
+	r.confirm(lead, out.confirm)
+	if entry != nil {
+		r.node.metrics.batchRequests.Observe(float64(b.txns))
+		r.propose(b, entry)
+		return
+	}
+	r.proceed(b)
+}
+
+// sequenceError makes of the sequencer's error one of requests that were certainly
+// not proposed.
+func sequenceError(err error) error {
+	e := kverror.Of(err)
+	if e.Fate() == kverror.NotApplied && e.Kind != kverror.BadRequest {
+		return e
+	}
+	return kverror.New(kverror.Dropped, "no revision: %v", err)
+}
+
+// settleLocked gives each call of the batch its revision. Calls that change nothing
+// get the last one before their place.
+func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answers) {
+	b.settled = true
+	place := a.Current
+	if b.txns > 0 {
+		place = a.First - 1
+		if a.First <= b.lead.revision || a.First <= r.rec.lastRevision {
+			panic(fmt.Sprintf("shard: range %s was given revision %d after %d", r.id, a.First, max(b.lead.revision, r.rec.lastRevision)))
+		}
+		b.lead.revision = a.First + keyspace.Revision(b.txns) - 1
+	}
+	for _, c := range b.calls {
+		if len(c.writes) > 0 {
+			place++
+			c.txn.revision.Store(int64(place))
+			c.draft.settle(place, true)
+			continue
+		}
+		r.settleReadLocked(b, c, place, a.Compacted, out)
+	}
+	for _, c := range b.parked {
+		r.requeueLocked(c)
+	}
+	b.parked = nil
+}
+
+// settleReadLocked deals with a call that changes nothing, now that its place is
+// known.
+func (r *Replica) settleReadLocked(b *batch, c *call, place, compacted keyspace.Revision, out *answers) {
+	switch {
+	case c.draft.op == nil && c.fail == nil && (c.future == 0 || c.future <= place):
+		// It asked for the current revision, or it now knows that the revision it reads
+		// at is not one of the future.
+		c.current, c.compacted = place, max(compacted, r.rec.compacted)
+		c.future = 0
+		r.requeueLocked(c)
+		return
+	case c.future != 0:
+		c.fail = kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", c.future, place)
+	case c.fail == nil:
+		c.draft.settle(place, false)
+	}
+	r.confirming++
+	if c.seen != nil && !c.seen.applied {
+		c.seen.held = append(c.seen.held, c)
+		return
+	}
+	out.confirm = append(out.confirm, c)
+}
+
+// confirm answers calls that change nothing, under the lease or after a ReadIndex
+// begun now: all that they saw is applied.
+func (r *Replica) confirm(lead *leadership, calls []*call) {
+	if len(calls) == 0 {
+		return
+	}
+	if r.group.LeaseHeld(lead.term) {
+		r.confirmed(lead, calls, nil)
+		return
+	}
+	r.group.ReadIndex(func(_ uint64, err error) { r.confirmed(lead, calls, err) })
+}
+
+func (r *Replica) confirmed(lead *leadership, calls []*call, err error) {
+	var out answers
+	r.mu.Lock()
+	// A chain that was cut meanwhile changes nothing: what they saw is applied.
+	if err == nil && (r.lead == nil || r.lead.term != lead.term) {
+		err = errors.New("the leadership ended")
+	}
+	for _, c := range calls {
+		switch {
+		case err != nil:
+			out.add(c, r.errorLocked(kverror.Dropped, err.Error()))
+		default:
+			out.add(c, c.fail)
+		}
+	}
+	r.confirming -= len(calls)
+	if r.closed > 0 || r.draining {
+		r.notifyLocked()
+	}
+	r.mu.Unlock()
+	out.send(r.node)
+}
+
+// propose hands a batch's entry to the group. Where the group has no room it is
+// offered again: a batch with revisions is dropped by a loss of leadership alone.
+func (r *Replica) propose(b *batch, entry []byte) {
+	term := b.lead.term
+	err := r.group.Propose(term, entry, func(err error) { r.dropped(b, err) })
+	if errors.Is(err, raftgroup.ErrFull) {
+		r.mu.Lock()
+		stands := r.sequencing == b && r.lead == b.lead
+		b.refused = true
+		r.mu.Unlock()
+		if !stands {
+			r.dropped(b, err)
+			return
+		}
+		r.node.metrics.refused.Inc()
+		r.node.after(refusedRetry, func() { r.proposeAgain(b, entry) })
+		return
+	}
+	if err != nil {
+		r.dropped(b, err)
+	}
+	r.proceed(b)
+}
+
+func (r *Replica) proposeAgain(b *batch, entry []byte) {
+	r.mu.Lock()
+	stands := r.sequencing == b && r.lead == b.lead
+	if stands {
+		b.refused = false
+	}
+	r.mu.Unlock()
+	if stands {
+		r.propose(b, entry)
+	}
+}
+
+// proceed frees the place of a batch that was sequenced and asks for the next.
+func (r *Replica) proceed(b *batch) {
+	r.mu.Lock()
+	if r.sequencing != b {
+		r.mu.Unlock()
+		return
+	}
+	r.sequencing = nil
+	ask := r.startLocked()
+	if ask == nil && (r.closed > 0 || r.draining) {
+		r.notifyLocked()
+	}
+	more := len(r.queue) > 0
+	r.mu.Unlock()
+	r.ask(ask)
+	if more {
+		r.node.pool.schedule(r)
+	}
+}
+
+// dropped is called where a proposal was certainly not appended to the log.
+func (r *Replica) dropped(b *batch, err error) {
+	var out answers
+	r.mu.Lock()
+	detail := fmt.Sprintf("the proposal was dropped: %v", err)
+	if r.lead == b.lead && slices.Contains(r.proposed, b) {
+		r.cutLocked(b, r.errorLocked(kverror.Dropped, detail), &out)
+		r.notifyLocked()
+	}
+	if i := slices.Index(r.lost, b); i >= 0 {
+		// What was evaluated on top of it applies nowhere.
+		for _, l := range r.lost[i:] {
+			if l.lead.term == b.lead.term {
+				failCalls(l, &out, r.errorLocked(kverror.Dropped, detail))
+			}
+		}
+		r.lost = r.lost[:i]
+	}
+	r.mu.Unlock()
+	out.send(r.node)
+	r.node.pool.schedule(r)
+}
+
+func failCalls(b *batch, out *answers, err error) {
+	for _, c := range b.calls {
+		if len(c.writes) > 0 {
+			out.add(c, err)
+		}
+	}
+}
+
+// cutLocked cuts the chain at a batch that will never be applied: it and all that
+// was evaluated on top of it are discarded. The leadership goes on from the batch
+// before. Entries behind the cut that are in the log name a predecessor that is
+// never applied, so they are no-ops.
+func (r *Replica) cutLocked(b *batch, err error, out *answers) {
+	i := slices.Index(r.proposed, b)
+	if i < 0 {
+		i = len(r.proposed)
+	}
+	gone := append([]*batch(nil), r.proposed[i:]...)
+	for _, x := range []*batch{r.sequencing, r.filling} {
+		if x != nil && !slices.Contains(gone, x) && !slices.Contains(r.proposed[:i], x) {
+			gone = append(gone, x)
+		}
+	}
+	clear(r.proposed[i:])
+	r.proposed = r.proposed[:i]
+	if slices.Contains(gone, r.sequencing) {
+		r.sequencing = nil
+	}
+	r.filling = nil
+	old := r.lead
+	r.lead = &leadership{term: old.term, number: old.number, revision: old.revision, last: r.rec.last, hash: r.rec.hash}
+	if i > 0 {
+		r.lead.last, r.lead.hash = r.proposed[i-1].link, r.proposed[i-1].hash
+	}
+	for _, x := range r.proposed {
+		x.lead = r.lead
+	}
+	for k := len(gone) - 1; k >= 0; k-- {
+		r.discardLocked(gone[k], err, out)
+	}
+	r.node.metrics.cuts.Inc()
+	r.log.Info("cut the pipeline", zap.Uint64("term", old.term), zap.Int("batches", len(gone)), zap.Error(err))
+}
+
+// discardLocked takes a batch out of the overlay and answers its calls.
+func (r *Replica) discardLocked(b *batch, err error, out *answers) {
+	for k := len(b.calls) - 1; k >= 0; k-- {
+		w := b.calls[k].writes
+		for j := len(w) - 1; j >= 0; j-- {
+			r.overlay.discard(w[j])
+		}
+	}
+	b.end(false)
+	for _, c := range b.calls {
+		if len(c.writes) > 0 || !b.settled {
+			out.add(c, err)
+		}
+	}
+	for _, c := range b.held {
+		r.confirming--
+		out.add(c, err)
+	}
+	for _, c := range b.parked {
+		r.requeueLocked(c)
+	}
+	b.held, b.parked = nil, nil
+}

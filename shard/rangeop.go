@@ -1,0 +1,177 @@
+package shard
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// plainOrder says whether etcd lets the limit end the scan: the keys are wanted in
+// the order in which a scan finds them, or in no order.
+func plainOrder(r *pb.RangeRequest) bool {
+	return r.GetSortOrder() == pb.RangeRequest_NONE ||
+		r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
+}
+
+// filtered says whether the request leaves out keys by their revisions.
+func filtered(r *pb.RangeRequest) bool {
+	return r.GetMinModRevision() != 0 || r.GetMaxModRevision() != 0 ||
+		r.GetMinCreateRevision() != 0 || r.GetMaxCreateRevision() != 0
+}
+
+// sorts says whether the answer is sorted after the scan: an order was asked for,
+// or a target other than the key, which etcd sorts ascending then.
+func sorts(r *pb.RangeRequest) bool {
+	return !plainOrder(r) || r.GetSortTarget() != pb.RangeRequest_KEY
+}
+
+// collects says whether all keys must be had before the limit can be applied.
+func collects(r *pb.RangeRequest) bool {
+	// etcd keeps the limit for a scan with a sort target and no order, and sorts what
+	// it got: the smallest keys, sorted by the target.
+	return !plainOrder(r) || filtered(r)
+}
+
+// bareKeys says whether etcd answers from its index alone: no values, and the
+// lease is 0.
+func bareKeys(r *pb.RangeRequest) bool {
+	return r.GetKeysOnly() && r.GetSortTarget() != pb.RangeRequest_VALUE
+}
+
+// scanLimit is how many keys a scan must give before it may stop; 0 is no limit.
+// One more than asked for says whether there are more.
+func scanLimit(r *pb.RangeRequest) int64 {
+	if r.GetLimit() <= 0 || collects(r) {
+		return 0
+	}
+	return r.GetLimit() + 1
+}
+
+// found is one key of a range operation with its revisions, which may still be
+// unknown.
+type found struct {
+	kv          *mvccpb.KeyValue
+	mod, create ref
+}
+
+// rangeDraft is the answer of a range operation before the filter, the order and
+// the limit are applied.
+type rangeDraft struct {
+	req  *pb.RangeRequest
+	resp *pb.RangeResponse
+	kvs  []found
+}
+
+// open says whether a revision is unknown on which filter or order depend.
+func (d *rangeDraft) open() bool {
+	target := d.req.GetSortTarget()
+	byRevision := sorts(d.req) && (target == pb.RangeRequest_MOD || target == pb.RangeRequest_CREATE)
+	if !byRevision && !filtered(d.req) {
+		return false
+	}
+	for i := range d.kvs {
+		if _, ok := d.kvs[i].mod.known(); !ok {
+			return true
+		}
+		if _, ok := d.kvs[i].create.known(); !ok {
+			return true
+		}
+	}
+	return false
+}
+
+// finish fills the response. Every revision that filter and order need is known.
+func (d *rangeDraft) finish() {
+	kvs := make([]*mvccpb.KeyValue, 0, len(d.kvs))
+	for i := range d.kvs {
+		f := &d.kvs[i]
+		if rev, ok := f.mod.known(); ok {
+			f.kv.ModRevision = int64(rev)
+		}
+		if rev, ok := f.create.known(); ok {
+			f.kv.CreateRevision = int64(rev)
+		}
+		kvs = append(kvs, f.kv)
+	}
+	shape(d.req, d.resp, kvs)
+}
+
+// shape applies filter, order and limit to the keys of a range operation as etcd
+// does and puts what is left into the response.
+func shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
+	if filtered(r) {
+		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return filteredOut(r, kv) })
+	}
+	if sorts(r) {
+		slices.SortStableFunc(kvs, sortFunc(r))
+	}
+	if limit := r.GetLimit(); limit > 0 && int64(len(kvs)) > limit {
+		kvs = kvs[:limit]
+		resp.More = true
+	}
+	if r.GetKeysOnly() {
+		for _, kv := range kvs {
+			kv.Value = nil
+			if bareKeys(r) {
+				kv.Lease = 0
+			}
+		}
+	}
+	resp.Kvs = kvs
+}
+
+func filteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
+	return r.GetMaxModRevision() != 0 && kv.GetModRevision() > r.GetMaxModRevision() ||
+		r.GetMinModRevision() != 0 && kv.GetModRevision() < r.GetMinModRevision() ||
+		r.GetMaxCreateRevision() != 0 && kv.GetCreateRevision() > r.GetMaxCreateRevision() ||
+		r.GetMinCreateRevision() != 0 && kv.GetCreateRevision() < r.GetMinCreateRevision()
+}
+
+func sortFunc(r *pb.RangeRequest) func(a, b *mvccpb.KeyValue) int {
+	var by func(a, b *mvccpb.KeyValue) int
+	switch r.GetSortTarget() {
+	case pb.RangeRequest_VERSION:
+		by = func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.GetVersion(), b.GetVersion()) }
+	case pb.RangeRequest_CREATE:
+		by = func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.GetCreateRevision(), b.GetCreateRevision()) }
+	case pb.RangeRequest_MOD:
+		by = func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.GetModRevision(), b.GetModRevision()) }
+	case pb.RangeRequest_VALUE:
+		by = func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.GetValue(), b.GetValue()) }
+	default:
+		by = func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.GetKey(), b.GetKey()) }
+	}
+	if r.GetSortOrder() != pb.RangeRequest_DESCEND {
+		return by
+	}
+	return func(a, b *mvccpb.KeyValue) int { return by(b, a) }
+}
+
+// collectRange runs a range operation on the view at the revision and returns its
+// draft with the count filled in.
+func collectRange(w *view, r *pb.RangeRequest, at keyspace.Revision) (*rangeDraft, error) {
+	d := &rangeDraft{req: r, resp: &pb.RangeResponse{Header: &pb.ResponseHeader{}}}
+	s, ok := keyspace.FromEtcd(r.GetKey(), r.GetRangeEnd())
+	if !ok {
+		return d, nil
+	}
+	limit := scanLimit(r)
+	needValues := !r.GetCountOnly() && (!r.GetKeysOnly() || r.GetSortTarget() == pb.RangeRequest_VALUE)
+	err := w.scan(s, at, !needValues, func(it *item) error {
+		d.resp.Count++
+		if r.GetCountOnly() || limit > 0 && int64(len(d.kvs)) >= limit {
+			return nil
+		}
+		if err := w.retain(it); err != nil {
+			return err
+		}
+		d.kvs = append(d.kvs, found{kv: it.kv(), mod: it.mod, create: it.create})
+		return nil
+	})
+	return d, err
+}

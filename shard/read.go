@@ -1,0 +1,354 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// errAgain says that what a read waited for was discarded: it starts over.
+var errAgain = errors.New("shard: start over")
+
+// maxReadStarts bounds how often a read starts over before its caller is told to.
+const maxReadStarts = 16
+
+// read answers a request that changes nothing. It runs in the caller's goroutine.
+func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
+	rev := req.ReadRevision
+	if rev == 0 {
+		a, err := r.currentRevision(ctx)
+		if err != nil {
+			return nil, err
+		}
+		rev = a.Current
+	}
+	r.node.heard(rev)
+	at, err := r.readRevision(req.Op, rev)
+	if err != nil {
+		return nil, err
+	}
+	bounds, ok := Bounds(req.Op)
+	if !ok {
+		bounds = keyspace.Single(firstKey)
+	}
+	for range maxReadStarts {
+		resp, err := r.readOnce(ctx, req, bounds, rev, at)
+		if errors.Is(err, errAgain) {
+			r.node.metrics.readRestarts.Inc()
+			continue
+		}
+		if err != nil {
+			if errors.Is(err, kverror.NotLeader) {
+				r.group.Wake()
+			}
+			return nil, err
+		}
+		return &Response{Op: resp}, nil
+	}
+	return nil, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
+}
+
+// currentRevision asks the sequencer for the current revision.
+func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer, error) {
+	ch := make(chan keyspace.SequenceAnswer, 1)
+	req := keyspace.SequenceRequest{Range: r.id}
+	r.node.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
+	select {
+	case a := <-ch:
+		r.node.observe(a)
+		return a, a.Err
+	case <-ctx.Done():
+		return keyspace.SequenceAnswer{}, kverror.Of(ctx.Err())
+	}
+}
+
+// readRevision returns the revision at which the state is read: the explicit one of
+// a RangeRequest, otherwise the read's own.
+func (r *Replica) readRevision(op proto.Message, rev keyspace.Revision) (keyspace.Revision, error) {
+	o, ok := op.(*pb.RangeRequest)
+	if !ok || o.GetRevision() <= 0 {
+		return rev, nil
+	}
+	at := keyspace.Revision(o.GetRevision())
+	if at > rev {
+		return 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", at, rev)
+	}
+	if c := r.node.Compacted(); at < c {
+		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
+	}
+	return at, nil
+}
+
+// readOnce reads in the order that S5 demands: wait for older changes of the keys,
+// confirm the leadership, read, check that it was this range's to read.
+func (r *Replica) readOnce(ctx context.Context, req *Request, bounds keyspace.Span, rev, at keyspace.Revision) (proto.Message, error) {
+	lead, err := r.awaitOlder(ctx, req, bounds, at)
+	if err != nil {
+		return nil, err
+	}
+	if !r.group.LeaseHeld(lead.term) {
+		if err := r.awaitReadIndex(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.stillLeads(req, bounds, lead); err != nil {
+		return nil, err
+	}
+	resp, err := r.readStore(req.Op, rev, at)
+	if err != nil {
+		return nil, err
+	}
+	return resp, r.checkRead(req, bounds, at)
+}
+
+// awaitOlder waits until this replica leads and until every change of the keys is
+// applied that is here now and may be at or below the revision.
+func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.Span, at keyspace.Revision) (*leadership, error) {
+	r.mu.Lock()
+	for {
+		wait, err := r.servesLocked(req)
+		if err != nil {
+			r.mu.Unlock()
+			return nil, err
+		}
+		if wait == nil && r.split != nil && r.split.leaving.Overlaps(bounds) {
+			// S7. The channel is closed when the split's fate is known.
+			wait = r.split.done
+		}
+		if wait == nil {
+			break
+		}
+		r.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, kverror.Of(ctx.Err())
+		}
+		r.mu.Lock()
+	}
+	lead := r.lead
+	b := r.overlay.newestBatch(bounds, at)
+	if b == nil {
+		r.mu.Unlock()
+		return lead, nil
+	}
+	ended := b.wait()
+	r.mu.Unlock()
+	r.node.metrics.readWaits.Inc()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return nil, kverror.Of(ctx.Err())
+	}
+	r.mu.Lock()
+	applied := b.applied
+	r.mu.Unlock()
+	if !applied {
+		// Trap 75: what it waited for is discarded; somebody else's write may be in
+		// its place.
+		return nil, errAgain
+	}
+	return lead, nil
+}
+
+func (r *Replica) awaitReadIndex(ctx context.Context) error {
+	ch := make(chan error, 1)
+	r.group.ReadIndex(func(_ uint64, err error) { ch <- err })
+	select {
+	case err := <-ch:
+		if err != nil {
+			return kverror.New(kverror.NoLeader, "range %s: %v", r.id, err)
+		}
+		return nil
+	case <-ctx.Done():
+		return kverror.Of(ctx.Err())
+	}
+}
+
+// stillLeads makes sure that the leadership which was confirmed is the one for
+// which the read waited.
+func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadership) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := r.servesLocked(req); err != nil {
+		return err
+	}
+	if r.lead == nil || r.lead.term != lead.term || r.split != nil && r.split.leaving.Overlaps(bounds) {
+		return errAgain
+	}
+	return nil
+}
+
+// checkRead says whether what was read at the revision was all there and this
+// range's to answer.
+func (r *Replica) checkRead(req *Request, bounds keyspace.Span, at keyspace.Revision) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if req.Generation != r.rec.generation {
+		return r.errorLocked(kverror.WrongRange, "the range changed during the read")
+	}
+	if r.split != nil && r.split.leaving.Overlaps(bounds) {
+		return errAgain
+	}
+	if at >= r.rec.compacted {
+		return nil
+	}
+	if o, ok := req.Op.(*pb.RangeRequest); ok && o.GetRevision() > 0 {
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
+	}
+	// Who asked for the present is never told that it was compacted: the gateway
+	// takes a new revision.
+	return kverror.New(kverror.ReadAgain, "revision %d, compacted up to %d", at, r.rec.compacted)
+}
+
+// readStore answers from the store: everything at or below the revision is there.
+func (r *Replica) readStore(op proto.Message, rev, at keyspace.Revision) (proto.Message, error) {
+	switch o := op.(type) {
+	case *pb.RangeRequest:
+		resp, err := r.readRange(o, at)
+		if err != nil {
+			return nil, err
+		}
+		resp.Header = &pb.ResponseHeader{Revision: int64(rev)}
+		return resp, nil
+	case *pb.TxnRequest:
+		return r.readTxn(o, rev)
+	}
+	return nil, badRequest("%T is no read", op)
+}
+
+// readTxn evaluates a transaction that can write in no branch as a read at rev.
+func (r *Replica) readTxn(t *pb.TxnRequest, rev keyspace.Revision) (proto.Message, error) {
+	var none sync.Mutex
+	r.mu.Lock()
+	compacted := max(r.rec.compacted, r.node.Compacted())
+	r.mu.Unlock()
+	e := &evaluation{
+		view:    view{store: r.store, base: rev, overlay: newOverlay(), mu: &none, budget: r.node.cfg.Limits.ScanBytes},
+		current: rev, compacted: compacted,
+		changes: changes{txn: &pendingTxn{}},
+	}
+	err := e.run(t)
+	var future futureError
+	var refused refusal
+	switch {
+	case err == nil:
+		e.draft.settle(rev, false)
+		return e.draft.op, nil
+	case errors.As(err, &future):
+		return nil, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", future.rev, rev)
+	case errors.As(err, &refused):
+		return nil, refused.err
+	}
+	return nil, err
+}
+
+// readRange runs a RangeRequest at the revision.
+func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+	resp := &pb.RangeResponse{}
+	s, ok := keyspace.FromEtcd(o.GetKey(), o.GetRangeEnd())
+	if !ok {
+		return resp, nil
+	}
+	var err error
+	if o.GetCountOnly() {
+		resp.Count, err = r.count(s, at)
+		return resp, err
+	}
+	if len(o.GetRangeEnd()) == 0 {
+		return resp, r.readKey(o, at, resp)
+	}
+	kvs, whole, err := r.collect(o, s, at)
+	if err != nil {
+		return nil, err
+	}
+	resp.Count = int64(len(kvs))
+	if !whole {
+		if resp.Count, err = r.countBehind(s, at, kvs); err != nil {
+			return nil, err
+		}
+	}
+	total := resp.Count
+	shape(o, resp, kvs)
+	if !collects(o) && !sorts(o) && resp.More {
+		r.rememberPage(s, at, resp.Kvs, total)
+	}
+	return resp, nil
+}
+
+func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.RangeResponse) error {
+	v, ok, err := r.store.get(o.GetKey(), at)
+	if err != nil || !ok {
+		return err
+	}
+	resp.Count = 1
+	it := storedItem(&v)
+	shape(o, resp, []*mvccpb.KeyValue{it.kv()})
+	return nil
+}
+
+// collect scans the span until the limit is reached. whole says that it saw all.
+func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision) (kvs []*mvccpb.KeyValue, whole bool, err error) {
+	limit := scanLimit(o)
+	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
+	budget := r.node.cfg.Limits.ScanBytes
+	whole = true
+	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {
+		if limit > 0 && int64(len(kvs)) >= limit {
+			whole = false
+			return errStop
+		}
+		if budget -= int64(len(v.Key) + len(v.Value)); budget < 0 {
+			return kverror.New(kverror.TooManyRequests, "the answer is larger than the node may hold for one request: use a limit")
+		}
+		it := storedItem(v)
+		it.key, it.value = bytes.Clone(v.Key), bytes.Clone(v.Value)
+		kvs = append(kvs, it.kv())
+		return nil
+	})
+	if errors.Is(err, errStop) {
+		err = nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
+	}
+	return kvs, whole, nil
+}
+
+// countBehind returns the count of the span, of which kvs are the first keys.
+func (r *Replica) countBehind(s keyspace.Span, at keyspace.Revision, kvs []*mvccpb.KeyValue) (int64, error) {
+	if n, ok := r.knownCount(s, at); ok {
+		return n, nil
+	}
+	rest := keyspace.Span{Start: keyspace.Next(kvs[len(kvs)-1].Key), End: s.End}
+	if !keyBelowEnd(rest) {
+		return int64(len(kvs)), nil
+	}
+	n, err := r.count(rest, at)
+	return n + int64(len(kvs)), err
+}
+
+// keyBelowEnd says whether a span that was cut at its front still holds a key.
+func keyBelowEnd(s keyspace.Span) bool {
+	return len(s.End) == 0 || bytes.Compare(s.Start, s.End) < 0
+}
+
+// rememberPage keeps the count of what is behind a page.
+func (r *Replica) rememberPage(s keyspace.Span, at keyspace.Revision, kvs []*mvccpb.KeyValue, total int64) {
+	rest := keyspace.Span{Start: keyspace.Next(kvs[len(kvs)-1].Key), End: s.End}
+	r.mu.Lock()
+	key := pageKey{r.id, r.rec.generation, at, string(rest.Start), string(rest.End)}
+	r.mu.Unlock()
+	r.node.pages.put(key, total-int64(len(kvs)))
+}

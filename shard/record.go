@@ -1,0 +1,128 @@
+package shard
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// recordVersion leads the payload of a range's applied record; docs/format/shard.md
+// has the bytes.
+const recordVersion = 1
+
+// record is what a range's applied record says beside raft's position and
+// configuration: the replicated state that is no user data. All replicas have the
+// same bytes at the same index.
+type record struct {
+	rangeID    keyspace.RangeID
+	generation keyspace.Generation
+	span       keyspace.Span
+	// last is the last applied batch.
+	last link
+	// lastRevision is the highest revision applied here.
+	lastRevision keyspace.Revision
+	// compacted is the range's own compacted revision: no read below it is answered,
+	// and what it lets go may be gone. 0 is none.
+	compacted keyspace.Revision
+	// live is the number of live keys if counted; otherwise the change of that
+	// number since the split that left the range uncounted.
+	live    int64
+	counted bool
+	// hash is the sum over all versions that were applied to the range (S8). A
+	// child's begins at 0.
+	hash uint64
+}
+
+func appendRecord(dst []byte, r *record) []byte {
+	dst = append(dst, recordVersion, 0)
+	if r.counted {
+		dst[len(dst)-1] = 1
+	}
+	dst = binary.AppendUvarint(dst, uint64(r.rangeID))
+	dst = binary.AppendUvarint(dst, uint64(r.generation))
+	dst = appendBytes(dst, r.span.Start)
+	dst = appendBytes(dst, r.span.End)
+	dst = binary.AppendUvarint(dst, r.last.Term)
+	dst = binary.AppendUvarint(dst, r.last.Number)
+	dst = binary.AppendUvarint(dst, uint64(r.lastRevision))
+	dst = binary.AppendUvarint(dst, uint64(r.compacted))
+	dst = binary.AppendVarint(dst, r.live)
+	return binary.BigEndian.AppendUint64(dst, r.hash)
+}
+
+// decodeRecord reads what appendRecord wrote and keeps nothing of b.
+func decodeRecord(b []byte) (r record, err error) {
+	if len(b) < 2 {
+		return r, errTruncated
+	}
+	if b[0] != recordVersion || b[1] > 1 {
+		return r, fmt.Errorf("shard: record version %d, flags %d", b[0], b[1])
+	}
+	r.counted = b[1] == 1
+	b = b[2:]
+	var id, gen uint64
+	if id, b, err = uvarint(b); err != nil {
+		return r, err
+	}
+	if gen, b, err = uvarint(b); err != nil {
+		return r, err
+	}
+	r.rangeID, r.generation = keyspace.RangeID(id), keyspace.Generation(gen)
+	for _, p := range []*[]byte{&r.span.Start, &r.span.End} {
+		var f []byte
+		if f, b, err = bytesField(b); err != nil {
+			return r, err
+		}
+		if len(f) > 0 {
+			*p = append([]byte(nil), f...)
+		}
+	}
+	var ints [4]uint64
+	for i := range ints {
+		if ints[i], b, err = uvarint(b); err != nil {
+			return r, err
+		}
+	}
+	r.last = link{ints[0], ints[1]}
+	r.lastRevision, r.compacted = keyspace.Revision(ints[2]), keyspace.Revision(ints[3])
+	live, n := binary.Varint(b)
+	if n <= 0 || len(b) != n+8 {
+		return r, errTruncated
+	}
+	r.live, r.hash = live, binary.BigEndian.Uint64(b[n:])
+	return r, nil
+}
+
+// versionHash is what one applied version adds to the range's hash. It covers
+// all that a replica stores of the version.
+func versionHash(v *mvcc.Version, scratch []byte) (uint64, []byte) {
+	s := append(scratch[:0], 0)
+	if v.Tombstone {
+		s[0] = 1
+	}
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Mod))
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Create))
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Version))
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Lease))
+	s = binary.BigEndian.AppendUint32(s, v.Sub)
+	s = binary.BigEndian.AppendUint32(s, uint32(len(v.Key)))
+	s = append(s, v.Key...)
+	sum := xxhash.Sum64(s)
+	if len(v.Value) > 0 {
+		// An odd factor keeps value and rest from cancelling each other out.
+		sum += xxhash.Sum64(v.Value) * 0x9e3779b97f4a7c15
+	}
+	return sum, s
+}
+
+// descriptor returns the descriptor that the record and the configuration make.
+func (r *record) descriptor(confIndex uint64, replicas []keyspace.Replica) keyspace.Descriptor {
+	return keyspace.Descriptor{
+		Range: r.rangeID, Generation: r.generation, Span: r.span,
+		ConfIndex: confIndex, Replicas: replicas,
+	}
+}

@@ -1,0 +1,231 @@
+package shard
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Request is one request to one range.
+type Request struct {
+	Range keyspace.RangeID
+	// Generation is the one by which the request was routed. A range of another
+	// generation refuses with WrongRange and its descriptor.
+	Generation keyspace.Generation
+	// ReadRevision is the revision R that a read reports, from the sequencer, asked
+	// for after the client's request arrived. It counts for a RangeRequest and for a
+	// TxnRequest that can write in no branch; 0 lets the range ask for it.
+	ReadRevision keyspace.Revision
+	// Op is a *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest of
+	// etcd, all of whose keys lie in the range. The range does not change it and
+	// keeps parts of it until it is applied.
+	Op proto.Message
+}
+
+// Response answers a Request: the response of etcd that belongs to Op, with
+// header.revision filled and the header's other fields left to the gateway.
+//
+// A RangeResponse is that of this range's part of the span: count counts the part,
+// kvs are at most limit of it, more is set where the part has further ones.
+type Response struct {
+	Op proto.Message
+}
+
+// opKind is the number of an operation on the wire.
+type opKind uint8
+
+const (
+	opRange opKind = iota + 1
+	opPut
+	opDelete
+	opTxn
+)
+
+// kindOf returns the number of the operation and 0 where it is none.
+func kindOf(op proto.Message) opKind {
+	switch op.(type) {
+	case *pb.RangeRequest:
+		return opRange
+	case *pb.PutRequest:
+		return opPut
+	case *pb.DeleteRangeRequest:
+		return opDelete
+	case *pb.TxnRequest:
+		return opTxn
+	}
+	return 0
+}
+
+// newRequestOp returns an empty operation of the kind, nil where there is none.
+func newRequestOp(k opKind) proto.Message {
+	switch k {
+	case opRange:
+		return &pb.RangeRequest{}
+	case opPut:
+		return &pb.PutRequest{}
+	case opDelete:
+		return &pb.DeleteRangeRequest{}
+	case opTxn:
+		return &pb.TxnRequest{}
+	}
+	return nil
+}
+
+// newResponseOp returns an empty response of the kind, nil where there is none.
+func newResponseOp(k opKind) proto.Message {
+	switch k {
+	case opRange:
+		return &pb.RangeResponse{}
+	case opPut:
+		return &pb.PutResponse{}
+	case opDelete:
+		return &pb.DeleteRangeResponse{}
+	case opTxn:
+		return &pb.TxnResponse{}
+	}
+	return nil
+}
+
+// responseKind returns the number of the response and 0 where it is none.
+func responseKind(op proto.Message) opKind {
+	switch op.(type) {
+	case *pb.RangeResponse:
+		return opRange
+	case *pb.PutResponse:
+		return opPut
+	case *pb.DeleteRangeResponse:
+		return opDelete
+	case *pb.TxnResponse:
+		return opTxn
+	}
+	return 0
+}
+
+// canWrite says whether the operation can change something in some branch.
+func canWrite(op proto.Message) bool {
+	switch o := op.(type) {
+	case *pb.PutRequest, *pb.DeleteRangeRequest:
+		return true
+	case *pb.TxnRequest:
+		return opsCanWrite(o.GetSuccess()) || opsCanWrite(o.GetFailure())
+	}
+	return false
+}
+
+func opsCanWrite(ops []*pb.RequestOp) bool {
+	for _, op := range ops {
+		switch o := op.GetRequest().(type) {
+		case *pb.RequestOp_RequestPut, *pb.RequestOp_RequestDeleteRange:
+			return true
+		case *pb.RequestOp_RequestTxn:
+			if canWrite(o.RequestTxn) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// explicitRevision says whether a transaction reads at an explicit revision in some
+// branch.
+func explicitRevision(op proto.Message) bool {
+	t, ok := op.(*pb.TxnRequest)
+	if !ok {
+		return false
+	}
+	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		for _, o := range ops {
+			if o.GetRequestRange().GetRevision() != 0 {
+				return true
+			}
+			if n := o.GetRequestTxn(); n != nil && explicitRevision(n) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Bounds returns the smallest span that holds every key that an operation names in
+// any branch: what its range must cover. ok is false where it names none.
+func Bounds(op proto.Message) (s keyspace.Span, ok bool) {
+	add := func(key, end []byte) {
+		k, valid := keyspace.FromEtcd(key, end)
+		if !valid {
+			// Such a pair names no key; its start decides where it belongs.
+			k = keyspace.Single(key)
+		}
+		if !ok {
+			s, ok = k, true
+			return
+		}
+		s = hull(s, k)
+	}
+	switch o := op.(type) {
+	case *pb.RangeRequest:
+		add(o.GetKey(), o.GetRangeEnd())
+	case *pb.PutRequest:
+		add(o.GetKey(), nil)
+	case *pb.DeleteRangeRequest:
+		add(o.GetKey(), o.GetRangeEnd())
+	case *pb.TxnRequest:
+		txnKeys(o, add)
+	}
+	return s, ok
+}
+
+// txnKeys calls add with every pair (key, range_end) of the transaction.
+func txnKeys(t *pb.TxnRequest, add func(key, end []byte)) {
+	for _, c := range t.GetCompare() {
+		add(c.GetKey(), c.GetRangeEnd())
+	}
+	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		for _, op := range ops {
+			switch o := op.GetRequest().(type) {
+			case *pb.RequestOp_RequestRange:
+				add(o.RequestRange.GetKey(), o.RequestRange.GetRangeEnd())
+			case *pb.RequestOp_RequestPut:
+				add(o.RequestPut.GetKey(), nil)
+			case *pb.RequestOp_RequestDeleteRange:
+				add(o.RequestDeleteRange.GetKey(), o.RequestDeleteRange.GetRangeEnd())
+			case *pb.RequestOp_RequestTxn:
+				txnKeys(o.RequestTxn, add)
+			}
+		}
+	}
+}
+
+// hull returns the smallest span that covers both.
+func hull(a, b keyspace.Span) keyspace.Span {
+	if string(b.Start) < string(a.Start) {
+		a.Start = b.Start
+	}
+	if len(a.End) == 0 || len(b.End) == 0 {
+		a.End = nil
+	} else if string(b.End) > string(a.End) {
+		a.End = b.End
+	}
+	return a
+}
+
+// inSpan says whether the keys of bounds lie in the span of a range. etcd has no
+// empty key, so that "\x00" is its first one.
+func inSpan(span, bounds keyspace.Span) bool {
+	if len(bounds.Start) == 0 {
+		bounds.Start = firstKey
+	}
+	return span.Covers(bounds)
+}
+
+// firstKey is the smallest key that a client can name.
+var firstKey = []byte{0}
+
+// badRequest is what a request gets that cannot be understood.
+func badRequest(format string, args ...any) error {
+	return &kverror.Error{Kind: kverror.BadRequest, Detail: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,217 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// A split waits this long at most for a live follower that lags, looking again
+// after splitLagPoll: a follower that applies the split late cannot vote for the
+// child, but a slow one must not hold up the split either.
+const (
+	splitLagWait = 2 * time.Second
+	splitLagPoll = 20 * time.Millisecond
+)
+
+// splitLagEntries is how far behind a follower may be and still not count as lagging.
+const splitLagEntries = 64
+
+// pendingSplit is a split that this leader has proposed.
+type pendingSplit struct {
+	leaving keyspace.Span
+	child   keyspace.RangeID
+	// done is closed when the fate is known, which err then tells.
+	done chan struct{}
+	err  error
+	// made is the child's descriptor, if err is nil.
+	made keyspace.Descriptor
+}
+
+// appliedSplit is what a replica has to do for a split that it has applied.
+type appliedSplit struct {
+	child    keyspace.RangeID
+	rec      record
+	replicas []keyspace.Replica
+}
+
+// maxChildren bounds the ranges that a replica remembers to have split off.
+const maxChildren = 8
+
+func (a *appliedSplit) descriptor() keyspace.Descriptor {
+	return a.rec.descriptor(raftgroup.InitIndex, a.replicas)
+}
+
+func splitFate(o *outcome) error {
+	if o.ok {
+		return nil
+	}
+	return errors.New("the range had changed")
+}
+
+// endSplitLocked says what became of the split that this leader had proposed.
+func (r *Replica) endSplitLocked(err error) {
+	if r.split == nil {
+		return
+	}
+	r.split.err = err
+	close(r.split.done)
+	r.split = nil
+}
+
+// Split cuts the range at key: this range keeps [start, key), a new one gets
+// [key, end). It returns both descriptors once the split is applied here. A
+// generation other than 0 must be the range's. Errors are of package kverror; with
+// LeaderChanged the split may yet happen.
+func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key []byte) ([]keyspace.Descriptor, error) {
+	term, err := r.checkSplit(generation, key)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := r.node.cfg.IDs.RangeIDs(ctx, 1)
+	if err != nil {
+		return nil, fmt.Errorf("shard: split range %s: new range id: %w", r.id, err)
+	}
+	r.awaitFollowers(ctx)
+	if err := r.closePipeline(ctx); err != nil {
+		r.reopen()
+		return nil, err
+	}
+	defer r.reopen()
+	sp, err := r.proposeSplit(term, generation, key, ids[0])
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-sp.done:
+	case <-ctx.Done():
+		// The pipeline stays closed by the split itself until its fate is known.
+		return nil, kverror.New(kverror.LeaderChanged, "split range %s at %q: %v", r.id, key, ctx.Err())
+	}
+	if sp.err != nil {
+		return nil, kverror.New(kverror.LeaderChanged, "split range %s at %q: %v", r.id, key, sp.err)
+	}
+	return []keyspace.Descriptor{r.Descriptor(), sp.made}, nil
+}
+
+// checkSplit says whether the range can be split at key, and in which term.
+func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	span := spanFromFirst(r.rec.span)
+	switch {
+	case r.stopped || r.draining:
+		return 0, r.errorLocked(kverror.Busy, "the node stops")
+	case r.lead == nil:
+		return 0, r.errorLocked(kverror.NotLeader, "")
+	case generation != 0 && generation != r.rec.generation:
+		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d", r.rec.generation))
+	case !span.Contains(key):
+		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("key %q is outside of %s", key, span))
+	case bytes.Equal(span.Start, key):
+		return 0, kverror.New(kverror.BadRequest, "range %s begins at %q already", r.id, key)
+	case r.split != nil || r.closed > 0:
+		return 0, r.errorLocked(kverror.Busy, "another split or transfer is under way")
+	}
+	for _, m := range r.replicas {
+		if m.Role != keyspace.RoleVoter && m.Role != keyspace.RoleLearner {
+			return 0, r.errorLocked(kverror.Busy, "the range's members are being changed")
+		}
+	}
+	return r.lead.term, nil
+}
+
+// awaitFollowers waits a moment for live followers that lag.
+func (r *Replica) awaitFollowers(ctx context.Context) {
+	deadline := r.node.cfg.Clock.Now().Add(splitLagWait)
+	for r.node.cfg.Clock.Now() < deadline {
+		ps, err := r.group.Progress(ctx)
+		if err != nil {
+			return
+		}
+		last, lags := r.group.Status().Last, false
+		for _, p := range ps {
+			lags = lags || p.NodeAlive && p.Match+splitLagEntries < last
+		}
+		if !lags || clock.Sleep(ctx, r.node.cfg.Clock, splitLagPoll) != nil {
+			return
+		}
+	}
+}
+
+// proposeSplit proposes the split. The pipeline is closed and empty. From here on
+// nothing is answered for the span that leaves.
+func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key []byte, child keyspace.RangeID) (*pendingSplit, error) {
+	r.mu.Lock()
+	if r.lead == nil || r.lead.term != term || r.split != nil || generation != 0 && generation != r.rec.generation {
+		defer r.mu.Unlock()
+		return nil, r.errorLocked(kverror.Dropped, "the range changed before the split")
+	}
+	sp := &pendingSplit{
+		leaving: keyspace.Span{Start: bytes.Clone(key), End: r.rec.span.End},
+		child:   child,
+		done:    make(chan struct{}),
+	}
+	r.split = sp
+	entry := appendHeader(nil, header{commandSplit, term, r.rec.generation})
+	entry = appendSplit(entry, &splitCommand{
+		key: key, child: child, confIndex: r.confIndex, replicas: r.replicas,
+	})
+	r.mu.Unlock()
+	drop := func(err error) {
+		r.mu.Lock()
+		if r.split == sp {
+			r.endSplitLocked(fmt.Errorf("the proposal was dropped: %w", err))
+			r.notifyLocked()
+		}
+		r.mu.Unlock()
+		r.node.pool.schedule(r)
+	}
+	if err := r.group.Propose(term, entry, drop); err != nil {
+		drop(err)
+		return nil, kverror.New(kverror.Dropped, "split range %s at %q: %v", r.id, key, err)
+	}
+	r.log.Info("proposed a split", zap.Uint64("term", term), zap.Binary("key", key), zap.Stringer("child", child))
+	return sp, nil
+}
+
+// applySplit is the split on every replica: metadata only. The child's first
+// record travels in the same batch as the parent's new one.
+func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
+	c, err := decodeSplit(body)
+	if err != nil {
+		return err
+	}
+	s := &r.applying
+	if c.confIndex != s.confIndex || !s.rec.span.Contains(c.key) || bytes.Equal(s.rec.span.Start, c.key) {
+		return nil
+	}
+	key := bytes.Clone(c.key)
+	child := record{
+		rangeID:      c.child,
+		generation:   s.rec.generation + 1,
+		span:         keyspace.Span{Start: key, End: s.rec.span.End},
+		lastRevision: s.rec.lastRevision,
+		compacted:    s.rec.compacted,
+		// Where nothing lives, nothing has to be counted.
+		counted: s.rec.counted && s.rec.live == 0,
+	}
+	s.rec.span.End = key
+	s.rec.generation++
+	s.rec.counted, s.rec.live = child.counted, 0
+	if err := r.node.bootstrapChild(b, &child, c.replicas); err != nil {
+		return err
+	}
+	out.ok, out.split = true, &appliedSplit{child: c.child, rec: child, replicas: c.replicas}
+	return nil
+}

@@ -1,0 +1,284 @@
+package shard
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"sync"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// store is the applied state: versioned keys of this replica's engine.
+type store interface {
+	// get returns the key's version that is alive at the revision.
+	get(key []byte, at keyspace.Revision) (v mvcc.Version, ok bool, err error)
+	// scan calls fn with the living versions of the span at the revision in order of
+	// their keys until it returns an error, which it returns. What v points to is
+	// valid during the call only.
+	scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(v *mvcc.Version) error) error
+	// count counts the living keys of the span at the revision.
+	count(s keyspace.Span, at keyspace.Revision) (int64, error)
+}
+
+// newest is the revision at which a store shows all that is applied.
+const newest = keyspace.MaxRevision
+
+// errStop ends a scan early.
+var errStop = errors.New("stop")
+
+// waitError says that an evaluation cannot be decided before the transaction has
+// its revision.
+type waitError struct{ txn *pendingTxn }
+
+func (waitError) Error() string { return "waits for a revision" }
+
+// item is one living key as a view shows it.
+type item struct {
+	key     []byte
+	value   []byte
+	mod     ref
+	create  ref
+	version int64
+	lease   keyspace.LeaseID
+}
+
+// kv returns the item as etcd's message. Revisions that are not known are left 0;
+// the draft fills them in.
+func (it *item) kv() *mvccpb.KeyValue {
+	kv := &mvccpb.KeyValue{Key: it.key, Value: it.value, Version: it.version, Lease: int64(it.lease)}
+	if r, ok := it.mod.known(); ok {
+		kv.ModRevision = int64(r)
+	}
+	if r, ok := it.create.known(); ok {
+		kv.CreateRevision = int64(r)
+	}
+	return kv
+}
+
+func storedItem(v *mvcc.Version) item {
+	return item{
+		key: v.Key, value: v.Value, version: v.Version, lease: v.Lease,
+		mod: ref{rev: v.Mod}, create: ref{rev: v.Create},
+	}
+}
+
+func pendingItem(v *pendingVersion) item {
+	return item{
+		key: v.key, value: v.value, version: v.version, lease: v.lease,
+		mod: ref{txn: v.txn}.fixed(), create: v.create.fixed(),
+	}
+}
+
+// view is the state on which one request is evaluated: the store, over it the
+// overlay, over that what the request itself has written so far.
+//
+// The overlay is looked at first and the store after it. What is applied in
+// between is then in both, and the overlay's copy, the newer or an equal one, wins.
+type view struct {
+	store store
+	// base is the revision at which the store is read: newest, or that of a read.
+	base    keyspace.Revision
+	overlay *overlay
+	// mu guards the overlay.
+	mu *sync.Mutex
+	// own is what the request has written, nil while its compares are evaluated.
+	own *changes
+	// seen is the newest batch of which the request has seen a version.
+	seen *batch
+	// budget is how many bytes the request may still read into memory.
+	budget int64
+}
+
+// lookup returns the newest pending version of the key.
+func (w *view) lookup(key []byte) *pendingVersion {
+	if w.own != nil {
+		if v := w.own.get(key); v != nil {
+			return v
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	v := w.overlay.newest(key)
+	if v != nil {
+		w.seen = newerBatch(w.seen, v.txn.batch)
+	}
+	return v
+}
+
+// get returns the key as the request sees it.
+func (w *view) get(key []byte) (it item, ok bool, err error) {
+	if v := w.lookup(key); v != nil {
+		return pendingItem(v), !v.tombstone, nil
+	}
+	v, ok, err := w.store.get(key, w.base)
+	if err != nil || !ok {
+		return item{}, false, err
+	}
+	return storedItem(&v), true, w.charge(len(v.Key) + len(v.Value))
+}
+
+// retain gives an item of a scan memory of its own and takes it from the request's
+// budget.
+func (w *view) retain(it *item) error {
+	it.key, it.value = bytes.Clone(it.key), bytes.Clone(it.value)
+	return w.charge(len(it.key) + len(it.value))
+}
+
+// charge takes bytes from the request's budget.
+func (w *view) charge(n int) error {
+	if w.budget -= int64(n); w.budget < 0 {
+		return kverror.New(kverror.TooManyRequests, "the request reads more than the node may hold for one: use a limit")
+	}
+	return nil
+}
+
+// layer returns the pending versions of the span, tombstones too, in order of
+// their keys, the newest of each. With at below newest they are those at that
+// revision, without the request's own.
+func (w *view) layer(s keyspace.Span, at keyspace.Revision) ([]*pendingVersion, error) {
+	var l []*pendingVersion
+	var wait *pendingTxn
+	w.mu.Lock()
+	w.overlay.visit(s, func(k *overlayKey) bool {
+		v := k.versions[len(k.versions)-1]
+		if at != newest {
+			found, unknown := k.at(at)
+			if unknown != nil {
+				wait = unknown.txn
+				return false
+			}
+			v = found
+		}
+		if v != nil {
+			w.seen = newerBatch(w.seen, v.txn.batch)
+			l = append(l, v)
+		}
+		return true
+	})
+	w.mu.Unlock()
+	if wait != nil {
+		return nil, waitError{wait}
+	}
+	if w.own == nil || at != newest {
+		return l, nil
+	}
+	return w.own.over(l, s), nil
+}
+
+// scan calls fn with the living keys of the span in order. With at below newest
+// it shows the state at that revision, without the request's own changes. What it
+// points to is valid during the call only, see retain.
+func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(it *item) error) error {
+	layer, err := w.layer(s, at)
+	if err != nil {
+		return err
+	}
+	emit := func(v *pendingVersion) error {
+		if v.tombstone {
+			return nil
+		}
+		it := pendingItem(v)
+		return fn(&it)
+	}
+	err = w.store.scan(s, min(at, w.base), keysOnly, func(v *mvcc.Version) error {
+		for len(layer) > 0 {
+			c := bytes.Compare(layer[0].key, v.Key)
+			if c > 0 {
+				break
+			}
+			if err := emit(layer[0]); err != nil {
+				return err
+			}
+			layer = layer[1:]
+			if c == 0 {
+				return nil
+			}
+		}
+		it := storedItem(v)
+		return fn(&it)
+	})
+	for _, v := range layer {
+		if err != nil {
+			break
+		}
+		err = emit(v)
+	}
+	if errors.Is(err, errStop) {
+		return nil
+	}
+	return err
+}
+
+// changes are the writes of one request in the order of its operations. A key that
+// is written twice (a put of one nested transaction, deleted by a later one) keeps
+// its last version.
+type changes struct {
+	txn    *pendingTxn
+	writes []*pendingVersion
+	bytes  int
+	// index finds a key in writes. It is made for the second write.
+	index map[string]int
+}
+
+func (c *changes) get(key []byte) *pendingVersion {
+	if c.index == nil {
+		if len(c.writes) == 1 && bytes.Equal(c.writes[0].key, key) {
+			return c.writes[0]
+		}
+		return nil
+	}
+	if i, ok := c.index[string(key)]; ok {
+		return c.writes[i]
+	}
+	return nil
+}
+
+// add appends a version in the place of an older one of its key.
+func (c *changes) add(v *pendingVersion) {
+	c.bytes += v.bytes()
+	if len(c.writes) == 0 {
+		c.writes = append(c.writes, v)
+		return
+	}
+	if c.index == nil {
+		c.index = map[string]int{string(c.writes[0].key): 0}
+	}
+	if i, dup := c.index[string(v.key)]; dup {
+		c.bytes -= c.writes[i].bytes()
+		c.writes = append(c.writes[:i], c.writes[i+1:]...)
+		for k, n := range c.index {
+			if n > i {
+				c.index[k] = n - 1
+			}
+		}
+	}
+	c.index[string(v.key)] = len(c.writes)
+	c.writes = append(c.writes, v)
+}
+
+// over returns the layer with the request's own versions of the span on top.
+func (c *changes) over(l []*pendingVersion, s keyspace.Span) []*pendingVersion {
+	var own []*pendingVersion
+	for _, v := range c.writes {
+		if s.Contains(v.key) {
+			own = append(own, v)
+		}
+	}
+	if len(own) == 0 {
+		return l
+	}
+	out := make([]*pendingVersion, 0, len(l)+len(own))
+	for _, v := range l {
+		if c.get(v.key) == nil {
+			out = append(out, v)
+		}
+	}
+	out = append(out, own...)
+	slices.SortFunc(out, func(a, b *pendingVersion) int { return bytes.Compare(a.key, b.key) })
+	return out
+}
