@@ -1,0 +1,98 @@
+package raftgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestReplication(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 3, voters(3))
+		for i := range 20 {
+			r.write(1, fmt.Sprintf("a%d", i))
+			r.write(2, fmt.Sprintf("b%d", i))
+		}
+		r.equal(1)
+		r.equal(2)
+	})
+}
+
+func TestSingleVoter(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(1))
+		r.write(1, "x")
+		n := r.nodes[1]
+		g := n.host.Group(1)
+		term := g.Status().Term
+		if !g.LeaseHeld(term) {
+			t.Fatal("a sole voter that leads has no lease")
+		}
+		n.crash(0)
+		n.start()
+		start := time.Now()
+		r.write(1, "y")
+		if d := time.Since(start); d > 500*time.Millisecond {
+			t.Fatalf("a sole voter took %v to lead again", d)
+		}
+	})
+}
+
+func TestProposeErrors(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l := r.leader(1)
+		g := l.host.Group(1)
+		term := g.Status().Term
+		if err := g.Propose(term+1, []byte("x"), nil); !errors.Is(err, ErrNotLeader) {
+			t.Fatalf("another term: %v", err)
+		}
+		if err := g.Propose(term, nil, nil); !errors.Is(err, ErrTooLarge) {
+			t.Fatalf("empty: %v", err)
+		}
+		for _, id := range r.ids() {
+			if n := r.nodes[id]; n != l {
+				if err := n.host.Group(1).Propose(term, []byte("x"), nil); !errors.Is(err, ErrNotLeader) {
+					t.Fatalf("follower: %v", err)
+				}
+			}
+		}
+		if err := l.host.Close(context.Background(), 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Propose(term, []byte("x"), nil); !errors.Is(err, ErrNotLeader) {
+			t.Fatalf("closed: %v", err)
+		}
+	})
+}
+
+func TestLeaderChangeAfterCrash(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		for i := range 10 {
+			r.write(1, fmt.Sprintf("before%d", i))
+			l := r.leader(1)
+			l.crash(0)
+			r.write(1, fmt.Sprintf("without%d", i))
+			l.start()
+			r.write(1, fmt.Sprintf("after%d", i))
+			synctest.Wait()
+		}
+		r.equal(1)
+	})
+}
