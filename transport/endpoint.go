@@ -315,8 +315,12 @@ func (e *Endpoint) DropPeer(id keyspace.NodeID) {
 	e.metrics.forget(id)
 }
 
-// Peer returns what is known of a node; the zero state for one that is not.
+// Peer returns what is known of a node; the zero state for one that is no peer. The
+// node itself is always up.
 func (e *Endpoint) Peer(id keyspace.NodeID) PeerState {
+	if id == e.cfg.Node {
+		return PeerState{Up: true, Boot: e.cfg.Boot}
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := e.peer(id); p != nil {

@@ -89,15 +89,16 @@ const (
 func (l *link) dialLoop(k Kind) {
 	backoff := backoffMin
 	for attempt := 0; l.awaitNeed(k); attempt++ {
+		moved := l.addrsMoved()
 		if attempt == 0 && !l.mayDialAtOnce(k) {
 			delay := jitter(firstDelay)
 			if l.id < l.q.Self() {
 				delay += yieldDelay
 			}
-			l.sleep(k, delay)
+			l.sleep(k, delay, moved)
 			continue
 		}
-		s, err := l.dial(k, attempt)
+		s, err := l.dialNext(k, attempt)
 		if err == nil {
 			backoff, attempt = backoffMin, -1
 			select {
@@ -110,7 +111,7 @@ func (l *link) dialLoop(k Kind) {
 			return
 		}
 		delay := l.dialFailed(k, err, backoff)
-		if l.sleep(k, delay) {
+		if l.sleep(k, delay, moved) {
 			backoff, attempt = backoffMin, -1 // a session came in, or the address changed
 			continue
 		}
@@ -155,26 +156,28 @@ func (l *link) awaitNeed(k Kind) bool {
 	return false
 }
 
-// sleep waits. It says whether it was cut short by a session or a new address.
-func (l *link) sleep(k Kind, d time.Duration) bool {
+// addrsMoved returns how often the addresses were set.
+func (l *link) addrsMoved() uint64 {
 	l.mu.Lock()
-	moved := l.moved
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	return l.moved
+}
+
+// sleep waits. It says whether it was cut short by a session, or by addresses that
+// were set after moved was read.
+func (l *link) sleep(k Kind, d time.Duration, moved uint64) bool {
 	t := l.q.clock.NewTimer(d)
 	defer t.Stop()
 	for {
+		if l.addrsMoved() != moved || l.session(k) != nil {
+			return true
+		}
 		select {
 		case <-t.C():
 			return false
 		case <-l.ctx.Done():
 			return false
 		case <-l.kick[k]:
-		}
-		l.mu.Lock()
-		changed := l.moved != moved
-		l.mu.Unlock()
-		if changed || l.session(k) != nil {
-			return true
 		}
 	}
 }
@@ -215,15 +218,19 @@ type refusalError struct {
 
 func (e *refusalError) Error() string { return "refused: " + e.verdict.String() }
 
-// dial makes one attempt at one of the peer's addresses.
-func (l *link) dial(k Kind, attempt int) (*Session, error) {
+// dialNext tries the peer's addresses by turns.
+func (l *link) dialNext(k Kind, attempt int) (*Session, error) {
 	l.mu.Lock()
 	addrs := l.addrs
 	l.mu.Unlock()
 	if len(addrs) == 0 {
 		return nil, errors.New("no address")
 	}
-	addr := addrs[attempt%len(addrs)]
+	return l.dial(k, addrs[attempt%len(addrs)])
+}
+
+// dial makes one attempt.
+func (l *link) dial(k Kind, addr string) (*Session, error) {
 	q := l.q
 	ctx, cancel := context.WithTimeout(l.ctx, 2*q.opts.HandshakeTimeout)
 	defer cancel()
@@ -272,13 +279,9 @@ func (q *QUIC) limitTime(conn *quic.Conn) clock.Timer {
 // greet is the dialler's side of the making of a session.
 func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	q := l.q
-	l.mu.Lock()
-	if l.slots[k].accepting != nil {
-		l.mu.Unlock()
+	if !l.beginGreet(k) {
 		return nil, &refusalError{verdictDuplicate}
 	}
-	l.slots[k].greeting = true
-	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()
 		l.slots[k].greeting = false
@@ -304,10 +307,7 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	if err := q.checkAnswer(conn, &answer, l.id); err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	yield := l.slots[k].accepting != nil && q.Self() > l.id
-	l.mu.Unlock()
-	if yield {
+	if l.served(k) {
 		return nil, &refusalError{verdictDuplicate}
 	}
 	if _, err := ctl.Write(appendConfirm(nil)); err != nil {
@@ -315,6 +315,25 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	}
 	answer.kind = k
 	return l.attach(conn, ctl, fr, &answer)
+}
+
+// served says that the peer's own connection serves or is about to: it came in while
+// this node dialled.
+func (l *link) served(k Kind) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.slots[k].accepting != nil || l.session(k) != nil
+}
+
+// beginGreet says whether a Hello may be sent.
+func (l *link) beginGreet(k Kind) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.slots[k].accepting != nil || l.session(k) != nil {
+		return false
+	}
+	l.slots[k].greeting = true
+	return true
 }
 
 // checkAnswer compares an answer with what was wanted.

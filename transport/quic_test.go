@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
@@ -87,3 +88,8 @@ func connect(buses ...transporttest.Bus) {
 		}
 	}
 }
+
+// wallClock is a clock for buses that are never started.
+type wallClock struct{ clock.Clock }
+
+func (wallClock) Wall() time.Time { return time.Now() }

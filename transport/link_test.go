@@ -1,0 +1,230 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/quic-go/quic-go"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// TestRestartIsNoticedByReset: where the restarted node cannot dial, its stateless
+// reset tells of the restart; nothing else can within this test's time.
+func TestRestartIsNoticedByReset(t *testing.T) {
+	h := newQUICHarness()
+	tune := func(node keyspace.NodeID) transport.Options {
+		o := selfMade(node)
+		o.IdleTimeout = time.Hour
+		o.MaxMissedPings = 1 << 20
+		o.PingInterval = 20 * time.Millisecond
+		return o
+	}
+	a, b := h.new(t, tune(1)), h.new(t, tune(2))
+	boots := make(chan keyspace.BootID, 100)
+	a.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) {
+		if s.Up {
+			boots <- s.Boot
+		}
+	})
+	a.SetPeer(2, b.Addrs())
+	b.SetPeer(1, nil)
+	start(t, a, b)
+	before := <-boots
+	session := a.MainSession(2)
+	b.Crash()
+	c := h.new(t, tune(2))
+	c.SetPeer(1, nil)
+	start(t, c)
+	if after := <-boots; after == before {
+		t.Errorf("boot %s again", after)
+	}
+	if _, ok := errors.AsType[*quic.StatelessResetError](session.Why()); !ok {
+		t.Errorf("the session ended by %v", session.Why())
+	}
+}
+
+func start(t testing.TB, buses ...*transport.QUIC) {
+	t.Helper()
+	for _, q := range buses {
+		if err := q.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestSilentPeer: a peer that says nothing any more is given up by the probes, also
+// while QUIC still acknowledges.
+func TestSilentPeer(t *testing.T) {
+	h := newQUICHarness()
+	opts := selfMade(1)
+	opts.PingInterval, opts.MaxMissedPings = 10*time.Millisecond, 3
+	a, b := h.new(t, opts), h.new(t, selfMade(2))
+	release := make(chan struct{})
+	b.HandleSend(transport.MethodRaftControl, transport.ClassControl, func(keyspace.NodeID, []byte) { <-release })
+	up := make(chan struct{}, 100)
+	a.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) {
+		if s.Up {
+			up <- struct{}{}
+		}
+	})
+	a.SetPeer(2, b.Addrs())
+	b.SetPeer(1, a.Addrs())
+	start(t, a, b)
+	<-up
+	session := a.MainSession(2)
+	if err := a.Send(2, transport.MethodRaftControl, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := session.Why(); !errors.Is(err, transport.ErrUnreachable) || !strings.Contains(err.Error(), "probes") {
+		t.Errorf("the session ended by %v", err)
+	}
+	close(release)
+	<-up
+}
+
+// TestSimultaneousDials: of two connections made at the same time exactly one
+// becomes the session, at both ends the same.
+func TestSimultaneousDials(t *testing.T) {
+	h := newQUICHarness()
+	a, b := h.new(t, selfMade(1)), h.new(t, selfMade(2))
+	a.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, answerNothing)
+	b.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, answerNothing)
+	states := map[*transport.QUIC]chan bool{}
+	for _, q := range []*transport.QUIC{a, b} {
+		c := make(chan bool, 1000)
+		q.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) { c <- s.Up })
+		states[q] = c
+	}
+	a.SetPeer(2, nil)
+	b.SetPeer(1, nil)
+	start(t, a, b)
+	for round := range 100 {
+		var wg sync.WaitGroup
+		var errA, errB error
+		wg.Go(func() { errA = a.DialNow(2, b.Addrs()[0]) })
+		wg.Go(func() { errB = b.DialNow(1, a.Addrs()[0]) })
+		wg.Wait()
+		if (errA == nil) == (errB == nil) {
+			t.Fatalf("round %d: not exactly one won: %v, %v", round, errA, errB)
+		}
+		for _, q := range []*transport.QUIC{a, b} {
+			for up := false; !up; {
+				up = <-states[q]
+			}
+		}
+		// Both directions work over what remains.
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		if _, err := a.Call(ctx, 2, transport.MethodNodeAdmin, nil); err != nil {
+			t.Errorf("round %d: %v (dials: %v, %v)", round, err, errA, errB)
+		}
+		if _, err := b.Call(ctx, 1, transport.MethodNodeAdmin, nil); err != nil {
+			t.Errorf("round %d: %v (dials: %v, %v)", round, err, errA, errB)
+		}
+		cancel()
+		a.EndSession(2, errors.New("next round"))
+		for _, q := range []*transport.QUIC{a, b} {
+			for up := true; up; {
+				up = <-states[q]
+			}
+		}
+	}
+}
+
+func answerNothing(context.Context, keyspace.NodeID, []byte) ([]byte, error) { return nil, nil }
+
+// TestMovedPeer: after SetPeer with a new address the next session goes there, at
+// once.
+func TestMovedPeer(t *testing.T) {
+	h := newQUICHarness()
+	a, b := h.new(t, selfMade(1)), h.new(t, selfMade(2))
+	up := make(chan struct{}, 100)
+	a.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) {
+		if s.Up {
+			up <- struct{}{}
+		}
+	})
+	dead := newQUICHarness().new(t, selfMade(9)) // bound, and silent: never started
+	a.SetPeer(2, dead.Addrs())
+	b.SetPeer(1, nil)
+	start(t, a, b)
+	a.SetPeer(2, b.Addrs())
+	<-up
+}
+
+// TestWildcardAndExtraSockets: a node that listens on the loopback alone still
+// reaches others, by a socket of its own for that.
+func TestListenAddresses(t *testing.T) {
+	wild := selfMade(1)
+	wild.Clock, wild.Boot, wild.Logger = wallClock{}, 1, zap.NewNop()
+	wild.Listen = []string{":0", "127.0.0.1:0"}
+	q, err := transport.NewQUIC(wild)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(q.Addrs()); n != 2 {
+		t.Errorf("%d addresses", n)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+	wild.Listen = []string{"no port"}
+	if _, err := transport.NewQUIC(wild); err == nil {
+		t.Error("listen on a malformed address")
+	}
+}
+
+// TestMetrics: the metrics of a bus that was used are there, under their names.
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	h := newQUICHarness()
+	opts := selfMade(1)
+	opts.Metrics = transport.NewMetrics(reg)
+	a, b := h.new(t, opts), h.new(t, selfMade(2))
+	b.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, answerNothing)
+	up := make(chan struct{}, 100)
+	a.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) {
+		if s.Up {
+			up <- struct{}{}
+		}
+	})
+	connect(a, b)
+	start(t, a, b)
+	<-up
+	if _, err := a.Call(t.Context(), 2, transport.MethodNodeAdmin, nil); err != nil {
+		t.Fatal(err)
+	}
+	for a.Peer(2).RTT == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for _, f := range families {
+		have[f.GetName()] = true
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "range" {
+					t.Errorf("%s has a range as a label", f.GetName())
+				}
+			}
+		}
+	}
+	for _, want := range []string{
+		"etcd_network_peer_round_trip_time_seconds", "skein_transport_sent_frames_total", "skein_transport_received_bytes_total",
+		"skein_transport_queue_bytes", "skein_transport_batch_frames", "skein_transport_dropped_frames_total", "skein_transport_sessions",
+	} {
+		if !have[want] {
+			t.Errorf("no metric %s", want)
+		}
+	}
+}
