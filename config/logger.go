@@ -57,6 +57,7 @@ func (l *Log) Build() (*zap.Logger, error) {
 	z := logutil.DefaultZapLoggerConfig
 	z.Level = zap.NewAtomicLevelAt(level)
 	z.Encoding = l.Format
+	z.DisableStacktrace = true // an error says which operation failed on what
 	z.OutputPaths = nil
 	for _, o := range l.Outputs {
 		if o == "default" {

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/config"
+)
+
+// adminFlags are the flags of all commands that ask a running cluster. They are
+// named, and read from the environment, as etcdctl's are.
+type adminFlags struct {
+	environ           []string
+	endpoints         []string
+	output            string
+	timeout           time.Duration
+	cacert, cert, key string
+	skipVerify        bool
+}
+
+func (f *adminFlags) add(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&f.endpoints, "endpoints", []string{"127.0.0.1:2379"}, "client URLs of nodes; the first that answers is asked")
+	fs.StringVarP(&f.output, "write-out", "w", "table", "table or json")
+	fs.DurationVar(&f.timeout, "command-timeout", 10*time.Second, "time that the command may take")
+	fs.StringVar(&f.cacert, "cacert", "", "authorities of the nodes' certificates")
+	fs.StringVar(&f.cert, "cert", "", "certificate to show")
+	fs.StringVar(&f.key, "key-file", "", "key of --cert")
+	fs.BoolVar(&f.skipVerify, "insecure-skip-tls-verify", false, "do not check the nodes' certificates")
+}
+
+// fromEnvironment reads ETCDCTL_ENDPOINTS and its like for flags that were not given.
+func (f *adminFlags) fromEnvironment(fs *pflag.FlagSet) error {
+	names := map[string]string{"endpoints": "ENDPOINTS", "cacert": "CACERT", "cert": "CERT", "key-file": "KEY",
+		"command-timeout": "COMMAND_TIMEOUT", "write-out": "WRITE_OUT", "insecure-skip-tls-verify": "INSECURE_SKIP_TLS_VERIFY"}
+	for flag, name := range names {
+		for _, v := range f.environ {
+			text, ok := strings.CutPrefix(v, "ETCDCTL_"+name+"=")
+			if !ok || text == "" || fs.Changed(flag) {
+				continue
+			}
+			if err := fs.Set(flag, text); err != nil {
+				return &config.UsageError{Err: fmt.Errorf("ETCDCTL_%s: %w", name, err)}
+			}
+		}
+	}
+	return nil
+}
+
+// ask calls do with a client, within the command's time.
+func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Client, adminapi.Format) error) error {
+	if err := f.fromEnvironment(c.Flags()); err != nil {
+		return err
+	}
+	format := adminapi.Format(f.output)
+	if format != adminapi.Table && format != adminapi.JSON {
+		return &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", f.output)}
+	}
+	t, err := f.tls()
+	if err != nil {
+		return err
+	}
+	client, err := adminapi.NewClient(f.endpoints, t)
+	if err != nil {
+		return &config.UsageError{Err: err}
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), f.timeout)
+	defer cancel()
+	return do(ctx, client, format)
+}
+
+// tls returns the settings for secure endpoints, or nil where no flag asks for any.
+func (f *adminFlags) tls() (*tls.Config, error) {
+	if f.cacert == "" && f.cert == "" && f.key == "" && !f.skipVerify {
+		return nil, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: f.skipVerify}
+	if f.cacert != "" {
+		pem, err := os.ReadFile(f.cacert)
+		if err != nil {
+			return nil, fmt.Errorf("--cacert: %w", err)
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--cacert: no certificate in %s", f.cacert)
+		}
+	}
+	if f.cert != "" || f.key != "" {
+		pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+		if err != nil {
+			return nil, fmt.Errorf("--cert and --key-file: %w", err)
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	return t, nil
+}
+
+func newRange(environ []string) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{Use: "range", Short: "List, split and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
+	f.add(c.PersistentFlags())
+	c.AddCommand(&cobra.Command{Use: "list", Short: "List all ranges", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				ranges, err := client.RangeList(ctx)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteRanges(c.OutOrStdout(), format, ranges)
+			})
+		})}, newSplit(f), &cobra.Command{Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
+		RunE: failing(func(c *cobra.Command, args []string) error {
+			id, err := strconv.ParseUint(args[0], 10, 64)
+			if err != nil {
+				return &config.UsageError{Err: fmt.Errorf("%q is no id of a range", args[0])}
+			}
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				s, err := client.RangeShow(ctx, id)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteShow(c.OutOrStdout(), format, s)
+			})
+		})})
+	return c
+}
+
+func newSplit(f *adminFlags) *cobra.Command {
+	var key, key64 string
+	split := &cobra.Command{Use: "split --key KEY", Short: "Make a new range begin at a key", Args: cobra.NoArgs}
+	split.Flags().StringVar(&key, "key", "", "first key of the new range")
+	split.Flags().StringVar(&key64, "key-base64", "", "the same in base64, for keys that are no text")
+	split.RunE = failing(func(c *cobra.Command, _ []string) error {
+		k := []byte(key)
+		switch plain, coded := c.Flags().Changed("key"), c.Flags().Changed("key-base64"); {
+		case plain == coded:
+			return &config.UsageError{Err: errors.New("give either --key or --key-base64")}
+		case coded:
+			var err error
+			if k, err = base64.StdEncoding.DecodeString(key64); err != nil {
+				return &config.UsageError{Err: fmt.Errorf("--key-base64: %w", err)}
+			}
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+			s, err := client.RangeSplit(ctx, k)
+			if err != nil {
+				return err
+			}
+			return adminapi.WriteSplit(c.OutOrStdout(), format, s)
+		})
+	})
+	return split
+}
+
+func newNode(environ []string) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{Use: "node", Short: "List nodes", Args: cobra.NoArgs, RunE: needsCommand}
+	f.add(c.PersistentFlags())
+	c.AddCommand(&cobra.Command{Use: "list", Short: "List all nodes", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				nodes, err := client.NodeList(ctx)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteNodes(c.OutOrStdout(), format, nodes)
+			})
+		})})
+	return c
+}
+
+// needsCommand refuses a command that only groups others.
+func needsCommand(c *cobra.Command, _ []string) error {
+	return fmt.Errorf("%s needs a command", c.CommandPath())
+}

@@ -1,0 +1,105 @@
+// Command skein runs a node of Skein and looks after a cluster. See README.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/etcdapi"
+)
+
+// Exit codes.
+const (
+	exitRefused = 1 // with the reason and the next step on standard error
+	exitUsage   = 2
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	// The first signal ends what runs in good order, the second one at once.
+	context.AfterFunc(ctx, stop)
+	os.Exit(execute(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+// failure marks the errors of commands that were understood. All others, which cobra
+// finds itself, are wrong usage.
+type failure struct{ error }
+
+func (f failure) Unwrap() error { return f.error }
+
+// execute runs a command line and returns the exit code.
+func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+	root := newRoot(environ)
+	root.SetArgs(withStart(args))
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	command, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	code := exitRefused
+	var u *config.UsageError
+	if !errors.As(err, new(failure)) || errors.As(err, &u) {
+		code = exitUsage
+	}
+	var r *adminapi.Refusal
+	switch {
+	case errors.As(err, &r):
+		fmt.Fprintf(stderr, "skein: %s\nnext: %s\n", r.Reason, r.NextStep)
+	case code == exitUsage:
+		fmt.Fprintf(stderr, "skein: %v\nnext: see %s --help\n", err, command.CommandPath())
+	default:
+		fmt.Fprintf(stderr, "skein: %v\n", err)
+	}
+	return code
+}
+
+// withStart makes skein without a subcommand skein start, so that etcd's command
+// lines work as they are.
+func withStart(args []string) []string {
+	if len(args) == 0 || strings.HasPrefix(args[0], "-") && args[0] != "-h" && args[0] != "--help" {
+		return append([]string{"start"}, args...)
+	}
+	return args
+}
+
+func newRoot(environ []string) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "skein",
+		Short:         "An etcd that scales out",
+		Long:          "Skein is an etcd that scales out. Without a command, skein starts a node: skein [FLAGS] is skein start [FLAGS].",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newStart(environ), newRange(environ), newNode(environ))
+	return root
+}
+
+// failing marks a command's own errors as such.
+func failing(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		if err := run(c, args); err != nil {
+			return failure{err}
+		}
+		return nil
+	}
+}
+
+func printVersion(w io.Writer) {
+	fmt.Fprintf(w, "skein Version: %s\netcd Version: %s\nGo Version: %s\nGo OS/Arch: %s/%s\n",
+		etcdapi.SkeinVersion, etcdapi.EtcdVersion, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}

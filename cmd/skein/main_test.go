@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeBackend is a cluster of one node with one range, which refuses to split at "m".
+type fakeBackend struct{}
+
+func (fakeBackend) Ranges(context.Context) ([]*adminpb.Range, error) {
+	return []*adminpb.Range{{Id: 1, Generation: 1, Leader: "n1", Replicas: []string{"n1"}, State: "asleep"}}, nil
+}
+
+func (fakeBackend) SplitRange(_ context.Context, key []byte) (left, right *adminpb.Range, err error) {
+	if string(key) == "m" {
+		return nil, nil, &adminapi.Refusal{Reason: "range 1 begins there already", NextStep: "see skein range list"}
+	}
+	return &adminpb.Range{Id: 1, End: key}, &adminpb.Range{Id: 2, Start: key}, nil
+}
+
+func (fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
+	if id != 1 {
+		return nil, &adminapi.Refusal{Reason: "there is no range " + id.String(), NextStep: "see skein range list"}
+	}
+	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: 1}}, nil
+}
+
+func (fakeBackend) Nodes(context.Context) ([]*adminpb.Node, error) {
+	return nil, kverror.NoLeader
+}
+
+// replaceRun puts f in the place of the node for one test.
+func replaceRun(t *testing.T, f func(context.Context, *config.Config, *zap.Logger) error) {
+	t.Helper()
+	old := run
+	run = f
+	t.Cleanup(func() { run = old })
+}
+
+// TestStories walks testdata/skein: the input's lines are the arguments of one
+// command, lines that begin with "env " its environment; ADDR stands for the address of
+// a node. The output is the exit code, standard output and standard error.
+func TestStories(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	adminapi.Register(s, fakeBackend{})
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	defer func() { s.Stop(); <-done }()
+	replaceRun(t, func(_ context.Context, c *config.Config, _ *zap.Logger) error {
+		if c.Name == "broken" {
+			return errors.New("wal: disk on fire")
+		}
+		return nil
+	})
+	datadriven.RunTest(t, "testdata/skein", func(t *testing.T, d *datadriven.TestData) string {
+		args, env := []string{}, []string{"ETCD_LOG_OUTPUTS=" + filepath.Join(t.TempDir(), "log")}
+		for line := range strings.Lines(d.Input) {
+			line = strings.ReplaceAll(strings.TrimRight(line, "\n"), "ADDR", l.Addr().String())
+			if v, ok := strings.CutPrefix(line, "env "); ok {
+				env = append(env, v)
+			} else if line != "" {
+				args = append(args, line)
+			}
+		}
+		var stdout, stderr bytes.Buffer
+		code := execute(t.Context(), args, env, &stdout, &stderr)
+		out := fmt.Sprintf("exit %d\n%s", code, stdout.String())
+		if stderr.Len() > 0 {
+			out += "stderr:\n" + stderr.String()
+		}
+		out = strings.ReplaceAll(out, l.Addr().String(), "ADDR")
+		return regexp.MustCompile(`(?m)^Go (Version|OS/Arch): .*`).ReplaceAllString(out, "Go $1: ...")
+	})
+}
+
+// TestStartPassesConfig: the node gets what the command line says, and the context
+// that a signal ends.
+func TestStartPassesConfig(t *testing.T) {
+	for _, args := range [][]string{{"--name=n9", "--max-txn-ops=5"}, {"start", "-name", "n9", "-max-txn-ops", "5"}} {
+		log := filepath.Join(t.TempDir(), "log")
+		ctx, cancel := context.WithCancel(t.Context())
+		started := make(chan struct{})
+		replaceRun(t, func(ctx context.Context, c *config.Config, logger *zap.Logger) error {
+			if c.Name != "n9" || c.MaxTxnOps != 5 {
+				t.Errorf("got %+v", c)
+			}
+			logger.Info("node is up")
+			close(started)
+			<-ctx.Done()
+			return nil
+		})
+		code := make(chan int)
+		var stderr bytes.Buffer
+		go func() {
+			code <- execute(ctx, append(args, "--log-outputs="+log), []string{"SKEIN_NO_SUCH=1"}, &bytes.Buffer{}, &stderr)
+		}()
+		select {
+		case <-started:
+		case c := <-code:
+			t.Fatalf("exit %d: %s", c, &stderr)
+		case <-time.After(10 * time.Second):
+			t.Fatal("the node was not started")
+		}
+		cancel()
+		if c := <-code; c != 0 {
+			t.Errorf("exit %d: %s", c, &stderr)
+		}
+		b, err := os.ReadFile(log)
+		if err != nil || !strings.Contains(string(b), "SKEIN_NO_SUCH") || !strings.Contains(string(b), "node is up") {
+			t.Errorf("%s, %v", b, err)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/etcdapi"
+)
+
+// newStart is skein start. Its flags are etcd's, which package config reads with
+// etcd's own syntax (one dash or two), so cobra leaves them alone.
+func newStart(environ []string) *cobra.Command {
+	return &cobra.Command{
+		Use:                "start [FLAGS]",
+		Short:              "Start a node",
+		DisableFlagParsing: true,
+		RunE:               failing(func(c *cobra.Command, args []string) error { return start(c, args, environ) }),
+	}
+}
+
+func start(c *cobra.Command, args, environ []string) error {
+	cfg, notices, err := config.Load(args, environ)
+	switch {
+	case errors.Is(err, config.ErrHelp):
+		_, err := fmt.Fprintf(c.OutOrStdout(), "Start a node.\n\nUsage:\n  skein [start] [FLAGS]\n%s", config.Usage())
+		return err
+	case errors.Is(err, config.ErrVersion):
+		printVersion(c.OutOrStdout())
+		return nil
+	case err != nil:
+		return err
+	}
+	logger, err := cfg.Log.Build()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = logger.Sync() }() // standard error cannot be synced, and need not be
+	logger.Info("starting skein", zap.String("version", etcdapi.SkeinVersion), zap.String("etcd-version", etcdapi.EtcdVersion),
+		zap.Strings("args", args))
+	for _, n := range notices {
+		logger.Warn(n.Message, n.Fields...)
+	}
+	if err := run(c.Context(), cfg, logger); err != nil {
+		logger.Error("the node ended", zap.Error(err))
+		return err
+	}
+	return nil
+}
