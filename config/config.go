@@ -202,6 +202,12 @@ func (c *Config) complete() {
 	if len(c.InitialCluster) == 0 {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
 	}
+	if len(c.Log.Outputs) == 0 {
+		c.Log.Outputs = []string{"default"}
+	}
+	if c.Log.Format == "" {
+		c.Log.Format = "json"
+	}
 	if c.WarnUnaryRequest == 0 {
 		c.WarnUnaryRequest = 300 * time.Millisecond
 	}
@@ -276,6 +282,12 @@ func (c *Config) validateURLs() error {
 			if err := checkURL(&urls[i], false, true); err != nil {
 				return fmt.Errorf("--initial-cluster: %s: %w", name, err)
 			}
+		}
+	}
+	peers := slices.Concat(c.ListenPeerURLs, c.AdvertisePeerURLs)
+	for i := range peers {
+		if peers[i].Scheme != peers[0].Scheme {
+			return fmt.Errorf("%s and %s: the bus between nodes is either https or http, also in what is advertised", &peers[0], &peers[i])
 		}
 	}
 	return c.checkSchemes()

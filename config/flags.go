@@ -176,13 +176,17 @@ func (v *value) setList(k kind, list []string, empty bool) {
 }
 
 // parseFile reads a value as it stands in the configuration file, where YAML has
-// types: durations are integer nanoseconds, lists are lists, and a string may be
-// any scalar.
+// types: durations are integer nanoseconds, lists are lists, and a string may also be
+// a number.
 func (k kind) parseFile(x any) (value, error) {
 	switch x := x.(type) {
 	case bool:
-		if k == kindBool || k == kindString {
+		switch k {
+		case kindBool:
 			return k.parse(strconv.FormatBool(x))
+		case kindString:
+			// etcd takes "true" or "false" then, and a node named n is called false.
+			return value{}, errors.New("YAML takes this word (y, n, yes, no, on, off, true, false) for a truth value: put it in quotes")
 		}
 	case json.Number:
 		switch k {

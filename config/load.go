@@ -78,9 +78,7 @@ func Load(args, environ []string) (*Config, []Notice, error) {
 	if err := l.config.Validate(); err != nil {
 		return nil, nil, err
 	}
-	if l.config.Name == "default" {
-		l.note("it isn't recommended to use default name, please set a value for --name", zap.String("name", l.config.Name))
-	}
+	l.advise()
 	return l.config, l.notices, nil
 }
 
@@ -92,6 +90,25 @@ type loader struct {
 
 func (l *loader) note(message string, fields ...zap.Field) {
 	l.notices = append(l.notices, Notice{Message: message, Fields: fields})
+}
+
+// advise notes what is allowed and seldom meant.
+func (l *loader) advise() {
+	c := l.config
+	if c.Name == "default" {
+		l.note("it isn't recommended to use default name, please set a value for --name", zap.String("name", c.Name))
+	}
+	for i := range c.ListenClientURLs {
+		if u := &c.ListenClientURLs[i]; !secure(u) && (c.ClientTLS.given() || c.ClientTLS.ClientCertAuth) {
+			l.note("the URL is without TLS although certificates or client-cert-auth are given; clients need none there", zap.Stringer("client-url", u))
+		}
+	}
+	if u := &c.ListenPeerURLs[0]; !secure(u) && (c.PeerTLS.given() || c.PeerTLS.ClientCertAuth) {
+		l.note("peer URLs are http although certificates or peer-client-cert-auth are given; any process may claim to be a peer", zap.Stringer("peer-url", u))
+	}
+	if c.ClientTLS.Auto && c.ClientTLS.given() || c.PeerTLS.Auto && c.PeerTLS.given() {
+		l.note("ignoring auto TLS since certificates are given")
+	}
 }
 
 // fromFlags takes over the command line, then the environment where that is silent.
