@@ -1,0 +1,56 @@
+package node
+
+import (
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/transport"
+)
+
+// Budget divides a node's memory among everything that may hold much of it. Its
+// fields add up to the total that it was made from, but for Go's runtime, stacks
+// and what each idle range costs. All are in bytes.
+type Budget struct {
+	// BlockCache holds the engine's blocks, Memtables what is not flushed yet.
+	BlockCache, Memtables int64
+	// WALQueue is what waits to be written to the wal, WALCache the entries kept for
+	// followers.
+	WALQueue, WALCache int64
+	// Proposals are entries of this node's leaders that are not applied yet, Inbound
+	// entries received and not taken in.
+	Proposals, Inbound int64
+	// BusQueues is what waits to be sent, over all peers and classes.
+	BusQueues int64
+	// Requests are client requests being evaluated, overlays and answers included.
+	Requests int64
+}
+
+// NewBudget divides total bytes.
+func NewBudget(total int64) Budget {
+	part := func(percent int64) int64 { return total / 100 * percent }
+	b := Budget{
+		Memtables: part(20),
+		WALQueue:  part(6), WALCache: part(8),
+		Proposals: part(12), Inbound: part(8),
+		BusQueues: part(12), Requests: part(12),
+	}
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests
+	return b
+}
+
+// memTable is the size of one memtable.
+func (b Budget) memTable() int64 { return b.Memtables / engine.MemTableStops }
+
+// queues divides the bus's share among peers and classes, each at least the
+// smallest that a message of maxMessage bytes can pass.
+func (b Budget) queues(peers, maxMessage int) (q [4]int64) {
+	each := b.BusQueues / int64(max(peers, 1))
+	q[transport.ClassControl] = each / 20
+	q[transport.ClassRaft] = each * 7 / 20
+	q[transport.ClassRequest] = each * 8 / 20
+	q[transport.ClassBulk] = each * 4 / 20
+	for i := range q {
+		q[i] = max(q[i], 1<<20)
+	}
+	q[transport.ClassRaft] = max(q[transport.ClassRaft], 2*int64(maxMessage))
+	q[transport.ClassRequest] = max(q[transport.ClassRequest], 2*int64(maxMessage))
+	return q
+}

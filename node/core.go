@@ -1,0 +1,365 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/router"
+	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/transport"
+	"github.com/skeindb/skein/wal"
+)
+
+// Bus is the bus as node uses it: *transport.QUIC, or the simulator's.
+type Bus interface {
+	raftgroup.Bus
+	placement.Bus
+	HandleSend(m transport.Method, class transport.Class, h transport.SendHandler)
+	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
+	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
+	SetPeer(id keyspace.NodeID, addrs []string)
+	Peer(id keyspace.NodeID) transport.PeerState
+	OnPeer(fn func(keyspace.NodeID, transport.PeerState))
+	Start() error
+	Close() error
+}
+
+// Options are what a Core is made of.
+type Options struct {
+	// Cluster, Self and Founders are what the founders agree on; Founders holds this
+	// node's row too. SplitKeys are the borders of the first ranges.
+	Cluster   keyspace.ClusterID
+	Self      keyspace.NodeID
+	Founders  []placement.Node
+	SplitKeys [][]byte
+
+	// FS holds DataDir and WALDir.
+	FS              vfs.FS
+	DataDir, WALDir string
+
+	Clock clock.Clock
+	// NewBus makes the bus, bound and silent.
+	NewBus func(transport.Config) (Bus, error)
+
+	// Heartbeat and Election are raft's tick and election timeout.
+	Heartbeat, Election time.Duration
+	// RequestTimeout bounds a request.
+	RequestTimeout time.Duration
+	// MaxRequestBytes and MaxTxnOps are etcd's limits.
+	MaxRequestBytes, MaxTxnOps int
+	// MemoryBytes is the node's memory budget.
+	MemoryBytes int64
+	// WALSegmentBytes is the size of a wal segment; 0 is the default.
+	WALSegmentBytes int64
+
+	Logger *zap.Logger
+	// Registry takes the metrics; nil leaves them unregistered.
+	Registry prometheus.Registerer
+}
+
+// Core is a node without ports.
+type Core struct {
+	o      Options
+	boot   keyspace.BootID
+	log    *zap.Logger
+	budget Budget
+
+	dirs    *engine.DirLock
+	wal     *wal.Log
+	engine  *engine.Engine
+	bus     Bus
+	host    *raftgroup.Host
+	service *placement.Service
+	client  *placement.Client
+	shards  *shard.Node
+	router  *router.Router
+
+	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
+	ctx    context.Context
+	cancel context.CancelFunc
+	wait   sync.WaitGroup
+
+	fatalOnce sync.Once
+	fatal     chan struct{}
+	fatalErr  error
+}
+
+// Open opens the directories and everything in them, and starts what serves other
+// nodes. It returns when the node takes part in the cluster, which may not have a
+// quorum yet. ctx bounds only the opening.
+func Open(ctx context.Context, o Options) (_ *Core, err error) {
+	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
+	c.log = o.Logger.With(zap.Stringer("node", o.Self))
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if c.boot, err = newBoot(); err != nil {
+		return nil, err
+	}
+	// undo holds what is to be undone if the opening fails, and is run backwards.
+	var undo []func()
+	defer func() {
+		if err != nil {
+			c.cancel()
+			for i := len(undo) - 1; i >= 0; i-- {
+				undo[i]()
+			}
+		}
+	}()
+	if err := c.openStorage(&undo); err != nil {
+		return nil, err
+	}
+	if err := c.openGroups(ctx, &undo); err != nil {
+		return nil, err
+	}
+	if err := c.bus.Start(); err != nil {
+		return nil, fmt.Errorf("start the bus: %w", err)
+	}
+	if err := c.join(ctx); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func newBoot() (keyspace.BootID, error) {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return 0, fmt.Errorf("boot id: %w", err)
+	}
+	// 0 means that no boot is known.
+	return keyspace.BootID(binary.LittleEndian.Uint64(b[:]) | 1), nil
+}
+
+// openStorage opens directories, wal and engine.
+func (c *Core) openStorage(undo *[]func()) (err error) {
+	o := &c.o
+	if c.dirs, err = engine.OpenDir(o.FS, o.DataDir, o.WALDir, engine.Identity{Cluster: o.Cluster, Node: o.Self}); err != nil {
+		return err
+	}
+	*undo = append(*undo, func() { c.dirs.Close() })
+	if c.wal, err = wal.Open(wal.Options{
+		FS: o.FS, Dir: o.WALDir, Clock: o.Clock, SegmentBytes: o.WALSegmentBytes,
+		QueueBytes: c.budget.WALQueue, EntryCacheBytes: c.budget.WALCache,
+		Logger: c.log, Metrics: wal.NewMetrics(o.Registry),
+	}); err != nil {
+		return err
+	}
+	*undo = append(*undo, func() { c.wal.Close() })
+	if c.engine, err = engine.Open(engine.Options{
+		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,
+		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(),
+		Logger: c.log, Metrics: engine.NewMetrics(o.Registry),
+	}); err != nil {
+		return err
+	}
+	*undo = append(*undo, func() { c.engine.Abort() })
+	return nil
+}
+
+// openGroups makes the bus and what is driven by it, and wires it all. Nothing is
+// received before the bus starts.
+func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
+	o := &c.o
+	if c.bus, err = o.NewBus(transport.Config{
+		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log,
+		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.queues(len(o.Founders)-1, 4*o.MaxRequestBytes),
+	}); err != nil {
+		return err
+	}
+	*undo = append(*undo, func() { c.bus.Close() })
+	if c.host, err = raftgroup.NewHost(raftgroup.Config{
+		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
+		TickInterval: o.Heartbeat, ElectionTimeout: o.Election,
+		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound,
+		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
+			c.log.Warn("a leader says that a replica here is not a member of its group", zap.Stringer("group", g), zap.Uint64("replica", uint64(self)))
+		},
+		Logger: c.log, Metrics: raftgroup.NewMetrics(o.Registry),
+	}); err != nil {
+		return err
+	}
+	*undo = append(*undo, func() { c.host.Stop(context.Background()) })
+	if err := c.found(ctx); err != nil {
+		return err
+	}
+	metrics := placement.NewMetrics(o.Registry)
+	if c.service, err = placement.NewService(placement.ServiceOptions{
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive,
+		Logger: c.log, Metrics: metrics,
+	}); err != nil {
+		return err
+	}
+	*undo = append(*undo, c.service.Stop)
+	c.client = placement.NewClient(placement.ClientOptions{
+		Self: o.Self, Boot: c.boot, Service: c.service, Clock: o.Clock, Bus: c.bus, Peers: c.others(),
+		AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
+	})
+	*undo = append(*undo, c.client.Stop)
+	c.shards = shard.NewNode(shard.Config{
+		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Bus: c.bus, Disk: disk{c},
+		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests},
+		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
+	})
+	*undo = append(*undo, c.shards.Stop)
+	c.router = router.New(router.Config{
+		Self: o.Self, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
+		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
+	})
+	c.host.RegisterHandlers(c.bus)
+	c.service.RegisterHandlers(c.bus)
+	c.shards.RegisterHandlers(c.bus)
+	c.bus.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, c.handleAdmin)
+	for _, f := range o.Founders {
+		if f.ID != o.Self {
+			c.setPeer(f)
+		}
+	}
+	return nil
+}
+
+// control opens ranges for placement; the replicas are made after it.
+type control struct{ c *Core }
+
+// CreateRanges implements placement.RangeControl.
+func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
+	return r.c.shards.Client().CreateRanges(ctx, node, ds)
+}
+
+// disk says how the node's disks fare.
+type disk struct{ c *Core }
+
+// Full implements shard.Disk.
+func (d disk) Full() bool { return d.c.full() }
+
+// Overloaded implements shard.Disk.
+func (d disk) Overloaded() bool { return d.c.wal.Overloaded() }
+
+func (c *Core) full() bool {
+	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull
+}
+
+// others are the founders without this node.
+func (c *Core) others() []keyspace.NodeID {
+	var ids []keyspace.NodeID
+	for _, f := range c.o.Founders {
+		if f.ID != c.o.Self {
+			ids = append(ids, f.ID)
+		}
+	}
+	return ids
+}
+
+// alive says whether a node lives as far as this one knows.
+func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Liveness(n) }
+
+// KV is the node's gateway.
+func (c *Core) KV() *router.Router { return c.router }
+
+// Placement is the node's access to the placement group.
+func (c *Core) Placement() *placement.Client { return c.client }
+
+// Fatal is closed when the node cannot go on; Err then says why. Crash or Stop it.
+func (c *Core) Fatal() <-chan struct{} { return c.fatal }
+
+// Err returns why the node cannot go on, after Fatal is closed.
+func (c *Core) Err() error {
+	select {
+	case <-c.fatal:
+		return c.fatalErr
+	default:
+		return nil
+	}
+}
+
+func (c *Core) fail(err error) {
+	c.fatalOnce.Do(func() {
+		c.fatalErr = err
+		c.log.Error("the node cannot go on", zap.Error(err))
+		close(c.fatal)
+	})
+}
+
+// watchFatal ends the node with the first part that cannot go on.
+func (c *Core) watchFatal() {
+	select {
+	case <-c.wal.Fatal():
+		c.fail(fmt.Errorf("wal: %w", c.wal.Err()))
+	case <-c.engine.Fatal():
+		c.fail(fmt.Errorf("engine: %w", c.engine.Err()))
+	case <-c.host.Fatal():
+		c.fail(fmt.Errorf("raft groups: %w", c.host.Err()))
+	case <-c.ctx.Done():
+	}
+}
+
+// Bounds of a clean stop.
+const (
+	drainTimeout = 5 * time.Second
+	hostTimeout  = 5 * time.Second
+)
+
+// Stop ends the node in order, so that nothing has to be replayed and, where all
+// nodes stop, no revision is left out. It takes at most about 20 s; ctx cuts the
+// waiting short, not the order.
+func (c *Core) Stop(ctx context.Context) error {
+	var errs []error
+	if c.Err() == nil {
+		c.client.BeginStop(ctx)
+		drain, cancel := context.WithTimeout(ctx, drainTimeout)
+		if err := c.shards.Drain(drain); err != nil {
+			errs = append(errs, fmt.Errorf("drain: %w", err))
+		}
+		cancel()
+		if err := c.client.Quiesce(ctx); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	c.stopServing()
+	if err := c.engine.Close(); err != nil {
+		errs = append(errs, err)
+	}
+	errs = append(errs, c.wal.Close(), c.bus.Close(), c.dirs.Close())
+	if err := c.Err(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// stopServing ends everything between the bus and the storage.
+func (c *Core) stopServing() {
+	c.cancel()
+	c.client.Stop()
+	c.shards.Stop()
+	c.service.Stop()
+	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
+	defer cancel()
+	if err := c.host.Stop(ctx); err != nil {
+		c.log.Warn("stop the raft groups", zap.Error(err))
+	}
+	c.wait.Wait()
+}
+
+// Crash ends the node without flushing or telling anybody anything: the
+// simulator's kill -9. What the disk keeps is the file system's matter.
+func (c *Core) Crash() {
+	c.bus.Close()
+	c.stopServing()
+	c.engine.Abort()
+	c.wal.Close()
+	c.dirs.Close()
+}

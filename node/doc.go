@@ -1,0 +1,34 @@
+// Package node makes one Skein node of the parts: the directories, the wal, the
+// engine, the bus, the raft host, the placement service and client, the replicas
+// and the router (together: a Core), and in front of them the ports that clients
+// and operators use (a Node).
+//
+// # Start
+//
+// directories → wal → engine → bus (bound, silent) → raft host → placement →
+// replicas → handlers → bus (speaks) → introduction → founding, on the first start
+// → groups → clients of placement → ports. Nothing is served before everything
+// below it stands, and a start that fails undoes what it had done, in reverse.
+//
+// # Stop
+//
+// ports stop accepting, and requests under way end → the sequencer is told → the
+// pipelines of the ranges are closed and leaderships handed over → the ceiling of
+// revisions is lowered (Quiesce) → clients, replicas, raft host → engine flushed →
+// wal → bus → directories. Each step has a bound in time; after a second signal
+// the process ends at once, which costs nothing but a replay.
+//
+// # What if
+//
+// … the disk lies, fails an fsync or rots: the node stops with the error of wal or
+// engine, since what is on the disk is not known any more.
+//
+// … the directory is empty although the cluster knows this node: the peers say so
+// at the introduction, and the node refuses to start: a node that has forgotten its
+// votes must not vote again.
+//
+// … the bus cannot reach anybody: the node waits; it serves when a quorum stands.
+//
+// It decides nothing: no request, no placement. cmd calls Run; the simulator opens
+// Cores.
+package node

@@ -1,0 +1,175 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/transport"
+)
+
+// Node is a Core with ports.
+type Node struct {
+	core *Core
+	api  *etcdapi.Server
+	log  *zap.Logger
+	// registered ends the background work of announcing the node.
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// stopServingTimeout bounds how long requests under way may take to end at a stop.
+const stopServingTimeout = 5 * time.Second
+
+// Run runs one node until ctx ends or it cannot go on, and stops it in order. The
+// error is nil after a clean stop that was asked for.
+func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
+	n, err := Start(ctx, cfg, logger)
+	if err != nil {
+		return err
+	}
+	var failure error
+	select {
+	case <-ctx.Done():
+		logger.Info("stopping")
+	case <-n.core.Fatal():
+		failure = n.core.Err()
+	}
+	if err := n.Stop(context.Background()); failure == nil && err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	return failure
+}
+
+// Start starts a node from its configuration. It returns when the node serves
+// clients; whether their requests succeed depends on a quorum being there.
+func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, error) {
+	boot, err := cfg.Bootstrap()
+	if err != nil {
+		return nil, err
+	}
+	tls, err := cfg.ClientServerTLS(logger)
+	if err != nil {
+		return nil, err
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	o := options(cfg, boot, logger)
+	o.Registry = reg
+	if err := o.FS.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+	core, err := Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{core: core, log: core.log, done: make(chan struct{})}
+	n.api = etcdapi.New(etcdapi.Options{
+		KV: core.router, Members: members{core}, Node: self{core}, Cluster: boot.Cluster, Self: boot.Self, Clock: o.Clock,
+		Logger: core.log, Metrics: etcdapi.NewMetrics(reg), Gatherer: reg,
+		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
+		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
+		KeepAliveMinTime: cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
+		EnablePprof: cfg.EnablePprof, TLS: tls,
+		Register: func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) },
+	})
+	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
+		return nil, errors.Join(err, core.Stop(ctx))
+	}
+	n.api.Start()
+	announce, cancel := context.WithCancel(context.Background())
+	n.cancel = cancel
+	row := placement.Node{ID: boot.Self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs)}
+	go func() {
+		defer close(n.done)
+		core.announce(announce, row)
+	}()
+	return n, nil
+}
+
+// Stop ends the node in order. Requests under way get a few seconds to end.
+func (n *Node) Stop(ctx context.Context) error {
+	serving, cancel := context.WithTimeout(ctx, stopServingTimeout)
+	n.api.Stop(serving)
+	cancel()
+	n.cancel()
+	<-n.done
+	return n.core.Stop(ctx)
+}
+
+// Core returns the node without its ports.
+func (n *Node) Core() *Core { return n.core }
+
+// ClientAddrs returns the addresses at which clients are served.
+func (n *Node) ClientAddrs() []net.Addr { return n.api.ClientAddrs() }
+
+// Fatal is closed when the node cannot go on.
+func (n *Node) Fatal() <-chan struct{} { return n.core.Fatal() }
+
+// options translates the configuration.
+func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Options {
+	o := Options{
+		Cluster: boot.Cluster, Self: boot.Self, SplitKeys: cfg.SplitKeys(),
+		FS: vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
+		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout,
+		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
+		MemoryBytes: cfg.MemoryBytes, Logger: logger,
+	}
+	for _, f := range boot.Founders {
+		o.Founders = append(o.Founders, placement.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
+	}
+	o.NewBus = func(c transport.Config) (Bus, error) {
+		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: security(cfg)})
+	}
+	return o
+}
+
+// security says how nodes know each other: by the given certificates where the
+// peer URLs are https, and not at all where they are http.
+func security(cfg *config.Config) transport.Security {
+	t := cfg.PeerTLS
+	for _, u := range cfg.ListenPeerURLs {
+		if u.Scheme != "https" {
+			return transport.Security{SelfMade: true}
+		}
+	}
+	if t.Auto && t.CertFile == "" {
+		return transport.Security{SelfMade: true}
+	}
+	return transport.Security{
+		CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
+		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth,
+		AllowedCNs: t.AllowedCNs, AllowedHostnames: t.AllowedHostnames, CRLFile: t.CRLFile,
+	}
+}
+
+func hosts(urls []url.URL) []string {
+	h := make([]string, len(urls))
+	for i := range urls {
+		h[i] = urls[i].Host
+	}
+	return h
+}
+
+func texts(urls []url.URL) []string {
+	s := make([]string, len(urls))
+	for i := range urls {
+		s[i] = urls[i].String()
+	}
+	return s
+}

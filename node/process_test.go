@@ -1,0 +1,411 @@
+package node_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// The tests of this file run real processes: skein built from this tree, three
+// nodes on loopback, used through clientv3.
+
+// binary is the skein under test, built once.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "skein-binary-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "skein")
+	out, err := exec.Command("go", "build", "-o", path, "../cmd/skein").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// process is one node.
+type process struct {
+	name        string
+	args        []string
+	client      string
+	log         *os.File
+	cmd         *exec.Cmd
+	exited      chan struct{}
+	exitErr     error
+	binary, dir string
+}
+
+// cluster is three of them.
+type processes struct {
+	t     *testing.T
+	nodes []*process
+}
+
+// freePorts returns ports that nobody uses, for TCP and UDP.
+func freePorts(t *testing.T, n int) []int {
+	t.Helper()
+	var ports []int
+	var open []io.Closer
+	for len(ports) < n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, l)
+		port := l.Addr().(*net.TCPAddr).Port
+		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		if err != nil {
+			continue
+		}
+		open = append(open, u)
+		ports = append(ports, port)
+	}
+	for _, c := range open {
+		c.Close()
+	}
+	return ports
+}
+
+func newProcesses(t *testing.T, extra ...string) *processes {
+	t.Helper()
+	bin, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := freePorts(t, 6)
+	var members []string
+	for i := range 3 {
+		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[3+i]))
+	}
+	c := &processes{t: t}
+	dir := t.TempDir()
+	for i := range 3 {
+		client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[i]), fmt.Sprintf("http://127.0.0.1:%d", ports[3+i])
+		p := &process{name: fmt.Sprintf("n%d", i+1), client: client, binary: bin, dir: dir}
+		p.args = append([]string{
+			"--name", p.name, "--data-dir", filepath.Join(dir, p.name),
+			"--listen-client-urls", client, "--advertise-client-urls", client,
+			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+			"--initial-cluster", strings.Join(members, ","), "--initial-ranges", "4",
+		}, extra...)
+		c.nodes = append(c.nodes, p)
+	}
+	t.Cleanup(func() {
+		for _, p := range c.nodes {
+			p.kill()
+			if t.Failed() {
+				b, _ := os.ReadFile(p.logPath())
+				t.Logf("--- log of %s\n%s", p.name, tail(b, 8<<10))
+			}
+		}
+	})
+	return c
+}
+
+func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
+
+func (p *process) logPath() string { return filepath.Join(p.dir, p.name+".log") }
+
+func (c *processes) start(p *process) {
+	c.t.Helper()
+	f, err := os.OpenFile(p.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	p.log = f
+	p.cmd = exec.Command(p.binary, p.args...)
+	p.cmd.Stdout, p.cmd.Stderr = f, f
+	if err := p.cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	p.exited = make(chan struct{})
+	go func(cmd *exec.Cmd, done chan struct{}) {
+		p.exitErr = cmd.Wait()
+		f.Close()
+		close(done)
+	}(p.cmd, p.exited)
+}
+
+func (c *processes) startAll() {
+	for _, p := range c.nodes {
+		c.start(p)
+	}
+}
+
+// kill ends a process without a warning and waits until it is gone.
+func (p *process) kill() {
+	if p.cmd == nil || p.exited == nil {
+		return
+	}
+	_ = p.cmd.Process.Kill()
+	<-p.exited
+}
+
+// stopAll stops every process by SIGTERM, all at the same moment, and wants each
+// to end by itself and well.
+func (c *processes) stopAll() {
+	c.t.Helper()
+	for _, p := range c.nodes {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	}
+	for _, p := range c.nodes {
+		select {
+		case <-p.exited:
+			if p.exitErr != nil {
+				c.t.Errorf("%s ended with %v", p.name, p.exitErr)
+			}
+		case <-time.After(20 * time.Second):
+			c.t.Fatalf("%s did not stop", p.name)
+		}
+	}
+}
+
+func (c *processes) clientOf(nodes ...*process) *clientv3.Client {
+	c.t.Helper()
+	var endpoints []string
+	for _, p := range nodes {
+		endpoints = append(endpoints, p.client)
+	}
+	cl, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { cl.Close() })
+	return cl
+}
+
+// ready waits until a put through each node succeeds, and returns how many puts
+// that took.
+func (c *processes) ready() (puts int) {
+	c.t.Helper()
+	for _, p := range c.nodes {
+		cl := c.clientOf(p)
+		deadline := time.Now().Add(60 * time.Second)
+		for {
+			ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
+			_, err := cl.Put(ctx, "ready", p.name)
+			cancel()
+			if err == nil {
+				puts++
+				break
+			}
+			if time.Now().After(deadline) {
+				c.t.Fatalf("%s: not ready: %v", p.name, err)
+			}
+			// A node that has not opened its port refuses at once.
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	return puts
+}
+
+// history is what the writers of a test were told.
+type history struct {
+	mu sync.Mutex
+	// acked is the last acknowledged value of each key and its revision; each key
+	// has one writer. maybe is what was sent after it and may have taken effect.
+	acked map[string]string
+	maybe map[string]map[string]bool
+	// revisions is who was told each revision.
+	revisions map[int64]string
+	puts      int
+	failed    map[string]int
+}
+
+func newHistory() *history {
+	return &history{acked: map[string]string{}, maybe: map[string]map[string]bool{}, revisions: map[int64]string{}, failed: map[string]int{}}
+}
+
+// write puts ever new values to its keys until ctx ends, one every pace.
+func (h *history) write(ctx context.Context, t *testing.T, cl *clientv3.Client, writer int, pace time.Duration) {
+	rng := rand.New(rand.NewPCG(uint64(writer), 7))
+	var last int64
+	for i := 0; ctx.Err() == nil; i++ {
+		time.Sleep(pace)
+		key := fmt.Sprintf("%c/%d/%d", ' '+rng.IntN(95), writer, rng.IntN(5))
+		value := fmt.Sprintf("%d-%d", writer, i)
+		pctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 8*time.Second)
+		resp, err := cl.Put(pctx, key, value)
+		cancel()
+		h.mu.Lock()
+		if err != nil {
+			h.failed[err.Error()]++
+			if h.maybe[key] == nil {
+				h.maybe[key] = map[string]bool{}
+			}
+			h.maybe[key][value] = true
+			h.mu.Unlock()
+			continue
+		}
+		h.puts++
+		h.acked[key] = value
+		delete(h.maybe, key)
+		if other, twice := h.revisions[resp.Header.Revision]; twice {
+			t.Errorf("revision %d was given to %s and to %s", resp.Header.Revision, other, value)
+		}
+		h.revisions[resp.Header.Revision] = value
+		if resp.Header.Revision <= last {
+			t.Errorf("writer %d: revision %d after %d", writer, resp.Header.Revision, last)
+		}
+		last = resp.Header.Revision
+		h.mu.Unlock()
+	}
+}
+
+// verify reads every key back through each node.
+func (h *history) verify(t *testing.T, clients ...*clientv3.Client) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, cl := range clients {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		all, err := cl.Get(ctx, "", clientv3.WithPrefix())
+		cancel()
+		if err != nil {
+			t.Fatalf("reading everything: %v", err)
+		}
+		got := map[string]string{}
+		for _, kv := range all.Kvs {
+			got[string(kv.Key)] = string(kv.Value)
+		}
+		if all.Count != int64(len(all.Kvs)) {
+			t.Errorf("count %d, but %d keys", all.Count, len(all.Kvs))
+		}
+		for key, value := range h.acked {
+			if got[key] != value && !h.maybe[key][got[key]] {
+				t.Errorf("%s = %q, acknowledged was %q", key, got[key], value)
+			}
+		}
+	}
+}
+
+// No acknowledged write is lost and no revision given twice while any one of three
+// nodes is killed with -9 under load, again and again.
+func TestKillUnderLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes for half a minute")
+	}
+	c := newProcesses(t)
+	c.startAll()
+	c.ready()
+	h := newHistory()
+	ctx, cancel := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	all := c.clientOf(c.nodes...)
+	for w := range 16 {
+		writers.Go(func() { h.write(ctx, t, all, w, 0) })
+	}
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))
+	for round := range 6 {
+		victim := c.nodes[round%3]
+		time.Sleep(time.Second + time.Duration(rng.IntN(1000))*time.Millisecond)
+		before := h.count()
+		victim.kill()
+		time.Sleep(2500 * time.Millisecond)
+		if h.count() == before {
+			t.Errorf("round %d: no put succeeded for 2.5s after %s was killed", round, victim.name)
+		}
+		c.start(victim)
+	}
+	time.Sleep(2 * time.Second)
+	cancel()
+	writers.Wait()
+	t.Logf("%d puts acknowledged, failed: %v", h.count(), h.failed)
+	if h.count() < 100 {
+		t.Errorf("only %d puts were acknowledged", h.count())
+	}
+	c.ready()
+	h.verify(t, c.clientOf(c.nodes[0]), c.clientOf(c.nodes[1]), c.clientOf(c.nodes[2]))
+}
+
+func (h *history) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.puts
+}
+
+// After a clean stop of all nodes at the same moment, under load, revisions go on
+// without a gap.
+func TestCleanStopLeavesNoGap(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes")
+	}
+	c := newProcesses(t)
+	for round := range 3 {
+		c.startAll()
+		c.ready()
+		h := newHistory()
+		ctx, cancel := context.WithCancel(t.Context())
+		var writers sync.WaitGroup
+		all := c.clientOf(c.nodes...)
+		for w := range 8 {
+			writers.Go(func() { h.write(ctx, t, all, w, 10*time.Millisecond) })
+		}
+		time.Sleep(time.Second)
+		c.stopAll()
+		cancel()
+		writers.Wait()
+		c.startAll()
+		c.ready()
+		cl := c.clientOf(c.nodes[round%3])
+		h.verify(t, cl)
+		c.checkDense(cl)
+		c.stopAll()
+	}
+}
+
+// checkDense wants each revision from 2 to the current one to be the mod revision
+// of some version: a number that no event bears is a gap.
+func (c *processes) checkDense(cl *clientv3.Client) {
+	c.t.Helper()
+	now, err := cl.Get(c.t.Context(), "ready")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	// Reading the store at revision r-1 and at r tells whether r changed something;
+	// the newest mod revision at r must be r itself.
+	for r := int64(2); r <= now.Header.Revision; r++ {
+		got, err := cl.Get(c.t.Context(), "", clientv3.WithPrefix(), clientv3.WithRev(r), clientv3.WithMinModRev(r), clientv3.WithKeysOnly())
+		if err != nil {
+			c.t.Fatalf("reading at revision %d: %v", r, err)
+		}
+		if len(got.Kvs) != 1 || got.Kvs[0].ModRevision != r {
+			c.t.Errorf("revision %d of %d is borne by %d keys", r, now.Header.Revision, len(got.Kvs))
+		}
+	}
+}
+
+// A second signal ends a node at once, and bad flags are refused before anything
+// is touched.
+func TestWrongUse(t *testing.T) {
+	c := newProcesses(t)
+	for _, bad := range [][]string{
+		{"--no-such-flag"},
+		{"--name", "n9", "--initial-cluster", "n1=http://127.0.0.1:1"},
+		{"--election-timeout", "10", "--heartbeat-interval", "100"},
+		{"--data-dir", "/dev/null/x"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		out, err := exec.CommandContext(ctx, c.nodes[0].binary, bad...).CombinedOutput()
+		cancel()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() <= 0 || len(bytes.TrimSpace(out)) == 0 {
+			t.Errorf("skein %s: %v\n%s", strings.Join(bad, " "), err, out)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package router
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// Put stores one key. The request must have passed the checks that need no data
+// (etcdapi's). The response's header holds the revision only.
+func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
+	return write[*pb.PutResponse](ctx, r, keyspace.Single(req.GetKey()), req)
+}
+
+// DeleteRange deletes a span of keys, which must lie in one range for now.
+func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
+	if !ok {
+		rev, err := r.emptyWrite(ctx)
+		return &pb.DeleteRangeResponse{Header: header(rev)}, err
+	}
+	return write[*pb.DeleteRangeResponse](ctx, r, span, req)
+}
+
+// Txn runs a transaction, whose keys must lie in one range for now.
+func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	span, ok := shard.Bounds(req)
+	if !ok {
+		// It names no key: it compares nothing, so it succeeds, and does nothing.
+		rev, err := r.emptyWrite(ctx)
+		return &pb.TxnResponse{Header: header(rev), Succeeded: true}, err
+	}
+	return write[*pb.TxnResponse](ctx, r, span, req)
+}
+
+// Compact makes revisions below rev unreadable on all nodes.
+func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.CompactionResponse, error) {
+	ctx, cancel, outcome := r.limited(ctx)
+	defer cancel()
+	rev, err := r.cfg.Placement.Compact(ctx, keyspace.Revision(req.GetRevision()))
+	if err != nil {
+		return nil, outcome(err)
+	}
+	return &pb.CompactionResponse{Header: header(rev)}, nil
+}
+
+// emptyWrite answers a write that names no key: the current revision.
+func (r *Router) emptyWrite(ctx context.Context) (keyspace.Revision, error) {
+	ctx, cancel, outcome := r.limited(ctx)
+	defer cancel()
+	a, err := r.currentOrWait(ctx)
+	return a.Current, outcome(err)
+}
+
+// write sends op to the range of its span and returns the response.
+func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, op proto.Message) (R, error) {
+	var none R
+	ctx, cancel, outcome := r.limited(ctx)
+	defer cancel()
+	got, err := r.write(ctx, span, op)
+	if err != nil {
+		if errors.Is(err, errSeveral) {
+			return none, kverror.New(kverror.MultiRange, "its keys lie in %s", span)
+		}
+		return none, outcome(err)
+	}
+	resp, ok := got.(R)
+	if !ok {
+		return none, kverror.New(kverror.Internal, "a range answered %T with %T", op, got)
+	}
+	return resp, nil
+}
+
+func header(rev keyspace.Revision) *pb.ResponseHeader {
+	return &pb.ResponseHeader{Revision: int64(rev)}
+}

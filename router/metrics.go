@@ -1,0 +1,35 @@
+package router
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics counts what the router does.
+type Metrics struct {
+	// Failed counts failed attempts by kind; most are repeated unseen.
+	Failed *prometheus.CounterVec
+	// Refreshes counts loads of the range map.
+	Refreshes prometheus.Counter
+	// Several counts reads over several ranges.
+	Several prometheus.Counter
+}
+
+// NewMetrics returns the metrics, registered unless reg is nil.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		Failed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "skein_router_failed_attempts_total",
+			Help: "Attempts to have a range answer a request that failed, by kind of error.",
+		}, []string{"kind"}),
+		Refreshes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "skein_router_map_refreshes_total",
+			Help: "Loads of the range map from placement.",
+		}),
+		Several: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "skein_router_multi_range_reads_total",
+			Help: "Reads that went to several ranges.",
+		}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.Failed, m.Refreshes, m.Several)
+	}
+	return m
+}

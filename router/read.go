@@ -1,0 +1,246 @@
+package router
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// maxParallelParts bounds how many ranges one read asks at the same time.
+const maxParallelParts = 8
+
+// Range reads keys at one revision, from as many ranges as they lie in. The
+// response's header holds the revision only.
+func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	ctx, cancel, outcome := r.limited(ctx)
+	defer cancel()
+	resp, err := r.read(ctx, req)
+	return resp, outcome(err)
+}
+
+// read asks for a revision and reads at it, and does so again where the revision
+// was overtaken by a compaction before it was read: a read that named no revision
+// never learns of that.
+func (r *Router) read(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	for {
+		now, err := r.currentOrWait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		explicit := keyspace.Revision(req.GetRevision())
+		if explicit > now.Current {
+			return nil, &kverror.Error{Kind: kverror.FutureRevision}
+		}
+		if explicit > 0 && explicit < now.Compacted {
+			return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: now.Compacted}
+		}
+		span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
+		if !ok {
+			return &pb.RangeResponse{Header: header(now.Current)}, nil
+		}
+		resp, err := r.readAt(ctx, span, req, now.Current)
+		switch {
+		case err == nil:
+			resp.Header = header(now.Current)
+			return resp, nil
+		case errors.Is(err, kverror.Compacted) && explicit <= 0, errors.Is(err, kverror.ReadAgain), errors.Is(err, errSeveral):
+			if ctx.Err() != nil {
+				return nil, err
+			}
+		default:
+			return nil, err
+		}
+	}
+}
+
+// readAt reads a span at the sequencer's revision at.
+func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+	routes, err := r.resolve(ctx, span)
+	if err != nil {
+		return nil, err
+	}
+	if len(routes) == 1 {
+		return r.part(ctx, span, req, at)
+	}
+	r.cfg.Metrics.Several.Inc()
+	spans := make([]keyspace.Span, 0, len(routes))
+	for _, rt := range routes {
+		s, ok := rt.desc.Span.Intersect(span)
+		if ok {
+			spans = append(spans, s)
+		}
+	}
+	if req.GetLimit() > 0 && byKeyUp(req) && !req.GetCountOnly() {
+		return r.page(ctx, spans, req, at)
+	}
+	return r.whole(ctx, spans, req, at)
+}
+
+// part reads what of a request lies in one span. Where the span has been split
+// meanwhile it reads the pieces.
+func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+	clipped := clip(req, span)
+	got, err := r.single(ctx, span, func(rt *route) *shard.Request {
+		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: clipped}
+	}, true)
+	if errors.Is(err, errSeveral) {
+		return r.readAt(ctx, span, clipped, at)
+	}
+	if err != nil {
+		return nil, err
+	}
+	resp, ok := got.(*pb.RangeResponse)
+	if !ok {
+		return nil, kverror.New(kverror.Internal, "a range answered a read with %T", got)
+	}
+	return resp, nil
+}
+
+// whole reads every span in full, in parallel, and merges what they hold.
+func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+	parts, err := r.parts(ctx, spans, req, at)
+	if err != nil {
+		return nil, err
+	}
+	out := &pb.RangeResponse{}
+	n := 0
+	for _, p := range parts {
+		n += len(p.GetKvs())
+	}
+	if n > 0 {
+		out.Kvs = make([]*mvccpb.KeyValue, 0, n)
+	}
+	for _, p := range parts {
+		out.Kvs = append(out.Kvs, p.GetKvs()...)
+		out.Count += p.GetCount()
+		out.More = out.More || p.GetMore()
+	}
+	if !byKeyUp(req) {
+		sortKeys(out.Kvs, req.GetSortTarget(), req.GetSortOrder())
+	}
+	if l := req.GetLimit(); l > 0 && int64(len(out.Kvs)) > l {
+		clear(out.Kvs[l:])
+		out.Kvs, out.More = out.Kvs[:l], true
+	}
+	return out, nil
+}
+
+// page reads the spans in order until limit keys are found, and of the rest only
+// how many keys there are: most pages end in their first range.
+func (r *Router) page(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+	out := &pb.RangeResponse{}
+	left := req.GetLimit()
+	for left > 0 && len(spans) > 0 {
+		sub := clip(req, spans[0])
+		sub.Limit = left
+		p, err := r.part(ctx, spans[0], sub, at)
+		if err != nil {
+			return nil, err
+		}
+		out.Kvs = append(out.Kvs, p.GetKvs()...)
+		out.Count += p.GetCount()
+		out.More = p.GetMore()
+		left -= int64(len(p.GetKvs()))
+		spans = spans[1:]
+	}
+	if len(spans) == 0 {
+		return out, nil
+	}
+	rest := clip(req, spans[0])
+	if filtered(req) {
+		// Which of the keys pass the filters is not in the count.
+		rest.Limit, rest.KeysOnly = 1, true
+	} else {
+		rest.Limit, rest.CountOnly = 0, true
+	}
+	parts, err := r.parts(ctx, spans, rest, at)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range parts {
+		out.Count += p.GetCount()
+		out.More = out.More || len(p.GetKvs()) > 0 || (!filtered(req) && p.GetCount() > 0)
+	}
+	return out, nil
+}
+
+// parts reads a request's share of each span, a bounded number at a time.
+func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) ([]*pb.RangeResponse, error) {
+	parts := make([]*pb.RangeResponse, len(spans))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxParallelParts)
+	for i, s := range spans {
+		g.Go(func() (err error) {
+			parts[i], err = r.part(ctx, s, req, at)
+			return err
+		})
+	}
+	return parts, g.Wait()
+}
+
+// clip returns the request for a part of its span.
+func clip(req *pb.RangeRequest, span keyspace.Span) *pb.RangeRequest {
+	c := &pb.RangeRequest{
+		Key: span.Start, RangeEnd: span.End,
+		Limit: req.GetLimit(), Revision: req.GetRevision(),
+		SortOrder: req.GetSortOrder(), SortTarget: req.GetSortTarget(),
+		Serializable: req.GetSerializable(), KeysOnly: req.GetKeysOnly(), CountOnly: req.GetCountOnly(),
+		MinModRevision: req.GetMinModRevision(), MaxModRevision: req.GetMaxModRevision(),
+		MinCreateRevision: req.GetMinCreateRevision(), MaxCreateRevision: req.GetMaxCreateRevision(),
+	}
+	if len(c.Key) == 0 {
+		c.Key = []byte{0}
+	}
+	if len(c.RangeEnd) == 0 {
+		c.RangeEnd = []byte{0}
+	} else if bytes.Equal(keyspace.Next(c.Key), c.RangeEnd) {
+		c.RangeEnd = nil
+	}
+	return c
+}
+
+// byKeyUp says whether the answer is in the order in which ranges hold keys.
+func byKeyUp(req *pb.RangeRequest) bool {
+	return req.GetSortTarget() == pb.RangeRequest_KEY && req.GetSortOrder() != pb.RangeRequest_DESCEND
+}
+
+func filtered(req *pb.RangeRequest) bool {
+	return req.GetMinModRevision() != 0 || req.GetMaxModRevision() != 0 ||
+		req.GetMinCreateRevision() != 0 || req.GetMaxCreateRevision() != 0
+}
+
+// sortKeys sorts as a range sorts its part, ties by key.
+func sortKeys(kvs []*mvccpb.KeyValue, target pb.RangeRequest_SortTarget, order pb.RangeRequest_SortOrder) {
+	by := func(a, b *mvccpb.KeyValue) int {
+		switch target {
+		case pb.RangeRequest_VERSION:
+			return cmp.Compare(a.GetVersion(), b.GetVersion())
+		case pb.RangeRequest_CREATE:
+			return cmp.Compare(a.GetCreateRevision(), b.GetCreateRevision())
+		case pb.RangeRequest_MOD:
+			return cmp.Compare(a.GetModRevision(), b.GetModRevision())
+		case pb.RangeRequest_VALUE:
+			return bytes.Compare(a.GetValue(), b.GetValue())
+		default:
+			return bytes.Compare(a.GetKey(), b.GetKey())
+		}
+	}
+	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int {
+		if order == pb.RangeRequest_DESCEND {
+			return by(b, a)
+		}
+		return by(a, b)
+	})
+}

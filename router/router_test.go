@@ -1,0 +1,266 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newRouter(c *cluster) *Router {
+	return New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c})
+}
+
+// Whatever the ranges are and however they change meanwhile, a read answers what
+// one range that held everything would, and a put takes effect exactly once.
+func TestManyRangesAnswerAsOne(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(seed)
+			r := newRouter(c)
+			rng := rand.New(rand.NewPCG(seed, 2))
+			c.chaos = 0.2
+			for i := range 150 {
+				v := fmt.Sprint(i)
+				key := string(rune('a'+rng.IntN(26))) + string(rune('a'+rng.IntN(4)))
+				if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte(v)}); err != nil {
+					t.Fatalf("seed %d: put %s: %v", seed, key, err)
+				}
+				if c.proposed[v] != 1 {
+					t.Fatalf("seed %d: put %s took effect %d times", seed, v, c.proposed[v])
+				}
+			}
+			for range 150 {
+				req := randomRange(rng, int64(c.rev))
+				got, err := r.Range(t.Context(), proto.CloneOf(req))
+				if err != nil {
+					t.Fatalf("seed %d: %v: %v", seed, req, err)
+				}
+				want := evaluate(c.kvs, req)
+				want.Header = header(c.rev)
+				if !proto.Equal(got, want) {
+					t.Fatalf("seed %d: %v\n got %v\nwant %v", seed, req, got, want)
+				}
+			}
+			if len(c.descs) < 5 {
+				t.Fatalf("seed %d: only %d ranges", seed, len(c.descs))
+			}
+		})
+	}
+}
+
+func randomRange(rng *rand.Rand, rev int64) *pb.RangeRequest {
+	pick := func() []byte { return []byte{byte('a' + rng.IntN(26)), byte('a' + rng.IntN(4))} }
+	req := &pb.RangeRequest{Key: pick()}
+	switch rng.IntN(4) {
+	case 0:
+		req.RangeEnd = []byte{0}
+	case 1, 2:
+		req.RangeEnd = pick()
+	}
+	if rng.IntN(5) == 0 {
+		req.Key, req.RangeEnd = []byte{0}, []byte{0}
+	}
+	if rng.IntN(2) == 0 {
+		req.Limit = int64(rng.IntN(30))
+	}
+	req.SortTarget = pb.RangeRequest_SortTarget(rng.IntN(5))
+	req.SortOrder = pb.RangeRequest_SortOrder(rng.IntN(3))
+	if req.SortTarget == pb.RangeRequest_VERSION {
+		// Keys of one version tie, and a limit may cut anywhere among them.
+		req.Limit = 0
+	}
+	req.KeysOnly, req.CountOnly = rng.IntN(4) == 0, rng.IntN(6) == 0
+	if rng.IntN(3) == 0 {
+		req.MinModRevision = rng.Int64N(rev)
+	}
+	if rng.IntN(3) == 0 {
+		req.MaxModRevision = 1 + rng.Int64N(rev)
+	}
+	return req
+}
+
+// hung is a cluster one of whose nodes never answers.
+type hung struct {
+	*cluster
+	node  keyspace.NodeID
+	asked int
+}
+
+func (h *hung) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+	if node == h.node {
+		h.asked++
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return h.cluster.Do(ctx, node, req)
+}
+
+func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		h := &hung{cluster: c, node: 2}
+		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second})
+		start := time.Now()
+		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")}); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d > 2*time.Second {
+			t.Errorf("the read took %v", d)
+		}
+		c.lead[1] = 2
+		r.cache.setLeader(1, 2, 0)
+		h.asked = 0
+		_, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
+		if !errors.Is(err, kverror.Timeout) || kverror.Of(err).Fate() != kverror.Unknown {
+			t.Errorf("a put whose node hangs: %v", err)
+		}
+		if h.asked != 1 || len(c.proposed) != 0 {
+			t.Errorf("the put was sent %d times and took effect %d times", h.asked, len(c.proposed))
+		}
+	})
+}
+
+// failing answers every request with one error.
+type failing struct {
+	*cluster
+	err   error
+	asked int
+}
+
+func (f *failing) Do(context.Context, keyspace.NodeID, *shard.Request) (*shard.Response, error) {
+	f.asked++
+	return nil, f.err
+}
+
+// Every row of the table is met once by a write and once by a read: what may have
+// taken effect is never written twice, what certainly did not is repeated until
+// the deadline where the table says so.
+func TestTableDecidesWhatIsRepeated(t *testing.T) {
+	for _, row := range kverror.Table() {
+		t.Run(row.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &failing{cluster: newCluster(1), err: &kverror.Error{Kind: row.Kind}}
+				r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Timeout: time.Second})
+				start := time.Now()
+				_, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
+				if err == nil {
+					t.Fatal("no error")
+				}
+				if repeated := f.asked > 1; repeated != (row.Retry == kverror.RetryRouter) {
+					t.Errorf("a put was tried %d times", f.asked)
+				}
+				if got := kverror.GRPC(err); row.Retry != kverror.RetryRouter && got.Error() != row.GRPC.Error() {
+					t.Errorf("the client gets %v, want %v", got, row.GRPC)
+				}
+				if d := time.Since(start); d > 2*time.Second {
+					t.Errorf("it took %v with a timeout of 1s", d)
+				}
+			})
+		})
+	}
+}
+
+func TestTheClientsDeadlineIsTheClientsError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{cluster: newCluster(1), err: &kverror.Error{Kind: kverror.Busy}}
+		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := r.Put(ctx, &pb.PutRequest{Key: []byte("a")}); !errors.Is(err, kverror.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestWritesOverSeveralRangesAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		c.split("m")
+		r := newRouter(c)
+		_, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z")})
+		if !errors.Is(err, kverror.MultiRange) {
+			t.Errorf("delete: %v", err)
+		}
+		put := func(k string) *pb.RequestOp {
+			return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(k)}}}
+		}
+		_, err = r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{put("a"), put("x")}})
+		if !errors.Is(err, kverror.MultiRange) {
+			t.Errorf("txn: %v", err)
+		}
+		resp, err := r.Txn(t.Context(), &pb.TxnRequest{})
+		if err != nil || !resp.Succeeded || resp.Header.Revision != 1 {
+			t.Errorf("empty txn: %v, %v", resp, err)
+		}
+		del, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("z"), RangeEnd: []byte("a")})
+		if err != nil || del.Header.Revision != 1 || del.Deleted != 0 {
+			t.Errorf("delete of nothing: %v, %v", del, err)
+		}
+	})
+}
+
+func TestRevisionsOfReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		c.rev, c.compacted = 10, 5
+		for rev, want := range map[int64]error{4: kverror.Compacted, 5: nil, 10: nil, 11: kverror.FutureRevision, 0: nil, -1: nil} {
+			resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), Revision: rev})
+			if (want == nil && (err != nil || resp.Header.Revision != 10)) || (want != nil && !errors.Is(err, want)) {
+				t.Errorf("revision %d: %v, %v", rev, resp, err)
+			}
+		}
+	})
+}
+
+func TestCacheKeepsTheNewer(t *testing.T) {
+	c := newRangeCache()
+	d := func(id keyspace.RangeID, gen keyspace.Generation, start, end string) keyspace.Descriptor {
+		return keyspace.Descriptor{
+			Range: id, Generation: gen, Span: keyspace.Span{Start: []byte(start), End: []byte(end)},
+			Replicas: []keyspace.Replica{{ID: 1, Node: 7}},
+		}
+	}
+	c.update(d(1, 1, "", ""))
+	c.setLeader(1, 7, 0)
+	c.update(d(1, 2, "", "m"), d(2, 2, "m", ""))
+	if rt := c.find([]byte("x")); rt == nil || rt.desc.Range != 2 {
+		t.Fatalf("x is in %+v", rt)
+	}
+	if rt := c.find([]byte("a")); rt.leader != 7 {
+		t.Error("the leader was forgotten at a split")
+	}
+	if c.update(d(1, 1, "", "")) {
+		t.Error("an old descriptor was taken in")
+	}
+	if c.update(d(2, 1, "m", "")) {
+		t.Error("an old descriptor of the child was taken in")
+	}
+	c.update(d(2, 3, "m", "t"))
+	if c.find([]byte("u")) != nil {
+		t.Error("a hole is filled")
+	}
+	if _, ok := overlapping(c.all(), keyspace.Span{Start: []byte("a")}); ok {
+		t.Error("a span with a hole counts as covered")
+	}
+	c.setLeader(1, 0, 3)
+	if c.find([]byte("a")).leader != 7 {
+		t.Error("a hint was forgotten that nobody blamed")
+	}
+}
