@@ -136,11 +136,14 @@ func (c *Client) setLeaderLocked(leader keyspace.NodeID) {
 // known. To etcd clients it is the leader.
 func (c *Client) Leader() keyspace.NodeID {
 	ls := c.o.Service.machine.leaderState()
-	if ls.LeaderNode != 0 {
-		c.SetLeaderHint(ls.LeaderNode, ls.Term)
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// What this node's replica knows counts when it is new, or where nothing else is
+	// known: in one term the refusal of a leader that hands over is the newer word.
+	if ls.LeaderNode != 0 && (ls.Term > c.term || c.leader == 0 && ls.Term == c.term) {
+		c.term = ls.Term
+		c.setLeaderLocked(ls.LeaderNode)
+	}
 	return c.leader
 }
 
@@ -179,13 +182,16 @@ func (c *Client) target() keyspace.NodeID {
 const (
 	attemptPauseMin = 2 * time.Millisecond
 	attemptPauseMax = 100 * time.Millisecond
+	// maxHops is how many hints are followed without a pause: two nodes that name each
+	// other must not be asked in a circle.
+	maxHops = 2
 )
 
 // attempts repeats f with nodes to ask until it succeeds, fails for good or ctx
 // ends. f is repeated only where its error says that it certainly took no effect,
 // or where repeat says that repeating is harmless.
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
-	pause := attemptPauseMin
+	pause, hops := attemptPauseMin, 0
 	for {
 		node := c.target()
 		attempt, cancel := withTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
@@ -199,14 +205,14 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 		if ctx.Err() != nil {
 			return ctxError(ctx, err)
 		}
-		if hint {
-			pause = attemptPauseMin
+		if hint && hops < maxHops {
+			hops++
 			continue
 		}
 		if clock.Sleep(ctx, c.o.Clock, pause) != nil {
 			return ctxError(ctx, err)
 		}
-		pause = min(2*pause, attemptPauseMax)
+		pause, hops = min(2*pause, attemptPauseMax), 0
 	}
 }
 
