@@ -289,7 +289,7 @@ func (cr *credentials) resetKey(node keyspace.NodeID) (*[32]byte, error) {
 		}
 		secret = b
 	}
-	b, err := hkdf.Key(sha256.New, secret, nil, "skein stateless reset "+IdentityURI(cr.cluster, node), 32)
+	b, err := hkdf.Key(sha256.New, secret, nil, "stateless reset "+IdentityURI(cr.cluster, node), 32)
 	if err != nil {
 		return nil, fmt.Errorf("transport: reset key: %w", err)
 	}

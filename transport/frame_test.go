@@ -1,0 +1,257 @@
+package transport
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// encodeFrame is what the lanes write for a decoded frame.
+func encodeFrame(f *frame) []byte {
+	var h header
+	switch f.kind {
+	case frameMessage:
+		h = messageFrame(f.method)
+	case frameCall:
+		h = callFrame(f.id, f.method, f.timeout)
+	case frameReply:
+		h = replyFrame(f.id, f.status)
+	case frameCancel:
+		h = cancelFrame(f.id)
+	case frameOpen:
+		h = openFrame(f.id, f.method)
+	case frameData:
+		h = dataFrame(f.id, f.side)
+	case frameCredit:
+		h = creditFrame(f.id, f.side, f.credit)
+	case frameEnd:
+		h = endFrame(f.id, f.side, f.status)
+	case framePing, framePong:
+		h = pingFrame(f.kind, f.id)
+		f.payload = pingPadding
+	}
+	h.finish(len(f.payload))
+	return append(h.b[:h.n:h.n], f.payload...)
+}
+
+// TestFormat shows each frame byte by byte; a change of the golden file is a change
+// of the format.
+func TestFormat(t *testing.T) {
+	datadriven.RunTest(t, "testdata/format", func(t *testing.T, d *datadriven.TestData) string {
+		f := frame{payload: []byte(d.Input)}
+		h := hello{}
+		var kind, class, slot int
+		args := map[string]any{
+			"id": &f.id, "side": &f.side, "status": &f.status, "method": &f.method, "credit": &f.credit, "timeout": &f.timeout,
+			"kind": &kind, "class": &class, "slot": &slot, "verdict": &h.verdict, "features": &h.features,
+			"cluster": &h.cluster, "node": &h.node, "to": &h.to, "boot": &h.boot, "max": &h.maxMessage, "window": &h.window,
+		}
+		for _, a := range d.CmdArgs {
+			if _, err := fmt.Sscan(a.Vals[0], scanTarget(args[a.Key])); err != nil {
+				d.Fatalf(t, "%s: %v", a.Key, err)
+			}
+		}
+		h.kind = Kind(kind)
+		kinds := map[string]frameKind{
+			"message": frameMessage, "call": frameCall, "reply": frameReply, "cancel": frameCancel, "open": frameOpen,
+			"data": frameData, "credit": frameCredit, "end": frameEnd, "ping": framePing, "pong": framePong,
+		}
+		var b []byte
+		switch d.Cmd {
+		case "hello":
+			b = appendHello(nil, frameHello, &h)
+		case "answer":
+			b = appendHello(nil, frameAnswer, &h)
+		case "confirm":
+			b = appendConfirm(nil)
+		case "lane":
+			b = appendLane(nil, Class(class), slot)
+		case "error":
+			b = appendError(nil, &RemoteError{Code: uint32(f.id), Message: d.Input, Detail: []byte{0xd1, 0xd2}})
+		case "decode":
+			return decodeHex(d.Input)
+		default:
+			f.kind = kinds[d.Cmd]
+			b = encodeFrame(&f)
+			if got, err := parseFrame(b[lengthBytes:]); err != nil || got.kind != f.kind || got.id != f.id {
+				d.Fatalf(t, "parse: %+v, %v", got, err)
+			}
+		}
+		return hex.Dump(b)
+	})
+}
+
+// scanTarget makes a duration scannable as milliseconds.
+func scanTarget(v any) any {
+	if d, ok := v.(*time.Duration); ok {
+		return (*scanMillis)(d)
+	}
+	return v
+}
+
+type scanMillis time.Duration
+
+func (m *scanMillis) Scan(st fmt.ScanState, _ rune) error {
+	var n int64
+	if _, err := fmt.Fscan(st, &n); err != nil {
+		return err
+	}
+	*m = scanMillis(time.Duration(n) * time.Millisecond)
+	return nil
+}
+
+func decodeHex(input string) string {
+	b, err := hex.DecodeString(strings.Join(strings.Fields(input), ""))
+	if err != nil {
+		return err.Error()
+	}
+	f, err := newFrameReader(bytes.NewReader(b), 1<<10).next()
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%+v", f)
+}
+
+// FuzzFrame: no body makes the decoder panic, and what it accepts it would write
+// alike.
+func FuzzFrame(f *testing.F) {
+	for kind := frameMessage; kind <= framePong; kind++ {
+		f.Add(encodeFrame(&frame{kind: kind, id: 7, method: 3, payload: nil})[lengthBytes:])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := parseFrame(b)
+		if err != nil {
+			if !errors.Is(err, errMalformed) {
+				t.Fatalf("error %v", err)
+			}
+			return
+		}
+		if got.kind == framePing || got.kind == framePong {
+			return // its padding may be anything
+		}
+		if again := encodeFrame(&got)[lengthBytes:]; !bytes.Equal(again, b) && got.timeout != maxTimeout {
+			t.Fatalf("%x decodes to %+v, which is %x", b, got, again)
+		}
+	})
+}
+
+// FuzzFrameReader: a stream of any bytes, in any pieces, costs memory in proportion
+// to what came, not to what it claims.
+func FuzzFrameReader(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 4, 1, 0, 1, 9}, false)
+	f.Add([]byte{0x3f, 0xff, 0xff, 0xff, 1, 0, 1, 9}, true)
+	f.Fuzz(func(t *testing.T, b []byte, pieces bool) {
+		var r io.Reader = bytes.NewReader(b)
+		if pieces {
+			r = iotest.OneByteReader(r)
+		}
+		fr := newFrameReader(r, 1<<30)
+		total := 0
+		for {
+			got, err := fr.next()
+			if err != nil {
+				break
+			}
+			if cap(got.payload) > 2*len(b)+readBufferBytes {
+				t.Fatalf("%d bytes allocated for %d that came", cap(got.payload), len(b))
+			}
+			total += len(got.payload)
+		}
+		if total > len(b) {
+			t.Fatalf("%d payload bytes out of %d", total, len(b))
+		}
+	})
+}
+
+// TestClaimedLength: a frame that claims a gigabyte and sends nothing allocates no
+// more than one read buffer.
+func TestClaimedLength(t *testing.T) {
+	claim := []byte{0x3f, 0xff, 0xff, 0xff, 1, 0, 1}
+	allocated := testing.Benchmark(func(b *testing.B) {
+		b.ReportAllocs()
+		for range b.N {
+			_, err := newFrameReader(bytes.NewReader(claim), 1<<30).next()
+			if !errors.Is(err, io.ErrUnexpectedEOF) {
+				b.Fatal(err)
+			}
+		}
+	}).AllocedBytesPerOp()
+	if allocated > 4*readBufferBytes {
+		t.Errorf("%d bytes allocated", allocated)
+	}
+}
+
+// TestLargeFrames: sizes around the buffer's arrive whole, also in pieces.
+func TestLargeFrames(t *testing.T) {
+	for _, size := range []int{0, 1, readBufferBytes - 8, readBufferBytes - 7, readBufferBytes - 6, readBufferBytes, 3*readBufferBytes + 1} {
+		want := bytes.Repeat([]byte{7}, size)
+		b := encodeFrame(&frame{kind: frameMessage, method: 2, payload: want})
+		b = append(b, encodeFrame(&frame{kind: frameCancel, id: 5})...)
+		for _, r := range []io.Reader{bytes.NewReader(b), iotest.HalfReader(bytes.NewReader(b)), iotest.DataErrReader(bytes.NewReader(b))} {
+			fr := newFrameReader(r, 1<<20)
+			f, err := fr.next()
+			if err != nil || !bytes.Equal(f.payload, want) {
+				t.Fatalf("size %d: %d bytes, %v", size, len(f.payload), err)
+			}
+			if f, err = fr.next(); err != nil || f.id != 5 {
+				t.Fatalf("size %d: second frame %+v, %v", size, f, err)
+			}
+			if _, err = fr.next(); !errors.Is(err, io.EOF) {
+				t.Fatalf("size %d: end %v", size, err)
+			}
+		}
+	}
+}
+
+func FuzzHello(f *testing.F) {
+	h := hello{kind: KindBulk, cluster: 1, node: 2, to: 3, boot: 4, maxMessage: 5, window: 6}
+	f.Add(appendHello(nil, frameHello, &h)[lengthBytes:])
+	f.Add(appendLane(nil, ClassRaft, 3)[lengthBytes:])
+	f.Add(appendConfirm(nil)[lengthBytes:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_, _, _ = parseLane(b)
+		_ = parseConfirm(b)
+		if len(b) == 0 {
+			return
+		}
+		got, err := parseHello(b, b[0])
+		if err != nil {
+			return
+		}
+		if again := appendHello(nil, b[0], &got)[lengthBytes:]; !bytes.Equal(again, b[:len(again)]) {
+			t.Fatalf("%x decodes to %+v, which is %x", b, got, again)
+		}
+	})
+}
+
+func FuzzError(f *testing.F) {
+	f.Add(appendError(nil, &RemoteError{Code: 1, Message: "m", Detail: []byte("d")}))
+	f.Add([]byte{0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := parseError(b)
+		if err != nil {
+			return
+		}
+		if again := appendError(nil, e); len(b) < maxErrorBytes/2 && !bytes.Equal(again, b) {
+			t.Fatalf("%x decodes to %+v, which is %x", b, e, again)
+		}
+	})
+}
+
+// TestLargeErrors: an error that is too large to send loses its detail, not itself.
+func TestLargeErrors(t *testing.T) {
+	huge := &RemoteError{Code: 3, Message: strings.Repeat("m", maxErrorBytes), Detail: make([]byte, maxErrorBytes)}
+	b := appendError(nil, fmt.Errorf("wrapped: %w", huge))
+	e, err := parseError(b)
+	if err != nil || e.Code != 3 || len(e.Detail) != 0 || len(b) > maxErrorBytes {
+		t.Errorf("%d bytes, code %d, detail %d bytes, %v", len(b), e.Code, len(e.Detail), err)
+	}
+}
