@@ -499,7 +499,7 @@ func (g *Group) transferTarget(to keyspace.ReplicaID) (keyspace.ReplicaID, error
 	}
 	best, match := keyspace.ReplicaID(0), uint64(0)
 	for _, p := range ps {
-		if p.Replica.ID == g.self || (to != 0 && p.Replica.ID != to) || !p.Replicating || !p.NodeAlive ||
+		if p.Replica.ID == g.self || (to != 0 && p.Replica.ID != to) || !p.Replicating || !p.NodeAlive && !p.Active ||
 			p.Replica.Role != keyspace.RoleVoter && p.Replica.Role != keyspace.RoleVoterIncoming {
 			continue
 		}

@@ -97,7 +97,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	}
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
-	if n%p.h.cfg.livenessEvery() == 0 {
+	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
 		p.tell(tell)
 	}
 	slices.Sort(died)

@@ -1,0 +1,329 @@
+package raftgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
+)
+
+// syncFS blocks or fails the fsyncs of a file system.
+type syncFS struct {
+	vfs.FS
+	mu    sync.Mutex
+	block chan struct{} // closed to let syncs go on; nil: they go on
+}
+
+type syncFile struct {
+	vfs.File
+	fs *syncFS
+}
+
+func (f *syncFS) wait() {
+	f.mu.Lock()
+	b := f.block
+	f.mu.Unlock()
+	if b != nil {
+		<-b
+	}
+}
+
+func (f *syncFS) hold() (release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := make(chan struct{})
+	f.block = b
+	return sync.OnceFunc(func() {
+		f.mu.Lock()
+		f.block = nil
+		f.mu.Unlock()
+		close(b)
+	})
+}
+
+func (f *syncFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	x, err := f.FS.Create(name, c)
+	return f.file(x), err
+}
+
+func (f *syncFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	x, err := f.FS.OpenReadWrite(name, c, o...)
+	return f.file(x), err
+}
+
+func (f *syncFS) ReuseForWrite(a, b string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	x, err := f.FS.ReuseForWrite(a, b, c)
+	return f.file(x), err
+}
+
+func (f *syncFS) file(x vfs.File) vfs.File {
+	if x == nil {
+		return nil
+	}
+	return &syncFile{x, f}
+}
+
+func (f *syncFile) Sync() error                 { f.fs.wait(); return f.File.Sync() }
+func (f *syncFile) SyncData() error             { f.fs.wait(); return f.File.SyncData() }
+func (f *syncFile) SyncTo(n int64) (bool, error) { f.fs.wait(); return f.File.SyncTo(n) }
+
+// trap 21: nothing that a follower says about entries or votes leaves before its
+// own fsync; what the leader sends does not wait for the leader's.
+func TestNoAnswerBeforeFsync(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout = time.Hour; c.ElectionTimeout = time.Second })
+		var slow [4]*syncFS
+		for id, n := range r.nodes {
+			slow[id] = &syncFS{FS: n.fs}
+			n.wfs = slow[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		var releases []func()
+		for id := range r.nodes {
+			if id != l.id {
+				releases = append(releases, slow[id].hold())
+			}
+		}
+		var answers, appends atomic.Int64
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				if m.kind == pb.MsgAppResp && !m.raft.GetReject() && from != l.id {
+					answers.Add(1)
+				}
+				if m.kind == pb.MsgApp && len(m.raft.GetEntries()) > 0 {
+					appends.Add(1)
+				}
+				return true
+			}
+		})
+		r.must(l.propose(1, "second"))
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if answers.Load() != 0 || l.sms[1].has("second") {
+			t.Fatalf("%d answers before the fsync, applied %v", answers.Load(), l.sms[1].has("second"))
+		}
+		if appends.Load() == 0 {
+			t.Fatal("no MsgApp sent")
+		}
+		for _, f := range releases {
+			f()
+		}
+		r.eventually("applied", time.Second, func() bool { return l.sms[1].has("second") })
+
+		// The leader's own disk is slow: its followers store and the quorum is theirs.
+		release := slow[l.id].hold()
+		r.must(l.propose(1, "third"))
+		f := r.nodes[1+l.id%3]
+		r.eventually("a follower has it before the leader's fsync", time.Second, func() bool {
+			return f.host.Group(1).Status().Last == l.host.Group(1).Status().Last
+		})
+		release()
+		r.eventually("applied", time.Second, func() bool { return l.sms[1].has("third") })
+	})
+}
+
+// trap 24 and invariant 1: all nodes lose power at once, again and again, with
+// truncations running; no acknowledged write is lost, replicas agree.
+func TestAllCrashAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 4 << 10 })
+		r.memtab = 64 << 10
+		r.startAll()
+		defer r.close()
+		const groups = 4
+		r.bootstrap(1, groups, voters(3))
+		acked := map[keyspace.GroupID]uint64{}
+		for round := range 12 {
+			for i := range 10 {
+				for g := keyspace.GroupID(1); g <= groups; g++ {
+					l := r.leader(g)
+					for range r.rng.IntN(4) {
+						_ = l.propose(g, fmt.Sprintf("%d/%d/%d %0200d", round, i, g, 7))
+					}
+				}
+				if r.rng.IntN(3) == 0 {
+					for _, n := range r.nodes {
+						r.must(n.eng.Flush(context.Background()))
+					}
+				}
+				time.Sleep(time.Duration(r.rng.IntN(5)) * time.Millisecond)
+			}
+			synctest.Wait()
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				for _, n := range r.nodes {
+					_, c := n.sms[g].state()
+					acked[g] = max(acked[g], c)
+				}
+			}
+			for _, n := range r.nodes {
+				n.crash(r.rng.IntN(101))
+			}
+			r.startAll()
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				r.write(g, fmt.Sprintf("round %d", round))
+				if _, c := r.leader(g).sms[g].state(); c <= acked[g] {
+					t.Fatalf("round %d group %d: %d entries after the crash, %d were applied before", round, g, c, acked[g])
+				}
+			}
+		}
+		truncated := false
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			r.equal(g)
+			for _, n := range r.nodes {
+				base, _ := n.wal.Group(g).Base()
+				truncated = truncated || base > InitIndex
+			}
+		}
+		if !truncated {
+			t.Fatal("no log was ever truncated")
+		}
+	})
+}
+
+// trap 57: a hard state that lags behind the durably applied index.
+// trap 19: and one that is ahead of the log is refused.
+func TestReconcile(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		n := r.nodes[1]
+		put := func(g keyspace.GroupID, a engine.Applied) {
+			b := n.eng.NewBatch()
+			a.Replicas = voters(3)
+			r.must(b.SetApplied(g, a))
+			r.must(b.Commit())
+		}
+		entries := func(from, to, term uint64) (es []*pb.Entry) {
+			for i := from; i <= to; i++ {
+				es = append(es, &pb.Entry{Index: ptr(i), Term: ptr(term), Data: []byte("x")})
+			}
+			return es
+		}
+		log := func(g keyspace.GroupID, base, baseTerm uint64, hs *pb.HardState, es []*pb.Entry) {
+			b := n.wal.NewBatch()
+			b.Reset(g, base, baseTerm, nil)
+			b.Append(g, hs, es)
+			n.wal.Submit(b, nil)
+		}
+		hs := func(term, vote, commit uint64) *pb.HardState {
+			return &pb.HardState{Term: &term, Vote: &vote, Commit: &commit}
+		}
+		open := func(g keyspace.GroupID) (*Group, error) { return n.host.Open(g, 1, &testSM{n: n, group: g}) }
+
+		put(1, engine.Applied{Index: 15, Term: 6})
+		log(1, 10, 5, hs(6, 2, 12), entries(11, 20, 6))
+		g, err := open(1)
+		if err != nil || g.commit != 15 || g.last != 20 || g.term != 6 {
+			t.Fatalf("commit behind applied: %v %+v", err, g)
+		}
+		// trap 31, 32: an ingest is durable, the reset of the log is not.
+		put(2, engine.Applied{Index: 30, Term: 7})
+		log(2, 10, 5, hs(6, 2, 12), entries(11, 20, 6))
+		if g, err = open(2); err != nil || g.commit != 30 || g.last != 30 || g.term != 7 || g.log.HardState().GetVote() != 0 {
+			t.Fatalf("log ends before the record: %v %+v", err, g)
+		}
+		put(3, engine.Applied{Index: 15, Term: 7})
+		log(3, 10, 5, hs(7, 2, 12), entries(11, 20, 6))
+		if g, err = open(3); err != nil || g.last != 15 || g.log.HardState().GetVote() != 2 {
+			t.Fatalf("log contradicts the record: %v %+v", err, g)
+		}
+		// trap 24: a gap is never papered over.
+		put(4, engine.Applied{Index: 12, Term: 6})
+		log(4, 15, 6, hs(6, 2, 15), entries(16, 20, 6))
+		if _, err = open(4); !errors.Is(err, errCorrupt) {
+			t.Fatalf("gap: %v", err)
+		}
+		// trap 2: a child's replica that has voted before the split created it.
+		log(5, 0, 0, hs(9, 3, 0), nil)
+		put(5, engine.Applied{Index: InitIndex, Term: InitTerm})
+		if g, err = open(5); err != nil || g.term != 9 || g.log.HardState().GetVote() != 3 || g.commit != InitIndex {
+			t.Fatalf("vote before the split: %v %+v", err, g)
+		}
+		// trap 10: what an older replica left in the log is nobody's.
+		log(6, 10, 5, hs(8, 2, 12), entries(11, 20, 6))
+		if g, err = open(6); err != nil || g.last != 0 || g.commit != 0 || g.term != 8 {
+			t.Fatalf("leftovers: %v %+v", err, g)
+		}
+	})
+}
+
+// trap 30: a crash that forgets the deletion of a removed replica does not bring
+// it back to life.
+func TestRemovedStaysRemoved(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		r.equal(1)
+		n := r.nodes[3]
+		r.must(n.eng.Flush(context.Background()))
+		// The tombstone is there, the deletion is not.
+		ctx, cancel := context.WithCancel(context.Background())
+		stop := errors.New("stopped here")
+		err := n.host.Remove(ctx, 1, func(*engine.Batch) error { return stop })
+		cancel()
+		if !errors.Is(err, stop) {
+			t.Fatal(err)
+		}
+		delete(n.replicas, 1)
+		n.crash(0)
+		n.start()
+		if got := n.host.Removed(); !slices.Equal(got, []keyspace.GroupID{1}) {
+			t.Fatalf("removed: %v", got)
+		}
+		if _, err := n.host.Open(1, 3, &testSM{n: n, group: 1}); !errors.Is(err, ErrClosed) {
+			t.Fatalf("open: %v", err)
+		}
+		r.must(n.host.Remove(context.Background(), 1, nil))
+		if _, ok, _ := n.eng.Applied(1); ok {
+			t.Fatal("applied record is still there")
+		}
+		synctest.Wait()
+		if got := n.host.Removed(); len(got) != 0 {
+			t.Fatalf("removed: %v", got)
+		}
+	})
+}
+
+// An fsync error poisons the wal; nothing that waited for it is ever answered
+// (trap 22).
+func TestFsyncError(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		before := f.host.Group(1).Status().Last
+		w := f.host.workers[f.host.Group(1).w.no]
+		rec := &passRecord{w: w, groups: []recordItem{{f.host.Group(1), []*pb.Message{{To: ptr(uint64(l.id))}}}}}
+		w.durable(rec, wal.ErrClosed)
+		w.mu.Lock()
+		queued := len(w.mu.queue) - w.mu.head
+		w.mu.Unlock()
+		if queued != 0 || f.host.Group(1).Status().Last != before {
+			t.Fatal("a failed batch was answered")
+		}
+	})
+}

@@ -1,0 +1,525 @@
+package raftgroup
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// inWorker runs f in the group's worker and waits for it.
+func inWorker(g *Group, f func()) {
+	done := make(chan struct{})
+	if g.w.call(g, func() { f(); close(done) }) {
+		<-done
+	}
+}
+
+// awake keeps the group from sleeping.
+func noSleep(c *Config) { c.SleepAfter = -1 }
+
+func (r *rig) leased(g keyspace.GroupID) (*testNode, uint64) {
+	r.t.Helper()
+	l := r.leader(g)
+	grp := l.host.Group(g)
+	r.eventually("lease", 5*time.Second, func() bool { return grp.LeaseHeld(grp.Status().Term) })
+	return l, grp.Status().Term
+}
+
+// No two nodes believe in a lease at the same time, through partitions, crashes
+// and clocks that drift as far as is allowed (traps 35, 36, 39, 62).
+func TestLeaseIsExclusive(t *testing.T) {
+	for _, drift := range []float64{0, 0.05} {
+		t.Run(fmt.Sprint(drift), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, func(c *Config) { c.MaxClockDrift = drift })
+				if drift > 0 {
+					r.nodes[1].rate, r.nodes[2].rate, r.nodes[3].rate = 1-drift/2, 1+drift/2.1, 1
+				}
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				held, changes, last := 0, 0, uint64(0)
+				for step := range 3000 {
+					time.Sleep(10 * time.Millisecond)
+					synctest.Wait()
+					holders, term := 0, uint64(0)
+					for _, n := range r.nodes {
+						if n.up {
+							g := n.host.Group(1)
+							if tm, until, ok := g.Lease(); ok && g.h.cfg.Clock.Now() < until {
+								holders++
+								term = tm
+							}
+						}
+					}
+					if holders > 1 {
+						t.Fatalf("step %d: %d leases\n%s", step, holders, r.dump())
+					}
+					if held += holders; holders == 1 && term != last {
+						changes, last = changes+1, term
+					}
+					switch victim := r.nodes[keyspace.NodeID(1+r.rng.IntN(3))]; {
+					case step%37 == 5:
+						r.bus.isolate(victim.id, true)
+					case step%37 == 25:
+						for id := range r.nodes {
+							r.bus.isolate(id, false)
+						}
+					case step%211 == 100 && victim.up:
+						victim.crash(r.rng.IntN(101))
+						victim.start()
+					case step%50 == 0:
+						for _, n := range r.nodes {
+							n.host.Group(1).Wake()
+						}
+					case step%97 == 0:
+						for _, n := range r.nodes {
+							n.host.Group(1).Campaign()
+						}
+					}
+				}
+				if held < 500 || changes < 3 {
+					t.Fatalf("lease held in %d of 3000 steps, by %d leaders: nothing was tested", held, changes)
+				}
+			})
+		})
+	}
+}
+
+// trap 35: a leader that was paused does not believe its lease when it goes on,
+// though nothing in it has run since.
+func TestPausedLeader(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		g := l.host.Group(1)
+		resume := make(chan struct{})
+		g.w.call(g, func() { <-resume })
+		time.Sleep(950 * time.Millisecond)
+		if g.LeaseHeld(term) {
+			t.Fatal("a paused leader believes its lease")
+		}
+		r.eventually("another leader", 10*time.Second, func() bool { return r.leader(1) != l })
+		other := r.leader(1)
+		r.must(other.propose(1, "meanwhile"))
+		r.eventually("written", time.Second, func() bool { return other.sms[1].has("meanwhile") })
+		if g.LeaseHeld(term) {
+			t.Fatal("a paused leader believes its lease")
+		}
+		close(resume)
+		r.eventually("it follows", 5*time.Second, func() bool { return !g.Status().IsLeader })
+	})
+}
+
+// trap 60: a transfer gives the lease up before MsgTimeoutNow can leave, and for
+// the rest of the term, also if it fails.
+func TestTransferGivesUpLease(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		g := l.host.Group(1)
+		var held *message
+		r.bus.set(func(b *testBus) {
+			b.filter = func(_, _ keyspace.NodeID, m *message) bool {
+				if m.kind == pb.MsgTimeoutNow {
+					held = m
+					return false
+				}
+				return true
+			}
+		})
+		err := g.Transfer(context.Background(), 0)
+		if !errors.Is(err, ErrTransferFailed) {
+			t.Fatalf("transfer: %v", err)
+		}
+		if held == nil {
+			t.Fatal("no MsgTimeoutNow")
+		}
+		for range 30 {
+			time.Sleep(100 * time.Millisecond)
+			if g.LeaseHeld(term) {
+				t.Fatal("lease held again in the term of a transfer")
+			}
+		}
+		index := make(chan error, 1)
+		g.ReadIndex(func(_ uint64, err error) { index <- err })
+		if err := <-index; err != nil {
+			t.Fatalf("ReadIndex: %v", err)
+		}
+		// The late message elects another leader, in a new term, at once.
+		r.bus.set(func(b *testBus) { b.filter = nil })
+		to := r.nodes[keyspace.NodeID(held.to)]
+		tg := to.host.Group(1)
+		tg.w.deliver([]routed{{tg, held}})
+		r.eventually("the late transfer elects", time.Second, func() bool { return tg.Status().IsLeader })
+		if term2 := tg.Status().Term; term2 <= term {
+			t.Fatalf("term %d after %d", term2, term)
+		}
+	})
+}
+
+func TestTransfer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		for range 5 {
+			l := r.leader(1)
+			to := keyspace.ReplicaID(1 + l.id%3)
+			start := time.Now()
+			r.must(l.host.Group(1).Transfer(context.Background(), to))
+			if n := r.leader(1); n.id != keyspace.NodeID(to) {
+				t.Fatalf("leader on node %d, want %d", n.id, to)
+			}
+			if d := time.Since(start); d > 200*time.Millisecond {
+				t.Fatalf("transfer took %v", d)
+			}
+			time.Sleep(3 * time.Second) // asleep by then: a transfer wakes
+		}
+	})
+}
+
+// trap 69: what happens to a follower's term and leader does not release it from
+// its promise; trap 36: nor does its restart, nor being rebuilt in memory.
+func TestPromiseIsTheHosts(t *testing.T) {
+	vote := func(g *Group, from keyspace.ReplicaID, term uint64, ctx string) *message {
+		m := &message{group: g.id, kind: pb.MsgPreVote, to: g.self, from: from, term: term, node: keyspace.NodeID(from)}
+		m.raft = &pb.Message{
+			Type: pb.MsgPreVote.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(from)), Term: ptr(term),
+			Index: ptr(uint64(1000)), LogTerm: ptr(term), Context: []byte(ctx),
+		}
+		return m
+	}
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		f := r.nodes[1+l.id%3]
+		other := keyspace.ReplicaID(6 - l.id - f.id)
+		var granted int
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				if (m.kind == pb.MsgPreVoteResp || m.kind == pb.MsgVoteResp) && !m.raft.GetReject() && from == f.id {
+					granted++
+				}
+				return m.kind != pb.MsgPreVoteResp && m.kind != pb.MsgVoteResp
+			}
+		})
+		g := f.host.Group(1)
+		r.bus.isolate(l.id, true)
+		start := time.Now()
+		inWorker(g, func() {
+			// A late answer to a pre-vote of a higher term makes raft forget its leader.
+			_ = g.rn.Step(&pb.Message{
+				Type: pb.MsgPreVoteResp.Enum(), Reject: ptr(true), From: ptr(uint64(other)), To: ptr(uint64(g.self)), Term: ptr(term + 7),
+			})
+			_ = g.rn.ForgetLeader()
+		})
+		ask := func() int {
+			before := granted
+			g.w.deliver([]routed{{g, vote(g, other, term+20, "")}})
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+			return granted - before
+		}
+		if ask() != 0 {
+			t.Fatal("a forgotten leader released the promise")
+		}
+		campaigned := g.promise.until
+		_ = campaigned
+		// Rebuilt in memory: closed and opened again.
+		r.must(f.host.Close(context.Background(), 1))
+		g = f.open(1)
+		if ask() != 0 {
+			t.Fatal("a rebuilt replica voted against its promise")
+		}
+		// A restart: the embargo counts from it.
+		f.crash(100)
+		f.start()
+		g = f.host.Group(1)
+		restarted := time.Now()
+		for time.Since(restarted) < 980*time.Millisecond {
+			if ask() != 0 {
+				t.Fatalf("vote %v after the restart", time.Since(restarted))
+			}
+			inWorker(g, func() { g.campaignWhenFree() })
+			if s := g.Status(); s.Term > term+19 {
+				t.Fatalf("campaigned %v after the restart", time.Since(restarted))
+			}
+		}
+		time.Sleep(30 * time.Millisecond)
+		if ask() == 0 {
+			t.Fatalf("no vote %v after the promise", time.Since(start))
+		}
+	})
+}
+
+// trap 62: ticks that come in a burst after a stall do not make a follower
+// campaign before its promise ends.
+func TestTickBurst(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		f := r.nodes[1+l.id%3]
+		g := f.host.Group(1)
+		preVotes := r.bus.counted(pb.MsgPreVote)
+		r.bus.isolate(l.id, true)
+		synctest.Wait()
+		inWorker(g, func() {
+			for range 200 {
+				g.tick()
+			}
+		})
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if n := r.bus.counted(pb.MsgPreVote); n != preVotes {
+			t.Fatalf("%d pre-votes after a burst of ticks", n-preVotes)
+		}
+		r.eventually("it campaigns when its promise has ended", 5*time.Second, func() bool {
+			return r.bus.counted(pb.MsgPreVote) > preVotes
+		})
+		_ = term
+	})
+}
+
+// trap 70: an answer to an old heartbeat renews nothing that was sent later, and
+// the host's bytes never reach raft's ReadIndex.
+func TestLateAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		g := l.host.Group(1)
+		for id := range r.nodes {
+			if id != l.id {
+				r.bus.isolate(id, true)
+			}
+		}
+		_, until, _ := g.Lease()
+		time.Sleep(500 * time.Millisecond)
+		inWorker(g, func() {
+			old := g.w.now.Add(-450 * time.Millisecond)
+			for id := range r.nodes {
+				if id == l.id {
+					continue
+				}
+				m := &message{group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: keyspace.ReplicaID(id), node: id,
+					term: term, promise: time.Second}
+				m.raft = &pb.Message{
+					Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(id)), Term: ptr(term),
+					Context: binary.LittleEndian.AppendUint64(nil, uint64(old)),
+				}
+				g.receive(m)
+				if len(m.raft.GetContext()) != 0 {
+					t.Errorf("raft was given the host's bytes: %x", m.raft.GetContext())
+				}
+			}
+		})
+		synctest.Wait()
+		_, renewed, _ := g.Lease()
+		if want := until.Add(100 * time.Millisecond); renewed > want {
+			t.Fatalf("an old answer moved the lease from %d to %d", until, renewed)
+		}
+		// Numbers from a future that never was are no answers.
+		inWorker(g, func() {
+			m := &message{group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: 1 + g.self%3, term: term, promise: time.Second,
+				node: keyspace.NodeID(1 + g.self%3)}
+			m.raft = &pb.Message{
+				Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(m.from)), Term: ptr(term),
+				Context: binary.LittleEndian.AppendUint64(nil, uint64(g.w.now.Add(time.Hour))),
+			}
+			g.receive(m)
+		})
+		if _, u, ok := g.Lease(); ok && u > renewed {
+			t.Fatal("an answer from the future moved the lease")
+		}
+	})
+}
+
+// trap 71: the voter promises less than the leader was configured for.
+func TestShorterPromise(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		n := 0
+		r := newRig(t, 3, func(c *Config) {
+			c.SleepAfter = -1
+			c.LivenessTimeout = time.Second
+			if n++; n == 1 {
+				c.ElectionTimeout = 5 * time.Second
+			}
+		})
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l := r.leader(1)
+		if l.id != 1 {
+			r.must(l.host.Group(1).Transfer(context.Background(), 1))
+			l = r.leader(1)
+		}
+		if l.id != 1 {
+			t.Fatalf("leader on node %d", l.id)
+		}
+		g := l.host.Group(1)
+		// The transfer gave node 1 a new term with a lease of its own.
+		r.eventually("lease", 5*time.Second, func() bool { return g.LeaseHeld(g.Status().Term) })
+		_, until, _ := g.Lease()
+		if left := until.Sub(g.h.cfg.Clock.Now()); left > time.Second {
+			t.Fatalf("lease of %v on promises of 1s", left)
+		}
+		// A restart with a shorter timeout still keeps the longest promise.
+		l.crash(0)
+		l.start()
+		if l.host.cfg.ElectionTimeout != time.Second {
+			t.Fatalf("timeout %v", l.host.cfg.ElectionTimeout)
+		}
+		if left := l.host.embargo.Sub(l.host.cfg.Clock.Now()); left < 4900*time.Millisecond {
+			t.Fatalf("embargo of %v after a promise of 5s", left)
+		}
+	})
+}
+
+// MsgTransferLeader and MsgProp from the bus are no frames at all.
+func TestForbiddenMessages(t *testing.T) {
+	for _, typ := range []pb.MessageType{
+		pb.MsgTransferLeader, pb.MsgProp, pb.MsgHup, pb.MsgBeat, pb.MsgSnap, pb.MsgForgetLeader, pb.MsgStorageAppendResp,
+		pb.MsgUnreachable, pb.MsgCheckQuorum, pb.MsgSnapStatus, pb.MsgStorageApply,
+	} {
+		b := appendMessageHead(appendFrameHeader(nil, time.Second), 1, typ, 1, 2, 3)
+		_, rest, err := frameKind(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decodeMessages(2, rest); !errors.Is(err, errFrame) {
+			t.Errorf("%s: %v", typ, err)
+		}
+	}
+}
+
+// With NoLeaseReads there is never a lease, and reads go by ReadIndex.
+func TestNoLeaseReads(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.NoLeaseReads = true })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		for i := range 5 {
+			r.write(1, fmt.Sprint(i))
+			g := r.leader(1).host.Group(1)
+			if _, _, ok := g.Lease(); ok {
+				t.Fatal("lease")
+			}
+			ch := make(chan error, 1)
+			g.ReadIndex(func(_ uint64, err error) { ch <- err })
+			r.must(<-ch)
+		}
+	})
+}
+
+// ReadIndex: at a new leader, on followers, across a leader change, without a
+// leader (trap 37); what was written before is applied when it answers.
+func TestReadIndex(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		read := func(n *testNode) error {
+			ch := make(chan error, 1)
+			n.host.Group(1).ReadIndex(func(index uint64, err error) {
+				if err == nil && n.sms[1].applied.Index < index {
+					err = fmt.Errorf("applied %d, read index %d", n.sms[1].applied.Index, index)
+				}
+				ch <- err
+			})
+			return <-ch
+		}
+		for i := range 10 {
+			data := fmt.Sprintf("w%d", i)
+			r.write(1, data)
+			if i == 5 {
+				time.Sleep(5 * time.Second) // asleep
+			}
+			for _, n := range r.nodes {
+				if err := read(n); err != nil {
+					t.Fatal(err)
+				}
+				if !n.sms[1].has(data) {
+					t.Fatalf("node %d: read without %s", n.id, data)
+				}
+			}
+		}
+		// Lost questions are asked again.
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		lost := 0
+		r.bus.set(func(b *testBus) {
+			b.filter = func(_, _ keyspace.NodeID, m *message) bool {
+				if m.kind == pb.MsgReadIndex && lost < 2 {
+					lost++
+					return false
+				}
+				return true
+			}
+		})
+		r.must(read(f))
+		if lost != 2 {
+			t.Fatalf("%d questions lost", lost)
+		}
+		// The leader dies under the question.
+		r.bus.set(func(b *testBus) { b.filter = func(_, _ keyspace.NodeID, m *message) bool { return m.kind != pb.MsgReadIndex } })
+		ch := make(chan error, 1)
+		f.host.Group(1).ReadIndex(func(_ uint64, err error) { ch <- err })
+		time.Sleep(50 * time.Millisecond)
+		l.crash(0)
+		r.bus.set(func(b *testBus) { b.filter = nil })
+		r.must(<-ch)
+		// Without a quorum it ends.
+		for _, n := range r.nodes {
+			if n != f && n.up {
+				n.crash(0)
+			}
+		}
+		if err := read(f); !errors.Is(err, ErrNoLeader) {
+			t.Fatalf("without a quorum: %v", err)
+		}
+	})
+}
+
+func TestMarginAndStamp(t *testing.T) {
+	c := Config{TickInterval: 100 * time.Millisecond, MaxClockDrift: 0.01}
+	if m := c.margin(time.Second); m != 110*time.Millisecond {
+		t.Fatalf("margin %v", m)
+	}
+	g := &Group{w: &worker{now: 77}}
+	shared := []byte("raftctx8")
+	a, b := &pb.Message{Context: shared}, &pb.Message{Context: shared}
+	g.stampHeartbeat(a)
+	g.stampHeartbeat(b)
+	if &a.Context[0] == &b.Context[0] || !bytes.Equal(a.Context[8:], shared) || !bytes.Equal(shared, []byte("raftctx8")) {
+		t.Fatal("heartbeats share a context")
+	}
+}

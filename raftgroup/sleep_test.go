@@ -1,0 +1,429 @@
+package raftgroup
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// asleep waits until all running replicas of the group sleep.
+func (r *rig) asleep(g keyspace.GroupID) {
+	r.t.Helper()
+	r.eventually(fmt.Sprintf("group %s sleeps", g), 30*time.Second, func() bool {
+		for _, n := range r.nodes {
+			if n.up && n.sms[g] != nil && !n.host.Group(g).Status().Asleep {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestSleepAndWake(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 3, voters(3))
+		r.write(1, "x")
+		l, term := r.leased(1)
+		r.asleep(1)
+		if l.host.Group(1).LeaseHeld(term) {
+			t.Fatal("a sleeping leader holds a lease")
+		}
+		before := r.bus.counted(pb.MsgHeartbeat)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := r.bus.counted(pb.MsgHeartbeat); n != before {
+			t.Fatalf("%d heartbeats while all groups sleep", n-before)
+		}
+		if r.leader(1) != l || l.host.Group(1).Status().Term != term {
+			t.Fatal("a sleeping group has changed its leader")
+		}
+		// A proposal wakes it, without an election.
+		start := time.Now()
+		r.write(1, "y")
+		if d := time.Since(start); d > 100*time.Millisecond || l.host.Group(1).Status().Term != term {
+			t.Fatalf("a write to a sleeping group took %v", d)
+		}
+		r.asleep(1)
+		// So does a client at a follower.
+		f := r.nodes[1+l.id%3]
+		f.host.Group(1).Wake()
+		r.eventually("the leader is awake and has a lease", time.Second, func() bool { return l.host.Group(1).LeaseHeld(term) })
+		r.asleep(1)
+		r.equal(1)
+	})
+}
+
+func TestSystemGroupsNeverSleep(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(keyspace.PlacementGroup, 1, voters(3))
+		l, _ := r.leased(keyspace.PlacementGroup)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		g := l.host.Group(keyspace.PlacementGroup)
+		if s := g.Status(); s.Asleep || !g.LeaseHeld(s.Term) {
+			t.Fatalf("%+v", s)
+		}
+		if g.w != l.host.workers[0] {
+			t.Fatal("a system group shares a worker")
+		}
+	})
+}
+
+// trap 39: the node of a sleeping group's leader dies, is cut off, or restarts.
+func TestSleepersWithoutLeader(t *testing.T) {
+	lose := map[string]func(r *rig, l *testNode){
+		"dies":     func(_ *rig, l *testNode) { l.crash(0) },
+		"cut off":  func(r *rig, l *testNode) { r.bus.isolate(l.id, true) },
+		"restarts": func(_ *rig, l *testNode) { l.crash(0); l.start() },
+	}
+	for name, f := range lose {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, nil)
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "x")
+				l, term := r.leased(1)
+				r.asleep(1)
+				time.Sleep(10 * time.Second)
+				f(r, l)
+				r.eventually("another leader, without a client's help", 8*time.Second, func() bool {
+					n := r.leader(1)
+					return n.host.Group(1).Status().Term > term
+				})
+				r.write(1, "y")
+				r.bus.isolate(l.id, false)
+				r.equal(1)
+			})
+		})
+	}
+}
+
+// trap 61: the leader has stepped down while its node lives and the others sleep:
+// a sleeper that is asked for its vote does not refuse it for ever.
+func TestLeaderSteppedDown(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l, term := r.leased(1)
+		r.asleep(1)
+		g := l.host.Group(1)
+		// A vote of a higher term bumps the sleeping leader; nobody is elected by it.
+		inWorker(g, func() {
+			_ = g.rn.Step(&pb.Message{
+				Type: pb.MsgVoteResp.Enum(), From: ptr(uint64(1 + l.id%3)), To: ptr(uint64(g.self)), Term: ptr(term + 3), Reject: ptr(true),
+			})
+		})
+		if g.Status().IsLeader {
+			t.Fatal("still leads")
+		}
+		f := r.nodes[1+l.id%3]
+		f.host.Group(1).Wake()
+		r.eventually("a leader", 6*time.Second, func() bool {
+			for _, n := range r.nodes {
+				if s := n.host.Group(1).Status(); s.IsLeader && s.Term > term {
+					return true
+				}
+			}
+			return false
+		})
+		r.write(1, "y")
+		r.equal(1)
+	})
+}
+
+// trap 77: a sleeping leader that gets pre-votes answers them by its heartbeat; one
+// that was bumped in term while it slept is ticked again.
+func TestSleepingLeaderIsAsked(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l, term := r.leased(1)
+		r.asleep(1)
+		time.Sleep(5 * time.Second)
+		f := r.nodes[1+l.id%3]
+		f.host.Group(1).Campaign()
+		r.eventually("it follows again", 5*time.Second, func() bool {
+			s := f.host.Group(1).Status()
+			return s.LeaderNode == l.id && s.Term == term
+		})
+		r.asleep(1)
+		// All others agree that somebody else should lead.
+		for _, n := range r.nodes {
+			if n != l {
+				n.host.Group(1).Campaign()
+			}
+		}
+		r.write(1, "y")
+		r.asleep(1)
+		r.equal(1)
+	})
+}
+
+// trap 41: a group sleeps though a dead follower lags; its return wakes the group.
+func TestLaggingFollowerReturns(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		f.crash(0)
+		for i := range 10 {
+			r.write(1, fmt.Sprint("y", i))
+		}
+		r.asleep(1)
+		time.Sleep(20 * time.Second)
+		f.start()
+		r.equal(1)
+		r.asleep(1)
+		// The same, cut off instead of dead: no restart tells of it.
+		r.bus.isolate(f.id, true)
+		r.eventually("it counts as dead", 5*time.Second, func() bool { return !l.host.Liveness(f.id) })
+		for i := range 10 {
+			r.write(1, fmt.Sprint("z", i))
+		}
+		r.eventually("the rest sleeps", 20*time.Second, func() bool { return r.leader(1).host.Group(1).Status().Asleep })
+		r.bus.isolate(f.id, false)
+		r.equal(1)
+	})
+}
+
+// A notice that overtook the leader's waking, or that speaks of more than the
+// follower has, puts nobody to sleep.
+func TestSleepNotices(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l, term := r.leased(1)
+		f := r.nodes[1+l.id%3]
+		g := f.host.Group(1)
+		notice := func(change func(*message)) bool {
+			m := &message{group: 1, kind: kindSleep, to: g.self, from: keyspace.ReplicaID(l.id), node: l.id, term: term}
+			inWorker(g, func() {
+				m.commit, m.number = g.commit, g.promise.answered
+				change(m)
+				g.receive(m)
+			})
+			asleep := g.Status().Asleep
+			g.Wake()
+			synctest.Wait()
+			return asleep
+		}
+		if !notice(func(*message) {}) {
+			t.Fatal("a good notice is ignored")
+		}
+		if notice(func(m *message) { m.number-- }) {
+			t.Fatal("a notice from before an answered heartbeat")
+		}
+		if notice(func(m *message) { m.commit++ }) {
+			t.Fatal("a notice of more than there is")
+		}
+		if notice(func(m *message) { m.term++ }) || notice(func(m *message) { m.term-- }) {
+			t.Fatal("a notice of another term")
+		}
+		if notice(func(m *message) { m.from, m.node = 6-m.from-g.self, 6-m.node-f.id }) {
+			t.Fatal("a notice of somebody else")
+		}
+	})
+}
+
+// trap 40: a node with many leaders dies. The wake-ups of its groups are paced, and
+// the heartbeats of a group that is awake pass meanwhile.
+func TestPacedWakeUps(t *testing.T) {
+	const groups = 1500
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.WakesPerSecond = 300 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		r.bootstrap(keyspace.PlacementGroup, 1, voters(3))
+		r.eventually("all have leaders and sleep", 60*time.Second, func() bool {
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				s := r.nodes[1].host.Group(g).Status()
+				if s.Leader == 0 || !s.Asleep {
+					return false
+				}
+			}
+			return true
+		})
+		led := map[keyspace.NodeID]int{}
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			led[r.nodes[1].host.Group(g).Status().LeaderNode]++
+		}
+		for _, id := range r.ids() {
+			if led[id] < groups/5 {
+				t.Fatalf("leaders are not spread: %v", led)
+			}
+		}
+		victim := r.nodes[1+keyspace.NodeID(r.leader(keyspace.PlacementGroup).id%3)]
+		l := r.leader(keyspace.PlacementGroup)
+		term := l.host.Group(keyspace.PlacementGroup).Status().Term
+		lost := led[victim.id]
+		victim.crash(0)
+		start := time.Now()
+		survivor := r.nodes[1+victim.id%3]
+		woken, most := 0, 0
+		for {
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+			n := 0
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				if s := survivor.host.Group(g).Status(); s.LeaderNode != 0 && s.LeaderNode != victim.id {
+					n++
+				}
+			}
+			n -= groups - lost
+			most = max(most, n-woken)
+			if woken = n; woken == lost {
+				break
+			}
+			if time.Since(start) > 30*time.Second {
+				t.Fatalf("%d of %d groups have a leader again", woken, lost)
+			}
+			if s := l.host.Group(keyspace.PlacementGroup).Status(); s.Term != term {
+				t.Fatal("an awake group lost its leader")
+			}
+		}
+		if most > 200 {
+			t.Fatalf("%d groups woke within 100ms, the pace is 300 a second", most)
+		}
+		t.Logf("%d groups of a dead node had leaders again after %v", lost, time.Since(start))
+	})
+}
+
+// A node whose disk is stuck loses its leaderships, although its network and its
+// process are fine; it takes part again when the disk moves.
+func TestStuckDisk(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		var slow [4]*syncFS
+		for id, n := range r.nodes {
+			slow[id] = &syncFS{FS: n.fs}
+			n.wfs = slow[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.bootstrap(keyspace.PlacementGroup, 1, voters(3))
+		r.write(1, "x")
+		for _, id := range []keyspace.GroupID{1, keyspace.PlacementGroup} {
+			l := r.leader(id)
+			term := l.host.Group(id).Status().Term
+			r.asleep(1)
+			release := slow[l.id].hold()
+			r.eventually("another leader", 10*time.Second, func() bool {
+				n := r.leader(id)
+				return n != l && n.host.Group(id).Status().Term > term
+			})
+			if !l.host.Stuck() {
+				t.Fatal("a host does not know that its disk is stuck")
+			}
+			if l.host.Group(id).LeaseHeld(term) {
+				t.Fatal("a lease on a stuck disk")
+			}
+			release()
+			r.eventually("the node lives again", 10*time.Second, func() bool {
+				return !l.host.Stuck() && r.leader(id).host.Liveness(l.id)
+			})
+			r.write(1, fmt.Sprint("y", id))
+			r.equal(1)
+		}
+	})
+}
+
+// trap 1: messages for a replica that is not here keep votes and drop entries;
+// Unknown is told, at a bounded rate.
+func TestParking(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		// Two of the three replicas exist; the third's split has not been applied.
+		rs := voters(3)
+		for _, rep := range rs {
+			n := r.nodes[rep.Node]
+			b := n.eng.NewBatch()
+			r.must(n.host.Bootstrap(b, 7, rs, nil))
+			r.must(b.Commit())
+		}
+		var dropVotes atomic.Bool
+		dropVotes.Store(true)
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, to keyspace.NodeID, m *message) bool {
+				isVote := m.kind == pb.MsgVoteResp || m.kind == pb.MsgPreVoteResp
+				return !(dropVotes.Load() && isVote && from != 3)
+			}
+		})
+		for _, id := range []keyspace.NodeID{1, 2} {
+			r.nodes[id].replicas[7] = keyspace.ReplicaID(id)
+			r.nodes[id].open(7)
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		n := r.nodes[3]
+		n.mu.Lock()
+		told := len(n.unknown)
+		n.mu.Unlock()
+		if told == 0 || told > 4 {
+			t.Fatalf("Unknown was told %d times in three election timeouts", told)
+		}
+		n.replicas[7] = 3
+		start := time.Now()
+		n.open(7)
+		r.eventually("the parked pre-vote counts", 100*time.Millisecond, func() bool {
+			return r.bus.counted(pb.MsgPreVoteResp) > 0
+		})
+		_ = start
+		dropVotes.Store(false)
+		r.write(7, "x")
+		r.equal(7)
+	})
+	t.Run("bounded", func(t *testing.T) {
+		var p parking
+		p.init()
+		m := NewMetrics(nil)
+		for i := range 2 * parkedGroupsMax {
+			for from := range 2 * parkedPerGroupMax {
+				p.park([]*message{{group: keyspace.GroupID(i + 1), to: 1, from: keyspace.ReplicaID(from + 2), kind: pb.MsgVote, term: uint64(i)}}, 5, time.Second, m)
+			}
+		}
+		if len(p.groups) != parkedGroupsMax || len(p.claim(1, 1)) != parkedPerGroupMax {
+			t.Fatalf("%d groups parked", len(p.groups))
+		}
+		p.park([]*message{{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 4}, {group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 6},
+			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 5}, {group: 9, to: 2, from: 3, kind: pb.MsgApp, term: 7}}, 5, time.Second, m)
+		if vs := p.claim(9, 2); len(vs) != 1 || vs[0].term != 6 {
+			t.Fatalf("parked %v", vs)
+		}
+		p.expire(6)
+		if len(p.groups) != 0 {
+			t.Fatalf("%d groups after expiry", len(p.groups))
+		}
+	})
+}
+
