@@ -103,6 +103,7 @@ func TestStories(t *testing.T) {
 }
 
 func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {
+	t.Helper()
 	var out bytes.Buffer
 	switch d.Cmd {
 	case "range-list":

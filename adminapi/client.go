@@ -158,12 +158,11 @@ func asRefusal(ep endpoint, err error) error {
 		return r
 	}
 	s := status.Convert(err)
-	r := &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: "see the log of that node"}
-	switch s.Code() {
-	case codes.Unimplemented:
-		r.NextStep = "check that the endpoint is a Skein node and not an etcd member"
-	case codes.DeadlineExceeded:
-		r.NextStep = "try again with a longer --command-timeout, or with other --endpoints"
+	next := "see the log of that node"
+	if s.Code() == codes.Unimplemented {
+		next = "check that the endpoint is a Skein node and not an etcd member"
+	} else if s.Code() == codes.DeadlineExceeded {
+		next = "try again with a longer --command-timeout, or with other --endpoints"
 	}
-	return r
+	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next}
 }

@@ -75,8 +75,10 @@ func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
 		if r.GetKeys() < 0 {
 			keys = "counting"
 		}
-		rows = append(rows, []string{fmt.Sprint(r.GetId()), fmt.Sprint(r.GetGeneration()), keyText(r.GetStart()), keyText(r.GetEnd()),
-			r.GetLeader(), strings.Join(r.GetReplicas(), ","), keys, fmt.Sprint(r.GetBytes()), r.GetState()})
+		rows = append(rows, []string{
+			fmt.Sprint(r.GetId()), fmt.Sprint(r.GetGeneration()), keyText(r.GetStart()), keyText(r.GetEnd()),
+			r.GetLeader(), strings.Join(r.GetReplicas(), ","), keys, fmt.Sprint(r.GetBytes()), r.GetState(),
+		})
 	}
 	return writeTable(w, rows)
 }
@@ -150,15 +152,19 @@ func WriteNodes(w io.Writer, f Format, nodes []*adminpb.Node) error {
 			Nodes []node `json:"nodes"`
 		}{Nodes: []node{}}
 		for _, n := range nodes {
-			out.Nodes = append(out.Nodes, node{n.GetId(), n.GetName(), list(n.GetPeerUrls()), list(n.GetClientUrls()),
-				n.GetAlive(), n.GetRanges(), n.GetLeaders(), n.GetBytes()})
+			out.Nodes = append(out.Nodes, node{
+				n.GetId(), n.GetName(), list(n.GetPeerUrls()), list(n.GetClientUrls()),
+				n.GetAlive(), n.GetRanges(), n.GetLeaders(), n.GetBytes(),
+			})
 		}
 		return writeJSON(w, out)
 	}
 	rows := [][]string{{"ID", "NAME", "PEER URLS", "CLIENT URLS", "ALIVE", "RANGES", "LEADERS", "BYTES"}}
 	for _, n := range nodes {
-		rows = append(rows, []string{n.GetId(), n.GetName(), strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
-			strconv.FormatBool(n.GetAlive()), fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), fmt.Sprint(n.GetBytes())})
+		rows = append(rows, []string{
+			n.GetId(), n.GetName(), strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
+			strconv.FormatBool(n.GetAlive()), fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), fmt.Sprint(n.GetBytes()),
+		})
 	}
 	return writeTable(w, rows)
 }

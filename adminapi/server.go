@@ -138,6 +138,7 @@ func nextStep(k kverror.Kind) string {
 		return "the node is going down: give another one to --endpoints"
 	case kverror.NoSpace:
 		return "make room on the disks of the range's nodes"
+	default:
+		return "see the log of the node that was asked"
 	}
-	return "see the log of the node that was asked"
 }

@@ -222,8 +222,10 @@ func (c *Config) RequestTimeout() time.Duration {
 // Validate says what is wrong with the configuration, if anything is. It changes
 // nothing.
 func (c *Config) Validate() error {
-	for _, check := range []func() error{c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
-		c.validateTLS, c.Log.validate, c.validateRanges} {
+	for _, check := range []func() error{
+		c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
+		c.validateTLS, c.Log.validate, c.validateRanges,
+	} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -346,9 +348,11 @@ func (c *Config) validateTiming() error {
 		return fmt.Errorf("--election-timeout[%vms] is too long, and should be set less than %vms",
 			c.ElectionTimeout.Milliseconds(), MaxElectionTimeout.Milliseconds())
 	}
-	for flag, d := range map[string]time.Duration{"grpc-keepalive-min-time": c.KeepAliveMinTime,
+	for flag, d := range map[string]time.Duration{
+		"grpc-keepalive-min-time": c.KeepAliveMinTime,
 		"grpc-keepalive-interval": c.KeepAliveInterval, "grpc-keepalive-timeout": c.KeepAliveTimeout,
-		"warning-unary-request-duration": c.WarnUnaryRequest} {
+		"warning-unary-request-duration": c.WarnUnaryRequest,
+	} {
 		if d < 0 {
 			return fmt.Errorf("--%s must not be negative (set to %v)", flag, d)
 		}

@@ -48,6 +48,7 @@ type honouredCase struct {
 }
 
 func honouredCases(t *testing.T) map[string]honouredCase {
+	t.Helper()
 	split := filepath.Join(t.TempDir(), "keys")
 	if err := os.WriteFile(split, []byte("m\nd\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -102,8 +103,10 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"peer-crl-file":                     str("crl", func(c *Config) any { return c.PeerTLS.CRLFile }),
 		"peer-skip-client-san-verification": {value: "true", get: func(c *Config) any { return c.PeerTLS.SkipClientSANVerify }, want: true},
 		"self-signed-cert-validity":         {value: "3", get: func(c *Config) any { return c.SelfSignedCertYears }, want: uint(3)},
-		"cipher-suites": {value: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", file: "[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
-			get: func(c *Config) any { return c.CipherSuites }, want: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256}},
+		"cipher-suites": {
+			value: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", file: "[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
+			get: func(c *Config) any { return c.CipherSuites }, want: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256},
+		},
 		"tls-min-version":                {value: "TLS1.3", get: func(c *Config) any { return c.TLSMinVersion }, want: uint16(tls.VersionTLS13)},
 		"tls-max-version":                {value: "TLS1.2", get: func(c *Config) any { return c.TLSMaxVersion }, want: uint16(tls.VersionTLS12)},
 		"log-outputs":                    list("/tmp/x,stderr", func(c *Config) any { return c.Log.Outputs }),
@@ -161,7 +164,11 @@ func TestHonoured(t *testing.T) {
 	}
 }
 
-func mustDefault(t *testing.T) *Config { c, _ := mustLoad(t, nil); return c }
+func mustDefault(t *testing.T) *Config {
+	t.Helper()
+	c, _ := mustLoad(t, nil)
+	return c
+}
 
 // writeFile writes the case as a configuration file, dots as sections.
 func writeFile(t *testing.T, f *Flag, tc honouredCase) string {
@@ -242,8 +249,10 @@ func TestTableIsComplete(t *testing.T) {
 // TestMeaninglessAndNotYet: every default is accepted, meaningless ones are
 // reported, and each flag that is not there yet refuses another value by its reason.
 func TestMeaninglessAndNotYet(t *testing.T) {
-	other := map[kind]string{kindString: "other", kindBool: "", kindInt: "4711", kindUint: "4711", kindDuration: "4711s",
-		kindURLs: "http://127.0.0.1:4711", kindSet: "other", kindIgnored: "other"}
+	other := map[kind]string{
+		kindString: "other", kindBool: "", kindInt: "4711", kindUint: "4711", kindDuration: "4711s",
+		kindURLs: "http://127.0.0.1:4711", kindSet: "other", kindIgnored: "other",
+	}
 	for _, f := range Flags() {
 		v := other[f.kind]
 		if f.kind == kindBool {
@@ -253,6 +262,8 @@ func TestMeaninglessAndNotYet(t *testing.T) {
 			v = "InitialCorruptCheck=true"
 		}
 		switch f.Support {
+		case Honoured:
+			// TestHonoured's matter.
 		case Meaningless:
 			_, notices := mustLoad(t, []string{"--name=n", "--" + f.Name + "=" + v})
 			if len(notices) != 1 || notices[0].Message != "this setting means nothing here" {

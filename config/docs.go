@@ -32,8 +32,10 @@ What Skein does with each flag of etcd 3.7:
 		} else {
 			b.WriteString("| Flag | Default | Why | Key in the file |\n| --- | --- | --- | --- |\n")
 		}
-		for _, section := range []string{sectionSkein, sectionMember, sectionClustering, sectionSecurity, sectionAuth, sectionLogging,
-			sectionProfiling, sectionTracing, sectionFeatures, sectionUnsafe, sectionDiscovery, sectionRelics} {
+		for _, section := range []string{
+			sectionSkein, sectionMember, sectionClustering, sectionSecurity, sectionAuth, sectionLogging,
+			sectionProfiling, sectionTracing, sectionFeatures, sectionUnsafe, sectionDiscovery, sectionRelics,
+		} {
 			for i := range flags {
 				if flags[i].Support == support && flags[i].Section == section {
 					b.WriteString(flags[i].row())

@@ -143,6 +143,8 @@ func (k kind) parse(s string) (v value, err error) {
 		err = v.parseURLs(s)
 	case kindList, kindSet:
 		v.setList(k, strings.Split(s, ","), s == "")
+	case kindString, kindIgnored:
+		// The text is the value.
 	}
 	if ne := (*strconv.NumError)(nil); errors.As(err, &ne) {
 		err = ne.Err // the value itself is named by whoever reports the error
@@ -181,49 +183,59 @@ func (v *value) setList(k kind, list []string, empty bool) {
 func (k kind) parseFile(x any) (value, error) {
 	switch x := x.(type) {
 	case bool:
-		switch k {
-		case kindBool:
+		if k == kindBool {
 			return k.parse(strconv.FormatBool(x))
-		case kindString:
+		}
+		if k == kindString {
 			// etcd takes "true" or "false" then, and a node named n is called false.
 			return value{}, errors.New("YAML takes this word (y, n, yes, no, on, off, true, false) for a truth value: put it in quotes")
 		}
 	case json.Number:
-		switch k {
-		case kindString, kindInt, kindUint, kindUint32, kindMillis:
-			return k.parse(x.String())
-		case kindDuration:
-			ns, err := x.Int64()
-			if err != nil {
-				return value{}, errors.New("a duration is an integer number of nanoseconds here")
-			}
-			return value{text: time.Duration(ns).String(), d: time.Duration(ns)}, nil
-		}
+		return k.parseFileNumber(x)
 	case string:
-		switch k {
-		case kindString, kindURLs:
+		if k == kindString || k == kindURLs {
 			return k.parse(x)
-		case kindDuration:
+		}
+		if k == kindDuration {
 			return value{}, fmt.Errorf("%q: a duration is an integer number of nanoseconds here", x)
 		}
 	case []any:
-		if k != kindList && k != kindSet {
-			break
+		if k == kindList || k == kindSet {
+			return k.parseFileList(x)
 		}
-		list := make([]string, len(x))
-		for i := range x {
-			s, ok := x[i].(string)
-			if !ok {
-				return value{}, fmt.Errorf("element %d is no string", i+1)
-			}
-			list[i] = s
-		}
-		var v value
-		v.setList(k, list, len(list) == 0)
-		return v, nil
 	}
-	return value{}, fmt.Errorf("%v is no %s", x, k.fileType())
+	return value{}, k.wrongType(x)
 }
+
+func (k kind) parseFileNumber(x json.Number) (value, error) {
+	switch k {
+	case kindString, kindInt, kindUint, kindUint32, kindMillis:
+		return k.parse(x.String())
+	case kindDuration:
+		ns, err := x.Int64()
+		if err != nil {
+			return value{}, errors.New("a duration is an integer number of nanoseconds here")
+		}
+		return value{text: time.Duration(ns).String(), d: time.Duration(ns)}, nil
+	default:
+		return value{}, k.wrongType(x)
+	}
+}
+
+func (k kind) parseFileList(x []any) (v value, err error) {
+	list := make([]string, len(x))
+	for i := range x {
+		s, ok := x[i].(string)
+		if !ok {
+			return value{}, fmt.Errorf("element %d is no string", i+1)
+		}
+		list[i] = s
+	}
+	v.setList(k, list, len(list) == 0)
+	return v, nil
+}
+
+func (k kind) wrongType(x any) error { return fmt.Errorf("%v is no %s", x, k.fileType()) }
 
 // fileType names the kind as it is written in the file.
 func (k kind) fileType() string {
@@ -238,6 +250,7 @@ func (k kind) fileType() string {
 		return "string of URLs separated by commas"
 	case kindList, kindSet:
 		return "list of strings"
+	default:
+		return "string"
 	}
-	return "string"
 }

@@ -59,6 +59,7 @@ func TestStories(t *testing.T) {
 }
 
 func loadStory(t *testing.T, input string) (*Config, []Notice, error) {
+	t.Helper()
 	head, file, hasFile := strings.Cut(input+"\n", "---\n")
 	var args, env []string
 	for line := range strings.Lines(head) {

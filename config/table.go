@@ -32,6 +32,7 @@ func Flags() []Flag {
 	t = append(t, memberFlags()...)
 	t = append(t, clusterFlags()...)
 	t = append(t, securityFlags()...)
+	t = append(t, tlsFlags()...)
 	t = append(t, loggingFlags()...)
 	t = append(t, ownFlags()...)
 	t = append(t, meaninglessFlags()...)
@@ -74,55 +75,84 @@ func setInt(f func(*Config) *int) func(*Config, value) error {
 
 func memberFlags() []Flag {
 	return []Flag{
-		{Name: "name", kind: kindString, Default: "default", File: "name", Section: sectionMember,
-			Usage: "Human-readable name of this node.", set: setString(func(c *Config) *string { return &c.Name })},
-		{Name: "data-dir", kind: kindString, Default: "", File: "data-dir", Section: sectionMember,
+		{
+			Name: "name", kind: kindString, Default: "default", File: "name", Section: sectionMember,
+			Usage: "Human-readable name of this node.", set: setString(func(c *Config) *string { return &c.Name }),
+		},
+		{
+			Name: "data-dir", kind: kindString, Default: "", File: "data-dir", Section: sectionMember,
 			Usage: "Path to the data directory.", Note: "Empty means NAME.skein, not NAME.etcd: the formats differ.",
-			set: setString(func(c *Config) *string { return &c.DataDir })},
-		{Name: "wal-dir", kind: kindString, Default: "", File: "wal-dir", Section: sectionMember,
+			set: setString(func(c *Config) *string { return &c.DataDir }),
+		},
+		{
+			Name: "wal-dir", kind: kindString, Default: "", File: "wal-dir", Section: sectionMember,
 			Usage: "Path to the directory of the wal.", Note: "Empty means the directory wal in the data directory.",
-			set: setString(func(c *Config) *string { return &c.WALDir })},
-		{Name: "heartbeat-interval", kind: kindMillis, Default: "100", File: "heartbeat-interval", Section: sectionMember,
+			set: setString(func(c *Config) *string { return &c.WALDir }),
+		},
+		{
+			Name: "heartbeat-interval", kind: kindMillis, Default: "100", File: "heartbeat-interval", Section: sectionMember,
 			Usage: "Time between heartbeats, in milliseconds.",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
-		{Name: "election-timeout", kind: kindMillis, Default: "1000", File: "election-timeout", Section: sectionMember,
+			set:   setDuration(func(c *Config) *time.Duration { return &c.HeartbeatInterval }),
+		},
+		{
+			Name: "election-timeout", kind: kindMillis, Default: "1000", File: "election-timeout", Section: sectionMember,
 			Usage: "Time without a heartbeat after which an election begins, in milliseconds.",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.ElectionTimeout })},
-		{Name: "listen-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "listen-peer-urls", Section: sectionMember,
+			set:   setDuration(func(c *Config) *time.Duration { return &c.ElectionTimeout }),
+		},
+		{
+			Name: "listen-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "listen-peer-urls", Section: sectionMember,
 			Usage: "URLs to listen on for the other nodes.",
 			Note:  "Nodes talk QUIC, so the ports are UDP. http means self-made certificates without authentication; unix sockets are refused.",
-			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenPeerURLs })},
-		{Name: "listen-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "listen-client-urls", Section: sectionMember,
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenPeerURLs }),
+		},
+		{
+			Name: "listen-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "listen-client-urls", Section: sectionMember,
 			Usage: "URLs to listen on for clients: gRPC and HTTP on one port.",
 			Note:  "One address is either http or https, not both.",
-			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenClientURLs })},
-		{Name: "max-txn-ops", kind: kindUint, Default: "128", File: "max-txn-ops", Section: sectionMember,
-			Usage: "Maximum number of operations in a transaction.", set: setInt(func(c *Config) *int { return &c.MaxTxnOps })},
-		{Name: "max-request-bytes", kind: kindUint, Default: "1572864", File: "max-request-bytes", Section: sectionMember,
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenClientURLs }),
+		},
+		{
+			Name: "max-txn-ops", kind: kindUint, Default: "128", File: "max-txn-ops", Section: sectionMember,
+			Usage: "Maximum number of operations in a transaction.", set: setInt(func(c *Config) *int { return &c.MaxTxnOps }),
+		},
+		{
+			Name: "max-request-bytes", kind: kindUint, Default: "1572864", File: "max-request-bytes", Section: sectionMember,
 			Usage: "Maximum size of a request in bytes.", Note: "At most 64 MiB, and a sixteenth of memory-budget-bytes.",
-			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes })},
-		{Name: "max-concurrent-streams", kind: kindUint32, Default: "4294967295", File: "max-concurrent-streams", Section: sectionMember,
+			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes }),
+		},
+		{
+			Name: "max-concurrent-streams", kind: kindUint32, Default: "4294967295", File: "max-concurrent-streams", Section: sectionMember,
 			Usage: "Maximum number of calls at a time on one client connection.",
-			set:   func(c *Config, v value) error { c.MaxConcurrentStreams = uint32(v.u); return nil }},
-		{Name: "grpc-keepalive-min-time", kind: kindDuration, Default: "5s", File: "grpc-keepalive-min-time", Section: sectionMember,
+			set:   func(c *Config, v value) error { c.MaxConcurrentStreams = uint32(v.u); return nil },
+		},
+		{
+			Name: "grpc-keepalive-min-time", kind: kindDuration, Default: "5s", File: "grpc-keepalive-min-time", Section: sectionMember,
 			Usage: "Least time between pings of a client.",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveMinTime })},
-		{Name: "grpc-keepalive-interval", kind: kindDuration, Default: "2h0m0s", File: "grpc-keepalive-interval", Section: sectionMember,
+			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveMinTime }),
+		},
+		{
+			Name: "grpc-keepalive-interval", kind: kindDuration, Default: "2h0m0s", File: "grpc-keepalive-interval", Section: sectionMember,
 			Usage: "Time after which a silent client is pinged (0 to disable).",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveInterval })},
-		{Name: "grpc-keepalive-timeout", kind: kindDuration, Default: "20s", File: "grpc-keepalive-timeout", Section: sectionMember,
+			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveInterval }),
+		},
+		{
+			Name: "grpc-keepalive-timeout", kind: kindDuration, Default: "20s", File: "grpc-keepalive-timeout", Section: sectionMember,
 			Usage: "Time after which a pinged, still silent client is cut off (0 to disable).",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveTimeout })},
+			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveTimeout }),
+		},
 	}
 }
 
 func clusterFlags() []Flag {
 	return []Flag{
-		{Name: "initial-advertise-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "initial-advertise-peer-urls", Section: sectionClustering,
+		{
+			Name: "initial-advertise-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "initial-advertise-peer-urls", Section: sectionClustering,
 			Usage: "URLs at which the other nodes reach this one.",
 			Note:  "A listen address of 0.0.0.0 does not change the default to the machine's own address, as it does in etcd.",
-			set:   setURLs(func(c *Config) *[]url.URL { return &c.AdvertisePeerURLs })},
-		{Name: "initial-cluster", kind: kindString, Default: "default=http://localhost:2380", File: "initial-cluster", Section: sectionClustering,
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.AdvertisePeerURLs }),
+		},
+		{
+			Name: "initial-cluster", kind: kindString, Default: "default=http://localhost:2380", File: "initial-cluster", Section: sectionClustering,
 			Usage: "The founders of a new cluster: NAME=URL,NAME=URL,…",
 			Note:  "Without it this node founds the cluster alone, under its own name and peer URLs. Not read once the node has data.",
 			set: func(c *Config, v value) error {
@@ -132,20 +162,31 @@ func clusterFlags() []Flag {
 				}
 				c.InitialCluster = m
 				return nil
-			}},
-		{Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
+			},
+		},
+		{
+			Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
 			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node cannot join a running cluster yet.",
-			set: setString(func(c *Config) *string { return &c.InitialClusterState })},
-		{Name: "initial-cluster-token", kind: kindString, Default: "etcd-cluster", File: "initial-cluster-token", Section: sectionClustering,
-			Usage: "Tells clusters with the same URLs apart.", set: setString(func(c *Config) *string { return &c.InitialClusterToken })},
-		{Name: "advertise-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "advertise-client-urls", Section: sectionClustering,
+			set: setString(func(c *Config) *string { return &c.InitialClusterState }),
+		},
+		{
+			Name: "initial-cluster-token", kind: kindString, Default: "etcd-cluster", File: "initial-cluster-token", Section: sectionClustering,
+			Usage: "Tells clusters with the same URLs apart.", set: setString(func(c *Config) *string { return &c.InitialClusterToken }),
+		},
+		{
+			Name: "advertise-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "advertise-client-urls", Section: sectionClustering,
 			Usage: "URLs at which clients reach this node. Required where listen-client-urls is given.",
-			set:   setURLs(func(c *Config) *[]url.URL { return &c.AdvertiseClientURLs })},
-		{Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.AdvertiseClientURLs }),
+		},
+		{
+			Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
 			Usage: "Refuse changes of membership that would lose the quorum.",
-			set:   setBool(func(c *Config) *bool { return &c.StrictReconfigCheck })},
-		{Name: "pre-vote", kind: kindBool, Default: "true", File: "pre-vote", Section: sectionClustering,
-			Usage: "Ask before an election whether it could be won.", set: setBool(func(c *Config) *bool { return &c.PreVote })},
+			set:   setBool(func(c *Config) *bool { return &c.StrictReconfigCheck }),
+		},
+		{
+			Name: "pre-vote", kind: kindBool, Default: "true", File: "pre-vote", Section: sectionClustering,
+			Usage: "Ask before an election whether it could be won.", set: setBool(func(c *Config) *bool { return &c.PreVote }),
+		},
 	}
 }
 
@@ -187,7 +228,13 @@ func securityFlags() []Flag {
 		str("peer-crl-file", "", "Revocation list for peers' certificates.", func(c *Config) *string { return &c.PeerTLS.CRLFile }),
 		flag("peer-skip-client-san-verification", peer("skip-client-san-verification"), "Let a peer's certificate name other hosts than the one it comes from.",
 			func(c *Config) *bool { return &c.PeerTLS.SkipClientSANVerify }),
-		{Name: "self-signed-cert-validity", kind: kindUint, Default: "1", File: "self-signed-cert-validity", Section: sectionSecurity,
+	}
+}
+
+func tlsFlags() []Flag {
+	return []Flag{
+		{
+			Name: "self-signed-cert-validity", kind: kindUint, Default: "1", File: "self-signed-cert-validity", Section: sectionSecurity,
 			Usage: "Years for which the certificates of auto-tls and peer-auto-tls are valid.",
 			set: func(c *Config, v value) error {
 				if v.u > 100 {
@@ -195,64 +242,92 @@ func securityFlags() []Flag {
 				}
 				c.SelfSignedCertYears = uint(v.u)
 				return nil
-			}},
-		{Name: "cipher-suites", kind: kindList, File: "cipher-suites", Section: sectionSecurity,
+			},
+		},
+		{
+			Name: "cipher-suites", kind: kindList, File: "cipher-suites", Section: sectionSecurity,
 			Usage: "Cipher suites of TLS 1.2, separated by commas.",
 			set: func(c *Config, v value) (err error) {
 				c.CipherSuites, err = parseCipherSuites(v.list)
 				return err
-			}},
-		{Name: "tls-min-version", kind: kindString, Default: "TLS1.2", File: "tls-min-version", Section: sectionSecurity,
+			},
+		},
+		{
+			Name: "tls-min-version", kind: kindString, Default: "TLS1.2", File: "tls-min-version", Section: sectionSecurity,
 			Usage: "Oldest version of TLS: TLS1.2 or TLS1.3.", Note: "The bus always uses TLS 1.3.",
 			set: func(c *Config, v value) (err error) {
 				c.TLSMinVersion, err = parseTLSVersion(v.text)
 				return err
-			}},
-		{Name: "tls-max-version", kind: kindString, Default: "", File: "tls-max-version", Section: sectionSecurity,
+			},
+		},
+		{
+			Name: "tls-max-version", kind: kindString, Default: "", File: "tls-max-version", Section: sectionSecurity,
 			Usage: "Newest version of TLS: TLS1.2 or TLS1.3.", Note: "For clients; the bus always uses TLS 1.3.",
 			set: func(c *Config, v value) (err error) {
 				c.TLSMaxVersion, err = parseTLSVersion(v.text)
 				return err
-			}},
+			},
+		},
 	}
 }
 
 func loggingFlags() []Flag {
 	return []Flag{
-		{Name: "logger", kind: kindString, Default: "zap", File: "logger", Section: sectionLogging,
-			Usage: "The kind of logger: zap.", set: setString(func(c *Config) *string { return &c.Log.Logger })},
-		{Name: "log-outputs", kind: kindSet, Default: "default", File: "log-outputs", Section: sectionLogging,
+		{
+			Name: "logger", kind: kindString, Default: "zap", File: "logger", Section: sectionLogging,
+			Usage: "The kind of logger: zap.", set: setString(func(c *Config) *string { return &c.Log.Logger }),
+		},
+		{
+			Name: "log-outputs", kind: kindSet, Default: "default", File: "log-outputs", Section: sectionLogging,
 			Usage: "Where the log goes: default, stderr, stdout or paths, separated by commas.",
 			Note:  "systemd/journal is refused: use stderr.",
-			set:   setList(func(c *Config) *[]string { return &c.Log.Outputs })},
-		{Name: "log-level", kind: kindString, Default: "info", File: "log-level", Section: sectionLogging,
+			set:   setList(func(c *Config) *[]string { return &c.Log.Outputs }),
+		},
+		{
+			Name: "log-level", kind: kindString, Default: "info", File: "log-level", Section: sectionLogging,
 			Usage: "Lowest level that is logged: debug, info, warn, error, panic or fatal.",
-			set:   setString(func(c *Config) *string { return &c.Log.Level })},
-		{Name: "log-format", kind: kindString, Default: "json", File: "log-format", Section: sectionLogging,
-			Usage: "Format of the log: json or console.", set: setString(func(c *Config) *string { return &c.Log.Format })},
-		{Name: "warning-unary-request-duration", kind: kindDuration, Default: "300ms", File: "warning-unary-request-duration", Section: sectionLogging,
+			set:   setString(func(c *Config) *string { return &c.Log.Level }),
+		},
+		{
+			Name: "log-format", kind: kindString, Default: "json", File: "log-format", Section: sectionLogging,
+			Usage: "Format of the log: json or console.", set: setString(func(c *Config) *string { return &c.Log.Format }),
+		},
+		{
+			Name: "warning-unary-request-duration", kind: kindDuration, Default: "300ms", File: "warning-unary-request-duration", Section: sectionLogging,
 			Usage: "Duration above which a request is logged as a warning.",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest })},
-		{Name: "enable-pprof", kind: kindBool, Default: "false", File: "enable-pprof", Section: sectionProfiling,
-			Usage: "Serve Go's profiles at the client URLs under /debug/pprof/.", set: setBool(func(c *Config) *bool { return &c.EnablePprof })},
-		{Name: "listen-metrics-urls", kind: kindURLs, Default: "", File: "listen-metrics-urls", Section: sectionProfiling,
+			set:   setDuration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest }),
+		},
+		{
+			Name: "enable-pprof", kind: kindBool, Default: "false", File: "enable-pprof", Section: sectionProfiling,
+			Usage: "Serve Go's profiles at the client URLs under /debug/pprof/.", set: setBool(func(c *Config) *bool { return &c.EnablePprof }),
+		},
+		{
+			Name: "listen-metrics-urls", kind: kindURLs, Default: "", File: "listen-metrics-urls", Section: sectionProfiling,
 			Usage: "Extra URLs to listen on for /metrics and the health checks.",
-			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenMetricsURLs })},
-		{Name: "config-file", kind: kindString, Default: "", Section: sectionMember,
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenMetricsURLs }),
+		},
+		{
+			Name: "config-file", kind: kindString, Default: "", Section: sectionMember,
 			Usage: "Path to a configuration file (YAML or JSON). With it, other flags and the environment are not used.",
-			Note:  "Strict: an unknown key is an error.", set: func(*Config, value) error { return nil }},
-		{Name: "version", kind: kindBool, Default: "false", Section: sectionMember,
-			Usage: "Print the versions and exit.", set: func(*Config, value) error { return nil }},
+			Note:  "Strict: an unknown key is an error.", set: func(*Config, value) error { return nil },
+		},
+		{
+			Name: "version", kind: kindBool, Default: "false", Section: sectionMember,
+			Usage: "Print the versions and exit.", set: func(*Config, value) error { return nil },
+		},
 	}
 }
 
 func ownFlags() []Flag {
 	return []Flag{
-		{Name: "initial-ranges", kind: kindUint, Default: "1", File: "initial-ranges", Section: sectionSkein, Own: true,
+		{
+			Name: "initial-ranges", kind: kindUint, Default: "1", File: "initial-ranges", Section: sectionSkein, Own: true,
 			Usage: "Number of ranges that a new cluster begins with, split evenly over printable ASCII.",
 			Note:  "The same on all founders. Not read once the node has data.",
-			set:   setInt(func(c *Config) *int { return &c.InitialRanges })},
-		{Name: "initial-split-keys", kind: kindString, Default: "", File: "initial-split-keys", Section: sectionSkein, Own: true,
+			set:   setInt(func(c *Config) *int { return &c.InitialRanges }),
+		},
+		{
+			Name: "initial-split-keys", kind: kindString, Default: "", File: "initial-split-keys", Section: sectionSkein, Own: true,
 			Usage: "File of the keys at which the ranges of a new cluster begin, one a line.",
 			Note: `Escapes: \\ \n \r \t \xNN. Empty lines and lines that begin with # are left out; a key that begins with # is written \x23. ` +
 				"Excludes initial-ranges. The same on all founders. Not read once the node has data.",
@@ -261,8 +336,10 @@ func ownFlags() []Flag {
 					c.InitialSplitKeys, err = readSplitKeys(v.text)
 				}
 				return err
-			}},
-		{Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
+			},
+		},
+		{
+			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
 			Note:  "At least 64 MiB. Go's runtime comes on top, about a quarter more.",
 			set: func(c *Config, v value) error {
@@ -271,6 +348,7 @@ func ownFlags() []Flag {
 				}
 				c.MemoryBytes = int64(v.u)
 				return nil
-			}},
+			},
+		},
 	}
 }

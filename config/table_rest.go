@@ -99,8 +99,10 @@ func notYetFlags() []Flag {
 // autoCompactionMode accepts both of etcd's modes: without a retention, which is
 // refused, neither does anything.
 func autoCompactionMode() Flag {
-	return Flag{Name: "auto-compaction-mode", Section: sectionClustering, Support: NotYet, kind: kindString, Default: "periodic",
-		File: "auto-compaction-mode", Note: "automatic compaction is not there yet", accepts: []string{"revision"}}
+	return Flag{
+		Name: "auto-compaction-mode", Section: sectionClustering, Support: NotYet, kind: kindString, Default: "periodic",
+		File: "auto-compaction-mode", Note: "automatic compaction is not there yet", accepts: []string{"revision"},
+	}
 }
 
 func discoveryFlags() []Flag {
@@ -137,9 +139,11 @@ func fileOnly() []Flag {
 
 // relicFlags are flags of old versions that etcd 3.7 still accepts and ignores.
 func relicFlags() []Flag {
-	names := []string{"cluster-active-size", "cluster-remove-delay", "cluster-sync-interval", "config", "force", "max-result-buffer",
+	names := []string{
+		"cluster-active-size", "cluster-remove-delay", "cluster-sync-interval", "config", "force", "max-result-buffer",
 		"max-retry-attempts", "peer-heartbeat-interval", "peer-election-timeout", "retry-interval", "snapshot", "v", "vv",
-		"test.coverprofile", "test.outputdir"}
+		"test.coverprofile", "test.outputdir",
+	}
 	flags := make([]Flag, len(names))
 	for i, n := range names {
 		flags[i] = meaningless(sectionRelics, n, kindIgnored, "", "", "A flag of a version long gone.")
@@ -150,8 +154,10 @@ func relicFlags() []Flag {
 // checkFeatureGates refuses gates that etcd 3.7 does not know, as etcd does, and the
 // one whose effect would be missed.
 func checkFeatureGates(v value) error {
-	known := []string{"AllAlpha", "AllBeta", "StopGRPCServiceOnDefrag", "InitialCorruptCheck", "CompactHashCheck", "TxnModeWriteWithSharedBuffer",
-		"LeaseCheckpoint", "LeaseCheckpointPersist", "SetMemberLocalAddr", "FastLeaseKeepAlive", "PriorityRequest"}
+	known := []string{
+		"AllAlpha", "AllBeta", "StopGRPCServiceOnDefrag", "InitialCorruptCheck", "CompactHashCheck", "TxnModeWriteWithSharedBuffer",
+		"LeaseCheckpoint", "LeaseCheckpointPersist", "SetMemberLocalAddr", "FastLeaseKeepAlive", "PriorityRequest",
+	}
 	for _, pair := range strings.Split(v.text, ",") {
 		pair = strings.TrimSpace(pair)
 		if pair == "" {

@@ -13,9 +13,11 @@ import (
 
 func TestAutoTLS(t *testing.T) {
 	dir := t.TempDir()
-	c, _ := mustLoad(t, []string{"--name=n", "--data-dir=" + dir, "--auto-tls", "--peer-auto-tls", "--tls-max-version=TLS1.2",
+	c, _ := mustLoad(t, []string{
+		"--name=n", "--data-dir=" + dir, "--auto-tls", "--peer-auto-tls", "--tls-max-version=TLS1.2",
 		"--listen-client-urls=https://127.0.0.1:0", "--advertise-client-urls=https://127.0.0.1:1",
-		"--listen-peer-urls=https://127.0.0.1:0", "--initial-advertise-peer-urls=https://127.0.0.1:1"})
+		"--listen-peer-urls=https://127.0.0.1:0", "--initial-advertise-peer-urls=https://127.0.0.1:1",
+	})
 	server, err := c.ClientServerTLS(zaptest.NewLogger(t))
 	if err != nil {
 		t.Fatal(err)

@@ -9,10 +9,9 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/kverror"
 )
@@ -146,7 +145,8 @@ func randomOps(r *rand.Rand, depth int) []*pb.RequestOp {
 			ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: d}})
 		case n == 3 && depth > 0:
 			ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{
-				RequestTxn: &pb.TxnRequest{Success: randomOps(r, depth-1), Failure: randomOps(r, depth-1)}}})
+				RequestTxn: &pb.TxnRequest{Success: randomOps(r, depth-1), Failure: randomOps(r, depth-1)},
+			}})
 		default:
 			ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: key()}}})
 		}
@@ -211,7 +211,8 @@ func BenchmarkCheckTxn(b *testing.B) {
 		x.Success = append(x.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: fmt.Appendf(nil, "key-%03d", i)}}})
 	}
 	x.Success = append(x.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{
-		RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte("x"), RangeEnd: []byte("y")}}})
+		RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte("x"), RangeEnd: []byte("y")},
+	}})
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := checkTxn(x, 128); err != nil {

@@ -11,10 +11,9 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/status"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
 // clientMux is what HTTP clients reach on a client port.
@@ -117,8 +116,7 @@ func (s *Server) unhealthy(ctx context.Context, excluded []string, serializable 
 		if slices.Contains(excluded, a.GetAlarm().String()) {
 			continue
 		}
-		switch a.GetAlarm() {
-		case pb.AlarmType_NOSPACE, pb.AlarmType_CORRUPT:
+		if a.GetAlarm() == pb.AlarmType_NOSPACE || a.GetAlarm() == pb.AlarmType_CORRUPT {
 			return "ALARM " + a.GetAlarm().String()
 		}
 		return "ALARM UNKNOWN"

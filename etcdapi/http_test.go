@@ -25,7 +25,6 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"

@@ -7,14 +7,13 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
 // noLeaderTimeouts is how many election timeouts without a leader end the streams

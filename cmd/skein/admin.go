@@ -42,8 +42,10 @@ func (f *adminFlags) add(fs *pflag.FlagSet) {
 
 // fromEnvironment reads ETCDCTL_ENDPOINTS and its like for flags that were not given.
 func (f *adminFlags) fromEnvironment(fs *pflag.FlagSet) error {
-	names := map[string]string{"endpoints": "ENDPOINTS", "cacert": "CACERT", "cert": "CERT", "key-file": "KEY",
-		"command-timeout": "COMMAND_TIMEOUT", "write-out": "WRITE_OUT", "insecure-skip-tls-verify": "INSECURE_SKIP_TLS_VERIFY"}
+	names := map[string]string{
+		"endpoints": "ENDPOINTS", "cacert": "CACERT", "cert": "CERT", "key-file": "KEY",
+		"command-timeout": "COMMAND_TIMEOUT", "write-out": "WRITE_OUT", "insecure-skip-tls-verify": "INSECURE_SKIP_TLS_VERIFY",
+	}
 	for flag, name := range names {
 		for _, v := range f.environ {
 			text, ok := strings.CutPrefix(v, "ETCDCTL_"+name+"=")
@@ -110,7 +112,8 @@ func newRange(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
 	c := &cobra.Command{Use: "range", Short: "List, split and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
 	f.add(c.PersistentFlags())
-	c.AddCommand(&cobra.Command{Use: "list", Short: "List all ranges", Args: cobra.NoArgs,
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List all ranges", Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
 			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 				ranges, err := client.RangeList(ctx)
@@ -119,7 +122,9 @@ func newRange(environ []string) *cobra.Command {
 				}
 				return adminapi.WriteRanges(c.OutOrStdout(), format, ranges)
 			})
-		})}, newSplit(f), &cobra.Command{Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
+		}),
+	}, newSplit(f), &cobra.Command{
+		Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
 		RunE: failing(func(c *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 10, 64)
 			if err != nil {
@@ -132,7 +137,8 @@ func newRange(environ []string) *cobra.Command {
 				}
 				return adminapi.WriteShow(c.OutOrStdout(), format, s)
 			})
-		})})
+		}),
+	})
 	return c
 }
 
@@ -167,7 +173,8 @@ func newNode(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
 	c := &cobra.Command{Use: "node", Short: "List nodes", Args: cobra.NoArgs, RunE: needsCommand}
 	f.add(c.PersistentFlags())
-	c.AddCommand(&cobra.Command{Use: "list", Short: "List all nodes", Args: cobra.NoArgs,
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List all nodes", Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
 			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 				nodes, err := client.NodeList(ctx)
@@ -176,7 +183,8 @@ func newNode(environ []string) *cobra.Command {
 				}
 				return adminapi.WriteNodes(c.OutOrStdout(), format, nodes)
 			})
-		})})
+		}),
+	})
 	return c
 }
 

@@ -100,6 +100,16 @@ func TestStories(t *testing.T) {
 	})
 }
 
+// TestHelp: the help names every command, and that of start the honoured flags.
+func TestHelp(t *testing.T) {
+	for want, args := range map[string][]string{"range": {"--help"}, "node": {"-h"}, "--initial-ranges": {"start", "--help"}, "--key-base64": {"range", "split", "-h"}} {
+		var stdout, stderr bytes.Buffer
+		if code := execute(t.Context(), args, nil, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), want) || stderr.Len() > 0 {
+			t.Errorf("%v: exit %d\n%s%s", args, code, &stdout, &stderr)
+		}
+	}
+}
+
 // TestStartPassesConfig: the node gets what the command line says, and the context
 // that a signal ends.
 func TestStartPassesConfig(t *testing.T) {
