@@ -152,7 +152,8 @@ func (e *Engine) VisitApplied(visit func(keyspace.GroupID, Applied) error) error
 }
 
 // DurableApplied returns the group's applied record as a crash at this moment
-// would leave it; ok is false where none would be left.
+// would leave it; ok is false where none would be left. After a fatal error
+// nothing is known to be durable any more: it returns that error.
 func (e *Engine) DurableApplied(g keyspace.GroupID) (a Applied, ok bool, err error) {
 	err = e.VisitDurableApplied([]keyspace.GroupID{g}, func(_ keyspace.GroupID, d Applied) error {
 		a, ok = d, true
@@ -163,7 +164,8 @@ func (e *Engine) DurableApplied(g keyspace.GroupID) (a Applied, ok bool, err err
 
 // VisitDurableApplied calls visit with the durable applied record of each of the
 // groups that has one, all read in one pass. The cost is that of one iterator and
-// a seek for each group.
+// a seek for each group. It fails as DurableApplied does; what visit got before an
+// error counts.
 func (e *Engine) VisitDurableApplied(groups []keyspace.GroupID, visit func(keyspace.GroupID, Applied) error) error {
 	it, err := e.NewIter(IterOptions{
 		Lower: []byte{prefixApplied}, Upper: []byte{prefixApplied + 1}, OnlyDurable: true,
@@ -180,6 +182,11 @@ func (e *Engine) VisitDurableApplied(groups []keyspace.GroupID, visit func(keysp
 		}
 		var a Applied
 		if _, a, err = currentApplied(it); err == nil {
+			// Asked after the read: whatever could have made what was read wrong was
+			// recorded before it could be read.
+			err = e.Err()
+		}
+		if err == nil {
 			err = visit(g, a)
 		}
 		if err != nil {

@@ -17,13 +17,14 @@
 //   - IngestTables returns only when what it ingested survives a crash.
 //   - A full disk is a state (Space), not an end: reads and deletes go on, and the
 //     state ends by itself when there is room again.
-//   - An error behind which the store can no longer be trusted (a failed fsync, a
-//     failed write of the manifest, corruption) closes Fatal. The node must stop
-//     then; nothing that was acknowledged is lost, because the wal has it.
+//   - An error behind which the store can no longer be trusted (a failed fsync,
+//     corruption) closes Fatal, and nothing is called durable from then on. The node
+//     must stop; nothing that was acknowledged is lost, because the wal has it. After
+//     a failed write of the manifest Pebble cannot go on: the process panics.
 //
 // What it does not do: it decides nothing about revisions (package mvcc), raft
 // logs (package wal) or replicas (raftgroup, shard), which are its callers. It
-// starts two goroutines, which Close stops and waits for, and none per write.
+// starts three goroutines, which Close stops and waits for, and none per write.
 //
 // # Key layout
 //
@@ -40,7 +41,7 @@
 //     The wal replays from each group's applied record.
 //   - a flush or compaction finds no room: the ballast file is given up, Space says
 //     Full, the flush is tried again once a second, compactions pause, and the last
-//     reserve stays for the manifest, whose failed write would be fatal.
+//     reserve stays for the manifest, whose failed write would end the process.
 //   - an fsync fails: Fatal. What is in the page cache afterwards proves nothing.
 //   - the machine is slow to flush: commits stall once MemTableStops memtables are
 //     full; Metrics count it. The wal's bounds refuse proposals before that.

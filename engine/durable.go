@@ -159,7 +159,7 @@ func (e *Engine) flushOnce() error {
 	}
 	select {
 	case <-flushed:
-		return nil
+		return e.Err() // a fatal error and the end of the flush may come together
 	case <-e.ctx.Done():
 		return ErrClosed
 	case <-e.fatal.once:

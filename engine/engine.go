@@ -68,6 +68,8 @@ type Options struct {
 	Logger *zap.Logger
 	// Metrics takes the measurements; one Metrics serves one Engine. Nil is none.
 	Metrics *Metrics
+
+	onLost func()
 }
 
 func (o *Options) fill() error {
@@ -132,10 +134,8 @@ type Engine struct {
 		// once is closed at the first fatal error, which err holds.
 		once chan struct{}
 		err  error
-		// lost says that Pebble lost a goroutine to the error, perhaps with work
-		// marked as running: its Close would wait for ever.
-		lost bool
 	}
+	onLost func() // for tests: called before a fatal error of Pebble ends the process
 }
 
 // Open opens the store in o.Dir, or makes it.
@@ -143,7 +143,7 @@ func Open(o Options) (*Engine, error) {
 	if err := o.fill(); err != nil {
 		return nil, err
 	}
-	e := &Engine{fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics}
+	e := &Engine{fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics, onLost: o.onLost}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	e.fatal.once = make(chan struct{})
 	e.durable.init()
@@ -154,13 +154,11 @@ func Open(o Options) (*Engine, error) {
 	if err := e.emptyStaging(); err != nil {
 		return nil, err
 	}
-	e.space = newSpace(e.ctx, &o)
+	e.space = newSpace(e.ctx, e.Err, &o)
 
 	po := e.pebbleOptions(&o)
-	err := e.guarded(0, func() (err error) {
-		e.db, err = pebble.Open(o.Dir, po)
-		return err
-	})
+	var err error
+	e.db, err = openPebble(o.Dir, po)
 	po.Cache.Unref()
 	if err != nil {
 		e.stop()
@@ -232,7 +230,11 @@ func (e *Engine) Close() error {
 		t.Stop()
 		cancel()
 	}
-	return errors.Join(flushErr, e.Abort())
+	err := errors.Join(flushErr, e.Abort())
+	if ferr := e.Err(); ferr != nil && !errors.Is(err, ferr) {
+		err = errors.Join(err, fmt.Errorf("engine: close: %w", ferr))
+	}
+	return err
 }
 
 // Abort closes the store without a flush, as a crash would, and stops its
@@ -240,15 +242,7 @@ func (e *Engine) Close() error {
 func (e *Engine) Abort() error {
 	e.metrics.detach(e)
 	e.stop()
-	e.fatal.Lock()
-	lost := e.fatal.lost
-	e.fatal.Unlock()
-	if lost {
-		// Pebble cannot be closed any more; the process is about to end.
-		e.tasks.Wait()
-		return fmt.Errorf("engine: close: store abandoned: %w", e.Err())
-	}
-	err := e.guarded(closeTimeout, func() error {
+	err := within(e.clock, closeTimeout, func() error {
 		// No goroutine may call Pebble once it is closed.
 		e.tasks.Wait()
 		return e.db.Close()
@@ -259,34 +253,33 @@ func (e *Engine) Abort() error {
 	return nil
 }
 
-// errTimeout is guarded's error when it stops waiting.
+// errTimeout is within's error when it stops waiting.
 var errTimeout = errors.New("gave up waiting")
 
-// guarded calls f in a goroutine of its own and waits for it, at most limit if
-// that is not 0. Pebble reports fatal errors through a logger that must not
-// return: pebbleLogger ends the goroutine, which must not be the caller's.
-func (e *Engine) guarded(limit time.Duration, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		err := fmt.Errorf("fatal: %w", ErrClosed) // if f does not return
-		defer func() {
-			if ferr := e.Err(); ferr != nil {
-				err = ferr
-			}
-			done <- err
-		}()
-		err = f()
+// openPebble opens the store. Pebble reports some errors of that by a panic: through
+// Fatalf, or with the error of a failed sync of a directory.
+func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
+	defer func() {
+		p := recover()
+		if perr, ok := p.(error); ok {
+			err = perr
+		} else if p != nil {
+			panic(p)
+		}
 	}()
-	var late <-chan time.Time
-	if limit > 0 {
-		t := e.clock.NewTimer(limit)
-		defer t.Stop()
-		late = t.C()
-	}
+	return pebble.Open(dir, po)
+}
+
+// within calls f and waits for it, but no longer than limit.
+func within(c clock.Clock, limit time.Duration, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	t := c.NewTimer(limit)
+	defer t.Stop()
 	select {
 	case err := <-done:
 		return err
-	case <-late:
+	case <-t.C():
 		return errTimeout
 	}
 }

@@ -3,8 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"runtime"
-	"strings"
 	"syscall"
 
 	"github.com/cockroachdb/errors/oserror"
@@ -24,10 +22,9 @@ func (e *Engine) Err() error {
 }
 
 // fail records the first fatal error.
-func (e *Engine) fail(err error, lost bool) {
+func (e *Engine) fail(err error) {
 	e.fatal.Lock()
 	defer e.fatal.Unlock()
-	e.fatal.lost = e.fatal.lost || lost
 	if e.fatal.err == nil {
 		e.fatal.err = err
 		close(e.fatal.once)
@@ -52,7 +49,7 @@ func (e *Engine) backgroundError(err error) {
 		e.metrics.noSpace.Inc()
 		e.space.sawFull()
 	default:
-		e.fail(fmt.Errorf("engine: flush or compaction: %w", err), false)
+		e.fail(fmt.Errorf("engine: flush or compaction: %w", err))
 	}
 }
 
@@ -63,7 +60,7 @@ func (e *Engine) listener() *pebble.EventListener {
 		BackgroundError: e.backgroundError,
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			e.fail(fmt.Errorf("engine: corruption in %s, keys %s: %w; restore the node from its peers",
-				i.Path, i.Bounds.String(), i.Details), false)
+				i.Path, i.Bounds.String(), i.Details))
 		},
 		FlushEnd: func(i pebble.FlushInfo) {
 			e.metrics.flush(&i)
@@ -89,18 +86,19 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 	l.e.logger.Error("pebble", zap.String("error", fmt.Sprintf(format, args...)))
 }
 
-// Fatalf must not return, and must not end the process, of which the node may be
-// one of several: it records the error and ends its goroutine, which is Pebble's
-// or one of guarded. A failed commit is the exception: it comes on a caller's
-// goroutine, which must not vanish, and cannot happen but by a bug, since without
-// a WAL a commit touches memory only.
+// Fatalf must not return. Pebble calls it where it cannot go on: in the first
+// place after a failed write or sync of the manifest. Neither ending its goroutine
+// nor stopping it would do: the one gives locks back behind which the store is half
+// changed, the other keeps them, and every commit waits for ever. So the process
+// ends, as after a power cut, and the wal has what the store lacks. Only Open turns
+// it into an error.
 func (l pebbleLogger) Fatalf(format string, args ...any) {
 	err := fmt.Errorf("engine: pebble: "+format, args...)
-	l.e.fail(err, true)
-	if strings.HasPrefix(format, "pebble: fatal commit error") {
-		panic(err)
+	l.e.fail(err)
+	if l.e.onLost != nil {
+		l.e.onLost()
 	}
-	runtime.Goexit()
+	panic(err)
 }
 
 // isNotExist says whether the error means that there is no such file.

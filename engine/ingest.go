@@ -82,14 +82,11 @@ func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 		}
 	}
 	var stats pebble.IngestOperationStats
-	err = e.guarded(0, func() (err error) {
-		if excise.Valid() {
-			stats, err = e.db.IngestAndExcise(ctx, in.Paths, nil, nil, excise)
-		} else {
-			stats, err = e.db.IngestWithStats(ctx, in.Paths)
-		}
-		return err
-	})
+	if excise.Valid() {
+		stats, err = e.db.IngestAndExcise(ctx, in.Paths, nil, nil, excise)
+	} else {
+		stats, err = e.db.IngestWithStats(ctx, in.Paths)
+	}
 	if err != nil {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, err)
 	}

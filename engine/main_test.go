@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"os"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -9,7 +10,15 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// childEnv is set in the processes that tests start of themselves.
+const childEnv = "SKEIN_ENGINE_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(m.Run())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // openTest opens a small store in dir "db" of fs and closes it after the test.
 func openTest(t testing.TB, fs vfs.FS) *Engine {

@@ -136,7 +136,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		c.Collect(ch)
 	}
 	e := m.e.Load()
-	if e == nil {
+	if e == nil || e.Err() != nil {
 		return
 	}
 	p := e.db.Metrics()

@@ -56,7 +56,8 @@ const (
 // ballast stands again.
 type space struct {
 	ctx     context.Context
-	fs      vfs.FS // below gate and ballast: what space itself writes with
+	failed  func() error // the engine's fatal error
+	fs      vfs.FS       // below gate and ballast: what space itself writes with
 	dir     string
 	clock   clock.Clock
 	logger  *zap.Logger
@@ -73,9 +74,9 @@ type space struct {
 	mu sync.Mutex
 }
 
-func newSpace(ctx context.Context, o *Options) *space {
+func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 	return &space{
-		ctx: ctx, fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics,
+		ctx: ctx, failed: failed, fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics,
 		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes),
 		kick: make(chan struct{}, 1),
 	}
@@ -256,6 +257,9 @@ func (s *space) wrap(fs vfs.FS) vfs.FS {
 	return &gateFS{FS: vfs.OnDiskFull(fs, s.giveUpBallast), space: s}
 }
 
+// gateFS is the file system as Pebble sees it. After a fatal error it makes no
+// more files: what Pebble left half done then must not become durable, or be
+// called so.
 type gateFS struct {
 	vfs.FS
 	space *space
@@ -263,12 +267,23 @@ type gateFS struct {
 
 // Create implements vfs.FS.
 func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if err := g.space.failed(); err != nil {
+		return nil, err
+	}
 	if category == flushCategory || category == compactionCategory {
 		if err := g.space.admit(category); err != nil {
 			return nil, err
 		}
 	}
 	return g.FS.Create(name, category)
+}
+
+// Link implements vfs.FS.
+func (g *gateFS) Link(oldname, newname string) error {
+	if err := g.space.failed(); err != nil {
+		return err
+	}
+	return g.FS.Link(oldname, newname)
 }
 
 // Unwrap implements vfs.FS.

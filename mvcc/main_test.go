@@ -17,7 +17,7 @@ func openTest(t testing.TB) *engine.Engine {
 	t.Helper()
 	e, err := engine.Open(engine.Options{
 		FS: vfs.NewMem(), Dir: "db", Clock: clock.System(),
-		CacheBytes: 64 << 20, MemTableBytes: 4 << 20, BallastBytes: -1, LowSpaceBytes: -1,
+		CacheBytes: 256 << 20, MemTableBytes: 4 << 20, BallastBytes: -1, LowSpaceBytes: -1,
 	})
 	if err != nil {
 		t.Fatal(err)
