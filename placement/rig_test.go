@@ -32,6 +32,8 @@ type rig struct {
 	boots    uint64
 	// noLease turns leader leases off.
 	noLease bool
+	// maxLag is the host's MaxLagBytes, 0 its default.
+	maxLag int64
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -117,7 +119,7 @@ func (n *rigNode) start() {
 	n.must(err)
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
-		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, Rand: newSeedReader(r.rng),
+		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
 	})
 	n.must(err)
 	n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))

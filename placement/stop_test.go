@@ -1,0 +1,55 @@
+package placement
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// TestStops tells how the sequencer decides for stopping nodes.
+//
+//	closing node=N boot=B / closed node=N boot=B / started node=N boot=B
+//	decide live=(1,2,3) voters=(1,2,3)
+func TestStops(t *testing.T) {
+	s := newStops()
+	datadriven.RunTest(t, "testdata/stops", func(t *testing.T, d *datadriven.TestData) string {
+		switch d.Cmd {
+		case "new":
+			s = newStops()
+		case "closing", "closed", "started":
+			p := process{Node: keyspace.NodeID(arg(t, d, "node")), Boot: keyspace.BootID(arg(t, d, "boot"))}
+			switch d.Cmd {
+			case "closing":
+				s.note(p, stopClosing)
+			case "closed":
+				s.note(p, stopClosed)
+			default:
+				s.started(p)
+			}
+		case "decide":
+			live, voters := nodeList(t, d, "live"), nodeList(t, d, "voters")
+			v := [...]string{"wait", "go", "seal"}[s.decide(live, voters)]
+			return fmt.Sprintf("%s, successor %s\n", v, s.successor(live, voters))
+		}
+		var b strings.Builder
+		for n := keyspace.NodeID(1); n < 10; n++ {
+			if st, ok := s.nodes[n]; ok {
+				fmt.Fprintf(&b, "node %s of boot %s: %s\n", n, st.boot, [...]string{"", "closing", "closed"}[st.phase])
+			}
+		}
+		return b.String()
+	})
+}
+
+func nodeList(t *testing.T, d *datadriven.TestData, name string) []keyspace.NodeID {
+	t.Helper()
+	var ns []keyspace.NodeID
+	for _, n := range numbers(t, d, name) {
+		ns = append(ns, keyspace.NodeID(n))
+	}
+	return ns
+}
