@@ -1,7 +1,6 @@
 package shard
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -355,7 +354,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.live.reset(rec.lastRevision)
 	r.removedTo, r.removeFrom = 0, nil
 	r.snapshotFateLocked(&out)
-	r.endSplitLocked(errors.New("a snapshot replaced the state"))
+	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()
 	r.node.heard(rec.lastRevision)

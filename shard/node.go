@@ -70,8 +70,8 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, sm raftgr
 	return rg, nil
 }
 
-// Config is what a Node is made of. All fields but Limits, Workers, Disk and Metrics
-// are required.
+// Config is what a Node is made of. All fields but Limits, Workers, Disk, Logger
+// and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -130,6 +130,9 @@ func NewNode(cfg Config) *Node {
 	cfg.Limits.fill()
 	if cfg.Workers == 0 {
 		cfg.Workers = runtime.GOMAXPROCS(0)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
 	}
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics(nil)

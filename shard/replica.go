@@ -2,7 +2,6 @@ package shard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -347,7 +346,7 @@ func (r *Replica) loseLocked(out *answers) {
 	r.compacting, r.counting = 0, false
 	// Whether the split happened, the log says; this replica answers nothing for
 	// anybody until it leads again, by when it has applied it.
-	r.endSplitLocked(errors.New("the leadership ended"))
+	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "the leadership ended"))
 }
 
 // failQueueLocked answers everything that waits for evaluation.

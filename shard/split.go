@@ -3,7 +3,6 @@ package shard
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -56,7 +55,7 @@ func splitFate(o *outcome) error {
 	if o.ok {
 		return nil
 	}
-	return errors.New("the range had changed")
+	return kverror.New(kverror.Dropped, "the range had changed")
 }
 
 // endSplitLocked says what became of the split that this leader had proposed.
@@ -99,7 +98,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 		return nil, kverror.New(kverror.LeaderChanged, "split range %s at %q: %v", r.id, key, ctx.Err())
 	}
 	if sp.err != nil {
-		return nil, kverror.New(kverror.LeaderChanged, "split range %s at %q: %v", r.id, key, sp.err)
+		return nil, fmt.Errorf("shard: split range %s at %q: %w", r.id, key, sp.err)
 	}
 	return []keyspace.Descriptor{r.Descriptor(), sp.made}, nil
 }
@@ -171,7 +170,7 @@ func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key 
 	drop := func(err error) {
 		r.mu.Lock()
 		if r.split == sp {
-			r.endSplitLocked(fmt.Errorf("the proposal was dropped: %w", err))
+			r.endSplitLocked(kverror.New(kverror.Dropped, "the proposal was dropped: %v", err))
 			r.notifyLocked()
 		}
 		r.mu.Unlock()

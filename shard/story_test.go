@@ -1,0 +1,352 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// story runs the commands of a story on a fakeWorld. Each command ends when
+// nothing moves any more, and prints whose requests were answered by then.
+//
+//	init [manual] [entry=BYTES] [inflight=N] [request=BYTES]   a node whose replica leads range 1 in term 5; with manual the
+//	                test answers the sequencer and commits the log, otherwise both go by themselves
+//	do [range=1] [gen=1] [at=R]   one request per line; numbered in order of their begin
+//	cancel N        the caller of request N gives up
+//	asks            what the sequencer was asked
+//	sequence [n=0] [error=KIND]  answers one ask
+//	log             the proposed entries
+//	commit [n=1] [term=T]        commits and applies the first entries of the log, as of term T
+//	drop [n=0]      the n-th entry is certainly not appended
+//	forget          the log's entries are lost with the leadership, and nobody says so
+//	full on|off     the group has no room for proposals; disk full|overloaded|ok
+//	follow term=T [leader=2]     another replica leads
+//	lead term=T     this replica leads, its entry is applied
+//	elect term=T    this replica leads, its entry is not applied yet
+//	lease on|off    without the lease reads need read-index
+//	read-index [error]           answers all ReadIndex calls
+//	split key=K     begins a split
+//	wait 5s         time passes
+//	heard rev=N     the node hears of a revision; compacted=N of a compacted one
+//	versions        what is stored
+//	show            the replica's state
+//	restart [lose]  stops the node and opens it again, with lose without what was not flushed
+type story struct {
+	w      *fakeWorld
+	manual bool
+
+	mu sync.Mutex
+	// Guarded by mu.
+	next    int
+	answers map[int]string
+	cancels map[int]context.CancelFunc
+	wg      sync.WaitGroup
+}
+
+func TestStories(t *testing.T) {
+	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &story{answers: map[int]string{}, cancels: map[int]context.CancelFunc{}}
+			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+				out := s.run(t, d)
+				s.settle()
+				return out + s.answered()
+			})
+			s.end()
+		})
+	})
+}
+
+func (s *story) end() {
+	if s.w == nil {
+		return
+	}
+	s.w.stop()
+	s.wg.Wait()
+	s.w = nil
+}
+
+// settle waits until nothing moves; unless the story is manual, the log moves too.
+func (s *story) settle() {
+	for synctest.Wait(); s.w != nil && !s.manual; synctest.Wait() {
+		moved := false
+		for id := keyspace.RangeID(1); id < 3; id++ {
+			if g := s.w.groups.group(id); g != nil {
+				moved = s.commit(g, 1<<20, 0) != "" || moved
+			}
+		}
+		if !moved {
+			return
+		}
+	}
+}
+
+// commit applies the first n entries of the log and returns how many there were.
+func (s *story) commit(g *fakeGroup, n int, term uint64) string {
+	out := ""
+	for range n {
+		g.mu.Lock()
+		empty := len(g.log) == 0
+		g.mu.Unlock()
+		if empty {
+			break
+		}
+		e := g.take(0)
+		if term != 0 {
+			e.term = term
+		}
+		out += "applied " + entryText(e.term, e.data) + "\n"
+		if err := g.apply(raftgroup.Entry{Term: e.term, Data: e.data}); err != nil {
+			return out + "fatal: " + err.Error() + "\n"
+		}
+	}
+	return out
+}
+
+func (s *story) answered() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []int
+	for id := range s.answers {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	var b strings.Builder
+	for _, id := range ids {
+		fmt.Fprintf(&b, "%d: %s\n", id, s.answers[id])
+	}
+	clear(s.answers)
+	return b.String()
+}
+
+// begin runs f as a numbered request.
+func (s *story) begin(f func(ctx context.Context) string) {
+	s.mu.Lock()
+	s.next++
+	id := s.next
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	s.cancels[id] = cancel
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		defer cancel()
+		out := f(ctx)
+		s.mu.Lock()
+		s.answers[id] = out
+		s.mu.Unlock()
+	})
+	synctest.Wait()
+}
+
+func arg[T any](d *datadriven.TestData, name string, def T) T {
+	for _, a := range d.CmdArgs {
+		if a.Key != name || len(a.Vals) == 0 {
+			continue
+		}
+		switch p := any(&def).(type) {
+		case *string:
+			*p = a.Vals[0]
+		default:
+			if _, err := fmt.Sscan(a.Vals[0], p); err != nil {
+				panic(err)
+			}
+		}
+	}
+	return def
+}
+
+func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+	if d.Cmd == "init" {
+		s.end()
+		s.manual = d.HasArg("manual")
+		w := newFakeWorldWith(t, Limits{
+			MaxEntryBytes: arg(d, "entry", 0), InflightBatches: arg(d, "inflight", 0), MaxRequestBytes: arg(d, "request", 0),
+			RangePendingBytes: int64(arg(d, "pending", 0)),
+		})
+		w.seq.auto = !s.manual
+		s.w, s.next = w, 0
+		w.serve(1, 5)
+		return ""
+	}
+	id := keyspace.RangeID(arg(d, "range", 1))
+	g := s.w.groups.group(id)
+	if g == nil && d.Cmd != "do" {
+		return fmt.Sprintf("range %s is not here\n", id)
+	}
+	switch d.Cmd {
+	case "do":
+		for line := range strings.Lines(d.Input) {
+			req := &Request{
+				Range: id, Generation: keyspace.Generation(arg(d, "gen", 1)), ReadRevision: keyspace.Revision(arg(d, "at", 0)),
+				Op: parseRequest(line),
+			}
+			s.begin(func(ctx context.Context) string { return formatAnswer(s.w.node.Do(ctx, req)) })
+			if !s.manual {
+				s.settle()
+			}
+		}
+	case "split":
+		key := []byte(arg(d, "key", ""))
+		s.begin(func(ctx context.Context) string {
+			ds, err := s.w.node.client.Split(ctx, 1, id, 0, key)
+			if err != nil {
+				return formatAnswer(nil, err)
+			}
+			return fmt.Sprintf("split %s gen %d and range %s %s gen %d", ds[0].Span, ds[0].Generation, ds[1].Range, ds[1].Span, ds[1].Generation)
+		})
+	case "cancel":
+		s.cancels[arg(d, "n", 0)]()
+	case "asks", "sequence":
+		return s.sequencer(d)
+	case "log":
+		out := ""
+		for _, e := range g.log {
+			out += entryText(e.term, e.data) + "\n"
+		}
+		return out
+	case "commit":
+		return s.commit(g, arg(d, "n", 1), arg(d, "term", uint64(0)))
+	case "drop":
+		g.take(arg(d, "n", 0)).dropped(raftgroup.ErrDropped)
+	case "forget":
+		g.mu.Lock()
+		g.log = nil
+		g.mu.Unlock()
+	case "versions":
+		return s.versions()
+	case "restart":
+		return s.restart(t, d)
+	default:
+		return s.nemesis(t, d, g)
+	}
+	return ""
+}
+
+func (s *story) sequencer(d *datadriven.TestData) string {
+	if d.Cmd == "asks" {
+		out := ""
+		for _, a := range s.w.seq.asks {
+			out += fmt.Sprintf("range %s generation %d wants %d\n", a.req.Range, a.req.Generation, a.req.Count)
+		}
+		return out
+	}
+	var err error
+	switch arg(d, "error", "") {
+	case "":
+	case "timeout":
+		err = kverror.Timeout
+	case "no-leader":
+		err = kverror.NoLeader
+	}
+	s.w.seq.answer(arg(d, "n", 0), err)
+	return ""
+}
+
+// nemesis are the commands by which something befalls the replica.
+func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) string {
+	term := arg(d, "term", uint64(0))
+	switch d.Cmd {
+	case "full":
+		g.mu.Lock()
+		g.full = d.HasArg("on")
+		g.mu.Unlock()
+	case "disk":
+		s.w.disk.mu.Lock()
+		s.w.disk.full, s.w.disk.overloaded = d.HasArg("full"), d.HasArg("overloaded")
+		s.w.disk.mu.Unlock()
+	case "follow":
+		node := arg(d, "leader", uint64(2))
+		g.lead(raftgroup.LeaderState{Term: term, Leader: keyspace.ReplicaID(node), LeaderNode: keyspace.NodeID(node)})
+	case "elect":
+		g.lead(raftgroup.LeaderState{Term: term, Leader: 1, LeaderNode: 1, IsLeader: true})
+	case "lead":
+		s.w.serve(g.id.Range(), term)
+	case "empty":
+		if err := g.apply(raftgroup.Entry{Term: term}); err != nil {
+			return err.Error()
+		}
+	case "lease":
+		g.mu.Lock()
+		g.lease = d.HasArg("on")
+		g.mu.Unlock()
+	case "read-index":
+		g.mu.Lock()
+		reads := g.reads
+		g.reads = nil
+		g.mu.Unlock()
+		var err error
+		if d.HasArg("error") {
+			err = raftgroup.ErrNoLeader
+		}
+		for _, done := range reads {
+			done(0, err)
+		}
+		return fmt.Sprintf("%d answered\n", len(reads))
+	case "wait":
+		dur, err := time.ParseDuration(d.CmdArgs[0].Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(dur)
+	case "heard":
+		s.w.node.heard(keyspace.Revision(arg(d, "rev", 0)))
+		s.w.seq.mu.Lock()
+		s.w.seq.last = max(s.w.seq.last, keyspace.Revision(arg(d, "rev", 0)))
+		s.w.seq.compacted = max(s.w.seq.compacted, keyspace.Revision(arg(d, "compacted", 0)))
+		s.w.seq.mu.Unlock()
+		s.w.node.observe(keyspace.SequenceAnswer{Compacted: keyspace.Revision(arg(d, "compacted", 0))})
+	case "show":
+		st := s.w.node.Replica(g.id.Range()).Show()
+		return fmt.Sprintf("%s gen %d revision %d compacted %d removed %d keys %d counted %t; queued %d overlay %d proposed %d lost %d pending %d; campaigns %d\n",
+			st.Descriptor.Span, st.Descriptor.Generation, st.LastRevision, st.Compacted, st.RemovedTo, st.Keys, st.Counted,
+			st.Queued, st.OverlayKeys, st.ProposedBatches, st.LostBatches, st.NodePendingBytes, g.campaign)
+	default:
+		t.Fatalf("unknown command %s", d.Cmd)
+	}
+	return ""
+}
+
+// versions prints what is stored, all revisions of each key.
+func (s *story) versions() string {
+	var out strings.Builder
+	_, err := mvcc.History(s.w.engine, mvcc.HistoryOptions{From: 1, To: keyspace.MaxRevision - 1}, func(v *mvcc.Version) error {
+		if v.Tombstone {
+			fmt.Fprintf(&out, "%d.%d %s †\n", v.Mod, v.Sub, v.Key)
+		} else {
+			fmt.Fprintf(&out, "%d.%d %s=%s create=%d version=%d\n", v.Mod, v.Sub, v.Key, v.Value, v.Create, v.Version)
+		}
+		return nil
+	})
+	if err != nil {
+		return err.Error()
+	}
+	return out.String()
+}
+
+func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
+	w := s.w
+	w.node.Stop()
+	if d.HasArg("lose") {
+		fs := w.fs.CrashClone(crashLosesAll)
+		if err := w.engine.Abort(); err != nil && !errors.Is(err, context.Canceled) {
+			t.Log(err)
+		}
+		w.fs = fs
+	} else if err := w.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	return ""
+}
