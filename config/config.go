@@ -127,8 +127,8 @@ type Config struct {
 	TLSMinVersion uint16
 	// TLSMaxVersion is the newest version of TLS; 0 means the newest there is.
 	TLSMaxVersion uint16
-	// SelfSignedCertYears is how long the certificates of auto-tls and peer-auto-tls
-	// are valid. Positive. Default 1.
+	// SelfSignedCertYears is how long the certificate of auto-tls is valid. Positive.
+	// Default 1.
 	SelfSignedCertYears uint
 
 	// Log says what is logged, how and where.

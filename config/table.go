@@ -224,10 +224,8 @@ func securityFlags() []Flag {
 			func(c *Config) *[]string { return &c.PeerTLS.AllowedCNs }),
 		list("peer-cert-allowed-hostname", peer("allowed-hostname"), "Host names of which a peer's certificate must bear one.",
 			func(c *Config) *[]string { return &c.PeerTLS.AllowedHostnames }),
-		flag("peer-auto-tls", peer("auto-tls"), "Make a self-signed certificate for peers.", func(c *Config) *bool { return &c.PeerTLS.Auto }),
+		flag("peer-auto-tls", peer("auto-tls"), "Make a self-signed certificate for peers: encrypted, and open to whoever reaches the port.", func(c *Config) *bool { return &c.PeerTLS.Auto }),
 		str("peer-crl-file", "", "Revocation list for peers' certificates.", func(c *Config) *string { return &c.PeerTLS.CRLFile }),
-		flag("peer-skip-client-san-verification", peer("skip-client-san-verification"), "Let a peer's certificate name other hosts than the one it comes from.",
-			func(c *Config) *bool { return &c.PeerTLS.SkipClientSANVerify }),
 	}
 }
 
@@ -235,7 +233,7 @@ func tlsFlags() []Flag {
 	return []Flag{
 		{
 			Name: "self-signed-cert-validity", kind: kindUint, Default: "1", File: "self-signed-cert-validity", Section: sectionSecurity,
-			Usage: "Years for which the certificates of auto-tls and peer-auto-tls are valid.",
+			Usage: "Years for which the certificate of auto-tls is valid.", Note: "Peers make theirs anew at each start.",
 			set: func(c *Config, v value) error {
 				if v.u > 100 {
 					return errors.New("value out of range")
@@ -246,7 +244,7 @@ func tlsFlags() []Flag {
 		},
 		{
 			Name: "cipher-suites", kind: kindList, File: "cipher-suites", Section: sectionSecurity,
-			Usage: "Cipher suites of TLS 1.2, separated by commas.",
+			Usage: "Cipher suites of TLS 1.2, separated by commas.", Note: "For clients; the bus always uses TLS 1.3.",
 			set: func(c *Config, v value) (err error) {
 				c.CipherSuites, err = parseCipherSuites(v.list)
 				return err

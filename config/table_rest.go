@@ -52,6 +52,8 @@ func meaninglessFlags() []Flag {
 		meaningless(sectionFeatures, "bootstrap-defrag-threshold-megabytes", kindUint, "0", "bootstrap-defrag-threshold-megabytes", "There is nothing to defragment."),
 		meaningless(sectionFeatures, "downgrade-check-time", kindDuration, "5s", "downgrade-check-time", "There is no older version to go back to."),
 		meaningless(sectionFeatures, "snapshot-catchup-entries", kindUint, "5000", "snapshot-catchup-entries", catchUp),
+		meaningless(sectionSecurity, "peer-skip-client-san-verification", kindBool, "false", "peer-transport-security.skip-client-san-verification",
+			"A peer proves which node it is by a skein:// name in its certificate, or by the authority alone; where it connects from is never compared."),
 		meaningless(sectionUnsafe, "unsafe-no-fsync", kindBool, "false", "unsafe-no-fsync", "Skein always syncs: one fsync serves all ranges."),
 	}
 }

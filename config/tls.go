@@ -29,12 +29,9 @@ type TLS struct {
 	CRLFile string
 	// ClientCertAuth demands a certificate of every client.
 	ClientCertAuth bool
-	// Auto makes a self-signed certificate under the data directory where no
-	// certificate is given. It encrypts and proves nothing.
+	// Auto makes a self-signed certificate where no certificate is given, for clients
+	// under the data directory. It encrypts and proves nothing.
 	Auto bool
-	// SkipClientSANVerify lets a peer's certificate name other hosts than the one it
-	// comes from.
-	SkipClientSANVerify bool
 	// AllowedCNs and AllowedHostnames are the common names, or the host names, of which
 	// a client's certificate must bear one. They exclude each other. Empty means any.
 	AllowedCNs, AllowedHostnames []string
@@ -89,7 +86,7 @@ func (c *Config) ClientServerTLS(logger *zap.Logger) (*tls.Config, error) {
 	if !anySecure(urls) {
 		return nil, nil
 	}
-	info, err := c.tlsInfo(&c.ClientTLS, "client", urls, logger)
+	info, err := c.clientInfo(urls, logger)
 	if err != nil {
 		return nil, fmt.Errorf("client TLS: %w", err)
 	}
@@ -101,28 +98,6 @@ func (c *Config) ClientServerTLS(logger *zap.Logger) (*tls.Config, error) {
 	return t, nil
 }
 
-// PeerTLSConfigs returns the TLS settings of the bus as a server and as a client,
-// or nils where the peer URLs are http. The bus raises the version to TLS 1.3,
-// which QUIC needs.
-func (c *Config) PeerTLSConfigs(logger *zap.Logger) (server, client *tls.Config, err error) {
-	urls := append(c.ListenPeerURLs[:len(c.ListenPeerURLs):len(c.ListenPeerURLs)], c.AdvertisePeerURLs...)
-	if !anySecure(urls) {
-		return nil, nil, nil
-	}
-	info, err := c.tlsInfo(&c.PeerTLS, "peer", urls, logger)
-	if err != nil {
-		return nil, nil, fmt.Errorf("peer TLS: %w", err)
-	}
-	if server, err = info.ServerConfig(); err != nil {
-		return nil, nil, fmt.Errorf("peer TLS: %w", err)
-	}
-	info.ConfigureCRLVerification(server)
-	if client, err = info.ClientConfig(); err != nil {
-		return nil, nil, fmt.Errorf("peer TLS: %w", err)
-	}
-	return server, client, nil
-}
-
 func anySecure(urls []url.URL) bool {
 	for i := range urls {
 		if secure(&urls[i]) {
@@ -132,22 +107,22 @@ func anySecure(urls []url.URL) bool {
 	return false
 }
 
-// tlsInfo turns the settings of one side into etcd's, which knows how to check
-// names, read revocation lists and reload certificates.
-func (c *Config) tlsInfo(t *TLS, dir string, urls []url.URL, logger *zap.Logger) (transport.TLSInfo, error) {
+// clientInfo turns the clients' settings into etcd's, which knows how to check names,
+// read revocation lists and reload certificates.
+func (c *Config) clientInfo(urls []url.URL, logger *zap.Logger) (transport.TLSInfo, error) {
+	t := &c.ClientTLS
 	info := transport.TLSInfo{
 		CertFile: t.CertFile, KeyFile: t.KeyFile,
 		ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
 		TrustedCAFile: t.TrustedCAFile, CRLFile: t.CRLFile, ClientCertAuth: t.ClientCertAuth,
-		SkipClientSANVerify: t.SkipClientSANVerify,
-		AllowedCNs:          t.AllowedCNs, AllowedHostnames: t.AllowedHostnames,
+		AllowedCNs: t.AllowedCNs, AllowedHostnames: t.AllowedHostnames,
 	}
 	if t.Auto && !t.given() {
 		hosts := make([]string, len(urls))
 		for i := range urls {
 			hosts[i] = urls[i].Host
 		}
-		auto, err := transport.SelfCert(logger, filepath.Join(c.DataDir, "fixtures", dir), hosts, c.SelfSignedCertYears)
+		auto, err := transport.SelfCert(logger, filepath.Join(c.DataDir, "fixtures", "client"), hosts, c.SelfSignedCertYears)
 		if err != nil {
 			return info, err
 		}
