@@ -113,6 +113,7 @@ func TestSnapshot(t *testing.T) {
 				away = n
 			}
 		}
+		before := away.service.View().Index
 		away.stop()
 		time.Sleep(2 * time.Second)
 		value := make([]byte, 16<<10)
@@ -134,6 +135,10 @@ func TestSnapshot(t *testing.T) {
 			if v.meta.Settings == 40 {
 				if got := v.Settings(); len(got) != 1 || got[0].Value[0] != 39 {
 					t.Fatalf("settings after the snapshot: %d", len(got))
+				}
+				// The log begins anew behind a snapshot.
+				if base, _ := away.log.Group(keyspace.PlacementGroup).Base(); base <= before {
+					t.Fatalf("the log begins behind %d: no snapshot was needed", base)
 				}
 				r.stopAllAtOnce()
 				return

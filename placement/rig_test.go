@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
@@ -234,4 +235,19 @@ func (n *rigNode) sequence(count int) keyspace.SequenceAnswer {
 func virtually(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
+}
+
+// memoryEngine returns an engine on a memory disk.
+func memoryEngine(t testing.TB) *engine.Engine {
+	t.Helper()
+	e, err := engine.Open(engine.Options{FS: vfs.NewMem(), Dir: "data", Clock: clock.System(), BallastBytes: -1, LowSpaceBytes: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
 }
