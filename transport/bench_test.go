@@ -26,6 +26,7 @@ import (
 
 // cpu returns the CPU time that this process has used: both ends of the bus.
 func cpu(b *testing.B) time.Duration {
+	b.Helper()
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		b.Fatal(err)
@@ -35,11 +36,13 @@ func cpu(b *testing.B) time.Duration {
 
 // report gives the rate and the CPU per message beside the benchmark's own figures.
 func report(b *testing.B, start time.Duration) {
+	b.Helper()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msg/s")
 	b.ReportMetric(float64((cpu(b)-start).Microseconds())/float64(b.N), "cpu-µs/msg")
 }
 
 func benchPair(b *testing.B, register func(*transport.QUIC)) (*transport.QUIC, *transport.QUIC) {
+	b.Helper()
 	h := newQUICHarness()
 	var nodes []*transport.QUIC
 	for id := range keyspace.NodeID(2) {
@@ -135,6 +138,7 @@ func BenchmarkBareQUIC(b *testing.B) {
 
 // bareStream returns the two ends of a stream of quic-go on loopback.
 func bareStream(b *testing.B) (io.Writer, io.Reader) {
+	b.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		b.Fatal(err)

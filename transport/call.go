@@ -226,7 +226,7 @@ func (s *Session) runCall(ctx context.Context, c Class, id uint64, fn CallHandle
 	case expired(ctx, err):
 		st, answer = statusExpired, nil
 	case err != nil:
-		st, answer = statusError, appendError(nil, err)
+		st, answer = statusError, errorBody(err)
 	case len(answer) > s.maxMessage:
 		st, answer = statusTooLarge, nil
 	}

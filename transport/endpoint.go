@@ -31,7 +31,7 @@ type Config struct {
 	QueueBytes [numClasses]int64
 	// Lanes is the number of streams of each class: order keys are spread over them,
 	// so that one lost packet holds up only a part of them, and each has its own
-	// smaller batches. Default 1, 2, 3, 1; the last of several request lanes is
+	// smaller batches. Default 1, 4, 3, 1; the last of several request lanes is
 	// kept for large calls and answers. At most 16 each.
 	Lanes [numClasses]int
 	// MaxMessageBytes bounds one payload. Default 32 MiB.
@@ -62,7 +62,7 @@ func (c *Config) setDefaults() {
 			*v = d
 		}
 	}
-	lanes := [numClasses]int{1, 2, 3, 1}
+	lanes := [numClasses]int{1, 4, 3, 1}
 	queues := [numClasses]int64{4 << 20, 32 << 20, 64 << 20, 16 << 20}
 	for i := range numClasses {
 		def(&c.Lanes[i], lanes[i])

@@ -207,6 +207,7 @@ func parseFrame(b []byte) (frame, error) {
 	case frameEnd:
 		f.side = rest[0]
 		f.status = status(rest[1])
+	default: // an id is all there is
 	}
 	if f.side > sideHandler || f.status >= numStatuses {
 		return frame{}, fmt.Errorf("%w: kind %d, side %d, status %d", errMalformed, f.kind, f.side, f.status)
@@ -243,8 +244,8 @@ func frameShape(k frameKind) (fixed int, exact bool) {
 	return 0, false
 }
 
-// appendError appends the error body of err, bounded in size.
-func appendError(dst []byte, err error) []byte {
+// errorBody returns the error body of err, bounded in size.
+func errorBody(err error) []byte {
 	re, ok := errors.AsType[*RemoteError](err)
 	if !ok {
 		re = &RemoteError{Message: err.Error()}
@@ -257,6 +258,7 @@ func appendError(dst []byte, err error) []byte {
 		detail = nil
 		msg += " (its detail was too large to send)"
 	}
+	dst := make([]byte, 0, errorBodyHeader+len(msg)+len(detail))
 	dst = binary.BigEndian.AppendUint32(dst, re.Code)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(msg)))
 	dst = append(dst, msg...)

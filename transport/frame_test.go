@@ -67,15 +67,15 @@ func TestFormat(t *testing.T) {
 		var b []byte
 		switch d.Cmd {
 		case "hello":
-			b = appendHello(nil, frameHello, &h)
+			b = helloFrame(frameHello, &h)
 		case "answer":
-			b = appendHello(nil, frameAnswer, &h)
+			b = helloFrame(frameAnswer, &h)
 		case "confirm":
 			b = appendConfirm(nil)
 		case "lane":
 			b = appendLane(nil, Class(class), slot)
 		case "error":
-			b = appendError(nil, &RemoteError{Code: uint32(f.id), Message: d.Input, Detail: []byte{0xd1, 0xd2}})
+			b = errorBody(&RemoteError{Code: uint32(f.id), Message: d.Input, Detail: []byte{0xd1, 0xd2}})
 		case "decode":
 			return decodeHex(d.Input)
 		default:
@@ -176,6 +176,7 @@ func FuzzFrameReader(f *testing.F) {
 func TestClaimedLength(t *testing.T) {
 	claim := []byte{0x3f, 0xff, 0xff, 0xff, 1, 0, 1}
 	allocated := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
 		b.ReportAllocs()
 		for range b.N {
 			_, err := newFrameReader(bytes.NewReader(claim), 1<<30).next()
@@ -213,7 +214,7 @@ func TestLargeFrames(t *testing.T) {
 
 func FuzzHello(f *testing.F) {
 	h := hello{kind: KindBulk, cluster: 1, node: 2, to: 3, boot: 4, maxMessage: 5, window: 6}
-	f.Add(appendHello(nil, frameHello, &h)[lengthBytes:])
+	f.Add(helloFrame(frameHello, &h)[lengthBytes:])
 	f.Add(appendLane(nil, ClassRaft, 3)[lengthBytes:])
 	f.Add(appendConfirm(nil)[lengthBytes:])
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -226,21 +227,21 @@ func FuzzHello(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again := appendHello(nil, b[0], &got)[lengthBytes:]; !bytes.Equal(again, b[:len(again)]) {
+		if again := helloFrame(b[0], &got)[lengthBytes:]; !bytes.Equal(again, b[:len(again)]) {
 			t.Fatalf("%x decodes to %+v, which is %x", b, got, again)
 		}
 	})
 }
 
 func FuzzError(f *testing.F) {
-	f.Add(appendError(nil, &RemoteError{Code: 1, Message: "m", Detail: []byte("d")}))
+	f.Add(errorBody(&RemoteError{Code: 1, Message: "m", Detail: []byte("d")}))
 	f.Add([]byte{0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := parseError(b)
 		if err != nil {
 			return
 		}
-		if again := appendError(nil, e); len(b) < maxErrorBytes/2 && !bytes.Equal(again, b) {
+		if again := errorBody(e); len(b) < maxErrorBytes/2 && !bytes.Equal(again, b) {
 			t.Fatalf("%x decodes to %+v, which is %x", b, e, again)
 		}
 	})
@@ -249,7 +250,7 @@ func FuzzError(f *testing.F) {
 // TestLargeErrors: an error that is too large to send loses its detail, not itself.
 func TestLargeErrors(t *testing.T) {
 	huge := &RemoteError{Code: 3, Message: strings.Repeat("m", maxErrorBytes), Detail: make([]byte, maxErrorBytes)}
-	b := appendError(nil, fmt.Errorf("wrapped: %w", huge))
+	b := errorBody(fmt.Errorf("wrapped: %w", huge))
 	e, err := parseError(b)
 	if err != nil || e.Code != 3 || len(e.Detail) != 0 || len(b) > maxErrorBytes {
 		t.Errorf("%d bytes, code %d, detail %d bytes, %v", len(b), e.Code, len(e.Detail), err)

@@ -75,9 +75,9 @@ const helloBody = 1 + 1 + 1 + 5*8 + 2*4
 // may append fields, which this one ignores.
 const maxHelloBytes = 1 << 10
 
-func appendHello(dst []byte, frameKind uint8, h *hello) []byte {
+func helloFrame(frameKind uint8, h *hello) []byte {
 	be := binary.BigEndian
-	dst = be.AppendUint32(dst, helloBody)
+	dst := be.AppendUint32(make([]byte, 0, lengthBytes+helloBody), helloBody)
 	dst = append(dst, frameKind, uint8(h.verdict), uint8(h.kind))
 	dst = be.AppendUint64(dst, h.features)
 	dst = be.AppendUint64(dst, uint64(h.cluster))

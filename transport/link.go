@@ -292,7 +292,7 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := ctl.Write(appendHello(nil, frameHello, q.hello(k, l.id, verdictWelcome))); err != nil {
+	if _, err := ctl.Write(helloFrame(frameHello, q.hello(k, l.id, verdictWelcome))); err != nil {
 		return nil, err
 	}
 	fr := newFrameReader(ctl, maxHelloBytes)
@@ -385,7 +385,7 @@ func (q *QUIC) accept(conn *quic.Conn) {
 		return
 	}
 	defer l.endAccept(conn, h.kind)
-	if _, err = ctl.Write(appendHello(nil, frameAnswer, q.hello(h.kind, h.node, verdictWelcome))); err == nil {
+	if _, err = ctl.Write(helloFrame(frameAnswer, q.hello(h.kind, h.node, verdictWelcome))); err == nil {
 		b, err = fr.body()
 	}
 	if err == nil {
@@ -430,7 +430,7 @@ func (q *QUIC) refuse(conn *quic.Conn, ctl *quic.Stream, h *hello, v verdict) {
 		q.log.Warn("refused a node", zap.Stringer("peer", h.node), zap.Stringer("cluster", h.cluster),
 			zap.Stringer("remote", conn.RemoteAddr()), zap.Stringer("reason", v))
 	}
-	if _, err := ctl.Write(appendHello(nil, frameAnswer, q.hello(h.kind, h.node, v))); err == nil {
+	if _, err := ctl.Write(helloFrame(frameAnswer, q.hello(h.kind, h.node, v))); err == nil {
 		_ = ctl.Close()
 		// The dialler closes once it has read why; the answer would be lost otherwise.
 		<-conn.Context().Done()

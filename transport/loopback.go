@@ -158,7 +158,7 @@ func (l *loopback) runCall(ctx context.Context, c Class, fn CallHandler, payload
 
 // asRemote returns err as it would arrive over the network.
 func asRemote(err error) *RemoteError {
-	re, perr := parseError(appendError(nil, err))
+	re, perr := parseError(errorBody(err))
 	if perr != nil {
 		panic("transport: error body: " + perr.Error())
 	}

@@ -330,6 +330,17 @@ func (q *QUIC) writeLane(s *Session, lane *Lane, w streamWriter) {
 }
 
 func (q *QUIC) acceptLanes(conn *quic.Conn, s *Session) {
+	var (
+		mu   sync.Mutex
+		seen [numClasses][maxLanes]bool // guarded by mu
+	)
+	first := func(c Class, slot int) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		again := seen[c][slot]
+		seen[c][slot] = true
+		return !again
+	}
 	for {
 		str, err := conn.AcceptUniStream(s.ctx)
 		if err != nil {
@@ -343,9 +354,9 @@ func (q *QUIC) acceptLanes(conn *quic.Conn, s *Session) {
 				s.End(fmt.Errorf("lane header: %w", err))
 				return
 			}
-			c, _, err := parseLane(b)
-			if err == nil && (kindOf(c) != s.cfg.Kind || c == ClassControl) {
-				err = fmt.Errorf("%w: lane of class %s on the %s session", errProtocol, c, s.cfg.Kind)
+			c, slot, err := parseLane(b)
+			if err == nil && (kindOf(c) != s.cfg.Kind || c == ClassControl || !first(c, slot)) {
+				err = fmt.Errorf("%w: lane %s/%d on the %s session", errProtocol, c, slot, s.cfg.Kind)
 			}
 			if err != nil {
 				s.End(err)

@@ -40,6 +40,7 @@ type authority struct {
 }
 
 func newAuthority(t *testing.T) *authority {
+	t.Helper()
 	a := &authority{t: t, dir: t.TempDir(), next: 1}
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
@@ -136,6 +137,7 @@ type trial struct {
 }
 
 func newTrial(t *testing.T, optsA, optsB transport.Options) *trial {
+	t.Helper()
 	tr := &trial{t: t, entries: make(chan zapcore.Entry, 10000), up: make(chan transport.PeerState, 100)}
 	h := newQUICHarness()
 	logger := func() *zap.Logger {

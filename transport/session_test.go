@@ -336,8 +336,12 @@ func TestLateFrames(t *testing.T) {
 		e := newTestEndpoint(t, nil)
 		s := attach(t, e, KindMain)
 		for _, f := range []frame{
-			{kind: frameReply, id: 99}, {kind: frameCancel, id: 99}, {kind: frameData, id: 99}, {kind: frameCredit, id: 99, credit: 5},
-			{kind: frameEnd, id: 99, side: sideHandler}, {kind: frameMessage, method: 0xeeee},
+			{kind: frameReply, id: 99},
+			{kind: frameCancel, id: 99},
+			{kind: frameData, id: 99},
+			{kind: frameCredit, id: 99, credit: 5},
+			{kind: frameEnd, id: 99, side: sideHandler},
+			{kind: frameMessage, method: 0xeeee},
 		} {
 			if err := s.Receive(ClassRequest, encodeFrame(&f)); err != nil {
 				t.Errorf("kind %d: %v", f.kind, err)
@@ -380,7 +384,9 @@ func TestBounds(t *testing.T) {
 			t.Errorf("second call: %v", err)
 		}
 		cancel()
-		<-result
+		if err := <-result; !errors.Is(err, context.Canceled) {
+			t.Errorf("canceled call: %v", err)
+		}
 		take(t, s, ClassRequest)
 		for id := range uint64(2) {
 			if err := s.Receive(ClassRequest, encodeFrame(&frame{kind: frameOpen, id: id, method: testStream})); err != nil {

@@ -79,8 +79,9 @@ func (st *stream) Send(ctx context.Context, payload []byte) error {
 			st.mu.Unlock()
 			return ErrStreamClosed
 		case st.ending != nil:
-			defer st.mu.Unlock()
-			return st.ending
+			err := st.ending
+			st.mu.Unlock()
+			return err
 		case st.credit > 0:
 			st.credit -= cost
 			st.mu.Unlock()
@@ -246,7 +247,7 @@ func (o *sessionOut) end(err error) {
 	o.s.mu.Unlock()
 	st, body := statusOK, []byte(nil)
 	if err != nil {
-		st, body = statusError, appendError(nil, err)
+		st, body = statusError, errorBody(err)
 	}
 	h := endFrame(o.key.id, o.side(), st)
 	o.s.force(o.lane, &h, body)
@@ -387,6 +388,8 @@ func (s *Session) receiveStream(f *frame) error {
 			return err
 		}
 		st.finish(endOf(r, s.cfg.Peer))
+	default:
+		panic(fmt.Sprintf("transport: frame of kind %d for a stream", f.kind))
 	}
 	return nil
 }

@@ -87,6 +87,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T, seed uint64, f Faults, nodes ...keyspace.NodeID) *world {
+	t.Helper()
 	w := &world{t: t, net: New(seed, f), buses: map[keyspace.NodeID]*Bus{}, start: time.Now()}
 	for _, id := range nodes {
 		w.add(id, nodes...)

@@ -111,6 +111,7 @@ func testCrash(t *testing.T, h Harness) {
 }
 
 func restart(t *testing.T, h Harness, stop func(Bus)) {
+	t.Helper()
 	started := make(chan struct{}, 1)
 	register := func(b Bus) {
 		b.HandleCall(methodRequest, transport.ClassRequest, func(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
@@ -176,7 +177,10 @@ func testClose(t *testing.T, h Harness) {
 		t.Fatal(err)
 	}
 	select {
-	case <-ended:
+	case err := <-ended:
+		if err == nil {
+			t.Error("the handler's context has no error")
+		}
 	default:
 		t.Error("Close did not wait for a handler")
 	}

@@ -66,6 +66,7 @@ const patience = 20 * time.Second
 
 // Run runs the suite.
 func Run(t *testing.T, h Harness) {
+	t.Helper()
 	tests := []struct {
 		name string
 		fn   func(*testing.T, Harness)
@@ -144,6 +145,7 @@ func (p *pair) awaitBulk(t *testing.T) {
 const methodBulkProbe transport.Method = 0xf0ff
 
 func within(t *testing.T) context.Context {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
@@ -163,6 +165,7 @@ type peerWatch struct {
 
 // newBus makes a bus that answers methodBulkProbe.
 func newBus(t *testing.T, h Harness, id keyspace.NodeID, tune func(*transport.Config)) Bus {
+	t.Helper()
 	b := h.New(t, id, tune)
 	b.HandleCall(methodBulkProbe, transport.ClassBulk, func(context.Context, keyspace.NodeID, []byte) ([]byte, error) {
 		return nil, nil
