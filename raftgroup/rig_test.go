@@ -306,6 +306,7 @@ type testSM struct {
 	refuse  error
 	done    []error // outcomes of SnapshotDone
 	slow    func()
+	disk    *vfs.MemFS // as a power failure would leave it when a snapshot was in
 }
 
 func stateKey(g keyspace.GroupID) []byte { return engine.GroupLocalKey(g, []byte("state")) }
@@ -372,6 +373,7 @@ func (s *testSM) SnapshotDone(_ engine.Applied, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.done = append(s.done, err); err == nil {
+		s.disk = s.n.fs.CrashClone(vfs.CrashCloneCfg{})
 		s.load()
 	}
 }

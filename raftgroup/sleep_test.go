@@ -33,7 +33,9 @@ func TestSleepAndWake(t *testing.T) {
 		r.bootstrap(1, 3, voters(3))
 		r.write(1, "x")
 		l, term := r.leased(1)
-		r.asleep(1)
+		for g := range keyspace.GroupID(3) {
+			r.asleep(g + 1)
+		}
 		if l.host.Group(1).LeaseHeld(term) {
 			t.Fatal("a sleeping leader holds a lease")
 		}

@@ -1,0 +1,390 @@
+package raftgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
+)
+
+// cutOffFollower stops a follower, writes, and truncates everywhere beyond it.
+func (r *rig) cutOffFollower(g keyspace.GroupID, writes int) (l, f *testNode) {
+	r.t.Helper()
+	r.write(g, "first")
+	l = r.leader(g)
+	f = r.nodes[1+l.id%3]
+	if f.up {
+		f.crash(0)
+	}
+	for i := range writes {
+		r.write(g, fmt.Sprintf("w%d %0500d", i, 0))
+	}
+	r.truncateAll(g)
+	return r.leader(g), f
+}
+
+// truncateAll flushes the engines and truncates without regard to followers.
+func (r *rig) truncateAll(g keyspace.GroupID) {
+	r.t.Helper()
+	for _, n := range r.nodes {
+		if !n.up {
+			continue
+		}
+		r.must(n.eng.Flush(context.Background()))
+		grp := n.host.Group(g)
+		r.eventually("everything applied is durable", 5*time.Second, func() bool {
+			s := grp.Status()
+			return s.DurableApplied == s.Applied
+		})
+		grp.w.flag(grp, flagCutOff)
+		r.eventually("truncated", 5*time.Second, func() bool {
+			base, _ := n.wal.Group(g).Base()
+			return base == grp.Status().DurableApplied
+		})
+	}
+}
+
+func TestSnapshotCatchesUp(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 20)
+		f.start()
+		r.equal(1)
+		if f.sms[1].done == nil || f.sms[1].done[len(f.sms[1].done)-1] != nil {
+			t.Fatalf("no snapshot was installed: %v", f.sms[1].done)
+		}
+		// What was installed survives, without its sender.
+		f.crash(0)
+		f.start()
+		r.write(1, "after")
+		r.equal(1)
+		r.asleep(1)
+	})
+}
+
+// A follower beyond the wal's cut-off catches up under load, and there is no
+// endless loop of snapshots (trap 25).
+func TestSnapshotUnderLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 8 << 10; c.SnapshotBytesPerSecond = 512 << 10 })
+		r.memtab = 32 << 10
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 50)
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				for _, n := range r.nodes {
+					if n != f && n.up {
+						_ = n.propose(1, fmt.Sprintf("load %d %0300d", i, 0))
+						if i%50 == 0 {
+							_ = n.eng.Flush(context.Background())
+						}
+					}
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+		f.start()
+		r.eventually("it follows under load", 60*time.Second, func() bool {
+			l := r.leader(1).host.Group(1).Status()
+			s := f.host.Group(1).Status()
+			return s.Applied+20 >= l.Applied && !s.Receiving
+		})
+		close(stop)
+		wg.Wait()
+		r.equal(1)
+		if n := len(f.sms[1].done); n > 4 {
+			t.Fatalf("%d snapshots", n)
+		}
+		for _, n := range r.nodes {
+			if base, _ := n.wal.Group(1).Base(); base < 60 {
+				t.Fatalf("node %d: log begins behind %d", n.id, base)
+			}
+		}
+	})
+}
+
+// A restart of sender or receiver at every chunk: the replica is never half, and
+// is whole in the end (traps 32, 59).
+func TestSnapshotRestartAtEveryStep(t *testing.T) {
+	for _, who := range []string{"sender", "receiver"} {
+		for step := 1; step < 12; step++ {
+			t.Run(fmt.Sprint(who, step), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					r := newRig(t, 3, nil)
+					r.startAll()
+					defer r.close()
+					r.bootstrap(1, 1, voters(3))
+					_, f := r.cutOffFollower(1, 5)
+					var once sync.Once
+					reached := make(chan struct{})
+					chunks := 0
+					for _, n := range r.nodes {
+						if n != f {
+							n.end.stall = func() {
+								if chunks++; chunks == step {
+									once.Do(func() { close(reached) })
+									time.Sleep(time.Millisecond)
+								}
+							}
+						}
+					}
+					f.start()
+					select {
+					case <-reached:
+					case <-time.After(5 * time.Second):
+					}
+					victim := f
+					if who == "sender" {
+						victim = r.leader(1)
+					}
+					victim.crash(r.rng.IntN(101))
+					victim.start()
+					r.write(1, "after")
+					r.equal(1)
+				})
+			})
+		}
+	}
+}
+
+// trap 58: a snapshot is answered only when the flush that follows its ingest has
+// ended; trap 32: a crash between ingest and the log's reset is repaired.
+func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
+	for _, moment := range []string{"answered", "installing"} {
+		t.Run(moment, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, nil)
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				_, f := r.cutOffFollower(1, 10)
+				var at uint64
+				seen := make(chan struct{}, 100)
+				r.bus.set(func(b *testBus) {
+					b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+						if from == f.id && m.kind == pb.MsgAppResp && !m.raft.GetReject() && m.raft.GetIndex() > 12 {
+							at = m.raft.GetIndex()
+							select {
+							case seen <- struct{}{}:
+							default:
+							}
+						}
+						return true
+					}
+				})
+				f.start()
+				<-seen
+				// The disks as a power failure leaves them at the moment of the answer, or
+				// between the ingest and the reset of the log.
+				clone := f.fs.CrashClone(vfs.CrashCloneCfg{})
+				if moment == "installing" {
+					clone = f.sms[1].disk
+				}
+				f.crash(0)
+				f.fs = clone
+				if a := applied(t, f); moment == "answered" && a.Index < at || a.Index <= InitIndex {
+					t.Fatalf("answered %d, durable %d", at, a.Index)
+				}
+				f.start()
+				r.write(1, "after")
+				r.equal(1)
+			})
+		})
+	}
+}
+
+// applied opens a stopped node's engine and reads the applied record of group 1.
+func applied(t *testing.T, n *testNode) engine.Applied {
+	e, err := engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.r.clk, BallastBytes: -1, LowSpaceBytes: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	a, _, err := e.Applied(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// The state machine may refuse (trap 6: overlapping spans); the sender tries again,
+// paced, and succeeds when it may.
+func TestSnapshotRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 5)
+		f.start()
+		sm := f.sms[1]
+		sm.mu.Lock()
+		sm.refuse = errors.New("the parent has not split")
+		sm.mu.Unlock()
+		sends := func() (n int) {
+			for _, o := range r.nodes {
+				o.host.snaps.mu.Lock()
+				n += len(o.host.snaps.mu.sends)
+				o.host.snaps.mu.Unlock()
+			}
+			return n
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if sends() > 1 || f.host.Group(1).Status().Receiving {
+			t.Fatalf("%d sends, %+v", sends(), f.host.Group(1).Status())
+		}
+		sm.mu.Lock()
+		sm.refuse = nil
+		sm.mu.Unlock()
+		r.equal(1)
+	})
+}
+
+// trap 25: a pin holds the log behind a snapshot, and ends with its sender.
+func TestPinExpires(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		for i := range 10 {
+			r.write(1, fmt.Sprint(i))
+		}
+		l := r.leader(1)
+		g := l.host.Group(1)
+		inWorker(g, func() { g.trunc.pins = append(g.trunc.pins, pin{2, 15, g.w.now.Add(pinTTL)}) })
+		r.must(l.eng.Flush(context.Background()))
+		r.eventually("durable", time.Second, func() bool { return g.Status().DurableApplied == g.Status().Applied })
+		g.w.flag(g, flagCutOff)
+		synctest.Wait()
+		if base, _ := g.log.Base(); base > 15 {
+			t.Fatalf("truncated at %d under a pin at 15", base)
+		}
+		time.Sleep(pinTTL + time.Second)
+		g.w.flag(g, flagCutOff)
+		synctest.Wait()
+		if base, _ := g.log.Base(); base != g.Status().DurableApplied {
+			t.Fatalf("truncated at %d, the pin has expired", base)
+		}
+	})
+}
+
+// trap 26: a dead follower and an idle group pin the wal only up to the bounds.
+func TestLiveWALIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 30; c.MaxWALBytes = 1 << 20 })
+		r.walopt = func(o *wal.Options) { o.TargetBytes = 1 << 20 }
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 2, voters(3))
+		r.write(2, "idle")
+		r.write(1, "x")
+		l := r.leader(1)
+		r.nodes[1+l.id%3].crash(0)
+		pad := strings.Repeat("p", 16<<10)
+		for i := range 400 {
+			r.write(1, fmt.Sprint(i, pad))
+		}
+		r.eventually("the wal is short again", 60*time.Second, func() bool {
+			for _, n := range r.nodes {
+				if n.up && n.wal.LiveBytes() > 3<<20 {
+					return false
+				}
+			}
+			return true
+		})
+		f := r.nodes[1+l.id%3]
+		f.start()
+		r.equal(1)
+		r.equal(2)
+	})
+}
+
+// The log is not truncated beyond a follower that lags a little, by leader and
+// followers alike, so that a change of leader makes no snapshots.
+func TestTruncationRespectsFollowers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		r.eventually("f has it", time.Second, func() bool { return f.sms[1].has("x") })
+		had := f.host.Group(1).Status().Last
+		f.crash(100)
+		for i := range 30 {
+			r.write(1, fmt.Sprint("y", i))
+		}
+		time.Sleep(time.Second)
+		for _, n := range r.nodes {
+			if n.up {
+				r.must(n.eng.Flush(context.Background()))
+			}
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		for _, n := range r.nodes {
+			if n.up {
+				if base, _ := n.wal.Group(1).Base(); base > had {
+					t.Fatalf("node %d truncated at %d, a follower has %d", n.id, base, had)
+				}
+			}
+		}
+		f.start()
+		r.equal(1)
+		if len(f.sms[1].done) != 0 {
+			t.Fatal("a snapshot for a little lag")
+		}
+		r.must(r.leader(1).eng.Flush(context.Background()))
+		r.eventually("truncated once nobody needs it", 5*time.Second, func() bool {
+			r.write(1, fmt.Sprint("z", time.Now().UnixNano()))
+			r.must(r.leader(1).eng.Flush(context.Background()))
+			base, _ := r.leader(1).wal.Group(1).Base()
+			return base > had
+		})
+	})
+}
+
+func TestSnapshotHeaderRefusesNonsense(t *testing.T) {
+	good := snapshotHeader{group: 1, from: 1, to: 2, term: 7, applied: engine.Applied{Index: 9, Term: 6, Replicas: voters(3)}}
+	b := appendSnapshotHeader(nil, &good)
+	if h, err := decodeSnapshotHeader(b); err != nil || h.applied.Index != 9 || len(h.applied.Replicas) != 3 {
+		t.Fatalf("%+v %v", h, err)
+	}
+	for i := range b {
+		if _, err := decodeSnapshotHeader(b[:i]); err == nil && i < len(b)-8 {
+			t.Fatalf("%d of %d bytes are accepted", i, len(b))
+		}
+	}
+	bad := good
+	bad.applied.Term = 8
+	if _, err := decodeSnapshotHeader(appendSnapshotHeader(nil, &bad)); !errors.Is(err, errSnapshotFormat) {
+		t.Fatalf("applied beyond the term: %v", err)
+	}
+}
