@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+)
+
+var me = Identity{Cluster: 1, Node: 2}
+
+// openDirs opens and at once closes the directories.
+func openDirs(fs vfs.FS, want Identity) (*DirLock, error) {
+	l, err := OpenDir(fs, "data", "data/wal", want)
+	if err != nil {
+		return nil, err
+	}
+	return l, l.Close()
+}
+
+// TestOpenDir walks through what may be wrong with directories.
+func TestOpenDir(t *testing.T) {
+	fs := vfs.NewMem()
+	l, err := openDirs(fs, me)
+	if err != nil || !l.Fresh || l.Identity.Instance == 0 {
+		t.Fatalf("empty directories: %+v %v", l, err)
+	}
+	again, err := openDirs(fs, me)
+	if err != nil || again.Fresh || again.Identity != l.Identity {
+		t.Fatalf("second time: %+v %v", again, err)
+	}
+	expect := func(what string, err, is error, words ...string) {
+		t.Helper()
+		if !errors.Is(err, is) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %q does not say %q", what, err, w)
+			}
+		}
+	}
+	_, err = openDirs(fs, Identity{Cluster: 9, Node: 2})
+	expect("another cluster", err, ErrIdentity, "cluster 1", "cluster 9", "token")
+	_, err = openDirs(fs, Identity{Cluster: 1, Node: 3})
+	expect("another node", err, ErrIdentity, "node 2", "node is 3")
+	_, err = openDirs(fs, Identity{Cluster: 1, Node: 2, FormatVersion: 2})
+	expect("a later program", err, ErrIdentity, "format version 1", "release")
+
+	held, err := OpenDir(fs, "data", "data/wal", me)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = openDirs(fs, me)
+	expect("in use", err, ErrLocked, "another skein process")
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := vfsWrite(fs, "data/wal/000001.wal", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := fs.Remove("data/" + identityName); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openDirs(fs, me)
+	expect("half lost", err, ErrIdentity, "000001.wal", "restore")
+
+	if err := writeIdentity(fs, "data", Identity{Cluster: 1, Node: 2, FormatVersion: FormatVersion, Instance: 77}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openDirs(fs, me)
+	expect("another life", err, ErrIdentity, "instance 4d", "wal directory")
+
+	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 1\ncluster")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = openDirs(fs, me)
+	expect("damaged", err, ErrIdentity, "damaged")
+	if _, err := OpenDir(fs, "data", "data", me); err == nil {
+		t.Error("one directory for both was accepted")
+	}
+}
+
+// TestOpenDirCrash fails each operation of the first start and crashes: the next
+// start must succeed, since no node has promised anything yet.
+func TestOpenDirCrash(t *testing.T) {
+	for n := int32(0); ; n++ {
+		mem := vfs.NewCrashableMem()
+		inj := errorfs.OnIndex(n)
+		_, err := openDirs(errorfs.Wrap(mem, inj), me)
+		if inj.Index.Load() >= 0 {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		if _, err := openDirs(mem.CrashClone(vfs.CrashCloneCfg{}), me); err != nil {
+			t.Fatalf("operation %d failed, then: %v", n, err)
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package engine
+
+import (
+	"errors"
+	"io"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// openVirtual opens a store under virtual time, within a synctest bubble.
+func openVirtual(t *testing.T, fs vfs.FS, low int64) *Engine {
+	t.Helper()
+	o := testOptions(fs)
+	o.Clock, o.LowSpaceBytes, o.BallastBytes = clock.Virtual(), low, 10<<20
+	e, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func expectSpace(t *testing.T, e *Engine, want SpaceState) {
+	t.Helper()
+	synctest.Wait()
+	if got := e.Space(); got != want {
+		t.Fatalf("space is %v, want %v", got, want)
+	}
+}
+
+// TestSpaceFollowsDisk lowers and raises the free space of a disk of 1 GiB.
+func TestSpaceFollowsDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := vfs.NewMem()
+		free := func(b uint64) {
+			mem.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: b, TotalBytes: 1 << 30, UsedBytes: 1<<30 - b})
+		}
+		free(800 << 20)
+		e := openVirtual(t, mem, 40<<20)
+		expectSpace(t, e, SpaceOK)
+		if _, err := mem.Stat("db/ballast"); err != nil {
+			t.Fatal("no ballast:", err)
+		}
+		free(39 << 20)
+		time.Sleep(spacePollOK + 1)
+		expectSpace(t, e, SpaceFull)
+		if _, err := e.IngestTables(t.Context(), Ingest{Group: 1}); !errors.Is(err, ErrNoSpace) {
+			t.Errorf("ingest on a full disk: %v", err)
+		}
+		free(45 << 20) // above the bound, but not by a quarter: no flapping
+		time.Sleep(spacePollFull + 1)
+		expectSpace(t, e, SpaceFull)
+		free(50 << 20)
+		time.Sleep(spacePollFull + 1)
+		expectSpace(t, e, SpaceOK)
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestFullDisk lets every write of a table fail for half a minute. Commits and
+// reads go on, a flush waits and is then done, and the state ends by itself.
+func TestFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := vfs.NewCrashableMem()
+		var full atomic.Bool
+		var tries atomic.Int32
+		fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if full.Load() && (op.Kind == errorfs.OpCreate || op.Kind == errorfs.OpFileWrite) {
+				tries.Add(1)
+				return syscall.ENOSPC
+			}
+			return nil
+		}))
+		e := openVirtual(t, fs, -1)
+		expectSpace(t, e, SpaceOK)
+		full.Store(true)
+		put(t, e, "k", 2, "v")
+		begin := time.Now()
+		done := make(chan error, 1)
+		go func() { done <- e.Flush(t.Context()) }()
+		time.Sleep(30 * time.Second)
+		expectSpace(t, e, SpaceFull)
+		if _, err := mem.Stat("db/ballast"); err == nil {
+			t.Error("the ballast was not given up")
+		}
+		if n := tries.Load(); n > 200 {
+			t.Errorf("%d attempts in 30 s", n)
+		}
+		if _, ok, err := e.Get(AppendVersionedKey(nil, []byte("k"), 2)); !ok || err != nil {
+			t.Errorf("read on a full disk: %v %v", ok, err)
+		}
+		put(t, e, "l", 3, "v")
+		full.Store(false)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(begin); d < 30*time.Second || d > 33*time.Second {
+			t.Errorf("the flush ended after %v", d)
+		}
+		time.Sleep(3 * time.Second)
+		expectSpace(t, e, SpaceOK)
+		if _, err := mem.Stat("db/ballast"); err != nil {
+			t.Error("the ballast does not stand again:", err)
+		}
+		if err := e.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestCloseOnFullDisk ends a store that cannot flush: in bounded time, and with
+// an error that says so.
+func TestCloseOnFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var full atomic.Bool
+		e := openVirtual(t, errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if full.Load() && op.Kind == errorfs.OpCreate {
+				return syscall.ENOSPC
+			}
+			return nil
+		})), -1)
+		full.Store(true)
+		put(t, e, "k", 2, "v")
+		begin := time.Now()
+		if err := e.Close(); err == nil {
+			t.Error("a lost flush was not reported")
+		}
+		if d := time.Since(begin); d > 2*closeTimeout {
+			t.Errorf("closed after %v", d)
+		}
+	})
+}
+
+// TestFailedSyncIsFatal fails one sync of a flush. Pebble's second try succeeds,
+// which proves nothing: nothing may be called durable (trap 22).
+func TestFailedSyncIsFatal(t *testing.T) {
+	var on atomic.Bool
+	e := openAt(t, errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if (op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData) && on.CompareAndSwap(true, false) {
+			return errorfs.ErrInjected
+		}
+		return nil
+	})))
+	commit(t, e, func(b *Batch) error { return b.SetApplied(1, Applied{Index: 11, Term: 5}) })
+	on.Store(true)
+	if err := e.Flush(t.Context()); !errors.Is(err, errorfs.ErrInjected) {
+		t.Errorf("flush: %v", err)
+	}
+	<-e.Fatal()
+	if a, ok, err := e.DurableApplied(1); err == nil && ok {
+		t.Errorf("called durable: %+v", a)
+	}
+	if err := e.Close(); !errors.Is(err, errorfs.ErrInjected) {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// TestOnDurable counts the calls of a listener.
+func TestOnDurable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := openVirtual(t, vfs.NewMem(), -1)
+		var calls atomic.Int32
+		remove := e.OnDurable(func() { calls.Add(1) })
+		commit(t, e, func(b *Batch) error { return b.SetApplied(1, Applied{Index: 11, Term: 5}) })
+		synctest.Wait()
+		if n := calls.Load(); n != 0 {
+			t.Errorf("%d calls before a flush", n)
+		}
+		if err := e.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if calls.Load() == 0 {
+			t.Error("no call after a flush")
+		}
+		remove()
+		calls.Store(0)
+		if err := e.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := calls.Load(); n != 0 {
+			t.Errorf("%d calls after the listener was removed", n)
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestBadTables hands damaged, incomplete and foreign tables to an ingest.
+func TestBadTables(t *testing.T) {
+	tables := groupTables(t)
+	e := openTest(t, vfs.NewMem())
+	write := func(change func(name string, b []byte) []byte) []string {
+		var paths []string
+		for name, data := range tables {
+			p := e.FS().PathJoin(e.StagingDir(), name)
+			if data = change(name, append([]byte(nil), data...)); data == nil {
+				continue
+			}
+			if err := vfsWrite(e.FS(), p, data); err != nil {
+				t.Fatal(err)
+			}
+			paths = append(paths, p)
+		}
+		return paths
+	}
+	same := func(_ string, b []byte) []byte { return b }
+	local := []KeySpan{GroupLocalSpan(3)}
+	for _, c := range []struct {
+		what   string
+		group  keyspace.GroupID
+		spans  []KeySpan
+		change func(name string, b []byte) []byte
+	}{
+		{"another group", 4, []KeySpan{GroupLocalSpan(4)}, same},
+		{"a missing span", 3, append(local, GroupLocalSpan(4)), same},
+		{"no applied record", 3, local, func(name string, b []byte) []byte {
+			if name == "3-0" {
+				return nil
+			}
+			return b
+		}},
+		{"a truncated table", 3, local, func(_ string, b []byte) []byte { return b[:len(b)-1] }},
+		{"a table of nothing", 3, local, func(string, []byte) []byte { return []byte{} }},
+		{"a flipped bit", 3, local, func(_ string, b []byte) []byte { b[3] ^= 1; return b }},
+	} {
+		in := Ingest{Group: c.group, Spans: c.spans, Paths: write(c.change)}
+		if _, err := e.VerifyTables(t.Context(), in); !errors.Is(err, ErrBadTables) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	in := Ingest{Group: 3, Spans: local, Paths: write(same)}
+	if a, err := e.IngestTables(t.Context(), in); err != nil || a.Index != 5 {
+		t.Errorf("ingest of good tables: %+v %v", a, err)
+	}
+}
+
+// TestExportStops ends an export by its context and by its sink.
+func TestExportStops(t *testing.T) {
+	e := openTest(t, vfs.NewMem())
+	s := e.NewSnapshot()
+	defer s.Close()
+	if _, err := s.ExportTables(t.Context(), 1, nil, 0, nil); !errors.Is(err, ErrNoApplied) {
+		t.Errorf("export of an unknown group: %v", err)
+	}
+	commit(t, e, func(b *Batch) error { return b.SetApplied(1, Applied{Index: 11, Term: 5}) })
+	s2 := e.NewSnapshot()
+	defer s2.Close()
+	_, err := s2.ExportTables(t.Context(), 1, nil, 0, func(int) (io.WriteCloser, error) { return nil, io.ErrShortWrite })
+	if !errors.Is(err, io.ErrShortWrite) {
+		t.Errorf("export into a broken sink: %v", err)
+	}
+}
