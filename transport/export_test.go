@@ -17,7 +17,7 @@ func (q *QUIC) Crash() {
 
 // DialNow makes one attempt beside the dialler's own.
 func (q *QUIC) DialNow(id keyspace.NodeID, addr string) error {
-	_, err := q.link(id).dial(KindMain, addr)
+	_, err := q.link(id).dial(KindMain, addr, 0)
 	return err
 }
 

@@ -87,33 +87,36 @@ const (
 
 // dialLoop dials whenever a session is missing.
 func (l *link) dialLoop(k Kind) {
-	backoff := backoffMin
-	for attempt := 0; l.awaitNeed(k); attempt++ {
-		moved := l.addrsMoved()
-		if attempt == 0 && !l.mayDialAtOnce(k) {
+	for l.awaitNeed(k) {
+		if !l.mayDialAtOnce(k) {
 			delay := jitter(firstDelay)
 			if l.id < l.q.Self() {
 				delay += yieldDelay
 			}
-			l.sleep(k, delay, moved)
-			continue
+			if l.sleep(k, delay, l.addrsMoved()) {
+				continue
+			}
 		}
-		s, err := l.dialNext(k, attempt)
+		l.dialUntilServed(k)
+	}
+}
+
+// dialUntilServed makes attempts until a session stands, whoever made it, or the
+// addresses change.
+func (l *link) dialUntilServed(k Kind) {
+	backoff := backoffMin
+	for tries := 0; l.ctx.Err() == nil; tries++ {
+		moved := l.addrsMoved()
+		s, err := l.dialNext(k, tries)
 		if err == nil {
-			backoff, attempt = backoffMin, -1
 			select {
 			case <-s.Done():
 			case <-l.ctx.Done():
 			}
-			continue
-		}
-		if l.ctx.Err() != nil {
 			return
 		}
-		delay := l.dialFailed(k, err, backoff)
-		if l.sleep(k, delay, moved) {
-			backoff, attempt = backoffMin, -1 // a session came in, or the address changed
-			continue
+		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, backoff), moved) {
+			return
 		}
 		backoff = min(2*backoff, backoffMax)
 	}
@@ -218,26 +221,28 @@ type refusalError struct {
 
 func (e *refusalError) Error() string { return "refused: " + e.verdict.String() }
 
-// dialNext tries the peer's addresses by turns.
-func (l *link) dialNext(k Kind, attempt int) (*Session, error) {
+// dialNext tries the peer's addresses by turns, and so the addresses that the name
+// in each of them resolves to.
+func (l *link) dialNext(k Kind, tries int) (*Session, error) {
 	l.mu.Lock()
 	addrs := l.addrs
 	l.mu.Unlock()
 	if len(addrs) == 0 {
 		return nil, errors.New("no address")
 	}
-	return l.dial(k, addrs[attempt%len(addrs)])
+	return l.dial(k, addrs[tries%len(addrs)], tries/len(addrs))
 }
 
 // dial makes one attempt.
-func (l *link) dial(k Kind, addr string) (*Session, error) {
+func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	q := l.q
 	ctx, cancel := context.WithTimeout(l.ctx, 2*q.opts.HandshakeTimeout)
 	defer cancel()
-	host, target, err := resolve(ctx, addr)
+	host, targets, err := resolve(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
+	target := targets[turn%len(targets)]
 	tr, err := q.sockets.forTarget(target.Addr())
 	if err != nil {
 		return nil, err

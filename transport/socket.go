@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"sync"
 
 	"github.com/quic-go/quic-go"
@@ -37,6 +39,9 @@ type socket struct {
 }
 
 func openSockets(addrs []string, key *quic.StatelessResetKey, warn func(key, msg string, fields ...zap.Field)) (*sockets, error) {
+	// quic-go complains by package log about what growBuffers says better; this
+	// variable is its only switch.
+	_ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
 	ss := &sockets{key: key, warn: warn}
 	for _, a := range addrs {
 		s, err := ss.open(a)
@@ -177,19 +182,27 @@ func (ss *sockets) close() error {
 	return errors.Join(errs...)
 }
 
-// resolve returns the first address of a host:port pair.
-func resolve(ctx context.Context, addr string) (host string, ap netip.AddrPort, err error) {
+// resolve returns the host of a host:port pair and what it resolves to, at least
+// one, IPv4 first: a name like localhost has both, and few listen on both.
+func resolve(ctx context.Context, addr string) (host string, targets []netip.AddrPort, err error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return "", ap, fmt.Errorf("peer address %q: %w", addr, err)
+		return "", nil, fmt.Errorf("peer address %q: %w", addr, err)
 	}
 	n, err := net.DefaultResolver.LookupPort(ctx, "udp", port)
 	if err != nil {
-		return "", ap, fmt.Errorf("peer address %q: %w", addr, err)
+		return "", nil, fmt.Errorf("peer address %q: %w", addr, err)
 	}
 	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return "", ap, fmt.Errorf("peer address %q: %w", addr, err)
+		return "", nil, fmt.Errorf("peer address %q: %w", addr, err)
 	}
-	return host, netip.AddrPortFrom(ips[0].Unmap(), uint16(n)), nil
+	for i := range ips {
+		ips[i] = ips[i].Unmap()
+	}
+	slices.SortStableFunc(ips, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	for _, ip := range ips {
+		targets = append(targets, netip.AddrPortFrom(ip, uint16(n)))
+	}
+	return host, targets, nil
 }
