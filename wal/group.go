@@ -472,7 +472,7 @@ func (g *GroupLog) extendLocked(seg *segment, off, length int64, prevOff, prevLe
 		return false
 	}
 	r := &g.runs[n-1]
-	if r.seg != seg || r.off != prevOff || r.last+1 != s.first || r.term != s.term {
+	if r.seg != seg || r.off != prevOff || r.len != prevLen || r.last+1 != s.first || r.term != s.term {
 		return false
 	}
 	r.extend(off, length, s.last)

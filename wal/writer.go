@@ -117,7 +117,10 @@ func (w *writer) nextLocked(do *write) step {
 	if l.closing && l.Space() == SpaceFull {
 		return stepNoRoom
 	}
-	kick(l.kickPrep)
+	if l.Space() == SpaceOK {
+		// On a full disk the preparer tries again by itself.
+		kick(l.kickPrep)
+	}
 	return stepWait
 }
 
