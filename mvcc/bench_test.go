@@ -11,7 +11,9 @@ import (
 
 const benchKeys = 1_000_000
 
-func benchKey(dst []byte, i int) []byte { return fmt.Appendf(dst[:0], "/registry/pods/default/%08d", i) }
+func benchKey(dst []byte, i int) []byte {
+	return fmt.Appendf(dst[:0], "/registry/pods/default/%08d", i)
+}
 
 // benchStore loads a million keys of one version each, at revisions 2 on in random
 // order, and flushes them.

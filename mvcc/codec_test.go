@@ -1,0 +1,138 @@
+package mvcc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// TestFormat prints the bytes of values; the golden file is their definition
+// beside docs/format/mvcc.md. It also pins the hash, which replicas of different
+// releases compare.
+func TestFormat(t *testing.T) {
+	datadriven.RunTest(t, "testdata/format", func(t *testing.T, d *datadriven.TestData) string {
+		v := Version{Key: []byte("k")}
+		var mod, create, lease, sub, newest uint64
+		var value string
+		d.MaybeScanArgs(t, "mod", &mod)
+		d.MaybeScanArgs(t, "create", &create)
+		d.MaybeScanArgs(t, "version", &v.Version)
+		d.MaybeScanArgs(t, "lease", &lease)
+		d.MaybeScanArgs(t, "sub", &sub)
+		d.MaybeScanArgs(t, "value", &value)
+		d.MaybeScanArgs(t, "newest", &newest)
+		v.Mod, v.Create, v.Lease, v.Sub = keyspace.Revision(mod), keyspace.Revision(create), keyspace.LeaseID(lease), uint32(sub)
+		switch d.Cmd {
+		case "tombstone":
+			v.Tombstone = true
+		case "put":
+			v.Value = []byte(value)
+		case "live-count":
+			c := NewLiveCount(v.Mod, int64(newest), 0)
+			if !d.HasArg("newest") {
+				c.Forget()
+			}
+			return fmt.Sprintf("%x\n", c.AppendNewest(nil, v.Mod))
+		}
+		return fmt.Sprintf("key   %x\nvalue %x\nhash  %016x\n", v.AppendKey(nil), v.AppendValue(nil), v.hash())
+	})
+}
+
+func FuzzDecodeVersion(f *testing.F) {
+	for _, v := range []Version{
+		{Key: []byte("a"), Mod: 9, Create: 3, Version: 2, Lease: -5, Sub: 300, Value: []byte("v")},
+		{Key: []byte{0}, Mod: 1, Tombstone: true, Sub: 1},
+	} {
+		f.Add(v.AppendKey(nil), v.AppendValue(nil))
+	}
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		v, err := DecodeVersion(key, value)
+		if err != nil {
+			if !errors.Is(err, ErrCorrupt) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if len(v.Key) == 0 || v.Mod == 0 {
+			return // decodable keys that no version has
+		}
+		again, err := DecodeVersion(v.AppendKey(nil), v.AppendValue(nil))
+		if err != nil || line(&again) != line(&v) || !bytes.Equal(again.Value, v.Value) {
+			t.Fatalf("%s, again %s %v", line(&v), line(&again), err)
+		}
+	})
+}
+
+func FuzzDecodeLiveCount(f *testing.F) {
+	f.Add(NewLiveCount(5, 7, 0).AppendNewest(nil, 5))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := DecodeLiveCount(b, 4)
+		if err != nil {
+			return
+		}
+		again, err := DecodeLiveCount(c.AppendNewest(nil, c.Base()), 4)
+		if err != nil || again.Known() != c.Known() || again.Base() != c.Base() || again.count != c.count {
+			t.Fatalf("%+v, again %+v %v", c, again, err)
+		}
+	})
+}
+
+// TestLiveCount compares a bounded count with one that keeps all steps (trap 68),
+// fed in an order that is not that of revisions.
+func TestLiveCount(t *testing.T) {
+	bounded, all := NewLiveCount(1, 10, 8), NewLiveCount(1, 10, 1000)
+	for i := range int64(200) {
+		rev := keyspace.Revision(2 + i ^ 3) // 5 4 3 2 9 8 7 6 …
+		delta := i%5 - 1
+		bounded.Add(rev, delta)
+		all.Add(rev, delta)
+		if len(bounded.steps) > 8 {
+			t.Fatalf("%d steps, bound 8", len(bounded.steps))
+		}
+		for at := bounded.Base() + 4; at < rev+5; at++ {
+			// Late changes below the base count for the base: exact again above it.
+			b, ok := bounded.At(at)
+			if a, _ := all.At(at); !ok || a != b {
+				t.Fatalf("after revision %d: at %d: %d %v, want %d", rev, at, b, ok, a)
+			}
+		}
+	}
+	if _, ok := bounded.At(bounded.Base() - 1); ok {
+		t.Error("known below the base")
+	}
+	all.Advance(100)
+	if n, ok := all.At(100); !ok || n <= 10 || all.Base() != 100 {
+		t.Errorf("after Advance: %d %v, base %d", n, ok, all.Base())
+	}
+	all.Forget()
+	all.Add(300, 1)
+	if _, ok := all.Newest(); ok || all.Known() {
+		t.Error("known after Forget")
+	}
+}
+
+// TestPutRefusesBrokenVersions expects the panics of check.
+func TestPutRefusesBrokenVersions(t *testing.T) {
+	for _, v := range []Version{
+		{Mod: 2, Create: 2, Version: 1},
+		{Key: []byte("k"), Create: 1, Version: 1},
+		{Key: []byte("k"), Mod: 2, Create: 3, Version: 1},
+		{Key: []byte("k"), Mod: 2, Create: 2},
+		{Key: []byte("k"), Mod: 2, Tombstone: true, Value: []byte("v")},
+		{Key: []byte("k"), Mod: keyspace.MaxRevision + 1, Create: 2, Version: 1},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s was accepted", line(&v))
+				}
+			}()
+			v.AppendValue(v.AppendKey(nil))
+		}()
+	}
+}

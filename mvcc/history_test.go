@@ -1,0 +1,191 @@
+package mvcc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// TestHistories runs the stories in testdata/histories. Commands:
+//
+//	txn rev=R                  one operation a line: "put KEY VALUE [lease=N]" or
+//	                           "delete KEY"; create and version follow from the store
+//	get key=K at=R             newest version at R
+//	scan [start=] [end=] at=R [limit=N] [bytes=N] [keys-only]
+//	count [start=] [end=] at=R
+//	history [start=] [end=] from=R to=R [bytes=N]
+//	remove compacted=R [since=R] [deletes=N]   whole pass, step by step
+//	hash at=R compacted=R      and whether two halves at "b" add up to it
+//	flush
+//
+// What writes prints the stored versions behind it.
+func TestHistories(t *testing.T) {
+	datadriven.Walk(t, "testdata/histories", func(t *testing.T, path string) {
+		s := &story{e: openTest(t), hashes: map[uint64]string{}}
+		datadriven.RunTest(t, path, s.run)
+	})
+}
+
+type story struct {
+	e      *engine.Engine
+	hashes map[uint64]string // names, so that no golden file holds the sums
+}
+
+// args are the arguments that commands share.
+type args struct {
+	start, end, key                                         string
+	at, from, to, compacted, since, rev, limit, bytes, dels int64
+}
+
+func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+	var a args
+	for name, to := range map[string]any{
+		"start": &a.start, "end": &a.end, "key": &a.key, "at": &a.at, "from": &a.from, "to": &a.to, "rev": &a.rev,
+		"compacted": &a.compacted, "since": &a.since, "limit": &a.limit, "bytes": &a.bytes, "deletes": &a.dels,
+	} {
+		d.MaybeScanArgs(t, name, to)
+	}
+	span := keyspace.Span{Start: []byte(a.start), End: []byte(a.end)}
+	at := keyspace.Revision(a.at)
+	var out strings.Builder
+	print := func(v *Version) error {
+		fmt.Fprintln(&out, line(v))
+		return nil
+	}
+	switch d.Cmd {
+	case "txn":
+		s.txn(t, keyspace.Revision(a.rev), strings.Split(d.Input, "\n"))
+		return s.stored(t)
+	case "get":
+		v, ok, err := GetVersion(s.e, []byte(a.key), at)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		if !ok {
+			return "none\n"
+		}
+		_ = print(&v)
+	case "scan":
+		res, err := Scan(s.e, ScanOptions{Span: span, At: at, Limit: a.limit, MaxBytes: a.bytes, KeysOnly: d.HasArg("keys-only")}, print)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		fmt.Fprintf(&out, "keys %d, bytes %d", res.Keys, res.Bytes)
+		if res.More {
+			fmt.Fprintf(&out, ", next %q", res.Next)
+		}
+		fmt.Fprintln(&out)
+	case "count":
+		n, err := Count(s.e, span, at)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		fmt.Fprintln(&out, n)
+	case "history":
+		o := HistoryOptions{Span: span, From: keyspace.Revision(a.from), To: keyspace.Revision(a.to), MaxBytes: a.bytes}
+		for o.From <= o.To {
+			next, err := History(s.e, o, print)
+			if err != nil {
+				return err.Error() + "\n"
+			}
+			o.From = next
+			fmt.Fprintf(&out, "next %d\n", next)
+		}
+	case "remove":
+		return s.remove(t, RemoveOptions{Span: span, Compacted: keyspace.Revision(a.compacted), Since: keyspace.Revision(a.since), MaxDeletes: a.dels})
+	case "hash":
+		return s.hash(t, at, keyspace.Revision(a.compacted))
+	case "flush":
+		if err := s.e.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Fatalf("unknown command %s", d.Cmd)
+	}
+	return out.String()
+}
+
+func (s *story) txn(t *testing.T, rev keyspace.Revision, ops []string) {
+	b := s.e.NewBatch()
+	for sub, op := range ops {
+		f := strings.Fields(op)
+		v := Version{Key: []byte(f[1]), Mod: rev, Sub: uint32(sub), Tombstone: f[0] == "delete"}
+		if !v.Tombstone {
+			prev, ok, err := Get(s.e, v.Key, rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Value, v.Create, v.Version = []byte(f[2]), rev, 1
+			if ok {
+				v.Create, v.Version = prev.Create, prev.Version+1
+			}
+			if len(f) > 3 {
+				if _, err := fmt.Sscanf(f[3], "lease=%d", &v.Lease); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := Put(b, &v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *story) remove(t *testing.T, o RemoveOptions) string {
+	var out strings.Builder
+	for {
+		b := s.e.NewBatch()
+		res, err := RemoveOld(s.e, b, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&out, "visited %d, removed %d", res.Visited, res.Removed)
+		if res.Cursor != nil {
+			fmt.Fprintf(&out, ", goes on at %s", engine.FormatKey(res.Cursor))
+		}
+		fmt.Fprintln(&out)
+		if o.Cursor = res.Cursor; o.Cursor == nil {
+			return out.String() + s.stored(t)
+		}
+	}
+}
+
+func (s *story) hash(t *testing.T, at, compacted keyspace.Revision) string {
+	sum, err := Hash(s.e, keyspace.Span{}, at, compacted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, ok := s.hashes[sum]
+	if !ok {
+		name = fmt.Sprintf("hash-%d", len(s.hashes)+1)
+		s.hashes[sum] = name
+	}
+	var halves uint64
+	for _, span := range []keyspace.Span{{End: []byte("b")}, {Start: []byte("b")}} {
+		h, err := Hash(s.e, span, at, compacted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		halves += h
+	}
+	return fmt.Sprintf("%s, halves add up: %v\n", name, halves == sum)
+}
+
+func (s *story) stored(t *testing.T) string {
+	out := ""
+	for _, l := range stored(t, s.e) {
+		out += "  " + l + "\n"
+	}
+	return out
+}
