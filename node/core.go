@@ -125,6 +125,10 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.openGroups(ctx, &undo); err != nil {
 		return nil, err
 	}
+	// Before the bus speaks: it brings orders to create ranges.
+	if err := c.shards.Open(); err != nil {
+		return nil, err
+	}
 	if err := c.bus.Start(); err != nil {
 		return nil, fmt.Errorf("start the bus: %w", err)
 	}

@@ -6,8 +6,8 @@
 // # Start
 //
 // directories → wal → engine → bus (bound, silent) → raft host → placement →
-// replicas → handlers → bus (speaks) → introduction → founding, on the first start
-// → groups → clients of placement → ports. Nothing is served before everything
+// replicas → handlers → bus (speaks) → introduction, on the first start → raft host
+// and placement group → clients of placement → ports. Nothing is served before everything
 // below it stands, and a start that fails undoes what it had done, in reverse.
 //
 // # Stop

@@ -61,9 +61,6 @@ func (c *Core) join(ctx context.Context) error {
 	}
 	c.service.Start()
 	c.client.Start()
-	if err := c.shards.Open(); err != nil {
-		return err
-	}
 	c.wait.Go(c.watchFatal)
 	c.wait.Go(c.followMap)
 	return nil
