@@ -2,6 +2,7 @@ package wal
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -11,6 +12,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
+
+// seeds lengthens the random tests; a failure names its seed in the test's name.
+var seeds = flag.Uint64("seeds", 3, "seeds of each random test")
 
 // history is what was submitted and what was acknowledged.
 type history struct {
@@ -118,7 +122,7 @@ func (c *crashPoint) String() string { return "crash point" }
 // tails and recycled segments, a hard state without its entries, an overwritten tail,
 // an interrupted rewrite.
 func TestCrash(t *testing.T) {
-	for seed := range uint64(8) {
+	for seed := range *seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { testCrash(t, seed) })
 	}
 }
@@ -129,9 +133,9 @@ func testCrash(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	mem := vfs.NewCrashableMem()
 	h := newHistory(d.state)
-	for round := range 6 {
+	for round := range 4 {
 		// Every round begins with what the last crash left.
-		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, uint64(round))), h: h, every: 1 + rng.IntN(20)}
+		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, uint64(round))), h: h, every: 2 + rng.IntN(30)}
 		o := testOptions(errorfs.Wrap(mem, cp))
 		o.SegmentBytes, o.TargetBytes = 32<<10, 128<<10
 		l := mustOpen(t, o)
@@ -228,7 +232,7 @@ func TestErrorAtEveryOp(t *testing.T) {
 			mustClose(t, l)
 			continue
 		}
-		for range 60 {
+		for range 30 {
 			h.submit(t, l, d, true)
 			_ = l.Sync(t.Context())
 		}

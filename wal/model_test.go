@@ -262,7 +262,7 @@ func TestModel(t *testing.T) {
 	}
 	for name, shape := range shapes {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(6) {
+			for seed := range *seeds {
 				testModel(t, seed, shape)
 			}
 		})
@@ -274,7 +274,7 @@ func testModel(t *testing.T, seed uint64, shape func(*Options)) {
 	shape(&o)
 	d := newDriver(seed, 12)
 	l := mustOpen(t, o)
-	for i := range 1200 {
+	for i := range 900 {
 		b := l.NewBatch()
 		d.fill(b)
 		b.SetSync(d.rng.IntN(3) > 0)

@@ -1,0 +1,129 @@
+package wal
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// BenchmarkAppend appends one entry of 128 bytes and a hard state to each of many
+// groups, one batch for each group, with every group waiting for its fsync before
+// it goes on: what one proposal each costs.
+func BenchmarkAppend(b *testing.B) {
+	for _, groups := range []int{1, 16, 1000, 10000} {
+		b.Run(fmt.Sprintf("groups=%d", groups), func(b *testing.B) {
+			l, err := Open(Options{FS: vfs.Default, Dir: b.TempDir(), Clock: clock.System(), SegmentBytes: 16 << 20})
+			if err != nil {
+				b.Fatal(err)
+			}
+			data := string(make([]byte, 128))
+			next := make([]uint64, groups)
+			before, _ := l.Progress()
+			b.ReportAllocs()
+			for n := 0; b.Loop(); n++ {
+				var wait sync.WaitGroup
+				var failed atomic.Bool
+				for g := range groups {
+					next[g]++
+					batch := l.NewBatch()
+					id := keyspace.GroupID(g + 1)
+					batch.Append(id, testHard(hardState{1, 1, next[g] - 1}), testEntries(next[g], 1, data))
+					if next[g]%1000 == 0 {
+						batch.Compact(id, next[g]-10)
+					}
+					wait.Add(1)
+					l.Submit(batch, func(err error) {
+						if err != nil {
+							failed.Store(true)
+						}
+						wait.Done()
+					})
+				}
+				wait.Wait()
+				if failed.Load() {
+					b.Fatal(l.Err())
+				}
+			}
+			after, _ := l.Progress()
+			appends := float64(b.N * groups)
+			b.ReportMetric(appends/b.Elapsed().Seconds(), "appends/s")
+			b.ReportMetric(appends/float64(after-before), "appends/fsync")
+			if err := l.Close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+// BenchmarkRecovery opens a log of 64 MiB of live entries of 1 KiB in 1000 groups.
+func BenchmarkRecovery(b *testing.B) {
+	o := Options{FS: vfs.Default, Dir: b.TempDir(), Clock: clock.System(), SegmentBytes: 16 << 20}
+	l, err := Open(o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	data := string(make([]byte, 1024))
+	const groups, size = 1000, 64 << 20
+	for i := uint64(1); l.LiveBytes() < size; i++ {
+		batch := l.NewBatch()
+		for g := range keyspace.GroupID(groups) {
+			batch.Append(g+1, nil, testEntries(i, 1, data))
+		}
+		done := make(chan error, 1)
+		l.Submit(batch, func(err error) { done <- err })
+		if err := <-done; err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(size)
+	for b.Loop() {
+		l, err := Open(o)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if len(l.Groups()) != groups {
+			b.Fatalf("%d groups", len(l.Groups()))
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)*float64(1<<30)/size, "s/GiB")
+}
+
+// BenchmarkSubmit is what a worker pays for a batch of 32 groups, without the disk.
+func BenchmarkSubmit(b *testing.B) {
+	o := testOptions(vfs.NewMem())
+	o.SegmentBytes, o.TargetBytes = 16<<20, 64<<20
+	l := mustOpen(b, o)
+	data := string(make([]byte, 128))
+	b.ReportAllocs()
+	for i := uint64(1); b.Loop(); i++ {
+		batch := l.NewBatch()
+		batch.SetSync(false)
+		for g := range keyspace.GroupID(32) {
+			batch.Append(g+1, nil, testEntries(i, 1, data))
+			if i > 1 {
+				batch.Compact(g+1, i-1)
+			}
+		}
+		l.Submit(batch, nil)
+		if l.Overloaded() {
+			b.StopTimer()
+			if err := l.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+		}
+	}
+	mustClose(b, l)
+}
