@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -85,6 +86,7 @@ func NewClient(o ClientOptions) *Client {
 	c.queue.init()
 	c.reports.init()
 	c.maps.init()
+	o.Service.listen(c.raftLeader)
 	return c
 }
 
@@ -104,12 +106,9 @@ func (c *Client) Stop() {
 	c.drain()
 }
 
-// SetLeaderHint tells the Client who leads the placement group, as of a term: it
-// comes from raft on nodes with a replica. An older term is ignored.
+// SetLeaderHint tells the Client who leads the placement group, as of a term; 0 is
+// that nobody does. An older term is ignored. On nodes with a replica raft says so.
 func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
-	if leader == 0 {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if term < c.term {
@@ -117,6 +116,12 @@ func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
 	}
 	c.term = term
 	c.setLeaderLocked(leader)
+}
+
+func (c *Client) raftLeader(ls raftgroup.LeaderState) {
+	if ls.Term > 0 {
+		c.SetLeaderHint(ls.LeaderNode, ls.Term)
+	}
 }
 
 func (c *Client) setLeaderLocked(leader keyspace.NodeID) {
@@ -135,15 +140,8 @@ func (c *Client) setLeaderLocked(leader keyspace.NodeID) {
 // Leader returns the node that is taken for the placement leader; 0 if none is
 // known. To etcd clients it is the leader.
 func (c *Client) Leader() keyspace.NodeID {
-	ls := c.o.Service.machine.leaderState()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// What this node's replica knows counts when it is new, or where nothing else is
-	// known: in one term the refusal of a leader that hands over is the newer word.
-	if ls.LeaderNode != 0 && (ls.Term > c.term || c.leader == 0 && ls.Term == c.term) {
-		c.term = ls.Term
-		c.setLeaderLocked(ls.LeaderNode)
-	}
 	return c.leader
 }
 
@@ -380,12 +378,13 @@ func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, er
 }
 
 // BeginStop tells the sequencer that this node is stopping: it closes the pipelines
-// of its ranges next. It is one attempt, and no harm if it is lost.
+// of its ranges next. It takes AttemptTimeout at most, and is no harm if it fails:
+// other stopping nodes then take this one for one that stays, and may go first.
 func (c *Client) BeginStop(ctx context.Context) {
 	ctx, cancel := withTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
 	defer cancel()
-	_, err := c.askNode(ctx, c.target(), &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosing})
-	if err != nil {
+	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosing}
+	if _, err := c.ask(ctx, q, true); err != nil {
 		c.o.Logger.Info("tell the sequencer of the stop", zap.Error(err))
 	}
 }

@@ -335,14 +335,16 @@ func (c *counter) roundDone(round uint64, ok bool) {
 }
 
 // wantCeiling proposes the next ceiling when less than half a block is left, so
-// that hand-outs seldom wait for it. The ceiling never is more than a block ahead
+// that hand-outs seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
 // of the counter.
 func (c *counter) wantCeiling(out *output) {
 	if c.raising || c.lowering || (c.phase != starting && c.phase != serving) {
 		return
 	}
 	to := min(c.last+CeilingBlock, keyspace.MaxRevision-1)
-	if c.ceiling-c.last < CeilingBlock/2 && to > c.ceiling {
+	short := c.ceiling-c.last < CeilingBlock/2 ||
+		len(c.waiting) > 0 && c.last+keyspace.Revision(c.waiting[0].total()) > c.ceiling
+	if short && to > c.ceiling {
 		c.raising = true
 		out.raise = to
 	}

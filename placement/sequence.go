@@ -9,9 +9,9 @@ import (
 )
 
 // MaxBatchRevisions bounds the revisions of one node's batch, and so those of one
-// request: half a block, so that a batch always fits between counter and ceiling
-// once the next block is committed.
-const MaxBatchRevisions = CeilingBlock / 2
+// request: a block, which is what fits between counter and ceiling once the next
+// one is committed.
+const MaxBatchRevisions = CeilingBlock
 
 // item is one request in a node's batch.
 type item struct {

@@ -75,6 +75,8 @@ type Service struct {
 	// Guarded by mu. group is nil on a node without a replica; leader is what this
 	// node last heard about the leader, from raft or from a Client.
 	group Group
+	// listener is told of each change of the leader that raft tells this node.
+	listener func(raftgroup.LeaderState)
 	// leading ends with the term in which this node leads; its cancel is nil while it
 	// does not.
 	leadTerm   uint64
@@ -180,6 +182,14 @@ func (s *Service) Log() *HandoutLog { return s.sequencer.c.log }
 // View returns the newest state of this node's replica.
 func (s *Service) View() *View { return s.machine.view.Load() }
 
+// listen has f told of the leader, as known now and with each change.
+func (s *Service) listen(f func(raftgroup.LeaderState)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listener = f
+	f(s.machine.leaderState())
+}
+
 // leaderChanged is called by the machine, in order with its Views.
 func (s *Service) leaderChanged(ls raftgroup.LeaderState) {
 	s.sequencer.leaderChanged(ls)
@@ -195,6 +205,9 @@ func (s *Service) leaderChanged(ls raftgroup.LeaderState) {
 		}
 	}
 	s.o.Metrics.IsLeader.Set(boolGauge(ls.Ready))
+	if s.listener != nil {
+		s.listener(ls)
+	}
 }
 
 func boolGauge(b bool) float64 {
