@@ -63,10 +63,6 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	if err != nil {
 		return nil, err
 	}
-	tls, err := cfg.ClientServerTLS(logger)
-	if err != nil {
-		return nil, err
-	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o := options(cfg, boot, logger)
@@ -77,6 +73,11 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	core, err := Open(ctx, o)
 	if err != nil {
 		return nil, err
+	}
+	// After the directory is known to be this node's: auto-tls writes certificates there.
+	tls, err := cfg.ClientServerTLS(logger)
+	if err != nil {
+		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	n.api = etcdapi.New(etcdapi.Options{
