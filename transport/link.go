@@ -42,6 +42,7 @@ type slot struct {
 	greeting  bool       // this node's Hello awaits its answer
 	accepting *quic.Conn // whose Hello was answered last and awaits confirmation
 	lastEnd   error      // why the last session ended
+	giveUp    func()     // ends the attempt under way; nil without one
 }
 
 func newLink(q *QUIC, id keyspace.NodeID) *link {
@@ -63,6 +64,11 @@ func (l *link) setAddrs(addrs []string) {
 	l.mu.Lock()
 	l.addrs = distinctAddrs(addrs)
 	l.moved++
+	for k := range l.slots {
+		if giveUp := l.slots[k].giveUp; giveUp != nil {
+			giveUp() // where it dials, nobody may be any more
+		}
+	}
 	l.mu.Unlock()
 	for k := range l.kick {
 		wake(l.kick[k])
@@ -238,6 +244,8 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	q := l.q
 	ctx, cancel := context.WithTimeout(l.ctx, 2*q.opts.HandshakeTimeout)
 	defer cancel()
+	l.setGiveUp(k, cancel)
+	defer l.setGiveUp(k, nil)
 	host, targets, err := resolve(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -267,6 +275,12 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	return s, nil
 }
 
+func (l *link) setGiveUp(k Kind, giveUp func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.slots[k].giveUp = giveUp
+}
+
 func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 	return &hello{
 		verdict: v, kind: k, cluster: q.cfg.Cluster, node: q.cfg.Node, to: to, boot: q.cfg.Boot,
@@ -274,10 +288,13 @@ func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 	}
 }
 
+// errTooLate says that a Hello or its answer took too long.
+var errTooLate = errors.New("no hello in time")
+
 // limitTime closes the connection unless the returned timer is stopped in time.
 func (q *QUIC) limitTime(conn *quic.Conn) clock.Timer {
 	return q.clock.AfterFunc(2*q.opts.HandshakeTimeout, func() {
-		_ = conn.CloseWithError(closeRefused, "no hello in time")
+		_ = conn.CloseWithError(closeRefused, errTooLate.Error())
 	})
 }
 
@@ -292,7 +309,8 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 		l.slots[k].greeting = false
 		l.mu.Unlock()
 	}()
-	defer q.limitTime(conn).Stop()
+	limit := q.limitTime(conn)
+	defer limit.Stop()
 	ctl, err := conn.OpenStream()
 	if err != nil {
 		return nil, err
@@ -317,6 +335,9 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	}
 	if _, err := ctl.Write(appendConfirm(nil)); err != nil {
 		return nil, err
+	}
+	if !limit.Stop() {
+		return nil, errTooLate
 	}
 	answer.kind = k
 	return l.attach(conn, ctl, fr, &answer)
@@ -364,7 +385,8 @@ func (q *QUIC) checkCertificate(conn *quic.Conn, h *hello) error {
 // accept is the other side: it reads a Hello, answers it and waits for the
 // confirmation.
 func (q *QUIC) accept(conn *quic.Conn) {
-	defer q.limitTime(conn).Stop()
+	limit := q.limitTime(conn)
+	defer limit.Stop()
 	ctl, err := conn.AcceptStream(q.ctx)
 	if err != nil {
 		_ = conn.CloseWithError(closeRefused, "no hello")
@@ -396,7 +418,11 @@ func (q *QUIC) accept(conn *quic.Conn) {
 	if err == nil {
 		err = parseConfirm(b)
 	}
-	if err == nil && !l.stillAccepting(conn, h.kind) {
+	switch {
+	case err != nil:
+	case !limit.Stop():
+		err = errTooLate
+	case !l.stillAccepting(conn, h.kind):
 		err = errReplaced
 	}
 	if err == nil {

@@ -3,6 +3,7 @@ package transport_test
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -151,10 +152,18 @@ func TestMovedPeer(t *testing.T) {
 			up <- struct{}{}
 		}
 	})
-	dead := newQUICHarness().new(t, selfMade(9)) // bound, and silent: never started
-	a.SetPeer(2, dead.Addrs())
+	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	a.SetPeer(2, []string{silent.LocalAddr().String()})
 	b.SetPeer(1, nil)
 	start(t, a, b)
+	if _, err := silent.Read(make([]byte, 2000)); err != nil {
+		t.Fatal(err)
+	}
+	// An attempt is under way to where nobody answers.
 	a.SetPeer(2, b.Addrs())
 	<-up
 }

@@ -37,6 +37,16 @@ func (h *quicHarness) new(t testing.TB, opts transport.Options) *transport.QUIC 
 	if opts.Logger == nil {
 		opts.Logger = zaptest.NewLogger(t)
 	}
+	// Patient with a machine that has other things to do; who tests times says so.
+	if opts.HandshakeTimeout == 0 {
+		opts.HandshakeTimeout = 10 * time.Second
+	}
+	if opts.IdleTimeout == 0 {
+		opts.IdleTimeout = 30 * time.Second
+	}
+	if opts.MaxMissedPings == 0 {
+		opts.MaxMissedPings = 60
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	addr := h.ports[opts.Node]
