@@ -147,16 +147,22 @@ func (n *Node) Unknown(from keyspace.NodeID, g keyspace.GroupID, to keyspace.Rep
 	n.opener.add(openTask{id: g.Range(), from: from, to: to})
 }
 
+// openMade opens the range's replica if the engine has a record of it.
+func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
+	a, ok, err := n.cfg.Engine.Applied(id.Group())
+	if err != nil || !ok {
+		return false, err
+	}
+	return true, n.openStored(id, &a)
+}
+
 // openUnknown opens an empty replica of a range whose span nobody here holds. A
 // snapshot of its leader fills it.
 func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	if n.Replica(t.id) != nil {
 		return nil
 	}
-	if a, ok, err := n.cfg.Engine.Applied(t.id.Group()); err != nil || ok {
-		if ok {
-			err = n.openStored(t.id, &a)
-		}
+	if opened, err := n.openMade(t.id); opened || err != nil {
 		return err
 	}
 	st, err := n.client.Show(ctx, t.from, t.id)
@@ -174,6 +180,12 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 			// The split that makes it is still to be applied here.
 			return nil
 		}
+	}
+	// The question took its time. A split that was applied meanwhile has written the
+	// first record before its parent's span shrank: looked at in this order, nothing
+	// is missed.
+	if opened, err := n.openMade(t.id); opened || err != nil {
+		return err
 	}
 	r := n.newReplica(t.id)
 	err = n.open(r, m.ID)

@@ -1,0 +1,370 @@
+package shard
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/sim/simbus"
+)
+
+// callInput is one operation of a history, callOutput its answer. A key's value is
+// unique to the operation that wrote it.
+type callInput struct {
+	op          string // put, get, cas, del
+	key         string
+	value, want string
+}
+
+type callOutput struct {
+	unknown bool
+	done    bool
+	value   string
+	rev     int64 // the header's
+	mod     int64 // the key's, for a get
+}
+
+// keyState is what the model knows of a key: mod is 0 while unknown, at is the
+// highest revision of an answer so far.
+type keyState struct {
+	value string
+	mod   int64
+	at    int64
+}
+
+// model is etcd for one key.
+var model = porcupine.Model{
+	Partition: func(h []porcupine.Operation) [][]porcupine.Operation {
+		by := map[string][]porcupine.Operation{}
+		for _, o := range h {
+			k := o.Input.(callInput).key
+			by[k] = append(by[k], o)
+		}
+		var all [][]porcupine.Operation
+		for _, l := range by {
+			all = append(all, l)
+		}
+		return all
+	},
+	Init: func() any { return keyState{} },
+	Step: func(state, input, output any) (bool, any) {
+		s, in, out := state.(keyState), input.(callInput), output.(callOutput)
+		if !out.unknown && out.rev < s.at {
+			return false, s
+		}
+		next := s
+		next.at = max(s.at, out.rev)
+		switch in.op {
+		case "get":
+			ok := out.unknown || out.value == s.value && (s.mod == 0 || s.value == "" || s.mod == out.mod)
+			if ok && !out.unknown {
+				next.mod = out.mod
+			}
+			return ok, next
+		case "put":
+			next.value, next.mod = in.value, out.rev
+			return out.unknown || out.rev > s.mod, next
+		case "del":
+			if !out.unknown && out.done != (s.value != "") {
+				return false, s
+			}
+			if s.value != "" {
+				next.value, next.mod = "", out.rev
+			}
+			return true, next
+		default: // cas
+			holds := s.value == in.want
+			if !out.unknown && out.done != holds {
+				return false, s
+			}
+			if holds {
+				next.value, next.mod = in.value, out.rev
+			}
+			return true, next
+		}
+	},
+}
+
+// history records operations with virtual times.
+type history struct {
+	mu  sync.Mutex
+	ops []porcupine.Operation
+	// definite counts those with an answer.
+	definite int
+	start    time.Time
+}
+
+func (h *history) add(client int, in callInput, from time.Time, out callOutput) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ret := time.Since(h.start).Nanoseconds()
+	if out.unknown {
+		if in.op == "get" {
+			return
+		}
+		ret = math.MaxInt64
+	} else {
+		h.definite++
+	}
+	h.ops = append(h.ops, porcupine.Operation{
+		ClientId: client, Input: in, Call: from.Sub(h.start).Nanoseconds(), Output: out, Return: ret,
+	})
+}
+
+// check judges the history.
+func (h *history) check(t *testing.T) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.definite*10 < len(h.ops)*8 || h.definite < 100 {
+		t.Fatalf("%d of %d operations have a definite answer", h.definite, len(h.ops))
+	}
+	switch porcupine.CheckOperationsTimeout(model, h.ops, 0) {
+	case porcupine.Ok:
+	case porcupine.Illegal:
+		for _, o := range h.ops {
+			t.Logf("%+v", o)
+		}
+		t.Fatal("the history is not linearizable")
+	case porcupine.Unknown:
+		t.Fatal("porcupine does not know")
+	}
+	t.Logf("%d operations, %d definite", len(h.ops), h.definite)
+}
+
+// client runs operations until stop.
+func (r *rig) client(id int, seed uint64, h *history, keys int, stop <-chan struct{}) {
+	rng := rand.New(rand.NewPCG(seed, uint64(id)))
+	seen := map[string]string{}
+	for i := 0; ; i++ {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		in := callInput{key: fmt.Sprintf("k%d", rng.IntN(keys)), value: fmt.Sprintf("%d.%d", id, i)}
+		in.op = []string{"put", "get", "cas", "del", "get", "cas"}[rng.IntN(6)]
+		in.want = seen[in.key]
+		from := time.Now()
+		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+		out := r.perform(ctx, in)
+		cancel()
+		if !out.unknown {
+			seen[in.key] = out.value
+			if in.op == "put" || in.op == "cas" && out.done {
+				seen[in.key] = in.value
+			}
+		}
+		h.add(id, in, from, out)
+		time.Sleep(time.Duration(rng.Int64N(int64(15 * time.Millisecond))))
+	}
+}
+
+// perform sends one operation. What was certainly not applied in the end counts as
+// unknown too: porcupine may place it nowhere.
+func (r *rig) perform(ctx context.Context, in callInput) callOutput {
+	req := &Request{}
+	key := []byte(in.key)
+	get := &pb.RangeRequest{Key: key}
+	switch in.op {
+	case "put":
+		req.Op = &pb.PutRequest{Key: key, Value: []byte(in.value)}
+	case "get":
+		req.Op = get
+	case "del":
+		req.Op = &pb.DeleteRangeRequest{Key: key}
+	case "cas":
+		t := &pb.TxnRequest{
+			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: key, Value: []byte(in.value)}}}},
+			Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: get}}},
+			Compare: []*pb.Compare{{Key: key, Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_Value{Value: []byte(in.want)}}},
+		}
+		if in.want == "" {
+			t.Compare[0].Target, t.Compare[0].TargetUnion = pb.Compare_VERSION, &pb.Compare_Version{}
+		}
+		req.Op = t
+	}
+	p, err := r.do(ctx, in.key, req)
+	if err != nil {
+		return callOutput{unknown: true}
+	}
+	switch o := p.Op.(type) {
+	case *pb.PutResponse:
+		return callOutput{done: true, rev: o.Header.Revision, value: in.value}
+	case *pb.DeleteRangeResponse:
+		return callOutput{done: o.Deleted > 0, rev: o.Header.Revision}
+	case *pb.RangeResponse:
+		return rangeOutput(o, o.Header.Revision)
+	case *pb.TxnResponse:
+		if o.Succeeded {
+			return callOutput{done: true, rev: o.Header.Revision, value: in.value}
+		}
+		out := rangeOutput(o.Responses[0].GetResponseRange(), o.Header.Revision)
+		return out
+	}
+	panic(fmt.Sprintf("%T", p.Op))
+}
+
+func rangeOutput(o *pb.RangeResponse, rev int64) callOutput {
+	out := callOutput{rev: rev}
+	if len(o.Kvs) > 0 {
+		out.value, out.mod = string(o.Kvs[0].Value), o.Kvs[0].ModRevision
+	}
+	return out
+}
+
+// run lets clients work while the nemesis does, and judges.
+func (r *rig) run(seed uint64, clients, keys int, nemesis func()) {
+	h := &history{start: time.Now()}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() { r.client(c, seed, h, keys, stop) })
+	}
+	nemesis()
+	close(stop)
+	wg.Wait()
+	r.agree()
+	r.stopAll()
+	h.check(r.t)
+}
+
+// seeds are those of a test run: one, or so many as SKEIN_SIM_SEEDS says.
+func seeds() []uint64 {
+	n := 1
+	if v := os.Getenv("SKEIN_SIM_SEEDS"); v != "" {
+		fmt.Sscan(v, &n)
+	}
+	s := make([]uint64, n)
+	for i := range s {
+		s[i] = uint64(i)
+	}
+	return s
+}
+
+var lan = simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: time.Millisecond}}
+
+// The leader is killed with the loss of what it had not synced, again and again.
+func TestLinearizableThroughCrashes(t *testing.T) {
+	for _, seed := range seeds() {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newShardRig(t, seed, lan)
+				r.startAll()
+				r.leader(1)
+				r.run(seed, 6, 3, func() {
+					for range 3 {
+						time.Sleep(700 * time.Millisecond)
+						n := r.leader(1)
+						n.crash()
+						time.Sleep(1500 * time.Millisecond)
+						n.start()
+					}
+					r.leader(1)
+					time.Sleep(time.Second)
+				})
+			})
+		})
+	}
+}
+
+// The leader is cut off, hands over, is cut off again; messages are lost and
+// reordered. Without leases reads go by ReadIndex.
+func TestLinearizableThroughPartitions(t *testing.T) {
+	faults := lan
+	faults.Loss, faults.Duplicate, faults.Reorder, faults.ReorderBy = 0.01, 0.01, 0.01, 5*time.Millisecond
+	for _, seed := range seeds() {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newShardRig(t, seed, faults)
+				r.noLease = seed%3 == 2
+				r.startAll()
+				r.leader(1)
+				r.run(seed, 6, 3, func() {
+					for range 2 {
+						time.Sleep(600 * time.Millisecond)
+						r.net.Partition(r.leader(1).id)
+						time.Sleep(2 * time.Second)
+						r.net.HealAll()
+						time.Sleep(500 * time.Millisecond)
+						ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+						if err := r.leader(1).node.Load().Replica(1).group.Transfer(ctx, 0); err != nil {
+							t.Logf("transfer: %v", err)
+						}
+						cancel()
+					}
+					r.leader(1)
+					time.Sleep(time.Second)
+				})
+			})
+		})
+	}
+}
+
+// Ranges are split under load while nodes crash; afterwards all replicas of all
+// ranges agree and the ranges cover the keyspace once.
+func TestSplitsUnderLoad(t *testing.T) {
+	for _, seed := range seeds() {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newShardRig(t, seed, lan)
+				r.startAll()
+				r.leader(1)
+				r.run(seed, 6, 4, func() {
+					for i, key := range []string{"k2", "k1", "k3"} {
+						time.Sleep(300 * time.Millisecond)
+						r.split(key)
+						if i == 1 {
+							n := r.nodes[r.rng.IntN(3)]
+							n.crash()
+							time.Sleep(2 * time.Second)
+							n.start()
+						}
+					}
+					for id := keyspace.RangeID(1); id <= 4; id++ {
+						r.leader(id)
+					}
+					time.Sleep(time.Second)
+				})
+			})
+		})
+	}
+}
+
+// split cuts the range that holds the key at it.
+func (r *rig) split(key string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		d, leaders := r.route([]byte(key))
+		if string(d.Span.Start) == key {
+			return
+		}
+		for _, n := range leaders {
+			ds, err := n.node.Load().Client().Split(ctx, n.id, d.Range, d.Generation, []byte(key))
+			if err == nil {
+				if len(ds) != 2 || string(ds[1].Span.Start) != key || ds[0].Generation != d.Generation+1 {
+					r.t.Fatalf("split of %v at %q: %v", d, key, ds)
+				}
+				return
+			}
+			if e := kverror.Of(err); e.Retry() != kverror.RetryRouter && e.Kind != kverror.LeaderChanged {
+				r.t.Fatalf("split at %q: %v", key, err)
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	r.t.Fatalf("no split at %q", key)
+}

@@ -1,0 +1,329 @@
+package shard
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/sim/simbus"
+	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/transport"
+	"github.com/skeindb/skein/wal"
+)
+
+// rig is three nodes in virtual time: real raft groups, wals and engines on
+// crashable memory disks over a simulated network. Only the sequencer is a counter
+// of the test, with a delay.
+type rig struct {
+	t     *testing.T
+	rng   *rand.Rand
+	net   *simbus.Network
+	nodes []*rigNode
+	boots uint64
+	seq   rigSequencer
+	// noLease turns leader leases off.
+	noLease bool
+	limits  Limits
+	desc    keyspace.Descriptor
+}
+
+// rigSequencer hands out revisions to everybody, each answer after a delay.
+type rigSequencer struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	last, compacted keyspace.Revision
+	ids             keyspace.RangeID
+	rng             *rand.Rand
+	wg              sync.WaitGroup
+}
+
+func (s *rigSequencer) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
+	s.mu.Lock()
+	there := time.Duration(s.rng.Int64N(int64(2 * time.Millisecond)))
+	back := time.Duration(s.rng.Int64N(int64(2 * time.Millisecond)))
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		time.Sleep(there)
+		s.mu.Lock()
+		a := keyspace.SequenceAnswer{Compacted: s.compacted}
+		if req.Count > 0 {
+			a.First = s.last + 1
+			s.last += keyspace.Revision(req.Count)
+		}
+		a.Current = s.last
+		s.mu.Unlock()
+		time.Sleep(back)
+		done(a)
+	})
+}
+
+func (s *rigSequencer) RangeIDs(context.Context, int) ([]keyspace.RangeID, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ids++
+	return []keyspace.RangeID{s.ids}, nil
+}
+
+func (s *rigSequencer) ReportDescriptors(...keyspace.Descriptor) {}
+
+// rigNode is one node; what is below fs is nil while it is down.
+type rigNode struct {
+	r     *rig
+	id    keyspace.NodeID
+	fs    *vfs.MemFS
+	clock *simclock.Clock
+
+	bus    *simbus.Bus
+	log    *wal.Log
+	engine *engine.Engine
+	host   *raftgroup.Host
+	node   atomic.Pointer[Node]
+}
+
+func newShardRig(t *testing.T, seed uint64, faults simbus.Faults) *rig {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	r := &rig{t: t, rng: rng, net: simbus.New(seed, faults)}
+	r.seq.last, r.seq.ids = 1, 1
+	r.seq.rng = rand.New(rand.NewPCG(seed, 4))
+	r.desc = keyspace.Descriptor{Range: 1, Generation: 1}
+	for i := range 3 {
+		id := keyspace.NodeID(i + 1)
+		r.desc.Replicas = append(r.desc.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id})
+		r.nodes = append(r.nodes, &rigNode{
+			r: r, id: id, fs: vfs.NewCrashableMem(),
+			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
+		})
+	}
+	return r
+}
+
+func (n *rigNode) must(err error) {
+	n.r.t.Helper()
+	if err != nil {
+		n.r.t.Fatalf("node %s: %v", n.id, err)
+	}
+}
+
+func (n *rigNode) start() {
+	r := n.r
+	r.boots++
+	boot := keyspace.BootID(r.boots)
+	var err error
+	n.log, err = wal.Open(wal.Options{FS: n.fs, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
+	n.must(err)
+	n.engine, err = engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
+	n.must(err)
+	n.bus, err = r.net.NewBus(transport.Config{Cluster: 0xc1, Node: n.id, Boot: boot, Clock: n.clock})
+	n.must(err)
+	var seed [32]byte
+	for i := range seed {
+		seed[i] = byte(r.rng.Uint32())
+	}
+	n.host, err = raftgroup.NewHost(raftgroup.Config{
+		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
+		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, Rand: rand.NewChaCha8(seed),
+		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
+			if s := n.node.Load(); s != nil {
+				s.Unknown(from, g, to)
+			}
+		},
+	})
+	n.must(err)
+	node := NewNode(Config{
+		Self: n.id, Clock: n.clock, Engine: n.engine, Groups: HostGroups(n.host), Sequencer: &r.seq, IDs: &r.seq,
+		Reporter: &r.seq, Bus: n.bus, Limits: r.limits, Workers: 2,
+	})
+	for _, p := range r.nodes {
+		if p != n {
+			n.bus.SetPeer(p.id, nil)
+		}
+	}
+	n.host.RegisterHandlers(n.bus)
+	node.RegisterHandlers(n.bus)
+	n.must(n.bus.Start())
+	n.host.Start()
+	n.must(node.Open())
+	if node.Replica(1) == nil {
+		n.must(node.Create(context.Background(), []keyspace.Descriptor{r.desc}))
+	}
+	n.node.Store(node)
+}
+
+// stop ends the node in order.
+func (n *rigNode) stop() {
+	node := n.node.Swap(nil)
+	node.Stop()
+	n.must(n.bus.Close())
+	n.must(n.host.Stop(context.Background()))
+	n.must(n.engine.Flush(context.Background()))
+	n.must(n.log.Close())
+	n.must(n.engine.Close())
+}
+
+// crash ends the node as a power cut does: of what was not synced, nothing is left.
+func (n *rigNode) crash() {
+	node := n.node.Swap(nil)
+	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	n.r.net.Crash(n.id)
+	node.Stop()
+	_ = n.bus.Close()
+	_ = n.host.Stop(context.Background())
+	_ = n.log.Close()
+	_ = n.engine.Abort()
+	n.fs = disk
+}
+
+func (r *rig) startAll() {
+	for _, n := range r.nodes {
+		n.start()
+	}
+}
+
+func (r *rig) stopAll() {
+	for _, n := range r.nodes {
+		if n.node.Load() != nil {
+			n.stop()
+		}
+	}
+	r.seq.wg.Wait()
+}
+
+// route returns the range of a key and the nodes that take themselves for its
+// leader, or all of them.
+func (r *rig) route(key []byte) (keyspace.Descriptor, []*rigNode) {
+	var best keyspace.Descriptor
+	for _, n := range r.nodes {
+		s := n.node.Load()
+		if s == nil {
+			continue
+		}
+		for _, p := range s.Replicas() {
+			d := p.Descriptor()
+			if d.Generation != 0 && d.Span.Contains(key) && d.Generation > best.Generation {
+				best = d
+			}
+		}
+	}
+	var leaders []*rigNode
+	for _, n := range r.nodes {
+		if s := n.node.Load(); s != nil {
+			if p := s.Replica(best.Range); p != nil && p.Leader().IsLeader {
+				leaders = append(leaders, n)
+			}
+		}
+	}
+	return best, leaders
+}
+
+// do sends a request as the gateway does: again where it was certainly not applied.
+func (r *rig) do(ctx context.Context, key string, req *Request) (*Response, error) {
+	var last error = kverror.NoLeader
+	for ctx.Err() == nil {
+		d, leaders := r.route([]byte(key))
+		for _, n := range leaders {
+			s := n.node.Load()
+			if s == nil {
+				continue
+			}
+			q := *req
+			q.Range, q.Generation = d.Range, d.Generation
+			// From another node, so that the codec and the bus take part.
+			from := r.nodes[int(n.id)%len(r.nodes)].node.Load()
+			if from == nil {
+				from = s
+			}
+			p, err := from.Client().Do(ctx, n.id, &q)
+			if err == nil {
+				return p, nil
+			}
+			last = err
+			if kverror.Of(err).Retry() != kverror.RetryRouter {
+				return nil, err
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil, last
+}
+
+// leader waits until the range has a replica that serves, and returns its node.
+func (r *rig) leader(id keyspace.RangeID) *rigNode {
+	r.t.Helper()
+	for range 1200 {
+		for _, n := range r.nodes {
+			if s := n.node.Load(); s != nil {
+				if p := s.Replica(id); p != nil && p.Show().Serving {
+					return n
+				}
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	for _, n := range r.nodes {
+		if s := n.node.Load(); s != nil {
+			for _, p := range s.Replicas() {
+				r.t.Logf("node %s: %+v", n.id, p.Show())
+			}
+		}
+	}
+	r.t.Fatalf("range %s has no leader within a minute", id)
+	return nil
+}
+
+// agree waits until all replicas of all ranges have applied the same, and compares
+// what they count and what they store.
+func (r *rig) agree() {
+	r.t.Helper()
+	for _, s := range r.nodes[0].node.Load().List() {
+		id := s.Descriptor.Range
+		var states []*Status
+		for range 600 {
+			states = states[:0]
+			same := true
+			for _, n := range r.nodes {
+				p := n.node.Load().Replica(id)
+				if p == nil {
+					same = false
+					break
+				}
+				st := p.Show()
+				states = append(states, st)
+				same = same && st.Applied.Index == states[0].Applied.Index
+			}
+			if same {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		var sums []string
+		for i, st := range states {
+			h, err := r.nodes[i].node.Load().Replica(id).HashAt(st.LastRevision, st.Compacted)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			sums = append(sums, fmt.Sprintf("%s gen %d index %d revision %d hash %s keys %d counted %t stored %x",
+				st.Descriptor.Span, st.Descriptor.Generation, st.Applied.Index, st.LastRevision, st.Hash, st.Keys, st.Counted, h))
+		}
+		for _, s := range sums {
+			if len(sums) != len(r.nodes) || s != sums[0] {
+				r.t.Fatalf("range %s: replicas disagree:\n%q", id, sums)
+			}
+		}
+	}
+}
+
+func virtually(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
