@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -137,16 +138,27 @@ func (g *GroupLog) termLocked(i uint64) uint64 {
 
 // chunkLocked returns the chunk with the entry at i, or nil.
 func (g *GroupLog) chunkLocked(i uint64) *chunk {
+	if at := g.chunkFromLocked(i); at < len(g.chunks) && g.chunks[at].first <= i {
+		return g.chunks[at]
+	}
+	return nil
+}
+
+// chunkFromLocked returns the place of the first chunk that ends at or above i.
+func (g *GroupLog) chunkFromLocked(i uint64) int {
 	at, _ := slices.BinarySearchFunc(g.chunks, i, func(c *chunk, i uint64) int {
 		if c.last() < i {
 			return -1
 		}
 		return 1
 	})
-	if at < len(g.chunks) && g.chunks[at].first <= i {
-		return g.chunks[at]
-	}
-	return nil
+	return at
+}
+
+// chunkOfLocked finds the chunk of a record. Chunks are in the order of submission
+// as well as of index.
+func (g *GroupLog) chunkOfLocked(no uint64) (at int, ok bool) {
+	return slices.BinarySearchFunc(g.chunks, no, func(c *chunk, no uint64) int { return cmp.Compare(c.no, no) })
 }
 
 // runLocked returns the place of the run with the entry at i, which is not in a
@@ -356,7 +368,8 @@ func (g *GroupLog) dropFrontLocked() {
 	for ; n < len(g.chunks) && g.chunks[n].last() <= g.base.index; n++ {
 		g.log.cache.drop(g.chunks[n])
 	}
-	g.chunks = slices.Delete(g.chunks, 0, n)
+	clear(g.chunks[:n])
+	g.chunks = g.chunks[n:]
 	g.dropFrontRunsLocked()
 	g.tidyLocked()
 }
@@ -389,9 +402,16 @@ func shrink[T any](s []T) []T {
 func (g *GroupLog) dropChunk(c *chunk) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if i := slices.Index(g.chunks, c); i >= 0 {
-		g.chunks = slices.Delete(g.chunks, i, i+1)
+	i, ok := g.chunkOfLocked(c.no)
+	switch {
+	case !ok || g.chunks[i] != c:
+	case i == 0:
+		// The ordinary case, and there may be very many.
+		g.chunks[0] = nil
+		g.chunks = g.chunks[1:]
 		g.tidyLocked()
+	default:
+		g.chunks = slices.Delete(g.chunks, i, i+1)
 	}
 }
 
@@ -453,7 +473,7 @@ func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevL
 	default:
 		// What is not in the chunk any more was overwritten, compacted or removed by
 		// something submitted later.
-		if i := slices.IndexFunc(g.chunks, func(c *chunk) bool { return c.no == o.no }); i >= 0 {
+		if i, ok := g.chunkOfLocked(o.no); ok {
 			spans := spansOf(few[:0], g.chunks[i].ents)
 			if g.extendLocked(seg, off, length, prevOff, prevLen, spans[0]) {
 				spans = spans[1:]

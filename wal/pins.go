@@ -42,13 +42,23 @@ func (p *pins) move(g *GroupLog, to *segment) {
 	to.pinned.n++
 }
 
-// at returns the groups listed at the segment.
-func (p *pins) at(s *segment) []*GroupLog {
+// count returns how many groups are listed at the segment.
+func (p *pins) count(s *segment) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	gs := make([]*GroupLog, 0, s.pinned.n)
-	for g := s.pinned.head; len(gs) < s.pinned.n; g = g.pinNext {
-		gs = append(gs, g)
+	return s.pinned.n
+}
+
+// some returns up to n groups listed at the segment, other ones at each call until
+// it has been round: who looks for something among very many groups does not keep
+// the writer waiting.
+func (p *pins) some(s *segment, n int) []*GroupLog {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n = min(n, s.pinned.n)
+	gs := make([]*GroupLog, 0, n)
+	for ; len(gs) < n; s.pinned.head = s.pinned.head.pinNext {
+		gs = append(gs, s.pinned.head)
 	}
 	return gs
 }

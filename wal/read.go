@@ -52,11 +52,11 @@ func (g *GroupLog) Entries(lo, hi, maxBytes uint64) ([]*raftpb.Entry, error) {
 
 // nextChunkLocked returns the first index above i that is in memory.
 func (g *GroupLog) nextChunkLocked(i uint64) (uint64, bool) {
-	at := slices.IndexFunc(g.chunks, func(c *chunk) bool { return c.first > i })
-	if at < 0 {
-		return 0, false
+	// i itself is in no chunk.
+	if at := g.chunkFromLocked(i); at < len(g.chunks) {
+		return g.chunks[at].first, true
 	}
-	return g.chunks[at].first, true
+	return 0, false
 }
 
 // readRun adds the entries [lo, hi) of a run. It walks back from the run's last

@@ -3,6 +3,7 @@ package wal
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 
@@ -88,29 +89,49 @@ type GroupPin struct {
 // them; cut off from the log the followers of those that stay.
 func (l *Log) Pinning(n int) []GroupPin {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	logBytes := l.liveBytesLocked()
+	segs := slices.Clone(l.segs[l.oldestNeededLocked():])
+	l.mu.Unlock()
+	logBytes := int64(0)
+	for _, s := range segs {
+		logBytes += s.end.Load()
+	}
 	var out []GroupPin
-	for i := l.oldestNeededLocked(); i < len(l.segs)-1; i++ {
-		for _, g := range l.pins.at(l.segs[i]) {
-			g.mu.Lock()
-			bytes := g.tailBytesLocked()
-			g.mu.Unlock()
-			if bytes <= l.opts.SmallTailBytes {
-				continue
+	for i, s := range segs[:len(segs)-1] {
+		l.eachPinned(s, func(g *GroupLog, bytes int64) bool {
+			if bytes > l.opts.SmallTailBytes {
+				out = append(out, GroupPin{g.id, len(segs) - 1 - i, logBytes, bytes})
 			}
-			if len(out) == n {
-				return out
-			}
-			out = append(out, GroupPin{g.id, len(l.segs) - 1 - i, logBytes, bytes})
+			return len(out) < n
+		})
+		if len(out) >= n {
+			break
 		}
-		logBytes -= l.segs[i].end.Load()
+		logBytes -= s.end.Load()
 	}
 	return out
 }
 
-// rewriteBytes bounds a batch of rewrites.
-const rewriteBytes = 256 << 10
+// eachPinned calls f for the groups listed at the segment, with the size of their
+// tails, until it returns false.
+func (l *Log) eachPinned(s *segment, f func(g *GroupLog, bytes int64) bool) {
+	const atOnce = 256
+	for left := l.pins.count(s); left > 0; left -= atOnce {
+		for _, g := range l.pins.some(s, min(left, atOnce)) {
+			g.mu.Lock()
+			bytes := g.tailBytesLocked()
+			g.mu.Unlock()
+			if !f(g, bytes) {
+				return
+			}
+		}
+	}
+}
+
+// rewriteBytes and rewriteGroups bound a batch of rewrites.
+const (
+	rewriteBytes  = 256 << 10
+	rewriteGroups = 2048
+)
 
 // rewriteLoop writes small tails again while the log is too long.
 func (l *Log) rewriteLoop() {
@@ -160,10 +181,12 @@ func (l *Log) rewriteSome() bool {
 // again at the present length of the log.
 func (l *Log) tailsToMove() []*GroupLog {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	live := l.liveBytesLocked()
 	at := l.oldestNeededLocked()
-	if live <= l.opts.TargetBytes/2 || at == len(l.segs)-1 || l.err != nil || l.closing {
+	oldest := l.segs[at]
+	idle := live <= l.opts.TargetBytes/2 || at == len(l.segs)-1 || l.err != nil || l.closing
+	l.mu.Unlock()
+	if idle {
 		return nil
 	}
 	small := int64(0)
@@ -171,14 +194,12 @@ func (l *Log) tailsToMove() []*GroupLog {
 		small = l.opts.SmallTailBytes
 	}
 	var out []*GroupLog
-	for _, g := range l.pins.at(l.segs[at]) {
-		g.mu.Lock()
-		fits := g.tailBytesLocked() <= small
-		g.mu.Unlock()
-		if fits {
+	l.eachPinned(oldest, func(g *GroupLog, bytes int64) bool {
+		if bytes <= small {
 			out = append(out, g)
 		}
-	}
+		return len(out) < rewriteGroups
+	})
 	return out
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -54,8 +55,10 @@ func copyLog(t testing.TB, files map[string][]byte) *vfs.MemFS {
 	return fs
 }
 
+// segmentFiles reads all files. It waits for the log to be idle, in a bubble.
 func segmentFiles(t testing.TB, fs vfs.FS) map[string][]byte {
 	t.Helper()
+	synctest.Wait()
 	names, err := fs.List("wal")
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +74,11 @@ func segmentFiles(t testing.TB, fs vfs.FS) map[string][]byte {
 // after a synced batch, the model of its contents, and the newest file written to
 // with the offset up to which it is synced.
 func syncedLog(t *testing.T) (files map[string][]byte, want string, active string, synced int64) {
+	synctest.Test(t, func(t *testing.T) { files, want, active, synced = makeSyncedLog(t) })
+	return files, want, active, synced
+}
+
+func makeSyncedLog(t *testing.T) (files map[string][]byte, want string, active string, synced int64) {
 	mem := vfs.NewMem()
 	o := testOptions(mem)
 	l := mustOpen(t, o)
@@ -84,12 +92,8 @@ func syncedLog(t *testing.T) (files map[string][]byte, want string, active strin
 			t.Fatal(err)
 		}
 	}
-	// A completed Sync may be a moment before the mark that follows it.
-	b := l.NewBatch()
-	b.SetSync(false)
-	done := make(chan struct{})
-	l.Submit(b, func(error) { close(done) })
-	<-done
+	// The mark that says that it is synced follows when the log is idle.
+	synctest.Wait()
 	l.mu.Lock()
 	s := l.segs[len(l.segs)-1]
 	l.mu.Unlock()
@@ -192,7 +196,9 @@ func openBytes(t *testing.T, files map[string][]byte, name string, b []byte) (*L
 // TestTornTail cuts or zeroes the unsynced end of the newest segment at every
 // offset: the log opens with all synced batches, and what follows a hole is never
 // taken up.
-func TestTornTail(t *testing.T) {
+func TestTornTail(t *testing.T) { synctest.Test(t, testTornTail) }
+
+func testTornTail(t *testing.T) {
 	mem := vfs.NewMem()
 	l := mustOpen(t, testOptions(mem))
 	d := newDriver(3, 4)
@@ -252,7 +258,9 @@ func TestTornTail(t *testing.T) {
 
 // TestRecycledRecordsVerify puts intact records of an earlier use, of another log and
 // of another offset behind the end of the log: none may be replayed.
-func TestRecycledRecordsVerify(t *testing.T) {
+func TestRecycledRecordsVerify(t *testing.T) { synctest.Test(t, testRecycledRecordsVerify) }
+
+func testRecycledRecordsVerify(t *testing.T) {
 	mem := vfs.NewMem()
 	l := mustOpen(t, testOptions(mem))
 	b := l.NewBatch()
