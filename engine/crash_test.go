@@ -439,7 +439,8 @@ func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	o, w := testOptions(fs), newGroups(nil)
 	o.Clock = clock.Virtual()
 	err := w.script(t, o, tables)
-	if err != nil && !errors.Is(err, ErrNoSpace) {
+	// Pebble makes a log file though it writes no log, and syncs it when it closes.
+	if err != nil && !errors.Is(err, ErrNoSpace) && !strings.HasSuffix(failing.Path, ".log") {
 		t.Errorf("operation %d (%v %s): %v", n, failing.Kind, failing.Path, err)
 	}
 	checkRecovered(t, mem.CrashClone(vfs.CrashCloneCfg{}), w.applied, w.durable)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -122,7 +121,6 @@ type Engine struct {
 	space   *space
 	flusher flusher
 	durable durability
-	tableID atomic.Uint64 // names of the tables that IngestTables writes
 
 	// ctx ends when Close begins to stop the goroutines, which tasks counts.
 	ctx   context.Context

@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -33,5 +35,104 @@ func TestCommitVisibleThenDurable(t *testing.T) {
 	}
 	if a, ok, err := e.DurableApplied(7); err != nil || !ok || a.Index != 11 || string(a.Payload) != "descriptor" {
 		t.Fatalf("durable after a flush: %+v %v %v", a, ok, err)
+	}
+}
+
+// TestMetrics gathers the metrics of an open and of a closed store.
+func TestMetrics(t *testing.T) {
+	r := prometheus.NewPedanticRegistry()
+	o := testOptions(vfs.NewMem())
+	o.Metrics = NewMetrics(r)
+	e, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, e, "k", 2, "v")
+	if err := e.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	gather := func() map[string]float64 {
+		t.Helper()
+		families, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := map[string]float64{}
+		for _, f := range families {
+			m := f.GetMetric()[0]
+			values[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+		return values
+	}
+	values := gather()
+	for _, name := range []string{
+		"etcd_mvcc_db_total_size_in_bytes", "etcd_mvcc_db_total_size_in_use_in_bytes",
+		"etcd_disk_backend_commit_duration_seconds", "skein_engine_flushes_total", "skein_engine_flush_bytes_total",
+	} {
+		if values[name] <= 0 {
+			t.Errorf("%s is %v", name, values[name])
+		}
+	}
+	if n, err := e.EstimateSpanBytes(keyspace.Span{}); err != nil || n <= 0 {
+		t.Errorf("estimate: %d %v", n, err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := gather()["etcd_mvcc_db_total_size_in_bytes"]; ok {
+		t.Error("a closed store still tells its size")
+	}
+}
+
+// TestAppliedGroups lists groups, all and in part.
+func TestAppliedGroups(t *testing.T) {
+	e := openTest(t, vfs.NewMem())
+	groups := []keyspace.GroupID{1, 7, 300, keyspace.PlacementGroup}
+	commit(t, e, func(b *Batch) error {
+		for _, g := range groups {
+			if err := b.SetApplied(g, Applied{Index: 11, Term: 5}); err != nil {
+				return err
+			}
+		}
+		return b.SetApplied(8, Applied{Index: 11, Term: 5})
+	})
+	commit(t, e, func(b *Batch) error { return b.DeleteApplied(8) })
+	for _, n := range []int{len(groups), 2} {
+		var got []keyspace.GroupID
+		for g, err := range e.AppliedGroups() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got = append(got, g); len(got) == n {
+				break
+			}
+		}
+		if !slices.Equal(got, groups[:n]) {
+			t.Errorf("groups %v, want %v", got, groups[:n])
+		}
+	}
+}
+
+// TestOldTablesUnderSnapshot holds a snapshot over flushes and compactions: it
+// sees its state for as long as it is open.
+func TestOldTablesUnderSnapshot(t *testing.T) {
+	e := openTest(t, vfs.NewMem())
+	put(t, e, "a", 2, "old")
+	s := e.NewSnapshot()
+	want := dump(t, s)
+	for i := range 5 {
+		commit(t, e, func(b *Batch) error {
+			return b.DeleteRange(VersionedSpan(keyspace.Span{}).Lower, VersionedSpan(keyspace.Span{}).Upper)
+		})
+		put(t, e, "a", keyspace.Revision(3+i), "new")
+		if err := e.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := dump(t, s); got != want {
+			t.Fatalf("after flush %d the snapshot shows\n%swant\n%s", i, got, want)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -268,6 +268,9 @@ type gateFS struct {
 // Create implements vfs.FS.
 func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	if err := g.space.failed(); err != nil {
+		// Pebble tries a failed flush again at once; until the process ends it shall
+		// not do so at full speed.
+		_ = clock.Sleep(g.space.ctx, g.space.clock, retryPause)
 		return nil, err
 	}
 	if category == flushCategory || category == compactionCategory {
