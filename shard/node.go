@@ -307,7 +307,21 @@ func (n *Node) Create(ctx context.Context, ds []keyspace.Descriptor) error {
 			return fmt.Errorf("shard: create range %s: %w", id, err)
 		}
 	}
+	n.campaignFirst(ds)
 	return nil
+}
+
+// campaignFirst makes the first replica of a new range its first leader, so that
+// the leaders of new ranges are spread as placement has laid them out.
+func (n *Node) campaignFirst(ds []keyspace.Descriptor) {
+	for i := range ds {
+		if len(ds[i].Replicas) == 0 || ds[i].Replicas[0].Node != n.cfg.Self {
+			continue
+		}
+		if r := n.Replica(ds[i].Range); r != nil {
+			r.group.Campaign()
+		}
+	}
 }
 
 // Replica returns the replica of the range on this node, nil where there is none.
