@@ -231,6 +231,7 @@ func (c *Client) sequenceOnce(b *batch) (grant, error) {
 		if g, err = c.sequenceAt(ctx, node, b); err != nil {
 			return err
 		}
+		c.SetLeaderHint(node, g.Term)
 		return q.accept(b, &g)
 	})
 	if err != nil {

@@ -319,6 +319,7 @@ func TestRevisionsUnderFaults(t *testing.T) {
 }
 
 func revisionsUnderFaults(t *testing.T, seed uint64) {
+	t.Helper()
 	r := newRig(t, seed, 3, simbus.Faults{
 		Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 2 * time.Millisecond, Tail: 0.01, TailMean: 20 * time.Millisecond},
 		Loss:  0.02, Duplicate: 0.02, Reorder: 0.05, ReorderBy: 5 * time.Millisecond, Break: 0.0002,

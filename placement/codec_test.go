@@ -24,9 +24,14 @@ var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}
 
 func sampleCommands() []command {
 	ops := []operation{
-		raiseCeiling{To: 10_001}, lowerCeiling{To: 57}, compact{At: 40}, allocate{Count: 64},
-		report{Descriptors: []keyspace.Descriptor{sampleDescriptor}}, putNode{Node: sampleNode},
-		markCreated{Ranges: []keyspace.RangeID{1, 2, 300}}, putSetting{Name: "alarm", Value: []byte("nospace")},
+		raiseCeiling{To: 10_001},
+		lowerCeiling{To: 57},
+		compact{At: 40},
+		allocate{Count: 64},
+		report{Descriptors: []keyspace.Descriptor{sampleDescriptor}},
+		putNode{Node: sampleNode},
+		markCreated{Ranges: []keyspace.RangeID{1, 2, 300}},
+		putSetting{Name: "alarm", Value: []byte("nospace")},
 	}
 	cs := make([]command, len(ops))
 	for i, op := range ops {
@@ -64,6 +69,7 @@ func sampleResponse(k requestKind) response {
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99}}
 	case requestStop:
 		return response{Verdict: stopSealed}
+	case requestPutNode, requestTransfer, requestPutSetting:
 	case requestSettings:
 		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
 	}
@@ -192,6 +198,7 @@ func decoderOf(name string) func([]byte) error {
 // fuzzDecoder checks that a decoder neither panics nor accepts bytes that it would
 // write in another way than a second round trip does.
 func fuzzDecoder[T any](f *testing.F, prefix string, decode func([]byte) (T, error), encode func(T) []byte) {
+	f.Helper()
 	for name, p := range goldenValues(f) {
 		if strings.HasPrefix(name, prefix) {
 			f.Add(p)

@@ -163,8 +163,8 @@ func (c *counter) arrive(a *ask) (out output) {
 		out.answers = append(out.answers, answered{ask: a, err: c.refusal()})
 		return out
 	}
-	if g, err, known := c.recall(a); known {
-		out.answers = append(out.answers, answered{ask: a, grant: g, err: err, repeated: true})
+	if answer, known := c.recall(a); known {
+		out.answers = append(out.answers, answer)
 		return out
 	}
 	if c.phase == ending || c.phase == ended {
@@ -197,20 +197,21 @@ func errOldNumber(got, had uint64) error {
 }
 
 // recall answers a batch whose number is not above the last one of its process.
-func (c *counter) recall(a *ask) (grant, error, bool) {
+func (c *counter) recall(a *ask) (answer answered, known bool) {
 	for _, m := range c.memory[a.from.Node] {
 		if m.boot != a.from.Boot || a.Number > m.grant.Number {
 			continue
 		}
 		switch {
 		case a.Number < m.grant.Number:
-			return grant{}, errOldNumber(a.Number, m.grant.Number), true
+			return answered{ask: a, err: errOldNumber(a.Number, m.grant.Number)}, true
 		case a.total() != m.total:
-			return grant{}, kverror.New(kverror.BadRequest, "batch %d asks for %d revisions, and for %d before", a.Number, a.total(), m.total), true
+			err := kverror.New(kverror.BadRequest, "batch %d asks for %d revisions, and for %d before", a.Number, a.total(), m.total)
+			return answered{ask: a, err: err}, true
 		}
-		return m.grant, nil, true
+		return answered{ask: a, grant: m.grant, repeated: true}, true
 	}
-	return grant{}, nil, false
+	return answered{}, false
 }
 
 // withdraw forgets an ask whose caller has left.

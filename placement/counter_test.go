@@ -43,6 +43,7 @@ type counterStory struct {
 }
 
 func (h *counterStory) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	var out output
 	switch d.Cmd {
 	case "lead":
@@ -106,6 +107,7 @@ func flag(t *testing.T, d *datadriven.TestData, name string) bool {
 }
 
 func (h *counterStory) ask(t *testing.T, d *datadriven.TestData) *ask {
+	t.Helper()
 	boot := keyspace.BootID(arg(t, d, "boot"))
 	a := &ask{
 		from:  process{Node: keyspace.NodeID(arg(t, d, "node")), Boot: boot},

@@ -57,7 +57,7 @@ func (s *Service) hasReplica() bool {
 // serve answers one request of a node, this one or another.
 func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (response, error) {
 	if q.Kind == requestStatus {
-		return s.serveStatus()
+		return s.serveStatus() // any replica can
 	}
 	term, last, err := s.leads(ctx, q)
 	if err != nil {
@@ -90,6 +90,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestSettings:
 		v := s.View()
 		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
+	case requestStatus:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }

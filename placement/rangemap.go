@@ -91,7 +91,7 @@ type fitting struct {
 // on its arguments alone.
 func fit(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor) fitting {
 	var f fitting
-	fresh := newest(t, byID, next, reported, &f)
+	fresh := newest(byID, next, reported, &f)
 	for len(fresh) > 0 {
 		n, span := group(t, fresh)
 		f.place(t, byID, fresh[:n], span)
@@ -102,7 +102,7 @@ func fit(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, 
 
 // newest returns the newest copy of each range in the report that is newer than
 // the map's row, sorted by start; the others it adds to f.Stale.
-func newest(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor, f *fitting) []keyspace.Descriptor {
+func newest(byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor, f *fitting) []keyspace.Descriptor {
 	best := make(map[keyspace.RangeID]keyspace.Descriptor, len(reported))
 	for _, d := range reported {
 		row, known := byID[d.Range]

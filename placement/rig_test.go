@@ -61,6 +61,7 @@ type rigNode struct {
 }
 
 func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits ...string) *rig {
+	t.Helper()
 	r := &rig{t: t, rng: rand.New(rand.NewPCG(seed, 7)), net: simbus.New(seed, faults)}
 	r.founding.Cluster = 0xc1
 	for _, k := range splits {

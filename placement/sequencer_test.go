@@ -89,6 +89,7 @@ type sequencerRig struct {
 }
 
 func newSequencerRig(t *testing.T) *sequencerRig {
+	t.Helper()
 	m, err := newMachine(memoryEngine(t), 0xb0, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -66,6 +67,7 @@ type stateStory struct {
 }
 
 func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	switch d.Cmd {
 	case "found":
 		h.s = storyFounding(t, d).firstState()
@@ -132,6 +134,7 @@ func checkDelta(t *testing.T, before, after *View) {
 }
 
 func (h *stateStory) operation(t *testing.T, d *datadriven.TestData) operation {
+	t.Helper()
 	var name, value string
 	switch d.Cmd {
 	case "raise":
@@ -188,6 +191,7 @@ func numbers(t *testing.T, d *datadriven.TestData, name string) []uint64 {
 }
 
 func storyFounding(t *testing.T, d *datadriven.TestData) *Founding {
+	t.Helper()
 	f := &Founding{Cluster: 0xc1}
 	for _, n := range numbers(t, d, "nodes") {
 		f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(n), Name: fmt.Sprintf("n%d", n), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n)}})
@@ -206,6 +210,7 @@ func storyFounding(t *testing.T, d *datadriven.TestData) *Founding {
 }
 
 func storyDescriptor(t *testing.T, line string) keyspace.Descriptor {
+	t.Helper()
 	w := strings.Fields(line)
 	var d keyspace.Descriptor
 	if _, err := fmt.Sscan(w[0]+" "+w[1], (*uint64)(&d.Range), (*uint64)(&d.Generation)); err != nil {
@@ -392,7 +397,7 @@ func TestCompactErrors(t *testing.T) {
 		at   keyspace.Revision
 		want error
 	}{{0, nil}, {0, kverror.Compacted}, {5, nil}, {5, kverror.Compacted}, {4, kverror.Compacted}, {101, kverror.FutureRevision}, {100, nil}} {
-		if got := s.apply(12, compact{At: c.at}).Err; kindOf(got) != c.want {
+		if got := s.apply(12, compact{At: c.at}).Err; !errors.Is(kindOf(got), c.want) {
 			t.Errorf("compact at %d: %v, want %v", c.at, got, c.want)
 		}
 	}
