@@ -1,0 +1,186 @@
+package shard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// sampleRecord, sampleBatch and sampleSplit are in the golden files.
+func sampleRecord() record {
+	return record{
+		rangeID: 7, generation: 3, span: keyspace.Span{Start: []byte("a"), End: []byte("m")},
+		last: link{5, 9}, lastRevision: 300, compacted: 200, live: -4, counted: true, hash: 0x0102030405060708,
+	}
+}
+
+func sampleBatch() []byte {
+	b := appendHeader(nil, header{commandBatch, 5, 3})
+	b = appendBatchHeader(b, &batchCommand{prev: link{4, 8}, number: 1, hash: 0xa1, first: 300, txns: 2})
+	b = binary.AppendUvarint(b, 2)
+	b = appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 300, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, false)
+	b = appendVersion(b, &mvcc.Version{Key: []byte("l"), Mod: 300, Tombstone: true}, true)
+	b = binary.AppendUvarint(b, 1)
+	return appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Create: 301, Version: 1}, false)
+}
+
+func sampleSplit() []byte {
+	return appendSplit(appendHeader(nil, header{commandSplit, 5, 3}), &splitCommand{
+		key: []byte("g"), child: 8, confIndex: 10, replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2, Role: keyspace.RoleLearner}},
+	})
+}
+
+func sampleRequest() *Request {
+	return &Request{Range: 7, Generation: 3, ReadRevision: 300, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}
+}
+
+// TestGolden holds the formats still: a change of one is a new version of it.
+// Write the files anew with SKEIN_REWRITE=1.
+func TestGolden(t *testing.T) {
+	rec := sampleRecord()
+	req, err := AppendRequest(nil, sampleRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ok, err := AppendAnswer(nil, &Response{Op: &pb.PutResponse{Header: &pb.ResponseHeader{Revision: 300}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed, err := AppendAnswer(nil, nil, &kverror.Error{Kind: kverror.NotLeader, Leader: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string][]byte{
+		"record": appendRecord(nil, &rec), "batch": sampleBatch(), "split": sampleSplit(),
+		"compact": binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
+		"count":   binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
+		"request": req, "answer-ok": ok, "answer-error": failed,
+	} {
+		path := filepath.Join("testdata", "format", name+".v1.hex")
+		if os.Getenv("SKEIN_REWRITE") != "" {
+			if err := os.WriteFile(path, []byte(hex.EncodeToString(got)+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hex.EncodeToString(got) != strings.TrimSpace(string(want)) {
+			t.Errorf("%s: %x, in the file %s", name, got, want)
+		}
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	rec := sampleRecord()
+	got, err := decodeRecord(appendRecord(nil, &rec))
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(rec) {
+		t.Errorf("record %+v, %v", got, err)
+	}
+	q, err := AppendRequest(nil, sampleRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := DecodeRequest(q)
+	if err != nil || r.Range != 7 || r.Generation != 3 || r.ReadRevision != 300 || !proto.Equal(r.Op, sampleRequest().Op) {
+		t.Errorf("request %+v, %v", r, err)
+	}
+	if want := "term=5 batch 1 on 4/8 k@300=v(create=290 version=4) l@300† m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
+		t.Errorf("batch %s", entryText(5, sampleBatch()))
+	}
+	if entryText(5, sampleSplit()) != "term=5 split at g into 8" {
+		t.Errorf("split %s", entryText(5, sampleSplit()))
+	}
+	for n := range sampleBatch() {
+		if text := entryText(5, sampleBatch()[:n]); !strings.HasPrefix(text, "broken") {
+			t.Errorf("a batch of %d bytes: %s", n, text)
+		}
+	}
+}
+
+func FuzzRequest(f *testing.F) {
+	b, _ := AppendRequest(nil, sampleRequest())
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		q, err := DecodeRequest(b)
+		if err != nil {
+			return
+		}
+		again, err := AppendRequest(nil, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := DecodeRequest(again); err != nil || p.Range != q.Range || !proto.Equal(p.Op, q.Op) {
+			t.Fatalf("%v became %v, %v", q, p, err)
+		}
+		// What a decoder accepts, the checks must survive.
+		l := Limits{}
+		l.fill()
+		_ = checkRequest(q.Op, &l)
+		_, _ = Bounds(q.Op)
+		_, _ = canWrite(q.Op), explicitRevision(q.Op)
+	})
+}
+
+func FuzzAnswer(f *testing.F) {
+	b, _ := AppendAnswer(nil, &Response{Op: &pb.PutResponse{}}, nil)
+	f.Add(b)
+	b, _ = AppendAnswer(nil, nil, kverror.NotLeader)
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, failed, err := DecodeAnswer(b)
+		if err == nil && (p == nil) == (failed == nil) {
+			t.Fatalf("%v and %v", p, failed)
+		}
+	})
+}
+
+func FuzzCommand(f *testing.F) {
+	f.Add(sampleBatch())
+	f.Add(sampleSplit())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, body, err := decodeHeader(b)
+		if err != nil {
+			return
+		}
+		_ = entryText(h.term, b)
+		if c, err := decodeSplit(body); h.kind == commandSplit && err == nil {
+			if d, err := decodeSplit(appendSplit(nil, &c)); err != nil || !bytes.Equal(d.key, c.key) || d.child != c.child {
+				t.Fatalf("%v became %v, %v", c, d, err)
+			}
+		}
+	})
+}
+
+func FuzzRecord(f *testing.F) {
+	r := sampleRecord()
+	f.Add(appendRecord(nil, &r))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRecord(b)
+		if err != nil {
+			return
+		}
+		if s, err := decodeRecord(appendRecord(nil, &r)); err != nil || fmt.Sprint(s) != fmt.Sprint(r) {
+			t.Fatalf("%v became %v, %v", r, s, err)
+		}
+	})
+}
+
+func FuzzAdminAnswer(f *testing.F) {
+	f.Add([]byte("\x01\x00{}"))
+	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = decodeAdminAnswer(b) })
+}
