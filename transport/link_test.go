@@ -237,3 +237,46 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 }
+
+// TestCloseWhileGreeting: neither connections that have not said who they are nor
+// attempts under way hold up Close.
+func TestCloseWhileGreeting(t *testing.T) {
+	h := newQUICHarness()
+	opts := selfMade(1)
+	opts.HandshakeTimeout = time.Hour
+	a := h.new(t, opts)
+	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	a.SetPeer(2, []string{silent.LocalAddr().String()})
+	start(t, a)
+	if _, err := silent.Read(make([]byte, 2000)); err != nil {
+		t.Fatal(err)
+	}
+	for _, said := range []string{"", "\x00\x00"} {
+		conn, err := rawDial(t, a.Addrs()[0], transport.ALPN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := conn.OpenStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Write([]byte(said)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.CloseWithError(0, "") })
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- a.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Close waits for what was under way")
+	}
+}
