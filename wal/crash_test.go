@@ -11,6 +11,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // seeds lengthens the random tests; a failure names its seed in the test's name.
@@ -123,13 +124,33 @@ func (c *crashPoint) String() string { return "crash point" }
 // an interrupted rewrite.
 func TestCrash(t *testing.T) {
 	for seed := range *seeds {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { testCrash(t, seed) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			d := newDriver(seed, 6)
+			d.maxData = 600
+			testCrash(t, seed, d, 32<<10)
+		})
 	}
 }
 
-func testCrash(t *testing.T, seed uint64) {
-	d := newDriver(seed, 6)
-	d.maxData = 600
+// TestCrashInRewrite does the same to a log in which many idle groups are written
+// again and again: no rewritten entry, hard state or tombstone wins over what came
+// after it, wherever the rewrite is interrupted.
+func TestCrashInRewrite(t *testing.T) {
+	rewritten := 0.0
+	for seed := range *seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			d := newDriver(seed, 40)
+			d.hot, d.maxData = 2, 60
+			rewritten += testCrash(t, seed, d, 16<<10)
+		})
+	}
+	if t.Logf("%.0f bytes rewritten", rewritten); rewritten < 2000 {
+		t.Errorf("only %.0f bytes were rewritten", rewritten)
+	}
+}
+
+// testCrash returns how many bytes were rewritten.
+func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewritten float64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	mem := vfs.NewCrashableMem()
 	h := newHistory(d.state)
@@ -137,9 +158,11 @@ func testCrash(t *testing.T, seed uint64) {
 		// Every round begins with what the last crash left.
 		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, uint64(round))), h: h, every: 2 + rng.IntN(30)}
 		o := testOptions(errorfs.Wrap(mem, cp))
-		o.SegmentBytes, o.TargetBytes = 32<<10, 128<<10
+		o.SegmentBytes, o.TargetBytes = segmentBytes, 4*segmentBytes
+		reg := prometheus.NewRegistry()
+		o.Metrics = NewMetrics(reg)
 		l := mustOpen(t, o)
-		for range 150 {
+		for range 200 {
 			h.submit(t, l, d, rng.IntN(3) > 0)
 			if rng.IntN(10) == 0 {
 				if err := l.Sync(t.Context()); err != nil {
@@ -147,16 +170,12 @@ func testCrash(t *testing.T, seed uint64) {
 				}
 			}
 		}
-		if rng.IntN(2) == 0 {
-			if err := l.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
 		// The log is closed on its own file system; the clones are what is looked at.
 		mustClose(t, l)
 		if t.Failed() {
-			return
+			return rewritten
 		}
+		rewritten += counter(t, reg, "skein_wal_rewritten_bytes_total")
 		var at int
 		for i, c := range cp.clones {
 			n := checkCrashed(t, h, c)
@@ -171,6 +190,22 @@ func testCrash(t *testing.T, seed uint64) {
 		d.state = h.states[at].clone()
 		h = newHistory(d.state)
 	}
+	return rewritten
+}
+
+func counter(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
 }
 
 // checkCrashed opens what a crash has left, crashes again at once, and opens again.

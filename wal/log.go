@@ -123,6 +123,9 @@ func (l *Log) groupsWith(is func(*GroupLog) bool) []keyspace.GroupID {
 // log. It must not block; it may submit. It may be nil. After Close it is called before
 // Submit returns.
 func (l *Log) Submit(b *Batch, done func(error)) {
+	if b.log != l || b.at != 0 {
+		panic(fmt.Sprintf("wal: batch of log %p, submitted at %d, is submitted to log %p", b.log, b.at, l))
+	}
 	b.done, b.at = done, l.clock.Now()
 	if !l.accept(b) && done != nil {
 		done(ErrClosed)

@@ -106,6 +106,8 @@ type driver struct {
 	keep uint64
 	// pinned is a group that only grows, 0 for none.
 	pinned keyspace.GroupID
+	// hot groups, the first ones, get nine changes out of ten; 0 for all alike.
+	hot int
 }
 
 func newDriver(seed uint64, groups int) *driver {
@@ -128,7 +130,11 @@ func testHard(h hardState) *raftpb.HardState {
 // fill puts one to four random changes into the batch.
 func (d *driver) fill(b *Batch) {
 	for range 1 + d.rng.IntN(4) {
-		d.change(b, keyspace.GroupID(1+d.rng.IntN(d.groups)))
+		among := d.groups
+		if d.hot > 0 && d.rng.IntN(10) > 0 {
+			among = d.hot
+		}
+		d.change(b, keyspace.GroupID(1+d.rng.IntN(among)))
 	}
 }
 
@@ -258,6 +264,7 @@ func TestModel(t *testing.T) {
 		"small":          func(*Options) {},
 		"no cache":       func(o *Options) { o.EntryCacheBytes = 1 },
 		"big":            func(o *Options) { o.SegmentBytes, o.TargetBytes = 256<<10, 1<<20 },
+		"rewrites":       func(o *Options) { o.TargetBytes = 4 * o.SegmentBytes },
 		"one write each": func(o *Options) { o.MaxBatchBytes = 1; o.SpareSegments = 3 },
 	}
 	for name, shape := range shapes {
@@ -273,6 +280,9 @@ func testModel(t *testing.T, seed uint64, shape func(*Options)) {
 	o := testOptions(vfs.NewMem())
 	shape(&o)
 	d := newDriver(seed, 12)
+	if o.TargetBytes == 4*o.SegmentBytes {
+		d.groups, d.hot, d.maxData = 40, 2, 60
+	}
 	l := mustOpen(t, o)
 	for i := range 900 {
 		b := l.NewBatch()
