@@ -248,6 +248,7 @@ func testIngestCrash(t *testing.T, memtable bool) {
 // script runs commits, flushes, an ingest and a clean end against a file system
 // that may fail.
 func (w *groups) script(t testing.TB, o Options, tables map[string][]byte) (err error) {
+	t.Helper()
 	fs := o.FS
 	if w.e, err = Open(o); err != nil {
 		return err
@@ -312,6 +313,7 @@ func vfsWrite(fs vfs.FS, path string, data []byte) error {
 
 // groupTables exports group 3 with five entries.
 func groupTables(t testing.TB) map[string][]byte {
+	t.Helper()
 	fs := vfs.NewMem()
 	w := newGroups(openAt(t, fs))
 	for range 5 {
@@ -376,6 +378,7 @@ var lostLine = regexp.MustCompile(`lost its manifest at operation (\d+), recover
 
 // errorsFrom fails the n-th operation, then the one after it, and so on.
 func errorsFrom(t *testing.T, n int32) {
+	t.Helper()
 	tables := groupTables(t)
 	for ; ; n++ {
 		mem := vfs.NewCrashableMem()
@@ -422,6 +425,7 @@ func TestNoSpaceAtEachOperation(t *testing.T) {
 
 // noSpaceAt lets the n-th write fail; done says that there are not so many.
 func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
+	t.Helper()
 	mem := vfs.NewCrashableMem()
 	var count atomic.Int32
 	var on atomic.Bool

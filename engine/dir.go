@@ -176,11 +176,11 @@ func refuseHalf(fs vfs.FS, dataDir string, data *Identity, walDir string, wal *I
 	return nil
 }
 
-// appendIdentity appends the text of an identity file (docs/format/engine.md).
-func appendIdentity(dst []byte, id Identity) []byte {
-	dst = fmt.Appendf(dst, "%s\nformat %d\ncluster %016x\nnode %016x\ninstance %016x\n",
+// encodeIdentity returns the text of an identity file (docs/format/engine.md).
+func encodeIdentity(id Identity) []byte {
+	b := fmt.Appendf(nil, "%s\nformat %d\ncluster %016x\nnode %016x\ninstance %016x\n",
 		identityHead, id.FormatVersion, uint64(id.Cluster), uint64(id.Node), id.Instance)
-	return fmt.Appendf(dst, "crc32c %08x\n", crc32.Checksum(dst, crc32.MakeTable(crc32.Castagnoli)))
+	return fmt.Appendf(b, "crc32c %08x\n", crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 }
 
 // decodeIdentity decodes an identity file.
@@ -214,7 +214,7 @@ func decodeIdentity(b []byte) (Identity, error) {
 		}
 	}
 	id.Cluster, id.Node = keyspace.ClusterID(cluster), keyspace.NodeID(node)
-	if !bytes.Equal(appendIdentity(nil, id), b) {
+	if !bytes.Equal(encodeIdentity(id), b) {
 		return id, errors.New("checksum does not match")
 	}
 	return id, nil
@@ -253,7 +253,7 @@ func writeIdentity(fs vfs.FS, dir string, id Identity) error {
 	if err != nil {
 		return fmt.Errorf("engine: create %s: %w", tmp, err)
 	}
-	_, err = f.Write(appendIdentity(nil, id))
+	_, err = f.Write(encodeIdentity(id))
 	if err == nil {
 		err = f.Sync()
 	}

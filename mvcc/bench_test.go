@@ -2,7 +2,7 @@ package mvcc
 
 import (
 	"fmt"
-	"math/rand"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/skeindb/skein/engine"
@@ -18,10 +18,13 @@ func benchKey(dst []byte, i int) []byte {
 // benchStore loads a million keys of one version each, at revisions 2 on in random
 // order, and flushes them.
 func benchStore(b *testing.B) *engine.Engine {
+	b.Helper()
 	e := openTest(b)
 	value := make([]byte, 128)
-	rng := rand.New(rand.NewSource(1))
-	rng.Read(value)
+	rng := rand.New(rand.NewPCG(1, 0))
+	for i := range value {
+		value[i] = byte(rng.Uint32())
+	}
 	w := e.NewBatch()
 	var key []byte
 	for n, i := range rng.Perm(benchKeys) {
@@ -59,12 +62,12 @@ func benchStore(b *testing.B) *engine.Engine {
 // BenchmarkMillion measures what runs on the path of requests, with a million keys.
 func BenchmarkMillion(b *testing.B) {
 	e := benchStore(b)
-	rng := rand.New(rand.NewSource(2))
+	rng := rand.New(rand.NewPCG(2, 0))
 	var key []byte
 	b.Run("Get", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			key = benchKey(key, rng.Intn(benchKeys))
+			key = benchKey(key, rng.IntN(benchKeys))
 			if _, ok, err := Get(e, key, keyspace.MaxRevision); !ok || err != nil {
 				b.Fatal(ok, err)
 			}
@@ -73,7 +76,7 @@ func BenchmarkMillion(b *testing.B) {
 	b.Run("GetAbsent", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			key = append(benchKey(key, rng.Intn(benchKeys)), 'x')
+			key = append(benchKey(key, rng.IntN(benchKeys)), 'x')
 			if _, ok, err := Get(e, key, keyspace.MaxRevision); ok || err != nil {
 				b.Fatal(ok, err)
 			}
@@ -95,7 +98,7 @@ func BenchmarkMillion(b *testing.B) {
 						b.Fatal(err)
 					}
 				}
-				key = benchKey(key, rng.Intn(benchKeys))
+				key = benchKey(key, rng.IntN(benchKeys))
 				if _, ok, err := g.Get(key, keyspace.MaxRevision); !ok || err != nil {
 					b.Fatal(ok, err)
 				}
@@ -108,7 +111,7 @@ func BenchmarkMillion(b *testing.B) {
 	b.Run("Scan/limit=100", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			key = benchKey(key, rng.Intn(benchKeys-200))
+			key = benchKey(key, rng.IntN(benchKeys-200))
 			res, err := Scan(e, ScanOptions{Span: keyspace.Span{Start: key}, At: keyspace.MaxRevision, Limit: 100}, func(*Version) error { return nil })
 			if err != nil || res.Keys != 100 {
 				b.Fatal(res, err)
@@ -135,7 +138,7 @@ func BenchmarkMillion(b *testing.B) {
 		w := e.NewBatch()
 		for n := range 1000 {
 			rev := keyspace.Revision(benchKeys + 2 + n)
-			key = benchKey(key, rng.Intn(benchKeys))
+			key = benchKey(key, rng.IntN(benchKeys))
 			if err := Put(w, &Version{Key: key, Mod: rev, Create: 2, Version: 2, Value: []byte("v")}); err != nil {
 				b.Fatal(err)
 			}

@@ -43,6 +43,7 @@ type args struct {
 }
 
 func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	var a args
 	for name, to := range map[string]any{
 		"start": &a.start, "end": &a.end, "key": &a.key, "at": &a.at, "from": &a.from, "to": &a.to, "rev": &a.rev,
@@ -53,7 +54,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	span := keyspace.Span{Start: []byte(a.start), End: []byte(a.end)}
 	at := keyspace.Revision(a.at)
 	var out strings.Builder
-	print := func(v *Version) error {
+	show := func(v *Version) error {
 		fmt.Fprintln(&out, line(v))
 		return nil
 	}
@@ -69,9 +70,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		if !ok {
 			return "none\n"
 		}
-		_ = print(&v)
+		_ = show(&v)
 	case "scan":
-		res, err := Scan(s.e, ScanOptions{Span: span, At: at, Limit: a.limit, MaxBytes: a.bytes, KeysOnly: d.HasArg("keys-only")}, print)
+		res, err := Scan(s.e, ScanOptions{Span: span, At: at, Limit: a.limit, MaxBytes: a.bytes, KeysOnly: d.HasArg("keys-only")}, show)
 		if err != nil {
 			return err.Error() + "\n"
 		}
@@ -89,7 +90,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "history":
 		o := HistoryOptions{Span: span, From: keyspace.Revision(a.from), To: keyspace.Revision(a.to), MaxBytes: a.bytes}
 		for o.From <= o.To {
-			next, err := History(s.e, o, print)
+			next, err := History(s.e, o, show)
 			if err != nil {
 				return err.Error() + "\n"
 			}
@@ -111,6 +112,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *story) txn(t *testing.T, rev keyspace.Revision, ops []string) {
+	t.Helper()
 	b := s.e.NewBatch()
 	for sub, op := range ops {
 		f := strings.Fields(op)
@@ -140,6 +142,7 @@ func (s *story) txn(t *testing.T, rev keyspace.Revision, ops []string) {
 }
 
 func (s *story) remove(t *testing.T, o RemoveOptions) string {
+	t.Helper()
 	var out strings.Builder
 	for {
 		b := s.e.NewBatch()
@@ -162,6 +165,7 @@ func (s *story) remove(t *testing.T, o RemoveOptions) string {
 }
 
 func (s *story) hash(t *testing.T, at, compacted keyspace.Revision) string {
+	t.Helper()
 	sum, err := Hash(s.e, keyspace.Span{}, at, compacted)
 	if err != nil {
 		t.Fatal(err)
@@ -183,6 +187,7 @@ func (s *story) hash(t *testing.T, at, compacted keyspace.Revision) string {
 }
 
 func (s *story) stored(t *testing.T) string {
+	t.Helper()
 	out := ""
 	for _, l := range stored(t, s.e) {
 		out += "  " + l + "\n"

@@ -2,7 +2,7 @@ package mvcc
 
 import (
 	"fmt"
-	"math/rand"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -69,15 +69,16 @@ type workload struct {
 }
 
 func newWorkload(t *testing.T, seed int64) *workload {
+	t.Helper()
 	w := &workload{
-		t: t, rng: rand.New(rand.NewSource(seed)), e: openTest(t),
+		t: t, rng: rand.New(rand.NewPCG(uint64(seed), 0)), e: openTest(t),
 		m: &model{versions: map[string][]Version{}}, rev: 1, live: NewLiveCount(1, 0, 64),
 	}
 	for range 40 {
 		// Few bytes, many zeros, so that keys are prefixes of each other.
-		k := make([]byte, 1+w.rng.Intn(4))
+		k := make([]byte, 1+w.rng.IntN(4))
 		for i := range k {
-			k[i] = []byte{0, 0, 1, 2, 'a', 0xff}[w.rng.Intn(6)]
+			k[i] = []byte{0, 0, 1, 2, 'a', 0xff}[w.rng.IntN(6)]
 		}
 		w.keys = append(w.keys, string(k))
 	}
@@ -91,21 +92,21 @@ func (w *workload) txn() {
 	w.rev++
 	b := w.e.NewBatch()
 	var delta int64
-	for sub, i := range w.rng.Perm(len(w.keys))[:1+w.rng.Intn(4)] {
+	for sub, i := range w.rng.Perm(len(w.keys))[:1+w.rng.IntN(4)] {
 		key := w.keys[i]
 		prev, ok := w.m.at(key, w.rev)
 		live := ok && !prev.Tombstone
 		v := Version{Key: []byte(key), Mod: w.rev, Sub: uint32(sub)}
 		switch {
-		case w.rng.Intn(3) > 0:
+		case w.rng.IntN(3) > 0:
 			v.Create, v.Version = w.rev, 1
 			if live {
 				v.Create, v.Version = prev.Create, prev.Version+1
 			} else {
 				delta++
 			}
-			v.Value = fmt.Appendf(nil, "v%d", w.rng.Intn(1000))
-			v.Lease = keyspace.LeaseID(w.rng.Intn(2))
+			v.Value = fmt.Appendf(nil, "v%d", w.rng.IntN(1000))
+			v.Lease = keyspace.LeaseID(w.rng.IntN(2))
 		case live:
 			v.Tombstone = true
 			delta--
@@ -124,10 +125,10 @@ func (w *workload) txn() {
 }
 
 func (w *workload) span() keyspace.Span {
-	if w.rng.Intn(3) == 0 {
+	if w.rng.IntN(3) == 0 {
 		return keyspace.Span{}
 	}
-	i, j := w.rng.Intn(len(w.keys)), w.rng.Intn(len(w.keys))
+	i, j := w.rng.IntN(len(w.keys)), w.rng.IntN(len(w.keys))
 	if i > j {
 		i, j = j, i
 	}
@@ -140,7 +141,7 @@ func (w *workload) span() keyspace.Span {
 // revision returns one at which may be read.
 func (w *workload) revision() keyspace.Revision {
 	lo := max(w.m.compacted, 1)
-	return lo + keyspace.Revision(w.rng.Int63n(int64(w.rev-lo)+2))
+	return lo + keyspace.Revision(w.rng.Int64N(int64(w.rev-lo)+2))
 }
 
 func (w *workload) checkReads() {
@@ -153,7 +154,7 @@ func (w *workload) checkReads() {
 		}
 	}
 	var got []string
-	for o := (ScanOptions{Span: s, At: at, Limit: int64(w.rng.Intn(5)), MaxBytes: int64(w.rng.Intn(30))}); ; {
+	for o := (ScanOptions{Span: s, At: at, Limit: int64(w.rng.IntN(5)), MaxBytes: int64(w.rng.IntN(30))}); ; {
 		res, err := Scan(w.e, o, func(v *Version) error {
 			got = append(got, line(v))
 			return nil
@@ -170,7 +171,7 @@ func (w *workload) checkReads() {
 	if n, err := Count(w.e, s, at); err != nil || n != int64(len(want)) {
 		w.t.Fatalf("count of %s at %d: %d %v, want %d", s, at, n, err, len(want))
 	}
-	key := w.keys[w.rng.Intn(len(w.keys))]
+	key := w.keys[w.rng.IntN(len(w.keys))]
 	v, ok, err := Get(w.e, []byte(key), at)
 	mv, mok := w.m.at(key, at)
 	mok = mok && !mv.Tombstone
@@ -205,7 +206,7 @@ func (w *workload) checkHistory() {
 	for i := range all {
 		want = append(want, line(&all[i]))
 	}
-	o := HistoryOptions{Span: s, From: from, To: w.rev, MaxBytes: int64(1 + w.rng.Intn(4000))}
+	o := HistoryOptions{Span: s, From: from, To: w.rev, MaxBytes: int64(1 + w.rng.IntN(4000))}
 	for o.From <= o.To {
 		next, err := History(w.e, o, func(v *Version) error {
 			got = append(got, line(v))
@@ -238,7 +239,7 @@ func (w *workload) checkHash() {
 	if got, err := Hash(w.e, keyspace.Span{}, at, w.m.compacted); err != nil || got != want {
 		w.t.Fatalf("hash at %d, compacted %d: %x %v, want %x", at, w.m.compacted, got, err, want)
 	}
-	middle := []byte(w.keys[w.rng.Intn(len(w.keys))])
+	middle := []byte(w.keys[w.rng.IntN(len(w.keys))])
 	var sum uint64
 	for _, s := range []keyspace.Span{{End: middle}, {Start: middle}} {
 		for {
@@ -269,7 +270,7 @@ func (w *workload) compact() {
 	w.live.Advance(w.m.compacted)
 	o := RemoveOptions{
 		Compacted: w.m.compacted, Since: w.since,
-		MaxVisits: int64(1 + w.rng.Intn(40)), MaxDeletes: int64(1 + w.rng.Intn(10)),
+		MaxVisits: int64(1 + w.rng.IntN(40)), MaxDeletes: int64(1 + w.rng.IntN(10)),
 	}
 	for {
 		b := w.e.NewBatch()
@@ -284,7 +285,7 @@ func (w *workload) compact() {
 		if res.Cursor == nil {
 			break
 		}
-		if w.rng.Intn(20) == 0 {
+		if w.rng.IntN(20) == 0 {
 			return
 		}
 		o.Cursor = res.Cursor
@@ -337,7 +338,7 @@ func TestModel(t *testing.T) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			w := newWorkload(t, seed)
 			for range 600 {
-				switch n := w.rng.Intn(100); {
+				switch n := w.rng.IntN(100); {
 				case n < 60:
 					w.txn()
 				case n < 80:
