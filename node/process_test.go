@@ -413,3 +413,64 @@ func TestWrongUse(t *testing.T) {
 		}
 	}
 }
+
+// A second signal ends a node at once, whatever the first one waits for.
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes")
+	}
+	c := newProcesses(t)
+	c.startAll()
+	c.ready()
+	// With both others stopped, a clean stop waits for a quorum.
+	for _, p := range c.nodes[1:] {
+		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := c.nodes[0]
+	_ = first.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-first.exited:
+		t.Log("the first signal was enough")
+	case <-time.After(300 * time.Millisecond):
+	}
+	_ = first.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-first.exited:
+	case <-time.After(5 * time.Second):
+		t.Error("the second signal did not end the node")
+	}
+	for _, p := range c.nodes[1:] {
+		_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	}
+}
+
+// trap 47: a node that lost its disk has forgotten its votes; with its old id it is
+// not let in again.
+func TestANodeWithoutItsDiskIsRefused(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes")
+	}
+	c := newProcesses(t)
+	c.startAll()
+	c.ready()
+	p := c.nodes[1]
+	p.kill()
+	if err := os.RemoveAll(filepath.Join(p.dir, p.name)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(p)
+	select {
+	case <-p.exited:
+	case <-time.After(15 * time.Second):
+		t.Fatal("the node runs")
+	}
+	log, err := os.ReadFile(p.logPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.exitErr == nil || !bytes.Contains(log, []byte("has run before")) {
+		t.Errorf("it ended with %v:\n%s", p.exitErr, tail(log, 1000))
+	}
+}
