@@ -2,20 +2,25 @@ package shard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	dto "github.com/prometheus/client_model/go"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -367,4 +372,181 @@ func (r *rig) split(key string) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	r.t.Fatalf("no split at %q", key)
+}
+
+// put writes one value, again where its fate is unknown.
+func (r *rig) put(key, value string) int64 {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for {
+		p, err := r.do(ctx, key, &Request{Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		if err == nil {
+			return p.Op.(*pb.PutResponse).Header.Revision
+		}
+		if ctx.Err() != nil {
+			r.t.Fatalf("put %s: %v", key, err)
+		}
+	}
+}
+
+// get reads one value.
+func (r *rig) get(key string) string {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	p, err := r.do(ctx, key, &Request{Op: &pb.RangeRequest{Key: []byte(key)}})
+	if err != nil {
+		r.t.Fatalf("get %s: %v", key, err)
+	}
+	return rangeOutput(p.Op.(*pb.RangeResponse), 0).value
+}
+
+// Trap 7: a follower is cut off while the range is split and its log goes on. It
+// gets the parent past the split as a snapshot, so that no split makes the child
+// there: the child's leader speaks to it, and it opens an empty replica.
+func TestFollowerSkipsTheSplit(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 1, lan)
+		r.maxLag = 64 << 10
+		r.startAll()
+		leader := r.leader(1)
+		r.put("a", "1")
+		r.put("x", "1")
+		away := r.nodes[int(leader.id)%3]
+		r.net.Partition(away.id)
+		r.split("m")
+		r.leader(2)
+		for i := range 40 {
+			r.put(fmt.Sprintf("a%d", i), string(make([]byte, 8<<10)))
+			r.put(fmt.Sprintf("x%d", i), string(make([]byte, 8<<10)))
+		}
+		for _, n := range r.nodes {
+			if n != away {
+				if err := n.engine.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		time.Sleep(5 * time.Second)
+		r.net.HealAll()
+		time.Sleep(20 * time.Second)
+		p := away.node.Load().Replica(2)
+		if p == nil {
+			t.Fatalf("no child on node %s; the parent there: %+v", away.id, away.node.Load().Replica(1).Show())
+		}
+		var m dto.Metric
+		if err := away.node.Load().metrics.splits.Write(&m); err != nil || m.Counter.GetValue() != 0 {
+			t.Fatalf("node %s has applied %v splits (%v): no snapshot carried it past", away.id, m.Counter.GetValue(), err)
+		}
+		r.agree()
+		if v := r.get("x"); v != "1" {
+			t.Fatalf("x = %q", v)
+		}
+		r.stopAll()
+	})
+}
+
+// Traps 2 and 28: all nodes lose power right behind a split, when nothing of it is
+// flushed. The parents' logs are replayed and make the children again, whose own
+// logs and votes are there already.
+func TestPowerLossBehindASplit(t *testing.T) {
+	for _, pause := range []time.Duration{0, 2 * time.Millisecond, 300 * time.Millisecond} {
+		t.Run(pause.String(), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newShardRig(t, 2, lan)
+				r.startAll()
+				r.leader(1)
+				r.put("a", "1")
+				r.put("x", "1")
+				r.split("m")
+				time.Sleep(pause)
+				if pause > 100*time.Millisecond {
+					r.put("x", "2")
+				}
+				for _, n := range r.nodes {
+					n.crash()
+				}
+				r.startAll()
+				r.leader(1)
+				r.leader(2)
+				want := "1"
+				if pause > 100*time.Millisecond {
+					want = "2"
+				}
+				if a, x := r.get("a"), r.get("x"); a != "1" || x != want {
+					t.Fatalf("a = %q, x = %q, want 1 and %s", a, x, want)
+				}
+				r.put("x", "3")
+				r.put("a", "3")
+				r.agree()
+				r.stopAll()
+			})
+		})
+	}
+}
+
+// A node that stops in order loses no write and hands its leaderships over; new
+// writes go elsewhere meanwhile.
+func TestDrain(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 3, lan)
+		r.startAll()
+		n := r.leader(1)
+		h := &history{start: time.Now()}
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for c := range 4 {
+			wg.Go(func() { r.client(c, 9, h, 3, stop) })
+		}
+		time.Sleep(500 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		start := time.Now()
+		if err := n.node.Load().Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("draining took %s", d)
+		}
+		if r.leader(1) == n {
+			t.Error("the drained node leads")
+		}
+		n.stop()
+		time.Sleep(500 * time.Millisecond)
+		close(stop)
+		wg.Wait()
+		n.start()
+		r.agree()
+		r.stopAll()
+		h.check(t)
+		for _, o := range h.ops {
+			if o.Output.(callOutput).unknown {
+				t.Errorf("an orderly stop left the fate of %+v open", o.Input)
+			}
+		}
+	})
+}
+
+// Trap 34: a replica that has counted other versions than its leader stops.
+func TestReplicasDisagree(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.serve(1, 5)
+		g := w.groups.group(1)
+		entry := func(number uint64, prev link, hash uint64, rev keyspace.Revision) raftgroup.Entry {
+			b := appendHeader(nil, header{commandBatch, 5, 1})
+			b = appendBatchHeader(b, &batchCommand{prev: prev, number: number, hash: hash, first: rev, txns: 1})
+			b = appendVersion(append(b, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Create: rev, Version: 1}, false)
+			return raftgroup.Entry{Term: 5, Data: b}
+		}
+		if err := g.apply(entry(1, link{}, 0, 2)); err != nil {
+			t.Fatal(err)
+		}
+		err := g.apply(entry(2, link{5, 1}, 0xbad, 3))
+		if !errors.Is(err, kverror.Corrupt) || !strings.Contains(err.Error(), "0xbad") {
+			t.Fatalf("a wrong hash: %v", err)
+		}
+	})
 }

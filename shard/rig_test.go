@@ -35,7 +35,9 @@ type rig struct {
 	// noLease turns leader leases off.
 	noLease bool
 	limits  Limits
-	desc    keyspace.Descriptor
+	// maxLag is raftgroup's MaxLagBytes, 0 its default.
+	maxLag int64
+	desc   keyspace.Descriptor
 }
 
 // rigSequencer hands out revisions to everybody, each answer after a delay.
@@ -132,7 +134,7 @@ func (n *rigNode) start() {
 	}
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
-		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, Rand: rand.NewChaCha8(seed),
+		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: rand.NewChaCha8(seed),
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if s := n.node.Load(); s != nil {
 				s.Unknown(from, g, to)
@@ -229,7 +231,7 @@ func (r *rig) route(key []byte) (keyspace.Descriptor, []*rigNode) {
 // do sends a request as the gateway does: again where it was certainly not applied.
 func (r *rig) do(ctx context.Context, key string, req *Request) (*Response, error) {
 	var last error = kverror.NoLeader
-	for ctx.Err() == nil {
+	for attempt := 0; ctx.Err() == nil; attempt++ {
 		d, leaders := r.route([]byte(key))
 		for _, n := range leaders {
 			s := n.node.Load()
@@ -238,8 +240,8 @@ func (r *rig) do(ctx context.Context, key string, req *Request) (*Response, erro
 			}
 			q := *req
 			q.Range, q.Generation = d.Range, d.Generation
-			// From another node, so that the codec and the bus take part.
-			from := r.nodes[int(n.id)%len(r.nodes)].node.Load()
+			// Mostly from another node, so that the codec and the bus take part.
+			from := r.nodes[(int(n.id)+attempt)%len(r.nodes)].node.Load()
 			if from == nil {
 				from = s
 			}

@@ -60,12 +60,12 @@ func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &story{answers: map[int]string{}, cancels: map[int]context.CancelFunc{}}
+			defer s.end()
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				out := s.run(t, d)
 				s.settle()
 				return out + s.answered()
 			})
-			s.end()
 		})
 	})
 }
