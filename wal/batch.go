@@ -162,8 +162,8 @@ func (b *Batch) add(o op) {
 }
 
 // cutUnits sets the ends of the atomic units, once it is known which records are
-// skipped.
-func (b *Batch) cutUnits(unitBytes int64) {
+// skipped, and returns the size of the others.
+func (b *Batch) cutUnits(unitBytes int64) (total int64) {
 	var size int64
 	last := -1
 	for i := range b.ops {
@@ -177,11 +177,13 @@ func (b *Batch) cutUnits(unitBytes int64) {
 			size = 0
 		}
 		size += n
+		total += n
 		last = i
 	}
 	if last >= 0 {
 		b.ops[last].unitEnd = true
 	}
+	return total
 }
 
 // unit returns the end and the size of the next unit, from b.next on.

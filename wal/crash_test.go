@@ -22,6 +22,8 @@ type history struct {
 	mu sync.Mutex
 	// states[i] is the model after i batches.
 	states []model
+	// texts are the states as they are compared.
+	texts []string
 	// acked is how many batches are durable for sure: up to the last synced one whose
 	// completion was called.
 	acked int
@@ -29,7 +31,9 @@ type history struct {
 	called int
 }
 
-func newHistory(m model) *history { return &history{states: []model{m.clone()}} }
+func newHistory(m model) *history {
+	return &history{states: []model{m.clone()}, texts: []string{m.String()}}
+}
 
 // submit sends one random batch.
 func (h *history) submit(t testing.TB, l *Log, d *driver, sync bool) {
@@ -38,6 +42,7 @@ func (h *history) submit(t testing.TB, l *Log, d *driver, sync bool) {
 	b.SetSync(sync)
 	h.mu.Lock()
 	h.states = append(h.states, d.state.clone())
+	h.texts = append(h.texts, d.state.String())
 	no := len(h.states) - 1
 	h.mu.Unlock()
 	l.Submit(b, func(err error) {
@@ -60,12 +65,12 @@ func (h *history) find(l *Log, acked int) (int, error) {
 	}
 	got := m.String()
 	for i := len(h.states) - 1; i >= acked; i-- {
-		if h.states[i].String() == got {
+		if h.texts[i] == got {
 			return i, nil
 		}
 	}
-	for i, s := range h.states {
-		if s.String() == got {
+	for i, s := range h.texts {
+		if s == got {
 			return 0, fmt.Errorf("recovered %d batches, %d were acknowledged", i, acked)
 		}
 	}
@@ -156,7 +161,7 @@ func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewrit
 	h := newHistory(d.state)
 	for round := range 4 {
 		// Every round begins with what the last crash left.
-		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, uint64(round))), h: h, every: 2 + rng.IntN(30)}
+		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, uint64(round))), h: h, every: 4 + rng.IntN(40)}
 		o := testOptions(errorfs.Wrap(mem, cp))
 		o.SegmentBytes, o.TargetBytes = segmentBytes, 4*segmentBytes
 		reg := prometheus.NewRegistry()
@@ -226,7 +231,7 @@ func checkCrashed(t *testing.T, h *history, c crashed) int {
 		t.Fatalf("crash at %s and after recovery: %v", c.what, err)
 	}
 	m, err := observe(l)
-	if err != nil || m.String() != h.states[first].String() {
+	if err != nil || m.String() != h.texts[first] {
 		t.Fatalf("crash at %s: what one recovery showed the next one did not: %v", c.what, err)
 	}
 	mustClose(t, l)

@@ -154,8 +154,7 @@ func (l *Log) accept(b *Batch) bool {
 				delete(l.groups, o.group)
 			}
 		}
-		b.cutUnits(l.opts.unitBytes())
-		l.queued += b.Bytes()
+		l.queued += b.cutUnits(l.opts.unitBytes())
 		l.metrics.queueBytes.Set(float64(l.queued))
 	}
 	l.queue = append(l.queue, b)

@@ -379,6 +379,14 @@ func TestViewErrors(t *testing.T) {
 			t.Errorf("cached entries [%d, %d) in %d bytes: %d, %t", c.lo, c.hi, c.max, len(ents), ok)
 		}
 	}
+	if err := l.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.mu.Lock()
+	if l.queued != 0 {
+		t.Errorf("%d bytes are queued in an idle log", l.queued)
+	}
+	l.mu.Unlock()
 	if g := l.Group(77); g.Exists() || g.HardState() != nil || g.LastIndex() != 0 || g.FirstIndex() != 1 {
 		t.Error("an unknown group has state")
 	}
