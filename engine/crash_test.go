@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -29,8 +30,10 @@ import (
 type groups struct {
 	e *Engine
 
-	sync.Mutex // guards the maps
-	applied    map[keyspace.GroupID]uint64
+	// Mutex guards the maps. It is not held over calls of the store, which may hold
+	// its own locks when it ends the process.
+	sync.Mutex
+	applied map[keyspace.GroupID]uint64
 	// durable is what the store has said to be durable.
 	durable map[keyspace.GroupID]uint64
 }
@@ -39,14 +42,19 @@ func newGroups(e *Engine) *groups {
 	return &groups{e: e, applied: map[keyspace.GroupID]uint64{}, durable: map[keyspace.GroupID]uint64{}}
 }
 
+// next returns the index of the group's next entry.
+func (w *groups) next(g keyspace.GroupID) uint64 {
+	w.Lock()
+	defer w.Unlock()
+	w.applied[g]++
+	return w.applied[g]
+}
+
 // apply commits the next entry of each of the groups in one batch.
 func (w *groups) apply(gs ...keyspace.GroupID) error {
 	b := w.e.NewBatch()
-	w.Lock()
-	defer w.Unlock()
 	for _, g := range gs {
-		w.applied[g]++
-		i := w.applied[g]
+		i := w.next(g)
 		if err := b.Set(GroupLocalKey(g, fmt.Appendf(nil, "%06d", i)), []byte("entry")); err != nil {
 			return err
 		}
@@ -60,14 +68,15 @@ func (w *groups) apply(gs ...keyspace.GroupID) error {
 // look notes what the store says to be durable now.
 func (w *groups) look() error {
 	w.Lock()
-	defer w.Unlock()
-	for g := range w.applied {
+	gs := slices.Collect(maps.Keys(w.applied))
+	w.Unlock()
+	for _, g := range gs {
 		a, ok, err := w.e.DurableApplied(g)
 		if err != nil {
 			return err
 		}
 		if ok {
-			w.durable[g] = a.Index
+			w.note(g, a.Index)
 		}
 	}
 	return nil
@@ -189,14 +198,14 @@ func testIngestCrash(t *testing.T, memtable bool) {
 	defer s.Close()
 
 	mem := vfs.NewCrashableMem()
-	var on atomic.Bool
+	on := false
 	var clones []*vfs.MemFS
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(1, 0))
 	to := openAt(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if on.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
-			mu.Lock()
-			defer mu.Unlock()
+		mu.Lock() // a compaction may run on behind the ingest
+		defer mu.Unlock()
+		if on && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
 			clones = append(clones, mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}), mem.CrashClone(vfs.CrashCloneCfg{}))
 		}
 		return nil
@@ -213,12 +222,14 @@ func testIngestCrash(t *testing.T, memtable bool) {
 		commit(t, to, func(b *Batch) error { return b.SetApplied(g, Applied{Index: 51, Term: 5}) })
 	}
 	in := Ingest{Group: g, Spans: spans, Paths: export(t, s, to, g, spans, 0)}
-	on.Store(true)
+	mu.Lock()
+	on = true
+	mu.Unlock()
 	if _, err := to.IngestTables(t.Context(), in); err != nil {
 		t.Fatal(err)
 	}
-	on.Store(false)
 	mu.Lock()
+	on = false
 	clones = append(clones, mem.CrashClone(vfs.CrashCloneCfg{}))
 	mu.Unlock()
 
