@@ -75,6 +75,13 @@ func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits .
 			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
 		})
 	}
+	t.Cleanup(func() {
+		for _, n := range r.nodes {
+			if n.up() {
+				n.crash()
+			}
+		}
+	})
 	return r
 }
 
