@@ -77,7 +77,7 @@ func Run(ctx context.Context, o Options, out io.Writer, logger *zap.Logger) (err
 			}
 		}()
 	}
-	began := time.Now()
+	began := clock.System().Now()
 	nodes, endpoints, err := start(ctx, &o, logger)
 	defer func() { err = errors.Join(err, stop(nodes)) }()
 	if err != nil {
@@ -87,7 +87,7 @@ func Run(ctx context.Context, o Options, out io.Writer, logger *zap.Logger) (err
 		return err
 	}
 	fmt.Fprintf(out, "%d nodes with %d ranges serve etcd clients after %v:\n  etcdctl --endpoints %s put greeting hello\n  skein range list --endpoints %s\ndata in %s\n",
-		o.Nodes, o.Ranges, time.Since(began).Round(time.Millisecond), strings.Join(endpoints, ","), endpoints[0], o.DataDir)
+		o.Nodes, o.Ranges, clock.System().Now().Sub(began).Round(time.Millisecond), strings.Join(endpoints, ","), endpoints[0], o.DataDir)
 	if o.Load > 0 {
 		return load(ctx, &o, endpoints, out)
 	}

@@ -169,7 +169,7 @@ func (c *Core) openStorage(undo *[]func()) (err error) {
 	}); err != nil {
 		return err
 	}
-	*undo = append(*undo, func() { c.engine.Abort() })
+	*undo = append(*undo, func() { _ = c.engine.Abort() })
 	return nil
 }
 
@@ -199,7 +199,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}); err != nil {
 		return err
 	}
-	*undo = append(*undo, func() { c.host.Stop(context.Background()) })
+	*undo = append(*undo, func() { _ = c.host.Stop(context.Background()) })
 	if err := c.found(ctx); err != nil {
 		return err
 	}
@@ -368,7 +368,7 @@ func (c *Core) stopServing() {
 func (c *Core) Crash() {
 	c.bus.Close()
 	c.stopServing()
-	c.engine.Abort()
+	_ = c.engine.Abort() // a crash has nobody to tell
 	c.wal.Close()
 	c.dirs.Close()
 }

@@ -233,6 +233,7 @@ func newHistory() *history {
 
 // write puts ever new values to its keys until ctx ends, one every pace.
 func (h *history) write(ctx context.Context, t *testing.T, cl *clientv3.Client, writer int, pace time.Duration) {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(uint64(writer), 7))
 	var last int64
 	for i := 0; ctx.Err() == nil; i++ {

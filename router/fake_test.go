@@ -8,11 +8,9 @@ import (
 	"slices"
 	"sync"
 
-	"google.golang.org/protobuf/proto"
-
-	"go.etcd.io/etcd/api/v3/mvccpb"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"

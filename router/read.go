@@ -7,11 +7,9 @@ import (
 	"errors"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
-	"go.etcd.io/etcd/api/v3/mvccpb"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"

@@ -9,10 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
