@@ -69,6 +69,8 @@ type evaluation struct {
 	// the compacted revision, both for explicit revisions inside a transaction.
 	current, compacted keyspace.Revision
 	maxWriteBytes      int
+	// oldest is the lowest explicit revision that was read, 0 if none was.
+	oldest keyspace.Revision
 
 	changes changes
 	draft   draft
@@ -332,6 +334,9 @@ func (e *evaluation) rangeOp(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	at := newest
 	if r.GetRevision() > 0 {
 		at = keyspace.Revision(r.GetRevision())
+		if e.oldest == 0 || at < e.oldest {
+			e.oldest = at
+		}
 	}
 	d, err := collectRange(&e.view, r, at)
 	if err != nil {

@@ -214,7 +214,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 	n, err := r.countPaced(ctx, span, at)
 	if err == nil {
 		r.mu.Lock()
-		stale := r.rec.compacted > at || r.rec.generation != gen
+		stale := r.rec.compacted > at && r.rec.lastRevision != at || r.rec.generation != gen
 		r.mu.Unlock()
 		if stale {
 			// What was counted may have been removed under the scan.

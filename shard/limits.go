@@ -38,6 +38,9 @@ type Limits struct {
 	// ScanBytes bounds what one request may read into memory: compares, previous
 	// values and answers. Default 256 MiB. TooManyRequests beyond it.
 	ScanBytes int64
+	// ReadBytes bounds what all requests of the node have read into memory and not
+	// answered. Default 512 MiB. TooManyRequests beyond it.
+	ReadBytes int64
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
 	Pages int
@@ -55,6 +58,7 @@ func (l *Limits) fill() {
 	setDefault(&l.BatchRequests, 2048)
 	setDefault(&l.InflightBatches, 64)
 	setDefault(&l.ScanBytes, 256<<20)
+	setDefault(&l.ReadBytes, 512<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 }

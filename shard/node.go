@@ -107,6 +107,8 @@ type Node struct {
 	floor, compacted atomic.Int64
 	// pending are the bytes of all admitted calls.
 	pending atomic.Int64
+	// reading are the bytes that requests hold of what they have read.
+	reading atomic.Int64
 
 	ctx    context.Context
 	cancel context.CancelFunc

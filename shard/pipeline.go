@@ -158,7 +158,7 @@ func (r *Replica) evaluate(c *call) (*evaluation, error) {
 	e := &evaluation{
 		view: view{
 			store: r.store, base: newest, overlay: r.overlayOf(), mu: &r.mu,
-			budget: n.cfg.Limits.ScanBytes,
+			budget: n.readBudget(),
 		},
 		current: c.current, compacted: c.compacted,
 		maxWriteBytes: n.cfg.Limits.MaxEntryBytes,
@@ -166,6 +166,9 @@ func (r *Replica) evaluate(c *call) (*evaluation, error) {
 	}
 	start := n.cfg.Clock.Now()
 	err := e.run(c.req.Op)
+	// What the answer keeps is counted with the call's own bytes from here on: it is
+	// small beside the bound, or the request would not fit into an entry.
+	e.view.budget.release()
 	n.metrics.evaluateSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
 	return e, err
 }
@@ -195,6 +198,11 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 	c.future, c.fail, c.writes, c.txn = 0, nil, nil, nil
 	c.seen = e.view.seen
 	switch {
+	case err == nil && e.oldest != 0 && e.oldest < r.rec.compacted:
+		// What it read at an explicit revision may have been removed meanwhile.
+		c.compacted = r.rec.compacted
+		r.requeueLocked(c)
+		return
 	case err == nil:
 		c.draft, c.writes = e.draft, e.changes.writes
 		if len(c.writes) > 0 {

@@ -105,11 +105,13 @@ func (r *Replica) readOnce(ctx context.Context, req *Request, bounds keyspace.Sp
 	if err := r.stillLeads(req, bounds, lead); err != nil {
 		return nil, err
 	}
-	resp, err := r.readStore(req.Op, rev, at)
+	budget := r.node.readBudget()
+	defer budget.release()
+	resp, oldest, err := r.readStore(req.Op, rev, at, budget)
 	if err != nil {
 		return nil, err
 	}
-	return resp, r.checkRead(req, bounds, at)
+	return resp, r.checkRead(req, bounds, at, oldest)
 }
 
 // awaitOlder waits until this replica leads and until every change of the keys is
@@ -192,7 +194,8 @@ func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadershi
 
 // checkRead says whether what was read at the revision was all there and this
 // range's to answer.
-func (r *Replica) checkRead(req *Request, bounds keyspace.Span, at keyspace.Revision) error {
+// oldest is an explicit revision inside a transaction, 0 for none.
+func (r *Replica) checkRead(req *Request, bounds keyspace.Span, at, oldest keyspace.Revision) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if req.Generation != r.rec.generation {
@@ -200,6 +203,9 @@ func (r *Replica) checkRead(req *Request, bounds keyspace.Span, at keyspace.Revi
 	}
 	if r.split != nil && r.split.leaving.Overlaps(bounds) {
 		return errAgain
+	}
+	if oldest != 0 && oldest < r.rec.compacted {
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
 	}
 	if at >= r.rec.compacted {
 		return nil
@@ -213,49 +219,53 @@ func (r *Replica) checkRead(req *Request, bounds keyspace.Span, at keyspace.Revi
 }
 
 // readStore answers from the store: everything at or below the revision is there.
-func (r *Replica) readStore(op proto.Message, rev, at keyspace.Revision) (proto.Message, error) {
+func (r *Replica) readStore(
+	op proto.Message, rev, at keyspace.Revision, budget *readBudget,
+) (resp proto.Message, oldest keyspace.Revision, err error) {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
-		resp, err := r.readRange(o, at)
+		resp, err := r.readRange(o, at, budget)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		resp.Header = &pb.ResponseHeader{Revision: int64(rev)}
-		return resp, nil
+		return resp, 0, nil
 	case *pb.TxnRequest:
-		return r.readTxn(o, rev)
+		return r.readTxn(o, rev, budget)
 	}
-	return nil, badRequest("%T is no read", op)
+	return nil, 0, badRequest("%T is no read", op)
 }
 
 // readTxn evaluates a transaction that can write in no branch as a read at rev.
-func (r *Replica) readTxn(t *pb.TxnRequest, rev keyspace.Revision) (proto.Message, error) {
+func (r *Replica) readTxn(
+	t *pb.TxnRequest, rev keyspace.Revision, budget *readBudget,
+) (resp proto.Message, oldest keyspace.Revision, err error) {
 	var none sync.Mutex
 	r.mu.Lock()
 	compacted := max(r.rec.compacted, r.node.Compacted())
 	r.mu.Unlock()
 	e := &evaluation{
-		view:    view{store: r.store, base: rev, overlay: newOverlay(), mu: &none, budget: r.node.cfg.Limits.ScanBytes},
+		view:    view{store: r.store, base: rev, overlay: newOverlay(), mu: &none, budget: budget},
 		current: rev, compacted: compacted,
 		changes: changes{txn: &pendingTxn{}},
 	}
-	err := e.run(t)
+	err = e.run(t)
 	var future futureError
 	var refused refusal
 	switch {
 	case err == nil:
 		e.draft.settle(rev, false)
-		return e.draft.op, nil
+		return e.draft.op, e.oldest, nil
 	case errors.As(err, &future):
-		return nil, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", future.rev, rev)
+		return nil, 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", future.rev, rev)
 	case errors.As(err, &refused):
-		return nil, refused.err
+		return nil, 0, refused.err
 	}
-	return nil, err
+	return nil, 0, err
 }
 
 // readRange runs a RangeRequest at the revision.
-func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *readBudget) (*pb.RangeResponse, error) {
 	resp := &pb.RangeResponse{}
 	s, ok := keyspace.FromEtcd(o.GetKey(), o.GetRangeEnd())
 	if !ok {
@@ -269,7 +279,7 @@ func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision) (*pb.Range
 	if len(o.GetRangeEnd()) == 0 {
 		return resp, r.readKey(o, at, resp)
 	}
-	kvs, whole, err := r.collect(o, s, at)
+	kvs, whole, err := r.collect(o, s, at, budget)
 	if err != nil {
 		return nil, err
 	}
@@ -299,18 +309,19 @@ func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.Ran
 }
 
 // collect scans the span until the limit is reached. whole says that it saw all.
-func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision) (kvs []*mvccpb.KeyValue, whole bool, err error) {
+func (r *Replica) collect(
+	o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget,
+) (kvs []*mvccpb.KeyValue, whole bool, err error) {
 	limit := scanLimit(o)
 	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
-	budget := r.node.cfg.Limits.ScanBytes
 	whole = true
 	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {
 		if limit > 0 && int64(len(kvs)) >= limit {
 			whole = false
 			return errStop
 		}
-		if budget -= int64(len(v.Key) + len(v.Value)); budget < 0 {
-			return kverror.New(kverror.TooManyRequests, "the answer is larger than the node may hold for one request: use a limit")
+		if err := budget.take(int64(len(v.Key) + len(v.Value))); err != nil {
+			return err
 		}
 		it := storedItem(v)
 		it.key, it.value = bytes.Clone(v.Key), bytes.Clone(v.Value)

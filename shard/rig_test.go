@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -132,8 +135,12 @@ func (n *rigNode) start() {
 	for i := range seed {
 		seed[i] = byte(r.rng.Uint32())
 	}
+	logger := zap.NewNop()
+	if os.Getenv("SKEIN_TEST_LOG") != "" {
+		logger = zaptest.NewLogger(r.t).With(zap.Stringer("node", n.id))
+	}
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
-		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
+		Logger: logger, Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
 		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: rand.NewChaCha8(seed),
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if s := n.node.Load(); s != nil {
@@ -144,7 +151,7 @@ func (n *rigNode) start() {
 	n.must(err)
 	node := NewNode(Config{
 		Self: n.id, Clock: n.clock, Engine: n.engine, Groups: HostGroups(n.host), Sequencer: &r.seq, IDs: &r.seq,
-		Reporter: &r.seq, Bus: n.bus, Limits: r.limits, Workers: 2,
+		Reporter: &r.seq, Bus: n.bus, Limits: r.limits, Workers: 2, Logger: logger,
 	})
 	for _, p := range r.nodes {
 		if p != n {
@@ -165,6 +172,8 @@ func (n *rigNode) start() {
 // stop ends the node in order.
 func (n *rigNode) stop() {
 	node := n.node.Swap(nil)
+	// Calls that clients sent through this node come back.
+	time.Sleep(100 * time.Millisecond)
 	node.Stop()
 	n.must(n.bus.Close())
 	n.must(n.host.Stop(context.Background()))

@@ -90,9 +90,43 @@ type view struct {
 	own *changes
 	// seen is the newest batch of which the request has seen a version.
 	seen *batch
-	// budget is how many bytes the request may still read into memory.
-	budget int64
+	// budget is what the request may read into memory.
+	budget *readBudget
 }
+
+// readBudget counts what one request holds of what it has read, against its own
+// bound and the node's. It is for one goroutine.
+type readBudget struct {
+	n *Node
+	// left is what the request may still take, reserved what it has taken from the
+	// node and not used yet, taken all that it has taken from the node.
+	left, reserved, taken int64
+}
+
+// readReserveBytes is taken from the node's budget at a time.
+const readReserveBytes = 256 << 10
+
+func (n *Node) readBudget() *readBudget { return &readBudget{n: n, left: n.cfg.Limits.ScanBytes} }
+
+func (b *readBudget) take(bytes int64) error {
+	if b.left -= bytes; b.left < 0 {
+		return kverror.New(kverror.TooManyRequests, "the request reads more than the node may hold for one: use a limit")
+	}
+	if b.reserved -= bytes; b.reserved >= 0 {
+		return nil
+	}
+	more := max(readReserveBytes, -b.reserved)
+	if v := b.n.reading.Add(more); v > b.n.cfg.Limits.ReadBytes && v != more {
+		b.n.reading.Add(-more)
+		return kverror.New(kverror.TooManyRequests, "node %s holds %d bytes for reads", b.n.cfg.Self, v-more)
+	}
+	b.taken += more
+	b.reserved += more
+	return nil
+}
+
+// release gives the node back what was taken.
+func (b *readBudget) release() { b.n.reading.Add(-b.taken) }
 
 // lookup returns the newest pending version of the key.
 func (w *view) lookup(key []byte) *pendingVersion {
@@ -130,12 +164,7 @@ func (w *view) retain(it *item) error {
 }
 
 // charge takes bytes from the request's budget.
-func (w *view) charge(n int) error {
-	if w.budget -= int64(n); w.budget < 0 {
-		return kverror.New(kverror.TooManyRequests, "the request reads more than the node may hold for one: use a limit")
-	}
-	return nil
-}
+func (w *view) charge(n int) error { return w.budget.take(int64(n)) }
 
 // layer returns the pending versions of the span, tombstones too, in order of
 // their keys, the newest of each. With at below newest they are those at that
