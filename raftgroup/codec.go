@@ -23,6 +23,7 @@ const (
 	readContextBytes  = 16 // what the host gives raft with a ReadIndex
 	promiseMax        = time.Hour
 	livenessHealthy   = 1 << 0
+	livenessShares    = 1 << 1
 	entryBytesMin     = 3
 	hostKindFirst     = pb.MessageType(64)
 	kindSleep         = hostKindFirst + 0
@@ -454,6 +455,7 @@ func decodeEntries(r *reader, m *message, s *messageSlot) {
 type liveness struct {
 	boot     keyspace.BootID
 	healthy  bool
+	shares   bool // one of the sender's groups has a replica on the receiver's node
 	sequence uint64
 }
 
@@ -464,6 +466,9 @@ func appendLiveness(dst []byte, l liveness) []byte {
 	if l.healthy {
 		flags |= livenessHealthy
 	}
+	if l.shares {
+		flags |= livenessShares
+	}
 	dst = append(dst, flags)
 	return binary.AppendUvarint(dst, l.sequence)
 }
@@ -472,9 +477,9 @@ func decodeLiveness(rest []byte) (liveness, error) {
 	r := reader{b: rest}
 	l := liveness{boot: keyspace.BootID(r.uint64())}
 	flags := r.byte()
-	l.healthy = flags&livenessHealthy != 0
+	l.healthy, l.shares = flags&livenessHealthy != 0, flags&livenessShares != 0
 	l.sequence = r.uvarint()
-	if r.bad || len(r.b) != 0 || flags&^livenessHealthy != 0 {
+	if r.bad || len(r.b) != 0 || flags&^(livenessHealthy|livenessShares) != 0 {
 		return liveness{}, fmt.Errorf("%w: liveness of %d bytes", errFrame, len(rest))
 	}
 	return l, nil

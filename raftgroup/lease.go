@@ -138,8 +138,9 @@ type promiseState struct {
 	// anew at the same moment, or later, so that it cannot campaign while this is
 	// below the election timeout.
 	ticks int
-	// answered is the highest number of a heartbeat that was answered.
-	answered uint64
+	// answered is the highest number of a heartbeat of answeredTerm that was answered.
+	// Numbers of other terms are another node's clock.
+	answered, answeredTerm uint64
 }
 
 // makePromise is called for each heartbeat before it is given to raft, which may
@@ -154,6 +155,9 @@ func (g *Group) makePromise(m *message) {
 		g.promise.until = until
 	}
 	n := binary.LittleEndian.Uint64(m.raft.GetContext())
+	if g.promise.answeredTerm != m.term {
+		g.promise.answered, g.promise.answeredTerm = 0, m.term
+	}
 	g.promise.answered = max(g.promise.answered, n)
 }
 

@@ -29,6 +29,7 @@ type peers struct {
 
 type peer struct {
 	groups   int // how many of this host's groups have a replica there
+	shares   bool // the node says that one of its groups has a replica here
 	boot     keyspace.BootID
 	sequence uint64
 	healthy  clock.Time // when it last said that all is well
@@ -79,7 +80,7 @@ func (c *Config) livenessEvery() uint64 {
 // tick looks at the own wal, tells the peers, and notices who has fallen silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkWAL(now)
-	var tell []keyspace.NodeID
+	tell := make(map[keyspace.NodeID]bool) // to whether a group is shared with it
 	var died []keyspace.NodeID
 	alive := 0
 	p.mu.Lock()
@@ -88,8 +89,10 @@ func (p *peers) tick(now clock.Time, n uint64) {
 			q.alive = false
 			died = append(died, id)
 		}
-		if q.groups > 0 {
-			tell = append(tell, id)
+		// A replica that waits for its first snapshot names no members yet: its node is
+		// known by what the others say.
+		if q.groups > 0 || q.alive && q.shares {
+			tell[id] = q.groups > 0
 		} else if !q.alive {
 			delete(p.mu.nodes, id)
 		}
@@ -108,10 +111,11 @@ func (p *peers) tick(now clock.Time, n uint64) {
 
 // tell sends one liveness message to each node. One that cannot be sent is as good
 // as lost.
-func (p *peers) tell(nodes []keyspace.NodeID) {
+func (p *peers) tell(nodes map[keyspace.NodeID]bool) {
 	p.sequence++
 	l := liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), sequence: p.sequence}
-	for _, id := range nodes {
+	for id, shared := range nodes {
+		l.shares = shared
 		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, appendLiveness(nil, l))
 	}
 }
@@ -161,7 +165,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 		p.mu.Unlock()
 		return // an old message may not prolong a life
 	}
-	q.boot, q.sequence = l.boot, l.sequence
+	q.boot, q.sequence, q.shares = l.boot, l.sequence, l.shares
 	was := q.alive
 	if q.alive = l.healthy; l.healthy {
 		q.healthy = now
@@ -213,6 +217,15 @@ func (p *peers) notify(node keyspace.NodeID, alive bool) {
 	for _, f := range listeners {
 		f(node, alive)
 	}
+}
+
+// dead says whether the node was alive in this host's time and is no more. One that
+// was never heard of may be about to start, as all do when a cluster does.
+func (p *peers) dead(node keyspace.NodeID) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	q := p.mu.nodes[node]
+	return q != nil && q.boot != 0 && !q.alive
 }
 
 // lost says whether the node has lost liveness, or runs anew since boot was seen.

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
@@ -31,10 +33,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // testClock is a node's clock: virtual time at a rate of its own.
 type testClock struct {
 	clock.Clock
-	rate float64
+	rate   float64
+	offset time.Duration
 }
 
-func (c testClock) Now() clock.Time { return clock.Time(float64(c.Clock.Now())*c.rate) + 1 }
+func (c testClock) Now() clock.Time {
+	return clock.Time(float64(c.Clock.Now())*c.rate) + clock.Time(c.offset) + 1
+}
 
 // testBus connects the rig's hosts. Frames of one (from, to, method, order) arrive
 // in order, after delay; filter decides over each message by itself.
@@ -79,13 +84,13 @@ func newTestBus() *testBus {
 }
 
 func (b *testBus) end(id keyspace.NodeID) *busEnd {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	e := &busEnd{b: b, id: id, send: map[transport.Method]transport.SendHandler{}, stream: map[transport.Method]transport.StreamHandler{}}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
-	b.nodes[id] = e
 	return e
 }
+
+// start lets the others reach a node whose handlers are registered.
+func (e *busEnd) start() { e.b.set(func(b *testBus) { b.nodes[e.id] = e }) }
 
 func (e *busEnd) HandleSend(m transport.Method, _ transport.Class, h transport.SendHandler) { e.send[m] = h }
 func (e *busEnd) HandleStream(m transport.Method, _ transport.Class, h transport.StreamHandler) {
@@ -104,7 +109,7 @@ func (e *busEnd) Send(to keyspace.NodeID, m transport.Method, order uint64, payl
 	b := e.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e.down || b.nodes[to] == nil {
+	if e.down || b.nodes[to] == nil || b.nodes[to].down {
 		return transport.ErrNoRoute
 	}
 	key := laneKey{e.id, to, m, order}
@@ -131,7 +136,7 @@ func (b *testBus) carry(key laneKey, q chan []byte) {
 			}
 			b.mu.Lock()
 			e := b.nodes[key.to]
-			lost := b.cut[[2]keyspace.NodeID{key.from, key.to}] || e.down
+			lost := e == nil || e.down || b.cut[[2]keyspace.NodeID{key.from, key.to}]
 			if !b.raw {
 				p = b.sieve(key, p)
 			}
@@ -434,6 +439,9 @@ func newRig(t testing.TB, n int, config func(*Config)) *rig {
 		t: t, bus: newTestBus(), nodes: map[keyspace.NodeID]*testNode{}, rng: rand.New(rand.NewPCG(1, 2)),
 		clk: clock.Virtual(), config: config, zap: zap.NewNop(),
 	}
+	if os.Getenv("RAFTGROUP_TEST_LOG") != "" {
+		r.zap = zaptest.NewLogger(t)
+	}
 	for i := range n {
 		id := keyspace.NodeID(i + 1)
 		r.nodes[id] = &testNode{
@@ -457,7 +465,8 @@ func (n *testNode) start() {
 	r.t.Helper()
 	r.nextB++
 	n.boot = r.nextB
-	clk := testClock{r.clk, n.rate}
+	// Readings of two nodes cannot be compared: node 1's is the highest.
+	clk := testClock{r.clk, n.rate, time.Duration(10-n.id) * time.Hour}
 	var err error
 	wo := wal.Options{FS: n.fs, Dir: "wal", Clock: clk, SegmentBytes: 256 << 10}
 	if n.wfs != nil {
@@ -496,6 +505,7 @@ func (n *testNode) start() {
 	n.host, err = NewHost(cfg)
 	r.must(err)
 	n.host.RegisterHandlers(n.end)
+	n.end.start()
 	n.host.Start()
 	n.sms = map[keyspace.GroupID]*testSM{}
 	n.up = true

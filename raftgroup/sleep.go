@@ -72,7 +72,7 @@ func (g *Group) forgetLostLeader() {
 func (g *Group) lostLeader() {
 	voters := make([]keyspace.ReplicaID, 0, len(g.conf.replicas))
 	for _, r := range g.conf.replicas {
-		if g.conf.votes(r.ID) && (r.ID == g.self || g.h.Liveness(r.Node)) {
+		if g.conf.votes(r.ID) && (r.ID == g.self || !g.h.peers.dead(r.Node)) {
 			voters = append(voters, r.ID)
 		}
 	}
@@ -133,7 +133,7 @@ func (g *Group) tick() {
 		}
 		return
 	}
-	if len(g.conf.replicas) == 0 || g.sleep.removed {
+	if (len(g.conf.replicas) == 0 || g.sleep.removed) && !g.reads.open() {
 		g.fallAsleep()
 		return
 	}
@@ -210,7 +210,7 @@ func (g *Group) fallAsleep() {
 // leader has not woken since it said so.
 func (g *Group) onSleepNotice(m *message) {
 	if g.sleep.asleep || g.isLeader || m.term != g.term || m.from != g.lead || g.commit < m.commit ||
-		g.promise.answered > m.number || g.reads.open() || g.installing != nil || g.receiving != nil {
+		g.promise.answeredTerm == m.term && g.promise.answered > m.number || g.reads.open() || g.installing != nil || g.receiving != nil {
 		return
 	}
 	if st := g.rn.BasicStatus(); st.RaftState != raft.StateFollower || st.GetTerm() != m.term || st.Lead != uint64(m.from) {
@@ -233,7 +233,7 @@ func (g *Group) onRemoved(m *message) {
 		id, self := g.id, g.self
 		g.w.kick(g, applyTask{kind: taskCall, call: func() { f(id, self) }})
 	}
-	if !g.sleep.asleep {
+	if !g.sleep.asleep && !g.reads.open() {
 		g.fallAsleep()
 	}
 }

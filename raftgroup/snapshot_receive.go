@@ -195,10 +195,11 @@ func (r *receive) fetchTable(s transport.Stream, chunk []byte) (err error) {
 	}()
 	sum, size := uint32(0), uint64(0)
 	for {
+		// Before the write: a file system may use the buffer as it likes afterwards.
+		sum = crc32.Update(sum, castagnoli, chunk)
 		if _, err = f.Write(chunk); err != nil {
 			return err
 		}
-		sum = crc32.Update(sum, castagnoli, chunk)
 		size += uint64(len(chunk))
 		m, err := s.Recv(r.ctx)
 		if err != nil {
@@ -290,6 +291,21 @@ func (s *snapshots) installLoop() {
 		case i := <-s.install:
 			s.installOne(i)
 		case <-s.h.ctx.Done():
+			s.abandonInstalls()
+			return
+		}
+	}
+}
+
+// abandonInstalls lets the groups go whose installs will not be done: only
+// callbacks can stand behind them, since raft hands out no entries before.
+func (s *snapshots) abandonInstalls() {
+	for {
+		select {
+		case i := <-s.install:
+			i.r.result <- ErrStopped
+			i.g.a.release(i.g)
+		default:
 			return
 		}
 	}
