@@ -168,6 +168,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	s := &r.applying
 	var out answers
 	var splits []*appliedSplit
+	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo

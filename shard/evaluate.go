@@ -206,6 +206,11 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 	}
 	if ok {
 		v.create, v.version = prev.create, prev.version+1
+		if p.GetIgnoreValue() || p.GetPrevKv() {
+			if err := e.view.retain(&prev); err != nil {
+				return nil, err
+			}
+		}
 		if p.GetIgnoreValue() {
 			v.value = prev.value
 		}
@@ -228,7 +233,11 @@ func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 		if err != nil || !ok {
 			return resp, err
 		}
-		it.key = r.GetKey()
+		if r.GetPrevKv() {
+			if err := e.view.retain(&it); err != nil {
+				return nil, err
+			}
+		}
 		return resp, e.remove(r, resp, &it)
 	}
 	s, ok := keyspace.FromEtcd(r.GetKey(), r.GetRangeEnd())

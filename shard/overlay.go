@@ -217,6 +217,9 @@ func (o *overlay) visit(s keyspace.Span, fn func(*overlayKey) bool) {
 // turn out to be, at or below the revision; nil where there is none.
 func (o *overlay) newestBatch(s keyspace.Span, at keyspace.Revision) *batch {
 	var b *batch
+	if o.keys.Len() == 0 {
+		return nil
+	}
 	o.visit(s, func(k *overlayKey) bool {
 		for i := len(k.versions) - 1; i >= 0; i-- {
 			v := k.versions[i]

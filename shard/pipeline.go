@@ -79,6 +79,7 @@ func (r *Replica) evaluatePass() (again bool) {
 		panic(fmt.Sprintf("shard: range %s is evaluated twice at a time", r.id))
 	}
 	r.evaluating = true
+	pass := &passStore{engineStore: r.store, applied: &r.appliedBatches}
 	for n := 0; ; n++ {
 		if n >= r.node.cfg.Limits.BatchRequests {
 			again = true
@@ -103,7 +104,7 @@ func (r *Replica) evaluatePass() (again bool) {
 			continue
 		}
 		r.mu.Unlock()
-		e, err := r.evaluate(c)
+		e, err := r.evaluate(c, pass)
 		r.mu.Lock()
 		r.placeLocked(c, lead, e, err, &out)
 	}
@@ -113,6 +114,9 @@ func (r *Replica) evaluatePass() (again bool) {
 		r.notifyLocked()
 	}
 	r.mu.Unlock()
+	if err := pass.close(); err != nil {
+		r.log.Error("close an iterator", zap.Error(err))
+	}
 	out.send(r.node)
 	r.ask(ask)
 	return again
@@ -152,12 +156,12 @@ func needsCurrent(c *call) bool {
 }
 
 // evaluate runs the evaluator on the state as it is now.
-func (r *Replica) evaluate(c *call) (*evaluation, error) {
+func (r *Replica) evaluate(c *call, pass *passStore) (*evaluation, error) {
 	n := r.node
 	txn := &pendingTxn{floor: n.Floor()}
 	e := &evaluation{
 		view: view{
-			store: r.store, base: newest, overlay: r.overlayOf(), mu: &r.mu,
+			store: pass, base: newest, overlay: r.overlayOf(), mu: &r.mu,
 			budget: n.readBudget(),
 		},
 		current: c.current, compacted: c.compacted,

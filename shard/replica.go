@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -58,12 +59,16 @@ type group interface {
 type Replica struct {
 	node  *Node
 	id    keyspace.RangeID
-	store store
+	store engineStore
 	group group
 	log   *zap.Logger
 
 	// Only the host's apply pool touches these, one call at a time.
 	applying applyState
+
+	// appliedBatches counts calls of Applied. It is raised before the overlay loses
+	// what was applied.
+	appliedBatches atomic.Uint64
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.
@@ -168,11 +173,8 @@ func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
 	case r.lead == nil:
 		return r.changedLocked(), nil
 	}
-	bounds, ok := Bounds(req.Op)
-	if !ok {
-		return nil, nil
-	}
-	if !inSpan(r.rec.span, bounds) {
+	if !holdsOp(r.rec.span, req.Op) {
+		bounds, _ := Bounds(req.Op)
 		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
 	}
 	return nil, nil

@@ -213,9 +213,21 @@ func hull(a, b keyspace.Span) keyspace.Span {
 	return a
 }
 
-// inSpan says whether the keys of bounds lie in the span of a range. etcd has no
-// empty key, so that "\x00" is its first one.
-func inSpan(span, bounds keyspace.Span) bool {
+// holdsOp says whether the span of a range holds every key of an operation. etcd
+// has no empty key, so that "\x00" is its first one.
+func holdsOp(span keyspace.Span, op proto.Message) bool {
+	switch o := op.(type) {
+	case *pb.PutRequest:
+		return span.Contains(o.GetKey())
+	case *pb.RangeRequest:
+		if len(o.GetRangeEnd()) == 0 {
+			return span.Contains(o.GetKey())
+		}
+	}
+	bounds, ok := Bounds(op)
+	if !ok {
+		return true
+	}
 	if len(bounds.Start) == 0 {
 		bounds.Start = firstKey
 	}

@@ -15,7 +15,8 @@ import (
 
 // store is the applied state: versioned keys of this replica's engine.
 type store interface {
-	// get returns the key's version that is alive at the revision.
+	// get returns the key's version that is alive at the revision. What it points to is
+	// valid until the next call.
 	get(key []byte, at keyspace.Revision) (v mvcc.Version, ok bool, err error)
 	// scan calls fn with the living versions of the span at the revision in order of
 	// their keys until it returns an error, which it returns. What v points to is
@@ -144,7 +145,8 @@ func (w *view) lookup(key []byte) *pendingVersion {
 	return v
 }
 
-// get returns the key as the request sees it.
+// get returns the key as the request sees it. What it points to is valid until the
+// next call, see retain.
 func (w *view) get(key []byte) (it item, ok bool, err error) {
 	if v := w.lookup(key); v != nil {
 		return pendingItem(v), !v.tombstone, nil
@@ -153,10 +155,12 @@ func (w *view) get(key []byte) (it item, ok bool, err error) {
 	if err != nil || !ok {
 		return item{}, false, err
 	}
-	return storedItem(&v), true, w.charge(len(v.Key) + len(v.Value))
+	it = storedItem(&v)
+	it.key = key
+	return it, true, nil
 }
 
-// retain gives an item of a scan memory of its own and takes it from the request's
+// retain gives an item memory of its own and takes it from the request's
 // budget.
 func (w *view) retain(it *item) error {
 	it.key, it.value = bytes.Clone(it.key), bytes.Clone(it.value)
