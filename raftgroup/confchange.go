@@ -418,7 +418,7 @@ func (g *Group) applyConf(c *appliedConf) {
 func (g *Group) setConf(replicas []keyspace.Replica, index uint64) {
 	g.h.peers.change(g.conf.replicas, replicas)
 	g.conf = configurationOf(replicas, index)
-	g.public.replicas.Store(&g.conf.replicas)
+	g.public.replicas.Store(&replicas)
 	g.learned = slices.DeleteFunc(g.learned, func(r route) bool {
 		_, known := g.conf.find(r.id)
 		return known

@@ -62,7 +62,7 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachin
 	if err != nil {
 		return nil, err
 	}
-	g.public.replicas.Store(&g.conf.replicas)
+	g.public.replicas.Store(&a.Replicas)
 	g.public.asleep.Store(true)
 	g.public.term.Store(g.term)
 	g.publish()
