@@ -15,8 +15,8 @@ import (
 // Open brings a group's replica to life from its applied record and the wal. A
 // group without an applied record is an empty replica, which waits for a snapshot.
 // It begins asleep; the pacer wakes it. The state machine must show the state of
-// the applied record; its methods are called before Open returns, if they are due.
-// A group that was removed here must be removed again first (Removed).
+// the applied record already: its methods may be called from now on. A group that
+// was removed here must be removed again first (see Removed).
 func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachine) (*Group, error) {
 	if h.stopping.Load() {
 		return nil, ErrStopped
