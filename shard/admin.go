@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -147,7 +148,7 @@ func (n *Node) List() []Summary {
 		if c := slices.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start); c != 0 {
 			return c
 		}
-		return int(compareInt64(int64(a.Descriptor.Range), int64(b.Descriptor.Range)))
+		return cmp.Compare(a.Descriptor.Range, b.Descriptor.Range)
 	})
 	return l
 }

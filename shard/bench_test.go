@@ -23,6 +23,7 @@ func (g *instantGroup) Propose(term uint64, data []byte, _ func(error)) error {
 
 // benchWorld is a node whose range 1 has a log without disk and peers.
 func benchWorld(b *testing.B) *fakeWorld {
+	b.Helper()
 	w := newFakeWorld(b)
 	w.seq.auto = true
 	g := &instantGroup{fakeGroup: w.groups.group(1), entries: make(chan raftgroup.Entry, 1024)}

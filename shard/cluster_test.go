@@ -14,9 +14,9 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	dto "github.com/prometheus/client_model/go"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -249,7 +249,9 @@ func (r *rig) run(seed uint64, clients, keys int, nemesis func()) {
 func seeds() []uint64 {
 	n := 1
 	if v := os.Getenv("SKEIN_SIM_SEEDS"); v != "" {
-		fmt.Sscan(v, &n)
+		if _, err := fmt.Sscan(v, &n); err != nil {
+			panic(err)
+		}
 	}
 	s := make([]uint64, n)
 	for i := range s {
@@ -547,6 +549,47 @@ func TestReplicasDisagree(t *testing.T) {
 		err := g.apply(entry(2, link{5, 1}, 0xbad, 3))
 		if !errors.Is(err, kverror.Corrupt) || !strings.Contains(err.Error(), "0xbad") {
 			t.Fatalf("a wrong hash: %v", err)
+		}
+	})
+}
+
+// Trap 6: a child's snapshot that arrives before the parent here has applied the
+// split would put two replicas over one span. It is refused, and taken afterwards.
+func TestSnapshotOverTheParent(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		child := w.node.newReplica(2)
+		rec := record{rangeID: 2, generation: 2, span: keyspace.Span{Start: []byte("m")}, lastRevision: 9}
+		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: appendRecord(nil, &rec)}
+		if err := child.AcceptSnapshot(snap); err == nil || !strings.Contains(err.Error(), "overlaps") {
+			t.Fatalf("accepted over the parent: %v", err)
+		}
+		g := w.groups.group(1)
+		split := appendHeader(nil, header{commandSplit, 5, 1})
+		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 3, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas[1:]})
+		if err := g.apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
+			t.Fatal(err)
+		}
+		if err := child.AcceptSnapshot(snap); err != nil {
+			t.Fatalf("refused beside the parent: %v", err)
+		}
+		other := w.node.newReplica(4)
+		rec4 := record{rangeID: 4, generation: 3, span: keyspace.Span{Start: []byte("x")}}
+		snap4 := engine.Applied{Index: 40, Term: 6, Payload: appendRecord(nil, &rec4)}
+		if err := other.AcceptSnapshot(snap4); err == nil {
+			t.Fatal("two snapshots over one span at a time")
+		}
+		child.SnapshotDone(snap, errors.New("the sender died"))
+		if err := other.AcceptSnapshot(snap4); err != nil {
+			t.Fatal(err)
+		}
+		other.SnapshotDone(snap4, nil)
+		if d := other.Descriptor(); d.Generation != 3 || string(d.Span.Start) != "x" {
+			t.Fatalf("after the snapshot: %+v", d)
+		}
+		if err := child.AcceptSnapshot(engine.Applied{Payload: appendRecord(nil, &rec4)}); err == nil {
+			t.Fatal("the snapshot of another range")
 		}
 	})
 }

@@ -264,9 +264,13 @@ var testDescriptor = keyspace.Descriptor{
 // crashLosesAll is a crash that keeps only what was synced.
 var crashLosesAll = vfs.CrashCloneCfg{UnsyncedDataPercent: 0}
 
-func newFakeWorld(t testing.TB) *fakeWorld { return newFakeWorldWith(t, Limits{}) }
+func newFakeWorld(t testing.TB) *fakeWorld {
+	t.Helper()
+	return newFakeWorldWith(t, Limits{})
+}
 
 func newFakeWorldWith(t testing.TB, l Limits) *fakeWorld {
+	t.Helper()
 	w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}, limits: l}
 	w.start()
 	if err := w.node.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {

@@ -125,6 +125,13 @@ func (r *Replica) evaluatePass() (again bool) {
 // nextLocked takes the next call that may be evaluated, nil where there is none.
 func (r *Replica) nextLocked() *call {
 	l := &r.node.cfg.Limits
+	if r.draining && len(r.queue) > 0 {
+		// It is refused: takesLocked says so.
+		c := r.queue[0]
+		r.queue, r.barrier = r.queue[1:], nil
+		r.queueBytes -= c.bytes
+		return c
+	}
 	if r.lead == nil || r.closed > 0 || r.split != nil || len(r.queue) == 0 || len(r.proposed) >= l.InflightBatches {
 		return nil
 	}
@@ -376,7 +383,7 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 			c.draft.settle(place, true)
 			continue
 		}
-		r.settleReadLocked(b, c, place, a.Compacted, out)
+		r.settleReadLocked(c, place, a.Compacted, out)
 	}
 	for _, c := range b.parked {
 		r.requeueLocked(c)
@@ -386,7 +393,7 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 
 // settleReadLocked deals with a call that changes nothing, now that its place is
 // known.
-func (r *Replica) settleReadLocked(b *batch, c *call, place, compacted keyspace.Revision, out *answers) {
+func (r *Replica) settleReadLocked(c *call, place, compacted keyspace.Revision, out *answers) {
 	switch {
 	case c.draft.op == nil && c.fail == nil && (c.future == 0 || c.future <= place):
 		// It asked for the current revision, or it now knows that the revision it reads

@@ -97,6 +97,7 @@ type rigNode struct {
 }
 
 func newShardRig(t *testing.T, seed uint64, faults simbus.Faults) *rig {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 3))
 	r := &rig{t: t, rng: rng, net: simbus.New(seed, faults)}
 	r.seq.last, r.seq.ids = 1, 1

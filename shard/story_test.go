@@ -168,6 +168,7 @@ func arg[T any](d *datadriven.TestData, name string, def T) T {
 }
 
 func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	if d.Cmd == "init" {
 		s.end()
 		s.manual = d.HasArg("manual")
@@ -256,6 +257,7 @@ func (s *story) sequencer(d *datadriven.TestData) string {
 
 // nemesis are the commands by which something befalls the replica.
 func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) string {
+	t.Helper()
 	term := arg(d, "term", uint64(0))
 	switch d.Cmd {
 	case "full":
@@ -336,6 +338,7 @@ func (s *story) versions() string {
 }
 
 func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	w := s.w
 	w.node.Stop()
 	if d.HasArg("lose") {
