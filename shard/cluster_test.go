@@ -319,6 +319,31 @@ func TestLinearizableThroughPartitions(t *testing.T) {
 	}
 }
 
+// The sequencer fails and stalls, and the group has room for two small entries
+// only: pipelines are cut, proposals are refused and offered again.
+func TestLinearizableThroughRefusals(t *testing.T) {
+	for _, seed := range seeds() {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newShardRig(t, seed, lan)
+				r.maxInflight = 300
+				r.seq.failures, r.seq.slow = 0.02, 0.005
+				r.startAll()
+				r.leader(1)
+				r.run(seed, 8, 2, func() {
+					time.Sleep(2 * time.Second)
+					ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+					defer cancel()
+					if err := r.leader(1).node.Load().Replica(1).group.Transfer(ctx, 0); err != nil {
+						t.Logf("transfer: %v", err)
+					}
+					time.Sleep(2 * time.Second)
+				})
+			})
+		})
+	}
+}
+
 // Ranges are split under load while nodes crash; afterwards all replicas of all
 // ranges agree and the ranges cover the keyspace once.
 func TestSplitsUnderLoad(t *testing.T) {

@@ -40,7 +40,9 @@ type rig struct {
 	limits  Limits
 	// maxLag is raftgroup's MaxLagBytes, 0 its default.
 	maxLag int64
-	desc   keyspace.Descriptor
+	// maxInflight is raftgroup's MaxGroupInflightBytes, 0 its default.
+	maxInflight int64
+	desc        keyspace.Descriptor
 }
 
 // rigSequencer hands out revisions to everybody, each answer after a delay.
@@ -49,24 +51,34 @@ type rigSequencer struct {
 	// Guarded by mu.
 	last, compacted keyspace.Revision
 	ids             keyspace.RangeID
-	rng             *rand.Rand
-	wg              sync.WaitGroup
+	// failures is the part of the asks that get an error, half of them after numbers
+	// were handed out that nobody will use; slow the part that waits for a second.
+	failures, slow float64
+	rng            *rand.Rand
+	wg             sync.WaitGroup
 }
 
 func (s *rigSequencer) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	s.mu.Lock()
 	there := time.Duration(s.rng.Int64N(int64(2 * time.Millisecond)))
 	back := time.Duration(s.rng.Int64N(int64(2 * time.Millisecond)))
+	fails, lost := s.rng.Float64() < s.failures, s.rng.IntN(2) == 0
+	if s.rng.Float64() < s.slow {
+		back += time.Second
+	}
 	s.mu.Unlock()
 	s.wg.Go(func() {
 		time.Sleep(there)
 		s.mu.Lock()
 		a := keyspace.SequenceAnswer{Compacted: s.compacted}
-		if req.Count > 0 {
+		if req.Count > 0 && (!fails || lost) {
 			a.First = s.last + 1
 			s.last += keyspace.Revision(req.Count)
 		}
 		a.Current = s.last
+		if fails {
+			a = keyspace.SequenceAnswer{Err: kverror.New(kverror.Timeout, "the sequencer is away")}
+		}
 		s.mu.Unlock()
 		time.Sleep(back)
 		done(a)
@@ -142,7 +154,7 @@ func (n *rigNode) start() {
 	}
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Logger: logger, Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
-		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: rand.NewChaCha8(seed),
+		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, MaxGroupInflightBytes: r.maxInflight, Rand: rand.NewChaCha8(seed),
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if s := n.node.Load(); s != nil {
 				s.Unknown(from, g, to)
