@@ -16,7 +16,6 @@ const (
 	frameMessages     = 1
 	frameLiveness     = 2
 	frameHeaderBytes  = 2
-	messageBytesMin   = 5  // group, type, to, from, term
 	contextBytesMax   = 64 // of a vote or a heartbeat
 	numberBytes       = 8  // the host's number in front of raft's heartbeat context
 	raftContextBytes  = 8  // raft's own heartbeat context, where there is one
@@ -56,9 +55,9 @@ type message struct {
 // Heartbeat answers and votes allocate nothing of their own: all messages of a
 // frame, with everything that their pointer fields point to, are one slab.
 type messageSlot struct {
-	m                                                pb.Message
-	to, from, term, index, logTerm, commit, hintOrIx uint64
-	reject                                           bool
+	m                                            pb.Message
+	to, from, term, index, logTerm, commit, hint uint64
+	reject                                       bool
 }
 
 // entrySlot is the same for the entries of one message.
@@ -371,8 +370,8 @@ func decodeRaftBody(r *reader, m *message, s *messageSlot) {
 		s.index = r.uvarint()
 		s.m.Reject, s.m.Index = &s.reject, &s.index
 		if s.reject {
-			s.hintOrIx, s.logTerm = r.uvarint(), r.uvarint()
-			s.m.RejectHint, s.m.LogTerm = &s.hintOrIx, &s.logTerm
+			s.hint, s.logTerm = r.uvarint(), r.uvarint()
+			s.m.RejectHint, s.m.LogTerm = &s.hint, &s.logTerm
 		}
 	case pb.MsgVote, pb.MsgPreVote:
 		s.index, s.logTerm = r.uvarint(), r.uvarint()

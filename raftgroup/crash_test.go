@@ -75,8 +75,8 @@ func (f *syncFS) file(x vfs.File) vfs.File {
 	return &syncFile{x, f}
 }
 
-func (f *syncFile) Sync() error                 { f.fs.wait(); return f.File.Sync() }
-func (f *syncFile) SyncData() error             { f.fs.wait(); return f.File.SyncData() }
+func (f *syncFile) Sync() error                  { f.fs.wait(); return f.File.Sync() }
+func (f *syncFile) SyncData() error              { f.fs.wait(); return f.File.SyncData() }
 func (f *syncFile) SyncTo(n int64) (bool, error) { f.fs.wait(); return f.File.SyncTo(n) }
 
 // trap 21: nothing that a follower says about entries or votes leaves before its

@@ -22,19 +22,19 @@
 //
 // # How it works
 //
-//	 bus ──frames──▶ handleFrame ──▶┐                        ┌─▶ frames, one per peer and class
-//	 Propose, ReadIndex, ... ──────▶│ work of the group      │
-//	 tick (awake groups only) ─────▶│ + its worker's queue   │
-//	 pacer (woken groups) ─────────▶│                        │
-//	                                ▼                        │
-//	                        worker: one pass ── visit ×256 ──┼─▶ one wal batch ──fsync──▶ durable
-//	                                ▲   ▲                    │                              │
-//	                                │   └────────────────────│── responses, one lock ◀──────┘
-//	                                │                        ▼
-//	                                └── completions ◀── applier: many groups, one engine batch
-//	                                                         │ Apply, Applied, LeaderChanged,
-//	                                                         ▼ callbacks: in order per group
-//	                                                    StateMachine
+//	bus ──frames──▶ handleFrame ──▶┐                        ┌─▶ frames, one per peer and class
+//	Propose, ReadIndex, ... ──────▶│ work of the group      │
+//	tick (awake groups only) ─────▶│ + its worker's queue   │
+//	pacer (woken groups) ─────────▶│                        │
+//	                               ▼                        │
+//	                       worker: one pass ── visit ×256 ──┼─▶ one wal batch ──fsync──▶ durable
+//	                               ▲   ▲                    │                              │
+//	                               │   └────────────────────│── responses, one lock ◀──────┘
+//	                               │                        ▼
+//	                               └── completions ◀── applier: many groups, one engine batch
+//	                                                        │ Apply, Applied, LeaderChanged,
+//	                                                        ▼ callbacks: in order per group
+//	                                                   StateMachine
 //
 // A group belongs to one worker and one applier for good, by its id; system
 // groups have a worker and an applier of their own. Everything that comes for a
@@ -50,16 +50,16 @@
 //
 // # States of a replica
 //
-//	             Open                 a message, a client, the pacer
-//	 (on disk) ───────▶ asleep ─────────────────────────────────────▶ awake
-//	                      ▲                                             │
-//	                      │  follower: the leader's notice              │
-//	                      ├─────────────────────────────────────────────┤
-//	                      │  leader: idle, all living followers match   │
-//	                      │                                             │
-//	                      │  no configuration, or told "removed"        │
-//	                      └─────────────────────────────────────────────┘
-//	 empty ── stream ──▶ receiving ── verified, stepped ──▶ installing ── flush, wal ──▶ follower
+//	            Open                 a message, a client, the pacer
+//	(on disk) ───────▶ asleep ─────────────────────────────────────▶ awake
+//	                     ▲                                             │
+//	                     │  follower: the leader's notice              │
+//	                     ├─────────────────────────────────────────────┤
+//	                     │  leader: idle, all living followers match   │
+//	                     │                                             │
+//	                     │  no configuration, or told "removed"        │
+//	                     └─────────────────────────────────────────────┘
+//	empty ── stream ──▶ receiving ── verified, stepped ──▶ installing ── flush, wal ──▶ follower
 //
 // # The lease
 //

@@ -244,8 +244,6 @@ func TestPromiseIsTheHosts(t *testing.T) {
 		if ask() != 0 {
 			t.Fatal("a forgotten leader released the promise")
 		}
-		campaigned := g.promise.until
-		_ = campaigned
 		// Rebuilt in memory: closed and opened again.
 		r.must(f.host.Close(context.Background(), 1))
 		g = f.open(1)
@@ -281,7 +279,7 @@ func TestTickBurst(t *testing.T) {
 		r.startAll()
 		defer r.close()
 		r.bootstrap(1, 1, voters(3))
-		l, term := r.leased(1)
+		l, _ := r.leased(1)
 		f := r.nodes[1+l.id%3]
 		g := f.host.Group(1)
 		preVotes := r.bus.counted(pb.MsgPreVote)
@@ -300,7 +298,6 @@ func TestTickBurst(t *testing.T) {
 		r.eventually("it campaigns when its promise has ended", 5*time.Second, func() bool {
 			return r.bus.counted(pb.MsgPreVote) > preVotes
 		})
-		_ = term
 	})
 }
 
@@ -490,7 +487,9 @@ func TestReadIndex(t *testing.T) {
 			t.Fatalf("%d questions lost", lost)
 		}
 		// The leader dies under the question.
-		r.bus.set(func(b *testBus) { b.filter = func(_, _ keyspace.NodeID, m *message) bool { return m.kind != pb.MsgReadIndex } })
+		r.bus.set(func(b *testBus) {
+			b.filter = func(_, _ keyspace.NodeID, m *message) bool { return m.kind != pb.MsgReadIndex }
+		})
 		ch := make(chan error, 1)
 		f.host.Group(1).ReadIndex(func(_ uint64, err error) { ch <- err })
 		time.Sleep(50 * time.Millisecond)

@@ -28,7 +28,7 @@ type peers struct {
 }
 
 type peer struct {
-	groups   int // how many of this host's groups have a replica there
+	groups   int  // how many of this host's groups have a replica there
 	shares   bool // the node says that one of its groups has a replica here
 	boot     keyspace.BootID
 	sequence uint64

@@ -200,6 +200,7 @@ func (g *Group) shut() {
 		err = ErrStopped
 	}
 	g.closed = true
+	g.h.m.leaders.Sub(float64(boolInt(g.isLeader)))
 	g.resetLease()
 	g.public.leading.Store(0)
 	g.w.setAwake(g, false)

@@ -92,7 +92,9 @@ func (b *testBus) end(id keyspace.NodeID) *busEnd {
 // start lets the others reach a node whose handlers are registered.
 func (e *busEnd) start() { e.b.set(func(b *testBus) { b.nodes[e.id] = e }) }
 
-func (e *busEnd) HandleSend(m transport.Method, _ transport.Class, h transport.SendHandler) { e.send[m] = h }
+func (e *busEnd) HandleSend(m transport.Method, _ transport.Class, h transport.SendHandler) {
+	e.send[m] = h
+}
 func (e *busEnd) HandleStream(m transport.Method, _ transport.Class, h transport.StreamHandler) {
 	e.stream[m] = h
 }

@@ -303,9 +303,3 @@ func (p *pacer) tick() {
 		g.w.flag(g, flagWakePaced)
 	}
 }
-
-func (p *pacer) waiting() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.queue)
-}

@@ -395,12 +395,10 @@ func TestParking(t *testing.T) {
 			t.Fatalf("Unknown was told %d times in three election timeouts", told)
 		}
 		n.replicas[7] = 3
-		start := time.Now()
 		n.open(7)
 		r.eventually("the parked pre-vote counts", 100*time.Millisecond, func() bool {
 			return r.bus.counted(pb.MsgPreVoteResp) > 0
 		})
-		_ = start
 		dropVotes.Store(false)
 		r.write(7, "x")
 		r.equal(7)
@@ -428,4 +426,3 @@ func TestParking(t *testing.T) {
 		}
 	})
 }
-

@@ -346,6 +346,9 @@ func (g *Group) noteState(rd raft.Ready) {
 	if g.term == term && g.lead == lead && g.isLeader == isLeader {
 		return
 	}
+	if g.isLeader != isLeader {
+		g.h.m.leaders.Add(float64(boolInt(g.isLeader) - boolInt(isLeader)))
+	}
 	if g.term != term || g.isLeader != isLeader {
 		g.resetLease()
 		g.public.leading.Store(0)
