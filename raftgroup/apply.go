@@ -2,11 +2,13 @@ package raftgroup
 
 import (
 	"fmt"
+	"slices"
 	"sync"
+
+	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	pb "go.etcd.io/raft/v3/raftpb"
 )
 
 // taskKind says what an applyTask is.
@@ -109,19 +111,16 @@ func (h *Host) startApplies(kicks []applyKick) {
 }
 
 func (a *applier) enqueue(kicks []applyKick) {
-	locked := false
+	if !slices.ContainsFunc(kicks, func(k applyKick) bool { return k.g.a == a }) {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for i := range kicks {
-		g := kicks[i].g
-		if g.a != a {
-			continue
+		if g := kicks[i].g; g.a == a {
+			g.apply.tasks = append(g.apply.tasks, kicks[i].t)
+			a.queueLocked(g)
 		}
-		if !locked {
-			locked = true
-			a.mu.Lock()
-			defer a.mu.Unlock()
-		}
-		g.apply.tasks = append(g.apply.tasks, kicks[i].t)
-		a.queueLocked(g)
 	}
 }
 

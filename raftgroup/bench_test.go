@@ -57,6 +57,7 @@ func cpuSeconds() float64 {
 
 // benchHosts starts three hosts with groups, in memory and in real time.
 func benchHosts(b *testing.B, groups int, tune func(*Config)) (r *rig, leaders []*Group, applied *atomic.Int64) {
+	b.Helper()
 	r = newRig(b, 3, tune)
 	r.bus.raw = true
 	r.clk = clock.System()

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/skeindb/skein/keyspace"
 	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // The bytes of frames are described in docs/format/raftgroup.md.
@@ -211,10 +212,10 @@ func (r *reader) uint64() uint64 {
 	return v
 }
 
-// bytes returns a part of the frame of at most max bytes, nil for none.
-func (r *reader) bytes(max int) []byte {
+// bytes returns a part of the frame of at most limit bytes, nil for none.
+func (r *reader) bytes(limit int) []byte {
 	n := r.uvarint()
-	if r.bad || n > uint64(len(r.b)) || n > uint64(max) {
+	if r.bad || n > uint64(len(r.b)) || n > uint64(limit) {
 		r.fail()
 		return nil
 	}
@@ -458,8 +459,8 @@ type liveness struct {
 	sequence uint64
 }
 
-func appendLiveness(dst []byte, l liveness) []byte {
-	dst = append(dst, frameVersion, frameLiveness)
+func encodeLiveness(l liveness) []byte {
+	dst := []byte{frameVersion, frameLiveness}
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.boot))
 	flags := byte(0)
 	if l.healthy {

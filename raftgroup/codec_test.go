@@ -115,9 +115,9 @@ func TestGoldenFormats(t *testing.T) {
 		&message{group: 1, kind: kindSleep, to: 1, from: 2, term: 6, commit: 13, number: 0x0102030405060708}))
 	put("frame with a wake", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindWake, to: 1, from: 2, term: 6}))
 	put("frame with a removed", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6}))
-	put("liveness", appendLiveness(nil, liveness{boot: 0x0102030405060708, healthy: true, sequence: 300}))
-	put("liveness of a node that shares groups", appendLiveness(nil, liveness{boot: 1, healthy: true, shares: true, sequence: 1}))
-	put("snapshot header", appendSnapshotHeader(nil, &snapshotHeader{
+	put("liveness", encodeLiveness(liveness{boot: 0x0102030405060708, healthy: true, sequence: 300}))
+	put("liveness of a node that shares groups", encodeLiveness(liveness{boot: 1, healthy: true, shares: true, sequence: 1}))
+	put("snapshot header", encodeSnapshotHeader(&snapshotHeader{
 		group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, ConfIndex: 10, Replicas: voters(2), Payload: []byte("p")},
 	}))
 	put("context of a configuration change", encodeConf(0x0102030405060708,
@@ -149,7 +149,7 @@ func TestCodecDamage(t *testing.T) {
 			_, _ = decodeMessages(1, b)
 		}
 	}
-	l := appendLiveness(nil, liveness{boot: 5, healthy: true, sequence: 9})[2:]
+	l := encodeLiveness(liveness{boot: 5, healthy: true, sequence: 9})[2:]
 	for i := range l {
 		if _, err := decodeLiveness(l[:i]); err == nil {
 			t.Fatalf("%d bytes of a liveness message are accepted", i)
@@ -170,7 +170,7 @@ func TestCodecClaims(t *testing.T) {
 
 func FuzzFrame(f *testing.F) {
 	f.Add(sampleFrame())
-	f.Add(appendLiveness(nil, liveness{boot: 5, healthy: true, sequence: 9}))
+	f.Add(encodeLiveness(liveness{boot: 5, healthy: true, sequence: 9}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		kind, rest, err := frameKind(b)
 		if err != nil {
@@ -206,10 +206,10 @@ func FuzzFrame(f *testing.F) {
 }
 
 func FuzzSnapshotHeader(f *testing.F) {
-	f.Add(appendSnapshotHeader(nil, &snapshotHeader{group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, Replicas: voters(2)}}))
+	f.Add(encodeSnapshotHeader(&snapshotHeader{group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, Replicas: voters(2)}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := decodeSnapshotHeader(b); err == nil {
-			if _, err := decodeSnapshotHeader(appendSnapshotHeader(nil, h)); err != nil {
+			if _, err := decodeSnapshotHeader(encodeSnapshotHeader(h)); err != nil {
 				t.Fatal(err)
 			}
 		}

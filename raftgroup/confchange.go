@@ -65,6 +65,7 @@ func configurationOf(replicas []keyspace.Replica, index uint64) configuration {
 			in[uint64(r.ID)], c.joint = struct{}{}, true
 		case keyspace.RoleVoterOutgoing, keyspace.RoleVoterDemoting:
 			out[uint64(r.ID)], c.joint = struct{}{}, true
+		default: // a learner decides nothing
 		}
 	}
 	if c.voters[0] = in; c.joint {
@@ -137,12 +138,14 @@ func encodeConf(number uint64, changes []ConfChange, payload []byte) *pb.ConfCha
 	var nodes []byte
 	added := 0
 	for _, c := range changes {
-		t := pb.ConfChangeRemoveNode
+		var t pb.ConfChangeType
 		switch c.Type {
 		case AddLearner, Demote:
 			t = pb.ConfChangeAddLearnerNode
 		case Promote:
 			t = pb.ConfChangeAddNode
+		case RemoveReplica:
+			t = pb.ConfChangeRemoveNode
 		}
 		id := uint64(c.Replica)
 		cc.Changes = append(cc.Changes, &pb.ConfChangeSingle{Type: t.Enum(), NodeId: &id})
@@ -210,6 +213,7 @@ func (c *appliedConf) apply(before []keyspace.Replica) []keyspace.Replica {
 				r.Role = keyspace.RoleVoter
 			case keyspace.RoleVoterDemoting:
 				r.Role = keyspace.RoleLearner
+			default: // as it was
 			}
 			after = append(after, r)
 		}
@@ -252,6 +256,7 @@ func (c *appliedConf) applyOne(rs []keyspace.Replica, s *pb.ConfChangeSingle, jo
 			return rs
 		}
 		return slices.Delete(rs, i, i+1)
+	default: // nothing else is ever proposed
 	}
 	return rs
 }

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/wal"
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/quorum"
 	pb "go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
 )
 
 // Group is one raft group's replica on this host. Its exported methods may be

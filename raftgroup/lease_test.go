@@ -324,8 +324,10 @@ func TestLateAnswer(t *testing.T) {
 				if id == l.id {
 					continue
 				}
-				m := &message{group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: keyspace.ReplicaID(id), node: id,
-					term: term, promise: time.Second}
+				m := &message{
+					group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: keyspace.ReplicaID(id), node: id,
+					term: term, promise: time.Second,
+				}
 				m.raft = &pb.Message{
 					Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(id)), Term: ptr(term),
 					Context: binary.LittleEndian.AppendUint64(nil, uint64(old)),
@@ -343,8 +345,10 @@ func TestLateAnswer(t *testing.T) {
 		}
 		// Numbers from a future that never was are no answers.
 		inWorker(g, func() {
-			m := &message{group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: 1 + g.self%3, term: term, promise: time.Second,
-				node: keyspace.NodeID(1 + g.self%3)}
+			m := &message{
+				group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: 1 + g.self%3, term: term, promise: time.Second,
+				node: keyspace.NodeID(1 + g.self%3),
+			}
 			m.raft = &pb.Message{
 				Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(m.from)), Term: ptr(term),
 				Context: binary.LittleEndian.AppendUint64(nil, uint64(g.w.now.Add(time.Hour))),

@@ -116,7 +116,7 @@ func (p *peers) tell(nodes map[keyspace.NodeID]bool) {
 	l := liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), sequence: p.sequence}
 	for id, shared := range nodes {
 		l.shares = shared
-		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, appendLiveness(nil, l))
+		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, encodeLiveness(l))
 	}
 }
 

@@ -3,9 +3,10 @@ package raftgroup
 import (
 	"fmt"
 
+	pb "go.etcd.io/raft/v3/raftpb"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
-	pb "go.etcd.io/raft/v3/raftpb"
 )
 
 // outbox collects what the groups of a pass send: one frame for each peer and
@@ -72,6 +73,7 @@ func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 		l.appends = append(l.appends, appendRef{g, m.GetTo()})
 	case pb.MsgAppResp:
 		l = &p.lanes[laneRaft]
+	default: // control
 	}
 	o.open(l)
 	l.frame = appendRaftMessage(l.frame, g.id, m)

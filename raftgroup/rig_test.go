@@ -95,6 +95,7 @@ func (e *busEnd) start() { e.b.set(func(b *testBus) { b.nodes[e.id] = e }) }
 func (e *busEnd) HandleSend(m transport.Method, _ transport.Class, h transport.SendHandler) {
 	e.send[m] = h
 }
+
 func (e *busEnd) HandleStream(m transport.Method, _ transport.Class, h transport.StreamHandler) {
 	e.stream[m] = h
 }
@@ -436,13 +437,14 @@ type rig struct {
 }
 
 // newRig makes nodes 1..n without groups.
-func newRig(t testing.TB, n int, config func(*Config)) *rig {
+func newRig(tb testing.TB, n int, config func(*Config)) *rig {
+	tb.Helper()
 	r := &rig{
-		t: t, bus: newTestBus(), nodes: map[keyspace.NodeID]*testNode{}, rng: rand.New(rand.NewPCG(1, 2)),
+		t: tb, bus: newTestBus(), nodes: map[keyspace.NodeID]*testNode{}, rng: rand.New(rand.NewPCG(1, 2)),
 		clk: clock.Virtual(), config: config, zap: zap.NewNop(),
 	}
 	if os.Getenv("RAFTGROUP_TEST_LOG") != "" {
-		r.zap = zaptest.NewLogger(t)
+		r.zap = zaptest.NewLogger(tb)
 	}
 	for i := range n {
 		id := keyspace.NodeID(i + 1)

@@ -282,7 +282,7 @@ func TestPacedWakeUps(t *testing.T) {
 				t.Fatalf("leaders are not spread: %v", led)
 			}
 		}
-		victim := r.nodes[1+keyspace.NodeID(r.leader(keyspace.PlacementGroup).id%3)]
+		victim := r.nodes[1+r.leader(keyspace.PlacementGroup).id%3]
 		l := r.leader(keyspace.PlacementGroup)
 		term := l.host.Group(keyspace.PlacementGroup).Status().Term
 		lost := led[victim.id]
@@ -415,8 +415,12 @@ func TestParking(t *testing.T) {
 		if len(p.groups) != parkedGroupsMax || len(p.claim(1, 1)) != parkedPerGroupMax {
 			t.Fatalf("%d groups parked", len(p.groups))
 		}
-		p.park([]*message{{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 4}, {group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 6},
-			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 5}, {group: 9, to: 2, from: 3, kind: pb.MsgApp, term: 7}}, 5, time.Second, m)
+		p.park([]*message{
+			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 4},
+			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 6},
+			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 5},
+			{group: 9, to: 2, from: 3, kind: pb.MsgApp, term: 7},
+		}, 5, time.Second, m)
 		if vs := p.claim(9, 2); len(vs) != 1 || vs[0].term != 6 {
 			t.Fatalf("parked %v", vs)
 		}

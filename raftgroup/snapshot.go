@@ -47,8 +47,8 @@ type snapshotHeader struct {
 	applied  engine.Applied
 }
 
-func appendSnapshotHeader(dst []byte, h *snapshotHeader) []byte {
-	dst = append(dst, snapshotVersion)
+func encodeSnapshotHeader(h *snapshotHeader) []byte {
+	dst := []byte{snapshotVersion}
 	dst = binary.AppendUvarint(dst, uint64(h.group))
 	dst = binary.AppendUvarint(dst, uint64(h.from))
 	dst = binary.AppendUvarint(dst, uint64(h.to))

@@ -115,7 +115,7 @@ func (x *sending) send() (err error) {
 	if !ok {
 		return fmt.Errorf("%w: no applied record", errSnapshotRefused)
 	}
-	first := appendSnapshotHeader(nil, &snapshotHeader{
+	first := encodeSnapshotHeader(&snapshotHeader{
 		group: x.g.id, from: x.g.self, to: x.to, term: x.term, applied: a,
 	})
 	x.stream, err = x.g.h.cfg.Bus.OpenStream(x.ctx, x.node, transport.MethodRaftSnapshot, first)

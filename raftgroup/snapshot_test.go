@@ -218,6 +218,7 @@ func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
 
 // applied opens a stopped node's engine and reads the applied record of group 1.
 func applied(t *testing.T, n *testNode) engine.Applied {
+	t.Helper()
 	e, err := engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.r.clk, BallastBytes: -1, LowSpaceBytes: -1})
 	if err != nil {
 		t.Fatal(err)
@@ -373,7 +374,7 @@ func TestTruncationRespectsFollowers(t *testing.T) {
 
 func TestSnapshotHeaderRefusesNonsense(t *testing.T) {
 	good := snapshotHeader{group: 1, from: 1, to: 2, term: 7, applied: engine.Applied{Index: 9, Term: 6, Replicas: voters(3)}}
-	b := appendSnapshotHeader(nil, &good)
+	b := encodeSnapshotHeader(&good)
 	if h, err := decodeSnapshotHeader(b); err != nil || h.applied.Index != 9 || len(h.applied.Replicas) != 3 {
 		t.Fatalf("%+v %v", h, err)
 	}
@@ -384,7 +385,7 @@ func TestSnapshotHeaderRefusesNonsense(t *testing.T) {
 	}
 	bad := good
 	bad.applied.Term = 8
-	if _, err := decodeSnapshotHeader(appendSnapshotHeader(nil, &bad)); !errors.Is(err, errSnapshotFormat) {
+	if _, err := decodeSnapshotHeader(encodeSnapshotHeader(&bad)); !errors.Is(err, errSnapshotFormat) {
 		t.Fatalf("applied beyond the term: %v", err)
 	}
 }

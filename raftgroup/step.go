@@ -144,6 +144,7 @@ func (g *Group) receive(m *message) {
 		if g.sleep.asleep && g.isLeader && m.term == g.term {
 			return // to a heartbeat from before the sleep: forgotten with the others
 		}
+	default:
 	}
 	g.wakeFor(m)
 	switch m.kind {
@@ -165,6 +166,7 @@ func (g *Group) receive(m *message) {
 		g.takeAnswer(m)
 	case pb.MsgApp:
 		g.heardLeader(m)
+	default: // raft's alone
 	}
 	// What raft makes of a message from the network is raft's matter, errors too.
 	_ = g.rn.Step(m.raft)
@@ -460,6 +462,7 @@ func (g *Group) send(m *pb.Message) {
 		if g.isLeader && !g.lease.givenUp {
 			panic(fmt.Sprintf("raftgroup: group %s: transfer in term %d with the lease not given up", g.id, g.term))
 		}
+	default: // as it is
 	}
 	g.w.out.raft(g, node, m)
 }

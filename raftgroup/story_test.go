@@ -47,6 +47,7 @@ func TestStories(t *testing.T) {
 var roleNames = []string{"voter", "learner", "incoming", "outgoing", "demoting"}
 
 func parseReplicas(t *testing.T, s string) (rs []keyspace.Replica) {
+	t.Helper()
 	for line := range strings.Lines(s) {
 		var id int
 		var role string
@@ -72,6 +73,7 @@ func describeConf(rs []keyspace.Replica) string {
 }
 
 func storyChange(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) []keyspace.Replica {
+	t.Helper()
 	types := map[string]ConfChangeType{"add": AddLearner, "promote": Promote, "demote": Demote, "remove": RemoveReplica}
 	var changes []ConfChange
 	for line := range strings.Lines(d.Input) {
@@ -98,6 +100,7 @@ func storyChange(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) []
 }
 
 func storyAnswers(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) string {
+	t.Helper()
 	var tick int
 	var drift string
 	d.ScanArgs(t, "tick", &tick)
@@ -134,6 +137,7 @@ func storyAnswers(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) s
 }
 
 func storyFloor(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	var lag int64
 	d.ScanArgs(t, "lag", &lag)
 	var ts truncState

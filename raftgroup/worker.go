@@ -3,9 +3,10 @@ package raftgroup
 import (
 	"sync"
 
+	pb "go.etcd.io/raft/v3/raftpb"
+
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/wal"
-	pb "go.etcd.io/raft/v3/raftpb"
 )
 
 // flags say what a group has to do beside what its work lists.
@@ -90,10 +91,9 @@ type worker struct {
 
 // passRecord is what a pass has to deliver once its wal batch is durable.
 type passRecord struct {
-	w       *worker
-	start   clock.Time
-	groups  []recordItem
-	entries int
+	w      *worker
+	start  clock.Time
+	groups []recordItem
 }
 
 type recordItem struct {
