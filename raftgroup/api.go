@@ -100,6 +100,10 @@ type Config struct {
 	// NoLeaseReads turns leader leases off: Lease never holds and readers are left
 	// with ReadIndex.
 	NoLeaseReads bool
+	// NoPreVote lets a candidate campaign without asking first whether it could win,
+	// as etcd's --pre-vote=false does. A node that was cut off then deposes leaders
+	// when it comes back, once their promises to each other have run out.
+	NoPreVote bool
 	// MaxClockDrift bounds how much faster one node's monotonic clock may run than
 	// another's, as a fraction. Default 0.01. Leases are only as safe as this.
 	MaxClockDrift float64

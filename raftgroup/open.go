@@ -159,7 +159,7 @@ func (h *Host) raftConfig(g *Group, hs *pb.HardState, a engine.Applied) *raft.Co
 		MaxInflightMsgs:           maxInflightMsgs,
 		MaxInflightBytes:          h.cfg.MaxPeerInflightBytes,
 		CheckQuorum:               true,
-		PreVote:                   true,
+		PreVote:                   !h.cfg.NoPreVote,
 		ReadOnlyOption:            raft.ReadOnlySafe,
 		Logger:                    raftLogger{g.zap},
 		DisableProposalForwarding: true,

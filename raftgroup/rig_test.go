@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -442,6 +443,11 @@ func newRig(tb testing.TB, n int, config func(*Config)) *rig {
 	r := &rig{
 		t: tb, bus: newTestBus(), nodes: map[keyspace.NodeID]*testNode{}, rng: rand.New(rand.NewPCG(1, 2)),
 		clk: clock.Virtual(), config: config, zap: zap.NewNop(),
+	}
+	// Another seed gives other faults: a failure tells which one it was.
+	if s, err := strconv.ParseUint(os.Getenv("RAFTGROUP_TEST_SEED"), 10, 64); err == nil {
+		r.rng = rand.New(rand.NewPCG(s, 2))
+		tb.Logf("seed %d", s)
 	}
 	if os.Getenv("RAFTGROUP_TEST_LOG") != "" {
 		r.zap = zaptest.NewLogger(tb)

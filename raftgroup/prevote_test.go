@@ -1,0 +1,20 @@
+package raftgroup
+
+import (
+	"testing"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/engine"
+)
+
+// The setting reaches raft: without it the flag would be accepted and mean nothing.
+func TestNoPreVoteReachesRaft(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		h := &Host{cfg: Config{NoPreVote: off}}
+		c := h.raftConfig(&Group{h: h}, &raftpb.HardState{}, engine.Applied{})
+		if c.PreVote == off {
+			t.Errorf("NoPreVote=%v, but raft's PreVote=%v", off, c.PreVote)
+		}
+	}
+}
