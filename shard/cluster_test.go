@@ -162,7 +162,7 @@ func (r *rig) client(id int, seed uint64, h *history, keys int, stop <-chan stru
 		in.op = []string{"put", "get", "cas", "del", "get", "cas"}[rng.IntN(6)]
 		in.want = seen[in.key]
 		from := time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 700*time.Millisecond)
 		out := r.perform(ctx, in)
 		cancel()
 		if !out.unknown {
@@ -304,6 +304,15 @@ func TestLinearizableThroughPartitions(t *testing.T) {
 						r.net.Partition(r.leader(1).id)
 						time.Sleep(2 * time.Second)
 						r.net.HealAll()
+						time.Sleep(500 * time.Millisecond)
+						// A process that is stopped and does not know it: it hears nothing, its timers
+						// hold still, and it goes on answering who reaches it (trap 35).
+						n := r.leader(1)
+						r.net.Pause(n.id)
+						n.clock.Pause()
+						time.Sleep(3 * time.Second)
+						n.clock.Resume()
+						r.net.Resume(n.id)
 						time.Sleep(500 * time.Millisecond)
 						ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 						if err := r.leader(1).node.Load().Replica(1).group.Transfer(ctx, 0); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -247,6 +248,11 @@ func (r *rig) route(key []byte) (keyspace.Descriptor, []*rigNode) {
 			}
 		}
 	}
+	// Of two that take themselves for the leader sometimes the one is asked first,
+	// sometimes the other.
+	if time.Now().UnixNano()/int64(time.Microsecond)%2 == 0 {
+		slices.Reverse(leaders)
+	}
 	return best, leaders
 }
 
@@ -262,8 +268,10 @@ func (r *rig) do(ctx context.Context, key string, req *Request) (*Response, erro
 			}
 			q := *req
 			q.Range, q.Generation = d.Range, d.Generation
-			// Mostly from another node, so that the codec and the bus take part.
-			from := r.nodes[(int(n.id)+attempt)%len(r.nodes)].node.Load()
+			// Mostly from another node, so that the codec and the bus take part; sometimes on
+			// the node itself, which may be cut off from all others.
+			turn := int(time.Now().UnixNano() / int64(time.Millisecond))
+			from := r.nodes[(int(n.id)+attempt+turn)%len(r.nodes)].node.Load()
 			if from == nil {
 				from = s
 			}
