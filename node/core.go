@@ -58,6 +58,8 @@ type Options struct {
 
 	// Heartbeat and Election are raft's tick and election timeout.
 	Heartbeat, Election time.Duration
+	// NoPreVote is --pre-vote=false.
+	NoPreVote bool
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
@@ -189,7 +191,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, func() { c.bus.Close() })
 	if c.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
-		TickInterval: o.Heartbeat, ElectionTimeout: o.Election,
+		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound,
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
 		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
@@ -276,6 +278,9 @@ func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Li
 
 // KV is the node's gateway.
 func (c *Core) KV() *router.Router { return c.router }
+
+// Ranges is the node's access to the replicas of all nodes.
+func (c *Core) Ranges() *shard.Client { return c.shards.Client() }
 
 // Placement is the node's access to the placement group.
 func (c *Core) Placement() *placement.Client { return c.client }

@@ -147,7 +147,7 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 	o := Options{
 		Cluster: boot.Cluster, Self: boot.Self, SplitKeys: cfg.SplitKeys(),
 		FS: vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
-		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout,
+		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
 	}

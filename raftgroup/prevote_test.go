@@ -11,7 +11,7 @@ import (
 // The setting reaches raft: without it the flag would be accepted and mean nothing.
 func TestNoPreVoteReachesRaft(t *testing.T) {
 	for _, off := range []bool{false, true} {
-		h := &Host{cfg: Config{NoPreVote: off}}
+		h := &Host{cfg: Config{NoPreVote: off, TickInterval: 1, ElectionTimeout: 10}}
 		c := h.raftConfig(&Group{h: h}, &raftpb.HardState{}, engine.Applied{})
 		if c.PreVote == off {
 			t.Errorf("NoPreVote=%v, but raft's PreVote=%v", off, c.PreVote)
