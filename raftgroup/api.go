@@ -138,7 +138,8 @@ type Config struct {
 	// the follower is cut off and gets a snapshot. Default 64 MiB per group.
 	MaxLagBytes int64
 	// MaxWALBytes bounds the live wal: beyond it the engine is flushed, then laggards
-	// are cut off. Default 2 GiB.
+	// are cut off. Default 2 GiB. The wal's own TargetBytes, from which on it writes
+	// small tails again, should not be above it.
 	MaxWALBytes int64
 	// MaxReads bounds the ReadIndex waiters of one group. Default 65536.
 	MaxReads int
