@@ -271,7 +271,7 @@ func TestLinearizableThroughCrashes(t *testing.T) {
 				r.startAll()
 				r.leader(1)
 				r.run(seed, 6, 3, func() {
-					for range 3 {
+					for range 2 {
 						time.Sleep(700 * time.Millisecond)
 						n := r.leader(1)
 						n.crash()
@@ -299,7 +299,7 @@ func TestLinearizableThroughPartitions(t *testing.T) {
 				r.startAll()
 				r.leader(1)
 				r.run(seed, 6, 3, func() {
-					for range 2 {
+					for range 1 + len(seeds())/10 {
 						time.Sleep(600 * time.Millisecond)
 						r.net.Partition(r.leader(1).id)
 						time.Sleep(2 * time.Second)
