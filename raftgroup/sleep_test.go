@@ -257,7 +257,7 @@ func TestSleepNotices(t *testing.T) {
 // trap 40: a node with many leaders dies. The wake-ups of its groups are paced, and
 // the heartbeats of a group that is awake pass meanwhile.
 func TestPacedWakeUps(t *testing.T) {
-	const groups = 1500
+	const groups = 1000
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.WakesPerSecond = 300 })
 		r.startAll()
