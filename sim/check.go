@@ -1,0 +1,346 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+func compareVersions(a, b Version) int {
+	return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value))
+}
+
+// Check judges a run and returns what is wrong with it, nothing if all is well.
+func Check(r *Report) []string {
+	bad := slices.Clone(r.Violations)
+	ops := r.History.Ops()
+	bad = append(bad, checkDefinite(ops)...)
+	bad = append(bad, checkRealTime(ops)...)
+	bad = append(bad, checkKeys(ops)...)
+	if len(r.Versions) == 0 {
+		return bad // the run did not come that far
+	}
+	p, wrong := checkReplay(ops, r.Versions)
+	bad = append(bad, wrong...)
+	bad = append(bad, checkGaps(ops, r.Versions, r.Failures)...)
+	if len(wrong) == 0 {
+		bad = append(bad, checkWindows(p)...)
+	}
+	return bad
+}
+
+// minDefinite is how many of a hundred operations must have a definite answer for a
+// run to count.
+const minDefinite = 80
+
+// checkDefinite says whether enough is known of a run for the other checks to mean
+// anything.
+func checkDefinite(ops []*Op) []string {
+	definite, answered := 0, 0
+	for _, o := range ops {
+		if o.Definite() {
+			definite++
+		}
+		if o.Outcome == Answered {
+			answered++
+		}
+	}
+	if len(ops) == 0 || definite*100 < len(ops)*minDefinite {
+		return []string{fmt.Sprintf("definite: only %d of %d operations have a definite answer", definite, len(ops))}
+	}
+	if answered*2 < len(ops) {
+		return []string{fmt.Sprintf("definite: only %d of %d operations succeeded", answered, len(ops))}
+	}
+	return nil
+}
+
+// checkRealTime checks that revisions never step back in real time, that a change
+// has a greater one than everything that returned before it began, and that no two
+// changes share one.
+func checkRealTime(ops []*Op) (bad []string) {
+	before := highestBefore(ops)
+	owner := map[int64]*Op{}
+	for _, o := range ops {
+		if o.Outcome != Answered {
+			continue
+		}
+		rev, known := o.Revision(), before(o.Call)
+		if rev < known || o.Changes() && rev <= known {
+			bad = append(bad, fmt.Sprintf("real time: revision %d was known before this began: %s", known, o))
+		}
+		if !o.Changes() {
+			continue
+		}
+		if other := owner[rev]; other != nil {
+			bad = append(bad, fmt.Sprintf("real time: one revision for two changes: %s; %s", other, o))
+		}
+		owner[rev] = o
+	}
+	return bad
+}
+
+// highestBefore returns a function that gives the highest revision in an answer
+// that had returned at a tick.
+func highestBefore(ops []*Op) func(tick int64) int64 {
+	type point struct{ tick, rev int64 }
+	var ps []point
+	for _, o := range ops {
+		if o.Outcome == Answered {
+			ps = append(ps, point{o.Return, o.Revision()})
+		}
+	}
+	slices.SortFunc(ps, func(a, b point) int { return cmp.Compare(a.tick, b.tick) })
+	for i := 1; i < len(ps); i++ {
+		ps[i].rev = max(ps[i].rev, ps[i-1].rev)
+	}
+	return func(tick int64) int64 {
+		i, _ := slices.BinarySearchFunc(ps, tick, func(p point, t int64) int { return cmp.Compare(p.tick, t) })
+		if i == 0 {
+			return 0
+		}
+		return ps[i-1].rev
+	}
+}
+
+// maxGap is how many revisions a sequencer that is lost may leave unused.
+const maxGap = 10_000
+
+// checkGaps checks that every revision is used, but for those that failures may
+// leave out.
+func checkGaps(ops []*Op, vs []Version, failures int) []string {
+	used := map[int64]bool{}
+	last := int64(1)
+	for _, v := range vs {
+		used[v.Mod] = true
+		last = max(last, v.Mod)
+	}
+	for _, o := range ops {
+		if o.Outcome == Answered {
+			last = max(last, o.Revision())
+		}
+	}
+	gaps := last - 1 - int64(len(used))
+	if failures == 0 && gaps > 0 {
+		for rev := int64(2); rev <= last; rev++ {
+			if !used[rev] {
+				return []string{fmt.Sprintf("gaps: nothing failed, and %d of %d revisions bear no event; the first is %d", gaps, last, rev)}
+			}
+		}
+	}
+	if gaps > int64(failures)*2*maxGap {
+		return []string{fmt.Sprintf("gaps: %d revisions bear no event after %d failures", gaps, failures)}
+	}
+	return nil
+}
+
+// replay is the history of all changes in the order of revisions.
+type replay struct {
+	revs   []int64
+	models []*model // the state at revs[i]
+	// ops are the operations that are known to have taken effect, with their revisions:
+	// those with an answer, and of the others the ones whose changes are there.
+	ops []placed
+}
+
+type placed struct {
+	op  *Op
+	rev int64
+}
+
+// at returns the state at a revision.
+func (p *replay) at(rev int64) *model {
+	i, found := slices.BinarySearch(p.revs, rev)
+	if !found {
+		i--
+	}
+	return p.models[i]
+}
+
+// checkReplay runs all changes in the order of their revisions, as the disks have
+// them, and compares every answer. An event that no answer claims must be the work
+// of an operation whose fate is unknown, and each of those may have one.
+func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
+	p := &replay{revs: []int64{1}, models: []*model{newModel()}}
+	p.models[0].past = p.at
+	events := map[int64][]Version{}
+	for _, v := range vs {
+		events[v.Mod] = append(events[v.Mod], v)
+	}
+	for _, e := range events {
+		slices.SortFunc(e, compareVersions)
+	}
+	owners := map[int64]*Op{}
+	var unknown []*Op
+	for _, o := range ops {
+		switch {
+		case o.Outcome == Unknown:
+			unknown = append(unknown, o)
+		case o.Outcome == Answered && o.Changes():
+			owners[o.Revision()] = o
+			if _, ok := events[o.Revision()]; !ok {
+				events[o.Revision()] = nil
+			}
+		}
+	}
+	claims := newClaims(unknown, highestBefore(ops))
+	for _, rev := range slices.Sorted(maps.Keys(events)) {
+		now := p.models[len(p.models)-1]
+		next, wrong := step(now, rev, events[rev], owners[rev], claims)
+		if wrong != "" {
+			return p, []string{"replay: " + wrong}
+		}
+		p.revs, p.models = append(p.revs, rev), append(p.models, next)
+		if o := owners[rev]; o != nil {
+			p.ops = append(p.ops, placed{o, rev})
+		}
+	}
+	made, wrong := claims.settle()
+	p.ops = append(p.ops, made...)
+	if wrong != "" {
+		return p, []string{"replay: " + wrong}
+	}
+	return p, p.checkReads(ops)
+}
+
+// step is one revision: what its owner's request does to the state must be its
+// answer and its events.
+func step(now *model, rev int64, events []Version, owner *Op, claims *claims) (next *model, wrong string) {
+	if owner == nil {
+		if !claims.add(now, rev, events) {
+			return nil, fmt.Sprintf("revision %d: nobody asked for %+v", rev, events)
+		}
+		return write(now, rev, events), ""
+	}
+	resp, next := now.apply(owner.Request, rev)
+	if !sameAnswer(resp, owner.Response) {
+		return nil, fmt.Sprintf("revision %d: the answer is to be %s: %s", rev, show(resp), owner)
+	}
+	if d := difference(now, next, rev); !slices.Equal(d, events) {
+		return nil, fmt.Sprintf("revision %d: the disks have %+v, and the operation makes %+v: %s", rev, events, d, owner)
+	}
+	return next, ""
+}
+
+// write returns the state with the events of a revision.
+func write(now *model, rev int64, events []Version) *model {
+	keys := maps.Clone(now.keys)
+	for _, v := range events {
+		if v.Deleted {
+			delete(keys, v.Key)
+			continue
+		}
+		keys[v.Key] = &mvccpb.KeyValue{
+			Key: []byte(v.Key), Value: []byte(v.Value), ModRevision: v.Mod, CreateRevision: v.Create, Version: v.Version,
+		}
+	}
+	return &model{rev: rev, keys: keys, past: now.past}
+}
+
+// difference returns the events that lead from one state to another, in the order
+// of keys.
+func difference(from, to *model, rev int64) (vs []Version) {
+	for k, kv := range to.keys {
+		if from.keys[k] != kv {
+			vs = append(vs, Version{
+				Key: k, Value: string(kv.GetValue()), Mod: kv.GetModRevision(), Create: kv.GetCreateRevision(), Version: kv.GetVersion(),
+			})
+		}
+	}
+	for k := range from.keys {
+		if to.keys[k] == nil {
+			vs = append(vs, Version{Key: k, Mod: rev, Deleted: true})
+		}
+	}
+	slices.SortFunc(vs, compareVersions)
+	return vs
+}
+
+// checkReads compares every answer that changed nothing with the state at its
+// revision.
+func (p *replay) checkReads(ops []*Op) (bad []string) {
+	for _, o := range ops {
+		if o.Outcome != Answered || o.Changes() {
+			continue
+		}
+		rev := o.Revision()
+		if rev < 1 {
+			bad = append(bad, fmt.Sprintf("replay: an answer without a revision: %s", o))
+			continue
+		}
+		p.ops = append(p.ops, placed{o, rev})
+		resp, next := p.at(rev).apply(o.Request, rev)
+		if !sameAnswer(resp, o.Response) {
+			bad = append(bad, fmt.Sprintf("replay: the answer is to be %s: %s", show(resp), o))
+		} else if next.rev == rev && next != p.at(rev) {
+			bad = append(bad, fmt.Sprintf("replay: changed nothing, and would have: %s", o))
+		}
+	}
+	return bad
+}
+
+// claims gives the revisions that no answer claims to operations whose fate is
+// unknown: each operation at most one.
+type claims struct {
+	unknown []*Op
+	before  func(tick int64) int64
+	revs    []int64
+	// can has for each of revs the indexes of the operations that can have made it.
+	can [][]int
+}
+
+func newClaims(unknown []*Op, before func(int64) int64) *claims {
+	return &claims{unknown: unknown, before: before}
+}
+
+// add looks for operations that make these events of this state, and says whether
+// there is one.
+func (c *claims) add(now *model, rev int64, events []Version) bool {
+	var can []int
+	for i, o := range c.unknown {
+		if rev <= c.before(o.Call) {
+			continue // the revision was known before the operation began
+		}
+		_, next := now.apply(o.Request, rev)
+		if next != now && slices.Equal(difference(now, next, rev), events) {
+			can = append(can, i)
+		}
+	}
+	c.revs, c.can = append(c.revs, rev), append(c.can, can)
+	return len(can) > 0
+}
+
+// settle gives every revision an operation of its own.
+func (c *claims) settle() (made []placed, wrong string) {
+	taken := map[int]int{} // operation -> place in revs
+	var give func(at int, tried map[int]bool) bool
+	give = func(at int, tried map[int]bool) bool {
+		for _, i := range c.can[at] {
+			if tried[i] {
+				continue
+			}
+			tried[i] = true
+			if other, ok := taken[i]; !ok || give(other, tried) {
+				taken[i] = at
+				return true
+			}
+		}
+		return false
+	}
+	for at := range c.revs {
+		if !give(at, map[int]bool{}) {
+			var who []string
+			for _, i := range c.can[at] {
+				who = append(who, c.unknown[i].String())
+			}
+			return nil, fmt.Sprintf("revision %d: applied twice: %s", c.revs[at], strings.Join(who, "; "))
+		}
+	}
+	for i, at := range taken {
+		made = append(made, placed{c.unknown[i], c.revs[at]})
+	}
+	return made, ""
+}

@@ -1,0 +1,217 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simbus"
+	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/transport"
+)
+
+// calm is the network when nothing is wrong.
+var calm = simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}}
+
+// cluster is the simulated machines and what runs on them.
+type cluster struct {
+	cfg      Config
+	time     clock.Clock // the bubble's
+	start    clock.Time
+	net      *simbus.Network
+	founders []placement.Node
+	machines []*machine
+	trace    *Trace
+}
+
+// machine is one simulated computer: it outlives the node that runs on it.
+type machine struct {
+	c     *cluster
+	id    keyspace.NodeID
+	clock *simclock.Clock
+	rate  float64
+
+	mu sync.Mutex
+	// Guarded by mu. run is nil while the machine is down.
+	disk *disk
+	run  *run
+}
+
+// run is one run of a node, from its start to its end.
+type run struct {
+	core *node.Core
+	// ctx ends in the moment of the crash: what a client of this gateway hears later
+	// it has not heard.
+	ctx  context.Context
+	kill context.CancelFunc
+}
+
+func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
+	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, net: simbus.New(cfg.Seed, calm)}
+	c.start = c.time.Now()
+	for i := range cfg.Nodes {
+		id := keyspace.NodeID(i + 1)
+		c.founders = append(c.founders, placement.Node{
+			ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", id)},
+		})
+		rate := 1 + (rng.Float64()-0.5)*2*maxDrift
+		m := &machine{c: c, id: id, rate: rate, clock: simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), rate)}
+		m.disk = newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(cfg.Seed, 1000+uint64(id))))
+		c.machines = append(c.machines, m)
+	}
+	return c
+}
+
+// maxDrift is how far the rate of a clock may be from that of the world: two
+// clocks then differ by less than raftgroup's default of 1 %.
+const maxDrift = 0.004
+
+// elapsed is the virtual time since the cluster began.
+func (c *cluster) elapsed() time.Duration { return c.time.Now().Sub(c.start) }
+
+// sleep waits in virtual time. There is nothing that could end it early: bubbles
+// end when everything in them has.
+func (c *cluster) sleep(d time.Duration) { _ = clock.Sleep(context.Background(), c.time, d) }
+
+func (c *cluster) logf(format string, args ...any) {
+	c.trace.Add(c.elapsed(), fmt.Sprintf(format, args...))
+}
+
+// runs returns the runs of all machines that are up.
+func (c *cluster) runs() map[*machine]*run {
+	up := map[*machine]*run{}
+	for _, m := range c.machines {
+		if r := m.current(); r != nil {
+			up[m] = r
+		}
+	}
+	return up
+}
+
+func (m *machine) current() *run {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.run
+}
+
+// boot starts the node. Cores of a cluster that is new are to be started at the
+// same time.
+func (m *machine) boot() error {
+	m.mu.Lock()
+	d, up := m.disk, m.run != nil
+	m.mu.Unlock()
+	if up {
+		return nil
+	}
+	o := node.Options{
+		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(),
+		FS: d, DataDir: "data", WALDir: "wal", Clock: m.clock,
+		NewBus: func(c transport.Config) (node.Bus, error) {
+			b, err := m.c.net.NewBus(c)
+			if err != nil {
+				return nil, err // not a typed nil
+			}
+			return b, nil
+		},
+		Heartbeat: 100 * time.Millisecond, Election: time.Second, RequestTimeout: requestTimeout,
+		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
+		Logger: m.logger(),
+	}
+	core, err := node.Open(context.Background(), o)
+	if err != nil {
+		return fmt.Errorf("sim: start node %s: %w", m.id, err)
+	}
+	r := &run{core: core}
+	r.ctx, r.kill = context.WithCancel(context.Background())
+	m.mu.Lock()
+	m.run = r
+	m.mu.Unlock()
+	m.c.logf("node %s serves", m.id)
+	return nil
+}
+
+// requestTimeout is etcd's for an election timeout of a second.
+const requestTimeout = 7 * time.Second
+
+func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed) }
+
+// bootAll starts all machines that are down.
+func (c *cluster) bootAll() error {
+	errs := make([]error, len(c.machines))
+	var wg sync.WaitGroup
+	for i, m := range c.machines {
+		if m.current() == nil {
+			wg.Go(func() { errs[i] = m.boot() })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// crash cuts the power of some machines in one moment and returns when their nodes
+// are gone. Of what the disks have not synced each block is left with a
+// probability of so many percent.
+//
+// The order is what makes it a moment: nothing is heard from a node after it was
+// killed, and nothing that it said before depends on what its disk did later.
+func (c *cluster) crash(keepPercent int, ms ...*machine) {
+	var dying []*run
+	for _, m := range ms {
+		m.mu.Lock()
+		if m.run != nil {
+			m.run.kill()
+			dying = append(dying, m.run)
+			m.run = nil
+		}
+		m.mu.Unlock()
+	}
+	for _, m := range ms {
+		c.net.Crash(m.id)
+	}
+	for _, m := range ms {
+		m.mu.Lock()
+		m.disk = m.disk.crash(keepPercent)
+		m.mu.Unlock()
+		m.clock.Resume()
+		c.net.Resume(m.id)
+		c.logf("node %s lost its power, keeps %d %% of what it did not sync", m.id, keepPercent)
+	}
+	var wg sync.WaitGroup
+	for _, r := range dying {
+		wg.Go(r.core.Crash)
+	}
+	wg.Wait()
+}
+
+// stopAll stops all nodes at the same time, in order.
+func (c *cluster) stopAll() error {
+	var mu sync.Mutex
+	var errs []error
+	var wg sync.WaitGroup
+	for m, r := range c.runs() {
+		wg.Go(func() {
+			err := r.core.Stop(context.Background())
+			r.kill()
+			m.mu.Lock()
+			m.run = nil
+			m.mu.Unlock()
+			if err != nil {
+				mu.Lock()
+				errs = append(errs, fmt.Errorf("sim: stop node %s: %w", m.id, err))
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,120 @@
+package sim
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// disk is a node's memory disk: it forgets in a crash what was not synced, and a
+// sync takes time, so that there is something to forget.
+type disk struct {
+	vfs.FS
+	mem   *vfs.MemFS
+	clock clock.Clock
+	// stalls says that the disk stands still: syncs wait.
+	stalls atomic.Pointer[chan struct{}]
+	syncs  atomic.Int64
+
+	mu  sync.Mutex
+	rng *rand.Rand // guarded by mu
+}
+
+// The time that a sync takes, and sometimes takes.
+const (
+	syncMin  = 50 * time.Microsecond
+	syncMax  = time.Millisecond
+	syncSlow = 30 * time.Millisecond
+)
+
+func newDisk(mem *vfs.MemFS, c clock.Clock, rng *rand.Rand) *disk {
+	return &disk{FS: mem, mem: mem, clock: c, rng: rng}
+}
+
+// crash returns what a new node finds: everything synced, and of the rest each
+// block with a probability of so many percent.
+func (d *disk) crash(keepPercent int) *disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// Whatever still waits for the old disk is not to wait for ever.
+	if ch := d.stalls.Swap(nil); ch != nil {
+		defer close(*ch)
+	}
+	mem := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: keepPercent, RNG: d.rng})
+	return newDisk(mem, d.clock, rand.New(rand.NewPCG(d.rng.Uint64(), 1)))
+}
+
+// stall holds all syncs until the returned function is called.
+func (d *disk) stall() (release func()) {
+	ch := make(chan struct{})
+	d.stalls.Store(&ch)
+	return func() {
+		if d.stalls.CompareAndSwap(&ch, nil) {
+			close(ch)
+		}
+	}
+}
+
+func (d *disk) beforeSync() {
+	d.syncs.Add(1)
+	d.mu.Lock()
+	wait := syncMin + time.Duration(d.rng.Int64N(int64(syncMax-syncMin)))
+	if d.rng.IntN(100) == 0 {
+		wait = syncSlow
+	}
+	d.mu.Unlock()
+	// No context: a sync cannot be cancelled, and this one ends soon.
+	_ = clock.Sleep(context.Background(), d.clock, wait)
+	if ch := d.stalls.Load(); ch != nil {
+		<-*ch
+	}
+}
+
+// file is an open file of a disk.
+type file struct {
+	vfs.File
+	d *disk
+}
+
+// Sync implements vfs.File.
+func (f *file) Sync() error {
+	f.d.beforeSync()
+	return f.File.Sync()
+}
+
+// SyncData implements vfs.File.
+func (f *file) SyncData() error {
+	f.d.beforeSync()
+	return f.File.SyncData()
+}
+
+func (d *disk) wrap(f vfs.File, err error) (vfs.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &file{File: f, d: d}, nil
+}
+
+// Create implements vfs.FS.
+func (d *disk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return d.wrap(d.FS.Create(name, c))
+}
+
+// OpenReadWrite implements vfs.FS.
+func (d *disk) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return d.wrap(d.FS.OpenReadWrite(name, c, opts...))
+}
+
+// OpenDir implements vfs.FS.
+func (d *disk) OpenDir(name string) (vfs.File, error) { return d.wrap(d.FS.OpenDir(name)) }
+
+// ReuseForWrite implements vfs.FS.
+func (d *disk) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return d.wrap(d.FS.ReuseForWrite(from, to, c))
+}

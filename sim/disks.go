@@ -1,0 +1,94 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// Version is one version of one key, as the disks have it.
+type Version struct {
+	Key     string
+	Value   string
+	Mod     int64
+	Create  int64
+	Version int64
+	Deleted bool
+}
+
+// readDisks reads all versions from the disks of stopped nodes, which must agree.
+func readDisks(c *cluster) ([]Version, error) {
+	all := make([][]Version, len(c.machines))
+	for i, m := range c.machines {
+		var err error
+		if all[i], err = readDisk(m); err != nil {
+			return nil, fmt.Errorf("sim: disk of node %s: %w", m.id, err)
+		}
+	}
+	if c.cfg.Nodes > 3 {
+		return merge(all), nil // no disk has all ranges
+	}
+	for i := range all {
+		if d := firstDifference(all[0], all[i]); d != "" {
+			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", c.machines[0].id, c.machines[i].id, d)
+		}
+	}
+	return all[0], nil
+}
+
+func readDisk(m *machine) (vs []Version, err error) {
+	e, err := engine.Open(engine.Options{FS: m.disk.mem, Dir: "data/engine", Clock: m.clock, BallastBytes: -1, LowSpaceBytes: -1})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if cerr := e.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	for from := keyspace.Revision(0); from < keyspace.MaxRevision; {
+		next, err := mvcc.History(e, mvcc.HistoryOptions{From: from, To: keyspace.MaxRevision - 1}, func(v *mvcc.Version) error {
+			vs = append(vs, Version{
+				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version, Deleted: v.Tombstone,
+			})
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		from = next
+	}
+	return vs, nil
+}
+
+func firstDifference(a, b []Version) string {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return fmt.Sprintf("%+v, %+v", a[i], b[i])
+		}
+	}
+	if len(a) != len(b) {
+		return fmt.Sprintf("%d versions, %d versions", len(a), len(b))
+	}
+	return ""
+}
+
+// merge unites what the disks hold; two that differ in a version leave both, which
+// the replay does not accept.
+func merge(all [][]Version) []Version {
+	set := map[Version]bool{}
+	for _, vs := range all {
+		for _, v := range vs {
+			set[v] = true
+		}
+	}
+	vs := make([]Version, 0, len(set))
+	for v := range set {
+		vs = append(vs, v)
+	}
+	slices.SortFunc(vs, compareVersions)
+	return vs
+}

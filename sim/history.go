@@ -1,0 +1,172 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Outcome says what a client knows of its operation.
+type Outcome uint8
+
+// The outcomes.
+const (
+	// Answered: there is a response.
+	Answered Outcome = iota
+	// Refused: there is an error that says that nothing was done and nothing will be.
+	Refused
+	// Unknown: the operation may have taken effect, or may yet.
+	Unknown
+)
+
+// Op is one operation of a client.
+type Op struct {
+	ID     int
+	Client int
+	Node   keyspace.NodeID
+	// Request is one of etcd's Range-, Put-, DeleteRange- and TxnRequests.
+	Request proto.Message
+	// Call and Return are places in the order of all calls and returns of the
+	// history; Return is 0 while there is none. Began and Ended are virtual times.
+	Call, Return int64
+	Began, Ended time.Duration
+
+	Outcome  Outcome
+	Response proto.Message // if Answered
+	Err      error         // if not
+}
+
+// Revision is the header's revision of an answered operation.
+func (o *Op) Revision() int64 { return revisionOf(o.Response) }
+
+// Changes says whether an answered operation changed something, by its answer.
+func (o *Op) Changes() bool { return changed(o.Response) }
+
+// Definite says whether the client knows what became of the operation.
+func (o *Op) Definite() bool { return o.Outcome != Unknown }
+
+// String is the operation on one line.
+func (o *Op) String() string {
+	s := fmt.Sprintf("#%d client %d node %s [%d %d] %v..%v %s", o.ID, o.Client, o.Node, o.Call, o.Return, o.Began, o.Ended, show(o.Request))
+	switch o.Outcome {
+	case Answered:
+		return s + " => " + show(o.Response)
+	case Refused:
+		return s + " => refused: " + o.Err.Error()
+	default:
+		return fmt.Sprintf("%s => unknown: %v", s, o.Err)
+	}
+}
+
+func show(m proto.Message) string {
+	return fmt.Sprintf("%s{%s}", m.ProtoReflect().Descriptor().Name(), prototext.MarshalOptions{}.Format(m))
+}
+
+// History collects the operations of all clients. It may be used from many
+// goroutines.
+type History struct {
+	tick atomic.Int64
+
+	mu sync.Mutex
+	// ops, guarded by mu, are in the order of their calls.
+	ops []*Op
+}
+
+// Begin notes that a client calls.
+func (h *History) Begin(client int, node keyspace.NodeID, req proto.Message, now time.Duration) *Op {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := &Op{ID: len(h.ops), Client: client, Node: node, Request: req, Began: now, Outcome: Unknown, Err: errNoAnswer, Call: h.tick.Add(1)}
+	h.ops = append(h.ops, o)
+	return o
+}
+
+// errNoAnswer is the error of an operation that never returned.
+var errNoAnswer = fmt.Errorf("no answer: %w", kverror.Canceled)
+
+// End notes what a call returned. Where lost is set the client has not heard it.
+func (h *History) End(o *Op, resp proto.Message, err error, lost bool, now time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o.Ended = now
+	switch {
+	case lost:
+		// Return stays 0.
+	case err == nil:
+		o.Outcome, o.Response, o.Err, o.Return = Answered, resp, nil, h.tick.Add(1)
+	default:
+		o.Err = err
+		if kverror.Of(err).Fate() == kverror.NotApplied {
+			o.Outcome, o.Return = Refused, h.tick.Add(1)
+		}
+	}
+}
+
+// Ops returns all operations in the order of their calls.
+func (h *History) Ops() []*Op {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]*Op(nil), h.ops...)
+}
+
+// WriteTo writes one line for each operation.
+func (h *History) WriteTo(w io.Writer) (n int64, err error) {
+	for _, o := range h.Ops() {
+		k, err := fmt.Fprintln(w, o)
+		n += int64(k)
+		if err != nil {
+			return n, fmt.Errorf("sim: write history: %w", err)
+		}
+	}
+	return n, nil
+}
+
+func revisionOf(m proto.Message) int64 {
+	h, ok := m.(interface{ GetHeader() *pb.ResponseHeader })
+	if !ok {
+		return 0
+	}
+	return h.GetHeader().GetRevision()
+}
+
+// changed says whether the operation with this response changed something.
+func changed(m proto.Message) bool {
+	switch r := m.(type) {
+	case *pb.PutResponse:
+		return true
+	case *pb.DeleteRangeResponse:
+		return r.GetDeleted() > 0
+	case *pb.TxnResponse:
+		for _, o := range r.GetResponses() {
+			if changed(inner(o)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// inner returns the response inside of a transaction's.
+func inner(o *pb.ResponseOp) proto.Message {
+	switch r := o.GetResponse().(type) {
+	case *pb.ResponseOp_ResponsePut:
+		return r.ResponsePut
+	case *pb.ResponseOp_ResponseDeleteRange:
+		return r.ResponseDeleteRange
+	case *pb.ResponseOp_ResponseTxn:
+		return r.ResponseTxn
+	case *pb.ResponseOp_ResponseRange:
+		return r.ResponseRange
+	}
+	return nil
+}

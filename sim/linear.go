@@ -1,0 +1,309 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// judgeTimeout is how long porcupine may think about one key or window, in real
+// time. If it does not know by then the run fails.
+const judgeTimeout = 20 * time.Second
+
+// fact is what an operation says of one key: what was there before it, and what is
+// there after it. "" is that the key does not exist; no value is empty.
+type fact struct {
+	// is holds where known is set, and the key exists where exists is; otherwise
+	// nothing is said of before. not is a value that it does not have.
+	known, exists bool
+	is, not       string
+	// writes says that the key has the value after the operation.
+	writes bool
+	value  string
+	// unless: where before does not hold the operation does nothing, instead of being
+	// impossible.
+	unless bool
+}
+
+func (f *fact) holds(value string) bool {
+	return (!f.known || value == f.is) && (!f.exists || value != "") && (f.not == "" || value != f.not)
+}
+
+// keyModel is a register that can be absent.
+var keyModel = porcupine.Model{
+	Init: func() any { return "" },
+	Step: func(state, input, _ any) (bool, any) {
+		f, value := input.(fact), state.(string)
+		if !f.holds(value) {
+			return f.unless, value
+		}
+		if f.writes {
+			return true, f.value
+		}
+		return true, value
+	},
+}
+
+// checkKeys checks that each key for itself is linearizable, by what all operations
+// say of its values alone, revisions aside. Whatever holds for a linearizable whole
+// holds for each of its parts.
+func checkKeys(ops []*Op) (bad []string) {
+	for _, key := range allKeys() {
+		var h []porcupine.Operation
+		for _, o := range ops {
+			f, ok := factOf(o, key)
+			if !ok {
+				continue
+			}
+			end := o.Return
+			if o.Outcome == Unknown {
+				end = math.MaxInt64
+			}
+			h = append(h, porcupine.Operation{ClientId: o.Client, Input: f, Call: o.Call, Return: end, Metadata: o})
+		}
+		switch porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout) {
+		case porcupine.Illegal:
+			bad = append(bad, fmt.Sprintf("linearizability: key %s is not linearizable", key))
+		case porcupine.Unknown:
+			bad = append(bad, fmt.Sprintf("linearizability: porcupine does not know about key %s (%d operations)", key, len(h)))
+		case porcupine.Ok:
+		}
+	}
+	return bad
+}
+
+// factOf returns what an operation says of a key; ok is false where that is nothing.
+func factOf(o *Op, key string) (f fact, ok bool) {
+	switch {
+	case o.Outcome == Refused:
+		return f, false
+	case o.Outcome == Unknown:
+		return unknownFact(o.Request, key)
+	}
+	ok = observe(&f, o.Request, o.Response, key)
+	return f, ok
+}
+
+// unknownFact is what an operation may have done.
+func unknownFact(req proto.Message, key string) (f fact, ok bool) {
+	f.unless = true
+	switch r := req.(type) {
+	case *pb.PutRequest:
+		f.writes, f.value = true, string(r.GetValue())
+		return f, string(r.GetKey()) == key
+	case *pb.DeleteRangeRequest:
+		f.writes = true
+		return f, covers1(r.GetKey(), r.GetRangeEnd(), key)
+	case *pb.TxnRequest:
+		// Of several compares that of this key may hold and another not: the operation is
+		// allowed to do what it does in any case, and may as well be placed at the end.
+		for _, op := range r.GetSuccess() {
+			if p := op.GetRequestPut(); p != nil && string(p.GetKey()) == key {
+				f.writes, f.value, ok = true, string(p.GetValue()), true
+			}
+			if d := op.GetRequestDeleteRange(); d != nil && covers1(d.GetKey(), d.GetRangeEnd(), key) {
+				f.writes, f.value, ok = true, "", true
+			}
+		}
+	}
+	return f, ok
+}
+
+// observe adds what an answer says of the key, in the order of operations.
+func observe(f *fact, req, resp proto.Message, key string) (ok bool) {
+	switch r := req.(type) {
+	case *pb.RangeRequest:
+		return observeRange(f, r, resp.(*pb.RangeResponse), key)
+	case *pb.PutRequest:
+		if string(r.GetKey()) != key {
+			return false
+		}
+		if r.GetPrevKv() {
+			f.before(string(resp.(*pb.PutResponse).GetPrevKv().GetValue()))
+		}
+		f.writes, f.value = true, string(r.GetValue())
+		return true
+	case *pb.DeleteRangeRequest:
+		return observeDelete(f, r, resp.(*pb.DeleteRangeResponse), key)
+	case *pb.TxnRequest:
+		return observeTxn(f, r, resp.(*pb.TxnResponse), key)
+	}
+	return false
+}
+
+// before notes the value before the operation, unless that is what the operation
+// itself has written.
+func (f *fact) before(value string) {
+	if !f.writes {
+		f.known, f.is = true, value
+	}
+}
+
+func observeRange(f *fact, r *pb.RangeRequest, resp *pb.RangeResponse, key string) bool {
+	if !covers1(r.GetKey(), r.GetRangeEnd(), key) || r.GetRevision() != 0 || r.GetCountOnly() {
+		return false
+	}
+	for _, kv := range resp.GetKvs() {
+		if string(kv.GetKey()) != key {
+			continue
+		}
+		if r.GetKeysOnly() {
+			f.exists = f.exists || !f.writes
+		} else {
+			f.before(string(kv.GetValue()))
+		}
+		return true
+	}
+	if n := len(resp.GetKvs()); resp.GetMore() && (n == 0 || string(resp.GetKvs()[n-1].GetKey()) < key) {
+		return false // behind the page
+	}
+	f.before("")
+	return true
+}
+
+func observeDelete(f *fact, r *pb.DeleteRangeRequest, resp *pb.DeleteRangeResponse, key string) bool {
+	if !covers1(r.GetKey(), r.GetRangeEnd(), key) {
+		return false
+	}
+	switch {
+	case r.GetPrevKv():
+		value := ""
+		for _, kv := range resp.GetPrevKvs() {
+			if string(kv.GetKey()) == key {
+				value = string(kv.GetValue())
+			}
+		}
+		f.before(value)
+	case resp.GetDeleted() == 0:
+		f.before("")
+	case len(r.GetRangeEnd()) == 0:
+		f.exists = f.exists || !f.writes
+	}
+	f.writes, f.value = true, ""
+	return true
+}
+
+func observeTxn(f *fact, r *pb.TxnRequest, resp *pb.TxnResponse, key string) (ok bool) {
+	ops := r.GetFailure()
+	if resp.GetSucceeded() {
+		ops = r.GetSuccess()
+	}
+	for _, c := range r.GetCompare() {
+		if string(c.GetKey()) != key || c.GetResult() != pb.Compare_EQUAL {
+			continue
+		}
+		absent := c.GetTarget() == pb.Compare_VERSION && c.GetVersion() == 0
+		switch value := c.GetTarget() == pb.Compare_VALUE; {
+		case resp.GetSucceeded() && value:
+			f.before(string(c.GetValue()))
+		case resp.GetSucceeded() && absent:
+			f.before("")
+		case resp.GetSucceeded():
+			f.exists = true
+		case len(r.GetCompare()) > 1:
+			continue // it may have been another one that did not hold
+		case value:
+			f.not = string(c.GetValue())
+		case absent:
+			f.exists = true
+		default:
+			continue
+		}
+		ok = true
+	}
+	for i, op := range ops {
+		var req proto.Message
+		switch q := op.GetRequest().(type) {
+		case *pb.RequestOp_RequestRange:
+			req = q.RequestRange
+		case *pb.RequestOp_RequestPut:
+			req = q.RequestPut
+		case *pb.RequestOp_RequestDeleteRange:
+			req = q.RequestDeleteRange
+		}
+		if observe(f, req, inner(resp.GetResponses()[i]), key) {
+			ok = true
+		}
+	}
+	return ok
+}
+
+// covers1 says whether etcd's pair holds the key.
+func covers1(start, end []byte, key string) bool {
+	switch {
+	case len(end) == 0:
+		return string(start) == key
+	case len(end) == 1 && end[0] == 0:
+		return key >= string(start)
+	}
+	return key >= string(start) && key < string(end)
+}
+
+// windowRevisions is how many changes one window of the whole-keyspace check has.
+const windowRevisions = 60
+
+// checkWindows checks that all answers together are linearizable, windows of
+// revisions at a time: each begins with the state that the replay has there.
+func checkWindows(p *replay) (bad []string) {
+	slices.SortFunc(p.ops, func(a, b placed) int { return cmp.Compare(a.rev, b.rev) })
+	for from := 0; from < len(p.revs); from += windowRevisions {
+		begin := p.revs[from]
+		end := int64(math.MaxInt64)
+		if from+windowRevisions < len(p.revs) {
+			end = p.revs[from+windowRevisions]
+		}
+		var h []porcupine.Operation
+		for _, o := range p.ops {
+			if o.rev <= begin || o.rev > end {
+				continue
+			}
+			ret := o.op.Return
+			if o.op.Outcome == Unknown {
+				ret = math.MaxInt64
+			}
+			h = append(h, porcupine.Operation{ClientId: o.op.Client, Input: o, Call: o.op.Call, Return: ret})
+		}
+		switch porcupine.CheckOperationsTimeout(windowModel(p.models[from]), h, judgeTimeout) {
+		case porcupine.Illegal:
+			bad = append(bad, fmt.Sprintf("linearizability: revisions %d to %d are not linearizable", begin, end))
+		case porcupine.Unknown:
+			bad = append(bad, fmt.Sprintf("linearizability: porcupine does not know about revisions %d to %d (%d operations)", begin, end, len(h)))
+		case porcupine.Ok:
+		}
+	}
+	return bad
+}
+
+// windowModel is the whole keyspace, from a state on. An operation fits where its
+// revision does.
+func windowModel(from *model) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return from },
+		Step: func(state, input, _ any) (bool, any) {
+			m, o := state.(*model), input.(placed)
+			resp, next := m.apply(o.op.Request, o.rev)
+			if o.op.Outcome == Unknown {
+				return o.rev > m.rev && next != m, next
+			}
+			if !sameAnswer(resp, o.op.Response) {
+				return false, m
+			}
+			if o.op.Changes() {
+				return o.rev > m.rev && next != m, next
+			}
+			// The revision of a read binds what comes after it too.
+			return o.rev >= m.rev && next == m, &model{rev: o.rev, keys: m.keys, past: m.past}
+		},
+		Equal: func(a, b any) bool {
+			x, y := a.(*model), b.(*model)
+			return x.rev == y.rev && len(difference(x, y, 0)) == 0
+		},
+	}
+}

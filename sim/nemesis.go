@@ -1,0 +1,329 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simbus"
+)
+
+// Fault is one kind of trouble.
+type Fault string
+
+// The faults. Each lasts a while and is healed.
+const (
+	// CrashOne, CrashTwo and CrashAll cut the power: what the disks had not synced is
+	// partly lost.
+	CrashOne Fault = "crash one"
+	CrashTwo Fault = "crash two"
+	CrashAll Fault = "crash all"
+	// Isolate cuts a node off, IsolateLeader the sequencer's or a range leader's, and
+	// OneWay one direction between two.
+	Isolate       Fault = "isolate"
+	IsolateLeader Fault = "isolate leader"
+	OneWay        Fault = "one way"
+	// Pause stops a node's timers and its bus, while its clock runs on.
+	Pause Fault = "pause"
+	// Drift changes how fast the clocks run.
+	Drift Fault = "drift"
+	// Stall lets a disk's syncs hang.
+	Stall Fault = "stall"
+	// Flaky is a network that loses, delays, repeats and reorders, and breaks
+	// connections.
+	Flaky Fault = "flaky"
+	// Split cuts ranges. It goes on all the time, and is no failure.
+	Split Fault = "split"
+)
+
+// AllFaults are all of them.
+var AllFaults = []Fault{CrashOne, CrashTwo, CrashAll, Isolate, IsolateLeader, OneWay, Pause, Drift, Stall, Flaky}
+
+// flaky is the network of Flaky.
+var flaky = simbus.Faults{
+	Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 3 * time.Millisecond, Tail: 0.02, TailMean: 20 * time.Millisecond},
+	Loss:  0.03, Duplicate: 0.03, Reorder: 0.1, ReorderBy: 10 * time.Millisecond, Break: 0.0005,
+}
+
+// nemesis injects faults. It belongs to one goroutine, but for splits.
+type nemesis struct {
+	c   *cluster
+	rng *rand.Rand
+	// happened counts the faults that took effect.
+	happened map[Fault]int
+	splits   atomic.Int64
+	// failures counts what was injected: each may leave a gap in the revisions.
+	failures int
+}
+
+func newNemesis(c *cluster) *nemesis {
+	return &nemesis{c: c, rng: rand.New(rand.NewPCG(c.cfg.Seed, 2)), happened: map[Fault]int{}}
+}
+
+// run injects the faults of the configuration in an order drawn by the seed,
+// sometimes two at a time.
+func (n *nemesis) run() error {
+	faults := append([]Fault(nil), n.c.cfg.Faults...)
+	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+	for i := 0; i < len(faults); i++ {
+		heal := []func() error{n.inject(faults[i])}
+		n.c.sleep(n.between(300*time.Millisecond, 2500*time.Millisecond))
+		if i+1 < len(faults) && n.rng.IntN(4) == 0 {
+			i++
+			heal = append(heal, n.inject(faults[i]))
+			n.c.sleep(n.between(300*time.Millisecond, 1500*time.Millisecond))
+		}
+		for _, h := range heal {
+			if err := h(); err != nil {
+				return err
+			}
+		}
+		n.c.sleep(n.between(1500*time.Millisecond, 4*time.Second))
+	}
+	return nil
+}
+
+func (n *nemesis) between(from, to time.Duration) time.Duration {
+	return from + time.Duration(n.rng.Int64N(int64(to-from)))
+}
+
+// inject begins a fault and returns what ends it.
+func (n *nemesis) inject(f Fault) (heal func() error) {
+	n.c.logf("nemesis: %s", f)
+	n.failures++
+	switch f {
+	case CrashOne, CrashTwo, CrashAll:
+		return n.crash(f)
+	case Isolate, IsolateLeader:
+		m := n.pick()
+		if f == IsolateLeader {
+			m = n.leader()
+		}
+		if len(n.c.runs()) > 1 {
+			n.happened[f]++
+		}
+		n.c.logf("nemesis: cut off node %s", m.id)
+		n.c.net.Partition(m.id)
+		return n.healNetwork
+	case OneWay:
+		at := n.rng.Perm(len(n.c.machines))
+		from, to := n.c.machines[at[0]].id, n.c.machines[at[1]].id
+		n.happened[f]++
+		n.c.logf("nemesis: nothing from node %s to node %s", from, to)
+		n.c.net.Cut(from, to)
+		return n.healNetwork
+	case Pause:
+		return n.pause()
+	case Drift:
+		n.happened[f]++
+		for _, m := range n.c.machines {
+			m.clock.SetRate(1 + (n.rng.Float64()-0.5)*2*maxDrift)
+		}
+	case Stall:
+		return n.stall()
+	case Flaky:
+		n.happened[f]++
+		n.c.net.SetStandard(flaky)
+		return func() error {
+			n.c.net.SetStandard(calm)
+			return nil
+		}
+	default:
+		panic(fmt.Sprintf("sim: no such fault: %q", f))
+	}
+	return func() error { return nil }
+}
+
+func (n *nemesis) healNetwork() error {
+	n.c.logf("nemesis: heal the network")
+	n.c.net.HealAll()
+	return nil
+}
+
+func (n *nemesis) pick() *machine { return n.c.machines[n.rng.IntN(len(n.c.machines))] }
+
+func (n *nemesis) crash(f Fault) func() error {
+	count := map[Fault]int{CrashOne: 1, CrashTwo: 2, CrashAll: len(n.c.machines)}[f]
+	var ms []*machine
+	for _, i := range n.rng.Perm(len(n.c.machines))[:count] {
+		ms = append(ms, n.c.machines[i])
+	}
+	keep := []int{0, 0, 50, 90, n.rng.IntN(100)}[n.rng.IntN(5)]
+	n.c.crash(keep, ms...)
+	n.happened[f]++
+	return func() error {
+		// Each comes back in its own time.
+		errs := make(chan error, len(ms))
+		for _, m := range ms {
+			wait := n.between(0, 800*time.Millisecond)
+			go func() {
+				n.c.sleep(wait)
+				errs <- m.boot()
+			}()
+		}
+		for range ms {
+			if err := <-errs; err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (n *nemesis) pause() func() error {
+	m := n.pick()
+	if m.current() != nil {
+		n.happened[Pause]++
+	}
+	n.c.logf("nemesis: pause node %s", m.id)
+	m.clock.Pause()
+	n.c.net.Pause(m.id)
+	return func() error {
+		n.c.logf("nemesis: resume node %s", m.id)
+		m.clock.Resume()
+		n.c.net.Resume(m.id)
+		return nil
+	}
+}
+
+func (n *nemesis) stall() func() error {
+	m := n.pick()
+	m.mu.Lock()
+	d := m.disk
+	m.mu.Unlock()
+	if m.current() != nil {
+		n.happened[Stall]++
+	}
+	n.c.logf("nemesis: the disk of node %s stands still", m.id)
+	release := d.stall()
+	return func() error {
+		n.c.logf("nemesis: the disk of node %s goes on", m.id)
+		release()
+		return nil
+	}
+}
+
+// askTimeout bounds the nemesis's own questions.
+const askTimeout = time.Second
+
+// leader returns a machine whose node leads something: the sequencer, or a range.
+func (n *nemesis) leader() *machine {
+	sequencer := n.rng.IntN(2) == 0
+	for _, m := range n.c.machines {
+		r := m.current()
+		if r == nil {
+			continue
+		}
+		if sequencer {
+			if id := n.sequencer(r); id != 0 {
+				return n.c.machines[id-1]
+			}
+		} else if leads(m, r, hotKeys[0]) {
+			return m
+		}
+	}
+	return n.pick()
+}
+
+// sequencer returns the node that hands out revisions as far as a node knows, 0 if
+// it knows of none.
+func (n *nemesis) sequencer(r *run) keyspace.NodeID {
+	ctx, cancel := context.WithTimeout(r.ctx, askTimeout)
+	defer cancel()
+	st, err := r.core.Placement().Status(ctx)
+	if err != nil {
+		return 0
+	}
+	return st.Leader
+}
+
+// leads says whether the node on m leads the range of a key.
+func leads(m *machine, r *run, key string) bool {
+	l, err := r.core.Ranges().List(r.ctx, m.id)
+	if err != nil {
+		return false
+	}
+	for _, s := range l {
+		if s.IsLeader && s.Descriptor.Span.Contains([]byte(key)) {
+			return true
+		}
+	}
+	return false
+}
+
+// splitLoop cuts a range now and then until stop is closed.
+func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
+	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 3))
+	wg.Go(func() {
+		for range n.c.cfg.Splits {
+			n.c.sleep(time.Second + time.Duration(rng.Int64N(int64(2*time.Second))))
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			key := fmt.Sprintf("%c", groups[rng.IntN(len(groups))])
+			if rng.IntN(3) == 0 {
+				key += fmt.Sprint(rng.IntN(keysPerGroup))
+			}
+			n.split(n.c.machines[rng.IntN(len(n.c.machines))], []byte(key))
+		}
+	})
+}
+
+// split asks, through one node, each replica of the key's range to cut it there.
+func (n *nemesis) split(m *machine, key []byte) {
+	r := m.current()
+	if r == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second)
+	defer cancel()
+	ds, err := r.core.Placement().RangeMap(ctx)
+	if err != nil {
+		return
+	}
+	for _, d := range ds {
+		if !d.Span.Contains(key) || string(d.Span.Start) == string(key) {
+			continue
+		}
+		for _, rep := range d.Replicas {
+			if _, err = r.core.Ranges().Split(ctx, rep.Node, d.Range, d.Generation, key); err == nil {
+				n.splits.Add(1)
+				n.c.logf("nemesis: split range %s at %q", d.Range, key)
+				return
+			}
+		}
+		n.c.logf("nemesis: split range %s at %q: %v", d.Range, key, err)
+	}
+}
+
+// missing names the faults of the configuration that never happened.
+func (n *nemesis) missing() []string {
+	var m []string
+	promise := func(f Fault, ok bool) {
+		if !ok {
+			m = append(m, fmt.Sprintf("the fault %q never happened", f))
+		}
+	}
+	st := n.c.net.Stats()
+	for _, f := range n.c.cfg.Faults {
+		promise(f, n.happened[f] > 0)
+		switch f {
+		case Isolate, IsolateLeader, OneWay:
+			promise(f, st.CutOff > 0)
+		case Flaky:
+			promise(f, st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0)
+		case CrashOne, CrashTwo, CrashAll:
+			promise(f, st.Crashes > 0)
+		}
+	}
+	if n.c.cfg.Splits > 0 {
+		promise(Split, n.splits.Load() > 0)
+	}
+	return m
+}

@@ -1,0 +1,300 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simbus"
+)
+
+// Config says what a run is made of.
+type Config struct {
+	Seed uint64
+	// Nodes are 3 or 5, Clients the clients beside each other, BurstOps the
+	// operations of one client in one burst, on average.
+	Nodes, Clients, BurstOps int
+	// Faults are injected one after the other, in an order of the seed. Splits is how
+	// many splits are tried meanwhile.
+	Faults []Fault
+	Splits int
+	// Quiet is how long the clients run where there are no faults.
+	Quiet time.Duration
+	// Borders are the borders of the first ranges.
+	Borders []string
+}
+
+func (c *Config) splitKeys() [][]byte {
+	keys := make([][]byte, len(c.Borders))
+	for i, b := range c.Borders {
+		keys[i] = []byte(b)
+	}
+	return keys
+}
+
+// Report is what a run leaves to be judged.
+type Report struct {
+	Config  Config
+	History *History
+	Trace   *Trace
+	// Versions are all versions of all keys as the disks have them at the end, in the
+	// order of revisions.
+	Versions []Version
+	// Failures counts what may have left gaps in the revisions.
+	Failures int
+	Happened map[Fault]int
+	Splits   int64
+	Network  simbus.Stats
+	// Elapsed is the virtual time that the run took.
+	Elapsed time.Duration
+	// Violations are what the run itself found to be wrong.
+	Violations []string
+}
+
+func (r *Report) violate(format string, args ...any) {
+	r.Violations = append(r.Violations, fmt.Sprintf(format, args...))
+}
+
+// Bounds of the end of a run, in virtual time.
+const (
+	// liveWithin: after everything is healed every gateway serves every range again.
+	liveWithin = 20 * time.Second
+	// promptWithin: from then on a single operation takes at most this long.
+	promptWithin = time.Second
+	// convergeWithin: when nothing is written any more the replicas become equal.
+	convergeWithin = 15 * time.Second
+)
+
+// Run makes one run into rep, whose Config, History and Trace are set by the
+// caller, who thereby has them if the run hangs. It must be called in a
+// testing/synctest bubble.
+func Run(rep *Report) {
+	rng := rand.New(rand.NewPCG(rep.Config.Seed, 1))
+	c := newCluster(rep.Config, rng, rep.Trace)
+	defer func() {
+		rep.Network, rep.Elapsed = c.net.Stats(), c.elapsed()
+		c.crash(0, c.machines...) // whatever still runs
+	}()
+	if err := c.bootAll(); err != nil {
+		rep.violate("the cluster does not start: %v", err)
+		return
+	}
+	n := newNemesis(c)
+	if !chaos(rep, c, n) {
+		return
+	}
+	c.logf("all is healed")
+	probe := newClient(c, rep.History, rep.Config.Clients)
+	if !live(rep, c, probe) {
+		return
+	}
+	rep.Violations = append(rep.Violations, n.missing()...)
+	if err := converge(c); err != nil {
+		rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
+	}
+	if err := c.stopAll(); err != nil {
+		rep.violate("a clean stop failed: %v", err)
+	}
+	var err error
+	if rep.Versions, err = readDisks(c); err != nil {
+		rep.violate("%v", err)
+	}
+}
+
+// chaos runs clients and faults beside each other and heals everything.
+func chaos(rep *Report, c *cluster, n *nemesis) bool {
+	stopLoad := load(c, rep.History)
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	n.splitLoop(stop, &wg)
+	c.sleep(2 * time.Second)
+	err := n.run()
+	if len(rep.Config.Faults) == 0 {
+		c.sleep(rep.Config.Quiet)
+	}
+	c.net.HealAll()
+	c.net.SetStandard(calm)
+	close(stop)
+	stopLoad()
+	wg.Wait()
+	rep.Happened, rep.Splits, rep.Failures = n.happened, n.splits.Load(), n.failures
+	if err == nil {
+		err = c.bootAll()
+	}
+	if err != nil {
+		rep.violate("a node does not start again: %v", err)
+		return false
+	}
+	for m, r := range c.runs() {
+		if err := r.core.Err(); err != nil {
+			rep.violate("node %s gave up: %v", m.id, err)
+		}
+	}
+	return len(rep.Violations) == 0
+}
+
+// live waits until every gateway serves every group of keys, and then expects every
+// operation to be answered at once.
+func live(rep *Report, c *cluster, probe *client) bool {
+	begin := c.elapsed()
+	each := func(timeout time.Duration, f func(*Op, time.Duration) bool) bool {
+		for _, m := range c.machines {
+			r := m.current()
+			for _, g := range groups {
+				reqs := []proto.Message{
+					&pb.PutRequest{Key: fmt.Appendf(nil, "%c0", g), Value: probe.value()},
+					&pb.RangeRequest{Key: fmt.Appendf(nil, "%c0", g)},
+				}
+				for _, req := range reqs {
+					for {
+						from := c.elapsed()
+						o := probe.do(m, r, req, timeout)
+						if o.Outcome == Answered && f(o, c.elapsed()-from) {
+							break
+						}
+						if !f(o, c.elapsed()-from) {
+							return false
+						}
+						if p, ok := req.(*pb.PutRequest); ok {
+							p.Value = probe.value()
+						}
+						c.sleep(50 * time.Millisecond)
+					}
+				}
+			}
+		}
+		return true
+	}
+	ok := each(liveWithin, func(o *Op, _ time.Duration) bool {
+		if c.elapsed()-begin <= liveWithin {
+			return true
+		}
+		rep.violate("not live %v after healing: %s", c.elapsed()-begin, o)
+		return false
+	})
+	return ok && each(promptWithin, func(o *Op, took time.Duration) bool {
+		if o.Outcome == Answered && took <= promptWithin {
+			return true
+		}
+		rep.violate("an operation of a healthy cluster took %v: %s", took, o)
+		return false
+	}) && whole(rep, c, probe)
+}
+
+// whole reads everything at every gateway: the last word of the history.
+func whole(rep *Report, c *cluster, probe *client) bool {
+	for _, m := range c.machines {
+		o := probe.do(m, m.current(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, promptWithin)
+		if o.Outcome != Answered {
+			rep.violate("reading everything from a healthy cluster: %s", o)
+			return false
+		}
+	}
+	return true
+}
+
+// converge waits until all replicas of all ranges are at the same index with the
+// same hash, and every node's range map is what the replicas say.
+func converge(c *cluster) error {
+	for begin := c.elapsed(); ; c.sleep(100 * time.Millisecond) {
+		err := converged(c)
+		if err == nil || errors.Is(err, errNever) || c.elapsed()-begin > convergeWithin {
+			return err
+		}
+	}
+}
+
+// errNever marks what waiting does not mend.
+var errNever = errors.New("for ever")
+
+func converged(c *cluster) error {
+	ctx := context.Background()
+	for _, m := range c.machines {
+		r := m.current()
+		ds, err := r.core.Placement().RangeMap(ctx)
+		if err != nil {
+			return fmt.Errorf("range map of node %s: %w", m.id, err)
+		}
+		if err := covers(ds); err != nil {
+			return fmt.Errorf("range map of node %s: %w: %w", m.id, err, errNever)
+		}
+		for i := range ds {
+			if err := sameReplicas(ctx, c, r, &ds[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// covers says whether the ranges cover the keyspace exactly once.
+func covers(ds []keyspace.Descriptor) error {
+	var at []byte
+	seen := map[keyspace.RangeID]bool{}
+	for i, d := range ds {
+		switch {
+		case string(d.Span.Start) != string(at):
+			return fmt.Errorf("range %s begins at %q, and the one before it ends at %q", d.Range, d.Span.Start, at)
+		case seen[d.Range]:
+			return fmt.Errorf("range %s is there twice", d.Range)
+		case len(d.Span.End) == 0 && i < len(ds)-1:
+			return fmt.Errorf("range %s has no end and is not the last one", d.Range)
+		}
+		seen[d.Range] = true
+		at = d.Span.End
+	}
+	if len(ds) == 0 || len(at) != 0 {
+		return fmt.Errorf("nothing covers what comes from %q on", at)
+	}
+	return nil
+}
+
+// sameReplicas compares all replicas of a range with its descriptor and each other.
+func sameReplicas(ctx context.Context, c *cluster, r *run, d *keyspace.Descriptor) error {
+	type state struct {
+		index uint64
+		hash  string
+	}
+	var first state
+	leaders := 0
+	for i, rep := range d.Replicas {
+		st, err := r.core.Ranges().Show(ctx, rep.Node, d.Range)
+		if err != nil {
+			return fmt.Errorf("range %s on node %s: %w", d.Range, rep.Node, err)
+		}
+		if st.Serving {
+			leaders++
+		}
+		own := &st.Descriptor
+		if own.Generation != d.Generation || !own.Span.Equal(d.Span) || len(own.Replicas) != len(d.Replicas) {
+			return fmt.Errorf("range %s on node %s says %+v, and the map %+v", d.Range, rep.Node, own, d)
+		}
+		h, err := r.core.Ranges().HashAt(ctx, rep.Node, d.Range, keyspace.MaxRevision-1, 0)
+		if err != nil {
+			return fmt.Errorf("range %s on node %s: hash: %w", d.Range, rep.Node, err)
+		}
+		now := state{st.Applied.Index, fmt.Sprintf("%s %016x", st.Hash, h)}
+		if i == 0 {
+			first = now
+		}
+		switch {
+		case now.index != first.index:
+			return fmt.Errorf("range %s: node %s has applied %d and node %s %d", d.Range, d.Replicas[0].Node, first.index, rep.Node, now.index)
+		case now.hash != first.hash:
+			return fmt.Errorf("range %s at index %d: node %s has the hash %s and node %s %s: %w",
+				d.Range, now.index, d.Replicas[0].Node, first.hash, rep.Node, now.hash, errNever)
+		}
+	}
+	if leaders > 1 {
+		return fmt.Errorf("range %s has %d leaders", d.Range, leaders)
+	}
+	return nil
+}

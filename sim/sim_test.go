@@ -1,0 +1,121 @@
+package sim
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"testing/cryptotest"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// seeds returns the seeds to run: SKEIN_SIM_SEED alone, or the first
+// SKEIN_SIM_SEEDS.
+func seeds(t *testing.T, usual int) (s []uint64) {
+	t.Helper()
+	number := func(name string) (uint64, bool) {
+		text := os.Getenv(name)
+		if text == "" {
+			return 0, false
+		}
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n, true
+	}
+	if one, ok := number("SKEIN_SIM_SEED"); ok {
+		repeat, _ := number("SKEIN_SIM_REPEAT")
+		for range max(1, repeat) {
+			s = append(s, one)
+		}
+		return s
+	}
+	n, ok := number("SKEIN_SIM_SEEDS")
+	if !ok {
+		n = uint64(usual)
+	}
+	for i := range n {
+		s = append(s, i)
+	}
+	return s
+}
+
+// simulate makes one run, judges it, and keeps its history and trace if it fails.
+func simulate(t *testing.T, cfg Config) *Report {
+	t.Helper()
+	cryptotest.SetGlobalRandom(t, cfg.Seed)
+	dir, err := os.MkdirTemp("", fmt.Sprintf("skein-sim-%d-", cfg.Seed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := os.Create(filepath.Join(dir, "trace.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rep := &Report{Config: cfg, History: &History{}, Trace: NewTrace(trace)}
+	judged := false
+	defer func() {
+		// Also where the bubble panics, since everybody in it waits.
+		trace.Close()
+		if judged && !t.Failed() {
+			os.RemoveAll(dir)
+			return
+		}
+		if f, err := os.Create(filepath.Join(dir, "history.txt")); err == nil {
+			_, _ = rep.History.WriteTo(f)
+			f.Close()
+		}
+		t.Logf("history and trace are in %s; repeat with SKEIN_SIM_SEED=%d go test ./sim -run '%s'", dir, cfg.Seed, t.Name())
+	}()
+	began := time.Now()
+	synctest.Test(t, func(*testing.T) { Run(rep) })
+	ran := time.Since(began)
+	bad := Check(rep)
+	for i, b := range bad {
+		if i == 10 {
+			t.Errorf("and %d more", len(bad)-i)
+			break
+		}
+		t.Errorf("seed %d: %s", cfg.Seed, b)
+	}
+	ops := rep.History.Ops()
+	var by [3]int
+	for _, o := range ops {
+		by[o.Outcome]++
+	}
+	t.Logf("%d operations (%d answered, %d refused, %d unknown), %d versions, %d splits, %v virtual in %v, judged in %v, faults %v, network %+v",
+		len(ops), by[Answered], by[Refused], by[Unknown], len(rep.Versions), rep.Splits, rep.Elapsed.Round(time.Millisecond),
+		ran.Round(time.Millisecond), (time.Since(began) - ran).Round(time.Millisecond), rep.Happened, rep.Network)
+	judged = true
+	return rep
+}
+
+// TestSeeds is the simulation: a few seeds in every test run, many with make sim.
+func TestSeeds(t *testing.T) {
+	for i, seed := range seeds(t, 2) {
+		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
+			simulate(t, Config{
+				Seed: seed, Nodes: 3, Clients: 6, BurstOps: 4, Faults: AllFaults, Splits: 6, Borders: []string{"j", "s"},
+			})
+		})
+	}
+}
+
+// TestWithoutFailures has splits, late networks and impatient clients, and nothing
+// that fails: every revision is used.
+func TestWithoutFailures(t *testing.T) {
+	for i, seed := range seeds(t, 1) {
+		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
+			simulate(t, Config{
+				Seed: seed, Nodes: 3, Clients: 8, BurstOps: 6, Splits: 4, Quiet: 8 * time.Second, Borders: []string{"j"},
+			})
+		})
+	}
+}

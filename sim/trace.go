@@ -1,0 +1,51 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// Trace is what happened in a run, but for the clients' operations: faults and the
+// nodes' logs. It may be used from many goroutines.
+type Trace struct {
+	mu sync.Mutex
+	// w, guarded by mu.
+	w io.Writer
+}
+
+// NewTrace returns a trace that is written as it happens: a node that panics takes
+// the process with it.
+func NewTrace(w io.Writer) *Trace { return &Trace{w: w} }
+
+// Add adds a line with the virtual time since the start of the run.
+func (t *Trace) Add(at time.Duration, text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fmt.Fprintf(t.w, "%12v %s\n", at, text)
+}
+
+// logger returns a node's logger that writes into the trace.
+func (t *Trace) logger(elapsed func() time.Duration) *zap.Logger {
+	cfg := zapcore.EncoderConfig{MessageKey: "m", LevelKey: "l", EncodeLevel: zapcore.CapitalLevelEncoder, EncodeDuration: zapcore.StringDurationEncoder}
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(cfg), &traceWriter{t, elapsed}, zapcore.InfoLevel))
+}
+
+type traceWriter struct {
+	t       *Trace
+	elapsed func() time.Duration
+}
+
+// Write implements zapcore.WriteSyncer.
+func (w *traceWriter) Write(p []byte) (int, error) {
+	w.t.Add(w.elapsed(), strings.TrimRight(string(p), "\n"))
+	return len(p), nil
+}
+
+// Sync implements zapcore.WriteSyncer.
+func (w *traceWriter) Sync() error { return nil }

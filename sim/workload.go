@@ -1,0 +1,277 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// The keys of a run: groups of neighbours, each named by a letter, some of which
+// are hot.
+const (
+	groups       = "cfiloruxz"
+	keysPerGroup = 4
+)
+
+var hotKeys = []string{"c0", "l0", "u0"}
+
+// allKeys returns every key that a run touches.
+func allKeys() []string {
+	var keys []string
+	for _, g := range groups {
+		for i := range keysPerGroup {
+			keys = append(keys, fmt.Sprintf("%c%d", g, i))
+		}
+	}
+	return keys
+}
+
+// client is one client of the cluster. It belongs to one goroutine.
+type client struct {
+	c   *cluster
+	h   *History
+	id  int
+	rng *rand.Rand
+	// seen is what the client has last seen of each key, latest the highest revision.
+	seen   map[string]*mvccpb.KeyValue
+	latest int64
+	writes int
+}
+
+func newClient(c *cluster, h *History, id int) *client {
+	return &client{c: c, h: h, id: id, rng: rand.New(rand.NewPCG(c.cfg.Seed, 100+uint64(id))), seen: map[string]*mvccpb.KeyValue{}}
+}
+
+// Bursts: all clients are busy at about the same time, and idle between, so that
+// operations meet and ranges fall asleep.
+const (
+	burstEvery  = 600 * time.Millisecond
+	burstJitter = 100 * time.Millisecond
+	burstThink  = 6 * time.Millisecond
+)
+
+// runUntil works in bursts until stop is closed.
+func (c *client) runUntil(stop <-chan struct{}) {
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		for range 1 + c.rng.IntN(c.c.cfg.BurstOps*2) {
+			c.step()
+			c.c.sleep(time.Duration(c.rng.Int64N(int64(burstThink))))
+		}
+		now := c.c.elapsed()
+		c.c.sleep(burstEvery - now%burstEvery + time.Duration(c.rng.Int64N(int64(burstJitter))))
+	}
+}
+
+// step does one operation at a gateway that is up: mostly the client's own.
+func (c *client) step() {
+	ms := c.c.machines
+	at := c.id
+	if c.rng.IntN(4) == 0 {
+		at = c.rng.IntN(len(ms))
+	}
+	for i := range ms {
+		m := ms[(at+i)%len(ms)]
+		if r := m.current(); r != nil {
+			timeout := 2 * requestTimeout
+			if c.rng.IntN(40) == 0 {
+				timeout = time.Duration(1+c.rng.IntN(4)) * time.Millisecond
+			}
+			c.do(m, r, c.request(), timeout)
+			return
+		}
+	}
+}
+
+// do sends one request and records what came of it.
+func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration) *Op {
+	ctx, cancel := context.WithTimeout(r.ctx, timeout)
+	defer cancel()
+	o := c.h.Begin(c.id, m.id, req, c.c.elapsed())
+	var resp proto.Message
+	var err error
+	kv := r.core.KV()
+	// The store keeps parts of a request: it gets a copy of its own.
+	switch q := proto.Clone(req).(type) {
+	case *pb.RangeRequest:
+		resp, err = kv.Range(ctx, q)
+	case *pb.PutRequest:
+		resp, err = kv.Put(ctx, q)
+	case *pb.DeleteRangeRequest:
+		resp, err = kv.DeleteRange(ctx, q)
+	case *pb.TxnRequest:
+		resp, err = kv.Txn(ctx, q)
+	}
+	c.h.End(o, resp, err, r.ctx.Err() != nil, c.c.elapsed())
+	if o.Outcome == Answered {
+		c.learn(o)
+	}
+	return o
+}
+
+// learn keeps what an answer says of keys.
+func (c *client) learn(o *Op) {
+	c.latest = max(c.latest, o.Revision())
+	resps := []proto.Message{o.Response}
+	if t, ok := o.Response.(*pb.TxnResponse); ok {
+		for _, r := range t.GetResponses() {
+			resps = append(resps, inner(r))
+		}
+	}
+	for _, r := range resps {
+		if r, ok := r.(*pb.RangeResponse); ok {
+			for _, kv := range r.GetKvs() {
+				c.seen[string(kv.GetKey())] = kv
+			}
+		}
+	}
+}
+
+func (c *client) key() string {
+	if c.rng.IntN(2) == 0 {
+		return hotKeys[c.rng.IntN(len(hotKeys))]
+	}
+	return fmt.Sprintf("%c%d", groups[c.rng.IntN(len(groups))], c.rng.IntN(keysPerGroup))
+}
+
+// value returns one that nobody else ever writes.
+func (c *client) value() []byte {
+	c.writes++
+	return fmt.Appendf(nil, "%d.%d", c.id, c.writes)
+}
+
+// request draws one request.
+func (c *client) request() proto.Message {
+	key := c.key()
+	group := key[:1]
+	switch n := c.rng.IntN(100); {
+	case n < 30:
+		return &pb.PutRequest{Key: []byte(key), Value: c.value(), PrevKv: c.rng.IntN(2) == 0}
+	case n < 50:
+		return &pb.RangeRequest{Key: []byte(key)}
+	case n < 60:
+		return c.list(group)
+	case n < 68:
+		return &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: c.rng.IntN(2) == 0}
+	case n < 71:
+		return &pb.DeleteRangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9"), PrevKv: c.rng.IntN(2) == 0}
+	case n < 86:
+		return c.swap(key)
+	default:
+		return c.several(group)
+	}
+}
+
+// list reads a group or everything, in one of many ways.
+func (c *client) list(group string) *pb.RangeRequest {
+	r := &pb.RangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9")}
+	if c.rng.IntN(2) == 0 {
+		r.Key, r.RangeEnd = []byte{0}, []byte{0}
+	}
+	switch c.rng.IntN(6) {
+	case 0:
+		r.Limit = 1 + c.rng.Int64N(6)
+	case 1:
+		r.CountOnly = true
+	case 2:
+		r.KeysOnly = true
+	case 3:
+		if c.latest > 2 {
+			r.Revision = 2 + c.rng.Int64N(c.latest-1)
+		}
+	}
+	return r
+}
+
+// swap is a compare-and-swap of one key by what the client knows of it.
+func (c *client) swap(key string) *pb.TxnRequest {
+	t := &pb.TxnRequest{
+		Compare: []*pb.Compare{c.compare(key)},
+		Success: []*pb.RequestOp{putOp(key, c.value())},
+		Failure: []*pb.RequestOp{rangeOp(&pb.RangeRequest{Key: []byte(key)})},
+	}
+	if c.rng.IntN(4) == 0 {
+		t.Success = []*pb.RequestOp{rangeOp(&pb.RangeRequest{Key: []byte(key)}), deleteOp(key, true)}
+	}
+	return t
+}
+
+// several compares and changes several keys of one group.
+func (c *client) several(group string) *pb.TxnRequest {
+	at := c.rng.Perm(keysPerGroup)
+	name := func(i int) string { return fmt.Sprintf("%s%d", group, at[i]) }
+	whole := &pb.RangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9")}
+	t := &pb.TxnRequest{
+		Success: []*pb.RequestOp{rangeOp(whole), putOp(name(0), c.value()), putOp(name(1), c.value()), deleteOp(name(2), c.rng.IntN(2) == 0)},
+		Failure: []*pb.RequestOp{rangeOp(whole)},
+	}
+	if c.rng.IntN(2) == 0 {
+		t.Success = append(t.Success, rangeOp(whole))
+	}
+	for i := range c.rng.IntN(3) {
+		t.Compare = append(t.Compare, c.compare(name(i)))
+	}
+	return t
+}
+
+// compare says of a key what the client believes to be true.
+func (c *client) compare(key string) *pb.Compare {
+	kv := c.seen[key]
+	q := &pb.Compare{Key: []byte(key)}
+	if kv == nil {
+		q.Target, q.TargetUnion = pb.Compare_VERSION, &pb.Compare_Version{}
+		return q
+	}
+	switch c.rng.IntN(5) {
+	case 0:
+		q.Target, q.TargetUnion = pb.Compare_MOD, &pb.Compare_ModRevision{ModRevision: kv.GetModRevision()}
+	case 1:
+		q.Target, q.TargetUnion = pb.Compare_VERSION, &pb.Compare_Version{Version: kv.GetVersion()}
+	case 2:
+		q.Target, q.TargetUnion = pb.Compare_CREATE, &pb.Compare_CreateRevision{CreateRevision: kv.GetCreateRevision()}
+	case 3:
+		// A number that the store cannot decide for what is still without a revision.
+		q.Target, q.Result, q.TargetUnion = pb.Compare_MOD, pb.Compare_LESS, &pb.Compare_ModRevision{ModRevision: c.latest + c.rng.Int64N(20)}
+	default:
+		q.Target, q.TargetUnion = pb.Compare_VALUE, &pb.Compare_Value{Value: kv.GetValue()}
+	}
+	return q
+}
+
+func putOp(key string, value []byte) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: value}}}
+}
+
+func rangeOp(r *pb.RangeRequest) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: r}}
+}
+
+func deleteOp(key string, prev bool) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: prev}}}
+}
+
+// load runs all clients and returns how to end them.
+func load(c *cluster, h *History) (stop func()) {
+	end := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range c.cfg.Clients {
+		cl := newClient(c, h, i)
+		wg.Go(func() { cl.runUntil(end) })
+	}
+	return func() {
+		close(end)
+		wg.Wait()
+	}
+}
