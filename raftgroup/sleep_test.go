@@ -132,6 +132,7 @@ func TestLeaderSteppedDown(t *testing.T) {
 				Type: pb.MsgVoteResp.Enum(), From: ptr(uint64(1 + l.id%3)), To: ptr(uint64(g.self)), Term: ptr(term + 3), Reject: ptr(true),
 			})
 		})
+		synctest.Wait()
 		if g.Status().IsLeader {
 			t.Fatal("still leads")
 		}
