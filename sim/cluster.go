@@ -115,7 +115,7 @@ func (m *machine) boot() error {
 	}
 	o := node.Options{
 		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(),
-		FS: d, DataDir: "data", WALDir: "wal", Clock: m.clock,
+		FS: d, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
 		NewBus: func(c transport.Config) (node.Bus, error) {
 			b, err := m.c.net.NewBus(c)
 			if err != nil {

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,12 @@ type disk struct {
 	mu  sync.Mutex
 	rng *rand.Rand // guarded by mu
 }
+
+// The directories of a node.
+const (
+	walDir  = "wal"
+	dataDir = "data"
+)
 
 // The time that a sync takes, and sometimes takes.
 const (
@@ -76,7 +83,9 @@ func (d *disk) beforeSync() {
 	}
 }
 
-// file is an open file of a disk.
+// file is an open file whose syncs take time. Those of Pebble's log of versions and
+// of directories take none: Pebble holds a lock over some of them, and who waits
+// for a lock does not let virtual time go on.
 type file struct {
 	vfs.File
 	d *disk
@@ -94,27 +103,27 @@ func (f *file) SyncData() error {
 	return f.File.SyncData()
 }
 
-func (d *disk) wrap(f vfs.File, err error) (vfs.File, error) {
-	if err != nil {
-		return nil, err
+func (d *disk) wrap(name string, f vfs.File, err error) (vfs.File, error) {
+	if err != nil || !strings.HasPrefix(name, walDir) && !strings.HasSuffix(name, ".sst") {
+		return f, err
 	}
 	return &file{File: f, d: d}, nil
 }
 
 // Create implements vfs.FS.
 func (d *disk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return d.wrap(d.FS.Create(name, c))
+	f, err := d.FS.Create(name, c)
+	return d.wrap(name, f, err)
 }
 
 // OpenReadWrite implements vfs.FS.
 func (d *disk) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	return d.wrap(d.FS.OpenReadWrite(name, c, opts...))
+	f, err := d.FS.OpenReadWrite(name, c, opts...)
+	return d.wrap(name, f, err)
 }
-
-// OpenDir implements vfs.FS.
-func (d *disk) OpenDir(name string) (vfs.File, error) { return d.wrap(d.FS.OpenDir(name)) }
 
 // ReuseForWrite implements vfs.FS.
 func (d *disk) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return d.wrap(d.FS.ReuseForWrite(from, to, c))
+	f, err := d.FS.ReuseForWrite(from, to, c)
+	return d.wrap(to, f, err)
 }

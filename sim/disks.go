@@ -40,7 +40,7 @@ func readDisks(c *cluster) ([]Version, error) {
 }
 
 func readDisk(m *machine) (vs []Version, err error) {
-	e, err := engine.Open(engine.Options{FS: m.disk.mem, Dir: "data/engine", Clock: m.clock, BallastBytes: -1, LowSpaceBytes: -1})
+	e, err := engine.Open(engine.Options{FS: m.disk.mem, Dir: dataDir + "/engine", Clock: m.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	if err != nil {
 		return nil, err
 	}
