@@ -1,14 +1,11 @@
 package shard
 
 import (
-	"bytes"
-	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -68,7 +65,10 @@ func setDefault[T int | int64 | time.Duration](v *T, d T) {
 	}
 }
 
-// checkRequest refuses what etcd refuses by the look of the request alone.
+// checkRequest refuses what the evaluation relies on not to get: no empty key, a
+// bounded number of operations, a bounded size. The gateways have asked for more:
+// which keys a transaction may touch twice is etcdapi's matter alone, and the
+// evaluation copes with any.
 func checkRequest(op proto.Message, l *Limits) error {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
@@ -83,12 +83,6 @@ func checkRequest(op proto.Message, l *Limits) error {
 		}
 	case *pb.TxnRequest:
 		if err := checkTxn(o, l.MaxTxnOps); err != nil {
-			return err
-		}
-		if _, err := checkIntervals(o.GetSuccess()); err != nil {
-			return err
-		}
-		if _, err := checkIntervals(o.GetFailure()); err != nil {
 			return err
 		}
 	default:
@@ -167,101 +161,4 @@ func checkOp(op *pb.RequestOp, ops int) error {
 	}
 	// So does etcd answer an empty operation.
 	return kverror.KeyNotFound
-}
-
-// touched are the keys that a list of operations puts and the spans it deletes.
-type touched struct {
-	puts map[string]struct{}
-	// dels are sorted by start and do not overlap.
-	dels []keyspace.Span
-}
-
-// checkIntervals refuses a put of a key that the same list puts or deletes too,
-// as etcd does: nested transactions belong to the list, their two branches
-// exclude each other, and the deletes of a nested transaction count only for what
-// comes after it.
-func checkIntervals(ops []*pb.RequestOp) (*touched, error) {
-	t := &touched{puts: map[string]struct{}{}}
-	for _, op := range ops {
-		if d := op.GetRequestDeleteRange(); d != nil {
-			t.addDelete(d)
-		}
-	}
-	for _, op := range ops {
-		n := op.GetRequestTxn()
-		if n == nil {
-			continue
-		}
-		success, err := checkIntervals(n.GetSuccess())
-		if err != nil {
-			return nil, err
-		}
-		failure, err := checkIntervals(n.GetFailure())
-		if err != nil {
-			return nil, err
-		}
-		for k := range success.puts {
-			if err := t.addPut(k); err != nil {
-				return nil, err
-			}
-		}
-		for k := range failure.puts {
-			if _, both := success.puts[k]; both {
-				if t.deletes([]byte(k)) {
-					return nil, kverror.DuplicateKey
-				}
-				continue
-			}
-			if err := t.addPut(k); err != nil {
-				return nil, err
-			}
-		}
-		t.dels = mergeSpans(append(append(t.dels, success.dels...), failure.dels...))
-	}
-	for _, op := range ops {
-		if p := op.GetRequestPut(); p != nil {
-			if err := t.addPut(string(p.GetKey())); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return t, nil
-}
-
-func (t *touched) addPut(key string) error {
-	if _, dup := t.puts[key]; dup || t.deletes([]byte(key)) {
-		return kverror.DuplicateKey
-	}
-	t.puts[key] = struct{}{}
-	return nil
-}
-
-func (t *touched) addDelete(d *pb.DeleteRangeRequest) {
-	if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
-		t.dels = mergeSpans(append(t.dels, s))
-	}
-}
-
-func (t *touched) deletes(key []byte) bool {
-	i, found := slices.BinarySearchFunc(t.dels, key, func(s keyspace.Span, k []byte) int {
-		return bytes.Compare(s.Start, k)
-	})
-	if found {
-		return true
-	}
-	return i > 0 && t.dels[i-1].Contains(key)
-}
-
-// mergeSpans sorts spans and joins those that overlap, in place.
-func mergeSpans(s []keyspace.Span) []keyspace.Span {
-	slices.SortFunc(s, func(a, b keyspace.Span) int { return bytes.Compare(a.Start, b.Start) })
-	out := s[:0]
-	for _, x := range s {
-		if n := len(out); n > 0 && out[n-1].Overlaps(x) {
-			out[n-1] = hull(out[n-1], x)
-			continue
-		}
-		out = append(out, x)
-	}
-	return out
 }
