@@ -179,16 +179,22 @@ func evaluate(kvs []*mvccpb.KeyValue, op *pb.RangeRequest) *pb.RangeResponse {
 			(op.MaxModRevision != 0 && kv.ModRevision > op.MaxModRevision) {
 			continue
 		}
-		if op.KeysOnly {
+		if op.KeysOnly && op.SortTarget != pb.RangeRequest_VALUE {
 			kv = &mvccpb.KeyValue{Key: kv.Key, ModRevision: kv.ModRevision, CreateRevision: kv.CreateRevision, Version: kv.Version}
 		}
-		out.Kvs = append(out.Kvs, kv)
+		out.Kvs = append(out.Kvs, proto.Clone(kv).(*mvccpb.KeyValue))
 	}
-	if !byKeyUp(op) {
-		sortKeys(out.Kvs, op.SortTarget, op.SortOrder)
+	if op.SortOrder == pb.RangeRequest_NONE && op.SortTarget != pb.RangeRequest_KEY && !filtered(op) && op.Limit > 0 && int64(len(out.Kvs)) > op.Limit {
+		out.Kvs = out.Kvs[:op.Limit+1] // etcd stops its scan here and sorts what it has
 	}
+	shard.SortKeys(op, out.Kvs)
 	if op.Limit > 0 && int64(len(out.Kvs)) > op.Limit {
 		out.Kvs, out.More = out.Kvs[:op.Limit], true
+	}
+	if op.KeysOnly {
+		for _, kv := range out.Kvs {
+			kv.Value = nil
+		}
 	}
 	return out
 }

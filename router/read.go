@@ -2,10 +2,9 @@ package router
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
-	"slices"
+	"math"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -80,10 +79,19 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 			spans = append(spans, s)
 		}
 	}
-	if req.GetLimit() > 0 && byKeyUp(req) && !req.GetCountOnly() {
-		return r.page(ctx, spans, req, at)
+	// The ranges are asked for their keys in the order of their bytes: only all of
+	// them together can be sorted.
+	scan := unsorted(req)
+	var resp *pb.RangeResponse
+	if scan.GetLimit() > 0 && !req.GetCountOnly() {
+		resp, err = r.page(ctx, spans, scan, at)
+	} else {
+		resp, err = r.whole(ctx, spans, scan, at)
 	}
-	return r.whole(ctx, spans, req, at)
+	if err == nil && !byKeyUp(req) {
+		finish(req, resp)
+	}
+	return resp, err
 }
 
 // part reads what of a request lies in one span. Where the span has been split
@@ -106,7 +114,7 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 	return resp, nil
 }
 
-// whole reads every span in full, in parallel, and merges what they hold.
+// whole reads every span in full, in parallel, and joins what they hold.
 func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
 	parts, err := r.parts(ctx, spans, req, at)
 	if err != nil {
@@ -124,13 +132,6 @@ func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.Range
 		out.Kvs = append(out.Kvs, p.GetKvs()...)
 		out.Count += p.GetCount()
 		out.More = out.More || p.GetMore()
-	}
-	if !byKeyUp(req) {
-		sortKeys(out.Kvs, req.GetSortTarget(), req.GetSortOrder())
-	}
-	if l := req.GetLimit(); l > 0 && int64(len(out.Kvs)) > l {
-		clear(out.Kvs[l:])
-		out.Kvs, out.More = out.Kvs[:l], true
 	}
 	return out, nil
 }
@@ -219,26 +220,37 @@ func filtered(req *pb.RangeRequest) bool {
 		req.GetMinCreateRevision() != 0 || req.GetMaxCreateRevision() != 0
 }
 
-// sortKeys sorts as a range sorts its part, ties by key.
-func sortKeys(kvs []*mvccpb.KeyValue, target pb.RangeRequest_SortTarget, order pb.RangeRequest_SortOrder) {
-	by := func(a, b *mvccpb.KeyValue) int {
-		switch target {
-		case pb.RangeRequest_VERSION:
-			return cmp.Compare(a.GetVersion(), b.GetVersion())
-		case pb.RangeRequest_CREATE:
-			return cmp.Compare(a.GetCreateRevision(), b.GetCreateRevision())
-		case pb.RangeRequest_MOD:
-			return cmp.Compare(a.GetModRevision(), b.GetModRevision())
-		case pb.RangeRequest_VALUE:
-			return bytes.Compare(a.GetValue(), b.GetValue())
-		default:
-			return bytes.Compare(a.GetKey(), b.GetKey())
+// unsorted returns what the ranges are asked for so that [finish] can make the
+// answer of it.
+func unsorted(req *pb.RangeRequest) *pb.RangeRequest {
+	if byKeyUp(req) {
+		return req
+	}
+	scan := clip(req, keyspace.Span{})
+	scan.SortTarget, scan.SortOrder = pb.RangeRequest_KEY, pb.RangeRequest_NONE
+	scan.KeysOnly = req.GetKeysOnly() && req.GetSortTarget() != pb.RangeRequest_VALUE
+	switch {
+	case req.GetSortOrder() != pb.RangeRequest_NONE || filtered(req):
+		scan.Limit = 0
+	case scan.Limit > 0 && scan.Limit < math.MaxInt64:
+		// A target without an order sorts no more than what etcd's scan has found: the
+		// limit's number of keys and the one that says that there are more.
+		scan.Limit++
+	}
+	return scan
+}
+
+// finish applies to the keys of all ranges what [unsorted] has held back.
+func finish(req *pb.RangeRequest, resp *pb.RangeResponse) {
+	shard.SortKeys(req, resp.Kvs)
+	resp.More = false
+	if l := req.GetLimit(); l > 0 && int64(len(resp.Kvs)) > l {
+		clear(resp.Kvs[l:])
+		resp.Kvs, resp.More = resp.Kvs[:l], true
+	}
+	if req.GetKeysOnly() {
+		for _, kv := range resp.Kvs {
+			kv.Value = nil
 		}
 	}
-	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int {
-		if order == pb.RangeRequest_DESCEND {
-			return by(b, a)
-		}
-		return by(a, b)
-	})
 }

@@ -80,10 +80,6 @@ func randomRange(rng *rand.Rand, rev int64) *pb.RangeRequest {
 	}
 	req.SortTarget = pb.RangeRequest_SortTarget(rng.IntN(5))
 	req.SortOrder = pb.RangeRequest_SortOrder(rng.IntN(3))
-	if req.SortTarget == pb.RangeRequest_VERSION {
-		// Keys of one version tie, and a limit may cut anywhere among them.
-		req.Limit = 0
-	}
 	req.KeysOnly, req.CountOnly = rng.IntN(4) == 0, rng.IntN(6) == 0
 	if rng.IntN(3) == 0 {
 		req.MinModRevision = rng.Int64N(rev)

@@ -2,8 +2,8 @@ package shard
 
 import (
 	"bytes"
-	"cmp"
 	"slices"
+	"sort"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -107,9 +107,7 @@ func shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	if filtered(r) {
 		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return filteredOut(r, kv) })
 	}
-	if sorts(r) {
-		slices.SortStableFunc(kvs, sortFunc(r))
-	}
+	SortKeys(r, kvs)
 	if limit := r.GetLimit(); limit > 0 && int64(len(kvs)) > limit {
 		kvs = kvs[:limit]
 		resp.More = true
@@ -132,24 +130,45 @@ func filteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
 		r.GetMinCreateRevision() != 0 && kv.GetCreateRevision() < r.GetMinCreateRevision()
 }
 
-func sortFunc(r *pb.RangeRequest) func(a, b *mvccpb.KeyValue) int {
-	var by func(a, b *mvccpb.KeyValue) int
-	switch r.GetSortTarget() {
+// SortKeys puts the keys of a range operation, which come in the order of their
+// bytes, in the order that the request asks for. Keys that compare equal end up as
+// etcd's own sort, which is not stable, leaves them.
+func SortKeys(r *pb.RangeRequest, kvs []*mvccpb.KeyValue) {
+	if !sorts(r) {
+		return
+	}
+	order := keyOrder{kvs: kvs, by: lessFunc(r.GetSortTarget())}
+	if r.GetSortOrder() == pb.RangeRequest_DESCEND {
+		sort.Sort(sort.Reverse(order))
+		return
+	}
+	sort.Sort(order)
+}
+
+// keyOrder sorts keys. It is a sort.Interface, since that is what etcd sorts: where
+// its algorithm leaves equal keys can be seen.
+type keyOrder struct {
+	kvs []*mvccpb.KeyValue
+	by  func(a, b *mvccpb.KeyValue) bool
+}
+
+func (o keyOrder) Len() int           { return len(o.kvs) }
+func (o keyOrder) Swap(i, j int)      { o.kvs[i], o.kvs[j] = o.kvs[j], o.kvs[i] }
+func (o keyOrder) Less(i, j int) bool { return o.by(o.kvs[i], o.kvs[j]) }
+
+func lessFunc(target pb.RangeRequest_SortTarget) func(a, b *mvccpb.KeyValue) bool {
+	switch target {
 	case pb.RangeRequest_VERSION:
-		by = func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.GetVersion(), b.GetVersion()) }
+		return func(a, b *mvccpb.KeyValue) bool { return a.GetVersion() < b.GetVersion() }
 	case pb.RangeRequest_CREATE:
-		by = func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.GetCreateRevision(), b.GetCreateRevision()) }
+		return func(a, b *mvccpb.KeyValue) bool { return a.GetCreateRevision() < b.GetCreateRevision() }
 	case pb.RangeRequest_MOD:
-		by = func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.GetModRevision(), b.GetModRevision()) }
+		return func(a, b *mvccpb.KeyValue) bool { return a.GetModRevision() < b.GetModRevision() }
 	case pb.RangeRequest_VALUE:
-		by = func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.GetValue(), b.GetValue()) }
+		return func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.GetValue(), b.GetValue()) < 0 }
 	default:
-		by = func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.GetKey(), b.GetKey()) }
+		return func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.GetKey(), b.GetKey()) < 0 }
 	}
-	if r.GetSortOrder() != pb.RangeRequest_DESCEND {
-		return by
-	}
-	return func(a, b *mvccpb.KeyValue) int { return by(b, a) }
 }
 
 // collectRange runs a range operation on the view at the revision and returns its
