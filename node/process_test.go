@@ -475,3 +475,38 @@ func TestANodeWithoutItsDiskIsRefused(t *testing.T) {
 		t.Errorf("it ended with %v:\n%s", p.exitErr, tail(log, 1000))
 	}
 }
+
+// No acknowledged write is lost when all nodes are killed at the same moment, twice.
+func TestKillAllAtOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes")
+	}
+	c := newProcesses(t)
+	c.startAll()
+	c.ready()
+	h := newHistory()
+	for round := range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var writers sync.WaitGroup
+		all := c.clientOf(c.nodes...)
+		for w := range 16 {
+			writers.Go(func() { h.write(ctx, t, all, 100*round+w, 0) })
+		}
+		before := h.count()
+		for h.count() < before+500 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, p := range c.nodes {
+			_ = p.cmd.Process.Kill()
+		}
+		for _, p := range c.nodes {
+			<-p.exited
+		}
+		cancel()
+		all.Close()
+		writers.Wait()
+		c.startAll()
+		c.ready()
+		h.verify(t, c.clientOf(c.nodes[round]), c.clientOf(c.nodes[2]))
+	}
+}
