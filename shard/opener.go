@@ -153,7 +153,11 @@ func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	return true, n.openStored(id, &a)
+	err = n.openStored(id, &a)
+	if errors.Is(err, raftgroup.ErrExists) {
+		err = nil // an order to create it was faster
+	}
+	return true, err
 }
 
 // openUnknown opens an empty replica of a range whose span nobody here holds. A
