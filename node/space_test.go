@@ -1,0 +1,147 @@
+package node
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+const spaceRanges = 6
+
+// ledBy returns the index of a span of borders that the node leads.
+func (r *rig) ledBy(n *rigNode, ranges int) int {
+	r.t.Helper()
+	for i := range ranges {
+		for _, s := range n.summaries() {
+			if s.IsLeader && s.Descriptor.Span.Contains([]byte(keyOf(i))) {
+				return i
+			}
+		}
+	}
+	r.t.Fatalf("node %s leads none of %d ranges", n.id, ranges)
+	return 0
+}
+
+// waitFull waits until the node has noticed that its disk is full, or is no more.
+func (r *rig) waitFull(n *rigNode, want bool) {
+	r.t.Helper()
+	r.wait(15*time.Second, "the node notices the state of its disk", func() bool { return n.core.full() == want })
+	alarms := self{n.core}.Alarms()
+	if has := len(alarms) == 1 && alarms[0].GetAlarm() == pb.AlarmType_NOSPACE; has != want {
+		r.t.Errorf("node %s: alarms %v, full %v", n.id, alarms, want)
+	}
+}
+
+// A full disk of one node costs the puts to the ranges that it leads, and nothing
+// else, until there is room again.
+func TestFullDiskOfOneNode(t *testing.T) {
+	bubble(t, 3, borders(spaceRanges), nil, func(r *rig) {
+		full, other := r.nodes[0], r.nodes[1]
+		r.spread(full, spaceRanges, "before")
+		mine, theirs := r.ledBy(full, spaceRanges), r.ledBy(other, spaceRanges)
+		full.disk.fill(0)
+		r.waitFull(full, true)
+		for _, at := range r.nodes {
+			_, err := at.put(r.t.Context(), keyOf(mine), "refused")
+			r.wantKind("a put led by the full node", err, kverror.NoSpace)
+			r.mustGet(at, keyOf(mine), "before")
+		}
+		r.mustRemove(other, keyOf(mine))
+		r.mustGet(full, keyOf(mine), "")
+		r.mustPut(full, keyOf(theirs), "elsewhere")
+		r.mustGet(full, keyOf(theirs), "elsewhere")
+		full.disk.free()
+		r.waitFull(full, false)
+		r.mustPut(other, keyOf(mine), "after")
+		r.checkAll("after", mine)
+		r.stop(r.nodes...)
+	})
+}
+
+// checkAll reads the key of a span at every node.
+func (r *rig) checkAll(want string, span int) {
+	r.t.Helper()
+	for _, n := range r.nodes {
+		r.mustGet(n, keyOf(span), want)
+	}
+}
+
+// With all disks full no put succeeds anywhere, reads and deletes do, nobody stops,
+// and it ends by itself.
+func TestFullDiskOfAllNodes(t *testing.T) {
+	bubble(t, 3, borders(spaceRanges), nil, func(r *rig) {
+		r.spread(r.nodes[0], spaceRanges, "before")
+		for _, n := range r.nodes {
+			n.disk.fill(0)
+		}
+		for _, n := range r.nodes {
+			r.waitFull(n, true)
+		}
+		for i := range spaceRanges {
+			at := r.nodes[i%3]
+			_, err := at.put(r.t.Context(), keyOf(i), "refused")
+			r.wantKind("put", err, kverror.NoSpace)
+			_, err = at.core.KV().Txn(r.t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{{
+				Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(keyOf(i)), Value: []byte("refused")}},
+			}}})
+			r.wantKind("a put in a transaction", err, kverror.NoSpace)
+			r.mustGet(at, keyOf(i), "before")
+		}
+		// Long enough for what is not noticed at once: elections, flushes, reports.
+		time.Sleep(time.Minute)
+		for i := range spaceRanges / 2 {
+			r.mustRemove(r.nodes[i%3], keyOf(i))
+			r.mustGet(r.nodes[(i+1)%3], keyOf(i), "")
+		}
+		for _, n := range r.nodes {
+			n.disk.free()
+		}
+		for _, n := range r.nodes {
+			r.waitFull(n, false)
+		}
+		for i := range spaceRanges {
+			r.mustPut(r.nodes[i%3], keyOf(i), "after")
+		}
+		r.stop(r.nodes...)
+		r.start(r.nodes...)
+		for i := range spaceRanges {
+			r.checkAll("after", i)
+		}
+	})
+}
+
+// While a node's disk is full the others go on writing. What they write is the full
+// node's too: its wal uses up its reserve and then stands still, which costs it its
+// leaderships, and no more. Afterwards it catches up.
+func TestFullDiskRunsOutOfReserve(t *testing.T) {
+	bubble(t, 3, borders(spaceRanges), nil, func(r *rig) {
+		full, other := r.nodes[0], r.nodes[1]
+		r.spread(full, spaceRanges, "before")
+		theirs := r.ledBy(other, spaceRanges)
+		full.disk.fill(0)
+		r.waitFull(full, true)
+		value := strings.Repeat("v", 64<<10)
+		for range 80 { // five segments of the wal
+			r.mustPut(other, keyOf(theirs), value)
+		}
+		r.wait(10*rigElection, "the full node has no leaderships left", func() bool { return len(full.led()) == 0 })
+		for i := range spaceRanges {
+			r.mustPut(other, keyOf(i), "meanwhile")
+		}
+		if err := full.core.Err(); err != nil {
+			t.Fatalf("the full node gave up: %v", err)
+		}
+		full.disk.free()
+		r.waitFull(full, false)
+		for i := range spaceRanges {
+			r.mustPut(full, keyOf(i), "after")
+			r.checkAll("after", i)
+		}
+		r.caughtUp(20 * time.Second)
+		r.stop(r.nodes...)
+	})
+}
