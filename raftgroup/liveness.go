@@ -228,12 +228,15 @@ func (p *peers) dead(node keyspace.NodeID) bool {
 	return q != nil && q.boot != 0 && !q.alive
 }
 
-// lost says whether the node has lost liveness, or runs anew since boot was seen.
+// lost says whether the node has lost liveness, or runs anew since boot was seen. A
+// node whose first liveness message is still to come is not lost: who asks has heard
+// from it as from a leader. Taken for lost, the first leaders of a cluster would be
+// deposed by the first clients, and the revisions that they hold with them.
 func (p *peers) lost(node keyspace.NodeID, boot keyspace.BootID) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	q := p.mu.nodes[node]
-	return q == nil || !q.alive || boot != 0 && q.boot != boot
+	return q != nil && q.boot != 0 && (!q.alive || boot != 0 && q.boot != boot)
 }
 
 func (p *peers) boot(node keyspace.NodeID) keyspace.BootID {

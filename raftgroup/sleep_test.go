@@ -182,6 +182,34 @@ func TestSleepingLeaderIsAsked(t *testing.T) {
 	})
 }
 
+// Clients that wake followers depose no leader whose node is too young to have
+// said that it lives.
+func TestYoungLeaderIsNotLost(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		const groups = 8
+		r.bootstrap(1, groups, voters(3))
+		first := r.nodes[1]
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			first.host.Group(g).Campaign()
+		}
+		for range 100 {
+			time.Sleep(500 * time.Microsecond)
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				r.nodes[2].host.Group(g).Wake()
+				r.nodes[3].host.Group(g).Wake()
+			}
+		}
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			if s := first.host.Group(g).Status(); !s.IsLeader || s.Term != InitTerm+1 {
+				t.Errorf("group %s: %+v", g, s)
+			}
+		}
+	})
+}
+
 // trap 41: a group sleeps though a dead follower lags; its return wakes the group.
 func TestLaggingFollowerReturns(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
