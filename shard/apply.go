@@ -114,15 +114,15 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if c.first <= s.rec.lastRevision {
 		return fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
 	}
-	err = visitBatch(&c, versions, func(txn int, v *mvcc.Version, neverLived bool) error {
+	err = visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
 		if !s.rec.span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
 		}
 		var d int64
 		switch {
-		case v.Tombstone && !neverLived:
+		case v.Tombstone && lived:
 			d = -1
-		case !v.Tombstone && v.Version == 1:
+		case !v.Tombstone && !lived:
 			d = 1
 		}
 		if d != 0 {

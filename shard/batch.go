@@ -152,7 +152,7 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
 			v := p.stored(uint32(sub))
-			dst = appendVersion(dst, &v, p.neverLived)
+			dst = appendVersion(dst, &v, p.lived)
 			var h uint64
 			h, scratch = versionHash(&v, scratch)
 			hash += h

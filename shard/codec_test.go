@@ -63,12 +63,12 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, got := range map[string][]byte{
-		"record": appendRecord(nil, &rec), "batch": sampleBatch(), "split": sampleSplit(),
-		"compact": binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
-		"count":   binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
-		"request": req, "answer-ok": ok, "answer-error": failed,
+		"record.v1": appendRecord(nil, &rec), "batch.v2": sampleBatch(), "split.v2": sampleSplit(),
+		"compact.v2": binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
+		"count.v2":   binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
+		"request.v1": req, "answer-ok.v1": ok, "answer-error.v1": failed,
 	} {
-		path := filepath.Join("testdata", "format", name+".v1.hex")
+		path := filepath.Join("testdata", "format", name+".hex")
 		if os.Getenv("SKEIN_REWRITE") != "" {
 			if err := os.WriteFile(path, []byte(hex.EncodeToString(got)+"\n"), 0o644); err != nil {
 				t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 )
 
 // commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
-const commandVersion = 1
+const commandVersion = 2
 
 // commandKind is what an entry does.
 type commandKind uint8
@@ -138,15 +138,16 @@ const (
 	versionTombstone = 1 << iota
 	// versionLease: a lease follows.
 	versionLease
-	// versionNeverLived marks the tombstone of a key that the same transaction made:
-	// it takes no key away from the live ones.
-	versionNeverLived
+	// versionLived: the key was alive before the transaction. Together with the
+	// tombstone it says by how much the number of live keys changes, which the version
+	// does not: a transaction may delete a key and make it again, or the reverse.
+	versionLived
 
-	versionFlags = versionTombstone | versionLease | versionNeverLived
+	versionFlags = versionTombstone | versionLease | versionLived
 )
 
 // appendVersion appends one version of the transaction with revision v.Mod.
-func appendVersion(dst []byte, v *mvcc.Version, neverLived bool) []byte {
+func appendVersion(dst []byte, v *mvcc.Version, lived bool) []byte {
 	var flags byte
 	if v.Tombstone {
 		flags |= versionTombstone
@@ -154,8 +155,8 @@ func appendVersion(dst []byte, v *mvcc.Version, neverLived bool) []byte {
 	if v.Lease != 0 {
 		flags |= versionLease
 	}
-	if neverLived {
-		flags |= versionNeverLived
+	if lived {
+		flags |= versionLived
 	}
 	dst = append(dst, flags)
 	dst = appendBytes(dst, v.Key)
@@ -172,7 +173,7 @@ func appendVersion(dst []byte, v *mvcc.Version, neverLived bool) []byte {
 
 // decodeVersion reads a version of the transaction with revision mod into v, whose
 // key and value stay parts of b.
-func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (neverLived bool, rest []byte, err error) {
+func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (lived bool, rest []byte, err error) {
 	if len(b) == 0 {
 		return false, nil, errTruncated
 	}
@@ -181,7 +182,7 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (neverLived
 		return false, nil, fmt.Errorf("shard: version with flags %#x", flags)
 	}
 	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
-	neverLived = flags&versionNeverLived != 0
+	lived = flags&versionLived != 0
 	if v.Key, rest, err = bytesField(b[1:]); err != nil {
 		return false, nil, err
 	}
@@ -189,10 +190,7 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (neverLived
 		if flags&versionLease != 0 {
 			return false, nil, fmt.Errorf("shard: tombstone with flags %#x", flags)
 		}
-		return neverLived, rest, nil
-	}
-	if neverLived {
-		return false, nil, fmt.Errorf("shard: version with flags %#x", flags)
+		return lived, rest, nil
 	}
 	age, rest, err := uvarint(rest)
 	if err != nil {
@@ -214,12 +212,12 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (neverLived
 		v.Lease = keyspace.LeaseID(lease)
 	}
 	v.Value, rest, err = bytesField(rest)
-	return false, rest, err
+	return lived, rest, err
 }
 
 // visitBatch calls visit with every version behind a batch's header, in order.
 // txn counts the transactions, sub the versions within one.
-func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, neverLived bool) error) error {
+func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, lived bool) error) error {
 	var v mvcc.Version
 	for txn := range c.txns {
 		n, rest, err := uvarint(b)
@@ -231,12 +229,12 @@ func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, 
 		}
 		b = rest
 		for sub := range n {
-			neverLived, rest, err := decodeVersion(b, c.first+keyspace.Revision(txn), &v)
+			lived, rest, err := decodeVersion(b, c.first+keyspace.Revision(txn), &v)
 			if err != nil {
 				return err
 			}
 			v.Sub = uint32(sub)
-			if err := visit(txn, &v, neverLived); err != nil {
+			if err := visit(txn, &v, lived); err != nil {
 				return err
 			}
 			b = rest

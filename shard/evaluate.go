@@ -170,7 +170,7 @@ func (e *evaluation) checkRevision(rev int64) error {
 		return nil
 	case rev > int64(e.current):
 		return futureError{keyspace.Revision(rev)}
-	case rev < int64(e.compacted), rev < -1:
+	case rev < -1, e.compacted > 0 && rev < int64(e.compacted):
 		return refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: e.compacted}}
 	}
 	return nil
@@ -201,7 +201,7 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 	v := &pendingVersion{
 		key: p.GetKey(), value: p.GetValue(), txn: e.changes.txn,
 		create: ref{txn: e.changes.txn}, version: 1,
-		lease: keyspace.LeaseID(p.GetLease()),
+		lease: keyspace.LeaseID(p.GetLease()), lived: ok,
 	}
 	if ok {
 		v.create, v.version = prev.create, prev.version+1
@@ -273,13 +273,14 @@ func (e *evaluation) remove(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeRespon
 	if r.GetPrevKv() {
 		resp.PrevKvs = append(resp.PrevKvs, e.draft.keep(it))
 	}
-	own := it.mod.txn == e.changes.txn && it.create.txn == e.changes.txn
-	return e.write(&pendingVersion{
-		key: it.key, txn: e.changes.txn, tombstone: true, neverLived: own,
-	})
+	return e.write(&pendingVersion{key: it.key, txn: e.changes.txn, tombstone: true, lived: true})
 }
 
+// write adds a version whose lived says whether the key is alive now.
 func (e *evaluation) write(v *pendingVersion) error {
+	if own := e.changes.get(v.key); own != nil {
+		v.lived = own.lived
+	}
 	e.changes.add(v)
 	if e.changes.bytes > e.maxWriteBytes {
 		return tooLarge(e.maxWriteBytes)

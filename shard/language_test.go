@@ -330,7 +330,7 @@ func entryText(term uint64, data []byte) string {
 			return "broken: " + err.Error()
 		}
 		s += fmt.Sprintf(" %d on %d/%d", c.number, c.prev.Term, c.prev.Number)
-		err = visitBatch(&c, rest, func(txn int, v *mvcc.Version, neverLived bool) error {
+		err = visitBatch(&c, rest, func(txn int, v *mvcc.Version, lived bool) error {
 			s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
 			if v.Tombstone {
 				s += "†"

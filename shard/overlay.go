@@ -95,10 +95,10 @@ type pendingVersion struct {
 	create  ref
 	version int64
 	lease   keyspace.LeaseID
-	// tombstone says that the key is deleted; neverLived that the same transaction
-	// made it before.
-	tombstone  bool
-	neverLived bool
+	// tombstone says that the key is deleted; lived that it was alive before the
+	// transaction.
+	tombstone bool
+	lived     bool
 }
 
 // bytes is about what the version takes in memory and in an entry.
