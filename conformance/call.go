@@ -1,0 +1,109 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+// call is one unary call.
+type call struct {
+	kind    *kind
+	request proto.Message
+}
+
+// String shows the call for a report: large values are cut.
+func (c *call) String() string {
+	return fmt.Sprintf("%s{%s}", c.kind.name, short(c.request))
+}
+
+// answer is what a store answered: a response, or an error by its code and text.
+type answer struct {
+	response proto.Message // nil with an error
+	code     codes.Code
+	text     string
+}
+
+// do makes the call and returns the answer as it came.
+func do(ctx context.Context, conn *grpc.ClientConn, c *call) answer {
+	resp := c.kind.response()
+	if err := conn.Invoke(ctx, c.kind.method, c.request, resp); err != nil {
+		s := status.Convert(err)
+		return answer{code: s.Code(), text: s.Message()}
+	}
+	return answer{response: resp}
+}
+
+// String shows the answer for a report.
+func (a answer) String() string {
+	if a.response == nil {
+		return fmt.Sprintf("error %s %q", a.code, a.text)
+	}
+	return short(a.response)
+}
+
+// normalised are the fields of a response's header that differ between two clusters
+// and are left out of the comparison, but for whether they are set. Nothing else is
+// left out, anywhere.
+var normalised = []protoreflect.Name{"cluster_id", "member_id", "raft_term"}
+
+// normalise returns the answer with every set field of normalised replaced by 1.
+func normalise(a answer) answer {
+	if a.response == nil {
+		return a
+	}
+	a.response = proto.Clone(a.response)
+	m := a.response.ProtoReflect()
+	field := m.Descriptor().Fields().ByName("header")
+	if field == nil || !m.Has(field) {
+		return a
+	}
+	header := m.Mutable(field).Message()
+	for _, name := range normalised {
+		if f := header.Descriptor().Fields().ByName(name); header.Has(f) {
+			header.Set(f, protoreflect.ValueOfUint64(1))
+		}
+	}
+	return a
+}
+
+// compare returns how Skein's answer differs from etcd's, "" if it does not.
+func compare(etcd, skein answer) string {
+	etcd, skein = normalise(etcd), normalise(skein)
+	if (etcd.response == nil) != (skein.response == nil) || etcd.code != skein.code || etcd.text != skein.text {
+		return fmt.Sprintf("  etcd:  %s\n  Skein: %s\n", etcd, skein)
+	}
+	if etcd.response == nil || proto.Equal(etcd.response, skein.response) {
+		return ""
+	}
+	diff := cmp.Diff(etcd.response, skein.response, protocmp.Transform())
+	return fmt.Sprintf("  etcd:  %s\n  Skein: %s\n  difference (-etcd +Skein):\n%s", etcd, skein, cut(diff, 8<<10))
+}
+
+// shownBytes is how much of a message is shown in a report.
+const shownBytes = 4 << 10
+
+func short(m proto.Message) string {
+	text := strings.TrimSpace(prototext.MarshalOptions{}.Format(m))
+	return cut(padding.ReplaceAllStringFunc(text, func(s string) string { return fmt.Sprintf("%s…(%d)", s[:1], len(s)) }), shownBytes)
+}
+
+// padding is what the generators fill large fields with.
+var padding = regexp.MustCompile(`v{9,}|k{9,}|B{9,}|K{9,}`)
+
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return fmt.Sprintf("%s … (%d bytes)", s[:n], len(s))
+}

@@ -1,0 +1,220 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/adminapi"
+)
+
+// pair is an etcd and a Skein that have had the same calls.
+type pair struct {
+	etcd, skein *store
+	splits      splitter
+	source      *source
+	// outcomes counts the answers by kind and outcome.
+	outcomes map[string]int
+	calls    int
+}
+
+// callTimeout bounds one call: a store that hangs is a failure.
+const callTimeout = 30 * time.Second
+
+// lockstep makes calls one after the other, each at a gateway by chance, and
+// returns the first difference.
+func (p *pair) lockstep(ctx context.Context, calls, every int) error {
+	for i := range calls {
+		if i >= calls/8 && i%every == 0 {
+			p.source.apart = true
+			p.splits.split(p.source.splitKey())
+		}
+		gateway := p.source.IntN(len(p.skein.conns))
+		if err := p.step(ctx, p.source.next(), gateway); err != nil {
+			return err
+		}
+	}
+	return p.splits.wait()
+}
+
+// step makes one call at both stores.
+func (p *pair) step(ctx context.Context, c *call, gateway int) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var ours answer
+	var wg sync.WaitGroup
+	wg.Go(func() { ours = do(ctx, p.skein.conns[gateway], c) })
+	theirs := do(ctx, p.etcd.conns[0], c)
+	wg.Wait()
+	p.take(c, theirs)
+	if diff := compare(theirs, ours); diff != "" {
+		return fmt.Errorf("call %d, at node %d, differs:\n  %s\n%s", p.calls, gateway+1, c, diff)
+	}
+	return nil
+}
+
+// take counts etcd's answer and learns from it.
+func (p *pair) take(c *call, theirs answer) {
+	p.calls++
+	outcome := "OK"
+	if theirs.response == nil {
+		outcome = theirs.text
+	}
+	p.outcomes[c.kind.name+": "+outcome]++
+	p.source.observe(c, theirs)
+}
+
+// waveWidth is how many calls a wave has at most.
+const waveWidth = 12
+
+// waves makes calls several at a time, and returns the first wave whose answers no
+// etcd could have given in the order that their revisions tell.
+func (p *pair) waves(ctx context.Context, calls, every int) error {
+	p.source.steady = true
+	next := every
+	for p.calls < calls {
+		if p.calls >= next {
+			next += every
+			p.source.apart = true
+			p.splits.split(p.source.splitKey())
+		}
+		var wave []*call
+		for range 1 + p.source.IntN(waveWidth) {
+			c := p.source.next()
+			if c.kind.alone {
+				wave = []*call{c}
+				break
+			}
+			wave = append(wave, c)
+		}
+		if err := p.wave(ctx, wave); err != nil {
+			return err
+		}
+	}
+	return p.splits.wait()
+}
+
+// placed is a call of a wave with Skein's answer and its place in the order.
+type placed struct {
+	call    *call
+	gateway int
+	ours    answer
+	// revision is the header's, 0 for an error: what is refused is refused for its
+	// look, wherever it stands.
+	revision int64
+	// reads says that the call changed nothing: it saw the change of its revision.
+	reads bool
+}
+
+// wave makes calls at the same time at Skein and then one after the other at etcd.
+func (p *pair) wave(ctx context.Context, calls []*call) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	before := p.source.revision
+	all := make([]placed, len(calls))
+	for i, c := range calls {
+		all[i] = placed{call: c, gateway: p.source.IntN(len(p.skein.conns))}
+	}
+	_ = each(len(all), func(i int) error {
+		w := &all[i]
+		w.ours = do(ctx, p.skein.conns[w.gateway], w.call)
+		if w.ours.response != nil {
+			w.revision = w.ours.response.(interface{ GetHeader() *pb.ResponseHeader }).GetHeader().GetRevision()
+			w.reads = !changed(w.ours.response)
+		}
+		return nil
+	})
+	slices.SortStableFunc(all, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.revision, b.revision), cmp.Compare(b2i(a.reads), b2i(b.reads)))
+	})
+	for i, w := range all {
+		if w.revision != 0 && w.revision < before {
+			return fmt.Errorf("revision %d of a call that began after %d was answered:\n%s", w.revision, before, told(all))
+		}
+		theirs := do(ctx, p.etcd.conns[0], w.call)
+		p.take(w.call, theirs)
+		if diff := compare(theirs, w.ours); diff != "" {
+			return fmt.Errorf("call %d, the %d. of this wave, at node %d, differs:\n%s\nthe wave:\n%s", p.calls, i+1, w.gateway+1, diff, told(all))
+		}
+	}
+	return nil
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// told shows a wave for a report.
+func told(all []placed) string {
+	var b strings.Builder
+	for i, w := range all {
+		fmt.Fprintf(&b, "%d. at node %d: %s\n   → %s\n", i+1, w.gateway+1, w.call, w.ours)
+	}
+	return b.String()
+}
+
+// changed says whether the response is of a call that has changed something.
+func changed(resp proto.Message) bool {
+	switch r := resp.(type) {
+	case *pb.PutResponse:
+		return true
+	case *pb.DeleteRangeResponse:
+		return r.GetDeleted() > 0
+	case *pb.TxnResponse:
+		for _, op := range r.GetResponses() {
+			if op.GetResponsePut() != nil || op.GetResponseDeleteRange().GetDeleted() > 0 || op.GetResponseTxn() != nil && changed(op.GetResponseTxn()) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// splitter splits ranges beside the calls.
+type splitter struct {
+	admin *adminapi.Client
+	wg    sync.WaitGroup
+	mu    sync.Mutex
+	done  int
+	errs  []error
+}
+
+// splitTimeout bounds one split.
+const splitTimeout = 30 * time.Second
+
+// split begins a split at the key, unless one is still under way.
+func (s *splitter) split(key []byte) {
+	s.wg.Wait()
+	s.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), splitTimeout)
+		defer cancel()
+		_, err := s.admin.RangeSplit(ctx, key)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		var refused *adminapi.Refusal
+		switch {
+		case err == nil:
+			s.done++
+		case errors.As(err, &refused) && strings.Contains(refused.Reason, "already"):
+		default:
+			s.errs = append(s.errs, fmt.Errorf("split at %q: %w", key, err))
+		}
+	})
+}
+
+// wait returns the errors of all splits after the last.
+func (s *splitter) wait() error {
+	s.wg.Wait()
+	return errors.Join(s.errs...)
+}

@@ -1,0 +1,193 @@
+package conformance
+
+import (
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// txnRequest returns a transaction whose keys are of the group.
+func (s *source) txnRequest(g int) *pb.TxnRequest {
+	switch s.IntN(150) {
+	case 0, 1:
+		return s.longTxn(g)
+	case 2:
+		return s.deepTxn(g)
+	case 3:
+		if s.chance(4) {
+			return s.largeTxn(g)
+		}
+	}
+	return s.txn(g, 0, s.chance(5))
+}
+
+// txnDepth is how deep ordinary transactions nest.
+const txnDepth = 3
+
+// txn returns a transaction at the given depth; one that only reads has only reads
+// in both branches.
+func (s *source) txn(g, depth int, reads bool) *pb.TxnRequest {
+	t := &pb.TxnRequest{}
+	for range s.IntN(4) {
+		t.Compare = append(t.Compare, s.compare(g))
+	}
+	t.Success, t.Failure = s.ops(g, depth, reads), s.ops(g, depth, reads)
+	return t
+}
+
+// ops returns a branch. Most branches put each key once, as a branch that does not
+// is refused; the others are left to chance.
+func (s *source) ops(g, depth int, reads bool) []*pb.RequestOp {
+	var ops []*pb.RequestOp
+	careful := !s.chance(6)
+	taken := map[string]bool{}
+	for range s.IntN(5) {
+		op := s.op(g, depth, reads)
+		if p := op.GetRequestPut(); p != nil && careful {
+			if taken[string(p.GetKey())] {
+				continue
+			}
+			taken[string(p.GetKey())] = true
+		}
+		ops = append(ops, op)
+	}
+	return ops
+}
+
+func (s *source) op(g, depth int, reads bool) *pb.RequestOp {
+	n := s.IntN(100)
+	switch {
+	case n == 0:
+		return &pb.RequestOp{}
+	case reads || n < 35:
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: s.txnRange(g)}}
+	case n < 70:
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: s.putRequest(g)}}
+	case n < 85 || depth == txnDepth:
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: s.deleteRequest(g)}}
+	}
+	return nested(s.txn(g, depth+1, s.chance(5)))
+}
+
+func nested(t *pb.TxnRequest) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: t}}
+}
+
+// compare returns a condition that is about as often true as not.
+func (s *source) compare(g int) *pb.Compare {
+	c := &pb.Compare{
+		Target: pb.Compare_CompareTarget(s.IntN(5)),
+		Result: pick(s, []pb.Compare_CompareResult{
+			pb.Compare_EQUAL, pb.Compare_EQUAL, pb.Compare_EQUAL, pb.Compare_GREATER, pb.Compare_LESS, pb.Compare_NOT_EQUAL,
+		}),
+	}
+	if s.chance(4) {
+		c.Key, c.RangeEnd = s.writeSpan(g)
+	} else {
+		c.Key = s.writeKey(g)
+	}
+	kv := s.known[string(c.Key)]
+	if kv == nil || s.chance(6) {
+		kv = s.aKnown(g)
+	}
+	union := c.Target
+	if s.chance(30) {
+		union = pb.Compare_CompareTarget(s.IntN(5)) // one that does not belong to the target
+	}
+	switch union {
+	case pb.Compare_VERSION:
+		c.TargetUnion = &pb.Compare_Version{Version: s.near(kv.GetVersion())}
+	case pb.Compare_CREATE:
+		c.TargetUnion = &pb.Compare_CreateRevision{CreateRevision: s.near(kv.GetCreateRevision())}
+	case pb.Compare_MOD:
+		c.TargetUnion = &pb.Compare_ModRevision{ModRevision: s.near(kv.GetModRevision())}
+	case pb.Compare_LEASE:
+		c.TargetUnion = &pb.Compare_Lease{Lease: s.near(kv.GetLease())}
+	default:
+		v := kv.GetValue()
+		if s.chance(2) {
+			v = s.value()
+		}
+		c.TargetUnion = &pb.Compare_Value{Value: v}
+	}
+	switch s.IntN(120) {
+	case 0:
+		c.TargetUnion = nil
+	case 1:
+		c.Target = pb.Compare_CompareTarget(pick(s, []int32{5, -1, 100}))
+	case 2:
+		c.Result = pb.Compare_CompareResult(pick(s, []int32{4, -1, 100}))
+	case 3:
+		c.Key = nil
+	}
+	return c
+}
+
+// longTxn returns a transaction with about as many operations as there may be, some
+// of them in a nested one.
+func (s *source) longTxn(g int) *pb.TxnRequest {
+	outer := maxTxnOps + 2 - s.IntN(4)
+	inner := 0
+	if s.chance(2) {
+		outer = 1 + s.IntN(maxTxnOps-1)
+		inner = maxTxnOps - outer + 2 - s.IntN(4)
+	}
+	list := func(n int) (ops []*pb.RequestOp) {
+		for range n {
+			r := &pb.DeleteRangeRequest{Key: s.writeKey(g)}
+			ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: r}})
+		}
+		return ops
+	}
+	t := &pb.TxnRequest{}
+	switch s.IntN(3) {
+	case 0:
+		t.Success = list(outer)
+	case 1:
+		t.Failure = list(outer)
+	default:
+		for range outer {
+			t.Compare = append(t.Compare, &pb.Compare{Key: s.writeKey(g), Result: pb.Compare_NOT_EQUAL, TargetUnion: &pb.Compare_Version{Version: -1}})
+		}
+	}
+	if inner > 0 {
+		n := nested(&pb.TxnRequest{Success: list(inner)})
+		if len(t.Success) > 0 {
+			t.Success[s.IntN(len(t.Success))] = n
+		} else {
+			t.Success = append(t.Success, n)
+		}
+	}
+	return t
+}
+
+// deepTxn returns transactions in one another, about as deep as they may be.
+func (s *source) deepTxn(g int) *pb.TxnRequest {
+	t := s.txn(g, txnDepth, false)
+	for range maxTxnOps - s.IntN(12) {
+		outer := &pb.TxnRequest{}
+		if s.chance(2) {
+			outer.Success = []*pb.RequestOp{nested(t)}
+		} else {
+			outer.Compare = []*pb.Compare{{Key: s.writeKey(g), Result: pb.Compare_LESS, TargetUnion: &pb.Compare_Version{}}}
+			outer.Failure = []*pb.RequestOp{nested(t)}
+		}
+		t = outer
+	}
+	return t
+}
+
+// largeTxn returns a transaction of about as many bytes as there may be.
+func (s *source) largeTxn(g int) *pb.TxnRequest {
+	p := &pb.PutRequest{Key: s.writeKey(g)}
+	t := &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: p}}}}
+	if s.chance(3) {
+		// One that only reads is not measured.
+		r := &pb.RangeRequest{Key: []byte(groups[g].prefix)}
+		t.Success[0].Request = &pb.RequestOp_RequestRange{RequestRange: r}
+		s.fill(t, func(n int) { r.Key = append([]byte(groups[g].prefix), slices.Repeat([]byte{'K'}, n)...) })
+		return t
+	}
+	s.fill(t, func(n int) { p.Value = slices.Repeat([]byte{'B'}, n) })
+	return t
+}
