@@ -387,6 +387,34 @@ func TestStuckDisk(t *testing.T) {
 	})
 }
 
+// A leader whose disk is stuck loses its group under load too: what it is asked to
+// propose must not keep the followers loyal, who count every MsgApp as a sign of life.
+func TestStuckDiskUnderLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		var slow [4]*syncFS
+		for id, n := range r.nodes {
+			slow[id] = &syncFS{FS: n.fs}
+			n.wfs = slow[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l := r.leader(1)
+		release := slow[l.id].hold()
+		defer release()
+		r.eventually("another leader", 5*r.nodes[l.id].host.cfg.ElectionTimeout, func() bool {
+			_ = l.propose(1, "late") // whatever becomes of it
+			return r.leader(1) != l
+		})
+		r.write(1, "y")
+		release()
+		r.write(1, "z")
+		r.equal(1)
+	})
+}
+
 // trap 1: messages for a replica that is not here keep votes and drop entries;
 // Unknown is told, at a bounded rate.
 func TestParking(t *testing.T) {

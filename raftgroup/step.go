@@ -456,6 +456,13 @@ func (g *Group) send(m *pb.Message) {
 			return // a node whose wal does not move must not lead
 		}
 		g.stampHeartbeat(m)
+	case pb.MsgApp:
+		if g.h.stuck.Load() {
+			// A follower takes entries for a sign of life as well: under load it would
+			// stay with a leader that can apply nothing.
+			g.rn.ReportUnreachable(m.GetTo())
+			return
+		}
 	case pb.MsgHeartbeatResp:
 		g.checkPromise()
 	case pb.MsgTimeoutNow:
