@@ -67,6 +67,7 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 		rate := 1 + (rng.Float64()-0.5)*2*maxDrift
 		m := &machine{c: c, id: id, rate: rate, clock: simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), rate)}
 		m.disk = newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(cfg.Seed, 1000+uint64(id))))
+		m.disk.lies = cfg.plant.noSync
 		c.machines = append(c.machines, m)
 	}
 	return c
@@ -121,6 +122,9 @@ func (m *machine) boot() error {
 			if err != nil {
 				return nil, err // not a typed nil
 			}
+			if wrap := m.c.cfg.plant.bus; wrap != nil {
+				return wrap(b), nil
+			}
 			return b, nil
 		},
 		Heartbeat: 100 * time.Millisecond, Election: time.Second, RequestTimeout: requestTimeout,
@@ -143,7 +147,7 @@ func (m *machine) boot() error {
 // requestTimeout is etcd's for an election timeout of a second.
 const requestTimeout = 7 * time.Second
 
-func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed) }
+func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed, m.c.cfg.LogLevel) }
 
 // bootAll starts all machines that are down.
 func (c *cluster) bootAll() error {

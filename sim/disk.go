@@ -21,7 +21,8 @@ type disk struct {
 	clock clock.Clock
 	// stalls says that the disk stands still: syncs wait.
 	stalls atomic.Pointer[chan struct{}]
-	syncs  atomic.Int64
+	// lies is a plant: syncs do nothing but take their time.
+	lies bool
 
 	mu  sync.Mutex
 	rng *rand.Rand // guarded by mu
@@ -53,8 +54,13 @@ func (d *disk) crash(keepPercent int) *disk {
 	if ch := d.stalls.Swap(nil); ch != nil {
 		defer close(*ch)
 	}
+	if d.lies {
+		keepPercent = 0
+	}
 	mem := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: keepPercent, RNG: d.rng})
-	return newDisk(mem, d.clock, rand.New(rand.NewPCG(d.rng.Uint64(), 1)))
+	next := newDisk(mem, d.clock, rand.New(rand.NewPCG(d.rng.Uint64(), 1)))
+	next.lies = d.lies
+	return next
 }
 
 // stall holds all syncs until the returned function is called.
@@ -69,7 +75,6 @@ func (d *disk) stall() (release func()) {
 }
 
 func (d *disk) beforeSync() {
-	d.syncs.Add(1)
 	d.mu.Lock()
 	wait := syncMin + time.Duration(d.rng.Int64N(int64(syncMax-syncMin)))
 	if d.rng.IntN(100) == 0 {
@@ -88,7 +93,8 @@ func (d *disk) beforeSync() {
 // for a lock does not let virtual time go on.
 type file struct {
 	vfs.File
-	d *disk
+	d   *disk
+	wal bool
 }
 
 // Sync implements vfs.File.
@@ -100,14 +106,18 @@ func (f *file) Sync() error {
 // SyncData implements vfs.File.
 func (f *file) SyncData() error {
 	f.d.beforeSync()
+	if f.d.lies && f.wal {
+		return nil
+	}
 	return f.File.SyncData()
 }
 
 func (d *disk) wrap(name string, f vfs.File, err error) (vfs.File, error) {
-	if err != nil || !strings.HasPrefix(name, walDir) && !strings.HasSuffix(name, ".sst") {
+	wal := strings.HasPrefix(name, walDir)
+	if err != nil || !wal && !strings.HasSuffix(name, ".sst") {
 		return f, err
 	}
-	return &file{File: f, d: d}, nil
+	return &file{File: f, d: d, wal: wal}, nil
 }
 
 // Create implements vfs.FS.

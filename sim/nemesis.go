@@ -72,7 +72,8 @@ func (n *nemesis) run() error {
 	for i := 0; i < len(faults); i++ {
 		heal := []func() error{n.inject(faults[i])}
 		n.c.sleep(n.between(300*time.Millisecond, 2500*time.Millisecond))
-		if i+1 < len(faults) && n.rng.IntN(4) == 0 {
+		most := faults[i] == CrashTwo || faults[i] == CrashAll // nobody is left for another one
+		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most {
 			i++
 			heal = append(heal, n.inject(faults[i]))
 			n.c.sleep(n.between(300*time.Millisecond, 1500*time.Millisecond))
@@ -108,7 +109,13 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		}
 		n.c.logf("nemesis: cut off node %s", m.id)
 		n.c.net.Partition(m.id)
-		return n.healNetwork
+		if n.c.cfg.plant.freeze {
+			m.clock.SetRate(0.01)
+		}
+		return func() error {
+			m.clock.SetRate(m.rate)
+			return n.healNetwork()
+		}
 	case OneWay:
 		at := n.rng.Perm(len(n.c.machines))
 		from, to := n.c.machines[at[0]].id, n.c.machines[at[1]].id
@@ -144,7 +151,16 @@ func (n *nemesis) healNetwork() error {
 	return nil
 }
 
-func (n *nemesis) pick() *machine { return n.c.machines[n.rng.IntN(len(n.c.machines))] }
+// pick draws a machine, one that is up if there is any.
+func (n *nemesis) pick() *machine {
+	at := n.rng.IntN(len(n.c.machines))
+	for i := range n.c.machines {
+		if m := n.c.machines[(at+i)%len(n.c.machines)]; m.current() != nil {
+			return m
+		}
+	}
+	return n.c.machines[at]
+}
 
 func (n *nemesis) crash(f Fault) func() error {
 	count := map[Fault]int{CrashOne: 1, CrashTwo: 2, CrashAll: len(n.c.machines)}[f]

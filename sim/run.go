@@ -8,19 +8,21 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/protobuf/proto"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
 // Config says what a run is made of.
 type Config struct {
 	Seed uint64
-	// Nodes are 3 or 5, Clients the clients beside each other, BurstOps the
-	// operations of one client in one burst, on average.
+	// Nodes are 3 or 5, Clients the clients beside each other (and an impatient one at
+	// each node), BurstOps the operations of one client in one burst, on average.
 	Nodes, Clients, BurstOps int
 	// Faults are injected one after the other, in an order of the seed. Splits is how
 	// many splits are tried meanwhile.
@@ -28,8 +30,25 @@ type Config struct {
 	Splits int
 	// Quiet is how long the clients run where there are no faults.
 	Quiet time.Duration
+	// LogLevel is the level of the nodes' logs in the trace; 0 is info.
+	LogLevel zapcore.Level
 	// Borders are the borders of the first ranges.
 	Borders []string
+
+	plant plant
+}
+
+// plant is what a test puts wrong between a node and its machine, to see that the
+// checkers find out. The zero value is nothing.
+type plant struct {
+	// bus may stand in front of a node's bus.
+	bus func(node.Bus) node.Bus
+	// noSync lets the disks lie: syncs of the wal do nothing, and a crash forgets all
+	// of it.
+	noSync bool
+	// freeze lets the clock of a node nearly stand still while it is cut off, as that
+	// of a suspended machine does: its leases go on for ever.
+	freeze bool
 }
 
 func (c *Config) splitKeys() [][]byte {
@@ -92,7 +111,7 @@ func Run(rep *Report) {
 		return
 	}
 	c.logf("all is healed")
-	probe := newClient(c, rep.History, rep.Config.Clients)
+	probe := newClient(c, rep.History, rep.Config.Clients+len(c.machines))
 	if !live(rep, c, probe) {
 		return
 	}

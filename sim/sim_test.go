@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"go.uber.org/zap/zapcore"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,9 +48,25 @@ func seeds(t *testing.T, usual int) (s []uint64) {
 	return s
 }
 
-// simulate makes one run, judges it, and keeps its history and trace if it fails.
-func simulate(t *testing.T, cfg Config) *Report {
+// simulate makes one run, and fails and keeps its history and trace if the judges
+// find anything.
+func simulate(t *testing.T, cfg Config) {
 	t.Helper()
+	for i, b := range judge(t, cfg) {
+		if i == 10 {
+			t.Error("and more")
+			break
+		}
+		t.Errorf("seed %d: %s", cfg.Seed, b)
+	}
+}
+
+// judge makes one run and returns what is wrong with it.
+func judge(t *testing.T, cfg Config) (bad []string) {
+	t.Helper()
+	if os.Getenv("SKEIN_SIM_DEBUG") != "" {
+		cfg.LogLevel = zapcore.DebugLevel
+	}
 	cryptotest.SetGlobalRandom(t, cfg.Seed)
 	dir, err := os.MkdirTemp("", fmt.Sprintf("skein-sim-%d-", cfg.Seed))
 	if err != nil {
@@ -64,7 +81,7 @@ func simulate(t *testing.T, cfg Config) *Report {
 	defer func() {
 		// Also where the bubble panics, since everybody in it waits.
 		trace.Close()
-		if judged && !t.Failed() {
+		if judged && len(bad) == 0 {
 			os.RemoveAll(dir)
 			return
 		}
@@ -77,14 +94,7 @@ func simulate(t *testing.T, cfg Config) *Report {
 	began := time.Now()
 	synctest.Test(t, func(*testing.T) { Run(rep) })
 	ran := time.Since(began)
-	bad := Check(rep)
-	for i, b := range bad {
-		if i == 10 {
-			t.Errorf("and %d more", len(bad)-i)
-			break
-		}
-		t.Errorf("seed %d: %s", cfg.Seed, b)
-	}
+	bad = Check(rep)
 	ops := rep.History.Ops()
 	var by [3]int
 	for _, o := range ops {
@@ -94,7 +104,7 @@ func simulate(t *testing.T, cfg Config) *Report {
 		len(ops), by[Answered], by[Refused], by[Unknown], len(rep.Versions), rep.Splits, rep.Elapsed.Round(time.Millisecond),
 		ran.Round(time.Millisecond), (time.Since(began) - ran).Round(time.Millisecond), rep.Happened, rep.Network)
 	judged = true
-	return rep
+	return bad
 }
 
 // TestSeeds is the simulation: a few seeds in every test run, many with make sim.

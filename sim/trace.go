@@ -31,9 +31,9 @@ func (t *Trace) Add(at time.Duration, text string) {
 }
 
 // logger returns a node's logger that writes into the trace.
-func (t *Trace) logger(elapsed func() time.Duration) *zap.Logger {
+func (t *Trace) logger(elapsed func() time.Duration, level zapcore.Level) *zap.Logger {
 	cfg := zapcore.EncoderConfig{MessageKey: "m", LevelKey: "l", EncodeLevel: zapcore.CapitalLevelEncoder, EncodeDuration: zapcore.StringDurationEncoder}
-	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(cfg), &traceWriter{t, elapsed}, zapcore.InfoLevel))
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(cfg), &traceWriter{t, elapsed}, level))
 }
 
 type traceWriter struct {

@@ -75,6 +75,37 @@ func (c *client) runUntil(stop <-chan struct{}) {
 	}
 }
 
+// An impatient client asks its own gateway alone and soon gives up: it goes on
+// asking a node that is cut off, whose leader may believe that it leads still.
+const (
+	impatience   = 100 * time.Millisecond
+	impatientMin = 40 * time.Millisecond
+	impatientMax = 240 * time.Millisecond
+)
+
+// runImpatient works at the gateway of one machine until stop is closed.
+func (c *client) runImpatient(m *machine, stop <-chan struct{}) {
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		if r := m.current(); r != nil {
+			key := hotKeys[c.rng.IntN(len(hotKeys))]
+			var req proto.Message = &pb.RangeRequest{Key: []byte(key)}
+			switch c.rng.IntN(8) {
+			case 0:
+				req = &pb.PutRequest{Key: []byte(key), Value: c.value(), PrevKv: true}
+			case 1:
+				req = &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: true}
+			}
+			c.do(m, r, req, impatience)
+		}
+		c.c.sleep(impatientMin + time.Duration(c.rng.Int64N(int64(impatientMax-impatientMin))))
+	}
+}
+
 // step does one operation at a gateway that is up: mostly the client's own.
 func (c *client) step() {
 	ms := c.c.machines
@@ -269,6 +300,10 @@ func load(c *cluster, h *History) (stop func()) {
 	for i := range c.cfg.Clients {
 		cl := newClient(c, h, i)
 		wg.Go(func() { cl.runUntil(end) })
+	}
+	for i, m := range c.machines {
+		cl := newClient(c, h, c.cfg.Clients+i)
+		wg.Go(func() { cl.runImpatient(m, end) })
 	}
 	return func() {
 		close(end)
