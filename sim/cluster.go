@@ -54,6 +54,52 @@ type run struct {
 	// it has not heard.
 	ctx  context.Context
 	kill context.CancelFunc
+
+	mu sync.Mutex
+	// Guarded by mu: how many client calls are under way, and whether a clean stop has
+	// begun, which is told at idle when the last one ends.
+	calls    int
+	stopping bool
+	idle     chan struct{}
+}
+
+// enter begins a client's call; false says that the gateway takes none any more.
+func (r *run) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopping {
+		return false
+	}
+	r.calls++
+	return true
+}
+
+// leave ends it.
+func (r *run) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls--; r.stopping && r.calls == 0 {
+		close(r.idle)
+	}
+}
+
+// serveTimeout is how long a clean stop waits for the clients' calls, as a Node's.
+const serveTimeout = 5 * time.Second
+
+// stop ends a node in order: no calls any more, those under way get their time.
+func (r *run) stop(c *cluster) error {
+	r.mu.Lock()
+	r.stopping = true
+	if r.calls == 0 {
+		close(r.idle)
+	}
+	r.mu.Unlock()
+	t := c.time.AfterFunc(serveTimeout, r.kill)
+	defer t.Stop()
+	<-r.idle
+	err := r.core.Stop(context.Background())
+	r.kill()
+	return err
 }
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
@@ -135,7 +181,7 @@ func (m *machine) boot() error {
 	if err != nil {
 		return fmt.Errorf("sim: start node %s: %w", m.id, err)
 	}
-	r := &run{core: core}
+	r := &run{core: core, idle: make(chan struct{})}
 	r.ctx, r.kill = context.WithCancel(context.Background())
 	m.mu.Lock()
 	m.run = r
@@ -197,24 +243,28 @@ func (c *cluster) crash(keepPercent int, ms ...*machine) {
 	wg.Wait()
 }
 
-// stopAll stops all nodes at the same time, in order.
+// stop stops a machine's node in order; it does nothing where none runs.
+func (m *machine) stop() error {
+	m.mu.Lock()
+	r := m.run
+	m.run = nil
+	m.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	m.c.logf("node %s is stopped", m.id)
+	if err := r.stop(m.c); err != nil {
+		return fmt.Errorf("sim: stop node %s: %w", m.id, err)
+	}
+	return nil
+}
+
+// stopAll stops all nodes at the same time.
 func (c *cluster) stopAll() error {
-	var mu sync.Mutex
-	var errs []error
+	errs := make([]error, len(c.machines))
 	var wg sync.WaitGroup
-	for m, r := range c.runs() {
-		wg.Go(func() {
-			err := r.core.Stop(context.Background())
-			r.kill()
-			m.mu.Lock()
-			m.run = nil
-			m.mu.Unlock()
-			if err != nil {
-				mu.Lock()
-				errs = append(errs, fmt.Errorf("sim: stop node %s: %w", m.id, err))
-				mu.Unlock()
-			}
-		})
+	for i, m := range c.machines {
+		wg.Go(func() { errs[i] = m.stop() })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -36,12 +36,15 @@ const (
 	// Flaky is a network that loses, delays, repeats and reorders, and breaks
 	// connections.
 	Flaky Fault = "flaky"
+	// Restart stops a node in order and starts it again. It is no failure: no revision
+	// is left out.
+	Restart Fault = "restart"
 	// Split cuts ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
 )
 
 // AllFaults are all of them.
-var AllFaults = []Fault{CrashOne, CrashTwo, CrashAll, Isolate, IsolateLeader, OneWay, Pause, Drift, Stall, Flaky}
+var AllFaults = []Fault{CrashOne, CrashTwo, CrashAll, Isolate, IsolateLeader, OneWay, Pause, Drift, Stall, Flaky, Restart}
 
 // flaky is the network of Flaky.
 var flaky = simbus.Faults{
@@ -95,8 +98,12 @@ func (n *nemesis) between(from, to time.Duration) time.Duration {
 // inject begins a fault and returns what ends it.
 func (n *nemesis) inject(f Fault) (heal func() error) {
 	n.c.logf("nemesis: %s", f)
-	n.failures++
+	if f != Restart && f != Drift {
+		n.failures++
+	}
 	switch f {
+	case Restart:
+		return n.restart()
 	case CrashOne, CrashTwo, CrashAll:
 		return n.crash(f)
 	case Isolate, IsolateLeader:
@@ -187,6 +194,20 @@ func (n *nemesis) crash(f Fault) func() error {
 			}
 		}
 		return nil
+	}
+}
+
+func (n *nemesis) restart() func() error {
+	m := n.pick()
+	if m.current() != nil {
+		n.happened[Restart]++
+	}
+	err := m.stop()
+	return func() error {
+		if err != nil {
+			return err
+		}
+		return m.boot()
 	}
 }
 

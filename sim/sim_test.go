@@ -118,13 +118,39 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// TestWithoutFailures has splits, late networks and impatient clients, and nothing
-// that fails: every revision is used.
+// TestWithoutFailures has splits, impatient clients, and a clean stop of all nodes,
+// and nothing that fails: every revision is used.
 func TestWithoutFailures(t *testing.T) {
 	for i, seed := range seeds(t, 1) {
 		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
 			simulate(t, Config{
 				Seed: seed, Nodes: 3, Clients: 8, BurstOps: 6, Splits: 4, Quiet: 8 * time.Second, Borders: []string{"j"},
+			})
+		})
+	}
+}
+
+// TestRollingRestart restarts one node after the other, in order, under load: every
+// revision is used.
+func TestRollingRestart(t *testing.T) {
+	for i, seed := range seeds(t, 1) {
+		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
+			simulate(t, Config{
+				Seed: seed, Nodes: 3, Clients: 4, BurstOps: 3, Splits: 8, Faults: []Fault{Restart, Restart, Restart}, Borders: []string{"j"},
+			})
+		})
+	}
+}
+
+// TestFiveNodes: ranges have replicas on three nodes of five.
+func TestFiveNodes(t *testing.T) {
+	if testing.Short() || os.Getenv("SKEIN_SIM_SEEDS") == "" {
+		t.Skip("with SKEIN_SIM_SEEDS")
+	}
+	for i, seed := range seeds(t, 1) {
+		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
+			simulate(t, Config{
+				Seed: seed, Nodes: 5, Clients: 5, BurstOps: 4, Faults: AllFaults, Splits: 6, Borders: []string{"f", "j", "s", "x"},
 			})
 		})
 	}

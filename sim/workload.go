@@ -126,8 +126,13 @@ func (c *client) step() {
 	}
 }
 
-// do sends one request and records what came of it.
+// do sends one request and records what came of it. It returns nil where the
+// gateway takes none any more.
 func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration) *Op {
+	if !r.enter() {
+		return nil
+	}
+	defer r.leave()
 	ctx, cancel := context.WithTimeout(r.ctx, timeout)
 	defer cancel()
 	o := c.h.Begin(c.id, m.id, req, c.c.elapsed())
