@@ -19,8 +19,9 @@ type Budget struct {
 	Proposals, Inbound int64
 	// BusQueues is what waits to be sent, over all peers and classes.
 	BusQueues int64
-	// Requests are client requests being evaluated, overlays and answers included.
-	Requests int64
+	// Requests are client requests being evaluated, overlays included. Reads are the
+	// answers that this gateway puts together from several ranges.
+	Requests, Reads int64
 }
 
 // NewBudget divides total bytes.
@@ -30,9 +31,9 @@ func NewBudget(total int64) Budget {
 		Memtables: part(20),
 		WALQueue:  part(6), WALCache: part(8),
 		Proposals: part(12), Inbound: part(8),
-		BusQueues: part(12), Requests: part(12),
+		BusQueues: part(12), Requests: part(8), Reads: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads
 	return b
 }
 

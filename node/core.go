@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -96,6 +97,10 @@ type Core struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
 
+	// letIn says that the peers, now or in an earlier run, have let this node's
+	// directory in.
+	letIn atomic.Bool
+
 	fatalOnce sync.Once
 	fatal     chan struct{}
 	fatalErr  error
@@ -126,6 +131,11 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	}
 	if err := c.openGroups(ctx, &undo); err != nil {
 		return nil, err
+	}
+	if introduced, err := c.introduced(); err != nil {
+		return nil, err
+	} else if introduced {
+		c.letIn.Store(true) // peers that are new may ask before this node has joined
 	}
 	// Before the bus speaks: it brings orders to create ranges.
 	if err := c.shards.Open(); err != nil {
@@ -227,7 +237,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
 		Self: o.Self, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
-		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
+		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	c.host.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
@@ -344,10 +354,8 @@ func (c *Core) Stop(ctx context.Context) error {
 		}
 	}
 	c.stopServing()
-	if err := c.engine.Close(); err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, c.wal.Close(), c.bus.Close(), c.dirs.Close())
+	// The bus waits for its handlers, which read the engine on behalf of other nodes.
+	errs = append(errs, c.bus.Close(), c.engine.Close(), c.wal.Close(), c.dirs.Close())
 	if err := c.Err(); err != nil {
 		errs = append(errs, err)
 	}

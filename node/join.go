@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -55,6 +56,7 @@ func (c *Core) join(ctx context.Context) error {
 			return err
 		}
 	}
+	c.letIn.Store(true)
 	c.host.Start()
 	if err := c.service.Open(c.host); err != nil {
 		return err
@@ -133,49 +135,68 @@ const announcePause = time.Second
 
 // introduceTimeout is how long a node with an empty directory asks its peers
 // whether they know it. Those that do not answer by then are taken for founders
-// that have not started yet.
+// that have not started yet, unless another one says that the cluster runs.
 const introduceTimeout = time.Second
 
+// judgeTimeout is how long a peer asks placement before it says that it cannot tell:
+// well within introduceTimeout, since a word that comes too late is none.
+const judgeTimeout = introduceTimeout / 4
+
 // introduction is the question of a node that has never been let in with its
-// directory, and its answer.
+// directory, and its answer. An answer with neither flag says that nothing is known
+// against the node.
 type introduction struct {
 	Node keyspace.NodeID
 	// Known says that the node table has the node as one that has served before.
 	Known bool
+	// Unsure says that the cluster has run before and the answerer cannot tell now
+	// what its node table says: it is to be asked again.
+	Unsure bool
 }
 
 // introduce asks every peer whether the cluster knows this node, whose directory is
 // empty. A node that lost its disk has forgotten its votes and what it acknowledged;
-// with its old id it could make the others lose both.
+// with its old id it could make the others lose both (trap 47).
 func (c *Core) introduce(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	t := c.o.Clock.AfterFunc(introduceTimeout, cancel)
-	defer t.Stop()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var by keyspace.NodeID
+	unsure := make(chan struct{}) // closed at the first answer that is none
+	var once sync.Once
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
 	for _, peer := range c.others() {
 		wg.Go(func() {
-			known := c.knownBy(ctx, peer)
+			known := c.knownBy(asking, peer, func() { once.Do(func() { close(unsure) }) })
 			mu.Lock()
 			defer mu.Unlock()
 			if known {
 				by = peer
+				cancel()
 			}
 		})
 	}
+	t := c.o.Clock.AfterFunc(introduceTimeout, func() {
+		select {
+		case <-unsure:
+			c.log.Warn("this node's directory is empty and the cluster has run before: it waits for a quorum of the others to tell whether it was a member")
+		default:
+			cancel()
+		}
+	})
+	defer t.Stop()
 	wg.Wait()
 	if by != 0 {
 		return fmt.Errorf("the data directory %s is empty, but node %s says that node %s is a member of cluster %s that has run before: "+
 			"restore its directory, or remove the member and add it anew under another peer URL",
 			c.o.DataDir, by, c.o.Self, c.o.Cluster)
 	}
-	return nil
+	return ctx.Err()
 }
 
-// knownBy asks one peer until it answers or ctx ends.
-func (c *Core) knownBy(ctx context.Context, peer keyspace.NodeID) bool {
+// knownBy asks one peer until it gives an answer or ctx ends. unsure is called when
+// it says that it cannot tell yet.
+func (c *Core) knownBy(ctx context.Context, peer keyspace.NodeID, unsure func()) bool {
 	q, err := json.Marshal(introduction{Node: c.o.Self})
 	if err != nil {
 		panic(fmt.Sprintf("node: encode an introduction: %v", err)) // numbers always encode
@@ -184,12 +205,47 @@ func (c *Core) knownBy(ctx context.Context, peer keyspace.NodeID) bool {
 		b, err := c.bus.Call(ctx, peer, transport.MethodNodeAdmin, append([]byte{adminIntroduce}, q...))
 		var a introduction
 		if err == nil && json.Unmarshal(b, &a) == nil {
-			return a.Known
+			if !a.Unsure {
+				return a.Known
+			}
+			unsure()
 		}
 		if clock.Sleep(ctx, c.o.Clock, introducePause) != nil {
 			return false
 		}
 	}
+}
+
+// judgeIntroduction answers a node that has an empty directory. The node table as
+// it is now decides; this node's own copy may be old, so it counts only where it
+// speaks against the asker, or where it shows that nothing has happened since the
+// founding.
+func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introduction {
+	if !c.letIn.Load() {
+		return q
+	}
+	// A node publishes where it serves after it was let in, never before.
+	served := func(n placement.Node, ok bool) bool { return ok && len(n.ClientURLs) > 0 }
+	v := c.service.View()
+	q.Known = served(v.Node(q.Node))
+	m, _ := c.client.WatchMap()
+	if m != nil {
+		q.Known = q.Known || served(m.Node(q.Node))
+	}
+	if q.Known || v.Index <= raftgroup.InitIndex && m == nil {
+		return q
+	}
+	ctx, cancel := context.WithTimeout(ctx, judgeTimeout)
+	defer cancel()
+	nodes, err := c.client.Members(ctx, true)
+	if err != nil {
+		q.Unsure = true
+		return q
+	}
+	for _, n := range nodes {
+		q.Known = q.Known || n.ID == q.Node && served(n, true)
+	}
+	return q
 }
 
 // introducePause lies between two attempts to reach a peer that is not up yet.
@@ -213,12 +269,7 @@ func (c *Core) handleAdmin(ctx context.Context, from keyspace.NodeID, payload []
 		if err := json.Unmarshal(body, &q); err != nil {
 			return nil, fmt.Errorf("node: introduction of node %s: %w", from, err)
 		}
-		if m, _ := c.client.WatchMap(); m != nil {
-			row, ok := m.Node(q.Node)
-			// A node publishes where it serves after it was let in, never before.
-			q.Known = ok && len(row.ClientURLs) > 0
-		}
-		return json.Marshal(q)
+		return json.Marshal(c.judgeIntroduction(ctx, q))
 	case adminReport:
 		return json.Marshal(c.report())
 	}

@@ -32,11 +32,24 @@ func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	span, ok := shard.Bounds(req)
 	if !ok {
-		// It names no key: it compares nothing, so it succeeds, and does nothing.
 		rev, err := r.emptyWrite(ctx)
-		return &pb.TxnResponse{Header: header(rev), Succeeded: true}, err
+		resp := keyless(req)
+		resp.Header = header(rev)
+		return resp, err
 	}
 	return write[*pb.TxnResponse](ctx, r, span, req)
+}
+
+// keyless answers a transaction that names no key. It compares nothing, so it
+// succeeds, and so do the transactions inside it, which are all that it can hold.
+// etcd leaves their headers empty.
+func keyless(req *pb.TxnRequest) *pb.TxnResponse {
+	resp := &pb.TxnResponse{Header: &pb.ResponseHeader{}, Succeeded: true}
+	for _, op := range req.GetSuccess() {
+		n := keyless(op.GetRequestTxn())
+		resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: n}})
+	}
+	return resp
 }
 
 // Compact makes revisions below rev unreadable on all nodes.

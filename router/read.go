@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"math"
+	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -180,13 +182,27 @@ func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.Range
 	parts := make([]*pb.RangeResponse, len(spans))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxParallelParts)
+	var held atomic.Int64
+	defer func() { r.joined.Add(-held.Load()) }()
 	for i, s := range spans {
 		g.Go(func() (err error) {
-			parts[i], err = r.part(ctx, s, req, at)
-			return err
+			if parts[i], err = r.part(ctx, s, req, at); err != nil {
+				return err
+			}
+			return r.hold(&held, int64(proto.Size(parts[i])))
 		})
 	}
 	return parts, g.Wait()
+}
+
+// hold takes the bytes of one part from the budget of answers that are being put
+// together. held are those of this answer.
+func (r *Router) hold(held *atomic.Int64, bytes int64) error {
+	held.Add(bytes)
+	if all := r.joined.Add(bytes); all > r.cfg.ReadBytes && held.Load() < all {
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
+	}
+	return nil
 }
 
 // clip returns the request for a part of its span.

@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -57,17 +59,26 @@ type Config struct {
 	// Timeout is how long a request is worked on at most, etcd's 5 s plus two election
 	// timeouts. Default 7 s. What is not answered by then gets etcd's timeout error.
 	Timeout time.Duration
-	// AttemptTimeout is after how long a read is asked of another replica, since the
-	// asked one may hang. Writes are never asked twice for that. Default 1 s.
+	// AttemptTimeout is after how long without an answer a read looks whether the
+	// asked node still lives, and asks another one if not. Writes are never asked
+	// twice for that. Default 1 s.
 	AttemptTimeout time.Duration
-	Logger         *zap.Logger
-	Metrics        *Metrics
+	// Alive says whether a node lives as far as this one knows. Required.
+	Alive func(keyspace.NodeID) bool
+	// ReadBytes bounds the answers that are put together from several ranges, all
+	// together; more are refused with TooManyRequests. One alone always fits. Default
+	// 256 MiB.
+	ReadBytes int64
+	Logger    *zap.Logger
+	Metrics   *Metrics
 }
 
 // Router is one node's gateway. Its methods may be called from many goroutines.
 type Router struct {
 	cfg   Config
 	cache *rangeCache
+	// joined are the bytes of answers that are being put together.
+	joined atomic.Int64
 	// refreshing holds the one reload of the range map that may be under way.
 	refreshing chan struct{}
 }
@@ -79,6 +90,9 @@ func New(cfg Config) *Router {
 	}
 	if cfg.AttemptTimeout <= 0 {
 		cfg.AttemptTimeout = time.Second
+	}
+	if cfg.ReadBytes <= 0 {
+		cfg.ReadBytes = 256 << 20
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = zap.NewNop()
@@ -207,10 +221,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		node := a.choose(rt, r.cfg.Self)
 		actx, cancel := ctx, func() {}
 		if read {
-			actx, cancel = context.WithCancel(ctx)
-			t := r.cfg.Clock.AfterFunc(r.cfg.AttemptTimeout, cancel)
-			stop := cancel
-			cancel = func() { t.Stop(); stop() }
+			actx, cancel = r.whileAlive(ctx, node)
 		}
 		resp, err := r.cfg.Ranges.Do(actx, node, build(rt))
 		cancel()
@@ -232,6 +243,33 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		if err := r.learn(ctx, &a, rt, node, e); err != nil {
 			return nil, err
 		}
+	}
+}
+
+// whileAlive returns a context that ends when the node is found not to live. A read
+// may take long; that alone is no reason to ask somebody else.
+func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var t clock.Timer
+	var mu sync.Mutex // orders the first firing behind the assignment of t
+	mu.Lock()
+	defer mu.Unlock()
+	t = r.cfg.Clock.AfterFunc(r.cfg.AttemptTimeout, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+		case !r.cfg.Alive(node):
+			cancel()
+		default:
+			t.Reset(r.cfg.AttemptTimeout)
+		}
+	})
+	return ctx, func() {
+		cancel()
+		mu.Lock()
+		defer mu.Unlock()
+		t.Stop()
 	}
 }
 

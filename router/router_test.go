@@ -21,8 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func alive(keyspace.NodeID) bool { return true }
+
 func newRouter(c *cluster) *Router {
-	return New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c})
+	return New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c, Alive: alive})
 }
 
 // Whatever the ranges are and however they change meanwhile, a read answers what
@@ -110,7 +112,10 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
 		h := &hung{cluster: c, node: 2}
-		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second})
+		r := New(Config{
+			Self: 2, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second,
+			Alive: func(n keyspace.NodeID) bool { return n != h.node },
+		})
 		start := time.Now()
 		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")}); err != nil {
 			t.Fatal(err)
@@ -151,7 +156,7 @@ func TestTableDecidesWhatIsRepeated(t *testing.T) {
 		t.Run(row.Name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &failing{cluster: newCluster(1), err: &kverror.Error{Kind: row.Kind}}
-				r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Timeout: time.Second})
+				r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Alive: alive, Timeout: time.Second})
 				start := time.Now()
 				_, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
 				if err == nil {
@@ -174,7 +179,7 @@ func TestTableDecidesWhatIsRepeated(t *testing.T) {
 func TestTheClientsDeadlineIsTheClientsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{cluster: newCluster(1), err: &kverror.Error{Kind: kverror.Busy}}
-		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f})
+		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Alive: alive})
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if _, err := r.Put(ctx, &pb.PutRequest{Key: []byte("a")}); !errors.Is(err, kverror.DeadlineExceeded) {
@@ -202,6 +207,11 @@ func TestWritesOverSeveralRangesAreRefused(t *testing.T) {
 		resp, err := r.Txn(t.Context(), &pb.TxnRequest{})
 		if err != nil || !resp.Succeeded || resp.Header.Revision != 1 {
 			t.Errorf("empty txn: %v, %v", resp, err)
+		}
+		within := &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: &pb.TxnRequest{}}}
+		resp, err = r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{within}})
+		if err != nil || !resp.Succeeded || len(resp.Responses) != 1 || !resp.Responses[0].GetResponseTxn().GetSucceeded() {
+			t.Errorf("empty txn in a txn: %v, %v", resp, err)
 		}
 		del, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("z"), RangeEnd: []byte("a")})
 		if err != nil || del.Header.Revision != 1 || del.Deleted != 0 {
@@ -258,4 +268,57 @@ func TestCacheKeepsTheNewer(t *testing.T) {
 	if c.find([]byte("a")).leader != 7 {
 		t.Error("a hint was forgotten that nobody blamed")
 	}
+}
+
+// slow is a cluster whose nodes take their time with reads.
+type slow struct {
+	*cluster
+	each  time.Duration
+	asked int
+}
+
+func (s *slow) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+	s.asked++
+	if err := clock.Sleep(ctx, clock.Virtual(), s.each); err != nil {
+		return nil, err
+	}
+	return s.cluster.Do(ctx, node, req)
+}
+
+// A long read at a living node is waited for: asking again would only begin it anew.
+func TestALongReadIsNotBegunAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		s := &slow{cluster: c, each: 3500 * time.Millisecond}
+		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive})
+		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil || s.asked != 1 {
+			t.Errorf("%v after %d attempts", err, s.asked)
+		}
+	})
+}
+
+// Answers that are put together share one budget; one alone always fits.
+func TestJoinedAnswersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		c.split("m")
+		s := &slow{cluster: c}
+		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive, ReadBytes: 100})
+		for _, k := range []string{"a", "z"} {
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 200)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
+		if _, err := r.Range(t.Context(), all); err != nil {
+			t.Errorf("alone: %v", err)
+		}
+		r.joined.Add(1) // another one is under way
+		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) {
+			t.Errorf("beside another one: %v", err)
+		}
+		if got := r.joined.Load(); got != 1 {
+			t.Errorf("%d bytes were not given back", got-1)
+		}
+	})
 }
