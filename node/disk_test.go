@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -246,7 +247,18 @@ func (f *memFile) WriteAt(p []byte, at int64) (int, error) {
 	if err := f.d.grow(f.inode, at+int64(len(p))); err != nil {
 		return 0, err
 	}
-	return f.File.WriteAt(p, at)
+	// MemFS makes a file longer byte by byte in WriteAt, and at once in Write.
+	st, err := f.Stat()
+	if err != nil || st.Size() != f.at || at < f.at {
+		return f.File.WriteAt(p, at)
+	}
+	if _, err := f.File.Write(make([]byte, at-f.at)); err != nil {
+		return 0, err
+	}
+	f.at = at
+	n, err := f.File.Write(slices.Clone(p)) // it may change what it is given
+	f.at += int64(n)
+	return n, err
 }
 
 // Preallocate implements vfs.File.

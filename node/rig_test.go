@@ -231,7 +231,7 @@ func (r *rig) wait(limit time.Duration, what string, cond func() bool) time.Dura
 		if time.Since(start) > limit {
 			r.t.Fatalf("not within %v: %s", limit, what)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 	}
 	return time.Since(start)
 }

@@ -133,7 +133,7 @@ func TestFullDiskRunsOutOfReserve(t *testing.T) {
 			r.mustPut(other, keyOf(i), "meanwhile")
 		}
 		if err := full.core.Err(); err != nil {
-			t.Fatalf("the full node gave up: %v", err)
+			r.t.Fatalf("the full node gave up: %v", err)
 		}
 		full.disk.free()
 		r.waitFull(full, false)
