@@ -16,7 +16,8 @@ type SequenceAnswer struct {
 	// Current is the last revision handed out up to and with this answer's place in
 	// the order of hand-outs.
 	Current Revision
-	// Compacted is the cluster's compacted revision.
+	// Compacted is the cluster's compacted revision, -1 before the first compaction,
+	// which may be one at 0.
 	Compacted Revision
 	// Settings is the revision of settings, users, roles and alarms.
 	Settings Revision

@@ -75,7 +75,7 @@ func TestSequenceWithoutQuorum(t *testing.T) {
 func TestStateSurvivesCrashes(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 12, 3, quiet, "m")
-		last, compacted := keyspace.Revision(1), keyspace.Revision(0)
+		last, compacted := keyspace.Revision(1), keyspace.Revision(-1)
 		next := keyspace.RangeID(3)
 		for round := range 5 {
 			r.startAll()

@@ -60,7 +60,7 @@ type grant struct {
 func (g *grant) answers(items []item, f func(i int, a keyspace.SequenceAnswer)) {
 	at := g.Before
 	for i := range items {
-		a := keyspace.SequenceAnswer{Compacted: max(g.Compacted, 0), Settings: g.Settings}
+		a := keyspace.SequenceAnswer{Compacted: g.Compacted, Settings: g.Settings}
 		if items[i].Count > 0 {
 			a.First = at + 1
 			at += keyspace.Revision(items[i].Count)

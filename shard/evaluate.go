@@ -64,8 +64,9 @@ func (d *draft) keep(it *item) *mvccpb.KeyValue {
 // evaluation is one request on its way through the evaluator.
 type evaluation struct {
 	view view
-	// current is the revision that the range knows to be handed out, and compacted
-	// the compacted revision, both for explicit revisions inside a transaction.
+	// current is the revision that the range knows to be handed out, and compacted the
+	// cluster's compacted revision, -1 before the first compaction: both for explicit
+	// revisions inside a transaction.
 	current, compacted keyspace.Revision
 	maxWriteBytes      int
 	// oldest is the lowest explicit revision that was read, 0 if none was.
@@ -170,8 +171,8 @@ func (e *evaluation) checkRevision(rev int64) error {
 		return nil
 	case rev > int64(e.current):
 		return futureError{keyspace.Revision(rev)}
-	case rev < -1, e.compacted > 0 && rev < int64(e.compacted):
-		return refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: e.compacted}}
+	case rev < int64(e.compacted), rev < -1:
+		return refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: max(e.compacted, 0)}}
 	}
 	return nil
 }

@@ -271,7 +271,7 @@ func newFakeWorld(t testing.TB) *fakeWorld {
 
 func newFakeWorldWith(t testing.TB, l Limits) *fakeWorld {
 	t.Helper()
-	w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}, limits: l}
+	w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l}
 	w.start()
 	if err := w.node.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {
 		t.Fatal(err)

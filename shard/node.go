@@ -144,6 +144,7 @@ func NewNode(cfg Config) *Node {
 		replicas: make(map[keyspace.RangeID]*Replica), incoming: make(map[*Replica]keyspace.Span),
 		timers: make(map[*alarm]struct{}),
 	}
+	n.compacted.Store(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.keeper, n.opener = newKeeper(n), newOpener(n)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
@@ -401,7 +402,7 @@ func (n *Node) full() bool { return n.cfg.Disk != nil && n.cfg.Disk.Full() }
 func (n *Node) Floor() keyspace.Revision { return keyspace.Revision(n.floor.Load()) }
 
 // Compacted returns the highest compacted revision of the cluster that the node has
-// heard of.
+// heard of, -1 if none.
 func (n *Node) Compacted() keyspace.Revision { return keyspace.Revision(n.compacted.Load()) }
 
 // heard notes that a revision was handed out.

@@ -398,7 +398,7 @@ func (r *Replica) settleReadLocked(c *call, place, compacted keyspace.Revision, 
 	case c.draft.op == nil && c.fail == nil && (c.future == 0 || c.future <= place):
 		// It asked for the current revision, or it now knows that the revision it reads
 		// at is not one of the future.
-		c.current, c.compacted = place, max(compacted, r.rec.compacted)
+		c.current, c.compacted = place, r.compactedLocked(compacted)
 		c.future = 0
 		r.requeueLocked(c)
 		return

@@ -241,7 +241,7 @@ func (r *Replica) readTxn(
 ) (resp proto.Message, oldest keyspace.Revision, err error) {
 	var none sync.Mutex
 	r.mu.Lock()
-	compacted := max(r.rec.compacted, r.node.Compacted())
+	compacted := r.compactedLocked(r.node.Compacted())
 	r.mu.Unlock()
 	e := &evaluation{
 		view:    view{store: r.store, base: rev, overlay: newOverlay(), mu: &none, budget: budget},
@@ -261,6 +261,15 @@ func (r *Replica) readTxn(
 		return nil, 0, refused.err
 	}
 	return nil, 0, err
+}
+
+// compactedLocked returns the highest compacted revision that is known, given the
+// cluster's: the range's own is 0 before the first compaction, the cluster's -1.
+func (r *Replica) compactedLocked(cluster keyspace.Revision) keyspace.Revision {
+	if r.rec.compacted == 0 {
+		return cluster
+	}
+	return max(cluster, r.rec.compacted)
 }
 
 // readRange runs a RangeRequest at the revision.
