@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -21,6 +22,8 @@ type disk struct {
 	clock clock.Clock
 	// stalls says that the disk stands still: syncs wait.
 	stalls atomic.Pointer[chan struct{}]
+	// failing lets syncs of the wal fail. What they were to sync stays unsynced.
+	failing atomic.Bool
 	// lies is a plant: syncs do nothing but take their time.
 	lies bool
 
@@ -74,7 +77,8 @@ func (d *disk) stall() (release func()) {
 	}
 }
 
-func (d *disk) beforeSync() {
+// beforeSync takes the time of a sync, and says whether it fails.
+func (d *disk) beforeSync(wal bool) error {
 	d.mu.Lock()
 	wait := syncMin + time.Duration(d.rng.Int64N(int64(syncMax-syncMin)))
 	if d.rng.IntN(100) == 0 {
@@ -86,7 +90,13 @@ func (d *disk) beforeSync() {
 	if ch := d.stalls.Load(); ch != nil {
 		<-*ch
 	}
+	if wal && d.failing.Load() {
+		return errSync
+	}
+	return nil
 }
+
+var errSync = errors.New("sim: the disk failed to sync")
 
 // file is an open file whose syncs take time. Those of Pebble's log of versions and
 // of directories take none: Pebble holds a lock over some of them, and who waits
@@ -99,13 +109,17 @@ type file struct {
 
 // Sync implements vfs.File.
 func (f *file) Sync() error {
-	f.d.beforeSync()
+	if err := f.d.beforeSync(f.wal); err != nil {
+		return err
+	}
 	return f.File.Sync()
 }
 
 // SyncData implements vfs.File.
 func (f *file) SyncData() error {
-	f.d.beforeSync()
+	if err := f.d.beforeSync(f.wal); err != nil {
+		return err
+	}
 	if f.d.lies && f.wal {
 		return nil
 	}

@@ -22,6 +22,10 @@ const (
 	CrashOne Fault = "crash one"
 	CrashTwo Fault = "crash two"
 	CrashAll Fault = "crash all"
+	// CrashLoop cuts the power of one node again and again, while it starts.
+	CrashLoop Fault = "crash loop"
+	// SyncError lets a sync of the wal fail: the node must give up by itself.
+	SyncError Fault = "sync error"
 	// Isolate cuts a node off, IsolateLeader the sequencer's or a range leader's, and
 	// OneWay one direction between two.
 	Isolate       Fault = "isolate"
@@ -44,7 +48,9 @@ const (
 )
 
 // AllFaults are all of them.
-var AllFaults = []Fault{CrashOne, CrashTwo, CrashAll, Isolate, IsolateLeader, OneWay, Pause, Drift, Stall, Flaky, Restart}
+var AllFaults = []Fault{
+	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, Pause, Drift, Stall, Flaky, Restart,
+}
 
 // flaky is the network of Flaky.
 var flaky = simbus.Faults{
@@ -106,6 +112,10 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		return n.restart()
 	case CrashOne, CrashTwo, CrashAll:
 		return n.crash(f)
+	case CrashLoop:
+		return n.crashLoop()
+	case SyncError:
+		return n.syncError()
 	case Isolate, IsolateLeader:
 		m := n.pick()
 		if f == IsolateLeader {
@@ -175,8 +185,7 @@ func (n *nemesis) crash(f Fault) func() error {
 	for _, i := range n.rng.Perm(len(n.c.machines))[:count] {
 		ms = append(ms, n.c.machines[i])
 	}
-	keep := []int{0, 0, 50, 90, n.rng.IntN(100)}[n.rng.IntN(5)]
-	n.c.crash(keep, ms...)
+	n.c.crash(n.keep(), ms...)
 	n.happened[f]++
 	return func() error {
 		// Each comes back in its own time.
@@ -195,6 +204,51 @@ func (n *nemesis) crash(f Fault) func() error {
 		}
 		return nil
 	}
+}
+
+// keep draws how many percent of what was not synced a crash leaves.
+func (n *nemesis) keep() int { return []int{0, 0, 50, 90, n.rng.IntN(100)}[n.rng.IntN(5)] }
+
+func (n *nemesis) crashLoop() func() error {
+	m := n.pick()
+	for range 3 {
+		n.c.crash(n.keep(), m)
+		if err := m.boot(); err != nil {
+			return func() error { return err }
+		}
+		n.c.sleep(n.between(0, 400*time.Millisecond))
+	}
+	n.c.crash(n.keep(), m)
+	n.happened[CrashLoop]++
+	return m.boot
+}
+
+// giveUpWithin is how soon a node must notice that its disk has failed. Its wal is
+// probed at least this often.
+const giveUpWithin = 5 * time.Second
+
+func (n *nemesis) syncError() func() error {
+	m := n.pick()
+	r := m.current()
+	if r == nil {
+		return func() error { return nil }
+	}
+	m.mu.Lock()
+	m.disk.failing.Store(true)
+	m.mu.Unlock()
+	t := n.c.time.NewTimer(giveUpWithin)
+	defer t.Stop()
+	select {
+	case <-r.core.Fatal():
+		n.happened[SyncError]++
+		n.c.logf("nemesis: node %s gives up: %v", m.id, r.core.Err())
+	case <-t.C():
+		return func() error {
+			return fmt.Errorf("sim: node %s goes on, %v after its wal could not be synced", m.id, giveUpWithin)
+		}
+	}
+	n.c.crash(n.keep(), m)
+	return m.boot
 }
 
 func (n *nemesis) restart() func() error {

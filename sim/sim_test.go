@@ -142,12 +142,30 @@ func TestRollingRestart(t *testing.T) {
 	}
 }
 
+// TestHot has many clients at few keys, and the failures that lose leaders.
+func TestHot(t *testing.T) {
+	for i, seed := range manySeeds(t) {
+		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
+			simulate(t, Config{
+				Seed: seed, Nodes: 3, Clients: 16, BurstOps: 8, Splits: 3, Borders: []string{"j"},
+				Faults: []Fault{CrashAll, IsolateLeader, Pause, CrashOne, CrashLoop},
+			})
+		})
+	}
+}
+
+// manySeeds returns seeds for what is too long for every test run.
+func manySeeds(t *testing.T) []uint64 {
+	t.Helper()
+	if os.Getenv("SKEIN_SIM_SEEDS") == "" && os.Getenv("SKEIN_SIM_SEED") == "" {
+		t.Skip("only with SKEIN_SIM_SEEDS or SKEIN_SIM_SEED")
+	}
+	return seeds(t, 0)
+}
+
 // TestFiveNodes: ranges have replicas on three nodes of five.
 func TestFiveNodes(t *testing.T) {
-	if testing.Short() || os.Getenv("SKEIN_SIM_SEEDS") == "" {
-		t.Skip("with SKEIN_SIM_SEEDS")
-	}
-	for i, seed := range seeds(t, 1) {
+	for i, seed := range manySeeds(t) {
 		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
 			simulate(t, Config{
 				Seed: seed, Nodes: 5, Clients: 5, BurstOps: 4, Faults: AllFaults, Splits: 6, Borders: []string{"f", "j", "s", "x"},
