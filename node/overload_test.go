@@ -17,7 +17,7 @@ func TestOverloadIsRefused(t *testing.T) {
 	for _, nodes := range []int{1, 3} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
 			bubble(t, nodes, borders(4), func(o *Options) {
-				o.MemoryBytes, o.WALSegmentBytes = 24<<20, 16<<20
+				o.MemoryBytes, o.WALSegmentBytes = 8<<20, 4<<20
 			}, testOverload)
 		})
 	}
@@ -25,7 +25,7 @@ func TestOverloadIsRefused(t *testing.T) {
 
 func testOverload(r *rig) {
 	const puts = 150
-	value := strings.Repeat("v", 256<<10)
+	value := strings.Repeat("v", 64<<10)
 	r.spread(r.nodes[0], 4, "small")
 	var mu sync.Mutex
 	acked, failed := map[string]bool{}, map[kverror.Kind]int{}
