@@ -146,9 +146,12 @@ type replay struct {
 	ops []placed
 }
 
+// placed is an operation with its revision. after is that of the last change before
+// it, where it is judged with others.
 type placed struct {
-	op  *Op
-	rev int64
+	op    *Op
+	rev   int64
+	after int64
 }
 
 // at returns the state at a revision.
@@ -195,7 +198,7 @@ func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
 		}
 		p.revs, p.models = append(p.revs, rev), append(p.models, next)
 		if o := owners[rev]; o != nil {
-			p.ops = append(p.ops, placed{o, rev})
+			p.ops = append(p.ops, placed{op: o, rev: rev})
 		}
 	}
 	made, wrong := claims.settle()
@@ -271,7 +274,7 @@ func (p *replay) checkReads(ops []*Op) (bad []string) {
 			bad = append(bad, fmt.Sprintf("replay: an answer without a revision: %s", o))
 			continue
 		}
-		p.ops = append(p.ops, placed{o, rev})
+		p.ops = append(p.ops, placed{op: o, rev: rev})
 		resp, next := p.at(rev).apply(o.Request, rev)
 		if !sameAnswer(resp, o.Response) {
 			bad = append(bad, fmt.Sprintf("replay: the answer is to be %s: %s", show(resp), o))
@@ -340,7 +343,7 @@ func (c *claims) settle() (made []placed, wrong string) {
 		}
 	}
 	for i, at := range taken {
-		made = append(made, placed{c.unknown[i], c.revs[at]})
+		made = append(made, placed{op: c.unknown[i], rev: c.revs[at]})
 	}
 	return made, ""
 }

@@ -272,6 +272,9 @@ func checkWindows(p *replay) (bad []string) {
 			if o.rev <= begin || o.rev > end {
 				continue
 			}
+			if o.after = p.at(o.rev).rev; o.op.Outcome == Unknown || o.op.Changes() {
+				o.after = p.at(o.rev - 1).rev
+			}
 			ret := o.op.Return
 			if o.op.Outcome == Unknown {
 				ret = math.MaxInt64
@@ -296,6 +299,9 @@ func windowModel(from *model) porcupine.Model {
 		Init: func() any { return from },
 		Step: func(state, input, _ any) (bool, any) {
 			m, o := state.(*model), input.(placed)
+			if m.rev < o.after || m.rev > o.rev {
+				return false, m // spares the search what cannot end well
+			}
 			resp, next := m.apply(o.op.Request, o.rev)
 			if o.op.Outcome == Unknown {
 				return o.rev > m.rev && next != m, next
