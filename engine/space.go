@@ -38,9 +38,11 @@ func (s SpaceState) String() string {
 const (
 	ballastName = "ballast"
 
-	spacePollOK   = 10 * time.Second // between looks at the free space
-	spacePollFull = time.Second      // the same while full
-	retryPause    = time.Second      // between attempts to flush while full
+	// spacePoll lies between looks at the free space. A look is one system call; a
+	// disk fills by a GB in a few seconds, so that a rarer one would find what low
+	// keeps free used up.
+	spacePoll  = time.Second
+	retryPause = time.Second // between attempts to flush while full
 
 	flushCategory      vfs.DiskWriteCategory = "pebble-memtable-flush"
 	compactionCategory vfs.DiskWriteCategory = "pebble-compaction"
@@ -67,7 +69,6 @@ type space struct {
 
 	state  atomic.Uint32
 	fullAt atomic.Int64 // clock.Time of the last failed write
-	kick   chan struct{}
 
 	// mu keeps the ballast from being made and given up at once. It is held over
 	// file operations; only pollers and writes that met a full disk take it.
@@ -78,7 +79,6 @@ func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 	return &space{
 		ctx: ctx, failed: failed, fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics,
 		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes),
-		kick: make(chan struct{}, 1),
 	}
 }
 
@@ -100,10 +100,6 @@ func (s *space) set(to SpaceState, why string) {
 func (s *space) sawFull() {
 	s.fullAt.Store(int64(s.clock.Now()))
 	s.set(SpaceFull, "a write found no room")
-	select {
-	case s.kick <- struct{}{}: // the loop looks more often from now on
-	default:
-	}
 }
 
 // giveUpBallast makes room for the write that just failed.
@@ -140,21 +136,16 @@ func (s *space) limits() limits {
 
 // loop looks at the free space until the engine ends.
 func (s *space) loop() {
-	t := s.clock.NewTimer(spacePollOK)
+	t := s.clock.NewTimer(spacePoll)
 	defer t.Stop()
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
-		case <-s.kick:
 		case <-t.C():
 			s.poll()
 		}
-		if s.get() == SpaceFull {
-			t.Reset(spacePollFull)
-		} else {
-			t.Reset(spacePollOK)
-		}
+		t.Reset(spacePoll)
 	}
 }
 

@@ -50,16 +50,16 @@ func TestSpaceFollowsDisk(t *testing.T) {
 			t.Fatal("no ballast:", err)
 		}
 		free(39 << 20)
-		time.Sleep(spacePollOK + 1)
+		time.Sleep(spacePoll + 1)
 		expectSpace(t, e, SpaceFull)
 		if _, err := e.IngestTables(t.Context(), Ingest{Group: 1}); !errors.Is(err, ErrNoSpace) {
 			t.Errorf("ingest on a full disk: %v", err)
 		}
 		free(45 << 20) // above the bound, but not by a quarter: no flapping
-		time.Sleep(spacePollFull + 1)
+		time.Sleep(spacePoll + 1)
 		expectSpace(t, e, SpaceFull)
 		free(50 << 20)
-		time.Sleep(spacePollFull + 1)
+		time.Sleep(spacePoll + 1)
 		expectSpace(t, e, SpaceOK)
 		if err := e.Close(); err != nil {
 			t.Fatal(err)
