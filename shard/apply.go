@@ -330,12 +330,15 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 	if rec.rangeID != r.id {
 		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.rangeID, r.id)
 	}
-	return r.node.reserve(r, rec.span)
+	if why := r.node.claim([]claim{{r.id, rec.span}}); why[r.id] != nil {
+		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
+	}
+	return nil
 }
 
 // SnapshotDone implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
-	defer r.node.unreserve(r)
+	defer r.node.unclaim(r.id)
 	if err != nil {
 		return
 	}

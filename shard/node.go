@@ -117,8 +117,7 @@ type Node struct {
 	mu sync.RWMutex
 	// Guarded by mu.
 	replicas map[keyspace.RangeID]*Replica
-	// incoming are the spans of snapshots that are being received.
-	incoming map[*Replica]keyspace.Span
+	claims   map[keyspace.RangeID]keyspace.Span
 	timers   map[*alarm]struct{}
 	draining bool
 	stopped  bool
@@ -141,7 +140,7 @@ func NewNode(cfg Config) *Node {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: newPages(cfg.Limits.Pages),
-		replicas: make(map[keyspace.RangeID]*Replica), incoming: make(map[*Replica]keyspace.Span),
+		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
 		timers: make(map[*alarm]struct{}),
 	}
 	n.compacted.Store(-1)
@@ -263,68 +262,6 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 	}
 	n.keeper.note(r)
 	return nil
-}
-
-// Create makes this node's replicas of new ranges durable and opens them. Ranges
-// that are here already stay as they are, so that it can be repeated.
-func (n *Node) Create(ctx context.Context, ds []keyspace.Descriptor) error {
-	b := n.cfg.Engine.NewBatch()
-	var ids []keyspace.RangeID
-	for i := range ds {
-		d := &ds[i]
-		_, here := d.ReplicaOn(n.cfg.Self)
-		if !here || n.Replica(d.Range) != nil {
-			continue
-		}
-		ids = append(ids, d.Range)
-		_, have, err := n.cfg.Engine.Applied(d.Range.Group())
-		if err == nil && !have {
-			rec := record{rangeID: d.Range, generation: d.Generation, span: d.Span, counted: true}
-			err = n.cfg.Groups.bootstrap(b, d.Range.Group(), d.Replicas, appendRecord(nil, &rec))
-		}
-		if err != nil {
-			return errors.Join(fmt.Errorf("shard: create range %s: %w", d.Range, err), b.Close())
-		}
-	}
-	if b.Empty() {
-		if err := b.Close(); err != nil {
-			return err
-		}
-	} else if err := b.Commit(); err != nil {
-		return fmt.Errorf("shard: create %d ranges: %w", len(ids), err)
-	}
-	// Not durable before it is flushed: a replica that had voted and forgot its first
-	// record would be another one.
-	if err := n.cfg.Engine.Flush(ctx); err != nil {
-		return fmt.Errorf("shard: create %d ranges: %w", len(ids), err)
-	}
-	for _, id := range ids {
-		a, ok, err := n.cfg.Engine.Applied(id.Group())
-		if err == nil && !ok {
-			err = errors.New("the record is gone")
-		}
-		if err == nil {
-			err = n.openStored(id, &a)
-		}
-		if err != nil && !errors.Is(err, raftgroup.ErrExists) {
-			return fmt.Errorf("shard: create range %s: %w", id, err)
-		}
-	}
-	n.campaignFirst(ds)
-	return nil
-}
-
-// campaignFirst makes the first replica of a new range its first leader, so that
-// the leaders of new ranges are spread as placement has laid them out.
-func (n *Node) campaignFirst(ds []keyspace.Descriptor) {
-	for i := range ds {
-		if len(ds[i].Replicas) == 0 || ds[i].Replicas[0].Node != n.cfg.Self {
-			continue
-		}
-		if r := n.Replica(ds[i].Range); r != nil {
-			r.group.Campaign()
-		}
-	}
 }
 
 // Replica returns the replica of the range on this node, nil where there is none.
@@ -450,38 +387,6 @@ func (n *Node) after(d time.Duration, f func()) {
 		n.mu.Unlock()
 		f()
 	})
-}
-
-// reserve keeps a span for a snapshot of the replica. It refuses one that overlaps
-// what another replica holds or receives.
-func (n *Node) reserve(r *Replica, s keyspace.Span) error {
-	for _, o := range n.Replicas() {
-		if o == r {
-			continue
-		}
-		o.mu.Lock()
-		overlaps := o.rec.generation != 0 && o.rec.span.Overlaps(s)
-		span := o.rec.span
-		o.mu.Unlock()
-		if overlaps {
-			return fmt.Errorf("shard: snapshot of %s for range %s overlaps %s of range %s", s, r.id, span, o.id)
-		}
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for o, have := range n.incoming {
-		if o != r && have.Overlaps(s) {
-			return fmt.Errorf("shard: snapshot of %s for range %s overlaps %s, which range %s receives", s, r.id, have, o.id)
-		}
-	}
-	n.incoming[r] = s
-	return nil
-}
-
-func (n *Node) unreserve(r *Replica) {
-	n.mu.Lock()
-	delete(n.incoming, r)
-	n.mu.Unlock()
 }
 
 func (n *Node) isDraining() bool {

@@ -102,7 +102,11 @@ func (n *Node) bootstrapChild(b *engine.Batch, rec *record, replicas []keyspace.
 	if err != nil || have {
 		return err
 	}
-	return n.cfg.Groups.bootstrap(b, rec.rangeID.Group(), replicas, appendRecord(nil, rec))
+	if err := n.cfg.Groups.bootstrap(b, rec.rangeID.Group(), replicas, appendRecord(nil, rec)); err != nil {
+		return err
+	}
+	n.claimChild(rec.rangeID, rec.span)
+	return nil
 }
 
 // splitApplied has the child opened: its first record is visible.
@@ -123,12 +127,8 @@ func (n *Node) openChild(t *openTask) error {
 	if r := n.Replica(t.id); r != nil {
 		return nil
 	}
-	a, ok, err := n.cfg.Engine.Applied(t.id.Group())
-	if err != nil || !ok {
-		// Not a member, or removed since.
-		return err
-	}
-	if err := n.openStored(t.id, &a); err != nil {
+	// Without a record this node is not a member, or no more.
+	if opened, err := n.openMade(t.id); err != nil || !opened {
 		return err
 	}
 	if r := n.Replica(t.id); r != nil && t.lead {
@@ -153,9 +153,11 @@ func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	err = n.openStored(id, &a)
-	if errors.Is(err, raftgroup.ErrExists) {
-		err = nil // an order to create it was faster
+	if err = n.openStored(id, &a); errors.Is(err, raftgroup.ErrExists) {
+		return true, nil // an order to create it was faster
+	}
+	if err == nil {
+		n.unclaim(id)
 	}
 	return true, err
 }

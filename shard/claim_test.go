@@ -1,0 +1,179 @@
+package shard
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
+	if dead {
+		return &mvcc.Version{Key: []byte(key), Mod: rev, Tombstone: true}
+	}
+	return &mvcc.Version{Key: []byte(key), Mod: rev, Create: rev, Version: 1}
+}
+
+// snapshotOf is the applied record of a snapshot of a range.
+func snapshotOf(id keyspace.RangeID, generation keyspace.Generation, start string) engine.Applied {
+	rec := record{rangeID: id, generation: generation, span: keyspace.Span{Start: []byte(start)}, lastRevision: 9}
+	return engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: appendRecord(nil, &rec)}
+}
+
+// A founder that was down while range 1 was split hears of the child first, whose
+// snapshot comes. The order to create range 1 as it was founded, over everything,
+// comes last: its log from the beginning would write into the child's span.
+func TestCreateOverASnapshot(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}}
+		w.start()
+		defer w.stop()
+		child := w.node.newReplica(2)
+		if err := w.node.open(child, 1); err != nil {
+			t.Fatal(err)
+		}
+		create := func() bool {
+			t.Helper()
+			if err := w.node.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
+				t.Fatal(err)
+			}
+			_, have, err := w.engine.Applied(keyspace.RangeID(1).Group())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if have != (w.node.Replica(1) != nil) {
+				t.Fatalf("record %t, replica %v", have, w.node.Replica(1))
+			}
+			return have
+		}
+		snap := snapshotOf(2, 2, "m")
+		if err := child.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		if create() {
+			t.Fatal("created over a snapshot that comes in")
+		}
+		child.SnapshotDone(snap, nil)
+		if create() {
+			t.Fatal("created over another replica")
+		}
+	})
+}
+
+// A snapshot that failed leaves room; what is created leaves none.
+func TestCreateBesideASnapshotThatFailed(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}}
+		w.start()
+		defer w.stop()
+		child := w.node.newReplica(2)
+		if err := w.node.open(child, 1); err != nil {
+			t.Fatal(err)
+		}
+		snap := snapshotOf(2, 2, "m")
+		if err := child.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		child.SnapshotDone(snap, errors.New("the sender died"))
+		left, right := testDescriptor, testDescriptor
+		left.Span.End, right.Range, right.Span.Start = []byte("t"), 3, []byte("s")
+		if err := w.node.Create(t.Context(), []keyspace.Descriptor{left, right}); err != nil {
+			t.Fatal(err)
+		}
+		if w.node.Replica(1) == nil || w.node.Replica(3) != nil {
+			t.Fatalf("of two orders that overlap the second is skipped: %v, %v", w.node.Replica(1), w.node.Replica(3))
+		}
+		if err := child.AcceptSnapshot(snap); err == nil {
+			t.Fatal("a snapshot over what was created")
+		}
+		if len(w.node.claims) != 0 {
+			t.Fatalf("left over: %v", w.node.claims)
+		}
+	})
+}
+
+// Between a split and the opening of its child nobody else may take the child's
+// span: the child's log would write over it.
+func TestChildKeepsItsSpanBeforeItIsOpen(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.serve(1, 5)
+		w.node.cancel() // the opener stands still
+		split := appendHeader(nil, header{commandSplit, 5, 1})
+		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if d := w.node.Replica(1).Descriptor(); string(d.Span.End) != "m" || w.node.Replica(2) != nil {
+			t.Fatalf("parent %+v, child %v", d, w.node.Replica(2))
+		}
+		other := w.node.newReplica(3)
+		if err := other.AcceptSnapshot(snapshotOf(3, 3, "t")); err == nil {
+			t.Fatal("a snapshot over a child that is not open yet")
+		}
+		if err := w.node.openChild(&openTask{id: 2, split: &appliedSplit{child: 2}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := other.AcceptSnapshot(snapshotOf(3, 3, "t")); err == nil {
+			t.Fatal("a snapshot over an open child")
+		}
+		if len(w.node.claims) != 0 {
+			t.Fatalf("left over: %v", w.node.claims)
+		}
+	})
+}
+
+// A step of removal read before a snapshot came in must not commit after it: it
+// would take the tombstone of an older put that the snapshot brought back.
+func TestRemovalStandsStillForASnapshot(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		r := w.node.Replica(1)
+		b := w.engine.NewBatch()
+		for rev, dead := range []bool{2: false, 3: true} {
+			if rev >= 2 {
+				if err := mvcc.Put(b, keyVersion("k", keyspace.Revision(rev), dead)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := b.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		versions := func() (n int) {
+			t.Helper()
+			_, err := mvcc.History(w.engine, mvcc.HistoryOptions{From: 1, To: 9}, func(*mvcc.Version) error { n++; return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		snap := snapshotOf(1, 1, "")
+		if err := r.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		r.mu.Lock()
+		r.rec.compacted = 5
+		r.mu.Unlock()
+		w.node.keeper.note(r)
+		time.Sleep(time.Second)
+		if n := versions(); n != 2 {
+			t.Fatalf("%d versions while a snapshot comes in, want 2", n)
+		}
+		r.SnapshotDone(snap, errors.New("the sender died"))
+		time.Sleep(time.Second)
+		if n := versions(); n != 0 {
+			t.Fatalf("%d versions after it, want 0", n)
+		}
+	})
+}
