@@ -8,9 +8,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	"google.golang.org/protobuf/proto"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 )
 
 // judgeTimeout is how long porcupine may think about one key or window, in real

@@ -411,6 +411,7 @@ func (n *nemesis) missing() []string {
 			promise(f, st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0)
 		case CrashOne, CrashTwo, CrashAll:
 			promise(f, st.Crashes > 0)
+		default: // happened says all
 		}
 	}
 	if n.c.cfg.Splits > 0 {

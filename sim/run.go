@@ -8,10 +8,9 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/protobuf/proto"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
@@ -263,7 +262,7 @@ func converged(c *cluster) error {
 			return fmt.Errorf("range map of node %s: %w: %w", m.id, err, errNever)
 		}
 		for i := range ds {
-			if err := sameReplicas(ctx, c, r, &ds[i]); err != nil {
+			if err := sameReplicas(ctx, r, &ds[i]); err != nil {
 				return err
 			}
 		}
@@ -294,7 +293,7 @@ func covers(ds []keyspace.Descriptor) error {
 }
 
 // sameReplicas compares all replicas of a range with its descriptor and each other.
-func sameReplicas(ctx context.Context, c *cluster, r *run, d *keyspace.Descriptor) error {
+func sameReplicas(ctx context.Context, r *run, d *keyspace.Descriptor) error {
 	type state struct {
 		index uint64
 		hash  string

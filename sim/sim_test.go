@@ -68,6 +68,7 @@ func judge(t *testing.T, cfg Config) (bad []string) {
 		cfg.LogLevel = zapcore.DebugLevel
 	}
 	cryptotest.SetGlobalRandom(t, cfg.Seed)
+	//nolint:usetesting // a directory of the test would be gone when somebody wants to look at the failure
 	dir, err := os.MkdirTemp("", fmt.Sprintf("skein-sim-%d-", cfg.Seed))
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +83,7 @@ func judge(t *testing.T, cfg Config) (bad []string) {
 		// Also where the bubble panics, since everybody in it waits.
 		trace.Close()
 		if judged && len(bad) == 0 {
-			os.RemoveAll(dir)
+			_ = os.RemoveAll(dir)
 			return
 		}
 		if f, err := os.Create(filepath.Join(dir, "history.txt")); err == nil {
