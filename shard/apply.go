@@ -333,12 +333,14 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 	if why := r.node.claim([]claim{{r.id, rec.span}}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
+	r.standStill()
 	return nil
 }
 
 // SnapshotDone implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	defer r.node.unclaim(r.id)
+	defer r.standEasy()
 	if err != nil {
 		return
 	}
@@ -363,8 +365,6 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.mu.Unlock()
 	r.node.heard(rec.lastRevision)
 	out.send(r.node)
-	r.node.forgetRemoval(r.id)
-	r.node.keeper.note(r)
 }
 
 // snapshotFateLocked answers what a former leadership left behind from the chain

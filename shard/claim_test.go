@@ -158,13 +158,22 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 			}
 			return n
 		}
-		snap := snapshotOf(1, 1, "")
-		if err := r.AcceptSnapshot(snap); err != nil {
+		running := make(chan struct{})
+		r.mu.Lock()
+		r.rec.compacted, r.removing = 5, running
+		r.mu.Unlock()
+		snap, accepted := snapshotOf(1, 1, ""), make(chan error, 1)
+		go func() { accepted <- r.AcceptSnapshot(snap) }()
+		synctest.Wait()
+		select {
+		case err := <-accepted:
+			t.Fatalf("accepted beside a step of removal: %v", err)
+		default:
+		}
+		r.removed()
+		if err := <-accepted; err != nil {
 			t.Fatal(err)
 		}
-		r.mu.Lock()
-		r.rec.compacted = 5
-		r.mu.Unlock()
 		w.node.keeper.note(r)
 		time.Sleep(time.Second)
 		if n := versions(); n != 2 {

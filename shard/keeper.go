@@ -130,8 +130,10 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 		}
 		return r.needsCare(), nil
 	}
-	if r.rec.compacted > r.removedTo {
+	if r.rec.compacted > r.removedTo && !r.receiving {
+		r.removing = make(chan struct{})
 		r.mu.Unlock()
+		defer r.removed()
 		return r.removeStep()
 	}
 	if r.lead != nil && !r.rec.counted && !r.counting {
@@ -152,6 +154,40 @@ func (r *Replica) needsCare() bool {
 // removalKey is the node's own note of how far old versions of a range are gone.
 func removalKey(id keyspace.RangeID) []byte {
 	return engine.NodeLocalKey(binary.BigEndian.AppendUint64([]byte("shard/removed/"), uint64(id)))
+}
+
+// removed ends a step of removal for those who wait for it.
+func (r *Replica) removed() {
+	r.mu.Lock()
+	close(r.removing)
+	r.removing = nil
+	r.mu.Unlock()
+}
+
+// standStill keeps old versions from being removed until standEasy, and returns when
+// no step is under way: what one has read before a snapshot is installed must not
+// be committed after it. It would take a tombstone and leave the older put that the
+// snapshot has brought back. A step is bounded, and so is the wait.
+//
+// The note of how far old versions are gone goes too, before the install makes
+// other data durable: it must not speak for them after a crash.
+func (r *Replica) standStill() {
+	r.mu.Lock()
+	r.receiving = true
+	running := r.removing
+	r.mu.Unlock()
+	if running != nil {
+		<-running
+	}
+	r.node.forgetRemoval(r.id)
+}
+
+// standEasy ends standStill.
+func (r *Replica) standEasy() {
+	r.mu.Lock()
+	r.receiving = false
+	r.mu.Unlock()
+	r.node.keeper.note(r)
 }
 
 // removeStep removes a bounded number of old versions. It is this replica's own

@@ -125,7 +125,11 @@ type Replica struct {
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
-	stopped    bool
+	// removing is closed when the step of removal that runs has ended; nil while none
+	// does. receiving says that a snapshot comes in, and that none may begin.
+	removing  chan struct{}
+	receiving bool
+	stopped   bool
 }
 
 // Range returns the range's id.
