@@ -34,6 +34,8 @@ type fakeGroup struct {
 	campaign int
 	wakes    int
 	replicas []keyspace.Replica
+	// transferred says that the leadership was handed over in time.
+	transferred bool
 }
 
 type fakeEntry struct {
@@ -79,7 +81,12 @@ func (g *fakeGroup) Wake() {
 	g.wakes++
 }
 
-func (g *fakeGroup) Transfer(context.Context, keyspace.ReplicaID) error { return nil }
+func (g *fakeGroup) Transfer(ctx context.Context, _ keyspace.ReplicaID) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.transferred = ctx.Err() == nil
+	return ctx.Err()
+}
 
 func (g *fakeGroup) Status() raftgroup.Status {
 	g.mu.Lock()

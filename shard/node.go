@@ -395,63 +395,6 @@ func (n *Node) isDraining() bool {
 	return n.draining
 }
 
-// Drain closes the pipelines of all replicas for good, waits until what holds or
-// awaits revisions is applied and answered, and hands the leaderships over. Reads
-// go on as long as this node leads. It returns ctx's error where that ends first;
-// pipelines stay closed.
-func (n *Node) Drain(ctx context.Context) error {
-	n.mu.Lock()
-	n.draining = true
-	n.mu.Unlock()
-	all := n.Replicas()
-	for _, r := range all {
-		r.mu.Lock()
-		r.draining = true
-		r.mu.Unlock()
-		n.pool.schedule(r)
-	}
-	var errs []error
-	for _, r := range all {
-		if err := r.closePipeline(ctx); err != nil {
-			errs = append(errs, err)
-			break
-		}
-	}
-	errs = append(errs, n.handOver(ctx, all))
-	return errors.Join(errs...)
-}
-
-// transfers bounds the leaderships that are handed over at a time.
-const transfers = 16
-
-// handOver transfers every leadership to whichever replica is best.
-func (n *Node) handOver(ctx context.Context, all []*Replica) error {
-	var wg sync.WaitGroup
-	gate := make(chan struct{}, transfers)
-	var failed atomic.Int64
-	for _, r := range all {
-		r.mu.Lock()
-		leads := r.lead != nil && len(r.replicas) > 1
-		r.mu.Unlock()
-		if !leads {
-			continue
-		}
-		gate <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-gate }()
-			if err := r.group.Transfer(ctx, 0); err != nil {
-				failed.Add(1)
-				r.log.Warn("hand the leadership over", zap.Error(err))
-			}
-		})
-	}
-	wg.Wait()
-	if f := failed.Load(); f > 0 {
-		return fmt.Errorf("shard: %d leaderships could not be handed over", f)
-	}
-	return nil
-}
-
 // Stop ends the node's goroutines and answers every request that is under way.
 // Replicas go on applying what their host gives them. It is called before the host
 // stops.
