@@ -149,7 +149,8 @@ func NewNode(cfg Config) *Node {
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
-	n.wg.Go(func() { n.opener.run(n.ctx) })
+	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
+	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
 	return n
 }
 

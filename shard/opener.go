@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -16,6 +18,9 @@ import (
 // maxOpenerTasks bounds the unknown replicas that wait to be looked into. More are
 // told of again, and children of splits always have room.
 const maxOpenerTasks = 1024
+
+// showTimeout is how long a peer may take to say what range it speaks for.
+const showTimeout = time.Second
 
 // openTask is a replica to be opened: a child of a split, or a replica that other
 // nodes speak to and that is not here.
@@ -29,61 +34,82 @@ type openTask struct {
 	to   keyspace.ReplicaID
 }
 
-// opener opens replicas in a goroutine of its own, since neither the host's apply
-// pool nor its receivers may wait.
+// opener opens replicas in goroutines of its own, since neither the host's apply
+// pool nor its receivers may wait: one for children of splits, which asks nobody,
+// and one for replicas of which only others know, which asks those.
 type opener struct {
-	n    *Node
-	kick chan struct{}
+	n                       *Node
+	kickChildren, kickOther chan struct{}
 
 	mu sync.Mutex
 	// Guarded by mu.
-	tasks []openTask
+	children, others []openTask
+
+	// making is held by whoever of the two opens a replica from its record, so that
+	// the child's campaign does not miss what the other is about to open.
+	making sync.Mutex
 }
 
-func newOpener(n *Node) *opener { return &opener{n: n, kick: make(chan struct{}, 1)} }
+func newOpener(n *Node) *opener {
+	return &opener{n: n, kickChildren: make(chan struct{}, 1), kickOther: make(chan struct{}, 1)}
+}
 
 func (o *opener) add(t openTask) {
+	kick := o.kickOther
 	o.mu.Lock()
-	if t.split != nil || len(o.tasks) < maxOpenerTasks {
-		o.tasks = append(o.tasks, t)
+	switch {
+	case t.split != nil:
+		o.children = append(o.children, t)
+		kick = o.kickChildren
+	case len(o.others) < maxOpenerTasks:
+		o.others = append(o.others, t)
 	}
 	o.mu.Unlock()
 	select {
-	case o.kick <- struct{}{}:
+	case kick <- struct{}{}:
 	default:
 	}
 }
 
-// run is the opener's goroutine.
-func (o *opener) run(ctx context.Context) {
+// openChildren is the goroutine that opens children of splits.
+func (o *opener) openChildren(ctx context.Context) {
+	o.run(ctx, o.kickChildren, &o.children, func(t *openTask) error { return o.n.openChild(t) })
+}
+
+// openOthers is the goroutine that opens replicas that others speak to.
+func (o *opener) openOthers(ctx context.Context) {
+	o.run(ctx, o.kickOther, &o.others, func(t *openTask) error { return o.n.openUnknown(ctx, t) })
+}
+
+func (o *opener) run(ctx context.Context, kick <-chan struct{}, queue *[]openTask, open func(*openTask) error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-o.kick:
+		case <-kick:
 		}
 		for ctx.Err() == nil {
 			o.mu.Lock()
-			tasks := o.tasks
-			o.tasks = nil
-			o.mu.Unlock()
-			if len(tasks) == 0 {
+			if len(*queue) == 0 {
+				o.mu.Unlock()
 				break
 			}
-			for _, t := range tasks {
-				if err := o.do(ctx, &t); err != nil && ctx.Err() == nil {
-					o.n.log.Warn("open a replica", zap.Stringer("range", t.id), zap.Error(err))
-				}
+			t := (*queue)[0]
+			*queue = slices.Delete(*queue, 0, 1)
+			o.mu.Unlock()
+			if err := open(&t); err != nil && ctx.Err() == nil {
+				o.n.log.Warn("open a replica", zap.Stringer("range", t.id), zap.Error(err))
 			}
 		}
 	}
 }
 
-func (o *opener) do(ctx context.Context, t *openTask) error {
-	if t.split != nil {
-		return o.n.openChild(t)
-	}
-	return o.n.openUnknown(ctx, t)
+// forget drops what waits for an answer of a peer that gives none: it is told of
+// again, and other peers' replicas must not wait for each of them.
+func (o *opener) forget(from keyspace.NodeID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.others = slices.DeleteFunc(o.others, func(t openTask) bool { return t.from == from })
 }
 
 // bootstrapChild writes the first record of a split's child into the parent's
@@ -124,9 +150,6 @@ func (n *Node) splitApplied(r *Replica, sp *appliedSplit) {
 // openChild opens a child and, beside the parent's leader, has it stand for
 // election at once: nobody serves the span before.
 func (n *Node) openChild(t *openTask) error {
-	if r := n.Replica(t.id); r != nil {
-		return nil
-	}
 	// Without a record this node is not a member, or no more.
 	if opened, err := n.openMade(t.id); err != nil || !opened {
 		return err
@@ -149,6 +172,11 @@ func (n *Node) Unknown(from keyspace.NodeID, g keyspace.GroupID, to keyspace.Rep
 
 // openMade opens the range's replica if the engine has a record of it.
 func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
+	n.opener.making.Lock()
+	defer n.opener.making.Unlock()
+	if n.Replica(id) != nil {
+		return true, nil
+	}
 	a, ok, err := n.cfg.Engine.Applied(id.Group())
 	if err != nil || !ok {
 		return false, err
@@ -171,7 +199,13 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	if opened, err := n.openMade(t.id); opened || err != nil {
 		return err
 	}
-	st, err := n.client.Show(ctx, t.from, t.id)
+	asking, cancel := withTimeout(ctx, n.cfg.Clock, showTimeout)
+	st, err := n.client.Show(asking, t.from, t.id)
+	late := asking.Err() != nil
+	cancel()
+	if late {
+		n.opener.forget(t.from)
+	}
 	if err != nil {
 		return fmt.Errorf("ask node %s for the descriptor: %w", t.from, err)
 	}
