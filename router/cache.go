@@ -21,13 +21,15 @@ type route struct {
 // overlapping, with holes where nothing is known. Readers take no lock: a change
 // makes a new slice.
 type rangeCache struct {
-	mu     sync.Mutex // serialises changes
+	mu sync.Mutex // serialises changes
+	// byID has the same routes by their ranges. Guarded by mu.
+	byID   map[keyspace.RangeID]*route
 	routes atomic.Pointer[[]*route]
 }
 
 // newRangeCache returns a cache that knows nothing.
 func newRangeCache() *rangeCache {
-	c := &rangeCache{}
+	c := &rangeCache{byID: map[keyspace.RangeID]*route{}}
 	c.routes.Store(&[]*route{})
 	return c
 }
@@ -53,11 +55,17 @@ func (c *rangeCache) update(descs ...keyspace.Descriptor) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rs := *c.routes.Load()
-	changed := false
+	changed, own := false, false
 	for i := range descs {
-		if next, ok := replaced(rs, &descs[i]); ok {
-			rs, changed = next, true
+		if known := c.byID[descs[i].Range]; known != nil && !descs[i].Newer(&known.desc) {
+			continue // so it is with nearly all of a whole map that is taken in again
 		}
+		if !own {
+			rs, own = slices.Clone(rs), true // readers have the old one
+		}
+		var took bool
+		rs, took = c.takeLocked(rs, &descs[i])
+		changed = changed || took
 	}
 	if changed {
 		c.routes.Store(&rs)
@@ -65,28 +73,53 @@ func (c *rangeCache) update(descs ...keyspace.Descriptor) bool {
 	return changed
 }
 
-func replaced(rs []*route, d *keyspace.Descriptor) ([]*route, bool) {
+// takeLocked takes in one descriptor that is not older than what is known of its
+// range, and says whether that changed rs, which it may change in place.
+func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, bool) {
+	known := c.byID[d.Range]
+	lo, hi := window(rs, d.Span)
+	for _, r := range rs[lo:hi] {
+		if r != known && r.desc.Generation > d.Generation {
+			return rs, false
+		}
+	}
 	next := &route{desc: *d}
-	out := make([]*route, 0, len(rs)+1)
-	for _, r := range rs {
-		same := r.desc.Range == d.Range
-		if !same && !r.desc.Span.Overlaps(d.Span) {
-			out = append(out, r)
-			continue
-		}
-		if same && !d.Newer(&r.desc) {
-			return nil, false
-		}
-		if !same && r.desc.Generation > d.Generation {
-			return nil, false
-		}
-		if _, still := d.ReplicaOn(r.leader); still && (same || next.leader == 0) {
+	inherit := func(r *route) {
+		if _, still := d.ReplicaOn(r.leader); still && next.leader == 0 {
 			next.leader = r.leader
 		}
 	}
-	out = append(out, next)
-	slices.SortFunc(out, func(a, b *route) int { return bytes.Compare(a.desc.Span.Start, b.desc.Span.Start) })
-	return out, true
+	if known != nil {
+		inherit(known)
+		if at := position(rs, known); at < lo || at >= hi {
+			rs = slices.Delete(rs, at, at+1)
+			lo, hi = window(rs, d.Span)
+		}
+		delete(c.byID, d.Range)
+	}
+	for _, r := range rs[lo:hi] {
+		inherit(r)
+		delete(c.byID, r.desc.Range)
+	}
+	c.byID[d.Range] = next
+	return slices.Replace(rs, lo, hi, next), true
+}
+
+// window returns which routes overlap the span: rs[lo:hi].
+func window(rs []*route, s keyspace.Span) (lo, hi int) {
+	lo = sort.Search(len(rs), func(i int) bool {
+		end := rs[i].desc.Span.End
+		return len(end) == 0 || bytes.Compare(end, s.Start) > 0
+	})
+	hi = lo + sort.Search(len(rs)-lo, func(i int) bool {
+		return len(s.End) != 0 && bytes.Compare(rs[lo+i].desc.Span.Start, s.End) >= 0
+	})
+	return lo, hi
+}
+
+// position returns where the route is in rs, which has it.
+func position(rs []*route, r *route) int {
+	return sort.Search(len(rs), func(i int) bool { return bytes.Compare(rs[i].desc.Span.Start, r.desc.Span.Start) >= 0 })
 }
 
 // setLeader notes who leads a range. 0 forgets the hint, but only where it still
@@ -94,17 +127,13 @@ func replaced(rs []*route, d *keyspace.Descriptor) ([]*route, bool) {
 func (c *rangeCache) setLeader(id keyspace.RangeID, leader, unless keyspace.NodeID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	rs := *c.routes.Load()
-	for i, r := range rs {
-		if r.desc.Range != id {
-			continue
-		}
-		if r.leader == leader || (leader == 0 && r.leader != unless) {
-			return
-		}
-		next := slices.Clone(rs)
-		next[i] = &route{desc: r.desc, leader: leader}
-		c.routes.Store(&next)
+	r := c.byID[id]
+	if r == nil || r.leader == leader || (leader == 0 && r.leader != unless) {
 		return
 	}
+	next := slices.Clone(*c.routes.Load())
+	changed := &route{desc: r.desc, leader: leader}
+	next[position(next, r)] = changed
+	c.byID[id] = changed
+	c.routes.Store(&next)
 }
