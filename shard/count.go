@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"sync"
 
@@ -58,12 +60,27 @@ func (l *liveCounter) at(rev keyspace.Revision, last int64) (int64, bool) {
 }
 
 // pageKey names a place in a range at a revision: a count from there to the end of
-// what was asked for.
+// what was asked for. It has the span's digest and not its keys, which a client may
+// choose as long as a request: so all pages together have a bound in bytes too. No
+// client finds two spans with one digest, since a wrong count would be the answer.
 type pageKey struct {
 	rangeID    keyspace.RangeID
 	generation keyspace.Generation
 	at         keyspace.Revision
-	start, end string
+	span       [sha256.Size]byte
+}
+
+func pageOf(id keyspace.RangeID, g keyspace.Generation, at keyspace.Revision, s keyspace.Span) pageKey {
+	k := pageKey{rangeID: id, generation: g, at: at}
+	// The length sets apart where one key ends and the other begins.
+	var length [8]byte
+	binary.BigEndian.PutUint64(length[:], uint64(len(s.Start)))
+	h := sha256.New()
+	h.Write(length[:])
+	h.Write(s.Start)
+	h.Write(s.End)
+	h.Sum(k.span[:0])
+	return k
 }
 
 // pages remembers counts, so that paging through a span counts it once: what is
@@ -107,7 +124,7 @@ func (p *pages) get(k pageKey) (int64, bool) {
 // it can be had without a scan. All changes at or below the revision are applied.
 func (r *Replica) knownCount(s keyspace.Span, at keyspace.Revision) (int64, bool) {
 	r.mu.Lock()
-	key := pageKey{r.id, r.rec.generation, at, string(s.Start), string(s.End)}
+	generation := r.rec.generation
 	if r.rec.counted && s.Covers(spanFromFirst(r.rec.span)) {
 		if n, ok := r.live.at(at, r.rec.live); ok {
 			r.mu.Unlock()
@@ -115,7 +132,7 @@ func (r *Replica) knownCount(s keyspace.Span, at keyspace.Revision) (int64, bool
 		}
 	}
 	r.mu.Unlock()
-	n, ok := r.node.pages.get(key)
+	n, ok := r.node.pages.get(pageOf(r.id, generation, at, s))
 	if ok {
 		r.node.metrics.pagesKnown.Inc()
 	}
@@ -133,9 +150,9 @@ func (r *Replica) count(s keyspace.Span, at keyspace.Revision) (int64, error) {
 	}
 	r.node.metrics.countScans.Inc()
 	r.mu.Lock()
-	key := pageKey{r.id, r.rec.generation, at, string(s.Start), string(s.End)}
+	generation := r.rec.generation
 	r.mu.Unlock()
-	r.node.pages.put(key, n)
+	r.node.pages.put(pageOf(r.id, generation, at, s), n)
 	return n, nil
 }
 

@@ -367,7 +367,7 @@ func keyBelowEnd(s keyspace.Span) bool {
 func (r *Replica) rememberPage(s keyspace.Span, at keyspace.Revision, kvs []*mvccpb.KeyValue, total int64) {
 	rest := keyspace.Span{Start: keyspace.Next(kvs[len(kvs)-1].Key), End: s.End}
 	r.mu.Lock()
-	key := pageKey{r.id, r.rec.generation, at, string(rest.Start), string(rest.End)}
+	generation := r.rec.generation
 	r.mu.Unlock()
-	r.node.pages.put(key, total-int64(len(kvs)))
+	r.node.pages.put(pageOf(r.id, generation, at, rest), total-int64(len(kvs)))
 }
