@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/skeindb/skein/clock"
@@ -213,13 +214,16 @@ func (c *Client) answer(e *queued, a keyspace.SequenceAnswer) {
 // say is lost with it.
 func (c *Client) sequenceOnce(b *batch) (grant, error) {
 	q := &c.queue
+	var local *pendingAsk
 	if c.Leader() == c.o.Self {
 		// The sequencer is a function call away, and mostly answers at once.
+		local = c.beginLocal(b)
 		select {
-		case r := <-c.o.Service.sequencer.begin(c.o.Self, *b).ch:
+		case r := <-local.ch:
 			if r.err == nil {
 				return r.grant, q.accept(b, &r.grant)
 			}
+			local = nil
 		default:
 		}
 	}
@@ -228,7 +232,9 @@ func (c *Client) sequenceOnce(b *batch) (grant, error) {
 	defer cancel()
 	var g grant
 	err := c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {
-		if g, err = c.sequenceAt(ctx, node, b); err != nil {
+		var own *pendingAsk
+		own, local = local, nil
+		if g, err = c.sequenceAt(ctx, node, b, own); err != nil {
 			return err
 		}
 		c.SetLeaderHint(node, g.Term)
@@ -240,9 +246,26 @@ func (c *Client) sequenceOnce(b *batch) (grant, error) {
 	return g, nil
 }
 
-func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *batch) (grant, error) {
+// beginLocal gives the batch to this node's own sequencer, with a content of its
+// own: the queue's buffer is the next batch's as soon as this one has an answer.
+func (c *Client) beginLocal(b *batch) *pendingAsk {
+	own := *b
+	own.Items = slices.Clone(b.Items)
+	return c.o.Service.sequencer.begin(c.o.Self, own)
+}
+
+// sequenceAt makes one attempt at a node. own, where not nil, is what this node's
+// own sequencer has of the batch already: it is waited for, or taken back before
+// another sequencer is asked.
+func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *batch, own *pendingAsk) (grant, error) {
 	if node == c.o.Self {
-		return c.o.Service.sequencer.begin(c.o.Self, *b).wait(ctx)
+		if own == nil {
+			own = c.beginLocal(b)
+		}
+		return own.wait(ctx)
+	}
+	if own != nil {
+		own.withdraw()
 	}
 	p, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementSequence, b.encode())
 	if err != nil {

@@ -270,11 +270,17 @@ func (p *pendingAsk) wait(ctx context.Context) (grant, error) {
 	case r := <-p.ch:
 		return r.grant, r.err
 	case <-ctx.Done():
-		p.s.mu.Lock()
-		p.s.c.withdraw(p.ask)
-		p.s.mu.Unlock()
+		p.withdraw()
 		return grant{}, ctx.Err()
 	}
+}
+
+// withdraw takes the batch back. From its return on nothing is handed out for it;
+// before, something may have been.
+func (p *pendingAsk) withdraw() {
+	p.s.mu.Lock()
+	p.s.c.withdraw(p.ask)
+	p.s.mu.Unlock()
 }
 
 // confirm proves that this node leads the placement group at a moment after the
