@@ -23,6 +23,14 @@
 // … the disk lies, fails an fsync or rots: the node stops with the error of wal or
 // engine, since what is on the disk is not known any more.
 //
+// … the disk is full: the node refuses the puts to ranges that it leads, with etcd's
+// error for that, and says so as an alarm of its own; reads and deletes go on, and it
+// ends when there is room again. Should even the wal's reserve be used up, the disk
+// counts as one that hangs.
+//
+// … the disk hangs: the node falls silent, others lead its ranges within two or three
+// election timeouts, and when the disk comes back the node takes part again.
+//
 // … the directory is empty although the cluster knows this node: the peers say so
 // at the introduction, and the node refuses to start: a node that has forgotten its
 // votes must not vote again.

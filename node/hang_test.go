@@ -78,7 +78,7 @@ func testHangingDisk(r *rig, hung *rigNode) {
 	if led := hung.led(); len(led) > 0 {
 		t.Errorf("node %s with its hanging disk leads %s", hung.id, strings.Join(led, " "))
 	}
-	time.Sleep(20 * time.Second)
+	time.Sleep(8 * time.Second)
 	release()
 	r.wait(5*rigElection, "the others hear from the node", func() bool { return other.core.alive(hung.id) })
 	for i := range hangRanges {

@@ -24,8 +24,8 @@ func TestOverloadIsRefused(t *testing.T) {
 }
 
 func testOverload(r *rig) {
-	const puts = 150
-	value := strings.Repeat("v", 64<<10)
+	const puts = 100
+	value := strings.Repeat("v", 48<<10)
 	r.spread(r.nodes[0], 4, "small")
 	var mu sync.Mutex
 	acked, failed := map[string]bool{}, map[kverror.Kind]int{}

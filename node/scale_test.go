@@ -85,7 +85,7 @@ func TestThousandRanges(t *testing.T) {
 // by itself, a request at any node wakes what it needs, and a node's restart wakes
 // its ranges without a flood of elections.
 func TestManyRangesOnThreeNodes(t *testing.T) {
-	const ranges = 150
+	const ranges = 80
 	bubble(t, 3, borders(ranges), nil, func(r *rig) {
 		r.spread(r.nodes[0], ranges, "first")
 		r.wait(30*time.Second, "all ranges sleep", func() bool { return r.allAsleep(ranges) })
@@ -94,7 +94,7 @@ func TestManyRangesOnThreeNodes(t *testing.T) {
 			r.t.Error("ranges woke by themselves")
 		}
 		r.mustPut(r.nodes[1], keyOf(17), "second")
-		r.mustGet(r.nodes[2], keyOf(99), "first")
+		r.mustGet(r.nodes[2], keyOf(59), "first")
 		r.wait(30*time.Second, "all ranges sleep again", func() bool { return r.allAsleep(ranges) })
 		r.crash(r.nodes[2])
 		for i := range ranges {

@@ -92,7 +92,7 @@ func TestFullDiskOfAllNodes(t *testing.T) {
 			r.mustGet(at, keyOf(i), "before")
 		}
 		// Long enough for what is not noticed at once: elections, flushes, reports.
-		time.Sleep(time.Minute)
+		time.Sleep(20 * time.Second)
 		for i := range spaceRanges / 2 {
 			r.mustRemove(r.nodes[i%3], keyOf(i))
 			r.mustGet(r.nodes[(i+1)%3], keyOf(i), "")
