@@ -236,14 +236,16 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 		r.proposed[0] = nil
 		r.proposed = r.proposed[1:]
 		for _, c := range b.calls {
+			c.isAt(placeBatch, b)
 			for _, v := range c.writes {
 				r.overlay.remove(v)
 			}
 		}
 		b.end(true)
 		answerWrites(b, out)
-		out.confirm = append(out.confirm, b.held...)
-		b.held = nil
+		for _, c := range b.take(&b.held, placeHeld) {
+			out.toConfirm(c)
+		}
 		return
 	}
 	for i, b := range r.lost {
@@ -261,10 +263,8 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 }
 
 func answerWrites(b *batch, out *answers) {
-	for _, c := range b.calls {
-		if len(c.writes) > 0 {
-			out.add(c, nil)
-		}
+	for _, c := range b.take(&b.calls, placeBatch) {
+		out.add(c, nil)
 	}
 }
 

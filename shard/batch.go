@@ -3,6 +3,8 @@ package shard
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
@@ -17,6 +19,11 @@ type call struct {
 	req *Request
 	// bytes is what the call holds of the byte budgets until it is answered.
 	bytes int64
+
+	// place is where the call is, and at the batch that it is with there, if any. Both
+	// are guarded by the replica's mu; moveTo alone sets them.
+	place place
+	at    *batch
 
 	// What evaluation left. A call without writes changes nothing.
 	txn    *pendingTxn
@@ -38,23 +45,72 @@ type call struct {
 	waits int
 
 	// lost says that the call was proposed by a leadership that ended.
-	lost     atomic.Bool
-	answered atomic.Bool
-	resp     *Response
-	err      error
-	done     chan struct{}
+	lost atomic.Bool
+	resp *Response
+	err  error
+	done chan struct{}
 }
 
 func newCall(ctx context.Context, req *Request) *call {
 	return &call{ctx: ctx, req: req, done: make(chan struct{})}
 }
 
-// answer gives the caller its answer and the node the call's bytes back. Only the
-// first answer counts.
-func (c *call) answer(n *Node, resp proto.Message, err error) {
-	if c.answered.Swap(true) {
-		return
+// place is where a call is. It is in exactly one place at any time.
+type place uint8
+
+const (
+	// placeCaller is before its admission.
+	placeCaller place = iota
+	placeQueue
+	placeEvaluation
+	// placeParked is with a batch for whose revisions it waits, to be evaluated again.
+	placeParked
+	// placeBatch is in a batch that fills, is sequenced, proposed or lost. Once the
+	// batch is settled only calls with writes are there.
+	placeBatch
+	// placeHeld is with a batch whose writes it has seen, until they are applied.
+	placeHeld
+	// placeConfirming waits for a confirmation of the leadership.
+	placeConfirming
+	placeAnswered
+)
+
+// placeMoves says from where a call may go where.
+var placeMoves = [...][]place{
+	placeCaller:     {placeQueue},
+	placeQueue:      {placeEvaluation, placeAnswered},
+	placeEvaluation: {placeQueue, placeParked, placeBatch, placeAnswered},
+	placeParked:     {placeQueue, placeAnswered},
+	placeBatch:      {placeQueue, placeHeld, placeConfirming, placeAnswered},
+	placeHeld:       {placeConfirming, placeAnswered},
+	placeConfirming: {placeAnswered},
+	placeAnswered:   {},
+}
+
+func (p place) String() string {
+	return [...]string{
+		"with its caller", "queued", "in evaluation", "parked", "in a batch", "held", "confirming", "answered",
+	}[p]
+}
+
+// moveTo takes the call from where it is to p, with batch b where p is with one.
+func (c *call) moveTo(p place, b *batch) {
+	if !slices.Contains(placeMoves[c.place], p) {
+		panic(fmt.Sprintf("shard: a %T that is %s (%s) goes to be %s (%s)", c.req.Op, c.place, c.at, p, b))
 	}
+	c.place, c.at = p, b
+}
+
+// isAt asserts that the call is in the place with the batch where it was found.
+func (c *call) isAt(p place, b *batch) {
+	if c.place != p || c.at != b {
+		panic(fmt.Sprintf("shard: a %T found %s (%s) is %s (%s)", c.req.Op, p, b, c.place, c.at))
+	}
+}
+
+// answer gives the caller its answer and the node the call's bytes back. It is
+// called once.
+func (c *call) answer(n *Node, resp proto.Message, err error) {
 	n.unadmit(c)
 	if err != nil {
 		c.err = err
@@ -70,6 +126,7 @@ type batch struct {
 	// order counts the batches of the replica.
 	order uint64
 	lead  *leadership
+	// calls are those whose place is in the batch; of a settled one all have writes.
 	calls []*call
 	txns  int
 	bytes int
@@ -90,6 +147,23 @@ type batch struct {
 	// waits for it. applied says which.
 	ended   chan struct{}
 	applied bool
+}
+
+func (b *batch) String() string {
+	if b == nil {
+		return "no batch"
+	}
+	return fmt.Sprintf("batch %d of term %d", b.order, b.lead.term)
+}
+
+// take moves all calls out of one of the batch's lists, which is empty then.
+func (b *batch) take(list *[]*call, from place) []*call {
+	calls := *list
+	*list = nil
+	for _, c := range calls {
+		c.isAt(from, b)
+	}
+	return calls
 }
 
 // newerBatch returns the younger of two batches, either of which may be nil.
@@ -146,9 +220,7 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 	dst = appendBatchHeader(dst, &batchCommand{prev: l.last, number: l.number, hash: hash, first: first, txns: b.txns})
 	var scratch []byte
 	for _, c := range b.calls {
-		if len(c.writes) == 0 {
-			continue
-		}
+		c.isAt(placeBatch, b)
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
 			v := p.stored(uint32(sub))

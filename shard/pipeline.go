@@ -58,6 +58,7 @@ func (r *Replica) enqueue(c *call) error {
 		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, r.queueBytes)
 	}
 	if err == nil {
+		c.moveTo(placeQueue, nil)
 		r.queue = append(r.queue, c)
 		r.queueBytes += c.bytes
 	}
@@ -130,6 +131,7 @@ func (r *Replica) nextLocked() *call {
 		c := r.queue[0]
 		r.queue, r.barrier = r.queue[1:], nil
 		r.queueBytes -= c.bytes
+		c.moveTo(placeEvaluation, nil)
 		return c
 	}
 	if r.lead == nil || r.closed > 0 || r.split != nil || len(r.queue) == 0 || len(r.proposed) >= l.InflightBatches {
@@ -153,6 +155,7 @@ func (r *Replica) nextLocked() *call {
 	}
 	r.barrier = nil
 	r.queueBytes -= c.bytes
+	c.moveTo(placeEvaluation, nil)
 	return c
 }
 
@@ -206,7 +209,7 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 	var wait waitError
 	var future futureError
 	var refused refusal
-	c.future, c.fail, c.writes, c.txn = 0, nil, nil, nil
+	c.future, c.fail, c.writes, c.txn, c.draft = 0, nil, nil, nil, draft{}
 	c.seen = e.view.seen
 	switch {
 	case err == nil && e.oldest != 0 && e.oldest < r.rec.compacted:
@@ -257,11 +260,13 @@ func (r *Replica) parkLocked(c *call, b *batch) {
 		r.requeueLocked(c)
 		return
 	}
+	c.moveTo(placeParked, b)
 	b.parked = append(b.parked, c)
 }
 
 // requeueLocked puts a call back to the front of the queue.
 func (r *Replica) requeueLocked(c *call) {
+	c.moveTo(placeQueue, nil)
 	r.queue = slices.Insert(r.queue, 0, c)
 	r.queueBytes += c.bytes
 	r.node.pool.schedule(r)
@@ -276,6 +281,7 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 		b = &batch{order: r.batches, lead: lead}
 		r.filling = b
 	}
+	c.moveTo(placeBatch, b)
 	b.calls = append(b.calls, c)
 	if len(c.writes) == 0 {
 		return
@@ -365,7 +371,8 @@ func sequenceError(err error) error {
 }
 
 // settleLocked gives each call of the batch its revision. Calls that change nothing
-// get the last one before their place.
+// get the last one before their place and leave the batch: what becomes of it later
+// is not theirs, least of all what they write if they are evaluated again.
 func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answers) {
 	b.settled = true
 	place := a.Current
@@ -376,19 +383,22 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 		}
 		b.lead.revision = a.First + keyspace.Revision(b.txns) - 1
 	}
-	for _, c := range b.calls {
+	for _, c := range b.take(&b.calls, placeBatch) {
 		if len(c.writes) > 0 {
 			place++
 			c.txn.revision.Store(int64(place))
 			c.draft.settle(place, true)
+			b.calls = append(b.calls, c)
 			continue
 		}
 		r.settleReadLocked(c, place, a.Compacted, out)
 	}
-	for _, c := range b.parked {
+	if len(b.calls) != b.txns {
+		panic(fmt.Sprintf("shard: range %s: %s has %d calls with writes, counted %d", r.id, b, len(b.calls), b.txns))
+	}
+	for _, c := range b.take(&b.parked, placeParked) {
 		r.requeueLocked(c)
 	}
-	b.parked = nil
 }
 
 // settleReadLocked deals with a call that changes nothing, now that its place is
@@ -409,10 +419,11 @@ func (r *Replica) settleReadLocked(c *call, place, compacted keyspace.Revision, 
 	}
 	r.confirming++
 	if c.seen != nil && !c.seen.applied {
+		c.moveTo(placeHeld, c.seen)
 		c.seen.held = append(c.seen.held, c)
 		return
 	}
-	out.confirm = append(out.confirm, c)
+	out.toConfirm(c)
 }
 
 // confirm answers calls that change nothing, under the lease or after a ReadIndex
@@ -436,6 +447,7 @@ func (r *Replica) confirmed(lead *leadership, calls []*call, err error) {
 		err = errors.New("the leadership ended")
 	}
 	for _, c := range calls {
+		c.isAt(placeConfirming, nil)
 		switch {
 		case err != nil:
 			out.add(c, r.errorLocked(kverror.Dropped, err.Error()))
@@ -517,13 +529,18 @@ func (r *Replica) dropped(b *batch, err error) {
 		r.notifyLocked()
 	}
 	if i := slices.Index(r.lost, b); i >= 0 {
-		// What was evaluated on top of it applies nowhere.
+		// What was evaluated on top of it applies nowhere. Of what another term's
+		// leadership left, the log will tell.
+		kept := r.lost[:i]
 		for _, l := range r.lost[i:] {
 			if l.lead.term == b.lead.term {
 				failCalls(l, &out, r.errorLocked(kverror.Dropped, detail))
+				continue
 			}
+			kept = append(kept, l)
 		}
-		r.lost = r.lost[:i]
+		clear(r.lost[len(kept):])
+		r.lost = kept
 	}
 	r.mu.Unlock()
 	out.send(r.node)
@@ -531,10 +548,8 @@ func (r *Replica) dropped(b *batch, err error) {
 }
 
 func failCalls(b *batch, out *answers, err error) {
-	for _, c := range b.calls {
-		if len(c.writes) > 0 {
-			out.add(c, err)
-		}
+	for _, c := range b.take(&b.calls, placeBatch) {
+		out.add(c, err)
 	}
 }
 
@@ -577,23 +592,19 @@ func (r *Replica) cutLocked(b *batch, err error, out *answers) {
 // discardLocked takes a batch out of the overlay and answers its calls.
 func (r *Replica) discardLocked(b *batch, err error, out *answers) {
 	for k := len(b.calls) - 1; k >= 0; k-- {
+		b.calls[k].isAt(placeBatch, b)
 		w := b.calls[k].writes
 		for j := len(w) - 1; j >= 0; j-- {
 			r.overlay.discard(w[j])
 		}
 	}
 	b.end(false)
-	for _, c := range b.calls {
-		if len(c.writes) > 0 || !b.settled {
-			out.add(c, err)
-		}
-	}
-	for _, c := range b.held {
+	failCalls(b, out, err)
+	for _, c := range b.take(&b.held, placeHeld) {
 		r.confirming--
 		out.add(c, err)
 	}
-	for _, c := range b.parked {
+	for _, c := range b.take(&b.parked, placeParked) {
 		r.requeueLocked(c)
 	}
-	b.held, b.parked = nil, nil
 }

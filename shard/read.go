@@ -110,7 +110,7 @@ func (r *Replica) readOnce(ctx context.Context, req *Request, bounds keyspace.Sp
 	if err != nil {
 		return nil, err
 	}
-	return resp, r.checkRead(req, bounds, at, oldest)
+	return resp, r.checkRead(req, bounds, lead, at, oldest)
 }
 
 // awaitOlder waits until this replica leads and until every change of the keys is
@@ -192,15 +192,16 @@ func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadershi
 }
 
 // checkRead says whether what was read at the revision was all there and this
-// range's to answer.
-// oldest is an explicit revision inside a transaction, 0 for none.
-func (r *Replica) checkRead(req *Request, bounds keyspace.Span, at, oldest keyspace.Revision) error {
+// range's to answer. oldest is an explicit revision inside a transaction, 0 for none.
+// The leadership must be that for which the read waited: without one a snapshot may
+// have taken versions away before the compacted revision here tells so.
+func (r *Replica) checkRead(req *Request, bounds keyspace.Span, lead *leadership, at, oldest keyspace.Revision) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if req.Generation != r.rec.generation {
 		return r.errorLocked(kverror.WrongRange, "the range changed during the read")
 	}
-	if r.split != nil && r.split.leaving.Overlaps(bounds) {
+	if r.lead == nil || r.lead.term != lead.term || r.split != nil && r.split.leaving.Overlaps(bounds) {
 		return errAgain
 	}
 	if oldest != 0 && oldest < r.rec.compacted {

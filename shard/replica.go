@@ -324,24 +324,22 @@ func (r *Replica) loseLocked(out *answers) {
 	lostFrom := len(r.lost)
 	for _, b := range pending {
 		b.end(false)
-		for _, c := range b.parked {
+		for _, c := range b.take(&b.parked, placeParked) {
 			out.add(c, failed)
 		}
-		for _, c := range b.held {
+		for _, c := range b.take(&b.held, placeHeld) {
 			r.confirming--
 			out.add(c, failed)
 		}
-		inLog := b.link.Number != 0 && !b.refused
+		if b.link.Number == 0 || b.refused {
+			failCalls(b, out, failed)
+			continue
+		}
 		for _, c := range b.calls {
-			if inLog && len(c.writes) > 0 {
-				c.lost.Store(true)
-				continue
-			}
-			out.add(c, failed)
+			c.isAt(placeBatch, b)
+			c.lost.Store(true)
 		}
-		if inLog {
-			r.lost = append(r.lost, b)
-		}
+		r.lost = append(r.lost, b)
 	}
 	if len(r.lost) > lostFrom {
 		lost := slices.Clone(r.lost[lostFrom:])
@@ -358,6 +356,7 @@ func (r *Replica) loseLocked(out *answers) {
 // failQueueLocked answers everything that waits for evaluation.
 func (r *Replica) failQueueLocked(out *answers, err error) {
 	for _, c := range r.queue {
+		c.isAt(placeQueue, nil)
 		out.add(c, err)
 	}
 	clear(r.queue)
@@ -392,7 +391,16 @@ type answer struct {
 }
 
 // add notes the answer of a call: its draft, or the error.
-func (a *answers) add(c *call, err error) { a.list = append(a.list, answer{c, err}) }
+func (a *answers) add(c *call, err error) {
+	c.moveTo(placeAnswered, nil)
+	a.list = append(a.list, answer{c, err})
+}
+
+// toConfirm notes a call whose answer needs a confirmed leadership.
+func (a *answers) toConfirm(c *call) {
+	c.moveTo(placeConfirming, nil)
+	a.confirm = append(a.confirm, c)
+}
 
 // send gives the callers their answers.
 func (a *answers) send(n *Node) {

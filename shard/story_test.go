@@ -243,6 +243,9 @@ func (s *story) sequencer(d *datadriven.TestData) string {
 		}
 		return out
 	}
+	if n := arg(d, "n", 0); n >= len(s.w.seq.asks) {
+		return fmt.Sprintf("nothing is asked at %d\n", n)
+	}
 	var err error
 	switch arg(d, "error", "") {
 	case "":
