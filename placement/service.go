@@ -289,7 +289,7 @@ func (s *Service) createRanges(ctx context.Context, term uint64) {
 		nodes.Go(func() {
 			for len(ds) > 0 && ctx.Err() == nil {
 				n := min(createBatch, len(ds))
-				s.createOn(ctx, slots, node, ds[:n])
+				s.createOn(ctx, slots, node, ds[:n:n])
 				ds = ds[n:]
 			}
 		})
@@ -310,7 +310,24 @@ func (s *Service) createRanges(ctx context.Context, term uint64) {
 	}
 }
 
-// createOn repeats one call until it succeeds or ctx ends. A slot bounds how many
+// unchanged returns those of the founding ranges that the map still has as they were
+// founded. The others were split since, by replicas that exist: to create them as
+// they were would lay them over their children. Where one is missing, its group's
+// leader sends it a snapshot.
+func (s *Service) unchanged(ds []keyspace.Descriptor) []keyspace.Descriptor {
+	v := s.View()
+	kept := make([]keyspace.Descriptor, 0, len(ds))
+	for i := range ds {
+		row := v.Lookup(ds[i].Span.Start)
+		if row.Descriptor.Range == ds[i].Range && row.Descriptor.Generation == ds[i].Generation {
+			kept = append(kept, ds[i])
+		}
+	}
+	return kept
+}
+
+// createOn repeats one call until it succeeds or ctx ends, each time without what
+// was split meanwhile. A slot bounds how many
 // calls run at a time; it is given back while a node is waited for, so that dead
 // nodes keep none.
 func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspace.NodeID, ds []keyspace.Descriptor) {
@@ -319,6 +336,10 @@ func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspa
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
+			return
+		}
+		if ds = s.unchanged(ds); len(ds) == 0 {
+			<-slots
 			return
 		}
 		callCtx, cancel := withTimeout(ctx, s.o.Clock, createTimeout)
