@@ -97,7 +97,7 @@ func (s *source) rangeRequest(span func(g int) (key, end []byte)) *pb.RangeReque
 	return r
 }
 
-// anyRange is a read inside a transaction, which keeps to the transaction's group.
+// txnRange is a read inside a transaction, which keeps to the transaction's group.
 func (s *source) txnRange(g int) *pb.RangeRequest {
 	r := s.rangeRequest(func(int) (key, end []byte) { return s.writeSpan(g) })
 	if s.steady {

@@ -92,14 +92,20 @@ func each(n int, f func(int) error) error {
 // freeUDPPorts returns ports that were free a moment ago: the nodes must know each
 // other's before they listen.
 func freeUDPPorts(n int) ([]int, error) {
-	var ports []int
-	for range n {
+	var held []net.PacketConn
+	defer func() {
+		for _, l := range held {
+			l.Close()
+		}
+	}()
+	ports := make([]int, n)
+	for i := range ports {
 		l, err := net.ListenPacket("udp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close()
-		ports = append(ports, l.LocalAddr().(*net.UDPAddr).Port)
+		held = append(held, l)
+		ports[i] = l.LocalAddr().(*net.UDPAddr).Port
 	}
 	return ports, nil
 }

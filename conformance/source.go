@@ -24,8 +24,16 @@ type group struct {
 // groups are ascending. The first holds the smallest keys that there are, the last
 // the largest.
 var groups = []group{
-	{"\x00", "\x01"}, {"a/", "a0"}, {"b/", "b0"}, {"c/", "c0"}, {"d/", "d0"}, {"e/", "e0"},
-	{"f/", "f0"}, {"g/", "g0"}, {"h/", "h0"}, {"\xff", ""},
+	{"\x00", "\x01"},
+	{"a/", "a0"},
+	{"b/", "b0"},
+	{"c/", "c0"},
+	{"d/", "d0"},
+	{"e/", "e0"},
+	{"f/", "f0"},
+	{"g/", "g0"},
+	{"h/", "h0"},
+	{"\xff", ""},
 }
 
 // suffixes make the keys of a group. They are few, so that calls meet, and awkward.
