@@ -363,9 +363,10 @@ func TestSplitsUnderLoad(t *testing.T) {
 				r.startAll()
 				r.leader(1)
 				r.run(seed, 6, 4, func() {
+					var children []keyspace.RangeID
 					for i, key := range []string{"k2", "k1", "k3"} {
 						time.Sleep(300 * time.Millisecond)
-						r.split(key)
+						children = append(children, r.split(key))
 						if i == 1 {
 							n := r.nodes[r.rng.IntN(3)]
 							n.crash()
@@ -373,7 +374,8 @@ func TestSplitsUnderLoad(t *testing.T) {
 							n.start()
 						}
 					}
-					for id := keyspace.RangeID(1); id <= 4; id++ {
+					r.leader(1)
+					for _, id := range children {
 						r.leader(id)
 					}
 					time.Sleep(time.Second)
@@ -383,15 +385,15 @@ func TestSplitsUnderLoad(t *testing.T) {
 	}
 }
 
-// split cuts the range that holds the key at it.
-func (r *rig) split(key string) {
+// split cuts the range that holds the key at it and returns the child.
+func (r *rig) split(key string) keyspace.RangeID {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for ctx.Err() == nil {
 		d, leaders := r.route([]byte(key))
 		if string(d.Span.Start) == key {
-			return
+			return d.Range
 		}
 		for _, n := range leaders {
 			ds, err := n.node.Load().Client().Split(ctx, n.id, d.Range, d.Generation, []byte(key))
@@ -399,7 +401,7 @@ func (r *rig) split(key string) {
 				if len(ds) != 2 || string(ds[1].Span.Start) != key || ds[0].Generation != d.Generation+1 {
 					r.t.Fatalf("split of %v at %q: %v", d, key, ds)
 				}
-				return
+				return ds[1].Range
 			}
 			if e := kverror.Of(err); e.Retry() != kverror.RetryRouter && e.Kind != kverror.LeaderChanged {
 				r.t.Fatalf("split at %q: %v", key, err)
@@ -408,6 +410,7 @@ func (r *rig) split(key string) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	r.t.Fatalf("no split at %q", key)
+	return 0
 }
 
 // put writes one value, again where its fate is unknown.
@@ -451,8 +454,8 @@ func TestFollowerSkipsTheSplit(t *testing.T) {
 		r.put("x", "1")
 		away := r.nodes[int(leader.id)%3]
 		r.net.Partition(away.id)
-		r.split("m")
-		r.leader(2)
+		child := r.split("m")
+		r.leader(child)
 		for i := range 40 {
 			r.put(fmt.Sprintf("a%d", i), string(make([]byte, 8<<10)))
 			r.put(fmt.Sprintf("x%d", i), string(make([]byte, 8<<10)))
@@ -467,7 +470,7 @@ func TestFollowerSkipsTheSplit(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		r.net.HealAll()
 		time.Sleep(20 * time.Second)
-		p := away.node.Load().Replica(2)
+		p := away.node.Load().Replica(child)
 		if p == nil {
 			t.Fatalf("no child on node %s; the parent there: %+v", away.id, away.node.Load().Replica(1).Show())
 		}
@@ -495,7 +498,7 @@ func TestPowerLossBehindASplit(t *testing.T) {
 				r.leader(1)
 				r.put("a", "1")
 				r.put("x", "1")
-				r.split("m")
+				child := r.split("m")
 				time.Sleep(pause)
 				if pause > 100*time.Millisecond {
 					r.put("x", "2")
@@ -505,7 +508,7 @@ func TestPowerLossBehindASplit(t *testing.T) {
 				}
 				r.startAll()
 				r.leader(1)
-				r.leader(2)
+				r.leader(child)
 				want := "1"
 				if pause > 100*time.Millisecond {
 					want = "2"

@@ -2,7 +2,6 @@ package shard
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 
@@ -181,6 +180,7 @@ type fakeSequencer struct {
 	// Guarded by mu.
 	last, compacted keyspace.Revision
 	auto            bool
+	ids             keyspace.RangeID
 	asks            []fakeAsk
 }
 
@@ -225,10 +225,14 @@ func (s *fakeSequencer) answer(i int, err error) {
 }
 
 func (s *fakeSequencer) RangeIDs(_ context.Context, n int) ([]keyspace.RangeID, error) {
-	if n != 1 {
-		return nil, fmt.Errorf("%d ids", n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make([]keyspace.RangeID, n)
+	for i := range ids {
+		ids[i] = max(s.ids, 1) + 1
+		s.ids = ids[i]
 	}
-	return []keyspace.RangeID{2}, nil
+	return ids, nil
 }
 
 // fakeWorld is a node with fake groups, one range over everything, and no peers.

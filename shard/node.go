@@ -100,6 +100,7 @@ type Node struct {
 	keeper  *keeper
 	opener  *opener
 	pages   *pages
+	ids     *idStock
 	client  *Client
 
 	// floor is the highest revision that the node has heard of, compacted the highest
@@ -145,10 +146,11 @@ func NewNode(cfg Config) *Node {
 	}
 	n.compacted.Store(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.keeper, n.opener = newKeeper(n), newOpener(n)
+	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
+	n.wg.Go(func() { n.ids.run(n.ctx) })
 	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
 	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
 	return n
@@ -262,6 +264,7 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 		r.stop()
 	}
 	n.keeper.note(r)
+	n.ids.want()
 	return nil
 }
 

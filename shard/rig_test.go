@@ -86,11 +86,15 @@ func (s *rigSequencer) Sequence(req keyspace.SequenceRequest, done func(keyspace
 	})
 }
 
-func (s *rigSequencer) RangeIDs(context.Context, int) ([]keyspace.RangeID, error) {
+func (s *rigSequencer) RangeIDs(_ context.Context, n int) ([]keyspace.RangeID, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ids++
-	return []keyspace.RangeID{s.ids}, nil
+	ids := make([]keyspace.RangeID, n)
+	for i := range ids {
+		s.ids++
+		ids[i] = s.ids
+	}
+	return ids, nil
 }
 
 func (s *rigSequencer) ReportDescriptors(...keyspace.Descriptor) {}

@@ -77,7 +77,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 	if err != nil {
 		return nil, err
 	}
-	ids, err := r.node.cfg.IDs.RangeIDs(ctx, 1)
+	child, err := r.node.ids.take(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("shard: split range %s: new range id: %w", r.id, err)
 	}
@@ -87,7 +87,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 		return nil, err
 	}
 	defer r.reopen()
-	sp, err := r.proposeSplit(term, generation, key, ids[0])
+	sp, err := r.proposeSplit(term, generation, key, child)
 	if err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ func (s *story) end() {
 func (s *story) settle() {
 	for synctest.Wait(); s.w != nil && !s.manual; synctest.Wait() {
 		moved := false
-		for id := keyspace.RangeID(1); id < 3; id++ {
+		for id := keyspace.RangeID(1); id < 4; id++ {
 			if g := s.w.groups.group(id); g != nil {
 				moved = s.commit(g, 1<<20, 0) != "" || moved
 			}
