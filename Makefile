@@ -15,7 +15,7 @@ SIM_SEEDS    ?= 100
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim conformance fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -47,22 +47,31 @@ bench-against-etcd:
 sim:
 	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test -race -tags invariants -count=1 -timeout 60m -v ./sim/...
 
+# The same generated calls to an etcd and to Skein, longer than test does it:
+# ARGS='-run Lockstep -seed 42 -calls 20000'.
+conformance:
+	cd conformance && go test -tags invariants -count=1 -timeout 60m -v . $(ARGS)
+
 fmt: $(LINT)
 	$(LINT) fmt
+	cd conformance && $(LINT) fmt
 
 lint: $(LINT)
 	$(LINT) run
 	cd bench/against-etcd && $(LINT) run
+	cd conformance && $(LINT) run
 
 generate:
 	go generate ./...
 
 check-format: $(LINT)
 	$(LINT) fmt --diff
+	cd conformance && $(LINT) fmt --diff
 
 check-vet:
 	go vet -tags invariants ./...
 	cd bench/against-etcd && go vet .
+	cd conformance && go vet -tags invariants .
 
 # What go generate writes is in git already: running it changes nothing.
 check-generate:
@@ -74,6 +83,7 @@ check-generate:
 check-tidy:
 	go mod tidy -diff
 	cd bench/against-etcd && go mod tidy -diff
+	cd conformance && go mod tidy -diff
 
 tools: $(LINT)
 
