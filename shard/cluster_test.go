@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -441,6 +442,34 @@ func (r *rig) get(key string) string {
 	return rangeOutput(p.Op.(*pb.RangeResponse), 0).value
 }
 
+// After a split the child has a leader as soon as a follower has heard of the split,
+// by a heartbeat at the latest: votes that come before are parked there. Nobody waits
+// for an election timeout.
+func TestChildIsLedAtOnce(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		faults := lan
+		faults.Delay.Max = 20 * time.Millisecond
+		r := newShardRig(t, 5, faults)
+		r.startAll()
+		r.leader(1)
+		r.put("a", "1")
+		for i := range 12 {
+			if i%3 == 2 {
+				time.Sleep(30 * time.Second) // the range may fall asleep
+			}
+			child := r.split(string([]byte{byte('z' - i)}))
+			begin := time.Now()
+			r.leader(child)
+			if d := time.Since(begin); d > 300*time.Millisecond {
+				t.Errorf("split %d: the child was without a leader for %v", i, d)
+			} else {
+				t.Logf("split %d: %v", i, d)
+			}
+		}
+		r.stopAll()
+	})
+}
+
 // Trap 7: a follower is cut off while the range is split and its log goes on. It
 // gets the parent past the split as a snapshot, so that no split makes the child
 // there: the child's leader speaks to it, and it opens an empty replica.
@@ -548,6 +577,7 @@ func TestDrain(t *testing.T) {
 		if d := time.Since(start); d > time.Second {
 			t.Errorf("draining took %s", d)
 		}
+		synctest.Wait() // raft has let go; the replica hears of it
 		if r.leader(1) == n {
 			t.Error("the drained node leads")
 		}

@@ -71,6 +71,13 @@
 // sends to a group that is not here; this node asks it for the descriptor and opens
 // an empty replica, which a snapshot fills.
 //
+// … two ranges come to one span? The order to create a range as it was founded may
+// arrive after a snapshot of its child. Whoever is about to hold a span claims it,
+// and who comes later is refused: two logs over one span would undo each other.
+//
+// … placement has no leader when a range is to be split? The child's id comes from a
+// block that was fetched before.
+//
 // … a replica disagrees? The node stops: see S8.
 //
 // # What it does not do
