@@ -62,7 +62,11 @@ func (s *source) op(g, depth int, reads bool) *pb.RequestOp {
 	case reads || n < 35:
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: s.txnRange(g)}}
 	case n < 70:
-		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: s.putRequest(g)}}
+		p := s.putRequest(g)
+		if s.steady {
+			p.Lease = 0 // refused in one branch and not in the other
+		}
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: p}}
 	case n < 85 || depth == txnDepth:
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: s.deleteRequest(g)}}
 	}
