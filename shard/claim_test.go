@@ -158,6 +158,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 			}
 			return n
 		}
+		time.Sleep(time.Second) // the keeper has nothing more to do
 		running := make(chan struct{})
 		r.mu.Lock()
 		r.rec.compacted, r.removing = 5, running
