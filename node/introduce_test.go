@@ -70,3 +70,18 @@ func TestALateFounderIsLetIn(t *testing.T) {
 		r.publish(late)
 	})
 }
+
+// Founders that start one after another do not wait for each other to vouch.
+func TestFoundersThatStartOneByOne(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		for _, n := range r.nodes {
+			n.core.Crash()
+			n.core = nil
+			n.disk = newMemDisk(vfs.NewCrashableMem())
+		}
+		for _, n := range r.nodes {
+			r.start(n)
+		}
+		r.publish(r.nodes...)
+	})
+}

@@ -232,7 +232,9 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 	if m != nil {
 		q.Known = q.Known || served(m.Node(q.Node))
 	}
-	if q.Known || v.Index <= raftgroup.InitIndex && m == nil {
+	// The founding map is what every founder writes for itself: it tells nothing.
+	young := v.Index <= raftgroup.InitIndex && (m == nil || m.Version <= raftgroup.InitIndex)
+	if q.Known || young {
 		return q
 	}
 	ctx, cancel := context.WithTimeout(ctx, judgeTimeout)
