@@ -10,7 +10,10 @@ type pool struct {
 	queue  []*Replica
 	state  map[*Replica]poolState
 	closed bool
-	wg     sync.WaitGroup
+	// held keeps the workers from beginning anything: a seam for stories, in which
+	// the batch that a call joins must not depend on the schedule.
+	held bool
+	wg   sync.WaitGroup
 }
 
 type poolState uint8
@@ -56,7 +59,7 @@ func (p *pool) work() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
-		for len(p.queue) == 0 && !p.closed {
+		for (len(p.queue) == 0 || p.held) && !p.closed {
 			p.cond.Wait()
 		}
 		if p.closed {

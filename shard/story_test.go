@@ -254,7 +254,11 @@ func (s *story) sequencer(d *datadriven.TestData) string {
 	case "no-leader":
 		err = kverror.NoLeader
 	}
+	// What the answer puts back to the queue is evaluated after the next batch has
+	// been asked for, not perhaps before.
+	release := s.w.node.pool.hold()
 	s.w.seq.answer(arg(d, "n", 0), err)
+	release()
 	return ""
 }
 
