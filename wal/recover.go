@@ -224,8 +224,10 @@ func (l *Log) chain(files []*segment, last *segment, found scanned) ([]*segment,
 	for s := last; s.seq > oldest; {
 		prev := bySeq[s.prevSeq]
 		if prev == nil || prev.seq >= s.seq {
-			return nil, &CorruptionError{l.dir.path(s.prevSeq, segmentSuffix), 0,
-				fmt.Sprintf("the segment before %s is missing; the log begins at segment %d", s.path, oldest)}
+			return nil, &CorruptionError{
+				l.dir.path(s.prevSeq, segmentSuffix), 0,
+				fmt.Sprintf("the segment before %s is missing; the log begins at segment %d", s.path, oldest),
+			}
 		}
 		prev.end.Store(s.prevEnd)
 		if prev.size < s.prevEnd {
