@@ -36,7 +36,8 @@ func newHistory(m model) *history {
 }
 
 // submit sends one random batch.
-func (h *history) submit(t testing.TB, l *Log, d *driver, sync bool) {
+func (h *history) submit(tb testing.TB, l *Log, d *driver, sync bool) {
+	tb.Helper()
 	b := l.NewBatch()
 	d.fill(b)
 	b.SetSync(sync)
@@ -49,7 +50,7 @@ func (h *history) submit(t testing.TB, l *Log, d *driver, sync bool) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if h.called++; h.called != no {
-			t.Errorf("completion %d came as number %d", no, h.called)
+			tb.Errorf("completion %d came as number %d", no, h.called)
 		}
 		if err == nil && sync {
 			h.acked = no

@@ -76,8 +76,8 @@ func TestSubmittedIsVisible(t *testing.T) {
 			t.Error("entries before their fsync are not in memory")
 		}
 		select {
-		case <-first:
-			t.Error("completed without an fsync")
+		case err := <-first:
+			t.Errorf("%v: completed without an fsync", err)
 		default:
 		}
 		stuck.Store(false)
@@ -310,7 +310,9 @@ func TestIdleGroupsDoNotPin(t *testing.T) {
 			b := l.NewBatch()
 			b.Compact(busy, l.Group(busy).LastIndex())
 			l.Submit(b, nil)
-			<-done
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
 			longest = max(longest, l.LiveBytes())
 		}
 	}
@@ -326,10 +328,14 @@ func TestIdleGroupsDoNotPin(t *testing.T) {
 	}
 	laggard := keyspace.GroupID(idle + 2)
 	for range 300 {
-		<-appendOne(l, laggard, data, false)
+		if err := <-appendOne(l, laggard, data, false); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for range 300 {
-		<-appendOne(l, busy, data, false)
+		if err := <-appendOne(l, busy, data, false); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if pins := l.Pinning(1); len(pins) != 1 || pins[0].Group != busy && pins[0].Group != laggard {
 		t.Errorf("pinning: %v", pins)

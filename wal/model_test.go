@@ -85,7 +85,7 @@ func observe(l *Log) (model, error) {
 		for _, e := range ents {
 			g.ents[e.GetIndex()] = modelEntry{e.GetTerm(), string(e.GetData())}
 			if t, err := v.Term(e.GetIndex()); err != nil || t != e.GetTerm() {
-				return nil, fmt.Errorf("group %s: term of %d is %d, %v; entry says %d", id, e.GetIndex(), t, err, e.GetTerm())
+				return nil, fmt.Errorf("group %s: term of %d is %d, entry says %d (%w)", id, e.GetIndex(), t, e.GetTerm(), err)
 			}
 		}
 		if uint64(len(ents)) != g.last-g.base.index {

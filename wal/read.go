@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -108,7 +109,7 @@ func (g *GroupLog) readRun(b *entryBuilder, r run, lo, hi uint64) error {
 // readRecord reads and verifies one record.
 func (s *segment) readRecord(off, length int64) (record, error) {
 	b := make([]byte, length)
-	if n, err := s.file.ReadAt(b, off); err != nil && !(err == io.EOF && int64(n) == length) {
+	if n, err := s.file.ReadAt(b, off); err != nil && !(errors.Is(err, io.EOF) && int64(n) == length) {
 		return record{}, fmt.Errorf("%s at offset %d: %w", s.path, off, err)
 	}
 	raw, err := verify(b, s.segmentHeader, off)

@@ -162,7 +162,7 @@ func readFull(f vfs.File, b []byte, off int64, path string) error {
 	if len(b) == 0 {
 		return nil
 	}
-	if n, err := f.ReadAt(b, off); err != nil && !(err == io.EOF && n == len(b)) {
+	if n, err := f.ReadAt(b, off); err != nil && !(errors.Is(err, io.EOF) && n == len(b)) {
 		return fmt.Errorf("wal: read %s at %d: %w", path, off, err)
 	}
 	return nil

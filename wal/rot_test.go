@@ -74,11 +74,13 @@ func segmentFiles(t testing.TB, fs vfs.FS) map[string][]byte {
 // after a synced batch, the model of its contents, and the newest file written to
 // with the offset up to which it is synced.
 func syncedLog(t *testing.T) (files map[string][]byte, want string, active string, synced int64) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) { files, want, active, synced = makeSyncedLog(t) })
 	return files, want, active, synced
 }
 
 func makeSyncedLog(t *testing.T) (files map[string][]byte, want string, active string, synced int64) {
+	t.Helper()
 	mem := vfs.NewMem()
 	o := testOptions(mem)
 	l := mustOpen(t, o)
@@ -111,7 +113,8 @@ func TestBitFlips(t *testing.T) {
 	fs := copyLog(t, files)
 	first := slices.Min(slices.Collect(maps.Keys(files)))
 	for name, b := range files {
-		for off, step := 0, 1; off < len(b); off += step {
+		var step int
+		for off := 0; off < len(b); off += step {
 			// Every byte of the newest segment in use, which alone may be cut, some of the
 			// others, of the headers' padding and of what is behind the end.
 			switch step = 1; {

@@ -59,6 +59,7 @@ func (s *story) nextSalt() (uint64, error) {
 }
 
 func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	switch d.Cmd {
 	case "open":
 		return s.open(d)

@@ -2,7 +2,6 @@ package wal
 
 import (
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -83,6 +82,7 @@ func (w *writer) run() {
 		case stepStop:
 			w.finish()
 			return
+		case stepWait: // waited for above
 		}
 	}
 }
@@ -298,7 +298,7 @@ func (w *writer) syncActive() bool {
 		l.fail(fmt.Errorf("wal: sync %s: %w", s.path, err))
 		return false
 	}
-	l.metrics.fsyncSeconds.Observe(time.Duration(l.clock.Now().Sub(begin)).Seconds())
+	l.metrics.fsyncSeconds.Observe(l.clock.Now().Sub(begin).Seconds())
 	l.metrics.appendsPerSync.Observe(float64(w.unsyncedRecords))
 	l.syncs.Add(1)
 	s.synced = s.end.Load()
