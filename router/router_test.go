@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -274,11 +275,11 @@ func TestCacheKeepsTheNewer(t *testing.T) {
 type slow struct {
 	*cluster
 	each  time.Duration
-	asked int
+	asked atomic.Int32
 }
 
 func (s *slow) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
-	s.asked++
+	s.asked.Add(1)
 	if err := clock.Sleep(ctx, clock.Virtual(), s.each); err != nil {
 		return nil, err
 	}
@@ -291,8 +292,8 @@ func TestALongReadIsNotBegunAnew(t *testing.T) {
 		c := newCluster(1)
 		s := &slow{cluster: c, each: 3500 * time.Millisecond}
 		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive})
-		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil || s.asked != 1 {
-			t.Errorf("%v after %d attempts", err, s.asked)
+		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil || s.asked.Load() != 1 {
+			t.Errorf("%v after %d attempts", err, s.asked.Load())
 		}
 	})
 }

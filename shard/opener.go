@@ -155,9 +155,31 @@ func (n *Node) openChild(t *openTask) error {
 		return err
 	}
 	if r := n.Replica(t.id); r != nil && t.lead {
-		r.group.Campaign()
+		n.campaign(r, childCampaigns)
 	}
 	return nil
+}
+
+// A child's first campaign may meet followers that have not applied the split yet,
+// or be lost with a message. Instead of an election timeout its span waits for the
+// next of a few more.
+const (
+	childCampaigns     = 5
+	childCampaignPause = 100 * time.Millisecond
+)
+
+// campaign has the replica stand for election, and again after a pause while it
+// knows no leader.
+func (n *Node) campaign(r *Replica, times int) {
+	r.group.Campaign()
+	if times--; times == 0 {
+		return
+	}
+	n.after(childCampaignPause, func() {
+		if r.Leader().Leader == 0 {
+			n.campaign(r, times)
+		}
+	})
 }
 
 // Unknown is raftgroup.Config's: a node speaks to a replica that is not open here.
