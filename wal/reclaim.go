@@ -32,8 +32,9 @@ func (l *Log) announced() uint64 {
 }
 
 // synced moves the old end of the log after an fsync, which has made a mark
-// durable that says where the log begins.
-func (l *Log) synced(oldest uint64) {
+// durable that says where the log begins. It returns whether the log is so long that
+// small tails are worth moving.
+func (l *Log) synced(oldest uint64) (long bool) {
 	l.mu.Lock()
 	l.durable = l.written
 	r := &l.reclaim
@@ -53,15 +54,13 @@ func (l *Log) synced(oldest uint64) {
 			r.wanted, r.after = s.seq, l.submitted
 		}
 	}
-	over := len(l.segs) > 1 && l.liveBytesLocked() > l.opts.TargetBytes/2
+	long = len(l.segs) > 1 && l.liveBytesLocked() > l.opts.TargetBytes/2
 	l.mu.Unlock()
 	if freed {
 		l.gauges()
 		kick(l.kickPrep)
 	}
-	if over {
-		kick(l.kickTails)
-	}
+	return long
 }
 
 func (l *Log) gauges() {

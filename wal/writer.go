@@ -25,6 +25,9 @@ type writer struct {
 	unsyncedRecords int
 	lazy            clock.Timer
 	lazyOn          bool
+	// long says that tails may have to be moved. The goroutine that does it is woken
+	// once the writer is idle: what it submits would otherwise race with the mark.
+	long bool
 }
 
 // taken is what one write takes from the queue.
@@ -303,7 +306,7 @@ func (w *writer) syncActive() bool {
 	l.syncs.Add(1)
 	s.synced = s.end.Load()
 	w.unsynced, w.unsyncedRecords = false, 0
-	l.synced(w.said.oldest)
+	w.long = l.synced(w.said.oldest) || w.long
 	return true
 }
 
@@ -338,6 +341,10 @@ func (w *writer) idle() {
 		}
 	}
 	w.armLazySync()
+	if w.long {
+		w.long = false
+		kick(l.kickTails)
+	}
 }
 
 // armLazySync sees to it that what is unsynced does not stay so for ever.
@@ -371,8 +378,8 @@ func (w *writer) rotate() {
 	l.logger.Debug("next segment", zap.String("file", next.path))
 	w.active, w.said = next, mark{}
 	l.gauges()
+	w.long = true
 	kick(l.kickPrep)
-	kick(l.kickTails)
 }
 
 // drain completes everything with the error that ended the log.
