@@ -180,7 +180,7 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 		MaxOpenFiles:                o.MaxOpenFiles,
 		// A read looks into every sublevel of L0, so that compaction begins early;
 		// the stop is far off, since stalled commits stall all groups of the node.
-		L0CompactionThreshold: 2,
+		L0CompactionThreshold: 4,
 		L0StopWritesThreshold: 1000,
 		LBaseMaxBytes:         64 << 20,
 		CompactionConcurrencyRange: func() (int, int) {
@@ -198,6 +198,18 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	return po
 }
 
+// compression spends little of the processor, which is what a put costs most of:
+// tables of the upper levels are short-lived and stay as they are, the last two
+// levels, with nearly all the data, get the fastest algorithm.
+var compression = func() pebble.DBCompressionSettings {
+	s := pebble.DBCompressionNone
+	s.Name = "lower levels"
+	for i := len(s.Levels) - 2; i < len(s.Levels); i++ {
+		s.Levels[i] = pebble.DBCompressionFastest.Levels[i]
+	}
+	return s
+}()
+
 // setTableOptions sets what the tables of the store and exported ones share.
 func setTableOptions(po *pebble.Options) {
 	po.Comparer = comparer
@@ -208,9 +220,7 @@ func setTableOptions(po *pebble.Options) {
 		// block. Filters hold prefixes, one for all versions of a key.
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
-	// Upper levels are rewritten often and read much: fast compression; the last
-	// levels, with nine tenths of the data, get a better one.
-	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
+	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return compression })
 }
 
 // Close makes everything that was committed durable and closes the store. It
