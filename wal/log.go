@@ -33,13 +33,15 @@ const (
 // Log is the node's log. It owns three goroutines: the writer, the preparer of
 // segments and the rewriter of small tails; Close stops them and waits.
 type Log struct {
-	opts    Options
-	dir     directory
-	metrics *Metrics
-	logger  *zap.Logger
-	clock   clock.Clock
-	cache   *cache
-	pins    pins
+	opts Options
+	// beganEmpty is set by Open.
+	beganEmpty bool
+	dir        directory
+	metrics    *Metrics
+	logger     *zap.Logger
+	clock      clock.Clock
+	cache      *cache
+	pins       pins
 
 	// files is held shared by reads of segments and exclusively by Close alone; it is
 	// the one lock held over disk access, and nobody waits for it but Close.
@@ -80,6 +82,15 @@ type Log struct {
 	closing, stopped bool
 	err              error
 }
+
+// BeganEmpty says that this Open has found nothing that was ever written: the log is
+// new, or its files are lost. The log cannot tell which; its owner can, who must
+// not go on where the engine holds what only a log can have brought there.
+//
+// Open and Close write nothing into such a log, so that the next Open says the same.
+// An owner who takes it for a new one calls Sync before it makes anything else
+// durable; from then on the log is not empty any more.
+func (l *Log) BeganEmpty() bool { return l.beganEmpty }
 
 // Group returns the view of a group, which is empty for one that is unknown.
 func (l *Log) Group(id keyspace.GroupID) *GroupLog {

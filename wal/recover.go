@@ -197,8 +197,9 @@ func (l *Log) findLast(files []*segment, buf *[]byte) (*segment, scanned, error)
 	return nil, scanned{}, nil
 }
 
-// first makes the first segment of a new log.
+// first makes the first segment of a log that is new, or lost.
 func (l *Log) first() error {
+	l.beganEmpty = true
 	// Whatever files there are hold nothing.
 	s, err := l.dir.prepare(l.nextSeq, l.opts.SegmentBytes, nil)
 	if err != nil {

@@ -396,7 +396,8 @@ func (w *writer) drain() {
 	}
 }
 
-// finish makes everything durable, and the mark that proves it.
+// finish makes everything durable, and the mark that proves it. A segment without
+// records needs none, and in a log that began empty a mark would say that it is one.
 func (w *writer) finish() {
 	if w.lazy != nil {
 		w.lazy.Stop()
@@ -405,7 +406,7 @@ func (w *writer) finish() {
 	if l.Err() != nil || !w.syncActive() {
 		return
 	}
-	if m := w.mark(); m != w.said && w.active.size-w.active.end.Load() >= markLen {
+	if m := w.mark(); m.durable > headerLen && m != w.said && w.active.size-w.active.end.Load() >= 2*markLen {
 		w.buf = w.buf[:0]
 		w.say(m)
 		if err := w.put(w.buf); err != nil {

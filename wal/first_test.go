@@ -1,0 +1,61 @@
+package wal
+
+import (
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// TestBeganEmpty tells a new log from one that was there before. It is told until the
+// owner has written something, so that an owner who refuses the log once refuses it
+// again at the next start.
+func TestBeganEmpty(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	for range 2 {
+		l := mustOpen(t, testOptions(mem))
+		if !l.BeganEmpty() {
+			t.Fatal("a new log, or one that was opened and closed, says that it holds something")
+		}
+		mustClose(t, l)
+	}
+	// Its owner accepts it. From then on it is a log, even if the power fails at once.
+	l := mustOpen(t, testOptions(mem))
+	if err := l.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !l.BeganEmpty() {
+		t.Error("what was found at Open has changed")
+	}
+	crashed := mem.CrashClone(vfs.CrashCloneCfg{})
+	mustClose(t, l)
+	for _, fs := range []*vfs.MemFS{mem, crashed} {
+		l := mustOpen(t, testOptions(fs))
+		if l.BeganEmpty() {
+			t.Error("a log with a mark in it is called empty")
+		}
+		mustClose(t, l)
+	}
+	// The files are lost, all of them or all that bear something.
+	for _, keep := range []string{"", segmentName(2, segmentSuffix)} {
+		fs := mem.CrashClone(vfs.CrashCloneCfg{})
+		names, err := fs.List("wal")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range names {
+			if n == keep {
+				continue
+			}
+			if err := fs.Remove("wal/" + n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			l := mustOpen(t, testOptions(fs))
+			if !l.BeganEmpty() {
+				t.Errorf("a lost log, with %q left of it, is taken for one that holds something", keep)
+			}
+			mustClose(t, l)
+		}
+	}
+}
