@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -153,6 +154,61 @@ func TestCrashInRewrite(t *testing.T) {
 	if t.Logf("%.0f bytes rewritten", rewritten); rewritten < 2000 {
 		t.Errorf("only %.0f bytes were rewritten", rewritten)
 	}
+}
+
+// TestCrashInRotation crashes at every single operation of a log that goes through
+// several segments: between the seal, its sync, and the first record of the next
+// segment nothing is lost, and nothing is taken for lost.
+func TestCrashInRotation(t *testing.T) {
+	sealed := 0
+	for seed := range *seeds {
+		mem := vfs.NewCrashableMem()
+		d := newDriver(seed, 3)
+		d.maxData = 280
+		h := newHistory(d.state)
+		cp := &crashPoint{mem: mem, rng: rand.New(rand.NewPCG(seed, 3)), h: h, every: 1}
+		l := mustOpen(t, testOptions(errorfs.Wrap(mem, cp)))
+		for range 40 {
+			h.submit(t, l, d, true)
+			if err := l.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustClose(t, l)
+		for _, c := range cp.clones {
+			if _, err := c.fs.Stat("wal"); err != nil {
+				continue // before the directory was there
+			}
+			checkCrashed(t, h, c)
+			if endsSealed(t, c.fs) {
+				sealed++
+			}
+		}
+	}
+	if sealed == 0 {
+		t.Error("no crash hit a log whose newest records are a seal")
+	}
+}
+
+// endsSealed says whether the newest segment with something in it is a sealed one.
+func endsSealed(t *testing.T, fs *vfs.MemFS) bool {
+	t.Helper()
+	names, err := fs.List("wal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	for _, n := range slices.Backward(names) {
+		b := readFile(t, fs, "wal/"+n)
+		h, err := decodeSegmentHeader(b)
+		if err != nil {
+			continue
+		}
+		if s := scan(b, h, h.size); s.hasMark {
+			return s.lastMark.next != 0
+		}
+	}
+	return false
 }
 
 // testCrash returns how many bytes were rewritten.

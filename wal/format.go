@@ -12,14 +12,14 @@ import (
 
 // The byte tables are in docs/format/wal.md.
 const (
-	formatVersion = 1
+	formatVersion = 2
 
 	// headerLen is one block: no later write touches the block of the header, so
 	// that a torn write cannot damage it.
 	headerLen = 4096
 
 	prefixLen = 24
-	markLen   = prefixLen + 32
+	markLen   = prefixLen + 40
 	// recordLen is a record without entries, hardStateLen the part of it that
 	// follows the entries.
 	recordLen    = prefixLen + 40 + hardStateLen
@@ -79,6 +79,8 @@ const (
 // segmentHeader is what stands in the first block of a segment.
 type segmentHeader struct {
 	seq, salt uint64
+	// size is that of the whole file, which has it before it gets its name.
+	size int64
 }
 
 func (h segmentHeader) encode() []byte {
@@ -87,6 +89,7 @@ func (h segmentHeader) encode() []byte {
 	binary.LittleEndian.PutUint32(b[8:], formatVersion)
 	binary.LittleEndian.PutUint64(b[16:], h.seq)
 	binary.LittleEndian.PutUint64(b[24:], h.salt)
+	binary.LittleEndian.PutUint64(b[32:], uint64(h.size))
 	binary.LittleEndian.PutUint32(b[12:], headerChecksum(b))
 	return b
 }
@@ -105,9 +108,15 @@ func decodeSegmentHeader(b []byte) (segmentHeader, error) {
 	if v := binary.LittleEndian.Uint32(b[8:]); v != formatVersion {
 		return segmentHeader{}, fmt.Errorf("format version %d, this program reads %d", v, formatVersion)
 	}
-	h := segmentHeader{seq: binary.LittleEndian.Uint64(b[16:]), salt: binary.LittleEndian.Uint64(b[24:])}
+	h := segmentHeader{
+		seq: binary.LittleEndian.Uint64(b[16:]), salt: binary.LittleEndian.Uint64(b[24:]),
+		size: int64(binary.LittleEndian.Uint64(b[32:])),
+	}
 	if h.seq == 0 {
 		return segmentHeader{}, fmt.Errorf("sequence number 0")
+	}
+	if h.size < minSegmentBytes || h.size > maxSegmentBytes {
+		return segmentHeader{}, fmt.Errorf("size %d out of range [%d, %d]", h.size, minSegmentBytes, maxSegmentBytes)
 	}
 	return h, nil
 }
@@ -127,6 +136,10 @@ type mark struct {
 	// of it was synced before this segment was written. 0 in the first one.
 	prevSeq uint64
 	prevEnd int64
+	// next is the segment behind this one, which was there under its name before the
+	// mark was written. The mark is the last record then: it seals the segment. 0 in
+	// all other marks.
+	next uint64
 }
 
 // record is a decoded record of a group. entries aliases the segment's bytes.
@@ -201,6 +214,7 @@ func appendMark(dst []byte, m mark, h segmentHeader, off int64) []byte {
 	binary.LittleEndian.PutUint64(b[32:], m.oldest)
 	binary.LittleEndian.PutUint64(b[40:], m.prevSeq)
 	binary.LittleEndian.PutUint64(b[48:], uint64(m.prevEnd))
+	binary.LittleEndian.PutUint64(b[56:], m.next)
 	seal(b, h, off)
 	return dst
 }
@@ -215,6 +229,7 @@ func decodeMark(b []byte, off int64) (mark, error) {
 		oldest:  binary.LittleEndian.Uint64(b[32:]),
 		prevSeq: binary.LittleEndian.Uint64(b[40:]),
 		prevEnd: int64(binary.LittleEndian.Uint64(b[48:])),
+		next:    binary.LittleEndian.Uint64(b[56:]),
 	}
 	if m.durable < 0 || m.durable > off {
 		return mark{}, fmt.Errorf("mark at %d calls %d bytes synced", off, m.durable)

@@ -72,8 +72,12 @@ func (l *Log) recover() error {
 	l.segs = chain
 	l.reclaim.announced = found.lastMark.oldest
 	var bytes int64
-	for _, s := range chain {
-		if err := l.replay(s, &buf, s == last); err != nil {
+	for i, s := range chain {
+		var next uint64
+		if i+1 < len(chain) {
+			next = chain[i+1].seq
+		}
+		if err := l.replay(s, &buf, next, s.seq >= last.seq); err != nil {
 			return err
 		}
 		bytes += s.end.Load()
@@ -155,7 +159,11 @@ func openSegment(fs vfs.FS, path string, seq uint64) (_ *segment, err error) {
 	if h.seq != seq {
 		return nil, &CorruptionError{path, 0, fmt.Sprintf("sequence number %d, want %d", h.seq, seq)}
 	}
-	return &segment{segmentHeader: h, path: path, file: f, size: info.Size()}, nil
+	// The file had its size before it had its name: no crash makes it shorter.
+	if size := info.Size(); size < h.size {
+		return nil, &CorruptionError{path, size, fmt.Sprintf("end of file; the segment has %d bytes", h.size)}
+	}
+	return &segment{segmentHeader: h, path: path, file: f}, nil
 }
 
 func readFull(f vfs.File, b []byte, off int64, path string) error {
@@ -221,7 +229,21 @@ func (l *Log) chain(files []*segment, last *segment, found scanned) ([]*segment,
 	oldest := found.lastMark.oldest
 	last.end.Store(found.end)
 	last.prevSeq, last.prevEnd = found.firstMark.prevSeq, found.firstMark.prevEnd
-	chain := []*segment{last}
+	var chain []*segment
+	if next := found.lastMark.next; next != 0 {
+		// A sealed segment is never the active one. The one that it names was there
+		// before the seal was written, and is still empty.
+		active := bySeq[next]
+		if active == nil || next <= last.seq {
+			return nil, &CorruptionError{
+				l.dir.path(next, segmentSuffix), 0, fmt.Sprintf("the segment behind %s is missing, which names it", last.path),
+			}
+		}
+		active.end.Store(headerLen)
+		active.prevSeq, active.prevEnd = last.seq, found.end
+		chain = append(chain, active)
+	}
+	chain = append(chain, last)
 	for s := last; s.seq > oldest; {
 		prev := bySeq[s.prevSeq]
 		if prev == nil || prev.seq >= s.seq {
@@ -261,8 +283,10 @@ func firstMark(b []byte, h segmentHeader) (mark, error) {
 	return decodeMark(r, headerLen)
 }
 
-// replay verifies a segment up to its end and applies its records.
-func (l *Log) replay(s *segment, buf *[]byte, last bool) error {
+// replay verifies a segment up to its end and applies its records. next is the
+// segment behind it, which its seal has to name; 0 in the active one, which has
+// none. newest says that it is not known to be synced.
+func (l *Log) replay(s *segment, buf *[]byte, next uint64, newest bool) error {
 	if err := s.load(buf); err != nil {
 		return err
 	}
@@ -271,6 +295,12 @@ func (l *Log) replay(s *segment, buf *[]byte, last bool) error {
 	if found.end != end {
 		return &CorruptionError{s.path, found.bad, fmt.Sprintf("%v; synced up to %d", found.why, end)}
 	}
+	if found.lastMark.next != next {
+		return &CorruptionError{s.path, end, fmt.Sprintf("names segment %d behind it, found %d", found.lastMark.next, next)}
+	}
+	if next == 0 && end > s.size-markLen {
+		return &CorruptionError{s.path, end, "the segment is full and not sealed"}
+	}
 	err := eachRecord(*buf, end, func(r record) error {
 		return l.groupLocked(r.group).replay(&r, s)
 	})
@@ -278,7 +308,7 @@ func (l *Log) replay(s *segment, buf *[]byte, last bool) error {
 		return &CorruptionError{s.path, headerLen, err.Error()}
 	}
 	s.synced = end
-	if last {
+	if newest {
 		return l.makeTailSure(s, *buf)
 	}
 	return nil

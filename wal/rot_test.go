@@ -196,7 +196,7 @@ func openBytes(t *testing.T, files map[string][]byte, name string, b []byte) (*L
 	return Open(o)
 }
 
-// TestTornTail cuts or zeroes the unsynced end of the newest segment at every
+// TestTornTail zeroes or spoils the unsynced end of the newest segment at every
 // offset: the log opens with all synced batches, and what follows a hole is never
 // taken up.
 func TestTornTail(t *testing.T) { synctest.Test(t, testTornTail) }
@@ -229,7 +229,6 @@ func testTornTail(t *testing.T) {
 	mustClose(t, l)
 	name := segmentName(s.seq, segmentSuffix)
 	damages := map[string]func([]byte, int64) []byte{
-		"cut":   func(b []byte, at int64) []byte { return b[:at] },
 		"zeros": func(b []byte, at int64) []byte { clear(b[at:]); return b },
 		"hole":  func(b []byte, at int64) []byte { clear(b[at:min(at+40, int64(len(b)))]); return b },
 		"noise": func(b []byte, at int64) []byte {
@@ -292,8 +291,8 @@ func testRecycledRecordsVerify(t *testing.T) {
 		return b
 	}
 	ghosts := map[string][]byte{
-		"earlier use":         record(segmentHeader{header.seq, header.salt + 1}, end),
-		"other sequence":      record(segmentHeader{header.seq + 1, header.salt}, end),
+		"earlier use":         record(segmentHeader{seq: header.seq, salt: header.salt + 1}, end),
+		"other sequence":      record(segmentHeader{seq: header.seq + 1, salt: header.salt}, end),
 		"other offset":        record(header, end+8),
 		"shifted in the file": append(make([]byte, 16), record(header, end)...),
 		// This one lies where it says, but behind a hole.
@@ -356,8 +355,72 @@ func TestRotUnderReader(t *testing.T) {
 	mustClose(t, l)
 }
 
+// TestShortenedFiles cuts every file at many lengths, also where nothing was ever
+// written or synced: a file has its whole size before it has its name, so none of
+// this is torn. Open refuses with the file and where it ends.
+func TestShortenedFiles(t *testing.T) {
+	files, _, active, synced := syncedLog(t)
+	for name, b := range files {
+		cuts := []int64{0, 1, headerLen - 1, headerLen, headerLen + markLen, int64(len(b)) / 2, int64(len(b)) - 1}
+		if name == active {
+			cuts = append(cuts, synced-1, synced, synced+markLen)
+		}
+		for _, at := range cuts {
+			l, err := openBytes(t, files, name, b[:at])
+			if err == nil {
+				mustClose(t, l)
+				t.Fatalf("%s opened with %d bytes of %d", name, at, len(b))
+			}
+			var c *CorruptionError
+			if !errors.As(err, &c) || !strings.HasSuffix(c.File, name) || at >= headerLen && c.Offset != at {
+				t.Fatalf("%s with %d bytes of %d: %v", name, at, len(b), err)
+			}
+		}
+	}
+}
+
+// TestLostNewest takes away the segment in use, alone or with all that is prepared
+// behind it, at every moment of a log's growth: the one before it names it.
+func TestLostNewest(t *testing.T) { synctest.Test(t, testLostNewest) }
+
+func testLostNewest(t *testing.T) {
+	mem := vfs.NewMem()
+	l := mustOpen(t, testOptions(mem))
+	defer mustClose(t, l)
+	lost := 0
+	for i := range 30 {
+		if err := <-appendOne(l, 1, strings.Repeat("x", 1000), i%3 > 0); err != nil {
+			t.Fatal(err)
+		}
+		files := segmentFiles(t, mem)
+		l.mu.Lock()
+		newest := l.segs[len(l.segs)-1].seq
+		l.mu.Unlock()
+		if newest == 1 {
+			continue
+		}
+		for _, all := range []bool{false, true} {
+			rest := maps.Clone(files)
+			for name := range files {
+				if seq, _ := parseSegmentName(name); seq == newest || all && seq > newest {
+					delete(rest, name)
+				}
+			}
+			_, err := recoverOnly(t, copyLog(t, rest))
+			var c *CorruptionError
+			if !errors.As(err, &c) || !strings.HasSuffix(c.File, segmentName(newest, segmentSuffix)) {
+				t.Fatalf("without segment %d, the newest: %v", newest, err)
+			}
+			lost++
+		}
+	}
+	if lost < 20 {
+		t.Fatalf("only %d losses", lost)
+	}
+}
+
 // TestMissingAndForeignFiles takes a segment away, or replaces it by one of another
-// name: both are refused.
+// name: both are refused. Only what is no part of the log may be missing.
 func TestMissingAndForeignFiles(t *testing.T) {
 	files, want, active, _ := syncedLog(t)
 	names := slices.Sorted(maps.Keys(files))
@@ -367,10 +430,8 @@ func TestMissingAndForeignFiles(t *testing.T) {
 		delete(rest, name)
 		l, err := Open(testOptions(copyLog(t, rest)))
 		if err == nil {
-			// Only what is no part of the log may be missing, or the newest segment, which
-			// nothing but its peers can miss.
-			if m, _ := observe(l); m.String() != want && name != active {
-				t.Fatalf("opened without %s, with another state", name)
+			if m, _ := observe(l); m.String() != want || name == active {
+				t.Fatalf("opened without %s (in use: %s)", name, active)
 			}
 			mustClose(t, l)
 			opened++

@@ -64,6 +64,10 @@ func scan(b []byte, h segmentHeader, limit int64) scanned {
 			s.lastMark = m
 			s.bad += markLen
 			s.end = s.bad
+			if m.next != 0 {
+				s.why = fmt.Errorf("the segment is sealed")
+				return s
+			}
 			continue
 		}
 		if !s.hasMark {

@@ -22,7 +22,6 @@ type segment struct {
 	segmentHeader
 	path string
 	file vfs.File
-	size int64
 
 	// end is where the next write goes; the writer alone moves it. synced is how much
 	// of the file is known to be on the disk.
@@ -96,8 +95,8 @@ func (d *directory) sync() error {
 // file still has its old name and contents, or a name that is ignored, or it is
 // ready.
 func (d *directory) prepare(seq uint64, size int64, old *segment) (_ *segment, err error) {
-	s := &segment{path: d.path(seq, segmentSuffix), size: size}
-	s.seq = seq
+	s := &segment{path: d.path(seq, segmentSuffix)}
+	s.seq, s.size = seq, size
 	if s.salt, err = d.salt(); err != nil {
 		return nil, err
 	}

@@ -239,7 +239,7 @@ func dumpSegment(w *strings.Builder, b []byte) {
 		fmt.Fprintf(w, "  %v\n", err)
 		return
 	}
-	fmt.Fprintf(w, "  segment %d, salt %016x\n", h.seq, h.salt)
+	fmt.Fprintf(w, "  segment %d of %d bytes, salt %016x\n", h.seq, h.size, h.salt)
 	for off := int64(headerLen); ; {
 		raw, err := verify(b[off:], h, off)
 		if err != nil {
@@ -251,7 +251,11 @@ func dumpSegment(w *strings.Builder, b []byte) {
 				fmt.Fprintf(w, "  %d: %v\n", off, err)
 				return
 			}
-			fmt.Fprintf(w, "  %d: mark synced=%d oldest=%d before=%d to %d\n", off, m.durable, m.oldest, m.prevSeq, m.prevEnd)
+			fmt.Fprintf(w, "  %d: mark synced=%d oldest=%d before=%d to %d", off, m.durable, m.oldest, m.prevSeq, m.prevEnd)
+			if m.next != 0 {
+				fmt.Fprintf(w, " next=%d", m.next)
+			}
+			w.WriteString("\n")
 		} else {
 			r, err := decodeRecord(raw, off)
 			if err != nil {

@@ -132,7 +132,7 @@ func (w *writer) nextLocked(do *write) step {
 func (w *writer) takeLocked(do *write) bool {
 	l := w.l
 	*do = write{pieces: do.pieces[:0]}
-	// A mark before the records and one behind them must always fit.
+	// A mark before the records, and the one that seals the segment, must always fit.
 	room := w.active.size - w.active.end.Load() - 2*markLen
 	for len(l.queue) > 0 {
 		b := l.queue[0]
@@ -362,15 +362,27 @@ func (w *writer) armLazySync() {
 	})
 }
 
-// rotate goes on in the next segment. All of the old one is synced first: the new
+// rotate goes on in the next segment. The old one is sealed with a mark that names
+// the next one, which has been on the disk under that name since it was prepared:
+// if it is missing later, it is lost. Then all of the old one is synced: the new
 // one's first mark says so.
 func (w *writer) rotate() {
 	l := w.l
-	if w.active.synced < w.active.end.Load() && !w.syncActive() {
+	l.mu.Lock()
+	next := l.ready[0]
+	l.mu.Unlock()
+	m := w.mark()
+	m.next = next.seq
+	w.buf = w.buf[:0]
+	w.say(m)
+	if err := w.put(w.buf); err != nil {
+		l.fail(err)
+		return
+	}
+	if !w.syncActive() {
 		return
 	}
 	l.mu.Lock()
-	next := l.ready[0]
 	l.ready = l.ready[1:]
 	next.prevSeq, next.prevEnd = w.active.seq, w.active.end.Load()
 	l.segs = append(l.segs, next)
