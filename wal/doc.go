@@ -41,7 +41,9 @@
 // written again at the head as one record that stands for all that is known of
 // it; since the head is ordered as everything else is, no rewritten entry can
 // win over what was submitted after it. Groups with large tails are the upper
-// layer's matter: see Pinning.
+// layer's matter, and so are small ones that are too many: see Pinning. The rewriter
+// goes through the log once and then waits until enough has changed, so that a log
+// of nothing but small tails is not moved for ever.
 //
 // # What if ...
 //

@@ -354,6 +354,7 @@ func (g *GroupLog) cutRunsLocked(first uint64) {
 	n := len(g.runs)
 	for n > 0 && g.runs[n-1].first >= first {
 		n--
+		g.log.churn.Add(int64(g.runs[n].bytes))
 	}
 	clear(g.runs[n:])
 	g.runs = g.runs[:n]
@@ -377,6 +378,7 @@ func (g *GroupLog) dropFrontLocked() {
 func (g *GroupLog) dropFrontRunsLocked() {
 	n := 0
 	for n < len(g.runs) && g.runs[n].last <= g.base.index {
+		g.log.churn.Add(int64(g.runs[n].bytes))
 		n++
 	}
 	g.runs = slices.Delete(g.runs, 0, n)

@@ -56,7 +56,10 @@ type Log struct {
 	kickPrep  chan struct{}
 	kickTails chan struct{}
 	syncs     atomic.Uint64
-	space     atomic.Uint32
+	// churn counts the bytes of records submitted by the upper layers and written, and
+	// those of tails that they gave up: what may have made old segments emptier.
+	churn atomic.Int64
+	space atomic.Uint32
 
 	// mu orders submissions.
 	mu sync.Mutex
@@ -77,6 +80,7 @@ type Log struct {
 	segs, ready, dead []*segment
 	nextSeq           uint64
 	reclaim           reclaim
+	settled           settled
 	lazyDue           bool
 	// closing is set by Close, stopped when the writer has done its last.
 	closing, stopped bool

@@ -35,7 +35,9 @@ type Options struct {
 	// TargetBytes is how long the log may be before it is shortened; 1 GiB by
 	// default, 4 segments at least. From half of it on, groups without entries are
 	// written again at the head, so that they do not hold old segments; from all of
-	// it on, those with small tails too. What is left then is in Pinning.
+	// it on, those with small tails too. What is left then is in Pinning. Each tail is
+	// moved once; then a quarter of the log, or a segment, must have become new or
+	// unneeded before it is moved again.
 	TargetBytes int64
 	// SmallTailBytes is the longest tail of a group that is written again instead
 	// of being left to Pinning; 64 KiB by default.

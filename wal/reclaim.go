@@ -24,6 +24,24 @@ type reclaim struct {
 	announced uint64
 }
 
+// cycle is one turn of the rewriter through the log. It moves the tails of segments
+// before until, which was the head when it began: whatever is behind that is no older
+// than the cycle, and to move it again would free nothing.
+type cycle struct {
+	until uint64
+	// churn is Log.churn as it was.
+	churn int64
+}
+
+// settled is what the last whole cycle has left: a log with nothing in it but tails,
+// side by side, and what came since.
+type settled struct {
+	// until is the churn before which no cycle is worth its writes.
+	until int64
+	// over says that the log was over its target all the same.
+	over bool
+}
+
 // announced returns what marks shall say of where the log begins.
 func (l *Log) announced() uint64 {
 	l.mu.Lock()
@@ -72,8 +90,8 @@ func (l *Log) gauges() {
 	l.metrics.segments.WithLabelValues("dead").Set(float64(len(l.dead)))
 }
 
-// GroupPin is a group that holds an old segment with a tail too large to be
-// written again.
+// GroupPin is a group that holds an old segment with a tail that is not written
+// again.
 type GroupPin struct {
 	Group keyspace.GroupID
 	// Segments is how many segments follow the oldest one that the group needs.
@@ -84,11 +102,16 @@ type GroupPin struct {
 }
 
 // Pinning returns up to n groups that hold the oldest segments with large tails,
-// those at the oldest segment first. To shorten the log, flush the engine and compact
+// those at the oldest segment first; with tails of any size, where all small ones
+// have been written again and are too many to bring the log within its target. To shorten the log, flush the engine and compact
 // them; cut off from the log the followers of those that stay.
 func (l *Log) Pinning(n int) []GroupPin {
 	l.mu.Lock()
 	segs := slices.Clone(l.segs[l.oldestNeededLocked():])
+	small := l.opts.SmallTailBytes
+	if l.settled.over && l.liveBytesLocked() > l.opts.TargetBytes {
+		small = 0
+	}
 	l.mu.Unlock()
 	logBytes := int64(0)
 	for _, s := range segs {
@@ -97,7 +120,7 @@ func (l *Log) Pinning(n int) []GroupPin {
 	var out []GroupPin
 	for i, s := range segs[:len(segs)-1] {
 		l.eachPinned(s, func(g *GroupLog, bytes int64) bool {
-			if bytes > l.opts.SmallTailBytes {
+			if bytes > small {
 				out = append(out, GroupPin{g.id, len(segs) - 1 - i, logBytes, bytes})
 			}
 			return len(out) < n
@@ -132,7 +155,7 @@ const (
 	rewriteGroups = 2048
 )
 
-// rewriteLoop writes small tails again while the log is too long.
+// rewriteLoop writes small tails again while the log is too long, in cycles.
 func (l *Log) rewriteLoop() {
 	for {
 		select {
@@ -142,17 +165,23 @@ func (l *Log) rewriteLoop() {
 		case <-l.fatal:
 			return
 		}
-		for l.rewriteSome() {
+		for c := l.newCycle(); l.rewriteSome(c); {
 		}
 	}
 }
 
+func (l *Log) newCycle() cycle {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return cycle{l.segs[len(l.segs)-1].seq, l.churn.Load()}
+}
+
 // rewriteSome writes one batch of tails that hold the oldest segment again and waits
 // until it is written. It returns false when there is nothing more to do now.
-func (l *Log) rewriteSome() bool {
+func (l *Log) rewriteSome(c cycle) bool {
 	b := l.NewBatch()
 	b.sync, b.rewrite = false, true
-	for _, g := range l.tailsToMove() {
+	for _, g := range l.tailsToMove(c) {
 		if err := l.rewriteInto(b, g); err != nil {
 			l.fail(fmt.Errorf("wal: rewrite group %s: %w", g.id, err))
 			return false
@@ -177,13 +206,20 @@ func (l *Log) rewriteSome() bool {
 }
 
 // tailsToMove returns groups at the oldest needed segment that are to be written
-// again at the present length of the log.
-func (l *Log) tailsToMove() []*GroupLog {
+// again at the present length of the log, and none where the cycle ends.
+func (l *Log) tailsToMove(c cycle) []*GroupLog {
 	l.mu.Lock()
 	live := l.liveBytesLocked()
-	at := l.oldestNeededLocked()
-	oldest := l.segs[at]
-	idle := live <= l.opts.TargetBytes/2 || at == len(l.segs)-1 || l.err != nil || l.closing
+	oldest := l.segs[l.oldestNeededLocked()]
+	if live <= l.opts.TargetBytes {
+		l.settled.over = false
+	}
+	idle := live <= l.opts.TargetBytes/2 || c.churn < l.settled.until || l.err != nil || l.closing
+	if !idle && oldest.seq >= c.until {
+		// A quarter bounds what is written to four times what caused it, however long
+		// the log is.
+		idle, l.settled = true, settled{c.churn + max(l.opts.SegmentBytes, live/4), live > l.opts.TargetBytes}
+	}
 	l.mu.Unlock()
 	if idle {
 		return nil

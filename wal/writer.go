@@ -251,11 +251,15 @@ func (w *writer) plan(o *op) {
 func (w *writer) locate(do *write) {
 	for _, p := range do.pieces {
 		for i := p.from; i < p.to; i++ {
-			if o := &p.batch.ops[i]; !o.skip {
-				o.g.locate(o, w.active, o.off, int64(o.to-o.from), o.prevOff, o.prevLen)
-				if p.batch.rewrite {
-					w.l.metrics.rewritten.Add(float64(o.to - o.from))
-				}
+			o := &p.batch.ops[i]
+			if o.skip {
+				continue
+			}
+			o.g.locate(o, w.active, o.off, int64(o.to-o.from), o.prevOff, o.prevLen)
+			if p.batch.rewrite {
+				w.l.metrics.rewritten.Add(float64(o.to - o.from))
+			} else {
+				w.l.churn.Add(int64(o.to - o.from))
 			}
 		}
 	}

@@ -1,0 +1,89 @@
+package wal
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// TestRewritesEnd fills the log with tails that are all small and together longer
+// than the target. Moving them shortens nothing: they are moved once, then the log
+// is left alone, and Pinning names them, for who can compact them. Once most of them are
+// compacted the rest is moved, and the log is within its target.
+func TestRewritesEnd(t *testing.T) { synctest.Test(t, testRewritesEnd) }
+
+func testRewritesEnd(t *testing.T) {
+	// A log that writes for ever would never let the bubble's time pass.
+	var written atomic.Int64
+	inj := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileWriteAt && written.Add(1) > 5000 {
+			return errors.New("writes do not end")
+		}
+		return nil
+	})
+	o := testOptions(errorfs.Wrap(vfs.NewMem(), inj))
+	o.SegmentBytes, o.TargetBytes, o.SmallTailBytes = 16<<10, 64<<10, 1<<10
+	reg := prometheus.NewRegistry()
+	o.Metrics = NewMetrics(reg)
+	l := mustOpen(t, o)
+	defer mustClose(t, l)
+	const groups = 200
+	for g := range keyspace.GroupID(groups) {
+		if err := <-appendOne(l, g+1, strings.Repeat("x", 900), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rewritten := func() float64 {
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		return counter(t, reg, "skein_wal_rewritten_bytes_total")
+	}
+	first := rewritten()
+	if again := rewritten(); again != first || l.Err() != nil {
+		t.Fatalf("%.0f bytes rewritten without any traffic, %v", again-first, l.Err())
+	}
+	// While the log grew by twelve segments, each quarter of what there was may have
+	// cost a turn.
+	if live := l.LiveBytes(); first > 6*float64(live) {
+		t.Errorf("%.0f bytes rewritten for a log of %d", first, live)
+	}
+	pins := l.Pinning(groups)
+	if len(pins) < groups/2 {
+		t.Fatalf("%d groups are named, %d hold the log at %d bytes", len(pins), groups, l.LiveBytes())
+	}
+	for _, p := range pins[:groups/2] {
+		b := l.NewBatch()
+		b.Compact(p.Group, 1)
+		l.Submit(b, nil)
+	}
+	if err := l.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := rewritten(); after == first || after > first+float64(l.LiveBytes()) {
+		t.Errorf("%.0f bytes rewritten after half of the tails was given up", after-first)
+	}
+	for g := range keyspace.GroupID(groups - 20) {
+		b := l.NewBatch()
+		b.Compact(g+1, 1)
+		l.Submit(b, nil)
+	}
+	if err := l.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rewritten()
+	if live := l.LiveBytes(); live > o.TargetBytes {
+		t.Errorf("the log has %d bytes, target %d", live, o.TargetBytes)
+	}
+	if pins := l.Pinning(groups); len(pins) > 0 {
+		t.Errorf("small tails are named in a log within its target: %v", pins)
+	}
+}
