@@ -205,86 +205,110 @@ func TestFsyncErrorPoisons(t *testing.T) {
 	})
 }
 
-// TestDiskFull fills the disk: the log goes on in the reserve and says Full. It is OK
-// again once a segment falls free, without any room on the disk, or once there is
-// room.
+// TestDiskFull fills the disk, or the quota: the log goes on in the reserve and says
+// Full. It is OK again once a segment falls free, without any room on the disk, or once
+// there is room. It is the same where the owner does not let the log take room.
 func TestDiskFull(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var full atomic.Bool
-		inj := errorfs.InjectorFunc(func(op errorfs.Op) error {
-			if full.Load() && strings.HasSuffix(op.Path, tempSuffix) && op.Kind == errorfs.OpOpen {
-				return syscall.ENOSPC
-			}
-			return nil
+	for name, refusal := range map[string]error{"disk": syscall.ENOSPC, "quota": syscall.EDQUOT, "owner": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testDiskFull(t, refusal) })
 		})
-		mem := vfs.NewMem()
-		l := mustOpen(t, testOptions(errorfs.Wrap(mem, inj)))
-		synctest.Wait()
-		full.Store(true)
-		data := strings.Repeat("x", 3000)
-		for range 4 {
-			if err := <-appendOne(l, 1, data, true); err != nil {
-				t.Fatal(err)
+	}
+}
+
+func testDiskFull(t *testing.T, refusal error) {
+	var full atomic.Bool
+	inj := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if full.Load() && strings.HasSuffix(op.Path, tempSuffix) && op.Kind == errorfs.OpOpen {
+			if refusal == nil {
+				t.Error("the log takes room that its owner refused")
 			}
+			return refusal
 		}
-		synctest.Wait()
-		if l.Space() != SpaceFull || l.Err() != nil {
-			t.Fatalf("state %d after the reserve was taken, %v", l.Space(), l.Err())
-		}
-		// A segment falls free.
-		b := l.NewBatch()
-		b.Compact(1, 4)
-		l.Submit(b, nil)
-		for range 3 {
-			if err := l.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		synctest.Wait()
-		if l.Space() != SpaceOK {
-			t.Fatal("still full with a recycled segment in reserve")
-		}
-		// All of it is used up: the log waits, and nothing is lost.
-		var waiting []<-chan error
-		for range 12 {
-			waiting = append(waiting, appendOne(l, 1, data, true))
-		}
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		if _, pending := l.Progress(); l.Space() != SpaceFull || pending != 5*time.Second {
-			t.Fatalf("state %d, %s pending on a full disk", l.Space(), pending)
-		}
-		full.Store(false)
-		for _, c := range waiting {
-			if err := <-c; err != nil {
-				t.Fatal(err)
-			}
-		}
-		synctest.Wait()
-		if l.Space() != SpaceOK {
-			t.Fatal("full with room on the disk")
-		}
-		// Close with no room for what was submitted says so.
-		full.Store(true)
-		var errs []<-chan error
-		for range 20 {
-			errs = append(errs, appendOne(l, 1, data, true))
-		}
-		if err := l.Close(); !errors.Is(err, ErrClosed) {
-			t.Errorf("close on a full disk: %v", err)
-		}
-		failed := false
-		for i, c := range errs {
-			err := <-c
-			if failed && err == nil {
-				t.Errorf("batch %d is durable behind a lost one", i)
-			}
-			failed = failed || err != nil
-		}
-		if !failed {
-			t.Error("20 batches found room on a full disk")
-		}
+		return nil
 	})
+	mem := vfs.NewMem()
+	o := testOptions(errorfs.Wrap(mem, inj))
+	if refusal == nil {
+		o.MayTake = func(bytes int64) bool {
+			if bytes != minSegmentBytes {
+				t.Errorf("the log asks for %d bytes", bytes)
+			}
+			return !full.Load()
+		}
+	}
+	l := mustOpen(t, o)
+	synctest.Wait()
+	full.Store(true)
+	data := strings.Repeat("x", 3000)
+	for range 4 {
+		if err := <-appendOne(l, 1, data, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Wait()
+	if l.Space() != SpaceFull || l.Err() != nil {
+		t.Fatalf("state %d after the reserve was taken, %v", l.Space(), l.Err())
+	}
+	// A segment falls free.
+	b := l.NewBatch()
+	b.Compact(1, 4)
+	l.Submit(b, nil)
+	for range 3 {
+		if err := l.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Wait()
+	if l.Space() != SpaceOK {
+		t.Fatal("still full with a recycled segment in reserve")
+	}
+	// All of it is used up: the log waits, and nothing is lost.
+	var waiting []<-chan error
+	for range 12 {
+		waiting = append(waiting, appendOne(l, 1, data, true))
+	}
+	time.Sleep(5 * time.Second)
+	synctest.Wait()
+	if _, pending := l.Progress(); l.Space() != SpaceFull || pending != 5*time.Second {
+		t.Fatalf("state %d, %s pending on a full disk", l.Space(), pending)
+	}
+	full.Store(false)
+	for _, c := range waiting {
+		if err := <-c; err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Wait()
+	if l.Space() != SpaceOK {
+		t.Fatal("full with room on the disk")
+	}
+	full.Store(true)
+	closeOnFullDisk(t, l)
+}
+
+// closeOnFullDisk closes with no room for what was submitted: Close says so.
+func closeOnFullDisk(t *testing.T, l *Log) {
+	t.Helper()
+	data := strings.Repeat("x", 3000)
+	var errs []<-chan error
+	for range 20 {
+		errs = append(errs, appendOne(l, 1, data, true))
+	}
+	if err := l.Close(); !errors.Is(err, ErrClosed) {
+		t.Errorf("close on a full disk: %v", err)
+	}
+	failed := false
+	for i, c := range errs {
+		err := <-c
+		if failed && err == nil {
+			t.Errorf("batch %d is durable behind a lost one", i)
+		}
+		failed = failed || err != nil
+	}
+	if !failed {
+		t.Error("20 batches found room on a full disk")
+	}
 }
 
 // TestIdleGroupsDoNotPin keeps one group busy beside a thousand idle ones: the log

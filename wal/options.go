@@ -45,7 +45,13 @@ type Options struct {
 	// LazySync is how long an unsynced batch may wait for an fsync that somebody
 	// else needs before it gets its own; 1 s by default.
 	LazySync time.Duration
-	Clock    clock.Clock
+	// MayTake is asked before a new file of that many bytes is made, with no lock held;
+	// nil always says yes. No counts as a full disk; it is asked again every second. So
+	// the log does not take the room that something else has freed for its own last
+	// writes. It is not asked for the first segment of a log, nor where a dead one is
+	// used again. It must not block. To say no for good is to stop the log in the end.
+	MayTake func(bytes int64) bool
+	Clock   clock.Clock
 	// Logger and Metrics may be nil.
 	Logger  *zap.Logger
 	Metrics *Metrics

@@ -1,16 +1,25 @@
 package wal
 
 import (
+	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/errors/oserror"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
 )
 
 // spaceRetry is how often a full disk is tried again.
 const spaceRetry = time.Second
+
+// errRefused is why no new file is made where MayTake says no.
+var errRefused = errors.New("wal: no room is left to the log")
+
+// isNoSpace says whether the error means a full disk or an exhausted quota.
+func isNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, errRefused)
+}
 
 // prepareLoop keeps the reserve of prepared segments, and deletes dead files that
 // are too many.
@@ -45,12 +54,9 @@ func (l *Log) prepareOne() bool {
 		return false
 	}
 	old := l.takeDeadLocked()
-	seq := l.nextSeq
-	l.nextSeq++
 	l.mu.Unlock()
-
-	s, err := l.dir.prepare(seq, l.opts.SegmentBytes, old)
-	if vfs.IsNoSpaceError(err) {
+	s, err := l.prepare(old)
+	if isNoSpace(err) {
 		if l.space.Swap(uint32(SpaceFull)) != uint32(SpaceFull) {
 			l.logger.Warn("no room for the next segment of the log", zap.Error(err))
 		}
@@ -77,6 +83,18 @@ func (l *Log) prepareOne() bool {
 	}
 	l.gauges()
 	return true
+}
+
+// prepare makes a segment of a dead one, or where old is nil of new room.
+func (l *Log) prepare(old *segment) (*segment, error) {
+	if old == nil && l.opts.MayTake != nil && !l.opts.MayTake(l.opts.SegmentBytes) {
+		return nil, errRefused
+	}
+	l.mu.Lock()
+	seq := l.nextSeq
+	l.nextSeq++
+	l.mu.Unlock()
+	return l.dir.prepare(seq, l.opts.SegmentBytes, old)
 }
 
 // takeDeadLocked takes a dead segment of the right size that nobody reads, or nil.
