@@ -93,7 +93,9 @@ func DecodeApplied(b []byte) (Applied, error) {
 
 // SetApplied writes the group's applied record.
 func (b *Batch) SetApplied(g keyspace.GroupID, a Applied) error {
-	return b.Set(appliedKey(g), AppendApplied(nil, &a))
+	const replicaBytes, fixedBytes = binary.MaxVarintLen64 + 8 + 1, 1 + 4*binary.MaxVarintLen64
+	dst := make([]byte, 0, fixedBytes+len(a.Replicas)*replicaBytes+len(a.Payload))
+	return b.Set(appliedKey(g), AppendApplied(dst, &a))
 }
 
 // DeleteApplied removes the group's applied record.

@@ -93,7 +93,7 @@ func groupSpan(prefix byte, g keyspace.GroupID) KeySpan {
 }
 
 func appliedKey(g keyspace.GroupID) []byte {
-	return binary.BigEndian.AppendUint64([]byte{prefixApplied}, uint64(g))
+	return binary.BigEndian.AppendUint64(append(make([]byte, 0, 9), prefixApplied), uint64(g))
 }
 
 // appliedSpan returns the span that holds the applied record of the group alone.

@@ -24,8 +24,8 @@
 //
 // # Guarantees
 //
-// No request outlives its bound: [Options.RequestTimeout] for unary calls. No
-// connection is held without one: TLS handshake and first bytes have ten seconds. A
+// No request outlives its bound: KV's own for its calls, [Options.RequestTimeout] for
+// the other unary ones. No connection is held without one: TLS handshake and first bytes have ten seconds. A
 // cancelled call stays Canceled, the client's own deadline DeadlineExceeded; where the
 // server lost patience it is etcd's "request timed out". Services that are not there
 // yet (Watch, Lease, Auth, Lock, Election) are not registered, so that their calls

@@ -163,10 +163,11 @@ func TestNotYet(t *testing.T) {
 func TestTimeouts(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.RequestTimeout = 50 * time.Millisecond })
 	c := r.client(t, clientv3.Config{})
-	r.kv.set(nil, true)
+	r.kv.set(kverror.Timeout, false)
 	if _, err := c.Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrTimeout) {
 		t.Error(err)
 	}
+	r.kv.set(nil, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := c.Put(ctx, "k", "v"); !errors.Is(err, context.DeadlineExceeded) {

@@ -72,14 +72,12 @@ func (k *kvServer) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.Co
 // response is a response of the KV service.
 type response interface{ GetHeader() *pb.ResponseHeader }
 
-// serve hands a request that was checked to the router, bounded in time, and
-// completes the response.
+// serve hands a request that was checked to the router, which bounds it in time,
+// and completes the response.
 func serve[Q any, A response](ctx context.Context, s *Server, req Q, f func(context.Context, Q) (A, error)) (none A, _ error) {
-	inner, cancel, wording := s.bounded(ctx)
-	defer cancel()
-	resp, err := f(inner, req)
+	resp, err := f(ctx, req)
 	if err != nil {
-		return none, wording(err)
+		return none, kverror.GRPC(err)
 	}
 	h := resp.GetHeader()
 	if h == nil || h.Revision <= 0 {

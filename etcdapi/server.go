@@ -55,7 +55,7 @@ type Options struct {
 	MaxTxnOps int
 	// MaxConcurrentStreams bounds the calls at a time on a connection. 0 means no bound.
 	MaxConcurrentStreams uint32
-	// RequestTimeout bounds unary calls and health checks. 0 means 7 s. Too low turns
+	// RequestTimeout bounds health checks and the calls that KV does not bound. 0 means 7 s. Too low turns
 	// elections into errors, too high lets clients wait on a dead quorum.
 	RequestTimeout time.Duration
 	// ElectionTimeout paces the search for a leader on behalf of streams that demand
@@ -166,6 +166,11 @@ func New(o Options) *Server {
 	return s
 }
 
+// streamWorkers are goroutines kept for calls, whose stacks have grown to what a call
+// needs: to grow the stack of a new goroutine costs more than the handler. Calls
+// beyond them get goroutines of their own. They hold about 8 MiB.
+const streamWorkers = 512
+
 func (s *Server) grpcOptions() []grpc.ServerOption {
 	o := &s.opts
 	opts := []grpc.ServerOption{
@@ -177,6 +182,7 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 		grpc.ConnectionTimeout(sniffTimeout),
 		grpc.UnaryInterceptor(s.unary),
 		grpc.StreamInterceptor(s.stream),
+		grpc.NumStreamWorkers(streamWorkers),
 	}
 	if o.KeepAliveMinTime > 0 {
 		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: o.KeepAliveMinTime}))

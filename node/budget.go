@@ -22,6 +22,8 @@ type Budget struct {
 	// Requests are client requests being evaluated, overlays included. Reads are the
 	// answers that this gateway puts together from several ranges.
 	Requests, Reads int64
+	// Heads is what is remembered of the newest versions of keys written lately.
+	Heads int64
 }
 
 // NewBudget divides total bytes.
@@ -32,8 +34,9 @@ func NewBudget(total int64) Budget {
 		WALQueue:  part(6), WALCache: part(8),
 		Proposals: part(12), Inbound: part(8),
 		BusQueues: part(12), Requests: part(8), Reads: part(8),
+		Heads: part(4),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Heads
 	return b
 }
 

@@ -20,9 +20,8 @@ type applyState struct {
 	confIndex uint64
 	replicas  []keyspace.Replica
 	// term is that of the last entry.
-	term    uint64
-	done    []outcome
-	scratch []byte
+	term uint64
+	done []outcome
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -129,9 +128,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 			s.rec.live += d
 			out.deltas = addDelta(out.deltas, v.Mod, d)
 		}
-		var sum uint64
-		sum, s.scratch = versionHash(v, s.scratch)
-		s.rec.hash += sum
+		s.rec.hash += versionHash(v)
 		return mvcc.Put(b, v)
 	})
 	if err != nil {
@@ -185,6 +182,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
+				r.reign = r.node.heads.begin()
 				r.live.reset(r.rec.lastRevision)
 				r.children = append(r.children, o.split.descriptor())
 				if len(r.children) > maxChildren {
@@ -239,6 +237,7 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 			c.isAt(placeBatch, b)
 			for _, v := range c.writes {
 				r.overlay.remove(v)
+				r.node.heads.put(r.reign, v.key, v.head())
 			}
 		}
 		b.end(true)
@@ -247,6 +246,10 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 			out.toConfirm(c)
 		}
 		return
+	}
+	if o.ok {
+		// Not from this leadership's pipeline.
+		r.reign = r.node.heads.begin()
 	}
 	for i, b := range r.lost {
 		if b.link != o.link {
@@ -359,6 +362,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
 	r.live.reset(rec.lastRevision)
 	r.removedTo, r.removeFrom = 0, nil
+	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)
 	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()

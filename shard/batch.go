@@ -218,16 +218,13 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 	dst := make([]byte, 0, b.bytes+len(b.calls)*binary.MaxVarintLen32+128)
 	dst = appendHeader(dst, header{commandBatch, l.term, generation})
 	dst = appendBatchHeader(dst, &batchCommand{prev: l.last, number: l.number, hash: hash, first: first, txns: b.txns})
-	var scratch []byte
 	for _, c := range b.calls {
 		c.isAt(placeBatch, b)
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
 			v := p.stored(uint32(sub))
 			dst = appendVersion(dst, &v, p.lived)
-			var h uint64
-			h, scratch = versionHash(&v, scratch)
-			hash += h
+			hash += versionHash(&v)
 		}
 	}
 	b.hash = hash
@@ -244,4 +241,12 @@ func (p *pendingVersion) stored(sub uint32) mvcc.Version {
 		v.Create, v.Version, v.Lease, v.Value = p.create.must(), p.version, p.lease, p.value
 	}
 	return v
+}
+
+// head returns the version without its value. Its revisions are known.
+func (p *pendingVersion) head() head {
+	if p.tombstone {
+		return head{}
+	}
+	return head{alive: true, version: p.version, lease: p.lease, mod: ref{txn: p.txn}.must(), create: p.create.must()}
 }

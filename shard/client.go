@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/transport"
@@ -39,7 +41,7 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if node == c.self {
 		return c.local.Do(ctx, req)
 	}
-	b, err := AppendRequest(nil, req)
+	b, err := AppendRequest(make([]byte, 0, proto.Size(req.Op)+requestOverheadBytes), req)
 	if err != nil {
 		return nil, err
 	}
@@ -78,5 +80,8 @@ func (n *Node) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []b
 		return AppendAnswer(nil, nil, badRequest("%v", err))
 	}
 	resp, err := n.Do(ctx, req)
-	return AppendAnswer(nil, resp, err)
+	if err != nil {
+		return AppendAnswer(nil, nil, err)
+	}
+	return AppendAnswer(make([]byte, 0, proto.Size(resp.Op)+answerOverheadBytes), resp, nil)
 }

@@ -15,6 +15,13 @@ import (
 // bytes.
 const wireVersion = 1
 
+// requestOverheadBytes and answerOverheadBytes bound what a request and an answer have
+// beside their operation.
+const (
+	requestOverheadBytes = 2 + 3*binary.MaxVarintLen64
+	answerOverheadBytes  = 3
+)
+
 // The second byte of an answer.
 const (
 	statusOK    = 0

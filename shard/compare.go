@@ -48,7 +48,11 @@ func branch(t *pb.TxnRequest, succeeded bool) []*pb.RequestOp {
 // compares with nothing.
 func compareAll(w *view, c *pb.Compare) (bool, error) {
 	if len(c.GetRangeEnd()) == 0 {
-		it, ok, err := w.get(c.GetKey())
+		get := w.getHead
+		if c.GetTarget() == pb.Compare_VALUE {
+			get = w.get
+		}
+		it, ok, err := get(c.GetKey())
 		if err != nil {
 			return false, err
 		}

@@ -74,6 +74,41 @@ type evaluation struct {
 
 	changes changes
 	draft   draft
+
+	// one is the memory of a request that is a single put, the most frequent one, until
+	// it is used; budget that of the view's.
+	one    *onePut
+	budget readBudget
+}
+
+// onePut is all that a single put leaves behind, in one piece of memory.
+type onePut struct {
+	txn     pendingTxn
+	version pendingVersion
+	writes  [1]*pendingVersion
+	resp    pb.PutResponse
+	header  pb.ResponseHeader
+}
+
+// begin makes the transaction that the request may become.
+func (e *evaluation) begin(op proto.Message, floor keyspace.Revision) {
+	if _, ok := op.(*pb.PutRequest); !ok {
+		e.changes.txn = &pendingTxn{floor: floor}
+		return
+	}
+	e.one = &onePut{txn: pendingTxn{floor: floor}}
+	e.changes.txn, e.changes.writes = &e.one.txn, e.one.writes[:0]
+}
+
+// newPut returns memory for a put's version and answer.
+func (e *evaluation) newPut() (*pendingVersion, *pb.PutResponse) {
+	one := e.one
+	if one == nil {
+		return &pendingVersion{}, &pb.PutResponse{Header: &pb.ResponseHeader{}}
+	}
+	e.one = nil
+	one.resp.Header = &one.header
+	return &one.version, &one.resp
 }
 
 // futureError says that a transaction reads at a revision that the range has not
@@ -186,7 +221,7 @@ func (e *evaluation) checkPut(p *pb.PutRequest) error {
 	if !p.GetIgnoreValue() && !p.GetIgnoreLease() {
 		return nil
 	}
-	_, ok, err := e.view.get(p.GetKey())
+	_, ok, err := e.view.getHead(p.GetKey())
 	if err == nil && !ok {
 		err = refusal{kverror.KeyNotFound}
 	}
@@ -194,12 +229,16 @@ func (e *evaluation) checkPut(p *pb.PutRequest) error {
 }
 
 func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
-	resp := &pb.PutResponse{Header: &pb.ResponseHeader{}}
-	prev, ok, err := e.view.get(p.GetKey())
+	get := e.view.getHead
+	if p.GetIgnoreValue() || p.GetPrevKv() {
+		get = e.view.get
+	}
+	prev, ok, err := get(p.GetKey())
 	if err != nil {
 		return nil, err
 	}
-	v := &pendingVersion{
+	v, resp := e.newPut()
+	*v = pendingVersion{
 		key: p.GetKey(), value: p.GetValue(), txn: e.changes.txn,
 		create: ref{txn: e.changes.txn}, version: 1,
 		lease: keyspace.LeaseID(p.GetLease()), lived: ok,
@@ -229,7 +268,11 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	resp := &pb.DeleteRangeResponse{Header: &pb.ResponseHeader{}}
 	if len(r.GetRangeEnd()) == 0 {
-		it, ok, err := e.view.get(r.GetKey())
+		get := e.view.getHead
+		if r.GetPrevKv() {
+			get = e.view.get
+		}
+		it, ok, err := get(r.GetKey())
 		if err != nil || !ok {
 			return resp, err
 		}

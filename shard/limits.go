@@ -37,6 +37,9 @@ type Limits struct {
 	// ReadBytes bounds what all requests of the node have read into memory and not
 	// answered. Default 512 MiB. TooManyRequests beyond it.
 	ReadBytes int64
+	// HeadBytes bounds what the node remembers of the newest versions of keys that it
+	// wrote lately. Default 16 MiB, about 80,000 keys.
+	HeadBytes int64
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
 	Pages int
@@ -55,6 +58,7 @@ func (l *Limits) fill() {
 	setDefault(&l.InflightBatches, 64)
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
+	setDefault(&l.HeadBytes, 16<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 }

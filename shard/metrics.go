@@ -15,6 +15,8 @@ type Metrics struct {
 	splits, keeperErrors             prometheus.Counter
 	applied                          prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
+	// readSeconds and writeSeconds are those of requestSeconds.
+	readSeconds, writeSeconds prometheus.Observer
 }
 
 // NewMetrics makes the metrics and registers them, if reg is not nil.
@@ -36,7 +38,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		pendingBytes:    gauge("skein_shard_pending_bytes", "Requests between arrival and answer."),
 		committed:       counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
 		failed:          counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
-		evaluateSeconds: seconds("skein_shard_evaluate_seconds", "Evaluation of one request."),
+		evaluateSeconds: seconds("skein_shard_evaluate_seconds", "One pass of evaluation: what waits at one range."),
 		sequenceSeconds: seconds("skein_shard_sequence_seconds", "From asking for a batch's revisions to the answer."),
 		batchRequests: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "skein_shard_batch_transactions", Help: "Transactions of one proposed entry.",
@@ -58,6 +60,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
+	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,

@@ -100,6 +100,7 @@ type Node struct {
 	keeper  *keeper
 	opener  *opener
 	pages   *pages
+	heads   *heads
 	ids     *idStock
 	client  *Client
 
@@ -142,7 +143,7 @@ func NewNode(cfg Config) *Node {
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: newPages(cfg.Limits.Pages),
 		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
-		timers: make(map[*alarm]struct{}),
+		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes),
 	}
 	n.compacted.Store(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -239,7 +240,7 @@ func (n *Node) forgetRemoval(id keyspace.RangeID) {
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	return &Replica{
 		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(),
-		log: n.log.With(zap.Stringer("range", id)), draining: n.isDraining(),
+		log: n.log.With(zap.Stringer("range", id)), draining: n.isDraining(), reign: n.heads.begin(),
 	}
 }
 
@@ -303,11 +304,11 @@ func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
 	start := n.cfg.Clock.Now()
 	if !canWrite(req.Op) {
 		resp, err := r.read(ctx, req)
-		n.metrics.requestSeconds.WithLabelValues("read").Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+		n.metrics.readSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
 		return resp, err
 	}
 	resp, err := r.write(ctx, req, int64(proto.Size(req.Op))+callOverheadBytes)
-	n.metrics.requestSeconds.WithLabelValues("write").Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+	n.metrics.writeSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
 	if err != nil {
 		n.metrics.failed.Inc()
 	} else {

@@ -121,6 +121,8 @@ type overlay struct {
 type overlayKey struct {
 	key      []byte
 	versions []*pendingVersion
+	// first is the memory of versions for as long as there is one only.
+	first [1]*pendingVersion
 }
 
 func newOverlay() *overlay {
@@ -172,7 +174,9 @@ func (o *overlay) add(v *pendingVersion) {
 		k.versions = append(k.versions, v)
 		return
 	}
-	o.keys.ReplaceOrInsert(&overlayKey{key: v.key, versions: []*pendingVersion{v}})
+	k := &overlayKey{key: v.key, first: [1]*pendingVersion{v}}
+	k.versions = k.first[:]
+	o.keys.ReplaceOrInsert(k)
 }
 
 // remove takes out a version that is applied: the oldest of its key.

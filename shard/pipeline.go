@@ -72,6 +72,13 @@ func (r *Replica) enqueue(c *call) error {
 	return err
 }
 
+// pass is one turn of a replica in the pool.
+type pass struct {
+	store passStore
+	// evaluation is that of the call at hand.
+	evaluation evaluation
+}
+
 // evaluatePass evaluates what waits, in the pool. again says that there is more.
 func (r *Replica) evaluatePass() (again bool) {
 	var out answers
@@ -80,7 +87,8 @@ func (r *Replica) evaluatePass() (again bool) {
 		panic(fmt.Sprintf("shard: range %s is evaluated twice at a time", r.id))
 	}
 	r.evaluating = true
-	pass := &passStore{engineStore: r.store, applied: &r.appliedBatches}
+	start := r.node.cfg.Clock.Now()
+	pass := &pass{store: passStore{engineStore: r.store, applied: &r.appliedBatches}}
 	for n := 0; ; n++ {
 		if n >= r.node.cfg.Limits.BatchRequests {
 			again = true
@@ -115,9 +123,10 @@ func (r *Replica) evaluatePass() (again bool) {
 		r.notifyLocked()
 	}
 	r.mu.Unlock()
-	if err := pass.close(); err != nil {
+	if err := pass.store.close(); err != nil {
 		r.log.Error("close an iterator", zap.Error(err))
 	}
+	r.node.metrics.evaluateSeconds.Observe(r.node.cfg.Clock.Now().Sub(start).Seconds())
 	out.send(r.node)
 	r.ask(ask)
 	return again
@@ -165,25 +174,25 @@ func needsCurrent(c *call) bool {
 	return !c.asked && explicitRevision(c.req.Op)
 }
 
-// evaluate runs the evaluator on the state as it is now.
-func (r *Replica) evaluate(c *call, pass *passStore) (*evaluation, error) {
+// evaluate runs the evaluator on the state as it is now. What it returns is valid
+// until the pass evaluates the next call.
+func (r *Replica) evaluate(c *call, pass *pass) (*evaluation, error) {
 	n := r.node
-	txn := &pendingTxn{floor: n.Floor()}
-	e := &evaluation{
+	e := &pass.evaluation
+	*e = evaluation{
 		view: view{
-			store: pass, base: newest, overlay: r.overlayOf(), mu: &r.mu,
-			budget: n.readBudget(),
+			store: &pass.store, base: newest, overlay: r.overlayOf(), mu: &r.mu,
+			heads: n.heads, reign: &r.reign, budget: &e.budget,
 		},
 		current: c.current, compacted: c.compacted,
 		maxWriteBytes: n.cfg.Limits.MaxEntryBytes,
-		changes:       changes{txn: txn},
+		budget:        n.readBudget(),
 	}
-	start := n.cfg.Clock.Now()
+	e.begin(c.req.Op, n.Floor())
 	err := e.run(c.req.Op)
 	// What the answer keeps is counted with the call's own bytes from here on: it is
 	// small beside the bound, or the request would not fit into an entry.
 	e.view.budget.release()
-	n.metrics.evaluateSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
 	return e, err
 }
 
@@ -206,26 +215,35 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 		out.add(c, r.errorLocked(kverror.Dropped, "the leadership ended during evaluation"))
 		return
 	}
-	var wait waitError
-	var future futureError
-	var refused refusal
 	c.future, c.fail, c.writes, c.txn, c.draft = 0, nil, nil, nil, draft{}
 	c.seen = e.view.seen
-	switch {
-	case err == nil && e.oldest != 0 && e.oldest < r.rec.compacted:
+	if err != nil {
+		r.placeFailedLocked(c, lead, err, out)
+		return
+	}
+	if e.oldest != 0 && e.oldest < r.rec.compacted {
 		// What it read at an explicit revision may have been removed meanwhile.
 		c.compacted = r.rec.compacted
 		r.requeueLocked(c)
 		return
-	case err == nil:
-		c.draft, c.writes = e.draft, e.changes.writes
-		if len(c.writes) > 0 {
-			c.txn = e.changes.txn
-		}
-		if len(c.writes) > 0 && hasPut(c.writes) && r.node.full() {
-			out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
-			return
-		}
+	}
+	c.draft, c.writes = e.draft, e.changes.writes
+	if len(c.writes) > 0 {
+		c.txn = e.changes.txn
+	}
+	if len(c.writes) > 0 && hasPut(c.writes) && r.node.full() {
+		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
+		return
+	}
+	r.appendLocked(c, lead)
+}
+
+// placeFailedLocked is placeLocked of a call whose evaluation ended with an error.
+func (r *Replica) placeFailedLocked(c *call, lead *leadership, err error, out *answers) {
+	var wait waitError
+	var future futureError
+	var refused refusal
+	switch {
 	case errors.As(err, &wait):
 		r.parkLocked(c, wait.txn.batch)
 		return

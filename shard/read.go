@@ -106,7 +106,7 @@ func (r *Replica) readOnce(ctx context.Context, req *Request, bounds keyspace.Sp
 	}
 	budget := r.node.readBudget()
 	defer budget.release()
-	resp, oldest, err := r.readStore(req.Op, rev, at, budget)
+	resp, oldest, err := r.readStore(req.Op, rev, at, &budget)
 	if err != nil {
 		return nil, err
 	}

@@ -99,8 +99,9 @@ func decodeRecord(b []byte) (r record, err error) {
 
 // versionHash is what one applied version adds to the range's hash. It covers
 // all that a replica stores of the version.
-func versionHash(v *mvcc.Version, scratch []byte) (uint64, []byte) {
-	s := append(scratch[:0], 0)
+func versionHash(v *mvcc.Version) uint64 {
+	var short [256]byte // keys are seldom longer
+	s := append(short[:0], 0)
 	if v.Tombstone {
 		s[0] = 1
 	}
@@ -116,7 +117,7 @@ func versionHash(v *mvcc.Version, scratch []byte) (uint64, []byte) {
 		// An odd factor keeps value and rest from cancelling each other out.
 		sum += xxhash.Sum64(v.Value) * 0x9e3779b97f4a7c15
 	}
-	return sum, s
+	return sum
 }
 
 // descriptor returns the descriptor that the record and the configuration make.

@@ -96,6 +96,8 @@ type Replica struct {
 	barrier    *call
 	evaluating bool
 	overlay    *overlay
+	// reign names what the node's heads know of this replica.
+	reign reign
 	// The pipeline: filling collects what is evaluated, sequencing is the one batch
 	// for which revisions are asked or that is being proposed, proposed are those in
 	// the log's hands, oldest first, lost those of a former leadership whose fate only

@@ -68,6 +68,10 @@ func storedItem(v *mvcc.Version) item {
 	}
 }
 
+func (h *head) item(key []byte) item {
+	return item{key: key, version: h.version, lease: h.lease, mod: ref{rev: h.mod}, create: ref{rev: h.create}}
+}
+
 func pendingItem(v *pendingVersion) item {
 	return item{
 		key: v.key, value: v.value, version: v.version, lease: v.lease,
@@ -93,6 +97,10 @@ type view struct {
 	seen *batch
 	// budget is what the request may read into memory.
 	budget *readBudget
+	// heads and reign are of what the store shows at base newest; nil where base is
+	// another. mu guards the reign.
+	heads *heads
+	reign *reign
 }
 
 // readBudget counts what one request holds of what it has read, against its own
@@ -107,7 +115,7 @@ type readBudget struct {
 // readReserveBytes is taken from the node's budget at a time.
 const readReserveBytes = 256 << 10
 
-func (n *Node) readBudget() *readBudget { return &readBudget{n: n, left: n.cfg.Limits.ScanBytes} }
+func (n *Node) readBudget() readBudget { return readBudget{n: n, left: n.cfg.Limits.ScanBytes} }
 
 func (b *readBudget) take(bytes int64) error {
 	if b.left -= bytes; b.left < 0 {
@@ -129,28 +137,53 @@ func (b *readBudget) take(bytes int64) error {
 // release gives the node back what was taken.
 func (b *readBudget) release() { b.n.reading.Add(-b.taken) }
 
-// lookup returns the newest pending version of the key.
-func (w *view) lookup(key []byte) *pendingVersion {
+// lookup returns the newest pending version of the key, or what is known of its
+// newest applied one where there is none.
+func (w *view) lookup(key []byte) (pending *pendingVersion, applied head, known bool) {
 	if w.own != nil {
 		if v := w.own.get(key); v != nil {
-			return v
+			return v, head{}, false
 		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	v := w.overlay.newest(key)
-	if v != nil {
+	if v := w.overlay.newest(key); v != nil {
 		w.seen = newerBatch(w.seen, v.txn.batch)
+		return v, head{}, false
 	}
-	return v
+	if w.heads != nil {
+		applied, known = w.heads.get(*w.reign, key)
+	}
+	return nil, applied, known
 }
 
 // get returns the key as the request sees it. What it points to is valid until the
 // next call, see retain.
 func (w *view) get(key []byte) (it item, ok bool, err error) {
-	if v := w.lookup(key); v != nil {
+	v, applied, known := w.lookup(key)
+	switch {
+	case v != nil:
 		return pendingItem(v), !v.tombstone, nil
+	case known && !applied.alive:
+		return item{}, false, nil
 	}
+	return w.stored(key)
+}
+
+// getHead is get for a caller that does not need the value, which is left out where
+// that is cheaper.
+func (w *view) getHead(key []byte) (it item, ok bool, err error) {
+	v, applied, known := w.lookup(key)
+	switch {
+	case v != nil:
+		return pendingItem(v), !v.tombstone, nil
+	case known:
+		return applied.item(key), applied.alive, nil
+	}
+	return w.stored(key)
+}
+
+func (w *view) stored(key []byte) (it item, ok bool, err error) {
 	v, ok, err := w.store.get(key, w.base)
 	if err != nil || !ok {
 		return item{}, false, err

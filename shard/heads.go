@@ -1,0 +1,154 @@
+package shard
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// heads remembers what the newest applied version of a key is, but for its value,
+// for keys that this node's leaders have written lately. An update of such a key, or
+// a compare of its revisions, then costs no lookup in the engine, which is the dearest
+// step of an evaluation. It is a bounded cache and no index: what is not in it is
+// looked up.
+//
+// An entry belongs to a reign: the time in which all that was applied to a replica
+// came from its own pipeline, which keeps the entries true. Anything else that changes
+// the replica's state (another leader's entry, a snapshot, a split) ends the reign, and
+// with it all of the replica's entries at once.
+type heads struct {
+	seed   maphash.Seed
+	parts  [headParts]headPart
+	reigns atomic.Uint64
+}
+
+// headParts divides the cache, so that evaluating and applying goroutines seldom
+// wait for each other.
+const headParts = 16
+
+// headOverheadBytes is about what an entry takes beside its key: the slot, and its
+// share of a map that is half full.
+const headOverheadBytes = 160
+
+// reign names the entries of one replica that are true.
+type reign uint64
+
+// head is a version without its value.
+type head struct {
+	alive       bool
+	version     int64
+	lease       keyspace.LeaseID
+	mod, create keyspace.Revision
+}
+
+// headPart is a second-chance (clock) cache.
+type headPart struct {
+	mu    sync.Mutex
+	index map[string]int32
+	slots []headSlot
+	// free are the slots without an entry.
+	free []int32
+	hand int
+	// bytes is what the entries take, at most max.
+	bytes, max int64
+}
+
+type headSlot struct {
+	// key is the reign in eight bytes, and the key; empty for a free slot.
+	key  string
+	head head
+	// used says that the entry was read since the hand last passed it.
+	used bool
+}
+
+func newHeads(maxBytes int64) *heads {
+	h := &heads{seed: maphash.MakeSeed()}
+	for i := range h.parts {
+		h.parts[i] = headPart{index: make(map[string]int32), max: maxBytes / headParts}
+	}
+	return h
+}
+
+// begin returns a reign without entries.
+func (h *heads) begin() reign { return reign(h.reigns.Add(1)) }
+
+// headKey appends the name of an entry to dst.
+func headKey(dst []byte, r reign, key []byte) []byte {
+	return append(binary.BigEndian.AppendUint64(dst, uint64(r)), key...)
+}
+
+func (h *heads) part(name []byte) *headPart {
+	return &h.parts[maphash.Bytes(h.seed, name)%headParts]
+}
+
+// get returns what is known of the key.
+func (h *heads) get(r reign, key []byte) (found head, ok bool) {
+	var short [128]byte
+	name := headKey(short[:0], r, key)
+	p := h.part(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i, ok := p.index[string(name)]
+	if !ok {
+		return head{}, false
+	}
+	s := &p.slots[i]
+	s.used = true
+	return s.head, true
+}
+
+// put notes that the key's newest version is applied.
+func (h *heads) put(r reign, key []byte, v head) {
+	var short [128]byte
+	name := headKey(short[:0], r, key)
+	p := h.part(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i, ok := p.index[string(name)]; ok {
+		p.slots[i].head = v
+		return
+	}
+	cost := int64(len(name)) + headOverheadBytes
+	if cost > p.max {
+		return
+	}
+	for p.bytes+cost > p.max {
+		p.evictLocked()
+	}
+	if len(p.free) == 0 {
+		p.free = append(p.free, int32(len(p.slots)))
+		p.slots = append(p.slots, headSlot{})
+	}
+	i := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	kept := string(name)
+	p.slots[i] = headSlot{key: kept, head: v}
+	p.index[kept] = i
+	p.bytes += cost
+}
+
+// evictLocked takes out one entry that was not read for a whole turn of the hand.
+// There must be one at all.
+func (p *headPart) evictLocked() {
+	for ; ; p.hand++ {
+		if p.hand >= len(p.slots) {
+			p.hand = 0
+		}
+		s := &p.slots[p.hand]
+		if s.key == "" {
+			continue
+		}
+		if s.used {
+			s.used = false
+			continue
+		}
+		delete(p.index, s.key)
+		p.bytes -= int64(len(s.key)) + headOverheadBytes
+		p.free = append(p.free, int32(p.hand))
+		*s = headSlot{}
+		return
+	}
+}

@@ -1,0 +1,139 @@
+package shard
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// TestHeadsModel compares the cache with a map: what it knows is true, it stays
+// within its bound, and a new reign knows nothing.
+func TestHeadsModel(t *testing.T) {
+	const bound = 64 << 10
+	h := newHeads(bound)
+	rng := rand.New(rand.NewPCG(1, 2))
+	type name struct {
+		r   reign
+		key string
+	}
+	model := make(map[name]head)
+	reigns := []reign{h.begin(), h.begin(), h.begin()}
+	hits := 0
+	for i := range 200_000 {
+		k := fmt.Appendf(nil, "%0*d", 1+rng.IntN(200), rng.IntN(300))
+		at := rng.IntN(len(reigns))
+		n := name{reigns[at], string(k)}
+		switch op := rng.IntN(1000); {
+		case op == 0:
+			reigns[at] = h.begin()
+		case op < 400:
+			v := head{alive: op%2 == 0, mod: keyspace.Revision(i), version: int64(op)}
+			h.put(n.r, k, v)
+			model[n] = v
+		default:
+			got, ok := h.get(n.r, k)
+			want, stored := model[n]
+			if ok && (!stored || got != want) {
+				t.Fatalf("%q of reign %d is %+v, put was %+v (%v)", k, n.r, got, want, stored)
+			}
+			if ok {
+				hits++
+			}
+		}
+	}
+	if hits == 0 {
+		t.Error("nothing was ever found")
+	}
+	total := int64(0)
+	for i := range h.parts {
+		p := &h.parts[i]
+		bytes := int64(0)
+		for key := range p.index {
+			bytes += int64(len(key)) + headOverheadBytes
+		}
+		if bytes != p.bytes || p.bytes > p.max {
+			t.Errorf("part %d holds %d bytes, counts %d, may hold %d", i, bytes, p.bytes, p.max)
+		}
+		if free := len(p.slots) - len(p.index); free != len(p.free) {
+			t.Errorf("part %d has %d free slots, lists %d", i, free, len(p.free))
+		}
+		total += bytes
+	}
+	if total < bound/2 {
+		t.Errorf("%d bytes are used of %d", total, bound)
+	}
+	h.put(1, make([]byte, bound), head{})
+	if _, ok := h.get(1, make([]byte, bound)); ok {
+		t.Error("a key larger than the cache is in it")
+	}
+}
+
+// TestHeadsEndWithTheLeadership: another leader deletes a key that this one has
+// written; back in office, this one must not go by what it remembers.
+func TestHeadsEndWithTheLeadership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.seq.auto = true
+		g, r := w.groups.group(1), w.node.Replica(1)
+		put := func(term uint64) {
+			t.Helper()
+			done := make(chan error)
+			go func() {
+				_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+				done <- err
+			}()
+			synctest.Wait()
+			e := g.take(0)
+			if err := g.apply(raftgroup.Entry{Term: term, Data: e.data}); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		version := func() int64 {
+			t.Helper()
+			v, ok, err := r.store.get([]byte("k"), newest)
+			if err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+			return v.Version
+		}
+		w.serve(1, 5)
+		put(5)
+		put(5)
+		if got := version(); got != 2 {
+			t.Fatalf("version %d after two puts", got)
+		}
+		if _, known := w.node.heads.get(r.reign, []byte("k")); !known {
+			t.Fatal("nothing is remembered")
+		}
+
+		g.lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
+		other := &leadership{term: 6, last: r.rec.last, hash: r.rec.hash}
+		txn := &pendingTxn{}
+		rev := w.seq.handOutLocked(keyspace.SequenceRequest{Count: 1}).First
+		txn.revision.Store(int64(rev))
+		b := &batch{lead: other, txns: 1}
+		c := newCall(t.Context(), &Request{})
+		c.place, c.at = placeBatch, b
+		c.writes = []*pendingVersion{{key: []byte("k"), txn: txn, tombstone: true, lived: true}}
+		b.calls = []*call{c}
+		if err := g.apply(raftgroup.Entry{Term: 6, Data: b.encode(r.rec.generation, rev)}); err != nil {
+			t.Fatal(err)
+		}
+
+		w.serve(1, 7)
+		put(7)
+		if got := version(); got != 1 {
+			t.Errorf("version %d of a key that was deleted before", got)
+		}
+	})
+}
