@@ -348,7 +348,7 @@ func (h *Host) tick(n uint64) {
 		h.pacer.tick()
 	}
 	h.parking.expire(now.Add(-10 * h.cfg.ElectionTimeout))
-	h.trunc.tick(n)
+	h.trunc.tick(now, n)
 	h.forgetPromises(now)
 	h.m.awake.Set(float64(awake))
 	h.m.proposalBytes.Set(float64(h.proposals.Load()))

@@ -67,7 +67,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		snapshotBytes:     counter("skein_raftgroup_snapshot_sent_bytes_total", "Bytes of tables sent."),
 		truncations:       counter("skein_raftgroup_truncations_total", "Truncations of logs."),
 		cutOffs:           counter("skein_raftgroup_cut_offs_total", "Truncations past what a follower needed."),
-		forcedFlushes:     counter("skein_raftgroup_forced_flushes_total", "Engine flushes asked for because the wal was long."),
+		forcedFlushes:     counter("skein_raftgroup_forced_flushes_total", "Engine flushes asked for: the wal was long, what is applied waited long, or a disk was full."),
 	}
 }
 

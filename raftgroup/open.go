@@ -181,6 +181,7 @@ func (h *Host) admitGroup(g *Group) error {
 	h.mu.Unlock()
 	h.peers.change(nil, g.conf.replicas)
 	g.w.call(g, g.tellLeader)
+	g.w.flag(g, flagTruncate) // a run that ended before it could may have left it to do
 	for _, m := range votes {
 		g.w.deliver([]routed{{g, m}})
 	}

@@ -126,7 +126,10 @@ func (g *Group) tick() {
 	if g.isLeader {
 		g.tickTransfer()
 		g.sleep.idle++
-		g.trunc.need = g.followerNeed()
+		g.learnNeed(g.followerNeed())
+		if len(g.trunc.pins) > 0 {
+			g.truncate(false) // a pin may have expired
+		}
 		g.leaveJoint()
 		if !g.trySleep() {
 			g.rn.Tick()
@@ -157,7 +160,7 @@ func (g *Group) trySleep() bool {
 	}
 	if !g.lease.ready || g.applied != g.last || g.commit != g.last || g.conf.joint || g.appends > 0 ||
 		g.reads.open() || len(g.changes.waiters) > 0 || g.changes.transfer != nil || g.installing != nil ||
-		g.inflight.Load() != 0 || !g.followersIdle() {
+		g.inflight.Load() != 0 || len(g.trunc.pins) > 0 || !g.followersIdle() {
 		return false
 	}
 	now := uint64(g.w.now)

@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -12,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
 )
 
 // truncState is the worker's side of a group's truncation.
@@ -70,7 +72,17 @@ func (t *truncState) floor(lagBytes int64) (index uint64) {
 // takeNeed learns from a heartbeat what the other followers need.
 func (g *Group) takeNeed(m *message) {
 	if m.term >= g.term {
-		g.trunc.need = m.raft.GetIndex()
+		g.learnNeed(m.raft.GetIndex())
+	}
+}
+
+// learnNeed takes what the followers need, and truncates where that lets go of
+// something: durability may have come first, and an idle group hears of it once.
+func (g *Group) learnNeed(need uint64) {
+	less := need > g.trunc.need
+	g.trunc.need = need
+	if base, _ := g.log.Base(); less && min(g.public.durable.Load(), need) > base {
+		g.truncate(false)
 	}
 }
 
@@ -97,10 +109,10 @@ func (g *Group) followerNeed() uint64 {
 func (g *Group) truncate(cutOff bool) {
 	base, _ := g.log.Base()
 	durable := g.public.durable.Load()
-	need := g.trunc.need
 	if g.isLeader {
-		need = g.followerNeed()
+		g.trunc.need = g.followerNeed()
 	}
+	need := g.trunc.need
 	target := min(durable, g.applied)
 	if !cutOff {
 		target = min(target, max(need, g.trunc.floor(g.h.cfg.MaxLagBytes)))
@@ -138,31 +150,38 @@ func (g *Group) pinned(index uint64) uint64 {
 	return index
 }
 
+// flushAge is how long what is applied may wait for a memtable to fill before the
+// engine is flushed for it. Until then the wal keeps it, and a restart applies it
+// again. A flush of little costs a small table and two fsyncs: too often, and an
+// almost idle node writes more for them than for its clients; too seldom, and a node
+// that was busy once keeps a long wal.
+const flushAge = 30 * time.Second
+
 // truncator hears from the engine what has become durable, tells the groups, and
 // keeps the wal as a whole within its bound.
 type truncator struct {
-	h    *Host
-	wake chan struct{} // something has become durable
-	over chan struct{} // the wal is too long
+	h     *Host
+	wake  chan struct{} // something has become durable
+	over  chan struct{} // the wal is too long
+	flush chan struct{} // what is applied is to become durable now
+
+	full bool // a disk had no room at the last tick; the ticker's
 
 	mu struct {
 		sync.Mutex
 		dirty []*Group // applied beyond what was durable at the last look; once each
+		// since is when dirty ceased to be empty.
+		since clock.Time
 	}
 }
 
 func (t *truncator) init(h *Host) {
 	t.h = h
-	t.wake, t.over = make(chan struct{}, 1), make(chan struct{}, 1)
+	t.wake, t.over, t.flush = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
 // kick is the engine's listener.
-func (t *truncator) kick() {
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
-}
+func (t *truncator) kick() { notice(t.wake) }
 
 // applied notes that the group's applied index has moved.
 func (t *truncator) applied(g *Group) {
@@ -171,16 +190,40 @@ func (t *truncator) applied(g *Group) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if len(t.mu.dirty) == 0 {
+		t.mu.since = t.h.cfg.Clock.Now()
+	}
 	t.mu.dirty = append(t.mu.dirty, g)
 }
 
-// tick looks at the length of the wal, now and then.
-func (t *truncator) tick(n uint64) {
-	if n%10 != 0 || t.h.cfg.WAL.LiveBytes() <= t.h.cfg.MaxWALBytes {
+// tick looks, now and then, at the length of the wal, the age of what is not durable,
+// and the room on the disks.
+func (t *truncator) tick(now clock.Time, n uint64) {
+	if n%10 != 0 {
 		return
 	}
+	if t.h.cfg.WAL.LiveBytes() > t.h.cfg.MaxWALBytes {
+		notice(t.over)
+	}
+	// While there is still room: later nothing can be flushed, and then full memtables
+	// would hold up the deletes that are to make room.
+	full := t.h.cfg.WAL.Space() == wal.SpaceFull || t.h.cfg.Engine.Space() == engine.SpaceFull
+	if t.aged(now) || full && !t.full {
+		notice(t.flush)
+	}
+	t.full = full
+}
+
+// aged says whether something has waited long enough for a flush.
+func (t *truncator) aged(now clock.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.mu.dirty) > 0 && now.Sub(t.mu.since) >= flushAge
+}
+
+func notice(c chan struct{}) {
 	select {
-	case t.over <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -198,8 +241,22 @@ func (t *truncator) loop() {
 			if flushed = t.shorten(flushed); flushed {
 				t.look()
 			}
+		case <-t.flush:
+			if t.flushNow("flush for what is not durable") {
+				t.look()
+			}
 		}
 	}
+}
+
+// flushNow makes durable what is applied. The engine waits while the disk is full.
+func (t *truncator) flushNow(why string) bool {
+	t.h.m.forcedFlushes.Inc()
+	err := t.h.cfg.Engine.Flush(t.h.ctx)
+	if err != nil && t.h.ctx.Err() == nil {
+		t.h.log.Warn(why, zap.Error(err))
+	}
+	return err == nil
 }
 
 // shorten takes the next step against a wal that is too long: a flush, which lets
@@ -207,14 +264,7 @@ func (t *truncator) loop() {
 // tails the wal itself writes again.
 func (t *truncator) shorten(flushed bool) bool {
 	if !flushed {
-		t.h.m.forcedFlushes.Inc()
-		if err := t.h.cfg.Engine.Flush(t.h.ctx); err != nil {
-			if t.h.ctx.Err() == nil {
-				t.h.log.Warn("flush for a long wal", zap.Error(err))
-			}
-			return false
-		}
-		return true
+		return t.flushNow("flush for a long wal")
 	}
 	for _, p := range t.h.cfg.WAL.Pinning(passGroupsMax) {
 		if g := t.h.Group(p.Group); g != nil {

@@ -1,0 +1,148 @@
+package raftgroup
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
+)
+
+// liveMax is what a wal may hold when there is nothing left to keep: its head.
+const liveMax = 64 << 10
+
+// idleRig is a rig with some groups whose logs fill many segments, and memtables so
+// large that nothing but a flush by age empties them.
+func idleRig(t *testing.T, groups int) *rig {
+	t.Helper()
+	r := newRig(t, 3, nil)
+	r.memtab = 64 << 20
+	r.walopt = func(o *wal.Options) { o.SegmentBytes = liveMax }
+	r.startAll()
+	r.bootstrap(1, groups, voters(3))
+	pad := strings.Repeat("p", 8<<10)
+	for i := range 100 {
+		r.write(keyspace.GroupID(1+i%groups), fmt.Sprint(i, pad))
+	}
+	for _, n := range r.nodes {
+		if live := n.wal.LiveBytes(); live < 8*liveMax {
+			t.Fatalf("node %d: a wal of %d bytes proves nothing", n.id, live)
+		}
+	}
+	return r
+}
+
+// shortWALs checks that every node's wal is as short as it can be, and that the groups
+// sleep as they did.
+func (r *rig) shortWALs(groups int) {
+	r.t.Helper()
+	for _, n := range r.nodes {
+		if live := n.wal.LiveBytes(); live > liveMax {
+			r.t.Errorf("node %d: a wal of %d bytes, the head has at most %d", n.id, live, liveMax)
+		}
+		for g := range groups {
+			if s := n.host.Group(keyspace.GroupID(1 + g)).Status(); !s.Asleep {
+				r.t.Errorf("node %d: group %s is awake", n.id, s.Group)
+			}
+		}
+	}
+}
+
+// The live wal shrinks when the traffic stops, and nobody is woken for it.
+func TestIdleWALShrinks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 3
+		r := idleRig(t, groups)
+		defer r.close()
+		time.Sleep(10 * time.Second)
+		var woken [4]float64
+		for id, n := range r.nodes {
+			woken[id] = testutil.ToFloat64(n.host.m.wakes)
+		}
+		time.Sleep(50 * time.Second)
+		synctest.Wait()
+		r.shortWALs(groups)
+		for id, n := range r.nodes {
+			if w := testutil.ToFloat64(n.host.m.wakes); w != woken[id] {
+				t.Errorf("node %d: %v groups woken by a flush", id, w-woken[id])
+			}
+		}
+	})
+}
+
+// So it does after a clean stop, which makes everything durable and truncates nothing.
+func TestIdleWALShrinksAfterRestart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 3
+		r := idleRig(t, groups)
+		defer r.close()
+		for _, n := range r.nodes {
+			n.stop()
+		}
+		r.startAll()
+		time.Sleep(60 * time.Second)
+		synctest.Wait()
+		r.shortWALs(groups)
+	})
+}
+
+// What a follower needed no more only after the flush is let go too.
+func TestIdleWALShrinksBehindSlowFollower(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 2
+		r := idleRig(t, groups)
+		defer r.close()
+		f := r.nodes[1+r.leader(1).id%3]
+		r.bus.isolate(f.id, true)
+		r.write(1, "late")
+		r.write(2, "late")
+		for _, n := range r.nodes {
+			r.must(n.eng.Flush(context.Background()))
+		}
+		time.Sleep(5 * time.Second)
+		r.bus.isolate(f.id, false)
+		time.Sleep(60 * time.Second)
+		synctest.Wait()
+		r.equal(1)
+		r.shortWALs(groups)
+	})
+}
+
+// A disk that becomes full is no reason to wait: the memtables are flushed while they
+// still can be.
+func TestFullDiskFlushesAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		n := r.nodes[1]
+		var full atomic.Bool
+		r.memtab = 64 << 20
+		r.walopt = func(o *wal.Options) {
+			o.SegmentBytes, o.MayTake = liveMax, func(int64) bool { return !full.Load() }
+		}
+		r.startAll()
+		defer r.close()
+		defer full.Store(false)
+		r.bootstrap(1, 1, voters(1))
+		r.write(1, "first")
+		full.Store(true)
+		pad := strings.Repeat("p", 8<<10)
+		for i := 0; n.wal.Space() == wal.SpaceOK && i < 100; i++ {
+			r.write(1, fmt.Sprint(i, pad))
+		}
+		r.eventually("flushed", 2*time.Second, func() bool {
+			s := n.host.Group(1).Status()
+			return s.DurableApplied == s.Applied
+		})
+		time.Sleep(5 * time.Second)
+		if f := testutil.ToFloat64(n.host.m.forcedFlushes); f != 1 {
+			t.Errorf("%v flushes of a disk that is full all the time", f)
+		}
+	})
+}
