@@ -114,7 +114,10 @@ func (r *receive) ask(f func() error) error {
 	return <-ch
 }
 
-// beginReceive lets one snapshot at a time come, and only one that is news.
+// beginReceive lets one snapshot at a time come, and only one that is news. What is
+// committed here is applied first: an entry may do what a snapshot of the group does
+// not carry, as a split makes another group's first record, whose log may stand in
+// the wal already.
 func (g *Group) beginReceive(r *receive) error {
 	a := &r.head.applied
 	switch {
@@ -124,6 +127,8 @@ func (g *Group) beginReceive(r *receive) error {
 		return fmt.Errorf("%w: term %d, here %d", errSnapshotRefused, r.head.term, g.term)
 	case a.Index <= g.commit:
 		return fmt.Errorf("%w: at %d, committed here %d", errSnapshotRefused, a.Index, g.commit)
+	case g.applied < g.commit:
+		return fmt.Errorf("%w: applied %d, committed here %d", errSnapshotRefused, g.applied, g.commit)
 	}
 	if !hasReplica(a.Replicas, g.self) {
 		return fmt.Errorf("%w: replica %d is not in it", errSnapshotRefused, g.self)
@@ -254,6 +259,9 @@ func (g *Group) stepSnapshot(r *receive, from keyspace.NodeID) error {
 		return fmt.Errorf("%w: replica %d is not on node %s", errSnapshotRefused, m.from, from)
 	}
 	g.ready() // what was before, so that the snapshot is not mixed with it
+	if g.applied < g.commit {
+		return fmt.Errorf("%w: applied %d, committed here %d", errSnapshotRefused, g.applied, g.commit)
+	}
 	g.wake()
 	g.heardLeader(m)
 	_ = g.rn.Step(&pb.Message{

@@ -231,6 +231,47 @@ func applied(t *testing.T, n *testNode) engine.Applied {
 	return a
 }
 
+// A snapshot never takes the place of entries that are committed here: what they do
+// beside the group's own state (a split makes another group) would never be done.
+func TestSnapshotWaitsForCommitted(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.walopt = func(o *wal.Options) { o.SegmentBytes = 4 << 20 }
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.equal(1)
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		goOn := make(chan struct{})
+		f.sms[1].slow = func() { <-goOn }
+		// More than raft hands out before some of it is applied.
+		for i := range 6 {
+			r.write(1, fmt.Sprintf("committed %d %0600000d", i, 0))
+		}
+		g := f.host.Group(1)
+		r.eventually("committed at the follower", 5*time.Second, func() bool { return g.Status().Commit == l.host.Group(1).Status().Commit })
+		r.bus.isolate(f.id, true)
+		r.write(1, "later")
+		f.up = false
+		r.truncateAll(1)
+		f.up = true
+		r.bus.isolate(f.id, false)
+		time.Sleep(5 * time.Second)
+		close(goOn)
+		r.equal(1)
+		for i := range 6 {
+			if !f.sms[1].has(fmt.Sprintf("committed %d %0600000d", i, 0)) {
+				t.Fatalf("entry %d was committed here and never applied", i)
+			}
+		}
+		if len(f.sms[1].done) == 0 {
+			t.Fatal("no snapshot came")
+		}
+	})
+}
+
 // The state machine may refuse (trap 6: overlapping spans); the sender tries again,
 // paced, and succeeds when it may.
 func TestSnapshotRefused(t *testing.T) {
