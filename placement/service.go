@@ -134,7 +134,7 @@ func (s *Service) Open(h *raftgroup.Host) error {
 		if r.Node != s.o.Self {
 			continue
 		}
-		g, err := h.Open(keyspace.PlacementGroup, r.ID, s.machine)
+		g, err := h.Open(keyspace.PlacementGroup, r.ID, raftgroup.Position{Index: s.machine.index, Term: s.machine.term}, s.machine)
 		if err != nil {
 			return fmt.Errorf("open placement group: %w", err)
 		}

@@ -39,7 +39,8 @@ var (
 	ErrStopped = errors.New("raftgroup: host stopped")
 	// ErrNoLeader says that no leader answered within three election timeouts.
 	ErrNoLeader = errors.New("raftgroup: no leader")
-	// ErrExists says that a group of that id is open here.
+	// ErrExists says that a group of that id is open here, or is being opened, closed or
+	// removed.
 	ErrExists = errors.New("raftgroup: group is open")
 	// ErrConfPending says that another configuration change is not applied yet, or
 	// that the group is in a joint configuration.

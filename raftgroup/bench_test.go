@@ -85,7 +85,7 @@ func benchHosts(b *testing.B, groups int, tune func(*Config)) (r *rig, leaders [
 				key: engine.GroupLocalKey(keyspace.GroupID(g+1), nil), applied: applied, perDone: make(chan struct{}, 1<<16),
 			}
 			sms[id] = append(sms[id], sm)
-			_, err := n.host.Open(keyspace.GroupID(g+1), keyspace.ReplicaID(id), sm)
+			_, err := n.host.Open(keyspace.GroupID(g+1), keyspace.ReplicaID(id), n.position(keyspace.GroupID(g+1)), sm)
 			r.must(err)
 		}
 	}

@@ -225,7 +225,9 @@ func TestReconcile(t *testing.T) {
 		hs := func(term, vote, commit uint64) *pb.HardState {
 			return &pb.HardState{Term: &term, Vote: &vote, Commit: &commit}
 		}
-		open := func(g keyspace.GroupID) (*Group, error) { return n.host.Open(g, 1, &testSM{n: n, group: g}) }
+		open := func(g keyspace.GroupID) (*Group, error) {
+			return n.host.Open(g, 1, n.position(g), &testSM{n: n, group: g})
+		}
 
 		put(1, engine.Applied{Index: 15, Term: 6})
 		log(1, 10, 5, hs(6, 2, 12), entries(11, 20, 6))
@@ -290,7 +292,7 @@ func TestRemovedStaysRemoved(t *testing.T) {
 		if got := n.host.Removed(); !slices.Equal(got, []keyspace.GroupID{1}) {
 			t.Fatalf("removed: %v", got)
 		}
-		if _, err := n.host.Open(1, 3, &testSM{n: n, group: 1}); !errors.Is(err, ErrClosed) {
+		if _, err := n.host.Open(1, 3, n.position(1), &testSM{n: n, group: 1}); !errors.Is(err, ErrClosed) {
 			t.Fatalf("open: %v", err)
 		}
 		r.must(n.host.Remove(context.Background(), 1, nil))

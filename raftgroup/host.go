@@ -39,6 +39,10 @@ type Host struct {
 	mu struct {
 		sync.RWMutex
 		groups map[keyspace.GroupID]*Group
+		// reserved are the ids that an Open or a Remove works on. closing are groups that
+		// were closed and of which something still runs or is on its way to the disk.
+		reserved map[keyspace.GroupID]bool
+		closing  map[keyspace.GroupID]*closing
 		// promises are those of groups that were closed: who opens the group again in
 		// this run must keep them.
 		promises map[keyspace.GroupID]clock.Time
@@ -77,6 +81,8 @@ func NewHost(cfg Config) (*Host, error) {
 	h.failCh = make(chan struct{})
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.groups = make(map[keyspace.GroupID]*Group)
+	h.mu.reserved = make(map[keyspace.GroupID]bool)
+	h.mu.closing = make(map[keyspace.GroupID]*closing)
 	h.mu.promises = make(map[keyspace.GroupID]clock.Time)
 	var nonce [8]byte
 	if _, err := cfg.Rand.Read(nonce[:]); err != nil {
@@ -245,27 +251,63 @@ func (h *Host) Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspac
 	})
 }
 
+// closing is a group on its way out of memory. done is closed when nothing of it is
+// left, or cannot be any more because of err.
+type closing struct {
+	done chan struct{}
+	err  error
+}
+
 // Close takes a group out of memory and waits, until ctx ends, until nothing of
 // it runs any more: what raft had committed and handed out is applied, callbacks
-// are called. Its state stays; Open brings it back.
+// are called, and its log is durable as it stands, since who opens the group again
+// takes what is in the log for durable. Its state stays; Open brings it back, but
+// not before all that is done, also if ctx ended earlier.
 func (h *Host) Close(ctx context.Context, id keyspace.GroupID) error {
-	g := h.Group(id)
-	if g == nil {
+	c := h.beginClose(id)
+	if c == nil {
 		return nil
-	}
-	done := make(chan struct{})
-	if !g.w.call(g, func() {
-		g.shut()
-		g.w.kick(g, applyTask{kind: taskCall, call: func() { close(done) }})
-	}) {
-		return ErrStopped
 	}
 	select {
-	case <-done:
-		return nil
+	case <-c.done:
+		return c.err
 	case <-ctx.Done():
 		return fmt.Errorf("raftgroup: close group %s: %w", id, context.Cause(ctx))
 	}
+}
+
+// beginClose returns what to wait for, nil where there is no group.
+func (h *Host) beginClose(id keyspace.GroupID) *closing {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c, g := h.mu.closing[id], h.mu.groups[id]
+	if c != nil || g == nil {
+		return c
+	}
+	c = &closing{done: make(chan struct{})}
+	if !g.w.call(g, func() {
+		g.shut()
+		// Behind all that the applier has of the group, and behind its last append: that
+		// leaves with the pass.
+		g.w.kick(g, applyTask{kind: taskCall, call: func() {
+			h.cfg.WAL.Submit(h.cfg.WAL.NewBatch(), func(err error) { h.endClose(id, c, err) })
+		}})
+	}) {
+		c.err = ErrStopped
+		close(c.done)
+		return c
+	}
+	h.mu.closing[id] = c
+	return c
+}
+
+func (h *Host) endClose(id keyspace.GroupID, c *closing, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c.err = err; err == nil {
+		delete(h.mu.closing, id)
+	}
+	close(c.done)
 }
 
 // Remove closes a group and removes its log for good. del, which may be nil,
@@ -276,6 +318,10 @@ func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engi
 	if err := h.Close(ctx, id); err != nil {
 		return err
 	}
+	if err := h.reserve(id); err != nil {
+		return err
+	}
+	defer h.unreserve(id)
 	// The tombstone first: if the engine forgets the deletion in a crash, the
 	// replica must not rise again without its votes.
 	wb := h.cfg.WAL.NewBatch()

@@ -15,30 +15,57 @@ import (
 // Open brings a group's replica to life from its applied record and the wal. A
 // group without an applied record is an empty replica, which waits for a snapshot.
 // It begins asleep; the pacer wakes it. The state machine must show the state of
-// the applied record already: its methods may be called from now on. A group that
-// was removed here must be removed again first (see Removed).
-func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachine) (*Group, error) {
+// the applied record already: its methods may be called from now on. at is the
+// position of the record that it was loaded from, zero where there was none; if the
+// engine holds another one by now, Open fails. A group that was removed here must be
+// removed again first (see Removed).
+func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, sm StateMachine) (*Group, error) {
 	if h.stopping.Load() {
 		return nil, ErrStopped
 	}
 	if id == 0 || self == 0 || uint64(self) >= localTargetMin {
 		return nil, fmt.Errorf("raftgroup: open group %s: replica %d", id, self)
 	}
-	if h.Group(id) != nil {
-		return nil, fmt.Errorf("%w: %s", ErrExists, id)
+	// Before anything is looked at: of two that decide to begin the log anew, the
+	// slower one would do it under the other's feet.
+	if err := h.reserve(id); err != nil {
+		return nil, err
 	}
-	g, err := h.load(id, self, sm)
+	g, err := h.load(id, self, at, sm)
 	if err != nil {
+		h.unreserve(id)
 		return nil, fmt.Errorf("raftgroup: open group %s: %w", id, err)
 	}
-	return g, h.admitGroup(g)
+	h.admitGroup(g)
+	return g, nil
+}
+
+// reserve keeps everybody else from opening or removing the group until unreserve,
+// or until it is known as open.
+func (h *Host) reserve(id keyspace.GroupID) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.groups[id] != nil || h.mu.reserved[id] || h.mu.closing[id] != nil {
+		return fmt.Errorf("%w: %s", ErrExists, id)
+	}
+	h.mu.reserved[id] = true
+	return nil
+}
+
+func (h *Host) unreserve(id keyspace.GroupID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.mu.reserved, id)
 }
 
 // load builds a group that nobody knows yet.
-func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachine) (*Group, error) {
+func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, sm StateMachine) (*Group, error) {
 	a, initialised, err := h.cfg.Engine.Applied(id)
 	if err != nil {
 		return nil, err
+	}
+	if have := (Position{a.Index, a.Term}); have != at {
+		return nil, fmt.Errorf("the state machine was loaded at %v, the applied record is at %v", at, have)
 	}
 	g := &Group{
 		h: h, id: id, self: self, sm: sm, log: h.cfg.WAL.Group(id), awakeAt: -1,
@@ -168,12 +195,9 @@ func (h *Host) raftConfig(g *Group, hs *pb.HardState, a engine.Applied) *raft.Co
 }
 
 // admitGroup makes a loaded group known and lets it begin.
-func (h *Host) admitGroup(g *Group) error {
+func (h *Host) admitGroup(g *Group) {
 	h.mu.Lock()
-	if h.mu.groups[g.id] != nil {
-		h.mu.Unlock()
-		return fmt.Errorf("%w: %s", ErrExists, g.id)
-	}
+	delete(h.mu.reserved, g.id)
 	g.promise.until = h.mu.promises[g.id]
 	h.mu.groups[g.id] = g
 	votes := h.parking.claim(g.id, g.self)
@@ -186,7 +210,6 @@ func (h *Host) admitGroup(g *Group) error {
 		g.w.deliver([]routed{{g, m}})
 	}
 	h.pacer.add([]*Group{g})
-	return nil
 }
 
 // shut ends a group in its worker: what waits is answered, what comes later is

@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// trap 4, 27: a replica is closed and opened again while appends of its old object
-// are on their way to the disk; their completions do not reach the new one.
+// trap 4, 27: a replica that is closed while appends of its old object are on their
+// way to the disk is not opened again, nor removed, before they are there.
 func TestReopenUnderAppend(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout = time.Hour; c.SleepAfter = -1 })
@@ -35,6 +35,21 @@ func TestReopenUnderAppend(t *testing.T) {
 				_ = l.propose(1, fmt.Sprint(round, "/", i))
 			}
 			time.Sleep(20 * time.Millisecond)
+			// Reopened, it would take what the log holds for durable and say so.
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			for range 2 {
+				if err := f.host.Close(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatalf("close before the fsync: %v", err)
+				}
+			}
+			if err := f.host.Remove(ctx, 1, nil); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("remove before the fsync: %v", err)
+			}
+			cancel()
+			if _, err := f.host.Open(1, f.replicas[1], f.position(1), f.sms[1]); !errors.Is(err, ErrExists) {
+				t.Fatalf("open before the fsync: %v", err)
+			}
+			release()
 			r.must(f.host.Close(context.Background(), 1))
 			g := f.open(1)
 			if g.last < g.commit {
@@ -44,11 +59,41 @@ func TestReopenUnderAppend(t *testing.T) {
 				_ = l.propose(1, fmt.Sprint(round, "//", i))
 			}
 			time.Sleep(20 * time.Millisecond)
-			release()
 			r.write(1, fmt.Sprint("round ", round))
 			r.equal(1)
 			l = r.leader(1)
 		}
+	})
+}
+
+// Of two that open a group at the same time, only one looks at its log and its
+// record: the other would begin the log anew under an open replica.
+func TestOpenAtTheSameTime(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		n := r.nodes[1]
+		b := n.eng.NewBatch()
+		r.must(n.host.Bootstrap(b, 1, voters(3), nil))
+		r.must(b.Commit())
+		sm := &testSM{n: n, group: 1}
+		r.must(n.host.reserve(1)) // as the other's Open has
+		if _, err := n.host.Open(1, 1, n.position(1), sm); !errors.Is(err, ErrExists) {
+			t.Fatalf("second open: %v", err)
+		}
+		if n.wal.Group(1).Exists() {
+			t.Fatal("it has begun the log")
+		}
+		if err := n.host.Remove(context.Background(), 1, nil); !errors.Is(err, ErrExists) {
+			t.Fatalf("remove: %v", err)
+		}
+		n.host.unreserve(1)
+		if _, err := n.host.Open(1, 1, Position{}, sm); err == nil || n.host.Group(1) != nil {
+			t.Fatalf("a state machine that is older than the record: %v", err)
+		}
+		_, err := n.host.Open(1, 1, n.position(1), sm)
+		r.must(err)
 	})
 }
 

@@ -529,9 +529,17 @@ func (n *testNode) open(g keyspace.GroupID) *Group {
 	sm := &testSM{n: n, group: g}
 	sm.load()
 	n.sms[g] = sm
-	grp, err := n.host.Open(g, n.replicas[g], sm)
+	grp, err := n.host.Open(g, n.replicas[g], n.position(g), sm)
 	n.r.must(err)
 	return grp
+}
+
+// position is that of the group's applied record.
+func (n *testNode) position(g keyspace.GroupID) Position {
+	n.r.t.Helper()
+	a, _, err := n.eng.Applied(g)
+	n.r.must(err)
+	return Position{a.Index, a.Term}
 }
 
 // stop ends the node in good order; the engine's memtables are flushed.

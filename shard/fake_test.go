@@ -2,6 +2,7 @@ package shard
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 
@@ -153,10 +154,13 @@ func (f *fakeGroups) bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []k
 	})
 }
 
-func (f *fakeGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, sm raftgroup.StateMachine) (group, error) {
+func (f *fakeGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {
 	a, ok, err := f.e.Applied(id)
 	if err != nil {
 		return nil, err
+	}
+	if at != (raftgroup.Position{Index: a.Index, Term: a.Term}) {
+		return nil, errors.New("the record has moved")
 	}
 	g := &fakeGroup{e: f.e, id: id, self: self, sm: sm, lease: true}
 	if ok {

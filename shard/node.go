@@ -50,7 +50,7 @@ type Disk interface {
 // Groups opens raft groups; HostGroups makes one of a raftgroup.Host.
 type Groups interface {
 	bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error
-	open(g keyspace.GroupID, self keyspace.ReplicaID, sm raftgroup.StateMachine) (group, error)
+	open(g keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error)
 }
 
 // HostGroups opens the replicas' groups on a host.
@@ -62,8 +62,8 @@ func (g hostGroups) bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []k
 	return g.h.Bootstrap(b, id, replicas, payload)
 }
 
-func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, sm raftgroup.StateMachine) (group, error) {
-	rg, err := g.h.Open(id, self, sm)
+func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {
+	rg, err := g.h.Open(id, self, at, sm)
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +246,7 @@ func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 
 // open opens the replica's group and lets requests find it.
 func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
-	g, err := n.cfg.Groups.open(r.id.Group(), self, r)
+	g, err := n.cfg.Groups.open(r.id.Group(), self, r.position, r)
 	if err != nil {
 		return fmt.Errorf("shard: open range %s as replica %d: %w", r.id, self, err)
 	}
