@@ -212,13 +212,32 @@ func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
 	return true, err
 }
 
+// openDurable is openMade for who does not know where the record comes from. One of
+// an order to create, unlike a split's, no log makes again after a crash: it is
+// durable first, or the replica that has voted and stored entries would be another
+// one afterwards.
+func (n *Node) openDurable(ctx context.Context, id keyspace.RangeID) (opened bool, err error) {
+	_, have, err := n.cfg.Engine.Applied(id.Group())
+	if err != nil || !have {
+		return false, err
+	}
+	_, durable, err := n.cfg.Engine.DurableApplied(id.Group())
+	if err == nil && !durable {
+		err = n.cfg.Engine.Flush(ctx)
+	}
+	if err != nil {
+		return false, err
+	}
+	return n.openMade(id)
+}
+
 // openUnknown opens an empty replica of a range whose span nobody here holds. A
 // snapshot of its leader fills it.
 func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	if n.Replica(t.id) != nil {
 		return nil
 	}
-	if opened, err := n.openMade(t.id); opened || err != nil {
+	if opened, err := n.openDurable(ctx, t.id); opened || err != nil {
 		return err
 	}
 	asking, cancel := withTimeout(ctx, n.cfg.Clock, showTimeout)
@@ -246,7 +265,7 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	// The question took its time. A split that was applied meanwhile has written the
 	// first record before its parent's span shrank: looked at in this order, nothing
 	// is missed.
-	if opened, err := n.openMade(t.id); opened || err != nil {
+	if opened, err := n.openDurable(ctx, t.id); opened || err != nil {
 		return err
 	}
 	r := n.newReplica(t.id)
