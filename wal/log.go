@@ -271,9 +271,16 @@ func (l *Log) fail(err error) {
 	l.logger.Error("the log has failed and takes nothing more", zap.Error(err))
 }
 
+// closeTimeout bounds Close. A disk that hangs must not keep the process from ending.
+const closeTimeout = 10 * time.Second
+
 // Close writes and syncs what was submitted, stops the goroutines and closes the
 // files. What cannot be written any more completes with an error. The views must
 // not be read during or after it: they return ErrClosed for what is not in memory.
+//
+// After 10 s it gives up, with an error that says how much may be lost. The log
+// has failed then; its goroutines end, and the remaining completions are called,
+// when the disk returns.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	if l.closing {
@@ -283,11 +290,40 @@ func (l *Log) Close() error {
 	l.closing = true
 	l.work.Signal()
 	l.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { done <- l.end() }()
+	timer := l.clock.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C():
+		return l.giveUp()
+	}
+}
+
+// end waits for the goroutines and closes the files.
+func (l *Log) end() error {
 	// The writer may still need the preparer, which may still wait for the writer.
 	<-l.writerDone
 	close(l.stop)
 	l.wait.Wait()
 	return errors.Join(l.Err(), l.closeFiles())
+}
+
+// giveUp fails the log that could not be closed in time.
+func (l *Log) giveUp() error {
+	earlier := l.Err()
+	l.mu.Lock()
+	lost, queued := l.submitted-l.durable, l.queued
+	l.mu.Unlock()
+	what := "all records are durable"
+	if lost > 0 {
+		what = fmt.Sprintf("the last %d records submitted may be lost, %d bytes of them were not written", lost, queued)
+	}
+	err := fmt.Errorf("wal: close: gave up waiting for the disk after %s: %s", closeTimeout, what)
+	l.fail(err)
+	return errors.Join(earlier, err)
 }
 
 func (l *Log) closeFiles() error {
