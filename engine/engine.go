@@ -78,19 +78,13 @@ func (o *Options) fill() error {
 	if o.Dir == "" {
 		return errors.New("engine: Options.Dir is required")
 	}
-	if o.FS == nil {
-		o.FS = vfs.Default
-	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics(nil)
 	}
-	setDefault(&o.CacheBytes, DefaultCacheBytes)
-	setDefault(&o.MemTableBytes, DefaultMemTableBytes)
-	setDefault(&o.BallastBytes, DefaultBallastBytes)
-	setDefault(&o.LowSpaceBytes, DefaultLowSpaceBytes)
+	o.setSizes()
 	if o.MaxOpenFiles == 0 {
 		o.MaxOpenFiles = DefaultMaxOpenFiles
 	}
@@ -101,6 +95,16 @@ func (o *Options) fill() error {
 		return errors.New("engine: negative size in Options")
 	}
 	return nil
+}
+
+func (o *Options) setSizes() {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	setDefault(&o.CacheBytes, DefaultCacheBytes)
+	setDefault(&o.MemTableBytes, DefaultMemTableBytes)
+	setDefault(&o.BallastBytes, DefaultBallastBytes)
+	setDefault(&o.LowSpaceBytes, DefaultLowSpaceBytes)
 }
 
 func setDefault(v *int64, d int64) {
@@ -290,6 +294,19 @@ func within(c clock.Clock, limit time.Duration, f func() error) error {
 	case <-t.C():
 		return errTimeout
 	}
+}
+
+// Empty says whether the store holds nothing at all.
+func (e *Engine) Empty() (empty bool, err error) {
+	it, err := e.NewIter(IterOptions{})
+	if err != nil {
+		return false, err
+	}
+	empty = !it.First()
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return false, fmt.Errorf("engine: look for a first key: %w", err)
+	}
+	return empty, nil
 }
 
 // EstimateBytes returns about how much disk the data in the span takes. What is

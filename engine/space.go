@@ -126,12 +126,43 @@ func (s *space) limits() limits {
 		// Without knowledge only failed writes say that the disk is full.
 		return limits{ballast: s.ballastMax}
 	}
+	return s.limitsOf(u)
+}
+
+func (s *space) limitsOf(u vfs.DiskUsage) limits {
 	return limits{
 		known:   true,
 		avail:   int64(min(u.AvailBytes, 1<<62)),
 		low:     min(s.lowMax, int64(u.TotalBytes/20)),
 		ballast: min(s.ballastMax, int64(u.TotalBytes/50)),
 	}
+}
+
+// LeavesRoom says whether a new file of so many bytes in dir, which is not the
+// store's, leaves the store of these options what it needs to get out of a full disk:
+// a quarter of low, for its flushes and its manifest, and the ballast's room while
+// that is given up. A directory on another disk takes nothing from the store. Where
+// the file system tells nothing about its space the answer is yes. It needs no open
+// store.
+func (o Options) LeavesRoom(dir string, bytes int64) bool {
+	o.setSizes()
+	own, err := o.FS.GetDiskUsage(o.Dir)
+	if err != nil {
+		return true
+	}
+	// That two disks are of one size to the byte proves nothing: what is free counts
+	// where the file is to be.
+	u, err := o.FS.GetDiskUsage(dir)
+	if err != nil || u.TotalBytes != own.TotalBytes {
+		return true
+	}
+	s := newSpace(context.Background(), nil, &o)
+	l := s.limitsOf(u)
+	need := l.low / 4
+	if !s.ballastStands() {
+		need += l.ballast
+	}
+	return l.avail-bytes >= need
 }
 
 // loop looks at the free space until the engine ends.

@@ -67,6 +67,48 @@ func TestSpaceFollowsDisk(t *testing.T) {
 	})
 }
 
+// TestLeavesRoom asks for the room of a file beside the store, on a disk of 1 GiB and
+// with a low of 40 MiB: 10 MiB are the store's, and 10 MiB more without the ballast.
+func TestLeavesRoom(t *testing.T) {
+	mem := vfs.NewMem()
+	o := Options{FS: mem, Dir: "db", LowSpaceBytes: 40 << 20, BallastBytes: 10 << 20}
+	if !o.LeavesRoom("wal", 1<<40) {
+		t.Error("refused without knowledge")
+	}
+	expect := func(free, bytes uint64, want bool) {
+		t.Helper()
+		mem.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: free, TotalBytes: 1 << 30, UsedBytes: 1<<30 - free})
+		if got := o.LeavesRoom("wal", int64(bytes)); got != want {
+			t.Errorf("%d bytes of %d: %v", bytes, free, got)
+		}
+	}
+	expect(30<<20, 11<<20, false)
+	expect(31<<20, 11<<20, true)
+	if err := mem.MkdirAll("db", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := vfsWrite(mem, "db/"+ballastName, []byte("b")); err != nil {
+		t.Fatal(err)
+	}
+	expect(20<<20, 11<<20, false)
+	expect(21<<20, 11<<20, true)
+	expect(5<<20, 11<<20, false)
+	other := Options{FS: twoDisks{mem}, Dir: "db", LowSpaceBytes: 40 << 20, BallastBytes: 10 << 20}
+	if !other.LeavesRoom("wal", 11<<20) {
+		t.Error("the room of another disk was refused")
+	}
+}
+
+// twoDisks is a file system whose directory "wal" is a disk of its own.
+type twoDisks struct{ vfs.FS }
+
+func (f twoDisks) GetDiskUsage(path string) (vfs.DiskUsage, error) {
+	if path == "wal" {
+		return vfs.DiskUsage{AvailBytes: 12 << 20, TotalBytes: 64 << 20}, nil
+	}
+	return f.FS.GetDiskUsage(path)
+}
+
 // TestFullDisk lets every write of a table fail for half a minute. Commits and
 // reads go on, a flush waits and is then done, and the state ends by itself.
 func TestFullDisk(t *testing.T) {

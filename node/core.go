@@ -126,7 +126,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 			}
 		}
 	}()
-	if err := c.openStorage(&undo); err != nil {
+	if err := c.openStorage(ctx, &undo); err != nil {
 		return nil, err
 	}
 	if err := c.openGroups(ctx, &undo); err != nil {
@@ -160,28 +160,66 @@ func newBoot() (keyspace.BootID, error) {
 }
 
 // openStorage opens directories, wal and engine.
-func (c *Core) openStorage(undo *[]func()) (err error) {
+func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	o := &c.o
 	if c.dirs, err = engine.OpenDir(o.FS, o.DataDir, o.WALDir, engine.Identity{Cluster: o.Cluster, Node: o.Self}); err != nil {
 		return err
 	}
 	*undo = append(*undo, func() { c.dirs.Close() })
+	store := engine.Options{
+		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,
+		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(),
+		Logger: c.log, Metrics: engine.NewMetrics(o.Registry),
+	}
 	if c.wal, err = wal.Open(wal.Options{
 		FS: o.FS, Dir: o.WALDir, Clock: o.Clock, SegmentBytes: o.WALSegmentBytes,
 		QueueBytes: c.budget.WALQueue, EntryCacheBytes: c.budget.WALCache,
-		Logger: c.log, Metrics: wal.NewMetrics(o.Registry),
+		MayTake: func(bytes int64) bool { return store.LeavesRoom(o.WALDir, bytes) },
+		Logger:  c.log, Metrics: wal.NewMetrics(o.Registry),
 	}); err != nil {
 		return err
 	}
 	*undo = append(*undo, func() { c.wal.Close() })
-	if c.engine, err = engine.Open(engine.Options{
-		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,
-		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(),
-		Logger: c.log, Metrics: engine.NewMetrics(o.Registry),
-	}); err != nil {
+	if c.engine, err = engine.Open(store); err != nil {
 		return err
 	}
 	*undo = append(*undo, func() { _ = c.engine.Abort() })
+	if err := c.refuseLoss(store.Dir); err != nil {
+		return err
+	}
+	if !c.wal.BeganEmpty() {
+		return nil
+	}
+	// The log is never the younger one: only then does an empty log beside a store
+	// that is not mean a loss.
+	if err := c.wal.Sync(ctx); err != nil {
+		return fmt.Errorf("begin the log in %s: %w", o.WALDir, err)
+	}
+	return nil
+}
+
+// errLost says that a part of what the node has on its disks is gone.
+var errLost = errors.New("the node's state is not complete")
+
+// refuseLoss refuses to open where one of log and store is there without the other. A
+// log begins before the store holds anything, and the store holds what the host keeps
+// of its promises before the log holds anything of a group. A replica without its
+// log has forgotten its votes and what it acknowledged; one without its store cannot
+// know whose log it has.
+func (c *Core) refuseLoss(storeDir string) error {
+	empty, err := c.engine.Empty()
+	if err != nil {
+		return err
+	}
+	const advice = "restore it if you can; otherwise remove this node from the cluster, empty both directories, and add it anew under another peer URL"
+	if c.wal.BeganEmpty() && !empty {
+		return fmt.Errorf("%w: the wal directory %s holds no log, but %s holds the store that was made with it: %s",
+			errLost, c.o.WALDir, storeDir, advice)
+	}
+	if groups := len(c.wal.Groups()); groups > 0 && empty {
+		return fmt.Errorf("%w: the store in %s is empty, but the wal directory %s holds the logs of %d raft groups: %s",
+			errLost, storeDir, c.o.WALDir, groups, advice)
+	}
 	return nil
 }
 

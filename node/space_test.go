@@ -145,3 +145,50 @@ func TestFullDiskRunsOutOfReserve(t *testing.T) {
 		r.stop(r.nodes...)
 	})
 }
+
+// A full disk's last room belongs to the store, which needs it to make more: the log
+// does not take it for its reserve.
+func TestLogLeavesRoomToTheStore(t *testing.T) {
+	bubble(t, 3, borders(spaceRanges), nil, func(r *rig) {
+		full, other := r.nodes[0], r.nodes[1]
+		r.spread(full, spaceRanges, "before")
+		theirs := r.ledBy(other, spaceRanges)
+		before := r.walBytes(full)
+		full.disk.fill(10 << 20) // a quarter of low is 12.8 MiB
+		r.waitFull(full, true)
+		value := strings.Repeat("v", 64<<10)
+		for range 80 { // five segments of the wal
+			r.mustPut(other, keyOf(theirs), value)
+		}
+		time.Sleep(5 * time.Second)
+		if after := r.walBytes(full); after > before {
+			t.Errorf("the log has grown from %d to %d bytes on a full disk", before, after)
+		}
+		full.disk.free()
+		r.waitFull(full, false)
+		r.mustPut(full, keyOf(theirs), "after")
+		r.caughtUp(20 * time.Second)
+		r.stop(r.nodes...)
+	})
+}
+
+// walBytes returns the size of a node's log files.
+func (r *rig) walBytes(n *rigNode) (total int64) {
+	r.t.Helper()
+	names, err := n.disk.List("wal")
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".wal") {
+			continue
+		}
+		st, serr := n.disk.Stat(n.disk.PathJoin("wal", name))
+		if serr != nil {
+			err = serr
+			break
+		}
+		total += st.Size()
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return total
+}
