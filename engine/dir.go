@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -75,7 +76,11 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 	if want.FormatVersion == 0 {
 		want.FormatVersion = FormatVersion
 	}
-	if dataDir == walDir {
+	data, wal, err := absolute(dataDir, walDir)
+	if err != nil {
+		return nil, err
+	}
+	if data == wal {
 		return nil, fmt.Errorf("engine: data and wal directory are both %s; give the wal one of its own", dataDir)
 	}
 	l := &DirLock{}
@@ -89,21 +94,23 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 			return nil, err
 		}
 	}
-	data, err := readIdentity(fs, dataDir)
+	dataID, err := readIdentity(fs, dataDir)
 	if err != nil {
 		return nil, err
 	}
-	wal, err := readIdentity(fs, walDir)
+	walID, err := readIdentity(fs, walDir)
 	if err != nil {
 		return nil, err
 	}
-	if data != nil && wal != nil {
-		l.Identity = *data
-		return l, compareIdentities(dataDir, data, walDir, wal, want)
+	if dataID != nil && walID != nil {
+		l.Identity = *dataID
+		return l, compareIdentities(dataDir, dataID, walDir, walID, want)
 	}
 	// Both are new, or a crash came between the two identity files.
-	if err := refuseHalf(fs, dataDir, data, walDir, wal); err != nil {
-		return nil, err
+	for _, d := range []struct{ dir, at, other string }{{dataDir, data, wal}, {walDir, wal, data}} {
+		if err := refuseHalf(fs, d.dir, d.at, d.other); err != nil {
+			return nil, err
+		}
 	}
 	var instance [8]byte
 	if _, err := rand.Read(instance[:]); err != nil {
@@ -152,26 +159,34 @@ func compareIdentities(dataDir string, data *Identity, walDir string, wal *Ident
 	return nil
 }
 
-// refuseHalf refuses directories of which at most one has an identity although
-// there are files in them: one of them was lost or exchanged, and a node that
-// forgets half of what it promised is a danger to its groups.
-func refuseHalf(fs vfs.FS, dataDir string, data *Identity, walDir string, wal *Identity) error {
-	for _, d := range []struct {
-		dir, other string
-		has        bool
-	}{{dataDir, walDir, wal != nil}, {walDir, dataDir, data != nil}} {
-		names, err := fs.List(d.dir)
-		if err != nil {
-			return fmt.Errorf("engine: list %s: %w", d.dir, err)
+// absolute returns where the directories are, so that they can be compared.
+func absolute(dataDir, walDir string) (data, wal string, err error) {
+	if data, err = filepath.Abs(dataDir); err == nil {
+		wal, err = filepath.Abs(walDir)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("engine: where are the directories %s and %s: %w", dataDir, walDir, err)
+	}
+	return data, wal, nil
+}
+
+// refuseHalf refuses a directory without an identity on both sides although there are
+// files in it: one of the two was lost or exchanged, and a node that forgets half of
+// what it promised is a danger to its groups. at is the directory's absolute path,
+// other that of the other one, to which it may lead.
+func refuseHalf(fs vfs.FS, dir, at, other string) error {
+	names, err := fs.List(dir)
+	if err != nil {
+		return fmt.Errorf("engine: list %s: %w", dir, err)
+	}
+	for _, name := range names {
+		below := filepath.Join(at, name)
+		if name == lockName || strings.HasPrefix(name, identityName) || name == "lost+found" ||
+			below == other || strings.HasPrefix(other, below+string(filepath.Separator)) {
+			continue
 		}
-		for _, name := range names {
-			if name == lockName || strings.HasPrefix(name, identityName) || name == "lost+found" ||
-				fs.PathJoin(d.dir, name) == d.other {
-				continue
-			}
-			return fmt.Errorf("%w: %s holds files (%s) but data and wal directory do not both have the file %s; one of them was lost or exchanged: restore it, or empty both and let the node join anew",
-				ErrIdentity, d.dir, name, identityName)
-		}
+		return fmt.Errorf("%w: %s holds files (%s) but data and wal directory do not both have the file %s; one of them was lost or exchanged: restore it, or empty both and let the node join anew",
+			ErrIdentity, dir, name, identityName)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -100,5 +101,48 @@ func TestOpenDirCrash(t *testing.T) {
 		if _, err := openDirs(mem.CrashClone(vfs.CrashCloneCfg{}), me); err != nil {
 			t.Fatalf("operation %d failed, then: %v", n, err)
 		}
+	}
+}
+
+// TestOpenDirNested gives the wal directory in every way to say that it lies within the
+// data directory: fresh ones are taken, one for both is not, and files beside are seen.
+func TestOpenDirNested(t *testing.T) {
+	t.Chdir(t.TempDir())
+	abs := func(p string) string {
+		t.Helper()
+		p, err := filepath.Abs(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for i, c := range []struct{ data, wal string }{
+		{"1/data", "1/data/wal"},
+		{"2/data", "2/data/a/wal"},
+		{"3/data", abs("3/data/wal")},
+		{abs("4/data"), "4/data/a/b/wal"},
+		{"./5/data/", "5/../5/data/wal"},
+		{"6/wal/data", abs("6/wal")},
+		{"7/data", "7/data-wal"},
+	} {
+		l, err := OpenDir(vfs.Default, c.data, c.wal, me)
+		if err != nil || !l.Fresh {
+			t.Fatalf("data %s, wal %s: %v", c.data, c.wal, err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := vfsWrite(vfs.Default, filepath.Join(c.data, "stray"), []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if err := vfs.Default.Remove(filepath.Join(c.wal, identityName)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenDir(vfs.Default, c.data, c.wal, me); !errors.Is(err, ErrIdentity) {
+			t.Errorf("%d: files and no identity: %v", i+1, err)
+		}
+	}
+	if _, err := OpenDir(vfs.Default, "8", abs("8"), me); err == nil || errors.Is(err, ErrLocked) {
+		t.Errorf("one directory for both: %v", err)
 	}
 }
