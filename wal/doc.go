@@ -10,20 +10,26 @@
 //   - A batch whose completion was called without an error is there after any
 //     crash, if it was a synced one. Recovery finds a prefix of the submitted
 //     batches: nothing behind a lost batch survives, no batch survives in part.
-//   - A torn tail is cut. Damage to bytes that were once synced is never cut: Open
-//     refuses with a *CorruptionError that names file and offset.
+//   - A torn tail is cut. Damage to bytes that a mark calls synced is never cut, nor
+//     is a file missed or shortened: Open refuses with a *CorruptionError that names
+//     file and offset. Marks stand directly behind what they prove, so a lost block at
+//     the very end of the log takes what it held together with the proof and is cut;
+//     docs/format/wal.md says exactly what is not detected.
 //   - Nothing of an older use of a recycled file is ever read as a record.
 //   - After a failed write or fsync the log takes nothing more, for good (Fatal).
 //   - Submit never waits for the disk.
 //
 // It does not know what entries mean, does not decide what may be truncated, and
-// does not repair: a damaged log is the operator's or the placement's matter.
+// does not repair: a damaged log is the operator's or the placement's matter. It
+// cannot tell a lost log from a new one; see BeganEmpty.
 //
 // # How it works
 //
 // The log is a list of segment files of one size, filled with zeros ahead of use
 // and recycled when dead. A segment has a random salt and a sequence number;
 // every record names the salt, and its checksum also covers sequence and offset.
+// A segment that is left ends with a mark that names the next one, which is on the
+// disk by then, and the next one says where it ends: neither can be lost unseen.
 // Each record repeats its group's whole small state (compacted index and term,
 // hard state), so that of a group only the newest record and those with live
 // entries are needed, and the log can be cut off at its old end at any segment
@@ -60,13 +66,18 @@
 // every pending completion gets the error, Fatal is closed.
 //
 // I4: the disk is full. The next segment is always there already; the log goes on
-// in it and Space says Full until the one after it could be prepared.
+// in it and Space says Full until the one after it could be prepared. Within a
+// segment there is room on file systems that write in place; on one that copies on
+// write or compresses, a write without room there ends the log as I3 does.
 //
 // I5: a rewrite is interrupted. The rewritten record is there as a whole or not at
 // all, and the old ones are there until it is durable.
 //
 // I6: a group was removed, and the engine lost the deletion in a crash. The
 // tombstone is kept, and carried along at the head, until Batch.Forget.
+//
+// I7: the disk hangs. Submit goes on, Overloaded and Progress tell, and Close gives up
+// after a while and says what may be lost.
 //
 // # Locks
 //
