@@ -126,6 +126,44 @@ type verifier struct {
 	in      *Ingest
 	applied *Applied
 	deletes []KeySpan // range deletes, as found
+	tables  []tableBounds
+}
+
+// tableBounds is what a table covers, as Pebble counts it for an ingest.
+type tableBounds struct {
+	path         string
+	lower, upper []byte // nil in an empty table
+	exclusive    bool   // upper is the end of a range delete and not a key
+}
+
+// cover widens the bounds by [lower, upper], or [lower, upper) where exclusive.
+func (t *tableBounds) cover(lower, upper []byte, exclusive bool) {
+	if t.lower == nil || bytes.Compare(lower, t.lower) < 0 {
+		t.lower = slices.Clone(lower)
+	}
+	if c := bytes.Compare(upper, t.upper); t.upper == nil || c > 0 || c == 0 && !exclusive {
+		t.upper, t.exclusive = slices.Clone(upper), exclusive
+	}
+}
+
+// within says whether all that the table covers lies in the span.
+func (t *tableBounds) within(s KeySpan) bool {
+	c := bytes.Compare(t.upper, s.Upper)
+	return bytes.Compare(t.lower, s.Lower) >= 0 && (c < 0 || c == 0 && t.exclusive)
+}
+
+// disjoint says that no two tables overlap. The store would refuse them, and an
+// install that raft counts on cannot be given up.
+func (v *verifier) disjoint() error {
+	slices.SortFunc(v.tables, func(a, b tableBounds) int { return bytes.Compare(a.lower, b.lower) })
+	for i := 1; i < len(v.tables); i++ {
+		a, b := &v.tables[i-1], &v.tables[i]
+		if c := bytes.Compare(a.upper, b.lower); c > 0 || c == 0 && !a.exclusive {
+			return fmt.Errorf("%w: table %s up to %s and table %s from %s overlap",
+				ErrBadTables, a.path, FormatKey(a.upper), b.path, FormatKey(b.lower))
+		}
+	}
+	return nil
 }
 
 func (e *Engine) verify(ctx context.Context, in *Ingest, whole bool) (Applied, error) {
@@ -146,6 +184,9 @@ func (e *Engine) verify(ctx context.Context, in *Ingest, whole bool) (Applied, e
 	}
 	if v.applied == nil {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: %w: no applied record", in.Group, ErrBadTables)
+	}
+	if err := v.disjoint(); err != nil {
+		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, err)
 	}
 	for _, s := range append([]KeySpan{appliedSpan(in.Group)}, in.Spans...) {
 		if !s.Versioned() && !v.cleared(s) {
@@ -180,6 +221,10 @@ func (v *verifier) owner(key []byte) (KeySpan, bool) {
 	return KeySpan{}, false
 }
 
+// foreignAttributes are those of tables that no export writes.
+const foreignAttributes = sstable.AttributeRangeKeySets | sstable.AttributeRangeKeyUnsets |
+	sstable.AttributeRangeKeyDels | sstable.AttributeBlobValues
+
 func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whole bool) (err error) {
 	f, err := e.fs.Open(path)
 	if err != nil {
@@ -204,15 +249,29 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 			return fmt.Errorf("%w: %w", ErrBadTables, err)
 		}
 	}
-	if err := v.points(r); err != nil {
+	if r.Attributes.Intersects(foreignAttributes) {
+		return fmt.Errorf("%w: attributes %s", ErrBadTables, r.Attributes)
+	}
+	t := tableBounds{path: path}
+	if err := v.points(r, &t); err != nil {
 		return err
 	}
-	return v.rangeDeletes(ctx, r)
+	if err := v.rangeDeletes(ctx, r, &t); err != nil {
+		return err
+	}
+	if t.lower == nil {
+		return nil // the store passes over it
+	}
+	// As a whole: what lies between two spans would be covered as well.
+	if span, ok := v.owner(t.lower); !ok || !t.within(span) {
+		return fmt.Errorf("%w: from %s to %s is in no span", ErrBadTables, FormatKey(t.lower), FormatKey(t.upper))
+	}
+	v.tables = append(v.tables, t)
+	return nil
 }
 
-// points checks that first and last key of the table lie in one span, and takes
-// the applied record out.
-func (v *verifier) points(r *sstable.Reader) (err error) {
+// points notes first and last key of the table, and takes the applied record out.
+func (v *verifier) points(r *sstable.Reader, t *tableBounds) (err error) {
 	it, err := r.NewIter(sstable.NoTransforms, nil, nil, sstable.AssertNoBlobHandles)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrBadTables, err)
@@ -222,10 +281,10 @@ func (v *verifier) points(r *sstable.Reader) (err error) {
 	if first == nil {
 		return it.Error()
 	}
-	span, ok := v.owner(first.K.UserKey)
-	if !ok {
-		return fmt.Errorf("%w: key %s is in no span", ErrBadTables, FormatKey(first.K.UserKey))
+	if first.K.SeqNum() != 0 {
+		return fmt.Errorf("%w: key %s has sequence number %d", ErrBadTables, FormatKey(first.K.UserKey), first.K.SeqNum())
 	}
+	lower := slices.Clone(first.K.UserKey)
 	if g, err := decodeAppliedKey(first.K.UserKey); err == nil {
 		value, _, err := first.Value(nil)
 		if err != nil {
@@ -244,14 +303,15 @@ func (v *verifier) points(r *sstable.Reader) (err error) {
 	if last == nil {
 		return it.Error()
 	}
-	if !span.Contains(last.K.UserKey) {
-		return fmt.Errorf("%w: key %s is outside %s", ErrBadTables, FormatKey(last.K.UserKey), span)
+	if last.K.SeqNum() != 0 {
+		return fmt.Errorf("%w: key %s has sequence number %d", ErrBadTables, FormatKey(last.K.UserKey), last.K.SeqNum())
 	}
+	t.cover(lower, last.K.UserKey, false)
 	return nil
 }
 
 // rangeDeletes notes what the table clears.
-func (v *verifier) rangeDeletes(ctx context.Context, r *sstable.Reader) error {
+func (v *verifier) rangeDeletes(ctx context.Context, r *sstable.Reader, t *tableBounds) error {
 	it, err := r.NewRawRangeDelIter(ctx, sstable.NoFragmentTransforms, sstable.NoReadEnv)
 	if err != nil || it == nil {
 		return err
@@ -261,10 +321,10 @@ func (v *verifier) rangeDeletes(ctx context.Context, r *sstable.Reader) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrBadTables, err)
 		}
-		span, ok := v.owner(s.Start)
-		if !ok || bytes.Compare(s.End, span.Upper) > 0 {
-			return fmt.Errorf("%w: a range delete of [%s, %s)", ErrBadTables, FormatKey(s.Start), FormatKey(s.End))
+		if seq := s.LargestSeqNum(); seq != 0 {
+			return fmt.Errorf("%w: a range delete from %s has sequence number %d", ErrBadTables, FormatKey(s.Start), seq)
 		}
+		t.cover(s.Start, s.End, true)
 		v.deletes = append(v.deletes, KeySpan{Lower: slices.Clone(s.Start), Upper: slices.Clone(s.End)})
 	}
 	return nil

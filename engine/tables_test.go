@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/skeindb/skein/keyspace"
@@ -79,6 +81,77 @@ func export(t testing.TB, s *Snapshot, to *Engine, g keyspace.GroupID, spans []K
 		t.Fatal(err)
 	}
 	return paths
+}
+
+// table writes a table with what f puts into it into the staging directory.
+func table(t *testing.T, e *Engine, name string, f func(w *sstable.Writer) error) string {
+	t.Helper()
+	path := e.FS().PathJoin(e.StagingDir(), name)
+	file, err := e.FS().Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := sstable.NewWriter(&tableFile{w: file}, writerOptions())
+	if err := errors.Join(f(w), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestVerifyRefusesWhatIngestRefuses makes sets of tables that the store would not take:
+// an install of them would be tried again for ever.
+func TestVerifyRefusesWhatIngestRefuses(t *testing.T) {
+	const g = 7
+	e := openTest(t, vfs.NewMem())
+	data := VersionedSpan(keyspace.Span{Start: []byte("b"), End: []byte("d")})
+	local := GroupLocalSpan(g)
+	key := func(k string) []byte { return AppendVersionedKey(nil, []byte(k), 5) }
+	puts := func(keys ...string) func(w *sstable.Writer) error {
+		return func(w *sstable.Writer) (err error) {
+			for _, k := range keys {
+				err = errors.Join(err, w.Set(key(k), []byte("v")))
+			}
+			return err
+		}
+	}
+	clears := func(s KeySpan) func(w *sstable.Writer) error {
+		return func(w *sstable.Writer) error { return w.DeleteRange(s.Lower, s.Upper) }
+	}
+	record := table(t, e, "record", func(w *sstable.Writer) error {
+		a := Applied{Index: 9, Term: 6}
+		s := appliedSpan(g)
+		return errors.Join(w.Set(appliedKey(g), AppendApplied(nil, &a)), w.DeleteRange(s.Lower, s.Upper))
+	})
+	cleared := table(t, e, "cleared", clears(local))
+	for i, c := range []struct {
+		what   string
+		tables []func(w *sstable.Writer) error
+		good   bool
+	}{
+		{"side by side", []func(*sstable.Writer) error{puts("c", "c1"), puts("b", "b9")}, true},
+		{"a border in common", []func(*sstable.Writer) error{
+			clears(KeySpan{data.Lower, key("c")}), puts("c"),
+		}, true},
+		{"one within the other", []func(*sstable.Writer) error{puts("b", "c9"), puts("c")}, false},
+		{"one key in both", []func(*sstable.Writer) error{puts("b", "c"), puts("c", "c1")}, false},
+		{"cleared twice", []func(*sstable.Writer) error{clears(local)}, false},
+		{"beyond the span", []func(*sstable.Writer) error{puts("c", "d")}, false},
+		{"from one span into another", []func(*sstable.Writer) error{func(w *sstable.Writer) error {
+			return errors.Join(w.Set(GroupLocalKey(g, []byte("x")), nil), w.DeleteRange(data.Lower, data.Upper))
+		}}, false},
+		{"range keys", []func(*sstable.Writer) error{func(w *sstable.Writer) error {
+			return w.RangeKeyDelete(data.Lower, data.Upper)
+		}}, false},
+	} {
+		in := Ingest{Group: g, Spans: []KeySpan{data, local}, Paths: []string{record, cleared}}
+		for j, f := range c.tables {
+			in.Paths = append(in.Paths, table(t, e, fmt.Sprint(i, "-", j), f))
+		}
+		_, err := e.VerifyTables(t.Context(), in)
+		if c.good && err != nil || !c.good && !errors.Is(err, ErrBadTables) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
 }
 
 // TestSnapshotReplacesReplica sends a replica to a node that has an old one: what
