@@ -258,10 +258,20 @@ func TestReconcile(t *testing.T) {
 		if g, err = open(5); err != nil || g.term != 9 || g.log.HardState().GetVote() != 3 || g.commit != InitIndex {
 			t.Fatalf("vote before the split: %v %+v", err, g)
 		}
-		// trap 10: what an older replica left in the log is nobody's.
+		// Acknowledged entries whose record a crash has taken: the replica must not vote
+		// as if it had none. What is removed for good leaves a tombstone (trap 10).
 		log(6, 10, 5, hs(8, 2, 12), entries(11, 20, 6))
-		if g, err = open(6); err != nil || g.last != 0 || g.commit != 0 || g.term != 8 {
-			t.Fatalf("leftovers: %v %+v", err, g)
+		if _, err = open(6); !errors.Is(err, errCorrupt) || n.wal.Group(6).LastIndex() != 20 {
+			t.Fatalf("a log without its record: %v", err)
+		}
+		log(7, 10, 5, nil, nil)
+		if _, err = open(7); !errors.Is(err, errCorrupt) {
+			t.Fatalf("an empty log without its record: %v", err)
+		}
+		// A replica without a record may have voted, and nothing else.
+		log(8, 0, 0, hs(9, 3, 0), nil)
+		if g, err = open(8); err != nil || g.term != 9 || g.log.HardState().GetVote() != 3 {
+			t.Fatalf("vote of an empty replica: %v %+v", err, g)
 		}
 	})
 }

@@ -104,8 +104,10 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 // reconcile makes log and applied record fit after whatever a crash has left of
 // them, and returns the hard state to begin with.
 //
-//   - No record: the log may hold votes of a replica that never got a snapshot,
-//     which are kept, and nothing else.
+//   - No record: the log may hold votes of a replica that never got a snapshot. One
+//     that holds more belongs to a record that is gone, or that a split which is
+//     still to be replayed makes again. Its entries may be acknowledged: it is left
+//     alone.
 //   - The log ends before the record, or contradicts it: a snapshot, or a split,
 //     made the record durable before the log. The log begins anew behind it.
 //   - The log begins behind the record: entries are lost that nobody has applied.
@@ -122,7 +124,7 @@ func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, er
 	}
 	base, _ := g.log.Base()
 	last := g.log.LastIndex()
-	fits := base <= a.Index && a.Index <= last && (initialised || last == 0)
+	fits := base <= a.Index && a.Index <= last
 	if fits {
 		term, err := g.log.Term(a.Index)
 		if err != nil {
@@ -133,6 +135,8 @@ func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, er
 	switch {
 	case !initialised && !g.log.Exists():
 		return hs, nil
+	case !initialised && (base > 0 || last > 0):
+		return nil, fmt.Errorf("%w: no applied record, log from %d to %d", errCorrupt, base, last)
 	case fits:
 	case base > a.Index && initialised:
 		return nil, fmt.Errorf("%w: applied %d, log begins behind %d", errCorrupt, a.Index, base)
