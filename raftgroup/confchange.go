@@ -408,6 +408,11 @@ func (g *Group) applyConf(c *appliedConf) {
 		w := &g.changes.waiters[i]
 		w.seen = w.seen || c.number != 0 && w.number == c.number
 	}
+	if g.isLeader {
+		// Those who are left may have answered the round under way, or be nobody.
+		g.retryReads()
+		g.issueReads()
+	}
 	if g.conf.joint {
 		return
 	}

@@ -87,6 +87,8 @@ type published struct {
 	leaseUntil atomic.Int64
 
 	term, leader, leaderNode, commit, last, applied, durable atomic.Uint64
+	// readers counts the ReadIndex waiters that were not called yet.
+	readers atomic.Int64
 	// applying is what the applier has committed to the engine; applied follows it.
 	applying                 atomic.Uint64
 	asleep, receiving, dirty atomic.Bool
@@ -189,9 +191,15 @@ func (g *Group) LeaseHeld(term uint64) bool {
 // ReadIndex calls done, in order with Applied, once everything is applied here
 // that was committed anywhere when ReadIndex was called. It works on followers
 // too. Waiting reads share rounds: one is under way at a time, those that come
-// meanwhile join the next. Errors: ErrNoLeader after three election timeouts,
-// ErrFull, ErrClosed, ErrStopped.
+// meanwhile join the next. Errors: ErrNoLeader after three election timeouts, also
+// where a leader has answered and its index is not applied here by then; ErrFull,
+// ErrClosed, ErrStopped.
 func (g *Group) ReadIndex(done func(index uint64, err error)) {
+	if g.public.readers.Add(1) > int64(g.h.cfg.MaxReads) {
+		g.public.readers.Add(-1)
+		done(0, ErrFull)
+		return
+	}
 	g.w.mu.Lock()
 	k := g.w.workOf(g)
 	if k != nil {
@@ -199,6 +207,7 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) {
 	}
 	g.w.mu.Unlock()
 	if k == nil {
+		g.public.readers.Add(-1)
 		done(0, ErrStopped)
 	}
 }

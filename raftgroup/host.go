@@ -386,12 +386,14 @@ func (h *Host) tickLoop() {
 func (h *Host) tick(n uint64) {
 	now := h.cfg.Clock.Now()
 	h.peers.tick(now, n)
-	awake := 0
-	if !h.stuck.Load() {
-		for _, w := range h.workers {
-			awake += w.tick()
-		}
+	awake, f := 0, flagTick
+	if h.stuck.Load() {
+		f = flagExpire
+	} else {
 		h.pacer.tick()
+	}
+	for _, w := range h.workers {
+		awake += w.tick(f)
 	}
 	h.parking.expire(now.Add(-10 * h.cfg.ElectionTimeout))
 	h.trunc.tick(now, n)

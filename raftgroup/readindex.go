@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 
@@ -42,10 +43,6 @@ func (g *Group) addReads(reads []readWaiter) {
 	r := &g.reads
 	for _, w := range reads {
 		w.since = g.w.now
-		if len(r.waiting)+len(r.issued) >= g.h.cfg.MaxReads {
-			g.answerReads([]readWaiter{w}, 0, ErrFull)
-			continue
-		}
 		r.waiting = append(r.waiting, w)
 	}
 	g.wake()
@@ -54,9 +51,15 @@ func (g *Group) addReads(reads []readWaiter) {
 
 // issueReads begins a round if there are waiters and none is under way. Raft drops
 // a request silently where it knows no leader; the round begins with the leader then.
+// It answers a sole voter's at once, with what that knows to be committed, which after
+// a restart is less than what it has acknowledged: a leader asks only when it has
+// applied an entry of its own term.
 func (g *Group) issueReads() {
 	r := &g.reads
-	if len(r.waiting) == 0 || r.ctx != nil || g.rn.BasicStatus().Lead == raft.None {
+	if len(r.waiting) == 0 || r.ctx != nil {
+		return
+	}
+	if st := g.rn.BasicStatus(); st.Lead == raft.None || st.RaftState == raft.StateLeader && !g.lease.ready {
 		return
 	}
 	// A context of its own for each round: an answer to an older one is ignored.
@@ -111,21 +114,34 @@ func (g *Group) answerReads(waiters []readWaiter, index uint64, err error) {
 		for _, w := range waiters {
 			w.done(index, err)
 		}
+		g.public.readers.Add(-int64(len(waiters)))
 	}})
 }
+
+// refusesRead says whether a follower's question is one that raft would answer too
+// early; see issueReads. The follower asks again.
+func (g *Group) refusesRead() bool { return g.conf.soleVoter(g.self) && !g.lease.ready }
 
 // tickReads gives up on what has waited too long, and asks again where a follower
 // got no answer. A leader's own round needs no repetition: each of its heartbeats
 // asks again.
 func (g *Group) tickReads() {
 	r := &g.reads
-	if len(r.waiting)+len(r.issued) == 0 {
-		return
-	}
 	if r.ctx != nil {
 		if r.ticks++; !g.isLeader && r.ticks > g.h.cfg.electionTicks() {
 			g.retryReads()
 		}
+	}
+	g.expireReads()
+	g.issueReads()
+}
+
+// expireReads gives up on what has waited too long, be it for a leader or for what
+// is still to be applied here.
+func (g *Group) expireReads() {
+	r := &g.reads
+	if !r.open() {
+		return
 	}
 	limit := g.w.now.Add(-3 * g.h.cfg.ElectionTimeout)
 	if late := expired(&r.issued, limit); len(late) > 0 {
@@ -136,7 +152,12 @@ func (g *Group) tickReads() {
 	if late := expired(&r.waiting, limit); len(late) > 0 {
 		g.answerReads(late, 0, ErrNoLeader)
 	}
-	g.issueReads()
+	for i := range r.confirmed {
+		if late := expired(&r.confirmed[i].waiters, limit); len(late) > 0 {
+			g.answerReads(late, 0, ErrNoLeader)
+		}
+	}
+	r.confirmed = slices.DeleteFunc(r.confirmed, func(c confirmedReads) bool { return len(c.waiters) == 0 })
 }
 
 // expired cuts those off that wait since before limit; they stand in front.

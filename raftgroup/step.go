@@ -49,6 +49,9 @@ func (g *Group) visit(k *work) {
 	if k.flags&flagTick != 0 {
 		g.tick()
 	}
+	if k.flags&flagExpire != 0 {
+		g.expireReads()
+	}
 	if k.flags&(flagTruncate|flagCutOff) != 0 {
 		g.truncate(k.flags&flagCutOff != 0)
 	}
@@ -113,6 +116,7 @@ func (g *Group) onApplied(d *applyDone) {
 	g.applied, g.appliedTerm = d.at.Index, d.at.Term
 	if g.isLeader && g.appliedTerm == g.term && !g.lease.ready {
 		g.lease.ready, g.lease.dirty = true, true
+		g.issueReads()
 	}
 	g.settleProposals()
 	if err := g.rn.Step(d.resp); err != nil {
@@ -152,6 +156,10 @@ func (g *Group) receive(m *message) {
 		return
 	case pb.MsgVote, pb.MsgPreVote:
 		if g.refusesVote(m) {
+			return
+		}
+	case pb.MsgReadIndex:
+		if g.refusesRead() {
 			return
 		}
 	case pb.MsgTimeoutNow:

@@ -18,6 +18,7 @@ const (
 	flagCutOff // truncate without regard to followers
 	flagWakePaced
 	flagClientWake
+	flagExpire // what a tick does on a host that does not tick its groups
 )
 
 // work is what has come for a group since its last visit. A group without work
@@ -152,14 +153,14 @@ func (w *worker) call(g *Group, f func()) bool {
 	return true
 }
 
-// tick flags all awake groups. A tick that a group has not served yet is not
+// tick flags all awake groups with f. A tick that a group has not served yet is not
 // counted again, so a stall never ends in a burst of ticks.
-func (w *worker) tick() (awake int) {
+func (w *worker) tick(f flags) (awake int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.mu.awake {
 		if k := w.workOf(g); k != nil {
-			k.flags |= flagTick
+			k.flags |= f
 		}
 	}
 	return len(w.mu.awake)
