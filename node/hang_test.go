@@ -92,6 +92,29 @@ func testHangingDisk(r *rig, hung *rigNode) {
 	r.stop(r.nodes...)
 }
 
+// Once a node knows that its disk hangs, it takes no more puts to the ranges that it
+// still leads: they go to whoever leads next, and none waits for the request timeout.
+func TestHangingDiskRefusesPuts(t *testing.T) {
+	bubble(t, 3, borders(hangRanges), nil, func(r *rig) {
+		hung := r.nodes[0]
+		r.spread(hung, hangRanges, "before")
+		mine := r.ledBy(hung, hangRanges)
+		release := hung.disk.stall()
+		defer release()
+		r.wait(3*rigElection, "the node notices", hung.core.host.Stuck)
+		for _, at := range r.nodes {
+			start := time.Now()
+			r.mustPut(at, keyOf(mine), "new")
+			if took := time.Since(start); took > 4*rigElection {
+				t.Errorf("a put through node %s took %v", at.id, took)
+			}
+		}
+		release()
+		r.caughtUp(20 * time.Second)
+		r.stop(r.nodes...)
+	})
+}
+
 // probePatience is how long a probe waits for an answer, probePause its pause.
 const (
 	probePatience = 100 * time.Millisecond

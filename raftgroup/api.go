@@ -27,7 +27,8 @@ const (
 // Errors that callers tell apart. All but ErrUnknownFate mean that what was
 // asked for certainly did not happen and will not.
 var (
-	// ErrNotLeader says that the group does not lead here, or not in that term.
+	// ErrNotLeader says that the group does not lead here, or not in that term, or that a
+	// disk of this node stands still, which ends its leaderships.
 	ErrNotLeader = errors.New("raftgroup: not the leader in this term")
 	// ErrFull says that a byte or count bound is reached; try again later.
 	ErrFull = errors.New("raftgroup: bound reached")

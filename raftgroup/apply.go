@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -79,6 +82,10 @@ type applier struct {
 		stopped bool
 	}
 	cond *sync.Cond
+
+	// began is the clock.Time since which a batch is on its way into the engine; 0
+	// while none is.
+	began atomic.Int64
 
 	round []*applyTurn
 	turns []*applyTurn // reused
@@ -202,12 +209,15 @@ func (a *applier) apply() {
 		}
 		if b == nil {
 			b = a.h.cfg.Engine.NewBatch()
+			a.began.Store(int64(a.h.cfg.Clock.Now()))
 		}
 		t.g.applyEntries(b, t)
 		groups++
 	}
 	a.done = a.done[:0]
-	if b != nil && a.commit(b) {
+	committed := b != nil && a.commit(b)
+	a.began.Store(0)
+	if committed {
 		a.h.m.applyGroups.Observe(float64(groups))
 		a.h.m.applySeconds.Observe(a.h.cfg.Clock.Now().Sub(start).Seconds())
 		for _, t := range a.round {
@@ -235,6 +245,16 @@ func (a *applier) commit(b *engine.Batch) bool {
 		return false
 	}
 	return true
+}
+
+// pending returns for how long the batch that is on its way into the engine has been.
+// The engine holds commits up while it has too much to flush, as it has soon on a
+// disk that hangs or is full; and a state machine may have to read.
+func (a *applier) pending(now clock.Time) time.Duration {
+	if at := clock.Time(a.began.Load()); at != 0 {
+		return now.Sub(at)
+	}
+	return 0
 }
 
 // putBack queues groups again that have tasks left.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,6 +23,8 @@ import (
 // syncFS blocks or fails the fsyncs of a file system.
 type syncFS struct {
 	vfs.FS
+	// only names the files concerned by their suffix; empty: all.
+	only string
 	mu    sync.Mutex
 	block chan struct{} // closed to let syncs go on; nil: they go on
 }
@@ -55,22 +58,22 @@ func (f *syncFS) hold() (release func()) {
 
 func (f *syncFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	x, err := f.FS.Create(name, c)
-	return f.file(x), err
+	return f.file(name, x), err
 }
 
 func (f *syncFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
 	x, err := f.FS.OpenReadWrite(name, c, o...)
-	return f.file(x), err
+	return f.file(name, x), err
 }
 
 func (f *syncFS) ReuseForWrite(a, b string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	x, err := f.FS.ReuseForWrite(a, b, c)
-	return f.file(x), err
+	return f.file(b, x), err
 }
 
-func (f *syncFS) file(x vfs.File) vfs.File {
-	if x == nil {
-		return nil
+func (f *syncFS) file(name string, x vfs.File) vfs.File {
+	if x == nil || !strings.HasSuffix(name, f.only) {
+		return x
 	}
 	return &syncFile{x, f}
 }

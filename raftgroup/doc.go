@@ -78,9 +78,14 @@
 //
 //   - the process is paused: the clock runs on, and who asks Lease compares it
 //     with the clock. Ticks that were missed are not made up for.
-//   - the disk hangs: Progress of the wal stands still; the host stops its ticks and
-//     heartbeats and says so to its peers, who elect others. When it moves again
-//     the host goes on as a follower of those.
+//   - a disk hangs: Progress of the wal stands still, or a batch stays on its way into
+//     the engine; the host stops its ticks and heartbeats, refuses proposals, and says
+//     so to its peers, who elect others. When it moves again the host goes on as a
+//     follower of those.
+//   - a disk is full: the engine is flushed at once, while it still can be, and no
+//     snapshot is received.
+//   - the wal cannot keep up: entries from leaders are dropped until it does; they
+//     come again.
 //   - a node dies with thousands of leaders: the survivors wake those groups at
 //     WakesPerSecond, in order of their ids; in each, all choose the same candidate.
 //   - a leader steps down while the others sleep: any vote, client or message wakes

@@ -124,6 +124,9 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 		return fmt.Errorf("%w: %d bytes", ErrTooLarge, len(data))
 	case g.public.leading.Load() != term || term == 0:
 		return ErrNotLeader
+	case g.h.stuck.Load():
+		// Its leaderships are about to end; until then nothing would become of it.
+		return fmt.Errorf("%w: a disk of this node does not move", ErrNotLeader)
 	case g.h.cfg.WAL.Overloaded():
 		g.h.m.full.Inc()
 		return fmt.Errorf("%w: the wal's queue", ErrFull)

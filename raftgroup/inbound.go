@@ -49,6 +49,7 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 		return err
 	}
 	byWorker := make([][]routed, len(h.workers))
+	overloaded := h.cfg.WAL.Overloaded()
 	h.mu.RLock()
 	var strange []*message
 	for i := range msgs {
@@ -56,6 +57,12 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 		g := h.mu.groups[m.group]
 		if g == nil || g.self != m.to {
 			strange = append(strange, m)
+			continue
+		}
+		if m.kind == pb.MsgApp && len(m.raft.GetEntries()) > 0 && overloaded {
+			// A leader refuses proposals then; this is the follower's way to say so, since
+			// raft sends again what is not answered.
+			h.m.overloadDropped.Inc()
 			continue
 		}
 		if m.kind == pb.MsgApp && !h.admit(m) {

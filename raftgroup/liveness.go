@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -12,7 +13,7 @@ import (
 )
 
 // peers is what the host knows about the nodes that it shares groups with. Every
-// node tells each of them at short intervals that it lives and that its wal moves.
+// node tells each of them at short intervals that it lives and that its disks move.
 type peers struct {
 	h  *Host
 	mu struct {
@@ -77,9 +78,9 @@ func (c *Config) livenessEvery() uint64 {
 	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
 }
 
-// tick looks at the own wal, tells the peers, and notices who has fallen silent.
+// tick looks at the own disks, tells the peers, and notices who has fallen silent.
 func (p *peers) tick(now clock.Time, n uint64) {
-	p.checkWAL(now)
+	p.checkDisks(now)
 	tell := make(map[keyspace.NodeID]bool) // to whether a group is shared with it
 	var died []keyspace.NodeID
 	alive := 0
@@ -120,18 +121,25 @@ func (p *peers) tell(nodes map[keyspace.NodeID]bool) {
 	}
 }
 
-// checkWAL decides whether this node's wal moves. While it does not, the host
-// neither ticks its groups nor answers for its health: its leaders send no
+// checkDisks decides whether this node's wal and store move. While one does not, the
+// host neither ticks its groups nor answers for its health: its leaders send no
 // heartbeats, lose their leases, and others take over.
-func (p *peers) checkWAL(now clock.Time) {
+func (p *peers) checkDisks(now clock.Time) {
+	limit := p.h.cfg.ElectionTimeout
 	syncs, pending := p.h.cfg.WAL.Progress()
 	if syncs != p.syncs || pending == 0 {
 		p.syncs, p.moved = syncs, now
 	}
-	stuck := now.Sub(p.moved) >= p.h.cfg.ElectionTimeout || pending >= p.h.cfg.ElectionTimeout
-	if p.h.stuck.Swap(stuck) != stuck {
-		p.h.m.walStuck.Set(float64(boolInt(stuck)))
-		p.h.log.Warn("the wal's progress has changed", zap.Bool("stuck", stuck), zap.Duration("pending", pending))
+	wal := now.Sub(p.moved) >= limit || pending >= limit
+	var applying time.Duration
+	for _, a := range p.h.appliers {
+		applying = max(applying, a.pending(now))
+	}
+	p.h.m.walStuck.Set(float64(boolInt(wal)))
+	p.h.m.applyStuck.Set(float64(boolInt(applying >= limit)))
+	if stuck := wal || applying >= limit; p.h.stuck.Swap(stuck) != stuck {
+		p.h.log.Warn("the progress of wal and store has changed", zap.Bool("stuck", stuck),
+			zap.Duration("pending", pending), zap.Duration("applying", applying))
 	}
 	// An idle wal proves nothing: it is asked to sync now and then.
 	if pending == 0 && p.sequence%5 == 0 && !p.h.stopping.Load() {
@@ -249,7 +257,7 @@ func (p *peers) boot(node keyspace.NodeID) keyspace.BootID {
 }
 
 // Liveness says whether the node is alive as far as this one knows: it was heard
-// from within the liveness timeout, and its wal moves. The own node always is.
+// from within the liveness timeout, and its disks move. The own node always is.
 func (h *Host) Liveness(node keyspace.NodeID) bool {
 	if node == h.cfg.Node {
 		return true
@@ -269,5 +277,5 @@ func (h *Host) OnLiveness(f func(node keyspace.NodeID, alive bool)) {
 	h.peers.mu.listeners = append(slices.Clone(h.peers.mu.listeners), f)
 }
 
-// Stuck says that this node's wal does not move.
+// Stuck says that this node's wal or store does not move.
 func (h *Host) Stuck() bool { return h.stuck.Load() }

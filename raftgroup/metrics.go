@@ -8,11 +8,12 @@ type Metrics struct {
 	appendSeconds, applySeconds, applyGroups              prometheus.Histogram
 	groups, awake, leaders, proposalBytes, inboundBytes   prometheus.Gauge
 	proposals, dropped, full, inboundDropped, sendFailed  prometheus.Counter
+	overloadDropped                                       prometheus.Counter
 	leaderChanges, elections, wakes, sleeps, leaseLost    prometheus.Counter
 	voteRefused, parked, logReads, readIndexes, malformed prometheus.Counter
 	snapshotsSent, snapshotsReceived, snapshotsFailed     prometheus.Counter
 	snapshotBytes, truncations, cutOffs, forcedFlushes    prometheus.Counter
-	peersAlive, walStuck                                  prometheus.Gauge
+	peersAlive, walStuck, applyStuck                      prometheus.Gauge
 }
 
 // NewMetrics returns metrics registered with r; nil registers nowhere.
@@ -42,24 +43,26 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		leaders:       gauge("skein_raftgroup_leaders", "Groups that lead here."),
 		proposalBytes: gauge("skein_raftgroup_proposal_bytes", "Bytes of proposals that are not applied yet."),
 		inboundBytes:  gauge("skein_raftgroup_inbound_bytes", "Bytes of received entries that wait for a worker."),
-		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers whose liveness messages come and say that their wal moves."),
+		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers whose liveness messages come and say that their disks move."),
 		walStuck:      gauge("skein_raftgroup_wal_stuck", "1 while this node's wal does not move."),
+		applyStuck:    gauge("skein_raftgroup_apply_stuck", "1 while this node's store does not take what is to be applied."),
 
-		proposals:      counter("skein_raftgroup_proposals_total", "Proposals given to raft."),
-		dropped:        counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
-		full:           counter("skein_raftgroup_proposals_refused_total", "Proposals refused by a bound."),
-		inboundDropped: counter("skein_raftgroup_inbound_dropped_total", "Received MsgApps dropped by the bound of bytes."),
-		sendFailed:     counter("skein_raftgroup_frames_dropped_total", "Frames that the bus did not take."),
-		leaderChanges:  counter("skein_raftgroup_leader_changes_total", "Changes of leader seen, over all groups."),
-		elections:      counter("skein_raftgroup_elections_total", "Elections begun here."),
-		wakes:          counter("skein_raftgroup_wakes_total", "Groups woken."),
-		sleeps:         counter("skein_raftgroup_sleeps_total", "Groups put to sleep."),
-		leaseLost:      counter("skein_raftgroup_lease_lost_total", "Leases that ended though the group went on leading."),
-		voteRefused:    counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
-		parked:         counter("skein_raftgroup_parked_total", "Votes kept for replicas that were not open."),
-		logReads:       counter("skein_raftgroup_log_reads_total", "Reads of the log by workers that may have touched the disk."),
-		readIndexes:    counter("skein_raftgroup_read_indexes_total", "ReadIndex rounds begun."),
-		malformed:      counter("skein_raftgroup_malformed_frames_total", "Frames that could not be decoded."),
+		proposals:       counter("skein_raftgroup_proposals_total", "Proposals given to raft."),
+		dropped:         counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
+		full:            counter("skein_raftgroup_proposals_refused_total", "Proposals refused by a bound."),
+		inboundDropped:  counter("skein_raftgroup_inbound_dropped_total", "Received MsgApps dropped by the bound of bytes."),
+		overloadDropped: counter("skein_raftgroup_overload_dropped_total", "Received MsgApps dropped because the wal had more to write than its bound."),
+		sendFailed:      counter("skein_raftgroup_frames_dropped_total", "Frames that the bus did not take."),
+		leaderChanges:   counter("skein_raftgroup_leader_changes_total", "Changes of leader seen, over all groups."),
+		elections:       counter("skein_raftgroup_elections_total", "Elections begun here."),
+		wakes:           counter("skein_raftgroup_wakes_total", "Groups woken."),
+		sleeps:          counter("skein_raftgroup_sleeps_total", "Groups put to sleep."),
+		leaseLost:       counter("skein_raftgroup_lease_lost_total", "Leases that ended though the group went on leading."),
+		voteRefused:     counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
+		parked:          counter("skein_raftgroup_parked_total", "Votes kept for replicas that were not open."),
+		logReads:        counter("skein_raftgroup_log_reads_total", "Reads of the log by workers that may have touched the disk."),
+		readIndexes:     counter("skein_raftgroup_read_indexes_total", "ReadIndex rounds begun."),
+		malformed:       counter("skein_raftgroup_malformed_frames_total", "Frames that could not be decoded."),
 
 		snapshotsSent:     counter("skein_raftgroup_snapshots_sent_total", "Snapshots that their receivers installed."),
 		snapshotsReceived: counter("skein_raftgroup_snapshots_received_total", "Snapshots installed here."),

@@ -408,6 +408,7 @@ type testNode struct {
 	id   keyspace.NodeID
 	fs   *vfs.MemFS
 	wfs  vfs.FS // what the wal uses; by default fs
+	efs  vfs.FS // what the engine uses; by default fs
 	wal  *wal.Log
 	eng  *engine.Engine
 	host *Host
@@ -491,8 +492,12 @@ func (n *testNode) start() {
 	if r.memtab > 0 {
 		mem = r.memtab
 	}
+	efs := n.efs
+	if efs == nil {
+		efs = n.fs
+	}
 	n.eng, err = engine.Open(engine.Options{
-		FS: n.fs, Dir: "data", Clock: clk, MemTableBytes: mem, CacheBytes: 1 << 20, BallastBytes: -1, LowSpaceBytes: -1,
+		FS: efs, Dir: "data", Clock: clk, MemTableBytes: mem, CacheBytes: 1 << 20, BallastBytes: -1, LowSpaceBytes: -1,
 	})
 	r.must(err)
 	n.end = r.bus.end(n.id)
@@ -566,7 +571,7 @@ func (n *testNode) crash(unsyncedPercent int) {
 	_ = n.wal.Close()
 	_ = n.eng.Close()
 	n.fs = after
-	n.wfs = nil
+	n.wfs, n.efs = nil, nil
 }
 
 func (r *rig) startAll() {

@@ -1,0 +1,145 @@
+package raftgroup
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
+)
+
+// A store that stands still costs the leaderships as a wal does: what it leads could
+// be proposed and never applied. Only the tables' disk hangs here, the wal moves.
+func TestHangingStoreCostsLeadership(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.memtab = 64 << 10
+		var tables [4]*syncFS
+		for id, n := range r.nodes {
+			tables[id] = &syncFS{FS: n.fs, only: ".sst"}
+			n.efs = tables[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		release := tables[l.id].hold()
+		defer release()
+		pad := strings.Repeat("p", 16<<10)
+		for i := range 60 {
+			_ = l.propose(1, fmt.Sprint(i, pad))
+			time.Sleep(2 * time.Millisecond)
+		}
+		r.eventually("the host notices", 3*time.Second, l.host.Stuck)
+		if s := l.host.Group(1).Status(); s.IsLeader {
+			if err := l.host.Group(1).Propose(s.Term, []byte("stuck"), func(error) { t.Error("dropped after a refusal") }); !errors.Is(err, ErrNotLeader) {
+				t.Errorf("a proposal at a leader whose store hangs: %v", err)
+			}
+			if n := testutil.ToFloat64(l.host.m.applyStuck); n != 1 {
+				t.Errorf("metric says %v", n)
+			}
+		} else {
+			t.Error("the leadership ended before the host had noticed")
+		}
+		other := r.nodes[1+l.id%3]
+		r.eventually("another node leads", 5*time.Second, func() bool {
+			return r.leader(1) != l && !l.host.Group(1).Status().IsLeader
+		})
+		if other.host.Liveness(l.id) {
+			t.Error("the others take the node for healthy")
+		}
+		r.write(1, "meanwhile")
+		time.Sleep(10 * time.Second)
+		if l.host.Group(1).Status().IsLeader {
+			t.Error("it leads again with its store hanging")
+		}
+		release()
+		r.eventually("the node is healthy", 3*time.Second, func() bool { return !l.host.Stuck() && other.host.Liveness(l.id) })
+		r.equal(1)
+	})
+}
+
+// A follower whose wal cannot keep up drops what leaders send, beyond the bound of its
+// queue; it catches up when the disk moves.
+func TestFollowerQueueIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const queue, groups = 128 << 10, 8
+		r := newRig(t, 3, func(c *Config) { c.MaxPeerInflightBytes = maxSizePerMsg })
+		var slow [4]*syncFS
+		var regs [4]*prometheus.Registry
+		for id, n := range r.nodes {
+			slow[id] = &syncFS{FS: n.fs}
+			n.wfs = slow[id]
+		}
+		id := keyspace.NodeID(0)
+		r.walopt = func(o *wal.Options) {
+			id++ // nodes start in the order of their ids
+			regs[id] = prometheus.NewRegistry()
+			o.QueueBytes, o.Metrics = queue, wal.NewMetrics(regs[id])
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := range groups {
+			r.write(keyspace.GroupID(1+g), "first")
+		}
+		f := r.nodes[3]
+		for _, g := range f.host.Groups() {
+			if s := g.Status(); s.IsLeader {
+				r.must(g.Transfer(t.Context(), 1))
+			}
+		}
+		release := slow[f.id].hold()
+		defer release()
+		pad := strings.Repeat("p", 16<<10)
+		var most float64
+		for i := range 30 {
+			for g := range groups {
+				l := r.leader(keyspace.GroupID(1 + g))
+				_ = l.propose(keyspace.GroupID(1+g), fmt.Sprint(i, pad))
+			}
+			time.Sleep(5 * time.Millisecond)
+			synctest.Wait()
+			most = max(most, gauge(t, regs[f.id], "skein_wal_queue_bytes"))
+		}
+		// One frame is taken in whole.
+		if limit := float64(queue + 2*frameBytesMax); most > limit || most < queue {
+			t.Errorf("%v bytes in the follower's queue, bound %v", most, queue)
+		}
+		if testutil.ToFloat64(f.host.m.overloadDropped) == 0 {
+			t.Error("nothing was dropped: the test proves nothing")
+		}
+		if r.bus.counted(pb.MsgApp) == 0 {
+			t.Error("no MsgApp was sent")
+		}
+		release()
+		for g := range groups {
+			r.equal(keyspace.GroupID(1 + g))
+		}
+	})
+}
+
+// gauge returns the value of a gauge without labels.
+func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	all, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
