@@ -434,6 +434,7 @@ type rig struct {
 	config func(*Config)
 	memtab int64
 	walopt func(*wal.Options)
+	engopt func(*engine.Options)
 	nextB  keyspace.BootID
 	zap    *zap.Logger
 }
@@ -496,9 +497,13 @@ func (n *testNode) start() {
 	if efs == nil {
 		efs = n.fs
 	}
-	n.eng, err = engine.Open(engine.Options{
+	eo := engine.Options{
 		FS: efs, Dir: "data", Clock: clk, MemTableBytes: mem, CacheBytes: 1 << 20, BallastBytes: -1, LowSpaceBytes: -1,
-	})
+	}
+	if r.engopt != nil {
+		r.engopt(&eo)
+	}
+	n.eng, err = engine.Open(eo)
 	r.must(err)
 	n.end = r.bus.end(n.id)
 	cfg := Config{

@@ -55,6 +55,9 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 	if r.sm = sm; !can {
 		return fmt.Errorf("%w: the state machine takes none", errSnapshotRefused)
 	}
+	if err := r.room(); err != nil {
+		return err
+	}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	defer r.cancel()
 	stop := context.AfterFunc(h.ctx, r.cancel)
@@ -64,6 +67,15 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 	}
 	defer h.snaps.done(nil, r)
 	return r.run(from, s)
+}
+
+// room refuses a snapshot where the disk is full: what is left belongs to what makes
+// room, and its tables could not be ingested.
+func (r *receive) room() error {
+	if r.g.h.cfg.Engine.Space() == engine.SpaceFull {
+		return fmt.Errorf("%w: %w", errSnapshotRefused, engine.ErrNoSpace)
+	}
+	return nil
 }
 
 func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
@@ -200,6 +212,9 @@ func (r *receive) fetchTable(s transport.Stream, chunk []byte) (err error) {
 	}()
 	sum, size := uint32(0), uint64(0)
 	for {
+		if err = r.room(); err != nil {
+			return err
+		}
 		// Before the write: a file system may use the buffer as it likes afterwards.
 		sum = crc32.Update(sum, castagnoli, chunk)
 		if _, err = f.Write(chunk); err != nil {

@@ -306,6 +306,43 @@ func TestSnapshotRefused(t *testing.T) {
 	})
 }
 
+// No snapshot is received onto a full disk: neither is one begun, nor is one gone on with
+// when the disk becomes full on the way. Its files are removed.
+func TestSnapshotNeedsRoom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond = 2 << 10 })
+		r.engopt = func(o *engine.Options) { o.LowSpaceBytes = 10 << 20 }
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 200) // some seconds' worth of tables
+		free := func(b uint64) {
+			f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: b, TotalBytes: 1 << 30, UsedBytes: 1<<30 - b})
+		}
+		staged := func() int {
+			names, err := f.fs.List("data/staging")
+			r.must(err)
+			return len(names)
+		}
+		free(9 << 20)
+		f.start()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if s := f.host.Group(1).Status(); s.Receiving || staged() > 0 {
+			t.Fatalf("a snapshot is received onto a full disk: %+v, %d files", s, staged())
+		}
+		free(900 << 20)
+		r.eventually("it is received", 20*time.Second, func() bool { return staged() > 0 })
+		free(9 << 20)
+		r.eventually("it is given up", 3*time.Second, func() bool { return staged() == 0 && !f.host.Group(1).Status().Receiving })
+		if done := f.sms[1].done; len(done) == 0 || done[len(done)-1] == nil {
+			t.Fatalf("outcomes %v", done)
+		}
+		free(900 << 20)
+		r.equal(1)
+	})
+}
+
 // trap 25: a pin holds the log behind a snapshot, and ends with its sender.
 func TestPinExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
