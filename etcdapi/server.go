@@ -171,6 +171,11 @@ func New(o Options) *Server {
 // beyond them get goroutines of their own. They hold about 8 MiB.
 const streamWorkers = 512
 
+// windowBytes is what a client may send ahead, per stream and per connection. A fixed
+// window holds any request within the default bound, and is known in advance; the
+// one that gRPC would find by pings beside the calls grows to 16 MiB a connection.
+const windowBytes = 2 << 20
+
 func (s *Server) grpcOptions() []grpc.ServerOption {
 	o := &s.opts
 	opts := []grpc.ServerOption{
@@ -183,6 +188,8 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 		grpc.UnaryInterceptor(s.unary),
 		grpc.StreamInterceptor(s.stream),
 		grpc.NumStreamWorkers(streamWorkers),
+		grpc.StaticStreamWindowSize(windowBytes),
+		grpc.StaticConnWindowSize(windowBytes),
 	}
 	if o.KeepAliveMinTime > 0 {
 		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: o.KeepAliveMinTime}))
