@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
@@ -54,11 +55,11 @@ func anyOrigin(next http.Handler) http.Handler {
 func (s *Server) handleHealth(mux *http.ServeMux) {
 	mux.Handle("/metrics", promhttp.HandlerFor(s.opts.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	mux.HandleFunc("/health", s.serveHealth)
-	s.handleChecks(mux, "livez", []check{{"serializable_read", s.readCheck(true)}})
+	s.handleChecks(mux, "livez", []check{{"serializable_read", s.ownReadCheck}})
 	s.handleChecks(mux, "readyz", []check{
 		{"data_corruption", s.corruptCheck},
-		{"serializable_read", s.readCheck(true)},
-		{"linearizable_read", s.readCheck(false)},
+		{"serializable_read", s.ownReadCheck},
+		{"linearizable_read", s.readCheck},
 		{"non_learner", s.learnerCheck},
 	})
 }
@@ -124,7 +125,11 @@ func (s *Server) unhealthy(ctx context.Context, excluded []string, serializable 
 	if !serializable && s.opts.Node.Leader() == 0 {
 		return "RAFT NO LEADER"
 	}
-	if err := s.readCheck(serializable)(ctx); err != nil {
+	read := s.readCheck
+	if serializable {
+		read = s.ownReadCheck
+	}
+	if err := read(ctx); err != nil {
 		return "RANGE ERROR:" + err.Error()
 	}
 	return ""
@@ -138,16 +143,40 @@ type check struct {
 
 // readCheck reads the first key there can be. It is one range's matter, so that a
 // health check costs the same however many ranges there are.
-func (s *Server) readCheck(serializable bool) func(context.Context) error {
-	return func(ctx context.Context) error {
-		inner, cancel, wording := s.bounded(ctx)
-		defer cancel()
-		_, err := s.opts.KV.Range(inner, &pb.RangeRequest{Key: []byte{0}, KeysOnly: true, Limit: 1, Serializable: serializable})
-		if err != nil {
-			return errors.New(status.Convert(wording(err)).Message())
-		}
+func (s *Server) readCheck(ctx context.Context) error { return wordOf(s.readFirst(ctx, false)) }
+
+// ownReadCheck is the read by which a supervisor decides to restart this process.
+// etcd's reads its own store, and succeeds on a member without a quorum. Here a
+// serializable read asks the range's leader too, so what the cluster lacks (a leader,
+// a quorum, an answer in time) is not held against this node: a restart would not
+// help, and a restart of all survivors would do harm.
+func (s *Server) ownReadCheck(ctx context.Context) error {
+	if s.opts.Node.Leader() == 0 {
+		return nil // and the read need not wait for one
+	}
+	err := s.readFirst(ctx, true)
+	if status.Code(err) == codes.Unavailable {
 		return nil
 	}
+	return wordOf(err)
+}
+
+func (s *Server) readFirst(ctx context.Context, serializable bool) error {
+	inner, cancel, wording := s.bounded(ctx)
+	defer cancel()
+	_, err := s.opts.KV.Range(inner, &pb.RangeRequest{Key: []byte{0}, KeysOnly: true, Limit: 1, Serializable: serializable})
+	if err != nil {
+		return wording(err)
+	}
+	return nil
+}
+
+// wordOf is a status's message alone, as etcd writes it.
+func wordOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(status.Convert(err).Message())
 }
 
 func (s *Server) corruptCheck(context.Context) error {

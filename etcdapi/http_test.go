@@ -37,7 +37,8 @@ import (
 //
 //	get PATH [metrics] [method=M] [state…]
 //
-// states: no-leader, learner, nospace, corrupt, broken (reads fail).
+// states: no-leader, learner, nospace, corrupt, leaderless (reads find no leader),
+// rotten (reads find rot).
 func TestHTTPStories(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.EnablePprof = true })
 	tr := &http.Transport{}
@@ -50,12 +51,15 @@ func TestHTTPStories(t *testing.T) {
 		switch {
 		case d.HasArg("no-leader"):
 			r.node.leader.Store(0)
+			r.kv.set(kverror.Timeout, false)
 		case d.HasArg("nospace"):
 			r.node.alarm.Store(int32(pb.AlarmType_NOSPACE))
 		case d.HasArg("corrupt"):
 			r.node.alarm.Store(int32(pb.AlarmType_CORRUPT))
-		case d.HasArg("broken"):
+		case d.HasArg("leaderless"):
 			r.kv.set(kverror.NoLeader, false)
+		case d.HasArg("rotten"):
+			r.kv.set(kverror.Corrupt, false)
 		}
 		addr, method := r.addr(), http.MethodGet
 		if d.HasArg("metrics") {

@@ -28,15 +28,17 @@ type Cluster interface {
 	MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error)
 }
 
-// Node is what this node knows of itself and of the placement group. No method
-// blocks; all may be called from many goroutines, Leader and Term for each request.
+// Node is what this node knows of itself and of the placement group. All methods may
+// be called from many goroutines, Leader and Term for each request; none but Status
+// blocks.
 type Node interface {
 	// Leader is the node that leads the placement group, which to clients is the
 	// cluster's leader; 0 where this node knows of none.
 	Leader() keyspace.NodeID
 	// Term is the placement group's raft term as this node knows it.
 	Term() uint64
-	// Status returns what Maintenance.Status reports.
+	// Status returns what Maintenance.Status reports. A node without a placement replica
+	// asks another one, for a second at most, and then leaves those fields out.
 	Status() Status
 	// Alarms returns the alarms of the cluster that stand.
 	Alarms() []*pb.AlarmMember
@@ -46,8 +48,8 @@ type Node interface {
 type Status struct {
 	// Revision is the last revision that this node has heard of.
 	Revision keyspace.Revision
-	// RaftIndex and AppliedIndex are the placement group's committed and applied index
-	// on this node.
+	// RaftIndex and AppliedIndex are the placement group's committed and applied index,
+	// on this node if it has a replica.
 	RaftIndex, AppliedIndex uint64
 	// DBSizeBytes is the size of the node's data, DBSizeInUseBytes that of it which is
 	// not garbage.
