@@ -29,6 +29,9 @@ const (
 	snapshotTablesMax = 1 << 16
 	// pinTTL is how long a snapshot that makes no progress keeps the log.
 	pinTTL = time.Minute
+	// stallTimeout is after how much time without progress either side gives a snapshot
+	// up: the places for snapshots are few.
+	stallTimeout = time.Minute
 	// installRetry is how long an install waits after an error of the engine (a full
 	// disk) before it tries again.
 	installRetry = time.Second
@@ -37,6 +40,7 @@ const (
 var (
 	errSnapshotRefused = errors.New("raftgroup: snapshot refused")
 	errSnapshotFormat  = errors.New("raftgroup: malformed snapshot stream")
+	errSnapshotStalled = errors.New("raftgroup: no progress of a snapshot")
 )
 
 // snapshotHeader is the first message of a snapshot's stream.
@@ -105,12 +109,18 @@ func (s *snapshots) start() {
 	}
 }
 
-// addSend takes one of the places for sends.
+// addSend takes one of the places for sends. No node gets more than one: one that
+// takes in nothing does not keep the others from their snapshots.
 func (s *snapshots) addSend(x *sending) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.mu.sends) >= s.h.cfg.SnapshotSends || s.h.stopping.Load() {
 		return false
+	}
+	for o := range s.mu.sends {
+		if o.node == x.node {
+			return false
+		}
 	}
 	s.mu.sends[x] = struct{}{}
 	return true
@@ -146,7 +156,7 @@ func (s *snapshots) cancel(g *Group) {
 	defer s.mu.Unlock()
 	for x := range s.mu.sends {
 		if x.g == g {
-			x.cancel()
+			x.ctx.cancel(nil)
 		}
 	}
 }
@@ -168,6 +178,34 @@ func (s *snapshots) nextFile() uint64 {
 	defer s.mu.Unlock()
 	s.mu.number++
 	return s.mu.number
+}
+
+// watch is a context that ends where progress has not been reported for the stall
+// timeout.
+type watch struct {
+	context.Context
+	cancel context.CancelCauseFunc
+	timer  clock.Timer
+}
+
+func newWatch(parent context.Context, c clock.Clock) *watch {
+	w := &watch{}
+	w.Context, w.cancel = context.WithCancelCause(parent)
+	w.timer = c.AfterFunc(stallTimeout, func() { w.cancel(errSnapshotStalled) })
+	return w
+}
+
+func (w *watch) progress() { w.timer.Reset(stallTimeout) }
+
+// end ends the context if it has not ended, and says what an error that follows from
+// its end comes from.
+func (w *watch) end(err error) error {
+	w.timer.Stop()
+	if err != nil && errors.Is(context.Cause(w), errSnapshotStalled) {
+		err = fmt.Errorf("%w for %v: %w", errSnapshotStalled, stallTimeout, err)
+	}
+	w.cancel(nil)
+	return err
 }
 
 // limiter spreads bytes over time for all who use it.

@@ -166,21 +166,29 @@ func (g *Group) endReceive(r *receive) {
 
 // fetch writes the tables to files and verifies all of them.
 func (r *receive) fetch(s transport.Stream) error {
+	w := newWatch(r.ctx, r.g.h.cfg.Clock)
+	if err := w.end(r.fetchTables(w, s)); err != nil {
+		return err
+	}
+	return r.verify()
+}
+
+func (r *receive) fetchTables(w *watch, s transport.Stream) error {
 	for {
-		m, err := s.Recv(r.ctx)
+		m, err := s.Recv(w)
 		if err != nil {
 			return unexpectedEnd(err)
 		}
 		switch {
 		case len(m) > 1 && m[0] == snapChunk && len(r.paths) < snapshotTablesMax:
-			if err := r.fetchTable(s, m[1:]); err != nil {
+			if err := r.fetchTable(w, s, m[1:]); err != nil {
 				return err
 			}
 		case len(m) > 1 && m[0] == snapEnd:
 			if n, w := binary.Uvarint(m[1:]); w != len(m)-1 || n != uint64(len(r.paths)) {
 				return fmt.Errorf("%w: end after %d tables", errSnapshotFormat, len(r.paths))
 			}
-			return r.verify()
+			return nil
 		default:
 			return fmt.Errorf("%w: message of %d bytes", errSnapshotFormat, len(m))
 		}
@@ -195,7 +203,7 @@ func unexpectedEnd(err error) error {
 }
 
 // fetchTable writes one table, which begins with the chunk.
-func (r *receive) fetchTable(s transport.Stream, chunk []byte) (err error) {
+func (r *receive) fetchTable(w *watch, s transport.Stream, chunk []byte) (err error) {
 	fs := r.g.h.cfg.Engine.FS()
 	name := fmt.Sprintf("%d-%d.sst", uint64(r.g.id), r.g.h.snaps.nextFile())
 	path := fs.PathJoin(r.g.h.cfg.Engine.StagingDir(), name)
@@ -221,7 +229,8 @@ func (r *receive) fetchTable(s transport.Stream, chunk []byte) (err error) {
 			return err
 		}
 		size += uint64(len(chunk))
-		m, err := s.Recv(r.ctx)
+		w.progress()
+		m, err := s.Recv(w)
 		if err != nil {
 			return unexpectedEnd(err)
 		}

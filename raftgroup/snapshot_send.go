@@ -1,7 +1,6 @@
 package raftgroup
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -28,8 +27,7 @@ type sending struct {
 	to     keyspace.ReplicaID
 	node   keyspace.NodeID
 	term   uint64
-	ctx    context.Context
-	cancel context.CancelFunc
+	ctx    *watch
 	stream transport.Stream
 	// The table under way.
 	sum     uint32
@@ -53,9 +51,9 @@ func (g *Group) sendSnapshot(m *pb.Message) {
 	}
 	sm, can := g.sm.(Snapshotter)
 	x.sm = sm
-	x.ctx, x.cancel = context.WithCancel(g.h.ctx)
+	x.ctx = newWatch(g.h.ctx, g.h.cfg.Clock)
 	if !can || x.node == 0 || !g.h.snaps.addSend(x) {
-		x.cancel()
+		_ = x.ctx.end(nil)
 		g.snapshotEnded(x.to, errSnapshotRefused)
 		return
 	}
@@ -86,8 +84,7 @@ func (g *Group) snapshotEnded(to keyspace.ReplicaID, err error) {
 
 func (x *sending) run() {
 	start := x.g.h.cfg.Clock.Now()
-	err := x.send()
-	x.cancel()
+	err := x.ctx.end(x.send())
 	x.g.h.snaps.done(x, nil)
 	if err != nil {
 		x.g.h.m.snapshotsFailed.Inc()
@@ -155,6 +152,7 @@ func (x *sending) Write(p []byte) (int, error) {
 		x.size += uint64(len(part))
 		n += len(part)
 		x.g.h.m.snapshotBytes.Add(float64(len(part)))
+		x.ctx.progress()
 	}
 	x.renewPin()
 	return len(p), nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
 
@@ -269,6 +271,89 @@ func TestSnapshotWaitsForCommitted(t *testing.T) {
 		if len(f.sms[1].done) == 0 {
 			t.Fatal("no snapshot came")
 		}
+	})
+}
+
+// lagging makes two groups with one leader and cuts a node off from the logs of both. It is down.
+func lagging(r *rig) (f *testNode) {
+	r.bootstrap(1, 2, voters(3))
+	r.write(1, "first")
+	l := r.leader(1)
+	if o := r.leader(2); o != l {
+		r.must(o.host.Group(2).Transfer(context.Background(), l.replicas[2]))
+	}
+	f = r.nodes[1+l.id%3]
+	f.crash(0)
+	for g := keyspace.GroupID(1); g <= 2; g++ {
+		for i := range 5 {
+			r.write(g, fmt.Sprint(i))
+		}
+		r.truncateAll(g)
+	}
+	return f
+}
+
+// A receiver that never answers does not keep the sender's places: none for ever, and
+// never more than one.
+func TestSnapshotReceiverHangs(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.SnapshotSends, c.SnapshotReceives = 4, 4 })
+		r.startAll()
+		defer r.close()
+		f := lagging(r)
+		f.start()
+		var began atomic.Int64
+		hang := make(chan struct{})
+		r.bus.set(func(*testBus) {
+			f.end.stream[transport.MethodRaftSnapshot] = func(context.Context, keyspace.NodeID, []byte, transport.Stream) error {
+				began.Add(1)
+				<-hang
+				return errors.New("it was stuck")
+			}
+		})
+		for range 200 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			for _, n := range r.nodes {
+				n.host.snaps.mu.Lock()
+				sends := len(n.host.snaps.mu.sends)
+				n.host.snaps.mu.Unlock()
+				if sends > 1 {
+					t.Errorf("node %d sends %d snapshots at once to one node", n.id, sends)
+				}
+			}
+		}
+		if began.Load() < 3 {
+			t.Errorf("%d snapshots were begun: one that hangs is never given up", began.Load())
+		}
+		close(hang)
+	})
+}
+
+// A sender that falls silent does not keep the receiver's places.
+func TestSnapshotSenderHangs(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		f := lagging(r)
+		hang := make(chan struct{})
+		r.bus.set(func(*testBus) {
+			for _, n := range r.nodes {
+				n.end.stall = func() { <-hang }
+			}
+		})
+		f.start()
+		receives := func() int {
+			f.host.snaps.mu.Lock()
+			defer f.host.snaps.mu.Unlock()
+			return len(f.host.snaps.mu.receives)
+		}
+		r.eventually("a snapshot comes", 10*time.Second, func() bool { return receives() > 0 })
+		r.eventually("its place is free again", 2*stallTimeout, func() bool { return receives() == 0 })
+		close(hang)
+		r.equal(1)
+		r.equal(2)
 	})
 }
 
