@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -163,15 +164,25 @@ func DecodeVersion(key, value []byte) (Version, error) {
 	return v, v.DecodeValue(value)
 }
 
+// putScratch holds buffers in which Put encodes, up to maxScratchBytes each.
+var putScratch = sync.Pool{New: func() any { return new([]byte) }}
+
+const maxScratchBytes = 64 << 10
+
 // Put writes the version. It panics on a version that breaks the model. What v
 // points to may be reused after the call.
 func Put(w engine.Writer, v *Version) error {
-	// One allocation for key and value: the writer copies both.
-	buf := make([]byte, 0, 2*len(v.Key)+16+len(v.Value)+MaxValueOverhead)
-	buf = v.AppendKey(buf)
+	// The writer copies both.
+	scratch := putScratch.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+	buf := v.AppendKey((*scratch)[:0])
 	n := len(buf)
 	buf = v.AppendValue(buf)
-	if err := w.Set(buf[:n:n], buf[n:]); err != nil {
+	err := w.Set(buf[:n:n], buf[n:])
+	if cap(buf) <= maxScratchBytes {
+		*scratch = buf
+		putScratch.Put(scratch)
+	}
+	if err != nil {
 		return fmt.Errorf("mvcc: put %q at revision %d: %w", v.Key, v.Mod, err)
 	}
 	return nil

@@ -24,7 +24,8 @@ type HistoryOptions struct {
 	// compacted revision, or events are missing.
 	From, To keyspace.Revision
 	// MaxBytes bounds the memory of the call, 0 is DefaultHistoryBytes. A revision is
-	// never divided: one that alone is larger is returned whole.
+	// never divided: one that alone is larger is returned whole, and as much may be
+	// buffered beside it.
 	MaxBytes int64
 	// KeysOnly leaves Value empty.
 	KeysOnly bool
@@ -43,10 +44,7 @@ func History(r engine.Reader, o HistoryOptions, fn func(*Version) error) (next k
 	if o.From > o.To {
 		return o.From, nil
 	}
-	h := &history{o: o, to: o.To, filter: engine.NewRevisionFilter(max(o.From, 0), o.To)}
-	if h.o.MaxBytes <= 0 {
-		h.o.MaxBytes = DefaultHistoryBytes
-	}
+	h := newHistory(o)
 	if err := h.collect(r); err != nil {
 		return 0, err
 	}
@@ -68,6 +66,18 @@ type history struct {
 	filter *engine.RevisionFilter
 	events []Version
 	bytes  int64
+	// trimAt is how many bytes are too many; trims counts how often they were.
+	trimAt int64
+	trims  int
+}
+
+func newHistory(o HistoryOptions) *history {
+	h := &history{o: o, to: o.To, filter: engine.NewRevisionFilter(max(o.From, 0), o.To)}
+	if h.o.MaxBytes <= 0 {
+		h.o.MaxBytes = DefaultHistoryBytes
+	}
+	h.trimAt = h.o.MaxBytes
+	return h
 }
 
 func (h *history) collect(r engine.Reader) (err error) {
@@ -120,8 +130,11 @@ func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision)
 	}
 	h.events = append(h.events, v)
 	h.bytes += v.Size() + eventOverhead
-	if h.bytes > h.o.MaxBytes {
+	if h.bytes > h.trimAt {
 		h.trim()
+		// A revision that alone is too large stays whole: what is looked through again must
+		// have doubled, or each further event of it would sort all.
+		h.trimAt = max(h.o.MaxBytes, 2*h.bytes)
 	}
 	return nil
 }
@@ -129,6 +142,7 @@ func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision)
 // trim forgets the highest revisions until at most half of the memory is in use,
 // so that it is rare. The lowest revision stays in any case.
 func (h *history) trim() {
+	h.trims++
 	slices.SortFunc(h.events, func(a, b Version) int { return cmp.Compare(a.Mod, b.Mod) })
 	var kept int64 // bytes of events[:n], which are whole revisions
 	n := 0

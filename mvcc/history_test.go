@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"fmt"
+	"math/bits"
 	"strings"
 	"testing"
 
@@ -29,6 +30,44 @@ func TestHistories(t *testing.T) {
 		s := &story{e: openTest(t), hashes: map[uint64]string{}}
 		datadriven.RunTest(t, path, s.run)
 	})
+}
+
+// One revision of very many events is returned whole, and is not sorted over and over
+// for it.
+func TestHistoryOfLargeRevision(t *testing.T) {
+	const events = 200_000
+	e := openTest(t)
+	b := e.NewBatch()
+	for i := range events {
+		// The second revision comes from every other key, so that it is forgotten again and
+		// again until its room is gone.
+		for rev := keyspace.Revision(2); rev <= 2+keyspace.Revision(i%2); rev++ {
+			v := Version{Key: fmt.Appendf(nil, "k%07d", i), Mod: rev, Create: rev, Version: 1}
+			if err := Put(b, &v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b.Len() > 1<<20 {
+			if err := b.Commit(); err != nil {
+				t.Fatal(err)
+			}
+			b = e.NewBatch()
+		}
+	}
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	const maxBytes = 64 << 10
+	h := newHistory(HistoryOptions{From: 2, To: 9, MaxBytes: maxBytes})
+	if err := h.collect(e); err != nil {
+		t.Fatal(err)
+	}
+	if len(h.events) != events || h.to != 2 {
+		t.Errorf("%d events up to %d, want %d up to 2", len(h.events), h.to, events)
+	}
+	if most := bits.Len64(uint64(h.bytes/maxBytes)) + 2; h.trims > most {
+		t.Errorf("sorted %d times, want at most %d", h.trims, most)
+	}
 }
 
 type story struct {

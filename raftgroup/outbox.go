@@ -28,6 +28,8 @@ type lane struct {
 	method   transport.Method
 	frame    []byte
 	messages int
+	// last is the size of the last frame: about that of the next.
+	last int
 	// appends names who must hear that a frame with MsgApps was not taken.
 	appends []appendRef
 }
@@ -91,7 +93,7 @@ func (o *outbox) host(node keyspace.NodeID, m *message) {
 
 func (o *outbox) open(l *lane) {
 	if l.messages == 0 {
-		l.frame = appendFrameHeader(make([]byte, 0, 512), o.w.h.cfg.ElectionTimeout)
+		l.frame = appendFrameHeader(make([]byte, 0, max(512, l.last+l.last/4)), o.w.h.cfg.ElectionTimeout)
 	}
 }
 
@@ -131,5 +133,6 @@ func (o *outbox) send(node keyspace.NodeID, l *lane) {
 		}
 	}
 	clear(l.appends)
+	l.last = len(l.frame)
 	l.frame, l.messages, l.appends = nil, 0, l.appends[:0]
 }

@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -22,6 +24,8 @@ type applyState struct {
 	// term is that of the last entry.
 	term uint64
 	done []outcome
+	// versions is the memory for those of one batch.
+	versions []mvcc.Version
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -129,8 +133,14 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 			out.deltas = addDelta(out.deltas, v.Mod, d)
 		}
 		s.rec.hash += versionHash(v)
-		return mvcc.Put(b, v)
+		s.versions = append(s.versions, *v)
+		return nil
 	})
+	if err == nil {
+		err = s.write(b)
+	}
+	clear(s.versions)
+	s.versions = s.versions[:0]
 	if err != nil {
 		return err
 	}
@@ -139,6 +149,20 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
 	}
 	r.node.metrics.applied.Add(float64(c.txns))
+	return nil
+}
+
+// write writes the versions of a batch in the order of the store: neighbours find
+// their places in the memtable by the same path, which is then in the processor's cache.
+func (s *applyState) write(b *engine.Batch) error {
+	slices.SortFunc(s.versions, func(x, y mvcc.Version) int {
+		return cmp.Or(bytes.Compare(x.Key, y.Key), cmp.Compare(x.Mod, y.Mod), cmp.Compare(x.Sub, y.Sub))
+	})
+	for i := range s.versions {
+		if err := mvcc.Put(b, &s.versions[i]); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -336,7 +360,11 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 	if why := r.node.claim([]claim{{r.id, rec.span}}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
-	r.standStill()
+	if err := r.standStill(); err != nil {
+		r.standEasy()
+		r.node.unclaim(r.id)
+		return err
+	}
 	return nil
 }
 

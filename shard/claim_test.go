@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"bytes"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -185,5 +186,47 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 		if n := versions(); n != 0 {
 			t.Fatalf("%d versions after it, want 0", n)
 		}
+	})
+}
+
+// The note of how far old versions are gone must not come back with a crash once a
+// snapshot may have brought others: an ingest can be durable before what was committed.
+func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		r := w.node.Replica(1)
+		r.mu.Lock()
+		r.rec.compacted = 5
+		r.mu.Unlock()
+		w.node.keeper.note(r)
+		time.Sleep(time.Second)
+		if err := w.engine.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		noted := func() bool {
+			t.Helper()
+			it, err := w.engine.NewIter(engine.IterOptions{OnlyDurable: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := removalKey(1)
+			found := it.SeekGE(key) && bytes.Equal(it.Key(), key)
+			if err := errors.Join(it.Error(), it.Close()); err != nil {
+				t.Fatal(err)
+			}
+			return found
+		}
+		if !noted() {
+			t.Fatal("no note: the test proves nothing")
+		}
+		snap := snapshotOf(1, 1, "")
+		if err := r.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		if noted() {
+			t.Fatal("the note would come back")
+		}
+		r.SnapshotDone(snap, errors.New("the sender died"))
 	})
 }

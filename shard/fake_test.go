@@ -154,6 +154,10 @@ func (f *fakeGroups) bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []k
 	})
 }
 
+func (f *fakeGroups) finishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
+	return nil
+}
+
 func (f *fakeGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {
 	a, ok, err := f.e.Applied(id)
 	if err != nil {

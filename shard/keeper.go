@@ -170,16 +170,20 @@ func (r *Replica) removed() {
 // snapshot has brought back. A step is bounded, and so is the wait.
 //
 // The note of how far old versions are gone goes too, before the install makes
-// other data durable: it must not speak for them after a crash.
-func (r *Replica) standStill() {
+// other data durable: it must not speak for them after a crash. A replica that has
+// no data yet has none.
+func (r *Replica) standStill() error {
 	r.mu.Lock()
 	r.receiving = true
-	running := r.removing
+	running, empty := r.removing, r.rec.generation == 0
 	r.mu.Unlock()
 	if running != nil {
 		<-running
 	}
-	r.node.forgetRemoval(r.id)
+	if empty {
+		return nil
+	}
+	return r.node.forgetRemoval(r.id)
 }
 
 // standEasy ends standStill.

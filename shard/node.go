@@ -50,6 +50,8 @@ type Disk interface {
 // Groups opens raft groups; HostGroups makes one of a raftgroup.Host.
 type Groups interface {
 	bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error
+	// finishRemovals is raftgroup.Host's.
+	finishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error
 	open(g keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error)
 }
 
@@ -60,6 +62,10 @@ type hostGroups struct{ h *raftgroup.Host }
 
 func (g hostGroups) bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
 	return g.h.Bootstrap(b, id, replicas, payload)
+}
+
+func (g hostGroups) finishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error {
+	return g.h.FinishRemovals(ctx, del)
 }
 
 func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {
@@ -160,6 +166,9 @@ func NewNode(cfg Config) *Node {
 // Open opens every replica that the engine holds. It is called once, before
 // requests come.
 func (n *Node) Open() error {
+	if err := n.cfg.Groups.finishRemovals(n.ctx, n.deleteData); err != nil {
+		return fmt.Errorf("shard: open the replicas: %w", err)
+	}
 	type stored struct {
 		g keyspace.GroupID
 		a engine.Applied
@@ -224,17 +233,52 @@ func (n *Node) loadRemoval(id keyspace.RangeID) (keyspace.Revision, error) {
 	return keyspace.Revision(rev), nil
 }
 
-// forgetRemoval drops the note of how far old versions are gone: other data took
-// their place.
-func (n *Node) forgetRemoval(id keyspace.RangeID) {
+// forgetRemoval drops the note of how far old versions are gone, for good: other data
+// takes their place, and an ingest of it may become durable before what is committed
+// here.
+func (n *Node) forgetRemoval(id keyspace.RangeID) error {
 	b := n.cfg.Engine.NewBatch()
 	err := b.Delete(removalKey(id))
 	if err == nil {
 		err = b.Commit()
 	}
-	if err != nil {
-		n.log.Error("forget how far old versions are removed", zap.Stringer("range", id), zap.Error(errors.Join(err, b.Close())))
+	if err == nil {
+		err = n.cfg.Engine.Flush(n.ctx)
 	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("shard: range %s: forget how far old versions are removed: %w", id, err), b.Close())
+	}
+	return nil
+}
+
+// deleteData writes the deletion of what the node has of a removed replica. Its user
+// keys stay where another replica holds a part of its span by now: a snapshot for the
+// rest clears it.
+func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error {
+	local := engine.GroupLocalSpan(g)
+	if err := b.DeleteRange(local.Lower, local.Upper); err != nil || g.IsSystem() {
+		return err
+	}
+	if err := b.Delete(removalKey(g.Range())); err != nil || a == nil {
+		return err
+	}
+	rec, err := decodeRecord(a.Payload)
+	if err != nil {
+		return fmt.Errorf("shard: range %s: applied record at index %d: %w", g.Range(), a.Index, err)
+	}
+	held := false
+	if err := n.cfg.Engine.VisitApplied(func(o keyspace.GroupID, a engine.Applied) error {
+		if o == g || o.IsSystem() {
+			return nil
+		}
+		other, err := decodeRecord(a.Payload)
+		held = held || err == nil && other.span.Overlaps(rec.span)
+		return err
+	}); err != nil || held {
+		return err
+	}
+	data := engine.VersionedSpan(rec.span)
+	return b.DeleteRange(data.Lower, data.Upper)
 }
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {

@@ -58,7 +58,25 @@ type op struct {
 }
 
 // NewBatch returns an empty batch, to be synced.
-func (l *Log) NewBatch() *Batch { return &Batch{log: l, sync: true} }
+func (l *Log) NewBatch() *Batch {
+	b := &Batch{log: l, sync: true}
+	if buf, ok := l.bufs.Get().(*[]byte); ok {
+		b.buf = (*buf)[:0]
+	}
+	return b
+}
+
+// recycleBytes is the largest buffer that is kept for another batch.
+const recycleBytes = 1 << 20
+
+// recycle keeps the buffer of a written batch.
+func (l *Log) recycle(b *Batch) {
+	buf := b.buf
+	b.buf = nil
+	if cap(buf) <= recycleBytes {
+		l.bufs.Put(&buf)
+	}
+}
 
 // SetSync says whether the batch needs an fsync before its completion. False is
 // for hard states that change nothing but the commit index: they are written in

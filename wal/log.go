@@ -42,6 +42,8 @@ type Log struct {
 	clock      clock.Clock
 	cache      *cache
 	pins       pins
+	// bufs holds buffers of written batches.
+	bufs sync.Pool
 
 	// files is held shared by reads of segments and exclusively by Close alone; it is
 	// the one lock held over disk access, and nobody waits for it but Close.

@@ -323,7 +323,11 @@ func (w *writer) complete(do *write, err error) {
 	l.mu.Unlock()
 	l.metrics.queueBytes.Set(float64(queued))
 	for _, p := range do.pieces {
-		if p.to == len(p.batch.ops) && p.batch.done != nil {
+		if p.to < len(p.batch.ops) {
+			continue
+		}
+		l.recycle(p.batch)
+		if p.batch.done != nil {
 			p.batch.done(err)
 		}
 	}
