@@ -106,7 +106,7 @@ func TestHangingDiskRefusesPuts(t *testing.T) {
 			start := time.Now()
 			r.mustPut(at, keyOf(mine), "new")
 			if took := time.Since(start); took > 4*rigElection {
-				t.Errorf("a put through node %s took %v", at.id, took)
+				r.t.Errorf("a put through node %s took %v", at.id, took)
 			}
 		}
 		release()

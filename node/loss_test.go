@@ -6,6 +6,10 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
 )
 
 // A node that has lost its log, or its store, is not taken for a new one: it refuses to
@@ -29,21 +33,21 @@ func TestLostStorageIsRefused(t *testing.T) {
 				n := r.nodes[2]
 				r.mustPut(n, keyOf(0), "acknowledged")
 				r.crash(n)
-				c.lose(t, n.disk)
+				c.lose(r.t, n.disk)
 				// More than once: a refusal must leave nothing that the next start takes for
 				// the whole.
 				for range 2 {
-					core, err := Open(t.Context(), r.optionsOf(n))
+					core, err := Open(r.t.Context(), r.optionsOf(n))
 					if err == nil {
 						n.core = core
-						t.Fatal("the node has started")
+						r.t.Fatal("the node has started")
 					}
 					if !errors.Is(err, errLost) {
-						t.Fatal(err)
+						r.t.Fatal(err)
 					}
 					for _, w := range c.words {
 						if !strings.Contains(err.Error(), w) {
-							t.Errorf("%q does not say %q", err, w)
+							r.t.Errorf("%q does not say %q", err, w)
 						}
 					}
 				}
@@ -81,5 +85,44 @@ func TestCrashInFirstStart(t *testing.T) {
 		}
 		r.mustPut(r.nodes[0], keyOf(0), "v")
 		r.stop(r.nodes...)
+	})
+}
+
+// A crash within the removal of a replica does not keep the node from starting: the
+// removal is repeated, and nothing of the replica is left.
+func TestCrashInRemoval(t *testing.T) {
+	bubble(t, 1, borders(2), nil, func(r *rig) {
+		n := r.nodes[0]
+		r.mustPut(n, keyOf(0), "gone")
+		r.mustPut(n, keyOf(1), "stays")
+		var id keyspace.RangeID
+		for _, s := range n.summaries() {
+			if s.Descriptor.Span.Contains([]byte(keyOf(0))) {
+				id = s.Descriptor.Range
+			}
+		}
+		if err := n.core.engine.Flush(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		cut := errors.New("cut off")
+		if err := n.core.host.Remove(r.t.Context(), id.Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
+			r.t.Fatal(err)
+		}
+		r.crash(n)
+		r.start(n)
+		if n.core.shards.Replica(id) != nil || len(n.core.host.Removed()) != 0 {
+			r.t.Errorf("replica %v, removed %v", n.core.shards.Replica(id), n.core.host.Removed())
+		}
+		if _, ok, err := n.core.engine.Applied(id.Group()); ok || err != nil {
+			r.t.Errorf("applied record: %v %v", ok, err)
+		}
+		if _, ok, err := mvcc.Get(n.core.engine, []byte(keyOf(0)), 1<<40); ok || err != nil {
+			r.t.Errorf("a key of the replica: %v %v", ok, err)
+		}
+		r.mustGet(n, keyOf(1), "stays")
+		// What the log has forgotten need not be repeated.
+		r.crash(n)
+		r.start(n)
+		r.mustGet(n, keyOf(1), "stays")
 	})
 }

@@ -162,7 +162,7 @@ func TestLogLeavesRoomToTheStore(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		if after := r.walBytes(full); after > before {
-			t.Errorf("the log has grown from %d to %d bytes on a full disk", before, after)
+			r.t.Errorf("the log has grown from %d to %d bytes on a full disk", before, after)
 		}
 		full.disk.free()
 		r.waitFull(full, false)

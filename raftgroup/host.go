@@ -367,6 +367,27 @@ func (h *Host) submitAndWait(ctx context.Context, setSync func(bool), submit fun
 // their data: Remove must be called for them again, they cannot be opened.
 func (h *Host) Removed() []keyspace.GroupID { return h.cfg.WAL.Removed() }
 
+// FinishRemovals repeats the removals that a crash has cut off, so that their groups
+// may be opened here anew. It is to be called before the first Open. del writes the
+// deletion of a group's data; a is nil where the applied record is gone already.
+func (h *Host) FinishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error {
+	for _, id := range h.Removed() {
+		var at *engine.Applied
+		a, ok, err := h.cfg.Engine.Applied(id)
+		if err != nil {
+			return fmt.Errorf("raftgroup: remove group %s again: %w", id, err)
+		}
+		if ok {
+			at = &a
+		}
+		if err := h.Remove(ctx, id, func(b *engine.Batch) error { return del(b, id, at) }); err != nil {
+			return fmt.Errorf("after a crash: %w", err)
+		}
+		h.log.Info("a removal that a crash has cut off is done", zap.Stringer("group", id))
+	}
+	return nil
+}
+
 // tickLoop is the one timer of the host.
 func (h *Host) tickLoop() {
 	t := h.cfg.Clock.NewTimer(h.cfg.TickInterval)
