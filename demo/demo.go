@@ -211,7 +211,7 @@ func load(ctx context.Context, o *Options, endpoints []string, out io.Writer) er
 	cfg.Verify, cfg.Live, cfg.DataPath = true, true, o.DataDir
 	report, err := loadtest.Run(ctx, cfg, out)
 	if err != nil {
-		return err
+		return fmt.Errorf("load test: %w", err)
 	}
 	return report.Err()
 }

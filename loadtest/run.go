@@ -22,16 +22,16 @@ import (
 // marked Interrupted, and returns no error.
 func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	if err := cfg.Validate(); err != nil {
-		return Report{}, fmt.Errorf("loadtest: %w", err)
+		return Report{}, err
 	}
 	s, err := dial(&cfg)
 	if err != nil {
-		return Report{}, fmt.Errorf("loadtest: %w", err)
+		return Report{}, err
 	}
 	defer s.close()
 	versions, err := s.versions(ctx, &cfg)
 	if err != nil {
-		return Report{}, fmt.Errorf("loadtest: %w", err)
+		return Report{}, err
 	}
 	var id [8]byte
 	// crypto/rand.Read never fails.
@@ -42,7 +42,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	r.report.Machine = thisMachine()
 	r.report.FileSystem = fileSystemOf(cfg.DataPath)
 	if err := r.do(ctx); err != nil {
-		return r.report, fmt.Errorf("loadtest: %w", err)
+		return r.report, err
 	}
 	r.report.WriteText(out)
 	return r.report, nil

@@ -43,6 +43,7 @@ func TestUsageErrors(t *testing.T) {
 		{"run --server-metrics localhost", "server-metrics:"},
 		{"run --cert c.pem", "--cert and --key go together"},
 		{"run --cacert no-such-file", "no-such-file"},
+		{"run --data-dir no-such-dir", "data-dir: stat no-such-dir"},
 	} {
 		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, c.want) {
@@ -116,6 +117,12 @@ func TestFailures(t *testing.T) {
 		t.Errorf("loss: code %d\n%s%s", code, stdout, stderr)
 	}
 
+	// A report that cannot be written is said before the load and not after it.
+	code, stdout, stderr := loadtestCommand(t, append(args("127.0.0.1:1"), "--json", filepath.Join(t.TempDir(), "no", "such"))...)
+	if code != exitFailed || stdout != "" || !strings.HasPrefix(stderr, "loadtest: json: open ") {
+		t.Errorf("report: code %d\n%s%s", code, stdout, stderr)
+	}
+
 	refusing := &fakekv.Store{Before: func(context.Context, int64) error { return os.ErrPermission }}
 	endpoint, stop, err = refusing.Serve()
 	if err != nil {
@@ -124,5 +131,8 @@ func TestFailures(t *testing.T) {
 	defer stop()
 	if code, _, stderr := loadtestCommand(t, args(endpoint)[:len(args(endpoint))-1]...); code != exitFailed || !strings.Contains(stderr, "no operation succeeded") {
 		t.Errorf("refusal: code %d\n%s", code, stderr)
+	}
+	if code, _, stderr := loadtestCommand(t, append(args(endpoint), "--fill")...); code != exitFailed || !strings.HasPrefix(stderr, "loadtest: fill: ") {
+		t.Errorf("refusal of the fill: code %d\n%s", code, stderr)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -86,6 +87,9 @@ func (f *runFlags) complete(cfg *loadtest.Config, set *pflag.FlagSet) error {
 	if !set.Changed("fill") {
 		cfg.Fill = cfg.Workload != loadtest.Put
 	}
+	if _, err := os.Stat(cfg.DataPath); err != nil {
+		return fmt.Errorf("data-dir: %w", err)
+	}
 	var err error
 	if cfg.TLS, err = f.tls(); err != nil {
 		return err
@@ -112,8 +116,18 @@ func (f *runFlags) tls() (*tls.Config, error) {
 // run does the run and writes the report to where it belongs.
 func run(c *cobra.Command, cfg loadtest.Config, json string) error {
 	text := c.OutOrStdout()
-	if json == "-" {
+	switch json {
+	case "":
+	case "-":
 		text = c.ErrOrStderr()
+	default:
+		// A long run is not lost to a wrong path. An older report stays until there is a
+		// new one.
+		f, err := os.OpenFile(json, os.O_WRONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			return fmt.Errorf("json: %w", err)
+		}
+		f.Close()
 	}
 	report, err := loadtest.Run(c.Context(), cfg, text)
 	if err != nil {
