@@ -26,6 +26,7 @@ check: check-format check-vet lint check-generate check-tidy test
 
 test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) ./...
+	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
 
 # Each fuzz target of the tree for FUZZTIME; a finding is kept in its testdata.
 fuzz:
