@@ -69,6 +69,7 @@ type space struct {
 
 	state  atomic.Uint32
 	fullAt atomic.Int64 // clock.Time of the last failed write
+	moved  atomic.Uint64
 
 	// mu keeps the ballast from being made and given up at once. It is held over
 	// file operations; only pollers and writes that met a full disk take it.
@@ -84,6 +85,11 @@ func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 
 // Space returns the state of the disk's space. It costs one atomic load.
 func (e *Engine) Space() SpaceState { return e.space.get() }
+
+// Progress counts the writes and syncs of tables that have ended. Where a commit waits
+// for flushes it tells a slow disk, on which this grows, from one that hangs or that
+// is full.
+func (e *Engine) Progress() uint64 { return e.space.moved.Load() }
 
 func (s *space) get() SpaceState { return SpaceState(s.state.Load()) }
 
@@ -295,12 +301,51 @@ func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, 
 		_ = clock.Sleep(g.space.ctx, g.space.clock, retryPause)
 		return nil, err
 	}
-	if category == flushCategory || category == compactionCategory {
-		if err := g.space.admit(category); err != nil {
-			return nil, err
-		}
+	if category != flushCategory && category != compactionCategory {
+		return g.FS.Create(name, category)
 	}
-	return g.FS.Create(name, category)
+	if err := g.space.admit(category); err != nil {
+		return nil, err
+	}
+	f, err := g.FS.Create(name, category)
+	if err != nil {
+		return nil, err
+	}
+	return &tableProgress{File: f, moved: &g.space.moved}, nil
+}
+
+// tableProgress counts what is done to a table that is being written.
+type tableProgress struct {
+	vfs.File
+	moved *atomic.Uint64
+}
+
+// Write implements vfs.File.
+func (f *tableProgress) Write(p []byte) (int, error) {
+	n, err := f.File.Write(p)
+	f.moved.Add(1)
+	return n, err
+}
+
+// Sync implements vfs.File.
+func (f *tableProgress) Sync() error {
+	err := f.File.Sync()
+	f.moved.Add(1)
+	return err
+}
+
+// SyncData implements vfs.File.
+func (f *tableProgress) SyncData() error {
+	err := f.File.SyncData()
+	f.moved.Add(1)
+	return err
+}
+
+// SyncTo implements vfs.File.
+func (f *tableProgress) SyncTo(length int64) (fullSync bool, err error) {
+	fullSync, err = f.File.SyncTo(length)
+	f.moved.Add(1)
+	return fullSync, err
 }
 
 // Link implements vfs.FS.

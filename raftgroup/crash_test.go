@@ -25,6 +25,8 @@ type syncFS struct {
 	vfs.FS
 	// only names the files concerned by their suffix; empty: all.
 	only string
+	// slow is how long each write takes.
+	slow  atomic.Int64
 	mu    sync.Mutex
 	block chan struct{} // closed to let syncs go on; nil: they go on
 }
@@ -76,6 +78,13 @@ func (f *syncFS) file(name string, x vfs.File) vfs.File {
 		return x
 	}
 	return &syncFile{x, f}
+}
+
+func (f *syncFile) Write(p []byte) (int, error) {
+	if d := f.fs.slow.Load(); d > 0 {
+		time.Sleep(time.Duration(d))
+	}
+	return f.File.Write(p)
 }
 
 func (f *syncFile) Sync() error                  { f.fs.wait(); return f.File.Sync() }

@@ -79,7 +79,7 @@
 //   - the process is paused: the clock runs on, and who asks Lease compares it
 //     with the clock. Ticks that were missed are not made up for.
 //   - a disk hangs: Progress of the wal stands still, or a batch stays on its way into
-//     the engine; the host stops its ticks and heartbeats, refuses proposals, and says
+//     the engine and no table grows; the host stops its ticks and heartbeats, refuses proposals, and says
 //     so to its peers, who elect others. When it moves again the host goes on as a
 //     follower of those.
 //   - a disk is full: the engine is flushed at once, while it still can be, and no

@@ -22,10 +22,23 @@ type peers struct {
 		listeners []func(keyspace.NodeID, bool)
 	}
 	// The rest belongs to the ticker.
-	sequence uint64
-	syncs    uint64     // completed fsyncs at the last look
-	moved    clock.Time // when that number last grew, or nothing was to be done
-	probe    chan struct{}
+	sequence   uint64
+	wal, store watched
+	probe      chan struct{}
+}
+
+// watched is a count that grows while a disk moves.
+type watched struct {
+	count uint64
+	moved clock.Time // when it last grew, or nothing was to be done
+}
+
+// look returns for how long the disk has stood still though something was to be done.
+func (w *watched) look(now clock.Time, count uint64, idle bool) time.Duration {
+	if count != w.count || idle {
+		w.count, w.moved = count, now
+	}
+	return now.Sub(w.moved)
 }
 
 type peer struct {
@@ -40,7 +53,8 @@ type peer struct {
 func (p *peers) init(h *Host) {
 	p.h = h
 	p.mu.nodes = make(map[keyspace.NodeID]*peer)
-	p.moved = h.cfg.Clock.Now()
+	p.wal.moved = h.cfg.Clock.Now()
+	p.store.moved = p.wal.moved
 	p.probe = make(chan struct{}, 1)
 }
 
@@ -124,20 +138,22 @@ func (p *peers) tell(nodes map[keyspace.NodeID]bool) {
 // checkDisks decides whether this node's wal and store move. While one does not, the
 // host neither ticks its groups nor answers for its health: its leaders send no
 // heartbeats, lose their leases, and others take over.
+//
+// A store that holds a commit up because it flushes slowly is another matter: every
+// replica has to take in the same, so that to lead elsewhere would help nobody.
 func (p *peers) checkDisks(now clock.Time) {
 	limit := p.h.cfg.ElectionTimeout
 	syncs, pending := p.h.cfg.WAL.Progress()
-	if syncs != p.syncs || pending == 0 {
-		p.syncs, p.moved = syncs, now
-	}
-	wal := now.Sub(p.moved) >= limit || pending >= limit
+	wal := max(pending, p.wal.look(now, syncs, pending == 0)) >= limit
 	var applying time.Duration
 	for _, a := range p.h.appliers {
 		applying = max(applying, a.pending(now))
 	}
+	still := p.store.look(now, p.h.cfg.Engine.Progress(), applying == 0)
+	store := min(applying, still) >= limit
 	p.h.m.walStuck.Set(float64(boolInt(wal)))
-	p.h.m.applyStuck.Set(float64(boolInt(applying >= limit)))
-	if stuck := wal || applying >= limit; p.h.stuck.Swap(stuck) != stuck {
+	p.h.m.applyStuck.Set(float64(boolInt(store)))
+	if stuck := wal || store; p.h.stuck.Swap(stuck) != stuck {
 		p.h.log.Warn("the progress of wal and store has changed", zap.Bool("stuck", stuck),
 			zap.Duration("pending", pending), zap.Duration("applying", applying))
 	}

@@ -68,6 +68,54 @@ func TestHangingStoreCostsLeadership(t *testing.T) {
 	})
 }
 
+// A store that is slow holds commits up for as long, and costs no leadership: the others'
+// are no faster.
+func TestSlowStoreKeepsLeadership(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.memtab = 256 << 10
+		var tables [4]*syncFS
+		for id, n := range r.nodes {
+			tables[id] = &syncFS{FS: n.fs, only: ".sst"}
+			n.efs = tables[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		term := l.host.Group(1).Status().Term
+		for _, fs := range tables[1:] {
+			fs.slow.Store(int64(600 * time.Millisecond))
+		}
+		var longest time.Duration
+		noise := make([]byte, 16<<10)
+		for range 400 {
+			for i := range noise {
+				noise[i] = byte(r.rng.Uint32())
+			}
+			_ = l.propose(1, string(noise))
+			time.Sleep(50 * time.Millisecond)
+			for _, a := range l.host.appliers {
+				longest = max(longest, a.pending(l.host.cfg.Clock.Now()))
+			}
+			if l.host.Stuck() {
+				t.Fatal("taken for a store that hangs")
+			}
+		}
+		if longest < 2*time.Second {
+			t.Errorf("commits were held up for %v: the test proves nothing", longest)
+		}
+		if s := l.host.Group(1).Status(); !s.IsLeader || s.Term != term {
+			t.Errorf("led in term %d, now %+v", term, s)
+		}
+		for _, fs := range tables[1:] {
+			fs.slow.Store(0)
+		}
+		r.equal(1)
+	})
+}
+
 // A follower whose wal cannot keep up drops what leaders send, beyond the bound of its
 // queue; it catches up when the disk moves.
 func TestFollowerQueueIsBounded(t *testing.T) {
