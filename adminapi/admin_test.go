@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
@@ -221,8 +223,14 @@ func TestEndpoints(t *testing.T) {
 // TestNextSteps: every kind of error has a next step.
 func TestNextSteps(t *testing.T) {
 	for _, row := range kverror.Table() {
-		if nextStep(row.Kind) == "" {
+		if nextStep(row.Kind, readAgain) == "" {
 			t.Errorf("%s has none", row.Name)
+		}
+	}
+	// The clock of the command and that of gRPC run out together.
+	for _, c := range []codes.Code{codes.DeadlineExceeded, codes.Canceled} {
+		if r := (*Refusal)(nil); !errors.As(asRefusal(endpoint{name: "e"}, status.Error(c, "too late")), &r) || !strings.Contains(r.NextStep, "--command-timeout") {
+			t.Errorf("%s: %+v", c, r)
 		}
 	}
 }

@@ -68,7 +68,7 @@ type server struct {
 func (s *server) RangeList(ctx context.Context, _ *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
 	ranges, err := s.backend.Ranges(ctx)
 	if err != nil {
-		return nil, grpcError("list the ranges", err)
+		return nil, grpcError("list the ranges", err, readAgain)
 	}
 	slices.SortFunc(ranges, func(a, b *adminpb.Range) int { return bytes.Compare(a.Start, b.Start) })
 	return &adminpb.RangeListResponse{Ranges: ranges}, nil
@@ -78,13 +78,13 @@ func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (
 	what := fmt.Sprintf("split at %q", r.Key)
 	switch {
 	case len(r.Key) == 0:
-		return nil, grpcError(what, &Refusal{"the key to split at is empty, and the first range begins there anyway", "give --key the first key of the new range"})
+		return nil, grpcError(what, &Refusal{"the key to split at is empty, and the first range begins there anyway", "give --key the first key of the new range"}, lookFirst)
 	case len(r.Key) > maxKeyBytes:
-		return nil, grpcError("split", &Refusal{fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)})
+		return nil, grpcError("split", &Refusal{fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)}, lookFirst)
 	}
 	left, right, err := s.backend.SplitRange(ctx, r.Key)
 	if err != nil {
-		return nil, grpcError(what, err)
+		return nil, grpcError(what, err, lookFirst)
 	}
 	return &adminpb.RangeSplitResponse{Left: left, Right: right}, nil
 }
@@ -92,7 +92,7 @@ func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (
 func (s *server) RangeShow(ctx context.Context, r *adminpb.RangeShowRequest) (*adminpb.RangeShowResponse, error) {
 	resp, err := s.backend.ShowRange(ctx, keyspace.RangeID(r.Id))
 	if err != nil {
-		return nil, grpcError(fmt.Sprintf("show range %d", r.Id), err)
+		return nil, grpcError(fmt.Sprintf("show range %d", r.Id), err, readAgain)
 	}
 	return resp, nil
 }
@@ -100,7 +100,7 @@ func (s *server) RangeShow(ctx context.Context, r *adminpb.RangeShowRequest) (*a
 func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adminpb.NodeListResponse, error) {
 	nodes, err := s.backend.Nodes(ctx)
 	if err != nil {
-		return nil, grpcError("list the nodes", err)
+		return nil, grpcError("list the nodes", err, readAgain)
 	}
 	slices.SortFunc(nodes, func(a, b *adminpb.Node) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Id, b.Id))
@@ -108,15 +108,22 @@ func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adm
 	return &adminpb.NodeListResponse{Nodes: nodes}, nil
 }
 
+// The next step after an outcome that is not known, of a question and of a change.
+const (
+	readAgain = "try again with a longer --command-timeout; if it stays so, look which nodes are down: a quorum is needed"
+	lookFirst = "look with skein range list whether it happened, then try again with a longer --command-timeout"
+)
+
 // grpcError words an error of the backend. A refusal travels as a detail of the
-// status, so that the command can print its two halves apart.
-func grpcError(what string, err error) error {
+// status, so that the command can print its two halves apart. unknown is the next step
+// where the outcome is not known.
+func grpcError(what string, err error, unknown string) error {
 	var r *Refusal
 	code := codes.FailedPrecondition
 	if !errors.As(err, &r) {
 		e := kverror.Of(err)
 		code = status.Code(kverror.GRPC(err))
-		r = &Refusal{Reason: err.Error(), NextStep: nextStep(e.Kind)}
+		r = &Refusal{Reason: err.Error(), NextStep: nextStep(e.Kind, unknown)}
 	}
 	st, derr := status.New(code, what+": "+r.Reason).WithDetails(&adminpb.Refusal{Reason: what + ": " + r.Reason, NextStep: r.NextStep})
 	if derr != nil {
@@ -126,12 +133,12 @@ func grpcError(what string, err error) error {
 }
 
 // nextStep is what helps with an error that is no refusal of the operation itself.
-func nextStep(k kverror.Kind) string {
+func nextStep(k kverror.Kind, unknown string) string {
 	switch k {
 	case kverror.NoLeader, kverror.NotLeader, kverror.LeaderChanged:
 		return "try again; if it stays so, look with skein node list which nodes are down: a quorum is needed"
 	case kverror.Timeout, kverror.TimeoutLeaderFail, kverror.TimeoutConnectionLost, kverror.DeadlineExceeded, kverror.Canceled:
-		return "look with skein range list whether it happened, then try again with a longer --command-timeout"
+		return unknown
 	case kverror.WrongRange, kverror.RangeNotHere, kverror.Busy, kverror.Dropped, kverror.ReadAgain, kverror.TooManyRequests, kverror.Unreachable:
 		return "try again in a moment"
 	case kverror.Stopped:

@@ -71,7 +71,7 @@ func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Cl
 	}
 	t, err := f.tls()
 	if err != nil {
-		return err
+		return &config.UsageError{Err: err}
 	}
 	client, err := adminapi.NewClient(f.endpoints, t)
 	if err != nil {
