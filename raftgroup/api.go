@@ -145,6 +145,8 @@ type Config struct {
 	MaxWALBytes int64
 	// MaxReads bounds the ReadIndex waiters of one group. Default 65536.
 	MaxReads int
+	// passReadBytes is passReadMax but in tests.
+	passReadBytes int64
 
 	// SnapshotBytesPerSecond bounds what the node sends as snapshots. Default 64 MiB.
 	SnapshotBytesPerSecond int64

@@ -17,6 +17,12 @@ const (
 	passGroupsMax = 256
 	// frameBytesMax is where a frame is closed and the next one begun.
 	frameBytesMax = 256 << 10
+	// passReadMax is after how many bytes read from the log's files a pass reads no
+	// more: the heartbeats of the worker's other groups must not wait for them.
+	passReadMax = 4 << 20
+	// campaignLagMax is how many committed entries a replica may have to apply that
+	// campaigns: raft looks through all of them first, in one go.
+	campaignLagMax = 4096
 	// readyRoundsMax bounds how often one visit lets raft go on without giving the
 	// next group its turn.
 	readyRoundsMax = 8
@@ -61,6 +67,7 @@ func (c *Config) fill() error {
 	orDefault(&c.MaxLagBytes, 64<<20)
 	orDefault(&c.MaxWALBytes, 2<<30)
 	orDefault(&c.MaxReads, 1<<16)
+	orDefault(&c.passReadBytes, passReadMax)
 	orDefault(&c.SnapshotBytesPerSecond, 64<<20)
 	orDefault(&c.SnapshotSends, 2)
 	orDefault(&c.SnapshotReceives, 2)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/skeindb/skein/engine"
@@ -348,6 +349,45 @@ func TestFsyncError(t *testing.T) {
 		w.mu.Unlock()
 		if queued != 0 || f.host.Group(1).Status().Last != before {
 			t.Fatal("a failed batch was answered")
+		}
+	})
+}
+
+// After a restart all groups have a log to apply, and a follower that was away needs
+// one: a pass reads its share of them, and the other groups go on meanwhile.
+func TestPassReadsItsShare(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.Workers, c.SleepAfter, c.passReadBytes = 1, -1, 4<<10 })
+		r.walopt = func(o *wal.Options) { o.EntryCacheBytes = 1 }
+		r.startAll()
+		defer r.close()
+		const groups = 4
+		r.bootstrap(1, groups, voters(3))
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			r.leader(g)
+		}
+		f := r.nodes[3]
+		f.crash(0)
+		pad := strings.Repeat("p", 3<<10)
+		for i := range 12 {
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				r.write(g, fmt.Sprint(i, " ", pad))
+			}
+		}
+		for _, n := range []*testNode{r.nodes[1], r.nodes[2]} {
+			n.crash(0)
+			n.start()
+		}
+		f.start()
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			r.equal(g)
+		}
+		putOff := 0.0
+		for _, n := range r.nodes {
+			putOff += testutil.ToFloat64(n.host.m.logReadsPutOff)
+		}
+		if putOff == 0 {
+			t.Error("no pass has put a read off")
 		}
 	})
 }

@@ -53,6 +53,9 @@ type Group struct {
 	// appends counts appends whose responses wait for the wal.
 	appends   int
 	immediate []*pb.Message // responses of appends that had nothing to write
+	// inReady says that raft is asked for a Ready; readPutOff that it got no entries
+	// since the pass has read its share.
+	inReady, readPutOff bool
 	// installing is the snapshot that raft has taken in and the engine has not;
 	// held are the appends behind it.
 	installing *install

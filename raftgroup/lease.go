@@ -193,6 +193,10 @@ func (g *Group) mayTick() bool {
 	return !g.promised() || g.promise.ticks+1 < g.h.cfg.electionTicks()
 }
 
+// mayCampaign says whether the replica has applied enough of what is committed. As a
+// leader it could not serve before either.
+func (g *Group) mayCampaign() bool { return g.commit-g.applied <= campaignLagMax }
+
 // campaignWhenFree campaigns now, or at the first tick at which no promise
 // forbids it.
 func (g *Group) campaignWhenFree() {
@@ -205,7 +209,7 @@ func (g *Group) campaignWhenFree() {
 }
 
 func (g *Group) campaignIfFree() {
-	if !g.sleep.campaign || g.promised() || g.isLeader {
+	if !g.sleep.campaign || g.promised() || g.isLeader || !g.mayCampaign() {
 		return
 	}
 	g.sleep.campaign = false

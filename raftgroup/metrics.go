@@ -4,16 +4,16 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // Metrics are the measurements of one Host.
 type Metrics struct {
-	passGroups, frameBytes, frameMessages                 prometheus.Histogram
-	appendSeconds, applySeconds, applyGroups              prometheus.Histogram
-	groups, awake, leaders, proposalBytes, inboundBytes   prometheus.Gauge
-	proposals, dropped, full, inboundDropped, sendFailed  prometheus.Counter
-	overloadDropped                                       prometheus.Counter
-	leaderChanges, elections, wakes, sleeps, leaseLost    prometheus.Counter
-	voteRefused, parked, logReads, readIndexes, malformed prometheus.Counter
-	snapshotsSent, snapshotsReceived, snapshotsFailed     prometheus.Counter
-	snapshotBytes, truncations, cutOffs, forcedFlushes    prometheus.Counter
-	peersAlive, walStuck, applyStuck                      prometheus.Gauge
+	passGroups, frameBytes, frameMessages                                 prometheus.Histogram
+	appendSeconds, applySeconds, applyGroups                              prometheus.Histogram
+	groups, awake, leaders, proposalBytes, inboundBytes                   prometheus.Gauge
+	proposals, dropped, full, inboundDropped, sendFailed                  prometheus.Counter
+	overloadDropped                                                       prometheus.Counter
+	leaderChanges, elections, wakes, sleeps, leaseLost                    prometheus.Counter
+	voteRefused, parked, logReads, logReadsPutOff, readIndexes, malformed prometheus.Counter
+	snapshotsSent, snapshotsReceived, snapshotsFailed                     prometheus.Counter
+	snapshotBytes, truncations, cutOffs, forcedFlushes                    prometheus.Counter
+	peersAlive, walStuck, applyStuck                                      prometheus.Gauge
 }
 
 // NewMetrics returns metrics registered with r; nil registers nowhere.
@@ -60,6 +60,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		leaseLost:       counter("skein_raftgroup_lease_lost_total", "Leases that ended though the group went on leading."),
 		voteRefused:     counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
 		parked:          counter("skein_raftgroup_parked_total", "Votes kept for replicas that were not open."),
+		logReadsPutOff:  counter("skein_raftgroup_log_reads_put_off_total", "Reads of the log that a worker's pass had no share left for."),
 		logReads:        counter("skein_raftgroup_log_reads_total", "Reads of the log by workers that may have touched the disk."),
 		readIndexes:     counter("skein_raftgroup_read_indexes_total", "ReadIndex rounds begun."),
 		malformed:       counter("skein_raftgroup_malformed_frames_total", "Frames that could not be decoded."),

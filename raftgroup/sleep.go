@@ -143,7 +143,7 @@ func (g *Group) tick() {
 	if g.sleep.silent++; g.sleep.silent == g.h.cfg.electionTicks() {
 		_ = g.rn.ForgetLeader()
 	}
-	if g.mayTick() {
+	if g.mayTick() && g.mayCampaign() {
 		g.promise.ticks++
 		g.rn.Tick()
 	}

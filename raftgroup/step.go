@@ -304,12 +304,16 @@ func (g *Group) abandonProposals() {
 // ready takes what raft has to say until it has no more. Appends that write
 // nothing are answered on the spot, which may give raft more to say.
 func (g *Group) ready() {
+	g.readPutOff = false
 	for round := 0; g.rn.HasReady(); round++ {
-		if round == readyRoundsMax {
+		if round == readyRoundsMax || g.readPutOff {
 			g.w.call(g, func() {}) // the next group's turn first
 			break
 		}
-		g.handleReady(g.rn.Ready())
+		g.inReady = true
+		rd := g.rn.Ready()
+		g.inReady = false
+		g.handleReady(rd)
 		for len(g.immediate) > 0 {
 			now := g.immediate
 			g.immediate = nil

@@ -24,14 +24,30 @@ func (s *storage) InitialState() (*pb.HardState, *pb.ConfState, error) {
 }
 
 // Entries reads the log. It is the one place where a worker may wait for the
-// disk: a lagging follower needs entries that are no longer in memory. A pass
-// reads at most maxSizePerMsg for each follower and round.
+// disk: a lagging follower, or what is committed and was not applied before a
+// restart, needs entries that are no longer in memory. When the pass has read its
+// share it returns none: raft then sends a MsgApp without entries, whose answer
+// makes it try again, and hands nothing out for now (see ready).
 func (s *storage) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
-	if ents, ok := s.g.log.EntriesCached(lo, hi, maxSize); ok {
+	g := s.g
+	if ents, ok := g.log.EntriesCached(lo, hi, maxSize); ok {
 		return ents, nil
 	}
-	s.g.h.m.logReads.Inc()
-	return s.g.log.Entries(lo, hi, maxSize)
+	if g.w.readBytes >= g.h.cfg.passReadBytes && s.mayPutOff() {
+		g.readPutOff = true
+		g.h.m.logReadsPutOff.Inc()
+		return nil, nil
+	}
+	g.h.m.logReads.Inc()
+	ents, err := g.log.Entries(lo, hi, maxSize)
+	g.w.readBytes += entriesBytes(ents)
+	return ents, err
+}
+
+// mayPutOff says whether raft asks for what it can do without: entries to send or to
+// hand out, and not those that it looks through before it campaigns.
+func (s *storage) mayPutOff() bool {
+	return s.g.inReady || s.g.rn.BasicStatus().RaftState == raft.StateLeader
 }
 
 func (s *storage) Term(i uint64) (uint64, error) { return s.g.log.Term(i) }

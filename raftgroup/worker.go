@@ -82,12 +82,14 @@ type worker struct {
 	cond *sync.Cond // of mu
 
 	// The rest belongs to the worker's goroutine.
-	now    clock.Time // of this pass, read after its work was taken
-	items  []item
-	out    outbox
-	batch  *wal.Batch
-	record *passRecord
-	kicks  []applyKick // what goes to the appliers when the pass ends
+	now clock.Time // of this pass, read after its work was taken
+	// readBytes is what this pass has read from the log's files.
+	readBytes int64
+	items     []item
+	out       outbox
+	batch     *wal.Batch
+	record    *passRecord
+	kicks     []applyKick // what goes to the appliers when the pass ends
 }
 
 // passRecord is what a pass has to deliver once its wal batch is durable.
@@ -229,7 +231,7 @@ func (w *worker) run() {
 	for w.take() {
 		// Read after the work was taken: every heartbeat to be answered has arrived, and
 		// none is emitted before this moment.
-		w.now = w.h.cfg.Clock.Now()
+		w.now, w.readBytes = w.h.cfg.Clock.Now(), 0
 		for i := range w.items {
 			w.items[i].g.visit(w.items[i].k)
 		}
