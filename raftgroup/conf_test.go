@@ -192,6 +192,73 @@ func TestJointIsLeftAfterLeaderChange(t *testing.T) {
 	})
 }
 
+// trap 12, 79: a voter that the joint configuration demotes comes to lead in it. It
+// hands leadership over before the configuration ends, and nobody waits for a timeout.
+func TestJointLeaderHandsOver(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 4, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		r.must(r.change(1, ConfChange{AddLearner, 4, 4}))
+		r.nodes[4].addReplica(1, 4)
+		r.equal(1)
+		l := r.leader(1)
+		v := r.nodes[1+l.id%3]
+		g := l.host.Group(1)
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				leave := m.kind == pb.MsgApp && slices.ContainsFunc(m.raft.GetEntries(), func(e *pb.Entry) bool {
+					return e.GetType() == pb.EntryConfChangeV2 && len(e.GetData()) == 0
+				})
+				stands := m.kind == pb.MsgPreVote || m.kind == pb.MsgVote && string(m.raft.GetContext()) != transferVoteBytes
+				return !leave && (!stands || from == v.id)
+			}
+		})
+		done := make(chan error, 1)
+		go func() {
+			done <- g.ChangeConf(context.Background(), g.Status().Term,
+				[]ConfChange{{Type: Promote, Replica: 4}, {Type: Demote, Replica: v.replicas[1]}}, nil)
+		}()
+		role := func(id keyspace.ReplicaID, on *testNode) keyspace.Role {
+			c := configurationOf(on.host.Group(1).Status().Replicas, 0)
+			x, _ := c.find(id)
+			return x.Role
+		}
+		r.eventually("joint", 5*time.Second, func() bool { return role(v.replicas[1], v) == keyspace.RoleVoterDemoting })
+		l.crash(0)
+		<-done
+		r.eventually("it has led", 20*time.Second, func() bool {
+			v.host.Group(1).Campaign()
+			synctest.Wait()
+			v.sms[1].mu.Lock()
+			defer v.sms[1].mu.Unlock()
+			return slices.ContainsFunc(v.sms[1].changes, func(s LeaderState) bool { return s.IsLeader })
+		})
+		r.bus.set(func(b *testBus) { b.filter = nil })
+		last := time.Now()
+		r.eventually("another leads", 20*time.Second, func() bool {
+			if v.host.Group(1).Status().IsLeader {
+				last = time.Now()
+			}
+			for _, n := range r.nodes {
+				if n.up && n != v && n.host.Group(1).Status().IsLeader {
+					return true
+				}
+			}
+			return false
+		})
+		if d := time.Since(last); d > 300*time.Millisecond {
+			t.Fatalf("nobody led for %v", d)
+		}
+		r.eventually("the joint configuration is left", 5*time.Second, func() bool {
+			return role(v.replicas[1], r.leader(1)) == keyspace.RoleLearner
+		})
+		r.write(1, "after")
+	})
+}
+
 // trap 9: a removed replica that never heard of it does not disturb the group, and
 // is told.
 func TestRemovedReplicaIsHarmless(t *testing.T) {

@@ -117,11 +117,8 @@ func confStateOf(replicas []keyspace.Replica) *pb.ConfState {
 			cs.Learners = append(cs.Learners, id)
 		}
 	}
-	cs.AutoLeave = &bools[boolByte(joint)]
 	return cs
 }
-
-var bools = [2]bool{false, true}
 
 // snapshotAt is raft's form of a snapshot's position.
 func snapshotAt(index, term uint64, replicas []keyspace.Replica) *pb.Snapshot {
@@ -155,9 +152,18 @@ func encodeConf(number uint64, changes []ConfChange, payload []byte) *pb.ConfCha
 			added++
 		}
 	}
+	explicitly(cc)
 	ctx = binary.AppendUvarint(ctx, uint64(added))
 	cc.Context = append(append(ctx, nodes...), payload...)
 	return cc
+}
+
+// explicitly keeps raft from leaving a joint configuration by itself: it would do so
+// under a leader that the change removes or demotes. See leaveJoint.
+func explicitly(cc *pb.ConfChangeV2) {
+	if len(cc.GetChanges()) > 1 {
+		cc.Transition = pb.ConfChangeTransition_ConfChangeTransitionJointExplicit.Enum()
+	}
 }
 
 // decodeConfEntry decodes an entry that changes the configuration. One without
@@ -196,6 +202,7 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 	if len(r.b) > 0 {
 		c.payload = r.b
 	}
+	explicitly(c.cc) // an older version has proposed without it
 	return c, nil
 }
 
@@ -436,11 +443,16 @@ func (g *Group) setConf(replicas []keyspace.Replica, index uint64) {
 	g.lease.dirty = true
 }
 
-// leaveJoint proposes the end of a joint configuration that raft itself did not:
-// it tries once, when it applies, and a leader change or transfer at that moment
-// would leave the group joint for ever.
+// leaveJoint proposes the end of a joint configuration, whoever has begun it. A
+// leader that the end would remove or demote hands leadership over first: it would
+// drop what it has taken in, and leave the group without a leader for a timeout.
 func (g *Group) leaveJoint() {
 	if !g.conf.joint || !g.lease.ready || g.changes.pending > g.applied || g.changes.transfer != nil {
+		return
+	}
+	if _, stays := g.conf.voters[0][uint64(g.self)]; !stays {
+		// Where nobody can take over yet, the next tick tries again.
+		g.beginTransfer(0, func(error) {})
 		return
 	}
 	typ := pb.EntryConfChangeV2

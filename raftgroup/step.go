@@ -123,6 +123,9 @@ func (g *Group) onApplied(d *applyDone) {
 		panic(fmt.Sprintf("raftgroup: group %s: own %s refused: %v", g.id, d.resp.GetType(), err))
 	}
 	g.confirmReads()
+	if g.isLeader {
+		g.leaveJoint()
+	}
 }
 
 // receive takes one message from a peer.
