@@ -25,11 +25,17 @@
 //
 // … the disk is full: the node refuses the puts to ranges that it leads, with etcd's
 // error for that, and says so as an alarm of its own; reads and deletes go on, and it
-// ends when there is room again. Should even the wal's reserve be used up, the disk
-// counts as one that hangs.
+// ends when there is room again. What is in memory is flushed at the beginning, the wal
+// takes no new file of the last room, and no snapshot is received. Should even the wal's
+// reserve be used up, the disk counts as one that hangs.
 //
-// … the disk hangs: the node falls silent, others lead its ranges within two or three
-// election timeouts, and when the disk comes back the node takes part again.
+// … a disk hangs, the wal's or the engine's: the node falls silent, others lead its ranges
+// within two or three election timeouts, and when the disk comes back the node takes
+// part again.
+//
+// … the log is lost and the engine is there, or the other way round: the node refuses
+// to start and names the directory. Taken for a new one it would have forgotten its
+// votes.
 //
 // … the directory is empty although the cluster knows this node: the peers say so
 // at the introduction, and the node refuses to start: a node that has forgotten its
