@@ -3,7 +3,6 @@ package etcdapi
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -308,6 +307,8 @@ func TestUnixSocket(t *testing.T) {
 
 // TestBindErrors: the URL is named, nothing stays open, and a file that is no socket
 // is left alone.
+// TestBindErrors: a listener that cannot be opened is named, and neither listeners nor
+// goroutines are left.
 func TestBindErrors(t *testing.T) {
 	r := newRig(t, "http", nil)
 	file := filepath.Join(t.TempDir(), "f")
@@ -328,7 +329,6 @@ func TestBindErrors(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.url) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", tc.url, err)
 		}
-		s.Stop(context.Background())
 	}
 	if b, _ := os.ReadFile(file); string(b) != "precious" {
 		t.Error("the file is gone")

@@ -146,7 +146,8 @@ type boundListener struct {
 	secure bool
 }
 
-// New makes a server. It opens nothing.
+// New makes a server. It opens nothing, but what it starts ends in Stop or in a Bind
+// that failed.
 func New(o Options) *Server {
 	o.fill()
 	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), grpcConns: newConnQueue(), httpConns: newConnQueue()}
@@ -216,13 +217,21 @@ func newHTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// Bind opens the listeners of all URLs, or of none where one cannot be opened. The
-// kernel queues connections from here on; none is served before Start.
+// Bind opens the listeners of all URLs. Where one cannot be opened none stays open, and
+// the server has ended as by Stop. The kernel queues connections from here on; none is
+// served before Start.
 func (s *Server) Bind(clientURLs, metricsURLs []url.URL) error {
+	err := s.bind(clientURLs, metricsURLs)
+	if err != nil {
+		s.Stop(context.Background()) // nothing runs that it could wait for
+	}
+	return err
+}
+
+func (s *Server) bind(clientURLs, metricsURLs []url.URL) error {
 	for _, u := range clientURLs {
 		l, err := s.listen(&u)
 		if err != nil {
-			s.closeListeners()
 			return fmt.Errorf("listen for clients at %s: %w", u.String(), err)
 		}
 		s.clients = append(s.clients, l)
@@ -230,7 +239,6 @@ func (s *Server) Bind(clientURLs, metricsURLs []url.URL) error {
 	for _, u := range metricsURLs {
 		l, err := s.listen(&u)
 		if err != nil {
-			s.closeListeners()
 			return fmt.Errorf("listen for metrics at %s: %w", u.String(), err)
 		}
 		s.extra = append(s.extra, l)
