@@ -158,13 +158,15 @@ func asRefusal(ep endpoint, err error) error {
 		return r
 	}
 	s := status.Convert(err)
-	next := "see the log of that node"
+	var next string
 	switch s.Code() {
 	case codes.Unimplemented:
 		next = "check that the endpoint is a Skein node and not an etcd member"
 	case codes.DeadlineExceeded, codes.Canceled:
 		// Which of the two it is depends on who looks at the clock first.
 		next = "try again with a longer --command-timeout, or with other --endpoints; of a split, look with skein range list first whether it happened"
+	default:
+		next = "see the log of that node"
 	}
 	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next}
 }

@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
@@ -49,7 +50,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--nodes must be between 1 and 9 (set to %d)", o.Nodes)
 	case o.Ranges < 1 || o.Ranges > config.MaxInitialRanges:
 		return fmt.Errorf("--ranges must be between 1 and %d (set to %d)", config.MaxInitialRanges, o.Ranges)
-	case o.Port < 1 || o.Port+2*o.Nodes > 65535:
+	case o.Port < 1 || o.Port+2*o.Nodes-1 > 65535:
 		return fmt.Errorf("--port must leave room for %d ports up to 65535 (set to %d)", 2*o.Nodes, o.Port)
 	case o.Load < 0:
 		return fmt.Errorf("--load must not be negative (set to %v)", o.Load)
@@ -127,6 +128,9 @@ func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.N
 			n, nerr := node.Start(ctx, cfg, logger)
 			mu.Lock()
 			defer mu.Unlock()
+			if errors.Is(nerr, unix.EADDRINUSE) {
+				nerr = fmt.Errorf("%w: give other ports with --port", nerr)
+			}
 			if nerr != nil {
 				err = errors.Join(err, fmt.Errorf("%s: %w", cfg.Name, nerr))
 				return

@@ -1,0 +1,171 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// freePorts returns the first of n ports in a row that nobody has, for TCP or UDP.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for range 100 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := l.Addr().(*net.TCPAddr).Port
+		l.Close()
+		free := first+n <= 65535
+		for p := first; p < first+n && free; p++ {
+			free = canListen(p)
+		}
+		if free {
+			return first
+		}
+	}
+	t.Fatalf("no %d free ports in a row", n)
+	return 0
+}
+
+func canListen(port int) bool {
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return false
+	}
+	l.Close()
+	u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return false
+	}
+	u.Close()
+	return true
+}
+
+// TestLoad: the whole demo with a load test, twice on the same data.
+func TestLoad(t *testing.T) {
+	o := Options{Nodes: 3, Ranges: 4, DataDir: t.TempDir(), Port: freePorts(t, 6), Load: 300 * time.Millisecond}
+	for range 2 {
+		var out bytes.Buffer
+		if err := Run(t.Context(), o, &out, zap.NewNop()); err != nil {
+			t.Fatalf("%v\n%s", err, &out)
+		}
+		for _, want := range []string{"3 nodes with 4 ranges serve etcd clients", "etcdctl --endpoints 127.0.0.1:", "verified 10000 keys", "0 violations"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%q is missing in\n%s", want, &out)
+			}
+		}
+	}
+}
+
+// watched is an output that tells when a line is there.
+type watched struct {
+	mu   sync.Mutex
+	text strings.Builder
+	line string
+	seen chan struct{}
+}
+
+func (w *watched) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := strings.Contains(w.text.String(), w.line)
+	w.text.Write(b)
+	if !before && strings.Contains(w.text.String(), w.line) {
+		close(w.seen)
+	}
+	return len(b), nil
+}
+
+// TestInterrupted: without a load test the cluster serves at the port that it was
+// given until the context ends, and leaves nothing behind.
+func TestInterrupted(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	o := Options{Nodes: 1, Ranges: 2, Port: freePorts(t, 2)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := &watched{line: "Ctrl-C stops it.", seen: make(chan struct{})}
+	ended := make(chan error)
+	go func() { ended <- Run(ctx, o, out, zap.NewNop()) }()
+	select {
+	case err := <-ended:
+		t.Fatalf("ended: %v", err)
+	case <-out.seen:
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) != 1 {
+		t.Errorf("the data is not in the temporary directory: %v, %v", left, err)
+	}
+	cl, err := clientv3.New(clientv3.Config{Endpoints: []string{loopback(o.Port)[0].Host}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cl.Put(ctx, "greeting", "hello"); err != nil {
+		t.Error(err)
+	}
+	cl.Close()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestPortTaken: the refusal names the flag that helps, and nothing is left running.
+func TestPortTaken(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	port := freePorts(t, 4)
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port + 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var out bytes.Buffer
+	err = Run(t.Context(), Options{Nodes: 2, Ranges: 1, Port: port}, &out, zap.NewNop())
+	if err == nil || !strings.Contains(err.Error(), "n2: ") || !strings.Contains(err.Error(), "give other ports with --port") || out.Len() > 0 {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := Options{Nodes: 3, Ranges: 4, Port: 2379}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
+	}
+	for want, change := range map[string]func(*Options){
+		"--nodes must be between 1 and 9 (set to 0)":                    func(o *Options) { o.Nodes = 0 },
+		"--nodes must be between 1 and 9 (set to 10)":                   func(o *Options) { o.Nodes = 10 },
+		"--ranges must be between 1 and 10000 (set to 0)":               func(o *Options) { o.Ranges = 0 },
+		"--ranges must be between 1 and 10000 (set to 10001)":           func(o *Options) { o.Ranges = 10001 },
+		"--port must leave room for 6 ports up to 65535 (set to 0)":     func(o *Options) { o.Port = 0 },
+		"--port must leave room for 6 ports up to 65535 (set to 65531)": func(o *Options) { o.Port = 65531 },
+		"--load must not be negative (set to -1s)":                      func(o *Options) { o.Load = -time.Second },
+	} {
+		o := good
+		change(&o)
+		if err := o.Validate(); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if err := Run(t.Context(), o, nil, zap.NewNop()); err == nil || err.Error() != want {
+			t.Errorf("Run: got %v, want %s", err, want)
+		}
+	}
+	// The last port is a port.
+	last := Options{Nodes: 3, Ranges: 1, Port: 65530}
+	if err := last.Validate(); err != nil {
+		t.Error(err)
+	}
+}
