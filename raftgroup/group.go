@@ -127,8 +127,9 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 		return fmt.Errorf("%w: %d bytes", ErrTooLarge, len(data))
 	case g.public.leading.Load() != term || term == 0:
 		return ErrNotLeader
-	case g.h.stuck.Load():
-		// Its leaderships are about to end; until then nothing would become of it.
+	case g.h.stuck.Load() && len(*g.public.replicas.Load()) > 1:
+		// Others are about to lead; until then nothing would become of it. Where there are no
+		// others, it is done when the disk moves.
 		return fmt.Errorf("%w: a disk of this node does not move", ErrNotLeader)
 	case g.h.cfg.WAL.Overloaded():
 		g.h.m.full.Inc()

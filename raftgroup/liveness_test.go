@@ -68,6 +68,28 @@ func TestHangingStoreCostsLeadership(t *testing.T) {
 	})
 }
 
+// A sole voter whose disk hangs has nobody to give way to: it takes proposals, within
+// their bounds, and applies them when the disk moves.
+func TestHangingDiskOfSoleVoter(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		n := r.nodes[1]
+		disk := &syncFS{FS: n.fs}
+		n.wfs = disk
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(1))
+		r.write(1, "first")
+		release := disk.hold()
+		defer release()
+		r.must(n.propose(1, "caught"))
+		r.eventually("the host notices", 3*time.Second, n.host.Stuck)
+		r.must(n.propose(1, "meanwhile"))
+		release()
+		r.eventually("applied", 3*time.Second, func() bool { return n.sms[1].has("caught") && n.sms[1].has("meanwhile") })
+	})
+}
+
 // A store that is slow holds commits up for as long, and costs no leadership: the others'
 // are no faster.
 func TestSlowStoreKeepsLeadership(t *testing.T) {

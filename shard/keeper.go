@@ -20,6 +20,10 @@ import (
 // machine: at most 1000 ranges a second, or 1000 steps of removal.
 const keeperPace = time.Millisecond
 
+// keeperRetry is the pause after a step that failed, of its replica alone: what keeps
+// it from its work may last.
+const keeperRetry = time.Second
+
 // keeper does the upkeep of all replicas of a node in one goroutine, a bounded step
 // at a time: raising compacted revisions, removing old versions, counting after a
 // split.
@@ -81,7 +85,9 @@ func (k *keeper) run(ctx context.Context) {
 				k.n.metrics.keeperErrors.Inc()
 				r.log.Warn("upkeep failed", zap.Error(err))
 			}
-			if again {
+			if again && err != nil {
+				k.n.after(keeperRetry, func() { k.note(r) })
+			} else if again {
 				k.note(r)
 			}
 			if clock.Sleep(ctx, k.n.cfg.Clock, keeperPace) != nil {
