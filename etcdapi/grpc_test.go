@@ -315,18 +315,6 @@ func TestMaxConcurrentStreams(t *testing.T) {
 	}
 }
 
-// TestKeepAlive: a client that pings too often is sent away.
-func TestKeepAlive(t *testing.T) {
-	o := Options{KV: &fakeKV{}}
-	o.KeepAliveMinTime, o.KeepAliveInterval, o.KeepAliveTimeout = time.Second, time.Hour, time.Minute
-	o.fill()
-	with := len((&Server{opts: o}).grpcOptions())
-	o.KeepAliveMinTime, o.KeepAliveTimeout = 0, 0
-	if without := len((&Server{opts: o}).grpcOptions()); with != without+2 {
-		t.Errorf("%d options with keepalive, %d without", with, without)
-	}
-}
-
 func TestReflectionAndHealth(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})

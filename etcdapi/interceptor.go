@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
 )
 
 // noLeaderTimeouts is how many election timeouts without a leader end the streams
@@ -46,13 +48,13 @@ func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, er
 
 // unary is around every unary call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	start := s.opts.Clock.Now()
+	watch := clock.StartStopwatch()
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
 	if _, err = s.admit(ctx, "unary"); err == nil {
 		resp, err = handler(ctx, req)
 	}
-	took := s.opts.Clock.Now().Sub(start)
+	took := watch.Elapsed()
 	m.done(status.Code(err), took)
 	if took > s.opts.WarnUnaryRequest {
 		s.metrics.SlowRequests.Inc()

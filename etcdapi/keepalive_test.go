@@ -1,0 +1,120 @@
+package etcdapi
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sys/unix"
+)
+
+// rawClient speaks HTTP/2 frame by frame, for what a gRPC client does not do.
+type rawClient struct {
+	t      *testing.T
+	conn   net.Conn
+	framer *http2.Framer
+}
+
+func newRawClient(t *testing.T, addr string) *rawClient {
+	t.Helper()
+	c := &rawClient{t: t, conn: dial(t, addr)}
+	c.framer = http2.NewFramer(c.conn, c.conn)
+	_, err := io.WriteString(c.conn, http2.ClientPreface)
+	c.must(err)
+	c.must(c.framer.WriteSettings())
+	return c
+}
+
+func (c *rawClient) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// watchHealth opens a stream that stays open, and returns once it has an answer.
+func (c *rawClient) watchHealth() {
+	c.t.Helper()
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	for _, f := range [][2]string{
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", "/grpc.health.v1.Health/Watch"},
+		{":authority", "h"},
+		{"content-type", "application/grpc"},
+		{"te", "trailers"},
+	} {
+		c.must(enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))
+	}
+	c.must(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}))
+	c.must(c.framer.WriteData(1, true, make([]byte, 5))) // one empty message
+	c.next(func(f http2.Frame) bool { _, ok := f.(*http2.DataFrame); return ok })
+}
+
+// next returns the first frame of which is says yes, and nil where the connection ends
+// before.
+func (c *rawClient) next(is func(http2.Frame) bool) http2.Frame {
+	c.t.Helper()
+	for {
+		f, err := c.framer.ReadFrame()
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
+			return nil
+		}
+		c.must(err)
+		if is(f) {
+			return f
+		}
+	}
+}
+
+// ping sends pings one after another and says whether all of n are answered.
+func (c *rawClient) ping(n int) bool {
+	c.t.Helper()
+	for range n {
+		if c.framer.WritePing(false, [8]byte{}) != nil {
+			return false
+		}
+		f := c.next(func(f http2.Frame) bool {
+			switch f := f.(type) {
+			case *http2.PingFrame:
+				return f.IsAck()
+			case *http2.GoAwayFrame:
+				return true
+			}
+			return false
+		})
+		if _, ok := f.(*http2.PingFrame); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// TestKeepAlive: a client that pings more often than it may is sent away, and so is
+// one that is silent and does not answer pings.
+func TestKeepAlive(t *testing.T) {
+	for minTime, want := range map[time.Duration]bool{time.Nanosecond: true, time.Hour: false} {
+		r := newRig(t, "http", func(o *Options) { o.KeepAliveMinTime = minTime })
+		c := newRawClient(t, r.addr())
+		c.watchHealth()
+		if got := c.ping(10); got != want {
+			t.Errorf("pings at once with a least time of %v between them: served on %v, want %v", minTime, got, want)
+		}
+	}
+	// One second is the least that gRPC takes.
+	r := newRig(t, "http", func(o *Options) { o.KeepAliveInterval, o.KeepAliveTimeout = time.Second, time.Millisecond })
+	c := newRawClient(t, r.addr())
+	pinged := func(f http2.Frame) bool { p, ok := f.(*http2.PingFrame); return ok && !p.IsAck() }
+	if c.next(pinged) == nil {
+		t.Error("a silent client is not pinged")
+	}
+	if f := c.next(pinged); f != nil {
+		t.Errorf("a client that does not answer is not cut off but pinged again: %v", f)
+	}
+}
