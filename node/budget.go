@@ -22,7 +22,7 @@ type Budget struct {
 	// Requests are client requests being evaluated, overlays included. Reads are the
 	// answers that this gateway puts together from several ranges.
 	Requests, Reads int64
-	// Heads is what is remembered of the newest versions of keys written lately.
+	// Heads is what is remembered of the newest versions of keys written or read lately.
 	Heads int64
 }
 
@@ -34,7 +34,7 @@ func NewBudget(total int64) Budget {
 		WALQueue:  part(6), WALCache: part(8),
 		Proposals: part(12), Inbound: part(8),
 		BusQueues: part(12), Requests: part(8), Reads: part(8),
-		Heads: part(4),
+		Heads: part(8),
 	}
 	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Heads
 	return b

@@ -220,7 +220,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		}
 		node := a.choose(rt, r.cfg.Self)
 		actx, cancel := ctx, func() {}
-		if read {
+		if read && node != r.cfg.Self {
 			actx, cancel = r.whileAlive(ctx, node)
 		}
 		resp, err := r.cfg.Ranges.Do(actx, node, build(rt))

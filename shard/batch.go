@@ -243,10 +243,11 @@ func (p *pendingVersion) stored(sub uint32) mvcc.Version {
 	return v
 }
 
-// head returns the version without its value. Its revisions are known.
+// head returns the version as the cache has it. Its revisions are known.
 func (p *pendingVersion) head() head {
+	mod := ref{txn: p.txn}.must()
 	if p.tombstone {
-		return head{}
+		return head{mod: mod}
 	}
-	return head{alive: true, version: p.version, lease: p.lease, mod: ref{txn: p.txn}.must(), create: p.create.must()}
+	return head{alive: true, version: p.version, lease: p.lease, mod: mod, create: p.create.must(), value: p.value}
 }

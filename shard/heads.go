@@ -9,11 +9,10 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// heads remembers what the newest applied version of a key is, but for its value,
-// for keys that this node's leaders have written lately. An update of such a key, or
-// a compare of its revisions, then costs no lookup in the engine, which is the dearest
-// step of an evaluation. It is a bounded cache and no index: what is not in it is
-// looked up.
+// heads remembers the newest applied version of keys that this node's leaders have
+// written or read lately. To read such a key, to update it or to compare it then costs
+// no lookup in the engine, which is the dearest step of an evaluation and of a read. It
+// is a bounded cache and no index: what is not in it is looked up.
 //
 // An entry belongs to a reign: the time in which all that was applied to a replica
 // came from its own pipeline, which keeps the entries true. Anything else that changes
@@ -36,12 +35,26 @@ const headOverheadBytes = 160
 // reign names the entries of one replica that are true.
 type reign uint64
 
-// head is a version without its value.
+// head is a version. A large value is left out: whole says that the value is there.
 type head struct {
-	alive       bool
-	version     int64
-	lease       keyspace.LeaseID
-	mod, create keyspace.Revision
+	alive, whole bool
+	version      int64
+	lease        keyspace.LeaseID
+	mod, create  keyspace.Revision
+	value        []byte
+}
+
+// maxHeadValueBytes bounds a value that is kept. Most values of a store like this are
+// smaller, and a few large ones would take the room of many.
+const maxHeadValueBytes = 2 << 10
+
+// keep returns the version without a value that is too large.
+func (h head) keep() head {
+	h.whole = h.alive && len(h.value) <= maxHeadValueBytes
+	if !h.whole {
+		h.value = nil
+	}
+	return h
 }
 
 // headPart is a second-chance (clock) cache.
@@ -100,18 +113,27 @@ func (h *heads) get(r reign, key []byte) (found head, ok bool) {
 	return s.head, true
 }
 
-// put notes that the key's newest version is applied.
+// put notes what the key's newest applied version is. The cache keeps the value:
+// nobody may change it any more.
 func (h *heads) put(r reign, key []byte, v head) {
 	var short [128]byte
 	name := headKey(short[:0], r, key)
 	p := h.part(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	v = v.keep()
 	if i, ok := p.index[string(name)]; ok {
-		p.slots[i].head = v
+		s := &p.slots[i]
+		p.bytes -= s.bytes()
+		s.head = v
+		p.bytes += s.bytes()
+		for p.bytes > p.max {
+			p.evictLocked()
+		}
 		return
 	}
-	cost := int64(len(name)) + headOverheadBytes
+	s := headSlot{head: v}
+	cost := int64(len(name)) + s.bytes()
 	if cost > p.max {
 		return
 	}
@@ -124,9 +146,9 @@ func (h *heads) put(r reign, key []byte, v head) {
 	}
 	i := p.free[len(p.free)-1]
 	p.free = p.free[:len(p.free)-1]
-	kept := string(name)
-	p.slots[i] = headSlot{key: kept, head: v}
-	p.index[kept] = i
+	s.key = string(name)
+	p.slots[i] = s
+	p.index[s.key] = i
 	p.bytes += cost
 }
 
@@ -145,10 +167,20 @@ func (p *headPart) evictLocked() {
 			s.used = false
 			continue
 		}
-		delete(p.index, s.key)
-		p.bytes -= int64(len(s.key)) + headOverheadBytes
-		p.free = append(p.free, int32(p.hand))
-		*s = headSlot{}
+		p.removeLocked(int32(p.hand))
 		return
 	}
+}
+
+func (p *headPart) removeLocked(i int32) {
+	s := &p.slots[i]
+	delete(p.index, s.key)
+	p.bytes -= s.bytes()
+	p.free = append(p.free, i)
+	*s = headSlot{}
+}
+
+// bytes is about what the entry takes.
+func (s *headSlot) bytes() int64 {
+	return int64(len(s.key)+len(s.head.value)) + headOverheadBytes
 }

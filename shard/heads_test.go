@@ -3,9 +3,12 @@ package shard
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
+	"strings"
 	"testing"
 	"testing/synctest"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
@@ -15,7 +18,7 @@ import (
 // TestHeadsModel compares the cache with a map: what it knows is true, it stays
 // within its bound, and a new reign knows nothing.
 func TestHeadsModel(t *testing.T) {
-	const bound = 64 << 10
+	const bound = 256 << 10
 	h := newHeads(bound)
 	rng := rand.New(rand.NewPCG(1, 2))
 	type name struct {
@@ -34,12 +37,15 @@ func TestHeadsModel(t *testing.T) {
 			reigns[at] = h.begin()
 		case op < 400:
 			v := head{alive: op%2 == 0, mod: keyspace.Revision(i), version: int64(op)}
+			if v.alive {
+				v.value = make([]byte, rng.IntN(2*maxHeadValueBytes))
+			}
 			h.put(n.r, k, v)
-			model[n] = v
+			model[n] = v.keep()
 		default:
 			got, ok := h.get(n.r, k)
 			want, stored := model[n]
-			if ok && (!stored || got != want) {
+			if ok && (!stored || !reflect.DeepEqual(got, want)) {
 				t.Fatalf("%q of reign %d is %+v, put was %+v (%v)", k, n.r, got, want, stored)
 			}
 			if ok {
@@ -54,8 +60,8 @@ func TestHeadsModel(t *testing.T) {
 	for i := range h.parts {
 		p := &h.parts[i]
 		bytes := int64(0)
-		for key := range p.index {
-			bytes += int64(len(key)) + headOverheadBytes
+		for _, at := range p.index {
+			bytes += p.slots[at].bytes()
 		}
 		if bytes != p.bytes || p.bytes > p.max {
 			t.Errorf("part %d holds %d bytes, counts %d, may hold %d", i, bytes, p.bytes, p.max)
@@ -65,7 +71,7 @@ func TestHeadsModel(t *testing.T) {
 		}
 		total += bytes
 	}
-	if total < bound/2 {
+	if total < bound/4 {
 		t.Errorf("%d bytes are used of %d", total, bound)
 	}
 	h.put(1, make([]byte, bound), head{})
@@ -135,5 +141,65 @@ func TestHeadsEndWithTheLeadership(t *testing.T) {
 		if got := version(); got != 1 {
 			t.Errorf("version %d of a key that was deleted before", got)
 		}
+	})
+}
+
+// TestHeadsServeReads: a read fills the cache with the newest version alone, and what
+// is in it answers no question about another revision.
+func TestHeadsServeReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.seq.auto = true
+		g, r := w.groups.group(1), w.node.Replica(1)
+		put := func(value string) {
+			t.Helper()
+			done := make(chan error)
+			go func() {
+				_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte(value)}})
+				done <- err
+			}()
+			synctest.Wait()
+			if err := g.apply(raftgroup.Entry{Term: 5, Data: g.take(0).data}); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		read := func(at keyspace.Revision, want string, hit bool) {
+			t.Helper()
+			before := testutil.ToFloat64(w.node.metrics.headHits)
+			resp, err := w.node.Do(t.Context(), &Request{
+				Range: 1, Generation: 1, ReadRevision: w.seq.last, Op: &pb.RangeRequest{Key: []byte("k"), Revision: int64(at)},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := resp.Op.(*pb.RangeResponse)
+			if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != want {
+				t.Errorf("read at %d: %v, want %q", at, got.Kvs, want)
+			}
+			if now := testutil.ToFloat64(w.node.metrics.headHits); (now > before) != hit {
+				t.Errorf("read at %d: from memory %v, want %v", at, now > before, hit)
+			}
+		}
+		w.serve(1, 5)
+		put("one") // revision 2
+		put("two") // revision 3
+		read(0, "two", true)
+		read(2, "one", false)
+		read(0, "two", true)
+
+		r.mu.Lock()
+		r.reign = w.node.heads.begin()
+		r.mu.Unlock()
+		read(2, "one", false)
+		read(0, "two", false)
+		read(0, "two", true)
+		large := strings.Repeat("x", maxHeadValueBytes+1)
+		put(large)
+		read(0, large, false)
+		read(0, large, false)
 	})
 }

@@ -38,7 +38,7 @@ type Limits struct {
 	// answered. Default 512 MiB. TooManyRequests beyond it.
 	ReadBytes int64
 	// HeadBytes bounds what the node remembers of the newest versions of keys that it
-	// wrote lately. Default 16 MiB, about 80,000 keys.
+	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
 	HeadBytes int64
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
@@ -58,7 +58,7 @@ func (l *Limits) fill() {
 	setDefault(&l.InflightBatches, 64)
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
-	setDefault(&l.HeadBytes, 16<<20)
+	setDefault(&l.HeadBytes, 32<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 }

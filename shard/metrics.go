@@ -14,6 +14,7 @@ type Metrics struct {
 	countScans, pagesKnown, removed  prometheus.Counter
 	splits, keeperErrors             prometheus.Counter
 	applied                          prometheus.Counter
+	headHits, headMisses             prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
@@ -54,6 +55,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		removed:      counter("skein_shard_removed_versions_total", "Old versions that were removed."),
 		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
+		headHits:     counter("skein_shard_head_hits_total", "Reads of one key that were answered from memory."),
+		headMisses:   counter("skein_shard_head_misses_total", "Reads of one key that went to the store."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		requestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "skein_shard_request_seconds", Help: "From arrival to answer.",
@@ -64,7 +67,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.removed, m.splits, m.keeperErrors, m.applied, m.requestSeconds)
+			m.countScans, m.pagesKnown, m.removed, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.requestSeconds)
 	}
 	return m
 }

@@ -345,14 +345,14 @@ func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err := checkRequest(req.Op, &n.cfg.Limits); err != nil {
 		return nil, err
 	}
-	start := n.cfg.Clock.Now()
+	watch := clock.StartStopwatch()
 	if !canWrite(req.Op) {
 		resp, err := r.read(ctx, req)
-		n.metrics.readSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+		n.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
 		return resp, err
 	}
 	resp, err := r.write(ctx, req, int64(proto.Size(req.Op))+callOverheadBytes)
-	n.metrics.writeSeconds.Observe(n.cfg.Clock.Now().Sub(start).Seconds())
+	n.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
 	if err != nil {
 		n.metrics.failed.Inc()
 	} else {

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -87,7 +88,7 @@ func (r *Replica) evaluatePass() (again bool) {
 		panic(fmt.Sprintf("shard: range %s is evaluated twice at a time", r.id))
 	}
 	r.evaluating = true
-	start := r.node.cfg.Clock.Now()
+	watch := clock.StartStopwatch()
 	pass := &pass{store: passStore{engineStore: r.store, applied: &r.appliedBatches}}
 	for n := 0; ; n++ {
 		if n >= r.node.cfg.Limits.BatchRequests {
@@ -126,7 +127,7 @@ func (r *Replica) evaluatePass() (again bool) {
 	if err := pass.store.close(); err != nil {
 		r.log.Error("close an iterator", zap.Error(err))
 	}
-	r.node.metrics.evaluateSeconds.Observe(r.node.cfg.Clock.Now().Sub(start).Seconds())
+	r.node.metrics.evaluateSeconds.Observe(watch.Elapsed().Seconds())
 	out.send(r.node)
 	r.ask(ask)
 	return again
@@ -331,9 +332,9 @@ func (r *Replica) ask(b *batch) {
 	r.mu.Lock()
 	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.generation, Count: b.txns}
 	r.mu.Unlock()
-	start := r.node.cfg.Clock.Now()
+	watch := clock.StartStopwatch()
 	r.node.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) {
-		r.node.metrics.sequenceSeconds.Observe(r.node.cfg.Clock.Now().Sub(start).Seconds())
+		r.node.metrics.sequenceSeconds.Observe(watch.Elapsed().Seconds())
 		r.sequenced(b, a)
 	})
 }

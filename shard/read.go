@@ -307,14 +307,44 @@ func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *re
 }
 
 func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.RangeResponse) error {
-	v, ok, err := r.store.get(o.GetKey(), at)
+	it, ok, err := r.newestAt(o.GetKey(), at)
 	if err != nil || !ok {
 		return err
 	}
 	resp.Count = 1
-	it := storedItem(&v)
 	shape(o, resp, []*mvccpb.KeyValue{it.kv()})
 	return nil
+}
+
+// newestAt returns the key as it is at the revision, up to which everything is
+// applied.
+func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, err error) {
+	r.mu.Lock()
+	h, known := r.node.heads.get(r.reign, key)
+	seen := r.appliedBatches.Load()
+	r.mu.Unlock()
+	if known && h.mod <= at && (h.whole || !h.alive) {
+		r.node.metrics.headHits.Inc()
+		return h.item(key), h.alive, nil
+	}
+	r.node.metrics.headMisses.Inc()
+	v, ok, err := r.store.get(key, at)
+	if err != nil {
+		return item{}, false, err
+	}
+	if !ok {
+		return item{}, false, nil
+	}
+	r.mu.Lock()
+	// What was read is the newest version only where nothing is published above the
+	// revision, and nothing was published meanwhile.
+	if r.lead != nil && at >= r.rec.lastRevision && r.appliedBatches.Load() == seen {
+		r.node.heads.put(r.reign, key, head{
+			alive: true, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value,
+		})
+	}
+	r.mu.Unlock()
+	return storedItem(&v), true, nil
 }
 
 // collect scans the span until the limit is reached. whole says that it saw all.

@@ -69,7 +69,7 @@ func storedItem(v *mvcc.Version) item {
 }
 
 func (h *head) item(key []byte) item {
-	return item{key: key, version: h.version, lease: h.lease, mod: ref{rev: h.mod}, create: ref{rev: h.create}}
+	return item{key: key, value: h.value, version: h.version, lease: h.lease, mod: ref{rev: h.mod}, create: ref{rev: h.create}}
 }
 
 func pendingItem(v *pendingVersion) item {
@@ -164,8 +164,8 @@ func (w *view) get(key []byte) (it item, ok bool, err error) {
 	switch {
 	case v != nil:
 		return pendingItem(v), !v.tombstone, nil
-	case known && !applied.alive:
-		return item{}, false, nil
+	case known && (applied.whole || !applied.alive):
+		return applied.item(key), applied.alive, nil
 	}
 	return w.stored(key)
 }
