@@ -53,7 +53,7 @@ func (f *Flag) row() string {
 		for i, a := range f.accepts {
 			quoted[i] = fmt.Sprintf("`%q`", a)
 		}
-		text += " Accepted: " + strings.Join(quoted, ", ") + "."
+		text = strings.TrimSuffix(text, ".") + ". Accepted: " + strings.Join(quoted, ", ") + "."
 	}
 	def := ""
 	if f.Default != "" {

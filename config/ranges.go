@@ -77,19 +77,19 @@ func evenSplits(n int) [][]byte {
 func readSplitKeys(path string) ([][]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("initial-split-keys: %w", err)
+		return nil, err
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxSplitFileBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("initial-split-keys: %w", err)
+		return nil, err
 	}
 	if len(b) > maxSplitFileBytes {
-		return nil, fmt.Errorf("initial-split-keys: %s is larger than %d bytes", path, maxSplitFileBytes)
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxSplitFileBytes)
 	}
 	keys, err := parseSplitKeys(b)
 	if err != nil {
-		return nil, fmt.Errorf("initial-split-keys: %s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return keys, nil
 }

@@ -180,8 +180,8 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
-			Usage: "Refuse changes of membership that would lose the quorum.",
-			set:   setBool(func(c *Config) *bool { return &c.StrictReconfigCheck }),
+			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Nothing yet to refuse: members cannot be changed.",
+			set: setBool(func(c *Config) *bool { return &c.StrictReconfigCheck }),
 		},
 		{
 			Name: "pre-vote", kind: kindBool, Default: "true", File: "pre-vote", Section: sectionClustering,
