@@ -26,8 +26,10 @@ type syncFS struct {
 	vfs.FS
 	// only names the files concerned by their suffix; empty: all.
 	only string
-	// slow is how long each write takes.
-	slow  atomic.Int64
+	// slow is how long each write takes, slowSync each fsync; with broken set those fail.
+	slow, slowSync atomic.Int64
+	broken         atomic.Bool
+
 	mu    sync.Mutex
 	block chan struct{} // closed to let syncs go on; nil: they go on
 }
@@ -37,13 +39,20 @@ type syncFile struct {
 	fs *syncFS
 }
 
-func (f *syncFS) wait() {
+func (f *syncFS) wait() error {
+	if f.broken.Load() {
+		return errors.New("the disk is broken")
+	}
+	if d := f.slowSync.Load(); d > 0 {
+		time.Sleep(time.Duration(d))
+	}
 	f.mu.Lock()
 	b := f.block
 	f.mu.Unlock()
 	if b != nil {
 		<-b
 	}
+	return nil
 }
 
 func (f *syncFS) hold() (release func()) {
@@ -88,9 +97,15 @@ func (f *syncFile) Write(p []byte) (int, error) {
 	return f.File.Write(p)
 }
 
-func (f *syncFile) Sync() error                  { f.fs.wait(); return f.File.Sync() }
-func (f *syncFile) SyncData() error              { f.fs.wait(); return f.File.SyncData() }
-func (f *syncFile) SyncTo(n int64) (bool, error) { f.fs.wait(); return f.File.SyncTo(n) }
+func (f *syncFile) Sync() error     { return errors.Join(f.fs.wait(), f.File.Sync()) }
+func (f *syncFile) SyncData() error { return errors.Join(f.fs.wait(), f.File.SyncData()) }
+
+func (f *syncFile) SyncTo(n int64) (bool, error) {
+	if err := f.fs.wait(); err != nil {
+		return false, err
+	}
+	return f.File.SyncTo(n)
+}
 
 // trap 21: nothing that a follower says about entries or votes leaves before its
 // own fsync; what the leader sends does not wait for the leader's.

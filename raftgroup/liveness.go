@@ -144,7 +144,8 @@ func (p *peers) tell(nodes map[keyspace.NodeID]bool) {
 func (p *peers) checkDisks(now clock.Time) {
 	limit := p.h.cfg.ElectionTimeout
 	syncs, pending := p.h.cfg.WAL.Progress()
-	wal := max(pending, p.wal.look(now, syncs, pending == 0)) >= limit
+	// A long queue is no sign of a disk that stands still: fsyncs complete meanwhile.
+	wal := min(pending, p.wal.look(now, syncs, pending == 0)) >= limit
 	var applying time.Duration
 	for _, a := range p.h.appliers {
 		applying = max(applying, a.pending(now))
@@ -153,9 +154,11 @@ func (p *peers) checkDisks(now clock.Time) {
 	store := min(applying, still) >= limit
 	p.h.m.walStuck.Set(float64(boolInt(wal)))
 	p.h.m.applyStuck.Set(float64(boolInt(store)))
-	if stuck := wal || store; p.h.stuck.Swap(stuck) != stuck {
+	// Who has failed waits for nothing any more, and is on its way down.
+	failed := p.h.failed.Load() || p.h.cfg.WAL.Err() != nil || p.h.cfg.Engine.Err() != nil
+	if stuck := wal || store || failed; p.h.stuck.Swap(stuck) != stuck {
 		p.h.log.Warn("the progress of wal and store has changed", zap.Bool("stuck", stuck),
-			zap.Duration("pending", pending), zap.Duration("applying", applying))
+			zap.Duration("pending", pending), zap.Duration("applying", applying), zap.Bool("failed", failed))
 	}
 	// An idle wal proves nothing: it is asked to sync now and then.
 	if pending == 0 && p.sequence%5 == 0 && !p.h.stopping.Load() {

@@ -90,6 +90,85 @@ func TestHangingDiskOfSoleVoter(t *testing.T) {
 	})
 }
 
+// A wal or a state machine that has failed has nothing pending. Its node must not keep
+// its leaderships until it is down.
+func TestFailureCostsLeadership(t *testing.T) {
+	for _, what := range []string{"wal", "apply"} {
+		t.Run(what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, noSleep)
+				var disks [4]*syncFS
+				for id, n := range r.nodes {
+					disks[id] = &syncFS{FS: n.fs}
+					n.wfs = disks[id]
+				}
+				r.startAll()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "first")
+				l := r.leader(1)
+				defer func() { l.crash(0); r.close() }()
+				if what == "wal" {
+					disks[l.id].broken.Store(true)
+				} else {
+					l.host.fail(errors.New("it cannot be applied"))
+				}
+				_ = l.propose(1, "x")
+				r.eventually("another leads", 4*l.host.ElectionTimeout(), func() bool {
+					for _, n := range r.nodes {
+						if n != l && n.host.Group(1).Status().IsLeader {
+							return true
+						}
+					}
+					return false
+				})
+				if other := r.nodes[1+l.id%3]; other.host.Liveness(l.id) {
+					t.Error("the others take the node for healthy")
+				}
+			})
+		})
+	}
+}
+
+// A wal whose queue is long is busy, not stuck: to give up leading would only make it
+// longer.
+func TestLongQueueKeepsLeadership(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		disk := &syncFS{FS: r.nodes[1].fs}
+		r.nodes[1].wfs = disk
+		r.walopt = func(o *wal.Options) { o.MaxBatchBytes = 32 << 10 }
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 8, voters(3))
+		l := r.nodes[1]
+		for g := keyspace.GroupID(1); g <= 8; g++ {
+			if o := r.leader(g); o != l {
+				r.must(o.host.Group(g).Transfer(t.Context(), l.replicas[g]))
+			}
+			r.write(g, "first")
+		}
+		disk.slowSync.Store(int64(20 * time.Millisecond))
+		pad := strings.Repeat("p", 30<<10)
+		for i := range 20 {
+			for g := keyspace.GroupID(1); g <= 8; g++ {
+				_ = l.propose(g, fmt.Sprint(i, pad))
+			}
+			time.Sleep(time.Millisecond)
+		}
+		var longest time.Duration
+		for range 300 {
+			time.Sleep(10 * time.Millisecond)
+			_, pending := l.wal.Progress()
+			if longest = max(longest, pending); l.host.Stuck() {
+				t.Fatalf("taken for stuck with batches waiting for %v", pending)
+			}
+		}
+		if longest < 2*time.Second {
+			t.Errorf("batches waited for %v: the test proves nothing", longest)
+		}
+	})
+}
+
 // A store that is slow holds commits up for as long, and costs no leadership: the others'
 // are no faster.
 func TestSlowStoreKeepsLeadership(t *testing.T) {
