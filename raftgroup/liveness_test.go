@@ -147,7 +147,7 @@ func TestLongQueueKeepsLeadership(t *testing.T) {
 			}
 			r.write(g, "first")
 		}
-		disk.slowSync.Store(int64(20 * time.Millisecond))
+		disk.slowSync.Store(int64(80 * time.Millisecond))
 		pad := strings.Repeat("p", 30<<10)
 		for i := range 20 {
 			for g := keyspace.GroupID(1); g <= 8; g++ {
