@@ -220,6 +220,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		}
 		node := a.choose(rt, r.cfg.Self)
 		actx, cancel := ctx, func() {}
+		// Of itself a node always thinks that it lives.
 		if read && node != r.cfg.Self {
 			actx, cancel = r.whileAlive(ctx, node)
 		}
@@ -293,7 +294,9 @@ func (r *Router) cover(ctx context.Context, span keyspace.Span) (*route, error) 
 type attempt struct {
 	// hint is the leader that the last answer named.
 	hint keyspace.NodeID
-	// next is the replica to ask where no leader is known.
+	// last is the node that was asked last, next the replica to ask where no leader is
+	// known.
+	last  keyspace.NodeID
 	next  int
 	pause time.Duration
 	// failed counts the attempts since the range was last known to have moved.
@@ -310,7 +313,13 @@ func (a *attempt) choose(rt *route, self keyspace.NodeID) keyspace.NodeID {
 	}
 	rs := rt.desc.Replicas
 	own := max(0, slices.IndexFunc(rs, func(rep keyspace.Replica) bool { return rep.Node == self }))
-	return rs[(own+a.next)%len(rs)].Node
+	node := rs[(own+a.next)%len(rs)].Node
+	if node == a.last {
+		// It was asked as the leader.
+		a.next++
+		node = rs[(own+a.next)%len(rs)].Node
+	}
+	return node
 }
 
 // learn takes in why an attempt failed, and waits before the next one unless the
@@ -319,7 +328,7 @@ func (r *Router) learn(ctx context.Context, a *attempt, rt *route, node keyspace
 	news := r.cache.update(e.Descriptors...)
 	a.failed++
 	a.next++
-	a.hint = 0
+	a.hint, a.last = 0, node
 	r.cache.setLeader(rt.desc.Range, 0, node)
 	switch {
 	case e.Kind == kverror.WrongRange && news:

@@ -114,15 +114,22 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 		c := newCluster(1)
 		h := &hung{cluster: c, node: 2}
 		r := New(Config{
-			Self: 2, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second,
+			Self: 1, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second,
 			Alive: func(n keyspace.NodeID) bool { return n != h.node },
 		})
+		if _, err := r.resolve(t.Context(), keyspace.Single([]byte("a"))); err != nil {
+			t.Fatal(err)
+		}
+		r.cache.setLeader(1, 2, 0)
 		start := time.Now()
 		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")}); err != nil {
 			t.Fatal(err)
 		}
 		if d := time.Since(start); d > 2*time.Second {
 			t.Errorf("the read took %v", d)
+		}
+		if h.asked == 0 {
+			t.Error("the hanging node was not asked")
 		}
 		c.lead[1] = 2
 		r.cache.setLeader(1, 2, 0)
