@@ -48,7 +48,11 @@
 // them; a replica that counted otherwise stops the node with both values.
 //
 // S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
-// range, an entry, the count of batches in flight, remembered pages.
+// range, an entry, the count of batches in flight, remembered pages and versions.
+//
+// S10. A leader remembers the newest applied versions of keys that it used lately
+// (heads), and all that it remembers is true: each is replaced when a batch of its own
+// is applied, and whatever else changes the replica's state makes it forget them all.
 //
 // # What if …
 //
