@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -89,6 +90,9 @@ func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 	}
 	if err != nil {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, err)
+	}
+	if plant.Is(plant.SnapshotNotDurable) {
+		return a, nil
 	}
 	if err := e.awaitDurable(ctx, in.Group, &a); err != nil {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: until durable: %w", in.Group, err)

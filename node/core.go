@@ -69,6 +69,9 @@ type Options struct {
 	MemoryBytes int64
 	// WALSegmentBytes is the size of a wal segment; 0 is the default.
 	WALSegmentBytes int64
+	// MaxWALBytes is how long the wal may become before the store is flushed and
+	// followers that lag are cut off from it; 0 is the default.
+	MaxWALBytes int64
 
 	Logger *zap.Logger
 	// Registry takes the metrics; nil leaves them unregistered.
@@ -240,7 +243,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	if c.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote,
-		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound,
+		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
 		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
 			c.log.Warn("a leader says that a replica here is not a member of its group", zap.Stringer("group", g), zap.Uint64("replica", uint64(self)))
@@ -326,6 +329,9 @@ func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Li
 
 // KV is the node's gateway.
 func (c *Core) KV() *router.Router { return c.router }
+
+// Store is what the node has applied, for who checks it.
+func (c *Core) Store() engine.Reader { return c.engine }
 
 // Ranges is the node's access to the replicas of all nodes.
 func (c *Core) Ranges() *shard.Client { return c.shards.Client() }

@@ -190,7 +190,7 @@ func (g *Group) Lease() (term uint64, until clock.Time, ok bool) {
 
 // LeaseHeld reads the clock and says whether the lease of the term holds now.
 func (g *Group) LeaseHeld(term uint64) bool {
-	now := g.h.cfg.Clock.Now()
+	now := g.h.leaseClock()
 	t, until, ok := g.Lease()
 	return ok && t == term && now < until
 }

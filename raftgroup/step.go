@@ -6,6 +6,7 @@ import (
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -498,6 +499,9 @@ func (g *Group) sendHost(m *message) {
 
 // publish ends a visit.
 func (g *Group) publish() {
+	if plant.Is(plant.PromiseForgotten) && g.lead == 0 {
+		g.promise.until = 0
+	}
 	g.publishLease()
 	p := &g.public
 	p.commit.Store(g.commit)

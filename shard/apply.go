@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -108,14 +109,8 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 		return err
 	}
 	out.link = link{h.term, c.number}
-	if c.prev != s.rec.last {
-		return nil
-	}
-	if c.hash != s.rec.hash {
-		return r.hashMismatch(&c)
-	}
-	if c.first <= s.rec.lastRevision {
-		return fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
+	if stands, err := r.stands(&c); !stands && !(plant.Is(plant.AppliedTwice) && out.link == s.rec.last) {
+		return err
 	}
 	err = visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
 		if !s.rec.span.Contains(v.Key) {
@@ -150,6 +145,21 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	}
 	r.node.metrics.applied.Add(float64(c.txns))
 	return nil
+}
+
+// stands says whether the batch stands on the last applied one, and then on its hash
+// and revision too.
+func (r *Replica) stands(c *batchCommand) (bool, error) {
+	s := &r.applying
+	switch {
+	case c.prev != s.rec.last:
+		return false, nil
+	case c.hash != s.rec.hash:
+		return false, r.hashMismatch(c)
+	case c.first <= s.rec.lastRevision:
+		return false, fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
+	}
+	return true, nil
 }
 
 // write writes the versions of a batch in the order of the store: neighbours find

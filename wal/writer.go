@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 )
 
 // writer is the state of the goroutine that writes: while it writes and syncs,
@@ -182,7 +183,7 @@ func (w *writer) do(do *write) {
 	w.unsyncedRecords += records
 	w.unsynced = w.unsynced || records > 0
 	l.metrics.batchBytes.Observe(float64(len(w.buf)))
-	if do.sync && !w.syncActive() {
+	if do.sync && !plant.Is(plant.FsyncSkipped) && !w.syncActive() {
 		w.complete(do, l.Err())
 		return
 	}

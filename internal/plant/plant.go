@@ -1,0 +1,56 @@
+// Package plant names the bugs that can be planted into Skein, to see that package
+// sim's checkers find them.
+//
+// Without the build tag planted, Is is false for ever and the compiler removes what
+// depends on it: what ships holds none of them. With the tag one bug at a time is
+// chosen by Set, for the whole process. Who may be wrong asks Is; sim alone sets.
+package plant
+
+// Bug is one of the bugs.
+type Bug uint32
+
+// The bugs. Each says what goes wrong and where.
+const (
+	// None is the usual case.
+	None Bug = iota
+	// FsyncSkipped: the wal answers for records that it has not synced.
+	FsyncSkipped
+	// AcknowledgedBeforeQuorum: a range answers writes when it has proposed them.
+	AcknowledgedBeforeQuorum
+	// LeaseByTicks: a leader compares its lease with the moment of its last tick.
+	LeaseByTicks
+	// PromiseForgotten: a voter forgets its promise together with its leader.
+	PromiseForgotten
+	// HandOutWithoutLease: the sequencer hands out without looking at its lease.
+	HandOutWithoutLease
+	// OtherTerm: a batch that a lost leadership has evaluated is proposed by the next
+	// one of the same node.
+	OtherTerm
+	// AppliedTwice: a replica that opens applies its last entry again.
+	AppliedTwice
+	// SnapshotNotDurable: a snapshot is acknowledged before it is durable.
+	SnapshotNotDurable
+	// NoopFromOverlay: what changes nothing is answered though it has seen what is not
+	// applied.
+	NoopFromOverlay
+
+	end
+)
+
+var names = [end]string{
+	"none", "fsync skipped", "acknowledged before quorum", "lease trusted by ticks", "promise forgotten",
+	"hand-out under a lost lease", "batch proposed in another term", "entry applied twice",
+	"snapshot acknowledged before it is durable", "no-op answered from the overlay",
+}
+
+// String says in a few words what goes wrong.
+func (b Bug) String() string { return names[b] }
+
+// All returns every bug but None.
+func All() []Bug {
+	var all []Bug
+	for b := None + 1; b < end; b++ {
+		all = append(all, b)
+	}
+	return all
+}

@@ -1,0 +1,57 @@
+//go:build planted
+
+package shard
+
+import "github.com/skeindb/skein/internal/plant"
+
+// planted is what a replica keeps for the bugs of package plant.
+type planted struct{ kept *batch }
+
+// plantAnswers answers a batch that is about to be proposed. Others go on in the
+// places of its calls.
+func (b *batch) plantAnswers(out *answers) {
+	if !plant.Is(plant.AcknowledgedBeforeQuorum) {
+		return
+	}
+	for i, c := range b.calls {
+		other := newCall(c.ctx, c.req)
+		other.place, other.at = c.place, c.at
+		other.txn, other.writes, other.draft, other.seen = c.txn, c.writes, c.draft, c.seen
+		b.calls[i] = other
+		out.add(c, nil)
+	}
+}
+
+// plantKeep keeps the batch that waits for its revisions when leadership is lost.
+func (r *Replica) plantKeep() {
+	b := r.sequencing
+	if !plant.Is(plant.OtherTerm) || b == nil || b.settled || b.txns == 0 {
+		return
+	}
+	r.sequencing = nil
+	kept := &batch{order: b.order, lead: b.lead, calls: b.calls, txns: b.txns, bytes: b.bytes, parked: b.parked}
+	b.calls, b.parked = nil, nil
+	for _, c := range append(append([]*call(nil), kept.calls...), kept.parked...) {
+		c.at = kept
+	}
+	for _, c := range kept.calls {
+		if len(c.writes) > 0 {
+			c.txn.batch = kept
+		}
+	}
+	r.plant.kept = kept
+}
+
+// plantKept gives the next leadership the batch that another one has evaluated.
+func (r *Replica) plantKept() {
+	b := r.plant.kept
+	if r.plant.kept = nil; b == nil || r.filling != nil {
+		return
+	}
+	b.lead, r.filling = r.lead, b
+	for _, c := range b.calls {
+		for _, v := range c.writes {
+			r.overlay.add(v)
+		}
+	}
+}
