@@ -340,7 +340,7 @@ func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 			x, err := g.entry(e, &t.done)
 			if err != nil {
 				g.h.fail(fmt.Errorf("raftgroup: group %s: entry %d: %w", g.id, e.GetIndex(), err))
-				t.next = len(t.tasks)
+				t.next++ // what stands behind it are callbacks, which are still owed
 				return
 			}
 			ents = append(ents, x)

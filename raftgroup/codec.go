@@ -338,7 +338,9 @@ func decodeMessage(r *reader, m *message, s *messageSlot) {
 		decodeHostMessage(r, m)
 		return
 	}
-	if int(m.kind) >= len(messageTypes) {
+	// Raft takes a message without a term for one of its own host's. It forwards nothing
+	// but reads without one.
+	if int(m.kind) >= len(messageTypes) || s.term == 0 && m.kind != pb.MsgReadIndex {
 		r.fail()
 		return
 	}

@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -228,4 +229,20 @@ func FuzzConfContext(f *testing.F) {
 			_ = c.apply(voters(3))
 		}
 	})
+}
+
+// Raft takes a message of term 0 for its own host's: a heartbeat without a term would be
+// answered without a promise.
+func TestCodecRefusesTermZero(t *testing.T) {
+	for _, kind := range []pb.MessageType{pb.MsgHeartbeat, pb.MsgApp, pb.MsgVote, pb.MsgTimeoutNow, pb.MsgAppResp} {
+		m := &pb.Message{Type: kind.Enum(), To: ptr(uint64(1)), From: ptr(uint64(2)), Term: ptr(uint64(0)), Context: make([]byte, numberBytes)}
+		frame := appendRaftMessage(appendFrameHeader(nil, time.Second), 1, m)
+		_, rest, err := frameKind(frame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decodeMessages(2, rest); !errors.Is(err, errFrame) {
+			t.Errorf("%s of term 0: %v", kind, err)
+		}
+	}
 }

@@ -17,6 +17,9 @@ const (
 	passGroupsMax = 256
 	// frameBytesMax is where a frame is closed and the next one begun.
 	frameBytesMax = 256 << 10
+	// groupMessagesMax bounds the messages of one group that its worker has not taken
+	// in yet; those with entries have a bound in bytes as well.
+	groupMessagesMax = 4096
 	// passReadMax is after how many bytes read from the log's files a pass reads no
 	// more: the heartbeats of the worker's other groups must not wait for them.
 	passReadMax = 4 << 20

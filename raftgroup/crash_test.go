@@ -406,3 +406,28 @@ func TestPassReadsItsShare(t *testing.T) {
 		}
 	})
 }
+
+// An entry that cannot be applied ends the host's progress, and callbacks behind it are
+// still called: somebody waits for them.
+func TestBadEntryOwesCallbacks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, noSleep)
+		r.startAll()
+		r.bootstrap(1, 1, voters(1))
+		r.write(1, "x")
+		n := r.nodes[1]
+		defer func() { n.crash(0); r.close() }()
+		g := n.host.Group(1)
+		var called atomic.Bool
+		inWorker(g, func() {
+			bad := &pb.Entry{Index: ptr(g.applied + 1), Term: ptr(g.term), Type: pb.EntryConfChange.Enum()}
+			g.w.kick(g, applyTask{kind: taskEntries, msg: &pb.Message{Entries: []*pb.Entry{bad}}})
+			g.w.kick(g, applyTask{kind: taskCall, call: func() { called.Store(true) }})
+		})
+		<-n.host.Fatal()
+		synctest.Wait()
+		if !called.Load() {
+			t.Error("a callback behind the bad entry was never called")
+		}
+	})
+}

@@ -191,6 +191,9 @@ func (h *Host) Stop(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		h.wg.Wait()
+		// The appliers last: what is installed still lets go of a group that has
+		// callbacks waiting.
+		h.snaps.wg.Wait()
 		for _, a := range h.appliers {
 			a.stop()
 		}

@@ -45,6 +45,7 @@ type peer struct {
 	groups   int  // how many of this host's groups have a replica there
 	shares   bool // the node says that one of its groups has a replica here
 	boot     keyspace.BootID
+	before   keyspace.BootID // the run before that, whose late messages are none of this one
 	sequence uint64
 	healthy  clock.Time // when it last said that all is well
 	alive    bool
@@ -188,9 +189,12 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	p.mu.Lock()
 	q := p.nodeLocked(from)
 	restarted := q.boot != 0 && q.boot != l.boot
-	if !restarted && q.boot == l.boot && l.sequence <= q.sequence {
+	if !restarted && q.boot == l.boot && l.sequence <= q.sequence || restarted && l.boot == q.before {
 		p.mu.Unlock()
 		return // an old message may not prolong a life
+	}
+	if restarted {
+		q.before = q.boot
 	}
 	q.boot, q.sequence, q.shares = l.boot, l.sequence, l.shares
 	was := q.alive

@@ -50,7 +50,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		proposals:       counter("skein_raftgroup_proposals_total", "Proposals given to raft."),
 		dropped:         counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
 		full:            counter("skein_raftgroup_proposals_refused_total", "Proposals refused by a bound."),
-		inboundDropped:  counter("skein_raftgroup_inbound_dropped_total", "Received MsgApps dropped by the bound of bytes."),
+		inboundDropped:  counter("skein_raftgroup_inbound_dropped_total", "Received messages dropped because the worker lags, mostly MsgApps by the bound of bytes."),
 		overloadDropped: counter("skein_raftgroup_overload_dropped_total", "Received MsgApps dropped because the wal had more to write than its bound."),
 		sendFailed:      counter("skein_raftgroup_frames_dropped_total", "Frames that the bus did not take."),
 		leaderChanges:   counter("skein_raftgroup_leader_changes_total", "Changes of leader seen, over all groups."),

@@ -238,6 +238,10 @@ func (g *Group) shut() {
 	g.endTransfer(err)
 	g.abandonProposals()
 	g.h.snaps.drop(g)
+	if r := g.settling; r != nil {
+		g.settling = nil
+		r.result <- err
+	}
 	g.h.rememberPromise(g.id, g.promise.until)
 	g.h.peers.change(g.conf.replicas, nil)
 	g.h.mu.Lock()

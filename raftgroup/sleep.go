@@ -141,6 +141,11 @@ func (g *Group) tick() {
 		return
 	}
 	if g.sleep.silent++; g.sleep.silent == g.h.cfg.electionTicks() {
+		if g.lead != 0 && !g.conf.votes(g.self) {
+			// A learner cannot campaign. If its leader sleeps and the notice was lost, it
+			// is given another one.
+			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
+		}
 		_ = g.rn.ForgetLeader()
 	}
 	if g.mayTick() && g.mayCampaign() {
@@ -227,7 +232,7 @@ func (g *Group) onSleepNotice(m *message) {
 // hint: it stops campaigning, so that it disturbs nobody, and its owner asks
 // placement.
 func (g *Group) onRemoved(m *message) {
-	if g.isLeader || g.sleep.removed {
+	if g.isLeader || g.sleep.removed || m.term < g.term {
 		return
 	}
 	g.sleep.removed = true

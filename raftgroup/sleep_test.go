@@ -487,3 +487,83 @@ func TestParking(t *testing.T) {
 		}
 	})
 }
+
+// A learner that missed the notice cannot campaign to find out: it asks the leader,
+// and sleeps with the next notice.
+func TestLearnerThatMissedTheNotice(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 4, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		r.must(r.change(1, ConfChange{AddLearner, 4, 4}))
+		r.nodes[4].addReplica(1, 4)
+		r.equal(1)
+		missed := false
+		r.bus.set(func(b *testBus) {
+			b.filter = func(_, to keyspace.NodeID, m *message) bool {
+				if m.kind == kindSleep && to == 4 && !missed {
+					missed = true
+					return false
+				}
+				return true
+			}
+		})
+		r.eventually("all sleep", 20*time.Second, func() bool {
+			for _, n := range r.nodes {
+				if !n.host.Group(1).Status().Asleep {
+					return false
+				}
+			}
+			return missed
+		})
+	})
+}
+
+// Words of the past: of a leader of an older term, of a peer's former run.
+func TestLateWords(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		g := f.host.Group(1)
+		inWorker(g, func() {
+			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: 77, term: g.term - 1})
+			if g.sleep.removed {
+				t.Error("silenced by a leader of an older term")
+			}
+		})
+		p := &f.host.peers
+		p.heard(l.id, liveness{boot: 101, sequence: 1, healthy: true, shares: true})
+		p.heard(l.id, liveness{boot: 102, sequence: 1, healthy: true, shares: true})
+		p.heard(l.id, liveness{boot: 101, sequence: 9, healthy: true, shares: true})
+		if b := p.boot(l.id); b != 102 {
+			t.Errorf("a late message of run 101 is taken for a restart: %d", b)
+		}
+	})
+}
+
+// What a group's worker has not taken in yet is bounded in number too.
+func TestDeliverIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		h := r.nodes[1].host
+		w, g := newWorker(h, 1), &Group{h: h}
+		app := routed{g, &message{kind: pb.MsgApp, bytes: 7}}
+		for range groupMessagesMax {
+			w.deliver([]routed{{g, &message{kind: pb.MsgHeartbeat}}})
+		}
+		h.inbound.Add(7)
+		w.deliver([]routed{app})
+		if n := len(g.work.msgs); n != groupMessagesMax || h.inbound.Load() != 0 {
+			t.Fatalf("%d messages wait, %d bytes", n, h.inbound.Load())
+		}
+	})
+}

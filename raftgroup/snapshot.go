@@ -85,12 +85,14 @@ type snapshots struct {
 	h       *Host
 	limit   limiter
 	install chan *install
+	wg      sync.WaitGroup // the install loops
 
 	mu struct {
 		sync.Mutex
 		sends    map[*sending]struct{}
 		receives map[*receive]struct{}
 		number   uint64 // of the next staged file
+		ended    bool   // nothing is installed any more
 	}
 }
 
@@ -105,7 +107,7 @@ func (s *snapshots) init(h *Host) {
 
 func (s *snapshots) start() {
 	for range s.h.cfg.SnapshotReceives {
-		s.h.applyWG.Go(s.installLoop)
+		s.wg.Go(s.installLoop)
 	}
 }
 

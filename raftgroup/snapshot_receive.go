@@ -133,7 +133,7 @@ func (r *receive) ask(f func() error) error {
 func (g *Group) beginReceive(r *receive) error {
 	a := &r.head.applied
 	switch {
-	case g.receiving != nil || g.installing != nil:
+	case g.receiving != nil || g.installing != nil || g.settling != nil:
 		return fmt.Errorf("%w: another one is under way", errSnapshotRefused)
 	case g.isLeader || r.head.term < g.term:
 		return fmt.Errorf("%w: term %d, here %d", errSnapshotRefused, r.head.term, g.term)
@@ -314,7 +314,19 @@ func (g *Group) beginInstall(m *pb.Message) {
 	g.w.kick(g, applyTask{kind: taskInstall, install: g.installing})
 }
 
-func (s *snapshots) startInstall(i *install) { s.install <- i }
+// startInstall gives the install to one of the loops, or abandons it where those have
+// ended.
+func (s *snapshots) startInstall(i *install) {
+	s.mu.Lock()
+	ended := s.mu.ended
+	if !ended {
+		s.install <- i // there is a place for each receive
+	}
+	s.mu.Unlock()
+	if ended {
+		s.abandon(i)
+	}
+}
 
 // installLoop is one of the goroutines that put snapshots into the engine.
 func (s *snapshots) installLoop() {
@@ -332,15 +344,22 @@ func (s *snapshots) installLoop() {
 // abandonInstalls lets the groups go whose installs will not be done: only
 // callbacks can stand behind them, since raft hands out no entries before.
 func (s *snapshots) abandonInstalls() {
+	s.mu.Lock()
+	s.mu.ended = true
+	s.mu.Unlock()
 	for {
 		select {
 		case i := <-s.install:
-			i.r.result <- ErrStopped
-			i.g.a.release(i.g)
+			s.abandon(i)
 		default:
 			return
 		}
 	}
+}
+
+func (s *snapshots) abandon(i *install) {
+	i.r.result <- ErrStopped
+	i.g.a.release(i.g)
 }
 
 // installOne ingests until it succeeds: raft cannot go back.
@@ -352,8 +371,7 @@ func (s *snapshots) installOne(i *install) {
 		}
 		i.g.zap.Error("snapshot cannot be installed; trying again", zap.Error(err))
 		if clock.Sleep(s.h.ctx, s.h.cfg.Clock, installRetry) != nil {
-			i.r.result <- ErrStopped
-			i.g.a.release(i.g)
+			s.abandon(i)
 			return
 		}
 	}

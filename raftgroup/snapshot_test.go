@@ -552,3 +552,78 @@ func TestSnapshotHeaderRefusesNonsense(t *testing.T) {
 		t.Fatalf("applied beyond the term: %v", err)
 	}
 }
+
+// A host that stops while a snapshot waits for the applier owes the callbacks behind it.
+func TestStopBesideAnInstall(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 10)
+		f.start()
+		g, sm := f.host.Group(1), f.sms[1]
+		refuse := func(err error) {
+			sm.mu.Lock()
+			defer sm.mu.Unlock()
+			sm.refuse = err
+		}
+		// What is committed is applied first; then the applier is held up.
+		refuse(errors.New("not yet"))
+		time.Sleep(5 * time.Second)
+		goOn := make(chan struct{})
+		release := sync.OnceFunc(func() { close(goOn) })
+		defer release()
+		inWorker(g, func() { g.w.kick(g, applyTask{kind: taskCall, call: func() { <-goOn }}) })
+		refuse(nil)
+		installing := func() (is bool) {
+			inWorker(g, func() { is = g.installing != nil })
+			return is
+		}
+		r.eventually("a snapshot waits", 20*time.Second, installing)
+		var called atomic.Bool
+		inWorker(g, func() { g.w.kick(g, applyTask{kind: taskCall, call: func() { called.Store(true) }}) })
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			_ = f.host.Stop(context.Background())
+		}()
+		synctest.Wait()
+		release()
+		<-stopped
+		if !called.Load() {
+			t.Error("a callback behind the snapshot was never called")
+		}
+		f.crash(100)
+		f.start()
+		r.equal(1)
+	})
+}
+
+// A snapshot whose reset of the log is on its way to the disk waits for it: no other
+// one begins meanwhile, and it ends when its group is closed.
+func TestSettlingSnapshot(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		r.equal(1)
+		f := r.nodes[1+r.leader(1).id%3]
+		g := f.host.Group(1)
+		first := &receive{g: g, result: make(chan error, 1)}
+		inWorker(g, func() {
+			g.settling = first
+			next := &receive{g: g, head: &snapshotHeader{term: g.term, applied: engine.Applied{Index: g.commit + 9, Replicas: voters(3)}}}
+			if err := g.beginReceive(next); !errors.Is(err, errSnapshotRefused) {
+				t.Errorf("a second snapshot: %v", err)
+			}
+		})
+		r.must(f.host.Close(context.Background(), 1))
+		if err := <-first.result; !errors.Is(err, ErrClosed) {
+			t.Errorf("closed: %v", err)
+		}
+		f.open(1)
+	})
+}

@@ -173,9 +173,18 @@ func (w *worker) deliver(msgs []routed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range msgs {
-		if k := w.workOf(r.g); k != nil {
-			k.msgs = append(k.msgs, r.m)
+		k := w.workOf(r.g)
+		if k == nil {
+			continue
 		}
+		if len(k.msgs) >= groupMessagesMax {
+			// Lost, as in a network: the worker is behind by far.
+			if w.h.m.inboundDropped.Inc(); r.m.kind == pb.MsgApp {
+				w.h.inbound.Add(-r.m.bytes)
+			}
+			continue
+		}
+		k.msgs = append(k.msgs, r.m)
 	}
 }
 
