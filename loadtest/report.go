@@ -88,10 +88,12 @@ type ServerCPU struct {
 	Error         string  `json:"error,omitempty"`
 }
 
-// Second is one second of the measured phase. Latencies are those of the puts and
-// gets answered in it, in microseconds.
+// Second is one second of the measured phase, or the shorter rest at its end.
+// Latencies are those of the puts and gets answered in it, in microseconds.
 type Second struct {
+	// At is its end, from the begin of the phase, and Length what it lasted.
 	At         float64 `json:"at_seconds"`
+	Length     float64 `json:"length_seconds"`
 	Operations int64   `json:"operations"`
 	Failed     int64   `json:"failed"`
 	PutP50     int64   `json:"put_p50_us,omitempty"`

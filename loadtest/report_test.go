@@ -66,7 +66,7 @@ func fullReport() Report {
 				{URL: cfg.ServerMetrics[1], Error: "restarted during the run: its CPU time began anew"},
 			},
 		},
-		Seconds: []Second{{At: 1, Operations: 20_000, Failed: 3, PutP50: 4800, PutP99: 15_000, PutMax: 20_000, GetP50: 900, GetP99: 7000, GetMax: 9000}},
+		Seconds: []Second{{At: 1, Length: 1, Operations: 20_000, Failed: 3, PutP50: 4800, PutP99: 15_000, PutMax: 20_000, GetP50: 900, GetP99: 7000, GetMax: 9000}},
 		Verify:  &Verified{Keys: 100_000, Acknowledged: 90_000, Unknown: 8, Violations: 22, First: []string{"key 1: absent; put 1 was acknowledged at revision 5", "key 2: …"}},
 	}
 }
@@ -75,7 +75,7 @@ func TestReportGolden(t *testing.T) {
 	full := fullReport()
 	var text bytes.Buffer
 	full.WriteText(&text)
-	text.WriteString("\n-- a second\n" + full.Seconds[0].line("run") + "\n")
+	text.WriteString("\n-- a second\n" + full.Seconds[0].line("run", false) + "\n")
 	text.WriteString("\n-- Err\n" + full.Err().Error() + "\n")
 
 	plain := fullReport()

@@ -216,13 +216,30 @@ func (r *run) runPhase(ctx context.Context, p *phase, second func(Second)) {
 	runClients(ctx, r.clients, p)
 	close(stop)
 	wg.Wait()
-	p.recorder.drain()
 }
 
-// watch drains the phase's recorder each second until stop is closed.
+// watch drains the phase's recorder each second until stop is closed, and then what
+// is left, so that the seconds add up to the phase.
 func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
 	var failed int64
-	next := p.schedule.start
+	last := p.schedule.start
+	next := last
+	tell := func(rest bool) {
+		p.recorder.drain()
+		_, all := p.errors.all()
+		now := r.cfg.Clock.Now()
+		s := secondOf(p.recorder, now.Sub(p.schedule.start), now.Sub(last), all-failed)
+		if rest && s.Operations == 0 && s.Failed == 0 {
+			return
+		}
+		failed, last = all, now
+		if second != nil {
+			second(s)
+		}
+		if r.cfg.Live {
+			fmt.Fprintln(r.out, s.line(p.name, rest))
+		}
+	}
 	timer := r.cfg.Clock.NewTimer(time.Second)
 	defer timer.Stop()
 	for {
@@ -230,25 +247,17 @@ func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
 		timer.Reset(next.Sub(r.cfg.Clock.Now()))
 		select {
 		case <-timer.C():
+			tell(false)
 		case <-stop:
+			tell(true)
 			return
-		}
-		p.recorder.drain()
-		_, all := p.errors.all()
-		s := secondOf(p.recorder, r.cfg.Clock.Now().Sub(p.schedule.start), all-failed)
-		failed = all
-		if second != nil {
-			second(s)
-		}
-		if r.cfg.Live {
-			fmt.Fprintln(r.out, s.line(p.name))
 		}
 	}
 }
 
 // secondOf describes what the last drain of a recorder brought.
-func secondOf(rec *recorder, at time.Duration, failed int64) Second {
-	s := Second{At: at.Seconds(), Failed: failed}
+func secondOf(rec *recorder, at, length time.Duration, failed int64) Second {
+	s := Second{At: at.Seconds(), Length: length.Seconds(), Failed: failed}
 	put, get := rec.second[classPut], rec.second[classGet]
 	s.Operations = put.TotalCount() + get.TotalCount()
 	if put.TotalCount() > 0 {
@@ -260,9 +269,13 @@ func secondOf(rec *recorder, at time.Duration, failed int64) Second {
 	return s
 }
 
-// line is the second as a line for people.
-func (s Second) line(phase string) string {
+// line is the second as a line for people. The rest at a phase's end is no second, so
+// that its line says what it lasted.
+func (s Second) line(phase string, rest bool) string {
 	text := fmt.Sprintf("%-7s %4.0fs %9d/s", phase, s.At, s.Operations)
+	if rest {
+		text = fmt.Sprintf("%-7s %4.3gs %9d in %.3fs", phase, s.At, s.Operations, s.Length)
+	}
 	if s.PutMax > 0 {
 		text += fmt.Sprintf("   put p50 %s p99 %s max %s", micros(s.PutP50), micros(s.PutP99), micros(s.PutMax))
 	}

@@ -94,13 +94,49 @@ func TestClosedLoopByDuration(t *testing.T) {
 		if r.Operations != 5*286 || r.ElapsedSeconds != 2 || r.Throughput != 5*285/2.0 {
 			t.Errorf("got %d operations in %g s, %g/s", r.Operations, r.ElapsedSeconds, r.Throughput)
 		}
-		if len(r.Seconds) != 2 || r.Seconds[0].Operations+r.Seconds[1].Operations > 5*286 || r.Seconds[0].At != 1 {
+		if len(r.Seconds) != 3 || r.Seconds[0].At != 1 || r.Seconds[0].Length != 1 {
 			t.Errorf("seconds: %+v", r.Seconds)
 		}
-		if want := "warm-up"; !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "run        2s") {
-			t.Errorf("lines:\n%s", out.String())
+		for _, want := range []string{"warm-up", "run        2s", "run        2s         5 in 0.002s"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("no %q in the lines:\n%s", want, out.String())
+			}
 		}
 	})
+}
+
+// TestSecondsAddUp: what is answered after the last full second, by load or by
+// failing, is told too, and with the length of that rest.
+func TestSecondsAddUp(t *testing.T) {
+	for _, run := range []struct {
+		total    int64
+		duration time.Duration
+	}{{total: 1234}, {total: 2000}, {total: 7}, {duration: 2 * time.Second}, {duration: 1500 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := virtualConfig()
+			cfg.Duration, cfg.Total, cfg.Clients = run.duration, run.total, 10
+			s := takes(10*time.Millisecond, 0, 0)
+			wait := s.Before
+			s.Before = func(ctx context.Context, i int64) error {
+				if err := wait(ctx, i); err != nil || i%100 != 5 {
+					return err
+				}
+				return status.Error(codes.ResourceExhausted, "every hundredth fails")
+			}
+			r := virtualRun(t.Context(), t, cfg, s, io.Discard)
+			var operations, failed int64
+			length := 0.0
+			for _, s := range r.Seconds {
+				operations, failed, length = operations+s.Operations, failed+s.Failed, length+s.Length
+			}
+			if operations != r.Operations || failed != r.Failed || operations == 0 || failed == 0 {
+				t.Errorf("%+v: the seconds have %d operations and %d failures of %d and %d: %+v", run, operations, failed, r.Operations, r.Failed, r.Seconds)
+			}
+			if at := r.Seconds[len(r.Seconds)-1].At; length < at-1e-6 || length > at+1e-6 {
+				t.Errorf("%+v: %g s of %g s", run, length, at)
+			}
+		})
+	}
 }
 
 // TestNoCoordinatedOmission: the server stands still for one second. In an open
