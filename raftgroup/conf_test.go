@@ -228,7 +228,9 @@ func TestJointLeaderHandsOver(t *testing.T) {
 		}
 		r.eventually("joint", 5*time.Second, func() bool { return role(v.replicas[1], v) == keyspace.RoleVoterDemoting })
 		l.crash(0)
-		<-done
+		if err := <-done; err == nil {
+			t.Fatal("the change is through")
+		}
 		r.eventually("it has led", 20*time.Second, func() bool {
 			v.host.Group(1).Campaign()
 			synctest.Wait()

@@ -92,6 +92,9 @@
 //     them, and one that hears no heartbeat for an election timeout forgets the leader.
 //   - a follower's node dies and the group falls asleep without it: its return is
 //     seen by the leader's host, which wakes the group.
+//   - a replica is opened whose log stands in the wal and whose applied record a crash
+//     has taken: Open refuses; a split that is replayed makes the record again, and
+//     nothing skips one that is committed here (beginReceive).
 //   - a message comes for a replica that is not here: votes are kept for its Open,
 //     Unknown is told, entries are dropped.
 //   - a removed replica campaigns: the leader tells it so and does not wake.

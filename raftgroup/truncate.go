@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/raft/v3"
@@ -160,10 +161,12 @@ const flushAge = 30 * time.Second
 // truncator hears from the engine what has become durable, tells the groups, and
 // keeps the wal as a whole within its bound.
 type truncator struct {
-	h     *Host
-	wake  chan struct{} // something has become durable
-	over  chan struct{} // the wal is too long
-	flush chan struct{} // what is applied is to become durable now
+	h    *Host
+	wake chan struct{} // something has become durable
+	over chan struct{} // the wal is too long
+	// flushed says that the engine was flushed since the wal became too long.
+	flushed atomic.Bool
+	flush   chan struct{} // what is applied is to become durable now
 
 	full bool // a disk had no room at the last tick; the ticker's
 
@@ -204,6 +207,8 @@ func (t *truncator) tick(now clock.Time, n uint64) {
 	}
 	if t.h.cfg.WAL.LiveBytes() > t.h.cfg.MaxWALBytes {
 		notice(t.over)
+	} else {
+		t.flushed.Store(false)
 	}
 	// While there is still room: later nothing can be flushed, and then full memtables
 	// would hold up the deletes that are to make room.
@@ -230,7 +235,6 @@ func notice(c chan struct{}) {
 
 // loop is the truncator's goroutine. It may wait for the disk; nobody waits for it.
 func (t *truncator) loop() {
-	flushed := false
 	for {
 		select {
 		case <-t.h.ctx.Done():
@@ -238,7 +242,8 @@ func (t *truncator) loop() {
 		case <-t.wake:
 			t.look()
 		case <-t.over:
-			if flushed = t.shorten(flushed); flushed {
+			ok := t.shorten(t.flushed.Load())
+			if t.flushed.Store(ok); ok {
 				t.look()
 			}
 		case <-t.flush:

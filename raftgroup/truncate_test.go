@@ -159,3 +159,19 @@ func TestFullDiskFlushesAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// A wal that has become short again begins anew with a flush when it is too long the
+// next time, and does not cut followers off at once.
+func TestFlushBeforeEachCutOff(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		h := r.nodes[1].host
+		h.trunc.flushed.Store(true)
+		time.Sleep(2 * time.Second)
+		if h.trunc.flushed.Load() {
+			t.Fatal("the flush of the last time is taken for one of the next")
+		}
+	})
+}
