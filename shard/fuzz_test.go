@@ -1,0 +1,219 @@
+package shard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"reflect"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/internal/measure"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// claims checks that decoding b allocated no more than what b brings.
+func claims(t *testing.T, b []byte, decode func()) {
+	t.Helper()
+	if got := measure.Allocated(decode); got > measure.ClaimLimit(len(b)) {
+		t.Fatalf("%d bytes allocated for %d that came: %x", got, len(b), b)
+	}
+}
+
+// FuzzRequestClaims: what a request and an answer claim to hold is not allocated.
+func FuzzRequestClaims(f *testing.F) {
+	b, err := AppendRequest(nil, &Request{Range: 1, Generation: 2, Op: &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: []byte("k"), Target: pb.Compare_VERSION, TargetUnion: &pb.Compare_Version{Version: 1}}},
+		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}},
+	}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte{wireVersion, 1, 1, 1, 1, 0x0a, 0xff, 0xff, 0xff, 0xff, 0x07})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		claims(t, b, func() {
+			_, _ = DecodeRequest(b)
+			_, _, _ = DecodeAnswer(b)
+		})
+	})
+}
+
+// FuzzAnswerAgain: an answer that decodes is the same after another trip.
+func FuzzAnswerAgain(f *testing.F) {
+	for _, op := range []proto.Message{
+		&pb.PutResponse{Header: &pb.ResponseHeader{Revision: 300}},
+		&pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 300}, Count: 2, More: true},
+		&pb.TxnResponse{Succeeded: true, Responses: []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: &pb.DeleteRangeResponse{Deleted: 1}}}}},
+	} {
+		b, err := AppendAnswer(nil, &Response{Op: op}, nil)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	b, err := AppendAnswer(nil, nil, &kverror.Error{Kind: kverror.WrongRange, Leader: 2, Descriptors: []keyspace.Descriptor{testDescriptor}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, failed, err := DecodeAnswer(b)
+		if err != nil {
+			return
+		}
+		var again []byte
+		if failed != nil {
+			again, err = AppendAnswer(nil, nil, failed)
+		} else {
+			again, err = AppendAnswer(nil, p, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, other, err := DecodeAnswer(again)
+		if err != nil || !reflect.DeepEqual(failed, other) || p != nil && !proto.Equal(p.Op, q.Op) {
+			t.Fatalf("%v %v became %v %v, %v", p, failed, q, other, err)
+		}
+	})
+}
+
+// FuzzBatch: a batch that is accepted is the same when it is written again, its
+// versions lie within what is possible, and no more is allocated than came.
+func FuzzBatch(f *testing.F) {
+	_, body, err := decodeHeader(sampleBatch())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(body)
+	f.Add(appendBatchHeader(nil, &batchCommand{number: 1, first: 2}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var again []byte
+		var c batchCommand
+		claims(t, b, func() {
+			var err error
+			var rest []byte
+			if c, rest, err = decodeBatchHeader(b); err != nil {
+				return
+			}
+			counts := make([]uint64, c.txns)
+			versions := make([][]byte, c.txns)
+			if visitBatch(&c, rest, func(txn int, v *mvcc.Version, lived bool) error {
+				if v.Mod != c.first+keyspace.Revision(txn) || uint64(v.Sub) != counts[txn] || !v.Tombstone && (v.Create < 1 || v.Create > v.Mod || v.Version < 1) {
+					t.Fatalf("version %+v of transaction %d from revision %d", v, txn, c.first)
+				}
+				counts[txn]++
+				versions[txn] = appendVersion(versions[txn], v, lived)
+				return nil
+			}) != nil {
+				return
+			}
+			again = appendBatchHeader(nil, &c)
+			for i, n := range counts {
+				again = append(binary.AppendUvarint(again, n), versions[i]...)
+			}
+		})
+		if again == nil {
+			return
+		}
+		d, rest, err := decodeBatchHeader(again)
+		if err != nil || c != d {
+			t.Fatalf("%+v became %+v, %v", c, d, err)
+		}
+		if err := visitBatch(&d, rest, func(int, *mvcc.Version, bool) error { return nil }); err != nil {
+			t.Fatalf("%x: %v", again, err)
+		}
+		// Integers may be written longer than they need to be, otherwise these are the bytes.
+		if len(again) == len(b) && !bytes.Equal(again, b) {
+			t.Fatalf("%x became %x", b, again)
+		}
+	})
+}
+
+// FuzzNumber: compact and count commands hold one number and nothing else.
+func FuzzNumber(f *testing.F) {
+	f.Add(binary.AppendVarint(nil, 300))
+	f.Add(binary.AppendVarint(nil, -1))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n, err := decodeNumber(b)
+		if err != nil {
+			return
+		}
+		if again, err := decodeNumber(binary.AppendVarint(nil, n)); err != nil || again != n {
+			t.Fatalf("%d became %d, %v", n, again, err)
+		}
+	})
+}
+
+// FuzzApply gives a replica an entry of any bytes: it applies or is refused, and what
+// stands in the applied record afterwards can be read.
+func FuzzApply(f *testing.F) {
+	term1 := func(kind commandKind) []byte { return appendHeader(nil, header{kind, 5, 1}) }
+	f.Add(append(term1(commandBatch), func() []byte {
+		b := appendBatchHeader(nil, &batchCommand{number: 1, first: 2, txns: 1})
+		return appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1}, false)
+	}()...))
+	f.Add(appendSplit(term1(commandSplit), &splitCommand{key: []byte("g"), child: 8, replicas: testDescriptor.Replicas}))
+	f.Add(binary.AppendVarint(term1(commandCompact), 2))
+	f.Add(binary.AppendVarint(term1(commandCount), 0))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) == 0 {
+			return // raft's own entry
+		}
+		w := newFakeWorld(t)
+		defer w.stop()
+		g := w.groups.group(1)
+		if err := g.apply(raftgroup.Entry{Term: 5}); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.apply(raftgroup.Entry{Term: 5, Data: data}); err != nil {
+			return
+		}
+		a, ok, err := w.engine.Applied(1)
+		if err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		if _, err := decodeRecord(a.Payload); err != nil {
+			t.Fatalf("after %s: %v", entryText(5, data), err)
+		}
+	})
+}
+
+// FuzzAdmin: any request of method 17 gets an answer that decodes.
+func FuzzAdmin(f *testing.F) {
+	for _, q := range []adminRequest{
+		{Op: adminList},
+		{Op: adminShow, Range: 1},
+		{Op: adminHash, Range: 1, Revision: 5, Compacted: 1},
+		{Op: adminCreate, Descriptors: []keyspace.Descriptor{testDescriptor}},
+		{Op: adminCreate, Descriptors: []keyspace.Descriptor{{Range: 2, Generation: 1, Span: keyspace.Span{Start: []byte("b"), End: []byte("a")}}}},
+		{Op: adminSplit, Range: 1, Generation: 1, Key: []byte("k")},
+	} {
+		b, err := json.Marshal(q)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(append([]byte{adminVersion}, b...))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		a, err := w.node.handleAdmin(t.Context(), 2, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decodeAdminAnswer(a)
+		var failed *kverror.Error
+		if err != nil {
+			failed = kverror.Of(err)
+		}
+		if (got == nil) == (failed == nil) {
+			t.Fatalf("%q is answered with %q: %v", b, a, err)
+		}
+	})
+}
