@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,7 +90,8 @@ func NewQUIC(opts Options) (*QUIC, error) {
 		return nil, err
 	}
 	if opts.Security.SelfMade {
-		q.log.Warn("peer traffic is NOT AUTHENTICATED: with http:// peer URLs anybody who reaches the peer port can pose as a node; use https:// with certificates")
+		q.log.Warn("peer traffic is NOT AUTHENTICATED: " + cmp.Or(opts.Security.Why, "certificates are self-made") +
+			", so anybody who reaches the peer port can pose as a node; use https:// peer URLs with certificates")
 	}
 	return q, nil
 }

@@ -26,10 +26,12 @@ import (
 // anew for each handshake, so that replaced certificates come into use by
 // themselves.
 type Security struct {
-	// SelfMade is what http:// peer URLs mean: certificates that the node makes for
-	// itself and nobody checks. The traffic is encrypted, and open to anybody who can
-	// reach the port. All else is ignored then.
+	// SelfMade is what http:// peer URLs and --peer-auto-tls mean: certificates that
+	// the node makes for itself and nobody checks. The traffic is encrypted, and open
+	// to anybody who can reach the port. All else but Why is ignored then.
 	SelfMade bool
+	// Why says in the warning about SelfMade which setting asks for it.
+	Why string
 	// CertFile and KeyFile (PEM) are the node's certificate. It serves both roles
 	// unless ClientCertFile and ClientKeyFile name another for dialling.
 	CertFile, KeyFile             string

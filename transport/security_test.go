@@ -23,7 +23,9 @@ import (
 	"github.com/quic-go/quic-go"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -371,5 +373,27 @@ func TestForeignBytes(t *testing.T) {
 	}
 	if !tr.a.Peer(2).Up {
 		t.Error("foreign bytes ended a session")
+	}
+}
+
+// TestUnauthenticatedWarning: the warning names the setting that was given as the reason.
+func TestUnauthenticatedWarning(t *testing.T) {
+	for _, c := range []struct{ why, want string }{
+		{"--peer-auto-tls makes certificates that no peer checks", "NOT AUTHENTICATED: --peer-auto-tls makes"},
+		{"", "NOT AUTHENTICATED: certificates are self-made"},
+	} {
+		lines, logs := observer.New(zap.WarnLevel)
+		opts := options(1, transport.Security{SelfMade: true, Why: c.why})
+		opts.Logger, opts.Clock, opts.Listen = zap.New(lines), clock.System(), []string{"127.0.0.1:0"}
+		q, err := transport.NewQUIC(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+		if all := logs.All(); len(all) != 1 || !strings.Contains(all[0].Message, c.want) {
+			t.Errorf("got %v, want one line with %q", all, c.want)
+		}
 	}
 }
