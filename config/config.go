@@ -150,6 +150,10 @@ type Config struct {
 	// high and the kernel kills the process, too low and requests are refused under
 	// load. Go's runtime and stacks come on top, about a quarter more.
 	MemoryBytes int64
+	// LeaseReads has leaders answer linearizable reads, and hand out revisions, under
+	// their lease. Default true. Without it each such answer waits for a round trip to a
+	// quorum, and nothing rests on how evenly the nodes' clocks run.
+	LeaseReads bool
 }
 
 // Default returns etcd's defaults, as they are where nothing is configured.
@@ -180,6 +184,7 @@ func Default() *Config {
 		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
 		InitialRanges:        1,
 		MemoryBytes:          1 << 30,
+		LeaseReads:           true,
 	}
 }
 

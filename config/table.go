@@ -348,5 +348,11 @@ func ownFlags() []Flag {
 				return nil
 			},
 		},
+		{
+			Name: "lease-reads", kind: kindBool, Default: "true", File: "lease-reads", Section: sectionSkein, Own: true,
+			Usage: "Answer linearizable reads under the leader's lease, without a round trip to a quorum.",
+			Note:  "A lease trusts that no node's clock runs 1 % faster than another's; false trusts no clock. Each node decides for what it leads.",
+			set:   setBool(func(c *Config) *bool { return &c.LeaseReads }),
+		},
 	}
 }

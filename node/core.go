@@ -61,6 +61,8 @@ type Options struct {
 	Heartbeat, Election time.Duration
 	// NoPreVote is --pre-vote=false.
 	NoPreVote bool
+	// NoLeaseReads is --lease-reads=false.
+	NoLeaseReads bool
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
@@ -240,16 +242,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		return err
 	}
 	*undo = append(*undo, func() { c.bus.Close() })
-	if c.host, err = raftgroup.NewHost(raftgroup.Config{
-		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
-		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote,
-		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
-		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
-		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
-			c.log.Warn("a leader says that a replica here is not a member of its group", zap.Stringer("group", g), zap.Uint64("replica", uint64(self)))
-		},
-		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
-	}); err != nil {
+	if c.host, err = raftgroup.NewHost(c.groupConfig()); err != nil {
 		return err
 	}
 	*undo = append(*undo, func() { _ = c.host.Stop(context.Background()) })
@@ -290,6 +283,21 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		}
 	}
 	return nil
+}
+
+// groupConfig is what the raft groups are made of.
+func (c *Core) groupConfig() raftgroup.Config {
+	o := &c.o
+	return raftgroup.Config{
+		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
+		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
+		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
+		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
+			c.log.Warn("a leader says that a replica here is not a member of its group", zap.Stringer("group", g), zap.Uint64("replica", uint64(self)))
+		},
+		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
+	}
 }
 
 // control opens ranges for placement; the replicas are made after it.

@@ -49,7 +49,7 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	var failure error
 	select {
 	case <-ctx.Done():
-		logger.Info("stopping")
+		n.log.Info("stopping")
 	case <-n.core.Fatal():
 		failure = n.core.Err()
 	}
@@ -100,15 +100,11 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
-	n.api = etcdapi.New(etcdapi.Options{
-		KV: core.router, Members: members{core}, Node: self{core}, Cluster: boot.Cluster, Self: boot.Self, Clock: o.Clock,
-		Logger: core.log, Metrics: etcdapi.NewMetrics(reg), Gatherer: reg,
-		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
-		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
-		KeepAliveMinTime: cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
-		EnablePprof: cfg.EnablePprof, TLS: tls,
-		Register: func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) },
-	})
+	face := faceOptions(cfg, boot)
+	face.KV, face.Members, face.Node, face.Clock = core.router, members{core}, self{core}, o.Clock
+	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
+	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) }
+	n.api = etcdapi.New(face)
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
@@ -148,6 +144,7 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 		Cluster: boot.Cluster, Self: boot.Self, SplitKeys: cfg.SplitKeys(),
 		FS: vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
+		NoLeaseReads:   !cfg.LeaseReads,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
 	}
@@ -160,17 +157,28 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 	return o
 }
 
+// faceOptions translates what the configuration says of the clients' side.
+func faceOptions(cfg *config.Config, boot *config.Bootstrap) etcdapi.Options {
+	return etcdapi.Options{
+		Cluster: boot.Cluster, Self: boot.Self,
+		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
+		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
+		KeepAliveMinTime: cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
+		EnablePprof: cfg.EnablePprof,
+	}
+}
+
 // security says how nodes know each other: by the given certificates where the
 // peer URLs are https, and not at all where they are http.
 func security(cfg *config.Config) transport.Security {
 	t := cfg.PeerTLS
 	for _, u := range cfg.ListenPeerURLs {
 		if u.Scheme != "https" {
-			return transport.Security{SelfMade: true}
+			return transport.Security{SelfMade: true, Why: "the peer URL " + u.String() + " is http"}
 		}
 	}
 	if t.Auto && t.CertFile == "" {
-		return transport.Security{SelfMade: true}
+		return transport.Security{SelfMade: true, Why: "--peer-auto-tls makes certificates that no peer checks"}
 	}
 	return transport.Security{
 		CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
