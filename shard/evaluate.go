@@ -52,9 +52,11 @@ func (d *draft) settle(rev keyspace.Revision, changed bool) {
 // keep returns the item as etcd's message and remembers it where a revision is
 // still to come.
 func (d *draft) keep(it *item) *mvccpb.KeyValue {
-	kv := it.kv()
+	// Asked before the message is made: a revision may arrive in between, and would
+	// then be neither in the message nor remembered.
 	_, modKnown := it.mod.known()
 	_, createKnown := it.create.known()
+	kv := it.kv()
 	if !modKnown || !createKnown {
 		d.kvs = append(d.kvs, found{kv: kv, mod: it.mod, create: it.create})
 	}

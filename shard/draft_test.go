@@ -1,0 +1,30 @@
+package shard
+
+import (
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+// An answer shows the revision of a predecessor that gets it at the moment the answer
+// is drafted: the draft has it at once, or remembers to fill it in.
+func TestDraftKeepsARevisionThatArrivesMeanwhile(t *testing.T) {
+	for range 2000 {
+		txn := &pendingTxn{floor: 6}
+		it := &item{key: []byte("k"), mod: ref{txn: txn}, create: ref{rev: 3}}
+		d := draft{top: &pb.ResponseHeader{}}
+		var kvs []*mvccpb.KeyValue
+		go txn.revision.Store(7)
+		for known := false; !known; {
+			_, known = it.mod.known()
+			kvs = append(kvs, d.keep(it))
+		}
+		d.settle(8, true)
+		for i, kv := range kvs {
+			if kv.GetModRevision() != 7 || kv.GetCreateRevision() != 3 {
+				t.Fatalf("answer %d of %d has mod %d and create %d, want 7 and 3", i, len(kvs), kv.GetModRevision(), kv.GetCreateRevision())
+			}
+		}
+	}
+}
