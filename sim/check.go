@@ -20,6 +20,7 @@ func Check(r *Report) []string {
 	ops := r.History.Ops()
 	bad = append(bad, checkDefinite(ops)...)
 	bad = append(bad, checkRealTime(ops)...)
+	bad = append(bad, checkCompactions(ops)...)
 	bad = append(bad, checkKeys(ops, r.Versions)...)
 	if len(r.Versions) == 0 {
 		return bad // the run did not come that far

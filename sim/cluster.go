@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
@@ -32,6 +33,35 @@ type cluster struct {
 	founders []placement.Node
 	machines []*machine
 	trace    *Trace
+
+	// stores is held for reading by who reads the store of a node that runs, and for
+	// writing by who takes a node from its machine.
+	stores sync.RWMutex
+
+	mu sync.Mutex
+	// Guarded by mu: how many snapshots the nodes that are gone had installed, and how
+	// often they had cut followers off.
+	snapshots, cutOffs int
+}
+
+// over notes what a node has done that is no more.
+func (c *cluster) over(r *run) {
+	families, err := r.metrics.Gather()
+	if err != nil {
+		panic(fmt.Sprintf("sim: metrics: %v", err))
+	}
+	count := func(name string) (n int) {
+		for _, f := range families {
+			if f.GetName() == name {
+				n = int(f.GetMetric()[0].GetCounter().GetValue())
+			}
+		}
+		return n
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.snapshots += count("skein_raftgroup_snapshots_received_total")
+	c.cutOffs += count("skein_raftgroup_cut_offs_total")
 }
 
 // machine is one simulated computer: it outlives the node that runs on it.
@@ -40,6 +70,8 @@ type machine struct {
 	id    keyspace.NodeID
 	clock *simclock.Clock
 	rate  float64
+	// shortLog says that this machine's nodes keep as little log as they can.
+	shortLog bool
 
 	mu sync.Mutex
 	// Guarded by mu. run is nil while the machine is down.
@@ -54,6 +86,8 @@ type run struct {
 	// it has not heard.
 	ctx  context.Context
 	kill context.CancelFunc
+	// metrics are the node's.
+	metrics *prometheus.Registry
 
 	mu sync.Mutex
 	// Guarded by mu: how many client calls are under way, and whether a clean stop has
@@ -99,6 +133,7 @@ func (r *run) stop(c *cluster) error {
 	<-r.idle
 	err := r.core.Stop(context.Background())
 	r.kill()
+	c.over(r)
 	return err
 }
 
@@ -114,6 +149,7 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 		m := &machine{c: c, id: id, rate: rate, clock: simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), rate)}
 		m.disk = newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(cfg.Seed, 1000+uint64(id))))
 		m.disk.lies = cfg.plant.noSync
+		m.shortLog = cfg.ShortLogs && rng.IntN(3) > 0
 		c.machines = append(c.machines, m)
 	}
 	return c
@@ -160,6 +196,7 @@ func (m *machine) boot() error {
 	if up {
 		return nil
 	}
+	reg := prometheus.NewRegistry()
 	o := node.Options{
 		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(),
 		FS: d, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
@@ -175,13 +212,16 @@ func (m *machine) boot() error {
 		},
 		Heartbeat: 100 * time.Millisecond, Election: time.Second, RequestTimeout: requestTimeout,
 		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
-		Logger: m.logger(),
+		Logger: m.logger(), Registry: reg,
+	}
+	if m.shortLog {
+		o.WALSegmentBytes, o.MaxWALBytes = 16<<10, 16<<10
 	}
 	core, err := node.Open(context.Background(), o)
 	if err != nil {
 		return fmt.Errorf("sim: start node %s: %w", m.id, err)
 	}
-	r := &run{core: core, idle: make(chan struct{})}
+	r := &run{core: core, idle: make(chan struct{}), metrics: reg}
 	r.ctx, r.kill = context.WithCancel(context.Background())
 	m.mu.Lock()
 	m.run = r
@@ -216,6 +256,7 @@ func (c *cluster) bootAll() error {
 // killed, and nothing that it said before depends on what its disk did later.
 func (c *cluster) crash(keepPercent int, ms ...*machine) {
 	var dying []*run
+	c.stores.Lock()
 	for _, m := range ms {
 		m.mu.Lock()
 		if m.run != nil {
@@ -225,6 +266,7 @@ func (c *cluster) crash(keepPercent int, ms ...*machine) {
 		}
 		m.mu.Unlock()
 	}
+	c.stores.Unlock()
 	for _, m := range ms {
 		c.net.Crash(m.id)
 	}
@@ -238,17 +280,22 @@ func (c *cluster) crash(keepPercent int, ms ...*machine) {
 	}
 	var wg sync.WaitGroup
 	for _, r := range dying {
-		wg.Go(r.core.Crash)
+		wg.Go(func() {
+			r.core.Crash()
+			c.over(r)
+		})
 	}
 	wg.Wait()
 }
 
 // stop stops a machine's node in order; it does nothing where none runs.
 func (m *machine) stop() error {
+	m.c.stores.Lock()
 	m.mu.Lock()
 	r := m.run
 	m.run = nil
 	m.mu.Unlock()
+	m.c.stores.Unlock()
 	if r == nil {
 		return nil
 	}

@@ -19,8 +19,9 @@ type Version struct {
 	Deleted bool
 }
 
-// readDisks reads all versions from the disks of stopped nodes, which must agree.
-func readDisks(c *cluster) ([]Version, error) {
+// readDisks reads all versions from the disks of stopped nodes, which must agree,
+// but for what a compaction may have taken from some. That is taken from kept.
+func readDisks(c *cluster, kept *keptVersions) ([]Version, error) {
 	all := make([][]Version, len(c.machines))
 	for i, m := range c.machines {
 		var err error
@@ -28,15 +29,16 @@ func readDisks(c *cluster) ([]Version, error) {
 			return nil, fmt.Errorf("sim: disk of node %s: %w", m.id, err)
 		}
 	}
-	if c.cfg.Nodes > 3 {
-		return merge(all), nil // no disk has all ranges
-	}
-	for i := range all {
+	all = kept.divide(all)
+	for i := range c.machines {
+		if c.cfg.Nodes > 3 {
+			break // no disk has all ranges
+		}
 		if d := firstDifference(all[0], all[i]); d != "" {
 			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", c.machines[0].id, c.machines[i].id, d)
 		}
 	}
-	return all[0], nil
+	return merge(all), nil
 }
 
 func readDisk(m *machine) (vs []Version, err error) {
@@ -49,8 +51,13 @@ func readDisk(m *machine) (vs []Version, err error) {
 			err = cerr
 		}
 	}()
-	for from := keyspace.Revision(0); from < keyspace.MaxRevision; {
-		next, err := mvcc.History(e, mvcc.HistoryOptions{From: from, To: keyspace.MaxRevision - 1}, func(v *mvcc.Version) error {
+	return readStore(e, keyspace.MaxRevision-1)
+}
+
+// readStore reads all versions up to a revision.
+func readStore(r engine.Reader, to keyspace.Revision) (vs []Version, err error) {
+	for from := keyspace.Revision(0); from <= to; {
+		next, err := mvcc.History(r, mvcc.HistoryOptions{From: from, To: to}, func(v *mvcc.Version) error {
 			vs = append(vs, Version{
 				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version, Deleted: v.Tombstone,
 			})

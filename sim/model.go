@@ -73,6 +73,8 @@ func (t *modelTxn) run(req proto.Message) proto.Message {
 		return t.remove(r)
 	case *pb.TxnRequest:
 		return t.txn(r)
+	case *pb.CompactionRequest:
+		return &pb.CompactionResponse{}
 	}
 	panic(fmt.Sprintf("sim: no operation: %T", req))
 }
@@ -211,6 +213,8 @@ func setRevision(m proto.Message, rev int64) {
 	case *pb.DeleteRangeResponse:
 		r.Header = h
 	case *pb.TxnResponse:
+		r.Header = h
+	case *pb.CompactionResponse:
 		r.Header = h
 	}
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -31,25 +32,40 @@ const (
 	Isolate       Fault = "isolate"
 	IsolateLeader Fault = "isolate leader"
 	OneWay        Fault = "one way"
-	// Pause stops a node's timers and its bus, while its clock runs on.
-	Pause Fault = "pause"
-	// Drift changes how fast the clocks run.
-	Drift Fault = "drift"
-	// Stall lets a disk's syncs hang.
-	Stall Fault = "stall"
+	// Apart cuts both directions between two nodes, which the others still reach.
+	Apart Fault = "apart"
+	// Pause stops a node's timers and its bus, while its clock runs on; PauseLeader
+	// that of a leader.
+	Pause       Fault = "pause"
+	PauseLeader Fault = "pause leader"
+	// Drift changes how fast the clocks run, ClockStep moves wall clocks by up to an
+	// hour.
+	Drift     Fault = "drift"
+	ClockStep Fault = "clock step"
+	// Stall lets a disk's syncs hang. SickLeader is a leader whose disk hangs and which
+	// soon hears nobody any more, though it is heard.
+	Stall      Fault = "stall"
+	SickLeader Fault = "sick leader"
 	// Flaky is a network that loses, delays, repeats and reorders, and breaks
-	// connections.
+	// connections. Slow is one that only delays, in every direction otherwise.
 	Flaky Fault = "flaky"
+	Slow  Fault = "slow"
+	// CutOff keeps a node off until the others' logs have left it behind, and cuts the
+	// power of all soon after it has begun to catch up.
+	CutOff Fault = "cut off"
 	// Restart stops a node in order and starts it again. It is no failure: no revision
 	// is left out.
 	Restart Fault = "restart"
 	// Split cuts ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
+	// Compact compacts. It goes on all the time where Config.Compactions says so.
+	Compact Fault = "compact"
 )
 
 // AllFaults are all of them.
 var AllFaults = []Fault{
-	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, Pause, Drift, Stall, Flaky, Restart,
+	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, Apart, Pause, PauseLeader,
+	Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart,
 }
 
 // flaky is the network of Flaky.
@@ -64,7 +80,11 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	splits   atomic.Int64
+	// splits and compactions count those that succeeded.
+	splits, compactions atomic.Int64
+	// kept is what compactions may have removed. It belongs to compactLoop while that
+	// runs.
+	kept *keptVersions
 	// failures counts what was injected: each may leave a gap in the revisions.
 	failures int
 }
@@ -104,7 +124,7 @@ func (n *nemesis) between(from, to time.Duration) time.Duration {
 // inject begins a fault and returns what ends it.
 func (n *nemesis) inject(f Fault) (heal func() error) {
 	n.c.logf("nemesis: %s", f)
-	if f != Restart && f != Drift {
+	if f != Restart && f != Drift && f != ClockStep {
 		n.failures++
 	}
 	switch f {
@@ -141,25 +161,61 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		n.c.net.Cut(from, to)
 		return n.healNetwork
 	case Pause:
-		return n.pause()
-	case Drift:
+		return n.pause(f, n.pick())
+	case PauseLeader:
+		return n.pause(f, n.leader())
+	case Stall:
+		return n.stall(f, n.pick())
+	case SickLeader:
+		return n.sickLeader()
+	case CutOff:
+		return n.cutOff()
+	default:
 		n.happened[f]++
+		return n.world(f)
+	}
+}
+
+// world begins a fault of clocks or network that concerns everybody.
+func (n *nemesis) world(f Fault) (heal func() error) {
+	switch f {
+	case Drift:
 		for _, m := range n.c.machines {
 			m.clock.SetRate(1 + (n.rng.Float64()-0.5)*2*maxDrift)
 		}
-	case Stall:
-		return n.stall()
-	case Flaky:
-		n.happened[f]++
-		n.c.net.SetStandard(flaky)
-		return func() error {
-			n.c.net.SetStandard(calm)
-			return nil
+	case ClockStep:
+		for _, m := range n.c.machines {
+			m.clock.StepWall(time.Duration(n.rng.Int64N(int64(2*time.Hour))) - time.Hour)
 		}
+	case Apart:
+		at := n.rng.Perm(len(n.c.machines))
+		a, b := n.c.machines[at[0]].id, n.c.machines[at[1]].id
+		n.c.logf("nemesis: nothing between nodes %s and %s", a, b)
+		n.c.net.Cut(a, b)
+		n.c.net.Cut(b, a)
+		return n.healNetwork
+	case Flaky:
+		n.c.net.SetStandard(flaky)
+		return n.calmNetwork
+	case Slow:
+		for _, a := range n.c.machines {
+			for _, b := range n.c.machines {
+				d := n.between(time.Millisecond, 60*time.Millisecond)
+				n.c.net.SetFaults(a.id, b.id, simbus.Faults{Delay: simbus.Delay{Min: d / 2, Max: d}})
+			}
+		}
+		return n.calmNetwork
 	default:
 		panic(fmt.Sprintf("sim: no such fault: %q", f))
 	}
 	return func() error { return nil }
+}
+
+// calmNetwork ends what Flaky and Slow have begun.
+func (n *nemesis) calmNetwork() error {
+	n.c.net.SetStandard(calm)
+	n.c.net.ClearFaults()
+	return nil
 }
 
 func (n *nemesis) healNetwork() error {
@@ -265,10 +321,9 @@ func (n *nemesis) restart() func() error {
 	}
 }
 
-func (n *nemesis) pause() func() error {
-	m := n.pick()
+func (n *nemesis) pause(f Fault, m *machine) func() error {
 	if m.current() != nil {
-		n.happened[Pause]++
+		n.happened[f]++
 	}
 	n.c.logf("nemesis: pause node %s", m.id)
 	m.clock.Pause()
@@ -281,13 +336,12 @@ func (n *nemesis) pause() func() error {
 	}
 }
 
-func (n *nemesis) stall() func() error {
-	m := n.pick()
+func (n *nemesis) stall(f Fault, m *machine) func() error {
 	m.mu.Lock()
 	d := m.disk
 	m.mu.Unlock()
 	if m.current() != nil {
-		n.happened[Stall]++
+		n.happened[f]++
 	}
 	n.c.logf("nemesis: the disk of node %s stands still", m.id)
 	release := d.stall()
@@ -298,12 +352,45 @@ func (n *nemesis) stall() func() error {
 	}
 }
 
+// sickLeader lets a leader's disk hang and then keeps everything from it, at about
+// the time when the others hear that it is not well.
+func (n *nemesis) sickLeader() func() error {
+	m := n.leader()
+	heal := n.stall(SickLeader, m)
+	n.c.sleep(n.between(700*time.Millisecond, 1050*time.Millisecond))
+	n.c.logf("nemesis: node %s hears nobody", m.id)
+	for _, o := range n.c.machines {
+		if o != m {
+			n.c.net.Cut(o.id, m.id)
+		}
+	}
+	return func() error {
+		return errors.Join(n.healNetwork(), heal())
+	}
+}
+
+// cutOff keeps a node away for longer than the others' logs reach back. When it
+// returns it is sent snapshots; then, at any moment of that, the power goes.
+func (n *nemesis) cutOff() func() error {
+	m := n.pick()
+	n.c.logf("nemesis: cut off node %s, for long", m.id)
+	n.c.net.Partition(m.id)
+	n.c.sleep(n.between(3*time.Second, 5*time.Second))
+	n.happened[CutOff]++
+	if err := n.healNetwork(); err != nil {
+		return func() error { return err }
+	}
+	n.c.sleep(n.between(200*time.Millisecond, 2500*time.Millisecond))
+	n.c.crash(n.keep(), m)
+	return m.boot
+}
+
 // askTimeout bounds the nemesis's own questions.
 const askTimeout = time.Second
 
 // leader returns a machine whose node leads something: the sequencer, or a range.
 func (n *nemesis) leader() *machine {
-	sequencer := n.rng.IntN(2) == 0
+	sequencer := n.rng.IntN(3) > 0
 	for _, m := range n.c.machines {
 		r := m.current()
 		if r == nil {
@@ -405,7 +492,7 @@ func (n *nemesis) missing() []string {
 	for _, f := range n.c.cfg.Faults {
 		promise(f, n.happened[f] > 0)
 		switch f {
-		case Isolate, IsolateLeader, OneWay:
+		case Isolate, IsolateLeader, OneWay, CutOff:
 			promise(f, st.CutOff > 0)
 		case Flaky:
 			promise(f, st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0)
@@ -416,6 +503,9 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Splits > 0 {
 		promise(Split, n.splits.Load() > 0)
+	}
+	if n.c.cfg.Compactions > 0 {
+		promise(Compact, n.compactions.Load() > 0)
 	}
 	return m
 }

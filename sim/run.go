@@ -27,6 +27,10 @@ type Config struct {
 	// many splits are tried meanwhile.
 	Faults []Fault
 	Splits int
+	// Compactions is how many compactions are tried meanwhile. ShortLogs has most
+	// nodes keep so little log that a follower which misses anything needs a snapshot.
+	Compactions int
+	ShortLogs   bool
 	// Quiet is how long the clients run where there are no faults.
 	Quiet time.Duration
 	// LogLevel is the level of the nodes' logs in the trace; 0 is info.
@@ -34,12 +38,12 @@ type Config struct {
 	// Borders are the borders of the first ranges.
 	Borders []string
 
-	plant plant
+	plant rig
 }
 
-// plant is what a test puts wrong between a node and its machine, to see that the
+// rig is what a test puts wrong between a node and its machine, to see that the
 // checkers find out. The zero value is nothing.
-type plant struct {
+type rig struct {
 	// bus may stand in front of a node's bus.
 	bus func(node.Bus) node.Bus
 	// noSync lets the disks lie: syncs of the wal do nothing, and a crash forgets all
@@ -69,8 +73,11 @@ type Report struct {
 	// Failures counts what may have left gaps in the revisions.
 	Failures int
 	Happened map[Fault]int
-	Splits   int64
-	Network  simbus.Stats
+	// Splits, Compactions, Snapshots and CutOffs count what the nodes did: the last two
+	// are snapshots that followers installed, and truncations past what one needed.
+	Splits, Compactions int64
+	Snapshots, CutOffs  int
+	Network             simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -100,6 +107,7 @@ func Run(rep *Report) {
 	defer func() {
 		rep.Network, rep.Elapsed = c.net.Stats(), c.elapsed()
 		c.crash(0, c.machines...) // whatever still runs
+		rep.Snapshots, rep.CutOffs = c.snapshots, c.cutOffs
 	}()
 	if err := c.bootAll(); err != nil {
 		rep.violate("the cluster does not start: %v", err)
@@ -125,7 +133,7 @@ func Run(rep *Report) {
 		rep.violate("a clean stop failed: %v", err)
 	}
 	var err error
-	if rep.Versions, err = readDisks(c); err != nil {
+	if rep.Versions, err = readDisks(c, n.kept); err != nil {
 		rep.violate("%v", err)
 	}
 }
@@ -150,17 +158,18 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
+	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+len(c.machines)+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
 	if len(rep.Config.Faults) == 0 {
 		c.sleep(rep.Config.Quiet)
 	}
 	c.net.HealAll()
-	c.net.SetStandard(calm)
+	_ = n.calmNetwork()
 	close(stop)
 	stopLoad()
 	wg.Wait()
-	rep.Happened, rep.Splits, rep.Failures = n.happened, n.splits.Load(), n.failures
+	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
 	if err == nil {
 		err = c.bootAll()
 	}
@@ -312,7 +321,7 @@ func sameReplicas(ctx context.Context, r *run, d *keyspace.Descriptor) error {
 		if own.Generation != d.Generation || !own.Span.Equal(d.Span) || len(own.Replicas) != len(d.Replicas) {
 			return fmt.Errorf("range %s on node %s says %+v, and the map %+v", d.Range, rep.Node, own, d)
 		}
-		h, err := r.core.Ranges().HashAt(ctx, rep.Node, d.Range, keyspace.MaxRevision-1, 0)
+		h, err := r.core.Ranges().HashAt(ctx, rep.Node, d.Range, keyspace.MaxRevision-1, st.Compacted)
 		if err != nil {
 			return fmt.Errorf("range %s on node %s: hash: %w", d.Range, rep.Node, err)
 		}

@@ -16,53 +16,134 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// seeds returns the seeds to run: SKEIN_SIM_SEED alone, or the first
-// SKEIN_SIM_SEEDS.
-func seeds(t *testing.T, usual int) (s []uint64) {
-	t.Helper()
-	number := func(name string) (uint64, bool) {
-		text := os.Getenv(name)
-		if text == "" {
-			return 0, false
-		}
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		return n, true
-	}
-	if one, ok := number("SKEIN_SIM_SEED"); ok {
-		repeat, _ := number("SKEIN_SIM_REPEAT")
-		for range max(1, repeat) {
-			s = append(s, one)
-		}
-		return s
-	}
-	n, ok := number("SKEIN_SIM_SEEDS")
-	if !ok {
-		n = uint64(usual)
-	}
-	for i := range n {
-		s = append(s, i)
-	}
-	return s
+// story is a kind of run, made with a seed.
+type story struct {
+	name string
+	// long ones are only run where seeds were asked for.
+	long bool
+	cfg  func(seed uint64) Config
 }
 
-// simulate makes one run, and fails and keeps its history and trace if the judges
-// find anything.
-func simulate(t *testing.T, cfg Config) {
-	t.Helper()
-	for i, b := range judge(t, cfg) {
-		if i == 10 {
-			t.Error("and more")
-			break
+// stories are all kinds of runs.
+var stories = []story{
+	// Everything that there is, one after the other and some at a time.
+	{name: "faults", cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Faults: AllFaults, Splits: 10, Compactions: 12, ShortLogs: seed%2 == 0,
+			Borders: []string{"j", "s"},
 		}
-		t.Errorf("seed %d: %s", cfg.Seed, b)
+	}},
+	// Splits, impatient clients, and a clean stop of all nodes, and nothing that fails:
+	// every revision is used.
+	{name: "quiet", cfg: func(uint64) Config {
+		return Config{Nodes: 3, Clients: 8, BurstOps: 6, Splits: 4, Compactions: 2, Quiet: 8 * time.Second, Borders: []string{"j"}}
+	}},
+	// One node after the other is restarted, in order, under load: every revision is used.
+	{name: "restarts", cfg: func(uint64) Config {
+		return Config{Nodes: 3, Clients: 4, BurstOps: 3, Splits: 8, Faults: []Fault{Restart, Restart, Restart}, Borders: []string{"j"}}
+	}},
+	// Many clients at few keys, and the failures that lose leaders.
+	{name: "hot", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 16, BurstOps: 8, Splits: 6, Borders: []string{"j"},
+			Faults: []Fault{CrashAll, IsolateLeader, Pause, CrashOne, CrashLoop},
+		}
+	}},
+	// Ranges have replicas on three nodes of five.
+	{name: "five", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 5, Clients: 5, BurstOps: 4, Faults: AllFaults, Splits: 8, Compactions: 12, ShortLogs: seed%2 == 1,
+			Borders: []string{"f", "j", "s", "x"},
+		}
+	}},
+	// Leaders that pause, hang and are cut off while they believe to lead.
+	{name: "leaders", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"},
+			Faults: []Fault{PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader},
+		}
+	}},
+	// Power cuts.
+	{name: "power", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashAll, CrashTwo, CrashOne, CrashAll, CrashLoop, CrashAll},
+		}
+	}},
+	// All nodes lose their power in the same moment, again and again.
+	{name: "blackout", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashAll, CrashAll, CrashAll, CrashAll, CrashAll},
+		}
+	}},
+	// Followers that come back behind the log's beginning and lose their power again.
+	{name: "snapshots", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 3, Compactions: 4,
+			Faults: []Fault{CutOff, CutOff, CutOff, CutOff, CrashAll},
+		}
+	}},
+}
+
+func storyOf(t *testing.T, name string) *story {
+	t.Helper()
+	for i := range stories {
+		if stories[i].name == name {
+			return &stories[i]
+		}
+	}
+	t.Fatalf("no story %q", name)
+	return nil
+}
+
+// number reads a number from the environment.
+func number(t *testing.T, name string) (uint64, bool) {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n, true
+}
+
+// TestStories is the simulation: one seed of the short stories in every test run,
+// SKEIN_SIM_SEED of all of them, and with SKEIN_SIM_SEEDS all seeds below of all of
+// them, in processes of their own.
+func TestStories(t *testing.T) {
+	if n, ok := number(t, "SKEIN_SIM_SEEDS"); ok {
+		many(t, n)
+		return
+	}
+	seed, asked := number(t, "SKEIN_SIM_SEED")
+	repeat, _ := number(t, "SKEIN_SIM_REPEAT")
+	for _, s := range stories {
+		if s.long && !asked {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			for i := range max(1, repeat) {
+				t.Run(fmt.Sprint(i), func(t *testing.T) {
+					cfg := s.cfg(seed)
+					cfg.Seed = seed
+					o := judge(t, cfg)
+					t.Log(o.line())
+					for _, b := range o.Violations {
+						t.Errorf("seed %d: %s", seed, b)
+					}
+				})
+			}
+		})
 	}
 }
 
-// judge makes one run and returns what is wrong with it.
-func judge(t *testing.T, cfg Config) (bad []string) {
+// judge makes one run and says what came of it. A run with violations keeps its
+// history and trace.
+func judge(t *testing.T, cfg Config) *outcome {
 	t.Helper()
 	if os.Getenv("SKEIN_SIM_DEBUG") != "" {
 		cfg.LogLevel = zapcore.DebugLevel
@@ -78,11 +159,12 @@ func judge(t *testing.T, cfg Config) (bad []string) {
 		t.Fatal(err)
 	}
 	rep := &Report{Config: cfg, History: &History{}, Trace: NewTrace(trace)}
+	o := &outcome{Seed: cfg.Seed}
 	judged := false
 	defer func() {
 		// Also where the bubble panics, since everybody in it waits.
 		trace.Close()
-		if judged && len(bad) == 0 {
+		if judged && len(o.Violations) == 0 {
 			_ = os.RemoveAll(dir)
 			return
 		}
@@ -94,83 +176,10 @@ func judge(t *testing.T, cfg Config) (bad []string) {
 	}()
 	began := time.Now()
 	synctest.Test(t, func(*testing.T) { Run(rep) })
-	ran := time.Since(began)
-	bad = Check(rep)
-	ops := rep.History.Ops()
-	var by [3]int
-	for _, o := range ops {
-		by[o.Outcome]++
-	}
-	t.Logf("%d operations (%d answered, %d refused, %d unknown), %d versions, %d splits, %v virtual in %v, judged in %v, faults %v, network %+v",
-		len(ops), by[Answered], by[Refused], by[Unknown], len(rep.Versions), rep.Splits, rep.Elapsed.Round(time.Millisecond),
-		ran.Round(time.Millisecond), (time.Since(began) - ran).Round(time.Millisecond), rep.Happened, rep.Network)
+	o.Ran = time.Since(began)
+	bad := Check(rep)
+	o.Judged = time.Since(began) - o.Ran
+	o.take(rep, bad)
 	judged = true
-	return bad
-}
-
-// TestSeeds is the simulation: one seed in every test run, many with make sim.
-func TestSeeds(t *testing.T) {
-	for i, seed := range seeds(t, 1) {
-		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
-			simulate(t, Config{
-				Seed: seed, Nodes: 3, Clients: 6, BurstOps: 4, Faults: AllFaults, Splits: 8, Borders: []string{"j", "s"},
-			})
-		})
-	}
-}
-
-// TestWithoutFailures has splits, impatient clients, and a clean stop of all nodes,
-// and nothing that fails: every revision is used.
-func TestWithoutFailures(t *testing.T) {
-	for i, seed := range seeds(t, 1) {
-		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
-			simulate(t, Config{
-				Seed: seed, Nodes: 3, Clients: 8, BurstOps: 6, Splits: 4, Quiet: 8 * time.Second, Borders: []string{"j"},
-			})
-		})
-	}
-}
-
-// TestRollingRestart restarts one node after the other, in order, under load: every
-// revision is used.
-func TestRollingRestart(t *testing.T) {
-	for i, seed := range seeds(t, 1) {
-		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
-			simulate(t, Config{
-				Seed: seed, Nodes: 3, Clients: 4, BurstOps: 3, Splits: 8, Faults: []Fault{Restart, Restart, Restart}, Borders: []string{"j"},
-			})
-		})
-	}
-}
-
-// TestHot has many clients at few keys, and the failures that lose leaders.
-func TestHot(t *testing.T) {
-	for i, seed := range manySeeds(t) {
-		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
-			simulate(t, Config{
-				Seed: seed, Nodes: 3, Clients: 16, BurstOps: 8, Splits: 6, Borders: []string{"j"},
-				Faults: []Fault{CrashAll, IsolateLeader, Pause, CrashOne, CrashLoop},
-			})
-		})
-	}
-}
-
-// manySeeds returns seeds for what is too long for every test run.
-func manySeeds(t *testing.T) []uint64 {
-	t.Helper()
-	if os.Getenv("SKEIN_SIM_SEEDS") == "" && os.Getenv("SKEIN_SIM_SEED") == "" {
-		t.Skip("only with SKEIN_SIM_SEEDS or SKEIN_SIM_SEED")
-	}
-	return seeds(t, 0)
-}
-
-// TestFiveNodes: ranges have replicas on three nodes of five.
-func TestFiveNodes(t *testing.T) {
-	for i, seed := range manySeeds(t) {
-		t.Run(fmt.Sprintf("%d/%d", seed, i), func(t *testing.T) {
-			simulate(t, Config{
-				Seed: seed, Nodes: 5, Clients: 5, BurstOps: 4, Faults: AllFaults, Splits: 6, Borders: []string{"f", "j", "s", "x"},
-			})
-		})
-	}
+	return o
 }

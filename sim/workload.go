@@ -92,11 +92,13 @@ func (c *client) runImpatient(m *machine, stop <-chan struct{}) {
 		if r := m.current(); r != nil {
 			key := hotKeys[c.rng.IntN(len(hotKeys))]
 			var req proto.Message = &pb.RangeRequest{Key: []byte(key)}
-			switch c.rng.IntN(8) {
+			switch c.rng.IntN(10) {
 			case 0:
 				req = &pb.PutRequest{Key: []byte(key), Value: c.value(), PrevKv: true}
 			case 1:
 				req = &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: true}
+			case 2, 3:
+				req = c.reads(key)
 			}
 			c.do(m, r, req, impatience)
 		}
@@ -147,6 +149,8 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 		resp, err = kv.DeleteRange(ctx, q)
 	case *pb.TxnRequest:
 		resp, err = kv.Txn(ctx, q)
+	case *pb.CompactionRequest:
+		resp, err = kv.Compact(ctx, q)
 	}
 	c.h.End(o, resp, err, r.ctx.Err() != nil, c.c.elapsed())
 	if o.Outcome == Answered {
@@ -205,6 +209,15 @@ func (c *client) request() proto.Message {
 		return c.swap(key)
 	default:
 		return c.several(group)
+	}
+}
+
+// reads is a swap that never succeeds: a read that takes a write's way.
+func (c *client) reads(key string) *pb.TxnRequest {
+	return &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: []byte(key), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{Value: []byte("nobody's")}}},
+		Success: []*pb.RequestOp{putOp(key, c.value())},
+		Failure: []*pb.RequestOp{rangeOp(&pb.RangeRequest{Key: []byte(key)})},
 	}
 }
 

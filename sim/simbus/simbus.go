@@ -137,6 +137,13 @@ func (n *Network) SetFaults(from, to keyspace.NodeID, f Faults) {
 	n.faults[direction{from, to}] = f
 }
 
+// ClearFaults ends the faults that directions have of their own.
+func (n *Network) ClearFaults() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.faults)
+}
+
 // Cut stops one direction. Messages that meet the cut are lost; calls and streams
 // wait for Heal, or for the end of their session.
 func (n *Network) Cut(from, to keyspace.NodeID) {

@@ -1,0 +1,162 @@
+package sim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// keptVersions are the versions that were read from the nodes' stores before a
+// compaction that may take them away: the replay needs all that there ever were.
+type keptVersions struct {
+	set map[Version]bool
+	// compacted is the highest revision of which a compaction was tried.
+	compacted int64
+}
+
+// compactLoop compacts now and then until stop is closed.
+func (n *nemesis) compactLoop(stop <-chan struct{}, wg *sync.WaitGroup, cl *client) {
+	n.kept = &keptVersions{set: map[Version]bool{}}
+	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 4))
+	wg.Go(func() {
+		for range n.c.cfg.Compactions {
+			n.c.sleep(2*time.Second + time.Duration(rng.Int64N(int64(4*time.Second))))
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			n.compact(cl, rng)
+		}
+	})
+}
+
+// compact reads everything at the present revision; once that is answered nothing at
+// or below it can still come. Then it keeps what the stores have of it and compacts.
+// It does nothing where a node came or went meanwhile: that one may have been the
+// only one to have applied something.
+func (n *nemesis) compact(cl *client, rng *rand.Rand) {
+	m := n.c.machines[rng.IntN(len(n.c.machines))]
+	runs := n.c.runs()
+	r := runs[m]
+	if r == nil {
+		return
+	}
+	o := cl.do(m, r, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, 2*time.Second)
+	if o == nil || o.Outcome != Answered || o.Revision() < 3 || !n.keepVersions(runs, o.Revision()) {
+		return
+	}
+	at := max(2, o.Revision()-rng.Int64N(60))
+	if at > n.kept.compacted {
+		n.kept.compacted = at
+	}
+	c := cl.do(m, r, &pb.CompactionRequest{Revision: at}, 3*time.Second)
+	if c != nil && c.Outcome == Answered {
+		n.compactions.Add(1)
+		n.c.logf("nemesis: compacted up to %d", at)
+	}
+}
+
+// keepVersions reads the stores of the runs up to a revision, if they are the same still.
+func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
+	n.c.stores.RLock()
+	defer n.c.stores.RUnlock()
+	if !maps.Equal(runs, n.c.runs()) {
+		return false
+	}
+	for _, r := range runs {
+		vs, err := readStore(r.core.Store(), keyspace.Revision(to))
+		if err != nil {
+			panic(fmt.Sprintf("sim: read a store: %v", err))
+		}
+		for _, v := range vs {
+			n.kept.set[v] = true
+		}
+	}
+	return true
+}
+
+// divide takes from each disk what a compaction may have removed from another, and
+// returns that, together with what was kept of it, as one more list. Whatever a
+// compaction leaves alone must be on the disks themselves.
+func (k *keptVersions) divide(all [][]Version) [][]Version {
+	union := maps.Clone(k.set)
+	for _, vs := range all {
+		for _, v := range vs {
+			union[v] = true
+		}
+	}
+	newest := map[string]int64{} // of each key, at or below the compacted revision
+	for v := range union {
+		if v.Mod <= k.compacted {
+			newest[v.Key] = max(newest[v.Key], v.Mod)
+		}
+	}
+	may := func(v Version) bool {
+		return v.Mod <= k.compacted && (v.Deleted || v.Mod < newest[v.Key])
+	}
+	out := make([][]Version, 0, len(all)+1)
+	for _, vs := range all {
+		out = append(out, slices.DeleteFunc(vs, may))
+	}
+	var gone []Version
+	for v := range union {
+		if may(v) {
+			gone = append(gone, v)
+		}
+	}
+	slices.SortFunc(gone, compareVersions)
+	return append(out, gone)
+}
+
+// checkCompactions checks reads at explicit revisions: none is answered below a
+// compaction that was answered before it began, and none refused as compacted where
+// nobody has asked for that.
+func checkCompactions(ops []*Op) (bad []string) {
+	type compaction struct{ call, ret, rev int64 }
+	var cs []compaction
+	for _, o := range ops {
+		if r, ok := o.Request.(*pb.CompactionRequest); ok && o.Outcome != Refused {
+			c := compaction{o.Call, o.Return, r.GetRevision()}
+			if o.Outcome == Unknown {
+				c.ret = 0
+			}
+			cs = append(cs, c)
+		}
+	}
+	slices.SortFunc(cs, func(a, b compaction) int { return cmp.Compare(a.rev, b.rev) })
+	for _, o := range ops {
+		r, ok := o.Request.(*pb.RangeRequest)
+		if !ok || r.GetRevision() <= 0 {
+			continue
+		}
+		refused := o.Outcome == Refused && errors.Is(o.Err, kverror.Compacted)
+		allowed := false
+		for _, c := range cs {
+			if c.rev <= r.GetRevision() {
+				continue
+			}
+			if c.call < o.Return {
+				allowed = true
+			}
+			if o.Outcome == Answered && c.ret > 0 && c.ret < o.Call {
+				bad = append(bad, fmt.Sprintf("compaction: revision %d was compacted before this began: %s", c.rev, o))
+				break
+			}
+		}
+		if refused && !allowed {
+			bad = append(bad, fmt.Sprintf("compaction: nobody has compacted: %s", o))
+		}
+	}
+	return bad
+}

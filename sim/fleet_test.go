@@ -1,0 +1,213 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/internal/plant"
+)
+
+// job is one run in a process of its own: what panics or hangs there is a verdict
+// about its seed alone, the seed's randomness is the process's, and several run at a
+// time.
+type job struct {
+	story string
+	seed  uint64
+	bug   plant.Bug
+}
+
+// outcome is what came of a run, as it travels between processes.
+type outcome struct {
+	Story      string
+	Seed       uint64
+	Bug        plant.Bug
+	Operations [3]int // by Outcome
+	Versions   int
+	// Counts are the faults by kind, and what the network and the nodes did.
+	Counts               map[string]int
+	Virtual, Ran, Judged time.Duration
+	// Violations begin with the checker that found them.
+	Violations []string
+}
+
+func (o *outcome) take(rep *Report, bad []string) {
+	for _, op := range rep.History.Ops() {
+		o.Operations[op.Outcome]++
+	}
+	n := &rep.Network
+	o.Versions, o.Virtual, o.Violations = len(rep.Versions), rep.Elapsed, bad
+	o.Counts = map[string]int{
+		"(splits)": int(rep.Splits), "(compactions)": int(rep.Compactions), "(snapshots)": rep.Snapshots, "(logs cut off)": rep.CutOffs,
+		"(delivered)": int(n.Delivered), "(lost)": int(n.Lost), "(duplicated)": int(n.Duplicated), "(reordered)": int(n.Reordered),
+		"(met a cut)": int(n.CutOff), "(sessions broken)": int(n.Broken), "(power cuts)": int(n.Crashes),
+	}
+	for f, k := range rep.Happened {
+		o.Counts[string(f)] += k
+	}
+}
+
+// line is the outcome on one line.
+func (o *outcome) line() string {
+	return fmt.Sprintf("%s: %d operations (%d answered, %d refused, %d unknown), %d versions, %v virtual in %v, judged in %v, %v",
+		o.Story, o.Operations[Answered]+o.Operations[Refused]+o.Operations[Unknown], o.Operations[Answered], o.Operations[Refused],
+		o.Operations[Unknown], o.Versions, o.Virtual.Round(time.Millisecond), o.Ran.Round(time.Millisecond), o.Judged.Round(time.Millisecond), o.Counts)
+}
+
+// many runs the seeds below n of all stories, and prints what came of them.
+func many(t *testing.T, n uint64) {
+	t.Helper()
+	var jobs []job
+	for seed := range n {
+		for _, s := range stories {
+			jobs = append(jobs, job{story: s.name, seed: seed})
+		}
+	}
+	began := time.Now()
+	all := fleet(t, jobs, func(o *outcome) {
+		for _, b := range o.Violations {
+			t.Errorf("story %s, seed %d: %s", o.Story, o.Seed, b)
+		}
+	})
+	t.Logf("%d runs in %v\n%s", len(all), time.Since(began).Round(time.Second), table(all))
+}
+
+// fleet runs jobs, as many at a time as there are processors, and returns their
+// outcomes. each is called with each of them as it comes.
+func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
+	t.Helper()
+	all := make([]*outcome, len(jobs))
+	next := make(chan int)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := range next {
+				o := run1(t, jobs[i])
+				mu.Lock()
+				all[i] = o
+				each(o)
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range jobs {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return all
+}
+
+// childTimeout bounds a run in real time.
+const childTimeout = "5m"
+
+// run1 runs one job in a process of its own.
+func run1(t *testing.T, j job) *outcome {
+	t.Helper()
+	result := filepath.Join(t.TempDir(), "result")
+	//nolint:gosec // this test's own binary
+	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.timeout="+childTimeout)
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "SKEIN_SIM_SEED") }),
+		"SKEIN_SIM_STORY="+j.story, fmt.Sprintf("SKEIN_SIM_SEED=%d", j.seed), fmt.Sprintf("SKEIN_SIM_BUG=%d", j.bug), "SKEIN_SIM_RESULT="+result)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	o := &outcome{Story: j.story, Seed: j.seed, Bug: j.bug}
+	b, rerr := os.ReadFile(result)
+	if rerr == nil {
+		rerr = json.Unmarshal(b, o)
+	}
+	if rerr != nil || err != nil && len(o.Violations) == 0 {
+		o.Violations = []string{fmt.Sprintf("assertion: the process ended (%v): %s", err, reason(out.String()))}
+	}
+	return o
+}
+
+// reason finds in a process's last words what it died of.
+func reason(out string) string {
+	lines := strings.Split(out, "\n")
+	at := slices.IndexFunc(lines, func(l string) bool {
+		return strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") || strings.HasPrefix(l, "WARNING: DATA RACE")
+	})
+	if at < 0 {
+		at = 0
+	}
+	return strings.Join(lines[at:min(len(lines), at+40)], "\n")
+}
+
+// TestChild is the run of one job.
+func TestChild(t *testing.T) {
+	result := os.Getenv("SKEIN_SIM_RESULT")
+	if result == "" {
+		return // it is run by fleet alone
+	}
+	seed, _ := number(t, "SKEIN_SIM_SEED")
+	bug, _ := number(t, "SKEIN_SIM_BUG")
+	s := storyOf(t, os.Getenv("SKEIN_SIM_STORY"))
+	cfg := s.cfg(seed)
+	cfg.Seed = seed
+	setBug(t, plant.Bug(bug))
+	o := judge(t, cfg)
+	o.Story, o.Bug = s.name, plant.Bug(bug)
+	b, err := json.Marshal(o)
+	if err == nil {
+		err = os.WriteFile(result, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// table is what came of many runs: a column for each story.
+func table(all []*outcome) string {
+	var names []string
+	sums := map[string]map[string]int{} // row, then story
+	add := func(row, name string, n int) {
+		if sums[row] == nil {
+			sums[row] = map[string]int{}
+		}
+		sums[row][name] += n
+		sums[row]["all"] += n
+	}
+	head := []string{"seeds", "operations", "  answered", "  refused", "  unknown", "versions", "virtual s", "real s", "found wrong"}
+	for _, o := range all {
+		if !slices.Contains(names, o.Story) {
+			names = append(names, o.Story)
+		}
+		ops := o.Operations
+		for i, n := range []int{
+			1, ops[Answered] + ops[Refused] + ops[Unknown], ops[Answered], ops[Refused], ops[Unknown], o.Versions,
+			int(o.Virtual.Seconds()), int((o.Ran + o.Judged).Seconds()), min(1, len(o.Violations)),
+		} {
+			add(head[i], o.Story, n)
+		}
+		for row, n := range o.Counts {
+			add(row, o.Story, n)
+		}
+	}
+	names = append(names, "all")
+	rows := slices.Concat(head, slices.DeleteFunc(slices.Sorted(maps.Keys(sums)), func(r string) bool { return slices.Contains(head, r) }))
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-20s", "")
+	for _, name := range names {
+		fmt.Fprintf(&b, "%12s", name)
+	}
+	for _, row := range rows {
+		fmt.Fprintf(&b, "\n%-20s", row)
+		for _, name := range names {
+			fmt.Fprintf(&b, "%12d", sums[row][name])
+		}
+	}
+	return b.String()
+}
