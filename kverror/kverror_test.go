@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -106,8 +107,13 @@ func TestCodec(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add(Append(nil, example()))
 	f.Add([]byte{1, 3, 0, 0, 0, 0})
+	f.Add([]byte{1, 3, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := Decode(b)
+		var e *Error
+		var err error
+		if got := measure.Excess(len(b), func() { e, err = Decode(b) }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(b))
+		}
 		if err != nil {
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -205,7 +206,11 @@ func fuzzDecoder[T any](f *testing.F, prefix string, decode func([]byte) (T, err
 		}
 	}
 	f.Fuzz(func(t *testing.T, p []byte) {
-		v, err := decode(p)
+		var v T
+		var err error
+		if got := measure.Excess(len(p), func() { v, err = decode(p) }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
+		}
 		if err != nil {
 			return
 		}
@@ -257,7 +262,11 @@ func FuzzResponse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, p []byte) {
 		k := requestKind(kind)
-		a, err := decodeResponse(k, p)
+		var a response
+		var err error
+		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
+		}
 		if err != nil || k == 0 || k > requestSettings {
 			return
 		}
@@ -288,4 +297,14 @@ func FuzzFeed(f *testing.F) {
 		}
 		_, _ = decodeFeedRequest(b)
 	})
+}
+
+// FuzzFeedPart: a part of the feed, and a request for one, are the same after another
+// trip.
+func FuzzFeedPart(f *testing.F) {
+	fuzzDecoder(f, "bus/feed-part", decodeFeedPart, func(p feedPart) []byte { return p.encode() })
+}
+
+func FuzzFeedRequest(f *testing.F) {
+	fuzzDecoder(f, "bus/feed-request", decodeFeedRequest, encodeFeedRequest)
 }

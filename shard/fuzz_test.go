@@ -20,7 +20,7 @@ import (
 // claims checks that decoding b allocated no more than what b brings.
 func claims(t *testing.T, b []byte, decode func()) {
 	t.Helper()
-	if got := measure.Allocated(decode); got > measure.ClaimLimit(len(b)) {
+	if got := measure.Excess(len(b), decode); got != 0 {
 		t.Fatalf("%d bytes allocated for %d that came: %x", got, len(b), b)
 	}
 }

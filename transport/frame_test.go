@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/internal/measure"
 )
 
 // encodeFrame is what the lanes write for a decoded frame.
@@ -255,4 +257,39 @@ func TestLargeErrors(t *testing.T) {
 	if err != nil || e.Code != 3 || len(e.Detail) != 0 || len(b) > maxErrorBytes {
 		t.Errorf("%d bytes, code %d, detail %d bytes, %v", len(b), e.Code, len(e.Detail), err)
 	}
+}
+
+// FuzzLane: the header of a lane that is accepted would be written alike.
+func FuzzLane(f *testing.F) {
+	f.Add(appendLane(nil, ClassRaft, 3)[lengthBytes:])
+	f.Add([]byte{frameLane, uint8(numClasses), 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, slot, err := parseLane(b)
+		if err != nil {
+			if !errors.Is(err, errMalformed) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if again := appendLane(nil, c, slot)[lengthBytes:]; !bytes.Equal(again, b[:len(again)]) {
+			t.Fatalf("%x decodes to lane %d of %v", b, slot, c)
+		}
+	})
+}
+
+// FuzzGreeting: what comes before a session stands costs next to nothing, whatever
+// length it claims, and is read whole or refused.
+func FuzzGreeting(f *testing.F) {
+	f.Add(helloFrame(frameHello, &hello{cluster: 1, node: 2, to: 3, boot: 4, maxMessage: 5, window: 6}))
+	f.Add([]byte{0x3f, 0xff, 0xff, 0xff, frameHello})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var body []byte
+		var err error
+		if got := measure.Excess(len(b), func() { body, err = newFrameReader(bytes.NewReader(b), 1<<30).body() }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(b))
+		}
+		if err == nil && !bytes.Contains(b, body) {
+			t.Fatalf("%x is read as %x", b, body)
+		}
+	})
 }

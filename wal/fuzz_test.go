@@ -3,6 +3,7 @@ package wal
 import (
 	"bytes"
 	"encoding/binary"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -133,6 +134,19 @@ func FuzzHeader(f *testing.F) {
 		h, err := decodeSegmentHeader(b)
 		if err == nil && !bytes.Equal(h.encode()[16:40], b[16:40]) {
 			t.Fatal("header changed")
+		}
+	})
+}
+
+// FuzzSegmentName: a file is taken for a segment only by the name that a segment of
+// that number has.
+func FuzzSegmentName(f *testing.F) {
+	f.Add(segmentName(0xab, segmentSuffix))
+	f.Add(segmentName(1, ".tmp"))
+	f.Add("+00000000000000a" + segmentSuffix)
+	f.Fuzz(func(t *testing.T, name string) {
+		if seq, ok := parseSegmentName(name); ok && !strings.EqualFold(segmentName(seq, segmentSuffix), name) {
+			t.Fatalf("%q is taken for segment %d", name, seq)
 		}
 	})
 }

@@ -19,10 +19,24 @@ func CPU() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// Allocated returns how many bytes f allocates on the heap. Small objects are seen a
-// span of a few KiB at a time, large ones exactly: it tells whether a decoder believes
-// a length that is only claimed, not what an object costs.
-func Allocated(f func()) int64 {
+// Excess runs a decoder on an input of n bytes. It returns 0 if what was allocated
+// goes with what came: the decoder's own structures and some hundred bytes for each
+// byte of the input. Otherwise it returns how much was allocated; the decoder believed
+// a length that is only claimed. A decoder that seems to exceed runs again, since
+// something beside it may have allocated.
+func Excess(n int, decode func()) (allocatedBytes int64) {
+	limit := int64(1<<18 + 256*n)
+	for range 4 {
+		if allocatedBytes = allocated(decode); allocatedBytes <= limit {
+			return 0
+		}
+	}
+	return allocatedBytes
+}
+
+// allocated returns how many bytes f allocates on the heap. Small objects are seen a
+// span of some KiB at a time, large ones exactly.
+func allocated(f func()) int64 {
 	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(s)
 	before := s[0].Value.Uint64()
@@ -30,7 +44,3 @@ func Allocated(f func()) int64 {
 	metrics.Read(s)
 	return int64(s[0].Value.Uint64() - before)
 }
-
-// ClaimLimit is what a decoder may allocate for an input of n bytes: its own structures
-// and some hundred bytes for each that came, however many the input claims.
-func ClaimLimit(n int) int64 { return 1<<18 + 256*int64(n) }

@@ -4,13 +4,21 @@ import "testing"
 
 var sink []byte
 
-func TestAllocated(t *testing.T) {
+func TestExcess(t *testing.T) {
 	const size = 4 << 20
-	if got := Allocated(func() { sink = make([]byte, size) }); got < size || got > size+ClaimLimit(0) {
-		t.Errorf("%d bytes allocated, want %d", got, size)
+	if got := Excess(100, func() { sink = make([]byte, size) }); got < size {
+		t.Errorf("%d bytes allocated for a claim of %d", got, size)
 	}
-	if got := Allocated(func() {}); got > ClaimLimit(0) {
-		t.Errorf("%d bytes allocated by nothing", got)
+	if got := Excess(size, func() { sink = make([]byte, size) }); got != 0 {
+		t.Errorf("%d bytes allocated for %d that came", got, size)
+	}
+	runs := 0
+	if got := Excess(0, func() {
+		if runs++; runs == 1 {
+			sink = make([]byte, size)
+		}
+	}); got != 0 || runs != 2 {
+		t.Errorf("%d bytes after %d runs", got, runs)
 	}
 }
 
