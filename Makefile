@@ -13,10 +13,13 @@ FUZZTIME     ?= 10s
 BENCHTIME    ?= 1s
 SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
+# Of chaos-local; without a seed each run has one of its own, and prints it.
+SEED         ?=
+DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim planted conformance fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim planted chaos-local conformance fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -54,6 +57,13 @@ sim:
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:
 	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestPlanted$$' ./sim
+
+# Real processes while machines break; a failed run leaves its history and the nodes'
+# logs below bin/chaos. Without root it says what it leaves out.
+chaos-local:
+	@mkdir -p bin/chaos
+	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
+	  -artifacts -outputdir bin/chaos -run '^TestChaos$$' ./chaos
 
 # The same generated calls to an etcd and to Skein, longer than test does it:
 # ARGS='-run Lockstep -seed 42 -calls 20000'.

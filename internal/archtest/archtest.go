@@ -33,7 +33,7 @@ var lines = []line{
 		"a command has no logic, so there is nothing in it to import",
 	},
 	{
-		[]string{"sim", "conformance", "deploy"},
+		[]string{"sim", "chaos", "conformance", "deploy"},
 		"test rigs and packaging around whole nodes",
 		"what ships must not depend on the rigs that test it",
 	},
@@ -220,7 +220,7 @@ func Drawing() string {
 	var b strings.Builder
 	b.WriteString("```\n")
 	for _, l := range lines {
-		fmt.Fprintf(&b, "%-34s %s\n", strings.Join(l.packages, " | "), l.duty)
+		fmt.Fprintf(&b, "%-35s %s\n", strings.Join(l.packages, " | "), l.duty)
 	}
 	b.WriteString("```\n\n")
 	b.WriteString("A line imports only lines below it; packages separated by | never import each other.\n\n")

@@ -1,0 +1,56 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// inside is set in the process that runs in a mount namespace of its own.
+const inside = "SKEIN_CHAOS_INSIDE"
+
+// noNamespace says why this process has no mount namespace of its own, "" if it has.
+var noNamespace string
+
+// TestMain runs the tests in a process with a mount namespace of its own: whatever
+// becomes of it, the kernel unmounts what it has mounted.
+func TestMain(m *testing.M) {
+	if os.Getenv(inside) == "" {
+		code, err := runInside()
+		if err == nil {
+			os.Exit(code)
+		}
+		noNamespace = fmt.Sprintf("a mount namespace: %v (it takes root)", err)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func runInside() (code int, err error) {
+	// The death signal is bound to the thread that starts the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	self, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		// -1 if a signal ended it; any code but 0 tells go test.
+		return max(1, exit.ExitCode()), nil
+	}
+	return 0, err
+}

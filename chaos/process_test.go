@@ -1,0 +1,266 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"github.com/skeindb/skein/adminapi"
+)
+
+// nodes is how many there are.
+const nodes = 3
+
+// borders are the keys at which the second and further ranges begin.
+var borders = []string{"g", "n", "t"}
+
+// node is one server process and what belongs to it.
+type node struct {
+	name, binary, log, url string
+	args                   []string
+	data                   *disk // nil if it has none of its own
+	client                 *clientv3.Client
+
+	mu sync.Mutex
+	// cmd is the process, nil while there is none; exited is closed when it has ended;
+	// wanted says that its end is meant. All guarded by mu.
+	cmd    *exec.Cmd
+	exited chan struct{}
+	wanted bool
+}
+
+// cluster is three nodes.
+type cluster struct {
+	t     *testing.T
+	nodes []*node
+	admin *adminapi.Client
+
+	mu sync.Mutex
+	// wrong, guarded by mu, is what the rig itself has seen: a node that ended by
+	// itself, a cluster that did not serve in time.
+	wrong []string
+}
+
+// blame notes something that must not be.
+func (c *cluster) blame(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
+}
+
+func (c *cluster) blames() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.wrong...)
+}
+
+// newCluster makes three nodes, each with a disk of diskBytes, and starts them. missing
+// says why they have none.
+func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
+	t.Helper()
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "skein")
+	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/skein").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	splits := filepath.Join(dir, "split-keys")
+	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ports := freePorts(t, 2*nodes)
+	var members, urls []string
+	for i := range nodes {
+		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[nodes+i]))
+	}
+	c = &cluster{t: t}
+	for i := range nodes {
+		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://127.0.0.1:%d", ports[i])}
+		n.log = filepath.Join(t.ArtifactDir(), n.name+".log")
+		mount, peer := filepath.Join(dir, n.name), fmt.Sprintf("http://127.0.0.1:%d", ports[nodes+i])
+		if missing == nil {
+			n.data, missing = newDisk(t, mount, diskBytes)
+		}
+		n.args = []string{
+			"--name", n.name, "--data-dir", filepath.Join(mount, "data"),
+			"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
+			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+			"--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits,
+		}
+		urls = append(urls, n.url)
+		c.nodes = append(c.nodes, n)
+	}
+	admin, err := adminapi.NewClient(urls, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.admin = admin
+	// After the disks were made: cleanups run backwards.
+	t.Cleanup(c.close)
+	for _, n := range c.nodes {
+		n.client = c.connect(n.url)
+		c.start(n)
+	}
+	return c, missing
+}
+
+// close ends all processes, whatever state they are in, and shows the ends of their
+// logs if the test failed.
+func (c *cluster) close() {
+	for _, n := range c.nodes {
+		n.kill()
+		if n.client != nil {
+			n.client.Close()
+		}
+		if c.t.Failed() {
+			log, _ := os.ReadFile(n.log)
+			c.t.Logf("--- the end of %s\n%s", n.log, log[max(0, len(log)-8<<10):])
+		}
+	}
+}
+
+// connect makes a client that finds a node that is back soon.
+func (c *cluster) connect(urls ...string) *clientv3.Client {
+	c.t.Helper()
+	pause := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: time.Second}
+	cl, err := clientv3.New(clientv3.Config{
+		Endpoints: urls, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: time.Second})},
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return cl
+}
+
+// start starts a node's process. If it ends without being asked, that is wrong.
+func (c *cluster) start(n *node) {
+	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer log.Close()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	cmd := exec.Command(n.binary, n.args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	n.cmd, n.exited, n.wanted = cmd, exited, false
+	go func() {
+		err := cmd.Wait()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if !n.wanted {
+			c.blame("processes: %s ended by itself: %v", n.name, err)
+		}
+		close(exited)
+	}()
+}
+
+// expectEnd says that the end of a node's process, however it comes, is meant.
+func (n *node) expectEnd() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wanted = true
+}
+
+// kill ends a node's process with -9 and waits until it is gone.
+func (n *node) kill() {
+	n.expectEnd()
+	n.signal(syscall.SIGKILL)
+	n.mu.Lock()
+	exited := n.exited
+	n.mu.Unlock()
+	if exited != nil {
+		<-exited
+	}
+}
+
+func (n *node) signal(s syscall.Signal) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.cmd != nil {
+		_ = n.cmd.Process.Signal(s) // it may have ended
+	}
+}
+
+// stopPatience bounds how long a clean stop may take on a busy machine.
+const stopPatience = time.Minute
+
+// stop ends all nodes by SIGTERM at the same moment and wants each to end well.
+func (c *cluster) stop() {
+	for _, n := range c.nodes {
+		n.expectEnd()
+		n.signal(syscall.SIGTERM)
+	}
+	for _, n := range c.nodes {
+		select {
+		case <-n.exited:
+			if s := n.cmd.ProcessState; !s.Success() {
+				c.blame("processes: %s was asked to stop and ended with %v", n.name, s)
+			}
+		case <-time.After(stopPatience):
+			c.blame("processes: %s was asked to stop and did not in %v", n.name, stopPatience)
+		}
+	}
+}
+
+// leader is the node that the others call the leader, the first if none does.
+func (c *cluster) leader(ctx context.Context) int {
+	for i, n := range c.nodes {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		st, err := n.client.Status(ctx, n.url)
+		cancel()
+		if err == nil && st.Leader == st.Header.MemberId {
+			return i
+		}
+	}
+	return 0
+}
+
+// freePorts returns ports that nobody uses, for TCP and UDP.
+func freePorts(t *testing.T, n int) (ports []int) {
+	t.Helper()
+	var open []io.Closer
+	var errs error
+	for tries := 0; len(ports) < n && tries < 100; tries++ {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, l)
+		port := l.Addr().(*net.TCPAddr).Port
+		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		if err != nil {
+			errs = errors.Join(errs, err)
+			continue
+		}
+		open = append(open, u)
+		ports = append(ports, port)
+	}
+	for _, c := range open {
+		c.Close()
+	}
+	if len(ports) < n {
+		t.Fatal(errs)
+	}
+	return ports
+}
