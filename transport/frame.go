@@ -288,8 +288,9 @@ const readBufferBytes = 64 << 10
 
 // frameReader reads frames from a stream.
 type frameReader struct {
-	r   *bufio.Reader
-	max int
+	r     *bufio.Reader
+	max   int
+	taken int // bytes of the frames returned, with their headers; whoever counts them resets it
 }
 
 func newFrameReader(r io.Reader, maxFrameBytes int) *frameReader {
@@ -303,6 +304,7 @@ func (fr *frameReader) next() (frame, error) {
 	if err != nil {
 		return frame{}, err
 	}
+	fr.taken += lengthBytes + n
 	if lengthBytes+n <= fr.r.Size() {
 		b, err := fr.r.Peek(lengthBytes + n)
 		if err != nil {

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // chunkBytes is the size of one write: enough to make the cost of a write small
@@ -82,8 +84,9 @@ type Lane struct {
 	slot    int
 	budget  *budget
 	metrics *classMetrics
-	wake    chan struct{}   // capacity 1: frames came, or the lane was closed
-	ended   <-chan struct{} // closed at the session's end
+	sent    prometheus.Counter // bytes to the peer, over all classes
+	wake    chan struct{}      // capacity 1: frames came, or the lane was closed
+	ended   <-chan struct{}    // closed at the session's end
 
 	mu     sync.Mutex
 	queue  []chunk // what waits is queue[head:]
@@ -216,6 +219,7 @@ func (l *Lane) Take() (b Batch, ok bool) {
 			l.taken += uint64(len(b.b))
 			l.mu.Unlock()
 			l.metrics.sent(b.frames, len(b.b))
+			l.sent.Add(float64(len(b.b)))
 			return b, true
 		}
 		l.idle = true

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/quic-go/quic-go"
 	"go.uber.org/zap"
 
@@ -236,6 +237,36 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no metric %s", want)
 		}
 	}
+	// An answer and a pong are counted when they have been dealt with.
+	for _, c := range []struct{ name, label string }{{"etcd_network_peer_sent_bytes_total", "To"}, {"etcd_network_peer_received_bytes_total", "From"}} {
+		for peerBytes(t, reg, c.name, c.label, 2) < 20 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	a.RemovePeer(2)
+	for _, name := range []string{"etcd_network_peer_sent_bytes_total", "etcd_network_peer_received_bytes_total"} {
+		if n, err := testutil.GatherAndCount(reg, name); err != nil || n != 0 {
+			t.Errorf("%s of a peer that is gone: %d, %v", name, n, err)
+		}
+	}
+}
+
+// peerBytes returns the value of a counter that has a peer as its only label.
+func peerBytes(t *testing.T, reg *prometheus.Registry, name, label string, peer keyspace.NodeID) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if l := m.GetLabel(); f.GetName() == name && len(l) == 1 && l[0].GetName() == label && l[0].GetValue() == peer.String() {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no counter %s{%s=%q}", name, label, peer)
+	return 0
 }
 
 // TestCloseWhileGreeting: neither connections that have not said who they are nor

@@ -10,8 +10,11 @@ import (
 
 // Metrics are the bus's metrics. One Metrics serves one Endpoint.
 type Metrics struct {
-	class        [numClasses]classMetrics
-	roundTrip    *prometheus.HistogramVec
+	class     [numClasses]classMetrics
+	roundTrip *prometheus.HistogramVec
+	// peerSent and peerReceived are what the classes' bytes are, by peer.
+	peerSent     *prometheus.CounterVec
+	peerReceived *prometheus.CounterVec
 	sessions     prometheus.Gauge
 	dialFailures *prometheus.CounterVec
 	refusals     *prometheus.CounterVec
@@ -46,7 +49,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	framesSent := counter("skein_transport_sent_frames_total", "Frames handed to the network.", "class")
 	framesReceived := counter("skein_transport_received_frames_total", "Frames received.", "class")
 	bytesSent := counter("skein_transport_sent_bytes_total", "Bytes handed to the network, with frame headers.", "class")
-	bytesReceived := counter("skein_transport_received_bytes_total", "Payload bytes received.", "class")
+	bytesReceived := counter("skein_transport_received_bytes_total", "Bytes received, with frame headers.", "class")
 	dropped := counter("skein_transport_dropped_frames_total", "Frames refused by a full queue or lost with their session before they were sent.", "class")
 	busy := counter("skein_transport_busy_total", "Calls and streams refused because a peer had too many handlers here.", "class")
 	batchFrames := prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -62,6 +65,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help:    "Round-Trip-Time histogram between peers",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
 		}, []string{"To"}),
+		peerSent:     counter("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", "To"),
+		peerReceived: counter("etcd_network_peer_received_bytes_total", "The total number of bytes received from peers.", "From"),
 		sessions: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "skein_transport_sessions", Help: "Sessions that stand, of both kinds.",
 		}),
@@ -93,4 +98,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 // forget drops what is kept per peer.
-func (m *Metrics) forget(peer keyspace.NodeID) { m.roundTrip.DeleteLabelValues(peer.String()) }
+func (m *Metrics) forget(peer keyspace.NodeID) {
+	m.roundTrip.DeleteLabelValues(peer.String())
+	m.peerSent.DeleteLabelValues(peer.String())
+	m.peerReceived.DeleteLabelValues(peer.String())
+}

@@ -376,18 +376,18 @@ func (q *QUIC) readLane(s *Session, fr *frameReader, c Class) {
 	}
 	defer s.EndRead(c)
 	m := &q.metrics.class[c]
-	frames, bytes := 0, 0
+	frames := 0
 	for {
 		f, err := fr.next()
 		if err == nil {
 			frames++
-			bytes += len(f.payload)
 			err = s.receive(c, &f)
 		}
 		if fr.r.Buffered() == 0 || err != nil {
 			m.framesReceived.Add(float64(frames))
-			m.bytesReceived.Add(float64(bytes))
-			frames, bytes = 0, 0
+			m.bytesReceived.Add(float64(fr.taken))
+			s.received.Add(float64(fr.taken))
+			frames, fr.taken = 0, 0
 		}
 		if err != nil {
 			s.End(fmt.Errorf("read class %s: %w", c, err))

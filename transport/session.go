@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
@@ -77,6 +78,7 @@ type Session struct {
 	ctx        context.Context // parent of the contexts of handlers
 	cancel     context.CancelCauseFunc
 	probe      probe
+	received   prometheus.Counter // bytes from the peer, over all classes
 
 	// readers are the goroutines that dispatch a class; they begin when before, those
 	// of the session that this one replaced, have ended: else a message of the old
@@ -137,6 +139,8 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 		streams:    map[streamKey]*stream{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(e.ctx)
+	s.received = e.metrics.peerReceived.WithLabelValues(cfg.Peer.String())
+	sent := e.metrics.peerSent.WithLabelValues(cfg.Peer.String())
 	for c := range Class(numClasses) {
 		s.readers[c] = new(sync.WaitGroup)
 		if kindOf(c) != cfg.Kind {
@@ -146,7 +150,7 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 		b := &budget{limit: e.cfg.QueueBytes[c], total: m.queued}
 		for slot := range e.cfg.Lanes[c] {
 			s.lanes[c] = append(s.lanes[c], &Lane{
-				class: c, slot: slot, budget: b, metrics: m,
+				class: c, slot: slot, budget: b, metrics: m, sent: sent,
 				wake: make(chan struct{}, 1), ended: s.ctx.Done(),
 			})
 		}

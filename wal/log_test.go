@@ -576,7 +576,7 @@ func TestMetrics(t *testing.T) {
 	}
 	for _, want := range []string{
 		"etcd_disk_wal_fsync_duration_seconds", "skein_wal_batch_bytes", "skein_wal_appends_per_fsync", "skein_wal_live_bytes",
-		"skein_wal_segments", "skein_wal_full", "skein_wal_written_bytes_total",
+		"skein_wal_segments", "skein_wal_full", "etcd_disk_wal_write_bytes_total",
 	} {
 		if !seen[want] {
 			t.Errorf("no metric %s", want)

@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // Metrics are the log's figures. A Metrics serves one Log.
 type Metrics struct {
 	fsyncSeconds   prometheus.Histogram
-	writtenBytes   prometheus.Counter
+	writtenBytes   prometheus.Gauge
 	batchBytes     prometheus.Histogram
 	appendsPerSync prometheus.Histogram
 	liveBytes      prometheus.Gauge
@@ -35,7 +35,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help:    "The latency distributions of fsync called by WAL.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}),
-		writtenBytes: prometheus.NewCounter(prometheus.CounterOpts(opts("written_bytes_total", "Bytes written to the log."))),
+		// A gauge because it is one in etcd.
+		writtenBytes: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: "etcd", Subsystem: "disk", Name: "wal_write_bytes_total", Help: "Total number of bytes written in WAL.",
+		}),
 		batchBytes: histogram("batch_bytes", "Bytes of one write to the log, which serves every group that was waiting.",
 			prometheus.ExponentialBuckets(128, 4, 10)),
 		appendsPerSync: histogram("appends_per_fsync", "Records that one fsync made durable.",
