@@ -20,10 +20,13 @@ type disk struct {
 	vfs.FS
 	mem   *vfs.MemFS
 	clock clock.Clock
-	// stalls says that the disk stands still: syncs wait.
+	// stalls is not nil while the disk stands still: syncs wait until it is closed.
 	stalls atomic.Pointer[chan struct{}]
 	// failing lets syncs of the wal fail. What they were to sync stays unsynced.
 	failing atomic.Bool
+	// slowStore is what each sync of a table takes longer, in nanoseconds: the store is
+	// on another disk than the wal.
+	slowStore atomic.Int64
 	// lies is a plant: syncs do nothing but take their time.
 	lies bool
 
@@ -66,10 +69,13 @@ func (d *disk) crash(keepPercent int) *disk {
 	return next
 }
 
-// stall holds all syncs until the returned function is called.
+// stall holds all syncs until the returned function is called, be it by another stall
+// that was there before.
 func (d *disk) stall() (release func()) {
 	ch := make(chan struct{})
-	d.stalls.Store(&ch)
+	if !d.stalls.CompareAndSwap(nil, &ch) {
+		return func() {}
+	}
 	return func() {
 		if d.stalls.CompareAndSwap(&ch, nil) {
 			close(ch)
@@ -85,6 +91,9 @@ func (d *disk) beforeSync(wal bool) error {
 		wait = syncSlow
 	}
 	d.mu.Unlock()
+	if !wal {
+		wait += time.Duration(d.slowStore.Load())
+	}
 	// No context: a sync cannot be cancelled, and this one ends soon.
 	_ = clock.Sleep(context.Background(), d.clock, wait)
 	if ch := d.stalls.Load(); ch != nil {

@@ -39,6 +39,8 @@ type outcome struct {
 	Virtual, Ran, Judged time.Duration
 	// Violations begin with the checker that found them.
 	Violations []string
+	// kept is where history and trace are, if there are any.
+	kept string
 }
 
 func (o *outcome) take(rep *Report, bad []string) {
@@ -76,7 +78,7 @@ func many(t *testing.T, n uint64) {
 	began := time.Now()
 	all := fleet(t, jobs, func(o *outcome) {
 		for _, b := range o.Violations {
-			t.Errorf("story %s, seed %d: %s", o.Story, o.Seed, b)
+			t.Errorf("story %s, seed %d (%s): %s", o.Story, o.Seed, o.kept, b)
 		}
 	})
 	t.Logf("%d runs in %v\n%s", len(all), time.Since(began).Round(time.Second), table(all))
@@ -110,14 +112,14 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 }
 
 // childTimeout bounds a run in real time.
-const childTimeout = "5m"
+const childTimeout = "3m"
 
 // run1 runs one job in a process of its own.
 func run1(t *testing.T, j job) *outcome {
 	t.Helper()
 	result := filepath.Join(t.TempDir(), "result")
 	//nolint:gosec // this test's own binary
-	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.timeout="+childTimeout)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout="+childTimeout)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "SKEIN_SIM_SEED") }),
 		"SKEIN_SIM_STORY="+j.story, fmt.Sprintf("SKEIN_SIM_SEED=%d", j.seed), fmt.Sprintf("SKEIN_SIM_BUG=%d", j.bug), "SKEIN_SIM_RESULT="+result)
 	var out bytes.Buffer
@@ -127,6 +129,10 @@ func run1(t *testing.T, j job) *outcome {
 	b, rerr := os.ReadFile(result)
 	if rerr == nil {
 		rerr = json.Unmarshal(b, o)
+	}
+	if len(o.Violations) > 0 {
+		_, o.kept, _ = strings.Cut(out.String(), "history and trace are in ")
+		o.kept, _, _ = strings.Cut(o.kept, ";")
 	}
 	if rerr != nil || err != nil && len(o.Violations) == 0 {
 		o.Violations = []string{fmt.Sprintf("assertion: the process ended (%v): %s", err, reason(out.String()))}

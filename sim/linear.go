@@ -63,6 +63,9 @@ func checkKeys(ops []*Op, vs []Version) (bad []string) {
 		written[v.Value] = true
 	}
 	for _, key := range allKeys() {
+		if len(bad) > 0 {
+			break // one will do, and the next may take porcupine its whole time
+		}
 		var h []porcupine.Operation
 		for _, o := range ops {
 			f, ok := factOf(o, key)
@@ -260,7 +263,7 @@ const windowRevisions = 60
 // revisions at a time: each begins with the state that the replay has there.
 func checkWindows(p *replay) (bad []string) {
 	slices.SortFunc(p.ops, func(a, b placed) int { return cmp.Compare(a.rev, b.rev) })
-	for from := 0; from < len(p.revs); from += windowRevisions {
+	for from := 0; from < len(p.revs) && len(bad) == 0; from += windowRevisions {
 		begin := p.revs[from]
 		end := int64(math.MaxInt64)
 		if from+windowRevisions < len(p.revs) {

@@ -102,7 +102,7 @@ func (n *nemesis) run() error {
 		heal := []func() error{n.inject(faults[i])}
 		n.c.sleep(n.between(300*time.Millisecond, 2500*time.Millisecond))
 		most := faults[i] == CrashTwo || faults[i] == CrashAll // nobody is left for another one
-		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most {
+		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most && !excludes(faults[i], faults[i+1]) {
 			i++
 			heal = append(heal, n.inject(faults[i]))
 			n.c.sleep(n.between(300*time.Millisecond, 1500*time.Millisecond))
@@ -115,6 +115,12 @@ func (n *nemesis) run() error {
 		n.c.sleep(n.between(1500*time.Millisecond, 4*time.Second))
 	}
 	return nil
+}
+
+// excludes says whether one of two faults would undo the other: a direction has one
+// kind of weather.
+func excludes(a, b Fault) bool {
+	return (a == Flaky || a == Slow) && (b == Flaky || b == Slow)
 }
 
 func (n *nemesis) between(from, to time.Duration) time.Duration {
@@ -370,13 +376,17 @@ func (n *nemesis) sickLeader() func() error {
 }
 
 // cutOff keeps a node away for longer than the others' logs reach back. When it
-// returns it is sent snapshots; then, at any moment of that, the power goes.
+// returns it is sent snapshots, which its store is slow to take in; then, at any moment
+// of that, the power goes.
 func (n *nemesis) cutOff() func() error {
 	m := n.pick()
 	n.c.logf("nemesis: cut off node %s, for long", m.id)
 	n.c.net.Partition(m.id)
 	n.c.sleep(n.between(3*time.Second, 5*time.Second))
 	n.happened[CutOff]++
+	m.mu.Lock()
+	m.disk.slowStore.Store(int64(n.between(0, 600*time.Millisecond)))
+	m.mu.Unlock()
 	if err := n.healNetwork(); err != nil {
 		return func() error { return err }
 	}
