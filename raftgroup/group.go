@@ -144,14 +144,14 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 	defer g.w.mu.Unlock()
 	k := g.w.workOf(g)
 	if k == nil {
-		g.release(n)
+		g.release(1, n)
 		return ErrStopped
 	}
 	k.props = append(k.props, proposal{term, data, n, dropped})
 	return nil
 }
 
-// reserve takes n bytes of the group's and the node's budget for proposals. One
+// reserve takes n bytes, of one proposal, of the group's and the node's budget for proposals. One
 // proposal always fits where there is no other.
 func (g *Group) reserve(n int64) error {
 	if v := g.inflight.Add(n); v > g.h.cfg.MaxGroupInflightBytes && v != n {
@@ -163,14 +163,17 @@ func (g *Group) reserve(n int64) error {
 		g.inflight.Add(-n)
 		return fmt.Errorf("%w: %d bytes of proposals on this node", ErrFull, v-n)
 	}
+	g.h.pending.Add(1)
 	return nil
 }
 
-func (g *Group) release(n int64) {
+// release gives back the bytes of so many proposals.
+func (g *Group) release(proposals, n int64) {
 	if v := g.inflight.Add(-n); v < 0 {
 		panic(fmt.Sprintf("raftgroup: group %s: %d bytes in flight after the release of %d", g.id, v, n))
 	}
 	g.h.proposals.Add(-n)
+	g.h.pending.Add(-proposals)
 }
 
 // Lease returns the term in which this replica leads and holds the leader lease,

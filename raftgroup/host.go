@@ -49,15 +49,19 @@ type Host struct {
 	}
 
 	inbound, proposals atomic.Int64
-	readNumber         atomic.Uint64
-	readNonce          uint64 // of this run
-	stuck              atomic.Bool
-	plant              planted
-	stopping           atomic.Bool
-	failed             atomic.Bool
-	failMu             sync.Mutex
-	failErr            error
-	failCh             chan struct{}
+	// pending counts the proposals whose bytes are in proposals. committed and applied
+	// count the entries of this run; a group that is opened begins with what it has to
+	// apply, so that the two differ by what is left to apply.
+	pending, committed, applied atomic.Int64
+	readNumber                  atomic.Uint64
+	readNonce                   uint64 // of this run
+	stuck                       atomic.Bool
+	plant                       planted
+	stopping                    atomic.Bool
+	failed                      atomic.Bool
+	failMu                      sync.Mutex
+	failErr                     error
+	failCh                      chan struct{}
 
 	ctx         context.Context // ends when Stop begins
 	cancel      context.CancelFunc
@@ -427,6 +431,10 @@ func (h *Host) tick(n uint64) {
 	h.m.awake.Set(float64(awake))
 	h.m.proposalBytes.Set(float64(h.proposals.Load()))
 	h.m.inboundBytes.Set(float64(h.inbound.Load()))
+	h.m.pending.Set(float64(h.pending.Load()))
+	// In this order: no entry is seen applied and not committed.
+	h.m.applied.Set(float64(h.applied.Load()))
+	h.m.committed.Set(float64(h.committed.Load()))
 }
 
 func (h *Host) forgetPromises(now clock.Time) {

@@ -7,7 +7,8 @@ type Metrics struct {
 	passGroups, frameBytes, frameMessages                                 prometheus.Histogram
 	appendSeconds, applySeconds, applyGroups                              prometheus.Histogram
 	groups, awake, leaders, proposalBytes, inboundBytes                   prometheus.Gauge
-	proposals, dropped, full, inboundDropped, sendFailed                  prometheus.Counter
+	proposals, dropped, failed, full, inboundDropped, sendFailed          prometheus.Counter
+	committed, applied, pending                                           prometheus.Gauge
 	overloadDropped                                                       prometheus.Counter
 	leaderChanges, elections, wakes, sleeps, leaseLost                    prometheus.Counter
 	voteRefused, parked, logReads, logReadsPutOff, readIndexes, malformed prometheus.Counter
@@ -46,6 +47,13 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers whose liveness messages come and say that their disks move."),
 		walStuck:      gauge("skein_raftgroup_wal_stuck", "1 while this node's wal does not move."),
 		applyStuck:    gauge("skein_raftgroup_apply_stuck", "1 while this node's store does not take what is to be applied."),
+
+		// Names and types are etcd's, whose dashboards and alerts read them. An entry of
+		// Skein's may bear several requests.
+		committed: gauge("etcd_server_proposals_committed_total", "The total number of consensus proposals committed, over all groups of the node, in this run."),
+		applied:   gauge("etcd_server_proposals_applied_total", "The total number of consensus proposals applied, over all groups of the node, in this run."),
+		pending:   gauge("etcd_server_proposals_pending", "The current number of pending proposals to commit, over all groups that the node leads."),
+		failed:    counter("etcd_server_proposals_failed_total", "The total number of failed proposals seen: not appended, or left without an answer by a lost leadership."),
 
 		proposals:       counter("skein_raftgroup_proposals_total", "Proposals given to raft."),
 		dropped:         counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),

@@ -201,6 +201,7 @@ func (h *Host) raftConfig(g *Group, hs *pb.HardState, a engine.Applied) *raft.Co
 
 // admitGroup makes a loaded group known and lets it begin.
 func (h *Host) admitGroup(g *Group) {
+	h.committed.Add(int64(g.commit - g.applied))
 	h.mu.Lock()
 	delete(h.mu.reserved, g.id)
 	g.promise.until = h.mu.promises[g.id]
@@ -230,6 +231,7 @@ func (g *Group) shut() {
 	}
 	g.closed = true
 	g.h.m.leaders.Sub(float64(boolInt(g.isLeader)))
+	g.h.applied.Add(int64(g.commit - g.applied)) // nothing of it is left to apply here
 	g.resetLease()
 	g.public.leading.Store(0)
 	g.w.setAwake(g, false)

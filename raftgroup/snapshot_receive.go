@@ -432,6 +432,7 @@ func (g *Group) installed(s *pb.Snapshot) {
 		panic(fmt.Sprintf("raftgroup: group %s: snapshot at %d is answered, installed %d", g.id, index, d))
 	}
 	if index > g.applied {
+		g.h.applied.Add(int64(index - g.applied))
 		g.applied, g.appliedTerm = index, s.GetMetadata().GetTerm()
 	}
 	g.h.m.snapshotsReceived.Inc()

@@ -84,8 +84,9 @@ func (g *Group) refuse(k *work) {
 
 // drop answers a proposal that has certainly not been appended.
 func (g *Group) drop(p proposal, err error) {
-	g.release(p.bytes)
+	g.release(1, p.bytes)
 	g.h.m.dropped.Inc()
+	g.h.m.failed.Inc()
 	if p.dropped != nil {
 		g.w.kick(g, applyTask{kind: taskCall, call: func() { p.dropped(err) }})
 	}
@@ -114,6 +115,7 @@ func (g *Group) onApplied(d *applyDone) {
 	if d.at.Index <= g.applied || d.at.Index > g.commit {
 		panic(fmt.Sprintf("raftgroup: group %s: applied %d after %d, committed %d", g.id, d.at.Index, g.applied, g.commit))
 	}
+	g.h.applied.Add(int64(d.at.Index - g.applied))
 	g.applied, g.appliedTerm = d.at.Index, d.at.Term
 	if g.isLeader && g.appliedTerm == g.term && !g.lease.ready {
 		g.lease.ready, g.lease.dirty = true, true
@@ -265,19 +267,20 @@ func (g *Group) propose(props []proposal) {
 		return
 	}
 	g.h.m.proposals.Add(float64(len(m.Entries)))
-	g.proposed.accepted += bytes
+	g.proposed.accepted.count += int64(len(m.Entries))
+	g.proposed.accepted.bytes += bytes
 }
 
 // proposedState accounts for the bytes of proposals that raft has taken in.
 type proposedState struct {
-	accepted int64 // not yet seen in an append
-	held     []heldBytes
+	accepted heldProposals // not yet seen in an append, without an index
+	held     []heldProposals
 }
 
-// heldBytes are released once the log is applied up to index.
-type heldBytes struct {
-	index uint64
-	bytes int64
+// heldProposals are released once the log is applied up to index.
+type heldProposals struct {
+	index        uint64
+	count, bytes int64
 }
 
 // settleProposals releases what is applied.
@@ -285,7 +288,7 @@ func (g *Group) settleProposals() {
 	p := &g.proposed
 	n := 0
 	for n < len(p.held) && p.held[n].index <= g.applied {
-		g.release(p.held[n].bytes)
+		g.release(p.held[n].count, p.held[n].bytes)
 		n++
 	}
 	if p.held = p.held[n:]; len(p.held) == 0 {
@@ -296,11 +299,9 @@ func (g *Group) settleProposals() {
 // abandonProposals releases everything: who leads no more answers for nothing.
 func (g *Group) abandonProposals() {
 	p := &g.proposed
-	for _, h := range p.held {
-		g.release(h.bytes)
-	}
-	if p.accepted > 0 {
-		g.release(p.accepted)
+	for _, h := range append(p.held, p.accepted) {
+		g.release(h.count, h.bytes)
+		g.h.m.failed.Add(float64(h.count))
 	}
 	*p = proposedState{}
 }
@@ -356,6 +357,7 @@ func (g *Group) noteState(rd raft.Ready) {
 			panic(fmt.Sprintf("raftgroup: group %s: term %d commit %d after term %d commit %d", g.id,
 				rd.HardState.GetTerm(), rd.HardState.GetCommit(), g.term, g.commit))
 		}
+		g.h.committed.Add(int64(rd.HardState.GetCommit() - g.commit))
 		g.term, g.commit = rd.HardState.GetTerm(), rd.HardState.GetCommit()
 	}
 	if rd.SoftState != nil {
@@ -449,9 +451,10 @@ func (g *Group) noteAppend(ents []*pb.Entry) {
 	if !g.isLeader {
 		return
 	}
-	if b := g.proposed.accepted; b > 0 {
-		g.proposed.held = append(g.proposed.held, heldBytes{g.last, b})
-		g.proposed.accepted = 0
+	if a := g.proposed.accepted; a.count > 0 {
+		a.index = g.last
+		g.proposed.held = append(g.proposed.held, a)
+		g.proposed.accepted = heldProposals{}
 	}
 	for _, e := range ents {
 		if e.GetType() != pb.EntryNormal {
