@@ -395,6 +395,24 @@ func TestMetrics(t *testing.T) {
 	if got := testutil.ToFloat64(m.Handled.WithLabelValues("unary", "etcdserverpb.KV", "Range", "InvalidArgument")); got != 1 {
 		t.Errorf("%v refused reads", got)
 	}
+	if got := testutil.ToFloat64(m.MessagesReceived.WithLabelValues("unary", "etcdserverpb.KV", "Range")); got != 1 {
+		t.Errorf("%v messages of reads received", got)
+	}
+	if got := testutil.ToFloat64(m.MessagesSent.WithLabelValues("unary", "etcdserverpb.KV", "Range")); got != 0 {
+		t.Errorf("%v messages sent for a refused read", got)
+	}
+	if got := testutil.ToFloat64(m.MessagesSent.WithLabelValues("unary", "etcdserverpb.KV", "Put")); got != 1 {
+		t.Errorf("%v messages sent for puts", got)
+	}
+	if got := testutil.ToFloat64(m.ServerID.WithLabelValues("b")); got != 1 {
+		t.Errorf("etcd_server_id of this node is %v", got)
+	}
+	if err := testutil.GatherAndCompare(r.reg, strings.NewReader(`# HELP etcd_server_is_learner Whether or not this member is a learner. 1 if is, 0 otherwise.
+# TYPE etcd_server_is_learner gauge
+etcd_server_is_learner 0
+`), "etcd_server_is_learner"); err != nil {
+		t.Error(err)
+	}
 	if testutil.ToFloat64(m.ReceivedBytes) < 8 || testutil.ToFloat64(m.SentBytes) < 8 {
 		t.Error("bytes are not counted")
 	}
@@ -414,5 +432,33 @@ func BenchmarkPut(b *testing.B) {
 		if _, err := c.Put(b.Context(), "k", "v"); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// fakeStream is a stream whose messages fail with err.
+type fakeStream struct {
+	grpc.ServerStream
+	err error
+}
+
+func (s fakeStream) SendMsg(any) error { return s.err }
+func (s fakeStream) RecvMsg(any) error { return s.err }
+
+// TestStreamMessages: the messages of a stream are counted, the end of it is not.
+func TestStreamMessages(t *testing.T) {
+	m := NewMetrics(nil)
+	table := methodTable(m, map[string]grpc.ServiceInfo{"s": {Methods: []grpc.MethodInfo{{Name: "m", IsClientStream: true, IsServerStream: true}}}})
+	for _, err := range []error{nil, nil, io.EOF} {
+		s := countedStream{fakeStream{err: err}, table["/s/m"]}
+		if got := s.SendMsg(nil); got != err { //nolint:errorlint // the very same
+			t.Error(got)
+		}
+		if got := s.RecvMsg(nil); got != err { //nolint:errorlint // the very same
+			t.Error(got)
+		}
+	}
+	sent, received := m.MessagesSent.WithLabelValues("bidi_stream", "s", "m"), m.MessagesReceived.WithLabelValues("bidi_stream", "s", "m")
+	if testutil.ToFloat64(sent) != 2 || testutil.ToFloat64(received) != 2 {
+		t.Errorf("%v sent, %v received, want 2 and 2", testutil.ToFloat64(sent), testutil.ToFloat64(received))
 	}
 }

@@ -51,8 +51,12 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	watch := clock.StartStopwatch()
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
+	m.received.Inc()
 	if _, err = s.admit(ctx, "unary"); err == nil {
 		resp, err = handler(ctx, req)
+	}
+	if err == nil {
+		m.sent.Inc()
 	}
 	took := watch.Elapsed()
 	m.done(status.Code(err), took)
@@ -85,7 +89,7 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	start := s.opts.Clock.Now()
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
-	err := s.streamAdmitted(srv, ss, handler)
+	err := s.streamAdmitted(srv, countedStream{ss, m}, handler)
 	m.done(status.Code(err), s.opts.Clock.Now().Sub(start))
 	return err
 }
@@ -117,6 +121,30 @@ type streamWithContext struct {
 
 // Context implements grpc.ServerStream.
 func (s streamWithContext) Context() context.Context { return s.ctx }
+
+// countedStream counts the messages of a stream.
+type countedStream struct {
+	grpc.ServerStream
+	m *methodMetrics
+}
+
+// SendMsg implements grpc.ServerStream.
+func (s countedStream) SendMsg(m any) error {
+	err := s.ServerStream.SendMsg(m)
+	if err == nil {
+		s.m.sent.Inc()
+	}
+	return err
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s countedStream) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if err == nil {
+		s.m.received.Inc()
+	}
+	return err
+}
 
 // leaderWatch ends the streams that demand a leader once there has been none for too
 // long.

@@ -24,6 +24,13 @@ type Metrics struct {
 	RequestSeconds *prometheus.HistogramVec
 	// Started and Handled are the usual counters of gRPC servers.
 	Started, Handled *prometheus.CounterVec
+	// MessagesReceived and MessagesSent count the messages of all calls, of which a
+	// unary one has one each way.
+	MessagesReceived, MessagesSent *prometheus.CounterVec
+	// ServerID is 1 for the node's own id. Learner is 1 while the node is a learner,
+	// which no node is: they are founders.
+	ServerID *prometheus.GaugeVec
+	Learner  prometheus.Gauge
 	// HealthSuccess and HealthFailures count /health.
 	HealthSuccess, HealthFailures prometheus.Counter
 	// HealthCheck and HealthChecks are for /livez and /readyz.
@@ -58,8 +65,18 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "etcd_server_request_duration_seconds",
 			Help: "Response latency distribution in seconds for each type.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}, []string{"type", "success"}),
-		Started:        vec("grpc_server_started_total", "Total number of RPCs started on the server.", "grpc_type", "grpc_service", "grpc_method"),
-		Handled:        vec("grpc_server_handled_total", "Total number of RPCs completed on the server, regardless of success or failure.", "grpc_type", "grpc_service", "grpc_method", "grpc_code"),
+		Started:          vec("grpc_server_started_total", "Total number of RPCs started on the server.", "grpc_type", "grpc_service", "grpc_method"),
+		Handled:          vec("grpc_server_handled_total", "Total number of RPCs completed on the server, regardless of success or failure.", "grpc_type", "grpc_service", "grpc_method", "grpc_code"),
+		MessagesReceived: vec("grpc_server_msg_received_total", "Total number of RPC stream messages received on the server.", "grpc_type", "grpc_service", "grpc_method"),
+		MessagesSent:     vec("grpc_server_msg_sent_total", "Total number of gRPC stream messages sent by the server.", "grpc_type", "grpc_service", "grpc_method"),
+		ServerID: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "etcd_server_id",
+			Help: "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
+		}, []string{"server_id"}),
+		Learner: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "etcd_server_is_learner",
+			Help: "Whether or not this member is a learner. 1 if is, 0 otherwise.",
+		}),
 		HealthSuccess:  counter("etcd_server_health_success", "The total number of successful health checks"),
 		HealthFailures: counter("etcd_server_health_failures", "The total number of failed health checks"),
 		HealthCheck: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -76,7 +93,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	m.versions.seen = make(map[string]bool)
 	if reg != nil {
-		reg.MustRegister(m.SentBytes, m.ReceivedBytes, m.ClientRequests, m.RequestSeconds, m.Started, m.Handled, m.HealthSuccess,
+		reg.MustRegister(m.SentBytes, m.ReceivedBytes, m.ClientRequests, m.RequestSeconds, m.Started, m.Handled, m.MessagesReceived,
+			m.MessagesSent, m.ServerID, m.Learner, m.HealthSuccess,
 			m.HealthFailures, m.HealthCheck, m.HealthChecks, m.OpenConnections, m.RejectedConnections, m.SlowRequests)
 		reg.MustRegister(versionGauges()...)
 	}
@@ -123,6 +141,7 @@ func (m *Metrics) clientVersion(v string) string {
 type methodMetrics struct {
 	kind, service, method string
 	started, ok           prometheus.Counter
+	received, sent        prometheus.Counter
 	handled               *prometheus.CounterVec
 	// seconds, by success, is nil for methods without a histogram.
 	succeeded, failed prometheus.Observer
@@ -148,8 +167,10 @@ func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*m
 			}
 			mm := &methodMetrics{
 				kind: kind, service: service, method: method.Name, handled: m.Handled,
-				started: m.Started.WithLabelValues(kind, service, method.Name),
-				ok:      m.Handled.WithLabelValues(kind, service, method.Name, codes.OK.String()),
+				started:  m.Started.WithLabelValues(kind, service, method.Name),
+				received: m.MessagesReceived.WithLabelValues(kind, service, method.Name),
+				sent:     m.MessagesSent.WithLabelValues(kind, service, method.Name),
+				ok:       m.Handled.WithLabelValues(kind, service, method.Name, codes.OK.String()),
 			}
 			if service == timedService && kind == "unary" {
 				mm.succeeded = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(true))

@@ -161,6 +161,7 @@ func New(o Options) *Server {
 		o.Register(s.grpc)
 	}
 	reflection.Register(s.grpc)
+	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
 	s.http = newHTTPServer(s.clientMux())
 	s.metricsHTTP = newHTTPServer(s.metricsMux())
