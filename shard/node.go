@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -242,7 +243,7 @@ func (n *Node) forgetRemoval(id keyspace.RangeID) error {
 	if err == nil {
 		err = b.Commit()
 	}
-	if err == nil {
+	if err == nil && !plant.Is(plant.SnapshotNotDurable) {
 		err = n.cfg.Engine.Flush(n.ctx)
 	}
 	if err != nil {
