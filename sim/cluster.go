@@ -140,6 +140,7 @@ func (r *run) stop(c *cluster) error {
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, net: simbus.New(cfg.Seed, calm)}
 	c.start = c.time.Now()
+	long := rng.IntN(cfg.Nodes)
 	for i := range cfg.Nodes {
 		id := keyspace.NodeID(i + 1)
 		c.founders = append(c.founders, placement.Node{
@@ -149,7 +150,7 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 		m := &machine{c: c, id: id, rate: rate, clock: simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), rate)}
 		m.disk = newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(cfg.Seed, 1000+uint64(id))))
 		m.disk.lies = cfg.plant.noSync
-		m.shortLog = cfg.ShortLogs && rng.IntN(3) > 0
+		m.shortLog = cfg.ShortLogs && i != long
 		c.machines = append(c.machines, m)
 	}
 	return c

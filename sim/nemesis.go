@@ -117,10 +117,11 @@ func (n *nemesis) run() error {
 	return nil
 }
 
-// excludes says whether one of two faults would undo the other: a direction has one
-// kind of weather.
+// excludes says whether two faults are not to meet: a direction has one kind of
+// weather, and two restarts of three nodes are a failure, which one is not.
 func excludes(a, b Fault) bool {
-	return (a == Flaky || a == Slow) && (b == Flaky || b == Slow)
+	weather := func(f Fault) bool { return f == Flaky || f == Slow }
+	return weather(a) && weather(b) || a == Restart && b == Restart
 }
 
 func (n *nemesis) between(from, to time.Duration) time.Duration {
@@ -380,17 +381,22 @@ func (n *nemesis) sickLeader() func() error {
 // of that, the power goes.
 func (n *nemesis) cutOff() func() error {
 	m := n.pick()
+	for _, o := range n.c.machines {
+		if n.c.cfg.ShortLogs && !o.shortLog && o.current() != nil && n.rng.IntN(3) > 0 {
+			m = o // what it has not made durable, a snapshot has to
+		}
+	}
 	n.c.logf("nemesis: cut off node %s, for long", m.id)
 	n.c.net.Partition(m.id)
 	n.c.sleep(n.between(3*time.Second, 5*time.Second))
 	n.happened[CutOff]++
 	m.mu.Lock()
-	m.disk.slowStore.Store(int64(n.between(0, 600*time.Millisecond)))
+	m.disk.slowStore.Store(int64(n.between(100*time.Millisecond, 700*time.Millisecond)))
 	m.mu.Unlock()
 	if err := n.healNetwork(); err != nil {
 		return func() error { return err }
 	}
-	n.c.sleep(n.between(200*time.Millisecond, 2500*time.Millisecond))
+	n.c.sleep(n.between(200*time.Millisecond, 2*time.Second))
 	n.c.crash(n.keep(), m)
 	return m.boot
 }

@@ -27,8 +27,9 @@ type Config struct {
 	// many splits are tried meanwhile.
 	Faults []Fault
 	Splits int
-	// Compactions is how many compactions are tried meanwhile. ShortLogs has most
-	// nodes keep so little log that a follower which misses anything needs a snapshot.
+	// Compactions is how many compactions are tried meanwhile. ShortLogs has all
+	// nodes but one keep so little log that a follower which misses anything needs a
+	// snapshot. That one has much in memory that is not durable.
 	Compactions int
 	ShortLogs   bool
 	// Quiet is how long the clients run where there are no faults.
