@@ -22,7 +22,8 @@ const (
 )
 
 // rangeJSON is a range as -w json prints it; the order of the fields is part of the
-// output. Keys that are no text are exact in the base64 fields alone.
+// output. Keys that are no text are exact in the base64 fields alone. DiskBytes
+// are the leader's, and 0 for a range that is in its memory alone.
 type rangeJSON struct {
 	ID          uint64   `json:"id"`
 	Generation  uint64   `json:"generation"`
@@ -33,7 +34,7 @@ type rangeJSON struct {
 	Leader      string   `json:"leader"`
 	Replicas    []string `json:"replicas"`
 	Keys        int64    `json:"keys"`
-	Bytes       int64    `json:"bytes"`
+	DiskBytes   int64    `json:"disk_bytes"`
 	State       string   `json:"state"`
 }
 
@@ -42,7 +43,7 @@ func toJSON(r *adminpb.Range) rangeJSON {
 		ID: r.GetId(), Generation: r.GetGeneration(),
 		Start: string(r.GetStart()), StartBase64: base64.StdEncoding.EncodeToString(r.GetStart()),
 		End: string(r.GetEnd()), EndBase64: base64.StdEncoding.EncodeToString(r.GetEnd()),
-		Leader: r.GetLeader(), Replicas: list(r.GetReplicas()), Keys: r.GetKeys(), Bytes: r.GetBytes(), State: r.GetState(),
+		Leader: r.GetLeader(), Replicas: list(r.GetReplicas()), Keys: r.GetKeys(), DiskBytes: r.GetBytes(), State: r.GetState(),
 	}
 }
 
@@ -69,7 +70,7 @@ func WriteRanges(w io.Writer, f Format, ranges []*adminpb.Range) error {
 }
 
 func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
-	rows := [][]string{{"ID", "GENERATION", "START", "END", "LEADER", "REPLICAS", "KEYS", "BYTES", "STATE"}}
+	rows := [][]string{{"ID", "GENERATION", "START", "END", "LEADER", "REPLICAS", "KEYS", "ON DISK", "STATE"}}
 	for _, r := range ranges {
 		keys := strconv.FormatInt(r.GetKeys(), 10)
 		if r.GetKeys() < 0 {

@@ -201,7 +201,7 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 	}
 	d, byName := &descs[i], names(nodes)
 	resp := &adminpb.RangeShowResponse{Replicas: make([]*adminpb.ReplicaState, len(d.Replicas))}
-	leader, state := "", "unreachable"
+	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i, rep := range d.Replicas {
@@ -223,7 +223,10 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 			}
 			s.StateJson = string(text)
 			if st.Serving {
-				leader, state = s.Node, "awake"
+				leader, state, bytes = s.Node, "awake", st.Bytes
+				if st.Counted {
+					keys = st.Keys
+				}
 				if st.Raft.Asleep {
 					state = "asleep"
 				}
@@ -231,7 +234,7 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 		})
 	}
 	wg.Wait()
-	resp.Range = rangeRow(d, byName, leader, -1, 0, state)
+	resp.Range = rangeRow(d, byName, leader, keys, bytes, state)
 	return resp, nil
 }
 

@@ -57,7 +57,8 @@ type Summary struct {
 	Asleep     bool            `json:"asleep"`
 	// Keys is the number of live keys; -1 while it is not counted.
 	Keys int64 `json:"keys"`
-	// Bytes is what the engine holds for the range on this node, about.
+	// Bytes is what the range takes of this node's disk, about. What is in memory alone
+	// is not in it, so that it is 0 until the store first writes a table of the range.
 	Bytes int64 `json:"bytes"`
 }
 
@@ -79,6 +80,8 @@ type Status struct {
 	// Keys is the number of live keys if Counted, otherwise its change since the split.
 	Keys    int64 `json:"keys"`
 	Counted bool  `json:"counted"`
+	// Bytes is what Summary says of it.
+	Bytes int64 `json:"bytes"`
 	// The pipeline: requests that wait for evaluation, keys in the overlay, batches
 	// that fill, are sequenced, proposed, or lost with a former leadership.
 	Queued           int               `json:"queued"`
@@ -101,6 +104,13 @@ type Status struct {
 // Show returns the replica's whole state.
 func (r *Replica) Show() *Status {
 	st := &Status{Node: r.node.cfg.Self}
+	r.show(st)
+	st.Bytes = r.node.spanBytes(st.Descriptor.Span)
+	return st
+}
+
+// show fills in what the replica's lock guards.
+func (r *Replica) show(st *Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.group != nil {
@@ -122,7 +132,15 @@ func (r *Replica) Show() *Status {
 	}
 	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
 	st.NodePendingBytes = r.node.pending.Load()
-	return st
+}
+
+// spanBytes is what a span takes of the disk, 0 where that cannot be said.
+func (n *Node) spanBytes(span keyspace.Span) int64 {
+	b, err := n.cfg.Engine.EstimateSpanBytes(span)
+	if err != nil {
+		return 0
+	}
+	return b
 }
 
 // List returns a summary of every replica of this node in the order of their spans.
@@ -139,9 +157,7 @@ func (n *Node) List() []Summary {
 		g := r.group
 		r.mu.Unlock()
 		s.Asleep = g.Status().Asleep
-		if b, err := n.cfg.Engine.EstimateSpanBytes(s.Descriptor.Span); err == nil {
-			s.Bytes = b
-		}
+		s.Bytes = n.spanBytes(s.Descriptor.Span)
 		l = append(l, s)
 	}
 	slices.SortFunc(l, func(a, b Summary) int {

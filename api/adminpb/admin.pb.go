@@ -38,7 +38,8 @@ type Range struct {
 	Replicas []string `protobuf:"bytes,6,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	// Live keys; -1 where they are not counted (for a while after a split).
 	Keys int64 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
-	// Bytes on the leader's disk, roughly.
+	// Bytes on the leader's disk, roughly; what is in its memory alone is not among
+	// them, so that a young range has 0.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// awake, asleep, splitting or unreachable.
 	State         string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
