@@ -130,16 +130,12 @@ func (r *Router) Locate(ctx context.Context, span keyspace.Span) ([]Located, err
 	return out, nil
 }
 
-// limited bounds a request by the router's own timeout. outcome turns the error
+// limited bounds a request by the router's own timeout, as a deadline that crosses
+// the bus with it. outcome turns the error
 // with which it ended into the client's: the end of the router's patience is
 // etcd's timeout, the end of the client's stays what it is.
-func (r *Router) limited(ctx context.Context) (_ context.Context, cancel func(), outcome func(error) error) {
-	inner, stop := context.WithCancelCause(ctx)
-	t := r.cfg.Clock.AfterFunc(r.cfg.Timeout, func() { stop(errPatience) })
-	cancel = func() {
-		t.Stop()
-		stop(nil)
-	}
+func (r *Router) limited(ctx context.Context) (inner context.Context, cancel context.CancelFunc, outcome func(error) error) {
+	inner, cancel = context.WithTimeoutCause(ctx, r.cfg.Timeout, errPatience)
 	outcome = func(err error) error {
 		if err == nil {
 			return nil
@@ -294,11 +290,11 @@ func (r *Router) cover(ctx context.Context, span keyspace.Span) (*route, error) 
 type attempt struct {
 	// hint is the leader that the last answer named.
 	hint keyspace.NodeID
-	// last is the node that was asked last, next the replica to ask where no leader is
-	// known.
-	last  keyspace.NodeID
-	next  int
-	pause time.Duration
+	// leader is the node that was thought to lead and failed: it is left out of the first
+	// turn. next is the replica to ask where no leader is known.
+	leader keyspace.NodeID
+	next   int
+	pause  time.Duration
 	// failed counts the attempts since the range was last known to have moved.
 	failed int
 }
@@ -309,15 +305,15 @@ func (a *attempt) choose(rt *route, self keyspace.NodeID) keyspace.NodeID {
 	case a.hint != 0:
 		return a.hint
 	case rt.leader != 0 && a.failed == 0:
+		a.leader = rt.leader
 		return rt.leader
 	}
 	rs := rt.desc.Replicas
 	own := max(0, slices.IndexFunc(rs, func(rep keyspace.Replica) bool { return rep.Node == self }))
 	node := rs[(own+a.next)%len(rs)].Node
-	if node == a.last {
-		// It was asked as the leader.
-		a.next++
-		node = rs[(own+a.next)%len(rs)].Node
+	a.next++
+	if node == a.leader && a.next <= len(rs) && len(rs) > 1 {
+		return a.choose(rt, self)
 	}
 	return node
 }
@@ -327,8 +323,7 @@ func (a *attempt) choose(rt *route, self keyspace.NodeID) keyspace.NodeID {
 func (r *Router) learn(ctx context.Context, a *attempt, rt *route, node keyspace.NodeID, e *kverror.Error) error {
 	news := r.cache.update(e.Descriptors...)
 	a.failed++
-	a.next++
-	a.hint, a.last = 0, node
+	a.hint = 0
 	r.cache.setLeader(rt.desc.Range, 0, node)
 	switch {
 	case e.Kind == kverror.WrongRange && news:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -329,4 +330,45 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 			t.Errorf("%d bytes were not given back", got-1)
 		}
 	})
+}
+
+// asked notes who is asked and what deadline comes along, and answers at last.
+type asked struct {
+	nodes     []keyspace.NodeID
+	deadlines int
+}
+
+func (a *asked) Do(ctx context.Context, n keyspace.NodeID, _ *shard.Request) (*shard.Response, error) {
+	a.nodes = append(a.nodes, n)
+	if _, ok := ctx.Deadline(); ok {
+		a.deadlines++
+	}
+	if len(a.nodes) < 4 {
+		return nil, kverror.New(kverror.Unreachable, "node %s", n)
+	}
+	return &shard.Response{Op: &pb.PutResponse{Header: &pb.ResponseHeader{Revision: 2}}}, nil
+}
+
+// TestOrderOfAttempts: after a leader that failed this node's own replica is asked,
+// then the others, and the leader again only when all have had their turn.
+func TestOrderOfAttempts(t *testing.T) {
+	for leader, want := range map[keyspace.NodeID][]keyspace.NodeID{
+		1: {1, 2, 3, 1}, 2: {2, 1, 3, 1}, 3: {3, 1, 2, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c, a := newCluster(1), &asked{}
+			r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: a, Sequencer: c, Placement: c, Alive: alive, Timeout: time.Second})
+			r.Learn(c.descs...)
+			r.cache.setLeader(1, leader, 0)
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("k")}); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(a.nodes, want) {
+				t.Errorf("leader %d: asked %v, want %v", leader, a.nodes, want)
+			}
+			if a.deadlines != len(a.nodes) {
+				t.Errorf("%d of %d attempts had a deadline", a.deadlines, len(a.nodes))
+			}
+		})
+	}
 }

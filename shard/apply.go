@@ -134,8 +134,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if err == nil {
 		err = s.write(b)
 	}
-	clear(s.versions)
-	s.versions = s.versions[:0]
+	s.forgetVersions()
 	if err != nil {
 		return err
 	}
@@ -160,6 +159,18 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 		return false, fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
 	}
 	return true, nil
+}
+
+// keptVersions is how many versions' memory a replica keeps for its next batch.
+const keptVersions = 1024
+
+func (s *applyState) forgetVersions() {
+	if cap(s.versions) > keptVersions {
+		s.versions = nil
+		return
+	}
+	clear(s.versions)
+	s.versions = s.versions[:0]
 }
 
 // write writes the versions of a batch in the order of the store: neighbours find

@@ -48,6 +48,9 @@ type head struct {
 // smaller, and a few large ones would take the room of many.
 const maxHeadValueBytes = 2 << 10
 
+// maxHeadKeyBytes bounds a key that is remembered.
+const maxHeadKeyBytes = 2 << 10
+
 // keep returns the version without a value that is too large.
 func (h head) keep() head {
 	h.whole = h.alive && len(h.value) <= maxHeadValueBytes
@@ -116,6 +119,9 @@ func (h *heads) get(r reign, key []byte) (found head, ok bool) {
 // put notes what the key's newest applied version is. The cache keeps the value:
 // nobody may change it any more.
 func (h *heads) put(r reign, key []byte, v head) {
+	if len(key) > maxHeadKeyBytes {
+		return
+	}
 	var short [128]byte
 	name := headKey(short[:0], r, key)
 	p := h.part(name)
@@ -168,6 +174,8 @@ func (p *headPart) evictLocked() {
 			continue
 		}
 		p.removeLocked(int32(p.hand))
+		// The slot is the next entry's, which is not to be the next victim.
+		p.hand++
 		return
 	}
 }

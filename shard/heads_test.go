@@ -203,3 +203,31 @@ func TestHeadsServeReads(t *testing.T) {
 		read(0, large, false)
 	})
 }
+
+// TestHeadsTakeInWhatIsUsedNow: a cache full of what nobody uses any more, be it of an
+// ended reign, gives way to what is used.
+func TestHeadsTakeInWhatIsUsedNow(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		h := newHeads(1 << 20)
+		r := h.begin()
+		value := make([]byte, 256)
+		for i := range 20_000 {
+			h.put(r, fmt.Appendf(nil, "cold%d", i), head{alive: true, value: value})
+		}
+		if ended {
+			r = h.begin()
+		}
+		hits := 0
+		for i := range 10_000 {
+			k := fmt.Appendf(nil, "used%d", i%500)
+			if _, ok := h.get(r, k); ok {
+				hits++
+				continue
+			}
+			h.put(r, k, head{alive: true, value: value})
+		}
+		if hits < 9_000 {
+			t.Errorf("reign ended %v: %d of 10000 lookups of 500 keys hit", ended, hits)
+		}
+	}
+}

@@ -22,7 +22,7 @@ type Request struct {
 	ReadRevision keyspace.Revision
 	// Op is a *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest of
 	// etcd, all of whose keys lie in the range. The range does not change it and
-	// keeps parts of it until it is applied.
+	// keeps parts of it: nobody may change it any more.
 	Op proto.Message
 }
 
