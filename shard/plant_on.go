@@ -39,13 +39,13 @@ func (r *Replica) plantKeep() {
 			c.txn.batch = kept
 		}
 	}
-	r.plant.kept = kept
+	r.planted.kept = kept
 }
 
 // plantKept gives the next leadership the batch that another one has evaluated.
 func (r *Replica) plantKept() {
-	b := r.plant.kept
-	if r.plant.kept = nil; b == nil || r.filling != nil {
+	b := r.planted.kept
+	if r.planted.kept = nil; b == nil || r.filling != nil {
 		return
 	}
 	b.lead, r.filling = r.lead, b

@@ -105,7 +105,7 @@ type Replica struct {
 	batches    uint64
 	filling    *batch
 	sequencing *batch
-	plant      planted
+	planted
 	proposed   []*batch
 	lost       []*batch
 	// confirming counts the answers that wait for a confirmation of the leadership.
