@@ -105,9 +105,9 @@ type Replica struct {
 	batches    uint64
 	filling    *batch
 	sequencing *batch
-	planted //nolint:unused // used with the build tag planted
-	proposed []*batch
-	lost     []*batch
+	planted    //nolint:unused // used with the build tag planted
+	proposed   []*batch
+	lost       []*batch
 	// confirming counts the answers that wait for a confirmation of the leadership.
 	confirming int
 
