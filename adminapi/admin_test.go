@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -27,17 +28,18 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeBackend struct {
 	err   error
 	empty bool
+	stale bool
 }
 
-func (f *fakeBackend) Ranges(context.Context) ([]*adminpb.Range, error) {
+func (f *fakeBackend) Ranges(context.Context) (*adminpb.RangeListResponse, error) {
 	if f.err != nil || f.empty {
-		return nil, f.err
+		return &adminpb.RangeListResponse{}, f.err
 	}
-	return []*adminpb.Range{
+	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
 		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting"},
 		{Id: 1, Generation: 1, End: []byte("m"), Leader: "n1", Replicas: []string{"n1", "n2", "n3"}, Keys: 7, Bytes: 512, State: "asleep"},
 		{Id: 9, Generation: 2, Start: []byte{'z', 0, 0xff, '\\', '<'}, Replicas: nil, State: "unreachable"},
-	}, nil
+	}}, nil
 }
 
 func (f *fakeBackend) SplitRange(_ context.Context, key []byte) (left, right *adminpb.Range, err error) {
@@ -57,17 +59,17 @@ func (f *fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminp
 	}}, nil
 }
 
-func (f *fakeBackend) Nodes(context.Context) ([]*adminpb.Node, error) {
+func (f *fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) {
 	if f.err != nil || f.empty {
-		return nil, f.err
+		return &adminpb.NodeListResponse{}, f.err
 	}
-	return []*adminpb.Node{{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}}, {Id: "a", Name: "n1", ClientUrls: []string{"http://h:1"}, Alive: true, Ranges: 3, Leaders: 1, Bytes: 99}}, nil
+	return &adminpb.NodeListResponse{Stale: f.stale, Nodes: []*adminpb.Node{{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}}, {Id: "a", Name: "n1", ClientUrls: []string{"http://h:1"}, Alive: true, Ranges: 3, Leaders: 1, Bytes: 99}}}, nil
 }
 
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	backend [error=KIND] [refuse] [empty]
+//	backend [error=KIND] [refuse] [empty] [stale]
 //	range-list|node-list [json]
 //	range-split [json] key=K
 //	range-show [json] id=N
@@ -81,6 +83,7 @@ func TestStories(t *testing.T) {
 		if d.HasArg("empty") {
 			b.empty = true
 		}
+		b.stale = d.HasArg("stale")
 		if d.HasArg("refuse") {
 			b.err = fmt.Errorf("wrapped: %w", &Refusal{"a range begins there already", "look at skein range list"})
 		}
@@ -113,14 +116,14 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		if err != nil {
 			return "", err
 		}
-		err = WriteRanges(&out, f, r)
+		err = WriteRanges(&out, &out, f, r)
 		return out.String(), err
 	case "node-list":
 		n, err := c.NodeList(t.Context())
 		if err != nil {
 			return "", err
 		}
-		err = WriteNodes(&out, f, n)
+		err = WriteNodes(&out, &out, f, n)
 		return out.String(), err
 	case "range-split":
 		key := ""
@@ -239,7 +242,7 @@ func FuzzKeyText(f *testing.F) {
 	f.Add([]byte("a\\\x00\xff\u00e4"))
 	f.Fuzz(func(t *testing.T, key []byte) {
 		var out bytes.Buffer
-		if err := WriteRanges(&out, JSON, []*adminpb.Range{{Start: key}}); err != nil {
+		if err := WriteRanges(&out, io.Discard, JSON, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{Start: key}}}); err != nil {
 			t.Fatal(err)
 		}
 		if !json.Valid(out.Bytes()) || strings.ContainsAny(keyText(key), "\n\x00") {

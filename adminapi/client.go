@@ -90,9 +90,8 @@ func parseEndpoint(e string, tlsConfig *tls.Config) (endpoint, error) {
 }
 
 // RangeList lists all ranges in the order of their spans.
-func (c *Client) RangeList(ctx context.Context) ([]*adminpb.Range, error) {
-	resp, err := call(ctx, c, &adminpb.RangeListRequest{}, adminpb.AdminClient.RangeList)
-	return resp.GetRanges(), err
+func (c *Client) RangeList(ctx context.Context) (*adminpb.RangeListResponse, error) {
+	return call(ctx, c, &adminpb.RangeListRequest{}, adminpb.AdminClient.RangeList)
 }
 
 // RangeSplit makes a new range begin at the key. Asking twice is harmless: the second
@@ -107,9 +106,8 @@ func (c *Client) RangeShow(ctx context.Context, id uint64) (*adminpb.RangeShowRe
 }
 
 // NodeList lists all nodes.
-func (c *Client) NodeList(ctx context.Context) ([]*adminpb.Node, error) {
-	resp, err := call(ctx, c, &adminpb.NodeListRequest{}, adminpb.AdminClient.NodeList)
-	return resp.GetNodes(), err
+func (c *Client) NodeList(ctx context.Context) (*adminpb.NodeListResponse, error) {
+	return call(ctx, c, &adminpb.NodeListRequest{}, adminpb.AdminClient.NodeList)
 }
 
 // call asks the endpoints in their order until one answers. An endpoint that cannot

@@ -55,18 +55,34 @@ func list(s []string) []string {
 	return s
 }
 
-// WriteRanges prints ranges.
-func WriteRanges(w io.Writer, f Format, ranges []*adminpb.Range) error {
+// staleNote goes beside a table that is stale; JSON says it in a field.
+const staleNote = "stale: no quorum answers; these are the nodes and ranges that the asked node knew last"
+
+// noteStale writes the note where it is due.
+func noteStale(notes io.Writer, stale bool) error {
+	if !stale {
+		return nil
+	}
+	_, err := fmt.Fprintln(notes, staleNote)
+	return err
+}
+
+// WriteRanges prints ranges, and on notes what a table has no place for.
+func WriteRanges(w, notes io.Writer, f Format, l *adminpb.RangeListResponse) error {
 	if f == JSON {
 		out := struct {
 			Ranges []rangeJSON `json:"ranges"`
-		}{Ranges: []rangeJSON{}}
-		for _, r := range ranges {
+			Stale  bool        `json:"stale"`
+		}{[]rangeJSON{}, l.GetStale()}
+		for _, r := range l.GetRanges() {
 			out.Ranges = append(out.Ranges, toJSON(r))
 		}
 		return writeJSON(w, out)
 	}
-	return writeRangeTable(w, ranges)
+	if err := noteStale(notes, l.GetStale()); err != nil {
+		return err
+	}
+	return writeRangeTable(w, l.GetRanges())
 }
 
 func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
@@ -136,8 +152,8 @@ func WriteShow(w io.Writer, f Format, s *adminpb.RangeShowResponse) error {
 	return nil
 }
 
-// WriteNodes prints nodes.
-func WriteNodes(w io.Writer, f Format, nodes []*adminpb.Node) error {
+// WriteNodes prints nodes, and on notes what a table has no place for.
+func WriteNodes(w, notes io.Writer, f Format, l *adminpb.NodeListResponse) error {
 	if f == JSON {
 		type node struct {
 			ID         string   `json:"id"`
@@ -151,8 +167,9 @@ func WriteNodes(w io.Writer, f Format, nodes []*adminpb.Node) error {
 		}
 		out := struct {
 			Nodes []node `json:"nodes"`
-		}{Nodes: []node{}}
-		for _, n := range nodes {
+			Stale bool   `json:"stale"`
+		}{[]node{}, l.GetStale()}
+		for _, n := range l.GetNodes() {
 			out.Nodes = append(out.Nodes, node{
 				n.GetId(), n.GetName(), list(n.GetPeerUrls()), list(n.GetClientUrls()),
 				n.GetAlive(), n.GetRanges(), n.GetLeaders(), n.GetBytes(),
@@ -160,8 +177,11 @@ func WriteNodes(w io.Writer, f Format, nodes []*adminpb.Node) error {
 		}
 		return writeJSON(w, out)
 	}
+	if err := noteStale(notes, l.GetStale()); err != nil {
+		return err
+	}
 	rows := [][]string{{"ID", "NAME", "PEER URLS", "CLIENT URLS", "ALIVE", "RANGES", "LEADERS", "BYTES"}}
-	for _, n := range nodes {
+	for _, n := range l.GetNodes() {
 		rows = append(rows, []string{
 			n.GetId(), n.GetName(), strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
 			strconv.FormatBool(n.GetAlive()), fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), fmt.Sprint(n.GetBytes()),

@@ -29,15 +29,16 @@ import (
 // goroutines, answer for the whole cluster, and return by ctx's deadline. Errors are
 // a *[Refusal], a kverror, or a context's.
 type Backend interface {
-	// Ranges returns all ranges, in any order.
-	Ranges(ctx context.Context) ([]*adminpb.Range, error)
+	// Ranges returns all ranges, in any order; as the node last knew them, and marked as
+	// stale, where no quorum can be asked.
+	Ranges(ctx context.Context) (*adminpb.RangeListResponse, error)
 	// SplitRange makes a new range begin at the key.
 	SplitRange(ctx context.Context, key []byte) (left, right *adminpb.Range, err error)
 	// ShowRange returns a range and what each of its replicas says of itself; a replica
 	// that does not answer has an error in its place.
 	ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error)
-	// Nodes returns all nodes, in any order.
-	Nodes(ctx context.Context) ([]*adminpb.Node, error)
+	// Nodes returns all nodes, in any order, stale as Ranges.
+	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
 }
 
 // Refusal is an error that tells the operator what to do next.
@@ -66,12 +67,12 @@ type server struct {
 }
 
 func (s *server) RangeList(ctx context.Context, _ *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
-	ranges, err := s.backend.Ranges(ctx)
+	l, err := s.backend.Ranges(ctx)
 	if err != nil {
 		return nil, grpcError("list the ranges", err, readAgain)
 	}
-	slices.SortFunc(ranges, func(a, b *adminpb.Range) int { return bytes.Compare(a.Start, b.Start) })
-	return &adminpb.RangeListResponse{Ranges: ranges}, nil
+	slices.SortFunc(l.Ranges, func(a, b *adminpb.Range) int { return bytes.Compare(a.Start, b.Start) })
+	return l, nil
 }
 
 func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (*adminpb.RangeSplitResponse, error) {
@@ -98,14 +99,14 @@ func (s *server) RangeShow(ctx context.Context, r *adminpb.RangeShowRequest) (*a
 }
 
 func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adminpb.NodeListResponse, error) {
-	nodes, err := s.backend.Nodes(ctx)
+	l, err := s.backend.Nodes(ctx)
 	if err != nil {
 		return nil, grpcError("list the nodes", err, readAgain)
 	}
-	slices.SortFunc(nodes, func(a, b *adminpb.Node) int {
+	slices.SortFunc(l.Nodes, func(a, b *adminpb.Node) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Id, b.Id))
 	})
-	return &adminpb.NodeListResponse{Nodes: nodes}, nil
+	return l, nil
 }
 
 // The next step after an outcome that is not known, of a question and of a change.

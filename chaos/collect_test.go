@@ -161,7 +161,7 @@ func (r *run) differs(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, rg := range ranges {
+	for _, rg := range ranges.GetRanges() {
 		shown, err := r.c.admin.RangeShow(ctx, rg.GetId())
 		if err != nil {
 			return "", err

@@ -59,14 +59,32 @@ func (a admin) lists(ctx context.Context, nodes []placement.Node) map[keyspace.N
 	return all
 }
 
-// cluster returns the node table and the range map.
-func (a admin) cluster(ctx context.Context) ([]placement.Node, []keyspace.Descriptor, error) {
-	nodes, err := a.c.client.Members(ctx, true)
+// quorumTimeout bounds the wait for a quorum's word on who is a node. An operator who
+// looks why there is no quorum must not be left without an answer.
+const quorumTimeout = 3 * time.Second
+
+// members returns the node table: the quorum's, or else what this node knew last.
+func (a admin) members(ctx context.Context) (nodes []placement.Node, stale bool, err error) {
+	asked, cancel := context.WithTimeout(ctx, quorumTimeout)
+	defer cancel()
+	if nodes, err = a.c.client.Members(asked, true); err == nil || ctx.Err() != nil {
+		return nodes, false, err
+	}
+	if m, _ := a.c.client.WatchMap(); m != nil {
+		return m.Nodes(), true, nil
+	}
+	return nil, false, err
+}
+
+// cluster returns the node table and the range map, which is always what this node
+// knew last.
+func (a admin) cluster(ctx context.Context) (_ []placement.Node, _ []keyspace.Descriptor, stale bool, err error) {
+	nodes, stale, err := a.members(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	descs, err := a.c.client.RangeMap(ctx)
-	return nodes, descs, err
+	return nodes, descs, stale, err
 }
 
 func names(nodes []placement.Node) map[keyspace.NodeID]string {
@@ -79,8 +97,8 @@ func names(nodes []placement.Node) map[keyspace.NodeID]string {
 
 // Ranges implements adminapi.Backend. The leader's own word about its range counts
 // before the map's.
-func (a admin) Ranges(ctx context.Context) ([]*adminpb.Range, error) {
-	nodes, descs, err := a.cluster(ctx)
+func (a admin) Ranges(ctx context.Context) (*adminpb.RangeListResponse, error) {
+	nodes, descs, stale, err := a.cluster(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +126,7 @@ func (a admin) Ranges(ctx context.Context) ([]*adminpb.Range, error) {
 		}
 		out = append(out, rangeRow(&s.Descriptor, byName, byName[leaders[descs[i].Range]], s.Keys, s.Bytes, state))
 	}
-	return out, nil
+	return &adminpb.RangeListResponse{Ranges: out, Stale: stale}, nil
 }
 
 func rangeRow(d *keyspace.Descriptor, byName map[keyspace.NodeID]string, leader string, keys, bytes int64, state string) *adminpb.Range {
@@ -191,7 +209,7 @@ func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, ke
 
 // ShowRange implements adminapi.Backend.
 func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
-	nodes, descs, err := a.cluster(ctx)
+	nodes, descs, _, err := a.cluster(ctx) // each replica speaks for itself
 	if err != nil {
 		return nil, err
 	}
@@ -255,8 +273,8 @@ func roleName(r keyspace.Role) string {
 }
 
 // Nodes implements adminapi.Backend.
-func (a admin) Nodes(ctx context.Context) ([]*adminpb.Node, error) {
-	nodes, err := a.c.client.Members(ctx, true)
+func (a admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
+	nodes, stale, err := a.members(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -270,12 +288,14 @@ func (a admin) Nodes(ctx context.Context) ([]*adminpb.Node, error) {
 				row.Leaders++
 			}
 		}
-		if rep, err := a.askReport(ctx, n.ID); err == nil {
-			row.Bytes = rep.Bytes
+		if alive { // the others have had their time to answer
+			if rep, err := a.askReport(ctx, n.ID); err == nil {
+				row.Bytes = rep.Bytes
+			}
 		}
 		out[i] = row
 	}
-	return out, nil
+	return &adminpb.NodeListResponse{Nodes: out, Stale: stale}, nil
 }
 
 func (a admin) askReport(ctx context.Context, node keyspace.NodeID) (r report, err error) {

@@ -95,7 +95,7 @@ func TestClusterSizes(t *testing.T) {
 				}
 				r.wait(5*time.Second, "every node knows of the split", func() bool {
 					for _, n := range r.nodes {
-						if l, err := (admin{n.core}).Ranges(r.t.Context()); err != nil || len(l) != ranges+1 {
+						if l, err := (admin{n.core}).Ranges(r.t.Context()); err != nil || len(l.GetRanges()) != ranges+1 {
 							return false
 						}
 					}

@@ -177,8 +177,10 @@ func (*RangeListRequest) Descriptor() ([]byte, []int) {
 }
 
 type RangeListResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ranges        []*Range               `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Ranges []*Range               `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	// The answer is from what the asked node knew last: no quorum could be asked.
+	Stale         bool `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -218,6 +220,13 @@ func (x *RangeListResponse) GetRanges() []*Range {
 		return x.Ranges
 	}
 	return nil
+}
+
+func (x *RangeListResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 type RangeSplitRequest struct {
@@ -530,8 +539,10 @@ func (*NodeListRequest) Descriptor() ([]byte, []int) {
 }
 
 type NodeListResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Nodes         []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Nodes []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The answer is from what the asked node knew last: no quorum could be asked.
+	Stale         bool `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -571,6 +582,13 @@ func (x *NodeListResponse) GetNodes() []*Node {
 		return x.Nodes
 	}
 	return nil
+}
+
+func (x *NodeListResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 // Node is one node as the cluster sees it.
@@ -748,9 +766,10 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x04keys\x18\a \x01(\x03R\x04keys\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05state\x18\t \x01(\tR\x05state\"\x12\n" +
-	"\x10RangeListRequest\"B\n" +
+	"\x10RangeListRequest\"X\n" +
 	"\x11RangeListResponse\x12-\n" +
-	"\x06ranges\x18\x01 \x03(\v2\x15.skein.admin.v1.RangeR\x06ranges\"%\n" +
+	"\x06ranges\x18\x01 \x03(\v2\x15.skein.admin.v1.RangeR\x06ranges\x12\x14\n" +
+	"\x05stale\x18\x02 \x01(\bR\x05stale\"%\n" +
 	"\x11RangeSplitRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\"l\n" +
 	"\x12RangeSplitResponse\x12)\n" +
@@ -769,9 +788,10 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"state_json\x18\x04 \x01(\tR\tstateJson\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x11\n" +
-	"\x0fNodeListRequest\">\n" +
+	"\x0fNodeListRequest\"T\n" +
 	"\x10NodeListResponse\x12*\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x14.skein.admin.v1.NodeR\x05nodes\"\xc6\x01\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x14.skein.admin.v1.NodeR\x05nodes\x12\x14\n" +
+	"\x05stale\x18\x02 \x01(\bR\x05stale\"\xc6\x01\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +

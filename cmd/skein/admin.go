@@ -120,7 +120,7 @@ func newRange(environ []string) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return adminapi.WriteRanges(c.OutOrStdout(), format, ranges)
+				return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, ranges)
 			})
 		}),
 	}, newSplit(f), &cobra.Command{
@@ -181,7 +181,7 @@ func newNode(environ []string) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return adminapi.WriteNodes(c.OutOrStdout(), format, nodes)
+				return adminapi.WriteNodes(c.OutOrStdout(), c.ErrOrStderr(), format, nodes)
 			})
 		}),
 	})

@@ -131,7 +131,7 @@ func (n *flagsNode) starts() []string {
 		n.t.Fatal(err)
 	}
 	var keys []string
-	for _, r := range ranges {
+	for _, r := range ranges.GetRanges() {
 		keys = append(keys, string(r.Start))
 	}
 	return keys

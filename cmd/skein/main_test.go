@@ -30,8 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeBackend is a cluster of one node with one range, which refuses to split at "m".
 type fakeBackend struct{}
 
-func (fakeBackend) Ranges(context.Context) ([]*adminpb.Range, error) {
-	return []*adminpb.Range{{Id: 1, Generation: 1, Leader: "n1", Replicas: []string{"n1"}, State: "asleep"}}, nil
+func (fakeBackend) Ranges(context.Context) (*adminpb.RangeListResponse, error) {
+	return &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{Id: 1, Generation: 1, Leader: "n1", Replicas: []string{"n1"}, State: "asleep"}}}, nil
 }
 
 func (fakeBackend) SplitRange(_ context.Context, key []byte) (left, right *adminpb.Range, err error) {
@@ -48,7 +48,7 @@ func (fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminpb.R
 	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: 1}}, nil
 }
 
-func (fakeBackend) Nodes(context.Context) ([]*adminpb.Node, error) {
+func (fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) {
 	return nil, kverror.NoLeader
 }
 
