@@ -91,6 +91,7 @@ func BenchmarkSequenceAlone(b *testing.B) {
 			b.Fatal(a.Err)
 		}
 	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "hand-outs/s")
 }
 
 // BenchmarkSequenceCoalesced has 256 requests under way at any time, as many ranges
@@ -116,5 +117,5 @@ func BenchmarkSequenceCoalesced(b *testing.B) {
 		n++
 	}
 	wg.Wait()
-	b.ReportMetric(float64(n)/time.Since(begin).Seconds(), "revisions/s")
+	b.ReportMetric(float64(n)/time.Since(begin).Seconds(), "hand-outs/s")
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/wal"
 )
@@ -45,14 +45,6 @@ func (s *benchSM) Applied(Position) {}
 func (s *benchSM) LeaderChanged(l LeaderState) {
 	s.term.Store(l.Term)
 	s.leads.Store(l.IsLeader && l.Ready)
-}
-
-func cpuSeconds() float64 {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
 // benchHosts starts three hosts with groups, in memory and in real time.
@@ -112,7 +104,8 @@ func benchHosts(b *testing.B, groups int, tune func(*Config)) (r *rig, leaders [
 }
 
 // BenchmarkPropose keeps some proposals of 256 bytes under way in each of the
-// groups and reports the CPU that one costs over all three hosts.
+// groups and reports the CPU that one costs over all three hosts. Bus and disks are
+// memory: beside BenchmarkAlone it tells what raftgroup itself takes.
 func BenchmarkPropose(b *testing.B) {
 	for _, c := range []struct{ groups, depth int }{{1, 1}, {1, 128}, {48, 8}, {1000, 1}} {
 		b.Run(fmt.Sprintf("groups=%d/depth=%d", c.groups, c.depth), func(b *testing.B) {
@@ -120,7 +113,7 @@ func BenchmarkPropose(b *testing.B) {
 			defer r.close()
 			b.ReportAllocs()
 			data := make([]byte, 256)
-			start, cpu := applied.Load(), cpuSeconds()
+			start, cpu := applied.Load(), measure.CPU().Seconds()
 			proposed := int64(0)
 			propose := func(g *Group) bool {
 				for {
@@ -149,7 +142,7 @@ func BenchmarkPropose(b *testing.B) {
 			}
 			done := applied.Load() - start
 			b.ReportMetric(float64(done)/b.Elapsed().Seconds(), "proposals/s")
-			b.ReportMetric((cpuSeconds()-cpu)/float64(done)*1e6, "cpu-µs/proposal")
+			b.ReportMetric((measure.CPU().Seconds()-cpu)/float64(done)*1e6, "cpu-µs/proposal")
 		})
 	}
 }
@@ -175,9 +168,9 @@ func BenchmarkSleeping(b *testing.B) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	for b.Loop() {
-		cpu, start := cpuSeconds(), time.Now()
+		cpu, start := measure.CPU().Seconds(), time.Now()
 		time.Sleep(2 * time.Second)
-		b.ReportMetric((cpuSeconds()-cpu)/time.Since(start).Seconds()/(3*groups)*1e9, "cpu-ns/replica/s")
+		b.ReportMetric((measure.CPU().Seconds()-cpu)/time.Since(start).Seconds()/(3*groups)*1e9, "cpu-ns/replica/s")
 	}
 	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(3*groups), "bytes/replica")
 }

@@ -13,32 +13,22 @@ import (
 	"math/big"
 	"net"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/quic-go/quic-go"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
-
-// cpu returns the CPU time that this process has used: both ends of the bus.
-func cpu(b *testing.B) time.Duration {
-	b.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // report gives the rate and the CPU per message beside the benchmark's own figures.
 func report(b *testing.B, start time.Duration) {
 	b.Helper()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msg/s")
-	b.ReportMetric(float64((cpu(b)-start).Microseconds())/float64(b.N), "cpu-µs/msg")
+	b.ReportMetric(float64((measure.CPU()-start).Nanoseconds())/1e3/float64(b.N), "cpu-µs/msg")
 }
 
 func benchPair(b *testing.B, register func(*transport.QUIC)) (*transport.QUIC, *transport.QUIC) {
@@ -91,7 +81,7 @@ func BenchmarkSend(b *testing.B) {
 			atomic.StoreInt64(&want, int64(b.N))
 			b.ReportAllocs()
 			b.ResetTimer()
-			start := cpu(b)
+			start := measure.CPU()
 			for s := range senders {
 				go func() {
 					payload := make([]byte, messageBytes)
@@ -122,7 +112,7 @@ func BenchmarkBareQUIC(b *testing.B) {
 			buf := make([]byte, batch*(messageBytes+4))
 			b.ReportAllocs()
 			b.ResetTimer()
-			start := cpu(b)
+			start := measure.CPU()
 			for sent := 0; sent < b.N; sent += batch {
 				if _, err := out.Write(buf[:min(batch, b.N-sent)*(messageBytes+4)]); err != nil {
 					b.Fatal(err)
@@ -134,6 +124,70 @@ func BenchmarkBareQUIC(b *testing.B) {
 			report(b, start)
 		})
 	}
+}
+
+// BenchmarkBurst sends messages of 256 bytes in bursts of so many, each when the last
+// one has arrived: by the bus, which makes one batch of most of a burst, and by
+// quic-go alone with one write for each burst.
+func BenchmarkBurst(b *testing.B) {
+	for _, burst := range []int{1, 8, 32, 128} {
+		b.Run(fmt.Sprintf("bus/batch=%d", burst), func(b *testing.B) {
+			var got, want atomic.Int64
+			arrived := make(chan struct{}, 1)
+			x, _ := benchPair(b, func(q *transport.QUIC) {
+				q.HandleSend(transport.MethodRaft, transport.ClassRaft, func(keyspace.NodeID, []byte) {
+					if got.Add(1) == want.Load() {
+						arrived <- struct{}{}
+					}
+				})
+			})
+			payload := make([]byte, messageBytes)
+			benchBursts(b, burst, func(n int) error {
+				want.Add(int64(n))
+				for range n {
+					if err := x.Send(2, transport.MethodRaft, 1, payload); err != nil {
+						return err
+					}
+				}
+				<-arrived
+				return nil
+			})
+		})
+		b.Run(fmt.Sprintf("bare/batch=%d", burst), func(b *testing.B) {
+			out, in := bareStream(b)
+			sizes, arrived := make(chan int, 1), make(chan error, 1)
+			go func() {
+				buf := make([]byte, burst*(messageBytes+4))
+				for n := range sizes {
+					_, err := io.ReadFull(in, buf[:n])
+					arrived <- err
+				}
+			}()
+			buf := make([]byte, burst*(messageBytes+4))
+			benchBursts(b, burst, func(n int) error {
+				sizes <- n * (messageBytes + 4)
+				if _, err := out.Write(buf[:n*(messageBytes+4)]); err != nil {
+					return err
+				}
+				return <-arrived
+			})
+			close(sizes)
+		})
+	}
+}
+
+// benchBursts sends b.N messages in bursts.
+func benchBursts(b *testing.B, burst int, send func(n int) error) {
+	b.Helper()
+	b.ReportAllocs()
+	b.ResetTimer()
+	start := measure.CPU()
+	for sent := 0; sent < b.N; sent += burst {
+		if err := send(min(burst, b.N-sent)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	report(b, start)
 }
 
 // bareStream returns the two ends of a stream of quic-go on loopback.
@@ -208,7 +262,7 @@ func BenchmarkPacedSend(b *testing.B) {
 			want.Store(int64(b.N))
 			payload := make([]byte, messageBytes)
 			b.ResetTimer()
-			start := cpu(b)
+			start := measure.CPU()
 			begin := time.Now()
 			for i := range b.N {
 				if d := time.Duration(i)*every - time.Since(begin); d > 200*time.Microsecond {
@@ -243,7 +297,7 @@ func BenchmarkCall(b *testing.B) {
 			defer cancel()
 			b.ReportAllocs()
 			b.ResetTimer()
-			start := cpu(b)
+			start := measure.CPU()
 			failed := make(chan error, test.callers)
 			for c := range test.callers {
 				go func() {
