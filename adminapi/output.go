@@ -22,7 +22,7 @@ const (
 )
 
 // rangeJSON is a range as -w json prints it; the order of the fields is part of the
-// output. Keys that are no text are exact in the base64 fields alone. DiskBytes
+// output. Keys that are no text are exact in the base64 fields alone. DiskBytes (bytes)
 // are the leader's, and 0 for a range that is in its memory alone.
 type rangeJSON struct {
 	ID          uint64   `json:"id"`
@@ -34,7 +34,7 @@ type rangeJSON struct {
 	Leader      string   `json:"leader"`
 	Replicas    []string `json:"replicas"`
 	Keys        int64    `json:"keys"`
-	DiskBytes   int64    `json:"disk_bytes"`
+	DiskBytes   int64    `json:"bytes"`
 	State       string   `json:"state"`
 }
 
@@ -72,7 +72,7 @@ func WriteRanges(w, notes io.Writer, f Format, l *adminpb.RangeListResponse) err
 	if f == JSON {
 		out := struct {
 			Ranges []rangeJSON `json:"ranges"`
-			Stale  bool        `json:"stale"`
+			Stale  bool        `json:"stale,omitempty"`
 		}{[]rangeJSON{}, l.GetStale()}
 		for _, r := range l.GetRanges() {
 			out.Ranges = append(out.Ranges, toJSON(r))
@@ -167,7 +167,7 @@ func WriteNodes(w, notes io.Writer, f Format, l *adminpb.NodeListResponse) error
 		}
 		out := struct {
 			Nodes []node `json:"nodes"`
-			Stale bool   `json:"stale"`
+			Stale bool   `json:"stale,omitempty"`
 		}{[]node{}, l.GetStale()}
 		for _, n := range l.GetNodes() {
 			out.Nodes = append(out.Nodes, node{
