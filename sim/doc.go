@@ -31,21 +31,27 @@
 //   - The run itself: at least 80 % of the operations have a definite answer, and
 //     every fault that was promised has happened.
 //
-// Plants (planted_test.go, with the build tag planted) put something wrong between
-// healthy nodes and their machines: requests that run twice, a wal whose syncs do
-// nothing, a lease that does not end. The checkers find each within a fixed set of
-// seeds and pass the same seeds without it.
+// Before each compaction everything is read at the present revision, and then the
+// stores: what a compaction may have taken away is taken from there, all else from
+// the disks.
 //
-// What it does not do: requests over several ranges that write, compaction, leases,
-// watches, snapshots of replicas that were cut off, and full disks are not in the
-// workload.
+// Bugs can be planted into the nodes (internal/plant, with the build tag planted).
+// make planted shows that the checkers, none of which knows of them, find each within
+// a few seeds of its story, and that the same seeds are clean without it.
+//
+// What it does not do: requests over several ranges that write, leases, watches and
+// full disks are not in the workload.
 //
 // # Running it
 //
-// SKEIN_SIM_SEEDS=n runs the seeds below n of every story (make sim does), and
-// SKEIN_SIM_SEED=s one, SKEIN_SIM_REPEAT=k times; SKEIN_SIM_DEBUG=1 has the nodes'
-// whole log in the trace. A run that fails keeps trace.txt and history.txt in a
-// directory that it names.
+// make sim SEEDS=n runs the seeds below n of every story, each in a process of its
+// own, and ends with a table of operations, faults and verdicts. SKEIN_SIM_SEED=s runs
+// one seed of all stories, SKEIN_SIM_REPEAT=k times (go test -run TestStories/five);
+// SKEIN_SIM_DEBUG=1 has the nodes' whole log in the trace. A run that fails keeps
+// trace.txt and history.txt in a directory that it names.
+//
+// A run under the race detector takes ten times as long: the default tests have one of
+// each short story, make sim a tenth of its seeds.
 //
 // The checkers know nothing of Skein's inside: history.go, model.go and the check
 // files deal in etcd's messages alone. Each of them is shown to reject a history

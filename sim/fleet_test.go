@@ -112,7 +112,7 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 }
 
 // childTimeout bounds a run in real time.
-const childTimeout = "3m"
+const childTimeout = "2m"
 
 // run1 runs one job in a process of its own.
 func run1(t *testing.T, j job) *outcome {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -118,10 +119,13 @@ func (n *nemesis) run() error {
 }
 
 // excludes says whether two faults are not to meet: a direction has one kind of
-// weather, and two restarts of three nodes are a failure, which one is not.
+// weather, who is paused or waits for its disk cannot be stopped in order, and two
+// restarts of three nodes are a failure, which one is not.
 func excludes(a, b Fault) bool {
-	weather := func(f Fault) bool { return f == Flaky || f == Slow }
-	return weather(a) && weather(b) || a == Restart && b == Restart
+	weather := []Fault{Flaky, Slow}
+	still := []Fault{Pause, PauseLeader, Stall, SickLeader, Restart}
+	return slices.Contains(weather, a) && slices.Contains(weather, b) ||
+		a == Restart && slices.Contains(still, b) || b == Restart && slices.Contains(still, a)
 }
 
 func (n *nemesis) between(from, to time.Duration) time.Duration {
