@@ -25,7 +25,9 @@ const (
 // the history of each register.
 func (r *run) collect(ctx context.Context) (*evidence, error) {
 	e := &evidence{ops: r.h.ops(), versions: map[string][]version{}}
-	now, err := r.c.nodes[0].client.Get(ctx, "a")
+	gctx, cancel := context.WithTimeout(ctx, collectPatience)
+	now, err := r.c.nodes[0].client.Get(gctx, "a")
+	cancel()
 	if err != nil {
 		return nil, fmt.Errorf("the revision of the end: %w", err)
 	}
@@ -41,7 +43,10 @@ func (r *run) collect(ctx context.Context) (*evidence, error) {
 			r.c.blame("nodes: %s and %s answer differently at revision %d", r.c.nodes[0].name, n.name, rev)
 		}
 	}
-	return e, r.walk(ctx, e, rev)
+	if err := r.walk(ctx, e, rev); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // readAll reads all keys at a revision, page by page.
