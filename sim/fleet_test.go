@@ -163,7 +163,7 @@ func TestChild(t *testing.T) {
 	s := storyOf(t, os.Getenv("SKEIN_SIM_STORY"))
 	cfg := s.cfg(seed)
 	cfg.Seed = seed
-	setBug(t, plant.Bug(bug))
+	setBug(t, plant.Bug(bug), &cfg)
 	o := judge(t, cfg)
 	o.Story, o.Bug = s.name, plant.Bug(bug)
 	b, err := json.Marshal(o)

@@ -8,7 +8,8 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 )
 
-func setBug(t *testing.T, b plant.Bug) {
+// setBug plants a bug into this process and the run's machines.
+func setBug(t *testing.T, b plant.Bug, _ *Config) {
 	t.Helper()
 	if b != plant.None {
 		t.Fatalf("%q cannot be planted without the build tag", b)

@@ -3,15 +3,47 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/transport"
 )
 
-func setBug(_ *testing.T, b plant.Bug) { plant.Set(b) }
+// twice is a bus that hands each request to its range two times: what a transport
+// that repeats calls would do, or a router that repeats writes of unknown fate.
+type twice struct{ node.Bus }
+
+func (b twice) HandleCall(m transport.Method, class transport.Class, h transport.CallHandler) {
+	if m != transport.MethodShardRequest {
+		b.Bus.HandleCall(m, class, h)
+		return
+	}
+	b.Bus.HandleCall(m, class, func(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+		again := append([]byte(nil), payload...)
+		answer, err := h(ctx, from, payload)
+		_, _ = h(ctx, from, again)
+		return answer, err
+	})
+}
+
+// setBug plants a bug into this process and the run's machines.
+func setBug(_ *testing.T, b plant.Bug, cfg *Config) {
+	plant.Set(b)
+	switch b {
+	case plant.RequestTwice:
+		cfg.plant.bus = func(b node.Bus) node.Bus { return twice{b} }
+	case plant.DiskLies:
+		cfg.plant.noSync = true
+	case plant.ClockFreezes:
+		cfg.plant.freeze = true
+	}
+}
 
 // plantedIn says in which story each bug is looked for.
 var plantedIn = map[plant.Bug]string{
@@ -24,6 +56,9 @@ var plantedIn = map[plant.Bug]string{
 	plant.AppliedTwice:             "restarts",
 	plant.SnapshotNotDurable:       "snapshots",
 	plant.NoopFromOverlay:          "leaders",
+	plant.RequestTwice:             "quiet",
+	plant.DiskLies:                 "blackout",
+	plant.ClockFreezes:             "leaders",
 }
 
 // byChecker says whether a violation was found by a checker of runs. A node that

@@ -34,6 +34,13 @@ const (
 	// applied.
 	NoopFromOverlay
 
+	// The last ones are between a node and its machine, where sim puts them: a request
+	// that reaches its range twice, a disk whose syncs of the wal do nothing, and a
+	// clock that nearly stands still while its node is cut off.
+	RequestTwice
+	DiskLies
+	ClockFreezes
+
 	end
 )
 
@@ -41,6 +48,7 @@ var names = [end]string{
 	"none", "fsync skipped", "acknowledged before quorum", "lease trusted by ticks", "promise forgotten",
 	"hand-out under a lost lease", "batch proposed in another term", "entry applied twice",
 	"snapshot acknowledged before it is durable", "no-op answered from the overlay",
+	"request run twice", "disk that lies", "clock that freezes",
 }
 
 // String says in a few words what goes wrong.
