@@ -10,7 +10,9 @@ LINT  := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
 TEST_P       ?= 2
 TEST_TIMEOUT ?= 10m
 FUZZTIME     ?= 10s
+FUZZ         ?= .
 BENCHTIME    ?= 1s
+BENCH        ?= .
 SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
 # Of chaos-local; without a seed each run has one of its own, and prints it.
@@ -32,17 +34,27 @@ test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) ./...
 	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
 
-# Each fuzz target of the tree for FUZZTIME; a finding is kept in its testdata.
+# Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
+# its testdata, and the others still run. FUZZ=Frame runs only those that match.
 fuzz:
-	@set -eu; for dir in $$(git ls-files '*_test.go' | xargs grep -l '^func Fuzz' | xargs -r -n1 dirname | sort -u); do \
-	  for target in $$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //' | sort -u); do \
+	@set -eu; found=''; for dir in $$(git ls-files '*_test.go' | grep -v '^bench/\|^conformance/' | xargs grep -l '^func Fuzz' | xargs -r -n1 dirname | sort -u); do \
+	  for target in $$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //' | grep -E '$(FUZZ)' | sort -u); do \
 	    echo "== $$dir $$target"; \
-	    go test -tags invariants -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir; \
+	    go test -tags invariants -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir || found="$$found $$dir/$$target"; \
 	  done; \
-	done
+	done; \
+	if [ -n "$$found" ]; then echo "found something:$$found" >&2; exit 1; fi
 
+# Every benchmark of the tree, one package at a time, as the tables that
+# docs/PERFORMANCE.md explains; what go test printed stays in bin/bench.txt for
+# benchstat. BENCH='Append|Alone' runs only those.
 bench:
-	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./...
+	@set -eu; mkdir -p bin; : >bin/bench.txt; \
+	for dir in $$(git ls-files '*_test.go' | grep -v '^bench/\|^conformance/' | xargs grep -l '^func Benchmark' | xargs -r -n1 dirname | sort -u); do \
+	  echo "== $$dir" >&2; \
+	  go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) ./$$dir >>bin/bench.txt || echo "FAIL $$dir" >>bin/bench.txt; \
+	done; \
+	awk -v cores="$$(nproc)" -v go="$$(go env GOVERSION)" -v commit="$$(git describe --always --dirty)" -f bench/table.awk bin/bench.txt
 
 # The same load on a three-node etcd and a three-node Skein, by turns.
 bench-against-etcd:

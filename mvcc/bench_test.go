@@ -119,6 +119,7 @@ func BenchmarkMillion(b *testing.B) {
 		}
 	})
 	b.Run("Count", func(b *testing.B) {
+		b.ReportAllocs()
 		for b.Loop() {
 			if n, err := Count(e, keyspace.Span{}, keyspace.MaxRevision); n != benchKeys || err != nil {
 				b.Fatal(n, err)
@@ -126,6 +127,7 @@ func BenchmarkMillion(b *testing.B) {
 		}
 	})
 	b.Run("Hash", func(b *testing.B) {
+		b.ReportAllocs()
 		for b.Loop() {
 			if _, err := Hash(e, keyspace.Span{}, keyspace.MaxRevision, 1); err != nil {
 				b.Fatal(err)
