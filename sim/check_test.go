@@ -214,6 +214,18 @@ func TestBadHistoriesFail(t *testing.T) {
 			s.past[s.now.rev] = s.now
 			s.do(put("u0", "a"))
 		}},
+		{"a read of what was compacted", "compaction", func(s *script) {
+			s.do(&pb.CompactionRequest{Revision: 4})
+			old := everything()
+			old.Revision = 3
+			s.do(old)
+		}},
+		{"a refusal of what nobody has compacted", "compaction", func(s *script) {
+			s.do(&pb.CompactionRequest{Revision: 3})
+			old := everything()
+			old.Revision = 3
+			s.h.End(s.call(old), nil, kverror.Compacted, false, 0)
+		}},
 		{"too many unknown", "definite", func(s *script) {
 			for i := range 30 {
 				s.lose(s.call(put("u0", fmt.Sprint("?", i))), false)

@@ -24,6 +24,8 @@
 //   - Revisions: none belongs to two changes, and what returned before another
 //     began has not a greater one.
 //   - Without failures every revision is used.
+//   - What was compacted is read by nobody who asks later, and nothing else is refused
+//     as compacted.
 //   - All replicas have the same hash at the same applied index, and the same
 //     versions on their disks after the stop.
 //   - The range map covers the keyspace exactly once and says what the replicas say.

@@ -186,7 +186,7 @@ func table(all []*outcome) string {
 		sums[row][name] += n
 		sums[row]["all"] += n
 	}
-	head := []string{"seeds", "operations", "  answered", "  refused", "  unknown", "versions", "virtual s", "real s", "found wrong"}
+	head := []string{"seeds", "operations", "  answered", "  refused", "  unknown", "versions", "virtual s", "real ms", "found wrong"}
 	for _, o := range all {
 		if !slices.Contains(names, o.Story) {
 			names = append(names, o.Story)
@@ -194,7 +194,7 @@ func table(all []*outcome) string {
 		ops := o.Operations
 		for i, n := range []int{
 			1, ops[Answered] + ops[Refused] + ops[Unknown], ops[Answered], ops[Refused], ops[Unknown], o.Versions,
-			int(o.Virtual.Seconds()), int((o.Ran + o.Judged).Seconds()), min(1, len(o.Violations)),
+			int(o.Virtual.Seconds()), int((o.Ran + o.Judged).Milliseconds()), min(1, len(o.Violations)),
 		} {
 			add(head[i], o.Story, n)
 		}
