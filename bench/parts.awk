@@ -39,6 +39,7 @@ END {
 	finish()
 	print "| part | share |" (ops ? " CPU per operation, µs |" : "")
 	print "| --- | ---: |" (ops ? " ---: |" : "")
+	fflush()
 	sorted = "sort -t '|' -k 3 -rn"
 	for (p in spent) printf "| %s | %.1f %% |%s\n", p, 100 * spent[p] / total, ops ? sprintf(" %.2f |", spent[p] * 1e6 / ops) : "" | sorted
 	close(sorted)
