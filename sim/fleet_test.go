@@ -111,15 +111,22 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 	return all
 }
 
-// childTimeout bounds a run in real time.
-const childTimeout = "2m"
+// Bounds of a run in real time. What a planted bug has broken may never end; the next
+// seed will do.
+const (
+	childTimeout   = "2m"
+	plantedTimeout = "20s"
+)
 
 // run1 runs one job in a process of its own.
 func run1(t *testing.T, j job) *outcome {
 	t.Helper()
-	result := filepath.Join(t.TempDir(), "result")
+	result, timeout := filepath.Join(t.TempDir(), "result"), childTimeout
+	if j.bug != plant.None {
+		timeout = plantedTimeout
+	}
 	//nolint:gosec // this test's own binary
-	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout="+childTimeout)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout="+timeout)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "SKEIN_SIM_SEED") }),
 		"SKEIN_SIM_STORY="+j.story, fmt.Sprintf("SKEIN_SIM_SEED=%d", j.seed), fmt.Sprintf("SKEIN_SIM_BUG=%d", j.bug), "SKEIN_SIM_RESULT="+result)
 	var out bytes.Buffer

@@ -80,7 +80,7 @@ var stories = []story{
 	// Followers that come back behind the log's beginning and lose their power again.
 	{name: "snapshots", long: true, cfg: func(uint64) Config {
 		return Config{
-			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 3, Compactions: 4,
+			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 8, Compactions: 4,
 			Faults: []Fault{CutOff, CutOff, CutOff, CutOff, CrashAll},
 		}
 	}},
