@@ -207,6 +207,7 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 		return n.healNetwork
 	case Flaky:
 		n.c.net.SetStandard(flaky)
+		n.c.sleep(time.Second) // all of it is to happen
 		return n.calmNetwork
 	case Slow:
 		for _, a := range n.c.machines {
