@@ -35,7 +35,7 @@ func (b twice) HandleCall(m transport.Method, class transport.Class, h transport
 // setBug plants a bug into this process and the run's machines.
 func setBug(_ *testing.T, b plant.Bug, cfg *Config) {
 	plant.Set(b)
-	switch b {
+	switch b { //nolint:exhaustive // the others are asked for by the nodes themselves
 	case plant.RequestTwice:
 		cfg.plant.bus = func(b node.Bus) node.Bus { return twice{b} }
 	case plant.DiskLies:
