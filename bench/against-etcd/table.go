@@ -87,40 +87,53 @@ func (t *table) add(side string, r report) {
 	t.runs[side] = append(t.runs[side], r)
 }
 
-// write prints the medians of both sides and the ratio of the first to the second.
+// write prints the medians of both sides, and of the ratios of the first to the second
+// within each pair of runs, with the lowest and the highest: the machine's moods meet
+// both runs of a pair more or less alike.
 func (t *table) write(out io.Writer, first, second string) {
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "median of %d runs\t%s\t%s\t%s / %s\t\n", len(t.runs[first]), first, second, first, second)
+	fmt.Fprintf(w, "medians of %d pairs\t%s\t%s\t%s / %s\tfrom\tto\t\n", len(t.runs[first]), first, second, first, second)
 	for _, m := range measures {
-		a, ok1 := median(t.runs[first], m.of)
-		b, ok2 := median(t.runs[second], m.of)
+		a, ok1 := values(t.runs[first], m.of)
+		b, ok2 := values(t.runs[second], m.of)
 		if !ok1 || !ok2 {
 			continue
 		}
-		ratio := "–"
-		if b != 0 {
-			ratio = fmt.Sprintf("%.2f", a/b)
-		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t\n", m.name, a, b, ratio)
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t\n", m.name, median(a), median(b), spread(a, b))
 	}
 	// The target is the terminal: there is nothing to be done about an error.
 	_ = w.Flush()
 }
 
-// median returns false if a run lacks the measure.
-func median(runs []report, of func(report) (float64, bool)) (float64, bool) {
+// spread is the median of the pairs' ratios, the lowest and the highest.
+func spread(a, b []float64) string {
+	var ratios []float64
+	for i := range min(len(a), len(b)) {
+		if b[i] != 0 {
+			ratios = append(ratios, a[i]/b[i])
+		}
+	}
+	if len(ratios) == 0 {
+		return "–\t\t"
+	}
+	return fmt.Sprintf("%.2f\t%.2f\t%.2f", median(ratios), slices.Min(ratios), slices.Max(ratios))
+}
+
+// values returns a measure of all runs, false if one lacks it or there is none.
+func values(runs []report, of func(report) (float64, bool)) ([]float64, bool) {
 	var all []float64
 	for _, r := range runs {
 		v, ok := of(r)
 		if !ok {
-			return 0, false
+			return nil, false
 		}
 		all = append(all, v)
 	}
-	if len(all) == 0 {
-		return 0, false
-	}
-	slices.Sort(all)
-	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2, true
+	return all, len(all) > 0
+}
+
+func median(of []float64) float64 {
+	all := slices.Sorted(slices.Values(of))
+	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2
 }
