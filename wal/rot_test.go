@@ -198,7 +198,7 @@ func openBytes(t *testing.T, files map[string][]byte, name string, b []byte) (*L
 
 // TestTornTail zeroes or spoils the unsynced end of the newest segment at every
 // offset: the log opens with all synced batches, and what follows a hole is never
-// taken up.
+// taken up (trap 18: torn and zero-filled tails).
 func TestTornTail(t *testing.T) { synctest.Test(t, testTornTail) }
 
 func testTornTail(t *testing.T) {
@@ -259,7 +259,8 @@ func testTornTail(t *testing.T) {
 }
 
 // TestRecycledRecordsVerify puts intact records of an earlier use, of another log and
-// of another offset behind the end of the log: none may be replayed.
+// of another offset behind the end of the log: none may be replayed (trap 18: recycled
+// segments and older generations).
 func TestRecycledRecordsVerify(t *testing.T) { synctest.Test(t, testRecycledRecordsVerify) }
 
 func testRecycledRecordsVerify(t *testing.T) {
