@@ -1,0 +1,164 @@
+package raftgroup
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// trap 17: a replica that has too much to apply does not campaign, since raft would
+// look through all of it; nor does one with a change of the configuration to apply
+// (that one is raft's own rule). Both do once they have applied.
+func TestLaggardDoesNotCampaign(t *testing.T) {
+	tests := map[string]func(r *rig, l *testNode){
+		"many entries": func(r *rig, l *testNode) {
+			for i := range campaignLagMax + 100 {
+				r.must(l.propose(1, fmt.Sprint(i)))
+				if i%500 == 0 {
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+		},
+		"a change": func(r *rig, _ *testNode) { r.must(r.change(1, ConfChange{AddLearner, 9, 9})) },
+	}
+	for name, load := range tests {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, func(c *Config) { c.LivenessTimeout, c.SleepAfter = time.Hour, -1 })
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "first")
+				l := r.leader(1)
+				f := r.nodes[1+l.id%3]
+				g := f.host.Group(1)
+				gate := make(chan struct{})
+				open := sync.OnceFunc(func() { close(gate) })
+				defer open()
+				synctest.Wait() // f applies nothing just now
+				f.sms[1].slow = func() { <-gate }
+				load(r, l)
+				want := l.host.Group(1).Status().Last
+				r.eventually("it is told what is committed", 5*time.Second, func() bool { return g.Status().Commit >= want })
+				var asked atomic.Int64
+				r.bus.set(func(b *testBus) {
+					b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+						if from == f.id && (m.kind == pb.MsgPreVote || m.kind == pb.MsgVote) {
+							asked.Add(1)
+						}
+						return true
+					}
+				})
+				r.bus.isolate(f.id, true)
+				term := g.Status().Term
+				g.Campaign()
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				if st := g.Status(); asked.Load() != 0 || st.Term != term {
+					t.Fatalf("it campaigned %d times, with %d applied of %d", asked.Load(), st.Applied, st.Commit)
+				}
+				open()
+				r.eventually("it campaigns when it has applied", 20*time.Second, func() bool { return asked.Load() > 0 })
+				r.bus.isolate(f.id, false)
+				r.equal(1)
+			})
+		})
+	}
+}
+
+// trap 20: a new leader overwrites the tail of a follower whose disk still works on
+// the older append of the same entries. The log shows the newer ones at once, nothing
+// is said about them before they are durable themselves, and the end of the older
+// append does not count for them.
+func TestOverwriteUnderAppend(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 5, func(c *Config) { c.LivenessTimeout, c.SleepAfter = time.Hour, -1 })
+		var slow [6]*syncFS
+		for id, n := range r.nodes {
+			slow[id] = &syncFS{FS: n.fs}
+			n.wfs = slow[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(5))
+		r.write(1, "first")
+		r.equal(1)
+		l := r.leader(1)
+		f := r.nodes[1+l.id%5]
+		old, term := l.host.Group(1).Status().Last, l.host.Group(1).Status().Term
+		cut := func(a keyspace.NodeID, is bool) {
+			r.bus.set(func(b *testBus) {
+				for id := range r.nodes {
+					if id != l.id && id != f.id {
+						b.cut[[2]keyspace.NodeID{a, id}], b.cut[[2]keyspace.NodeID{id, a}] = is, is
+					}
+				}
+			})
+		}
+		cut(l.id, true)
+		cut(f.id, true)
+		release := slow[f.id].hold()
+		defer release()
+		for i := range 5 {
+			r.must(l.propose(1, fmt.Sprint("lost ", i)))
+		}
+		r.eventually("the follower writes them", time.Second, func() bool { return f.host.Group(1).Status().Last == old+5 })
+		r.bus.isolate(l.id, true)
+		var claimed atomic.Uint64
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				if from == f.id && m.kind == pb.MsgAppResp && !m.raft.GetReject() && m.raft.GetIndex() > old {
+					claimed.Store(m.raft.GetIndex())
+				}
+				return true
+			}
+		})
+		r.eventually("another leads", 20*time.Second, func() bool {
+			for id, n := range r.nodes {
+				if s, is := n.sms[1].leads(); is && s.Ready && s.Term > term && id != l.id {
+					return n.propose(1, "kept") == nil
+				}
+			}
+			return false
+		})
+		cut(f.id, false)
+		log := f.wal.Group(1)
+		r.eventually("the tail is overwritten", 5*time.Second, func() bool {
+			at, err := log.Term(old + 1)
+			return err == nil && at > term
+		})
+		last := log.LastIndex()
+		ents, err := log.Entries(old+1, last+1, 1<<20)
+		r.must(err)
+		for _, e := range ents {
+			if e.GetTerm() <= term || strings.HasPrefix(string(e.GetData()), "lost") {
+				t.Fatalf("entry %d of term %d: %q", e.GetIndex(), e.GetTerm(), e.GetData())
+			}
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if i := claimed.Load(); i != 0 {
+			t.Fatalf("it claims to have stored %d", i)
+		}
+		release()
+		r.eventually("applied", 5*time.Second, func() bool { return f.sms[1].has("kept") })
+		r.bus.isolate(l.id, false)
+		f.crash(0)
+		f.start()
+		r.write(1, "last")
+		r.equal(1)
+		for _, d := range f.sms[1].data {
+			if strings.HasPrefix(d, "lost") {
+				t.Fatalf("applied %q", d)
+			}
+		}
+	})
+}
