@@ -1,0 +1,124 @@
+package shard
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// Trap 38: a pass keeps its iterator while nothing is applied and not beyond: what is
+// applied leaves the overlay, and an older iterator does not show it.
+func TestPassStoreShowsWhatIsApplied(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.seq.auto = true
+		w.serve(1, 5)
+		g, r := w.groups.group(1), w.node.Replica(1)
+		s := &passStore{engineStore: r.store, applied: &r.appliedBatches}
+		defer func() {
+			if err := s.close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		for want := int64(1); want <= 3; want++ {
+			done := make(chan error)
+			go func() {
+				_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+				done <- err
+			}()
+			synctest.Wait()
+			if err := g.apply(raftgroup.Entry{Term: 5, Data: g.take(0).data}); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			v, ok, err := s.get([]byte("k"), newest)
+			if err != nil || !ok || v.Version != want {
+				t.Fatalf("version %d after %d puts (%v, %v)", v.Version, want, ok, err)
+			}
+			kept := s.getter
+			if _, _, err := s.get([]byte("k"), newest); err != nil || s.getter != kept {
+				t.Fatalf("the iterator was not kept, though nothing was applied: %v", err)
+			}
+		}
+	})
+}
+
+// Trap 38: a read that was let in before a split does not answer for a key that has
+// left with it: the child may be written elsewhere by then, and the engine here still
+// shows the key.
+func TestReadAcrossASplit(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.seq.auto = true
+		w.serve(1, 5)
+		r := w.node.Replica(1)
+		req := &Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("x")}}
+		bounds := keyspace.Single([]byte("x"))
+		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.checkRead(req, bounds, lead, 1, 0); err != nil {
+			t.Fatalf("before the split: %v", err)
+		}
+		split := appendHeader(nil, header{commandSplit, 5, 1})
+		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.stillLeads(req, bounds, lead); !errors.Is(err, kverror.WrongRange) {
+			t.Errorf("before it reads: %v", err)
+		}
+		if err := r.checkRead(req, bounds, lead, 1, 0); !errors.Is(err, kverror.WrongRange) {
+			t.Errorf("after it has read: %v", err)
+		}
+		if _, err := w.node.Do(t.Context(), req); !errors.Is(err, kverror.WrongRange) {
+			t.Errorf("a reader with the old descriptor: %v", err)
+		}
+	})
+}
+
+// Trap 5: the parent applies the split while an empty replica of the child is open
+// here. The replica stays what it is, without a record under its raft, and is filled by
+// a snapshot.
+func TestSplitBesideAnEmptyChild(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.serve(1, 5)
+		child := w.node.newReplica(2)
+		if err := w.node.open(child, 1); err != nil {
+			t.Fatal(err)
+		}
+		split := appendHeader(nil, header{commandSplit, 5, 1})
+		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if w.node.Replica(2) != child {
+			t.Fatal("the open replica was replaced")
+		}
+		if _, have, err := w.engine.Applied(keyspace.RangeID(2).Group()); err != nil || have {
+			t.Fatalf("a record was written under an open replica: %v", err)
+		}
+		snap := snapshotOf(2, 2, "m")
+		if err := child.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		child.SnapshotDone(snap, nil)
+		if d := child.Descriptor(); d.Generation != 2 || string(d.Span.Start) != "m" {
+			t.Fatalf("after the snapshot: %+v", d)
+		}
+	})
+}
