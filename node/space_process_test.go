@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,6 +60,29 @@ func fillDisk(t *testing.T, dir string) (free func()) {
 			t.Error(err)
 		}
 	}
+}
+
+// spaceRanges is how many ranges the processes have.
+const spaceRanges = 4
+
+// leads returns how many ranges the node leads.
+func (c *processes) leads(p *process) (ranges int) {
+	c.t.Helper()
+	resp, err := http.Get(p.client + "/metrics")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if n, ok := strings.CutPrefix(lines.Text(), "skein_shard_leaders "); ok {
+			if ranges, err = strconv.Atoi(n); err != nil {
+				c.t.Fatal(err)
+			}
+			return ranges
+		}
+	}
+	c.t.Fatalf("%s has no metric of the ranges that it leads", p.name)
+	return 0
 }
 
 // spaceKeys are keys of all four ranges of the processes.
@@ -150,15 +176,21 @@ func TestFullDisks(t *testing.T) {
 	c.refuses(cl, 0, 0)
 	disk := func(p *process) string { return filepath.Join(p.dir, p.name) }
 
-	free := fillDisk(t, disk(c.nodes[0]))
+	// Which node leads which range is chance; one that leads none refuses nothing.
+	at := slices.IndexFunc(c.nodes, func(p *process) bool { n := c.leads(p); return n > 0 && n < spaceRanges })
+	if at < 0 {
+		t.Fatal("one node leads all ranges")
+	}
+	node, other := c.nodes[at], c.nodes[(at+1)%len(c.nodes)]
+	free := fillDisk(t, disk(node))
 	refused := c.refuses(cl, 1, len(spaceKeys)-1)
-	t.Logf("with one full disk, puts to %s are refused", refused)
-	c.says(c.nodes[0], true)
-	c.says(c.nodes[1], false)
+	t.Logf("with the disk of %s full, puts to %s are refused", node.name, refused)
+	c.says(node, true)
+	c.says(other, false)
 	c.readAndDelete(cl, refused[0])
 	free()
 	c.refuses(cl, 0, 0)
-	c.says(c.nodes[0], false)
+	c.says(node, false)
 
 	var frees []func()
 	for _, p := range c.nodes {
