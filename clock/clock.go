@@ -45,6 +45,17 @@ type Timer interface {
 	Reset(d time.Duration) bool
 }
 
+// WithTimeout is context.WithTimeout on c. When d has passed the context is Canceled,
+// with DeadlineExceeded as its cause.
+func WithTimeout(ctx context.Context, c Clock, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	t := c.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
+	return ctx, func() {
+		t.Stop()
+		cancel(context.Canceled)
+	}
+}
+
 // Sleep waits until d has passed on c or ctx is done, whose error it returns then.
 func Sleep(ctx context.Context, c Clock, d time.Duration) error {
 	if d <= 0 {

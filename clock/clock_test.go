@@ -42,3 +42,21 @@ func TestSystemMovesForward(t *testing.T) {
 		t.Fatalf("clock moved %v in at least 1ms", d)
 	}
 }
+
+func TestWithTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := Virtual()
+		start := c.Now()
+		ctx, cancel := WithTimeout(t.Context(), c, time.Minute)
+		defer cancel()
+		<-ctx.Done()
+		if took := c.Now().Sub(start); took != time.Minute || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+			t.Errorf("ended after %v by %v", took, context.Cause(ctx))
+		}
+		ctx, cancel = WithTimeout(t.Context(), c, time.Minute)
+		cancel()
+		if !errors.Is(context.Cause(ctx), context.Canceled) {
+			t.Errorf("canceled, the cause is %v", context.Cause(ctx))
+		}
+	})
+}

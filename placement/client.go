@@ -192,7 +192,7 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 	pause, hops := attemptPauseMin, 0
 	for {
 		node := c.target()
-		attempt, cancel := withTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
+		attempt, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
 		err := f(attempt, node)
 		late := attempt.Err() != nil
 		cancel()
@@ -381,7 +381,7 @@ func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, er
 // of its ranges next. It takes AttemptTimeout at most, and is no harm if it fails:
 // other stopping nodes then take this one for one that stays, and may go first.
 func (c *Client) BeginStop(ctx context.Context) {
-	ctx, cancel := withTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
+	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
 	defer cancel()
 	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosing}
 	if _, err := c.ask(ctx, q, true); err != nil {
@@ -398,7 +398,7 @@ func (c *Client) BeginStop(ctx context.Context) {
 //
 // An error says that a gap may remain; the node stops all the same.
 func (c *Client) Quiesce(ctx context.Context) error {
-	ctx, cancel := withTimeout(ctx, c.o.Clock, QuiesceTimeout)
+	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, QuiesceTimeout)
 	defer cancel()
 	ctx, stop := c.joined(ctx)
 	defer stop()

@@ -245,7 +245,7 @@ func (c *Client) report() bool {
 	if len(ds) == 0 {
 		return true
 	}
-	ctx, cancel := withTimeout(c.ctx, c.o.Clock, c.o.SequenceTimeout)
+	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, c.o.SequenceTimeout)
 	defer cancel()
 	a, err := c.ask(ctx, &request{Kind: requestReport, Descriptors: ds}, true)
 	if err != nil {

@@ -228,7 +228,7 @@ func (c *Client) sequenceOnce(b *batch) (grant, error) {
 		}
 	}
 	left := c.o.SequenceTimeout - c.o.Clock.Now().Sub(q.taken[0].at)
-	ctx, cancel := withTimeout(c.ctx, c.o.Clock, left)
+	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, left)
 	defer cancel()
 	var g grant
 	err := c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {

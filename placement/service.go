@@ -342,7 +342,7 @@ func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspa
 			<-slots
 			return
 		}
-		callCtx, cancel := withTimeout(ctx, s.o.Clock, createTimeout)
+		callCtx, cancel := clock.WithTimeout(ctx, s.o.Clock, createTimeout)
 		err := s.o.Control.CreateRanges(callCtx, node, ds)
 		cancel()
 		<-slots
@@ -355,16 +355,6 @@ func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspa
 			return
 		}
 		pause = min(2*pause, createPauseMax)
-	}
-}
-
-// withTimeout is context.WithTimeout on the node's clock.
-func withTimeout(ctx context.Context, c clock.Clock, d time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	t := c.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
-	return ctx, func() {
-		t.Stop()
-		cancel(context.Canceled)
 	}
 }
 

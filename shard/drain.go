@@ -42,7 +42,7 @@ func (n *Node) Drain(ctx context.Context) error {
 		r.mu.Unlock()
 		n.pool.schedule(r)
 	}
-	closing, cancel := withTimeout(ctx, n.cfg.Clock, drainClose)
+	closing, cancel := clock.WithTimeout(ctx, n.cfg.Clock, drainClose)
 	defer cancel()
 	var wg sync.WaitGroup
 	d := drain{n: n, gate: make(chan struct{}, transfers)}
@@ -100,20 +100,10 @@ func (d *drain) one(ctx, closing context.Context, r *Replica) {
 		return
 	}
 	defer func() { <-d.gate }()
-	tctx, cancel := withTimeout(ctx, d.n.cfg.Clock, transferTimeout)
+	tctx, cancel := clock.WithTimeout(ctx, d.n.cfg.Clock, transferTimeout)
 	defer cancel()
 	if err := r.group.Transfer(tctx, 0); err != nil {
 		d.kept.Add(1)
 		r.log.Warn("hand the leadership over", zap.Error(err))
-	}
-}
-
-// withTimeout is context.WithTimeout on the node's clock.
-func withTimeout(ctx context.Context, c clock.Clock, d time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	t := c.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
-	return ctx, func() {
-		t.Stop()
-		cancel(context.Canceled)
 	}
 }

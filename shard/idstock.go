@@ -93,7 +93,7 @@ func (s *idStock) short() bool {
 }
 
 func (s *idStock) fetch(ctx context.Context) error {
-	ctx, cancel := withTimeout(ctx, s.clock, idRetryMax)
+	ctx, cancel := clock.WithTimeout(ctx, s.clock, idRetryMax)
 	defer cancel()
 	fresh, err := s.source.RangeIDs(ctx, idBlock)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
@@ -240,7 +241,7 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	if opened, err := n.openDurable(ctx, t.id); opened || err != nil {
 		return err
 	}
-	asking, cancel := withTimeout(ctx, n.cfg.Clock, showTimeout)
+	asking, cancel := clock.WithTimeout(ctx, n.cfg.Clock, showTimeout)
 	st, err := n.client.Show(asking, t.from, t.id)
 	late := asking.Err() != nil
 	cancel()
