@@ -44,6 +44,8 @@ func TestUsageErrors(t *testing.T) {
 		{"run --cert c.pem", "--cert and --key go together"},
 		{"run --cacert no-such-file", "no-such-file"},
 		{"run --data-dir no-such-dir", "data-dir: stat no-such-dir"},
+		{"empty --value-size -1", "value-size: -1"},
+		{"empty positional", "positional"},
 	} {
 		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, c.want) {
@@ -53,7 +55,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"empty", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)

@@ -1,0 +1,129 @@
+// Package emptykv is an etcd of which nothing is left but gRPC: it answers each put
+// and get at once, with what it has ready, and keeps nothing. What a load generator
+// reaches against it is the measuring itself: client, connections, gRPC on both
+// sides. `loadtest empty` runs it in a process of its own, whose CPU its metrics
+// tell as those of a server do.
+package emptykv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/grpc"
+)
+
+// maxValueBytes is what a gRPC client takes by default, less room for the rest of an
+// answer.
+const maxValueBytes = 4<<20 - 4096
+
+// Config says where the server listens and what it answers.
+type Config struct {
+	// Listen is the address of the gRPC port, Web that of /health and /metrics:
+	// HOST:PORT.
+	Listen, Web string
+	// ValueBytes is the size of the value that each get answers with.
+	ValueBytes int
+}
+
+// Validate says what is wrong with the Config.
+func (c *Config) Validate() error {
+	switch {
+	case c.Listen == "" || c.Web == "":
+		return errors.New("listen and web: both are needed")
+	case c.ValueBytes < 0 || c.ValueBytes > maxValueBytes:
+		return fmt.Errorf("value-size: %d is not between 0 and %d", c.ValueBytes, maxValueBytes)
+	}
+	return nil
+}
+
+// Run serves until ctx is done. It returns nil then, and an error if it cannot serve.
+func Run(ctx context.Context, cfg Config) error {
+	clients, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("empty server: %w", err)
+	}
+	pages, err := net.Listen("tcp", cfg.Web)
+	if err != nil {
+		clients.Close()
+		return fmt.Errorf("empty server: %w", err)
+	}
+	server := grpc.NewServer()
+	k := newKV(cfg.ValueBytes)
+	etcdserverpb.RegisterKVServer(server, k)
+	etcdserverpb.RegisterMaintenanceServer(server, k)
+	web := &http.Server{Handler: handler()}
+	failed := make(chan error, 2)
+	var serving sync.WaitGroup
+	serving.Go(func() { failed <- server.Serve(clients) })
+	serving.Go(func() { failed <- web.Serve(pages) })
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	server.Stop()
+	web.Close()
+	serving.Wait()
+	if err != nil {
+		return fmt.Errorf("empty server: %w", err)
+	}
+	return nil
+}
+
+// handler has the pages that a cluster's nodes are watched by.
+func handler() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) {
+		// Who asks sees whether it got the answer.
+		_, _ = io.WriteString(w, `{"health":"true","reason":""}`)
+	})
+	return mux
+}
+
+// kv answers. All that it answers with is shared by all answers.
+type kv struct {
+	etcdserverpb.UnimplementedKVServer
+	etcdserverpb.UnimplementedMaintenanceServer
+
+	header *etcdserverpb.ResponseHeader
+	put    *etcdserverpb.PutResponse
+	value  []byte
+}
+
+// newKV makes answers whose headers are as long as those of a cluster in use.
+func newKV(valueBytes int) *kv {
+	const id, revision, term = 0xcdf818194e3a8c32, 1_000_000, 2
+	header := &etcdserverpb.ResponseHeader{ClusterId: id, MemberId: id, Revision: revision, RaftTerm: term}
+	return &kv{header: header, put: &etcdserverpb.PutResponse{Header: header}, value: make([]byte, valueBytes)}
+}
+
+// Put implements etcdserverpb.KVServer.
+func (k *kv) Put(context.Context, *etcdserverpb.PutRequest) (*etcdserverpb.PutResponse, error) {
+	return k.put, nil
+}
+
+// Range implements etcdserverpb.KVServer: there is one key, that which was asked for.
+func (k *kv) Range(_ context.Context, in *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	revision := k.header.Revision
+	return &etcdserverpb.RangeResponse{
+		Header: k.header, Count: 1,
+		Kvs: []*mvccpb.KeyValue{{Key: in.Key, Value: k.value, CreateRevision: revision, ModRevision: revision, Version: 1}},
+	}, nil
+}
+
+// Status implements etcdserverpb.MaintenanceServer.
+func (k *kv) Status(context.Context, *etcdserverpb.StatusRequest) (*etcdserverpb.StatusResponse, error) {
+	return &etcdserverpb.StatusResponse{Header: k.header, Version: "empty"}, nil
+}
