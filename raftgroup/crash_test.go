@@ -224,8 +224,8 @@ func TestAllCrashAtOnce(t *testing.T) {
 	})
 }
 
-// trap 57: a hard state that lags behind the durably applied index.
-// trap 19: and one that is ahead of the log is refused.
+// trap 57: a hard state that lags behind the durably applied index. (One that is ahead
+// of its log is the wal's to refuse.)
 func TestReconcile(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)

@@ -136,6 +136,12 @@ func TestLeaderSteppedDown(t *testing.T) {
 		if g.Status().IsLeader {
 			t.Fatal("still leads")
 		}
+		// Without its vote the others need each other's, of whom one sleeps on.
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, to keyspace.NodeID, m *message) bool {
+				return m.kind != pb.MsgPreVote && m.kind != pb.MsgVote || from != l.id && to != l.id
+			}
+		})
 		f := r.nodes[1+l.id%3]
 		f.host.Group(1).Wake()
 		r.eventually("a leader", 6*time.Second, func() bool {
@@ -239,6 +245,53 @@ func TestLaggingFollowerReturns(t *testing.T) {
 		r.bus.isolate(f.id, false)
 		r.equal(1)
 	})
+}
+
+// trap 41: with a living follower that lags, with a proposal that cannot be replicated,
+// or with a read that nobody confirms, a group stays awake: who sleeps sends nothing
+// again, and what waits would wait for ever.
+func TestNobodySleepsOverWork(t *testing.T) {
+	for name, hold := range map[string]func(r *rig, l, f *testNode){
+		"a lagging follower": func(r *rig, l, f *testNode) {
+			r.lose(pb.MsgApp, f.id)
+			r.write(1, "more")
+		},
+		"a proposal": func(r *rig, l, _ *testNode) {
+			r.bus.set(func(b *testBus) {
+				b.filter = func(_, _ keyspace.NodeID, m *message) bool { return m.kind != pb.MsgApp }
+			})
+			r.must(l.propose(1, "more"))
+		},
+		"a read": func(r *rig, l, f *testNode) {
+			r.bus.set(func(b *testBus) {
+				b.filter = func(_, to keyspace.NodeID, m *message) bool { return m.kind != pb.MsgHeartbeatResp }
+			})
+			startRead(l.host.Group(1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, nil)
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "x")
+				r.asleep(1)
+				l := r.leader(1)
+				g := l.host.Group(1)
+				hold(r, l, r.nodes[1+l.id%3])
+				for range 25 {
+					time.Sleep(100 * time.Millisecond)
+					if s := g.Status(); s.IsLeader && s.Asleep {
+						t.Fatalf("it sleeps: %+v", s)
+					}
+				}
+				r.bus.set(func(b *testBus) { b.filter = nil })
+				r.asleep(1)
+				r.equal(1)
+			})
+		})
+	}
 }
 
 // A notice that overtook the leader's waking, or that speaks of more than the

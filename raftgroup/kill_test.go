@@ -1,0 +1,313 @@
+package raftgroup
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+	"github.com/skeindb/skein/wal"
+)
+
+// killer ends nodes at one step of one of them, the victim. A step is an operation on
+// the victim's disks that changes something, or a word of its to another node: between
+// two of them nothing happens that anybody could see. At the step no node that is to
+// end says anything more, and the disks are taken as a power failure leaves them.
+type killer struct {
+	r      *rig
+	victim *testNode
+	others bool // all nodes end, not the victim alone
+	rng    *rand.Rand
+
+	mu sync.Mutex
+	// Guarded by mu. at is the step that is the last, or 0 for none.
+	at, steps int
+	killed    bool
+	what      string
+	disks     map[keyspace.NodeID]*vfs.MemFS
+	// acked counts the writes that were acknowledged before the end.
+	acked uint64
+	// stored and term are the newest entry that the victim has said to have stored, and
+	// in which term; voted and voteTerm its newest vote.
+	stored, term, voted, voteTerm uint64
+}
+
+// ends says whether the node is one of those that end.
+func (k *killer) ends(id keyspace.NodeID) bool { return k.others || id == k.victim.id }
+
+// step counts one, unless the node is at its end. It says whether it goes on.
+func (k *killer) step(id keyspace.NodeID, what string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.killed {
+		return !k.ends(id)
+	}
+	if id != k.victim.id {
+		return true
+	}
+	if k.steps++; k.steps != k.at {
+		return true
+	}
+	k.killed, k.what = true, what
+	for _, n := range k.r.nodes {
+		if k.ends(n.id) {
+			k.disks[n.id] = n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: []int{0, 50, 100}[k.rng.IntN(3)], RNG: k.rng})
+		}
+	}
+	return false
+}
+
+func (k *killer) dead() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.killed
+}
+
+// disk makes steps of what changes something on a node's disk.
+func (k *killer) disk(n *testNode) vfs.FS {
+	return errorfs.Wrap(n.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			k.step(n.id, fmt.Sprintf("%v %s", op.Kind, op.Path))
+		}
+		return nil
+	}))
+}
+
+// mouth is a node's bus, whose words are steps.
+type mouth struct {
+	*busEnd
+	k *killer
+}
+
+func (m mouth) Send(to keyspace.NodeID, method transport.Method, order uint64, payload []byte) error {
+	if !m.k.step(m.id, fmt.Sprintf("word to node %s", to)) {
+		return transport.ErrNoRoute
+	}
+	m.k.hear(m.id, payload)
+	return m.busEnd.Send(to, method, order, payload)
+}
+
+// hear notes what the victim binds itself to.
+func (k *killer) hear(from keyspace.NodeID, payload []byte) {
+	kind, rest, err := frameKind(payload)
+	if err != nil || kind != frameMessages || from != k.victim.id {
+		return
+	}
+	msgs, err := decodeMessages(from, rest)
+	if err != nil {
+		panic(err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range msgs {
+		m := &msgs[i]
+		switch {
+		case m.raft == nil || m.raft.GetReject():
+		case m.kind == pb.MsgAppResp && (m.term > k.term || m.raft.GetIndex() > k.stored):
+			k.stored, k.term = m.raft.GetIndex(), m.term
+		case m.kind == pb.MsgVoteResp && m.term > k.voteTerm:
+			k.voted, k.voteTerm = uint64(m.to), m.term
+		}
+	}
+}
+
+// write writes until the data is applied at a leader, or the end.
+func (k *killer) write(data string) {
+	for !k.dead() {
+		for _, id := range k.r.ids() {
+			n := k.r.nodes[id]
+			if l, is := n.sms[1].leads(); !is || !l.Ready {
+				continue
+			}
+			if n.sms[1].has(data) {
+				k.mu.Lock()
+				if !k.killed {
+					k.acked++
+				}
+				k.mu.Unlock()
+				return
+			}
+			_ = n.propose(1, data)
+		}
+		synctest.Wait()
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// filled says whether a snapshot has been installed in this run.
+func (s *testSM) filled() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.done) > 0 && s.done[len(s.done)-1] == nil
+}
+
+// finish replaces those that have ended by what their disks have left, and judges:
+// what was acknowledged is there, and the victim holds to what it had said.
+func (k *killer) finish() {
+	r := k.r
+	r.t.Helper()
+	for id, fs := range k.disks {
+		r.bus.isolate(id, true)
+		r.nodes[id].crash(0)
+		r.nodes[id].fs = fs
+	}
+	v := k.victim
+	l, err := wal.Open(wal.Options{FS: v.fs, Dir: "wal", Clock: r.clk, SegmentBytes: 256 << 10})
+	r.must(err)
+	hs, last := l.Group(1).HardState(), l.Group(1).LastIndex()
+	if last < k.stored && hs.GetTerm() <= k.term {
+		r.t.Errorf("it has said in term %d that it has stored %d, its log ends at %d in term %d", k.term, k.stored, last, hs.GetTerm())
+	}
+	if hs.GetTerm() < k.voteTerm || hs.GetTerm() == k.voteTerm && hs.GetVote() != k.voted {
+		r.t.Errorf("it has voted for %d in term %d, and remembers %d in term %d", k.voted, k.voteTerm, hs.GetVote(), hs.GetTerm())
+	}
+	r.must(l.Close())
+	k.arm(0)
+	for id := range k.disks {
+		r.nodes[id].start()
+	}
+	for id := range k.disks {
+		r.bus.isolate(id, false)
+	}
+	r.write(1, "after the end")
+	r.equal(1)
+	if _, n := v.sms[1].state(); n <= k.acked {
+		r.t.Errorf("%d writes are left, %d were acknowledged before", n-1, k.acked)
+	}
+}
+
+// work is what the nodes do meanwhile: writes, flushes, truncations, a change of the
+// leader.
+func (k *killer) work() {
+	for i := range 3 {
+		for j := range 2 {
+			k.write(fmt.Sprint(i, "/", j))
+		}
+		for _, n := range k.r.nodes {
+			if k.dead() {
+				return
+			}
+			_ = n.eng.Flush(context.Background())
+			n.host.Group(1).w.flag(n.host.Group(1), flagTruncate)
+		}
+		if i == 1 {
+			for _, n := range k.r.nodes {
+				if g := n.host.Group(1); g.Status().IsLeader && !k.dead() {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+					_ = g.Transfer(ctx, 0)
+					cancel()
+				}
+			}
+		}
+	}
+}
+
+// killAt runs one life with its end at the given step and says whether there was one.
+// laggard makes the victim, or the node that it leads, catch up by a snapshot first.
+func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
+	t.Helper()
+	inBubble(t, func(t *testing.T) {
+		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 9)), disks: map[keyspace.NodeID]*vfs.MemFS{}}
+		r := newRig(t, 3, func(c *Config) {
+			c.SleepAfter = -1
+			c.Bus = mouth{c.Bus.(*busEnd), k}
+		})
+		k.r, k.victim = r, r.nodes[1]
+		for _, n := range r.nodes {
+			n.efs = k.disk(n)
+			n.wfs = n.efs
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		if k.victim = l; !leads {
+			k.victim = r.nodes[1+l.id%3]
+		}
+		if laggard {
+			_, f := r.cutOffFollower(1, 3)
+			if f.efs = k.disk(f); !leads {
+				k.victim = f
+			} else {
+				k.victim = r.leader(1)
+			}
+			f.wfs = f.efs
+			k.acked = 3
+			for _, n := range r.nodes {
+				if n.up {
+					n.end.stall = func() { k.step(n.id, "chunk of a snapshot") }
+				}
+			}
+			k.arm(at)
+			f.start()
+			for !k.dead() && !f.sms[1].filled() {
+				time.Sleep(5 * time.Millisecond)
+				synctest.Wait()
+			}
+		} else {
+			k.arm(at)
+		}
+		k.acked++ // the first one
+		k.work()
+		if killed = k.dead(); !killed {
+			return
+		}
+		k.finish()
+		if t.Failed() {
+			t.Logf("ended at step %d: %s", at, k.what)
+		}
+	})
+	return killed
+}
+
+// arm lets the steps count from now on; with 0 nobody ends any more.
+func (k *killer) arm(at int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.at, k.steps, k.killed = at, 0, false
+}
+
+// A node, or by turns all of them at once, is killed at each step between save, send,
+// apply, flush, truncation and the pieces of a snapshot (traps 19, 21, 24, 31, 32, 58 and
+// invariants 1 and 2): nothing that was acknowledged is lost, and no node takes back
+// what it has said. A run takes every few steps, another time others;
+// RAFTGROUP_TEST_STRIDE=1 takes them all.
+func TestKillAtEachStep(t *testing.T) {
+	stride := 10
+	if s, err := strconv.Atoi(os.Getenv("RAFTGROUP_TEST_STRIDE")); err == nil {
+		stride = s
+	}
+	for _, c := range []struct {
+		name           string
+		leads, laggard bool
+		// least is how many steps there are at least.
+		least int
+	}{
+		{"follower", false, false, 60},
+		{"leader", true, false, 60},
+		{"receiver of a snapshot", false, true, 130},
+		{"sender of a snapshot", true, true, 90},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			at := 1 + rand.IntN(stride)
+			for killAt(t, at, c.leads, at/stride%2 == 0, c.laggard) && !t.Failed() {
+				at += stride
+			}
+			if at < c.least {
+				t.Errorf("only %d steps", at)
+			}
+		})
+	}
+}
