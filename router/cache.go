@@ -13,9 +13,12 @@ import (
 // route is one range as this gateway knows it.
 type route struct {
 	desc keyspace.Descriptor
-	// leader is the node that led last time, 0 if unknown. Only a hint.
-	leader keyspace.NodeID
+	// hint is the node that led last time, 0 if unknown.
+	hint atomic.Uint64
 }
+
+// leader returns the node that led the range last time, 0 if unknown. It is a hint.
+func (r *route) leader() keyspace.NodeID { return keyspace.NodeID(r.hint.Load()) }
 
 // rangeCache is a cache of the range map: ranges sorted by start, never
 // overlapping, with holes where nothing is known. Readers take no lock: a change
@@ -85,8 +88,8 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 	}
 	next := &route{desc: *d}
 	inherit := func(r *route) {
-		if _, still := d.ReplicaOn(r.leader); still && next.leader == 0 {
-			next.leader = r.leader
+		if _, still := d.ReplicaOn(r.leader()); still && next.leader() == 0 {
+			next.hint.Store(uint64(r.leader()))
 		}
 	}
 	if known != nil {
@@ -127,13 +130,7 @@ func position(rs []*route, r *route) int {
 func (c *rangeCache) setLeader(id keyspace.RangeID, leader, unless keyspace.NodeID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.byID[id]
-	if r == nil || r.leader == leader || (leader == 0 && r.leader != unless) {
-		return
+	if r := c.byID[id]; r != nil && (leader != 0 || r.leader() == unless) {
+		r.hint.Store(uint64(leader))
 	}
-	next := slices.Clone(*c.routes.Load())
-	changed := &route{desc: r.desc, leader: leader}
-	next[position(next, r)] = changed
-	c.byID[id] = changed
-	c.routes.Store(&next)
 }

@@ -24,8 +24,8 @@ func takeByScan(rs []*route, d *keyspace.Descriptor) []*route {
 		if same && !d.Newer(&r.desc) || !same && r.desc.Generation > d.Generation {
 			return rs
 		}
-		if _, still := d.ReplicaOn(r.leader); still && (same || next.leader == 0) {
-			next.leader = r.leader
+		if _, still := d.ReplicaOn(r.leader()); still && (same || next.leader() == 0) {
+			next.hint.Store(uint64(r.leader()))
 		}
 	}
 	out = append(out, next)
@@ -36,7 +36,7 @@ func takeByScan(rs []*route, d *keyspace.Descriptor) []*route {
 func show(rs []*route) string {
 	var b bytes.Buffer
 	for _, r := range rs {
-		fmt.Fprintf(&b, "%s/%d %s led by %s; ", r.desc.Range, r.desc.Generation, r.desc.Span, r.leader)
+		fmt.Fprintf(&b, "%s/%d %s led by %s; ", r.desc.Range, r.desc.Generation, r.desc.Span, r.leader())
 	}
 	return b.String()
 }
@@ -81,7 +81,8 @@ func TestCacheEqualsAScan(t *testing.T) {
 		c.setLeader(id, leader, 0)
 		for i, r := range want {
 			if r.desc.Range == id {
-				want[i] = &route{desc: r.desc, leader: leader}
+				want[i] = &route{desc: r.desc}
+				want[i].hint.Store(uint64(leader))
 			}
 		}
 		if len(c.byID) != len(want) {

@@ -54,34 +54,34 @@ func keyless(req *pb.TxnRequest) *pb.TxnResponse {
 
 // Compact makes revisions below rev unreadable on all nodes.
 func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.CompactionResponse, error) {
-	ctx, cancel, outcome := r.limited(ctx)
-	defer cancel()
-	rev, err := r.cfg.Placement.Compact(ctx, keyspace.Revision(req.GetRevision()))
+	limit := r.limited(ctx)
+	defer limit.End()
+	rev, err := r.cfg.Placement.Compact(limit.Patience, keyspace.Revision(req.GetRevision()))
 	if err != nil {
-		return nil, outcome(err)
+		return nil, limit.outcome(err)
 	}
 	return &pb.CompactionResponse{Header: header(rev)}, nil
 }
 
 // emptyWrite answers a write that names no key: the current revision.
 func (r *Router) emptyWrite(ctx context.Context) (keyspace.Revision, error) {
-	ctx, cancel, outcome := r.limited(ctx)
-	defer cancel()
-	a, err := r.currentOrWait(ctx)
-	return a.Current, outcome(err)
+	limit := r.limited(ctx)
+	defer limit.End()
+	a, err := r.currentOrWait(limit.Patience)
+	return a.Current, limit.outcome(err)
 }
 
 // write sends op to the range of its span and returns the response.
 func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, op proto.Message) (R, error) {
 	var none R
-	ctx, cancel, outcome := r.limited(ctx)
-	defer cancel()
-	got, err := r.write(ctx, span, op)
+	limit := r.limited(ctx)
+	defer limit.End()
+	got, err := r.write(limit.Patience, span, op)
 	if err != nil {
 		if errors.Is(err, errSeveral) {
 			return none, kverror.New(kverror.MultiRange, "its keys lie in %s", span)
 		}
-		return none, outcome(err)
+		return none, limit.outcome(err)
 	}
 	resp, ok := got.(R)
 	if !ok {

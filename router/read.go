@@ -23,10 +23,10 @@ const maxParallelParts = 8
 // Range reads keys at one revision, from as many ranges as they lie in. The
 // response's header holds the revision only.
 func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
-	ctx, cancel, outcome := r.limited(ctx)
-	defer cancel()
-	resp, err := r.read(ctx, req)
-	return resp, outcome(err)
+	limit := r.limited(ctx)
+	defer limit.End()
+	resp, err := r.read(limit.Patience, req)
+	return resp, limit.outcome(err)
 }
 
 // read asks for a revision and reads at it, and does so again where the revision
@@ -66,6 +66,9 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest) (*pb.RangeRespo
 
 // readAt reads a span at the sequencer's revision at.
 func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+	if rt := r.cache.find(span.Start); rt != nil && rt.desc.Span.Covers(span) {
+		return r.part(ctx, span, req, at)
+	}
 	routes, err := r.resolve(ctx, span)
 	if err != nil {
 		return nil, err
@@ -96,15 +99,14 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	return resp, err
 }
 
-// part reads what of a request lies in one span. Where the span has been split
-// meanwhile it reads the pieces.
+// part answers a request, which is for the span and no more, from the range that holds
+// it. Where the span has been split meanwhile it reads the pieces.
 func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
-	clipped := clip(req, span)
 	got, err := r.single(ctx, span, func(rt *route) *shard.Request {
-		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: clipped}
+		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: req}
 	}, true)
 	if errors.Is(err, errSeveral) {
-		return r.readAt(ctx, span, clipped, at)
+		return r.readAt(ctx, span, req, at)
 	}
 	if err != nil {
 		return nil, err
@@ -186,7 +188,7 @@ func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.Range
 	defer func() { r.joined.Add(-held.Load()) }()
 	for i, s := range spans {
 		g.Go(func() (err error) {
-			if parts[i], err = r.part(ctx, s, req, at); err != nil {
+			if parts[i], err = r.part(ctx, s, clip(req, s), at); err != nil {
 				return err
 			}
 			return r.hold(&held, int64(proto.Size(parts[i])))

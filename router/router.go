@@ -12,10 +12,10 @@
 package router
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -81,6 +81,7 @@ type Router struct {
 	joined atomic.Int64
 	// refreshing holds the one reload of the range map that may be under way.
 	refreshing chan struct{}
+	timers     clock.Timers
 }
 
 // New returns a router that knows no range yet.
@@ -125,46 +126,49 @@ func (r *Router) Locate(ctx context.Context, span keyspace.Span) ([]Located, err
 	}
 	out := make([]Located, len(routes))
 	for i, rt := range routes {
-		out[i] = Located{Descriptor: rt.desc, Leader: rt.leader}
+		out[i] = Located{Descriptor: rt.desc, Leader: rt.leader()}
 	}
 	return out, nil
 }
 
 // limited bounds a request by the router's own timeout, as a deadline that crosses
-// the bus with it. outcome turns the error
-// with which it ended into the client's: the end of the router's patience is
-// etcd's timeout, the end of the client's stays what it is.
-func (r *Router) limited(ctx context.Context) (inner context.Context, cancel context.CancelFunc, outcome func(error) error) {
-	inner, cancel = context.WithTimeoutCause(ctx, r.cfg.Timeout, errPatience)
-	outcome = func(err error) error {
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return kverror.Of(ctx.Err())
-		}
-		e := kverror.Of(err)
-		if errors.Is(context.Cause(inner), errPatience) && (e.Kind == kverror.Canceled || e.Kind == kverror.DeadlineExceeded) {
-			return &kverror.Error{Kind: kverror.Timeout, Detail: e.Detail}
-		}
-		return err
-	}
-	return inner, cancel, outcome
+// the bus with it: the end of the router's patience is etcd's timeout, the end of the
+// client's stays what it is.
+func (r *Router) limited(ctx context.Context) limit {
+	return limit{r.timers.Patience(ctx, r.cfg.Timeout), ctx}
 }
 
-// errPatience is the cause of a context that the router itself has ended.
-var errPatience = errors.New("router: request took too long")
+// limit is a request's time.
+type limit struct {
+	*clock.Patience
+	client context.Context
+}
+
+// outcome turns the error with which a request ended into the client's.
+func (l limit) outcome(err error) error {
+	if err == nil {
+		return nil
+	}
+	if ended := l.client.Err(); ended != nil {
+		return kverror.Of(ended)
+	}
+	// The client has time left: where none is left here, it is the router's that ran out.
+	e := kverror.Of(err)
+	if l.Err() != nil && (e.Kind == kverror.Canceled || e.Kind == kverror.DeadlineExceeded) {
+		return &kverror.Error{Kind: kverror.Timeout, Detail: e.Detail}
+	}
+	return err
+}
 
 // current asks the sequencer for the current revision.
 func (r *Router) current(ctx context.Context) (keyspace.SequenceAnswer, error) {
 	got := make(chan keyspace.SequenceAnswer, 1)
 	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, func(a keyspace.SequenceAnswer) { got <- a })
-	select {
-	case a := <-got:
-		return a, a.Err
-	case <-ctx.Done():
-		return keyspace.SequenceAnswer{}, ctx.Err()
+	a, err := clock.Await(ctx, got)
+	if err != nil {
+		return a, err
 	}
+	return a, a.Err
 }
 
 // currentOrWait is current, asked again for as long as ctx lasts where the
@@ -215,16 +219,10 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 			return nil, err
 		}
 		node := a.choose(rt, r.cfg.Self)
-		actx, cancel := ctx, func() {}
-		// Of itself a node always thinks that it lives.
-		if read && node != r.cfg.Self {
-			actx, cancel = r.whileAlive(ctx, node)
-		}
-		resp, err := r.cfg.Ranges.Do(actx, node, build(rt))
-		cancel()
+		resp, err := r.attempt(ctx, node, build(rt), read)
 		if err == nil {
-			if rt.leader != node {
-				r.cache.setLeader(rt.desc.Range, node, rt.leader)
+			if known := rt.leader(); known != node {
+				r.cache.setLeader(rt.desc.Range, node, known)
 			}
 			return resp.Op, nil
 		}
@@ -243,31 +241,25 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 	}
 }
 
+// attempt sends a request to a node once.
+func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *shard.Request, read bool) (*shard.Response, error) {
+	// Of itself a node always thinks that it lives.
+	if !read || node == r.cfg.Self {
+		return r.cfg.Ranges.Do(ctx, node, req)
+	}
+	alive := r.whileAlive(ctx, node)
+	defer alive.End()
+	return r.cfg.Ranges.Do(alive, node, req)
+}
+
 // whileAlive returns a context that ends when the node is found not to live. A read
 // may take long; that alone is no reason to ask somebody else.
-func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var t clock.Timer
-	var mu sync.Mutex // orders the first firing behind the assignment of t
-	mu.Lock()
-	defer mu.Unlock()
-	t = r.cfg.Clock.AfterFunc(r.cfg.AttemptTimeout, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case ctx.Err() != nil:
-		case !r.cfg.Alive(node):
-			cancel()
-		default:
-			t.Reset(r.cfg.AttemptTimeout)
-		}
-	})
-	return ctx, func() {
-		cancel()
-		mu.Lock()
-		defer mu.Unlock()
-		t.Stop()
+func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) *clock.Patience {
+	check := func() bool { return r.cfg.Alive(node) }
+	if p, ok := ctx.(*clock.Patience); ok {
+		return p.While(r.cfg.AttemptTimeout, check)
 	}
+	return r.timers.Patience(ctx, 0).While(r.cfg.AttemptTimeout, check)
 }
 
 // cover returns the one range that covers the span.
@@ -304,9 +296,10 @@ func (a *attempt) choose(rt *route, self keyspace.NodeID) keyspace.NodeID {
 	switch {
 	case a.hint != 0:
 		return a.hint
-	case rt.leader != 0 && a.failed == 0:
-		a.leader = rt.leader
-		return rt.leader
+	case a.failed == 0:
+		if a.leader = rt.leader(); a.leader != 0 {
+			return a.leader
+		}
 	}
 	rs := rt.desc.Replicas
 	own := max(0, slices.IndexFunc(rs, func(rep keyspace.Replica) bool { return rep.Node == self }))
@@ -374,24 +367,17 @@ func (r *Router) resolve(ctx context.Context, span keyspace.Span) ([]*route, err
 // overlapping picks the routes that overlap the span; ok is false where they leave
 // a hole.
 func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
-	at := span.Start
-	for _, rt := range all {
-		if !rt.desc.Span.Overlaps(span) {
-			continue
-		}
-		if !rt.desc.Span.Contains(at) && !(len(at) == 0 && len(rt.desc.Span.Start) == 0) {
+	lo, hi := window(all, span)
+	if routes = all[lo:hi:hi]; len(routes) == 0 || bytes.Compare(routes[0].desc.Span.Start, span.Start) > 0 {
+		return nil, false
+	}
+	for i, rt := range routes[1:] {
+		if !bytes.Equal(routes[i].desc.Span.End, rt.desc.Span.Start) {
 			return nil, false
 		}
-		routes = append(routes, rt)
-		if len(rt.desc.Span.End) == 0 {
-			return routes, true
-		}
-		at = rt.desc.Span.End
-		if len(span.End) != 0 && string(at) >= string(span.End) {
-			return routes, true
-		}
 	}
-	return nil, false
+	last := routes[len(routes)-1].desc.Span.End
+	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
 }
 
 // refresh loads the range map from placement. Of many that want it at the same

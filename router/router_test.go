@@ -257,7 +257,7 @@ func TestCacheKeepsTheNewer(t *testing.T) {
 	if rt := c.find([]byte("x")); rt == nil || rt.desc.Range != 2 {
 		t.Fatalf("x is in %+v", rt)
 	}
-	if rt := c.find([]byte("a")); rt.leader != 7 {
+	if rt := c.find([]byte("a")); rt.leader() != 7 {
 		t.Error("the leader was forgotten at a split")
 	}
 	if c.update(d(1, 1, "", "")) {
@@ -274,7 +274,7 @@ func TestCacheKeepsTheNewer(t *testing.T) {
 		t.Error("a span with a hole counts as covered")
 	}
 	c.setLeader(1, 0, 3)
-	if c.find([]byte("a")).leader != 7 {
+	if c.find([]byte("a")).leader() != 7 {
 		t.Error("a hint was forgotten that nobody blamed")
 	}
 }
