@@ -267,13 +267,12 @@ func (s *sequencer) begin(from keyspace.NodeID, b batch) *pendingAsk {
 // wait returns the answer, or ctx's error where the caller's patience ends first;
 // numbers may have been handed out to the batch then.
 func (p *pendingAsk) wait(ctx context.Context) (grant, error) {
-	select {
-	case r := <-p.ch:
-		return r.grant, r.err
-	case <-ctx.Done():
+	r, err := clock.Await(ctx, p.ch)
+	if err != nil {
 		p.withdraw()
-		return grant{}, ctx.Err()
+		return grant{}, err
 	}
+	return r.grant, r.err
 }
 
 // withdraw takes the batch back. From its return on nothing is handed out for it;

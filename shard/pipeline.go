@@ -33,20 +33,19 @@ func (r *Replica) write(ctx context.Context, req *Request, bytes int64) (*Respon
 		return nil, err
 	}
 	r.node.pool.schedule(r)
-	select {
-	case <-c.done:
+	_, err := clock.Await(ctx, c.done)
+	if err == nil {
 		return c.resp, c.err
-	case <-ctx.Done():
 	}
 	select {
 	case <-c.done:
 		return c.resp, c.err
 	default:
 	}
-	if c.lost.Load() && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return nil, kverror.New(kverror.TimeoutLeaderFail, "range %s: %v", r.id, ctx.Err())
+	if c.lost.Load() && errors.Is(err, context.DeadlineExceeded) {
+		return nil, kverror.New(kverror.TimeoutLeaderFail, "range %s: %v", r.id, err)
 	}
-	return nil, kverror.Of(ctx.Err())
+	return nil, kverror.Of(err)
 }
 
 // enqueue admits a call: from here on it is answered exactly once.

@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -63,13 +64,12 @@ func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer,
 	ch := make(chan keyspace.SequenceAnswer, 1)
 	req := keyspace.SequenceRequest{Range: r.id}
 	r.node.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
-	select {
-	case a := <-ch:
-		r.node.observe(a)
-		return a, a.Err
-	case <-ctx.Done():
-		return keyspace.SequenceAnswer{}, kverror.Of(ctx.Err())
+	a, err := clock.Await(ctx, ch)
+	if err != nil {
+		return a, kverror.Of(err)
 	}
+	r.node.observe(a)
+	return a, a.Err
 }
 
 // readRevision returns the revision at which the state is read: the explicit one of
@@ -131,10 +131,8 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 			break
 		}
 		r.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, kverror.Of(ctx.Err())
+		if _, err := clock.Await(ctx, wait); err != nil {
+			return nil, kverror.Of(err)
 		}
 		r.mu.Lock()
 	}
@@ -147,10 +145,8 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 	ended := b.wait()
 	r.mu.Unlock()
 	r.node.metrics.readWaits.Inc()
-	select {
-	case <-ended:
-	case <-ctx.Done():
-		return nil, kverror.Of(ctx.Err())
+	if _, err := clock.Await(ctx, ended); err != nil {
+		return nil, kverror.Of(err)
 	}
 	r.mu.Lock()
 	applied := b.applied
@@ -166,15 +162,14 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 func (r *Replica) awaitReadIndex(ctx context.Context) error {
 	ch := make(chan error, 1)
 	r.group.ReadIndex(func(_ uint64, err error) { ch <- err })
-	select {
-	case err := <-ch:
-		if err != nil {
-			return kverror.New(kverror.NoLeader, "range %s: %v", r.id, err)
-		}
-		return nil
-	case <-ctx.Done():
-		return kverror.Of(ctx.Err())
+	failed, err := clock.Await(ctx, ch)
+	switch {
+	case err != nil:
+		return kverror.Of(err)
+	case failed != nil:
+		return kverror.New(kverror.NoLeader, "range %s: %v", r.id, failed)
 	}
+	return nil
 }
 
 // stillLeads makes sure that the leadership which was confirmed is the one for

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -79,11 +80,7 @@ func timeLeft(ctx context.Context) (time.Duration, error) {
 
 func (s *Session) call(ctx context.Context, m Method, c Class, timeout time.Duration, payload []byte) callResult {
 	id := s.ep.nextID.Add(1)
-	pc := &pendingCall{
-		lane: s.laneForCall(c, id, len(payload)),
-		pos:  math.MaxUint64,
-		done: make(chan callResult, 1),
-	}
+	pc := s.ep.newPending(s.laneForCall(c, id, len(payload)))
 	s.mu.Lock()
 	switch {
 	case s.ended:
@@ -100,17 +97,28 @@ func (s *Session) call(ctx context.Context, m Method, c Class, timeout time.Dura
 		s.forgetCall(id)
 		return callResult{err: err, notDelivered: true}
 	}
-	select {
-	case r := <-pc.done:
+	r, err := clock.Await(ctx, pc.done)
+	if err == nil || !s.forgetCall(id) {
+		if err != nil {
+			r = <-pc.done
+		}
+		s.ep.pendings.Put(pc)
 		return r
-	case <-ctx.Done():
-	}
-	if !s.forgetCall(id) {
-		return <-pc.done
 	}
 	h = cancelFrame(id)
 	s.force(pc.lane, &h, nil)
-	return callResult{err: ctx.Err()}
+	return callResult{err: err}
+}
+
+// newPending returns a call that waits, with an empty channel. One whose result was
+// received is known to nobody else any more, and serves again.
+func (e *Endpoint) newPending(l *Lane) *pendingCall {
+	pc, ok := e.pendings.Get().(*pendingCall)
+	if !ok {
+		pc = &pendingCall{done: make(chan callResult, 1)}
+	}
+	pc.lane, pc.pos = l, math.MaxUint64
+	return pc
 }
 
 // forgetCall says whether the call was still waiting.
@@ -179,21 +187,23 @@ func (s *Session) serveCall(c Class, f *frame) error {
 		s.refuse(c, f.id, statusBusy)
 		return nil
 	}
-	ctx, cancel := handlerContext(s.ctx, f.timeout)
+	ctx := e.timers.Patience(context.Background(), f.timeout)
 	id, payload := f.id, f.payload
-	err := s.registerCall(id, cancel)
+	err := s.registerCall(id, ctx)
 	if err == nil && !e.Go(func() { s.runCall(ctx, c, id, entry.fn, payload) }) {
 		s.refuse(c, id, statusClosing)
 		err = ErrClosed
 	}
 	if err != nil {
-		cancel()
+		ctx.End()
 		s.peer.handlers[c].Add(-1)
 	}
 	return err
 }
 
-func (s *Session) registerCall(id uint64, cancel context.CancelFunc) error {
+// registerCall makes a running handler's context known, which End of the session, or
+// the caller who gives up, ends.
+func (s *Session) registerCall(id uint64, ctx *clock.Patience) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
@@ -202,15 +212,8 @@ func (s *Session) registerCall(id uint64, cancel context.CancelFunc) error {
 	if _, ok := s.serving[id]; ok {
 		return fmt.Errorf("%w: call %d twice", errProtocol, id)
 	}
-	s.serving[id] = cancel
+	s.serving[id] = ctx
 	return nil
-}
-
-func handlerContext(parent context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	if timeout == 0 {
-		return context.WithCancel(parent)
-	}
-	return context.WithTimeout(parent, timeout)
 }
 
 // runCall runs a handler and sends its answer. While the answer waits for room it
@@ -250,13 +253,13 @@ func expired(ctx context.Context, err error) bool {
 // cancelCall ends the context of a running handler. It says whether it was known.
 func (s *Session) cancelCall(id uint64) bool {
 	s.mu.Lock()
-	cancel := s.serving[id]
+	ctx := s.serving[id]
 	delete(s.serving, id)
 	s.mu.Unlock()
-	if cancel == nil {
+	if ctx == nil {
 		return false
 	}
-	cancel()
+	ctx.End()
 	return true
 }
 

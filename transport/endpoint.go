@@ -120,11 +120,14 @@ type Endpoint struct {
 
 	loop   loopback
 	nextID atomic.Uint64 // of calls and streams
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // every goroutine of the endpoint, its carrier and its handlers
-	life   sync.RWMutex   // held for writing while closed is set, for reading while wg grows
-	closed bool           // guarded by life
+	timers clock.Timers
+	// pendings are pendingCalls that had their result.
+	pendings sync.Pool
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup // every goroutine of the endpoint, its carrier and its handlers
+	life     sync.RWMutex   // held for writing while closed is set, for reading while wg grows
+	closed   bool           // guarded by life
 
 	// table is replaced as a whole, under mu, so that senders read it without a lock.
 	table atomic.Pointer[map[keyspace.NodeID]*peer]

@@ -88,7 +88,7 @@ type Session struct {
 	mu      sync.Mutex // guards what follows
 	ended   bool
 	calls   map[uint64]*pendingCall
-	serving map[uint64]context.CancelFunc
+	serving map[uint64]*clock.Patience
 	streams map[streamKey]*stream
 }
 
@@ -135,7 +135,7 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 		ep: e, peer: p, cfg: cfg,
 		maxMessage: min(cfg.MaxMessageBytes, e.cfg.MaxMessageBytes),
 		calls:      map[uint64]*pendingCall{},
-		serving:    map[uint64]context.CancelFunc{},
+		serving:    map[uint64]*clock.Patience{},
 		streams:    map[streamKey]*stream{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(e.ctx)
@@ -182,11 +182,14 @@ func (s *Session) End(err error) {
 		return
 	}
 	s.ended = true
-	calls, streams := s.calls, s.streams
+	calls, serving, streams := s.calls, s.serving, s.streams
 	s.calls, s.serving, s.streams = nil, nil, nil
 	s.mu.Unlock()
 
 	s.cancel(err)
+	for _, ctx := range serving {
+		ctx.End()
+	}
 	taken := map[*Lane]uint64{}
 	for _, l := range s.Lanes() {
 		taken[l] = l.close()
