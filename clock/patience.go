@@ -17,6 +17,7 @@ type Patience struct {
 	parent   context.Context
 	timers   *Timers
 	deadline time.Time // zero for none
+	endable  bool
 	// check is asked every so often while somebody waits; where it says no the wait ends.
 	every time.Duration
 	check func() bool
@@ -35,7 +36,7 @@ type Patience struct {
 type Timers struct{ pool sync.Pool }
 
 // Patience returns a context that ends with parent, and after d where d is above 0.
-// End must be called once nobody needs it.
+// Its End, to be called once nobody needs it, does not wake who is in Await.
 func (t *Timers) Patience(parent context.Context, d time.Duration) *Patience {
 	p := &Patience{parent: parent, timers: t}
 	if d > 0 {
@@ -44,6 +45,14 @@ func (t *Timers) Patience(parent context.Context, d time.Duration) *Patience {
 	if by, ok := parent.Deadline(); ok && (p.deadline.IsZero() || by.Before(p.deadline)) {
 		p.deadline = by
 	}
+	return p
+}
+
+// Endable returns a context that ends after d where d is above 0, and whose End wakes
+// everybody.
+func (t *Timers) Endable(d time.Duration) *Patience {
+	p := t.Patience(context.Background(), d)
+	p.endable = true
 	return p
 }
 
@@ -185,15 +194,24 @@ func Await[T any](ctx context.Context, ch <-chan T) (v T, err error) {
 	return v, err
 }
 
+// AwaitSoon is Await for a channel that certainly delivers, or is closed, by itself and
+// soon: of ctx only the parent's end is waited for, which costs less.
+func AwaitSoon[T any](ctx context.Context, ch <-chan T) (v T, err error) {
+	if p, ok := ctx.(*Patience); ok && !p.endable {
+		ctx = p.parent
+	}
+	return Await(ctx, ch)
+}
+
 // patient says whether nobody has made it an ordinary context, which it returns
-// otherwise, and sees to it that End wakes who waits.
+// otherwise, and sees to it that End can wake who waits.
 func (p *Patience) patient() (bool, context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.inner != nil {
 		return false, p.inner
 	}
-	if p.wake == nil {
+	if p.wake == nil && p.endable {
 		p.wake = make(chan struct{})
 		if p.ended {
 			close(p.wake)

@@ -66,37 +66,56 @@ func TestPatienceEndsWithTheSoonerDeadline(t *testing.T) {
 	})
 }
 
-func TestPatienceEndsByItsParentAndByEnd(t *testing.T) {
-	for name, end := range map[string]func(*Patience, context.CancelFunc){
-		"parent": func(_ *Patience, cancel context.CancelFunc) { cancel() },
-		"end":    func(p *Patience, _ context.CancelFunc) { p.End(); p.End() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
-				parent, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				var timers Timers
-				p := timers.Patience(parent, time.Minute)
-				defer p.End()
-				ctx := form(p)
-				time.AfterFunc(time.Second, func() { end(p, cancel) })
-				start := time.Now()
-				_, err := Await(ctx, make(chan int))
-				if took := time.Since(start); took != time.Second || !errors.Is(err, context.Canceled) || !errors.Is(ctx.Err(), err) {
-					t.Fatalf("ended after %v by %v; Err is %v", took, err, ctx.Err())
-				}
-				if _, err := Await(ctx, make(chan int)); !errors.Is(err, context.Canceled) {
-					t.Fatalf("a second wait ended by %v", err)
-				}
-			})
-		})
+func TestPatienceEndsWithItsParent(t *testing.T) {
+	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+		parent, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var timers Timers
+		p := timers.Patience(parent, time.Minute)
+		defer p.End()
+		endsAfterASecond(form(p), t, cancel)
+		for _, await := range []func(context.Context, <-chan int) (int, error){Await[int], AwaitSoon[int]} {
+			if _, err := await(p, make(chan int)); !errors.Is(err, context.Canceled) {
+				t.Fatalf("a later wait ended by %v", err)
+			}
+		}
+	})
+}
+
+func TestEndableEndsByEnd(t *testing.T) {
+	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+		var timers Timers
+		p := timers.Endable(time.Minute)
+		endsAfterASecond(form(p), t, func() { p.End(); p.End() })
+	})
+}
+
+// endsAfterASecond waits in two places at once for the end that end brings.
+func endsAfterASecond(ctx context.Context, t *testing.T, end func()) {
+	t.Helper()
+	time.AfterFunc(time.Second, end)
+	start := time.Now()
+	other := make(chan error, 1)
+	go func() {
+		_, err := AwaitSoon(ctx, make(chan int))
+		other <- err
+	}()
+	_, err := Await(ctx, make(chan int))
+	if took := time.Since(start); took != time.Second || !errors.Is(err, context.Canceled) || !errors.Is(ctx.Err(), err) {
+		t.Fatalf("ended after %v by %v; Err is %v", took, err, ctx.Err())
+	}
+	if err := <-other; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if _, err := Await(ctx, make(chan int)); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a second wait ended by %v", err)
 	}
 }
 
 func TestPatienceWithoutDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var timers Timers
-		p := timers.Patience(context.Background(), 0)
+		p := timers.Endable(0)
 		if by, ok := p.Deadline(); ok {
 			t.Fatalf("deadline %v", by)
 		}

@@ -36,6 +36,7 @@ type Ranges interface {
 
 // Sequencer asks for the current revision; placement's client is one.
 type Sequencer interface {
+	// Sequence calls done exactly once, after less time than a request has.
 	Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer))
 }
 
@@ -160,11 +161,14 @@ func (l limit) outcome(err error) error {
 	return err
 }
 
+// awaiter is clock.Await or clock.AwaitSoon.
+type awaiter func(context.Context, <-chan keyspace.SequenceAnswer) (keyspace.SequenceAnswer, error)
+
 // current asks the sequencer for the current revision.
-func (r *Router) current(ctx context.Context) (keyspace.SequenceAnswer, error) {
+func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceAnswer, error) {
 	got := make(chan keyspace.SequenceAnswer, 1)
 	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, func(a keyspace.SequenceAnswer) { got <- a })
-	a, err := clock.Await(ctx, got)
+	a, err := await(ctx, got)
 	if err != nil {
 		return a, err
 	}
@@ -174,8 +178,11 @@ func (r *Router) current(ctx context.Context) (keyspace.SequenceAnswer, error) {
 // currentOrWait is current, asked again for as long as ctx lasts where the
 // sequencer could not be reached: asking changes nothing.
 func (r *Router) currentOrWait(ctx context.Context) (keyspace.SequenceAnswer, error) {
+	// The first answer comes well within the request's time, be it a refusal.
+	await := clock.AwaitSoon[keyspace.SequenceAnswer]
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		a, err := r.current(ctx)
+		a, err := r.current(ctx, await)
+		await = clock.Await[keyspace.SequenceAnswer]
 		if err == nil {
 			return a, nil
 		}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/transport"
@@ -41,7 +39,7 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if node == c.self {
 		return c.local.Do(ctx, req)
 	}
-	b, err := AppendRequest(make([]byte, 0, proto.Size(req.Op)+requestOverheadBytes), req)
+	b, err := AppendRequest(make([]byte, 0, sizeBound(req.Op)+requestOverheadBytes), req)
 	if err != nil {
 		return nil, err
 	}
@@ -83,5 +81,5 @@ func (n *Node) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []b
 	if err != nil {
 		return AppendAnswer(nil, nil, err)
 	}
-	return AppendAnswer(make([]byte, 0, proto.Size(resp.Op)+answerOverheadBytes), resp, nil)
+	return AppendAnswer(make([]byte, 0, sizeBound(resp.Op)+answerOverheadBytes), resp, nil)
 }

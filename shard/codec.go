@@ -13,7 +13,7 @@ import (
 
 // wireVersion leads the messages of bus method 16; docs/format/shard.md has the
 // bytes.
-const wireVersion = 1
+const wireVersion = 2
 
 // requestOverheadBytes and answerOverheadBytes bound what a request and an answer have
 // beside their operation.
@@ -36,14 +36,20 @@ var marshal = proto.MarshalOptions{}
 
 // AppendRequest appends the binary form of q to dst.
 func AppendRequest(dst []byte, q *Request) ([]byte, error) {
-	kind := kindOf(q.Op)
+	plain := plainKind(q.Op)
+	kind := plain
 	if kind == 0 {
-		return dst, badRequest("no operation %T", q.Op)
+		if kind = kindOf(q.Op); kind == 0 {
+			return dst, badRequest("no operation %T", q.Op)
+		}
 	}
 	dst = append(dst, wireVersion, byte(kind))
 	dst = binary.AppendUvarint(dst, uint64(q.Range))
 	dst = binary.AppendUvarint(dst, uint64(q.Generation))
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
+	if plain != 0 {
+		return appendPlain(dst, q.Op), nil
+	}
 	dst, err := marshal.MarshalAppend(dst, q.Op)
 	if err != nil {
 		return dst, badRequest("encode %T: %v", q.Op, err)
@@ -51,7 +57,8 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 	return dst, nil
 }
 
-// DecodeRequest reads a Request that AppendRequest wrote. It copies what it keeps.
+// DecodeRequest reads a Request that AppendRequest wrote. Its keys and values may be
+// parts of b.
 func DecodeRequest(b []byte) (*Request, error) {
 	if len(b) < 2 {
 		return nil, errTruncated
@@ -59,10 +66,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 	if b[0] != wireVersion {
 		return nil, fmt.Errorf("shard: request version %d, want %d", b[0], wireVersion)
 	}
-	op := newRequestOp(opKind(b[1]))
-	if op == nil {
-		return nil, fmt.Errorf("shard: unknown operation %d", b[1])
-	}
+	kind := opKind(b[1])
 	var ints [3]uint64
 	rest := b[2:]
 	var err error
@@ -74,8 +78,9 @@ func DecodeRequest(b []byte) (*Request, error) {
 	if ints[2] >= uint64(keyspace.MaxRevision) {
 		return nil, fmt.Errorf("shard: read revision %d", ints[2])
 	}
-	if err := proto.Unmarshal(rest, op); err != nil {
-		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
+	op, err := decodeOp(kind, rest)
+	if err != nil {
+		return nil, err
 	}
 	return &Request{
 		Range:        keyspace.RangeID(ints[0]),
@@ -85,12 +90,29 @@ func DecodeRequest(b []byte) (*Request, error) {
 	}, nil
 }
 
+func decodeOp(kind opKind, b []byte) (proto.Message, error) {
+	if kind == opPlainGet || kind == opPlainPut {
+		return decodePlain(kind, b)
+	}
+	op := newRequestOp(kind)
+	if op == nil {
+		return nil, fmt.Errorf("shard: unknown operation %d", kind)
+	}
+	if err := proto.Unmarshal(b, op); err != nil {
+		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
+	}
+	return op, nil
+}
+
 // AppendAnswer appends the binary form of a response, or of the error where it is
 // not nil, to dst.
 func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
 	dst = append(dst, wireVersion)
 	if failed != nil {
 		return kverror.Append(append(dst, statusError), kverror.Of(failed)), nil
+	}
+	if kind := plainResponse(p.Op); kind != 0 {
+		return appendPlainResponse(append(dst, statusOK, byte(kind)), p.Op), nil
 	}
 	kind := responseKind(p.Op)
 	if kind == 0 {
@@ -100,7 +122,8 @@ func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
 }
 
 // DecodeAnswer reads what AppendAnswer wrote: a response, or in failed the error
-// that the range answered with. err says that the bytes are no answer.
+// that the range answered with. err says that the bytes are no answer. Keys and values
+// of a response may be parts of b.
 func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
 	if len(b) < 2 {
 		return nil, nil, errTruncated
@@ -119,14 +142,25 @@ func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
 	if len(b) < 3 {
 		return nil, nil, errTruncated
 	}
-	op := newResponseOp(opKind(b[2]))
-	if op == nil {
-		return nil, nil, fmt.Errorf("shard: unknown response %d", b[2])
-	}
-	if err := proto.Unmarshal(b[3:], op); err != nil {
-		return nil, nil, fmt.Errorf("shard: decode %T: %w", op, err)
+	op, err := decodeResponse(opKind(b[2]), b[3:])
+	if err != nil {
+		return nil, nil, err
 	}
 	return &Response{Op: op}, nil, nil
+}
+
+func decodeResponse(kind opKind, b []byte) (proto.Message, error) {
+	if kind == opPlainGet || kind == opPlainPut {
+		return decodePlainResponse(kind, b)
+	}
+	op := newResponseOp(kind)
+	if op == nil {
+		return nil, fmt.Errorf("shard: unknown response %d", kind)
+	}
+	if err := proto.Unmarshal(b, op); err != nil {
+		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
+	}
+	return op, nil
 }
 
 func uvarint(b []byte) (uint64, []byte, error) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/internal/measure"
@@ -48,6 +49,7 @@ func FuzzRequestClaims(f *testing.F) {
 func FuzzAnswerAgain(f *testing.F) {
 	for _, op := range []proto.Message{
 		&pb.PutResponse{Header: &pb.ResponseHeader{Revision: 300}},
+		&pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 300}, Count: 1, Kvs: []*mvccpb.KeyValue{{Key: []byte("k"), Value: []byte("v"), ModRevision: 9}}},
 		&pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 300}, Count: 2, More: true},
 		&pb.TxnResponse{Succeeded: true, Responses: []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: &pb.DeleteRangeResponse{Deleted: 1}}}}},
 	} {

@@ -92,7 +92,10 @@ func checkRequest(op proto.Message, l *Limits) error {
 	default:
 		return badRequest("no operation %T", op)
 	}
-	if n := proto.Size(op); n > l.MaxRequestBytes && canWrite(op) {
+	if !canWrite(op) || sizeBound(op) <= l.MaxRequestBytes {
+		return nil
+	}
+	if n := proto.Size(op); n > l.MaxRequestBytes {
 		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, l.MaxRequestBytes)
 	}
 	return nil

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
@@ -352,7 +351,7 @@ func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
 		n.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
 		return resp, err
 	}
-	resp, err := r.write(ctx, req, int64(proto.Size(req.Op))+callOverheadBytes)
+	resp, err := r.write(ctx, req, int64(sizeBound(req.Op))+callOverheadBytes)
 	n.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
 	if err != nil {
 		n.metrics.failed.Inc()

@@ -43,6 +43,9 @@ const (
 	opPut
 	opDelete
 	opTxn
+	// The forms of plain.go.
+	opPlainGet
+	opPlainPut
 )
 
 // kindOf returns the number of the operation and 0 where it is none.
@@ -71,6 +74,7 @@ func newRequestOp(k opKind) proto.Message {
 		return &pb.DeleteRangeRequest{}
 	case opTxn:
 		return &pb.TxnRequest{}
+	case opPlainGet, opPlainPut: // decodePlain makes them
 	}
 	return nil
 }
@@ -86,6 +90,7 @@ func newResponseOp(k opKind) proto.Message {
 		return &pb.DeleteRangeResponse{}
 	case opTxn:
 		return &pb.TxnResponse{}
+	case opPlainGet, opPlainPut: // decodePlainResponse makes them
 	}
 	return nil
 }

@@ -187,7 +187,7 @@ func (s *Session) serveCall(c Class, f *frame) error {
 		s.refuse(c, f.id, statusBusy)
 		return nil
 	}
-	ctx := e.timers.Patience(context.Background(), f.timeout)
+	ctx := e.timers.Endable(f.timeout)
 	id, payload := f.id, f.payload
 	err := s.registerCall(id, ctx)
 	if err == nil && !e.Go(func() { s.runCall(ctx, c, id, entry.fn, payload) }) {

@@ -1,0 +1,210 @@
+package shard
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// Most requests get or put one key and nothing else. They and their responses have a
+// form of their own on the wire, without protobuf's reflection on both sides; what
+// they point to is a part of the message that they came in.
+
+// plainKind returns the kind of a request that has a form of its own, and 0 for others.
+func plainKind(op proto.Message) opKind {
+	switch o := op.(type) {
+	case *pb.PutRequest:
+		return opPlainPut
+	case *pb.RangeRequest:
+		if plainGet(o) {
+			return opPlainGet
+		}
+	}
+	return 0
+}
+
+// plainGet says whether a request asks for the newest version of one key, and for all
+// of it.
+func plainGet(o *pb.RangeRequest) bool {
+	return len(o.GetRangeEnd()) == 0 && o.GetLimit() == 0 && o.GetRevision() == 0 &&
+		o.GetSortOrder() == pb.RangeRequest_NONE && o.GetSortTarget() == pb.RangeRequest_KEY &&
+		!o.GetKeysOnly() && !o.GetCountOnly() &&
+		o.GetMinModRevision() == 0 && o.GetMaxModRevision() == 0 &&
+		o.GetMinCreateRevision() == 0 && o.GetMaxCreateRevision() == 0
+}
+
+// The flags of a plain request.
+const (
+	plainSerializable = 1 << iota
+	plainPrevKV
+	plainIgnoreValue
+	plainIgnoreLease
+	plainFlags = 1<<iota - 1
+)
+
+func flagIf(set bool, flag byte) byte {
+	if set {
+		return flag
+	}
+	return 0
+}
+
+// appendPlain appends a request of a plain kind.
+func appendPlain(dst []byte, op proto.Message) []byte {
+	switch o := op.(type) {
+	case *pb.RangeRequest:
+		dst = append(dst, flagIf(o.GetSerializable(), plainSerializable))
+		return append(dst, o.GetKey()...)
+	case *pb.PutRequest:
+		dst = append(dst, flagIf(o.GetPrevKv(), plainPrevKV)|flagIf(o.GetIgnoreValue(), plainIgnoreValue)|flagIf(o.GetIgnoreLease(), plainIgnoreLease))
+		dst = binary.AppendVarint(dst, o.GetLease())
+		return append(appendBytes(dst, o.GetKey()), o.GetValue()...)
+	}
+	panic(fmt.Sprintf("shard: %T has no plain form", op))
+}
+
+// decodePlain reads what appendPlain wrote.
+func decodePlain(k opKind, b []byte) (proto.Message, error) {
+	if len(b) == 0 {
+		return nil, errTruncated
+	}
+	flags := b[0]
+	if flags > plainFlags {
+		return nil, fmt.Errorf("shard: flags %#x of a plain request", flags)
+	}
+	b = b[1:]
+	if k == opPlainGet {
+		return &pb.RangeRequest{Key: b, Serializable: flags&plainSerializable != 0}, nil
+	}
+	lease, b, err := varint(b)
+	if err != nil {
+		return nil, err
+	}
+	key, value, err := bytesField(b)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.PutRequest{
+		Key: key, Value: orNil(value), Lease: lease, PrevKv: flags&plainPrevKV != 0,
+		IgnoreValue: flags&plainIgnoreValue != 0, IgnoreLease: flags&plainIgnoreLease != 0,
+	}, nil
+}
+
+// plainResponse returns the kind of a response that has a form of its own: to a get
+// that found its key, or did not, and to a put that returns no previous version.
+func plainResponse(op proto.Message) opKind {
+	switch o := op.(type) {
+	case *pb.PutResponse:
+		if o.GetPrevKv() == nil {
+			return opPlainPut
+		}
+	case *pb.RangeResponse:
+		if !o.GetMore() && int64(len(o.GetKvs())) == o.GetCount() && o.GetCount() <= 1 {
+			return opPlainGet
+		}
+	}
+	return 0
+}
+
+// appendPlainResponse appends a response of a plain kind.
+func appendPlainResponse(dst []byte, op proto.Message) []byte {
+	switch o := op.(type) {
+	case *pb.PutResponse:
+		return binary.AppendVarint(dst, o.GetHeader().GetRevision())
+	case *pb.RangeResponse:
+		dst = binary.AppendVarint(dst, o.GetHeader().GetRevision())
+		if len(o.GetKvs()) == 0 {
+			return dst
+		}
+		kv := o.GetKvs()[0]
+		dst = binary.AppendVarint(dst, kv.GetCreateRevision())
+		dst = binary.AppendVarint(dst, kv.GetModRevision())
+		dst = binary.AppendVarint(dst, kv.GetVersion())
+		dst = binary.AppendVarint(dst, kv.GetLease())
+		return append(appendBytes(dst, kv.GetKey()), kv.GetValue()...)
+	}
+	panic(fmt.Sprintf("shard: %T has no plain form", op))
+}
+
+// decodePlainResponse reads what appendPlainResponse wrote.
+func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
+	rev, b, err := varint(b)
+	if err != nil {
+		return nil, err
+	}
+	if k == opPlainPut {
+		if len(b) != 0 {
+			return nil, fmt.Errorf("shard: %d bytes behind the response to a put", len(b))
+		}
+		return &pb.PutResponse{Header: &pb.ResponseHeader{Revision: rev}}, nil
+	}
+	get := &struct {
+		resp   pb.RangeResponse
+		header pb.ResponseHeader
+		kv     mvccpb.KeyValue
+		kvs    [1]*mvccpb.KeyValue
+	}{}
+	get.header.Revision = rev
+	get.resp.Header = &get.header
+	if len(b) == 0 {
+		return &get.resp, nil
+	}
+	kv := &get.kv
+	for _, field := range [...]*int64{&kv.CreateRevision, &kv.ModRevision, &kv.Version, &kv.Lease} {
+		if *field, b, err = varint(b); err != nil {
+			return nil, err
+		}
+	}
+	if kv.Key, kv.Value, err = bytesField(b); err != nil {
+		return nil, err
+	}
+	kv.Value = orNil(kv.Value)
+	get.kvs[0] = kv
+	get.resp.Kvs, get.resp.Count = get.kvs[:], 1
+	return &get.resp, nil
+}
+
+// sizeBound returns how many bytes a message takes at most in protobuf's form: exactly,
+// but for those that have a plain form, where a little above costs less.
+func sizeBound(op proto.Message) int {
+	switch o := op.(type) {
+	case *pb.PutRequest:
+		return len(o.GetKey()) + len(o.GetValue()) + plainFieldsBytes
+	case *pb.RangeRequest:
+		return len(o.GetKey()) + len(o.GetRangeEnd()) + plainFieldsBytes
+	}
+	if plainResponse(op) == 0 {
+		return proto.Size(op)
+	}
+	n := plainFieldsBytes
+	if o, ok := op.(*pb.RangeResponse); ok {
+		for _, kv := range o.GetKvs() {
+			n += len(kv.GetKey()) + len(kv.GetValue()) + plainFieldsBytes
+		}
+	}
+	return n
+}
+
+// plainFieldsBytes is more than all fields of a message without its keys and values
+// take: twelve at most.
+const plainFieldsBytes = 12 * (1 + binary.MaxVarintLen64)
+
+// orNil returns absent bytes as protobuf does.
+func orNil(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	return b
+}
+
+// varint reads a zigzag varint.
+func varint(b []byte) (int64, []byte, error) {
+	v, n := binary.Varint(b)
+	if n <= 0 {
+		return 0, nil, errTruncated
+	}
+	return v, b[n:], nil
+}
