@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -23,90 +24,141 @@ const (
 	pollEvery  = 100 * time.Millisecond
 )
 
-// cluster is one side: three processes with etcd's flags.
+// cluster is one side: three processes, each with a client port and a page of health
+// and metrics.
 type cluster struct {
 	name   string
 	binary string
 	dir    string // data directories and logs
 	port   int    // of the first node's clients; node i has 10·i more, its peers one more
-	flags  []string
+	args   func(c *cluster, i int) []string
 
-	running []*exec.Cmd
+	// running are the processes, nil in the place of one that was killed.
+	running [nodes]*exec.Cmd
 }
 
-func (c *cluster) clientURL(i int) string { return fmt.Sprintf("http://127.0.0.1:%d", c.port+10*i) }
-func (c *cluster) peerURL(i int) string   { return fmt.Sprintf("http://127.0.0.1:%d", c.port+10*i+1) }
-
-// endpoints returns the client URLs of all nodes, each followed by path.
-func (c *cluster) endpoints(path string) string {
-	var all []string
-	for i := range nodes {
-		all = append(all, c.clientURL(i)+path)
+// etcdArgs makes the command lines of etcd, and of Skein which has the same flags,
+// with more of them behind.
+func etcdArgs(flags ...string) func(*cluster, int) []string {
+	return func(c *cluster, i int) []string {
+		var peers []string
+		for j := range nodes {
+			peers = append(peers, fmt.Sprintf("%s=%s", nodeName(j), c.peerURL(j)))
+		}
+		return append([]string{
+			"--name", nodeName(i), "--data-dir", filepath.Join(c.dir, nodeName(i)),
+			"--listen-client-urls", c.clientURL(i), "--advertise-client-urls", c.clientURL(i),
+			"--listen-peer-urls", c.peerURL(i), "--initial-advertise-peer-urls", c.peerURL(i),
+			"--initial-cluster", strings.Join(peers, ","),
+		}, flags...)
 	}
-	return strings.Join(all, ",")
+}
+
+// emptyArgs makes the command lines of servers that answer at once.
+func emptyArgs(valueBytes int) func(*cluster, int) []string {
+	return func(c *cluster, i int) []string {
+		return []string{"empty", "--listen", c.clientAddr(i), "--web", c.peerAddr(i), "--value-size", strconv.Itoa(valueBytes)}
+	}
+}
+
+func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
+
+func (c *cluster) clientAddr(i int) string { return fmt.Sprintf("127.0.0.1:%d", c.port+10*i) }
+func (c *cluster) peerAddr(i int) string   { return fmt.Sprintf("127.0.0.1:%d", c.port+10*i+1) }
+func (c *cluster) clientURL(i int) string  { return "http://" + c.clientAddr(i) }
+func (c *cluster) peerURL(i int) string    { return "http://" + c.peerAddr(i) }
+
+// webURL is where a node's /health and /metrics are.
+func (c *cluster) webURL(i int) string {
+	if c.name == emptySide {
+		return c.peerURL(i)
+	}
+	return c.clientURL(i)
+}
+
+// all returns a URL of each node, each followed by path.
+func all(url func(int) string, path string) string {
+	var urls []string
+	for i := range nodes {
+		urls = append(urls, url(i)+path)
+	}
+	return strings.Join(urls, ",")
 }
 
 // start starts the nodes and waits until each of them is healthy.
 func (c *cluster) start(ctx context.Context) error {
-	var peers []string
 	for i := range nodes {
-		peers = append(peers, fmt.Sprintf("n%d=%s", i+1, c.peerURL(i)))
-	}
-	for i := range nodes {
-		if err := c.startNode(i, strings.Join(peers, ",")); err != nil {
+		if err := c.startNode(i); err != nil {
 			return fmt.Errorf("start %s: %w", c.name, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
-	for i := range nodes {
-		if err := c.waitHealthy(ctx, i); err != nil {
-			return fmt.Errorf("start %s, node n%d, log %s: %w", c.name, i+1, c.log(i), err)
-		}
-	}
-	return nil
+	return c.waitHealthy(ctx)
 }
 
-func (c *cluster) log(i int) string { return filepath.Join(c.dir, fmt.Sprintf("n%d.log", i+1)) }
+func (c *cluster) log(i int) string { return filepath.Join(c.dir, nodeName(i)+".log") }
 
-func (c *cluster) startNode(i int, peers string) error {
+// startNode starts a node's process, for the first time or again.
+func (c *cluster) startNode(i int) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return err
 	}
-	log, err := os.Create(c.log(i))
+	log, err := os.OpenFile(c.log(i), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	name := fmt.Sprintf("n%d", i+1)
-	args := []string{
-		"--name", name, "--data-dir", filepath.Join(c.dir, name),
-		"--listen-client-urls", c.clientURL(i), "--advertise-client-urls", c.clientURL(i),
-		"--listen-peer-urls", c.peerURL(i), "--initial-advertise-peer-urls", c.peerURL(i),
-		"--initial-cluster", peers,
-	}
-	cmd := exec.Command(c.binary, append(args, c.flags...)...)
+	cmd := exec.Command(c.binary, c.args(c, i)...)
 	cmd.Stdout, cmd.Stderr = log, log
+	// What is killed leaves no servers behind, whose ports the next run wants.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	c.running = append(c.running, cmd)
+	c.running[i] = cmd
 	return nil
 }
 
-// waitHealthy waits until a node answers /health with health.
-func (c *cluster) waitHealthy(ctx context.Context, i int) error {
-	tick := time.NewTicker(pollEvery)
+// kill ends a node's process as kill -9 does.
+func (c *cluster) kill(i int) error {
+	cmd := c.running[i]
+	c.running[i] = nil
+	if err := cmd.Process.Kill(); err != nil {
+		return fmt.Errorf("kill %s of %s: %w", nodeName(i), c.name, err)
+	}
+	// That it was killed is no news.
+	_ = cmd.Wait()
+	return nil
+}
+
+func (c *cluster) pid(i int) int { return c.running[i].Process.Pid }
+
+// waitHealthy waits until all nodes are healthy.
+func (c *cluster) waitHealthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for i := range nodes {
+		err := waitUntil(ctx, pollEvery, func() error { return healthy(ctx, c.webURL(i)) })
+		if err != nil {
+			return fmt.Errorf("%s, node %s, log %s: not healthy: %w", c.name, nodeName(i), c.log(i), err)
+		}
+	}
+	return nil
+}
+
+// waitUntil asks every so often until done returns nil; when ctx is done first, it
+// returns the last error.
+func waitUntil(ctx context.Context, every time.Duration, done func() error) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
-		last := healthy(ctx, c.clientURL(i))
+		last := done()
 		if last == nil {
 			return nil
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("not healthy: %w", last)
+			return last
 		}
 	}
 }
@@ -128,14 +180,20 @@ func healthy(ctx context.Context, base string) error {
 	return err
 }
 
-// stop ends the processes that start started, gently first.
-func (c *cluster) stop() error {
-	var all []error
+// stop ends the processes that run, gently first, and removes the data unless it is to
+// be kept.
+func (c *cluster) stop(keep bool) error {
+	var wrong []error
 	for _, cmd := range c.running {
-		// A process that is gone already is what is wanted.
-		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if cmd != nil {
+			// A process that is gone already is what is wanted.
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+		}
 	}
 	for i, cmd := range c.running {
+		if cmd == nil {
+			continue
+		}
 		timer := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
 		err := cmd.Wait()
 		timer.Stop()
@@ -144,9 +202,12 @@ func (c *cluster) stop() error {
 			err = nil
 		}
 		if err != nil {
-			all = append(all, fmt.Errorf("%s, node n%d, log %s: %w", c.name, i+1, c.log(i), err))
+			wrong = append(wrong, fmt.Errorf("%s, node %s, log %s: %w", c.name, nodeName(i), c.log(i), err))
 		}
 	}
-	c.running = nil
-	return errors.Join(all...)
+	c.running = [nodes]*exec.Cmd{}
+	if len(wrong) == 0 && !keep {
+		wrong = append(wrong, os.RemoveAll(c.dir))
+	}
+	return errors.Join(wrong...)
 }

@@ -1,16 +1,19 @@
-// Command against-etcd runs the same load on a three-node etcd and a three-node
-// Skein, by turns, and prints all runs, their medians and the ratios.
+// Command against-etcd measures whole clusters: three processes of etcd and three of
+// Skein on one machine and one file system, with the load beside them.
 //
 // It builds etcd from its module (the version in this module's go.mod), Skein and
-// loadtest from the tree around it, starts both clusters beside each other on one
-// file system, and leaves the reports of all runs as JSON. Both clusters run all
-// the time: what the idle one costs, both sides bear.
+// loadtest from the tree around it, prints every run and the ratios as Markdown, and
+// leaves all figures as JSON.
 //
-//	go run . --runs 5 --total 100000
+//	go run . throughput --runs 5 --total 100000
+//	go run . latency
+//	go run . failover
+//	go run . sleeping
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,136 +21,165 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
-// options are the command line.
-type options struct {
-	runs    int
-	total   int64
-	warmup  time.Duration
-	conns   int
-	clients int
-	value   int
-	keys    int
-	ranges  int
-	load    string
-	extra   string
-	dir     string
-	port    int
-	keep    bool
+// The sides that are measured.
+const (
+	etcdSide  = "etcd"
+	skeinSide = "skein"
+	emptySide = "empty" // gRPC servers that answer at once
+)
+
+// A measure is one of the things that can be measured.
+type measure struct {
+	name, about string
+	// flags registers what the measure can be told and returns how to run it.
+	flags func(*flag.FlagSet) func(context.Context, *bench) error
+}
+
+// measures are all; the first is what is meant where none is named.
+var measures = []measure{
+	{"throughput", "operations a second and CPU of each, by turns, beside an empty gRPC server", throughputFlags},
+	{"latency", "puts of one client at each endpoint, and what each hop takes", latencyFlags},
+	{"failover", "the gap between acknowledged writes after kill -9 of the leader", failoverFlags},
+	{"sleeping", "what thousands of ranges cost that nobody uses", sleepingFlags},
+}
+
+// bench is what every measure works with.
+type bench struct {
+	dir  string // binaries, data and reports
+	port int
+	keep bool
 }
 
 func main() {
-	var o options
-	flag.IntVar(&o.runs, "runs", 5, "runs of each side")
-	flag.Int64Var(&o.total, "total", 100_000, "operations of a run")
-	flag.DurationVar(&o.warmup, "warmup", 2*time.Second, "unmeasured load before each run")
-	flag.IntVar(&o.conns, "conns", 100, "connections")
-	flag.IntVar(&o.clients, "clients", 1000, "clients")
-	flag.IntVar(&o.value, "value-size", 256, "bytes of a value")
-	flag.IntVar(&o.keys, "keys", 100_000, "different keys")
-	flag.IntVar(&o.ranges, "ranges", 8, "initial ranges of Skein")
-	flag.StringVar(&o.load, "workload", "put", "put, get or mixed")
-	flag.StringVar(&o.extra, "loadtest-flags", "", "more flags for loadtest run, separated by blanks")
-	flag.StringVar(&o.dir, "dir", "", "directory for binaries, data and reports (default: a new one in the current directory)")
-	flag.IntVar(&o.port, "port", 21000, "first of the ports")
-	flag.BoolVar(&o.keep, "keep", false, "keep the servers' data")
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil {
+	err := run(ctx, os.Args[1:])
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "against-etcd:", err)
-		stop()
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, o options) (err error) {
-	if o.dir == "" {
-		if o.dir, err = os.MkdirTemp(".", "results-"); err != nil {
+func run(ctx context.Context, args []string) error {
+	m := measures[0]
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		var err error
+		if m, err = named(args[0]); err != nil {
 			return err
 		}
+		args = args[1:]
 	}
-	if o.dir, err = filepath.Abs(o.dir); err != nil {
+	var b bench
+	set := flag.NewFlagSet(m.name, flag.ContinueOnError)
+	set.Usage = func() {
+		fmt.Fprintf(set.Output(), "%s: %s\n", m.name, m.about)
+		set.PrintDefaults()
+	}
+	set.StringVar(&b.dir, "dir", "", "directory for binaries, data and reports (default: a new one in the current directory)")
+	set.IntVar(&b.port, "port", 21000, "first of the ports")
+	set.BoolVar(&b.keep, "keep", false, "keep the servers' data and logs")
+	work := m.flags(set)
+	if err := set.Parse(args); err != nil {
 		return err
 	}
-	fmt.Println("building etcd, skein and loadtest into", o.dir)
-	if err := build(ctx, o.dir); err != nil {
+	if set.NArg() > 0 {
+		return fmt.Errorf("%s: %q is no flag", m.name, set.Arg(0))
+	}
+	if err := b.build(ctx); err != nil {
 		return err
 	}
-	sides := []*cluster{
-		{name: "etcd", binary: filepath.Join(o.dir, "etcd"), dir: filepath.Join(o.dir, "data-etcd"), port: o.port},
-		{
-			name: "skein", binary: filepath.Join(o.dir, "skein"), dir: filepath.Join(o.dir, "data-skein"), port: o.port + 100,
-			flags: []string{"--initial-ranges", strconv.Itoa(o.ranges)},
-		},
-	}
-	defer func() {
-		for _, c := range sides {
-			err = errors.Join(err, c.stop())
-			if !o.keep {
-				err = errors.Join(err, os.RemoveAll(c.dir))
-			}
-		}
-	}()
-	for _, c := range sides {
-		if err := c.start(ctx); err != nil {
-			return err
-		}
-	}
-	var t table
-	for i := range o.runs {
-		for _, c := range sides {
-			r, err := load(ctx, o, c, i)
-			if err != nil {
-				return err
-			}
-			t.add(c.name, r)
-		}
-	}
-	t.write(os.Stdout, sides[1].name, sides[0].name)
-	fmt.Println("\nreports:", filepath.Join(o.dir, "*.json"))
-	return nil
+	return work(ctx, &b)
 }
 
-// build compiles the three binaries into dir.
-func build(ctx context.Context, dir string) error {
-	for _, b := range []struct{ name, from, pkg string }{
+func named(name string) (measure, error) {
+	var lines []string
+	for _, m := range measures {
+		if m.name == name {
+			return m, nil
+		}
+		lines = append(lines, fmt.Sprintf("  %-10s  %s", m.name, m.about))
+	}
+	return measure{}, fmt.Errorf("%q is no measure; there are\n%s", name, strings.Join(lines, "\n"))
+}
+
+// build makes the directory and compiles the three binaries into it.
+func (b *bench) build(ctx context.Context) (err error) {
+	if b.dir == "" {
+		if b.dir, err = os.MkdirTemp(".", "results-"); err != nil {
+			return err
+		}
+	}
+	if b.dir, err = filepath.Abs(b.dir); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "building etcd, skein and loadtest into", b.dir)
+	for _, it := range []struct{ name, from, pkg string }{
 		{"etcd", ".", "go.etcd.io/etcd/server/v3"},
 		{"skein", "../..", "./cmd/skein"},
 		{"loadtest", "../..", "./cmd/loadtest"},
 	} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-C", b.from, "-buildvcs=auto", "-o", filepath.Join(dir, b.name), b.pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", "-C", it.from, "-buildvcs=auto", "-o", filepath.Join(b.dir, it.name), it.pkg)
 		cmd.Stderr = os.Stderr
 		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("build %s (run this in bench/against-etcd): %w", b.name, err)
+			return fmt.Errorf("build %s (run this in bench/against-etcd): %w", it.name, err)
 		}
 	}
 	return nil
 }
 
-// load runs loadtest once against a cluster and returns its report.
-func load(ctx context.Context, o options, c *cluster, i int) (report, error) {
-	file := filepath.Join(o.dir, fmt.Sprintf("%s-%02d.json", c.name, i+1))
-	args := []string{
-		"run", "--endpoints", c.endpoints(""), "--server-metrics", c.endpoints("/metrics"),
-		"--workload", o.load, "--total", strconv.FormatInt(o.total, 10), "--warmup", o.warmup.String(),
-		"--conns", strconv.Itoa(o.conns), "--clients", strconv.Itoa(o.clients),
-		"--value-size", strconv.Itoa(o.value), "--keys", strconv.Itoa(o.keys),
-		"--data-dir", c.dir, "--json", file,
-	}
-	cmd := exec.CommandContext(ctx, filepath.Join(o.dir, "loadtest"), append(args, strings.Fields(o.extra)...)...)
-	text, err := cmd.CombinedOutput()
-	if err != nil {
-		return report{}, fmt.Errorf("%s, run %d: %w\n%s", c.name, i+1, err, text)
-	}
-	r, err := readReport(file)
-	if err == nil {
-		fmt.Printf("%-6s run %2d  %s\n", c.name, i+1, r)
-	}
-	return r, err
+// etcd, skein and empty are the clusters of the three sides, not started.
+func (b *bench) etcd() *cluster { return b.cluster(etcdSide, "etcd", 0, etcdArgs()) }
+
+func (b *bench) skein(flags ...string) *cluster {
+	return b.cluster(skeinSide, "skein", 100, etcdArgs(flags...))
 }
+
+func (b *bench) empty(valueBytes int) *cluster {
+	return b.cluster(emptySide, "loadtest", 200, emptyArgs(valueBytes))
+}
+
+func (b *bench) cluster(name, binary string, offset int, args func(*cluster, int) []string) *cluster {
+	return &cluster{
+		name: name, binary: filepath.Join(b.dir, binary), dir: filepath.Join(b.dir, "data-"+name),
+		port: b.port + offset, args: args,
+	}
+}
+
+// with starts clusters, does work and ends them whatever comes of it.
+func (b *bench) with(ctx context.Context, clusters []*cluster, work func() error) (err error) {
+	defer func() {
+		for _, c := range clusters {
+			// Of what went wrong the logs tell.
+			err = errors.Join(err, c.stop(b.keep || err != nil))
+		}
+	}()
+	for _, c := range clusters {
+		if err := c.start(ctx); err != nil {
+			return err
+		}
+	}
+	return work()
+}
+
+// save writes figures as JSON and says where.
+func (b *bench) save(name string, figures any) error {
+	text, err := json.MarshalIndent(figures, "", "  ")
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	file := filepath.Join(b.dir, name)
+	if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	fmt.Fprintln(os.Stderr, "report:", file)
+	return nil
+}
+
+// progress tells who waits what goes on; the tables alone go to stdout.
+func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }

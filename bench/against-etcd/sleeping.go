@@ -1,0 +1,311 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+)
+
+// sleepingOptions are the command line of the measure.
+type sleepingOptions struct {
+	ranges, clients, firsts, value int
+	rest, over                     time.Duration
+}
+
+func sleepingFlags(set *flag.FlagSet) func(context.Context, *bench) error {
+	var o sleepingOptions
+	set.IntVar(&o.ranges, "ranges", 10_000, "ranges")
+	set.IntVar(&o.clients, "clients", 64, "clients that write each range once")
+	set.IntVar(&o.firsts, "first-writes", 30, "sleeping ranges that are written at the end, one after the other")
+	set.IntVar(&o.value, "value-size", 256, "bytes of a value")
+	set.DurationVar(&o.rest, "rest", time.Minute, "from the moment when all sleep to the measurement")
+	set.DurationVar(&o.over, "over", time.Minute, "how long CPU is measured")
+	return func(ctx context.Context, b *bench) error { return sleeping(ctx, b, o) }
+}
+
+// asleepLimit bounds the wait until all ranges sleep, createLimit that for all ranges to
+// be there.
+const (
+	asleepLimit = 5 * time.Minute
+	createLimit = 10 * time.Minute
+	mebibyte    = 1 << 20
+)
+
+// slept is what a cluster was like while nobody used it.
+type slept struct {
+	Ranges  int           `json:"ranges"`
+	Created time.Duration `json:"created_ns"` // from the start of the processes until each range had a leader
+	Wrote   time.Duration `json:"wrote_ns"`   // each key once
+	// Asleep is how long it took from then until all slept; Awake is how many groups did
+	// not, over all nodes.
+	Asleep time.Duration `json:"asleep_ns"`
+	Awake  int           `json:"awake_groups"`
+	Nodes  [nodes]rested `json:"nodes"`
+	// Firsts are the first writes to ranges that slept.
+	Firsts []time.Duration `json:"first_writes_ns"`
+}
+
+// rested is one node of a cluster that nobody used.
+type rested struct {
+	CPUPercent float64 `json:"cpu_percent"` // of a core
+	Resident   float64 `json:"resident_mib"`
+	// Go is what Go's runtime has of the machine, Heap what of it objects take, dead ones
+	// included.
+	Go   float64 `json:"go_mib"`
+	Heap float64 `json:"heap_mib"`
+}
+
+func sleeping(ctx context.Context, b *bench, o sleepingOptions) error {
+	if o.ranges < 1 || o.clients < 1 || o.firsts < 1 {
+		return fmt.Errorf("sleeping: %d ranges, %d clients, %d first writes: at least one of each", o.ranges, o.clients, o.firsts)
+	}
+	var keys [][]byte
+	var found []slept
+	// The larger one goes first: it says which keys are written to both.
+	for _, ranges := range []int{o.ranges, 1} {
+		c := b.skein("--initial-ranges", strconv.Itoa(ranges))
+		began := time.Now()
+		err := b.with(ctx, []*cluster{c}, func() error {
+			s, err := c.rest(ctx, o, ranges, began, &keys)
+			found = append(found, s)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	writeSleeping(o, found[0], found[1])
+	return b.save("sleeping.json", found)
+}
+
+// rest writes each key once, lets the cluster sleep and measures it. Without keys, they
+// are the first of each range.
+func (c *cluster) rest(ctx context.Context, o sleepingOptions, ranges int, began time.Time, keys *[][]byte) (slept, error) {
+	s := slept{Ranges: ranges}
+	if err := c.created(ctx, ranges); err != nil {
+		return s, err
+	}
+	s.Created = time.Since(began)
+	progress("%d ranges lead after %s", ranges, s.Created)
+	if *keys == nil {
+		list, err := c.ranges(ctx)
+		if err != nil {
+			return s, err
+		}
+		if len(list) != ranges {
+			return s, fmt.Errorf("%d ranges in place of %d", len(list), ranges)
+		}
+		*keys = firstKeys(list)
+	}
+	clients, err := c.connectAll()
+	if err != nil {
+		return s, err
+	}
+	defer closeAll(clients)
+	began = time.Now()
+	if err := writeOnce(ctx, o, clients, *keys); err != nil {
+		return s, err
+	}
+	s.Wrote = time.Since(began)
+	progress("%d keys written after %s", len(*keys), s.Wrote)
+	if s.Awake, err = c.asleep(ctx); err != nil {
+		return s, err
+	}
+	s.Asleep = time.Since(began) - s.Wrote
+	progress("%d groups awake, %s after the last write", s.Awake, s.Asleep)
+	if err := sleep(ctx, o.rest); err != nil {
+		return s, err
+	}
+	if s.Nodes, err = c.measureRest(ctx, o.over); err != nil {
+		return s, err
+	}
+	s.Firsts, err = firstWrites(ctx, o, clients, *keys)
+	return s, err
+}
+
+// created waits until each range has a leader.
+func (c *cluster) created(ctx context.Context, ranges int) error {
+	ctx, cancel := context.WithTimeout(ctx, createLimit)
+	defer cancel()
+	return waitUntil(ctx, pollEvery, func() error {
+		leaders, err := c.sum(ctx, "skein_shard_leaders")
+		if err == nil && leaders < ranges {
+			err = fmt.Errorf("%d of %d ranges have a leader", leaders, ranges)
+		}
+		return err
+	})
+}
+
+// sum is a gauge over all nodes.
+func (c *cluster) sum(ctx context.Context, name string) (int, error) {
+	var sum float64
+	for i := range nodes {
+		p, err := c.metrics(ctx, i)
+		if err != nil {
+			return 0, err
+		}
+		v, ok := p[name]
+		if !ok {
+			return 0, fmt.Errorf("metrics of %s: no %s", nodeName(i), name)
+		}
+		sum += v
+	}
+	return int(sum), nil
+}
+
+// firstKeys returns the first key of each range; there is none before the first.
+func firstKeys(list []rangeState) [][]byte {
+	var keys [][]byte
+	for _, r := range list {
+		key := r.Start
+		if len(key) == 0 {
+			key = []byte{0}
+		}
+		keys = append(keys, bytes.Clone(key))
+	}
+	return keys
+}
+
+// writeOnce puts each key, at the endpoints by turns.
+func writeOnce(ctx context.Context, o sleepingOptions, clients [nodes]*clientv3.Client, keys [][]byte) error {
+	value := strings.Repeat("v", o.value)
+	var next atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for range o.clients {
+		g.Go(func() error {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(keys) {
+					return nil
+				}
+				ctx, cancel := context.WithTimeout(ctx, askLimit)
+				_, err := clients[i%nodes].Put(ctx, string(keys[i]), value)
+				cancel()
+				if err != nil {
+					return fmt.Errorf("put of %q: %w", keys[i], err)
+				}
+			}
+		})
+	}
+	return g.Wait()
+}
+
+// asleep waits until no group is awake but those that never sleep: until their number
+// was the same and small for a while. It returns the number, also where the wait was in
+// vain.
+func (c *cluster) asleep(ctx context.Context) (awake int, err error) {
+	const same = 10 // seconds
+	limit := time.Now().Add(asleepLimit)
+	for seen := 0; ; {
+		now, err := c.sum(ctx, "skein_raftgroup_awake_groups")
+		if err != nil {
+			return 0, err
+		}
+		if now != awake || now > 2*nodes {
+			awake, seen = now, 0
+		}
+		if seen++; seen > same || time.Now().After(limit) {
+			return awake, nil
+		}
+		if err := sleep(ctx, time.Second); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// measureRest measures the nodes, asking them nothing meanwhile.
+func (c *cluster) measureRest(ctx context.Context, over time.Duration) (out [nodes]rested, err error) {
+	var before [nodes]time.Duration
+	for i := range nodes {
+		if before[i], err = cpuTime(c.pid(i)); err != nil {
+			return out, err
+		}
+	}
+	began := time.Now()
+	if err := sleep(ctx, over); err != nil {
+		return out, err
+	}
+	for i := range nodes {
+		after, err := cpuTime(c.pid(i))
+		if err != nil {
+			return out, err
+		}
+		out[i].CPUPercent = (after - before[i]).Seconds() / time.Since(began).Seconds() * 100
+	}
+	for i := range nodes {
+		p, err := c.metrics(ctx, i)
+		if err != nil {
+			return out, err
+		}
+		out[i].Resident = p["process_resident_memory_bytes"] / mebibyte
+		out[i].Go = (p["go_memstats_sys_bytes"] - p["go_memstats_heap_released_bytes"]) / mebibyte
+		out[i].Heap = p["go_memstats_heap_alloc_bytes"] / mebibyte
+		progress("%s: CPU %.2f %%, resident %.0f MiB, Go %.0f MiB, heap %.0f MiB", nodeName(i), out[i].CPUPercent, out[i].Resident, out[i].Go, out[i].Heap)
+	}
+	return out, nil
+}
+
+// firstWrites writes to ranges that sleep, which lie far from each other.
+func firstWrites(ctx context.Context, o sleepingOptions, clients [nodes]*clientv3.Client, keys [][]byte) ([]time.Duration, error) {
+	value := strings.Repeat("w", o.value)
+	n := min(o.firsts, len(keys))
+	took := make([]time.Duration, 0, n)
+	for i := range n {
+		ctx, cancel := context.WithTimeout(ctx, 2*askLimit)
+		began := time.Now()
+		_, err := clients[i%nodes].Put(ctx, string(keys[i*len(keys)/n]), value)
+		cancel()
+		if err != nil {
+			return took, fmt.Errorf("first write: %w", err)
+		}
+		took = append(took, time.Since(began))
+	}
+	return took, nil
+}
+
+func writeSleeping(o sleepingOptions, many, one slept) {
+	t := newTable("", fmt.Sprintf("%d ranges", many.Ranges), "one range", "more", "target")
+	for i := range nodes {
+		a, b := many.Nodes[i], one.Nodes[i]
+		for _, f := range []struct {
+			name, target string
+			a, b         float64
+		}{
+			{"CPU, % of a core", "< 5", a.CPUPercent, b.CPUPercent},
+			{"resident, MiB", "< 200 more", a.Resident, b.Resident},
+			{"of it Go's, MiB", "", a.Go, b.Go},
+			{"heap, MiB", "", a.Heap, b.Heap},
+		} {
+			t.add(nodeName(i)+": "+f.name, number(f.a), number(f.b), number(f.a-f.b), f.target)
+		}
+	}
+	seconds := func(name string, a, b time.Duration, target string) {
+		t.add(name, number(a.Seconds()), number(b.Seconds()), number((a - b).Seconds()), target)
+	}
+	seconds("start until each range leads, s", many.Created, one.Created, "< 60")
+	seconds(fmt.Sprintf("%d keys written once, s", many.Ranges), many.Wrote, one.Wrote, "")
+	seconds("last write until all sleep, s", many.Asleep, one.Asleep, "")
+	t.add("groups awake then, over all nodes", fmt.Sprint(many.Awake), fmt.Sprint(one.Awake))
+	for _, f := range []struct {
+		name string
+		of   func([]time.Duration) time.Duration
+	}{{"median", middle}, {"longest", slices.Max[[]time.Duration]}} {
+		t.add(fmt.Sprintf("first write to a sleeping range, %s of %d, ms", f.name, len(many.Firsts)),
+			number(millis(f.of(many.Firsts))), number(millis(f.of(one.Firsts))), "", "< 1000")
+	}
+	t.write(os.Stdout, fmt.Sprintf("%d keys on %d nodes, CPU over %s, %s after all slept", many.Ranges, nodes, o.over, o.rest))
+}
+
+func middle(of []time.Duration) time.Duration {
+	return slices.Sorted(slices.Values(of))[len(of)/2]
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// throughputOptions are the command line of the measure.
+type throughputOptions struct {
+	runs    int
+	total   int64
+	warmup  time.Duration
+	conns   int
+	clients int
+	value   int
+	keys    int
+	ranges  int
+	load    string
+	extra   string
+}
+
+func throughputFlags(set *flag.FlagSet) func(context.Context, *bench) error {
+	var o throughputOptions
+	set.IntVar(&o.runs, "runs", 5, "runs of each side")
+	set.Int64Var(&o.total, "total", 100_000, "operations of a run")
+	set.DurationVar(&o.warmup, "warmup", 2*time.Second, "unmeasured load before each run")
+	set.IntVar(&o.conns, "conns", 100, "connections")
+	set.IntVar(&o.clients, "clients", 1000, "clients")
+	set.IntVar(&o.value, "value-size", 256, "bytes of a value")
+	set.IntVar(&o.keys, "keys", 100_000, "different keys")
+	set.IntVar(&o.ranges, "ranges", 8, "initial ranges of Skein")
+	set.StringVar(&o.load, "workload", "put", "put, get or mixed")
+	set.StringVar(&o.extra, "loadtest-flags", "", "more flags for loadtest run, separated by blanks")
+	return func(ctx context.Context, b *bench) error { return throughput(ctx, b, o) }
+}
+
+// throughput loads the sides by turns. All clusters run all the time: what the idle
+// ones cost, all sides bear.
+func throughput(ctx context.Context, b *bench, o throughputOptions) error {
+	clusters := []*cluster{b.etcd(), b.skein("--initial-ranges", strconv.Itoa(o.ranges)), b.empty(o.value)}
+	runs := map[string][]report{}
+	err := b.with(ctx, clusters, func() error {
+		for i := range o.runs {
+			for _, c := range clusters {
+				r, err := load(ctx, b, o, c, i)
+				if err != nil {
+					return err
+				}
+				runs[c.name] = append(runs[c.name], r)
+			}
+		}
+		return nil
+	})
+	if len(runs[emptySide]) > 0 {
+		writeThroughput(os.Stdout, o.load, runs)
+		progress("\nreports: %s", filepath.Join(b.dir, "*.json"))
+	}
+	return err
+}
+
+// load runs loadtest once against a cluster and returns its report.
+func load(ctx context.Context, b *bench, o throughputOptions, c *cluster, i int) (report, error) {
+	file := filepath.Join(b.dir, fmt.Sprintf("%s-%02d.json", c.name, i+1))
+	args := []string{
+		"run", "--endpoints", all(c.clientURL, ""), "--server-metrics", all(c.webURL, "/metrics"),
+		"--workload", o.load, "--total", strconv.FormatInt(o.total, 10), "--warmup", o.warmup.String(),
+		"--conns", strconv.Itoa(o.conns), "--clients", strconv.Itoa(o.clients),
+		"--value-size", strconv.Itoa(o.value), "--keys", strconv.Itoa(o.keys),
+		"--data-dir", c.dir, "--json", file,
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, "loadtest"), append(args, strings.Fields(o.extra)...)...)
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		return report{}, fmt.Errorf("%s, run %d: %w\n%s", c.name, i+1, err, text)
+	}
+	r, err := readReport(file)
+	if err == nil {
+		progress("%-6s run %2d  %s", c.name, i+1, r)
+	}
+	return r, err
+}
+
+// report is the part of loadtest's report that is compared.
+type report struct {
+	Throughput float64    `json:"throughput_per_second"`
+	Failed     int64      `json:"failed"`
+	Put        *latencies `json:"put"`
+	Get        *latencies `json:"get"`
+	CPU        struct {
+		Self    float64 `json:"self_us_per_operation"`
+		Servers float64 `json:"servers_us_per_operation"`
+	} `json:"cpu"`
+}
+
+type latencies struct {
+	P50   float64 `json:"p50_us"`
+	P99   float64 `json:"p99_us"`
+	P9999 float64 `json:"p99_99_us"`
+}
+
+func readReport(file string) (report, error) {
+	var r report
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("report %s: %w", file, err)
+	}
+	return r, nil
+}
+
+// String is a run as one line.
+func (r report) String() string {
+	text := fmt.Sprintf("%9.1f/s", r.Throughput)
+	for _, l := range []struct {
+		name string
+		of   *latencies
+	}{{"put", r.Put}, {"get", r.Get}} {
+		if l.of != nil {
+			text += fmt.Sprintf("  %s p50 %.2f ms, p99 %.2f ms, p99.99 %.2f ms", l.name, l.of.P50/1e3, l.of.P99/1e3, l.of.P9999/1e3)
+		}
+	}
+	return text + fmt.Sprintf("  CPU per op: servers %.1f µs, loadtest %.1f µs  failed %d", r.CPU.Servers, r.CPU.Self, r.Failed)
+}
+
+// compared are what the runs are compared by, in the order of the table.
+var compared = []struct {
+	name, format string
+	of           func(r report) (float64, bool)
+}{
+	{"throughput, 1/s", "%.0f", func(r report) (float64, bool) { return r.Throughput, true }},
+	{"servers' CPU per op, µs", "%.1f", func(r report) (float64, bool) { return r.CPU.Servers, r.CPU.Servers > 0 }},
+	{"loadtest's CPU per op, µs", "%.1f", func(r report) (float64, bool) { return r.CPU.Self, true }},
+	{"put p50, ms", "%.1f", func(r report) (float64, bool) { return of(r.Put, func(l *latencies) float64 { return l.P50 }) }},
+	{"put p99, ms", "%.1f", func(r report) (float64, bool) { return of(r.Put, func(l *latencies) float64 { return l.P99 }) }},
+	{"put p99.99, ms", "%.1f", func(r report) (float64, bool) { return of(r.Put, func(l *latencies) float64 { return l.P9999 }) }},
+	{"get p50, ms", "%.1f", func(r report) (float64, bool) { return of(r.Get, func(l *latencies) float64 { return l.P50 }) }},
+	{"get p99, ms", "%.1f", func(r report) (float64, bool) { return of(r.Get, func(l *latencies) float64 { return l.P99 }) }},
+	{"get p99.99, ms", "%.1f", func(r report) (float64, bool) { return of(r.Get, func(l *latencies) float64 { return l.P9999 }) }},
+	{"failed", "%.0f", func(r report) (float64, bool) { return float64(r.Failed), true }},
+}
+
+// of returns one of some latencies in milliseconds.
+func of(l *latencies, value func(*latencies) float64) (float64, bool) {
+	if l == nil {
+		return 0, false
+	}
+	return value(l) / 1e3, true
+}
+
+// values returns what the runs are compared by of all of them, false if one lacks it or
+// there is none.
+func values(runs []report, of func(report) (float64, bool)) ([]float64, bool) {
+	var all []float64
+	for _, r := range runs {
+		v, ok := of(r)
+		if !ok {
+			return nil, false
+		}
+		all = append(all, v)
+	}
+	return all, len(all) > 0
+}
+
+// writeThroughput prints all runs, and then the medians and the ratios of the pairs.
+func writeThroughput(out io.Writer, load string, runs map[string][]report) {
+	every := newTable("every run", etcdSide, skeinSide, "empty gRPC servers")
+	medians := newTable("medians", etcdSide, skeinSide, "empty gRPC servers", "Skein / etcd: median (lowest to highest)")
+	for _, m := range compared {
+		var row, middle []string
+		sides := map[string][]float64{}
+		for _, side := range []string{etcdSide, skeinSide, emptySide} {
+			v, ok := values(runs[side], m.of)
+			if !ok {
+				break
+			}
+			sides[side] = v
+			row = append(row, figures(v, m.format))
+			middle = append(middle, fmt.Sprintf(m.format, median(v)))
+		}
+		if len(row) < 3 {
+			continue
+		}
+		every.add(append([]string{m.name}, row...)...)
+		medians.add(append(append([]string{m.name}, middle...), spread(sides[skeinSide], sides[etcdSide]))...)
+	}
+	every.write(out, fmt.Sprintf("Workload %s, %d runs of each side by turns", load, len(runs[emptySide])))
+	medians.write(out, "Medians, and the ratios within the pairs")
+}
