@@ -447,9 +447,10 @@ func (h *Host) forgetPromises(now clock.Time) {
 	}
 }
 
-// fail ends the host's progress: an engine that does not take what is committed,
-// or a state machine that cannot apply it, leaves nothing to go on with. The node
-// must stop; after a restart the wal applies again.
+// fail ends the host's progress: an engine that does not take what is committed, a
+// state machine that cannot apply it, or a log that cannot be read leaves nothing to go
+// on with. The node must stop; after a restart the wal applies again, or is refused
+// where it is damaged.
 func (h *Host) fail(err error) {
 	h.failMu.Lock()
 	defer h.failMu.Unlock()
@@ -458,7 +459,7 @@ func (h *Host) fail(err error) {
 	}
 	h.failErr = err
 	close(h.failCh)
-	h.log.Error("applying has failed; the node must stop", zap.Error(err))
+	h.log.Error("the raft groups cannot go on; the node must stop", zap.Error(err))
 }
 
 // Fatal is closed when the host cannot go on. Failures of wal and engine have

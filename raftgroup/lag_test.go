@@ -9,9 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/wal"
 )
 
 // trap 17: a replica that has too much to apply does not campaign, since raft would
@@ -72,6 +74,42 @@ func TestLaggardDoesNotCampaign(t *testing.T) {
 			})
 		})
 	}
+}
+
+// trap 17: what raft looks through before it campaigns is read although the pass has
+// read its share: raft cannot go on without it.
+func TestCampaignReadsBeyondItsShare(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout, c.SleepAfter, c.passReadBytes = time.Hour, -1, 1 })
+		r.walopt = func(o *wal.Options) { o.EntryCacheBytes = 1 }
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.equal(1)
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		g := f.host.Group(1)
+		gate := make(chan struct{})
+		f.sms[1].slow = func() { <-gate }
+		for i := range 20 {
+			r.write(1, fmt.Sprint(i))
+		}
+		r.eventually("it is told what is committed", 5*time.Second, func() bool { return g.Status().Commit == l.host.Group(1).Status().Commit })
+		term, reads := g.Status().Term, testutil.ToFloat64(f.host.m.logReads)
+		inWorker(g, func() {
+			g.w.readBytes = 1 << 20
+			_ = g.rn.ForgetLeader()
+			_ = g.rn.Campaign()
+		})
+		if testutil.ToFloat64(f.host.m.logReads) == reads {
+			t.Error("it has not looked through what it has to apply")
+		}
+		close(gate)
+		r.eventually("it campaigns", 5*time.Second, func() bool { return r.leader(1).host.Group(1).Status().Term >= term })
+		r.write(1, "last")
+		r.equal(1)
+	})
 }
 
 // trap 20: a new leader overwrites the tail of a follower whose disk still works on

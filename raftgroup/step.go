@@ -312,7 +312,9 @@ func (g *Group) ready() {
 	g.readPutOff = false
 	for round := 0; g.rn.HasReady(); round++ {
 		if round == readyRoundsMax || g.readPutOff {
-			g.w.call(g, func() {}) // the next group's turn first
+			if !g.h.failed.Load() {
+				g.w.call(g, func() {}) // the next group's turn first
+			}
 			break
 		}
 		g.inReady = true

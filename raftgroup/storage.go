@@ -1,6 +1,7 @@
 package raftgroup
 
 import (
+	"errors"
 	"fmt"
 
 	"go.etcd.io/raft/v3"
@@ -41,7 +42,23 @@ func (s *storage) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 	g.h.m.logReads.Inc()
 	ents, err := g.log.Entries(lo, hi, maxSize)
 	g.w.readBytes += entriesBytes(ents)
+	if err != nil && !errors.Is(err, raft.ErrCompacted) && !errors.Is(err, raft.ErrUnavailable) {
+		return nil, s.damaged(err)
+	}
 	return ents, err
+}
+
+// damaged deals with entries that the disk does not give back. The node must stop and
+// say which: raft would send a snapshot instead and hide the damage, and panic over
+// entries that are to be applied. Until the node has stopped they count as put off.
+func (s *storage) damaged(err error) error {
+	g := s.g
+	g.h.fail(fmt.Errorf("raftgroup: group %s: %w", g.id, err))
+	if !s.mayPutOff() {
+		return err
+	}
+	g.readPutOff = true
+	return nil
 }
 
 // mayPutOff says whether raft asks for what it can do without: entries to send or to

@@ -496,3 +496,49 @@ func TestRecoveryErrors(t *testing.T) {
 		mustClose(t, whole)
 	}
 }
+
+// TestRecoveryRefusesWhatDoesNotFit opens logs with sound records that contradict each
+// other, as no crash leaves them: a hard state that commits entries which are not there
+// (trap 19), and a hole between entries.
+func TestRecoveryRefusesWhatDoesNotFit(t *testing.T) { synctest.Test(t, testRecoveryRefuses) }
+
+func testRecoveryRefuses(t *testing.T) {
+	mem := vfs.NewMem()
+	l := mustOpen(t, testOptions(mem))
+	b := l.NewBatch()
+	b.Append(1, testHard(hardState{1, 1, 0}), testEntries(1, 1, "one", "two"))
+	l.Submit(b, nil)
+	if err := l.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, l)
+	files := segmentFiles(t, mem)
+	name := segmentName(1, segmentSuffix)
+	header, err := decodeSegmentHeader(files[name])
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := scan(files[name], header, int64(len(files[name]))).end
+	for what, c := range map[string]struct {
+		first, commit uint64
+		want          string // in the error; empty: it opens
+	}{
+		"as it should be":   {3, 3, ""},
+		"commit beyond all": {3, 4, "commit index 4 above the last index 3"},
+		"a hole":            {4, 2, "missing"},
+	} {
+		r := endRecord(appendEntry(beginRecord(nil, kindAppend, 1, c.first, 1), testEntries(c.first, 1, "more")[0]))
+		putState(r, position{}, hardState{1, 1, c.commit}, true)
+		r[17] |= flagUnitEnd
+		seal(r, header, end)
+		bad := slices.Clone(files[name])
+		copy(bad[end:], r)
+		l, err := openBytes(t, files, name, bad)
+		if err == nil {
+			mustClose(t, l)
+		}
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
