@@ -62,6 +62,15 @@ type Client struct {
 	leader keyspace.NodeID
 	term   uint64
 	turn   int
+	// running, guarded by mu, are the attempts under way that may be made again
+	// elsewhere.
+	running map[*attempt]struct{}
+}
+
+// attempt is one attempt at one node.
+type attempt struct {
+	node   keyspace.NodeID
+	cancel context.CancelFunc
 }
 
 // NewClient returns a node's Client. Start follows.
@@ -81,7 +90,7 @@ func NewClient(o ClientOptions) *Client {
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics(nil)
 	}
-	c := &Client{o: o}
+	c := &Client{o: o, running: make(map[*attempt]struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.queue.init()
 	c.reports.init()
@@ -114,8 +123,37 @@ func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
 	if term < c.term {
 		return
 	}
+	if term > c.term && leader != 0 {
+		// Whoever led before is lost, and may be out of reach: nobody waits for it.
+		for a := range c.running {
+			if a.node != leader {
+				a.cancel()
+			}
+		}
+	}
 	c.term = term
 	c.setLeaderLocked(leader)
+}
+
+// begin notes an attempt that ends as soon as another node is known to lead in a later
+// term, if it may be made again. end forgets it.
+func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelFunc) (end func()) {
+	if !repeat || node == c.o.Self {
+		return cancel
+	}
+	a := &attempt{node, cancel}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leader != 0 && c.leader != node {
+		cancel() // it became known since the node was chosen
+	}
+	c.running[a] = struct{}{}
+	return func() {
+		c.mu.Lock()
+		delete(c.running, a)
+		c.mu.Unlock()
+		cancel()
+	}
 }
 
 func (c *Client) raftLeader(ls raftgroup.LeaderState) {
@@ -193,9 +231,10 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 	for {
 		node := c.target()
 		attempt, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
+		end := c.begin(node, repeat, cancel)
 		err := f(attempt, node)
 		late := attempt.Err() != nil
-		cancel()
+		end()
 		again, hint := c.judge(node, err, late, repeat)
 		if !again {
 			return err

@@ -81,3 +81,60 @@ func TestBatchIsTakenBackBeforeAnotherIsAsked(t *testing.T) {
 		}
 	})
 }
+
+// deafSequencer is a leader that is out of reach, and the one that comes after it.
+type deafSequencer struct {
+	otherSequencer
+	asked chan struct{}
+}
+
+func (d *deafSequencer) Call(ctx context.Context, to keyspace.NodeID, m transport.Method, p []byte) ([]byte, error) {
+	if to != 3 {
+		return d.otherSequencer.Call(ctx, to, m, p)
+	}
+	close(d.asked)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// OpenStream waits: what the feed finds out of leaders is nothing of this test.
+func (d *deafSequencer) OpenStream(ctx context.Context, _ keyspace.NodeID, _ transport.Method, _ []byte) (transport.Stream, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Who waits for a leader that nobody hears any more asks the next one as soon as it is
+// known, and does not wait for the end of the attempt.
+func TestLostLeaderIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		world := clock.Virtual()
+		s, err := NewService(ServiceOptions{Self: 1, Boot: 0xb1, Clock: world, Engine: memoryEngine(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		defer s.Stop()
+		deaf := &deafSequencer{otherSequencer: otherSequencer{last: 100}, asked: make(chan struct{})}
+		c := NewClient(ClientOptions{Self: 1, Boot: 0xb1, Service: s, Clock: world, Bus: deaf})
+		c.SetLeaderHint(3, 6)
+		c.Start()
+		defer c.Stop()
+		begin := world.Now()
+		done := make(chan keyspace.SequenceAnswer, 1)
+		c.Sequence(keyspace.SequenceRequest{Range: 1, Generation: 1, Count: 1}, func(a keyspace.SequenceAnswer) { done <- a })
+		<-deaf.asked
+		c.SetLeaderHint(3, 6) // nothing new
+		c.SetLeaderHint(2, 7)
+		if a := <-done; a.Err != nil || a.First <= 100 {
+			t.Fatalf("%+v", a)
+		}
+		if took := world.Now().Sub(begin); took > 2*attemptPauseMin {
+			t.Errorf("the next sequencer was asked after %v", took)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.running) > 0 {
+			t.Errorf("%d attempts under way", len(c.running))
+		}
+	})
+}
