@@ -34,7 +34,22 @@ type cluster struct {
 	args   func(c *cluster, i int) []string
 
 	// running are the processes, nil in the place of one that was killed.
-	running [nodes]*exec.Cmd
+	running [nodes]*process
+}
+
+// process is a server that was started.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when it has, after which err is set
+	err   error
+}
+
+// wait waits for the end, and kills the process if that takes too long.
+func (p *process) wait() error {
+	timer := time.AfterFunc(stopLimit, func() { _ = p.cmd.Process.Kill() })
+	defer timer.Stop()
+	<-p.ended
+	return p.err
 }
 
 // etcdArgs makes the command lines of etcd, and of Skein which has the same flags,
@@ -114,30 +129,56 @@ func (c *cluster) startNode(i int) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	c.running[i] = cmd
+	p := &process{cmd: cmd, ended: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.ended)
+	}()
+	c.running[i] = p
 	return nil
 }
 
 // kill ends a node's process as kill -9 does.
 func (c *cluster) kill(i int) error {
-	cmd := c.running[i]
+	p := c.running[i]
 	c.running[i] = nil
-	if err := cmd.Process.Kill(); err != nil {
+	if err := p.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill %s of %s: %w", nodeName(i), c.name, err)
 	}
-	// That it was killed is no news.
-	_ = cmd.Wait()
+	<-p.ended
 	return nil
 }
 
-func (c *cluster) pid(i int) int { return c.running[i].Process.Pid }
+// alive says which node has ended though nobody has asked it to.
+func (c *cluster) alive() error {
+	for i, p := range c.running {
+		if p == nil {
+			continue
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("%s: node %s ended by itself: %w; log %s", c.name, nodeName(i), errors.Join(errEnded, p.err), c.log(i))
+		default:
+		}
+	}
+	return nil
+}
+
+var errEnded = errors.New("the process is gone")
+
+func (c *cluster) pid(i int) int { return c.running[i].cmd.Process.Pid }
 
 // waitHealthy waits until all nodes are healthy.
 func (c *cluster) waitHealthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for i := range nodes {
-		err := waitUntil(ctx, pollEvery, func() error { return healthy(ctx, c.webURL(i)) })
+		err := waitUntil(ctx, pollEvery, func() error {
+			if err := c.alive(); err != nil {
+				return err
+			}
+			return healthy(ctx, c.webURL(i))
+		})
 		if err != nil {
 			return fmt.Errorf("%s, node %s, log %s: not healthy: %w", c.name, nodeName(i), c.log(i), err)
 		}
@@ -145,15 +186,15 @@ func (c *cluster) waitHealthy(ctx context.Context) error {
 	return nil
 }
 
-// waitUntil asks every so often until done returns nil; when ctx is done first, it
-// returns the last error.
+// waitUntil asks every so often until done returns nil; when ctx is done first, or a
+// process is gone, it returns the last error.
 func waitUntil(ctx context.Context, every time.Duration, done func() error) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		last := done()
-		if last == nil {
-			return nil
+		if last == nil || errors.Is(last, errEnded) {
+			return last
 		}
 		select {
 		case <-tick.C:
@@ -164,6 +205,8 @@ func waitUntil(ctx context.Context, every time.Duration, done func() error) erro
 }
 
 func healthy(ctx context.Context, base string) error {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/health", http.NoBody)
 	if err != nil {
 		return err
@@ -183,30 +226,28 @@ func healthy(ctx context.Context, base string) error {
 // stop ends the processes that run, gently first, and removes the data unless it is to
 // be kept.
 func (c *cluster) stop(keep bool) error {
-	var wrong []error
-	for _, cmd := range c.running {
-		if cmd != nil {
-			// A process that is gone already is what is wanted.
-			_ = cmd.Process.Signal(syscall.SIGTERM)
+	wrong := []error{c.alive()}
+	for _, p := range c.running {
+		if p != nil {
+			// A process that is gone already was just told of.
+			_ = p.cmd.Process.Signal(syscall.SIGTERM)
 		}
 	}
-	for i, cmd := range c.running {
-		if cmd == nil {
+	for i, p := range c.running {
+		if p == nil {
 			continue
 		}
-		timer := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
-		err := cmd.Wait()
-		timer.Stop()
+		err := p.wait()
 		// etcd ends by the signal that it was sent.
-		if state, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && state.Signaled() && state.Signal() == syscall.SIGTERM {
+		if state, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && state.Signaled() && state.Signal() == syscall.SIGTERM {
 			err = nil
 		}
 		if err != nil {
 			wrong = append(wrong, fmt.Errorf("%s, node %s, log %s: %w", c.name, nodeName(i), c.log(i), err))
 		}
 	}
-	c.running = [nodes]*exec.Cmd{}
-	if len(wrong) == 0 && !keep {
+	c.running = [nodes]*process{}
+	if !keep && errors.Join(wrong...) == nil {
 		wrong = append(wrong, os.RemoveAll(c.dir))
 	}
 	return errors.Join(wrong...)

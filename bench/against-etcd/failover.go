@@ -157,6 +157,9 @@ func (c *cluster) whole(ctx context.Context, o failoverOptions, clients [nodes]*
 	}
 	calmSince := l.now()
 	return waitUntil(ctx, pollEvery, func() error {
+		if err := c.alive(); err != nil {
+			return err
+		}
 		if _, err := c.leader(ctx, clients); err != nil {
 			calmSince = l.now()
 			return err
@@ -201,6 +204,9 @@ func (c *cluster) killOnce(ctx context.Context, o failoverOptions, clients [node
 		return k, err
 	}
 	if err := sleep(ctx, o.down); err != nil {
+		return k, err
+	}
+	if err := c.alive(); err != nil {
 		return k, err
 	}
 	k.Back = l.now()

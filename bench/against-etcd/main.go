@@ -32,6 +32,14 @@ const (
 	emptySide = "empty" // gRPC servers that answer at once
 )
 
+// The binaries have names of their own: who ends other servers on the machine by name
+// does not mean these.
+const (
+	etcdBinary  = "bench-etcd"
+	skeinBinary = "bench-skein"
+	loadBinary  = "bench-load"
+)
+
 // A measure is one of the things that can be measured.
 type measure struct {
 	name, about string
@@ -120,9 +128,9 @@ func (b *bench) build(ctx context.Context) (err error) {
 	}
 	fmt.Fprintln(os.Stderr, "building etcd, skein and loadtest into", b.dir)
 	for _, it := range []struct{ name, from, pkg string }{
-		{"etcd", ".", "go.etcd.io/etcd/server/v3"},
-		{"skein", "../..", "./cmd/skein"},
-		{"loadtest", "../..", "./cmd/loadtest"},
+		{etcdBinary, ".", "go.etcd.io/etcd/server/v3"},
+		{skeinBinary, "../..", "./cmd/skein"},
+		{loadBinary, "../..", "./cmd/loadtest"},
 	} {
 		cmd := exec.CommandContext(ctx, "go", "build", "-C", it.from, "-buildvcs=auto", "-o", filepath.Join(b.dir, it.name), it.pkg)
 		cmd.Stderr = os.Stderr
@@ -134,14 +142,14 @@ func (b *bench) build(ctx context.Context) (err error) {
 }
 
 // etcd, skein and empty are the clusters of the three sides, not started.
-func (b *bench) etcd() *cluster { return b.cluster(etcdSide, "etcd", 0, etcdArgs()) }
+func (b *bench) etcd() *cluster { return b.cluster(etcdSide, etcdBinary, 0, etcdArgs()) }
 
 func (b *bench) skein(flags ...string) *cluster {
-	return b.cluster(skeinSide, "skein", 100, etcdArgs(flags...))
+	return b.cluster(skeinSide, skeinBinary, 100, etcdArgs(flags...))
 }
 
 func (b *bench) empty(valueBytes int) *cluster {
-	return b.cluster(emptySide, "loadtest", 200, emptyArgs(valueBytes))
+	return b.cluster(emptySide, loadBinary, 200, emptyArgs(valueBytes))
 }
 
 func (b *bench) cluster(name, binary string, offset int, args func(*cluster, int) []string) *cluster {

@@ -77,7 +77,7 @@ func load(ctx context.Context, b *bench, o throughputOptions, c *cluster, i int)
 		"--value-size", strconv.Itoa(o.value), "--keys", strconv.Itoa(o.keys),
 		"--data-dir", c.dir, "--json", file,
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, "loadtest"), append(args, strings.Fields(o.extra)...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), append(args, strings.Fields(o.extra)...)...)
 	text, err := cmd.CombinedOutput()
 	if err != nil {
 		return report{}, fmt.Errorf("%s, run %d: %w\n%s", c.name, i+1, err, text)
