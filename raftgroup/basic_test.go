@@ -96,3 +96,34 @@ func TestLeaderChangeAfterCrash(t *testing.T) {
 		r.equal(1)
 	})
 }
+
+// TestCommitIndexCostsNoFsync: an entry costs each replica one fsync. That it is
+// committed, which followers hear afterwards, costs none.
+func TestCommitIndexCostsNoFsync(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		syncs := func() (all [3]uint64) {
+			for i, id := range r.ids() {
+				all[i], _ = r.nodes[id].wal.Progress()
+			}
+			return all
+		}
+		before := syncs()
+		const writes = 20
+		for i := range writes {
+			r.write(1, fmt.Sprintf("a%d", i))
+			time.Sleep(20 * time.Millisecond) // the followers hear of the commit
+		}
+		r.equal(1)
+		for i, n := range syncs() {
+			// An idle wal is asked to prove that it moves.
+			if got := n - before[i]; got < writes || got > writes+writes/4 {
+				t.Errorf("node %s: %d fsyncs for %d entries", r.ids()[i], got, writes)
+			}
+		}
+	})
+}

@@ -50,9 +50,10 @@ type Group struct {
 	conf    configuration
 	learned []route
 
-	// appends counts appends whose responses wait for the wal.
+	// appends counts appends that, or whose responses, wait for the wal.
 	appends   int
 	immediate []*pb.Message // responses of appends that had nothing to write
+	saved     savedState
 	// inReady says that raft is asked for a Ready; readPutOff that it got no entries
 	// since the pass has read its share.
 	inReady, readPutOff bool

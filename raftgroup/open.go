@@ -76,6 +76,7 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	if err != nil {
 		return nil, err
 	}
+	g.saved.note(g.log.HardState())
 	g.plantReplay(&a)
 	g.apply.at = Position{a.Index, a.Term}
 	g.apply.replicas, g.apply.confIndex, g.apply.payload = a.Replicas, a.ConfIndex, a.Payload

@@ -411,11 +411,12 @@ func (g *Group) finishInstall(i *install) {
 	var hs *pb.HardState
 	if i.msg.GetTerm() != 0 {
 		hs = &pb.HardState{Term: i.msg.Term, Vote: i.msg.Vote, Commit: i.msg.Commit}
+		g.saved.note(hs)
 	}
 	g.w.walBatch().Reset(g.id, a.Index, a.Term, hs)
 	g.trunc.marks, g.trunc.bytes = nil, 0
 	g.appends++
-	g.w.afterDurable(g, i.msg.GetResponses())
+	g.w.afterDurable(g, i.msg.GetResponses(), true)
 	g.installing = nil
 	g.settling = i.r
 	held := g.held

@@ -415,6 +415,9 @@ func (g *Group) tellLeader() {
 // append handles raft's MsgStorageAppend: what it writes goes into the pass's
 // batch, its responses wait until that is durable. Appends of one group stay in
 // order, also behind a snapshot that is being installed.
+//
+// A new commit index alone asks for no fsync: no answer says anything of it, and what
+// it would be after a crash the leader tells again.
 func (g *Group) append(m *pb.Message) {
 	if g.installing != nil {
 		g.held = append(g.held, m)
@@ -428,19 +431,33 @@ func (g *Group) append(m *pb.Message) {
 	if m.Term != nil && (m.GetTerm() != 0 || m.GetVote() != 0 || m.GetCommit() != 0) {
 		hs = &pb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
 	}
-	ents := m.GetEntries()
+	ents, responses := m.GetEntries(), m.GetResponses()
+	sync := len(ents) > 0 || hs != nil && g.saved.note(hs)
 	if hs != nil || len(ents) > 0 {
 		g.w.walBatch().Append(g.id, hs, ents)
-	} else if g.appends == 0 {
-		// Nothing to write and nothing on its way: what the answers say is durable.
-		g.immediate = append(g.immediate, m.GetResponses()...)
+	}
+	if !sync && g.appends == 0 {
+		// Nothing of weight to write and nothing on its way: what the answers say is
+		// durable.
+		g.immediate = append(g.immediate, responses...)
 		return
 	}
 	g.noteAppend(ents)
-	if len(m.GetResponses()) > 0 {
+	if sync || len(responses) > 0 {
 		g.appends++
-		g.w.afterDurable(g, m.GetResponses())
+		g.w.afterDurable(g, responses, sync)
 	}
+}
+
+// savedState is what was last given to the wal of a hard state that must be durable
+// before anything is said of it.
+type savedState struct{ term, vote uint64 }
+
+// note takes in a hard state and says whether term or vote are new.
+func (s *savedState) note(hs *pb.HardState) bool {
+	old := *s
+	*s = savedState{hs.GetTerm(), hs.GetVote()}
+	return *s != old
 }
 
 // noteAppend keeps the books about new entries at the end of the log.

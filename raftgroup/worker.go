@@ -97,6 +97,8 @@ type passRecord struct {
 	w      *worker
 	start  clock.Time
 	groups []recordItem
+	// sync says that the batch holds what an fsync must precede.
+	sync bool
 }
 
 type recordItem struct {
@@ -300,7 +302,7 @@ func (w *worker) finish() {
 		b, rec := w.batch, w.record
 		w.batch, w.record = nil, nil
 		rec.start = w.now
-		b.SetSync(len(rec.groups) > 0)
+		b.SetSync(rec.sync)
 		w.h.cfg.WAL.Submit(b, func(err error) { w.durable(rec, err) })
 	}
 	if len(w.kicks) > 0 {
@@ -318,8 +320,10 @@ func (w *worker) walBatch() *wal.Batch {
 	return w.batch
 }
 
-// afterDurable lets the responses wait for the pass's batch.
-func (w *worker) afterDurable(g *Group, responses []*pb.Message) {
+// afterDurable lets the responses wait for the pass's batch, and for its fsync if sync
+// says so. Without one they still wait for everything before: batches complete in order.
+func (w *worker) afterDurable(g *Group, responses []*pb.Message, sync bool) {
 	w.walBatch()
+	w.record.sync = w.record.sync || sync
 	w.record.groups = append(w.record.groups, recordItem{g, responses})
 }
