@@ -123,7 +123,7 @@ func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
 	if term < c.term {
 		return
 	}
-	if term > c.term && leader != 0 {
+	if leader != c.leader && leader != 0 {
 		// Whoever led before is lost, and may be out of reach: nobody waits for it.
 		for a := range c.running {
 			if a.node != leader {
@@ -135,8 +135,8 @@ func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
 	c.setLeaderLocked(leader)
 }
 
-// begin notes an attempt that ends as soon as another node is known to lead in a later
-// term, if it may be made again. end forgets it.
+// begin notes an attempt that ends as soon as another node is known to lead, if it may be
+// made again. end forgets it.
 func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelFunc) (end func()) {
 	if !repeat || node == c.o.Self {
 		return cancel

@@ -124,6 +124,7 @@ func TestLostLeaderIsNotWaitedFor(t *testing.T) {
 		c.Sequence(keyspace.SequenceRequest{Range: 1, Generation: 1, Count: 1}, func(a keyspace.SequenceAnswer) { done <- a })
 		<-deaf.asked
 		c.SetLeaderHint(3, 6) // nothing new
+		c.SetLeaderHint(0, 7) // an election
 		c.SetLeaderHint(2, 7)
 		if a := <-done; a.Err != nil || a.First <= 100 {
 			t.Fatalf("%+v", a)
