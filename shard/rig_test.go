@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
@@ -106,11 +107,16 @@ type rigNode struct {
 	fs    *vfs.MemFS
 	clock *simclock.Clock
 
+	// killer, if not nil, sees all that the node does to its disk and says to others.
+	killer *killer
+
 	bus    *simbus.Bus
 	log    *wal.Log
 	engine *engine.Engine
 	host   *raftgroup.Host
-	node   atomic.Pointer[Node]
+	// registry has raftgroup's metrics of this run.
+	registry *prometheus.Registry
+	node     atomic.Pointer[Node]
 }
 
 func newShardRig(t *testing.T, seed uint64, faults simbus.Faults) *rig {
@@ -143,9 +149,10 @@ func (n *rigNode) start() {
 	r.boots++
 	boot := keyspace.BootID(r.boots)
 	var err error
-	n.log, err = wal.Open(wal.Options{FS: n.fs, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
+	fs := n.killer.disk(n)
+	n.log, err = wal.Open(wal.Options{FS: fs, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
 	n.must(err)
-	n.engine, err = engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
+	n.engine, err = engine.Open(engine.Options{FS: fs, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	n.must(err)
 	n.bus, err = r.net.NewBus(transport.Config{Cluster: 0xc1, Node: n.id, Boot: boot, Clock: n.clock})
 	n.must(err)
@@ -157,8 +164,9 @@ func (n *rigNode) start() {
 	if os.Getenv("SKEIN_TEST_LOG") != "" {
 		logger = zaptest.NewLogger(r.t).With(zap.Stringer("node", n.id))
 	}
+	n.registry = prometheus.NewRegistry()
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
-		Logger: logger, Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
+		Logger: logger, Metrics: raftgroup.NewMetrics(n.registry), Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.killer.mouth(n),
 		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, MaxGroupInflightBytes: r.maxInflight, Rand: rand.NewChaCha8(seed),
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if s := n.node.Load(); s != nil {
