@@ -69,7 +69,7 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	}
 	g := &Group{
 		h: h, id: id, self: self, sm: sm, log: h.cfg.WAL.Group(id), awakeAt: -1,
-		zap: h.log.With(zap.Stringer("group", id), zap.Uint64("replica", uint64(self))),
+		zap: h.log.WithLazy(zap.Stringer("group", id), zap.Uint64("replica", uint64(self))),
 	}
 	g.w, g.a = h.workerOf(id)
 	hs, err := g.reconcile(a, initialised)

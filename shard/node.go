@@ -284,7 +284,7 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	return &Replica{
 		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(),
-		log: n.log.With(zap.Stringer("range", id)), draining: n.isDraining(), reign: n.heads.begin(),
+		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reign: n.heads.begin(),
 	}
 }
 

@@ -1,0 +1,31 @@
+package shard
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// fieldCounter counts the fields that loggers were asked to encode for good.
+type fieldCounter struct {
+	zapcore.Core
+	fields *atomic.Int64
+}
+
+func (c fieldCounter) With(fields []zapcore.Field) zapcore.Core {
+	c.fields.Add(int64(len(fields)))
+	return c
+}
+
+// TestQuietReplicaHasNoLogBuffer: what stands in each of a replica's log lines takes a
+// buffer of a KiB once it is encoded, which a replica that logs nothing does not have.
+func TestQuietReplicaHasNoLogBuffer(t *testing.T) {
+	var fields atomic.Int64
+	n := &Node{heads: &heads{}, log: zap.New(fieldCounter{zapcore.NewNopCore(), &fields})}
+	n.newReplica(7)
+	if got := fields.Load(); got != 0 {
+		t.Errorf("%d fields were encoded for a replica that logs nothing", got)
+	}
+}
