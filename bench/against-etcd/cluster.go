@@ -149,6 +149,19 @@ func (c *cluster) kill(i int) error {
 	return nil
 }
 
+// restart ends a node's process as an operator does, and starts it again.
+func (c *cluster) restart(i int) error {
+	p := c.running[i]
+	c.running[i] = nil
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("stop %s of %s: %w", nodeName(i), c.name, err)
+	}
+	if err := p.wait(); err != nil {
+		return fmt.Errorf("stop %s of %s, log %s: %w", nodeName(i), c.name, c.log(i), err)
+	}
+	return c.startNode(i)
+}
+
 // alive says which node has ended though nobody has asked it to.
 func (c *cluster) alive() error {
 	for i, p := range c.running {

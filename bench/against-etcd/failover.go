@@ -183,20 +183,11 @@ func (c *cluster) killOnce(ctx context.Context, o failoverOptions, clients [node
 	k := killed{Side: c.name, Led: -1, Most: -1}
 	var err error
 	if c.name == skeinSide {
-		list, err := c.ranges(ctx)
-		if err != nil {
-			return k, err
-		}
-		by, nobody := led(list)
-		if nobody > 0 || len(list) != len(l.prefixes) {
-			return k, fmt.Errorf("%d ranges, %d of them without a leader", len(list), nobody)
-		}
-		k.Most = slices.Max(by[:])
-		if k.Node, err = c.leader(ctx, clients); err != nil {
-			return k, err
-		}
-		k.Led = by[k.Node]
-	} else if k.Node, err = c.leader(ctx, clients); err != nil {
+		k.Node, k.Led, k.Most, err = c.busiest(ctx, o, clients, l)
+	} else {
+		k.Node, err = c.leader(ctx, clients)
+	}
+	if err != nil {
 		return k, err
 	}
 	k.At = l.now()
@@ -224,6 +215,37 @@ func (c *cluster) killOnce(ctx context.Context, o failoverOptions, clients [node
 		k.BackGaps = append(k.BackGaps, l.ledgers[i].gap(max(k.Back, k.Gaps[i].Begin+k.Gaps[i].Length), l.now()))
 	}
 	return k, nil
+}
+
+// busiest returns the node that leads placement, how many ranges it leads, and how many
+// the one that leads most. The two are made one: a node that leads more is restarted in
+// good order, whereupon the others lead its ranges; not for ever, as these may be led by
+// the third.
+func (c *cluster) busiest(ctx context.Context, o failoverOptions, clients [nodes]*clientv3.Client, l *steadyLoad) (node, own, most int, err error) {
+	const tries = 4
+	for try := 0; ; try++ {
+		list, err := c.ranges(ctx)
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		by, nobody := led(list)
+		if nobody > 0 || len(list) != len(l.prefixes) {
+			return 0, 0, 0, fmt.Errorf("%d ranges, %d of them without a leader", len(list), nobody)
+		}
+		if node, err = c.leader(ctx, clients); err != nil {
+			return 0, 0, 0, err
+		}
+		most = slices.Max(by[:])
+		if by[node] == most || try == tries {
+			return node, by[node], most, nil
+		}
+		if err := c.restart(slices.Index(by[:], most)); err != nil {
+			return 0, 0, 0, err
+		}
+		if err := c.whole(ctx, o, clients, l); err != nil {
+			return 0, 0, 0, err
+		}
+	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

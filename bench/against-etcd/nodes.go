@@ -138,16 +138,29 @@ type page map[string]float64
 func (c *cluster) metrics(ctx context.Context, i int) (page, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.webURL(i)+"/metrics", http.NoBody)
+	body, err := c.get(ctx, i, "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("metrics of %s: %w", nodeName(i), err)
+	}
+	defer body.Close()
+	return parsePage(body)
+}
+
+// get asks a node for a page; the caller closes it.
+func (c *cluster) get(ctx context.Context, i int, path string) (io.ReadCloser, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.webURL(i)+path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return nil, fmt.Errorf("metrics of %s: %w", nodeName(i), err)
+		return nil, err
 	}
-	defer answer.Body.Close()
-	return parsePage(answer.Body)
+	if answer.StatusCode != http.StatusOK {
+		answer.Body.Close()
+		return nil, errors.New(answer.Status)
+	}
+	return answer.Body, nil
 }
 
 func parsePage(text io.Reader) (page, error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -59,10 +60,10 @@ type slept struct {
 type rested struct {
 	CPUPercent float64 `json:"cpu_percent"` // of a core
 	Resident   float64 `json:"resident_mib"`
-	// Go is what Go's runtime has of the machine, Heap what of it objects take, dead ones
-	// included.
+	// Go is what Go's runtime has of the machine, with what is free but not given back;
+	// Live what objects take after a collection.
 	Go   float64 `json:"go_mib"`
-	Heap float64 `json:"heap_mib"`
+	Live float64 `json:"live_heap_mib"`
 }
 
 func sleeping(ctx context.Context, b *bench, o sleepingOptions) error {
@@ -73,7 +74,7 @@ func sleeping(ctx context.Context, b *bench, o sleepingOptions) error {
 	var found []slept
 	// The larger one goes first: it says which keys are written to both.
 	for _, ranges := range []int{o.ranges, 1} {
-		c := b.skein("--initial-ranges", strconv.Itoa(ranges))
+		c := b.skein("--initial-ranges", strconv.Itoa(ranges), "--enable-pprof")
 		began := time.Now()
 		err := b.with(ctx, []*cluster{c}, func() error {
 			s, err := c.rest(ctx, o, ranges, began, &keys)
@@ -249,10 +250,28 @@ func (c *cluster) measureRest(ctx context.Context, over time.Duration) (out [nod
 		}
 		out[i].Resident = p["process_resident_memory_bytes"] / mebibyte
 		out[i].Go = (p["go_memstats_sys_bytes"] - p["go_memstats_heap_released_bytes"]) / mebibyte
-		out[i].Heap = p["go_memstats_heap_alloc_bytes"] / mebibyte
-		progress("%s: CPU %.2f %%, resident %.0f MiB, Go %.0f MiB, heap %.0f MiB", nodeName(i), out[i].CPUPercent, out[i].Resident, out[i].Go, out[i].Heap)
+		if err := c.collect(ctx, i); err != nil {
+			return out, err
+		}
+		if p, err = c.metrics(ctx, i); err != nil {
+			return out, err
+		}
+		out[i].Live = p["go_memstats_heap_alloc_bytes"] / mebibyte
+		progress("%s: CPU %.2f %%, resident %.0f MiB, Go %.0f MiB, live %.0f MiB", nodeName(i), out[i].CPUPercent, out[i].Resident, out[i].Go, out[i].Live)
 	}
 	return out, nil
+}
+
+// collect makes a node collect its garbage, so that what is left is what it needs.
+func (c *cluster) collect(ctx context.Context, i int) error {
+	body, err := c.get(ctx, i, "/debug/pprof/heap?gc=1")
+	if err != nil {
+		return fmt.Errorf("collect at %s: %w", nodeName(i), err)
+	}
+	defer body.Close()
+	// The profile has no reader: it is the collection before it that is wanted.
+	_, err = io.Copy(io.Discard, body)
+	return err
 }
 
 // firstWrites writes to ranges that sleep, which lie far from each other.
@@ -284,7 +303,7 @@ func writeSleeping(o sleepingOptions, many, one slept) {
 			{"CPU, % of a core", "< 5", a.CPUPercent, b.CPUPercent},
 			{"resident, MiB", "< 200 more", a.Resident, b.Resident},
 			{"of it Go's, MiB", "", a.Go, b.Go},
-			{"heap, MiB", "", a.Heap, b.Heap},
+			{"live heap, MiB", "", a.Live, b.Live},
 		} {
 			t.add(nodeName(i)+": "+f.name, number(f.a), number(f.b), number(f.a-f.b), f.target)
 		}
@@ -292,10 +311,10 @@ func writeSleeping(o sleepingOptions, many, one slept) {
 	seconds := func(name string, a, b time.Duration, target string) {
 		t.add(name, number(a.Seconds()), number(b.Seconds()), number((a - b).Seconds()), target)
 	}
+	t.add("groups awake then, over all nodes", fmt.Sprint(many.Awake), fmt.Sprint(one.Awake))
 	seconds("start until each range leads, s", many.Created, one.Created, "< 60")
 	seconds(fmt.Sprintf("%d keys written once, s", many.Ranges), many.Wrote, one.Wrote, "")
 	seconds("last write until all sleep, s", many.Asleep, one.Asleep, "")
-	t.add("groups awake then, over all nodes", fmt.Sprint(many.Awake), fmt.Sprint(one.Awake))
 	for _, f := range []struct {
 		name string
 		of   func([]time.Duration) time.Duration
