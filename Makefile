@@ -56,7 +56,7 @@ bench:
 	done; \
 	awk -v cores="$$(nproc)" -v go="$$(go env GOVERSION)" -v commit="$$(git describe --always --dirty)" -f bench/table.awk bin/bench.txt
 
-# The same load on a three-node etcd and a three-node Skein, by turns.
+# Measures of whole clusters, etcd beside Skein; ARGS="latency --pairs 5".
 bench-against-etcd:
 	cd bench/against-etcd && go run . $(ARGS)
 
