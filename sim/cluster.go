@@ -46,23 +46,18 @@ type cluster struct {
 
 // over notes what a node has done that is no more.
 func (c *cluster) over(r *run) {
-	families, err := r.metrics.Gather()
-	if err != nil {
-		panic(fmt.Sprintf("sim: metrics: %v", err))
-	}
-	count := func(name string) (n int) {
-		for _, f := range families {
-			if f.GetName() == name {
-				n = int(f.GetMetric()[0].GetCounter().GetValue())
-			}
-		}
-		return n
-	}
+	snapshots, cutOffs := r.count(snapshotsReceived), r.count(followersCutOff)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.snapshots += count("skein_raftgroup_snapshots_received_total")
-	c.cutOffs += count("skein_raftgroup_cut_offs_total")
+	c.snapshots += snapshots
+	c.cutOffs += cutOffs
 }
+
+// What the nodes count.
+const (
+	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
+	followersCutOff   = "skein_raftgroup_cut_offs_total"
+)
 
 // machine is one simulated computer: it outlives the node that runs on it.
 type machine struct {
@@ -95,6 +90,20 @@ type run struct {
 	calls    int
 	stopping bool
 	idle     chan struct{}
+}
+
+// count returns the value of one of the node's counters.
+func (r *run) count(name string) (n int) {
+	families, err := r.metrics.Gather()
+	if err != nil {
+		panic(fmt.Sprintf("sim: metrics: %v", err))
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			n = int(f.GetMetric()[0].GetCounter().GetValue())
+		}
+	}
+	return n
 }
 
 // enter begins a client's call; false says that the gateway takes none any more.
@@ -211,7 +220,7 @@ func (m *machine) boot() error {
 			}
 			return b, nil
 		},
-		Heartbeat: 100 * time.Millisecond, Election: time.Second, RequestTimeout: requestTimeout,
+		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
 		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		Logger: m.logger(), Registry: reg,
 	}
@@ -231,7 +240,10 @@ func (m *machine) boot() error {
 	return nil
 }
 
-// requestTimeout is etcd's for an election timeout of a second.
+// election is the nodes' election timeout, and so the length of promises and leases.
+const election = time.Second
+
+// requestTimeout is etcd's for that.
 const requestTimeout = 7 * time.Second
 
 func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed, m.c.cfg.LogLevel) }

@@ -20,18 +20,26 @@ type disk struct {
 	vfs.FS
 	mem   *vfs.MemFS
 	clock clock.Clock
-	// stalls is not nil while the disk stands still: syncs wait until it is closed.
-	stalls atomic.Pointer[chan struct{}]
+	// stalls is not nil while the disk stands still.
+	stalls atomic.Pointer[standstill]
 	// failing lets syncs of the wal fail. What they were to sync stays unsynced.
 	failing atomic.Bool
 	// slowStore is what each sync of a table takes longer, in nanoseconds: the store is
 	// on another disk than the wal.
 	slowStore atomic.Int64
-	// lies is a plant: syncs do nothing but take their time.
+	// lies is a plant: all syncs of a file of the wal but its first one do nothing but
+	// take their time.
 	lies bool
 
 	mu  sync.Mutex
 	rng *rand.Rand // guarded by mu
+}
+
+// standstill is a time in which no sync of a disk returns.
+type standstill struct {
+	// waits is closed when the first sync waits, over when all may go on.
+	waits, over chan struct{}
+	once        sync.Once
 }
 
 // The directories of a node.
@@ -57,8 +65,8 @@ func (d *disk) crash(keepPercent int) *disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Whatever still waits for the old disk is not to wait for ever.
-	if ch := d.stalls.Swap(nil); ch != nil {
-		defer close(*ch)
+	if s := d.stalls.Swap(nil); s != nil {
+		defer close(s.over)
 	}
 	if d.lies {
 		keepPercent = 0
@@ -69,16 +77,17 @@ func (d *disk) crash(keepPercent int) *disk {
 	return next
 }
 
-// stall holds all syncs until the returned function is called, be it by another stall
-// that was there before.
-func (d *disk) stall() (release func()) {
-	ch := make(chan struct{})
-	if !d.stalls.CompareAndSwap(nil, &ch) {
-		return func() {}
+// stall holds all syncs until release is called, be it by another stall that was there
+// before. waits is closed as soon as a sync waits.
+func (d *disk) stall() (waits <-chan struct{}, release func()) {
+	s := &standstill{waits: make(chan struct{}), over: make(chan struct{})}
+	if !d.stalls.CompareAndSwap(nil, s) {
+		close(s.waits)
+		return s.waits, func() {}
 	}
-	return func() {
-		if d.stalls.CompareAndSwap(&ch, nil) {
-			close(ch)
+	return s.waits, func() {
+		if d.stalls.CompareAndSwap(s, nil) {
+			close(s.over)
 		}
 	}
 }
@@ -96,8 +105,9 @@ func (d *disk) beforeSync(wal bool) error {
 	}
 	// No context: a sync cannot be cancelled, and this one ends soon.
 	_ = clock.Sleep(context.Background(), d.clock, wait)
-	if ch := d.stalls.Load(); ch != nil {
-		<-*ch
+	if s := d.stalls.Load(); s != nil {
+		s.once.Do(func() { close(s.waits) })
+		<-s.over
 	}
 	if wal && d.failing.Load() {
 		return errSync
@@ -112,8 +122,9 @@ var errSync = errors.New("sim: the disk failed to sync")
 // for a lock does not let virtual time go on.
 type file struct {
 	vfs.File
-	d   *disk
-	wal bool
+	d      *disk
+	wal    bool
+	synced atomic.Bool
 }
 
 // Sync implements vfs.File.
@@ -129,7 +140,7 @@ func (f *file) SyncData() error {
 	if err := f.d.beforeSync(f.wal); err != nil {
 		return err
 	}
-	if f.d.lies && f.wal {
+	if f.d.lies && f.wal && f.synced.Swap(true) {
 		return nil
 	}
 	return f.File.SyncData()

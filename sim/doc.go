@@ -50,7 +50,7 @@
 // own, and ends with a table of operations, faults and verdicts. SKEIN_SIM_SEED=s runs
 // one seed of all stories, SKEIN_SIM_REPEAT=k times (go test -run TestStories/five);
 // SKEIN_SIM_DEBUG=1 has the nodes' whole log in the trace. A run that fails keeps
-// trace.txt and history.txt in a directory that it names.
+// trace.txt and history.txt in a directory that it names, with SKEIN_SIM_KEEP=1 every run.
 //
 // A run under the race detector takes ten times as long: the default tests have one of
 // each short story, make sim a tenth of its seeds.

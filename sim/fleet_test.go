@@ -111,22 +111,28 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 	return all
 }
 
-// Bounds of a run in real time. What a planted bug has broken may never end; the next
-// seed will do.
+// Bounds of a run in real time. What a planted bug has broken may never end: after
+// these what there is of its history is judged, and soon after that the process is
+// ended.
 const (
-	childTimeout   = "2m"
-	plantedTimeout = "20s"
+	childPatience   = 90 * time.Second
+	plantedPatience = 8 * time.Second
+	lastWords       = 60 * time.Second
 )
+
+func (j *job) patience() time.Duration {
+	if j.bug != plant.None {
+		return plantedPatience
+	}
+	return childPatience
+}
 
 // run1 runs one job in a process of its own.
 func run1(t *testing.T, j job) *outcome {
 	t.Helper()
-	result, timeout := filepath.Join(t.TempDir(), "result"), childTimeout
-	if j.bug != plant.None {
-		timeout = plantedTimeout
-	}
+	result := filepath.Join(t.TempDir(), "result")
 	//nolint:gosec // this test's own binary
-	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout="+timeout)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout="+(j.patience()+lastWords).String())
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "SKEIN_SIM_SEED") }),
 		"SKEIN_SIM_STORY="+j.story, fmt.Sprintf("SKEIN_SIM_SEED=%d", j.seed), fmt.Sprintf("SKEIN_SIM_BUG=%d", j.bug), "SKEIN_SIM_RESULT="+result)
 	var out bytes.Buffer
@@ -171,15 +177,28 @@ func TestChild(t *testing.T) {
 	cfg := s.cfg(seed)
 	cfg.Seed = seed
 	setBug(t, plant.Bug(bug), &cfg)
-	o := judge(t, cfg)
-	o.Story, o.Bug = s.name, plant.Bug(bug)
-	b, err := json.Marshal(o)
-	if err == nil {
-		err = os.WriteFile(result, b, 0o600)
+	give := func(o *outcome) {
+		o.Story, o.Bug = s.name, plant.Bug(bug)
+		b, err := json.Marshal(o)
+		if err == nil {
+			err = os.WriteFile(result, b, 0o600)
+		}
+		if err != nil {
+			panic(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := prepare(t, cfg)
+	j := job{s.name, seed, plant.Bug(bug)}
+	late := time.AfterFunc(j.patience(), func() {
+		fmt.Println(r.keep(t.Name()))
+		o := &outcome{Seed: seed, Ran: j.patience(), Violations: CheckUnfinished(r.rep.History)}
+		o.Violations = append(o.Violations, fmt.Sprintf("assertion: the run has not ended after %v", j.patience()))
+		give(o)
+		os.Exit(1)
+	})
+	o := r.run(t)
+	late.Stop()
+	give(o)
 }
 
 // table is what came of many runs: a column for each story.

@@ -33,6 +33,12 @@ const (
 	Isolate       Fault = "isolate"
 	IsolateLeader Fault = "isolate leader"
 	OneWay        Fault = "one way"
+	// DeafLeader is a leader that hears nobody and is heard, MuteLeader one that nobody
+	// hears, though it hears all.
+	DeafLeader Fault = "deaf leader"
+	MuteLeader Fault = "mute leader"
+	// Blink cuts a leader off for about as long as its lease lasts, a few times in a row.
+	Blink Fault = "blink"
 	// Apart cuts both directions between two nodes, which the others still reach.
 	Apart Fault = "apart"
 	// Pause stops a node's timers and its bus, while its clock runs on; PauseLeader
@@ -44,16 +50,18 @@ const (
 	Drift     Fault = "drift"
 	ClockStep Fault = "clock step"
 	// Stall lets a disk's syncs hang. SickLeader is a leader whose disk hangs and which
-	// soon hears nobody any more, though it is heard.
+	// hears nobody any more, though it is heard, from about the time when it gives up.
 	Stall      Fault = "stall"
 	SickLeader Fault = "sick leader"
 	// Flaky is a network that loses, delays, repeats and reorders, and breaks
 	// connections. Slow is one that only delays, in every direction otherwise.
 	Flaky Fault = "flaky"
 	Slow  Fault = "slow"
-	// CutOff keeps a node off until the others' logs have left it behind, and cuts the
-	// power of all soon after it has begun to catch up.
+	// CutOff keeps a node off until the others' logs have left it behind, and cuts its
+	// power soon after it has begun to catch up.
 	CutOff Fault = "cut off"
+	// Transfer moves the sequencer to another node, in order. It is no failure.
+	Transfer Fault = "transfer"
 	// Restart stops a node in order and starts it again. It is no failure: no revision
 	// is left out.
 	Restart Fault = "restart"
@@ -65,8 +73,8 @@ const (
 
 // AllFaults are all of them.
 var AllFaults = []Fault{
-	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, Apart, Pause, PauseLeader,
-	Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart,
+	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart,
+	Pause, PauseLeader, Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart, Transfer,
 }
 
 // flaky is the network of Flaky.
@@ -86,6 +94,8 @@ type nemesis struct {
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
+	// home is the machine that leads all, where one does.
+	home *machine
 	// failures counts what was injected: each may leave a gap in the revisions.
 	failures int
 }
@@ -95,15 +105,19 @@ func newNemesis(c *cluster) *nemesis {
 }
 
 // run injects the faults of the configuration in an order drawn by the seed,
-// sometimes two at a time.
+// sometimes two at a time, but where one node is to fail alone with all it leads.
 func (n *nemesis) run() error {
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for i := 0; i < len(faults); i++ {
+		if n.c.cfg.Together {
+			n.gather()
+			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it is to serve
+		}
 		heal := []func() error{n.inject(faults[i])}
-		n.c.sleep(n.between(300*time.Millisecond, 2500*time.Millisecond))
+		n.c.sleep(n.lasts())
 		most := faults[i] == CrashTwo || faults[i] == CrashAll // nobody is left for another one
-		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most && !excludes(faults[i], faults[i+1]) {
+		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most && !n.c.cfg.Together && !excludes(faults[i], faults[i+1]) {
 			i++
 			heal = append(heal, n.inject(faults[i]))
 			n.c.sleep(n.between(300*time.Millisecond, 1500*time.Millisecond))
@@ -116,6 +130,24 @@ func (n *nemesis) run() error {
 		n.c.sleep(n.between(1500*time.Millisecond, 4*time.Second))
 	}
 	return nil
+}
+
+// lasts draws how long a fault lasts. What a leader may believe ends about an election
+// timeout after it was true: that is often when the fault ends. Where one node leads all
+// it mostly lasts until others lead.
+func (n *nemesis) lasts() time.Duration {
+	switch {
+	case n.rng.IntN(4) == 0:
+		return n.aboutLease()
+	case n.home != nil:
+		return n.between(election*13/10, election*3)
+	}
+	return n.between(300*time.Millisecond, 2500*time.Millisecond)
+}
+
+// aboutLease draws a time just below or above an election timeout.
+func (n *nemesis) aboutLease() time.Duration {
+	return n.between(election*8/10, election*13/10)
 }
 
 // excludes says whether two faults are not to meet: a direction has one kind of
@@ -135,7 +167,7 @@ func (n *nemesis) between(from, to time.Duration) time.Duration {
 // inject begins a fault and returns what ends it.
 func (n *nemesis) inject(f Fault) (heal func() error) {
 	n.c.logf("nemesis: %s", f)
-	if f != Restart && f != Drift && f != ClockStep {
+	if f != Restart && f != Drift && f != ClockStep && f != Transfer {
 		n.failures++
 	}
 	switch f {
@@ -164,6 +196,12 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 			m.clock.SetRate(m.rate)
 			return n.healNetwork()
 		}
+	case DeafLeader, MuteLeader:
+		return n.oneSided(f, n.leader())
+	case Blink:
+		return n.blink(n.leader())
+	case Transfer:
+		return n.transfer()
 	case OneWay:
 		at := n.rng.Perm(len(n.c.machines))
 		from, to := n.c.machines[at[0]].id, n.c.machines[at[1]].id
@@ -257,20 +295,17 @@ func (n *nemesis) crash(f Fault) func() error {
 	n.happened[f]++
 	return func() error {
 		// Each comes back in its own time.
-		errs := make(chan error, len(ms))
-		for _, m := range ms {
+		errs := make([]error, len(ms))
+		var wg sync.WaitGroup
+		for i, m := range ms {
 			wait := n.between(0, 800*time.Millisecond)
-			go func() {
+			wg.Go(func() {
 				n.c.sleep(wait)
-				errs <- m.boot()
-			}()
+				errs[i] = m.boot()
+			})
 		}
-		for range ms {
-			if err := <-errs; err != nil {
-				return err
-			}
-		}
-		return nil
+		wg.Wait()
+		return errors.Join(errs...)
 	}
 }
 
@@ -356,7 +391,7 @@ func (n *nemesis) stall(f Fault, m *machine) func() error {
 		n.happened[f]++
 	}
 	n.c.logf("nemesis: the disk of node %s stands still", m.id)
-	release := d.stall()
+	_, release := d.stall()
 	return func() error {
 		n.c.logf("nemesis: the disk of node %s goes on", m.id)
 		release()
@@ -365,25 +400,111 @@ func (n *nemesis) stall(f Fault, m *machine) func() error {
 }
 
 // sickLeader lets a leader's disk hang and then keeps everything from it, at about
-// the time when the others hear that it is not well.
+// the time when the others hear that it is not well: an election timeout after the
+// first sync that does not return.
 func (n *nemesis) sickLeader() func() error {
 	m := n.leader()
-	heal := n.stall(SickLeader, m)
-	n.c.sleep(n.between(700*time.Millisecond, 1050*time.Millisecond))
+	m.mu.Lock()
+	d := m.disk
+	m.mu.Unlock()
+	if m.current() != nil {
+		n.happened[SickLeader]++
+	}
+	n.c.logf("nemesis: the disk of node %s stands still", m.id)
+	waits, release := d.stall()
+	t := n.c.time.NewTimer(2 * election) // a node that waits for nothing yet
+	defer t.Stop()
+	select {
+	case <-waits:
+	case <-t.C():
+	}
+	n.c.sleep(n.between(election*8/10, election))
+	n.deafen(m)
+	return func() error {
+		n.c.logf("nemesis: the disk of node %s goes on", m.id)
+		release()
+		return n.healNetwork()
+	}
+}
+
+func (n *nemesis) deafen(m *machine) {
 	n.c.logf("nemesis: node %s hears nobody", m.id)
 	for _, o := range n.c.machines {
 		if o != m {
 			n.c.net.Cut(o.id, m.id)
 		}
 	}
-	return func() error {
-		return errors.Join(n.healNetwork(), heal())
+}
+
+// oneSided cuts one direction between a node and all others.
+func (n *nemesis) oneSided(f Fault, m *machine) func() error {
+	n.happened[f]++
+	if f == DeafLeader {
+		n.deafen(m)
+		return n.healNetwork
+	}
+	n.c.logf("nemesis: nobody hears node %s", m.id)
+	for _, o := range n.c.machines {
+		if o != m {
+			n.c.net.Cut(m.id, o.id)
+		}
+	}
+	return n.healNetwork
+}
+
+// blink cuts a node off again and again, each time until others may just about lead in
+// its place, or until it may just about lead again itself.
+func (n *nemesis) blink(m *machine) func() error {
+	for range 2 + n.rng.IntN(2) {
+		n.c.logf("nemesis: cut off node %s, for a moment", m.id)
+		n.c.net.Partition(m.id)
+		n.c.sleep(n.aboutLease())
+		_ = n.healNetwork()
+		n.c.sleep(n.between(50*time.Millisecond, 400*time.Millisecond))
+	}
+	n.happened[Blink]++
+	return n.healNetwork
+}
+
+// transfer moves the sequencer to another node that is up.
+func (n *nemesis) transfer() func() error {
+	if to := n.pick(); n.moveSequencer(to) {
+		n.happened[Transfer]++
+	}
+	return func() error { return nil }
+}
+
+// gather moves the sequencer to the node that leads the range of the first hot key: who
+// loses that node loses everything at once, and it can do alone all that it should not.
+func (n *nemesis) gather() {
+	n.home = nil
+	for _, m := range n.c.machines {
+		if r := m.current(); r != nil && leads(m, r, hotKeys[0]) && n.moveSequencer(m) {
+			n.home = m
+			return
+		}
 	}
 }
 
+// moveSequencer has a node be the sequencer, and says whether it has become it.
+func (n *nemesis) moveSequencer(to *machine) bool {
+	r := to.current()
+	if r == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, 2*askTimeout)
+	defer cancel()
+	if err := r.core.Placement().TransferLeader(ctx, to.id); err != nil {
+		n.c.logf("nemesis: the sequencer does not move to node %s: %v", to.id, err)
+		return false
+	}
+	n.c.logf("nemesis: the sequencer moves to node %s", to.id)
+	return true
+}
+
 // cutOff keeps a node away for longer than the others' logs reach back. When it
-// returns it is sent snapshots, which its store is slow to take in; then, at any moment
-// of that, the power goes.
+// returns it is sent snapshots, which its store is slow to take in. Its power goes
+// soon after it said that it has taken one, or at any moment.
 func (n *nemesis) cutOff() func() error {
 	m := n.pick()
 	for _, o := range n.c.machines {
@@ -392,8 +513,10 @@ func (n *nemesis) cutOff() func() error {
 		}
 	}
 	n.c.logf("nemesis: cut off node %s, for long", m.id)
+	cut := n.cutOffs()
 	n.c.net.Partition(m.id)
-	n.c.sleep(n.between(3*time.Second, 5*time.Second))
+	n.c.sleep(n.between(2*time.Second, 4*time.Second))
+	n.await(6*time.Second, func() bool { return !n.c.cfg.ShortLogs || n.cutOffs() > cut })
 	n.happened[CutOff]++
 	m.mu.Lock()
 	m.disk.slowStore.Store(int64(n.between(100*time.Millisecond, 700*time.Millisecond)))
@@ -401,9 +524,37 @@ func (n *nemesis) cutOff() func() error {
 	if err := n.healNetwork(); err != nil {
 		return func() error { return err }
 	}
-	n.c.sleep(n.between(200*time.Millisecond, 2*time.Second))
+	if n.rng.IntN(4) == 0 {
+		n.c.sleep(n.between(200*time.Millisecond, 2*time.Second))
+	} else {
+		n.awaitSnapshots(m, 1+n.rng.IntN(2))
+		n.c.sleep(n.between(0, 60*time.Millisecond))
+	}
 	n.c.crash(n.keep(), m)
 	return m.boot
+}
+
+// awaitSnapshots waits, not for long, until a node has installed so many more snapshots.
+func (n *nemesis) awaitSnapshots(m *machine, more int) {
+	if r := m.current(); r != nil {
+		had := r.count(snapshotsReceived)
+		n.await(4*time.Second, func() bool { return r.count(snapshotsReceived) >= had+more })
+	}
+}
+
+// cutOffs counts how often the nodes that run have let their logs leave a follower behind.
+func (n *nemesis) cutOffs() (sum int) {
+	for _, r := range n.c.runs() {
+		sum += r.count(followersCutOff)
+	}
+	return sum
+}
+
+// await waits until something is so, but not for longer than most.
+func (n *nemesis) await(most time.Duration, so func() bool) {
+	for begin := n.c.elapsed(); !so() && n.c.elapsed()-begin < most; {
+		n.c.sleep(5 * time.Millisecond)
+	}
 }
 
 // askTimeout bounds the nemesis's own questions.
@@ -411,6 +562,9 @@ const askTimeout = time.Second
 
 // leader returns a machine whose node leads something: the sequencer, or a range.
 func (n *nemesis) leader() *machine {
+	if n.home != nil {
+		return n.home
+	}
 	sequencer := n.rng.IntN(3) > 0
 	for _, m := range n.c.machines {
 		r := m.current()
@@ -513,7 +667,7 @@ func (n *nemesis) missing() []string {
 	for _, f := range n.c.cfg.Faults {
 		promise(f, n.happened[f] > 0)
 		switch f {
-		case Isolate, IsolateLeader, OneWay, CutOff:
+		case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, CutOff:
 			promise(f, st.CutOff > 0)
 		case Flaky:
 			promise(f, st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0)

@@ -20,13 +20,18 @@ import (
 // Config says what a run is made of.
 type Config struct {
 	Seed uint64
-	// Nodes are 3 or 5, Clients the clients beside each other (and an impatient one at
-	// each node), BurstOps the operations of one client in one burst, on average.
+	// Nodes are 3 or 5, Clients the clients beside each other, BurstOps the operations
+	// of one client in one burst, on average.
 	Nodes, Clients, BurstOps int
+	// Impatient is how many impatient clients each node has besides; 0 is one.
+	Impatient int
 	// Faults are injected one after the other, in an order of the seed. Splits is how
 	// many splits are tried meanwhile.
 	Faults []Fault
 	Splits int
+	// Together moves the sequencer, before each fault, to where the first hot key's range
+	// is led.
+	Together bool
 	// Compactions is how many compactions are tried meanwhile. ShortLogs has all
 	// nodes but one keep so little log that a follower which misses anything needs a
 	// snapshot. That one has much in memory that is not durable.
@@ -47,8 +52,8 @@ type Config struct {
 type rig struct {
 	// bus may stand in front of a node's bus.
 	bus func(node.Bus) node.Bus
-	// noSync lets the disks lie: syncs of the wal do nothing, and a crash forgets all
-	// of it.
+	// noSync lets the disks lie: syncs of the wal's files do nothing but for the first of
+	// each, and a crash forgets all that came after it.
 	noSync bool
 	// freeze lets the clock of a node nearly stand still while it is cut off, as that
 	// of a suspended machine does: its leases go on for ever.
@@ -62,6 +67,9 @@ func (c *Config) splitKeys() [][]byte {
 	}
 	return keys
 }
+
+// impatient is the number of all impatient clients.
+func (c *Config) impatient() int { return c.Nodes * max(1, c.Impatient) }
 
 // Report is what a run leaves to be judged.
 type Report struct {
@@ -119,7 +127,7 @@ func Run(rep *Report) {
 		return
 	}
 	c.logf("all is healed")
-	probe := newClient(c, rep.History, rep.Config.Clients+len(c.machines))
+	probe := newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient())
 	if !live(rep, c, probe) {
 		return
 	}
@@ -159,7 +167,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
-	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+len(c.machines)+1))
+	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
 	if len(rep.Config.Faults) == 0 {

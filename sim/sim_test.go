@@ -63,6 +63,16 @@ var stories = []story{
 			Faults: []Fault{PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader},
 		}
 	}},
+	// One range, led by the sequencer's node: who fails can do alone all that it should
+	// not, and impatient clients have it try.
+	{name: "alone", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Impatient: 3, Together: true,
+			Faults: []Fault{
+				SickLeader, SickLeader, SickLeader, PauseLeader, PauseLeader, IsolateLeader, IsolateLeader, DeafLeader, MuteLeader, Blink, Transfer,
+			},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{
@@ -80,7 +90,7 @@ var stories = []story{
 	// Followers that come back behind the log's beginning and lose their power again.
 	{name: "snapshots", long: true, cfg: func(uint64) Config {
 		return Config{
-			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 8, Compactions: 4,
+			Nodes: 3, Clients: 8, BurstOps: 6, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 8, Compactions: 4,
 			Faults: []Fault{CutOff, CutOff, CutOff, CutOff, CrashAll},
 		}
 	}},
@@ -141,9 +151,22 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// judge makes one run and says what came of it. A run with violations keeps its
-// history and trace.
+// judge makes one run and says what came of it.
 func judge(t *testing.T, cfg Config) *outcome {
+	t.Helper()
+	r := prepare(t, cfg)
+	return r.run(t)
+}
+
+// trial is one run and where it leaves its history and trace.
+type trial struct {
+	rep   *Report
+	dir   string
+	trace *os.File
+}
+
+// prepare makes a run that has not begun.
+func prepare(t *testing.T, cfg Config) *trial {
 	t.Helper()
 	if os.Getenv("SKEIN_SIM_DEBUG") != "" {
 		cfg.LogLevel = zapcore.DebugLevel
@@ -158,28 +181,38 @@ func judge(t *testing.T, cfg Config) *outcome {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rep := &Report{Config: cfg, History: &History{}, Trace: NewTrace(trace)}
-	o := &outcome{Seed: cfg.Seed}
+	return &trial{&Report{Config: cfg, History: &History{}, Trace: NewTrace(trace)}, dir, trace}
+}
+
+// run makes the run. One with violations keeps its history and trace.
+func (r *trial) run(t *testing.T) *outcome {
+	t.Helper()
+	o := &outcome{Seed: r.rep.Config.Seed}
 	judged := false
 	defer func() {
 		// Also where the bubble panics, since everybody in it waits.
-		trace.Close()
-		if judged && len(o.Violations) == 0 {
-			_ = os.RemoveAll(dir)
+		r.trace.Close()
+		if judged && len(o.Violations) == 0 && os.Getenv("SKEIN_SIM_KEEP") == "" {
+			_ = os.RemoveAll(r.dir)
 			return
 		}
-		if f, err := os.Create(filepath.Join(dir, "history.txt")); err == nil {
-			_, _ = rep.History.WriteTo(f)
-			f.Close()
-		}
-		t.Logf("history and trace are in %s; repeat with SKEIN_SIM_SEED=%d go test ./sim -run '%s'", dir, cfg.Seed, t.Name())
+		t.Log(r.keep(t.Name()))
 	}()
 	began := time.Now()
-	synctest.Test(t, func(*testing.T) { Run(rep) })
+	synctest.Test(t, func(*testing.T) { Run(r.rep) })
 	o.Ran = time.Since(began)
-	bad := Check(rep)
+	bad := Check(r.rep)
 	o.Judged = time.Since(began) - o.Ran
-	o.take(rep, bad)
+	o.take(r.rep, bad)
 	judged = true
 	return o
+}
+
+// keep writes the history and says where to find it.
+func (r *trial) keep(test string) string {
+	if f, err := os.Create(filepath.Join(r.dir, "history.txt")); err == nil {
+		_, _ = r.rep.History.WriteTo(f)
+		f.Close()
+	}
+	return fmt.Sprintf("history and trace are in %s; repeat with SKEIN_SIM_SEED=%d go test ./sim -run '%s'", r.dir, r.rep.Config.Seed, test)
 }

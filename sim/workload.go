@@ -74,7 +74,8 @@ func (c *client) runUntil(stop <-chan struct{}) {
 }
 
 // An impatient client asks its own gateway alone and soon gives up: it goes on
-// asking a node that is cut off, whose leader may believe that it leads still.
+// asking a node that is cut off, whose leader may believe that it leads still. A write
+// that hangs there holds up the reads of its key: others are to be read as well.
 const (
 	impatience   = 100 * time.Millisecond
 	impatientMin = 40 * time.Millisecond
@@ -90,7 +91,7 @@ func (c *client) runImpatient(m *machine, stop <-chan struct{}) {
 		default:
 		}
 		if r := m.current(); r != nil {
-			key := hotKeys[c.rng.IntN(len(hotKeys))]
+			key := c.key()
 			var req proto.Message = &pb.RangeRequest{Key: []byte(key)}
 			switch c.rng.IntN(10) {
 			case 0:
@@ -317,7 +318,8 @@ func load(c *cluster, h *History) (stop func()) {
 		cl := newClient(c, h, i)
 		wg.Go(func() { cl.runUntil(end) })
 	}
-	for i, m := range c.machines {
+	for i := range c.cfg.impatient() {
+		m := c.machines[i%len(c.machines)]
 		cl := newClient(c, h, c.cfg.Clients+i)
 		wg.Go(func() { cl.runImpatient(m, end) })
 	}

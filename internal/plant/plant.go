@@ -35,7 +35,7 @@ const (
 	NoopFromOverlay
 
 	// The last ones are between a node and its machine, where sim puts them: a request
-	// that reaches its range twice, a disk whose syncs of the wal do nothing, and a
+	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
 	// clock that nearly stands still while its node is cut off.
 	RequestTwice
 	DiskLies
