@@ -12,7 +12,9 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/wal"
 )
 
@@ -117,4 +119,53 @@ func TestDamagedLogStopsTheNode(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A node that is started on an old copy of its directory has forgotten what it said to
+// have stored. A leader knows better: the node says so and stops, and has given no vote.
+func TestOldCopyOfTheDirectory(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.equal(1)
+		l := r.leader(1)
+		f := r.nodes[1+l.id%3]
+		old := f.fs.CrashClone(vfs.CrashCloneCfg{})
+		for i := range 5 {
+			r.write(1, fmt.Sprint("forgotten ", i))
+		}
+		r.equal(1)
+		term := l.host.Group(1).Status().Term
+		f.crash(0)
+		f.fs = old
+		var votes atomic.Int64
+		r.bus.set(func(b *testBus) {
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				if from == f.id && (m.kind == pb.MsgVoteResp || m.kind == pb.MsgVote) {
+					votes.Add(1)
+				}
+				return true
+			}
+		})
+		f.start()
+		select {
+		case <-f.host.Fatal():
+		case <-time.After(5 * time.Second):
+			t.Fatal("it goes on")
+		}
+		if err := f.host.Err(); !strings.Contains(err.Error(), "old copy") {
+			t.Errorf("it stops with %v", err)
+		}
+		if n := votes.Load(); n != 0 {
+			t.Errorf("it has given or asked for %d votes", n)
+		}
+		f.crash(0)
+		r.write(1, "without it")
+		if s := r.leader(1).host.Group(1).Status(); s.Term != term {
+			t.Errorf("term %d after %d", s.Term, term)
+		}
+	})
 }

@@ -173,6 +173,9 @@ func (g *Group) receive(m *message) {
 			return
 		}
 	case pb.MsgHeartbeat:
+		if g.hasForgotten(m) {
+			return
+		}
 		g.makePromise(m)
 		g.heardLeader(m)
 		g.takeNeed(m)
@@ -184,6 +187,19 @@ func (g *Group) receive(m *message) {
 	}
 	// What raft makes of a message from the network is raft's matter, errors too.
 	_ = g.rn.Step(m.raft)
+}
+
+// hasForgotten says whether a leader counts on entries that this replica has said to
+// have stored and that are not in its log. A crash does not do that, but an old copy of
+// the directory does, or a disk that lied: the node must stop before it votes for
+// somebody who has them no more than itself.
+func (g *Group) hasForgotten(m *message) bool {
+	if m.term < g.term || m.raft.GetCommit() <= g.last {
+		return false
+	}
+	g.h.fail(fmt.Errorf("raftgroup: group %s: node %s knows the log here to reach entry %d, but it ends at %d: "+
+		"the directory is an old copy, or the disk has lost what was synced", g.id, m.node, m.raft.GetCommit(), g.last))
+	return true
 }
 
 // wakeFor wakes the group for a message. One of a living leader does not count as
