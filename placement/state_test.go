@@ -328,7 +328,8 @@ func TestFoundingSpread(t *testing.T) {
 // TestReportsInAnyOrder splits a keyspace at random and reports the descriptors of
 // every moment in random order, some lost, as they come from nodes that know
 // nothing of each other. The map covers the keyspace exactly once after each
-// report (checkMap), and once the newest of all are reported it is the truth.
+// report (checkMap), and once the newest of all are reported it is the truth. An old
+// word never wins over a newer one (trap 11, as far as there are no orders to move).
 func TestReportsInAnyOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))

@@ -97,8 +97,8 @@ func TestOpenAtTheSameTime(t *testing.T) {
 	})
 }
 
-// Dropped is called if and only if a proposal was certainly not appended: what is
-// reported dropped never appears, what is applied was never reported.
+// trap 49: dropped is called if and only if a proposal was certainly not appended. What
+// is reported dropped never appears, what is applied was never reported.
 func TestDroppedOrUnknown(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)

@@ -158,8 +158,8 @@ func (f *failing) Do(context.Context, keyspace.NodeID, *shard.Request) (*shard.R
 }
 
 // Every row of the table is met once by a write and once by a read: what may have
-// taken effect is never written twice, what certainly did not is repeated until
-// the deadline where the table says so.
+// taken effect is never written twice (trap 49), what certainly did not is repeated
+// until the deadline where the table says so.
 func TestTableDecidesWhatIsRepeated(t *testing.T) {
 	for _, row := range kverror.Table() {
 		t.Run(row.Name, func(t *testing.T) {

@@ -126,9 +126,9 @@ func (c *crashPoint) String() string { return "crash point" }
 
 // TestCrash crashes at sync points, writes and renames, with any part of the
 // unsynced pages surviving, and again during the recovery: what comes back is a
-// prefix of the batches with all that were acknowledged. It names the traps: torn
-// tails and recycled segments, a hard state without its entries, an overwritten tail,
-// an interrupted rewrite.
+// prefix of the batches with all that were acknowledged. Traps 18 (torn tails and
+// recycled segments), 19 (a hard state without its entries), 20 (an overwritten tail),
+// 23 (an interrupted rewrite).
 func TestCrash(t *testing.T) {
 	for seed := range *seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestCrash(t *testing.T) {
 
 // TestCrashInRewrite does the same to a log in which many idle groups are written
 // again and again: no rewritten entry, hard state or tombstone wins over what came
-// after it, wherever the rewrite is interrupted.
+// after it, wherever the rewrite is interrupted (trap 23).
 func TestCrashInRewrite(t *testing.T) {
 	rewritten := 0.0
 	for seed := range *seeds {

@@ -1,0 +1,86 @@
+package archtest
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// testName is a test as docs/TRAPS.md names it: its package's path, and its function.
+var testName = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(Test[A-Za-z0-9_]+)`)
+
+// trapRow is a row of the table of traps: one number, or the first and last of several,
+// or two.
+var trapRow = regexp.MustCompile(`(?m)^\| (\d+)(?:(–|, )(\d+))? \| .+ \| (.+) \|$`)
+
+// lastTrap is the highest number in use.
+const lastTrap = 80
+
+// TestTrapsAreTested compares docs/TRAPS.md with the tree: each trap stands there once,
+// with tests that exist or with what it waits for.
+func TestTrapsAreTested(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(root, "docs", "TRAPS.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := 1
+	for _, row := range trapRow.FindAllStringSubmatch(string(b), -1) {
+		first, last := number(t, row[1]), number(t, row[1])
+		if row[3] != "" {
+			last = number(t, row[3])
+		}
+		if first != next || last < first {
+			t.Errorf("trap %d follows trap %d", first, next-1)
+		}
+		next = last + 1
+		if !testName.MatchString(row[4]) && !strings.HasPrefix(row[4], "with ") {
+			t.Errorf("trap %d has neither a test nor what it comes with: %s", first, row[4])
+		}
+	}
+	if next != lastTrap+1 {
+		t.Errorf("the last trap is %d, not %d", next-1, lastTrap)
+	}
+	sources := map[string]string{}
+	for _, name := range testName.FindAllStringSubmatch(string(b), -1) {
+		dir := name[1]
+		if _, read := sources[dir]; !read {
+			sources[dir] = testSource(t, dir)
+		}
+		if !strings.Contains(sources[dir], "\nfunc "+name[2]+"(t *testing.T)") {
+			t.Errorf("%s is no test of %s", name[2], dir)
+		}
+	}
+	if len(sources) < 8 {
+		t.Errorf("tests of %d packages only", len(sources))
+	}
+}
+
+func number(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// testSource is what the test files of a directory hold.
+func testSource(t *testing.T, dir string) string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(b)
+	}
+	return all.String()
+}
