@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
 )
 
 func TestReplication(t *testing.T) {
@@ -124,6 +126,39 @@ func TestCommitIndexCostsNoFsync(t *testing.T) {
 			if got := n - before[i]; got < writes || got > writes+writes/4 {
 				t.Errorf("node %s: %d fsyncs for %d entries", r.ids()[i], got, writes)
 			}
+		}
+	})
+}
+
+// TestCommitNewsTravelWithEntries: while entries follow one another a follower gets
+// one message for each and not two; when none follows it hears of the last one soon.
+func TestCommitNewsTravelWithEntries(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		time.Sleep(10 * time.Millisecond)
+		sent := r.bus.counted(pb.MsgApp)
+		const writes = 50
+		l := r.leader(1)
+		for i := range writes {
+			r.must(l.propose(1, fmt.Sprintf("a%d", i)))
+			synctest.Wait()
+			time.Sleep(newsDelay / 4)
+		}
+		last := l.host.Group(1).Status().Applied
+		time.Sleep(newsDelay + newsDelay/2)
+		synctest.Wait()
+		for _, id := range r.ids() {
+			if got := r.nodes[id].host.Group(1).Status().Applied; got < last {
+				t.Errorf("node %s has applied %d of %d by now", id, got, last)
+			}
+		}
+		// Two followers; the last news go alone, as may those that a heartbeat delayed.
+		if got := r.bus.counted(pb.MsgApp) - sent; got > 2*writes+writes/2 {
+			t.Errorf("%d MsgApps for %d entries", got, writes)
 		}
 	})
 }

@@ -54,6 +54,7 @@ type Group struct {
 	appends   int
 	immediate []*pb.Message // responses of appends that had nothing to write
 	saved     savedState
+	news      commitNews
 	// inReady says that raft is asked for a Ready; readPutOff that it got no entries
 	// since the pass has read its share.
 	inReady, readPutOff bool

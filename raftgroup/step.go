@@ -47,6 +47,9 @@ func (g *Group) visit(k *work) {
 	if k.flags&flagClientWake != 0 {
 		g.wakeByClient()
 	}
+	if k.flags&flagNews != 0 {
+		g.tellNews()
+	}
 	if k.flags&flagTick != 0 {
 		g.tick()
 	}
@@ -388,6 +391,7 @@ func (g *Group) noteState(rd raft.Ready) {
 		g.h.m.leaders.Add(float64(boolInt(g.isLeader) - boolInt(isLeader)))
 	}
 	if g.term != term || g.isLeader != isLeader {
+		g.forgetNews()
 		g.resetLease()
 		g.public.leading.Store(0)
 		g.abandonProposals()
@@ -515,6 +519,9 @@ func (g *Group) send(m *pb.Message) {
 			// A follower takes entries for a sign of life as well: under load it would
 			// stay with a leader that can apply nothing.
 			g.rn.ReportUnreachable(m.GetTo())
+			return
+		}
+		if g.holdNews(m) {
 			return
 		}
 	case pb.MsgHeartbeatResp:

@@ -19,6 +19,7 @@ const (
 	flagWakePaced
 	flagClientWake
 	flagExpire // what a tick does on a host that does not tick its groups
+	flagNews   // held commit indexes have waited long enough
 )
 
 // work is what has come for a group since its last visit. A group without work
@@ -78,6 +79,7 @@ type worker struct {
 		awake   []*Group // what a tick visits; Group.awakeAt is its place here
 		free    []*work
 		inPass  bool
+		news    []*Group // those that hold commit indexes back; a timer runs while there are any
 	}
 	cond *sync.Cond // of mu
 

@@ -1,0 +1,109 @@
+package raftgroup
+
+import (
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// newsDelay is how long the news that an entry is committed waits for the next entry,
+// which takes it along. A message of its own costs each follower a pass, a record in
+// its wal and an answer, and the leader a pass for each answer, in the very moment in
+// which it answers the client. Where nothing follows, followers apply later by this and
+// half of it again at most.
+const newsDelay = 2 * time.Millisecond
+
+// commitNews are the messages of a leader that say nothing but how far is committed,
+// one for each follower at most, while they wait.
+type commitNews struct {
+	held []*pb.Message
+	// since is when the last of them came.
+	since clock.Time
+	// listed says that the group is on its worker's list.
+	listed bool
+}
+
+// holdNews keeps a MsgApp back if it has no other news than the commit index, and says
+// whether it did. A follower that has yet to get entries is told at once: raft may be
+// probing for what it has.
+func (g *Group) holdNews(m *pb.Message) bool {
+	g.dropNews(m.GetTo())
+	if !g.isLeader || len(m.GetEntries()) > 0 || m.GetIndex() != g.last || m.GetTerm() != g.term {
+		return false
+	}
+	n := &g.news
+	n.held, n.since = append(n.held, m), g.w.now
+	g.listNews()
+	return true
+}
+
+func (g *Group) listNews() {
+	if !g.news.listed {
+		g.news.listed = true
+		g.w.newsOf(g)
+	}
+}
+
+// dropNews forgets what is held for a follower: what is sent to it instead says at
+// least as much.
+func (g *Group) dropNews(to uint64) {
+	n := &g.news
+	for i, m := range n.held {
+		if m.GetTo() == to {
+			last := len(n.held) - 1
+			n.held[i] = n.held[last]
+			n.held[last] = nil
+			n.held = n.held[:last]
+			return
+		}
+	}
+}
+
+// forgetNews drops everything: the term or the leadership has ended.
+func (g *Group) forgetNews() {
+	clear(g.news.held)
+	g.news.held = g.news.held[:0]
+}
+
+// tellNews sends what is held, unless it came a moment ago: the next entry is about to
+// come then.
+func (g *Group) tellNews() {
+	n := &g.news
+	if n.listed = false; len(n.held) > 0 && g.w.now.Sub(n.since) < newsDelay/2 {
+		g.listNews()
+		return
+	}
+	for i, m := range n.held {
+		if node := g.nodeOf(keyspace.ReplicaID(m.GetTo())); node != 0 {
+			g.w.out.raft(g, node, m)
+		}
+		n.held[i] = nil
+	}
+	n.held = n.held[:0]
+}
+
+// newsOf sees to it that the group is told to send what it holds.
+func (w *worker) newsOf(g *Group) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.news = append(w.mu.news, g)
+	if len(w.mu.news) == 1 {
+		w.h.cfg.Clock.AfterFunc(newsDelay, w.releaseNews)
+	}
+}
+
+// releaseNews is called by the timer.
+func (w *worker) releaseNews() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, g := range w.mu.news {
+		if k := w.workOf(g); k != nil {
+			k.flags |= flagNews
+		}
+		w.mu.news[i] = nil
+	}
+	w.mu.news = w.mu.news[:0]
+}
