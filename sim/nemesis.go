@@ -466,12 +466,25 @@ func (n *nemesis) blink(m *machine) func() error {
 	return n.healNetwork
 }
 
-// transfer moves the sequencer to another node that is up.
+// transfer moves the sequencer to another node that is up. What is wrong meanwhile may
+// forbid it: then it is done when that is healed.
 func (n *nemesis) transfer() func() error {
-	if to := n.pick(); n.moveSequencer(to) {
+	move := func() bool {
+		to := n.pick()
+		if r := to.current(); r == nil || n.sequencer(r) == to.id || !n.moveSequencer(to) {
+			return false
+		}
 		n.happened[Transfer]++
+		return true
 	}
-	return func() error { return nil }
+	done := move()
+	return func() error {
+		for try := 0; !done && try < 20; try++ {
+			n.c.sleep(300 * time.Millisecond)
+			done = move()
+		}
+		return nil
+	}
 }
 
 // gather moves the sequencer to the node that leads the range of the first hot key: who
