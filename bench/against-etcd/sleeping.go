@@ -40,6 +40,8 @@ const (
 	asleepLimit = 5 * time.Minute
 	createLimit = 10 * time.Minute
 	mebibyte    = 1 << 20
+	// writeTries bounds how often a key is written when all are written once.
+	writeTries = 5
 )
 
 // slept is what a cluster was like while nobody used it.
@@ -189,16 +191,27 @@ func writeOnce(ctx context.Context, o sleepingOptions, clients [nodes]*clientv3.
 				if i >= len(keys) {
 					return nil
 				}
-				ctx, cancel := context.WithTimeout(ctx, askLimit)
-				_, err := clients[i%nodes].Put(ctx, string(keys[i]), value)
-				cancel()
-				if err != nil {
-					return fmt.Errorf("put of %q: %w", keys[i], err)
+				for try := 1; ; try++ {
+					err := putOnce(ctx, clients[i%nodes], keys[i], value)
+					if err == nil {
+						break
+					}
+					if try == writeTries {
+						return fmt.Errorf("put of %q, tried %d times: %w", keys[i], try, err)
+					}
+					progress("put of %q: %v", keys[i], err)
 				}
 			}
 		})
 	}
 	return g.Wait()
+}
+
+func putOnce(ctx context.Context, client *clientv3.Client, key []byte, value string) error {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	_, err := client.Put(ctx, string(key), value)
+	return err
 }
 
 // asleep waits until no group is awake but those that never sleep: until their number
@@ -280,10 +293,8 @@ func firstWrites(ctx context.Context, o sleepingOptions, clients [nodes]*clientv
 	n := min(o.firsts, len(keys))
 	took := make([]time.Duration, 0, n)
 	for i := range n {
-		ctx, cancel := context.WithTimeout(ctx, 2*askLimit)
 		began := time.Now()
-		_, err := clients[i%nodes].Put(ctx, string(keys[i*len(keys)/n]), value)
-		cancel()
+		err := putOnce(ctx, clients[i%nodes], keys[i*len(keys)/n], value)
 		if err != nil {
 			return took, fmt.Errorf("first write: %w", err)
 		}
