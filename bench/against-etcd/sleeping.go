@@ -249,6 +249,9 @@ func (c *cluster) measureRest(ctx context.Context, over time.Duration) (out [nod
 	if err := sleep(ctx, over); err != nil {
 		return out, err
 	}
+	if took := time.Since(began); took > over+over/10 {
+		return out, fmt.Errorf("%s took %s: the machine stood still, and what was measured means nothing", over, took)
+	}
 	for i := range nodes {
 		after, err := cpuTime(c.pid(i))
 		if err != nil {
