@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -280,7 +281,7 @@ func converged(c *cluster) error {
 			return fmt.Errorf("range map of node %s: %w: %w", m.id, err, errNever)
 		}
 		for i := range ds {
-			if err := sameReplicas(ctx, r, &ds[i]); err != nil {
+			if err := sameReplicas(ctx, r.core.Ranges(), &ds[i]); err != nil {
 				return err
 			}
 		}
@@ -310,8 +311,14 @@ func covers(ds []keyspace.Descriptor) error {
 	return nil
 }
 
+// rangeStates is what is asked of nodes about their replicas.
+type rangeStates interface {
+	Show(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (*shard.Status, error)
+	HashAt(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, at, compacted keyspace.Revision) (uint64, error)
+}
+
 // sameReplicas compares all replicas of a range with its descriptor and each other.
-func sameReplicas(ctx context.Context, r *run, d *keyspace.Descriptor) error {
+func sameReplicas(ctx context.Context, ask rangeStates, d *keyspace.Descriptor) error {
 	type state struct {
 		index uint64
 		hash  string
@@ -319,7 +326,7 @@ func sameReplicas(ctx context.Context, r *run, d *keyspace.Descriptor) error {
 	var first state
 	leaders := 0
 	for i, rep := range d.Replicas {
-		st, err := r.core.Ranges().Show(ctx, rep.Node, d.Range)
+		st, err := ask.Show(ctx, rep.Node, d.Range)
 		if err != nil {
 			return fmt.Errorf("range %s on node %s: %w", d.Range, rep.Node, err)
 		}
@@ -330,9 +337,18 @@ func sameReplicas(ctx context.Context, r *run, d *keyspace.Descriptor) error {
 		if own.Generation != d.Generation || !own.Span.Equal(d.Span) || len(own.Replicas) != len(d.Replicas) {
 			return fmt.Errorf("range %s on node %s says %+v, and the map %+v", d.Range, rep.Node, own, d)
 		}
-		h, err := r.core.Ranges().HashAt(ctx, rep.Node, d.Range, keyspace.MaxRevision-1, st.Compacted)
+		h, err := ask.HashAt(ctx, rep.Node, d.Range, keyspace.MaxRevision-1, st.Compacted)
 		if err != nil {
 			return fmt.Errorf("range %s on node %s: hash: %w", d.Range, rep.Node, err)
+		}
+		// The hash is of what is applied when it is taken: it counts for an index that is
+		// the same before and after.
+		after, err := ask.Show(ctx, rep.Node, d.Range)
+		if err != nil {
+			return fmt.Errorf("range %s on node %s: %w", d.Range, rep.Node, err)
+		}
+		if after.Applied != st.Applied {
+			return fmt.Errorf("range %s on node %s applies: %d, then %d", d.Range, rep.Node, st.Applied.Index, after.Applied.Index)
 		}
 		now := state{st.Applied.Index, fmt.Sprintf("%s %016x", st.Hash, h)}
 		if i == 0 {
