@@ -62,7 +62,10 @@ func (k *killer) step(id keyspace.NodeID, what string) bool {
 	k.killed, k.what = true, what
 	for _, n := range k.r.nodes {
 		if k.ends(n.id) {
-			k.disks[n.id] = n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: []int{0, 50, 100}[k.rng.IntN(3)], RNG: k.rng})
+			// All that was not synced, or nothing of it: Pebble counts on a directory that
+			// does not keep its newest entry without the one before. What wal and engine
+			// make of less is their own tests' matter.
+			k.disks[n.id] = n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * k.rng.IntN(2), RNG: k.rng})
 		}
 	}
 	return false
@@ -250,8 +253,8 @@ func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
 					n.end.stall = func() { k.step(n.id, "chunk of a snapshot") }
 				}
 			}
+			f.start() // not a step: MemFS takes no clone while Pebble locks its directory
 			k.arm(at)
-			f.start()
 			for !k.dead() && !f.sms[1].filled() {
 				time.Sleep(5 * time.Millisecond)
 				synctest.Wait()
@@ -297,7 +300,7 @@ func TestKillAtEachStep(t *testing.T) {
 	}{
 		{"follower", false, false, 60},
 		{"leader", true, false, 60},
-		{"receiver of a snapshot", false, true, 130},
+		{"receiver of a snapshot", false, true, 90},
 		{"sender of a snapshot", true, true, 90},
 	} {
 		t.Run(c.name, func(t *testing.T) {
