@@ -48,6 +48,7 @@ func TestLaggardDoesNotCampaign(t *testing.T) {
 				synctest.Wait() // f applies nothing just now
 				f.sms[1].slow = func() { <-gate }
 				load(r, l)
+				synctest.Wait() // the leader has taken all of it
 				want := l.host.Group(1).Status().Last
 				r.eventually("it is told what is committed", 5*time.Second, func() bool { return g.Status().Commit >= want })
 				var asked atomic.Int64
