@@ -89,9 +89,12 @@ type revisionMapper struct{}
 
 // MapPointKey implements sstable.IntervalMapper.
 func (revisionMapper) MapPointKey(key pebble.InternalKey, _ []byte) (sstable.BlockInterval, error) {
+	if k := key.UserKey; len(k) == 0 || k[0] != prefixVersioned {
+		// No filter by revision is ever used on it.
+		return sstable.BlockInterval{}, nil
+	}
 	_, rev, err := SplitVersionedKey(key.UserKey)
 	if err != nil {
-		// Not a versioned key: no filter by revision is ever used on it.
 		return sstable.BlockInterval{}, nil
 	}
 	return sstable.BlockInterval{Lower: uint64(rev), Upper: uint64(rev) + 1}, nil

@@ -56,8 +56,12 @@ func freeAddrs(b *testing.B, n int) (addrs []string) {
 // real disks and the defaults of their settings, and writes every key once.
 func benchNodes(b *testing.B) []*Node {
 	b.Helper()
-	before := debug.SetGCPercent(gcPercent) // as Run does
-	b.Cleanup(func() { debug.SetGCPercent(before) })
+	before := debug.SetGCPercent(-1)
+	stop := spendMemory(1 << 30) // as Run does
+	b.Cleanup(func() {
+		stop()
+		debug.SetGCPercent(before)
+	})
 	addrs := freeAddrs(b, 6)
 	var members string
 	for i := range 3 {

@@ -1,0 +1,70 @@
+package node
+
+import (
+	"context"
+	"math"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// spendMemory has the garbage collector use the process's memory budget instead of
+// saving memory that nobody else gets: a quarter of it may be garbage. Go's own setting
+// lets garbage grow with what lives, so that a busy small heap is collected all the
+// time (a seventh of a node's CPU; three nodes took 79 µs of CPU per put with Go's 100
+// and 69 µs with 400, medians of three runs by turns), and one setting for all heaps
+// would have a large one, of 10,000 ranges, take five times what it needs. Go's own
+// variables win. The returned function ends it.
+func spendMemory(budgetBytes int64) (stop func()) {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(budgetBytes + budgetBytes/4)
+	}
+	if os.Getenv("GOGC") != "" {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { paceCollector(ctx, clock.System(), budgetBytes/4) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// The bounds of how much a heap may grow before a collection, in percent of what lives:
+// a heap that has just begun to grow is no measure, and Go's own 100 is the least.
+const (
+	maxGCPercent = 400
+	minGCPercent = 100
+	// pacePeriod is how often the collector is set.
+	pacePeriod = 2 * time.Second
+)
+
+// paceCollector keeps the garbage near garbageBytes until ctx ends.
+func paceCollector(ctx context.Context, c clock.Clock, garbageBytes int64) {
+	percent := maxGCPercent
+	debug.SetGCPercent(percent)
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	for clock.Sleep(ctx, c, pacePeriod) == nil {
+		metrics.Read(live)
+		want := gcPercent(live[0].Value.Uint64(), garbageBytes)
+		// Setting it stops the program for a moment.
+		if math.Abs(float64(want-percent)) >= float64(percent)/8 {
+			percent = want
+			debug.SetGCPercent(percent)
+		}
+	}
+}
+
+// gcPercent returns by how much a heap with so many living bytes may grow until it is
+// collected.
+func gcPercent(liveBytes uint64, garbageBytes int64) int {
+	if liveBytes == 0 {
+		return maxGCPercent
+	}
+	return int(min(max(float64(garbageBytes)/float64(liveBytes)*100, minGCPercent), maxGCPercent))
+}

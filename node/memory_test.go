@@ -1,0 +1,57 @@
+package node
+
+import (
+	"context"
+	"runtime/debug"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+func TestGCPercent(t *testing.T) {
+	const mib = 1 << 20
+	for _, test := range []struct {
+		live    uint64
+		garbage int64
+		want    int
+	}{
+		{0, 256 * mib, 400},
+		{10 * mib, 256 * mib, 400}, // a young heap
+		{64 * mib, 256 * mib, 400},
+		{128 * mib, 256 * mib, 200},
+		{200 * mib, 256 * mib, 128},
+		{800 * mib, 256 * mib, 100},
+		{64 * mib, 0, 100}, // a tiny budget
+	} {
+		if got := gcPercent(test.live, test.garbage); got != test.want {
+			t.Errorf("%d living bytes: %d %%, want %d", test.live, got, test.want)
+		}
+	}
+}
+
+// TestPaceCollector: the setting follows the heap.
+func TestPaceCollector(t *testing.T) {
+	before := debug.SetGCPercent(-1)
+	defer debug.SetGCPercent(before)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			paceCollector(ctx, clock.Virtual(), 1)
+		}()
+		synctest.Wait()
+		if got := debug.SetGCPercent(maxGCPercent); got != maxGCPercent {
+			t.Errorf("begins with %d", got)
+		}
+		time.Sleep(2 * pacePeriod)
+		synctest.Wait()
+		if got := debug.SetGCPercent(minGCPercent); got != minGCPercent {
+			t.Errorf("%d for a heap far beyond what garbage may take", got)
+		}
+		cancel()
+		<-done
+	})
+}
