@@ -39,7 +39,8 @@ const stopServingTimeout = 5 * time.Second
 // Run runs one node until ctx ends or it cannot go on, and stops it in order. The
 // error is nil after a clean stop that was asked for.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
-	defer spendMemory(cfg.MemoryBytes)()
+	stopPacing := spendMemory(cfg.MemoryBytes)
+	defer stopPacing()
 	n, err := Start(ctx, cfg, logger)
 	if err != nil {
 		return err
