@@ -34,6 +34,9 @@ var errTruncated = errors.New("shard: truncated")
 // deterministic form is not asked for.
 var marshal = proto.MarshalOptions{}
 
+// unmarshal drops fields that nobody here knows, as the plain forms do.
+var unmarshal = proto.UnmarshalOptions{DiscardUnknown: true}
+
 // AppendRequest appends the binary form of q to dst.
 func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 	plain := plainKind(q.Op)
@@ -98,7 +101,7 @@ func decodeOp(kind opKind, b []byte) (proto.Message, error) {
 	if op == nil {
 		return nil, fmt.Errorf("shard: unknown operation %d", kind)
 	}
-	if err := proto.Unmarshal(b, op); err != nil {
+	if err := unmarshal.Unmarshal(b, op); err != nil {
 		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
 	}
 	return op, nil
@@ -157,7 +160,7 @@ func decodeResponse(kind opKind, b []byte) (proto.Message, error) {
 	if op == nil {
 		return nil, fmt.Errorf("shard: unknown response %d", kind)
 	}
-	if err := proto.Unmarshal(b, op); err != nil {
+	if err := unmarshal.Unmarshal(b, op); err != nil {
 		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
 	}
 	return op, nil

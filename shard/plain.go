@@ -98,15 +98,21 @@ func decodePlain(k opKind, b []byte) (proto.Message, error) {
 func plainResponse(op proto.Message) opKind {
 	switch o := op.(type) {
 	case *pb.PutResponse:
-		if o.GetPrevKv() == nil {
+		if bareHeader(o.GetHeader()) && o.GetPrevKv() == nil {
 			return opPlainPut
 		}
 	case *pb.RangeResponse:
-		if !o.GetMore() && int64(len(o.GetKvs())) == o.GetCount() && o.GetCount() <= 1 {
+		if bareHeader(o.GetHeader()) && !o.GetMore() && int64(len(o.GetKvs())) == o.GetCount() && o.GetCount() <= 1 {
 			return opPlainGet
 		}
 	}
 	return 0
+}
+
+// bareHeader says whether a header is there and holds the revision only, as those of
+// ranges do.
+func bareHeader(h *pb.ResponseHeader) bool {
+	return h != nil && h.GetClusterId() == 0 && h.GetMemberId() == 0 && h.GetRaftTerm() == 0
 }
 
 // appendPlainResponse appends a response of a plain kind.
