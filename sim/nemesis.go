@@ -151,13 +151,16 @@ func (n *nemesis) aboutLease() time.Duration {
 }
 
 // excludes says whether two faults are not to meet: a direction has one kind of
-// weather, who is paused or waits for its disk cannot be stopped in order, and two
-// restarts of three nodes are a failure, which one is not.
+// weather, who is paused or waits for its disk can neither be stopped in order nor find
+// out that a sync fails, and two restarts of three nodes are a failure, which one is not.
 func excludes(a, b Fault) bool {
 	weather := []Fault{Flaky, Slow}
-	still := []Fault{Pause, PauseLeader, Stall, SickLeader, Restart}
+	still := []Fault{Pause, PauseLeader, Stall, SickLeader}
+	moves := []Fault{Restart, SyncError}
 	return slices.Contains(weather, a) && slices.Contains(weather, b) ||
-		a == Restart && slices.Contains(still, b) || b == Restart && slices.Contains(still, a)
+		slices.Contains(moves, a) && slices.Contains(still, b) ||
+		slices.Contains(moves, b) && slices.Contains(still, a) ||
+		a == Restart && b == Restart
 }
 
 func (n *nemesis) between(from, to time.Duration) time.Duration {
@@ -245,7 +248,11 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 		return n.healNetwork
 	case Flaky:
 		n.c.net.SetStandard(flaky)
-		n.c.sleep(time.Second) // all of it is to happen
+		n.c.sleep(time.Second)
+		n.await(10*time.Second, func() bool { // where little is said, all of it is to happen yet
+			st := n.c.net.Stats()
+			return st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0
+		})
 		return n.calmNetwork
 	case Slow:
 		for _, a := range n.c.machines {
