@@ -153,9 +153,15 @@ func (l limit) outcome(err error) error {
 	if ended := l.client.Err(); ended != nil {
 		return kverror.Of(ended)
 	}
-	// The client has time left: where none is left here, it is the router's that ran out.
-	e := kverror.Of(err)
-	if l.Err() != nil && (e.Kind == kverror.Canceled || e.Kind == kverror.DeadlineExceeded) {
+	ended := l.Err()
+	if ended == nil {
+		return err
+	}
+	own, _ := l.Deadline()
+	if by, ok := l.client.Deadline(); ok && !own.Before(by) {
+		return kverror.Of(ended) // the client's own timer is about to say so
+	}
+	if e := kverror.Of(err); e.Kind == kverror.Canceled || e.Kind == kverror.DeadlineExceeded {
 		return &kverror.Error{Kind: kverror.Timeout, Detail: e.Detail}
 	}
 	return err
