@@ -295,11 +295,11 @@ func (w *worker) stop() {
 	w.cond.Broadcast()
 }
 
-// finish ends a pass. Frames leave before the pass's own fsync: MsgApp may, and
-// what may not is among the responses of the batch.
+// finish ends a pass. Frames do not wait for the pass's own fsync: MsgApp need not,
+// and what must is among the responses of the batch. They come last: who was woken
+// last runs first once this goroutine waits, and the way to the peers is the longer.
 func (w *worker) finish() {
 	w.h.m.passGroups.Observe(float64(len(w.items)))
-	w.out.flush()
 	if w.batch != nil {
 		b, rec := w.batch, w.record
 		w.batch, w.record = nil, nil
@@ -307,6 +307,7 @@ func (w *worker) finish() {
 		b.SetSync(rec.sync)
 		w.h.cfg.WAL.Submit(b, func(err error) { w.durable(rec, err) })
 	}
+	w.out.flush()
 	if len(w.kicks) > 0 {
 		w.h.startApplies(w.kicks)
 		clear(w.kicks)
