@@ -88,13 +88,14 @@ type Lane struct {
 	wake    chan struct{}      // capacity 1: frames came, or the lane was closed
 	ended   <-chan struct{}    // closed at the session's end
 
-	mu     sync.Mutex
-	queue  []chunk // what waits is queue[head:]
-	head   int
-	put    uint64 // bytes ever appended
-	taken  uint64 // bytes ever handed to the writer
-	idle   bool   // the writer waits for wake
-	closed bool
+	mu      sync.Mutex
+	queue   []chunk // what waits is queue[head:]
+	head    int
+	put     uint64 // bytes ever appended
+	taken   uint64 // bytes ever handed to the writer
+	idle    bool   // the writer waits for wake
+	company company
+	closed  bool
 }
 
 // chunk is a run of whole frames that leaves in one write.
@@ -204,6 +205,7 @@ func (l *Lane) room(n int) *chunk {
 // 64 KiB or one larger frame. ok is false after the session's end. Only one
 // goroutine takes from a lane.
 func (l *Lane) Take() (b Batch, ok bool) {
+	yielded := false
 	for {
 		l.mu.Lock()
 		if l.closed {
@@ -217,17 +219,52 @@ func (l *Lane) Take() (b Batch, ok bool) {
 				l.queue, l.head = l.queue[:0], 0
 			}
 			l.taken += uint64(len(b.b))
+			l.company.note(b.frames, yielded)
 			l.mu.Unlock()
 			l.metrics.sent(b.frames, len(b.b))
 			l.sent.Add(float64(len(b.b)))
 			return b, true
 		}
 		l.idle = true
+		yielded = l.company.expected()
 		l.mu.Unlock()
 		<-l.wake
-		// Whoever is about to send as well gets the chance to: a batch of several frames
-		// costs little more than one frame. This halves the CPU of concurrent calls.
-		runtime.Gosched()
+		if yielded {
+			runtime.Gosched()
+		}
+	}
+}
+
+// company says whether the writer gives others who are about to send the chance to,
+// after the first frame has woken it: a batch of several frames costs little more than
+// one frame, and concurrent calls take half the CPU so. Where nobody else is about to,
+// one client's request would wait at each hop for nothing.
+type company struct {
+	// alone counts batches of one frame in a row that nobody joined though he could, to
+	// aloneMax; waits counts the waits.
+	alone, waits uint8
+}
+
+const (
+	// aloneMax is so long a row that chance does not make it under load.
+	aloneMax = 64
+	// aloneRetry is after how many frames it is tried again afterwards.
+	aloneRetry = 16
+)
+
+// expected says whether others are waited for this time.
+func (c *company) expected() bool {
+	c.waits++
+	return c.alone < aloneMax || c.waits%aloneRetry == 0
+}
+
+// note takes in how many frames came together.
+func (c *company) note(frames int, waited bool) {
+	switch {
+	case frames > 1:
+		c.alone = 0
+	case waited && c.alone < aloneMax:
+		c.alone++
 	}
 }
 
