@@ -18,22 +18,37 @@ func compareVersions(a, b Version) int {
 // Porcupine, which may think for long about a history that is wrong, is asked where
 // nothing else has found anything.
 func Check(r *Report) []string {
-	bad := slices.Clone(r.Violations)
+	bad, p := checkAnswers(r)
+	if len(bad) > 0 {
+		return bad
+	}
+	return checkOrder(r, p)
+}
+
+// checkAnswers is every check but those that look for an order. The replay is nil where
+// there is none, or a wrong one.
+func checkAnswers(r *Report) (bad []string, p *replay) {
+	bad = slices.Clone(r.Violations)
 	ops := r.History.Ops()
 	bad = append(bad, checkDefinite(ops)...)
 	bad = append(bad, checkRealTime(ops)...)
 	bad = append(bad, checkCompactions(ops)...)
-	var p *replay
-	if len(r.Versions) > 0 { // else the run did not come that far
-		var wrong []string
-		p, wrong = checkReplay(ops, r.Versions)
-		bad = append(bad, wrong...)
-		bad = append(bad, checkGaps(ops, r.Versions, r.Failures)...)
+	if len(r.Versions) == 0 {
+		return bad, nil // the run did not come that far
 	}
-	if len(bad) > 0 {
-		return bad
+	p, wrong := checkReplay(ops, r.Versions)
+	bad = append(bad, wrong...)
+	bad = append(bad, checkGaps(ops, r.Versions, r.Failures)...)
+	if len(wrong) > 0 {
+		p = nil
 	}
-	bad = checkKeys(ops, r.Versions)
+	return bad, p
+}
+
+// checkOrder asks porcupine for an order that explains the answers: of each key for
+// itself, and of all in windows of revisions.
+func checkOrder(r *Report, p *replay) []string {
+	bad := checkKeys(r.History.Ops(), r.Versions)
 	if p != nil {
 		bad = append(bad, checkWindows(p)...)
 	}

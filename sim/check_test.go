@@ -235,9 +235,14 @@ func TestBadHistoriesFail(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := good()
 			c.spoil(s)
-			bad := strings.Join(Check(s.report()), "\n")
+			r := s.report()
+			found, p := checkAnswers(r)
+			bad := strings.Join(append(found, checkOrder(r, p)...), "\n")
 			if !strings.Contains(bad, c.by) {
 				t.Fatalf("no %q in what was found:\n%s", c.by, bad)
+			}
+			if len(Check(r)) == 0 {
+				t.Error("the run passes")
 			}
 		})
 	}
