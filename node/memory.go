@@ -36,10 +36,14 @@ func spendMemory(budgetBytes int64) (stop func()) {
 }
 
 // The bounds of how much a heap may grow before a collection, in percent of what lives:
-// a heap that has just begun to grow is no measure, and Go's own 100 is the least.
+// a heap that has just begun to grow is no measure, and Go's own 100 is the least. A node
+// that would take longer than idlePeriod to fill its garbage has nothing to save: it
+// gives the memory back.
 const (
-	maxGCPercent = 400
-	minGCPercent = 100
+	maxGCPercent  = 400
+	minGCPercent  = 100
+	idleGCPercent = 50
+	idlePeriod    = time.Minute
 	// pacePeriod is how often the collector is set.
 	pacePeriod = 2 * time.Second
 )
@@ -48,10 +52,14 @@ const (
 func paceCollector(ctx context.Context, c clock.Clock, garbageBytes int64) {
 	percent := maxGCPercent
 	debug.SetGCPercent(percent)
-	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(heap)
+	allocated := heap[1].Value.Uint64()
 	for clock.Sleep(ctx, c, pacePeriod) == nil {
-		metrics.Read(live)
-		want := gcPercent(live[0].Value.Uint64(), garbageBytes)
+		metrics.Read(heap)
+		now := heap[1].Value.Uint64()
+		want := gcPercent(heap[0].Value.Uint64(), now-allocated, garbageBytes)
+		allocated = now
 		// Setting it stops the program for a moment.
 		if math.Abs(float64(want-percent)) >= float64(percent)/8 {
 			percent = want
@@ -61,9 +69,12 @@ func paceCollector(ctx context.Context, c clock.Clock, garbageBytes int64) {
 }
 
 // gcPercent returns by how much a heap with so many living bytes may grow until it is
-// collected.
-func gcPercent(liveBytes uint64, garbageBytes int64) int {
-	if liveBytes == 0 {
+// collected, where so many bytes were allocated within the last period.
+func gcPercent(liveBytes, allocatedBytes uint64, garbageBytes int64) int {
+	switch {
+	case float64(allocatedBytes)*float64(idlePeriod/pacePeriod) < float64(garbageBytes):
+		return idleGCPercent
+	case liveBytes == 0:
 		return maxGCPercent
 	}
 	return int(min(max(float64(garbageBytes)/float64(liveBytes)*100, minGCPercent), maxGCPercent))
