@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
 	"testing"
 	"testing/synctest"
@@ -38,12 +39,13 @@ func TestGCPercent(t *testing.T) {
 func TestPaceCollector(t *testing.T) {
 	before := debug.SetGCPercent(-1)
 	defer debug.SetGCPercent(before)
+	runtime.GC() // what lives is known from here on
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			paceCollector(ctx, clock.Virtual(), 1)
+			paceCollector(ctx, clock.Virtual(), 0)
 		}()
 		synctest.Wait()
 		if got := debug.SetGCPercent(maxGCPercent); got != maxGCPercent {
