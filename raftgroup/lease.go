@@ -212,6 +212,9 @@ func (g *Group) campaignIfFree() {
 	if !g.sleep.campaign || g.promised() || g.isLeader || !g.mayCampaign() {
 		return
 	}
+	if margin := g.h.cfg.TickInterval / 4; g.w.now < g.promise.until.Add(margin) {
+		return // the others answered the same heartbeat, some of them a moment later
+	}
 	g.sleep.campaign = false
 	g.h.m.elections.Inc()
 	_ = g.rn.ForgetLeader()

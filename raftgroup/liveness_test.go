@@ -292,3 +292,34 @@ func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	t.Fatalf("no metric %s", name)
 	return 0
 }
+
+// TestKilledLeadersAreReplaced: when a node that leads groups dies, one replica of each
+// campaigns as soon as its promise has ended, and not after the random timeouts of raft,
+// which last up to two election timeouts.
+func TestKilledLeadersAreReplaced(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 12
+		r := newRig(t, 3, func(c *Config) { c.SleepAfter = -1 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+		}
+		for round := range 6 {
+			dead := r.leader(1)
+			time.Sleep(1700*time.Millisecond + time.Duration(round)*17*time.Millisecond)
+			cfg := dead.host.cfg
+			dead.crash(0)
+			start := time.Now()
+			for g := range keyspace.GroupID(groups) {
+				r.leader(g + 1)
+			}
+			if took := time.Since(start); took > cfg.ElectionTimeout+3*cfg.TickInterval {
+				t.Errorf("round %d: all groups lead again after %v", round, took)
+			}
+			dead.start()
+			time.Sleep(3 * time.Second)
+		}
+	})
+}

@@ -62,17 +62,19 @@ func (g *Group) forgetLostLeader() {
 	}
 	if node := g.nodeOf(g.lead); node == 0 || g.h.peers.lost(node, g.sleep.leaderBoot) {
 		_ = g.rn.ForgetLeader()
-		g.lostLeader()
+		g.lostLeader(0)
 	}
 }
 
 // lostLeader chooses who campaigns where a leader is known to be gone: all living
 // voters choose the same one, as far as they agree on who lives, so that they do
-// not split the vote. If it fails to, the others' timeouts run.
-func (g *Group) lostLeader() {
+// not split the vote. If it fails to, the others' timeouts run, which raft draws from
+// one to two election timeouts. silent, if not 0, is a leader whose node may still count
+// as living: it is heard less often than the leader.
+func (g *Group) lostLeader(silent keyspace.ReplicaID) {
 	voters := make([]keyspace.ReplicaID, 0, len(g.conf.replicas))
 	for _, r := range g.conf.replicas {
-		if g.conf.votes(r.ID) && (r.ID == g.self || !g.h.peers.dead(r.Node)) {
+		if g.conf.votes(r.ID) && r.ID != silent && (r.ID == g.self || !g.h.peers.dead(r.Node)) {
 			voters = append(voters, r.ID)
 		}
 	}
@@ -98,7 +100,7 @@ func (g *Group) wakePaced() {
 		return
 	}
 	if g.forgetLostLeader(); g.lead == 0 && g.sleep.silent == 0 {
-		g.lostLeader()
+		g.lostLeader(0)
 	}
 }
 
@@ -146,7 +148,11 @@ func (g *Group) tick() {
 			// is given another one.
 			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 		}
+		silent := g.lead
 		_ = g.rn.ForgetLeader()
+		if silent != 0 {
+			g.lostLeader(silent)
+		}
 	}
 	if g.mayTick() && g.mayCampaign() {
 		g.promise.ticks++
