@@ -231,7 +231,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		if err != nil {
 			return nil, err
 		}
-		node := a.choose(rt, r.cfg.Self)
+		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
 		resp, err := r.attempt(ctx, node, build(rt), read)
 		if err == nil {
 			if known := rt.leader(); known != node {
@@ -304,22 +304,27 @@ type attempt struct {
 	failed int
 }
 
-// choose returns the node to ask.
-func (a *attempt) choose(rt *route, self keyspace.NodeID) keyspace.NodeID {
+// choose returns the node to ask: not one that does not live while others do, since a
+// write that is sent there waits for an answer until the bus gives the node up.
+func (a *attempt) choose(rt *route, self keyspace.NodeID, alive func(keyspace.NodeID) bool) keyspace.NodeID {
+	lives := func(n keyspace.NodeID) bool { return n == self || alive(n) }
 	switch {
-	case a.hint != 0:
+	case a.hint != 0 && lives(a.hint):
 		return a.hint
-	case a.failed == 0:
-		if a.leader = rt.leader(); a.leader != 0 {
+	case a.failed == 0 && a.leader == 0:
+		if a.leader = rt.leader(); a.leader != 0 && lives(a.leader) {
 			return a.leader
 		}
 	}
 	rs := rt.desc.Replicas
 	own := max(0, slices.IndexFunc(rs, func(rep keyspace.Replica) bool { return rep.Node == self }))
-	node := rs[(own+a.next)%len(rs)].Node
-	a.next++
-	if node == a.leader && a.next <= len(rs) && len(rs) > 1 {
-		return a.choose(rt, self)
+	var node keyspace.NodeID
+	for range rs {
+		node = rs[(own+a.next)%len(rs)].Node
+		a.next++
+		if lives(node) && (node != a.leader || a.next > len(rs)) {
+			return node
+		}
 	}
 	return node
 }

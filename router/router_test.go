@@ -99,11 +99,16 @@ type hung struct {
 	*cluster
 	node  keyspace.NodeID
 	asked int
+	// dead is set once it is asked, as if it had died in that moment.
+	dead atomic.Bool
 }
+
+func (h *hung) alive(n keyspace.NodeID) bool { return n != h.node || !h.dead.Load() }
 
 func (h *hung) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
 	if node == h.node {
 		h.asked++
+		h.dead.Store(true)
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
@@ -116,7 +121,7 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 		h := &hung{cluster: c, node: 2}
 		r := New(Config{
 			Self: 1, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second,
-			Alive: func(n keyspace.NodeID) bool { return n != h.node },
+			Alive: h.alive,
 		})
 		if _, err := r.resolve(t.Context(), keyspace.Single([]byte("a"))); err != nil {
 			t.Fatal(err)
@@ -135,12 +140,39 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 		c.lead[1] = 2
 		r.cache.setLeader(1, 2, 0)
 		h.asked = 0
+		h.dead.Store(false)
 		_, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
 		if !errors.Is(err, kverror.Timeout) || kverror.Of(err).Fate() != kverror.Unknown {
 			t.Errorf("a put whose node hangs: %v", err)
 		}
 		if h.asked != 1 || len(c.proposed) != 0 {
 			t.Errorf("the put was sent %d times and took effect %d times", h.asked, len(c.proposed))
+		}
+	})
+}
+
+// TestTheDeadAreNotAsked: a node that does not live gets no request while others do, be
+// it the leader of yesterday or the one whom somebody names.
+func TestTheDeadAreNotAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		h := &hung{cluster: c, node: 2}
+		h.dead.Store(true)
+		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Alive: h.alive})
+		r.Learn(c.descs...)
+		r.cache.setLeader(1, 2, 0)
+		c.lead[1] = 2
+		time.AfterFunc(300*time.Millisecond, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.lead[1] = 3
+		})
+		start := time.Now()
+		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took > 300*time.Millisecond+2*lastPause || h.asked != 0 {
+			t.Errorf("the put took %v, the dead node was asked %d times", took, h.asked)
 		}
 	})
 }
