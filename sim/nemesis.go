@@ -122,12 +122,38 @@ func (n *nemesis) run() error {
 			heal = append(heal, n.inject(faults[i]))
 			n.c.sleep(n.between(300*time.Millisecond, 1500*time.Millisecond))
 		}
-		for _, h := range heal {
-			if err := h(); err != nil {
+		if err := n.heal(heal); err != nil {
+			return err
+		}
+	}
+	return n.again()
+}
+
+// heal ends faults and gives the cluster time to serve.
+func (n *nemesis) heal(heal []func() error) error {
+	for _, h := range heal {
+		if err := h(); err != nil {
+			return err
+		}
+	}
+	n.c.sleep(n.between(1500*time.Millisecond, 4*time.Second))
+	return nil
+}
+
+// again injects once more, alone, what had no effect beside another fault: nobody was
+// left to be cut off from, or to take the sequencer over.
+func (n *nemesis) again() error {
+	for range 3 {
+		for _, f := range n.c.cfg.Faults {
+			if n.took(f) {
+				continue
+			}
+			h := n.inject(f)
+			n.c.sleep(n.lasts())
+			if err := n.heal([]func() error{h}); err != nil {
 				return err
 			}
 		}
-		n.c.sleep(n.between(1500*time.Millisecond, 4*time.Second))
 	}
 	return nil
 }
@@ -683,18 +709,8 @@ func (n *nemesis) missing() []string {
 			m = append(m, fmt.Sprintf("the fault %q never happened", f))
 		}
 	}
-	st := n.c.net.Stats()
 	for _, f := range n.c.cfg.Faults {
-		promise(f, n.happened[f] > 0)
-		switch f {
-		case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, CutOff:
-			promise(f, st.CutOff > 0)
-		case Flaky:
-			promise(f, st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0)
-		case CrashOne, CrashTwo, CrashAll:
-			promise(f, st.Crashes > 0)
-		default: // happened says all
-		}
+		promise(f, n.took(f))
 	}
 	if n.c.cfg.Splits > 0 {
 		promise(Split, n.splits.Load() > 0)
@@ -703,4 +719,19 @@ func (n *nemesis) missing() []string {
 		promise(Compact, n.compactions.Load() > 0)
 	}
 	return m
+}
+
+// took says whether a fault has had an effect.
+func (n *nemesis) took(f Fault) bool {
+	st := n.c.net.Stats()
+	switch f {
+	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, CutOff:
+		return n.happened[f] > 0 && st.CutOff > 0
+	case Flaky:
+		return n.happened[f] > 0 && st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0
+	case CrashOne, CrashTwo, CrashAll:
+		return n.happened[f] > 0 && st.Crashes > 0
+	default: // happened says all
+		return n.happened[f] > 0
+	}
 }
