@@ -121,6 +121,9 @@ func (k *killer) hear(from keyspace.NodeID, payload []byte) {
 			k.stored, k.term = m.raft.GetIndex(), m.term
 		case m.kind == pb.MsgVoteResp && m.term > k.voteTerm:
 			k.voted, k.voteTerm = uint64(m.to), m.term
+		case m.kind == pb.MsgVote && m.term > k.voteTerm:
+			// Who asks for votes has voted: others may make him the leader of that term.
+			k.voted, k.voteTerm = uint64(m.from), m.term
 		}
 	}
 }

@@ -201,3 +201,48 @@ func TestOverwriteUnderAppend(t *testing.T) {
 		}
 	})
 }
+
+// TestVoteIsAskedForAfterOwnVote: a candidate asks for votes only when its own is
+// durable. Raft counts any quorum, the others' as well: who forgot in a crash that he led
+// a term could be voted into it again, by the same voters, with another log.
+func TestVoteIsAskedForAfterOwnVote(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout, c.SleepAfter = time.Hour, -1 })
+		var slow [4]*syncFS
+		for id, n := range r.nodes {
+			slow[id] = &syncFS{FS: n.fs}
+			n.wfs = slow[id]
+		}
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		r.equal(1)
+		l := r.leader(1)
+		term := l.host.Group(1).Status().Term
+		var asked atomic.Int64
+		r.bus.set(func(b *testBus) {
+			b.filter = func(_, _ keyspace.NodeID, m *message) bool {
+				if m.kind == pb.MsgVote {
+					asked.Add(1)
+				}
+				return true
+			}
+		})
+		for id := range r.nodes {
+			if id != l.id {
+				defer slow[id].hold()()
+			}
+		}
+		r.bus.isolate(l.id, true)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		tried := false
+		for id, n := range r.nodes {
+			tried = tried || id != l.id && n.host.Group(1).Status().Term > term
+		}
+		if !tried || asked.Load() != 0 {
+			t.Errorf("somebody campaigned: %t; votes were asked for %d times while no disk had stored one", tried, asked.Load())
+		}
+	})
+}

@@ -20,7 +20,7 @@ const newsDelay = 2 * time.Millisecond
 // one for each follower at most, while they wait.
 type commitNews struct {
 	held []*pb.Message
-	// since is when the last of them came.
+	// since is when there were none before.
 	since clock.Time
 	// listed says that the group is on its worker's list.
 	listed bool
@@ -34,8 +34,14 @@ func (g *Group) holdNews(m *pb.Message) bool {
 	if !g.isLeader || len(m.GetEntries()) > 0 || m.GetIndex() != g.last || m.GetTerm() != g.term {
 		return false
 	}
+	if g.changes.pending > g.applied {
+		return false // a replica that is about to be removed is not reached later
+	}
 	n := &g.news
-	n.held, n.since = append(n.held, m), g.w.now
+	if len(n.held) == 0 {
+		n.since = g.w.now
+	}
+	n.held = append(n.held, m)
 	g.listNews()
 	return true
 }
@@ -68,8 +74,8 @@ func (g *Group) forgetNews() {
 	g.news.held = g.news.held[:0]
 }
 
-// tellNews sends what is held, unless it came a moment ago: the next entry is about to
-// come then.
+// tellNews sends what is held, unless the last entry took along what there was a moment
+// ago: the next one is about to come then.
 func (g *Group) tellNews() {
 	n := &g.news
 	if n.listed = false; len(n.held) > 0 && g.w.now.Sub(n.since) < newsDelay/2 {

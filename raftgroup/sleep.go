@@ -171,7 +171,7 @@ func (g *Group) trySleep() bool {
 	}
 	if !g.lease.ready || g.applied != g.last || g.commit != g.last || g.conf.joint || g.appends > 0 ||
 		g.reads.open() || len(g.changes.waiters) > 0 || g.changes.transfer != nil || g.installing != nil ||
-		g.inflight.Load() != 0 || len(g.trunc.pins) > 0 || !g.followersIdle() {
+		g.inflight.Load() != 0 || len(g.trunc.pins) > 0 || len(g.news.held) > 0 || !g.followersIdle() {
 		return false
 	}
 	now := uint64(g.w.now)

@@ -350,14 +350,22 @@ func (g *Group) ready() {
 	}
 }
 
+// handleReady does what a Ready asks for. A vote is asked for only when the candidate's
+// own is durable: raft counts a quorum of others, and who forgot in a crash that he led a
+// term could be voted into it a second time, with another log.
 func (g *Group) handleReady(rd raft.Ready) {
 	g.noteState(rd)
 	if len(rd.ReadStates) > 0 {
 		g.onReadStates(rd.ReadStates)
 	}
+	var votes []*pb.Message
 	for _, m := range rd.Messages {
 		switch {
+		case m.GetType() == pb.MsgVote:
+			votes = append(votes, m)
 		case m.GetTo() == raft.LocalAppendThread:
+			m.Responses = append(m.Responses, votes...)
+			votes = nil
 			g.append(m)
 		case m.GetTo() == raft.LocalApplyThread:
 			g.w.kick(g, applyTask{kind: taskEntries, msg: m})
@@ -366,6 +374,12 @@ func (g *Group) handleReady(rd raft.Ready) {
 		default:
 			g.send(m)
 		}
+	}
+	for _, m := range votes {
+		if g.saved != (savedState{g.term, uint64(g.self)}) || g.appends > 0 {
+			panic(fmt.Sprintf("raftgroup: group %s: a vote asked for in term %d without storing it, stored %+v", g.id, g.term, g.saved))
+		}
+		g.send(m)
 	}
 }
 
@@ -452,7 +466,7 @@ func (g *Group) append(m *pb.Message) {
 		hs = &pb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
 	}
 	ents, responses := m.GetEntries(), m.GetResponses()
-	sync := len(ents) > 0 || hs != nil && g.saved.note(hs)
+	sync := hs != nil && g.saved.note(hs) || len(ents) > 0
 	if hs != nil || len(ents) > 0 {
 		g.w.walBatch().Append(g.id, hs, ents)
 	}
