@@ -618,7 +618,9 @@ func (n *nemesis) leader() *machine {
 			continue
 		}
 		if sequencer {
-			if id := n.sequencer(r); id != 0 {
+			// Others may still name one that has crashed. A clock or a disk that stood still
+			// when its node is to come back would keep it from that for ever.
+			if id := n.sequencer(r); id != 0 && n.c.machines[id-1].current() != nil {
 				return n.c.machines[id-1]
 			}
 		} else if leads(m, r, hotKeys[0]) {
