@@ -251,7 +251,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive, Bus: c.bus,
 		Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
@@ -387,13 +387,17 @@ const (
 	hostTimeout  = 5 * time.Second
 )
 
+// BeginStop says that the node is stopping, at once: other nodes that stop then wait
+// for it where they must. Stop follows, and says it too.
+func (c *Core) BeginStop() { c.client.BeginStop() }
+
 // Stop ends the node in order, so that nothing has to be replayed and, where all
 // nodes stop, no revision is left out. It takes at most about 20 s; ctx cuts the
 // waiting short, not the order.
 func (c *Core) Stop(ctx context.Context) error {
 	var errs []error
 	if c.Err() == nil {
-		c.client.BeginStop(ctx)
+		c.client.BeginStop()
 		drain, cancel := context.WithTimeout(ctx, drainTimeout)
 		if err := c.shards.Drain(drain); err != nil {
 			// No reason to call the stop a failure: the others elect leaders, and where all

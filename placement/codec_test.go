@@ -53,6 +53,7 @@ func sampleRequests() []request {
 		{Kind: requestTransfer, To: 0xa2},
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
 		{Kind: requestSettings},
+		{Kind: requestStanding},
 	}
 }
 
@@ -70,6 +71,8 @@ func sampleResponse(k requestKind) response {
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99}}
 	case requestStop:
 		return response{Verdict: stopSealed}
+	case requestStanding:
+		return response{Standing: standing{boot: 0xb001, phase: stopClosing}}
 	case requestPutNode, requestTransfer, requestPutSetting:
 	case requestSettings:
 		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
@@ -267,7 +270,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestSettings {
+		if err != nil || k == 0 || k > requestStanding {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))
