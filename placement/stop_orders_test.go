@@ -141,3 +141,54 @@ func (r *rig) stopBy(p *stopPlan) []keyspace.Revision {
 	slices.Sort(used)
 	return used
 }
+
+// TestStayingLeaderHandsOutAgain lets two of three nodes go one after the other, the
+// second of which waits in vain for the one that stays: the ceiling is lowered before
+// it leaves. With one of them back, revisions go on without a gap, as they do where
+// nobody left after a seal.
+func TestStayingLeaderHandsOutAgain(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 5, 3, quiet)
+		r.startAll()
+		r.leadBy(r.nodes[0])
+		want := keyspace.Revision(2)
+		use := func() {
+			t.Helper()
+			if a := r.nodes[0].sequence(1); a.Err != nil || a.First != want {
+				t.Fatalf("%+v, want %d", a, want)
+			}
+			want++
+		}
+		use()
+		leaves := func(n *rigNode, least, most time.Duration) {
+			t.Helper()
+			begin := time.Now()
+			n.client.BeginStop()
+			if err := n.client.Quiesce(t.Context()); err != nil {
+				t.Fatalf("node %s: %v", n.id, err)
+			}
+			if took := time.Since(begin); took < least || took > most {
+				t.Errorf("node %s waited %v, want %v to %v", n.id, took, least, most)
+			}
+			n.stop()
+		}
+		leaves(r.nodes[2], 0, 100*time.Millisecond)
+		use()
+		time.Sleep(2 * time.Second)
+		leaves(r.nodes[1], leaveAfter-100*time.Millisecond, QuiesceTimeout)
+		r.nodes[2].start()
+		if err := r.nodes[2].client.Publish(t.Context(), r.founding.Nodes[2]); err != nil {
+			t.Fatal(err)
+		}
+		use()
+		if _, err := r.leader().service.seal(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		use()
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("hand-outs began again after %v", took)
+		}
+		r.stopAllAtOnce()
+	})
+}
