@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -131,32 +132,24 @@ func (s *Service) nodes() (live, voters []keyspace.NodeID, err error) {
 	return live, voters, nil
 }
 
-// askWhoStays asks the voters that may stay, until a quorum of them does, and
-// returns those that do. It asks nobody where there can be no quorum. Those that
-// stop are noted.
+// askWhoStays asks the voters that live, until a quorum of them stays, and returns
+// those that do. Those that stop are noted, and what an earlier process of a node
+// said is forgotten: a node that was started again may not have published itself yet.
 func (s *Service) askWhoStays(ctx context.Context, live, voters []keyspace.NodeID) (stay []keyspace.NodeID) {
-	s.mu.Lock()
-	may := s.stops.mayStay(live, voters)
-	s.mu.Unlock()
-	if len(may) <= len(voters)/2 {
-		return nil
-	}
 	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, stayTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var asked sync.WaitGroup
-	for _, n := range may {
+	for _, n := range voters {
+		if !slices.Contains(live, n) {
+			continue
+		}
 		asked.Go(func() {
 			is, err := s.askStanding(ctx, n)
 			if err != nil {
 				return // it does not count as staying
 			}
-			if is.phase != staying {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if s.stops.note(n, is) {
-					s.movedLocked()
-				}
+			if !s.heard(n, is) {
 				return
 			}
 			mu.Lock()
@@ -168,6 +161,20 @@ func (s *Service) askWhoStays(ctx context.Context, live, voters []keyspace.NodeI
 	}
 	asked.Wait()
 	return stay
+}
+
+// heard takes over what a node says of itself, and says whether it stays.
+func (s *Service) heard(node keyspace.NodeID, is standing) (stays bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if is.phase == staying {
+		s.stops.started(process{Node: node, Boot: is.boot})
+		return true
+	}
+	if s.stops.note(node, is) {
+		s.movedLocked()
+	}
+	return false
 }
 
 // askStanding asks a node whether it stops.

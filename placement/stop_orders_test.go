@@ -177,9 +177,6 @@ func TestStayingLeaderHandsOutAgain(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		leaves(r.nodes[1], leaveAfter-100*time.Millisecond, QuiesceTimeout)
 		r.nodes[2].start()
-		if err := r.nodes[2].client.Publish(t.Context(), r.founding.Nodes[2]); err != nil {
-			t.Fatal(err)
-		}
 		use()
 		if _, err := r.leader().service.seal(t.Context()); err != nil {
 			t.Fatal(err)
