@@ -77,6 +77,8 @@ const (
 	BadRequest
 	// ReadAgain: a read's revision could not be confirmed; the read starts over.
 	ReadAgain
+	// Conflict: a transaction over several ranges met an older one, and starts over.
+	Conflict
 
 	numKinds
 )
@@ -150,6 +152,7 @@ var rows = [numKinds]Row{
 	DeadlineExceeded:      {Name: "deadline exceeded", Fate: Unknown, GRPC: status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())},
 	BadRequest:            {Name: "bad request", GRPC: status.Error(codes.InvalidArgument, "skein: bad request")},
 	ReadAgain:             {Name: "read again", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	Conflict:              {Name: "transaction conflict", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 }
 
 // Table returns all rows in the order of their kinds.

@@ -40,6 +40,9 @@ type Limits struct {
 	// HeadBytes bounds what the node remembers of the newest versions of keys that it
 	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
 	HeadBytes int64
+	// LockBytes bounds what transactions over several ranges lock and intend to write in
+	// one range. Default 32 MiB. TooManyRequests beyond it.
+	LockBytes int
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
 	Pages int
@@ -59,6 +62,7 @@ func (l *Limits) fill() {
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
 	setDefault(&l.HeadBytes, 32<<20)
+	setDefault(&l.LockBytes, 32<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 }

@@ -76,8 +76,8 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 	return rg, nil
 }
 
-// Config is what a Node is made of. All fields but Limits, Workers, Disk, Logger
-// and Metrics are required.
+// Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
+// Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -86,6 +86,8 @@ type Config struct {
 	Sequencer Sequencer
 	IDs       IDs
 	Reporter  Reporter
+	// Txns pushes transactions over several ranges; nil where there are none.
+	Txns TxnPusher
 	// Bus reaches other nodes.
 	Bus Caller
 	// Disk is nil where the disk is never full.
@@ -104,6 +106,7 @@ type Node struct {
 	metrics *Metrics
 	pool    *pool
 	keeper  *keeper
+	pushes  *pushes
 	opener  *opener
 	pages   *pages
 	heads   *heads
@@ -153,6 +156,7 @@ func NewNode(cfg Config) *Node {
 	}
 	n.compacted.Store(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.pushes = newPushes(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
@@ -183,8 +187,13 @@ func (n *Node) Open() error {
 	if err != nil {
 		return fmt.Errorf("shard: open the replicas: %w", err)
 	}
+	txns, err := loadAllTxns(n.cfg.Engine)
+	if err != nil {
+		return fmt.Errorf("shard: open the replicas: %w", err)
+	}
 	for i := range all {
-		if err := n.openStored(all[i].g.Range(), &all[i].a); err != nil {
+		id := all[i].g.Range()
+		if err := n.openStored(id, &all[i].a, txns[id]); err != nil {
 			return err
 		}
 	}
@@ -192,7 +201,7 @@ func (n *Node) Open() error {
 }
 
 // openStored opens the replica of an applied record.
-func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied) error {
+func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState) error {
 	rec, err := decodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", id, a.Index, err)
@@ -210,10 +219,11 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied) error {
 		return nil
 	}
 	r := n.newReplica(id)
-	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term}
+	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term, txns: txns}
 	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.reset(rec.lastRevision)
+	r.loadTableLocked(&txns)
 	if r.removedTo, err = n.loadRemoval(id); err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
 		rev = a.Current
 	}
 	r.node.heard(rev)
-	at, err := r.readRevision(req.Op, rev)
+	at, err := r.readRevision(req, rev)
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +74,8 @@ func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer,
 
 // readRevision returns the revision at which the state is read: the explicit one of
 // a RangeRequest, otherwise the read's own.
-func (r *Replica) readRevision(op proto.Message, rev keyspace.Revision) (keyspace.Revision, error) {
-	o, ok := op.(*pb.RangeRequest)
+func (r *Replica) readRevision(req *Request, rev keyspace.Revision) (keyspace.Revision, error) {
+	o, ok := req.Op.(*pb.RangeRequest)
 	if !ok || o.GetRevision() <= 0 {
 		return rev, nil
 	}
@@ -83,7 +83,7 @@ func (r *Replica) readRevision(op proto.Message, rev keyspace.Revision) (keyspac
 	if at > rev {
 		return 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", at, rev)
 	}
-	if c := r.node.Compacted(); at < c {
+	if c := r.node.Compacted(); at < c && req.Txn.IsZero() {
 		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
 	}
 	return at, nil
@@ -126,6 +126,14 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 		if wait == nil && r.split != nil && r.split.leaving.Overlaps(bounds) {
 			// S7. The channel is closed when the split's fate is known.
 			wait = r.split.done
+		}
+		if wait == nil && r.locks != nil {
+			// Of a lock with a floor at or above the revision nothing will be seen at it, and
+			// none with a lower one can come: this node has heard of the revision.
+			if h := r.locks.reader(bounds, at, req.Txn); h != nil {
+				wait = h.wait()
+				r.node.metrics.lockWaits.Inc()
+			}
 		}
 		if wait == nil {
 			break

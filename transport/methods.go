@@ -21,6 +21,8 @@ const (
 	MethodShardRequest Method = 16
 	// MethodShardAdmin is an administrative request to a replica (shard).
 	MethodShardAdmin Method = 17
+	// MethodShardTxn is a step of a transaction over several ranges at one of them (shard).
+	MethodShardTxn Method = 18
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -42,6 +44,7 @@ var methods = map[Method]struct {
 	MethodRaftCall:          {"raft-call", ClassRequest},
 	MethodShardRequest:      {"shard-request", ClassRequest},
 	MethodShardAdmin:        {"shard-admin", ClassRequest},
+	MethodShardTxn:          {"shard-txn", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},
