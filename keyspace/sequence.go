@@ -6,7 +6,19 @@ type SequenceRequest struct {
 	Generation Generation
 	// Count is how many revisions are wanted; 0 asks only for the current one.
 	Count int
+	// Also are further ranges that the one revision concerns, where Count is 1: those of a
+	// transaction over several ranges, at most MaxRevisionRanges with the first one.
+	Also []RangeAt
 }
+
+// RangeAt is a range as of a generation.
+type RangeAt struct {
+	Range      RangeID
+	Generation Generation
+}
+
+// MaxRevisionRanges bounds the ranges that one revision concerns.
+const MaxRevisionRanges = 1024
 
 // SequenceAnswer is the sequencer's answer to one SequenceRequest.
 type SequenceAnswer struct {

@@ -83,7 +83,7 @@ func sampleResponse(k requestKind) response {
 var (
 	sampleMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30}
 	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Changed: 33}
-	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}}}
+	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
 	sampleGrant = grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
 	samplePart  = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
 )

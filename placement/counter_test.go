@@ -212,3 +212,20 @@ func TestHandoutLogBounds(t *testing.T) {
 		t.Fatal("another term's log was read")
 	}
 }
+
+// A revision of several ranges has an entry for each, and none of them ever grows: who
+// reads up to it learns of all.
+func TestHandoutLogOfSeveralRanges(t *testing.T) {
+	l := newHandoutLog(16)
+	l.restart(5, 10)
+	l.append(Handout{First: 11, Count: 2, Range: 1, Generation: 1})
+	l.append(Handout{First: 13, Count: 1, Range: 1, Generation: 1}, keyspace.RangeAt{Range: 2, Generation: 4}, keyspace.RangeAt{Range: 3, Generation: 4})
+	l.append(Handout{First: 14, Count: 1, Range: 3, Generation: 4})
+	l.append(Handout{First: 15, Count: 1, Range: 3, Generation: 4})
+	got := make([]Handout, 9)
+	n, last, err := l.Read(5, 10, got)
+	want := []Handout{{11, 3, 1, 1}, {13, 1, 2, 4}, {13, 1, 3, 4}, {14, 2, 3, 4}}
+	if err != nil || last != 15 || !slices.Equal(got[:n], want) {
+		t.Fatalf("%v up to %d, %v", got[:n], last, err)
+	}
+}

@@ -58,20 +58,40 @@ func (l *HandoutLog) restart(term uint64, after keyspace.Revision) {
 
 // append adds the revisions that follow the last ones. Revisions that go to one
 // range one after the other share an entry.
-func (l *HandoutLog) append(h Handout) {
+//
+// also are further ranges of the one revision. Each has an entry behind that of the
+// first one, and nothing is added to those.
+func (l *HandoutLog) append(h Handout, also ...keyspace.RangeAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h.First != l.last+1 || h.Count == 0 {
 		panic(fmt.Sprintf("placement: hand-out of %d revisions from %d on follows revision %d", h.Count, h.First, l.last))
 	}
 	l.last = h.Last()
-	if l.used > 0 {
+	l.joinLocked(h)
+	for _, a := range also {
+		l.pushLocked(Handout{First: h.First, Count: 1, Range: a.Range, Generation: a.Generation})
+	}
+}
+
+// joinLocked adds revisions to the last entry where it is the same range's alone.
+func (l *HandoutLog) joinLocked(h Handout) {
+	if l.used > 0 && !l.sharedLocked() {
 		e := l.entry(l.used - 1)
 		if e.Range == h.Range && e.Generation == h.Generation && e.Count <= CeilingBlock {
 			e.Count += h.Count
 			return
 		}
 	}
+	l.pushLocked(h)
+}
+
+// sharedLocked says whether the last entry is one of several with the same revision.
+func (l *HandoutLog) sharedLocked() bool {
+	return l.used > 1 && l.entry(l.used-2).Last() == l.entry(l.used-1).Last()
+}
+
+func (l *HandoutLog) pushLocked(h Handout) {
 	if l.used == len(l.ring) {
 		l.after = l.entry(0).Last()
 		l.head = (l.head + 1) % len(l.ring)

@@ -216,7 +216,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 			r.live.apply(o.deltas)
 			r.appliedBatchLocked(o, &out)
 			if len(o.locks) > 0 {
-				r.publishLocked(o.locks)
+				r.publishTxnsLocked(o.locks)
 			}
 		case commandCount:
 			r.counting = false
@@ -225,7 +225,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
-				r.publishLocked(o.locks)
+				r.publishTxnsLocked(o.locks)
 				r.reign = r.node.heads.begin()
 				r.live.reset(r.rec.lastRevision)
 				r.children = append(r.children, o.split.descriptor())

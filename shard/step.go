@@ -592,8 +592,8 @@ func (r *Replica) dropPendingLocked() {
 	r.dropTableLocked()
 }
 
-// publishLocked takes over what an applied entry has done to locks and records.
-func (r *Replica) publishLocked(changes []lockChange) {
+// publishTxnsLocked takes over what an applied entry has done to locks and records.
+func (r *Replica) publishTxnsLocked(changes []lockChange) {
 	now := r.node.cfg.Clock.Now()
 	for i := range changes {
 		ch := &changes[i]
@@ -640,7 +640,7 @@ func (r *Replica) loadTableLocked(s *txnState) {
 	for _, t := range s.records {
 		changes = append(changes, lockChange{record: t})
 	}
-	r.publishLocked(changes)
+	r.publishTxnsLocked(changes)
 }
 
 // headsOfLocked remembers what the own pipeline's resolutions have made of their keys.
