@@ -43,8 +43,9 @@ const (
 	// TooManyRequests: a byte budget or a queue is full.
 	TooManyRequests
 	LeaseNotFound
-	// MultiRange: the request spans several ranges, which it may not do yet.
-	MultiRange
+	// TooManyRanges: a transaction or a delete is over more ranges than one revision may
+	// concern.
+	TooManyRanges
 	// NotLeader: the asked replica does not lead; Leader may hold a hint.
 	NotLeader
 	// WrongRange: the request was routed by an old descriptor; Descriptors holds
@@ -134,7 +135,7 @@ var rows = [numKinds]Row{
 	NoSpace:               {Name: "no space", GRPC: rpctypes.ErrGRPCNoSpace},
 	TooManyRequests:       {Name: "too many requests", Retry: RetryClient, GRPC: rpctypes.ErrGRPCRequestTooManyRequests},
 	LeaseNotFound:         {Name: "lease not found", GRPC: rpctypes.ErrGRPCLeaseNotFound},
-	MultiRange:            {Name: "several ranges", GRPC: status.Error(codes.Unimplemented, "skein: the request spans several ranges, which transactions and deletes cannot do yet: use one request for each range (skein range list shows them)")},
+	TooManyRanges:         {Name: "too many ranges", GRPC: status.Error(codes.ResourceExhausted, "skein: the request writes in too many ranges: use several smaller ones")},
 	NotLeader:             {Name: "not leader", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	WrongRange:            {Name: "wrong range", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	RangeNotHere:          {Name: "range not here", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
@@ -256,7 +257,7 @@ func GRPC(err error) error {
 	}
 	e = Of(err)
 	g := e.Kind.row().GRPC
-	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == MultiRange) {
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges) {
 		s := status.Convert(g)
 		return status.Error(s.Code(), s.Message()+": "+e.Detail)
 	}

@@ -40,7 +40,7 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if node == c.self {
 		return c.local.Do(ctx, req)
 	}
-	if !req.Txn.IsZero() {
+	if req.Txn != nil {
 		return c.readFor(ctx, node, req)
 	}
 	b, err := AppendRequest(make([]byte, 0, sizeBound(req.Op)+requestOverheadBytes), req)

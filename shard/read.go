@@ -83,7 +83,7 @@ func (r *Replica) readRevision(req *Request, rev keyspace.Revision) (keyspace.Re
 	if at > rev {
 		return 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", at, rev)
 	}
-	if c := r.node.Compacted(); at < c && req.Txn.IsZero() {
+	if c := r.node.Compacted(); at < c && req.Txn == nil {
 		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
 	}
 	return at, nil
@@ -130,7 +130,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 		if wait == nil && r.locks != nil {
 			// Of a lock with a floor at or above the revision nothing will be seen at it, and
 			// none with a lower one can come: this node has heard of the revision.
-			if h := r.locks.reader(bounds, at, req.Txn); h != nil {
+			if h := r.locks.reader(bounds, at, req.self()); h != nil {
 				wait = h.wait()
 				r.node.metrics.lockWaits.Inc()
 			}
@@ -302,7 +302,7 @@ func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *re
 		}
 	}
 	total := resp.Count
-	shape(o, resp, kvs)
+	Shape(o, resp, kvs)
 	if !collects(o) && !sorts(o) && resp.More {
 		r.rememberPage(s, at, resp.Kvs, total)
 	}
@@ -315,7 +315,7 @@ func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.Ran
 		return err
 	}
 	resp.Count = 1
-	shape(o, resp, []*mvccpb.KeyValue{it.kv()})
+	Shape(o, resp, []*mvccpb.KeyValue{it.kv()})
 	return nil
 }
 
@@ -354,7 +354,7 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, 
 func (r *Replica) collect(
 	o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget,
 ) (kvs []*mvccpb.KeyValue, whole bool, err error) {
-	limit := scanLimit(o)
+	limit := ScanLimit(o)
 	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
 	whole = true
 	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {

@@ -306,6 +306,16 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 	return a, nil, nil
 }
 
+// AppendTxnName appends the binary form of a name to dst.
+func AppendTxnName(dst []byte, n TxnName) []byte { return appendName(dst, n) }
+
+// DecodeTxnName reads what AppendTxnName wrote.
+func DecodeTxnName(b []byte) (TxnName, error) {
+	c := cursor{b: b}
+	n := c.name()
+	return n, c.end()
+}
+
 // Txn sends a step of a transaction over several ranges to the replica of a range on a
 // node.
 func (c *Client) Txn(
@@ -340,7 +350,7 @@ func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request
 	b := append([]byte(nil), txnWireVersion, byte(txnRead))
 	b = binary.AppendUvarint(b, uint64(req.Range))
 	b = binary.AppendUvarint(b, uint64(req.Generation))
-	b = binary.AppendUvarint(appendName(b, req.Txn), uint64(req.ReadRevision))
+	b = binary.AppendUvarint(appendName(b, *req.Txn), uint64(req.ReadRevision))
 	b, err := marshal.MarshalAppend(b, req.Op)
 	if err != nil {
 		return nil, badRequest("encode %T: %v", req.Op, err)
@@ -359,15 +369,24 @@ func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request
 	return p, nil
 }
 
+// self is the transaction on whose behalf a read is made, the zero name for none.
+func (q *Request) self() TxnName {
+	if q.Txn == nil {
+		return TxnName{}
+	}
+	return *q.Txn
+}
+
 func decodeRead(c *cursor, id keyspace.RangeID, g keyspace.Generation) (*Request, error) {
-	req := &Request{Range: id, Generation: g, Txn: c.name(), ReadRevision: c.revision()}
+	name := c.name()
+	req := &Request{Range: id, Generation: g, Txn: &name, ReadRevision: c.revision()}
 	op := &pb.RangeRequest{}
 	if c.err == nil {
 		if err := proto.Unmarshal(c.b, op); err != nil {
 			c.fail(fmt.Errorf("shard: decode %T: %w", op, err))
 		}
 	}
-	if c.err == nil && (req.Txn.IsZero() || req.ReadRevision == 0) {
+	if c.err == nil && (name.IsZero() || req.ReadRevision == 0) {
 		c.fail(errTruncated)
 	}
 	req.Op = op

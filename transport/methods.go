@@ -23,6 +23,8 @@ const (
 	MethodShardAdmin Method = 17
 	// MethodShardTxn is a step of a transaction over several ranges at one of them (shard).
 	MethodShardTxn Method = 18
+	// MethodRouterTxn asks a node whether it is at an attempt of a transaction (router).
+	MethodRouterTxn Method = 20
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -45,6 +47,7 @@ var methods = map[Method]struct {
 	MethodShardRequest:      {"shard-request", ClassRequest},
 	MethodShardAdmin:        {"shard-admin", ClassRequest},
 	MethodShardTxn:          {"shard-txn", ClassRequest},
+	MethodRouterTxn:         {"router-txn", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},
