@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -124,7 +125,7 @@ func (p *pushes) forget(r *Replica) {
 func (r *Replica) duePushes() (due []func(context.Context), keep bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stopped || r.lead == nil || r.locks == nil {
+	if r.stopped || r.lead == nil || r.locks == nil || plant.Is(plant.LockLeftBehind) {
 		return nil, false
 	}
 	now := r.node.cfg.Clock.Now()

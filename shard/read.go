@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -127,7 +128,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 			// S7. The channel is closed when the split's fate is known.
 			wait = r.split.done
 		}
-		if wait == nil && r.locks != nil {
+		if wait == nil && r.locks != nil && !plant.Is(plant.TxnHalfVisible) {
 			// Of a lock with a floor at or above the revision nothing will be seen at it, and
 			// none with a lower one can come: this node has heard of the revision.
 			if h := r.locks.reader(bounds, at, req.self()); h != nil {

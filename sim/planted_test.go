@@ -60,6 +60,8 @@ var plantedIn = map[plant.Bug]string{
 	plant.AppliedTwice:             "restarts",
 	plant.SnapshotNotDurable:       "snapshots",
 	plant.NoopFromOverlay:          "alone",
+	plant.LockLeftBehind:           "txns",
+	plant.TxnHalfVisible:           "txns",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",
