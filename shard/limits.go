@@ -40,9 +40,9 @@ type Limits struct {
 	// HeadBytes bounds what the node remembers of the newest versions of keys that it
 	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
 	HeadBytes int64
-	// LockBytes bounds what transactions over several ranges lock and intend to write in
-	// one range. Default 32 MiB. TooManyRequests beyond it.
-	LockBytes int
+	// LockBytes bounds what transactions over several ranges have locked and intend to
+	// write in all replicas of the node. Default 32 MiB. TooManyRequests beyond it.
+	LockBytes int64
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
 	Pages int

@@ -3,6 +3,7 @@ package shard
 import (
 	"bytes"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/btree"
 
@@ -110,6 +111,8 @@ type held struct {
 	*lock
 	// batch is the one that brings the lock; nil once it is applied.
 	batch *batch
+	// size is what the table has counted for it.
+	size int64
 	// since is when this replica first saw it.
 	since clock.Time
 	push  pushTime
@@ -147,7 +150,8 @@ type lockTable struct {
 	keys  *btree.BTreeG[*lockedKey]
 	spans []spanHolder
 	probe lockedKey
-	bytes int
+	// bytes is what the locks of all tables of the node take.
+	bytes *atomic.Int64
 }
 
 // lockedKey is one key with those who hold it.
@@ -166,9 +170,10 @@ type spanHolder struct {
 	span keyspace.Span
 }
 
-func newLockTable() *lockTable {
+func newLockTable(total *atomic.Int64) *lockTable {
 	return &lockTable{
-		all: map[*held]struct{}{}, byName: map[TxnName][]*held{}, records: map[TxnName]*heldRecord{},
+		bytes: total,
+		all:   map[*held]struct{}{}, byName: map[TxnName][]*held{}, records: map[TxnName]*heldRecord{},
 		keys: btree.NewG(16, func(a, b *lockedKey) bool { return bytes.Compare(a.key, b.key) < 0 }),
 	}
 }
@@ -183,7 +188,8 @@ func isKey(s keyspace.Span) bool {
 func (t *lockTable) add(h *held) {
 	t.all[h] = struct{}{}
 	t.byName[h.name] = append(t.byName[h.name], h)
-	t.bytes += h.lock.bytes()
+	h.size = int64(h.lock.bytes())
+	t.bytes.Add(h.size)
 	for i := range h.spans {
 		s := &h.spans[i]
 		if !isKey(s.span) {
@@ -203,7 +209,7 @@ func (t *lockTable) add(h *held) {
 
 func (t *lockTable) remove(h *held) {
 	delete(t.all, h)
-	t.bytes -= h.lock.bytes()
+	t.bytes.Add(-h.size)
 	if l := slices.DeleteFunc(t.byName[h.name], func(o *held) bool { return o == h }); len(l) > 0 {
 		t.byName[h.name] = l
 	} else {

@@ -118,6 +118,8 @@ type Node struct {
 	floor, compacted atomic.Int64
 	// pending are the bytes of all admitted calls.
 	pending atomic.Int64
+	// lockBytes are those of all locks of transactions over several ranges.
+	lockBytes atomic.Int64
 	// reading are the bytes that requests hold of what they have read.
 	reading atomic.Int64
 

@@ -207,7 +207,7 @@ func (r *Replica) wakeLocked(h *held) {
 // table returns the lock table, which there is one of from now on.
 func (r *Replica) tableLocked() *lockTable {
 	if r.locks == nil {
-		r.locks = newLockTable()
+		r.locks = newLockTable(&r.node.lockBytes)
 	}
 	return r.locks
 }
@@ -245,8 +245,8 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, h.name))
 	case h != nil:
 		r.blockLocked(c, h)
-	case r.locks != nil && r.locks.bytes > r.node.cfg.Limits.LockBytes:
-		out.add(c, kverror.New(kverror.TooManyRequests, "range %s: transactions hold %d bytes of locks", r.id, r.locks.bytes))
+	case r.node.lockBytes.Load() > r.node.cfg.Limits.LockBytes:
+		out.add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.lockBytes.Load()))
 	default:
 		return false
 	}
@@ -632,7 +632,12 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 
 // loadTableLocked makes the table of a replica whose state was read from the engine.
 func (r *Replica) loadTableLocked(s *txnState) {
-	r.locks = nil
+	if r.locks != nil {
+		for h := range r.locks.all {
+			r.locks.remove(h)
+		}
+		r.locks = nil
+	}
 	changes := make([]lockChange, 0, len(s.locks)+len(s.records))
 	for _, l := range s.locks {
 		changes = append(changes, lockChange{added: l})

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -232,7 +233,8 @@ func FuzzTxnState(f *testing.F) {
 // The lock table is compared with a list of everything that is held.
 func TestLockTableEqualsAList(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	table := newLockTable()
+	var total atomic.Int64
+	table := newLockTable(&total)
 	var all []*held
 	key := func() []byte { return []byte{byte('a' + rng.IntN(6))} }
 	span := func() keyspace.Span {
@@ -280,7 +282,7 @@ func TestLockTableEqualsAList(t *testing.T) {
 	for _, h := range all {
 		table.remove(h)
 	}
-	if !table.empty() || table.keys.Len() != 0 || len(table.spans) != 0 || table.bytes != 0 {
+	if !table.empty() || table.keys.Len() != 0 || len(table.spans) != 0 || total.Load() != 0 {
 		t.Fatalf("left over: %+v", table)
 	}
 }
