@@ -27,13 +27,13 @@ type TxnPusher interface {
 // The times of pushing.
 const (
 	// pushAfter is the age from which on a leader asks for a lock. A transaction that is
-	// not disturbed takes a hundredth of it.
-	pushAfter = time.Second
+	// not disturbed takes a tenth of it at most.
+	pushAfter = 500 * time.Millisecond
 	// finishAfter is the same for a record.
-	finishAfter = 2 * time.Second
+	finishAfter = time.Second
 	// pushTick is how often leaders look at the age of what they hold, while they hold
 	// anything.
-	pushTick = 250 * time.Millisecond
+	pushTick = 100 * time.Millisecond
 	// pushTimeout bounds one push; the next one follows.
 	pushTimeout = 5 * time.Second
 )
