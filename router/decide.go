@@ -43,11 +43,12 @@ func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 		base: moment{at: d.revision, txn: &a.name},
 	}
 	resp, err := as.run(ctx, a.t.req)
-	if err != nil && ctx.Err() == nil {
-		// It has happened, and what it has read cannot be had any more.
-		err = kverror.New(kverror.Timeout, "transaction %s is committed at %d, its answer is lost: %v", a.name, d.revision, err)
+	if err != nil {
+		// It has happened, whatever the reads say of themselves. The client's own end is told
+		// by whoever knows its context.
+		return nil, kverror.New(kverror.Timeout, "transaction %s is committed at %d, its answer is lost: %v", a.name, d.revision, err)
 	}
-	return resp, err
+	return resp, nil
 }
 
 // decide asks for the revision, decides at the anchor, tells the client, and ends the

@@ -34,6 +34,17 @@ type ranges struct {
 	sequenced []keyspace.SequenceRequest
 	refuse    int
 	owned     map[shard.TxnName]bool
+	// read, if set, may answer what is not a step.
+	read func(req *shard.Request) (*shard.Response, error)
+}
+
+func (f *ranges) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+	if f.read != nil {
+		if resp, err := f.read(req); resp != nil || err != nil {
+			return resp, err
+		}
+	}
+	return f.cluster.Do(ctx, node, req)
 }
 
 func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID, _ keyspace.Generation, op shard.TxnOp) (shard.TxnAnswer, error) {
@@ -313,6 +324,29 @@ func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
 			t.Errorf("%v after %s", err, f.steps())
 		}
 	})
+}
+
+// Once a transaction is committed no error says that it has not happened, whatever keeps
+// its reads from being answered until the time is up.
+func TestReadsOfACommittedTransactionFail(t *testing.T) {
+	for _, kind := range []kverror.Kind{
+		kverror.NotLeader, kverror.NoLeader, kverror.Busy, kverror.TooManyRequests, kverror.WrongRange, kverror.Stopped, kverror.Compacted,
+	} {
+		for _, late := range []time.Duration{0, 10 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				f, r := newRanges()
+				defer r.Stop()
+				f.read = func(*shard.Request) (*shard.Response, error) {
+					time.Sleep(late)
+					return nil, kverror.New(kind, "")
+				}
+				_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), getAt("m"), putAt("z", "2")}})
+				if !errors.Is(err, kverror.Timeout) {
+					t.Errorf("reads fail with %v after %v: %v", kind, late, err)
+				}
+			})
+		}
+	}
 }
 
 // Once it has its revision a transaction goes on without its client, and before it does
