@@ -170,40 +170,6 @@ func opMessage(op *pb.RequestOp) proto.Message {
 	return nil
 }
 
-// blockLocked lets a call wait until the lock has ended or changed.
-func (r *Replica) blockLocked(c *call, h *held) {
-	c.moveTo(placeBlocked, nil)
-	c.blocked = h
-	h.waiters = append(h.waiters, c)
-	r.node.metrics.lockWaits.Inc()
-}
-
-// leaveLocked takes a call whose caller has given up away from the lock for which it waits.
-func (r *Replica) leaveLocked(c *call, err error, out *answers) {
-	if c.place != placeBlocked {
-		return
-	}
-	h := c.blocked
-	h.waiters = slices.DeleteFunc(h.waiters, func(o *call) bool { return o == c })
-	c.blocked = nil
-	out.add(c, kverror.Of(err))
-}
-
-// wakeLocked has everybody look again who waits for the lock.
-func (r *Replica) wakeLocked(h *held) {
-	h.deciding = false
-	if h.ended != nil {
-		close(h.ended)
-		h.ended = nil
-	}
-	w := h.waiters
-	h.waiters = nil
-	for i := len(w) - 1; i >= 0; i-- {
-		w[i].blocked = nil
-		r.requeueLocked(w[i])
-	}
-}
-
 // table returns the lock table, which there is one of from now on.
 func (r *Replica) tableLocked() *lockTable {
 	if r.locks == nil {
@@ -266,17 +232,28 @@ func (r *Replica) meetsLocked(op *Prepare) (h *held, dies, outside bool) {
 		if outside = outside || !spanCovers(r.rec.span, s); outside || r.locks == nil {
 			return
 		}
-		r.locks.visit(s, func(o *held, mode lockMode) bool {
-			if o.name == op.Name || !writes && mode == lockShared {
-				return true
-			}
+		meet := func(o *held) {
 			older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
 			if h == nil || older && !dies {
 				h = o
 			}
 			dies = dies || older
+		}
+		own := false
+		r.locks.visit(s, func(o *held, mode lockMode) bool {
+			switch {
+			case o.name == op.Name:
+				own = true
+			case writes || mode != lockShared:
+				meet(o)
+			}
 			return !dies
 		})
+		if !writes && !own {
+			if o := r.wantedLocked(s, op.Name); o != nil {
+				meet(o)
+			}
+		}
 	})
 	return h, dies, outside
 }

@@ -1,0 +1,104 @@
+package shard
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// going is a request on its way.
+type going struct {
+	done   bool
+	answer TxnAnswer
+	err    error
+}
+
+// step sends a step and lets everything move that can.
+func (w *fakeWorld) step(ctx context.Context, op TxnOp) *going {
+	g := &going{}
+	go func() {
+		g.answer, g.err = w.node.Txn(ctx, 1, 1, op)
+		g.done = true
+	}()
+	w.settle()
+	return g
+}
+
+// put is the same for a put of a client.
+func (w *fakeWorld) put(ctx context.Context, key, value string) *going {
+	g := &going{}
+	go func() {
+		_, g.err = w.node.Do(ctx, &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		g.done = true
+	}()
+	w.settle()
+	return g
+}
+
+// nameAged is the name of a transaction that is the younger the higher its age is.
+func nameAged(age int) TxnName {
+	return TxnName{TxnID{Start: keyspace.Revision(age), Node: 1, Boot: 1, Counter: 1}, uint64(age)}
+}
+
+func guardAt(keys ...string) (gs []Guard) {
+	for _, k := range keys {
+		gs = append(gs, Guard{Compare: &pb.Compare{Key: []byte(k), Target: pb.Compare_VERSION}})
+	}
+	return gs
+}
+
+func writeAt(keys ...string) (ws []Write) {
+	for i, k := range keys {
+		ws = append(ws, Write{Number: uint32(i + 1), Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}})
+	}
+	return ws
+}
+
+// Transactions that compare a key one after the other, so that it is locked all the time,
+// do not keep those out who came before them to write it: a client's put, and an older
+// transaction, also one that waits for several keys by turns.
+func TestComparesDoNotStarveWriters(t *testing.T) {
+	for name, start := range map[string]func(w *fakeWorld) *going{
+		"a put": func(w *fakeWorld) *going { return w.put(w.t.Context(), "k", "v") },
+		"an older transaction": func(w *fakeWorld) *going {
+			return w.step(w.t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		},
+		"an older transaction with two keys": func(w *fakeWorld) *going {
+			return w.step(w.t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("j"), Writes: writeAt("j", "k")})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFakeWorld(t)
+				w.seq.auto = true
+				w.serve(1, 5)
+				defer w.stop()
+				keys := []string{"j", "k"}
+				young := func(age int) *going {
+					return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("z"), Patient: true, Guards: guardAt(keys[age%2], "k")})
+				}
+				young(10)
+				young(11)
+				writer := start(w)
+				if writer.done {
+					t.Fatal("a writer did not wait for those who compare")
+				}
+				for age := 12; age < 20 && !writer.done; age++ {
+					young(age)
+					w.step(t.Context(), &Resolve{Name: nameAged(age - 2)})
+				}
+				if !writer.done || writer.err != nil {
+					t.Errorf("a writer was kept out: %v", writer.err)
+				}
+				w.step(t.Context(), &Resolve{Name: nameAged(1)})
+				if r := w.node.Replica(1); len(r.wanting) != 0 {
+					t.Errorf("%d calls wait for nothing", len(r.wanting))
+				}
+			})
+		})
+	}
+}
