@@ -38,8 +38,14 @@ const (
 	pushTimeout = 5 * time.Second
 )
 
-// maxPushes bounds the pushes of a node that run at a time.
-const maxPushes = 32
+const (
+	// maxPushes bounds the pushes of a node that run at a time, and maxRangePushes those of
+	// one range: an anchor that nobody reaches is not to keep all of them busy.
+	maxPushes      = 32
+	maxRangePushes = 8
+	// pushBatch is how many locks one push takes upon itself, one after the other.
+	pushBatch = 16
+)
 
 // pushes looks after the locks and records of a node's leaders. While there are none it
 // costs nothing.
@@ -49,13 +55,13 @@ type pushes struct {
 	slots chan struct{}
 
 	mu sync.Mutex
-	// Guarded by mu.
-	watched map[*Replica]struct{}
+	// Guarded by mu. watched has how many pushes run for each replica.
+	watched map[*Replica]int
 	ticking bool
 }
 
 func newPushes(n *Node) *pushes {
-	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]struct{}{}}
+	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]int{}}
 }
 
 // note has a replica with locks or records looked after.
@@ -64,7 +70,7 @@ func (p *pushes) note(r *Replica) {
 		return
 	}
 	p.mu.Lock()
-	p.watched[r] = struct{}{}
+	p.watched[r] += 0
 	start := !p.ticking
 	p.ticking = true
 	p.mu.Unlock()
@@ -82,20 +88,11 @@ func (p *pushes) tick() {
 	}
 	p.mu.Unlock()
 	for _, r := range all {
-		due, keep := r.duePushes()
-		if !keep {
+		if !r.holdsLocks() {
 			p.forget(r)
+			continue
 		}
-		for _, f := range due {
-			select {
-			case p.slots <- struct{}{}:
-				p.n.wg.Go(func() {
-					defer func() { <-p.slots }()
-					f(p.n.ctx)
-				})
-			default:
-				// The next tick finds it again.
-			}
+		for p.begin(r) {
 		}
 	}
 	p.mu.Lock()
@@ -104,6 +101,48 @@ func (p *pushes) tick() {
 	p.mu.Unlock()
 	if again {
 		p.n.after(pushTick, p.tick)
+	}
+}
+
+// begin starts a push for the replica, if something is due there and a push may run. One
+// that has found something goes on for as long as it does.
+func (p *pushes) begin(r *Replica) bool {
+	p.mu.Lock()
+	running, ok := p.watched[r]
+	if !ok || running >= maxRangePushes {
+		p.mu.Unlock()
+		return false
+	}
+	select {
+	case p.slots <- struct{}{}:
+	default:
+		p.mu.Unlock()
+		return false // the next tick finds it again
+	}
+	p.watched[r]++
+	p.mu.Unlock()
+	due := r.duePushes()
+	if len(due) == 0 {
+		p.end(r)
+		return false
+	}
+	p.n.wg.Go(func() {
+		defer p.end(r)
+		for ; len(due) > 0 && p.n.ctx.Err() == nil; due = r.duePushes() {
+			for _, f := range due {
+				f(p.n.ctx)
+			}
+		}
+	})
+	return true
+}
+
+func (p *pushes) end(r *Replica) {
+	<-p.slots
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n, ok := p.watched[r]; ok {
+		p.watched[r] = max(n-1, 0)
 	}
 }
 
@@ -120,27 +159,44 @@ func (p *pushes) forget(r *Replica) {
 	}
 }
 
-// duePushes returns what is to be done about old locks and records. keep says that the
-// replica leads and holds something.
-func (r *Replica) duePushes() (due []func(context.Context), keep bool) {
+// holdsLocks says whether the replica leads and holds something.
+func (r *Replica) holdsLocks() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stopped || r.lead == nil || r.locks == nil || plant.Is(plant.LockLeftBehind) {
-		return nil, false
+	return r.pushesLocked()
+}
+
+func (r *Replica) pushesLocked() bool {
+	return !r.stopped && r.lead != nil && r.locks != nil && !plant.Is(plant.LockLeftBehind)
+}
+
+// duePushes returns what is to be done now about old locks and records, some of it. What
+// it returns is not due any more.
+func (r *Replica) duePushes() (due []func(context.Context)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.pushesLocked() {
+		return nil
 	}
 	now := r.node.cfg.Clock.Now()
 	for h := range r.locks.all {
+		if len(due) == pushBatch {
+			return due
+		}
 		if r.locks.records[h.name] == nil && h.batch == nil && h.push.due(now, h.since.Add(pushAfter)) {
 			l := h.lock
 			due = append(due, func(ctx context.Context) { r.push(ctx, l) })
 		}
 	}
 	for _, t := range r.locks.records {
+		if len(due) == pushBatch {
+			return due
+		}
 		if t.push.due(now, t.since.Add(finishAfter)) {
 			due = append(due, func(ctx context.Context) { r.finish(ctx, t.txnRecord) })
 		}
 	}
-	return due, true
+	return due
 }
 
 // pushTime is when something was last asked for.
