@@ -112,10 +112,11 @@ func (l *HandoutLog) Bounds() (term uint64, after, last keyspace.Revision) {
 }
 
 // Read copies entries with revisions above after into dst, in order and without a
-// hole, and returns how many. The first one may begin at or below after. Where it
-// returns fewer than len(dst), the log ends there: every revision up to last was
-// handed out, and none above. It returns ErrLogGone where the log does not hold
-// after+1 of that term.
+// hole, and returns how many, and the last revision of which they tell all: of one
+// that concerns several ranges either all entries are there or none. last is that of
+// Bounds where the log ends there, and to be read on from otherwise. dst has room for
+// at least keyspace.MaxRevisionRanges entries. The first entry may begin at or below
+// after. It returns ErrLogGone where the log does not hold after+1 of that term.
 func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (n int, last keyspace.Revision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,5 +137,14 @@ func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (
 		dst[n] = *l.entry(lo + n)
 		n++
 	}
-	return n, l.last, nil
+	if lo+n == l.used {
+		return n, l.last, nil
+	}
+	for n > 0 && dst[n-1].Last() == l.entry(lo+n).Last() {
+		n--
+	}
+	if n == 0 {
+		panic(fmt.Sprintf("placement: a revision's ranges do not fit into %d entries", len(dst)))
+	}
+	return n, dst[n-1].Last(), nil
 }
