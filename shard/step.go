@@ -23,6 +23,9 @@ type step struct {
 	item *txnItem
 	// on are the locks that the item brings, ends or changes.
 	on []*held
+	// swept is the lock that is being swept as it was when the gate let the step pass: the
+	// evaluation reads it without the replica's mu.
+	swept *lock
 	// writes are the intents of a lock whose revisions may still be unknown; draft has the
 	// answer's.
 	writes []*pendingVersion
@@ -328,7 +331,7 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 	case *Prepare:
 		return r.evaluatePrepare(c, op, pass)
 	case *Resolve:
-		c.step.item, err = r.evaluateSweep(c.step.on[0], op.Revision)
+		c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
 	}
 	return nil, err
 }
@@ -535,7 +538,7 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 		out.add(c, kverror.New(kverror.Internal, "lock %s with floor %d is resolved at revision %d", h.id, h.floor, op.Revision))
 	case op.Revision != 0 && h.sweep() >= 0:
 		h.deciding = true
-		c.step.on = []*held{h}
+		c.step.on, c.step.swept = []*held{h}, h.lock
 		return false
 	default:
 		c.step.answer = &Resolved{More: more}

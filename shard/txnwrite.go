@@ -273,12 +273,12 @@ const sweepChunkBytes = 512 << 10
 
 // evaluateSweep finds the next keys that a committed lock deletes. Nothing changes under
 // the lock, so that the store shows what there was before it.
-func (r *Replica) evaluateSweep(h *held, rev keyspace.Revision) (*txnItem, error) {
-	it := &txnItem{kind: itemSweep, revision: rev, piece: h.sweep()}
+func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error) {
+	it := &txnItem{kind: itemSweep, revision: rev, piece: l.sweep()}
 	bytesLeft := min(sweepChunkBytes, r.node.cfg.Limits.MaxEntryBytes/4)
-	span := h.spans[it.piece].span
+	span := l.spans[it.piece].span
 	err := r.store.scan(span, newest, true, func(v *mvcc.Version) error {
-		if v.Mod >= rev || h.writesKey(v.Key) {
+		if v.Mod >= rev || l.writesKey(v.Key) {
 			return nil
 		}
 		if bytesLeft -= len(v.Key) + versionOverheadBytes; bytesLeft < 0 && len(it.keys) > 0 {
