@@ -33,7 +33,9 @@ type assembly struct {
 	// wrote says that an operation so far has changed something.
 	wrote bool
 	own   ownState
+	// reads are made at the same time, sums behind all of them.
 	reads []func(ctx context.Context) error
+	sums  []func()
 }
 
 // ownState is what a transaction's own operations have done so far.
@@ -114,6 +116,9 @@ func (a *assembly) run(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
+	}
+	for _, sum := range a.sums {
+		sum()
 	}
 	resp.Header = header(a.rev)
 	return resp, nil
@@ -223,7 +228,8 @@ func (a *assembly) remove(d *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 		// Nobody has counted them yet.
 		o := ops[i].(*pb.DeleteRangeRequest)
 		count := &pb.RangeResponse{}
-		a.overlaid(&pb.RangeRequest{Key: o.GetKey(), RangeEnd: o.GetRangeEnd(), CountOnly: true}, count, func() { resp.Deleted += count.GetCount() })
+		a.overlaid(&pb.RangeRequest{Key: o.GetKey(), RangeEnd: o.GetRangeEnd(), CountOnly: true}, count, func() {})
+		a.sums = append(a.sums, func() { resp.Deleted += count.GetCount() })
 	}
 	if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
 		a.own.delete(s)

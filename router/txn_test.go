@@ -420,6 +420,30 @@ func TestPush(t *testing.T) {
 	}
 }
 
+// Deletes that nobody has counted yet are counted in all ranges at the same time.
+func TestLargeDeletesAreCountedTogether(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			defer r.Stop()
+			for i := range 30 {
+				f.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%c", 'a'+i%26), Value: []byte("v")})
+			}
+			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				p, ok := op.(*shard.Prepare)
+				if !ok {
+					return nil, nil
+				}
+				return &shard.Prepared{Held: true, Changes: true, Results: []shard.WriteResult{{Number: p.Writes[0].Number, Swept: true}}}, nil
+			}
+			got, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}})
+			if err != nil || got.Deleted != 26 {
+				t.Errorf("%v, %v", got, err)
+			}
+		})
+	}
+}
+
 // A path through the compares rests on guards that lead to it alone.
 func TestPlan(t *testing.T) {
 	x, y, z := versionIs("x", 1), versionIs("y", 1), versionIs("z", 1)
