@@ -13,9 +13,6 @@ import (
 	"github.com/skeindb/skein/shard"
 )
 
-// maxLookCompares bounds the compares of one request for their outcomes.
-const maxLookCompares = 60
-
 // look evaluates all compares of a transaction at one revision, in parallel.
 func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revision) (outcomes, error) {
 	out := outcomes{}
@@ -52,7 +49,7 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 	g.SetLimit(maxParallelParts)
 	for _, list := range parts {
 		for len(list) > 0 {
-			n := min(len(list), maxLookCompares)
+			n := min(len(list), shard.MaxLookCompares)
 			chunk := list[:n]
 			list = list[n:]
 			ask := make([]*pb.Compare, n)

@@ -2,12 +2,14 @@ package shard
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 )
 
 // going is a request on its way.
@@ -100,5 +102,28 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A gateway's look at compares is no transaction of a client: it may have more operations.
+func TestLooksAreWithinTheLimits(t *testing.T) {
+	look := &pb.TxnRequest{}
+	for range MaxLookCompares {
+		get := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("k"), CountOnly: true}}}}
+		nested := &pb.TxnRequest{Compare: []*pb.Compare{guardAt("k")[0].Compare}, Success: get, Failure: get}
+		look.Success = append(look.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: nested}})
+	}
+	limits := Limits{MaxTxnOps: 1}
+	limits.fill()
+	if err := checkRequest(look, &limits); err != nil {
+		t.Errorf("a look: %v", err)
+	}
+	look.Success = append(look.Success, look.Success[0])
+	if err := checkRequest(look, &limits); !errors.Is(err, kverror.TooManyOps) {
+		t.Errorf("a larger one: %v", err)
+	}
+	put := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k")}}}
+	if err := checkRequest(&pb.TxnRequest{Success: []*pb.RequestOp{put, put}}, &limits); !errors.Is(err, kverror.TooManyOps) {
+		t.Errorf("a transaction that writes: %v", err)
 	}
 }

@@ -73,6 +73,10 @@ func setDefault[T int | int64 | time.Duration](v *T, d T) {
 	}
 }
 
+// MaxLookCompares is how many compares a gateway may have evaluated by one transaction that
+// only reads and has a nested one for each, whatever MaxTxnOps is.
+const MaxLookCompares = 60
+
 // checkRequest refuses what the evaluation relies on not to get: no empty key, a
 // bounded number of operations, a bounded size. The gateways have asked for more:
 // which keys a transaction may touch twice is etcdapi's matter alone, and the
@@ -90,7 +94,12 @@ func checkRequest(op proto.Message, l *Limits) error {
 			return err
 		}
 	case *pb.TxnRequest:
-		if err := checkTxn(o, l.MaxTxnOps); err != nil {
+		ops := l.MaxTxnOps
+		if !canWrite(o) {
+			// It may be a gateway's look. What a client may ask for, its gateway has checked.
+			ops = max(ops, MaxLookCompares+1)
+		}
+		if err := checkTxn(o, ops); err != nil {
 			return err
 		}
 	default:
