@@ -13,6 +13,7 @@ func (r *Replica) blockLocked(c *call, h *held) {
 	c.blocked = h
 	h.waiters = append(h.waiters, c)
 	r.wanting = append(r.wanting, c)
+	r.blockedBytes += c.bytes
 	r.node.metrics.lockWaits.Inc()
 }
 
@@ -25,6 +26,7 @@ func (r *Replica) leaveLocked(c *call, err error, out *answers) {
 	is := func(o *call) bool { return o == c }
 	h.waiters, r.wanting = slices.DeleteFunc(h.waiters, is), slices.DeleteFunc(r.wanting, is)
 	c.blocked = nil
+	r.blockedBytes -= c.bytes
 	out.add(c, kverror.Of(err))
 }
 
@@ -42,10 +44,14 @@ func (r *Replica) wakeLocked(h *held) {
 	w := h.waiters
 	h.waiters = nil
 	r.wanting = slices.DeleteFunc(r.wanting, func(c *call) bool { return c.blocked == h })
-	for i := len(w) - 1; i >= 0; i-- {
-		w[i].blocked = nil
-		r.requeueLocked(w[i])
+	for _, c := range w {
+		c.blocked = nil
+		c.moveTo(placeQueue, nil)
+		r.blockedBytes -= c.bytes
+		r.queueBytes += c.bytes
 	}
+	r.queue = slices.Insert(r.queue, 0, w...)
+	r.node.pool.schedule(r)
 }
 
 // wantedLocked returns the lock that keeps another call from writing in the span, which

@@ -127,3 +127,48 @@ func TestLooksAreWithinTheLimits(t *testing.T) {
 		t.Errorf("a transaction that writes: %v", err)
 	}
 }
+
+// Steps that end locks pass when a node or a range is full of those who wait for that, and
+// those who wait count like everybody else.
+func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
+	for name, limits := range map[string]Limits{"node": {PendingBytes: 8 << 10}, "range": {RangePendingBytes: 8 << 10}} {
+		for _, end := range []TxnOp{
+			&Resolve{Name: nameAged(1)}, &Decide{Name: nameAged(1), Anchor: []byte("k")},
+			&Commit{Name: nameAged(1), Anchor: []byte("k"), Revision: 9},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFakeWorldWith(t, limits)
+				w.seq.auto, w.seq.last = true, 10
+				w.serve(1, 5)
+				defer w.stop()
+				lock := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+				var puts []*going
+				for len(puts) < 100 && (len(puts) == 0 || !puts[len(puts)-1].done) {
+					puts = append(puts, w.put(t.Context(), "k", "v"))
+				}
+				last := puts[len(puts)-1]
+				if !errors.Is(last.err, kverror.TooManyRequests) || len(puts) < 4 {
+					t.Fatalf("%s: %d puts, the last one %v", name, len(puts), last.err)
+				}
+				w.disk.mu.Lock()
+				w.disk.overloaded = true
+				w.disk.mu.Unlock()
+				if c, ok := end.(*Commit); ok {
+					c.AnchorLock = lock.answer.(*Prepared).Lock
+				}
+				if g := w.step(t.Context(), end); !g.done || g.err != nil {
+					t.Errorf("%s: %T is held up: %v", name, end, g.err)
+				}
+				for i, g := range puts[:len(puts)-1] {
+					if !g.done || g.err != nil {
+						t.Errorf("%s: put %d: %v", name, i, g.err)
+					}
+				}
+				r := w.node.Replica(1)
+				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.blockedBytes != 0 || r.queueBytes != 0 {
+					t.Errorf("%s: bytes are left over", name)
+				}
+			})
+		}
+	}
+}

@@ -70,7 +70,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.removed, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.requestSeconds)
+			m.countScans, m.pagesKnown, m.removed, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds)
 	}
 	return m
 }

@@ -118,6 +118,8 @@ type Node struct {
 	floor, compacted atomic.Int64
 	// pending are the bytes of all admitted calls.
 	pending atomic.Int64
+	// ending are the bytes of steps that end locks and are under way.
+	ending atomic.Int64
 	// lockBytes are those of all locks of transactions over several ranges.
 	lockBytes atomic.Int64
 	// reading are the bytes that requests hold of what they have read.
@@ -373,11 +375,22 @@ func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
 	return resp, err
 }
 
+// endingBytes bounds the steps that end locks and are under way on a node.
+const endingBytes = 16 << 20
+
 // callOverheadBytes is about what a call takes beside its request.
 const callOverheadBytes = 1 << 10
 
-// admit takes a call's bytes from the node's budget.
+// admit takes a call's bytes from the node's budget. Steps that end locks have one of their
+// own: the node may be full of those who wait for that.
 func (n *Node) admit(c *call) error {
+	if c.endsLocks() {
+		if v := n.ending.Add(c.bytes); v > endingBytes && v != c.bytes {
+			n.ending.Add(-c.bytes)
+			return kverror.New(kverror.Busy, "%d bytes of steps that end locks are under way on node %s", v-c.bytes, n.cfg.Self)
+		}
+		return nil
+	}
 	if n.cfg.Disk != nil && n.cfg.Disk.Overloaded() {
 		return kverror.New(kverror.TooManyRequests, "the log of node %s has more to write than its bound", n.cfg.Self)
 	}
@@ -390,6 +403,10 @@ func (n *Node) admit(c *call) error {
 }
 
 func (n *Node) unadmit(c *call) {
+	if c.endsLocks() {
+		n.ending.Add(-c.bytes)
+		return
+	}
 	n.pending.Add(-c.bytes)
 	n.metrics.pendingBytes.Sub(float64(c.bytes))
 }

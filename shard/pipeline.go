@@ -71,8 +71,9 @@ func (r *Replica) enqueue(c *call) error {
 	}
 	r.mu.Lock()
 	err := r.takesLocked(c.req)
-	if err == nil && r.queueBytes+c.bytes > r.node.cfg.Limits.RangePendingBytes && r.queueBytes > 0 {
-		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, r.queueBytes)
+	if waiting := r.queueBytes + r.blockedBytes; err == nil && waiting > 0 &&
+		waiting+c.bytes > r.node.cfg.Limits.RangePendingBytes && !c.endsLocks() {
+		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, waiting)
 	}
 	if err == nil {
 		c.moveTo(placeQueue, nil)

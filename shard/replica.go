@@ -91,6 +91,8 @@ type Replica struct {
 	// queue holds the calls that wait for evaluation.
 	queue      []*call
 	queueBytes int64
+	// blockedBytes are those of the calls that wait for the end of a lock.
+	blockedBytes int64
 	// barrier is a call that was put back too often: nothing that came after it is
 	// evaluated before it.
 	barrier    *call

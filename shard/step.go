@@ -52,16 +52,45 @@ func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generati
 func (r *Replica) step(ctx context.Context, req *Request, op TxnOp) (TxnAnswer, error) {
 	c := newCall(ctx, req)
 	c.step = &step{op: op}
-	c.bytes = callOverheadBytes
-	if p, ok := op.(*Prepare); ok {
-		for i := range p.Writes {
-			c.bytes += int64(proto.Size(p.Writes[i].Op))
-		}
-	}
+	c.bytes = stepBytes(op)
 	if _, err := r.run(c); err != nil {
 		return nil, err
 	}
 	return c.step.answer, nil
+}
+
+// stepBytes is about what a step takes until it is answered.
+func stepBytes(op TxnOp) int64 {
+	n := callOverheadBytes
+	switch o := op.(type) {
+	case *Prepare:
+		n += len(o.Anchor)
+		for i := range o.Guards {
+			n += proto.Size(o.Guards[i].Compare) + versionOverheadBytes
+		}
+		for i := range o.Writes {
+			n += proto.Size(o.Writes[i].Op) + versionOverheadBytes
+		}
+	case *Commit:
+		n += len(o.Anchor)
+		for i := range o.Locks {
+			n += len(o.Locks[i].Span.Start) + len(o.Locks[i].Span.End) + versionOverheadBytes
+		}
+	case *Decide:
+		n += len(o.Anchor)
+	case *Forget:
+		n += len(o.Anchor)
+	}
+	return int64(n)
+}
+
+// endsLocks says whether the call is a step that others may be waiting for.
+func (c *call) endsLocks() bool {
+	if c.step == nil {
+		return false
+	}
+	_, prepares := c.step.op.(*Prepare)
+	return !prepares
 }
 
 // checkTxnOp refuses what the evaluation relies on not to get.
