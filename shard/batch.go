@@ -119,6 +119,9 @@ func (c *call) isAt(p place, b *batch) {
 // called once.
 func (c *call) answer(n *Node, resp proto.Message, err error) {
 	n.unadmit(c)
+	if c.step != nil {
+		c.step.forgetRead(n)
+	}
 	if err != nil {
 		c.err = err
 	} else {

@@ -3,6 +3,7 @@ package shard
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -167,6 +168,64 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 				r := w.node.Replica(1)
 				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.blockedBytes != 0 || r.queueBytes != 0 {
 					t.Errorf("%s: bytes are left over", name)
+				}
+			})
+		}
+	}
+}
+
+// What was there before is told within a bound, and what exceeds it is refused before
+// anything is locked. Until it is told it counts as read.
+func TestPreviousValuesAreBounded(t *testing.T) {
+	for name, ws := range map[string][]Write{
+		"deletes": {{Number: 1, Op: &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), PrevKv: true}}},
+		"puts": {
+			{Number: 1, Op: &pb.PutRequest{Key: []byte("a"), PrevKv: true}},
+			{Number: 2, Op: &pb.PutRequest{Key: []byte("b"), PrevKv: true}},
+			{Number: 3, Op: &pb.PutRequest{Key: []byte("c"), IgnoreValue: true}},
+		},
+	} {
+		for _, sweep := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				limits := Limits{PrevBytes: 2500}
+				if sweep {
+					limits.MaxEntryBytes = 2000
+				}
+				w := newFakeWorldWith(t, limits)
+				w.seq.auto = true
+				w.serve(1, 5)
+				defer w.stop()
+				for _, k := range []string{"a", "b"} {
+					w.put(t.Context(), k, strings.Repeat("v", 1000))
+				}
+				prepare := func(age int) *going {
+					return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("k"), Writes: ws})
+				}
+				w.put(t.Context(), "c", "v")
+				if g := prepare(1); g.err != nil || !g.answer.(*Prepared).Held {
+					t.Errorf("%s within the bound: %+v", name, g)
+				}
+				w.step(t.Context(), &Resolve{Name: nameAged(1)})
+				w.put(t.Context(), "c", strings.Repeat("v", 1000))
+				if g := prepare(2); !errors.Is(g.err, kverror.RequestTooLarge) {
+					t.Errorf("%s beyond the bound: %+v", name, g)
+				}
+				r := w.node.Replica(1)
+				if r.locks != nil || w.node.reading.Load() != 0 {
+					t.Errorf("%s: locks %v, %d bytes are read", name, r.locks, w.node.reading.Load())
+				}
+				w.put(t.Context(), "c", "v")
+				w.seq.auto = false
+				w.put(t.Context(), "x", "v") // steps that come behind it wait for its revision
+				g := prepare(3)
+				if g.done || w.node.reading.Load() == 0 {
+					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.node.reading.Load())
+				}
+				w.seq.auto = true
+				w.seq.answer(0, nil)
+				w.settle()
+				if !g.done || g.err != nil || w.node.reading.Load() != 0 {
+					t.Errorf("%s: %+v, %d bytes are read", name, g, w.node.reading.Load())
 				}
 			})
 		}

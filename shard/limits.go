@@ -43,6 +43,10 @@ type Limits struct {
 	// LockBytes bounds what transactions over several ranges have locked and intend to
 	// write in all replicas of the node. Default 32 MiB. TooManyRequests beyond it.
 	LockBytes int64
+	// PrevBytes bounds the previous keys and values that a transaction over several ranges
+	// gets back from one range: they fit into a message of the bus. Default 16 MiB.
+	// RequestTooLarge beyond it, and nothing is locked.
+	PrevBytes int
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
 	Pages int
@@ -63,6 +67,7 @@ func (l *Limits) fill() {
 	setDefault(&l.ReadBytes, 512<<20)
 	setDefault(&l.HeadBytes, 32<<20)
 	setDefault(&l.LockBytes, 32<<20)
+	setDefault(&l.PrevBytes, 16<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 }

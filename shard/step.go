@@ -34,6 +34,14 @@ type step struct {
 	// creates are the create revisions of the answer's results.
 	creates []ref
 	size    int
+	// reading is what the answer holds of the node's budget of reads, until it is given.
+	reading int64
+}
+
+// forgetRead gives back what the answer holds of the node's budget of reads.
+func (s *step) forgetRead(n *Node) {
+	n.reading.Add(-s.reading)
+	s.reading = 0
 }
 
 // Txn serves one step of a transaction over several ranges at a replica of this node.
@@ -302,7 +310,16 @@ func spanCovers(s, o keyspace.Span) bool {
 // writes.
 func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation, error) {
 	e := r.newEvaluation(c, pass)
-	defer e.view.budget.release()
+	c.step.forgetRead(r.node)
+	w := txnWriter{e: e, sweepBytes: r.node.cfg.Limits.MaxEntryBytes / 4, maxPrev: r.node.cfg.Limits.PrevBytes}
+	w.prevLeft = w.maxPrev
+	defer func() {
+		if w.prevLeft < w.maxPrev {
+			c.step.reading = e.view.budget.taken
+			return
+		}
+		e.view.budget.release()
+	}()
 	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
 	a := &Prepared{Facts: make([]Fact, len(op.Guards))}
 	c.step.answer, c.step.own = a, e.changes.txn
@@ -331,7 +348,6 @@ func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation
 		}
 	}
 	e.view.own = &e.changes
-	w := txnWriter{e: e, sweepBytes: r.node.cfg.Limits.MaxEntryBytes / 4}
 	for i := range op.Writes {
 		if err := w.run(&op.Writes[i]); refuses(err) {
 			a.Refused, a.RefusedAt = kverror.Of(err), op.Writes[i].Number

@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 )
 
@@ -56,8 +57,10 @@ type txnWriter struct {
 	// sweepBytes is how much tombstones may take in an entry; a delete beyond it is a
 	// sweep.
 	sweepBytes int
-	swept      []keyspace.Span
-	results    []WriteResult
+	// prevLeft is what previous keys and values may still take in the answer, of maxPrev.
+	prevLeft, maxPrev int
+	swept             []keyspace.Span
+	results           []WriteResult
 	// creates are the create revisions of the results, which may still be unknown.
 	creates []ref
 }
@@ -109,10 +112,26 @@ func (w *txnWriter) put(o *pb.PutRequest, res *WriteResult) (create ref, err err
 	if o.GetIgnoreValue() {
 		res.Value = v.value
 	}
-	if resp.GetPrevKv() != nil {
-		res.Prevs = append(res.Prevs, resp.GetPrevKv())
+	if err := w.tells(0, len(res.Value)); err != nil {
+		return create, err
+	}
+	if prev := resp.GetPrevKv(); prev != nil {
+		res.Prevs = append(res.Prevs, prev)
+		return v.create, w.tells(len(prev.GetKey()), len(prev.GetValue()))
 	}
 	return v.create, nil
+}
+
+// tells counts what the answer tells of what was there before.
+func (w *txnWriter) tells(key, value int) error {
+	if key+value == 0 {
+		return nil
+	}
+	if w.prevLeft -= key + value + versionOverheadBytes; w.prevLeft >= 0 {
+		return nil
+	}
+	return kverror.New(kverror.RequestTooLarge,
+		"the previous keys and values that a transaction asks one range for take more than %d bytes", w.maxPrev)
 }
 
 // remove deletes a span. Where the tombstones do not fit it becomes a sweep; previous
@@ -132,6 +151,11 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *WriteResult) error {
 		if size += len(it.key) + versionOverheadBytes; size > w.sweepBytes && len(items) > 1 {
 			if res.Swept = true; !o.GetPrevKv() {
 				return errStop
+			}
+		}
+		if o.GetPrevKv() {
+			if err := w.tells(len(it.key), len(it.value)); err != nil {
+				return err
 			}
 		}
 		if err := e.view.retain(it); err != nil {
