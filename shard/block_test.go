@@ -1,11 +1,14 @@
 package shard
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"weak"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -230,4 +233,46 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A lock does not keep the memory of the entry that brought it, which may be large, nor the
+// cache of newest versions that of the lock.
+func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 400
+		w.serve(1, 5)
+		defer w.stop()
+		prepare := func(age int, a, b string) {
+			ws := writeAt(a, b)
+			ws[1].Op.(*pb.PutRequest).Value = bytes.Repeat([]byte("v"), 100<<10)
+			_, _ = w.node.Txn(t.Context(), 1, 1, &Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
+		}
+		release := w.node.pool.hold()
+		go prepare(1, "a", "b")
+		go prepare(2, "c", "d")
+		synctest.Wait()
+		release()
+		w.settle()
+		r := w.node.Replica(1)
+		freed := func(age int, rev keyspace.Revision) bool {
+			r.mu.Lock()
+			large := weak.Make(&r.locks.byName[nameAged(age)][0].writes[1].v.Value[0])
+			r.mu.Unlock()
+			if g := w.step(t.Context(), &Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
+				t.Fatal(g.err)
+			}
+			runtime.GC()
+			return large.Value() == nil
+		}
+		if !freed(1, 0) {
+			t.Error("a lock keeps what another one has brought")
+		}
+		if !freed(2, 500) {
+			t.Error("the cache of newest versions keeps a lock")
+		}
+		if h, ok := w.node.heads.get(r.reign, []byte("c")); !ok || !h.whole || string(h.value) != "v" {
+			t.Errorf("remembered %+v", h)
+		}
+	})
 }

@@ -685,9 +685,11 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 		default:
 			for k := range ch.removed.writes {
 				v := ch.removed.writes[k].at(ch.revision)
-				r.node.heads.put(r.reign, v.Key, head{
-					alive: !v.Tombstone, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value,
-				})
+				h := head{alive: !v.Tombstone, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value}
+				if len(h.value) <= maxHeadValueBytes {
+					h.value = bytes.Clone(h.value) // it outlives the lock
+				}
+				r.node.heads.put(r.reign, v.Key, h)
 			}
 		}
 	}

@@ -27,15 +27,20 @@ type lockChange struct {
 // applyItems applies what stands behind the transactions of a batch.
 func (r *Replica) applyItems(b *engine.Batch, h header, c *batchCommand, body []byte, out *outcome) error {
 	s := &r.applying
-	// The locks stay, the entry does not.
-	in := cursor{b: bytes.Clone(body)}
+	in := cursor{b: body}
 	for index := uint32(0); len(in.b) > 0; index++ {
 		from := in.b
 		it := in.item()
 		if in.err != nil {
 			return in.err
 		}
-		s.rec.hash += xxhash.Sum64(from[:len(from)-len(in.b)])
+		own := from[:len(from)-len(in.b)]
+		s.rec.hash += xxhash.Sum64(own)
+		if it.lock != nil || it.record != nil || it.next != nil {
+			// It stays, the entry does not, nor what else is in it.
+			c := cursor{b: bytes.Clone(own)}
+			it = c.item()
+		}
 		if it.kind == itemLock {
 			it.lock.id = LockID{r.id, h.term, c.number, index}
 		}
