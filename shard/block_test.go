@@ -276,3 +276,27 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		}
 	})
 }
+
+// What the cluster has compacted is not pinned any more: who asks for it again and again
+// would keep the range from compacting.
+func TestCompactedRevisionsAreNotPinned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 400
+		w.serve(1, 5)
+		defer w.stop()
+		w.node.observe(keyspace.SequenceAnswer{Current: 400, Compacted: 300})
+		r := w.node.Replica(1)
+		for at, want := range map[keyspace.Revision]error{299: kverror.Compacted, 1: kverror.Compacted, -5: kverror.Compacted, 300: nil, 0: nil} {
+			g := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
+			if !errors.Is(g.err, want) {
+				t.Errorf("a pin at %d: %v, want %v", at, g.err, want)
+			}
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if low := r.keepLocked(1000); low != 300 {
+			t.Errorf("compaction is held back at %d", low)
+		}
+	})
+}

@@ -232,8 +232,9 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 		return true
 	}
 	if op.Pin {
-		if at := op.PinAt; at != 0 && at < r.rec.compacted {
-			out.add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted})
+		// A range whose compaction is held back is not held back any longer for that.
+		if at, low := op.PinAt, max(r.rec.compacted, r.node.Compacted()); at != 0 && at < low {
+			out.add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: low})
 			return true
 		}
 		r.pinLocked(op.PinAt)
