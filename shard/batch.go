@@ -45,8 +45,6 @@ type call struct {
 	seen *batch
 	// waits counts how often the call was put back.
 	waits int
-	// blocked is the lock for whose end the call waits.
-	blocked *held
 
 	// lost says that the call was proposed by a leadership that ended.
 	lost atomic.Bool

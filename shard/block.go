@@ -7,12 +7,18 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
+// blockedCall is a call that waits for the end of a lock. It knows nothing of that itself:
+// a call has the size that it has without locks.
+type blockedCall struct {
+	c  *call
+	on *held
+}
+
 // blockLocked lets a call wait until the lock has ended or changed.
 func (r *Replica) blockLocked(c *call, h *held) {
 	c.moveTo(placeBlocked, nil)
-	c.blocked = h
 	h.waiters = append(h.waiters, c)
-	r.wanting = append(r.wanting, c)
+	r.blocked = append(r.blocked, blockedCall{c, h})
 	r.blockedBytes += c.bytes
 	r.node.metrics.lockWaits.Inc()
 }
@@ -22,10 +28,10 @@ func (r *Replica) leaveLocked(c *call, err error, out *answers) {
 	if c.place != placeBlocked {
 		return
 	}
-	h := c.blocked
-	is := func(o *call) bool { return o == c }
-	h.waiters, r.wanting = slices.DeleteFunc(h.waiters, is), slices.DeleteFunc(r.wanting, is)
-	c.blocked = nil
+	i := slices.IndexFunc(r.blocked, func(o blockedCall) bool { return o.c == c })
+	h := r.blocked[i].on
+	r.blocked = slices.Delete(r.blocked, i, i+1)
+	h.waiters = slices.DeleteFunc(h.waiters, func(o *call) bool { return o == c })
 	r.blockedBytes -= c.bytes
 	out.add(c, kverror.Of(err))
 }
@@ -43,9 +49,8 @@ func (r *Replica) wakeLocked(h *held) {
 	}
 	w := h.waiters
 	h.waiters = nil
-	r.wanting = slices.DeleteFunc(r.wanting, func(c *call) bool { return c.blocked == h })
+	r.blocked = slices.DeleteFunc(r.blocked, func(o blockedCall) bool { return o.on == h })
 	for _, c := range w {
-		c.blocked = nil
 		c.moveTo(placeQueue, nil)
 		r.blockedBytes -= c.bytes
 		r.queueBytes += c.bytes
@@ -58,8 +63,8 @@ func (r *Replica) wakeLocked(h *held) {
 // holds nothing or is an older transaction's. Who only compares there waits for the same
 // lock, behind it: one after the other they would keep it out for ever.
 func (r *Replica) wantedLocked(s keyspace.Span, name TxnName) *held {
-	for _, c := range r.wanting {
-		wants := false
+	for _, o := range r.blocked {
+		c, wants := o.c, false
 		touch := func(key, end []byte, writes bool) {
 			if k, ok := keyspace.FromEtcd(key, end); ok && writes {
 				wants = wants || k.Overlaps(s)
@@ -70,8 +75,8 @@ func (r *Replica) wantedLocked(s keyspace.Span, name TxnName) *held {
 		} else if p, ok := c.step.op.(*Prepare); ok && p.Name.Compare(name.TxnID) < 0 {
 			p.keys(touch)
 		}
-		if wants && c.blocked.name != name {
-			return c.blocked
+		if wants && o.on.name != name {
+			return o.on
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"unsafe"
 	"weak"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -101,8 +102,8 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 					t.Errorf("a writer was kept out: %v", writer.err)
 				}
 				w.step(t.Context(), &Resolve{Name: nameAged(1)})
-				if r := w.node.Replica(1); len(r.wanting) != 0 {
-					t.Errorf("%d calls wait for nothing", len(r.wanting))
+				if r := w.node.Replica(1); len(r.blocked) != 0 {
+					t.Errorf("%d calls wait for nothing", len(r.blocked))
 				}
 			})
 		})
@@ -299,4 +300,11 @@ func TestCompactedRevisionsAreNotPinned(t *testing.T) {
 			t.Errorf("compaction is held back at %d", low)
 		}
 	})
+}
+
+// Each put makes a call: that there are locks costs it no memory. 288 is a size class.
+func TestCallKeepsItsSize(t *testing.T) {
+	if n := unsafe.Sizeof(call{}); n > 288 {
+		t.Errorf("a call has %d bytes", n)
+	}
 }

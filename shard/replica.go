@@ -101,8 +101,8 @@ type Replica struct {
 	// locks are those of transactions over several ranges, nil where there is none.
 	// fence is the record's, or that of what is on its way.
 	locks *lockTable
-	// wanting are the calls that wait for the end of a lock, in their order.
-	wanting []*call
+	// blocked are the calls that wait for the end of a lock, in their order.
+	blocked []blockedCall
 	fence   uint64
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
