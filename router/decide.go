@@ -25,7 +25,13 @@ type decision struct {
 func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 	r := a.t.r
 	ch := make(chan decision, 1)
-	if !r.txns.run(func(ctx context.Context) { a.decide(ctx, ch) }) {
+	a.t.keep()
+	started := r.txns.run(func(ctx context.Context) {
+		defer a.t.release()
+		a.decide(ctx, ch)
+	})
+	if !started {
+		a.t.release()
 		a.abort()
 		return nil, kverror.New(kverror.Stopped, "node %s stops", r.cfg.Self)
 	}
@@ -157,7 +163,7 @@ func (a *trial) resolveAll(ctx context.Context, rev keyspace.Revision) {
 }
 
 // abort gives up all that the attempt may hold. It does not wait: the name is not used
-// again, and what this node does not reach the ranges push.
+// again, and what this node does not reach, or has no time for, the ranges push.
 func (a *trial) abort() {
 	r := a.t.r
 	sent := slices.DeleteFunc(slices.Clone(a.all()), func(p *piece) bool {
@@ -167,13 +173,18 @@ func (a *trial) abort() {
 	if len(sent) == 0 {
 		return
 	}
-	r.txns.run(func(ctx context.Context) {
+	a.t.keep()
+	started := r.txns.runAbort(func(ctx context.Context) {
+		defer a.t.release()
 		ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, abortPatience)
 		defer cancel()
 		_ = each(ctx, sent, func(ctx context.Context, p *piece) error {
 			return r.stepOver(ctx, p.span, &shard.Resolve{Name: a.name})
 		})
 	})
+	if !started {
+		a.t.release()
+	}
 }
 
 // Push implements shard.TxnPusher: it asks the coordinator's node, and where that does

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -32,6 +33,10 @@ type txn struct {
 	r   *Router
 	req *pb.TxnRequest
 	id  shard.TxnID
+	// bytes are what the gateway's budget holds for the request until none of keepers, its
+	// client's call and what goes on without that, needs it any more.
+	bytes   int64
+	keepers atomic.Int32
 	// seen are the outcomes of the compares as they were last seen; nil is that all are
 	// thought to hold. wrong says that this is known not to be so.
 	seen  outcomes
@@ -63,9 +68,10 @@ func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespon
 	if err := r.txns.enter(bytes); err != nil {
 		return nil, err
 	}
-	defer r.txns.leave(bytes)
 	r.cfg.Metrics.Txns.Inc()
-	t := &txn{r: r, req: req, id: r.txns.newID()}
+	t := &txn{r: r, req: req, id: r.txns.newID(), bytes: bytes}
+	t.keep()
+	defer t.release()
 	for {
 		resp, err := t.try(ctx)
 		if errors.Is(err, errMissed) {
@@ -80,6 +86,14 @@ func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespon
 		if err := clock.Sleep(ctx, r.cfg.Clock, t.pause()); err != nil {
 			return nil, kverror.Of(err)
 		}
+	}
+}
+
+func (t *txn) keep() { t.keepers.Add(1) }
+
+func (t *txn) release() {
+	if t.keepers.Add(-1) == 0 {
+		t.r.txns.leave(t.bytes)
 	}
 }
 

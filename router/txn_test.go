@@ -572,6 +572,82 @@ func TestTransactionsAreBounded(t *testing.T) {
 	})
 }
 
+// What goes on without a client counts as what it is: its bytes are taken until the
+// transaction is decided and its locks are ended.
+func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
+	for _, slow := range []string{"commit", "resolve"} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			ctx, cancel := context.WithCancel(t.Context())
+			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				if s := f.show(id, op); strings.HasPrefix(s, slow) {
+					cancel()
+					time.Sleep(time.Second)
+				}
+				return nil, nil
+			}
+			_, err := r.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+			if slow == "commit" && !errors.Is(err, kverror.Canceled) {
+				t.Errorf("%v", err)
+			}
+			r.txns.mu.Lock()
+			bytes := r.txns.bytes
+			r.txns.mu.Unlock()
+			if bytes == 0 {
+				t.Errorf("a transaction at its %s is not counted", slow)
+			}
+			time.Sleep(5 * time.Second)
+			r.Stop()
+			if r.txns.bytes != 0 || r.txns.aborts != 0 {
+				t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+			}
+		})
+	}
+}
+
+// The attempts that are being given up are bounded: the ranges end what is left.
+func TestAbortsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		running, most := 0, 0
+		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			switch op.(type) {
+			case *shard.Prepare:
+				if id != 1 {
+					return nil, kverror.New(kverror.NoSpace, "")
+				}
+			case *shard.Resolve:
+				f.mu.Lock()
+				running++
+				most = max(most, running)
+				f.mu.Unlock()
+				time.Sleep(10 * time.Second)
+				f.mu.Lock()
+				running--
+				f.mu.Unlock()
+			}
+			return nil, nil
+		}
+		for range maxAborts + 100 {
+			_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+			if !errors.Is(err, kverror.NoSpace) {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		f.mu.Lock()
+		if most == 0 || most > 2*maxAborts {
+			t.Errorf("%d steps run", most)
+		}
+		f.mu.Unlock()
+		time.Sleep(time.Minute)
+		r.Stop()
+		if r.txns.bytes != 0 || r.txns.aborts != 0 {
+			t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+		}
+	})
+}
+
 // FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
 func FuzzTxnQuestion(f *testing.F) {
 	f.Add(shard.AppendTxnName([]byte{txnWireVersion}, shard.TxnName{TxnID: shard.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))

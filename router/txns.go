@@ -18,6 +18,9 @@ import (
 // maxTxns bounds the attempts that a gateway has not ended.
 const maxTxns = 1 << 13
 
+// maxAborts bounds the attempts whose locks a gateway gives up at a time.
+const maxAborts = 1 << 9
+
 // abortPatience is how long a coordinator goes on ending the locks of an attempt that it
 // has given up. The ranges push what is left.
 const abortPatience = 3 * time.Second
@@ -50,6 +53,8 @@ type txns struct {
 	// which this node takes care.
 	active map[shard.TxnName]struct{}
 	bytes  int64
+	// aborts are the attempts whose locks are being given up.
+	aborts int
 	// counter numbers transactions, attempt their attempts: it is above every fence that
 	// this node has heard of.
 	counter, attempt uint64
@@ -150,6 +155,32 @@ func (t *txns) run(f func(ctx context.Context)) bool {
 	}
 	t.wg.Go(func() { f(t.ctx) })
 	return true
+}
+
+// runAbort is run of what gives up the locks of an attempt, unless there is too much of it.
+func (t *txns) runAbort(f func(ctx context.Context)) bool {
+	t.mu.Lock()
+	full := t.aborts >= maxAborts
+	if !full {
+		t.aborts++
+	}
+	t.mu.Unlock()
+	if full {
+		return false
+	}
+	ended := func() {
+		t.mu.Lock()
+		t.aborts--
+		t.mu.Unlock()
+	}
+	started := t.run(func(ctx context.Context) {
+		defer ended()
+		f(ctx)
+	})
+	if !started {
+		ended()
+	}
+	return started
 }
 
 func (t *txns) stop() {
