@@ -155,14 +155,15 @@ func (q *sequenceQueue) take(expired clock.Time) bool {
 	q.taken, q.items, q.expired = q.taken[:0], q.items[:0], q.expired[:0]
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n, total := 0, 0
+	n, total, also := 0, 0, 0
 	for ; n < len(q.waiting) && len(q.taken) < maxItems; n++ {
 		e := &q.waiting[n]
 		if e.at <= expired {
 			q.expired = append(q.expired, *e)
 			continue
 		}
-		if total += int(e.item.Count); total > MaxBatchRevisions {
+		total, also = total+int(e.item.Count), also+len(e.item.Also)
+		if total > MaxBatchRevisions || also > maxAlso {
 			break
 		}
 		q.taken = append(q.taken, *e)

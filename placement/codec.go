@@ -27,6 +27,8 @@ const (
 	maxRangeIDs = 4096
 	// maxItems bounds the requests for revisions in one batch of a node.
 	maxItems = 4096
+	// maxAlso bounds their further ranges, all together.
+	maxAlso = 8192
 )
 
 var errTruncated = errors.New("placement: truncated")

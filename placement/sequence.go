@@ -102,13 +102,17 @@ func decodeBatch(p []byte) (batch, error) {
 	b := batch{Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint()}
 	n := r.count(maxItems, 4)
 	b.Items = make([]item, 0, n)
-	total := 0
+	total, also := 0, 0
 	for range n {
 		it := item{Range: keyspace.RangeID(r.uvarint()), Generation: keyspace.Generation(r.uvarint())}
 		it.Count = uint32(r.bounded(MaxBatchRevisions))
 		total += int(it.Count)
 		for range r.count(keyspace.MaxRevisionRanges-1, 2) {
 			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.uvarint()), Generation: keyspace.Generation(r.uvarint())})
+		}
+		if also += len(it.Also); also > maxAlso {
+			r.fail(fmt.Errorf("placement: revisions for %d further ranges, at most %d", also, maxAlso))
+			break
 		}
 		if len(it.Also) > 0 && it.Count != 1 {
 			r.fail(fmt.Errorf("placement: %d revisions for several ranges", it.Count))
