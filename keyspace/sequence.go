@@ -17,7 +17,8 @@ type RangeAt struct {
 	Generation Generation
 }
 
-// MaxRevisionRanges bounds the ranges that one revision concerns.
+// MaxRevisionRanges bounds the ranges that one revision concerns. A transaction may
+// speak to that many, those that it only reads or compares included.
 const MaxRevisionRanges = 1024
 
 // SequenceAnswer is the sequencer's answer to one SequenceRequest.

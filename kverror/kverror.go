@@ -44,7 +44,7 @@ const (
 	TooManyRequests
 	LeaseNotFound
 	// TooManyRanges: a transaction or a delete is over more ranges than one revision may
-	// concern.
+	// concern, those that it only reads or compares included.
 	TooManyRanges
 	// NotLeader: the asked replica does not lead; Leader may hold a hint.
 	NotLeader
@@ -135,7 +135,7 @@ var rows = [numKinds]Row{
 	NoSpace:               {Name: "no space", GRPC: rpctypes.ErrGRPCNoSpace},
 	TooManyRequests:       {Name: "too many requests", Retry: RetryClient, GRPC: rpctypes.ErrGRPCRequestTooManyRequests},
 	LeaseNotFound:         {Name: "lease not found", GRPC: rpctypes.ErrGRPCLeaseNotFound},
-	TooManyRanges:         {Name: "too many ranges", GRPC: status.Error(codes.ResourceExhausted, "skein: the request writes in too many ranges: use several smaller ones")},
+	TooManyRanges:         {Name: "too many ranges", GRPC: status.Error(codes.ResourceExhausted, "skein: the request concerns too many ranges: use several smaller ones")},
 	NotLeader:             {Name: "not leader", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	WrongRange:            {Name: "wrong range", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	RangeNotHere:          {Name: "range not here", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},

@@ -43,6 +43,10 @@ type txn struct {
 	wrong bool
 	// misses counts the paths that were not the right one.
 	misses int
+	// unpinned says that a revision that the path reads is compacted. Which operation is
+	// refused for that, and whether another one is before it, is found out under the locks:
+	// later attempts pin nothing, so that they get there.
+	unpinned bool
 
 	mu sync.Mutex
 	// Guarded by mu. yields counts how often the transaction gave way to an older one;
@@ -50,8 +54,6 @@ type txn struct {
 	// and patiently.
 	yields int
 	met    []byte
-	// unpinned says that a revision to be read is compacted: that is told in its turn.
-	unpinned bool
 }
 
 var (
@@ -194,7 +196,7 @@ func (t *txn) divide(ctx context.Context, p *plan, name shard.TxnName, anchor []
 		}
 	}
 	if n := len(ps.order); n > keyspace.MaxRevisionRanges {
-		return nil, kverror.New(kverror.TooManyRanges, "%d ranges, at most %d", n, keyspace.MaxRevisionRanges)
+		return nil, kverror.New(kverror.TooManyRanges, "%d ranges are written, read or compared, at most %d", n, keyspace.MaxRevisionRanges)
 	}
 	return ps, nil
 }
