@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sort"
+	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -23,6 +24,8 @@ type assembly struct {
 	plan *plan
 	// pieces are the prepared ones, none where the transaction changes nothing.
 	pieces []*piece
+	// held are the answer's bytes, of the budget of answers that are put together.
+	held *atomic.Int64
 	// rev is what the answer reports. changed says that it is the transaction's own, and
 	// that the state before it is that of the revision before.
 	rev     keyspace.Revision
@@ -268,11 +271,12 @@ func (a *assembly) atBase(q *pb.RangeRequest) *pb.RangeRequest {
 func (a *assembly) plain(s keyspace.Span, q *pb.RangeRequest, resp *pb.RangeResponse, done func()) {
 	a.reads = append(a.reads, func(ctx context.Context) error {
 		got, err := a.r.readAt(ctx, s, q, a.base)
-		if err == nil {
-			resp.Kvs, resp.Count, resp.More = got.GetKvs(), got.GetCount(), got.GetMore()
-			done()
+		if err != nil {
+			return err
 		}
-		return err
+		resp.Kvs, resp.Count, resp.More = got.GetKvs(), got.GetCount(), got.GetMore()
+		done()
+		return a.r.hold(a.held, keysBytes(resp))
 	})
 }
 
@@ -290,8 +294,19 @@ func (a *assembly) overlaid(q *pb.RangeRequest, resp *pb.RangeResponse, done fun
 	}
 	a.reads = append(a.reads, func(ctx context.Context) error {
 		defer done()
-		return a.merge(ctx, q, own, left, resp)
+		if err := a.merge(ctx, q, own, left, resp); err != nil {
+			return err
+		}
+		return a.r.hold(a.held, keysBytes(resp))
 	})
+}
+
+// keysBytes is what the keys of an answer take.
+func keysBytes(resp *pb.RangeResponse) (bytes int64) {
+	for _, kv := range resp.GetKvs() {
+		bytes += int64(proto.Size(kv))
+	}
+	return bytes
 }
 
 // merge reads what is left of the state before the transaction and lays its own keys

@@ -45,7 +45,7 @@ func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 		return nil, d.err
 	}
 	as := &assembly{
-		r: r, plan: a.plan, pieces: a.ps.order, rev: d.revision, changed: true,
+		r: r, plan: a.plan, held: &a.t.held, pieces: a.ps.order, rev: d.revision, changed: true,
 		base: moment{at: d.revision, txn: &a.name},
 	}
 	resp, err := as.run(ctx, a.t.req)
@@ -166,6 +166,11 @@ func (a *trial) resolveAll(ctx context.Context, rev keyspace.Revision) {
 // again, and what this node does not reach, or has no time for, the ranges push.
 func (a *trial) abort() {
 	r := a.t.r
+	for _, p := range a.all() {
+		if p.answer != nil {
+			p.answer.Results = nil // nobody needs them any more, and some are large
+		}
+	}
 	sent := slices.DeleteFunc(slices.Clone(a.all()), func(p *piece) bool {
 		return !p.sent || !p.locks || p.answer != nil && !p.answer.Held
 	})

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -79,6 +81,9 @@ func (a *trial) prepare(ctx context.Context, p *piece) error {
 		return err
 	}
 	p.answer = got.(*shard.Prepared)
+	if err := a.t.r.hold(&a.t.held, told(p.answer)); err != nil {
+		return err
+	}
 	switch {
 	case p.answer.Fence != 0:
 		a.t.r.txns.beyond(p.answer.Fence)
@@ -87,6 +92,17 @@ func (a *trial) prepare(ctx context.Context, p *piece) error {
 		return errMissed
 	}
 	return nil
+}
+
+// told is what an answer tells of the keys as they were.
+func told(p *shard.Prepared) (bytes int64) {
+	for i := range p.Results {
+		bytes += int64(len(p.Results[i].Value))
+		for _, kv := range p.Results[i].Prevs {
+			bytes += int64(proto.Size(kv))
+		}
+	}
+	return bytes
 }
 
 // gaveWay notes where the transaction met an older one.

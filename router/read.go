@@ -209,6 +209,9 @@ func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.Range
 // hold takes the bytes of one part from the budget of answers that are being put
 // together. held are those of this answer.
 func (r *Router) hold(held *atomic.Int64, bytes int64) error {
+	if bytes == 0 {
+		return nil
+	}
 	held.Add(bytes)
 	if all := r.joined.Add(bytes); all > r.cfg.ReadBytes && held.Load() < all {
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)

@@ -71,8 +71,8 @@ type Config struct {
 	AttemptTimeout time.Duration
 	// Alive says whether a node lives as far as this one knows. Required.
 	Alive func(keyspace.NodeID) bool
-	// ReadBytes bounds the answers that are put together from several ranges, all
-	// together; more are refused with TooManyRequests. One alone always fits. Default
+	// ReadBytes bounds the answers that are put together from several ranges, those of
+	// transactions too, all together; more are refused with TooManyRequests. One alone always fits. Default
 	// 256 MiB.
 	ReadBytes int64
 	// TxnBytes bounds the transactions over several ranges that are under way; more are

@@ -37,6 +37,9 @@ type txn struct {
 	// client's call and what goes on without that, needs it any more.
 	bytes   int64
 	keepers atomic.Int32
+	// held is what the ranges have told the present attempt for the answer: it counts with
+	// the answers that are put together.
+	held atomic.Int64
 	// seen are the outcomes of the compares as they were last seen; nil is that all are
 	// thought to hold. wrong says that this is known not to be so.
 	seen  outcomes
@@ -85,6 +88,7 @@ func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespon
 			return resp, err
 		}
 		r.cfg.Metrics.Restarts.Inc()
+		t.forgetAnswer()
 		if err := clock.Sleep(ctx, r.cfg.Clock, t.pause()); err != nil {
 			return nil, kverror.Of(err)
 		}
@@ -96,8 +100,12 @@ func (t *txn) keep() { t.keepers.Add(1) }
 func (t *txn) release() {
 	if t.keepers.Add(-1) == 0 {
 		t.r.txns.leave(t.bytes)
+		t.forgetAnswer()
 	}
 }
+
+// forgetAnswer gives back what the attempt was told.
+func (t *txn) forgetAnswer() { t.r.joined.Add(-t.held.Swap(0)) }
 
 // pause is how long a transaction that gave way leaves the others alone.
 func (t *txn) pause() time.Duration {
@@ -143,7 +151,7 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 
 // answerAt answers a path that changes nothing by the state at the revision.
 func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
-	a := &assembly{r: t.r, plan: p, rev: at, base: moment{at: at}}
+	a := &assembly{r: t.r, plan: p, held: &t.held, rev: at, base: moment{at: at}}
 	resp, err := a.run(ctx, t.req)
 	if lookAgain(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
 		return nil, errStartOver

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -496,7 +497,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 				c.split(string(rune('a' + rng.IntN(26))))
 			}
 			kvs := slices.Clone(c.kvs)
-			a := &assembly{r: r, rev: c.rev, base: moment{at: c.rev}}
+			a := &assembly{r: r, held: &atomic.Int64{}, rev: c.rev, base: moment{at: c.rev}}
 			for step := range 60 {
 				req := randomRange(rng, int64(c.rev)+2)
 				switch rng.IntN(3) {
@@ -600,6 +601,58 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 			r.Stop()
 			if r.txns.bytes != 0 || r.txns.aborts != 0 {
 				t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+			}
+		})
+	}
+}
+
+// What a transaction is told of its keys counts with the answers that are put together:
+// before it is committed it is refused for that, and then its answer is lost.
+func TestAnswersOfTransactionsAreBounded(t *testing.T) {
+	large := &mvccpb.KeyValue{Key: []byte("k"), Value: []byte(strings.Repeat("v", 200))}
+	for name, c := range map[string]struct {
+		others int64
+		reads  bool
+		want   error
+	}{
+		"previous values":        {others: 1, want: kverror.TooManyRequests},
+		"previous values, alone": {},
+		"reads":                  {others: 1, reads: true, want: kverror.Timeout},
+		"reads, alone":           {reads: true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			r.cfg.ReadBytes = 100
+			r.joined.Add(c.others)
+			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				p, ok := op.(*shard.Prepare)
+				if !ok || c.reads {
+					return nil, nil
+				}
+				a := &shard.Prepared{Held: true, Changes: true}
+				for _, w := range p.Writes {
+					a.Results = append(a.Results, shard.WriteResult{Number: w.Number, Version: 2, Prevs: []*mvccpb.KeyValue{large}})
+				}
+				return a, nil
+			}
+			f.read = func(*shard.Request) (*shard.Response, error) {
+				return &shard.Response{Op: &pb.RangeResponse{Kvs: []*mvccpb.KeyValue{large}, Count: 1}}, nil
+			}
+			req := &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}}
+			if c.reads {
+				req.Success = append(req.Success, getAt("m"))
+			}
+			_, err := r.Txn(t.Context(), req)
+			if !errors.Is(err, c.want) {
+				t.Errorf("%s: %v, want %v", name, err, c.want)
+			}
+			synctest.Wait()
+			r.Stop()
+			if got := r.joined.Load(); got != c.others {
+				t.Errorf("%s: %d bytes are held, want %d", name, got, c.others)
+			}
+			if committed := strings.Contains(f.steps(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
+				t.Errorf("%s: %s", name, f.steps())
 			}
 		})
 	}
