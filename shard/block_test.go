@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 	"unsafe"
 	"weak"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
 )
 
 // going is a request on its way.
@@ -307,4 +309,39 @@ func TestCallKeepsItsSize(t *testing.T) {
 	if n := unsafe.Sizeof(call{}); n > 288 {
 		t.Errorf("a call has %d bytes", n)
 	}
+}
+
+// A leader that begins with an old lock compacts once that has ended, though nobody tells
+// it of the cluster's compaction any more.
+func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "a", "v")
+		w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		w.seq.last = 400
+		w.put(t.Context(), "a", "v")
+		wait := func() {
+			for range 4 {
+				time.Sleep(keeperRetry)
+				w.settle()
+			}
+		}
+		w.node.observe(keyspace.SequenceAnswer{Current: 401, Compacted: 300})
+		wait()
+		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
+		wait()
+		w.serve(1, 7)
+		wait()
+		if r := w.node.Replica(1); r.Show().Compacted >= 300 {
+			t.Fatal("the lock does not hold compaction back")
+		}
+		w.step(t.Context(), &Resolve{Name: nameAged(1)})
+		wait()
+		if c := w.node.Replica(1).Show().Compacted; c != 300 {
+			t.Errorf("compacted to %d", c)
+		}
+	})
 }

@@ -446,7 +446,9 @@ func (r *Replica) settled(b *batch, a keyspace.SequenceAnswer) {
 	out.send(r.node)
 	r.confirm(lead, out.confirm)
 	if entry != nil {
-		r.node.metrics.batchRequests.Observe(float64(b.txns))
+		if b.txns > 0 {
+			r.node.metrics.batchRequests.Observe(float64(b.txns))
+		}
 		r.propose(b, entry)
 		return
 	}

@@ -301,7 +301,7 @@ func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
 // report may have died with the leader before it.
 func (r *Replica) leads() {
 	r.mu.Lock()
-	care, watched := r.needsCareLocked(), r.locks != nil
+	care, watched := r.needsCareLocked() || r.heldBackLocked(), r.locks != nil
 	d := r.descriptorLocked()
 	r.mu.Unlock()
 	r.node.pool.schedule(r)
