@@ -345,3 +345,37 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 		}
 	})
 }
+
+// A coordinator that says what cannot be is refused before its step is in the log, where
+// it would end every replica.
+func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "k", "v") // at 201
+		r := w.node.Replica(1)
+		name := nameAged(1)
+		g := w.step(t.Context(), &Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
+		id := g.answer.(*Prepared).Lock
+		r.mu.Lock()
+		r.locks.find(name, id).floor = 100 // it was evaluated where nobody had heard of 201
+		r.mu.Unlock()
+		for _, rev := range []keyspace.Revision{100, 150, -1} {
+			for _, op := range []TxnOp{
+				&Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: rev}, &Resolve{Name: name, Lock: id, Revision: rev},
+			} {
+				if g := w.step(t.Context(), op); !errors.Is(g.err, kverror.Internal) {
+					t.Errorf("%T at %d: %+v", op, rev, g)
+				}
+			}
+		}
+		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 300}); g.err != nil {
+			t.Fatal(g.err)
+		}
+		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
+			t.Errorf("a second commit: %+v", g)
+		}
+	})
+}

@@ -513,7 +513,8 @@ func (r *Replica) namedLocked(name TxnName) []*held {
 func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answers) {
 	if t := r.recordLocked(op.Name); t != nil {
 		if t.revision != op.Revision {
-			panic(fmt.Sprintf("shard: transaction %s is committed at %d, and now at %d", op.Name, t.revision, op.Revision))
+			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.revision, op.Revision))
+			return
 		}
 		r.sayLocked(c, &Decided{Revision: t.revision}, out)
 		return
@@ -526,13 +527,25 @@ func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answe
 	case h == nil:
 		r.sayLocked(c, &Decided{}, out)
 	case r.decidingLocked(c, h):
-	case op.Revision <= h.floor:
-		out.add(c, kverror.New(kverror.Internal, "transaction %s with floor %d at revision %d", op.Name, h.floor, op.Revision))
+	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
 		c.step.answer = &Decided{Revision: op.Revision}
 		rec := &txnRecord{name: op.Name, anchor: op.Anchor, revision: op.Revision, locks: op.Locks}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemCommit, id: op.AnchorLock, record: rec}, h)
 	}
+}
+
+// mayBeAtLocked refuses a step of a lock at a revision that cannot be its transaction's:
+// in the log it would end every replica.
+func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *answers) bool {
+	err := h.above(rev)
+	if h.batch != nil {
+		err = fmt.Errorf("lock %s of %s is not applied, and its revision is %d", h.id, h.name, rev)
+	}
+	if err != nil {
+		out.add(c, kverror.New(kverror.Internal, "%v", err))
+	}
+	return err == nil
 }
 
 func (r *Replica) decideLocked(c *call, op *Decide, lead *leadership, out *answers) {
@@ -580,8 +593,7 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 	case h == nil:
 		r.sayLocked(c, &Resolved{}, out)
 	case r.decidingLocked(c, h):
-	case op.Revision != 0 && (h.batch != nil || op.Revision <= h.floor):
-		out.add(c, kverror.New(kverror.Internal, "lock %s with floor %d is resolved at revision %d", h.id, h.floor, op.Revision))
+	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
 	case op.Revision != 0 && h.sweep() >= 0:
 		h.deciding = true
 		c.step.on, c.step.swept = []*held{h}, h.lock
