@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/transport"
 )
 
 // going is a request on its way.
@@ -376,6 +377,60 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		}
 		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
 			t.Errorf("a second commit: %+v", g)
+		}
+	})
+}
+
+// busBetween is a bus that leads to one node.
+type busBetween map[transport.Method]transport.CallHandler
+
+func (b busBetween) HandleCall(m transport.Method, _ transport.Class, h transport.CallHandler) {
+	b[m] = h
+}
+
+func (b busBetween) Call(ctx context.Context, _ keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error) {
+	return b[m](ctx, 2, payload)
+}
+
+// Steps that end locks come by a method of their own: the bus bounds the calls of a method,
+// and those that wait for a lock may be as many as that.
+func TestStepsThatEndLocksComeApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto = true
+		w.serve(1, 5)
+		defer w.stop()
+		bus, name := busBetween{}, nameAged(1)
+		w.node.RegisterHandlers(bus)
+		client := &Client{self: 2, bus: bus}
+		for _, op := range []TxnOp{
+			&Prepare{Name: name, Anchor: []byte("k"), Pin: true}, &Commit{Name: name, Anchor: []byte("k"), Revision: 5}, &Resolve{Name: name},
+			&Decide{Name: name, Anchor: []byte("k")}, &Forget{Name: name, Anchor: []byte("k")},
+		} {
+			way, other := transport.MethodShardTxnEnd, transport.MethodShardTxn
+			if op.kind() == txnPrepare {
+				way, other = other, way
+			}
+			handler := bus[other]
+			delete(bus, other)
+			var err error
+			go func() { _, err = client.Txn(t.Context(), 1, 1, 1, op) }()
+			w.settle()
+			if err != nil {
+				t.Errorf("%T by %s: %v", op, way, err)
+			}
+			b, err := AppendTxnOp(nil, 1, 1, op)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err = handler(t.Context(), 2, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, failed, err := DecodeTxnAnswer(b); err != nil || !errors.Is(failed, kverror.BadRequest) {
+				t.Errorf("%T by %s: %v, %v", op, other, failed, err)
+			}
+			bus[other] = handler
 		}
 	})
 }

@@ -27,10 +27,11 @@ type Client struct {
 	bus   Caller
 }
 
-// RegisterHandlers registers methods 16 to 18 at a bus that is not started yet.
+// RegisterHandlers registers the methods of replicas at a bus that is not started yet.
 func (n *Node) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
 	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
+	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
 }
 

@@ -93,13 +93,9 @@ func stepBytes(op TxnOp) int64 {
 }
 
 // endsLocks says whether the call is a step that others may be waiting for.
-func (c *call) endsLocks() bool {
-	if c.step == nil {
-		return false
-	}
-	_, prepares := c.step.op.(*Prepare)
-	return !prepares
-}
+func (c *call) endsLocks() bool { return c.step != nil && endsLocks(c.step.op) }
+
+func endsLocks(op TxnOp) bool { return op.kind() != txnPrepare }
 
 // checkTxnOp refuses what the evaluation relies on not to get.
 func checkTxnOp(op TxnOp) error {

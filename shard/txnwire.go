@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// txnWireVersion leads the messages of bus method 18; docs/format/shard.md has the
-// bytes.
+// txnWireVersion leads the messages of bus methods 18 and 23; docs/format/shard.md has
+// the bytes.
 const txnWireVersion = 1
 
 // Flags of a Prepare, of its answer and of one result.
@@ -328,7 +328,11 @@ func (c *Client) Txn(
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardTxn, b)
+	method := transport.MethodShardTxn
+	if endsLocks(op) {
+		method = transport.MethodShardTxnEnd
+	}
+	answer, err := c.bus.Call(ctx, node, method, b)
 	if err != nil {
 		return nil, callError(err, true)
 	}
@@ -404,7 +408,19 @@ func (n *Node) handleTxn(ctx context.Context, _ keyspace.NodeID, payload []byte)
 		resp, err := n.Do(ctx, req)
 		return AppendAnswer(nil, resp, err)
 	}
+	return n.answerTxn(ctx, payload, true)
+}
+
+// handleTxnEnd answers method 23. What may have to wait does not come this way.
+func (n *Node) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	return n.answerTxn(ctx, payload, false)
+}
+
+func (n *Node) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
 	id, g, op, err := DecodeTxnOp(payload)
+	if err == nil && prepares == endsLocks(op) {
+		err = fmt.Errorf("shard: %T by the method of other steps", op)
+	}
 	if err != nil {
 		return AppendTxnAnswer(nil, nil, badRequest("%v", err))
 	}
