@@ -434,3 +434,58 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 		}
 	})
 }
+
+// A revision that nobody was handed out is not believed, whoever names it: it would be the
+// node's floor, or the range's last revision, for ever. One that is only new here is.
+func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		far := nameAged(int(farRevision))
+		read := func(rev keyspace.Revision) *going {
+			g := &going{}
+			go func() {
+				_, g.err = w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: rev, Op: &pb.RangeRequest{Key: []byte("a")}})
+				g.done = true
+			}()
+			w.settle()
+			return g
+		}
+		lock := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")}).answer.(*Prepared).Lock
+		for name, send := range map[string]func() *going{
+			"a read": func() *going { return read(farRevision) },
+			"a prepare": func() *going {
+				return w.step(t.Context(), &Prepare{Name: far, Anchor: []byte("z"), Writes: writeAt("z")})
+			},
+			"a commit": func() *going {
+				return w.step(t.Context(), &Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: farRevision})
+			},
+			"a resolution": func() *going {
+				return w.step(t.Context(), &Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
+			},
+			"a decision": func() *going {
+				return w.step(t.Context(), &Decide{Name: TxnName{nameAged(9).TxnID, maxAttempt - 1}, Anchor: []byte("k")})
+			},
+		} {
+			if g := send(); !g.done || !errors.Is(g.err, kverror.Internal) {
+				t.Errorf("%s: %+v", name, g)
+			}
+		}
+		r := w.node.Replica(1)
+		if f := w.node.Floor(); f != 200 || r.fence != 0 {
+			t.Errorf("floor %d, fence %d", f, r.fence)
+		}
+		w.seq.last = 200 + 2*maxAhead
+		if g := read(w.seq.last - 1); !g.done || g.err != nil {
+			t.Errorf("a read at a revision that is new: %+v", g)
+		}
+		if g := w.step(t.Context(), &Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: w.seq.last}); !g.done || g.err != nil {
+			t.Errorf("a commit at a revision that is new: %+v", g)
+		}
+	})
+}
+
+// farRevision is a revision that a decoder takes and no test hands out.
+const farRevision = keyspace.MaxRevision - 2

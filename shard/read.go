@@ -34,6 +34,9 @@ func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
 		}
 		rev = a.Current
 	}
+	if err := r.believe(ctx, rev); err != nil {
+		return nil, err
+	}
 	r.node.heard(rev)
 	at, err := r.readRevision(req, rev)
 	if err != nil {
@@ -71,6 +74,27 @@ func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer,
 	}
 	r.node.observe(a)
 	return a, a.Err
+}
+
+// maxAhead is how far ahead of all that this node has heard of a revision may be that
+// another node names, without the sequencer being asked about it.
+const maxAhead = 1 << 20
+
+// believe refuses a revision that nobody can have been handed out. Taken for known it
+// would stay the node's floor, and what it is given to the range's last one: nothing
+// could be compared, locked or written under it any more.
+func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
+	if rev <= r.node.Floor()+maxAhead {
+		return nil
+	}
+	a, err := r.currentRevision(ctx)
+	if err != nil {
+		return err
+	}
+	if rev > a.Current {
+		return kverror.New(kverror.Internal, "revision %d was named, the last one is %d", rev, a.Current)
+	}
+	return nil
 }
 
 // readRevision returns the revision at which the state is read: the explicit one of

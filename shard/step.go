@@ -58,6 +58,9 @@ func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generati
 
 // step takes a TxnOp through the pipeline.
 func (r *Replica) step(ctx context.Context, req *Request, op TxnOp) (TxnAnswer, error) {
+	if err := r.believe(ctx, revisionOf(op)); err != nil {
+		return nil, err
+	}
 	c := newCall(ctx, req)
 	c.step = &step{op: op}
 	c.bytes = stepBytes(op)
@@ -66,6 +69,25 @@ func (r *Replica) step(ctx context.Context, req *Request, op TxnOp) (TxnAnswer, 
 	}
 	return c.step.answer, nil
 }
+
+// revisionOf returns the highest revision that a step names as one that was handed out.
+func revisionOf(op TxnOp) keyspace.Revision {
+	switch o := op.(type) {
+	case *Prepare:
+		return o.Name.Start
+	case *Commit:
+		return max(o.Name.Start, o.Revision)
+	case *Resolve:
+		return max(o.Name.Start, o.Revision)
+	case *Decide:
+		return o.Name.Start
+	}
+	return 0
+}
+
+// maxFenceStep bounds by how much one step may raise a fence: attempts are counted one by
+// one, and a fence is never to reach the end of the numbers.
+const maxFenceStep = 1 << 48
 
 // stepBytes is about what a step takes until it is answered.
 func stepBytes(op TxnOp) int64 {
@@ -557,6 +579,10 @@ func (r *Replica) decideLocked(c *call, op *Decide, lead *leadership, out *answe
 	}
 	if len(hs) == 0 && op.Name.Attempt <= r.rec.fence {
 		r.sayLocked(c, &Decided{}, out)
+		return
+	}
+	if op.Name.Attempt > r.fence+maxFenceStep {
+		out.add(c, kverror.New(kverror.Internal, "attempt %s is named where the fence is %d", op.Name, r.fence))
 		return
 	}
 	r.fence = max(r.fence, op.Name.Attempt)

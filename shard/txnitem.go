@@ -169,10 +169,22 @@ func (c *cursor) fixed64() uint64 {
 	return v
 }
 
+// maxAttempt is above the numbers of all attempts: one behind it can still be counted.
+const maxAttempt = 1 << 62
+
+// attempt reads the number of an attempt.
+func (c *cursor) attempt() uint64 {
+	v := c.uvarint()
+	if v >= maxAttempt {
+		c.fail(fmt.Errorf("shard: attempt %d", v))
+	}
+	return v
+}
+
 func (c *cursor) name() (n TxnName) {
 	n.Start, n.Node = c.revision(), keyspace.NodeID(c.uvarint())
 	n.Boot = keyspace.BootID(c.fixed64())
-	n.Counter, n.Attempt = c.uvarint(), c.uvarint()
+	n.Counter, n.Attempt = c.uvarint(), c.attempt()
 	return n
 }
 

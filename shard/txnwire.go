@@ -235,7 +235,7 @@ func appendPrepared(dst []byte, p *Prepared) ([]byte, error) {
 
 func (c *cursor) prepared() *Prepared {
 	f := c.flags(preparedHeld | preparedChanges | preparedRefused)
-	p := &Prepared{Held: f&preparedHeld != 0, Changes: f&preparedChanges != 0, Lock: c.lockID(), Fence: c.uvarint()}
+	p := &Prepared{Held: f&preparedHeld != 0, Changes: f&preparedChanges != 0, Lock: c.lockID(), Fence: c.attempt()}
 	for range c.count(1) {
 		f := c.flags(factFound | factHolds)
 		p.Facts = append(p.Facts, Fact{Found: f&factFound != 0, Holds: f&factHolds != 0})
