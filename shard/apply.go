@@ -243,7 +243,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	s.done = s.done[:0]
 	r.passedLocked(s.term, &out)
 	lead := r.lead
-	more := lead != nil && len(r.queue) > 0
+	more := lead != nil && r.waitsLocked()
 	if r.closed > 0 || r.draining || r.rec.generation != oldGeneration {
 		r.notifyLocked()
 	}

@@ -25,7 +25,9 @@ type call struct {
 	// place is where the call is, and at the batch that it is with there, if any. Both
 	// are guarded by the replica's mu; moveTo alone sets them.
 	place place
-	at    *batch
+	// ticket is its number among those that had to wait for a lock, 0 before.
+	ticket uint32
+	at     *batch
 
 	// What evaluation left. A call without writes changes nothing.
 	txn    *pendingTxn
@@ -85,7 +87,7 @@ var placeMoves = [...][]place{
 	placeQueue:      {placeEvaluation, placeAnswered},
 	placeEvaluation: {placeQueue, placeParked, placeBlocked, placeBatch, placeConfirming, placeAnswered},
 	placeParked:     {placeQueue, placeAnswered},
-	placeBlocked:    {placeQueue, placeAnswered},
+	placeBlocked:    {placeQueue, placeEvaluation, placeAnswered},
 	placeBatch:      {placeQueue, placeHeld, placeConfirming, placeAnswered},
 	placeHeld:       {placeConfirming, placeAnswered},
 	placeConfirming: {placeAnswered},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 	"unsafe"
 	"weak"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
@@ -489,3 +491,54 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 
 // farRevision is a revision that a decoder takes and no test hands out.
 const farRevision = keyspace.MaxRevision - 2
+
+// Of many who wait for a key those go on waiting unseen that cannot go yet: the end of a
+// lock costs what it lets go. They go in the order in which they came, whatever they are.
+func TestWaitersAreNotAllWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 400
+		w.serve(1, 5)
+		defer w.stop()
+		const n = 60
+		prepare := func(age int, key string) *going {
+			return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte(key), Patient: true, Guards: guardAt(key), Writes: writeAt(key)})
+		}
+		all := []*going{prepare(1, "k")}
+		for age := 2; age <= n; age++ {
+			if age%6 == 0 {
+				all = append(all, w.put(t.Context(), "k", "v"))
+				continue
+			}
+			all = append(all, prepare(age, "k"))
+		}
+		other := prepare(n+1, "other")
+		waits := testutil.ToFloat64(w.node.metrics.lockWaits)
+		for age := 1; age <= n; age++ {
+			// Behind a put, which holds nothing, the next one goes with it.
+			gone := 0
+			for gone < n && all[gone].done {
+				gone++
+			}
+			if want := min(n, age+1-min(age%6, 1)); gone != want {
+				t.Fatalf("before the end of lock %d the first %d are through", age, gone)
+			}
+			if slices.ContainsFunc(all[gone:], func(g *going) bool { return g.done }) {
+				t.Fatalf("before the end of lock %d others than the first %d are through", age, gone)
+			}
+			w.step(t.Context(), &Resolve{Name: nameAged(age)})
+		}
+		for i, g := range all {
+			if !g.done || g.err != nil {
+				t.Errorf("%d: %+v", i, g)
+			}
+		}
+		r := w.node.Replica(1)
+		if again := testutil.ToFloat64(w.node.metrics.lockWaits) - waits; again > n {
+			t.Errorf("%d calls that wait were looked at %v times", n, again)
+		}
+		if !other.done || len(r.blocked) != 0 || len(r.woken) != 0 || r.blockedBytes != 0 || r.wanted.keys.Len() != 0 {
+			t.Errorf("left over: %d blocked, %d woken", len(r.blocked), len(r.woken))
+		}
+	})
+}

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/google/btree"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
@@ -120,7 +118,7 @@ type held struct {
 	deciding bool
 	// waiters are calls that are evaluated again once the lock has changed; ended is
 	// closed then, nil until somebody waits for it.
-	waiters []*call
+	waiters []*waiters
 	ended   chan struct{}
 }
 
@@ -146,35 +144,15 @@ type lockTable struct {
 	all     map[*held]struct{}
 	byName  map[TxnName][]*held
 	records map[TxnName]*heldRecord
-	// keys has the pieces of one key, spans all others, which are few.
-	keys  *btree.BTreeG[*lockedKey]
-	spans []spanHolder
-	probe lockedKey
+	pieces  spanIndex[*held]
 	// bytes is what the locks of all tables of the node take.
 	bytes *atomic.Int64
-}
-
-// lockedKey is one key with those who hold it.
-type lockedKey struct {
-	key     []byte
-	holders []holder
-}
-
-type holder struct {
-	h    *held
-	mode lockMode
-}
-
-type spanHolder struct {
-	holder
-	span keyspace.Span
 }
 
 func newLockTable(total *atomic.Int64) *lockTable {
 	return &lockTable{
 		bytes: total,
 		all:   map[*held]struct{}{}, byName: map[TxnName][]*held{}, records: map[TxnName]*heldRecord{},
-		keys: btree.NewG(16, func(a, b *lockedKey) bool { return bytes.Compare(a.key, b.key) < 0 }),
 	}
 }
 
@@ -191,20 +169,8 @@ func (t *lockTable) add(h *held) {
 	h.size = int64(h.lock.bytes())
 	t.bytes.Add(h.size)
 	for i := range h.spans {
-		s := &h.spans[i]
-		if !isKey(s.span) {
-			t.spans = append(t.spans, spanHolder{holder{h, s.mode}, s.span})
-			continue
-		}
-		t.probe.key = s.span.Start
-		k, ok := t.keys.Get(&t.probe)
-		if !ok {
-			k = &lockedKey{key: s.span.Start}
-			t.keys.ReplaceOrInsert(k)
-		}
-		k.holders = append(k.holders, holder{h, s.mode})
+		t.pieces.add(h.spans[i].span, h, h.spans[i].mode)
 	}
-	t.probe.key = nil
 }
 
 func (t *lockTable) remove(h *held) {
@@ -215,20 +181,9 @@ func (t *lockTable) remove(h *held) {
 	} else {
 		delete(t.byName, h.name)
 	}
-	t.spans = slices.DeleteFunc(t.spans, func(s spanHolder) bool { return s.h == h })
 	for i := range h.spans {
-		if !isKey(h.spans[i].span) {
-			continue
-		}
-		t.probe.key = h.spans[i].span.Start
-		if k, ok := t.keys.Get(&t.probe); ok {
-			k.holders = slices.DeleteFunc(k.holders, func(o holder) bool { return o.h == h })
-			if len(k.holders) == 0 {
-				t.keys.Delete(k)
-			}
-		}
+		t.pieces.remove(h.spans[i].span, h)
 	}
-	t.probe.key = nil
 }
 
 // find returns the lock of the attempt with the id.
@@ -241,45 +196,36 @@ func (t *lockTable) find(name TxnName, id LockID) *held {
 	return nil
 }
 
-// visit calls fn with everybody who holds something of the span until it returns false.
-func (t *lockTable) visit(s keyspace.Span, fn func(h *held, mode lockMode) bool) {
-	for i := range t.spans {
-		if o := &t.spans[i]; o.span.Overlaps(s) && !fn(o.h, o.mode) {
-			return
-		}
-	}
-	each := func(k *lockedKey) bool {
-		for _, o := range k.holders {
-			if !fn(o.h, o.mode) {
-				return false
-			}
-		}
-		return true
-	}
-	from := &lockedKey{key: s.Start}
-	if len(s.End) == 0 {
-		t.keys.AscendGreaterOrEqual(from, each)
-		return
-	}
-	t.keys.AscendRange(from, &lockedKey{key: s.End}, each)
-}
-
 // conflict returns a lock of another attempt that keeps a call from the span: a read
 // from what is written, a write from everything.
-func (t *lockTable) conflict(s keyspace.Span, writes bool, self TxnName) (found *held) {
-	t.visit(s, func(h *held, mode lockMode) bool {
+func (t *lockTable) conflict(s keyspace.Span, writes bool, self TxnName) (m meeting) {
+	t.pieces.visit(s, func(h *held, mode lockMode, key []byte) bool {
 		if h.name != self && (writes || mode != lockShared) {
-			found = h
+			m = meeting{h, key, writes}
 		}
-		return found == nil
+		return m.h == nil
 	})
-	return found
+	return m
+}
+
+// holder is conflict of one key and any attempt. There is none of no key, nor in no table.
+func (t *lockTable) holder(key []byte, writes bool) (m meeting) {
+	if t == nil || key == nil {
+		return m
+	}
+	t.pieces.visitKey(key, func(h *held, mode lockMode, at []byte) bool {
+		if writes || mode != lockShared {
+			m = meeting{h, at, writes}
+		}
+		return m.h == nil
+	})
+	return m
 }
 
 // reader returns a lock for which a read of the span at the revision must wait: its
 // transaction's revision is, or may turn out to be, at or below. self's own are none.
 func (t *lockTable) reader(s keyspace.Span, at keyspace.Revision, self TxnName) (found *held) {
-	t.visit(s, func(h *held, mode lockMode) bool {
+	t.pieces.visit(s, func(h *held, mode lockMode, _ []byte) bool {
 		if mode != lockShared && h.floor < at && h.name != self {
 			found = h
 		}

@@ -153,9 +153,15 @@ func (r *Replica) evaluatePass() (again bool) {
 	return again
 }
 
+// waitsLocked says whether a call waits for evaluation.
+func (r *Replica) waitsLocked() bool { return len(r.queue) > 0 || len(r.woken) > 0 }
+
 // nextLocked takes the next call that may be evaluated, nil where there is none.
 func (r *Replica) nextLocked() *call {
 	l := &r.node.cfg.Limits
+	if r.draining {
+		r.queueWokenLocked()
+	}
 	if r.draining && len(r.queue) > 0 {
 		// It is refused: takesLocked says so.
 		c := r.queue[0]
@@ -164,7 +170,7 @@ func (r *Replica) nextLocked() *call {
 		c.moveTo(placeEvaluation, nil)
 		return c
 	}
-	if r.lead == nil || r.closed > 0 || r.split != nil || len(r.queue) == 0 || len(r.proposed) >= l.InflightBatches {
+	if r.lead == nil || r.closed > 0 || r.split != nil || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
 		return nil
 	}
 	if r.filling != nil && (len(r.filling.calls) >= l.BatchRequests || r.filling.bytes >= l.MaxEntryBytes) {
@@ -175,6 +181,12 @@ func (r *Replica) nextLocked() *call {
 		if i = slices.Index(r.queue, r.barrier); i < 0 {
 			return nil
 		}
+	} else if c := r.nextWokenLocked(); c != nil {
+		c.moveTo(placeEvaluation, nil)
+		return c
+	}
+	if len(r.queue) == 0 {
+		return nil
 	}
 	c := r.queue[i]
 	if i == 0 {
@@ -610,7 +622,7 @@ func (r *Replica) proceed(b *batch) {
 	if ask == nil && (r.closed > 0 || r.draining) {
 		r.notifyLocked()
 	}
-	more := len(r.queue) > 0
+	more := r.waitsLocked()
 	r.mu.Unlock()
 	r.ask(ask)
 	if more {

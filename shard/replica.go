@@ -101,8 +101,13 @@ type Replica struct {
 	// locks are those of transactions over several ranges, nil where there is none.
 	// fence is the record's, or that of what is on its way.
 	locks *lockTable
-	// blocked are the calls that wait for the end of a lock, in their order.
-	blocked []blockedCall
+	// blocked are the calls that wait for the end of a lock or have their turn after it,
+	// woken the latter, and wanted is what they want to write.
+	blocked map[*call]*waiters
+	woken   []*waiters
+	wanted  spanIndex[*call]
+	// tickets counts the calls that had to wait for locks.
+	tickets uint32
 	fence   uint64
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
@@ -368,6 +373,7 @@ func (r *Replica) loseLocked(out *answers) {
 	}
 	r.lead, r.overlay = nil, newOverlay()
 	r.dropPendingLocked()
+	r.queueWokenLocked()
 	r.barrier = nil
 	r.compacting, r.counting = 0, false
 	// Whether the split happened, the log says; this replica answers nothing for

@@ -155,11 +155,11 @@ func checkTxnOp(op TxnOp) error {
 // transaction gives way, and most steps need no evaluation at all.
 func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt bool) {
 	if c.step == nil {
-		h := r.locks.keeps(c.req.Op)
-		if h == nil {
+		m := r.locks.keeps(c.req.Op)
+		if m.h == nil {
 			return false
 		}
-		r.blockLocked(c, h)
+		r.blockLocked(c, m)
 		return true
 	}
 	switch op := c.step.op.(type) {
@@ -178,17 +178,21 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 }
 
 // keeps returns a lock that keeps an operation of this range alone from being evaluated.
-func (t *lockTable) keeps(op proto.Message) (found *held) {
+func (t *lockTable) keeps(op proto.Message) (m meeting) {
+	if p, ok := op.(*pb.PutRequest); ok {
+		// Most are puts, which pay little for others' locks.
+		return t.holder(p.GetKey(), true)
+	}
 	touch := func(key, end []byte, writes bool) {
-		if found != nil {
+		if m.h != nil {
 			return
 		}
 		if s, ok := keyspace.FromEtcd(key, end); ok {
-			found = t.conflict(s, writes, TxnName{})
+			m = t.conflict(s, writes, TxnName{})
 		}
 	}
 	touchedKeys(op, touch)
-	return found
+	return m
 }
 
 // touchedKeys calls touch with every pair (key, range_end) of an operation, and whether
@@ -262,14 +266,14 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 		out.add(c, nil)
 		return true
 	}
-	h, dies, outside := r.meetsLocked(op)
+	m, dies, outside := r.meetsLocked(op)
 	switch {
 	case outside:
 		out.add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.span)))
 	case dies:
-		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, h.name))
-	case h != nil:
-		r.blockLocked(c, h)
+		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.h.name))
+	case m.h != nil:
+		r.blockLocked(c, m)
 	case r.node.lockBytes.Load() > r.node.cfg.Limits.LockBytes:
 		out.add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.lockBytes.Load()))
 	default:
@@ -281,7 +285,7 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 // meetsLocked looks for locks in the way of a Prepare. It may wait for younger
 // transactions and gives way to older ones (wait-die), so that no two ever wait for each
 // other; who holds nothing may wait for all.
-func (r *Replica) meetsLocked(op *Prepare) (h *held, dies, outside bool) {
+func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
 	op.keys(func(key, end []byte, writes bool) {
 		s, ok := keyspace.FromEtcd(key, end)
 		if !ok {
@@ -291,30 +295,30 @@ func (r *Replica) meetsLocked(op *Prepare) (h *held, dies, outside bool) {
 		if outside = outside || !spanCovers(r.rec.span, s); outside || r.locks == nil {
 			return
 		}
-		meet := func(o *held) {
+		meet := func(o *held, key []byte) {
 			older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
-			if h == nil || older && !dies {
-				h = o
+			if m.h == nil || older && !dies {
+				m = meeting{o, key, writes}
 			}
 			dies = dies || older
 		}
 		own := false
-		r.locks.visit(s, func(o *held, mode lockMode) bool {
+		r.locks.pieces.visit(s, func(o *held, mode lockMode, key []byte) bool {
 			switch {
 			case o.name == op.Name:
 				own = true
 			case writes || mode != lockShared:
-				meet(o)
+				meet(o, key)
 			}
 			return !dies
 		})
-		if !writes && !own {
+		if !writes && !own && m.h == nil {
 			if o := r.wantedLocked(s, op.Name); o != nil {
-				meet(o)
+				meet(o, nil)
 			}
 		}
 	})
-	return h, dies, outside
+	return m, dies, outside
 }
 
 // spanCovers is Span.Covers for keys of clients, of which "\x00" is the first.
@@ -502,7 +506,7 @@ func (r *Replica) decidingLocked(c *call, h *held) bool {
 	if h == nil || !h.deciding {
 		return false
 	}
-	r.blockLocked(c, h)
+	r.blockLocked(c, meeting{h: h})
 	return true
 }
 

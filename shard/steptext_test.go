@@ -215,8 +215,12 @@ func locksText(r *Replica) string {
 		for _, p := range h.spans {
 			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
 		}
-		if len(h.waiters) > 0 {
-			s += fmt.Sprintf(", %d wait", len(h.waiters))
+		wait := 0
+		for _, g := range h.waiters {
+			wait += len(g.calls)
+		}
+		if wait > 0 {
+			s += fmt.Sprintf(", %d wait", wait)
 		}
 		lines = append(lines, s)
 	}

@@ -272,7 +272,7 @@ func TestLockTableEqualsAList(t *testing.T) {
 				}
 			}
 		}
-		if got := table.conflict(s, writes, self); (got != nil) != conflict {
+		if got := table.conflict(s, writes, self); (got.h != nil) != conflict {
 			t.Fatalf("step %d: conflict %v at %s, want %t", step, got, s, conflict)
 		}
 		if got := table.reader(s, at, self); (got != nil) != reader {
@@ -282,7 +282,7 @@ func TestLockTableEqualsAList(t *testing.T) {
 	for _, h := range all {
 		table.remove(h)
 	}
-	if !table.empty() || table.keys.Len() != 0 || len(table.spans) != 0 || total.Load() != 0 {
+	if !table.empty() || table.pieces.keys.Len() != 0 || len(table.pieces.spans) != 0 || total.Load() != 0 {
 		t.Fatalf("left over: %+v", table)
 	}
 }
