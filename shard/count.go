@@ -41,8 +41,12 @@ type liveCounter struct {
 func (l *liveCounter) reset(base keyspace.Revision) { l.base, l.deltas = base, nil }
 
 func (l *liveCounter) apply(d []delta) {
-	for _, x := range d {
-		l.add(x)
+	if l.follow(d) {
+		l.deltas = append(l.deltas, d...)
+	} else {
+		for _, x := range d {
+			l.add(x)
+		}
 	}
 	if over := len(l.deltas) - maxDeltas; over > 0 {
 		// Half is dropped at a time, so that a steady load does not copy for each entry.
@@ -50,6 +54,22 @@ func (l *liveCounter) apply(d []delta) {
 		l.base = l.deltas[over-1].rev
 		l.deltas = append(l.deltas[:0:0], l.deltas[over:]...)
 	}
+}
+
+// follow says whether the changes are in order behind all others, as they are without
+// transactions over several ranges.
+func (l *liveCounter) follow(d []delta) bool {
+	last := l.base
+	if n := len(l.deltas); n > 0 {
+		last = l.deltas[n-1].rev
+	}
+	for i := range d {
+		if d[i].rev <= last {
+			return false
+		}
+		last = d[i].rev
+	}
+	return true
 }
 
 // add puts a change in its place. That of a transaction over several ranges may come

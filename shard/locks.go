@@ -81,9 +81,15 @@ func (l *lock) sweep() int {
 	return slices.IndexFunc(l.spans, func(s lockSpan) bool { return s.mode == lockSweep })
 }
 
-// writesKey says whether the key has an intent of its own.
-func (l *lock) writesKey(key []byte) bool {
-	return slices.ContainsFunc(l.writes, func(i intent) bool { return bytes.Equal(i.v.Key, key) })
+// writtenIn returns the keys of the span that have an intent of their own, in order.
+func (l *lock) writtenIn(s keyspace.Span) (keys [][]byte) {
+	for i := range l.writes {
+		if k := l.writes[i].v.Key; s.Contains(k) {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, bytes.Compare)
+	return keys
 }
 
 // txnRecord says that an attempt is committed. It is at the anchor until no lock of the
@@ -145,6 +151,8 @@ type lockTable struct {
 	byName  map[TxnName][]*held
 	records map[TxnName]*heldRecord
 	pieces  spanIndex[*held]
+	// most is how many locks or records there were at a time.
+	most int
 	// bytes is what the locks of all tables of the node take.
 	bytes *atomic.Int64
 }
@@ -165,6 +173,7 @@ func isKey(s keyspace.Span) bool {
 
 func (t *lockTable) add(h *held) {
 	t.all[h] = struct{}{}
+	t.most = max(t.most, len(t.all))
 	t.byName[h.name] = append(t.byName[h.name], h)
 	h.size = int64(h.lock.bytes())
 	t.bytes.Add(h.size)

@@ -120,6 +120,8 @@ type Node struct {
 	pending atomic.Int64
 	// ending are the bytes of steps that end locks and are under way.
 	ending atomic.Int64
+	// tables are lock tables that nobody has at present.
+	tables sync.Pool
 	// lockBytes are those of all locks of transactions over several ranges.
 	lockBytes atomic.Int64
 	// reading are the bytes that requests hold of what they have read.

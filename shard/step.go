@@ -235,16 +235,27 @@ func opMessage(op *pb.RequestOp) proto.Message {
 // table returns the lock table, which there is one of from now on.
 func (r *Replica) tableLocked() *lockTable {
 	if r.locks == nil {
-		r.locks = newLockTable(&r.node.lockBytes)
+		if r.locks, _ = r.node.tables.Get().(*lockTable); r.locks == nil {
+			r.locks = newLockTable(&r.node.lockBytes)
+		}
 	}
 	return r.locks
 }
 
+// dropTableLocked gives an empty table back: another transaction has it soon, here or in
+// another range. One that was large stays so, and is not kept.
 func (r *Replica) dropTableLocked() {
-	if r.locks != nil && r.locks.empty() {
-		r.locks = nil
+	if r.locks == nil || !r.locks.empty() {
+		return
 	}
+	if r.locks.most <= maxKeptLocks {
+		r.node.tables.Put(r.locks)
+	}
+	r.locks = nil
 }
+
+// maxKeptLocks bounds the locks at a time of a table that is used again.
+const maxKeptLocks = 64
 
 // gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
 func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt bool) {
@@ -664,6 +675,7 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 		t := r.tableLocked()
 		if ch.record != nil {
 			t.records[ch.record.name] = &heldRecord{txnRecord: ch.record, since: now}
+			t.most = max(t.most, len(t.records))
 		}
 		if !ch.forgotten.IsZero() {
 			delete(t.records, ch.forgotten)

@@ -301,8 +301,12 @@ func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error
 	it := &txnItem{kind: itemSweep, revision: rev, piece: l.sweep()}
 	bytesLeft := min(sweepChunkBytes, r.node.cfg.Limits.MaxEntryBytes/4)
 	span := l.spans[it.piece].span
+	written := l.writtenIn(span)
 	err := r.store.scan(span, newest, true, func(v *mvcc.Version) error {
-		if v.Mod >= rev || l.writesKey(v.Key) {
+		for len(written) > 0 && bytes.Compare(written[0], v.Key) < 0 {
+			written = written[1:]
+		}
+		if v.Mod >= rev || len(written) > 0 && bytes.Equal(written[0], v.Key) {
 			return nil
 		}
 		if bytesLeft -= len(v.Key) + versionOverheadBytes; bytesLeft < 0 && len(it.keys) > 0 {
