@@ -80,6 +80,10 @@ const (
 	ReadAgain
 	// Conflict: a transaction over several ranges met an older one, and starts over.
 	Conflict
+	// ReadInPieces: the answer of a range is larger than it gives at a time.
+	ReadInPieces
+	// AnswerTooLarge: a read finds more than its gateway may put together for one answer.
+	AnswerTooLarge
 
 	numKinds
 )
@@ -120,6 +124,9 @@ type Row struct {
 	GRPC error
 }
 
+// errAnswerTooLarge is what etcd has no error for: it would try, and run out of memory.
+var errAnswerTooLarge = status.Error(codes.ResourceExhausted, "skein: the answer is larger than a node may put together: use a limit, or RangeStream")
+
 var rows = [numKinds]Row{
 	Internal:              {Name: "internal", Fate: Unknown, Retry: RetryNever, GRPC: status.Error(codes.Unknown, "etcdserver: internal error")},
 	EmptyKey:              {Name: "empty key", GRPC: rpctypes.ErrGRPCEmptyKey},
@@ -154,6 +161,8 @@ var rows = [numKinds]Row{
 	BadRequest:            {Name: "bad request", GRPC: status.Error(codes.InvalidArgument, "skein: bad request")},
 	ReadAgain:             {Name: "read again", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	Conflict:              {Name: "transaction conflict", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	ReadInPieces:          {Name: "read in pieces", GRPC: errAnswerTooLarge},
+	AnswerTooLarge:        {Name: "answer too large", GRPC: errAnswerTooLarge},
 }
 
 // Table returns all rows in the order of their kinds.
@@ -257,7 +266,7 @@ func GRPC(err error) error {
 	}
 	e = Of(err)
 	g := e.Kind.row().GRPC
-	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges) {
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge) {
 		s := status.Convert(g)
 		return status.Error(s.Code(), s.Message()+": "+e.Detail)
 	}

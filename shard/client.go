@@ -32,6 +32,7 @@ func (n *Node) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
 	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
 	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
+	r.HandleCall(transport.MethodShardPiece, transport.ClassRequest, n.handlePiece)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
 }
 
@@ -40,6 +41,9 @@ func (n *Node) RegisterHandlers(r Registrar) {
 func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
 	if node == c.self {
 		return c.local.Do(ctx, req)
+	}
+	if p, ok := req.Op.(*Piece); ok {
+		return c.piece(ctx, node, req, p)
 	}
 	if req.Txn != nil {
 		return c.readFor(ctx, node, req)

@@ -35,8 +35,12 @@ type Limits struct {
 	// values and answers. Default 256 MiB. TooManyRequests beyond it.
 	ScanBytes int64
 	// ReadBytes bounds what all requests of the node have read into memory and not
-	// answered. Default 512 MiB. TooManyRequests beyond it.
+	// answered. Default 512 MiB. TooManyRequests beyond it, but for one alone.
 	ReadBytes int64
+	// AnswerBytes bounds the keys of one answer to a RangeRequest of a span. Default
+	// 8 MiB, well below what a message of the bus may have. ReadInPieces beyond it: the
+	// gateway asks for pieces.
+	AnswerBytes int64
 	// HeadBytes bounds what the node remembers of the newest versions of keys that it
 	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
 	HeadBytes int64
@@ -65,6 +69,7 @@ func (l *Limits) fill() {
 	setDefault(&l.InflightBatches, 64)
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
+	setDefault(&l.AnswerBytes, 8<<20)
 	setDefault(&l.HeadBytes, 32<<20)
 	setDefault(&l.LockBytes, 32<<20)
 	setDefault(&l.PrevBytes, 16<<20)
@@ -90,6 +95,8 @@ func checkRequest(op proto.Message, l *Limits) error {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
 		return checkRange(o)
+	case *Piece:
+		return checkPiece(o)
 	case *pb.PutRequest:
 		if err := checkPut(o); err != nil {
 			return err

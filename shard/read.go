@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -100,7 +101,7 @@ func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
 // readRevision returns the revision at which the state is read: the explicit one of
 // a RangeRequest, otherwise the read's own.
 func (r *Replica) readRevision(req *Request, rev keyspace.Revision) (keyspace.Revision, error) {
-	o, ok := req.Op.(*pb.RangeRequest)
+	o, ok := rangeOf(req.Op)
 	if !ok || o.GetRevision() <= 0 {
 		return rev, nil
 	}
@@ -238,7 +239,7 @@ func (r *Replica) checkRead(req *Request, bounds keyspace.Span, lead *leadership
 	if at >= r.rec.compacted {
 		return nil
 	}
-	if o, ok := req.Op.(*pb.RangeRequest); ok && o.GetRevision() > 0 {
+	if o, ok := rangeOf(req.Op); ok && o.GetRevision() > 0 {
 		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
 	}
 	// Who asked for the present is never told that it was compacted: the gateway
@@ -258,6 +259,13 @@ func (r *Replica) readStore(
 		}
 		resp.Header = &pb.ResponseHeader{Revision: int64(rev)}
 		return resp, 0, nil
+	case *Piece:
+		answer, err := r.readPiece(o, at, budget)
+		if err != nil {
+			return nil, 0, err
+		}
+		answer.Header = &pb.ResponseHeader{Revision: int64(rev)}
+		return answer, 0, nil
 	case *pb.TxnRequest:
 		return r.readTxn(o, rev, budget)
 	}
@@ -316,22 +324,33 @@ func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *re
 	if len(o.GetRangeEnd()) == 0 {
 		return resp, r.readKey(o, at, resp)
 	}
-	kvs, whole, err := r.collect(o, s, at, budget)
+	got, err := r.collect(o, s, at, budget)
 	if err != nil {
 		return nil, err
 	}
-	resp.Count = int64(len(kvs))
-	if !whole {
-		if resp.Count, err = r.countBehind(s, at, kvs); err != nil {
+	resp.Count = got.seen
+	if !got.whole {
+		if resp.Count, err = r.countBehind(s, at, got.kvs); err != nil {
 			return nil, err
 		}
 	}
 	total := resp.Count
-	Shape(o, resp, kvs)
+	Shape(o, resp, got.kvs)
 	if !collects(o) && !sorts(o) && resp.More {
 		r.rememberPage(s, at, resp.Kvs, total)
 	}
-	return resp, nil
+	return resp, r.fits(resp)
+}
+
+// fits refuses an answer that is better read in pieces.
+func (r *Replica) fits(resp *pb.RangeResponse) error {
+	left := r.node.cfg.Limits.AnswerBytes
+	for _, kv := range resp.Kvs {
+		if left -= int64(len(kv.Key) + len(kv.Value)); left < 0 {
+			return kverror.New(kverror.ReadInPieces, "more than %d bytes", r.node.cfg.Limits.AnswerBytes)
+		}
+	}
+	return nil
 }
 
 func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.RangeResponse) error {
@@ -375,33 +394,74 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, 
 	return storedItem(&v), true, nil
 }
 
-// collect scans the span until the limit is reached. whole says that it saw all.
-func (r *Replica) collect(
-	o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget,
-) (kvs []*mvccpb.KeyValue, whole bool, err error) {
-	limit := ScanLimit(o)
+// collected are the keys of a scan that pass the filters.
+type collected struct {
+	kvs []*mvccpb.KeyValue
+	// seen are the keys that the scan went past, whole says that these are all.
+	seen  int64
+	whole bool
+}
+
+// collect scans the span until the limit is reached.
+func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget) (c collected, err error) {
+	limit, tail := ScanLimit(o), tailOf(o)
 	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
-	whole = true
+	c.whole = true
 	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {
-		if limit > 0 && int64(len(kvs)) >= limit {
-			whole = false
+		if limit > 0 && int64(len(c.kvs)) >= limit {
+			c.whole = false
 			return errStop
 		}
-		if err := budget.take(int64(len(v.Key) + len(v.Value))); err != nil {
+		c.seen++
+		it := storedItem(v)
+		kv := it.kv()
+		if filteredOut(o, kv) {
+			return nil
+		}
+		if err := budget.take(kvBytes(kv)); err != nil {
 			return err
 		}
-		it := storedItem(v)
-		it.key, it.value = bytes.Clone(v.Key), bytes.Clone(v.Value)
-		kvs = append(kvs, it.kv())
+		kv.Key, kv.Value = bytes.Clone(v.Key), bytes.Clone(v.Value)
+		c.kvs = append(c.kvs, kv)
+		if tail > 0 && len(c.kvs) >= 2*tail {
+			c.keepLast(tail, budget)
+		}
 		return nil
 	})
-	if errors.Is(err, errStop) {
-		err = nil
+	switch {
+	case err == nil || errors.Is(err, errStop):
+		return c, nil
+	case budget.left < 0:
+		return c, kverror.New(kverror.ReadInPieces, "%v", err)
 	}
-	if err != nil {
-		return nil, false, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
+	return c, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
+}
+
+// kvBytes is about what a key value takes in memory.
+func kvBytes(kv *mvccpb.KeyValue) int64 { return int64(len(kv.Key)+len(kv.Value)) + kvOverheadBytes }
+
+// kvOverheadBytes is about what a key value takes beside its key and value.
+const kvOverheadBytes = 160
+
+// keepLast forgets all but the last n keys.
+func (c *collected) keepLast(n int, budget *readBudget) {
+	gone := c.kvs[:len(c.kvs)-n]
+	for _, kv := range gone {
+		budget.giveBack(kvBytes(kv))
 	}
-	return kvs, whole, nil
+	copy(c.kvs, c.kvs[len(gone):])
+	clear(c.kvs[n:])
+	c.kvs = c.kvs[:n]
+}
+
+// tailOf is how many of the last keys are enough for the answer; 0 is all. One more than
+// asked for says whether there are more.
+func tailOf(o *pb.RangeRequest) int {
+	l := o.GetLimit()
+	if o.GetSortTarget() != pb.RangeRequest_KEY || o.GetSortOrder() != pb.RangeRequest_DESCEND || l <= 0 || l > math.MaxInt32 {
+		return 0
+	}
+	return int(l) + 1
 }
 
 // countBehind returns the count of the span, of which kvs are the first keys.
@@ -425,8 +485,13 @@ func keyBelowEnd(s keyspace.Span) bool {
 // rememberPage keeps the count of what is behind a page.
 func (r *Replica) rememberPage(s keyspace.Span, at keyspace.Revision, kvs []*mvccpb.KeyValue, total int64) {
 	rest := keyspace.Span{Start: keyspace.Next(kvs[len(kvs)-1].Key), End: s.End}
+	r.rememberCount(rest, at, total-int64(len(kvs)))
+}
+
+// rememberCount keeps the count of a span at a revision that is complete.
+func (r *Replica) rememberCount(s keyspace.Span, at keyspace.Revision, n int64) {
 	r.mu.Lock()
 	generation := r.rec.generation
 	r.mu.Unlock()
-	r.node.pages.put(pageOf(r.id, generation, at, rest), total-int64(len(kvs)))
+	r.node.pages.put(pageOf(r.id, generation, at, s), n)
 }

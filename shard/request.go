@@ -25,8 +25,8 @@ type Request struct {
 	// since, as long as the range has not.
 	Txn *TxnName
 	// Op is a *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest of
-	// etcd, all of whose keys lie in the range. The range does not change it and
-	// keeps parts of it: nobody may change it any more.
+	// etcd or a *Piece, all of whose keys lie in the range. The range does not change it
+	// and keeps parts of it: nobody may change it any more.
 	Op proto.Message
 }
 
@@ -34,7 +34,8 @@ type Request struct {
 // header.revision filled and the header's other fields left to the gateway.
 //
 // A RangeResponse is that of this range's part of the span: count counts the part,
-// kvs are at most limit of it, more is set where the part has further ones.
+// kvs are at most limit of it, more is set where the part has further ones. A Piece is
+// answered with a *PieceAnswer.
 type Response struct {
 	Op proto.Message
 }
@@ -176,6 +177,8 @@ func Bounds(op proto.Message) (s keyspace.Span, ok bool) {
 	}
 	switch o := op.(type) {
 	case *pb.RangeRequest:
+		add(o.GetKey(), o.GetRangeEnd())
+	case *Piece:
 		add(o.GetKey(), o.GetRangeEnd())
 	case *pb.PutRequest:
 		add(o.GetKey(), nil)

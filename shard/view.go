@@ -112,8 +112,12 @@ type readBudget struct {
 	left, reserved, taken int64
 }
 
-// readReserveBytes is taken from the node's budget at a time.
-const readReserveBytes = 256 << 10
+// What is taken from the node's budget at a time doubles from the first to the second:
+// many small reads at a time hold little.
+const (
+	readReserveFirst = 4 << 10
+	readReserveBytes = 256 << 10
+)
 
 func (n *Node) readBudget() readBudget { return readBudget{n: n, left: n.cfg.Limits.ScanBytes} }
 
@@ -124,14 +128,20 @@ func (b *readBudget) take(bytes int64) error {
 	if b.reserved -= bytes; b.reserved >= 0 {
 		return nil
 	}
-	more := max(readReserveBytes, -b.reserved)
-	if v := b.n.reading.Add(more); v > b.n.cfg.Limits.ReadBytes && v != more {
+	more := max(min(max(b.taken, readReserveFirst), readReserveBytes), -b.reserved)
+	if v := b.n.reading.Add(more); v > b.n.cfg.Limits.ReadBytes && v != b.taken+more {
 		b.n.reading.Add(-more)
 		return kverror.New(kverror.TooManyRequests, "node %s holds %d bytes for reads", b.n.cfg.Self, v-more)
 	}
 	b.taken += more
 	b.reserved += more
 	return nil
+}
+
+// giveBack makes room for what the request no longer holds.
+func (b *readBudget) giveBack(bytes int64) {
+	b.left += bytes
+	b.reserved += bytes
 }
 
 // release gives the node back what was taken.

@@ -28,6 +28,8 @@ const (
 	// MethodShardTxnEnd is a step that ends locks (shard): it is not held up by the many
 	// that may wait for that.
 	MethodShardTxnEnd Method = 23
+	// MethodShardPiece is a piece of a large read of a range (shard).
+	MethodShardPiece Method = 24
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -51,6 +53,7 @@ var methods = map[Method]struct {
 	MethodShardAdmin:        {"shard-admin", ClassRequest},
 	MethodShardTxn:          {"shard-txn", ClassRequest},
 	MethodShardTxnEnd:       {"shard-txn-end", ClassRequest},
+	MethodShardPiece:        {"shard-piece", ClassRequest},
 	MethodRouterTxn:         {"router-txn", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},

@@ -1,0 +1,319 @@
+package shard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// Piece is a RangeRequest of a span that is answered with as many of its first keys as
+// fit: what a read of any size is made of, in bounded memory and in messages that the
+// bus carries. It is the Op of a Request and asks for no order but that of the keys.
+type Piece struct {
+	*pb.RangeRequest
+	// MaxBytes bounds the keys of the answer, between 1 and MaxPieceBytes; one key always
+	// fits.
+	MaxBytes int
+	// WithCount asks how many keys the span has in this range, filters and limit aside.
+	WithCount bool
+}
+
+// PieceAnswer is the Op of the Response to a Piece. Of the RangeResponse it fills the
+// header's revision; more, which says that another key of the span passes the filters
+// (it may also say no because the piece ended before it met one); and count, where that
+// was asked for.
+type PieceAnswer struct {
+	*pb.RangeResponse
+	// Keys are N key values as they stand in an encoded RangeResponse, one after the other.
+	Keys []byte
+	N    int64
+	// Seen are the keys that the piece went past, those that the filters left out too.
+	Seen int64
+	// Next is where the next piece begins, empty where this one has seen all of the span.
+	Next []byte
+}
+
+// MaxPieceBytes is the most that a piece may ask for.
+const MaxPieceBytes = 8 << 20
+
+// maxPieceSeen bounds the keys that a piece goes past without finding one that passes
+// the filters: what it costs is bounded too.
+const maxPieceSeen = 1 << 17
+
+func checkPiece(p *Piece) error {
+	if p.RangeRequest == nil {
+		return badRequest("a piece of nothing")
+	}
+	if err := checkRange(p.RangeRequest); err != nil {
+		return err
+	}
+	if sorts(p.RangeRequest) || p.GetCountOnly() {
+		return badRequest("a piece in another order than that of the keys, or without keys")
+	}
+	if p.MaxBytes < 1 || p.MaxBytes > MaxPieceBytes {
+		return badRequest("a piece of %d bytes", p.MaxBytes)
+	}
+	return nil
+}
+
+// rangeOf returns the RangeRequest that a read is, or is a piece of.
+func rangeOf(op any) (*pb.RangeRequest, bool) {
+	switch o := op.(type) {
+	case *pb.RangeRequest:
+		return o, true
+	case *Piece:
+		return o.RangeRequest, true
+	}
+	return nil, false
+}
+
+// pieceBuffers are what pieces are gathered in before their size is known.
+var pieceBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// keptPieceBytes is the largest buffer that is kept for the next piece.
+const keptPieceBytes = 2 << 20
+
+// pieceScan gathers a piece.
+type pieceScan struct {
+	p        *Piece
+	filtered bool
+	buf      []byte
+	answer   PieceAnswer
+	budget   *readBudget
+	// last is where in buf the last key value begins.
+	last int
+}
+
+// add takes one key, or ends the scan with errStop before it.
+func (c *pieceScan) add(v *mvcc.Version) error {
+	a := &c.answer
+	if c.filtered && c.leavesOut(v) {
+		if a.Seen >= maxPieceSeen {
+			a.Next = bytes.Clone(v.Key)
+			return errStop
+		}
+		a.Seen++
+		return nil
+	}
+	n := sizeOfKey(v, bareKeys(c.p.RangeRequest))
+	limit := c.p.GetLimit()
+	if limit > 0 && a.N >= limit || a.N > 0 && len(c.buf)+n > c.p.MaxBytes || c.filtered && a.Seen >= maxPieceSeen {
+		a.More = true
+		a.Next = c.behindLast(v)
+		return errStop
+	}
+	if err := c.budget.take(int64(n)); err != nil {
+		return err
+	}
+	c.last = len(c.buf)
+	c.buf = appendKey(c.buf, v, bareKeys(c.p.RangeRequest))
+	a.N++
+	a.Seen++
+	return nil
+}
+
+func (c *pieceScan) leavesOut(v *mvcc.Version) bool {
+	return filteredOut(c.p.RangeRequest, &mvccpb.KeyValue{ModRevision: int64(v.Mod), CreateRevision: int64(v.Create)})
+}
+
+// behindLast is where the next piece begins when this one ends before v: behind its last
+// key, where a client's next page begins as well, so that both find the same count.
+func (c *pieceScan) behindLast(v *mvcc.Version) []byte {
+	if c.filtered {
+		return bytes.Clone(v.Key)
+	}
+	kvs, err := DecodeKeys(c.buf[c.last:], 1)
+	if err != nil {
+		panic(fmt.Sprintf("shard: a key value that was just encoded: %v: %x", err, c.buf[c.last:]))
+	}
+	return bytes.Clone(keyspace.Next(kvs[0].Key))
+}
+
+// readPiece answers a piece from the store: everything at or below the revision is there.
+func (r *Replica) readPiece(p *Piece, at keyspace.Revision, budget *readBudget) (*PieceAnswer, error) {
+	s, ok := keyspace.FromEtcd(p.GetKey(), p.GetRangeEnd())
+	if !ok {
+		return &PieceAnswer{RangeResponse: &pb.RangeResponse{}}, nil
+	}
+	scratch := pieceBuffers.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+	c := pieceScan{
+		p: p, filtered: filtered(p.RangeRequest), buf: (*scratch)[:0], budget: budget,
+		answer: PieceAnswer{RangeResponse: &pb.RangeResponse{}},
+	}
+	a := &c.answer
+	err := r.store.scan(s, at, p.GetKeysOnly(), c.add)
+	a.Keys = bytes.Clone(c.buf)
+	if cap(c.buf) <= keptPieceBytes {
+		*scratch = c.buf
+		pieceBuffers.Put(scratch)
+	}
+	if err != nil && !errors.Is(err, errStop) {
+		if _, told := errors.AsType[*kverror.Error](err); told {
+			return nil, err
+		}
+		return nil, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
+	}
+	if p.WithCount {
+		err = r.countPiece(a, s, at)
+		return a, err
+	}
+	return a, nil
+}
+
+// countPiece fills in how many keys the span has, and remembers what is behind the piece.
+func (r *Replica) countPiece(a *PieceAnswer, s keyspace.Span, at keyspace.Revision) error {
+	if len(a.Next) == 0 {
+		a.Count = a.Seen
+		return nil
+	}
+	rest := keyspace.Span{Start: a.Next, End: s.End}
+	if n, known := r.knownCount(s, at); known {
+		a.Count = n
+		r.rememberCount(rest, at, n-a.Seen)
+		return nil
+	}
+	n, err := r.count(rest, at)
+	a.Count = a.Seen + n
+	return err
+}
+
+// The fields of an encoded KeyValue, and that of a RangeResponse in which they stand.
+const (
+	fieldKvs protowire.Number = 2
+
+	fieldKey     protowire.Number = 1
+	fieldCreate  protowire.Number = 2
+	fieldMod     protowire.Number = 3
+	fieldVersion protowire.Number = 4
+	fieldValue   protowire.Number = 5
+	fieldLease   protowire.Number = 6
+)
+
+// keyBody is the size of an encoded KeyValue.
+func keyBody(v *mvcc.Version, bare bool) int {
+	n := 1 + protowire.SizeBytes(len(v.Key)) +
+		1 + protowire.SizeVarint(uint64(v.Create)) + 1 + protowire.SizeVarint(uint64(v.Mod)) + 1 + protowire.SizeVarint(uint64(v.Version))
+	if len(v.Value) > 0 {
+		n += 1 + protowire.SizeBytes(len(v.Value))
+	}
+	if v.Lease != 0 && !bare {
+		n += 1 + protowire.SizeVarint(uint64(v.Lease))
+	}
+	return n
+}
+
+// sizeOfKey is what appendKey appends. bare leaves the lease out.
+func sizeOfKey(v *mvcc.Version, bare bool) int { return 1 + protowire.SizeBytes(keyBody(v, bare)) }
+
+// appendKey appends a living version as a field of a RangeResponse.
+func appendKey(b []byte, v *mvcc.Version, bare bool) []byte {
+	b = protowire.AppendVarint(protowire.AppendTag(b, fieldKvs, protowire.BytesType), uint64(keyBody(v, bare)))
+	b = protowire.AppendBytes(protowire.AppendTag(b, fieldKey, protowire.BytesType), v.Key)
+	b = protowire.AppendVarint(protowire.AppendTag(b, fieldCreate, protowire.VarintType), uint64(v.Create))
+	b = protowire.AppendVarint(protowire.AppendTag(b, fieldMod, protowire.VarintType), uint64(v.Mod))
+	b = protowire.AppendVarint(protowire.AppendTag(b, fieldVersion, protowire.VarintType), uint64(v.Version))
+	if len(v.Value) > 0 {
+		b = protowire.AppendBytes(protowire.AppendTag(b, fieldValue, protowire.BytesType), v.Value)
+	}
+	if v.Lease != 0 && !bare {
+		b = protowire.AppendVarint(protowire.AppendTag(b, fieldLease, protowire.VarintType), uint64(v.Lease))
+	}
+	return b
+}
+
+// errBadKeys says that bytes are not the key values of a piece.
+var errBadKeys = errors.New("shard: malformed key values")
+
+// DecodeKeys reads the n key values of a piece. Keys and values are parts of b.
+func DecodeKeys(b []byte, n int64) ([]*mvccpb.KeyValue, error) {
+	// A key value takes two bytes at least.
+	if n < 0 || n > int64(len(b)/2) {
+		return nil, fmt.Errorf("%w: %d of them in %d bytes", errBadKeys, n, len(b))
+	}
+	kvs, slab := make([]*mvccpb.KeyValue, n), []mvccpb.KeyValue(nil)
+	for i := range kvs {
+		body, rest, err := nextKey(b)
+		if err != nil {
+			return nil, err
+		}
+		if len(slab) == 0 {
+			slab = make([]mvccpb.KeyValue, min(slabKeys, int(n)-i))
+		}
+		kvs[i], slab = &slab[0], slab[1:]
+		if err := decodeKey(kvs[i], body); err != nil {
+			return nil, err
+		}
+		b = rest
+	}
+	if len(b) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes behind them", errBadKeys, len(b))
+	}
+	return kvs, nil
+}
+
+// slabKeys are allocated together: one that outlives the others holds them all.
+const slabKeys = 64
+
+// nextKey cuts off the first key value.
+func nextKey(b []byte) (body, rest []byte, err error) {
+	num, typ, n := protowire.ConsumeTag(b)
+	if n < 0 || num != fieldKvs || typ != protowire.BytesType {
+		return nil, nil, fmt.Errorf("%w: field %d", errBadKeys, num)
+	}
+	body, m := protowire.ConsumeBytes(b[n:])
+	if m < 0 {
+		return nil, nil, fmt.Errorf("%w: %w", errBadKeys, protowire.ParseError(m))
+	}
+	return body, b[n+m:], nil
+}
+
+func decodeKey(kv *mvccpb.KeyValue, b []byte) error {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return fmt.Errorf("%w: %w", errBadKeys, protowire.ParseError(n))
+		}
+		b = b[n:]
+		var v uint64
+		var field []byte
+		switch typ {
+		case protowire.VarintType:
+			v, n = protowire.ConsumeVarint(b)
+		case protowire.BytesType:
+			field, n = protowire.ConsumeBytes(b)
+		default:
+			return fmt.Errorf("%w: field %d of type %d", errBadKeys, num, typ)
+		}
+		if n < 0 || v > math.MaxInt64 && num != fieldLease {
+			return fmt.Errorf("%w: field %d", errBadKeys, num)
+		}
+		b = b[n:]
+		switch {
+		case num == fieldKey && typ == protowire.BytesType:
+			kv.Key = field[:len(field):len(field)]
+		case num == fieldValue && typ == protowire.BytesType:
+			kv.Value = field[:len(field):len(field)]
+		case num == fieldCreate && typ == protowire.VarintType:
+			kv.CreateRevision = int64(v)
+		case num == fieldMod && typ == protowire.VarintType:
+			kv.ModRevision = int64(v)
+		case num == fieldVersion && typ == protowire.VarintType:
+			kv.Version = int64(v)
+		case num == fieldLease && typ == protowire.VarintType:
+			kv.Lease = int64(v)
+		default:
+			return fmt.Errorf("%w: field %d of type %d", errBadKeys, num, typ)
+		}
+	}
+	return nil
+}
