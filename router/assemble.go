@@ -5,7 +5,6 @@ import (
 	"context"
 	"slices"
 	"sort"
-	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -24,13 +23,12 @@ type assembly struct {
 	plan *plan
 	// pieces are the prepared ones, none where the transaction changes nothing.
 	pieces []*piece
-	// held are the answer's bytes, of the budget of answers that are put together.
-	held *atomic.Int64
 	// rev is what the answer reports. changed says that it is the transaction's own, and
 	// that the state before it is that of the revision before.
 	rev     keyspace.Revision
 	changed bool
-	base    moment
+	// base is when the state before it is read; what is read counts there.
+	base moment
 
 	number int
 	// wrote says that an operation so far has changed something.
@@ -276,7 +274,7 @@ func (a *assembly) plain(s keyspace.Span, q *pb.RangeRequest, resp *pb.RangeResp
 		}
 		resp.Kvs, resp.Count, resp.More = got.GetKvs(), got.GetCount(), got.GetMore()
 		done()
-		return a.r.hold(a.held, keysBytes(resp))
+		return nil
 	})
 }
 
@@ -294,19 +292,8 @@ func (a *assembly) overlaid(q *pb.RangeRequest, resp *pb.RangeResponse, done fun
 	}
 	a.reads = append(a.reads, func(ctx context.Context) error {
 		defer done()
-		if err := a.merge(ctx, q, own, left, resp); err != nil {
-			return err
-		}
-		return a.r.hold(a.held, keysBytes(resp))
+		return a.merge(ctx, q, own, left, resp)
 	})
-}
-
-// keysBytes is what the keys of an answer take.
-func keysBytes(resp *pb.RangeResponse) (bytes int64) {
-	for _, kv := range resp.GetKvs() {
-		bytes += int64(proto.Size(kv))
-	}
-	return bytes
 }
 
 // merge reads what is left of the state before the transaction and lays its own keys

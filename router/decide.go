@@ -45,8 +45,8 @@ func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 		return nil, d.err
 	}
 	as := &assembly{
-		r: r, plan: a.plan, held: &a.t.held, pieces: a.ps.order, rev: d.revision, changed: true,
-		base: moment{at: d.revision, txn: &a.name},
+		r: r, plan: a.plan, pieces: a.ps.order, rev: d.revision, changed: true,
+		base: moment{at: d.revision, txn: &a.name, held: &a.t.held},
 	}
 	resp, err := as.run(ctx, a.t.req)
 	if err != nil {

@@ -35,6 +35,10 @@ type cluster struct {
 	// proposed counts how often each put took effect, by its value.
 	proposed map[string]int
 	maps     int
+	// counted, paged and pieced are the reads that came by what they asked for: a count,
+	// a whole answer, a piece. at are the revisions that pieces were read at.
+	counted, paged, pieced int
+	at                     []keyspace.Revision
 }
 
 func newCluster(seed uint64) *cluster {
@@ -144,7 +148,22 @@ func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *shard.Request
 		if req.ReadRevision != c.rev {
 			panic("the revision has moved under a quiet cluster")
 		}
+		if op.CountOnly {
+			c.counted++
+		} else {
+			c.paged++
+		}
 		return &shard.Response{Op: evaluate(c.kvs, op)}, nil
+	case *shard.Piece:
+		c.pieced++
+		c.at = append(c.at, req.ReadRevision)
+		if req.ReadRevision < c.compacted {
+			if op.Revision > 0 {
+				return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c.compacted}
+			}
+			return nil, &kverror.Error{Kind: kverror.ReadAgain}
+		}
+		return &shard.Response{Op: c.piece(op)}, nil
 	}
 	return nil, kverror.New(kverror.Internal, "%T", req.Op)
 }
@@ -161,6 +180,35 @@ func (c *cluster) put(op *pb.PutRequest) proto.Message {
 	}
 	c.proposed[string(op.Value)]++
 	return &pb.PutResponse{Header: header(c.rev)}
+}
+
+// piece is what a range answers to a piece, of few keys at a time.
+func (c *cluster) piece(op *shard.Piece) *shard.PieceAnswer {
+	q := proto.CloneOf(op.RangeRequest)
+	q.Limit = 0
+	passed := evaluate(c.kvs, q)
+	q.MinModRevision, q.MaxModRevision, q.MinCreateRevision, q.MaxCreateRevision = 0, 0, 0, 0
+	all := evaluate(c.kvs, q)
+	n := 1 + c.rng.IntN(5)
+	a := &shard.PieceAnswer{RangeResponse: &pb.RangeResponse{Header: header(c.rev)}}
+	if op.Limit > 0 {
+		n = min(n, int(op.Limit))
+	}
+	if op.WithCount {
+		a.Count = all.Count
+	}
+	kvs := passed.Kvs
+	if len(kvs) > n {
+		a.More, a.Next, kvs = true, kvs[n].Key, kvs[:n]
+	}
+	for _, kv := range all.Kvs {
+		if len(a.Next) == 0 || bytes.Compare(kv.Key, a.Next) < 0 {
+			a.Seen++
+		}
+	}
+	a.N = int64(len(kvs))
+	a.Keys, _ = proto.Marshal(&pb.RangeResponse{Kvs: kvs})
+	return a
 }
 
 // evaluate is what one range that held everything would answer.

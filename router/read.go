@@ -8,9 +8,6 @@ import (
 	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
-	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -23,10 +20,25 @@ const maxParallelParts = 8
 // Range reads keys at one revision, from as many ranges as they lie in. The
 // response's header holds the revision only.
 func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	if len(req.GetRangeEnd()) > 0 {
+		return r.rangeOver(ctx, req)
+	}
 	limit := r.limited(ctx)
 	defer limit.End()
-	resp, err := r.read(limit.Patience, req)
+	resp, err := r.read(limit.Patience, req, nil)
 	return resp, limit.outcome(err)
+}
+
+// rangeOver is Range of a span: the router's patience is for each of its steps, since
+// there may be many.
+func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	var held atomic.Int64
+	defer func() { r.joined.Add(-held.Load()) }()
+	resp, err := r.read(ctx, req, &held)
+	if err != nil && ctx.Err() != nil {
+		err = kverror.Of(ctx.Err())
+	}
+	return resp, err
 }
 
 // moment is when a read is made.
@@ -36,87 +48,118 @@ type moment struct {
 	at keyspace.Revision
 	// txn is the committed transaction for which it is made, nil for none.
 	txn *shard.TxnName
+	// held counts the bytes of the answer, nil where there are few.
+	held *atomic.Int64
+}
+
+// revision is that of the state which a request reads.
+func (m *moment) revision(req *pb.RangeRequest) keyspace.Revision {
+	if rev := keyspace.Revision(req.GetRevision()); rev > 0 {
+		return rev
+	}
+	return m.at
 }
 
 // read asks for a revision and reads at it, and does so again where the revision
 // was overtaken by a compaction before it was read: a read that named no revision
 // never learns of that.
-func (r *Router) read(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+func (r *Router) read(ctx context.Context, req *pb.RangeRequest, held *atomic.Int64) (*pb.RangeResponse, error) {
 	for {
-		now, err := r.currentOrWait(ctx)
+		now, err := r.presentOf(ctx, req, held != nil)
 		if err != nil {
 			return nil, err
 		}
-		explicit := keyspace.Revision(req.GetRevision())
-		if explicit > now.Current {
-			return nil, &kverror.Error{Kind: kverror.FutureRevision}
-		}
-		if explicit > 0 && explicit < now.Compacted {
-			return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: now.Compacted}
-		}
 		span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 		if !ok {
-			return &pb.RangeResponse{Header: header(now.Current)}, nil
+			return &pb.RangeResponse{Header: header(now)}, nil
 		}
-		resp, err := r.readAt(ctx, span, req, moment{at: now.Current})
-		switch {
-		case err == nil:
-			resp.Header = header(now.Current)
+		resp, err := r.readAt(ctx, span, req, moment{at: now, held: held})
+		if err == nil {
+			resp.Header = header(now)
 			return resp, nil
-		case errors.Is(err, kverror.Compacted) && explicit <= 0, errors.Is(err, kverror.ReadAgain), errors.Is(err, errSeveral):
-			if ctx.Err() != nil {
-				return nil, err
-			}
-		default:
+		}
+		if !overtaken(req, err) || ctx.Err() != nil {
 			return nil, err
+		}
+		if held != nil {
+			r.joined.Add(-held.Swap(0))
 		}
 	}
 }
 
+// presentOf is present, within the router's own patience if asked for that.
+func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently bool) (keyspace.Revision, error) {
+	if !patiently {
+		return r.present(ctx, req)
+	}
+	limit := r.limited(ctx)
+	defer limit.End()
+	now, err := r.present(limit.Patience, req)
+	return now, limit.outcome(err)
+}
+
+// present asks for the current revision and checks the one that a request names by it.
+func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Revision, error) {
+	now, err := r.currentOrWait(ctx)
+	if err != nil {
+		return 0, err
+	}
+	switch explicit := keyspace.Revision(req.GetRevision()); {
+	case explicit > now.Current:
+		return 0, &kverror.Error{Kind: kverror.FutureRevision}
+	case explicit > 0 && explicit < now.Compacted:
+		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: now.Compacted}
+	}
+	return now.Current, nil
+}
+
+// overtaken says whether a read is made again at another revision.
+func overtaken(req *pb.RangeRequest, err error) bool {
+	return errors.Is(err, kverror.Compacted) && req.GetRevision() <= 0 || lookAgain(err)
+}
+
 // readAt reads a span at a moment.
 func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
-	if rt := r.cache.find(span.Start); rt != nil && rt.desc.Span.Covers(span) {
+	if len(req.GetRangeEnd()) == 0 {
 		return r.part(ctx, span, req, at)
 	}
-	routes, err := r.resolve(ctx, span)
-	if err != nil {
-		return nil, err
+	if req.GetCountOnly() {
+		n, err := r.count(ctx, span, req, at)
+		return &pb.RangeResponse{Count: n}, err
 	}
-	if len(routes) == 1 {
-		return r.part(ctx, span, req, at)
-	}
-	r.cfg.Metrics.Several.Inc()
-	spans := make([]keyspace.Span, 0, len(routes))
-	for _, rt := range routes {
-		s, ok := rt.desc.Span.Intersect(span)
-		if ok {
-			spans = append(spans, s)
+	if !byKeyUp(req) {
+		// Of a range that holds them all, only what is asked for comes here.
+		resp, err := r.whole(ctx, span, req, at)
+		if err == nil || !errors.Is(err, kverror.ReadInPieces) && !errors.Is(err, errSeveral) {
+			return resp, err
 		}
 	}
 	// The ranges are asked for their keys in the order of their bytes: only all of
 	// them together can be sorted.
-	scan := unsorted(req)
-	var resp *pb.RangeResponse
-	if scan.GetLimit() > 0 && !req.GetCountOnly() {
-		resp, err = r.page(ctx, spans, scan, at)
-	} else {
-		resp, err = r.whole(ctx, spans, scan, at)
-	}
+	resp, err := r.gather(ctx, span, unsorted(req), at)
 	if err == nil && !byKeyUp(req) {
 		finish(req, resp)
 	}
 	return resp, err
 }
 
-// part answers a request, which is for the span and no more, from the range that holds
-// it. Where the span has been split meanwhile it reads the pieces.
+// whole has a request answered by the one range that holds its span: errSeveral where
+// there is none. It has the router's patience.
+func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
+	limit := r.limited(ctx)
+	defer limit.End()
+	resp, err := r.part(limit.Patience, span, req, at)
+	if errors.Is(err, errSeveral) {
+		return nil, err
+	}
+	return resp, limit.outcome(err)
+}
+
+// part is whole within the caller's patience.
 func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
 	got, err := r.single(ctx, span, func(rt *route) *shard.Request {
 		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: req}
 	}, true)
-	if errors.Is(err, errSeveral) {
-		return r.readAt(ctx, span, req, at)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -124,100 +167,35 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 	if !ok {
 		return nil, kverror.New(kverror.Internal, "a range answered a read with %T", got)
 	}
-	return resp, nil
+	return resp, r.hold(at.held, keysBytes(resp))
 }
 
-// whole reads every span in full, in parallel, and joins what they hold.
-func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
-	parts, err := r.parts(ctx, spans, req, at)
-	if err != nil {
-		return nil, err
-	}
-	out := &pb.RangeResponse{}
-	n := 0
-	for _, p := range parts {
-		n += len(p.GetKvs())
-	}
-	if n > 0 {
-		out.Kvs = make([]*mvccpb.KeyValue, 0, n)
-	}
-	for _, p := range parts {
-		out.Kvs = append(out.Kvs, p.GetKvs()...)
-		out.Count += p.GetCount()
-		out.More = out.More || p.GetMore()
-	}
-	return out, nil
-}
-
-// page reads the spans in order until limit keys are found, and of the rest only
-// how many keys there are: most pages end in their first range.
-func (r *Router) page(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
-	out := &pb.RangeResponse{}
-	left := req.GetLimit()
-	for left > 0 && len(spans) > 0 {
-		sub := clip(req, spans[0])
-		sub.Limit = left
-		p, err := r.part(ctx, spans[0], sub, at)
-		if err != nil {
-			return nil, err
-		}
-		out.Kvs = append(out.Kvs, p.GetKvs()...)
-		out.Count += p.GetCount()
-		out.More = p.GetMore()
-		left -= int64(len(p.GetKvs()))
-		spans = spans[1:]
-	}
-	if len(spans) == 0 {
-		return out, nil
-	}
-	rest := clip(req, spans[0])
-	if filtered(req) {
-		// Which of the keys pass the filters is not in the count.
-		rest.Limit, rest.KeysOnly = 1, true
-	} else {
-		rest.Limit, rest.CountOnly = 0, true
-	}
-	parts, err := r.parts(ctx, spans, rest, at)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range parts {
-		out.Count += p.GetCount()
-		out.More = out.More || len(p.GetKvs()) > 0 || (!filtered(req) && p.GetCount() > 0)
-	}
-	return out, nil
-}
-
-// parts reads a request's share of each span, a bounded number at a time.
-func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at moment) ([]*pb.RangeResponse, error) {
-	parts := make([]*pb.RangeResponse, len(spans))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxParallelParts)
-	var held atomic.Int64
-	defer func() { r.joined.Add(-held.Load()) }()
-	for i, s := range spans {
-		g.Go(func() (err error) {
-			if parts[i], err = r.part(ctx, s, clip(req, s), at); err != nil {
-				return err
-			}
-			return r.hold(&held, int64(proto.Size(parts[i])))
-		})
-	}
-	return parts, g.Wait()
-}
-
-// hold takes the bytes of one part from the budget of answers that are being put
-// together. held are those of this answer.
+// hold takes bytes from the budget of answers that are being put together. held are those
+// of this answer, nil where it is not counted.
 func (r *Router) hold(held *atomic.Int64, bytes int64) error {
-	if bytes == 0 {
+	if bytes == 0 || held == nil {
 		return nil
 	}
-	held.Add(bytes)
-	if all := r.joined.Add(bytes); all > r.cfg.ReadBytes && held.Load() < all {
+	mine := held.Add(bytes)
+	switch all := r.joined.Add(bytes); {
+	case mine > r.cfg.AnswerBytes:
+		return kverror.New(kverror.AnswerTooLarge, "more than %d bytes", r.cfg.AnswerBytes)
+	case all > r.cfg.ReadBytes && mine < all:
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
 	}
 	return nil
 }
+
+// keysBytes is about what the keys of an answer take in memory.
+func keysBytes(resp *pb.RangeResponse) (bytes int64) {
+	for _, kv := range resp.GetKvs() {
+		bytes += int64(len(kv.GetKey())+len(kv.GetValue())) + keyOverheadBytes
+	}
+	return bytes
+}
+
+// keyOverheadBytes is about what a key value takes beside its key and value.
+const keyOverheadBytes = 160
 
 // clip returns the request for a part of its span.
 func clip(req *pb.RangeRequest, span keyspace.Span) *pb.RangeRequest {
@@ -239,6 +217,9 @@ func clip(req *pb.RangeRequest, span keyspace.Span) *pb.RangeRequest {
 	}
 	return c
 }
+
+// maxLimit is a limit that cannot be one higher.
+const maxLimit = math.MaxInt64
 
 // byKeyUp says whether the answer is in the order in which ranges hold keys.
 func byKeyUp(req *pb.RangeRequest) bool {
@@ -262,7 +243,7 @@ func unsorted(req *pb.RangeRequest) *pb.RangeRequest {
 	switch {
 	case req.GetSortOrder() != pb.RangeRequest_NONE || filtered(req):
 		scan.Limit = 0
-	case scan.Limit > 0 && scan.Limit < math.MaxInt64:
+	case scan.Limit > 0 && scan.Limit < maxLimit:
 		// A target without an order sorts no more than what etcd's scan has found: the
 		// limit's number of keys and the one that says that there are more.
 		scan.Limit++

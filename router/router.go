@@ -71,10 +71,13 @@ type Config struct {
 	AttemptTimeout time.Duration
 	// Alive says whether a node lives as far as this one knows. Required.
 	Alive func(keyspace.NodeID) bool
-	// ReadBytes bounds the answers that are put together from several ranges, those of
-	// transactions too, all together; more are refused with TooManyRequests. One alone always fits. Default
-	// 256 MiB.
+	// ReadBytes bounds the answers to reads of spans that are being put together or
+	// streamed, those of transactions over several ranges too, all together; more are
+	// refused with TooManyRequests. One alone always fits. Default 256 MiB.
 	ReadBytes int64
+	// AnswerBytes bounds each of them alone: what is larger gets AnswerTooLarge. Default
+	// 512 MiB.
+	AnswerBytes int64
 	// TxnBytes bounds the transactions over several ranges that are under way; more are
 	// refused with TooManyRequests. One alone always fits. Default 64 MiB.
 	TxnBytes int64
@@ -88,6 +91,7 @@ type Router struct {
 	cache *rangeCache
 	// joined are the bytes of answers that are being put together.
 	joined atomic.Int64
+	counts *counts
 	txns   *txns
 	// refreshing holds the one reload of the range map that may be under way.
 	refreshing chan struct{}
@@ -105,6 +109,9 @@ func New(cfg Config) *Router {
 	if cfg.ReadBytes <= 0 {
 		cfg.ReadBytes = 256 << 20
 	}
+	if cfg.AnswerBytes <= 0 {
+		cfg.AnswerBytes = 512 << 20
+	}
 	if cfg.TxnBytes <= 0 {
 		cfg.TxnBytes = 64 << 20
 	}
@@ -114,7 +121,7 @@ func New(cfg Config) *Router {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics(nil)
 	}
-	return &Router{cfg: cfg, cache: newRangeCache(), txns: newTxns(&cfg), refreshing: make(chan struct{}, 1)}
+	return &Router{cfg: cfg, cache: newRangeCache(), counts: newCounts(), txns: newTxns(&cfg), refreshing: make(chan struct{}, 1)}
 }
 
 // Learn takes in descriptors that the node heard of by other ways (its own

@@ -151,7 +151,7 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 
 // answerAt answers a path that changes nothing by the state at the revision.
 func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
-	a := &assembly{r: t.r, plan: p, held: &t.held, rev: at, base: moment{at: at}}
+	a := &assembly{r: t.r, plan: p, rev: at, base: moment{at: at, held: &t.held}}
 	resp, err := a.run(ctx, t.req)
 	if lookAgain(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
 		return nil, errStartOver

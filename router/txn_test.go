@@ -497,7 +497,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 				c.split(string(rune('a' + rng.IntN(26))))
 			}
 			kvs := slices.Clone(c.kvs)
-			a := &assembly{r: r, held: &atomic.Int64{}, rev: c.rev, base: moment{at: c.rev}}
+			a := &assembly{r: r, rev: c.rev, base: moment{at: c.rev, held: &atomic.Int64{}}}
 			for step := range 60 {
 				req := randomRange(rng, int64(c.rev)+2)
 				switch rng.IntN(3) {

@@ -1,0 +1,196 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+const (
+	// A stream's pieces are large where the budget of answers has room and small where it
+	// has none; the first is small, so that something comes soon.
+	smallPieceBytes = 64 << 10
+	largePieceBytes = 512 << 10
+	// streamPieces is how many pieces of a stream there are at a time: of the range that is
+	// being sent one at the client, one that waits and one on its way, and of the next range
+	// the last two.
+	streamPieces = 5
+)
+
+// RangeStream reads keys at one revision in the order of their bytes and hands them to
+// send as they come: keys are key values as they stand in an encoded RangeResponse, and
+// with the last of them last is the rest of the response: the header, which holds the
+// revision only, more and count. It asks for no order and no filter. The node holds a
+// bounded number of bytes of it at a time, however slow send is.
+func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error {
+	const least = streamPieces * smallPieceBytes
+	if all := r.joined.Add(least); all > r.cfg.ReadBytes && all > least {
+		r.joined.Add(-least)
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
+	}
+	defer r.joined.Add(-least)
+	for {
+		now, err := r.presentOf(ctx, req, true)
+		if err != nil {
+			return err
+		}
+		s := &stream{r: r, req: req, at: moment{at: now}, send: send}
+		err = s.run(ctx)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return kverror.Of(ctx.Err())
+		case s.begun && lookAgain(err):
+			// What was sent is of a revision that cannot be read any more.
+			return kverror.New(kverror.Compacted, "%v", err)
+		case s.begun || !overtaken(req, err):
+			return err
+		}
+	}
+}
+
+// stream is one RangeStream at a moment.
+type stream struct {
+	r     *Router
+	req   *pb.RangeRequest
+	at    moment
+	send  func(keys []byte, last *pb.RangeResponse) error
+	begun bool
+	// seen are the keys of the ranges that are read.
+	seen int64
+}
+
+// fetched is a piece on its way to the client.
+type fetched struct {
+	piece *shard.PieceAnswer
+	// large is what it holds of the budget beside what the stream holds anyway.
+	large int64
+	// last says that its lane has no more; count is how many keys the lane's span has then,
+	// and more that some of them are behind the limit.
+	last, more bool
+	count      int64
+	err        error
+}
+
+func (s *stream) run(ctx context.Context) error {
+	span, ok := keyspace.FromEtcd(s.req.GetKey(), s.req.GetRangeEnd())
+	if !ok {
+		return s.send(nil, &pb.RangeResponse{Header: header(s.at.at)})
+	}
+	if s.req.GetCountOnly() {
+		n, err := s.r.count(ctx, span, s.req, s.at)
+		if err != nil {
+			return err
+		}
+		return s.send(nil, &pb.RangeResponse{Header: header(s.at.at), Count: n})
+	}
+	// With a limit it is not known how far the read goes: then one lane goes through all
+	// ranges, one after the other.
+	spans := []keyspace.Span{span}
+	if s.req.GetLimit() <= 0 {
+		var err error
+		if spans, err = s.r.divide(ctx, span); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	var queues []chan fetched
+	defer func() {
+		cancel()
+		wg.Wait()
+		for _, q := range queues {
+			for f := range q {
+				s.r.joined.Add(-f.large)
+			}
+		}
+	}()
+	for i := range spans {
+		for len(queues) < min(i+2, len(spans)) {
+			queue := make(chan fetched, 1)
+			l := s.r.lane(spans[len(queues)], s.req, s.at, s.req.GetLimit())
+			queues = append(queues, queue)
+			wg.Go(func() { s.fetch(ctx, l, queue) })
+		}
+		if err := s.forward(queues[i], i == len(spans)-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fetch reads a lane into a queue, as far ahead as that holds, and closes it.
+func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
+	defer close(queue)
+	l.pieceBytes = smallPieceBytes
+	for !l.enough() {
+		f := fetched{}
+		if l.last != nil {
+			f.large = s.r.room(largePieceBytes)
+			l.pieceBytes = max(smallPieceBytes, int(f.large))
+		}
+		if f.piece, f.err = l.next(ctx); f.err == nil && l.enough() {
+			var behind int64
+			behind, f.err = l.behind(ctx)
+			f.last, f.more, f.count = true, behind > 0, l.seen+behind
+		}
+		select {
+		case queue <- f:
+		case <-ctx.Done():
+			s.r.joined.Add(-f.large)
+			return
+		}
+		if f.err != nil {
+			return
+		}
+	}
+}
+
+// room takes bytes from the budget of answers if they are there.
+func (r *Router) room(bytes int64) int64 {
+	if r.joined.Add(bytes) <= r.cfg.ReadBytes {
+		return bytes
+	}
+	r.joined.Add(-bytes)
+	return 0
+}
+
+// forward sends the pieces of a lane to the client.
+func (s *stream) forward(queue <-chan fetched, lastLane bool) error {
+	for f := range queue {
+		err := f.err
+		if err == nil {
+			err = s.pass(&f, lastLane)
+		}
+		s.r.joined.Add(-f.large)
+		if err != nil {
+			return err
+		}
+		if f.last {
+			return nil
+		}
+	}
+	return errors.New("router: a stream was cut off") // its context has ended
+}
+
+func (s *stream) pass(f *fetched, lastLane bool) error {
+	var last *pb.RangeResponse
+	if f.last {
+		s.seen += f.count
+		if lastLane {
+			last = &pb.RangeResponse{Header: header(s.at.at), Count: s.seen, More: f.more}
+		}
+	}
+	if last == nil && f.piece.N == 0 {
+		return nil
+	}
+	s.begun = true
+	return s.send(f.piece.Keys, last)
+}

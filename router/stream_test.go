@@ -1,0 +1,303 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// merged puts a stream together as its client does, and checks its form: header, more and
+// count come with the last part and only with that.
+type merged struct {
+	resp  pb.RangeResponse
+	parts int
+	ended bool
+}
+
+func (m *merged) send(keys []byte, last *pb.RangeResponse) error {
+	if m.ended {
+		return errors.New("a part behind the last")
+	}
+	if last == nil && len(keys) == 0 {
+		return errors.New("an empty part that is not the last")
+	}
+	m.parts++
+	var part pb.RangeResponse
+	if err := proto.Unmarshal(keys, &part); err != nil {
+		return err
+	}
+	proto.Merge(&m.resp, &part)
+	if last != nil {
+		m.ended = true
+		proto.Merge(&m.resp, last)
+	}
+	return nil
+}
+
+// Whatever the ranges are and however they change while it runs, the parts of a stream
+// make up the answer of one range that held everything.
+func TestAStreamIsTheRead(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(seed)
+			r := newRouter(c)
+			fill(t, c, r, seed)
+			rng := rand.New(rand.NewPCG(seed, 3))
+			c.chaos = 0.2
+			for range 100 {
+				req := randomRange(rng, int64(c.rev))
+				req.SortTarget, req.SortOrder, req.MinModRevision, req.MaxModRevision = 0, 0, 0, 0
+				var m merged
+				if err := r.RangeStream(t.Context(), proto.CloneOf(req), m.send); err != nil {
+					t.Fatalf("seed %d: %v: %v", seed, req, err)
+				}
+				want := evaluate(c.kvs, req)
+				want.Header = header(c.rev)
+				if !m.ended || !proto.Equal(&m.resp, want) {
+					t.Fatalf("seed %d: %v\n got %v\nwant %v", seed, req, &m.resp, want)
+				}
+				if got := r.joined.Load(); got != 0 {
+					t.Fatalf("seed %d: %v: %d bytes are held", seed, req, got)
+				}
+			}
+			if len(c.descs) < 4 {
+				t.Fatalf("seed %d: only %d ranges", seed, len(c.descs))
+			}
+		})
+	}
+}
+
+// fill puts keys and splits the keyspace.
+func fill(t *testing.T, c *cluster, r *Router, seed uint64) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 2))
+	for i := range 60 {
+		key := string(rune('a'+rng.IntN(26))) + string(rune('a'+rng.IntN(4)))
+		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte(fmt.Sprint(i))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.split("g")
+	c.split("p")
+}
+
+// A revision that is compacted under a stream ends it as etcd does. Before anything was
+// sent, a stream that names none begins anew.
+func TestAStreamIsOvertakenByACompaction(t *testing.T) {
+	for _, explicit := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(1)
+			r := newRouter(c)
+			fill(t, c, r, 1)
+			req := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
+			if explicit {
+				req.Revision = int64(c.rev)
+			}
+			var m merged
+			err := r.RangeStream(t.Context(), req, func(keys []byte, last *pb.RangeResponse) error {
+				c.mu.Lock()
+				c.compacted = c.rev + 1
+				c.mu.Unlock()
+				return m.send(keys, last)
+			})
+			if !errors.Is(err, kverror.Compacted) || m.parts == 0 || m.ended {
+				t.Errorf("explicit %v: %v after %d parts", explicit, err, m.parts)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		fill(t, c, r, 1)
+		first := true
+		s := &hooked{cluster: c, before: func(req *shard.Request) {
+			if _, ok := req.Op.(*shard.Piece); ok && first {
+				first = false
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.rev++
+				c.compacted = c.rev
+			}
+		}}
+		r.cfg.Ranges = s
+		var m merged
+		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send); err != nil || m.resp.Header.Revision != int64(c.rev) {
+			t.Errorf("%v, %v", err, m.resp.Header)
+		}
+	})
+}
+
+// hooked is a cluster with something before each request.
+type hooked struct {
+	*cluster
+	before func(*shard.Request)
+}
+
+func (h *hooked) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+	h.before(req)
+	return h.cluster.Do(ctx, node, req)
+}
+
+// A stream whose client takes nothing holds what it may and no more, and reads on when
+// the client does; an error of the client ends it.
+func TestAStreamWaitsForItsClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		fill(t, c, r, 1)
+		want := evaluate(c.kvs, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+		var m merged
+		err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
+			synctest.Wait() // the readers have come as far as they may
+			c.mu.Lock()
+			ahead := c.pieced - m.parts
+			c.mu.Unlock()
+			if most := int64(streamPieces * (smallPieceBytes + largePieceBytes)); ahead > streamPieces || r.joined.Load() > most {
+				return fmt.Errorf("%d pieces and %d bytes are ahead", ahead, r.joined.Load())
+			}
+			return m.send(keys, last)
+		})
+		if err != nil || m.resp.Count != want.Count || len(m.resp.Kvs) != len(want.Kvs) {
+			t.Errorf("%d keys of %d, %v", len(m.resp.Kvs), len(want.Kvs), err)
+		}
+		gone := errors.New("the client is gone")
+		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func([]byte, *pb.RangeResponse) error { return gone }); !errors.Is(err, gone) {
+			t.Error(err)
+		}
+		if got := r.joined.Load(); got != 0 {
+			t.Errorf("%d bytes are held", got)
+		}
+	})
+}
+
+// Streams for which there is no room are refused; with little room the pieces are small.
+func TestStreamsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		fill(t, c, r, 1)
+		sizes := map[int]int{}
+		r.cfg.Ranges = &hooked{cluster: c, before: func(req *shard.Request) {
+			if p, ok := req.Op.(*shard.Piece); ok {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				sizes[p.MaxBytes]++
+			}
+		}}
+		stream := func() error {
+			clear(sizes)
+			var m merged
+			return r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send)
+		}
+		if err := stream(); err != nil || sizes[smallPieceBytes] != 3 || sizes[largePieceBytes] == 0 || len(sizes) != 2 {
+			t.Errorf("with room: %v, pieces %v", err, sizes)
+		}
+		r.cfg.ReadBytes = streamPieces*smallPieceBytes + 1
+		if err := stream(); err != nil || len(sizes) != 1 || sizes[smallPieceBytes] == 0 {
+			t.Errorf("with little room: %v, pieces %v", err, sizes)
+		}
+		r.joined.Add(2)
+		if err := stream(); !errors.Is(err, kverror.TooManyRequests) || len(sizes) != 0 {
+			t.Errorf("without room: %v, pieces %v", err, sizes)
+		}
+	})
+}
+
+// Who pages through several ranges at one revision costs one request a page: what is
+// behind a page is counted once.
+func TestPagesAreCountedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		c.chaos = 0
+		fill(t, c, r, 1)
+		for _, k := range []string{"c", "k", "t", "w"} {
+			c.split(k)
+		}
+		r.Learn(c.descs...)
+		all := evaluate(c.kvs, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}).Kvs
+		req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("zz"), Limit: 2, Revision: int64(c.rev)}
+		var got []string
+		for page := 0; ; page++ {
+			c.counted = 0
+			resp, err := r.Range(t.Context(), proto.CloneOf(req))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := int64(len(all) - len(got)); resp.Count != want || resp.More != (want > 2) {
+				t.Fatalf("page %d: count %d, more %v, %d keys remain", page, resp.Count, resp.More, want)
+			}
+			for _, kv := range resp.Kvs {
+				got = append(got, string(kv.Key))
+			}
+			if page > 0 && c.counted > 0 {
+				t.Fatalf("page %d counted %d ranges", page, c.counted)
+			}
+			if !resp.More {
+				break
+			}
+			req.Key = keyspace.Next(resp.Kvs[len(resp.Kvs)-1].Key)
+		}
+		if len(got) != len(all) || !slices.IsSorted(got) {
+			t.Errorf("%d keys of %d", len(got), len(all))
+		}
+	})
+}
+
+// A read that is larger than the node may put together is refused with a clear error, and
+// what it held is given back.
+func TestALargeReadIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c, Alive: alive, AnswerBytes: 4000})
+		fill(t, c, r, 1)
+		for _, req := range []*pb.RangeRequest{
+			{Key: []byte{0}, RangeEnd: []byte{0}},
+			{Key: []byte{0}, RangeEnd: []byte{0}, Limit: 50},
+			{Key: []byte{0}, RangeEnd: []byte{0}, SortOrder: pb.RangeRequest_DESCEND},
+		} {
+			if _, err := r.Range(t.Context(), req); !errors.Is(err, kverror.AnswerTooLarge) {
+				t.Errorf("%v: %v", req, err)
+			}
+			if got := r.joined.Load(); got != 0 {
+				t.Errorf("%v: %d bytes are held", req, got)
+			}
+		}
+		if resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Limit: 5}); err != nil || len(resp.Kvs) != 5 {
+			t.Error(resp, err)
+		}
+		var m merged
+		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send); err != nil || !m.ended {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCountsAreBounded(t *testing.T) {
+	c := newCounts()
+	for i := range 3 * maxCounts {
+		c.put(keyspace.Revision(i), keyspace.Span{Start: []byte("a")}, int64(i))
+	}
+	if n, ok := c.get(3*maxCounts-1, keyspace.Span{Start: []byte("a")}); !ok || n != 3*maxCounts-1 || len(c.known) != maxCounts || len(c.ring) != maxCounts {
+		t.Errorf("%d, %v; %d known, ring of %d", n, ok, len(c.known), len(c.ring))
+	}
+	if _, ok := c.get(0, keyspace.Span{Start: []byte("a")}); ok {
+		t.Error("the oldest is still known")
+	}
+	c.put(1, keyspace.Span{Start: []byte("a"), End: []byte("bc")}, 7)
+	if _, ok := c.get(1, keyspace.Span{Start: []byte("ab"), End: []byte("c")}); ok {
+		t.Error("two spans with the same bytes are one")
+	}
+}
