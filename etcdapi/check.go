@@ -3,6 +3,8 @@ package etcdapi
 import (
 	"github.com/google/btree"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -22,6 +24,27 @@ func checkRange(r *pb.RangeRequest) error {
 	}
 	return nil
 }
+
+// checkRangeStream checks a read that is to be streamed by its look.
+func checkRangeStream(r *pb.RangeRequest) error {
+	if err := checkRange(r); err != nil {
+		return err
+	}
+	byKey := r.GetSortOrder() == pb.RangeRequest_NONE || r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
+	switch {
+	case !byKey:
+		return errStreamOrder
+	case r.GetMinModRevision() != 0 || r.GetMaxModRevision() != 0 || r.GetMinCreateRevision() != 0 || r.GetMaxCreateRevision() != 0:
+		return errStreamFilter
+	}
+	return nil
+}
+
+// etcd has no error values for these.
+var (
+	errStreamOrder  = status.Error(codes.Unimplemented, "RangeStream does not support custom sort orders")
+	errStreamFilter = status.Error(codes.Unimplemented, "RangeStream does not support revision filters")
+)
 
 // checkPut checks a put by its look.
 func checkPut(r *pb.PutRequest) error {

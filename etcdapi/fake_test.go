@@ -11,8 +11,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -27,6 +29,9 @@ type fakeKV struct {
 	err   error
 	calls int
 	block bool
+	// value is that of the key which reads find, if any; RangeStream sends it parts times.
+	value []byte
+	parts int
 	// entered gets a value for each call that blocks.
 	entered chan struct{}
 }
@@ -58,7 +63,25 @@ func (f *fakeKV) answer(ctx context.Context) (*pb.ResponseHeader, error) {
 
 func (f *fakeKV) Range(ctx context.Context, _ *pb.RangeRequest) (*pb.RangeResponse, error) {
 	h, err := f.answer(ctx)
-	return &pb.RangeResponse{Header: h}, err
+	resp := &pb.RangeResponse{Header: h}
+	if f.value != nil {
+		resp.Kvs, resp.Count = []*mvccpb.KeyValue{{Key: []byte("k"), Value: f.value}}, 1
+	}
+	return resp, err
+}
+
+func (f *fakeKV) RangeStream(ctx context.Context, _ *pb.RangeRequest, send func([]byte, *pb.RangeResponse) error) error {
+	h, err := f.answer(ctx)
+	if err != nil {
+		return err
+	}
+	keys, _ := proto.Marshal(&pb.RangeResponse{Kvs: []*mvccpb.KeyValue{{Key: []byte("k"), Value: f.value}}})
+	for range f.parts {
+		if err := send(keys, nil); err != nil {
+			return err
+		}
+	}
+	return send(keys, &pb.RangeResponse{Header: h, Count: int64(f.parts) + 1, More: true})
 }
 
 func (f *fakeKV) Put(ctx context.Context, _ *pb.PutRequest) (*pb.PutResponse, error) {

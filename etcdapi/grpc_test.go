@@ -134,13 +134,6 @@ func TestNotYet(t *testing.T) {
 			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Downgrade(t.Context(), &pb.DowngradeRequest{})
 			return err
 		},
-		"RangeStream": func() error {
-			s, err := pb.NewKVClient(c.ActiveConnection()).RangeStream(t.Context(), &pb.RangeRequest{Key: []byte("k")})
-			if err == nil {
-				_, err = s.Recv()
-			}
-			return err
-		},
 		"Snapshot": func() error {
 			s, err := pb.NewMaintenanceClient(c.ActiveConnection()).Snapshot(t.Context(), &pb.SnapshotRequest{})
 			if err == nil {

@@ -12,9 +12,14 @@ import (
 // passed the checks of this package. Responses have a header with the revision that
 // etcd would put there. Errors are kverrors, contexts' errors or gRPC statuses. All
 // methods return soon after ctx is done, and within a bound of their own, which is
-// etcd's request timeout.
+// etcd's request timeout for each of the steps that a large read takes.
 type KV interface {
 	Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error)
+	// RangeStream is Range without order and filters that calls send, one call at a time,
+	// with the keys as they stand in an encoded RangeResponse, and with the last of them
+	// with the rest of the response. It ends with the first error of send. It is bounded
+	// in memory, and in time from one call of send to the next.
+	RangeStream(ctx context.Context, r *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error
 	Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error)
 	DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
 	Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error)

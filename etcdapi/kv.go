@@ -21,12 +21,34 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 	if err := checkRange(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
+	if len(r.GetRangeEnd()) > 0 {
+		if err := k.s.checkUnsent(); err != nil {
+			return nil, kverror.GRPC(err)
+		}
+	}
 	return serve(ctx, k.s, r, k.s.opts.KV.Range)
 }
 
-// RangeStream is not there: its callers fall back to Range.
-func (k *kvServer) RangeStream(*pb.RangeRequest, pb.KV_RangeStreamServer) error {
-	return notYet("RangeStream", ": use Range")
+// checkUnsent refuses a read of many keys while too much waits for slow clients.
+func (s *Server) checkUnsent() error {
+	if n := s.unsent.Load(); n > s.opts.UnsentBytes {
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes wait to be sent, at most %d", n, s.opts.UnsentBytes)
+	}
+	return nil
+}
+
+// RangeStream reads keys in the order of their bytes and sends them as they come.
+func (k *kvServer) RangeStream(r *pb.RangeRequest, rs pb.KV_RangeStreamServer) error {
+	if err := checkRangeStream(r); err != nil {
+		return kverror.GRPC(err)
+	}
+	err := k.s.opts.KV.RangeStream(rs.Context(), r, func(keys []byte, last *pb.RangeResponse) error {
+		if last != nil {
+			k.s.fill(checkedHeader(last))
+		}
+		return rs.SendMsg(&streamedKeys{keys, last})
+	})
+	return kverror.GRPC(err)
 }
 
 // Put stores a key.
@@ -79,13 +101,18 @@ func serve[Q any, A response](ctx context.Context, s *Server, req Q, f func(cont
 	if err != nil {
 		return none, kverror.GRPC(err)
 	}
+	s.fill(checkedHeader(resp))
+	return resp, nil
+}
+
+// checkedHeader returns the header of a response, which has a revision.
+func checkedHeader(resp response) *pb.ResponseHeader {
 	h := resp.GetHeader()
 	if h == nil || h.Revision <= 0 {
 		// Clients take the revision for a resource version; a zero would corrupt them.
 		panic(fmt.Sprintf("etcdapi: a response %T without a revision: header %v", resp, h))
 	}
-	s.fill(h)
-	return resp, nil
+	return h
 }
 
 // fill completes a header, but for the revision.

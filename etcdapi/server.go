@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,6 +52,9 @@ type Options struct {
 
 	// MaxRequestBytes bounds changes. 0 means 1.5 MiB.
 	MaxRequestBytes int
+	// UnsentBytes bounds the large answers that wait for slow clients: beyond it reads of
+	// many keys are refused. 0 means 64 MiB.
+	UnsentBytes int64
 	// MaxTxnOps bounds transactions. 0 means 128.
 	MaxTxnOps int
 	// MaxConcurrentStreams bounds the calls at a time on a connection. 0 means no bound.
@@ -81,6 +85,7 @@ type Options struct {
 // fill puts defaults where nothing is said.
 func (o *Options) fill() {
 	setDefault(&o.MaxRequestBytes, 3<<19)
+	setDefault(&o.UnsentBytes, 64<<20)
 	setDefault(&o.MaxTxnOps, 128)
 	setDefault(&o.MaxConcurrentStreams, math.MaxUint32)
 	setDefault(&o.RequestTimeout, 7*time.Second)
@@ -127,6 +132,8 @@ type Server struct {
 	// has returned.
 	methods    map[string]*methodMetrics
 	leaderless leaderWatch
+	// unsent are the bytes of large answers that gRPC has not sent yet.
+	unsent atomic.Int64
 
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
@@ -182,7 +189,7 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 	o := &s.opts
 	opts := []grpc.ServerOption{
 		grpc.Creds(sniffedCreds{}),
-		grpc.ForceServerCodecV2(newCountingCodec(o.Metrics)),
+		grpc.ForceServerCodecV2(newCountingCodec(o.Metrics, &s.unsent)),
 		grpc.MaxRecvMsgSize(o.MaxRequestBytes + grpcOverheadBytes),
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.MaxConcurrentStreams(o.MaxConcurrentStreams),

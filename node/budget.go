@@ -19,9 +19,11 @@ type Budget struct {
 	Proposals, Inbound int64
 	// BusQueues is what waits to be sent, over all peers and classes.
 	BusQueues int64
-	// Requests are client requests being evaluated, overlays included. Reads are the
-	// answers that this gateway puts together from several ranges.
-	Requests, Reads int64
+	// Requests are client requests being evaluated, overlays included. Scans is what
+	// requests to its replicas hold of what they have read. Reads are the answers to reads
+	// of spans that this gateway puts together or streams, Unsent large answers that wait
+	// for slow clients. Each of the last three lets one request at a time exceed it.
+	Requests, Scans, Reads, Unsent int64
 	// Txns are the transactions over several ranges that this gateway coordinates, Locks
 	// what such transactions have locked and intend to write in its replicas.
 	Txns, Locks int64
@@ -36,13 +38,18 @@ func NewBudget(total int64) Budget {
 		Memtables: part(20),
 		WALQueue:  part(6), WALCache: part(6),
 		Proposals: part(12), Inbound: part(8),
-		BusQueues: part(12), Requests: part(6), Reads: part(8),
+		BusQueues: part(10), Requests: part(6), Scans: part(4), Reads: part(4), Unsent: part(2),
 		Txns: part(2), Locks: part(2),
 		Heads: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Txns - b.Locks - b.Heads
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Unsent - b.Txns - b.Locks - b.Heads
 	return b
 }
+
+// answer is the most that the one answer may hold which may exceed Reads, and scan the most
+// that one request may hold of Scans.
+func answer(total int64) int64 { return total / 2 }
+func scan(total int64) int64   { return total / 4 }
 
 // memTable is the size of one memtable.
 func (b Budget) memTable() int64 { return b.Memtables / engine.MemTableStops }

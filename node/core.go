@@ -265,14 +265,14 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks},
+		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
 		Txns: c.shards.Client(), Bus: c.bus,
-		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
+		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, AnswerBytes: answer(o.MemoryBytes), TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)
 	c.host.RegisterHandlers(c.bus)

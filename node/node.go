@@ -145,6 +145,7 @@ func faceOptions(cfg *config.Config, boot *config.Bootstrap) etcdapi.Options {
 	return etcdapi.Options{
 		Cluster: boot.Cluster, Self: boot.Self,
 		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
+		UnsentBytes:    NewBudget(cfg.MemoryBytes).Unsent,
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
 		KeepAliveMinTime: cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
 		EnablePprof: cfg.EnablePprof,

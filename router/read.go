@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"math"
-	"sync/atomic"
+	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -32,8 +32,8 @@ func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResp
 // rangeOver is Range of a span: the router's patience is for each of its steps, since
 // there may be many.
 func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
-	var held atomic.Int64
-	defer func() { r.joined.Add(-held.Load()) }()
+	var held holding
+	defer r.letGo(&held)
 	resp, err := r.read(ctx, req, &held)
 	if err != nil && ctx.Err() != nil {
 		err = kverror.Of(ctx.Err())
@@ -49,7 +49,7 @@ type moment struct {
 	// txn is the committed transaction for which it is made, nil for none.
 	txn *shard.TxnName
 	// held counts the bytes of the answer, nil where there are few.
-	held *atomic.Int64
+	held *holding
 }
 
 // revision is that of the state which a request reads.
@@ -63,7 +63,7 @@ func (m *moment) revision(req *pb.RangeRequest) keyspace.Revision {
 // read asks for a revision and reads at it, and does so again where the revision
 // was overtaken by a compaction before it was read: a read that named no revision
 // never learns of that.
-func (r *Router) read(ctx context.Context, req *pb.RangeRequest, held *atomic.Int64) (*pb.RangeResponse, error) {
+func (r *Router) read(ctx context.Context, req *pb.RangeRequest, held *holding) (*pb.RangeResponse, error) {
 	for {
 		now, err := r.presentOf(ctx, req, held != nil)
 		if err != nil {
@@ -82,7 +82,7 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest, held *atomic.In
 			return nil, err
 		}
 		if held != nil {
-			r.joined.Add(-held.Swap(0))
+			r.letGo(held)
 		}
 	}
 }
@@ -170,20 +170,52 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 	return resp, r.hold(at.held, keysBytes(resp))
 }
 
-// hold takes bytes from the budget of answers that are being put together. held are those
-// of this answer, nil where it is not counted.
-func (r *Router) hold(held *atomic.Int64, bytes int64) error {
-	if bytes == 0 || held == nil {
+// holding is what one answer that is being put together holds of the node's memory. The
+// zero value holds nothing.
+type holding struct {
+	mu sync.Mutex
+	// Guarded by mu. shared is the part of bytes that counts in what all answers share, 0
+	// once the answer has the one place for a large one.
+	bytes, shared int64
+	large         bool
+}
+
+// hold takes bytes for an answer, which is nil where it is not counted.
+func (r *Router) hold(h *holding, bytes int64) error {
+	if bytes == 0 || h == nil {
 		return nil
 	}
-	mine := held.Add(bytes)
-	switch all := r.joined.Add(bytes); {
-	case mine > r.cfg.AnswerBytes:
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.bytes += bytes; h.bytes > r.cfg.AnswerBytes {
 		return kverror.New(kverror.AnswerTooLarge, "more than %d bytes", r.cfg.AnswerBytes)
-	case all > r.cfg.ReadBytes && mine < all:
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
 	}
+	if h.large {
+		return nil
+	}
+	all := r.joined.Add(bytes)
+	if all <= r.cfg.ReadBytes && h.bytes <= r.cfg.ReadBytes/2 {
+		h.shared = h.bytes
+		return nil
+	}
+	r.joined.Add(-bytes)
+	if !r.large.CompareAndSwap(false, true) {
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d, and a large one", all, r.cfg.ReadBytes)
+	}
+	r.joined.Add(-h.shared)
+	h.large, h.shared = true, 0
 	return nil
+}
+
+// letGo gives back all that an answer holds.
+func (r *Router) letGo(h *holding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r.joined.Add(-h.shared)
+	if h.large {
+		r.large.Store(false)
+	}
+	h.bytes, h.shared, h.large = 0, 0, false
 }
 
 // keysBytes is about what the keys of an answer take in memory.

@@ -72,11 +72,11 @@ type Config struct {
 	// Alive says whether a node lives as far as this one knows. Required.
 	Alive func(keyspace.NodeID) bool
 	// ReadBytes bounds the answers to reads of spans that are being put together or
-	// streamed, those of transactions over several ranges too, all together; more are
-	// refused with TooManyRequests. One alone always fits. Default 256 MiB.
+	// streamed, those of transactions over several ranges too, all together. One at a time
+	// may be larger than half of it or exceed it; more are refused with TooManyRequests.
+	// Default 256 MiB.
 	ReadBytes int64
-	// AnswerBytes bounds each of them alone: what is larger gets AnswerTooLarge. Default
-	// 512 MiB.
+	// AnswerBytes bounds that one: what is larger gets AnswerTooLarge. Default 512 MiB.
 	AnswerBytes int64
 	// TxnBytes bounds the transactions over several ranges that are under way; more are
 	// refused with TooManyRequests. One alone always fits. Default 64 MiB.
@@ -91,6 +91,8 @@ type Router struct {
 	cache *rangeCache
 	// joined are the bytes of answers that are being put together.
 	joined atomic.Int64
+	// large says that one answer is larger than its share of them; it counts alone.
+	large  atomic.Bool
 	counts *counts
 	txns   *txns
 	// refreshing holds the one reload of the range map that may be under way.

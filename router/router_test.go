@@ -327,7 +327,7 @@ func TestALongReadIsNotBegunAnew(t *testing.T) {
 	})
 }
 
-// Answers that are put together share one budget; one alone always fits.
+// Answers that are put together share one budget; one at a time may be larger.
 func TestJoinedAnswersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -343,12 +343,21 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		if _, err := r.Range(t.Context(), all); err != nil {
 			t.Errorf("alone: %v", err)
 		}
-		r.joined.Add(1) // another one is under way
+		r.large.Store(true) // another one is under way
 		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) {
 			t.Errorf("beside another one: %v", err)
 		}
-		if got := r.joined.Load(); got != 1 {
-			t.Errorf("%d bytes were not given back", got-1)
+		if got := r.joined.Load(); got != 0 || !r.large.Load() {
+			t.Errorf("%d bytes were not given back, or what is another's was", got)
+		}
+		// A small one has its place beside it.
+		r.cfg.ReadBytes = 2000
+		if _, err := r.Range(t.Context(), all); err != nil {
+			t.Errorf("a small one beside a large one: %v", err)
+		}
+		r.joined.Add(1900)
+		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) || r.joined.Load() != 1900 {
+			t.Errorf("a small one without room: %v, %d bytes", err, r.joined.Load())
 		}
 	})
 }

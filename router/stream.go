@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -90,6 +91,9 @@ func (s *stream) run(ctx context.Context) error {
 			return err
 		}
 		return s.send(nil, &pb.RangeResponse{Header: header(s.at.at), Count: n})
+	}
+	if s.req.GetSortTarget() != pb.RangeRequest_KEY {
+		return s.sorted(ctx, span)
 	}
 	// With a limit it is not known how far the read goes: then one lane goes through all
 	// ranges, one after the other.
@@ -193,4 +197,74 @@ func (s *stream) pass(f *fetched, lastLane bool) error {
 	}
 	s.begun = true
 	return s.send(f.piece.Keys, last)
+}
+
+// The chunks in which etcd reads a stream: so many keys at first, then twice or half as
+// many, so that they come near max-request-bytes, here its default.
+const (
+	firstChunkKeys   = 10
+	chunkTargetBytes = 3 << 19
+)
+
+// sorted answers what asks for a target and no order. etcd does not refuse it: it sorts
+// each of its chunks, and goes on behind the last key of the sorted chunk, so that keys may
+// come twice. So the chunks are etcd's here.
+func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
+	var held holding
+	defer s.r.letGo(&held)
+	at := s.at
+	at.held = &held
+	wanted, keys := s.req.GetLimit(), int64(firstChunkKeys)
+	if wanted == 0 {
+		wanted = maxLimit
+	}
+	for count := int64(0); ; {
+		resp, err := &pb.RangeResponse{}, error(nil)
+		if len(span.End) == 0 || string(span.Start) < string(span.End) {
+			q := clip(s.req, span)
+			q.Limit = min(keys, wanted-count)
+			resp, err = s.r.readAt(ctx, span, q, at)
+		}
+		if err != nil {
+			return err
+		}
+		encoded, err := proto.Marshal(&pb.RangeResponse{Kvs: resp.GetKvs()})
+		if err != nil {
+			return kverror.New(kverror.Internal, "encode %d keys: %v", len(resp.GetKvs()), err)
+		}
+		count += int64(len(resp.GetKvs()))
+		s.begun = true
+		if !resp.GetMore() || count == wanted {
+			return s.endSorted(ctx, span, resp, encoded, count)
+		}
+		if err := s.send(encoded, nil); err != nil {
+			return err
+		}
+		s.r.letGo(&held)
+		span.Start = keyspace.Next(lastKey(resp))
+		switch {
+		case len(encoded) < chunkTargetBytes/2:
+			keys *= 2
+		case len(encoded) > chunkTargetBytes*2:
+			keys = max(keys/2, 1)
+		}
+	}
+}
+
+func lastKey(resp *pb.RangeResponse) []byte { return resp.GetKvs()[len(resp.GetKvs())-1].GetKey() }
+
+// endSorted sends the last chunk.
+func (s *stream) endSorted(ctx context.Context, span keyspace.Span, resp *pb.RangeResponse, encoded []byte, count int64) error {
+	last := &pb.RangeResponse{Header: header(s.at.at), More: resp.GetMore(), Count: count}
+	if !resp.GetMore() {
+		return s.send(encoded, last)
+	}
+	if rest := (keyspace.Span{Start: keyspace.Next(lastKey(resp)), End: span.End}); len(rest.End) == 0 || string(rest.Start) < string(rest.End) {
+		n, err := s.r.count(ctx, rest, s.req, s.at)
+		if err != nil {
+			return err
+		}
+		last.Count += n
+	}
+	return s.send(encoded, last)
 }

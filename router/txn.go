@@ -39,7 +39,7 @@ type txn struct {
 	keepers atomic.Int32
 	// held is what the ranges have told the present attempt for the answer: it counts with
 	// the answers that are put together.
-	held atomic.Int64
+	held holding
 	// seen are the outcomes of the compares as they were last seen; nil is that all are
 	// thought to hold. wrong says that this is known not to be so.
 	seen  outcomes
@@ -105,7 +105,7 @@ func (t *txn) release() {
 }
 
 // forgetAnswer gives back what the attempt was told.
-func (t *txn) forgetAnswer() { t.r.joined.Add(-t.held.Swap(0)) }
+func (t *txn) forgetAnswer() { t.r.letGo(&t.held) }
 
 // pause is how long a transaction that gave way leaves the others alone.
 func (t *txn) pause() time.Duration {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -497,7 +496,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 				c.split(string(rune('a' + rng.IntN(26))))
 			}
 			kvs := slices.Clone(c.kvs)
-			a := &assembly{r: r, rev: c.rev, base: moment{at: c.rev, held: &atomic.Int64{}}}
+			a := &assembly{r: r, rev: c.rev, base: moment{at: c.rev, held: &holding{}}}
 			for step := range 60 {
 				req := randomRange(rng, int64(c.rev)+2)
 				switch rng.IntN(3) {
@@ -611,19 +610,19 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 	large := &mvccpb.KeyValue{Key: []byte("k"), Value: []byte(strings.Repeat("v", 200))}
 	for name, c := range map[string]struct {
-		others int64
+		others bool
 		reads  bool
 		want   error
 	}{
-		"previous values":        {others: 1, want: kverror.TooManyRequests},
+		"previous values":        {others: true, want: kverror.TooManyRequests},
 		"previous values, alone": {},
-		"reads":                  {others: 1, reads: true, want: kverror.Timeout},
+		"reads":                  {others: true, reads: true, want: kverror.Timeout},
 		"reads, alone":           {reads: true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
 			r.cfg.ReadBytes = 100
-			r.joined.Add(c.others)
+			r.large.Store(c.others)
 			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
 				p, ok := op.(*shard.Prepare)
 				if !ok || c.reads {
@@ -648,8 +647,8 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			}
 			synctest.Wait()
 			r.Stop()
-			if got := r.joined.Load(); got != c.others {
-				t.Errorf("%s: %d bytes are held, want %d", name, got, c.others)
+			if got := r.joined.Load(); got != 0 || r.large.Load() != c.others {
+				t.Errorf("%s: %d bytes are held, a large answer %v, want %v", name, got, r.large.Load(), c.others)
 			}
 			if committed := strings.Contains(f.steps(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
 				t.Errorf("%s: %s", name, f.steps())

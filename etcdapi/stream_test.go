@@ -1,0 +1,163 @@
+package etcdapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
+)
+
+// TestRangeStream: what comes in parts is one answer, whose header is in the last part
+// and complete; errors are etcd's, before the first part and behind it.
+func TestRangeStream(t *testing.T) {
+	r := newRig(t, "http", nil)
+	kv := pb.NewKVClient(r.client(t, clientv3.Config{}).ActiveConnection())
+	r.kv.value, r.kv.parts = bytes.Repeat([]byte("v"), 100_000), 20
+	stream, err := kv.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte("k"), SortOrder: pb.RangeRequest_ASCEND, SortTarget: pb.RangeRequest_KEY})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all pb.RangeResponse
+	for n := 1; ; n++ {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last := n == 21; last != (part.RangeResponse.Header != nil) || len(part.RangeResponse.Kvs) != 1 {
+			t.Fatalf("part %d has the header %v and %d keys", n, part.RangeResponse.Header, len(part.RangeResponse.Kvs))
+		}
+		proto.Merge(&all, part.RangeResponse)
+	}
+	h := all.Header
+	if len(all.Kvs) != 21 || all.Count != 21 || !all.More || h.ClusterId != 0xc || h.MemberId != 0xb || h.RaftTerm != 5 || h.Revision != 7 || !bytes.Equal(all.Kvs[20].Value, r.kv.value) {
+		t.Errorf("%d keys, count %d, more %v, header %v", len(all.Kvs), all.Count, all.More, h)
+	}
+	for _, c := range []struct {
+		req  *pb.RangeRequest
+		fail error
+		want error
+	}{
+		{req: &pb.RangeRequest{}, want: rpctypes.ErrGRPCEmptyKey},
+		{req: &pb.RangeRequest{Key: []byte("k"), SortOrder: 7}, want: rpctypes.ErrGRPCInvalidSortOption},
+		{req: &pb.RangeRequest{Key: []byte("k"), SortOrder: pb.RangeRequest_DESCEND}, want: errStreamOrder},
+		{req: &pb.RangeRequest{Key: []byte("k"), SortTarget: pb.RangeRequest_MOD, SortOrder: pb.RangeRequest_ASCEND}, want: errStreamOrder},
+		{req: &pb.RangeRequest{Key: []byte("k"), MaxCreateRevision: -1}, want: errStreamFilter},
+		{req: &pb.RangeRequest{Key: []byte("k")}, fail: kverror.FutureRevision, want: rpctypes.ErrGRPCFutureRev},
+	} {
+		r.kv.set(c.fail, false)
+		stream, err := kv.RangeStream(t.Context(), c.req)
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if got, want := status.Convert(err), status.Convert(c.want); got.Code() != want.Code() || got.Message() != want.Message() {
+			t.Errorf("%v: %v, want %v", c.req, err, c.want)
+		}
+	}
+	// A target without an order is the order of the keys.
+	r.kv.set(nil, false)
+	stream, err = kv.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte("k"), SortTarget: pb.RangeRequest_MOD})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// awaitUnsent waits until the bytes that gRPC holds are so many.
+func (r *rig) awaitUnsent(t *testing.T, want func(int64) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for !want(r.unsent.Load()) {
+		if clock.Sleep(ctx, clock.System(), time.Millisecond) != nil {
+			t.Fatalf("%d bytes are unsent", r.unsent.Load())
+		}
+	}
+}
+
+// TestUnsentAnswersAreBounded: what clients do not take counts until they do or are gone,
+// and reads of many keys are refused meanwhile.
+func TestUnsentAnswersAreBounded(t *testing.T) {
+	r := newRig(t, "http", func(o *Options) { o.UnsentBytes = 3 << 20 })
+	r.kv.value = make([]byte, 4<<20)
+	lazy := r.client(t, clientv3.Config{})
+	span := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("b")}
+	// A stream whose messages nobody receives fills its window.
+	ctx, cancel := context.WithCancel(t.Context())
+	desc := pb.KV_ServiceDesc.Streams[0]
+	stream, err := lazy.ActiveConnection().NewStream(ctx, &desc, pb.KV_Range_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(span); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitUnsent(t, func(n int64) bool { return n > 4<<20 })
+	other := r.client(t, clientv3.Config{})
+	kv := pb.NewKVClient(other.ActiveConnection())
+	if _, err := kv.Range(t.Context(), span); status.Convert(err).Message() != rpctypes.ErrorDesc(rpctypes.ErrGRPCRequestTooManyRequests) || status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a read of many keys: %v", err)
+	}
+	if _, err := other.Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
+	if _, err := other.Get(t.Context(), "a", clientv3.WithRange("b")); err != nil {
+		t.Error(err)
+	}
+	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
+}
+
+// TestStreamedKeys: a part is a RangeStreamResponse, whatever is in it.
+func TestStreamedKeys(t *testing.T) {
+	kvs := []*mvccpb.KeyValue{{Key: []byte("k"), ModRevision: 3}, {Key: []byte("l"), Value: []byte("v")}}
+	keys, err := proto.Marshal(&pb.RangeResponse{Kvs: kvs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 3}, More: true, Count: 1 << 40}
+	for _, s := range []*streamedKeys{{}, {keys: keys}, {last: rest}, {keys: keys, last: rest}} {
+		b, err := s.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got pb.RangeStreamResponse
+		if err := proto.Unmarshal(b.Materialize(), &got); err != nil {
+			t.Fatal(err)
+		}
+		want := &pb.RangeResponse{}
+		if s.last != nil {
+			want = proto.CloneOf(s.last)
+		}
+		if s.keys != nil {
+			want.Kvs = kvs
+		}
+		if !proto.Equal(got.GetRangeResponse(), want) {
+			t.Errorf("%v, want %v", got.GetRangeResponse(), want)
+		}
+	}
+	if _, err := (&streamedKeys{last: &pb.RangeResponse{Kvs: kvs}}).encode(); !errors.Is(err, errLateKeys) {
+		t.Error(err)
+	}
+}
