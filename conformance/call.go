@@ -2,11 +2,14 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -16,7 +19,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 )
 
-// call is one unary call.
+// call is one call: unary, or a stream that is over when all of it has come.
 type call struct {
 	kind    *kind
 	request proto.Message
@@ -36,12 +39,47 @@ type answer struct {
 
 // do makes the call and returns the answer as it came.
 func do(ctx context.Context, conn *grpc.ClientConn, c *call) answer {
+	if c.kind.do != nil {
+		return c.kind.do(ctx, conn, c.request)
+	}
 	resp := c.kind.response()
 	if err := conn.Invoke(ctx, c.kind.method, c.request, resp); err != nil {
-		s := status.Convert(err)
-		return answer{code: s.Code(), text: s.Message()}
+		return failed(err)
 	}
 	return answer{response: resp}
+}
+
+// failed is the answer that an error is.
+func failed(err error) answer {
+	s := status.Convert(err)
+	return answer{code: s.Code(), text: s.Message()}
+}
+
+// rangeStream makes a RangeStream and returns the response that its parts make up.
+func rangeStream(ctx context.Context, conn *grpc.ClientConn, req proto.Message) answer {
+	stream, err := pb.NewKVClient(conn).RangeStream(ctx, req.(*pb.RangeRequest))
+	if err != nil {
+		return failed(err)
+	}
+	all := &pb.RangeResponse{}
+	for ended := false; ; {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			if !ended {
+				return answer{text: "conformance: a stream without a last part"}
+			}
+			return answer{response: all}
+		}
+		if err != nil {
+			return failed(err)
+		}
+		r := part.GetRangeResponse()
+		if ended || r.GetHeader() == nil && (r.GetMore() || r.GetCount() != 0 || len(r.GetKvs()) == 0) {
+			return answer{text: fmt.Sprintf("conformance: a part that says %s, the last has come: %v", short(r), ended)}
+		}
+		ended = r.GetHeader() != nil
+		proto.Merge(all, r)
+	}
 }
 
 // String shows the answer for a report.

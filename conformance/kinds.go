@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -18,6 +20,8 @@ type kind struct {
 	weight   int
 	generate func(*source) proto.Message
 	response func() proto.Message
+	// do makes the call, where it is not unary.
+	do func(context.Context, *grpc.ClientConn, proto.Message) answer
 	// alone keeps the kind out of waves: its effect on other calls at the same time
 	// does not show in their revisions.
 	alone bool
@@ -26,9 +30,13 @@ type kind struct {
 // kinds is the table of all calls that are generated.
 var kinds = []*kind{
 	{
-		name: "Range", method: pb.KV_Range_FullMethodName, weight: 36,
+		name: "Range", method: pb.KV_Range_FullMethodName, weight: 34,
 		generate: func(s *source) proto.Message { return s.rangeRequest(s.anySpan) },
 		response: func() proto.Message { return &pb.RangeResponse{} },
+	},
+	{
+		name: "RangeStream", method: pb.KV_RangeStream_FullMethodName, weight: 6, do: rangeStream,
+		generate: func(s *source) proto.Message { return s.streamRequest() },
 	},
 	{
 		name: "Put", method: pb.KV_Put_FullMethodName, weight: 24,
@@ -93,6 +101,16 @@ func (s *source) rangeRequest(span func(g int) (key, end []byte)) *pb.RangeReque
 		r.SortTarget = pb.RangeRequest_SortTarget(pick(s, []int32{5, -1, 1 << 30}))
 	case 2:
 		r.Key = nil
+	}
+	return r
+}
+
+// streamRequest is a read that is streamed: mostly one that may be.
+func (s *source) streamRequest() *pb.RangeRequest {
+	r := s.rangeRequest(s.anySpan)
+	if !s.chance(8) {
+		r.SortOrder, r.SortTarget = pb.RangeRequest_NONE, pb.RangeRequest_KEY
+		r.MinModRevision, r.MaxModRevision, r.MinCreateRevision, r.MaxCreateRevision = 0, 0, 0, 0
 	}
 	return r
 }

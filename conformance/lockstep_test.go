@@ -102,6 +102,8 @@ var promised = []struct {
 	calls   int
 }{
 	{"Range: OK", 100},
+	{"RangeStream: OK", 200},
+	{"RangeStream: RangeStream does not support custom sort orders", 10_000},
 	{"Put: OK", 100},
 	{"DeleteRange: OK", 500},
 	{"Txn: OK", 500},

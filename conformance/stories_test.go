@@ -23,7 +23,13 @@ func TestStories(t *testing.T) {
 					}
 					continue
 				}
-				if err := p.step(t.Context(), &call{kind: kindOf(t, op.(proto.Message)), request: op.(proto.Message)}, i%skeinNodes); err != nil {
+				c := &call{}
+				if r, ok := op.(stream); ok {
+					c.kind, c.request = kindNamed(t, "RangeStream"), r.RangeRequest
+				} else {
+					c.kind, c.request = kindOf(t, op.(proto.Message)), op.(proto.Message)
+				}
+				if err := p.step(t.Context(), c, i%skeinNodes); err != nil {
 					t.Error(err)
 				}
 			}
@@ -33,18 +39,26 @@ func TestStories(t *testing.T) {
 
 type split string
 
+// stream is a read that is streamed.
+type stream struct{ *pb.RangeRequest }
+
 // kindOf returns the kind that makes such requests.
 func kindOf(t *testing.T, m proto.Message) *kind {
 	t.Helper()
 	names := map[string]string{
 		"RangeRequest": "Range", "PutRequest": "Put", "DeleteRangeRequest": "DeleteRange", "TxnRequest": "Txn", "CompactionRequest": "Compact",
 	}
+	return kindNamed(t, names[string(m.ProtoReflect().Descriptor().Name())])
+}
+
+func kindNamed(t *testing.T, name string) *kind {
+	t.Helper()
 	for _, k := range kinds {
-		if k.name == names[string(m.ProtoReflect().Descriptor().Name())] {
+		if k.name == name {
 			return k
 		}
 	}
-	t.Fatalf("no kind makes a %T", m)
+	t.Fatalf("no kind has the name %q", name)
 	return nil
 }
 
@@ -130,6 +144,29 @@ var stories = []struct {
 		sorted(get("m/", "n0"), pb.RangeRequest_VERSION, pb.RangeRequest_NONE, 25),
 		sorted(get("m/", "n0"), pb.RangeRequest_KEY, pb.RangeRequest_DESCEND, math.MaxInt64),
 	)},
+	{"streams over several ranges", []any{
+		split("n/d"), split("n/k"),
+		stream{get("m/", "n0")},
+		stream{at(20, get("m/", "n0"))},
+		stream{get("m/a", "")},
+		stream{get("m/", fromKey)},
+		stream{get("z", "a")},
+		stream{sorted(get("m/", "n0"), pb.RangeRequest_KEY, pb.RangeRequest_ASCEND, 25)},
+		stream{sorted(get("m/", "n0"), pb.RangeRequest_KEY, pb.RangeRequest_NONE, 40)},
+		stream{sorted(get("m/", "n0"), pb.RangeRequest_KEY, pb.RangeRequest_NONE, -3)},
+		stream{&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), KeysOnly: true, Limit: 1}},
+		stream{&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), CountOnly: true, Limit: 1}},
+		stream{sorted(get("m/", "n0"), pb.RangeRequest_KEY, pb.RangeRequest_DESCEND, 0)},
+		stream{&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), MinModRevision: 3}},
+		stream{at(1<<40, get("m/", "n0"))},
+		stream{get("", "n0")},
+	}},
+	{"streams with a target and no order", []any{
+		stream{sorted(get("m/", "n0"), pb.RangeRequest_VALUE, pb.RangeRequest_NONE, 0)},
+		stream{sorted(get("m/", "n0"), pb.RangeRequest_VALUE, pb.RangeRequest_NONE, 25)},
+		stream{sorted(get("m/", "n/q\x00"), pb.RangeRequest_VERSION, pb.RangeRequest_NONE, 0)},
+		stream{sorted(get("m/", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_NONE, -1)},
+	}},
 	{"keys by values that are not wanted", []any{
 		&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), KeysOnly: true, SortTarget: pb.RangeRequest_VALUE, SortOrder: pb.RangeRequest_DESCEND},
 		&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), KeysOnly: true, SortTarget: pb.RangeRequest_VALUE, Limit: 22},
