@@ -9,6 +9,8 @@
 //	go run . latency
 //	go run . failover
 //	go run . sleeping
+//	go run . rangestream
+//	go run . list
 package main
 
 import (
@@ -52,6 +54,8 @@ var measures = []measure{
 	{"throughput", "operations a second and CPU of each, by turns, beside an empty gRPC server", throughputFlags},
 	{"latency", "puts of one client at each endpoint, and what each hop takes", latencyFlags},
 	{"failover", "the gap between acknowledged writes after kill -9 of the leader", failoverFlags},
+	{"rangestream", "a read of everything by RangeStream: time, and memory of each node", rangestreamFlags},
+	{"list", "pages at an older revision beside writes, as kube-apiserver reads them", listFlags},
 	{"sleeping", "what thousands of ranges cost that nobody uses", sleepingFlags},
 }
 
@@ -111,7 +115,7 @@ func named(name string) (measure, error) {
 		if m.name == name {
 			return m, nil
 		}
-		lines = append(lines, fmt.Sprintf("  %-10s  %s", m.name, m.about))
+		lines = append(lines, fmt.Sprintf("  %-11s  %s", m.name, m.about))
 	}
 	return measure{}, fmt.Errorf("%q is no measure; there are\n%s", name, strings.Join(lines, "\n"))
 }

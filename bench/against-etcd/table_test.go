@@ -188,3 +188,25 @@ func TestNamed(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestParseStatus(t *testing.T) {
+	now, peak, err := parseStatus([]byte("Name:\tx y\nVmHWM:\t  2048 kB\nVmRSS:\t    1024 kB\nEmpty:\n"))
+	if err != nil || now != 1<<20 || peak != 2<<20 {
+		t.Errorf("%d, %d, %v", now, peak, err)
+	}
+	for _, text := range []string{"", "VmRSS:\t1 kB\n", "VmRSS:\tx kB\nVmHWM:\t1 kB\n"} {
+		if _, _, err := parseStatus([]byte(text)); err == nil {
+			t.Errorf("%q was taken", text)
+		}
+	}
+}
+
+// The keys of one transaction that fills a side lie in one range, and all ranges get some.
+func TestFilling(t *testing.T) {
+	f := filling{keys: 2000, prefixes: [][]byte{{0}, []byte("m")}}
+	for n := range f.keys {
+		if (f.key(n)[0] == 'm') != (n/fillTxnPuts%2 == 1) {
+			t.Fatalf("key %d is %q", n, f.key(n))
+		}
+	}
+}
