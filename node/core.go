@@ -270,7 +270,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
 		Txns: c.shards.Client(), Bus: c.bus,
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, AnswerBytes: answer(o.MemoryBytes), TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})

@@ -61,9 +61,7 @@ func (l *lane) next(ctx context.Context) (*shard.PieceAnswer, error) {
 		}
 		p := &shard.Piece{RangeRequest: clip(l.req, span), MaxBytes: l.pieceBytes, WithCount: !l.unlimited}
 		p.Limit = max(l.left, 0)
-		got, err := l.r.single(limit.Patience, span, func(rt *route) *shard.Request {
-			return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: l.at.at, Txn: l.at.txn, Op: p}
-		}, true)
+		got, err := l.r.readFrom(limit.Patience, span, l.at, p)
 		if errors.Is(err, errSeveral) {
 			continue // it has split: its part of the span is smaller now
 		}

@@ -20,6 +20,11 @@ const maxParallelParts = 8
 // Range reads keys at one revision, from as many ranges as they lie in. The
 // response's header holds the revision only.
 func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	if req.GetSerializable() && r.cfg.Local != nil {
+		if resp, done, err := r.rangeHere(ctx, req); done {
+			return resp, err
+		}
+	}
 	if len(req.GetRangeEnd()) > 0 {
 		return r.rangeOver(ctx, req)
 	}
@@ -50,6 +55,8 @@ type moment struct {
 	txn *shard.TxnName
 	// held counts the bytes of the answer, nil where there are few.
 	held *holding
+	// where says who may be asked.
+	where where
 }
 
 // revision is that of the state which a request reads.
@@ -157,9 +164,7 @@ func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeReq
 
 // part is whole within the caller's patience.
 func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
-	got, err := r.single(ctx, span, func(rt *route) *shard.Request {
-		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: req}
-	}, true)
+	got, err := r.readFrom(ctx, span, at, req)
 	if err != nil {
 		return nil, err
 	}

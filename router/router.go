@@ -59,6 +59,9 @@ type Config struct {
 	Ranges    Ranges
 	Sequencer Sequencer
 	Placement Placement
+	// Local reads from this node's own replicas; nil where serializable reads are like
+	// others.
+	Local Local
 	// Txns and Bus are for transactions over several ranges.
 	Txns Steps
 	Bus  Bus

@@ -36,6 +36,11 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
 	}
 	defer r.joined.Add(-least)
+	if req.GetSerializable() && r.cfg.Local != nil {
+		if done, err := r.streamHere(ctx, req, send); done {
+			return err
+		}
+	}
 	for {
 		now, err := r.presentOf(ctx, req, true)
 		if err != nil {
@@ -55,6 +60,24 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 			return err
 		}
 	}
+}
+
+// streamHere streams a serializable read, all of it from this node's replicas: a stream
+// may take long, and nobody waits with it for leaders. done is false where it has not begun.
+func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (done bool, err error) {
+	_, lowest, ok := r.completeHere(req)
+	if !ok || keyspace.Revision(req.GetRevision()) > lowest {
+		return false, nil
+	}
+	s := &stream{r: r, req: req, at: moment{at: lowest, where: nearest}, send: send}
+	switch err = s.run(ctx); {
+	case err == nil || ctx.Err() != nil:
+	case !s.begun:
+		return false, nil
+	case lookAgain(err):
+		err = kverror.New(kverror.Compacted, "%v", err)
+	}
+	return true, err
 }
 
 // stream is one RangeStream at a moment.

@@ -422,6 +422,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.live.reset(rec.lastRevision)
 	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
+	r.installs++
 	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)
 	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))

@@ -149,7 +149,11 @@ type Replica struct {
 	// does. receiving says that a snapshot comes in, and that none may begin.
 	removing  chan struct{}
 	receiving bool
-	stopped   bool
+	// installs counts the snapshots that have replaced the state.
+	installs uint64
+	// completeTo is the highest that completeLocked has said.
+	completeTo keyspace.Revision
+	stopped    bool
 }
 
 // Range returns the range's id.

@@ -1,0 +1,131 @@
+package router
+
+import (
+	"context"
+	"errors"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
+type Local interface {
+	// CompleteHere returns up to which revision the replica of a range of that generation
+	// is complete; ok is false where there is none that can be read.
+	CompleteHere(id keyspace.RangeID, g keyspace.Generation) (rev keyspace.Revision, ok bool)
+	// ReadHere answers a read from the replica, at a revision up to which it is complete.
+	ReadHere(ctx context.Context, req *shard.Request) (*shard.Response, error)
+}
+
+// where says which replicas may be asked.
+type where uint8
+
+const (
+	// leaders alone know what is linearizable.
+	leaders where = iota
+	// nearest is this node's replica where it is complete up to the revision, and else the
+	// leader.
+	nearest
+	// here is this node's replica and nobody else.
+	here
+)
+
+// readFrom has a read of a span answered by the one range that holds it.
+func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op proto.Message) (proto.Message, error) {
+	build := func(rt *route) *shard.Request {
+		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: op}
+	}
+	if at.where != leaders {
+		rt, err := r.cover(ctx, span)
+		if err != nil {
+			return nil, err
+		}
+		resp, err := r.cfg.Local.ReadHere(ctx, build(rt))
+		switch {
+		case err == nil:
+			return resp.Op, nil
+		case at.where == here || kverror.Of(err).Kind == kverror.ReadInPieces:
+			return nil, err
+		}
+	}
+	return r.single(ctx, span, build, true)
+}
+
+// serializable answers a serializable read at a revision up to which the ranges of its
+// span are complete in this node's replicas: the highest of these, for which ranges that
+// are not complete up to there here are asked at their leaders; or, where these do not
+// answer soon, the lowest, which needs nobody else. done is false where nothing can be
+// said by what is here, and the read is made like others.
+func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, moment) error) (done bool, err error) {
+	highest, lowest, ok := r.completeHere(req)
+	if !ok {
+		return false, nil
+	}
+	explicit := keyspace.Revision(req.GetRevision())
+	if explicit > highest {
+		return false, nil
+	}
+	if lowest < highest && explicit <= 0 || explicit > lowest {
+		soon, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errNotSoon)
+		err := read(soon, moment{at: highest, where: nearest})
+		late := errors.Is(context.Cause(soon), errNotSoon)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return true, err
+		}
+		if k := kverror.Of(err); explicit > 0 || !late && k.Retry() != kverror.RetryRouter && k.Fate() != kverror.Unknown {
+			return false, nil
+		}
+	}
+	err = read(ctx, moment{at: lowest, where: here})
+	return err == nil || ctx.Err() != nil, err
+}
+
+// errNotSoon is why a serializable read waits for no leader any more.
+var errNotSoon = errors.New("router: no leader answers soon")
+
+// completeHere returns the highest and the lowest revision up to which the ranges of a
+// read are complete here; ok is false where this node has not all of them.
+func (r *Router) completeHere(req *pb.RangeRequest) (highest, lowest keyspace.Revision, ok bool) {
+	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
+	if !ok {
+		return 0, 0, false
+	}
+	routes, ok := overlapping(r.cache.all(), span)
+	if !ok {
+		return 0, 0, false
+	}
+	for i, rt := range routes {
+		c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
+		if !ok {
+			return 0, 0, false
+		}
+		highest = max(highest, c)
+		if i == 0 || c < lowest {
+			lowest = c
+		}
+	}
+	return highest, lowest, true
+}
+
+// rangeHere is Range of a serializable request.
+func (r *Router) rangeHere(ctx context.Context, req *pb.RangeRequest) (resp *pb.RangeResponse, done bool, err error) {
+	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
+	if !ok {
+		return nil, false, nil
+	}
+	done, err = r.serializable(ctx, req, func(ctx context.Context, at moment) (err error) {
+		var held holding
+		defer r.letGo(&held)
+		at.held = &held
+		if resp, err = r.readAt(ctx, span, req, at); err == nil {
+			resp.Header = header(at.at)
+		}
+		return err
+	})
+	return resp, done, err
+}

@@ -1,0 +1,144 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// locals are the replicas of one node: complete says up to where, by the range's start.
+type locals struct {
+	*cluster
+	complete map[string]keyspace.Revision
+	reads    int
+	// asked are requests to leaders; down says that these do not answer.
+	asked int
+	down  bool
+}
+
+func (l *locals) find(id keyspace.RangeID) (keyspace.Descriptor, bool) {
+	for _, d := range l.descs {
+		if d.Range == id {
+			return d, true
+		}
+	}
+	return keyspace.Descriptor{}, false
+}
+
+func (l *locals) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (keyspace.Revision, bool) {
+	d, ok := l.find(id)
+	c, here := l.complete[string(d.Span.Start)]
+	return c, ok && here && d.Generation == g
+}
+
+func (l *locals) ReadHere(_ context.Context, req *shard.Request) (*shard.Response, error) {
+	c, ok := l.CompleteHere(req.Range, req.Generation)
+	if !ok || req.ReadRevision > c {
+		return nil, &kverror.Error{Kind: kverror.ReadAgain}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reads++
+	return l.answer(req), nil
+}
+
+// answer plays a range: all keys have the revisions at which they were put, and what is
+// above the one that is read is left out.
+func (l *locals) answer(req *shard.Request) *shard.Response {
+	all := l.kvs
+	defer func() { l.kvs = all }()
+	l.kvs = nil
+	for _, kv := range all {
+		if kv.ModRevision <= int64(req.ReadRevision) {
+			l.kvs = append(l.kvs, kv)
+		}
+	}
+	if p, ok := req.Op.(*shard.Piece); ok {
+		return &shard.Response{Op: l.piece(p)}
+	}
+	return &shard.Response{Op: evaluate(l.kvs, req.Op.(*pb.RangeRequest))}
+}
+
+func (l *locals) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+	l.mu.Lock()
+	if _, put := req.Op.(*pb.PutRequest); put {
+		l.mu.Unlock()
+		return l.cluster.Do(ctx, node, req)
+	}
+	l.asked++
+	defer l.mu.Unlock()
+	if l.down {
+		return nil, &kverror.Error{Kind: kverror.NoLeader}
+	}
+	return l.answer(req), nil
+}
+
+// A serializable read is made at what is here: of one range without asking anybody, of
+// several at the highest revision that one is complete up to, with the leaders of the
+// others; or at the lowest where these do not answer.
+func TestSerializableReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		l := &locals{cluster: c}
+		r := newRouter(c)
+		r.cfg.Ranges, r.cfg.Local = l, l
+		c.split("m")
+		r.Learn(c.descs...)
+		for i, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte(fmt.Sprint(i))}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all := func() *pb.RangeRequest {
+			return &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Serializable: true}
+		}
+		low := func() *pb.RangeRequest {
+			return &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("m"), Serializable: true}
+		}
+		for _, s := range []struct {
+			name     string
+			complete map[string]keyspace.Revision
+			down     bool
+			req      *pb.RangeRequest
+			rev      int64
+			keys     int
+			asked    bool
+		}{
+			{"one range", map[string]keyspace.Revision{"": 4, "m": 7}, true, low(), 4, 2, false},
+			{"one key", map[string]keyspace.Revision{"": 4, "m": 7}, true, &pb.RangeRequest{Key: []byte("a"), Serializable: true}, 4, 1, false},
+			{"several, all complete", map[string]keyspace.Revision{"": 6, "m": 6}, true, all(), 6, 5, false},
+			{"several, one behind", map[string]keyspace.Revision{"": 4, "m": 7}, false, all(), 7, 6, true},
+			{"several, one behind, no quorum", map[string]keyspace.Revision{"": 4, "m": 7}, true, all(), 4, 3, true},
+			{"one is not here", map[string]keyspace.Revision{"m": 7}, false, all(), 7, 6, true},
+			{"an old revision", map[string]keyspace.Revision{"": 6, "m": 6}, true, func() *pb.RangeRequest { q := all(); q.Revision = 5; return q }(), 6, 0, false},
+			{"a revision that is not here", map[string]keyspace.Revision{"": 6, "m": 6}, false, func() *pb.RangeRequest { q := all(); q.Revision = 7; return q }(), 7, 0, true},
+		} {
+			l.complete, l.down, l.asked = s.complete, s.down, 0
+			resp, err := r.Range(t.Context(), proto.CloneOf(s.req))
+			if err != nil || resp.Header.Revision != s.rev || s.keys > 0 && len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
+				t.Errorf("%s: %v, %v, leaders were asked %d times", s.name, resp, err, l.asked)
+			}
+		}
+		// Streams are read from what is here, whoever leads.
+		l.complete, l.down, l.asked = map[string]keyspace.Revision{"": 4, "m": 7}, true, 0
+		var m merged
+		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
+			t.Errorf("a stream: %v, %v, leaders were asked %d times", &m.resp, err, l.asked)
+		}
+		begin := time.Now()
+		l.complete = nil
+		if _, err := r.Range(t.Context(), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {
+			t.Errorf("nothing here and no leader: %v after %v", err, time.Since(begin))
+		}
+	})
+}

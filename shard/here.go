@@ -1,0 +1,100 @@
+package shard
+
+import (
+	"context"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// completeLocked is up to where the range is complete by what is applied here: every
+// version at or below it that there will ever be, on any replica. What comes later is
+// evaluated behind what is applied, and gets revisions above it; but for the end of a
+// lock, which gets one above the lock's floor. A lock that comes later takes nothing back,
+// since its transaction asks for a revision when it is applied.
+func (r *Replica) completeLocked() keyspace.Revision {
+	c := max(r.rec.lastRevision, emptyRevision)
+	if r.locks != nil {
+		c = r.locks.lowestFloor(c)
+	}
+	r.completeTo = max(r.completeTo, c)
+	return r.completeTo
+}
+
+// emptyRevision is that of the empty store: no change has it.
+const emptyRevision keyspace.Revision = 1
+
+// readableLocked says why a request cannot be answered here at a revision, nil if it can.
+// Versions that a compaction has taken away are older than the last one of their key: who
+// reads all that is applied misses none.
+func (r *Replica) readableLocked(req *Request, at keyspace.Revision) error {
+	switch {
+	case r.receiving || r.stopped:
+		return kverror.New(kverror.Busy, "range %s: a snapshot comes in, or the node stops", r.id)
+	case req.Generation != r.rec.generation || !holdsOp(r.rec.span, req.Op):
+		return r.errorLocked(kverror.WrongRange, "the range is another one here")
+	case at > r.completeLocked():
+		return kverror.New(kverror.ReadAgain, "range %s is complete up to %d here, not %d", r.id, r.completeLocked(), at)
+	case at < r.rec.compacted && at < r.rec.lastRevision:
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
+	}
+	return nil
+}
+
+// CompleteHere returns up to which revision this node's replica of a range is complete; ok
+// is false where there is none of that generation that can be read.
+func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (rev keyspace.Revision, ok bool) {
+	r := n.Replica(id)
+	if r == nil {
+		return 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.receiving || r.stopped || r.rec.generation != g {
+		return 0, false
+	}
+	return r.completeLocked(), true
+}
+
+// ReadHere answers a RangeRequest or a Piece from what this node's replica has applied,
+// whoever leads the range, at the revision that it names or else at ReadRevision, which
+// must be set and is the header's. ReadAgain says that the replica is not complete up to
+// there.
+func (n *Node) ReadHere(_ context.Context, req *Request) (*Response, error) {
+	r := n.Replica(req.Range)
+	if r == nil {
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, n.cfg.Self)
+	}
+	if err := checkRequest(req.Op, &n.cfg.Limits); err != nil {
+		return nil, err
+	}
+	o, ok := rangeOf(req.Op)
+	if !ok || req.ReadRevision == 0 {
+		return nil, badRequest("%T at %d is no read of what is here", req.Op, req.ReadRevision)
+	}
+	at := req.ReadRevision
+	if explicit := keyspace.Revision(o.GetRevision()); explicit > 0 {
+		at = explicit
+	}
+	r.mu.Lock()
+	installs, err := r.installs, r.readableLocked(req, at)
+	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	budget := n.readBudget()
+	defer budget.release()
+	resp, _, err := r.readStore(req.Op, req.ReadRevision, at, &budget)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.readableLocked(req, at); err != nil {
+		return nil, err
+	}
+	if r.installs != installs {
+		return nil, kverror.New(kverror.ReadAgain, "range %s: a snapshot replaced the state during the read", r.id)
+	}
+	return &Response{Op: resp}, nil
+}

@@ -1,0 +1,144 @@
+package shard
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// A replica answers alone, without a leader, up to what it has applied: no higher, not
+// what compaction has taken, not while or across a snapshot.
+func TestReadHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		var l logWriter
+		l.rev = 1
+		g := w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c"))
+		g.lead(raftgroup.LeaderState{Term: 6}) // nobody leads
+		read := func(at keyspace.Revision, op proto.Message) (proto.Message, error) {
+			resp, err := w.node.ReadHere(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: at, Op: op})
+			if err != nil {
+				return nil, err
+			}
+			return resp.Op, nil
+		}
+		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
+		if c, ok := w.node.CompleteHere(1, 1); !ok || c != 5 {
+			t.Fatalf("complete up to %d, %v", c, ok)
+		}
+		for at, keys := range map[keyspace.Revision]string{1: "", 2: "a", 3: "ab", 4: "b", 5: "bc"} {
+			got, err := read(at, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var found string
+			for _, kv := range got.(*pb.RangeResponse).Kvs {
+				found += string(kv.Key)
+			}
+			if h := got.(*pb.RangeResponse).Header.Revision; found != keys || h != int64(at) {
+				t.Errorf("at %d: %q, header %d", at, found, h)
+			}
+			piece, err := read(5, &Piece{RangeRequest: &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: int64(at)}, MaxBytes: 1 << 10, WithCount: true})
+			if err != nil || piece.(*PieceAnswer).N != int64(len(keys)) || piece.(*PieceAnswer).Header.Revision != 5 {
+				t.Errorf("a piece at %d: %v, %v", at, piece, err)
+			}
+		}
+		for name, c := range map[string]struct {
+			req  *Request
+			want error
+		}{
+			"too high":      {&Request{Range: 1, Generation: 1, ReadRevision: 6, Op: all}, kverror.ReadAgain},
+			"no revision":   {&Request{Range: 1, Generation: 1, Op: all}, kverror.BadRequest},
+			"a generation":  {&Request{Range: 1, Generation: 2, ReadRevision: 5, Op: all}, kverror.WrongRange},
+			"not here":      {&Request{Range: 9, Generation: 1, ReadRevision: 5, Op: all}, kverror.RangeNotHere},
+			"no read":       {&Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.PutRequest{Key: []byte("k")}}, kverror.BadRequest},
+			"not a request": {&Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.RangeRequest{}}, kverror.EmptyKey},
+		} {
+			if _, err := w.node.ReadHere(t.Context(), c.req); !errors.Is(err, c.want) {
+				t.Errorf("%s: %v, want %v", name, err, c.want)
+			}
+		}
+		if err := g.apply(numbered(commandCompact, 5, 1, 4)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := read(3, all); !errors.Is(err, kverror.Compacted) {
+			t.Errorf("below the compacted revision: %v", err)
+		}
+		if err := g.apply(numbered(commandCompact, 5, 1, 40)); err != nil {
+			t.Fatal(err)
+		}
+		// The range has not changed up to 40: nothing that is seen at 5 is taken away.
+		if _, err := read(5, all); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What a snapshot replaces is not read from, nor across it.
+func TestReadHereBesideASnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		var l logWriter
+		l.rev = 1
+		g := w.filled(l.batch(5, 1, "a", "b"))
+		g.lead(raftgroup.LeaderState{Term: 6})
+		r := w.node.Replica(1)
+		a, _, err := w.engine.Applied(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.AcceptSnapshot(a); err != nil {
+			t.Fatal(err)
+		}
+		req := &Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("a")}}
+		if _, err := w.node.ReadHere(t.Context(), req); !errors.Is(err, kverror.Busy) {
+			t.Errorf("while it comes in: %v", err)
+		}
+		if _, ok := w.node.CompleteHere(1, 1); ok {
+			t.Error("complete while a snapshot comes in")
+		}
+		before := r.installs
+		r.SnapshotDone(engine.Applied{Index: a.Index, Term: a.Term, ConfIndex: a.ConfIndex, Replicas: a.Replicas, Payload: a.Payload}, nil)
+		if r.installs != before+1 {
+			t.Error("the install was not counted")
+		}
+		if _, err := w.node.ReadHere(t.Context(), req); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A lock keeps a range from being complete above its floor; one that comes later takes
+// nothing back.
+func TestCompleteBesideLocks(t *testing.T) {
+	w := newFakeWorld(t)
+	defer w.stop()
+	r := &Replica{node: w.node, rec: record{lastRevision: 9}}
+	r.locks = newLockTable(&w.node.lockBytes)
+	h := &held{lock: &lock{floor: 7}}
+	r.locks.all[h] = struct{}{}
+	if c := r.completeLocked(); c != 7 {
+		t.Errorf("complete up to %d above a floor of 7", c)
+	}
+	delete(r.locks.all, h)
+	if c := r.completeLocked(); c != 9 {
+		t.Errorf("complete up to %d without locks", c)
+	}
+	r.locks.all[h] = struct{}{}
+	if c := r.completeLocked(); c != 9 {
+		t.Errorf("a later lock took it back to %d", c)
+	}
+	if c := (&Replica{node: w.node}).completeLocked(); c != 1 {
+		t.Errorf("a range that never changed is complete up to %d", c)
+	}
+}
