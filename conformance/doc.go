@@ -5,7 +5,8 @@
 //
 // It guarantees that a difference is reported with the seed, the number of the call
 // and both answers; that a seed gives the same calls again; and that nothing but
-// what normalised lists is left out of the comparison. It does not inject faults
+// what normalised lists is left out of the comparison. A serializable read is compared
+// with etcd's at the revision that it says it was made at. It does not inject faults
 // (package sim does) and says nothing of speed.
 //
 // The calls come from a table of generators (kinds). One call at a time, any

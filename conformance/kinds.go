@@ -79,7 +79,8 @@ func (s *source) next() *call {
 
 // rangeRequest returns a read whose keys come from span.
 func (s *source) rangeRequest(span func(g int) (key, end []byte)) *pb.RangeRequest {
-	r := &pb.RangeRequest{Revision: s.explicit(), Serializable: s.chance(7)}
+	// Where a serializable read stands among calls at the same time its revision does not say.
+	r := &pb.RangeRequest{Revision: s.explicit(), Serializable: !s.steady && s.chance(7)}
 	r.Key, r.RangeEnd = span(s.group())
 	r.KeysOnly, r.CountOnly = s.chance(6), s.chance(8)
 	if s.chance(2) {

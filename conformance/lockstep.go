@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/adminapi"
@@ -54,10 +55,41 @@ func (p *pair) step(ctx context.Context, c *call, gateway int) error {
 	theirs := do(ctx, p.etcd.conns[0], c)
 	wg.Wait()
 	p.take(c, theirs)
+	theirs, err := p.asOf(ctx, c, theirs, ours)
+	if err != nil {
+		return fmt.Errorf("call %d, at node %d:\n  %s\n  %s: %w", p.calls, gateway+1, c, ours, err)
+	}
 	if diff := compare(theirs, ours); diff != "" {
 		return fmt.Errorf("call %d, at node %d, differs:\n  %s\n%s", p.calls, gateway+1, c, diff)
 	}
 	return nil
+}
+
+// asOf returns what etcd says to a serializable read at the revision that Skein says it
+// was made at: that of the node's own replicas, which may be behind, as a member of etcd
+// may. Other answers stay what they are.
+func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, error) {
+	r, ok := c.request.(*pb.RangeRequest)
+	if !ok || !r.GetSerializable() || ours.response == nil {
+		return theirs, nil
+	}
+	at := ours.response.(*pb.RangeResponse).GetHeader().GetRevision()
+	if at > p.source.revision {
+		return theirs, fmt.Errorf("a serializable read at %d, the last revision is %d", at, p.source.revision)
+	}
+	if r.GetRevision() <= 0 && at < p.source.revision {
+		r = proto.CloneOf(r)
+		r.Revision = at
+		theirs = do(ctx, p.etcd.conns[0], &call{kind: c.kind, request: r})
+	}
+	if theirs.response == nil && theirs.text == rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted) {
+		p.outcomes[c.kind.name+": made where etcd is compacted"]++
+		return ours, nil // a replica behind the compaction has it still
+	}
+	if theirs.response != nil {
+		theirs.response.(*pb.RangeResponse).Header.Revision = at
+	}
+	return theirs, nil
 }
 
 // take counts etcd's answer and learns from it.
