@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/kverror"
 )
@@ -102,7 +103,7 @@ func (b *bank) move(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// sum counts the money at the present revision, in one of three ways.
+// sum counts the money at one revision, in one of six ways.
 func (b *bank) sum(ctx context.Context, rng *rand.Rand) {
 	c := b.gateway(rng)
 	if c == nil {
@@ -111,9 +112,15 @@ func (b *bank) sum(ctx context.Context, rng *rand.Rand) {
 	all := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}
 	var resp *pb.RangeResponse
 	var err error
-	switch rng.IntN(3) {
+	switch rng.IntN(6) {
 	case 0:
 		resp, err = c.KV().Range(ctx, all)
+	case 3:
+		all.Serializable = true
+		resp, err = c.KV().Range(ctx, all)
+	case 4, 5:
+		all.Serializable = rng.IntN(2) == 0
+		resp, err = streamed(ctx, c, all)
 	case 1:
 		var now *pb.RangeResponse
 		if now, err = c.KV().Range(ctx, &pb.RangeRequest{Key: []byte("z")}); err == nil {
@@ -133,6 +140,9 @@ func (b *bank) sum(ctx context.Context, rng *rand.Rand) {
 		b.failed.Add(1)
 		return
 	}
+	if all.Serializable && resp.Header.Revision < 2 {
+		return // of a node that has not heard of the money yet
+	}
 	total := 0
 	for _, kv := range resp.Kvs {
 		n, _ := strconv.Atoi(string(kv.Value))
@@ -142,6 +152,68 @@ func (b *bank) sum(ctx context.Context, rng *rand.Rand) {
 	if total != b.accounts*startMoney || len(resp.Kvs) != b.accounts || resp.Count != int64(b.accounts) {
 		b.r.t.Errorf("%d in %d accounts (count %d) at revision %d of %d", total, len(resp.Kvs), resp.Count, all.Revision, resp.Header.Revision)
 	}
+}
+
+// streamed reads by RangeStream.
+func streamed(ctx context.Context, c *Core, req *pb.RangeRequest) (*pb.RangeResponse, error) {
+	all := &pb.RangeResponse{}
+	return all, c.KV().RangeStream(ctx, req, func(keys []byte, last *pb.RangeResponse) error {
+		part := &pb.RangeResponse{}
+		if err := proto.Unmarshal(keys, part); err != nil {
+			return err
+		}
+		proto.Merge(all, part)
+		if last != nil {
+			proto.Merge(all, last)
+		}
+		return nil
+	})
+}
+
+// A node that is left alone answers serializable reads from what it has, and no others.
+func TestSerializableReadsWithoutAQuorum(t *testing.T) {
+	bubble(t, 3, borders(6), nil, func(r *rig) {
+		b := &bank{r: r, accounts: 12}
+		if err := b.open(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		b.work(3, func() { time.Sleep(2 * time.Second) })
+		b.unlocked()
+		time.Sleep(5 * time.Second) // all replicas have all of it
+		r.net.Partition(r.nodes[0].id)
+		time.Sleep(5 * time.Second)
+		c := r.nodes[0].core
+		ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := c.KV().Range(ctx, &pb.RangeRequest{Key: []byte(b.key(0))}); err == nil {
+			r.t.Error("a linearizable read without a quorum")
+		}
+		one, err := c.KV().Range(r.t.Context(), &pb.RangeRequest{Key: []byte(b.key(0)), Serializable: true})
+		if err != nil || len(one.Kvs) != 1 {
+			r.t.Errorf("one key: %v, %v", one, err)
+		}
+		all := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l"), Serializable: true}
+		for name, read := range map[string]func() (*pb.RangeResponse, error){
+			"read":   func() (*pb.RangeResponse, error) { return c.KV().Range(r.t.Context(), all) },
+			"stream": func() (*pb.RangeResponse, error) { return streamed(r.t.Context(), c, all) },
+		} {
+			resp, err := read()
+			if err != nil {
+				r.t.Errorf("%s: %v", name, err)
+				continue
+			}
+			total := 0
+			for _, kv := range resp.Kvs {
+				n, _ := strconv.Atoi(string(kv.Value))
+				total += n
+			}
+			if total != b.accounts*startMoney || resp.Header.Revision < 2 {
+				r.t.Errorf("%s: %d at revision %d", name, total, resp.Header.Revision)
+			}
+		}
+		r.net.HealAll()
+		time.Sleep(3 * time.Second)
+	})
 }
 
 // work lets clients work while the nemesis does.
