@@ -214,3 +214,33 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	}
 	return out, nil
 }
+
+// lastKeys reads the last keys of a span, as many as the limit says, from its ranges in
+// the opposite order: of those before, only how many keys they have.
+func (r *Router) lastKeys(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
+	spans, err := r.divide(ctx, span)
+	if err != nil {
+		return nil, err
+	}
+	out := &pb.RangeResponse{}
+	i := len(spans) - 1
+	for ; i >= 0 && int64(len(out.Kvs)) < req.GetLimit(); i-- {
+		q := clip(req, spans[i])
+		q.Limit = req.GetLimit() - int64(len(out.Kvs))
+		resp, err := r.readAt(ctx, spans[i], q, at)
+		if err != nil {
+			return nil, err
+		}
+		out.Kvs = append(out.Kvs, resp.GetKvs()...)
+		out.Count += resp.GetCount()
+	}
+	if i >= 0 {
+		n, err := r.count(ctx, keyspace.Span{Start: span.Start, End: spans[i].End}, req, at)
+		if err != nil {
+			return nil, err
+		}
+		out.Count += n
+	}
+	out.More = out.Count > int64(len(out.Kvs))
+	return out, nil
+}

@@ -140,6 +140,9 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 		if err == nil || !errors.Is(err, kverror.ReadInPieces) && !errors.Is(err, errSeveral) {
 			return resp, err
 		}
+		if errors.Is(err, errSeveral) && byKeyDown(req) && req.GetLimit() > 0 && !filtered(req) {
+			return r.lastKeys(ctx, span, req, at)
+		}
 	}
 	// The ranges are asked for their keys in the order of their bytes: only all of
 	// them together can be sorted.
@@ -261,6 +264,11 @@ const maxLimit = math.MaxInt64
 // byKeyUp says whether the answer is in the order in which ranges hold keys.
 func byKeyUp(req *pb.RangeRequest) bool {
 	return req.GetSortTarget() == pb.RangeRequest_KEY && req.GetSortOrder() != pb.RangeRequest_DESCEND
+}
+
+// byKeyDown says whether the answer has the last keys first.
+func byKeyDown(req *pb.RangeRequest) bool {
+	return req.GetSortTarget() == pb.RangeRequest_KEY && req.GetSortOrder() == pb.RangeRequest_DESCEND
 }
 
 func filtered(req *pb.RangeRequest) bool {

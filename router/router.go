@@ -5,10 +5,11 @@
 //
 // It guarantees that a write is sent again only where the answer says that the
 // first attempt did not and will not take effect (kverror's table), that every
-// linearizable read is answered at one revision asked for after the request came,
-// and that a request ends at its deadline. It holds no data and no state that
-// cannot be asked for again. etcdapi calls it; the ranges are behind
-// package shard's Client, the range map and revisions behind placement's.
+// linearizable read is answered at one revision asked for after the request came and
+// every serializable one at one that this node's replicas know, that a read of any size
+// takes a bounded part of the node's memory, and that a request ends at its deadline. It
+// holds no data and no state that cannot be asked for again. etcdapi calls it; the ranges
+// are behind package shard's Client, the range map and revisions behind placement's.
 package router
 
 import (

@@ -256,6 +256,29 @@ func TestPagesAreCountedOnce(t *testing.T) {
 	})
 }
 
+// The last keys of many ranges are read where they are.
+func TestLastKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		fill(t, c, r, 1)
+		r.Learn(c.descs...)
+		for limit := range int64(len(c.kvs) + 2) {
+			c.counted, c.paged, c.pieced = 0, 0, 0
+			req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("zz"), SortOrder: pb.RangeRequest_DESCEND, Limit: limit}
+			got, err := r.Range(t.Context(), proto.CloneOf(req))
+			want := evaluate(c.kvs, req)
+			want.Header = header(c.rev)
+			if err != nil || !proto.Equal(got, want) {
+				t.Fatalf("limit %d: %v, %v\nwant %v", limit, got, err, want)
+			}
+			if limit == 2 && (c.paged != 1 || c.counted != 2 || c.pieced != 0) {
+				t.Errorf("%d whole reads, %d counts, %d pieces", c.paged, c.counted, c.pieced)
+			}
+		}
+	})
+}
+
 // A read that is larger than the node may put together is refused with a clear error, and
 // what it held is given back.
 func TestALargeReadIsRefused(t *testing.T) {
