@@ -62,6 +62,17 @@
 // own lock; whoever decides against it takes that lock away and leaves a fence. No lock
 // and no record outlives the interest of a coordinator by more than seconds.
 //
+// S12. What a replica answers by itself (ReadHere) is the state at a revision up to which
+// its range is complete in what it has applied: no version at or below that will come on
+// any replica. It is a fact that needs no leader, and is never taken back.
+//
+// # Large reads
+//
+// A read of any size is made of pieces (Piece), each of so many bytes at most and complete
+// in itself: the next one begins where this one ended, at the same revision, at whatever
+// range and leader there is by then. Keys leave a range as they will stand on the client's
+// wire. How many keys there are behind a piece is remembered by the place where it ended.
+//
 // # Transactions over several ranges
 //
 //	Prepare  guards and writes are evaluated under the lock table ─▶ lock with intents
