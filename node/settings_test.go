@@ -83,6 +83,7 @@ func TestSettingsArrive(t *testing.T) {
 		{"enable-pprof", "true", map[string]any{"Face.EnablePprof": true}},
 		{"memory-budget-bytes", fmt.Sprint(megabytes << 20), map[string]any{
 			"Node.MemoryBytes": int64(megabytes << 20), "Groups.MaxProposalBytes": budget.Proposals, "Groups.MaxInboundBytes": budget.Inbound,
+			"Face.UnsentBytes": budget.Unsent,
 		}},
 	} {
 		t.Run(c.flag, func(t *testing.T) {

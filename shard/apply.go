@@ -27,6 +27,9 @@ type applyState struct {
 	done []outcome
 	// txns are the locks and records of transactions over several ranges.
 	txns txnState
+	// complete is up to where the range is complete, see advance; lowest is the lowest
+	// floor of the locks that will leave versions behind, or MaxRevision.
+	complete, lowest keyspace.Revision
 	// versions is the memory for those of one batch.
 	versions []mvcc.Version
 }
@@ -43,6 +46,10 @@ type outcome struct {
 	locks  []lockChange
 	// split is set for a split that took effect.
 	split *appliedSplit
+	// events are a batch's for the feeds, if there were any feeds when it was applied;
+	// complete is applyState.complete behind it.
+	events   *eventBlock
+	complete keyspace.Revision
 }
 
 // Apply implements raftgroup.StateMachine: it writes bytes and decides nothing
@@ -101,6 +108,8 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 	if !out.ok {
 		r.node.metrics.noops.Inc()
 	}
+	s.advance(len(out.locks) > 0)
+	out.complete = s.complete
 	s.done = append(s.done, out)
 	return nil
 }
@@ -128,6 +137,9 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	}
 	if err == nil && len(items) > 0 {
 		err = r.applyItems(b, h, &c, items, out)
+	}
+	if err == nil && r.feeding.Load() {
+		out.events = s.captureEvents()
 	}
 	if err == nil {
 		err = s.write(b)
@@ -205,15 +217,18 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	s := &r.applying
 	var out answers
 	var splits []*appliedSplit
+	var feeds publication
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
+	r.complete = s.complete
 	for i := range s.done {
 		o := &s.done[i]
 		switch o.kind {
 		case commandBatch:
 			r.live.apply(o.deltas)
+			feeds.add(o)
 			r.appliedBatchLocked(o, &out)
 			if len(o.locks) > 0 {
 				r.publishTxnsLocked(o.locks)
@@ -225,6 +240,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
+				r.endFeedsAtSplitLocked(&feeds, o.split)
 				r.publishTxnsLocked(o.locks)
 				r.reign = r.node.heads.begin()
 				r.live.reset(r.rec.lastRevision)
@@ -241,6 +257,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	clear(s.done)
 	s.done = s.done[:0]
+	r.publishLocked(&feeds)
 	r.passedLocked(s.term, &out)
 	lead := r.lead
 	more := lead != nil && r.waitsLocked()
@@ -413,11 +430,14 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	}
 	s.rec, s.confIndex, s.replicas, s.term, s.done = rec, applied.ConfIndex, applied.Replicas, applied.Term, nil
 	s.txns = txns
+	s.advance(true)
 	r.mu.Lock()
 	if r.lead != nil {
 		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.lead.term))
 	}
+	oldGeneration := r.rec.generation
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
+	r.complete = s.complete
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
 	r.live.reset(rec.lastRevision)
 	r.loadTableLocked(&txns)
@@ -425,6 +445,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.installs++
 	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)
+	r.feedsAfterSnapshotLocked(oldGeneration)
 	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()

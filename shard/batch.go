@@ -147,8 +147,12 @@ type batch struct {
 	// once it is proposed.
 	link link
 	hash uint64
-	// settled says that the batch has its revisions.
+	// settled says that the batch has its revisions, from first on if it changes
+	// something.
 	settled bool
+	first   keyspace.Revision
+	// floor is the lowest of its transactions' floors: all its revisions are above.
+	floor keyspace.Revision
 	// refused says that the group had no room for the proposal: it is not in the log.
 	refused bool
 

@@ -84,9 +84,13 @@ func TestGolden(t *testing.T) {
 	formats := map[string][]byte{
 		"request-get.v2": get, "request-txn.v2": txn, "answer-get.v2": got,
 		"record.v2": appendRecord(nil, &rec), "batch.v3": sampleBatch(), "split.v3": sampleSplit(),
-		"compact.v3": binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
-		"count.v3":   binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
-		"request.v2": req, "answer-ok.v2": ok, "answer-error.v2": failed,
+		"compact.v3":     binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
+		"count.v3":       binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
+		"feed-orders.v1": encodeOrders(sampleOrders()), "feed-parts.v1": encodeParts(sampleParts()),
+		"watch-complete.v1": sampleComplete.encode(), "watch-history.v1": sampleHistory.encode(),
+		"watch-answer.v1": encodeComplete(Mark{Term: 6, Number: 300}), "watch-page.v1": samplePage().encode(),
+		"watch-error.v1": encodeWatchError(&kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
+		"request.v2":     req, "answer-ok.v2": ok, "answer-error.v2": failed,
 	}
 	maps.Copy(formats, goldenTxn(t))
 	for name, got := range formats {

@@ -50,7 +50,13 @@
 // S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
 // range, an entry, the count of batches in flight, remembered pages and versions.
 //
-// S10. A leader remembers the newest applied versions of keys that it used lately
+// S10. A feed tells every applied event of the range from its first revision on, in the
+// order of application, and up to where that is all there will ever be: a fact that any
+// replica knows from what it has applied. Where a range has fallen silent, its leader
+// says so when asked (Complete), and only after all that may yet appear has: what is
+// sequenced, proposed, or behind a split whose fate is open.
+//
+// S11. A leader remembers the newest applied versions of keys that it used lately
 // (heads), and all that it remembers is true: each is replaced when a batch of its own
 // is applied, and whatever else changes the replica's state makes it forget them all.
 //
@@ -115,6 +121,12 @@
 //
 // … a replica disagrees? The node stops: see S8.
 //
+// … a gateway does not take what it is fed? The feed's queue is bounded; beyond it the
+// feed goes on from the store, where it was complete.
+//
+// … a split comes between the events of a feed? The feed ends behind the last one
+// before it, with the descriptors of both heirs, whose feeds begin there.
+//
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
 //
@@ -127,8 +139,8 @@
 //
 // # What it does not do
 //
-// It does not route, merge answers of several ranges, coordinate transactions over
-// them, hold leases of keys, or stream events. A delete too large for one entry is
+// It does not route, merge answers or events of several ranges, coordinate transactions
+// over them, or hold leases of keys. A delete too large for one entry is
 // refused as such: its gateway makes a transaction of it. Latches need no table:
 // evaluation of a range is serial, the overlay lets the next write of a hot key begin at
 // once, and a lock that is evaluated and not yet applied is in the lock table.

@@ -289,6 +289,10 @@ func (w *fakeWorld) Call(context.Context, keyspace.NodeID, transport.Method, []b
 	return nil, transport.ErrNoRoute
 }
 
+func (w *fakeWorld) OpenStream(context.Context, keyspace.NodeID, transport.Method, []byte) (transport.Stream, error) {
+	return nil, transport.ErrNoRoute
+}
+
 var testDescriptor = keyspace.Descriptor{
 	Range: 1, Generation: 1, Replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2}, {ID: 3, Node: 3}},
 }

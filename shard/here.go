@@ -7,19 +7,9 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// completeLocked is up to where the range is complete by what is applied here: every
-// version at or below it that there will ever be, on any replica. What comes later is
-// evaluated behind what is applied, and gets revisions above it; but for the end of a
-// lock, which gets one above the lock's floor. A lock that comes later takes nothing back,
-// since its transaction asks for a revision when it is applied.
-func (r *Replica) completeLocked() keyspace.Revision {
-	c := max(r.rec.lastRevision, emptyRevision)
-	if r.locks != nil {
-		c = r.locks.lowestFloor(c)
-	}
-	r.completeTo = max(r.completeTo, c)
-	return r.completeTo
-}
+// completeLocked is up to where the range is complete by what is applied here (advance says
+// why), which is never below the empty store's revision.
+func (r *Replica) completeLocked() keyspace.Revision { return max(r.complete, emptyRevision) }
 
 // emptyRevision is that of the empty store: no change has it.
 const emptyRevision keyspace.Revision = 1

@@ -120,6 +120,9 @@ type held struct {
 	// since is when this replica first saw it.
 	since clock.Time
 	push  pushTime
+	// asked says that somebody waits for its end who holds up others, so that it is soon
+	// asked for.
+	asked bool
 	// deciding says that an entry is on its way that ends or changes the lock.
 	deciding bool
 	// waiters are calls that are evaluated again once the lock has changed; ended is

@@ -227,6 +227,8 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 	r := n.newReplica(id)
 	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term, txns: txns}
 	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
+	r.applying.advance(true)
+	r.complete = r.applying.complete
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.reset(rec.lastRevision)
 	r.loadTableLocked(&txns)

@@ -380,6 +380,9 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 		return
 	}
 	c.txn.batch = b
+	if b.txns == 0 || c.txn.floor < b.floor {
+		b.floor = c.txn.floor
+	}
 	b.txns++
 	for _, v := range c.writes {
 		b.bytes += v.bytes()
@@ -481,7 +484,7 @@ func sequenceError(err error) error {
 // get the last one before their place and leave the batch: what becomes of it later
 // is not theirs, least of all what they write if they are evaluated again.
 func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answers) {
-	b.settled = true
+	b.settled, b.first = true, a.First
 	place := a.Current
 	if b.txns > 0 {
 		place = a.First - 1

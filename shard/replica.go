@@ -69,6 +69,8 @@ type Replica struct {
 	// appliedBatches counts calls of Applied. It is raised before the overlay loses
 	// what was applied.
 	appliedBatches atomic.Uint64
+	// feeding says that there are feeds, for the apply pool, which does not lock.
+	feeding atomic.Bool
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.
@@ -78,7 +80,9 @@ type Replica struct {
 	confIndex uint64
 	replicas  []keyspace.Replica
 	position  raftgroup.Position
-	live      liveCounter
+	// complete is applyState.complete of it.
+	complete keyspace.Revision
+	live     liveCounter
 
 	// leader is what raft last said. lead is set while this replica leads, has applied
 	// an entry of its term, and may evaluate and propose.
@@ -151,9 +155,9 @@ type Replica struct {
 	receiving bool
 	// installs counts the snapshots that have replaced the state.
 	installs uint64
-	// completeTo is the highest that completeLocked has said.
-	completeTo keyspace.Revision
-	stopped    bool
+	stopped  bool
+	// feeds get what is applied.
+	feeds []*feed
 }
 
 // Range returns the range's id.
@@ -190,20 +194,29 @@ func (r *Replica) errorLocked(k kverror.Kind, detail string) *kverror.Error {
 // servesLocked says whether the request may be served here at all. wait is set
 // where that will be known soon: a leader that has not applied an entry of its term.
 func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
+	if wait, err = r.leadsLocked(req.Generation); wait != nil || err != nil {
+		return wait, err
+	}
+	if !holdsOp(r.rec.span, req.Op) {
+		bounds, _ := Bounds(req.Op)
+		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
+	}
+	return nil, nil
+}
+
+// leadsLocked says whether this replica leads the range of the generation, as
+// servesLocked does.
+func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err error) {
 	switch {
 	case r.stopped:
 		return nil, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
-	case req.Generation != r.rec.generation:
-		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, req.Generation)
+	case g != r.rec.generation:
+		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:
 		return nil, r.errorLocked(kverror.NotLeader, "")
 	case r.lead == nil:
 		return r.changedLocked(), nil
-	}
-	if !holdsOp(r.rec.span, req.Op) {
-		bounds, _ := Bounds(req.Op)
-		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
 	}
 	return nil, nil
 }
@@ -405,6 +418,7 @@ func (r *Replica) stop() {
 	}
 	r.failQueueLocked(&out, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
 	r.unknownLocked(&out)
+	r.endFeedsLocked(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
 	r.notifyLocked()
 	r.mu.Unlock()
 	out.send(r.node)

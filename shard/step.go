@@ -745,11 +745,3 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 		}
 	}
 }
-
-// LockedBelow says whether a lock on the span is there whose transaction may turn out to
-// have a revision at or below the given one: no such revision may be called void.
-func (r *Replica) LockedBelow(s keyspace.Span, rev keyspace.Revision) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.locks != nil && r.locks.reader(s, rev, TxnName{}) != nil
-}

@@ -45,10 +45,16 @@ import (
 //	heard rev=N     the node hears of a revision; compacted=N of a compacted one
 //	versions        what is stored
 //	show            the replica's state
+//	feed id=N from=R [range=1] [gen=1] [prev]   opens a feed; fed prints what has come in all feeds: events, and behind |
+//	                up to where the range is complete
+//	complete rev=R [range=1] [gen=1]            asks whether all up to R is there
+//	history from=R to=R [range=1] [gen=1]       what a replica tells of the past
 //	restart [lose]  stops the node and opens it again, with lose without what was not flushed
 type story struct {
 	w      *fakeWorld
 	manual bool
+
+	gateway *gateway
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -75,6 +81,10 @@ func TestStories(t *testing.T) {
 func (s *story) end() {
 	if s.w == nil {
 		return
+	}
+	if s.gateway != nil {
+		s.gateway.close()
+		s.gateway = nil
 	}
 	s.w.stop()
 	s.wg.Wait()
@@ -239,6 +249,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		g.mu.Lock()
 		g.log = nil
 		g.mu.Unlock()
+	case "feed", "fed", "complete", "history":
+		return s.watch(t, d, id)
 	case "versions":
 		return s.versions()
 	case "restart":
