@@ -32,6 +32,8 @@ type applyState struct {
 	complete, lowest keyspace.Revision
 	// versions is the memory for those of one batch.
 	versions []mvcc.Version
+	// attached are the changes of the index of leases in the batch at hand, in their order.
+	attached []attachment
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -125,12 +127,11 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if stands, err := r.stands(&c); !stands && !(plant.Is(plant.AppliedTwice) && out.link == s.rec.last) {
 		return err
 	}
-	items, err := visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
+	items, err := visitBatch(&c, versions, func(_ int, v *mvcc.Version, before prior) error {
 		if !s.rec.span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
 		}
-		s.addVersion(v, lived, out)
-		return nil
+		return s.addVersion(v, before, out)
 	})
 	if c.txns > 0 {
 		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
@@ -172,6 +173,7 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
+	s.attached = nil
 	if cap(s.versions) > keptVersions {
 		s.versions = nil
 		return
@@ -191,7 +193,7 @@ func (s *applyState) write(b *engine.Batch) error {
 			return err
 		}
 	}
-	return nil
+	return s.writeAttached(b)
 }
 
 // hashMismatch says that this replica and the leader have applied different
@@ -241,6 +243,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 			if o.ok {
 				splits = append(splits, o.split)
 				r.endFeedsAtSplitLocked(&feeds, o.split)
+				r.dropRegistrationsLocked()
 				r.publishTxnsLocked(o.locks)
 				r.reign = r.node.heads.begin()
 				r.live.reset(r.rec.lastRevision)
@@ -425,6 +428,9 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	var out answers
 	s := &r.applying
 	txns, derr := loadTxns(r.node.cfg.Engine, r.id)
+	if derr == nil {
+		derr = r.forgetAttached(&rec, &txns)
+	}
 	if derr != nil {
 		panic(derr.Error())
 	}

@@ -77,7 +77,7 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 }
 
 // Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
-// Logger and Metrics are required.
+// Leases, Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -88,6 +88,8 @@ type Config struct {
 	Reporter  Reporter
 	// Txns pushes transactions over several ranges; nil where there are none.
 	Txns TxnPusher
+	// Leases registers ranges with leases; nil where there is no lease.
+	Leases Leases
 	// Bus reaches other nodes.
 	Bus Caller
 	// Disk is nil where the disk is never full.
@@ -296,7 +298,19 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 		return err
 	}
 	data := engine.VersionedSpan(rec.span)
-	return b.DeleteRange(data.Lower, data.Upper)
+	if err := b.DeleteRange(data.Lower, data.Upper); err != nil {
+		return err
+	}
+	txns, err := loadTxns(n.cfg.Engine, g.Range())
+	if err != nil {
+		return err
+	}
+	for lease := range txns.marks {
+		if s := engine.LeaseSpan(lease, rec.span); err == nil {
+			err = b.DeleteRange(s.Lower, s.Upper)
+		}
+	}
+	return err
 }
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {

@@ -113,6 +113,10 @@ type Replica struct {
 	// tickets counts the calls that had to wait for locks.
 	tickets uint32
 	fence   uint64
+	// marks are the applied marks of leases, and registrations those that come or go; nil
+	// where there are none.
+	marks         map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	registrations map[keyspace.LeaseID]*registration
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
 	// reign names what the node's heads know of this replica.
@@ -388,6 +392,7 @@ func (r *Replica) loseLocked(out *answers) {
 	}
 	r.lead, r.overlay = nil, newOverlay()
 	r.dropPendingLocked()
+	r.dropRegistrationsLocked()
 	r.queueWokenLocked()
 	r.barrier = nil
 	r.compacting, r.counting = 0, false
@@ -427,6 +432,8 @@ type answers struct {
 	list []answer
 	// confirm are calls whose answer needs a confirmed leadership.
 	confirm []*call
+	// register are registrations that are to be asked for.
+	register []*registration
 }
 
 type answer struct {
@@ -454,5 +461,8 @@ func (a *answers) send(n *Node) {
 		} else {
 			x.c.answer(n, nil, x.err)
 		}
+	}
+	for _, reg := range a.register {
+		reg.ask()
 	}
 }
