@@ -79,7 +79,7 @@ func (r *Replica) applyUnmark(b *engine.Batch, lease keyspace.LeaseID, out *outc
 // releaseLock ends a lock without a revision, and takes the mark of its lease away.
 func (r *Replica) releaseLock(b *engine.Batch, id LockID, out *outcome) error {
 	l := r.applying.txns.locks[id]
-	if l == nil || l.revoke.lease == 0 || len(l.writes) > 0 || l.sweep() >= 0 {
+	if l == nil || !l.keyless() {
 		return fmt.Errorf("lock %s is not that of a lease without keys", id)
 	}
 	if err := r.endLock(b, id, 0, out); err != nil {
@@ -87,6 +87,9 @@ func (r *Replica) releaseLock(b *engine.Batch, id LockID, out *outcome) error {
 	}
 	return r.applyUnmark(b, l.revoke.lease, out)
 }
+
+// keyless says whether the lock is that of a lease that has no key here.
+func (l *lock) keyless() bool { return l.revoke.lease != 0 && len(l.writes) == 0 && len(l.spans) == 0 }
 
 // attachment is a change of the index of leases.
 type attachment struct {

@@ -691,6 +691,8 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 		h.deciding = true
 		c.step.on, c.step.swept = []*held{h}, h.lock
 		return false
+	case op.Unmark && !h.keyless():
+		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of a lease without keys", h.id, h.name))
 	case op.Unmark:
 		c.step.answer = &Resolved{More: more}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemRelease}, h)
