@@ -166,8 +166,17 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			}
 			continue
 		}
+		// Of a prepare whose answer was lost there is another lock, which is aborted.
+		all := func(rev keyspace.Revision) error {
+			for _, l := range locks {
+				if err := resolve(&Resolve{Name: name, Lock: l.ID, Revision: rev, Unmark: rev == 0}); err != nil {
+					return err
+				}
+			}
+			return resolve(&Resolve{Name: name})
+		}
 		if !changes {
-			return resolve(&Resolve{Name: name, Unmark: true})
+			return all(0)
 		}
 		got := make(chan keyspace.SequenceAnswer, 1)
 		r.seq.Sequence(keyspace.SequenceRequest{Range: 1, Count: 1}, func(a keyspace.SequenceAnswer) { got <- a })
@@ -182,7 +191,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			}
 			continue
 		}
-		if err := resolve(&Resolve{Name: name, Revision: rev}); err != nil {
+		if err := all(rev); err != nil {
 			return err
 		}
 		_, _, err = r.step(ctx, "\x00", &Forget{Name: name, Anchor: []byte{0}})

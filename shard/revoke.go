@@ -245,6 +245,9 @@ func (r *Replica) revokeMeetsLocked(c *call, op *Prepare, spans []lockSpan, out 
 	dies := false
 	for i := range spans {
 		r.locks.pieces.visit(spans[i].span, func(o *held, _ lockMode, _ []byte) bool {
+			if o.name == op.Name {
+				return true // of an answer that was lost
+			}
 			met = o
 			dies = !op.Patient && o.name.Compare(op.Name.TxnID) < 0
 			return !dies
