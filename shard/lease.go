@@ -70,10 +70,18 @@ func (r *Replica) applyMark(b *engine.Batch, m mark, out *outcome) error {
 	return putMark(b, r.id, m)
 }
 
-func (r *Replica) applyUnmark(b *engine.Batch, lease keyspace.LeaseID, out *outcome) error {
-	delete(r.applying.txns.marks, lease)
-	out.locks = append(out.locks, lockChange{mark: mark{lease: lease}})
-	return b.Delete(markKey(r.id, lease))
+// applyUnmark takes the mark of a lease away, unless it is that of a later incarnation: who
+// revokes an earlier one comes too late.
+func (r *Replica) applyUnmark(b *engine.Batch, m mark, out *outcome) error {
+	gone := mark{lease: m.lease}
+	if here := r.applying.txns.marks[m.lease]; here > m.incarnation {
+		gone.incarnation = here
+		out.locks = append(out.locks, lockChange{mark: gone})
+		return nil
+	}
+	delete(r.applying.txns.marks, m.lease)
+	out.locks = append(out.locks, lockChange{mark: gone})
+	return b.Delete(markKey(r.id, m.lease))
 }
 
 // releaseLock ends a lock without a revision, and takes the mark of its lease away.
@@ -85,7 +93,7 @@ func (r *Replica) releaseLock(b *engine.Batch, id LockID, out *outcome) error {
 	if err := r.endLock(b, id, 0, out); err != nil {
 		return err
 	}
-	return r.applyUnmark(b, l.revoke.lease, out)
+	return r.applyUnmark(b, l.revoke, out)
 }
 
 // keyless says whether the lock is that of a lease that has no key here.

@@ -66,7 +66,7 @@ func (r *Replica) applyItem(b *engine.Batch, it *txnItem, out *outcome) error {
 	case itemMark:
 		return r.applyMark(b, it.mark, out)
 	case itemUnmark:
-		return r.applyUnmark(b, it.mark.lease, out)
+		return r.applyUnmark(b, it.mark, out)
 	case itemCommit:
 		s.txns.putRecord(it.record)
 		out.locks = append(out.locks, lockChange{record: it.record})
@@ -130,7 +130,7 @@ func (r *Replica) endLock(b *engine.Batch, id LockID, rev keyspace.Revision, out
 		}
 		s.rec.lastRevision = max(s.rec.lastRevision, rev)
 		if l.revoke.lease != 0 {
-			if err := r.applyUnmark(b, l.revoke.lease, out); err != nil {
+			if err := r.applyUnmark(b, l.revoke, out); err != nil {
 				return err
 			}
 		}
