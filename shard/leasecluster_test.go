@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -253,7 +254,7 @@ func (r *rig) checkAllLeases() {
 func TestLeasesThroughCrashes(t *testing.T) {
 	for _, seed := range seeds() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			virtually(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				r := newShardRig(t, seed, lan)
 				r.leases = newRigLeases(seed)
 				r.maxLag = 8 << 10
@@ -353,7 +354,7 @@ func (r *rig) leaseLoad(t *testing.T, seed uint64) {
 
 // A follower that is cut off has an index of its own, old one; a snapshot replaces it.
 func TestSnapshotReplacesTheIndex(t *testing.T) {
-	virtually(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		r := newShardRig(t, 1, lan)
 		r.leases = newRigLeases(1)
 		r.maxLag = 64 << 10
