@@ -173,7 +173,11 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
-	s.attached = nil
+	if cap(s.attached) > keptVersions {
+		s.attached = nil
+	}
+	clear(s.attached)
+	s.attached = s.attached[:0]
 	if cap(s.versions) > keptVersions {
 		s.versions = nil
 		return

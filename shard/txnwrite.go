@@ -201,6 +201,39 @@ func (w *txnWriter) removeOwn(s keyspace.Span) error {
 	return nil
 }
 
+// prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
+// written, and what refuses it stays as it is.
+func prepareSpans(op *Prepare, a *Prepared) (spans []lockSpan) {
+	swept := map[uint32]bool{}
+	for i := range a.Results {
+		swept[a.Results[i].Number] = a.Results[i].Swept
+	}
+	add := func(key, end []byte, mode lockMode, sub uint32) {
+		if s, ok := keyspace.FromEtcd(key, end); ok {
+			spans = append(spans, lockSpan{span: keyspace.Span{Start: bytes.Clone(s.Start), End: bytes.Clone(s.End)}, mode: mode, sub: sub})
+		}
+	}
+	for i := range op.Guards {
+		add(op.Guards[i].Compare.GetKey(), op.Guards[i].Compare.GetRangeEnd(), lockShared, 0)
+	}
+	for i := range op.Writes {
+		w := &op.Writes[i]
+		mode, sub := lockExclusive, uint32(0)
+		if a.Refused != nil {
+			mode = lockShared
+		} else if swept[w.Number] {
+			mode, sub = lockSweep, w.Number
+		}
+		switch o := w.Op.(type) {
+		case *pb.PutRequest:
+			add(o.GetKey(), nil, mode, 0)
+		case *pb.DeleteRangeRequest:
+			add(o.GetKey(), o.GetRangeEnd(), mode, sub)
+		}
+	}
+	return spans
+}
+
 // seal finishes the step's item now that its place is known and all revisions before it
 // are, and the answer with it.
 func (s *step) seal(id LockID) {
