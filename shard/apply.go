@@ -246,15 +246,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
-				r.endFeedsAtSplitLocked(&feeds, o.split)
-				r.dropRegistrationsLocked()
-				r.publishTxnsLocked(o.locks)
-				r.reign = r.node.heads.begin()
-				r.live.reset(r.rec.lastRevision)
-				r.children = append(r.children, o.split.descriptor())
-				if len(r.children) > maxChildren {
-					r.children = slices.Delete(r.children, 0, 1)
-				}
+				r.publishSplitLocked(o, &feeds)
 			}
 			if o.ok && r.split != nil {
 				r.split.made = o.split.descriptor()
@@ -289,6 +281,19 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care {
 		r.node.keeper.note(r)
+	}
+}
+
+// publishSplitLocked takes over a split that is applied.
+func (r *Replica) publishSplitLocked(o *outcome, feeds *publication) {
+	r.endFeedsAtSplitLocked(feeds, o.split)
+	r.dropRegistrationsLocked()
+	r.publishTxnsLocked(o.locks)
+	r.reign = r.node.heads.begin()
+	r.live.reset(r.rec.lastRevision)
+	r.children = append(r.children, o.split.descriptor())
+	if len(r.children) > maxChildren {
+		r.children = slices.Delete(r.children, 0, 1)
 	}
 }
 

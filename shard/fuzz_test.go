@@ -179,6 +179,11 @@ func FuzzApply(f *testing.F) {
 		b := appendBatchHeader(nil, &batchCommand{number: 1, first: 2, txns: 1})
 		return appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1}, prior{})
 	}()...))
+	f.Add(func() []byte {
+		b := appendBatchHeader(term1(commandBatch), &batchCommand{number: 1, first: 2, txns: 1})
+		b = appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Lease: 9}, prior{lease: 8})
+		return appendItem(b, &txnItem{kind: itemMark, mark: mark{9, 2}})
+	}())
 	f.Add(appendSplit(term1(commandSplit), &splitCommand{key: []byte("g"), child: 8, replicas: testDescriptor.Replicas}))
 	f.Add(binary.AppendVarint(term1(commandCompact), 2))
 	f.Add(binary.AppendVarint(term1(commandCount), 0))

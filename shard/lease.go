@@ -298,6 +298,9 @@ func (reg *registration) ask() {
 
 // registered takes the answer.
 func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
+	if err == nil && got.Incarnation == 0 {
+		err = kverror.New(kverror.Internal, "lease %d was registered without an incarnation", reg.lease)
+	}
 	r := reg.r
 	var out answers
 	r.mu.Lock()

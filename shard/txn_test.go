@@ -221,6 +221,7 @@ func FuzzTxnAnswer(f *testing.F) {
 func FuzzTxnState(f *testing.F) {
 	f.Add(lockKey(7, sampleLock().id)[9:], appendLock([]byte{txnVersion}, sampleLock()))
 	f.Add(recordKey(7, sampleName)[9:], appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()))
+	f.Add(markKey(7, -9)[9:], []byte{txnVersion, 2})
 	f.Fuzz(func(t *testing.T, suffix, value []byte) {
 		var s txnState
 		claims(t, append(suffix, value...), func() {

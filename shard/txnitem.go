@@ -402,7 +402,7 @@ func (c *cursor) item() txnItem {
 			c.fail(errTruncated)
 		}
 	case itemMark, itemUnmark:
-		if i.mark = c.mark(); c.err == nil && i.mark.lease == 0 {
+		if i.mark = c.mark(); c.err == nil && (i.mark.lease == 0 || i.kind == itemMark && i.mark.incarnation == 0) {
 			c.fail(errTruncated)
 		}
 	case itemRelease:
