@@ -52,9 +52,10 @@ type Client struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
 
-	queue   sequenceQueue
-	reports reportQueue
-	maps    mapCache
+	queue    sequenceQueue
+	renewals renewQueue
+	reports  reportQueue
+	maps     mapCache
 
 	mu sync.Mutex
 	// Guarded by mu: the leader as last heard, of which term; 0 is unknown. turn is
@@ -96,6 +97,7 @@ func NewClient(o ClientOptions) *Client {
 	c := &Client{o: o, running: make(map[*attempt]struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.queue.init()
+	c.renewals.init()
 	c.reports.init()
 	c.maps.init()
 	o.Service.listen(c.raftLeader)
@@ -106,6 +108,7 @@ func NewClient(o ClientOptions) *Client {
 func (c *Client) Start() {
 	c.wait.Go(c.sequenceLoop)
 	c.wait.Go(c.refuseLoop)
+	c.wait.Go(c.renewLoop)
 	c.wait.Go(c.reportLoop)
 	c.wait.Go(c.feedLoop)
 }
