@@ -41,6 +41,8 @@ type Options struct {
 	Node    Node
 	// Watches may be nil: then the Watch service is not there.
 	Watches *watch.Hub
+	// Leases may be nil: then the Lease service is not there.
+	Leases Leases
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID
@@ -149,7 +151,7 @@ type Server struct {
 	stopping context.CancelFunc
 	// ending is closed when the server stops: streams that have no end of their own end.
 	ending chan struct{}
-	// wg counts the goroutines of Start.
+	// wg counts the goroutines of Start, and those of streams that wait for their client.
 	wg       sync.WaitGroup
 	stopOnce sync.Once
 }
@@ -170,6 +172,9 @@ func New(o Options) *Server {
 	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
 	if o.Watches != nil {
 		pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
+	}
+	if o.Leases != nil {
+		pb.RegisterLeaseServer(s.grpc, &leaseServer{s: s})
 	}
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
