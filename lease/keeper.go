@@ -214,7 +214,11 @@ func (k *Keeper) Changed(number uint64, changes []placement.LeaseChange) {
 			t.renew(e, now, 0)
 		case l.Revoking:
 			t.expiry.Remove(l.ID)
-			t.end(e, l.Spans, now)
+			at := now
+			if !e.expired {
+				at = 1 // a client waits: before those that have expired
+			}
+			t.end(e, l.Spans, at)
 		}
 	}
 	t.signal()
@@ -234,11 +238,11 @@ func after(now clock.Time, ttl int64, extend time.Duration) clock.Time {
 	return now.Add(time.Duration(ttl)*time.Second + extend)
 }
 
-// end takes up a lease whose end is decided.
-func (t *term) end(e *entry, spans []keyspace.Span, now clock.Time) {
+// end takes up a lease whose end is decided; at is its place among those that wait.
+func (t *term) end(e *entry, spans []keyspace.Span, at clock.Time) {
 	e.phase, e.spans = ending, spans
 	t.waiting++
-	t.ends.Set(e.ref.ID, now)
+	t.ends.Set(e.ref.ID, at)
 }
 
 func (k *Keeper) forget(t *term, e *entry) {
