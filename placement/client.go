@@ -326,8 +326,9 @@ func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, er
 // unknownOutcome gives an error that says nothing of the fate etcd's kind for it.
 func unknownOutcome(err error) error {
 	var e *kverror.Error
-	if errors.As(err, &e) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return e
+	var k kverror.Kind
+	if (errors.As(err, &e) || errors.As(err, &k)) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return kverror.Of(err)
 	}
 	return kverror.New(kverror.Timeout, "placement: %v", err)
 }

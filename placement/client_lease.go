@@ -113,7 +113,10 @@ func (c *Client) KeepLeaseAlive(ctx context.Context, id keyspace.LeaseID) (int64
 		case LeaseEnding:
 		}
 		wait := leaseRequest{Op: leaseWait, ID: id, Incarnation: a.status.Incarnation}
-		if _, err := c.one(ctx, wait, true); err != nil {
+		if _, err = c.one(ctx, wait, true); err == nil {
+			err = patient(ctx, id)
+		}
+		if err != nil {
 			return 0, 0, c.leaderless(err)
 		}
 	}
@@ -276,6 +279,14 @@ func (c *Client) RevokeLease(ctx context.Context, id keyspace.LeaseID) (keyspace
 	return rev, err
 }
 
+// patient is the end of the patience with a lease that does not end.
+func patient(ctx context.Context, id keyspace.LeaseID) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return kverror.New(kverror.Timeout, "lease %x ends, and has not yet: %v", int64(id), ctx.Err())
+}
+
 // AwaitLeaseEnd waits until a lease whose end is decided has ended, and returns the
 // revision of the deletion of its keys, or a later one.
 func (c *Client) AwaitLeaseEnd(ctx context.Context, ref LeaseRef) (keyspace.Revision, error) {
@@ -286,6 +297,9 @@ func (c *Client) AwaitLeaseEnd(ctx context.Context, ref LeaseRef) (keyspace.Revi
 		}
 		if a.Leases[0].Phase == LeaseGone {
 			return a.Revision, nil
+		}
+		if err := patient(ctx, ref.ID); err != nil {
+			return 0, err
 		}
 	}
 }

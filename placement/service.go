@@ -245,10 +245,7 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
 	}
-	s.wait.Go(func() {
-		defer cancel()
-		s.createRanges(ctx, term)
-	})
+	s.wait.Go(func() { s.createRanges(ctx, term) })
 }
 
 func (s *Service) endDutiesLocked() {
