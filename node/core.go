@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/router"
@@ -98,6 +99,10 @@ type Core struct {
 	shards  *shard.Node
 	router  *router.Router
 	watches *watch.Hub
+	// leases counts the time of leases while this node leads placement; grants answers
+	// etcd's questions about leases.
+	leases *lease.Keeper
+	grants *lease.Gateway
 
 	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
 	ctx    context.Context
@@ -254,6 +259,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive, Bus: c.bus,
+		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
@@ -266,7 +272,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Bus: c.bus, Disk: disk{c},
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Bus: c.bus, Disk: disk{c},
 		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
@@ -284,6 +290,11 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.budget.watchConfig(&watches)
 	c.watches = watch.New(watches)
 	*undo = append(*undo, c.watches.Stop)
+	c.leases = lease.New(lease.Options{
+		Clock: o.Clock, Records: c.service, Revoker: c.router, Extend: o.Election, Logger: c.log, Metrics: lease.NewMetrics(o.Registry),
+	})
+	*undo = append(*undo, c.leases.Stop)
+	c.grants = lease.NewGateway(c.client, c.router)
 	c.host.RegisterHandlers(c.bus)
 	c.router.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
@@ -366,6 +377,9 @@ func (c *Core) KV() *router.Router { return c.router }
 
 // Watches are the watchers of the node's gateway.
 func (c *Core) Watches() *watch.Hub { return c.watches }
+
+// Leases answers etcd's questions about leases.
+func (c *Core) Leases() *lease.Gateway { return c.grants }
 
 // Store is what the node has applied, for who checks it.
 func (c *Core) Store() engine.Reader { return c.engine }
@@ -452,6 +466,7 @@ func (c *Core) Stop(ctx context.Context) error {
 func (c *Core) stopServing() {
 	c.cancel()
 	c.watches.Stop()
+	c.leases.Stop()
 	c.client.Stop()
 	c.router.Stop()
 	c.shards.Stop()

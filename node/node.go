@@ -85,6 +85,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	face := faceOptions(cfg, boot)
 	face.KV, face.Members, face.Node, face.Clock = core.router, members{core}, self{core}, o.Clock
 	face.Watches = core.watches
+	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) }
 	n.api = etcdapi.New(face)

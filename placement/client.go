@@ -52,10 +52,11 @@ type Client struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
 
-	queue    sequenceQueue
-	renewals renewQueue
-	reports  reportQueue
-	maps     mapCache
+	queue         sequenceQueue
+	renewals      renewQueue
+	reports       reportQueue
+	maps          mapCache
+	registrations registrations
 
 	mu sync.Mutex
 	// Guarded by mu: the leader as last heard, of which term; 0 is unknown. turn is
@@ -117,6 +118,7 @@ func (c *Client) Start() {
 // wait are answered with Stopped.
 func (c *Client) Stop() {
 	c.cancel()
+	c.registrations.close()
 	c.wait.Wait()
 	c.drain()
 }

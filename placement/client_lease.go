@@ -34,6 +34,17 @@ type renewQueue struct {
 
 func (q *renewQueue) init() { q.wake = make(chan struct{}, 1) }
 
+// registrations counts the registrations under way.
+type registrations struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	running int
+	closed  bool
+}
+
+// maxRegistrations bounds them.
+const maxRegistrations = 4096
+
 // LeaseInfo is what a look at a lease finds.
 type LeaseInfo struct {
 	// Phase is LeaseGone or LeaseLive.
@@ -77,12 +88,55 @@ func (c *Client) GrantLease(ctx context.Context, id keyspace.LeaseID, ttl int64,
 	return a.Leases[0].TTL, a.Revision, nil
 }
 
-// Register adds a span to those where keys of a lease can be. It waits while the end of
-// the lease is decided and not done. LeaseNotFound where there is no such lease;
+// Register registers a span with a lease, as RegisterLease does, and calls done exactly
+// once, from a goroutine of the Client's; only after Stop, with Stopped, before Register
+// returns. Where the
+// answer does not come in time done gets a Timeout: the span may be registered or not.
+func (c *Client) Register(id keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error)) {
+	g := &c.registrations
+	g.mu.Lock()
+	closed := g.closed
+	defer func() {
+		g.mu.Unlock()
+		if closed {
+			done(keyspace.LeaseRegistration{}, kverror.New(kverror.Stopped, "register a span with lease %x", int64(id)))
+		}
+	}()
+	switch {
+	case closed:
+	case g.running >= maxRegistrations:
+		c.wait.Go(func() {
+			done(keyspace.LeaseRegistration{}, kverror.New(kverror.TooManyRequests, "%d registrations with leases under way", maxRegistrations))
+		})
+	default:
+		g.running++
+		c.wait.Go(func() {
+			reg, err := c.RegisterLease(c.ctx, id, span)
+			g.mu.Lock()
+			g.running--
+			g.mu.Unlock()
+			if err != nil && c.ctx.Err() != nil {
+				err = kverror.New(kverror.Stopped, "register a span with lease %x", int64(id))
+			}
+			done(reg, err)
+		})
+	}
+}
+
+func (g *registrations) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+}
+
+// RegisterLease adds a span to those where keys of a lease can be. It waits while the end of
+// the lease is decided and not done, and for an answer up to SequenceTimeout. LeaseNotFound where there is no such lease;
 // TooManyRanges where it has keys in too many.
-func (c *Client) Register(ctx context.Context, id keyspace.LeaseID, span keyspace.Span) (keyspace.LeaseRegistration, error) {
+func (c *Client) RegisterLease(ctx context.Context, id keyspace.LeaseID, span keyspace.Span) (keyspace.LeaseRegistration, error) {
 	for {
-		a, err := c.one(ctx, leaseRequest{Op: leaseRegister, ID: id, Span: span}, true)
+		asking, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.SequenceTimeout)
+		a, err := c.one(asking, leaseRequest{Op: leaseRegister, ID: id, Span: span}, true)
+		cancel()
 		if err != nil {
 			return keyspace.LeaseRegistration{}, err
 		}

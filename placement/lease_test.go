@@ -152,13 +152,20 @@ func TestLeaseRequests(t *testing.T) {
 			span := keyspace.Span{Start: []byte("a"), End: []byte("b")}
 			var inc keyspace.LeaseIncarnation
 			for range 2 {
-				reg, err := c.Register(ctx, id, span)
+				reg, err := c.RegisterLease(ctx, id, span)
 				if err != nil || reg.Incarnation == 0 || inc != 0 && inc != reg.Incarnation {
 					t.Errorf("register: %+v, %v; before %d", reg, err, inc)
 				}
 				inc = reg.Incarnation
 			}
-			_, err = c.Register(ctx, 77, span)
+			for _, id := range []keyspace.LeaseID{id, 77} {
+				ch := make(chan error, 1)
+				c.Register(id, span, func(_ keyspace.LeaseRegistration, err error) { ch <- err })
+				if err := <-ch; (id == 77) != errors.Is(err, kverror.LeaseNotFound) {
+					t.Errorf("register with %d: %v", id, err)
+				}
+			}
+			_, err = c.RegisterLease(ctx, 77, span)
 			wantKind(t, "register with an unknown one", err, kverror.LeaseNotFound)
 			info, err := c.LookLease(ctx, id)
 			if err != nil || info.Incarnation != inc || info.TTL != 60 || len(info.Spans) != 1 || !info.Spans[0].Equal(span) {
@@ -221,7 +228,7 @@ func TestLeaseWaits(t *testing.T) {
 		waits("revoke", func() error { _, err := c.RevokeLease(t.Context(), 1); return err }, nil)
 		time.Sleep(100 * time.Millisecond)
 		waits("revoke again", func() error { _, err := r.nodes[1].client.RevokeLease(t.Context(), 1); return err }, kverror.LeaseNotFound)
-		waits("register", func() error { _, err := c.Register(t.Context(), 1, keyspace.Span{}); return err }, kverror.LeaseNotFound)
+		waits("register", func() error { _, err := c.RegisterLease(t.Context(), 1, keyspace.Span{}); return err }, kverror.LeaseNotFound)
 		waits("keepalive", func() error {
 			ttl, _, err := c.KeepLeaseAlive(t.Context(), 1)
 			if ttl != 0 {
