@@ -241,7 +241,6 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	s.stops, s.sealed, s.reopening = newStops(), false, false
 	clear(s.held)
-	s.wait.Go(func() { s.createRanges(ctx, term) })
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
 	}
