@@ -12,8 +12,12 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// idle is how long a term with nothing to do sleeps.
-const idle = time.Hour
+// idle is how long a term with nothing to do sleeps, tick how long any does: a timer may
+// fire a moment before the clock says so.
+const (
+	idle = time.Hour
+	tick = time.Millisecond
+)
 
 // drive does what is due until the term is over. It starts the goroutines of the term,
 // and takes over what they came to when it is woken.
@@ -57,7 +61,7 @@ func (t *term) untilNext(now clock.Time, parallel int) time.Duration {
 	if at, ok := t.expiry.Next(); ok && !t.deciding && t.waiting < maxWaiting {
 		d = min(d, max(at, t.nextDecision).Sub(now))
 	}
-	return max(d, 0)
+	return max(d, tick)
 }
 
 // startAttempts begins to end leases whose end is decided.
