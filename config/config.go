@@ -116,6 +116,9 @@ type Config struct {
 	// default, 300 ms. Too low fills the log under load.
 	WarnUnaryRequest time.Duration
 
+	// Compaction says how old versions go.
+	Compaction Compaction
+
 	// ClientTLS is for the https and unixs URLs among the client and metrics URLs.
 	ClientTLS TLS
 	// PeerTLS is for the https URLs among the peer URLs.
@@ -170,6 +173,7 @@ func Default() *Config {
 		InitialClusterToken:  "etcd-cluster",
 		HeartbeatInterval:    100 * time.Millisecond,
 		ElectionTimeout:      time.Second,
+		Compaction:           Compaction{Mode: CompactPeriodic, Retention: "0"},
 		StrictReconfigCheck:  true,
 		PreVote:              true,
 		MaxRequestBytes:      3 << 19,
@@ -229,7 +233,7 @@ func (c *Config) RequestTimeout() time.Duration {
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
-		c.validateTLS, c.Log.validate, c.validateRanges,
+		c.Compaction.validate, c.validateTLS, c.Log.validate, c.validateRanges,
 	} {
 		if err := check(); err != nil {
 			return err

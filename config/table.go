@@ -34,6 +34,7 @@ func Flags() []Flag {
 	t = append(t, securityFlags()...)
 	t = append(t, tlsFlags()...)
 	t = append(t, loggingFlags()...)
+	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
 	t = append(t, meaninglessFlags()...)
 	t = append(t, notYetFlags()...)
