@@ -60,6 +60,8 @@ var plantedIn = map[plant.Bug]string{
 	plant.AppliedTwice:             "restarts",
 	plant.SnapshotNotDurable:       "snapshots",
 	plant.NoopFromOverlay:          "alone",
+	plant.LiveRemoved:              "quiet",
+	plant.CompactionUnseen:         "snapshots",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",

@@ -33,6 +33,10 @@ const (
 	// NoopFromOverlay: what changes nothing is answered though it has seen what is not
 	// applied.
 	NoopFromOverlay
+	// LiveRemoved: compaction removes what is still alive at its revision.
+	LiveRemoved
+	// CompactionUnseen: nobody is told of compactions.
+	CompactionUnseen
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -48,6 +52,7 @@ var names = [end]string{
 	"none", "fsync skipped", "acknowledged before quorum", "lease trusted by ticks", "promise forgotten",
 	"hand-out under a lost lease", "batch proposed in another term", "entry applied twice",
 	"snapshot acknowledged before it is durable", "no-op answered from the overlay",
+	"live version removed", "compaction not seen through another node",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
