@@ -102,6 +102,8 @@ type Config struct {
 	// MaxConcurrentStreams bounds the calls at a time on one client connection. 0 and
 	// the default mean as many as the protocol can count, as in etcd.
 	MaxConcurrentStreams uint32
+	// Gateway serves the JSON gateway to HTTP clients. Default true.
+	Gateway bool
 	// KeepAliveMinTime is the least time between pings of a client; one that pings
 	// more often is cut off. 0 means gRPC's own, 5 minutes. Default 5 s. Above a
 	// client's keepalive time it cuts off healthy clients.
@@ -173,6 +175,7 @@ func Default() *Config {
 		InitialClusterToken:  "etcd-cluster",
 		HeartbeatInterval:    100 * time.Millisecond,
 		ElectionTimeout:      time.Second,
+		Gateway:              true,
 		Compaction:           Compaction{Mode: CompactPeriodic, Retention: "0"},
 		StrictReconfigCheck:  true,
 		PreVote:              true,

@@ -75,6 +75,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"auto-compaction-retention":    str("1h30m", func(c *Config) any { return c.Compaction.Retention }),
 		"compaction-batch-limit":       {value: "77", get: func(c *Config) any { return c.Compaction.BatchLimit }, want: 77},
 		"compaction-sleep-interval":    {value: "15ms", file: "15000000", get: func(c *Config) any { return c.Compaction.SleepInterval }, want: 15 * time.Millisecond},
+		"enable-grpc-gateway":          {value: "false", get: func(c *Config) any { return c.Gateway }, want: false},
 		"max-txn-ops":                  {value: "500", get: func(c *Config) any { return c.MaxTxnOps }, want: 500},
 		"max-request-bytes":            {value: "2000000", get: func(c *Config) any { return c.MaxRequestBytes }, want: 2000000},
 		"max-concurrent-streams":       {value: "77", get: func(c *Config) any { return c.MaxConcurrentStreams }, want: uint32(77)},

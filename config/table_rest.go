@@ -69,7 +69,6 @@ func notYetFlags() []Flag {
 		notYet(sectionMember, "memory-mlock", kindBool, "false", "memory-mlock", "memory is not locked: switch swap off instead"),
 		notYet(sectionMember, "socket-reuse-port", kindBool, "false", "socket-options.reuse-port", "a port belongs to one process"),
 		notYet(sectionMember, "socket-reuse-address", kindBool, "false", "socket-options.reuse-address", "Go already lets a listener take over an address in TIME_WAIT"),
-		notYet(sectionMember, "enable-grpc-gateway", kindBool, "true", "enable-grpc-gateway", "the JSON gateway is not there yet", "false"),
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),

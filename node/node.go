@@ -150,7 +150,7 @@ func faceOptions(cfg *config.Config, boot *config.Bootstrap) etcdapi.Options {
 		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
 		KeepAliveMinTime: cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
-		EnablePprof: cfg.EnablePprof,
+		EnablePprof: cfg.EnablePprof, NoGateway: !cfg.Gateway,
 	}
 }
 
