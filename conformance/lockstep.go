@@ -34,7 +34,6 @@ const callTimeout = 30 * time.Second
 func (p *pair) lockstep(ctx context.Context, calls, every int) error {
 	for i := range calls {
 		if i >= calls/8 && i%every == 0 {
-			p.source.apart = true
 			p.splits.split(p.source.splitKey())
 		}
 		gateway := p.source.IntN(len(p.skein.conns))
@@ -83,7 +82,6 @@ func (p *pair) waves(ctx context.Context, calls, every int) error {
 	for p.calls < calls {
 		if p.calls >= next {
 			next += every
-			p.source.apart = true
 			p.splits.split(p.source.splitKey())
 		}
 		var wave []*call

@@ -11,9 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// group is a set of keys that one range always holds together: the cluster splits
-// only between groups. Writes name keys of one group, since a write over several
-// ranges is refused; reads name what they like.
+// group is a set of keys that calls mostly name together. The cluster splits between
+// groups and within them, and calls name keys of several.
 type group struct {
 	prefix string
 	// end is behind every key of the group and not above the next one's prefix;
@@ -49,8 +48,6 @@ type source struct {
 	revision, compacted int64
 	// known is the last that was seen of each key.
 	known map[string]*mvccpb.KeyValue
-	// apart says that writes must keep to one group: the keyspace has been split.
-	apart bool
 	// steady leaves out writes that the store may refuse for what it holds: a refusal
 	// has no revision that says when it happened.
 	steady bool
@@ -130,18 +127,17 @@ func (s *source) key(g int) []byte {
 	return k
 }
 
-// writeKey returns a key of the group, or any while writes may name any.
+// writeKey returns a key of the group, or any.
 func (s *source) writeKey(g int) []byte {
-	if !s.apart && s.chance(4) {
+	if s.chance(4) {
 		g = s.IntN(len(groups))
 	}
 	return s.key(g)
 }
 
-// writeSpan returns a key and a range_end in one of etcd's forms, within the group
-// where writes must keep to one.
+// writeSpan returns a key and a range_end in one of etcd's forms, mostly within the group.
 func (s *source) writeSpan(g int) (key, end []byte) {
-	if !s.apart && s.chance(8) {
+	if s.chance(8) {
 		return s.anySpan(g)
 	}
 	key = s.key(g)
@@ -187,8 +183,11 @@ func (s *source) anySpan(g int) (key, end []byte) {
 	return key, append(slices.Clone(key), 0)
 }
 
-// splitKey returns a key between two groups at which the cluster may be split.
+// splitKey returns a key at which the cluster may be split: mostly one between two groups.
 func (s *source) splitKey() []byte {
+	if s.chance(3) {
+		return []byte(groups[1+s.IntN(len(groups)-1)].prefix + pick(s, suffixes))
+	}
 	i := 1 + s.IntN(len(groups)-1)
 	low, high := groups[i-1].end, groups[i].prefix
 	switch s.IntN(4) {

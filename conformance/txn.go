@@ -18,7 +18,37 @@ func (s *source) txnRequest(g int) *pb.TxnRequest {
 			return s.largeTxn(g)
 		}
 	}
-	return s.txn(g, 0, s.chance(5))
+	t := s.txn(g, 0, s.chance(5))
+	spareEtcd(t)
+	return t
+}
+
+// spareEtcd takes out what etcd 3.7.3 does not survive: a put that keeps the value or the
+// lease of a key which the same transaction has deleted before. It refuses such a pair,
+// but not where the delete goes to the end of all keys.
+func spareEtcd(t *pb.TxnRequest) {
+	var puts []*pb.PutRequest
+	open := false
+	var walk func(t *pb.TxnRequest)
+	walk = func(t *pb.TxnRequest) {
+		for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+			for _, op := range ops {
+				if p := op.GetRequestPut(); p != nil {
+					puts = append(puts, p)
+				}
+				open = open || string(op.GetRequestDeleteRange().GetRangeEnd()) == "\x00"
+				if n := op.GetRequestTxn(); n != nil {
+					walk(n)
+				}
+			}
+		}
+	}
+	walk(t)
+	for _, p := range puts {
+		if open {
+			p.IgnoreValue, p.IgnoreLease = false, false
+		}
+	}
 }
 
 // txnDepth is how deep ordinary transactions nest.

@@ -166,6 +166,7 @@ func Open(o Options) (*Engine, error) {
 		e.stop()
 		return nil, fmt.Errorf("engine: open %s: %w", o.Dir, err)
 	}
+	e.space.pace.db.Store(e.db)
 	e.metrics.attach(e)
 	e.space.poll()
 	e.tasks.Go(e.flusherLoop)
@@ -182,9 +183,8 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 		MemTableSize:                uint64(o.MemTableBytes),
 		MemTableStopWritesThreshold: MemTableStops,
 		MaxOpenFiles:                o.MaxOpenFiles,
-		// A read looks into every sublevel of L0, so that compaction begins early;
-		// the stop is far off, since stalled commits stall all groups of the node.
-		L0CompactionThreshold: 4,
+		// The stop is far off, since stalled commits stall all groups of the node.
+		L0CompactionThreshold: l0Compaction,
 		L0StopWritesThreshold: 1000,
 		LBaseMaxBytes:         64 << 20,
 		CompactionConcurrencyRange: func() (int, int) {

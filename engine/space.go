@@ -70,6 +70,7 @@ type space struct {
 	state  atomic.Uint32
 	fullAt atomic.Int64 // clock.Time of the last failed write
 	moved  atomic.Uint64
+	pace   *pace
 
 	// mu keeps the ballast from being made and given up at once. It is held over
 	// file operations; only pollers and writes that met a full disk take it.
@@ -79,7 +80,7 @@ type space struct {
 func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 	return &space{
 		ctx: ctx, failed: failed, fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics,
-		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes),
+		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes), pace: newPace(ctx, o.Clock),
 	}
 }
 
@@ -311,19 +312,28 @@ func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, 
 	if err != nil {
 		return nil, err
 	}
-	return &tableProgress{File: f, moved: &g.space.moved}, nil
+	t := &tableProgress{File: f, moved: &g.space.moved}
+	if category == compactionCategory {
+		t.pace = g.space.pace
+	}
+	return t, nil
 }
 
-// tableProgress counts what is done to a table that is being written.
+// tableProgress counts what is done to a table that is being written, and paces it
+// where pace is not nil.
 type tableProgress struct {
 	vfs.File
 	moved *atomic.Uint64
+	pace  *pace
 }
 
 // Write implements vfs.File.
 func (f *tableProgress) Write(p []byte) (int, error) {
 	n, err := f.File.Write(p)
 	f.moved.Add(1)
+	if f.pace != nil {
+		f.pace.wrote(n)
+	}
 	return n, err
 }
 

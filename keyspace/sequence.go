@@ -6,7 +6,20 @@ type SequenceRequest struct {
 	Generation Generation
 	// Count is how many revisions are wanted; 0 asks only for the current one.
 	Count int
+	// Also are further ranges that the one revision concerns, where Count is 1: those of a
+	// transaction over several ranges, at most MaxRevisionRanges with the first one.
+	Also []RangeAt
 }
+
+// RangeAt is a range as of a generation.
+type RangeAt struct {
+	Range      RangeID
+	Generation Generation
+}
+
+// MaxRevisionRanges bounds the ranges that one revision concerns. A transaction may
+// speak to that many, those that it only reads or compares included.
+const MaxRevisionRanges = 1024
 
 // SequenceAnswer is the sequencer's answer to one SequenceRequest.
 type SequenceAnswer struct {

@@ -43,8 +43,9 @@ const (
 	// TooManyRequests: a byte budget or a queue is full.
 	TooManyRequests
 	LeaseNotFound
-	// MultiRange: the request spans several ranges, which it may not do yet.
-	MultiRange
+	// TooManyRanges: a transaction or a delete is over more ranges than one revision may
+	// concern, those that it only reads or compares included.
+	TooManyRanges
 	// NotLeader: the asked replica does not lead; Leader may hold a hint.
 	NotLeader
 	// WrongRange: the request was routed by an old descriptor; Descriptors holds
@@ -77,6 +78,8 @@ const (
 	BadRequest
 	// ReadAgain: a read's revision could not be confirmed; the read starts over.
 	ReadAgain
+	// Conflict: a transaction over several ranges met an older one, and starts over.
+	Conflict
 
 	numKinds
 )
@@ -132,7 +135,7 @@ var rows = [numKinds]Row{
 	NoSpace:               {Name: "no space", GRPC: rpctypes.ErrGRPCNoSpace},
 	TooManyRequests:       {Name: "too many requests", Retry: RetryClient, GRPC: rpctypes.ErrGRPCRequestTooManyRequests},
 	LeaseNotFound:         {Name: "lease not found", GRPC: rpctypes.ErrGRPCLeaseNotFound},
-	MultiRange:            {Name: "several ranges", GRPC: status.Error(codes.Unimplemented, "skein: the request spans several ranges, which transactions and deletes cannot do yet: use one request for each range (skein range list shows them)")},
+	TooManyRanges:         {Name: "too many ranges", GRPC: status.Error(codes.ResourceExhausted, "skein: the request concerns too many ranges: use several smaller ones")},
 	NotLeader:             {Name: "not leader", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	WrongRange:            {Name: "wrong range", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	RangeNotHere:          {Name: "range not here", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
@@ -150,6 +153,7 @@ var rows = [numKinds]Row{
 	DeadlineExceeded:      {Name: "deadline exceeded", Fate: Unknown, GRPC: status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())},
 	BadRequest:            {Name: "bad request", GRPC: status.Error(codes.InvalidArgument, "skein: bad request")},
 	ReadAgain:             {Name: "read again", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	Conflict:              {Name: "transaction conflict", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 }
 
 // Table returns all rows in the order of their kinds.
@@ -253,7 +257,7 @@ func GRPC(err error) error {
 	}
 	e = Of(err)
 	g := e.Kind.row().GRPC
-	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == MultiRange) {
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges) {
 		s := status.Convert(g)
 		return status.Error(s.Code(), s.Message()+": "+e.Detail)
 	}

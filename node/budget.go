@@ -22,6 +22,9 @@ type Budget struct {
 	// Requests are client requests being evaluated, overlays included. Reads are the
 	// answers that this gateway puts together from several ranges.
 	Requests, Reads int64
+	// Txns are the transactions over several ranges that this gateway coordinates, Locks
+	// what such transactions have locked and intend to write in its replicas.
+	Txns, Locks int64
 	// Heads is what is remembered of the newest versions of keys written or read lately.
 	Heads int64
 }
@@ -31,12 +34,13 @@ func NewBudget(total int64) Budget {
 	part := func(percent int64) int64 { return total / 100 * percent }
 	b := Budget{
 		Memtables: part(20),
-		WALQueue:  part(6), WALCache: part(8),
+		WALQueue:  part(6), WALCache: part(6),
 		Proposals: part(12), Inbound: part(8),
-		BusQueues: part(12), Requests: part(8), Reads: part(8),
+		BusQueues: part(12), Requests: part(6), Reads: part(8),
+		Txns: part(2), Locks: part(2),
 		Heads: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Heads
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Txns - b.Locks - b.Heads
 	return b
 }
 

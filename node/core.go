@@ -259,7 +259,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive, Bus: c.bus,
 		Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
@@ -272,16 +272,19 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause},
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Bus: c.bus, Disk: disk{c},
+		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
-		Self: o.Self, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Removal: removal{c},
-		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
+		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c},
+		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
+	*undo = append(*undo, c.router.Stop)
 	c.host.RegisterHandlers(c.bus)
+	c.router.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
 	c.shards.RegisterHandlers(c.bus)
 	c.bus.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, c.handleAdmin)
@@ -314,6 +317,20 @@ type control struct{ c *Core }
 // CreateRanges implements placement.RangeControl.
 func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
 	return r.c.shards.Client().CreateRanges(ctx, node, ds)
+}
+
+// pusher finds out for the replicas what became of transactions; the router is made
+// after them.
+type pusher struct{ c *Core }
+
+// Push implements shard.TxnPusher.
+func (p pusher) Push(ctx context.Context, name shard.TxnName, anchor []byte) (live bool, d *shard.Decided, err error) {
+	return p.c.router.Push(ctx, name, anchor)
+}
+
+// Finish implements shard.TxnPusher.
+func (p pusher) Finish(ctx context.Context, name shard.TxnName, d *shard.Decided) (live bool, err error) {
+	return p.c.router.Finish(ctx, name, d)
 }
 
 // disk says how the node's disks fare.
@@ -395,13 +412,18 @@ const (
 	hostTimeout  = 5 * time.Second
 )
 
+// BeginStop says that the node is stopping, at once: other nodes that stop then wait
+// for it where they must. Stop follows, and says it too.
+func (c *Core) BeginStop() { c.client.BeginStop() }
+
 // Stop ends the node in order, so that nothing has to be replayed and, where all
 // nodes stop, no revision is left out. It takes at most about 20 s; ctx cuts the
 // waiting short, not the order.
 func (c *Core) Stop(ctx context.Context) error {
 	var errs []error
 	if c.Err() == nil {
-		c.client.BeginStop(ctx)
+		c.client.BeginStop()
+		c.router.Drain(ctx)
 		drain, cancel := context.WithTimeout(ctx, drainTimeout)
 		if err := c.shards.Drain(drain); err != nil {
 			// No reason to call the stop a failure: the others elect leaders, and where all
@@ -426,6 +448,7 @@ func (c *Core) Stop(ctx context.Context) error {
 func (c *Core) stopServing() {
 	c.cancel()
 	c.client.Stop()
+	c.router.Stop()
 	c.shards.Stop()
 	c.service.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)

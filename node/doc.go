@@ -12,8 +12,8 @@
 //
 // # Stop
 //
-// ports stop accepting, and requests under way end → the sequencer is told → the
-// pipelines of the ranges are closed and leaderships handed over → the ceiling of
+// the node says that it stops to whoever asks → ports stop accepting, and requests under
+// way end → the pipelines of the ranges are closed and leaderships handed over → the ceiling of
 // revisions is lowered (Quiesce) → clients, replicas, raft host → engine flushed →
 // wal → bus → directories. Each step has a bound in time; after a second signal
 // the process ends at once, which costs nothing but a replay.

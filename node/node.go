@@ -106,6 +106,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 
 // Stop ends the node in order. Requests under way get a few seconds to end.
 func (n *Node) Stop(ctx context.Context) error {
+	n.core.BeginStop()
 	serving, cancel := context.WithTimeout(ctx, stopServingTimeout)
 	n.api.Stop(serving)
 	cancel()

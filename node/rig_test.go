@@ -48,7 +48,15 @@ type rig struct {
 type rigNode struct {
 	id   keyspace.NodeID
 	disk *memDisk
+	// mu orders those who change core behind those who ask for it beside them.
+	mu   sync.Mutex
 	core *Core
+}
+
+func (n *rigNode) set(c *Core) {
+	n.mu.Lock()
+	n.core = c
+	n.mu.Unlock()
 }
 
 // bubble runs a test with a new rig of n running nodes in a bubble, and ends the
@@ -99,7 +107,11 @@ func (r *rig) start(nodes ...*rigNode) {
 	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
-		wg.Go(func() { n.core, errs[i] = Open(r.t.Context(), r.optionsOf(n)) })
+		wg.Go(func() {
+			var c *Core
+			c, errs[i] = Open(r.t.Context(), r.optionsOf(n))
+			n.set(c)
+		})
 	}
 	wg.Wait()
 	for i, err := range errs {
@@ -165,8 +177,9 @@ func (r *rig) crash(nodes ...*rigNode) {
 		n.disk = n.disk.crash(50, r.rng)
 	}
 	for _, n := range nodes {
-		n.core.Crash()
-		n.core = nil
+		c := n.core
+		n.set(nil)
+		c.Crash()
 	}
 }
 

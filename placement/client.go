@@ -416,44 +416,54 @@ func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, er
 	return a.Settings, a.Revision, err
 }
 
-// BeginStop tells the sequencer that this node is stopping: it closes the pipelines
-// of its ranges next. It takes AttemptTimeout at most, and is no harm if it fails:
-// other stopping nodes then take this one for one that stays, and may go first.
-func (c *Client) BeginStop(ctx context.Context) {
-	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
-	defer cancel()
-	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosing}
-	if _, err := c.ask(ctx, q, true); err != nil {
-		c.o.Logger.Info("tell the sequencer of the stop", zap.Error(err))
-	}
-}
+// BeginStop says that this node is stopping: it closes the pipelines of its ranges
+// next. From its return on no other stopping node is told to go because this one
+// stays. It neither waits nor fails.
+func (c *Client) BeginStop() { c.o.Service.stopping(stopClosing) }
 
 // Quiesce is called by a stopping node after all its ranges have closed their
 // pipelines and before it stops to vote and store. It returns, within
 // QuiesceTimeout, when the node may go: at once where the others carry on (if this
 // node is the sequencer, after it has lowered the ceiling and handed over), else
-// when all nodes that live have closed their pipelines and the ceiling is
-// committed at the counter, so that a stop of all nodes leaves no gap.
+// when all nodes that live have closed their pipelines or this one may wait no
+// longer, and the ceiling is committed at the counter: so that a stop of all nodes
+// leaves no gap.
 //
 // An error says that a gap may remain; the node stops all the same.
 func (c *Client) Quiesce(ctx context.Context) error {
-	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, QuiesceTimeout)
-	defer cancel()
+	c.o.Service.stopping(stopClosed)
 	ctx, stop := c.joined(ctx)
 	defer stop()
-	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: stopClosed}
+	err := c.askToGo(ctx, stopClosed, leaveAfter)
+	if err != nil {
+		err = c.askToGo(ctx, stopLeaving, QuiesceTimeout-leaveAfter)
+	}
+	if err != nil {
+		return fmt.Errorf("quiesce: %w", err)
+	}
+	return nil
+}
+
+// askToGo asks whoever leads until this node may go or the patience is over.
+func (c *Client) askToGo(ctx context.Context, p stopPhase, patience time.Duration) error {
+	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, patience)
+	defer cancel()
+	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: p}
 	pause := attemptPauseMin
 	for {
 		node := c.target()
-		a, err := c.askNode(ctx, node, q)
+		attempt, cancel := context.WithCancel(ctx)
+		end := c.begin(node, true, cancel)
+		a, err := c.askNode(attempt, node, q)
+		end()
 		if err == nil && a.Verdict != stopWait {
 			return nil
 		}
 		if err != nil {
 			_, _ = c.judge(node, err, false, true)
 		}
-		if serr := clock.Sleep(ctx, c.o.Clock, pause); serr != nil {
-			return fmt.Errorf("quiesce: %w", ctxError(ctx, err))
+		if clock.Sleep(ctx, c.o.Clock, pause) != nil {
+			return ctxError(ctx, err)
 		}
 		pause = min(2*pause, attemptPauseMax)
 	}

@@ -67,7 +67,7 @@ func signal(ch chan struct{}) {
 // handed out to it are used by nobody. So does one that finds MaxQueued waiting.
 func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	e := queued{
-		item: item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0))},
+		item: item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also},
 		at:   c.o.Clock.Now(), done: done,
 	}
 	q := &c.queue
@@ -75,6 +75,8 @@ func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.Seque
 	switch {
 	case req.Count < 0 || req.Count > MaxBatchRevisions:
 		e.err = kverror.New(kverror.BadRequest, "%d revisions asked for, at most %d", req.Count, MaxBatchRevisions)
+	case len(req.Also) > 0 && (req.Count != 1 || len(req.Also) >= keyspace.MaxRevisionRanges):
+		e.err = kverror.New(kverror.BadRequest, "%d revisions for %d further ranges", req.Count, len(req.Also))
 	case q.closed:
 		q.mu.Unlock()
 		done(keyspace.SequenceAnswer{Err: kverror.New(kverror.Stopped, "range %s asks for revisions", req.Range)})
@@ -153,14 +155,15 @@ func (q *sequenceQueue) take(expired clock.Time) bool {
 	q.taken, q.items, q.expired = q.taken[:0], q.items[:0], q.expired[:0]
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n, total := 0, 0
+	n, total, also := 0, 0, 0
 	for ; n < len(q.waiting) && len(q.taken) < maxItems; n++ {
 		e := &q.waiting[n]
 		if e.at <= expired {
 			q.expired = append(q.expired, *e)
 			continue
 		}
-		if total += int(e.item.Count); total > MaxBatchRevisions {
+		total, also = total+int(e.item.Count), also+len(e.item.Also)
+		if total > MaxBatchRevisions || also > maxAlso {
 			break
 		}
 		q.taken = append(q.taken, *e)

@@ -222,7 +222,7 @@ func TestRollingStopLeavesNoGap(t *testing.T) {
 			if round%2 == 0 {
 				n = r.leader()
 			}
-			n.client.BeginStop(t.Context())
+			n.client.BeginStop()
 			if err := n.client.Quiesce(t.Context()); err != nil {
 				t.Fatalf("round %d: %v", round, err)
 			}

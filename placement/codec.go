@@ -27,6 +27,8 @@ const (
 	maxRangeIDs = 4096
 	// maxItems bounds the requests for revisions in one batch of a node.
 	maxItems = 4096
+	// maxAlso bounds their further ranges, all together.
+	maxAlso = 8192
 )
 
 var errTruncated = errors.New("placement: truncated")
@@ -156,9 +158,12 @@ func (r *reader) descriptors(limit int) []keyspace.Descriptor {
 }
 
 // version reads the leading version byte.
-func (r *reader) version() {
-	if v := r.byte(); r.err == nil && v != formatVersion {
-		r.fail(fmt.Errorf("placement: format version %d, want %d", v, formatVersion))
+func (r *reader) version() { r.versionIs(formatVersion) }
+
+// versionIs reads the version of a message that has one of its own.
+func (r *reader) versionIs(want byte) {
+	if v := r.byte(); r.err == nil && v != want {
+		r.fail(fmt.Errorf("placement: format version %d, want %d", v, want))
 	}
 }
 

@@ -53,6 +53,7 @@ func sampleRequests() []request {
 		{Kind: requestTransfer, To: 0xa2},
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
 		{Kind: requestSettings},
+		{Kind: requestStanding},
 	}
 }
 
@@ -70,6 +71,8 @@ func sampleResponse(k requestKind) response {
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99}}
 	case requestStop:
 		return response{Verdict: stopSealed}
+	case requestStanding:
+		return response{Standing: standing{boot: 0xb001, phase: stopClosing}}
 	case requestPutNode, requestTransfer, requestPutSetting:
 	case requestSettings:
 		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
@@ -80,7 +83,7 @@ func sampleResponse(k requestKind) response {
 var (
 	sampleMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30}
 	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Changed: 33}
-	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}}}
+	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
 	sampleGrant = grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
 	samplePart  = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
 )
@@ -267,7 +270,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestSettings {
+		if err != nil || k == 0 || k > requestStanding {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

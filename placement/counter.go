@@ -278,7 +278,7 @@ func (c *counter) grant(a *ask) grant {
 		if it.Count == 0 {
 			continue
 		}
-		c.log.append(Handout{First: c.last + 1, Count: it.Count, Range: it.Range, Generation: it.Generation})
+		c.log.append(Handout{First: c.last + 1, Count: it.Count, Range: it.Range, Generation: it.Generation}, it.Also...)
 		c.last += keyspace.Revision(it.Count)
 	}
 	if c.last > c.ceiling {

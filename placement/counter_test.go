@@ -212,3 +212,52 @@ func TestHandoutLogBounds(t *testing.T) {
 		t.Fatal("another term's log was read")
 	}
 }
+
+// A revision of several ranges has an entry for each, and none of them ever grows: who
+// reads up to it learns of all.
+func TestHandoutLogOfSeveralRanges(t *testing.T) {
+	l := newHandoutLog(16)
+	l.restart(5, 10)
+	l.append(Handout{First: 11, Count: 2, Range: 1, Generation: 1})
+	l.append(Handout{First: 13, Count: 1, Range: 1, Generation: 1}, keyspace.RangeAt{Range: 2, Generation: 4}, keyspace.RangeAt{Range: 3, Generation: 4})
+	l.append(Handout{First: 14, Count: 1, Range: 3, Generation: 4})
+	l.append(Handout{First: 15, Count: 1, Range: 3, Generation: 4})
+	got := make([]Handout, 9)
+	n, last, err := l.Read(5, 10, got)
+	want := []Handout{{11, 3, 1, 1}, {13, 1, 2, 4}, {13, 1, 3, 4}, {14, 2, 3, 4}}
+	if err != nil || last != 15 || !slices.Equal(got[:n], want) {
+		t.Fatalf("%v up to %d, %v", got[:n], last, err)
+	}
+}
+
+// Whoever reads the log in pieces learns of all ranges of a revision at a time: it goes on
+// behind the last revision that it has read.
+func TestHandoutLogIsReadByWholeRevisions(t *testing.T) {
+	l := newHandoutLog(16)
+	l.restart(5, 10)
+	also := func(ids ...keyspace.RangeID) (rs []keyspace.RangeAt) {
+		for _, id := range ids {
+			rs = append(rs, keyspace.RangeAt{Range: id, Generation: 1})
+		}
+		return rs
+	}
+	l.append(Handout{First: 11, Count: 2, Range: 1, Generation: 1})
+	l.append(Handout{First: 13, Count: 1, Range: 2, Generation: 1}, also(3, 4)...)
+	l.append(Handout{First: 14, Count: 1, Range: 4, Generation: 1}, also(5)...)
+	l.append(Handout{First: 15, Count: 1, Range: 5, Generation: 1})
+	for size := 3; size <= 8; size++ {
+		dst := make([]Handout, size)
+		var got []Handout
+		for at := keyspace.Revision(10); at < 15; {
+			n, last, err := l.Read(5, at, dst)
+			if err != nil || n == 0 || last <= at || last != dst[n-1].Last() {
+				t.Fatalf("pieces of %d: %v up to %d behind %d, %v", size, dst[:n], last, at, err)
+			}
+			got, at = append(got, dst[:n]...), last
+		}
+		want := []Handout{{11, 2, 1, 1}, {13, 1, 2, 1}, {13, 1, 3, 1}, {13, 1, 4, 1}, {14, 1, 4, 1}, {14, 1, 5, 1}, {15, 1, 5, 1}}
+		if !slices.Equal(got, want) {
+			t.Fatalf("pieces of %d: %v, want %v", size, got, want)
+		}
+	}
+}

@@ -55,7 +55,14 @@
 // … the ceiling cannot be raised, since the group has lost its quorum? Hand-outs
 // wait at the ceiling, never above it.
 //
-// … all nodes are stopped in the same second? See Client.Quiesce.
+// … all nodes are stopped in the same second, or one after the other? Whoever leads
+// lets a node go when a quorum of voters has said, after that node began to stop,
+// that they do not stop themselves: so there is always a quorum that nobody let go,
+// whoever led when. The last ones wait until all pipelines are closed, 3 s at most,
+// and go when the ceiling is lowered.
+//
+// … a leader is left behind by nodes that could wait no longer? Its ceiling is lowered
+// before they leave. It hands out again when a quorum says that it stays.
 //
 // # What it does not do
 //

@@ -59,6 +59,9 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	if q.Kind == requestStatus {
 		return s.serveStatus() // any replica can
 	}
+	if q.Kind == requestStanding {
+		return response{Standing: s.standing()}, nil // each node knows of itself
+	}
 	term, last, err := s.leads(ctx, q)
 	if err != nil {
 		return response{}, err
@@ -90,7 +93,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestSettings:
 		v := s.View()
 		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
-	case requestStatus:
+	case requestStatus, requestStanding:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }

@@ -58,20 +58,40 @@ func (l *HandoutLog) restart(term uint64, after keyspace.Revision) {
 
 // append adds the revisions that follow the last ones. Revisions that go to one
 // range one after the other share an entry.
-func (l *HandoutLog) append(h Handout) {
+//
+// also are further ranges of the one revision. Each has an entry behind that of the
+// first one, and nothing is added to those.
+func (l *HandoutLog) append(h Handout, also ...keyspace.RangeAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h.First != l.last+1 || h.Count == 0 {
 		panic(fmt.Sprintf("placement: hand-out of %d revisions from %d on follows revision %d", h.Count, h.First, l.last))
 	}
 	l.last = h.Last()
-	if l.used > 0 {
+	l.joinLocked(h)
+	for _, a := range also {
+		l.pushLocked(Handout{First: h.First, Count: 1, Range: a.Range, Generation: a.Generation})
+	}
+}
+
+// joinLocked adds revisions to the last entry where it is the same range's alone.
+func (l *HandoutLog) joinLocked(h Handout) {
+	if l.used > 0 && !l.sharedLocked() {
 		e := l.entry(l.used - 1)
 		if e.Range == h.Range && e.Generation == h.Generation && e.Count <= CeilingBlock {
 			e.Count += h.Count
 			return
 		}
 	}
+	l.pushLocked(h)
+}
+
+// sharedLocked says whether the last entry is one of several with the same revision.
+func (l *HandoutLog) sharedLocked() bool {
+	return l.used > 1 && l.entry(l.used-2).Last() == l.entry(l.used-1).Last()
+}
+
+func (l *HandoutLog) pushLocked(h Handout) {
 	if l.used == len(l.ring) {
 		l.after = l.entry(0).Last()
 		l.head = (l.head + 1) % len(l.ring)
@@ -92,10 +112,11 @@ func (l *HandoutLog) Bounds() (term uint64, after, last keyspace.Revision) {
 }
 
 // Read copies entries with revisions above after into dst, in order and without a
-// hole, and returns how many. The first one may begin at or below after. Where it
-// returns fewer than len(dst), the log ends there: every revision up to last was
-// handed out, and none above. It returns ErrLogGone where the log does not hold
-// after+1 of that term.
+// hole, and returns how many, and the last revision of which they tell all: of one
+// that concerns several ranges either all entries are there or none. last is that of
+// Bounds where the log ends there, and to be read on from otherwise. dst has room for
+// at least keyspace.MaxRevisionRanges entries. The first entry may begin at or below
+// after. It returns ErrLogGone where the log does not hold after+1 of that term.
 func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (n int, last keyspace.Revision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,5 +137,14 @@ func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (
 		dst[n] = *l.entry(lo + n)
 		n++
 	}
-	return n, l.last, nil
+	if lo+n == l.used {
+		return n, l.last, nil
+	}
+	for n > 0 && dst[n-1].Last() == l.entry(lo+n).Last() {
+		n--
+	}
+	if n == 0 {
+		panic(fmt.Sprintf("placement: a revision's ranges do not fit into %d entries", len(dst)))
+	}
+	return n, dst[n-1].Last(), nil
 }

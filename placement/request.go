@@ -21,7 +21,12 @@ const (
 	requestTransfer
 	requestPutSetting
 	requestSettings
+	requestStanding
 )
+
+// requestVersion leads every request of method 33. Version 2 knows requestStanding
+// and stopLeaving, and no stopClosing.
+const requestVersion = 2
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -49,9 +54,9 @@ type request struct {
 }
 
 func (q *request) encode() []byte {
-	dst := []byte{formatVersion, byte(q.Kind)}
+	dst := []byte{requestVersion, byte(q.Kind)}
 	switch q.Kind {
-	case requestStatus:
+	case requestStatus, requestStanding:
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, q.Count)
 	case requestReport:
@@ -78,10 +83,10 @@ func (q *request) encode() []byte {
 
 func decodeRequest(p []byte) (request, error) {
 	r := reader{b: p}
-	r.version()
+	r.versionIs(requestVersion)
 	q := request{Kind: requestKind(r.byte())}
 	switch q.Kind {
-	case requestStatus:
+	case requestStatus, requestStanding:
 	case requestAllocate:
 		q.Count = uint64(r.bounded(maxRangeIDs))
 	case requestReport:
@@ -96,7 +101,7 @@ func decodeRequest(p []byte) (request, error) {
 	case requestStop:
 		q.Boot = keyspace.BootID(r.fixed64())
 		q.Phase = stopPhase(r.byte())
-		if q.Phase != stopClosing && q.Phase != stopClosed {
+		if q.Phase != stopClosed && q.Phase != stopLeaving {
 			r.fail(fmt.Errorf("placement: stop phase %d", q.Phase))
 		}
 	case requestTransfer:
@@ -143,6 +148,8 @@ type response struct {
 	Status   Status
 	Verdict  verdict
 	Settings []Setting
+	// Standing is the answer to requestStanding.
+	Standing standing
 }
 
 // maxNodes and maxSettings bound what an answer holds.
@@ -172,6 +179,9 @@ func (a *response) encode(kind requestKind) []byte {
 		}
 	case requestStop:
 		dst = append(dst, byte(a.Verdict))
+	case requestStanding:
+		dst = binary.BigEndian.AppendUint64(dst, uint64(a.Standing.boot))
+		dst = append(dst, byte(a.Standing.phase))
 	case requestSettings:
 		dst = appendRevision(dst, a.Revision)
 		dst = binary.AppendUvarint(dst, uint64(len(a.Settings)))
@@ -207,6 +217,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		}
 	case requestStop:
 		a.Verdict = verdict(r.byte())
+	case requestStanding:
+		a.Standing = standing{boot: keyspace.BootID(r.fixed64()), phase: stopPhase(r.byte())}
+		if a.Standing.phase > stopClosed {
+			r.fail(fmt.Errorf("placement: a node stands at phase %d of a stop", a.Standing.phase))
+		}
 	case requestSettings:
 		a.Revision = r.revision()
 		n := r.count(maxSettings, 2)

@@ -133,7 +133,7 @@ func (n *rigNode) start() {
 	n.must(err)
 	n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
 	n.service, err = NewService(ServiceOptions{
-		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness,
+		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 	})
 	n.must(err)
 	var peers []keyspace.NodeID
@@ -204,7 +204,7 @@ func (r *rig) stopAllAtOnce() (quiesced int) {
 			continue
 		}
 		wg.Go(func() {
-			n.client.BeginStop(context.Background())
+			n.client.BeginStop()
 			time.Sleep(time.Duration(n.id) * 30 * time.Millisecond) // the pipelines close
 			if err := n.client.Quiesce(context.Background()); err != nil {
 				r.t.Logf("node %s: %v", n.id, err)

@@ -18,6 +18,8 @@ type item struct {
 	Range      keyspace.RangeID
 	Generation keyspace.Generation
 	Count      uint32
+	// Also are further ranges that get the one revision.
+	Also []keyspace.RangeAt
 }
 
 // process names one run of one node.
@@ -72,7 +74,7 @@ func (g *grant) answers(items []item, f func(i int, a keyspace.SequenceAnswer)) 
 
 func (b *batch) encode() []byte {
 	dst := make([]byte, 0, 16+8*len(b.Items))
-	dst = append(dst, formatVersion)
+	dst = append(dst, batchVersion)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(b.Boot))
 	dst = binary.AppendUvarint(dst, b.Number)
 	dst = binary.AppendUvarint(dst, uint64(len(b.Items)))
@@ -80,21 +82,41 @@ func (b *batch) encode() []byte {
 		dst = binary.AppendUvarint(dst, uint64(b.Items[i].Range))
 		dst = binary.AppendUvarint(dst, uint64(b.Items[i].Generation))
 		dst = binary.AppendUvarint(dst, uint64(b.Items[i].Count))
+		dst = binary.AppendUvarint(dst, uint64(len(b.Items[i].Also)))
+		for _, a := range b.Items[i].Also {
+			dst = binary.AppendUvarint(dst, uint64(a.Range))
+			dst = binary.AppendUvarint(dst, uint64(a.Generation))
+		}
 	}
 	return dst
 }
 
+// batchVersion leads a batch. Version 2 knows revisions of several ranges.
+const batchVersion = 2
+
 func decodeBatch(p []byte) (batch, error) {
 	r := reader{b: p}
-	r.version()
+	if v := r.byte(); r.err == nil && v != batchVersion {
+		r.fail(fmt.Errorf("placement: version %d of a batch, want %d", v, batchVersion))
+	}
 	b := batch{Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint()}
-	n := r.count(maxItems, 3)
+	n := r.count(maxItems, 4)
 	b.Items = make([]item, 0, n)
-	total := 0
+	total, also := 0, 0
 	for range n {
 		it := item{Range: keyspace.RangeID(r.uvarint()), Generation: keyspace.Generation(r.uvarint())}
 		it.Count = uint32(r.bounded(MaxBatchRevisions))
 		total += int(it.Count)
+		for range r.count(keyspace.MaxRevisionRanges-1, 2) {
+			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.uvarint()), Generation: keyspace.Generation(r.uvarint())})
+		}
+		if also += len(it.Also); also > maxAlso {
+			r.fail(fmt.Errorf("placement: revisions for %d further ranges, at most %d", also, maxAlso))
+			break
+		}
+		if len(it.Also) > 0 && it.Count != 1 {
+			r.fail(fmt.Errorf("placement: %d revisions for several ranges", it.Count))
+		}
 		b.Items = append(b.Items, it)
 	}
 	if total > MaxBatchRevisions {

@@ -333,5 +333,12 @@ func (s *sequencer) end(ctx context.Context, next keyspace.NodeID) error {
 	}
 }
 
+// hasEnded says that hand-outs have ended and the ceiling is committed at the counter.
+func (s *sequencer) hasEnded() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.c.phase == ended
+}
+
 // resume starts the hand-outs again after end, if this node still leads.
 func (s *sequencer) resume() { s.input(func() output { return s.c.resume() }) }

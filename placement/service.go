@@ -54,7 +54,9 @@ type ServiceOptions struct {
 	Engine  *engine.Engine
 	Control RangeControl
 	// Alive says whether a node lives, as far as this one knows.
-	Alive   func(keyspace.NodeID) bool
+	Alive func(keyspace.NodeID) bool
+	// Bus reaches the other nodes.
+	Bus     Bus
 	Logger  *zap.Logger
 	Metrics *Metrics
 }
@@ -77,16 +79,21 @@ type Service struct {
 	group Group
 	// listener is told of each change of the leader that raft tells this node.
 	listener func(raftgroup.LeaderState)
-	// leading ends with the term in which this node leads; its cancel is nil while it
+	// leadCtx ends with the term in which this node leads; leadCancel is nil while it
 	// does not.
 	leadTerm   uint64
+	leadCtx    context.Context
 	leadCancel context.CancelFunc
 	// held are reported descriptors that did not fit into the map, by range.
 	held  map[keyspace.RangeID]keyspace.Descriptor
 	stops *stops
 	// stopsMoved is closed when a stopping node has reported or all is sealed.
 	stopsMoved chan struct{}
-	sealed     bool
+	// sealed says that stopping nodes were let go after the ceiling was lowered;
+	// reopening, that the hand-outs of a leader that stays wait for a quorum.
+	sealed, reopening bool
+	// phase is how far this node's own stop has come.
+	phase stopPhase
 }
 
 // maxHeld bounds the reported descriptors that wait for others.
@@ -220,13 +227,10 @@ func boolGauge(b bool) float64 {
 // beginDutiesLocked starts what only the leader does.
 func (s *Service) beginDutiesLocked(term uint64) {
 	ctx, cancel := context.WithCancel(s.ctx)
-	s.leadTerm, s.leadCancel = term, cancel
-	s.stops, s.sealed = newStops(), false
+	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
+	s.stops, s.sealed, s.reopening = newStops(), false, false
 	clear(s.held)
-	s.wait.Go(func() {
-		defer cancel()
-		s.createRanges(ctx, term)
-	})
+	s.wait.Go(func() { s.createRanges(ctx, term) })
 }
 
 func (s *Service) endDutiesLocked() {
@@ -389,7 +393,11 @@ func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) er
 		err = g.Transfer(ctx, to.ID)
 	}
 	if err != nil {
-		s.sequencer.resume()
+		s.mu.Lock()
+		if !s.sealed { // reopen resumes where stopping nodes were let go meanwhile
+			s.sequencer.resume()
+		}
+		s.mu.Unlock()
 		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
 	}
 	return nil

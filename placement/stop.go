@@ -8,10 +8,15 @@ import (
 type stopPhase byte
 
 const (
+	// staying: the node was not told to stop.
+	staying stopPhase = 0
 	// stopClosing: the node got its signal and closes the pipelines of its ranges.
 	stopClosing stopPhase = 1
 	// stopClosed: they are closed; the node will ask for no more revisions.
 	stopClosed stopPhase = 2
+	// stopLeaving: the node has waited as long as it may and leaves next, whoever
+	// stays. To itself and to others it is stopClosed.
+	stopLeaving stopPhase = 3
 )
 
 // verdict is what a stopping node is told.
@@ -26,24 +31,29 @@ const (
 	stopSealed verdict = 2
 )
 
-// stops is what the sequencer knows of stopping nodes.
+// stops is what the sequencer knows of stopping nodes. It may know too little: a
+// new leader begins with nothing.
 type stops struct {
-	nodes map[keyspace.NodeID]stopping
+	nodes map[keyspace.NodeID]standing
 }
 
-type stopping struct {
+// standing is what a node says of itself.
+type standing struct {
 	boot  keyspace.BootID
 	phase stopPhase
 }
 
-func newStops() *stops { return &stops{nodes: map[keyspace.NodeID]stopping{}} }
+func newStops() *stops { return &stops{nodes: map[keyspace.NodeID]standing{}} }
 
-// note takes over what a node says of itself. A phase never goes back within one
-// process.
-func (s *stops) note(from process, p stopPhase) {
-	if old := s.nodes[from.Node]; old.boot != from.Boot || old.phase < p {
-		s.nodes[from.Node] = stopping{boot: from.Boot, phase: p}
+// note takes over what a stopping node says of itself, and says whether that is
+// news. A phase never goes back within one process.
+func (s *stops) note(node keyspace.NodeID, is standing) (news bool) {
+	is.phase = min(is.phase, stopClosed)
+	if old := s.nodes[node]; old.boot == is.boot && old.phase >= is.phase {
+		return false
 	}
+	s.nodes[node] = is
+	return true
 }
 
 // started forgets what an earlier process of the node said.
@@ -53,29 +63,42 @@ func (s *stops) started(from process) {
 	}
 }
 
-// decide says what the stopping nodes may do. live are all nodes that live, voters
-// the placement group's.
-//
-// A node may go at once where the nodes that live and are not stopping hold a
-// quorum of the placement group: the cluster carries on. Otherwise it stays until
-// all that live have closed their pipelines, since the ceiling can be lowered only
-// then, and only with a quorum. Dead nodes are waited for by nobody.
-func (s *stops) decide(live, voters []keyspace.NodeID) verdict {
-	serving := map[keyspace.NodeID]bool{}
-	closed := true
+// mayStay returns the voters that live and are not known to stop. Only they
+// themselves know whether they do.
+func (s *stops) mayStay(live, voters []keyspace.NodeID) []keyspace.NodeID {
+	alive := map[keyspace.NodeID]bool{}
 	for _, n := range live {
-		st, stops := s.nodes[n]
-		serving[n] = !stops
-		closed = closed && st.phase == stopClosed
+		alive[n] = true
 	}
-	staying := 0
+	var may []keyspace.NodeID
 	for _, v := range voters {
-		if serving[v] {
-			staying++
+		if _, stops := s.nodes[v]; alive[v] && !stops {
+			may = append(may, v)
 		}
 	}
+	return may
+}
+
+// decide says what the stopping nodes may do. live are all nodes that live, voters
+// the placement group's; stay are those that were asked, after the node that wants
+// to go had begun to stop, and do not stop themselves.
+//
+// A node may go at once where those that stay hold a quorum of the placement group:
+// the cluster carries on. Otherwise it waits until all that live have closed their
+// pipelines, since the ceiling can be lowered only then, and only with a quorum.
+// Dead nodes are waited for by nobody.
+//
+// Of all nodes that were ever told to go, by whichever leader, take the one that
+// began to stop last: when the others were asked for its sake all the rest were
+// stopping already, so that none of them is in the quorum that stayed. So there is
+// at any time a quorum of nodes none of which was told to go.
+func (s *stops) decide(live, voters, stay []keyspace.NodeID) verdict {
+	closed := true
+	for _, n := range live {
+		closed = closed && s.nodes[n].phase == stopClosed
+	}
 	switch {
-	case staying > len(voters)/2:
+	case len(s.mayStay(stay, voters)) > len(voters)/2:
 		return stopGo
 	case closed:
 		return stopSealed
@@ -83,16 +106,12 @@ func (s *stops) decide(live, voters []keyspace.NodeID) verdict {
 	return stopWait
 }
 
-// successor returns a voter that lives and is not stopping, the one with the
-// lowest id; 0 if there is none.
-func (s *stops) successor(live, voters []keyspace.NodeID) keyspace.NodeID {
-	alive := map[keyspace.NodeID]bool{}
-	for _, n := range live {
-		alive[n] = true
-	}
+// successor returns the voter with the lowest id of those that stay; 0 if there is
+// none.
+func (s *stops) successor(voters, stay []keyspace.NodeID) keyspace.NodeID {
 	var best keyspace.NodeID
-	for _, v := range voters {
-		if _, stops := s.nodes[v]; alive[v] && !stops && (best == 0 || v < best) {
+	for _, v := range s.mayStay(stay, voters) {
+		if best == 0 || v < best {
 			best = v
 		}
 	}

@@ -13,7 +13,9 @@ import (
 // TestStops tells how the sequencer decides for stopping nodes.
 //
 //	closing node=N boot=B / closed node=N boot=B / started node=N boot=B
-//	decide live=(1,2,3) voters=(1,2,3)
+//	decide live=(1,2,3) voters=(1,2,3) [stay=(2,3)]
+//
+// Who stays, where it is not said, are all that live and are not known to stop.
 func TestStops(t *testing.T) {
 	s := newStops()
 	datadriven.RunTest(t, "testdata/stops", func(t *testing.T, d *datadriven.TestData) string {
@@ -21,19 +23,23 @@ func TestStops(t *testing.T) {
 		case "new":
 			s = newStops()
 		case "closing", "closed", "started":
-			p := process{Node: keyspace.NodeID(arg(t, d, "node")), Boot: keyspace.BootID(arg(t, d, "boot"))}
+			node, boot := keyspace.NodeID(arg(t, d, "node")), keyspace.BootID(arg(t, d, "boot"))
 			switch d.Cmd {
 			case "closing":
-				s.note(p, stopClosing)
+				s.note(node, standing{boot, stopClosing})
 			case "closed":
-				s.note(p, stopClosed)
+				s.note(node, standing{boot, stopClosed})
 			default:
-				s.started(p)
+				s.started(process{Node: node, Boot: boot})
 			}
 		case "decide":
 			live, voters := nodeList(t, d, "live"), nodeList(t, d, "voters")
-			v := [...]string{"wait", "go", "seal"}[s.decide(live, voters)]
-			return fmt.Sprintf("%s, successor %s\n", v, s.successor(live, voters))
+			stay := s.mayStay(live, voters)
+			if d.HasArg("stay") {
+				stay = nodeList(t, d, "stay")
+			}
+			v := [...]string{"wait", "go", "seal"}[s.decide(live, voters, stay)]
+			return fmt.Sprintf("%s, successor %s\n", v, s.successor(voters, stay))
 		}
 		var b strings.Builder
 		for n := keyspace.NodeID(1); n < 10; n++ {

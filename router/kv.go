@@ -18,7 +18,7 @@ func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, 
 	return write[*pb.PutResponse](ctx, r, keyspace.Single(req.GetKey()), req)
 }
 
-// DeleteRange deletes a span of keys, which must lie in one range for now.
+// DeleteRange deletes a span of keys, in as many ranges as they lie in, at one revision.
 func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
@@ -28,7 +28,7 @@ func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*
 	return write[*pb.DeleteRangeResponse](ctx, r, span, req)
 }
 
-// Txn runs a transaction, whose keys must lie in one range for now.
+// Txn runs a transaction, over as many ranges as its keys lie in.
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	span, ok := shard.Bounds(req)
 	if !ok {
@@ -93,10 +93,10 @@ func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, 
 	limit := r.limited(ctx)
 	defer limit.End()
 	got, err := r.write(limit.Patience, span, op)
+	if errors.Is(err, errSeveral) || err != nil && swept(err, op) {
+		got, err = r.writeSeveral(limit.Patience, op)
+	}
 	if err != nil {
-		if errors.Is(err, errSeveral) {
-			return none, kverror.New(kverror.MultiRange, "its keys lie in %s", span)
-		}
 		return none, limit.outcome(err)
 	}
 	resp, ok := got.(R)
@@ -104,6 +104,25 @@ func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, 
 		return none, kverror.New(kverror.Internal, "a range answered %T with %T", op, got)
 	}
 	return resp, nil
+}
+
+// writeSeveral is write of what one range cannot do alone.
+func (r *Router) writeSeveral(ctx context.Context, op proto.Message) (proto.Message, error) {
+	switch o := op.(type) {
+	case *pb.TxnRequest:
+		return r.several(ctx, o)
+	case *pb.DeleteRangeRequest:
+		resp, err := r.several(ctx, &pb.TxnRequest{
+			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: o}}},
+		})
+		if err != nil {
+			return nil, err
+		}
+		d := resp.GetResponses()[0].GetResponseDeleteRange()
+		d.Header = resp.GetHeader()
+		return d, nil
+	}
+	return nil, kverror.New(kverror.Internal, "%T over several ranges", op)
 }
 
 func header(rev keyspace.Revision) *pb.ResponseHeader {

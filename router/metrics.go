@@ -10,6 +10,9 @@ type Metrics struct {
 	Refreshes prometheus.Counter
 	// Several counts reads over several ranges.
 	Several prometheus.Counter
+	// Txns counts transactions over several ranges, Restarts their attempts that were
+	// given up.
+	Txns, Restarts prometheus.Counter
 }
 
 // NewMetrics returns the metrics, registered unless reg is nil.
@@ -27,9 +30,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "skein_router_multi_range_reads_total",
 			Help: "Reads that went to several ranges.",
 		}),
+		Txns: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "skein_router_multi_range_txns_total",
+			Help: "Transactions and deletes over several ranges.",
+		}),
+		Restarts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "skein_router_txn_restarts_total",
+			Help: "Attempts of transactions over several ranges that were given up, unseen by the client.",
+		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.Failed, m.Refreshes, m.Several)
+		reg.MustRegister(m.Failed, m.Refreshes, m.Several, m.Txns, m.Restarts)
 	}
 	return m
 }

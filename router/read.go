@@ -29,6 +29,15 @@ func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResp
 	return resp, limit.outcome(err)
 }
 
+// moment is when a read is made.
+type moment struct {
+	// at is the current revision, which the read may not exceed, and reads where it names
+	// none.
+	at keyspace.Revision
+	// txn is the committed transaction for which it is made, nil for none.
+	txn *shard.TxnName
+}
+
 // read asks for a revision and reads at it, and does so again where the revision
 // was overtaken by a compaction before it was read: a read that named no revision
 // never learns of that.
@@ -49,7 +58,7 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest) (*pb.RangeRespo
 		if !ok {
 			return &pb.RangeResponse{Header: header(now.Current)}, nil
 		}
-		resp, err := r.readAt(ctx, span, req, now.Current)
+		resp, err := r.readAt(ctx, span, req, moment{at: now.Current})
 		switch {
 		case err == nil:
 			resp.Header = header(now.Current)
@@ -64,8 +73,8 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest) (*pb.RangeRespo
 	}
 }
 
-// readAt reads a span at the sequencer's revision at.
-func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+// readAt reads a span at a moment.
+func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
 	if rt := r.cache.find(span.Start); rt != nil && rt.desc.Span.Covers(span) {
 		return r.part(ctx, span, req, at)
 	}
@@ -101,9 +110,9 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 
 // part answers a request, which is for the span and no more, from the range that holds
 // it. Where the span has been split meanwhile it reads the pieces.
-func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
 	got, err := r.single(ctx, span, func(rt *route) *shard.Request {
-		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: req}
+		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: req}
 	}, true)
 	if errors.Is(err, errSeveral) {
 		return r.readAt(ctx, span, req, at)
@@ -119,7 +128,7 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 }
 
 // whole reads every span in full, in parallel, and joins what they hold.
-func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
 	parts, err := r.parts(ctx, spans, req, at)
 	if err != nil {
 		return nil, err
@@ -142,7 +151,7 @@ func (r *Router) whole(ctx context.Context, spans []keyspace.Span, req *pb.Range
 
 // page reads the spans in order until limit keys are found, and of the rest only
 // how many keys there are: most pages end in their first range.
-func (r *Router) page(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) (*pb.RangeResponse, error) {
+func (r *Router) page(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
 	out := &pb.RangeResponse{}
 	left := req.GetLimit()
 	for left > 0 && len(spans) > 0 {
@@ -180,7 +189,7 @@ func (r *Router) page(ctx context.Context, spans []keyspace.Span, req *pb.RangeR
 }
 
 // parts reads a request's share of each span, a bounded number at a time.
-func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at keyspace.Revision) ([]*pb.RangeResponse, error) {
+func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.RangeRequest, at moment) ([]*pb.RangeResponse, error) {
 	parts := make([]*pb.RangeResponse, len(spans))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxParallelParts)
@@ -200,6 +209,9 @@ func (r *Router) parts(ctx context.Context, spans []keyspace.Span, req *pb.Range
 // hold takes the bytes of one part from the budget of answers that are being put
 // together. held are those of this answer.
 func (r *Router) hold(held *atomic.Int64, bytes int64) error {
+	if bytes == 0 {
+		return nil
+	}
 	held.Add(bytes)
 	if all := r.joined.Add(bytes); all > r.cfg.ReadBytes && held.Load() < all {
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)

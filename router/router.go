@@ -1,7 +1,7 @@
 // Package router is the gateway's side of the keyspace: it knows which ranges
 // there are and where they are led, sends each request to the range that it
-// belongs to, reads over several ranges at one revision, and repeats unseen what
-// certainly was not proposed.
+// belongs to, reads over several ranges at one revision, coordinates transactions over
+// several ranges, and repeats unseen what certainly was not proposed.
 //
 // It guarantees that a write is sent again only where the answer says that the
 // first attempt did not and will not take effect (kverror's table), that every
@@ -58,13 +58,18 @@ type Removal interface {
 
 // Config is what a Router is made of.
 type Config struct {
-	// Self is this node: of several replicas that could be asked its own goes first.
+	// Self is this node: of several replicas that could be asked its own goes first. Boot
+	// is its present run.
 	Self      keyspace.NodeID
+	Boot      keyspace.BootID
 	Clock     clock.Clock
 	Ranges    Ranges
 	Sequencer Sequencer
 	Placement Placement
 	Removal   Removal
+	// Txns and Bus are for transactions over several ranges.
+	Txns Steps
+	Bus  Bus
 	// Timeout is how long a request is worked on at most, etcd's 5 s plus two election
 	// timeouts. Default 7 s. What is not answered by then gets etcd's timeout error.
 	Timeout time.Duration
@@ -74,12 +79,15 @@ type Config struct {
 	AttemptTimeout time.Duration
 	// Alive says whether a node lives as far as this one knows. Required.
 	Alive func(keyspace.NodeID) bool
-	// ReadBytes bounds the answers that are put together from several ranges, all
-	// together; more are refused with TooManyRequests. One alone always fits. Default
+	// ReadBytes bounds the answers that are put together from several ranges, those of
+	// transactions too, all together; more are refused with TooManyRequests. One alone always fits. Default
 	// 256 MiB.
 	ReadBytes int64
-	Logger    *zap.Logger
-	Metrics   *Metrics
+	// TxnBytes bounds the transactions over several ranges that are under way; more are
+	// refused with TooManyRequests. One alone always fits. Default 64 MiB.
+	TxnBytes int64
+	Logger   *zap.Logger
+	Metrics  *Metrics
 }
 
 // Router is one node's gateway. Its methods may be called from many goroutines.
@@ -88,6 +96,7 @@ type Router struct {
 	cache *rangeCache
 	// joined are the bytes of answers that are being put together.
 	joined atomic.Int64
+	txns   *txns
 	// refreshing holds the one reload of the range map that may be under way.
 	refreshing chan struct{}
 	timers     clock.Timers
@@ -104,13 +113,16 @@ func New(cfg Config) *Router {
 	if cfg.ReadBytes <= 0 {
 		cfg.ReadBytes = 256 << 20
 	}
+	if cfg.TxnBytes <= 0 {
+		cfg.TxnBytes = 64 << 20
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = zap.NewNop()
 	}
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics(nil)
 	}
-	return &Router{cfg: cfg, cache: newRangeCache(), refreshing: make(chan struct{}, 1)}
+	return &Router{cfg: cfg, cache: newRangeCache(), txns: newTxns(&cfg), refreshing: make(chan struct{}, 1)}
 }
 
 // Learn takes in descriptors that the node heard of by other ways (its own
@@ -185,6 +197,9 @@ func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceA
 	a, err := await(ctx, got)
 	if err != nil {
 		return a, err
+	}
+	if a.Err == nil {
+		r.txns.heard(a.Current)
 	}
 	return a, a.Err
 }

@@ -229,22 +229,11 @@ func TestTheClientsDeadlineIsTheClientsError(t *testing.T) {
 	})
 }
 
-func TestWritesOverSeveralRangesAreRefused(t *testing.T) {
+func TestWritesThatNameNoKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
 		c.split("m")
 		r := newRouter(c)
-		_, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z")})
-		if !errors.Is(err, kverror.MultiRange) {
-			t.Errorf("delete: %v", err)
-		}
-		put := func(k string) *pb.RequestOp {
-			return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(k)}}}
-		}
-		_, err = r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{put("a"), put("x")}})
-		if !errors.Is(err, kverror.MultiRange) {
-			t.Errorf("txn: %v", err)
-		}
 		resp, err := r.Txn(t.Context(), &pb.TxnRequest{})
 		if err != nil || !resp.Succeeded || resp.Header.Revision != 1 {
 			t.Errorf("empty txn: %v, %v", resp, err)

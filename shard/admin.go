@@ -94,18 +94,23 @@ type Status struct {
 	Bytes int64 `json:"bytes"`
 	// The pipeline: requests that wait for evaluation, keys in the overlay, batches
 	// that fill, are sequenced, proposed, or lost with a former leadership.
-	Queued           int               `json:"queued"`
-	QueuedBytes      int64             `json:"queued_bytes"`
-	OverlayKeys      int               `json:"overlay_keys"`
-	FillingRequests  int               `json:"filling_requests"`
-	SequencingNow    bool              `json:"sequencing"`
-	ProposedBatches  int               `json:"proposed_batches"`
-	LostBatches      int               `json:"lost_batches"`
-	Confirming       int               `json:"confirming"`
-	Closed           int               `json:"closed"`
-	Draining         bool              `json:"draining"`
-	SplitChild       string            `json:"split_child,omitempty"`
-	SplitLeaving     string            `json:"split_leaving,omitempty"`
+	Queued          int    `json:"queued"`
+	QueuedBytes     int64  `json:"queued_bytes"`
+	OverlayKeys     int    `json:"overlay_keys"`
+	FillingRequests int    `json:"filling_requests"`
+	SequencingNow   bool   `json:"sequencing"`
+	ProposedBatches int    `json:"proposed_batches"`
+	LostBatches     int    `json:"lost_batches"`
+	Confirming      int    `json:"confirming"`
+	Closed          int    `json:"closed"`
+	Draining        bool   `json:"draining"`
+	SplitChild      string `json:"split_child,omitempty"`
+	SplitLeaving    string `json:"split_leaving,omitempty"`
+	// Locks and records of transactions over several ranges, and the fence behind which
+	// none is anchored.
+	Locks            int               `json:"locks"`
+	TxnRecords       int               `json:"txn_records"`
+	Fence            uint64            `json:"fence"`
 	NodeFloor        keyspace.Revision `json:"node_floor"`
 	NodeCompacted    keyspace.Revision `json:"node_compacted"`
 	NodePendingBytes int64             `json:"node_pending_bytes"`
@@ -139,6 +144,9 @@ func (r *Replica) show(st *Status) {
 	st.Confirming, st.Closed, st.Draining = r.confirming, r.closed, r.draining
 	if r.split != nil {
 		st.SplitChild, st.SplitLeaving = r.split.child.String(), r.split.leaving.String()
+	}
+	if st.Fence = r.rec.fence; r.locks != nil {
+		st.Locks, st.TxnRecords = len(r.locks.all), len(r.locks.records)
 	}
 	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
 	st.NodePendingBytes = r.node.pending.Load()

@@ -25,6 +25,8 @@ type applyState struct {
 	// term is that of the last entry.
 	term uint64
 	done []outcome
+	// txns are the locks and records of transactions over several ranges.
+	txns txnState
 	// versions is the memory for those of one batch.
 	versions []mvcc.Version
 }
@@ -35,8 +37,10 @@ type outcome struct {
 	// link names a batch; ok says that the command took effect.
 	link link
 	ok   bool
-	// created and deltas are the changes of the live-key count, for a batch.
+	// deltas are the changes of the live-key count, and locks those of what transactions
+	// over several ranges hold, for a batch.
 	deltas []delta
+	locks  []lockChange
 	// split is set for a split that took effect.
 	split *appliedSplit
 }
@@ -112,25 +116,19 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if stands, err := r.stands(&c); !stands && !(plant.Is(plant.AppliedTwice) && out.link == s.rec.last) {
 		return err
 	}
-	err = visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
+	items, err := visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
 		if !s.rec.span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
 		}
-		var d int64
-		switch {
-		case v.Tombstone && lived:
-			d = -1
-		case !v.Tombstone && !lived:
-			d = 1
-		}
-		if d != 0 {
-			s.rec.live += d
-			out.deltas = addDelta(out.deltas, v.Mod, d)
-		}
-		s.rec.hash += versionHash(v)
-		s.versions = append(s.versions, *v)
+		s.addVersion(v, lived, out)
 		return nil
 	})
+	if c.txns > 0 {
+		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
+	}
+	if err == nil && len(items) > 0 {
+		err = r.applyItems(b, h, &c, items, out)
+	}
 	if err == nil {
 		err = s.write(b)
 	}
@@ -139,9 +137,6 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 		return err
 	}
 	s.rec.last, out.ok = out.link, true
-	if c.txns > 0 {
-		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
-	}
 	r.node.metrics.applied.Add(float64(c.txns))
 	return nil
 }
@@ -155,7 +150,7 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 		return false, nil
 	case c.hash != s.rec.hash:
 		return false, r.hashMismatch(c)
-	case c.first <= s.rec.lastRevision:
+	case c.txns > 0 && c.first <= s.rec.lastRevision:
 		return false, fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
 	}
 	return true, nil
@@ -220,6 +215,9 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandBatch:
 			r.live.apply(o.deltas)
 			r.appliedBatchLocked(o, &out)
+			if len(o.locks) > 0 {
+				r.publishTxnsLocked(o.locks)
+			}
 		case commandCount:
 			r.counting = false
 		case commandCompact:
@@ -227,6 +225,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
+				r.publishTxnsLocked(o.locks)
 				r.reign = r.node.heads.begin()
 				r.live.reset(r.rec.lastRevision)
 				r.children = append(r.children, o.split.descriptor())
@@ -244,15 +243,18 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	s.done = s.done[:0]
 	r.passedLocked(s.term, &out)
 	lead := r.lead
-	more := lead != nil && len(r.queue) > 0
+	more := lead != nil && r.waitsLocked()
 	if r.closed > 0 || r.draining || r.rec.generation != oldGeneration {
 		r.notifyLocked()
 	}
 	care := r.rec.compacted != oldCompacted || r.rec.generation != oldGeneration
-	revision := r.rec.lastRevision
+	revision, watched := r.rec.lastRevision, r.locks != nil
 	r.mu.Unlock()
 
 	r.node.heard(revision)
+	if watched {
+		r.node.pushes.note(r)
+	}
 	out.send(r.node)
 	r.confirm(lead, out.confirm)
 	for _, sp := range splits {
@@ -284,6 +286,9 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 				r.overlay.remove(v)
 				r.node.heads.put(r.reign, v.key, v.head())
 			}
+		}
+		if b.items > 0 {
+			r.headsOfLocked(o.locks)
 		}
 		b.end(true)
 		answerWrites(b, out)
@@ -402,7 +407,12 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	}
 	var out answers
 	s := &r.applying
+	txns, derr := loadTxns(r.node.cfg.Engine, r.id)
+	if derr != nil {
+		panic(derr.Error())
+	}
 	s.rec, s.confIndex, s.replicas, s.term, s.done = rec, applied.ConfIndex, applied.Replicas, applied.Term, nil
+	s.txns = txns
 	r.mu.Lock()
 	if r.lead != nil {
 		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.lead.term))
@@ -410,6 +420,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
 	r.live.reset(rec.lastRevision)
+	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
 	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)

@@ -17,13 +17,17 @@ import (
 type call struct {
 	ctx context.Context //nolint:containedctx // it is the request's, looked at once before evaluation
 	req *Request
+	// step is set for a step of a transaction over several ranges, whose req has no Op.
+	step *step
 	// bytes is what the call holds of the byte budgets until it is answered.
 	bytes int64
 
 	// place is where the call is, and at the batch that it is with there, if any. Both
 	// are guarded by the replica's mu; moveTo alone sets them.
 	place place
-	at    *batch
+	// ticket is its number among those that had to wait for a lock, 0 before.
+	ticket uint32
+	at     *batch
 
 	// What evaluation left. A call without writes changes nothing.
 	txn    *pendingTxn
@@ -65,6 +69,8 @@ const (
 	placeEvaluation
 	// placeParked is with a batch for whose revisions it waits, to be evaluated again.
 	placeParked
+	// placeBlocked is with a lock for whose end it waits, to be evaluated again.
+	placeBlocked
 	// placeBatch is in a batch that fills, is sequenced, proposed or lost. Once the
 	// batch is settled only calls with writes are there.
 	placeBatch
@@ -79,8 +85,9 @@ const (
 var placeMoves = [...][]place{
 	placeCaller:     {placeQueue},
 	placeQueue:      {placeEvaluation, placeAnswered},
-	placeEvaluation: {placeQueue, placeParked, placeBatch, placeAnswered},
+	placeEvaluation: {placeQueue, placeParked, placeBlocked, placeBatch, placeConfirming, placeAnswered},
 	placeParked:     {placeQueue, placeAnswered},
+	placeBlocked:    {placeQueue, placeEvaluation, placeAnswered},
 	placeBatch:      {placeQueue, placeHeld, placeConfirming, placeAnswered},
 	placeHeld:       {placeConfirming, placeAnswered},
 	placeConfirming: {placeAnswered},
@@ -89,7 +96,7 @@ var placeMoves = [...][]place{
 
 func (p place) String() string {
 	return [...]string{
-		"with its caller", "queued", "in evaluation", "parked", "in a batch", "held", "confirming", "answered",
+		"with its caller", "queued", "in evaluation", "parked", "blocked", "in a batch", "held", "confirming", "answered",
 	}[p]
 }
 
@@ -112,6 +119,9 @@ func (c *call) isAt(p place, b *batch) {
 // called once.
 func (c *call) answer(n *Node, resp proto.Message, err error) {
 	n.unadmit(c)
+	if c.step != nil {
+		c.step.forgetRead(n)
+	}
 	if err != nil {
 		c.err = err
 	} else {
@@ -126,9 +136,11 @@ type batch struct {
 	// order counts the batches of the replica.
 	order uint64
 	lead  *leadership
-	// calls are those whose place is in the batch; of a settled one all have writes.
+	// calls are those whose place is in the batch; of a settled one all have writes or are
+	// steps. txns counts the former, items the latter.
 	calls []*call
 	txns  int
+	items int
 	bytes int
 
 	// link is the batch's place in the chain, and hash the range's hash behind it,
@@ -220,12 +232,18 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 	dst = appendBatchHeader(dst, &batchCommand{prev: l.last, number: l.number, hash: hash, first: first, txns: b.txns})
 	for _, c := range b.calls {
 		c.isAt(placeBatch, b)
+		if c.step != nil {
+			continue
+		}
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
 			v := p.stored(uint32(sub))
 			dst = appendVersion(dst, &v, p.lived)
 			hash += versionHash(&v)
 		}
+	}
+	if b.items > 0 {
+		dst, hash = b.appendItems(dst, hash)
 	}
 	b.hash = hash
 	l.last, l.hash = b.link, hash

@@ -27,9 +27,11 @@ type Client struct {
 	bus   Caller
 }
 
-// RegisterHandlers registers methods 16 and 17 at a bus that is not started yet.
+// RegisterHandlers registers the methods of replicas at a bus that is not started yet.
 func (n *Node) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
+	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
+	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
 }
 
@@ -38,6 +40,9 @@ func (n *Node) RegisterHandlers(r Registrar) {
 func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
 	if node == c.self {
 		return c.local.Do(ctx, req)
+	}
+	if req.Txn != nil {
+		return c.readFor(ctx, node, req)
 	}
 	b, err := AppendRequest(make([]byte, 0, sizeBound(req.Op)+requestOverheadBytes), req)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,7 @@ import (
 func sampleRecord() record {
 	return record{
 		rangeID: 7, generation: 3, span: keyspace.Span{Start: []byte("a"), End: []byte("m")},
-		last: link{5, 9}, lastRevision: 300, compacted: 200, live: -4, counted: true, hash: 0x0102030405060708,
+		last: link{5, 9}, lastRevision: 300, compacted: 200, live: -4, counted: true, hash: 0x0102030405060708, fence: 77,
 	}
 }
 
@@ -80,13 +81,15 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, got := range map[string][]byte{
+	formats := map[string][]byte{
 		"request-get.v2": get, "request-txn.v2": txn, "answer-get.v2": got,
-		"record.v1": appendRecord(nil, &rec), "batch.v2": sampleBatch(), "split.v2": sampleSplit(),
-		"compact.v2": binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
-		"count.v2":   binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
+		"record.v2": appendRecord(nil, &rec), "batch.v3": sampleBatch(), "split.v3": sampleSplit(),
+		"compact.v3": binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
+		"count.v3":   binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
 		"request.v2": req, "answer-ok.v2": ok, "answer-error.v2": failed,
-	} {
+	}
+	maps.Copy(formats, goldenTxn(t))
+	for name, got := range formats {
 		path := filepath.Join("testdata", "format", name+".hex")
 		if os.Getenv("SKEIN_REWRITE") != "" {
 			if err := os.WriteFile(path, []byte(hex.EncodeToString(got)+"\n"), 0o644); err != nil {

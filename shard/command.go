@@ -9,7 +9,7 @@ import (
 )
 
 // commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
-const commandVersion = 2
+const commandVersion = 3
 
 // commandKind is what an entry does.
 type commandKind uint8
@@ -216,34 +216,32 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (lived bool
 }
 
 // visitBatch calls visit with every version behind a batch's header, in order.
-// txn counts the transactions, sub the versions within one.
-func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, lived bool) error) error {
+// txn counts the transactions, sub the versions within one. What is left are the
+// batch's items.
+func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, lived bool) error) (items []byte, err error) {
 	var v mvcc.Version
 	for txn := range c.txns {
 		n, rest, err := uvarint(b)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if n > uint64(len(rest)) {
-			return errTruncated
+			return nil, errTruncated
 		}
 		b = rest
 		for sub := range n {
 			lived, rest, err := decodeVersion(b, c.first+keyspace.Revision(txn), &v)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			v.Sub = uint32(sub)
 			if err := visit(txn, &v, lived); err != nil {
-				return err
+				return nil, err
 			}
 			b = rest
 		}
 	}
-	if len(b) != 0 {
-		return fmt.Errorf("shard: %d bytes behind a batch", len(b))
-	}
-	return nil
+	return b, nil
 }
 
 // splitCommand cuts the range at key. The child gets [key, end).

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"sort"
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
@@ -39,12 +41,54 @@ type liveCounter struct {
 func (l *liveCounter) reset(base keyspace.Revision) { l.base, l.deltas = base, nil }
 
 func (l *liveCounter) apply(d []delta) {
-	l.deltas = append(l.deltas, d...)
+	if l.follow(d) {
+		l.deltas = append(l.deltas, d...)
+	} else {
+		for _, x := range d {
+			l.add(x)
+		}
+	}
 	if over := len(l.deltas) - maxDeltas; over > 0 {
 		// Half is dropped at a time, so that a steady load does not copy for each entry.
 		over = max(over, maxDeltas/2)
 		l.base = l.deltas[over-1].rev
 		l.deltas = append(l.deltas[:0:0], l.deltas[over:]...)
+	}
+}
+
+// follow says whether the changes are in order behind all others, as they are without
+// transactions over several ranges.
+func (l *liveCounter) follow(d []delta) bool {
+	last := l.base
+	if n := len(l.deltas); n > 0 {
+		last = l.deltas[n-1].rev
+	}
+	for i := range d {
+		if d[i].rev <= last {
+			return false
+		}
+		last = d[i].rev
+	}
+	return true
+}
+
+// add puts a change in its place. That of a transaction over several ranges may come
+// late: at or below the base it is in every number already.
+func (l *liveCounter) add(d delta) {
+	n := len(l.deltas)
+	if n == 0 || l.deltas[n-1].rev < d.rev {
+		if d.rev > l.base {
+			l.deltas = append(l.deltas, d)
+		}
+		return
+	}
+	i := sort.Search(n, func(i int) bool { return l.deltas[i].rev >= d.rev })
+	switch {
+	case d.rev <= l.base:
+	case l.deltas[i].rev == d.rev:
+		l.deltas[i].n += d.n
+	default:
+		l.deltas = slices.Insert(l.deltas, i, d)
 	}
 }
 

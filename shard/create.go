@@ -109,8 +109,12 @@ func (n *Node) openCreated(id keyspace.RangeID) error {
 	if err == nil && !ok {
 		err = errors.New("the record is gone")
 	}
+	var txns txnState
 	if err == nil {
-		err = n.openStored(id, &a)
+		txns, err = loadTxns(n.cfg.Engine, id)
+	}
+	if err == nil {
+		err = n.openStored(id, &a, txns)
 	}
 	if errors.Is(err, raftgroup.ErrExists) {
 		return nil // a message for it was faster; whoever opens it gives the claim up

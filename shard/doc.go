@@ -54,6 +54,26 @@
 // (heads), and all that it remembers is true: each is replaced when a batch of its own
 // is applied, and whatever else changes the replica's state makes it forget them all.
 //
+// S11. A lock of a transaction over several ranges is a fact of the log: what was
+// compared under it stays, what it will write nobody else writes, and a read at a
+// revision that the transaction may turn out to have waits for it. A transaction waits
+// for younger ones alone and only before it has a revision, so that nobody waits in a
+// circle. It happens when its record is applied at its anchor, which needs the anchor's
+// own lock; whoever decides against it takes that lock away and leaves a fence. No lock
+// and no record outlives the interest of a coordinator by more than seconds.
+//
+// # Transactions over several ranges
+//
+//	Prepare  guards and writes are evaluated under the lock table ─▶ lock with intents
+//	Commit   at the anchor: record, and the anchor's own intents become versions
+//	Resolve  at the others: intents become versions, or nothing
+//	Forget   at the anchor, when no lock is left
+//	Decide   who meets an old lock and finds no coordinator: the record, or a fence
+//
+// All are items of a batch's entry and obey its chain, term and generation; a batch of
+// items alone asks for no revision. A range that has no lock and no record has no lock
+// table, and pays a comparison with nil.
+//
 // # What if …
 //
 // … the leader loses its term while a batch waits for revisions? The batch and the
@@ -84,10 +104,21 @@
 //
 // … a replica disagrees? The node stops: see S8.
 //
+// … a range splits under a lock? The lock is cut, both halves keep its name, and the
+// record finds them by their keys. The record itself goes with the anchor key.
+//
+// … a coordinator dies, or is cut off from whoever meets its lock? The range's leader asks
+// its node, and if that does not know the attempt or is not alive, has the anchor decide.
+// A coordinator that lives and comes late finds its lock gone and starts over.
+//
+// … a prepare arrives when its attempt was decided against? The anchor's fence refuses
+// it; anywhere else it leaves a lock that no record lists, which is pushed away.
+//
 // # What it does not do
 //
-// It does not route, merge answers of several ranges, hold leases of keys, or
-// stream events. A transaction or delete over several ranges, or one too large for
-// one entry, is refused. Latches need no table: evaluation of a range is serial, and
-// the overlay lets the next write of a hot key begin at once.
+// It does not route, merge answers of several ranges, coordinate transactions over
+// them, hold leases of keys, or stream events. A delete too large for one entry is
+// refused as such: its gateway makes a transaction of it. Latches need no table:
+// evaluation of a range is serial, the overlay lets the next write of a hot key begin at
+// once, and a lock that is evaluated and not yet applied is in the lock table.
 package shard

@@ -76,6 +76,8 @@ type evaluation struct {
 
 	changes changes
 	draft   draft
+	// sub is the number of the operation at hand, in a transaction over several ranges.
+	sub uint32
 
 	// one is the memory of a request that is a single put, the most frequent one, until
 	// it is used; budget that of the view's.
@@ -327,6 +329,7 @@ func (e *evaluation) write(v *pendingVersion) error {
 	if own := e.changes.get(v.key); own != nil {
 		v.lived = own.lived
 	}
+	v.sub = e.sub
 	e.changes.add(v)
 	if e.changes.bytes > e.maxWriteBytes {
 		return tooLarge(e.maxWriteBytes)

@@ -344,3 +344,6 @@ func (w *fakeWorld) serve(id keyspace.RangeID, term uint64) {
 	}
 	g.lead(raftgroup.LeaderState{Term: term, Leader: 1, LeaderNode: 1, IsLeader: true, Ready: true})
 }
+
+// entryOf is an entry of the log as it is applied.
+func entryOf(e fakeEntry) raftgroup.Entry { return raftgroup.Entry{Term: e.term, Data: e.data} }

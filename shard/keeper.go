@@ -137,7 +137,32 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 	if r.lead == nil || r.draining || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
 		return 0
 	}
+	if c = r.keepLocked(c); c <= r.rec.compacted || c <= r.compacting {
+		return 0
+	}
 	return c
+}
+
+// heldBackLocked says whether locks or pins keep this leader from compacting as far as it
+// should.
+func (r *Replica) heldBackLocked() bool {
+	c := r.node.Compacted()
+	return (r.locks != nil || r.pins.now.began != 0) && r.lead != nil && c > r.rec.compacted && r.keepLocked(c) < c
+}
+
+// lookAgainLocked has the replica looked after once more when what holds it back may be
+// gone.
+func (r *Replica) lookAgainLocked() {
+	if r.lookingAgain {
+		return
+	}
+	r.lookingAgain = true
+	r.node.after(keeperRetry, func() {
+		r.mu.Lock()
+		r.lookingAgain = false
+		r.mu.Unlock()
+		r.node.keeper.note(r)
+	})
 }
 
 // upkeep does one step. again says that there is more to do.
@@ -146,6 +171,9 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 	if r.stopped || r.rec.generation == 0 {
 		r.mu.Unlock()
 		return false, nil
+	}
+	if r.heldBackLocked() {
+		r.lookAgainLocked()
 	}
 	if c := r.raiseLocked(); c != 0 {
 		term, gen := r.lead.term, r.rec.generation
@@ -292,6 +320,18 @@ func (r *Replica) countAll(ctx context.Context) error {
 	}
 	term, gen, span := r.lead.term, r.rec.generation, r.rec.span
 	at, since := r.rec.lastRevision, r.rec.live
+	if r.locks != nil {
+		// What is locked may yet come at a revision above its floor, and in the middle of
+		// the scan.
+		known := false
+		at = r.locks.lowestFloor(at)
+		if since, known = r.live.at(at, since); !known {
+			r.counting = false
+			r.lookAgainLocked()
+			r.mu.Unlock()
+			return nil
+		}
+	}
 	r.mu.Unlock()
 	failed := func(error) {
 		r.mu.Lock()

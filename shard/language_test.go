@@ -330,7 +330,7 @@ func entryText(term uint64, data []byte) string {
 			return "broken: " + err.Error()
 		}
 		s += fmt.Sprintf(" %d on %d/%d", c.number, c.prev.Term, c.prev.Number)
-		err = visitBatch(&c, rest, func(txn int, v *mvcc.Version, lived bool) error {
+		items, err := visitBatch(&c, rest, func(txn int, v *mvcc.Version, lived bool) error {
 			s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
 			if v.Tombstone {
 				s += "†"
@@ -341,6 +341,14 @@ func entryText(term uint64, data []byte) string {
 		})
 		if err != nil {
 			return "broken: " + err.Error()
+		}
+		in := cursor{b: items}
+		for len(in.b) > 0 {
+			it := in.item()
+			s += " " + itemText(&it)
+		}
+		if in.err != nil {
+			return "broken: " + in.err.Error()
 		}
 	case commandSplit:
 		c, err := decodeSplit(body)

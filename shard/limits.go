@@ -40,6 +40,13 @@ type Limits struct {
 	// HeadBytes bounds what the node remembers of the newest versions of keys that it
 	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
 	HeadBytes int64
+	// LockBytes bounds what transactions over several ranges have locked and intend to
+	// write in all replicas of the node. Default 32 MiB. TooManyRequests beyond it.
+	LockBytes int64
+	// PrevBytes bounds the previous keys and values that a transaction over several ranges
+	// gets back from one range: they fit into a message of the bus. Default 16 MiB.
+	// RequestTooLarge beyond it, and nothing is locked.
+	PrevBytes int
 	// Pages is how many places behind a page the node remembers the count of.
 	// Default 4096.
 	Pages int
@@ -66,6 +73,8 @@ func (l *Limits) fill() {
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
 	setDefault(&l.HeadBytes, 32<<20)
+	setDefault(&l.LockBytes, 32<<20)
+	setDefault(&l.PrevBytes, 16<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 	setDefault(&l.RemoveBatch, 1000)
@@ -76,6 +85,10 @@ func setDefault[T int | int64 | time.Duration](v *T, d T) {
 		*v = d
 	}
 }
+
+// MaxLookCompares is how many compares a gateway may have evaluated by one transaction that
+// only reads and has a nested one for each, whatever MaxTxnOps is.
+const MaxLookCompares = 60
 
 // checkRequest refuses what the evaluation relies on not to get: no empty key, a
 // bounded number of operations, a bounded size. The gateways have asked for more:
@@ -94,7 +107,12 @@ func checkRequest(op proto.Message, l *Limits) error {
 			return err
 		}
 	case *pb.TxnRequest:
-		if err := checkTxn(o, l.MaxTxnOps); err != nil {
+		ops := l.MaxTxnOps
+		if !canWrite(o) {
+			// It may be a gateway's look. What a client may ask for, its gateway has checked.
+			ops = max(ops, MaxLookCompares+1)
+		}
+		if err := checkTxn(o, ops); err != nil {
 			return err
 		}
 	default:

@@ -17,6 +17,7 @@ type Metrics struct {
 	readWaits, readRestarts          prometheus.Counter
 	countScans, pagesKnown           prometheus.Counter
 	splits, keeperErrors             prometheus.Counter
+	lockWaits, pushes                prometheus.Counter
 	applied                          prometheus.Counter
 	headHits, headMisses             prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
@@ -65,6 +66,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
 		headHits:     counter("skein_shard_head_hits_total", "Reads of one key that were answered from memory."),
 		headMisses:   counter("skein_shard_head_misses_total", "Reads of one key that went to the store."),
+		lockWaits:    counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
+		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		requestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "skein_shard_request_seconds", Help: "From arrival to answer.",
@@ -76,7 +79,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.requestSeconds)
+			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds)
 	}
 	return m
 }

@@ -76,8 +76,8 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 	return rg, nil
 }
 
-// Config is what a Node is made of. All fields but Limits, Workers, Disk, Logger
-// and Metrics are required.
+// Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
+// Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -86,6 +86,8 @@ type Config struct {
 	Sequencer Sequencer
 	IDs       IDs
 	Reporter  Reporter
+	// Txns pushes transactions over several ranges; nil where there are none.
+	Txns TxnPusher
 	// Bus reaches other nodes.
 	Bus Caller
 	// Disk is nil where the disk is never full.
@@ -104,6 +106,7 @@ type Node struct {
 	metrics *Metrics
 	pool    *pool
 	keeper  *keeper
+	pushes  *pushes
 	opener  *opener
 	pages   *pages
 	heads   *heads
@@ -115,6 +118,12 @@ type Node struct {
 	floor, compacted atomic.Int64
 	// pending are the bytes of all admitted calls.
 	pending atomic.Int64
+	// ending are the bytes of steps that end locks and are under way.
+	ending atomic.Int64
+	// tables are lock tables that nobody has at present.
+	tables sync.Pool
+	// lockBytes are those of all locks of transactions over several ranges.
+	lockBytes atomic.Int64
 	// reading are the bytes that requests hold of what they have read.
 	reading atomic.Int64
 
@@ -154,6 +163,7 @@ func NewNode(cfg Config) *Node {
 	n.compacted.Store(-1)
 	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.pushes = newPushes(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
@@ -184,8 +194,13 @@ func (n *Node) Open() error {
 	if err != nil {
 		return fmt.Errorf("shard: open the replicas: %w", err)
 	}
+	txns, err := loadAllTxns(n.cfg.Engine)
+	if err != nil {
+		return fmt.Errorf("shard: open the replicas: %w", err)
+	}
 	for i := range all {
-		if err := n.openStored(all[i].g.Range(), &all[i].a); err != nil {
+		id := all[i].g.Range()
+		if err := n.openStored(id, &all[i].a, txns[id]); err != nil {
 			return err
 		}
 	}
@@ -193,7 +208,7 @@ func (n *Node) Open() error {
 }
 
 // openStored opens the replica of an applied record.
-func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied) error {
+func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState) error {
 	rec, err := decodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", id, a.Index, err)
@@ -211,10 +226,11 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied) error {
 		return nil
 	}
 	r := n.newReplica(id)
-	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term}
+	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term, txns: txns}
 	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.reset(rec.lastRevision)
+	r.loadTableLocked(&txns)
 	if r.removedTo, err = n.loadRemoval(id); err != nil {
 		return err
 	}
@@ -362,11 +378,22 @@ func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
 	return resp, err
 }
 
+// endingBytes bounds the steps that end locks and are under way on a node.
+const endingBytes = 16 << 20
+
 // callOverheadBytes is about what a call takes beside its request.
 const callOverheadBytes = 1 << 10
 
-// admit takes a call's bytes from the node's budget.
+// admit takes a call's bytes from the node's budget. Steps that end locks have one of their
+// own: the node may be full of those who wait for that.
 func (n *Node) admit(c *call) error {
+	if c.endsLocks() {
+		if v := n.ending.Add(c.bytes); v > endingBytes && v != c.bytes {
+			n.ending.Add(-c.bytes)
+			return kverror.New(kverror.Busy, "%d bytes of steps that end locks are under way on node %s", v-c.bytes, n.cfg.Self)
+		}
+		return nil
+	}
 	if n.cfg.Disk != nil && n.cfg.Disk.Overloaded() {
 		return kverror.New(kverror.TooManyRequests, "the log of node %s has more to write than its bound", n.cfg.Self)
 	}
@@ -379,6 +406,10 @@ func (n *Node) admit(c *call) error {
 }
 
 func (n *Node) unadmit(c *call) {
+	if c.endsLocks() {
+		n.ending.Add(-c.bytes)
+		return
+	}
 	n.pending.Add(-c.bytes)
 	n.metrics.pendingBytes.Sub(float64(c.bytes))
 }

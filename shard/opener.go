@@ -117,7 +117,7 @@ func (o *opener) forget(from keyspace.NodeID) {
 // batch. A child that is here already, or was once, stays as it is: after a crash
 // the parent's log is replayed, and what the child has by then may be newer (traps
 // 2, 4, 28). Its votes are in the wal and not touched.
-func (n *Node) bootstrapChild(b *engine.Batch, rec *record, replicas []keyspace.Replica) error {
+func (n *Node) bootstrapChild(b *engine.Batch, rec *record, replicas []keyspace.Replica, txns *txnState) error {
 	member := false
 	for _, m := range replicas {
 		member = member || m.Node == n.cfg.Self
@@ -130,6 +130,9 @@ func (n *Node) bootstrapChild(b *engine.Batch, rec *record, replicas []keyspace.
 		return err
 	}
 	if err := n.cfg.Groups.bootstrap(b, rec.rangeID.Group(), replicas, appendRecord(nil, rec)); err != nil {
+		return err
+	}
+	if err := txns.write(b, rec.rangeID); err != nil {
 		return err
 	}
 	n.claimChild(rec.rangeID, rec.span)
@@ -204,7 +207,11 @@ func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	if err = n.openStored(id, &a); errors.Is(err, raftgroup.ErrExists) {
+	txns, err := loadTxns(n.cfg.Engine, id)
+	if err != nil {
+		return false, err
+	}
+	if err = n.openStored(id, &a, txns); errors.Is(err, raftgroup.ErrExists) {
 		return true, nil // an order to create it was faster
 	}
 	if err == nil {

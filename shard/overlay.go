@@ -99,6 +99,9 @@ type pendingVersion struct {
 	// transaction.
 	tombstone bool
 	lived     bool
+	// sub is the number of the operation, for a transaction over several ranges; within
+	// one it is the version's place among the others.
+	sub uint32
 }
 
 // bytes is about what the version takes in memory and in an entry.

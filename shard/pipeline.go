@@ -29,6 +29,12 @@ const patience = 3
 func (r *Replica) write(ctx context.Context, req *Request, bytes int64) (*Response, error) {
 	c := newCall(ctx, req)
 	c.bytes = bytes
+	return r.run(c)
+}
+
+// run takes a call through the pipeline and waits for its answer.
+func (r *Replica) run(c *call) (*Response, error) {
+	ctx := c.ctx
 	if err := r.enqueue(c); err != nil {
 		return nil, err
 	}
@@ -37,6 +43,7 @@ func (r *Replica) write(ctx context.Context, req *Request, bytes int64) (*Respon
 	if err == nil {
 		return c.resp, c.err
 	}
+	r.leave(c, err)
 	select {
 	case <-c.done:
 		return c.resp, c.err
@@ -48,6 +55,15 @@ func (r *Replica) write(ctx context.Context, req *Request, bytes int64) (*Respon
 	return nil, kverror.Of(err)
 }
 
+// leave takes a call whose caller has given up away from the lock that holds it up.
+func (r *Replica) leave(c *call, err error) {
+	var out answers
+	r.mu.Lock()
+	r.leaveLocked(c, err, &out)
+	r.mu.Unlock()
+	out.send(r.node)
+}
+
 // enqueue admits a call: from here on it is answered exactly once.
 func (r *Replica) enqueue(c *call) error {
 	if err := r.node.admit(c); err != nil {
@@ -55,8 +71,9 @@ func (r *Replica) enqueue(c *call) error {
 	}
 	r.mu.Lock()
 	err := r.takesLocked(c.req)
-	if err == nil && r.queueBytes+c.bytes > r.node.cfg.Limits.RangePendingBytes && r.queueBytes > 0 {
-		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, r.queueBytes)
+	if waiting := r.queueBytes + r.blockedBytes; err == nil && waiting > 0 &&
+		waiting+c.bytes > r.node.cfg.Limits.RangePendingBytes && !c.endsLocks() {
+		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, waiting)
 	}
 	if err == nil {
 		c.moveTo(placeQueue, nil)
@@ -108,15 +125,18 @@ func (r *Replica) evaluatePass() (again bool) {
 			out.add(c, err)
 			continue
 		}
+		if (r.locks != nil || c.step != nil) && r.gateLocked(c, lead, &out) {
+			if len(out.confirm) > 0 {
+				r.confirmLocked(lead, &out)
+			}
+			continue
+		}
 		if needsCurrent(c) {
 			c.asked = true
 			r.appendLocked(c, lead)
 			continue
 		}
-		r.mu.Unlock()
-		e, err := r.evaluate(c, pass)
-		r.mu.Lock()
-		r.placeLocked(c, lead, e, err, &out)
+		r.evaluateLocked(c, lead, pass, &out)
 	}
 	r.evaluating = false
 	ask := r.startLocked()
@@ -133,9 +153,15 @@ func (r *Replica) evaluatePass() (again bool) {
 	return again
 }
 
+// waitsLocked says whether a call waits for evaluation.
+func (r *Replica) waitsLocked() bool { return len(r.queue) > 0 || len(r.woken) > 0 }
+
 // nextLocked takes the next call that may be evaluated, nil where there is none.
 func (r *Replica) nextLocked() *call {
 	l := &r.node.cfg.Limits
+	if r.draining {
+		r.queueWokenLocked()
+	}
 	if r.draining && len(r.queue) > 0 {
 		// It is refused: takesLocked says so.
 		c := r.queue[0]
@@ -144,7 +170,7 @@ func (r *Replica) nextLocked() *call {
 		c.moveTo(placeEvaluation, nil)
 		return c
 	}
-	if r.lead == nil || r.closed > 0 || r.split != nil || len(r.queue) == 0 || len(r.proposed) >= l.InflightBatches {
+	if r.lead == nil || r.closed > 0 || r.split != nil || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
 		return nil
 	}
 	if r.filling != nil && (len(r.filling.calls) >= l.BatchRequests || r.filling.bytes >= l.MaxEntryBytes) {
@@ -155,6 +181,12 @@ func (r *Replica) nextLocked() *call {
 		if i = slices.Index(r.queue, r.barrier); i < 0 {
 			return nil
 		}
+	} else if c := r.nextWokenLocked(); c != nil {
+		c.moveTo(placeEvaluation, nil)
+		return c
+	}
+	if len(r.queue) == 0 {
+		return nil
 	}
 	c := r.queue[i]
 	if i == 0 {
@@ -169,6 +201,29 @@ func (r *Replica) nextLocked() *call {
 	return c
 }
 
+// evaluateLocked evaluates a call without the lock and puts it where it belongs.
+func (r *Replica) evaluateLocked(c *call, lead *leadership, pass *pass, out *answers) {
+	r.mu.Unlock()
+	var e *evaluation
+	var err error
+	if c.step != nil {
+		e, err = r.evaluateStep(c, pass)
+	} else {
+		e, err = r.evaluate(c, pass)
+	}
+	r.mu.Lock()
+	r.placeLocked(c, lead, e, err, out)
+}
+
+// confirmLocked answers what only needs the leadership confirmed.
+func (r *Replica) confirmLocked(lead *leadership, out *answers) {
+	calls := out.confirm
+	out.confirm = nil
+	r.mu.Unlock()
+	r.confirm(lead, calls)
+	r.mu.Lock()
+}
+
 // needsCurrent says whether the call reads at an explicit revision inside a
 // transaction, for which the current revision is asked before it is evaluated.
 func needsCurrent(c *call) bool {
@@ -178,6 +233,17 @@ func needsCurrent(c *call) bool {
 // evaluate runs the evaluator on the state as it is now. What it returns is valid
 // until the pass evaluates the next call.
 func (r *Replica) evaluate(c *call, pass *pass) (*evaluation, error) {
+	e := r.newEvaluation(c, pass)
+	e.begin(c.req.Op, r.node.Floor())
+	err := e.run(c.req.Op)
+	// What the answer keeps is counted with the call's own bytes from here on: it is
+	// small beside the bound, or the request would not fit into an entry.
+	e.view.budget.release()
+	return e, err
+}
+
+// newEvaluation returns the pass's evaluation, made anew for the call.
+func (r *Replica) newEvaluation(c *call, pass *pass) *evaluation {
 	n := r.node
 	e := &pass.evaluation
 	*e = evaluation{
@@ -189,12 +255,7 @@ func (r *Replica) evaluate(c *call, pass *pass) (*evaluation, error) {
 		maxWriteBytes: n.cfg.Limits.MaxEntryBytes,
 		budget:        n.readBudget(),
 	}
-	e.begin(c.req.Op, n.Floor())
-	err := e.run(c.req.Op)
-	// What the answer keeps is counted with the call's own bytes from here on: it is
-	// small beside the bound, or the request would not fit into an entry.
-	e.view.budget.release()
-	return e, err
+	return e
 }
 
 func (r *Replica) overlayOf() *overlay {
@@ -209,11 +270,19 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 	if r.lead != lead {
 		// The overlay on which it was evaluated is gone (trap 55). Within the term the
 		// request is simply evaluated again.
+		if c.step != nil {
+			r.undoLocked(c.step)
+			c.step.on = nil
+		}
 		if r.lead != nil && r.lead.term == lead.term {
 			r.requeueLocked(c)
 			return
 		}
 		out.add(c, r.errorLocked(kverror.Dropped, "the leadership ended during evaluation"))
+		return
+	}
+	if c.step != nil {
+		r.placeStepLocked(c, lead, e, err, out)
 		return
 	}
 	c.future, c.fail, c.writes, c.txn, c.draft = 0, nil, nil, nil, draft{}
@@ -302,6 +371,11 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 	}
 	c.moveTo(placeBatch, b)
 	b.calls = append(b.calls, c)
+	if c.step != nil {
+		b.items++
+		b.bytes += c.step.entryBytes()
+		return
+	}
 	if len(c.writes) == 0 {
 		return
 	}
@@ -331,7 +405,13 @@ func (r *Replica) ask(b *batch) {
 	}
 	r.mu.Lock()
 	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.generation, Count: b.txns}
+	// Of steps alone none has a revision or a place among them.
+	steps := b.items > 0 && b.items == len(b.calls)
 	r.mu.Unlock()
+	if steps {
+		r.settled(b, keyspace.SequenceAnswer{})
+		return
+	}
 	watch := clock.StartStopwatch()
 	r.node.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) {
 		r.node.metrics.sequenceSeconds.Observe(watch.Elapsed().Seconds())
@@ -343,6 +423,11 @@ func (r *Replica) ask(b *batch) {
 // proposes what changes something and asks for the batch that filled meanwhile.
 func (r *Replica) sequenced(b *batch, a keyspace.SequenceAnswer) {
 	r.node.observe(a)
+	r.settled(b, a)
+}
+
+// settled goes on with a batch whose revisions are known.
+func (r *Replica) settled(b *batch, a keyspace.SequenceAnswer) {
 	var out answers
 	r.mu.Lock()
 	if r.sequencing != b || r.lead != b.lead {
@@ -363,7 +448,7 @@ func (r *Replica) sequenced(b *batch, a keyspace.SequenceAnswer) {
 	}
 	r.settleLocked(b, &a, &out)
 	var entry []byte
-	if b.txns > 0 {
+	if b.txns > 0 || b.items > 0 {
 		entry = b.encode(r.rec.generation, a.First)
 		r.proposed = append(r.proposed, b)
 		b.plantAnswers(&out)
@@ -373,7 +458,9 @@ func (r *Replica) sequenced(b *batch, a keyspace.SequenceAnswer) {
 	out.send(r.node)
 	r.confirm(lead, out.confirm)
 	if entry != nil {
-		r.node.metrics.batchRequests.Observe(float64(b.txns))
+		if b.txns > 0 {
+			r.node.metrics.batchRequests.Observe(float64(b.txns))
+		}
 		r.propose(b, entry)
 		return
 	}
@@ -411,10 +498,14 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 			b.calls = append(b.calls, c)
 			continue
 		}
+		if c.step != nil {
+			b.calls = append(b.calls, c)
+			continue
+		}
 		r.settleReadLocked(c, place, a.Compacted, out)
 	}
-	if len(b.calls) != b.txns {
-		panic(fmt.Sprintf("shard: range %s: %s has %d calls with writes, counted %d", r.id, b, len(b.calls), b.txns))
+	if len(b.calls) != b.txns+b.items {
+		panic(fmt.Sprintf("shard: range %s: %s has %d calls with writes, counted %d and %d", r.id, b, len(b.calls), b.txns, b.items))
 	}
 	for _, c := range b.take(&b.parked, placeParked) {
 		r.requeueLocked(c)
@@ -531,7 +622,7 @@ func (r *Replica) proceed(b *batch) {
 	if ask == nil && (r.closed > 0 || r.draining) {
 		r.notifyLocked()
 	}
-	more := len(r.queue) > 0
+	more := r.waitsLocked()
 	r.mu.Unlock()
 	r.ask(ask)
 	if more {
@@ -616,6 +707,9 @@ func (r *Replica) discardLocked(b *batch, err error, out *answers) {
 		w := b.calls[k].writes
 		for j := len(w) - 1; j >= 0; j-- {
 			r.overlay.discard(w[j])
+		}
+		if s := b.calls[k].step; s != nil {
+			r.undoLocked(s)
 		}
 	}
 	b.end(false)

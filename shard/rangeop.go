@@ -43,9 +43,9 @@ func bareKeys(r *pb.RangeRequest) bool {
 	return r.GetKeysOnly() && r.GetSortTarget() != pb.RangeRequest_VALUE
 }
 
-// scanLimit is how many keys a scan must give before it may stop; 0 is no limit.
+// ScanLimit is how many keys a scan must give before it may stop; 0 is no limit.
 // One more than asked for says whether there are more.
-func scanLimit(r *pb.RangeRequest) int64 {
+func ScanLimit(r *pb.RangeRequest) int64 {
 	if r.GetLimit() <= 0 || collects(r) {
 		return 0
 	}
@@ -98,12 +98,12 @@ func (d *rangeDraft) finish() {
 		}
 		kvs = append(kvs, f.kv)
 	}
-	shape(d.req, d.resp, kvs)
+	Shape(d.req, d.resp, kvs)
 }
 
-// shape applies filter, order and limit to the keys of a range operation as etcd
+// Shape applies filter, order and limit to the keys of a range operation as etcd
 // does and puts what is left into the response.
-func shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
+func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	if filtered(r) {
 		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return filteredOut(r, kv) })
 	}
@@ -179,7 +179,7 @@ func collectRange(w *view, r *pb.RangeRequest, at keyspace.Revision) (*rangeDraf
 	if !ok {
 		return d, nil
 	}
-	limit := scanLimit(r)
+	limit := ScanLimit(r)
 	needValues := !r.GetCountOnly() && (!r.GetKeysOnly() || r.GetSortTarget() == pb.RangeRequest_VALUE)
 	err := w.scan(s, at, !needValues, func(it *item) error {
 		d.resp.Count++

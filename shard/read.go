@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -33,8 +34,11 @@ func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
 		}
 		rev = a.Current
 	}
+	if err := r.believe(ctx, rev); err != nil {
+		return nil, err
+	}
 	r.node.heard(rev)
-	at, err := r.readRevision(req.Op, rev)
+	at, err := r.readRevision(req, rev)
 	if err != nil {
 		return nil, err
 	}
@@ -72,10 +76,31 @@ func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer,
 	return a, a.Err
 }
 
+// maxAhead is how far ahead of all that this node has heard of a revision may be that
+// another node names, without the sequencer being asked about it.
+const maxAhead = 1 << 20
+
+// believe refuses a revision that nobody can have been handed out. Taken for known it
+// would stay the node's floor, and what it is given to the range's last one: nothing
+// could be compared, locked or written under it any more.
+func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
+	if rev <= r.node.Floor()+maxAhead {
+		return nil
+	}
+	a, err := r.currentRevision(ctx)
+	if err != nil {
+		return err
+	}
+	if rev > a.Current {
+		return kverror.New(kverror.Internal, "revision %d was named, the last one is %d", rev, a.Current)
+	}
+	return nil
+}
+
 // readRevision returns the revision at which the state is read: the explicit one of
 // a RangeRequest, otherwise the read's own.
-func (r *Replica) readRevision(op proto.Message, rev keyspace.Revision) (keyspace.Revision, error) {
-	o, ok := op.(*pb.RangeRequest)
+func (r *Replica) readRevision(req *Request, rev keyspace.Revision) (keyspace.Revision, error) {
+	o, ok := req.Op.(*pb.RangeRequest)
 	if !ok || o.GetRevision() <= 0 {
 		return rev, nil
 	}
@@ -83,7 +108,7 @@ func (r *Replica) readRevision(op proto.Message, rev keyspace.Revision) (keyspac
 	if at > rev {
 		return 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", at, rev)
 	}
-	if c := r.node.Compacted(); at < c {
+	if c := r.node.Compacted(); at < c && req.Txn == nil {
 		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
 	}
 	return at, nil
@@ -126,6 +151,14 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 		if wait == nil && r.split != nil && r.split.leaving.Overlaps(bounds) {
 			// S7. The channel is closed when the split's fate is known.
 			wait = r.split.done
+		}
+		if wait == nil && r.locks != nil && !plant.Is(plant.TxnHalfVisible) {
+			// Of a lock with a floor at or above the revision nothing will be seen at it, and
+			// none with a lower one can come: this node has heard of the revision.
+			if h := r.locks.reader(bounds, at, req.self()); h != nil {
+				wait = h.wait()
+				r.node.metrics.lockWaits.Inc()
+			}
 		}
 		if wait == nil {
 			break
@@ -294,7 +327,7 @@ func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *re
 		}
 	}
 	total := resp.Count
-	shape(o, resp, kvs)
+	Shape(o, resp, kvs)
 	if !collects(o) && !sorts(o) && resp.More {
 		r.rememberPage(s, at, resp.Kvs, total)
 	}
@@ -307,7 +340,7 @@ func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.Ran
 		return err
 	}
 	resp.Count = 1
-	shape(o, resp, []*mvccpb.KeyValue{it.kv()})
+	Shape(o, resp, []*mvccpb.KeyValue{it.kv()})
 	return nil
 }
 
@@ -346,7 +379,7 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, 
 func (r *Replica) collect(
 	o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget,
 ) (kvs []*mvccpb.KeyValue, whole bool, err error) {
-	limit := scanLimit(o)
+	limit := ScanLimit(o)
 	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
 	whole = true
 	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {

@@ -12,7 +12,7 @@ import (
 
 // recordVersion leads the payload of a range's applied record; docs/format/shard.md
 // has the bytes.
-const recordVersion = 1
+const recordVersion = 2
 
 // record is what a range's applied record says beside raft's position and
 // configuration: the replicated state that is no user data. All replicas have the
@@ -35,6 +35,9 @@ type record struct {
 	// hash is the sum over all versions that were applied to the range (S8). A
 	// child's begins at 0.
 	hash uint64
+	// fence is the highest attempt of a transaction that was aborted at an anchor here: no
+	// attempt up to it can be anchored any more.
+	fence uint64
 }
 
 func appendRecord(dst []byte, r *record) []byte {
@@ -50,6 +53,7 @@ func appendRecord(dst []byte, r *record) []byte {
 	dst = binary.AppendUvarint(dst, r.last.Number)
 	dst = binary.AppendUvarint(dst, uint64(r.lastRevision))
 	dst = binary.AppendUvarint(dst, uint64(r.compacted))
+	dst = binary.AppendUvarint(dst, r.fence)
 	dst = binary.AppendVarint(dst, r.live)
 	return binary.BigEndian.AppendUint64(dst, r.hash)
 }
@@ -81,7 +85,7 @@ func decodeRecord(b []byte) (r record, err error) {
 			*p = append([]byte(nil), f...)
 		}
 	}
-	var ints [4]uint64
+	var ints [5]uint64
 	for i := range ints {
 		if ints[i], b, err = uvarint(b); err != nil {
 			return r, err
@@ -89,6 +93,7 @@ func decodeRecord(b []byte) (r record, err error) {
 	}
 	r.last = link{ints[0], ints[1]}
 	r.lastRevision, r.compacted = keyspace.Revision(ints[2]), keyspace.Revision(ints[3])
+	r.fence = ints[4]
 	live, n := binary.Varint(b)
 	if n <= 0 || len(b) != n+8 {
 		return r, errTruncated

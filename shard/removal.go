@@ -68,8 +68,8 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removalMark, leads
 	if r.lead == nil || r.rec.generation == 0 {
 		return removalMark{}, false
 	}
-	// What is under way may have a revision below the compacted one.
-	idle := r.rec.lastRevision < r.rec.compacted && r.idleLocked()
+	// What is under way, or locked, may have a revision below the compacted one.
+	idle := r.rec.lastRevision < r.rec.compacted && r.idleLocked() && !r.heldBackLocked()
 	return removalMark{
 		Descriptor: r.descriptorLocked(), Index: r.position.Index,
 		Raised: r.rec.compacted >= compacted || idle,

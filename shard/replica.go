@@ -92,11 +92,26 @@ type Replica struct {
 	// queue holds the calls that wait for evaluation.
 	queue      []*call
 	queueBytes int64
+	// blockedBytes are those of the calls that wait for the end of a lock.
+	blockedBytes int64
 	// barrier is a call that was put back too often: nothing that came after it is
 	// evaluated before it.
 	barrier    *call
 	evaluating bool
 	overlay    *overlay
+	// locks are those of transactions over several ranges, nil where there is none.
+	// fence is the record's, or that of what is on its way.
+	locks *lockTable
+	// blocked are the calls that wait for the end of a lock or have their turn after it,
+	// woken the latter, and wanted is what they want to write.
+	blocked map[*call]*waiters
+	woken   []*waiters
+	wanted  spanIndex[*call]
+	// tickets counts the calls that had to wait for locks.
+	tickets uint32
+	fence   uint64
+	// pins hold compaction back for what transactions are still to read.
+	pins pins
 	// reign names what the node's heads know of this replica.
 	reign reign
 	// The pipeline: filling collects what is evaluated, sequencing is the one batch
@@ -125,6 +140,8 @@ type Replica struct {
 	// counting says that a scan for the live-key count is.
 	compacting keyspace.Revision
 	counting   bool
+	// lookingAgain says that the keeper comes again for what it could not do.
+	lookingAgain bool
 	// removedTo is the compacted revision up to which old versions are gone here.
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
@@ -254,6 +271,7 @@ func (r *Replica) reopen() {
 func (r *Replica) becomeLocked(term uint64) {
 	r.lead = &leadership{term: term, last: r.rec.last, hash: r.rec.hash, revision: r.rec.lastRevision}
 	r.overlay = newOverlay()
+	r.fence = r.rec.fence
 	r.plantKept()
 }
 
@@ -291,10 +309,13 @@ func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
 // report may have died with the leader before it.
 func (r *Replica) leads() {
 	r.mu.Lock()
-	care := r.needsCareLocked()
+	care, watched := r.needsCareLocked() || r.heldBackLocked(), r.locks != nil
 	d := r.descriptorLocked()
 	r.mu.Unlock()
 	r.node.pool.schedule(r)
+	if watched {
+		r.node.pushes.note(r)
+	}
 	r.node.cfg.Reporter.ReportDescriptors(d)
 	if care {
 		r.node.keeper.note(r)
@@ -354,6 +375,8 @@ func (r *Replica) loseLocked(out *answers) {
 		r.node.after(r.node.cfg.Limits.FateTimeout, func() { r.fateTimeout(lost) })
 	}
 	r.lead, r.overlay = nil, newOverlay()
+	r.dropPendingLocked()
+	r.queueWokenLocked()
 	r.barrier = nil
 	r.compacting, r.counting = 0, false
 	// Whether the split happened, the log says; this replica answers nothing for

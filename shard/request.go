@@ -20,6 +20,10 @@ type Request struct {
 	// for after the client's request arrived. It counts for a RangeRequest and for a
 	// TxnRequest that can write in no branch; 0 lets the range ask for it.
 	ReadRevision keyspace.Revision
+	// Txn, if not nil, is the committed transaction on whose behalf a RangeRequest is
+	// read: its own locks do not hold it up, and it may read what the cluster has compacted
+	// since, as long as the range has not.
+	Txn *TxnName
 	// Op is a *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest of
 	// etcd, all of whose keys lie in the range. The range does not change it and
 	// keeps parts of it: nobody may change it any more.

@@ -204,11 +204,16 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 		compacted:    s.rec.compacted,
 		// Where nothing lives, nothing has to be counted.
 		counted: s.rec.counted && s.rec.live == 0,
+		fence:   s.rec.fence,
 	}
 	s.rec.span.End = key
 	s.rec.generation++
 	s.rec.counted, s.rec.live = child.counted, 0
-	if err := r.node.bootstrapChild(b, &child, c.replicas); err != nil {
+	txns, err := r.splitTxns(b, key, out)
+	if err != nil {
+		return err
+	}
+	if err := r.node.bootstrapChild(b, &child, c.replicas, &txns); err != nil {
 		return err
 	}
 	out.ok, out.split = true, &appliedSplit{child: c.child, rec: child, replicas: c.replicas}

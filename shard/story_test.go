@@ -25,6 +25,8 @@ import (
 //	init [manual] [entry=BYTES] [inflight=N] [request=BYTES]   a node whose replica leads range 1 in term 5; with manual the
 //	                test answers the sequencer and commits the log, otherwise both go by themselves
 //	do [range=1] [gen=1] [at=R]   one request per line; numbered in order of their begin
+//	step [range=1] [gen=1]        steps of transactions over several ranges, see parseStep
+//	locks           what transactions over several ranges hold
 //	cancel N        the caller of request N gives up
 //	asks            what the sequencer was asked
 //	sequence [n=0] [error=KIND]  answers one ask
@@ -198,6 +200,18 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 				s.settle()
 			}
 		}
+	case "step":
+		for line := range strings.Lines(d.Input) {
+			op := parseStep(line)
+			s.begin(func(ctx context.Context) string {
+				return formatTxnAnswer(s.w.node.Txn(ctx, id, keyspace.Generation(arg(d, "gen", 1)), op))
+			})
+			if !s.manual {
+				s.settle()
+			}
+		}
+	case "locks":
+		return locksText(s.w.node.Replica(id))
 	case "split":
 		key := []byte(arg(d, "key", ""))
 		s.begin(func(ctx context.Context) string {

@@ -41,8 +41,7 @@
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
 //
-// What it does not do: requests over several ranges that write, leases, watches and
-// full disks are not in the workload.
+// What it does not do: leases, watches and full disks are not in the workload.
 //
 // # Running it
 //

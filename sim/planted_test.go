@@ -62,6 +62,8 @@ var plantedIn = map[plant.Bug]string{
 	plant.NoopFromOverlay:          "alone",
 	plant.LiveRemoved:              "quiet",
 	plant.CompactionUnseen:         "snapshots",
+	plant.LockLeftBehind:           "txns",
+	plant.TxnHalfVisible:           "txns",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",

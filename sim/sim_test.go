@@ -73,6 +73,13 @@ var stories = []story{
 			},
 		}
 	}},
+	// Many ranges, and coordinators that die, are cut off and come back too late.
+	{name: "txns", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 8, BurstOps: 6, Borders: []string{"f", "i", "l", "o", "r", "u", "x"}, Splits: 14, Compactions: 8,
+			Faults: []Fault{CrashOne, IsolateLeader, CrashTwo, Pause, CrashLoop, Restart, CrashOne, IsolateLeader},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{
@@ -90,7 +97,7 @@ var stories = []story{
 	// Followers that come back behind the log's beginning and lose their power again.
 	{name: "snapshots", long: true, cfg: func(uint64) Config {
 		return Config{
-			Nodes: 3, Clients: 8, BurstOps: 6, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 8, Compactions: 4,
+			Nodes: 3, Clients: 8, BurstOps: 6, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 8, Compactions: 8,
 			Faults: []Fault{CutOff, CutOff, CutOff, CutOff, CrashAll},
 		}
 	}},

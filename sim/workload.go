@@ -205,7 +205,8 @@ func (c *client) request() proto.Message {
 	case n < 68:
 		return &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: c.rng.IntN(2) == 0}
 	case n < 71:
-		return &pb.DeleteRangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9"), PrevKv: c.rng.IntN(2) == 0}
+		s := c.span(group)
+		return &pb.DeleteRangeRequest{Key: s.Key, RangeEnd: s.RangeEnd, PrevKv: c.rng.IntN(2) == 0}
 	case n < 86:
 		return c.swap(key)
 	default:
@@ -256,22 +257,41 @@ func (c *client) swap(key string) *pb.TxnRequest {
 	return t
 }
 
-// several compares and changes several keys of one group.
+// several is a transaction over some keys, mostly of several groups and so of several
+// ranges.
 func (c *client) several(group string) *pb.TxnRequest {
 	at := c.rng.Perm(keysPerGroup)
-	name := func(i int) string { return fmt.Sprintf("%s%d", group, at[i]) }
-	whole := &pb.RangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9")}
+	names := make([]string, 3)
+	for i := range names {
+		g := group
+		if c.rng.IntN(2) == 0 {
+			g = c.group()
+		}
+		names[i] = fmt.Sprintf("%s%d", g, at[i])
+	}
+	whole := c.span(group)
 	t := &pb.TxnRequest{
-		Success: []*pb.RequestOp{rangeOp(whole), putOp(name(0), c.value()), putOp(name(1), c.value()), deleteOp(name(2), c.rng.IntN(2) == 0)},
+		Success: []*pb.RequestOp{rangeOp(whole), putOp(names[0], c.value()), putOp(names[1], c.value()), deleteOp(names[2], c.rng.IntN(2) == 0)},
 		Failure: []*pb.RequestOp{rangeOp(whole)},
 	}
 	if c.rng.IntN(2) == 0 {
 		t.Success = append(t.Success, rangeOp(whole))
 	}
 	for i := range c.rng.IntN(3) {
-		t.Compare = append(t.Compare, c.compare(name(i)))
+		t.Compare = append(t.Compare, c.compare(names[i]))
 	}
 	return t
+}
+
+func (c *client) group() string { return string(groups[c.rng.IntN(len(groups))]) }
+
+// span is a group, or all from it to another one.
+func (c *client) span(group string) *pb.RangeRequest {
+	r := &pb.RangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9")}
+	if end := c.group() + "9"; c.rng.IntN(3) == 0 && end > group {
+		r.RangeEnd = []byte(end)
+	}
+	return r
 }
 
 // compare says of a key what the client believes to be true.

@@ -181,8 +181,9 @@ func (s *Session) serveCall(c Class, f *frame) error {
 	if entry.class != c {
 		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
 	}
-	if int(s.peer.handlers[c].Add(1)) > e.cfg.MaxHandlers {
-		s.peer.handlers[c].Add(-1)
+	running := &s.peer.handlers[entry.index]
+	if int(running.Add(1)) > e.cfg.MaxHandlers {
+		running.Add(-1)
 		e.metrics.class[c].busy.Inc()
 		s.refuse(c, f.id, statusBusy)
 		return nil
@@ -190,13 +191,13 @@ func (s *Session) serveCall(c Class, f *frame) error {
 	ctx := e.timers.Endable(f.timeout)
 	id, payload := f.id, f.payload
 	err := s.registerCall(id, ctx)
-	if err == nil && !e.Go(func() { s.runCall(ctx, c, id, entry.fn, payload) }) {
+	if err == nil && !e.Go(func() { s.runCall(ctx, c, id, entry, payload) }) {
 		s.refuse(c, id, statusClosing)
 		err = ErrClosed
 	}
 	if err != nil {
 		ctx.End()
-		s.peer.handlers[c].Add(-1)
+		running.Add(-1)
 	}
 	return err
 }
@@ -218,12 +219,12 @@ func (s *Session) registerCall(id uint64, ctx *clock.Patience) error {
 
 // runCall runs a handler and sends its answer. While the answer waits for room it
 // counts as running, so that the peer's unread answers are bounded.
-func (s *Session) runCall(ctx context.Context, c Class, id uint64, fn CallHandler, payload []byte) {
+func (s *Session) runCall(ctx context.Context, c Class, id uint64, entry callEntry, payload []byte) {
 	gauge := s.ep.metrics.class[c].handlers
 	gauge.Inc()
 	defer gauge.Dec()
-	defer s.peer.handlers[c].Add(-1)
-	answer, err := fn(ctx, s.cfg.Peer, payload)
+	defer s.peer.handlers[entry.index].Add(-1)
+	answer, err := entry.fn(ctx, s.cfg.Peer, payload)
 	st := statusOK
 	switch {
 	case expired(ctx, err):

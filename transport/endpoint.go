@@ -36,8 +36,9 @@ type Config struct {
 	Lanes [numClasses]int
 	// MaxMessageBytes bounds one payload. Default 32 MiB.
 	MaxMessageBytes int
-	// MaxHandlers bounds, per peer and class, the calls that are served at a time;
-	// more are answered ErrPeerBusy. Default 4096.
+	// MaxHandlers bounds, per peer and method, the calls that are served at a time; more
+	// are answered ErrPeerBusy. By method, since calls of one may wait for what those of
+	// another one do. Default 4096.
 	MaxHandlers int
 	// MaxStreams bounds, per peer, the streams of it that are served at a time. More
 	// are answered ErrPeerBusy. Default 16384.
@@ -146,8 +147,13 @@ type sendEntry struct {
 
 type callEntry struct {
 	class Class
+	// index is the method's place among those that have a handler of calls.
+	index uint8
 	fn    CallHandler
 }
+
+// maxCallMethods bounds the methods that have a handler of calls.
+const maxCallMethods = 32
 
 type streamEntry struct {
 	class Class
@@ -158,7 +164,7 @@ type streamEntry struct {
 type peer struct {
 	id       keyspace.NodeID
 	sessions [numKinds]atomic.Pointer[Session]
-	handlers [numClasses]atomic.Int32
+	handlers [maxCallMethods]atomic.Int32 // of calls, by callEntry.index
 	streams  atomic.Int32
 	state    PeerState // guarded by Endpoint.mu
 
@@ -198,7 +204,14 @@ func (e *Endpoint) HandleSend(m Method, c Class, fn SendHandler) {
 // HandleCall registers the handler of a method's calls.
 func (e *Endpoint) HandleCall(m Method, c Class, fn CallHandler) {
 	e.checkHandle(m, c)
-	e.calls[m] = callEntry{c, fn}
+	h, again := e.calls[m]
+	if h.class, h.fn = c, fn; !again {
+		if len(e.calls) == maxCallMethods {
+			panic(fmt.Sprintf("transport: %s is one method more than the %d that may have handlers of calls", m, maxCallMethods))
+		}
+		h.index = uint8(len(e.calls))
+	}
+	e.calls[m] = h
 }
 
 // HandleStream registers the handler of a method's streams.

@@ -12,7 +12,7 @@ import (
 type loopback struct {
 	e        *Endpoint
 	queues   [numClasses]loopQueue
-	handlers [numClasses]atomic.Int32
+	handlers [maxCallMethods]atomic.Int32
 	streams  atomic.Int32
 }
 
@@ -115,8 +115,8 @@ func (l *loopback) call(ctx context.Context, m Method, c Class, payload []byte) 
 		return callResult{err: ErrNoMethod, notDelivered: true}
 	case len(payload) > e.cfg.MaxMessageBytes:
 		return callResult{err: ErrTooLarge, notDelivered: true}
-	case int(l.handlers[c].Add(1)) > e.cfg.MaxHandlers:
-		l.handlers[c].Add(-1)
+	case int(l.handlers[entry.index].Add(1)) > e.cfg.MaxHandlers:
+		l.handlers[entry.index].Add(-1)
 		e.metrics.class[c].busy.Inc()
 		return callResult{err: ErrPeerBusy, notDelivered: true}
 	}
@@ -124,10 +124,10 @@ func (l *loopback) call(ctx context.Context, m Method, c Class, payload []byte) 
 	defer cancel()
 	done := make(chan callResult, 1)
 	if !e.Go(func() {
-		defer l.handlers[c].Add(-1)
+		defer l.handlers[entry.index].Add(-1)
 		done <- l.runCall(ctx, c, entry.fn, payload)
 	}) {
-		l.handlers[c].Add(-1)
+		l.handlers[entry.index].Add(-1)
 		return callResult{err: ErrClosed, notDelivered: true}
 	}
 	select {

@@ -21,6 +21,13 @@ const (
 	MethodShardRequest Method = 16
 	// MethodShardAdmin is an administrative request to a replica (shard).
 	MethodShardAdmin Method = 17
+	// MethodShardTxn is a step of a transaction over several ranges at one of them (shard).
+	MethodShardTxn Method = 18
+	// MethodRouterTxn asks a node whether it is at an attempt of a transaction (router).
+	MethodRouterTxn Method = 20
+	// MethodShardTxnEnd is a step that ends locks (shard): it is not held up by the many
+	// that may wait for that.
+	MethodShardTxnEnd Method = 23
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -42,6 +49,9 @@ var methods = map[Method]struct {
 	MethodRaftCall:          {"raft-call", ClassRequest},
 	MethodShardRequest:      {"shard-request", ClassRequest},
 	MethodShardAdmin:        {"shard-admin", ClassRequest},
+	MethodShardTxn:          {"shard-txn", ClassRequest},
+	MethodShardTxnEnd:       {"shard-txn-end", ClassRequest},
+	MethodRouterTxn:         {"router-txn", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},

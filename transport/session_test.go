@@ -489,9 +489,9 @@ func FuzzSession(f *testing.F) {
 		if n := s.peer.streams.Load(); n != 0 {
 			t.Errorf("%d streams left", n)
 		}
-		for c := range s.peer.handlers {
-			if n := s.peer.handlers[c].Load(); n != 0 {
-				t.Errorf("%d handlers of class %d left", n, c)
+		for i := range s.peer.handlers {
+			if n := s.peer.handlers[i].Load(); n != 0 {
+				t.Errorf("%d handlers of method %d left", n, i)
 			}
 		}
 	})

@@ -37,6 +37,10 @@ const (
 	LiveRemoved
 	// CompactionUnseen: nobody is told of compactions.
 	CompactionUnseen
+	// LockLeftBehind: nobody asks what became of a transaction whose coordinator is gone.
+	LockLeftBehind
+	// TxnHalfVisible: reads do not wait for the locks of transactions over several ranges.
+	TxnHalfVisible
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -53,6 +57,7 @@ var names = [end]string{
 	"hand-out under a lost lease", "batch proposed in another term", "entry applied twice",
 	"snapshot acknowledged before it is durable", "no-op answered from the overlay",
 	"live version removed", "compaction not seen through another node",
+	"lock left behind by a dead coordinator", "transaction half visible",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

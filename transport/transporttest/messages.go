@@ -264,7 +264,8 @@ func testRefusals(t *testing.T, h Harness) {
 	}
 }
 
-// testBusy: a peer that has as many handlers as it may gets a defined answer.
+// testBusy: a peer that has as many handlers of a method as it may gets a defined answer,
+// and goes on serving calls of others.
 func testBusy(t *testing.T, h Harness) {
 	release := make(chan struct{})
 	started := make(chan bool, 8)
@@ -273,6 +274,9 @@ func testBusy(t *testing.T, h Harness) {
 		b.HandleCall(methodRequest, transport.ClassRequest, func(context.Context, keyspace.NodeID, []byte) ([]byte, error) {
 			started <- true
 			<-release
+			return nil, nil
+		})
+		b.HandleCall(methodOther, transport.ClassRequest, func(context.Context, keyspace.NodeID, []byte) ([]byte, error) {
 			return nil, nil
 		})
 	})
@@ -288,6 +292,9 @@ func testBusy(t *testing.T, h Harness) {
 		_, err := p.a.Call(within(t), to, methodRequest, nil)
 		if !errors.Is(err, transport.ErrPeerBusy) || !transport.NotDelivered(err) {
 			t.Errorf("third call to %s: %v", to, err)
+		}
+		if _, err := p.a.Call(within(t), to, methodOther, nil); err != nil {
+			t.Errorf("call of another method to %s: %v", to, err)
 		}
 		for range 2 {
 			release <- struct{}{}

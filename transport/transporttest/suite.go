@@ -42,13 +42,14 @@ type Harness struct {
 	Crash func(Bus)
 }
 
-// Methods of the suite, one per class; all have handlers of each form in tests
-// that need them.
+// Methods of the suite, one per class and another one of requests; all have handlers of
+// each form in tests that need them.
 const (
 	methodControl transport.Method = 0xf000 + iota
 	methodRaft
 	methodRequest
 	methodBulk
+	methodOther
 )
 
 var classes = []struct {

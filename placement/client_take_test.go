@@ -1,0 +1,43 @@
+package placement
+
+import (
+	"testing"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// A batch is bounded also in the further ranges of its revisions, and what is left goes
+// with the next ones, in order.
+func TestBatchesOfManyRangesAreBounded(t *testing.T) {
+	var q sequenceQueue
+	const asked = 30
+	for i := range asked {
+		q.waiting = append(q.waiting, queued{at: 2, item: item{Range: keyspace.RangeID(i + 1), Count: 1, Also: make([]keyspace.RangeAt, keyspace.MaxRevisionRanges-1)}})
+	}
+	next := keyspace.RangeID(1)
+	for q.take(1) {
+		b := batch{Boot: 1, Number: 1, Items: q.items}
+		if len(b.Items) != maxAlso/(keyspace.MaxRevisionRanges-1) && next+keyspace.RangeID(len(b.Items)) <= asked {
+			t.Fatalf("%d requests in a batch", len(b.Items))
+		}
+		if _, err := decodeBatch(b.encode()); err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range b.Items {
+			if it.Range != next {
+				t.Fatalf("request %d follows %d", it.Range, next)
+			}
+			next++
+		}
+	}
+	if next != asked+1 {
+		t.Fatalf("%d requests are left", asked+1-int(next))
+	}
+	b := batch{Boot: 1, Number: 1}
+	for range maxAlso/(keyspace.MaxRevisionRanges-1) + 1 {
+		b.Items = append(b.Items, item{Range: 1, Count: 1, Also: make([]keyspace.RangeAt, keyspace.MaxRevisionRanges-1)})
+	}
+	if _, err := decodeBatch(b.encode()); err == nil {
+		t.Fatal("a larger batch was taken")
+	}
+}

@@ -1,0 +1,381 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sort"
+	"sync/atomic"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// assembly makes the answer of a transaction whose path and revision are known. What it
+// reads is the state before it, under what its own operations have written by then.
+type assembly struct {
+	r    *Router
+	plan *plan
+	// pieces are the prepared ones, none where the transaction changes nothing.
+	pieces []*piece
+	// held are the answer's bytes, of the budget of answers that are put together.
+	held *atomic.Int64
+	// rev is what the answer reports. changed says that it is the transaction's own, and
+	// that the state before it is that of the revision before.
+	rev     keyspace.Revision
+	changed bool
+	base    moment
+
+	number int
+	// wrote says that an operation so far has changed something.
+	wrote bool
+	own   ownState
+	// reads are made at the same time, sums behind all of them.
+	reads []func(ctx context.Context) error
+	sums  []func()
+}
+
+// ownState is what a transaction's own operations have done so far.
+type ownState struct {
+	// keys are the keys that it has put and not deleted since.
+	keys map[string]*ownKey
+	// deleted are the spans that it has deleted.
+	deleted []keyspace.Span
+}
+
+type ownKey struct {
+	kv *mvccpb.KeyValue
+	// lived says that the key was alive before the transaction.
+	lived bool
+}
+
+// in returns the own keys of a span in order.
+func (o *ownState) in(s keyspace.Span) []*ownKey {
+	var l []*ownKey
+	for k, v := range o.keys {
+		if s.Contains([]byte(k)) {
+			l = append(l, v)
+		}
+	}
+	slices.SortFunc(l, func(a, b *ownKey) int { return bytes.Compare(a.kv.GetKey(), b.kv.GetKey()) })
+	return l
+}
+
+// without returns what is left of a span outside of what was deleted.
+func (o *ownState) without(s keyspace.Span) []keyspace.Span {
+	left := []keyspace.Span{s}
+	for _, d := range o.deleted {
+		var next []keyspace.Span
+		for _, l := range left {
+			if !l.Overlaps(d) {
+				next = append(next, l)
+				continue
+			}
+			if bytes.Compare(l.Start, d.Start) < 0 {
+				next = append(next, keyspace.Span{Start: l.Start, End: d.Start})
+			}
+			if len(d.End) > 0 && (len(l.End) == 0 || bytes.Compare(d.End, l.End) < 0) {
+				next = append(next, keyspace.Span{Start: d.End, End: l.End})
+			}
+		}
+		left = next
+	}
+	return left
+}
+
+func (o *ownState) delete(s keyspace.Span) {
+	o.deleted = append(slices.Clip(o.deleted), s)
+	keys := map[string]*ownKey{}
+	for k, v := range o.keys {
+		if !s.Contains([]byte(k)) {
+			keys[k] = v
+		}
+	}
+	o.keys = keys
+}
+
+func (o *ownState) put(kv *mvccpb.KeyValue, lived bool) {
+	keys := make(map[string]*ownKey, len(o.keys)+1)
+	for k, v := range o.keys {
+		keys[k] = v
+	}
+	keys[string(kv.GetKey())] = &ownKey{kv, lived}
+	o.keys = keys
+}
+
+// run makes the answer.
+func (a *assembly) run(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	resp, _ := a.txn(req, a.plan.path)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxParallelParts)
+	for _, read := range a.reads {
+		g.Go(func() error { return read(ctx) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	for _, sum := range a.sums {
+		sum()
+	}
+	resp.Header = header(a.rev)
+	return resp, nil
+}
+
+func (a *assembly) txn(t *pb.TxnRequest, left path) (*pb.TxnResponse, path) {
+	succeeded, left := left[0], left[1:]
+	ops := branch(t, succeeded)
+	// etcd leaves the header of a nested answer empty.
+	resp := &pb.TxnResponse{Header: &pb.ResponseHeader{}, Succeeded: succeeded, Responses: make([]*pb.ResponseOp, len(ops))}
+	for i, op := range ops {
+		r := &pb.ResponseOp{}
+		resp.Responses[i] = r
+		switch o := op.GetRequest().(type) {
+		case *pb.RequestOp_RequestRange:
+			r.Response = &pb.ResponseOp_ResponseRange{ResponseRange: a.read(o.RequestRange)}
+		case *pb.RequestOp_RequestPut:
+			r.Response = &pb.ResponseOp_ResponsePut{ResponsePut: a.put(o.RequestPut)}
+		case *pb.RequestOp_RequestDeleteRange:
+			r.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: a.remove(o.RequestDeleteRange)}
+		case *pb.RequestOp_RequestTxn:
+			var n *pb.TxnResponse
+			n, left = a.txn(o.RequestTxn, left)
+			r.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: n}
+		}
+	}
+	return resp, left
+}
+
+// header is that of an operation: it reports the transaction's revision once something
+// has changed.
+func (a *assembly) header() *pb.ResponseHeader {
+	if a.changed && !a.wrote {
+		return header(a.rev - 1)
+	}
+	return header(a.rev)
+}
+
+// results returns what the ranges say of the operation at hand, in the order of keys,
+// and the writes that they were given.
+func (a *assembly) results() (rs []*shard.WriteResult, ops []proto.Message) {
+	type found struct {
+		r  *shard.WriteResult
+		op proto.Message
+		at []byte
+	}
+	var all []found
+	for _, p := range a.pieces {
+		for i := range p.answer.Results {
+			if r := &p.answer.Results[i]; int(r.Number) == a.number {
+				all = append(all, found{r, p.op.Writes[i].Op, p.rt.desc.Span.Start})
+			}
+		}
+	}
+	sort.Slice(all, func(i, j int) bool { return bytes.Compare(all[i].at, all[j].at) < 0 })
+	for _, f := range all {
+		rs, ops = append(rs, f.r), append(ops, f.op)
+	}
+	return rs, ops
+}
+
+// known fills in the transaction's own revision.
+func (a *assembly) known(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
+	if kv.GetModRevision() == 0 {
+		kv.ModRevision = int64(a.rev)
+	}
+	if kv.GetCreateRevision() == 0 {
+		kv.CreateRevision = int64(a.rev)
+	}
+	return kv
+}
+
+func (a *assembly) put(p *pb.PutRequest) *pb.PutResponse {
+	a.number++
+	resp := &pb.PutResponse{}
+	rs, _ := a.results()
+	for _, r := range rs {
+		a.wrote = true
+		kv := &mvccpb.KeyValue{
+			Key: p.GetKey(), Value: p.GetValue(), Version: r.Version, CreateRevision: int64(r.Create), Lease: int64(r.Lease),
+		}
+		if p.GetIgnoreValue() {
+			kv.Value = r.Value
+		}
+		a.own.put(a.known(kv), r.Lived)
+		for _, prev := range r.Prevs {
+			resp.PrevKv = a.known(prev)
+		}
+	}
+	resp.Header = a.header()
+	return resp
+}
+
+func (a *assembly) remove(d *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
+	a.number++
+	resp := &pb.DeleteRangeResponse{}
+	rs, ops := a.results()
+	for i, r := range rs {
+		resp.Deleted += r.Deleted
+		for _, prev := range r.Prevs {
+			resp.PrevKvs = append(resp.PrevKvs, a.known(prev))
+		}
+		a.wrote = a.wrote || r.Deleted > 0 || r.Swept
+		if !r.Swept || d.GetPrevKv() {
+			continue
+		}
+		// Nobody has counted them yet.
+		o := ops[i].(*pb.DeleteRangeRequest)
+		count := &pb.RangeResponse{}
+		a.overlaid(&pb.RangeRequest{Key: o.GetKey(), RangeEnd: o.GetRangeEnd(), CountOnly: true}, count, func() {})
+		a.sums = append(a.sums, func() { resp.Deleted += count.GetCount() })
+	}
+	if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
+		a.own.delete(s)
+	}
+	resp.Header = a.header()
+	return resp
+}
+
+func (a *assembly) read(q *pb.RangeRequest) *pb.RangeResponse {
+	a.number++
+	resp := &pb.RangeResponse{}
+	h := a.header()
+	done := func() { resp.Header = h }
+	s, ok := keyspace.FromEtcd(q.GetKey(), q.GetRangeEnd())
+	switch {
+	case !ok:
+		done()
+	case q.GetRevision() > 0:
+		a.plain(s, q, resp, done)
+	default:
+		a.overlaid(q, resp, done)
+	}
+	return resp
+}
+
+// atBase returns the request for the state before the transaction.
+func (a *assembly) atBase(q *pb.RangeRequest) *pb.RangeRequest {
+	q = proto.CloneOf(q)
+	if q.Revision = 0; a.changed {
+		q.Revision = int64(a.rev - 1)
+	}
+	return q
+}
+
+// plain reads what the transaction itself has nothing to do with.
+func (a *assembly) plain(s keyspace.Span, q *pb.RangeRequest, resp *pb.RangeResponse, done func()) {
+	a.reads = append(a.reads, func(ctx context.Context) error {
+		got, err := a.r.readAt(ctx, s, q, a.base)
+		if err != nil {
+			return err
+		}
+		resp.Kvs, resp.Count, resp.More = got.GetKvs(), got.GetCount(), got.GetMore()
+		done()
+		return a.r.hold(a.held, keysBytes(resp))
+	})
+}
+
+// overlaid reads the state before the transaction under its own changes so far.
+func (a *assembly) overlaid(q *pb.RangeRequest, resp *pb.RangeResponse, done func()) {
+	s, ok := keyspace.FromEtcd(q.GetKey(), q.GetRangeEnd())
+	if !ok {
+		done()
+		return
+	}
+	own, left := a.own.in(s), a.own.without(s)
+	if len(own) == 0 && len(left) == 1 && left[0].Equal(s) {
+		a.plain(s, a.atBase(q), resp, done)
+		return
+	}
+	a.reads = append(a.reads, func(ctx context.Context) error {
+		defer done()
+		if err := a.merge(ctx, q, own, left, resp); err != nil {
+			return err
+		}
+		return a.r.hold(a.held, keysBytes(resp))
+	})
+}
+
+// keysBytes is what the keys of an answer take.
+func keysBytes(resp *pb.RangeResponse) (bytes int64) {
+	for _, kv := range resp.GetKvs() {
+		bytes += int64(proto.Size(kv))
+	}
+	return bytes
+}
+
+// merge reads what is left of the state before the transaction and lays its own keys
+// over it.
+func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey, left []keyspace.Span, resp *pb.RangeResponse) error {
+	scan := a.atBase(q)
+	scan.SortTarget, scan.SortOrder = pb.RangeRequest_KEY, pb.RangeRequest_NONE
+	scan.MinModRevision, scan.MaxModRevision, scan.MinCreateRevision, scan.MaxCreateRevision = 0, 0, 0, 0
+	scan.KeysOnly = q.GetKeysOnly() && q.GetSortTarget() != pb.RangeRequest_VALUE
+	if scan.Limit = shard.ScanLimit(q); scan.Limit > 0 {
+		scan.Limit += int64(len(own))
+	}
+	mine := map[string]bool{}
+	for _, o := range own {
+		mine[string(o.kv.GetKey())] = true
+	}
+	var kvs []*mvccpb.KeyValue
+	resp.Count = 0
+	for _, s := range left {
+		got, err := a.r.readAt(ctx, s, clip(scan, s), a.base)
+		if err != nil {
+			return err
+		}
+		resp.Count += got.GetCount()
+		for _, kv := range got.GetKvs() {
+			if !mine[string(kv.GetKey())] {
+				kvs = append(kvs, kv)
+			}
+		}
+	}
+	for _, o := range own {
+		inBase := slices.ContainsFunc(left, func(s keyspace.Span) bool { return s.Contains(o.kv.GetKey()) })
+		if !o.lived || !inBase {
+			resp.Count++
+		}
+		kvs = append(kvs, proto.CloneOf(o.kv))
+	}
+	if q.GetCountOnly() {
+		return nil
+	}
+	slices.SortFunc(kvs, func(x, y *mvccpb.KeyValue) int { return bytes.Compare(x.GetKey(), y.GetKey()) })
+	if limit := shard.ScanLimit(q); limit > 0 && int64(len(kvs)) > limit {
+		kvs = kvs[:limit]
+	}
+	shard.Shape(q, resp, kvs)
+	return nil
+}
+
+// swept says whether an error of a range is that a delete does not fit into one entry.
+func swept(err error, op proto.Message) bool {
+	return kverror.Of(err).Kind == kverror.RequestTooLarge && deletesSpan(op)
+}
+
+// deletesSpan says whether an operation may delete more than one key.
+func deletesSpan(op proto.Message) bool {
+	switch o := op.(type) {
+	case *pb.DeleteRangeRequest:
+		return len(o.GetRangeEnd()) > 0
+	case *pb.TxnRequest:
+		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
+			for _, op := range ops {
+				if d := op.GetRequestDeleteRange(); d != nil && deletesSpan(d) {
+					return true
+				}
+				if n := op.GetRequestTxn(); n != nil && deletesSpan(n) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,323 @@
+package router
+
+import (
+	"bytes"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// path is which branch each transaction takes, in the order in which they are met: a
+// nested one is met with the operation that it is.
+type path []bool
+
+// outcomes say what is thought of compares. One that is not there is thought to hold.
+type outcomes map[*pb.Compare]bool
+
+func (o outcomes) holds(c *pb.Compare) bool {
+	v, known := o[c]
+	return v || !known
+}
+
+// choose returns the path to which the outcomes lead. All compares are evaluated on the
+// state before the transaction.
+func choose(t *pb.TxnRequest, o outcomes, p path) path {
+	succeeded := true
+	for _, c := range t.GetCompare() {
+		succeeded = succeeded && o.holds(c)
+	}
+	p = append(p, succeeded)
+	for _, op := range branch(t, succeeded) {
+		if n := op.GetRequestTxn(); n != nil {
+			p = choose(n, o, p)
+		}
+	}
+	return p
+}
+
+func branch(t *pb.TxnRequest, succeeded bool) []*pb.RequestOp {
+	if succeeded {
+		return t.GetSuccess()
+	}
+	return t.GetFailure()
+}
+
+// allCompares returns every compare of the transaction and of those inside it.
+func allCompares(t *pb.TxnRequest, into []*pb.Compare) []*pb.Compare {
+	into = append(into, t.GetCompare()...)
+	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		for _, op := range ops {
+			if n := op.GetRequestTxn(); n != nil {
+				into = allCompares(n, into)
+			}
+		}
+	}
+	return into
+}
+
+// plan is one path with all that it rests on and does.
+type plan struct {
+	path path
+	// guards are compares whose outcomes lead to the path and to no other.
+	guards []guard
+	// ops are the operations of the path in their order, without the transactions in it.
+	ops []proto.Message
+}
+
+// guard is a compare with the outcome that the path needs, or any.
+type guard struct {
+	compare *pb.Compare
+	holds   bool
+	any     bool
+}
+
+// newPlan makes the plan of the path to which the outcomes lead. Of a transaction that
+// fails one compare that does not hold is guarded.
+func newPlan(t *pb.TxnRequest, o outcomes) *plan {
+	p := &plan{path: choose(t, o, nil)}
+	p.walk(t, o, p.path)
+	return p
+}
+
+func (p *plan) walk(t *pb.TxnRequest, o outcomes, left path) path {
+	succeeded, left := left[0], left[1:]
+	for _, c := range t.GetCompare() {
+		if succeeded || !o.holds(c) {
+			p.guards = append(p.guards, guard{compare: c, holds: succeeded})
+			if !succeeded {
+				break
+			}
+		}
+	}
+	for _, op := range branch(t, succeeded) {
+		switch o2 := op.GetRequest().(type) {
+		case *pb.RequestOp_RequestRange:
+			p.ops = append(p.ops, o2.RequestRange)
+		case *pb.RequestOp_RequestPut:
+			p.ops = append(p.ops, o2.RequestPut)
+		case *pb.RequestOp_RequestDeleteRange:
+			p.ops = append(p.ops, o2.RequestDeleteRange)
+		case *pb.RequestOp_RequestTxn:
+			left = p.walk(o2.RequestTxn, o, left)
+		}
+	}
+	return left
+}
+
+// writes says whether an operation of the path can change something.
+func (p *plan) writes() bool { return p.anchor() != nil }
+
+// explicit says whether an operation names a revision.
+func (p *plan) explicit() bool {
+	return slices.ContainsFunc(p.ops, func(op proto.Message) bool {
+		q, ok := op.(*pb.RangeRequest)
+		return ok && q.GetRevision() != 0
+	})
+}
+
+// badRevision returns the first operation whose explicit revision cannot be read: etcd
+// checks them before a path's first operation. Its first revision is -1 until the first
+// compaction.
+func (p *plan) badRevision(now keyspace.SequenceAnswer) (number int, err error) {
+	for i, op := range p.ops {
+		q, ok := op.(*pb.RangeRequest)
+		if !ok {
+			continue
+		}
+		switch rev := q.GetRevision(); {
+		case rev == 0:
+		case rev > int64(now.Current):
+			return i + 1, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", rev, now.Current)
+		case rev < int64(now.Compacted), rev < -1:
+			return i + 1, &kverror.Error{Kind: kverror.Compacted, CompactRevision: max(now.Compacted, 0)}
+		}
+	}
+	return 0, nil
+}
+
+// anchor returns the smallest key that the path writes.
+func (p *plan) anchor() []byte {
+	var least []byte
+	for _, op := range p.ops {
+		if s, ok := writtenSpan(op); ok {
+			least = lower(least, s)
+		}
+	}
+	return least
+}
+
+// lower returns the smaller one of a key, which may be nil for none, and a span's first.
+func lower(least []byte, s keyspace.Span) []byte {
+	key := s.Start
+	if len(key) == 0 {
+		key = []byte{0}
+	}
+	if least == nil || bytes.Compare(key, least) < 0 {
+		return key
+	}
+	return least
+}
+
+// writtenSpan returns the keys that an operation may write.
+func writtenSpan(op proto.Message) (s keyspace.Span, ok bool) {
+	switch o := op.(type) {
+	case *pb.PutRequest:
+		return keyspace.Single(o.GetKey()), true
+	case *pb.DeleteRangeRequest:
+		return keyspace.FromEtcd(o.GetKey(), o.GetRangeEnd())
+	}
+	return s, false
+}
+
+// etcdPair returns the pair (key, range_end) that means the span.
+func etcdPair(s keyspace.Span) (key, end []byte) {
+	key, end = s.Start, s.End
+	if len(key) == 0 {
+		key = []byte{0}
+	}
+	if len(end) == 0 {
+		return key, []byte{0}
+	}
+	if bytes.Equal(keyspace.Next(key), end) {
+		return key, nil
+	}
+	return key, end
+}
+
+// piece is what one range has of a plan.
+type piece struct {
+	rt *route
+	op *shard.Prepare
+	// guards are the plan's to which the op's belong, in their order.
+	guards []int
+	// span covers all that is locked.
+	span   keyspace.Span
+	locks  bool
+	sent   bool
+	answer *shard.Prepared
+}
+
+func (p *piece) cover(s keyspace.Span) {
+	if !p.locks {
+		p.span, p.locks = s, true
+		return
+	}
+	if bytes.Compare(s.Start, p.span.Start) < 0 {
+		p.span.Start = s.Start
+	}
+	if len(p.span.End) != 0 && (len(s.End) == 0 || bytes.Compare(s.End, p.span.End) > 0) {
+		p.span.End = s.End
+	}
+}
+
+// pieces divides a plan among ranges.
+type pieces struct {
+	name   shard.TxnName
+	anchor []byte
+	of     map[keyspace.RangeID]*piece
+	order  []*piece
+}
+
+func (ps *pieces) at(rt *route) *piece {
+	p := ps.of[rt.desc.Range]
+	if p == nil {
+		p = &piece{rt: rt, op: &shard.Prepare{Name: ps.name, Anchor: ps.anchor}}
+		ps.of[rt.desc.Range] = p
+		ps.order = append(ps.order, p)
+	}
+	return p
+}
+
+// guard gives each range its part of a compare.
+func (ps *pieces) guard(i int, g guard, s keyspace.Span, routes []*route) {
+	single := len(g.compare.GetRangeEnd()) == 0
+	for _, rt := range routes {
+		part, ok := rt.desc.Span.Intersect(s)
+		if !ok {
+			continue
+		}
+		c := g.compare
+		if !single {
+			c = proto.CloneOf(c)
+			c.Key, c.RangeEnd = spanPair(part)
+		}
+		want := shard.WantAny
+		switch {
+		case g.any:
+		case g.holds:
+			want = shard.WantHolds
+		case single:
+			want = shard.WantFails
+		}
+		p := ps.at(rt)
+		p.cover(part)
+		p.guards = append(p.guards, i)
+		p.op.Guards = append(p.op.Guards, shard.Guard{Compare: c, Want: want})
+	}
+}
+
+// spanPair is etcdPair of a span that stays one: a compare on a span and one on a key
+// differ where the key is not there.
+func spanPair(s keyspace.Span) (key, end []byte) {
+	key, end = s.Start, s.End
+	if len(key) == 0 {
+		key = []byte{0}
+	}
+	if len(end) == 0 {
+		end = []byte{0}
+	}
+	return key, end
+}
+
+// write gives each range its part of a write.
+func (ps *pieces) write(number int, op proto.Message, s keyspace.Span, routes []*route) {
+	for _, rt := range routes {
+		part, ok := rt.desc.Span.Intersect(s)
+		if !ok {
+			continue
+		}
+		mine := op
+		if d, ok := op.(*pb.DeleteRangeRequest); ok {
+			key, end := etcdPair(part)
+			mine = &pb.DeleteRangeRequest{Key: key, RangeEnd: end, PrevKv: d.GetPrevKv()}
+		}
+		p := ps.at(rt)
+		p.cover(part)
+		// What it deletes may have to be counted at the revision before.
+		p.op.Pin = true
+		p.op.Writes = append(p.op.Writes, shard.Write{Number: uint32(number), Op: mine})
+	}
+}
+
+// pin keeps in each range what is to be read, at an explicit revision or at the one before
+// the transaction's. A revision that none will ever have is refused later.
+func (ps *pieces) pin(explicit int64, routes []*route) {
+	at := keyspace.Revision(explicit)
+	for _, rt := range routes {
+		p := ps.at(rt)
+		if at > 0 && at < keyspace.MaxRevision && (p.op.PinAt == 0 || at < p.op.PinAt) {
+			p.op.PinAt = at
+		}
+		p.op.Pin = true
+	}
+}
+
+// outcome returns what the compare comes to, given what all pieces found.
+func outcome(c *pb.Compare, facts []shard.Fact) bool {
+	if len(c.GetRangeEnd()) == 0 {
+		return len(facts) == 1 && facts[0].Holds
+	}
+	found := false
+	for _, f := range facts {
+		if !f.Holds {
+			return false
+		}
+		found = found || f.Found
+	}
+	return found || shard.CompareAbsent(c)
+}

@@ -1,0 +1,349 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// patience is after how many paths that were not the right one a transaction locks what
+// it compares before it chooses.
+const patience = 3
+
+// The pauses of a transaction that gave way grow from first to last by doubling.
+const (
+	firstYield = time.Millisecond
+	lastYield  = 50 * time.Millisecond
+)
+
+// txn is a transaction over several ranges on its way. It is tried until an attempt is
+// decided; each attempt has a name of its own, and all have the transaction's age.
+type txn struct {
+	r   *Router
+	req *pb.TxnRequest
+	id  shard.TxnID
+	// bytes are what the gateway's budget holds for the request until none of keepers, its
+	// client's call and what goes on without that, needs it any more.
+	bytes   int64
+	keepers atomic.Int32
+	// held is what the ranges have told the present attempt for the answer: it counts with
+	// the answers that are put together.
+	held atomic.Int64
+	// seen are the outcomes of the compares as they were last seen; nil is that all are
+	// thought to hold. wrong says that this is known not to be so.
+	seen  outcomes
+	wrong bool
+	// misses counts the paths that were not the right one.
+	misses int
+	// unpinned says that a revision that the path reads is compacted. Which operation is
+	// refused for that, and whether another one is before it, is found out under the locks:
+	// later attempts pin nothing, so that they get there.
+	unpinned bool
+
+	mu sync.Mutex
+	// Guarded by mu. yields counts how often the transaction gave way to an older one;
+	// met is a key of the range where it did so last, which is locked first the next time,
+	// and patiently.
+	yields int
+	met    []byte
+}
+
+var (
+	// errStartOver says that an attempt is given up and nothing of it will happen.
+	errStartOver = errors.New("router: the transaction starts over")
+	// errMissed is errStartOver where the path was not the right one.
+	errMissed = errors.New("router: the compares lead elsewhere")
+)
+
+// several runs a transaction whose keys lie in several ranges, or which changes more
+// than fits in one entry of a range. ctx ends with the router's patience.
+func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	bytes := int64(proto.Size(req))
+	if err := r.txns.enter(bytes); err != nil {
+		return nil, err
+	}
+	r.cfg.Metrics.Txns.Inc()
+	t := &txn{r: r, req: req, id: r.txns.newID(), bytes: bytes}
+	t.keep()
+	defer t.release()
+	for {
+		resp, err := t.try(ctx)
+		if errors.Is(err, errMissed) {
+			t.misses++
+			t.wrong = true
+			err = errStartOver
+		}
+		if !errors.Is(err, errStartOver) {
+			return resp, err
+		}
+		r.cfg.Metrics.Restarts.Inc()
+		t.forgetAnswer()
+		if err := clock.Sleep(ctx, r.cfg.Clock, t.pause()); err != nil {
+			return nil, kverror.Of(err)
+		}
+	}
+}
+
+func (t *txn) keep() { t.keepers.Add(1) }
+
+func (t *txn) release() {
+	if t.keepers.Add(-1) == 0 {
+		t.r.txns.leave(t.bytes)
+		t.forgetAnswer()
+	}
+}
+
+// forgetAnswer gives back what the attempt was told.
+func (t *txn) forgetAnswer() { t.r.joined.Add(-t.held.Swap(0)) }
+
+// pause is how long a transaction that gave way leaves the others alone.
+func (t *txn) pause() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.yields == 0 {
+		return 0
+	}
+	return min(firstYield<<min(t.yields-1, 10), lastYield)
+}
+
+// try makes one attempt. The first one takes it that all compares hold: that spares most
+// transactions a look.
+func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
+	if t.misses >= patience {
+		return t.lockAndChoose(ctx)
+	}
+	if p := newPlan(t.req, t.seen); p.writes() && !t.wrong {
+		return t.write(ctx, p)
+	}
+	now, err := t.r.currentOrWait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	seen, err := t.r.look(ctx, t.req, now.Current)
+	if lookAgain(err) {
+		return nil, errStartOver
+	}
+	if err != nil {
+		return nil, err
+	}
+	t.seen, t.wrong = seen, false
+	p := newPlan(t.req, seen)
+	if p.writes() {
+		return t.write(ctx, p)
+	}
+	// What writes nothing on the path to which the state leads is a read of that state.
+	if _, err := p.badRevision(now); err != nil {
+		return nil, err
+	}
+	return t.answerAt(ctx, p, now.Current)
+}
+
+// answerAt answers a path that changes nothing by the state at the revision.
+func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
+	a := &assembly{r: t.r, plan: p, held: &t.held, rev: at, base: moment{at: at}}
+	resp, err := a.run(ctx, t.req)
+	if lookAgain(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
+		return nil, errStartOver
+	}
+	return resp, err
+}
+
+// trial is one attempt of a transaction: what it holds is held under its name.
+type trial struct {
+	t    *txn
+	name shard.TxnName
+	plan *plan
+	ps   *pieces
+	// earlier are pieces that the attempt has locked before it chose its path.
+	earlier []*piece
+}
+
+// divide finds the ranges of a plan and gives each its part.
+func (t *txn) divide(ctx context.Context, p *plan, name shard.TxnName, anchor []byte) (*pieces, error) {
+	ps := &pieces{name: name, anchor: anchor, of: map[keyspace.RangeID]*piece{}}
+	for i, g := range p.guards {
+		s, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd())
+		if !ok {
+			continue // it has one outcome at all times
+		}
+		routes, err := t.r.resolve(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		ps.guard(i, g, s, routes)
+	}
+	for i, op := range p.ops {
+		s, ok := writtenSpan(op)
+		q, reads := op.(*pb.RangeRequest)
+		if reads {
+			s, ok = keyspace.FromEtcd(q.GetKey(), q.GetRangeEnd())
+		}
+		if !ok {
+			continue
+		}
+		routes, err := t.r.resolve(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case !reads:
+			ps.write(i+1, op, s, routes)
+		case !t.unpinned:
+			ps.pin(q.GetRevision(), routes)
+		}
+	}
+	if n := len(ps.order); n > keyspace.MaxRevisionRanges {
+		return nil, kverror.New(kverror.TooManyRanges, "%d ranges are written, read or compared, at most %d", n, keyspace.MaxRevisionRanges)
+	}
+	return ps, nil
+}
+
+// write makes an attempt on a path that writes.
+func (t *txn) write(ctx context.Context, p *plan) (*pb.TxnResponse, error) {
+	a := &trial{t: t, name: t.r.txns.begin(t.id), plan: p}
+	return a.carryOut(ctx, p.anchor())
+}
+
+// carryOut prepares the plan and goes on as far as that leads.
+func (a *trial) carryOut(ctx context.Context, anchor []byte) (*pb.TxnResponse, error) {
+	var err error
+	if a.ps, err = a.t.divide(ctx, a.plan, a.name, anchor); err == nil {
+		if err = a.prepareAll(ctx); err == nil {
+			return a.settle(ctx)
+		}
+	}
+	a.abort()
+	return nil, err
+}
+
+// lockAndChoose locks everything that is compared, chooses the path under these locks and
+// carries it out under the same name: nobody changes any more what the path rests on.
+func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
+	a := &trial{t: t, name: t.r.txns.begin(t.id), plan: &plan{}}
+	var anchor []byte
+	for _, c := range allCompares(t.req, nil) {
+		a.plan.guards = append(a.plan.guards, guard{compare: c, any: true})
+		if s, ok := keyspace.FromEtcd(c.GetKey(), c.GetRangeEnd()); ok {
+			anchor = lower(anchor, s)
+		}
+	}
+	var err error
+	if a.ps, err = t.divide(ctx, a.plan, a.name, anchor); err == nil {
+		err = a.prepareAll(ctx)
+	}
+	if err != nil {
+		a.abort()
+		return nil, err
+	}
+	a.plan = newPlan(t.req, a.outcomes())
+	a.earlier, a.ps = a.ps.order, nil
+	if !a.plan.writes() {
+		return a.nothing(ctx)
+	}
+	return a.carryOut(ctx, anchor)
+}
+
+// all are the pieces of the attempt.
+func (a *trial) all() []*piece {
+	if a.ps == nil {
+		return a.earlier
+	}
+	return slices.Concat(a.earlier, a.ps.order)
+}
+
+// outcomes are what the guards of the plan have come to.
+func (a *trial) outcomes() outcomes {
+	facts := make([][]shard.Fact, len(a.plan.guards))
+	for _, p := range a.ps.order {
+		for i, g := range p.guards {
+			facts[g] = append(facts[g], p.answer.Facts[i])
+		}
+	}
+	out := outcomes{}
+	for i, g := range a.plan.guards {
+		if _, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd()); !ok {
+			out[g.compare] = shard.CompareAbsent(g.compare)
+			continue
+		}
+		out[g.compare] = outcome(g.compare, facts[i])
+	}
+	return out
+}
+
+// nothing answers a path that changes nothing. What it rests on stays locked until the
+// revision is known. Then a read at that revision needs no lock any more, and must not
+// hold one, since it may wait for others'.
+func (a *trial) nothing(ctx context.Context) (*pb.TxnResponse, error) {
+	now, err := a.t.r.currentOrWait(ctx)
+	a.abort()
+	if err == nil {
+		_, err = a.plan.badRevision(now)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.t.answerAt(ctx, a.plan, now.Current)
+}
+
+// settle goes on with an attempt of which everything is prepared: all that it was told
+// is so at one moment, which is now.
+func (a *trial) settle(ctx context.Context) (*pb.TxnResponse, error) {
+	seen := a.outcomes()
+	for _, g := range a.plan.guards {
+		if seen[g.compare] != g.holds {
+			a.abort()
+			return nil, errMissed
+		}
+	}
+	if err := a.refusal(ctx); err != nil {
+		a.abort()
+		return nil, err
+	}
+	changes := func(p *piece) bool { return p.answer.Changes }
+	if !slices.ContainsFunc(a.ps.order, changes) {
+		return a.nothing(ctx)
+	}
+	if err := ctx.Err(); err != nil {
+		a.abort()
+		return nil, err
+	}
+	return a.finish(ctx)
+}
+
+// refusal returns the error of the first operation of the path that has one.
+func (a *trial) refusal(ctx context.Context) error {
+	if !a.plan.explicit() {
+		return a.refusedBefore(len(a.plan.ops)+1, nil)
+	}
+	now, err := a.t.r.currentOrWait(ctx)
+	if err != nil {
+		return err
+	}
+	number, err := a.plan.badRevision(now)
+	if err == nil {
+		number = len(a.plan.ops) + 1
+	}
+	return a.refusedBefore(number, err)
+}
+
+// refusedBefore returns the error of the first put before the number-th operation that
+// is refused, or err.
+func (a *trial) refusedBefore(number int, err error) error {
+	for _, p := range a.ps.order {
+		if p.answer.Refused != nil && int(p.answer.RefusedAt) < number {
+			number, err = int(p.answer.RefusedAt), p.answer.Refused
+		}
+	}
+	return err
+}

@@ -1,0 +1,715 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/transport"
+)
+
+// ranges is a cluster of which the test says what its ranges answer to steps.
+type ranges struct {
+	*cluster
+	mu sync.Mutex
+	// Guarded by mu. log has the steps in their order; answer, if set, may answer one.
+	log    []string
+	answer func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error)
+	// sequenced are the requests for revisions, refuse the number of those that fail.
+	sequenced []keyspace.SequenceRequest
+	refuse    int
+	owned     map[shard.TxnName]bool
+	// read, if set, may answer what is not a step.
+	read func(req *shard.Request) (*shard.Response, error)
+}
+
+func (f *ranges) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+	if f.read != nil {
+		if resp, err := f.read(req); resp != nil || err != nil {
+			return resp, err
+		}
+	}
+	return f.cluster.Do(ctx, node, req)
+}
+
+func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID, _ keyspace.Generation, op shard.TxnOp) (shard.TxnAnswer, error) {
+	f.mu.Lock()
+	f.log = append(f.log, f.show(id, op))
+	answer := f.answer
+	f.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil, kverror.Of(ctx.Err())
+	}
+	if answer != nil {
+		if a, err := answer(id, op); a != nil || err != nil {
+			return a, err
+		}
+	}
+	switch o := op.(type) {
+	case *shard.Prepare:
+		a := &shard.Prepared{Held: len(o.Guards)+len(o.Writes) > 0, Lock: shard.LockID{Range: id}, Changes: len(o.Writes) > 0}
+		for range o.Guards {
+			a.Facts = append(a.Facts, shard.Fact{Found: true, Holds: true})
+		}
+		for _, w := range o.Writes {
+			a.Results = append(a.Results, shard.WriteResult{Number: w.Number, Version: 1})
+		}
+		return a, nil
+	case *shard.Commit:
+		return &shard.Decided{Revision: o.Revision}, nil
+	case *shard.Decide:
+		return &shard.Decided{}, nil
+	}
+	return &shard.Resolved{}, nil
+}
+
+func (f *ranges) show(id keyspace.RangeID, op shard.TxnOp) string {
+	switch o := op.(type) {
+	case *shard.Prepare:
+		s := fmt.Sprintf("prepare %d at %s", o.Name.Attempt, id)
+		if o.Patient {
+			s += " patient"
+		}
+		return s
+	case *shard.Commit:
+		return fmt.Sprintf("commit %d@%d of %d at %s", o.Name.Attempt, o.Revision, len(o.Locks), id)
+	case *shard.Resolve:
+		return fmt.Sprintf("resolve %d@%d at %s", o.Name.Attempt, o.Revision, id)
+	case *shard.Decide:
+		return fmt.Sprintf("decide %d at %s", o.Name.Attempt, id)
+	case *shard.Forget:
+		return fmt.Sprintf("forget %d at %s", o.Name.Attempt, id)
+	}
+	return "?"
+}
+
+// steps returns what the ranges were asked, sorted where it was asked in parallel.
+func (f *ranges) steps() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for i := 0; i < len(f.log); {
+		n := i
+		word, _, _ := strings.Cut(f.log[i], " at ")
+		for n < len(f.log) && strings.HasPrefix(f.log[n], word+" at ") {
+			n++
+		}
+		slices.Sort(f.log[i:n])
+		out = append(out, f.log[i:n]...)
+		i = n
+	}
+	return strings.Join(out, "; ")
+}
+
+func (f *ranges) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
+	if req.Count == 0 {
+		f.cluster.Sequence(req, done)
+		return
+	}
+	f.mu.Lock()
+	f.sequenced = append(f.sequenced, req)
+	f.refuse--
+	refuse := f.refuse >= 0
+	f.mu.Unlock()
+	if refuse {
+		done(keyspace.SequenceAnswer{Err: kverror.New(kverror.NoLeader, "no sequencer")})
+		return
+	}
+	f.cluster.mu.Lock()
+	f.rev++
+	a := keyspace.SequenceAnswer{First: f.rev, Current: f.rev}
+	f.cluster.mu.Unlock()
+	done(a)
+}
+
+func (f *ranges) Call(_ context.Context, _ keyspace.NodeID, _ transport.Method, p []byte) ([]byte, error) {
+	name, err := shard.DecodeTxnName(p[1:])
+	if err != nil {
+		return nil, err
+	}
+	if f.owned[name] {
+		return []byte{txnWireVersion, 1}, nil
+	}
+	return []byte{txnWireVersion, 0}, nil
+}
+
+// newRanges is a cluster with ranges 1 up to h, 2 up to p and 3 behind it.
+func newRanges() (*ranges, *Router) {
+	f := &ranges{cluster: newCluster(1)}
+	f.split("h")
+	f.split("p")
+	f.rev = 7
+	r := New(Config{
+		Self: 2, Boot: 5, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Txns: f, Bus: f, Alive: alive,
+	})
+	return f, r
+}
+
+func putAt(k, v string) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(k), Value: []byte(v)}}}
+}
+
+func getAt(k string) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte(k)}}}
+}
+
+func deleteAt(k, end string) *pb.RequestOp {
+	d := &pb.DeleteRangeRequest{Key: []byte(k), RangeEnd: []byte(end)}
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: d}}
+}
+
+func versionIs(k string, v int64) *pb.Compare {
+	return &pb.Compare{Key: []byte(k), Target: pb.Compare_VERSION, TargetUnion: &pb.Compare_Version{Version: v}}
+}
+
+func inside(t *pb.TxnRequest) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: t}}
+}
+
+// What goes wrong on the way of a transaction, and what its client and the ranges see
+// of it.
+func TestCourseOfATransaction(t *testing.T) {
+	once := func(match string, answer shard.TxnAnswer, err error) func(*ranges) {
+		return func(f *ranges) {
+			done := false
+			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if done || !strings.Contains(f.show(id, op), match) {
+					return nil, nil
+				}
+				done = true
+				return answer, err
+			}
+		}
+	}
+	const usual = "prepare 1 at 1; prepare 1 at 3; commit 1@8 of 2 at 1; resolve 1@8 at 1; resolve 1@8 at 3; forget 1 at 1"
+	again := func(n int) string {
+		return fmt.Sprintf("prepare %d at 1; prepare %d at 3; commit %d@8 of 2 at 1; resolve %d@8 at 1; resolve %d@8 at 3; forget %d at 1", n, n, n, n, n, n)
+	}
+	for name, c := range map[string]struct {
+		set   func(*ranges)
+		want  string
+		error error
+	}{
+		"nothing goes wrong": {want: usual},
+		"it meets an older one": {
+			set:  once("prepare 1 at 3", nil, kverror.New(kverror.Conflict, "")),
+			want: "prepare 2 at 3 patient; commit 2@8",
+		},
+		"its anchor is fenced": {
+			set:  once("prepare 1 at 1", &shard.Prepared{Fence: 40}, nil),
+			want: again(41),
+		},
+		"a leader is lost with a prepare": {
+			set:  once("prepare 1 at 3", nil, kverror.New(kverror.LeaderChanged, "")),
+			want: again(2),
+		},
+		"a prepare was at the wrong node": {
+			set:  once("prepare 1 at 3", nil, kverror.New(kverror.NotLeader, "")),
+			want: "prepare 1 at 3; prepare 1 at 3; commit 1@8",
+		},
+		"the sequencer is away": {
+			set:  func(f *ranges) { f.refuse = 1 },
+			want: again(2),
+		},
+		"the fate of the commit is not known at first": {
+			set:  once("commit", nil, kverror.New(kverror.LeaderChanged, "")),
+			want: "commit 1@8 of 2 at 1; commit 1@8 of 2 at 1; resolve 1@8 at 1",
+		},
+		"others have decided against it": {
+			set:  once("commit", &shard.Decided{}, nil),
+			want: "commit 2@9 of 2 at 1; resolve 2@9",
+		},
+		"a range is full": {
+			set:   once("prepare 1 at 3", nil, kverror.New(kverror.NoSpace, "")),
+			want:  "resolve 1@0 at 1",
+			error: kverror.NoSpace,
+		},
+		"a put is refused": {
+			set: once("prepare 1 at 3", &shard.Prepared{
+				Held: true, Facts: []shard.Fact{{Holds: true}}, Refused: kverror.New(kverror.KeyNotFound, ""), RefusedAt: 2,
+			}, nil),
+			want:  "resolve 1@0 at 1",
+			error: kverror.KeyNotFound,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, r := newRanges()
+				if c.set != nil {
+					c.set(f)
+				}
+				resp, err := r.Txn(t.Context(), &pb.TxnRequest{
+					Compare: []*pb.Compare{versionIs("q", 3)}, Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")},
+				})
+				synctest.Wait()
+				r.Stop()
+				if c.error != nil && !errors.Is(err, c.error) || c.error == nil && (err != nil || !resp.Succeeded) {
+					t.Fatalf("%v, %v", resp, err)
+				}
+				if c.error == nil && resp.Header.Revision != int64(f.rev) {
+					t.Errorf("revision %d of %d", resp.Header.Revision, f.rev)
+				}
+				if got := f.steps(); !inOrder(got, c.want) {
+					t.Errorf("asked %s\nwant  %s", got, c.want)
+				}
+				if r.txns.bytes != 0 || len(r.txns.active) != 0 {
+					t.Errorf("%d bytes, %v left", r.txns.bytes, r.txns.active)
+				}
+				for _, q := range f.sequenced {
+					if q.Count != 1 || len(q.Also) != 1 || q.Range+q.Also[0].Range != 4 {
+						t.Errorf("asked for %+v", q)
+					}
+				}
+			})
+		})
+	}
+}
+
+// inOrder says whether the steps that are wanted are among those that were asked, each
+// kind of an attempt behind the one before. Others may come in between, and what is asked
+// in parallel comes in any order.
+func inOrder(asked, want string) bool {
+	kind := func(step string) string { k, _, _ := strings.Cut(step, " at "); return k }
+	all := strings.Split(asked, "; ")
+	last, behind, now := "", 0, 0
+	for _, step := range strings.Split(want, "; ") {
+		if kind(step) != last {
+			last, behind = kind(step), now
+		}
+		i := slices.IndexFunc(all[behind:], func(a string) bool { return strings.HasPrefix(a, step) })
+		if i < 0 {
+			return false
+		}
+		all[behind+i] = "" // it is had once
+		now = max(now, behind+i+1)
+	}
+	return true
+}
+
+// A commit whose fate was not known may have been carried out, finished by others and
+// forgotten: that it is not there any more does not mean that it has not happened.
+func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		defer r.Stop()
+		n := 0
+		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			if _, ok := op.(*shard.Commit); !ok {
+				return nil, nil
+			}
+			if n++; n == 1 {
+				return nil, kverror.New(kverror.TimeoutConnectionLost, "")
+			}
+			return &shard.Decided{}, nil
+		}
+		_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+		if kverror.Of(err).Fate() != kverror.Unknown || strings.Contains(f.steps(), "prepare 2") {
+			t.Errorf("%v after %s", err, f.steps())
+		}
+	})
+}
+
+// Once a transaction is committed no error says that it has not happened, whatever keeps
+// its reads from being answered until the time is up.
+func TestReadsOfACommittedTransactionFail(t *testing.T) {
+	for _, kind := range []kverror.Kind{
+		kverror.NotLeader, kverror.NoLeader, kverror.Busy, kverror.TooManyRequests, kverror.WrongRange, kverror.Stopped, kverror.Compacted,
+	} {
+		for _, late := range []time.Duration{0, 10 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				f, r := newRanges()
+				defer r.Stop()
+				f.read = func(*shard.Request) (*shard.Response, error) {
+					time.Sleep(late)
+					return nil, kverror.New(kind, "")
+				}
+				_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), getAt("m"), putAt("z", "2")}})
+				if !errors.Is(err, kverror.Timeout) {
+					t.Errorf("reads fail with %v after %v: %v", kind, late, err)
+				}
+			})
+		}
+	}
+}
+
+// Once it has its revision a transaction goes on without its client, and before it does
+// not: what it has locked is given up.
+func TestClientOfATransactionLeaves(t *testing.T) {
+	for when, want := range map[string]string{"prepare 1 at 3": "resolve 1@0 at 1", "commit": "resolve 1@8 at 3; forget 1 at 1"} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			ctx, cancel := context.WithCancel(t.Context())
+			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				if strings.Contains(f.show(id, op), when) {
+					cancel()
+					if when != "commit" {
+						<-ctx.Done()
+						return nil, kverror.Canceled
+					}
+					time.Sleep(time.Second)
+				}
+				return nil, nil
+			}
+			_, err := r.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+			if !errors.Is(err, kverror.Canceled) {
+				t.Errorf("%s: %v", when, err)
+			}
+			time.Sleep(2 * time.Second)
+			r.Stop()
+			if got := f.steps(); !strings.Contains(got, want) {
+				t.Errorf("asked %s\nwant  %s", got, want)
+			}
+		})
+	}
+}
+
+// Whoever meets a lock asks its coordinator first, and has the anchor decide only where
+// that one does not know the attempt or does not live (trap 78).
+func TestPush(t *testing.T) {
+	mine := shard.TxnName{TxnID: shard.TxnID{Node: 2, Boot: 5, Counter: 1}, Attempt: 1}
+	of := func(node keyspace.NodeID) shard.TxnName {
+		return shard.TxnName{TxnID: shard.TxnID{Node: node, Boot: 9, Counter: 1}, Attempt: 3}
+	}
+	for i, c := range []struct {
+		name shard.TxnName
+		dead bool
+		live bool
+	}{
+		{name: mine, live: true},
+		{name: shard.TxnName{TxnID: shard.TxnID{Node: 2, Boot: 4}, Attempt: 1}},
+		{name: of(1), live: true},
+		{name: of(1), dead: true},
+		{name: of(3)},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			defer r.Stop()
+			r.cfg.Alive = func(keyspace.NodeID) bool { return !c.dead }
+			f.owned = map[shard.TxnName]bool{of(1): true}
+			r.txns.active[mine] = struct{}{}
+			live, d, err := r.Push(t.Context(), c.name, []byte("k"))
+			if err != nil || live != c.live || (d == nil) != c.live {
+				t.Errorf("%d: %t %v %v", i, live, d, err)
+			}
+			if asked := strings.Contains(f.steps(), "decide"); asked == c.live {
+				t.Errorf("%d: asked %s", i, f.steps())
+			}
+			locks := []shard.LockRef{{ID: shard.LockID{Range: 1}, Span: keyspace.Span{Start: []byte("c"), End: []byte("m")}}}
+			live, err = r.Finish(t.Context(), c.name, &shard.Decided{Revision: 9, Locks: locks})
+			if err != nil || live != c.live || !live && !strings.Contains(f.steps(), "@9 at 1; resolve") && !strings.Contains(f.steps(), "@9 at 2") {
+				t.Errorf("%d: %t %v, asked %s", i, live, err, f.steps())
+			}
+		})
+	}
+}
+
+// Deletes that nobody has counted yet are counted in all ranges at the same time.
+func TestLargeDeletesAreCountedTogether(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			defer r.Stop()
+			for i := range 30 {
+				f.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%c", 'a'+i%26), Value: []byte("v")})
+			}
+			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				p, ok := op.(*shard.Prepare)
+				if !ok {
+					return nil, nil
+				}
+				return &shard.Prepared{Held: true, Changes: true, Results: []shard.WriteResult{{Number: p.Writes[0].Number, Swept: true}}}, nil
+			}
+			got, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}})
+			if err != nil || got.Deleted != 26 {
+				t.Errorf("%v, %v", got, err)
+			}
+		})
+	}
+}
+
+// A path through the compares rests on guards that lead to it alone.
+func TestPlan(t *testing.T) {
+	x, y, z := versionIs("x", 1), versionIs("y", 1), versionIs("z", 1)
+	req := &pb.TxnRequest{
+		Compare: []*pb.Compare{x, y},
+		Success: []*pb.RequestOp{getAt("a"), inside(&pb.TxnRequest{
+			Compare: []*pb.Compare{z}, Success: []*pb.RequestOp{putAt("m", "1")}, Failure: []*pb.RequestOp{deleteAt("c", "e")},
+		}), deleteAt("z", "b")},
+		Failure: []*pb.RequestOp{getAt("b")},
+	}
+	for _, c := range []struct {
+		seen   outcomes
+		path   path
+		guards []*pb.Compare
+		ops    int
+		anchor string
+	}{
+		{nil, path{true, true}, []*pb.Compare{x, y, z}, 3, "m"},
+		{outcomes{z: false}, path{true, false}, []*pb.Compare{x, y, z}, 3, "c"},
+		{outcomes{x: true, y: false, z: false}, path{false}, []*pb.Compare{y}, 1, ""},
+	} {
+		p := newPlan(req, c.seen)
+		var guards []*pb.Compare
+		for _, g := range p.guards {
+			guards = append(guards, g.compare)
+			if g.holds != c.seen.holds(g.compare) {
+				t.Errorf("%v: guard %v", c.seen, g)
+			}
+		}
+		if !slices.Equal(p.path, c.path) || !slices.Equal(guards, c.guards) || len(p.ops) != c.ops || string(p.anchor()) != c.anchor {
+			t.Errorf("%v: path %v, guards %v, %d operations, anchor %s", c.seen, p.path, guards, len(p.ops), p.anchor())
+		}
+	}
+}
+
+// What a transaction reads under its own writes is compared with a list of keys to which
+// these were done.
+func TestReadsUnderOwnWrites(t *testing.T) {
+	for seed := range uint64(30) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 6))
+			c := newCluster(seed)
+			r := newRouter(c)
+			defer r.Stop()
+			for i := range 40 {
+				k := []byte{byte('a' + rng.IntN(26)), byte('a' + rng.IntN(4))}
+				if _, err := r.Put(t.Context(), &pb.PutRequest{Key: k, Value: []byte(fmt.Sprint(i))}); err != nil {
+					t.Fatal(err)
+				}
+				c.split(string(rune('a' + rng.IntN(26))))
+			}
+			kvs := slices.Clone(c.kvs)
+			a := &assembly{r: r, held: &atomic.Int64{}, rev: c.rev, base: moment{at: c.rev}}
+			for step := range 60 {
+				req := randomRange(rng, int64(c.rev)+2)
+				switch rng.IntN(3) {
+				case 0:
+					kvs = ownPut(a, kvs, req.Key, int64(c.rev)+1, fmt.Sprint(step))
+				case 1:
+					if s, ok := keyspace.FromEtcd(req.Key, req.RangeEnd); ok && rng.IntN(2) == 0 {
+						a.own.delete(s)
+						kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return s.Contains(kv.Key) })
+					}
+				}
+				if _, ok := keyspace.FromEtcd(req.Key, req.RangeEnd); !ok {
+					continue
+				}
+				want, got := evaluate(kvs, req), &pb.RangeResponse{}
+				a.reads = nil
+				a.overlaid(req, got, func() {})
+				if err := a.reads[0](t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if !proto.Equal(got, want) {
+					t.Fatalf("seed %d, step %d: %v\n got %v\nwant %v", seed, step, req, got, want)
+				}
+			}
+		})
+	}
+}
+
+// ownPut does a put of the transaction, to its state and to the list.
+func ownPut(a *assembly, kvs []*mvccpb.KeyValue, key []byte, rev int64, value string) []*mvccpb.KeyValue {
+	kv := &mvccpb.KeyValue{Key: key, Value: []byte(value), ModRevision: rev, CreateRevision: rev, Version: 1}
+	i, found := slices.BinarySearchFunc(kvs, key, func(kv *mvccpb.KeyValue, k []byte) int { return strings.Compare(string(kv.Key), string(k)) })
+	lived := slices.ContainsFunc(a.r.cfg.Ranges.(*cluster).kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == string(key) })
+	if found {
+		kv.CreateRevision, kv.Version = kvs[i].CreateRevision, kvs[i].Version+1
+		kvs = slices.Replace(slices.Clone(kvs), i, i+1, kv)
+	} else {
+		kvs = slices.Insert(slices.Clone(kvs), i, kv)
+	}
+	a.own.put(proto.CloneOf(kv), lived)
+	return kvs
+}
+
+// The gateway bounds what it coordinates.
+func TestTransactionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		r.txns.maxBytes = 50
+		f.answer = func(keyspace.RangeID, shard.TxnOp) (shard.TxnAnswer, error) {
+			time.Sleep(300 * time.Millisecond)
+			return nil, nil
+		}
+		txn := &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", strings.Repeat("x", 60)), putAt("z", "2")}}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := r.Txn(t.Context(), txn); err != nil {
+				t.Errorf("alone: %v", err)
+			}
+		})
+		synctest.Wait()
+		if _, err := r.Txn(t.Context(), txn); !errors.Is(err, kverror.TooManyRequests) {
+			t.Errorf("beside another one: %v", err)
+		}
+		r.Drain(t.Context())
+		if len(r.txns.active) != 0 {
+			t.Error("a drain does not wait")
+		}
+		wg.Wait()
+		if _, err := r.Txn(t.Context(), txn); !errors.Is(err, kverror.Stopped) {
+			t.Errorf("after a drain: %v", err)
+		}
+		r.Stop()
+	})
+}
+
+// What goes on without a client counts as what it is: its bytes are taken until the
+// transaction is decided and its locks are ended.
+func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
+	for _, slow := range []string{"commit", "resolve"} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			ctx, cancel := context.WithCancel(t.Context())
+			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				if s := f.show(id, op); strings.HasPrefix(s, slow) {
+					cancel()
+					time.Sleep(time.Second)
+				}
+				return nil, nil
+			}
+			_, err := r.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+			if slow == "commit" && !errors.Is(err, kverror.Canceled) {
+				t.Errorf("%v", err)
+			}
+			r.txns.mu.Lock()
+			bytes := r.txns.bytes
+			r.txns.mu.Unlock()
+			if bytes == 0 {
+				t.Errorf("a transaction at its %s is not counted", slow)
+			}
+			time.Sleep(5 * time.Second)
+			r.Stop()
+			if r.txns.bytes != 0 || r.txns.aborts != 0 {
+				t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+			}
+		})
+	}
+}
+
+// What a transaction is told of its keys counts with the answers that are put together:
+// before it is committed it is refused for that, and then its answer is lost.
+func TestAnswersOfTransactionsAreBounded(t *testing.T) {
+	large := &mvccpb.KeyValue{Key: []byte("k"), Value: []byte(strings.Repeat("v", 200))}
+	for name, c := range map[string]struct {
+		others int64
+		reads  bool
+		want   error
+	}{
+		"previous values":        {others: 1, want: kverror.TooManyRequests},
+		"previous values, alone": {},
+		"reads":                  {others: 1, reads: true, want: kverror.Timeout},
+		"reads, alone":           {reads: true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			r.cfg.ReadBytes = 100
+			r.joined.Add(c.others)
+			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				p, ok := op.(*shard.Prepare)
+				if !ok || c.reads {
+					return nil, nil
+				}
+				a := &shard.Prepared{Held: true, Changes: true}
+				for _, w := range p.Writes {
+					a.Results = append(a.Results, shard.WriteResult{Number: w.Number, Version: 2, Prevs: []*mvccpb.KeyValue{large}})
+				}
+				return a, nil
+			}
+			f.read = func(*shard.Request) (*shard.Response, error) {
+				return &shard.Response{Op: &pb.RangeResponse{Kvs: []*mvccpb.KeyValue{large}, Count: 1}}, nil
+			}
+			req := &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}}
+			if c.reads {
+				req.Success = append(req.Success, getAt("m"))
+			}
+			_, err := r.Txn(t.Context(), req)
+			if !errors.Is(err, c.want) {
+				t.Errorf("%s: %v, want %v", name, err, c.want)
+			}
+			synctest.Wait()
+			r.Stop()
+			if got := r.joined.Load(); got != c.others {
+				t.Errorf("%s: %d bytes are held, want %d", name, got, c.others)
+			}
+			if committed := strings.Contains(f.steps(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
+				t.Errorf("%s: %s", name, f.steps())
+			}
+		})
+	}
+}
+
+// The attempts that are being given up are bounded: the ranges end what is left.
+func TestAbortsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		running, most := 0, 0
+		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			switch op.(type) {
+			case *shard.Prepare:
+				if id != 1 {
+					return nil, kverror.New(kverror.NoSpace, "")
+				}
+			case *shard.Resolve:
+				f.mu.Lock()
+				running++
+				most = max(most, running)
+				f.mu.Unlock()
+				time.Sleep(10 * time.Second)
+				f.mu.Lock()
+				running--
+				f.mu.Unlock()
+			}
+			return nil, nil
+		}
+		for range maxAborts + 100 {
+			_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+			if !errors.Is(err, kverror.NoSpace) {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		f.mu.Lock()
+		if most == 0 || most > 2*maxAborts {
+			t.Errorf("%d steps run", most)
+		}
+		f.mu.Unlock()
+		time.Sleep(time.Minute)
+		r.Stop()
+		if r.txns.bytes != 0 || r.txns.aborts != 0 {
+			t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+		}
+	})
+}
+
+// FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
+func FuzzTxnQuestion(f *testing.F) {
+	f.Add(shard.AppendTxnName([]byte{txnWireVersion}, shard.TxnName{TxnID: shard.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
+	f.Add([]byte{txnWireVersion})
+	_, r := newRanges()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := r.handleTxn(t.Context(), 1, b)
+		if (err == nil) != (len(a) == 2 && a[0] == txnWireVersion && a[1] == 0) {
+			t.Fatalf("%x is answered with %x, %v", b, a, err)
+		}
+	})
+}

@@ -1,0 +1,253 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/transport"
+)
+
+// maxTxns bounds the attempts that a gateway has not ended.
+const maxTxns = 1 << 13
+
+// maxAborts bounds the attempts whose locks a gateway gives up at a time.
+const maxAborts = 1 << 9
+
+// abortPatience is how long a coordinator goes on ending the locks of an attempt that it
+// has given up. The ranges push what is left.
+const abortPatience = 3 * time.Second
+
+// Bus carries the question whether a coordinator is still at an attempt.
+type Bus interface {
+	Call(ctx context.Context, to keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error)
+}
+
+// Registrar is what RegisterHandlers needs of the bus.
+type Registrar interface {
+	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
+}
+
+// txns are the transactions over several ranges that a gateway coordinates.
+type txns struct {
+	node     keyspace.NodeID
+	boot     keyspace.BootID
+	maxBytes int64
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	// start is the highest revision that this node has heard of.
+	start atomic.Int64
+
+	mu sync.Mutex
+	// Guarded by mu. active are the attempts that may yet be committed or have locks of
+	// which this node takes care.
+	active map[shard.TxnName]struct{}
+	bytes  int64
+	// aborts are the attempts whose locks are being given up.
+	aborts int
+	// counter numbers transactions, attempt their attempts: it is above every fence that
+	// this node has heard of.
+	counter, attempt uint64
+	// draining says that no transaction begins any more, stopped that none goes on. idle
+	// is closed when the last attempt ends while it drains.
+	draining, stopped bool
+	idle              chan struct{}
+}
+
+func newTxns(cfg *Config) *txns {
+	t := &txns{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[shard.TxnName]struct{}{}}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	return t
+}
+
+// enter takes the bytes of a transaction from the gateway's budget.
+func (t *txns) enter(bytes int64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.draining || t.stopped:
+		return kverror.New(kverror.Stopped, "node %s stops", t.node)
+	case t.bytes+bytes > t.maxBytes && t.bytes > 0, len(t.active) >= maxTxns:
+		return kverror.New(kverror.TooManyRequests, "%d transactions over several ranges are under way, of %d bytes", len(t.active), t.bytes)
+	}
+	t.bytes += bytes
+	return nil
+}
+
+func (t *txns) leave(bytes int64) {
+	t.mu.Lock()
+	t.bytes -= bytes
+	t.mu.Unlock()
+}
+
+// newID returns the name of a new transaction, which is younger than those before it.
+func (t *txns) newID() shard.TxnID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.counter++
+	return shard.TxnID{Start: keyspace.Revision(t.start.Load()), Node: t.node, Boot: t.boot, Counter: t.counter}
+}
+
+// heard notes a revision.
+func (t *txns) heard(rev keyspace.Revision) {
+	for {
+		old := t.start.Load()
+		if int64(rev) <= old || t.start.CompareAndSwap(old, int64(rev)) {
+			return
+		}
+	}
+}
+
+// begin returns the name of a new attempt, of which this node takes care until end.
+func (t *txns) begin(id shard.TxnID) shard.TxnName {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.attempt++
+	n := shard.TxnName{TxnID: id, Attempt: t.attempt}
+	t.active[n] = struct{}{}
+	return n
+}
+
+// beyond has the next attempts be above a fence.
+func (t *txns) beyond(fence uint64) {
+	t.mu.Lock()
+	t.attempt = max(t.attempt, fence)
+	t.mu.Unlock()
+}
+
+func (t *txns) end(n shard.TxnName) {
+	t.mu.Lock()
+	delete(t.active, n)
+	t.idleLocked()
+	t.mu.Unlock()
+}
+
+func (t *txns) idleLocked() {
+	if t.draining && len(t.active) == 0 && t.idle != nil {
+		close(t.idle)
+		t.idle = nil
+	}
+}
+
+func (t *txns) owns(n shard.TxnName) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok := t.active[n]
+	return ok
+}
+
+// run calls f in a goroutine of its own, unless the gateway stops.
+func (t *txns) run(f func(ctx context.Context)) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stopped {
+		return false
+	}
+	t.wg.Go(func() { f(t.ctx) })
+	return true
+}
+
+// runAbort is run of what gives up the locks of an attempt, unless there is too much of it.
+func (t *txns) runAbort(f func(ctx context.Context)) bool {
+	t.mu.Lock()
+	full := t.aborts >= maxAborts
+	if !full {
+		t.aborts++
+	}
+	t.mu.Unlock()
+	if full {
+		return false
+	}
+	ended := func() {
+		t.mu.Lock()
+		t.aborts--
+		t.mu.Unlock()
+	}
+	started := t.run(func(ctx context.Context) {
+		defer ended()
+		f(ctx)
+	})
+	if !started {
+		ended()
+	}
+	return started
+}
+
+func (t *txns) stop() {
+	t.mu.Lock()
+	t.stopped = true
+	t.mu.Unlock()
+	t.cancel()
+	t.wg.Wait()
+}
+
+// drainPatience is how long a node that stops waits for its transactions.
+const drainPatience = 3 * time.Second
+
+// Drain begins no transaction over several ranges any more, and waits a moment for those
+// under way: a revision that one has is to be used.
+func (r *Router) Drain(ctx context.Context) {
+	t := r.txns
+	idle := make(chan struct{})
+	t.mu.Lock()
+	t.draining, t.idle = true, idle
+	t.idleLocked()
+	t.mu.Unlock()
+	ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, drainPatience)
+	defer cancel()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+}
+
+// Stop ends what the router does beside its callers' requests. What becomes of the
+// transactions that were being decided, others find out.
+func (r *Router) Stop() { r.txns.stop() }
+
+// txnWireVersion leads question and answer of method 20.
+const txnWireVersion = 1
+
+// errNoAnswer says that a node did not say whether it is at an attempt.
+var errNoAnswer = errors.New("router: no answer about a transaction")
+
+// ask asks the coordinator's node whether it is at the attempt.
+func (r *Router) ask(ctx context.Context, name shard.TxnName) (bool, error) {
+	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, shard.AppendTxnName([]byte{txnWireVersion}, name))
+	if err != nil {
+		return false, fmt.Errorf("%w %s from node %s: %w", errNoAnswer, name, name.Node, err)
+	}
+	if len(b) != 2 || b[0] != txnWireVersion || b[1] > 1 {
+		return false, fmt.Errorf("router: answer %x of node %s about transaction %s", b, name.Node, name)
+	}
+	return b[1] == 1, nil
+}
+
+// RegisterHandlers registers method 20 at a bus that is not started yet.
+func (r *Router) RegisterHandlers(b Registrar) {
+	b.HandleCall(transport.MethodRouterTxn, transport.ClassRequest, r.handleTxn)
+}
+
+func (r *Router) handleTxn(_ context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	if len(payload) == 0 || payload[0] != txnWireVersion {
+		return nil, fmt.Errorf("router: question of %d bytes about a transaction", len(payload))
+	}
+	name, err := shard.DecodeTxnName(payload[1:])
+	if err != nil {
+		return nil, err
+	}
+	if r.txns.owns(name) {
+		return []byte{txnWireVersion, 1}, nil
+	}
+	return []byte{txnWireVersion, 0}, nil
+}

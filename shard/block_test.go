@@ -1,0 +1,544 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+	"weak"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/transport"
+)
+
+// going is a request on its way.
+type going struct {
+	done   bool
+	answer TxnAnswer
+	err    error
+}
+
+// step sends a step and lets everything move that can.
+func (w *fakeWorld) step(ctx context.Context, op TxnOp) *going {
+	g := &going{}
+	go func() {
+		g.answer, g.err = w.node.Txn(ctx, 1, 1, op)
+		g.done = true
+	}()
+	w.settle()
+	return g
+}
+
+// put is the same for a put of a client.
+func (w *fakeWorld) put(ctx context.Context, key, value string) *going {
+	g := &going{}
+	go func() {
+		_, g.err = w.node.Do(ctx, &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		g.done = true
+	}()
+	w.settle()
+	return g
+}
+
+// nameAged is the name of a transaction that is the younger the higher its age is.
+func nameAged(age int) TxnName {
+	return TxnName{TxnID{Start: keyspace.Revision(age), Node: 1, Boot: 1, Counter: 1}, uint64(age)}
+}
+
+func guardAt(keys ...string) (gs []Guard) {
+	for _, k := range keys {
+		gs = append(gs, Guard{Compare: &pb.Compare{Key: []byte(k), Target: pb.Compare_VERSION}})
+	}
+	return gs
+}
+
+func writeAt(keys ...string) (ws []Write) {
+	for i, k := range keys {
+		ws = append(ws, Write{Number: uint32(i + 1), Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}})
+	}
+	return ws
+}
+
+// Transactions that compare a key one after the other, so that it is locked all the time,
+// do not keep those out who came before them to write it: a client's put, and an older
+// transaction, also one that waits for several keys by turns.
+func TestComparesDoNotStarveWriters(t *testing.T) {
+	for name, start := range map[string]func(w *fakeWorld) *going{
+		"a put": func(w *fakeWorld) *going { return w.put(w.t.Context(), "k", "v") },
+		"an older transaction": func(w *fakeWorld) *going {
+			return w.step(w.t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		},
+		"an older transaction with two keys": func(w *fakeWorld) *going {
+			return w.step(w.t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("j"), Writes: writeAt("j", "k")})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFakeWorld(t)
+				w.seq.auto = true
+				w.serve(1, 5)
+				defer w.stop()
+				keys := []string{"j", "k"}
+				young := func(age int) *going {
+					return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("z"), Patient: true, Guards: guardAt(keys[age%2], "k")})
+				}
+				young(10)
+				young(11)
+				writer := start(w)
+				if writer.done {
+					t.Fatal("a writer did not wait for those who compare")
+				}
+				for age := 12; age < 20 && !writer.done; age++ {
+					young(age)
+					w.step(t.Context(), &Resolve{Name: nameAged(age - 2)})
+				}
+				if !writer.done || writer.err != nil {
+					t.Errorf("a writer was kept out: %v", writer.err)
+				}
+				w.step(t.Context(), &Resolve{Name: nameAged(1)})
+				if r := w.node.Replica(1); len(r.blocked) != 0 {
+					t.Errorf("%d calls wait for nothing", len(r.blocked))
+				}
+			})
+		})
+	}
+}
+
+// A gateway's look at compares is no transaction of a client: it may have more operations.
+func TestLooksAreWithinTheLimits(t *testing.T) {
+	look := &pb.TxnRequest{}
+	for range MaxLookCompares {
+		get := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("k"), CountOnly: true}}}}
+		nested := &pb.TxnRequest{Compare: []*pb.Compare{guardAt("k")[0].Compare}, Success: get, Failure: get}
+		look.Success = append(look.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: nested}})
+	}
+	limits := Limits{MaxTxnOps: 1}
+	limits.fill()
+	if err := checkRequest(look, &limits); err != nil {
+		t.Errorf("a look: %v", err)
+	}
+	look.Success = append(look.Success, look.Success[0])
+	if err := checkRequest(look, &limits); !errors.Is(err, kverror.TooManyOps) {
+		t.Errorf("a larger one: %v", err)
+	}
+	put := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k")}}}
+	if err := checkRequest(&pb.TxnRequest{Success: []*pb.RequestOp{put, put}}, &limits); !errors.Is(err, kverror.TooManyOps) {
+		t.Errorf("a transaction that writes: %v", err)
+	}
+}
+
+// Steps that end locks pass when a node or a range is full of those who wait for that, and
+// those who wait count like everybody else.
+func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
+	for name, limits := range map[string]Limits{"node": {PendingBytes: 8 << 10}, "range": {RangePendingBytes: 8 << 10}} {
+		for _, end := range []TxnOp{
+			&Resolve{Name: nameAged(1)}, &Decide{Name: nameAged(1), Anchor: []byte("k")},
+			&Commit{Name: nameAged(1), Anchor: []byte("k"), Revision: 9},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFakeWorldWith(t, limits)
+				w.seq.auto, w.seq.last = true, 10
+				w.serve(1, 5)
+				defer w.stop()
+				lock := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+				var puts []*going
+				for len(puts) < 100 && (len(puts) == 0 || !puts[len(puts)-1].done) {
+					puts = append(puts, w.put(t.Context(), "k", "v"))
+				}
+				last := puts[len(puts)-1]
+				if !errors.Is(last.err, kverror.TooManyRequests) || len(puts) < 4 {
+					t.Fatalf("%s: %d puts, the last one %v", name, len(puts), last.err)
+				}
+				w.disk.mu.Lock()
+				w.disk.overloaded = true
+				w.disk.mu.Unlock()
+				if c, ok := end.(*Commit); ok {
+					c.AnchorLock = lock.answer.(*Prepared).Lock
+				}
+				if g := w.step(t.Context(), end); !g.done || g.err != nil {
+					t.Errorf("%s: %T is held up: %v", name, end, g.err)
+				}
+				for i, g := range puts[:len(puts)-1] {
+					if !g.done || g.err != nil {
+						t.Errorf("%s: put %d: %v", name, i, g.err)
+					}
+				}
+				r := w.node.Replica(1)
+				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.blockedBytes != 0 || r.queueBytes != 0 {
+					t.Errorf("%s: bytes are left over", name)
+				}
+			})
+		}
+	}
+}
+
+// What was there before is told within a bound, and what exceeds it is refused before
+// anything is locked. Until it is told it counts as read.
+func TestPreviousValuesAreBounded(t *testing.T) {
+	for name, ws := range map[string][]Write{
+		"deletes": {{Number: 1, Op: &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), PrevKv: true}}},
+		"puts": {
+			{Number: 1, Op: &pb.PutRequest{Key: []byte("a"), PrevKv: true}},
+			{Number: 2, Op: &pb.PutRequest{Key: []byte("b"), PrevKv: true}},
+			{Number: 3, Op: &pb.PutRequest{Key: []byte("c"), IgnoreValue: true}},
+		},
+	} {
+		for _, sweep := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				limits := Limits{PrevBytes: 2500}
+				if sweep {
+					limits.MaxEntryBytes = 2000
+				}
+				w := newFakeWorldWith(t, limits)
+				w.seq.auto = true
+				w.serve(1, 5)
+				defer w.stop()
+				for _, k := range []string{"a", "b"} {
+					w.put(t.Context(), k, strings.Repeat("v", 1000))
+				}
+				prepare := func(age int) *going {
+					return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("k"), Writes: ws})
+				}
+				w.put(t.Context(), "c", "v")
+				if g := prepare(1); g.err != nil || !g.answer.(*Prepared).Held {
+					t.Errorf("%s within the bound: %+v", name, g)
+				}
+				w.step(t.Context(), &Resolve{Name: nameAged(1)})
+				w.put(t.Context(), "c", strings.Repeat("v", 1000))
+				if g := prepare(2); !errors.Is(g.err, kverror.RequestTooLarge) {
+					t.Errorf("%s beyond the bound: %+v", name, g)
+				}
+				r := w.node.Replica(1)
+				if r.locks != nil || w.node.reading.Load() != 0 {
+					t.Errorf("%s: locks %v, %d bytes are read", name, r.locks, w.node.reading.Load())
+				}
+				w.put(t.Context(), "c", "v")
+				w.seq.auto = false
+				w.put(t.Context(), "x", "v") // steps that come behind it wait for its revision
+				g := prepare(3)
+				if g.done || w.node.reading.Load() == 0 {
+					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.node.reading.Load())
+				}
+				w.seq.auto = true
+				w.seq.answer(0, nil)
+				w.settle()
+				if !g.done || g.err != nil || w.node.reading.Load() != 0 {
+					t.Errorf("%s: %+v, %d bytes are read", name, g, w.node.reading.Load())
+				}
+			})
+		}
+	}
+}
+
+// A lock does not keep the memory of the entry that brought it, which may be large, nor the
+// cache of newest versions that of the lock.
+func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 400
+		w.serve(1, 5)
+		defer w.stop()
+		prepare := func(age int, a, b string) {
+			ws := writeAt(a, b)
+			ws[1].Op.(*pb.PutRequest).Value = bytes.Repeat([]byte("v"), 100<<10)
+			_, _ = w.node.Txn(t.Context(), 1, 1, &Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
+		}
+		release := w.node.pool.hold()
+		go prepare(1, "a", "b")
+		go prepare(2, "c", "d")
+		synctest.Wait()
+		release()
+		w.settle()
+		r := w.node.Replica(1)
+		freed := func(age int, rev keyspace.Revision) bool {
+			r.mu.Lock()
+			large := weak.Make(&r.locks.byName[nameAged(age)][0].writes[1].v.Value[0])
+			r.mu.Unlock()
+			if g := w.step(t.Context(), &Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
+				t.Fatal(g.err)
+			}
+			runtime.GC()
+			return large.Value() == nil
+		}
+		if !freed(1, 0) {
+			t.Error("a lock keeps what another one has brought")
+		}
+		if !freed(2, 500) {
+			t.Error("the cache of newest versions keeps a lock")
+		}
+		if h, ok := w.node.heads.get(r.reign, []byte("c")); !ok || !h.whole || string(h.value) != "v" {
+			t.Errorf("remembered %+v", h)
+		}
+	})
+}
+
+// What the cluster has compacted is not pinned any more: who asks for it again and again
+// would keep the range from compacting.
+func TestCompactedRevisionsAreNotPinned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 400
+		w.serve(1, 5)
+		defer w.stop()
+		w.node.observe(keyspace.SequenceAnswer{Current: 400, Compacted: 300})
+		r := w.node.Replica(1)
+		for at, want := range map[keyspace.Revision]error{299: kverror.Compacted, 1: kverror.Compacted, -5: kverror.Compacted, 300: nil, 0: nil} {
+			g := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
+			if !errors.Is(g.err, want) {
+				t.Errorf("a pin at %d: %v, want %v", at, g.err, want)
+			}
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if low := r.keepLocked(1000); low != 300 {
+			t.Errorf("compaction is held back at %d", low)
+		}
+	})
+}
+
+// Each put makes a call: that there are locks costs it no memory. 288 is a size class.
+func TestCallKeepsItsSize(t *testing.T) {
+	if n := unsafe.Sizeof(call{}); n > 288 {
+		t.Errorf("a call has %d bytes", n)
+	}
+}
+
+// A leader that begins with an old lock compacts once that has ended, though nobody tells
+// it of the cluster's compaction any more.
+func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "a", "v")
+		w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		w.seq.last = 400
+		w.put(t.Context(), "a", "v")
+		wait := func() {
+			for range 4 {
+				time.Sleep(keeperRetry)
+				w.settle()
+			}
+		}
+		w.node.observe(keyspace.SequenceAnswer{Current: 401, Compacted: 300})
+		wait()
+		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
+		wait()
+		w.serve(1, 7)
+		wait()
+		if r := w.node.Replica(1); r.Show().Compacted >= 300 {
+			t.Fatal("the lock does not hold compaction back")
+		}
+		w.step(t.Context(), &Resolve{Name: nameAged(1)})
+		wait()
+		if c := w.node.Replica(1).Show().Compacted; c != 300 {
+			t.Errorf("compacted to %d", c)
+		}
+	})
+}
+
+// A coordinator that says what cannot be is refused before its step is in the log, where
+// it would end every replica.
+func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "k", "v") // at 201
+		r := w.node.Replica(1)
+		name := nameAged(1)
+		g := w.step(t.Context(), &Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
+		id := g.answer.(*Prepared).Lock
+		r.mu.Lock()
+		r.locks.find(name, id).floor = 100 // it was evaluated where nobody had heard of 201
+		r.mu.Unlock()
+		for _, rev := range []keyspace.Revision{100, 150, -1} {
+			for _, op := range []TxnOp{
+				&Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: rev}, &Resolve{Name: name, Lock: id, Revision: rev},
+			} {
+				if g := w.step(t.Context(), op); !errors.Is(g.err, kverror.Internal) {
+					t.Errorf("%T at %d: %+v", op, rev, g)
+				}
+			}
+		}
+		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 300}); g.err != nil {
+			t.Fatal(g.err)
+		}
+		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
+			t.Errorf("a second commit: %+v", g)
+		}
+	})
+}
+
+// busBetween is a bus that leads to one node.
+type busBetween map[transport.Method]transport.CallHandler
+
+func (b busBetween) HandleCall(m transport.Method, _ transport.Class, h transport.CallHandler) {
+	b[m] = h
+}
+
+func (b busBetween) Call(ctx context.Context, _ keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error) {
+	return b[m](ctx, 2, payload)
+}
+
+// Steps that end locks come by a method of their own: the bus bounds the calls of a method,
+// and those that wait for a lock may be as many as that.
+func TestStepsThatEndLocksComeApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto = true
+		w.serve(1, 5)
+		defer w.stop()
+		bus, name := busBetween{}, nameAged(1)
+		w.node.RegisterHandlers(bus)
+		client := &Client{self: 2, bus: bus}
+		for _, op := range []TxnOp{
+			&Prepare{Name: name, Anchor: []byte("k"), Pin: true}, &Commit{Name: name, Anchor: []byte("k"), Revision: 5}, &Resolve{Name: name},
+			&Decide{Name: name, Anchor: []byte("k")}, &Forget{Name: name, Anchor: []byte("k")},
+		} {
+			way, other := transport.MethodShardTxnEnd, transport.MethodShardTxn
+			if op.kind() == txnPrepare {
+				way, other = other, way
+			}
+			handler := bus[other]
+			delete(bus, other)
+			var err error
+			go func() { _, err = client.Txn(t.Context(), 1, 1, 1, op) }()
+			w.settle()
+			if err != nil {
+				t.Errorf("%T by %s: %v", op, way, err)
+			}
+			b, err := AppendTxnOp(nil, 1, 1, op)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err = handler(t.Context(), 2, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, failed, err := DecodeTxnAnswer(b); err != nil || !errors.Is(failed, kverror.BadRequest) {
+				t.Errorf("%T by %s: %v, %v", op, other, failed, err)
+			}
+			bus[other] = handler
+		}
+	})
+}
+
+// A revision that nobody was handed out is not believed, whoever names it: it would be the
+// node's floor, or the range's last revision, for ever. One that is only new here is.
+func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		far := nameAged(int(farRevision))
+		read := func(rev keyspace.Revision) *going {
+			g := &going{}
+			go func() {
+				_, g.err = w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: rev, Op: &pb.RangeRequest{Key: []byte("a")}})
+				g.done = true
+			}()
+			w.settle()
+			return g
+		}
+		lock := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")}).answer.(*Prepared).Lock
+		for name, send := range map[string]func() *going{
+			"a read": func() *going { return read(farRevision) },
+			"a prepare": func() *going {
+				return w.step(t.Context(), &Prepare{Name: far, Anchor: []byte("z"), Writes: writeAt("z")})
+			},
+			"a commit": func() *going {
+				return w.step(t.Context(), &Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: farRevision})
+			},
+			"a resolution": func() *going {
+				return w.step(t.Context(), &Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
+			},
+			"a decision": func() *going {
+				return w.step(t.Context(), &Decide{Name: TxnName{nameAged(9).TxnID, maxAttempt - 1}, Anchor: []byte("k")})
+			},
+		} {
+			if g := send(); !g.done || !errors.Is(g.err, kverror.Internal) {
+				t.Errorf("%s: %+v", name, g)
+			}
+		}
+		r := w.node.Replica(1)
+		if f := w.node.Floor(); f != 200 || r.fence != 0 {
+			t.Errorf("floor %d, fence %d", f, r.fence)
+		}
+		w.seq.last = 200 + 2*maxAhead
+		if g := read(w.seq.last - 1); !g.done || g.err != nil {
+			t.Errorf("a read at a revision that is new: %+v", g)
+		}
+		if g := w.step(t.Context(), &Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: w.seq.last}); !g.done || g.err != nil {
+			t.Errorf("a commit at a revision that is new: %+v", g)
+		}
+	})
+}
+
+// farRevision is a revision that a decoder takes and no test hands out.
+const farRevision = keyspace.MaxRevision - 2
+
+// Of many who wait for a key those go on waiting unseen that cannot go yet: the end of a
+// lock costs what it lets go. They go in the order in which they came, whatever they are.
+func TestWaitersAreNotAllWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 400
+		w.serve(1, 5)
+		defer w.stop()
+		const n = 60
+		prepare := func(age int, key string) *going {
+			return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte(key), Patient: true, Guards: guardAt(key), Writes: writeAt(key)})
+		}
+		all := []*going{prepare(1, "k")}
+		for age := 2; age <= n; age++ {
+			if age%6 == 0 {
+				all = append(all, w.put(t.Context(), "k", "v"))
+				continue
+			}
+			all = append(all, prepare(age, "k"))
+		}
+		other := prepare(n+1, "other")
+		waits := testutil.ToFloat64(w.node.metrics.lockWaits)
+		for age := 1; age <= n; age++ {
+			// Behind a put, which holds nothing, the next one goes with it.
+			gone := 0
+			for gone < n && all[gone].done {
+				gone++
+			}
+			if want := min(n, age+1-min(age%6, 1)); gone != want {
+				t.Fatalf("before the end of lock %d the first %d are through", age, gone)
+			}
+			if slices.ContainsFunc(all[gone:], func(g *going) bool { return g.done }) {
+				t.Fatalf("before the end of lock %d others than the first %d are through", age, gone)
+			}
+			w.step(t.Context(), &Resolve{Name: nameAged(age)})
+		}
+		for i, g := range all {
+			if !g.done || g.err != nil {
+				t.Errorf("%d: %+v", i, g)
+			}
+		}
+		r := w.node.Replica(1)
+		if again := testutil.ToFloat64(w.node.metrics.lockWaits) - waits; again > n {
+			t.Errorf("%d calls that wait were looked at %v times", n, again)
+		}
+		if !other.done || len(r.blocked) != 0 || len(r.woken) != 0 || r.blockedBytes != 0 || r.wanted.keys.Len() != 0 {
+			t.Errorf("left over: %d blocked, %d woken", len(r.blocked), len(r.woken))
+		}
+	})
+}

@@ -1,0 +1,263 @@
+package shard
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// TxnPusher finds out what became of transactions whose locks are old, and ends those
+// whose coordinator is gone. The router is one.
+type TxnPusher interface {
+	// Push asks for an attempt. live says that its coordinator is still at it; otherwise
+	// it is decided from now on.
+	Push(ctx context.Context, name TxnName, anchor []byte) (live bool, d *Decided, err error)
+	// Finish ends all locks of a committed attempt, unless its coordinator is still at it.
+	Finish(ctx context.Context, name TxnName, d *Decided) (live bool, err error)
+}
+
+// The times of pushing.
+const (
+	// pushAfter is the age from which on a leader asks for a lock. A transaction that is
+	// not disturbed takes a tenth of it at most.
+	pushAfter = 500 * time.Millisecond
+	// finishAfter is the same for a record.
+	finishAfter = time.Second
+	// pushTick is how often leaders look at the age of what they hold, while they hold
+	// anything.
+	pushTick = 100 * time.Millisecond
+	// pushTimeout bounds one push; the next one follows.
+	pushTimeout = 5 * time.Second
+)
+
+const (
+	// maxPushes bounds the pushes of a node that run at a time, and maxRangePushes those of
+	// one range: an anchor that nobody reaches is not to keep all of them busy.
+	maxPushes      = 32
+	maxRangePushes = 8
+	// pushBatch is how many locks one push takes upon itself, one after the other.
+	pushBatch = 16
+)
+
+// pushes looks after the locks and records of a node's leaders. While there are none it
+// costs nothing.
+type pushes struct {
+	n *Node
+	// slots bounds the pushes that run.
+	slots chan struct{}
+
+	mu sync.Mutex
+	// Guarded by mu. watched has how many pushes run for each replica.
+	watched map[*Replica]int
+	ticking bool
+}
+
+func newPushes(n *Node) *pushes {
+	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]int{}}
+}
+
+// note has a replica with locks or records looked after.
+func (p *pushes) note(r *Replica) {
+	if p.n.cfg.Txns == nil {
+		return
+	}
+	p.mu.Lock()
+	p.watched[r] += 0
+	start := !p.ticking
+	p.ticking = true
+	p.mu.Unlock()
+	if start {
+		p.n.after(pushTick, p.tick)
+	}
+}
+
+// tick begins what is due.
+func (p *pushes) tick() {
+	p.mu.Lock()
+	all := make([]*Replica, 0, len(p.watched))
+	for r := range p.watched {
+		all = append(all, r)
+	}
+	p.mu.Unlock()
+	for _, r := range all {
+		if !r.holdsLocks() {
+			p.forget(r)
+			continue
+		}
+		for p.begin(r) {
+		}
+	}
+	p.mu.Lock()
+	p.ticking = len(p.watched) > 0
+	again := p.ticking
+	p.mu.Unlock()
+	if again {
+		p.n.after(pushTick, p.tick)
+	}
+}
+
+// begin starts a push for the replica, if something is due there and a push may run. One
+// that has found something goes on for as long as it does.
+func (p *pushes) begin(r *Replica) bool {
+	p.mu.Lock()
+	running, ok := p.watched[r]
+	if !ok || running >= maxRangePushes {
+		p.mu.Unlock()
+		return false
+	}
+	select {
+	case p.slots <- struct{}{}:
+	default:
+		p.mu.Unlock()
+		return false // the next tick finds it again
+	}
+	p.watched[r]++
+	p.mu.Unlock()
+	due := r.duePushes()
+	if len(due) == 0 {
+		p.end(r)
+		return false
+	}
+	p.n.wg.Go(func() {
+		defer p.end(r)
+		for ; len(due) > 0 && p.n.ctx.Err() == nil; due = r.duePushes() {
+			for _, f := range due {
+				f(p.n.ctx)
+			}
+		}
+	})
+	return true
+}
+
+func (p *pushes) end(r *Replica) {
+	<-p.slots
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n, ok := p.watched[r]; ok {
+		p.watched[r] = max(n-1, 0)
+	}
+}
+
+// forget takes a replica off the list, unless it holds something again.
+func (p *pushes) forget(r *Replica) {
+	p.mu.Lock()
+	delete(p.watched, r)
+	p.mu.Unlock()
+	r.mu.Lock()
+	again := r.lead != nil && r.locks != nil
+	r.mu.Unlock()
+	if again {
+		p.note(r)
+	}
+}
+
+// holdsLocks says whether the replica leads and holds something.
+func (r *Replica) holdsLocks() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pushesLocked()
+}
+
+func (r *Replica) pushesLocked() bool {
+	return !r.stopped && r.lead != nil && r.locks != nil && !plant.Is(plant.LockLeftBehind)
+}
+
+// duePushes returns what is to be done now about old locks and records, some of it. What
+// it returns is not due any more.
+func (r *Replica) duePushes() (due []func(context.Context)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.pushesLocked() {
+		return nil
+	}
+	now := r.node.cfg.Clock.Now()
+	for h := range r.locks.all {
+		if len(due) == pushBatch {
+			return due
+		}
+		if r.locks.records[h.name] == nil && h.batch == nil && h.push.due(now, h.since.Add(pushAfter)) {
+			l := h.lock
+			due = append(due, func(ctx context.Context) { r.push(ctx, l) })
+		}
+	}
+	for _, t := range r.locks.records {
+		if len(due) == pushBatch {
+			return due
+		}
+		if t.push.due(now, t.since.Add(finishAfter)) {
+			due = append(due, func(ctx context.Context) { r.finish(ctx, t.txnRecord) })
+		}
+	}
+	return due
+}
+
+// pushTime is when something was last asked for.
+type pushTime struct{ last clock.Time }
+
+func (t *pushTime) due(now, first clock.Time) bool {
+	if now < first || t.last != 0 && now.Sub(t.last) < pushAfter {
+		return false
+	}
+	t.last = now
+	return true
+}
+
+// push asks what became of the lock's transaction, and ends the lock if it is decided.
+func (r *Replica) push(ctx context.Context, l *lock) {
+	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, pushTimeout)
+	defer cancel()
+	r.node.metrics.pushes.Inc()
+	live, d, err := r.node.cfg.Txns.Push(ctx, l.name, l.anchor)
+	if err != nil || live {
+		return
+	}
+	rev := d.Revision
+	if !slices.ContainsFunc(d.Locks, func(o LockRef) bool { return o.ID == l.id }) {
+		rev = 0
+	}
+	r.log.Info("ended the lock of a transaction whose coordinator is gone",
+		zap.Stringer("txn", l.name), zap.Stringer("lock", l.id), zap.Int64("revision", int64(rev)))
+	_ = r.untilDone(ctx, &Resolve{Name: l.name, Lock: l.id, Revision: rev})
+}
+
+// finish ends all locks of a committed transaction and forgets it.
+func (r *Replica) finish(ctx context.Context, t *txnRecord) {
+	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, pushTimeout)
+	defer cancel()
+	live, err := r.node.cfg.Txns.Finish(ctx, t.name, &Decided{Revision: t.revision, Locks: t.locks})
+	if err != nil || live {
+		return
+	}
+	_ = r.untilDone(ctx, &Forget{Name: t.name, Anchor: t.anchor})
+}
+
+// untilDone repeats a step of this replica's own until nothing is left of it. What
+// fails is tried again at a later tick.
+func (r *Replica) untilDone(ctx context.Context, op TxnOp) error {
+	for {
+		a, err := r.step(ctx, &Request{Range: r.id, Generation: r.generation()}, op)
+		if err != nil {
+			return err
+		}
+		if d, ok := a.(*Resolved); !ok || !d.More {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return kverror.Of(ctx.Err())
+		}
+	}
+}
+
+func (r *Replica) generation() keyspace.Generation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.rec.generation
+}

@@ -1,0 +1,755 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// step is a TxnOp on its way through the pipeline. It travels as a call without writes
+// of its own.
+type step struct {
+	op     TxnOp
+	answer TxnAnswer
+	// item is what the entry will carry, nil where nothing changes.
+	item *txnItem
+	// on are the locks that the item brings, ends or changes.
+	on []*held
+	// swept is the lock that is being swept as it was when the gate let the step pass: the
+	// evaluation reads it without the replica's mu.
+	swept *lock
+	// writes are the intents of a lock whose revisions may still be unknown; draft has the
+	// answer's.
+	writes []*pendingVersion
+	own    *pendingTxn
+	draft  draft
+	// creates are the create revisions of the answer's results.
+	creates []ref
+	size    int
+	// reading is what the answer holds of the node's budget of reads, until it is given.
+	reading int64
+}
+
+// forgetRead gives back what the answer holds of the node's budget of reads.
+func (s *step) forgetRead(n *Node) {
+	n.reading.Add(-s.reading)
+	s.reading = 0
+}
+
+// Txn serves one step of a transaction over several ranges at a replica of this node.
+func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error) {
+	r := n.Replica(id)
+	if r == nil {
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
+	}
+	if err := checkTxnOp(op); err != nil {
+		return nil, err
+	}
+	return r.step(ctx, &Request{Range: id, Generation: g}, op)
+}
+
+// step takes a TxnOp through the pipeline.
+func (r *Replica) step(ctx context.Context, req *Request, op TxnOp) (TxnAnswer, error) {
+	if err := r.believe(ctx, revisionOf(op)); err != nil {
+		return nil, err
+	}
+	c := newCall(ctx, req)
+	c.step = &step{op: op}
+	c.bytes = stepBytes(op)
+	if _, err := r.run(c); err != nil {
+		return nil, err
+	}
+	return c.step.answer, nil
+}
+
+// revisionOf returns the highest revision that a step names as one that was handed out.
+func revisionOf(op TxnOp) keyspace.Revision {
+	switch o := op.(type) {
+	case *Prepare:
+		return o.Name.Start
+	case *Commit:
+		return max(o.Name.Start, o.Revision)
+	case *Resolve:
+		return max(o.Name.Start, o.Revision)
+	case *Decide:
+		return o.Name.Start
+	}
+	return 0
+}
+
+// maxFenceStep bounds by how much one step may raise a fence: attempts are counted one by
+// one, and a fence is never to reach the end of the numbers.
+const maxFenceStep = 1 << 48
+
+// stepBytes is about what a step takes until it is answered.
+func stepBytes(op TxnOp) int64 {
+	n := callOverheadBytes
+	switch o := op.(type) {
+	case *Prepare:
+		n += len(o.Anchor)
+		for i := range o.Guards {
+			n += proto.Size(o.Guards[i].Compare) + versionOverheadBytes
+		}
+		for i := range o.Writes {
+			n += proto.Size(o.Writes[i].Op) + versionOverheadBytes
+		}
+	case *Commit:
+		n += len(o.Anchor)
+		for i := range o.Locks {
+			n += len(o.Locks[i].Span.Start) + len(o.Locks[i].Span.End) + versionOverheadBytes
+		}
+	case *Decide:
+		n += len(o.Anchor)
+	case *Forget:
+		n += len(o.Anchor)
+	}
+	return int64(n)
+}
+
+// endsLocks says whether the call is a step that others may be waiting for.
+func (c *call) endsLocks() bool { return c.step != nil && endsLocks(c.step.op) }
+
+func endsLocks(op TxnOp) bool { return op.kind() != txnPrepare }
+
+// checkTxnOp refuses what the evaluation relies on not to get.
+func checkTxnOp(op TxnOp) error {
+	p, ok := op.(*Prepare)
+	if !ok {
+		return nil
+	}
+	if len(p.Anchor) == 0 || p.Name.Attempt == 0 {
+		return badRequest("transaction %s with anchor %q", p.Name, p.Anchor)
+	}
+	for i := range p.Guards {
+		if len(p.Guards[i].Compare.GetKey()) == 0 || p.Guards[i].Want > WantFails {
+			return badRequest("guard %v", p.Guards[i].Compare)
+		}
+	}
+	for i := range p.Writes {
+		var err error
+		switch o := p.Writes[i].Op.(type) {
+		case *pb.PutRequest:
+			err = checkPut(o)
+		case *pb.DeleteRangeRequest:
+			err = checkDelete(o)
+		default:
+			err = badRequest("%T is no write", o)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gateLocked deals with what locks of transactions over several ranges have to do with
+// a call before it is evaluated: one that meets a lock waits for its end, a younger
+// transaction gives way, and most steps need no evaluation at all.
+func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt bool) {
+	if c.step == nil {
+		m := r.locks.keeps(c.req.Op)
+		if m.h == nil {
+			return false
+		}
+		r.blockLocked(c, m)
+		return true
+	}
+	switch op := c.step.op.(type) {
+	case *Prepare:
+		return r.gatePrepareLocked(c, op, out)
+	case *Commit:
+		r.commitLocked(c, op, lead, out)
+	case *Decide:
+		r.decideLocked(c, op, lead, out)
+	case *Forget:
+		r.forgetLocked(c, op, lead, out)
+	case *Resolve:
+		return r.resolveLocked(c, op, lead, out)
+	}
+	return true
+}
+
+// keeps returns a lock that keeps an operation of this range alone from being evaluated.
+func (t *lockTable) keeps(op proto.Message) (m meeting) {
+	if p, ok := op.(*pb.PutRequest); ok {
+		// Most are puts, which pay little for others' locks.
+		return t.holder(p.GetKey(), true)
+	}
+	touch := func(key, end []byte, writes bool) {
+		if m.h != nil {
+			return
+		}
+		if s, ok := keyspace.FromEtcd(key, end); ok {
+			m = t.conflict(s, writes, TxnName{})
+		}
+	}
+	touchedKeys(op, touch)
+	return m
+}
+
+// touchedKeys calls touch with every pair (key, range_end) of an operation, and whether
+// it may be written.
+func touchedKeys(op proto.Message, touch func(key, end []byte, writes bool)) {
+	switch o := op.(type) {
+	case *pb.PutRequest:
+		touch(o.GetKey(), nil, true)
+	case *pb.DeleteRangeRequest:
+		touch(o.GetKey(), o.GetRangeEnd(), true)
+	case *pb.RangeRequest:
+		touch(o.GetKey(), o.GetRangeEnd(), false)
+	case *pb.TxnRequest:
+		for _, c := range o.GetCompare() {
+			touch(c.GetKey(), c.GetRangeEnd(), false)
+		}
+		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
+			for _, op := range ops {
+				touchedKeys(opMessage(op), touch)
+			}
+		}
+	}
+}
+
+// opMessage returns the request inside of an operation, nil where there is none.
+func opMessage(op *pb.RequestOp) proto.Message {
+	switch o := op.GetRequest().(type) {
+	case *pb.RequestOp_RequestRange:
+		return o.RequestRange
+	case *pb.RequestOp_RequestPut:
+		return o.RequestPut
+	case *pb.RequestOp_RequestDeleteRange:
+		return o.RequestDeleteRange
+	case *pb.RequestOp_RequestTxn:
+		return o.RequestTxn
+	}
+	return nil
+}
+
+// table returns the lock table, which there is one of from now on.
+func (r *Replica) tableLocked() *lockTable {
+	if r.locks == nil {
+		if r.locks, _ = r.node.tables.Get().(*lockTable); r.locks == nil {
+			r.locks = newLockTable(&r.node.lockBytes)
+		}
+	}
+	return r.locks
+}
+
+// dropTableLocked gives an empty table back: another transaction has it soon, here or in
+// another range. One that was large stays so, and is not kept.
+func (r *Replica) dropTableLocked() {
+	if r.locks == nil || !r.locks.empty() {
+		return
+	}
+	if r.locks.most <= maxKeptLocks {
+		r.node.tables.Put(r.locks)
+	}
+	r.locks = nil
+}
+
+// maxKeptLocks bounds the locks at a time of a table that is used again.
+const maxKeptLocks = 64
+
+// gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
+func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt bool) {
+	if r.rec.span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
+		c.step.answer = &Prepared{Fence: r.fence}
+		out.add(c, nil)
+		return true
+	}
+	if op.Pin {
+		// A range whose compaction is held back is not held back any longer for that.
+		if at, low := op.PinAt, max(r.rec.compacted, r.node.Compacted()); at != 0 && at < low {
+			out.add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: low})
+			return true
+		}
+		r.pinLocked(op.PinAt)
+	}
+	if len(op.Guards) == 0 && len(op.Writes) == 0 {
+		c.step.answer = &Prepared{}
+		out.add(c, nil)
+		return true
+	}
+	m, dies, outside := r.meetsLocked(op)
+	switch {
+	case outside:
+		out.add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.span)))
+	case dies:
+		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.h.name))
+	case m.h != nil:
+		r.blockLocked(c, m)
+	case r.node.lockBytes.Load() > r.node.cfg.Limits.LockBytes:
+		out.add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.lockBytes.Load()))
+	default:
+		return false
+	}
+	return true
+}
+
+// meetsLocked looks for locks in the way of a Prepare. It may wait for younger
+// transactions and gives way to older ones (wait-die), so that no two ever wait for each
+// other; who holds nothing may wait for all.
+func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
+	op.keys(func(key, end []byte, writes bool) {
+		s, ok := keyspace.FromEtcd(key, end)
+		if !ok {
+			outside = outside || !r.rec.span.Contains(key)
+			return
+		}
+		if outside = outside || !spanCovers(r.rec.span, s); outside || r.locks == nil {
+			return
+		}
+		meet := func(o *held, key []byte) {
+			older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
+			if m.h == nil || older && !dies {
+				m = meeting{o, key, writes}
+			}
+			dies = dies || older
+		}
+		own := false
+		r.locks.pieces.visit(s, func(o *held, mode lockMode, key []byte) bool {
+			switch {
+			case o.name == op.Name:
+				own = true
+			case writes || mode != lockShared:
+				meet(o, key)
+			}
+			return !dies
+		})
+		if !writes && !own && m.h == nil {
+			if o := r.wantedLocked(s, op.Name); o != nil {
+				meet(o, nil)
+			}
+		}
+	})
+	return m, dies, outside
+}
+
+// spanCovers is Span.Covers for keys of clients, of which "\x00" is the first.
+func spanCovers(s, o keyspace.Span) bool {
+	if len(o.Start) == 0 {
+		o.Start = firstKey
+	}
+	return s.Covers(o)
+}
+
+// evaluatePrepare evaluates the guards, then all that can refuse the writes, then the
+// writes.
+func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation, error) {
+	e := r.newEvaluation(c, pass)
+	c.step.forgetRead(r.node)
+	w := txnWriter{e: e, sweepBytes: r.node.cfg.Limits.MaxEntryBytes / 4, maxPrev: r.node.cfg.Limits.PrevBytes}
+	w.prevLeft = w.maxPrev
+	defer func() {
+		if w.prevLeft < w.maxPrev {
+			c.step.reading = e.view.budget.taken
+			return
+		}
+		e.view.budget.release()
+	}()
+	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
+	a := &Prepared{Facts: make([]Fact, len(op.Guards))}
+	c.step.answer, c.step.own = a, e.changes.txn
+	for i := range op.Guards {
+		g := &op.Guards[i]
+		f, err := compareFact(&e.view, g.Compare)
+		if err != nil {
+			return e, err
+		}
+		a.Facts[i] = f
+		if g.Want == WantHolds && !f.Holds || g.Want == WantFails && f.Holds {
+			c.step.answer = &Prepared{Facts: a.Facts[:i+1]}
+			return e, errOtherPath
+		}
+	}
+	for i := range op.Writes {
+		p, ok := op.Writes[i].Op.(*pb.PutRequest)
+		if !ok {
+			continue
+		}
+		if err := e.checkPut(p); refuses(err) {
+			a.Refused, a.RefusedAt = kverror.Of(err), op.Writes[i].Number
+			return e, nil
+		} else if err != nil {
+			return e, err
+		}
+	}
+	e.view.own = &e.changes
+	for i := range op.Writes {
+		if err := w.run(&op.Writes[i]); refuses(err) {
+			a.Refused, a.RefusedAt = kverror.Of(err), op.Writes[i].Number
+			return e, nil
+		} else if err != nil {
+			return e, err
+		}
+	}
+	a.Results, a.Changes = w.results, len(e.changes.writes) > 0 || len(w.swept) > 0
+	c.step.creates = w.creates
+	return e, nil
+}
+
+// errOtherPath says that a guard has another outcome than the path demands.
+var errOtherPath = errors.New("shard: the path through the compares is another one")
+
+// refuses says whether the error is one that the state gives a put.
+func refuses(err error) bool {
+	var refused refusal
+	return errors.As(err, &refused) || errors.Is(err, kverror.LeaseNotFound)
+}
+
+// evaluateStep evaluates a step that the gate has let pass.
+func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
+	switch op := c.step.op.(type) {
+	case *Prepare:
+		return r.evaluatePrepare(c, op, pass)
+	case *Resolve:
+		c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
+	}
+	return nil, err
+}
+
+// placeStepLocked is placeLocked of a step.
+func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
+	if _, ok := c.step.op.(*Prepare); ok {
+		r.placePrepareLocked(c, lead, e, err, out)
+		return
+	}
+	if err != nil {
+		r.undoLocked(c.step)
+		out.add(c, err)
+		return
+	}
+	c.step.answer = &Resolved{More: true}
+	r.decideStepLocked(c, lead, c.step.item, c.step.on...)
+}
+
+// placePrepareLocked is placeLocked of a Prepare that was evaluated.
+func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
+	s, op := c.step, c.step.op.(*Prepare)
+	var wait waitError
+	switch {
+	case errors.As(err, &wait):
+		r.parkLocked(c, wait.txn.batch)
+		return
+	case errors.Is(err, errOtherPath):
+		// A hint: the coordinator looks again, and nothing rests on it.
+		out.add(c, nil)
+		return
+	case err != nil:
+		out.add(c, err)
+		return
+	}
+	a := s.answer.(*Prepared)
+	writes := e.changes.writes
+	if a.Refused != nil {
+		writes = nil
+	}
+	if hasPut(writes) && r.node.full() {
+		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
+		return
+	}
+	l := &lock{id: LockID{Range: r.id}, name: op.Name, anchor: op.Anchor, floor: s.own.floor, spans: prepareSpans(op, a)}
+	s.writes, s.draft = writes, e.draft
+	h := &held{lock: l, since: r.node.cfg.Clock.Now()}
+	s.item, s.on, s.size = &txnItem{kind: itemLock, lock: l}, []*held{h}, l.bytes()+e.changes.bytes
+	r.appendLocked(c, lead)
+	h.batch = c.at
+	r.tableLocked().add(h)
+}
+
+// prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
+// written, and what refuses it stays as it is.
+func prepareSpans(op *Prepare, a *Prepared) (spans []lockSpan) {
+	swept := map[uint32]bool{}
+	for i := range a.Results {
+		swept[a.Results[i].Number] = a.Results[i].Swept
+	}
+	add := func(key, end []byte, mode lockMode, sub uint32) {
+		if s, ok := keyspace.FromEtcd(key, end); ok {
+			spans = append(spans, lockSpan{span: keyspace.Span{Start: bytes.Clone(s.Start), End: bytes.Clone(s.End)}, mode: mode, sub: sub})
+		}
+	}
+	for i := range op.Guards {
+		add(op.Guards[i].Compare.GetKey(), op.Guards[i].Compare.GetRangeEnd(), lockShared, 0)
+	}
+	for i := range op.Writes {
+		w := &op.Writes[i]
+		mode, sub := lockExclusive, uint32(0)
+		if a.Refused != nil {
+			mode = lockShared
+		} else if swept[w.Number] {
+			mode, sub = lockSweep, w.Number
+		}
+		switch o := w.Op.(type) {
+		case *pb.PutRequest:
+			add(o.GetKey(), nil, mode, 0)
+		case *pb.DeleteRangeRequest:
+			add(o.GetKey(), o.GetRangeEnd(), mode, sub)
+		}
+	}
+	return spans
+}
+
+// decideStepLocked puts a step with an item that decides about locks into the batch.
+func (r *Replica) decideStepLocked(c *call, lead *leadership, it *txnItem, on ...*held) {
+	for _, h := range on {
+		h.deciding = true
+	}
+	c.step.item, c.step.on, c.step.size = it, on, 64
+	if it.record != nil {
+		c.step.size += it.record.bytes()
+	}
+	for _, k := range it.keys {
+		c.step.size += len(k) + versionOverheadBytes
+	}
+	r.appendLocked(c, lead)
+}
+
+// decidingLocked has a call wait for a lock about which an entry on its way decides.
+func (r *Replica) decidingLocked(c *call, h *held) bool {
+	if h == nil || !h.deciding {
+		return false
+	}
+	r.blockLocked(c, meeting{h: h})
+	return true
+}
+
+// sayLocked answers a step by what is not here, once the leadership is confirmed: a
+// leader of yesterday must not say so.
+func (r *Replica) sayLocked(c *call, a TxnAnswer, out *answers) {
+	c.step.answer = a
+	r.confirming++
+	out.toConfirm(c)
+}
+
+func (r *Replica) recordLocked(name TxnName) *heldRecord {
+	if r.locks == nil {
+		return nil
+	}
+	return r.locks.records[name]
+}
+
+func (r *Replica) namedLocked(name TxnName) []*held {
+	if r.locks == nil {
+		return nil
+	}
+	return r.locks.byName[name]
+}
+
+func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answers) {
+	if t := r.recordLocked(op.Name); t != nil {
+		if t.revision != op.Revision {
+			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.revision, op.Revision))
+			return
+		}
+		r.sayLocked(c, &Decided{Revision: t.revision}, out)
+		return
+	}
+	var h *held
+	if r.locks != nil {
+		h = r.locks.find(op.Name, op.AnchorLock)
+	}
+	switch {
+	case h == nil:
+		r.sayLocked(c, &Decided{}, out)
+	case r.decidingLocked(c, h):
+	case !r.mayBeAtLocked(c, h, op.Revision, out):
+	default:
+		c.step.answer = &Decided{Revision: op.Revision}
+		rec := &txnRecord{name: op.Name, anchor: op.Anchor, revision: op.Revision, locks: op.Locks}
+		r.decideStepLocked(c, lead, &txnItem{kind: itemCommit, id: op.AnchorLock, record: rec}, h)
+	}
+}
+
+// mayBeAtLocked refuses a step of a lock at a revision that cannot be its transaction's:
+// in the log it would end every replica.
+func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *answers) bool {
+	err := h.above(rev)
+	if h.batch != nil {
+		err = fmt.Errorf("lock %s of %s is not applied, and its revision is %d", h.id, h.name, rev)
+	}
+	if err != nil {
+		out.add(c, kverror.New(kverror.Internal, "%v", err))
+	}
+	return err == nil
+}
+
+func (r *Replica) decideLocked(c *call, op *Decide, lead *leadership, out *answers) {
+	if t := r.recordLocked(op.Name); t != nil {
+		r.sayLocked(c, &Decided{Revision: t.revision, Locks: t.locks}, out)
+		return
+	}
+	hs := slices.Clone(r.namedLocked(op.Name))
+	for _, h := range hs {
+		if r.decidingLocked(c, h) {
+			return
+		}
+	}
+	if len(hs) == 0 && op.Name.Attempt <= r.rec.fence {
+		r.sayLocked(c, &Decided{}, out)
+		return
+	}
+	if op.Name.Attempt > r.fence+maxFenceStep {
+		out.add(c, kverror.New(kverror.Internal, "attempt %s is named where the fence is %d", op.Name, r.fence))
+		return
+	}
+	r.fence = max(r.fence, op.Name.Attempt)
+	it := &txnItem{kind: itemFence, fence: op.Name.Attempt}
+	c.step.answer = &Decided{}
+	r.decideStepLocked(c, lead, it, hs...)
+}
+
+func (r *Replica) forgetLocked(c *call, op *Forget, lead *leadership, out *answers) {
+	if r.recordLocked(op.Name) == nil {
+		r.sayLocked(c, &Resolved{}, out)
+		return
+	}
+	c.step.answer = &Resolved{}
+	r.decideStepLocked(c, lead, &txnItem{kind: itemForget, name: op.Name})
+}
+
+// resolveLocked ends a lock, or one of several of the attempt. A lock with something to
+// sweep passes to the evaluation, which finds what.
+func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *answers) (dealt bool) {
+	var h *held
+	more := false
+	for _, o := range r.namedLocked(op.Name) {
+		if op.Lock == (LockID{}) || o.id == op.Lock {
+			more = h != nil
+			h = o
+		}
+	}
+	switch {
+	case h == nil:
+		r.sayLocked(c, &Resolved{}, out)
+	case r.decidingLocked(c, h):
+	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
+	case op.Revision != 0 && h.sweep() >= 0:
+		h.deciding = true
+		c.step.on, c.step.swept = []*held{h}, h.lock
+		return false
+	default:
+		c.step.answer = &Resolved{More: more}
+		r.decideStepLocked(c, lead, &txnItem{kind: itemResolve, revision: op.Revision}, h)
+	}
+	return true
+}
+
+// undoLocked takes back what a step has left in the table: its batch is discarded.
+func (r *Replica) undoLocked(s *step) {
+	for _, h := range s.on {
+		if s.item != nil && s.item.kind == itemLock {
+			r.locks.remove(h)
+		}
+		r.wakeLocked(h)
+	}
+	r.dropTableLocked()
+}
+
+// dropPendingLocked leaves the table with what is applied: the leadership is over.
+func (r *Replica) dropPendingLocked() {
+	if r.locks == nil {
+		return
+	}
+	for h := range r.locks.all {
+		if h.batch != nil {
+			r.locks.remove(h)
+		}
+		r.wakeLocked(h)
+	}
+	r.dropTableLocked()
+}
+
+// publishTxnsLocked takes over what an applied entry has done to locks and records.
+func (r *Replica) publishTxnsLocked(changes []lockChange) {
+	now := r.node.cfg.Clock.Now()
+	for i := range changes {
+		ch := &changes[i]
+		t := r.tableLocked()
+		if ch.record != nil {
+			t.records[ch.record.name] = &heldRecord{txnRecord: ch.record, since: now}
+			t.most = max(t.most, len(t.records))
+		}
+		if !ch.forgotten.IsZero() {
+			delete(t.records, ch.forgotten)
+		}
+		var h *held
+		switch {
+		case ch.removed != nil:
+			h = t.find(ch.removed.name, ch.removed.id)
+		case ch.added != nil:
+			h = t.find(ch.added.name, ch.added.id)
+		}
+		if h != nil {
+			now = min(now, h.since)
+			t.remove(h)
+		}
+		if ch.added != nil {
+			if h == nil {
+				h = &held{}
+			}
+			h.lock, h.batch, h.since = ch.added, nil, now
+			t.add(h)
+		}
+		if h != nil && ch.removed != nil {
+			r.wakeLocked(h)
+		}
+		now = r.node.cfg.Clock.Now()
+	}
+	r.dropTableLocked()
+}
+
+// loadTableLocked makes the table of a replica whose state was read from the engine.
+func (r *Replica) loadTableLocked(s *txnState) {
+	if r.locks != nil {
+		for h := range r.locks.all {
+			r.locks.remove(h)
+		}
+		r.locks = nil
+	}
+	changes := make([]lockChange, 0, len(s.locks)+len(s.records))
+	for _, l := range s.locks {
+		changes = append(changes, lockChange{added: l})
+	}
+	for _, t := range s.records {
+		changes = append(changes, lockChange{record: t})
+	}
+	r.publishTxnsLocked(changes)
+}
+
+// headsOfLocked remembers what the own pipeline's resolutions have made of their keys.
+func (r *Replica) headsOfLocked(changes []lockChange) {
+	for i := range changes {
+		ch := &changes[i]
+		switch {
+		case ch.revision == 0:
+		case ch.added != nil:
+			// A sweep.
+			r.reign = r.node.heads.begin()
+		default:
+			for k := range ch.removed.writes {
+				v := ch.removed.writes[k].at(ch.revision)
+				h := head{alive: !v.Tombstone, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value}
+				if len(h.value) <= maxHeadValueBytes {
+					h.value = bytes.Clone(h.value) // it outlives the lock
+				}
+				r.node.heads.put(r.reign, v.Key, h)
+			}
+		}
+	}
+}
+
+// LockedBelow says whether a lock on the span is there whose transaction may turn out to
+// have a revision at or below the given one: no such revision may be called void.
+func (r *Replica) LockedBelow(s keyspace.Span, rev keyspace.Revision) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.locks != nil && r.locks.reader(s, rev, TxnName{}) != nil
+}

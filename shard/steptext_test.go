@@ -1,0 +1,239 @@
+package shard
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// The stories' steps of transactions over several ranges, one per line:
+//
+//	prepare NAME ANCHOR [patient] [pin[=N]] [if ( COMPARE [holds|fails] , ... )] [do ( OP ; ... )]
+//	commit NAME ANCHOR REV LOCK ...   the first lock is the anchor's
+//	resolve NAME REV [LOCK]           REV 0 aborts
+//	decide NAME ANCHOR
+//	forget NAME ANCHOR
+//
+// NAME is START.COUNTER/ATTEMPT, LOCK as it is printed. The number of an operation is
+// its place in the list, from 1.
+func parseStep(line string) TxnOp {
+	p := &parser{strings.Fields(line)}
+	verb, name := p.next(), parseName(p.next())
+	switch verb {
+	case "prepare":
+		return p.prepare(name)
+	case "commit":
+		c := &Commit{Name: name, Anchor: word(p.next()), Revision: keyspace.Revision(number("=" + p.next()))}
+		for p.peek() != "" {
+			c.Locks = append(c.Locks, LockRef{ID: parseLockID(p.next())})
+		}
+		c.AnchorLock = c.Locks[0].ID
+		return c
+	case "resolve":
+		r := &Resolve{Name: name, Revision: keyspace.Revision(number("=" + p.next()))}
+		if p.peek() != "" {
+			r.Lock = parseLockID(p.next())
+		}
+		return r
+	case "decide":
+		return &Decide{Name: name, Anchor: word(p.next())}
+	case "forget":
+		return &Forget{Name: name, Anchor: word(p.next())}
+	}
+	panic("unknown step " + verb)
+}
+
+func parseName(s string) (n TxnName) {
+	if _, err := fmt.Sscanf(s, "%d.%d/%d", &n.Start, &n.Counter, &n.Attempt); err != nil {
+		panic(err)
+	}
+	n.Node, n.Boot = 1, 1
+	return n
+}
+
+func parseLockID(s string) (l LockID) {
+	if _, err := fmt.Sscanf(s, "%d:%d/%d.%d", &l.Range, &l.Term, &l.Number, &l.Index); err != nil {
+		panic(err)
+	}
+	return l
+}
+
+func (p *parser) prepare(name TxnName) *Prepare {
+	s := &Prepare{Name: name, Anchor: word(p.next())}
+	for {
+		switch w := p.peek(); {
+		case w == "patient":
+			p.next()
+			s.Patient = true
+		case strings.HasPrefix(w, "pin"):
+			p.next()
+			s.Pin = true
+			if strings.Contains(w, "=") {
+				s.PinAt = keyspace.Revision(number(w))
+			}
+		case w == "if":
+			p.next()
+			p.list(",", func() {
+				g := Guard{Compare: p.compare()}
+				switch p.peek() {
+				case "holds":
+					p.next()
+					g.Want = WantHolds
+				case "fails":
+					p.next()
+					g.Want = WantFails
+				}
+				s.Guards = append(s.Guards, g)
+			})
+		case w == "do":
+			p.next()
+			p.list(";", func() { s.Writes = append(s.Writes, Write{Number: uint32(len(s.Writes) + 1), Op: p.request()}) })
+		default:
+			return s
+		}
+	}
+}
+
+func formatTxnAnswer(a TxnAnswer, err error) string {
+	if err != nil {
+		return formatAnswer(nil, err)
+	}
+	switch o := a.(type) {
+	case *Decided:
+		if o.Revision == 0 {
+			return "aborted"
+		}
+		s := fmt.Sprintf("committed@%d", o.Revision)
+		for _, l := range o.Locks {
+			s += " " + l.ID.String()
+		}
+		return s
+	case *Resolved:
+		if o.More {
+			return "more"
+		}
+		return "done"
+	}
+	return formatPrepared(a.(*Prepared))
+}
+
+func formatPrepared(p *Prepared) string {
+	s := "not prepared"
+	switch {
+	case p.Held:
+		s = "prepared " + p.Lock.String()
+	case p.Fence != 0:
+		s = "fenced " + strconv.FormatUint(p.Fence, 10)
+	}
+	for _, f := range p.Facts {
+		s += fmt.Sprintf(" %t/%t", f.Found, f.Holds)
+	}
+	if p.Refused != nil {
+		return s + fmt.Sprintf(" refused at %d: %s", p.RefusedAt, p.Refused.Kind)
+	}
+	if p.Held && !p.Changes {
+		s += " nothing"
+	}
+	for i := range p.Results {
+		r := &p.Results[i]
+		s += fmt.Sprintf(" ; %d:", r.Number)
+		if r.Version != 0 {
+			s += fmt.Sprintf(" version=%d create=%d lived=%t", r.Version, r.Create, r.Lived)
+		} else {
+			s += fmt.Sprintf(" deleted=%d", r.Deleted)
+		}
+		if r.Swept {
+			s += " swept"
+		}
+		if r.Value != nil {
+			s += fmt.Sprintf(" value=%s", r.Value)
+		}
+		s += formatPrev(r.Prevs...)
+	}
+	return s
+}
+
+func itemText(it *txnItem) string {
+	s := it.kind.String()
+	switch it.kind {
+	case itemLock:
+		s += fmt.Sprintf(" %s floor=%d", it.lock.name, it.lock.floor)
+		for _, p := range it.lock.spans {
+			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
+		}
+		for i := range it.lock.writes {
+			s += " " + intentText(&it.lock.writes[i])
+		}
+	case itemResolve:
+		s += fmt.Sprintf(" %s@%d", it.id, it.revision)
+	case itemCommit:
+		s += fmt.Sprintf(" %s@%d %s of %d", it.record.name, it.record.revision, it.id, len(it.record.locks))
+	case itemFence:
+		s += fmt.Sprintf(" %d %v", it.fence, it.ids)
+	case itemForget:
+		s += " " + it.name.String()
+	case itemSweep:
+		s += fmt.Sprintf(" %s@%d piece %d: %q to %q", it.id, it.revision, it.piece, it.keys, it.next)
+	}
+	return s
+}
+
+func spanText(s keyspace.Span) string {
+	if isKey(s) {
+		return fmt.Sprintf("(%s)", s.Start)
+	}
+	return fmt.Sprintf("[%s,%s)", s.Start, s.End)
+}
+
+func intentText(i *intent) string {
+	lived := ""
+	if i.lived {
+		lived = " lived"
+	}
+	if i.v.Tombstone {
+		return fmt.Sprintf("%s†.%d%s", i.v.Key, i.v.Sub, lived)
+	}
+	return fmt.Sprintf("%s=%s.%d(create=%d version=%d)%s", i.v.Key, i.v.Value, i.v.Sub, i.v.Create, i.v.Version, lived)
+}
+
+// locksText prints what a replica has of transactions, in the order of names.
+func locksText(r *Replica) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.locks == nil {
+		return fmt.Sprintf("no locks, fence %d\n", r.rec.fence)
+	}
+	var lines []string
+	for h := range r.locks.all {
+		s := fmt.Sprintf("%s of %s", h.id, h.name)
+		if h.batch != nil {
+			s = "pending of " + h.name.String()
+		}
+		for _, p := range h.spans {
+			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
+		}
+		wait := 0
+		for _, g := range h.waiters {
+			wait += len(g.calls)
+		}
+		if wait > 0 {
+			s += fmt.Sprintf(", %d wait", wait)
+		}
+		lines = append(lines, s)
+	}
+	for _, t := range r.locks.records {
+		lines = append(lines, fmt.Sprintf("record of %s@%d", t.name, t.revision))
+	}
+	return strings.Join(sortedLines(lines), "") + fmt.Sprintf("fence %d\n", r.rec.fence)
+}
+
+func sortedLines(lines []string) []string {
+	slices.Sort(lines)
+	for i := range lines {
+		lines[i] += "\n"
+	}
+	return lines
+}

@@ -1,0 +1,458 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+var sampleName = TxnName{TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, 9}
+
+func sampleLock() *lock {
+	return &lock{
+		id: LockID{7, 5, 11, 2}, name: sampleName, anchor: []byte("k"), floor: 300,
+		spans: []lockSpan{
+			{span: keyspace.Single([]byte("k")), mode: lockExclusive},
+			{span: keyspace.Span{Start: []byte("a"), End: []byte("c")}},
+			{span: keyspace.Span{Start: []byte("x")}, mode: lockSweep, sub: 3},
+		},
+		writes: []intent{
+			{v: mvcc.Version{Key: []byte("k"), Sub: 1, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, lived: true},
+			{v: mvcc.Version{Key: []byte("l"), Sub: 2, Version: 1}},
+			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, lived: true},
+		},
+	}
+}
+
+func sampleTxnRecord() *txnRecord {
+	return &txnRecord{name: sampleName, anchor: []byte("k"), revision: 310, locks: []LockRef{
+		{LockID{7, 5, 11, 2}, keyspace.Span{Start: []byte("a"), End: []byte("m")}},
+		{LockID{8, 6, 1, 0}, keyspace.Single([]byte("z"))},
+	}}
+}
+
+func sampleItems() []txnItem {
+	return []txnItem{
+		{kind: itemLock, lock: sampleLock()},
+		{kind: itemResolve, id: LockID{7, 5, 11, 2}, revision: 310},
+		{kind: itemCommit, id: LockID{7, 5, 11, 2}, record: sampleTxnRecord()},
+		{kind: itemFence, fence: 9, ids: []LockID{{7, 5, 11, 2}}},
+		{kind: itemForget, name: sampleName},
+		{kind: itemSweep, id: LockID{7, 5, 11, 2}, revision: 310, piece: 2, next: []byte("y"), keys: [][]byte{[]byte("x"), []byte("xx")}},
+	}
+}
+
+func sampleTxnOps() []TxnOp {
+	return []TxnOp{
+		&Prepare{
+			Name: sampleName, Anchor: []byte("k"), Patient: true, Pin: true, PinAt: 12,
+			Guards: []Guard{{Compare: &pb.Compare{Key: []byte("a"), RangeEnd: []byte("c")}, Want: WantFails}},
+			Writes: []Write{
+				{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}},
+				{Number: 3, Op: &pb.DeleteRangeRequest{Key: []byte("x"), RangeEnd: []byte{0}, PrevKv: true}},
+			},
+		},
+		&Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: LockID{7, 5, 11, 2}, Revision: 310, Locks: sampleTxnRecord().locks},
+		&Resolve{Name: sampleName, Lock: LockID{8, 6, 1, 0}, Revision: 310},
+		&Decide{Name: sampleName, Anchor: []byte("k")},
+		&Forget{Name: sampleName, Anchor: []byte("k")},
+	}
+}
+
+func sampleTxnAnswers() []TxnAnswer {
+	return []TxnAnswer{
+		&Prepared{
+			Held: true, Lock: LockID{8, 6, 1, 0}, Facts: []Fact{{Found: true}, {Holds: true}}, Changes: true,
+			Results: []WriteResult{
+				{Number: 1, Lived: true, Version: 4, Create: 290, Lease: 9, Value: []byte("v")},
+				{Number: 3, Deleted: 1, Swept: true, Prevs: []*mvccpb.KeyValue{{Key: []byte("x"), ModRevision: 7}}},
+			},
+		},
+		&Prepared{Fence: 12, Facts: []Fact{{}}, Refused: kverror.New(kverror.KeyNotFound, "k"), RefusedAt: 2, Results: []WriteResult{}},
+		&Decided{Revision: 310, Locks: sampleTxnRecord().locks},
+		&Resolved{More: true},
+	}
+}
+
+// goldenTxn are the formats of transactions over several ranges, for TestGolden.
+func goldenTxn(t *testing.T) map[string][]byte {
+	t.Helper()
+	all := map[string][]byte{
+		"lock.v1":   appendLock([]byte{txnVersion}, sampleLock()),
+		"record.v1": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
+		"lock-key":  lockKey(7, sampleLock().id), "record-key": recordKey(7, sampleName),
+	}
+	for _, it := range sampleItems() {
+		all["item-"+it.kind.String()+".v3"] = appendItem(nil, &it)
+	}
+	for _, op := range sampleTxnOps() {
+		b, err := AppendTxnOp(nil, 7, 3, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[fmt.Sprintf("step-%d.v1", op.kind())] = b
+	}
+	for i, a := range sampleTxnAnswers() {
+		b, err := AppendTxnAnswer(nil, a, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[fmt.Sprintf("step-answer-%d.v1", i+1)] = b
+	}
+	out := map[string][]byte{}
+	for name, b := range all {
+		out["txn-"+name] = b
+	}
+	return out
+}
+
+func TestTxnRoundTrip(t *testing.T) {
+	for _, it := range sampleItems() {
+		b := appendItem(nil, &it)
+		c := cursor{b: b}
+		got := c.item()
+		err := c.end()
+		if again := appendItem(nil, &got); err != nil || !bytes.Equal(again, b) {
+			t.Errorf("%s: %v: %x became %x", it.kind, err, b, again)
+		}
+		for n := range b {
+			if c := (cursor{b: b[:n]}); true {
+				if c.item(); c.end() == nil {
+					t.Errorf("%s: %d of %d bytes are an item", it.kind, n, len(b))
+				}
+			}
+		}
+	}
+	for _, op := range sampleTxnOps() {
+		b, err := AppendTxnOp(nil, 7, 3, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, g, got, err := DecodeTxnOp(b)
+		again, _ := AppendTxnOp(nil, id, g, got)
+		if err != nil || id != 7 || g != 3 || !bytes.Equal(again, b) {
+			t.Errorf("%T: %v: %x became %x", op, err, b, again)
+		}
+	}
+	for _, a := range sampleTxnAnswers() {
+		b, err := AppendTxnAnswer(nil, a, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, failed, err := DecodeTxnAnswer(b)
+		again, _ := AppendTxnAnswer(nil, got, nil)
+		if err != nil || failed != nil || !bytes.Equal(again, b) {
+			t.Errorf("%T: %v %v: %s", a, failed, err, hex.EncodeToString(again))
+		}
+	}
+}
+
+func FuzzTxnOp(f *testing.F) {
+	for _, op := range sampleTxnOps() {
+		b, _ := AppendTxnOp(nil, 7, 3, op)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var op TxnOp
+		var err error
+		claims(t, b, func() { _, _, op, err = DecodeTxnOp(b) })
+		if err != nil {
+			return
+		}
+		again, err := AppendTxnOp(nil, 7, 3, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, p, err := DecodeTxnOp(again); err != nil || p.kind() != op.kind() {
+			t.Fatalf("%v became %v, %v", op, p, err)
+		}
+		_ = checkTxnOp(op)
+	})
+}
+
+func FuzzTxnAnswer(f *testing.F) {
+	for _, a := range sampleTxnAnswers() {
+		b, _ := AppendTxnAnswer(nil, a, nil)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		claims(t, b, func() { _, _, _ = DecodeTxnAnswer(b) })
+		a, failed, err := DecodeTxnAnswer(b)
+		if err != nil || failed != nil {
+			return
+		}
+		again, err := AppendTxnAnswer(nil, a, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := DecodeTxnAnswer(again); err != nil {
+			t.Fatalf("%x became %x: %v", b, again, err)
+		}
+	})
+}
+
+// FuzzTxnState: what a range keeps of transactions is read or refused.
+func FuzzTxnState(f *testing.F) {
+	f.Add(lockKey(7, sampleLock().id)[9:], appendLock([]byte{txnVersion}, sampleLock()))
+	f.Add(recordKey(7, sampleName)[9:], appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()))
+	f.Fuzz(func(t *testing.T, suffix, value []byte) {
+		var s txnState
+		claims(t, append(suffix, value...), func() {
+			var s txnState
+			_ = s.decodeStored(suffix, value)
+		})
+		if s.decodeStored(suffix, value) != nil {
+			return
+		}
+		for _, l := range s.locks {
+			left, right := l.cut([]byte("k"))
+			for _, half := range []*lock{left, right} {
+				if half != nil && half.id != l.id {
+					t.Fatalf("%+v was cut from %+v", half, l)
+				}
+			}
+		}
+	})
+}
+
+// The lock table is compared with a list of everything that is held.
+func TestLockTableEqualsAList(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var total atomic.Int64
+	table := newLockTable(&total)
+	var all []*held
+	key := func() []byte { return []byte{byte('a' + rng.IntN(6))} }
+	span := func() keyspace.Span {
+		a, b := key(), key()
+		switch {
+		case rng.IntN(2) == 0:
+			return keyspace.Single(a)
+		case bytes.Compare(a, b) < 0:
+			return keyspace.Span{Start: a, End: b}
+		}
+		return keyspace.Span{Start: a}
+	}
+	for step := range 5000 {
+		if len(all) > 0 && rng.IntN(2) == 0 {
+			i := rng.IntN(len(all))
+			table.remove(all[i])
+			all = slices.Delete(all, i, i+1)
+		} else if len(all) < 12 {
+			l := &lock{id: LockID{Range: keyspace.RangeID(step)}, floor: keyspace.Revision(rng.IntN(10))}
+			l.name.Counter = uint64(rng.IntN(4))
+			for range 1 + rng.IntN(3) {
+				l.spans = append(l.spans, lockSpan{span: span(), mode: lockMode(rng.IntN(3))})
+			}
+			all = append(all, &held{lock: l})
+			table.add(all[len(all)-1])
+		}
+		s, self, at := span(), TxnName{TxnID: TxnID{Counter: uint64(rng.IntN(4))}}, keyspace.Revision(rng.IntN(10))
+		writes := rng.IntN(2) == 0
+		conflict, reader := false, false
+		for _, h := range all {
+			for _, p := range h.spans {
+				if p.span.Overlaps(s) && h.name != self {
+					conflict = conflict || writes || p.mode != lockShared
+					reader = reader || p.mode != lockShared && h.floor < at
+				}
+			}
+		}
+		if got := table.conflict(s, writes, self); (got.h != nil) != conflict {
+			t.Fatalf("step %d: conflict %v at %s, want %t", step, got, s, conflict)
+		}
+		if got := table.reader(s, at, self); (got != nil) != reader {
+			t.Fatalf("step %d: reader %v at %s, want %t", step, got, s, reader)
+		}
+	}
+	for _, h := range all {
+		table.remove(h)
+	}
+	if !table.empty() || table.pieces.keys.Len() != 0 || len(table.pieces.spans) != 0 || total.Load() != 0 {
+		t.Fatalf("left over: %+v", table)
+	}
+}
+
+// Changes of the live-key count that come late are counted at the revision that they
+// have.
+func TestLateChangesOfTheCount(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	var l liveCounter
+	changes := map[keyspace.Revision]int64{}
+	var late []delta
+	var live int64
+	rev := keyspace.Revision(1)
+	for step := range 8000 {
+		var d []delta
+		for range rng.IntN(3) {
+			rev++
+			d = append(d, delta{rev, rng.Int64N(5) - 2})
+			if rng.IntN(4) == 0 {
+				late = append(late, d[len(d)-1])
+				d = d[:len(d)-1]
+			}
+		}
+		if len(late) > 0 && rng.IntN(3) == 0 {
+			i := rng.IntN(len(late))
+			d = append(d, late[i])
+			late = slices.Delete(late, i, i+1)
+		}
+		for _, x := range d {
+			changes[x.rev] += x.n
+			live += x.n
+		}
+		l.apply(d)
+		if step%16 != 0 {
+			continue
+		}
+		at := max(1, rev-keyspace.Revision(rng.IntN(2000)))
+		got, ok := l.at(at, live)
+		want := int64(0)
+		for r, n := range changes {
+			if r <= at {
+				want += n
+			}
+		}
+		if ok && got != want {
+			t.Fatalf("step %d: %d at %d, want %d", step, got, at, want)
+		}
+	}
+	if len(l.deltas) > maxDeltas {
+		t.Fatalf("%d changes are kept", len(l.deltas))
+	}
+}
+
+// fakePusher answers pushes by a table.
+type fakePusher struct {
+	mu       sync.Mutex
+	live     bool
+	decided  *Decided
+	pushed   int
+	finished int
+}
+
+func (p *fakePusher) Push(context.Context, TxnName, []byte) (bool, *Decided, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pushed++
+	return p.live, p.decided, nil
+}
+
+func (p *fakePusher) Finish(context.Context, TxnName, *Decided) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.finished++
+	return p.live, nil
+}
+
+// Whoever leads asks for what became of old locks: nobody needs to meet them. One of a
+// transaction whose coordinator is at it stays, one that the record does not list is
+// aborted (trap 66).
+func TestOldLocksArePushed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakePusher{live: true}
+		w := newFakeWorld(t)
+		w.node.cfg.Txns = p
+		w.seq.auto = true
+		w.serve(1, 5)
+		defer w.stop()
+		do := func(op TxnOp) TxnAnswer {
+			var a TxnAnswer
+			var err error
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				a, err = w.node.Txn(t.Context(), 1, 1, op)
+			}()
+			w.settle()
+			<-done
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a
+		}
+		put := []Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}
+		do(&Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put})
+		r := w.node.Replica(1)
+		for span, want := range map[string]bool{"k": true, "l": false} {
+			if got := r.LockedBelow(keyspace.Single([]byte(span)), 400); got != want || r.LockedBelow(keyspace.Span{}, 0) {
+				t.Fatalf("%s is locked below 400: %t", span, got)
+			}
+		}
+		held := func() int {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.locks == nil {
+				return 0
+			}
+			return len(r.locks.all)
+		}
+		time.Sleep(5 * time.Second)
+		w.settle()
+		if p.pushed < 3 || held() != 1 {
+			t.Fatalf("%d pushes, %d locks", p.pushed, held())
+		}
+		p.mu.Lock()
+		p.live, p.decided = false, &Decided{Revision: 400, Locks: []LockRef{{ID: LockID{Range: 99}}}}
+		p.mu.Unlock()
+		for range 8 {
+			time.Sleep(pushTick)
+			w.settle()
+		}
+		if v, ok, err := mvcc.Get(w.engine, []byte("k"), 1000); ok || err != nil || held() != 0 {
+			t.Fatalf("%+v %v, %d locks", v, err, held())
+		}
+		other := sampleName
+		other.Attempt++
+		lock := do(&Prepare{Name: other, Anchor: []byte("k"), Writes: put}).(*Prepared).Lock
+		w.seq.mu.Lock()
+		w.seq.last = 400
+		w.seq.mu.Unlock()
+		do(&Commit{Name: other, Anchor: []byte("k"), AnchorLock: lock, Revision: 400, Locks: []LockRef{{ID: lock}}})
+		for range 20 {
+			time.Sleep(pushTick)
+			w.settle()
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if v, ok, err := mvcc.Get(w.engine, []byte("k"), 1000); !ok || v.Mod != 400 || err != nil || p.finished == 0 || r.locks != nil {
+			t.Fatalf("%+v %v, %d finished, %v", v, err, p.finished, r.locks)
+		}
+		w.node.pushes.mu.Lock()
+		defer w.node.pushes.mu.Unlock()
+		if w.node.pushes.ticking {
+			t.Fatal("it looks for locks though there are none")
+		}
+	})
+}
+
+// settle commits what is proposed until nothing moves.
+func (w *fakeWorld) settle() {
+	g := w.groups.group(1)
+	for synctest.Wait(); ; synctest.Wait() {
+		g.mu.Lock()
+		n := len(g.log)
+		g.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		e := g.take(0)
+		if err := g.apply(entryOf(e)); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
