@@ -117,6 +117,10 @@ type Config struct {
 	// WarnUnaryRequest is the duration above which a request is logged. 0 means the
 	// default, 300 ms. Too low fills the log under load.
 	WarnUnaryRequest time.Duration
+	// WatchProgressInterval is how often watchers that want it are told how far they are
+	// while nothing happens. 0 means 10 min, less than 100 ms that. Short ones cost a
+	// message per watcher each time.
+	WatchProgressInterval time.Duration
 
 	// Compaction says how old versions go.
 	Compaction Compaction
@@ -363,7 +367,7 @@ func (c *Config) validateTiming() error {
 	for flag, d := range map[string]time.Duration{
 		"grpc-keepalive-min-time": c.KeepAliveMinTime,
 		"grpc-keepalive-interval": c.KeepAliveInterval, "grpc-keepalive-timeout": c.KeepAliveTimeout,
-		"warning-unary-request-duration": c.WarnUnaryRequest,
+		"warning-unary-request-duration": c.WarnUnaryRequest, "watch-progress-notify-interval": c.WatchProgressInterval,
 	} {
 		if d < 0 {
 			return fmt.Errorf("--%s must not be negative (set to %v)", flag, d)

@@ -117,6 +117,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"log-level":                      str("debug", func(c *Config) any { return c.Log.Level }),
 		"log-format":                     str("console", func(c *Config) any { return c.Log.Format }),
 		"warning-unary-request-duration": {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnUnaryRequest }, want: 2 * time.Second},
+		"watch-progress-notify-interval": {value: "5s", file: "5000000000", get: func(c *Config) any { return c.WatchProgressInterval }, want: 5 * time.Second},
 		"enable-pprof":                   {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
 		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
 		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},

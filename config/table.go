@@ -306,6 +306,11 @@ func loggingFlags() []Flag {
 			set:   setDuration(func(c *Config) *time.Duration { return &c.WarnUnaryRequest }),
 		},
 		{
+			Name: "watch-progress-notify-interval", kind: kindDuration, Default: "0s", File: "watch-progress-notify-interval", Section: sectionFeatures,
+			Usage: "How often idle watchers that ask for progress are told of it. 0 means 10m, less than 100ms that.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.WatchProgressInterval }),
+		},
+		{
 			Name: "enable-pprof", kind: kindBool, Default: "false", File: "enable-pprof", Section: sectionProfiling,
 			Usage: "Serve Go's profiles at the client URLs under /debug/pprof/.", set: setBool(func(c *Config) *bool { return &c.EnablePprof }),
 		},

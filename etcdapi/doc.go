@@ -32,8 +32,9 @@
 // No request outlives its bound: KV's own for its calls, [Options.RequestTimeout] for
 // the other unary ones. No connection is held without one: TLS handshake and first bytes have ten seconds. A
 // cancelled call stays Canceled, the client's own deadline DeadlineExceeded; where the
-// server lost patience it is etcd's "request timed out". Services that are not there
-// yet (Watch, Lease, Auth, Lock, Election) are not registered, so that their calls
+// server lost patience it is etcd's "request timed out". What a watcher is told comes
+// behind the answer that it was created, in the order of package watch. Services that are not there
+// yet (Lease, Auth, Lock, Election) are not registered, so that their calls
 // answer Unimplemented; methods that are missing from a service that is there answer
 // Unimplemented with a text that says so.
 //
@@ -44,6 +45,9 @@
 //     three election timeouts without one.
 //   - a client opens a connection and says nothing: it is closed after ten seconds.
 //   - there are too many connections: the listener stops accepting until one closes.
-//   - the node stops: [Server.Stop] accepts nothing more, lets running calls end until
-//     its context is done, then cuts them off.
+//   - a client takes its watch events too slowly: its watchers go on from history, in
+//     bounded memory, see package watch.
+//   - the node stops: [Server.Stop] accepts nothing more, ends watch streams with etcd's
+//     "server stopped", lets running calls end until its context is done, then cuts them
+//     off.
 package etcdapi

@@ -40,6 +40,11 @@ type Metrics struct {
 	// those that were closed before they spoke, by cause.
 	OpenConnections     prometheus.Gauge
 	RejectedConnections *prometheus.CounterVec
+	// StreamFailures counts streams that failed, by Type (send) and API. The watch
+	// histograms are the times to send a response of events, the same by event, an answer to
+	// a request, and progress.
+	StreamFailures                                                                 *prometheus.CounterVec
+	WatchSendSeconds, WatchEventSeconds, WatchControlSeconds, WatchProgressSeconds prometheus.Histogram
 	// SlowRequests are the unary calls that took longer than the warning threshold.
 	SlowRequests prometheus.Counter
 
@@ -56,6 +61,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	loop := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "etcd_debugging_server_watch_send_loop_" + name + "_duration_seconds", Help: help,
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		})
 	}
 	m := &Metrics{
 		SentBytes:      counter("etcd_network_client_grpc_sent_bytes_total", "The total number of bytes sent to grpc clients."),
@@ -88,6 +99,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "skein_etcdapi_open_connections",
 			Help: "Client connections that are open.",
 		}),
+		StreamFailures:       vec("etcd_network_server_stream_failures_total", "The total number of stream failures from the local server.", "Type", "API"),
+		WatchSendSeconds:     loop("watch_stream", "The total duration in seconds of running through the send loop watch stream response all events."),
+		WatchControlSeconds:  loop("control_stream", "The total duration in seconds of running through the send loop control stream response."),
+		WatchProgressSeconds: loop("progress", "The total duration in seconds of running through the progress loop control stream response."),
+		WatchEventSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds",
+			Help:    "The average duration in seconds of running through the send loop watch stream response, per event.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		}),
 		RejectedConnections: vec("skein_etcdapi_rejected_connections_total", "Client connections closed before their first request, by cause.", "cause"),
 		SlowRequests:        counter("skein_etcdapi_slow_requests_total", "Unary calls that took longer than warning-unary-request-duration."),
 	}
@@ -95,7 +115,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.SentBytes, m.ReceivedBytes, m.ClientRequests, m.RequestSeconds, m.Started, m.Handled, m.MessagesReceived,
 			m.MessagesSent, m.ServerID, m.Learner, m.HealthSuccess,
-			m.HealthFailures, m.HealthCheck, m.HealthChecks, m.OpenConnections, m.RejectedConnections, m.SlowRequests)
+			m.HealthFailures, m.HealthCheck, m.HealthChecks, m.OpenConnections, m.RejectedConnections, m.SlowRequests,
+			m.StreamFailures, m.WatchSendSeconds, m.WatchEventSeconds, m.WatchControlSeconds, m.WatchProgressSeconds)
 		reg.MustRegister(versionGauges()...)
 	}
 	return m

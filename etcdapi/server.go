@@ -27,6 +27,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/watch"
 )
 
 // grpcOverheadBytes is what a message may be larger than max-request-bytes before
@@ -38,6 +39,8 @@ type Options struct {
 	KV      KV
 	Members Cluster
 	Node    Node
+	// Watches may be nil: then the Watch service is not there.
+	Watches *watch.Hub
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID
@@ -64,6 +67,9 @@ type Options struct {
 	// WarnUnaryRequest is the duration above which a unary call is logged. 0 means
 	// 300 ms.
 	WarnUnaryRequest time.Duration
+	// WatchProgressInterval is how often watchers that want it are told how far they are
+	// while they are told nothing else. 0 means 10 min, less than 100 ms that.
+	WatchProgressInterval time.Duration
 	// KeepAliveMinTime, KeepAliveInterval and KeepAliveTimeout are the three
 	// grpc-keepalive settings; where one is 0, gRPC's own hold.
 	KeepAliveMinTime, KeepAliveInterval, KeepAliveTimeout time.Duration
@@ -88,6 +94,8 @@ func (o *Options) fill() {
 	setDefault(&o.RequestTimeout, 7*time.Second)
 	setDefault(&o.ElectionTimeout, time.Second)
 	setDefault(&o.WarnUnaryRequest, 300*time.Millisecond)
+	setDefault(&o.WatchProgressInterval, 10*time.Minute)
+	o.WatchProgressInterval = max(o.WatchProgressInterval, minProgressInterval)
 	if o.MaxConnections == 0 {
 		o.MaxConnections = maxConnections()
 	}
@@ -101,6 +109,9 @@ func (o *Options) fill() {
 		o.Gatherer = prometheus.DefaultGatherer
 	}
 }
+
+// minProgressInterval is etcd's bound for WatchProgressInterval.
+const minProgressInterval = 100 * time.Millisecond
 
 func setDefault[T comparable](v *T, d T) {
 	var zero T
@@ -140,6 +151,8 @@ type Server struct {
 	gateway *gateway // nil where there is none
 
 	stopping context.CancelFunc
+	// ending is closed when the server stops: streams that have no end of their own end.
+	ending chan struct{}
 	// wg counts the goroutines of Start.
 	wg       sync.WaitGroup
 	stopOnce sync.Once
@@ -154,11 +167,14 @@ type boundListener struct {
 // that failed.
 func New(o Options) *Server {
 	o.fill()
-	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), grpcConns: newConnQueue(), httpConns: newConnQueue()}
+	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
 	s.grpc = grpc.NewServer(s.grpcOptions()...)
 	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
 	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
 	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
+	if o.Watches != nil {
+		pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
+	}
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	if o.Register != nil {
@@ -357,6 +373,7 @@ func (s *Server) Stop(ctx context.Context) {
 func (s *Server) stop(ctx context.Context) {
 	s.health.Shutdown()
 	s.closeListeners()
+	close(s.ending)
 	if s.stopping != nil {
 		s.stopping()
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/transport"
+	"github.com/skeindb/skein/watch"
 )
 
 // Budget divides a node's memory among everything that may hold much of it. Its
@@ -22,6 +23,8 @@ type Budget struct {
 	// Requests are client requests being evaluated, overlays included. Reads are the
 	// answers that this gateway puts together from several ranges.
 	Requests, Reads int64
+	// Watch is what this gateway holds of events for its watchers.
+	Watch int64
 	// Txns are the transactions over several ranges that this gateway coordinates, Locks
 	// what such transactions have locked and intend to write in its replicas.
 	Txns, Locks int64
@@ -35,17 +38,29 @@ func NewBudget(total int64) Budget {
 	b := Budget{
 		Memtables: part(20),
 		WALQueue:  part(6), WALCache: part(6),
-		Proposals: part(12), Inbound: part(8),
-		BusQueues: part(12), Requests: part(6), Reads: part(8),
+		Proposals: part(10), Inbound: part(8),
+		BusQueues: part(10), Requests: part(6), Reads: part(6),
 		Txns: part(2), Locks: part(2),
-		Heads: part(8),
+		Watch: part(6), Heads: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Txns - b.Locks - b.Heads
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Reads - b.Txns - b.Locks - b.Watch - b.Heads
 	return b
 }
 
 // memTable is the size of one memtable.
 func (b Budget) memTable() int64 { return b.Memtables / engine.MemTableStops }
+
+// watchConfig fills in the bounds of watchers' memory: half of it for clients, the rest
+// for events that wait, that came of late, and for pages of history.
+func (b Budget) watchConfig(c *watch.Config) {
+	c.QueuedBytes, c.PendingBytes, c.RecentBytes = b.Watch/2, b.Watch/8*2, b.Watch/8
+	c.HistoryBytes = b.Watch / 8 / watchReaders
+	c.WatcherBytes = min(1<<20, c.QueuedBytes)
+	c.Readers = watchReaders
+}
+
+// watchReaders is how many pages of history a node reads for watchers at a time.
+const watchReaders = 4
 
 // queues divides the bus's share among peers and classes, each at least the
 // smallest that a message of maxMessage bytes can pass.

@@ -24,6 +24,7 @@ import (
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
+	"github.com/skeindb/skein/watch"
 )
 
 // Bus is the bus as node uses it: *transport.QUIC, or the simulator's.
@@ -103,6 +104,7 @@ type Core struct {
 	client  *placement.Client
 	shards  *shard.Node
 	router  *router.Router
+	watches *watch.Hub
 
 	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
 	ctx    context.Context
@@ -283,6 +285,13 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)
+	watches := watch.Config{
+		Self: o.Self, Clock: o.Clock, Log: c.client, Ranges: c.router, Feeds: watch.OverShard(c.shards.Client()),
+		Logger: c.log, Metrics: watch.NewMetrics(o.Registry),
+	}
+	c.budget.watchConfig(&watches)
+	c.watches = watch.New(watches)
+	*undo = append(*undo, c.watches.Stop)
 	c.host.RegisterHandlers(c.bus)
 	c.router.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
@@ -362,6 +371,9 @@ func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Li
 
 // KV is the node's gateway.
 func (c *Core) KV() *router.Router { return c.router }
+
+// Watches are the watchers of the node's gateway.
+func (c *Core) Watches() *watch.Hub { return c.watches }
 
 // Store is what the node has applied, for who checks it.
 func (c *Core) Store() engine.Reader { return c.engine }
@@ -447,6 +459,7 @@ func (c *Core) Stop(ctx context.Context) error {
 // stopServing ends everything between the bus and the storage.
 func (c *Core) stopServing() {
 	c.cancel()
+	c.watches.Stop()
 	c.client.Stop()
 	c.router.Stop()
 	c.shards.Stop()

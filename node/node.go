@@ -87,6 +87,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, boot)
 	face.KV, face.Members, face.Node, face.Clock = core.router, members{core}, self{core}, o.Clock
+	face.Watches = core.watches
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) }
 	n.api = etcdapi.New(face)
@@ -150,7 +151,8 @@ func faceOptions(cfg *config.Config, boot *config.Bootstrap) etcdapi.Options {
 		Cluster: boot.Cluster, Self: boot.Self,
 		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
-		KeepAliveMinTime: cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
+		WatchProgressInterval: cfg.WatchProgressInterval,
+		KeepAliveMinTime:      cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
 		EnablePprof: cfg.EnablePprof, NoGateway: !cfg.Gateway,
 	}
 }

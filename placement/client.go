@@ -65,6 +65,9 @@ type Client struct {
 	// running, guarded by mu, are the attempts under way that may be made again
 	// elsewhere.
 	running map[*attempt]struct{}
+	// moved is closed and made anew when leader changes, for those who follow it; nil
+	// until somebody does.
+	moved chan struct{}
 }
 
 // attempt is one attempt at one node.
@@ -167,6 +170,10 @@ func (c *Client) setLeaderLocked(leader keyspace.NodeID) {
 		return
 	}
 	c.leader = leader
+	if c.moved != nil {
+		close(c.moved)
+		c.moved = nil
+	}
 	if leader == 0 {
 		c.o.Metrics.HasLeader.Set(0)
 		return
@@ -181,6 +188,17 @@ func (c *Client) Leader() keyspace.NodeID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leader
+}
+
+// leaderNow returns the node that is taken for the leader, 0 if none is, and a channel
+// that is closed when another one is.
+func (c *Client) leaderNow() (keyspace.NodeID, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.moved == nil {
+		c.moved = make(chan struct{})
+	}
+	return c.leader, c.moved
 }
 
 // heard takes over what a node that does not lead said of the leader. refuser is

@@ -106,18 +106,21 @@ func (c *Client) feedLoop() {
 		if progress {
 			pause = attemptPauseMin
 		}
-		var remote *transport.RemoteError
-		if errors.As(err, &remote) {
-			if e, derr := kverror.Decode(remote.Detail); derr == nil {
-				c.heard(node, e.Leader)
-			}
-		} else {
-			c.heard(node, 0)
-		}
+		c.streamEnded(node, err)
 		if clock.Sleep(c.ctx, c.o.Clock, pause) != nil {
 			return
 		}
 		pause = min(2*pause, attemptPauseMax)
+	}
+}
+
+// streamEnded takes over what the end of a node's stream says of the leader.
+func (c *Client) streamEnded(node keyspace.NodeID, err error) {
+	var remote *transport.RemoteError
+	if !errors.As(err, &remote) {
+		c.heard(node, 0)
+	} else if e, derr := kverror.Decode(remote.Detail); derr == nil {
+		c.heard(node, e.Leader)
 	}
 }
 

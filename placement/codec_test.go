@@ -85,7 +85,14 @@ var (
 	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Changed: 33}
 	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
 	sampleGrant = grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
-	samplePart  = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
+	// Revision 60 belongs to two ranges.
+	sampleLogPart = LogPart{Term: 6, After: 56, Last: 61, Records: []Handout{
+		{First: 57, Count: 3, Range: 7, Generation: 3},
+		{First: 60, Count: 1, Range: 8, Generation: 1},
+		{First: 60, Count: 1, Range: 7, Generation: 3},
+		{First: 61, Count: 1, Range: 300, Generation: 2},
+	}}
+	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
 )
 
 // TestGolden compares every format's bytes with testdata/golden.txt, and decodes
@@ -122,6 +129,8 @@ func TestGolden(t *testing.T) {
 	}
 	line("bus/feed-request", encodeFeedRequest(32))
 	line("bus/feed-part", samplePart.encode())
+	line("bus/log-request", encodeLogRequest(LogPosition{Term: 6, Last: 56}))
+	line("bus/log-part", sampleLogPart.encode())
 	path := filepath.Join("testdata", "golden.txt")
 	if os.Getenv("SKEIN_REWRITE") != "" {
 		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
@@ -196,6 +205,8 @@ func decoderOf(name string) func([]byte) error {
 		"bus/refusal":      func(p []byte) error { _, err := decodeGrant(p); return err },
 		"bus/feed-request": func(p []byte) error { _, err := decodeFeedRequest(p); return err },
 		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/log-request":  func(p []byte) error { _, err := decodeLogRequest(p); return err },
+		"bus/log-part":     func(p []byte) error { _, err := decodeLogPart(p); return err },
 	}[name]
 }
 
@@ -310,4 +321,14 @@ func FuzzFeedPart(f *testing.F) {
 
 func FuzzFeedRequest(f *testing.F) {
 	fuzzDecoder(f, "bus/feed-request", decodeFeedRequest, encodeFeedRequest)
+}
+
+// FuzzLogPart: a part of the hand-out log, and a request for one, are the same after
+// another trip.
+func FuzzLogPart(f *testing.F) {
+	fuzzDecoder(f, "bus/log-part", decodeLogPart, func(p LogPart) []byte { return p.encode() })
+}
+
+func FuzzLogRequest(f *testing.F) {
+	fuzzDecoder(f, "bus/log-request", decodeLogRequest, encodeLogRequest)
 }

@@ -6,7 +6,7 @@
 //
 //	shard, router, etcdapi, node
 //	      │ Sequence, RangeMap, ReportDescriptors, Compact, Members, Quiesce …
-//	   Client ──────────── bus (methods 32, 33, 34), or a function call ─────┐
+//	   Client ──────────── bus (methods 32 to 35), or a function call ─────┐
 //	                                                                       Service
 //	                                        Sequencer ── ceiling ──▶ Machine │
 //	                                            │ lease, ReadIndex      ▲    │
@@ -42,6 +42,10 @@
 // P6. The compacted revision is committed and visible to every later hand-out
 // before Compact answers: whoever asks for a revision afterwards is told of it.
 //
+// P7. The hand-out log that FollowLog brings says of every revision which ranges got
+// it, in order, or that nobody knows any more. An earlier term's sequencer hands
+// nothing out once a later one's part has come.
+//
 // # What if …
 //
 // … the sequencer dies? Its node's clients find the next leader; requests that had
@@ -67,6 +71,5 @@
 // # What it does not do
 //
 // It moves no data and opens no replicas: RangeControl does, wired by node. It does
-// not know what keys mean, it does not route requests, and it does not stream the
-// hand-out log to gateways.
+// not know what keys mean, and it does not route requests.
 package placement

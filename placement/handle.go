@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"errors"
 
 	"go.uber.org/zap"
 
@@ -43,9 +44,29 @@ func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byt
 		return err
 	}
 	if !s.hasReplica() {
-		return &transport.RemoteError{Message: s.refusal().Error(), Detail: kverror.Append(nil, kverror.Of(s.refusal()))}
+		return s.streamRefusal()
 	}
 	return serveFeed(ctx, s.machine, since, st)
+}
+
+// streamRefusal ends a stream as refusal does a call.
+func (s *Service) streamRefusal() error {
+	e := kverror.Of(s.refusal())
+	return &transport.RemoteError{Message: e.Error(), Detail: kverror.Append(nil, e)}
+}
+
+// handleLog answers method 35: the sequencer can.
+func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
+	known, err := decodeLogRequest(first)
+	if err != nil {
+		return err
+	}
+	s.o.Metrics.LogFollowers.Inc()
+	defer s.o.Metrics.LogFollowers.Dec()
+	if err := serveLog(ctx, s.Log(), known, st); !errors.Is(err, errNoSequencer) {
+		return err
+	}
+	return s.streamRefusal()
 }
 
 func (s *Service) hasReplica() bool {

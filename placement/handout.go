@@ -3,6 +3,7 @@ package placement
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
@@ -33,8 +34,9 @@ var ErrLogGone = errors.New("placement: hand-out log does not reach back that fa
 // the last while, from one sequencer in one term. A new sequencer's log starts
 // anew, since it cannot know what the old one handed out last (trap 80).
 //
-// The log has no holes: it holds every revision in (After, Last]. It may be read
-// by many goroutines.
+// The log has no holes: it holds every revision in (After, Last]. A revision that
+// belongs to several ranges has an entry for each, one behind the other. It may be
+// read by many goroutines.
 type HandoutLog struct {
 	mu sync.Mutex
 	// Guarded by mu. term is 0 while this node is not the sequencer.
@@ -44,6 +46,9 @@ type HandoutLog struct {
 	ring        []Handout
 	// head is the index of the oldest entry, used the number of entries.
 	head, used int
+	// listeners get a value, where they hold none, with each change. A log that nobody
+	// follows pays one look at an empty list for each hand-out.
+	listeners []chan struct{}
 }
 
 func newHandoutLog(entries int) *HandoutLog { return &HandoutLog{ring: make([]Handout, entries)} }
@@ -54,6 +59,28 @@ func (l *HandoutLog) restart(term uint64, after keyspace.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.term, l.after, l.last, l.head, l.used = term, after, after, 0, 0
+	l.wakeLocked()
+}
+
+// wakeLocked tells the listeners of a change.
+func (l *HandoutLog) wakeLocked() {
+	for _, ch := range l.listeners {
+		signal(ch)
+	}
+}
+
+// listen returns a channel that gets a value soon after each change, and a function
+// that ends it.
+func (l *HandoutLog) listen() (changed <-chan struct{}, stop func()) {
+	ch := make(chan struct{}, 1)
+	l.mu.Lock()
+	l.listeners = append(l.listeners, ch)
+	l.mu.Unlock()
+	return ch, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.listeners = slices.DeleteFunc(l.listeners, func(o chan struct{}) bool { return o == ch })
+	}
 }
 
 // append adds the revisions that follow the last ones. Revisions that go to one
@@ -68,6 +95,7 @@ func (l *HandoutLog) append(h Handout, also ...keyspace.RangeAt) {
 		panic(fmt.Sprintf("placement: hand-out of %d revisions from %d on follows revision %d", h.Count, h.First, l.last))
 	}
 	l.last = h.Last()
+	l.wakeLocked()
 	l.joinLocked(h)
 	for _, a := range also {
 		l.pushLocked(Handout{First: h.First, Count: 1, Range: a.Range, Generation: a.Generation})
@@ -112,11 +140,11 @@ func (l *HandoutLog) Bounds() (term uint64, after, last keyspace.Revision) {
 }
 
 // Read copies entries with revisions above after into dst, in order and without a
-// hole, and returns how many, and the last revision of which they tell all: of one
-// that concerns several ranges either all entries are there or none. last is that of
-// Bounds where the log ends there, and to be read on from otherwise. dst has room for
-// at least keyspace.MaxRevisionRanges entries. The first entry may begin at or below
-// after. It returns ErrLogGone where the log does not hold after+1 of that term.
+// hole, and returns how many and up to which revision: every revision in (after,
+// last] was handed out, and to nobody but those of the entries. Where last is
+// after, there are none above it yet. The first entry may begin at or below after. A
+// revision is never divided: dst has room for at least keyspace.MaxRevisionRanges
+// entries. Read returns ErrLogGone where the log does not hold after+1 of that term.
 func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (n int, last keyspace.Revision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,13 +166,13 @@ func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (
 		n++
 	}
 	if lo+n == l.used {
-		return n, l.last, nil
+		return n, max(l.last, after), nil
 	}
 	for n > 0 && dst[n-1].Last() == l.entry(lo+n).Last() {
-		n--
+		n-- // its other ranges found no room
 	}
 	if n == 0 {
-		panic(fmt.Sprintf("placement: a revision's ranges do not fit into %d entries", len(dst)))
+		panic(fmt.Sprintf("placement: revision %d has more ranges than the %d that a reader takes", l.entry(lo).First, len(dst)))
 	}
 	return n, dst[n-1].Last(), nil
 }

@@ -30,6 +30,8 @@ type Metrics struct {
 	SequenceSeconds prometheus.Histogram
 	// SequenceErrors counts requests that got no revision.
 	SequenceErrors prometheus.Counter
+	// LogFollowers is how many gateways follow this node's hand-out log.
+	LogFollowers prometheus.Gauge
 	// MapVersion is the version of the node's copy of the range map, Ranges their
 	// number in it.
 	MapVersion prometheus.Gauge
@@ -67,13 +69,14 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.000_02, 2, 18),
 		}),
 		SequenceErrors: counter("skein_placement_sequence_errors_total", "Requests for revisions that got none."),
+		LogFollowers:   gauge("skein_placement_log_followers", "Gateways that follow this node's hand-out log."),
 		MapVersion:     gauge("skein_placement_map_version", "Version of this node's copy of the range map."),
 		Ranges:         gauge("skein_placement_ranges", "Ranges in this node's copy of the range map."),
 	}
 	if r != nil {
 		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.Handouts, m.HandoutBatches, m.HandoutRefusals,
 			m.Revision, m.Ceiling, m.CeilingWaits, m.ReadIndexRounds, m.BatchRequests, m.BatchRevisions,
-			m.SequenceSeconds, m.SequenceErrors, m.MapVersion, m.Ranges)
+			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges)
 	}
 	return m
 }

@@ -166,6 +166,7 @@ func (s *Service) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodPlacementSequence, transport.ClassRequest, s.handleSequence)
 	r.HandleCall(transport.MethodPlacementRequest, transport.ClassRequest, s.handleRequest)
 	r.HandleStream(transport.MethodPlacementFeed, transport.ClassRequest, s.handleFeed)
+	r.HandleStream(transport.MethodPlacementLog, transport.ClassRequest, s.handleLog)
 }
 
 // Start starts the Service's goroutines. Stop ends them.

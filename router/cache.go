@@ -26,15 +26,52 @@ func (r *route) leader() keyspace.NodeID { return keyspace.NodeID(r.hint.Load())
 type rangeCache struct {
 	mu sync.Mutex // serialises changes
 	// byID has the same routes by their ranges. Guarded by mu.
-	byID   map[keyspace.RangeID]*route
+	byID map[keyspace.RangeID]*route
+	// former are the spans that ranges had in earlier generations, the last ones of which
+	// anybody may still speak; order is the order in which they came. Guarded by mu.
+	former map[formerKey]keyspace.Span
+	order  []formerKey
 	routes atomic.Pointer[[]*route]
 }
 
 // newRangeCache returns a cache that knows nothing.
 func newRangeCache() *rangeCache {
-	c := &rangeCache{byID: map[keyspace.RangeID]*route{}}
+	c := &rangeCache{byID: map[keyspace.RangeID]*route{}, former: map[formerKey]keyspace.Span{}}
 	c.routes.Store(&[]*route{})
 	return c
+}
+
+// maxFormer bounds the earlier generations that are remembered.
+const maxFormer = 4096
+
+type formerKey struct {
+	id         keyspace.RangeID
+	generation keyspace.Generation
+}
+
+// rememberLocked keeps the span of a range that is about to be another one.
+func (c *rangeCache) rememberLocked(d *keyspace.Descriptor) {
+	k := formerKey{d.Range, d.Generation}
+	if _, known := c.former[k]; known {
+		return
+	}
+	if len(c.order) == maxFormer {
+		delete(c.former, c.order[0])
+		c.order = c.order[1:]
+	}
+	c.former[k] = d.Span
+	c.order = append(c.order, k)
+}
+
+// spanOf returns the span of the range at the generation, if it is known.
+func (c *rangeCache) spanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.byID[id]; r != nil && r.desc.Generation == g {
+		return r.desc.Span, true
+	}
+	s, ok := c.former[formerKey{id, g}]
+	return s, ok
 }
 
 // find returns the range that holds the key, nil if unknown.
@@ -98,10 +135,12 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 			rs = slices.Delete(rs, at, at+1)
 			lo, hi = window(rs, d.Span)
 		}
+		c.rememberLocked(&known.desc)
 		delete(c.byID, d.Range)
 	}
 	for _, r := range rs[lo:hi] {
 		inherit(r)
+		c.rememberLocked(&r.desc)
 		delete(c.byID, r.desc.Range)
 	}
 	c.byID[d.Range] = next

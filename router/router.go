@@ -421,6 +421,21 @@ func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
 	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
 }
 
+// SpanOf returns the span of the range at the generation, if it is known: the newest one
+// that this gateway has heard of, or one of those before. It does not block.
+func (r *Router) SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool) {
+	return r.cache.spanOf(id, g)
+}
+
+// Refresh loads the range map from placement, as far as this node has it.
+func (r *Router) Refresh(ctx context.Context) error { return r.refresh(ctx) }
+
+// Current asks the sequencer for the current revision and the compacted one, again for
+// as long as ctx lasts where it could not be reached.
+func (r *Router) Current(ctx context.Context) (keyspace.SequenceAnswer, error) {
+	return r.currentOrWait(ctx)
+}
+
 // refresh loads the range map from placement. Of many that want it at the same
 // time one loads, the others wait for it.
 func (r *Router) refresh(ctx context.Context) error {

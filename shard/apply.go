@@ -27,8 +27,13 @@ type applyState struct {
 	done []outcome
 	// txns are the locks and records of transactions over several ranges.
 	txns txnState
+	// complete is up to where the range is complete, see advance; lowest is the lowest
+	// floor of the locks that will leave versions behind, or MaxRevision.
+	complete, lowest keyspace.Revision
 	// versions is the memory for those of one batch.
 	versions []mvcc.Version
+	// attached are the changes of the index of leases in the batch at hand, in their order.
+	attached []attachment
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -43,6 +48,10 @@ type outcome struct {
 	locks  []lockChange
 	// split is set for a split that took effect.
 	split *appliedSplit
+	// events are a batch's for the feeds, if there were any feeds when it was applied;
+	// complete is applyState.complete behind it.
+	events   *eventBlock
+	complete keyspace.Revision
 }
 
 // Apply implements raftgroup.StateMachine: it writes bytes and decides nothing
@@ -101,6 +110,8 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 	if !out.ok {
 		r.node.metrics.noops.Inc()
 	}
+	s.advance(len(out.locks) > 0)
+	out.complete = s.complete
 	s.done = append(s.done, out)
 	return nil
 }
@@ -116,18 +127,20 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if stands, err := r.stands(&c); !stands && !(plant.Is(plant.AppliedTwice) && out.link == s.rec.last) {
 		return err
 	}
-	items, err := visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
+	items, err := visitBatch(&c, versions, func(_ int, v *mvcc.Version, before prior) error {
 		if !s.rec.span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
 		}
-		s.addVersion(v, lived, out)
-		return nil
+		return s.addVersion(v, before, out)
 	})
 	if c.txns > 0 {
 		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
 	}
 	if err == nil && len(items) > 0 {
 		err = r.applyItems(b, h, &c, items, out)
+	}
+	if err == nil && r.feeding.Load() {
+		out.events = s.captureEvents()
 	}
 	if err == nil {
 		err = s.write(b)
@@ -160,6 +173,11 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
+	if cap(s.attached) > keptVersions {
+		s.attached = nil
+	}
+	clear(s.attached)
+	s.attached = s.attached[:0]
 	if cap(s.versions) > keptVersions {
 		s.versions = nil
 		return
@@ -179,7 +197,7 @@ func (s *applyState) write(b *engine.Batch) error {
 			return err
 		}
 	}
-	return nil
+	return s.writeAttached(b)
 }
 
 // hashMismatch says that this replica and the leader have applied different
@@ -205,15 +223,18 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	s := &r.applying
 	var out answers
 	var splits []*appliedSplit
+	var feeds publication
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
+	r.complete = s.complete
 	for i := range s.done {
 		o := &s.done[i]
 		switch o.kind {
 		case commandBatch:
 			r.live.apply(o.deltas)
+			feeds.add(o)
 			r.appliedBatchLocked(o, &out)
 			if len(o.locks) > 0 {
 				r.publishTxnsLocked(o.locks)
@@ -225,13 +246,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
-				r.publishTxnsLocked(o.locks)
-				r.reign = r.node.heads.begin()
-				r.live.reset(r.rec.lastRevision)
-				r.children = append(r.children, o.split.descriptor())
-				if len(r.children) > maxChildren {
-					r.children = slices.Delete(r.children, 0, 1)
-				}
+				r.publishSplitLocked(o, &feeds)
 			}
 			if o.ok && r.split != nil {
 				r.split.made = o.split.descriptor()
@@ -241,6 +256,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	clear(s.done)
 	s.done = s.done[:0]
+	r.publishLocked(&feeds)
 	r.passedLocked(s.term, &out)
 	lead := r.lead
 	more := lead != nil && r.waitsLocked()
@@ -265,6 +281,19 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care {
 		r.node.keeper.note(r)
+	}
+}
+
+// publishSplitLocked takes over a split that is applied.
+func (r *Replica) publishSplitLocked(o *outcome, feeds *publication) {
+	r.endFeedsAtSplitLocked(feeds, o.split)
+	r.dropRegistrationsLocked()
+	r.publishTxnsLocked(o.locks)
+	r.reign = r.node.heads.begin()
+	r.live.reset(r.rec.lastRevision)
+	r.children = append(r.children, o.split.descriptor())
+	if len(r.children) > maxChildren {
+		r.children = slices.Delete(r.children, 0, 1)
 	}
 }
 
@@ -408,22 +437,29 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	var out answers
 	s := &r.applying
 	txns, derr := loadTxns(r.node.cfg.Engine, r.id)
+	if derr == nil {
+		derr = r.forgetAttached(&rec, &txns)
+	}
 	if derr != nil {
 		panic(derr.Error())
 	}
 	s.rec, s.confIndex, s.replicas, s.term, s.done = rec, applied.ConfIndex, applied.Replicas, applied.Term, nil
 	s.txns = txns
+	s.advance(true)
 	r.mu.Lock()
 	if r.lead != nil {
 		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.lead.term))
 	}
+	oldGeneration := r.rec.generation
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
+	r.complete = s.complete
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
 	r.live.reset(rec.lastRevision)
 	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
 	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)
+	r.feedsAfterSnapshotLocked(oldGeneration)
 	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()

@@ -390,6 +390,12 @@ func (b busBetween) HandleCall(m transport.Method, _ transport.Class, h transpor
 	b[m] = h
 }
 
+func (b busBetween) HandleStream(transport.Method, transport.Class, transport.StreamHandler) {}
+
+func (b busBetween) OpenStream(context.Context, keyspace.NodeID, transport.Method, []byte) (transport.Stream, error) {
+	return nil, transport.ErrUnreachable
+}
+
 func (b busBetween) Call(ctx context.Context, _ keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error) {
 	return b[m](ctx, 2, payload)
 }
@@ -466,6 +472,11 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 			},
 			"a resolution": func() *going {
 				return w.step(t.Context(), &Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
+			},
+			"a question": func() *going {
+				g := &going{done: true}
+				_, g.err = w.node.Client().Complete(t.Context(), 1, &CompleteRequest{Range: 1, Generation: 1, Revision: farRevision})
+				return g
 			},
 			"a decision": func() *going {
 				return w.step(t.Context(), &Decide{Name: TxnName{nameAged(9).TxnID, maxAttempt - 1}, Anchor: []byte("k")})

@@ -13,11 +13,13 @@ import (
 // Caller is what a Client needs of the bus.
 type Caller interface {
 	Call(ctx context.Context, to keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error)
+	OpenStream(ctx context.Context, to keyspace.NodeID, m transport.Method, first []byte) (transport.Stream, error)
 }
 
 // Registrar is what RegisterHandlers needs of the bus.
 type Registrar interface {
 	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
+	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
 }
 
 // Client reaches replicas on all nodes. It may be used from many goroutines.
@@ -33,6 +35,8 @@ func (n *Node) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
 	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
+	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, n.handleFeeds)
+	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, n.handleWatch)
 }
 
 // Do sends a request to the replica of its range on a node. Errors are of package

@@ -50,7 +50,13 @@
 // S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
 // range, an entry, the count of batches in flight, remembered pages and versions.
 //
-// S10. A leader remembers the newest applied versions of keys that it used lately
+// S10. A feed tells every applied event of the range from its first revision on, in the
+// order of application, and up to where that is all there will ever be: a fact that any
+// replica knows from what it has applied. Where a range has fallen silent, its leader
+// says so when asked (Complete), and only after all that may yet appear has: what is
+// sequenced, proposed, or behind a split whose fate is open.
+//
+// S11. A leader remembers the newest applied versions of keys that it used lately
 // (heads), and all that it remembers is true: each is replaced when a batch of its own
 // is applied, and whatever else changes the replica's state makes it forget them all.
 //
@@ -61,6 +67,23 @@
 // circle. It happens when its record is applied at its anchor, which needs the anchor's
 // own lock; whoever decides against it takes that lock away and leaves a fence. No lock
 // and no record outlives the interest of a coordinator by more than seconds.
+//
+// S12. A key is attached to a lease only while the range has a mark of it, which says that
+// the lease's record lists the range; apply refuses anything else. A mark comes only by a
+// registration that was asked for and answered in one leadership, without a revoke of the
+// lease reaching the range in between. So whoever revokes a lease, having locked its
+// record, finds every key.
+//
+// # Leases
+//
+//	put to a lease   mark ─▶ evaluate; no mark ─▶ Leases.Register ─▶ mark (an item) ─▶ evaluate
+//	Revoke           in one range: tombstones, and the mark's end, in one entry
+//	Prepare          in several: a lock on the mark and on all keys; the mark goes with it
+//	LeaseKeys        the keys of a lease
+//
+// The index lease to keys is the node's and written with the versions, each of which says
+// which lease its key leaves. A split moves nothing in it, both halves keep the marks, and a
+// snapshot carries what its marks cover.
 //
 // # Transactions over several ranges
 //
@@ -104,6 +127,12 @@
 //
 // … a replica disagrees? The node stops: see S8.
 //
+// … a gateway does not take what it is fed? The feed's queue is bounded; beyond it the
+// feed goes on from the store, where it was complete.
+//
+// … a split comes between the events of a feed? The feed ends behind the last one
+// before it, with the descriptors of both heirs, whose feeds begin there.
+//
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
 //
@@ -111,13 +140,24 @@
 // its node, and if that does not know the attempt or is not alive, has the anchor decide.
 // A coordinator that lives and comes late finds its lock gone and starts over.
 //
+// … the answer of a registration comes late, when the lease was revoked meanwhile? The revoke
+// has ended the registration here, and nobody takes the answer. At another leader nobody
+// knows of it.
+//
+// … a transaction over several ranges lacks a mark? It may hold something that a revoke
+// waits for, for which the registration waits: it gives way, and waits only while it holds
+// nothing.
+//
+// … a node crashes between a snapshot and what it has to forget of its old index? What is
+// left names keys whose versions know better.
+//
 // … a prepare arrives when its attempt was decided against? The anchor's fence refuses
 // it; anywhere else it leaves a lock that no record lists, which is pushed away.
 //
 // # What it does not do
 //
-// It does not route, merge answers of several ranges, coordinate transactions over
-// them, hold leases of keys, or stream events. A delete too large for one entry is
+// It does not route, merge answers or events of several ranges, coordinate transactions
+// over them, or count the time of leases. A delete too large for one entry is
 // refused as such: its gateway makes a transaction of it. Latches need no table:
 // evaluation of a range is serial, the overlay lets the next write of a hot key begin at
 // once, and a lock that is evaluated and not yet applied is in the lock table.

@@ -20,6 +20,9 @@ type Metrics struct {
 	lockWaits, pushes                prometheus.Counter
 	applied                          prometheus.Counter
 	headHits, headMisses             prometheus.Counter
+	feeds                            prometheus.Gauge
+	feedsBehind, fedEvents           prometheus.Counter
+	historyEvents, completeQuestions prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
@@ -69,6 +72,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		lockWaits:    counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
 		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
+		feeds:        gauge("skein_shard_feeds", "Feeds of ranges on this node to gateways."),
+		feedsBehind:  counter("skein_shard_feeds_behind_total", "Feeds whose queue was full, and which went on from the store."),
+		fedEvents:    counter("skein_shard_fed_events_total", "Events sent in feeds."),
+		historyEvents: counter("skein_shard_history_events_total",
+			"Events read from the store, for feeds that are behind and for watchers that begin in the past."),
+		completeQuestions: counter("skein_shard_complete_questions_total", "Questions up to where a range is complete."),
 		requestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "skein_shard_request_seconds", Help: "From arrival to answer.",
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
@@ -79,7 +88,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds)
+			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
+			m.feeds, m.feedsBehind, m.fedEvents, m.historyEvents, m.completeQuestions)
 	}
 	return m
 }

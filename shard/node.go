@@ -77,7 +77,7 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 }
 
 // Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
-// Logger and Metrics are required.
+// Leases, Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -88,6 +88,8 @@ type Config struct {
 	Reporter  Reporter
 	// Txns pushes transactions over several ranges; nil where there are none.
 	Txns TxnPusher
+	// Leases registers ranges with leases; nil where there is no lease.
+	Leases Leases
 	// Bus reaches other nodes.
 	Bus Caller
 	// Disk is nil where the disk is never full.
@@ -228,6 +230,8 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 	r := n.newReplica(id)
 	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term, txns: txns}
 	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
+	r.applying.advance(true)
+	r.complete = r.applying.complete
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.reset(rec.lastRevision)
 	r.loadTableLocked(&txns)
@@ -295,7 +299,19 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 		return err
 	}
 	data := engine.VersionedSpan(rec.span)
-	return b.DeleteRange(data.Lower, data.Upper)
+	if err := b.DeleteRange(data.Lower, data.Upper); err != nil {
+		return err
+	}
+	txns, err := loadTxns(n.cfg.Engine, g.Range())
+	if err != nil {
+		return err
+	}
+	for lease := range txns.marks {
+		if s := engine.LeaseSpan(lease, rec.span); err == nil {
+			err = b.DeleteRange(s.Lower, s.Upper)
+		}
+	}
+	return err
 }
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {

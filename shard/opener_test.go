@@ -25,6 +25,10 @@ func (p silentPeer) Call(ctx context.Context, to keyspace.NodeID, _ transport.Me
 	return nil, ctx.Err()
 }
 
+func (p silentPeer) OpenStream(context.Context, keyspace.NodeID, transport.Method, []byte) (transport.Stream, error) {
+	return nil, transport.ErrNoRoute
+}
+
 // A peer that does not answer delays neither the child of a split nor, for long,
 // replicas that other peers speak to.
 func TestOpenerBesideASilentPeer(t *testing.T) {

@@ -29,6 +29,8 @@ const (
 	// pushAfter is the age from which on a leader asks for a lock. A transaction that is
 	// not disturbed takes a tenth of it at most.
 	pushAfter = 500 * time.Millisecond
+	// pushAsked is the same where all watchers of the range wait for the lock.
+	pushAsked = 100 * time.Millisecond
 	// finishAfter is the same for a record.
 	finishAfter = time.Second
 	// pushTick is how often leaders look at the age of what they hold, while they hold
@@ -183,7 +185,7 @@ func (r *Replica) duePushes() (due []func(context.Context)) {
 		if len(due) == pushBatch {
 			return due
 		}
-		if r.locks.records[h.name] == nil && h.batch == nil && h.push.due(now, h.since.Add(pushAfter)) {
+		if r.locks.records[h.name] == nil && h.batch == nil && h.push.due(now, h.since.Add(h.pushAge())) {
 			l := h.lock
 			due = append(due, func(ctx context.Context) { r.push(ctx, l) })
 		}
@@ -197,6 +199,14 @@ func (r *Replica) duePushes() (due []func(context.Context)) {
 		}
 	}
 	return due
+}
+
+// pushAge is the age from which on the lock is asked for.
+func (h *held) pushAge() time.Duration {
+	if h.asked {
+		return pushAsked
+	}
+	return pushAfter
 }
 
 // pushTime is when something was last asked for.

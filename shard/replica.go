@@ -70,6 +70,8 @@ type Replica struct {
 	// appliedBatches counts calls of Applied. It is raised before the overlay loses
 	// what was applied.
 	appliedBatches atomic.Uint64
+	// feeding says that there are feeds, for the apply pool, which does not lock.
+	feeding atomic.Bool
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.
@@ -79,7 +81,9 @@ type Replica struct {
 	confIndex uint64
 	replicas  []keyspace.Replica
 	position  raftgroup.Position
-	live      liveCounter
+	// complete is applyState.complete of it.
+	complete keyspace.Revision
+	live     liveCounter
 
 	// leader is what raft last said. lead is set while this replica leads, has applied
 	// an entry of its term, and may evaluate and propose.
@@ -110,6 +114,10 @@ type Replica struct {
 	// tickets counts the calls that had to wait for locks.
 	tickets uint32
 	fence   uint64
+	// marks are the applied marks of leases, and registrations those that come or go; nil
+	// where there are none.
+	marks         map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	registrations map[keyspace.LeaseID]*registration
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
 	// reign names what the node's heads know of this replica.
@@ -153,6 +161,8 @@ type Replica struct {
 	removing  chan struct{}
 	receiving bool
 	stopped   bool
+	// feeds get what is applied.
+	feeds []*feed
 }
 
 // Range returns the range's id.
@@ -189,20 +199,29 @@ func (r *Replica) errorLocked(k kverror.Kind, detail string) *kverror.Error {
 // servesLocked says whether the request may be served here at all. wait is set
 // where that will be known soon: a leader that has not applied an entry of its term.
 func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
+	if wait, err = r.leadsLocked(req.Generation); wait != nil || err != nil {
+		return wait, err
+	}
+	if !holdsOp(r.rec.span, req.Op) {
+		bounds, _ := Bounds(req.Op)
+		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
+	}
+	return nil, nil
+}
+
+// leadsLocked says whether this replica leads the range of the generation, as
+// servesLocked does.
+func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err error) {
 	switch {
 	case r.stopped:
 		return nil, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
-	case req.Generation != r.rec.generation:
-		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, req.Generation)
+	case g != r.rec.generation:
+		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:
 		return nil, r.errorLocked(kverror.NotLeader, "")
 	case r.lead == nil:
 		return r.changedLocked(), nil
-	}
-	if !holdsOp(r.rec.span, req.Op) {
-		bounds, _ := Bounds(req.Op)
-		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
 	}
 	return nil, nil
 }
@@ -376,6 +395,7 @@ func (r *Replica) loseLocked(out *answers) {
 	}
 	r.lead, r.overlay = nil, newOverlay()
 	r.dropPendingLocked()
+	r.dropRegistrationsLocked()
 	r.queueWokenLocked()
 	r.barrier = nil
 	r.compacting, r.counting = 0, false
@@ -404,6 +424,7 @@ func (r *Replica) stop() {
 	}
 	r.failQueueLocked(&out, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
 	r.unknownLocked(&out)
+	r.endFeedsLocked(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
 	r.notifyLocked()
 	r.mu.Unlock()
 	out.send(r.node)
@@ -414,6 +435,8 @@ type answers struct {
 	list []answer
 	// confirm are calls whose answer needs a confirmed leadership.
 	confirm []*call
+	// register are registrations that are to be asked for.
+	register []*registration
 }
 
 type answer struct {
@@ -441,5 +464,8 @@ func (a *answers) send(n *Node) {
 		} else {
 			x.c.answer(n, nil, x.err)
 		}
+	}
+	for _, reg := range a.register {
+		reg.ask()
 	}
 }

@@ -22,7 +22,7 @@ import (
 // story runs the commands of a story on a fakeWorld. Each command ends when
 // nothing moves any more, and prints whose requests were answered by then.
 //
-//	init [manual] [entry=BYTES] [inflight=N] [request=BYTES]   a node whose replica leads range 1 in term 5; with manual the
+//	init [manual] [entry=BYTES] [inflight=N] [request=BYTES] [leases=auto|manual]   a node whose replica leads range 1 in term 5; with manual the
 //	                test answers the sequencer and commits the log, otherwise both go by themselves
 //	do [range=1] [gen=1] [at=R]   one request per line; numbered in order of their begin
 //	step [range=1] [gen=1]        steps of transactions over several ranges, see parseStep
@@ -45,10 +45,16 @@ import (
 //	heard rev=N     the node hears of a revision; compacted=N of a compacted one
 //	versions        what is stored
 //	show            the replica's state
+//	feed id=N from=R [range=1] [gen=1] [prev]   opens a feed; fed prints what has come in all feeds: events, and behind |
+//	                up to where the range is complete
+//	complete rev=R [range=1] [gen=1]            asks whether all up to R is there
+//	history from=R to=R [range=1] [gen=1]       what a replica tells of the past
 //	restart [lose]  stops the node and opens it again, with lose without what was not flushed
 type story struct {
 	w      *fakeWorld
 	manual bool
+
+	gateway *gateway
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -76,8 +82,13 @@ func (s *story) end() {
 	if s.w == nil {
 		return
 	}
+	if s.gateway != nil {
+		s.gateway.close()
+		s.gateway = nil
+	}
 	s.w.stop()
 	s.wg.Wait()
+	s.w.leases.wg.Wait()
 	s.w = nil
 }
 
@@ -174,14 +185,17 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	if d.Cmd == "init" {
 		s.end()
 		s.manual = d.HasArg("manual")
-		w := newFakeWorldWith(t, Limits{
+		w := newLeasedWorld(t, Limits{
 			MaxEntryBytes: arg(d, "entry", 0), InflightBatches: arg(d, "inflight", 0), MaxRequestBytes: arg(d, "request", 0),
 			RangePendingBytes: int64(arg(d, "pending", 0)),
-		})
+		}, arg(d, "leases", ""))
 		w.seq.auto = !s.manual
 		s.w, s.next = w, 0
 		w.serve(1, 5)
 		return ""
+	}
+	if out, ok := s.leaseCommand(t, d); ok {
+		return out
 	}
 	id := keyspace.RangeID(arg(d, "range", 1))
 	g := s.w.groups.group(id)
@@ -239,6 +253,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		g.mu.Lock()
 		g.log = nil
 		g.mu.Unlock()
+	case "feed", "fed", "complete", "history":
+		return s.watch(t, d, id)
 	case "versions":
 		return s.versions()
 	case "restart":

@@ -24,6 +24,9 @@
 //   - Revisions: none belongs to two changes, and what returned before another
 //     began has not a greater one.
 //   - Without failures every revision is used.
+//   - Watchers, which go from node to node over all faults, were told every version of
+//     their spans once and in the order of revisions, none divided, and no progress
+//     ahead of one; when all is quiet they have everything.
 //   - What was compacted is read by nobody who asks later, and nothing else is refused
 //     as compacted.
 //   - All replicas have the same hash at the same applied index, and the same
@@ -41,7 +44,7 @@
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
 //
-// What it does not do: leases, watches and full disks are not in the workload.
+// What it does not do: leases and full disks are not in the workload.
 //
 // # Running it
 //

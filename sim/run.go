@@ -80,6 +80,8 @@ type Report struct {
 	// Versions are all versions of all keys as the disks have them at the end, in the
 	// order of revisions.
 	Versions []Version
+	// Watchers are those that watched beside it all.
+	Watchers []*Watcher
 	// Failures counts what may have left gaps in the revisions.
 	Failures int
 	Happened map[Fault]int
@@ -104,6 +106,8 @@ const (
 	liveWithin = 20 * time.Second
 	// promptWithin: from then on a single operation takes at most this long.
 	promptWithin = time.Second
+	// watchWithin: when nothing is written any more watchers have everything.
+	watchWithin = 3 * time.Second
 	// convergeWithin: when nothing is written any more the replicas become equal.
 	convergeWithin = 15 * time.Second
 )
@@ -124,6 +128,12 @@ func Run(rep *Report) {
 		return
 	}
 	n := newNemesis(c)
+	stopWatching := watchAll(c)
+	defer func() {
+		if stopWatching != nil {
+			stopWatching()
+		}
+	}()
 	if !chaos(rep, c, n) {
 		return
 	}
@@ -139,6 +149,8 @@ func Run(rep *Report) {
 	if err := converge(c); err != nil {
 		rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
 	}
+	c.sleep(watchWithin)
+	rep.Watchers, stopWatching = stopWatching(), nil
 	if err := c.stopAll(); err != nil {
 		rep.violate("a clean stop failed: %v", err)
 	}

@@ -25,6 +25,11 @@ const (
 	MethodShardTxn Method = 18
 	// MethodRouterTxn asks a node whether it is at an attempt of a transaction (router).
 	MethodRouterTxn Method = 20
+	// MethodShardFeed is the stream of applied events of the ranges on a node (shard).
+	MethodShardFeed Method = 21
+	// MethodShardWatch is what a gateway asks a range about the events that its
+	// watchers wait for (shard).
+	MethodShardWatch Method = 22
 	// MethodShardTxnEnd is a step that ends locks (shard): it is not held up by the many
 	// that may wait for that.
 	MethodShardTxnEnd Method = 23
@@ -34,6 +39,8 @@ const (
 	MethodPlacementRequest Method = 33
 	// MethodPlacementFeed is the stream of changes of the range map (placement).
 	MethodPlacementFeed Method = 34
+	// MethodPlacementLog is the stream of the hand-out log (placement).
+	MethodPlacementLog Method = 35
 	// MethodNodeAdmin is node's own.
 	MethodNodeAdmin Method = 48
 )
@@ -52,9 +59,12 @@ var methods = map[Method]struct {
 	MethodShardTxn:          {"shard-txn", ClassRequest},
 	MethodShardTxnEnd:       {"shard-txn-end", ClassRequest},
 	MethodRouterTxn:         {"router-txn", ClassRequest},
+	MethodShardFeed:         {"shard-feed", ClassRequest},
+	MethodShardWatch:        {"shard-watch", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},
+	MethodPlacementLog:      {"placement-log", ClassRequest},
 	MethodNodeAdmin:         {"node-admin", ClassRequest},
 }
 

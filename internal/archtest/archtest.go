@@ -63,6 +63,11 @@ var lines = []line{
 		"expiry, permission and what history is kept are decided once, below every face",
 	},
 	{
+		[]string{"watch"},
+		"events of many ranges in one order",
+		"a watcher sees what ranges have applied; nothing that serves a request may depend on who watches",
+	},
+	{
 		[]string{"router"},
 		"a request to the ranges it touches",
 		"the router serves every face alike and knows none",

@@ -1,0 +1,304 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// pause lets etcd's unsynced watchers become synced ones, which it looks for ten times a
+// second; only then does it tell progress.
+type pause struct{}
+
+// TestWatchStories are requests to streams of watchers, with calls between them; both
+// stores tell the same.
+func TestWatchStories(t *testing.T) {
+	p := newPair(t, 1)
+	// The stories go on, whichever came before, from the revision that they find.
+	for i, s := range watchStories {
+		t.Run(s.name, func(t *testing.T) {
+			w, err := p.watch(t.Context(), i%skeinNodes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.close()
+			p.watchStory(t, w, s.calls(p.source.revision), i)
+		})
+	}
+}
+
+func (p *pair) watchStory(t *testing.T, w *watchers, calls []any, gateway int) {
+	t.Helper()
+	for i, op := range calls {
+		var err error
+		switch o := op.(type) {
+		case split:
+			p.splits.split([]byte(o))
+			err = p.splits.wait()
+		case pause:
+			if err = w.settle(); err == nil {
+				time.Sleep(300 * time.Millisecond)
+			}
+		case *pb.WatchRequest:
+			if err = w.send(o); err == nil {
+				err = w.settle()
+			}
+		case proto.Message:
+			err = p.step(t.Context(), &call{kind: kindOf(t, o), request: o}, (gateway+i)%skeinNodes)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.settle(); err != nil {
+		t.Error(err)
+	}
+}
+
+func wcr(key, end string, change func(*pb.WatchCreateRequest)) *pb.WatchRequest {
+	r := &pb.WatchCreateRequest{Key: []byte(key), RangeEnd: []byte(end)}
+	if change != nil {
+		change(r)
+	}
+	return create(r)
+}
+
+func from(rev int64) func(*pb.WatchCreateRequest) {
+	return func(r *pb.WatchCreateRequest) { r.StartRevision = rev }
+}
+
+func withID(id int64) func(*pb.WatchCreateRequest) {
+	return func(r *pb.WatchCreateRequest) { r.WatchId = id }
+}
+
+func withPrev(rev int64) func(*pb.WatchCreateRequest) {
+	return func(r *pb.WatchCreateRequest) { r.PrevKv, r.StartRevision = true, rev }
+}
+
+var watchStories = []struct {
+	name  string
+	calls func(rev int64) []any
+}{
+	{"one key, a prefix, everything", func(int64) []any {
+		return []any{
+			wcr("a", "", nil), wcr("a", "b", nil), wcr("", fromKey, nil), wcr("\x00", fromKey, nil), wcr("b", fromKey, nil),
+			put("a", "1"), put("ab", "1"), put("b", "1"), del("a", ""), del("a", ""), del("a", "c"), put("a", "2"), then(put("a", "3"), put("c", "1"), del("ab", "")),
+		}
+	}},
+	{"what is not made", func(int64) []any {
+		return []any{
+			wcr("b", "a", nil), wcr("a", "a", nil), wcr("a", "", from(-1)), wcr("a", "", from(-7)), wcr("b", "a", from(-1)),
+			wcr("a", "", withID(5)), wcr("b", "", withID(5)), wcr("b", "a", withID(5)), wcr("a", "", withID(1)), wcr("a", "", nil), wcr("a", "", nil),
+			cancelWatch(77), cancelWatch(5), cancelWatch(5), wcr("a", "", withID(5)), put("a", "1"),
+			&pb.WatchRequest{}, create(nil), &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{}}, put("a", "2"),
+		}
+	}},
+	{"starts in the past and in the future", func(rev int64) []any {
+		return []any{
+			put("a", "1"), put("b", "1"), put("a", "2"), del("b", ""), then(put("a", "3"), put("b", "2")),
+			wcr("a", "c", from(1)), wcr("a", "c", from(rev+2)), wcr("a", "", from(rev+5)), wcr("a", "c", from(rev+6)), wcr("a", "c", from(rev+9)),
+			put("a", "4"), put("b", "3"), put("a", "5"), put("b", "4"), put("a", "6"),
+		}
+	}},
+	{"the version before", func(rev int64) []any {
+		return []any{
+			put("p", "1"), put("p", "2"), del("p", ""), put("p", "3"), put("q", "1"),
+			wcr("p", "r", withPrev(rev+1)), wcr("p", "r", nil), wcr("p", "", withPrev(0)),
+			put("p", "4"), del("p", "r"), put("q", "2"), then(put("p", "5"), put("q", "3")),
+		}
+	}},
+	{"filters", func(rev int64) []any {
+		filter := func(fs ...pb.WatchCreateRequest_FilterType) func(*pb.WatchCreateRequest) {
+			return func(r *pb.WatchCreateRequest) { r.Filters = fs }
+		}
+		return []any{
+			wcr("f", "g", filter(pb.WatchCreateRequest_NOPUT)), wcr("f", "g", filter(pb.WatchCreateRequest_NODELETE)),
+			wcr("f", "g", filter(pb.WatchCreateRequest_NODELETE, pb.WatchCreateRequest_NOPUT)),
+			wcr("f", "g", func(r *pb.WatchCreateRequest) {
+				r.StartRevision, r.Filters = rev, []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}
+			}),
+			put("f", "1"), put("fa", "1"), del("f", ""), then(put("f", "2"), del("fa", "")), del("f", "g"),
+		}
+	}},
+	{"progress", func(rev int64) []any {
+		return []any{
+			progress(), wcr("a", "b", nil),
+			pause{},
+			progress(), put("a", "1"),
+			pause{},
+			progress(), put("z", "1"),
+			pause{},
+			progress(),
+			wcr("a", "b", from(1)),
+			pause{},
+			progress(), wcr("a", "b", from(rev+30)),
+			pause{},
+			progress(),
+		}
+	}},
+	{"over a split", func(rev int64) []any {
+		return []any{
+			wcr("", fromKey, nil), put("m1", "1"), split("m5"), put("m7", "1"), put("m1", "2"), split("m2"), put("m3", "1"), put("m7", "2"),
+			wcr("m", "n", from(rev+1)), wcr("m7", "", withPrev(rev+1)), del("m7", ""), put("m1", "3"),
+		}
+	}},
+	{"compacted", func(rev int64) []any {
+		return []any{
+			put("m1", "1"), put("m7", "1"), del("m1", ""), put("m7", "2"), compact(rev + 3),
+			wcr("m", "n", from(rev+1)), wcr("m", "n", withPrev(rev+2)), wcr("m1", "", withPrev(rev+3)), wcr("m", "n", withPrev(rev+4)),
+			put("m7", "3"), cancelWatch(0), wcr("m7", "", withID(1)), cancelWatch(1), wcr("m7", "", withID(1)), put("m7", "4"),
+		}
+	}},
+	{"one key more than once in a transaction", func(rev int64) []any {
+		return []any{
+			wcr("t", "u", withPrev(0)), put("t1", "1"),
+			then(del("t1", ""), del("t1", "t2")), put("t1", "4"), then(then(put("t1", "5")), get("t1", "")), then(get("t1", ""), then(del("t1", ""))),
+			then(put("t3", "1"), then(put("t2", "1"), del("t1", ""))), wcr("t", "u", withPrev(rev+1)),
+		}
+	}},
+	{"fragments", func(int64) []any {
+		big := strings.Repeat("x", 1<<20)
+		return []any{
+			put("g1", big), put("g2", big), put("g3", big),
+			wcr("g", "h", func(r *pb.WatchCreateRequest) { r.Fragment = true }), wcr("g", "h", nil),
+			del("g", "h"), put("g1", big), wcr("g", "h", func(r *pb.WatchCreateRequest) { r.Fragment, r.PrevKv = true, true }),
+			put("g1", big), del("g", "h"),
+		}
+	}},
+}
+
+// TestLockstepWatches makes generated calls beside a stream of watchers whose requests
+// are generated too: what etcd's watchers are told, Skein's are.
+func TestLockstepWatches(t *testing.T) {
+	seed := seedOf(t)
+	p := newPair(t, seed)
+	err := p.lockstepWatches(t.Context(), *callsFlag, *splitFlag)
+	if err != nil {
+		t.Fatalf("seed %d: %v\n\ngo test . -run '^%s$' -seed %d -calls %d -split %d", seed, err, t.Name(), seed, *callsFlag, *splitFlag)
+	}
+}
+
+// watchersPerStream is after how many requests a stream is given up for a new one.
+const watchersPerStream = 20
+
+func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
+	var w *watchers
+	var err error
+	for i := range calls {
+		if i >= calls/8 && i%every == 0 {
+			p.splits.split(p.source.splitKey())
+		}
+		if w == nil {
+			if w, err = p.watch(ctx, p.source.IntN(len(p.skein.conns))); err != nil {
+				return err
+			}
+		}
+		switch {
+		case p.source.chance(12):
+			r := p.source.watchRequest()
+			if r.GetCancelRequest() != nil {
+				err = w.settle() // what it has not been told yet it need not be told
+			}
+			if err == nil {
+				err = w.send(r)
+			}
+			if err == nil {
+				err = w.settle()
+			}
+		case i%40 == 39:
+			err = w.settle()
+		default:
+			c := p.source.next()
+			if t, ok := c.request.(*pb.TxnRequest); ok && writesTwice(t) {
+				continue
+			}
+			err = p.step(ctx, c, p.source.IntN(len(p.skein.conns)))
+		}
+		if err == nil && len(w.requests) >= watchersPerStream {
+			err = w.settle()
+			w.close()
+			w = nil
+		}
+		if err != nil {
+			break
+		}
+	}
+	if w != nil {
+		if err == nil {
+			err = w.settle()
+		}
+		w.close()
+	}
+	if err != nil {
+		return fmt.Errorf("call %d: %w", p.calls, err)
+	}
+	return p.splits.wait()
+}
+
+// writesTwice says whether a transaction may write a key twice: with a put and a delete
+// in two transactions within it, which etcd lets pass. Its watchers are told both, Skein's
+// the last one (docs/ARCHITECTURE.md).
+func writesTwice(t *pb.TxnRequest) bool {
+	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		var puts, deletes []*pb.TxnRequest
+		for _, op := range branch {
+			within := op.GetRequestTxn()
+			if within == nil {
+				continue
+			}
+			if writesTwice(within) {
+				return true
+			}
+			if has(within, func(o *pb.RequestOp) bool { return o.GetRequestPut() != nil }) {
+				puts = append(puts, within)
+			}
+			if has(within, func(o *pb.RequestOp) bool { return o.GetRequestDeleteRange() != nil }) {
+				deletes = append(deletes, within)
+			}
+		}
+		if len(puts) > 1 && len(deletes) > 0 || len(puts) > 0 && len(deletes) > 1 ||
+			len(puts) == 1 && len(deletes) == 1 && puts[0] != deletes[0] {
+			return true
+		}
+	}
+	return false
+}
+
+// has says whether an operation of the transaction, at any depth, is such a one.
+func has(t *pb.TxnRequest, is func(*pb.RequestOp) bool) bool {
+	for _, op := range append(slices.Clone(t.GetSuccess()), t.GetFailure()...) {
+		if is(op) || op.GetRequestTxn() != nil && has(op.GetRequestTxn(), is) {
+			return true
+		}
+	}
+	return false
+}
+
+// watchRequest returns a request for a stream of watchers.
+func (s *source) watchRequest() *pb.WatchRequest {
+	if s.chance(5) {
+		return cancelWatch(int64(s.IntN(12)))
+	}
+	r := &pb.WatchCreateRequest{}
+	r.Key, r.RangeEnd = s.anySpan(s.group())
+	switch s.IntN(4) {
+	case 0:
+		r.StartRevision = s.someRevision()
+	case 1:
+		r.StartRevision = s.revision + int64(s.IntN(8)) - 3
+	}
+	r.PrevKv, r.Fragment = s.chance(2), s.chance(4)
+	if s.chance(6) {
+		r.Filters = append(r.Filters, pb.WatchCreateRequest_FilterType(s.IntN(2)))
+	}
+	if s.chance(3) {
+		r.WatchId = int64(s.IntN(12))
+	}
+	return create(r)
+}

@@ -1,0 +1,476 @@
+package etcdapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/watch"
+)
+
+// What etcd says of watchers that it does not make. clientv3 gives these texts to its
+// callers; etcd has no error values for them in its API.
+const (
+	reasonEmptyRange  = "mvcc: watcher range is empty"
+	reasonDuplicateID = "mvcc: duplicate watch ID provided on the WatchStream"
+)
+
+const (
+	// autoWatchID has the server choose an id; invalidWatchID is that of a watcher that was
+	// not made, and of progress for all watchers of a stream.
+	autoWatchID    = 0
+	invalidWatchID = -1
+	// controlQueue is how many answers to requests wait for the sender; beyond it the
+	// stream's requests wait.
+	controlQueue = 16
+	// createWithin is for how long a watcher is tried to be made while no sequencer
+	// answers, headerWithin for how long an answer waits for the revision of its header.
+	createWithin = 5 * time.Second
+	headerWithin = 100 * time.Millisecond
+	retryPause   = 20 * time.Millisecond
+)
+
+// watchServer is etcd's Watch service.
+type watchServer struct {
+	s *Server
+	pb.UnsafeWatchServer
+}
+
+// watchStream is one stream: a goroutine takes requests, another one, the handler's own,
+// sends whatever there is to send.
+type watchStream struct {
+	s       *Server
+	grpc    pb.Watch_WatchServer
+	hub     *watch.Stream
+	control chan control
+	// ask has a value when the client wants to know how far it is.
+	ask chan struct{}
+
+	mu sync.Mutex
+	// Guarded by mu. ids are the watchers by their ids; one that was cancelled for
+	// compaction keeps its id until its client cancels it too, as in etcd. nextID is the
+	// next one that the server chooses.
+	ids    map[int64]*watcher
+	nextID int64
+
+	// announced are the watchers whose creation the client was told; early has what came
+	// before that. Only the sender touches them.
+	announced map[*watch.Watcher]*watcher
+	early     map[*watch.Watcher][]watch.Delivery
+}
+
+// watcher is a watcher as its stream knows it.
+type watcher struct {
+	id       int64
+	w        *watch.Watcher
+	fragment bool
+	// progress says that the client wants progress, quiet that nothing was sent since the
+	// last tick. Only the sender touches quiet.
+	progress, quiet bool
+}
+
+// control is an answer to a request, and whose creation or end it tells.
+type control struct {
+	resp         *pb.WatchResponse
+	created, end *watcher
+}
+
+// Watch serves a stream of watchers.
+func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
+	st := &watchStream{
+		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), control: make(chan control, controlQueue), ask: make(chan struct{}, 1),
+		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher), early: make(map[*watch.Watcher][]watch.Delivery),
+	}
+	defer st.hub.Close()
+	ctx, cancel := context.WithCancel(g.Context())
+	defer cancel()
+	received := make(chan error, 1)
+	// It may wait for the client until the handler has returned, which ends the stream.
+	go func() { received <- st.receive(ctx) }()
+	var asker sync.WaitGroup
+	asker.Go(func() { st.askProgress(ctx) })
+	err := st.send(ctx, received)
+	cancel()
+	asker.Wait()
+	if errors.Is(err, context.Canceled) {
+		return rpctypes.ErrGRPCWatchCanceled
+	}
+	return err
+}
+
+// now is ready at all times.
+var now = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// send sends answers, events and progress, until the stream ends.
+func (st *watchStream) send(ctx context.Context, received <-chan error) error {
+	tick := st.s.opts.Clock.NewTimer(st.s.progressInterval())
+	defer tick.Stop()
+	for {
+		// What was asked for first is answered first.
+		select {
+		case c := <-st.control:
+			if err := st.answer(c); err != nil {
+				return err
+			}
+			continue
+		default:
+		}
+		d, ok, err := st.hub.TryNext()
+		if err != nil {
+			return rpctypes.ErrGRPCStopped
+		}
+		wake := st.hub.Ready()
+		if ok {
+			if err := st.deliver(d); err != nil {
+				return err
+			}
+			wake = now // there may be more; all else has its turn still
+		}
+		select {
+		case c := <-st.control:
+			if err := st.answer(c); err != nil {
+				return err
+			}
+		case <-wake:
+		case <-tick.C():
+			if err := st.notify(); err != nil {
+				return err
+			}
+			tick.Reset(st.s.progressInterval())
+		case err := <-received:
+			if err != nil {
+				return err
+			}
+			received = nil // the client says no more, and still listens
+		case <-st.s.ending:
+			return rpctypes.ErrGRPCStopped
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// progressInterval is the time between two looks for watchers that are due progress,
+// with some jitter, so that streams which began together do not stay together.
+func (s *Server) progressInterval() time.Duration {
+	d := s.opts.WatchProgressInterval
+	if tenth := int64(d / 10); tenth > 0 {
+		d += time.Duration(int64(s.opts.Clock.Now()) % tenth)
+	}
+	return d
+}
+
+// answer sends the answer to a request.
+func (st *watchStream) answer(c control) error {
+	timer := clock.StartStopwatch()
+	if err := st.sendResponse(c.resp); err != nil {
+		return err
+	}
+	if c.end != nil {
+		delete(st.announced, c.end.w)
+		delete(st.early, c.end.w)
+	}
+	if c.created != nil {
+		w := c.created.w
+		st.announced[w] = c.created
+		early := st.early[w]
+		delete(st.early, w)
+		for _, d := range early {
+			if err := st.deliver(d); err != nil {
+				return err
+			}
+		}
+	}
+	st.s.metrics.WatchControlSeconds.Observe(timer.Elapsed().Seconds())
+	return nil
+}
+
+// deliver sends what a watcher is told, or keeps it until its creation is told.
+func (st *watchStream) deliver(d watch.Delivery) error {
+	if d.Watcher == nil {
+		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: invalidWatchID})
+	}
+	w := st.announced[d.Watcher]
+	if w == nil {
+		st.early[d.Watcher] = append(st.early[d.Watcher], d)
+		return nil
+	}
+	if d.Compacted != 0 {
+		delete(st.announced, d.Watcher)
+		return st.sendResponse(&pb.WatchResponse{
+			Header: st.header(0), WatchId: w.id, Canceled: true, CompactRevision: int64(d.Compacted),
+		})
+	}
+	timer := clock.StartStopwatch()
+	w.quiet = false
+	resp := &pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events}
+	send := st.sendResponse
+	if w.fragment {
+		send = st.sendFragments
+	}
+	if err := send(resp); err != nil {
+		return err
+	}
+	took := timer.Elapsed().Seconds()
+	st.s.metrics.WatchSendSeconds.Observe(took)
+	st.s.metrics.WatchEventSeconds.Observe(took / float64(max(len(d.Events), 1)))
+	return nil
+}
+
+// sendFragments sends a response in pieces that stay below the bound of a message, or
+// hold one event that does not.
+func (st *watchStream) sendFragments(resp *pb.WatchResponse) error {
+	limit := st.s.opts.MaxRequestBytes + grpcOverheadBytes
+	if proto.Size(resp) < limit || len(resp.Events) < 2 {
+		return st.sendResponse(resp)
+	}
+	empty := proto.Size(&pb.WatchResponse{Header: resp.Header, WatchId: resp.WatchId, Fragment: true})
+	for events := resp.Events; len(events) > 0; {
+		n := fitting(events, empty, limit)
+		piece := &pb.WatchResponse{Header: resp.Header, WatchId: resp.WatchId, Events: events[:n:n], Fragment: n < len(events)}
+		if err := st.sendResponse(piece); err != nil {
+			return err
+		}
+		events = events[n:]
+	}
+	return nil
+}
+
+// fitting returns how many of the events fit into a message, one at least.
+func fitting(events []*mvccpb.Event, size, limit int) int {
+	for i, e := range events {
+		body := proto.Size(e)
+		size += 1 + varintBytes(body) + body
+		if i > 0 && size >= limit {
+			return i
+		}
+	}
+	return len(events)
+}
+
+func varintBytes(n int) int {
+	b := 1
+	for ; n >= 1<<7; n >>= 7 {
+		b++
+	}
+	return b
+}
+
+// notify tells the watchers that want it, and were told nothing since the last tick, how
+// far they are.
+func (st *watchStream) notify() error {
+	timer := clock.StartStopwatch()
+	for hw, w := range st.announced {
+		if !w.progress {
+			continue
+		}
+		quiet := w.quiet
+		w.quiet = true
+		if !quiet {
+			continue
+		}
+		if rev, ok := hw.Progress(); ok {
+			if err := st.sendResponse(&pb.WatchResponse{Header: st.header(rev), WatchId: w.id}); err != nil {
+				return err
+			}
+		}
+	}
+	st.s.metrics.WatchProgressSeconds.Observe(timer.Elapsed().Seconds())
+	return nil
+}
+
+func (st *watchStream) sendResponse(resp *pb.WatchResponse) error {
+	err := st.grpc.Send(resp)
+	if err != nil && st.grpc.Context().Err() == nil {
+		st.s.metrics.StreamFailures.WithLabelValues("send", "watch").Inc()
+	}
+	return err
+}
+
+// header is a response's header; 0 is what etcd has where it cancels for compaction.
+func (st *watchStream) header(rev keyspace.Revision) *pb.ResponseHeader {
+	h := &pb.ResponseHeader{Revision: int64(rev)}
+	st.s.fill(h)
+	return h
+}
+
+// receive takes requests until the client sends no more, which is no error, or the
+// stream ends.
+func (st *watchStream) receive(ctx context.Context) error {
+	for {
+		req, err := st.grpc.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var c control
+		switch r := req.GetRequestUnion().(type) {
+		case *pb.WatchRequest_CreateRequest:
+			c, err = st.create(ctx, r.CreateRequest)
+		case *pb.WatchRequest_CancelRequest:
+			c = st.cancel(ctx, r.CancelRequest)
+		case *pb.WatchRequest_ProgressRequest:
+			select {
+			case st.ask <- struct{}{}:
+			default: // the one that waits will be asked for later than this one
+			}
+		}
+		if err != nil {
+			return kverror.GRPC(err)
+		}
+		if c.resp == nil {
+			continue // etcd does not answer what it does not understand
+		}
+		select {
+		case st.control <- c:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// askProgress asks how far the stream is, until it ends. Requests wait for no sequencer;
+// where none answers, the client asks again.
+func (st *watchStream) askProgress(ctx context.Context) {
+	for {
+		select {
+		case <-st.ask:
+		case <-ctx.Done():
+			return
+		}
+		actx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, createWithin)
+		if err := st.hub.RequestProgress(actx); err != nil {
+			st.s.log.Debug("ask for a stream's progress", zap.Error(err))
+		}
+		cancel()
+	}
+}
+
+// begin begins a watcher, again while no sequencer answers: it would be a failure that
+// etcd's clients do not know.
+func (st *watchStream) begin(ctx context.Context, id int64, req watch.Request) (w *watch.Watcher, current keyspace.Revision, err error) {
+	wctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, createWithin)
+	defer cancel()
+	for {
+		w, current, err = st.hub.Watch(wctx, id, req)
+		if err == nil || errors.Is(err, watch.ErrStopped) || clock.Sleep(wctx, st.s.opts.Clock, retryPause) != nil {
+			return w, current, err
+		}
+	}
+}
+
+// current is the revision of an answer's header: the last known one where no sequencer
+// answers soon.
+func (st *watchStream) current(ctx context.Context) keyspace.Revision {
+	ctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, headerWithin)
+	defer cancel()
+	rev, err := st.hub.Current(ctx)
+	if err != nil {
+		rev = st.hub.Known()
+	}
+	return rev
+}
+
+// create makes a watcher, or says why not.
+func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (control, error) {
+	if r == nil {
+		return control{}, nil
+	}
+	key := r.GetKey()
+	if len(key) == 0 {
+		key = []byte{0} // the smallest key
+	}
+	if r.GetStartRevision() < 0 {
+		return st.refuse(ctx, rpctypes.ErrCompacted.Error()), nil
+	}
+	span, ok := keyspace.FromEtcd(key, r.GetRangeEnd())
+	if !ok {
+		return st.refuse(ctx, reasonEmptyRange), nil
+	}
+	w := &watcher{id: r.GetWatchId(), fragment: r.GetFragment(), progress: r.GetProgressNotify(), quiet: true}
+	if !st.claimID(w) {
+		return st.refuse(ctx, reasonDuplicateID), nil
+	}
+	req := watch.Request{
+		Span: span, Start: min(keyspace.Revision(r.GetStartRevision()), keyspace.MaxRevision), Prev: r.GetPrevKv(),
+	}
+	for _, f := range r.GetFilters() {
+		req.NoPut = req.NoPut || f == pb.WatchCreateRequest_NOPUT
+		req.NoDelete = req.NoDelete || f == pb.WatchCreateRequest_NODELETE
+	}
+	hw, current, err := st.begin(ctx, w.id, req)
+	switch {
+	case errors.Is(err, watch.ErrStopped) || ctx.Err() != nil:
+		return control{}, err
+	case err != nil:
+		st.forget(w.id)
+		return st.refuse(ctx, rpctypes.ErrorDesc(kverror.GRPC(err))), nil
+	}
+	w.w = hw
+	resp := &pb.WatchResponse{Header: st.header(current), WatchId: w.id, Created: true}
+	return control{resp: resp, created: w}, nil
+}
+
+// claimID gives the watcher its id, which is the client's or, if it has none, the next
+// that is free.
+func (st *watchStream) claimID(w *watcher) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if w.id == autoWatchID {
+		for st.ids[st.nextID] != nil {
+			st.nextID++
+		}
+		w.id = st.nextID
+		st.nextID++
+	} else if st.ids[w.id] != nil {
+		return false
+	}
+	st.ids[w.id] = w
+	return true
+}
+
+// refuse answers the request for a watcher that is not made.
+func (st *watchStream) refuse(ctx context.Context, reason string) control {
+	return control{resp: &pb.WatchResponse{
+		Header: st.header(st.current(ctx)), WatchId: invalidWatchID, Created: true, Canceled: true, CancelReason: reason,
+	}}
+}
+
+// forget gives a watcher's id free, and returns whose it was.
+func (st *watchStream) forget(id int64) *watcher {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	w := st.ids[id]
+	delete(st.ids, id)
+	return w
+}
+
+// cancel ends a watcher; one that there is not gets no answer.
+func (st *watchStream) cancel(ctx context.Context, r *pb.WatchCancelRequest) control {
+	if r == nil {
+		return control{}
+	}
+	w := st.forget(r.GetWatchId())
+	if w == nil {
+		return control{}
+	}
+	st.hub.Cancel(w.w)
+	return control{resp: &pb.WatchResponse{Header: st.header(st.current(ctx)), WatchId: w.id, Canceled: true}, end: w}
+}

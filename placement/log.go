@@ -1,0 +1,244 @@
+package placement
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// maxLogRecords bounds the records of one part of the hand-out log. A revision's are in one part.
+const maxLogRecords = keyspace.MaxRevisionRanges
+
+// LogPosition is how far a follower knows the hand-out log: up to Last, and from
+// which term's sequencer it learned that. The zero value knows nothing.
+type LogPosition struct {
+	Term uint64
+	Last keyspace.Revision
+}
+
+// LogPart is a piece of the hand-out log: Records say who got the revisions in
+// (After, Last], each of them in order and without a hole. A revision that belongs
+// to several ranges has one record for each, with the same First.
+type LogPart struct {
+	Term        uint64
+	After, Last keyspace.Revision
+	Records     []Handout
+}
+
+// encode writes of a record what does not follow from those before it.
+func (p *LogPart) encode() []byte {
+	dst := make([]byte, 0, 32+8*len(p.Records))
+	dst = append(dst, formatVersion)
+	dst = binary.AppendUvarint(dst, p.Term)
+	dst = appendRevision(dst, p.After)
+	dst = appendRevision(dst, p.Last)
+	dst = binary.AppendUvarint(dst, uint64(len(p.Records)))
+	last := p.After
+	for i := range p.Records {
+		h := &p.Records[i]
+		switch {
+		case h.First == last+1 && h.Count > 0:
+			dst = binary.AppendUvarint(dst, uint64(h.Count))
+		case h.First == last && h.Count == 1 && i > 0:
+			dst = append(dst, 0) // the same revision once more
+		default:
+			panic(fmt.Sprintf("placement: a record of %d revisions from %d on follows revision %d", h.Count, h.First, last))
+		}
+		dst = binary.AppendUvarint(dst, uint64(h.Range))
+		dst = binary.AppendUvarint(dst, uint64(h.Generation))
+		last = h.Last()
+	}
+	return dst
+}
+
+func decodeLogPart(b []byte) (LogPart, error) {
+	r := reader{b: b}
+	r.version()
+	p := LogPart{Term: r.uvarint(), After: r.revision(), Last: r.revision()}
+	n := r.count(maxLogRecords, 3)
+	if n > 0 {
+		p.Records = make([]Handout, 0, n)
+	}
+	last := p.After
+	for range n {
+		// A record of one range after the other is as long as they were served in a row.
+		h := Handout{First: last + 1, Count: uint32(r.bounded(2 * CeilingBlock))}
+		if h.Count == 0 {
+			if len(p.Records) == 0 {
+				r.fail(errors.New("placement: a record shares no revision with the one before"))
+			}
+			h.First, h.Count = last, 1
+		}
+		h.Range, h.Generation = keyspace.RangeID(r.uvarint()), keyspace.Generation(r.uvarint())
+		last = h.Last()
+		p.Records = append(p.Records, h)
+	}
+	if r.err == nil && last != p.Last {
+		r.fail(fmt.Errorf("placement: records up to revision %d in a part up to %d", last, p.Last))
+	}
+	if err := r.end(); err != nil {
+		return LogPart{}, fmt.Errorf("decode part of the hand-out log: %w", err)
+	}
+	return p, nil
+}
+
+// encodeLogRequest opens a stream of the log behind a position.
+func encodeLogRequest(known LogPosition) []byte {
+	dst := binary.AppendUvarint([]byte{formatVersion}, known.Term)
+	return appendRevision(dst, known.Last)
+}
+
+func decodeLogRequest(b []byte) (LogPosition, error) {
+	r := reader{b: b}
+	r.version()
+	known := LogPosition{Term: r.uvarint(), Last: r.revision()}
+	if err := r.end(); err != nil {
+		return LogPosition{}, fmt.Errorf("decode request for the hand-out log: %w", err)
+	}
+	return known, nil
+}
+
+// errNoSequencer says that this node is not the sequencer, or an older one than the
+// follower knows.
+var errNoSequencer = errors.New("placement: not the sequencer")
+
+// serveLog sends the log behind what the follower knows, and then every hand-out,
+// until ctx ends or this node is not the sequencer of the term any more. Hand-outs
+// that come while it sends go together. The first part is sent at once, also without
+// records: it says up to where all is known.
+func serveLog(ctx context.Context, l *HandoutLog, known LogPosition, s transport.Stream) error {
+	changed, stop := l.listen()
+	defer stop()
+	records := make([]Handout, maxLogRecords)
+	term, after, _ := l.Bounds()
+	if term == 0 || term < known.Term {
+		return errNoSequencer
+	}
+	at := max(known.Last, after)
+	for first := true; ; first = false {
+		n, last, err := l.Read(term, at, records)
+		if err != nil {
+			now, after, _ := l.Bounds()
+			if now != term {
+				return errNoSequencer
+			}
+			// The follower was too slow: what was overwritten it must learn otherwise.
+			at = after
+			continue
+		}
+		if n > 0 || first {
+			p := LogPart{Term: term, After: at, Last: last, Records: clipped(records[:n], at)}
+			if err := s.Send(ctx, p.encode()); err != nil {
+				return err
+			}
+		}
+		if at = last; n > 0 {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// clipped takes from the first records what they hold of revisions up to after.
+func clipped(records []Handout, after keyspace.Revision) []Handout {
+	if len(records) > 0 && records[0].First <= after {
+		cut := uint32(after + 1 - records[0].First)
+		records[0].First += keyspace.Revision(cut)
+		records[0].Count -= cut
+	}
+	return records
+}
+
+// FollowLog calls take with the hand-out log behind what is known, wherever the
+// sequencer is and whichever node comes to be it, until ctx ends. The parts follow
+// each other; where one begins above the end of the one before (After > the last
+// Last), nobody tells any more who got the revisions between: an earlier sequencer
+// handed them out, or this follower was too slow. Terms never go down. take is called
+// by one goroutine and must not block for long.
+func (c *Client) FollowLog(ctx context.Context, known LogPosition, take func(*LogPart)) {
+	ctx, stop := c.joined(ctx)
+	defer stop()
+	pause := attemptPauseMin
+	for ctx.Err() == nil {
+		progress, err := c.followLogOnce(ctx, &known, take)
+		if ctx.Err() != nil {
+			return
+		}
+		c.o.Logger.Debug("the hand-out log ended", zap.Error(err))
+		if progress {
+			pause = attemptPauseMin
+		}
+		if clock.Sleep(ctx, c.o.Clock, pause) != nil {
+			return
+		}
+		pause = min(2*pause, attemptPauseMax)
+	}
+}
+
+// followLogOnce follows one node's log until it ends or another node is taken for the
+// leader; progress says that a part came.
+func (c *Client) followLogOnce(ctx context.Context, known *LogPosition, take func(*LogPart)) (progress bool, err error) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	node := c.target()
+	wg.Go(func() { c.whileLeads(ctx, node, cancel) })
+	ended := func(err error) (bool, error) {
+		if ctx.Err() == nil {
+			c.streamEnded(node, err)
+		}
+		return progress, err
+	}
+	st, err := c.o.Bus.OpenStream(ctx, node, transport.MethodPlacementLog, encodeLogRequest(*known))
+	if err != nil {
+		return ended(err)
+	}
+	defer st.Close(nil)
+	for {
+		b, err := st.Recv(ctx)
+		if err != nil {
+			return ended(err)
+		}
+		p, err := decodeLogPart(b)
+		if err != nil {
+			return progress, err
+		}
+		if p.Term < known.Term || p.After < known.Last {
+			return progress, fmt.Errorf("placement: part (%d, %d] of term %d follows revision %d of term %d",
+				p.After, p.Last, p.Term, known.Last, known.Term)
+		}
+		progress = true
+		*known = LogPosition{Term: p.Term, Last: p.Last}
+		take(&p)
+	}
+}
+
+// whileLeads calls cancel once another node is taken for the leader: what stands in
+// for the old one may be silent for long.
+func (c *Client) whileLeads(ctx context.Context, node keyspace.NodeID, cancel func()) {
+	for {
+		leader, moved := c.leaderNow()
+		if leader != 0 && leader != node {
+			cancel()
+			return
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package shard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// Event is one applied version, as watchers see it.
+type Event struct {
+	mvcc.Version
+	// Looked says that the version before this one was looked for; Prev is that version,
+	// nil where there is none, or where it may be compacted.
+	Looked bool
+	Prev   *mvcc.Version
+}
+
+// Bytes is about what the event takes in memory.
+func (e *Event) Bytes() int64 {
+	n := e.Size() + eventOverheadBytes
+	if e.Prev != nil {
+		n += e.Prev.Size()
+	}
+	return n
+}
+
+const eventOverheadBytes = 160
+
+// Flags of an event on the bus.
+const (
+	eventTombstone = 1 << iota
+	// eventLease: a lease follows. eventLooked and eventPrev: Looked, Prev.
+	eventLease
+	eventLooked
+	eventPrev
+	// eventPrevLease: the version before has a lease.
+	eventPrevLease
+
+	eventFlags = eventTombstone | eventLease | eventLooked | eventPrev | eventPrevLease
+)
+
+// appendEvent appends the binary form of an event; docs/format/shard.md has the bytes.
+func appendEvent(dst []byte, e *Event) []byte {
+	var flags byte
+	if e.Tombstone {
+		flags |= eventTombstone
+	}
+	if e.Lease != 0 {
+		flags |= eventLease
+	}
+	if e.Looked {
+		flags |= eventLooked
+	}
+	if e.Prev != nil {
+		flags |= eventPrev
+		if e.Prev.Lease != 0 {
+			flags |= eventPrevLease
+		}
+	}
+	dst = append(dst, flags)
+	dst = binary.AppendUvarint(dst, uint64(e.Mod))
+	dst = binary.AppendUvarint(dst, uint64(e.Sub))
+	dst = appendBytes(dst, e.Key)
+	if !e.Tombstone {
+		dst = appendPut(dst, &e.Version)
+	}
+	if e.Prev != nil {
+		dst = binary.AppendUvarint(dst, uint64(e.Mod-e.Prev.Mod))
+		dst = appendPut(dst, e.Prev)
+	}
+	return dst
+}
+
+// appendPut appends what a put has beside key and revision.
+func appendPut(dst []byte, v *mvcc.Version) []byte {
+	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
+	dst = binary.AppendUvarint(dst, uint64(v.Version))
+	if v.Lease != 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.Lease))
+	}
+	return appendBytes(dst, v.Value)
+}
+
+var errEvent = errors.New("shard: impossible event")
+
+// decodeEvent reads an event into e, whose keys and values stay parts of b.
+func decodeEvent(b []byte, e *Event) (rest []byte, err error) {
+	if len(b) == 0 {
+		return nil, errTruncated
+	}
+	flags := b[0]
+	if flags&^eventFlags != 0 || flags&eventPrevLease != 0 && flags&eventPrev == 0 || flags&eventPrev != 0 && flags&eventLooked == 0 {
+		return nil, fmt.Errorf("%w: flags %#x", errEvent, flags)
+	}
+	mod, b, err := uvarint(b[1:])
+	if err != nil {
+		return nil, err
+	}
+	sub, b, err := uvarint(b)
+	if err != nil {
+		return nil, err
+	}
+	if mod == 0 || mod >= uint64(keyspace.MaxRevision) || sub > 1<<32-1 {
+		return nil, fmt.Errorf("%w: revision %d, operation %d", errEvent, mod, sub)
+	}
+	*e = Event{Looked: flags&eventLooked != 0}
+	e.Mod, e.Sub, e.Tombstone = keyspace.Revision(mod), uint32(sub), flags&eventTombstone != 0
+	if e.Key, b, err = bytesField(b); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(e.Key) == 0:
+		return nil, fmt.Errorf("%w: no key", errEvent)
+	case !e.Tombstone:
+		b, err = decodePut(b, flags&eventLease != 0, &e.Version)
+	case flags&eventLease != 0:
+		err = fmt.Errorf("%w: tombstone with a lease", errEvent)
+	}
+	if err != nil || flags&eventPrev == 0 {
+		return b, err
+	}
+	age, b, err := uvarint(b)
+	if err != nil {
+		return nil, err
+	}
+	if age == 0 || age >= mod {
+		return nil, fmt.Errorf("%w: version before %d revisions older", errEvent, age)
+	}
+	e.Prev = &mvcc.Version{Key: e.Key, Mod: e.Mod - keyspace.Revision(age)}
+	return decodePut(b, flags&eventPrevLease != 0, e.Prev)
+}
+
+// decodePut reads what appendPut wrote of the version, whose Mod is there already.
+func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
+	age, b, err := uvarint(b)
+	if err != nil {
+		return nil, err
+	}
+	version, b, err := uvarint(b)
+	if err != nil {
+		return nil, err
+	}
+	if age >= uint64(v.Mod) || version == 0 || version > uint64(v.Mod) {
+		return nil, fmt.Errorf("%w: version %d, %d revisions old, at revision %d", errEvent, version, age, v.Mod)
+	}
+	v.Create, v.Version = v.Mod-keyspace.Revision(age), int64(version)
+	if leased {
+		var lease uint64
+		if lease, b, err = uvarint(b); err != nil {
+			return nil, err
+		}
+		if v.Lease = keyspace.LeaseID(lease); v.Lease == 0 {
+			return nil, fmt.Errorf("%w: lease 0", errEvent)
+		}
+	}
+	v.Value, rest, err = bytesField(b)
+	return rest, err
+}
+
+// appendEvents appends a number of events and those themselves.
+func appendEvents(dst []byte, events []Event) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(events)))
+	for i := range events {
+		dst = appendEvent(dst, &events[i])
+	}
+	return dst
+}
+
+// minEventBytes is the least that an event takes on the bus.
+const minEventBytes = 5
+
+// decodeEvents reads what appendEvents wrote. Keys and values stay parts of b.
+func decodeEvents(b []byte) (events []Event, rest []byte, err error) {
+	n, b, err := uvarint(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n > uint64(len(b)/minEventBytes) {
+		return nil, nil, errTruncated
+	}
+	for range n {
+		events = append(events, Event{})
+		if b, err = decodeEvent(b, &events[len(events)-1]); err != nil {
+			return nil, nil, err
+		}
+	}
+	return events, b, nil
+}

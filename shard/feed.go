@@ -1,0 +1,341 @@
+package shard
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// A feed is one range's applied events on their way to one gateway. What is applied is
+// a fact: any replica can feed, it needs no lease, and the range may sleep meanwhile.
+
+// eventBlock holds the events of one applied batch, encoded once for all feeds.
+type eventBlock struct {
+	bytes []byte
+	count int
+}
+
+// feedBlock is what a replica publishes to its feeds at a time. It is shared by them
+// and not changed.
+type feedBlock struct {
+	events   []*eventBlock
+	bytes    int64
+	complete keyspace.Revision
+	// mark is where the replica was behind it, zero where not all up to there is sent.
+	mark Mark
+}
+
+// feedMode says where a feed takes its events from.
+type feedMode uint8
+
+const (
+	// feedLive: from what the replica publishes.
+	feedLive feedMode = iota
+	// feedBehind: from the store; what is published goes past it.
+	feedBehind
+	// feedJoining: from the store up to what was published when it began to join;
+	// what has been published since is queued.
+	feedJoining
+	// feedEnded: it has an end, behind what is queued.
+	feedEnded
+)
+
+// feed is a feed in its replica and its connection. The fields below conn are guarded
+// by conn's mu.
+type feed struct {
+	id         FeedID
+	r          *Replica
+	generation keyspace.Generation
+	prev       bool
+	conn       *feedConn
+
+	mode  feedMode
+	queue []*feedBlock
+	bytes int64
+	// sent is up to where all has been sent.
+	sent keyspace.Revision
+	// cursor is the next revision to be read from the store. near says that a page has
+	// reached all that was complete: with the next one the feed begins to join, and joined
+	// is then how the replica was. epoch counts how often it began anew behind sent.
+	cursor keyspace.Revision
+	joined historyView
+	near   bool
+	epoch  int
+	// page is a page of history that waits to be sent.
+	page *feedBlock
+	// ready says that the feed is in conn.ready, hungry that it is in conn.hungry,
+	// reading that the connection's reader has it.
+	ready, hungry, reading bool
+	end                    *kverror.Error
+}
+
+// advance says anew up to where the range is complete, as far as the applied state alone
+// tells: every version at or below it that will ever be, on any replica, is applied.
+// locks says that the locks have changed.
+//
+// It is the last revision of all that is applied, or below the lowest floor of the locks
+// that will leave versions behind. For what may come later is one of three:
+//
+//   - A batch of the range itself. It is evaluated behind what is applied, by a leader
+//     who asks for its revisions after every step that was put before it got its own; so
+//     its revisions are above all that is applied when its turn comes, which stands asserts.
+//   - The end, or the sweep, of a lock that is held now. Its revision is above the lock's
+//     floor, which above asserts, and may be far below the last one: it was handed out long
+//     ago, perhaps, and what was handed out after it to others is here (traps 64 and 74).
+//   - The same of a lock that is not here yet. Its transaction asks for a revision when
+//     all its locks are applied, later than this; what is applied here had its own by now,
+//     and the sequencer hands out nothing lower in real time.
+//
+// What was once true stays so: a lock that comes with a floor below what was complete
+// takes nothing back, since its revision is above it all the same.
+func (s *applyState) advance(locks bool) {
+	if locks {
+		s.lowest = keyspace.MaxRevision
+		for _, l := range s.txns.locks {
+			if l.leaves() {
+				s.lowest = min(s.lowest, l.floor)
+			}
+		}
+	}
+	s.complete = max(s.complete, min(s.rec.lastRevision, s.lowest))
+}
+
+// leaves says whether the lock's transaction will leave versions behind, if it is committed.
+func (l *lock) leaves() bool {
+	return len(l.writes) > 0 || slices.ContainsFunc(l.spans, func(s lockSpan) bool { return s.mode != lockShared })
+}
+
+// addFeed lets the feed have what is published from now on, and what the store has
+// from revision from on.
+func (r *Replica) addFeed(f *feed, from keyspace.Revision) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.feedsLocked(f.generation); err != nil {
+		return err
+	}
+	if err := r.keptLocked(from); err != nil {
+		return err
+	}
+	r.feeds = append(r.feeds, f)
+	r.feeding.Store(true)
+	f.conn.started(f, from, &feedBlock{complete: r.complete, mark: Mark(r.rec.last)}, from > r.rec.lastRevision)
+	return nil
+}
+
+// feedsLocked says whether this replica can tell of the range at the generation.
+func (r *Replica) feedsLocked(g keyspace.Generation) error {
+	switch {
+	case r.stopped:
+		return kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
+	case r.rec.generation == 0:
+		return kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.node.cfg.Self)
+	case g > r.rec.generation:
+		return r.errorLocked(kverror.Busy, fmt.Sprintf("range %s has generation %d yet", r.id, r.rec.generation))
+	case g < r.rec.generation:
+		return r.errorLocked(kverror.WrongRange, fmt.Sprintf("range %s has generation %d", r.id, r.rec.generation))
+	}
+	return nil
+}
+
+// keptLocked says whether all events from the revision on are still in the store: of
+// those below the compacted revision some are not, if there are any.
+func (r *Replica) keptLocked(from keyspace.Revision) error {
+	if from >= r.rec.compacted || from > r.rec.lastRevision {
+		return nil
+	}
+	return &kverror.Error{
+		Kind: kverror.Compacted, CompactRevision: r.rec.compacted,
+		Detail: fmt.Sprintf("range %s is asked for events from revision %d on", r.id, from),
+	}
+}
+
+// removeFeed forgets a feed, if it is there.
+func (r *Replica) removeFeed(f *feed) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.Index(r.feeds, f); i >= 0 {
+		r.feeds = slices.Delete(r.feeds, i, i+1)
+		r.node.metrics.feeds.Dec()
+	}
+	r.feeding.Store(len(r.feeds) > 0)
+}
+
+// captureEvents encodes the versions of a batch in their order, if anybody is fed. It
+// is called before they are put into the order of the store.
+func (s *applyState) captureEvents() *eventBlock {
+	b := &eventBlock{count: len(s.versions)}
+	size := 0
+	for i := range s.versions {
+		size += int(s.versions[i].Size()) + versionOverheadBytes
+	}
+	b.bytes = make([]byte, 0, size)
+	for i := range s.versions {
+		e := Event{Version: s.versions[i]}
+		b.bytes = appendEvent(b.bytes, &e)
+	}
+	return b
+}
+
+// publication collects what is to be published of one call of Applied.
+type publication struct {
+	block *feedBlock
+	// missed says that a batch was applied of which no events were captured: the first
+	// feed came after that.
+	missed bool
+}
+
+func (p *publication) add(o *outcome) {
+	switch {
+	case !o.ok:
+	case o.events == nil:
+		p.missed = true
+	default:
+		if p.block == nil {
+			p.block = &feedBlock{}
+		}
+		p.block.events = append(p.block.events, o.events)
+		p.block.bytes += int64(len(o.events.bytes))
+		p.block.complete, p.block.mark = o.complete, Mark(o.link)
+	}
+}
+
+// publishLocked gives the feeds what was applied, now that the store shows it.
+func (r *Replica) publishLocked(p *publication) {
+	if len(r.feeds) == 0 || p.block == nil && !p.missed {
+		return
+	}
+	if p.missed {
+		r.feedsBehindLocked()
+	} else {
+		for _, f := range r.feeds {
+			f.conn.offer(f, p.block)
+		}
+	}
+	*p = publication{}
+}
+
+// feedsBehindLocked has all feeds go on from the store.
+func (r *Replica) feedsBehindLocked() {
+	for _, f := range r.feeds {
+		f.conn.behind(f)
+	}
+}
+
+// endFeedsLocked ends all feeds, behind what was published.
+func (r *Replica) endFeedsLocked(err *kverror.Error) {
+	for _, f := range r.feeds {
+		f.conn.ended(f, err)
+		r.node.metrics.feeds.Dec()
+	}
+	r.feeds = nil
+	r.feeding.Store(false)
+}
+
+// endFeedsAtSplitLocked ends all feeds at a split, behind what was applied before it:
+// parent and child are other ranges now, which begin where this one ended.
+func (r *Replica) endFeedsAtSplitLocked(p *publication, sp *appliedSplit) {
+	r.publishLocked(p)
+	err := r.errorLocked(kverror.WrongRange, "the range was split")
+	err.Descriptors = append(err.Descriptors, sp.descriptor())
+	r.endFeedsLocked(err)
+}
+
+// feedsAfterSnapshotLocked has the feeds go on from the store, which has leapt, or ends
+// them where the range has changed.
+func (r *Replica) feedsAfterSnapshotLocked(old keyspace.Generation) {
+	if r.rec.generation != old {
+		r.endFeedsLocked(r.errorLocked(kverror.WrongRange, "a snapshot brought another generation"))
+		return
+	}
+	r.feedsBehindLocked()
+}
+
+// historyView is what a reading of history goes by: the last applied revision, up to
+// where the range is complete, and the mark of what is applied.
+type historyView struct {
+	last, complete keyspace.Revision
+	mark           Mark
+	span           keyspace.Span
+}
+
+// viewHistory says up to where the store can be read for who wants events from a
+// revision on.
+func (r *Replica) viewHistory(g keyspace.Generation, from keyspace.Revision) (historyView, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.viewHistoryLocked(g, from)
+}
+
+func (r *Replica) viewHistoryLocked(g keyspace.Generation, from keyspace.Revision) (historyView, error) {
+	if err := r.feedsLocked(g); err != nil {
+		return historyView{}, err
+	}
+	if err := r.keptLocked(from); err != nil {
+		return historyView{}, err
+	}
+	return historyView{last: r.rec.lastRevision, complete: r.complete, mark: Mark(r.rec.last), span: r.rec.span}, nil
+}
+
+// history reads events of the span from the store. Afterwards it makes sure that the
+// range was this one and that nothing was removed under it.
+func (r *Replica) history(g keyspace.Generation, o mvcc.HistoryOptions, prev bool, compacted keyspace.Revision) (events []Event, next keyspace.Revision, err error) {
+	next, err = mvcc.History(r.node.cfg.Engine, o, func(v *mvcc.Version) error {
+		events = append(events, Event{Version: *v})
+		return nil
+	})
+	if err == nil && prev {
+		err = r.lookBefore(events, compacted)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("shard: range %s: %w", r.id, err)
+	}
+	r.node.metrics.historyEvents.Add(float64(len(events)))
+	_, err = r.viewHistory(g, o.From)
+	return events, next, err
+}
+
+// lookBefore finds the version before each of the events, as etcd does: none for one
+// that creates its key, and none where the revision before is compacted, by what is known
+// here or by whoever asks.
+func (r *Replica) lookBefore(events []Event, compacted keyspace.Revision) (err error) {
+	known := compacted
+	compacted = r.compactedBeyond(known)
+	g, err := mvcc.NewGetter(r.node.cfg.Engine)
+	if err != nil {
+		return err
+	}
+	for i := range events {
+		e := &events[i]
+		e.Looked = true
+		if !e.Tombstone && e.Create == e.Mod || e.Mod-1 < compacted {
+			continue
+		}
+		v, ok, err := g.Get(e.Key, e.Mod-1)
+		if err != nil {
+			_ = g.Close() // the first error says more
+			return err
+		}
+		if ok && !v.Tombstone {
+			before := v.Clone()
+			e.Prev = &before
+		}
+	}
+	// Of what was compacted meanwhile an older version may have been found instead.
+	compacted = r.compactedBeyond(known)
+	for i := range events {
+		if events[i].Mod-1 < compacted {
+			events[i].Prev = nil
+		}
+	}
+	return g.Close()
+}
+
+// compactedBeyond returns the highest compacted revision known here, or the given one.
+func (r *Replica) compactedBeyond(rev keyspace.Revision) keyspace.Revision {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(rev, r.compactedLocked(r.node.Compacted()))
+}

@@ -1,0 +1,395 @@
+package shard
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// feedVersion leads the messages of bus methods 21 and 22; docs/format/shard.md has
+// the bytes.
+const feedVersion = 1
+
+// FeedID names a feed within a gateway's stream; the gateway chooses it and never
+// uses one twice.
+type FeedID uint64
+
+// FeedOrder opens a feed or, with Close, ends it.
+type FeedOrder struct {
+	ID    FeedID
+	Close bool
+	Range keyspace.RangeID
+	// Generation is the range's: with another one the feed ends at once, with a
+	// WrongRange that has the descriptors of the heirs where the range is newer.
+	Generation keyspace.Generation
+	// From is the first revision wanted.
+	From keyspace.Revision
+	// Prev wants the version before each event along.
+	Prev bool
+}
+
+// Mark is a place in the order in which a range of one generation applies its changes:
+// all replicas come to the same ones. The zero Mark is before all others.
+type Mark struct{ Term, Number uint64 }
+
+// Reaches says whether whoever is at m has applied all that was applied at o.
+func (m Mark) Reaches(o Mark) bool {
+	return m.Term > o.Term || m.Term == o.Term && m.Number >= o.Number
+}
+
+// FeedPart is what a replica says in a feed: events in the order of their application,
+// and up to where the range is complete behind them: every event at or below Complete
+// that there will ever be, on any replica, has been sent. Events above Complete may
+// come twice. Everything applied up to Mark has been sent as well; it is zero where that
+// cannot be said. Err is the end of the feed.
+type FeedPart struct {
+	ID       FeedID
+	Complete keyspace.Revision
+	Mark     Mark
+	Events   []Event
+	Err      *kverror.Error
+}
+
+// Kinds of orders and parts.
+const (
+	orderOpen  = 1
+	orderClose = 2
+	orderPrev  = 1 // flag of an opening
+
+	partEvents = 1
+	partEnd    = 2
+)
+
+func appendOrder(dst []byte, o *FeedOrder) []byte {
+	if o.Close {
+		return binary.AppendUvarint(append(dst, orderClose), uint64(o.ID))
+	}
+	dst = binary.AppendUvarint(append(dst, orderOpen), uint64(o.ID))
+	dst = binary.AppendUvarint(dst, uint64(o.Range))
+	dst = binary.AppendUvarint(dst, uint64(o.Generation))
+	dst = binary.AppendUvarint(dst, uint64(o.From))
+	var flags byte
+	if o.Prev {
+		flags |= orderPrev
+	}
+	return append(dst, flags)
+}
+
+// encodeOrders returns a message of orders.
+func encodeOrders(os []FeedOrder) []byte {
+	dst := []byte{feedVersion}
+	for i := range os {
+		dst = appendOrder(dst, &os[i])
+	}
+	return dst
+}
+
+func decodeOrders(b []byte) (os []FeedOrder, err error) {
+	if b, err = checkVersion(b); err != nil {
+		return nil, err
+	}
+	for len(b) > 0 {
+		kind := b[0]
+		var ints [4]uint64
+		n := 1
+		if kind == orderOpen {
+			n = len(ints)
+		} else if kind != orderClose {
+			return nil, fmt.Errorf("shard: order of kind %d to a feed", kind)
+		}
+		b = b[1:]
+		for i := range n {
+			if ints[i], b, err = uvarint(b); err != nil {
+				return nil, err
+			}
+		}
+		o := FeedOrder{
+			ID: FeedID(ints[0]), Close: kind == orderClose, Range: keyspace.RangeID(ints[1]),
+			Generation: keyspace.Generation(ints[2]), From: keyspace.Revision(ints[3]),
+		}
+		if !o.Close {
+			if len(b) == 0 {
+				return nil, errTruncated
+			}
+			if b[0]&^orderPrev != 0 || ints[3] >= uint64(keyspace.MaxRevision) {
+				return nil, fmt.Errorf("shard: feed from revision %d with flags %#x", ints[3], b[0])
+			}
+			o.Prev, b = b[0]&orderPrev != 0, b[1:]
+		}
+		os = append(os, o)
+	}
+	return os, nil
+}
+
+func appendMark(dst []byte, m Mark) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, m.Term), m.Number)
+}
+
+func decodeMark(b []byte) (m Mark, rest []byte, err error) {
+	if m.Term, b, err = uvarint(b); err != nil {
+		return m, nil, err
+	}
+	m.Number, rest, err = uvarint(b)
+	return m, rest, err
+}
+
+func checkVersion(b []byte) (rest []byte, err error) {
+	if len(b) == 0 {
+		return nil, errTruncated
+	}
+	if b[0] != feedVersion {
+		return nil, fmt.Errorf("shard: message of version %d, want %d", b[0], feedVersion)
+	}
+	return b[1:], nil
+}
+
+// appendPartHead appends a part but for its events, of which count ones follow.
+func appendPartHead(dst []byte, id FeedID, complete keyspace.Revision, m Mark, count int) []byte {
+	dst = binary.AppendUvarint(append(dst, partEvents), uint64(id))
+	dst = binary.AppendUvarint(dst, uint64(complete))
+	dst = appendMark(dst, m)
+	return binary.AppendUvarint(dst, uint64(count))
+}
+
+func appendPart(dst []byte, p *FeedPart) []byte {
+	if p.Err != nil {
+		dst = binary.AppendUvarint(append(dst, partEnd), uint64(p.ID))
+		return appendBytes(dst, kverror.Append(nil, p.Err))
+	}
+	dst = appendPartHead(dst, p.ID, p.Complete, p.Mark, len(p.Events))
+	for i := range p.Events {
+		dst = appendEvent(dst, &p.Events[i])
+	}
+	return dst
+}
+
+// decodeParts reads a message of a feed. Keys and values stay parts of b.
+func decodeParts(b []byte) (ps []FeedPart, err error) {
+	if b, err = checkVersion(b); err != nil {
+		return nil, err
+	}
+	for len(b) > 0 {
+		var p FeedPart
+		kind := b[0]
+		id, rest, err := uvarint(b[1:])
+		if err != nil {
+			return nil, err
+		}
+		p.ID, b = FeedID(id), rest
+		switch kind {
+		case partEvents:
+			complete, rest, err := uvarint(b)
+			if err != nil {
+				return nil, err
+			}
+			if complete >= uint64(keyspace.MaxRevision) {
+				return nil, fmt.Errorf("shard: complete up to revision %d", complete)
+			}
+			p.Complete = keyspace.Revision(complete)
+			if p.Mark, b, err = decodeMark(rest); err != nil {
+				return nil, err
+			}
+			if p.Events, b, err = decodeEvents(b); err != nil {
+				return nil, err
+			}
+		case partEnd:
+			var e []byte
+			if e, b, err = bytesField(b); err != nil {
+				return nil, err
+			}
+			if p.Err, err = kverror.Decode(e); err != nil {
+				return nil, err
+			}
+		default:
+			return nil, fmt.Errorf("shard: part of kind %d in a feed", kind)
+		}
+		ps = append(ps, p)
+	}
+	return ps, nil
+}
+
+// CompleteRequest asks a range's leader up to where it is complete.
+type CompleteRequest struct {
+	Range      keyspace.RangeID
+	Generation keyspace.Generation
+	// Revision was handed out, or left out for good, before the question is asked.
+	Revision keyspace.Revision
+}
+
+// HistoryRequest asks a replica for the events of a span.
+type HistoryRequest struct {
+	Range      keyspace.RangeID
+	Generation keyspace.Generation
+	Span       keyspace.Span
+	// From and To are the first and last revision wanted.
+	From, To keyspace.Revision
+	// Seen is what the replica must have applied: what feeds have said to the asker.
+	Seen Mark
+	// MaxBytes bounds the answer, beside one revision that is larger.
+	MaxBytes int64
+	// Prev wants the version before each event along, but where the revision before the
+	// event's is below Compacted, the cluster's compacted revision as the asker knows it.
+	Prev      bool
+	Compacted keyspace.Revision
+}
+
+// HistoryPage are the events of a span in the order of (revision, operation, key), up
+// to and without revision Next.
+type HistoryPage struct {
+	Events []Event
+	Next   keyspace.Revision
+}
+
+// Kinds of questions.
+const (
+	watchComplete = 1
+	watchHistory  = 2
+)
+
+func (q *CompleteRequest) encode() []byte {
+	dst := []byte{feedVersion, watchComplete}
+	dst = binary.AppendUvarint(dst, uint64(q.Range))
+	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	return binary.AppendUvarint(dst, uint64(q.Revision))
+}
+
+func (q *HistoryRequest) encode() []byte {
+	dst := []byte{feedVersion, watchHistory}
+	dst = binary.AppendUvarint(dst, uint64(q.Range))
+	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst = binary.AppendUvarint(dst, uint64(q.From))
+	dst = binary.AppendUvarint(dst, uint64(q.To))
+	dst = binary.AppendUvarint(dst, uint64(max(q.Compacted, 0)))
+	dst = binary.AppendUvarint(dst, uint64(q.MaxBytes))
+	dst = appendMark(dst, q.Seen)
+	var flags byte
+	if q.Prev {
+		flags |= orderPrev
+	}
+	dst = appendBytes(append(dst, flags), q.Span.Start)
+	return appendBytes(dst, q.Span.End)
+}
+
+// decodeQuestion returns one of the two requests.
+func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
+	b, err := checkVersion(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(b) == 0 {
+		return nil, nil, errTruncated
+	}
+	kind, b := b[0], b[1:]
+	var ints [8]uint64
+	n := 3
+	if kind == watchHistory {
+		n = len(ints)
+	} else if kind != watchComplete {
+		return nil, nil, fmt.Errorf("shard: question of kind %d", kind)
+	}
+	for i := range n {
+		if ints[i], b, err = uvarint(b); err != nil {
+			return nil, nil, err
+		}
+		if i > 1 && i < 5 && ints[i] >= uint64(keyspace.MaxRevision) {
+			return nil, nil, fmt.Errorf("shard: question about revision %d", ints[i])
+		}
+	}
+	if kind == watchComplete {
+		if len(b) != 0 {
+			return nil, nil, fmt.Errorf("shard: %d bytes behind a question", len(b))
+		}
+		return &CompleteRequest{keyspace.RangeID(ints[0]), keyspace.Generation(ints[1]), keyspace.Revision(ints[2])}, nil, nil
+	}
+	q := &HistoryRequest{
+		Range: keyspace.RangeID(ints[0]), Generation: keyspace.Generation(ints[1]), From: keyspace.Revision(ints[2]),
+		To: keyspace.Revision(ints[3]), Compacted: keyspace.Revision(ints[4]), MaxBytes: int64(ints[5]), Seen: Mark{ints[6], ints[7]},
+	}
+	if len(b) == 0 {
+		return nil, nil, errTruncated
+	}
+	if b[0]&^orderPrev != 0 {
+		return nil, nil, fmt.Errorf("shard: history with flags %#x", b[0])
+	}
+	q.Prev = b[0]&orderPrev != 0
+	if q.Span.Start, b, err = bytesField(b[1:]); err == nil {
+		q.Span.End, b, err = bytesField(b)
+	}
+	if err == nil && len(b) != 0 {
+		err = fmt.Errorf("shard: %d bytes behind a question", len(b))
+	}
+	return nil, q, err
+}
+
+func (p *HistoryPage) encode() []byte {
+	size := 16
+	for i := range p.Events {
+		size += int(p.Events[i].Bytes())
+	}
+	dst := append(make([]byte, 0, size), feedVersion, statusOK)
+	dst = binary.AppendUvarint(dst, uint64(p.Next))
+	return appendEvents(dst, p.Events)
+}
+
+func encodeComplete(m Mark) []byte { return appendMark([]byte{feedVersion, statusOK}, m) }
+
+func encodeWatchError(err error) []byte {
+	return kverror.Append([]byte{feedVersion, statusError}, kverror.Of(err))
+}
+
+// watchAnswer returns what follows a good answer's head, or the error that the range
+// answered with.
+func watchAnswer(b []byte) (rest []byte, err error) {
+	if b, err = checkVersion(b); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(b) == 0:
+		return nil, errTruncated
+	case b[0] == statusOK:
+		return b[1:], nil
+	case b[0] != statusError:
+		return nil, fmt.Errorf("shard: answer of kind %d", b[0])
+	}
+	e, err := kverror.Decode(b[1:])
+	if err != nil {
+		return nil, err
+	}
+	return nil, e
+}
+
+func decodeComplete(b []byte) (m Mark, err error) {
+	rest, err := watchAnswer(b)
+	if err == nil {
+		m, rest, err = decodeMark(rest)
+	}
+	if err == nil && len(rest) != 0 {
+		err = fmt.Errorf("shard: %d bytes behind an answer", len(rest))
+	}
+	return m, err
+}
+
+// decodeHistoryPage reads a page, whose keys and values stay parts of b.
+func decodeHistoryPage(b []byte) (*HistoryPage, error) {
+	rest, err := watchAnswer(b)
+	if err != nil {
+		return nil, err
+	}
+	next, rest, err := uvarint(rest)
+	if err != nil {
+		return nil, err
+	}
+	if next > uint64(keyspace.MaxRevision) {
+		return nil, fmt.Errorf("shard: page up to revision %d", next)
+	}
+	p := &HistoryPage{Next: keyspace.Revision(next)}
+	if p.Events, rest, err = decodeEvents(rest); err != nil {
+		return nil, err
+	}
+	if len(rest) != 0 {
+		return nil, fmt.Errorf("shard: %d bytes behind a page", len(rest))
+	}
+	return p, nil
+}

@@ -1,0 +1,239 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/transport"
+)
+
+// maxHistoryBytes bounds what a page of history may be asked to hold.
+const maxHistoryBytes = 16 << 20
+
+// mayAppearLocked says whether a version at or below the revision, which was handed out
+// before the question, may still be applied here: it returns a channel that is closed
+// when what keeps it open has ended or changed, or nil. Only the leader can tell. What
+// ends a lock is not looked for in the pipeline: until it is applied the lock is there.
+func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
+	// What fills asks for its revisions later, and gets higher ones. What is being
+	// sequenced may have got its own, from this sequencer or the one before, unless it
+	// was evaluated by who knew of the revision.
+	if b := r.sequencing; b != nil && !b.settled && b.txns > 0 && b.floor < rev {
+		return b.wait()
+	}
+	for i := len(r.proposed) - 1; i >= 0; i-- {
+		if b := r.proposed[i]; b.txns > 0 && b.first <= rev {
+			return b.wait()
+		}
+	}
+	if r.locks == nil {
+		return nil
+	}
+	// A lock that comes later knows of the revision. One that is here has been for a while,
+	// if it holds up a question: its transaction is asked about soon.
+	h := r.locks.reader(r.rec.span, rev, TxnName{})
+	if h == nil {
+		return nil
+	}
+	h.asked = true
+	return h.wait()
+}
+
+// Complete returns, once no version at or below q.Revision can appear in the range any
+// more that is not applied here, where this replica is: whoever has all events up to
+// that mark has all up to q.Revision, which must have been handed out. It is the leader's to say, under a
+// lease or a ReadIndex begun after the question; others refuse with NotLeader. While a
+// split is under way nothing is said.
+func (r *Replica) Complete(ctx context.Context, q *CompleteRequest) (applied Mark, err error) {
+	r.node.metrics.completeQuestions.Inc()
+	if err := r.believe(ctx, q.Revision); err != nil {
+		return Mark{}, err
+	}
+	// What is evaluated from now on has a floor that tells: a busy range always has
+	// something that is being sequenced.
+	r.node.heard(q.Revision)
+	for range maxReadStarts {
+		applied, err = r.completeOnce(ctx, q)
+		if errors.Is(err, kverror.NotLeader) {
+			r.group.Wake()
+		}
+		if !errors.Is(err, errAgain) {
+			return applied, err
+		}
+	}
+	return Mark{}, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
+}
+
+func (r *Replica) completeOnce(ctx context.Context, q *CompleteRequest) (Mark, error) {
+	term, err := r.awaitNothing(ctx, q)
+	if err != nil {
+		return Mark{}, err
+	}
+	if !r.group.LeaseHeld(term) {
+		if err := r.awaitReadIndex(ctx); err != nil {
+			return Mark{}, err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := r.leadsLocked(q.Generation); err != nil {
+		return Mark{}, err
+	}
+	if r.lead == nil || r.lead.term != term || r.split != nil {
+		return Mark{}, errAgain
+	}
+	return Mark(r.rec.last), nil
+}
+
+// awaitNothing waits until this replica leads and nothing at or below the revision may
+// appear any more, and returns its term.
+func (r *Replica) awaitNothing(ctx context.Context, q *CompleteRequest) (term uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		wait, err := r.leadsLocked(q.Generation)
+		if err != nil {
+			return 0, err
+		}
+		if wait == nil && r.split != nil {
+			wait = r.split.done // S7
+		}
+		if wait == nil {
+			wait = r.mayAppearLocked(q.Revision)
+		}
+		if wait == nil {
+			return r.lead.term, nil
+		}
+		r.mu.Unlock()
+		select {
+		case <-wait:
+			err = nil
+		case <-ctx.Done():
+			err = kverror.Of(ctx.Err())
+		}
+		r.mu.Lock()
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// History returns a page of events; any replica can that has applied enough.
+func (r *Replica) History(q *HistoryRequest) (*HistoryPage, error) {
+	v, err := r.viewHistory(q.Generation, q.From)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case !v.span.Covers(q.Span):
+		return nil, kverror.New(kverror.WrongRange, "history of %s, range %s is %s", q.Span, r.id, v.span)
+	case !v.mark.Reaches(q.Seen):
+		return nil, kverror.New(kverror.Busy, "range %s is at %v here, not at %v", r.id, v.mark, q.Seen)
+	}
+	p := &HistoryPage{}
+	o := mvcc.HistoryOptions{Span: q.Span, From: q.From, To: q.To, MaxBytes: min(q.MaxBytes, maxHistoryBytes)}
+	p.Events, p.Next, err = r.history(q.Generation, o, q.Prev, q.Compacted)
+	return p, err
+}
+
+func (n *Node) watched(id keyspace.RangeID) (*Replica, error) {
+	if r := n.Replica(id); r != nil {
+		return r, nil
+	}
+	return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
+}
+
+// handleWatch answers bus method 22.
+func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	complete, history, err := decodeQuestion(payload)
+	switch {
+	case err != nil:
+		return encodeWatchError(badRequest("%v", err)), nil
+	case complete != nil:
+		applied, err := n.complete(ctx, complete)
+		if err != nil {
+			return encodeWatchError(err), nil
+		}
+		return encodeComplete(applied), nil
+	}
+	p, err := n.history(history)
+	if err != nil {
+		return encodeWatchError(err), nil
+	}
+	return p.encode(), nil
+}
+
+func (n *Node) complete(ctx context.Context, q *CompleteRequest) (Mark, error) {
+	r, err := n.watched(q.Range)
+	if err != nil {
+		return Mark{}, err
+	}
+	return r.Complete(ctx, q)
+}
+
+func (n *Node) history(q *HistoryRequest) (*HistoryPage, error) {
+	r, err := n.watched(q.Range)
+	if err != nil {
+		return nil, err
+	}
+	return r.History(q)
+}
+
+// Complete asks the node's replica of a range, see Replica.Complete.
+func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *CompleteRequest) (Mark, error) {
+	if node == c.self {
+		return c.local.complete(ctx, q)
+	}
+	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
+	if err != nil {
+		return Mark{}, callError(err, false)
+	}
+	return decodeComplete(b)
+}
+
+// History asks the node's replica of a range, see Replica.History.
+func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
+	if node == c.self {
+		return c.local.history(q)
+	}
+	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
+	if err != nil {
+		return nil, callError(err, false)
+	}
+	return decodeHistoryPage(b)
+}
+
+// FeedStream is a gateway's stream of feeds from one node. Order and Recv may be used
+// at the same time, each by one goroutine.
+type FeedStream struct{ st transport.Stream }
+
+// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds the
+// opening alone.
+func (c *Client) OpenFeeds(ctx context.Context, node keyspace.NodeID) (*FeedStream, error) {
+	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, encodeOrders(nil))
+	if err != nil {
+		return nil, fmt.Errorf("shard: feeds of node %s: %w", node, err)
+	}
+	return &FeedStream{st}, nil
+}
+
+// Order opens and closes feeds.
+func (s *FeedStream) Order(ctx context.Context, orders []FeedOrder) error {
+	return s.st.Send(ctx, encodeOrders(orders))
+}
+
+// Recv returns the next parts. Their keys and values share memory.
+func (s *FeedStream) Recv(ctx context.Context) ([]FeedPart, error) {
+	b, err := s.st.Recv(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return decodeParts(b)
+}
+
+// Close ends all feeds of the stream.
+func (s *FeedStream) Close() { s.st.Close(nil) }

@@ -1,0 +1,58 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/watch"
+)
+
+// The check of watchers accepts what is right and rejects each way to be wrong.
+func TestCheckWatchersRejects(t *testing.T) {
+	var vs []Version
+	for i := range int64(6) {
+		vs = append(vs, Version{Key: "a", Value: fmt.Sprint(i), Mod: 2 + i, Create: 2, Version: 1 + i})
+	}
+	event := func(rev int64) *mvccpb.Event {
+		return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("a"), Value: fmt.Append(nil, rev-2), ModRevision: rev, CreateRevision: 2, Version: rev - 1}}
+	}
+	// Each delivery is a list of revisions; a negative one is progress, 0 a compaction at 5.
+	for name, c := range map[string]struct {
+		deliveries [][]int64
+		want       string
+	}{
+		"right":                {[][]int64{{2, 3}, {-3}, {4}, {5, 6, 7}, {-7}}, ""},
+		"missing":              {[][]int64{{2, 3}, {5, 6, 7}}, "event 2 is"},
+		"missing at the end":   {[][]int64{{2, 3}, {4, 5, 6}}, "event 5 is nothing"},
+		"twice":                {[][]int64{{2, 3}, {3, 4, 5, 6, 7}}, "twice, out of order or divided"},
+		"out of order":         {[][]int64{{2, 4, 3, 5, 6, 7}}, "revision 3 follows 4"},
+		"one too many":         {[][]int64{{2, 3, 4, 5, 6, 7, 8}}, "which is not there"},
+		"progress too early":   {[][]int64{{2, 3}, {-4}, {4, 5, 6, 7}}, "progress 4 before revision 4"},
+		"compacted in between": {[][]int64{{2}, {0}, {5, 6, 7}}, ""},
+		"behind a compaction":  {[][]int64{{2}, {0}, {6, 7}}, "event 1 is"},
+	} {
+		w := &Watcher{Name: "w", from: 2, sessions: 1}
+		for _, revs := range c.deliveries {
+			d := &watch.Delivery{Watcher: &watch.Watcher{}}
+			switch {
+			case revs[0] < 0:
+				d.Watcher, d.Revision = nil, keyspace.Revision(-revs[0])
+			case revs[0] == 0:
+				d.Compacted = 5
+			default:
+				for _, rev := range revs {
+					d.Events = append(d.Events, event(rev))
+				}
+			}
+			w.take(d)
+		}
+		got := strings.Join(checkWatchers([]*Watcher{w}, vs), "; ")
+		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}

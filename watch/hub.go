@@ -1,0 +1,328 @@
+package watch
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/router"
+	"github.com/skeindb/skein/shard"
+)
+
+// Log brings the sequencer's hand-out log; placement's client does.
+type Log interface {
+	FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart))
+}
+
+// Ranges knows which ranges there are; *router.Router does.
+type Ranges interface {
+	// Locate returns the ranges that overlap the span, in order and without holes.
+	Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error)
+	// Learn takes in descriptors that ranges have told.
+	Learn(descs ...keyspace.Descriptor)
+	// Directory is the cache behind Locate.
+	Directory
+}
+
+// Directory finds ranges by their ids.
+type Directory interface {
+	// SpanOf returns the span of the range at the generation, if it is known. It does not
+	// block.
+	SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool)
+	// Refresh takes in what placement knows now.
+	Refresh(ctx context.Context) error
+	// Current asks the sequencer for the current revision and the compacted one, for as
+	// long as ctx lasts.
+	Current(ctx context.Context) (keyspace.SequenceAnswer, error)
+}
+
+// Feeds reaches replicas; OverShard makes one of a *shard.Client.
+type Feeds interface {
+	OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error)
+	Complete(ctx context.Context, node keyspace.NodeID, q *shard.CompleteRequest) (shard.Mark, error)
+	History(ctx context.Context, node keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error)
+}
+
+// FeedStream is a stream of feeds from one node; *shard.FeedStream is one.
+type FeedStream interface {
+	Order(ctx context.Context, orders []shard.FeedOrder) error
+	Recv(ctx context.Context) ([]shard.FeedPart, error)
+	Close()
+}
+
+// OverShard makes Feeds of a node's access to replicas.
+func OverShard(c *shard.Client) Feeds { return overShard{c} }
+
+type overShard struct{ *shard.Client }
+
+func (o overShard) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
+	s, err := o.Client.OpenFeeds(ctx, node)
+	if err != nil {
+		return nil, err // not a typed nil
+	}
+	return s, nil
+}
+
+// Config is what a Hub is made of. Self, Clock, Log, Ranges and Feeds are required.
+type Config struct {
+	// Self is this node: a range with a replica here is fed from it.
+	Self   keyspace.NodeID
+	Clock  clock.Clock
+	Log    Log
+	Ranges Ranges
+	Feeds  Feeds
+	// Overdue is after how long without an event or a word that there is none a range's
+	// leader is asked. Default 100 ms. Shorter asks leaders that are merely busy, longer
+	// delays watchers where a leader was lost.
+	Overdue time.Duration
+	// Linger is how long what nobody watches any more is still followed. Default 10 s.
+	Linger time.Duration
+	// RecentBytes bounds the events that are kept for watchers that begin a little in the
+	// past. Default 16 MiB.
+	RecentBytes int64
+	// PendingBytes bounds the events that wait for others with lower revisions; beyond it
+	// watchers go on from history. Default 64 MiB.
+	PendingBytes int64
+	// WatcherBytes bounds what waits for one watcher's client, QueuedBytes that of all. A
+	// watcher beyond it goes on from history when its client has taken all. One release
+	// always fits. Defaults 1 MiB and 64 MiB.
+	WatcherBytes, QueuedBytes int64
+	// HistoryBytes bounds a page of history, over all ranges of a watcher. Default 4 MiB.
+	HistoryBytes int64
+	// Readers is how many pages of history are read at a time. Default 4.
+	Readers int
+	Logger  *zap.Logger
+	Metrics *Metrics
+}
+
+func (c *Config) fill() {
+	setDefault(&c.Overdue, 100*time.Millisecond)
+	setDefault(&c.Linger, 10*time.Second)
+	setDefault(&c.RecentBytes, 16<<20)
+	setDefault(&c.PendingBytes, 64<<20)
+	setDefault(&c.WatcherBytes, 1<<20)
+	setDefault(&c.QueuedBytes, 64<<20)
+	setDefault(&c.HistoryBytes, 4<<20)
+	setDefault(&c.Readers, 4)
+	if c.Logger == nil {
+		c.Logger = zap.NewNop()
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// tick is how often a hub with watchers looks for what is overdue.
+const tick = 25 * time.Millisecond
+
+// maxAsking bounds the questions to leaders that are under way.
+const maxAsking = 64
+
+// maxOwed is how many entries a leg owes before what comes is put to the last of them.
+const maxOwed = 4096
+
+// Hub is one node's watchers, and what it takes to feed them. While nobody watches it
+// has no goroutine, stream or timer. Its methods may be called from many goroutines.
+//
+// All state is behind one lock, which is never held over a call of Log, Ranges (but
+// SpanOf and Learn, which do not block) or Feeds.
+type Hub struct {
+	cfg Config
+
+	mu sync.Mutex
+	// Everything below is guarded by mu.
+
+	// run is what runs while somebody watches, nil while nobody does.
+	run     *running
+	stopped bool
+	// wg counts all goroutines.
+	wg sync.WaitGroup
+
+	// The log: up to logEnd all hand-outs are known, and term is that of the sequencer who
+	// told. owed lists those of them of which somebody must still speak; unknown are
+	// hand-outs to ranges that are not known here yet.
+	logEnd keyspace.Revision
+	// compacted is the cluster's compacted revision as last heard.
+	compacted keyspace.Revision
+	owed      owedList
+	unknown   []*entry
+
+	// legs are in key order and do not overlap; byRange has those whose range is known.
+	legs    []*leg
+	byRange map[keyspace.RangeID]*leg
+	links   map[keyspace.NodeID]*link
+	feedID  shard.FeedID
+	// asking is how many leaders are being asked; toAsk are the legs whose leaders are next.
+	asking int
+	toAsk  []*leg
+
+	groups  groupIndex
+	waiting map[*group]struct{}
+	recent  recentEvents
+	// pendingBytes are those of all groups, queuedBytes those of all watchers.
+	pendingBytes, queuedBytes int64
+	// reclaimed is when events were last taken back from clients that take none.
+	reclaimed clock.Time
+
+	// lagGroups are the groups that are not live; of them lagging are those that read
+	// history next, parked those that cannot go on now.
+	// sharing has of each span a group that is queued, with which others read; reading is
+	// how many readers wait for each node.
+	lagGroups map[*group]struct{}
+	lagging   []*group
+	parked    map[*group]struct{}
+	sharing   map[groupKey]*group
+	reading   map[keyspace.NodeID]int
+	// progress are streams that wait until all their watchers have come far enough.
+	progress map[*Stream]struct{}
+	watchers int
+	// streams are those that are not closed.
+	streams map[*Stream]struct{}
+	// idleSince is when the last watcher left, unless watchers > 0; unused says that a
+	// group has gone, and legs with it perhaps, the first one at unusedSince.
+	idleSince, unusedSince clock.Time
+	unused                 bool
+}
+
+// running is one time of having watchers.
+type running struct {
+	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
+	cancel context.CancelFunc
+	// Each wakes one kind of goroutine.
+	wakeResolve, wakeDescribe, wakeRead chan struct{}
+}
+
+// New returns a hub without watchers.
+func New(cfg Config) *Hub {
+	cfg.fill()
+	return &Hub{cfg: cfg, streams: map[*Stream]struct{}{}}
+}
+
+// Stop ends the hub, whose streams end with it, and waits for its goroutines.
+func (h *Hub) Stop() {
+	h.mu.Lock()
+	h.stopped = true
+	h.sleepLocked()
+	for s := range h.streams {
+		s.signal() // who waits for its next delivery
+	}
+	h.mu.Unlock()
+	h.wg.Wait()
+}
+
+// wakeLocked starts what a hub with watchers needs. What was handed out up to the
+// current revision is asked of the ranges, what comes after it the log tells.
+func (h *Hub) wakeLocked(current keyspace.Revision) {
+	if h.run != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{
+		ctx: ctx, cancel: cancel,
+		wakeResolve: make(chan struct{}, 1), wakeDescribe: make(chan struct{}, 1), wakeRead: make(chan struct{}, h.cfg.Readers),
+	}
+	h.run = r
+	h.logEnd, h.owed, h.unknown = current, owedList{}, nil
+	h.legs, h.byRange, h.links = nil, map[keyspace.RangeID]*leg{}, map[keyspace.NodeID]*link{}
+	h.groups, h.waiting, h.recent = newGroupIndex(), map[*group]struct{}{}, recentEvents{limit: h.cfg.RecentBytes}
+	h.lagGroups, h.parked, h.progress = map[*group]struct{}{}, map[*group]struct{}{}, map[*Stream]struct{}{}
+	h.lagging, h.toAsk = nil, nil
+	h.sharing, h.reading = map[groupKey]*group{}, map[keyspace.NodeID]int{}
+	h.asking, h.pendingBytes, h.unused = 0, 0, false
+	h.wg.Go(func() {
+		h.cfg.Log.FollowLog(ctx, placement.LogPosition{Last: current}, func(p *placement.LogPart) { h.takeLog(r, p) })
+	})
+	h.wg.Go(func() { h.ticks(r) })
+	h.wg.Go(func() { h.resolve(r) })
+	h.wg.Go(func() { h.describe(r) })
+	for range h.cfg.Readers {
+		h.wg.Go(func() { h.read(r) })
+	}
+}
+
+// sleepLocked ends it.
+func (h *Hub) sleepLocked() {
+	if h.run == nil {
+		return
+	}
+	h.run.cancel()
+	h.run = nil
+	h.legs, h.byRange, h.links, h.owed, h.unknown = nil, nil, nil, owedList{}, nil
+	h.recent, h.lagging, h.toAsk, h.parked, h.waiting = recentEvents{}, nil, nil, nil, nil
+	h.cfg.Metrics.Legs.Set(0)
+}
+
+// ticks looks for what is overdue, until the run ends.
+func (h *Hub) ticks(r *running) {
+	t := h.cfg.Clock.NewTimer(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-t.C():
+		}
+		h.mu.Lock()
+		if h.run == r {
+			h.tickLocked(h.cfg.Clock.Now())
+		}
+		h.mu.Unlock()
+		t.Reset(tick)
+	}
+}
+
+func (h *Hub) tickLocked(now clock.Time) {
+	if h.watchers == 0 && now.Sub(h.idleSince) >= h.cfg.Linger {
+		h.sleepLocked()
+		return
+	}
+	h.giveUpUnknownLocked(now)
+	h.askLocked(now)
+	for _, l := range h.legs {
+		h.tendLocked(l, now)
+	}
+	for g := range h.parked {
+		h.lagLocked(g) // it may go live by now
+	}
+	if h.unused && now.Sub(h.unusedSince) >= h.cfg.Linger {
+		h.dropLegsLocked()
+	}
+	h.changedLocked()
+	h.cfg.Metrics.Legs.Set(float64(len(h.legs)))
+	h.cfg.Metrics.PendingBytes.Set(float64(h.pendingBytes))
+	h.cfg.Metrics.QueuedBytes.Set(float64(h.queuedBytes))
+}
+
+// changedLocked follows every change of what may be released: of the log, of a leg, of
+// who owes what.
+func (h *Hub) changedLocked() {
+	for g := range h.waiting {
+		h.releaseLocked(g)
+	}
+	for g := range h.parked {
+		if h.readableLocked(g) {
+			h.lagLocked(g)
+		}
+	}
+	for s := range h.progress {
+		s.signal()
+	}
+}
+
+func kick(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}

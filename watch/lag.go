@@ -1,0 +1,470 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+// lagState is where a group that is not live is.
+type lagState uint8
+
+const (
+	// lagIdle: it waits until its watcher's client has taken what is queued.
+	lagIdle lagState = iota
+	lagQueued
+	lagReading
+	lagParked
+)
+
+// lagBehindLocked gives a watcher that has everything up to pos a group of its own.
+func (h *Hub) lagBehindLocked(w *Watcher, pos keyspace.Revision) *group {
+	g := &group{span: w.req.Span, prev: w.req.Prev, pos: pos}
+	g.join(w)
+	h.lagGroups[g] = struct{}{}
+	return g
+}
+
+// endLagLocked forgets a group that lags: it is live, or has no members.
+func (h *Hub) endLagLocked(g *group) {
+	delete(h.lagGroups, g)
+	delete(h.parked, g)
+	h.unqueueLocked(g)
+	g.state = lagIdle
+}
+
+// unqueueLocked notes that others cannot join a group any more before it reads.
+func (h *Hub) unqueueLocked(g *group) {
+	if k := keyOf(g); h.sharing[k] == g {
+		delete(h.sharing, k)
+	}
+}
+
+// lagLocked queues a group for a reader, once its watcher's client has taken all.
+func (h *Hub) lagLocked(g *group) {
+	if _, lags := h.lagGroups[g]; !lags || g.state == lagQueued || g.state == lagReading {
+		return
+	}
+	delete(h.parked, g)
+	g.state = lagIdle
+	if len(g.members) == 1 && len(g.members[0].queue) > 0 {
+		return
+	}
+	if other := h.sharing[keyOf(g)]; other != nil && max(other.pos-g.pos, g.pos-other.pos) <= shareWithin {
+		h.shareLocked(other, g)
+		return
+	}
+	g.state = lagQueued
+	h.sharing[keyOf(g)] = g
+	h.lagging = append(h.lagging, g)
+	kick(h.run.wakeRead)
+}
+
+// shareWithin is how many revisions a watcher waits for another one of its span, to read
+// what follows only once for both.
+const shareWithin = 1000
+
+// shareLocked has the watchers of a group read with those of one that is queued. Who has
+// had more gets what is above that.
+func (h *Hub) shareLocked(queued, g *group) {
+	for _, o := range [2]*group{queued, g} {
+		for _, w := range o.members {
+			w.from = max(w.from, o.pos+1)
+		}
+	}
+	h.endLagLocked(g)
+	for _, w := range g.members {
+		queued.join(w)
+	}
+	g.members = nil
+	queued.pos, queued.least = min(queued.pos, g.pos), max(queued.least, g.least)
+	h.cfg.Metrics.Shared.Inc()
+}
+
+// goLiveLocked makes a group live if everything above its position that has come is
+// still here.
+func (h *Hub) goLiveLocked(g *group) bool {
+	lo, hi := h.window(g.span)
+	floor := h.recent.floor
+	for _, l := range h.legs[lo:hi] {
+		floor = max(floor, l.opened)
+		if g.prev {
+			if !l.prev {
+				return false
+			}
+			floor = max(floor, l.prevFrom)
+		}
+	}
+	if g.pos < floor {
+		return false
+	}
+	twin := h.groups.bySpan[keyOf(g)]
+	if twin == nil {
+		return h.goLiveAloneLocked(g)
+	}
+	// What the twin has delivered and this group has not goes first.
+	if to := min(twin.pos, h.frontierLocked(g.span)); g.pos < to && !h.catchUpLocked(g, to) {
+		return false
+	}
+	if g.pos < twin.pos {
+		// The twin begins later than what may be released: it may as well begin here, if
+		// each of its watchers knows where it begins itself.
+		events, _ := h.recentOf(g.span, g.pos, twin.pos)
+		for _, w := range twin.members {
+			w.from = max(w.from, twin.pos+1)
+		}
+		twin.pos = g.pos
+		for _, e := range events {
+			h.addPendingLocked(twin, e)
+		}
+	}
+	h.endLagLocked(g)
+	for _, w := range g.members {
+		w.from = max(w.from, g.pos+1)
+		twin.join(w)
+	}
+	g.members = nil
+	return true
+}
+
+// goLiveAloneLocked makes a group the live one of its span, unless too much waits.
+func (h *Hub) goLiveAloneLocked(g *group) bool {
+	events, bytes := h.recentOf(g.span, g.pos, keyspace.MaxRevision)
+	if h.pendingBytes+bytes > h.cfg.PendingBytes && h.pendingBytes > 0 {
+		return false
+	}
+	h.endLagLocked(g)
+	g.live = true
+	h.groups.add(g)
+	for _, e := range events {
+		h.addPendingLocked(g, e)
+	}
+	h.releaseLocked(g)
+	return true
+}
+
+// recentOf returns the recent events of the span with revisions in (after, to].
+func (h *Hub) recentOf(span keyspace.Span, after, to keyspace.Revision) (events []*event, bytes int64) {
+	for _, e := range h.recent.between(after, to) {
+		if span.Contains(e.key()) {
+			events = append(events, e)
+			bytes += e.bytes
+		}
+	}
+	return events, bytes
+}
+
+// catchUpLocked delivers recent events up to a revision to the members of a group. Of
+// several, those whose clients are too slow leave it; one alone stays as it is.
+func (h *Hub) catchUpLocked(g *group, to keyspace.Revision) bool {
+	batch, _ := h.recentOf(g.span, g.pos, to)
+	if len(batch) > 0 {
+		d := newDelivery(batch, g.prev, to)
+		if len(g.members) == 1 && !g.members[0].offerLocked(batch, d) {
+			return false
+		}
+		if len(g.members) > 1 {
+			h.deliverLocked(g, batch, to, g.pos)
+		}
+	}
+	g.pos = to
+	return true
+}
+
+// wantPrevLocked has the legs of a span bring the version before each event along.
+func (h *Hub) wantPrevLocked(span keyspace.Span) {
+	lo, hi := h.window(span)
+	for _, l := range h.legs[lo:hi] {
+		if l.prev {
+			continue
+		}
+		// What has come above fed comes once more, and then with it.
+		l.prev, l.prevFrom = true, l.fed
+		if l.feed != 0 {
+			h.closeFeedLocked(l)
+			h.openFeedLocked(l)
+		}
+	}
+}
+
+// arriveLocked takes an event that a feed has brought.
+func (h *Hub) arriveLocked(s *shard.Event) {
+	e := newEvent(s)
+	if !h.recent.add(e) {
+		return
+	}
+	h.groups.each(e.key(), func(g *group) { h.addPendingLocked(g, e) })
+	if h.pendingBytes > h.cfg.PendingBytes {
+		h.cutLocked()
+	}
+}
+
+// read is a reader of history: it brings lagging groups further, until the run ends.
+func (h *Hub) read(r *running) {
+	for {
+		g, plan := h.nextLagging(r)
+		if g == nil {
+			select {
+			case <-r.wakeRead:
+				continue
+			case <-r.ctx.Done():
+				return
+			}
+		}
+		pages, err := h.readPlan(r.ctx, plan)
+		h.mu.Lock()
+		if h.run == r {
+			h.endReadingLocked(plan)
+			h.readLocked(g, plan, pages, err)
+			h.changedLocked()
+		}
+		h.mu.Unlock()
+		if r.ctx.Err() != nil {
+			return
+		}
+		if err != nil && !errors.Is(err, kverror.Compacted) {
+			h.cfg.Logger.Debug("read history", zap.Stringer("span", plan.span), zap.Error(err))
+			_ = clock.Sleep(r.ctx, h.cfg.Clock, 10*time.Millisecond)
+		}
+	}
+}
+
+// plan is what is to be read for a group: (pos, to] of all ranges of its span.
+type plan struct {
+	span keyspace.Span
+	pos  keyspace.Revision
+	to   keyspace.Revision
+	asks []planAsk
+	// nodes are those that are asked.
+	nodes map[keyspace.NodeID]bool
+}
+
+type planAsk struct {
+	node keyspace.NodeID
+	q    shard.HistoryRequest
+}
+
+// nextLagging takes the next group that has something to read.
+func (h *Hub) nextLagging(r *running) (*group, *plan) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.run != r {
+		return nil, nil
+	}
+	for len(h.lagging) > 0 {
+		g := h.lagging[0]
+		h.lagging[0] = nil
+		h.lagging = h.lagging[1:]
+		if _, lags := h.lagGroups[g]; !lags {
+			continue
+		}
+		h.unqueueLocked(g)
+		if h.goLiveLocked(g) {
+			continue
+		}
+		room := h.roomLocked()
+		if len(g.members) == 0 {
+			continue // all their clients take nothing
+		}
+		if p := h.planLocked(g); p != nil && room && h.startReadingLocked(p) {
+			g.state = lagReading
+			if len(h.lagging) > 0 {
+				kick(r.wakeRead)
+			}
+			return g, p
+		}
+		g.state = lagParked
+		h.parked[g] = struct{}{}
+	}
+	return nil, nil
+}
+
+// roomLocked says whether there is room for what history brings. Where clients hold it
+// that take nothing, it takes their events back: whoever asks for them reads them again.
+func (h *Hub) roomLocked() bool {
+	if h.queuedBytes < h.cfg.QueuedBytes {
+		return true
+	}
+	now := h.cfg.Clock.Now()
+	if now.Sub(h.reclaimed) < tick {
+		return false // it would find as little for each of those who wait
+	}
+	h.reclaimed = now
+	for g := range h.lagGroups {
+		if h.queuedBytes < h.cfg.QueuedBytes/2 {
+			break
+		}
+		if g.state != lagReading {
+			h.reclaimLocked(g)
+		}
+	}
+	return h.queuedBytes < h.cfg.QueuedBytes
+}
+
+// reclaimLocked takes back what waits for the clients of a group that lags, each of whom
+// goes on alone when it comes for it.
+func (h *Hub) reclaimLocked(g *group) {
+	for _, w := range slices.Clone(g.members) {
+		if len(w.queue) == 0 {
+			continue
+		}
+		pos := keyspace.Revision(w.queue[0].events[0].GetKv().GetModRevision()) - 1
+		w.forgetLocked()
+		w.from = pos + 1
+		if len(g.members) == 1 && g.state == lagIdle {
+			g.pos = min(g.pos, pos)
+			return
+		}
+		h.leaveLocked(w)
+		h.lagBehindLocked(w, pos)
+	}
+}
+
+// readableLocked says whether there is something complete that the group has not read.
+// Of what was before a leg began its leader is asked first.
+func (h *Hub) readableLocked(g *group) bool {
+	if to := h.frontierLocked(g.span); to <= g.pos || to < g.least {
+		return false
+	}
+	known := true
+	lo, hi := h.window(g.span)
+	for _, l := range h.legs[lo:hi] {
+		if g.pos < l.opened && l.proven < l.opened {
+			known = false
+			h.askPastLocked(l)
+		}
+	}
+	return known
+}
+
+// planLocked says what to read for a group, nil where it cannot go on now: everything
+// that is complete has been read, or a range is not known.
+func (h *Hub) planLocked(g *group) *plan {
+	if !h.readableLocked(g) {
+		return nil
+	}
+	p := &plan{span: g.span, pos: g.pos, to: h.frontierLocked(g.span), nodes: map[keyspace.NodeID]bool{}}
+	lo, hi := h.window(g.span)
+	each := max(h.cfg.HistoryBytes/int64(max(hi-lo, 1)), minHistoryBytes)
+	for _, l := range h.legs[lo:hi] {
+		part, ok := l.span.Intersect(g.span)
+		if !ok || l.id == 0 || l.node == 0 {
+			return nil
+		}
+		p.asks = append(p.asks, planAsk{l.node, shard.HistoryRequest{
+			Range: l.id, Generation: l.generation, Span: part, From: g.pos + 1, To: p.to, Seen: l.mark, MaxBytes: each, Prev: g.prev, Compacted: h.compacted,
+		}})
+	}
+	return p
+}
+
+// minHistoryBytes is the least that a page of one range may hold.
+const minHistoryBytes = 4 << 10
+
+// startReadingLocked says whether the plan may be read now: a node that says nothing does
+// not keep all readers.
+func (h *Hub) startReadingLocked(p *plan) bool {
+	for i := range p.asks {
+		if node := p.asks[i].node; !p.nodes[node] {
+			if h.reading[node] >= max(1, h.cfg.Readers-1) {
+				return false
+			}
+			p.nodes[node] = true
+		}
+	}
+	for node := range p.nodes {
+		h.reading[node]++
+	}
+	return true
+}
+
+func (h *Hub) endReadingLocked(p *plan) {
+	for node := range p.nodes {
+		if h.reading[node]--; h.reading[node] == 0 {
+			delete(h.reading, node)
+		}
+	}
+}
+
+// historyWithin bounds the wait for a page.
+const historyWithin = 2 * time.Second
+
+// readPlan reads the pages of a plan, several at a time. What is delivered ends where the
+// first of the pages does, so that those that follow are not asked for more.
+func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage, err error) {
+	pages = make([]*shard.HistoryPage, len(p.asks))
+	errs := make([]error, len(p.asks))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 8)
+	var mu sync.Mutex
+	to := p.to // guarded by mu
+	for i := range p.asks {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			actx, cancel := clock.WithTimeout(ctx, h.cfg.Clock, historyWithin)
+			defer cancel()
+			mu.Lock()
+			p.asks[i].q.To = max(to, p.pos+1)
+			mu.Unlock()
+			pages[i], errs[i] = h.cfg.Feeds.History(actx, p.asks[i].node, &p.asks[i].q)
+			if errs[i] == nil {
+				mu.Lock()
+				to = min(to, pages[i].Next-1)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	h.cfg.Metrics.HistoryReads.Add(float64(len(p.asks)))
+	return pages, errors.Join(errs...)
+}
+
+// readLocked delivers what was read for a group: whole revisions, as far as all ranges
+// have been read.
+func (h *Hub) readLocked(g *group, p *plan, pages []*shard.HistoryPage, err error) {
+	if _, lags := h.lagGroups[g]; !lags {
+		return
+	}
+	g.state = lagIdle
+	if err != nil {
+		if e := kverror.Of(err); e.Kind == kverror.Compacted {
+			h.failLocked(g, e.CompactRevision)
+			h.lagLocked(g) // those who begin later
+			return
+		}
+		g.state = lagParked
+		h.parked[g] = struct{}{}
+		return
+	}
+	to := p.to
+	for _, page := range pages {
+		to = min(to, page.Next-1)
+	}
+	var batch []*event
+	for _, page := range pages {
+		for i := range page.Events {
+			if page.Events[i].Mod <= to {
+				batch = append(batch, newEvent(&page.Events[i]))
+			}
+		}
+	}
+	slices.SortFunc(batch, compare)
+	pos := g.pos
+	g.pos = max(g.pos, to)
+	if len(batch) > 0 {
+		h.deliverLocked(g, batch, g.pos, pos)
+	}
+	if len(g.members) > 0 && !h.goLiveLocked(g) {
+		h.lagLocked(g)
+	}
+}

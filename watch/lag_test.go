@@ -1,0 +1,302 @@
+package watch
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard"
+)
+
+// A watcher that has been idle is where everything was delivered or void, not at the
+// last event that it got: cut off then, it does not ask for what may be compacted.
+func TestACutWatcherIsNotInThePast(t *testing.T) {
+	quiet(t, func(c *Config) { c.PendingBytes, c.RecentBytes = 1, 1 }, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		c := watchAll(ctx, h, &wg, &observer{name: "c", req: Request{Span: keyspace.Span{Start: []byte("c"), End: []byte("d")}}})
+		for range 20 {
+			w.write("aa")
+			w.wg.Wait()
+		}
+		time.Sleep(time.Second)
+		h.mu.Lock()
+		last := h.logEnd
+		h.mu.Unlock()
+		w.mu.Lock()
+		w.compacted = last
+		w.mu.Unlock()
+		w.write("cc")
+		time.Sleep(time.Second)
+		if c.count() != 1 || c.ended != 0 {
+			t.Errorf("%d events, ended at %d", c.count(), c.ended)
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// No progress is told beside a watcher that begins later, as in etcd: not for what was
+// asked before it began.
+func TestProgressBesideAFutureStart(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		s := h.NewStream()
+		defer s.Close()
+		for i, start := range []keyspace.Revision{0, w.rev + 3} {
+			if _, _, err := s.Watch(t.Context(), int64(i), Request{Start: start}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 3 {
+			w.write("aa")
+			w.wg.Wait()
+			if err := s.RequestProgress(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		told := 0
+		for {
+			d, ok, err := s.TryNext()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			if d.Watcher == nil {
+				if told++; d.Revision != w.rev {
+					t.Errorf("progress %d at revision %d", d.Revision, w.rev)
+				}
+			}
+		}
+		if told != 1 {
+			t.Errorf("progress was told %d times", told)
+		}
+	})
+}
+
+// Watchers that read nothing hold no more of history than all may have queued, whatever
+// their number.
+func TestHistoryIsNotReadForTheQueue(t *testing.T) {
+	const bound = 64 << 10
+	change := func(c *Config) { c.RecentBytes, c.QueuedBytes, c.HistoryBytes = 1, bound, 16<<10 }
+	quiet(t, change, func(t *testing.T, w *world, h *Hub) {
+		for range 300 {
+			w.write("aa")
+		}
+		w.wg.Wait()
+		s := h.NewStream()
+		defer s.Close()
+		all := map[*Watcher]int{}
+		for i := range 100 {
+			x, _, err := s.Watch(t.Context(), int64(i), Request{Start: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[x] = 0
+		}
+		time.Sleep(10 * time.Second)
+		h.mu.Lock()
+		if h.queuedBytes > bound+4*int64(h.cfg.Readers)*(64<<10) {
+			t.Errorf("%d bytes are queued", h.queuedBytes)
+		}
+		h.mu.Unlock()
+		for done := 0; done < len(all); {
+			d, err := s.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if all[d.Watcher] += len(d.Events); all[d.Watcher] == 300 {
+				done++
+			}
+		}
+	})
+}
+
+// Watchers of one span that begin in the past, not far from each other, read it together.
+func TestWatchersReadThePastTogether(t *testing.T) {
+	quiet(t, func(c *Config) { c.RecentBytes = 1 }, func(t *testing.T, w *world, h *Hub) {
+		for range 100 {
+			w.write("aa")
+		}
+		w.wg.Wait()
+		w.pageRevs = 20
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		var all []*observer
+		for i := range keyspace.Revision(200) {
+			o := &observer{name: "past", req: Request{Span: keyspace.Single([]byte("aa")), Start: 2 + i%40}}
+			all = append(all, o)
+			wg.Go(func() { observe(ctx, h, o) })
+		}
+		time.Sleep(5 * time.Second)
+		w.mu.Lock()
+		if w.reads > 60 {
+			t.Errorf("%d pages were read for 200 watchers", w.reads)
+		}
+		w.mu.Unlock()
+		cancel()
+		wg.Wait()
+		for _, o := range all {
+			o.judge(t, 1, w)
+		}
+	})
+}
+
+// A node that says nothing does not keep all who read history: those whose ranges are
+// elsewhere go on.
+func TestASilentNodeDoesNotKeepAllReaders(t *testing.T) {
+	quiet(t, func(c *Config) { c.Self, c.RecentBytes = 9, 1 }, func(t *testing.T, w *world, h *Hub) {
+		for range 10 {
+			w.write("aa")
+			w.write("cc")
+		}
+		w.wg.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		watchAll(ctx, h, &wg, &observer{name: "all"})
+		h.mu.Lock()
+		lo, _ := h.window(keyspace.Single([]byte("aa")))
+		hi, _ := h.window(keyspace.Single([]byte("cc")))
+		silent, l := h.legs[lo].node, h.legs[hi]
+		h.closeFeedLocked(l)
+		l.leader, l.tries = 1+silent%3, 0
+		h.openFeedLocked(l)
+		h.mu.Unlock()
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		w.silent = silent
+		w.mu.Unlock()
+		for i := range byte(20) {
+			o := &observer{name: "silent", req: Request{Span: keyspace.Span{Start: []byte{'a'}, End: []byte{'a', 'b' + i}}, Start: 2}}
+			wg.Go(func() { observe(ctx, h, o) })
+		}
+		time.Sleep(time.Second)
+		o := &observer{name: "c", req: Request{Span: keyspace.Single([]byte("cc")), Start: 2}}
+		wg.Go(func() { observe(ctx, h, o) })
+		time.Sleep(time.Second)
+		if o.count() != 10 {
+			t.Errorf("%d events of a node that answers", o.count())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// What is told at a time has a bound, and ends with a revision.
+func TestDeliveriesHaveABound(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		const all = 3 * maxDeliveryRevisions
+		for range all {
+			w.write("aa", "ab")
+		}
+		w.wg.Wait()
+		s := h.NewStream()
+		defer s.Close()
+		if _, _, err := s.Watch(t.Context(), 1, Request{Start: 2}); err != nil {
+			t.Fatal(err)
+		}
+		last := keyspace.Revision(1)
+		for got := 0; got < 2*all; {
+			d, err := s.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := len(d.Events)
+			first, end := keyspace.Revision(d.Events[0].Kv.ModRevision), keyspace.Revision(d.Events[n-1].Kv.ModRevision)
+			if n > 2*maxDeliveryRevisions || first != last+1 || d.Revision < end {
+				t.Fatalf("%d events from %d to %d after %d, revision %d", n, first, end, last, d.Revision)
+			}
+			last = end
+			got += n
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.queuedBytes != 0 {
+			t.Errorf("%d bytes are queued", h.queuedBytes)
+		}
+	})
+}
+
+func TestFitting(t *testing.T) {
+	e := func(rev int64, n int) *mvccpb.Event {
+		return &mvccpb.Event{Kv: &mvccpb.KeyValue{ModRevision: rev, Value: make([]byte, n)}}
+	}
+	const half = maxDeliveryBytes / 2
+	for _, c := range []struct {
+		want   int
+		events []*mvccpb.Event
+	}{
+		{2, []*mvccpb.Event{e(1, 1), e(2, 1)}},
+		{1, []*mvccpb.Event{e(1, half), e(2, half)}},
+		{2, []*mvccpb.Event{e(1, half), e(1, half), e(2, 1)}}, // a revision is not divided
+		{1, []*mvccpb.Event{e(1, 1), e(2, half), e(2, half)}},
+	} {
+		if n := fitting(c.events); n != c.want {
+			t.Errorf("%d events fit, want %d", n, c.want)
+		}
+	}
+}
+
+// narrowHistory answers with a page that ends with its first revision.
+type narrowHistory struct {
+	*world
+	most keyspace.Revision
+}
+
+func (n *narrowHistory) History(_ context.Context, _ keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.most += q.To - q.From + 1
+	return &shard.HistoryPage{Next: q.From + 1}, nil
+}
+
+// What is read of many ranges is read up to where all of them can be delivered: the
+// pages of a wide watcher do not add up to those of its ranges.
+func TestHistoryOfManyRanges(t *testing.T) {
+	f := &narrowHistory{world: newWorld(1)}
+	h := New(Config{Self: 1, Clock: clock.Virtual(), Log: f, Ranges: f, Feeds: f})
+	defer h.Stop()
+	p := &plan{pos: 10, to: 1009}
+	for range 200 {
+		p.asks = append(p.asks, planAsk{1, shard.HistoryRequest{From: 11, To: p.to}})
+	}
+	pages, err := h.readPlan(t.Context(), p)
+	if err != nil || len(pages) != 200 || f.most > 20_000 {
+		t.Errorf("%d pages of %d revisions, %v", len(pages), f.most, err)
+	}
+}
+
+// What is compacted below the start of a watcher is nothing that it misses.
+func TestAFutureStartIsNotCompacted(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		s := h.NewStream()
+		defer s.Close()
+		past, current, err := s.Watch(t.Context(), 1, Request{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err = s.Watch(t.Context(), 2, Request{Start: current + 50}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		h.mu.Lock()
+		l := h.legs[0]
+		h.closeFeedLocked(l)
+		h.compactedLocked(l, current+20)
+		h.mu.Unlock()
+		d, ok, err := s.TryNext()
+		if err != nil || !ok || d.Watcher != past || d.Compacted != current+20 {
+			t.Errorf("who misses something: %+v, %t, %v", d, ok, err)
+		}
+		if d, ok, err = s.TryNext(); ok || err != nil {
+			t.Errorf("who misses nothing: %+v, %v", d, err)
+		}
+	})
+}

@@ -1,0 +1,199 @@
+package watch
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard"
+)
+
+// Watchers may begin at different revisions before the range is known that both lie in:
+// the later one does not take from the earlier one what came between.
+func TestTwoLegsBecomeOne(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		set := func(down bool) {
+			w.mu.Lock()
+			w.mapDown = down
+			w.mu.Unlock()
+		}
+		set(true)
+		first := watchAll(ctx, h, &wg, &observer{name: "first", req: Request{Span: keyspace.Single([]byte("aa"))}})
+		for range 5 {
+			w.write("aa")
+		}
+		w.wg.Wait()
+		second := watchAll(ctx, h, &wg, &observer{name: "second", req: Request{Span: keyspace.Single([]byte("ab"))}})
+		set(false)
+		time.Sleep(2 * time.Second)
+		w.write("aa", "ab")
+		time.Sleep(time.Second)
+		first.judge(t, 1, w)
+		second.judge(t, 1, w)
+		if first.count() != 6 || second.count() != 1 {
+			t.Errorf("%d and %d events", first.count(), second.count())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// What a feed says without a mark lets nobody read history: the next node that feeds may
+// not have applied as much, and nobody could tell.
+func TestAFeedSpeaksWithAMark(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		watchAll(ctx, h, &wg, &observer{name: "all"})
+		h.mu.Lock()
+		l := h.legs[0]
+		spoken, mark := l.spoken, l.mark
+		h.takePartLocked(l, &shard.FeedPart{ID: l.feed, Complete: spoken + 10})
+		if l.spoken != spoken || l.fed != spoken+10 || l.mark != mark {
+			t.Errorf("a page: spoken up to %d, fed up to %d, mark %v", l.spoken, l.fed, l.mark)
+		}
+		h.takePartLocked(l, &shard.FeedPart{ID: l.feed, Complete: spoken + 5, Mark: shard.Mark{Term: 1, Number: 9}})
+		if l.spoken != spoken+5 || l.fed != spoken+10 {
+			t.Errorf("another node: spoken up to %d, fed up to %d", l.spoken, l.fed)
+		}
+		h.mu.Unlock()
+		cancel()
+		wg.Wait()
+	})
+}
+
+// A watcher from now on asks nobody: it is told of ranges that are well while another
+// one has no leader, and ranges that sleep go on sleeping.
+func TestAStartFromNowAsksNobody(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		w.write("cc")
+		w.wg.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		w.mu.Lock()
+		w.of("aa").leader = 0
+		w.mu.Unlock()
+		o := watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.write("cc")
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		if len(w.asked) != 0 || o.count() != 1 {
+			t.Errorf("%d events; asked were %v", o.count(), w.asked)
+		}
+		w.mu.Unlock()
+		w.heal()
+		cancel()
+		wg.Wait()
+	})
+}
+
+// A range whose replicas have all moved is found again, also where nothing tells that
+// it has another generation.
+func TestReplicasThatMovedAreFound(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		w.mu.Lock()
+		w.down[9] = true
+		w.mu.Unlock()
+		o := watchAll(ctx, h, &wg, &observer{name: "all"})
+		h.mu.Lock()
+		for _, l := range h.legs {
+			l.replicas, l.leader = []keyspace.NodeID{9}, 9
+			h.closeFeedLocked(l)
+			h.openFeedLocked(l)
+		}
+		h.mu.Unlock()
+		w.write("aa")
+		time.Sleep(10 * time.Second)
+		if o.count() != 1 {
+			t.Errorf("%d events", o.count())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// A range of which no replica is known is not known.
+func TestARangeWithoutReplicas(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		w.mu.Lock()
+		for i := range w.cache {
+			w.cache[i].Descriptor.Replicas = nil
+			w.cache[i].Leader = 0
+		}
+		w.mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		o := watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.write("aa")
+		time.Sleep(time.Second)
+		if o.count() != 1 {
+			t.Errorf("%d events", o.count())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// What a range owes while it says nothing has a bound, and is struck off as ever.
+func TestOwedHasABound(t *testing.T) {
+	h := New(Config{Self: 1, Clock: clock.Virtual()})
+	l, o := &leg{span: keyspace.Single([]byte("a")), spoken: 9}, &leg{span: keyspace.Single([]byte("b")), spoken: 9}
+	h.legs = []*leg{l, o}
+	const all = 3 * maxOwed
+	for i := range keyspace.Revision(all) {
+		e := &entry{first: 10 + i, last: 10 + i}
+		h.oweLocked(e, l)
+		if i%2 == 0 {
+			h.oweLocked(e, o)
+		}
+	}
+	h.logEnd = 9 + all
+	if len(l.owed) > 2*maxOwed || len(o.owed) > 2*maxOwed {
+		t.Errorf("%d and %d entries", len(l.owed), len(o.owed))
+	}
+	for _, spoken := range []keyspace.Revision{9, 500, 9 + maxOwed, 20 + 2*maxOwed, 9 + all} {
+		h.speakLocked(l, spoken)
+		if f := h.frontierLocked(l.span); f != spoken {
+			t.Errorf("complete up to %d where the range has spoken up to %d", f, spoken)
+		}
+	}
+	if f := h.frontierLocked(o.span); f != 9 {
+		t.Errorf("the other range has not spoken and is complete up to %d", f)
+	}
+	if h.speakLocked(o, 9+all); h.owed.head != nil {
+		t.Error("something is owed still")
+	}
+}
+
+// Legs that nobody needs go also where watchers come and go all the time.
+func TestLegsGoWhileWatchersChurn(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, _ *world, h *Hub) {
+		s := h.NewStream()
+		defer s.Close()
+		begin := func(key string) *Watcher {
+			x, _, err := s.Watch(t.Context(), 1, Request{Span: keyspace.Single([]byte(key))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		s.Cancel(begin("aa"))
+		for range 30 {
+			x := begin("cc")
+			time.Sleep(time.Second)
+			s.Cancel(x)
+		}
+		h.mu.Lock()
+		if len(h.legs) != 1 {
+			t.Errorf("%d legs", len(h.legs))
+		}
+		h.mu.Unlock()
+	})
+}

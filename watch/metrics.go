@@ -1,0 +1,56 @@
+package watch
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the package's metrics on one node, under etcd's names where etcd has them.
+type Metrics struct {
+	// Streams, Watchers, Slow and Events are etcd's.
+	Streams, Watchers prometheus.Gauge
+	// Slow counts how often a watcher's client was too slow for live events.
+	Slow   prometheus.Counter
+	Events prometheus.Counter
+	// Legs are the ranges that are followed; FeedsOpened and FeedsLost count their feeds.
+	Legs                   prometheus.Gauge
+	FeedsOpened, FeedsLost prometheus.Counter
+	// Questions counts those to leaders, up to where their ranges are complete; Gaps how
+	// often the hand-out log could not tell of some revisions.
+	Questions, Gaps prometheus.Counter
+	// Cut counts the groups of watchers for which too much waited; HistoryReads the pages
+	// of history that were read.
+	Cut, HistoryReads prometheus.Counter
+	// Shared counts the watchers that read history with others.
+	Shared prometheus.Counter
+	// PendingBytes wait for events with lower revisions, QueuedBytes for clients.
+	PendingBytes, QueuedBytes prometheus.Gauge
+}
+
+// NewMetrics returns the metrics, registered unless reg is nil.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	m := &Metrics{
+		Streams:      gauge("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams."),
+		Watchers:     gauge("etcd_debugging_mvcc_watcher_total", "Total number of watchers."),
+		Events:       counter("etcd_debugging_mvcc_events_total", "Total number of events sent by this member."),
+		Slow:         counter("skein_watch_slow_watchers_total", "Watchers that were cut from live events, since their clients took them too slowly."),
+		Legs:         gauge("skein_watch_legs", "Ranges that are followed for watchers."),
+		FeedsOpened:  counter("skein_watch_feeds_opened_total", "Feeds of ranges that were opened."),
+		FeedsLost:    counter("skein_watch_feeds_lost_total", "Feeds of ranges that ended, and were opened anew where they were complete."),
+		Questions:    counter("skein_watch_questions_total", "Questions to leaders, up to where their ranges are complete."),
+		Gaps:         counter("skein_watch_log_gaps_total", "Times that the hand-out log could not tell who got some revisions."),
+		Cut:          counter("skein_watch_cut_groups_total", "Groups of watchers for which too much waited, and which went on from history."),
+		HistoryReads: counter("skein_watch_history_pages_total", "Pages of history that were read for watchers."),
+		Shared:       counter("skein_watch_history_shared_total", "Watchers that read history with others of their span."),
+		PendingBytes: gauge("skein_watch_pending_bytes", "Events that wait for others with lower revisions."),
+		QueuedBytes:  gauge("skein_watch_queued_bytes", "Events that wait for watchers' clients."),
+	}
+	if reg != nil {
+		reg.MustRegister(m.Streams, m.Watchers, m.Events, m.Slow, m.Legs, m.FeedsOpened, m.FeedsLost, m.Questions, m.Gaps,
+			m.Cut, m.HistoryReads, m.Shared, m.PendingBytes, m.QueuedBytes)
+	}
+	return m
+}

@@ -1,0 +1,161 @@
+package watch
+
+import (
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/router"
+)
+
+// lookWithin bounds one look at the map of ranges.
+const lookWithin = time.Second
+
+// resolve finds the ranges of legs that have none, and the replicas of those that have
+// moved, until the run ends.
+func (h *Hub) resolve(r *running) {
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-r.wakeResolve:
+		}
+		h.renew(r)
+		pause := tick / 10
+		for turn := 0; ; turn++ {
+			spans := h.unresolved(r)
+			if len(spans) == 0 {
+				break
+			}
+			if h.resolveSome(r, spans, turn) {
+				pause = tick / 10
+				continue
+			}
+			h.refresh(r)
+			if clock.Sleep(r.ctx, h.cfg.Clock, pause) != nil {
+				return
+			}
+			pause = min(2*pause, 4*tick)
+		}
+	}
+}
+
+// resolveSome looks for the ranges of spans, until one of them cannot be had: each time
+// it begins with another one, so that none stands in the way of the others. It says
+// whether any was found.
+func (h *Hub) resolveSome(r *running, spans []keyspace.Span, turn int) (news bool) {
+	for i := range spans {
+		located, ok := h.locate(r, spans[(turn+i)%len(spans)])
+		if !ok {
+			return news
+		}
+		news = h.install(r, located) || news
+	}
+	return news
+}
+
+func (h *Hub) locate(r *running, span keyspace.Span) (located []router.Located, ok bool) {
+	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, lookWithin)
+	defer cancel()
+	located, err := h.cfg.Ranges.Locate(ctx, span)
+	if err != nil {
+		h.cfg.Logger.Debug("find the ranges of a span", zap.Stringer("span", span), zap.Error(err))
+	}
+	return located, err == nil
+}
+
+// refresh takes in what placement knows now; where it does not say, who waits for it
+// looks again.
+func (h *Hub) refresh(r *running) {
+	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, lookWithin)
+	defer cancel()
+	if err := h.cfg.Ranges.Refresh(ctx); err != nil {
+		h.cfg.Logger.Debug("refresh the map of ranges", zap.Error(err))
+	}
+}
+
+func (h *Hub) unresolved(r *running) (spans []keyspace.Span) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.run != r {
+		return nil
+	}
+	for _, l := range h.legs {
+		if l.id == 0 {
+			spans = append(spans, l.span)
+		}
+	}
+	return spans
+}
+
+// failedLocked counts a failure at a leg of which all replicas had their turn: who they
+// are is asked anew.
+func (h *Hub) failedLocked(l *leg, turns int) {
+	if turns%len(l.replicas) == 0 {
+		l.stale = true
+		kick(h.run.wakeResolve)
+	}
+}
+
+// renew asks who has the replicas of stale legs.
+func (h *Hub) renew(r *running) {
+	var spans []keyspace.Span
+	h.mu.Lock()
+	if h.run == r {
+		for _, l := range h.legs {
+			if l.stale {
+				l.stale = false
+				spans = append(spans, l.span)
+			}
+		}
+	}
+	h.mu.Unlock()
+	if len(spans) == 0 {
+		return
+	}
+	h.refresh(r)
+	for _, span := range spans {
+		located, ok := h.locate(r, span)
+		if !ok {
+			return // the next turn of failures asks again
+		}
+		h.mu.Lock()
+		if h.run == r {
+			for i := range located {
+				h.renewLocked(&located[i])
+			}
+		}
+		h.mu.Unlock()
+	}
+}
+
+// renewLocked gives a leg the replicas that its range has now, or has the legs give way
+// that are in the place of a later range.
+func (h *Hub) renewLocked(at *router.Located) {
+	d := &at.Descriptor
+	if l := h.byRange[d.Range]; l != nil && l.generation == d.Generation {
+		if now := nodesOf(d); len(now) > 0 && !slices.Equal(now, l.replicas) {
+			l.replicas, l.leader, l.away = now, at.Leader, 0
+			l.tries, l.askTurn, l.askHint = 0, 0, 0
+		}
+		return
+	}
+	lo, hi := h.window(d.Span)
+	for _, l := range h.legs[lo:hi] {
+		if l.id != 0 && l.generation < d.Generation {
+			h.looseLocked(l)
+			kick(h.run.wakeResolve)
+		}
+	}
+}
+
+// nodesOf returns where the range has its replicas.
+func nodesOf(d *keyspace.Descriptor) (nodes []keyspace.NodeID) {
+	for _, r := range d.Replicas {
+		nodes = append(nodes, r.Node)
+	}
+	return nodes
+}

@@ -1,0 +1,461 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Request is what a watcher wants.
+type Request struct {
+	Span keyspace.Span
+	// Start is the first revision wanted; 0 begins behind the current one.
+	Start keyspace.Revision
+	// Prev wants the version before each event along.
+	Prev bool
+	// NoPut and NoDelete leave events out.
+	NoPut, NoDelete bool
+}
+
+// Delivery is what a watcher is told at a time.
+type Delivery struct {
+	Watcher *Watcher
+	// Events are those of whole revisions, in order. They are shared and must not be
+	// changed.
+	Events []*mvccpb.Event
+	// Revision is a revision at or above that of all events, up to which there are no
+	// others. Without events, and without Compacted, this is the answer to
+	// RequestProgress, for all watchers of the stream, and Watcher is nil.
+	Revision keyspace.Revision
+	// Compacted, if not 0, ends the watcher: events that it has not got were compacted up
+	// to there.
+	Compacted keyspace.Revision
+}
+
+// delivery is what waits for a watcher's client.
+type delivery struct {
+	events []*mvccpb.Event
+	bytes  int64
+	rev    keyspace.Revision
+	of     *sharedEvents
+}
+
+// sharedEvents are events that wait for the clients of several watchers. What all of them
+// hold is counted once, until the last one has taken its own.
+type sharedEvents struct {
+	bytes int64
+	users int
+}
+
+// deliveryBytes is what each of the watchers holds of it by itself.
+const deliveryBytes = 64
+
+func newDelivery(batch []*event, prev bool, rev keyspace.Revision) delivery {
+	d := delivery{rev: rev, events: make([]*mvccpb.Event, len(batch)), of: &sharedEvents{}}
+	for i, e := range batch {
+		d.events[i] = e.message(prev)
+		d.bytes += e.bytes
+	}
+	d.of.bytes = d.bytes
+	return d
+}
+
+// adds is what it adds to the bytes that wait, if one more watcher holds it.
+func (d *delivery) adds() int64 {
+	if d.of.users > 0 {
+		return deliveryBytes
+	}
+	return deliveryBytes + d.of.bytes
+}
+
+// releaseDelivery gives back what a watcher holds of a delivery.
+func (h *Hub) releaseDelivery(d *delivery) {
+	d.of.users--
+	h.queuedBytes -= d.adds()
+}
+
+// Watcher is one watcher of a Stream. Its fields are guarded by the hub's mu.
+type Watcher struct {
+	// ID is the caller's, which the hub does not look at.
+	ID int64
+
+	s   *Stream
+	req Request
+	// from is the first revision that it gets now; group where it is, as which of the
+	// members.
+	from  keyspace.Revision
+	group *group
+	at    int
+
+	queue []delivery
+	bytes int64
+	// compacted is set where it was cancelled; ready says that it is in s.ready.
+	compacted keyspace.Revision
+	ready     bool
+	closed    bool
+}
+
+// wants says whether the watcher gets the event.
+func (w *Watcher) wants(e *event) bool {
+	if e.rev < w.from {
+		return false
+	}
+	if e.plain.Type == mvccpb.Event_PUT {
+		return !w.req.NoPut
+	}
+	return !w.req.NoDelete
+}
+
+// offerLocked queues a batch for the watcher's client, without what it does not want.
+// It refuses where too much waits already.
+func (w *Watcher) offerLocked(batch []*event, d delivery) bool {
+	h := w.s.hub
+	if i := slices.IndexFunc(batch, func(e *event) bool { return !w.wants(e) }); i >= 0 {
+		d = newDelivery(slices.DeleteFunc(slices.Clone(batch), func(e *event) bool { return !w.wants(e) }), w.req.Prev, d.rev)
+		if len(d.events) == 0 {
+			return true
+		}
+	}
+	if len(w.queue) > 0 && (w.bytes+d.bytes > h.cfg.WatcherBytes || h.queuedBytes+d.adds() > h.cfg.QueuedBytes) {
+		return false
+	}
+	w.queue = append(w.queue, d)
+	w.bytes += d.bytes
+	h.queuedBytes += d.adds()
+	d.of.users++
+	w.readyLocked()
+	return true
+}
+
+// Bounds of what a client is told at a time: one that takes no more in one message
+// would otherwise never come further. One revision is never divided.
+const (
+	maxDeliveryRevisions = 1000
+	maxDeliveryBytes     = 1 << 20
+)
+
+// fitting returns how many of the events fit into a delivery.
+func fitting(events []*mvccpb.Event) int {
+	border, revisions, bytes := 0, 1, 0
+	for i, e := range events {
+		if i > 0 && e.Kv.ModRevision != events[i-1].Kv.ModRevision {
+			if border, revisions = i, revisions+1; revisions > maxDeliveryRevisions {
+				return border
+			}
+		}
+		bytes += len(e.Kv.Key) + len(e.Kv.Value) + 64
+		if e.PrevKv != nil {
+			bytes += len(e.PrevKv.Key) + len(e.PrevKv.Value) + 64
+		}
+		if bytes > maxDeliveryBytes && border > 0 {
+			return border
+		}
+	}
+	return len(events)
+}
+
+// takeLocked takes what the client gets next from the queue.
+func (w *Watcher) takeLocked() delivery {
+	first := w.queue[0]
+	if n := fitting(first.events); n < len(first.events) {
+		rest := first
+		rest.events = first.events[n:]
+		rest.bytes = first.bytes / int64(len(first.events)) * int64(len(rest.events))
+		w.queue[0] = rest
+		first.events = first.events[:n:n]
+		first.bytes -= rest.bytes
+		first.rev = keyspace.Revision(first.events[n-1].Kv.ModRevision)
+	} else {
+		w.queue[0] = delivery{}
+		w.queue = w.queue[1:]
+		w.s.hub.releaseDelivery(&first)
+	}
+	w.bytes -= first.bytes
+	return first
+}
+
+func (w *Watcher) readyLocked() {
+	if !w.ready {
+		w.ready = true
+		w.s.ready = append(w.s.ready, w)
+	}
+	w.s.signal()
+}
+
+// cancelLocked ends the watcher, which has left its group: behind what waits for its
+// client it is told why.
+func (w *Watcher) cancelLocked(at keyspace.Revision) {
+	w.compacted = at
+	w.readyLocked()
+}
+
+// forgetLocked drops what waits.
+func (w *Watcher) forgetLocked() {
+	for i := range w.queue {
+		w.s.hub.releaseDelivery(&w.queue[i])
+	}
+	w.queue, w.bytes = nil, 0
+}
+
+// Stream are the watchers of one client's stream. Its methods may be called from many
+// goroutines.
+type Stream struct {
+	hub *Hub
+	// wake gets a value when there may be something to take.
+	wake chan struct{}
+
+	// Guarded by hub's mu.
+	watchers map[*Watcher]struct{}
+	ready    []*Watcher
+	// asked is the revision that progress was asked for first, 0 for none, and askedLast
+	// the last one.
+	asked, askedLast keyspace.Revision
+	closed           bool
+}
+
+// ErrStopped says that the hub has stopped, or the stream is closed.
+var ErrStopped = errors.New("watch: stopped")
+
+// NewStream returns a stream without watchers. It must be closed.
+func (h *Hub) NewStream() *Stream {
+	h.cfg.Metrics.Streams.Inc()
+	s := &Stream{hub: h, wake: make(chan struct{}, 1), watchers: map[*Watcher]struct{}{}}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.streams[s] = struct{}{}
+	return s
+}
+
+func (s *Stream) signal() { kick(s.wake) }
+
+// Watch begins a watcher: nothing is missing above current, which is the revision at a
+// moment during the call. A start that is compacted makes the
+// watcher one that is cancelled with its first delivery.
+// Its deliveries may be there before Watch returns.
+func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, current keyspace.Revision, err error) {
+	h := s.hub
+	a, err := h.cfg.Ranges.Current(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	w = &Watcher{ID: id, s: s, req: req, from: req.Start}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stopped || s.closed {
+		return nil, 0, ErrStopped
+	}
+	if h.watchers++; h.watchers == 1 {
+		h.wakeLocked(a.Current)
+	}
+	h.compacted = max(h.compacted, a.Compacted)
+	s.watchers[w] = struct{}{}
+	h.cfg.Metrics.Watchers.Inc()
+	if req.Start > 0 && req.Start < a.Compacted {
+		w.cancelLocked(a.Compacted)
+		return w, a.Current, nil
+	}
+	// The log may have told more by now than the answer.
+	current = max(a.Current, h.logEnd)
+	pos := current
+	if req.Start > 0 {
+		pos = min(req.Start-1, current)
+	}
+	w.from = max(w.from, pos+1)
+	h.coverLocked(req.Span, current)
+	if req.Prev {
+		h.wantPrevLocked(req.Span)
+	}
+	g := h.lagBehindLocked(w, pos)
+	g.least = a.Current
+	if !h.goLiveLocked(g) {
+		h.lagLocked(g)
+	}
+	return w, current, nil
+}
+
+// Cancel ends a watcher. It says whether there was one to end.
+func (s *Stream) Cancel(w *Watcher) bool {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	return s.removeLocked(w)
+}
+
+func (s *Stream) removeLocked(w *Watcher) bool {
+	if w.closed {
+		return false
+	}
+	h := s.hub
+	w.closed = true
+	delete(s.watchers, w)
+	if w.group != nil {
+		h.leaveLocked(w)
+	}
+	w.forgetLocked()
+	h.cfg.Metrics.Watchers.Dec()
+	if h.watchers--; h.watchers == 0 {
+		h.idleSince = h.cfg.Clock.Now()
+	}
+	s.signal()
+	return true
+}
+
+// Close ends all watchers.
+func (s *Stream) Close() {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	delete(h.progress, s)
+	delete(h.streams, s)
+	for w := range s.watchers {
+		s.removeLocked(w)
+	}
+	h.cfg.Metrics.Streams.Dec()
+	s.signal()
+}
+
+// Next waits for the next delivery of any of the stream's watchers. Each watcher's come
+// in order; none comes after it was cancelled.
+func (s *Stream) Next(ctx context.Context) (Delivery, error) {
+	for {
+		d, ok, err := s.next()
+		if ok || err != nil {
+			return d, err
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return Delivery{}, ctx.Err()
+		}
+	}
+}
+
+// Current returns the current revision, as of a moment after the call.
+func (s *Stream) Current(ctx context.Context) (keyspace.Revision, error) {
+	a, err := s.hub.cfg.Ranges.Current(ctx)
+	return a.Current, err
+}
+
+// Known returns the last revision that is known here to be handed out.
+func (s *Stream) Known() keyspace.Revision {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	return s.hub.logEnd
+}
+
+// Ready returns a channel that gets a value when Next may not have to wait.
+func (s *Stream) Ready() <-chan struct{} { return s.wake }
+
+// TryNext is Next that does not wait; ok is false where there is nothing.
+func (s *Stream) TryNext() (d Delivery, ok bool, err error) { return s.next() }
+
+func (s *Stream) next() (d Delivery, ok bool, err error) {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.closed || h.stopped {
+		return d, false, ErrStopped
+	}
+	for len(s.ready) > 0 {
+		w := s.ready[0]
+		s.ready[0] = nil
+		s.ready = s.ready[1:]
+		w.ready = false
+		switch {
+		case w.closed:
+		case len(w.queue) > 0:
+			first := w.takeLocked()
+			if len(w.queue) > 0 || w.compacted != 0 {
+				w.readyLocked()
+			} else if w.group != nil && !w.group.live {
+				h.lagLocked(w.group)
+			}
+			h.cfg.Metrics.Events.Add(float64(len(first.events)))
+			return Delivery{Watcher: w, Events: first.events, Revision: first.rev}, true, nil
+		case w.compacted != 0:
+			s.removeLocked(w)
+			return Delivery{Watcher: w, Compacted: w.compacted}, true, nil
+		case w.group != nil && !w.group.live:
+			h.lagLocked(w.group) // what waited for it was taken back
+		}
+	}
+	if rev, ok := s.progressLocked(); ok {
+		if s.asked = s.askedLast; s.asked <= rev {
+			s.asked = 0
+			delete(h.progress, s)
+		}
+		return Delivery{Revision: rev}, true, nil
+	}
+	return d, false, nil
+}
+
+// progressLocked says up to where all watchers of the stream have got everything, if
+// that is what was asked for.
+func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
+	if s.asked == 0 || len(s.watchers) == 0 {
+		return 0, false
+	}
+	rev = keyspace.MaxRevision
+	for w := range s.watchers {
+		at, ok := w.passedLocked()
+		if !ok || at < s.asked {
+			return 0, false
+		}
+		rev = min(rev, at)
+	}
+	return rev, true
+}
+
+// passedLocked says up to where the watcher's client has taken everything. ok is false
+// where the watcher lags or its client does. One that begins later has passed what it
+// does not want.
+func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
+	if w.s.hub.run == nil || w.closed || w.group == nil || !w.group.live || len(w.queue) > 0 {
+		return 0, false
+	}
+	return w.s.hub.frontierLocked(w.group.span), true
+}
+
+// Progress says up to where the watcher's client has got everything: all events at or
+// below the revision were given out by Next. ok is false where the watcher lags, its
+// client does, or it begins later.
+func (w *Watcher) Progress() (rev keyspace.Revision, ok bool) {
+	w.s.hub.mu.Lock()
+	defer w.s.hub.mu.Unlock()
+	rev, ok = w.passedLocked()
+	return rev, ok && rev >= w.req.Start && rev >= w.from-1
+}
+
+// RequestProgress has Next give out a revision without events, once all watchers of the
+// stream have got everything up to what is current at a moment after the call. Requests
+// that come before one is answered share one more answer. Like in etcd, none is answered
+// beside a watcher that begins later than that.
+func (s *Stream) RequestProgress(ctx context.Context) error {
+	h := s.hub
+	a, err := h.cfg.Ranges.Current(ctx)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range s.watchers {
+		if w.req.Start > a.Current {
+			return nil
+		}
+	}
+	if len(s.watchers) > 0 && !s.closed && h.run != nil {
+		if s.askedLast = max(s.askedLast, a.Current); s.asked == 0 {
+			s.asked = a.Current
+		}
+		h.progress[s] = struct{}{}
+		s.signal()
+	}
+	return nil
+}

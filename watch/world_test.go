@@ -1,0 +1,737 @@
+package watch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/router"
+	"github.com/skeindb/skein/shard"
+)
+
+// world plays a cluster of three nodes: sequencer, hand-out log, ranges with leaders and
+// lagging replicas, feeds, questions, history. What it does is right; when it does it,
+// and what is lost on the way, is a matter of its seed. Node 1 is the hub's.
+type world struct {
+	rng *rand.Rand
+	wg  sync.WaitGroup
+
+	mu sync.Mutex
+	// Everything below is guarded by mu.
+	rev, compacted keyspace.Revision
+	// The log of the sequencer's term begins behind after.
+	term    uint64
+	after   keyspace.Revision
+	log     []placement.Handout
+	moved   chan struct{}
+	logDown bool
+	// mapDown says that nobody tells which ranges there are.
+	mapDown bool
+	// stale is the map of ranges as the gateway's router has it.
+	cache   []router.Located
+	former  map[[2]uint64]keyspace.Span
+	ranges  []*worldRange
+	nextID  keyspace.RangeID
+	down    map[keyspace.NodeID]bool
+	streams map[*worldStream]struct{}
+	// versions is the number of versions of each key.
+	versions map[string]int64
+	// slowest bounds the delays.
+	slowest time.Duration
+	asked   map[keyspace.RangeID]int
+	// lossless keeps all batches; lose loses the next one.
+	lossless, lose bool
+	pageRevs       int
+	reads          int
+	// silent is a node that answers no question about history.
+	silent keyspace.NodeID
+}
+
+// worldRange is a range: its log of what was applied, in the order of application, and
+// how far each node is in it.
+type worldRange struct {
+	desc   keyspace.Descriptor
+	leader keyspace.NodeID
+	log    []worldEntry
+	at     [4]int
+	// pipeline are batches that are sequenced and neither applied nor void, in order;
+	// locks are the floors of transactions that may have a revision, by their names.
+	pipeline []keyspace.Revision
+	locks    map[int]keyspace.Revision
+	ended    bool
+	// applied is the last revision that was applied, and told what was complete once.
+	applied, told keyspace.Revision
+	// splitting says that the leader knows of a split that others may have applied.
+	splitting bool
+}
+
+// worldEntry is an applied entry: events, or a split, and what the range is complete up
+// to behind it.
+type worldEntry struct {
+	events   []shard.Event
+	complete keyspace.Revision
+	last     keyspace.Revision
+	heirs    []keyspace.Descriptor
+}
+
+func newWorld(seed uint64) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 5)), rev: 1, compacted: -1, term: 1, after: 1, moved: make(chan struct{}), nextID: 2,
+		down: map[keyspace.NodeID]bool{}, streams: map[*worldStream]struct{}{}, versions: map[string]int64{},
+		former: map[[2]uint64]keyspace.Span{}, slowest: 10 * time.Millisecond, asked: map[keyspace.RangeID]int{},
+	}
+	d := keyspace.Descriptor{Range: 1, Generation: 1, Replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2}, {ID: 3, Node: 3}}}
+	w.ranges = []*worldRange{{desc: d, leader: 2, locks: map[int]keyspace.Revision{}}}
+	w.refreshLocked()
+	return w
+}
+
+func (w *world) pause() {
+	w.mu.Lock()
+	d := time.Duration(w.rng.Int64N(int64(w.slowest)))
+	w.mu.Unlock()
+	time.Sleep(d)
+}
+
+func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
+
+// changedLocked wakes everybody who looks at the world.
+func (w *world) changedLocked() {
+	close(w.moved)
+	w.moved = make(chan struct{})
+}
+
+func (w *world) of(key string) *worldRange {
+	for _, r := range w.ranges {
+		if !r.ended && r.desc.Span.Contains([]byte(key)) {
+			return r
+		}
+	}
+	panic("no range holds " + key)
+}
+
+func (r *worldRange) last() keyspace.Revision {
+	if len(r.log) == 0 {
+		return 0
+	}
+	return r.log[len(r.log)-1].last
+}
+
+// complete is what applied state alone tells.
+func (r *worldRange) complete() keyspace.Revision {
+	c := r.applied
+	for _, floor := range r.locks {
+		c = min(c, floor)
+	}
+	r.told = max(r.told, c)
+	return r.told
+}
+
+func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
+	w.rev++
+	for _, r := range rs {
+		w.log = append(w.log, placement.Handout{First: w.rev, Count: 1, Range: r.desc.Range, Generation: r.desc.Generation})
+	}
+	w.changedLocked()
+	return w.rev
+}
+
+func (w *world) eventLocked(key string, rev keyspace.Revision, sub uint32) shard.Event {
+	v := mvcc.Version{Key: []byte(key), Mod: rev, Sub: sub}
+	if w.versions[key] > 0 && w.chance(0.2) {
+		v.Tombstone = true
+		w.versions[key] = 0
+	} else {
+		w.versions[key]++
+		v.Create, v.Version, v.Value = rev, w.versions[key], fmt.Appendf(nil, "%s@%d", key, rev)
+	}
+	return shard.Event{Version: v}
+}
+
+func (w *world) appendLocked(r *worldRange, e worldEntry) {
+	e.last = r.last()
+	for i := range e.events {
+		e.last = max(e.last, e.events[i].Mod)
+	}
+	r.log = append(r.log, worldEntry{events: e.events, last: e.last, heirs: e.heirs})
+	r.log[len(r.log)-1].complete = r.complete()
+	r.at[r.leader] = len(r.log)
+	w.changedLocked()
+}
+
+// write puts keys of one range: sequenced at once, applied or lost later, in the order
+// of the range's batches.
+func (w *world) write(keys ...string) {
+	w.mu.Lock()
+	r := w.of(keys[0])
+	keys = slices.DeleteFunc(keys, func(k string) bool { return !r.desc.Span.Contains([]byte(k)) })
+	if r.splitting {
+		w.mu.Unlock()
+		return
+	}
+	rev := w.handOutLocked(r)
+	r.pipeline = append(r.pipeline, rev)
+	lost := w.chance(0.1) && !w.lossless || w.lose
+	w.lose = false
+	w.mu.Unlock()
+	w.wg.Go(func() {
+		w.pause()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for r.pipeline[0] != rev {
+			moved := w.moved
+			w.mu.Unlock()
+			<-moved
+			w.mu.Lock()
+		}
+		r.pipeline = r.pipeline[1:]
+		if !lost {
+			var events []shard.Event
+			for i, k := range keys {
+				events = append(events, w.eventLocked(k, rev, uint32(i)))
+			}
+			r.applied = rev
+			w.appendLocked(r, worldEntry{events: events})
+		}
+		w.changedLocked()
+	})
+}
+
+// txn writes keys of several ranges at one revision: locks first, with their floors,
+// the revision next, the writes when each range comes to them, behind its own batches that
+// were handed theirs before, some of them one by one, as a sweep does. A range may have
+// applied higher revisions by then, and may have been split.
+func (w *world) txn(name int, keys ...string) {
+	w.mu.Lock()
+	var rs []*worldRange
+	for _, k := range keys {
+		if r := w.of(k); !slices.Contains(rs, r) {
+			rs = append(rs, r)
+		}
+	}
+	for _, r := range rs {
+		if r.splitting {
+			w.mu.Unlock()
+			return
+		}
+		r.locks[name] = w.rev
+	}
+	w.mu.Unlock()
+	w.wg.Go(func() {
+		w.pause()
+		w.mu.Lock()
+		rev := w.handOutLocked(rs...) // as they were when they were locked
+		aborted, piecemeal, done := w.chance(0.2), w.chance(0.3), map[string]bool{}
+		w.mu.Unlock()
+		// A lock may outlive a split of its range: then both halves have it.
+		for locked := true; locked; {
+			w.pause()
+			w.mu.Lock()
+			var r *worldRange
+			locked = false
+			for _, o := range w.ranges {
+				if _, has := o.locks[name]; has && !o.ended {
+					locked = true
+					if !o.splitting && (len(o.pipeline) == 0 || o.pipeline[0] > rev) {
+						r = o
+					}
+				}
+			}
+			if r == nil {
+				w.mu.Unlock()
+				continue
+			}
+			var events []shard.Event
+			last := true
+			for i, k := range keys {
+				if aborted || done[k] || !r.desc.Span.Contains([]byte(k)) {
+					continue
+				}
+				if len(events) > 0 && piecemeal {
+					last = false
+					break
+				}
+				events = append(events, w.eventLocked(k, rev, uint32(i)))
+				done[k], r.applied = true, max(r.applied, rev)
+			}
+			if last {
+				delete(r.locks, name)
+			}
+			w.appendLocked(r, worldEntry{events: events})
+			w.mu.Unlock()
+		}
+	})
+}
+
+// split cuts a range once its pipeline is empty.
+func (w *world) split(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.of(key)
+	if r.splitting || string(r.desc.Span.Start) == key {
+		return
+	}
+	r.splitting = true
+	for len(r.pipeline) > 0 {
+		moved := w.moved
+		w.mu.Unlock()
+		<-moved
+		w.mu.Lock()
+	}
+	left, right := r.desc, r.desc
+	left.Generation++
+	right.Generation++
+	right.Range = w.nextID
+	w.nextID++
+	left.Span.End, right.Span.Start = []byte(key), []byte(key)
+	made := make([]*worldRange, 2)
+	for i, d := range []keyspace.Descriptor{left, right} {
+		made[i] = &worldRange{desc: d, leader: keyspace.NodeID(1 + w.rng.IntN(3)), locks: map[int]keyspace.Revision{}, applied: r.applied, told: r.told}
+		for k, v := range r.locks {
+			made[i].locks[k] = v
+		}
+		// What the parent applied is the heirs' past.
+		past := worldEntry{last: r.last()}
+		for _, e := range r.log {
+			for _, ev := range e.events {
+				if d.Span.Contains(ev.Key) {
+					past.events = append(past.events, ev)
+				}
+			}
+		}
+		made[i].log = []worldEntry{past}
+		made[i].log[0].complete = made[i].complete()
+		made[i].at[made[i].leader] = 1
+	}
+	w.appendLocked(r, worldEntry{heirs: []keyspace.Descriptor{left, right}})
+	r.ended = true
+	w.ranges = append(w.ranges, made...)
+}
+
+// drive lets replicas catch up, at random, until stop is closed.
+func (w *world) drive(stop <-chan struct{}) {
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		w.pause()
+		w.mu.Lock()
+		for _, r := range w.ranges {
+			for n := 1; n <= 3; n++ {
+				if r.at[n] < len(r.log) && !w.down[keyspace.NodeID(n)] && w.chance(0.7) {
+					r.at[n] += 1 + w.rng.IntN(len(r.log)-r.at[n])
+				}
+			}
+		}
+		w.changedLocked()
+		w.mu.Unlock()
+	}
+}
+
+// trouble brings one fault.
+func (w *world) trouble() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	live := slices.DeleteFunc(slices.Clone(w.ranges), func(r *worldRange) bool { return r.ended })
+	r := live[w.rng.IntN(len(live))]
+	switch w.rng.IntN(6) {
+	case 0:
+		r.leader = keyspace.NodeID(1 + w.rng.IntN(3))
+		r.at[r.leader] = len(r.log)
+	case 1: // another sequencer: what followers have not got of the log is lost
+		w.term++
+		w.rev += keyspace.Revision(w.rng.IntN(20))
+		w.after, w.log = w.rev, nil
+	case 2:
+		n := keyspace.NodeID(1 + w.rng.IntN(3))
+		w.down[n] = !w.down[n]
+		for s := range w.streams {
+			if s.node == n && w.down[n] {
+				s.dead = true
+			}
+		}
+	case 3:
+		for s := range w.streams {
+			s.dead = s.dead || w.chance(0.5)
+		}
+	case 4:
+		w.refreshLocked()
+	case 5:
+		w.logDown = !w.logDown
+	}
+	w.changedLocked()
+}
+
+// heal ends all troubles.
+func (w *world) heal() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.down)
+	w.logDown = false
+	for _, r := range w.ranges {
+		if r.leader == 0 {
+			r.leader = 1
+		}
+	}
+	w.changedLocked()
+}
+
+// FollowLog implements Log.
+func (w *world) FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart)) {
+	at, term := known.Last, known.Term
+	for ctx.Err() == nil {
+		w.mu.Lock()
+		moved := w.moved
+		part := &placement.LogPart{Term: w.term, After: max(at, w.after), Last: w.rev}
+		for _, h := range w.log {
+			if h.First > part.After {
+				part.Records = append(part.Records, h)
+			}
+		}
+		// Often only a piece comes, of whole revisions.
+		if n := len(part.Records); n > 1 && w.chance(0.5) {
+			part.Records = part.Records[:1+w.rng.IntN(n-1)]
+			next := part.Records[len(part.Records)-1].First
+			for _, h := range w.log {
+				if h.First == next && !slices.Contains(part.Records, h) {
+					part.Records = append(part.Records, h)
+				}
+			}
+			part.Last = next
+		}
+		silent := w.logDown || part.Last == at && w.term == term
+		w.mu.Unlock()
+		if !silent {
+			w.pause()
+			at, term = part.Last, part.Term
+			take(part)
+			continue
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (w *world) refreshLocked() {
+	for _, c := range w.cache {
+		w.former[[2]uint64{uint64(c.Descriptor.Range), uint64(c.Descriptor.Generation)}] = c.Descriptor.Span
+	}
+	w.cache = nil
+	for _, r := range w.ranges {
+		if !r.ended {
+			l := router.Located{Descriptor: r.desc}
+			if w.chance(0.5) {
+				l.Leader = keyspace.NodeID(1 + w.rng.IntN(3))
+			}
+			w.cache = append(w.cache, l)
+		}
+	}
+	slices.SortFunc(w.cache, func(a, b router.Located) int { return bytes.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start) })
+}
+
+// Locate implements Ranges. Often it is behind the times.
+func (w *world) Locate(_ context.Context, span keyspace.Span) ([]router.Located, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.mapDown {
+		return nil, errors.New("placement is away")
+	}
+	var out []router.Located
+	for _, l := range w.cache {
+		if l.Descriptor.Span.Overlaps(span) {
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}
+
+// Learn implements Ranges.
+func (w *world) Learn(descs ...keyspace.Descriptor) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(descs) > 0 && w.chance(0.8) {
+		w.refreshLocked()
+	}
+}
+
+// SpanOf implements Directory.
+func (w *world) SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.cache {
+		if l.Descriptor.Range == id && l.Descriptor.Generation == g {
+			return l.Descriptor.Span, true
+		}
+	}
+	s, ok := w.former[[2]uint64{uint64(id), uint64(g)}]
+	return s, ok
+}
+
+// Refresh implements Directory.
+func (w *world) Refresh(context.Context) error {
+	w.pause()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.chance(0.3) {
+		return errors.New("placement is away")
+	}
+	w.refreshLocked()
+	return nil
+}
+
+// Current implements Directory.
+func (w *world) Current(context.Context) (keyspace.SequenceAnswer, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return keyspace.SequenceAnswer{Current: w.rev, Compacted: w.compacted}, nil
+}
+
+// find returns the range at the generation as the node has it, or why it does not.
+func (w *world) findLocked(node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation) (*worldRange, *kverror.Error) {
+	if w.down[node] {
+		return nil, kverror.New(kverror.Unreachable, "node %s", node)
+	}
+	var newer []keyspace.Descriptor
+	for _, r := range w.ranges {
+		switch {
+		case r.desc.Range != id:
+		case r.desc.Generation == g:
+			if n := r.at[node]; n > 0 && len(r.log[n-1].heirs) > 0 {
+				return nil, &kverror.Error{Kind: kverror.WrongRange, Descriptors: r.log[n-1].heirs}
+			}
+			if r.at[node] == 0 && r.desc.Generation > 1 {
+				return nil, kverror.New(kverror.RangeNotHere, "range %s", id)
+			}
+			return r, nil
+		case r.desc.Generation > g:
+			newer = append(newer, r.desc)
+		}
+	}
+	return nil, &kverror.Error{Kind: kverror.WrongRange, Descriptors: newer}
+}
+
+// Complete implements Feeds.
+func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.CompleteRequest) (shard.Mark, error) {
+	w.pause()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked[q.Range]++
+	for {
+		r, e := w.findLocked(node, q.Range, q.Generation)
+		if e != nil {
+			return shard.Mark{}, e
+		}
+		if r.leader != node {
+			e := &kverror.Error{Kind: kverror.NotLeader}
+			if w.chance(0.5) {
+				e.Leader = r.leader
+			}
+			return shard.Mark{}, e
+		}
+		may := r.splitting || len(r.pipeline) > 0 && r.pipeline[0] <= q.Revision
+		for _, floor := range r.locks {
+			may = may || floor < q.Revision
+		}
+		if !may {
+			return shard.Mark{Term: 1, Number: uint64(len(r.log))}, nil
+		}
+		moved := w.moved
+		w.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			w.mu.Lock()
+			return shard.Mark{}, kverror.Of(ctx.Err())
+		}
+		w.mu.Lock()
+	}
+}
+
+// History implements Feeds. Pages are short.
+func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error) {
+	w.pause()
+	w.mu.Lock()
+	if node == w.silent {
+		w.mu.Unlock()
+		<-ctx.Done()
+		return nil, kverror.Of(ctx.Err())
+	}
+	defer w.mu.Unlock()
+	w.reads++
+	r, e := w.findLocked(node, q.Range, q.Generation)
+	if e != nil {
+		return nil, e
+	}
+	if !r.desc.Span.Covers(q.Span) {
+		panic(fmt.Sprintf("history of %s was asked of %s", q.Span, r.desc.Span))
+	}
+	if q.From < w.compacted {
+		return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: w.compacted}
+	}
+	p := &shard.HistoryPage{Next: q.To + 1}
+	for _, en := range r.log[:r.at[node]] {
+		for _, ev := range en.events {
+			if q.Span.Contains(ev.Key) && ev.Mod >= q.From && ev.Mod <= q.To {
+				p.Events = append(p.Events, w.looked(ev, q.Prev))
+			}
+		}
+	}
+	if uint64(r.at[node]) < q.Seen.Number {
+		return nil, kverror.New(kverror.Busy, "at %d", r.at[node])
+	}
+	slices.SortFunc(p.Events, func(a, b shard.Event) int { return compare(newEvent(&a), newEvent(&b)) })
+	if n := w.pageRevs; n > 0 && len(p.Events) > n {
+		p.Next = p.Events[n].Mod
+		p.Events = slices.DeleteFunc(p.Events, func(e shard.Event) bool { return e.Mod >= p.Next })
+		if len(p.Events) == 0 {
+			p.Next = q.To + 1 // one revision that is larger than a page
+			w.pageRevs = 0
+			w.mu.Unlock()
+			p2, err := w.History(context.Background(), node, q)
+			w.mu.Lock()
+			w.pageRevs = n
+			return p2, err
+		}
+	}
+	return p, nil
+}
+
+func (w *world) looked(e shard.Event, prev bool) shard.Event {
+	e.Looked = prev
+	if prev && e.Version.Version != 1 {
+		e.Prev = &mvcc.Version{Key: e.Key, Mod: 1, Create: 1, Version: 1}
+	}
+	return e
+}
+
+// worldStream is a stream of feeds.
+type worldStream struct {
+	w    *world
+	node keyspace.NodeID
+	dead bool
+	// at is how far each feed is in its range's log, -1 before its first word.
+	feeds map[shard.FeedID]*worldFeed
+	order []shard.FeedID
+}
+
+type worldFeed struct {
+	o  shard.FeedOrder
+	r  *worldRange
+	at int
+}
+
+// OpenFeeds implements Feeds.
+func (w *world) OpenFeeds(_ context.Context, node keyspace.NodeID) (FeedStream, error) {
+	w.pause()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.down[node] || w.chance(0.1) {
+		return nil, errors.New("no route")
+	}
+	s := &worldStream{w: w, node: node, feeds: map[shard.FeedID]*worldFeed{}}
+	w.streams[s] = struct{}{}
+	return s, nil
+}
+
+func (s *worldStream) Order(_ context.Context, orders []shard.FeedOrder) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	for _, o := range orders {
+		if o.Close {
+			delete(s.feeds, o.ID)
+			continue
+		}
+		s.feeds[o.ID] = &worldFeed{o: o, at: -1}
+		s.order = append(s.order, o.ID)
+	}
+	s.w.changedLocked()
+	return nil
+}
+
+func (s *worldStream) Recv(ctx context.Context) ([]shard.FeedPart, error) {
+	w := s.w
+	w.pause()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		if s.dead {
+			return nil, errors.New("the session is lost")
+		}
+		for _, id := range s.order {
+			if f := s.feeds[id]; f != nil {
+				if p := s.partLocked(id, f); p != nil {
+					return []shard.FeedPart{*p}, nil
+				}
+			}
+		}
+		moved := w.moved
+		w.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+		}
+		w.mu.Lock()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// partLocked is the next word of a feed, if it has one.
+func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart {
+	w := s.w
+	p := &shard.FeedPart{ID: id}
+	if f.at < 0 {
+		r, e := w.findLocked(s.node, f.o.Range, f.o.Generation)
+		if e != nil {
+			delete(s.feeds, id)
+			p.Err = e
+			return p
+		}
+		f.r, f.at = r, r.at[s.node]
+		p.Mark = shard.Mark{Term: 1, Number: uint64(f.at)}
+		for _, en := range r.log[:f.at] {
+			p.Complete = en.complete
+			for _, ev := range en.events {
+				if ev.Mod >= f.o.From {
+					p.Events = append(p.Events, w.looked(ev, f.o.Prev))
+				}
+			}
+		}
+		return p
+	}
+	if f.at == f.r.at[s.node] {
+		return nil
+	}
+	en := f.r.log[f.at]
+	f.at++
+	if len(en.heirs) > 0 {
+		delete(s.feeds, id)
+		p.Err = &kverror.Error{Kind: kverror.WrongRange, Descriptors: en.heirs}
+		return p
+	}
+	p.Complete, p.Mark = en.complete, shard.Mark{Term: 1, Number: uint64(f.at)}
+	for _, ev := range en.events {
+		p.Events = append(p.Events, w.looked(ev, f.o.Prev))
+	}
+	return p
+}
+
+func (s *worldStream) Close() {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	delete(s.w.streams, s)
+}
