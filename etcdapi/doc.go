@@ -22,6 +22,11 @@
 // requests that came through a gateway; it does so for their meaning, not for its
 // memory safety, since the bus is a door of its own.
 //
+// # JSON
+//
+// Under /v3/ is etcd's JSON gateway: its own generated translation, which calls the
+// gRPC services over a connection within the process. There are no websockets.
+//
 // # Guarantees
 //
 // No request outlives its bound: KV's own for its calls, [Options.RequestTimeout] for

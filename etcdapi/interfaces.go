@@ -11,8 +11,8 @@ import (
 // KV serves keys for the whole cluster; the router implements it. Requests have
 // passed the checks of this package. Responses have a header with the revision that
 // etcd would put there. Errors are kverrors, contexts' errors or gRPC statuses. All
-// methods return soon after ctx is done, and within a bound of their own, which is
-// etcd's request timeout.
+// methods return soon after ctx is done, and, but for a physical Compact, within a bound
+// of their own, which is etcd's request timeout.
 type KV interface {
 	Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error)
 	Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error)

@@ -80,6 +80,8 @@ type Options struct {
 	MaxConnections int
 	// EnablePprof serves Go's profiles under /debug/pprof/.
 	EnablePprof bool
+	// NoGateway leaves the JSON gateway out.
+	NoGateway bool
 	// TLS is for https and unixs URLs. Nil where there are none.
 	TLS *tls.Config
 	// Register adds services of others, the admin service for one. May be nil.
@@ -148,6 +150,8 @@ type Server struct {
 	// fills them, before Start.
 	clients, extra []boundListener
 
+	gateway *gateway // nil where there is none
+
 	stopping context.CancelFunc
 	// ending is closed when the server stops: streams that have no end of their own end.
 	ending chan struct{}
@@ -184,6 +188,12 @@ func New(o Options) *Server {
 	reflection.Register(s.grpc)
 	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
+	if !o.NoGateway {
+		var err error
+		if s.gateway, err = newGateway(&s.opts); err != nil {
+			panic(err) // nothing that depends on anything outside
+		}
+	}
 	s.http = newHTTPServer(s.clientMux())
 	s.metricsHTTP = newHTTPServer(s.metricsMux())
 	return s
@@ -327,6 +337,9 @@ func (s *Server) Start() {
 	s.wg.Go(func() { s.watchLeader(ctx) })
 	s.wg.Go(func() { s.ended("gRPC", s.grpc.Serve(s.grpcConns)) })
 	s.wg.Go(func() { s.ended("HTTP", s.http.Serve(s.httpConns)) })
+	if s.gateway != nil {
+		s.wg.Go(func() { s.ended("gateway", s.grpc.Serve(s.gateway.listener)) })
+	}
 	for _, l := range s.clients {
 		sn := &sniffer{inner: l, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
 		if l.secure {
@@ -383,6 +396,9 @@ func (s *Server) stop(ctx context.Context) {
 		cut()
 	})
 	wg.Wait()
+	if s.gateway != nil {
+		s.gateway.close(s.log)
+	}
 	s.grpcConns.Close()
 	s.httpConns.Close()
 	s.wg.Wait()

@@ -69,6 +69,13 @@ type Options struct {
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
 	MaxRequestBytes, MaxTxnOps int
+	// RemoveBatch and RemovePause pace the removal of old versions; 0 are the defaults.
+	RemoveBatch int64
+	RemovePause time.Duration
+	// KeepPeriod or KeepRevisions are what automatic compaction keeps; where both are 0
+	// there is none.
+	KeepPeriod    time.Duration
+	KeepRevisions int64
 	// MemoryBytes is the node's memory budget.
 	MemoryBytes int64
 	// WALSegmentBytes is the size of a wal segment; 0 is the default.
@@ -159,6 +166,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.join(ctx); err != nil {
 		return nil, err
 	}
+	c.compact()
 	return c, nil
 }
 
@@ -273,13 +281,13 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks},
+		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
-		Txns: c.shards.Client(), Bus: c.bus,
+		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c},
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)

@@ -163,6 +163,7 @@ func NewNode(cfg Config) *Node {
 		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes),
 	}
 	n.compacted.Store(-1)
+	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.pushes = newPushes(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
@@ -447,7 +448,14 @@ func (n *Node) observe(a keyspace.SequenceAnswer) {
 		return
 	}
 	n.heard(a.Current)
-	if raise(&n.compacted, int64(a.Compacted)) {
+	n.heardCompacted(a.Compacted)
+}
+
+// heardCompacted notes the cluster's compacted revision and has all replicas looked
+// after if it is news.
+func (n *Node) heardCompacted(c keyspace.Revision) {
+	if raise(&n.compacted, int64(c)) {
+		n.metrics.compacted.Set(float64(n.Compacted()))
 		n.keeper.note(n.Replicas()...)
 	}
 }
