@@ -22,6 +22,11 @@
 // requests that came through a gateway; it does so for their meaning, not for its
 // memory safety, since the bus is a door of its own.
 //
+// # Locks and elections
+//
+// [Locks] are etcd's own services over KV, Lease and Watch, called as functions. They are
+// there where those three are. A stop ends what waits before it ends what it waits on.
+//
 // # JSON
 //
 // Under /v3/ is etcd's JSON gateway: its own generated translation, which calls the
@@ -34,7 +39,7 @@
 // cancelled call stays Canceled, the client's own deadline DeadlineExceeded; where the
 // server lost patience it is etcd's "request timed out". What a watcher is told comes
 // behind the answer that it was created, in the order of package watch. Services that are not there
-// yet (Auth, Lock, Election) are not registered, so that their calls
+// yet (Auth) are not registered, so that their calls
 // answer Unimplemented; methods that are missing from a service that is there answer
 // Unimplemented with a text that says so.
 //

@@ -151,6 +151,7 @@ type Server struct {
 	clients, extra []boundListener
 
 	gateway *gateway // nil where there is none
+	locks   *Locks   // nil where there are no leases or no watches
 
 	stopping context.CancelFunc
 	// ending is closed when the server stops: streams that have no end of their own end.
@@ -182,6 +183,10 @@ func New(o Options) *Server {
 	}
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	if o.Leases != nil && o.Watches != nil {
+		s.locks = NewLocks(&kvServer{s: s}, &leaseServer{s: s}, &watchServer{s: s}, s.log)
+		s.locks.Register(s.grpc)
+	}
 	if o.Register != nil {
 		o.Register(s.grpc)
 	}
@@ -378,6 +383,9 @@ func (s *Server) Stop(ctx context.Context) {
 func (s *Server) stop(ctx context.Context) {
 	s.health.Shutdown()
 	s.closeListeners()
+	if s.locks != nil {
+		s.locks.Close(ctx) // while there is what locks are made of
+	}
 	close(s.ending)
 	if s.stopping != nil {
 		s.stopping()
