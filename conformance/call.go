@@ -43,7 +43,13 @@ func do(ctx context.Context, conn *grpc.ClientConn, c *call) answer {
 		return c.kind.do(ctx, conn, c.request)
 	}
 	resp := c.kind.response()
-	if err := conn.Invoke(ctx, c.kind.method, c.request, resp); err != nil {
+	invoke := c.kind.invoke
+	if invoke == nil {
+		invoke = func(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Message) error {
+			return conn.Invoke(ctx, c.kind.method, req, resp)
+		}
+	}
+	if err := invoke(ctx, conn, c.request, resp); err != nil {
 		return failed(err)
 	}
 	return answer{response: resp}
@@ -95,12 +101,14 @@ func (a answer) String() string {
 // left out, anywhere.
 var normalised = []protoreflect.Name{"cluster_id", "member_id", "raft_term"}
 
-// normalise returns the answer with every set field of normalised replaced by 1.
+// normalise returns the answer with every set field of normalised replaced by 1, and
+// settled.
 func normalise(a answer) answer {
 	if a.response == nil {
 		return a
 	}
 	a.response = proto.Clone(a.response)
+	settled(a.response)
 	m := a.response.ProtoReflect()
 	field := m.Descriptor().Fields().ByName("header")
 	if field == nil || !m.Has(field) {

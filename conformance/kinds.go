@@ -22,13 +22,15 @@ type kind struct {
 	response func() proto.Message
 	// do makes the call, where it is not unary.
 	do func(context.Context, *grpc.ClientConn, proto.Message) answer
+	// invoke makes the call; nil is a unary one.
+	invoke func(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Message) error
 	// alone keeps the kind out of waves: its effect on other calls at the same time
 	// does not show in their revisions.
 	alone bool
 }
 
 // kinds is the table of all calls that are generated.
-var kinds = []*kind{
+var kinds = append([]*kind{
 	{
 		name: "Range", method: pb.KV_Range_FullMethodName, weight: 34,
 		generate: func(s *source) proto.Message { return s.rangeRequest(s.anySpan) },
@@ -60,7 +62,7 @@ var kinds = []*kind{
 		},
 		response: func() proto.Message { return &pb.CompactionResponse{} },
 	},
-}
+}, leaseKinds...)
 
 // next returns the next call.
 func (s *source) next() *call {
@@ -135,6 +137,9 @@ func (s *source) putRequest(g int) *pb.PutRequest {
 	}
 	if !s.steady && s.chance(16) {
 		r.IgnoreLease = true
+	}
+	if s.chance(5) {
+		r.Lease = s.liveLease()
 	}
 	switch s.IntN(100) {
 	case 0, 1:

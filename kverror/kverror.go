@@ -80,6 +80,11 @@ const (
 	ReadAgain
 	// Conflict: a transaction over several ranges met an older one, and starts over.
 	Conflict
+	LeaseExists
+	LeaseTTLTooLarge
+	// TooManyLeases: there is no room for another lease, or for more places where leases
+	// have keys.
+	TooManyLeases
 	// ReadInPieces: the answer of a range is larger than it gives at a time.
 	ReadInPieces
 	// AnswerTooLarge: a read finds more than its gateway may put together for one answer.
@@ -161,6 +166,9 @@ var rows = [numKinds]Row{
 	BadRequest:            {Name: "bad request", GRPC: status.Error(codes.InvalidArgument, "skein: bad request")},
 	ReadAgain:             {Name: "read again", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	Conflict:              {Name: "transaction conflict", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	LeaseExists:           {Name: "lease exists", GRPC: rpctypes.ErrGRPCLeaseExist},
+	LeaseTTLTooLarge:      {Name: "lease ttl too large", GRPC: rpctypes.ErrGRPCLeaseTTLTooLarge},
+	TooManyLeases:         {Name: "too many leases", Retry: RetryClient, GRPC: status.Error(codes.ResourceExhausted, "skein: there are too many leases, or they have keys in too many ranges: revoke some, or wait until some have expired")},
 	ReadInPieces:          {Name: "read in pieces", GRPC: errAnswerTooLarge},
 	AnswerTooLarge:        {Name: "answer too large", GRPC: errAnswerTooLarge},
 }
