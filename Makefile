@@ -33,6 +33,7 @@ check: check-format check-vet lint check-generate check-tidy test
 test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) ./...
 	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
+	cd conformance/apiserver && go test -race -tags invariants -timeout 20m .
 	cd bench/against-etcd && go test -race -shuffle=on .
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
@@ -86,11 +87,13 @@ conformance:
 fmt: $(LINT)
 	$(LINT) fmt
 	cd conformance && $(LINT) fmt
+	cd conformance/apiserver && $(LINT) fmt
 
 lint: $(LINT)
 	$(LINT) run
 	cd bench/against-etcd && $(LINT) run
 	cd conformance && $(LINT) run
+	cd conformance/apiserver && $(LINT) run
 
 generate:
 	go generate ./...
@@ -98,11 +101,13 @@ generate:
 check-format: $(LINT)
 	$(LINT) fmt --diff
 	cd conformance && $(LINT) fmt --diff
+	cd conformance/apiserver && $(LINT) fmt --diff
 
 check-vet:
 	go vet -tags invariants ./...
 	cd bench/against-etcd && go vet .
-	cd conformance && go vet -tags invariants .
+	cd conformance && go vet -tags invariants ./...
+	cd conformance/apiserver && go vet -tags invariants ./...
 
 # What go generate writes is in git already: running it changes nothing.
 check-generate:
@@ -115,6 +120,7 @@ check-tidy:
 	go mod tidy -diff
 	cd bench/against-etcd && go mod tidy -diff
 	cd conformance && go mod tidy -diff
+	cd conformance/apiserver && go mod tidy -diff
 
 tools: $(LINT)
 

@@ -1,0 +1,202 @@
+// Package apiserver runs the storage suite of k8s.io/apiserver against Skein: the
+// packages below pkg/storage whose tests reach etcd, from the module cache as they are,
+// with one file replaced by `go test -overlay`: that of package testserver, which starts
+// an etcd there and has a Skein of three nodes and many ranges started here. No test is
+// copied, changed or skipped.
+//
+// The nodes run in the process of this package's test, so that its race detector and
+// the invariants watch them; the suite's tests are processes of their own.
+//
+// It guarantees that the tests that fail are those that docs/CONFORMANCE.md lists, no
+// more and no fewer, that none was left out, and that their keys lay in several ranges.
+package apiserver
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const (
+	module = "k8s.io/apiserver"
+	// replaced is the file that is replaced, below the module's directory.
+	replaced = "pkg/storage/etcd3/testserver/test_server.go"
+)
+
+// packages are those whose tests run, below the module's path: all below pkg/storage that
+// import package testserver.
+var packages = []string{"pkg/storage/etcd3", "pkg/storage/cacher", "pkg/storage/storagebackend/factory"}
+
+// build is what go test needs to find the suite with the file replaced.
+type build struct {
+	// mod and overlay are the files for the flags of these names.
+	mod, overlay string
+}
+
+// prepare writes into dir what replaces the file. The go command refuses to replace what
+// lies in the module cache, so the module is given another path: a link to it.
+func prepare(ctx context.Context, dir string) (build, error) {
+	b := build{mod: filepath.Join(dir, "go.mod"), overlay: filepath.Join(dir, "overlay.json")}
+	from, err := output(ctx, "list", "-m", "-f", "{{.Dir}}", module)
+	if err != nil {
+		return b, err
+	}
+	link := filepath.Join(dir, "apiserver")
+	if err := os.Symlink(from, link); err != nil {
+		return b, err
+	}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(name)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
+		}
+		if err != nil {
+			return b, err
+		}
+	}
+	if _, err := output(ctx, "mod", "edit", "-replace="+module+"="+link, b.mod); err != nil {
+		return b, err
+	}
+	ours, err := filepath.Abs(filepath.Join("testserver", "testserver.go"))
+	if err != nil {
+		return b, err
+	}
+	if _, err := os.Stat(filepath.Join(link, replaced)); err != nil {
+		return b, fmt.Errorf("the file to replace is gone: %w", err)
+	}
+	text, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(link, replaced): ours}})
+	if err != nil {
+		return b, err
+	}
+	return b, os.WriteFile(b.overlay, text, 0o600)
+}
+
+// output runs the go command and returns the line that it prints.
+func output(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	var wrong bytes.Buffer
+	cmd.Stderr = &wrong
+	text, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, wrong.Bytes())
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// results are what became of the suite's tests, by package and name.
+type results struct {
+	passed, skipped int
+	// failed are the tests that failed but for those of which a part failed, and the
+	// packages that did without any.
+	failed []string
+	// text is what the failed ones printed.
+	text map[string]*strings.Builder
+	// packages counts the tests that passed in each.
+	packages map[string]int
+}
+
+// run runs the suite; what it returns is complete, or there is an error.
+func (b build) run(ctx context.Context, env string, args ...string) (*results, error) {
+	list := []string{"test", "-json", "-count=1", "-modfile=" + b.mod, "-overlay=" + b.overlay, fmt.Sprintf("-p=%d", len(packages))}
+	list = append(list, args...)
+	for _, p := range packages {
+		list = append(list, module+"/"+p)
+	}
+	cmd := exec.CommandContext(ctx, "go", list...)
+	cmd.Env = append(os.Environ(), env)
+	var wrong bytes.Buffer
+	cmd.Stderr = &wrong
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("go test: %w", err)
+	}
+	r, rerr := read(out)
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && (!errors.As(err, &exit) || len(r.failed) == 0) {
+		rerr = errors.Join(rerr, fmt.Errorf("go test: %w\n%s", err, wrong.Bytes()))
+	}
+	return r, rerr
+}
+
+// event is a line of go test -json.
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string
+	Test       string
+	Output     string
+}
+
+// read reads the events of a run.
+func read(from io.Reader) (*results, error) {
+	r := &results{text: map[string]*strings.Builder{}, packages: map[string]int{}}
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if jerr := json.Unmarshal(line, &e); jerr != nil {
+				return r, fmt.Errorf("go test printed %q: %w", line, jerr)
+			}
+			r.take(&e)
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return r, fmt.Errorf("go test: %w", err)
+		}
+	}
+	r.failed = leaves(r.failed)
+	return r, nil
+}
+
+// take takes one event.
+func (r *results) take(e *event) {
+	name := strings.TrimPrefix(e.Package, module+"/")
+	if e.Package == "" {
+		name = e.ImportPath
+	}
+	if e.Test != "" {
+		name += "." + e.Test
+	}
+	switch e.Action {
+	case "output", "build-output":
+		if r.text[name] == nil {
+			r.text[name] = &strings.Builder{}
+		}
+		r.text[name].WriteString(e.Output)
+	case "fail", "build-fail":
+		r.failed = append(r.failed, name)
+	case "skip":
+		r.skipped++
+		delete(r.text, name)
+	case "pass":
+		delete(r.text, name)
+		if e.Test != "" {
+			r.passed++
+			r.packages[strings.TrimPrefix(e.Package, module+"/")]++
+		}
+	}
+}
+
+// leaves leaves out whatever failed because a part of it did.
+func leaves(failed []string) []string {
+	return slices.DeleteFunc(slices.Clone(failed), func(whole string) bool {
+		return slices.ContainsFunc(failed, func(part string) bool {
+			return strings.HasPrefix(part, whole+"/") || strings.HasPrefix(part, whole+".")
+		})
+	})
+}

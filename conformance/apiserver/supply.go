@@ -1,0 +1,284 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/conformance/apiserver/testserver"
+	"github.com/skeindb/skein/conformance/cluster"
+)
+
+const (
+	// spares is how many clusters are started before anybody asks for one: a test then
+	// does not wait for it.
+	spares = 2
+	// startTimeout bounds the start of a cluster, readyPause lies between two attempts
+	// to find out whether it serves.
+	startTimeout = 50 * time.Second
+	readyPause   = 10 * time.Millisecond
+)
+
+// splitKeys is where the ranges begin: the tests of the storage suite write pods, and
+// these lie between the names that they give to namespaces and pods.
+var splitKeys = []string{
+	"/pods/", "/pods/b", "/pods/f", "/pods/foo/", "/pods/ns", "/pods/second", "/pods/t", "/pods/test-ns/",
+	"/registry/", "/registry/pods/", "/registry/pods/n", "/registry/pods/t", "compact_rev_key",
+}
+
+// supply starts a cluster for each test that asks for one, and stops it when the test
+// has ended. It serves HTTP to package testserver.
+type supply struct {
+	dir    string
+	logger *zap.Logger
+	// usual is what most tests want, spare are clusters of that kind.
+	usual testserver.Wanted
+	spare chan *lent
+	// work are the goroutines that fill spare and stop clusters.
+	work   sync.WaitGroup
+	cancel context.CancelFunc
+
+	mu sync.Mutex
+	// Guarded by mu: the last id, who has what, and what went wrong.
+	last int
+	lent map[int]*lent
+	errs []error
+	// spread counts the clusters by how many of their ranges had keys at the end.
+	// Guarded by mu.
+	spread map[int]int
+}
+
+// lent is a cluster for one test, or why there is none.
+type lent struct {
+	id      int
+	cluster *cluster.Cluster
+	dir     string
+	wanted  testserver.Wanted
+	err     error
+}
+
+func newSupply(dir string, logger *zap.Logger) (*supply, error) {
+	usual, err := testserver.Default()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &supply{
+		dir: dir, logger: logger, usual: usual, spare: make(chan *lent, spares-1), cancel: cancel,
+		lent: map[int]*lent{}, spread: map[int]int{},
+	}
+	s.work.Go(func() { s.fill(ctx) })
+	return s, nil
+}
+
+// fill keeps clusters ready until ctx ends.
+func (s *supply) fill(ctx context.Context) {
+	for ctx.Err() == nil {
+		l := s.start(ctx, &s.usual)
+		select {
+		case s.spare <- l:
+		case <-ctx.Done():
+			s.end(l)
+		}
+	}
+}
+
+// close stops all clusters and returns what went wrong meanwhile.
+func (s *supply) close() error {
+	s.cancel()
+	s.mu.Lock()
+	for id := range s.lent {
+		s.takeBackLocked(id)
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+	for len(s.spare) > 0 {
+		s.end(<-s.spare)
+	}
+	return errors.Join(s.errs...)
+}
+
+// start starts a cluster and waits until each of its nodes serves.
+func (s *supply) start(ctx context.Context, w *testserver.Wanted) *lent {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s.mu.Lock()
+	s.last++
+	l := &lent{id: s.last, dir: filepath.Join(s.dir, fmt.Sprintf("cluster-%d", s.last)), wanted: *w}
+	s.mu.Unlock()
+	l.cluster, l.err = cluster.Start(ctx, cluster.Options{
+		Dir: l.dir, Logger: s.logger, Configure: func(cfg *config.Config) { configure(cfg, w) },
+	})
+	// Where TLS is wanted the test alone knows the client's side of it; clientv3 waits too.
+	if l.err == nil && !w.HTTPS {
+		l.err = ready(ctx, l.cluster.Endpoints())
+	}
+	return l
+}
+
+// ready waits until all keys can be read through every node.
+func ready(ctx context.Context, endpoints []string) error {
+	for _, e := range endpoints {
+		client, err := connect(e)
+		if err != nil {
+			return err
+		}
+		for err = errNotAsked; err != nil; {
+			if _, err = client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithCountOnly()); err == nil {
+				break
+			}
+			if clock.Sleep(ctx, clock.System(), readyPause) != nil {
+				break
+			}
+		}
+		client.Close()
+		if err != nil {
+			return fmt.Errorf("%s does not serve: %w", e, err)
+		}
+	}
+	return nil
+}
+
+var errNotAsked = errors.New("not asked yet")
+
+func connect(endpoints ...string) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
+}
+
+// configure gives a node what the test wants.
+func configure(cfg *config.Config, w *testserver.Wanted) {
+	for _, k := range splitKeys {
+		cfg.InitialSplitKeys = append(cfg.InitialSplitKeys, []byte(k))
+	}
+	if w.ProgressInterval > 0 {
+		cfg.WatchProgressInterval = w.ProgressInterval
+	}
+	if w.MaxRequestBytes > 0 {
+		cfg.MaxRequestBytes = int(w.MaxRequestBytes)
+	}
+	if w.MaxTxnOps > 0 {
+		cfg.MaxTxnOps = int(w.MaxTxnOps)
+	}
+	if w.HTTPS {
+		cfg.ListenClientURLs[0].Scheme = "https"
+		cfg.ClientTLS.CertFile, cfg.ClientTLS.KeyFile = w.CertFile, w.KeyFile
+		cfg.ClientTLS.TrustedCAFile, cfg.ClientTLS.ClientCertAuth = w.TrustedCAFile, w.ClientCertAuth
+	}
+}
+
+// end stops a cluster and removes it.
+func (s *supply) end(l *lent) {
+	ranges, err := 0, l.err
+	if l.cluster != nil {
+		if err == nil && !l.wanted.HTTPS {
+			ranges, err = used(l.cluster.Endpoints())
+		}
+		err = errors.Join(err, l.cluster.Stop())
+	}
+	err = errors.Join(err, os.RemoveAll(l.dir))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && !errors.Is(err, context.Canceled) {
+		s.errs = append(s.errs, fmt.Errorf("the cluster of %q: %w", l.wanted.Test, err))
+	}
+	if l.wanted.Test != "" {
+		s.spread[ranges]++
+	}
+}
+
+// used counts the ranges that have keys.
+func used(endpoints []string) (ranges int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	client, err := connect(endpoints...)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	for i, from := range append([]string{"\x00"}, splitKeys...) {
+		to := "\x00" // of a range's end: no end
+		if i < len(splitKeys) {
+			to = splitKeys[i]
+		}
+		got, err := client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithCountOnly())
+		if err != nil {
+			return 0, fmt.Errorf("count the keys: %w", err)
+		}
+		if got.Count > 0 {
+			ranges++
+		}
+	}
+	return ranges, nil
+}
+
+// ServeHTTP starts and stops clusters for package testserver.
+func (s *supply) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer, err := any(nil), error(nil)
+	switch r.URL.Path {
+	case "/start":
+		var wanted testserver.Wanted
+		if err = json.NewDecoder(r.Body).Decode(&wanted); err == nil {
+			answer, err = s.lend(r.Context(), wanted)
+		}
+	case "/stop":
+		var given testserver.Given
+		if err = json.NewDecoder(r.Body).Decode(&given); err == nil {
+			s.mu.Lock()
+			s.takeBackLocked(given.ID)
+			s.mu.Unlock()
+		}
+	default:
+		err = fmt.Errorf("nothing is at %s", r.URL.Path)
+	}
+	if err == nil {
+		err = json.NewEncoder(w).Encode(answer)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// lend gives a cluster to a test.
+func (s *supply) lend(ctx context.Context, w testserver.Wanted) (testserver.Given, error) {
+	usual := w
+	usual.Test = ""
+	var l *lent
+	if usual != s.usual {
+		l = s.start(ctx, &w)
+	} else {
+		select {
+		case l = <-s.spare:
+		case <-ctx.Done():
+			return testserver.Given{}, ctx.Err()
+		}
+	}
+	l.wanted = w
+	if l.err != nil {
+		err := l.err
+		s.end(l)
+		return testserver.Given{}, err
+	}
+	s.mu.Lock()
+	s.lent[l.id] = l
+	s.mu.Unlock()
+	return testserver.Given{ID: l.id, Endpoints: l.cluster.Endpoints()}, nil
+}
+
+// takeBackLocked takes a test's cluster; it is stopped while the next tests run.
+func (s *supply) takeBackLocked(id int) {
+	if l := s.lent[id]; l != nil {
+		delete(s.lent, id)
+		s.work.Go(func() { s.end(l) })
+	}
+}
