@@ -11,6 +11,10 @@
 //	go run . sleeping
 //	go run . rangestream
 //	go run . list
+//	go run . watch
+//	go run . history
+//	go run . txn
+//	go run . leaseput
 package main
 
 import (
@@ -57,6 +61,10 @@ var measures = []measure{
 	{"rangestream", "a read of everything by RangeStream: time, and memory of each node", rangestreamFlags},
 	{"list", "pages at an older revision beside writes, as kube-apiserver reads them", listFlags},
 	{"sleeping", "what thousands of ranges cost that nobody uses", sleepingFlags},
+	{"watch", "the put rate that many watchers of one prefix can follow, and what they cost puts", watchFlags},
+	{"history", "events a second of one watcher from revision 1", historyFlags},
+	{"txn", "a transaction over two ranges beside one within a range", costFlags(txnCost)},
+	{"leaseput", "a put with a lease beside a put", costFlags(leasePut)},
 }
 
 // bench is what every measure works with.

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// figureSet are figures of one run by name; all runs of a side have the same names.
+type figureSet map[string]float64
+
+// paired runs a measure by turns on each side, so many times.
+func paired(n int, sides []string, run func(side string, pair int) (figureSet, error)) (map[string][]figureSet, error) {
+	runs := map[string][]figureSet{}
+	for pair := range n {
+		for _, side := range sides {
+			f, err := run(side, pair)
+			if err != nil {
+				return runs, fmt.Errorf("%s, pair %d: %w", side, pair+1, err)
+			}
+			runs[side] = append(runs[side], f)
+			progress("%-6s pair %d  %v", side, pair+1, f)
+		}
+	}
+	return runs, nil
+}
+
+// column returns one figure of all runs of a side.
+func column(runs []figureSet, name string) []float64 {
+	var all []float64
+	for _, f := range runs {
+		all = append(all, f[name])
+	}
+	return all
+}
+
+// writePairs prints every run, the medians and the ratios within the pairs, of the
+// figures with these names.
+func writePairs(out io.Writer, caption string, runs map[string][]figureSet, names []string) {
+	t := newTable(caption, "etcd: all", "Skein: all", "etcd: median", "Skein: median", "Skein / etcd: median (lowest to highest)")
+	for _, name := range names {
+		a, b := column(runs[etcdSide], name), column(runs[skeinSide], name)
+		if len(a) == 0 || len(b) == 0 {
+			continue
+		}
+		t.add(name, strings.Join(numbers(a), " "), strings.Join(numbers(b), " "), number(median(a)), number(median(b)), spread(b, a))
+	}
+	t.write(out, "Every run, medians, and the ratios within the pairs")
+}
+
+func numbers(of []float64) []string {
+	var texts []string
+	for _, v := range of {
+		texts = append(texts, number(v))
+	}
+	return texts
+}
+
+// ratio adds the quotient of two figures to each run.
+func ratio(runs []figureSet, name, of, to string) {
+	for _, f := range runs {
+		if f[to] != 0 {
+			f[name] = f[of] / f[to]
+		}
+	}
+}
+
+// quantile is the value below which so many of a thousand lie; took is sorted by it.
+// Without values it is 0.
+func quantile(took []time.Duration, ofThousand int) time.Duration {
+	if len(took) == 0 {
+		return 0
+	}
+	slices.Sort(took)
+	return took[min(len(took)-1, len(took)*ofThousand/1000)]
+}
+
+// measured calls do so many times one after the other, and returns how long each took.
+func measured(ctx context.Context, n int, do func(context.Context, int) error) ([]time.Duration, error) {
+	took := make([]time.Duration, 0, n)
+	for i := range n {
+		call, cancel := context.WithTimeout(ctx, askLimit)
+		begin := time.Now()
+		err := do(call, i)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(begin))
+	}
+	return took, nil
+}
+
+// spans are the first bytes of keys that lie in ranges of their own below a prefix.
+const spans = "abcdefgh"
+
+// spanKeys are where the ranges of prefix/a to prefix/h begin but for the first.
+func spanKeys(prefix string) []string {
+	var keys []string
+	for _, c := range spans[1:] {
+		keys = append(keys, prefix+string(c))
+	}
+	return keys
+}
+
+// spanKey is the i-th key below a prefix, by turns in each of the ranges.
+func spanKey(prefix string, i int) string {
+	return fmt.Sprintf("%s%c%08d", prefix, spans[i%len(spans)], i)
+}
+
+// eachSide starts etcd and Skein, Skein with the ranges of prefix, and gives each one's
+// clients to work.
+func (b *bench) eachSide(ctx context.Context, prefix string, work func(map[string][nodes]*clientv3.Client) error) error {
+	splits, err := b.splitFile(spanKeys(prefix))
+	if err != nil {
+		return err
+	}
+	clusters := []*cluster{b.etcd(), b.skein("--initial-split-keys", splits)}
+	return b.with(ctx, clusters, func() error {
+		clients := map[string][nodes]*clientv3.Client{}
+		for _, c := range clusters {
+			all, err := c.connectAll()
+			if err != nil {
+				return err
+			}
+			defer closeAll(all)
+			clients[c.name] = all
+		}
+		return work(clients)
+	})
+}
