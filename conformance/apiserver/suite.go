@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,8 +101,8 @@ type results struct {
 	failed []string
 	// text is what the failed ones printed.
 	text map[string]*strings.Builder
-	// packages counts the tests that passed in each.
-	packages map[string]int
+	// running are the tests that have begun and not ended.
+	running map[string]bool
 }
 
 // run runs the suite; what it returns is complete, or there is an error.
@@ -141,7 +142,7 @@ type event struct {
 
 // read reads the events of a run.
 func read(from io.Reader) (*results, error) {
-	r := &results{text: map[string]*strings.Builder{}, packages: map[string]int{}}
+	r := &results{text: map[string]*strings.Builder{}, running: map[string]bool{}}
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -159,7 +160,8 @@ func read(from io.Reader) (*results, error) {
 			return r, fmt.Errorf("go test: %w", err)
 		}
 	}
-	r.failed = leaves(r.failed)
+	// What ended a package's process has ended them too.
+	r.failed = leaves(slices.AppendSeq(r.failed, maps.Keys(r.running)))
 	return r, nil
 }
 
@@ -171,6 +173,12 @@ func (r *results) take(e *event) {
 	}
 	if e.Test != "" {
 		name += "." + e.Test
+	}
+	switch e.Action {
+	case "run":
+		r.running[name] = true
+	case "pass", "fail", "skip":
+		delete(r.running, name)
 	}
 	switch e.Action {
 	case "output", "build-output":
@@ -187,7 +195,6 @@ func (r *results) take(e *event) {
 		delete(r.text, name)
 		if e.Test != "" {
 			r.passed++
-			r.packages[strings.TrimPrefix(e.Package, module+"/")]++
 		}
 	}
 }

@@ -80,6 +80,7 @@ func newRig(t *testing.T, clients int) (r *rig, ctx context.Context) {
 
 // split splits ranges at the keys of cuts, one after the other.
 func (r *rig) split(ctx context.Context, t *testing.T) {
+	t.Helper()
 	for key := range r.cuts {
 		_, err := r.admin.RangeSplit(ctx, []byte(key))
 		var refused *adminapi.Refusal
