@@ -21,7 +21,7 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim planted chaos-local conformance fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim planted chaos-local conformance storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -33,7 +33,6 @@ check: check-format check-vet lint check-generate check-tidy test
 test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) ./...
 	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
-	cd conformance/apiserver && go test -race -tags invariants -timeout 20m .
 	cd bench/against-etcd && go test -race -shuffle=on .
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
@@ -83,6 +82,11 @@ chaos-local:
 # ARGS='-run Lockstep -seed 42 -calls 20000'.
 conformance:
 	cd conformance && go test -tags invariants -count=1 -timeout 60m -v . $(ARGS)
+
+# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md); it takes about
+# as long against an etcd, ten minutes of two cores, and is no part of test for that.
+storage-suite:
+	cd conformance/apiserver && go test -race -tags invariants -count=1 -timeout 40m -v .
 
 fmt: $(LINT)
 	$(LINT) fmt

@@ -11,6 +11,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/skeindb/skein/conformance/cluster"
 )
 
 // store is one of the two that are compared.
@@ -54,7 +56,7 @@ func startEtcd(ctx context.Context, dir string) (*store, error) {
 	cfg.InitialClusterToken = etcdToken
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.UnsafeNoFsync = true
-	cfg.ElectionMs = uint(electionTimeout.Milliseconds()) // the shortest TTL of a lease depends on it
+	cfg.ElectionMs = uint(cluster.ElectionTimeout.Milliseconds()) // the shortest TTL of a lease depends on it
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)

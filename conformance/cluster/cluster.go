@@ -28,9 +28,10 @@ import (
 const Nodes = 3
 
 const (
-	// A machine that hiccups for a second must not change leaders: a leader that is
-	// lost may leave revisions that no event bears, etcd's would then be lower.
-	electionTimeout = 5 * time.Second
+	// ElectionTimeout is that of the nodes. A machine that hiccups for a second must not
+	// change leaders: a leader that is lost may leave revisions that no event bears,
+	// etcd's would then be lower.
+	ElectionTimeout = 5 * time.Second
 	nodeMemoryBytes = 256 << 20
 )
 
@@ -121,7 +122,7 @@ func configs(o *Options) ([]*config.Config, error) {
 		peer := []url.URL{{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", peers[i])}}
 		cfg.ListenPeerURLs, cfg.AdvertisePeerURLs = peer, peer
 		cfg.InitialCluster, cfg.InitialClusterToken = founders, "conformance"
-		cfg.ElectionTimeout, cfg.MemoryBytes = electionTimeout, nodeMemoryBytes
+		cfg.ElectionTimeout, cfg.MemoryBytes = ElectionTimeout, nodeMemoryBytes
 		if o.Configure != nil {
 			o.Configure(cfg)
 		}
