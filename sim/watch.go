@@ -163,7 +163,7 @@ func checkWatchers(ws []*Watcher, vs []Version) (bad []string) {
 	for _, w := range ws {
 		bad = append(bad, w.wrong...)
 		if w.sessions == 0 {
-			bad = append(bad, w.Name+" was never served")
+			bad = append(bad, w.Name+": never served")
 		}
 		// Of one revision the disks do not tell the order, so it is not looked at here.
 		slices.SortStableFunc(w.told, func(a, b *mvccpb.Event) int {
@@ -188,11 +188,11 @@ func checkWatchers(ws []*Watcher, vs []Version) (bad []string) {
 			i++
 		}
 		if i == len(due) && i < len(w.told) && len(bad) == 0 {
-			bad = append(bad, fmt.Sprintf("%s was told %s, which is not there", w.Name, w.told[i]))
+			bad = append(bad, fmt.Sprintf("%s: told %s, which is not there", w.Name, w.told[i]))
 		}
 		for _, p := range w.progress {
 			if p.after < len(due) && due[p.after] <= p.rev {
-				bad = append(bad, fmt.Sprintf("%s was told progress %d before revision %d", w.Name, p.rev, due[p.after]))
+				bad = append(bad, fmt.Sprintf("%s: told progress %d before revision %d", w.Name, p.rev, due[p.after]))
 			}
 		}
 	}
