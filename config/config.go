@@ -102,6 +102,8 @@ type Config struct {
 	// MaxConcurrentStreams bounds the calls at a time on one client connection. 0 and
 	// the default mean as many as the protocol can count, as in etcd.
 	MaxConcurrentStreams uint32
+	// Gateway serves the JSON gateway to HTTP clients. Default true.
+	Gateway bool
 	// KeepAliveMinTime is the least time between pings of a client; one that pings
 	// more often is cut off. 0 means gRPC's own, 5 minutes. Default 5 s. Above a
 	// client's keepalive time it cuts off healthy clients.
@@ -119,6 +121,9 @@ type Config struct {
 	// while nothing happens. 0 means 10 min, less than 100 ms that. Short ones cost a
 	// message per watcher each time.
 	WatchProgressInterval time.Duration
+
+	// Compaction says how old versions go.
+	Compaction Compaction
 
 	// ClientTLS is for the https and unixs URLs among the client and metrics URLs.
 	ClientTLS TLS
@@ -174,6 +179,8 @@ func Default() *Config {
 		InitialClusterToken:  "etcd-cluster",
 		HeartbeatInterval:    100 * time.Millisecond,
 		ElectionTimeout:      time.Second,
+		Gateway:              true,
+		Compaction:           Compaction{Mode: CompactPeriodic, Retention: "0"},
 		StrictReconfigCheck:  true,
 		PreVote:              true,
 		MaxRequestBytes:      3 << 19,
@@ -233,7 +240,7 @@ func (c *Config) RequestTimeout() time.Duration {
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
-		c.validateTLS, c.Log.validate, c.validateRanges,
+		c.Compaction.validate, c.validateTLS, c.Log.validate, c.validateRanges,
 	} {
 		if err := check(); err != nil {
 			return err

@@ -71,6 +71,11 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"listen-client-urls":           {value: "http://127.0.0.1:2", with: []string{"advertise-client-urls", "http://h:2"}, get: func(c *Config) any { return c.ListenClientURLs }, want: urls("http://127.0.0.1:2")},
 		"listen-metrics-urls":          u("http://127.0.0.1:3,http://127.0.0.1:4", func(c *Config) any { return c.ListenMetricsURLs }),
 		"advertise-client-urls":        u("http://h:5", func(c *Config) any { return c.AdvertiseClientURLs }),
+		"auto-compaction-mode":         str("revision", func(c *Config) any { return c.Compaction.Mode }),
+		"auto-compaction-retention":    str("1h30m", func(c *Config) any { return c.Compaction.Retention }),
+		"compaction-batch-limit":       {value: "77", get: func(c *Config) any { return c.Compaction.BatchLimit }, want: 77},
+		"compaction-sleep-interval":    {value: "15ms", file: "15000000", get: func(c *Config) any { return c.Compaction.SleepInterval }, want: 15 * time.Millisecond},
+		"enable-grpc-gateway":          {value: "false", get: func(c *Config) any { return c.Gateway }, want: false},
 		"max-txn-ops":                  {value: "500", get: func(c *Config) any { return c.MaxTxnOps }, want: 500},
 		"max-request-bytes":            {value: "2000000", get: func(c *Config) any { return c.MaxRequestBytes }, want: 2000000},
 		"max-concurrent-streams":       {value: "77", get: func(c *Config) any { return c.MaxConcurrentStreams }, want: uint32(77)},
@@ -300,5 +305,46 @@ func TestDocs(t *testing.T) {
 	}
 	if string(b) != Docs() {
 		t.Error("docs/flags.md is not what the table says: run go test ./config -run TestDocs -rewrite")
+	}
+}
+
+// What etcd reads in its two modes.
+func TestCompactionRetention(t *testing.T) {
+	for _, c := range []struct {
+		mode, retention string
+		period          time.Duration
+		revisions       int64
+		fails           bool
+	}{
+		{mode: CompactPeriodic, retention: "0"},
+		{mode: CompactPeriodic, retention: ""},
+		{mode: CompactPeriodic, retention: "0s"},
+		{mode: CompactPeriodic, retention: "10", period: 10 * time.Hour},
+		{mode: CompactPeriodic, retention: "1h", period: time.Hour},
+		{mode: CompactPeriodic, retention: "90s", period: 90 * time.Second},
+		{mode: CompactPeriodic, retention: "10ms", period: 10 * time.Millisecond},
+		{mode: CompactPeriodic, retention: "9ms", fails: true},
+		{mode: CompactPeriodic, retention: "-1h", fails: true},
+		{mode: CompactPeriodic, retention: "-1", fails: true},
+		{mode: CompactPeriodic, retention: "5 minutes", fails: true},
+		{mode: CompactPeriodic, retention: "9223372036854775807", fails: true},
+		{mode: CompactRevision, retention: "0"},
+		{mode: CompactRevision, retention: "1000", revisions: 1000},
+		{mode: CompactRevision, retention: "1us", revisions: 1000},
+		{mode: CompactRevision, retention: "-5", fails: true},
+		{mode: "hourly", retention: "1", fails: true},
+		{mode: "", retention: "1", fails: true},
+	} {
+		cfg := Compaction{Mode: c.mode, Retention: c.retention}
+		if err := cfg.validate(); (err != nil) != c.fails {
+			t.Errorf("%s %q: %v", c.mode, c.retention, err)
+			continue
+		}
+		if c.fails {
+			continue
+		}
+		if period, revisions, err := cfg.Keep(); err != nil || period != c.period || revisions != c.revisions {
+			t.Errorf("%s %q: %v, %d, %v", c.mode, c.retention, period, revisions, err)
+		}
 	}
 }

@@ -30,10 +30,12 @@ const (
 func Flags() []Flag {
 	t := make([]Flag, 0, 140)
 	t = append(t, memberFlags()...)
+	t = append(t, gatewayFlag())
 	t = append(t, clusterFlags()...)
 	t = append(t, securityFlags()...)
 	t = append(t, tlsFlags()...)
 	t = append(t, loggingFlags()...)
+	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
 	t = append(t, meaninglessFlags()...)
 	t = append(t, notYetFlags()...)
@@ -140,6 +142,14 @@ func memberFlags() []Flag {
 			Usage: "Time after which a pinged, still silent client is cut off (0 to disable).",
 			set:   setDuration(func(c *Config) *time.Duration { return &c.KeepAliveTimeout }),
 		},
+	}
+}
+
+func gatewayFlag() Flag {
+	return Flag{
+		Name: "enable-grpc-gateway", kind: kindBool, Default: "true", File: "enable-grpc-gateway", Section: sectionMember,
+		Usage: "Serve the JSON gateway at the client URLs under /v3/.", Note: "Without websockets: watches stream their events in the body of the answer.",
+		set: setBool(func(c *Config) *bool { return &c.Gateway }),
 	}
 }
 

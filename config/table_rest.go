@@ -20,10 +20,9 @@ func notYet(section, name string, k kind, def, file, why string, accepts ...stri
 
 func meaninglessFlags() []Flag {
 	const (
-		bbolt      = "There is no bbolt: Pebble batches and compacts by itself."
-		compaction = "Removal of old versions paces itself by its cost."
-		hashes     = "Replicas are always compared, at equal applied index."
-		catchUp    = "Logs are cut by size, and followers beyond the cut get a snapshot."
+		bbolt   = "There is no bbolt: Pebble batches and compacts by itself."
+		hashes  = "Replicas are always compared, at equal applied index."
+		catchUp = "Logs are cut by size, and followers beyond the cut get a snapshot."
 	)
 	gates := meaningless(sectionFeatures, "feature-gates", kindString, "", "feature-gates",
 		"What the gates of etcd switch is either always on here or not there. SetMemberLocalAddr=true is refused.")
@@ -46,8 +45,6 @@ func meaninglessFlags() []Flag {
 		gates,
 		meaningless(sectionFeatures, "corrupt-check-time", kindDuration, "0s", "corrupt-check-time", hashes),
 		meaningless(sectionFeatures, "compact-hash-check-time", kindDuration, "1m0s", "compact-hash-check-time", hashes),
-		meaningless(sectionFeatures, "compaction-batch-limit", kindInt, "0", "compaction-batch-limit", compaction),
-		meaningless(sectionFeatures, "compaction-sleep-interval", kindDuration, "0s", "compaction-sleep-interval", compaction),
 		meaningless(sectionFeatures, "warning-apply-duration", kindDuration, "100ms", "warning-apply-duration",
 			"Apply times are a histogram among the metrics."),
 		meaningless(sectionFeatures, "bootstrap-defrag-threshold-megabytes", kindUint, "0", "bootstrap-defrag-threshold-megabytes", "There is nothing to defragment."),
@@ -62,7 +59,6 @@ func meaninglessFlags() []Flag {
 func notYetFlags() []Flag {
 	const (
 		auth       = "users and roles are not there yet"
-		compactor  = "automatic compaction is not there yet: call Compact from outside"
 		rotation   = "the log is not rotated: use logrotate with copytruncate, or standard error"
 		tracing    = "spans are not exported yet"
 		discovered = "name the founders in --initial-cluster"
@@ -73,12 +69,9 @@ func notYetFlags() []Flag {
 		notYet(sectionMember, "memory-mlock", kindBool, "false", "memory-mlock", "memory is not locked: switch swap off instead"),
 		notYet(sectionMember, "socket-reuse-port", kindBool, "false", "socket-options.reuse-port", "a port belongs to one process"),
 		notYet(sectionMember, "socket-reuse-address", kindBool, "false", "socket-options.reuse-address", "Go already lets a listener take over an address in TIME_WAIT"),
-		notYet(sectionMember, "enable-grpc-gateway", kindBool, "true", "enable-grpc-gateway", "the JSON gateway is not there yet", "false"),
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
-		notYet(sectionClustering, "auto-compaction-retention", kindString, "0", "auto-compaction-retention", compactor, "", "0s"),
-		autoCompactionMode(),
 		notYet(sectionSecurity, "cors", kindString, "*", "cors", "origins are not restricted yet", ""),
 		notYet(sectionSecurity, "host-whitelist", kindSet, "*", "host-whitelist", "host names are not restricted yet", ""),
 		notYet(sectionAuth, "auth-token", kindString, "simple", "auth-token", auth, ""),
@@ -95,15 +88,6 @@ func notYetFlags() []Flag {
 		notYet(sectionTracing, "distributed-tracing-sampling-rate", kindInt, "0", "distributed-tracing-sampling-rate", tracing),
 		notYet(sectionFeatures, "max-learners", kindInt, "1", "max-learners", "members cannot be added to a running cluster yet"),
 		notYet(sectionUnsafe, "force-new-cluster", kindBool, "false", "force-new-cluster", "a lost quorum cannot be given up yet: restore the other nodes' disks"),
-	}
-}
-
-// autoCompactionMode accepts both of etcd's modes: without a retention, which is
-// refused, neither does anything.
-func autoCompactionMode() Flag {
-	return Flag{
-		Name: "auto-compaction-mode", Section: sectionClustering, Support: NotYet, kind: kindString, Default: "periodic",
-		File: "auto-compaction-mode", Note: "automatic compaction is not there yet", accepts: []string{"revision"},
 	}
 }
 

@@ -37,7 +37,13 @@ type answer struct {
 // do makes the call and returns the answer as it came.
 func do(ctx context.Context, conn *grpc.ClientConn, c *call) answer {
 	resp := c.kind.response()
-	if err := conn.Invoke(ctx, c.kind.method, c.request, resp); err != nil {
+	invoke := c.kind.invoke
+	if invoke == nil {
+		invoke = func(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Message) error {
+			return conn.Invoke(ctx, c.kind.method, req, resp)
+		}
+	}
+	if err := invoke(ctx, conn, c.request, resp); err != nil {
 		s := status.Convert(err)
 		return answer{code: s.Code(), text: s.Message()}
 	}
@@ -57,12 +63,14 @@ func (a answer) String() string {
 // left out, anywhere.
 var normalised = []protoreflect.Name{"cluster_id", "member_id", "raft_term"}
 
-// normalise returns the answer with every set field of normalised replaced by 1.
+// normalise returns the answer with every set field of normalised replaced by 1, and
+// settled.
 func normalise(a answer) answer {
 	if a.response == nil {
 		return a
 	}
 	a.response = proto.Clone(a.response)
+	settled(a.response)
 	m := a.response.ProtoReflect()
 	field := m.Descriptor().Fields().ByName("header")
 	if field == nil || !m.Has(field) {

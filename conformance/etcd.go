@@ -54,6 +54,7 @@ func startEtcd(ctx context.Context, dir string) (*store, error) {
 	cfg.InitialClusterToken = etcdToken
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.UnsafeNoFsync = true
+	cfg.ElectionMs = uint(electionTimeout.Milliseconds()) // the shortest TTL of a lease depends on it
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)

@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -18,13 +20,15 @@ type kind struct {
 	weight   int
 	generate func(*source) proto.Message
 	response func() proto.Message
+	// invoke makes the call; nil is a unary one.
+	invoke func(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Message) error
 	// alone keeps the kind out of waves: its effect on other calls at the same time
 	// does not show in their revisions.
 	alone bool
 }
 
 // kinds is the table of all calls that are generated.
-var kinds = []*kind{
+var kinds = append([]*kind{
 	{
 		name: "Range", method: pb.KV_Range_FullMethodName, weight: 36,
 		generate: func(s *source) proto.Message { return s.rangeRequest(s.anySpan) },
@@ -52,7 +56,7 @@ var kinds = []*kind{
 		},
 		response: func() proto.Message { return &pb.CompactionResponse{} },
 	},
-}
+}, leaseKinds...)
 
 // next returns the next call.
 func (s *source) next() *call {
@@ -116,6 +120,9 @@ func (s *source) putRequest(g int) *pb.PutRequest {
 	}
 	if !s.steady && s.chance(16) {
 		r.IgnoreLease = true
+	}
+	if s.chance(5) {
+		r.Lease = s.liveLease()
 	}
 	switch s.IntN(100) {
 	case 0, 1:

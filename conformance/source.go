@@ -48,6 +48,8 @@ type source struct {
 	revision, compacted int64
 	// known is the last that was seen of each key.
 	known map[string]*mvccpb.KeyValue
+	// leases are those that were granted and not revoked.
+	leases []int64
 	// steady leaves out writes that the store may refuse for what it holds: a refusal
 	// has no revision that says when it happened.
 	steady bool
@@ -90,6 +92,8 @@ func (s *source) observe(c *call, a answer) {
 				s.put(p)
 			}
 		}
+	case *pb.LeaseGrantResponse, *pb.LeaseRevokeResponse:
+		s.observeLease(c, a)
 	case *pb.CompactionResponse:
 		s.compacted = c.request.(*pb.CompactionRequest).GetRevision()
 	}

@@ -93,7 +93,7 @@ func (s *source) op(g, depth int, reads bool) *pb.RequestOp {
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: s.txnRange(g)}}
 	case n < 70:
 		p := s.putRequest(g)
-		if s.steady {
+		if s.steady && !slices.Contains(s.leases, p.Lease) {
 			p.Lease = 0 // refused in one branch and not in the other
 		}
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: p}}

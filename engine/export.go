@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,8 @@ var ErrNoApplied = errors.New("engine: group has no applied record")
 // snapshot shows them, into sorted tables that IngestTables takes. The first table
 // has the applied record, then come those of each span in order; a table never
 // covers two spans. The tables of a span that is not versioned also delete what
-// the receiver has there, so that such a span has at least one table.
+// the receiver has there, so that such a span has at least one table. Spans of the
+// index of leases, which come last and in order, are many and small: they share tables.
 //
 // The sink gives the writer of each table, which is closed when the table is
 // whole and also when it fails: only a nil error says that the tables count.
@@ -65,10 +67,17 @@ func (s *Snapshot) ExportTables(
 		maxTableBytes = DefaultTableBytes
 	}
 	x := &exporter{s: s, sink: sink, max: uint64(maxTableBytes), out: Export{Applied: a}}
-	for _, span := range append([]KeySpan{appliedSpan(g)}, spans...) {
+	leased := slices.IndexFunc(spans, KeySpan.leased)
+	if leased < 0 {
+		leased = len(spans)
+	}
+	for _, span := range append([]KeySpan{appliedSpan(g)}, spans[:leased]...) {
 		if err := x.span(ctx, span); err != nil {
 			return Export{}, fmt.Errorf("engine: export group %s: %s: %w", g, span, err)
 		}
+	}
+	if err := x.leased(ctx, spans[leased:]); err != nil {
+		return Export{}, fmt.Errorf("engine: export group %s: leases: %w", g, err)
 	}
 	return x.out, nil
 }
@@ -135,6 +144,76 @@ func (x *exporter) span(ctx context.Context, span KeySpan) (err error) {
 	return x.finish(span.Upper)
 }
 
+// leased writes the tables that the spans of the index of leases share. Each deletes
+// what the receiver has in its parts of the spans, and nothing between them.
+func (x *exporter) leased(ctx context.Context, spans []KeySpan) (err error) {
+	defer func() {
+		if x.w != nil {
+			err = errors.Join(err, x.abort())
+		}
+	}()
+	for _, span := range spans {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := x.leasedSpan(ctx, span); err != nil {
+			return err
+		}
+	}
+	if x.w == nil {
+		return nil
+	}
+	return x.close(spans[len(spans)-1].Upper)
+}
+
+func (x *exporter) leasedSpan(ctx context.Context, span KeySpan) (err error) {
+	it, err := x.s.NewIter(IterOptions{Lower: span.Lower, Upper: span.Upper})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	from, n := span.Lower, 0
+	for ok := it.First(); ok; ok = it.Next() {
+		if n++; n%cancelKeys == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if x.w != nil && x.w.Raw().EstimatedSize() >= x.max {
+			at := slices.Clone(it.Key())
+			if bytes.Compare(from, at) < 0 {
+				if err := x.w.DeleteRange(from, at); err != nil {
+					return err
+				}
+			}
+			if err := x.close(at); err != nil {
+				return err
+			}
+			from = at
+		}
+		if x.w == nil {
+			if err := x.begin(from); err != nil {
+				return err
+			}
+		}
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		if err := x.w.Set(it.Key(), v); err != nil {
+			return err
+		}
+		x.info.Keys++
+	}
+	if err := it.Error(); err != nil {
+		return err
+	}
+	if x.w == nil {
+		if err := x.begin(from); err != nil {
+			return err
+		}
+	}
+	return x.w.DeleteRange(from, span.Upper)
+}
+
 // begin begins a table that covers the keys from lower on.
 func (x *exporter) begin(lower []byte) error {
 	f, err := x.sink(len(x.out.Tables))
@@ -149,7 +228,6 @@ func (x *exporter) begin(lower []byte) error {
 
 // finish ends the table, which covers the keys below upper.
 func (x *exporter) finish(upper []byte) error {
-	x.info.Span.Upper = upper
 	if !x.info.Span.Versioned() {
 		// All keys of an ingested table get one sequence number, so that its range
 		// delete hides what was there before and not the table's own keys.
@@ -157,6 +235,12 @@ func (x *exporter) finish(upper []byte) error {
 			return err
 		}
 	}
+	return x.close(upper)
+}
+
+// close ends the table as it is.
+func (x *exporter) close(upper []byte) error {
+	x.info.Span.Upper = upper
 	err := x.w.Close()
 	x.w = nil
 	if err != nil {

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,8 +30,9 @@ var ErrNoSpace = errors.New("engine: disk space is low")
 // Ingest is a set of tables that replaces what the store has of a group.
 type Ingest struct {
 	Group keyspace.GroupID
-	// Spans are those that were exported, at most one of them versioned. Together
-	// with the applied record they are replaced as a whole.
+	// Spans are those that were exported, at most one of them versioned, without those of
+	// the index of leases: of these the tables may hold any whose user keys are in the
+	// versioned span. Together with the applied record they are replaced as a whole.
 	Spans []KeySpan
 	// Paths are the tables in the engine's file system, best in StagingDir.
 	// IngestTables removes those that it took.
@@ -138,6 +140,7 @@ type tableBounds struct {
 	path         string
 	lower, upper []byte // nil in an empty table
 	exclusive    bool   // upper is the end of a range delete and not a key
+	deletes      int    // how many range deletes came before the table's
 }
 
 // cover widens the bounds by [lower, upper], or [lower, upper) where exclusive.
@@ -256,7 +259,7 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 	if r.Attributes.Intersects(foreignAttributes) {
 		return fmt.Errorf("%w: attributes %s", ErrBadTables, r.Attributes)
 	}
-	t := tableBounds{path: path}
+	t := tableBounds{path: path, deletes: len(v.deletes)}
 	if err := v.points(r, &t); err != nil {
 		return err
 	}
@@ -265,6 +268,13 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 	}
 	if t.lower == nil {
 		return nil // the store passes over it
+	}
+	if (KeySpan{Lower: t.lower}).leased() {
+		if err := v.leases(r, &t); err != nil {
+			return err
+		}
+		v.tables = append(v.tables, t)
+		return nil
 	}
 	// As a whole: what lies between two spans would be covered as well.
 	if span, ok := v.owner(t.lower); !ok || !t.within(span) {
@@ -312,6 +322,48 @@ func (v *verifier) points(r *sstable.Reader, t *tableBounds) (err error) {
 	}
 	t.cover(lower, last.K.UserKey, false)
 	return nil
+}
+
+// leases says whether a table of the index of leases has to do with user keys of the
+// versioned span alone. The table covers other ranges' keys as well and touches none.
+func (v *verifier) leases(r *sstable.Reader, t *tableBounds) (err error) {
+	within := func(s KeySpan) bool {
+		return slices.ContainsFunc(v.in.Spans, func(o KeySpan) bool { return o.Versioned() && o.coversLeased(s) })
+	}
+	for _, d := range v.deletes[t.deletes:] {
+		if !within(d) {
+			return fmt.Errorf("%w: %s of the index of leases is cleared", ErrBadTables, d)
+		}
+	}
+	it, err := r.NewIter(sstable.NoTransforms, nil, nil, sstable.AssertNoBlobHandles)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrBadTables, err)
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	for kv := it.First(); kv != nil; kv = it.Next() {
+		key := kv.K.UserKey
+		if !within(KeySpan{Lower: key, Upper: append(slices.Clone(key), 0)}) {
+			return fmt.Errorf("%w: %s of the index of leases", ErrBadTables, FormatKey(key))
+		}
+	}
+	return it.Error()
+}
+
+// coversLeased says whether the versioned span has all user keys of a span of the index
+// of leases, which is one lease's.
+func (s KeySpan) coversLeased(o KeySpan) bool {
+	if len(o.Lower) < leaseHeadBytes || !o.leased() {
+		return false
+	}
+	lease, from := o.Lower[:leaseHeadBytes], o.Lower[leaseHeadBytes:]
+	if bytes.Compare(appendBound(from), s.Lower) < 0 {
+		return false
+	}
+	if bytes.HasPrefix(o.Upper, lease) {
+		return bytes.Compare(appendBound(o.Upper[leaseHeadBytes:]), s.Upper) <= 0
+	}
+	next := LeaseSpan(keyspace.LeaseID(binary.BigEndian.Uint64(lease[1:])), keyspace.Span{}).Upper
+	return bytes.Equal(o.Upper, next) && bytes.Equal(s.Upper, VersionedSpan(keyspace.Span{}).Upper)
 }
 
 // rangeDeletes notes what the table clears.

@@ -15,6 +15,7 @@ const (
 	prefixApplied    = 0x20
 	prefixGroupLocal = 0x30
 	prefixVersioned  = 0x40
+	prefixLease      = 0x50
 )
 
 // In a versioned key a zero byte of the user key is written as escape escaped;
@@ -52,6 +53,9 @@ func (s KeySpan) Contains(key []byte) bool {
 
 // Versioned says whether the span lies among the versioned keys.
 func (s KeySpan) Versioned() bool { return len(s.Lower) > 0 && s.Lower[0] == prefixVersioned }
+
+// leased says whether the span lies in the index of leases.
+func (s KeySpan) leased() bool { return len(s.Lower) > 0 && s.Lower[0] == prefixLease }
 
 // String returns the span with keys as FormatKey prints them.
 func (s KeySpan) String() string {
@@ -198,6 +202,41 @@ func appendBound(key []byte) []byte {
 	return append(appendEscaped([]byte{prefixVersioned}, key), escape, terminator)
 }
 
+// leaseHeadBytes is the length of what stands before the user key in the index of leases.
+const leaseHeadBytes = 9
+
+// AppendLeaseKey appends the key by which the index of leases says that the user key is
+// attached to the lease. Nothing follows the user key, so that it stands as it is. The
+// index is the node's and not a range's: a split moves nothing in it.
+func AppendLeaseKey(dst []byte, lease keyspace.LeaseID, key []byte) []byte {
+	dst = append(dst, prefixLease)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(lease))
+	return append(dst, key...)
+}
+
+// DecodeLeaseKey returns the lease and the user key of a key of the index. The user key
+// is a part of key.
+func DecodeLeaseKey(key []byte) (lease keyspace.LeaseID, user []byte, err error) {
+	if len(key) <= leaseHeadBytes || key[0] != prefixLease {
+		return 0, nil, fmt.Errorf("%w: lease index %x", ErrBadKey, key)
+	}
+	return keyspace.LeaseID(binary.BigEndian.Uint64(key[1:])), key[leaseHeadBytes:], nil
+}
+
+// LeaseSpan returns the span of the index that holds the lease's keys in s.
+func LeaseSpan(lease keyspace.LeaseID, s keyspace.Span) KeySpan {
+	r := KeySpan{Lower: AppendLeaseKey(nil, lease, s.Start)}
+	switch {
+	case len(s.End) > 0:
+		r.Upper = AppendLeaseKey(nil, lease, s.End)
+	case uint64(lease) == ^uint64(0):
+		r.Upper = []byte{prefixLease + 1}
+	default:
+		r.Upper = AppendLeaseKey(nil, lease+1, nil)
+	}
+	return r
+}
+
 // FormatKey returns a physical key as people read it. It never fails.
 func FormatKey(key []byte) string {
 	if len(key) == 0 {
@@ -220,6 +259,10 @@ func FormatKey(key []byte) string {
 		}
 		if user, err := AppendUserKey(nil, key); err == nil {
 			return fmt.Sprintf("key/%q", user)
+		}
+	case prefixLease:
+		if len(key) >= leaseHeadBytes {
+			return fmt.Sprintf("lease/%x/%q", key[1:leaseHeadBytes], key[leaseHeadBytes:])
 		}
 	}
 	return fmt.Sprintf("%x", key)

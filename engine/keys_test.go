@@ -33,6 +33,9 @@ func TestFormat(t *testing.T) {
 		case "group-local":
 			b := GroupLocalKey(keyspace.GroupID(group), []byte(key))
 			return fmt.Sprintf("%x\n%s\n", b, FormatKey(b))
+		case "lease":
+			b := AppendLeaseKey(nil, keyspace.LeaseID(index), []byte(key))
+			return fmt.Sprintf("%x\n%s\n", b, FormatKey(b))
 		case "node-local":
 			b := NodeLocalKey([]byte(key))
 			return fmt.Sprintf("%x\n%s\n", b, FormatKey(b))
@@ -121,6 +124,34 @@ func FuzzDecodeVersionedKey(f *testing.F) {
 		}
 		if got := AppendVersionedKey(nil, user, rev); !bytes.Equal(got, b) {
 			t.Fatalf("%x decodes to %q@%d, which is %x", b, user, rev, got)
+		}
+	})
+}
+
+func FuzzDecodeLeaseKey(f *testing.F) {
+	f.Add(AppendLeaseKey(nil, -2, []byte("a\x00b")), []byte("a"), []byte("b"))
+	f.Add([]byte{prefixLease, 0, 0, 0, 0, 0, 0, 0, 1}, []byte{}, []byte{})
+	f.Fuzz(func(t *testing.T, b, start, end []byte) {
+		_ = FormatKey(b)
+		lease, user, err := DecodeLeaseKey(b)
+		if err != nil {
+			return
+		}
+		if got := AppendLeaseKey(nil, lease, user); !bytes.Equal(got, b) {
+			t.Fatalf("%x decodes to lease %d and %q, which is %x", b, lease, user, got)
+		}
+		if len(end) > 0 && bytes.Compare(start, end) >= 0 {
+			return
+		}
+		s := keyspace.Span{Start: start, End: end}
+		if got := LeaseSpan(lease, s).Contains(b); got != s.Contains(user) {
+			t.Fatalf("the span of lease %d in %s contains %q: %v", lease, s, user, got)
+		}
+		if LeaseSpan(lease+1, s).Contains(b) {
+			t.Fatalf("the span of lease %d contains %x", lease+1, b)
+		}
+		if one := (KeySpan{Lower: b, Upper: append(bytes.Clone(b), 0)}); VersionedSpan(s).coversLeased(one) != s.Contains(user) {
+			t.Fatalf("%s and %q of the index of leases", s, user)
 		}
 	})
 }

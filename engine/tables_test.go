@@ -117,6 +117,17 @@ func TestVerifyRefusesWhatIngestRefuses(t *testing.T) {
 	clears := func(s KeySpan) func(w *sstable.Writer) error {
 		return func(w *sstable.Writer) error { return w.DeleteRange(s.Lower, s.Upper) }
 	}
+	leased := func(keys ...string) func(w *sstable.Writer) error {
+		return func(w *sstable.Writer) (err error) {
+			for _, k := range keys {
+				err = errors.Join(err, w.Set(AppendLeaseKey(nil, keyspace.LeaseID(len(keys)), []byte(k)), nil))
+			}
+			return err
+		}
+	}
+	clearsLease := func(start, end string) func(w *sstable.Writer) error {
+		return clears(LeaseSpan(6, keyspace.Span{Start: []byte(start), End: []byte(end)}))
+	}
 	record := table(t, e, "record", func(w *sstable.Writer) error {
 		a := Applied{Index: 9, Term: 6}
 		s := appliedSpan(g)
@@ -139,6 +150,14 @@ func TestVerifyRefusesWhatIngestRefuses(t *testing.T) {
 		{"from one span into another", []func(*sstable.Writer) error{func(w *sstable.Writer) error {
 			return errors.Join(w.Set(GroupLocalKey(g, []byte("x")), nil), w.DeleteRange(data.Lower, data.Upper))
 		}}, false},
+		{"leases of the span", []func(*sstable.Writer) error{leased("b", "c"), leased("cc"), clearsLease("b", "d")}, true},
+		{"a lease beyond the span", []func(*sstable.Writer) error{leased("b", "d")}, false},
+		{"a lease before the span", []func(*sstable.Writer) error{leased("a", "c")}, false},
+		{"a lease cleared beyond the span", []func(*sstable.Writer) error{clearsLease("c", "dd")}, false},
+		{"a lease cleared to its end", []func(*sstable.Writer) error{clearsLease("c", "")}, false},
+		{"several leases cleared as one", []func(*sstable.Writer) error{func(w *sstable.Writer) error {
+			return w.DeleteRange(AppendLeaseKey(nil, 6, []byte("b")), AppendLeaseKey(nil, 7, []byte("c")))
+		}}, false},
 		{"range keys", []func(*sstable.Writer) error{func(w *sstable.Writer) error {
 			return w.RangeKeyDelete(data.Lower, data.Upper)
 		}}, false},
@@ -151,6 +170,61 @@ func TestVerifyRefusesWhatIngestRefuses(t *testing.T) {
 		if c.good && err != nil || !c.good && !errors.Is(err, ErrBadTables) {
 			t.Errorf("%s: %v", c.what, err)
 		}
+	}
+}
+
+// The spans of many leases share tables, which clear what the receiver has in them and
+// touch nothing between them.
+func TestSnapshotReplacesLeases(t *testing.T) {
+	const g = 7
+	span := keyspace.Span{Start: []byte("b"), End: []byte("d")}
+	from, to := openTest(t, vfs.NewMem()), openTest(t, vfs.NewMem())
+	attach := func(e *Engine, lease keyspace.LeaseID, keys ...string) {
+		commit(t, e, func(b *Batch) (err error) {
+			for _, k := range keys {
+				err = errors.Join(err, b.Set(AppendLeaseKey(nil, lease, []byte(k)), nil))
+			}
+			return err
+		})
+	}
+	spans := []KeySpan{VersionedSpan(span), GroupLocalSpan(g)}
+	want := "applied/7: 6/100 \"\"\n"
+	for lease := range keyspace.LeaseID(40) {
+		keys := []string{}
+		for i := range 20 {
+			keys = append(keys, fmt.Sprintf("c%02d", i))
+		}
+		if lease%3 == 0 {
+			keys = nil
+		}
+		attach(from, lease, append(keys, "a", "d")...)
+		attach(to, lease, "a", "b", "c05", "cc", "d")
+		all := spans
+		if lease%4 != 0 {
+			all = append(all, LeaseSpan(lease, span))
+		} else {
+			keys = []string{"b", "c05", "cc"}
+		}
+		spans = all
+		for _, k := range append(append([]string{"a"}, keys...), "d") {
+			want += FormatKey(AppendLeaseKey(nil, lease, []byte(k))) + ": \n"
+		}
+	}
+	commit(t, from, func(b *Batch) error { return b.SetApplied(g, Applied{Index: 100, Term: 6}) })
+	s := from.NewSnapshot()
+	defer s.Close()
+	in := Ingest{Group: g, Spans: spans[:2], Paths: export(t, s, to, g, spans, 1<<10)}
+	if n := len(in.Paths); n < 5 || n > 20 {
+		t.Errorf("%d tables", n)
+	}
+	if _, err := to.VerifyTables(t.Context(), in); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := to.IngestTables(t.Context(), in); err != nil {
+		t.Fatal(err)
+	}
+	if got := dump(t, to); got != want {
+		t.Errorf("after the ingest\n%swant\n%s", got, want)
 	}
 }
 

@@ -22,14 +22,24 @@
 // requests that came through a gateway; it does so for their meaning, not for its
 // memory safety, since the bus is a door of its own.
 //
+// # Locks and elections
+//
+// [Locks] are etcd's own services over KV, Lease and Watch, called as functions. They are
+// there where those three are. A stop ends what waits before it ends what it waits on.
+//
+// # JSON
+//
+// Under /v3/ is etcd's JSON gateway: its own generated translation, which calls the
+// gRPC services over a connection within the process. There are no websockets.
+//
 // # Guarantees
 //
 // No request outlives its bound: KV's own for its calls, [Options.RequestTimeout] for
-// the other unary ones. No connection is held without one: TLS handshake and first bytes have ten seconds. A
+// the other unary ones and for each message of a keepalive stream. No connection is held without one: TLS handshake and first bytes have ten seconds. A
 // cancelled call stays Canceled, the client's own deadline DeadlineExceeded; where the
 // server lost patience it is etcd's "request timed out". What a watcher is told comes
 // behind the answer that it was created, in the order of package watch. Services that are not there
-// yet (Lease, Auth, Lock, Election) are not registered, so that their calls
+// yet (Auth) are not registered, so that their calls
 // answer Unimplemented; methods that are missing from a service that is there answer
 // Unimplemented with a text that says so.
 //
@@ -42,7 +52,7 @@
 //   - there are too many connections: the listener stops accepting until one closes.
 //   - a client takes its watch events too slowly: its watchers go on from history, in
 //     bounded memory, see package watch.
-//   - the node stops: [Server.Stop] accepts nothing more, ends watch streams with etcd's
+//   - the node stops: [Server.Stop] accepts nothing more, ends watch and keepalive streams with etcd's
 //     "server stopped", lets running calls end until its context is done, then cuts them
 //     off.
 package etcdapi

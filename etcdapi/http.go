@@ -29,7 +29,10 @@ func (s *Server) clientMux() http.Handler {
 		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
-	return anyOrigin(mux)
+	if s.gateway != nil {
+		mux.Handle("/v3/", s.gateway)
+	}
+	return anyOrigin(today(mux))
 }
 
 // metricsMux is what is served at the metrics URLs: metrics and health alone.

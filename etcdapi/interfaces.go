@@ -11,14 +11,29 @@ import (
 // KV serves keys for the whole cluster; the router implements it. Requests have
 // passed the checks of this package. Responses have a header with the revision that
 // etcd would put there. Errors are kverrors, contexts' errors or gRPC statuses. All
-// methods return soon after ctx is done, and within a bound of their own, which is
-// etcd's request timeout.
+// methods return soon after ctx is done, and, but for a physical Compact, within a bound
+// of their own, which is etcd's request timeout.
 type KV interface {
 	Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error)
 	Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error)
 	DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
 	Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error)
 	Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error)
+}
+
+// Leases serves leases for the whole cluster; package lease implements it. The callers
+// bound the calls in time. Responses have a header with the revision that etcd would put
+// there. Errors are kverrors or contexts' errors.
+type Leases interface {
+	Grant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error)
+	// Revoke returns when the keys of the lease are gone.
+	Revoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error)
+	// KeepAlive answers with TTL 0 where there is no such lease; one that has expired and
+	// is still there is waited for.
+	KeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error)
+	// TimeToLive answers with TTL -1 where there is no such lease.
+	TimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error)
+	Leases(ctx context.Context, r *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error)
 }
 
 // Cluster knows the members.

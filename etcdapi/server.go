@@ -41,6 +41,8 @@ type Options struct {
 	Node    Node
 	// Watches may be nil: then the Watch service is not there.
 	Watches *watch.Hub
+	// Leases may be nil: then the Lease service is not there.
+	Leases Leases
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID
@@ -78,6 +80,8 @@ type Options struct {
 	MaxConnections int
 	// EnablePprof serves Go's profiles under /debug/pprof/.
 	EnablePprof bool
+	// NoGateway leaves the JSON gateway out.
+	NoGateway bool
 	// TLS is for https and unixs URLs. Nil where there are none.
 	TLS *tls.Config
 	// Register adds services of others, the admin service for one. May be nil.
@@ -146,10 +150,13 @@ type Server struct {
 	// fills them, before Start.
 	clients, extra []boundListener
 
+	gateway *gateway // nil where there is none
+	locks   *Locks   // nil where there are no leases or no watches
+
 	stopping context.CancelFunc
 	// ending is closed when the server stops: streams that have no end of their own end.
 	ending chan struct{}
-	// wg counts the goroutines of Start.
+	// wg counts the goroutines of Start, and those of streams that wait for their client.
 	wg       sync.WaitGroup
 	stopOnce sync.Once
 }
@@ -171,14 +178,27 @@ func New(o Options) *Server {
 	if o.Watches != nil {
 		pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
 	}
+	if o.Leases != nil {
+		pb.RegisterLeaseServer(s.grpc, &leaseServer{s: s})
+	}
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	if o.Leases != nil && o.Watches != nil {
+		s.locks = NewLocks(&kvServer{s: s}, &leaseServer{s: s}, &watchServer{s: s}, s.log)
+		s.locks.Register(s.grpc)
+	}
 	if o.Register != nil {
 		o.Register(s.grpc)
 	}
 	reflection.Register(s.grpc)
 	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
+	if !o.NoGateway {
+		var err error
+		if s.gateway, err = newGateway(&s.opts); err != nil {
+			panic(err) // nothing that depends on anything outside
+		}
+	}
 	s.http = newHTTPServer(s.clientMux())
 	s.metricsHTTP = newHTTPServer(s.metricsMux())
 	return s
@@ -322,6 +342,9 @@ func (s *Server) Start() {
 	s.wg.Go(func() { s.watchLeader(ctx) })
 	s.wg.Go(func() { s.ended("gRPC", s.grpc.Serve(s.grpcConns)) })
 	s.wg.Go(func() { s.ended("HTTP", s.http.Serve(s.httpConns)) })
+	if s.gateway != nil {
+		s.wg.Go(func() { s.ended("gateway", s.grpc.Serve(s.gateway.listener)) })
+	}
 	for _, l := range s.clients {
 		sn := &sniffer{inner: l, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
 		if l.secure {
@@ -360,6 +383,9 @@ func (s *Server) Stop(ctx context.Context) {
 func (s *Server) stop(ctx context.Context) {
 	s.health.Shutdown()
 	s.closeListeners()
+	if s.locks != nil {
+		s.locks.Close(ctx) // while there is what locks are made of
+	}
 	close(s.ending)
 	if s.stopping != nil {
 		s.stopping()
@@ -378,6 +404,9 @@ func (s *Server) stop(ctx context.Context) {
 		cut()
 	})
 	wg.Wait()
+	if s.gateway != nil {
+		s.gateway.close(s.log)
+	}
 	s.grpcConns.Close()
 	s.httpConns.Close()
 	s.wg.Wait()

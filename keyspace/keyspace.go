@@ -91,6 +91,17 @@ const MaxRevision Revision = 1 << 53
 // LeaseID names an etcd lease; 0 is no lease.
 type LeaseID int64
 
+// LeaseIncarnation tells apart the leases that have had one LeaseID one after the
+// other: a counter of the placement group, never 0 and never used twice.
+type LeaseIncarnation uint64
+
+// LeaseRegistration is the answer to registering a span with a lease: from now on the
+// lease's record lists the span, and whoever revokes the lease visits it.
+type LeaseRegistration struct {
+	// Incarnation is that of the living lease.
+	Incarnation LeaseIncarnation
+}
+
 // Role says what a replica may do in its group.
 type Role uint8
 

@@ -80,6 +80,11 @@ const (
 	ReadAgain
 	// Conflict: a transaction over several ranges met an older one, and starts over.
 	Conflict
+	LeaseExists
+	LeaseTTLTooLarge
+	// TooManyLeases: there is no room for another lease, or for more places where leases
+	// have keys.
+	TooManyLeases
 
 	numKinds
 )
@@ -154,6 +159,9 @@ var rows = [numKinds]Row{
 	BadRequest:            {Name: "bad request", GRPC: status.Error(codes.InvalidArgument, "skein: bad request")},
 	ReadAgain:             {Name: "read again", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 	Conflict:              {Name: "transaction conflict", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	LeaseExists:           {Name: "lease exists", GRPC: rpctypes.ErrGRPCLeaseExist},
+	LeaseTTLTooLarge:      {Name: "lease ttl too large", GRPC: rpctypes.ErrGRPCLeaseTTLTooLarge},
+	TooManyLeases:         {Name: "too many leases", Retry: RetryClient, GRPC: status.Error(codes.ResourceExhausted, "skein: there are too many leases, or they have keys in too many ranges: revoke some, or wait until some have expired")},
 }
 
 // Table returns all rows in the order of their kinds.

@@ -1,14 +1,18 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
 )
 
 // trap 65: once Compact was answered at one node, a Get, or one within a transaction, of
@@ -52,5 +56,253 @@ func TestCompactedIsKnownEverywhereAtOnce(t *testing.T) {
 			}
 		}
 		r.stop(r.nodes...)
+	})
+}
+
+// garbage counts the versions on a node's disk that compaction at a revision lets go.
+func (n *rigNode) garbage(t *testing.T, compacted int64) int64 {
+	t.Helper()
+	b := n.core.engine.NewBatch()
+	defer b.Close()
+	res, err := mvcc.RemoveOld(n.core.engine, b, mvcc.RemoveOptions{
+		Compacted: keyspace.Revision(compacted), MaxVisits: math.MaxInt64, MaxDeletes: math.MaxInt64,
+	})
+	if err != nil {
+		t.Fatalf("node %s: %v", n.id, err)
+	}
+	return res.Removed
+}
+
+// splitAt splits the range that holds the key at it.
+func (r *rig) splitAt(key string) {
+	for _, n := range r.nodes {
+		for _, s := range n.summaries() {
+			if s.IsLeader && s.Descriptor.Span.Contains([]byte(key)) {
+				if _, err := n.core.Ranges().Split(r.t.Context(), n.id, s.Descriptor.Range, s.Descriptor.Generation, []byte(key)); err != nil {
+					r.t.Errorf("split at %s: %v", key, err)
+				}
+				return
+			}
+		}
+	}
+	r.t.Errorf("nobody leads %s", key)
+}
+
+// A physical compaction is answered once no replica of any range holds what it lets go:
+// not the leaders' alone, and also where ranges split meanwhile or it was compacted
+// before.
+func TestPhysicalCompactionIsAnsweredWhenNothingIsLeft(t *testing.T) {
+	const ranges = 5
+	bubble(t, 3, borders(ranges), func(o *Options) { o.RemoveBatch = 3 }, func(r *rig) {
+		var at int64
+		for round := range 4 {
+			for i := range ranges * 20 {
+				at = r.mustPut(r.nodes[i%3], keyOf(i%ranges), fmt.Sprint(round, i))
+			}
+			r.mustRemove(r.nodes[round%3], keyOf(round))
+			at++
+			if g := r.nodes[0].garbage(r.t, at); g < ranges*19 {
+				r.t.Fatalf("round %d: %d versions to let go of", round, g)
+			}
+			compact := &pb.CompactionRequest{Revision: at, Physical: true}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if round == 2 {
+					r.splitAt(keyOf(3) + "/split")
+				}
+			}()
+			if round == 3 {
+				if _, err := r.nodes[1].core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at}); err != nil {
+					r.t.Fatalf("compact: %v", err)
+				}
+			}
+			resp, err := r.nodes[round%3].core.KV().Compact(r.t.Context(), compact)
+			for _, n := range r.nodes {
+				if g := n.garbage(r.t, at-1); g != 0 {
+					r.t.Errorf("round %d: %d versions are left on node %s", round, g, n.id)
+				}
+			}
+			<-done
+			switch {
+			case round == 3 && !errors.Is(err, kverror.Compacted):
+				r.t.Errorf("compacted again: %v", err)
+			case round < 3 && (err != nil || resp.GetHeader().GetRevision() != at):
+				r.t.Errorf("round %d at %d: %v, %v", round, at, resp, err)
+			}
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// A node that does not live keeps no physical compaction waiting; it removes when it is
+// back. Without a quorum nothing is compacted, and the client hears so in time.
+func TestPhysicalCompactionDoesNotWaitForTheDead(t *testing.T) {
+	bubble(t, 3, borders(2), nil, func(r *rig) {
+		fill := func() (at int64) {
+			for i := range 20 {
+				at = r.mustPut(r.nodes[0], keyOf(i%2), "x")
+			}
+			return at
+		}
+		compact := func(at int64) error {
+			ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
+			defer cancel()
+			_, err := r.nodes[0].core.KV().Compact(ctx, &pb.CompactionRequest{Revision: at, Physical: true})
+			return err
+		}
+		fill()
+		r.crash(r.nodes[2])
+		first := fill()
+		if err := compact(first); err != nil {
+			r.t.Fatalf("with one node down: %v", err)
+		}
+		for _, n := range r.nodes[:2] {
+			if g := n.garbage(r.t, first); g != 0 {
+				r.t.Errorf("%d versions are left on node %s", g, n.id)
+			}
+		}
+		r.start(r.nodes[2])
+		r.wait(30*time.Second, "the node removes what was compacted while it was down", func() bool {
+			return r.nodes[2].garbage(r.t, first) == 0
+		})
+		second := fill()
+		r.crash(r.nodes[1], r.nodes[2])
+		begun := time.Now()
+		r.wantKind("without a quorum", compact(second), kverror.Timeout)
+		if took := time.Since(begun); took > rigTimeout+time.Second {
+			r.t.Errorf("that took %v", took)
+		}
+		r.start(r.nodes[1], r.nodes[2])
+		r.stop(r.nodes...)
+	})
+}
+
+// Old versions go also where nobody asks for anything: a node that leads idle ranges
+// hears of a compaction by itself.
+func TestIdleRangesAreCompacted(t *testing.T) {
+	const ranges = 6
+	bubble(t, 3, borders(ranges), nil, func(r *rig) {
+		var at int64
+		for i := range ranges * 10 {
+			at = r.mustPut(r.nodes[0], keyOf(i%ranges), "x")
+		}
+		if _, err := r.nodes[1].core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at}); err != nil {
+			r.t.Fatal(err)
+		}
+		r.wait(2*time.Minute, "all nodes have removed old versions", func() bool {
+			for _, n := range r.nodes {
+				if n.garbage(r.t, at) != 0 {
+					return false
+				}
+			}
+			return true
+		})
+		r.stop(r.nodes...)
+	})
+}
+
+// What etcd answers at the edges.
+func TestCompactionsAtTheEdges(t *testing.T) {
+	bubble(t, 3, borders(2), nil, func(r *rig) {
+		compact := func(n *rigNode, at int64, physical bool) (int64, error) {
+			resp, err := n.core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at, Physical: physical})
+			return resp.GetHeader().GetRevision(), err
+		}
+		_, err := compact(r.nodes[0], -1, true)
+		r.wantKind("below everything", err, kverror.Compacted)
+		_, err = compact(r.nodes[0], 2, true)
+		r.wantKind("the future of an empty store", err, kverror.FutureRevision)
+		if rev, err := compact(r.nodes[0], 0, true); err != nil || rev != 1 {
+			r.t.Errorf("the revision 0 once: %d, %v", rev, err)
+		}
+		_, err = compact(r.nodes[1], 0, false)
+		r.wantKind("the revision 0 again", err, kverror.Compacted)
+
+		r.mustPut(r.nodes[0], keyOf(0), "a")
+		last := r.mustPut(r.nodes[1], keyOf(1), "b")
+		_, err = compact(r.nodes[2], last+1, true)
+		r.wantKind("the next revision", err, kverror.FutureRevision)
+		if rev, err := compact(r.nodes[2], last, false); err != nil || rev != last {
+			r.t.Errorf("the current revision: %d, %v", rev, err)
+		}
+		for _, n := range r.nodes {
+			_, err = compact(n, last, false)
+			r.wantKind("the current revision again", err, kverror.Compacted)
+			r.mustGet(n, keyOf(0), "a")
+			r.mustGet(n, keyOf(1), "b")
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// What --auto-compaction-* ask for: what is older than a period goes, also where the
+// leader changes meanwhile, and nothing else.
+func TestAutomaticCompaction(t *testing.T) {
+	bubble(t, 3, borders(2), func(o *Options) { o.KeepPeriod = time.Minute }, func(r *rig) {
+		readable := func(n *rigNode, at int64) bool {
+			_, err := n.core.KV().Range(r.t.Context(), &pb.RangeRequest{Key: []byte(keyOf(0)), Revision: at})
+			if err != nil && !errors.Is(err, kverror.Compacted) {
+				r.t.Fatalf("read at %d: %v", at, err)
+			}
+			return err == nil
+		}
+		old := r.mustPut(r.nodes[0], keyOf(0), "1")
+		r.mustPut(r.nodes[1], keyOf(0), "2")
+		time.Sleep(57 * time.Second)
+		if !readable(r.nodes[2], old) {
+			r.t.Error("compacted before the period was over")
+		}
+		for _, n := range r.nodes {
+			if n.core.client.Leader() == n.id {
+				r.crash(n)
+				r.start(n)
+				break
+			}
+		}
+		time.Sleep(30 * time.Second)
+		young := r.mustPut(r.nodes[2], keyOf(0), "3")
+		time.Sleep(40 * time.Second)
+		for _, n := range r.nodes {
+			if readable(n, old) || !readable(n, young) {
+				r.t.Errorf("node %s: revision %d readable: %t, %d: %t", n.id, old, readable(n, old), young, readable(n, young))
+			}
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// Removal goes in steps of --compaction-batch-limit with pauses between them, and keeps
+// nobody waiting.
+func TestRemovalIsPaced(t *testing.T) {
+	const puts, batch, pause = 600, 10, 20 * time.Millisecond
+	bubble(t, 3, nil, func(o *Options) { o.RemoveBatch, o.RemovePause = batch, pause }, func(r *rig) {
+		var at int64
+		for range puts {
+			at = r.mustPut(r.nodes[0], keyOf(0), "x")
+		}
+		begun, done := time.Now(), make(chan time.Duration)
+		go func() {
+			if _, err := r.nodes[1].core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at, Physical: true}); err != nil {
+				r.t.Errorf("compact: %v", err)
+			}
+			done <- time.Since(begun)
+		}()
+		for {
+			before := time.Now()
+			r.mustPut(r.nodes[2], keyOf(1), "y")
+			if took := time.Since(before); took > 50*time.Millisecond {
+				r.t.Errorf("a put took %v while versions were removed", took)
+			}
+			select {
+			case took := <-done:
+				if least := (puts/batch - 1) * pause; took < least || took > 3*least {
+					r.t.Errorf("the removal of %d versions took %v, in steps of %d with pauses of %v", puts-1, took, batch, pause)
+				}
+				r.stop(r.nodes...)
+				return
+			default:
+			}
+		}
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/router"
@@ -68,6 +69,13 @@ type Options struct {
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
 	MaxRequestBytes, MaxTxnOps int
+	// RemoveBatch and RemovePause pace the removal of old versions; 0 are the defaults.
+	RemoveBatch int64
+	RemovePause time.Duration
+	// KeepPeriod or KeepRevisions are what automatic compaction keeps; where both are 0
+	// there is none.
+	KeepPeriod    time.Duration
+	KeepRevisions int64
 	// MemoryBytes is the node's memory budget.
 	MemoryBytes int64
 	// WALSegmentBytes is the size of a wal segment; 0 is the default.
@@ -98,6 +106,10 @@ type Core struct {
 	shards  *shard.Node
 	router  *router.Router
 	watches *watch.Hub
+	// leases counts the time of leases while this node leads placement; grants answers
+	// etcd's questions about leases.
+	leases *lease.Keeper
+	grants *lease.Gateway
 
 	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
 	ctx    context.Context
@@ -154,6 +166,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.join(ctx); err != nil {
 		return nil, err
 	}
+	c.compact()
 	return c, nil
 }
 
@@ -254,6 +267,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive, Bus: c.bus,
+		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
@@ -266,14 +280,14 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks},
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Bus: c.bus, Disk: disk{c},
+		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client,
-		Txns: c.shards.Client(), Bus: c.bus,
+		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c},
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, TxnBytes: c.budget.Txns, Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)
@@ -284,6 +298,11 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.budget.watchConfig(&watches)
 	c.watches = watch.New(watches)
 	*undo = append(*undo, c.watches.Stop)
+	c.leases = lease.New(lease.Options{
+		Clock: o.Clock, Records: c.service, Revoker: c.router, Extend: o.Election, Logger: c.log, Metrics: lease.NewMetrics(o.Registry),
+	})
+	*undo = append(*undo, c.leases.Stop)
+	c.grants = lease.NewGateway(c.client, c.router)
 	c.host.RegisterHandlers(c.bus)
 	c.router.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
@@ -366,6 +385,9 @@ func (c *Core) KV() *router.Router { return c.router }
 
 // Watches are the watchers of the node's gateway.
 func (c *Core) Watches() *watch.Hub { return c.watches }
+
+// Leases answers etcd's questions about leases.
+func (c *Core) Leases() *lease.Gateway { return c.grants }
 
 // Store is what the node has applied, for who checks it.
 func (c *Core) Store() engine.Reader { return c.engine }
@@ -452,6 +474,7 @@ func (c *Core) Stop(ctx context.Context) error {
 func (c *Core) stopServing() {
 	c.cancel()
 	c.watches.Stop()
+	c.leases.Stop()
 	c.client.Stop()
 	c.router.Stop()
 	c.shards.Stop()

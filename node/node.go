@@ -69,6 +69,9 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o := options(cfg, boot, logger)
 	o.Registry = reg
+	if o.KeepPeriod, o.KeepRevisions, err = cfg.Compaction.Keep(); err != nil {
+		return nil, err
+	}
 	if err := o.FS.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
@@ -85,6 +88,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	face := faceOptions(cfg, boot)
 	face.KV, face.Members, face.Node, face.Clock = core.router, members{core}, self{core}, o.Clock
 	face.Watches = core.watches
+	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) }
 	n.api = etcdapi.New(face)
@@ -131,6 +135,7 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 		NoLeaseReads:   !cfg.LeaseReads,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
+		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	for _, f := range boot.Founders {
 		o.Founders = append(o.Founders, placement.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
@@ -149,7 +154,7 @@ func faceOptions(cfg *config.Config, boot *config.Bootstrap) etcdapi.Options {
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
 		WatchProgressInterval: cfg.WatchProgressInterval,
 		KeepAliveMinTime:      cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
-		EnablePprof: cfg.EnablePprof,
+		EnablePprof: cfg.EnablePprof, NoGateway: !cfg.Gateway,
 	}
 }
 

@@ -52,9 +52,11 @@ type Client struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
 
-	queue   sequenceQueue
-	reports reportQueue
-	maps    mapCache
+	queue         sequenceQueue
+	renewals      renewQueue
+	reports       reportQueue
+	maps          mapCache
+	registrations registrations
 
 	mu sync.Mutex
 	// Guarded by mu: the leader as last heard, of which term; 0 is unknown. turn is
@@ -96,6 +98,7 @@ func NewClient(o ClientOptions) *Client {
 	c := &Client{o: o, running: make(map[*attempt]struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.queue.init()
+	c.renewals.init()
 	c.reports.init()
 	c.maps.init()
 	o.Service.listen(c.raftLeader)
@@ -106,6 +109,7 @@ func NewClient(o ClientOptions) *Client {
 func (c *Client) Start() {
 	c.wait.Go(c.sequenceLoop)
 	c.wait.Go(c.refuseLoop)
+	c.wait.Go(c.renewLoop)
 	c.wait.Go(c.reportLoop)
 	c.wait.Go(c.feedLoop)
 }
@@ -114,6 +118,7 @@ func (c *Client) Start() {
 // wait are answered with Stopped.
 func (c *Client) Stop() {
 	c.cancel()
+	c.registrations.close()
 	c.wait.Wait()
 	c.drain()
 }
@@ -323,8 +328,9 @@ func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, er
 // unknownOutcome gives an error that says nothing of the fate etcd's kind for it.
 func unknownOutcome(err error) error {
 	var e *kverror.Error
-	if errors.As(err, &e) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return e
+	var k kverror.Kind
+	if (errors.As(err, &e) || errors.As(err, &k)) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return kverror.Of(err)
 	}
 	return kverror.New(kverror.Timeout, "placement: %v", err)
 }

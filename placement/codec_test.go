@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
@@ -33,6 +34,10 @@ func sampleCommands() []command {
 		putNode{Node: sampleNode},
 		markCreated{Ranges: []keyspace.RangeID{1, 2, 300}},
 		putSetting{Name: "alarm", Value: []byte("nospace")},
+		grantLease{ID: 0x7b, TTL: 60},
+		registerLease{ID: -2, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}},
+		revokeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}, {ID: -2}}},
+		removeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}}},
 	}
 	cs := make([]command, len(ops))
 	for i, op := range ops {
@@ -54,6 +59,7 @@ func sampleRequests() []request {
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
 		{Kind: requestSettings},
 		{Kind: requestStanding},
+		{Kind: requestLease, Lease: leaseRequest{Op: leaseRegister, ID: 0x7b, Span: keyspace.Span{Start: []byte("b")}}},
 	}
 }
 
@@ -74,10 +80,33 @@ func sampleResponse(k requestKind) response {
 	case requestStanding:
 		return response{Standing: standing{boot: 0xb001, phase: stopClosing}}
 	case requestPutNode, requestTransfer, requestPutSetting:
+	case requestLease:
+		return response{Lease: leaseResponse{
+			Revision: 57, More: true, Spans: sampleLease.Spans,
+			Leases: []LeaseStatus{{LeaseRef: sampleLease.Ref(), Phase: LeaseEnding, TTL: 60, Remaining: -time.Second}},
+		}}
 	case requestSettings:
 		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
 	}
 	return response{}
+}
+
+// sampleLeaseRequests are one request about leases of each kind.
+func sampleLeaseRequests() []leaseRequest {
+	return []leaseRequest{
+		{Op: leaseGrant, ID: 0x7b, TTL: 60},
+		{Op: leaseRegister, ID: 0x7b, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}},
+		{Op: leaseRenew, IDs: []keyspace.LeaseID{0x7b, -2}},
+		{Op: leaseLook, ID: 0x7b},
+		{Op: leaseList, ID: minLeaseID},
+		{Op: leaseRevoke, ID: 0x7b},
+		{Op: leaseWait, ID: 0x7b, Incarnation: 44},
+	}
+}
+
+var sampleLease = Lease{
+	ID: 0x7b, Incarnation: 44, TTL: 60, Revoking: true,
+	Spans: []keyspace.Span{{End: []byte("b")}, {Start: []byte("d"), End: []byte("f")}, {Start: []byte("x")}},
 }
 
 var (
@@ -112,6 +141,14 @@ func TestGolden(t *testing.T) {
 	line("record/node", appendNode([]byte{formatVersion}, &sampleNode))
 	line("record/range", appendRange([]byte{formatVersion}, &sampleRange))
 	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
+	line("record/lease", appendLease([]byte{formatVersion}, &sampleLease))
+	for _, lq := range sampleLeaseRequests() {
+		q := request{Kind: requestLease, Lease: lq}
+		line(fmt.Sprintf("bus/request-%d-%d", q.Kind, lq.Op), q.encode())
+		if got, err := decodeRequest(q.encode()); err != nil || !reflect.DeepEqual(got, q) {
+			t.Errorf("decoded %+v, %v, want %+v", got, err, q)
+		}
+	}
 	line("bus/batch", sampleBatch.encode())
 	line("bus/grant", sampleGrant.encode())
 	line("bus/refusal", encodeError(&kverror.Error{Kind: kverror.NotLeader, Leader: 0xa2}))
@@ -199,6 +236,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/meta":      func(p []byte) error { _, err := decodeMeta(p); return err },
 		"record/node":      func(p []byte) error { _, err := decodeNode(p); return err },
 		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
+		"record/lease":     func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/setting":   func(p []byte) error { _, err := decodeSetting(p); return err },
 		"bus/batch":        func(p []byte) error { _, err := decodeBatch(p); return err },
 		"bus/grant":        func(p []byte) error { _, err := decodeGrant(p); return err },
@@ -255,6 +293,10 @@ func FuzzSetting(f *testing.F) {
 	fuzzDecoder(f, "record/setting", decodeSetting, func(v []byte) []byte { return appendBytes([]byte{formatVersion}, v) })
 }
 
+func FuzzLease(f *testing.F) {
+	fuzzDecoder(f, "record/lease", decodeLease, func(l Lease) []byte { return appendLease([]byte{formatVersion}, &l) })
+}
+
 func FuzzBatch(f *testing.F) {
 	fuzzDecoder(f, "bus/batch", decodeBatch, func(b batch) []byte { return b.encode() })
 }
@@ -281,7 +323,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestStanding {
+		if err != nil || k == 0 || k > requestLease {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

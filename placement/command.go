@@ -19,6 +19,10 @@ const (
 	opPutNode
 	opMarkCreated
 	opPutSetting
+	opGrantLease
+	opRegisterLease
+	opRevokeLeases
+	opRemoveLeases
 )
 
 // command is one raft entry of the placement group.
@@ -139,6 +143,14 @@ func (r *reader) operation(kind opKind) operation {
 		return o
 	case opPutSetting:
 		return putSetting{Name: r.string(maxNameBytes), Value: r.bytes(maxSettingBytes)}
+	case opGrantLease:
+		return grantLease{ID: r.leaseID(), TTL: r.leaseTTL()}
+	case opRegisterLease:
+		return registerLease{ID: r.leaseID(), Span: r.span()}
+	case opRevokeLeases:
+		return revokeLeases{Leases: r.leaseRefs()}
+	case opRemoveLeases:
+		return removeLeases{Leases: r.leaseRefs()}
 	}
 	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
 	return nil

@@ -3,6 +3,7 @@ package placement
 import (
 	"fmt"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -269,6 +270,9 @@ func (c *counter) grantConfirmed(out *output) {
 // grant hands out the batch's revisions.
 func (c *counter) grant(a *ask) grant {
 	g := grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
+	if plant.Is(plant.CompactionUnseen) {
+		g.Compacted = -1
+	}
 	for i := range a.Items {
 		it := &a.Items[i]
 		if it.Count == 0 {

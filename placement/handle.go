@@ -83,6 +83,10 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	if q.Kind == requestStanding {
 		return response{Standing: s.standing()}, nil // each node knows of itself
 	}
+	if q.Kind == requestLease {
+		a, err := s.serveLease(ctx, &q.Lease)
+		return response{Lease: a}, err
+	}
 	term, last, err := s.leads(ctx, q)
 	if err != nil {
 		return response{}, err
@@ -114,7 +118,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestSettings:
 		v := s.View()
 		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
-	case requestStatus, requestStanding:
+	case requestStatus, requestStanding, requestLease:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }

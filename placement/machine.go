@@ -34,6 +34,8 @@ type machine struct {
 	// change of the leader. Both are called in order and must not block.
 	onApplied func(*View)
 	onLeader  func(raftgroup.LeaderState)
+	// onLeases gets the changes of leases before onApplied gets the View with them.
+	onLeases func([]LeaseChange)
 
 	// state, index, term and outcomes belong to whoever applies.
 	state       *state
@@ -69,7 +71,7 @@ type waiter struct {
 func newMachine(e *engine.Engine, boot keyspace.BootID, logger *zap.Logger) (*machine, error) {
 	m := &machine{
 		engine: e, boot: boot, logger: logger,
-		onApplied: func(*View) {}, onLeader: func(raftgroup.LeaderState) {},
+		onApplied: func(*View) {}, onLeader: func(raftgroup.LeaderState) {}, onLeases: func([]LeaseChange) {},
 		waiters: map[uint64]*waiter{}, changed: make(chan struct{}),
 	}
 	return m, m.reload()
@@ -164,6 +166,9 @@ func (m *machine) Applied(raftgroup.Position) {
 	prev := m.view.Load()
 	v := m.state.view(m.index, m.term, prev)
 	m.view.Store(v)
+	if changes := m.state.leases.take(); len(changes) > 0 {
+		m.onLeases(changes)
+	}
 	m.onApplied(v)
 	m.mu.Lock()
 	if v.Version != prev.Version {

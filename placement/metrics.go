@@ -36,6 +36,11 @@ type Metrics struct {
 	// number in it.
 	MapVersion prometheus.Gauge
 	Ranges     prometheus.Gauge
+	// LeasesGranted, LeasesRevoked and LeaseTTLs are etcd's: applied here, by whichever node
+	// leads.
+	LeasesGranted prometheus.Counter
+	LeasesRevoked prometheus.Counter
+	LeaseTTLs     prometheus.Histogram
 }
 
 // NewMetrics returns the metrics, registered with r unless it is nil.
@@ -72,11 +77,18 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		LogFollowers:   gauge("skein_placement_log_followers", "Gateways that follow this node's hand-out log."),
 		MapVersion:     gauge("skein_placement_map_version", "Version of this node's copy of the range map."),
 		Ranges:         gauge("skein_placement_ranges", "Ranges in this node's copy of the range map."),
+		LeasesGranted:  counter("etcd_debugging_lease_granted_total", "The total number of granted leases."),
+		LeasesRevoked:  counter("etcd_debugging_lease_revoked_total", "The total number of revoked leases."),
+		LeaseTTLs: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "etcd_debugging_lease_ttl_total", Help: "Bucketed histogram of lease TTLs.",
+			// 1 second -> 3 months
+			Buckets: prometheus.ExponentialBuckets(1, 2, 24),
+		}),
 	}
 	if r != nil {
 		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.Handouts, m.HandoutBatches, m.HandoutRefusals,
 			m.Revision, m.Ceiling, m.CeilingWaits, m.ReadIndexRounds, m.BatchRequests, m.BatchRevisions,
-			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges)
+			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
 	}
 	return m
 }

@@ -59,6 +59,7 @@ const (
 	recordNode    = 'n' // + node id, 8 bytes, big endian
 	recordRange   = 'r' // + range id, 8 bytes, big endian
 	recordSetting = 's' // + name
+	recordLease   = 'l' // + lease id, 8 bytes, big endian
 )
 
 func nodeKey(id keyspace.NodeID) []byte {

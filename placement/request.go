@@ -22,11 +22,12 @@ const (
 	requestPutSetting
 	requestSettings
 	requestStanding
+	requestLease
 )
 
 // requestVersion leads every request of method 33. Version 2 knows requestStanding
-// and stopLeaving, and no stopClosing.
-const requestVersion = 2
+// and stopLeaving, and no stopClosing; version 3 knows requestLease.
+const requestVersion = 3
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -51,6 +52,8 @@ type request struct {
 	// Name and Value are for requestPutSetting.
 	Name  string
 	Value []byte
+	// Lease is for requestLease.
+	Lease leaseRequest
 }
 
 func (q *request) encode() []byte {
@@ -75,6 +78,8 @@ func (q *request) encode() []byte {
 		dst = binary.AppendUvarint(dst, uint64(q.To))
 	case requestPutSetting:
 		dst = appendBytes(appendString(dst, q.Name), q.Value)
+	case requestLease:
+		dst = q.Lease.append(dst)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -108,6 +113,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.To = keyspace.NodeID(r.uvarint())
 	case requestPutSetting:
 		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
+	case requestLease:
+		q.Lease = r.leaseRequest()
 	default:
 		r.fail(fmt.Errorf("placement: unknown request kind %d", q.Kind))
 	}
@@ -150,6 +157,7 @@ type response struct {
 	Settings []Setting
 	// Standing is the answer to requestStanding.
 	Standing standing
+	Lease    leaseResponse
 }
 
 // maxNodes and maxSettings bound what an answer holds.
@@ -188,6 +196,8 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Settings {
 			dst = appendBytes(appendString(dst, a.Settings[i].Name), a.Settings[i].Value)
 		}
+	case requestLease:
+		dst = a.Lease.append(dst)
 	case requestPutNode, requestTransfer, requestPutSetting:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
@@ -228,6 +238,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Settings = append(a.Settings, Setting{Name: r.string(maxNameBytes), Value: r.bytes(maxSettingBytes)})
 		}
+	case requestLease:
+		a.Lease = r.leaseResponse()
 	case requestPutNode, requestTransfer, requestPutSetting:
 	}
 	if err := r.end(); err != nil {

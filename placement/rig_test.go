@@ -52,6 +52,10 @@ type rigNode struct {
 	client  *Client
 	// current is client for those who run beside the nemesis.
 	current atomic.Pointer[Client]
+	// leases are those of this node's service; full is what it hears of the disk.
+	leases *clocklessLeases
+	ending sync.WaitGroup
+	full   atomic.Bool
 
 	mu sync.Mutex
 	// created, guarded by mu, are the ranges that were created here.
@@ -132,10 +136,18 @@ func (n *rigNode) start() {
 	})
 	n.must(err)
 	n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+	linger := time.Duration(0)
+	if n.leases != nil {
+		linger = n.leases.linger
+	}
+	n.leases = &clocklessLeases{linger: linger, wait: &n.ending}
 	n.service, err = NewService(ServiceOptions{
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
+		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
 	n.must(err)
+	service := n.service
+	n.leases.service = func() *Service { return service }
 	var peers []keyspace.NodeID
 	for _, p := range r.nodes {
 		peers = append(peers, p.id)
@@ -168,6 +180,7 @@ func (n *rigNode) stop() {
 	n.current.Store(nil)
 	n.client.Stop()
 	n.service.Stop()
+	n.ending.Wait()
 	n.must(n.bus.Close())
 	n.must(n.host.Stop(context.Background()))
 	n.must(n.engine.Flush(context.Background()))
@@ -187,6 +200,7 @@ func (n *rigNode) crash() {
 	n.r.net.Crash(n.id)
 	n.client.Stop()
 	n.service.Stop()
+	n.ending.Wait()
 	_ = n.bus.Close()
 	_ = n.host.Stop(context.Background())
 	_ = n.log.Close()

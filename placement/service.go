@@ -45,7 +45,7 @@ type Registrar interface {
 }
 
 // ServiceOptions are what a Service is made of. All fields are required but
-// Metrics and Logger.
+// Metrics and Logger, and those that say what their absence means.
 type ServiceOptions struct {
 	Self  keyspace.NodeID
 	Boot  keyspace.BootID
@@ -56,7 +56,16 @@ type ServiceOptions struct {
 	// Alive says whether a node lives, as far as this one knows.
 	Alive func(keyspace.NodeID) bool
 	// Bus reaches the other nodes.
-	Bus     Bus
+	Bus Bus
+	// LeaseObserver and LeaseTimes are what counts the time of leases where this node
+	// leads. Without them requests about leases are refused.
+	LeaseObserver LeaseObserver
+	LeaseTimes    LeaseTimes
+	// MinLeaseTTL is the shortest TTL that a lease is granted, in seconds. Too short ones
+	// end while their holders wait for an election.
+	MinLeaseTTL int64
+	// Full says that there is no room for new leases on this node's disk; nil is never.
+	Full    func() bool
 	Logger  *zap.Logger
 	Metrics *Metrics
 }
@@ -123,6 +132,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	m.onApplied = s.sequencer.applied
 	m.onLeader = s.leaderChanged
+	m.onLeases = s.leasesChanged
 	s.sequencer.applied(m.view.Load())
 	return s, nil
 }
@@ -231,6 +241,9 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	s.stops, s.sealed, s.reopening = newStops(), false, false
 	clear(s.held)
+	if s.o.LeaseObserver != nil {
+		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
+	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
 }
 

@@ -22,6 +22,7 @@ type state struct {
 	ranges   map[keyspace.RangeID]*Range
 	nodes    map[keyspace.NodeID]Node
 	settings map[string][]byte
+	leases   leases
 
 	// dirty is what changed since the records were last written.
 	dirty dirty
@@ -42,6 +43,7 @@ func newState() *state {
 		ranges:   map[keyspace.RangeID]*Range{},
 		nodes:    map[keyspace.NodeID]Node{},
 		settings: map[string][]byte{},
+		leases:   newLeases(),
 		dirty: dirty{
 			ranges:   map[keyspace.RangeID]bool{},
 			nodes:    map[keyspace.NodeID]bool{},
@@ -58,6 +60,8 @@ type result struct {
 	First keyspace.RangeID
 	// Held are the reported descriptors that did not fit yet.
 	Held []keyspace.Descriptor
+	// Lease is the record that a lease's command has found or left.
+	Lease *Lease
 }
 
 // apply changes the state by one command of the entry at index. It never fails:
@@ -86,6 +90,14 @@ func (s *state) apply(index uint64, op operation) result {
 		s.applyMarkCreated(index, o)
 	case putSetting:
 		s.applyPutSetting(o)
+	case grantLease:
+		return s.leases.grant(index, o)
+	case registerLease:
+		return s.leases.register(o)
+	case revokeLeases:
+		return s.leases.revoke(o)
+	case removeLeases:
+		s.leases.forget(o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
@@ -240,7 +252,7 @@ func (s *state) flush(w recordWriter) error {
 	clear(s.dirty.ranges)
 	clear(s.dirty.nodes)
 	clear(s.dirty.settings)
-	return nil
+	return s.leases.flush(w)
 }
 
 func put(w recordWriter, key []byte, exists bool, encode func([]byte) []byte) error {
@@ -281,6 +293,8 @@ func (s *state) load(key, value []byte) error {
 		v, err := decodeSetting(value)
 		s.settings[string(key[1:])] = v
 		return err
+	case recordLease:
+		return s.leases.load(key, value)
 	}
 	return fmt.Errorf("placement: unknown record %x", key)
 }
@@ -305,13 +319,15 @@ type View struct {
 	// Index and Term are those of the last entry in it.
 	Index, Term uint64
 	Map
-	settings map[string][]byte
+	settings      map[string][]byte
+	leases        *leaseTree
+	leasesVersion uint64
 }
 
 // view returns a View of the state. prev, where not nil, is an older View, whose
 // parts are shared where nothing has changed since.
 func (s *state) view(index, term uint64, prev *View) *View {
-	v := &View{meta: s.meta, Index: index, Term: term}
+	v := &View{meta: s.meta, Index: index, Term: term, leasesVersion: s.leases.version}
 	switch {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
@@ -322,6 +338,11 @@ func (s *state) view(index, term uint64, prev *View) *View {
 		v.settings = prev.settings
 	} else {
 		v.settings = maps.Clone(s.settings)
+	}
+	if prev != nil && prev.leasesVersion == s.leases.version {
+		v.leases = prev.leases
+	} else {
+		v.leases = s.leases.tree.Clone()
 	}
 	return v
 }

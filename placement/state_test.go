@@ -51,6 +51,8 @@ func (r records) reload(t *testing.T) *state {
 //	created ranges=(1,2)
 //	node id=N name=S client=URL
 //	setting name=S value=V
+//	grant id=N ttl=N / register id=N start=S end=S / revoke ids=(N,M) [incarnation=N] / forget id=N incarnation=N
+//	leases                             prints all leases
 //	map                                prints the whole map
 //	records                            prints the records' bytes
 func TestState(t *testing.T) {
@@ -75,6 +77,8 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		return h.printMap() + h.printMeta()
 	case "map":
 		return h.printMap()
+	case "leases":
+		return h.printLeases()
 	case "records":
 		var b strings.Builder
 		for _, k := range slices.Sorted(maps.Keys(h.records)) {
@@ -91,6 +95,12 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	var b strings.Builder
 	if res.Err != nil {
 		fmt.Fprintf(&b, "%v\n", res.Err)
+	}
+	if res.Lease != nil {
+		fmt.Fprintln(&b, printLease(res.Lease))
+	}
+	for _, c := range h.s.leases.take() {
+		fmt.Fprintf(&b, "told: gone %t, %s\n", c.Gone, printLease(c.Lease))
 	}
 	if res.First != 0 {
 		fmt.Fprintf(&b, "first %s\n", res.First)
@@ -116,7 +126,8 @@ func (h *stateStory) settle(t *testing.T) {
 	again := h.records.reload(t)
 	if again.meta != h.s.meta || !reflect.DeepEqual(again.nodes, h.s.nodes) ||
 		!maps.EqualFunc(again.settings, h.s.settings, bytes.Equal) ||
-		!reflect.DeepEqual(again.ranges, h.s.ranges) {
+		!reflect.DeepEqual(again.ranges, h.s.ranges) ||
+		printLeases(again) != printLeases(h.s) || again.leases.bytes != h.s.leases.bytes {
 		t.Fatalf("loaded again:\n%+v\nwritten:\n%+v", again, h.s)
 	}
 }
@@ -168,8 +179,59 @@ func (h *stateStory) operation(t *testing.T, d *datadriven.TestData) operation {
 		}
 		return o
 	}
+	if o := leaseOperation(t, d); o != nil {
+		return o
+	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
 	return nil
+}
+
+func leaseOperation(t *testing.T, d *datadriven.TestData) operation {
+	t.Helper()
+	switch d.Cmd {
+	case "grant":
+		return grantLease{ID: keyspace.LeaseID(arg(t, d, "id")), TTL: int64(arg(t, d, "ttl"))}
+	case "register":
+		o := registerLease{ID: keyspace.LeaseID(arg(t, d, "id"))}
+		var s string
+		if d.HasArg("start") {
+			d.ScanArgs(t, "start", &s)
+			o.Span.Start = []byte(s)
+		}
+		if d.HasArg("end") {
+			d.ScanArgs(t, "end", &s)
+			o.Span.End = []byte(s)
+		}
+		return o
+	case "revoke":
+		var o revokeLeases
+		var inc uint64
+		if d.HasArg("incarnation") {
+			inc = arg(t, d, "incarnation")
+		}
+		for _, id := range numbers(t, d, "ids") {
+			o.Leases = append(o.Leases, LeaseRef{keyspace.LeaseID(id), keyspace.LeaseIncarnation(inc)})
+		}
+		return o
+	case "forget":
+		return removeLeases{Leases: []LeaseRef{{keyspace.LeaseID(arg(t, d, "id")), keyspace.LeaseIncarnation(arg(t, d, "incarnation"))}}}
+	}
+	return nil
+}
+
+func printLease(l *Lease) string {
+	return fmt.Sprintf("lease %d incarnation %d ttl %d revoking %t in %v", l.ID, l.Incarnation, l.TTL, l.Revoking, l.Spans)
+}
+
+func (h *stateStory) printLeases() string { return printLeases(h.s) + h.printMeta() }
+
+func printLeases(s *state) string {
+	var b strings.Builder
+	s.leases.tree.Ascend(func(l *Lease) bool {
+		fmt.Fprintln(&b, printLease(l))
+		return true
+	})
+	return b.String()
 }
 
 func numbers(t *testing.T, d *datadriven.TestData, name string) []uint64 {
@@ -409,4 +471,50 @@ func kindOf(err error) error {
 		return nil
 	}
 	return kverror.Of(err).Kind
+}
+
+// TestLeaseBounds: what would take more than its share is refused, changes nothing, and
+// finds room again.
+func TestLeaseBounds(t *testing.T) {
+	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).firstState()
+	border := func(i int) []byte { return []byte{byte(i >> 8), byte(i), 1} }
+	s.apply(11, grantLease{ID: 1, TTL: 60})
+	for i := range maxLeaseSpans {
+		if err := s.apply(12, registerLease{ID: 1, Span: keyspace.Span{Start: border(i), End: border(i + 1)}}).Err; err != nil {
+			t.Fatalf("span %d: %v", i, err)
+		}
+	}
+	before := printLeases(s)
+	far := registerLease{ID: 1, Span: keyspace.Span{Start: []byte{0xff}}}
+	if got := kindOf(s.apply(13, far).Err); !errors.Is(got, kverror.TooManyRanges) || printLeases(s) != before {
+		t.Errorf("a span too many: %v", got)
+	}
+	if err := s.apply(14, registerLease{ID: 1}).Err; err != nil {
+		t.Errorf("the span that covers them all: %v", err)
+	}
+	wide := bytes.Repeat([]byte{1}, maxLeaseSpanBytes/2)
+	s.apply(15, grantLease{ID: 2, TTL: 60})
+	if err := s.apply(16, registerLease{ID: 2, Span: keyspace.Span{Start: wide, End: append([]byte{2}, wide[1:]...)}}).Err; err != nil {
+		t.Error(err)
+	}
+	if got := kindOf(s.apply(17, registerLease{ID: 2, Span: keyspace.Span{Start: []byte{3}}}).Err); !errors.Is(got, kverror.TooManyRanges) {
+		t.Errorf("borders too long: %v", got)
+	}
+	id := keyspace.LeaseID(3)
+	for ; s.leases.bytes+leaseOverheadBytes <= maxLeaseBytes; id++ {
+		if err := s.apply(18, grantLease{ID: id, TTL: 60}).Err; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := kindOf(s.apply(19, grantLease{ID: id, TTL: 60}).Err); !errors.Is(got, kverror.TooManyLeases) {
+		t.Errorf("a lease too many: %v", got)
+	}
+	if got := kindOf(s.apply(20, registerLease{ID: 3, Span: keyspace.Span{Start: wide}}).Err); !errors.Is(got, kverror.TooManyLeases) {
+		t.Errorf("a span too many: %v", got)
+	}
+	s.apply(21, revokeLeases{Leases: []LeaseRef{{ID: 2}}})
+	s.apply(22, removeLeases{Leases: []LeaseRef{{ID: 2, Incarnation: 15}}})
+	if err := s.apply(23, grantLease{ID: id, TTL: 60}).Err; err != nil {
+		t.Errorf("where there is room again: %v", err)
+	}
 }

@@ -234,6 +234,14 @@ type Snapshotter interface {
 	SnapshotDone(applied engine.Applied, err error)
 }
 
+// LeaseIndexer is an optional interface of a Snapshotter that keeps keys in the engine's
+// index of leases.
+type LeaseIndexer interface {
+	// LeaseSpans returns the spans of the index that belong to the group's state as snap
+	// shows it, in order. It is called from any goroutine.
+	LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engine.KeySpan, error)
+}
+
 // ConfChangeType is what a ConfChange does to one replica.
 type ConfChangeType uint8
 

@@ -120,7 +120,15 @@ func (x *sending) send() (err error) {
 		return err
 	}
 	defer func() { x.stream.Close(err) }()
-	if _, err = snap.ExportTables(x.ctx, x.g.id, x.sm.SnapshotSpans(a), 0, x.table); err != nil {
+	spans := x.sm.SnapshotSpans(a)
+	if l, ok := x.sm.(LeaseIndexer); ok {
+		leased, err := l.LeaseSpans(snap, a)
+		if err != nil {
+			return err
+		}
+		spans = append(spans, leased...)
+	}
+	if _, err = snap.ExportTables(x.ctx, x.g.id, spans, 0, x.table); err != nil {
 		return err
 	}
 	if err = x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables))); err != nil {

@@ -20,9 +20,8 @@ type decision struct {
 	err      error
 }
 
-// finish has the attempt decided and answers it. From here on it does not depend on its
-// client any more.
-func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
+// decided has the attempt decided. From here on it does not depend on its client any more.
+func (a *trial) decided(ctx context.Context) decision {
 	r := a.t.r
 	ch := make(chan decision, 1)
 	a.t.keep()
@@ -33,19 +32,24 @@ func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 	if !started {
 		a.t.release()
 		a.abort()
-		return nil, kverror.New(kverror.Stopped, "node %s stops", r.cfg.Self)
+		return decision{err: kverror.New(kverror.Stopped, "node %s stops", r.cfg.Self)}
 	}
-	var d decision
 	select {
-	case d = <-ch:
+	case d := <-ch:
+		return d
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return decision{err: ctx.Err()}
 	}
+}
+
+// finish has the attempt decided and answers it.
+func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
+	d := a.decided(ctx)
 	if d.err != nil {
 		return nil, d.err
 	}
 	as := &assembly{
-		r: r, plan: a.plan, held: &a.t.held, pieces: a.ps.order, rev: d.revision, changed: true,
+		r: a.t.r, plan: a.plan, held: &a.t.held, pieces: a.ps.order, rev: d.revision, changed: true,
 		base: moment{at: d.revision, txn: &a.name},
 	}
 	resp, err := as.run(ctx, a.t.req)
@@ -87,7 +91,7 @@ func (a *trial) sequence() (keyspace.Revision, error) {
 	req := keyspace.SequenceRequest{Count: 1}
 	for _, p := range a.ps.order {
 		switch at := (keyspace.RangeAt{Range: p.rt.desc.Range, Generation: p.rt.desc.Generation}); {
-		case len(p.op.Writes) == 0:
+		case !p.changes():
 		case req.Range == 0:
 			req.Range, req.Generation = at.Range, at.Generation
 		default:

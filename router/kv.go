@@ -52,15 +52,31 @@ func keyless(req *pb.TxnRequest) *pb.TxnResponse {
 	return resp
 }
 
-// Compact makes revisions below rev unreadable on all nodes.
+// Compact makes revisions below the request's unreadable on all nodes. A physical one
+// is answered once every replica that lives has removed them, also where that
+// revision was compacted before, as in etcd. That may take long: like etcd's, this wait
+// ends with the client's patience alone.
 func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.CompactionResponse, error) {
-	limit := r.limited(ctx)
-	defer limit.End()
-	rev, err := r.cfg.Placement.Compact(limit.Patience, keyspace.Revision(req.GetRevision()))
+	rev, err := r.compact(ctx, keyspace.Revision(req.GetRevision()))
+	if at := keyspace.Revision(req.GetRevision()); req.GetPhysical() && at > 0 && (err == nil || errors.Is(err, kverror.Compacted)) {
+		if waited := r.cfg.Removal.AwaitRemoval(ctx, at); waited != nil {
+			if ended := ctx.Err(); ended != nil {
+				waited = ended
+			}
+			return nil, kverror.Of(waited)
+		}
+	}
 	if err != nil {
-		return nil, limit.outcome(err)
+		return nil, err
 	}
 	return &pb.CompactionResponse{Header: header(rev)}, nil
+}
+
+func (r *Router) compact(ctx context.Context, at keyspace.Revision) (current keyspace.Revision, err error) {
+	limit := r.limited(ctx)
+	defer limit.End()
+	current, err = r.cfg.Placement.Compact(limit.Patience, at)
+	return current, limit.outcome(err)
 }
 
 // emptyWrite answers a write that names no key: the current revision.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
@@ -84,6 +85,7 @@ func (a *trial) prepare(ctx context.Context, p *piece) error {
 	if err := a.t.r.hold(&a.t.held, told(p.answer)); err != nil {
 		return err
 	}
+	a.t.noteAbsent(p)
 	switch {
 	case p.answer.Fence != 0:
 		a.t.r.txns.beyond(p.answer.Fence)
@@ -92,6 +94,24 @@ func (a *trial) prepare(ctx context.Context, p *piece) error {
 		return errMissed
 	}
 	return nil
+}
+
+// noteAbsent remembers a lease that the range has found not to be there: a later attempt
+// need not have the range wait for that again.
+func (t *txn) noteAbsent(p *piece) {
+	if p.answer.Refused == nil || p.answer.Refused.Kind != kverror.LeaseNotFound {
+		return
+	}
+	for i := range p.op.Writes {
+		put, ok := p.op.Writes[i].Op.(*pb.PutRequest)
+		if lease := keyspace.LeaseID(put.GetLease()); ok && p.op.Writes[i].Number == p.answer.RefusedAt {
+			t.mu.Lock()
+			if !slices.Contains(t.absent, lease) {
+				t.absent = append(t.absent, lease)
+			}
+			t.mu.Unlock()
+		}
+	}
 }
 
 // told is what an answer tells of the keys as they were.

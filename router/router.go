@@ -49,6 +49,13 @@ type Placement interface {
 	Compact(ctx context.Context, rev keyspace.Revision) (keyspace.Revision, error)
 }
 
+// Removal waits for what compaction takes away; node makes one of the ranges' client.
+type Removal interface {
+	// AwaitRemoval returns nil once every replica that lives has removed what compaction
+	// at the committed compacted revision lets go, and an error when ctx ends before.
+	AwaitRemoval(ctx context.Context, compacted keyspace.Revision) error
+}
+
 // Config is what a Router is made of.
 type Config struct {
 	// Self is this node: of several replicas that could be asked its own goes first. Boot
@@ -59,6 +66,7 @@ type Config struct {
 	Ranges    Ranges
 	Sequencer Sequencer
 	Placement Placement
+	Removal   Removal
 	// Txns and Bus are for transactions over several ranges.
 	Txns Steps
 	Bus  Bus

@@ -264,6 +264,51 @@ func TestRevisionsOfReads(t *testing.T) {
 	})
 }
 
+// removal says up to where it was asked to wait, and how that ends.
+type removal struct {
+	asked []keyspace.Revision
+	err   error
+}
+
+func (m *removal) AwaitRemoval(ctx context.Context, compacted keyspace.Revision) error {
+	m.asked = append(m.asked, compacted)
+	if m.err != nil {
+		<-ctx.Done()
+		return fmt.Errorf("%w: %w", m.err, context.Cause(ctx))
+	}
+	return nil
+}
+
+// A physical compaction waits for the removal, also where the revision is compacted
+// already, and not where there is nothing to wait for. The wait is the client's alone.
+func TestPhysicalCompaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, m := newCluster(1), &removal{}
+		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c, Removal: m, Alive: alive, Timeout: time.Second})
+		c.rev = 10
+		for _, s := range []struct {
+			at       int64
+			physical bool
+			err      error
+			waits    bool
+		}{{3, false, nil, false}, {5, true, nil, true}, {5, true, kverror.Compacted, true}, {4, false, kverror.Compacted, false}, {-1, true, kverror.Compacted, false}} {
+			m.asked = nil
+			_, err := r.Compact(t.Context(), &pb.CompactionRequest{Revision: s.at, Physical: s.physical})
+			if waited := len(m.asked) == 1 && m.asked[0] == keyspace.Revision(s.at); !errors.Is(err, s.err) || waited != s.waits {
+				t.Errorf("at %d, physical %t: %v, asked to wait for %d", s.at, s.physical, err, m.asked)
+			}
+		}
+		m.err = errors.New("a version is left")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begun := time.Now()
+		_, err := r.Compact(ctx, &pb.CompactionRequest{Revision: 7, Physical: true})
+		if kverror.Of(err).Kind != kverror.DeadlineExceeded || time.Since(begun) != time.Minute {
+			t.Errorf("after %v: %v", time.Since(begun), err)
+		}
+	})
+}
+
 func TestCacheKeepsTheNewer(t *testing.T) {
 	c := newRangeCache()
 	d := func(id keyspace.RangeID, gen keyspace.Generation, start, end string) keyspace.Descriptor {

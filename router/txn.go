@@ -52,11 +52,12 @@ type txn struct {
 	unpinned bool
 
 	mu sync.Mutex
-	// Guarded by mu. yields counts how often the transaction gave way to an older one;
+	// Guarded by mu. absent are leases that were found not to be there. yields counts how often the transaction gave way to an older one;
 	// met is a key of the range where it did so last, which is locked first the next time,
 	// and patiently.
 	yields int
 	met    []byte
+	absent []keyspace.LeaseID
 }
 
 var (
@@ -205,6 +206,12 @@ func (t *txn) divide(ctx context.Context, p *plan, name shard.TxnName, anchor []
 	}
 	if n := len(ps.order); n > keyspace.MaxRevisionRanges {
 		return nil, kverror.New(kverror.TooManyRanges, "%d ranges are written, read or compared, at most %d", n, keyspace.MaxRevisionRanges)
+	}
+	t.mu.Lock()
+	absent := slices.Clone(t.absent)
+	t.mu.Unlock()
+	for _, piece := range ps.order {
+		piece.op.Absent = absent
 	}
 	return ps, nil
 }

@@ -63,7 +63,8 @@ func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID
 	}
 	switch o := op.(type) {
 	case *shard.Prepare:
-		a := &shard.Prepared{Held: len(o.Guards)+len(o.Writes) > 0, Lock: shard.LockID{Range: id}, Changes: len(o.Writes) > 0}
+		holds := len(o.Guards)+len(o.Writes) > 0 || o.Revoke != 0
+		a := &shard.Prepared{Held: holds, Lock: shard.LockID{Range: id}, Changes: len(o.Writes) > 0 || o.Revoke != 0}
 		for range o.Guards {
 			a.Facts = append(a.Facts, shard.Fact{Found: true, Holds: true})
 		}
@@ -75,6 +76,8 @@ func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID
 		return &shard.Decided{Revision: o.Revision}, nil
 	case *shard.Decide:
 		return &shard.Decided{}, nil
+	case *shard.Revoke:
+		return &shard.Revoked{}, nil
 	}
 	return &shard.Resolved{}, nil
 }
@@ -83,13 +86,21 @@ func (f *ranges) show(id keyspace.RangeID, op shard.TxnOp) string {
 	switch o := op.(type) {
 	case *shard.Prepare:
 		s := fmt.Sprintf("prepare %d at %s", o.Name.Attempt, id)
+		if o.Revoke != 0 {
+			s = "revoke " + s
+		}
 		if o.Patient {
 			s += " patient"
 		}
 		return s
 	case *shard.Commit:
 		return fmt.Sprintf("commit %d@%d of %d at %s", o.Name.Attempt, o.Revision, len(o.Locks), id)
+	case *shard.Revoke:
+		return fmt.Sprintf("revoke at %s", id)
 	case *shard.Resolve:
+		if o.Unmark {
+			return fmt.Sprintf("resolve %d@%d unmark at %s", o.Name.Attempt, o.Revision, id)
+		}
 		return fmt.Sprintf("resolve %d@%d at %s", o.Name.Attempt, o.Revision, id)
 	case *shard.Decide:
 		return fmt.Sprintf("decide %d at %s", o.Name.Attempt, id)

@@ -29,6 +29,8 @@ type adminRequest struct {
 	Compacted keyspace.Revision `json:"compacted,omitempty"`
 	// Descriptors are for create.
 	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
+	// Marks are for removed.
+	Marks []removalMark `json:"marks,omitempty"`
 }
 
 // The operations of method 17.
@@ -38,6 +40,10 @@ const (
 	adminList   = "list"
 	adminHash   = "hash"
 	adminCreate = "create"
+	// adminRaised asks for the marks of what the node leads, adminRemoved whether its
+	// replicas have come as far as marks say.
+	adminRaised  = "raised"
+	adminRemoved = "removed"
 )
 
 // adminAnswer is the answer of method 17.
@@ -46,6 +52,10 @@ type adminAnswer struct {
 	Status      *Status               `json:"status,omitempty"`
 	List        []Summary             `json:"list,omitempty"`
 	Hash        uint64                `json:"hash,omitempty"`
+	// Marks answer raised, Left and Changed removed.
+	Marks   []removalMark      `json:"marks,omitempty"`
+	Left    []keyspace.RangeID `json:"left,omitempty"`
+	Changed bool               `json:"changed,omitempty"`
 }
 
 // Summary is one replica in a list of ranges.
@@ -221,6 +231,11 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 		return &adminAnswer{List: n.List()}, nil
 	case adminCreate:
 		return &adminAnswer{}, n.Create(ctx, q.Descriptors)
+	case adminRaised:
+		return &adminAnswer{Marks: n.removalMarks(q.Compacted, q.Range)}, nil
+	case adminRemoved:
+		left, changed := n.removed(q.Marks)
+		return &adminAnswer{Left: left, Changed: changed}, nil
 	}
 	r := n.Replica(q.Range)
 	if r == nil {

@@ -32,6 +32,8 @@ type applyState struct {
 	complete, lowest keyspace.Revision
 	// versions is the memory for those of one batch.
 	versions []mvcc.Version
+	// attached are the changes of the index of leases in the batch at hand, in their order.
+	attached []attachment
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -125,12 +127,11 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if stands, err := r.stands(&c); !stands && !(plant.Is(plant.AppliedTwice) && out.link == s.rec.last) {
 		return err
 	}
-	items, err := visitBatch(&c, versions, func(txn int, v *mvcc.Version, lived bool) error {
+	items, err := visitBatch(&c, versions, func(_ int, v *mvcc.Version, before prior) error {
 		if !s.rec.span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
 		}
-		s.addVersion(v, lived, out)
-		return nil
+		return s.addVersion(v, before, out)
 	})
 	if c.txns > 0 {
 		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
@@ -172,6 +173,11 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
+	if cap(s.attached) > keptVersions {
+		s.attached = nil
+	}
+	clear(s.attached)
+	s.attached = s.attached[:0]
 	if cap(s.versions) > keptVersions {
 		s.versions = nil
 		return
@@ -191,7 +197,7 @@ func (s *applyState) write(b *engine.Batch) error {
 			return err
 		}
 	}
-	return nil
+	return s.writeAttached(b)
 }
 
 // hashMismatch says that this replica and the leader have applied different
@@ -240,14 +246,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		case commandSplit:
 			if o.ok {
 				splits = append(splits, o.split)
-				r.endFeedsAtSplitLocked(&feeds, o.split)
-				r.publishTxnsLocked(o.locks)
-				r.reign = r.node.heads.begin()
-				r.live.reset(r.rec.lastRevision)
-				r.children = append(r.children, o.split.descriptor())
-				if len(r.children) > maxChildren {
-					r.children = slices.Delete(r.children, 0, 1)
-				}
+				r.publishSplitLocked(o, &feeds)
 			}
 			if o.ok && r.split != nil {
 				r.split.made = o.split.descriptor()
@@ -282,6 +281,19 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care {
 		r.node.keeper.note(r)
+	}
+}
+
+// publishSplitLocked takes over a split that is applied.
+func (r *Replica) publishSplitLocked(o *outcome, feeds *publication) {
+	r.endFeedsAtSplitLocked(feeds, o.split)
+	r.dropRegistrationsLocked()
+	r.publishTxnsLocked(o.locks)
+	r.reign = r.node.heads.begin()
+	r.live.reset(r.rec.lastRevision)
+	r.children = append(r.children, o.split.descriptor())
+	if len(r.children) > maxChildren {
+		r.children = slices.Delete(r.children, 0, 1)
 	}
 }
 
@@ -425,6 +437,9 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	var out answers
 	s := &r.applying
 	txns, derr := loadTxns(r.node.cfg.Engine, r.id)
+	if derr == nil {
+		derr = r.forgetAttached(&rec, &txns)
+	}
 	if derr != nil {
 		panic(derr.Error())
 	}

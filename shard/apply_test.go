@@ -35,7 +35,7 @@ func (l *logWriter) batch(term uint64, gen keyspace.Generation, keys ...string) 
 		if lived {
 			v = &mvcc.Version{Key: []byte(k[1:]), Mod: l.rev, Tombstone: true}
 		}
-		b = appendVersion(binary.AppendUvarint(b, 1), v, lived)
+		b = appendVersion(binary.AppendUvarint(b, 1), v, prior{lived: lived})
 		l.hash += versionHash(v)
 	}
 	l.last = next

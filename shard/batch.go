@@ -38,8 +38,6 @@ type call struct {
 	// future is the explicit revision that the range had not heard of, 0 if none. The
 	// call is evaluated again once its place is known to be at or above it.
 	future keyspace.Revision
-	// asked says that the call only wants the current revision before it is evaluated.
-	asked bool
 	// current and compacted are what the sequencer said when it was asked for this
 	// call alone.
 	current, compacted keyspace.Revision
@@ -50,9 +48,13 @@ type call struct {
 
 	// lost says that the call was proposed by a leadership that ended.
 	lost atomic.Bool
-	resp *Response
-	err  error
-	done chan struct{}
+	// asked says that the call only wants the current revision before it is evaluated.
+	asked bool
+	// lacks is a lease that was not there when the call asked for it, 0 for none.
+	lacks keyspace.LeaseID
+	resp  *Response
+	err   error
+	done  chan struct{}
 }
 
 func newCall(ctx context.Context, req *Request) *call {
@@ -137,11 +139,12 @@ type batch struct {
 	order uint64
 	lead  *leadership
 	// calls are those whose place is in the batch; of a settled one all have writes or are
-	// steps. txns counts the former, items the latter.
-	calls []*call
-	txns  int
-	items int
-	bytes int
+	// steps. txns counts the former, items the latter; a revoke is both.
+	calls   []*call
+	txns    int
+	items   int
+	revokes int
+	bytes   int
 
 	// link is the batch's place in the chain, and hash the range's hash behind it,
 	// once it is proposed.
@@ -236,13 +239,13 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 	dst = appendBatchHeader(dst, &batchCommand{prev: l.last, number: l.number, hash: hash, first: first, txns: b.txns})
 	for _, c := range b.calls {
 		c.isAt(placeBatch, b)
-		if c.step != nil {
+		if len(c.writes) == 0 {
 			continue
 		}
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
 			v := p.stored(uint32(sub))
-			dst = appendVersion(dst, &v, p.lived)
+			dst = appendVersion(dst, &v, p.prior())
 			hash += versionHash(&v)
 		}
 	}
@@ -260,7 +263,7 @@ func (p *pendingVersion) stored(sub uint32) mvcc.Version {
 		Key: p.key, Mod: ref{txn: p.txn}.must(), Sub: sub, Tombstone: p.tombstone,
 	}
 	if !p.tombstone {
-		v.Create, v.Version, v.Lease, v.Value = p.create.must(), p.version, p.lease, p.value
+		v.Create, v.Version, v.Lease, v.Value = p.create.must(), p.version, p.lease(), p.value
 	}
 	return v
 }
@@ -271,5 +274,5 @@ func (p *pendingVersion) head() head {
 	if p.tombstone {
 		return head{mod: mod}
 	}
-	return head{alive: true, version: p.version, lease: p.lease, mod: mod, create: p.create.must(), value: p.value}
+	return head{alive: true, version: p.version, lease: p.lease(), mod: mod, create: p.create.must(), value: p.value}
 }

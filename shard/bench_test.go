@@ -24,7 +24,8 @@ func (g *instantGroup) Propose(term uint64, data []byte, _ func(error)) error {
 // benchWorld is a node whose range 1 has a log without disk and peers.
 func benchWorld(b *testing.B) *fakeWorld {
 	b.Helper()
-	w := newFakeWorld(b)
+	w := newLeasedWorld(b, Limits{}, "auto")
+	w.leases.known[7] = 1
 	w.seq.auto = true
 	g := &instantGroup{fakeGroup: w.groups.group(1), entries: make(chan raftgroup.Entry, 1024)}
 	r := w.node.Replica(1)
@@ -45,6 +46,7 @@ func benchWorld(b *testing.B) *fakeWorld {
 		w.node.Stop()
 		close(g.entries)
 		<-done
+		w.leases.wg.Wait()
 		if err := w.engine.Close(); err != nil {
 			b.Error(err)
 		}
@@ -54,14 +56,20 @@ func benchWorld(b *testing.B) *fakeWorld {
 
 // BenchmarkPut is what a put costs between arrival and answer, beside the log: 64
 // callers per processor write values of 256 bytes.
-func BenchmarkPut(b *testing.B) {
+func BenchmarkPut(b *testing.B) { benchPut(b, 0) }
+
+// BenchmarkPutWithLease is the same with keys that are attached to a lease.
+func BenchmarkPutWithLease(b *testing.B) { benchPut(b, 7) }
+
+func benchPut(b *testing.B, lease int64) {
+	b.Helper()
 	w := benchWorld(b)
 	value := make([]byte, 256)
 	b.SetParallelism(64)
 	b.ReportAllocs()
 	b.RunParallel(func(p *testing.PB) {
 		for i := 0; p.Next(); i++ {
-			req := &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "key-%08d", i%100000), Value: value}}
+			req := &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "key-%08d", i%100000), Value: value, Lease: lease}}
 			if _, err := w.node.Do(context.Background(), req); err != nil {
 				b.Fatal(err)
 			}

@@ -159,7 +159,7 @@ func (r *Replica) queueWokenLocked() {
 func (r *Replica) wantedLocked(s keyspace.Span, name TxnName) (found *held) {
 	r.wanted.visit(s, func(c *call, _ lockMode, _ []byte) bool {
 		if c.step == nil || c.step.op.(*Prepare).Name.Compare(name.TxnID) < 0 {
-			if h := r.blocked[c].on; h != nil && h.name != name {
+			if h := r.blocked[c].on; h != nil && h.lock != nil && h.name != name {
 				found = h
 			}
 		}

@@ -607,7 +607,7 @@ func TestReplicasDisagree(t *testing.T) {
 		entry := func(number uint64, prev link, hash uint64, rev keyspace.Revision) raftgroup.Entry {
 			b := appendHeader(nil, header{commandBatch, 5, 1})
 			b = appendBatchHeader(b, &batchCommand{prev: prev, number: number, hash: hash, first: rev, txns: 1})
-			b = appendVersion(append(b, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Create: rev, Version: 1}, false)
+			b = appendVersion(append(b, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Create: rev, Version: 1}, prior{})
 			return raftgroup.Entry{Term: 5, Data: b}
 		}
 		if err := g.apply(entry(1, link{}, 0, 2)); err != nil {

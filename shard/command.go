@@ -2,6 +2,7 @@ package shard
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
@@ -9,7 +10,7 @@ import (
 )
 
 // commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
-const commandVersion = 3
+const commandVersion = 4
 
 // commandKind is what an entry does.
 type commandKind uint8
@@ -142,24 +143,45 @@ const (
 	// tombstone it says by how much the number of live keys changes, which the version
 	// does not: a transaction may delete a key and make it again, or the reverse.
 	versionLived
+	// versionDetach: the key was attached to another lease before the transaction, which
+	// follows behind the key.
+	versionDetach
 
-	versionFlags = versionTombstone | versionLease | versionLived
+	versionFlags = versionTombstone | versionLease | versionLived | versionDetach
 )
 
-// appendVersion appends one version of the transaction with revision v.Mod.
-func appendVersion(dst []byte, v *mvcc.Version, lived bool) []byte {
-	var flags byte
+// prior is what a key was before a transaction wrote it.
+type prior struct {
+	lived bool
+	// lease is the one that the key was attached to, 0 for none.
+	lease keyspace.LeaseID
+}
+
+// versionHead returns the flags of a version.
+func versionHead(v *mvcc.Version, before prior) (flags byte) {
 	if v.Tombstone {
 		flags |= versionTombstone
 	}
 	if v.Lease != 0 {
 		flags |= versionLease
 	}
-	if lived {
+	if before.lived {
 		flags |= versionLived
 	}
+	if before.lease != 0 && before.lease != v.Lease {
+		flags |= versionDetach
+	}
+	return flags
+}
+
+// appendVersion appends one version of the transaction with revision v.Mod.
+func appendVersion(dst []byte, v *mvcc.Version, before prior) []byte {
+	flags := versionHead(v, before)
 	dst = append(dst, flags)
 	dst = appendBytes(dst, v.Key)
+	if flags&versionDetach != 0 {
+		dst = binary.AppendUvarint(dst, uint64(before.lease))
+	}
 	if v.Tombstone {
 		return dst
 	}
@@ -173,52 +195,61 @@ func appendVersion(dst []byte, v *mvcc.Version, lived bool) []byte {
 
 // decodeVersion reads a version of the transaction with revision mod into v, whose
 // key and value stay parts of b.
-func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (lived bool, rest []byte, err error) {
+func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before prior, rest []byte, err error) {
 	if len(b) == 0 {
-		return false, nil, errTruncated
+		return before, nil, errTruncated
 	}
 	flags := b[0]
-	if flags&^versionFlags != 0 {
-		return false, nil, fmt.Errorf("shard: version with flags %#x", flags)
+	if flags&^versionFlags != 0 || flags&versionTombstone != 0 && flags&versionLease != 0 {
+		return before, nil, fmt.Errorf("shard: version with flags %#x", flags)
 	}
 	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
-	lived = flags&versionLived != 0
+	before.lived = flags&versionLived != 0
 	if v.Key, rest, err = bytesField(b[1:]); err != nil {
-		return false, nil, err
+		return before, nil, err
+	}
+	if flags&versionDetach != 0 {
+		if before.lease, rest, err = leaseField(rest); err != nil {
+			return before, nil, err
+		}
 	}
 	if v.Tombstone {
-		if flags&versionLease != 0 {
-			return false, nil, fmt.Errorf("shard: tombstone with flags %#x", flags)
-		}
-		return lived, rest, nil
+		return before, rest, nil
 	}
 	age, rest, err := uvarint(rest)
 	if err != nil {
-		return false, nil, err
+		return before, nil, err
 	}
 	version, rest, err := uvarint(rest)
 	if err != nil {
-		return false, nil, err
+		return before, nil, err
 	}
 	if age >= uint64(mod) || version == 0 || version > uint64(mod) {
-		return false, nil, fmt.Errorf("shard: version %d, %d revisions old, at revision %d", version, age, mod)
+		return before, nil, fmt.Errorf("shard: version %d, %d revisions old, at revision %d", version, age, mod)
 	}
 	v.Create, v.Version = mod-keyspace.Revision(age), int64(version)
 	if flags&versionLease != 0 {
-		var lease uint64
-		if lease, rest, err = uvarint(rest); err != nil {
-			return false, nil, err
+		if v.Lease, rest, err = leaseField(rest); err != nil {
+			return before, nil, err
 		}
-		v.Lease = keyspace.LeaseID(lease)
 	}
 	v.Value, rest, err = bytesField(rest)
-	return lived, rest, err
+	return before, rest, err
+}
+
+// leaseField reads a lease id that is not 0.
+func leaseField(b []byte) (keyspace.LeaseID, []byte, error) {
+	n, rest, err := uvarint(b)
+	if err == nil && n == 0 {
+		err = errors.New("shard: lease 0")
+	}
+	return keyspace.LeaseID(n), rest, err
 }
 
 // visitBatch calls visit with every version behind a batch's header, in order.
 // txn counts the transactions, sub the versions within one. What is left are the
 // batch's items.
-func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, lived bool) error) (items []byte, err error) {
+func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, before prior) error) (items []byte, err error) {
 	var v mvcc.Version
 	for txn := range c.txns {
 		n, rest, err := uvarint(b)
@@ -230,12 +261,12 @@ func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, 
 		}
 		b = rest
 		for sub := range n {
-			lived, rest, err := decodeVersion(b, c.first+keyspace.Revision(txn), &v)
+			before, rest, err := decodeVersion(b, c.first+keyspace.Revision(txn), &v)
 			if err != nil {
 				return nil, err
 			}
 			v.Sub = uint32(sub)
-			if err := visit(txn, &v, lived); err != nil {
+			if err := visit(txn, &v, before); err != nil {
 				return nil, err
 			}
 			b = rest

@@ -68,6 +68,23 @@
 // own lock; whoever decides against it takes that lock away and leaves a fence. No lock
 // and no record outlives the interest of a coordinator by more than seconds.
 //
+// S12. A key is attached to a lease only while the range has a mark of it, which says that
+// the lease's record lists the range; apply refuses anything else. A mark comes only by a
+// registration that was asked for and answered in one leadership, without a revoke of the
+// lease reaching the range in between. So whoever revokes a lease, having locked its
+// record, finds every key.
+//
+// # Leases
+//
+//	put to a lease   mark ─▶ evaluate; no mark ─▶ Leases.Register ─▶ mark (an item) ─▶ evaluate
+//	Revoke           in one range: tombstones, and the mark's end, in one entry
+//	Prepare          in several: a lock on the mark and on all keys; the mark goes with it
+//	LeaseKeys        the keys of a lease
+//
+// The index lease to keys is the node's and written with the versions, each of which says
+// which lease its key leaves. A split moves nothing in it, both halves keep the marks, and a
+// snapshot carries what its marks cover.
+//
 // # Transactions over several ranges
 //
 //	Prepare  guards and writes are evaluated under the lock table ─▶ lock with intents
@@ -123,13 +140,24 @@
 // its node, and if that does not know the attempt or is not alive, has the anchor decide.
 // A coordinator that lives and comes late finds its lock gone and starts over.
 //
+// … the answer of a registration comes late, when the lease was revoked meanwhile? The revoke
+// has ended the registration here, and nobody takes the answer. At another leader nobody
+// knows of it.
+//
+// … a transaction over several ranges lacks a mark? It may hold something that a revoke
+// waits for, for which the registration waits: it gives way, and waits only while it holds
+// nothing.
+//
+// … a node crashes between a snapshot and what it has to forget of its old index? What is
+// left names keys whose versions know better.
+//
 // … a prepare arrives when its attempt was decided against? The anchor's fence refuses
 // it; anywhere else it leaves a lock that no record lists, which is pushed away.
 //
 // # What it does not do
 //
 // It does not route, merge answers or events of several ranges, coordinate transactions
-// over them, or hold leases of keys. A delete too large for one entry is
+// over them, or count the time of leases. A delete too large for one entry is
 // refused as such: its gateway makes a transaction of it. Latches need no table:
 // evaluation of a range is serial, the overlay lets the next write of a hot key begin at
 // once, and a lock that is evaluated and not yet applied is in the lock table.

@@ -78,6 +78,11 @@ type evaluation struct {
 	draft   draft
 	// sub is the number of the operation at hand, in a transaction over several ranges.
 	sub uint32
+	// home is the replica that may write, nil where nothing is. lacks is the call's, and
+	// absent are leases that a coordinator has found not to be there.
+	home   *Replica
+	lacks  keyspace.LeaseID
+	absent []keyspace.LeaseID
 
 	// one is the memory of a request that is a single put, the most frequent one, until
 	// it is used; budget that of the view's.
@@ -219,8 +224,9 @@ func (e *evaluation) checkRevision(rev int64) error {
 // checkPut refuses a put by its lease and by a previous version that it needs.
 func (e *evaluation) checkPut(p *pb.PutRequest) error {
 	if p.GetLease() != 0 {
-		// No lease was ever granted: there is no service yet that grants one.
-		return kverror.LeaseNotFound
+		if err := e.checkLease(keyspace.LeaseID(p.GetLease())); err != nil {
+			return err
+		}
 	}
 	if !p.GetIgnoreValue() && !p.GetIgnoreLease() {
 		return nil
@@ -244,11 +250,11 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 	v, resp := e.newPut()
 	*v = pendingVersion{
 		key: p.GetKey(), value: p.GetValue(), txn: e.changes.txn,
-		create: ref{txn: e.changes.txn}, version: 1,
-		lease: keyspace.LeaseID(p.GetLease()), lived: ok,
+		create: ref{txn: e.changes.txn}, version: 1, lived: ok,
 	}
+	lease, was := keyspace.LeaseID(p.GetLease()), keyspace.LeaseID(0)
 	if ok {
-		v.create, v.version = prev.create, prev.version+1
+		v.create, v.version, was = prev.create, prev.version+1, prev.lease
 		if p.GetIgnoreValue() || p.GetPrevKv() {
 			if err := e.view.retain(&prev); err != nil {
 				return nil, err
@@ -258,7 +264,7 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 			v.value = prev.value
 		}
 		if p.GetIgnoreLease() {
-			v.lease = prev.lease
+			lease = prev.lease
 		}
 		if p.GetPrevKv() {
 			resp.PrevKv = e.draft.keep(&prev)
@@ -266,7 +272,10 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 	} else if p.GetIgnoreValue() || p.GetIgnoreLease() {
 		return nil, refusal{kverror.KeyNotFound}
 	}
-	return resp, e.write(v)
+	if lease != 0 {
+		v.leases = &leasePair{to: lease}
+	}
+	return resp, e.write(v, was)
 }
 
 func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
@@ -321,13 +330,20 @@ func (e *evaluation) remove(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeRespon
 	if r.GetPrevKv() {
 		resp.PrevKvs = append(resp.PrevKvs, e.draft.keep(it))
 	}
-	return e.write(&pendingVersion{key: it.key, txn: e.changes.txn, tombstone: true, lived: true})
+	return e.write(&pendingVersion{key: it.key, txn: e.changes.txn, tombstone: true, lived: true}, it.lease)
 }
 
-// write adds a version whose lived says whether the key is alive now.
-func (e *evaluation) write(v *pendingVersion) error {
+// write adds a version whose lived says whether the key is alive now; was is the lease
+// that the key is attached to now.
+func (e *evaluation) write(v *pendingVersion, was keyspace.LeaseID) error {
 	if own := e.changes.get(v.key); own != nil {
-		v.lived = own.lived
+		before := own.prior()
+		v.lived, was = before.lived, before.lease
+	}
+	if v.leases != nil {
+		v.leases.from = was
+	} else if was != 0 {
+		v.leases = &leasePair{from: was}
 	}
 	v.sub = e.sub
 	e.changes.add(v)

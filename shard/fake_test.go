@@ -266,6 +266,9 @@ type fakeWorld struct {
 	node   *Node
 	limits Limits
 	disk   fakeDisk
+	leases fakeLeases
+	// leased says that there are leases.
+	leased bool
 
 	mu       sync.Mutex
 	reported []keyspace.Descriptor
@@ -307,7 +310,15 @@ func newFakeWorld(t testing.TB) *fakeWorld {
 
 func newFakeWorldWith(t testing.TB, l Limits) *fakeWorld {
 	t.Helper()
-	w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l}
+	return newLeasedWorld(t, l, "")
+}
+
+// newLeasedWorld is newFakeWorldWith of a node with leases, whose records answer by
+// themselves with "auto" and when the test says so with "manual".
+func newLeasedWorld(t testing.TB, l Limits, leases string) *fakeWorld {
+	t.Helper()
+	w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l, leased: leases != ""}
+	w.leases.auto, w.leases.known = leases == "auto", map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 	w.start()
 	if err := w.node.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {
 		t.Fatal(err)
@@ -323,10 +334,14 @@ func (w *fakeWorld) start() {
 		w.t.Fatal(err)
 	}
 	w.groups = &fakeGroups{e: w.engine, groups: map[keyspace.GroupID]*fakeGroup{}}
-	w.node = NewNode(Config{
+	cfg := Config{
 		Self: 1, Clock: ck, Engine: w.engine, Groups: w.groups, Sequencer: w.seq, IDs: w.seq, Reporter: w,
 		Bus: w, Disk: &w.disk, Limits: w.limits, Workers: 1,
-	})
+	}
+	if w.leased {
+		cfg.Leases = &w.leases
+	}
+	w.node = NewNode(cfg)
 	if err := w.node.Open(); err != nil {
 		w.t.Fatal(err)
 	}

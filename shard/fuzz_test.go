@@ -105,12 +105,12 @@ func FuzzBatch(f *testing.F) {
 			}
 			counts := make([]uint64, c.txns)
 			versions := make([][]byte, c.txns)
-			items, err := visitBatch(&c, rest, func(txn int, v *mvcc.Version, lived bool) error {
+			items, err := visitBatch(&c, rest, func(txn int, v *mvcc.Version, before prior) error {
 				if v.Mod != c.first+keyspace.Revision(txn) || uint64(v.Sub) != counts[txn] || !v.Tombstone && (v.Create < 1 || v.Create > v.Mod || v.Version < 1) {
 					t.Fatalf("version %+v of transaction %d from revision %d", v, txn, c.first)
 				}
 				counts[txn]++
-				versions[txn] = appendVersion(versions[txn], v, lived)
+				versions[txn] = appendVersion(versions[txn], v, before)
 				return nil
 			})
 			if err != nil {
@@ -137,7 +137,7 @@ func FuzzBatch(f *testing.F) {
 		if err != nil || c != d {
 			t.Fatalf("%+v became %+v, %v", c, d, err)
 		}
-		items, err := visitBatch(&d, rest, func(int, *mvcc.Version, bool) error { return nil })
+		items, err := visitBatch(&d, rest, func(int, *mvcc.Version, prior) error { return nil })
 		if err != nil {
 			t.Fatalf("%x: %v", again, err)
 		}
@@ -177,8 +177,13 @@ func FuzzApply(f *testing.F) {
 	term1 := func(kind commandKind) []byte { return appendHeader(nil, header{kind, 5, 1}) }
 	f.Add(append(term1(commandBatch), func() []byte {
 		b := appendBatchHeader(nil, &batchCommand{number: 1, first: 2, txns: 1})
-		return appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1}, false)
+		return appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1}, prior{})
 	}()...))
+	f.Add(func() []byte {
+		b := appendBatchHeader(term1(commandBatch), &batchCommand{number: 1, first: 2, txns: 1})
+		b = appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Lease: 9}, prior{lease: 8})
+		return appendItem(b, &txnItem{kind: itemMark, mark: mark{9, 2}})
+	}())
 	f.Add(appendSplit(term1(commandSplit), &splitCommand{key: []byte("g"), child: 8, replicas: testDescriptor.Replicas}))
 	f.Add(binary.AppendVarint(term1(commandCompact), 2))
 	f.Add(binary.AppendVarint(term1(commandCount), 0))

@@ -16,9 +16,19 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// keeperPace is the pause after each step, so that upkeep takes a small part of the
-// machine: at most 1000 ranges a second, or 1000 steps of removal.
+// keeperPace is the least pause after each step, so that upkeep takes a small part of
+// the machine: at most 1000 ranges a second, or 1000 steps of removal.
 const keeperPace = time.Millisecond
+
+// removalRest is how many times as long as a step of removal took the keeper rests
+// after it, where no pause is set: removal takes a quarter of a core at most, whatever
+// a version costs, and a big store is not the slower for a pause that suits a small one.
+const removalRest = 3
+
+// keeperAsk is how often a node asks for the compacted revision. Whoever serves
+// requests hears of it with their revisions; one that leads ranges which nobody uses
+// does not, and they too have versions to let go.
+const keeperAsk = time.Minute
 
 // keeperRetry is the pause after a step that failed, of its replica alone: what keeps
 // it from its work may last.
@@ -36,6 +46,9 @@ type keeper struct {
 	// noted. Guarded by mu.
 	todo  []*Replica
 	noted map[*Replica]bool
+
+	// pause is what the step that has just run asks for. Only run touches it.
+	pause time.Duration
 }
 
 func newKeeper(n *Node) *keeper {
@@ -73,13 +86,20 @@ func (k *keeper) next() *Replica {
 
 // run is the keeper's goroutine.
 func (k *keeper) run(ctx context.Context) {
+	ask := k.n.cfg.Clock.NewTimer(keeperAsk)
+	defer ask.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-ask.C():
+			k.n.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, k.n.observe)
+			ask.Reset(keeperAsk)
+			continue
 		case <-k.kick:
 		}
 		for r := k.next(); r != nil; r = k.next() {
+			k.pause = keeperPace
 			again, err := r.upkeep(ctx)
 			if err != nil && ctx.Err() == nil {
 				k.n.metrics.keeperErrors.Inc()
@@ -90,10 +110,17 @@ func (k *keeper) run(ctx context.Context) {
 			} else if again {
 				k.note(r)
 			}
-			if clock.Sleep(ctx, k.n.cfg.Clock, keeperPace) != nil {
+			if clock.Sleep(ctx, k.n.cfg.Clock, k.pause) != nil {
 				return
 			}
 		}
+	}
+}
+
+// rest has the keeper pause after a step of removal that took so long.
+func (k *keeper) rest(took time.Duration) {
+	if k.pause = k.n.cfg.Limits.RemovePause; k.pause == 0 {
+		k.pause = max(keeperPace, removalRest*took)
 	}
 }
 
@@ -231,10 +258,23 @@ func (r *Replica) standEasy() {
 // removeStep removes a bounded number of old versions. It is this replica's own
 // matter: no read at or above the compacted revision can tell (invariant 5).
 func (r *Replica) removeStep() (again bool, err error) {
+	step := clock.StartStopwatch()
+	batch := r.node.cfg.Limits.RemoveBatch
 	r.mu.Lock()
-	o := mvcc.RemoveOptions{Span: r.rec.span, Compacted: r.rec.compacted, Since: r.removedTo, Cursor: r.removeFrom}
-	generation := r.rec.generation
+	o := mvcc.RemoveOptions{
+		Span: r.rec.span, Compacted: r.rec.compacted, Since: r.removedTo, Cursor: r.removeFrom,
+		MaxVisits: batch, MaxDeletes: batch,
+	}
+	if r.removeFrom == nil {
+		r.removal = step
+	}
+	generation, pass := r.rec.generation, r.removal
 	r.mu.Unlock()
+	defer func() {
+		took := step.Elapsed()
+		r.node.metrics.removePauses.Observe(float64(took.Milliseconds()))
+		r.node.keeper.rest(took)
+	}()
 	b := r.node.cfg.Engine.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
 	res, err := mvcc.RemoveOld(r.node.cfg.Engine, b, o)
@@ -264,6 +304,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 	r.removeFrom = res.Cursor
 	if done {
 		r.removedTo = o.Compacted
+		r.node.metrics.removedPass(pass.Elapsed(), r.node.cfg.Clock.Wall())
 	}
 	return !done || r.rec.compacted > r.removedTo, nil
 }

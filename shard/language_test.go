@@ -330,12 +330,18 @@ func entryText(term uint64, data []byte) string {
 			return "broken: " + err.Error()
 		}
 		s += fmt.Sprintf(" %d on %d/%d", c.number, c.prev.Term, c.prev.Number)
-		items, err := visitBatch(&c, rest, func(txn int, v *mvcc.Version, lived bool) error {
+		items, err := visitBatch(&c, rest, func(txn int, v *mvcc.Version, before prior) error {
 			s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
 			if v.Tombstone {
 				s += "†"
 			} else {
 				s += fmt.Sprintf("=%s(create=%d version=%d)", v.Value, v.Create, v.Version)
+			}
+			if v.Lease != 0 {
+				s += fmt.Sprintf(" lease=%d", v.Lease)
+			}
+			if before.lease != 0 {
+				s += fmt.Sprintf(" was=%d", before.lease)
 			}
 			return nil
 		})

@@ -53,6 +53,13 @@ type Limits struct {
 	// FateTimeout is how long a write whose leader was lost waits for the log to
 	// tell its fate. Default 7 s, etcd's request timeout.
 	FateTimeout time.Duration
+	// RemoveBatch bounds the versions that one step of removing old ones looks at, and
+	// those that it removes (etcd's compaction-batch-limit). Default 1000. Too high makes
+	// steps that others wait for on a small machine, too low spends them on beginning.
+	RemoveBatch int64
+	// RemovePause is the pause after each such step (etcd's compaction-sleep-interval).
+	// Default 0: three times as long as the step took, 1 ms at least.
+	RemovePause time.Duration
 }
 
 func (l *Limits) fill() {
@@ -70,6 +77,7 @@ func (l *Limits) fill() {
 	setDefault(&l.PrevBytes, 16<<20)
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
+	setDefault(&l.RemoveBatch, 1000)
 }
 
 func setDefault[T int | int64 | time.Duration](v *T, d T) {

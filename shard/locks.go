@@ -36,6 +36,8 @@ type lockSpan struct {
 type intent struct {
 	v     mvcc.Version
 	lived bool
+	// was is the lease that the key was attached to before, 0 for none.
+	was keyspace.LeaseID
 }
 
 // at returns the version with the transaction's revision.
@@ -59,6 +61,10 @@ type lock struct {
 	floor  keyspace.Revision
 	spans  []lockSpan
 	writes []intent
+	// revoke is the lease all of whose keys the lock deletes, the zero mark for none.
+	revoke mark
+	// leases are those that the writes attach keys to.
+	leases []keyspace.LeaseID
 }
 
 // bytes is about what the lock takes in memory and in an entry.
@@ -156,6 +162,8 @@ type lockTable struct {
 	pieces  spanIndex[*held]
 	// most is how many locks or records there were at a time.
 	most int
+	// leases has who attaches keys to a lease, and who revokes it; nil where nobody does.
+	leases map[keyspace.LeaseID][]*held
 	// bytes is what the locks of all tables of the node take.
 	bytes *atomic.Int64
 }
@@ -183,6 +191,7 @@ func (t *lockTable) add(h *held) {
 	for i := range h.spans {
 		t.pieces.add(h.spans[i].span, h, h.spans[i].mode)
 	}
+	t.addLeases(h)
 }
 
 func (t *lockTable) remove(h *held) {
@@ -196,6 +205,7 @@ func (t *lockTable) remove(h *held) {
 	for i := range h.spans {
 		t.pieces.remove(h.spans[i].span, h)
 	}
+	t.removeLeases(h)
 }
 
 // find returns the lock of the attempt with the id.

@@ -1,6 +1,10 @@
 package shard
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Metrics are the package's metrics, summed over all replicas of the node.
 type Metrics struct {
@@ -11,7 +15,7 @@ type Metrics struct {
 	batchRequests                    prometheus.Histogram
 	refused, cuts, noops             prometheus.Counter
 	readWaits, readRestarts          prometheus.Counter
-	countScans, pagesKnown, removed  prometheus.Counter
+	countScans, pagesKnown           prometheus.Counter
 	splits, keeperErrors             prometheus.Counter
 	lockWaits, pushes                prometheus.Counter
 	applied                          prometheus.Counter
@@ -22,6 +26,11 @@ type Metrics struct {
 	requestSeconds                   *prometheus.HistogramVec
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
+
+	// What etcd says of its compactions, under its names.
+	removePauses, removeTotals prometheus.Histogram
+	removedLast, compacted     prometheus.Gauge
+	removed                    prometheus.Counter
 }
 
 // NewMetrics makes the metrics and registers them, if reg is not nil.
@@ -56,7 +65,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		readRestarts: counter("skein_shard_read_restarts_total", "Reads that started over."),
 		countScans:   counter("skein_shard_count_scans_total", "Counts that scanned."),
 		pagesKnown:   counter("skein_shard_count_pages_known_total", "Counts that were remembered."),
-		removed:      counter("skein_shard_removed_versions_total", "Old versions that were removed."),
 		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
 		headHits:     counter("skein_shard_head_hits_total", "Reads of one key that were answered from memory."),
@@ -75,12 +83,42 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
+	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.removed, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
+			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
 			m.feeds, m.feedsBehind, m.fedEvents, m.historyEvents, m.completeQuestions)
 	}
 	return m
+}
+
+// addCompaction makes and registers the metrics that have etcd's names, and its odd
+// buckets: milliseconds, of which its dashboards know.
+func (m *Metrics) addCompaction(reg prometheus.Registerer) {
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: "etcd_debugging", Subsystem: "mvcc", Name: name, Help: help}
+	}
+	millis := func(name, help string, first float64, count int) prometheus.Histogram {
+		o := opts(name, help)
+		return prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: o.Namespace, Subsystem: o.Subsystem, Name: o.Name, Help: o.Help,
+			Buckets: prometheus.ExponentialBuckets(first, 2, count),
+		})
+	}
+	m.removePauses = millis("db_compaction_pause_duration_milliseconds", "One step of removing old versions.", 1, 13)
+	m.removeTotals = millis("db_compaction_total_duration_milliseconds", "Removing the old versions of one range.", 100, 14)
+	m.removedLast = prometheus.NewGauge(prometheus.GaugeOpts(opts("db_compaction_last", "The unix time at which a range's old versions were last removed. Resets to 0 on start.")))
+	m.removed = prometheus.NewCounter(prometheus.CounterOpts(opts("db_compaction_keys_total", "Old versions that were removed.")))
+	m.compacted = prometheus.NewGauge(prometheus.GaugeOpts(opts("compact_revision", "The compacted revision as far as this node has heard, -1 before the first compaction.")))
+	if reg != nil {
+		reg.MustRegister(m.removePauses, m.removeTotals, m.removedLast, m.removed, m.compacted)
+	}
+}
+
+// removedPass notes that a pass of removal over a range has ended.
+func (m *Metrics) removedPass(took time.Duration, at time.Time) {
+	m.removeTotals.Observe(float64(took.Milliseconds()))
+	m.removedLast.Set(float64(at.Unix()))
 }

@@ -77,7 +77,7 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 }
 
 // Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
-// Logger and Metrics are required.
+// Leases, Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -88,6 +88,8 @@ type Config struct {
 	Reporter  Reporter
 	// Txns pushes transactions over several ranges; nil where there are none.
 	Txns TxnPusher
+	// Leases registers ranges with leases; nil where there is no lease.
+	Leases Leases
 	// Bus reaches other nodes.
 	Bus Caller
 	// Disk is nil where the disk is never full.
@@ -161,6 +163,7 @@ func NewNode(cfg Config) *Node {
 		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes),
 	}
 	n.compacted.Store(-1)
+	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.pushes = newPushes(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
@@ -296,7 +299,19 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 		return err
 	}
 	data := engine.VersionedSpan(rec.span)
-	return b.DeleteRange(data.Lower, data.Upper)
+	if err := b.DeleteRange(data.Lower, data.Upper); err != nil {
+		return err
+	}
+	txns, err := loadTxns(n.cfg.Engine, g.Range())
+	if err != nil {
+		return err
+	}
+	for lease := range txns.marks {
+		if s := engine.LeaseSpan(lease, rec.span); err == nil {
+			err = b.DeleteRange(s.Lower, s.Upper)
+		}
+	}
+	return err
 }
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
@@ -433,7 +448,14 @@ func (n *Node) observe(a keyspace.SequenceAnswer) {
 		return
 	}
 	n.heard(a.Current)
-	if raise(&n.compacted, int64(a.Compacted)) {
+	n.heardCompacted(a.Compacted)
+}
+
+// heardCompacted notes the cluster's compacted revision and has all replicas looked
+// after if it is news.
+func (n *Node) heardCompacted(c keyspace.Revision) {
+	if raise(&n.compacted, int64(c)) {
+		n.metrics.compacted.Set(float64(n.Compacted()))
 		n.keeper.note(n.Replicas()...)
 	}
 }

@@ -94,7 +94,8 @@ type pendingVersion struct {
 	txn     *pendingTxn
 	create  ref
 	version int64
-	lease   keyspace.LeaseID
+	// leases are the key's now and before, nil where there are none.
+	leases *leasePair
 	// tombstone says that the key is deleted; lived that it was alive before the
 	// transaction.
 	tombstone bool
@@ -104,11 +105,32 @@ type pendingVersion struct {
 	sub uint32
 }
 
+// leasePair is the lease that a version attaches its key to, and the one that the key was
+// attached to before the transaction; 0 is none.
+type leasePair struct{ to, from keyspace.LeaseID }
+
+// lease is the one that the version attaches its key to, 0 for none.
+func (v *pendingVersion) lease() keyspace.LeaseID {
+	if v.leases == nil {
+		return 0
+	}
+	return v.leases.to
+}
+
+// prior is what the key was before the transaction.
+func (v *pendingVersion) prior() prior {
+	p := prior{lived: v.lived}
+	if v.leases != nil {
+		p.lease = v.leases.from
+	}
+	return p
+}
+
 // bytes is about what the version takes in memory and in an entry.
 func (v *pendingVersion) bytes() int { return len(v.key) + len(v.value) + versionOverheadBytes }
 
 // versionOverheadBytes bounds what an entry has for a version beside key and value.
-const versionOverheadBytes = 48
+const versionOverheadBytes = 56
 
 // overlay is what a leader has evaluated and not yet applied, by key. It has no
 // lock; the replica's mu guards it.

@@ -122,6 +122,9 @@ func (r *Replica) evaluatePass() (again bool) {
 			err = kverror.Of(c.ctx.Err())
 		}
 		if err != nil {
+			if c.step != nil && c.step.registered != nil {
+				r.endRegistrationLocked(c.step.registered)
+			}
 			out.add(c, err)
 			continue
 		}
@@ -252,6 +255,7 @@ func (r *Replica) newEvaluation(c *call, pass *pass) *evaluation {
 			heads: n.heads, reign: &r.reign, budget: &e.budget,
 		},
 		current: c.current, compacted: c.compacted,
+		home: r, lacks: c.lacks,
 		maxWriteBytes: n.cfg.Limits.MaxEntryBytes,
 		budget:        n.readBudget(),
 	}
@@ -313,8 +317,13 @@ func (r *Replica) placeFailedLocked(c *call, lead *leadership, err error, out *a
 	var wait waitError
 	var future futureError
 	var refused refusal
+	var missing needsMark
 	switch {
+	case errors.As(err, &missing):
+		r.awaitMarkLocked(c, missing.lease, out)
+		return
 	case errors.As(err, &wait):
+		c.lacks = 0
 		r.parkLocked(c, wait.txn.batch)
 		return
 	case errors.As(err, &future):
@@ -374,7 +383,9 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 	if c.step != nil {
 		b.items++
 		b.bytes += c.step.entryBytes()
-		return
+		if len(c.writes) > 0 {
+			b.revokes++
+		}
 	}
 	if len(c.writes) == 0 {
 		return
@@ -409,7 +420,7 @@ func (r *Replica) ask(b *batch) {
 	r.mu.Lock()
 	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.generation, Count: b.txns}
 	// Of steps alone none has a revision or a place among them.
-	steps := b.items > 0 && b.items == len(b.calls)
+	steps := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	r.mu.Unlock()
 	if steps {
 		r.settled(b, keyspace.SequenceAnswer{})
@@ -497,7 +508,11 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 		if len(c.writes) > 0 {
 			place++
 			c.txn.revision.Store(int64(place))
-			c.draft.settle(place, true)
+			if c.step != nil {
+				c.step.answer = &Revoked{Revision: place}
+			} else {
+				c.draft.settle(place, true)
+			}
 			b.calls = append(b.calls, c)
 			continue
 		}
@@ -507,7 +522,7 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 		}
 		r.settleReadLocked(c, place, a.Compacted, out)
 	}
-	if len(b.calls) != b.txns+b.items {
+	if len(b.calls) != b.txns+b.items-b.revokes {
 		panic(fmt.Sprintf("shard: range %s: %s has %d calls with writes, counted %d and %d", r.id, b, len(b.calls), b.txns, b.items))
 	}
 	for _, c := range b.take(&b.parked, placeParked) {

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -113,6 +114,10 @@ type Replica struct {
 	// tickets counts the calls that had to wait for locks.
 	tickets uint32
 	fence   uint64
+	// marks are the applied marks of leases, and registrations those that come or go; nil
+	// where there are none.
+	marks         map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	registrations map[keyspace.LeaseID]*registration
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
 	// reign names what the node's heads know of this replica.
@@ -149,6 +154,8 @@ type Replica struct {
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
+	// removal runs since the pass of removal under way began.
+	removal clock.Stopwatch
 	// removing is closed when the step of removal that runs has ended; nil while none
 	// does. receiving says that a snapshot comes in, and that none may begin.
 	removing  chan struct{}
@@ -388,6 +395,7 @@ func (r *Replica) loseLocked(out *answers) {
 	}
 	r.lead, r.overlay = nil, newOverlay()
 	r.dropPendingLocked()
+	r.dropRegistrationsLocked()
 	r.queueWokenLocked()
 	r.barrier = nil
 	r.compacting, r.counting = 0, false
@@ -427,6 +435,8 @@ type answers struct {
 	list []answer
 	// confirm are calls whose answer needs a confirmed leadership.
 	confirm []*call
+	// register are registrations that are to be asked for.
+	register []*registration
 }
 
 type answer struct {
@@ -454,5 +464,8 @@ func (a *answers) send(n *Node) {
 		} else {
 			x.c.answer(n, nil, x.err)
 		}
+	}
+	for _, reg := range a.register {
+		reg.ask()
 	}
 }

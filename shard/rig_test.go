@@ -40,6 +40,8 @@ type rig struct {
 	// noLease turns leader leases off.
 	noLease bool
 	limits  Limits
+	// leases are those of all nodes, nil where there are none.
+	leases *rigLeases
 	// maxLag is raftgroup's MaxLagBytes, 0 its default.
 	maxLag int64
 	// maxInflight is raftgroup's MaxGroupInflightBytes, 0 its default.
@@ -175,10 +177,14 @@ func (n *rigNode) start() {
 		},
 	})
 	n.must(err)
-	node := NewNode(Config{
+	cfg := Config{
 		Self: n.id, Clock: n.clock, Engine: n.engine, Groups: HostGroups(n.host), Sequencer: &r.seq, IDs: &r.seq,
 		Reporter: &r.seq, Bus: n.bus, Limits: r.limits, Workers: 2, Logger: logger,
-	})
+	}
+	if r.leases != nil {
+		cfg.Leases = r.leases
+	}
+	node := NewNode(cfg)
 	for _, p := range r.nodes {
 		if p != n {
 			n.bus.SetPeer(p.id, nil)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -34,6 +35,10 @@ type step struct {
 	// creates are the create revisions of the answer's results.
 	creates []ref
 	size    int
+	// registered is the registration that the step ends, for a mark that comes or goes.
+	registered *registration
+	// hull is what a revoke sweeps.
+	hull keyspace.Span
 	// reading is what the answer holds of the node's budget of reads, until it is given.
 	reading int64
 }
@@ -52,6 +57,9 @@ func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generati
 	}
 	if err := checkTxnOp(op); err != nil {
 		return nil, err
+	}
+	if k, ok := op.(*LeaseKeys); ok {
+		return r.leaseKeys(ctx, &Request{Range: id, Generation: g, ReadRevision: k.At}, k)
 	}
 	return r.step(ctx, &Request{Range: id, Generation: g}, op)
 }
@@ -117,13 +125,23 @@ func stepBytes(op TxnOp) int64 {
 // endsLocks says whether the call is a step that others may be waiting for.
 func (c *call) endsLocks() bool { return c.step != nil && endsLocks(c.step.op) }
 
-func endsLocks(op TxnOp) bool { return op.kind() != txnPrepare }
+func endsLocks(op TxnOp) bool {
+	switch op.kind() {
+	case txnPrepare, txnRevoke, txnLeaseKeys:
+		return false
+	case txnCommit, txnResolve, txnDecide, txnForget, txnRead:
+	}
+	return true
+}
 
 // checkTxnOp refuses what the evaluation relies on not to get.
 func checkTxnOp(op TxnOp) error {
 	p, ok := op.(*Prepare)
 	if !ok {
-		return nil
+		return checkLeaseOp(op)
+	}
+	if p.Revoke != 0 && len(p.Guards)+len(p.Writes) > 0 {
+		return badRequest("transaction %s revokes lease %d and does more", p.Name, p.Revoke)
 	}
 	if len(p.Anchor) == 0 || p.Name.Attempt == 0 {
 		return badRequest("transaction %s with anchor %q", p.Name, p.Anchor)
@@ -173,6 +191,10 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 		r.forgetLocked(c, op, lead, out)
 	case *Resolve:
 		return r.resolveLocked(c, op, lead, out)
+	case *Revoke:
+		return r.gateRevokeLocked(c, op, out)
+	case *attach:
+		r.attachLocked(c, op, lead, out)
 	}
 	return true
 }
@@ -181,7 +203,10 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 func (t *lockTable) keeps(op proto.Message) (m meeting) {
 	if p, ok := op.(*pb.PutRequest); ok {
 		// Most are puts, which pay little for others' locks.
-		return t.holder(p.GetKey(), true)
+		if m = t.holder(p.GetKey(), true); m.h == nil && p.GetLease() != 0 && len(t.leases) > 0 {
+			m.h = t.revokes(op)
+		}
+		return m
 	}
 	touch := func(key, end []byte, writes bool) {
 		if m.h != nil {
@@ -192,6 +217,9 @@ func (t *lockTable) keeps(op proto.Message) (m meeting) {
 		}
 	}
 	touchedKeys(op, touch)
+	if m.h == nil && len(t.leases) > 0 {
+		m.h = t.revokes(op)
+	}
 	return m
 }
 
@@ -272,9 +300,13 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 		}
 		r.pinLocked(op.PinAt)
 	}
-	if len(op.Guards) == 0 && len(op.Writes) == 0 {
+	if len(op.Guards) == 0 && len(op.Writes) == 0 && op.Revoke == 0 {
 		c.step.answer = &Prepared{}
 		out.add(c, nil)
+		return true
+	}
+	if h := r.quellLocked(op.Revoke); h != nil {
+		r.blockLocked(c, meeting{h: h})
 		return true
 	}
 	m, dies, outside := r.meetsLocked(op)
@@ -297,6 +329,14 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 // transactions and gives way to older ones (wait-die), so that no two ever wait for each
 // other; who holds nothing may wait for all.
 func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
+	meet := func(o *held, key []byte, writes bool) {
+		older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
+		if m.h == nil || older && !dies {
+			m = meeting{o, key, writes}
+		}
+		dies = dies || older
+	}
+	r.meetsLeasesLocked(op, func(o *held) { meet(o, nil, false) })
 	op.keys(func(key, end []byte, writes bool) {
 		s, ok := keyspace.FromEtcd(key, end)
 		if !ok {
@@ -306,26 +346,19 @@ func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
 		if outside = outside || !spanCovers(r.rec.span, s); outside || r.locks == nil {
 			return
 		}
-		meet := func(o *held, key []byte) {
-			older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
-			if m.h == nil || older && !dies {
-				m = meeting{o, key, writes}
-			}
-			dies = dies || older
-		}
 		own := false
 		r.locks.pieces.visit(s, func(o *held, mode lockMode, key []byte) bool {
 			switch {
 			case o.name == op.Name:
 				own = true
 			case writes || mode != lockShared:
-				meet(o, key)
+				meet(o, key, writes)
 			}
 			return !dies
 		})
 		if !writes && !own && m.h == nil {
 			if o := r.wantedLocked(s, op.Name); o != nil {
-				meet(o, nil)
+				meet(o, nil, writes)
 			}
 		}
 	})
@@ -343,7 +376,11 @@ func spanCovers(s, o keyspace.Span) bool {
 // evaluatePrepare evaluates the guards, then all that can refuse the writes, then the
 // writes.
 func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation, error) {
+	if op.Revoke != 0 {
+		return r.prepareRevoke(c, op, pass)
+	}
 	e := r.newEvaluation(c, pass)
+	e.absent = op.Absent
 	c.step.forgetRead(r.node)
 	w := txnWriter{e: e, sweepBytes: r.node.cfg.Limits.MaxEntryBytes / 4, maxPrev: r.node.cfg.Limits.PrevBytes}
 	w.prevLeft = w.maxPrev
@@ -411,6 +448,8 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 		return r.evaluatePrepare(c, op, pass)
 	case *Resolve:
 		c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
+	case *Revoke:
+		return r.evaluateRevoke(c, op, pass)
 	}
 	return nil, err
 }
@@ -419,6 +458,10 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
 	if _, ok := c.step.op.(*Prepare); ok {
 		r.placePrepareLocked(c, lead, e, err, out)
+		return
+	}
+	if op, ok := c.step.op.(*Revoke); ok {
+		r.placeRevokeLocked(c, op, lead, e, err, out)
 		return
 	}
 	if err != nil {
@@ -434,8 +477,13 @@ func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err 
 func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
 	s, op := c.step, c.step.op.(*Prepare)
 	var wait waitError
+	var missing needsMark
 	switch {
+	case errors.As(err, &missing):
+		r.prepareMarkLocked(c, op, missing.lease, out)
+		return
 	case errors.As(err, &wait):
+		c.lacks = 0
 		r.parkLocked(c, wait.txn.batch)
 		return
 	case errors.Is(err, errOtherPath):
@@ -456,45 +504,20 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		return
 	}
 	l := &lock{id: LockID{Range: r.id}, name: op.Name, anchor: op.Anchor, floor: s.own.floor, spans: prepareSpans(op, a)}
+	if op.Revoke != 0 {
+		l.spans = revokeSpans(s, writes)
+		l.revoke = mark{op.Revoke, op.Incarnation}
+		if r.revokeMeetsLocked(c, op, l.spans, out) {
+			return
+		}
+	}
+	l.leases = leasesOf(writes)
 	s.writes, s.draft = writes, e.draft
 	h := &held{lock: l, since: r.node.cfg.Clock.Now()}
 	s.item, s.on, s.size = &txnItem{kind: itemLock, lock: l}, []*held{h}, l.bytes()+e.changes.bytes
 	r.appendLocked(c, lead)
 	h.batch = c.at
 	r.tableLocked().add(h)
-}
-
-// prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
-// written, and what refuses it stays as it is.
-func prepareSpans(op *Prepare, a *Prepared) (spans []lockSpan) {
-	swept := map[uint32]bool{}
-	for i := range a.Results {
-		swept[a.Results[i].Number] = a.Results[i].Swept
-	}
-	add := func(key, end []byte, mode lockMode, sub uint32) {
-		if s, ok := keyspace.FromEtcd(key, end); ok {
-			spans = append(spans, lockSpan{span: keyspace.Span{Start: bytes.Clone(s.Start), End: bytes.Clone(s.End)}, mode: mode, sub: sub})
-		}
-	}
-	for i := range op.Guards {
-		add(op.Guards[i].Compare.GetKey(), op.Guards[i].Compare.GetRangeEnd(), lockShared, 0)
-	}
-	for i := range op.Writes {
-		w := &op.Writes[i]
-		mode, sub := lockExclusive, uint32(0)
-		if a.Refused != nil {
-			mode = lockShared
-		} else if swept[w.Number] {
-			mode, sub = lockSweep, w.Number
-		}
-		switch o := w.Op.(type) {
-		case *pb.PutRequest:
-			add(o.GetKey(), nil, mode, 0)
-		case *pb.DeleteRangeRequest:
-			add(o.GetKey(), o.GetRangeEnd(), mode, sub)
-		}
-	}
-	return spans
 }
 
 // decideStepLocked puts a step with an item that decides about locks into the batch.
@@ -635,6 +658,11 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 		h.deciding = true
 		c.step.on, c.step.swept = []*held{h}, h.lock
 		return false
+	case op.Unmark && !h.keyless():
+		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of a lease without keys", h.id, h.name))
+	case op.Unmark:
+		c.step.answer = &Resolved{More: more}
+		r.decideStepLocked(c, lead, &txnItem{kind: itemRelease}, h)
 	default:
 		c.step.answer = &Resolved{More: more}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemResolve, revision: op.Revision}, h)
@@ -644,6 +672,9 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 
 // undoLocked takes back what a step has left in the table: its batch is discarded.
 func (r *Replica) undoLocked(s *step) {
+	if s.registered != nil {
+		r.endRegistrationLocked(s.registered)
+	}
 	for _, h := range s.on {
 		if s.item != nil && s.item.kind == itemLock {
 			r.locks.remove(h)
@@ -672,6 +703,10 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 	now := r.node.cfg.Clock.Now()
 	for i := range changes {
 		ch := &changes[i]
+		if ch.mark.lease != 0 {
+			r.publishMarkLocked(ch.mark)
+			continue
+		}
 		t := r.tableLocked()
 		if ch.record != nil {
 			t.records[ch.record.name] = &heldRecord{txnRecord: ch.record, since: now}
@@ -714,6 +749,7 @@ func (r *Replica) loadTableLocked(s *txnState) {
 		}
 		r.locks = nil
 	}
+	r.marks = maps.Clone(s.marks)
 	changes := make([]lockChange, 0, len(s.locks)+len(s.records))
 	for _, l := range s.locks {
 		changes = append(changes, lockChange{added: l})
@@ -729,7 +765,7 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 	for i := range changes {
 		ch := &changes[i]
 		switch {
-		case ch.revision == 0:
+		case ch.revision == 0 || ch.mark.lease != 0:
 		case ch.added != nil:
 			// A sweep.
 			r.reign = r.node.heads.begin()

@@ -12,16 +12,34 @@ import (
 // The stories' steps of transactions over several ranges, one per line:
 //
 //	prepare NAME ANCHOR [patient] [pin[=N]] [if ( COMPARE [holds|fails] , ... )] [do ( OP ; ... )]
+//	        [revoke=LEASE [as=INCARNATION]] [absent=LEASE]
 //	commit NAME ANCHOR REV LOCK ...   the first lock is the anchor's
-//	resolve NAME REV [LOCK]           REV 0 aborts
+//	resolve NAME REV [LOCK] [unmark]  REV 0 aborts
 //	decide NAME ANCHOR
 //	forget NAME ANCHOR
+//	revoke LEASE [as=INCARNATION]     in this range alone; as is 1 if it is not given
+//	keys LEASE REV [START END]        the keys of a lease
 //
 // NAME is START.COUNTER/ATTEMPT, LOCK as it is printed. The number of an operation is
 // its place in the list, from 1.
 func parseStep(line string) TxnOp {
 	p := &parser{strings.Fields(line)}
-	verb, name := p.next(), parseName(p.next())
+	verb := p.next()
+	switch verb {
+	case "revoke":
+		r := &Revoke{Lease: keyspace.LeaseID(number("=" + p.next())), Incarnation: 1}
+		if p.peek() != "" {
+			r.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
+		}
+		return r
+	case "keys":
+		k := &LeaseKeys{Lease: keyspace.LeaseID(number("=" + p.next())), At: keyspace.Revision(number("=" + p.next()))}
+		if p.peek() != "" {
+			k.Span = keyspace.Span{Start: word(p.next()), End: word(p.next())}
+		}
+		return k
+	}
+	name := parseName(p.next())
 	switch verb {
 	case "prepare":
 		return p.prepare(name)
@@ -34,9 +52,10 @@ func parseStep(line string) TxnOp {
 		return c
 	case "resolve":
 		r := &Resolve{Name: name, Revision: keyspace.Revision(number("=" + p.next()))}
-		if p.peek() != "" {
+		if p.peek() != "" && p.peek() != "unmark" {
 			r.Lock = parseLockID(p.next())
 		}
+		r.Unmark = p.peek() == "unmark"
 		return r
 	case "decide":
 		return &Decide{Name: name, Anchor: word(p.next())}
@@ -68,6 +87,12 @@ func (p *parser) prepare(name TxnName) *Prepare {
 		case w == "patient":
 			p.next()
 			s.Patient = true
+		case strings.HasPrefix(w, "revoke="):
+			s.Revoke, s.Incarnation = keyspace.LeaseID(number(p.next())), 1
+		case strings.HasPrefix(w, "as="):
+			s.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
+		case strings.HasPrefix(w, "absent="):
+			s.Absent = append(s.Absent, keyspace.LeaseID(number(p.next())))
 		case strings.HasPrefix(w, "pin"):
 			p.next()
 			s.Pin = true
@@ -116,6 +141,16 @@ func formatTxnAnswer(a TxnAnswer, err error) string {
 			return "more"
 		}
 		return "done"
+	case *Revoked:
+		switch {
+		case o.TooMany:
+			return "too many keys"
+		case o.Revision == 0:
+			return "nothing revoked"
+		}
+		return fmt.Sprintf("revoked@%d", o.Revision)
+	case *Attached:
+		return fmt.Sprintf("attached %s more=%t", o.Keys, o.More)
 	}
 	return formatPrepared(a.(*Prepared))
 }
@@ -167,6 +202,13 @@ func itemText(it *txnItem) string {
 		for i := range it.lock.writes {
 			s += " " + intentText(&it.lock.writes[i])
 		}
+		if it.lock.revoke.lease != 0 {
+			s += fmt.Sprintf(" revoke=%d/%d", it.lock.revoke.lease, it.lock.revoke.incarnation)
+		}
+	case itemMark, itemUnmark:
+		s += fmt.Sprintf(" %d/%d", it.mark.lease, it.mark.incarnation)
+	case itemRelease:
+		s += " " + it.id.String()
 	case itemResolve:
 		s += fmt.Sprintf(" %s@%d", it.id, it.revision)
 	case itemCommit:
@@ -193,6 +235,12 @@ func intentText(i *intent) string {
 	if i.lived {
 		lived = " lived"
 	}
+	if i.v.Lease != 0 {
+		lived += fmt.Sprintf(" lease=%d", i.v.Lease)
+	}
+	if i.was != 0 && i.was != i.v.Lease {
+		lived += fmt.Sprintf(" was=%d", i.was)
+	}
 	if i.v.Tombstone {
 		return fmt.Sprintf("%s†.%d%s", i.v.Key, i.v.Sub, lived)
 	}
@@ -214,6 +262,12 @@ func locksText(r *Replica) string {
 		}
 		for _, p := range h.spans {
 			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
+		}
+		if h.revoke.lease != 0 {
+			s += fmt.Sprintf(" revoke=%d", h.revoke.lease)
+		}
+		if len(h.leases) > 0 {
+			s += fmt.Sprintf(" leases=%d", h.leases)
 		}
 		wait := 0
 		for _, g := range h.waiters {

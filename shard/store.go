@@ -22,6 +22,10 @@ func (s engineStore) scan(span keyspace.Span, at keyspace.Revision, keysOnly boo
 	return err
 }
 
+func (s engineStore) attached(lease keyspace.LeaseID, span keyspace.Span, fn func(key []byte) error) error {
+	return mvcc.Attached(s.e, lease, span, fn)
+}
+
 // passStore is the engineStore of one pass of evaluation. It keeps one iterator for
 // its point reads, which costs a third of an iterator for each, as long as it may:
 // until entries are applied, which then leave the overlay. A result of get is valid

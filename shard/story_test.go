@@ -22,7 +22,7 @@ import (
 // story runs the commands of a story on a fakeWorld. Each command ends when
 // nothing moves any more, and prints whose requests were answered by then.
 //
-//	init [manual] [entry=BYTES] [inflight=N] [request=BYTES]   a node whose replica leads range 1 in term 5; with manual the
+//	init [manual] [entry=BYTES] [inflight=N] [request=BYTES] [leases=auto|manual]   a node whose replica leads range 1 in term 5; with manual the
 //	                test answers the sequencer and commits the log, otherwise both go by themselves
 //	do [range=1] [gen=1] [at=R]   one request per line; numbered in order of their begin
 //	step [range=1] [gen=1]        steps of transactions over several ranges, see parseStep
@@ -88,6 +88,7 @@ func (s *story) end() {
 	}
 	s.w.stop()
 	s.wg.Wait()
+	s.w.leases.wg.Wait()
 	s.w = nil
 }
 
@@ -184,14 +185,17 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	if d.Cmd == "init" {
 		s.end()
 		s.manual = d.HasArg("manual")
-		w := newFakeWorldWith(t, Limits{
+		w := newLeasedWorld(t, Limits{
 			MaxEntryBytes: arg(d, "entry", 0), InflightBatches: arg(d, "inflight", 0), MaxRequestBytes: arg(d, "request", 0),
 			RangePendingBytes: int64(arg(d, "pending", 0)),
-		})
+		}, arg(d, "leases", ""))
 		w.seq.auto = !s.manual
 		s.w, s.next = w, 0
 		w.serve(1, 5)
 		return ""
+	}
+	if out, ok := s.leaseCommand(t, d); ok {
+		return out
 	}
 	id := keyspace.RangeID(arg(d, "range", 1))
 	g := s.w.groups.group(id)

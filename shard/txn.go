@@ -72,11 +72,12 @@ type LockRef struct {
 }
 
 // TxnOp is what a coordinator or a pusher wants of one range: a *Prepare, *Commit,
-// *Resolve, *Decide or *Forget.
+// *Resolve, *Decide or *Forget; or what is to be done with a lease: *Revoke, *LeaseKeys.
 type TxnOp interface{ kind() txnKind }
 
 // TxnAnswer answers a TxnOp: a *Prepared to a *Prepare, a *Decided to a *Commit and a
-// *Decide, a *Resolved to the others.
+// *Decide, a *Revoked to a *Revoke, an *Attached to a *LeaseKeys, a *Resolved to the
+// others.
 type TxnAnswer interface{ answers(k txnKind) bool }
 
 // txnKind is the number of a TxnOp on the wire.
@@ -90,6 +91,8 @@ const (
 	txnForget
 	// txnRead is a read on behalf of a transaction, which its own locks do not hold up.
 	txnRead
+	txnRevoke
+	txnLeaseKeys
 )
 
 // Want is what a path through the compares demands of a guard.
@@ -137,6 +140,14 @@ type Prepare struct {
 	// where it is 0.
 	Pin   bool
 	PinAt keyspace.Revision
+	// Revoke, if not 0, is a lease of the incarnation all of whose keys in the range are
+	// deleted, and nothing else is done. The lease's mark is locked even where there is no
+	// key.
+	Revoke      keyspace.LeaseID
+	Incarnation keyspace.LeaseIncarnation
+	// Absent are leases that the transaction has found not to be there: a put to one of them
+	// that has no mark is refused.
+	Absent []keyspace.LeaseID
 }
 
 // Prepared is the answer to a Prepare.
@@ -209,6 +220,9 @@ type Resolve struct {
 	Lock LockID
 	// Revision is the transaction's; 0 says that the attempt is aborted.
 	Revision keyspace.Revision
+	// Unmark says that the lock is that of a lease which has no key in any range: the mark
+	// goes with it, at no revision.
+	Unmark bool
 }
 
 // Forget removes the record of a committed attempt, none of whose locks is left.
@@ -223,15 +237,19 @@ type Resolved struct {
 	More bool
 }
 
-func (*Prepare) kind() txnKind { return txnPrepare }
-func (*Commit) kind() txnKind  { return txnCommit }
-func (*Resolve) kind() txnKind { return txnResolve }
-func (*Decide) kind() txnKind  { return txnDecide }
-func (*Forget) kind() txnKind  { return txnForget }
+func (*Prepare) kind() txnKind   { return txnPrepare }
+func (*Commit) kind() txnKind    { return txnCommit }
+func (*Resolve) kind() txnKind   { return txnResolve }
+func (*Decide) kind() txnKind    { return txnDecide }
+func (*Forget) kind() txnKind    { return txnForget }
+func (*Revoke) kind() txnKind    { return txnRevoke }
+func (*LeaseKeys) kind() txnKind { return txnLeaseKeys }
 
 func (*Prepared) answers(k txnKind) bool { return k == txnPrepare }
 func (*Decided) answers(k txnKind) bool  { return k == txnCommit || k == txnDecide }
 func (*Resolved) answers(k txnKind) bool { return k == txnResolve || k == txnForget }
+func (*Revoked) answers(k txnKind) bool  { return k == txnRevoke }
+func (*Attached) answers(k txnKind) bool { return k == txnLeaseKeys }
 
 // keys calls add with every pair (key, range_end) that the op names, and whether it
 // writes there.

@@ -3,6 +3,7 @@ package shard
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
@@ -34,8 +35,9 @@ func sampleLock() *lock {
 		writes: []intent{
 			{v: mvcc.Version{Key: []byte("k"), Sub: 1, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, lived: true},
 			{v: mvcc.Version{Key: []byte("l"), Sub: 2, Version: 1}},
-			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, lived: true},
+			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, lived: true, was: -9},
 		},
+		revoke: mark{-9, 2},
 	}
 }
 
@@ -53,7 +55,10 @@ func sampleItems() []txnItem {
 		{kind: itemCommit, id: LockID{7, 5, 11, 2}, record: sampleTxnRecord()},
 		{kind: itemFence, fence: 9, ids: []LockID{{7, 5, 11, 2}}},
 		{kind: itemForget, name: sampleName},
-		{kind: itemSweep, id: LockID{7, 5, 11, 2}, revision: 310, piece: 2, next: []byte("y"), keys: [][]byte{[]byte("x"), []byte("xx")}},
+		{kind: itemSweep, id: LockID{7, 5, 11, 2}, revision: 310, piece: 2, next: []byte("y"), keys: [][]byte{[]byte("x"), []byte("xx")}, leases: []keyspace.LeaseID{0, 9}},
+		{kind: itemMark, mark: mark{9, 2}},
+		{kind: itemUnmark, mark: mark{9, 2}},
+		{kind: itemRelease, id: LockID{7, 5, 11, 2}},
 	}
 }
 
@@ -66,11 +71,14 @@ func sampleTxnOps() []TxnOp {
 				{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}},
 				{Number: 3, Op: &pb.DeleteRangeRequest{Key: []byte("x"), RangeEnd: []byte{0}, PrevKv: true}},
 			},
+			Revoke: 9, Incarnation: 2, Absent: []keyspace.LeaseID{7},
 		},
 		&Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: LockID{7, 5, 11, 2}, Revision: 310, Locks: sampleTxnRecord().locks},
-		&Resolve{Name: sampleName, Lock: LockID{8, 6, 1, 0}, Revision: 310},
+		&Resolve{Name: sampleName, Lock: LockID{8, 6, 1, 0}, Revision: 310, Unmark: true},
 		&Decide{Name: sampleName, Anchor: []byte("k")},
 		&Forget{Name: sampleName, Anchor: []byte("k")},
+		&Revoke{Lease: 9, Incarnation: 2},
+		&LeaseKeys{Lease: 9, Span: keyspace.Span{Start: []byte("a"), End: []byte("m")}, At: 310},
 	}
 }
 
@@ -86,6 +94,8 @@ func sampleTxnAnswers() []TxnAnswer {
 		&Prepared{Fence: 12, Facts: []Fact{{}}, Refused: kverror.New(kverror.KeyNotFound, "k"), RefusedAt: 2, Results: []WriteResult{}},
 		&Decided{Revision: 310, Locks: sampleTxnRecord().locks},
 		&Resolved{More: true},
+		&Revoked{Revision: 310, TooMany: true},
+		&Attached{Keys: [][]byte{[]byte("a"), []byte("b")}, More: true},
 	}
 }
 
@@ -93,26 +103,27 @@ func sampleTxnAnswers() []TxnAnswer {
 func goldenTxn(t *testing.T) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{
-		"lock.v1":   appendLock([]byte{txnVersion}, sampleLock()),
-		"record.v1": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
+		"lock.v2":   appendLock([]byte{txnVersion}, sampleLock()),
+		"record.v2": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
 		"lock-key":  lockKey(7, sampleLock().id), "record-key": recordKey(7, sampleName),
+		"mark-key": markKey(7, 9), "mark.v2": binary.AppendUvarint([]byte{txnVersion}, 2),
 	}
 	for _, it := range sampleItems() {
-		all["item-"+it.kind.String()+".v3"] = appendItem(nil, &it)
+		all["item-"+it.kind.String()+".v4"] = appendItem(nil, &it)
 	}
 	for _, op := range sampleTxnOps() {
 		b, err := AppendTxnOp(nil, 7, 3, op)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[fmt.Sprintf("step-%d.v1", op.kind())] = b
+		all[fmt.Sprintf("step-%d.v2", op.kind())] = b
 	}
 	for i, a := range sampleTxnAnswers() {
 		b, err := AppendTxnAnswer(nil, a, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[fmt.Sprintf("step-answer-%d.v1", i+1)] = b
+		all[fmt.Sprintf("step-answer-%d.v2", i+1)] = b
 	}
 	out := map[string][]byte{}
 	for name, b := range all {
@@ -210,6 +221,7 @@ func FuzzTxnAnswer(f *testing.F) {
 func FuzzTxnState(f *testing.F) {
 	f.Add(lockKey(7, sampleLock().id)[9:], appendLock([]byte{txnVersion}, sampleLock()))
 	f.Add(recordKey(7, sampleName)[9:], appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()))
+	f.Add(markKey(7, -9)[9:], []byte{txnVersion, 2})
 	f.Fuzz(func(t *testing.T, suffix, value []byte) {
 		var s txnState
 		claims(t, append(suffix, value...), func() {

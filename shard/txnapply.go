@@ -3,6 +3,7 @@ package shard
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -22,6 +23,8 @@ type lockChange struct {
 	// record is new, forgotten has gone.
 	record    *txnRecord
 	forgotten TxnName
+	// mark is that of a lease, which is new, or has gone where its incarnation is 0.
+	mark mark
 }
 
 // applyItems applies what stands behind the transactions of a batch.
@@ -58,6 +61,12 @@ func (r *Replica) applyItem(b *engine.Batch, it *txnItem, out *outcome) error {
 		return r.applyLock(b, it.lock, out)
 	case itemResolve:
 		return r.endLock(b, it.id, it.revision, out)
+	case itemRelease:
+		return r.releaseLock(b, it.id, out)
+	case itemMark:
+		return r.applyMark(b, it.mark, out)
+	case itemUnmark:
+		return r.applyUnmark(b, it.mark, out)
 	case itemCommit:
 		s.txns.putRecord(it.record)
 		out.locks = append(out.locks, lockChange{record: it.record})
@@ -115,9 +124,16 @@ func (r *Replica) endLock(b *engine.Batch, id LockID, rev keyspace.Revision, out
 		}
 		for i := range l.writes {
 			v := l.writes[i].at(rev)
-			s.addVersion(&v, l.writes[i].lived, out)
+			if err := s.addVersion(&v, prior{l.writes[i].lived, l.writes[i].was}, out); err != nil {
+				return err
+			}
 		}
 		s.rec.lastRevision = max(s.rec.lastRevision, rev)
+		if l.revoke.lease != 0 {
+			if err := r.applyUnmark(b, l.revoke, out); err != nil {
+				return err
+			}
+		}
 	}
 	delete(s.txns.locks, id)
 	out.locks = append(out.locks, lockChange{removed: l, revision: rev})
@@ -147,12 +163,14 @@ func (r *Replica) applySweep(b *engine.Batch, it *txnItem, out *outcome) error {
 		return err
 	}
 	piece := &l.spans[it.piece]
-	for _, k := range it.keys {
+	for i, k := range it.keys {
 		if !piece.span.Contains(k) {
 			return fmt.Errorf("key %q is outside of %s", k, piece.span)
 		}
 		v := sweepVersion(k, piece, it.revision)
-		s.addVersion(&v, true, out)
+		if err := s.addVersion(&v, prior{true, it.leases[i]}, out); err != nil {
+			return err
+		}
 	}
 	s.rec.lastRevision = max(s.rec.lastRevision, it.revision)
 	smaller := *l
@@ -171,13 +189,18 @@ func (r *Replica) applySweep(b *engine.Batch, it *txnItem, out *outcome) error {
 
 // addVersion takes a version of the batch at hand in: into the counts, the hash and
 // what is written.
-func (s *applyState) addVersion(v *mvcc.Version, lived bool, out *outcome) {
+func (s *applyState) addVersion(v *mvcc.Version, before prior, out *outcome) error {
 	var d int64
 	switch {
-	case v.Tombstone && lived:
+	case v.Tombstone && before.lived:
 		d = -1
-	case !v.Tombstone && !lived:
+	case !v.Tombstone && !before.lived:
 		d = 1
+	}
+	if v.Lease != 0 || before.lease != 0 {
+		if err := s.noteLeases(v, before.lease); err != nil {
+			return err
+		}
 	}
 	if d != 0 {
 		s.rec.live += d
@@ -185,6 +208,7 @@ func (s *applyState) addVersion(v *mvcc.Version, lived bool, out *outcome) {
 	}
 	s.rec.hash += versionHash(v)
 	s.versions = append(s.versions, *v)
+	return nil
 }
 
 // splitTxns moves what the child of a split at key takes over of locks and records: a
@@ -192,6 +216,7 @@ func (s *applyState) addVersion(v *mvcc.Version, lived bool, out *outcome) {
 // child begins with.
 func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved txnState, err error) {
 	s := &r.applying
+	moved.marks = maps.Clone(s.txns.marks)
 	for id, l := range s.txns.locks {
 		left, right := l.cut(key)
 		if right == nil {
@@ -243,10 +268,13 @@ func (l *lock) cut(key []byte) (left, right *lock) {
 			z.writes = append(z.writes, w)
 		}
 	}
-	if len(a.spans) > 0 {
+	a.noteLeases()
+	z.noteLeases()
+	// Of a lease that is revoked both sides lock the mark.
+	if len(a.spans) > 0 || l.revoke.lease != 0 {
 		left = &a
 	}
-	if len(z.spans) > 0 {
+	if len(z.spans) > 0 || l.revoke.lease != 0 {
 		right = &z
 	}
 	return left, right
@@ -261,6 +289,11 @@ func (s *txnState) write(b *engine.Batch, r keyspace.RangeID) error {
 	}
 	for _, t := range s.records {
 		if err := putRecord(b, r, t); err != nil {
+			return err
+		}
+	}
+	for lease, incarnation := range s.marks {
+		if err := putMark(b, r, mark{lease, incarnation}); err != nil {
 			return err
 		}
 	}

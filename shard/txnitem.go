@@ -28,11 +28,16 @@ const (
 	itemForget
 	// itemSweep deletes some of the keys under a lock and makes it smaller.
 	itemSweep
+	// itemMark brings the mark of a lease, itemUnmark takes it away.
+	itemMark
+	itemUnmark
+	// itemRelease ends a lock on a lease that has no key anywhere, and takes the mark away.
+	itemRelease
 )
 
 // String returns the kind as logs and stories print it.
 func (k itemKind) String() string {
-	return [...]string{"?", "lock", "resolve", "commit", "fence", "forget", "sweep"}[min(k, itemSweep)]
+	return [...]string{"?", "lock", "resolve", "commit", "fence", "forget", "sweep", "mark", "unmark", "release"}[min(k, itemRelease)]
 }
 
 // txnItem is one step of a transaction in an entry.
@@ -55,7 +60,11 @@ type txnItem struct {
 	// left of the piece begins; nil says that nothing is.
 	piece int
 	keys  [][]byte
-	next  []byte
+	// leases are those that the keys are attached to, 0 for none.
+	leases []keyspace.LeaseID
+	next   []byte
+	// mark is that of a lease; of an itemUnmark only its lease counts.
+	mark mark
 }
 
 // cursor reads a format and remembers the first error.
@@ -238,7 +247,7 @@ func appendLock(dst []byte, l *lock) []byte {
 	for i := range l.writes {
 		dst = appendIntent(dst, &l.writes[i])
 	}
-	return dst
+	return appendLeaseMark(dst, l.revoke)
 }
 
 // lock reads what appendLock wrote. Keys and values stay parts of what is read.
@@ -263,23 +272,19 @@ func (c *cursor) lock() *lock {
 	for range n {
 		l.writes = append(l.writes, c.intent())
 	}
+	l.revoke = c.mark()
+	l.noteLeases()
 	return l
 }
 
 func appendIntent(dst []byte, i *intent) []byte {
 	v := &i.v
-	var flags byte
-	if v.Tombstone {
-		flags |= versionTombstone
-	}
-	if v.Lease != 0 {
-		flags |= versionLease
-	}
-	if i.lived {
-		flags |= versionLived
-	}
+	flags := versionHead(v, prior{i.lived, i.was})
 	dst = appendBytes(append(dst, flags), v.Key)
 	dst = binary.AppendUvarint(dst, uint64(v.Sub))
+	if flags&versionDetach != 0 {
+		dst = binary.AppendUvarint(dst, uint64(i.was))
+	}
 	if v.Tombstone {
 		return dst
 	}
@@ -301,6 +306,9 @@ func (c *cursor) intent() (i intent) {
 	if len(i.v.Key) == 0 {
 		c.fail(errTruncated)
 	}
+	if flags&versionDetach != 0 {
+		i.was = c.lease()
+	}
 	if i.v.Tombstone {
 		return i
 	}
@@ -309,7 +317,7 @@ func (c *cursor) intent() (i intent) {
 		c.fail(fmt.Errorf("shard: intent of version %d", i.v.Version))
 	}
 	if flags&versionLease != 0 {
-		i.v.Lease = keyspace.LeaseID(c.uvarint())
+		i.v.Lease = c.lease()
 	}
 	i.v.Value = c.bytes()
 	return i
@@ -352,9 +360,13 @@ func appendItem(dst []byte, i *txnItem) []byte {
 		dst = binary.AppendUvarint(dst, uint64(i.piece))
 		dst = appendBytes(dst, i.next)
 		dst = binary.AppendUvarint(dst, uint64(len(i.keys)))
-		for _, k := range i.keys {
-			dst = appendBytes(dst, k)
+		for n, k := range i.keys {
+			dst = binary.AppendUvarint(appendBytes(dst, k), uint64(i.leases[n]))
 		}
+	case itemMark, itemUnmark:
+		return appendLeaseMark(dst, i.mark)
+	case itemRelease:
+		return appendLockID(dst, i.id)
 	}
 	return dst
 }
@@ -381,27 +393,34 @@ func (c *cursor) item() txnItem {
 		if i.next = c.bytes(); len(i.next) == 0 {
 			i.next = nil
 		}
-		n := c.count(2)
-		i.keys = make([][]byte, 0, n)
+		n := c.count(3)
+		i.keys, i.leases = make([][]byte, 0, n), make([]keyspace.LeaseID, 0, n)
 		for range n {
-			i.keys = append(i.keys, c.bytes())
+			i.keys, i.leases = append(i.keys, c.bytes()), append(i.leases, keyspace.LeaseID(c.uvarint()))
 		}
 		if c.err == nil && (i.revision == 0 || slices.ContainsFunc(i.keys, func(k []byte) bool { return len(k) == 0 })) {
 			c.fail(errTruncated)
 		}
+	case itemMark, itemUnmark:
+		if i.mark = c.mark(); c.err == nil && (i.mark.lease == 0 || i.kind == itemMark && i.mark.incarnation == 0) {
+			c.fail(errTruncated)
+		}
+	case itemRelease:
+		i.id = c.lockID()
 	default:
 		c.fail(fmt.Errorf("shard: item of kind %d", i.kind))
 	}
 	return i
 }
 
-// txnVersion leads what a range keeps of transactions in its engine.
-const txnVersion = 1
+// txnVersion leads what a range keeps of transactions and leases in its engine.
+const txnVersion = 2
 
 // The first byte of what is behind a group's prefix.
 const (
 	suffixLock   = 'l'
 	suffixRecord = 'c'
+	suffixMark   = 'm'
 )
 
 // lockKey is where a lock is kept. The order means nothing.
@@ -431,6 +450,8 @@ func (s *txnState) decodeStored(suffix, value []byte) error {
 			c.fail(fmt.Errorf("shard: record of %s under %s", t.name, n))
 		}
 		s.putRecord(t)
+	case suffixMark:
+		s.putMark(mark{lease: keyspace.LeaseID(key.fixed64()), incarnation: keyspace.LeaseIncarnation(c.uvarint())})
 	default:
 		c.fail(fmt.Errorf("shard: transaction state %x", suffix))
 	}
@@ -445,6 +466,8 @@ func (s *txnState) decodeStored(suffix, value []byte) error {
 type txnState struct {
 	locks   map[LockID]*lock
 	records map[TxnName]*txnRecord
+	// marks are the leases that keys of the range may be attached to.
+	marks map[keyspace.LeaseID]keyspace.LeaseIncarnation
 }
 
 func (s *txnState) putLock(l *lock) {

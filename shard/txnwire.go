@@ -16,7 +16,7 @@ import (
 
 // txnWireVersion leads the messages of bus methods 18 and 23; docs/format/shard.md has
 // the bytes.
-const txnWireVersion = 1
+const txnWireVersion = 2
 
 // Flags of a Prepare, of its answer and of one result.
 const (
@@ -85,11 +85,17 @@ func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnO
 		dst = appendLockID(appendBytes(appendName(dst, o.Name), o.Anchor), o.AnchorLock)
 		return appendLocks(binary.AppendUvarint(dst, uint64(o.Revision)), o.Locks), nil
 	case *Resolve:
-		return binary.AppendUvarint(appendLockID(appendName(dst, o.Name), o.Lock), uint64(o.Revision)), nil
+		dst = binary.AppendUvarint(appendLockID(appendName(dst, o.Name), o.Lock), uint64(o.Revision))
+		return append(dst, flag(o.Unmark, 1)), nil
 	case *Decide:
 		return appendBytes(appendName(dst, o.Name), o.Anchor), nil
 	case *Forget:
 		return appendBytes(appendName(dst, o.Name), o.Anchor), nil
+	case *Revoke:
+		return appendLeaseMark(dst, mark{o.Lease, o.Incarnation}), nil
+	case *LeaseKeys:
+		dst = appendSpan(binary.AppendUvarint(dst, uint64(o.Lease)), 0, o.Span)
+		return binary.AppendUvarint(dst, uint64(o.At)), nil
 	}
 	return dst, badRequest("no step %T", op)
 }
@@ -111,6 +117,10 @@ func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 		if dst, err = appendProto(dst, w.Op); err != nil {
 			return dst, err
 		}
+	}
+	dst = binary.AppendUvarint(appendLeaseMark(dst, mark{o.Revoke, o.Incarnation}), uint64(len(o.Absent)))
+	for _, lease := range o.Absent {
+		dst = binary.AppendUvarint(dst, uint64(lease))
 	}
 	return dst, nil
 }
@@ -139,6 +149,11 @@ func (c *cursor) prepare() *Prepare {
 		}
 		p.Writes = append(p.Writes, w)
 	}
+	m := c.mark()
+	p.Revoke, p.Incarnation = m.lease, m.incarnation
+	for range c.count(1) {
+		p.Absent = append(p.Absent, c.lease())
+	}
 	return p
 }
 
@@ -156,11 +171,19 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 		o.Locks = c.locks()
 		op = o
 	case txnResolve:
-		op = &Resolve{Name: c.name(), Lock: c.lockID(), Revision: c.revision()}
+		op = &Resolve{Name: c.name(), Lock: c.lockID(), Revision: c.revision(), Unmark: c.flags(1) != 0}
 	case txnDecide:
 		op = &Decide{Name: c.name(), Anchor: c.bytes()}
 	case txnForget:
 		op = &Forget{Name: c.name(), Anchor: c.bytes()}
+	case txnRevoke:
+		m := c.mark()
+		op = &Revoke{Lease: m.lease, Incarnation: m.incarnation}
+	case txnLeaseKeys:
+		o := &LeaseKeys{Lease: keyspace.LeaseID(c.uvarint())}
+		o.Span = c.span(c.flags(spanSingle) != 0)
+		o.At = c.revision()
+		op = o
 	default:
 		c.fail(fmt.Errorf("shard: unknown step %d", k))
 	}
@@ -199,6 +222,14 @@ func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 		return appendLocks(dst, o.Locks), nil
 	case *Resolved:
 		return append(dst, byte(txnResolve), flag(o.More, 1)), nil
+	case *Revoked:
+		return binary.AppendUvarint(append(dst, byte(txnRevoke), flag(o.TooMany, 1)), uint64(o.Revision)), nil
+	case *Attached:
+		dst = binary.AppendUvarint(append(dst, byte(txnLeaseKeys), flag(o.More, 1)), uint64(len(o.Keys)))
+		for _, k := range o.Keys {
+			dst = appendBytes(dst, k)
+		}
+		return dst, nil
 	}
 	return dst, fmt.Errorf("shard: no answer %T", a)
 }
@@ -297,6 +328,14 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 		a = d
 	case txnResolve:
 		a = &Resolved{More: c.flags(1) != 0}
+	case txnRevoke:
+		a = &Revoked{TooMany: c.flags(1) != 0, Revision: c.revision()}
+	case txnLeaseKeys:
+		o := &Attached{More: c.flags(1) != 0}
+		for range c.count(1) {
+			o.Keys = append(o.Keys, c.bytes())
+		}
+		a = o
 	default:
 		c.fail(fmt.Errorf("shard: unknown answer %d", k))
 	}

@@ -95,9 +95,9 @@ func (w *txnWriter) gone(key []byte) bool {
 func (w *txnWriter) put(o *pb.PutRequest, res *WriteResult) (create ref, err error) {
 	e := w.e
 	if w.gone(o.GetKey()) {
-		_, ok, err := e.view.getHead(o.GetKey())
+		it, ok, err := e.view.getHead(o.GetKey())
 		if err == nil && ok {
-			err = e.write(&pendingVersion{key: o.GetKey(), txn: e.changes.txn, tombstone: true, lived: true})
+			err = e.write(&pendingVersion{key: o.GetKey(), txn: e.changes.txn, tombstone: true, lived: true}, it.lease)
 		}
 		if err != nil {
 			return create, err
@@ -108,7 +108,7 @@ func (w *txnWriter) put(o *pb.PutRequest, res *WriteResult) (create ref, err err
 		return create, err
 	}
 	v := e.changes.get(o.GetKey())
-	res.Lived, res.Version, res.Lease = v.lived, v.version, v.lease
+	res.Lived, res.Version, res.Lease = v.lived, v.version, v.lease()
 	if o.GetIgnoreValue() {
 		res.Value = v.value
 	}
@@ -176,7 +176,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *WriteResult) error {
 		if res.Swept && e.changes.get(it.key) == nil {
 			continue
 		}
-		if err := e.write(&pendingVersion{key: it.key, txn: e.changes.txn, tombstone: true, lived: true}); err != nil {
+		if err := e.write(&pendingVersion{key: it.key, txn: e.changes.txn, tombstone: true, lived: true}, it.lease); err != nil {
 			return err
 		}
 	}
@@ -194,11 +194,44 @@ func (w *txnWriter) removeOwn(s keyspace.Span) error {
 		if v.tombstone || !s.Contains(v.key) {
 			continue
 		}
-		if err := w.e.write(&pendingVersion{key: v.key, txn: v.txn, tombstone: true, lived: v.lived}); err != nil {
+		if err := w.e.write(&pendingVersion{key: v.key, txn: v.txn, tombstone: true, lived: v.lived}, 0); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
+// written, and what refuses it stays as it is.
+func prepareSpans(op *Prepare, a *Prepared) (spans []lockSpan) {
+	swept := map[uint32]bool{}
+	for i := range a.Results {
+		swept[a.Results[i].Number] = a.Results[i].Swept
+	}
+	add := func(key, end []byte, mode lockMode, sub uint32) {
+		if s, ok := keyspace.FromEtcd(key, end); ok {
+			spans = append(spans, lockSpan{span: keyspace.Span{Start: bytes.Clone(s.Start), End: bytes.Clone(s.End)}, mode: mode, sub: sub})
+		}
+	}
+	for i := range op.Guards {
+		add(op.Guards[i].Compare.GetKey(), op.Guards[i].Compare.GetRangeEnd(), lockShared, 0)
+	}
+	for i := range op.Writes {
+		w := &op.Writes[i]
+		mode, sub := lockExclusive, uint32(0)
+		if a.Refused != nil {
+			mode = lockShared
+		} else if swept[w.Number] {
+			mode, sub = lockSweep, w.Number
+		}
+		switch o := w.Op.(type) {
+		case *pb.PutRequest:
+			add(o.GetKey(), nil, mode, 0)
+		case *pb.DeleteRangeRequest:
+			add(o.GetKey(), o.GetRangeEnd(), mode, sub)
+		}
+	}
+	return spans
 }
 
 // seal finishes the step's item now that its place is known and all revisions before it
@@ -208,13 +241,13 @@ func (s *step) seal(id LockID) {
 	switch it.kind {
 	case itemLock:
 		s.sealLock(id)
-	case itemResolve, itemCommit, itemSweep:
+	case itemResolve, itemRelease, itemCommit, itemSweep:
 		it.id = s.on[0].id
 	case itemFence:
 		for _, h := range s.on {
 			it.ids = append(it.ids, h.id)
 		}
-	case itemForget:
+	case itemForget, itemMark, itemUnmark:
 	}
 }
 
@@ -229,10 +262,10 @@ func (s *step) sealLock(id LockID) {
 		return f.must()
 	}
 	for _, p := range s.writes {
-		i := intent{lived: p.lived}
+		i := intent{lived: p.lived, was: p.prior().lease}
 		i.v.Key, i.v.Sub, i.v.Tombstone = p.key, p.sub, p.tombstone
 		if !p.tombstone {
-			i.v.Create, i.v.Version, i.v.Lease, i.v.Value = own(p.create), p.version, p.lease, p.value
+			i.v.Create, i.v.Version, i.v.Lease, i.v.Value = own(p.create), p.version, p.lease(), p.value
 		}
 		l.writes = append(l.writes, i)
 	}
@@ -263,7 +296,7 @@ func (s *step) versions(fn func(v *mvcc.Version)) {
 			fn(&v)
 		}
 		return
-	case itemLock, itemFence, itemForget:
+	case itemLock, itemRelease, itemFence, itemForget, itemMark, itemUnmark:
 		return
 	}
 	if rev == 0 {
@@ -279,7 +312,7 @@ func (s *step) versions(fn func(v *mvcc.Version)) {
 func (b *batch) appendItems(dst []byte, hash uint64) ([]byte, uint64) {
 	index := uint32(0)
 	for _, c := range b.calls {
-		if c.step == nil {
+		if c.step == nil || c.step.item == nil {
 			continue
 		}
 		c.step.seal(LockID{c.req.Range, b.link.Term, b.link.Number, index})
@@ -301,6 +334,9 @@ func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error
 	it := &txnItem{kind: itemSweep, revision: rev, piece: l.sweep()}
 	bytesLeft := min(sweepChunkBytes, r.node.cfg.Limits.MaxEntryBytes/4)
 	span := l.spans[it.piece].span
+	if l.revoke.lease != 0 {
+		return it, r.sweepLease(l, it, span, bytesLeft)
+	}
 	written := l.writtenIn(span)
 	err := r.store.scan(span, newest, true, func(v *mvcc.Version) error {
 		for len(written) > 0 && bytes.Compare(written[0], v.Key) < 0 {
@@ -313,13 +349,19 @@ func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error
 			it.next = bytes.Clone(v.Key)
 			return errStop
 		}
-		it.keys = append(it.keys, bytes.Clone(v.Key))
+		it.sweep(v)
 		return nil
 	})
 	if errors.Is(err, errStop) {
 		err = nil
 	}
 	return it, err
+}
+
+// sweep adds a key that is deleted.
+func (i *txnItem) sweep(v *mvcc.Version) {
+	i.keys = append(i.keys, bytes.Clone(v.Key))
+	i.leases = append(i.leases, v.Lease)
 }
 
 // entryBytes bounds what a step takes in an entry.

@@ -22,6 +22,10 @@ type store interface {
 	// their keys until it returns an error, which it returns. What v points to is
 	// valid during the call only.
 	scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(v *mvcc.Version) error) error
+	// attached calls fn with the keys of the span that are attached to the lease, or were so
+	// a moment ago, in their order until it returns an error, which it returns. A key is
+	// valid during the call only.
+	attached(lease keyspace.LeaseID, s keyspace.Span, fn func(key []byte) error) error
 	// count counts the living keys of the span at the revision.
 	count(s keyspace.Span, at keyspace.Revision) (int64, error)
 }
@@ -74,7 +78,7 @@ func (h *head) item(key []byte) item {
 
 func pendingItem(v *pendingVersion) item {
 	return item{
-		key: v.key, value: v.value, version: v.version, lease: v.lease,
+		key: v.key, value: v.value, version: v.version, lease: v.lease(),
 		mod: ref{txn: v.txn}.fixed(), create: v.create.fixed(),
 	}
 }

@@ -60,7 +60,12 @@ func (n *nemesis) compact(cl *client, rng *rand.Rand) {
 	if at > n.kept.compacted {
 		n.kept.compacted = at
 	}
-	c := cl.do(m, r, &pb.CompactionRequest{Revision: at}, 3*time.Second)
+	// A physical one waits for what transactions over several ranges may still read.
+	physical, patience := rng.IntN(2) == 0, 3*time.Second
+	if physical {
+		patience = 25 * time.Second
+	}
+	c := cl.do(m, r, &pb.CompactionRequest{Revision: at, Physical: physical}, patience)
 	if c != nil && c.Outcome == Answered {
 		n.compactions.Add(1)
 		n.c.logf("nemesis: compacted up to %d", at)

@@ -60,6 +60,8 @@ var plantedIn = map[plant.Bug]string{
 	plant.AppliedTwice:             "restarts",
 	plant.SnapshotNotDurable:       "snapshots",
 	plant.NoopFromOverlay:          "alone",
+	plant.LiveRemoved:              "quiet",
+	plant.CompactionUnseen:         "snapshots",
 	plant.LockLeftBehind:           "txns",
 	plant.TxnHalfVisible:           "txns",
 	plant.EventLostAtSplit:         "splits",

@@ -58,9 +58,9 @@ var lines = []line{
 		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
 	},
 	{
-		[]string{"lease", "auth"},
-		"lease records and expiry; users and roles",
-		"expiry and permission are decided once, below every face",
+		[]string{"lease", "auth", "compactor"},
+		"lease records and expiry; users and roles; automatic compaction",
+		"expiry, permission and what history is kept are decided once, below every face",
 	},
 	{
 		[]string{"watch"},

@@ -33,6 +33,10 @@ const (
 	// NoopFromOverlay: what changes nothing is answered though it has seen what is not
 	// applied.
 	NoopFromOverlay
+	// LiveRemoved: compaction removes what is still alive at its revision.
+	LiveRemoved
+	// CompactionUnseen: nobody is told of compactions.
+	CompactionUnseen
 	// LockLeftBehind: nobody asks what became of a transaction whose coordinator is gone.
 	LockLeftBehind
 	// TxnHalfVisible: reads do not wait for the locks of transactions over several ranges.
@@ -66,6 +70,7 @@ var names = [end]string{
 	"none", "fsync skipped", "acknowledged before quorum", "lease trusted by ticks", "promise forgotten",
 	"hand-out under a lost lease", "batch proposed in another term", "entry applied twice",
 	"snapshot acknowledged before it is durable", "no-op answered from the overlay",
+	"live version removed", "compaction not seen through another node",
 	"lock left behind by a dead coordinator", "transaction half visible",
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",

@@ -1,0 +1,112 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+// leaseIDs are the leases that calls are about; those beyond are never granted. They are
+// few, so that ids are used again.
+var leaseIDs = []int64{1, 2, 3, -7, 1 << 62, 0x7fff_ffff_ffff_ffff, -1 << 63, 7587}
+
+// leaseTTLs are far apart, so that the order of the ends of two leases, by which etcd
+// lists them, does not depend on how long a call took. None ends within a run.
+var leaseTTLs = []int64{3600, 36_000, 360_000, 9_000_000_000}
+
+// leaseKinds are the calls about leases. Nothing that they do shows in a revision but
+// for the deletion of keys, so that they are alone in their waves.
+var leaseKinds = []*kind{
+	{
+		name: "LeaseGrant", method: pb.Lease_LeaseGrant_FullMethodName, weight: 2, alone: true,
+		generate: func(s *source) proto.Message { return s.grantRequest() },
+		response: func() proto.Message { return &pb.LeaseGrantResponse{} },
+	},
+	{
+		name: "LeaseRevoke", method: pb.Lease_LeaseRevoke_FullMethodName, weight: 1, alone: true,
+		generate: func(s *source) proto.Message { return &pb.LeaseRevokeRequest{ID: s.leaseID()} },
+		response: func() proto.Message { return &pb.LeaseRevokeResponse{} },
+	},
+	{
+		name: "LeaseTimeToLive", method: pb.Lease_LeaseTimeToLive_FullMethodName, weight: 2, alone: true,
+		generate: func(s *source) proto.Message {
+			return &pb.LeaseTimeToLiveRequest{ID: s.leaseID(), Keys: !s.chance(3)}
+		},
+		response: func() proto.Message { return &pb.LeaseTimeToLiveResponse{} },
+	},
+	{
+		name: "LeaseLeases", method: pb.Lease_LeaseLeases_FullMethodName, weight: 1, alone: true,
+		generate: func(*source) proto.Message { return &pb.LeaseLeasesRequest{} },
+		response: func() proto.Message { return &pb.LeaseLeasesResponse{} },
+	},
+	{
+		name: "LeaseKeepAlive", method: pb.Lease_LeaseKeepAlive_FullMethodName, weight: 1, alone: true,
+		generate: func(s *source) proto.Message { return &pb.LeaseKeepAliveRequest{ID: s.leaseID()} },
+		response: func() proto.Message { return &pb.LeaseKeepAliveResponse{} },
+		invoke:   keepAlive,
+	},
+}
+
+// keepAlive is one message each way on a stream.
+func keepAlive(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Message) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := pb.NewLeaseClient(conn).LeaseKeepAlive(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(req.(*pb.LeaseKeepAliveRequest)); err != nil {
+		return err
+	}
+	return stream.RecvMsg(resp)
+}
+
+// grantRequest asks for a lease, or for one that no store grants. Ids that the store
+// draws are not asked for: the two would hold different leases.
+func (s *source) grantRequest() *pb.LeaseGrantRequest {
+	r := &pb.LeaseGrantRequest{ID: s.leaseID(), TTL: pick(s, leaseTTLs)}
+	if s.chance(10) {
+		r.TTL = pick(s, []int64{9_000_000_001, 1<<63 - 1})
+		r.ID = pick(s, []int64{0, r.ID})
+	}
+	return r
+}
+
+func (s *source) leaseID() int64 { return pick(s, leaseIDs) }
+
+// liveLease returns a lease that was granted and not revoked, 0 if there is none.
+func (s *source) liveLease() int64 {
+	if len(s.leases) == 0 {
+		return 0
+	}
+	return pick(s, s.leases)
+}
+
+// observeLease takes in what an answer says of leases.
+func (s *source) observeLease(c *call, a answer) {
+	switch r := a.response.(type) {
+	case *pb.LeaseGrantResponse:
+		s.leases = append(s.leases, r.GetID())
+	case *pb.LeaseRevokeResponse:
+		id := c.request.(*pb.LeaseRevokeRequest).GetID()
+		s.leases = slices.DeleteFunc(s.leases, func(l int64) bool { return l == id })
+	}
+}
+
+// settled takes from an answer about leases what no two stores can agree on: how many
+// seconds are left, which time takes away between two calls, for as long as it has not
+// taken much; and etcd's order of a lease's keys, which is that of a map of Go's.
+func settled(m proto.Message) {
+	r, ok := m.(*pb.LeaseTimeToLiveResponse)
+	if !ok {
+		return
+	}
+	if left := r.GetGrantedTTL() - r.GetTTL(); left >= 0 && left <= 1800 {
+		r.TTL = r.GetGrantedTTL()
+	}
+	slices.SortFunc(r.Keys, bytes.Compare)
+}

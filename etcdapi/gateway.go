@@ -1,0 +1,112 @@
+package etcdapi
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	etcdservergw "go.etcd.io/etcd/api/v3/etcdserverpb/gw"
+	v3electiongw "go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb/gw"
+	v3lockgw "go.etcd.io/etcd/server/v3/etcdserver/api/v3lock/v3lockpb/gw"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+const (
+	// gatewayWindowBytes is the buffer of the connection between gateway and services.
+	gatewayWindowBytes = 1 << 20
+	// gatewayBodyFactor is how much larger than the message a body may be, where base64
+	// takes a third more.
+	gatewayBodyFactor = 2
+)
+
+// gateway is etcd's JSON gateway: etcd's own translation of HTTP requests under /v3/ into
+// calls of all services. They go over a connection within the process, so that they
+// meet the same checks, bounds and counters as all others. A service that is not there
+// answers Unimplemented, as in gRPC.
+type gateway struct {
+	listener *bufconn.Listener
+	conn     *grpc.ClientConn
+	mux      *runtime.ServeMux
+	// maxBodyBytes bounds the body of a request.
+	maxBodyBytes int64
+}
+
+// newGateway makes the gateway; the services are to be served on its listener.
+func newGateway(o *Options) (*gateway, error) {
+	g := &gateway{
+		listener:     bufconn.Listen(gatewayWindowBytes),
+		maxBodyBytes: gatewayBodyFactor * int64(o.MaxRequestBytes+grpcOverheadBytes),
+		mux: runtime.NewServeMux(runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.HTTPBodyMarshaler{
+			Marshaler: &runtime.JSONPb{
+				MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
+				UnmarshalOptions: protojson.UnmarshalOptions{DiscardUnknown: true},
+			},
+		})),
+	}
+	conn, err := grpc.NewClient("passthrough:///gateway",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return g.listener.DialContext(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)))
+	if err != nil {
+		return nil, fmt.Errorf("JSON gateway: %w", err)
+	}
+	g.conn = conn
+	for _, register := range []func(context.Context, *runtime.ServeMux, *grpc.ClientConn) error{
+		etcdservergw.RegisterKVHandler, etcdservergw.RegisterWatchHandler, etcdservergw.RegisterLeaseHandler,
+		etcdservergw.RegisterClusterHandler, etcdservergw.RegisterMaintenanceHandler, etcdservergw.RegisterAuthHandler,
+		v3lockgw.RegisterLockHandler, v3electiongw.RegisterElectionHandler,
+	} {
+		if err := register(context.Background(), g.mux, conn); err != nil {
+			return nil, fmt.Errorf("JSON gateway: %w", err)
+		}
+	}
+	return g, nil
+}
+
+// ServeHTTP implements http.Handler.
+func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, g.maxBodyBytes)
+	if mayLast(r.URL.Path) {
+		// What the client waits for may come later than it had to say what that is. Where
+		// the deadline cannot be lifted, it stands.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	}
+	g.mux.ServeHTTP(w, r)
+}
+
+// mayLast says whether calls of a path may take for ever.
+func mayLast(path string) bool {
+	switch path {
+	case "/v3/watch", "/v3/lease/keepalive", "/v3/lock/lock", "/v3/election/campaign", "/v3/election/observe", "/v3/maintenance/snapshot":
+		return true
+	}
+	return false
+}
+
+// close ends the connection and what goes over it.
+func (g *gateway) close(log *zap.Logger) {
+	if err := g.conn.Close(); err != nil {
+		log.Warn("close the JSON gateway's connection", zap.Error(err))
+	}
+	g.listener.Close()
+}
+
+// today takes the paths of old clients for those of today, as etcd does.
+func today(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rest, old := strings.CutPrefix(r.URL.Path, "/v3beta/"); old {
+			r = r.Clone(r.Context())
+			r.URL.Path = "/v3/" + rest
+		}
+		next.ServeHTTP(w, r)
+	})
+}

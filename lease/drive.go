@@ -1,0 +1,186 @@
+package lease
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+)
+
+// idle is how long a term with nothing to do sleeps, tick how long any does: a timer may
+// fire a moment before the clock says so.
+const (
+	idle = time.Hour
+	tick = time.Millisecond
+)
+
+// drive does what is due until the term is over. It starts the goroutines of the term,
+// and takes over what they came to when it is woken.
+func (k *Keeper) drive(t *term) {
+	timer := k.o.Clock.NewTimer(0)
+	defer timer.Stop()
+	for t.ctx.Err() == nil {
+		timer.Reset(k.step(t))
+		select {
+		case <-timer.C():
+		case <-t.wake:
+		case <-t.ctx.Done():
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.term == t {
+		k.term = nil
+		k.o.Metrics.Leases.Set(0)
+	}
+}
+
+// step starts what is due, and returns when the next thing is.
+func (k *Keeper) step(t *term) time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.o.Clock.Now()
+	k.o.Metrics.Leases.Set(float64(len(t.leases)))
+	k.startAttempts(t, now)
+	k.startRemoval(t)
+	k.startDecision(t, now)
+	return t.untilNext(now, k.o.Parallel)
+}
+
+// untilNext returns how long nothing is due that no goroutine will bring about.
+func (t *term) untilNext(now clock.Time, parallel int) time.Duration {
+	d := idle
+	if at, ok := t.ends.Next(); ok && t.attempts < parallel {
+		d = min(d, at.Sub(now))
+	}
+	if at, ok := t.expiry.Next(); ok && !t.deciding && t.waiting < maxWaiting {
+		d = min(d, max(at, t.nextDecision).Sub(now))
+	}
+	return max(d, tick)
+}
+
+// startAttempts begins to end leases whose end is decided.
+func (k *Keeper) startAttempts(t *term, now clock.Time) {
+	for _, id := range t.ends.TakeDue(now, k.o.Parallel-t.attempts) {
+		e := t.leases[id]
+		t.attempts++
+		k.wait.Go(func() { k.attempt(t, e) })
+	}
+}
+
+// attempt deletes a lease's keys, once.
+func (k *Keeper) attempt(t *term, e *entry) {
+	rev, err := k.deleteKeys(t.ctx, e)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t.attempts--
+	t.signal()
+	if err == nil {
+		e.revision = rev
+		t.ended = append(t.ended, e.ref)
+		return
+	}
+	if t.ctx.Err() != nil || t.leases[e.ref.ID] != e {
+		return
+	}
+	if e.failures == 0 {
+		t.waiting-- // it holds up nobody any more
+	}
+	e.failures++
+	k.o.Metrics.Failures.Inc()
+	pause := attemptPauseMax
+	if e.failures < 10 {
+		pause = min(pause, attemptPauseMin<<(e.failures-1))
+	}
+	t.ends.Set(e.ref.ID, k.o.Clock.Now().Add(pause))
+	k.o.Logger.Warn("end a lease", zap.Int64("lease", int64(e.ref.ID)), zap.Uint64("term", t.number),
+		zap.Int("failures", e.failures), zap.Duration("pause", pause), zap.Error(err))
+}
+
+// deleteKeys has the keys of a lease deleted. Where no span was ever registered there can
+// be none.
+func (k *Keeper) deleteKeys(ctx context.Context, e *entry) (keyspace.Revision, error) {
+	if len(e.spans) == 0 {
+		return 0, nil
+	}
+	ctx, cancel := clock.WithTimeout(ctx, k.o.Clock, k.o.AttemptTimeout)
+	defer cancel()
+	return k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, e.spans)
+}
+
+// startRemoval forgets the records of leases whose keys are gone.
+func (k *Keeper) startRemoval(t *term) {
+	if t.removing || len(t.ended) == 0 {
+		return
+	}
+	refs := t.ended
+	t.ended, t.removing = nil, true
+	k.wait.Go(func() {
+		err := k.o.Records.RemoveLeases(t.ctx, t.number, refs)
+		if err != nil {
+			k.pause(t, "forget leases", len(refs), err)
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		t.removing = false
+		if err != nil {
+			t.ended = append(refs, t.ended...)
+		}
+		t.signal()
+	})
+}
+
+// startDecision proposes to end leases that have expired.
+func (k *Keeper) startDecision(t *term, now clock.Time) {
+	if t.deciding || t.waiting >= maxWaiting || now < t.nextDecision {
+		return
+	}
+	ids := t.expiry.TakeDue(now, min(maxDecided, maxWaiting-t.waiting))
+	if len(ids) == 0 {
+		return
+	}
+	refs := make([]placement.LeaseRef, len(ids))
+	for i, id := range ids {
+		e := t.leases[id]
+		e.phase, e.expired = deciding, true
+		refs[i] = e.ref
+	}
+	t.deciding = true
+	t.nextDecision = now.Add(time.Duration(len(ids)) * time.Second / time.Duration(k.o.PerSecond))
+	k.wait.Go(func() {
+		err := k.o.Records.RevokeLeases(t.ctx, t.number, refs)
+		if err != nil {
+			k.pause(t, "decide that leases end", len(refs), err)
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		t.deciding = false
+		if err != nil {
+			t.undecide(refs)
+		}
+		t.signal()
+	})
+}
+
+// undecide puts back leases that nothing is known to have been decided of. To propose
+// the same again is harmless.
+func (t *term) undecide(refs []placement.LeaseRef) {
+	for _, ref := range refs {
+		if e, ok := t.leases[ref.ID]; ok && e.ref == ref && e.phase == deciding {
+			e.phase = live
+			t.expiry.Set(ref.ID, e.deadline)
+		}
+	}
+}
+
+// pause lets a while pass after a proposal that failed.
+func (k *Keeper) pause(t *term, what string, leases int, err error) {
+	k.o.Logger.Warn(what, zap.Uint64("term", t.number), zap.Int("leases", leases),
+		zap.Bool("certainly-not", kverror.Of(err).Fate() == kverror.NotApplied), zap.Error(err))
+	_ = clock.Sleep(t.ctx, k.o.Clock, proposalPause) // the term's end is seen by whoever sent us
+}

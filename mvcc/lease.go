@@ -1,0 +1,62 @@
+package mvcc
+
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// The index of leases says which user keys are attached to a lease now. It is a set of
+// physical keys without values beside the versions, written in the same batch as they
+// are: whoever writes a version knows the lease of the one before it.
+
+// Attach notes that the key is attached to the lease from now on.
+func Attach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
+	if lease == 0 || len(key) == 0 {
+		panic(fmt.Sprintf("mvcc: key %q attached to lease %d", key, lease))
+	}
+	if err := w.Set(engine.AppendLeaseKey(nil, lease, key), nil); err != nil {
+		return fmt.Errorf("mvcc: attach %q to lease %d: %w", key, lease, err)
+	}
+	return nil
+}
+
+// Detach notes that the key is not attached to the lease any more.
+func Detach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
+	if lease == 0 || len(key) == 0 {
+		panic(fmt.Sprintf("mvcc: key %q detached from lease %d", key, lease))
+	}
+	if err := w.Delete(engine.AppendLeaseKey(nil, lease, key)); err != nil {
+		return fmt.Errorf("mvcc: detach %q from lease %d: %w", key, lease, err)
+	}
+	return nil
+}
+
+// Attached calls fn with the keys of the span that are attached to the lease, in their
+// order, until it returns an error, which it returns. A key is valid during the call only.
+func Attached(r engine.Reader, lease keyspace.LeaseID, s keyspace.Span, fn func(key []byte) error) (err error) {
+	b := engine.LeaseSpan(lease, s)
+	it, err := r.NewIter(engine.IterOptions{Lower: b.Lower, Upper: b.Upper})
+	if err != nil {
+		return fmt.Errorf("mvcc: keys of lease %d: %w", lease, err)
+	}
+	defer func() {
+		if cerr := it.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	for ok := it.First(); ok; ok = it.Next() {
+		_, key, err := engine.DecodeLeaseKey(it.Key())
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		if err := fn(key); err != nil {
+			return err
+		}
+	}
+	if err := it.Error(); err != nil {
+		return fmt.Errorf("mvcc: keys of lease %d: %w", lease, err)
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+)
+
+// lessor counts the time of leases for placement; the keeper is made after it.
+type lessor struct{ c *Core }
+
+// Lead implements placement.LeaseObserver.
+func (l lessor) Lead(ctx context.Context, term uint64, records func(yield func(*placement.Lease) bool)) {
+	l.c.leases.Lead(ctx, term, records)
+}
+
+// Changed implements placement.LeaseObserver.
+func (l lessor) Changed(term uint64, changes []placement.LeaseChange) {
+	l.c.leases.Changed(term, changes)
+}
+
+// Renew implements placement.LeaseTimes.
+func (l lessor) Renew(term uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
+	return l.c.leases.Renew(term, ids)
+}
+
+// Look implements placement.LeaseTimes.
+func (l lessor) Look(term uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
+	return l.c.leases.Look(term, ids)
+}
+
+// Wait implements placement.LeaseTimes.
+func (l lessor) Wait(ctx context.Context, term uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
+	return l.c.leases.Wait(ctx, term, ref)
+}
+
+// minLeaseTTL is the shortest TTL of a lease in seconds, as etcd reckons it: one and a
+// half election timeouts in ticks, rounded down, and that in seconds, rounded up.
+func minLeaseTTL(heartbeat, election time.Duration) int64 {
+	ticks := int64(election / heartbeat)
+	shortest := time.Duration(3*ticks/2) * heartbeat
+	return int64((shortest + time.Second - 1) / time.Second)
+}

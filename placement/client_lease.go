@@ -1,0 +1,359 @@
+package placement
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// renewal is a keepalive that waits for its call.
+type renewal struct {
+	id keyspace.LeaseID
+	ch chan renewed
+}
+
+type renewed struct {
+	status   LeaseStatus
+	revision keyspace.Revision
+	err      error
+}
+
+// renewQueue holds the keepalives that wait while a call with others is under way.
+type renewQueue struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	waiting []renewal
+	closed  bool
+
+	wake chan struct{}
+}
+
+func (q *renewQueue) init() { q.wake = make(chan struct{}, 1) }
+
+// registrations counts the registrations under way.
+type registrations struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	running int
+	closed  bool
+}
+
+// maxRegistrations bounds them.
+const maxRegistrations = 4096
+
+// LeaseInfo is what a look at a lease finds.
+type LeaseInfo struct {
+	// Phase is LeaseGone or LeaseLive.
+	LeaseStatus
+	// Spans are where keys of it can be.
+	Spans []keyspace.Span
+	// Revision is the current one.
+	Revision keyspace.Revision
+}
+
+func (c *Client) askLease(ctx context.Context, q leaseRequest, repeat bool) (leaseResponse, error) {
+	a, err := c.ask(ctx, &request{Kind: requestLease, Lease: q}, repeat)
+	return a.Lease, err
+}
+
+// one is a request about one lease. An answer about none is an older or a newer node's.
+func (c *Client) one(ctx context.Context, q leaseRequest, repeat bool) (leaseResponse, error) {
+	a, err := c.askLease(ctx, q, repeat)
+	if err == nil && len(a.Leases) != 1 {
+		err = kverror.New(kverror.Internal, "an answer about %d leases to a question about %x", len(a.Leases), int64(q.ID))
+	}
+	return a, err
+}
+
+// GrantLease grants a lease with the id for at least ttl seconds, and returns what was
+// granted and the current revision. repeat says that nobody else can have chosen the id:
+// then an attempt whose fate is unknown is made again, and a lease that is there is the
+// one that it has made. The errors are etcd's: LeaseTTLTooLarge, LeaseExists, NoSpace,
+// and TooManyLeases.
+func (c *Client) GrantLease(ctx context.Context, id keyspace.LeaseID, ttl int64, repeat bool) (int64, keyspace.Revision, error) {
+	if ttl > MaxLeaseTTL {
+		return 0, 0, kverror.New(kverror.LeaseTTLTooLarge, "%d seconds", ttl)
+	}
+	a, err := c.one(ctx, leaseRequest{Op: leaseGrant, ID: id, TTL: max(ttl, 0)}, repeat)
+	if repeat && err != nil && kverror.Of(err).Kind == kverror.LeaseExists {
+		a, err = c.one(ctx, leaseRequest{Op: leaseLook, ID: id}, true)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return a.Leases[0].TTL, a.Revision, nil
+}
+
+// Register registers a span with a lease, as RegisterLease does, and calls done exactly
+// once, from a goroutine of the Client's; only after Stop, with Stopped, before Register
+// returns. Where the
+// answer does not come in time done gets a Timeout: the span may be registered or not.
+func (c *Client) Register(id keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error)) {
+	g := &c.registrations
+	g.mu.Lock()
+	closed := g.closed
+	defer func() {
+		g.mu.Unlock()
+		if closed {
+			done(keyspace.LeaseRegistration{}, kverror.New(kverror.Stopped, "register a span with lease %x", int64(id)))
+		}
+	}()
+	switch {
+	case closed:
+	case g.running >= maxRegistrations:
+		c.wait.Go(func() {
+			done(keyspace.LeaseRegistration{}, kverror.New(kverror.TooManyRequests, "%d registrations with leases under way", maxRegistrations))
+		})
+	default:
+		g.running++
+		c.wait.Go(func() {
+			reg, err := c.RegisterLease(c.ctx, id, span)
+			g.mu.Lock()
+			g.running--
+			g.mu.Unlock()
+			if err != nil && c.ctx.Err() != nil {
+				err = kverror.New(kverror.Stopped, "register a span with lease %x", int64(id))
+			}
+			done(reg, err)
+		})
+	}
+}
+
+func (g *registrations) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+}
+
+// RegisterLease adds a span to those where keys of a lease can be. It waits while the end of
+// the lease is decided and not done, and for an answer up to SequenceTimeout. LeaseNotFound where there is no such lease;
+// TooManyRanges where it has keys in too many.
+func (c *Client) RegisterLease(ctx context.Context, id keyspace.LeaseID, span keyspace.Span) (keyspace.LeaseRegistration, error) {
+	for {
+		asking, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.SequenceTimeout)
+		a, err := c.one(asking, leaseRequest{Op: leaseRegister, ID: id, Span: span}, true)
+		cancel()
+		if err != nil {
+			return keyspace.LeaseRegistration{}, err
+		}
+		if st := a.Leases[0]; st.Phase == LeaseLive {
+			return keyspace.LeaseRegistration{Incarnation: st.Incarnation}, nil
+		}
+		if _, err := c.AwaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
+			return keyspace.LeaseRegistration{}, err
+		}
+	}
+}
+
+// KeepLeaseAlive begins the TTL of a lease anew and returns it, 0 where there is no such
+// lease, and a revision that was current before. The lease does not expire before the
+// TTL has passed since the call. A lease that has expired, and is still there, is waited
+// for. Calls of one node that are made at a time go together.
+func (c *Client) KeepLeaseAlive(ctx context.Context, id keyspace.LeaseID) (int64, keyspace.Revision, error) {
+	for {
+		a, err := c.renew(ctx, id)
+		if err != nil {
+			return 0, 0, c.leaderless(err)
+		}
+		switch a.status.Phase {
+		case LeaseLive:
+			return a.status.TTL, a.revision, nil
+		case LeaseGone:
+			return 0, a.revision, nil
+		case LeaseEnding:
+		}
+		wait := leaseRequest{Op: leaseWait, ID: id, Incarnation: a.status.Incarnation}
+		if _, err = c.one(ctx, wait, true); err == nil {
+			err = patient(ctx, id)
+		}
+		if err != nil {
+			return 0, 0, c.leaderless(err)
+		}
+	}
+}
+
+// leaderless is etcd's word for who waited in vain because nobody leads.
+func (c *Client) leaderless(err error) error {
+	if kverror.Of(err).Kind == kverror.Timeout && c.Leader() == 0 {
+		return kverror.New(kverror.NoLeader, "%v", err)
+	}
+	return err
+}
+
+// renew hands a keepalive to the loop and waits for its answer.
+func (c *Client) renew(ctx context.Context, id keyspace.LeaseID) (renewed, error) {
+	w := renewal{id, make(chan renewed, 1)}
+	q := &c.renewals
+	q.mu.Lock()
+	switch {
+	case q.closed:
+		q.mu.Unlock()
+		return renewed{}, kverror.Stopped
+	case len(q.waiting) >= c.o.MaxQueued:
+		q.mu.Unlock()
+		return renewed{}, kverror.New(kverror.TooManyRequests, "%d keepalives wait", c.o.MaxQueued)
+	}
+	q.waiting = append(q.waiting, w)
+	q.mu.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+	a, err := clock.Await(ctx, w.ch)
+	if err != nil {
+		return renewed{}, kverror.New(kverror.Timeout, "keepalive of lease %x: %v", int64(id), err)
+	}
+	return a, a.err
+}
+
+// renewLoop makes the calls for keepalives, one at a time.
+func (c *Client) renewLoop() {
+	q := &c.renewals
+	for {
+		select {
+		case <-q.wake:
+		case <-c.ctx.Done():
+		}
+		for {
+			batch := q.take(c.ctx.Err() != nil)
+			if len(batch) == 0 {
+				break
+			}
+			c.renewBatch(batch)
+		}
+		if c.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// take returns the keepalives that have waited longest, as many as go into one call.
+func (q *renewQueue) take(closing bool) []renewal {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = q.closed || closing
+	n := min(len(q.waiting), maxLeaseBatch)
+	batch := slices.Clone(q.waiting[:n])
+	q.waiting = slices.Delete(q.waiting, 0, n)
+	return batch
+}
+
+func (c *Client) renewBatch(batch []renewal) {
+	ids := make([]keyspace.LeaseID, len(batch))
+	for i := range batch {
+		ids[i] = batch[i].id
+	}
+	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, c.o.SequenceTimeout)
+	defer cancel()
+	a, err := c.askLease(ctx, leaseRequest{Op: leaseRenew, IDs: ids}, true)
+	if err == nil && len(a.Leases) != len(ids) {
+		err = kverror.New(kverror.Internal, "%d keepalives answered of %d", len(a.Leases), len(ids))
+	}
+	if err != nil && c.ctx.Err() != nil {
+		err = kverror.Stopped
+	}
+	for i := range batch {
+		r := renewed{revision: a.Revision, err: err}
+		if err == nil {
+			r.status = a.Leases[i]
+		}
+		batch[i].ch <- r
+	}
+}
+
+// LookLease returns what is known of a lease. One whose end is decided is waited for.
+func (c *Client) LookLease(ctx context.Context, id keyspace.LeaseID) (LeaseInfo, error) {
+	for {
+		a, err := c.one(ctx, leaseRequest{Op: leaseLook, ID: id}, true)
+		if err != nil {
+			return LeaseInfo{}, err
+		}
+		if st := a.Leases[0]; st.Phase != LeaseEnding {
+			return LeaseInfo{LeaseStatus: st, Spans: a.Spans, Revision: a.Revision}, nil
+		}
+		if _, err := c.AwaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
+			return LeaseInfo{}, err
+		}
+	}
+}
+
+// ListLeases returns all leases, those first that expire first, and the current
+// revision. Leases whose end is decided are waited for.
+func (c *Client) ListLeases(ctx context.Context) ([]LeaseStatus, keyspace.Revision, error) {
+	var all []LeaseStatus
+	var rev keyspace.Revision
+	q := leaseRequest{Op: leaseList, ID: minLeaseID}
+	for {
+		a, err := c.askLease(ctx, q, true)
+		if err != nil {
+			return nil, 0, err
+		}
+		all, rev = append(all, a.Leases...), max(rev, a.Revision)
+		if !a.More || len(a.Leases) == 0 {
+			break
+		}
+		q.ID = a.Leases[len(a.Leases)-1].ID + 1
+	}
+	live := all[:0]
+	for _, st := range all {
+		if st.Phase == LeaseEnding {
+			at, err := c.AwaitLeaseEnd(ctx, st.LeaseRef)
+			if err != nil {
+				return nil, 0, err
+			}
+			rev = max(rev, at)
+		}
+		if st.Phase == LeaseLive {
+			live = append(live, st)
+		}
+	}
+	slices.SortStableFunc(live, func(a, b LeaseStatus) int { return int(min(max(a.Remaining-b.Remaining, -1), 1)) })
+	return live, rev, nil
+}
+
+// minLeaseID is the lowest id: clients may choose negative ones.
+const minLeaseID keyspace.LeaseID = -1 << 63
+
+// RevokeLease ends a lease and deletes its keys. It returns when that is done, with the
+// revision of the deletion, or a later one. LeaseNotFound where there is no such lease,
+// or where somebody else has ended it.
+func (c *Client) RevokeLease(ctx context.Context, id keyspace.LeaseID) (keyspace.Revision, error) {
+	a, err := c.one(ctx, leaseRequest{Op: leaseRevoke, ID: id}, false)
+	if err != nil {
+		return 0, err
+	}
+	rev, err := c.AwaitLeaseEnd(ctx, a.Leases[0].LeaseRef)
+	if err == nil && a.Leases[0].Phase == LeaseEnding {
+		err = kverror.LeaseNotFound
+	}
+	return rev, err
+}
+
+// patient is the end of the patience with a lease that does not end.
+func patient(ctx context.Context, id keyspace.LeaseID) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return kverror.New(kverror.Timeout, "lease %x ends, and has not yet: %v", int64(id), ctx.Err())
+}
+
+// AwaitLeaseEnd waits until a lease whose end is decided has ended, and returns the
+// revision of the deletion of its keys, or a later one.
+func (c *Client) AwaitLeaseEnd(ctx context.Context, ref LeaseRef) (keyspace.Revision, error) {
+	for {
+		a, err := c.one(ctx, leaseRequest{Op: leaseWait, ID: ref.ID, Incarnation: ref.Incarnation}, true)
+		if err != nil {
+			return 0, err
+		}
+		if a.Leases[0].Phase == LeaseGone {
+			return a.Revision, nil
+		}
+		if err := patient(ctx, ref.ID); err != nil {
+			return 0, err
+		}
+	}
+}

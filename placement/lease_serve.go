@@ -1,0 +1,235 @@
+package placement
+
+import (
+	"context"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// LeaseObserver is told of the records on the node that leads; package lease's keeper is
+// one. Its methods are called one at a time, in the order in which things were applied,
+// and must not block.
+type LeaseObserver interface {
+	// Lead begins a term: these are all records. ctx ends with the term.
+	Lead(ctx context.Context, term uint64, records func(yield func(*Lease) bool))
+	// Changed brings what has changed since, while this node leads in the term.
+	Changed(term uint64, changes []LeaseChange)
+}
+
+// LeaseTimes counts the time of leases on the node that leads; package lease's keeper
+// does. Where it is not in the term, its methods refuse with an error of fate NotApplied.
+type LeaseTimes interface {
+	// Renew begins the TTL of each live lease anew, and says of each how it is.
+	Renew(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error)
+	// Look says how each lease is.
+	Look(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error)
+	// Wait waits a while for the end of a lease. Where it has come the phase is LeaseGone
+	// and the revision that of the deletion of its keys, 0 if that is not known.
+	Wait(ctx context.Context, term uint64, ref LeaseRef) (LeaseStatus, keyspace.Revision, error)
+}
+
+// leasesChanged is called by the machine before anybody is answered from the changes.
+func (s *Service) leasesChanged(changes []LeaseChange) {
+	for i := range changes {
+		switch l := changes[i].Lease; {
+		case changes[i].Gone:
+			s.o.Metrics.LeasesRevoked.Inc()
+		case !l.Revoking:
+			s.o.Metrics.LeasesGranted.Inc()
+			s.o.Metrics.LeaseTTLs.Observe(float64(l.TTL))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leadCancel != nil && s.o.LeaseObserver != nil {
+		s.o.LeaseObserver.Changed(s.leadTerm, changes)
+	}
+}
+
+// records walks all records of a View.
+func (v *View) records(yield func(*Lease) bool) { v.leases.Ascend(yield) }
+
+// RevokeLeases decides in the term that leases end. The error's fate says whether that
+// may have happened.
+func (s *Service) RevokeLeases(ctx context.Context, term uint64, refs []LeaseRef) error {
+	return s.eachLeaseBatch(refs, func(refs []LeaseRef) error {
+		// One that is gone already is what was wanted.
+		if err := s.propose(ctx, term, revokeLeases{Leases: refs}).Err; kverror.Of(err) != nil && kverror.Of(err).Kind != kverror.LeaseNotFound {
+			return err
+		}
+		return nil
+	})
+}
+
+// RemoveLeases forgets leases in the term, whose keys and marks are gone.
+func (s *Service) RemoveLeases(ctx context.Context, term uint64, refs []LeaseRef) error {
+	return s.eachLeaseBatch(refs, func(refs []LeaseRef) error {
+		return s.propose(ctx, term, removeLeases{Leases: refs}).Err
+	})
+}
+
+func (s *Service) eachLeaseBatch(refs []LeaseRef, f func([]LeaseRef) error) error {
+	for batch := range slices.Chunk(refs, maxLeaseBatch) {
+		if err := f(batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LeaseSpans returns the spans of a lease as this node's replica knows them.
+func (s *Service) LeaseSpans(ref LeaseRef) []keyspace.Span {
+	l, ok := s.View().Lease(ref.ID)
+	if !ok || l.Incarnation != ref.Incarnation {
+		return nil
+	}
+	return l.Spans
+}
+
+// serveLease answers a request about leases on the node that leads.
+func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
+	if s.o.LeaseTimes == nil {
+		return leaseResponse{}, kverror.New(kverror.BadRequest, "this node keeps no leases")
+	}
+	switch q.Op {
+	case leaseGrant:
+		return s.serveLeaseGrant(ctx, q)
+	case leaseRevoke:
+		return s.serveLeaseChange(ctx, revokeLeases{Leases: []LeaseRef{{ID: q.ID}}})
+	case leaseRegister:
+		return s.serveLeaseRegister(ctx, q)
+	case leaseRenew, leaseLook, leaseList, leaseWait:
+	}
+	// The answer is about a moment at which this node led, after the request had arrived.
+	// The revision is from before: a lease that is renewed was revoked at a higher one.
+	term, last, err := s.sequencer.confirm(ctx)
+	if err != nil {
+		return leaseResponse{}, err
+	}
+	a := leaseResponse{Revision: last}
+	switch q.Op {
+	case leaseRenew:
+		if a.Leases, err = s.o.LeaseTimes.Renew(term, q.IDs); err == nil {
+			// Whoever leads next, if it does already, has begun to count after this.
+			_, _, err = s.sequencer.confirm(ctx)
+		}
+	case leaseLook:
+		return s.serveLeaseLook(term, last, q.ID)
+	case leaseList:
+		return s.serveLeaseList(term, q.ID)
+	default:
+		var st LeaseStatus
+		var deleted keyspace.Revision
+		st, deleted, err = s.o.LeaseTimes.Wait(ctx, term, LeaseRef{q.ID, q.Incarnation})
+		a.Leases = []LeaseStatus{st}
+		switch {
+		case deleted != 0:
+			a.Revision = deleted
+		case err == nil && st.Phase == LeaseGone:
+			// It ended while this waited, or before: the deletion is at or below the current
+			// revision.
+			a.Revision, err = s.lastRevision(term)
+		}
+	}
+	return a, err
+}
+
+// serveLeaseGrant checks in etcd's order: the TTL, then whether the lease is there.
+func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
+	if q.ID == 0 {
+		return leaseResponse{}, kverror.LeaseNotFound
+	}
+	if s.o.Full != nil && s.o.Full() {
+		return leaseResponse{}, kverror.New(kverror.NoSpace, "grant lease %x", int64(q.ID))
+	}
+	return s.serveLeaseChange(ctx, grantLease{ID: q.ID, TTL: max(q.TTL, s.o.MinLeaseTTL)})
+}
+
+// serveLeaseChange proposes a change of one lease's record, and answers with the record
+// that it found or left.
+func (s *Service) serveLeaseChange(ctx context.Context, op operation) (leaseResponse, error) {
+	ls := s.machine.leaderState()
+	if !ls.Ready {
+		return leaseResponse{}, s.refusal()
+	}
+	res := s.propose(ctx, ls.Term, op)
+	if res.Err != nil {
+		return leaseResponse{}, res.Err
+	}
+	last, err := s.lastRevision(ls.Term)
+	return leaseResponse{Revision: last, Leases: []LeaseStatus{recordStatus(res.Lease)}}, err
+}
+
+// serveLeaseRegister registers a span. Where it is registered already nothing has to be
+// committed, but this node has to lead still.
+func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
+	l, ok := s.View().Lease(q.ID)
+	if !ok || !l.Revoking && !l.covers(q.Span) {
+		return s.serveLeaseChange(ctx, registerLease{ID: q.ID, Span: q.Span})
+	}
+	_, last, err := s.sequencer.confirm(ctx)
+	if err != nil {
+		return leaseResponse{}, err
+	}
+	if l, ok = s.View().Lease(q.ID); !ok || !l.Revoking && !l.covers(q.Span) {
+		return s.serveLeaseChange(ctx, registerLease{ID: q.ID, Span: q.Span})
+	}
+	return leaseResponse{Revision: last, Leases: []LeaseStatus{recordStatus(l)}}, nil
+}
+
+func recordStatus(l *Lease) LeaseStatus {
+	st := LeaseStatus{LeaseRef: l.Ref(), Phase: LeaseLive, TTL: l.TTL}
+	if l.Revoking {
+		st.Phase = LeaseEnding
+	}
+	return st
+}
+
+func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspace.LeaseID) (leaseResponse, error) {
+	found, err := s.o.LeaseTimes.Look(term, []keyspace.LeaseID{id})
+	if err != nil {
+		return leaseResponse{}, err
+	}
+	a := leaseResponse{Revision: last, Leases: found}
+	switch found[0].Phase {
+	case LeaseLive:
+		a.Spans = s.LeaseSpans(found[0].LeaseRef)
+	case LeaseGone:
+		a.Revision, err = s.lastRevision(term) // at or above that of its deletion
+	case LeaseEnding:
+	}
+	return a, err
+}
+
+// serveLeaseList lists a page of leases in the order of their ids.
+func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseResponse, error) {
+	var a leaseResponse
+	var ids []keyspace.LeaseID
+	s.View().Leases(from, func(l *Lease) bool {
+		if a.More = len(ids) == maxLeaseBatch; a.More {
+			return false
+		}
+		ids = append(ids, l.ID)
+		return true
+	})
+	var err error
+	if a.Leases, err = s.o.LeaseTimes.Look(term, ids); err != nil {
+		return leaseResponse{}, err
+	}
+	a.Revision, err = s.lastRevision(term) // at or above those of leases that are not there
+	return a, err
+}
+
+// lastRevision returns the last revision handed out, while this node is the sequencer
+// of the term. Whoever has seen something committed in the term knows that nobody else
+// had handed out any when that was proposed.
+func (s *Service) lastRevision(term uint64) (keyspace.Revision, error) {
+	s.sequencer.mu.Lock()
+	defer s.sequencer.mu.Unlock()
+	if s.sequencer.c.term != term {
+		return 0, kverror.LeaderChanged
+	}
+	return s.sequencer.c.last, nil
+}

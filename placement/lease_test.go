@@ -1,0 +1,394 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// clocklessLeases are the leases of one node as package lease sees them, without clocks:
+// all that live are renewed, and what is revoked is forgotten after a while.
+type clocklessLeases struct {
+	service func() *Service
+	// linger is how long a revoked lease stays.
+	linger time.Duration
+	wait   *sync.WaitGroup
+
+	mu sync.Mutex
+	// Guarded by mu.
+	ctx     context.Context
+	term    uint64
+	records map[keyspace.LeaseID]*Lease
+	renewed map[keyspace.LeaseID]int
+	// calls counts the calls of Renew.
+	calls int
+}
+
+// Lead implements LeaseObserver.
+func (l *clocklessLeases) Lead(ctx context.Context, term uint64, records func(yield func(*Lease) bool)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ctx, l.term, l.records, l.renewed = ctx, term, map[keyspace.LeaseID]*Lease{}, map[keyspace.LeaseID]int{}
+	for r := range records {
+		l.takeLocked(r)
+	}
+}
+
+func (l *clocklessLeases) takeLocked(r *Lease) {
+	l.records[r.ID] = r
+	if !r.Revoking {
+		return
+	}
+	ctx, term := l.ctx, l.term
+	l.wait.Go(func() {
+		select {
+		case <-time.After(l.linger):
+			_ = l.service().RemoveLeases(ctx, term, []LeaseRef{r.Ref()}) // the next leader does, if not
+		case <-ctx.Done():
+		}
+	})
+}
+
+// Changed implements LeaseObserver.
+func (l *clocklessLeases) Changed(term uint64, changes []LeaseChange) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if term != l.term {
+		panic(fmt.Sprintf("changes of term %d in term %d", term, l.term))
+	}
+	for _, c := range changes {
+		if c.Gone {
+			delete(l.records, c.Lease.ID)
+		} else {
+			l.takeLocked(c.Lease)
+		}
+	}
+}
+
+// Look implements LeaseTimes.
+func (l *clocklessLeases) Look(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if term != l.term {
+		return nil, kverror.Busy
+	}
+	out := make([]LeaseStatus, len(ids))
+	for i, id := range ids {
+		out[i].ID = id
+		if r := l.records[id]; r != nil {
+			out[i] = recordStatus(r)
+			out[i].Remaining = time.Duration(1000-r.ID) * time.Second
+		}
+	}
+	return out, nil
+}
+
+// Renew implements LeaseTimes.
+func (l *clocklessLeases) Renew(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error) {
+	out, err := l.Look(term, ids)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls++
+	for _, id := range ids {
+		l.renewed[id]++
+	}
+	return out, err
+}
+
+// Wait implements LeaseTimes.
+func (l *clocklessLeases) Wait(_ context.Context, term uint64, ref LeaseRef) (LeaseStatus, keyspace.Revision, error) {
+	for range 4 {
+		sts, err := l.Look(term, []keyspace.LeaseID{ref.ID})
+		if err != nil || sts[0].LeaseRef != ref {
+			return LeaseStatus{LeaseRef: ref}, 0, err
+		}
+		if sts[0].Phase == LeaseLive {
+			return sts[0], 0, nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return LeaseStatus{LeaseRef: ref, Phase: LeaseEnding}, 0, nil
+}
+
+func wantKind(t *testing.T, what string, err error, want kverror.Kind) {
+	t.Helper()
+	if err == nil || kverror.Of(err).Kind != want {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// TestLeaseRequests asks at every node, which it is not always that leads.
+func TestLeaseRequests(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 21, 3, quiet)
+		r.startAll()
+		before := r.leader().sequence(3)
+		for i, n := range r.nodes {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			c := n.client
+			id := keyspace.LeaseID(-1 - 10*i)
+			ttl, rev, err := c.GrantLease(ctx, id, 60, false)
+			if err != nil || ttl != 60 || rev != before.First+2 {
+				t.Fatalf("grant: ttl %d at %d, %v; revision %d before", ttl, rev, err, before.First+2)
+			}
+			_, _, err = c.GrantLease(ctx, id, 60, false)
+			wantKind(t, "grant again", err, kverror.LeaseExists)
+			if ttl, _, err := c.GrantLease(ctx, id, 60, true); err != nil || ttl != 60 {
+				t.Errorf("grant an id that nobody else can have: %d, %v", ttl, err)
+			}
+			_, _, err = c.GrantLease(ctx, id, MaxLeaseTTL+1, false)
+			wantKind(t, "a long one", err, kverror.LeaseTTLTooLarge)
+			if ttl, _, err := c.GrantLease(ctx, id-1, -7, false); err != nil || ttl != 2 {
+				t.Errorf("a short one: %d, %v", ttl, err)
+			}
+			span := keyspace.Span{Start: []byte("a"), End: []byte("b")}
+			var inc keyspace.LeaseIncarnation
+			for range 2 {
+				reg, err := c.RegisterLease(ctx, id, span)
+				if err != nil || reg.Incarnation == 0 || inc != 0 && inc != reg.Incarnation {
+					t.Errorf("register: %+v, %v; before %d", reg, err, inc)
+				}
+				inc = reg.Incarnation
+			}
+			for _, id := range []keyspace.LeaseID{id, 77} {
+				ch := make(chan error, 1)
+				c.Register(id, span, func(_ keyspace.LeaseRegistration, err error) { ch <- err })
+				if err := <-ch; (id == 77) != errors.Is(err, kverror.LeaseNotFound) {
+					t.Errorf("register with %d: %v", id, err)
+				}
+			}
+			_, err = c.RegisterLease(ctx, 77, span)
+			wantKind(t, "register with an unknown one", err, kverror.LeaseNotFound)
+			info, err := c.LookLease(ctx, id)
+			if err != nil || info.Incarnation != inc || info.TTL != 60 || len(info.Spans) != 1 || !info.Spans[0].Equal(span) {
+				t.Errorf("look: %+v, %v", info, err)
+			}
+			if ttl, _, err := c.KeepLeaseAlive(ctx, id); err != nil || ttl != 60 {
+				t.Errorf("keepalive: %d, %v", ttl, err)
+			}
+			if ttl, _, err := c.KeepLeaseAlive(ctx, 77); err != nil || ttl != 0 {
+				t.Errorf("keepalive of an unknown one: %d, %v", ttl, err)
+			}
+			if rev, err := c.RevokeLease(ctx, id); err != nil || rev != before.First+2 {
+				t.Errorf("revoke: %d, %v", rev, err)
+			}
+			_, err = c.RevokeLease(ctx, id)
+			wantKind(t, "revoke again", err, kverror.LeaseNotFound)
+			if info, err := c.LookLease(ctx, id); err != nil || info.Phase != LeaseGone {
+				t.Errorf("look at a gone one: %+v, %v", info, err)
+			}
+			all, _, err := c.ListLeases(ctx)
+			if err != nil || len(all) != i+1 {
+				t.Errorf("list: %v, %v", all, err)
+			}
+			if !slices.IsSortedFunc(all, func(a, b LeaseStatus) int { return int(a.Remaining - b.Remaining) }) {
+				t.Errorf("not in the order of their ends: %+v", all)
+			}
+		}
+	})
+}
+
+// TestLeaseWaits: whoever asks about a lease whose end is decided waits for the outcome.
+// Those who ask for something else do not.
+func TestLeaseWaits(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 22, 3, quiet)
+		r.startAll()
+		r.leader()
+		for _, n := range r.nodes {
+			n.leases.linger = 3 * time.Second
+		}
+		c := r.nodes[0].client
+		for id := range keyspace.LeaseID(2) {
+			if _, _, err := c.GrantLease(t.Context(), id+1, 60, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := time.Now()
+		var wg sync.WaitGroup
+		waits := func(what string, f func() error, want error) {
+			wg.Go(func() {
+				err := f()
+				if took := time.Since(start); took < 2900*time.Millisecond || took > 4*time.Second {
+					t.Errorf("%s: took %v", what, took)
+				}
+				if !errors.Is(kindOf(err), want) && (err != nil || want != nil) {
+					t.Errorf("%s: %v, want %v", what, err, want)
+				}
+			})
+		}
+		waits("revoke", func() error { _, err := c.RevokeLease(t.Context(), 1); return err }, nil)
+		time.Sleep(100 * time.Millisecond)
+		waits("revoke again", func() error { _, err := r.nodes[1].client.RevokeLease(t.Context(), 1); return err }, kverror.LeaseNotFound)
+		waits("register", func() error { _, err := c.RegisterLease(t.Context(), 1, keyspace.Span{}); return err }, kverror.LeaseNotFound)
+		waits("keepalive", func() error {
+			ttl, _, err := c.KeepLeaseAlive(t.Context(), 1)
+			if ttl != 0 {
+				t.Errorf("a keepalive of a revoked lease: %d", ttl)
+			}
+			return err
+		}, nil)
+		waits("look", func() error { _, err := c.LookLease(t.Context(), 1); return err }, nil)
+		waits("list", func() error { _, _, err := c.ListLeases(t.Context()); return err }, nil)
+		if ttl, _, err := c.KeepLeaseAlive(t.Context(), 2); err != nil || ttl != 60 || time.Since(start) > time.Second {
+			t.Errorf("a keepalive of another lease: %d, %v after %v", ttl, err, time.Since(start))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.LookLease(ctx, 1); kverror.Of(err).Kind != kverror.Timeout {
+			t.Errorf("a look without patience: %v", err)
+		}
+		wg.Wait()
+	})
+}
+
+// TestLeasesOverLeaders: leases outlive their leader; a revoke that waits, keepalives and
+// grants of ids that nobody else has go on at the next one.
+func TestLeasesOverLeaders(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 23, 3, quiet)
+		r.startAll()
+		for _, n := range r.nodes {
+			n.leases.linger = 2 * time.Second
+		}
+		id := keyspace.LeaseID(1)
+		for round := range 6 {
+			old := r.leader()
+			other := r.nodes[old.id%3]
+			for range 2 {
+				if _, _, err := other.client.GrantLease(t.Context(), id, 60, false); err != nil {
+					t.Fatal(err)
+				}
+				id++
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if _, err := other.client.RevokeLease(t.Context(), id-2); err != nil {
+					t.Errorf("round %d: revoke: %v", round, err)
+				}
+			})
+			time.Sleep(time.Second)
+			if round%2 == 0 {
+				old.crash()
+			} else if err := other.client.TransferLeader(t.Context(), other.id); err != nil {
+				t.Errorf("round %d: transfer: %v", round, err)
+			}
+			wg.Go(func() {
+				if ttl, _, err := other.client.KeepLeaseAlive(t.Context(), id-1); err != nil || ttl != 60 {
+					t.Errorf("round %d: keepalive: %d, %v", round, ttl, err)
+				}
+			})
+			wg.Go(func() {
+				if ttl, _, err := other.client.GrantLease(t.Context(), 1000+keyspace.LeaseID(round), 60, true); err != nil || ttl != 60 {
+					t.Errorf("round %d: grant: %d, %v", round, ttl, err)
+				}
+			})
+			wg.Wait()
+			if !old.up() {
+				old.start()
+			}
+			all, _, err := other.client.ListLeases(t.Context())
+			if err != nil || len(all) != 2*(round+1) {
+				t.Fatalf("round %d: %v, %v", round, all, err)
+			}
+		}
+	})
+}
+
+// TestKeepalivesGoTogether: those of one node that come while a call is under way share
+// the next one, and a full queue refuses.
+func TestKeepalivesGoTogether(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 24, 3, quiet)
+		r.startAll()
+		leader := r.leader()
+		c := r.nodes[leader.id%3].client
+		const leases = 200
+		for id := range keyspace.LeaseID(leases) {
+			if _, _, err := c.GrantLease(t.Context(), id+1, 60, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		for id := range keyspace.LeaseID(leases) {
+			wg.Go(func() {
+				if ttl, _, err := c.KeepLeaseAlive(t.Context(), id+1); err != nil || ttl != 60 {
+					t.Errorf("lease %d: %d, %v", id+1, ttl, err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := leader.leases.calls; n > 3 {
+			t.Errorf("%d calls for %d keepalives at a time", n, leases)
+		}
+		r.net.Crash(leader.id) // unheard; the queue fills
+		c.o.MaxQueued = 10
+		full := 0
+		var mu sync.Mutex
+		for id := range keyspace.LeaseID(50) {
+			wg.Go(func() {
+				_, _, err := c.KeepLeaseAlive(t.Context(), id+1)
+				if err != nil && kverror.Of(err).Kind == kverror.TooManyRequests {
+					mu.Lock()
+					full++
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		if full < 30 {
+			t.Errorf("%d of 50 were refused by a queue of 10", full)
+		}
+	})
+}
+
+// TestLeaseListPages lists more leases than one answer holds.
+func TestLeaseListPages(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 25, 1, quiet)
+		r.startAll()
+		leader := r.leader()
+		const leases = 2*maxLeaseBatch + 17
+		var wg sync.WaitGroup
+		for n := range 64 {
+			wg.Go(func() {
+				for id := n; id < leases; id += 64 {
+					if _, _, err := leader.client.GrantLease(t.Context(), keyspace.LeaseID(id-100), 60, id == 100); err != nil && id != 100 {
+						t.Errorf("lease %d: %v", id, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		all, _, err := leader.client.ListLeases(t.Context())
+		if err != nil || len(all) != leases-1 {
+			t.Errorf("%d leases of %d, %v", len(all), leases-1, err)
+		}
+	})
+}
+
+// TestLeaseDiskFull: no lease is granted where the disk is full; revokes go on.
+func TestLeaseDiskFull(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 26, 1, quiet)
+		r.startAll()
+		n := r.leader()
+		if _, _, err := n.client.GrantLease(t.Context(), 1, 60, false); err != nil {
+			t.Fatal(err)
+		}
+		n.full.Store(true)
+		_, _, err := n.client.GrantLease(t.Context(), 2, 60, false)
+		wantKind(t, "grant", err, kverror.NoSpace)
+		if _, err := n.client.RevokeLease(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,154 @@
+package placement
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// leaseOp is what a request of requestLease is about; the numbers are on the wire.
+type leaseOp byte
+
+const (
+	// leaseGrant grants ID for TTL seconds.
+	leaseGrant leaseOp = iota + 1
+	// leaseRegister registers Span with ID.
+	leaseRegister
+	// leaseRenew renews all of IDs.
+	leaseRenew
+	// leaseLook tells of ID, with its spans.
+	leaseLook
+	// leaseList lists leases from ID on.
+	leaseList
+	// leaseRevoke decides that ID ends.
+	leaseRevoke
+	// leaseWait waits a while until the lease ID of Incarnation has ended.
+	leaseWait
+)
+
+// leaseRequest is one request about leases. Which fields count depends on Op.
+type leaseRequest struct {
+	Op          leaseOp
+	ID          keyspace.LeaseID
+	TTL         int64
+	Span        keyspace.Span
+	Incarnation keyspace.LeaseIncarnation
+	IDs         []keyspace.LeaseID
+}
+
+// LeasePhase is how far a lease is.
+type LeasePhase byte
+
+// The phases of a lease. One that is overdue and not yet decided upon is live for who
+// looks, and ending for who would renew it.
+const (
+	LeaseGone LeasePhase = iota
+	LeaseLive
+	LeaseEnding
+)
+
+// LeaseStatus is what the leader says of a lease.
+type LeaseStatus struct {
+	LeaseRef
+	Phase LeasePhase
+	// TTL is what was granted, in seconds; Remaining what is left of it, which is below
+	// 0 for a lease that is overdue.
+	TTL       int64
+	Remaining time.Duration
+}
+
+// leaseResponse is the answer to a leaseRequest.
+type leaseResponse struct {
+	// Revision is the current revision: at a moment after the request arrived where it
+	// changed something, and else at the moment that the rest of the answer is about. For
+	// leaseWait it is that of the deletion where that is known.
+	Revision keyspace.Revision
+	// More says that there are leases beyond the last one (leaseList).
+	More   bool
+	Leases []LeaseStatus
+	Spans  []keyspace.Span
+}
+
+func (q *leaseRequest) append(dst []byte) []byte {
+	dst = append(dst, byte(q.Op))
+	switch q.Op {
+	case leaseGrant:
+		return binary.AppendUvarint(appendLeaseID(dst, q.ID), uint64(q.TTL))
+	case leaseRegister:
+		return appendSpan(appendLeaseID(dst, q.ID), q.Span)
+	case leaseRenew:
+		dst = binary.AppendUvarint(dst, uint64(len(q.IDs)))
+		for _, id := range q.IDs {
+			dst = appendLeaseID(dst, id)
+		}
+		return dst
+	case leaseLook, leaseList, leaseRevoke:
+		return appendLeaseID(dst, q.ID)
+	case leaseWait:
+		return binary.AppendUvarint(appendLeaseID(dst, q.ID), uint64(q.Incarnation))
+	}
+	panic(fmt.Sprintf("placement: encode request %d about leases", q.Op))
+}
+
+func (r *reader) leaseRequest() leaseRequest {
+	q := leaseRequest{Op: leaseOp(r.byte())}
+	switch q.Op {
+	case leaseGrant:
+		q.ID, q.TTL = r.leaseID(), r.leaseTTL()
+	case leaseRegister:
+		q.ID, q.Span = r.leaseID(), r.span()
+	case leaseRenew:
+		n := r.count(maxLeaseBatch, 8)
+		for range n {
+			q.IDs = append(q.IDs, r.leaseID())
+		}
+	case leaseLook, leaseList, leaseRevoke:
+		q.ID = r.leaseID()
+	case leaseWait:
+		q.ID, q.Incarnation = r.leaseID(), keyspace.LeaseIncarnation(r.uvarint())
+	default:
+		r.fail(fmt.Errorf("placement: unknown request %d about leases", q.Op))
+	}
+	return q
+}
+
+func (a *leaseResponse) append(dst []byte) []byte {
+	dst = appendRevision(dst, a.Revision)
+	dst = appendBool(dst, a.More)
+	dst = binary.AppendUvarint(dst, uint64(len(a.Leases)))
+	for i := range a.Leases {
+		l := &a.Leases[i]
+		dst = binary.AppendUvarint(appendLeaseID(dst, l.ID), uint64(l.Incarnation))
+		dst = append(dst, byte(l.Phase))
+		dst = binary.AppendUvarint(dst, uint64(l.TTL))
+		dst = binary.AppendVarint(dst, int64(l.Remaining))
+	}
+	return appendSpans(dst, a.Spans)
+}
+
+func (r *reader) leaseResponse() leaseResponse {
+	a := leaseResponse{Revision: r.revision(), More: r.bool()}
+	n := r.count(maxLeaseBatch, 12)
+	for range n {
+		l := LeaseStatus{LeaseRef: LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.uvarint())}}
+		if l.Phase = LeasePhase(r.byte()); l.Phase > LeaseEnding {
+			r.fail(fmt.Errorf("placement: phase %d of a lease", l.Phase))
+		}
+		l.TTL, l.Remaining = r.leaseTTL(), time.Duration(r.varint())
+		a.Leases = append(a.Leases, l)
+	}
+	a.Spans = r.spans()
+	return a
+}
+
+func (r *reader) varint() int64 {
+	v, n := binary.Varint(r.b)
+	if n <= 0 {
+		r.fail(errTruncated)
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}

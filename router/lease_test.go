@@ -1,0 +1,183 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard"
+)
+
+var everywhere = []keyspace.Span{{}}
+
+// answers has the ranges answer the steps that match, each once, and then as usual.
+func (f *ranges) answers(all map[string]any) {
+	f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for match, answer := range all {
+			if !strings.Contains(f.show(id, op), match) {
+				continue
+			}
+			delete(all, match)
+			if err, ok := answer.(error); ok {
+				return nil, err
+			}
+			return answer.(shard.TxnAnswer), nil
+		}
+		return nil, nil
+	}
+}
+
+func withoutKeys(id keyspace.RangeID) *shard.Prepared {
+	return &shard.Prepared{Held: true, Lock: shard.LockID{Range: id}}
+}
+
+// What a revoke asks of the ranges, and what comes back of it.
+func TestCourseOfARevoke(t *testing.T) {
+	first := []keyspace.Span{{Start: []byte("b"), End: []byte("c")}, {Start: []byte("a"), End: []byte("b")}, {Start: []byte("a"), End: []byte("aa")}}
+	const usual = "revoke prepare 1 at 1; revoke prepare 1 at 2; revoke prepare 1 at 3; commit 1@8 of 3 at 1; " +
+		"resolve 1@8 at 1; resolve 1@8 at 2; resolve 1@8 at 3; forget 1 at 1"
+	for name, c := range map[string]struct {
+		spans   []keyspace.Span
+		answers map[string]any
+		want    string
+		at      keyspace.Revision
+		named   int
+		error   error
+	}{
+		"the keys are in one range": {spans: first, answers: map[string]any{"revoke": &shard.Revoked{Revision: 9}}, want: "revoke at 1", at: 9},
+		"there is no key":           {spans: first, want: "revoke at 1", at: 7},
+		"no range was registered":   {at: 7},
+		"a leader is lost": {
+			spans: first, answers: map[string]any{"revoke": kverror.New(kverror.LeaderChanged, "")}, want: "revoke at 1; revoke at 1", at: 7,
+		},
+		"they do not fit into an entry": {
+			spans: first, answers: map[string]any{"revoke": &shard.Revoked{TooMany: true}},
+			want: "revoke at 1; revoke prepare 1 at 1; commit 1@8 of 1 at 1; resolve 1@8 at 1; forget 1 at 1", at: 8, named: 1,
+		},
+		"the keys are in all ranges": {spans: everywhere, want: usual, at: 8, named: 3},
+		"some ranges have none": {
+			spans:   everywhere,
+			answers: map[string]any{"prepare 1 at 1": withoutKeys(1), "prepare 1 at 3": withoutKeys(3)},
+			want:    usual, at: 8, named: 1,
+		},
+		"no range has any": {
+			spans:   everywhere,
+			answers: map[string]any{"prepare 1 at 1": withoutKeys(1), "prepare 1 at 2": withoutKeys(2), "prepare 1 at 3": withoutKeys(3)},
+			want: "revoke prepare 1 at 1; revoke prepare 1 at 2; revoke prepare 1 at 3; " +
+				"resolve 1@0 unmark at 1; resolve 1@0 unmark at 2; resolve 1@0 unmark at 3", at: 7,
+		},
+		"it meets an older transaction": {
+			spans:   everywhere,
+			answers: map[string]any{"prepare 1 at 3": kverror.New(kverror.Conflict, "")},
+			want:    "revoke prepare 2 at 3 patient; commit 2@8 of 3 at 1", at: 8, named: 3,
+		},
+		"others have decided against it": {
+			spans: everywhere, answers: map[string]any{"commit": &shard.Decided{}}, want: "commit 2@9 of 3 at 1", at: 9, named: 3,
+		},
+		"the gateway of a range is full": {
+			spans: everywhere, answers: map[string]any{"prepare 1 at 3": kverror.New(kverror.TooManyRequests, "")},
+			want: "resolve 1@0 at 1", error: kverror.TooManyRequests,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, r := newRanges()
+				f.answers(c.answers)
+				rev, err := r.RevokeLease(t.Context(), 7, 2, c.spans)
+				synctest.Wait()
+				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
+					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
+				}
+				if got := f.steps(); !strings.Contains(got, c.want) {
+					t.Errorf("steps %s, want %s", got, c.want)
+				}
+				named := 0
+				for _, q := range f.sequenced {
+					named = 1 + len(q.Also)
+				}
+				if named != c.named {
+					t.Errorf("the revision names %d ranges, want %d", named, c.named)
+				}
+				if r.txns.bytes != 0 || len(r.txns.active) != 0 || r.txns.aborts != 0 {
+					t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.txns.bytes, len(r.txns.active), r.txns.aborts)
+				}
+			})
+		})
+	}
+}
+
+// A transaction whose leases are not there ends with the error of its first operation,
+// though no range waits for more than one of them at a time.
+func TestTransactionOfUnknownLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			p, ok := op.(*shard.Prepare)
+			if !ok {
+				return nil, nil
+			}
+			put := p.Writes[0].Op.(*pb.PutRequest)
+			if !p.Patient && !strings.Contains(fmt.Sprint(p.Absent), fmt.Sprint(put.GetLease())) {
+				return nil, kverror.New(kverror.Conflict, "")
+			}
+			return &shard.Prepared{Held: true, Lock: shard.LockID{Range: 1}, Refused: kverror.New(kverror.LeaseNotFound, ""), RefusedAt: p.Writes[0].Number}, nil
+		}
+		put := func(k string, lease int64) *pb.RequestOp {
+			return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(k), Lease: lease}}}
+		}
+		_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{put("a", 71), put("k", 72), put("z", 73)}})
+		if !errors.Is(err, kverror.LeaseNotFound) {
+			t.Errorf("got %v", err)
+		}
+		synctest.Wait()
+		if n := strings.Count(f.steps(), "prepare"); n > 12 {
+			t.Errorf("it took %d prepares: %s", n, f.steps())
+		}
+	})
+}
+
+// The keys of a lease are put together from pages and ranges, over a split.
+func TestLeaseKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		split := false
+		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			q := op.(*shard.LeaseKeys)
+			if q.At != 7 || q.Lease != 5 {
+				t.Errorf("asked for %+v", q)
+			}
+			f.cluster.mu.Lock()
+			defer f.cluster.mu.Unlock()
+			if id == 2 && !split {
+				split = true
+				f.split("k")
+				return nil, &kverror.Error{Kind: kverror.WrongRange, Descriptors: f.descs}
+			}
+			a := &shard.Attached{}
+			for k := 'a'; k <= 'z'; k++ {
+				if key := []byte(string(k)); q.Span.Contains(key) {
+					if a.More = len(a.Keys) == 3; a.More {
+						break
+					}
+					a.Keys = append(a.Keys, key)
+				}
+			}
+			return a, nil
+		}
+		keys, rev, err := r.LeaseKeys(t.Context(), 5, []keyspace.Span{{Start: []byte("j"), End: []byte("y")}, {Start: []byte("b"), End: []byte("e")}})
+		if got := fmt.Sprintf("%s", keys); got != "[b c d j k l m n o p q r s t u v w x]" || rev != 7 || err != nil {
+			t.Errorf("keys %s at %d, %v", got, rev, err)
+		}
+		if n := r.joined.Load(); n != 0 {
+			t.Errorf("%d bytes are left", n)
+		}
+	})
+}

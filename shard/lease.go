@@ -1,0 +1,510 @@
+package shard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// Leases registers ranges with leases.
+type Leases interface {
+	// Register has the lease's record list the span. done is called exactly once, from
+	// another goroutine: once the record lists it, or with kverror.LeaseNotFound where there
+	// is no such lease. While the lease is being revoked it is not called. With another
+	// error the record may or may not list the span.
+	Register(lease keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error))
+}
+
+// mark says that the record of a lease lists the range's span: keys of the range may be
+// attached to it, and whoever revokes it comes here. A split leaves it to both halves.
+type mark struct {
+	lease       keyspace.LeaseID
+	incarnation keyspace.LeaseIncarnation
+}
+
+func appendLeaseMark(dst []byte, m mark) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.lease)), uint64(m.incarnation))
+}
+
+func (c *cursor) mark() mark {
+	return mark{keyspace.LeaseID(c.uvarint()), keyspace.LeaseIncarnation(c.uvarint())}
+}
+
+// lease reads a lease id that is not 0.
+func (c *cursor) lease() keyspace.LeaseID {
+	n := c.uvarint()
+	if n == 0 {
+		c.fail(errors.New("shard: lease 0"))
+	}
+	return keyspace.LeaseID(n)
+}
+
+// markKey is where a mark is kept.
+func markKey(r keyspace.RangeID, lease keyspace.LeaseID) []byte {
+	return engine.GroupLocalKey(r.Group(), binary.BigEndian.AppendUint64([]byte{suffixMark}, uint64(lease)))
+}
+
+func putMark(w engine.Writer, r keyspace.RangeID, m mark) error {
+	return w.Set(markKey(r, m.lease), binary.AppendUvarint([]byte{txnVersion}, uint64(m.incarnation)))
+}
+
+func (s *txnState) putMark(m mark) {
+	if s.marks == nil {
+		s.marks = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
+	}
+	s.marks[m.lease] = m.incarnation
+}
+
+func (r *Replica) applyMark(b *engine.Batch, m mark, out *outcome) error {
+	r.applying.txns.putMark(m)
+	out.locks = append(out.locks, lockChange{mark: m})
+	return putMark(b, r.id, m)
+}
+
+// applyUnmark takes the mark of a lease away, unless it is that of a later incarnation: who
+// revokes an earlier one comes too late.
+func (r *Replica) applyUnmark(b *engine.Batch, m mark, out *outcome) error {
+	gone := mark{lease: m.lease}
+	if here := r.applying.txns.marks[m.lease]; here > m.incarnation {
+		gone.incarnation = here
+		out.locks = append(out.locks, lockChange{mark: gone})
+		return nil
+	}
+	delete(r.applying.txns.marks, m.lease)
+	out.locks = append(out.locks, lockChange{mark: gone})
+	return b.Delete(markKey(r.id, m.lease))
+}
+
+// releaseLock ends a lock without a revision, and takes the mark of its lease away.
+func (r *Replica) releaseLock(b *engine.Batch, id LockID, out *outcome) error {
+	l := r.applying.txns.locks[id]
+	if l == nil || !l.keyless() {
+		return fmt.Errorf("lock %s is not that of a lease without keys", id)
+	}
+	if err := r.endLock(b, id, 0, out); err != nil {
+		return err
+	}
+	return r.applyUnmark(b, l.revoke, out)
+}
+
+// keyless says whether the lock is that of a lease that has no key here.
+func (l *lock) keyless() bool { return l.revoke.lease != 0 && len(l.writes) == 0 && len(l.spans) == 0 }
+
+// attachment is a change of the index of leases.
+type attachment struct {
+	key      []byte
+	to, from keyspace.LeaseID
+}
+
+// noteLeases takes in what a version changes in the index of leases. A key is never
+// attached without a mark: nobody would come to delete it.
+func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
+	if _, ok := s.txns.marks[v.Lease]; v.Lease != 0 && !ok {
+		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no mark", v.Key, v.Lease, v.Mod)
+	}
+	s.attached = append(s.attached, attachment{key: v.Key, to: v.Lease, from: was})
+	return nil
+}
+
+func (s *applyState) writeAttached(b *engine.Batch) error {
+	for i := range s.attached {
+		a := &s.attached[i]
+		if a.from != 0 && a.from != a.to {
+			if err := mvcc.Detach(b, a.from, a.key); err != nil {
+				return err
+			}
+		}
+		if a.to != 0 {
+			if err := mvcc.Attach(b, a.to, a.key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// LeaseSpans implements raftgroup.LeaseIndexer.
+func (r *Replica) LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engine.KeySpan, error) {
+	rec, err := decodeRecord(applied.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("shard: range %s: leases of a snapshot: %w", r.id, err)
+	}
+	txns, err := loadTxns(snap, r.id)
+	if err != nil {
+		return nil, err
+	}
+	spans := make([]engine.KeySpan, 0, len(txns.marks))
+	for lease := range txns.marks {
+		spans = append(spans, engine.LeaseSpan(lease, rec.span))
+	}
+	slices.SortFunc(spans, func(a, b engine.KeySpan) int { return slices.Compare(a.Lower, b.Lower) })
+	return spans, nil
+}
+
+// forgetAttached deletes what is left in the index of leases of the state that a snapshot
+// has replaced: the snapshot has cleared what its own marks cover. What a crash leaves
+// behind says nothing: a key counts as attached only where its version says so too.
+func (r *Replica) forgetAttached(now *record, txns *txnState) error {
+	old := &r.applying
+	if len(old.txns.marks) == 0 {
+		return nil
+	}
+	b := r.node.cfg.Engine.NewBatch()
+	forget := func(lease keyspace.LeaseID, s keyspace.Span) error {
+		k := engine.LeaseSpan(lease, s)
+		return b.DeleteRange(k.Lower, k.Upper)
+	}
+	for lease := range old.txns.marks {
+		var err error
+		if _, kept := txns.marks[lease]; !kept {
+			err = forget(lease, old.rec.span)
+		} else if right, ok := old.rec.span.Intersect(keyspace.Span{Start: now.span.End}); ok && len(now.span.End) > 0 {
+			err = forget(lease, right)
+		}
+		if err != nil {
+			return errors.Join(err, b.Close())
+		}
+	}
+	if b.Empty() {
+		return b.Close()
+	}
+	return b.Commit()
+}
+
+// needsMark says that a put cannot be evaluated before the lease has a mark.
+type needsMark struct{ lease keyspace.LeaseID }
+
+func (needsMark) Error() string { return "waits for the mark of a lease" }
+
+// checkLease refuses a put to a lease that is not there.
+func (e *evaluation) checkLease(lease keyspace.LeaseID) error {
+	r := e.home
+	if r == nil || r.node.cfg.Leases == nil {
+		return kverror.LeaseNotFound
+	}
+	r.mu.Lock()
+	marked := r.markedLocked(lease)
+	r.mu.Unlock()
+	switch {
+	case marked:
+		return nil
+	case e.lacks == lease || slices.Contains(e.absent, lease):
+		return kverror.LeaseNotFound
+	}
+	return needsMark{lease}
+}
+
+// markedLocked says whether keys may be attached to the lease now. A mark that is about to
+// go does not count any more, one that is about to come not yet.
+func (r *Replica) markedLocked(lease keyspace.LeaseID) bool {
+	_, ok := r.marks[lease]
+	return ok && r.registrations[lease] == nil
+}
+
+// registration is a mark that comes or goes. It is in the memory of one leadership alone:
+// a revoke that reaches the range ends it, and so does a split, and whoever waits starts
+// over. A mark of an answer that comes later than the revoke would keep a lease alive that
+// is gone.
+type registration struct {
+	// held has those who wait. There is no lock.
+	held
+	r     *Replica
+	lease keyspace.LeaseID
+	span  keyspace.Span
+	state registrationState
+}
+
+type registrationState uint8
+
+const (
+	// registrationAsked: the lease's record is being asked for.
+	registrationAsked registrationState = iota
+	// registrationMarks: the mark is on its way through the pipeline.
+	registrationMarks
+	// registrationUnmarks: so is its end.
+	registrationUnmarks
+)
+
+// attach is the step that brings a mark; the replica makes it itself.
+type attach struct{ mark mark }
+
+func (*attach) kind() txnKind { return 0 }
+
+func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState) *registration {
+	if r.registrations == nil {
+		r.registrations = map[keyspace.LeaseID]*registration{}
+	}
+	if old := r.registrations[lease]; old != nil {
+		panic(fmt.Sprintf("shard: range %s: lease %d is registered in state %d, and now in state %d", r.id, lease, old.state, state))
+	}
+	reg := &registration{r: r, lease: lease, span: r.rec.span, state: state}
+	r.registrations[lease] = reg
+	return reg
+}
+
+// wantMarkLocked returns the registration that brings the mark of a lease, nil where the
+// lease has it by now.
+func (r *Replica) wantMarkLocked(lease keyspace.LeaseID, out *answers) *registration {
+	if r.markedLocked(lease) {
+		return nil
+	}
+	reg := r.registrations[lease]
+	if reg == nil {
+		reg = r.registerLocked(lease, registrationAsked)
+		out.register = append(out.register, reg)
+	}
+	return reg
+}
+
+// awaitMarkLocked has a call evaluated again once the lease has its mark, or is known not
+// to be there.
+func (r *Replica) awaitMarkLocked(c *call, lease keyspace.LeaseID, out *answers) {
+	c.lacks = 0
+	if reg := r.wantMarkLocked(lease, out); reg != nil {
+		r.blockLocked(c, meeting{h: &reg.held})
+		return
+	}
+	r.requeueLocked(c)
+}
+
+// prepareMarkLocked is awaitMarkLocked of a Prepare. A revoke may be what the mark has to
+// wait for, and that one may wait for what the transaction holds elsewhere: only who holds
+// nothing waits, others give way and come back as such.
+func (r *Replica) prepareMarkLocked(c *call, op *Prepare, lease keyspace.LeaseID, out *answers) {
+	if op.Patient {
+		r.awaitMarkLocked(c, lease, out)
+		return
+	}
+	if r.wantMarkLocked(lease, out) == nil {
+		r.requeueLocked(c)
+		return
+	}
+	out.add(c, kverror.New(kverror.Conflict, "transaction %s waits for lease %d to be registered", op.Name, lease))
+}
+
+// ask asks the lease's record.
+func (reg *registration) ask() {
+	reg.r.node.cfg.Leases.Register(reg.lease, reg.span, reg.registered)
+}
+
+// registered takes the answer.
+func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
+	if err == nil && got.Incarnation == 0 {
+		err = kverror.New(kverror.Internal, "lease %d was registered without an incarnation", reg.lease)
+	}
+	r := reg.r
+	var out answers
+	r.mu.Lock()
+	switch {
+	case r.registrations[reg.lease] != reg:
+		// A late answer: the registration was ended.
+	case errors.Is(err, kverror.LeaseNotFound):
+		for _, c := range reg.waiting() {
+			c.lacks = reg.lease
+		}
+		r.endRegistrationLocked(reg)
+	case err != nil:
+		r.failRegistrationLocked(reg, sequenceError(err), &out)
+	default:
+		reg.state = registrationMarks
+		c := newCall(r.node.ctx, &Request{Range: r.id, Generation: r.rec.generation})
+		c.step = &step{op: &attach{mark{reg.lease, got.Incarnation}}, registered: reg}
+		r.requeueLocked(c)
+	}
+	r.mu.Unlock()
+	out.send(r.node)
+}
+
+// attachLocked puts a mark into the batch, unless its registration was ended.
+func (r *Replica) attachLocked(c *call, op *attach, lead *leadership, out *answers) {
+	if r.registrations[op.mark.lease] != c.step.registered {
+		out.add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.lease))
+		return
+	}
+	c.step.answer = &Resolved{}
+	r.decideStepLocked(c, lead, &txnItem{kind: itemMark, mark: op.mark})
+}
+
+// waiting returns those who wait for the registration.
+func (reg *registration) waiting() (calls []*call) {
+	for _, g := range reg.waiters {
+		calls = append(calls, g.calls...)
+	}
+	return calls
+}
+
+// endRegistrationLocked has those look again who wait for the registration.
+func (r *Replica) endRegistrationLocked(reg *registration) {
+	if r.registrations[reg.lease] != reg {
+		return
+	}
+	if delete(r.registrations, reg.lease); len(r.registrations) == 0 {
+		r.registrations = nil
+	}
+	r.wakeLocked(&reg.held)
+}
+
+// failRegistrationLocked answers those who wait.
+func (r *Replica) failRegistrationLocked(reg *registration, err error, out *answers) {
+	for _, c := range reg.waiting() {
+		r.leaveLocked(c, err, out)
+	}
+	r.endRegistrationLocked(reg)
+}
+
+// dropRegistrationsLocked ends all registrations: they were for another span, or for a
+// leadership that is over.
+func (r *Replica) dropRegistrationsLocked() {
+	for _, reg := range r.registrations {
+		r.endRegistrationLocked(reg)
+	}
+}
+
+// publishMarkLocked takes over a mark that is applied, or gone.
+func (r *Replica) publishMarkLocked(m mark) {
+	if m.incarnation == 0 {
+		delete(r.marks, m.lease)
+	} else {
+		if r.marks == nil {
+			r.marks = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
+		}
+		r.marks[m.lease] = m.incarnation
+	}
+	if reg := r.registrations[m.lease]; reg != nil && reg.state != registrationAsked {
+		r.endRegistrationLocked(reg)
+	}
+}
+
+// noteLeases finds the leases that the lock attaches keys to.
+func (l *lock) noteLeases() {
+	l.leases = nil
+	for i := range l.writes {
+		l.leases = addLease(l.leases, l.writes[i].v.Lease)
+	}
+}
+
+func leasesOf(writes []*pendingVersion) (all []keyspace.LeaseID) {
+	for _, v := range writes {
+		all = addLease(all, v.lease())
+	}
+	return all
+}
+
+func addLease(all []keyspace.LeaseID, lease keyspace.LeaseID) []keyspace.LeaseID {
+	if lease == 0 || slices.Contains(all, lease) {
+		return all
+	}
+	return append(all, lease)
+}
+
+// addLeases notes what a lock has to do with leases: who attaches keys to one keeps it from
+// being revoked, who revokes it keeps all others away.
+func (t *lockTable) addLeases(h *held) {
+	add := func(lease keyspace.LeaseID) {
+		if t.leases == nil {
+			t.leases = map[keyspace.LeaseID][]*held{}
+		}
+		t.leases[lease] = append(t.leases[lease], h)
+	}
+	for _, lease := range h.leases {
+		add(lease)
+	}
+	if h.revoke.lease != 0 {
+		add(h.revoke.lease)
+	}
+}
+
+func (t *lockTable) removeLeases(h *held) {
+	remove := func(lease keyspace.LeaseID) {
+		hs := slices.DeleteFunc(t.leases[lease], func(o *held) bool { return o == h })
+		if t.leases[lease] = hs; len(hs) == 0 {
+			delete(t.leases, lease)
+		}
+	}
+	for _, lease := range h.leases {
+		remove(lease)
+	}
+	if h.revoke.lease != 0 {
+		remove(h.revoke.lease)
+	}
+}
+
+// revokes returns a lock that revokes a lease to which an operation may attach a key.
+func (t *lockTable) revokes(op proto.Message) (found *held) {
+	visitLeases(op, func(lease keyspace.LeaseID) {
+		for _, h := range t.leases[lease] {
+			if h.revoke.lease == lease {
+				found = h
+			}
+		}
+	})
+	return found
+}
+
+// visitLeases calls fn with the leases to which an operation may attach keys.
+func visitLeases(op proto.Message, fn func(lease keyspace.LeaseID)) {
+	switch o := op.(type) {
+	case *pb.PutRequest:
+		if o.GetLease() != 0 {
+			fn(keyspace.LeaseID(o.GetLease()))
+		}
+	case *pb.TxnRequest:
+		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
+			for _, op := range ops {
+				visitLeases(opMessage(op), fn)
+			}
+		}
+	}
+}
+
+// meetsLeasesLocked calls meet with locks in the way of what a Prepare does with leases.
+func (r *Replica) meetsLeasesLocked(op *Prepare, meet func(h *held)) {
+	if r.locks == nil || len(r.locks.leases) == 0 {
+		return
+	}
+	for _, h := range r.locks.leases[op.Revoke] {
+		if h.name != op.Name {
+			meet(h)
+		}
+	}
+	for i := range op.Writes {
+		if h := r.locks.revokes(op.Writes[i].Op); h != nil && h.name != op.Name {
+			meet(h)
+		}
+		visitLeases(op.Writes[i].Op, func(lease keyspace.LeaseID) {
+			if h := r.wantedLeaseLocked(lease, op.Name); h != nil {
+				meet(h)
+			}
+		})
+	}
+}
+
+// wantedLeaseLocked is wantedLocked of a lease: those who attach keys one after the other
+// would keep an older revoke out for ever.
+func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name TxnName) *held {
+	for c, g := range r.blocked {
+		if c.step == nil || g.on == nil || g.on.lock == nil || g.on.name == name {
+			continue
+		}
+		switch p := c.step.op.(type) {
+		case *Prepare:
+			if p.Revoke == lease && p.Name.Compare(name.TxnID) < 0 {
+				return g.on
+			}
+		case *Revoke:
+			if p.Lease == lease {
+				return g.on
+			}
+		}
+	}
+	return nil
+}

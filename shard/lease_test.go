@@ -1,0 +1,179 @@
+package shard
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// fakeLeases has the records of leases. It answers by itself where auto is set.
+type fakeLeases struct {
+	wg sync.WaitGroup
+	mu sync.Mutex
+	// Guarded by mu.
+	auto  bool
+	known map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	asks  []leaseAsk
+}
+
+type leaseAsk struct {
+	lease keyspace.LeaseID
+	span  keyspace.Span
+	done  func(keyspace.LeaseRegistration, error)
+}
+
+func (f *fakeLeases) Register(lease keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ask := leaseAsk{lease, span, done}
+	if !f.auto {
+		f.asks = append(f.asks, ask)
+		return
+	}
+	got, err := f.answerLocked(ask)
+	f.wg.Go(func() { done(got, err) })
+}
+
+func (f *fakeLeases) answerLocked(a leaseAsk) (keyspace.LeaseRegistration, error) {
+	i, ok := f.known[a.lease]
+	if !ok {
+		return keyspace.LeaseRegistration{}, kverror.LeaseNotFound
+	}
+	return keyspace.LeaseRegistration{Incarnation: i}, nil
+}
+
+// leaseCommand runs the commands of a story that have to do with leases:
+//
+//	grant lease=N [as=INCARNATION]   there is such a lease; expire lease=N: there is none
+//	registrations   what the leases' records are asked
+//	register [n=0] [error=KIND]      answers one of these, with manual leases
+//	leases          marks and index, which must agree with the versions
+func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, ok bool) {
+	t.Helper()
+	f := &s.w.leases
+	lease := keyspace.LeaseID(arg(d, "lease", int64(0)))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch d.Cmd {
+	case "grant":
+		f.known[lease] = keyspace.LeaseIncarnation(arg(d, "as", 1))
+	case "expire":
+		delete(f.known, lease)
+	case "registrations":
+		for _, a := range f.asks {
+			out += fmt.Sprintf("lease %d for %s\n", a.lease, a.span)
+		}
+	case "register":
+		n := arg(d, "n", 0)
+		if n >= len(f.asks) {
+			return fmt.Sprintf("nothing is asked at %d\n", n), true
+		}
+		a := f.asks[n]
+		f.asks = slices.Delete(f.asks, n, n+1)
+		got, err := f.answerLocked(a)
+		if k := arg(d, "error", ""); k == "no-leader" {
+			err = kverror.NoLeader
+		} else if k == "timeout" {
+			err = kverror.Timeout
+		}
+		f.mu.Unlock()
+		a.done(got, err)
+		f.mu.Lock()
+	case "leases":
+		return leasesText(t, s.w.engine, s.w.node), true
+	default:
+		return "", false
+	}
+	return out, true
+}
+
+// leasesText prints marks and index of a node, and checks them.
+func leasesText(t testing.TB, e *engine.Engine, n *Node) string {
+	t.Helper()
+	var lines []string
+	for _, r := range n.Replicas() {
+		r.mu.Lock()
+		for lease, i := range r.marks {
+			lines = append(lines, fmt.Sprintf("range %s mark %d/%d", r.id, lease, i))
+		}
+		for lease, reg := range r.registrations {
+			lines = append(lines, fmt.Sprintf("range %s lease %d %s, %d wait", r.id, lease, [...]string{"asked", "marks", "unmarks"}[reg.state], len(reg.waiting())))
+		}
+		r.mu.Unlock()
+		checkLeases(t, e, r)
+	}
+	for _, a := range allAttached(t, e) {
+		lines = append(lines, fmt.Sprintf("lease %d: %s", a.to, a.key))
+	}
+	return strings.Join(sortedLines(lines), "")
+}
+
+// allAttached is the whole index.
+func allAttached(t testing.TB, e engine.Reader) (all []attachment) {
+	t.Helper()
+	first, last := engine.LeaseSpan(0, keyspace.Span{}), engine.LeaseSpan(-1, keyspace.Span{})
+	it, err := e.NewIter(engine.IterOptions{Lower: first.Lower, Upper: last.Upper})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		lease, key, err := engine.DecodeLeaseKey(it.Key())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, attachment{key: slices.Clone(key), to: lease})
+	}
+	if err := it.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// checkLeases holds what is applied at a replica against the invariant: each key that is
+// attached is in the index and its lease has a mark, and nothing else is in the index.
+func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
+	t.Helper()
+	r.mu.Lock()
+	span, marks := r.rec.span, map[keyspace.LeaseID]bool{}
+	for lease := range r.marks {
+		marks[lease] = true
+	}
+	r.mu.Unlock()
+	snap := e.NewSnapshot()
+	defer snap.Close()
+	attached := map[string]keyspace.LeaseID{}
+	_, err := mvcc.Scan(snap, mvcc.ScanOptions{Span: span, At: newest, KeysOnly: true}, func(v *mvcc.Version) error {
+		if v.Lease == 0 {
+			return nil
+		}
+		attached[string(v.Key)] = v.Lease
+		if !marks[v.Lease] {
+			t.Errorf("range %s: key %q is attached to lease %d without a mark", r.id, v.Key, v.Lease)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range allAttached(t, snap) {
+		if !span.Contains(a.key) {
+			continue
+		}
+		if attached[string(a.key)] != a.to {
+			t.Errorf("range %s: the index has key %q at lease %d, its version at %d", r.id, a.key, a.to, attached[string(a.key)])
+		}
+		delete(attached, string(a.key))
+	}
+	for key, lease := range attached {
+		t.Errorf("range %s: key %q of lease %d is not in the index", r.id, key, lease)
+	}
+}
