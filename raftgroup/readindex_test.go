@@ -141,3 +141,31 @@ func TestReadAtARestartedSoleVoter(t *testing.T) {
 		}
 	})
 }
+
+// Questions that come to a closed group are answered even if the worker has long used
+// the memory of its pass again when the pool comes to them.
+func TestReadIndexOfClosedGroupIsAnswered(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(1))
+		g := r.nodes[1].host.Group(1)
+		release := make(chan struct{})
+		g.w.call(g, func() { g.w.kick(g, applyTask{kind: taskCall, call: func() { <-release }}) })
+		answered := make(chan error, 2)
+		g.public.readers.Add(2)
+		g.w.call(g, func() {
+			ask := readWaiter{done: func(_ uint64, err error) { answered <- err }}
+			k := &work{reads: []readWaiter{ask, ask}}
+			g.refuse(k)
+			k.reset()
+			close(release)
+		})
+		for range 2 {
+			if err := <-answered; !errors.Is(err, ErrClosed) {
+				t.Errorf("a question to a closed group: %v, want %v", err, ErrClosed)
+			}
+		}
+	})
+}

@@ -2,6 +2,7 @@ package raftgroup
 
 import (
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -81,7 +82,7 @@ func (g *Group) refuse(k *work) {
 		g.drop(p, err)
 	}
 	if len(k.reads) > 0 {
-		g.answerReads(k.reads, 0, err)
+		g.answerReads(slices.Clone(k.reads), 0, err) // k is used again before they are answered
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -95,7 +96,7 @@ func (s *applyState) advance(locks bool) {
 	if locks {
 		s.lowest = keyspace.MaxRevision
 		for _, l := range s.txns.locks {
-			if l.leaves() {
+			if l.leaves() && !plant.Is(plant.CompleteDespiteLock) {
 				s.lowest = min(s.lowest, l.floor)
 			}
 		}

@@ -62,6 +62,9 @@ const (
 	CutOff Fault = "cut off"
 	// Transfer moves the sequencer to another node, in order. It is no failure.
 	Transfer Fault = "transfer"
+	// Overtake cuts one node off from the sequencer's alone and moves the sequencer to a
+	// third one meanwhile: what was handed out in between nobody tells the first one.
+	Overtake Fault = "overtake"
 	// Restart stops a node in order and starts it again. It is no failure: no revision
 	// is left out.
 	Restart Fault = "restart"
@@ -74,7 +77,7 @@ const (
 // AllFaults are all of them.
 var AllFaults = []Fault{
 	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart,
-	Pause, PauseLeader, Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart, Transfer,
+	Pause, PauseLeader, Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart, Transfer, Overtake,
 }
 
 // flaky is the network of Flaky.
@@ -113,6 +116,9 @@ func (n *nemesis) run() error {
 		if n.c.cfg.Together {
 			n.gather()
 			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it is to serve
+		}
+		if n.rng.IntN(3) > 0 {
+			n.c.sleep(n.c.intoBurst(n.rng)) // what is under way is to be hit
 		}
 		heal := []func() error{n.inject(faults[i])}
 		n.c.sleep(n.lasts())
@@ -231,6 +237,8 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		return n.blink(n.leader())
 	case Transfer:
 		return n.transfer()
+	case Overtake:
+		return n.overtake()
 	case OneWay:
 		at := n.rng.Perm(len(n.c.machines))
 		from, to := n.c.machines[at[0]].id, n.c.machines[at[1]].id
@@ -520,6 +528,26 @@ func (n *nemesis) transfer() func() error {
 	}
 }
 
+// overtake has a node lose sight of the sequencer, and then moves that to where the node
+// sees it again. What is wrong meanwhile may forbid it.
+func (n *nemesis) overtake() func() error {
+	from := n.sequencerMachine()
+	if from == nil {
+		return n.healNetwork
+	}
+	others := slices.DeleteFunc(slices.Clone(n.c.machines), func(m *machine) bool { return m == from })
+	n.rng.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	blind, to := others[0], others[1]
+	n.c.logf("nemesis: nothing between nodes %s and %s", from.id, blind.id)
+	n.c.net.Cut(from.id, blind.id)
+	n.c.net.Cut(blind.id, from.id)
+	n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond))
+	if n.moveSequencer(to) {
+		n.happened[Overtake]++
+	}
+	return n.healNetwork
+}
+
 // gather moves the sequencer to the node that leads the range of the first hot key: who
 // loses that node loses everything at once, and it can do alone all that it should not.
 func (n *nemesis) gather() {
@@ -612,22 +640,32 @@ func (n *nemesis) leader() *machine {
 		return n.home
 	}
 	sequencer := n.rng.IntN(3) > 0
-	for _, m := range n.c.machines {
-		r := m.current()
-		if r == nil {
-			continue
+	if sequencer {
+		if m := n.sequencerMachine(); m != nil {
+			return m
 		}
-		if sequencer {
-			// Others may still name one that has crashed. A clock or a disk that stood still
-			// when its node is to come back would keep it from that for ever.
-			if id := n.sequencer(r); id != 0 && n.c.machines[id-1].current() != nil {
-				return n.c.machines[id-1]
-			}
-		} else if leads(m, r, hotKeys[0]) {
+		return n.pick()
+	}
+	for _, m := range n.c.machines {
+		if r := m.current(); r != nil && leads(m, r, hotKeys[0]) {
 			return m
 		}
 	}
 	return n.pick()
+}
+
+// sequencerMachine returns the machine of the sequencer's node, nil where nobody who is up
+// knows of one that is. Others may still name one that has crashed: a clock or a disk that
+// stood still when its node is to come back would keep it from that for ever.
+func (n *nemesis) sequencerMachine() *machine {
+	for _, m := range n.c.machines {
+		if r := m.current(); r != nil {
+			if id := n.sequencer(r); id != 0 && n.c.machines[id-1].current() != nil {
+				return n.c.machines[id-1]
+			}
+		}
+	}
+	return nil
 }
 
 // sequencer returns the node that hands out revisions as far as a node knows, 0 if
@@ -661,14 +699,18 @@ func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 3))
 	wg.Go(func() {
 		for range n.c.cfg.Splits {
-			n.c.sleep(time.Second + time.Duration(rng.Int64N(int64(2*time.Second))))
+			every := n.c.cfg.splitEvery()
+			n.c.sleep(every + time.Duration(rng.Int64N(int64(2*every))))
+			if rng.IntN(3) > 0 {
+				n.c.sleep(n.c.intoBurst(rng))
+			}
 			select {
 			case <-stop:
 				return
 			default:
 			}
 			key := fmt.Sprintf("%c", groups[rng.IntN(len(groups))])
-			if rng.IntN(3) == 0 {
+			if n.c.cfg.SplitEvery > 0 || rng.IntN(3) == 0 {
 				key += fmt.Sprint(rng.IntN(keysPerGroup))
 			}
 			n.split(n.c.machines[rng.IntN(len(n.c.machines))], []byte(key))
@@ -727,7 +769,7 @@ func (n *nemesis) missing() []string {
 func (n *nemesis) took(f Fault) bool {
 	st := n.c.net.Stats()
 	switch f {
-	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, CutOff:
+	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, CutOff, Overtake:
 		return n.happened[f] > 0 && st.CutOff > 0
 	case Flaky:
 		return n.happened[f] > 0 && st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0

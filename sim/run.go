@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +25,13 @@ type Config struct {
 	// Nodes are 3 or 5, Clients the clients beside each other, BurstOps the operations
 	// of one client in one burst, on average.
 	Nodes, Clients, BurstOps int
+	// Txns is how many of a hundred operations are transactions over some keys, beside
+	// those that are anyway.
+	Txns int
 	// Impatient is how many impatient clients each node has besides; 0 is one.
 	Impatient int
+	// Lessees are clients that hold leases.
+	Lessees int
 	// Faults are injected one after the other, in an order of the seed. Splits is how
 	// many splits are tried meanwhile.
 	Faults []Fault
@@ -33,6 +39,9 @@ type Config struct {
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
+	// SplitEvery is the least time between two splits, and a third of the most; 0 is 1 s,
+	// and has most splits fall between groups of keys.
+	SplitEvery time.Duration
 	// Compactions is how many compactions are tried meanwhile. ShortLogs has all
 	// nodes but one keep so little log that a follower which misses anything needs a
 	// snapshot. That one has much in memory that is not durable.
@@ -69,6 +78,8 @@ func (c *Config) splitKeys() [][]byte {
 	return keys
 }
 
+func (c *Config) splitEvery() time.Duration { return cmp.Or(c.SplitEvery, time.Second) }
+
 // impatient is the number of all impatient clients.
 func (c *Config) impatient() int { return c.Nodes * max(1, c.Impatient) }
 
@@ -82,6 +93,8 @@ type Report struct {
 	Versions []Version
 	// Watchers are those that watched beside it all.
 	Watchers []*Watcher
+	// Leases are those that the lessees had.
+	Leases []*Lease
 	// Failures counts what may have left gaps in the revisions.
 	Failures int
 	Happened map[Fault]int
@@ -177,6 +190,7 @@ func reboot(rep *Report, c *cluster, probe *client) bool {
 // chaos runs clients and faults beside each other and heals everything.
 func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad := load(c, rep.History)
+	stopLeases := holdLeases(c, rep.History, rep.Config.Clients+rep.Config.impatient()+2)
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
@@ -190,6 +204,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	_ = n.calmNetwork()
 	close(stop)
 	stopLoad()
+	rep.Leases = stopLeases()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
 	if err == nil {
@@ -207,33 +222,28 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	return len(rep.Violations) == 0
 }
 
-// live waits until every gateway serves every group of keys, and then expects every
-// operation to be answered at once.
+// live waits until every gateway serves every group of keys and everything at once,
+// since a range may have no key that is written here, and then expects every operation
+// to be answered at once.
 func live(rep *Report, c *cluster, probe *client) bool {
 	begin := c.elapsed()
 	each := func(timeout time.Duration, f func(*Op, time.Duration) bool) bool {
 		for _, m := range c.machines {
 			r := m.current()
-			for _, g := range groups {
-				reqs := []proto.Message{
-					&pb.PutRequest{Key: fmt.Appendf(nil, "%c0", g), Value: probe.value()},
-					&pb.RangeRequest{Key: fmt.Appendf(nil, "%c0", g)},
-				}
-				for _, req := range reqs {
-					for {
-						from := c.elapsed()
-						o := probe.do(m, r, req, timeout)
-						if o.Outcome == Answered && f(o, c.elapsed()-from) {
-							break
-						}
-						if !f(o, c.elapsed()-from) {
-							return false
-						}
-						if p, ok := req.(*pb.PutRequest); ok {
-							p.Value = probe.value()
-						}
-						c.sleep(50 * time.Millisecond)
+			for _, req := range probe.probes() {
+				for {
+					from := c.elapsed()
+					o := probe.do(m, r, req, timeout)
+					if o.Outcome == Answered && f(o, c.elapsed()-from) {
+						break
 					}
+					if !f(o, c.elapsed()-from) {
+						return false
+					}
+					if p, ok := req.(*pb.PutRequest); ok {
+						p.Value = probe.value()
+					}
+					c.sleep(50 * time.Millisecond)
 				}
 			}
 		}
@@ -255,10 +265,23 @@ func live(rep *Report, c *cluster, probe *client) bool {
 	}) && whole(rep, c, probe)
 }
 
+// probes are requests that no range can answer for another one.
+func (c *client) probes() (reqs []proto.Message) {
+	for _, g := range groups {
+		reqs = append(reqs,
+			&pb.PutRequest{Key: fmt.Appendf(nil, "%c0", g), Value: c.value()},
+			&pb.RangeRequest{Key: fmt.Appendf(nil, "%c0", g)})
+	}
+	return append(reqs, readAll())
+}
+
+// readAll is a read of all keys.
+func readAll() *pb.RangeRequest { return &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}} }
+
 // whole reads everything at every gateway: the last word of the history.
 func whole(rep *Report, c *cluster, probe *client) bool {
 	for _, m := range c.machines {
-		o := probe.do(m, m.current(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, promptWithin)
+		o := probe.do(m, m.current(), readAll(), promptWithin)
 		if o.Outcome != Answered {
 			rep.violate("reading everything from a healthy cluster: %s", o)
 			return false

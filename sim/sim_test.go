@@ -76,8 +76,27 @@ var stories = []story{
 	// Many ranges, and coordinators that die, are cut off and come back too late.
 	{name: "txns", long: true, cfg: func(uint64) Config {
 		return Config{
-			Nodes: 3, Clients: 8, BurstOps: 6, Borders: []string{"f", "i", "l", "o", "r", "u", "x"}, Splits: 14, Compactions: 8,
+			Nodes: 3, Clients: 8, BurstOps: 6, Txns: 40, Borders: []string{"f", "i", "l", "o", "r", "u", "x"}, Splits: 14, Compactions: 8,
 			Faults: []Fault{CrashOne, IsolateLeader, CrashTwo, Pause, CrashLoop, Restart, CrashOne, IsolateLeader},
+		}
+	}},
+	// One range that becomes many while clients and watchers are busy, and nothing that
+	// fails: every revision is used.
+	{name: "splits", long: true, cfg: func(uint64) Config {
+		return Config{Nodes: 3, Clients: 8, BurstOps: 10, Splits: 30, SplitEvery: 60 * time.Millisecond, Quiet: 12 * time.Second}
+	}},
+	// Nodes that do not hear what the sequencer hands out while it moves to another one.
+	{name: "overtakes", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"f", "j", "o", "s"},
+			Faults: []Fault{Overtake, Overtake, Overtake, Overtake, Overtake, Transfer},
+		}
+	}},
+	// Leases whose keys lie in several ranges, and the failures of those who count their time.
+	{name: "leases", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 4, BurstOps: 3, Lessees: 8, Together: true, Borders: []string{"j", "s", "{3", "{6"},
+			Faults: []Fault{PauseLeader, Transfer, PauseLeader, IsolateLeader, CrashOne, PauseLeader, DeafLeader, CrashAll, PauseLeader},
 		}
 	}},
 	// Power cuts.

@@ -42,7 +42,10 @@ type toldProgress struct {
 
 // watchedSpans are what the watchers of a run watch: everything, a part that lies in
 // several ranges, and one key.
-var watchedSpans = []keyspace.Span{{}, {Start: []byte("b"), End: []byte("e")}, {Start: []byte("a0"), End: []byte("a0\x00")}}
+var watchedSpans = []keyspace.Span{{}, {Start: []byte("d"), End: []byte("p")}, {Start: []byte("u0"), End: []byte("u0\x00")}}
+
+// watchersOfSpan is how many watchers each of them has.
+const watchersOfSpan = 3
 
 // watchAll runs watchers until stop is called, which returns them: some from the first
 // revision on, and some that begin while the run is under way.
@@ -51,14 +54,19 @@ func watchAll(c *cluster) (stop func() []*Watcher) {
 	var wg sync.WaitGroup
 	var all []*Watcher
 	for i, span := range watchedSpans {
-		for late := range 2 {
+		for late := range watchersOfSpan {
 			w := &Watcher{Name: fmt.Sprintf("watcher %d.%d", i, late), Span: span, from: 2}
-			rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(1000+2*i+late)))
+			rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(1000+watchersOfSpan*i+late)))
 			all = append(all, w)
 			wg.Go(func() {
-				c.sleep(time.Duration(late) * 5 * time.Second)
+				c.sleep(time.Duration(late) * 2 * time.Second)
 				for ctx.Err() == nil {
-					w.session(ctx, c.machines[rng.IntN(len(c.machines))])
+					// Mostly its own node: each is to have watchers of everything most of the time.
+					at := late % len(c.machines)
+					if rng.IntN(3) == 0 {
+						at = rng.IntN(len(c.machines))
+					}
+					w.session(ctx, c.machines[at])
 					c.sleep(time.Duration(1+rng.IntN(50)) * time.Millisecond)
 				}
 			})
@@ -155,7 +163,7 @@ func checkWatchers(ws []*Watcher, vs []Version) (bad []string) {
 	for _, w := range ws {
 		bad = append(bad, w.wrong...)
 		if w.sessions == 0 {
-			bad = append(bad, w.Name+" was never served")
+			bad = append(bad, w.Name+": never served")
 		}
 		// Of one revision the disks do not tell the order, so it is not looked at here.
 		slices.SortStableFunc(w.told, func(a, b *mvccpb.Event) int {
@@ -180,11 +188,11 @@ func checkWatchers(ws []*Watcher, vs []Version) (bad []string) {
 			i++
 		}
 		if i == len(due) && i < len(w.told) && len(bad) == 0 {
-			bad = append(bad, fmt.Sprintf("%s was told %s, which is not there", w.Name, w.told[i]))
+			bad = append(bad, fmt.Sprintf("%s: told %s, which is not there", w.Name, w.told[i]))
 		}
 		for _, p := range w.progress {
 			if p.after < len(due) && due[p.after] <= p.rev {
-				bad = append(bad, fmt.Sprintf("%s was told progress %d before revision %d", w.Name, p.rev, due[p.after]))
+				bad = append(bad, fmt.Sprintf("%s: told progress %d before revision %d", w.Name, p.rev, due[p.after]))
 			}
 		}
 	}

@@ -56,6 +56,14 @@ const (
 	burstThink  = 6 * time.Millisecond
 )
 
+// burstBusy is about how long a burst lasts.
+const burstBusy = 150 * time.Millisecond
+
+// intoBurst is how long it is until a moment, drawn from rng, of the next burst.
+func (c *cluster) intoBurst(rng *rand.Rand) time.Duration {
+	return burstEvery - c.elapsed()%burstEvery + time.Duration(rng.Int64N(int64(burstBusy)))
+}
+
 // runUntil works in bursts until stop is closed.
 func (c *client) runUntil(stop <-chan struct{}) {
 	for {
@@ -195,6 +203,9 @@ func (c *client) value() []byte {
 func (c *client) request() proto.Message {
 	key := c.key()
 	group := key[:1]
+	if txns := c.c.cfg.Txns; txns > 0 && c.rng.IntN(100) < txns {
+		return c.several(group)
+	}
 	switch n := c.rng.IntN(100); {
 	case n < 30:
 		return &pb.PutRequest{Key: []byte(key), Value: c.value(), PrevKv: c.rng.IntN(2) == 0}

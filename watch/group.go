@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -214,6 +215,9 @@ func (h *Hub) dropPendingLocked(g *group) {
 // releaseLocked delivers what nothing lower can precede any more.
 func (h *Hub) releaseLocked(g *group) {
 	frontier := h.frontierLocked(g.span)
+	if plant.Is(plant.ReleasedTooEarly) && len(g.pending) > 0 {
+		frontier = max(frontier, g.pending[len(g.pending)-1].rev)
+	}
 	n := above(g.pending, frontier)
 	if n == 0 {
 		return

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/router"
@@ -219,6 +220,9 @@ func (h *Hub) inheritLocked(l *leg, old []*leg) {
 	if !covered || !(keyspace.Span{Start: l.span.Start, End: end}).Covers(l.span) {
 		// Of what lay beside them nothing has come yet, nor was it owed.
 		l.opened = max(l.opened, l.fed, h.logEnd)
+	}
+	if plant.Is(plant.EventLostAtSplit) {
+		l.fed = max(l.fed, h.logEnd)
 	}
 }
 

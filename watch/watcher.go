@@ -7,6 +7,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -419,6 +420,9 @@ func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
 	if w.s.hub.run == nil || w.closed || w.group == nil || !w.group.live || len(w.queue) > 0 {
 		return 0, false
+	}
+	if plant.Is(plant.ProgressTooEarly) {
+		return w.s.hub.logEnd, true
 	}
 	return w.s.hub.frontierLocked(w.group.span), true
 }

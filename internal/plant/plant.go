@@ -41,6 +41,20 @@ const (
 	LockLeftBehind
 	// TxnHalfVisible: reads do not wait for the locks of transactions over several ranges.
 	TxnHalfVisible
+	// EventLostAtSplit: a gateway begins the feeds of the heirs of a range where the hand-out
+	// log is, not where the range's own feed was complete.
+	EventLostAtSplit
+	// ReleasedTooEarly: a gateway delivers what has come, also above what it still waits for.
+	ReleasedTooEarly
+	// VoidDespiteLock: a leader calls revisions void that a transaction whose lock it holds
+	// may turn out to have.
+	VoidDespiteLock
+	// CompleteDespiteLock: a replica calls its range complete above what a lock may leave.
+	CompleteDespiteLock
+	// HandOutsIgnored: a gateway asks nobody for what an earlier sequencer handed out.
+	HandOutsIgnored
+	// ProgressTooEarly: a gateway tells progress up to where the hand-out log is.
+	ProgressTooEarly
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -58,6 +72,8 @@ var names = [end]string{
 	"snapshot acknowledged before it is durable", "no-op answered from the overlay",
 	"live version removed", "compaction not seen through another node",
 	"lock left behind by a dead coordinator", "transaction half visible",
+	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
+	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
