@@ -10,9 +10,7 @@ import (
 
 // The check of leases accepts what is right and rejects each way to be wrong.
 func TestCheckLeasesRejects(t *testing.T) {
-	put := func(key string, rev, lease int64) Version {
-		return Version{Key: key, Value: "v", Mod: rev, Create: rev, Version: 1, Lease: lease}
-	}
+	put := func(key string, rev, lease int64) Version { return Version{Key: key, Value: "v", Mod: rev, Create: rev, Version: 1, Lease: lease} }
 	gone := func(key string, rev int64) Version { return Version{Key: key, Mod: rev, Deleted: true} }
 	seen := func(rev int64, at time.Duration) *Op {
 		return &Op{Outcome: Answered, Ended: at, Response: &pb.PutResponse{Header: &pb.ResponseHeader{Revision: rev}}}
