@@ -40,7 +40,6 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	bad = append(bad, wrong...)
 	bad = append(bad, checkGaps(ops, r.Versions, r.Failures)...)
 	bad = append(bad, checkWatchers(r.Watchers, r.Versions)...)
-	bad = append(bad, checkLeases(r.Leases, ops, r.Versions)...)
 	if len(wrong) > 0 {
 		p = nil
 	}
@@ -272,7 +271,6 @@ func write(now *model, rev int64, events []Version) *model {
 		}
 		keys[v.Key] = &mvccpb.KeyValue{
 			Key: []byte(v.Key), Value: []byte(v.Value), ModRevision: v.Mod, CreateRevision: v.Create, Version: v.Version,
-			Lease: v.Lease,
 		}
 	}
 	return &model{rev: rev, keys: keys, past: now.past}
@@ -285,7 +283,6 @@ func difference(from, to *model, rev int64) (vs []Version) {
 		if from.keys[k] != kv {
 			vs = append(vs, Version{
 				Key: k, Value: string(kv.GetValue()), Mod: kv.GetModRevision(), Create: kv.GetCreateRevision(), Version: kv.GetVersion(),
-				Lease: kv.GetLease(),
 			})
 		}
 	}

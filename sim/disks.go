@@ -16,7 +16,6 @@ type Version struct {
 	Mod     int64
 	Create  int64
 	Version int64
-	Lease   int64
 	Deleted bool
 }
 
@@ -60,8 +59,7 @@ func readStore(r engine.Reader, to keyspace.Revision) (vs []Version, err error) 
 	for from := keyspace.Revision(0); from <= to; {
 		next, err := mvcc.History(r, mvcc.HistoryOptions{From: from, To: to}, func(v *mvcc.Version) error {
 			vs = append(vs, Version{
-				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version,
-				Lease: int64(v.Lease), Deleted: v.Tombstone,
+				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version, Deleted: v.Tombstone,
 			})
 			return nil
 		})

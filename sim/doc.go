@@ -27,8 +27,6 @@
 //   - Watchers, which go from node to node over all faults, were told every version of
 //     their spans once and in the order of revisions, none divided, and no progress
 //     ahead of one; when all is quiet they have everything.
-//   - A lease ends once, with all its keys at one revision, not before its TTL has passed
-//     since its last acknowledged keepalive began, and no key is attached behind that.
 //   - What was compacted is read by nobody who asks later, and nothing else is refused
 //     as compacted.
 //   - All replicas have the same hash at the same applied index, and the same
@@ -46,7 +44,7 @@
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
 //
-// What it does not do: full disks are not in the workload, and leases in that of one story.
+// What it does not do: leases and full disks are not in the workload.
 //
 // # Running it
 //

@@ -75,8 +75,6 @@ func (t *modelTxn) run(req proto.Message) proto.Message {
 		return t.txn(r)
 	case *pb.CompactionRequest:
 		return &pb.CompactionResponse{}
-	case *pb.LeaseRevokeRequest:
-		return t.endLease(r)
 	}
 	panic(fmt.Sprintf("sim: no operation: %T", req))
 }
@@ -98,7 +96,7 @@ func (t *modelTxn) read(r *pb.RangeRequest) *pb.RangeResponse {
 	for _, kv := range kvs {
 		if r.GetKeysOnly() {
 			kv = proto.CloneOf(kv)
-			kv.Value, kv.Lease = nil, 0 // etcd answers from its index, which has neither
+			kv.Value = nil
 		}
 		resp.Kvs = append(resp.Kvs, kv)
 	}
@@ -107,7 +105,7 @@ func (t *modelTxn) read(r *pb.RangeRequest) *pb.RangeResponse {
 
 func (t *modelTxn) put(r *pb.PutRequest) *pb.PutResponse {
 	key := string(r.GetKey())
-	kv := &mvccpb.KeyValue{Key: r.GetKey(), Value: r.GetValue(), ModRevision: t.rev, CreateRevision: t.rev, Version: 1, Lease: r.GetLease()}
+	kv := &mvccpb.KeyValue{Key: r.GetKey(), Value: r.GetValue(), ModRevision: t.rev, CreateRevision: t.rev, Version: 1}
 	resp := &pb.PutResponse{}
 	if old := t.keys[key]; old != nil {
 		kv.CreateRevision, kv.Version = old.GetCreateRevision(), old.GetVersion()+1
@@ -129,16 +127,6 @@ func (t *modelTxn) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 		resp.PrevKvs = kvs
 	}
 	return resp
-}
-
-// endLease deletes all keys of a lease, as its revoke and its expiry do.
-func (t *modelTxn) endLease(r *pb.LeaseRevokeRequest) *pb.LeaseRevokeResponse {
-	for key, kv := range t.base.keys {
-		if kv.GetLease() == r.GetID() {
-			t.write(key, nil)
-		}
-	}
-	return &pb.LeaseRevokeResponse{}
 }
 
 func (t *modelTxn) txn(r *pb.TxnRequest) *pb.TxnResponse {

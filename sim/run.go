@@ -30,8 +30,6 @@ type Config struct {
 	Txns int
 	// Impatient is how many impatient clients each node has besides; 0 is one.
 	Impatient int
-	// Lessees are clients that hold leases.
-	Lessees int
 	// Faults are injected one after the other, in an order of the seed. Splits is how
 	// many splits are tried meanwhile.
 	Faults []Fault
@@ -93,8 +91,6 @@ type Report struct {
 	Versions []Version
 	// Watchers are those that watched beside it all.
 	Watchers []*Watcher
-	// Leases are those that the lessees had.
-	Leases []*Lease
 	// Failures counts what may have left gaps in the revisions.
 	Failures int
 	Happened map[Fault]int
@@ -190,7 +186,6 @@ func reboot(rep *Report, c *cluster, probe *client) bool {
 // chaos runs clients and faults beside each other and heals everything.
 func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad := load(c, rep.History)
-	stopLeases := holdLeases(c, rep.History, rep.Config.Clients+rep.Config.impatient()+2)
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
@@ -204,7 +199,6 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	_ = n.calmNetwork()
 	close(stop)
 	stopLoad()
-	rep.Leases = stopLeases()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
 	if err == nil {

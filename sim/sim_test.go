@@ -92,13 +92,6 @@ var stories = []story{
 			Faults: []Fault{Overtake, Overtake, Overtake, Overtake, Overtake, Transfer},
 		}
 	}},
-	// Leases whose keys lie in several ranges, and the failures of those who count their time.
-	{name: "leases", long: true, cfg: func(uint64) Config {
-		return Config{
-			Nodes: 3, Clients: 4, BurstOps: 3, Lessees: 8, Together: true, Borders: []string{"j", "s", "{3", "{6"},
-			Faults: []Fault{PauseLeader, Transfer, PauseLeader, IsolateLeader, CrashOne, PauseLeader, DeafLeader, CrashAll, PauseLeader},
-		}
-	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{
