@@ -75,16 +75,31 @@ var plantedIn = map[plant.Bug]string{
 	plant.ClockFreezes:             "alone",
 }
 
-// finding returns the first violation that a checker of runs has found. A node that
-// panics has found the bug too, but proves nothing of the checkers, and neither does a
-// run that did not become what was asked for.
+// How the verdicts of the checkers of runs begin: of what clients were told, and of what
+// the nodes have come to. All other verdicts are errors of the nodes themselves, which may
+// have found the bug but prove nothing of the checkers, or say that a run did not become
+// what was asked for.
+var (
+	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions"}
+	ofNodes   = []string{
+		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "sim: the disks of nodes ", "watcher ",
+	}
+)
+
+// finding returns the first violation that a checker of runs has found. Where a node has
+// given up, that others miss it or differ from it is found by nobody but the node.
 func finding(o *outcome) (checker, violation string, ok bool) {
+	begins := func(v string) func(string) bool {
+		return func(prefix string) bool { return strings.HasPrefix(v, prefix) }
+	}
+	gaveUp := slices.ContainsFunc(o.Violations, func(v string) bool {
+		return slices.ContainsFunc([]string{"node ", "a node ", "a clean stop "}, begins(v))
+	})
 	for _, v := range o.Violations {
-		if strings.HasPrefix(v, "assertion: ") || strings.HasPrefix(v, "definite: ") || strings.HasPrefix(v, "the fault ") {
-			continue
+		if slices.ContainsFunc(ofAnswers, begins(v)) || !gaveUp && slices.ContainsFunc(ofNodes, begins(v)) {
+			checker, violation, _ = strings.Cut(v, ": ")
+			return checker, violation, true
 		}
-		checker, violation, _ = strings.Cut(v, ": ")
-		return checker, violation, true
 	}
 	return "", "", false
 }

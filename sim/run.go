@@ -129,6 +129,7 @@ func Run(rep *Report) {
 	c := newCluster(rep.Config, rng, rep.Trace)
 	defer func() {
 		rep.Network, rep.Elapsed = c.net.Stats(), c.elapsed()
+		rep.Violations = append(rep.Violations, c.gaveUp()...)
 		c.crash(0, c.machines...) // whatever still runs
 		rep.Snapshots, rep.CutOffs = c.snapshots, c.cutOffs
 	}()
@@ -208,12 +209,17 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 		rep.violate("a node does not start again: %v", err)
 		return false
 	}
+	return len(c.gaveUp()) == 0
+}
+
+// gaveUp names the nodes that have given up though they run.
+func (c *cluster) gaveUp() (bad []string) {
 	for m, r := range c.runs() {
 		if err := r.core.Err(); err != nil {
-			rep.violate("node %s gave up: %v", m.id, err)
+			bad = append(bad, fmt.Sprintf("node %s gave up: %v", m.id, err))
 		}
 	}
-	return len(rep.Violations) == 0
+	return bad
 }
 
 // live waits until every gateway serves every group of keys and everything at once,

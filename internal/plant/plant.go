@@ -26,7 +26,8 @@ const (
 	// OtherTerm: a batch that a lost leadership has evaluated is proposed by the next
 	// one of the same node.
 	OtherTerm
-	// AppliedTwice: a replica that opens applies its last entry again.
+	// AppliedTwice: a replica that opens applies its last entry again, and does not compare
+	// its hash with the leader's.
 	AppliedTwice
 	// SnapshotNotDurable: a snapshot is acknowledged before it is durable.
 	SnapshotNotDurable
