@@ -296,7 +296,11 @@ func diskOrSkip(t *testing.T) *disk {
 	t.Helper()
 	d, err := newDisk(t, filepath.Join(t.TempDir(), "disk"), 32<<20)
 	if err != nil {
-		t.Skipf("left out: %v", err)
+		leave := t.Skipf
+		if nothingLeftOut() {
+			leave = t.Fatalf
+		}
+		leave("left out: %v", err)
 	}
 	return d
 }

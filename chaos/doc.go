@@ -32,7 +32,8 @@
 // -artifacts says.
 //
 // Loop files and mounts take root, mkfs.ext4 and fsfreeze. What is missing is printed,
-// and the rest runs. The tests live in a mount namespace of their own, loop devices
-// clear themselves, nodes die with their parent, and a frozen disk thaws when whoever
-// froze it is gone: nothing stays behind, however a run ends.
+// and the rest runs; with SKEIN_NOTHING_LEFT_OUT=1, which CI sets, the run fails then.
+// The tests live in a mount namespace of their own, loop devices clear themselves,
+// nodes die with their parent, and a frozen disk thaws when whoever froze it is gone:
+// nothing stays behind, however a run ends.
 package chaos
