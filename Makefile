@@ -21,7 +21,7 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim planted chaos-local conformance storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories planted chaos-local conformance storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -36,12 +36,19 @@ test:
 	cd bench/against-etcd && go test -race -shuffle=on .
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
-# its testdata, and the others still run. FUZZ=Frame runs only those that match.
+# its testdata, and the others still run. FUZZ=Frame runs only those that match. The test
+# of a package is linked once, not for each of its targets.
 fuzz:
-	@set -eu; found=''; for dir in $$(git ls-files '*_test.go' | grep -v '^bench/\|^conformance/' | xargs grep -l '^func Fuzz' | xargs -r -n1 dirname | sort -u); do \
-	  for target in $$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //' | grep -E '$(FUZZ)' | sort -u); do \
+	@set -eu; mkdir -p bin/fuzz; found=''; \
+	for dir in $$(git ls-files '*_test.go' | grep -v '^bench/\|^conformance/' | xargs grep -l '^func Fuzz' | xargs -r -n1 dirname | sort -u); do \
+	  targets=$$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //' | grep -E '$(FUZZ)' | sort -u); \
+	  [ -n "$$targets" ] || continue; \
+	  binary=$(CURDIR)/bin/fuzz/$$(echo $$dir | tr / -).test; \
+	  go test -tags invariants -c -fuzz . -o $$binary ./$$dir; \
+	  cache=$$(go env GOCACHE)/fuzz/$$(go list ./$$dir); \
+	  for target in $$targets; do \
 	    echo "== $$dir $$target"; \
-	    go test -tags invariants -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir || found="$$found $$dir/$$target"; \
+	    (cd $$dir && $$binary -test.run '^$$' -test.fuzz "^$$target\$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$cache) || found="$$found $$dir/$$target"; \
 	  done; \
 	done; \
 	if [ -n "$$found" ]; then echo "found something:$$found" >&2; exit 1; fi
@@ -63,9 +70,12 @@ bench-against-etcd:
 
 # The simulator over SEEDS seeds of every story, and over a tenth of them with the race
 # detector, which takes ten times as long; each ends with a table of what happened.
-sim:
-	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+sim: stories
 	SKEIN_SIM_SEEDS=$$((($(SIM_SEEDS) + 9) / 10)) go test -race -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+
+# The first half of sim alone: CI takes a few seeds of every story.
+stories:
+	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
 
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:
