@@ -117,7 +117,7 @@ func TestSnapshotUnderLoad(t *testing.T) {
 		close(stop)
 		wg.Wait()
 		r.equal(1)
-		if n := len(f.sms[1].done); n > 4 {
+		if n := len(f.sms[1].done); n < 1 || n > 4 {
 			t.Fatalf("%d snapshots", n)
 		}
 		for _, n := range r.nodes {
@@ -157,6 +157,7 @@ func TestSnapshotRestartAtEveryStep(t *testing.T) {
 					select {
 					case <-reached:
 					case <-time.After(5 * time.Second):
+						t.Fatalf("%d chunks came", chunks)
 					}
 					victim := f
 					if who == "sender" {
@@ -453,6 +454,52 @@ func TestPinExpires(t *testing.T) {
 		synctest.Wait()
 		if base, _ := g.log.Base(); base != g.Status().DurableApplied {
 			t.Fatalf("truncated at %d, the pin has expired", base)
+		}
+	})
+}
+
+// trap 25: the log behind a snapshot on its way stays, however long that takes, so that
+// the follower needs no other one. All else would cut the log off: the follower lags by
+// more than the bound, everything is durable, and the wal is said to be too long.
+func TestSnapshotPinsItsLog(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 10 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		f := r.nodes[1+r.leader(1).id%3]
+		f.crash(0)
+		for i := range 15 {
+			r.write(1, fmt.Sprintf("w%d %0*d", i, chunkBytes, 0))
+		}
+		r.truncateAll(1)
+		l := r.leader(1)
+		g := l.host.Group(1)
+		at := g.Status().Applied
+		for _, n := range r.nodes {
+			n.end.stall = func() { time.Sleep(pinTTL / 10) }
+		}
+		f.start()
+		receiving := func() bool { return f.host.Group(1).Status().Receiving }
+		r.eventually("a snapshot comes", 10*time.Second, receiving)
+		began := time.Now()
+		for i := 0; receiving(); i++ {
+			r.write(1, fmt.Sprintf("more%d %02000d", i, 0))
+			r.must(l.eng.Flush(context.Background()))
+			g.w.flag(g, flagCutOff)
+			synctest.Wait()
+			if base, _ := g.log.Base(); base > at {
+				t.Fatalf("after %v the log begins behind %d, and the snapshot is at %d", time.Since(began), base, at)
+			}
+			time.Sleep(5 * time.Second)
+		}
+		if took := time.Since(began); took < pinTTL*3/2 {
+			t.Fatalf("the snapshot took %v, to be longer than a pin without progress", took)
+		}
+		r.equal(1)
+		if n := len(f.sms[1].done); n != 1 {
+			t.Fatalf("%d snapshots", n)
 		}
 	})
 }
