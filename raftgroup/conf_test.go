@@ -84,6 +84,66 @@ func TestReplaceReplica(t *testing.T) {
 	})
 }
 
+// trap 15: a learner is promoted only if it has nearly everything and was heard of lately;
+// that it had everything once, or is sent all of it, does not do.
+func TestPromotionNeedsAPresentLearner(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		lost   pb.MessageType // to or from the learner
+		writes int
+		is     func(p Progress, commit uint64) bool
+	}{
+		{"lags", pb.MsgApp, promoteLagMax + 50, func(p Progress, commit uint64) bool {
+			return p.Active && p.Replicating && p.Match+promoteLagMax < commit
+		}},
+		{"is silent", pb.MsgHeartbeatResp, 0, func(p Progress, commit uint64) bool {
+			return !p.Active && p.Replicating && p.Match == commit
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 4, noSleep)
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "first")
+				r.must(r.change(1, ConfChange{AddLearner, 4, 4}))
+				r.nodes[4].addReplica(1, 4)
+				r.equal(1)
+				promote := ConfChange{Type: Promote, Replica: 4}
+				learner := func() (p Progress, commit uint64) {
+					g := r.leader(1).host.Group(1)
+					inWorker(g, func() {
+						ps, err := g.progress()
+						r.must(err)
+						p, commit = ps[slices.IndexFunc(ps, func(p Progress) bool { return p.Replica.ID == 4 })], g.commit
+					})
+					return p, commit
+				}
+				r.bus.set(func(b *testBus) {
+					b.filter = func(from, to keyspace.NodeID, m *message) bool { return from != 4 && to != 4 || m.kind != c.lost }
+				})
+				for i := range c.writes {
+					r.write(1, fmt.Sprint("w", i))
+				}
+				r.eventually(c.name, 10*time.Second, func() bool { return c.is(learner()) })
+				if err := r.change(1, promote); !errors.Is(err, ErrNotCaughtUp) {
+					p, commit := learner()
+					t.Fatalf("promotion of a learner that %s: %v; %+v, committed %d", c.name, err, p, commit)
+				}
+				r.bus.set(func(b *testBus) { b.filter = nil })
+				r.eventually("it is promoted", 10*time.Second, func() bool {
+					err := r.change(1, promote)
+					if err != nil && !errors.Is(err, ErrNotCaughtUp) {
+						t.Fatal(err)
+					}
+					return err == nil
+				})
+			})
+		})
+	}
+}
+
 func TestConfChangesThatAreRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
