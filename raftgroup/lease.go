@@ -83,7 +83,9 @@ func (g *Group) takeAnswer(m *message) {
 	}
 }
 
-// publishLease computes the lease anew where something it depends on has changed.
+// publishLease computes the lease anew where something it depends on has changed. That
+// a leader which sleeps has none follows already from its answers, which it forgets when
+// it falls asleep: it is looked at here as a second guard.
 func (g *Group) publishLease() {
 	if !g.lease.dirty {
 		return

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -169,6 +170,40 @@ func TestTransferGivesUpLease(t *testing.T) {
 		r.eventually("the late transfer elects", time.Second, func() bool { return tg.Status().IsLeader })
 		if term2 := tg.Status().Term; term2 <= term {
 			t.Fatalf("term %d after %d", term2, term)
+		}
+	})
+}
+
+// A leader that all followers answer has no lease before an entry of its own term is
+// applied at it: until then it may not have applied what was acknowledged before.
+func TestNoLeaseBeforeTheTermsFirstEntryIsApplied(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "acknowledged")
+		r.equal(1)
+		l, _ := r.leased(1)
+		to := r.nodes[1+l.id%3]
+		g := to.host.Group(1)
+		applies := make(chan struct{})
+		apply := sync.OnceFunc(func() { close(applies) })
+		defer apply()
+		to.sms[1].slow = func() { <-applies }
+		r.must(l.host.Group(1).Transfer(context.Background(), to.replicas[1]))
+		for i := range 10 { // not for long: a leader that applies nothing lets others lead
+			time.Sleep(100 * time.Millisecond)
+			if st := g.Status(); !st.IsLeader || st.Commit <= st.Applied {
+				t.Fatalf("after round %d it is to lead, with what is to be applied: %+v", i, st)
+			}
+			if term, until, ok := g.Lease(); ok {
+				t.Fatalf("lease until %d in term %d, with nothing applied in it", until, term)
+			}
+		}
+		apply()
+		if n, _ := r.leased(1); n != to {
+			t.Fatalf("node %d leads", n.id)
 		}
 	})
 }
@@ -342,6 +377,22 @@ func TestLateAnswer(t *testing.T) {
 		_, renewed, _ := g.Lease()
 		if want := until.Add(100 * time.Millisecond); renewed > want {
 			t.Fatalf("an old answer moved the lease from %d to %d", until, renewed)
+		}
+		// What was answered to this host in an earlier term says nothing in this one.
+		inWorker(g, func() {
+			m := &message{
+				group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: 1 + g.self%3, term: term - 1, promise: time.Second,
+				node: keyspace.NodeID(1 + g.self%3),
+			}
+			m.raft = &pb.Message{
+				Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(m.from)), Term: ptr(term - 1),
+				Context: binary.LittleEndian.AppendUint64(nil, uint64(g.w.now)),
+			}
+			g.receive(m)
+		})
+		synctest.Wait()
+		if _, u, ok := g.Lease(); ok && u > renewed {
+			t.Fatal("an answer of an earlier term moved the lease")
 		}
 		// Numbers from a future that never was are no answers.
 		inWorker(g, func() {
