@@ -285,7 +285,7 @@ func BenchmarkAlone(b *testing.B) {
 			b.ReportMetric(n/b.Elapsed().Seconds(), "proposals/s")
 			b.ReportMetric(float64(used.Nanoseconds())/1e3/n, "cpu-µs/proposal")
 			if moves, refused := l.moves.Load(), l.refused.Load(); moves+refused > 0 {
-				b.Logf("%d leaders were lost, %d proposals refused", moves, refused)
+				b.Errorf("%d leaders were lost, %d proposals refused: the run is worth nothing", moves, refused)
 			}
 			b.ReportMetric(n*float64(len(hosts))/float64(syncs()-fsyncs), "appends/fsync")
 		})
