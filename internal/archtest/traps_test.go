@@ -12,6 +12,15 @@ import (
 // testName is a test as docs/TRAPS.md names it: its package's path, and its function.
 var testName = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(Test[A-Za-z0-9_]+)`)
 
+// storyNames are the stories that stand in brackets behind a test which runs stories.
+var storyNames = regexp.MustCompile(`\b([a-z]+)\.(TestStories|TestCounter) \(([a-z, -]+)\)`)
+
+// storyDirs has for each such test the directory of its stories, below the root.
+var storyDirs = map[string]string{
+	"shard.TestStories":     "shard/testdata/stories",
+	"placement.TestCounter": "placement/testdata/counter",
+}
+
 // trapRow is a row of the table of traps: one number, or the first and last of several,
 // or two.
 var trapRow = regexp.MustCompile(`(?m)^\| (\d+)(?:(–|, )(\d+))? \| .+ \| (.+) \|$`)
@@ -55,6 +64,19 @@ func TestTrapsAreTested(t *testing.T) {
 	}
 	if len(sources) < 8 {
 		t.Errorf("tests of %d packages only", len(sources))
+	}
+	stories := 0
+	for _, m := range storyNames.FindAllStringSubmatch(string(b), -1) {
+		dir := storyDirs[m[1]+"."+m[2]]
+		for story := range strings.SplitSeq(m[3], ", ") {
+			stories++
+			if _, err := os.Stat(filepath.Join(root, dir, story)); dir == "" || err != nil {
+				t.Errorf("%s.%s has no story %q: %v", m[1], m[2], story, err)
+			}
+		}
+	}
+	if stories < 15 {
+		t.Errorf("%d stories only", stories)
 	}
 }
 
