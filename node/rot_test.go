@@ -1,0 +1,102 @@
+package node
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// rot changes one byte behind each place where the files of a directory below have the
+// mark, and returns how many places that were.
+func (d *memDisk) rot(t *testing.T, dir string, mark []byte) (places int) {
+	t.Helper()
+	names, err := d.mem.List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		path := d.mem.PathJoin(dir, name)
+		st, err := d.mem.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.IsDir() {
+			places += d.rot(t, path, mark)
+			continue
+		}
+		f, err := d.mem.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := io.ReadAll(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := bytes.Index(whole, mark); at >= 0 {
+			at += len(mark)
+			if _, err := f.WriteAt([]byte{whole[at] ^ 1}, int64(at)); err != nil {
+				t.Fatal(err)
+			}
+			places++
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return places
+}
+
+// A node whose store turns out to be rotten when it is read ends, says why, and answers
+// nothing from it; the others serve what it had.
+func TestRotInTheStoreEndsTheNode(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		n, others := r.nodes[0], r.nodes[1:]
+		// Random, so that they lie on the disk as they are here, and large: the block that rots
+		// holds nothing else, and is read by nobody before the range is.
+		var value []byte
+		for i := range 9 {
+			v := make([]byte, 64<<10)
+			for at := range v {
+				v[at] = byte(r.rng.Uint32())
+			}
+			if i == 4 {
+				value = v
+			}
+			r.mustPut(n, keyOf(i), string(v))
+		}
+		r.caughtUp(5 * time.Second)
+		r.stop(n)
+		r.start(n) // with nothing of it in memory
+		r.caughtUp(20 * time.Second)
+		if places := n.disk.rot(t, "data", value[:64]); places == 0 {
+			t.Fatal("the value is in no file")
+		}
+		time.Sleep(5 * time.Second)
+		if err := n.core.Err(); err != nil {
+			t.Fatalf("before the rotten block was read: %v", err)
+		}
+		id := n.summaries()[0].Descriptor.Range
+		hash, err := n.core.Ranges().HashAt(r.t.Context(), n.id, id, keyspace.MaxRevision-1, 0)
+		if err == nil {
+			t.Fatalf("the rotten range has the hash %#x", hash)
+		}
+		r.wait(time.Second, "the node has given up", func() bool { return n.core.Err() != nil })
+		if err := n.core.Err(); !strings.Contains(err.Error(), "engine: corruption in ") {
+			t.Errorf("it gave up with: %v", err)
+		}
+		r.crash(n)
+		r.wait(10*time.Second, "the others serve", func() bool {
+			_, err := others[0].put(r.t.Context(), "after", "it")
+			return err == nil
+		})
+		for _, o := range others {
+			r.mustGet(o, keyOf(4), string(value))
+		}
+	})
+}
