@@ -21,7 +21,7 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories planted chaos-local conformance storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories kills planted chaos-local conformance storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -76,6 +76,10 @@ sim: stories
 # The first half of sim alone: CI takes a few seeds of every story.
 stories:
 	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+
+# A node is killed at each step of the raft groups' work; test takes every tenth.
+kills:
+	RAFTGROUP_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 10m -v -run '^TestKillAtEachStep$$' ./raftgroup
 
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:

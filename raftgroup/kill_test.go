@@ -288,8 +288,8 @@ func (k *killer) arm(at int) {
 // A node, or by turns all of them at once, is killed at each step between save, send,
 // apply, flush, truncation and the pieces of a snapshot (traps 19, 21, 24, 31, 32, 58 and
 // invariants 1 and 2): nothing that was acknowledged is lost, and no node takes back
-// what it has said. A run takes every few steps, another time others;
-// RAFTGROUP_TEST_STRIDE=1 takes them all.
+// what it has said. A run takes every few steps, another time others, and says from which
+// one on; make kills takes them all (RAFTGROUP_TEST_STRIDE=1).
 func TestKillAtEachStep(t *testing.T) {
 	stride := 10
 	if s, err := strconv.Atoi(os.Getenv("RAFTGROUP_TEST_STRIDE")); err == nil {
@@ -308,6 +308,7 @@ func TestKillAtEachStep(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at := 1 + rand.IntN(stride)
+			t.Logf("every step that is %d modulo %d", at, stride)
 			for killAt(t, at, c.leads, at/stride%2 == 0, c.laggard) && !t.Failed() {
 				at += stride
 			}
