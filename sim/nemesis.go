@@ -428,13 +428,15 @@ func (n *nemesis) stall(f Fault, m *machine) func() error {
 	m.mu.Lock()
 	d := m.disk
 	m.mu.Unlock()
-	if m.current() != nil {
-		n.happened[f]++
-	}
 	n.c.logf("nemesis: the disk of node %s stands still", m.id)
-	_, release := d.stall()
+	waits, release := d.stall()
 	return func() error {
 		n.c.logf("nemesis: the disk of node %s goes on", m.id)
+		select {
+		case <-waits:
+			n.happened[f]++
+		default: // nothing was written
+		}
 		release()
 		return nil
 	}
@@ -448,15 +450,13 @@ func (n *nemesis) sickLeader() func() error {
 	m.mu.Lock()
 	d := m.disk
 	m.mu.Unlock()
-	if m.current() != nil {
-		n.happened[SickLeader]++
-	}
 	n.c.logf("nemesis: the disk of node %s stands still", m.id)
 	waits, release := d.stall()
 	t := n.c.time.NewTimer(2 * election) // a node that waits for nothing yet
 	defer t.Stop()
 	select {
 	case <-waits:
+		n.happened[SickLeader]++
 	case <-t.C():
 	}
 	n.c.sleep(n.between(election*8/10, election))
@@ -769,7 +769,7 @@ func (n *nemesis) missing() []string {
 func (n *nemesis) took(f Fault) bool {
 	st := n.c.net.Stats()
 	switch f {
-	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, CutOff, Overtake:
+	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart, CutOff, Overtake:
 		return n.happened[f] > 0 && st.CutOff > 0
 	case Flaky:
 		return n.happened[f] > 0 && st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0
