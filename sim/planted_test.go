@@ -86,6 +86,12 @@ var (
 	}
 )
 
+// unbootable begins the verdict that a node cannot start from its own disk after a power
+// cut. Of one bug that is the whole harm, and so a finding: a replica whose snapshot is
+// gone and whose log begins behind it has nothing to go on from, while the others have
+// all that was acknowledged.
+const unbootable = "a node does not start again: sim: start node "
+
 // finding returns the first violation that a checker of runs has found. Where a node has
 // given up, that others miss it or differ from it is found by nobody but the node.
 func finding(o *outcome) (checker, violation string, ok bool) {
@@ -96,7 +102,8 @@ func finding(o *outcome) (checker, violation string, ok bool) {
 		return slices.ContainsFunc([]string{"node ", "a node ", "a clean stop "}, begins(v))
 	})
 	for _, v := range o.Violations {
-		if slices.ContainsFunc(ofAnswers, begins(v)) || !gaveUp && slices.ContainsFunc(ofNodes, begins(v)) {
+		lost := o.Bug == plant.SnapshotNotDurable && strings.HasPrefix(v, unbootable)
+		if lost || slices.ContainsFunc(ofAnswers, begins(v)) || !gaveUp && slices.ContainsFunc(ofNodes, begins(v)) {
 			checker, violation, _ = strings.Cut(v, ": ")
 			return checker, violation, true
 		}
