@@ -157,6 +157,12 @@ var watchStories = []struct {
 			put("m7", "3"), cancelWatch(0), wcr("m7", "", withID(1)), cancelWatch(1), wcr("m7", "", withID(1)), put("m7", "4"),
 		}
 	}},
+	{"the version before what is compacted, remembered", func(rev int64) []any {
+		return []any{
+			wcr("u", "v", withPrev(0)), put("u1", "1"), put("u1", "2"), put("u1", "3"), compact(rev + 2),
+			wcr("u", "v", withPrev(rev+2)), wcr("u1", "", withPrev(rev+3)), put("u1", "4"),
+		}
+	}},
 	{"one key more than once in a transaction", func(rev int64) []any {
 		return []any{
 			wcr("t", "u", withPrev(0)), put("t1", "1"),
