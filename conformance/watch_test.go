@@ -10,6 +10,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // pause lets etcd's unsynced watchers become synced ones, which it looks for ten times a
@@ -155,6 +157,12 @@ var watchStories = []struct {
 			put("m7", "3"), cancelWatch(0), wcr("m7", "", withID(1)), cancelWatch(1), wcr("m7", "", withID(1)), put("m7", "4"),
 		}
 	}},
+	{"the version before what is compacted, remembered", func(rev int64) []any {
+		return []any{
+			wcr("u", "v", withPrev(0)), put("u1", "1"), put("u1", "2"), put("u1", "3"), compact(rev + 2),
+			wcr("u", "v", withPrev(rev+2)), wcr("u1", "", withPrev(rev+3)), put("u1", "4"),
+		}
+	}},
 	{"one key more than once in a transaction", func(rev int64) []any {
 		return []any{
 			wcr("t", "u", withPrev(0)), put("t1", "1"),
@@ -241,43 +249,62 @@ func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
 	return p.splits.wait()
 }
 
-// writesTwice says whether a transaction may write a key twice: with a put and a delete
-// in two transactions within it, which etcd lets pass. Its watchers are told both, Skein's
+// writesTwice says whether a transaction may write a key twice: with a put and with a
+// delete, which etcd lets pass where the delete goes to the end of all keys or stands in
+// another transaction than the put, within this one. Its watchers are told both, Skein's
 // the last one (docs/ARCHITECTURE.md).
 func writesTwice(t *pb.TxnRequest) bool {
 	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
-		var puts, deletes []*pb.TxnRequest
-		for _, op := range branch {
-			within := op.GetRequestTxn()
-			if within == nil {
-				continue
-			}
-			if writesTwice(within) {
+		puts, deletes := writes(branch, nil, nil)
+		for _, p := range puts {
+			if slices.ContainsFunc(deletes, func(s keyspace.Span) bool { return s.Contains(p) }) {
 				return true
 			}
-			if has(within, func(o *pb.RequestOp) bool { return o.GetRequestPut() != nil }) {
-				puts = append(puts, within)
-			}
-			if has(within, func(o *pb.RequestOp) bool { return o.GetRequestDeleteRange() != nil }) {
-				deletes = append(deletes, within)
-			}
-		}
-		if len(puts) > 1 && len(deletes) > 0 || len(puts) > 0 && len(deletes) > 1 ||
-			len(puts) == 1 && len(deletes) == 1 && puts[0] != deletes[0] {
-			return true
 		}
 	}
 	return false
 }
 
-// has says whether an operation of the transaction, at any depth, is such a one.
-func has(t *pb.TxnRequest, is func(*pb.RequestOp) bool) bool {
-	for _, op := range append(slices.Clone(t.GetSuccess()), t.GetFailure()...) {
-		if is(op) || op.GetRequestTxn() != nil && has(op.GetRequestTxn(), is) {
-			return true
+// writes adds the keys that the operations put and the spans that they delete, in both
+// branches of the transactions among them.
+func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]byte, []keyspace.Span) {
+	for _, op := range ops {
+		if p := op.GetRequestPut(); p != nil {
+			puts = append(puts, p.GetKey())
+		}
+		if d := op.GetRequestDeleteRange(); d != nil {
+			if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
+				deletes = append(deletes, s)
+			}
+		}
+		puts, deletes = writes(op.GetRequestTxn().GetSuccess(), puts, deletes)
+		puts, deletes = writes(op.GetRequestTxn().GetFailure(), puts, deletes)
+	}
+	return puts, deletes
+}
+
+// TestWritesTwice are transactions whose events differ from etcd's, and their likes whose
+// events do not.
+func TestWritesTwice(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		txn   *pb.TxnRequest
+		twice bool
+	}{
+		{"all deleted, one of them put", then(del("\x00", fromKey), put("e", "1"), get("e", ""), del("e1", "")), true},
+		{"put within, all deleted", then(then(put("a2", "1")), del("\x00", fromKey)), true},
+		{"one put, those above it deleted", then(put("a", "1"), del("b", fromKey)), false},
+		{"put within, then deleted within", then(then(put("a", "1")), then(del("a", "b"))), true},
+		{"put within, another one deleted within", then(then(put("b", "1")), then(del("a", "b"))), false},
+		{"put and deleted far within", then(then(then(put("a", "1"))), put("b", "1"), then(then(del("a", "")))), true},
+		{"put or deleted", &pb.TxnRequest{Success: then(put("a", "1")).Success, Failure: then(del("a", "")).Success}, false},
+		{"deleted twice", then(del("a", ""), del("a", fromKey), then(del("a", "b"))), false},
+		{"a span that holds nothing", then(del("b", "a"), put("a1", "1")), false},
+	} {
+		if got := writesTwice(c.txn); got != c.twice {
+			t.Errorf("%s: %v, want %v", c.name, got, c.twice)
 		}
 	}
-	return false
 }
 
 // watchRequest returns a request for a stream of watchers.

@@ -242,7 +242,7 @@ func (h *Hub) releaseLocked(g *group) {
 // that and was not delivered is void.
 func (h *Hub) deliverLocked(g *group, batch []*event, pos, before keyspace.Revision) {
 	before = max(before, batch[0].rev-1)
-	shared := newDelivery(batch, g.prev, pos)
+	shared := h.newDelivery(batch, g.prev, pos)
 	for _, w := range slices.Clone(g.members) {
 		if !w.offerLocked(batch, shared) {
 			h.cfg.Metrics.Slow.Inc()

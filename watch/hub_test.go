@@ -438,6 +438,60 @@ func TestASlowWatcherHarmsNobody(t *testing.T) {
 	})
 }
 
+// The version before an event at the compacted revision is compacted: nobody is shown it,
+// though it may be remembered from when it was live.
+func TestNoVersionBeforeTheCompactedRevision(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx := t.Context()
+		s := h.NewStream()
+		if _, _, err := s.Watch(ctx, 1, Request{Prev: true}); err != nil {
+			t.Fatal(err)
+		}
+		w.wg.Wait()
+		time.Sleep(time.Second)
+		first := w.rev + 1
+		for range 4 {
+			w.write("aa")
+			w.wg.Wait()
+		}
+		for last := first - 1; last < first+3; {
+			d, err := s.Next(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range d.Events {
+				last = keyspace.Revision(e.Kv.ModRevision)
+				if last > first && e.PrevKv == nil {
+					t.Fatalf("%v without the version before", e)
+				}
+			}
+		}
+		reads := w.reads
+		w.mu.Lock()
+		w.compacted = first + 1
+		w.mu.Unlock()
+		late, _, err := s.Watch(ctx, 2, Request{Start: first + 1, Prev: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := first + 1; at <= first+3; {
+			d, err := s.Next(ctx)
+			if err != nil || d.Watcher != late {
+				t.Fatalf("%+v, %v", d, err)
+			}
+			for _, e := range d.Events {
+				if got := e.PrevKv != nil; e.Kv.ModRevision != int64(at) || got != (at > first+1) {
+					t.Errorf("%v, want revision %d, with the version before: %v", e, at, at > first+1)
+				}
+				at++
+			}
+		}
+		if w.reads != reads {
+			t.Error("history was read: nothing of this came from memory")
+		}
+	})
+}
+
 func TestStartsOfWatchers(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		for range 10 {

@@ -168,7 +168,7 @@ func (h *Hub) recentOf(span keyspace.Span, after, to keyspace.Revision) (events 
 func (h *Hub) catchUpLocked(g *group, to keyspace.Revision) bool {
 	batch, _ := h.recentOf(g.span, g.pos, to)
 	if len(batch) > 0 {
-		d := newDelivery(batch, g.prev, to)
+		d := h.newDelivery(batch, g.prev, to)
 		if len(g.members) == 1 && !g.members[0].offerLocked(batch, d) {
 			return false
 		}

@@ -55,10 +55,13 @@ type sharedEvents struct {
 // deliveryBytes is what each of the watchers holds of it by itself.
 const deliveryBytes = 64
 
-func newDelivery(batch []*event, prev bool, rev keyspace.Revision) delivery {
+// newDelivery shows a batch with the versions before, if they are wanted: none where the
+// revision before is compacted, whoever remembers it, as etcd does, which looks when it
+// sends.
+func (h *Hub) newDelivery(batch []*event, prev bool, rev keyspace.Revision) delivery {
 	d := delivery{rev: rev, events: make([]*mvccpb.Event, len(batch)), of: &sharedEvents{}}
 	for i, e := range batch {
-		d.events[i] = e.message(prev)
+		d.events[i] = e.message(prev && e.rev > h.compacted)
 		d.bytes += e.bytes
 	}
 	d.of.bytes = d.bytes
@@ -116,7 +119,7 @@ func (w *Watcher) wants(e *event) bool {
 func (w *Watcher) offerLocked(batch []*event, d delivery) bool {
 	h := w.s.hub
 	if i := slices.IndexFunc(batch, func(e *event) bool { return !w.wants(e) }); i >= 0 {
-		d = newDelivery(slices.DeleteFunc(slices.Clone(batch), func(e *event) bool { return !w.wants(e) }), w.req.Prev, d.rev)
+		d = w.s.hub.newDelivery(slices.DeleteFunc(slices.Clone(batch), func(e *event) bool { return !w.wants(e) }), w.req.Prev, d.rev)
 		if len(d.events) == 0 {
 			return true
 		}
