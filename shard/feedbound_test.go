@@ -227,3 +227,34 @@ func (w *fakeWorld) remove(t *testing.T, start, end string) {
 		t.Fatal(err)
 	}
 }
+
+// What a transaction intends to write counts from its evaluation on: its lock may wait for
+// long to be applied.
+func TestPendingLockCountsItsIntents(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		const size = 50_000
+		writes := []Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, size)}}}
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.node.Txn(t.Context(), 1, 1, &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writes})
+			done <- err
+		}()
+		synctest.Wait()
+		if n := w.node.lockBytes.Load(); n < size {
+			t.Errorf("%d bytes are counted for a pending lock", n)
+		}
+		w.settle()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if n := w.node.lockBytes.Load(); n < size || n > 2*size {
+			t.Errorf("%d bytes are counted for a lock", n)
+		}
+		if a := w.step(t.Context(), &Resolve{Name: nameAged(1)}); a.err != nil {
+			t.Fatal(a.err)
+		}
+		if n := w.node.lockBytes.Load(); n != 0 {
+			t.Errorf("%d bytes are counted for no lock", n)
+		}
+	})
+}
