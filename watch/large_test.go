@@ -88,12 +88,12 @@ func TestReplicaThatIsStuckIsLeft(t *testing.T) {
 		w.stuck = 1
 		w.slowest = 2 * time.Millisecond
 		w.mu.Unlock()
-		for range 2000 {
+		for range 6000 {
 			w.write("aa")
 			time.Sleep(1300 * time.Microsecond)
 		}
-		if o.count() < 1000 {
-			t.Errorf("%d of 2000 events were told while they were written", o.count())
+		if o.count() < 4000 {
+			t.Errorf("%d of 6000 events were told while they were written", o.count())
 		}
 		cancel()
 		wg.Wait()
