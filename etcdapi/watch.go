@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -22,6 +23,7 @@ import (
 // What etcd says of watchers that it does not make. clientv3 gives these texts to its
 // callers; etcd has no error values for them in its API.
 const (
+	reasonTooLarge    = "skein: revision %d is too large for one watch response"
 	reasonEmptyRange  = "mvcc: watcher range is empty"
 	reasonDuplicateID = "mvcc: duplicate watch ID provided on the WatchStream"
 )
@@ -214,6 +216,12 @@ func (st *watchStream) deliver(d watch.Delivery) error {
 		delete(st.announced, d.Watcher)
 		return st.sendResponse(&pb.WatchResponse{
 			Header: st.header(0), WatchId: w.id, Canceled: true, CompactRevision: int64(d.Compacted),
+		})
+	}
+	if d.TooLarge != 0 {
+		delete(st.announced, d.Watcher)
+		return st.sendResponse(&pb.WatchResponse{
+			Header: st.header(0), WatchId: w.id, Canceled: true, CancelReason: fmt.Sprintf(reasonTooLarge, d.TooLarge),
 		})
 	}
 	timer := clock.StartStopwatch()

@@ -45,18 +45,55 @@ func History(r engine.Reader, o HistoryOptions, fn func(*Version) error) (next k
 		return o.From, nil
 	}
 	h := newHistory(o)
-	if err := h.collect(r); err != nil {
+	if err := h.give(r, fn); err != nil {
 		return 0, err
+	}
+	return h.to + 1, nil
+}
+
+// Pieces is History that may end within a revision: one that alone is larger than half of
+// MaxBytes comes in several pieces, each in the order of keys and alone in its call. nextKey
+// is not nil then, and says where in revision next to go on: the next call takes both, as
+// o.From and fromKey, and ends at the latest with that revision. It does not read again what
+// lies before. What one call returns is at most MaxBytes, or one event that is larger.
+func Pieces(r engine.Reader, o HistoryOptions, fromKey []byte, fn func(*Version) error) (next keyspace.Revision, nextKey []byte, err error) {
+	if o.From > o.To {
+		return o.From, nil, nil
+	}
+	if fromKey != nil {
+		o.To = o.From
+		if bytes.Compare(o.Span.Start, fromKey) < 0 {
+			o.Span.Start = fromKey
+		}
+	}
+	h := newHistory(o)
+	h.divides, h.within = true, fromKey != nil
+	if err := h.give(r, fn); err != nil {
+		return 0, nil, err
+	}
+	if h.cut != nil {
+		return h.to, append(bytes.Clone(h.cut), 0), nil
+	}
+	return h.to + 1, nil, nil
+}
+
+// give collects events and calls fn with them.
+func (h *history) give(r engine.Reader, fn func(*Version) error) error {
+	if err := h.collect(r); err != nil {
+		return err
+	}
+	if h.divides {
+		h.settle()
 	}
 	slices.SortFunc(h.events, func(a, b Version) int {
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub), bytes.Compare(a.Key, b.Key))
 	})
 	for i := range h.events {
 		if err := fn(&h.events[i]); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	return h.to + 1, nil
+	return nil
 }
 
 // history buffers the events of the lowest revisions.
@@ -69,6 +106,11 @@ type history struct {
 	// trimAt is how many bytes are too many; trims counts how often they were.
 	trimAt int64
 	trims  int
+
+	// divides says that a large revision may be divided, within that the call is within
+	// one. cut is then the last key of revision to that is here: events behind it are not.
+	divides, within bool
+	cut             []byte
 }
 
 func newHistory(o HistoryOptions) *history {
@@ -97,9 +139,12 @@ func (h *history) collect(r engine.Reader) (err error) {
 			valid = it.NextPrefix()
 			continue
 		}
-		if rev <= h.to {
+		if rev < h.to || rev == h.to && h.cut == nil {
 			if err := h.add(it, prefix, rev); err != nil {
 				return err
+			}
+			if h.within && h.cut != nil {
+				return nil // no lower revision is wanted
 			}
 		}
 		valid = it.Next()
@@ -140,10 +185,12 @@ func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision)
 }
 
 // trim forgets the highest revisions until at most half of the memory is in use,
-// so that it is rare. The lowest revision stays in any case.
+// so that it is rare. The lowest revision stays in any case, unless it may be divided.
 func (h *history) trim() {
 	h.trims++
-	slices.SortFunc(h.events, func(a, b Version) int { return cmp.Compare(a.Mod, b.Mod) })
+	slices.SortFunc(h.events, func(a, b Version) int {
+		return cmp.Or(cmp.Compare(a.Mod, b.Mod), bytes.Compare(a.Key, b.Key))
+	})
 	var kept int64 // bytes of events[:n], which are whole revisions
 	n := 0
 	for n < len(h.events) {
@@ -156,13 +203,41 @@ func (h *history) trim() {
 		}
 		n, kept = end, kept+size
 	}
+	if h.divides && kept > h.o.MaxBytes/2 {
+		n, kept = h.divide(n, kept)
+	}
 	if n == len(h.events) {
 		return // one large revision
 	}
 	// Revisions between the kept and the forgotten ones may have no event so far,
 	// and later keys may still bring some: complete is only what is kept.
-	h.to = h.events[n-1].Mod
+	if to := h.events[n-1].Mod; to < h.to && h.events[n].Mod != to {
+		h.to, h.cut = to, nil
+	}
 	clear(h.events[n:])
 	h.events, h.bytes = h.events[:n], kept
 	h.filter.Narrow(max(h.o.From, 0), h.to)
+}
+
+// divide cuts the lowest revision, the first n events, to the lowest keys that fit. The
+// keys come in order, so that all that is yet to come of it lies behind them.
+func (h *history) divide(n int, kept int64) (int, int64) {
+	for n > 1 && kept > h.o.MaxBytes/2 {
+		n--
+		kept -= h.events[n].Size() + eventOverhead
+		h.to, h.cut = h.events[n-1].Mod, h.events[n-1].Key
+	}
+	return n, kept
+}
+
+// settle is called when all is collected: one event may have let in more than fits, and
+// lower revisions may have come beside what is left of a divided one.
+func (h *history) settle() {
+	if h.bytes > h.o.MaxBytes {
+		h.trim()
+	}
+	if h.cut != nil && slices.ContainsFunc(h.events, func(v Version) bool { return v.Mod < h.to }) {
+		h.events = slices.DeleteFunc(h.events, func(v Version) bool { return v.Mod == h.to })
+		h.to, h.cut = h.to-1, nil
+	}
 }

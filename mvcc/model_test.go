@@ -1,6 +1,8 @@
 package mvcc
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -221,6 +223,43 @@ func (w *workload) checkHistory() {
 		o.From = next
 	}
 	equal(w.t, fmt.Sprintf("history of %s from %d", s, from), got, want)
+	w.checkPieces(s, from, o.MaxBytes, want)
+}
+
+// checkPieces reads the same in pieces, which may end within a revision.
+func (w *workload) checkPieces(s keyspace.Span, from keyspace.Revision, maxBytes int64, want []string) {
+	w.t.Helper()
+	o := HistoryOptions{Span: s, From: from, To: w.rev, MaxBytes: maxBytes}
+	var all []Version
+	var key []byte
+	for o.From <= o.To {
+		var size int64
+		n := len(all)
+		next, nextKey, err := Pieces(w.e, o, key, func(v *Version) error {
+			all = append(all, *v)
+			size += v.Size() + eventOverhead
+			return nil
+		})
+		switch {
+		case err != nil:
+			w.t.Fatal(err)
+		case size > maxBytes && len(all) > n+1:
+			w.t.Fatalf("a piece of %d events has %d bytes, allowed are %d", len(all)-n, size, maxBytes)
+		case nextKey != nil && (len(all) == n || all[n].Mod != next || all[len(all)-1].Mod != next):
+			w.t.Fatalf("a piece ends within revision %d, which is not alone in it", next)
+		case next < o.From || next == o.From && bytes.Compare(nextKey, key) <= 0:
+			w.t.Fatalf("pieces from %d, %q go on at %d, %q", o.From, key, next, nextKey)
+		}
+		o.From, key = next, nextKey
+	}
+	slices.SortFunc(all, func(a, b Version) int {
+		return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub), bytes.Compare(a.Key, b.Key))
+	})
+	var got []string
+	for i := range all {
+		got = append(got, line(&all[i]))
+	}
+	equal(w.t, fmt.Sprintf("pieces of history of %s from %d", s, from), got, want)
 }
 
 // checkHash compares the hash with that of the kept versions and with the sum over

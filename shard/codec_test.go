@@ -86,10 +86,10 @@ func TestGolden(t *testing.T) {
 		"record.v2": appendRecord(nil, &rec), "batch.v4": sampleBatch(), "split.v4": sampleSplit(),
 		"compact.v4":     binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
 		"count.v4":       binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
-		"feed-orders.v1": encodeOrders(sampleOrders()), "feed-parts.v1": encodeParts(sampleParts()),
-		"watch-complete.v1": sampleComplete.encode(), "watch-history.v1": sampleHistory.encode(),
-		"watch-answer.v1": encodeComplete(Mark{Term: 6, Number: 300}), "watch-page.v1": samplePage().encode(),
-		"watch-error.v1": encodeWatchError(&kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
+		"feed-orders.v2": encodeOrders(sampleOrders()), "feed-parts.v2": encodeParts(sampleParts()),
+		"watch-complete.v2": sampleComplete.encode(), "watch-history.v2": sampleHistory.encode(),
+		"watch-answer.v2": encodeComplete(Mark{Term: 6, Number: 300}), "watch-page.v2": samplePage().encode(),
+		"watch-error.v2": encodeWatchError(&kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
 		"request.v2":     req, "answer-ok.v2": ok, "answer-error.v2": failed,
 	}
 	maps.Copy(formats, goldenTxn(t))

@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -17,6 +19,8 @@ import (
 type eventBlock struct {
 	bytes []byte
 	count int
+	// lowest is where in bytes the lowest event begins, in the order of (revision, key).
+	lowest int
 }
 
 // feedBlock is what a replica publishes to its feeds at a time. It is shared by them
@@ -58,19 +62,24 @@ type feed struct {
 	bytes int64
 	// sent is up to where all has been sent.
 	sent keyspace.Revision
-	// cursor is the next revision to be read from the store. near says that a page has
-	// reached all that was complete: with the next one the feed begins to join, and joined
-	// is then how the replica was. epoch counts how often it began anew behind sent.
-	cursor keyspace.Revision
-	joined historyView
-	near   bool
-	epoch  int
+	// cursor is from where on the store is to be read: what it shows below that was sent or
+	// is in page, but for what was published from missed on, which the feed was not given.
+	// near says that a page has reached all that was complete: with the next one the feed
+	// begins to join, and joined is then how the replica was. epoch counts how often it
+	// began anew behind sent.
+	cursor, missed feedPlace
+	joined         historyView
+	near           bool
+	epoch          int
 	// page is a page of history that waits to be sent.
 	page *feedBlock
 	// ready says that the feed is in conn.ready, hungry that it is in conn.hungry,
 	// reading that the connection's reader has it.
 	ready, hungry, reading bool
 	end                    *kverror.Error
+
+	// told is the last complete revision that was sent. It is the sender's.
+	told keyspace.Revision
 }
 
 // advance says anew up to where the range is complete, as far as the applied state alone
@@ -173,7 +182,11 @@ func (s *applyState) captureEvents() *eventBlock {
 		size += int(s.versions[i].Size()) + versionOverheadBytes
 	}
 	b.bytes = make([]byte, 0, size)
+	lowest := lowestOf(s.versions)
 	for i := range s.versions {
+		if i == lowest {
+			b.lowest = len(b.bytes)
+		}
 		e := Event{Version: s.versions[i]}
 		b.bytes = appendEvent(b.bytes, &e)
 	}
@@ -221,7 +234,7 @@ func (r *Replica) publishLocked(p *publication) {
 // feedsBehindLocked has all feeds go on from the store.
 func (r *Replica) feedsBehindLocked() {
 	for _, f := range r.feeds {
-		f.conn.behind(f)
+		f.conn.restart(f)
 	}
 }
 
@@ -280,58 +293,97 @@ func (r *Replica) viewHistoryLocked(g keyspace.Generation, from keyspace.Revisio
 	return historyView{last: r.rec.lastRevision, complete: r.complete, mark: Mark(r.rec.last), span: r.rec.span}, nil
 }
 
-// history reads events of the span from the store. Afterwards it makes sure that the
-// range was this one and that nothing was removed under it.
-func (r *Replica) history(g keyspace.Generation, o mvcc.HistoryOptions, prev bool, compacted keyspace.Revision) (events []Event, next keyspace.Revision, err error) {
-	next, err = mvcc.History(r.node.cfg.Engine, o, func(v *mvcc.Version) error {
+// historyWant says what is wanted of history beside mvcc.HistoryOptions: with fromKey, to
+// go on there within revision From; with prev, the versions before, where the revision
+// before is not below compacted.
+type historyWant struct {
+	fromKey   []byte
+	prev      bool
+	compacted keyspace.Revision
+}
+
+// history reads events of the span from the store, in the order of revisions. It ends
+// where they are as large as is allowed, with the versions before them: within a
+// revision only where there is nothing but that one. Afterwards it makes sure that the range
+// was this one and that nothing was removed under it.
+func (r *Replica) history(g keyspace.Generation, o mvcc.HistoryOptions, w historyWant) (events []Event, next feedPlace, err error) {
+	next.rev, next.key, err = mvcc.Pieces(r.node.cfg.Engine, o, w.fromKey, func(v *mvcc.Version) error {
 		events = append(events, Event{Version: *v})
 		return nil
 	})
-	if err == nil && prev {
-		err = r.lookBefore(events, compacted)
+	if err == nil && w.prev {
+		events, next, err = r.historyBefore(events, next, o.MaxBytes, w.compacted)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("shard: range %s: %w", r.id, err)
+		return nil, feedPlace{}, fmt.Errorf("shard: range %s: %w", r.id, err)
 	}
 	r.node.metrics.historyEvents.Add(float64(len(events)))
 	_, err = r.viewHistory(g, o.From)
 	return events, next, err
 }
 
-// lookBefore finds the version before each of the events, as etcd does: none for one
+// historyBefore finds the versions before the events of a page, which then ends earlier
+// if that makes it too large.
+func (r *Replica) historyBefore(events []Event, next feedPlace, maxBytes int64, compacted keyspace.Revision) ([]Event, feedPlace, error) {
+	slices.SortFunc(events, func(a, b Event) int {
+		return cmp.Or(cmp.Compare(a.Mod, b.Mod), bytes.Compare(a.Key, b.Key))
+	})
+	n, err := r.lookBefore(events, compacted, maxBytes)
+	if err != nil || n == len(events) {
+		return events, next, err
+	}
+	next = feedPlace{rev: events[n].Mod, key: events[n].Key}
+	if events[0].Mod != next.rev {
+		n = slices.IndexFunc(events, func(e Event) bool { return e.Mod == next.rev })
+		next.key = nil
+	}
+	return events[:n:n], next, nil
+}
+
+// lookBefore finds the version before each of the first n events, as etcd does: none for one
 // that creates its key, and none where the revision before is compacted, by what is known
-// here or by whoever asks.
-func (r *Replica) lookBefore(events []Event, compacted keyspace.Revision) (err error) {
+// here or by whoever asks. With those they are at most maxBytes, or one.
+func (r *Replica) lookBefore(events []Event, compacted keyspace.Revision, maxBytes int64) (n int, err error) {
 	known := compacted
 	compacted = r.compactedBeyond(known)
 	g, err := mvcc.NewGetter(r.node.cfg.Engine)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	for i := range events {
-		e := &events[i]
-		e.Looked = true
-		if !e.Tombstone && e.Create == e.Mod || e.Mod-1 < compacted {
-			continue
-		}
-		v, ok, err := g.Get(e.Key, e.Mod-1)
-		if err != nil {
+	size := int64(0)
+	for ; n < len(events); n++ {
+		e := &events[n]
+		if err := before(g, e, compacted); err != nil {
 			_ = g.Close() // the first error says more
-			return err
+			return 0, err
 		}
-		if ok && !v.Tombstone {
-			before := v.Clone()
-			e.Prev = &before
+		if size += e.Bytes(); size > maxBytes && n > 0 {
+			e.Looked, e.Prev = false, nil
+			break
 		}
 	}
 	// Of what was compacted meanwhile an older version may have been found instead.
 	compacted = r.compactedBeyond(known)
-	for i := range events {
+	for i := range events[:n] {
 		if events[i].Mod-1 < compacted {
 			events[i].Prev = nil
 		}
 	}
-	return g.Close()
+	return n, g.Close()
+}
+
+// before finds the version before an event.
+func before(g *mvcc.Getter, e *Event, compacted keyspace.Revision) error {
+	e.Looked = true
+	if !e.Tombstone && e.Create == e.Mod || e.Mod-1 < compacted {
+		return nil
+	}
+	v, ok, err := g.Get(e.Key, e.Mod-1)
+	if ok && err == nil && !v.Tombstone {
+		prev := v.Clone()
+		e.Prev = &prev
+	}
+	return err
 }
 
 // compactedBeyond returns the highest compacted revision known here, or the given one.

@@ -312,7 +312,7 @@ func TestPagesOfFeedsHaveABound(t *testing.T) {
 			g.order(FeedOrder{ID: 1 + i, Range: 1, Generation: 1, From: 2})
 		}
 		synctest.Wait()
-		if n := testutil.ToFloat64(w.node.metrics.historyEvents) * size; n > feedConnBytes+4*feedPageBytes {
+		if n := testutil.ToFloat64(w.node.metrics.historyEvents) * size; n > float64(defaultFeedBounds.conn+4*defaultFeedBounds.page) {
 			t.Errorf("%.0f bytes were read for who takes nothing", n)
 		}
 		if n := strings.Count(g.take(), "@11="); n != feeds {

@@ -4,26 +4,22 @@ import (
 	"context"
 	"sync"
 
-	"go.uber.org/zap"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/transport"
 )
 
-// Bounds of feeds. A feed holds at most feedQueueBytes, or one block that is larger,
-// and a page of feedPageBytes, or one revision that is larger. All feeds of a gateway
-// hold feedConnBytes at most, beside one block each, and as much of pages, beside one.
-const (
-	feedQueueBytes = 1 << 20
-	feedConnBytes  = 8 << 20
-	feedPageBytes  = 512 << 10
-	// feedMessageBytes is about how much goes into one message.
-	feedMessageBytes = 256 << 10
-	// maxFeeds bounds the feeds of one gateway on one node.
-	maxFeeds = 1 << 20
-)
+// feedBounds are bounds of feeds, in bytes. A feed holds at most queue, or one block that
+// is larger, and a page, or one event that is larger. All feeds of a gateway hold conn at
+// most, beside one block each, and as much of pages, beside one. A message holds at most
+// message, with the versions before its events, or one event that is larger.
+type feedBounds struct{ queue, conn, page, message int64 }
+
+var defaultFeedBounds = feedBounds{queue: 1 << 20, conn: 8 << 20, page: 512 << 10, message: 256 << 10}
+
+// maxFeeds bounds the feeds of one gateway on one node.
+const maxFeeds = 1 << 20
 
 // feedConn is one gateway's stream of feeds from this node. One goroutine takes
 // orders, one sends what the replicas publish, one reads history for feeds that are
@@ -31,8 +27,9 @@ const (
 //
 // Lock order: a replica's mu, then the connection's.
 type feedConn struct {
-	n  *Node
-	st transport.Stream
+	n      *Node
+	st     transport.Stream
+	bounds feedBounds
 
 	mu sync.Mutex
 	// Guarded by mu. ready are feeds with something to send, hungry those that want
@@ -47,9 +44,9 @@ type feedConn struct {
 }
 
 // handleFeeds serves bus method 21.
-func (n *Node) handleFeeds(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
+func (n *Node) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []byte, st transport.Stream) error {
 	c := &feedConn{
-		n: n, st: st, feeds: make(map[FeedID]*feed),
+		n: n, st: st, bounds: n.feedBounds, feeds: make(map[FeedID]*feed),
 		wakeSend: make(chan struct{}, 1), wakeRead: make(chan struct{}, 1),
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -59,7 +56,7 @@ func (n *Node) handleFeeds(ctx context.Context, _ keyspace.NodeID, first []byte,
 	wg.Go(func() {
 		defer cancel()
 		if err := c.send(ctx); err != nil && ctx.Err() == nil {
-			n.log.Debug("send feeds", zap.Error(err))
+			n.feedsFailed(peer, err)
 		}
 	})
 	wg.Go(func() { c.read(ctx) })
@@ -135,7 +132,7 @@ func (c *feedConn) started(f *feed, from keyspace.Revision, now *feedBlock, live
 	defer c.mu.Unlock()
 	f.sent = max(from-1, 0)
 	if !live {
-		c.behindLocked(f)
+		c.restartLocked(f)
 		return
 	}
 	f.queue = append(f.queue, now)
@@ -146,12 +143,15 @@ func (c *feedConn) started(f *feed, from keyspace.Revision, now *feedBlock, live
 func (c *feedConn) offer(f *feed, b *feedBlock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f.mode != feedLive && f.mode != feedJoining {
+	switch {
+	case f.mode == feedEnded:
 		return
-	}
-	if f.bytes > 0 && (f.bytes+b.bytes > feedQueueBytes || c.bytes+b.bytes > feedConnBytes) {
+	case f.mode == feedBehind:
+		f.miss(b)
+		return
+	case f.bytes > 0 && (f.bytes+b.bytes > c.bounds.queue || c.bytes+b.bytes > c.bounds.conn):
 		c.n.metrics.feedsBehind.Inc()
-		c.behindLocked(f)
+		c.behindLocked(f, b)
 		return
 	}
 	f.queue = append(f.queue, b)
@@ -162,23 +162,41 @@ func (c *feedConn) offer(f *feed, b *feedBlock) {
 	}
 }
 
-// behind has a feed go on from the store.
-func (c *feedConn) behind(f *feed) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.behindLocked(f)
+// behindLocked has a feed go on from the store that cannot queue what comes: from the
+// lowest of that on, if it had everything, else from where it has come to, or from there,
+// if that is lower. What it has read stays read, however old the lock is above whose floor
+// nothing is complete: each time there would be more to read again, and never an end.
+func (c *feedConn) behindLocked(f *feed, b *feedBlock) {
+	for _, o := range f.queue {
+		f.miss(o)
+	}
+	f.miss(b)
+	if f.mode == feedLive {
+		f.cursor, f.missed = f.missed, feedPlace{}
+	}
+	f.mode, f.near = feedBehind, false
+	c.emptyLocked(f)
+	c.hungryLocked(f)
 }
 
-// behindLocked has the feed begin anew behind what was sent. What it holds goes: an
-// event between, of a revision below others, may be in none of it.
-func (c *feedConn) behindLocked(f *feed) {
+// restart has a feed begin anew behind what was complete.
+func (c *feedConn) restart(f *feed) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.restartLocked(f)
+}
+
+// restartLocked has the feed begin anew behind what was complete, since nobody tells what
+// has come into the store. What it holds goes: an event between, of a revision below others,
+// may be in none of it.
+func (c *feedConn) restartLocked(f *feed) {
 	if f.mode == feedEnded {
 		return
 	}
 	c.emptyLocked(f)
 	c.setPageLocked(f, nil)
 	f.mode = feedBehind
-	f.cursor, f.near = f.sent+1, false
+	f.cursor, f.missed, f.near = feedPlace{rev: f.sent + 1}, feedPlace{}, false
 	f.epoch++
 	c.hungryLocked(f)
 }
@@ -259,53 +277,6 @@ func (c *feedConn) close() {
 	}
 }
 
-// send sends what feeds have until the connection ends.
-func (c *feedConn) send(ctx context.Context) error {
-	for {
-		msg, err := c.message()
-		if err != nil {
-			return err
-		}
-		if msg != nil {
-			if err := c.st.Send(ctx, msg); err != nil {
-				return err
-			}
-			continue
-		}
-		select {
-		case <-c.wakeSend:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// message takes what is ready, up to the size of a message; nil where nothing is.
-func (c *feedConn) message() (msg []byte, err error) {
-	for len(msg) < feedMessageBytes {
-		f, blocks, end := c.next()
-		if f == nil {
-			break
-		}
-		if msg == nil {
-			size := 64
-			for _, b := range blocks {
-				size += int(b.bytes) + 32
-			}
-			msg = append(make([]byte, 0, min(size, 2*feedMessageBytes)), feedVersion)
-		}
-		for _, b := range blocks {
-			if msg, err = f.appendBlock(msg, b); err != nil {
-				return nil, err
-			}
-		}
-		if end != nil {
-			msg = appendPart(msg, &FeedPart{ID: f.id, Err: end})
-		}
-	}
-	return msg, nil
-}
-
 // next takes what the first of the ready feeds has.
 func (c *feedConn) next() (f *feed, blocks []*feedBlock, end *kverror.Error) {
 	c.mu.Lock()
@@ -341,42 +312,12 @@ func (c *feedConn) next() (f *feed, blocks []*feedBlock, end *kverror.Error) {
 	return f, blocks, end
 }
 
-// appendBlock appends a block as a part of the feed.
-func (f *feed) appendBlock(msg []byte, b *feedBlock) ([]byte, error) {
-	count := 0
-	for _, e := range b.events {
-		count += e.count
-	}
-	f.r.node.metrics.fedEvents.Add(float64(count))
-	msg = appendPartHead(msg, f.id, b.complete, b.mark, count)
-	for _, e := range b.events {
-		if !f.prev {
-			msg = append(msg, e.bytes...)
-			continue
-		}
-		events := make([]Event, e.count)
-		rest, err := e.bytes, error(nil)
-		for i := range events {
-			if rest, err = decodeEvent(rest, &events[i]); err != nil {
-				return nil, err
-			}
-		}
-		if err := f.r.lookBefore(events, 0); err != nil {
-			return nil, err
-		}
-		for i := range events {
-			msg = appendEvent(msg, &events[i])
-		}
-	}
-	return msg, nil
-}
-
 // read reads history for the feeds that are behind until the connection ends.
 func (c *feedConn) read(ctx context.Context) {
 	for {
 		c.mu.Lock()
 		var f *feed
-		if len(c.hungry) > 0 && c.pageBytes < feedConnBytes {
+		if len(c.hungry) > 0 && c.pageBytes < c.bounds.conn {
 			f = c.hungry[0]
 			c.hungry[0] = nil
 			c.hungry = c.hungry[1:]
@@ -399,16 +340,16 @@ func (c *feedConn) read(ctx context.Context) {
 // so it reads no further than to where the range is complete: above that a transaction
 // may yet leave a version below what was read. Once a page has come to there the feed
 // joins: what is published from then on is queued, and all that was applied by then it
-// takes from the store; then it is live.
+// takes from the store; then it is live. A page may end within a revision.
 func (c *feedConn) readPage(f *feed) {
 	from, until, epoch, view, err := c.pageBounds(f)
 	var events []Event
 	next := from
-	if err == nil && from <= until {
-		o := mvcc.HistoryOptions{Span: view.span, From: from, To: until, MaxBytes: feedPageBytes}
-		events, next, err = f.r.history(f.generation, o, false, 0)
+	if err == nil && from.rev <= until {
+		o := mvcc.HistoryOptions{Span: view.span, From: from.rev, To: until, MaxBytes: c.bounds.page}
+		events, next, err = f.r.history(f.generation, o, historyWant{fromKey: from.key})
 	}
-	page := &feedBlock{complete: min(next-1, view.complete)}
+	page := &feedBlock{complete: min(next.rev-1, view.complete)}
 	if len(events) > 0 {
 		b := &eventBlock{count: len(events)}
 		for i := range events {
@@ -432,7 +373,7 @@ func (c *feedConn) readPage(f *feed) {
 		c.hungryLocked(f)
 		return
 	}
-	f.cursor, f.near = next, next > until
+	f.cursor, f.near = next, next.rev > until
 	if f.near && f.mode == feedJoining {
 		f.mode, page.mark = feedLive, view.mark
 	}
@@ -444,13 +385,18 @@ func (c *feedConn) readPage(f *feed) {
 // joins with the page after one that reached all that was complete: that one is short.
 // From then on it goes by how the replica was when it joined: of what has come since, and
 // may be below what is read, the queue tells, which is sent behind the pages.
-func (c *feedConn) pageBounds(f *feed) (from, until keyspace.Revision, epoch int, v historyView, err error) {
+func (c *feedConn) pageBounds(f *feed) (from feedPlace, until keyspace.Revision, epoch int, v historyView, err error) {
 	f.r.mu.Lock()
 	defer f.r.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// What it has missed until now the store shows by now.
+	if f.missed.rev != 0 && f.missed.before(f.cursor) {
+		f.cursor = f.missed
+	}
+	f.missed = feedPlace{}
 	from, epoch = f.cursor, f.epoch
-	if v, err = f.r.viewHistoryLocked(f.generation, from); err != nil {
+	if v, err = f.r.viewHistoryLocked(f.generation, from.rev); err != nil {
 		return from, 0, epoch, v, err
 	}
 	if f.mode == feedBehind && f.near {

@@ -10,7 +10,7 @@ import (
 
 // feedVersion leads the messages of bus methods 21 and 22; docs/format/shard.md has
 // the bytes.
-const feedVersion = 1
+const feedVersion = 2
 
 // FeedID names a feed within a gateway's stream; the gateway chooses it and never
 // uses one twice.
@@ -42,7 +42,7 @@ func (m Mark) Reaches(o Mark) bool {
 // FeedPart is what a replica says in a feed: events in the order of their application,
 // and up to where the range is complete behind them: every event at or below Complete
 // that there will ever be, on any replica, has been sent. Events above Complete may
-// come twice. Everything applied up to Mark has been sent as well; it is zero where that
+// come twice, and those of one revision in several parts. Everything applied up to Mark has been sent as well; it is zero where that
 // cannot be said. Err is the end of the feed.
 type FeedPart struct {
 	ID       FeedID
@@ -56,7 +56,7 @@ type FeedPart struct {
 const (
 	orderOpen  = 1
 	orderClose = 2
-	orderPrev  = 1 // flag of an opening
+	orderPrev  = 1 // flag of an opening, and of a question about history
 
 	partEvents = 1
 	partEnd    = 2
@@ -225,9 +225,12 @@ type HistoryRequest struct {
 	Span       keyspace.Span
 	// From and To are the first and last revision wanted.
 	From, To keyspace.Revision
+	// FromKey, if it is not nil, is where to go on within revision From: a page's NextKey. No
+	// other revision comes with it.
+	FromKey []byte
 	// Seen is what the replica must have applied: what feeds have said to the asker.
 	Seen Mark
-	// MaxBytes bounds the answer, beside one revision that is larger.
+	// MaxBytes bounds the answer with the versions before, beside one event that is larger.
 	MaxBytes int64
 	// Prev wants the version before each event along, but where the revision before the
 	// event's is below Compacted, the cluster's compacted revision as the asker knows it.
@@ -235,17 +238,20 @@ type HistoryRequest struct {
 	Compacted keyspace.Revision
 }
 
-// HistoryPage are the events of a span in the order of (revision, operation, key), up
-// to and without revision Next.
+// HistoryPage are the events of a span in the order of their revisions, up to and without
+// revision Next. Where a revision alone is larger than a page they are of that one, Next,
+// and NextKey, not nil, says where in it to go on.
 type HistoryPage struct {
-	Events []Event
-	Next   keyspace.Revision
+	Events  []Event
+	Next    keyspace.Revision
+	NextKey []byte
 }
 
 // Kinds of questions.
 const (
 	watchComplete = 1
 	watchHistory  = 2
+	historyWithin = 2 // flag
 )
 
 func (q *CompleteRequest) encode() []byte {
@@ -268,8 +274,14 @@ func (q *HistoryRequest) encode() []byte {
 	if q.Prev {
 		flags |= orderPrev
 	}
+	if q.FromKey != nil {
+		flags |= historyWithin
+	}
 	dst = appendBytes(append(dst, flags), q.Span.Start)
-	return appendBytes(dst, q.Span.End)
+	if dst = appendBytes(dst, q.Span.End); q.FromKey != nil {
+		dst = appendBytes(dst, q.FromKey)
+	}
+	return dst
 }
 
 // decodeQuestion returns one of the two requests.
@@ -310,12 +322,18 @@ func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 	if len(b) == 0 {
 		return nil, nil, errTruncated
 	}
-	if b[0]&^orderPrev != 0 {
-		return nil, nil, fmt.Errorf("shard: history with flags %#x", b[0])
+	flags := b[0]
+	if flags&^(orderPrev|historyWithin) != 0 {
+		return nil, nil, fmt.Errorf("shard: history with flags %#x", flags)
 	}
-	q.Prev = b[0]&orderPrev != 0
+	q.Prev = flags&orderPrev != 0
 	if q.Span.Start, b, err = bytesField(b[1:]); err == nil {
 		q.Span.End, b, err = bytesField(b)
+	}
+	if err == nil && flags&historyWithin != 0 {
+		if q.FromKey, b, err = bytesField(b); q.FromKey == nil {
+			q.FromKey = []byte{} // an empty key is one as well
+		}
 	}
 	if err == nil && len(b) != 0 {
 		err = fmt.Errorf("shard: %d bytes behind a question", len(b))
@@ -328,9 +346,10 @@ func (p *HistoryPage) encode() []byte {
 	for i := range p.Events {
 		size += int(p.Events[i].Bytes())
 	}
-	dst := append(make([]byte, 0, size), feedVersion, statusOK)
+	dst := append(make([]byte, 0, size+len(p.NextKey)), feedVersion, statusOK)
 	dst = binary.AppendUvarint(dst, uint64(p.Next))
-	return appendEvents(dst, p.Events)
+	// No next key is empty: it lies behind another one.
+	return appendEvents(appendBytes(dst, p.NextKey), p.Events)
 }
 
 func encodeComplete(m Mark) []byte { return appendMark([]byte{feedVersion, statusOK}, m) }
@@ -385,6 +404,12 @@ func decodeHistoryPage(b []byte) (*HistoryPage, error) {
 		return nil, fmt.Errorf("shard: page up to revision %d", next)
 	}
 	p := &HistoryPage{Next: keyspace.Revision(next)}
+	if p.NextKey, rest, err = bytesField(rest); err != nil {
+		return nil, err
+	}
+	if len(p.NextKey) == 0 {
+		p.NextKey = nil
+	}
 	if p.Events, rest, err = decodeEvents(rest); err != nil {
 		return nil, err
 	}

@@ -36,11 +36,13 @@ var (
 	sampleComplete = CompleteRequest{Range: 7, Generation: 3, Revision: 300}
 	sampleHistory  = HistoryRequest{
 		Range: 7, Generation: 3, Span: keyspace.Span{Start: []byte("a"), End: []byte("c")},
-		From: 200, To: 300, Seen: Mark{Term: 6, Number: 299}, MaxBytes: 1 << 20, Prev: true, Compacted: 190,
+		From: 200, To: 300, Seen: Mark{Term: 6, Number: 299}, MaxBytes: 1 << 20, Prev: true, Compacted: 190, FromKey: []byte("aa"),
 	}
 )
 
-func samplePage() *HistoryPage { return &HistoryPage{Events: sampleEvents(), Next: 250} }
+func samplePage() *HistoryPage {
+	return &HistoryPage{Events: sampleEvents(), Next: 250, NextKey: []byte("ab")}
+}
 
 func encodeParts(ps []FeedPart) []byte {
 	b := []byte{feedVersion}

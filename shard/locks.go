@@ -121,7 +121,8 @@ type held struct {
 	*lock
 	// batch is the one that brings the lock; nil once it is applied.
 	batch *batch
-	// size is what the table has counted for it.
+	// size is what the table has counted for it. Of one that is evaluated here it is known
+	// before it is in the table.
 	size int64
 	// since is when this replica first saw it.
 	since clock.Time
@@ -186,7 +187,7 @@ func (t *lockTable) add(h *held) {
 	t.all[h] = struct{}{}
 	t.most = max(t.most, len(t.all))
 	t.byName[h.name] = append(t.byName[h.name], h)
-	h.size = int64(h.lock.bytes())
+	h.size = max(h.size, int64(h.lock.bytes()))
 	t.bytes.Add(h.size)
 	for i := range h.spans {
 		t.pieces.add(h.spans[i].span, h, h.spans[i].mode)

@@ -22,6 +22,7 @@ type Metrics struct {
 	headHits, headMisses             prometheus.Counter
 	feeds                            prometheus.Gauge
 	feedsBehind, fedEvents           prometheus.Counter
+	feedsFailed, feedsTooLarge       prometheus.Counter
 	historyEvents, completeQuestions prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
 	// readSeconds and writeSeconds are those of requestSeconds.
@@ -73,8 +74,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		feeds:        gauge("skein_shard_feeds", "Feeds of ranges on this node to gateways."),
-		feedsBehind:  counter("skein_shard_feeds_behind_total", "Feeds whose queue was full, and which went on from the store."),
-		fedEvents:    counter("skein_shard_fed_events_total", "Events sent in feeds."),
+		feedsFailed:  counter("skein_shard_feed_connections_failed_total", "Gateways to which feeds could not be sent, and which open them anew."),
+		feedsTooLarge: counter("skein_shard_feed_messages_too_large_total",
+			"Messages of feeds that were larger than the bus takes, of those failures. Any is a fault."),
+		feedsBehind: counter("skein_shard_feeds_behind_total", "Feeds whose queue was full, and which went on from the store."),
+		fedEvents:   counter("skein_shard_fed_events_total", "Events sent in feeds."),
 		historyEvents: counter("skein_shard_history_events_total",
 			"Events read from the store, for feeds that are behind and for watchers that begin in the past."),
 		completeQuestions: counter("skein_shard_complete_questions_total", "Questions up to where a range is complete."),
@@ -89,7 +93,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
 			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
-			m.feeds, m.feedsBehind, m.fedEvents, m.historyEvents, m.completeQuestions)
+			m.feeds, m.feedsBehind, m.feedsFailed, m.feedsTooLarge, m.fedEvents, m.historyEvents, m.completeQuestions)
 	}
 	return m
 }

@@ -126,6 +126,10 @@ type Node struct {
 	tables sync.Pool
 	// lockBytes are those of all locks of transactions over several ranges.
 	lockBytes atomic.Int64
+	// feedBounds are those of feeds; feedsFailedAt is when it was last said that they could
+	// not be sent, 0 never.
+	feedBounds    feedBounds
+	feedsFailedAt atomic.Int64
 	// reading are the bytes that requests hold of what they have read.
 	reading atomic.Int64
 
@@ -160,7 +164,7 @@ func NewNode(cfg Config) *Node {
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: newPages(cfg.Limits.Pages),
 		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
-		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes),
+		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes), feedBounds: defaultFeedBounds,
 	}
 	n.compacted.Store(-1)
 	n.metrics.compacted.Set(-1)

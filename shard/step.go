@@ -513,8 +513,10 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 	}
 	l.leases = leasesOf(writes)
 	s.writes, s.draft = writes, e.draft
-	h := &held{lock: l, since: r.node.cfg.Clock.Now()}
-	s.item, s.on, s.size = &txnItem{kind: itemLock, lock: l}, []*held{h}, l.bytes()+e.changes.bytes
+	s.size = l.bytes() + e.changes.bytes
+	// Its intents are in the lock only once they are finished, and count from now on.
+	h := &held{lock: l, since: r.node.cfg.Clock.Now(), size: int64(s.size)}
+	s.item, s.on = &txnItem{kind: itemLock, lock: l}, []*held{h}
 	r.appendLocked(c, lead)
 	h.batch = c.at
 	r.tableLocked().add(h)

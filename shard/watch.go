@@ -137,7 +137,9 @@ func (r *Replica) History(q *HistoryRequest) (*HistoryPage, error) {
 	}
 	p := &HistoryPage{}
 	o := mvcc.HistoryOptions{Span: q.Span, From: q.From, To: q.To, MaxBytes: min(q.MaxBytes, maxHistoryBytes)}
-	p.Events, p.Next, err = r.history(q.Generation, o, q.Prev, q.Compacted)
+	var next feedPlace
+	p.Events, next, err = r.history(q.Generation, o, historyWant{fromKey: q.FromKey, prev: q.Prev, compacted: q.Compacted})
+	p.Next, p.NextKey = next.rev, next.key
 	return p, err
 }
 

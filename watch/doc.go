@@ -23,6 +23,11 @@
 // buffer has a bound, beyond which watchers go on from history. What was read for clients
 // that do not take it is given up first, and read again when they do.
 //
+// W5. Feeds and pages of history divide a revision that is too large for one message; a
+// watcher gets it whole all the same, as nothing is released before its range is complete
+// up to there. Of one revision as much is read for that as Config.RevisionBytes; a watcher
+// whose next one is larger is cancelled, with a reason.
+//
 // # How
 //
 // A leg is a span of keys whose events one range tells. Legs cover what is watched; the

@@ -197,6 +197,9 @@ func (h *Hub) addPendingLocked(g *group, e *event) {
 	}
 	list, twin := insert(g.pending, e)
 	if twin != nil {
+		if twin.whole == nil {
+			twin.whole = e.whole // it comes again with the version before
+		}
 		return
 	}
 	g.pending = list
@@ -284,6 +287,19 @@ func (h *Hub) failLocked(g *group, at keyspace.Revision) {
 		}
 	}
 	g.pos = max(g.pos, at-1)
+}
+
+// tooLargeLocked cancels the members of a group who want a revision that is too large to be
+// told whole; the others, who begin later, go on behind it.
+func (h *Hub) tooLargeLocked(g *group, rev keyspace.Revision) {
+	for _, w := range slices.Clone(g.members) {
+		if w.from <= rev {
+			h.leaveLocked(w)
+			w.tooLarge = rev
+			w.readyLocked()
+		}
+	}
+	g.pos = max(g.pos, rev)
 }
 
 // cutLocked has the groups with the most events that wait go on from history, until

@@ -94,6 +94,10 @@ type Config struct {
 	WatcherBytes, QueuedBytes int64
 	// HistoryBytes bounds a page of history, over all ranges of a watcher. Default 4 MiB.
 	HistoryBytes int64
+	// RevisionBytes bounds what is read of one revision that is larger than a page, since a
+	// watcher gets a revision whole. One who wants a larger one is cancelled. Default 64 MiB,
+	// for each of the Readers.
+	RevisionBytes int64
 	// Readers is how many pages of history are read at a time. Default 4.
 	Readers int
 	Logger  *zap.Logger
@@ -108,6 +112,7 @@ func (c *Config) fill() {
 	setDefault(&c.WatcherBytes, 1<<20)
 	setDefault(&c.QueuedBytes, 64<<20)
 	setDefault(&c.HistoryBytes, 4<<20)
+	setDefault(&c.RevisionBytes, 64<<20)
 	setDefault(&c.Readers, 4)
 	if c.Logger == nil {
 		c.Logger = zap.NewNop()
@@ -172,6 +177,8 @@ type Hub struct {
 	recent  recentEvents
 	// pendingBytes are those of all groups, queuedBytes those of all watchers.
 	pendingBytes, queuedBytes int64
+	// linkWarned is when the end of a link was last a warning.
+	linkWarned clock.Time
 	// reclaimed is when events were last taken back from clients that take none.
 	reclaimed clock.Time
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -231,7 +232,7 @@ func (h *Hub) read(r *running) {
 		if r.ctx.Err() != nil {
 			return
 		}
-		if err != nil && !errors.Is(err, kverror.Compacted) {
+		if err != nil && !errors.Is(err, kverror.Compacted) && !errors.Is(err, errLarge) {
 			h.cfg.Logger.Debug("read history", zap.Stringer("span", plan.span), zap.Error(err))
 			_ = clock.Sleep(r.ctx, h.cfg.Clock, 10*time.Millisecond)
 		}
@@ -407,6 +408,7 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage
 	slots := make(chan struct{}, 8)
 	var mu sync.Mutex
 	to := p.to // guarded by mu
+	var large atomic.Int64
 	for i := range p.asks {
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -417,6 +419,9 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage
 			p.asks[i].q.To = max(to, p.pos+1)
 			mu.Unlock()
 			pages[i], errs[i] = h.cfg.Feeds.History(actx, p.asks[i].node, &p.asks[i].q)
+			if errs[i] == nil {
+				errs[i] = h.readWhole(ctx, p, &p.asks[i], pages[i], &large)
+			}
 			if errs[i] == nil {
 				mu.Lock()
 				to = min(to, pages[i].Next-1)
@@ -429,6 +434,48 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage
 	return pages, errors.Join(errs...)
 }
 
+// errLarge says that one revision is larger than what is held of one.
+var errLarge = errors.New("watch: a revision is too large")
+
+// readWhole reads on where a page has ended within the revision that is to be delivered
+// next, until it has all of that. What the pages of the plan hold of it is bounded together.
+func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *shard.HistoryPage, large *atomic.Int64) error {
+	add := func(events []shard.Event) error {
+		size := int64(0)
+		for i := range events {
+			size += events[i].Bytes()
+		}
+		if large.Add(size) > h.cfg.RevisionBytes {
+			return errLarge
+		}
+		return nil
+	}
+	if page.NextKey == nil || page.Next != p.pos+1 {
+		return nil // there is something to deliver without it, if it ends within one
+	}
+	if err := add(page.Events); err != nil {
+		return err
+	}
+	q := ask.q
+	q.To, q.MaxBytes = page.Next, h.cfg.HistoryBytes
+	for page.Next == q.To {
+		q.From, q.FromKey = page.Next, page.NextKey
+		actx, cancel := clock.WithTimeout(ctx, h.cfg.Clock, historyWithin)
+		more, err := h.cfg.Feeds.History(actx, ask.node, &q)
+		cancel()
+		if err != nil {
+			return err
+		}
+		h.cfg.Metrics.HistoryReads.Inc()
+		if err := add(more.Events); err != nil {
+			return err
+		}
+		page.Events = append(page.Events, more.Events...)
+		page.Next, page.NextKey = more.Next, more.NextKey
+	}
+	return nil
+}
+
 // readLocked delivers what was read for a group: whole revisions, as far as all ranges
 // have been read.
 func (h *Hub) readLocked(g *group, p *plan, pages []*shard.HistoryPage, err error) {
@@ -439,6 +486,12 @@ func (h *Hub) readLocked(g *group, p *plan, pages []*shard.HistoryPage, err erro
 	if err != nil {
 		if e := kverror.Of(err); e.Kind == kverror.Compacted {
 			h.failLocked(g, e.CompactRevision)
+			h.lagLocked(g) // those who begin later
+			return
+		}
+		if errors.Is(err, errLarge) {
+			h.cfg.Metrics.TooLarge.Inc()
+			h.tooLargeLocked(g, p.pos+1)
 			h.lagLocked(g) // those who begin later
 			return
 		}

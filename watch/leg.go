@@ -350,7 +350,7 @@ func (h *Hub) tendLocked(l *leg, now clock.Time) {
 		}
 	case l.proof.complete > l.proven && now.Sub(l.proof.at) >= h.cfg.Overdue && l.node != l.proof.leader:
 		// The replica that feeds lags behind what its leader says.
-		l.away, l.leader, l.tries = l.node, l.proof.leader, 0
+		l.away, l.leader, l.tries, l.proof.at = l.node, l.proof.leader, 0, now
 		h.closeFeedLocked(l)
 		h.openFeedLocked(l)
 	}
@@ -451,7 +451,11 @@ func (h *Hub) answeredLocked(l *leg, node keyspace.NodeID, q *shard.CompleteRequ
 	now := h.cfg.Clock.Now()
 	if err == nil {
 		l.leader, l.askHint, l.askTurn, l.askPause, l.askAt = node, 0, 0, 0, 0
-		l.proof.mark, l.proof.complete, l.proof.at, l.proof.leader = mark, q.Revision, now, node
+		if l.proof.complete <= l.proven || l.proof.leader != node {
+			// An earlier answer that the feed has not come to yet stays: one that is asked
+			// again and again would never come to the last one, nor be found to lag.
+			l.proof.mark, l.proof.complete, l.proof.at, l.proof.leader = mark, q.Revision, now, node
+		}
 		h.provedLocked(l)
 		return
 	}
@@ -553,13 +557,25 @@ func (h *Hub) runLink(r *running, k *link) {
 	if h.run != r {
 		return
 	}
-	h.cfg.Logger.Debug("feeds ended", zap.Stringer("peer", k.node), zap.Error(err))
+	h.linkLostLocked(k, err)
 	delete(h.links, k.node)
 	for _, l := range k.legs {
 		l.node = 0
 		h.lostFeedLocked(l, kverror.New(kverror.Unreachable, "feeds of node %s: %v", k.node, err))
 	}
 	h.changedLocked()
+}
+
+// linkWarnEvery is how often the end of a link is a warning at most.
+const linkWarnEvery = 10 * time.Second
+
+func (h *Hub) linkLostLocked(k *link, err error) {
+	h.cfg.Metrics.LinksLost.Inc()
+	level := zap.DebugLevel
+	if now := h.cfg.Clock.Now(); h.linkWarned == 0 || now.Sub(h.linkWarned) >= linkWarnEvery {
+		h.linkWarned, level = now, zap.WarnLevel
+	}
+	h.cfg.Logger.Log(level, "feeds ended", zap.Stringer("peer", k.node), zap.Int("feeds", len(k.legs)), zap.Error(err))
 }
 
 func (h *Hub) followLink(ctx context.Context, r *running, k *link) error {

@@ -20,6 +20,9 @@ type Metrics struct {
 	Cut, HistoryReads prometheus.Counter
 	// Shared counts the watchers that read history with others.
 	Shared prometheus.Counter
+	// LinksLost counts streams of feeds that ended; TooLarge how often watchers were cancelled
+	// since a revision was larger than RevisionBytes.
+	LinksLost, TooLarge prometheus.Counter
 	// PendingBytes wait for events with lower revisions, QueuedBytes for clients.
 	PendingBytes, QueuedBytes prometheus.Gauge
 }
@@ -45,12 +48,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Cut:          counter("skein_watch_cut_groups_total", "Groups of watchers for which too much waited, and which went on from history."),
 		HistoryReads: counter("skein_watch_history_pages_total", "Pages of history that were read for watchers."),
 		Shared:       counter("skein_watch_history_shared_total", "Watchers that read history with others of their span."),
+		LinksLost:    counter("skein_watch_links_lost_total", "Streams of feeds from nodes that ended, with all feeds of that node."),
+		TooLarge:     counter("skein_watch_revisions_too_large_total", "Times that watchers were cancelled for a revision too large to be told whole."),
 		PendingBytes: gauge("skein_watch_pending_bytes", "Events that wait for others with lower revisions."),
 		QueuedBytes:  gauge("skein_watch_queued_bytes", "Events that wait for watchers' clients."),
 	}
 	if reg != nil {
 		reg.MustRegister(m.Streams, m.Watchers, m.Events, m.Slow, m.Legs, m.FeedsOpened, m.FeedsLost, m.Questions, m.Gaps,
-			m.Cut, m.HistoryReads, m.Shared, m.PendingBytes, m.QueuedBytes)
+			m.Cut, m.HistoryReads, m.Shared, m.LinksLost, m.TooLarge, m.PendingBytes, m.QueuedBytes)
 	}
 	return m
 }

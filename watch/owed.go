@@ -175,7 +175,8 @@ func (h *Hub) settleLocked(entries []*entry) {
 }
 
 // frontierLocked is the release rule: up to where all that was handed to ranges of the
-// span is delivered here or declared void. It is -1 while some leg is missing.
+// span is delivered here or declared void. A leg without a range holds it up as any other
+// does, by what it owes.
 func (h *Hub) frontierLocked(span keyspace.Span) keyspace.Revision {
 	best := h.logEnd
 	if len(h.unknown) > 0 {

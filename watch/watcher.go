@@ -29,12 +29,15 @@ type Delivery struct {
 	// changed.
 	Events []*mvccpb.Event
 	// Revision is a revision at or above that of all events, up to which there are no
-	// others. Without events, and without Compacted, this is the answer to
+	// others. Without events, Compacted and TooLarge, this is the answer to
 	// RequestProgress, for all watchers of the stream, and Watcher is nil.
 	Revision keyspace.Revision
 	// Compacted, if not 0, ends the watcher: events that it has not got were compacted up
 	// to there.
 	Compacted keyspace.Revision
+	// TooLarge, if not 0, ends the watcher: that revision alone has more events of its span
+	// than Config.RevisionBytes, and is not told in pieces.
+	TooLarge keyspace.Revision
 }
 
 // delivery is what waits for a watcher's client.
@@ -98,9 +101,10 @@ type Watcher struct {
 	queue []delivery
 	bytes int64
 	// compacted is set where it was cancelled; ready says that it is in s.ready.
-	compacted keyspace.Revision
-	ready     bool
-	closed    bool
+	// tooLarge is a revision for which it was.
+	compacted, tooLarge keyspace.Revision
+	ready               bool
+	closed              bool
 }
 
 // wants says whether the watcher gets the event.
@@ -376,16 +380,16 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 		case w.closed:
 		case len(w.queue) > 0:
 			first := w.takeLocked()
-			if len(w.queue) > 0 || w.compacted != 0 {
+			if len(w.queue) > 0 || w.compacted != 0 || w.tooLarge != 0 {
 				w.readyLocked()
 			} else if w.group != nil && !w.group.live {
 				h.lagLocked(w.group)
 			}
 			h.cfg.Metrics.Events.Add(float64(len(first.events)))
 			return Delivery{Watcher: w, Events: first.events, Revision: first.rev}, true, nil
-		case w.compacted != 0:
+		case w.compacted != 0 || w.tooLarge != 0:
 			s.removeLocked(w)
-			return Delivery{Watcher: w, Compacted: w.compacted}, true, nil
+			return Delivery{Watcher: w, Compacted: w.compacted, TooLarge: w.tooLarge}, true, nil
 		case w.group != nil && !w.group.live:
 			h.lagLocked(w.group) // what waited for it was taken back
 		}

@@ -54,6 +54,8 @@ type world struct {
 	reads          int
 	// silent is a node that answers no question about history.
 	silent keyspace.NodeID
+	// stuck is a node whose replicas apply nothing, but where they lead.
+	stuck int
 }
 
 // worldRange is a range: its log of what was applied, in the order of application, and
@@ -329,7 +331,7 @@ func (w *world) drive(stop <-chan struct{}) {
 		w.mu.Lock()
 		for _, r := range w.ranges {
 			for n := 1; n <= 3; n++ {
-				if r.at[n] < len(r.log) && !w.down[keyspace.NodeID(n)] && w.chance(0.7) {
+				if n != w.stuck && r.at[n] < len(r.log) && !w.down[keyspace.NodeID(n)] && w.chance(0.7) {
 					r.at[n] += 1 + w.rng.IntN(len(r.log)-r.at[n])
 				}
 			}
@@ -582,8 +584,14 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 		return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: w.compacted}
 	}
 	p := &shard.HistoryPage{Next: q.To + 1}
+	if q.FromKey != nil {
+		p.Next = q.From + 1
+	}
 	for _, en := range r.log[:r.at[node]] {
 		for _, ev := range en.events {
+			if q.FromKey != nil && (ev.Mod != q.From || bytes.Compare(ev.Key, q.FromKey) < 0) {
+				continue
+			}
 			if q.Span.Contains(ev.Key) && ev.Mod >= q.From && ev.Mod <= q.To {
 				p.Events = append(p.Events, w.looked(ev, q.Prev))
 			}
@@ -593,20 +601,25 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 		return nil, kverror.New(kverror.Busy, "at %d", r.at[node])
 	}
 	slices.SortFunc(p.Events, func(a, b shard.Event) int { return compare(newEvent(&a), newEvent(&b)) })
-	if n := w.pageRevs; n > 0 && len(p.Events) > n {
-		p.Next = p.Events[n].Mod
-		p.Events = slices.DeleteFunc(p.Events, func(e shard.Event) bool { return e.Mod >= p.Next })
-		if len(p.Events) == 0 {
-			p.Next = q.To + 1 // one revision that is larger than a page
-			w.pageRevs = 0
-			w.mu.Unlock()
-			p2, err := w.History(context.Background(), node, q)
-			w.mu.Lock()
-			w.pageRevs = n
-			return p2, err
-		}
-	}
+	w.cutPage(p, q.FromKey != nil)
 	return p, nil
+}
+
+// cutPage cuts a page to the events that it may have: of one revision alone by its keys.
+func (w *world) cutPage(p *shard.HistoryPage, within bool) {
+	n := w.pageRevs
+	if n == 0 || len(p.Events) <= n {
+		return
+	}
+	if first := p.Events[0].Mod; first == p.Events[n].Mod || within {
+		p.Events = slices.DeleteFunc(p.Events, func(e shard.Event) bool { return e.Mod != first })
+		slices.SortFunc(p.Events, func(a, b shard.Event) int { return bytes.Compare(a.Key, b.Key) })
+		p.Events = p.Events[:n]
+		p.Next, p.NextKey = first, append(bytes.Clone(p.Events[n-1].Key), 0)
+		return
+	}
+	p.Next = p.Events[n].Mod
+	p.Events = slices.DeleteFunc(p.Events, func(e shard.Event) bool { return e.Mod >= p.Next })
 }
 
 func (w *world) looked(e shard.Event, prev bool) shard.Event {

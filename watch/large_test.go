@@ -1,0 +1,101 @@
+package watch
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// A revision that is larger than a page of history, in several ranges, comes whole to a
+// watcher that lags; one that is larger than what is held of one cancels it, and nobody
+// else.
+func TestLaggingWatcherGetsALargeRevisionWhole(t *testing.T) {
+	for _, bound := range []int64{64 << 20, 1000} {
+		change := func(c *Config) { c.RecentBytes, c.PendingBytes, c.RevisionBytes = 1, 1, bound }
+		quiet(t, change, func(t *testing.T, w *world, h *Hub) {
+			w.write("c0")
+			w.wg.Wait()
+			w.mu.Lock()
+			w.pageRevs = 1
+			large := w.rev + 1
+			w.mu.Unlock()
+			w.write("aa", "ab", "ac", "ad", "ae", "af", "ag", "ah", "ai", "aj")
+			w.wg.Wait()
+			w.write("aa")
+			w.wg.Wait()
+			time.Sleep(time.Second)
+			s := h.NewStream()
+			defer s.Close()
+			all, _, err := s.Watch(t.Context(), 1, Request{Start: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			later, _, err := s.Watch(t.Context(), 2, Request{Start: large + 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[*Watcher]int{}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			ended := false
+			for got[later] == 0 || got[all] < 12 && !ended {
+				d, err := s.Next(ctx)
+				if err != nil {
+					t.Fatalf("with a bound of %d: %v, %v", bound, got, err)
+				}
+				if n := len(d.Events); n > 0 && d.Events[0].Kv.ModRevision == int64(large) && n < 10 {
+					t.Errorf("%d of 10 events of a revision", n)
+				}
+				got[d.Watcher] += len(d.Events)
+				if d.TooLarge != 0 {
+					ended = true
+					if d.TooLarge != large || d.Watcher != all || got[all] != 1 {
+						t.Errorf("watcher %d ended at revision %d after %d events", d.Watcher.ID, d.TooLarge, got[all])
+					}
+				}
+			}
+			if ended != (bound == 1000) {
+				t.Errorf("with a bound of %d the watcher ended: %v", bound, ended)
+			}
+		})
+	}
+}
+
+// lateClock has timers that are a little late, as real ones are.
+type lateClock struct{ clock.Clock }
+
+type lateTimer struct{ clock.Timer }
+
+const late = 400 * time.Microsecond
+
+func (c lateClock) NewTimer(d time.Duration) clock.Timer {
+	return lateTimer{c.Clock.NewTimer(d + late)}
+}
+
+func (t lateTimer) Reset(d time.Duration) bool { return t.Timer.Reset(d + late) }
+
+// A replica that feeds and applies nothing any more is left for the leader, although the
+// leader is asked again and again, and tells of more each time.
+func TestReplicaThatIsStuckIsLeft(t *testing.T) {
+	quiet(t, func(c *Config) { c.Clock = lateClock{c.Clock} }, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		o := watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.mu.Lock()
+		w.stuck = 1
+		w.slowest = 2 * time.Millisecond
+		w.mu.Unlock()
+		for range 6000 {
+			w.write("aa")
+			time.Sleep(1300 * time.Microsecond)
+		}
+		if o.count() < 4000 {
+			t.Errorf("%d of 6000 events were told while they were written", o.count())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
