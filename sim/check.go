@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
@@ -34,6 +35,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	bad = append(bad, checkRealTime(ops)...)
 	bad = append(bad, checkCompactions(ops)...)
 	if len(r.Versions) == 0 {
+		bad = append(bad, checkLeases(ops, nil, nil, false)...)
 		return bad, nil // the run did not come that far
 	}
 	p, wrong := checkReplay(ops, r.Versions)
@@ -43,6 +45,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	if len(wrong) > 0 {
 		p = nil
 	}
+	bad = append(bad, checkLeases(ops, r.Versions, p, r.Drained)...)
 	return bad, p
 }
 
@@ -60,6 +63,7 @@ func checkOrder(r *Report, p *replay) []string {
 func CheckUnfinished(h *History) []string {
 	ops := h.Ops()
 	bad := append(checkRealTime(ops), checkCompactions(ops)...)
+	bad = append(bad, checkLeases(ops, nil, nil, false)...)
 	if len(bad) == 0 {
 		bad = checkKeys(ops, nil)
 	}
@@ -177,6 +181,9 @@ type replay struct {
 	// ops are the operations that are known to have taken effect, with their revisions:
 	// those with an answer, and of the others the ones whose changes are there.
 	ops []placed
+	// ends are the ends of leases; known is the highest revision known at a tick.
+	ends  []leaseEnd
+	known func(tick int64) int64
 }
 
 // placed is an operation with its revision. after is that of the last change before
@@ -200,7 +207,9 @@ func (p *replay) at(rev int64) *model {
 // them, and compares every answer. An event that no answer claims must be the work
 // of an operation whose fate is unknown, and each of those may have one.
 func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
-	p := &replay{revs: []int64{1}, models: []*model{newModel()}}
+	p := &replay{revs: []int64{1}, models: []*model{newModel()}, known: highestBefore(ops)}
+	grants := granted(ops)
+	ops = onKeys(ops)
 	p.models[0].past = p.at
 	events := map[int64][]Version{}
 	for _, v := range vs {
@@ -222,9 +231,12 @@ func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
 			}
 		}
 	}
-	claims := newClaims(unknown, highestBefore(ops))
+	claims := newClaims(unknown, p.known)
 	for _, rev := range slices.Sorted(maps.Keys(events)) {
 		now := p.models[len(p.models)-1]
+		if owners[rev] == nil && p.endLease(now, rev, events[rev], grants, claims) {
+			continue
+		}
 		next, wrong := step(now, rev, events[rev], owners[rev], claims)
 		if wrong != "" {
 			return p, []string{"replay: " + wrong}
@@ -240,6 +252,21 @@ func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
 		return p, []string{"replay: " + wrong}
 	}
 	return p, p.checkReads(ops)
+}
+
+// endLease takes a revision as the end of a lease that was granted, if it can be one. One
+// that may be an operation's of unknown fate as well is neither's for sure.
+func (p *replay) endLease(now *model, rev int64, events []Version, grants map[int64]*Op, claims *claims) bool {
+	id := endOf(now, events)
+	grant := grants[id]
+	if grant == nil {
+		return false
+	}
+	p.ends = append(p.ends, leaseEnd{id: id, rev: rev, sure: len(claims.makers(now, rev, events)) == 0})
+	p.revs, p.models = append(p.revs, rev), append(p.models, write(now, rev, events))
+	end := &Op{ID: grant.ID, Client: holders, Request: &pb.LeaseRevokeRequest{ID: id}, Call: grant.Call, Began: grant.Began, Outcome: Unknown, Err: errNoAnswer}
+	p.ops = append(p.ops, placed{op: end, rev: rev})
+	return true
 }
 
 // step is one revision: what its owner's request does to the state must be its
@@ -270,7 +297,7 @@ func write(now *model, rev int64, events []Version) *model {
 			continue
 		}
 		keys[v.Key] = &mvccpb.KeyValue{
-			Key: []byte(v.Key), Value: []byte(v.Value), ModRevision: v.Mod, CreateRevision: v.Create, Version: v.Version,
+			Key: []byte(v.Key), Value: []byte(v.Value), ModRevision: v.Mod, CreateRevision: v.Create, Version: v.Version, Lease: v.Lease,
 		}
 	}
 	return &model{rev: rev, keys: keys, past: now.past}
@@ -282,7 +309,7 @@ func difference(from, to *model, rev int64) (vs []Version) {
 	for k, kv := range to.keys {
 		if from.keys[k] != kv {
 			vs = append(vs, Version{
-				Key: k, Value: string(kv.GetValue()), Mod: kv.GetModRevision(), Create: kv.GetCreateRevision(), Version: kv.GetVersion(),
+				Key: k, Value: string(kv.GetValue()), Mod: kv.GetModRevision(), Create: kv.GetCreateRevision(), Version: kv.GetVersion(), Lease: kv.GetLease(),
 			})
 		}
 	}
@@ -335,7 +362,13 @@ func newClaims(unknown []*Op, before func(int64) int64) *claims {
 // add looks for operations that make these events of this state, and says whether
 // there is one.
 func (c *claims) add(now *model, rev int64, events []Version) bool {
-	var can []int
+	can := c.makers(now, rev, events)
+	c.revs, c.can = append(c.revs, rev), append(c.can, can)
+	return len(can) > 0
+}
+
+// makers returns the indexes of the operations that make these events of this state.
+func (c *claims) makers(now *model, rev int64, events []Version) (can []int) {
 	for i, o := range c.unknown {
 		if rev <= c.before(o.Call) {
 			continue // the revision was known before the operation began
@@ -345,8 +378,7 @@ func (c *claims) add(now *model, rev int64, events []Version) bool {
 			can = append(can, i)
 		}
 	}
-	c.revs, c.can = append(c.revs, rev), append(c.can, can)
-	return len(can) > 0
+	return can
 }
 
 // settle gives every revision an operation of its own.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
@@ -20,6 +21,8 @@ type script struct {
 	now   *model
 	past  map[int64]*model
 	disks []Version
+	// at is the time of what comes next.
+	at time.Duration
 }
 
 func newScript() *script {
@@ -34,10 +37,10 @@ func newScript() *script {
 }
 
 // call begins an operation, and answer runs it now and ends it.
-func (s *script) call(req proto.Message) *Op { return s.h.Begin(0, 1, req, 0) }
+func (s *script) call(req proto.Message) *Op { return s.h.Begin(0, 1, req, s.at) }
 
 func (s *script) answer(o *Op) *Op {
-	s.h.End(o, s.apply(o.Request), nil, false, 0)
+	s.h.End(o, s.apply(o.Request), nil, false, s.at)
 	return o
 }
 
@@ -62,7 +65,7 @@ func (s *script) lose(o *Op, made bool) *Op {
 	if made {
 		s.apply(o.Request)
 	}
-	s.h.End(o, nil, kverror.Timeout, false, 0)
+	s.h.End(o, nil, kverror.Timeout, false, s.at)
 	return o
 }
 

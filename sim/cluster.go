@@ -33,6 +33,7 @@ type cluster struct {
 	founders []placement.Node
 	machines []*machine
 	trace    *Trace
+	leases   leasePool
 
 	// stores is held for reading by who reads the store of a node that runs, and for
 	// writing by who takes a node from its machine.

@@ -17,6 +17,7 @@ type Version struct {
 	Create  int64
 	Version int64
 	Deleted bool
+	Lease   int64
 }
 
 // readDisks reads all versions from the disks of stopped nodes, which must agree,
@@ -60,6 +61,7 @@ func readStore(r engine.Reader, to keyspace.Revision) (vs []Version, err error) 
 		next, err := mvcc.History(r, mvcc.HistoryOptions{From: from, To: to}, func(v *mvcc.Version) error {
 			vs = append(vs, Version{
 				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version, Deleted: v.Tombstone,
+				Lease: int64(v.Lease),
 			})
 			return nil
 		})

@@ -33,7 +33,8 @@ type Op struct {
 	ID     int
 	Client int
 	Node   keyspace.NodeID
-	// Request is one of etcd's Range-, Put-, DeleteRange-, Txn- and CompactionRequests.
+	// Request is one of etcd's Range-, Put-, DeleteRange-, Txn- and CompactionRequests, or
+	// one about leases.
 	Request proto.Message
 	// Call and Return are places in the order of all calls and returns of the
 	// history; Return is 0 while there is none. Began and Ended are virtual times.

@@ -62,11 +62,15 @@ func checkKeys(ops []*Op, vs []Version) (bad []string) {
 	for _, v := range vs {
 		written[v.Value] = true
 	}
+	leased := leasedKeys(ops)
 	for _, key := range allKeys() {
+		if len(vs) == 0 && leased[key] {
+			continue // who is to say when its lease has ended
+		}
 		if len(bad) > 0 {
 			break // one will do, and the next may take porcupine its whole time
 		}
-		var h []porcupine.Operation
+		h := endsOf(ops, vs, key)
 		for _, o := range ops {
 			f, ok := factOf(o, key)
 			if !ok || o.Outcome == Unknown && len(vs) > 0 && !written[f.value] {

@@ -75,6 +75,8 @@ func (t *modelTxn) run(req proto.Message) proto.Message {
 		return t.txn(r)
 	case *pb.CompactionRequest:
 		return &pb.CompactionResponse{}
+	case *pb.LeaseRevokeRequest:
+		return t.end(r)
 	}
 	panic(fmt.Sprintf("sim: no operation: %T", req))
 }
@@ -96,7 +98,7 @@ func (t *modelTxn) read(r *pb.RangeRequest) *pb.RangeResponse {
 	for _, kv := range kvs {
 		if r.GetKeysOnly() {
 			kv = proto.CloneOf(kv)
-			kv.Value = nil
+			kv.Value, kv.Lease = nil, 0 // etcd has neither where it keeps keys
 		}
 		resp.Kvs = append(resp.Kvs, kv)
 	}
@@ -105,9 +107,16 @@ func (t *modelTxn) read(r *pb.RangeRequest) *pb.RangeResponse {
 
 func (t *modelTxn) put(r *pb.PutRequest) *pb.PutResponse {
 	key := string(r.GetKey())
-	kv := &mvccpb.KeyValue{Key: r.GetKey(), Value: r.GetValue(), ModRevision: t.rev, CreateRevision: t.rev, Version: 1}
+	kv := &mvccpb.KeyValue{Key: r.GetKey(), Value: r.GetValue(), ModRevision: t.rev, CreateRevision: t.rev, Version: 1, Lease: r.GetLease()}
 	resp := &pb.PutResponse{}
-	if old := t.keys[key]; old != nil {
+	old := t.keys[key]
+	if r.GetIgnoreLease() {
+		if old == nil {
+			return resp // etcd refuses it
+		}
+		kv.Lease = old.GetLease()
+	}
+	if old != nil {
 		kv.CreateRevision, kv.Version = old.GetCreateRevision(), old.GetVersion()+1
 		if r.GetPrevKv() {
 			resp.PrevKv = old
@@ -115,6 +124,16 @@ func (t *modelTxn) put(r *pb.PutRequest) *pb.PutResponse {
 	}
 	t.write(key, kv)
 	return resp
+}
+
+// end deletes all keys of a lease.
+func (t *modelTxn) end(r *pb.LeaseRevokeRequest) *pb.LeaseRevokeResponse {
+	for k, kv := range t.keys {
+		if kv.GetLease() == r.GetID() {
+			t.write(k, nil)
+		}
+	}
+	return &pb.LeaseRevokeResponse{}
 }
 
 func (t *modelTxn) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
@@ -215,6 +234,14 @@ func setRevision(m proto.Message, rev int64) {
 	case *pb.TxnResponse:
 		r.Header = h
 	case *pb.CompactionResponse:
+		r.Header = h
+	case *pb.LeaseRevokeResponse:
+		r.Header = h
+	case *pb.LeaseGrantResponse:
+		r.Header = h
+	case *pb.LeaseKeepAliveResponse:
+		r.Header = h
+	case *pb.LeaseTimeToLiveResponse:
 		r.Header = h
 	}
 }

@@ -30,6 +30,8 @@ type Config struct {
 	Txns int
 	// Impatient is how many impatient clients each node has besides; 0 is one.
 	Impatient int
+	// Leases is how many clients hold leases besides; others then attach keys to these.
+	Leases int
 	// Faults are injected one after the other, in an order of the seed. Splits is how
 	// many splits are tried meanwhile.
 	Faults []Fault
@@ -91,6 +93,8 @@ type Report struct {
 	Versions []Version
 	// Watchers are those that watched beside it all.
 	Watchers []*Watcher
+	// Drained says that no lease was left at the end.
+	Drained bool
 	// Failures counts what may have left gaps in the revisions.
 	Failures int
 	Happened map[Fault]int
@@ -262,7 +266,7 @@ func live(rep *Report, c *cluster, probe *client) bool {
 		}
 		rep.violate("an operation of a healthy cluster took %v: %s", took, o)
 		return false
-	}) && whole(rep, c, probe)
+	}) && drain(rep, c, probe) && whole(rep, c, probe)
 }
 
 // probes are requests that no range can answer for another one.

@@ -52,7 +52,7 @@ var stories = []story{
 	// Ranges have replicas on three nodes of five.
 	{name: "five", long: true, cfg: func(seed uint64) Config {
 		return Config{
-			Nodes: 5, Clients: 5, BurstOps: 4, Faults: AllFaults, Splits: 8, Compactions: 12, ShortLogs: seed%2 == 1,
+			Nodes: 5, Clients: 5, BurstOps: 4, Leases: 3, Faults: AllFaults, Splits: 8, Compactions: 12, ShortLogs: seed%2 == 1,
 			Borders: []string{"f", "j", "s", "x"},
 		}
 	}},
@@ -90,6 +90,21 @@ var stories = []story{
 		return Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"f", "j", "o", "s"},
 			Faults: []Fault{Overtake, Overtake, Overtake, Overtake, Overtake, Transfer},
+		}
+	}},
+	// Leases that are kept, revoked and left to expire, over everything that there is.
+	{name: "leases", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 5, BurstOps: 3, Leases: 6, Faults: append([]Fault{PauseLeader, PauseLeader, IsolateLeader, ClockStep, Drift}, AllFaults...),
+			Splits: 20, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+		}
+	}},
+	// Leases, some of which are kept for long, while those who count their time pause and
+	// come back, and keys in many ranges.
+	{name: "holders", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 3, BurstOps: 3, Leases: 8, Borders: []string{"f", "i", "l", "o", "r", "u", "x"}, Splits: 8,
+			Faults: []Fault{PauseLeader, Transfer, PauseLeader, IsolateLeader, PauseLeader, Transfer, PauseLeader, CrashOne},
 		}
 	}},
 	// Power cuts.

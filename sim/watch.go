@@ -204,5 +204,5 @@ func same(v *Version, e *mvccpb.Event) bool {
 	if string(kv.GetKey()) != v.Key || kv.GetModRevision() != v.Mod || (e.GetType() == mvccpb.Event_DELETE) != v.Deleted {
 		return false
 	}
-	return v.Deleted || string(kv.GetValue()) == v.Value && kv.GetCreateRevision() == v.Create && kv.GetVersion() == v.Version
+	return v.Deleted || string(kv.GetValue()) == v.Value && kv.GetCreateRevision() == v.Create && kv.GetVersion() == v.Version && kv.GetLease() == v.Lease
 }

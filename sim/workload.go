@@ -160,6 +160,8 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 		resp, err = kv.Txn(ctx, q)
 	case *pb.CompactionRequest:
 		resp, err = kv.Compact(ctx, q)
+	default:
+		resp, err = askLeases(ctx, r.core.Leases(), q)
 	}
 	c.h.End(o, resp, err, r.ctx.Err() != nil, c.c.elapsed())
 	if o.Outcome == Answered {
@@ -208,7 +210,7 @@ func (c *client) request() proto.Message {
 	}
 	switch n := c.rng.IntN(100); {
 	case n < 30:
-		return &pb.PutRequest{Key: []byte(key), Value: c.value(), PrevKv: c.rng.IntN(2) == 0}
+		return c.put(key)
 	case n < 50:
 		return &pb.RangeRequest{Key: []byte(key)}
 	case n < 60:
@@ -265,6 +267,7 @@ func (c *client) swap(key string) *pb.TxnRequest {
 	if c.rng.IntN(4) == 0 {
 		t.Success = []*pb.RequestOp{rangeOp(&pb.RangeRequest{Key: []byte(key)}), deleteOp(key, true)}
 	}
+	c.attach(t)
 	return t
 }
 
@@ -291,6 +294,7 @@ func (c *client) several(group string) *pb.TxnRequest {
 	for i := range c.rng.IntN(3) {
 		t.Compare = append(t.Compare, c.compare(names[i]))
 	}
+	c.attach(t)
 	return t
 }
 
@@ -353,6 +357,10 @@ func load(c *cluster, h *History) (stop func()) {
 		m := c.machines[i%len(c.machines)]
 		cl := newClient(c, h, c.cfg.Clients+i)
 		wg.Go(func() { cl.runImpatient(m, end) })
+	}
+	for i := range c.cfg.Leases {
+		cl := newClient(c, h, holders+i)
+		wg.Go(func() { cl.runHolder(end) })
 	}
 	return func() {
 		close(end)

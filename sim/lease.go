@@ -1,0 +1,263 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/lease"
+)
+
+// TTLs of a run's leases, in seconds. The shortest is what the nodes allow.
+const (
+	minTTL = 2
+	maxTTL = 4
+)
+
+// leasePool is the leases that clients attach keys to: those granted of late, some of
+// which have ended.
+type leasePool struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	last   int64
+	recent []int64
+}
+
+// recentLeases bounds the pool.
+const recentLeases = 8
+
+// next returns an id that was never used.
+func (p *leasePool) next() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last++
+	return p.last
+}
+
+// add lets others attach keys to a lease.
+func (p *leasePool) add(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.recent = append(p.recent, id); len(p.recent) > recentLeases {
+		p.recent = slices.Delete(p.recent, 0, 1)
+	}
+}
+
+func (p *leasePool) draw(rng *rand.Rand) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.recent) == 0 {
+		return 0
+	}
+	return p.recent[rng.IntN(len(p.recent))]
+}
+
+// attach gives some of the puts of a request a lease, all the same one.
+func (c *client) attach(r *pb.TxnRequest) {
+	if c.c.cfg.Leases == 0 || c.rng.IntN(4) > 0 {
+		return
+	}
+	id := c.c.leases.draw(c.rng)
+	for _, op := range r.GetSuccess() {
+		if p := op.GetRequestPut(); p != nil && c.rng.IntN(3) > 0 {
+			p.Lease = id
+		}
+	}
+}
+
+// put is a put of a key, sometimes with a lease, or with the one that the key has.
+func (c *client) put(key string) *pb.PutRequest {
+	r := &pb.PutRequest{Key: []byte(key), Value: c.value(), PrevKv: c.rng.IntN(2) == 0}
+	if c.c.cfg.Leases == 0 {
+		return r
+	}
+	switch c.rng.IntN(12) {
+	case 0, 1, 2:
+		r.Lease = c.c.leases.draw(c.rng)
+	case 3:
+		r.IgnoreLease = c.seen[key] != nil // it may be gone by now, and the put is refused
+	}
+	return r
+}
+
+// holder is a client that has a lease.
+type holder struct {
+	*client
+	id  int64
+	ttl time.Duration
+	// until is when the lease may end, as far as the holder was told.
+	until time.Duration
+	stop  <-chan struct{}
+}
+
+// runHolder has one lease after the other until stop is closed.
+func (c *client) runHolder(stop <-chan struct{}) {
+	for !closed(stop) {
+		seconds := minTTL + c.rng.Int64N(maxTTL-minTTL+1)
+		h := &holder{client: c, id: c.c.leases.next(), ttl: time.Duration(seconds) * time.Second, stop: stop}
+		o := h.ask(&pb.LeaseGrantRequest{ID: h.id, TTL: seconds}, requestTimeout)
+		if o == nil || o.Outcome != Answered {
+			c.c.sleep(time.Duration(50+c.rng.IntN(200)) * time.Millisecond)
+			continue
+		}
+		c.c.leases.add(h.id)
+		h.until = o.Began + h.ttl
+		if h.keep() {
+			h.end()
+		}
+	}
+}
+
+func closed(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// ask does an operation at a gateway that is up, mostly the client's own; nil if there
+// is none.
+func (c *client) ask(req proto.Message, timeout time.Duration) *Op {
+	ms := c.c.machines
+	at := c.id
+	if c.rng.IntN(3) == 0 {
+		at = c.rng.IntN(len(ms))
+	}
+	for i := range ms {
+		m := ms[(at+i)%len(ms)]
+		if r := m.current(); r != nil {
+			return c.do(m, r, req, timeout)
+		}
+	}
+	return nil
+}
+
+// keep renews the lease for a while, attaches keys and asks about it. It returns false
+// when that is over before the holder wants it.
+func (h *holder) keep() bool {
+	beats := 1 + h.rng.IntN(16)
+	if h.rng.IntN(3) == 0 {
+		beats *= 5 // it is to see several leaders of its record
+	}
+	for range beats {
+		if closed(h.stop) {
+			return false
+		}
+		for range h.rng.IntN(3) {
+			h.attachOne()
+		}
+		if h.rng.IntN(4) == 0 {
+			h.ask(&pb.LeaseTimeToLiveRequest{ID: h.id, Keys: h.rng.IntN(2) == 0}, requestTimeout)
+		}
+		h.c.sleep(h.ttl/12 + time.Duration(h.rng.Int64N(int64(h.ttl/3))))
+		if alive := h.keepAlive(); !alive {
+			return false
+		}
+	}
+	return true
+}
+
+// keepAlive renews the lease, and says whether it is there as far as the holder knows.
+func (h *holder) keepAlive() bool {
+	o := h.ask(&pb.LeaseKeepAliveRequest{ID: h.id}, h.ttl/2)
+	if o == nil || o.Outcome != Answered {
+		return true
+	}
+	if o.Response.(*pb.LeaseKeepAliveResponse).GetTTL() <= 0 {
+		return false
+	}
+	h.until = max(h.until, o.Began+h.ttl)
+	return true
+}
+
+// attachOne attaches a key, or a few at once. It returns false if there is no such lease.
+func (h *holder) attachOne() bool {
+	var req proto.Message = &pb.PutRequest{Key: []byte(h.key()), Value: h.value(), PrevKv: true, Lease: h.id}
+	if h.rng.IntN(3) == 0 {
+		t := h.several(h.group())
+		t.Compare = nil
+		for _, op := range t.GetSuccess() {
+			if p := op.GetRequestPut(); p != nil {
+				p.Lease = h.id
+			}
+		}
+		req = t
+	}
+	o := h.ask(req, requestTimeout)
+	return o == nil || o.Outcome != Refused || !errors.Is(o.Err, kverror.LeaseNotFound)
+}
+
+// end lets the lease expire, or revokes it, and attaches keys while it ends.
+func (h *holder) end() {
+	if h.rng.IntN(2) == 0 {
+		timeout := requestTimeout
+		if h.rng.IntN(4) == 0 {
+			timeout = time.Duration(1+h.rng.IntN(8)) * time.Millisecond
+		}
+		h.ask(&pb.LeaseRevokeRequest{ID: h.id}, timeout)
+	} else {
+		h.c.sleep(max(0, h.until-h.c.elapsed()-100*time.Millisecond))
+	}
+	for try := 0; try < 40 && !closed(h.stop) && h.attachOne(); try++ {
+		h.c.sleep(time.Duration(2+h.rng.IntN(80)) * time.Millisecond)
+	}
+	switch h.rng.IntN(3) {
+	case 0:
+		h.keepAlive()
+	case 1:
+		h.ask(&pb.LeaseTimeToLiveRequest{ID: h.id, Keys: true}, requestTimeout)
+	}
+}
+
+// endWithin is how long after healing no lease is left that nobody renews: one that has
+// just begun anew, the pause of an attempt that failed before, and the time for both.
+const endWithin = maxTTL*time.Second + 2*election + 15*time.Second
+
+// drain waits until all leases have expired, and then for the keys.
+func drain(rep *Report, c *cluster, probe *client) bool {
+	if c.cfg.Leases == 0 {
+		return true
+	}
+	m := c.machines[0]
+	for begin := c.elapsed(); ; c.sleep(200 * time.Millisecond) {
+		o := probe.do(m, m.current(), &pb.LeaseLeasesRequest{}, requestTimeout)
+		if o.Outcome == Answered && len(o.Response.(*pb.LeaseLeasesResponse).GetLeases()) == 0 {
+			rep.Drained = true
+			return true
+		}
+		if c.elapsed()-begin > endWithin {
+			rep.violate("leases: some are left %v after healing: %s", c.elapsed()-begin, o)
+			return false
+		}
+	}
+}
+
+// holders is the id of the first client that holds leases: beyond all others.
+const holders = 500
+
+// askLeases makes a request about leases.
+func askLeases(ctx context.Context, g *lease.Gateway, req proto.Message) (proto.Message, error) {
+	switch q := req.(type) {
+	case *pb.LeaseGrantRequest:
+		return g.Grant(ctx, q)
+	case *pb.LeaseRevokeRequest:
+		return g.Revoke(ctx, q)
+	case *pb.LeaseKeepAliveRequest:
+		return g.KeepAlive(ctx, q)
+	case *pb.LeaseTimeToLiveRequest:
+		return g.TimeToLive(ctx, q)
+	case *pb.LeaseLeasesRequest:
+		return g.Leases(ctx, q)
+	}
+	panic(fmt.Sprintf("sim: no operation: %T", req))
+}

@@ -1,0 +1,422 @@
+package sim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+// leaseEnd is a revision at which all keys of a lease were deleted and nothing else
+// happened, where no answer of an operation on keys claims it. One that an operation of
+// unknown fate may have made as well is not sure.
+type leaseEnd struct {
+	id, rev int64
+	sure    bool
+}
+
+// leaseOf returns the lease that requests and answers are about, 0 for one on keys.
+func leaseOf(req proto.Message) int64 {
+	switch r := req.(type) {
+	case *pb.LeaseGrantRequest:
+		return r.GetID()
+	case *pb.LeaseRevokeRequest:
+		return r.GetID()
+	case *pb.LeaseKeepAliveRequest:
+		return r.GetID()
+	case *pb.LeaseTimeToLiveRequest:
+		return r.GetID()
+	}
+	return 0
+}
+
+// onKeys are the operations that are about keys.
+func onKeys(ops []*Op) []*Op {
+	return slices.DeleteFunc(slices.Clone(ops), func(o *Op) bool {
+		_, list := o.Request.(*pb.LeaseLeasesRequest)
+		return list || leaseOf(o.Request) != 0
+	})
+}
+
+// endOf returns the lease all keys of which these events delete, 0 where they are
+// something else.
+func endOf(now *model, events []Version) int64 {
+	if len(events) == 0 {
+		return 0
+	}
+	id := now.keys[events[0].Key].GetLease()
+	if id == 0 {
+		return 0
+	}
+	_, next := now.apply(&pb.LeaseRevokeRequest{ID: id}, events[0].Mod)
+	if !slices.Equal(difference(now, next, events[0].Mod), events) {
+		return 0
+	}
+	return id
+}
+
+// granted returns the operations that have granted a lease, or may have.
+func granted(ops []*Op) map[int64]*Op {
+	by := map[int64]*Op{}
+	for _, o := range ops {
+		if r, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome != Refused {
+			by[r.GetID()] = o
+		}
+	}
+	return by
+}
+
+// attached returns the lease that an operation attaches keys to, 0 for none. No
+// operation has two.
+func attached(o *Op) int64 {
+	switch r := o.Request.(type) {
+	case *pb.PutRequest:
+		return r.GetLease()
+	case *pb.TxnRequest:
+		for _, op := range r.GetSuccess() {
+			if id := op.GetRequestPut().GetLease(); id != 0 {
+				return id
+			}
+		}
+	}
+	return 0
+}
+
+// leasedKeys are the keys that somebody wanted to attach to a lease.
+func leasedKeys(ops []*Op) map[string]bool {
+	keys := map[string]bool{}
+	for _, o := range ops {
+		switch r := o.Request.(type) {
+		case *pb.PutRequest:
+			if r.GetLease() != 0 {
+				keys[string(r.GetKey())] = true
+			}
+		case *pb.TxnRequest:
+			for _, op := range r.GetSuccess() {
+				if p := op.GetRequestPut(); p.GetLease() != 0 {
+					keys[string(p.GetKey())] = true
+				}
+			}
+		}
+	}
+	return keys
+}
+
+// life is what the history says of one lease.
+type life struct {
+	id    int64
+	grant *Op
+	ttl   time.Duration
+	// shown are the operations whose answers show that the lease is there, renewals those
+	// that began its TTL anew, gone those which show that it is not, and revokes those that
+	// may have ended it.
+	shown, renewals, gone, revokes []*Op
+}
+
+// lives collects the leases whose grant was answered.
+func lives(ops []*Op) []*life {
+	by := map[int64]*life{}
+	var all []*life
+	for _, o := range ops {
+		if r, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome == Answered {
+			ttl := time.Duration(o.Response.(*pb.LeaseGrantResponse).GetTTL()) * time.Second
+			l := &life{id: r.GetID(), grant: o, ttl: ttl, shown: []*Op{o}, renewals: []*Op{o}}
+			by[l.id] = l
+			all = append(all, l)
+		}
+	}
+	for _, o := range ops {
+		if l := by[cmp.Or(leaseOf(o.Request), attached(o))]; l != nil && o != l.grant {
+			l.take(o)
+		}
+	}
+	return all
+}
+
+// take notes what an operation says of the lease. Who is told that there is no such lease
+// was told that it has ended: it asked after the grant was answered, or else before
+// anything was granted.
+func (l *life) take(o *Op) {
+	if _, ok := o.Request.(*pb.LeaseRevokeRequest); ok && o.Outcome != Refused {
+		l.revokes = append(l.revokes, o)
+	}
+	switch {
+	case o.Outcome == Unknown:
+	case o.Outcome == Refused:
+		if errors.Is(o.Err, kverror.LeaseNotFound) && o.Call > l.grant.Return {
+			l.gone = append(l.gone, o)
+		}
+	case isGone(o.Response):
+		if o.Call > l.grant.Return {
+			l.gone = append(l.gone, o)
+		}
+	default:
+		switch r := o.Response.(type) {
+		case *pb.LeaseRevokeResponse:
+			return
+		case *pb.LeaseKeepAliveResponse:
+			l.renewals = append(l.renewals, o)
+		case *pb.TxnResponse:
+			if !r.GetSucceeded() {
+				return
+			}
+		}
+		l.shown = append(l.shown, o)
+	}
+}
+
+// isGone says whether an answer says that a lease is not there.
+func isGone(resp proto.Message) bool {
+	switch r := resp.(type) {
+	case *pb.LeaseKeepAliveResponse:
+		return r.GetTTL() <= 0
+	case *pb.LeaseTimeToLiveResponse:
+		return r.GetGrantedTTL() == 0
+	}
+	return false
+}
+
+// safe is until when the lease lives if nobody revokes it: its TTL after the call of any
+// renewal that was acknowledged, on the fastest clock that there is.
+func (l *life) safe() (until time.Duration, by *Op) {
+	for _, o := range l.renewals {
+		if t := o.Began + time.Duration(float64(l.ttl)/(1+maxDrift)); t > until {
+			until, by = t, o
+		}
+	}
+	return until, by
+}
+
+// revokedBefore says whether somebody may have revoked the lease before a moment.
+func (l *life) revokedBefore(t time.Duration) bool {
+	return slices.ContainsFunc(l.revokes, func(o *Op) bool { return o.Began <= t })
+}
+
+// checkLeases checks the life of every lease: that it lasts as long as its holder was
+// told, that all its keys go with it at once, and that nothing comes after. p is nil where
+// there is no replay.
+func checkLeases(ops []*Op, vs []Version, p *replay, drained bool) (bad []string) {
+	all := lives(ops)
+	ends := map[int64][]leaseEnd{}
+	if p != nil {
+		for _, e := range p.ends {
+			ends[e.id] = append(ends[e.id], e)
+		}
+	}
+	first := firstSeen(ops)
+	for _, l := range all {
+		bad = append(bad, l.checkEarly(ends[l.id], first)...)
+		bad = append(bad, l.checkAfter(ops)...)
+		if p != nil {
+			bad = append(bad, l.checkKeys(p, vs, ends[l.id])...)
+		}
+	}
+	if p != nil && drained {
+		for _, kv := range p.models[len(p.models)-1].keys {
+			if kv.GetLease() != 0 {
+				bad = append(bad, fmt.Sprintf("leases: no lease is left, and a key of one: %v", kv))
+			}
+		}
+	}
+	return bad
+}
+
+// firstSeen returns a function that gives the first operation whose answer tells of a
+// revision or a later one.
+func firstSeen(ops []*Op) func(rev int64) *Op {
+	var as []*Op
+	for _, o := range ops {
+		if o.Outcome == Answered {
+			as = append(as, o)
+		}
+	}
+	slices.SortFunc(as, func(a, b *Op) int { return cmp.Compare(a.Return, b.Return) })
+	var highest []*Op
+	for _, o := range as {
+		if n := len(highest); n == 0 || o.Revision() > highest[n-1].Revision() {
+			highest = append(highest, o)
+		}
+	}
+	return func(rev int64) *Op {
+		i, _ := slices.BinarySearchFunc(highest, rev, func(o *Op, rev int64) int { return cmp.Compare(o.Revision(), rev) })
+		if i == len(highest) {
+			return nil
+		}
+		return highest[i]
+	}
+}
+
+// checkEarly looks for a sign that the lease ended before it may.
+func (l *life) checkEarly(ends []leaseEnd, first func(int64) *Op) (bad []string) {
+	signs := slices.Clone(l.gone)
+	for _, e := range ends {
+		if o := first(e.rev); e.sure && o != nil {
+			signs = append(signs, o)
+		}
+	}
+	until, by := l.safe()
+	for _, o := range signs {
+		if o.Ended < until && !l.revokedBefore(o.Ended) {
+			return []string{fmt.Sprintf("leases: lease %d lives until %v at least, by %s; it has ended, by %s", l.id, until, by, o)}
+		}
+	}
+	return nil
+}
+
+// checkAfter looks for signs of life after the end was answered: the lease is renewed, a
+// key attached, or a key read.
+func (l *life) checkAfter(ops []*Op) (bad []string) {
+	over := int64(math.MaxInt64)
+	var end *Op
+	for _, o := range l.gone {
+		if o.Return < over {
+			over, end = o.Return, o
+		}
+	}
+	for _, o := range l.revokes {
+		if o.Outcome == Answered && o.Return < over {
+			over, end = o.Return, o
+		}
+	}
+	if end == nil {
+		return nil
+	}
+	for _, o := range l.shown {
+		if o.Call > over {
+			bad = append(bad, fmt.Sprintf("leases: lease %d is there after its end %s: %s", l.id, end, o))
+		}
+	}
+	for _, o := range ops {
+		r, ok := o.Request.(*pb.RangeRequest)
+		if !ok || o.Outcome != Answered || o.Call <= over || r.GetRevision() != 0 {
+			continue
+		}
+		if slices.ContainsFunc(o.Response.(*pb.RangeResponse).GetKvs(), func(kv *mvccpb.KeyValue) bool { return kv.GetLease() == l.id }) {
+			return append(bad, fmt.Sprintf("leases: lease %d has keys after its end %s: %s", l.id, end, o))
+		}
+	}
+	return bad
+}
+
+// checkKeys checks that nothing is attached after the revision of the end, and the keys
+// that answers name.
+func (l *life) checkKeys(p *replay, vs []Version, ends []leaseEnd) (bad []string) {
+	over := int64(math.MaxInt64)
+	for _, e := range ends {
+		if e.sure {
+			over = min(over, e.rev)
+		}
+	}
+	for _, o := range l.revokes {
+		if o.Outcome != Answered {
+			continue
+		}
+		over = min(over, o.Revision())
+		if keys := keysOf(p.at(o.Revision()), l.id); len(keys) > 0 {
+			bad = append(bad, fmt.Sprintf("leases: lease %d has the keys %q at the revision of its end: %s", l.id, keys, o))
+		}
+	}
+	for i := range vs {
+		if vs[i].Lease == l.id && vs[i].Mod > over {
+			bad = append(bad, fmt.Sprintf("leases: lease %d ended at revision %d, and this is attached: %+v", l.id, over, vs[i]))
+		}
+	}
+	for _, o := range l.shown {
+		r, ok := o.Response.(*pb.LeaseTimeToLiveResponse)
+		if !ok || !o.Request.(*pb.LeaseTimeToLiveRequest).GetKeys() {
+			continue
+		}
+		if key, wrong := p.misnamed(o, r); wrong {
+			bad = append(bad, fmt.Sprintf("leases: whether lease %d has the key %q is answered wrong: %s", l.id, key, o))
+		}
+	}
+	return bad
+}
+
+// keysOf returns the keys of a lease in order.
+func keysOf(m *model, id int64) (keys []string) {
+	for k, kv := range m.keys {
+		if kv.GetLease() == id {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// misnamed returns a key that an answer names, or does not, and should not, or should.
+// Ranges are asked one after the other: a key is named if it was attached from what was
+// known before the question up to the answer's revision, and if it is named it was
+// attached at some time since.
+func (p *replay) misnamed(o *Op, r *pb.LeaseTimeToLiveResponse) (key string, wrong bool) {
+	from, found := slices.BinarySearch(p.revs, p.known(o.Call))
+	if !found {
+		from = max(0, from-1)
+	}
+	always, ever := map[string]bool{}, map[string]bool{}
+	for _, k := range keysOf(p.models[from], r.GetID()) {
+		always[k], ever[k] = true, true
+	}
+	for i := from + 1; i < len(p.revs); i++ {
+		for _, k := range keysOf(p.models[i], r.GetID()) {
+			ever[k] = true
+		}
+		if p.revs[i] <= o.Revision() {
+			maps.DeleteFunc(always, func(k string, _ bool) bool { return p.models[i].keys[k].GetLease() != r.GetID() })
+		}
+	}
+	for _, k := range r.GetKeys() {
+		if !ever[string(k)] {
+			return string(k), true
+		}
+		delete(always, string(k))
+	}
+	for k := range always {
+		return k, true
+	}
+	return "", false
+}
+
+// endsOf returns, for the check of one key, its deletions together with its lease: those
+// that no answer claims, of a version that has one. Each was made after that version was
+// asked for, and before anybody was told of its revision.
+func endsOf(ops []*Op, vs []Version, key string) (h []porcupine.Operation) {
+	owned := map[int64]bool{}
+	asked := map[string]int64{}
+	for _, o := range onKeys(ops) {
+		if o.Outcome == Answered && o.Changes() {
+			owned[o.Revision()] = true
+		}
+		if f, ok := factOf(o, key); ok && f.writes {
+			asked[f.value] = o.Call
+		}
+	}
+	first := firstSeen(ops)
+	var last *Version
+	for i := range vs {
+		v := &vs[i]
+		if v.Key != key {
+			continue
+		}
+		if v.Deleted && last != nil && last.Lease != 0 && !owned[v.Mod] {
+			end := int64(math.MaxInt64)
+			if o := first(v.Mod); o != nil {
+				end = o.Return
+			}
+			f := fact{known: true, is: last.Value, unless: true, writes: true}
+			h = append(h, porcupine.Operation{ClientId: holders, Input: f, Call: asked[last.Value], Return: end})
+		}
+		last = v
+	}
+	return h
+}
