@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/btree"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -205,7 +206,7 @@ func (s *leases) register(o registerLease) result {
 	switch {
 	case !ok:
 		return result{Err: kverror.LeaseNotFound}
-	case l.Revoking || l.covers(o.Span):
+	case l.closed() || l.covers(o.Span):
 		return result{Lease: l}
 	}
 	next := l.with(o.Span)
@@ -218,6 +219,9 @@ func (s *leases) register(o registerLease) result {
 	s.set(next)
 	return result{Lease: next}
 }
+
+// closed says whether nothing is registered with the lease any more.
+func (l *Lease) closed() bool { return l.Revoking && !plant.Is(plant.AttachedWhileEnding) }
 
 // revoke applies revokeLeases. Where it names one lease the result is about that one:
 // Lease is the record as it was before.

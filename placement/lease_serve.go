@@ -166,14 +166,14 @@ func (s *Service) serveLeaseChange(ctx context.Context, op operation) (leaseResp
 // committed, but this node has to lead still.
 func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
 	l, ok := s.View().Lease(q.ID)
-	if !ok || !l.Revoking && !l.covers(q.Span) {
+	if !ok || !l.closed() && !l.covers(q.Span) {
 		return s.serveLeaseChange(ctx, registerLease{ID: q.ID, Span: q.Span})
 	}
 	_, last, err := s.sequencer.confirm(ctx)
 	if err != nil {
 		return leaseResponse{}, err
 	}
-	if l, ok = s.View().Lease(q.ID); !ok || !l.Revoking && !l.covers(q.Span) {
+	if l, ok = s.View().Lease(q.ID); !ok || !l.closed() && !l.covers(q.Span) {
 		return s.serveLeaseChange(ctx, registerLease{ID: q.ID, Span: q.Span})
 	}
 	return leaseResponse{Revision: last, Leases: []LeaseStatus{recordStatus(l)}}, nil
@@ -181,7 +181,7 @@ func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leas
 
 func recordStatus(l *Lease) LeaseStatus {
 	st := LeaseStatus{LeaseRef: l.Ref(), Phase: LeaseLive, TTL: l.TTL}
-	if l.Revoking {
+	if l.closed() {
 		st.Phase = LeaseEnding
 	}
 	return st

@@ -70,6 +70,8 @@ var plantedIn = map[plant.Bug]string{
 	plant.CompleteDespiteLock:      "txns",
 	plant.HandOutsIgnored:          "overtakes",
 	plant.ProgressTooEarly:         "quiet",
+	plant.LeaseCountedOn:           "holders",
+	plant.AttachedWhileEnding:      "holders",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",

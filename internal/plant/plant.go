@@ -56,6 +56,11 @@ const (
 	HandOutsIgnored
 	// ProgressTooEarly: a gateway tells progress up to where the hand-out log is.
 	ProgressTooEarly
+	// LeaseCountedOn: a node that comes to lead placement again, after it was paused or not,
+	// counts leases on from where it stopped.
+	LeaseCountedOn
+	// AttachedWhileEnding: spans are registered with a lease whose end is decided.
+	AttachedWhileEnding
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -75,6 +80,7 @@ var names = [end]string{
 	"lock left behind by a dead coordinator", "transaction half visible",
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
+	"lease expired early after a pause", "key attached while its lease expires",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
