@@ -727,6 +727,11 @@ func (r *Replica) discardLocked(b *batch, err error, out *answers) {
 			r.overlay.discard(w[j])
 		}
 		if s := b.calls[k].step; s != nil {
+			if reg := s.registered; reg != nil && reg.state == registrationMarks && r.registrations[reg.lease] == reg {
+				// Where the record lists the range those who wait would be here again at once, and
+				// the leader, if it is about to fall, would drop this again.
+				r.failRegistrationLocked(reg, err, out)
+			}
 			r.undoLocked(s)
 		}
 	}
