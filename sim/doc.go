@@ -21,6 +21,10 @@
 //   - The history of all writes, as the disks have it at the end, replayed in the
 //     order of revisions, reproduces every answer that has a revision, and contains
 //     nothing that nobody asked for and nothing twice.
+//   - A lease lasts its TTL after the call of the last keepalive that was acknowledged, in
+//     the time of the world, reckoned on the fastest clock. All its keys go at one revision
+//     that nobody asked for, or at one that a revoke vouches for; nothing is attached, renewed
+//     or read of it afterwards, and when no lease is left no key of one is.
 //   - Revisions: none belongs to two changes, and what returned before another
 //     began has not a greater one.
 //   - Without failures every revision is used.
@@ -44,7 +48,7 @@
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
 //
-// What it does not do: leases and full disks are not in the workload.
+// What it does not do: full disks are not in the workload, and no id of a lease is granted twice.
 //
 // # Running it
 //
