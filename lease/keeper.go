@@ -82,7 +82,7 @@ type Keeper struct {
 	// Guarded by mu, as is what it points to. term is nil while the node does not lead.
 	term    *term
 	stopped bool
-	planted planted
+	planted planted //nolint:unused // has fields with the build tag planted
 }
 
 // term is what a keeper knows in the time of one leadership.
