@@ -82,7 +82,7 @@ var plantedIn = map[plant.Bug]string{
 // have found the bug but prove nothing of the checkers, or say that a run did not become
 // what was asked for.
 var (
-	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions"}
+	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "sim: the disks of nodes ", "watcher ",
 	}
