@@ -33,6 +33,7 @@ check: check-format check-vet lint check-generate check-tidy test
 test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) ./...
 	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
+	cd conformance/apiserver && go test -tags invariants -timeout 30m .
 	cd bench/against-etcd && go test -race -shuffle=on .
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
@@ -97,10 +98,10 @@ chaos-local:
 conformance:
 	cd conformance && go test -tags invariants -count=1 -timeout 60m -v . $(ARGS)
 
-# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md); it takes about
-# as long against an etcd, ten minutes of two cores, and is no part of test for that.
+# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), as test does it;
+# ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.
 storage-suite:
-	cd conformance/apiserver && go test -race -tags invariants -count=1 -timeout 40m -v .
+	cd conformance/apiserver && go test -tags invariants -count=1 -timeout 30m -v . $(ARGS)
 
 fmt: $(LINT)
 	$(LINT) fmt
