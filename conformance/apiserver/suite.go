@@ -111,9 +111,10 @@ type results struct {
 }
 
 // run runs these packages of the suite, and writes what go test says into raw; what it
-// returns is complete, or there is an error.
+// returns is complete, or there is an error. Packages run one at a time: their tests wait
+// for an event no longer than 150 ms.
 func (b build) run(ctx context.Context, env string, raw io.Writer, packages []string, args ...string) (*results, error) {
-	list := []string{"test", "-json", "-count=1", "-timeout=" + packageTimeout.String(), "-modfile=" + b.mod, "-overlay=" + b.overlay, fmt.Sprintf("-p=%d", len(packages))}
+	list := []string{"test", "-json", "-count=1", "-timeout=" + packageTimeout.String(), "-modfile=" + b.mod, "-overlay=" + b.overlay, "-p=1"}
 	list = append(list, args...)
 	for _, p := range packages {
 		list = append(list, module+"/"+p)
