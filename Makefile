@@ -33,7 +33,6 @@ check: check-format check-vet lint check-generate check-tidy test
 test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) ./...
 	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
-	cd conformance/apiserver && go test -tags invariants -timeout 30m .
 	cd bench/against-etcd && go test -race -shuffle=on .
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
@@ -98,7 +97,7 @@ chaos-local:
 conformance:
 	cd conformance && go test -tags invariants -count=1 -timeout 60m -v . $(ARGS)
 
-# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), as test does it;
+# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), no part of test;
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.
 storage-suite:
 	cd conformance/apiserver && go test -tags invariants -count=1 -timeout 30m -v . $(ARGS)
