@@ -335,6 +335,9 @@ func (st *watchStream) receive(ctx context.Context) error {
 		case *pb.WatchRequest_CancelRequest:
 			c = st.cancel(ctx, r.CancelRequest)
 		case *pb.WatchRequest_ProgressRequest:
+			if !st.watching() {
+				continue // like in etcd: a watcher that is made behind it does not answer it
+			}
 			select {
 			case st.ask <- struct{}{}:
 			default: // the one that waits will be asked for later than this one
@@ -452,6 +455,13 @@ func (st *watchStream) claimID(w *watcher) bool {
 	}
 	st.ids[w.id] = w
 	return true
+}
+
+// watching says whether the stream has watchers at this point of its requests.
+func (st *watchStream) watching() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return len(st.ids) > 0
 }
 
 // refuse answers the request for a watcher that is not made.

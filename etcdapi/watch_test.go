@@ -37,6 +37,8 @@ type oneRange struct {
 	events         []shard.Event
 	moved          chan struct{}
 	broken         error
+	// asked counts the questions for the current revision. Guarded by mu.
+	asked int
 }
 
 func (o *oneRange) breakSequencer(err error) {
@@ -99,6 +101,7 @@ func (o *oneRange) SpanOf(keyspace.RangeID, keyspace.Generation) (keyspace.Span,
 func (o *oneRange) Current(context.Context) (keyspace.SequenceAnswer, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.asked++
 	return keyspace.SequenceAnswer{Current: o.rev, Compacted: o.compacted}, o.broken
 }
 
@@ -246,6 +249,26 @@ func TestWatchFragments(t *testing.T) {
 	}
 	if !slices.Equal(got, keys) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// Progress that a stream without watchers asks for is nobody's: a slow sequencer does
+// not have the watcher that is made behind the request answer it.
+func TestWatchProgressBeforeTheFirstWatcher(t *testing.T) {
+	_, o, st := watchRig(t, nil)
+	must(t, st.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{}}))
+	must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("a")})))
+	if resp := recv(t, st); !resp.Created || resp.Canceled {
+		t.Errorf("created: %v", resp)
+	}
+	o.put("a")
+	if resp := recv(t, st); len(resp.Events) != 1 {
+		t.Errorf("got %v", resp)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.asked != 1 {
+		t.Errorf("%d questions for the current revision: the watcher's is one", o.asked)
 	}
 }
 

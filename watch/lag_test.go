@@ -300,3 +300,36 @@ func TestAFutureStartIsNotCompacted(t *testing.T) {
 		}
 	})
 }
+
+// A version that is compacted is nobody's version before, although the hub that holds it
+// in memory for those who were in time could tell it.
+func TestACompactedVersionIsNotTheOneBefore(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		s := h.NewStream()
+		defer s.Close()
+		if _, _, err := s.Watch(t.Context(), 1, Request{Prev: true}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		w.write("k")
+		w.write("k")
+		d, err := s.Next(t.Context())
+		for err == nil && d.Revision < w.rev {
+			d, err = s.Next(t.Context())
+		}
+		for i, kept := range []bool{true, false} {
+			if !kept {
+				w.compacted = w.rev
+			}
+			later := h.NewStream()
+			if _, _, err = later.Watch(t.Context(), 1, Request{Start: w.rev, Prev: true}); err != nil {
+				t.Fatal(err)
+			}
+			d, err = later.Next(t.Context())
+			if err != nil || len(d.Events) != 1 || (d.Events[0].PrevKv != nil) != kept {
+				t.Errorf("%d: %+v, %v", i, d, err)
+			}
+			later.Close()
+		}
+	})
+}

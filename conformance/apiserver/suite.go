@@ -4,8 +4,9 @@
 // an etcd there and has a Skein of three nodes and many ranges started here. No test is
 // copied, changed or skipped.
 //
-// The nodes run in the process of this package's test, so that its race detector and
-// the invariants watch them; the suite's tests are processes of their own.
+// The nodes run in the process of this package's test, so that the invariants watch them;
+// the suite's tests are processes of their own. They bound by the wall clock what a server
+// may take, a hundred milliseconds here and there: it is no place for the race detector.
 //
 // It guarantees that the tests that fail are those that docs/CONFORMANCE.md lists, no
 // more and no fewer, that none was left out, and that their keys lay in several ranges.
@@ -25,12 +26,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 const (
 	module = "k8s.io/apiserver"
 	// replaced is the file that is replaced, below the module's directory.
 	replaced = "pkg/storage/etcd3/testserver/test_server.go"
+	// packageTimeout is after how long a package's tests are ended: a test that hangs shows
+	// then what its goroutines wait for.
+	packageTimeout = 8 * time.Minute
 )
 
 // packages are those whose tests run, below the module's path: all below pkg/storage that
@@ -105,9 +110,11 @@ type results struct {
 	running map[string]bool
 }
 
-// run runs the suite; what it returns is complete, or there is an error.
-func (b build) run(ctx context.Context, env string, args ...string) (*results, error) {
-	list := []string{"test", "-json", "-count=1", "-modfile=" + b.mod, "-overlay=" + b.overlay, fmt.Sprintf("-p=%d", len(packages))}
+// run runs these packages of the suite, and writes what go test says into raw; what it
+// returns is complete, or there is an error. Packages run one at a time: their tests wait
+// for an event no longer than 150 ms.
+func (b build) run(ctx context.Context, env string, raw io.Writer, packages []string, args ...string) (*results, error) {
+	list := []string{"test", "-json", "-count=1", "-timeout=" + packageTimeout.String(), "-modfile=" + b.mod, "-overlay=" + b.overlay, "-p=1"}
 	list = append(list, args...)
 	for _, p := range packages {
 		list = append(list, module+"/"+p)
@@ -123,7 +130,7 @@ func (b build) run(ctx context.Context, env string, args ...string) (*results, e
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("go test: %w", err)
 	}
-	r, rerr := read(out)
+	r, rerr := read(io.TeeReader(out, raw))
 	var exit *exec.ExitError
 	if err := cmd.Wait(); err != nil && (!errors.As(err, &exit) || len(r.failed) == 0) {
 		rerr = errors.Join(rerr, fmt.Errorf("go test: %w\n%s", err, wrong.Bytes()))
@@ -206,4 +213,16 @@ func leaves(failed []string) []string {
 			return strings.HasPrefix(part, whole+"/") || strings.HasPrefix(part, whole+".")
 		})
 	})
+}
+
+// memory is where Linux keeps files in memory.
+const memory = "/dev/shm"
+
+// scratch makes a directory for the clusters: in memory where that can be, since upstream
+// has its etcd not wait for the disk either (UnsafeNoFsync).
+func scratch() (dir string, err error) {
+	if dir, err = os.MkdirTemp(memory, "skein-suite-"); err == nil {
+		return dir, nil
+	}
+	return os.MkdirTemp("", "skein-suite-")
 }

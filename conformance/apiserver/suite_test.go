@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"flag"
+	"io"
 	"net/http/httptest"
 	"os"
 	"slices"
@@ -14,12 +15,20 @@ import (
 )
 
 var (
-	onlyFlag = flag.String("suite.run", "", "run only those tests of the suite that match")
-	verbose  = flag.Bool("nodelog", false, "show the nodes' warnings")
+	onlyFlag    = flag.String("suite.run", "", "run only those tests of the suite that match")
+	packageFlag = flag.String("suite.package", "", "run only this package of the suite, as pkg/storage/etcd3")
+	rawFlag     = flag.String("suite.raw", "", "a file that gets all lines of go test -json")
+	verbose     = flag.Bool("nodelog", false, "show the nodes' warnings")
 )
 
-// minTests is how many tests the suite has at least: with fewer, some were not found.
-const minTests = 1100
+const (
+	// minTests is how many tests the suite has at least: with fewer, some were not found.
+	minTests = 1100
+	// minSpread is how many of a hundred clusters with two keys or more have them in
+	// several ranges at least: where there are fewer, the ranges' borders do not lie
+	// between the keys that the suite writes.
+	minSpread = 50
+)
 
 func TestStorageSuite(t *testing.T) {
 	logger := zap.NewNop()
@@ -32,16 +41,33 @@ func TestStorageSuite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newSupply(t.TempDir(), logger)
+	dir, err := scratch()
 	if err != nil {
 		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	s, err := newSupply(dir, logger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted, raw := packages, io.Discard
+	if *packageFlag != "" {
+		wanted = []string{*packageFlag}
+	}
+	if *rawFlag != "" {
+		f, err := os.Create(*rawFlag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		raw = f
 	}
 	server := httptest.NewServer(s)
 	var args []string
 	if *onlyFlag != "" {
 		args = append(args, "-run="+*onlyFlag)
 	}
-	r, err := b.run(t.Context(), testserver.Variable+"="+server.URL, args...)
+	r, err := b.run(t.Context(), testserver.Variable+"="+server.URL, raw, wanted, args...)
 	server.Close()
 	if cerr := s.close(); cerr != nil {
 		t.Error(cerr)
@@ -49,9 +75,15 @@ func TestStorageSuite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d tests passed, %d were skipped by themselves, %d failed; clusters by ranges with keys: %v", r.passed, r.skipped, len(r.failed), s.spread)
+	t.Logf("%d tests passed, %d were skipped by themselves, %d failed; clusters of several keys by ranges with keys: %v", r.passed, r.skipped, len(r.failed), s.spread)
 	r.judge(t)
+	if spread := s.several - s.spread[1]; !partial() && spread*100 < s.several*minSpread {
+		t.Errorf("only %d of %d clusters with several keys had them in several ranges", spread, s.several)
+	}
 }
+
+// partial says that only some of the suite is run.
+func partial() bool { return *onlyFlag != "" || *packageFlag != "" }
 
 func (r *results) judge(t *testing.T) {
 	t.Helper()
@@ -64,7 +96,7 @@ func (r *results) judge(t *testing.T) {
 			t.Errorf("%s failed:\n%s", name, r.text[name])
 		}
 	}
-	if *onlyFlag != "" {
+	if partial() {
 		return
 	}
 	for _, name := range listed {

@@ -30,11 +30,18 @@ const (
 	readyPause   = 10 * time.Millisecond
 )
 
-// splitKeys is where the ranges begin: the tests of the storage suite write pods, and
-// these lie between the names that they give to namespaces and pods.
-var splitKeys = []string{
-	"/pods/", "/pods/b", "/pods/f", "/pods/foo/", "/pods/ns", "/pods/second", "/pods/t", "/pods/test-ns/",
-	"/registry/", "/registry/pods/", "/registry/pods/n", "/registry/pods/t", "compact_rev_key",
+// splitKeys is where the ranges begin: between the names that the storage suite gives to
+// the namespaces of its pods, and between those of the pods where it has one namespace.
+// Its packages differ in what they put in front.
+var splitKeys = splits("/pods/", "/registry/pods/", "compact_rev_key", "increaseRV")
+
+func splits(etcd3, cacher string, others ...string) (keys []string) {
+	for _, prefix := range []string{etcd3, cacher} {
+		for _, k := range []string{"", "g", "ns/pod-1", "ns2", "second/foo", "test-ns/c", "test-ns/foo-0003", "test-ns/fooa", "test-ns/o"} {
+			keys = append(keys, prefix+k)
+		}
+	}
+	return append(keys, others...)
 }
 
 // supply starts a cluster for each test that asks for one, and stops it when the test
@@ -54,9 +61,10 @@ type supply struct {
 	last int
 	lent map[int]*lent
 	errs []error
-	// spread counts the clusters by how many of their ranges had keys at the end.
-	// Guarded by mu.
-	spread map[int]int
+	// several is how many clusters had two keys or more at the end, and spread counts those
+	// by how many of their ranges had keys. Guarded by mu.
+	several int
+	spread  map[int]int
 }
 
 // lent is a cluster for one test, or why there is none.
@@ -179,10 +187,10 @@ func configure(cfg *config.Config, w *testserver.Wanted) {
 
 // end stops a cluster and removes it.
 func (s *supply) end(l *lent) {
-	ranges, err := 0, l.err
+	keys, ranges, err := int64(0), 0, l.err
 	if l.cluster != nil {
 		if err == nil && !l.wanted.HTTPS {
-			ranges, err = used(l.cluster.Endpoints())
+			keys, ranges, err = used(l.cluster.Endpoints())
 		}
 		err = errors.Join(err, l.cluster.Stop())
 	}
@@ -192,18 +200,19 @@ func (s *supply) end(l *lent) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		s.errs = append(s.errs, fmt.Errorf("the cluster of %q: %w", l.wanted.Test, err))
 	}
-	if l.wanted.Test != "" {
+	if l.wanted.Test != "" && keys > 1 {
+		s.several++
 		s.spread[ranges]++
 	}
 }
 
-// used counts the ranges that have keys.
-func used(endpoints []string) (ranges int, err error) {
+// used counts the keys and the ranges that have any.
+func used(endpoints []string) (keys int64, ranges int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	client, err := connect(endpoints...)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer client.Close()
 	for i, from := range append([]string{"\x00"}, splitKeys...) {
@@ -213,13 +222,14 @@ func used(endpoints []string) (ranges int, err error) {
 		}
 		got, err := client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithCountOnly())
 		if err != nil {
-			return 0, fmt.Errorf("count the keys: %w", err)
+			return 0, 0, fmt.Errorf("count the keys: %w", err)
 		}
+		keys += got.Count
 		if got.Count > 0 {
 			ranges++
 		}
 	}
-	return ranges, nil
+	return keys, ranges, nil
 }
 
 // ServeHTTP starts and stops clusters for package testserver.
