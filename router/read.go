@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 
@@ -195,22 +196,27 @@ func (r *Router) hold(h *holding, bytes int64) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.bytes += bytes; h.bytes > r.cfg.AnswerBytes {
+	// What is refused does not count: the parts of an answer are read at the same time, and
+	// those that come after a refusal are held like others until the read ends.
+	if h.bytes+bytes > r.cfg.AnswerBytes {
 		return kverror.New(kverror.AnswerTooLarge, "more than %d bytes", r.cfg.AnswerBytes)
 	}
 	if h.large {
+		h.bytes += bytes
 		return nil
 	}
 	all := r.joined.Add(bytes)
-	if all <= r.cfg.ReadBytes && h.bytes <= r.cfg.ReadBytes/2 {
-		h.shared = h.bytes
+	if all <= r.cfg.ReadBytes && h.bytes+bytes <= r.cfg.ReadBytes/2 {
+		h.bytes += bytes
+		h.shared += bytes
 		return nil
 	}
-	r.joined.Add(-bytes)
+	r.giveBack(bytes)
 	if !r.large.CompareAndSwap(false, true) {
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d, and a large one", all, r.cfg.ReadBytes)
 	}
-	r.joined.Add(-h.shared)
+	r.giveBack(h.shared)
+	h.bytes += bytes
 	h.large, h.shared = true, 0
 	return nil
 }
@@ -219,11 +225,18 @@ func (r *Router) hold(h *holding, bytes int64) error {
 func (r *Router) letGo(h *holding) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r.joined.Add(-h.shared)
+	r.giveBack(h.shared)
 	if h.large {
 		r.large.Store(false)
 	}
 	h.bytes, h.shared, h.large = 0, 0, false
+}
+
+// giveBack returns bytes to what all answers share.
+func (r *Router) giveBack(bytes int64) {
+	if left := r.joined.Add(-bytes); left < 0 {
+		panic(fmt.Sprintf("router: %d bytes of answers are given back where %d were held", bytes, left+bytes))
+	}
 }
 
 // keysBytes is about what the keys of an answer take in memory.

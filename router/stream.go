@@ -32,10 +32,10 @@ const (
 func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error {
 	const least = streamPieces * smallPieceBytes
 	if all := r.joined.Add(least); all > r.cfg.ReadBytes && all > least {
-		r.joined.Add(-least)
+		r.giveBack(least)
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
 	}
-	defer r.joined.Add(-least)
+	defer r.giveBack(least)
 	if req.GetSerializable() && r.cfg.Local != nil {
 		if done, err := r.streamHere(ctx, req, send); done {
 			return err
@@ -135,7 +135,7 @@ func (s *stream) run(ctx context.Context) error {
 		wg.Wait()
 		for _, q := range queues {
 			for f := range q {
-				s.r.joined.Add(-f.large)
+				s.r.giveBack(f.large)
 			}
 		}
 	}()
@@ -171,7 +171,7 @@ func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
 		select {
 		case queue <- f:
 		case <-ctx.Done():
-			s.r.joined.Add(-f.large)
+			s.r.giveBack(f.large)
 			return
 		}
 		if f.err != nil {
@@ -185,7 +185,7 @@ func (r *Router) room(bytes int64) int64 {
 	if r.joined.Add(bytes) <= r.cfg.ReadBytes {
 		return bytes
 	}
-	r.joined.Add(-bytes)
+	r.giveBack(bytes)
 	return 0
 }
 
@@ -196,7 +196,7 @@ func (s *stream) forward(queue <-chan fetched, lastLane bool) error {
 		if err == nil {
 			err = s.pass(&f, lastLane)
 		}
-		s.r.joined.Add(-f.large)
+		s.r.giveBack(f.large)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,38 @@
+package router
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+// What an answer was refused is not given back when the answer ends: it was never taken.
+func TestRefusedBytesAreNotGivenBack(t *testing.T) {
+	const others = 900
+	for _, s := range []struct {
+		name  string
+		large bool // another answer has the one place for a large one
+		holds []int64
+		want  []error
+	}{
+		{"the place for a large one is taken", true, []int64{300, 50, 300, 20}, []error{kverror.TooManyRequests, nil, kverror.TooManyRequests, nil}},
+		{"one part is too large, the next is not", true, []int64{20000, 50}, []error{kverror.AnswerTooLarge, nil}},
+		{"it becomes the large one", false, []int64{50, 300, 20000, 50}, []error{nil, nil, kverror.AnswerTooLarge, nil}},
+	} {
+		r := newRouter(newCluster(1))
+		r.cfg.ReadBytes, r.cfg.AnswerBytes = 1000, 10000
+		r.large.Store(s.large)
+		r.joined.Add(others)
+		var h holding
+		for i, bytes := range s.holds {
+			if err := r.hold(&h, bytes); !errors.Is(err, s.want[i]) {
+				t.Errorf("%s: hold %d: %v, want %v", s.name, bytes, err, s.want[i])
+			}
+		}
+		r.letGo(&h)
+		if got := r.joined.Load(); got != others || r.large.Load() != s.large {
+			t.Errorf("%s: %d bytes are held, want %d; large %v, want %v", s.name, got, others, r.large.Load(), s.large)
+		}
+	}
+}
