@@ -7,7 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"time"
+	"sync/atomic"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	etcdservergw "go.etcd.io/etcd/api/v3/etcdserverpb/gw"
@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/skeindb/skein/clock"
 )
 
 const (
@@ -36,20 +38,25 @@ type gateway struct {
 	listener *bufconn.Listener
 	conn     *grpc.ClientConn
 	mux      *runtime.ServeMux
-	// maxBodyBytes bounds the body of a request.
+	// maxBodyBytes bounds the body of a request, or each message of a stream of them.
 	maxBodyBytes int64
+	clock        clock.Clock
+	// unsent are the server's bytes of answers that clients have not taken yet.
+	unsent *atomic.Int64
 }
 
 // newGateway makes the gateway; the services are to be served on its listener.
-func newGateway(o *Options) (*gateway, error) {
+func newGateway(o *Options, unsent *atomic.Int64) (*gateway, error) {
 	g := &gateway{
+		clock:        o.Clock,
+		unsent:       unsent,
 		listener:     bufconn.Listen(gatewayWindowBytes),
 		maxBodyBytes: gatewayBodyFactor * int64(o.MaxRequestBytes+grpcOverheadBytes),
 		mux: runtime.NewServeMux(runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.HTTPBodyMarshaler{
-			Marshaler: &runtime.JSONPb{
+			Marshaler: gatewayJSON{&runtime.JSONPb{
 				MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
 				UnmarshalOptions: protojson.UnmarshalOptions{DiscardUnknown: true},
-			},
+			}},
 		})),
 	}
 	conn, err := grpc.NewClient("passthrough:///gateway",
@@ -74,19 +81,25 @@ func newGateway(o *Options) (*gateway, error) {
 
 // ServeHTTP implements http.Handler.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	r.Body = http.MaxBytesReader(w, r.Body, g.maxBodyBytes)
-	if mayLast(r.URL.Path) {
-		// What the client waits for may come later than it had to say what that is. Where
-		// the deadline cannot be lifted, it stands.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if mayGoOn(r.URL.Path) {
+		// Otherwise the first answer would take what is not read of the body. Where this
+		// cannot be had, the client hears nothing before it has said all.
+		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
-	g.mux.ServeHTTP(w, r)
+	body := newGatewayBody(w, r, g.maxBodyBytes)
+	r.Body = body
+	g.mux.ServeHTTP(&gatewayWriter{ResponseWriter: w, clock: g.clock, unsent: g.unsent}, r)
+	body.end(g.clock.Wall().Add(sniffTimeout))
 }
+
+// mayGoOn says whether calls of a path are streams of requests.
+func mayGoOn(path string) bool { return path == "/v3/watch" || path == "/v3/lease/keepalive" }
 
 // mayLast says whether calls of a path may take for ever.
 func mayLast(path string) bool {
 	switch path {
-	case "/v3/watch", "/v3/lease/keepalive", "/v3/lock/lock", "/v3/election/campaign", "/v3/election/observe", "/v3/maintenance/snapshot":
+	case "/v3/kv/compaction", // a physical one
+		"/v3/watch", "/v3/lease/keepalive", "/v3/lock/lock", "/v3/election/campaign", "/v3/election/observe", "/v3/maintenance/snapshot":
 		return true
 	}
 	return false

@@ -149,10 +149,11 @@ type check struct {
 func (s *Server) readCheck(ctx context.Context) error { return wordOf(s.readFirst(ctx, false)) }
 
 // ownReadCheck is the read by which a supervisor decides to restart this process.
-// etcd's reads its own store, and succeeds on a member without a quorum. Here a
-// serializable read asks the range's leader too, so what the cluster lacks (a leader,
-// a quorum, an answer in time) is not held against this node: a restart would not
-// help, and a restart of all survivors would do harm.
+// etcd's reads its own store, and succeeds on a member without a quorum. So does this one
+// where a replica of this node holds the key; where none does, or it cannot be read now,
+// the range's leader is asked. So what the cluster lacks (a leader, a quorum, an answer in
+// time) is not held against this node: a restart would not help, and a restart of all
+// survivors would do harm.
 func (s *Server) ownReadCheck(ctx context.Context) error {
 	if s.opts.Node.Leader() == 0 {
 		return nil // and the read need not wait for one

@@ -147,7 +147,8 @@ type Server struct {
 	// has returned.
 	methods    map[string]*methodMetrics
 	leaderless leaderWatch
-	// unsent are the bytes of large answers that gRPC has not sent yet.
+	// unsent are the bytes of large answers that gRPC has not sent yet, and of those that
+	// the gateway is writing.
 	unsent atomic.Int64
 
 	grpcConns, httpConns *connQueue
@@ -202,7 +203,7 @@ func New(o Options) *Server {
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
 	if !o.NoGateway {
 		var err error
-		if s.gateway, err = newGateway(&s.opts); err != nil {
+		if s.gateway, err = newGateway(&s.opts, &s.unsent); err != nil {
 			panic(err) // nothing that depends on anything outside
 		}
 	}

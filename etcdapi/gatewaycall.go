@@ -1,0 +1,150 @@
+package etcdapi
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+
+	"github.com/skeindb/skein/clock"
+)
+
+const (
+	// gatewayChunkBytes is what a client must take of an answer within gatewayChunkTime, or
+	// the connection ends.
+	gatewayChunkBytes = 64 << 10
+	gatewayChunkTime  = 30 * time.Second
+	// gatewayUnsentFactor is what an answer takes, in lengths of its JSON: the JSON and the
+	// message that it was made of.
+	gatewayUnsentFactor = 2
+)
+
+// gatewayWriter writes the answer of one HTTP call. For gRPC the gateway is a client that
+// has taken the answer at once, so what a slow HTTP client does not take counts here.
+type gatewayWriter struct {
+	http.ResponseWriter
+	clock  clock.Clock
+	unsent *atomic.Int64
+}
+
+// Write implements io.Writer. It writes in chunks, each of which has its own time.
+func (w *gatewayWriter) Write(p []byte) (n int, err error) {
+	held := int64(len(p)) * gatewayUnsentFactor
+	w.unsent.Add(held)
+	defer w.unsent.Add(-held)
+	for {
+		w.moveDeadline()
+		m, err := w.ResponseWriter.Write(p[n:min(n+gatewayChunkBytes, len(p))])
+		if n += m; err != nil || n == len(p) {
+			return n, err
+		}
+	}
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *gatewayWriter) WriteHeader(status int) {
+	w.moveDeadline()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// FlushError is what http.ResponseController flushes by.
+func (w *gatewayWriter) FlushError() error {
+	w.moveDeadline()
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// Unwrap is what http.ResponseController finds the other controls by.
+func (w *gatewayWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// moveDeadline gives what is written next its time. Where there is no deadline, a client
+// is bounded by what counts.
+func (w *gatewayWriter) moveDeadline() {
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(w.clock.Wall().Add(gatewayChunkTime))
+}
+
+// gatewayBody is the body of one HTTP call.
+type gatewayBody struct {
+	io.ReadCloser // bounded
+	whole         io.ReadCloser
+	w             http.ResponseWriter
+	maxBytes      int64
+	// stream says that the body is a stream of messages: then each of them has the bound,
+	// and not all together.
+	stream bool
+
+	mu sync.Mutex
+	// lasts says that the call may take for ever: then the time to read ends when the
+	// client has said what it wants. Guarded by mu.
+	lasts bool
+}
+
+func newGatewayBody(w http.ResponseWriter, r *http.Request, maxBytes int64) *gatewayBody {
+	b := &gatewayBody{whole: r.Body, w: w, maxBytes: maxBytes, stream: mayGoOn(r.URL.Path), lasts: mayLast(r.URL.Path)}
+	b.bound()
+	return b
+}
+
+// bound begins to count what is read.
+func (b *gatewayBody) bound() { b.ReadCloser = http.MaxBytesReader(b.w, b.whole, b.maxBytes) }
+
+// Read implements io.Reader.
+func (b *gatewayBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.said()
+	}
+	return n, err
+}
+
+// message notes that a whole message was read.
+func (b *gatewayBody) message() {
+	if b.stream {
+		b.said()
+		b.bound()
+	}
+}
+
+// said lifts the deadline for reading where the answer, or the next message, may come later
+// than that. Where it cannot be lifted, it stands.
+func (b *gatewayBody) said() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lasts {
+		b.lasts = false
+		_ = http.NewResponseController(b.w).SetReadDeadline(time.Time{})
+	}
+}
+
+// end ends the call, of which something may still read. What is left of a stream is read
+// off afterwards, until the deadline.
+func (b *gatewayBody) end(deadline time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lasts = false
+	if b.stream {
+		_ = http.NewResponseController(b.w).SetReadDeadline(deadline)
+	}
+}
+
+// gatewayJSON is the gateway's JSON. It tells a body where its messages end.
+type gatewayJSON struct{ *runtime.JSONPb }
+
+// NewDecoder implements runtime.Marshaler.
+func (j gatewayJSON) NewDecoder(r io.Reader) runtime.Decoder {
+	inner := j.JSONPb.NewDecoder(r)
+	body, ok := r.(*gatewayBody)
+	if !ok {
+		return inner
+	}
+	return runtime.DecoderFunc(func(v any) error {
+		err := inner.Decode(v)
+		if err == nil {
+			body.message()
+		}
+		return err
+	})
+}
