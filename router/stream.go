@@ -96,6 +96,8 @@ type fetched struct {
 	piece *shard.PieceAnswer
 	// large is what it holds of the budget beside what the stream holds anyway.
 	large int64
+	// sent is closed when the client has it, where its lane waits for that.
+	sent chan struct{}
 	// last says that its lane has no more; count is how many keys the lane's span has then,
 	// and more that some of them are behind the limit.
 	last, more bool
@@ -163,7 +165,10 @@ func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
 			f.large = s.r.room(largePieceBytes)
 			l.pieceBytes = max(smallPieceBytes, int(f.large))
 		}
-		if f.piece, f.err = l.next(ctx); f.err == nil && l.enough() {
+		if f.piece, f.err = l.next(ctx); f.err == nil {
+			s.weigh(&f, l.pieceBytes)
+		}
+		if f.err == nil && l.enough() {
 			var behind int64
 			behind, f.err = l.behind(ctx)
 			f.last, f.more, f.count = true, behind > 0, l.seen+behind
@@ -177,6 +182,27 @@ func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
 		if f.err != nil {
 			return
 		}
+		if f.sent != nil {
+			select {
+			case <-f.sent:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// weigh counts what came of a piece above what was asked for: one value may be larger than
+// that. It is here by now and counts in any case; where it has no room nothing more is
+// fetched before it is gone.
+func (s *stream) weigh(f *fetched, asked int) {
+	more := int64(len(f.piece.Keys) - asked)
+	if more <= 0 {
+		return
+	}
+	f.large += more
+	if s.r.joined.Add(more) > s.r.cfg.ReadBytes {
+		f.sent = make(chan struct{})
 	}
 }
 
@@ -199,6 +225,9 @@ func (s *stream) forward(queue <-chan fetched, lastLane bool) error {
 		s.r.giveBack(f.large)
 		if err != nil {
 			return err
+		}
+		if f.sent != nil {
+			close(f.sent)
 		}
 		if f.last {
 			return nil

@@ -1,0 +1,90 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard"
+)
+
+// pieceBytes counts the bytes of the pieces that ranges have answered.
+type pieceBytes struct {
+	Ranges
+	bytes atomic.Int64
+}
+
+func (p *pieceBytes) Do(ctx context.Context, n keyspace.NodeID, q *shard.Request) (*shard.Response, error) {
+	resp, err := p.Ranges.Do(ctx, n, q)
+	if err == nil {
+		if a, ok := resp.Op.(*shard.PieceAnswer); ok {
+			p.bytes.Add(int64(len(a.Keys)))
+		}
+	}
+	return resp, err
+}
+
+// A stream whose values are larger than its pieces counts what it holds: where there is
+// no room it fetches none before the last is sent.
+func TestAStreamOfLargeValues(t *testing.T) {
+	const value, keys = 3 << 19, 12
+	for _, s := range []struct {
+		name   string
+		budget int64
+		holds  int64 // pieces, while the client takes none
+	}{
+		{"no room", streamPieces * smallPieceBytes, 2},
+		{"room", 100 << 20, streamPieces},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(1)
+			r := newRouter(c)
+			c.split("k06")
+			r.Learn(c.descs...)
+			for i := range keys {
+				if _, err := r.Put(t.Context(), &pb.PutRequest{Key: fmt.Appendf(nil, "k%02d", i), Value: make([]byte, value)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			came := &pieceBytes{Ranges: &oneByOne{c}}
+			r.cfg.Ranges, r.cfg.ReadBytes = came, s.budget
+			take, done := make(chan struct{}), make(chan error)
+			var m merged
+			go func() {
+				done <- r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
+					<-take
+					return m.send(keys, last)
+				})
+			}()
+			synctest.Wait()
+			if got := came.bytes.Load(); got < s.holds*value || got >= (s.holds+1)*value {
+				t.Errorf("%s: a stalled stream holds %d bytes, want %d values", s.name, got, s.holds)
+			}
+			if got, held := r.joined.Load(), came.bytes.Load(); got < held {
+				t.Errorf("%s: %d bytes are counted, %d are held", s.name, got, held)
+			}
+			close(take)
+			if err := <-done; err != nil || len(m.resp.Kvs) != keys {
+				t.Errorf("%s: %d keys, %v", s.name, len(m.resp.Kvs), err)
+			}
+			if got := r.joined.Load(); got != 0 {
+				t.Errorf("%s: %d bytes are held in the end", s.name, got)
+			}
+		})
+	}
+}
+
+// oneByOne answers pieces of one key.
+type oneByOne struct{ *cluster }
+
+func (o *oneByOne) Do(ctx context.Context, n keyspace.NodeID, q *shard.Request) (*shard.Response, error) {
+	if p, ok := q.Op.(*shard.Piece); ok {
+		p.Limit = 1
+	}
+	return o.cluster.Do(ctx, n, q)
+}
