@@ -35,6 +35,8 @@ type cluster struct {
 	// proposed counts how often each put took effect, by its value.
 	proposed map[string]int
 	maps     int
+	// sequenced counts the questions to the sequencer.
+	sequenced int
 	// counted, paged and pieced are the reads that came by what they asked for: a count,
 	// a whole answer, a piece. at are the revisions that pieces were read at.
 	counted, paged, pieced int
@@ -68,6 +70,7 @@ func (c *cluster) split(key string) {
 
 func (c *cluster) Sequence(_ keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	c.mu.Lock()
+	c.sequenced++
 	a := keyspace.SequenceAnswer{Current: c.rev, Compacted: c.compacted}
 	if c.rng.Float64() < c.chaos/4 {
 		a = keyspace.SequenceAnswer{Err: kverror.New(kverror.NoLeader, "no sequencer")}

@@ -48,7 +48,7 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op
 		switch {
 		case err == nil:
 			return resp.Op, nil
-		case at.where == here || kverror.Of(err).Kind == kverror.ReadInPieces:
+		case at.where == here || kverror.Of(err).Kind == kverror.ReadInPieces || final(op, err):
 			return nil, err
 		}
 	}
@@ -74,7 +74,7 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 		err := read(soon, moment{at: highest, where: nearest})
 		late := errors.Is(context.Cause(soon), errNotSoon)
 		cancel()
-		if err == nil || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || final(req, err) {
 			return true, err
 		}
 		if k := kverror.Of(err); explicit > 0 || !late && k.Retry() != kverror.RetryRouter && k.Fate() != kverror.Unknown {
@@ -82,7 +82,21 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 		}
 	}
 	err = read(ctx, moment{at: lowest, where: here})
-	return err == nil || ctx.Err() != nil, err
+	return err == nil || ctx.Err() != nil || final(req, err), err
+}
+
+// final says whether an error of a serializable read stands, since it would be no other if
+// it were asked elsewhere or again: who reads much is not to read it three times, and that
+// a revision is compacted needs no quorum.
+func final(op proto.Message, err error) bool {
+	switch kverror.Of(err).Kind {
+	case kverror.AnswerTooLarge, kverror.TooManyRequests:
+		return true
+	case kverror.Compacted:
+		named, ok := op.(interface{ GetRevision() int64 })
+		return ok && named.GetRevision() > 0
+	}
+	return false
 }
 
 // errNotSoon is why a serializable read waits for no leader any more.

@@ -24,6 +24,8 @@ type locals struct {
 	// asked are requests to leaders; down says that these do not answer.
 	asked int
 	down  bool
+	// refuse is what reads of the replicas answer instead, if set.
+	refuse error
 }
 
 func (l *locals) find(id keyspace.RangeID) (keyspace.Descriptor, bool) {
@@ -43,12 +45,15 @@ func (l *locals) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (keysp
 
 func (l *locals) ReadHere(_ context.Context, req *shard.Request) (*shard.Response, error) {
 	c, ok := l.CompleteHere(req.Range, req.Generation)
-	if !ok || req.ReadRevision > c {
-		return nil, &kverror.Error{Kind: kverror.ReadAgain}
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reads++
+	if l.refuse != nil {
+		return nil, l.refuse
+	}
+	if !ok || req.ReadRevision > c {
+		return nil, &kverror.Error{Kind: kverror.ReadAgain}
+	}
 	return l.answer(req), nil
 }
 
@@ -139,6 +144,50 @@ func TestSerializableReads(t *testing.T) {
 		l.complete = nil
 		if _, err := r.Range(t.Context(), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {
 			t.Errorf("nothing here and no leader: %v after %v", err, time.Since(begin))
+		}
+	})
+}
+
+// What is refused for its size, or because the revision that it names is compacted, is
+// refused once: nobody else is asked, and no quorum is needed.
+func TestSerializableRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 7}, down: true}
+		r := newRouter(c)
+		c.split("m")
+		r.Learn(c.descs...)
+		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.cfg.Ranges, r.cfg.Local = l, l
+		before := c.sequenced
+		for _, s := range []struct {
+			kind kverror.Kind
+			rev  int64
+		}{{kverror.AnswerTooLarge, 0}, {kverror.TooManyRequests, 0}, {kverror.Compacted, 3}} {
+			l.refuse = &kverror.Error{Kind: s.kind, CompactRevision: 4}
+			for _, end := range []string{"", "b", "\x00"} {
+				req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte(end), Serializable: true, Revision: s.rev, SortOrder: pb.RangeRequest_DESCEND}
+				l.reads = 0
+				resp, err := r.Range(t.Context(), req)
+				if !errors.Is(err, s.kind) || kverror.Of(err).CompactRevision != 4 {
+					t.Errorf("%v up to %q: %v, %v", s.kind, end, resp, err)
+				}
+				if l.reads > 2 { // one of each range
+					t.Errorf("%v up to %q: %d reads", s.kind, end, l.reads)
+				}
+				var m merged
+				req.SortOrder = pb.RangeRequest_NONE
+				if err := r.RangeStream(t.Context(), req, m.send); !errors.Is(err, s.kind) || m.parts > 0 {
+					t.Errorf("%v up to %q: a stream: %v, %d parts", s.kind, end, err, m.parts)
+				}
+			}
+		}
+		if l.asked > 0 || c.sequenced > before {
+			t.Errorf("leaders were asked %d times, the sequencer %d times", l.asked, c.sequenced-before)
 		}
 	})
 }

@@ -72,7 +72,7 @@ func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func
 	s := &stream{r: r, req: req, at: moment{at: lowest, where: nearest}, send: send}
 	switch err = s.run(ctx); {
 	case err == nil || ctx.Err() != nil:
-	case !s.begun:
+	case !s.begun && !final(req, err):
 		return false, nil
 	case lookAgain(err):
 		err = kverror.New(kverror.Compacted, "%v", err)

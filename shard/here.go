@@ -49,7 +49,8 @@ func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (rev key
 // ReadHere answers a RangeRequest or a Piece from what this node's replica has applied,
 // whoever leads the range, at the revision that it names or else at ReadRevision, which
 // must be set and is the header's. ReadAgain says that the replica is not complete up to
-// there.
+// there, Compacted that the node has heard of a compaction above the revision that the
+// request names.
 func (n *Node) ReadHere(_ context.Context, req *Request) (*Response, error) {
 	r := n.Replica(req.Range)
 	if r == nil {
@@ -64,6 +65,11 @@ func (n *Node) ReadHere(_ context.Context, req *Request) (*Response, error) {
 	}
 	at := req.ReadRevision
 	if explicit := keyspace.Revision(o.GetRevision()); explicit > 0 {
+		// What is compacted in the cluster nobody reads who names it, though it may be here
+		// yet: not even where no quorum tells that.
+		if c := n.Compacted(); explicit < c {
+			return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
+		}
 		at = explicit
 	}
 	r.mu.Lock()

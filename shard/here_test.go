@@ -83,6 +83,28 @@ func TestReadHere(t *testing.T) {
 	})
 }
 
+// A revision that a request names is refused as soon as the node has heard that it is
+// compacted, though the range has all of it.
+func TestReadHereOfWhatIsCompacted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		var l logWriter
+		l.rev = 1
+		w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c")).lead(raftgroup.LeaderState{Term: 6})
+		w.node.heardCompacted(4)
+		for rev, compacted := range map[int64]bool{0: false, 2: true, 3: true, 4: false} {
+			all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: rev}
+			for _, op := range []proto.Message{all, &Piece{RangeRequest: all, MaxBytes: 1 << 10}} {
+				_, err := w.node.ReadHere(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: 5, Op: op})
+				if got := kverror.Of(err); compacted != errors.Is(err, kverror.Compacted) || compacted && got.CompactRevision != 4 {
+					t.Errorf("%T at %d: %v", op, rev, err)
+				}
+			}
+		}
+	})
+}
+
 // What a snapshot replaces is not read from, nor across it.
 func TestReadHereBesideASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
