@@ -143,11 +143,11 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 	return c
 }
 
-// heldBackLocked says whether locks or pins keep this leader from compacting as far as it
-// should.
+// heldBackLocked says whether locks, pins or what is being sequenced keep this leader from
+// compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
 	c := r.node.Compacted()
-	return (r.locks != nil || r.pins.now.began != 0) && r.lead != nil && c > r.rec.compacted && r.keepLocked(c) < c
+	return (r.locks != nil || r.pins.now.began != 0 || r.sequencing != nil) && r.lead != nil && c > r.rec.compacted && r.keepLocked(c) < c
 }
 
 // lookAgainLocked has the replica looked after once more when what holds it back may be

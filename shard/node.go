@@ -118,6 +118,8 @@ type Node struct {
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
 	floor, compacted atomic.Int64
+	// removalTurn is nil where nobody waits for removal.
+	removalTurn atomic.Pointer[removalTurn]
 	// pending are the bytes of all admitted calls.
 	pending atomic.Int64
 	// ending are the bytes of steps that end locks and are under way.

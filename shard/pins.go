@@ -59,5 +59,10 @@ func (r *Replica) keepLocked(c keyspace.Revision) keyspace.Revision {
 	if r.locks != nil {
 		c = r.locks.lowestFloor(c)
 	}
+	// What is being sequenced may have got revisions below, and would come behind the
+	// compaction in the log: what it replaces would stay until the next one.
+	if b := r.sequencing; b != nil && b.txns > 0 {
+		c = min(c, b.floor)
+	}
 	return c
 }

@@ -28,6 +28,9 @@ const (
 	// The pauses between two questions of one node grow from first to last by doubling.
 	removalPauseFirst = 2 * time.Millisecond
 	removalPauseLast  = 100 * time.Millisecond
+	// removalRounds is how many questions in vain a node is asked before its ranges' leaders
+	// are asked again: some 5 s. A replica that was moved away is never done.
+	removalRounds = 50
 )
 
 // removalMark says of one range how far its replicas must have come for nothing to
@@ -101,11 +104,44 @@ func (n *Node) removed(marks []removalMark) (left []keyspace.RangeID, changed bo
 // errRangesChanged says that the ranges are others than those that were asked about.
 var errRangesChanged = errors.New("shard: ranges have changed since they were asked about")
 
+// removalTurn is the one wait for removal that a node has at a time.
+type removalTurn struct {
+	upTo keyspace.Revision
+	// done is closed when it has ended, and came says then that all is removed.
+	done chan struct{}
+	came bool
+}
+
 // AwaitRemoval returns nil once every replica on a node that lives has removed what
 // compaction at the cluster's compacted revision lets go, for as long as ctx lasts: a
 // range without a quorum keeps it waiting. The nodes hear of the compacted revision by
-// it, which must be committed.
+// it, which must be committed. However many wait, one of them asks the nodes: what it
+// hears is true for all that wait for as much or less.
 func (c *Client) AwaitRemoval(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
+	own := &removalTurn{upTo: compacted, done: make(chan struct{})}
+	for turn := &c.local.removalTurn; !turn.CompareAndSwap(nil, own); {
+		other := turn.Load()
+		if other == nil {
+			continue
+		}
+		select {
+		case <-other.done:
+		case <-ctx.Done():
+			return fmt.Errorf("await removal up to revision %d, behind that up to %d: %w", compacted, other.upTo, ctx.Err())
+		}
+		if other.came && other.upTo >= compacted {
+			return nil
+		}
+	}
+	err := c.awaitRemoval(ctx, cluster, compacted)
+	own.came = err == nil
+	c.local.removalTurn.Store(nil)
+	close(own.done)
+	return err
+}
+
+// awaitRemoval asks the nodes until all is removed.
+func (c *Client) awaitRemoval(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
 	var last error
 	for pause := removalPauseFirst; ; pause = min(2*pause, removalPauseLast) {
 		nodes, err := cluster.Nodes(ctx)
@@ -179,7 +215,10 @@ func (c *Client) awaitRaised(ctx context.Context, cluster Cluster, node keyspace
 // awaitRemoved waits until the node has removed what the marks ask for, or does not
 // live any more.
 func (c *Client) awaitRemoved(ctx context.Context, cluster Cluster, node keyspace.NodeID, marks []removalMark) error {
-	for pause := removalPauseFirst; len(marks) > 0 && cluster.Alive(node); {
+	for pause, vain := removalPauseFirst, 0; len(marks) > 0 && cluster.Alive(node); vain++ {
+		if vain == removalRounds {
+			return fmt.Errorf("%w: %d of them are not done on node %s", errRangesChanged, len(marks), node)
+		}
 		page := marks[:min(len(marks), removalPage)]
 		a, err := c.ask(ctx, node, &adminRequest{Op: adminRemoved, Marks: page}, false)
 		if err == nil && a.Changed {
@@ -194,7 +233,7 @@ func (c *Client) awaitRemoved(ctx context.Context, cluster Cluster, node keyspac
 			}
 			come := len(left) < len(marks)
 			if marks = left; come {
-				pause = removalPauseFirst
+				pause, vain = removalPauseFirst, 0
 				continue
 			}
 		}
