@@ -284,6 +284,9 @@ func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 		if err != nil {
 			return kverror.New(kverror.Internal, "encode %d keys: %v", len(resp.GetKvs()), err)
 		}
+		if err := s.r.hold(&held, int64(len(encoded))); err != nil {
+			return err
+		}
 		count += int64(len(resp.GetKvs()))
 		s.begun = true
 		if !resp.GetMore() || count == wanted {

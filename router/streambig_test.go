@@ -88,3 +88,26 @@ func (o *oneByOne) Do(ctx context.Context, n keyspace.NodeID, q *shard.Request) 
 	}
 	return o.cluster.Do(ctx, n, q)
 }
+
+// A chunk that is sorted here counts twice: as keys, and as it is sent.
+func TestASortedStreamCountsWhatItSends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const value = 1 << 20
+		c := newCluster(1)
+		r := newRouter(c)
+		r.Learn(c.descs...)
+		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, value)}); err != nil {
+			t.Fatal(err)
+		}
+		req := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, SortTarget: pb.RangeRequest_MOD}
+		err := r.RangeStream(t.Context(), req, func([]byte, *pb.RangeResponse) error {
+			if got := r.joined.Load(); got < 2*value {
+				t.Errorf("%d bytes count", got)
+			}
+			return nil
+		})
+		if got := r.joined.Load(); err != nil || got != 0 {
+			t.Errorf("%v, %d bytes count in the end", err, got)
+		}
+	})
+}
