@@ -89,14 +89,13 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 // it were asked elsewhere or again: who reads much is not to read it three times, and that
 // a revision is compacted needs no quorum.
 func final(op proto.Message, err error) bool {
-	switch kverror.Of(err).Kind {
-	case kverror.AnswerTooLarge, kverror.TooManyRequests:
+	if k := kverror.Of(err).Kind; k == kverror.AnswerTooLarge || k == kverror.TooManyRequests {
 		return true
-	case kverror.Compacted:
-		named, ok := op.(interface{ GetRevision() int64 })
-		return ok && named.GetRevision() > 0
+	} else if k != kverror.Compacted {
+		return false
 	}
-	return false
+	named, ok := op.(interface{ GetRevision() int64 })
+	return ok && named.GetRevision() > 0
 }
 
 // errNotSoon is why a serializable read waits for no leader any more.
