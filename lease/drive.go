@@ -58,27 +58,51 @@ func (t *term) untilNext(now clock.Time, parallel int) time.Duration {
 	if at, ok := t.ends.Next(); ok && t.attempts < parallel {
 		d = min(d, at.Sub(now))
 	}
+	if at, ok := t.retries.Next(); ok && t.attempts < parallel && t.retrying < mostRetries(parallel) {
+		d = min(d, at.Sub(now))
+	}
 	if at, ok := t.expiry.Next(); ok && !t.deciding && t.waiting < maxWaiting {
 		d = min(d, max(at, t.nextDecision).Sub(now))
 	}
 	return max(d, tick)
 }
 
-// startAttempts begins to end leases whose end is decided.
+// startAttempts begins to end leases whose end is decided. Those that failed before come
+// after the others and never take all places: keys that nobody reaches hold up their own
+// leases.
 func (k *Keeper) startAttempts(t *term, now clock.Time) {
-	for _, id := range t.ends.TakeDue(now, k.o.Parallel-t.attempts) {
+	start := func(id keyspace.LeaseID) {
 		e := t.leases[id]
 		t.attempts++
 		k.wait.Go(func() { k.attempt(t, e) })
 	}
+	for _, id := range t.ends.TakeDue(now, k.o.Parallel-t.attempts) {
+		start(id)
+	}
+	room := min(k.o.Parallel-t.attempts, mostRetries(k.o.Parallel)-t.retrying)
+	for _, id := range t.retries.TakeDue(now, room) {
+		t.retrying++
+		start(id)
+	}
 }
+
+// mostRetries is how many attempts may be such of leases that failed before.
+func mostRetries(parallel int) int { return (parallel + 1) / 2 }
 
 // attempt deletes a lease's keys, once.
 func (k *Keeper) attempt(t *term, e *entry) {
-	rev, err := k.deleteKeys(t.ctx, e)
+	timeout := k.o.AttemptTimeout
+	again := e.failures > 0 // nobody writes it during the attempt
+	if !again {
+		timeout = min(timeout, firstAttemptTimeout)
+	}
+	rev, err := k.deleteKeys(t.ctx, e, timeout)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	t.attempts--
+	if again {
+		t.retrying--
+	}
 	t.signal()
 	if err == nil {
 		e.revision = rev
@@ -97,18 +121,18 @@ func (k *Keeper) attempt(t *term, e *entry) {
 	if e.failures < 10 {
 		pause = min(pause, attemptPauseMin<<(e.failures-1))
 	}
-	t.ends.Set(e.ref.ID, k.o.Clock.Now().Add(pause))
+	t.retries.Set(e.ref.ID, k.o.Clock.Now().Add(pause))
 	k.o.Logger.Warn("end a lease", zap.Int64("lease", int64(e.ref.ID)), zap.Uint64("term", t.number),
 		zap.Int("failures", e.failures), zap.Duration("pause", pause), zap.Error(err))
 }
 
 // deleteKeys has the keys of a lease deleted. Where no span was ever registered there can
 // be none.
-func (k *Keeper) deleteKeys(ctx context.Context, e *entry) (keyspace.Revision, error) {
+func (k *Keeper) deleteKeys(ctx context.Context, e *entry, timeout time.Duration) (keyspace.Revision, error) {
 	if len(e.spans) == 0 {
 		return 0, nil
 	}
-	ctx, cancel := clock.WithTimeout(ctx, k.o.Clock, k.o.AttemptTimeout)
+	ctx, cancel := clock.WithTimeout(ctx, k.o.Clock, timeout)
 	defer cancel()
 	return k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, e.spans)
 }

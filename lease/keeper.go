@@ -48,7 +48,8 @@ type Options struct {
 	PerSecond int
 	// Parallel bounds the leases that are being ended at a time. 0 means 16.
 	Parallel int
-	// AttemptTimeout bounds one attempt to end a lease. 0 means 10 s.
+	// AttemptTimeout bounds one attempt to end a lease; the first one of each is given a
+	// second at most. 0 means 10 s.
 	AttemptTimeout time.Duration
 	// Logger and Metrics may be nil for none.
 	Logger  *zap.Logger
@@ -62,6 +63,9 @@ const (
 	waitBound = 400 * time.Millisecond
 	// proposalPause is how long a decision that was not taken in waits.
 	proposalPause = 100 * time.Millisecond
+	// firstAttemptTimeout is short: until its first attempt has ended a lease may hold up
+	// others.
+	firstAttemptTimeout = time.Second
 	// attemptPauseMin and attemptPauseMax are between two attempts to end a lease.
 	attemptPauseMin = 50 * time.Millisecond
 	attemptPauseMax = 10 * time.Second
@@ -93,15 +97,17 @@ type term struct {
 	wake   chan struct{}
 
 	leases map[keyspace.LeaseID]*entry
-	// expiry has the live leases, ends those whose end is decided: when to make the next
-	// attempt. Those that an attempt or a decision is under way for are in neither.
-	expiry, ends Deadlines
+	// expiry has the live leases, ends those whose end is decided, retries those of them with
+	// an attempt that failed: when to make the next one. Those that an attempt or a decision
+	// is under way for are in none.
+	expiry, ends, retries Deadlines
 	// nextDecision is when leases may be decided upon again.
 	nextDecision clock.Time
 	// deciding and removing say that such a proposal is under way.
 	deciding, removing bool
-	// attempts are under way; waiting are decided and have had no attempt that failed.
-	attempts, waiting int
+	// attempts are under way, and retrying of them had one before that failed; waiting are
+	// decided and have had no attempt that failed.
+	attempts, retrying, waiting int
 	// ended are leases whose keys are gone, and their records not yet.
 	ended []placement.LeaseRef
 }
@@ -251,6 +257,7 @@ func (k *Keeper) forget(t *term, e *entry) {
 	delete(t.leases, e.ref.ID)
 	t.expiry.Remove(e.ref.ID)
 	t.ends.Remove(e.ref.ID)
+	t.retries.Remove(e.ref.ID)
 	if e.phase == ending && e.failures == 0 {
 		t.waiting--
 	}

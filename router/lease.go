@@ -195,14 +195,17 @@ func (p *piece) changes() bool {
 }
 
 // unmark ends the revoke of a lease that has no key: while all ranges hold it locked, each
-// of them may forget it.
+// of them may forget it. No record says so, and who takes this node for dead may end a lock
+// before: that range refuses, and the revoke starts over.
 func (a *trial) unmark(ctx context.Context) error {
 	err := each(ctx, a.ps.order, func(ctx context.Context, p *piece) error {
-		return a.t.r.stepOver(ctx, p.span, &shard.Resolve{Name: a.name, Lock: p.answer.Lock, Unmark: true})
+		return a.t.r.stepOver(ctx, p.span, &shard.Resolve{
+			Name: a.name, Lock: p.answer.Lock, Unmark: p.op.Revoke, Incarnation: p.op.Incarnation,
+		})
 	})
 	if err != nil {
 		a.abort()
-		return err
+		return a.failed(ctx, err)
 	}
 	a.t.r.txns.end(a.name)
 	return nil

@@ -72,7 +72,16 @@ func TestCourseOfARevoke(t *testing.T) {
 			spans:   everywhere,
 			answers: map[string]any{"prepare 1 at 1": withoutKeys(1), "prepare 1 at 2": withoutKeys(2), "prepare 1 at 3": withoutKeys(3)},
 			want: "revoke prepare 1 at 1; revoke prepare 1 at 2; revoke prepare 1 at 3; " +
-				"resolve 1@0 unmark at 1; resolve 1@0 unmark at 2; resolve 1@0 unmark at 3", at: 7,
+				"resolve 1@0 unmark 7/2 at 1; resolve 1@0 unmark 7/2 at 2; resolve 1@0 unmark 7/2 at 3", at: 7,
+		},
+		"no range had any, but others have decided against it": {
+			spans: everywhere,
+			answers: map[string]any{
+				"prepare 1 at 1": withoutKeys(1), "prepare 1 at 2": withoutKeys(2), "prepare 1 at 3": withoutKeys(3),
+				"unmark 7/2 at 2": kverror.New(kverror.Conflict, ""),
+				"prepare 2 at 1":  withoutKeys(1), "prepare 2 at 3": withoutKeys(3),
+			},
+			want: "revoke prepare 2 at 1; revoke prepare 2 at 2; revoke prepare 2 at 3; commit 2@8 of 3 at 1", at: 8, named: 1,
 		},
 		"it meets an older transaction": {
 			spans:   everywhere,

@@ -209,17 +209,18 @@ func (r *Router) stepFor(ctx context.Context, key []byte, op shard.TxnOp) (shard
 	}
 }
 
-// stepOver sends a step to every range of a span until none has anything left to do.
+// stepOver sends a step to every range of a span until none has anything left to do. A
+// Conflict is the answer that it does not repeat the step after.
 func (r *Router) stepOver(ctx context.Context, s keyspace.Span, op shard.TxnOp) error {
 	for {
 		routes, err := r.resolve(ctx, s)
 		for i := 0; err == nil && i < len(routes); i++ {
 			err = r.untilDone(ctx, routes[i], op)
 		}
-		if err == nil || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || kverror.Of(err).Kind == kverror.Conflict {
 			return err
 		}
-		// Whatever it was, the step may be repeated.
+		// Whatever else it was, the step may be repeated.
 		if err := clock.Sleep(ctx, r.cfg.Clock, firstPause); err != nil {
 			return err
 		}

@@ -97,8 +97,8 @@ func (f *ranges) show(id keyspace.RangeID, op shard.TxnOp) string {
 	case *shard.Revoke:
 		return fmt.Sprintf("revoke at %s", id)
 	case *shard.Resolve:
-		if o.Unmark {
-			return fmt.Sprintf("resolve %d@%d unmark at %s", o.Name.Attempt, o.Revision, id)
+		if o.Unmark != 0 {
+			return fmt.Sprintf("resolve %d@%d unmark %d/%d at %s", o.Name.Attempt, o.Revision, o.Unmark, o.Incarnation, id)
 		}
 		return fmt.Sprintf("resolve %d@%d at %s", o.Name.Attempt, o.Revision, id)
 	case *shard.Decide:

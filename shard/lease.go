@@ -221,6 +221,9 @@ type registration struct {
 	lease keyspace.LeaseID
 	span  keyspace.Span
 	state registrationState
+	// asked are those who waited when the record was asked. To whoever came later the answer
+	// that there is no such lease says nothing: it may have been granted meanwhile.
+	asked map[*call]struct{}
 }
 
 type registrationState uint8
@@ -293,6 +296,12 @@ func (r *Replica) prepareMarkLocked(c *call, op *Prepare, lease keyspace.LeaseID
 
 // ask asks the lease's record.
 func (reg *registration) ask() {
+	reg.r.mu.Lock()
+	reg.asked = map[*call]struct{}{}
+	for _, c := range reg.waiting() {
+		reg.asked[c] = struct{}{}
+	}
+	reg.r.mu.Unlock()
 	reg.r.node.cfg.Leases.Register(reg.lease, reg.span, reg.registered)
 }
 
@@ -309,7 +318,9 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 		// A late answer: the registration was ended.
 	case errors.Is(err, kverror.LeaseNotFound):
 		for _, c := range reg.waiting() {
-			c.lacks = reg.lease
+			if _, ok := reg.asked[c]; ok {
+				c.lacks = reg.lease
+			}
 		}
 		r.endRegistrationLocked(reg)
 	case err != nil:

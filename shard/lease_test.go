@@ -84,6 +84,8 @@ func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, 
 			err = kverror.NoLeader
 		} else if k == "timeout" {
 			err = kverror.Timeout
+		} else if k == "not-found" {
+			got, err = keyspace.LeaseRegistration{}, kverror.LeaseNotFound
 		}
 		f.mu.Unlock()
 		a.done(got, err)

@@ -138,8 +138,13 @@ func (r *rig) revokeApart(ctx context.Context, lease keyspace.LeaseID, i keyspac
 
 // revokeTogether revokes a lease in all ranges at one revision.
 func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keyspace.LeaseIncarnation, name TxnName) error {
-	resolve := func(op *Resolve) error {
+	resolve := func(op *Resolve, span keyspace.Span) error {
 		return r.eachRange(func(key string) (keyspace.Descriptor, error) {
+			if d, nodes := r.route([]byte(key)); len(nodes) > 0 {
+				if _, meets := d.Span.Intersect(span); !meets {
+					return d, nil
+				}
+			}
 			for {
 				a, d, err := r.step(ctx, key, op)
 				if err != nil || !a.(*Resolved).More {
@@ -162,7 +167,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			return d, err
 		})
 		if err != nil {
-			if err := resolve(&Resolve{Name: name}); err != nil {
+			if err := resolve(&Resolve{Name: name}, keyspace.Span{}); err != nil {
 				return err
 			}
 			continue
@@ -170,14 +175,22 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		// Of a prepare whose answer was lost there is another lock, which is aborted.
 		all := func(rev keyspace.Revision) error {
 			for _, l := range locks {
-				if err := resolve(&Resolve{Name: name, Lock: l.ID, Revision: rev, Unmark: rev == 0}); err != nil {
+				op := &Resolve{Name: name, Lock: l.ID, Revision: rev}
+				if rev == 0 {
+					op.Unmark, op.Incarnation = lease, i
+				}
+				if err := resolve(op, l.Span); err != nil {
 					return err
 				}
 			}
-			return resolve(&Resolve{Name: name})
+			return resolve(&Resolve{Name: name}, keyspace.Span{})
 		}
 		if !changes {
-			return all(0)
+			err := all(0)
+			if errors.Is(err, kverror.Conflict) {
+				continue
+			}
+			return err
 		}
 		got := make(chan keyspace.SequenceAnswer, 1)
 		r.seq.Sequence(keyspace.SequenceRequest{Range: 1, Count: 1}, func(a keyspace.SequenceAnswer) { got <- a })
@@ -187,7 +200,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			return err
 		}
 		if a.(*Decided).Revision == 0 {
-			if err := resolve(&Resolve{Name: name}); err != nil {
+			if err := resolve(&Resolve{Name: name}, keyspace.Span{}); err != nil {
 				return err
 			}
 			continue

@@ -652,6 +652,8 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 		}
 	}
 	switch {
+	case h == nil && op.Unmark != 0 && r.revocableLocked(op.Unmark, op.Incarnation):
+		out.add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Unmark))
 	case h == nil:
 		r.sayLocked(c, &Resolved{}, out)
 	case r.decidingLocked(c, h):
@@ -660,9 +662,9 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 		h.deciding = true
 		c.step.on, c.step.swept = []*held{h}, h.lock
 		return false
-	case op.Unmark && !h.keyless():
-		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of a lease without keys", h.id, h.name))
-	case op.Unmark:
+	case op.Unmark != 0 && (!h.keyless() || h.revoke != mark{op.Unmark, op.Incarnation}):
+		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.id, h.name, op.Unmark))
+	case op.Unmark != 0:
 		c.step.answer = &Resolved{More: more}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemRelease}, h)
 	default:

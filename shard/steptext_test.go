@@ -14,7 +14,7 @@ import (
 //	prepare NAME ANCHOR [patient] [pin[=N]] [if ( COMPARE [holds|fails] , ... )] [do ( OP ; ... )]
 //	        [revoke=LEASE [as=INCARNATION]] [absent=LEASE]
 //	commit NAME ANCHOR REV LOCK ...   the first lock is the anchor's
-//	resolve NAME REV [LOCK] [unmark]  REV 0 aborts
+//	resolve NAME REV [LOCK] [unmark=LEASE [as=INCARNATION]]  REV 0 aborts
 //	decide NAME ANCHOR
 //	forget NAME ANCHOR
 //	revoke LEASE [as=INCARNATION]     in this range alone; as is 1 if it is not given
@@ -52,10 +52,15 @@ func parseStep(line string) TxnOp {
 		return c
 	case "resolve":
 		r := &Resolve{Name: name, Revision: keyspace.Revision(number("=" + p.next()))}
-		if p.peek() != "" && p.peek() != "unmark" {
+		if p.peek() != "" && !strings.HasPrefix(p.peek(), "unmark=") {
 			r.Lock = parseLockID(p.next())
 		}
-		r.Unmark = p.peek() == "unmark"
+		if p.peek() != "" {
+			r.Unmark, r.Incarnation = keyspace.LeaseID(number(p.next())), 1
+		}
+		if p.peek() != "" {
+			r.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
+		}
 		return r
 	case "decide":
 		return &Decide{Name: name, Anchor: word(p.next())}

@@ -220,9 +220,12 @@ type Resolve struct {
 	Lock LockID
 	// Revision is the transaction's; 0 says that the attempt is aborted.
 	Revision keyspace.Revision
-	// Unmark says that the lock is that of a lease which has no key in any range: the mark
-	// goes with it, at no revision.
-	Unmark bool
+	// Unmark is a lease that has no key in any range, 0 for none, and Incarnation its own:
+	// the mark goes with the lock, at no revision. Where the lock is gone and the mark is not,
+	// others have aborted the attempt and keys may have been attached since: the answer is a
+	// Conflict.
+	Unmark      keyspace.LeaseID
+	Incarnation keyspace.LeaseIncarnation
 }
 
 // Forget removes the record of a committed attempt, none of whose locks is left.

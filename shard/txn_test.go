@@ -74,7 +74,7 @@ func sampleTxnOps() []TxnOp {
 			Revoke: 9, Incarnation: 2, Absent: []keyspace.LeaseID{7},
 		},
 		&Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: LockID{7, 5, 11, 2}, Revision: 310, Locks: sampleTxnRecord().locks},
-		&Resolve{Name: sampleName, Lock: LockID{8, 6, 1, 0}, Revision: 310, Unmark: true},
+		&Resolve{Name: sampleName, Lock: LockID{8, 6, 1, 0}, Revision: 310, Unmark: 9, Incarnation: 2},
 		&Decide{Name: sampleName, Anchor: []byte("k")},
 		&Forget{Name: sampleName, Anchor: []byte("k")},
 		&Revoke{Lease: 9, Incarnation: 2},
@@ -116,14 +116,14 @@ func goldenTxn(t *testing.T) map[string][]byte {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[fmt.Sprintf("step-%d.v2", op.kind())] = b
+		all[fmt.Sprintf("step-%d.v3", op.kind())] = b
 	}
 	for i, a := range sampleTxnAnswers() {
 		b, err := AppendTxnAnswer(nil, a, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[fmt.Sprintf("step-answer-%d.v2", i+1)] = b
+		all[fmt.Sprintf("step-answer-%d.v3", i+1)] = b
 	}
 	out := map[string][]byte{}
 	for name, b := range all {

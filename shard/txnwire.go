@@ -16,7 +16,7 @@ import (
 
 // txnWireVersion leads the messages of bus methods 18 and 23; docs/format/shard.md has
 // the bytes.
-const txnWireVersion = 2
+const txnWireVersion = 3
 
 // Flags of a Prepare, of its answer and of one result.
 const (
@@ -86,7 +86,7 @@ func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnO
 		return appendLocks(binary.AppendUvarint(dst, uint64(o.Revision)), o.Locks), nil
 	case *Resolve:
 		dst = binary.AppendUvarint(appendLockID(appendName(dst, o.Name), o.Lock), uint64(o.Revision))
-		return append(dst, flag(o.Unmark, 1)), nil
+		return appendLeaseMark(dst, mark{o.Unmark, o.Incarnation}), nil
 	case *Decide:
 		return appendBytes(appendName(dst, o.Name), o.Anchor), nil
 	case *Forget:
@@ -171,7 +171,10 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 		o.Locks = c.locks()
 		op = o
 	case txnResolve:
-		op = &Resolve{Name: c.name(), Lock: c.lockID(), Revision: c.revision(), Unmark: c.flags(1) != 0}
+		o := &Resolve{Name: c.name(), Lock: c.lockID(), Revision: c.revision()}
+		m := c.mark()
+		o.Unmark, o.Incarnation = m.lease, m.incarnation
+		op = o
 	case txnDecide:
 		op = &Decide{Name: c.name(), Anchor: c.bytes()}
 	case txnForget:

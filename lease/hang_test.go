@@ -1,0 +1,40 @@
+package lease
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Leases whose keys nobody reaches do not keep others from ending: neither those that
+// expire, nor those that a client revokes.
+func TestUnreachableKeysHoldUpNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		w.lead(w.nodes[0], true)
+		for id := keyspace.LeaseID(1); id <= 400; id++ {
+			w.hanging[id] = true
+			w.grant(id, 5, 1)
+		}
+		w.grant(1000, 8, 1)
+		w.grant(1001, 300, 1)
+		ends := func(id keyspace.LeaseID, within time.Duration) {
+			time.Sleep(within)
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.records[id] != nil {
+				t.Errorf("lease %d is there at %v", id, w.now())
+			}
+		}
+		ends(1000, 50*time.Second)
+		w.grant(2000, 2, 1)
+		ends(2000, 6*time.Second)
+		w.revoke(1001)
+		ends(1001, 3*time.Second)
+		w.finish()
+		w.stop()
+	})
+}
