@@ -224,17 +224,10 @@ func (r *rig) attach(ctx context.Context, key string, lease keyspace.LeaseID) er
 func (r *rig) attachedNow(ctx context.Context, t *testing.T, lease keyspace.LeaseID) (keys []string) {
 	t.Helper()
 	err := r.eachRange(func(key string) (keyspace.Descriptor, error) {
-		d, _ := r.route([]byte(key))
-		op := &pb.RangeRequest{Key: d.Span.Start, RangeEnd: d.Span.End}
-		if len(op.Key) == 0 {
-			op.Key = []byte{0}
-		}
-		if len(op.RangeEnd) == 0 {
-			op.RangeEnd = []byte{0}
-		}
-		p, err := r.do(ctx, key, &Request{Op: op})
-		if errors.Is(err, kverror.WrongRange) {
-			return keyspace.Descriptor{}, err
+		d, p, err := r.readRange(ctx, key)
+		// The range may have been split since: what it is now is read.
+		for err != nil && ctx.Err() == nil {
+			d, p, err = r.readRange(ctx, key)
 		}
 		if err != nil {
 			return d, err
@@ -250,6 +243,23 @@ func (r *rig) attachedNow(ctx context.Context, t *testing.T, lease keyspace.Leas
 		t.Fatalf("read the keys of lease %d: %v", lease, err)
 	}
 	return keys
+}
+
+// readRange reads all keys of the range that has the key.
+func (r *rig) readRange(ctx context.Context, key string) (keyspace.Descriptor, *Response, error) {
+	d, _ := r.route([]byte(key))
+	op := &pb.RangeRequest{Key: d.Span.Start, RangeEnd: d.Span.End}
+	if len(op.Key) == 0 {
+		op.Key = []byte{0}
+	}
+	if len(op.RangeEnd) == 0 {
+		op.RangeEnd = []byte{0}
+	}
+	// do asks again until its time has come, also who has the wrong span.
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	p, err := r.do(ctx, key, &Request{Op: op})
+	return d, p, err
 }
 
 // checkAllLeases holds all replicas against the invariant of leases.
