@@ -14,9 +14,9 @@ import (
 
 // Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
 type Local interface {
-	// CompleteHere returns up to which revision the replica of a range of that generation
-	// is complete; ok is false where there is none that can be read.
-	CompleteHere(id keyspace.RangeID, g keyspace.Generation) (rev keyspace.Revision, ok bool)
+	// CompleteHere returns the revisions at which the replica of a range of that generation
+	// can be read; ok is false where there is none.
+	CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
 	// ReadHere answers a read from the replica, at a revision up to which it is complete.
 	ReadHere(ctx context.Context, req *shard.Request) (*shard.Response, error)
 }
@@ -61,7 +61,7 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op
 // answer soon, the lowest, which needs nobody else. done is false where nothing can be
 // said by what is here, and the read is made like others.
 func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, moment) error) (done bool, err error) {
-	highest, lowest, ok := r.completeHere(req)
+	_, highest, lowest, ok := r.completeHere(req)
 	if !ok {
 		return false, nil
 	}
@@ -102,27 +102,28 @@ func final(op proto.Message, err error) bool {
 var errNotSoon = errors.New("router: no leader answers soon")
 
 // completeHere returns the highest and the lowest revision up to which the ranges of a
-// read are complete here; ok is false where this node has not all of them.
-func (r *Router) completeHere(req *pb.RangeRequest) (highest, lowest keyspace.Revision, ok bool) {
+// read are complete here, and that from which on all of them can be read, which may be
+// above; ok is false where this node has not all of them.
+func (r *Router) completeHere(req *pb.RangeRequest) (from, highest, lowest keyspace.Revision, ok bool) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	routes, ok := overlapping(r.cache.all(), span)
 	if !ok {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	for i, rt := range routes {
-		c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
+		f, c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
 		if !ok {
-			return 0, 0, false
+			return 0, 0, 0, false
 		}
-		highest = max(highest, c)
+		from, highest = max(from, f), max(highest, c)
 		if i == 0 || c < lowest {
 			lowest = c
 		}
 	}
-	return highest, lowest, true
+	return from, highest, lowest, true
 }
 
 // rangeHere is Range of a serializable request.

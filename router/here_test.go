@@ -20,7 +20,9 @@ import (
 type locals struct {
 	*cluster
 	complete map[string]keyspace.Revision
-	reads    int
+	// compacted says from where on, 0 for anywhere.
+	compacted map[string]keyspace.Revision
+	reads     int
 	// asked are requests to leaders; down says that these do not answer.
 	asked int
 	down  bool
@@ -37,14 +39,14 @@ func (l *locals) find(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	return keyspace.Descriptor{}, false
 }
 
-func (l *locals) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (keyspace.Revision, bool) {
+func (l *locals) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	d, ok := l.find(id)
 	c, here := l.complete[string(d.Span.Start)]
-	return c, ok && here && d.Generation == g
+	return l.compacted[string(d.Span.Start)], c, ok && here && d.Generation == g
 }
 
 func (l *locals) ReadHere(_ context.Context, req *shard.Request) (*shard.Response, error) {
-	c, ok := l.CompleteHere(req.Range, req.Generation)
+	from, c, ok := l.CompleteHere(req.Range, req.Generation)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reads++
@@ -53,6 +55,9 @@ func (l *locals) ReadHere(_ context.Context, req *shard.Request) (*shard.Respons
 	}
 	if !ok || req.ReadRevision > c {
 		return nil, &kverror.Error{Kind: kverror.ReadAgain}
+	}
+	if req.ReadRevision < from {
+		return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: from}
 	}
 	return l.answer(req), nil
 }
@@ -140,6 +145,13 @@ func TestSerializableReads(t *testing.T) {
 		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
 			t.Errorf("a stream: %v, %v, leaders were asked %d times", &m.resp, err, l.asked)
 		}
+		// An idle range is complete only below what another has compacted: such a stream
+		// begins nowhere but at the leaders.
+		l.compacted, l.down, m = map[string]keyspace.Revision{"m": 5}, false, merged{}
+		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 7 || len(m.resp.Kvs) != 6 {
+			t.Errorf("a stream beside a compaction: %v, %v", &m.resp, err)
+		}
+		l.compacted, l.down = nil, true
 		begin := time.Now()
 		l.complete = nil
 		if _, err := r.Range(t.Context(), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {

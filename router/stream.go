@@ -63,10 +63,12 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 }
 
 // streamHere streams a serializable read, all of it from this node's replicas: a stream
-// may take long, and nobody waits with it for leaders. done is false where it has not begun.
+// may take long, and nobody waits with it for leaders. done is false where it has not
+// begun: also where an idle range is complete only up to what another has compacted.
 func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (done bool, err error) {
-	_, lowest, ok := r.completeHere(req)
-	if !ok || keyspace.Revision(req.GetRevision()) > lowest {
+	from, _, lowest, ok := r.completeHere(req)
+	explicit := keyspace.Revision(req.GetRevision())
+	if !ok || explicit > lowest || explicit <= 0 && lowest < from {
 		return false, nil
 	}
 	s := &stream{r: r, req: req, at: moment{at: lowest, where: nearest}, send: send}

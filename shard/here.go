@@ -31,19 +31,20 @@ func (r *Replica) readableLocked(req *Request, at keyspace.Revision) error {
 	return nil
 }
 
-// CompleteHere returns up to which revision this node's replica of a range is complete; ok
-// is false where there is none of that generation that can be read.
-func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (rev keyspace.Revision, ok bool) {
+// CompleteHere returns the revisions at which this node's replica of a range can be read:
+// from what its range has compacted, if anything changed above, up to where it is
+// complete. ok is false where there is none of that generation that can be read.
+func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	r := n.Replica(id)
 	if r == nil {
-		return 0, false
+		return 0, 0, false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.receiving || r.stopped || r.rec.generation != g {
-		return 0, false
+		return 0, 0, false
 	}
-	return r.completeLocked(), true
+	return min(r.rec.compacted, r.rec.lastRevision), r.completeLocked(), true
 }
 
 // ReadHere answers a RangeRequest or a Piece from what this node's replica has applied,

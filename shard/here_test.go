@@ -32,7 +32,7 @@ func TestReadHere(t *testing.T) {
 			return resp.Op, nil
 		}
 		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
-		if c, ok := w.node.CompleteHere(1, 1); !ok || c != 5 {
+		if _, c, ok := w.node.CompleteHere(1, 1); !ok || c != 5 {
 			t.Fatalf("complete up to %d, %v", c, ok)
 		}
 		for at, keys := range map[keyspace.Revision]string{1: "", 2: "a", 3: "ab", 4: "b", 5: "bc"} {
@@ -126,7 +126,7 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 		if _, err := w.node.ReadHere(t.Context(), req); !errors.Is(err, kverror.Busy) {
 			t.Errorf("while it comes in: %v", err)
 		}
-		if _, ok := w.node.CompleteHere(1, 1); ok {
+		if _, _, ok := w.node.CompleteHere(1, 1); ok {
 			t.Error("complete while a snapshot comes in")
 		}
 		before := r.installs
