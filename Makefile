@@ -8,7 +8,9 @@ LINT  := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
 
 # Two packages at a time: the tests of a storage system want their cores.
 TEST_P       ?= 2
-TEST_TIMEOUT ?= 10m
+# Go counts it for each package: node's tests run real processes, leases that expire and
+# nodes that die among them, in real time, and take six minutes of it on two cores.
+TEST_TIMEOUT ?= 25m
 FUZZTIME     ?= 10s
 FUZZ         ?= .
 BENCHTIME    ?= 1s
