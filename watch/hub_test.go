@@ -451,6 +451,7 @@ func TestASlowWatcherHarmsNobody(t *testing.T) {
 func TestNoVersionBeforeTheCompactedRevision(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx := t.Context()
+		w.puts = true // a key that is made anew has no version before
 		s := h.NewStream()
 		if _, _, err := s.Watch(ctx, 1, Request{Prev: true}); err != nil {
 			t.Fatal(err)

@@ -52,8 +52,10 @@ type world struct {
 	// aborted, no replica lags, no stream fails to open. lose has the next batch or
 	// transaction fail all the same.
 	lossless, lose bool
-	pageRevs       int
-	reads          int
+	// puts says that nothing is deleted.
+	puts     bool
+	pageRevs int
+	reads    int
 	// silent is a node that answers no question about history.
 	silent keyspace.NodeID
 	// stuck is a node whose replicas apply nothing, but where they lead.
@@ -161,7 +163,7 @@ func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
 
 func (w *world) eventLocked(key string, rev keyspace.Revision, sub uint32) shard.Event {
 	v := mvcc.Version{Key: []byte(key), Mod: rev, Sub: sub}
-	if w.versions[key] > 0 && w.chance(0.2) {
+	if w.versions[key] > 0 && !w.puts && w.chance(0.2) {
 		v.Tombstone = true
 		w.versions[key] = 0
 	} else {
