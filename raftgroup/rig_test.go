@@ -101,10 +101,15 @@ func (e *busEnd) HandleStream(m transport.Method, _ transport.Class, h transport
 	e.stream[m] = h
 }
 
-func (e *busEnd) close() {
+// cut ends all talk with the others.
+func (e *busEnd) cut() {
 	e.b.mu.Lock()
 	e.down = true
 	e.b.mu.Unlock()
+}
+
+func (e *busEnd) close() {
+	e.cut()
 	e.cancel()
 	e.wg.Wait()
 }
@@ -569,6 +574,8 @@ func (n *testNode) stop() {
 // what was not synced the given percentage, and ends the run.
 func (n *testNode) crash(unsyncedPercent int) {
 	n.r.t.Helper()
+	// First of all, or the node tells the others what only becomes durable behind the copy.
+	n.end.cut()
 	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsyncedPercent, RNG: n.r.rng})
 	n.up = false
 	n.end.close()
