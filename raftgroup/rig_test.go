@@ -240,6 +240,12 @@ func (s *testStream) Send(ctx context.Context, p []byte) error {
 	if s.perChunk != nil {
 		s.perChunk()
 	}
+	// Nothing is sent to an end that has closed, though there is room for it.
+	select {
+	case <-s.theirs.ch:
+		return s.endErr()
+	default:
+	}
 	select {
 	case s.out <- slices.Clone(p):
 		return nil
