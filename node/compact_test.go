@@ -276,7 +276,7 @@ func TestAutomaticCompaction(t *testing.T) {
 // nobody waiting.
 func TestRemovalIsPaced(t *testing.T) {
 	const puts, batch, pause = 600, 10, 20 * time.Millisecond
-	bubble(t, 3, nil, func(o *Options) { o.RemoveBatch, o.RemovePause = batch, pause }, func(r *rig) {
+	bubble(t, 3, nil, func(o *Options) { shortLog(o); o.RemoveBatch, o.RemovePause = batch, pause }, func(r *rig) {
 		var at int64
 		for range puts {
 			at = r.mustPut(r.nodes[0], keyOf(0), "x")
