@@ -106,10 +106,15 @@ type attachment struct {
 }
 
 // noteLeases takes in what a version changes in the index of leases. A key is never
-// attached without a mark: nobody would come to delete it.
+// attached without a mark: nobody would come to delete it. Where the key was attached to the
+// same lease before, the version before has brought it into the index, and a mark that goes
+// takes no key with it: whoever puts a key again and again pays for the index once.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 	if _, ok := s.txns.marks[v.Lease]; v.Lease != 0 && !ok {
 		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no mark", v.Key, v.Lease, v.Mod)
+	}
+	if v.Lease == was {
+		return nil
 	}
 	s.attached = append(s.attached, attachment{key: v.Key, to: v.Lease, from: was})
 	return nil
@@ -118,13 +123,13 @@ func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 func (s *applyState) writeAttached(b *engine.Batch) error {
 	for i := range s.attached {
 		a := &s.attached[i]
-		if a.from != 0 && a.from != a.to {
-			if err := mvcc.Detach(b, a.from, a.key); err != nil {
+		if a.from != 0 {
+			if err := s.index.Detach(b, a.from, a.key); err != nil {
 				return err
 			}
 		}
 		if a.to != 0 {
-			if err := mvcc.Attach(b, a.to, a.key); err != nil {
+			if err := s.index.Attach(b, a.to, a.key); err != nil {
 				return err
 			}
 		}
