@@ -507,19 +507,13 @@ func (r *Replica) meetsLeasesLocked(op *Prepare, meet func(h *held)) {
 // wantedLeaseLocked is wantedLocked of a lease: those who attach keys one after the other
 // would keep an older revoke out for ever.
 func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name TxnName) *held {
-	for c, g := range r.blocked {
-		if c.step == nil || g.on == nil || g.on.lock == nil || g.on.name == name {
+	for _, c := range r.revokers[lease] {
+		on := r.blocked[c].on
+		if on == nil || on.lock == nil || on.name == name {
 			continue
 		}
-		switch p := c.step.op.(type) {
-		case *Prepare:
-			if p.Revoke == lease && p.Name.Compare(name.TxnID) < 0 {
-				return g.on
-			}
-		case *Revoke:
-			if p.Lease == lease {
-				return g.on
-			}
+		if p, ok := c.step.op.(*Prepare); !ok || p.Name.Compare(name.TxnID) < 0 {
+			return on
 		}
 	}
 	return nil
