@@ -67,6 +67,7 @@ func checkOrder(r *Report, p *replay) []string {
 func CheckUnfinished(h *History) []string {
 	ops := h.Ops()
 	bad := append(checkRealTime(ops), checkCompactions(ops)...)
+	bad = append(bad, checkGrants(ops)...)
 	bad = append(bad, checkLeases(ops, nil, nil, false)...)
 	if len(bad) == 0 {
 		bad = checkKeys(ops, nil)

@@ -61,7 +61,7 @@ const (
 	LeaseCountedOn
 	// AttachedWhileEnding: spans are registered with a lease whose end is decided.
 	AttachedWhileEnding
-	// LeaseGrantedTwice: a lease is granted though there is one with its id.
+	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
 	LeaseGrantedTwice
 
 	// The last ones are between a node and its machine, where sim puts them: a request
