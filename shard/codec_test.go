@@ -125,7 +125,8 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil || r.Range != 7 || r.Generation != 3 || r.ReadRevision != 300 || !proto.Equal(r.Op, sampleRequest().Op) {
 		t.Errorf("request %+v, %v", r, err)
 	}
-	if want := "term=5 batch 1 on 4/8 k@300=v(create=290 version=4) lease=9 l@300† was=-9 m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
+	if want := "term=5 batch 1 on 4/8 k@300=v(create=290 version=4) lease=9 l@300† was=-9 " +
+		"k@301=w(create=290 version=5) lease=9 was=9 m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
 		t.Errorf("batch %s", entryText(5, sampleBatch()))
 	}
 	if entryText(5, sampleSplit()) != "term=5 split at g into 8" {
