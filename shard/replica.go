@@ -107,10 +107,12 @@ type Replica struct {
 	// fence is the record's, or that of what is on its way.
 	locks *lockTable
 	// blocked are the calls that wait for the end of a lock or have their turn after it,
-	// woken the latter, and wanted is what they want to write.
-	blocked map[*call]*waiters
-	woken   []*waiters
-	wanted  spanIndex[*call]
+	// woken the latter, wanted is what they want to write, and revokers are those of them
+	// that revoke a lease; nil where there are none.
+	blocked  map[*call]*waiters
+	woken    []*waiters
+	wanted   spanIndex[*call]
+	revokers map[keyspace.LeaseID][]*call
 	// tickets counts the calls that had to wait for locks.
 	tickets uint32
 	fence   uint64
