@@ -174,6 +174,9 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 	}
 	if r.heldBackLocked() {
 		r.lookAgainLocked()
+		if c := r.node.Compacted(); r.pinnedLocked(c) < c {
+			r.node.unpins.note(r)
+		}
 	}
 	if c := r.raiseLocked(); c != 0 {
 		term, gen := r.lead.term, r.rec.generation
