@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
@@ -179,6 +181,57 @@ func TestPhysicalCompactionBehindTransactions(t *testing.T) {
 		}
 		r.stop(r.nodes...)
 	})
+}
+
+// How long a removal took is that of the node: its ranges hear of the compaction one by
+// one, and each goes in steps.
+func TestRemovalIsMeasuredOncePerCompaction(t *testing.T) {
+	const ranges = 5
+	var mu sync.Mutex
+	var all []*prometheus.Registry // in any order
+	pause := 20 * time.Millisecond
+	bubble(t, 3, borders(ranges), func(o *Options) {
+		reg := prometheus.NewRegistry()
+		mu.Lock()
+		all = append(all, reg)
+		mu.Unlock()
+		o.Registry, o.RemoveBatch, o.RemovePause = reg, 3, pause
+	}, func(r *rig) {
+		for round := range 2 {
+			var at int64
+			for i := range ranges * 20 {
+				at = r.mustPut(r.nodes[i%3], keyOf(i%ranges), fmt.Sprint(i))
+			}
+			if _, err := r.nodes[0].core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at, Physical: true}); err != nil {
+				r.t.Fatal(err)
+			}
+			time.Sleep(5 * time.Second)
+			for i, reg := range all {
+				n, millis := observed(r.t, reg, "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds")
+				if least := float64(ranges*20/3) * float64(pause.Milliseconds()); n != uint64(round+1) || millis < float64(n)*least/2 || millis > float64(n)*least*3 {
+					r.t.Errorf("node %d: %d removals of %v ms in all, about %v each", i, n, millis, least)
+				}
+			}
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// observed returns how often a histogram was observed, and the sum.
+func observed(t *testing.T, reg *prometheus.Registry, name string) (uint64, float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			h := f.GetMetric()[0].GetHistogram()
+			return h.GetSampleCount(), h.GetSampleSum()
+		}
+	}
+	t.Fatalf("there is no %s", name)
+	return 0, 0
 }
 
 // A node that does not live keeps no physical compaction waiting; it removes when it is

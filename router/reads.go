@@ -64,7 +64,7 @@ func (r *Router) Reads(ctx context.Context, nodes []keyspace.NodeID, below keysp
 	if r.txns.readBelow(below) {
 		return true, nil
 	}
-	var any atomic.Bool
+	var some atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxParallelSteps)
 	for _, node := range nodes {
@@ -74,7 +74,7 @@ func (r *Router) Reads(ctx context.Context, nodes []keyspace.NodeID, below keysp
 		g.Go(func() error {
 			reads, err := r.askReads(ctx, node, below)
 			if reads {
-				any.Store(true)
+				some.Store(true)
 			}
 			if err != nil && !r.cfg.Alive(node) {
 				return nil
@@ -83,7 +83,7 @@ func (r *Router) Reads(ctx context.Context, nodes []keyspace.NodeID, below keysp
 		})
 	}
 	err := g.Wait()
-	return any.Load(), err
+	return some.Load(), err
 }
 
 // readsWireVersion leads question and answer of method 25.
