@@ -98,5 +98,12 @@ func TestCompactionBehindWhatIsSequenced(t *testing.T) {
 		if got := (&Replica{sequencing: s.b}).keepLocked(10); got != s.want {
 			t.Errorf("%v with floor %d: compacted up to %d, want %d", s.b != nil, s.want, got, s.want)
 		}
+		// Its replica says so, and is looked after again: nobody else might.
+		n := &Node{}
+		n.compacted.Store(10)
+		r := &Replica{node: n, sequencing: s.b, lead: &leadership{}}
+		if held := s.want < 10; r.heldBackLocked() != held {
+			t.Errorf("with floor %d: held back %t, want %t", s.want, !held, held)
+		}
 	}
 }
