@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -85,6 +86,34 @@ func TestRemovalIsNotAwaitedForEver(t *testing.T) {
 		gone := []removalMark{{Descriptor: keyspace.Descriptor{Range: 99, Generation: 1}}}
 		if err := c.awaitRemoved(t.Context(), &heldNodes{self: c.self}, c.self, gone); !errors.Is(err, errRangesChanged) {
 			t.Error(err)
+		}
+	})
+}
+
+// A range that was at rest when its node heard of a compaction, and has changed since, does
+// not keep those waiting who ask about removal.
+func TestRemovalOfARangeThatWasAtRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "a", "v")
+		for _, c := range []keyspace.Revision{250, 280} {
+			w.node.observe(keyspace.SequenceAnswer{Current: 300, Compacted: c})
+			time.Sleep(keeperRetry)
+			w.settle()
+		}
+		if c := w.node.Replica(1).Show().Compacted; c != 250 {
+			t.Fatalf("compacted up to %d: it is at rest", c)
+		}
+		w.seq.last = 300
+		w.put(t.Context(), "a", "v")
+		w.node.removalMarks(280, 0)
+		time.Sleep(keeperRetry)
+		w.settle()
+		if m := w.node.removalMarks(280, 0); len(m) != 1 || !m[0].Raised {
+			t.Errorf("%+v", m)
 		}
 	})
 }
