@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -156,8 +155,6 @@ type Replica struct {
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
-	// removal runs since the pass of removal under way began.
-	removal clock.Stopwatch
 	// removing is closed when the step of removal that runs has ended; nil while none
 	// does. receiving says that a snapshot comes in, and that none may begin.
 	removing  chan struct{}

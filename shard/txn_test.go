@@ -355,6 +355,17 @@ type fakePusher struct {
 	decided  *Decided
 	pushed   int
 	finished int
+	// reads answers whether transactions read below a revision; nil is that none does.
+	reads func(below keyspace.Revision) (bool, error)
+}
+
+func (p *fakePusher) Reads(_ context.Context, below keyspace.Revision) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reads == nil {
+		return false, nil
+	}
+	return p.reads(below)
 }
 
 func (p *fakePusher) Push(context.Context, TxnName, []byte) (bool, *Decided, error) {
