@@ -78,11 +78,12 @@ func txnCost(ctx context.Context, b *bench, o costOptions) error {
 	value := strings.Repeat("v", o.value)
 	two := func(apart bool) func(context.Context, *clientv3.Client, int) error {
 		return func(ctx context.Context, client *clientv3.Client, i int) error {
-			first, second := spanKey(costPrefix, i), spanKey(costPrefix, i)+"+"
+			at := i
 			if apart {
-				// From 1 to 7 ranges further on.
-				second = spanKey(costPrefix, i+1+i/len(spans)%(len(spans)-1))
+				at += 1 + i/len(spans)%(len(spans)-1) // from 1 to 7 ranges further on
 			}
+			// No call puts a key of the one before it, which is another question.
+			first, second := spanKey(costPrefix, i), spanKey(costPrefix, at)+"+"
 			_, err := client.Txn(ctx).Then(clientv3.OpPut(first, value), clientv3.OpPut(second, value)).Commit()
 			return err
 		}
