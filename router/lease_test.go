@@ -101,7 +101,7 @@ func TestCourseOfARevoke(t *testing.T) {
 				f, r := newRanges()
 				f.answers(c.answers)
 				rev, err := r.RevokeLease(t.Context(), 7, 2, c.spans)
-				synctest.Wait()
+				afterwards()
 				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
 					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
 				}
@@ -184,7 +184,7 @@ func TestTransactionOfUnknownLeases(t *testing.T) {
 		if !errors.Is(err, kverror.LeaseNotFound) {
 			t.Errorf("got %v", err)
 		}
-		synctest.Wait()
+		afterwards()
 		if n := strings.Count(f.steps(), "prepare"); n > 12 {
 			t.Errorf("it took %d prepares: %s", n, f.steps())
 		}

@@ -142,6 +142,13 @@ func (t *txns) idleLocked() {
 	}
 }
 
+// drains says whether who stops the node waits for the attempts that are left.
+func (t *txns) drains() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.draining
+}
+
 func (t *txns) owns(n shard.TxnName) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -55,10 +55,9 @@ const (
 // expiry puts at a steady rate while many leases expire.
 func expiry(ctx context.Context, b *bench, o expiryOptions) error {
 	var runs map[string][]figureSet
-	err := b.eachSide(ctx, watchPrefix, func(clients map[string][nodes]*clientv3.Client) (err error) {
+	err := b.eachSide(ctx, watchPrefix, func(sides map[string]*side) (err error) {
 		runs, err = paired(o.pairs, []string{etcdSide, skeinSide}, func(side string, _ int) (figureSet, error) {
-			all := clients[side]
-			return o.measure(ctx, all[:])
+			return o.measure(ctx, sides[side].clients[:])
 		})
 		return err
 	})
