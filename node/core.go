@@ -280,7 +280,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Bus: c.bus, Disk: disk{c},
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
 		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
@@ -324,9 +324,7 @@ func (c *Core) groupConfig() raftgroup.Config {
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
-		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
-			c.log.Warn("a leader says that a replica here is not a member of its group", zap.Stringer("group", g), zap.Uint64("replica", uint64(self)))
-		},
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
 		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
 	}
 }
