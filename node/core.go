@@ -325,7 +325,7 @@ func (c *Core) groupConfig() raftgroup.Config {
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
 		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
-		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
+		Logger:  o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
 	}
 }
 
