@@ -266,7 +266,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive, Bus: c.bus,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		Logger: c.log, Metrics: metrics,
 	}); err != nil {
@@ -335,6 +335,33 @@ type control struct{ c *Core }
 // CreateRanges implements placement.RangeControl.
 func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
 	return r.c.shards.Client().CreateRanges(ctx, node, ds)
+}
+
+// Look implements placement.Mover.
+func (r control) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+	st, err := r.c.shards.Client().Show(ctx, node, id)
+	if err != nil {
+		return keyspace.Descriptor{}, 0, err
+	}
+	if st.Serving {
+		return st.Descriptor, node, nil
+	}
+	leader := st.Raft.LeaderNode
+	if leader == node {
+		leader = 0 // it leads and does not serve yet
+	}
+	return st.Descriptor, leader, nil
+}
+
+// ChangeMembers implements placement.Mover.
+func (r control) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	_, err := r.c.shards.Client().ChangeMembers(ctx, node, id, confIndex, changes)
+	return err
+}
+
+// TransferTo implements placement.Mover.
+func (r control) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
+	return r.c.shards.Client().TransferTo(ctx, node, id, to)
 }
 
 // pusher finds out for the replicas what became of transactions; the router is made
