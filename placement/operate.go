@@ -40,8 +40,10 @@ const (
 	operationPauseMax = time.Second
 	// operationPatience is OperationPatience's default.
 	operationPatience = 10 * time.Minute
-	// operationSweep is how often the leader looks for operations that nobody works on.
+	// operationSweep is how often the leader looks for operations that nobody works on, and
+	// for learners that none has; it begins with at most tidyAtOnce of these.
 	operationSweep = 5 * time.Second
+	tidyAtOnce     = 64
 )
 
 // operator carries out the operations of a leadership.
@@ -73,11 +75,38 @@ func (s *Service) operate(ctx context.Context, term uint64) {
 		sweep, cancel := clock.WithTimeout(ctx, s.o.Clock, operationSweep)
 		select {
 		case <-sweep.Done():
+			o.tidy(ctx)
 		case <-s.operateKick:
 		}
 		cancel()
 		if ctx.Err() != nil {
 			return
+		}
+	}
+}
+
+// tidy has learners removed that no operation has: a split came between the steps of the
+// one that has added it, whose other half is in the range that was split off; or the
+// answer was lost and the operation given up.
+func (o *operator) tidy(ctx context.Context) {
+	v := o.s.View()
+	busy := map[keyspace.RangeID]bool{}
+	for _, op := range v.Operations() {
+		busy[op.Range] = true
+	}
+	var stray []Operation
+	v.All(func(g *Range) bool {
+		for _, m := range g.Descriptor.Replicas {
+			if m.Role == keyspace.RoleLearner && !joint(&g.Descriptor) && !busy[g.Descriptor.Range] {
+				stray = append(stray, Operation{Range: g.Descriptor.Range, Kind: OperationRemove, From: m.Node, Why: "a learner that no operation has"})
+				break
+			}
+		}
+		return len(stray) < tidyAtOnce
+	})
+	for i := range stray {
+		if _, err := o.s.begin(ctx, o.term, &stray[i]); err != nil {
+			o.s.o.Logger.Info("learner is not removed yet", zap.Stringer("range", stray[i].Range), zap.Error(err))
 		}
 	}
 }

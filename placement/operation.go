@@ -166,7 +166,7 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 		return kverror.New(kverror.BadRequest, "%s range %s: %s", o.Kind, o.Range, fmt.Sprintf(format, args...))
 	}
 	_, hasTo := d.ReplicaOn(o.To)
-	_, hasFrom := d.ReplicaOn(o.From)
+	from, hasFrom := d.ReplicaOn(o.From)
 	_, known := nodes[o.To]
 	voters := 0
 	for _, m := range d.Replicas {
@@ -179,13 +179,16 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 		return kverror.New(kverror.Busy, "the members of range %s are being changed", o.Range)
 	case o.Kind != OperationAdd && !hasFrom:
 		return refuse("node %s holds no replica of it", o.From)
+	case o.Kind == OperationMove && from.Role != keyspace.RoleVoter:
+		// To would be a voter more. Whoever made the learner, or tidy, takes it away.
+		return refuse("the replica on node %s does not vote yet", o.From)
 	case o.Kind == OperationRemove && o.To != 0 || o.Kind == OperationAdd && o.From != 0:
 		return refuse("from node %s and to node %s", o.From, o.To)
 	case o.Kind != OperationRemove && !known:
 		return refuse("there is no node %s", o.To)
 	case o.Kind != OperationRemove && hasTo:
 		return refuse("node %s holds a replica of it", o.To)
-	case o.Kind == OperationRemove && voters < 2:
+	case o.Kind == OperationRemove && from.Role == keyspace.RoleVoter && voters < 2:
 		return refuse("it has %d voters", voters)
 	}
 	return nil
@@ -247,8 +250,11 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 		return step{change: []raftgroup.ConfChange{promote, remove}}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && other != 0:
 		return step{transfer: other}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && otherVoter(d, o.From, anyone) != 0:
+		// Not a voter more meanwhile: a split would leave it with its child for good.
+		return step{stuck: "no other voter lives"}
 	case o.To != 0 && to.Role == keyspace.RoleLearner:
-		// From leads alone: To votes beside it first, and leads then.
+		// From votes alone: To does beside it first, and leads then.
 		return step{change: []raftgroup.ConfChange{promote}}
 	case !hasFrom:
 		return step{done: true}
@@ -274,6 +280,8 @@ func (o *Operation) undo(d *keyspace.Descriptor) step {
 	}
 	return step{change: []raftgroup.ConfChange{{Type: raftgroup.RemoveReplica, Replica: to.ID}}}
 }
+
+func anyone(keyspace.NodeID) bool { return true }
 
 // otherVoter returns a living voter on another node, 0 where there is none.
 func otherVoter(d *keyspace.Descriptor, than keyspace.NodeID, alive func(keyspace.NodeID) bool) keyspace.NodeID {
