@@ -35,6 +35,8 @@ type rig struct {
 	noLease bool
 	// maxLag is the host's MaxLagBytes, 0 its default.
 	maxLag int64
+	// mover returns who carries out operations; nil is nobody.
+	mover func() Mover
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -141,7 +143,12 @@ func (n *rigNode) start() {
 		linger = n.leases.linger
 	}
 	n.leases = &clocklessLeases{linger: linger, wait: &n.ending}
+	var mover Mover
+	if r.mover != nil {
+		mover = r.mover()
+	}
 	n.service, err = NewService(ServiceOptions{
+		Mover: mover, OperationPatience: 30 * time.Second,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})

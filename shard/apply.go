@@ -63,6 +63,9 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		e := &ents[i]
 		s.term = e.Term
 		if e.Replicas != nil {
+			if err := r.leaves(b, s.replicas, e.Replicas); err != nil {
+				return err
+			}
 			s.replicas, s.confIndex = e.Replicas, e.Index
 			continue
 		}
@@ -228,6 +231,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
+	changed := r.confIndex != s.confIndex
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
 	for i := range s.done {
@@ -282,6 +286,9 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care {
 		r.node.keeper.note(r)
+	}
+	if changed {
+		r.membersChanged(lead != nil)
 	}
 }
 

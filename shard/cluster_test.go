@@ -232,6 +232,11 @@ func rangeOutput(o *pb.RangeResponse, rev int64) callOutput {
 
 // run lets clients work while the nemesis does, and judges.
 func (r *rig) run(seed uint64, clients, keys int, nemesis func()) {
+	r.runWith(seed, clients, keys, r.agree, nemesis)
+}
+
+// runWith is run with a judge of the replicas of its own.
+func (r *rig) runWith(seed uint64, clients, keys int, agree, nemesis func()) {
 	h := &history{start: time.Now()}
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -241,7 +246,7 @@ func (r *rig) run(seed uint64, clients, keys int, nemesis func()) {
 	nemesis()
 	close(stop)
 	wg.Wait()
-	r.agree()
+	agree()
 	r.stopAll()
 	h.check(r.t)
 }

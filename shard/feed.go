@@ -139,7 +139,7 @@ func (r *Replica) addFeed(f *feed, from keyspace.Revision) error {
 func (r *Replica) feedsLocked(g keyspace.Generation) error {
 	switch {
 	case r.stopped:
-		return kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
+		return r.ended
 	case r.rec.generation == 0:
 		return kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.node.cfg.Self)
 	case g > r.rec.generation:

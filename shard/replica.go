@@ -48,6 +48,7 @@ type group interface {
 	confirmer
 	mover
 	observer
+	changer
 }
 
 // Replica is one replica of a range. The host of raft groups calls it from its
@@ -161,7 +162,11 @@ type Replica struct {
 	receiving bool
 	// installs counts the snapshots that have replaced the state.
 	installs uint64
-	stopped  bool
+	// stopped says that the replica has ended, and ended why.
+	stopped bool
+	ended   *kverror.Error
+	// introduced is the descriptor by which a replica without data was opened.
+	introduced keyspace.Descriptor
 	// feeds get what is applied.
 	feeds []*feed
 }
@@ -215,7 +220,7 @@ func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
 func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err error) {
 	switch {
 	case r.stopped:
-		return nil, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
+		return nil, r.ended
 	case g != r.rec.generation:
 		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
@@ -415,17 +420,20 @@ func (r *Replica) failQueueLocked(out *answers, err error) {
 	r.queue, r.queueBytes, r.barrier = r.queue[:0], 0, nil
 }
 
-// stop ends the replica: every caller gets an answer.
-func (r *Replica) stop() {
+// stop ends the replica with its node.
+func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)) }
+
+// end ends the replica: every caller gets an answer, and who comes later the same.
+func (r *Replica) end(why *kverror.Error) {
 	var out answers
 	r.mu.Lock()
-	r.stopped = true
+	r.stopped, r.ended = true, why
 	if r.lead != nil {
 		r.loseLocked(&out)
 	}
-	r.failQueueLocked(&out, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
+	r.failQueueLocked(&out, why)
 	r.unknownLocked(&out)
-	r.endFeedsLocked(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
+	r.endFeedsLocked(why)
 	r.notifyLocked()
 	r.mu.Unlock()
 	out.send(r.node)

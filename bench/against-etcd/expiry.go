@@ -87,7 +87,7 @@ func (o *expiryOptions) measure(ctx context.Context, clients []*clientv3.Client)
 	}); err != nil {
 		return nil, fmt.Errorf("renew (they need a longer --ttl if some are gone): %w", err)
 	}
-	calm, _, err := steadyPuts(ctx, clients, o.rate, o.before, o.value)
+	calm, err := steadyPuts(ctx, clients, o.rate, o.before, o.value)
 	if err != nil {
 		return nil, err
 	}
@@ -99,15 +99,15 @@ func (o *expiryOptions) measure(ctx context.Context, clients []*clientv3.Client)
 		last, err = o.awaitGone(ctx, clients[0], renewed.Add(o.ttl))
 		gone <- err
 	}()
-	expiring, rate, err := steadyPuts(ctx, clients, o.rate, o.during, o.value)
-	if err = errors.Join(err, <-gone); err != nil {
+	expiring, err := steadyPuts(ctx, clients, o.rate, o.during, o.value)
+	if err = errors.Join(err, calm.err, expiring.err, <-gone); err != nil {
 		return nil, err
 	}
 	milli := func(took []time.Duration, of int) float64 { return micros(quantile(took, of)) / 1e3 }
 	return figureSet{
-		calmP50: milli(calm, 500), calmP99: milli(calm, 990), calmMost: milli(calm, 1000),
-		expiringP50: milli(expiring, 500), expiringP99: milli(expiring, 990), expiringMost: milli(expiring, 1000),
-		keptRate: rate, lastGone: last.Seconds(),
+		calmP50: milli(calm.took, 500), calmP99: milli(calm.took, 990), calmMost: milli(calm.took, 1000),
+		expiringP50: milli(expiring.took, 500), expiringP99: milli(expiring.took, 990), expiringMost: milli(expiring.took, 1000),
+		keptRate: expiring.rate, lastGone: last.Seconds(),
 	}, nil
 }
 
