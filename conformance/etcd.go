@@ -44,13 +44,21 @@ func dial(target string) (*grpc.ClientConn, error) {
 // for half of all members.
 const etcdToken = "conformance-1"
 
+// lastWords logs what is about to end this process, with which the test would else end
+// without a word.
+func lastWords() *zap.Logger {
+	cfg := zap.NewDevelopmentConfig()
+	cfg.Level.SetLevel(zap.DPanicLevel)
+	return zap.Must(cfg.Build())
+}
+
 // startEtcd starts an etcd of one member in dir, with etcd's defaults. It does not
 // sync its files: nobody reads them again.
 func startEtcd(ctx context.Context, dir string) (*store, error) {
 	anyPort := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "etcd")
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(lastWords())
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = anyPort, anyPort
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = anyPort, anyPort
 	cfg.InitialClusterToken = etcdToken

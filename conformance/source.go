@@ -48,6 +48,9 @@ type source struct {
 	revision, compacted int64
 	// known is the last that was seen of each key.
 	known map[string]*mvccpb.KeyValue
+	// rewritten are the revisions of transactions that may have put a key which they had
+	// deleted before (compactable).
+	rewritten map[int64]bool
 	// leases are those that were granted and not revoked.
 	leases []int64
 	// steady leaves out writes that the store may refuse for what it holds: a refusal
@@ -60,7 +63,7 @@ type source struct {
 func newSource(seed uint64) *source {
 	return &source{
 		Rand: rand.New(rand.NewPCG(seed, 0x736b65696e)), revision: 1,
-		known: make(map[string]*mvccpb.KeyValue),
+		known: make(map[string]*mvccpb.KeyValue), rewritten: make(map[int64]bool),
 	}
 }
 
@@ -83,6 +86,9 @@ func (s *source) observe(c *call, a answer) {
 		s.put(c.request.(*pb.PutRequest))
 	case *pb.TxnResponse:
 		t := c.request.(*pb.TxnRequest)
+		if puts, open := rewrites(t); open && len(puts) > 0 {
+			s.rewritten[r.GetHeader().GetRevision()] = true
+		}
 		ops := t.GetFailure()
 		if r.GetSucceeded() {
 			ops = t.GetSuccess()

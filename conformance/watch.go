@@ -143,7 +143,7 @@ func (w *watchers) send(req *pb.WatchRequest) error {
 // settleTimeout bounds the wait until both have told the same, settlePause how long both
 // must stay so.
 const (
-	settleTimeout = 10 * time.Second
+	settleTimeout = time.Minute
 	settlePause   = 150 * time.Millisecond
 )
 

@@ -184,12 +184,7 @@ var watchStories = []struct {
 // TestLockstepWatches makes generated calls beside a stream of watchers whose requests
 // are generated too: what etcd's watchers are told, Skein's are.
 func TestLockstepWatches(t *testing.T) {
-	seed := seedOf(t)
-	p := newPair(t, seed)
-	err := p.lockstepWatches(t.Context(), *callsFlag, *splitFlag)
-	if err != nil {
-		t.Fatalf("seed %d: %v\n\ngo test . -run '^%s$' -seed %d -calls %d -split %d", seed, err, t.Name(), seed, *callsFlag, *splitFlag)
-	}
+	overSeeds(t, (*pair).lockstepWatches, func(*pair, *testing.T) {})
 }
 
 // watchersPerStream is after how many requests a stream is given up for a new one.
@@ -210,6 +205,8 @@ func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
 		switch {
 		case p.source.chance(12):
 			r := p.source.watchRequest()
+			p.calls++
+			p.outcomes["Watch: OK"]++
 			if r.GetCancelRequest() != nil {
 				err = w.settle() // what it has not been told yet it need not be told
 			}
