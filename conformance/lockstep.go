@@ -101,7 +101,7 @@ func (p *pair) take(c *call, theirs answer) {
 	p.calls++
 	outcome := "OK"
 	if theirs.response == nil {
-		outcome = theirs.text
+		outcome = cut(theirs.text, 200)
 	}
 	p.outcomes[c.kind.name+": "+outcome]++
 	p.source.observe(c, theirs)

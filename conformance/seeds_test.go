@@ -42,10 +42,11 @@ type standstill struct {
 	long  time.Duration
 }
 
-// A process has stood still where so little took so long.
+// A process has stood still where so little took so long. Two nodes that do not hear of
+// each other for 3 s take their connection for lost, and hear once a second.
 const (
 	standstillLook  = 200 * time.Millisecond
-	standstillLeast = 3 * time.Second
+	standstillLeast = time.Second
 )
 
 func (s *standstill) watch(ctx context.Context) {
@@ -145,7 +146,8 @@ func seedOf(t *testing.T) uint64 {
 
 // overSeeds runs one or as many seeds as were asked for. keeps says of a run without a
 // difference whether it was what it is for.
-func overSeeds(t *testing.T, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*pair, *testing.T)) {
+func overSeeds(t *testing.T, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair)) {
+	t.Helper()
 	first, test := seedOf(t), t.Name()
 	began := clock.StartStopwatch()
 	if *seedsFlag == 1 {
@@ -166,7 +168,8 @@ func overSeeds(t *testing.T, run func(p *pair, ctx context.Context, calls, every
 // standstillsMax is how often a seed is run again because the process stood still.
 const standstillsMax = 5
 
-func overSeed(t *testing.T, test string, seed uint64, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*pair, *testing.T)) {
+func overSeed(t *testing.T, test string, seed uint64, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair)) {
+	t.Helper()
 	for turn := 0; ; turn++ {
 		before, long := still.count()
 		p, stop, err := startPair(t, seed)
@@ -177,7 +180,7 @@ func overSeed(t *testing.T, test string, seed uint64, run func(p *pair, ctx cont
 		t.Logf("seed %d: %d calls, %d splits, revision %d\n%s", seed, p.calls, p.splits.done, p.source.revision, p.outcomesText())
 		if err == nil {
 			runs.change(test, func(sum *tally) { sum.add(p) })
-			keeps(p, t)
+			keeps(t, p)
 			return
 		}
 		times, longer := still.count()
