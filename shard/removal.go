@@ -48,7 +48,8 @@ type removalMark struct {
 
 // removalMarks returns the marks of the ranges that this node leads, ascending by id
 // from behind after, a page at most. Beforehand the node takes note of the compacted
-// revision.
+// revision. A range that is not raised is looked after: it may have slept through the
+// compaction, since it had nothing to let go, and have changed since then.
 func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID) []removalMark {
 	n.heardCompacted(compacted)
 	all := slices.DeleteFunc(n.Replicas(), func(r *Replica) bool { return r.id <= after })
@@ -57,6 +58,9 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 	for _, r := range all {
 		if m, leads := r.removalMark(compacted); leads {
 			marks = append(marks, m)
+			if !m.Raised {
+				n.keeper.note(r)
+			}
 		}
 		if len(marks) == removalPage {
 			break

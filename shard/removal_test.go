@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -85,6 +86,34 @@ func TestRemovalIsNotAwaitedForEver(t *testing.T) {
 		gone := []removalMark{{Descriptor: keyspace.Descriptor{Range: 99, Generation: 1}}}
 		if err := c.awaitRemoved(t.Context(), &heldNodes{self: c.self}, c.self, gone); !errors.Is(err, errRangesChanged) {
 			t.Error(err)
+		}
+	})
+}
+
+// A range without changes sleeps through a compaction. If it changes afterwards, whoever
+// waits for what the compaction lets go still comes to an end.
+func TestRemovalOfARangeThatSlept(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		raised := func(c keyspace.Revision) bool {
+			w.node.removalMarks(c, 0)
+			time.Sleep(time.Second)
+			w.settle()
+			marks := w.node.removalMarks(c, 0)
+			return len(marks) == 1 && marks[0].Raised
+		}
+		w.write(t, 5, "a", "1")
+		w.seq.mu.Lock()
+		w.seq.last = 10 // what other ranges have written
+		w.seq.mu.Unlock()
+		if !raised(5) {
+			t.Fatal("not raised to 5")
+		}
+		if r := w.node.Replica(1); !raised(8) || r.rec.compacted != 5 {
+			t.Fatalf("a range without changes is raised to %d, or is waited for", r.rec.compacted)
+		}
+		w.write(t, 5, "a", "2")
+		if !raised(8) {
+			t.Error("it is waited for for ever")
 		}
 	})
 }
