@@ -167,6 +167,12 @@ var stories = []struct {
 		stream{sorted(get("m/", "n/q\x00"), pb.RangeRequest_VERSION, pb.RangeRequest_NONE, 0)},
 		stream{sorted(get("m/", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_NONE, -1)},
 	}},
+	{"all keys are read behind a delete of the smallest", []any{
+		put("\x00", "1"), put("\x00a", "1"), put("z", "1"),
+		then(del("\x00", "\x01"), get("\x00", fromKey)),
+		put("\x00", "2"), then(del("\x00", ""), sorted(get("\x00", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_DESCEND, 0)),
+		then(put("\x00", "3"), del("m/a", ""), get("\x00", fromKey)), then(del("\x00", fromKey), get("\x00", fromKey)),
+	}},
 	{"keys by values that are not wanted", []any{
 		&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), KeysOnly: true, SortTarget: pb.RangeRequest_VALUE, SortOrder: pb.RangeRequest_DESCEND},
 		&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), KeysOnly: true, SortTarget: pb.RangeRequest_VALUE, Limit: 22},
