@@ -353,6 +353,15 @@ func (p pusher) Finish(ctx context.Context, name shard.TxnName, d *shard.Decided
 	return p.c.router.Finish(ctx, name, d)
 }
 
+// Reads implements shard.TxnPusher.
+func (p pusher) Reads(ctx context.Context, below keyspace.Revision) (bool, error) {
+	nodes, err := removal(p).Nodes(ctx)
+	if err != nil {
+		return false, err
+	}
+	return p.c.router.Reads(ctx, nodes, below)
+}
+
 // disk says how the node's disks fare.
 type disk struct{ c *Core }
 

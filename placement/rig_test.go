@@ -196,8 +196,9 @@ func (n *rigNode) down() {
 // crash ends the node as a power cut does: of what was not synced, nothing is left.
 func (n *rigNode) crash() {
 	n.current.Store(nil)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
+	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
 	n.client.Stop()
 	n.service.Stop()
 	n.ending.Wait()

@@ -720,6 +720,19 @@ func TestAbortsAreBounded(t *testing.T) {
 	})
 }
 
+// FuzzReadsQuestion: any bytes of method 25 get an answer or an error.
+func FuzzReadsQuestion(f *testing.F) {
+	f.Add([]byte{readsWireVersion, 9})
+	f.Add([]byte{readsWireVersion})
+	_, r := newRanges()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := r.handleReads(t.Context(), 1, b)
+		if (err == nil) != (len(a) == 2 && a[0] == readsWireVersion && a[1] == 0) {
+			t.Fatalf("%x is answered with %x, %v", b, a, err)
+		}
+	})
+}
+
 // FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
 func FuzzTxnQuestion(f *testing.F) {
 	f.Add(shard.AppendTxnName([]byte{txnWireVersion}, shard.TxnName{TxnID: shard.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))

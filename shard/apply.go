@@ -34,6 +34,7 @@ type applyState struct {
 	versions []mvcc.Version
 	// attached are the changes of the index of leases in the batch at hand, in their order.
 	attached []attachment
+	index    mvcc.LeaseIndex
 }
 
 // outcome is what one entry did, for Applied to publish.

@@ -470,6 +470,33 @@ func TestChildIsLedAtOnce(t *testing.T) {
 	})
 }
 
+// A new range that is made while its nodes do not reach each other yet has a leader soon
+// after they do: the campaign of its first replica is repeated, and nobody waits for an
+// election timeout.
+func TestNewRangeIsLedThoughACampaignIsLost(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		for seed := range uint64(8) {
+			r := newShardRig(t, seed, lan)
+			for _, from := range r.nodes {
+				for _, to := range r.nodes {
+					r.net.Cut(from.id, to.id)
+				}
+			}
+			r.startAll()
+			time.Sleep(time.Duration(10+seed*100) * time.Millisecond)
+			r.net.HealAll()
+			begin := time.Now()
+			r.leader(1)
+			if d := time.Since(begin); d > 500*time.Millisecond { // an election timeout is 1 s at least
+				t.Errorf("seed %d: the range was without a leader for %v", seed, d)
+			} else {
+				t.Logf("seed %d: %v", seed, d)
+			}
+			r.stopAll()
+		}
+	})
+}
+
 // Trap 7: a follower is cut off while the range is split and its log goes on. It
 // gets the parent past the split as a snapshot, so that no split makes the child
 // there: the child's leader speaks to it, and it opens an empty replica.

@@ -10,7 +10,7 @@ import (
 )
 
 // commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
-const commandVersion = 4
+const commandVersion = 5
 
 // commandKind is what an entry does.
 type commandKind uint8
@@ -146,8 +146,13 @@ const (
 	// versionDetach: the key was attached to another lease before the transaction, which
 	// follows behind the key.
 	versionDetach
+	// versionKept: the key was attached to the same lease before the transaction. The index
+	// of leases has it already.
+	versionKept
 
-	versionFlags = versionTombstone | versionLease | versionLived | versionDetach
+	// intentFlags are those of an intent: one attaches its key again in any case.
+	intentFlags  = versionTombstone | versionLease | versionLived | versionDetach
+	versionFlags = intentFlags | versionKept
 )
 
 // prior is what a key was before a transaction wrote it.
@@ -168,7 +173,11 @@ func versionHead(v *mvcc.Version, before prior) (flags byte) {
 	if before.lived {
 		flags |= versionLived
 	}
-	if before.lease != 0 && before.lease != v.Lease {
+	switch before.lease {
+	case 0:
+	case v.Lease:
+		flags |= versionKept
+	default:
 		flags |= versionDetach
 	}
 	return flags
@@ -200,7 +209,8 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 		return before, nil, errTruncated
 	}
 	flags := b[0]
-	if flags&^versionFlags != 0 || flags&versionTombstone != 0 && flags&versionLease != 0 {
+	if flags&^versionFlags != 0 || flags&versionTombstone != 0 && flags&versionLease != 0 ||
+		flags&versionKept != 0 && flags&(versionLease|versionDetach) != versionLease {
 		return before, nil, fmt.Errorf("shard: version with flags %#x", flags)
 	}
 	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
@@ -231,6 +241,9 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 	if flags&versionLease != 0 {
 		if v.Lease, rest, err = leaseField(rest); err != nil {
 			return before, nil, err
+		}
+		if flags&versionKept != 0 {
+			before.lease = v.Lease
 		}
 	}
 	v.Value, rest, err = bytesField(rest)

@@ -133,7 +133,7 @@ func (n *Node) campaignFirst(ds []keyspace.Descriptor) {
 			continue
 		}
 		if r := n.Replica(ds[i].Range); r != nil {
-			r.group.Campaign()
+			n.campaign(r, firstCampaigns)
 		}
 	}
 }

@@ -109,6 +109,7 @@ type Node struct {
 	pool    *pool
 	keeper  *keeper
 	pushes  *pushes
+	unpins  *unpins
 	opener  *opener
 	pages   *pages
 	heads   *heads
@@ -172,6 +173,7 @@ func NewNode(cfg Config) *Node {
 	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.pushes = newPushes(n)
+	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)

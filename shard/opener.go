@@ -159,17 +159,17 @@ func (n *Node) openChild(t *openTask) error {
 		return err
 	}
 	if r := n.Replica(t.id); r != nil && t.lead {
-		n.campaign(r, childCampaigns)
+		n.campaign(r, firstCampaigns)
 	}
 	return nil
 }
 
-// A child's first campaign may meet followers that have not applied the split yet,
-// or be lost with a message. Instead of an election timeout its span waits for the
-// next of a few more.
+// The first campaign of a new range may meet followers that do not have it yet, have not
+// applied the split that makes it, or are not connected, or be lost with a message. Instead
+// of an election timeout its span waits for the next of a few more.
 const (
-	childCampaigns     = 5
-	childCampaignPause = 100 * time.Millisecond
+	firstCampaigns     = 10
+	firstCampaignPause = 100 * time.Millisecond
 )
 
 // campaign has the replica stand for election, and again after a pause while it
@@ -179,7 +179,7 @@ func (n *Node) campaign(r *Replica, times int) {
 	if times--; times == 0 {
 		return
 	}
-	n.after(childCampaignPause, func() {
+	n.after(firstCampaignPause, func() {
 		if r.Leader().Leader == 0 {
 			n.campaign(r, times)
 		}

@@ -48,8 +48,7 @@ type removalMark struct {
 
 // removalMarks returns the marks of the ranges that this node leads, ascending by id
 // from behind after, a page at most. Beforehand the node takes note of the compacted
-// revision. A range that is not raised is looked after: it may have slept through the
-// compaction, since it had nothing to let go, and have changed since then.
+// revision.
 func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID) []removalMark {
 	n.heardCompacted(compacted)
 	all := slices.DeleteFunc(n.Replicas(), func(r *Replica) bool { return r.id <= after })
@@ -59,6 +58,7 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 		if m, leads := r.removalMark(compacted); leads {
 			marks = append(marks, m)
 			if !m.Raised {
+				// It may have been at rest when the node heard of the compaction, and changed since.
 				n.keeper.note(r)
 			}
 		}

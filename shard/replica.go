@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -107,10 +106,12 @@ type Replica struct {
 	// fence is the record's, or that of what is on its way.
 	locks *lockTable
 	// blocked are the calls that wait for the end of a lock or have their turn after it,
-	// woken the latter, and wanted is what they want to write.
-	blocked map[*call]*waiters
-	woken   []*waiters
-	wanted  spanIndex[*call]
+	// woken the latter, wanted is what they want to write, and revokers are those of them
+	// that revoke a lease; nil where there are none.
+	blocked  map[*call]*waiters
+	woken    []*waiters
+	wanted   spanIndex[*call]
+	revokers map[keyspace.LeaseID][]*call
 	// tickets counts the calls that had to wait for locks.
 	tickets uint32
 	fence   uint64
@@ -154,8 +155,6 @@ type Replica struct {
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
-	// removal runs since the pass of removal under way began.
-	removal clock.Stopwatch
 	// removing is closed when the step of removal that runs has ended; nil while none
 	// does. receiving says that a snapshot comes in, and that none may begin.
 	removing  chan struct{}

@@ -217,8 +217,9 @@ func (n *rigNode) stop() {
 // crash ends the node as a power cut does: of what was not synced, nothing is left.
 func (n *rigNode) crash() {
 	node := n.node.Swap(nil)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
+	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
 	node.Stop()
 	_ = n.bus.Close()
 	_ = n.host.Stop(context.Background())

@@ -109,7 +109,7 @@ func goldenTxn(t *testing.T) map[string][]byte {
 		"mark-key": markKey(7, 9), "mark.v2": binary.AppendUvarint([]byte{txnVersion}, 2),
 	}
 	for _, it := range sampleItems() {
-		all["item-"+it.kind.String()+".v4"] = appendItem(nil, &it)
+		all["item-"+it.kind.String()+".v5"] = appendItem(nil, &it)
 	}
 	for _, op := range sampleTxnOps() {
 		b, err := AppendTxnOp(nil, 7, 3, op)
@@ -355,6 +355,17 @@ type fakePusher struct {
 	decided  *Decided
 	pushed   int
 	finished int
+	// reads answers whether transactions read below a revision; nil is that none does.
+	reads func(below keyspace.Revision) (bool, error)
+}
+
+func (p *fakePusher) Reads(_ context.Context, below keyspace.Revision) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reads == nil {
+		return false, nil
+	}
+	return p.reads(below)
 }
 
 func (p *fakePusher) Push(context.Context, TxnName, []byte) (bool, *Decided, error) {

@@ -279,7 +279,7 @@ func (c *cursor) lock() *lock {
 
 func appendIntent(dst []byte, i *intent) []byte {
 	v := &i.v
-	flags := versionHead(v, prior{i.lived, i.was})
+	flags := versionHead(v, prior{i.lived, i.was}) & intentFlags
 	dst = appendBytes(append(dst, flags), v.Key)
 	dst = binary.AppendUvarint(dst, uint64(v.Sub))
 	if flags&versionDetach != 0 {
@@ -299,7 +299,7 @@ func appendIntent(dst []byte, i *intent) []byte {
 func (c *cursor) intent() (i intent) {
 	flags := c.byte()
 	i.v.Tombstone, i.lived = flags&versionTombstone != 0, flags&versionLived != 0
-	if flags&^versionFlags != 0 || i.v.Tombstone && flags&versionLease != 0 {
+	if flags&^intentFlags != 0 || i.v.Tombstone && flags&versionLease != 0 {
 		c.fail(fmt.Errorf("shard: intent with flags %#x", flags))
 	}
 	i.v.Key, i.v.Sub = c.bytes(), uint32(c.uvarint())

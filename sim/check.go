@@ -34,6 +34,10 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	bad = append(bad, checkDefinite(ops)...)
 	bad = append(bad, checkRealTime(ops)...)
 	bad = append(bad, checkCompactions(ops)...)
+	bad = append(bad, checkGrants(ops)...)
+	if len(r.Config.Faults) == 0 {
+		bad = append(bad, checkLate(ops)...)
+	}
 	if len(r.Versions) == 0 {
 		bad = append(bad, checkLeases(ops, nil, nil, false)...)
 		return bad, nil // the run did not come that far
@@ -63,6 +67,7 @@ func checkOrder(r *Report, p *replay) []string {
 func CheckUnfinished(h *History) []string {
 	ops := h.Ops()
 	bad := append(checkRealTime(ops), checkCompactions(ops)...)
+	bad = append(bad, checkGrants(ops)...)
 	bad = append(bad, checkLeases(ops, nil, nil, false)...)
 	if len(bad) == 0 {
 		bad = checkKeys(ops, nil)

@@ -107,6 +107,10 @@ var stories = []story{
 			Faults: []Fault{PauseLeader, Transfer, PauseLeader, IsolateLeader, PauseLeader, Transfer, PauseLeader, CrashOne},
 		}
 	}},
+	// Leases that expire where nothing fails: they end soon.
+	{name: "expiry", long: true, cfg: func(uint64) Config {
+		return Config{Nodes: 3, Clients: 5, BurstOps: 3, Leases: 8, Splits: 6, Compactions: 2, Quiet: 15 * time.Second, Borders: []string{"j", "s"}}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

@@ -15,6 +15,7 @@
 //	go run . history
 //	go run . txn
 //	go run . leaseput
+//	go run . expiry
 package main
 
 import (
@@ -65,6 +66,7 @@ var measures = []measure{
 	{"history", "events a second of one watcher from revision 1", historyFlags},
 	{"txn", "a transaction over two ranges beside one within a range", costFlags(txnCost)},
 	{"leaseput", "a put with a lease beside a put", costFlags(leasePut)},
+	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 
 // bench is what every measure works with.
