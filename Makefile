@@ -19,13 +19,15 @@ BENCHTIME    ?= 1s
 BENCH        ?= .
 SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
-# Of chaos-local; without a seed each run has one of its own, and prints it.
+CALLS        ?= 1000
+PARALLEL     ?= 4
+# Of chaos-local and lockstep; without a seed each run has one of its own, and prints it.
 SEED         ?=
 DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories kills planted chaos-local conformance storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories kills planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -104,6 +106,12 @@ chaos-local:
 # ARGS='-run Lockstep -seed 42 -calls 20000'.
 conformance:
 	cd conformance && go test -tags invariants -count=1 -timeout 60m -v . $(ARGS)
+
+# CALLS calls with each of SEEDS seeds, PARALLEL seeds at a time, from SEED on or from one
+# by chance; a difference fails it, and the end shows what all seeds were together.
+lockstep:
+	cd conformance && go test -tags invariants -count=1 -timeout 24h -v -parallel $(PARALLEL) \
+	  -run Lockstep -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
 
 # kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), no part of test;
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.

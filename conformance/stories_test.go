@@ -210,6 +210,12 @@ var stories = []struct {
 		stream{sorted(get("m/", "n/q\x00"), pb.RangeRequest_VERSION, pb.RangeRequest_NONE, 0)},
 		stream{sorted(get("m/", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_NONE, -1)},
 	}},
+	{"all keys are read behind a delete of the smallest", []any{
+		put("\x00", "1"), put("\x00a", "1"), put("z", "1"),
+		then(del("\x00", "\x01"), get("\x00", fromKey)),
+		put("\x00", "2"), then(del("\x00", ""), sorted(get("\x00", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_DESCEND, 0)),
+		then(put("\x00", "3"), del("m/a", ""), get("\x00", fromKey)), then(del("\x00", fromKey), get("\x00", fromKey)),
+	}},
 	{"leases that are short, long, there already, or not at all", []any{
 		grant(21, -1), grant(22, 0), grant(23, 1), grant(24, math.MinInt64), revoke(21), revoke(22), revoke(23), revoke(24),
 		grant(21, 9_000_000_000), grant(21, 9_000_000_001), grant(21, 5), grant(-21, 3600), grant(math.MinInt64, 3600),

@@ -27,28 +27,41 @@ func (s *source) txnRequest(g int) *pb.TxnRequest {
 // lease of a key which the same transaction has deleted before. It refuses such a pair,
 // but not where the delete goes to the end of all keys.
 func spareEtcd(t *pb.TxnRequest) {
-	var puts []*pb.PutRequest
-	open := false
-	var walk func(t *pb.TxnRequest)
-	walk = func(t *pb.TxnRequest) {
-		for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
-			for _, op := range ops {
-				if p := op.GetRequestPut(); p != nil {
-					puts = append(puts, p)
-				}
-				open = open || string(op.GetRequestDeleteRange().GetRangeEnd()) == "\x00"
-				if n := op.GetRequestTxn(); n != nil {
-					walk(n)
-				}
-			}
-		}
-	}
-	walk(t)
+	puts, open := rewrites(t)
 	for _, p := range puts {
 		if open {
 			p.IgnoreValue, p.IgnoreLease = false, false
 		}
 	}
+}
+
+// compactable returns the revision, or one below it that etcd 3.7.3 survives being
+// compacted at. Where one transaction has deleted a key and put it again, which it refuses
+// but for a delete that goes to the end of all keys, a compaction at its very revision
+// removes the value that lives, and the next read of the key ends the process.
+func (s *source) compactable(rev int64) int64 {
+	for s.rewritten[rev] {
+		rev--
+	}
+	return rev
+}
+
+// rewrites returns the puts of a transaction, in all its branches, and whether one of its
+// deletes goes to the end of all keys.
+func rewrites(t *pb.TxnRequest) (puts []*pb.PutRequest, open bool) {
+	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		for _, op := range ops {
+			if p := op.GetRequestPut(); p != nil {
+				puts = append(puts, p)
+			}
+			open = open || string(op.GetRequestDeleteRange().GetRangeEnd()) == "\x00"
+			if n := op.GetRequestTxn(); n != nil {
+				inner, too := rewrites(n)
+				puts, open = append(puts, inner...), open || too
+			}
+		}
+	}
+	return puts, open
 }
 
 // txnDepth is how deep ordinary transactions nest.

@@ -2,7 +2,9 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -170,6 +172,13 @@ var watchStories = []struct {
 			then(put("t3", "1"), then(put("t2", "1"), del("t1", ""))), wcr("t", "u", withPrev(rev+1)),
 		}
 	}},
+	{"a revision in two fragments", func(rev int64) []any {
+		most, half := strings.Repeat("x", 1<<20), strings.Repeat("y", 700<<10)
+		return []any{
+			put("g1", most), then(put("g2", half), put("g3", half)),
+			wcr("g", "h", func(r *pb.WatchCreateRequest) { r.Fragment, r.StartRevision = true, rev+1 }), del("g", "h"),
+		}
+	}},
 	{"fragments", func(int64) []any {
 		big := strings.Repeat("x", 1<<20)
 		return []any{
@@ -184,69 +193,100 @@ var watchStories = []struct {
 // TestLockstepWatches makes generated calls beside a stream of watchers whose requests
 // are generated too: what etcd's watchers are told, Skein's are.
 func TestLockstepWatches(t *testing.T) {
-	seed := seedOf(t)
-	p := newPair(t, seed)
-	err := p.lockstepWatches(t.Context(), *callsFlag, *splitFlag)
-	if err != nil {
-		t.Fatalf("seed %d: %v\n\ngo test . -run '^%s$' -seed %d -calls %d -split %d", seed, err, t.Name(), seed, *callsFlag, *splitFlag)
-	}
+	overSeeds(t, (*pair).lockstepWatches, func(*testing.T, *pair) {})
 }
 
 // watchersPerStream is after how many requests a stream is given up for a new one.
 const watchersPerStream = 20
 
 func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
-	var w *watchers
-	var err error
+	all := make([]*watchers, len(p.skein.conns))
+	defer func() {
+		for _, w := range all {
+			if w != nil {
+				w.close()
+			}
+		}
+	}()
 	for i := range calls {
 		if i >= calls/8 && i%every == 0 {
 			p.splits.split(p.source.splitKey())
 		}
-		if w == nil {
-			if w, err = p.watch(ctx, p.source.IntN(len(p.skein.conns))); err != nil {
-				return err
-			}
-		}
-		switch {
-		case p.source.chance(12):
-			r := p.source.watchRequest()
-			if r.GetCancelRequest() != nil {
-				err = w.settle() // what it has not been told yet it need not be told
-			}
-			if err == nil {
-				err = w.send(r)
-			}
-			if err == nil {
-				err = w.settle()
-			}
-		case i%40 == 39:
-			err = w.settle()
-		default:
-			c := p.source.next()
-			if t, ok := c.request.(*pb.TxnRequest); ok && writesTwice(t) {
-				continue
-			}
-			err = p.step(ctx, c, p.source.IntN(len(p.skein.conns)))
-		}
-		if err == nil && len(w.requests) >= watchersPerStream {
-			err = w.settle()
-			w.close()
-			w = nil
-		}
-		if err != nil {
-			break
+		if err := p.watchTurn(ctx, i, all); err != nil {
+			return fmt.Errorf("call %d: %w", p.calls, err)
 		}
 	}
-	if w != nil {
-		if err == nil {
-			err = w.settle()
-		}
-		w.close()
-	}
-	if err != nil {
-		return fmt.Errorf("call %d: %w", p.calls, err)
+	if err := settleAll(all); err != nil {
+		return fmt.Errorf("behind the last call: %w", err)
 	}
 	return p.splits.wait()
+}
+
+// settleAll settles all streams that there are.
+func settleAll(all []*watchers) error {
+	for i, w := range all {
+		if w == nil {
+			continue
+		}
+		if err := w.settle(); err != nil {
+			return fmt.Errorf("at node %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// watchTurn does the next thing: a request to one of the streams, of which each node has
+// one, or a call.
+func (p *pair) watchTurn(ctx context.Context, i int, all []*watchers) (err error) {
+	node := p.source.IntN(len(all))
+	switch {
+	case all[node] == nil:
+		if all[node], err = p.watch(ctx, node); err == nil {
+			all[node].etcd.once, all[node].skein.once = true, true
+		}
+		return err
+	case p.source.chance(12):
+		if err := p.watchCall(all[node]); err != nil {
+			return fmt.Errorf("at node %d: %w", node+1, err)
+		}
+		if len(all[node].requests) >= watchersPerStream {
+			all[node].close()
+			all[node] = nil
+		}
+		return nil
+	case i%40 == 39:
+		return settleAll(all)
+	}
+	c := p.source.next()
+	if t, ok := c.request.(*pb.TxnRequest); ok && writesTwice(t) {
+		return nil
+	}
+	if c.kind.name == "Compact" {
+		// What a watcher has not been told yet it is told without the version before.
+		if err := settleAll(all); err != nil {
+			return err
+		}
+	}
+	return p.step(ctx, c, node)
+}
+
+// watchCall sends the next request of a stream.
+func (p *pair) watchCall(w *watchers) error {
+	p.calls++
+	p.outcomes["Watch: OK"]++
+	if len(w.requests) > 3 && p.source.chance(12) {
+		return errors.Join(w.settle(), w.progress(p.source.revision))
+	}
+	r := p.source.watchRequest()
+	if r.GetCancelRequest() != nil {
+		if err := w.settle(); err != nil { // what it has not been told yet it need not be told
+			return err
+		}
+	}
+	if err := w.send(r); err != nil {
+		return err
+	}
+	return w.settle()
 }
 
 // writesTwice says whether a transaction may write a key twice: with a put and with a
@@ -321,11 +361,20 @@ func (s *source) watchRequest() *pb.WatchRequest {
 		r.StartRevision = s.revision + int64(s.IntN(8)) - 3
 	}
 	r.PrevKv, r.Fragment = s.chance(2), s.chance(4)
-	if s.chance(6) {
+	r.ProgressNotify = s.chance(4) // after ten minutes
+	for s.chance(6) {
 		r.Filters = append(r.Filters, pb.WatchCreateRequest_FilterType(s.IntN(2)))
 	}
 	if s.chance(3) {
 		r.WatchId = int64(s.IntN(12))
+	}
+	switch s.IntN(40) {
+	case 0:
+		r.Key = nil
+	case 1:
+		r.WatchId = pick(s, []int64{-1, -2, 1 << 40, math.MaxInt64})
+	case 2:
+		r.Filters = append(r.Filters, pb.WatchCreateRequest_FilterType(pick(s, []int32{2, -1})))
 	}
 	return create(r)
 }

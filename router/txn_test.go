@@ -536,6 +536,15 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 	}
 }
 
+// No key lies below the smallest one that there can be.
+func TestWithoutTheSmallestKeys(t *testing.T) {
+	smallest := keyspace.Span{Start: []byte{0}, End: []byte{1}}
+	o := &ownState{deleted: []keyspace.Span{smallest}}
+	if left := o.without(keyspace.Span{}); len(left) != 1 || !left[0].Equal(keyspace.Span{Start: []byte{1}}) {
+		t.Errorf("left of everything: %v", left)
+	}
+}
+
 // ownPut does a put of the transaction, to its state and to the list.
 func ownPut(a *assembly, kvs []*mvccpb.KeyValue, key []byte, rev int64, value string) []*mvccpb.KeyValue {
 	kv := &mvccpb.KeyValue{Key: key, Value: []byte(value), ModRevision: rev, CreateRevision: rev, Version: 1}
