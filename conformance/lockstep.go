@@ -92,6 +92,9 @@ func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, 
 	return theirs, nil
 }
 
+// writtenTwice is the outcome of a transaction that may write a key more than once.
+const writtenTwice = "Txn: OK, a key written more than once"
+
 // take counts etcd's answer and learns from it.
 func (p *pair) take(c *call, theirs answer) {
 	p.calls++
@@ -100,6 +103,9 @@ func (p *pair) take(c *call, theirs answer) {
 		outcome = theirs.text
 	}
 	p.outcomes[c.kind.name+": "+outcome]++
+	if t, ok := c.request.(*pb.TxnRequest); ok && theirs.response != nil && writesTwice(t) {
+		p.outcomes[writtenTwice]++
+	}
 	p.source.observe(c, theirs)
 }
 
