@@ -92,8 +92,8 @@ func casOf(key, old, value string) *pb.TxnRequest {
 	}
 }
 
-// twice is a transaction that writes its keys more than once.
-func twice(value string) *pb.TxnRequest {
+// writtenTwice is a transaction that writes its keys more than once.
+func writtenTwice(value string) *pb.TxnRequest {
 	return &pb.TxnRequest{Success: []*pb.RequestOp{
 		deleteOp("r0", true), putOp("r1", []byte(value)), putOp("r0", []byte(value+"'")), deleteOp("r1", false), rangeOp(everything()), deleteOp("r0", true),
 	}}
@@ -116,8 +116,8 @@ func good() *script {
 	s.do(casOf("c0", "5", "7"))
 	s.do(everything())
 	s.do(put("r0", "r"))
-	s.do(twice("t"))
-	s.lose(s.call(twice("u")), true)
+	s.do(writtenTwice("t"))
+	s.lose(s.call(writtenTwice("u")), true)
 	old := everything()
 	old.Revision = 3
 	s.do(old)
@@ -180,15 +180,15 @@ func TestBadHistoriesFail(t *testing.T) {
 			s.disks = s.disks[:len(s.disks)-1]
 		}},
 		{"a write that is replaced and lost", "replay", func(s *script) {
-			s.do(twice("a"))
+			s.do(writtenTwice("a"))
 			s.disks = slices.Delete(s.disks, len(s.disks)-3, len(s.disks)-2)
 		}},
 		{"a write of unknown fate that is replaced and lost", "replay", func(s *script) {
-			s.lose(s.call(twice("a")), true)
+			s.lose(s.call(writtenTwice("a")), true)
 			s.disks = slices.Delete(s.disks, len(s.disks)-4, len(s.disks)-3)
 		}},
 		{"writes of one key in another order", "replay", func(s *script) {
-			s.do(twice("a"))
+			s.do(writtenTwice("a"))
 			a, b := &s.disks[len(s.disks)-1], &s.disks[len(s.disks)-3]
 			a.Sub, b.Sub = b.Sub, a.Sub
 		}},
