@@ -65,7 +65,7 @@ var kvKinds = []*kind{
 	{
 		name: "Compact", method: pb.KV_Compact_FullMethodName, weight: 1, alone: true,
 		generate: func(s *source) proto.Message {
-			return &pb.CompactionRequest{Revision: s.compactable(s.someRevision()), Physical: s.chance(2)}
+			return &pb.CompactionRequest{Revision: s.compaction(), Physical: s.chance(2)}
 		},
 		response: func() proto.Message { return &pb.CompactionResponse{} },
 	},

@@ -96,6 +96,9 @@ func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, 
 // compactedThere counts, beside etcd's answers, the reads of which etcd keeps no answer.
 const compactedThere = "made where etcd is compacted"
 
+// writtenTwice is the outcome of a transaction that may write a key more than once.
+const writtenTwice = "Txn: OK, a key written more than once"
+
 // take counts etcd's answer and learns from it.
 func (p *pair) take(c *call, theirs answer) {
 	p.calls++
@@ -104,6 +107,9 @@ func (p *pair) take(c *call, theirs answer) {
 		outcome = cut(theirs.text, 200)
 	}
 	p.outcomes[c.kind.name+": "+outcome]++
+	if t, ok := c.request.(*pb.TxnRequest); ok && theirs.response != nil && writesTwice(t) {
+		p.outcomes[writtenTwice]++
+	}
 	p.source.observe(c, theirs)
 }
 

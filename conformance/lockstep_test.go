@@ -118,6 +118,7 @@ var promised = []struct {
 	{"Put: OK", 100},
 	{"DeleteRange: OK", 500},
 	{"Txn: OK", 500},
+	{writtenTwice, 1000},
 	{"LeaseGrant: OK", 1000},
 	{"LeaseRevoke: OK", 5000},
 	{"LeaseTimeToLive: OK", 1000},

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/skeindb/skein/keyspace"
 )
 
 // pause lets etcd's unsynced watchers become synced ones, which it looks for ten times a
@@ -179,6 +176,30 @@ var watchStories = []struct {
 			wcr("g", "h", func(r *pb.WatchCreateRequest) { r.Fragment, r.StartRevision = true, rev+1 }), del("g", "h"),
 		}
 	}},
+	{"one key put and deleted in a transaction", func(rev int64) []any {
+		only := func(f pb.WatchCreateRequest_FilterType, rev int64) func(*pb.WatchCreateRequest) {
+			return func(r *pb.WatchCreateRequest) {
+				r.PrevKv, r.StartRevision, r.Filters = true, rev, []pb.WatchCreateRequest_FilterType{f}
+			}
+		}
+		twice := func() []any {
+			return []any{
+				put("y1", "1"), put("y3", "1"),
+				then(then(put("y1", "2"), put("y2", "1"), put("y5", "1")), get("y", "z"), then(del("y1", ""), del("y2", "y3")), put("y4", "1")),
+				put("y1", "3"), then(del("y1", fromKey), put("y3", "4"), put("y1", "4"), put("y0", "1"), get("y", "z")),
+				then(del("y1", fromKey), put("y1", "5"), put("y7", "5"), del("y1", fromKey)), get("y", "z"),
+				then(put("y7", "6"), del("y1", fromKey)), then(then(put("y1", "6")), then(then(del("y", "z")))), get("\x00", fromKey),
+			}
+		}
+		calls := []any{
+			wcr("y", "z", withPrev(0)), wcr("y", "z", nil), wcr("y1", "", withPrev(0)),
+			wcr("y", "z", only(pb.WatchCreateRequest_NOPUT, 0)), wcr("y", "z", only(pb.WatchCreateRequest_NODELETE, 0)),
+		}
+		calls = append(append(append(calls, twice()...), split("y2"), split("y4")), twice()...)
+		return append(calls,
+			wcr("y", "z", withPrev(rev+1)), wcr("y1", "", from(rev+1)), wcr("y", "z", from(rev+5)),
+			wcr("y", "z", only(pb.WatchCreateRequest_NOPUT, rev+1)), wcr("y", "z", only(pb.WatchCreateRequest_NODELETE, rev+1)))
+	}},
 	{"fragments", func(int64) []any {
 		big := strings.Repeat("x", 1<<20)
 		return []any{
@@ -258,9 +279,6 @@ func (p *pair) watchTurn(ctx context.Context, i int, all []*watchers) (err error
 		return settleAll(all)
 	}
 	c := p.source.next()
-	if t, ok := c.request.(*pb.TxnRequest); ok && writesTwice(t) {
-		return nil
-	}
 	if c.kind.name == "Compact" {
 		// What a watcher has not been told yet it is told without the version before.
 		if err := settleAll(all); err != nil {
@@ -289,42 +307,8 @@ func (p *pair) watchCall(w *watchers) error {
 	return w.settle()
 }
 
-// writesTwice says whether a transaction may write a key twice: with a put and with a
-// delete, which etcd lets pass where the delete goes to the end of all keys or stands in
-// another transaction than the put, within this one. Its watchers are told both, Skein's
-// the last one (docs/ARCHITECTURE.md).
-func writesTwice(t *pb.TxnRequest) bool {
-	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
-		puts, deletes := writes(branch, nil, nil)
-		for _, p := range puts {
-			if slices.ContainsFunc(deletes, func(s keyspace.Span) bool { return s.Contains(p) }) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// writes adds the keys that the operations put and the spans that they delete, in both
-// branches of the transactions among them.
-func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]byte, []keyspace.Span) {
-	for _, op := range ops {
-		if p := op.GetRequestPut(); p != nil {
-			puts = append(puts, p.GetKey())
-		}
-		if d := op.GetRequestDeleteRange(); d != nil {
-			if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
-				deletes = append(deletes, s)
-			}
-		}
-		puts, deletes = writes(op.GetRequestTxn().GetSuccess(), puts, deletes)
-		puts, deletes = writes(op.GetRequestTxn().GetFailure(), puts, deletes)
-	}
-	return puts, deletes
-}
-
-// TestWritesTwice are transactions whose events differ from etcd's, and their likes whose
-// events do not.
+// TestWritesTwice are transactions that write a key more than once, and their likes that do
+// not.
 func TestWritesTwice(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -30,8 +30,10 @@ type applyState struct {
 	// complete is up to where the range is complete, see advance; lowest is the lowest
 	// floor of the locks that will leave versions behind, or MaxRevision.
 	complete, lowest keyspace.Revision
-	// versions is the memory for those of one batch.
+	// versions is the memory for those of one batch; replaced of them are not the last of
+	// their transaction for their key.
 	versions []mvcc.Version
+	replaced int
 	// attached are the changes of the index of leases in the batch at hand, in their order.
 	attached []attachment
 	index    mvcc.LeaseIndex
@@ -177,6 +179,7 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
+	s.replaced = 0
 	if cap(s.attached) > keptVersions {
 		s.attached = nil
 	}
@@ -196,12 +199,41 @@ func (s *applyState) write(b *engine.Batch) error {
 	slices.SortFunc(s.versions, func(x, y mvcc.Version) int {
 		return cmp.Or(bytes.Compare(x.Key, y.Key), cmp.Compare(x.Mod, y.Mod), cmp.Compare(x.Sub, y.Sub))
 	})
+	if s.replaced > 0 {
+		if err := s.joinReplaced(); err != nil {
+			return err
+		}
+	}
 	for i := range s.versions {
 		if err := mvcc.Put(b, &s.versions[i]); err != nil {
 			return err
 		}
 	}
 	return s.writeAttached(b)
+}
+
+// joinReplaced gives the versions that a transaction has replaced to those that it has left.
+func (s *applyState) joinReplaced() error {
+	left := s.versions[:0]
+	var before *mvcc.Version
+	for i := range s.versions {
+		v := s.versions[i]
+		if before != nil && v.Sub <= before.Sub {
+			return fmt.Errorf("key %q is written at revision %d by operation %d and by operation %d", v.Key, v.Mod, before.Sub, v.Sub)
+		}
+		v.Earlier, before = before, nil
+		if next := i + 1; next < len(s.versions) && s.versions[next].Mod == v.Mod && bytes.Equal(s.versions[next].Key, v.Key) {
+			before = &v
+			s.replaced--
+			continue
+		}
+		left = append(left, v)
+	}
+	clear(s.versions[len(left):])
+	if s.versions = left; s.replaced != 0 {
+		return fmt.Errorf("%d versions are replaced by none", s.replaced)
+	}
+	return nil
 }
 
 // hashMismatch says that this replica and the leader have applied different

@@ -35,9 +35,10 @@ func sampleBatch() []byte {
 	b = binary.AppendUvarint(b, 2)
 	b = appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 300, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, prior{})
 	b = appendVersion(b, &mvcc.Version{Key: []byte("l"), Mod: 300, Tombstone: true}, prior{lived: true, lease: -9})
-	b = binary.AppendUvarint(b, 2)
+	b = binary.AppendUvarint(b, 3)
 	b = appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 301, Create: 290, Version: 5, Lease: 9, Value: []byte("w")}, prior{lived: true, lease: 9})
-	return appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Create: 301, Version: 1}, prior{})
+	b = appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Tombstone: true}, prior{replaced: true})
+	return appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Create: 301, Version: 1}, prior{lived: true})
 }
 
 func sampleSplit() []byte {
@@ -126,7 +127,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("request %+v, %v", r, err)
 	}
 	if want := "term=5 batch 1 on 4/8 k@300=v(create=290 version=4) lease=9 l@300† was=-9 " +
-		"k@301=w(create=290 version=5) lease=9 was=9 m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
+		"k@301=w(create=290 version=5) lease=9 was=9 m@301† replaced m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
 		t.Errorf("batch %s", entryText(5, sampleBatch()))
 	}
 	if entryText(5, sampleSplit()) != "term=5 split at g into 8" {

@@ -149,15 +149,20 @@ const (
 	// versionKept: the key was attached to the same lease before the transaction. The index
 	// of leases has it already.
 	versionKept
+	// versionReplaced: a later write of the same transaction has replaced this one. It is an
+	// event and nothing else; what the key was before is with the last write.
+	versionReplaced
 
 	// intentFlags are those of an intent: one attaches its key again in any case.
-	intentFlags  = versionTombstone | versionLease | versionLived | versionDetach
+	intentFlags  = versionTombstone | versionLease | versionLived | versionDetach | versionReplaced
 	versionFlags = intentFlags | versionKept
 )
 
 // prior is what a key was before a transaction wrote it.
 type prior struct {
 	lived bool
+	// replaced says that the transaction has written the key again: no more is said here.
+	replaced bool
 	// lease is the one that the key was attached to, 0 for none.
 	lease keyspace.LeaseID
 }
@@ -173,14 +178,23 @@ func versionHead(v *mvcc.Version, before prior) (flags byte) {
 	if before.lived {
 		flags |= versionLived
 	}
-	switch before.lease {
-	case 0:
-	case v.Lease:
+	switch {
+	case before.replaced:
+		flags |= versionReplaced
+	case before.lease == 0:
+	case before.lease == v.Lease:
 		flags |= versionKept
 	default:
 		flags |= versionDetach
 	}
 	return flags
+}
+
+// knownFlags says whether a version may have the flags.
+func knownFlags(flags byte) bool {
+	return flags&^versionFlags == 0 && flags&(versionTombstone|versionLease) != versionTombstone|versionLease &&
+		(flags&versionKept == 0 || flags&(versionLease|versionDetach) == versionLease) &&
+		(flags&versionReplaced == 0 || flags&(versionLived|versionDetach|versionKept) == 0)
 }
 
 // appendVersion appends one version of the transaction with revision v.Mod.
@@ -209,12 +223,11 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 		return before, nil, errTruncated
 	}
 	flags := b[0]
-	if flags&^versionFlags != 0 || flags&versionTombstone != 0 && flags&versionLease != 0 ||
-		flags&versionKept != 0 && flags&(versionLease|versionDetach) != versionLease {
+	if !knownFlags(flags) {
 		return before, nil, fmt.Errorf("shard: version with flags %#x", flags)
 	}
 	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
-	before.lived = flags&versionLived != 0
+	before.lived, before.replaced = flags&versionLived != 0, flags&versionReplaced != 0
 	if v.Key, rest, err = bytesField(b[1:]); err != nil {
 		return before, nil, err
 	}

@@ -65,8 +65,7 @@ func endOf(now *model, events []Version) int64 {
 	if id == 0 {
 		return 0
 	}
-	_, next := now.apply(&pb.LeaseRevokeRequest{ID: id}, events[0].Mod)
-	if !slices.Equal(difference(now, next, events[0].Mod), events) {
+	if _, _, d := now.run(&pb.LeaseRevokeRequest{ID: id}, events[0].Mod); !slices.Equal(d, events) {
 		return 0
 	}
 	return id
@@ -470,7 +469,7 @@ func endsOf(ops []*Op, vs []Version, key string) (h []porcupine.Operation) {
 		if v.Key != key {
 			continue
 		}
-		if v.Deleted && last != nil && last.Lease != 0 && !owned[v.Mod] {
+		if v.Deleted && last != nil && last.Mod < v.Mod && last.Lease != 0 && !owned[v.Mod] {
 			end := int64(math.MaxInt64)
 			if o := first(v.Mod); o != nil {
 				end = o.Return

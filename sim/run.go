@@ -105,8 +105,8 @@ type Report struct {
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
 	// Moves counts the operations that were begun.
-	Moves int64
-	Network             simbus.Stats
+	Moves   int64
+	Network simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
