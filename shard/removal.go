@@ -84,13 +84,14 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removalMark, leads
 }
 
 // removed returns the ranges of which this node has not yet removed what the marks
-// ask for. changed says that a range has split since its mark was made.
+// ask for. changed says that a range has split or moved since its mark was made.
 func (n *Node) removed(marks []removalMark) (left []keyspace.RangeID, changed bool) {
 	for i := range marks {
 		m := &marks[i]
 		r := n.Replica(m.Descriptor.Range)
 		if r == nil {
-			left = append(left, m.Descriptor.Range)
+			// It is to be opened yet, or was moved away since.
+			changed = true
 			continue
 		}
 		r.mu.Lock()
