@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -146,6 +147,7 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 			if _, err := r.RevokeLease(t.Context(), 7, 2, everywhere); err != nil {
 				t.Error(err)
 			}
+			time.Sleep(forgetEvery) // until the records are forgotten
 			synctest.Wait()
 			named := 0
 			for _, q := range f.sequenced {
