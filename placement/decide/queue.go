@@ -1,0 +1,38 @@
+package decide
+
+// queue is the ranges with one need. A round looks at a bounded number of them, going on
+// where the round before has stopped, so that each has its turn.
+type queue struct {
+	items []*rng
+	next  int
+}
+
+func (q *queue) add(r *rng) {
+	r.needPos = len(q.items)
+	q.items = append(q.items, r)
+}
+
+func (q *queue) remove(r *rng) {
+	if r.needPos < 0 {
+		return
+	}
+	last := q.items[len(q.items)-1]
+	q.items[r.needPos], last.needPos = last, r.needPos
+	q.items[len(q.items)-1] = nil
+	q.items = q.items[:len(q.items)-1]
+	r.needPos = -1
+}
+
+// setNeed moves the range to the queue of its need.
+func (c *Cluster) setNeed(r *rng, need Reason) {
+	if r.need == need {
+		return
+	}
+	if r.need != None {
+		c.queues[r.need].remove(r)
+	}
+	r.need = need
+	if need != None {
+		c.queues[need].add(r)
+	}
+}
