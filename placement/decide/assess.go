@@ -1,6 +1,8 @@
 package decide
 
 import (
+	"errors"
+
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -103,8 +105,12 @@ func (c *Cluster) assess(r *rng) Reason {
 		return Size
 	case c.heated(r):
 		return Heat
-	case c.mergeable(r) == nil:
+	}
+	switch err := c.mergeable(r); {
+	case err == nil:
 		return Cold
+	case r.mate != nil && r.mate == c.right(r) && !errors.Is(err, errMergeUneasy):
+		r.part()
 	}
 	return None
 }

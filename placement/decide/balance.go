@@ -206,13 +206,10 @@ func (c *Cluster) partners(n *node, order func(*zone) *btree.BTreeG[*node], up b
 func (c *Cluster) pick(from, to *node) (*rng, hold) {
 	var best *rng
 	busy := false
-	shareFrom, shareTo, one := from.share(), to.share(), c.oneRange()
-	lowest := shareFrom - band(shareFrom, c.settings.Rest, one)
-	highest := shareTo + band(shareTo, c.settings.Rest, one)
 	for r := range c.some(from) {
 		b := float64(c.cost(r))
-		after, there := float64(from.bytes)-b, float64(to.bytes)+b
-		if after < lowest || there > highest || after/shareFrom < there/shareTo || !c.better(r, best, from) {
+		crossed := (float64(from.bytes)-b)/from.share() < (float64(to.bytes)+b)/to.share()
+		if crossed || !c.evenAfter(b, from, to) || !c.better(r, best, from) {
 			continue
 		}
 		switch c.canMove(r, from, to) {
@@ -230,6 +227,15 @@ func (c *Cluster) pick(from, to *node) (*rng, hold) {
 		return nil, holdBusy
 	}
 	return nil, holdTargets
+}
+
+// evenAfter says whether neither node is on the wrong side of its share when so many
+// bytes have gone from one to the other.
+func (c *Cluster) evenAfter(bytes float64, from, to *node) bool {
+	one := c.oneRange()
+	lowest := from.share() - band(from.share(), c.settings.Rest, one)
+	highest := to.share() + band(to.share(), c.settings.Rest, one)
+	return float64(from.bytes)-bytes >= lowest && float64(to.bytes)+bytes <= highest
 }
 
 // better says whether the range is rather moved from the node than the best so far.
@@ -261,9 +267,9 @@ func (c *Cluster) some(n *node) func(func(*rng) bool) {
 }
 
 // calm says whether the range may be touched for balance: nothing is under way, nothing
-// more urgent is needed, and all of its voters live.
+// more urgent is needed, it is not half way to be merged, and all of its voters live.
 func (c *Cluster) calm(r *rng) bool {
-	if r.op != nil || r.need != None && r.need < Size || r.retryAt > c.now {
+	if r.op != nil || r.mate != nil || r.need != None && r.need < Size || r.retryAt > c.now {
 		return false
 	}
 	t := c.count(r)
@@ -280,6 +286,8 @@ func (c *Cluster) canMove(r *rng, from, to *node) hold {
 	switch {
 	case r.seatOf(to.ID) != nil || !c.rested(r.movedAt) || !c.calm(r) || !c.fits(to, c.cost(r)):
 		return holdTargets
+	case r.left == to.ID && !c.settled(r):
+		return holdTargets // another range goes there, and this one not to and fro
 	case r.inZone(to.zone, from) >= r.inZone(from.zone, nil):
 		return holdZone
 	}
@@ -307,7 +315,6 @@ func (c *Cluster) moveBytes(r *rng, from, to *node, why string) {
 	if r.Leader == from.ID {
 		op.Lead = c.heir(r, from, to).ID
 	}
-	r.movedAt = max(c.now, 1)
 	c.emit(r, op)
 }
 

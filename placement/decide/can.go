@@ -123,6 +123,10 @@ func (c *Cluster) CanDecommission(id keyspace.NodeID) error {
 		return refuse(fmt.Sprintf("it has %d MiB, and the others have room for %d MiB", n.bytes>>20, max(0, room)>>20),
 			"add a node, or delete data")
 	}
+	if r := c.homeless(n); r != nil {
+		return refuse(fmt.Sprintf("no node without a replica of range %s has room for its %d MiB", r.Descriptor.Range, r.Bytes>>20),
+			"add a node, or free space")
+	}
 	if others, left := c.zonesWithout(n); left && others < need {
 		return refuse(fmt.Sprintf("it is the last node of zone %q, and in the %d others replicas would share a zone", n.zone.name, others),
 			"add a node in zone %q first", n.zone.name)
@@ -151,6 +155,25 @@ func (c *Cluster) roomWithout(n *node) int64 {
 		})
 	}
 	return room
+}
+
+// homeless returns a range of the node that none of the emptiest nodes could take.
+func (c *Cluster) homeless(n *node) *rng {
+	for _, r := range n.replicas {
+		home := false
+		for _, z := range c.zones {
+			looked := 0
+			z.fill.Ascend(func(o *node) bool {
+				looked++
+				home = home || r.seatOf(o.ID) == nil && c.fits(o, c.cost(r))
+				return !home && looked < maxLook
+			})
+		}
+		if t := c.count(r); !home && t.voters <= c.settings.ReplicationFactor {
+			return r
+		}
+	}
+	return nil
 }
 
 // zonesWithout counts the zones that have live nodes besides n, and says whether n's

@@ -129,9 +129,11 @@ type rng struct {
 	need    Reason
 	needPos int
 	retryAt clock.Time
-	movedAt clock.Time // 0: never
+	movedAt clock.Time      // 0: never
+	left    keyspace.NodeID // from where that took it
 	ledAt   clock.Time
 	hotAt   clock.Time // 0: not hot
+	mate    *rng       // the neighbour with which it is being merged, step by step
 }
 
 // seat is a range's place in the list of a node.
@@ -328,6 +330,10 @@ func (c *Cluster) RemoveRange(id keyspace.RangeID) {
 	c.detach(r)
 	c.unplace(r)
 	c.forgetSpan(r)
+	if r.mate != nil {
+		r.mate.movedAt = max(r.mate.movedAt, r.movedAt)
+	}
+	r.part()
 	c.queues[r.need].remove(r)
 	delete(c.ranges, id)
 	last := c.all[len(c.all)-1]

@@ -126,19 +126,13 @@ func (c *Cluster) relief(r *rng, from, to *node) float64 {
 // moveLoad moves the replica and its lead to the node with the least load whose share of
 // bytes allows it.
 func (c *Cluster) moveLoad(r *rng, from *node, why string) bool {
-	one := c.oneRange()
 	b := float64(c.cost(r))
-	if share := from.share(); float64(from.bytes)-b < share-band(share, c.settings.Rest, one) {
-		return false
-	}
 	for _, to := range ends(c.byLoad, maxLook, true) {
-		share := to.share()
 		if !to.in.receiver || to.balanceIn >= c.settings.balanceCopies() ||
-			float64(to.bytes)+b > share+band(share, c.settings.Rest, one) ||
-			c.relief(r, from, to) == 0 || c.canMoveLead(r, from, to) != free {
+			!c.evenAfter(b, from, to) || c.relief(r, from, to) == 0 || c.canMoveLead(r, from, to) != free {
 			continue
 		}
-		r.movedAt, r.ledAt = max(c.now, 1), max(c.now, 1)
+		r.ledAt = max(c.now, 1)
 		from.hotLoad -= float64(r.Load)
 		c.emit(r, Operation{
 			Kind: MoveReplica, From: from.ID, To: to.ID, Lead: to.ID, Source: r.Leader, Reason: Load,

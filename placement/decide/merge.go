@@ -40,6 +40,8 @@ func (c *Cluster) mergeable(r *rng) error {
 		return errMergeYoung
 	case o.op != nil || o.need != None && o.need != Cold:
 		return errMergeUneasy
+	case r.mate != nil && r.mate != o || o.mate != nil && o.mate != r:
+		return errMergeUneasy
 	}
 	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 {
 		return errMergeUneasy
@@ -64,11 +66,54 @@ func (c *Cluster) split(r *rng) (Operation, hold) {
 	return op, free
 }
 
+// part ends the plan to merge the range with a neighbour.
+func (r *rng) part() {
+	if r.mate != nil {
+		r.mate.mate = nil
+		r.mate = nil
+	}
+}
+
+// aligned says whether two neighbours have their voters on the same nodes.
+func aligned(a, b *rng) bool {
+	if len(a.Descriptor.Replicas) != len(b.Descriptor.Replicas) {
+		return false
+	}
+	for _, is := range a.Descriptor.Replicas {
+		if !b.votesOn(is.Node) {
+			return false
+		}
+	}
+	return true
+}
+
+// settled says whether the range's replicas have been where they are for so long that
+// they may be moved for a merge: else a row of neighbours that are merged one after the
+// other would be carried to and fro.
+func (c *Cluster) settled(r *rng) bool {
+	return r.movedAt == 0 || c.now.Sub(r.movedAt) >= c.settings.MergeAge
+}
+
+// cheaper says whether one of two neighbours, which would have to be brought together
+// first, can be merged with its other neighbour as it is.
+func (c *Cluster) cheaper(r, o *rng) bool {
+	if l := c.left(r); l != nil && aligned(l, r) && c.mergeable(l) == nil {
+		return true
+	}
+	after := c.right(o)
+	return after != nil && aligned(o, after) && c.mergeable(o) == nil
+}
+
 // merge brings the range and its right neighbour together, one step at a time: the
 // smaller one's replicas to the nodes of the larger one, then the lead, then both in one.
+// From the first step on neither is merged with anybody else, so that no replica follows
+// one neighbour and then the other.
 func (c *Cluster) merge(r *rng) (Operation, hold) {
 	o := c.right(r)
 	if err := c.mergeable(r); err != nil || o.retryAt > c.now {
+		return Operation{}, holdLater
+	}
+	if r.mate == nil && !aligned(r, o) && (c.cheaper(r, o) || !c.settled(r) || !c.settled(o)) {
 		return Operation{}, holdLater
 	}
 	small, large := r, o
@@ -78,8 +123,9 @@ func (c *Cluster) merge(r *rng) (Operation, hold) {
 	why := fmt.Sprintf("ranges %s and %s are small and cold, %d MiB together", r.Descriptor.Range, o.Descriptor.Range, (r.Bytes+o.Bytes)>>20)
 	op, h := c.align(small, large, why)
 	if h == free && op.Kind != Merge {
+		r.mate, o.mate = o, r
 		// It is decided for the small one, which need not be the one in the queue.
-		small.movedAt, small.ledAt = max(c.now, 1), max(c.now, 1)
+		small.ledAt = max(c.now, 1)
 		op.Reason = Cold
 		c.emit(small, op)
 		return Operation{}, holdBusy
@@ -141,7 +187,8 @@ func (r *rng) votesOn(id keyspace.NodeID) bool {
 }
 
 // beside returns a node of large on which small has no replica and can have one without
-// more of its replicas in one zone than before.
+// more of its replicas in one zone than before, and without that balance would move it
+// away again.
 func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 	h := holdZone
 	for _, s := range large.seats {
@@ -149,7 +196,7 @@ func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 		if small.seatOf(n.ID) != nil || !n.takes() || small.inZone(n.zone, from) >= small.inZone(from.zone, nil) {
 			continue
 		}
-		if n.receiving < c.settings.NodeCopies && c.fits(n, c.cost(small)) {
+		if n.receiving < c.settings.NodeCopies && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
 			return n, free
 		}
 		h = holdTargets

@@ -1,5 +1,7 @@
 package decide
 
+import "math/rand/v2"
+
 // queue is the ranges with one need. A round looks at a bounded number of them, going on
 // where the round before has stopped, so that each has its turn.
 type queue struct {
@@ -7,9 +9,16 @@ type queue struct {
 	next  int
 }
 
-func (q *queue) add(r *rng) {
-	r.needPos = len(q.items)
+// add puts the range at a place drawn at random: what becomes urgent together, as the
+// ranges of a lost node, is often led by the same few nodes, and would wait in line for
+// those while others have nothing to do.
+func (q *queue) add(r *rng, random *rand.Rand) {
 	q.items = append(q.items, r)
+	last := len(q.items) - 1
+	at := random.IntN(len(q.items))
+	q.items[at], q.items[last] = q.items[last], q.items[at]
+	q.items[last].needPos = last
+	q.items[at].needPos = at
 }
 
 func (q *queue) remove(r *rng) {
@@ -33,6 +42,6 @@ func (c *Cluster) setNeed(r *rng, need Reason) {
 	}
 	r.need = need
 	if need != None {
-		c.queues[need].add(r)
+		c.queues[need].add(r, c.random)
 	}
 }

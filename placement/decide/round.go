@@ -166,6 +166,10 @@ func (c *Cluster) emit(r *rng, op Operation) {
 	op.Range, op.Bytes = r.Descriptor.Range, 0
 	if op.copies() {
 		op.Bytes = r.Bytes
+		r.movedAt, r.left = max(c.now, 1), 0
+		if op.Reason >= Zones {
+			r.left = op.From // not to and fro; a node that was lost or left itself may come back
+		}
 	}
 	if op.Reason == None {
 		op.Reason = r.need
