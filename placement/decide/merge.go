@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -61,6 +62,9 @@ func (c *Cluster) split(r *rng) (Operation, hold) {
 		return op, free
 	}
 	op.Key, _ = r.Sample.Divide()
+	if !r.inside(op.Key) {
+		return Operation{}, holdLater // the sample is older than the span
+	}
 	op.Why = fmt.Sprintf("the range has %d puts and reads a second, %d are the most, and they divide at %q",
 		r.Load, c.settings.SplitLoad, op.Key)
 	return op, free
@@ -102,6 +106,12 @@ func (c *Cluster) cheaper(r, o *rng) bool {
 	}
 	after := c.right(o)
 	return after != nil && aligned(o, after) && c.mergeable(o) == nil
+}
+
+// inside says whether the range can be split at the key.
+func (r *rng) inside(key []byte) bool {
+	span := r.Descriptor.Span
+	return span.Contains(key) && !bytes.Equal(key, span.Start)
 }
 
 // merge brings the range and its right neighbour together, one step at a time: the

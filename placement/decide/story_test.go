@@ -124,26 +124,27 @@ func (s *story) rangeOf(a args) Range {
 		r.Leader = r.Descriptor.Replicas[0].Node
 	}
 	if shape := a.text("sample", ""); shape != "" {
-		r.Sample = sampleOf(shape)
+		r.Sample = sampleOf(shape, a.text("start", ""))
 	}
 	return r
 }
 
-// sampleOf returns a sample of a shape.
-func sampleOf(shape string) *Sample {
+// sampleOf returns a sample of a shape, of keys that begin with the prefix.
+func sampleOf(shape, prefix string) *Sample {
+	key := func(i int) []byte { return fmt.Appendf(nil, "%s%02d", prefix, i) }
 	s := &Sample{}
 	for i := range 64 {
 		switch shape {
 		case "divides":
-			s.Requests = append(s.Requests, Request{Key: fmt.Appendf(nil, "k%02d", i*37%64)})
+			s.Requests = append(s.Requests, Request{Key: key(i * 37 % 64)})
 		case "hot-key":
-			s.Requests = append(s.Requests, Request{Key: fmt.Appendf(nil, "k%02d", i*37%64*(i%3/2))})
+			s.Requests = append(s.Requests, Request{Key: key(i * 37 % 64 * (i % 3 / 2))})
 		case "tail":
-			s.Requests = append(s.Requests, Request{Key: fmt.Appendf(nil, "k%02d", i)})
+			s.Requests = append(s.Requests, Request{Key: key(i)})
 		case "spans":
-			s.Requests = append(s.Requests, Request{Key: []byte("k"), End: []byte("l")})
+			s.Requests = append(s.Requests, Request{Key: key(0), End: key(99)})
 		case "halves":
-			s.Requests = append(s.Requests, Request{Key: []byte{"km"[i%2]}, End: []byte{"mz"[i%2]}})
+			s.Requests = append(s.Requests, Request{Key: key(i % 2 * 50), End: key(i%2*50 + 49)})
 		}
 	}
 	return s
