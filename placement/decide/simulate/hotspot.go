@@ -19,8 +19,10 @@ type HotSpot struct {
 	Every, For time.Duration
 }
 
-// MoveHotSpot lets the hot spot move over the cluster.
-func (w *World) MoveHotSpot(h HotSpot) {
+// MoveHotSpot lets the hot spot move over the cluster. It returns the most load that a
+// node has, in parts of the mean, at the end of each stay.
+func (w *World) MoveHotSpot(h HotSpot) []float64 {
+	var most []float64
 	at := 0
 	for end := w.now.Add(h.For); w.now < end; {
 		hot := map[keyspace.RangeID]int64{}
@@ -32,9 +34,11 @@ func (w *World) MoveHotSpot(h HotSpot) {
 		}
 		known := len(w.ranges)
 		w.Run(h.Every)
+		most = append(most, w.Balance().LoadMax)
 		w.cool(hot, known)
 		at += h.Width
 	}
+	return most
 }
 
 // cool gives the ranges back the load that they had, and its part to what they were

@@ -101,12 +101,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		shapes := map[string]decide.Shape{"divides": decide.Divides, "hot-key": decide.HotKey, "tail": decide.Tail, "spans": decide.Spans}
 		s.w.SetLoad(keyspace.RangeID(number(t, d, "range", 0)), number(t, d, "rate", 0), shapes[text(d, "shape", "divides")])
 	case "hot":
-		return s.traced(t, d, func() {
-			s.w.MoveHotSpot(HotSpot{
-				Width: int(number(t, d, "width", 1)), Load: number(t, d, "rate", 0),
-				Every: duration(t, d, "every", time.Minute), For: duration(t, d, "for", time.Hour),
-			})
-		})
+		return s.hot(t, d)
 	case "mark":
 		s.w.Mark()
 		s.w.Plan()
@@ -158,6 +153,23 @@ func (s *story) set(t *testing.T, d *datadriven.TestData) {
 	t.Helper()
 	s.change(t, d)
 	s.w.SetSettings(s.settings)
+}
+
+// hot lets a hot spot move, and prints how far it was spread.
+func (s *story) hot(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
+	var most []float64
+	out := s.traced(t, d, func() {
+		most = s.w.MoveHotSpot(HotSpot{
+			Width: int(number(t, d, "width", 1)), Load: number(t, d, "rate", 0),
+			Every: duration(t, d, "every", time.Minute), For: duration(t, d, "for", time.Hour),
+		})
+	})
+	out += "at the end of each stay the most load of a node is, in % of the mean:"
+	for _, m := range most {
+		out += fmt.Sprintf(" %.0f", 100*m)
+	}
+	return out + "\n" + s.w.Report.String()
 }
 
 // let lets time pass, and prints some operations and the report.

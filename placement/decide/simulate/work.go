@@ -189,6 +189,7 @@ func (w *World) split(g *span, key []byte) {
 	w.living++
 	w.put(g)
 	w.put(right)
+	w.watch(right)
 }
 
 // merge lets the range absorb its right neighbour.

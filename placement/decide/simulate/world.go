@@ -272,6 +272,11 @@ func (w *World) InZone(zone string) []keyspace.NodeID {
 func (w *World) SetLoad(id keyspace.RangeID, load int64, shape decide.Shape) {
 	g := w.rangeOf(id)
 	g.load, g.shape = load, shape
+	w.watch(g)
+}
+
+// watch lets the range be reported until its load is the one that was reported.
+func (w *World) watch(g *span) {
 	if !g.warm {
 		g.warm = true
 		w.warm = append(w.warm, g)
@@ -294,8 +299,10 @@ func (w *World) reportLoads() {
 		}
 		g.reported += (g.load - g.reported) / 2
 		if diff := g.load - g.reported; diff < 10 && diff > -10 {
-			g.reported, g.warm = g.load, false
-		} else {
+			g.reported = g.load
+		}
+		// A hot range is reported as long as it is hot, each time with a new sample.
+		if g.warm = g.reported != g.load || g.load > w.settings.SplitLoad; g.warm {
 			keep = append(keep, g)
 		}
 		w.put(g)
