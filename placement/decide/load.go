@@ -38,11 +38,11 @@ func (c *Cluster) balanceLoad() {
 // that have little of it.
 const maxPatience = 20
 
-// lasts says whether the node has had so much too much for long enough to move a range
-// with a part of it: the smaller the part, the longer. What is worth many small moves
-// is only what stays.
-func (c *Cluster) lasts(n *node, excess float64, r *rng) bool {
-	times := min(max(excess/float64(r.Load), 1), maxPatience)
+// lasts says whether the node has had too much for long enough to move this range: the
+// smaller its part of what a node should have, the longer, from a quarter of it down.
+// What is worth many small moves is only what stays.
+func (c *Cluster) lasts(n *node, r *rng) bool {
+	times := min(max(c.loadAt(0)/float64(4*r.Load), 1), maxPatience)
 	return c.now.Sub(n.hotAt) >= time.Duration(times*float64(c.settings.Patience))
 }
 
@@ -61,7 +61,7 @@ func (c *Cluster) coolNode(n *node) {
 	var heir *node
 	gain := least
 	for r := range c.some(n) {
-		if r.Leader != n.ID || float64(r.Load) < least || r.Load == 0 || !c.rested(r.ledAt) || !c.lasts(n, excess, r) || !c.calm(r) {
+		if r.Leader != n.ID || float64(r.Load) < least || r.Load == 0 || !c.rested(r.ledAt) || !c.lasts(n, r) || !c.calm(r) {
 			continue
 		}
 		to := c.coolest(r, n)
@@ -123,24 +123,38 @@ func (c *Cluster) relief(r *rng, from, to *node) float64 {
 	return before - after
 }
 
-// moveLoad moves the replica and its lead to the node with the least load whose share of
-// bytes allows it.
+// moveLoad moves a replica of the range, and the lead with it, to the node with the least
+// load whose share of bytes allows it: the leader's own, or the one in that node's zone.
 func (c *Cluster) moveLoad(r *rng, from *node, why string) bool {
-	b := float64(c.cost(r))
 	for _, to := range ends(c.byLoad, maxLook, true) {
-		if !to.in.receiver || to.balanceIn >= c.settings.balanceCopies() ||
-			!c.evenAfter(b, from, to) || c.relief(r, from, to) == 0 || c.canMoveLead(r, from, to) != free {
+		giver := from
+		if from.zone != to.zone {
+			giver = r.follower(to.zone, from)
+		}
+		if giver == nil || !to.in.receiver || to.balanceIn >= c.settings.balanceCopies() ||
+			!c.evenAfter(float64(c.cost(r)), giver, to) || c.relief(r, from, to) == 0 || c.canMoveLead(r, giver, to) != free {
 			continue
 		}
 		r.ledAt = max(c.now, 1)
 		from.hotLoad -= float64(r.Load)
 		c.emit(r, Operation{
-			Kind: MoveReplica, From: from.ID, To: to.ID, Lead: to.ID, Source: r.Leader, Reason: Load,
+			Kind: MoveReplica, From: giver.ID, To: to.ID, Lead: to.ID, Source: r.Leader, Reason: Load,
 			Why: fmt.Sprintf("%s: %d of them go to node %s", why, r.Load, to.ID),
 		})
 		return true
 	}
 	return false
+}
+
+// follower returns the node of the zone with a voter of the range that does not lead;
+// where there is none, the leader's.
+func (r *rng) follower(z *zone, lead *node) *node {
+	for _, s := range r.seats {
+		if s.node.zone == z && s.node != lead && r.votes(s.node) {
+			return s.node
+		}
+	}
+	return lead
 }
 
 // canMoveLead is canMove for a move that takes the lead along, to a node whose load has

@@ -16,7 +16,8 @@ const (
 	// A learner that is there already is taken up.
 	AddReplica Kind = iota
 	// MoveReplica is AddReplica on To and the end of the replica on From in one joint
-	// configuration. Where From leads, the lead goes to Lead first.
+	// configuration. Where From leads, or Lead is given, the lead goes to Lead: before it
+	// if that is a voter, and else when it has become one.
 	MoveReplica
 	// RemoveReplica ends the replica on From; where From leads, the lead goes to Lead
 	// first.
@@ -88,7 +89,7 @@ type Operation struct {
 	From   keyspace.NodeID  // Move, Remove, Transfer
 	To     keyspace.NodeID  // Add, Move
 	Source keyspace.NodeID  // Add, Move: the leader, which sends the copy
-	Lead   keyspace.NodeID  // Transfer; Move and Remove where From leads; 0 else
+	Lead   keyspace.NodeID  // who leads then: Transfer; Move and Remove where the lead changes; 0 else
 	Key    []byte           // Split: where, or empty
 	Bytes  int64            // Add, Move: what is to be copied
 	Reason Reason

@@ -87,7 +87,7 @@ func (w *World) join(t *task) {
 			rs[i].Role = keyspace.RoleVoterOutgoing
 		}
 	}
-	if t.op.Lead != 0 && t.g.leader == t.op.From {
+	if t.op.Lead != 0 {
 		w.lead(t.g, t.op.Lead)
 	}
 	w.reconfigure(t.g, rs)
