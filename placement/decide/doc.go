@@ -23,7 +23,7 @@
 //
 // # Why it does not thrash
 //
-// Other systems have moved replicas to and fro for years, for four reasons that are
+// Other systems have moved replicas to and fro for years, for five reasons that are
 // kept out here each in its own way:
 //
 //   - They decided by figures that follow a move late (what a disk has in use), and so
@@ -40,17 +40,26 @@
 //   - A node at the edge of its band was pushed over it by noise. Here work begins
 //     outside of a band and goes on until a narrower one is reached; giver and taker
 //     never change sides in a move (the giver still has more than the taker, in
-//     proportion, when it is done); load must have been outside for a while; and a
-//     range that was moved for balance is left where it is for a time.
+//     proportion, when it is done). Load must have stayed outside for a while, the
+//     longer the less a move would carry off, and counts anew when it changes much;
+//     leaders too, so that a node that is only restarted is back before others get
+//     them. A range that was copied is left where it is for a time, and is not moved
+//     back to where balance took it from for longer.
 //   - Targets that cannot be reached: a zone that cannot hold more than one replica of
 //     each range has as its share what it can hold, not what its disks would suggest,
 //     and the nodes of a zone are held against that. A zone that is silent keeps its
 //     share until its nodes count as dead. Where the right zone is only busy, a repair
 //     waits for it and takes no worse one that would have to be mended later.
+//   - Merges gathered replicas that balance then spread. Two neighbours are bound to each
+//     other from the first step, so that a row of them is not carried from one to the
+//     next; they move only when they have not been moved for an hour, where no other
+//     neighbour can be had without a move, and never to where balance would take them
+//     away again.
 //
 // Few moves: bytes go from the fullest to the emptiest, large ranges first, and stop as
-// soon as the narrower band is reached. What splits is at least four times of what
-// merges, in bytes and in load, and nothing merges within an hour of its last split.
+// soon as the narrower band is reached; what was copied for an operation that was given
+// up is taken up by the next. What splits is at least four times of what merges, in bytes
+// and in load, and nothing merges within an hour of its last split.
 //
 // # Cost
 //
