@@ -51,7 +51,7 @@ func (c *Cluster) lasts(n *node, r *rng) bool {
 func (c *Cluster) coolNode(n *node) {
 	excess := float64(n.load) - c.restLoad()
 	least := excess / maxSampled
-	hottest := n.hottest()
+	hottest := n.hottest(func(*rng) bool { return true })
 	if hottest != nil && float64(hottest.Load) > c.restLoad() {
 		// One range alone is too much for a node. To carry off what is beside it would
 		// help little and come back when the range has cooled.
@@ -81,16 +81,20 @@ func (c *Cluster) coolNode(n *node) {
 			n.hotLoad -= float64(best.Load)
 			c.transfer(best, n, heir, Load, fmt.Sprintf("%s: %d of them go to node %s", why, best.Load, heir.ID))
 		}
-	case hottest == nil || !c.rested(hottest.movedAt) || !c.calm(hottest) || !c.moveLoad(hottest, n, why):
-		n.retryAt[Load] = c.now.Add(c.settings.Patience)
+	default:
+		// One that was moved here not long ago may be as hot as those that are not tied.
+		r := n.hottest(func(r *rng) bool { return c.rested(r.movedAt) && c.lasts(n, r) && c.calm(r) })
+		if r == nil || !c.moveLoad(r, n, why) {
+			n.retryAt[Load] = c.now.Add(c.settings.Patience)
+		}
 	}
 }
 
-// hottest returns the range with the most load that the node leads.
-func (n *node) hottest() *rng {
+// hottest returns the range with the most load that the node leads, of those that may be.
+func (n *node) hottest(may func(*rng) bool) *rng {
 	var best *rng
 	for _, r := range n.replicas {
-		if r.Leader == n.ID && r.plannedLeader() == n.ID && (best == nil || r.Load > best.Load) {
+		if r.Leader == n.ID && r.plannedLeader() == n.ID && r.Load > 0 && (best == nil || r.Load > best.Load) && may(r) {
 			best = r
 		}
 	}
