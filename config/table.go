@@ -148,7 +148,7 @@ func memberFlags() []Flag {
 func gatewayFlag() Flag {
 	return Flag{
 		Name: "enable-grpc-gateway", kind: kindBool, Default: "true", File: "enable-grpc-gateway", Section: sectionMember,
-		Usage: "Serve the JSON gateway at the client URLs under /v3/.", Note: "Without websockets: watches stream their events in the body of the answer.",
+		Usage: "Serve the JSON gateway at the client URLs under /v3/.", Note: "Websockets are for its streams alone, as watches are.",
 		set: setBool(func(c *Config) *bool { return &c.Gateway }),
 	}
 }

@@ -34,7 +34,7 @@ func (c *call) String() string {
 type answer struct {
 	response proto.Message // nil with an error
 	code     codes.Code
-	text     string
+	text     string // of an error, or of any answer that came as JSON
 }
 
 // do makes the call and returns the answer as it came.
@@ -127,7 +127,7 @@ func normalise(a answer) answer {
 func compare(etcd, skein answer) string {
 	etcd, skein = normalise(etcd), normalise(skein)
 	if (etcd.response == nil) != (skein.response == nil) || etcd.code != skein.code || etcd.text != skein.text {
-		return fmt.Sprintf("  etcd:  %s\n  Skein: %s\n", etcd, skein)
+		return fmt.Sprintf("  etcd:  %s\n  Skein: %s\n  %s\n  %s\n", etcd, skein, cut(etcd.text, shownBytes), cut(skein.text, shownBytes))
 	}
 	if etcd.response == nil || proto.Equal(etcd.response, skein.response) {
 		return ""

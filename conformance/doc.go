@@ -9,7 +9,8 @@
 // with etcd's at the revision that it says it was made at. It does not inject faults
 // (package sim does) and says nothing of speed.
 //
-// The calls come from a table of generators (kinds). One call at a time, any
+// The calls come from a table of generators (kinds), those of locks and elections and some
+// by HTTP and JSON among them. One call at a time, any
 // difference is one of semantics (Lockstep). Several at a time through all gateways
 // (Waves), Skein's own revisions say in which order they took effect; etcd gets the
 // calls in that order, and must have given the same answers.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"net"
 	"net/url"
 	"path/filepath"
 
@@ -44,14 +45,36 @@ func dial(target string) (*grpc.ClientConn, error) {
 // for half of all members.
 const etcdToken = "conformance-1"
 
+// lastWords logs what is about to end this process, with which the test would else end
+// without a word.
+func lastWords() *zap.Logger {
+	cfg := zap.NewDevelopmentConfig()
+	cfg.Level.SetLevel(zap.DPanicLevel)
+	return zap.Must(cfg.Build())
+}
+
+// freePort returns the URL of a port that was free a moment ago.
+func freePort() ([]url.URL, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	return []url.URL{{Scheme: "http", Host: l.Addr().String()}}, nil
+}
+
 // startEtcd starts an etcd of one member in dir, with etcd's defaults. It does not
 // sync its files: nobody reads them again.
 func startEtcd(ctx context.Context, dir string) (*store, error) {
 	anyPort := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "etcd")
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = anyPort, anyPort
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(lastWords())
+	client, err := freePort() // its own gateway dials what is written here
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = anyPort, anyPort
 	cfg.InitialClusterToken = etcdToken
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)

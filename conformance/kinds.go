@@ -30,10 +30,17 @@ type kind struct {
 }
 
 // kinds is the table of all calls that are generated.
-var kinds = append([]*kind{
+var kinds = slices.Concat(kvKinds, leaseKinds, lockKinds, jsonKinds)
+
+var kvKinds = []*kind{
 	{
 		name: "Range", method: pb.KV_Range_FullMethodName, weight: 34,
 		generate: func(s *source) proto.Message { return s.rangeRequest(s.anySpan) },
+		response: func() proto.Message { return &pb.RangeResponse{} },
+	},
+	{
+		name: pageName, method: pb.KV_Range_FullMethodName, weight: 8,
+		generate: func(s *source) proto.Message { return s.pageRequest() },
 		response: func() proto.Message { return &pb.RangeResponse{} },
 	},
 	{
@@ -58,11 +65,11 @@ var kinds = append([]*kind{
 	{
 		name: "Compact", method: pb.KV_Compact_FullMethodName, weight: 1, alone: true,
 		generate: func(s *source) proto.Message {
-			return &pb.CompactionRequest{Revision: s.someRevision(), Physical: s.chance(2)}
+			return &pb.CompactionRequest{Revision: s.compaction(), Physical: s.chance(2)}
 		},
 		response: func() proto.Message { return &pb.CompactionResponse{} },
 	},
-}, leaseKinds...)
+}
 
 // next returns the next call.
 func (s *source) next() *call {
@@ -106,6 +113,39 @@ func (s *source) rangeRequest(span func(g int) (key, end []byte)) *pb.RangeReque
 		r.Key = nil
 	}
 	return r
+}
+
+// pageName is of reads that go through a list page by page, as kube-apiserver's do: at the
+// revision of the first page, whatever is written meanwhile.
+const pageName = "Page"
+
+// pageRequest is a list's next page, or the first of another.
+func (s *source) pageRequest() *pb.RangeRequest {
+	if s.page == nil || s.chance(16) {
+		g := s.group()
+		end := pick(s, groups[g:]).end
+		if end == "" {
+			end = "\x00"
+		}
+		s.page = &pb.RangeRequest{
+			Key: []byte(groups[g].prefix), RangeEnd: []byte(end), Revision: s.explicit(),
+			Limit: 1 + s.Int64N(6), KeysOnly: s.chance(6),
+		}
+	}
+	return proto.CloneOf(s.page)
+}
+
+// observePage takes in a page.
+func (s *source) observePage(a answer) {
+	r, ok := a.response.(*pb.RangeResponse)
+	if s.page == nil || !ok || !r.GetMore() || len(r.GetKvs()) == 0 {
+		s.page = nil
+		return
+	}
+	if s.page.Revision <= 0 {
+		s.page.Revision = r.GetHeader().GetRevision()
+	}
+	s.page.Key = append(slices.Clone(r.GetKvs()[len(r.GetKvs())-1].GetKey()), 0)
 }
 
 // streamRequest is a read that is streamed: mostly one that may be.

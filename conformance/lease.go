@@ -28,13 +28,13 @@ var leaseKinds = []*kind{
 	},
 	{
 		name: "LeaseRevoke", method: pb.Lease_LeaseRevoke_FullMethodName, weight: 1, alone: true,
-		generate: func(s *source) proto.Message { return &pb.LeaseRevokeRequest{ID: s.leaseID()} },
+		generate: func(s *source) proto.Message { return &pb.LeaseRevokeRequest{ID: s.anyLease()} },
 		response: func() proto.Message { return &pb.LeaseRevokeResponse{} },
 	},
 	{
 		name: "LeaseTimeToLive", method: pb.Lease_LeaseTimeToLive_FullMethodName, weight: 2, alone: true,
 		generate: func(s *source) proto.Message {
-			return &pb.LeaseTimeToLiveRequest{ID: s.leaseID(), Keys: !s.chance(3)}
+			return &pb.LeaseTimeToLiveRequest{ID: s.anyLease(), Keys: !s.chance(3)}
 		},
 		response: func() proto.Message { return &pb.LeaseTimeToLiveResponse{} },
 	},
@@ -45,7 +45,7 @@ var leaseKinds = []*kind{
 	},
 	{
 		name: "LeaseKeepAlive", method: pb.Lease_LeaseKeepAlive_FullMethodName, weight: 1, alone: true,
-		generate: func(s *source) proto.Message { return &pb.LeaseKeepAliveRequest{ID: s.leaseID()} },
+		generate: func(s *source) proto.Message { return &pb.LeaseKeepAliveRequest{ID: s.anyLease()} },
 		response: func() proto.Message { return &pb.LeaseKeepAliveResponse{} },
 		invoke:   keepAlive,
 	},
@@ -77,6 +77,14 @@ func (s *source) grantRequest() *pb.LeaseGrantRequest {
 }
 
 func (s *source) leaseID() int64 { return pick(s, leaseIDs) }
+
+// anyLease is a lease, or sometimes 0, which is none.
+func (s *source) anyLease() int64 {
+	if s.chance(20) {
+		return 0
+	}
+	return s.leaseID()
+}
 
 // liveLease returns a lease that was granted and not revoked, 0 if there is none.
 func (s *source) liveLease() int64 {

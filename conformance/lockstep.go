@@ -27,8 +27,9 @@ type pair struct {
 	calls    int
 }
 
-// callTimeout bounds one call: a store that hangs is a failure.
-const callTimeout = 30 * time.Second
+// callTimeout bounds one call: a store that hangs is a failure. A physical compaction
+// waits 20 s for what transactions may still read, and a busy machine is no difference.
+const callTimeout = 2 * time.Minute
 
 // lockstep makes calls one after the other, each at a gateway by chance, and
 // returns the first difference.
@@ -83,7 +84,7 @@ func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, 
 		theirs = do(ctx, p.etcd.conns[0], &call{kind: c.kind, request: r})
 	}
 	if theirs.response == nil && theirs.text == rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted) {
-		p.outcomes[c.kind.name+": made where etcd is compacted"]++
+		p.outcomes[c.kind.name+": "+compactedThere]++
 		return ours, nil // a replica behind the compaction has it still
 	}
 	if theirs.response != nil {
@@ -92,14 +93,23 @@ func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, 
 	return theirs, nil
 }
 
+// compactedThere counts, beside etcd's answers, the reads of which etcd keeps no answer.
+const compactedThere = "made where etcd is compacted"
+
+// writtenTwice is the outcome of a transaction that may write a key more than once.
+const writtenTwice = "Txn: OK, a key written more than once"
+
 // take counts etcd's answer and learns from it.
 func (p *pair) take(c *call, theirs answer) {
 	p.calls++
 	outcome := "OK"
 	if theirs.response == nil {
-		outcome = theirs.text
+		outcome = cut(theirs.text, 200)
 	}
 	p.outcomes[c.kind.name+": "+outcome]++
+	if t, ok := c.request.(*pb.TxnRequest); ok && theirs.response != nil && writesTwice(t) {
+		p.outcomes[writtenTwice]++
+	}
 	p.source.observe(c, theirs)
 }
 
@@ -221,7 +231,7 @@ type splitter struct {
 }
 
 // splitTimeout bounds one split.
-const splitTimeout = 30 * time.Second
+const splitTimeout = time.Minute
 
 // split begins a split at the key, unless one is still under way.
 func (s *splitter) split(key []byte) {

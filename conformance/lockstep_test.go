@@ -2,13 +2,12 @@ package conformance
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"flag"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,8 +20,9 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "seed of the calls; 0 takes a new one, which is printed")
-	callsFlag = flag.Int("calls", 1000, "how many calls are made")
+	seedFlag  = flag.Uint64("seed", 0, "seed of the calls, or the first of them; 0 takes a new one, which is printed")
+	seedsFlag = flag.Int("seeds", 1, "how many seeds are run, one after the next number, -parallel of them at a time")
+	callsFlag = flag.Int("calls", 1000, "how many calls are made with a seed")
 	splitFlag = flag.Int("split", 60, "how many calls lie between two splits")
 	verbose   = flag.Bool("nodelog", false, "show the nodes' warnings")
 )
@@ -37,7 +37,18 @@ const (
 // newPair starts an etcd and a Skein for one test.
 func newPair(t *testing.T, seed uint64) *pair {
 	t.Helper()
-	logger := zap.NewNop()
+	p, _, err := startPair(t, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// startPair starts an etcd and a Skein. stop stops them, also where they have not all
+// started; the test's end does it too.
+func startPair(t *testing.T, seed uint64) (p *pair, stop func(), err error) {
+	t.Helper()
+	logger := lastWords()
 	if *verbose {
 		cfg := zap.NewDevelopmentConfig()
 		cfg.Level.SetLevel(zap.WarnLevel)
@@ -45,17 +56,9 @@ func newPair(t *testing.T, seed uint64) *pair {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	p := &pair{source: newSource(seed), outcomes: map[string]int{}}
+	p = &pair{source: newSource(seed), outcomes: map[string]int{}}
 	dir := t.TempDir()
-	err := each(2, func(i int) (err error) {
-		if i == 0 {
-			p.etcd, err = startEtcd(ctx, dir)
-		} else {
-			p.skein, err = startSkein(ctx, dir, logger)
-		}
-		return err
-	})
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		for _, s := range []*store{p.etcd, p.skein} {
 			if s == nil {
 				continue
@@ -65,23 +68,30 @@ func newPair(t *testing.T, seed uint64) *pair {
 			}
 		}
 	})
+	t.Cleanup(stop)
+	err = each(2, func(i int) (err error) {
+		if i == 0 {
+			p.etcd, err = startEtcd(ctx, dir)
+		} else {
+			p.skein, err = startSkein(ctx, dir, logger)
+		}
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
+		return p, stop, err
 	}
 	var endpoints []string
 	for _, c := range p.skein.conns {
 		endpoints = append(endpoints, strings.TrimPrefix(c.Target(), "passthrough:///"))
 	}
 	if p.splits.admin, err = adminapi.NewClient(endpoints, nil); err != nil {
-		t.Fatal(err)
+		return p, stop, err
 	}
-	p.ready(ctx, t)
-	return p
+	return p, stop, p.ready(ctx)
 }
 
 // ready waits until every node of Skein serves.
-func (p *pair) ready(ctx context.Context, t *testing.T) {
-	t.Helper()
+func (p *pair) ready(ctx context.Context) error {
 	for _, conn := range p.skein.conns {
 		for {
 			_, err := pb.NewKVClient(conn).Range(ctx, &pb.RangeRequest{Key: []byte("x")})
@@ -89,10 +99,11 @@ func (p *pair) ready(ctx context.Context, t *testing.T) {
 				break
 			}
 			if clock.Sleep(ctx, clock.System(), readyPause) != nil {
-				t.Fatalf("Skein does not serve: %v", err)
+				return fmt.Errorf("skein does not serve: %w", err)
 			}
 		}
 	}
+	return nil
 }
 
 // promised are the outcomes that so many calls must have had at least once, or the
@@ -107,11 +118,27 @@ var promised = []struct {
 	{"Put: OK", 100},
 	{"DeleteRange: OK", 500},
 	{"Txn: OK", 500},
+	{writtenTwice, 1000},
 	{"LeaseGrant: OK", 1000},
 	{"LeaseRevoke: OK", 5000},
 	{"LeaseTimeToLive: OK", 1000},
 	{"LeaseKeepAlive: OK", 1000},
 	{"LeaseLeases: OK", 1000},
+	{"Page: OK", 500},
+	{"Lock: OK", 5000},
+	{"Unlock: OK", 1000},
+	{"Campaign: OK", 5000},
+	{"Proclaim: OK", 5000},
+	{"Proclaim: election: not leader", 5000},
+	{"Leader: OK", 5000},
+	{"Leader: election: no leader", 5000},
+	{"Resign: OK", 5000},
+	{"JSON Range: OK", 500},
+	{"JSON Put: OK", 1000},
+	{"JSON DeleteRange: OK", 2000},
+	{"JSON Txn: OK", 1000},
+	{"JSON LeaseTimeToLive: OK", 2000},
+	{"JSON LeaseKeepAlive: OK", 2000},
 	{"LeaseRevoke: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCLeaseNotFound), 5000},
 	{"LeaseGrant: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCLeaseExist), 5000},
 	{"LeaseGrant: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCLeaseTTLTooLarge), 5000},
@@ -136,7 +163,7 @@ var promisedAlone = []string{
 }
 
 // kept says what was promised and did not happen.
-func (p *pair) kept(t *testing.T) {
+func kept(t *testing.T, p *pair) {
 	t.Helper()
 	for _, o := range promised {
 		if p.calls >= o.calls && p.outcomes[o.outcome] == 0 {
@@ -153,41 +180,15 @@ func (p *pair) kept(t *testing.T) {
 	}
 }
 
-// report prints how often each outcome was had, and what to run to have it again.
-func (p *pair) report(t *testing.T, seed uint64, err error) {
-	t.Helper()
+// outcomesText shows how often each outcome was had.
+func (p *pair) outcomesText() string {
 	var b strings.Builder
 	for _, o := range slices.Sorted(maps.Keys(p.outcomes)) {
 		fmt.Fprintf(&b, "%7d %s\n", p.outcomes[o], o)
 	}
-	t.Logf("%d calls, %d splits, revision %d\n%s", p.calls, p.splits.done, p.source.revision, b.String())
-	if err == nil {
-		p.kept(t)
-	} else {
-		t.Fatalf("seed %d: %v\n\ngo test . -run '^%s$' -seed %d -calls %d -split %d", seed, err, t.Name(), seed, *callsFlag, *splitFlag)
-	}
+	return b.String()
 }
 
-func seedOf(t *testing.T) uint64 {
-	t.Helper()
-	seed := *seedFlag
-	if seed == 0 {
-		var b [8]byte
-		_, _ = rand.Read(b[:])
-		seed = uint64(binary.LittleEndian.Uint32(b[:])) + 1
-	}
-	t.Logf("seed %d", seed)
-	return seed
-}
+func TestLockstep(t *testing.T) { overSeeds(t, (*pair).lockstep, kept) }
 
-func TestLockstep(t *testing.T) {
-	seed := seedOf(t)
-	p := newPair(t, seed)
-	p.report(t, seed, p.lockstep(t.Context(), *callsFlag, *splitFlag))
-}
-
-func TestWaves(t *testing.T) {
-	seed := seedOf(t)
-	p := newPair(t, seed)
-	p.report(t, seed, p.waves(t.Context(), *callsFlag, *splitFlag))
-}
+func TestWaves(t *testing.T) { overSeeds(t, (*pair).waves, kept) }

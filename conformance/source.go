@@ -8,6 +8,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3lock/v3lockpb"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -48,8 +50,15 @@ type source struct {
 	revision, compacted int64
 	// known is the last that was seen of each key.
 	known map[string]*mvccpb.KeyValue
+	// twice are the revisions of transactions that may have written a key more than once.
+	twice map[int64]bool
 	// leases are those that were granted and not revoked.
 	leases []int64
+	// held are the keys of the last locks that were got, leaders those of campaigns.
+	held    [][]byte
+	leaders []*v3electionpb.LeaderKey
+	// page is the next page of the list that is read by pages, nil for none.
+	page *pb.RangeRequest
 	// steady leaves out writes that the store may refuse for what it holds: a refusal
 	// has no revision that says when it happened.
 	steady bool
@@ -60,7 +69,7 @@ type source struct {
 func newSource(seed uint64) *source {
 	return &source{
 		Rand: rand.New(rand.NewPCG(seed, 0x736b65696e)), revision: 1,
-		known: make(map[string]*mvccpb.KeyValue),
+		known: make(map[string]*mvccpb.KeyValue), twice: make(map[int64]bool),
 	}
 }
 
@@ -74,6 +83,9 @@ func (s *source) observe(c *call, a answer) {
 	if h, ok := a.response.(interface{ GetHeader() *pb.ResponseHeader }); ok && a.response != nil {
 		s.revision = max(s.revision, h.GetHeader().GetRevision())
 	}
+	if c.kind.name == pageName {
+		s.observePage(a)
+	}
 	switch r := a.response.(type) {
 	case *pb.RangeResponse:
 		for _, kv := range r.GetKvs() {
@@ -83,6 +95,9 @@ func (s *source) observe(c *call, a answer) {
 		s.put(c.request.(*pb.PutRequest))
 	case *pb.TxnResponse:
 		t := c.request.(*pb.TxnRequest)
+		if writesTwice(t) {
+			s.twice[r.GetHeader().GetRevision()] = true
+		}
 		ops := t.GetFailure()
 		if r.GetSucceeded() {
 			ops = t.GetSuccess()
@@ -94,6 +109,8 @@ func (s *source) observe(c *call, a answer) {
 		}
 	case *pb.LeaseGrantResponse, *pb.LeaseRevokeResponse:
 		s.observeLease(c, a)
+	case *v3lockpb.LockResponse, *v3electionpb.CampaignResponse, *v3electionpb.LeaderResponse:
+		s.observeLock(a)
 	case *pb.CompactionResponse:
 		s.compacted = c.request.(*pb.CompactionRequest).GetRevision()
 	}
@@ -270,6 +287,18 @@ func (s *source) someRevision() int64 {
 		return s.Int64N(s.revision + 1)
 	}
 	return s.compacted + s.Int64N(max(1, s.revision-s.compacted+1))
+}
+
+// compaction returns a revision to compact at, none of which etcd 3.7.3 does not survive:
+// at that of a transaction that has deleted a key and put it again it removes the put, and
+// stops at the next read of the key. Of a key that was put and deleted there it keeps the
+// delete alone, but not at once, so that what a watcher from there is told differs.
+func (s *source) compaction() int64 {
+	rev := s.someRevision()
+	for s.twice[rev] {
+		rev--
+	}
+	return rev
 }
 
 // near returns a number to compare with n: mostly itself.

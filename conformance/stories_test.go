@@ -1,8 +1,11 @@
 package conformance
 
 import (
+	"context"
 	"math"
+	"strings"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
@@ -16,9 +19,15 @@ func TestStories(t *testing.T) {
 	for _, s := range stories {
 		t.Run(s.name, func(t *testing.T) {
 			for i, op := range s.calls {
-				if key, ok := op.(split); ok {
-					p.splits.split([]byte(key))
+				switch o := op.(type) {
+				case split:
+					p.splits.split([]byte(o))
 					if err := p.splits.wait(); err != nil {
+						t.Fatal(err)
+					}
+					continue
+				case expires:
+					if err := p.awaitExpiry(t.Context(), int64(o)); err != nil {
 						t.Fatal(err)
 					}
 					continue
@@ -39,16 +48,38 @@ func TestStories(t *testing.T) {
 
 type split string
 
+// expires stands for the end of a lease, which is waited for at both stores.
+type expires int64
+
+// awaitExpiry asks both stores for the lease until it has expired.
+func (p *pair) awaitExpiry(ctx context.Context, id int64) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return each(2, func(i int) error {
+		client := pb.NewLeaseClient([]*store{p.etcd, p.skein}[i].conns[0])
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			left, err := client.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: id})
+			if err != nil || left.GetTTL() == -1 && left.GetGrantedTTL() == 0 {
+				return err
+			}
+			<-tick.C // the next question ends with ctx
+		}
+	})
+}
+
 // stream is a read that is streamed.
 type stream struct{ *pb.RangeRequest }
 
 // kindOf returns the kind that makes such requests.
 func kindOf(t *testing.T, m proto.Message) *kind {
 	t.Helper()
-	names := map[string]string{
-		"RangeRequest": "Range", "PutRequest": "Put", "DeleteRangeRequest": "DeleteRange", "TxnRequest": "Txn", "CompactionRequest": "Compact",
+	name := string(m.ProtoReflect().Descriptor().Name())
+	if name == "CompactionRequest" {
+		return kindNamed(t, "Compact")
 	}
-	return kindNamed(t, names[string(m.ProtoReflect().Descriptor().Name())])
+	return kindNamed(t, strings.TrimSuffix(name, "Request"))
 }
 
 func kindNamed(t *testing.T, name string) *kind {
@@ -100,6 +131,18 @@ func then(ops ...proto.Message) *pb.TxnRequest {
 	}
 	return t
 }
+
+func grant(id, ttl int64) *pb.LeaseGrantRequest { return &pb.LeaseGrantRequest{ID: id, TTL: ttl} }
+
+func revoke(id int64) *pb.LeaseRevokeRequest { return &pb.LeaseRevokeRequest{ID: id} }
+
+func keep(id int64) *pb.LeaseKeepAliveRequest { return &pb.LeaseKeepAliveRequest{ID: id} }
+
+func left(id int64) *pb.LeaseTimeToLiveRequest { return &pb.LeaseTimeToLiveRequest{ID: id, Keys: true} }
+
+func leased(id int64, p *pb.PutRequest) *pb.PutRequest { p.Lease = id; return p }
+
+func keepsLease(p *pb.PutRequest) *pb.PutRequest { p.IgnoreLease = true; return p }
 
 func compact(rev int64) *pb.CompactionRequest { return &pb.CompactionRequest{Revision: rev} }
 
@@ -166,6 +209,34 @@ var stories = []struct {
 		stream{sorted(get("m/", "n0"), pb.RangeRequest_VALUE, pb.RangeRequest_NONE, 25)},
 		stream{sorted(get("m/", "n/q\x00"), pb.RangeRequest_VERSION, pb.RangeRequest_NONE, 0)},
 		stream{sorted(get("m/", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_NONE, -1)},
+	}},
+	{"all keys are read behind a delete of the smallest", []any{
+		put("\x00", "1"), put("\x00a", "1"), put("z", "1"),
+		then(del("\x00", "\x01"), get("\x00", fromKey)),
+		put("\x00", "2"), then(del("\x00", ""), sorted(get("\x00", fromKey), pb.RangeRequest_MOD, pb.RangeRequest_DESCEND, 0)),
+		then(put("\x00", "3"), del("m/a", ""), get("\x00", fromKey)), then(del("\x00", fromKey), get("\x00", fromKey)),
+	}},
+	{"leases that are short, long, there already, or not at all", []any{
+		grant(21, -1), grant(22, 0), grant(23, 1), grant(24, math.MinInt64), revoke(21), revoke(22), revoke(23), revoke(24),
+		grant(21, 9_000_000_000), grant(21, 9_000_000_001), grant(21, 5), grant(-21, 3600), grant(math.MinInt64, 3600),
+		keep(21), keep(22), keep(0), keep(-1), left(0), left(22), left(-21), &pb.LeaseTimeToLiveRequest{ID: 21},
+		revoke(0), revoke(22), revoke(-21), revoke(-21), keep(-21), left(-21), grant(-21, 60),
+		&pb.LeaseLeasesRequest{}, revoke(21), revoke(-21), revoke(math.MinInt64), &pb.LeaseLeasesRequest{},
+	}},
+	{"keys that come to a lease, change it and leave it", []any{
+		grant(31, 3600), grant(-32, 36_000), split("l/k"),
+		leased(31, put("l/a", "1")), leased(31, put("l/z", "1")), leased(31, put("l/a", "2")), leased(-32, put("l/b", "1")), left(31), left(-32),
+		leased(-32, put("l/a", "3")), left(31), left(-32), keepsLease(put("l/a", "4")), put("l/z", "2"), left(31), left(-32),
+		keepsLease(put("l/y", "1")), leased(33, put("l/y", "1")), leased(33, keepsLease(put("l/a", "1"))),
+		then(leased(31, put("l/c", "1")), leased(-32, put("l/q", "1"))), then(leased(31, put("l/d", "1")), leased(33, put("l/r", "1"))),
+		then(del("l/c", ""), leased(31, put("l/r", "1"))), left(31), del("l/q", ""), left(-32),
+		split("l/b"), revoke(-32), get("l/", "l0"), revoke(-32), leased(-32, put("l/a", "5")), left(31),
+		grant(-32, 60), left(-32), leased(-32, put("l/a", "6")), left(-32), revoke(31), revoke(-32), get("l/", "l0"), get("l/z", ""),
+	}},
+	{"a lease that nobody renews", []any{
+		split("x/k"), grant(41, 1), grant(42, 3600), leased(41, put("x/a", "1")), leased(42, put("x/b", "1")), leased(41, put("x/z", "1")), keep(41),
+		expires(41), get("x/", "x0"), keep(41), left(41), revoke(41), leased(41, put("x/a", "2")), left(42), &pb.LeaseLeasesRequest{},
+		at(2, get("x/", "x0")), grant(41, 3600), left(41), leased(41, put("x/a", "3")), revoke(42), revoke(41), get("x/", "x0"),
 	}},
 	{"keys by values that are not wanted", []any{
 		&pb.RangeRequest{Key: []byte("m/"), RangeEnd: []byte("n0"), KeysOnly: true, SortTarget: pb.RangeRequest_VALUE, SortOrder: pb.RangeRequest_DESCEND},

@@ -1,9 +1,12 @@
 package conformance
 
 import (
+	"maps"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // txnRequest returns a transaction whose keys are of the group.
@@ -17,38 +20,126 @@ func (s *source) txnRequest(g int) *pb.TxnRequest {
 		if s.chance(4) {
 			return s.largeTxn(g)
 		}
+	case 4, 5, 6, 7:
+		t := s.twiceTxn(g)
+		spareEtcd(t)
+		return t
 	}
 	t := s.txn(g, 0, s.chance(5))
 	spareEtcd(t)
 	return t
 }
 
+// twiceTxn returns a transaction that writes keys more than once, in the ways that etcd
+// lets pass: what one transaction within it puts the next one deletes, or deletes to the end
+// of all keys stand beside the puts.
+func (s *source) twiceTxn(g int) *pb.TxnRequest {
+	var puts, dels []*pb.RequestOp
+	taken := map[string]bool{}
+	for range 1 + s.IntN(3) {
+		p := s.txnPut(g)
+		if key := string(p.GetRequestPut().GetKey()); !taken[key] {
+			taken[key] = true
+			puts = append(puts, p)
+		}
+	}
+	t := &pb.TxnRequest{}
+	if s.chance(3) {
+		// They lie above the key that is deleted, or all do.
+		d := &pb.DeleteRangeRequest{Key: puts[0].GetRequestPut().GetKey(), RangeEnd: []byte{0}, PrevKv: s.chance(3)}
+		if s.chance(4) || len(d.Key) == 0 {
+			d.Key = []byte{0}
+		}
+		all := &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: d}}
+		switch s.IntN(3) {
+		case 0:
+			t.Success = append(puts, all)
+		case 1:
+			t.Success = append([]*pb.RequestOp{all}, puts...)
+		default:
+			t.Success = append(append([]*pb.RequestOp{all}, puts...), all)
+		}
+		return t
+	}
+	for _, key := range slices.Sorted(maps.Keys(taken)) {
+		d := &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: s.chance(3)}
+		switch s.IntN(4) {
+		case 0:
+			d.RangeEnd = []byte(key + "\x00")
+		case 1:
+			d.Key, d.RangeEnd = s.writeSpan(g)
+		}
+		dels = append(dels, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: d}})
+	}
+	t.Success = []*pb.RequestOp{nested(&pb.TxnRequest{Success: puts})}
+	if s.chance(2) {
+		t.Success = append(t.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: s.txnRange(g)}})
+	}
+	t.Success = append(t.Success, nested(&pb.TxnRequest{Success: dels}))
+	return t
+}
+
+// writesTwice says whether a transaction may write a key more than once: with a put and with
+// a delete, which etcd lets pass where the delete goes to the end of all keys or stands in
+// another transaction than the put, within this one.
+func writesTwice(t *pb.TxnRequest) bool {
+	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		puts, deletes := writes(branch, nil, nil)
+		for _, p := range puts {
+			if slices.ContainsFunc(deletes, func(s keyspace.Span) bool { return s.Contains(p) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// writes adds the keys that the operations put and the spans that they delete, in both
+// branches of the transactions among them.
+func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]byte, []keyspace.Span) {
+	for _, op := range ops {
+		if p := op.GetRequestPut(); p != nil {
+			puts = append(puts, p.GetKey())
+		}
+		if d := op.GetRequestDeleteRange(); d != nil {
+			if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
+				deletes = append(deletes, s)
+			}
+		}
+		puts, deletes = writes(op.GetRequestTxn().GetSuccess(), puts, deletes)
+		puts, deletes = writes(op.GetRequestTxn().GetFailure(), puts, deletes)
+	}
+	return puts, deletes
+}
+
 // spareEtcd takes out what etcd 3.7.3 does not survive: a put that keeps the value or the
 // lease of a key which the same transaction has deleted before. It refuses such a pair,
 // but not where the delete goes to the end of all keys.
 func spareEtcd(t *pb.TxnRequest) {
-	var puts []*pb.PutRequest
-	open := false
-	var walk func(t *pb.TxnRequest)
-	walk = func(t *pb.TxnRequest) {
-		for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
-			for _, op := range ops {
-				if p := op.GetRequestPut(); p != nil {
-					puts = append(puts, p)
-				}
-				open = open || string(op.GetRequestDeleteRange().GetRangeEnd()) == "\x00"
-				if n := op.GetRequestTxn(); n != nil {
-					walk(n)
-				}
-			}
-		}
-	}
-	walk(t)
+	puts, open := rewrites(t)
 	for _, p := range puts {
 		if open {
 			p.IgnoreValue, p.IgnoreLease = false, false
 		}
 	}
+}
+
+// rewrites returns the puts of a transaction, in all its branches, and whether one of its
+// deletes goes to the end of all keys.
+func rewrites(t *pb.TxnRequest) (puts []*pb.PutRequest, open bool) {
+	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
+		for _, op := range ops {
+			if p := op.GetRequestPut(); p != nil {
+				puts = append(puts, p)
+			}
+			open = open || string(op.GetRequestDeleteRange().GetRangeEnd()) == "\x00"
+			if n := op.GetRequestTxn(); n != nil {
+				inner, too := rewrites(n)
+				puts, open = append(puts, inner...), open || too
+			}
+		}
+	}
+	return puts, open
 }
 
 // txnDepth is how deep ordinary transactions nest.
@@ -92,15 +183,19 @@ func (s *source) op(g, depth int, reads bool) *pb.RequestOp {
 	case reads || n < 35:
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: s.txnRange(g)}}
 	case n < 70:
-		p := s.putRequest(g)
-		if s.steady && !slices.Contains(s.leases, p.Lease) {
-			p.Lease = 0 // refused in one branch and not in the other
-		}
-		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: p}}
+		return s.txnPut(g)
 	case n < 85 || depth == txnDepth:
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: s.deleteRequest(g)}}
 	}
 	return nested(s.txn(g, depth+1, s.chance(5)))
+}
+
+func (s *source) txnPut(g int) *pb.RequestOp {
+	p := s.putRequest(g)
+	if s.steady && !slices.Contains(s.leases, p.Lease) {
+		p.Lease = 0 // refused in one branch and not in the other
+	}
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: p}}
 }
 
 func nested(t *pb.TxnRequest) *pb.RequestOp {

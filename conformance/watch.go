@@ -24,10 +24,15 @@ type recorder struct {
 	mu sync.Mutex
 	// told is, by watch id, what came in order: events one by one, since how many go in one
 	// response is nobody's promise. divided are revisions that came in two responses.
+	// partly are the watchers whose last response goes on in the next, which may begin
+	// within a revision.
 	told    map[int64][]string
 	last    map[int64]int64
+	partly  map[int64]bool
 	divided []string
-	err     error
+	// once notes a progress but once, however often it was asked for.
+	once bool
+	err  error
 }
 
 func newRecorder(ctx context.Context, conn *grpc.ClientConn) (*recorder, error) {
@@ -37,7 +42,7 @@ func newRecorder(ctx context.Context, conn *grpc.ClientConn) (*recorder, error) 
 		cancel()
 		return nil, err
 	}
-	r := &recorder{stream: s, cancel: cancel, done: make(chan struct{}), told: map[int64][]string{}, last: map[int64]int64{}}
+	r := &recorder{stream: s, cancel: cancel, done: make(chan struct{}), told: map[int64][]string{}, last: map[int64]int64{}, partly: map[int64]bool{}}
 	go r.receive()
 	return r, nil
 }
@@ -74,12 +79,15 @@ func (r *recorder) take(resp *pb.WatchResponse) {
 		if resp.GetCanceled() {
 			note += fmt.Sprintf(" canceled %q compact %d", resp.GetCancelReason(), resp.GetCompactRevision())
 		}
+		if before := r.told[id]; r.once && id == progressID && len(before) > 0 && before[len(before)-1] == note {
+			return
+		}
 		r.told[id] = append(r.told[id], note)
 		return
 	}
 	for i, e := range resp.GetEvents() {
 		rev := e.GetKv().GetModRevision()
-		if i == 0 && rev == r.last[id] {
+		if i == 0 && rev == r.last[id] && !r.partly[id] {
 			r.divided = append(r.divided, fmt.Sprintf("watcher %d: revision %d", id, rev))
 		}
 		if rev > resp.GetHeader().GetRevision() {
@@ -88,6 +96,7 @@ func (r *recorder) take(resp *pb.WatchResponse) {
 		r.last[id] = rev
 		r.told[id] = append(r.told[id], describe(e))
 	}
+	r.partly[id] = resp.GetFragment()
 }
 
 func describe(e *mvccpb.Event) string {
@@ -140,10 +149,40 @@ func (w *watchers) send(req *pb.WatchRequest) error {
 	return nil
 }
 
+// progressID is the watch id of the answer to a request for progress.
+const progressID = -1
+
+// A request for progress is repeated so often and so long after the one before: etcd drops
+// it while one of the stream's watchers is not synced, and looks for those ten times a
+// second. Where no request is answered, both must have answered none.
+const (
+	progressTurns = 20
+	progressPause = 100 * time.Millisecond
+)
+
+// progress asks both for progress until etcd has told that of the revision.
+func (w *watchers) progress(rev int64) error {
+	want := fmt.Sprintf("revision %d", rev)
+	for range progressTurns {
+		if err := w.send(progress()); err != nil {
+			return err
+		}
+		_ = clock.Sleep(context.Background(), clock.System(), progressPause)
+		w.etcd.mu.Lock()
+		told := w.etcd.told[progressID]
+		come := len(told) > 0 && told[len(told)-1] == want
+		w.etcd.mu.Unlock()
+		if come {
+			break
+		}
+	}
+	return w.settle()
+}
+
 // settleTimeout bounds the wait until both have told the same, settlePause how long both
 // must stay so.
 const (
-	settleTimeout = 10 * time.Second
+	settleTimeout = time.Minute
 	settlePause   = 150 * time.Millisecond
 )
 
@@ -169,9 +208,9 @@ func (w *watchers) compare() string {
 	defer w.etcd.mu.Unlock()
 	w.skein.mu.Lock()
 	defer w.skein.mu.Unlock()
-	for _, r := range []*recorder{w.etcd, w.skein} {
+	for name, r := range map[string]*recorder{"etcd": w.etcd, "Skein": w.skein} {
 		if r.err != nil || len(r.divided) > 0 {
-			return fmt.Sprintf("error %v, divided %v", r.err, r.divided)
+			return fmt.Sprintf("%s: error %v, divided %v", name, r.err, r.divided)
 		}
 	}
 	ids := map[int64]bool{}

@@ -2,16 +2,15 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"math"
 	"strings"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/skeindb/skein/keyspace"
 )
 
 // pause lets etcd's unsynced watchers become synced ones, which it looks for ten times a
@@ -170,6 +169,37 @@ var watchStories = []struct {
 			then(put("t3", "1"), then(put("t2", "1"), del("t1", ""))), wcr("t", "u", withPrev(rev+1)),
 		}
 	}},
+	{"a revision in two fragments", func(rev int64) []any {
+		most, half := strings.Repeat("x", 1<<20), strings.Repeat("y", 700<<10)
+		return []any{
+			put("g1", most), then(put("g2", half), put("g3", half)),
+			wcr("g", "h", func(r *pb.WatchCreateRequest) { r.Fragment, r.StartRevision = true, rev+1 }), del("g", "h"),
+		}
+	}},
+	{"one key put and deleted in a transaction", func(rev int64) []any {
+		only := func(f pb.WatchCreateRequest_FilterType, rev int64) func(*pb.WatchCreateRequest) {
+			return func(r *pb.WatchCreateRequest) {
+				r.PrevKv, r.StartRevision, r.Filters = true, rev, []pb.WatchCreateRequest_FilterType{f}
+			}
+		}
+		twice := func() []any {
+			return []any{
+				put("y1", "1"), put("y3", "1"),
+				then(then(put("y1", "2"), put("y2", "1"), put("y5", "1")), get("y", "z"), then(del("y1", ""), del("y2", "y3")), put("y4", "1")),
+				put("y1", "3"), then(del("y1", fromKey), put("y3", "4"), put("y1", "4"), put("y0", "1"), get("y", "z")),
+				then(del("y1", fromKey), put("y1", "5"), put("y7", "5"), del("y1", fromKey)), get("y", "z"),
+				then(put("y7", "6"), del("y1", fromKey)), then(then(put("y1", "6")), then(then(del("y", "z")))), get("\x00", fromKey),
+			}
+		}
+		calls := []any{
+			wcr("y", "z", withPrev(0)), wcr("y", "z", nil), wcr("y1", "", withPrev(0)),
+			wcr("y", "z", only(pb.WatchCreateRequest_NOPUT, 0)), wcr("y", "z", only(pb.WatchCreateRequest_NODELETE, 0)),
+		}
+		calls = append(append(append(calls, twice()...), split("y2"), split("y4")), twice()...)
+		return append(calls,
+			wcr("y", "z", withPrev(rev+1)), wcr("y1", "", from(rev+1)), wcr("y", "z", from(rev+5)),
+			wcr("y", "z", only(pb.WatchCreateRequest_NOPUT, rev+1)), wcr("y", "z", only(pb.WatchCreateRequest_NODELETE, rev+1)))
+	}},
 	{"fragments", func(int64) []any {
 		big := strings.Repeat("x", 1<<20)
 		return []any{
@@ -184,107 +214,101 @@ var watchStories = []struct {
 // TestLockstepWatches makes generated calls beside a stream of watchers whose requests
 // are generated too: what etcd's watchers are told, Skein's are.
 func TestLockstepWatches(t *testing.T) {
-	seed := seedOf(t)
-	p := newPair(t, seed)
-	err := p.lockstepWatches(t.Context(), *callsFlag, *splitFlag)
-	if err != nil {
-		t.Fatalf("seed %d: %v\n\ngo test . -run '^%s$' -seed %d -calls %d -split %d", seed, err, t.Name(), seed, *callsFlag, *splitFlag)
-	}
+	overSeeds(t, (*pair).lockstepWatches, func(*testing.T, *pair) {})
 }
 
 // watchersPerStream is after how many requests a stream is given up for a new one.
 const watchersPerStream = 20
 
 func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
-	var w *watchers
-	var err error
+	all := make([]*watchers, len(p.skein.conns))
+	defer func() {
+		for _, w := range all {
+			if w != nil {
+				w.close()
+			}
+		}
+	}()
 	for i := range calls {
 		if i >= calls/8 && i%every == 0 {
 			p.splits.split(p.source.splitKey())
 		}
-		if w == nil {
-			if w, err = p.watch(ctx, p.source.IntN(len(p.skein.conns))); err != nil {
-				return err
-			}
-		}
-		switch {
-		case p.source.chance(12):
-			r := p.source.watchRequest()
-			if r.GetCancelRequest() != nil {
-				err = w.settle() // what it has not been told yet it need not be told
-			}
-			if err == nil {
-				err = w.send(r)
-			}
-			if err == nil {
-				err = w.settle()
-			}
-		case i%40 == 39:
-			err = w.settle()
-		default:
-			c := p.source.next()
-			if t, ok := c.request.(*pb.TxnRequest); ok && writesTwice(t) {
-				continue
-			}
-			err = p.step(ctx, c, p.source.IntN(len(p.skein.conns)))
-		}
-		if err == nil && len(w.requests) >= watchersPerStream {
-			err = w.settle()
-			w.close()
-			w = nil
-		}
-		if err != nil {
-			break
+		if err := p.watchTurn(ctx, i, all); err != nil {
+			return fmt.Errorf("call %d: %w", p.calls, err)
 		}
 	}
-	if w != nil {
-		if err == nil {
-			err = w.settle()
-		}
-		w.close()
-	}
-	if err != nil {
-		return fmt.Errorf("call %d: %w", p.calls, err)
+	if err := settleAll(all); err != nil {
+		return fmt.Errorf("behind the last call: %w", err)
 	}
 	return p.splits.wait()
 }
 
-// writesTwice says whether a transaction may write a key twice: with a put and with a
-// delete, which etcd lets pass where the delete goes to the end of all keys or stands in
-// another transaction than the put, within this one. Its watchers are told both, Skein's
-// the last one (docs/ARCHITECTURE.md).
-func writesTwice(t *pb.TxnRequest) bool {
-	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
-		puts, deletes := writes(branch, nil, nil)
-		for _, p := range puts {
-			if slices.ContainsFunc(deletes, func(s keyspace.Span) bool { return s.Contains(p) }) {
-				return true
-			}
+// settleAll settles all streams that there are.
+func settleAll(all []*watchers) error {
+	for i, w := range all {
+		if w == nil {
+			continue
+		}
+		if err := w.settle(); err != nil {
+			return fmt.Errorf("at node %d: %w", i+1, err)
 		}
 	}
-	return false
+	return nil
 }
 
-// writes adds the keys that the operations put and the spans that they delete, in both
-// branches of the transactions among them.
-func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]byte, []keyspace.Span) {
-	for _, op := range ops {
-		if p := op.GetRequestPut(); p != nil {
-			puts = append(puts, p.GetKey())
+// watchTurn does the next thing: a request to one of the streams, of which each node has
+// one, or a call.
+func (p *pair) watchTurn(ctx context.Context, i int, all []*watchers) (err error) {
+	node := p.source.IntN(len(all))
+	switch {
+	case all[node] == nil:
+		if all[node], err = p.watch(ctx, node); err == nil {
+			all[node].etcd.once, all[node].skein.once = true, true
 		}
-		if d := op.GetRequestDeleteRange(); d != nil {
-			if s, ok := keyspace.FromEtcd(d.GetKey(), d.GetRangeEnd()); ok {
-				deletes = append(deletes, s)
-			}
+		return err
+	case p.source.chance(12):
+		if err := p.watchCall(all[node]); err != nil {
+			return fmt.Errorf("at node %d: %w", node+1, err)
 		}
-		puts, deletes = writes(op.GetRequestTxn().GetSuccess(), puts, deletes)
-		puts, deletes = writes(op.GetRequestTxn().GetFailure(), puts, deletes)
+		if len(all[node].requests) >= watchersPerStream {
+			all[node].close()
+			all[node] = nil
+		}
+		return nil
+	case i%40 == 39:
+		return settleAll(all)
 	}
-	return puts, deletes
+	c := p.source.next()
+	if c.kind.name == "Compact" {
+		// What a watcher has not been told yet it is told without the version before.
+		if err := settleAll(all); err != nil {
+			return err
+		}
+	}
+	return p.step(ctx, c, node)
 }
 
-// TestWritesTwice are transactions whose events differ from etcd's, and their likes whose
-// events do not.
+// watchCall sends the next request of a stream.
+func (p *pair) watchCall(w *watchers) error {
+	p.calls++
+	p.outcomes["Watch: OK"]++
+	if len(w.requests) > 3 && p.source.chance(12) {
+		return errors.Join(w.settle(), w.progress(p.source.revision))
+	}
+	r := p.source.watchRequest()
+	if r.GetCancelRequest() != nil {
+		if err := w.settle(); err != nil { // what it has not been told yet it need not be told
+			return err
+		}
+	}
+	if err := w.send(r); err != nil {
+		return err
+	}
+	return w.settle()
+}
+
+// TestWritesTwice are transactions that write a key more than once, and their likes that do
+// not.
 func TestWritesTwice(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -321,11 +345,20 @@ func (s *source) watchRequest() *pb.WatchRequest {
 		r.StartRevision = s.revision + int64(s.IntN(8)) - 3
 	}
 	r.PrevKv, r.Fragment = s.chance(2), s.chance(4)
-	if s.chance(6) {
+	r.ProgressNotify = s.chance(4) // after ten minutes
+	for s.chance(6) {
 		r.Filters = append(r.Filters, pb.WatchCreateRequest_FilterType(s.IntN(2)))
 	}
 	if s.chance(3) {
 		r.WatchId = int64(s.IntN(12))
+	}
+	switch s.IntN(40) {
+	case 0:
+		r.Key = nil
+	case 1:
+		r.WatchId = pick(s, []int64{-1, -2, 1 << 40, math.MaxInt64})
+	case 2:
+		r.Filters = append(r.Filters, pb.WatchCreateRequest_FilterType(pick(s, []int32{2, -1})))
 	}
 	return create(r)
 }

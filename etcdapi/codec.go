@@ -15,7 +15,7 @@ import (
 
 // countingCodec is gRPC's codec, counting the bytes that pass, as etcd's metrics do:
 // messages without their frames. It also counts the bytes of large answers until they
-// have left, and knows streamed keys that are encoded already.
+// have left, and knows streamed keys and events that are encoded already.
 type countingCodec struct {
 	encoding.CodecV2
 	sent, received prometheus.Counter
@@ -31,6 +31,8 @@ func (c countingCodec) Marshal(v any) (b mem.BufferSlice, err error) {
 	switch m := v.(type) {
 	case *streamedKeys:
 		b, err = m.encode()
+	case *sharedResponse:
+		b = m.encode()
 	case *pb.RangeResponse:
 		b, err = c.marshalAnswer(m)
 	case *pb.TxnResponse:
@@ -111,4 +113,61 @@ func (s *streamedKeys) encode() (mem.BufferSlice, error) {
 	}
 	head = protowire.AppendVarint(head, uint64(len(s.keys)+len(tail)))
 	return mem.BufferSlice{mem.SliceBuffer(head), mem.SliceBuffer(s.keys), mem.SliceBuffer(tail)}, nil
+}
+
+// sharedResponse is a WatchResponse whose events were encoded for many watchers.
+type sharedResponse struct {
+	// head is the header as it stands in the encoded response.
+	head []byte
+	id   int64
+	// events are encoded ones, one slice behind the other.
+	events [][]byte
+}
+
+// Fields of a WatchResponse.
+const (
+	fieldWatchHeader protowire.Number = 1
+	fieldWatchID     protowire.Number = 2
+)
+
+// copiedBytes is the size up to which events are copied behind the header: that is cheaper
+// than what gRPC does for each piece of a message.
+const copiedBytes = 2 << 10
+
+// encode returns the response. Large events are not copied.
+func (r *sharedResponse) encode() mem.BufferSlice {
+	size, small := 0, 0
+	for _, e := range r.events {
+		size += len(e)
+	}
+	if size <= copiedBytes {
+		small = size
+	}
+	const idBytes = 1 + 10
+	head := append(make([]byte, 0, len(r.head)+idBytes+small), r.head...)
+	if r.id != 0 {
+		head = protowire.AppendTag(head, fieldWatchID, protowire.VarintType)
+		head = protowire.AppendVarint(head, uint64(r.id))
+	}
+	if small > 0 {
+		for _, e := range r.events {
+			head = append(head, e...)
+		}
+		return mem.BufferSlice{mem.SliceBuffer(head)}
+	}
+	out := make(mem.BufferSlice, 0, 1+len(r.events))
+	out = append(out, mem.SliceBuffer(head))
+	for _, e := range r.events {
+		out = append(out, mem.SliceBuffer(e))
+	}
+	return out
+}
+
+// appendWatchHeader appends a header as it stands in an encoded WatchResponse.
+func appendWatchHeader(dst []byte, h *pb.ResponseHeader) ([]byte, error) {
+	b, err := proto.Marshal(h)
+	if err != nil {
+		return nil, err
+	}
+	return protowire.AppendBytes(protowire.AppendTag(dst, fieldWatchHeader, protowire.BytesType), b), nil
 }

@@ -42,7 +42,8 @@ type gateway struct {
 	maxBodyBytes int64
 	clock        clock.Clock
 	// unsent are the server's bytes of answers that clients have not taken yet.
-	unsent *atomic.Int64
+	unsent  *atomic.Int64
+	sockets *sockets
 }
 
 // newGateway makes the gateway; the services are to be served on its listener.
@@ -67,6 +68,7 @@ func newGateway(o *Options, unsent *atomic.Int64) (*gateway, error) {
 		return nil, fmt.Errorf("JSON gateway: %w", err)
 	}
 	g.conn = conn
+	g.sockets = newSockets(g.mux, o, unsent, g.maxBodyBytes)
 	for _, register := range []func(context.Context, *runtime.ServeMux, *grpc.ClientConn) error{
 		etcdservergw.RegisterKVHandler, etcdservergw.RegisterWatchHandler, etcdservergw.RegisterLeaseHandler,
 		etcdservergw.RegisterClusterHandler, etcdservergw.RegisterMaintenanceHandler, etcdservergw.RegisterAuthHandler,
@@ -81,6 +83,10 @@ func newGateway(o *Options, unsent *atomic.Int64) (*gateway, error) {
 
 // ServeHTTP implements http.Handler.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if wantsSocket(r) {
+		g.sockets.ServeHTTP(w, r)
+		return
+	}
 	if mayGoOn(r.URL.Path) {
 		// Otherwise the first answer would take what is not read of the body. Where this
 		// cannot be had, the client hears nothing before it has said all.

@@ -50,8 +50,9 @@ type slowHTTP struct {
 	http.ResponseWriter
 	mu    sync.Mutex
 	write time.Time
-	// lifted counts how often the deadline for reading was lifted.
+	// lifted counts how often the deadline for reading was lifted, read is the last one.
 	lifted int
+	read   time.Time
 	takes  time.Duration
 	seen   func()
 }
@@ -76,7 +77,7 @@ func (s *slowHTTP) SetWriteDeadline(at time.Time) error {
 func (s *slowHTTP) SetReadDeadline(at time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at.IsZero() {
+	if s.read = at; at.IsZero() {
 		s.lifted++
 	}
 	return nil
@@ -154,6 +155,24 @@ func TestGatewayReadDeadline(t *testing.T) {
 			t.Errorf("%s: lifted %d times after the body, %v", c.path, w.lifts(), err)
 		}
 	}
+}
+
+// What a client still says of a stream that has ended is read off for a while and no
+// longer: its connection would last for as long as it speaks.
+func TestGatewayEndsWhatIsStillSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var unsent atomic.Int64
+		g := &gateway{mux: runtime.NewServeMux(), maxBodyBytes: 1000, clock: clock.Virtual(), unsent: &unsent}
+		for path, want := range map[string]time.Time{"/v3/watch": time.Now().Add(sniffTimeout), "/v3/kv/range": {}} {
+			w := &slowHTTP{ResponseWriter: httptest.NewRecorder(), seen: func() {}}
+			in, client := io.Pipe()
+			g.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, in)) // nobody serves it
+			if !w.read.Equal(want) {
+				t.Errorf("%s: read until %v, want %v", path, w.read, want)
+			}
+			client.Close()
+		}
+	})
 }
 
 // The bound of a body is that of each message where there are many.

@@ -246,6 +246,9 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 	return opts
 }
 
+// requestReadTime is how long a client of HTTP may take to say what it wants.
+const requestReadTime = 5 * time.Minute
+
 // newHTTPServer makes a server for HTTP/1.1. The bound of a whole request is wide: a
 // profile takes its time, and its request counts as being read until it is answered.
 func newHTTPServer(h http.Handler) *http.Server {
@@ -255,7 +258,7 @@ func newHTTPServer(h http.Handler) *http.Server {
 		Handler:           h,
 		Protocols:         &p,
 		ReadHeaderTimeout: sniffTimeout,
-		ReadTimeout:       5 * time.Minute,
+		ReadTimeout:       requestReadTime,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          zap.NewStdLog(zap.NewNop()), // what clients do wrong
@@ -405,6 +408,9 @@ func (s *Server) stop(ctx context.Context) {
 				h.Close()
 			}
 		})
+	}
+	if s.gateway != nil {
+		wg.Go(func() { s.gateway.sockets.close(ctx) })
 	}
 	wg.Go(func() {
 		cut := context.AfterFunc(ctx, s.grpc.Stop)

@@ -161,3 +161,31 @@ func TestStreamedKeys(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A response whose events were encoded for many is what protobuf makes of it, however large
+// they are.
+func TestSharedResponse(t *testing.T) {
+	for _, id := range []int64{0, 1, 300} {
+		for _, size := range []int{10, copiedBytes, 5 * copiedBytes} {
+			header := &pb.ResponseHeader{ClusterId: 1 << 63, MemberId: 7, Revision: 1 << 40, RaftTerm: 3}
+			head, err := appendWatchHeader(nil, header)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := &pb.WatchResponse{Header: header, WatchId: id}
+			r := &sharedResponse{head: head, id: id}
+			for i := range 3 {
+				e := &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("k"), ModRevision: int64(i + 1), Value: bytes.Repeat([]byte("v"), size)}}
+				b, err := proto.Marshal(&pb.WatchResponse{Events: []*mvccpb.Event{e}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				whole.Events, r.events = append(whole.Events, e), append(r.events, b)
+			}
+			want, err := proto.Marshal(whole)
+			if got := r.encode().Materialize(); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("watcher %d, values of %d bytes: %d bytes in place of %d, %v", id, size, len(got), len(want), err)
+			}
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"time"
 
@@ -70,6 +71,13 @@ type watchStream struct {
 	// before that. Only the sender touches them.
 	announced map[*watch.Watcher]*watcher
 	early     map[*watch.Watcher][]watch.Delivery
+
+	// shared is the response that is being sent, if its events were encoded for many. Its
+	// head has headRevision, of headTerm: what the stream's watchers are told at a time they
+	// are told with one header. Only the sender touches them.
+	shared       sharedResponse
+	headRevision keyspace.Revision
+	headTerm     uint64
 }
 
 // watcher is a watcher as its stream knows it.
@@ -118,11 +126,17 @@ var now = func() chan struct{} {
 	return c
 }()
 
+// turnsOfEvents is how many times events may be sent before all else has its turn, and
+// before a stream gives way to what else the node does: a put to a prefix with a thousand
+// watchers makes a thousand messages, which the next put need not wait for. What comes
+// meanwhile leaves in the same messages.
+const turnsOfEvents = 16
+
 // send sends answers, events and progress, until the stream ends.
 func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 	tick := st.s.opts.Clock.NewTimer(st.s.progressInterval())
 	defer tick.Stop()
-	for {
+	for turn := 0; ; {
 		// What was asked for first is answered first.
 		select {
 		case c := <-st.control:
@@ -141,8 +155,13 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 			if err := st.deliver(d); err != nil {
 				return err
 			}
+			if turn++; turn < turnsOfEvents {
+				continue
+			}
+			runtime.Gosched()
 			wake = now // there may be more; all else has its turn still
 		}
+		turn = 0
 		select {
 		case c := <-st.control:
 			if err := st.answer(c); err != nil {
@@ -226,18 +245,34 @@ func (st *watchStream) deliver(d watch.Delivery) error {
 	}
 	timer := clock.StartStopwatch()
 	w.quiet = false
-	resp := &pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events}
-	send := st.sendResponse
-	if w.fragment {
-		send = st.sendFragments
-	}
-	if err := send(resp); err != nil {
+	if err := st.sendEvents(w, &d); err != nil {
 		return err
 	}
 	took := timer.Elapsed().Seconds()
 	st.s.metrics.WatchSendSeconds.Observe(took)
 	st.s.metrics.WatchEventSeconds.Observe(took / float64(max(len(d.Events), 1)))
 	return nil
+}
+
+// sendEvents sends a watcher its events.
+func (st *watchStream) sendEvents(w *watcher, d *watch.Delivery) error {
+	if w.fragment {
+		return st.sendFragments(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events})
+	}
+	clear(st.shared.events)
+	var ok bool
+	if st.shared.events, ok = d.AppendEncoded(st.shared.events[:0]); !ok {
+		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events})
+	}
+	if term := st.s.opts.Node.Term(); d.Revision != st.headRevision || term != st.headTerm || st.shared.head == nil {
+		head, err := appendWatchHeader(nil, st.header(d.Revision))
+		if err != nil {
+			return err
+		}
+		st.shared.head, st.headRevision, st.headTerm = head, d.Revision, term
+	}
+	st.shared.id = w.id
+	return st.sent(st.grpc.SendMsg(&st.shared))
 }
 
 // sendFragments sends a response in pieces that stay below the bound of a message, or
@@ -303,7 +338,11 @@ func (st *watchStream) notify() error {
 }
 
 func (st *watchStream) sendResponse(resp *pb.WatchResponse) error {
-	err := st.grpc.Send(resp)
+	return st.sent(st.grpc.Send(resp))
+}
+
+// sent counts what could not be sent.
+func (st *watchStream) sent(err error) error {
 	if err != nil && st.grpc.Context().Err() == nil {
 		st.s.metrics.StreamFailures.WithLabelValues("send", "watch").Inc()
 	}

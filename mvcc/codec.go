@@ -14,16 +14,18 @@ import (
 
 // The first byte of a value: the version of the codec and flags.
 const (
-	valueVersion     = 0x10
+	valueVersion     = 0x20
 	valueVersionMask = 0xf0
 
 	flagTombstone = 0x01
 	flagLease     = 0x02 // a lease id follows
 	flagSub       = 0x04 // an operation number follows
-	flagsKnown    = flagTombstone | flagLease | flagSub
+	flagEarlier   = 0x08 // earlier writes follow
+	flagsKnown    = flagTombstone | flagLease | flagSub | flagEarlier
 )
 
-// MaxValueOverhead is the most bytes that the encoding adds to a value.
+// MaxValueOverhead is the most bytes that the encoding adds to a value, without earlier
+// writes.
 const MaxValueOverhead = 1 + binary.MaxVarintLen32 + 2*binary.MaxVarintLen64 + 8
 
 // ErrCorrupt says that a stored version cannot be decoded.
@@ -45,20 +47,38 @@ type Version struct {
 	// Tombstone says that this version is a delete.
 	Tombstone bool
 	Value     []byte
+	// Earlier is the write of the key before this one in the same transaction, nil for
+	// nearly all. No read shows it; it is an event of its own.
+	Earlier *Version
 }
 
 // Clone returns a copy that shares no memory with v.
 func (v *Version) Clone() Version {
 	c := *v
 	c.Key, c.Value = slices.Clone(v.Key), slices.Clone(v.Value)
+	for last := &c; last.Earlier != nil; last = last.Earlier {
+		w := *last.Earlier
+		w.Key, w.Value = c.Key, slices.Clone(w.Value)
+		last.Earlier = &w
+	}
 	return c
 }
 
-// Size is the number of bytes of key and value.
+// Size is the number of bytes of key and value, without those of earlier writes.
 func (v *Version) Size() int64 { return int64(len(v.Key)) + int64(len(v.Value)) }
 
 // check panics on a version that breaks the model.
 func (v *Version) check() {
+	for w := v; w != nil; w = w.Earlier {
+		w.checkOne()
+		if e := w.Earlier; e != nil && (e.Mod != w.Mod || e.Sub >= w.Sub || string(e.Key) != string(w.Key)) {
+			panic(fmt.Sprintf("mvcc: key %q at revision %d, operation %d, after key %q at revision %d, operation %d",
+				w.Key, w.Mod, w.Sub, e.Key, e.Mod, e.Sub))
+		}
+	}
+}
+
+func (v *Version) checkOne() {
 	switch {
 	case len(v.Key) == 0:
 		panic("mvcc: version of an empty key")
@@ -79,6 +99,10 @@ func (v *Version) AppendKey(dst []byte) []byte { return engine.AppendVersionedKe
 // panics on a version that breaks the model.
 func (v *Version) AppendValue(dst []byte) []byte {
 	v.check()
+	return v.appendValue(dst)
+}
+
+func (v *Version) appendValue(dst []byte) []byte {
 	head := byte(valueVersion)
 	if v.Tombstone {
 		head |= flagTombstone
@@ -89,9 +113,15 @@ func (v *Version) AppendValue(dst []byte) []byte {
 	if v.Sub != 0 {
 		head |= flagSub
 	}
+	if v.Earlier != nil {
+		head |= flagEarlier
+	}
 	dst = append(dst, head)
 	if v.Sub != 0 {
 		dst = binary.AppendUvarint(dst, uint64(v.Sub))
+	}
+	if v.Earlier != nil {
+		dst = v.appendEarlier(dst)
 	}
 	if v.Tombstone {
 		return dst
@@ -104,14 +134,30 @@ func (v *Version) AppendValue(dst []byte) []byte {
 	return append(dst, v.Value...)
 }
 
+// appendEarlier appends the earlier writes, the latest of them first.
+func (v *Version) appendEarlier(dst []byte) []byte {
+	n := uint64(0)
+	for w := v.Earlier; w != nil; w = w.Earlier {
+		n++
+	}
+	dst = binary.AppendUvarint(dst, n)
+	for w := v.Earlier; w != nil; w = w.Earlier {
+		one := *w
+		one.Earlier = nil
+		b := one.appendValue(nil)
+		dst = append(binary.AppendUvarint(dst, uint64(len(b))), b...)
+	}
+	return dst
+}
+
 // DecodeValue decodes the physical value of the version whose Key and Mod v has
-// already. Value is a part of b.
+// already. Value is a part of b, and so are those of earlier writes, which share the Key.
 func (v *Version) DecodeValue(b []byte) error {
 	if len(b) == 0 || b[0]&valueVersionMask != valueVersion || b[0]&^valueVersionMask&^flagsKnown != 0 {
 		return v.corrupt("unknown value version %x", b[:min(len(b), 1)])
 	}
 	head, rest := b[0], b[1:]
-	v.Create, v.Version, v.Lease, v.Sub, v.Value = 0, 0, 0, 0, nil
+	v.Create, v.Version, v.Lease, v.Sub, v.Value, v.Earlier = 0, 0, 0, 0, nil, nil
 	v.Tombstone = head&flagTombstone != 0
 	if head&flagSub != 0 {
 		sub, n := binary.Uvarint(rest)
@@ -119,6 +165,12 @@ func (v *Version) DecodeValue(b []byte) error {
 			return v.corrupt("operation number")
 		}
 		v.Sub, rest = uint32(sub), rest[n:]
+	}
+	if head&flagEarlier != 0 {
+		var err error
+		if rest, err = v.decodeEarlier(rest); err != nil {
+			return err
+		}
 	}
 	if v.Tombstone {
 		if head&flagLease != 0 || len(rest) != 0 {
@@ -147,6 +199,34 @@ func (v *Version) DecodeValue(b []byte) error {
 	}
 	v.Value = rest
 	return nil
+}
+
+// decodeEarlier decodes what appendEarlier wrote.
+func (v *Version) decodeEarlier(b []byte) (rest []byte, err error) {
+	count, n := binary.Uvarint(b)
+	if n <= 0 || count == 0 {
+		return nil, v.corrupt("no earlier writes")
+	}
+	b = b[n:]
+	for last := v; count > 0; count-- {
+		size, n := binary.Uvarint(b)
+		if n <= 0 || size == 0 || size > uint64(len(b)-n) {
+			return nil, v.corrupt("earlier writes")
+		}
+		one := b[n : n+int(size)]
+		if one[0]&flagEarlier != 0 {
+			return nil, v.corrupt("earlier writes of an earlier one")
+		}
+		w := &Version{Key: v.Key, Mod: v.Mod}
+		if err := w.DecodeValue(one); err != nil {
+			return nil, err
+		}
+		if w.Sub >= last.Sub {
+			return nil, v.corrupt("operation %d before operation %d", w.Sub, last.Sub)
+		}
+		last.Earlier, last, b = w, w, b[n+int(size):]
+	}
+	return b, nil
 }
 
 func (v *Version) corrupt(format string, args ...any) error {

@@ -32,6 +32,10 @@ func TestFormat(t *testing.T) {
 			v.Tombstone = true
 		case "put":
 			v.Value = []byte(value)
+		case "twice":
+			v.Value = []byte(value)
+			v.Earlier = &Version{Key: v.Key, Mod: v.Mod, Sub: 2, Tombstone: true}
+			v.Earlier.Earlier = &Version{Key: v.Key, Mod: v.Mod, Create: v.Mod, Version: 1, Lease: 7, Sub: 1, Value: []byte("w")}
 		case "live-count":
 			c := NewLiveCount(v.Mod, int64(newest), 0)
 			if !d.HasArg("newest") {
@@ -43,10 +47,31 @@ func TestFormat(t *testing.T) {
 	})
 }
 
+// TestEarlierWrites are stored values that say of earlier writes what cannot be.
+func TestEarlierWrites(t *testing.T) {
+	for _, b := range []string{
+		"\x29", "\x29\x00", "\x2d\x01\x01", "\x2d\x01\x01\x00", "\x2d\x01\x01\x05\x21", "\x2d\x01\x02\x01\x21",
+		"\x2d\x01\x01\x02\x25\x01", "\x2d\x02\x01\x03\x29\x01\x21", "\x2d\x02\x02\x01\x21\x02\x25\x01", "\x2d\x01\x01\x01\x11",
+	} {
+		v := Version{Key: []byte("k"), Mod: 2}
+		if err := v.DecodeValue([]byte(b)); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%x: %s, %v", b, line(&v), err)
+		}
+	}
+	v := Version{Key: []byte("k"), Mod: 2}
+	if err := v.DecodeValue([]byte("\x2d\x01\x01\x01\x21")); err != nil || line(&v) != `"k"@2.1 delete, before that "k"@2.0 delete` {
+		t.Errorf("%s, %v", line(&v), err)
+	}
+}
+
 func FuzzDecodeVersion(f *testing.F) {
 	for _, v := range []Version{
 		{Key: []byte("a"), Mod: 9, Create: 3, Version: 2, Lease: -5, Sub: 300, Value: []byte("v")},
 		{Key: []byte{0}, Mod: 1, Tombstone: true, Sub: 1},
+		{Key: []byte("b"), Mod: 4, Tombstone: true, Sub: 3, Earlier: &Version{
+			Key: []byte("b"), Mod: 4, Create: 4, Version: 1, Lease: 5, Sub: 1, Value: []byte("w"),
+			Earlier: &Version{Key: []byte("b"), Mod: 4, Tombstone: true},
+		}},
 	} {
 		f.Add(v.AppendKey(nil), v.AppendValue(nil))
 	}
@@ -125,6 +150,10 @@ func TestPutRefusesBrokenVersions(t *testing.T) {
 		{Key: []byte("k"), Mod: 2, Create: 2},
 		{Key: []byte("k"), Mod: 2, Tombstone: true, Value: []byte("v")},
 		{Key: []byte("k"), Mod: keyspace.MaxRevision + 1, Create: 2, Version: 1},
+		{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Earlier: &Version{Key: []byte("k"), Mod: 2, Tombstone: true}},
+		{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Sub: 1, Earlier: &Version{Key: []byte("k"), Mod: 1, Tombstone: true}},
+		{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Sub: 1, Earlier: &Version{Key: []byte("l"), Mod: 2, Tombstone: true}},
+		{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Sub: 1, Earlier: &Version{Key: []byte("k"), Mod: 2, Tombstone: true, Value: []byte("v")}},
 	} {
 		func() {
 			defer func() {

@@ -10,9 +10,12 @@
 //
 // # Model
 //
-// A user key has at most one version for each revision: etcd refuses a transaction
-// that puts a key twice, or puts and deletes it. A version is a put or a tombstone.
-// Physically it is one Pebble key, (user key, revision), and the versions of a user
+// A user key has at most one version for each revision: what the transaction left of it. A
+// version is a put or a tombstone. Where a transaction has written a key before (etcd
+// refuses two puts of a key, but lets a put and a delete pass that are in two transactions
+// within it) the version carries those earlier writes: no read shows them, and History
+// makes events of them. They stay for as long as it does.
+// Physically a version is one Pebble key, (user key, revision), and the versions of a user
 // key lie side by side, the newest first:
 //
 //	key/"a"@9   tombstone

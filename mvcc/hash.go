@@ -60,7 +60,9 @@ func (h *hasher) key(w *walk, compacted keyspace.Revision) (ok bool, err error) 
 			return false, err
 		}
 		if !h.v.Tombstone || h.v.Mod >= compacted {
-			h.sum += h.v.hash()
+			for w := &h.v; w != nil; w = w.Earlier {
+				h.sum += w.hash()
+			}
 		}
 		if h.v.Mod <= compacted {
 			return w.next()
@@ -93,8 +95,8 @@ func (w *walk) older(prefix []byte) (bool, error) {
 	return true, nil
 }
 
-// hash returns the hash of one version. It is a format: replicas of different
-// releases compare it.
+// hash returns the hash of one version, without earlier writes. It is a format: replicas
+// of different releases compare it.
 func (v *Version) hash() uint64 {
 	var head [8*4 + 4 + 1 + 4]byte
 	b := binary.BigEndian.AppendUint64(head[:0], uint64(v.Mod))

@@ -32,7 +32,8 @@ type HistoryOptions struct {
 }
 
 // History calls fn with the versions of the span from revision From on, puts and
-// tombstones, in the order of (revision, operation number, key). It returns the
+// tombstones, in the order of (revision, operation number, key). A write that a later one
+// of the same transaction has replaced is a version of its own here. It returns the
 // revision at which to go on: To+1, or less where the memory did not suffice for
 // more. It always comes at least one event further, if there is one.
 //
@@ -55,7 +56,8 @@ func History(r engine.Reader, o HistoryOptions, fn func(*Version) error) (next k
 // MaxBytes comes in several pieces, each in the order of keys and alone in its call. nextKey
 // is not nil then, and says where in revision next to go on: the next call takes both, as
 // o.From and fromKey, and ends at the latest with that revision. It does not read again what
-// lies before. What one call returns is at most MaxBytes, or one event that is larger.
+// lies before. What one call returns is at most MaxBytes, or the events of one key that
+// are larger.
 func Pieces(r engine.Reader, o HistoryOptions, fromKey []byte, fn func(*Version) error) (next keyspace.Revision, nextKey []byte, err error) {
 	if o.From > o.To {
 		return o.From, nil, nil
@@ -85,6 +87,7 @@ func (h *history) give(r engine.Reader, fn func(*Version) error) error {
 	if h.divides {
 		h.settle()
 	}
+	h.part()
 	slices.SortFunc(h.events, func(a, b Version) int {
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub), bytes.Compare(a.Key, b.Key))
 	})
@@ -96,12 +99,34 @@ func (h *history) give(r engine.Reader, fn func(*Version) error) error {
 	return nil
 }
 
+// part makes events of their own of earlier writes. Until then they are with the one that
+// has replaced them: a key is never divided.
+func (h *history) part() {
+	for i := range h.events {
+		// What is appended lies behind the range of this loop, and has none itself.
+		for w := h.events[i].Earlier; w != nil; w = w.Earlier {
+			one := *w
+			one.Earlier = nil
+			h.events = append(h.events, one)
+		}
+		h.events[i].Earlier = nil
+	}
+}
+
+// heldBytes is what a version takes in the buffer.
+func heldBytes(v *Version) (n int64) {
+	for ; v != nil; v = v.Earlier {
+		n += v.Size() + eventOverhead
+	}
+	return n
+}
+
 // history buffers the events of the lowest revisions.
 type history struct {
 	o      HistoryOptions
 	to     keyspace.Revision // the last revision that is still complete
 	filter *engine.RevisionFilter
-	events []Version
+	events []Version // with their earlier writes
 	bytes  int64
 	// trimAt is how many bytes are too many; trims counts how often they were.
 	trimAt int64
@@ -168,13 +193,15 @@ func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision)
 	if err := v.DecodeValue(value); err != nil {
 		return err
 	}
-	if h.o.KeysOnly {
-		v.Value = nil
-	} else {
-		v.Value = bytes.Clone(v.Value)
+	for w := &v; w != nil; w = w.Earlier {
+		if h.o.KeysOnly {
+			w.Value = nil
+		} else {
+			w.Value = bytes.Clone(w.Value)
+		}
 	}
 	h.events = append(h.events, v)
-	h.bytes += v.Size() + eventOverhead
+	h.bytes += heldBytes(&v)
 	if h.bytes > h.trimAt {
 		h.trim()
 		// A revision that alone is too large stays whole: what is looked through again must
@@ -196,7 +223,7 @@ func (h *history) trim() {
 	for n < len(h.events) {
 		end, size := n, int64(0)
 		for ; end < len(h.events) && h.events[end].Mod == h.events[n].Mod; end++ {
-			size += h.events[end].Size() + eventOverhead
+			size += heldBytes(&h.events[end])
 		}
 		if n > 0 && kept+size > h.o.MaxBytes/2 {
 			break
@@ -224,7 +251,7 @@ func (h *history) trim() {
 func (h *history) divide(n int, kept int64) (int, int64) {
 	for n > 1 && kept > h.o.MaxBytes/2 {
 		n--
-		kept -= h.events[n].Size() + eventOverhead
+		kept -= heldBytes(&h.events[n])
 		h.to, h.cut = h.events[n-1].Mod, h.events[n-1].Key
 	}
 	return n, kept

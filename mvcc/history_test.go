@@ -164,13 +164,21 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 func (s *story) txn(t *testing.T, rev keyspace.Revision, ops []string) {
 	t.Helper()
 	b := s.e.NewBatch()
+	written := map[string]Version{}
 	for sub, op := range ops {
 		f := strings.Fields(op)
 		v := Version{Key: []byte(f[1]), Mod: rev, Sub: uint32(sub), Tombstone: f[0] == "delete"}
+		before, twice := written[f[1]]
+		if twice {
+			v.Earlier = &before
+		}
 		if !v.Tombstone {
 			prev, ok, err := Get(s.e, v.Key, rev)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if twice {
+				prev, ok = before, !before.Tombstone
 			}
 			v.Value, v.Create, v.Version = []byte(f[2]), rev, 1
 			if ok {
@@ -185,6 +193,7 @@ func (s *story) txn(t *testing.T, rev keyspace.Revision, ops []string) {
 		if err := Put(b, &v); err != nil {
 			t.Fatal(err)
 		}
+		written[f[1]] = v
 	}
 	if err := b.Commit(); err != nil {
 		t.Fatal(err)

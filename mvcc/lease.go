@@ -11,23 +11,29 @@ import (
 // physical keys without values beside the versions, written in the same batch as they
 // are: whoever writes a version knows the lease of the one before it.
 
+// LeaseIndex writes the index. It keeps memory for its keys: one goroutine at a time may
+// use it. The zero value is ready.
+type LeaseIndex struct{ key []byte }
+
 // Attach notes that the key is attached to the lease from now on.
-func Attach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
+func (x *LeaseIndex) Attach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
 	if lease == 0 || len(key) == 0 {
 		panic(fmt.Sprintf("mvcc: key %q attached to lease %d", key, lease))
 	}
-	if err := w.Set(engine.AppendLeaseKey(nil, lease, key), nil); err != nil {
+	x.key = engine.AppendLeaseKey(x.key[:0], lease, key)
+	if err := w.Set(x.key, nil); err != nil {
 		return fmt.Errorf("mvcc: attach %q to lease %d: %w", key, lease, err)
 	}
 	return nil
 }
 
 // Detach notes that the key is not attached to the lease any more.
-func Detach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
+func (x *LeaseIndex) Detach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
 	if lease == 0 || len(key) == 0 {
 		panic(fmt.Sprintf("mvcc: key %q detached from lease %d", key, lease))
 	}
-	if err := w.Delete(engine.AppendLeaseKey(nil, lease, key)); err != nil {
+	x.key = engine.AppendLeaseKey(x.key[:0], lease, key)
+	if err := w.Delete(x.key); err != nil {
 		return fmt.Errorf("mvcc: detach %q from lease %d: %w", key, lease, err)
 	}
 	return nil

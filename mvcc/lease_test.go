@@ -12,9 +12,10 @@ import (
 func TestAttached(t *testing.T) {
 	e := openTest(t)
 	b := e.NewBatch()
+	var x LeaseIndex
 	for _, err := range []error{
-		Attach(b, 7, []byte("b")), Attach(b, 7, []byte("a\x00")), Attach(b, 7, []byte("a")), Attach(b, 8, []byte("ab")),
-		Attach(b, -1, []byte("z")), Attach(b, 7, []byte("gone")), Detach(b, 7, []byte("gone")), b.Commit(),
+		x.Attach(b, 7, []byte("b")), x.Attach(b, 7, []byte("a\x00")), x.Attach(b, 7, []byte("a")), x.Attach(b, 8, []byte("ab")),
+		x.Attach(b, -1, []byte("z")), x.Attach(b, 7, []byte("gone")), x.Detach(b, 7, []byte("gone")), b.Commit(),
 	} {
 		if err != nil {
 			t.Fatal(err)

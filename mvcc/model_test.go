@@ -51,10 +51,24 @@ func (m *model) kept(v Version, compacted keyspace.Revision) bool {
 }
 
 func line(v *Version) string {
-	if v.Tombstone {
-		return fmt.Sprintf("%q@%d.%d delete", v.Key, v.Mod, v.Sub)
+	s := fmt.Sprintf("%q@%d.%d delete", v.Key, v.Mod, v.Sub)
+	if !v.Tombstone {
+		s = fmt.Sprintf("%q@%d.%d create %d version %d lease %d %q", v.Key, v.Mod, v.Sub, v.Create, v.Version, v.Lease, v.Value)
 	}
-	return fmt.Sprintf("%q@%d.%d create %d version %d lease %d %q", v.Key, v.Mod, v.Sub, v.Create, v.Version, v.Lease, v.Value)
+	if v.Earlier != nil {
+		s += ", before that " + line(v.Earlier)
+	}
+	return s
+}
+
+// apart returns the version and its earlier writes as versions of their own.
+func apart(v Version) []Version {
+	w := v.Earlier
+	v.Earlier = nil
+	if w == nil {
+		return []Version{v}
+	}
+	return append(apart(*w), v)
 }
 
 // workload writes random transactions into store and model.
@@ -94,31 +108,46 @@ func (w *workload) txn() {
 	w.rev++
 	b := w.e.NewBatch()
 	var delta int64
-	for sub, i := range w.rng.Perm(len(w.keys))[:1+w.rng.IntN(4)] {
+	sub := uint32(0)
+	for _, i := range w.rng.Perm(len(w.keys))[:1+w.rng.IntN(4)] {
 		key := w.keys[i]
-		prev, ok := w.m.at(key, w.rev)
-		live := ok && !prev.Tombstone
-		v := Version{Key: []byte(key), Mod: w.rev, Sub: uint32(sub)}
-		switch {
-		case w.rng.IntN(3) > 0:
-			v.Create, v.Version = w.rev, 1
-			if live {
-				v.Create, v.Version = prev.Create, prev.Version+1
-			} else {
-				delta++
+		last, ok := w.m.at(key, w.rev)
+		lived := ok && !last.Tombstone
+		live, wrote := lived, false
+		// Some are written more than once.
+		for n := max(1, w.rng.IntN(6)-2); n > 0; n-- {
+			v := Version{Key: []byte(key), Mod: w.rev, Sub: sub}
+			switch {
+			case w.rng.IntN(3) > 0:
+				v.Create, v.Version = w.rev, 1
+				if live {
+					v.Create, v.Version = last.Create, last.Version+1
+				}
+				v.Value = fmt.Appendf(nil, "v%d", w.rng.IntN(1000))
+				v.Lease = keyspace.LeaseID(w.rng.IntN(2))
+			case live:
+				v.Tombstone = true
+			default:
+				continue
 			}
-			v.Value = fmt.Appendf(nil, "v%d", w.rng.IntN(1000))
-			v.Lease = keyspace.LeaseID(w.rng.IntN(2))
-		case live:
-			v.Tombstone = true
-			delta--
-		default:
+			if before := last; wrote {
+				v.Earlier = &before
+			}
+			last, live, wrote, sub = v, !v.Tombstone, true, sub+1
+		}
+		if !wrote {
 			continue
 		}
-		if err := Put(b, &v); err != nil {
+		if err := Put(b, &last); err != nil {
 			w.t.Fatal(err)
 		}
-		w.m.versions[key] = append(w.m.versions[key], v)
+		w.m.versions[key] = append(w.m.versions[key], last)
+		switch {
+		case live && !lived:
+			delta++
+		case lived && !live:
+			delta--
+		}
 	}
 	w.live.Add(w.rev, delta)
 	if err := b.Commit(); err != nil {
@@ -194,7 +223,7 @@ func (w *workload) checkHistory() {
 	for _, k := range w.m.keys(s) {
 		for _, v := range w.m.versions[k] {
 			if v.Mod >= from && v.Mod <= w.rev {
-				all = append(all, v)
+				all = append(all, apart(v)...)
 			}
 		}
 	}
@@ -243,7 +272,7 @@ func (w *workload) checkPieces(s keyspace.Span, from keyspace.Revision, maxBytes
 		switch {
 		case err != nil:
 			w.t.Fatal(err)
-		case size > maxBytes && len(all) > n+1:
+		case size > maxBytes && string(all[n].Key) != string(all[len(all)-1].Key):
 			w.t.Fatalf("a piece of %d events has %d bytes, allowed are %d", len(all)-n, size, maxBytes)
 		case nextKey != nil && (len(all) == n || all[n].Mod != next || all[len(all)-1].Mod != next):
 			w.t.Fatalf("a piece ends within revision %d, which is not alone in it", next)
@@ -271,7 +300,9 @@ func (w *workload) checkHash() {
 	for _, vs := range w.m.versions {
 		for _, v := range vs {
 			if v.Mod <= at && w.m.kept(v, w.m.compacted) {
-				want += v.hash()
+				for _, one := range apart(v) {
+					want += one.hash()
+				}
 			}
 		}
 	}

@@ -266,7 +266,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Alive: c.alive, Bus: c.bus,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		Logger: c.log, Metrics: metrics,
 	}); err != nil {
@@ -280,7 +280,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Bus: c.bus, Disk: disk{c},
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
 		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
@@ -324,10 +324,8 @@ func (c *Core) groupConfig() raftgroup.Config {
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
-		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
-			c.log.Warn("a leader says that a replica here is not a member of its group", zap.Stringer("group", g), zap.Uint64("replica", uint64(self)))
-		},
-		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
+		Logger:  o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
 	}
 }
 
@@ -337,6 +335,33 @@ type control struct{ c *Core }
 // CreateRanges implements placement.RangeControl.
 func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
 	return r.c.shards.Client().CreateRanges(ctx, node, ds)
+}
+
+// Look implements placement.Mover.
+func (r control) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+	st, err := r.c.shards.Client().Show(ctx, node, id)
+	if err != nil {
+		return keyspace.Descriptor{}, 0, err
+	}
+	if st.Serving {
+		return st.Descriptor, node, nil
+	}
+	leader := st.Raft.LeaderNode
+	if leader == node {
+		leader = 0 // it leads and does not serve yet
+	}
+	return st.Descriptor, leader, nil
+}
+
+// ChangeMembers implements placement.Mover.
+func (r control) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	_, err := r.c.shards.Client().ChangeMembers(ctx, node, id, confIndex, changes)
+	return err
+}
+
+// TransferTo implements placement.Mover.
+func (r control) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
+	return r.c.shards.Client().TransferTo(ctx, node, id, to)
 }
 
 // pusher finds out for the replicas what became of transactions; the router is made
@@ -351,6 +376,15 @@ func (p pusher) Push(ctx context.Context, name shard.TxnName, anchor []byte) (li
 // Finish implements shard.TxnPusher.
 func (p pusher) Finish(ctx context.Context, name shard.TxnName, d *shard.Decided) (live bool, err error) {
 	return p.c.router.Finish(ctx, name, d)
+}
+
+// Reads implements shard.TxnPusher.
+func (p pusher) Reads(ctx context.Context, below keyspace.Revision) (bool, error) {
+	nodes, err := removal(p).Nodes(ctx)
+	if err != nil {
+		return false, err
+	}
+	return p.c.router.Reads(ctx, nodes, below)
 }
 
 // disk says how the node's disks fare.

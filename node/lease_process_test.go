@@ -15,12 +15,7 @@ import (
 // the one that leads, and over the end of all of them; another lease, which nobody renews,
 // expires with its keys in all ranges.
 func TestLeasesOfClients(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	cl := c.clientOf(c.nodes...)
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()

@@ -188,8 +188,9 @@ func TestLeasesOverLeaderChanges(t *testing.T) {
 
 // TestManyLeasesExpire: writes go on beside many leases that expire in one moment.
 func TestManyLeasesExpire(t *testing.T) {
+	t.Parallel()
 	const leases = 300
-	bubble(t, 3, borders(4), nil, func(r *rig) {
+	bubble(t, 3, borders(4), shortLog, func(r *rig) {
 		ctx := r.t.Context()
 		for i := range leases {
 			resp, err := r.nodes[i%3].core.Leases().Grant(ctx, &pb.LeaseGrantRequest{TTL: 10, ID: int64(i + 1)})

@@ -24,12 +24,7 @@ type lockers struct {
 
 func newLockers(t *testing.T) *lockers {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	l := &lockers{processes: c}
 	for _, n := range c.nodes {
 		l.all = append(l.all, c.clientOf(n))

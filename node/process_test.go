@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -24,13 +23,20 @@ import (
 // The tests of this file run real processes: skein built from this tree, three
 // nodes on loopback, used through clientv3.
 
+// binaryDir is where the skein under test lies, once it is built.
+var binaryDir string
+
+func TestMain(m *testing.M) {
+	m.Run()
+	_ = os.RemoveAll(binaryDir)
+}
+
 // binary is the skein under test, built once.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "skein-binary-")
-	if err != nil {
+var binary = sync.OnceValues(func() (path string, err error) {
+	if binaryDir, err = os.MkdirTemp("", "skein-binary-"); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "skein")
+	path = filepath.Join(binaryDir, "skein")
 	out, err := exec.Command("go", "build", "-o", path, "../cmd/skein").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
@@ -56,38 +62,61 @@ type processes struct {
 	nodes []*process
 }
 
-// freePorts returns ports that nobody uses, for TCP and UDP.
-func freePorts(t *testing.T, n int) []int {
+// portStock gives each port once, from below those that the kernel gives to clients by
+// itself: one of these may take the port of a node that is down just now.
+type portStock struct {
+	mu   sync.Mutex
+	next int // guarded by mu
+}
+
+var portsLeft = portStock{next: 12_000 + rand.IntN(10_000)}
+
+// free returns ports that nobody uses, for TCP and UDP.
+func (s *portStock) free(t *testing.T, n int) (ports []int) {
 	t.Helper()
-	var ports []int
-	var open []io.Closer
-	for len(ports) < n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ; len(ports) < n; s.next++ {
+		if s.next > 32_000 {
+			t.Fatal("no ports are left")
 		}
-		open = append(open, l)
-		port := l.Addr().(*net.TCPAddr).Port
-		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", s.next))
 		if err != nil {
 			continue
 		}
-		open = append(open, u)
-		ports = append(ports, port)
-	}
-	for _, c := range open {
-		c.Close()
+		l.Close()
+		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: s.next})
+		if err != nil {
+			continue
+		}
+		u.Close()
+		ports = append(ports, s.next)
 	}
 	return ports
 }
 
-func newProcesses(t *testing.T, extra ...string) *processes {
+// serving returns processes that serve.
+func serving(t *testing.T) *processes {
 	t.Helper()
+	c := newProcesses(t)
+	c.startAll()
+	c.ready()
+	return c
+}
+
+// newProcesses returns processes that are not started yet. Its tests wait most of their
+// time, for elections, leases and nodes that start, and so run beside each other.
+func newProcesses(t *testing.T) *processes {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs real processes")
+	}
+	t.Parallel()
 	bin, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports := freePorts(t, 6)
+	ports := portsLeft.free(t, 6)
 	var members []string
 	for i := range 3 {
 		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[3+i]))
@@ -97,12 +126,12 @@ func newProcesses(t *testing.T, extra ...string) *processes {
 	for i := range 3 {
 		client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[i]), fmt.Sprintf("http://127.0.0.1:%d", ports[3+i])
 		p := &process{name: fmt.Sprintf("n%d", i+1), client: client, binary: bin, dir: dir}
-		p.args = append([]string{
+		p.args = []string{
 			"--name", p.name, "--data-dir", filepath.Join(dir, p.name),
 			"--listen-client-urls", client, "--advertise-client-urls", client,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 			"--initial-cluster", strings.Join(members, ","), "--initial-ranges", "4",
-		}, extra...)
+		}
 		c.nodes = append(c.nodes, p)
 	}
 	t.Cleanup(func() {
@@ -298,12 +327,7 @@ func (h *history) verify(t *testing.T, clients ...*clientv3.Client) {
 // No acknowledged write is lost and no revision given twice while any one of three
 // nodes is killed with -9 under load, again and again.
 func TestKillUnderLoad(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes for half a minute")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	h := newHistory()
 	ctx, cancel := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
@@ -347,9 +371,6 @@ func (h *history) count() int {
 // After a clean stop of all nodes at the same moment, under load, revisions go on
 // without a gap.
 func TestCleanStopLeavesNoGap(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
 	c := newProcesses(t)
 	for round := range 3 {
 		c.startAll()
@@ -417,12 +438,7 @@ func TestWrongUse(t *testing.T) {
 
 // A second signal ends a node at once, whatever the first one waits for.
 func TestSecondSignalEndsAtOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	// With both others stopped, a clean stop waits for a quorum.
 	for _, p := range c.nodes[1:] {
 		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -450,12 +466,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 // trap 47: a node that lost its disk has forgotten its votes; with its old id it is
 // not let in again.
 func TestANodeWithoutItsDiskIsRefused(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	p := c.nodes[1]
 	p.kill()
 	if err := os.RemoveAll(filepath.Join(p.dir, p.name)); err != nil {
@@ -478,12 +489,7 @@ func TestANodeWithoutItsDiskIsRefused(t *testing.T) {
 
 // No acknowledged write is lost when all nodes are killed at the same moment, twice.
 func TestKillAllAtOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	h := newHistory()
 	for round := range 2 {
 		ctx, cancel := context.WithCancel(t.Context())

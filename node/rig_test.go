@@ -81,6 +81,11 @@ func bubble(t *testing.T, n int, splits [][]byte, change func(*Options), test fu
 	})
 }
 
+// shortLog has segments that hold no large entries. A memory disk copies all of a file
+// in each sync, which under the race detector is most of what a test with many small
+// writes costs.
+func shortLog(o *Options) { o.WALSegmentBytes = 256 << 10 }
+
 // borders returns n-1 keys that divide keys of the form k0000 into n spans.
 func borders(n int) [][]byte {
 	var keys [][]byte

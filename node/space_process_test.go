@@ -162,9 +162,6 @@ func (c *processes) says(p *process, full bool) {
 // Puts that find no room get etcd's error, reads and deletes go on, the nodes say
 // what ails them, and it ends when there is room again.
 func TestFullDisks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
 	c := newProcesses(t)
 	for _, p := range c.nodes {
 		mountSmall(t, filepath.Join(p.dir, p.name), 256<<20)

@@ -93,9 +93,6 @@ func (a *authority) caFile() string { return filepath.Join(a.dir, "ca.pem") }
 // forms, a client without a certificate is refused, and so is a node whose
 // certificate comes from somewhere else.
 func TestClusterWithCertificates(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes")
-	}
 	ca, stranger := newAuthority(t, "ours"), newAuthority(t, "theirs")
 	c := newProcesses(t)
 	for _, p := range c.nodes {

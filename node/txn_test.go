@@ -172,7 +172,8 @@ func streamed(ctx context.Context, c *Core, req *pb.RangeRequest) (*pb.RangeResp
 
 // A node that is left alone answers serializable reads from what it has, and no others.
 func TestSerializableReadsWithoutAQuorum(t *testing.T) {
-	bubble(t, 3, borders(6), nil, func(r *rig) {
+	t.Parallel()
+	bubble(t, 3, borders(6), shortLog, func(r *rig) {
 		b := &bank{r: r, accounts: 12}
 		if err := b.open(r.t.Context()); err != nil {
 			r.t.Fatal(err)
@@ -282,7 +283,8 @@ func (b *bank) check(least int64) {
 
 // Money moves between ranges while these are split.
 func TestTransfersOverSplitRanges(t *testing.T) {
-	bubble(t, 3, borders(6), nil, func(r *rig) {
+	t.Parallel()
+	bubble(t, 3, borders(6), shortLog, func(r *rig) {
 		b := &bank{r: r, accounts: 18}
 		if err := b.open(r.t.Context()); err != nil {
 			r.t.Fatal(err)
@@ -330,7 +332,8 @@ func (n *rigNode) running() *Core {
 // Nodes die with the transactions that they coordinate and with the ranges that they
 // lead, and come back without what they had not synced.
 func TestTransfersThroughCrashes(t *testing.T) {
-	bubble(t, 3, borders(6), nil, func(r *rig) {
+	t.Parallel()
+	bubble(t, 3, borders(6), shortLog, func(r *rig) {
 		b := &bank{r: r, accounts: 12}
 		if err := b.open(r.t.Context()); err != nil {
 			r.t.Fatal(err)
@@ -357,7 +360,8 @@ func TestTransfersThroughCrashes(t *testing.T) {
 // decided against it: it loses, and nothing of it is seen (trap 78). Nobody waits for it
 // longer than seconds.
 func TestTransfersThroughPartitions(t *testing.T) {
-	bubble(t, 3, borders(6), nil, func(r *rig) {
+	t.Parallel()
+	bubble(t, 3, borders(6), shortLog, func(r *rig) {
 		b := &bank{r: r, accounts: 12}
 		if err := b.open(r.t.Context()); err != nil {
 			r.t.Fatal(err)

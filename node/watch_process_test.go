@@ -52,12 +52,7 @@ func (w *watched) reached(rev int64) bool {
 // acknowledged put once and in order, while one node after the other is killed with -9
 // under load.
 func TestWatchersUnderKills(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs real processes for a quarter of a minute")
-	}
-	c := newProcesses(t)
-	c.startAll()
-	c.ready()
+	c := serving(t)
 	h := newHistory()
 	writing, stopWriting := context.WithCancel(t.Context())
 	watching, stopWatching := context.WithCancel(t.Context())

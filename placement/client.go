@@ -440,6 +440,30 @@ func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, er
 	return a.Settings, a.Revision, err
 }
 
+// BeginOperation has placement change the replicas of a range, and returns the operation
+// once it has begun; Operations says when it is over. Only Range, Kind, From, To and Why
+// of what is given count. BadRequest says why it cannot be done, as where the range
+// has another one under way; Timeout leaves the outcome open.
+func (c *Client) BeginOperation(ctx context.Context, o Operation) (Operation, error) {
+	if len(o.Why) > maxNameBytes {
+		return Operation{}, kverror.New(kverror.BadRequest, "%d bytes say why, at most %d", len(o.Why), maxNameBytes)
+	}
+	a, err := c.ask(ctx, &request{Kind: requestBegin, Operation: o}, false)
+	if err != nil {
+		return Operation{}, err
+	}
+	if len(a.Operations) != 1 {
+		return Operation{}, fmt.Errorf("placement: %d operations have begun", len(a.Operations))
+	}
+	return a.Operations[0], nil
+}
+
+// Operations returns the operations under way, oldest first, not older than the call.
+func (c *Client) Operations(ctx context.Context) ([]Operation, error) {
+	a, err := c.ask(ctx, &request{Kind: requestOperations, Linearizable: true}, true)
+	return a.Operations, err
+}
+
 // BeginStop says that this node is stopping: it closes the pipelines of its ranges
 // next. From its return on no other stopping node is told to go because this one
 // stays. It neither waits nor fails.

@@ -1,9 +1,12 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -299,20 +302,46 @@ func (c *Client) ListLeases(ctx context.Context) ([]LeaseStatus, keyspace.Revisi
 		q.ID = a.Leases[len(a.Leases)-1].ID + 1
 	}
 	live := all[:0]
+	var ending []LeaseRef
 	for _, st := range all {
-		if st.Phase == LeaseEnding {
-			at, err := c.AwaitLeaseEnd(ctx, st.LeaseRef)
-			if err != nil {
-				return nil, 0, err
-			}
-			rev = max(rev, at)
-		}
-		if st.Phase == LeaseLive {
+		switch st.Phase {
+		case LeaseLive:
 			live = append(live, st)
+		case LeaseEnding:
+			ending = append(ending, st.LeaseRef)
+		case LeaseGone:
 		}
 	}
-	slices.SortStableFunc(live, func(a, b LeaseStatus) int { return int(min(max(a.Remaining-b.Remaining, -1), 1)) })
-	return live, rev, nil
+	at, err := c.awaitLeaseEnds(ctx, ending)
+	if err != nil {
+		return nil, 0, err
+	}
+	slices.SortStableFunc(live, func(a, b LeaseStatus) int { return cmp.Compare(a.Remaining, b.Remaining) })
+	return live, max(rev, at), nil
+}
+
+// maxLeaseWaits bounds the ends of leases that one list waits for at a time.
+const maxLeaseWaits = 64
+
+// awaitLeaseEnds waits for the ends of several leases, and returns the highest of their
+// revisions. Many leases that expire together may take a minute to end: one whose end is
+// slow does not have the others asked about late.
+func (c *Client) awaitLeaseEnds(ctx context.Context, refs []LeaseRef) (keyspace.Revision, error) {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxLeaseWaits)
+	revs := make([]keyspace.Revision, len(refs))
+	for i, ref := range refs {
+		g.Go(func() (err error) {
+			if ctx.Err() == nil { // else another wait has failed, and its error is told
+				revs[i], err = c.AwaitLeaseEnd(ctx, ref)
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil || len(refs) == 0 {
+		return 0, err
+	}
+	return slices.Max(revs), nil
 }
 
 // minLeaseID is the lowest id: clients may choose negative ones.

@@ -73,6 +73,21 @@ func (c *Client) Map(ctx context.Context) (*Map, error) {
 // that is closed when there is a newer one.
 func (c *Client) WatchMap() (*Map, <-chan struct{}) { return c.maps.current() }
 
+// Descriptor returns the row of a range in the node's newest copy of the map. key is one
+// of the range's keys as the caller knows it, and where the range is looked for first; a
+// range that is not there any more costs a look at every row.
+func (c *Client) Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descriptor, bool) {
+	m, _ := c.maps.current()
+	if m == nil {
+		return keyspace.Descriptor{}, false
+	}
+	if g := m.Lookup(key); g.Descriptor.Range == id {
+		return g.Descriptor, true
+	}
+	g, ok := m.byID(id)
+	return g.Descriptor, ok
+}
+
 // RangeMap returns all ranges in key order, covering the keyspace exactly once, as
 // of the node's newest copy of the map. It waits for the first copy until ctx ends.
 func (c *Client) RangeMap(ctx context.Context) ([]keyspace.Descriptor, error) {

@@ -25,7 +25,7 @@ var sampleDescriptor = keyspace.Descriptor{
 var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}}
 
 func sampleCommands() []command {
-	ops := []operation{
+	ops := []effect{
 		raiseCeiling{To: 10_001},
 		lowerCeiling{To: 57},
 		compact{At: 40},
@@ -38,6 +38,8 @@ func sampleCommands() []command {
 		registerLease{ID: -2, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}},
 		revokeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}, {ID: -2}}},
 		removeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}}},
+		beginOperation{Generation: 3, ConfIndex: 21, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
+		endOperation{Range: 7, ID: 300},
 	}
 	cs := make([]command, len(ops))
 	for i, op := range ops {
@@ -60,8 +62,12 @@ func sampleRequests() []request {
 		{Kind: requestSettings},
 		{Kind: requestStanding},
 		{Kind: requestLease, Lease: leaseRequest{Op: leaseRegister, ID: 0x7b, Span: keyspace.Span{Start: []byte("b")}}},
+		{Kind: requestBegin, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
+		{Kind: requestOperations, Linearizable: true},
 	}
 }
+
+var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Replica: 9, Why: "asked for"}
 
 func sampleResponse(k requestKind) response {
 	switch k {
@@ -85,6 +91,10 @@ func sampleResponse(k requestKind) response {
 			Revision: 57, More: true, Spans: sampleLease.Spans,
 			Leases: []LeaseStatus{{LeaseRef: sampleLease.Ref(), Phase: LeaseEnding, TTL: 60, Remaining: -time.Second}},
 		}}
+	case requestBegin:
+		return response{Operations: []Operation{sampleOperation}}
+	case requestOperations:
+		return response{Operations: []Operation{sampleOperation, {ID: 301, Range: 8, Kind: OperationRemove, From: 0xa1}}}
 	case requestSettings:
 		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
 	}
@@ -142,6 +152,7 @@ func TestGolden(t *testing.T) {
 	line("record/range", appendRange([]byte{formatVersion}, &sampleRange))
 	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
 	line("record/lease", appendLease([]byte{formatVersion}, &sampleLease))
+	line("record/operation", appendOperation([]byte{formatVersion}, &sampleOperation))
 	for _, lq := range sampleLeaseRequests() {
 		q := request{Kind: requestLease, Lease: lq}
 		line(fmt.Sprintf("bus/request-%d-%d", q.Kind, lq.Op), q.encode())
@@ -237,6 +248,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/node":      func(p []byte) error { _, err := decodeNode(p); return err },
 		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
 		"record/lease":     func(p []byte) error { _, err := decodeLease(p); return err },
+		"record/operation": func(p []byte) error { _, err := decodeOperation(p); return err },
 		"record/setting":   func(p []byte) error { _, err := decodeSetting(p); return err },
 		"bus/batch":        func(p []byte) error { _, err := decodeBatch(p); return err },
 		"bus/grant":        func(p []byte) error { _, err := decodeGrant(p); return err },
@@ -291,6 +303,10 @@ func FuzzRange(f *testing.F) {
 
 func FuzzSetting(f *testing.F) {
 	fuzzDecoder(f, "record/setting", decodeSetting, func(v []byte) []byte { return appendBytes([]byte{formatVersion}, v) })
+}
+
+func FuzzOperation(f *testing.F) {
+	fuzzDecoder(f, "record/operation", decodeOperation, func(o Operation) []byte { return appendOperation([]byte{formatVersion}, &o) })
 }
 
 func FuzzLease(f *testing.F) {

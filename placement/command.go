@@ -7,7 +7,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// opKind is the kind of a command's operation; the numbers are stored.
+// opKind is the kind of a command's effect; the numbers are stored.
 type opKind byte
 
 const (
@@ -23,6 +23,8 @@ const (
 	opRegisterLease
 	opRevokeLeases
 	opRemoveLeases
+	opBeginOperation
+	opEndOperation
 )
 
 // command is one raft entry of the placement group.
@@ -33,12 +35,12 @@ type command struct {
 	// Boot and Number name the proposer's waiter: the process and a counter in it.
 	Boot   keyspace.BootID
 	Number uint64
-	Op     operation
+	Op     effect
 }
 
-// operation is what a command does. Its fields are all that apply may look at
+// effect is what a command does. Its fields are all that apply may look at
 // beside the state itself: no clock, no setting of the node.
-type operation interface {
+type effect interface {
 	kind() opKind
 	append(dst []byte) []byte
 }
@@ -113,14 +115,14 @@ func decodeCommand(b []byte) (command, error) {
 	r.version()
 	kind := opKind(r.byte())
 	c := command{Term: r.uvarint(), Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint()}
-	c.Op = r.operation(kind)
+	c.Op = r.effect(kind)
 	if err := r.end(); err != nil {
 		return command{}, fmt.Errorf("decode placement command of kind %d: %w", kind, err)
 	}
 	return c, nil
 }
 
-func (r *reader) operation(kind opKind) operation {
+func (r *reader) effect(kind opKind) effect {
 	switch kind {
 	case opRaiseCeiling:
 		return raiseCeiling{To: r.revision()}
@@ -151,6 +153,10 @@ func (r *reader) operation(kind opKind) operation {
 		return revokeLeases{Leases: r.leaseRefs()}
 	case opRemoveLeases:
 		return removeLeases{Leases: r.leaseRefs()}
+	case opBeginOperation:
+		return beginOperation{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint(), Operation: r.operation()}
+	case opEndOperation:
+		return endOperation{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
 	}
 	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
 	return nil

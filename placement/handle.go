@@ -118,6 +118,11 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestSettings:
 		v := s.View()
 		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
+	case requestBegin:
+		o, err := s.begin(ctx, term, &q.Operation)
+		return response{Operations: []Operation{o}}, err
+	case requestOperations:
+		return response{Operations: s.View().Operations()}, nil
 	case requestStatus, requestStanding, requestLease:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)

@@ -187,7 +187,9 @@ func (o removeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.
 // grant applies grantLease. The incarnation is the entry's index: no two entries of
 // the group have the same.
 func (s *leases) grant(index uint64, o grantLease) result {
-	if l, ok := s.get(o.ID); ok {
+	if l, ok := s.get(o.ID); ok && plant.Is(plant.LeaseGrantedTwice) {
+		return result{Lease: l}
+	} else if ok {
 		return result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
 	}
 	l := &Lease{ID: o.ID, Incarnation: keyspace.LeaseIncarnation(index), TTL: o.TTL}

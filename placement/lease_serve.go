@@ -149,7 +149,7 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 
 // serveLeaseChange proposes a change of one lease's record, and answers with the record
 // that it found or left.
-func (s *Service) serveLeaseChange(ctx context.Context, op operation) (leaseResponse, error) {
+func (s *Service) serveLeaseChange(ctx context.Context, op effect) (leaseResponse, error) {
 	ls := s.machine.leaderState()
 	if !ls.Ready {
 		return leaseResponse{}, s.refusal()

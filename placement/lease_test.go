@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/sim/simbus"
 )
 
 // clocklessLeases are the leases of one node as package lease sees them, without clocks:
@@ -390,5 +391,43 @@ func TestLeaseDiskFull(t *testing.T) {
 		if _, err := n.client.RevokeLease(t.Context(), 1); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// TestLeaseListWaitsForAllAtOnce: a list waits for leases that end as long as the slowest
+// of them, and not for each in turn. It does not show those.
+func TestLeaseListWaitsForAllAtOnce(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 27, 3, simbus.Faults{Delay: simbus.Delay{Min: 20 * time.Millisecond, Max: 20 * time.Millisecond}})
+		r.startAll()
+		leader := r.leader()
+		other := r.nodes[int(leader.id)%3]
+		const leases, linger = 200, 2 * time.Second
+		for _, n := range r.nodes {
+			n.leases.linger = linger
+		}
+		var wg sync.WaitGroup
+		for id := range keyspace.LeaseID(leases) {
+			wg.Go(func() {
+				if _, _, err := leader.client.GrantLease(t.Context(), id+1, 60, false); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		for id := range keyspace.LeaseID(leases - 1) {
+			wg.Go(func() {
+				if _, err := leader.client.RevokeLease(t.Context(), id+1); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(linger / 2)
+		start := time.Now()
+		all, _, err := other.client.ListLeases(t.Context())
+		if took := time.Since(start); err != nil || len(all) != 1 || all[0].ID != leases || took < linger/4 || took > 3*linger {
+			t.Errorf("%d leases after %v, %v", len(all), took, err)
+		}
+		wg.Wait()
 	})
 }

@@ -251,11 +251,11 @@ func (m *machine) leaderState() raftgroup.LeaderState {
 	return m.leader
 }
 
-// propose proposes an operation in the term. done is called once, not necessarily
+// propose proposes an effect in the term. done is called once, not necessarily
 // before propose returns, from a goroutine that it must not block: with the result
 // when the entry is applied, with an error of fate NotApplied where it certainly
 // was not appended, and of fate Unknown where leadership was lost.
-func (m *machine) propose(g proposer, term uint64, op operation, done func(result)) {
+func (m *machine) propose(g proposer, term uint64, op effect, done func(result)) {
 	m.mu.Lock()
 	if !m.leader.IsLeader || m.leader.Term != term {
 		leader := m.leader.LeaderNode

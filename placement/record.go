@@ -60,6 +60,8 @@ const (
 	recordRange   = 'r' // + range id, 8 bytes, big endian
 	recordSetting = 's' // + name
 	recordLease   = 'l' // + lease id, 8 bytes, big endian
+	// + range id, 8 bytes, big endian
+	recordOperation = 'o'
 )
 
 func nodeKey(id keyspace.NodeID) []byte {
@@ -68,6 +70,10 @@ func nodeKey(id keyspace.NodeID) []byte {
 
 func rangeKey(id keyspace.RangeID) []byte {
 	return binary.BigEndian.AppendUint64([]byte{recordRange}, uint64(id))
+}
+
+func operationKey(id keyspace.RangeID) []byte {
+	return binary.BigEndian.AppendUint64([]byte{recordOperation}, uint64(id))
 }
 
 func settingKey(name string) []byte { return append([]byte{recordSetting}, name...) }

@@ -23,11 +23,14 @@ const (
 	requestSettings
 	requestStanding
 	requestLease
+	requestBegin
+	requestOperations
 )
 
 // requestVersion leads every request of method 33. Version 2 knows requestStanding
-// and stopLeaving, and no stopClosing; version 3 knows requestLease.
-const requestVersion = 3
+// and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
+// requestBegin and requestOperations.
+const requestVersion = 4
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -54,6 +57,8 @@ type request struct {
 	Value []byte
 	// Lease is for requestLease.
 	Lease leaseRequest
+	// Operation is for requestBegin, without its ids.
+	Operation Operation
 }
 
 func (q *request) encode() []byte {
@@ -66,7 +71,7 @@ func (q *request) encode() []byte {
 		dst = appendDescriptors(dst, q.Descriptors)
 	case requestCompact:
 		dst = appendRevision(dst, q.Revision)
-	case requestMembers, requestSettings:
+	case requestMembers, requestSettings, requestOperations:
 		dst = appendBool(dst, q.Linearizable)
 	case requestPutNode:
 		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
@@ -80,6 +85,8 @@ func (q *request) encode() []byte {
 		dst = appendBytes(appendString(dst, q.Name), q.Value)
 	case requestLease:
 		dst = q.Lease.append(dst)
+	case requestBegin:
+		dst = appendOperation(dst, &q.Operation)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -98,7 +105,7 @@ func decodeRequest(p []byte) (request, error) {
 		q.Descriptors = r.descriptors(maxDescriptors)
 	case requestCompact:
 		q.Revision = r.revision()
-	case requestMembers, requestSettings:
+	case requestMembers, requestSettings, requestOperations:
 		q.Linearizable = r.bool()
 	case requestPutNode:
 		q.Boot = keyspace.BootID(r.fixed64())
@@ -115,6 +122,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
 	case requestLease:
 		q.Lease = r.leaseRequest()
+	case requestBegin:
+		q.Operation = r.operation()
 	default:
 		r.fail(fmt.Errorf("placement: unknown request kind %d", q.Kind))
 	}
@@ -158,6 +167,8 @@ type response struct {
 	// Standing is the answer to requestStanding.
 	Standing standing
 	Lease    leaseResponse
+	// Operations are those under way, or the one that was begun.
+	Operations []Operation
 }
 
 // maxNodes and maxSettings bound what an answer holds.
@@ -198,6 +209,11 @@ func (a *response) encode(kind requestKind) []byte {
 		}
 	case requestLease:
 		dst = a.Lease.append(dst)
+	case requestBegin, requestOperations:
+		dst = binary.AppendUvarint(dst, uint64(len(a.Operations)))
+		for i := range a.Operations {
+			dst = appendOperation(dst, &a.Operations[i])
+		}
 	case requestPutNode, requestTransfer, requestPutSetting:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
@@ -240,6 +256,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		}
 	case requestLease:
 		a.Lease = r.leaseResponse()
+	case requestBegin, requestOperations:
+		n := r.count(maxOperations, 7)
+		for range n {
+			a.Operations = append(a.Operations, r.operation())
+		}
 	case requestPutNode, requestTransfer, requestPutSetting:
 	}
 	if err := r.end(); err != nil {

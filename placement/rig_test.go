@@ -35,6 +35,8 @@ type rig struct {
 	noLease bool
 	// maxLag is the host's MaxLagBytes, 0 its default.
 	maxLag int64
+	// mover returns who carries out operations; nil is nobody.
+	mover func() Mover
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -141,7 +143,12 @@ func (n *rigNode) start() {
 		linger = n.leases.linger
 	}
 	n.leases = &clocklessLeases{linger: linger, wait: &n.ending}
+	var mover Mover
+	if r.mover != nil {
+		mover = r.mover()
+	}
 	n.service, err = NewService(ServiceOptions{
+		Mover: mover, OperationPatience: 30 * time.Second,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
@@ -196,8 +203,9 @@ func (n *rigNode) down() {
 // crash ends the node as a power cut does: of what was not synced, nothing is left.
 func (n *rigNode) crash() {
 	n.current.Store(nil)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
+	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
 	n.client.Stop()
 	n.service.Stop()
 	n.ending.Wait()

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -53,6 +54,11 @@ type ServiceOptions struct {
 	// Engine holds the state, if this node has a replica of the placement group.
 	Engine  *engine.Engine
 	Control RangeControl
+	// Mover carries out operations. Without one they wait, and none begins.
+	Mover Mover
+	// OperationPatience is after how long without a step an operation is given up: its
+	// target is dead, or cannot be filled. Default 10 minutes.
+	OperationPatience time.Duration
 	// Alive says whether a node lives, as far as this one knows.
 	Alive func(keyspace.NodeID) bool
 	// Bus reaches the other nodes.
@@ -81,6 +87,8 @@ type Service struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
+	// operateKick says that an operation has begun.
+	operateKick chan struct{}
 
 	mu sync.Mutex
 	// Guarded by mu. group is nil on a node without a replica; leader is what this
@@ -117,6 +125,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics(nil)
 	}
+	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
 	o.Logger = o.Logger.With(zap.Stringer("group", keyspace.PlacementGroup))
 	m, err := newMachine(o.Engine, o.Boot, o.Logger)
 	if err != nil {
@@ -128,6 +137,8 @@ func NewService(o ServiceOptions) (*Service, error) {
 		held:       map[keyspace.RangeID]keyspace.Descriptor{},
 		stops:      newStops(),
 		stopsMoved: make(chan struct{}),
+
+		operateKick: make(chan struct{}, 1),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	m.onApplied = s.sequencer.applied
@@ -245,6 +256,9 @@ func (s *Service) beginDutiesLocked(term uint64) {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
+	if s.o.Mover != nil {
+		s.wait.Go(func() { s.operate(ctx, term) })
+	}
 }
 
 func (s *Service) endDutiesLocked() {
@@ -259,8 +273,8 @@ func (s *Service) refusal() error {
 	return &kverror.Error{Kind: kverror.NotLeader, Leader: s.machine.leaderState().LeaderNode}
 }
 
-// propose proposes an operation in the term and waits for its result.
-func (s *Service) propose(ctx context.Context, term uint64, op operation) result {
+// propose proposes an effect in the term and waits for its result.
+func (s *Service) propose(ctx context.Context, term uint64, op effect) result {
 	s.mu.Lock()
 	g := s.group
 	s.mu.Unlock()

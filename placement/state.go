@@ -2,6 +2,7 @@ package placement
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -23,6 +24,10 @@ type state struct {
 	nodes    map[keyspace.NodeID]Node
 	settings map[string][]byte
 	leases   leases
+	// operations are those under way; operationsChanged counts their changes since the
+	// state was loaded.
+	operations        map[keyspace.RangeID]Operation
+	operationsChanged uint64
 
 	// dirty is what changed since the records were last written.
 	dirty dirty
@@ -34,20 +39,24 @@ type dirty struct {
 	ranges   map[keyspace.RangeID]bool
 	nodes    map[keyspace.NodeID]bool
 	settings map[string]bool
+	// operations are by range.
+	operations map[keyspace.RangeID]bool
 }
 
 func newState() *state {
 	return &state{
-		tree:     newRangeTree(),
-		recent:   newRecentTree(),
-		ranges:   map[keyspace.RangeID]*Range{},
-		nodes:    map[keyspace.NodeID]Node{},
-		settings: map[string][]byte{},
-		leases:   newLeases(),
+		tree:       newRangeTree(),
+		recent:     newRecentTree(),
+		ranges:     map[keyspace.RangeID]*Range{},
+		nodes:      map[keyspace.NodeID]Node{},
+		settings:   map[string][]byte{},
+		operations: map[keyspace.RangeID]Operation{},
+		leases:     newLeases(),
 		dirty: dirty{
-			ranges:   map[keyspace.RangeID]bool{},
-			nodes:    map[keyspace.NodeID]bool{},
-			settings: map[string]bool{},
+			ranges:     map[keyspace.RangeID]bool{},
+			nodes:      map[keyspace.NodeID]bool{},
+			settings:   map[string]bool{},
+			operations: map[keyspace.RangeID]bool{},
 		},
 	}
 }
@@ -62,11 +71,13 @@ type result struct {
 	Held []keyspace.Descriptor
 	// Lease is the record that a lease's command has found or left.
 	Lease *Lease
+	// Operation is the one that was begun.
+	Operation Operation
 }
 
 // apply changes the state by one command of the entry at index. It never fails:
 // what the state refuses is a result like any other, the same on every replica.
-func (s *state) apply(index uint64, op operation) result {
+func (s *state) apply(index uint64, op effect) result {
 	switch o := op.(type) {
 	case raiseCeiling:
 		if o.To > s.Ceiling {
@@ -98,6 +109,10 @@ func (s *state) apply(index uint64, op operation) result {
 		return s.leases.revoke(o)
 	case removeLeases:
 		s.leases.forget(o)
+	case beginOperation:
+		return s.applyBeginOperation(index, o)
+	case endOperation:
+		s.applyEndOperation(o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
@@ -249,9 +264,16 @@ func (s *state) flush(w recordWriter) error {
 			return err
 		}
 	}
+	for id := range s.dirty.operations {
+		o, ok := s.operations[id]
+		if err := put(w, operationKey(id), ok, func(b []byte) []byte { return appendOperation(b, &o) }); err != nil {
+			return err
+		}
+	}
 	clear(s.dirty.ranges)
 	clear(s.dirty.nodes)
 	clear(s.dirty.settings)
+	clear(s.dirty.operations)
 	return s.leases.flush(w)
 }
 
@@ -295,6 +317,13 @@ func (s *state) load(key, value []byte) error {
 		return err
 	case recordLease:
 		return s.leases.load(key, value)
+	case recordOperation:
+		o, err := decodeOperation(value)
+		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
+			err = fmt.Errorf("placement: operation of range %s under key %x", o.Range, key)
+		}
+		s.operations[o.Range] = o
+		return err
 	}
 	return fmt.Errorf("placement: unknown record %x", key)
 }
@@ -307,6 +336,11 @@ func (s *state) check() error {
 	for id := range s.ranges {
 		if id >= s.NextRange {
 			return fmt.Errorf("placement: range %s exists, and the next id is %s", id, s.NextRange)
+		}
+	}
+	for _, o := range s.operations {
+		if o.Replica >= s.NextReplica {
+			return fmt.Errorf("placement: operation %d has replica %d, and the next id is %d", o.ID, o.Replica, s.NextReplica)
 		}
 	}
 	return checkMap(s.tree, s.ranges)
@@ -322,12 +356,15 @@ type View struct {
 	settings      map[string][]byte
 	leases        *leaseTree
 	leasesVersion uint64
+	operations    []Operation
+	// operationsChanged is the state's.
+	operationsChanged uint64
 }
 
 // view returns a View of the state. prev, where not nil, is an older View, whose
 // parts are shared where nothing has changed since.
 func (s *state) view(index, term uint64, prev *View) *View {
-	v := &View{meta: s.meta, Index: index, Term: term, leasesVersion: s.leases.version}
+	v := &View{meta: s.meta, Index: index, Term: term, leasesVersion: s.leases.version, operationsChanged: s.operationsChanged}
 	switch {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
@@ -344,8 +381,17 @@ func (s *state) view(index, term uint64, prev *View) *View {
 	} else {
 		v.leases = s.leases.tree.Clone()
 	}
+	if prev != nil && prev.operationsChanged == s.operationsChanged {
+		v.operations = prev.operations
+	} else {
+		v.operations = slices.SortedFunc(maps.Values(s.operations), func(a, b Operation) int { return cmp.Compare(a.ID, b.ID) })
+	}
 	return v
 }
+
+// Operations returns the operations under way, oldest first. The list must not be
+// changed.
+func (v *View) Operations() []Operation { return v.operations }
 
 // Settings returns all settings, by name.
 func (v *View) Settings() []Setting {

@@ -88,7 +88,7 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	h.index++
 	before := h.s.view(0, 0, nil)
-	res := h.s.apply(h.index, h.operation(t, d))
+	res := h.s.apply(h.index, h.effect(t, d))
 	h.settle(t)
 	after := h.s.view(0, 0, before)
 	checkDelta(t, before, after)
@@ -144,7 +144,7 @@ func checkDelta(t *testing.T, before, after *View) {
 	}
 }
 
-func (h *stateStory) operation(t *testing.T, d *datadriven.TestData) operation {
+func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 	t.Helper()
 	var name, value string
 	switch d.Cmd {
@@ -179,14 +179,14 @@ func (h *stateStory) operation(t *testing.T, d *datadriven.TestData) operation {
 		}
 		return o
 	}
-	if o := leaseOperation(t, d); o != nil {
+	if o := leaseEffect(t, d); o != nil {
 		return o
 	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
 	return nil
 }
 
-func leaseOperation(t *testing.T, d *datadriven.TestData) operation {
+func leaseEffect(t *testing.T, d *datadriven.TestData) effect {
 	t.Helper()
 	switch d.Cmd {
 	case "grant":

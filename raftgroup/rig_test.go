@@ -101,10 +101,15 @@ func (e *busEnd) HandleStream(m transport.Method, _ transport.Class, h transport
 	e.stream[m] = h
 }
 
-func (e *busEnd) close() {
+// cut ends all talk with the others.
+func (e *busEnd) cut() {
 	e.b.mu.Lock()
 	e.down = true
 	e.b.mu.Unlock()
+}
+
+func (e *busEnd) close() {
+	e.cut()
 	e.cancel()
 	e.wg.Wait()
 }
@@ -234,6 +239,12 @@ func (e *streamEnd) close(err error) { e.once.Do(func() { e.err = err; close(e.c
 func (s *testStream) Send(ctx context.Context, p []byte) error {
 	if s.perChunk != nil {
 		s.perChunk()
+	}
+	// Nothing is sent to an end that has closed, though there is room for it.
+	select {
+	case <-s.theirs.ch:
+		return s.endErr()
+	default:
 	}
 	select {
 	case s.out <- slices.Clone(p):
@@ -569,6 +580,8 @@ func (n *testNode) stop() {
 // what was not synced the given percentage, and ends the run.
 func (n *testNode) crash(unsyncedPercent int) {
 	n.r.t.Helper()
+	// First of all, or the node tells the others what only becomes durable behind the copy.
+	n.end.cut()
 	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsyncedPercent, RNG: n.r.rng})
 	n.up = false
 	n.end.close()

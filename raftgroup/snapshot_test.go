@@ -477,12 +477,15 @@ func TestSnapshotPinsItsLog(t *testing.T) {
 		l := r.leader(1)
 		g := l.host.Group(1)
 		at := g.Status().Applied
+		const stall = pinTTL / 10
 		for _, n := range r.nodes {
-			n.end.stall = func() { time.Sleep(pinTTL / 10) }
+			n.end.stall = func() { time.Sleep(stall) }
 		}
 		f.start()
 		receiving := func() bool { return f.host.Group(1).Status().Receiving }
-		r.eventually("a snapshot comes", 10*time.Second, receiving)
+		// The first is refused where the follower still applies what its log has, which the
+		// sender hears when it has sent a chunk.
+		r.eventually("a snapshot comes", stall+10*time.Second, receiving)
 		began := time.Now()
 		for i := 0; receiving(); i++ {
 			r.write(1, fmt.Sprintf("more%d %02000d", i, 0))

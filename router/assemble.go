@@ -75,7 +75,9 @@ func (o *ownState) without(s keyspace.Span) []keyspace.Span {
 				next = append(next, l)
 				continue
 			}
-			if bytes.Compare(l.Start, d.Start) < 0 {
+			// No key lies below the smallest. A part that ends there could not be asked for
+			// either: etcd's range_end "\x00" is the end of all keys.
+			if bytes.Compare(l.Start, d.Start) < 0 && !bytes.Equal(d.Start, []byte{0}) {
 				next = append(next, keyspace.Span{Start: l.Start, End: d.Start})
 			}
 			if len(d.End) > 0 && (len(l.End) == 0 || bytes.Compare(d.End, l.End) < 0) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
@@ -26,8 +27,11 @@ func (a *trial) decided(ctx context.Context) decision {
 	ch := make(chan decision, 1)
 	a.t.keep()
 	started := r.txns.run(func(ctx context.Context) {
-		defer a.t.release()
-		a.decide(ctx, ch)
+		resolved := a.decide(ctx, ch)
+		a.t.release()
+		if resolved {
+			r.forget(ctx, a.name, a.ps.anchor)
+		}
 	})
 	if !started {
 		a.t.release()
@@ -62,14 +66,14 @@ func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 }
 
 // decide asks for the revision, decides at the anchor, tells the client, and ends the
-// locks.
-func (a *trial) decide(ctx context.Context, ch chan<- decision) {
+// locks. It says whether it has ended those of a committed attempt, whose record is left.
+func (a *trial) decide(ctx context.Context, ch chan<- decision) (resolved bool) {
 	r := a.t.r
 	rev, err := a.sequence()
 	if err != nil {
 		ch <- decision{err: err}
 		a.abort()
-		return
+		return false
 	}
 	r.txns.heard(rev)
 	switch committed, err := a.commit(ctx, rev); {
@@ -82,8 +86,9 @@ func (a *trial) decide(ctx context.Context, ch chan<- decision) {
 		a.abort()
 	default:
 		ch <- decision{revision: rev}
-		a.resolveAll(ctx, rev)
+		return a.resolveAll(ctx, rev)
 	}
+	return false
 }
 
 // sequence gets one revision for all ranges that the attempt writes.
@@ -149,20 +154,43 @@ func (a *trial) commit(ctx context.Context, rev keyspace.Revision) (committed bo
 	}
 }
 
-// resolveAll ends the locks of a committed attempt and forgets it.
-func (a *trial) resolveAll(ctx context.Context, rev keyspace.Revision) {
+// resolveAll ends the locks of a committed attempt. What it cannot end, the anchor's range
+// does, and the attempt is this node's no more.
+func (a *trial) resolveAll(ctx context.Context, rev keyspace.Revision) bool {
 	r := a.t.r
-	defer r.txns.end(a.name)
 	held := slices.DeleteFunc(slices.Clone(a.all()), func(p *piece) bool { return p.answer == nil || !p.answer.Held })
 	err := each(ctx, held, func(ctx context.Context, p *piece) error {
 		return r.stepOver(ctx, p.span, &shard.Resolve{Name: a.name, Lock: p.answer.Lock, Revision: rev})
 	})
-	if err == nil {
-		_, err = r.stepFor(ctx, a.ps.anchor, &shard.Forget{Name: a.name, Anchor: a.ps.anchor})
+	if err != nil {
+		r.leaveRecord(ctx, a.name, err)
+		r.txns.end(a.name)
 	}
-	if err != nil && ctx.Err() == nil {
-		// The anchor's range does what is left.
-		r.cfg.Logger.Info("end the locks of a transaction", zap.Stringer("txn", a.name), zap.Error(err))
+	return err == nil
+}
+
+// forgetEvery is how often a node has records forgotten: nobody waits for that, and an
+// entry of its own for each would keep the disks from those that somebody waits for. A
+// range asks about a record long after this.
+const forgetEvery = 20 * time.Millisecond
+
+// forget has the record of an attempt forgotten whose locks have ended, together with
+// those of others.
+func (r *Router) forget(ctx context.Context, name shard.TxnName, anchor []byte) {
+	defer r.txns.end(name)
+	if !r.txns.drains() {
+		// Where the node stops it is tried all the same.
+		_ = clock.Sleep(ctx, r.cfg.Clock, forgetEvery-time.Duration(r.cfg.Clock.Now())%forgetEvery)
+	}
+	if _, err := r.stepFor(ctx, anchor, &shard.Forget{Name: name, Anchor: anchor}); err != nil {
+		r.leaveRecord(ctx, name, err)
+	}
+}
+
+// leaveRecord says that the anchor's range does what is left.
+func (r *Router) leaveRecord(ctx context.Context, name shard.TxnName, err error) {
+	if ctx.Err() == nil {
+		r.cfg.Logger.Info("end the locks of a transaction", zap.Stringer("txn", name), zap.Error(err))
 	}
 }
 

@@ -16,6 +16,13 @@ import (
 // revokeBytes is about what a revoke takes of the budget of transactions.
 const revokeBytes = 4 << 10
 
+// maxRevokeRanges bounds the ranges that a revoke locks at a time, and maxRevokeBorders the
+// bytes of their spans beyond keyspace.MaxRevisionRanges of them: its record lists all.
+const (
+	maxRevokeRanges  = 4 * keyspace.MaxRevisionRanges
+	maxRevokeBorders = 1 << 20
+)
+
 // RevokeLease deletes all keys that are attached to the lease in the spans, which are those
 // that its record lists, in one revision, and lets the ranges forget the lease. It returns
 // the revision of the deletion or a later one; where there was no key none is used. The
@@ -23,12 +30,13 @@ const revokeBytes = 4 << 10
 // long as ctx lasts. After any error it may be called again, for ever: it deletes nothing of
 // a later incarnation.
 //
-// Beyond keyspace.MaxRevisionRanges ranges the deletion has several revisions.
+// The deletion has several revisions where keys lie in more than keyspace.MaxRevisionRanges
+// ranges, or the spans have become more than maxRevokeRanges ranges.
 func (r *Router) RevokeLease(
 	ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span,
 ) (keyspace.Revision, error) {
 	var last keyspace.Revision
-	v := &revoke{r: r, lease: lease, incarnation: incarnation}
+	v := &revoke{r: r, lease: lease, incarnation: incarnation, most: maxRevokeRanges}
 	defer v.end()
 	spans = disjoint(spans)
 	for len(spans) > 0 {
@@ -77,6 +85,8 @@ type revoke struct {
 	incarnation keyspace.LeaseIncarnation
 	txn         *txn
 	starts      int
+	// most is how many ranges are locked at a time.
+	most int
 }
 
 // begin takes the revoke into the budget of transactions.
@@ -108,6 +118,7 @@ func (v *revoke) pause() time.Duration {
 // these.
 func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revision, []keyspace.Span, error) {
 	var routes []*route
+	borders := 0
 	for i, s := range spans {
 		over, err := v.r.resolve(ctx, s)
 		if err != nil {
@@ -117,7 +128,7 @@ func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revi
 			if n := len(routes); n > 0 && routes[n-1].desc.Range == rt.desc.Range {
 				continue
 			}
-			if len(routes) == keyspace.MaxRevisionRanges {
+			if n := len(routes); n == v.most || n >= keyspace.MaxRevisionRanges && borders > maxRevokeBorders {
 				rest := slices.Clone(spans[i:])
 				if bytes.Compare(rest[0].Start, rt.desc.Span.Start) < 0 {
 					rest[0].Start = rt.desc.Span.Start
@@ -126,6 +137,7 @@ func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revi
 				return rev, rest, err
 			}
 			routes = append(routes, rt)
+			borders += len(rt.desc.Span.Start) + len(rt.desc.Span.End)
 		}
 	}
 	rev, err := v.at(ctx, routes)
@@ -154,8 +166,13 @@ func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, er
 		a.abort()
 		return 0, err
 	}
-	if !slices.ContainsFunc(a.ps.order, (*piece).changes) {
+	switch n := a.changes(); {
+	case n == 0:
 		return 0, a.unmark(ctx)
+	case n > keyspace.MaxRevisionRanges:
+		a.abort()
+		v.most = keyspace.MaxRevisionRanges
+		return 0, errStartOver
 	}
 	d := a.decided(ctx)
 	if d.err != nil {
@@ -187,6 +204,16 @@ func (v *revoke) pieces(name shard.TxnName, routes []*route) *pieces {
 		p.cover(rt.desc.Span)
 	}
 	return ps
+}
+
+// changes returns how many ranges the attempt's revision concerns.
+func (a *trial) changes() (n int) {
+	for _, p := range a.ps.order {
+		if p.changes() {
+			n++
+		}
+	}
+	return n
 }
 
 // changes says whether the range has something to write at the transaction's revision.

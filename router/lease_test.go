@@ -101,7 +101,7 @@ func TestCourseOfARevoke(t *testing.T) {
 				f, r := newRanges()
 				f.answers(c.answers)
 				rev, err := r.RevokeLease(t.Context(), 7, 2, c.spans)
-				synctest.Wait()
+				afterwards()
 				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
 					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
 				}
@@ -119,6 +119,44 @@ func TestCourseOfARevoke(t *testing.T) {
 					t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.txns.bytes, len(r.txns.active), r.txns.aborts)
 				}
 			})
+		})
+	}
+}
+
+// A lease whose spans have become very many ranges ends in one revision as long as its keys
+// lie in no more of them than a revision may concern.
+func TestRevokeOverVeryManyRanges(t *testing.T) {
+	for _, c := range []struct{ ranges, keys, revisions int }{
+		{keyspace.MaxRevisionRanges + 300, 40, 1},
+		{keyspace.MaxRevisionRanges + 300, keyspace.MaxRevisionRanges, 1},
+		{keyspace.MaxRevisionRanges + 300, keyspace.MaxRevisionRanges + 1, 2},
+		{maxRevokeRanges + 2, maxRevokeRanges + 2, 5},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, r := newRanges()
+			for i := range c.ranges - 3 {
+				f.split(fmt.Sprintf("m%04d", i))
+			}
+			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				if p, ok := op.(*shard.Prepare); ok && p.Revoke != 0 && int(id) > c.keys {
+					return withoutKeys(id), nil
+				}
+				return nil, nil
+			}
+			if _, err := r.RevokeLease(t.Context(), 7, 2, everywhere); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+			named := 0
+			for _, q := range f.sequenced {
+				named += 1 + len(q.Also)
+			}
+			if len(f.sequenced) != c.revisions || named != c.keys {
+				t.Errorf("%d keys in %d ranges: %d revisions name %d", c.keys, c.ranges, len(f.sequenced), named)
+			}
+			if r.txns.bytes != 0 || len(r.txns.active) != 0 || r.txns.aborts != 0 {
+				t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.txns.bytes, len(r.txns.active), r.txns.aborts)
+			}
 		})
 	}
 }
@@ -146,7 +184,7 @@ func TestTransactionOfUnknownLeases(t *testing.T) {
 		if !errors.Is(err, kverror.LeaseNotFound) {
 			t.Errorf("got %v", err)
 		}
-		synctest.Wait()
+		afterwards()
 		if n := strings.Count(f.steps(), "prepare"); n > 12 {
 			t.Errorf("it took %d prepares: %s", n, f.steps())
 		}

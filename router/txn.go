@@ -78,6 +78,8 @@ func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespon
 	t := &txn{r: r, req: req, id: r.txns.newID(), bytes: bytes}
 	t.keep()
 	defer t.release()
+	r.txns.reads(t)
+	defer r.txns.hasRead(t)
 	for {
 		resp, err := t.try(ctx)
 		if errors.Is(err, errMissed) {

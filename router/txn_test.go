@@ -269,7 +269,7 @@ func TestCourseOfATransaction(t *testing.T) {
 				resp, err := r.Txn(t.Context(), &pb.TxnRequest{
 					Compare: []*pb.Compare{versionIs("q", 3)}, Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")},
 				})
-				synctest.Wait()
+				afterwards()
 				r.Stop()
 				if c.error != nil && !errors.Is(err, c.error) || c.error == nil && (err != nil || !resp.Succeeded) {
 					t.Fatalf("%v, %v", resp, err)
@@ -536,6 +536,15 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 	}
 }
 
+// No key lies below the smallest one that there can be.
+func TestWithoutTheSmallestKeys(t *testing.T) {
+	smallest := keyspace.Span{Start: []byte{0}, End: []byte{1}}
+	o := &ownState{deleted: []keyspace.Span{smallest}}
+	if left := o.without(keyspace.Span{}); len(left) != 1 || !left[0].Equal(keyspace.Span{Start: []byte{1}}) {
+		t.Errorf("left of everything: %v", left)
+	}
+}
+
 // ownPut does a put of the transaction, to its state and to the list.
 func ownPut(a *assembly, kvs []*mvccpb.KeyValue, key []byte, rev int64, value string) []*mvccpb.KeyValue {
 	kv := &mvccpb.KeyValue{Key: key, Value: []byte(value), ModRevision: rev, CreateRevision: rev, Version: 1}
@@ -567,7 +576,7 @@ func TestTransactionsAreBounded(t *testing.T) {
 				t.Errorf("alone: %v", err)
 			}
 		})
-		synctest.Wait()
+		afterwards()
 		if _, err := r.Txn(t.Context(), txn); !errors.Is(err, kverror.TooManyRequests) {
 			t.Errorf("beside another one: %v", err)
 		}
@@ -656,7 +665,7 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			if !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}
-			synctest.Wait()
+			afterwards()
 			r.Stop()
 			if got := r.joined.Load(); got != 0 || r.large.Load() != c.others {
 				t.Errorf("%s: %d bytes are held, a large answer %v, want %v", name, got, r.large.Load(), c.others)
@@ -697,7 +706,7 @@ func TestAbortsAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		synctest.Wait()
+		afterwards()
 		f.mu.Lock()
 		if most == 0 || most > 2*maxAborts {
 			t.Errorf("%d steps run", most)
@@ -711,6 +720,19 @@ func TestAbortsAreBounded(t *testing.T) {
 	})
 }
 
+// FuzzReadsQuestion: any bytes of method 25 get an answer or an error.
+func FuzzReadsQuestion(f *testing.F) {
+	f.Add([]byte{readsWireVersion, 9})
+	f.Add([]byte{readsWireVersion})
+	_, r := newRanges()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := r.handleReads(t.Context(), 1, b)
+		if (err == nil) != (len(a) == 2 && a[0] == readsWireVersion && a[1] == 0) {
+			t.Fatalf("%x is answered with %x, %v", b, a, err)
+		}
+	})
+}
+
 // FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
 func FuzzTxnQuestion(f *testing.F) {
 	f.Add(shard.AppendTxnName([]byte{txnWireVersion}, shard.TxnName{TxnID: shard.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
@@ -720,6 +742,65 @@ func FuzzTxnQuestion(f *testing.F) {
 		a, err := r.handleTxn(t.Context(), 1, b)
 		if (err == nil) != (len(a) == 2 && a[0] == txnWireVersion && a[1] == 0) {
 			t.Fatalf("%x is answered with %x, %v", b, a, err)
+		}
+	})
+}
+
+// afterwards waits until everything that transactions leave has ended, what a node has
+// forgotten now and then too. It is called in a bubble.
+func afterwards() {
+	time.Sleep(forgetEvery)
+	synctest.Wait()
+}
+
+// Records are forgotten together and hold no budget until then; a node that stops does not
+// wait for their time.
+func TestRecordsAreForgottenTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		var when []time.Time // guarded by f.mu
+		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			if _, ok := op.(*shard.Forget); ok {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				when = append(when, time.Now())
+			}
+			return nil, nil
+		}
+		commit := func() {
+			if _, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		is := func(forgotten, attempts int) {
+			t.Helper()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			r.txns.mu.Lock()
+			defer r.txns.mu.Unlock()
+			if len(when) != forgotten || len(r.txns.active) != attempts || r.txns.bytes != 0 {
+				t.Errorf("records were forgotten at %v, %d attempts are left, %d bytes held", when, len(r.txns.active), r.txns.bytes)
+			}
+			for _, at := range when {
+				if !at.Equal(when[0]) {
+					t.Errorf("records were forgotten each by itself, at %v", when)
+				}
+			}
+		}
+		for range 3 {
+			commit()
+			time.Sleep(forgetEvery / 8)
+		}
+		is(0, 3)
+		afterwards()
+		is(3, 0)
+		commit()
+		began := time.Now()
+		r.Drain(t.Context())
+		r.Stop()
+		if took := time.Since(began); took > forgetEvery || len(when) != 4 {
+			t.Errorf("the node stopped after %v with %d records forgotten", took, len(when))
 		}
 	})
 }

@@ -52,7 +52,10 @@ type txns struct {
 	// Guarded by mu. active are the attempts that may yet be committed or have locks of
 	// which this node takes care.
 	active map[shard.TxnName]struct{}
-	bytes  int64
+	// reading are the transactions whose clients wait for an answer, with the lowest revision
+	// that each may read.
+	reading map[*txn]keyspace.Revision
+	bytes   int64
 	// aborts are the attempts whose locks are being given up.
 	aborts int
 	// counter numbers transactions, attempt their attempts: it is above every fence that
@@ -65,7 +68,7 @@ type txns struct {
 }
 
 func newTxns(cfg *Config) *txns {
-	t := &txns{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[shard.TxnName]struct{}{}}
+	t := &txns{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[shard.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
@@ -137,6 +140,13 @@ func (t *txns) idleLocked() {
 		close(t.idle)
 		t.idle = nil
 	}
+}
+
+// drains says whether who stops the node waits for the attempts that are left.
+func (t *txns) drains() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.draining
 }
 
 func (t *txns) owns(n shard.TxnName) bool {
@@ -233,8 +243,9 @@ func (r *Router) ask(ctx context.Context, name shard.TxnName) (bool, error) {
 	return b[1] == 1, nil
 }
 
-// RegisterHandlers registers method 20 at a bus that is not started yet.
+// RegisterHandlers registers methods 20 and 25 at a bus that is not started yet.
 func (r *Router) RegisterHandlers(b Registrar) {
+	b.HandleCall(transport.MethodRouterReads, transport.ClassRequest, r.handleReads)
 	b.HandleCall(transport.MethodRouterTxn, transport.ClassRequest, r.handleTxn)
 }
 

@@ -31,6 +31,10 @@ type adminRequest struct {
 	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
 	// Marks are for removed.
 	Marks []removalMark `json:"marks,omitempty"`
+	// ConfIndex and Changes are for members, To for transfer.
+	ConfIndex uint64                 `json:"conf_index,omitempty"`
+	Changes   []raftgroup.ConfChange `json:"changes,omitempty"`
+	To        keyspace.NodeID        `json:"to,omitempty"`
 }
 
 // The operations of method 17.
@@ -44,6 +48,9 @@ const (
 	// replicas have come as far as marks say.
 	adminRaised  = "raised"
 	adminRemoved = "removed"
+	// adminMembers changes the members of a range, adminTransfer its leader.
+	adminMembers  = "members"
+	adminTransfer = "transfer"
 )
 
 // adminAnswer is the answer of method 17.
@@ -245,6 +252,11 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 	case adminSplit:
 		ds, err := r.Split(ctx, q.Generation, q.Key)
 		return &adminAnswer{Descriptors: ds}, err
+	case adminMembers:
+		d, err := r.ChangeMembers(ctx, q.ConfIndex, q.Changes)
+		return &adminAnswer{Descriptors: []keyspace.Descriptor{d}}, err
+	case adminTransfer:
+		return &adminAnswer{}, r.TransferTo(ctx, q.To)
 	case adminShow:
 		return &adminAnswer{Status: r.Show()}, nil
 	case adminHash:

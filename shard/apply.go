@@ -30,10 +30,13 @@ type applyState struct {
 	// complete is up to where the range is complete, see advance; lowest is the lowest
 	// floor of the locks that will leave versions behind, or MaxRevision.
 	complete, lowest keyspace.Revision
-	// versions is the memory for those of one batch.
+	// versions is the memory for those of one batch; replaced of them are not the last of
+	// their transaction for their key.
 	versions []mvcc.Version
+	replaced int
 	// attached are the changes of the index of leases in the batch at hand, in their order.
 	attached []attachment
+	index    mvcc.LeaseIndex
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -62,6 +65,9 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		e := &ents[i]
 		s.term = e.Term
 		if e.Replicas != nil {
+			if err := r.leaves(b, s.replicas, e.Replicas); err != nil {
+				return err
+			}
 			s.replicas, s.confIndex = e.Replicas, e.Index
 			continue
 		}
@@ -173,6 +179,7 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 const keptVersions = 1024
 
 func (s *applyState) forgetVersions() {
+	s.replaced = 0
 	if cap(s.attached) > keptVersions {
 		s.attached = nil
 	}
@@ -192,12 +199,41 @@ func (s *applyState) write(b *engine.Batch) error {
 	slices.SortFunc(s.versions, func(x, y mvcc.Version) int {
 		return cmp.Or(bytes.Compare(x.Key, y.Key), cmp.Compare(x.Mod, y.Mod), cmp.Compare(x.Sub, y.Sub))
 	})
+	if s.replaced > 0 {
+		if err := s.joinReplaced(); err != nil {
+			return err
+		}
+	}
 	for i := range s.versions {
 		if err := mvcc.Put(b, &s.versions[i]); err != nil {
 			return err
 		}
 	}
 	return s.writeAttached(b)
+}
+
+// joinReplaced gives the versions that a transaction has replaced to those that it has left.
+func (s *applyState) joinReplaced() error {
+	left := s.versions[:0]
+	var before *mvcc.Version
+	for i := range s.versions {
+		v := s.versions[i]
+		if before != nil && v.Sub <= before.Sub {
+			return fmt.Errorf("key %q is written at revision %d by operation %d and by operation %d", v.Key, v.Mod, before.Sub, v.Sub)
+		}
+		v.Earlier, before = before, nil
+		if next := i + 1; next < len(s.versions) && s.versions[next].Mod == v.Mod && bytes.Equal(s.versions[next].Key, v.Key) {
+			before = &v
+			s.replaced--
+			continue
+		}
+		left = append(left, v)
+	}
+	clear(s.versions[len(left):])
+	if s.versions = left; s.replaced != 0 {
+		return fmt.Errorf("%d versions are replaced by none", s.replaced)
+	}
+	return nil
 }
 
 // hashMismatch says that this replica and the leader have applied different
@@ -227,6 +263,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
+	changed := r.confIndex != s.confIndex
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
 	for i := range s.done {
@@ -281,6 +318,9 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care {
 		r.node.keeper.note(r)
+	}
+	if changed {
+		r.membersChanged(lead != nil)
 	}
 }
 

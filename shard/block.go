@@ -49,6 +49,12 @@ func (r *Replica) blockLocked(c *call, m meeting) {
 	r.blocked[c] = g
 	r.blockedBytes += c.bytes
 	c.writtenSpans(func(s keyspace.Span) { r.wanted.add(s, c, lockExclusive) })
+	if lease := c.revokes(); lease != 0 {
+		if r.revokers == nil {
+			r.revokers = map[keyspace.LeaseID][]*call{}
+		}
+		r.revokers[lease] = append(r.revokers[lease], c)
+	}
 	r.node.metrics.lockWaits.Inc()
 }
 
@@ -69,6 +75,12 @@ func (r *Replica) unblockLocked(c *call) {
 	delete(r.blocked, c)
 	r.blockedBytes -= c.bytes
 	c.writtenSpans(func(s keyspace.Span) { r.wanted.remove(s, c) })
+	if lease := c.revokes(); lease != 0 {
+		rest := slices.DeleteFunc(r.revokers[lease], func(o *call) bool { return o == c })
+		if r.revokers[lease] = rest; len(rest) == 0 {
+			delete(r.revokers, lease)
+		}
+	}
 }
 
 // leaveLocked takes a call whose caller has given up away from the lock for which it waits.
@@ -181,6 +193,20 @@ func (c *call) writtenSpans(fn func(s keyspace.Span)) {
 	} else if p, ok := c.step.op.(*Prepare); ok {
 		p.keys(touch)
 	}
+}
+
+// revokes returns the lease that the call revokes, 0 for none.
+func (c *call) revokes() keyspace.LeaseID {
+	if c.step == nil {
+		return 0
+	}
+	switch op := c.step.op.(type) {
+	case *Prepare:
+		return op.Revoke
+	case *Revoke:
+		return op.Lease
+	}
+	return 0
 }
 
 // patient says whether the step may wait for older transactions.

@@ -175,7 +175,7 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 					}
 				}
 				r := w.node.Replica(1)
-				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.blockedBytes != 0 || r.queueBytes != 0 {
+				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.blockedBytes != 0 || r.queueBytes != 0 || len(r.revokers) != 0 {
 					t.Errorf("%s: bytes are left over", name)
 				}
 			})
@@ -548,7 +548,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 		if again := testutil.ToFloat64(w.node.metrics.lockWaits) - waits; again > n {
 			t.Errorf("%d calls that wait were looked at %v times", n, again)
 		}
-		if !other.done || len(r.blocked) != 0 || len(r.woken) != 0 || r.blockedBytes != 0 || r.wanted.keys.Len() != 0 {
+		if !other.done || len(r.blocked) != 0 || len(r.woken) != 0 || r.blockedBytes != 0 || r.wanted.keys.Len() != 0 || len(r.revokers) != 0 {
 			t.Errorf("left over: %d blocked, %d woken", len(r.blocked), len(r.woken))
 		}
 	})

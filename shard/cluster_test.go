@@ -232,6 +232,11 @@ func rangeOutput(o *pb.RangeResponse, rev int64) callOutput {
 
 // run lets clients work while the nemesis does, and judges.
 func (r *rig) run(seed uint64, clients, keys int, nemesis func()) {
+	r.runWith(seed, clients, keys, r.agree, nemesis)
+}
+
+// runWith is run with a judge of the replicas of its own.
+func (r *rig) runWith(seed uint64, clients, keys int, agree, nemesis func()) {
 	h := &history{start: time.Now()}
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -241,7 +246,7 @@ func (r *rig) run(seed uint64, clients, keys int, nemesis func()) {
 	nemesis()
 	close(stop)
 	wg.Wait()
-	r.agree()
+	agree()
 	r.stopAll()
 	h.check(r.t)
 }
@@ -467,6 +472,33 @@ func TestChildIsLedAtOnce(t *testing.T) {
 			}
 		}
 		r.stopAll()
+	})
+}
+
+// A new range that is made while its nodes do not reach each other yet has a leader soon
+// after they do: the campaign of its first replica is repeated, and nobody waits for an
+// election timeout.
+func TestNewRangeIsLedThoughACampaignIsLost(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		for seed := range uint64(8) {
+			r := newShardRig(t, seed, lan)
+			for _, from := range r.nodes {
+				for _, to := range r.nodes {
+					r.net.Cut(from.id, to.id)
+				}
+			}
+			r.startAll()
+			time.Sleep(time.Duration(10+seed*100) * time.Millisecond)
+			r.net.HealAll()
+			begin := time.Now()
+			r.leader(1)
+			if d := time.Since(begin); d > 500*time.Millisecond { // an election timeout is 1 s at least
+				t.Errorf("seed %d: the range was without a leader for %v", seed, d)
+			} else {
+				t.Logf("seed %d: %v", seed, d)
+			}
+			r.stopAll()
+		}
 	})
 }
 

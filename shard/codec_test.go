@@ -35,8 +35,10 @@ func sampleBatch() []byte {
 	b = binary.AppendUvarint(b, 2)
 	b = appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 300, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, prior{})
 	b = appendVersion(b, &mvcc.Version{Key: []byte("l"), Mod: 300, Tombstone: true}, prior{lived: true, lease: -9})
-	b = binary.AppendUvarint(b, 1)
-	return appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Create: 301, Version: 1}, prior{})
+	b = binary.AppendUvarint(b, 3)
+	b = appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 301, Create: 290, Version: 5, Lease: 9, Value: []byte("w")}, prior{lived: true, lease: 9})
+	b = appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Tombstone: true}, prior{replaced: true})
+	return appendVersion(b, &mvcc.Version{Key: []byte("m"), Mod: 301, Create: 301, Version: 1}, prior{lived: true})
 }
 
 func sampleSplit() []byte {
@@ -83,9 +85,9 @@ func TestGolden(t *testing.T) {
 	}
 	formats := map[string][]byte{
 		"request-get.v2": get, "request-txn.v2": txn, "answer-get.v2": got,
-		"record.v2": appendRecord(nil, &rec), "batch.v4": sampleBatch(), "split.v4": sampleSplit(),
-		"compact.v4":     binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
-		"count.v4":       binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
+		"record.v2": appendRecord(nil, &rec), "batch.v5": sampleBatch(), "split.v5": sampleSplit(),
+		"compact.v5":     binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
+		"count.v5":       binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
 		"feed-orders.v2": encodeOrders(sampleOrders()), "feed-parts.v2": encodeParts(sampleParts()),
 		"watch-complete.v2": sampleComplete.encode(), "watch-history.v2": sampleHistory.encode(),
 		"watch-answer.v2": encodeComplete(Mark{Term: 6, Number: 300}), "watch-page.v2": samplePage().encode(),
@@ -124,7 +126,8 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil || r.Range != 7 || r.Generation != 3 || r.ReadRevision != 300 || !proto.Equal(r.Op, sampleRequest().Op) {
 		t.Errorf("request %+v, %v", r, err)
 	}
-	if want := "term=5 batch 1 on 4/8 k@300=v(create=290 version=4) lease=9 l@300† was=-9 m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
+	if want := "term=5 batch 1 on 4/8 k@300=v(create=290 version=4) lease=9 l@300† was=-9 " +
+		"k@301=w(create=290 version=5) lease=9 was=9 m@301† replaced m@301=(create=301 version=1)"; entryText(5, sampleBatch()) != want {
 		t.Errorf("batch %s", entryText(5, sampleBatch()))
 	}
 	if entryText(5, sampleSplit()) != "term=5 split at g into 8" {

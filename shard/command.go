@@ -10,7 +10,7 @@ import (
 )
 
 // commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
-const commandVersion = 4
+const commandVersion = 5
 
 // commandKind is what an entry does.
 type commandKind uint8
@@ -146,13 +146,23 @@ const (
 	// versionDetach: the key was attached to another lease before the transaction, which
 	// follows behind the key.
 	versionDetach
+	// versionKept: the key was attached to the same lease before the transaction. The index
+	// of leases has it already.
+	versionKept
+	// versionReplaced: a later write of the same transaction has replaced this one. It is an
+	// event and nothing else; what the key was before is with the last write.
+	versionReplaced
 
-	versionFlags = versionTombstone | versionLease | versionLived | versionDetach
+	// intentFlags are those of an intent: one attaches its key again in any case.
+	intentFlags  = versionTombstone | versionLease | versionLived | versionDetach | versionReplaced
+	versionFlags = intentFlags | versionKept
 )
 
 // prior is what a key was before a transaction wrote it.
 type prior struct {
 	lived bool
+	// replaced says that the transaction has written the key again: no more is said here.
+	replaced bool
 	// lease is the one that the key was attached to, 0 for none.
 	lease keyspace.LeaseID
 }
@@ -168,10 +178,23 @@ func versionHead(v *mvcc.Version, before prior) (flags byte) {
 	if before.lived {
 		flags |= versionLived
 	}
-	if before.lease != 0 && before.lease != v.Lease {
+	switch {
+	case before.replaced:
+		flags |= versionReplaced
+	case before.lease == 0:
+	case before.lease == v.Lease:
+		flags |= versionKept
+	default:
 		flags |= versionDetach
 	}
 	return flags
+}
+
+// knownFlags says whether a version may have the flags.
+func knownFlags(flags byte) bool {
+	return flags&^versionFlags == 0 && flags&(versionTombstone|versionLease) != versionTombstone|versionLease &&
+		(flags&versionKept == 0 || flags&(versionLease|versionDetach) == versionLease) &&
+		(flags&versionReplaced == 0 || flags&(versionLived|versionDetach|versionKept) == 0)
 }
 
 // appendVersion appends one version of the transaction with revision v.Mod.
@@ -200,11 +223,11 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 		return before, nil, errTruncated
 	}
 	flags := b[0]
-	if flags&^versionFlags != 0 || flags&versionTombstone != 0 && flags&versionLease != 0 {
+	if !knownFlags(flags) {
 		return before, nil, fmt.Errorf("shard: version with flags %#x", flags)
 	}
 	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
-	before.lived = flags&versionLived != 0
+	before.lived, before.replaced = flags&versionLived != 0, flags&versionReplaced != 0
 	if v.Key, rest, err = bytesField(b[1:]); err != nil {
 		return before, nil, err
 	}
@@ -231,6 +254,9 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 	if flags&versionLease != 0 {
 		if v.Lease, rest, err = leaseField(rest); err != nil {
 			return before, nil, err
+		}
+		if flags&versionKept != 0 {
+			before.lease = v.Lease
 		}
 	}
 	v.Value, rest, err = bytesField(rest)

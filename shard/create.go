@@ -44,11 +44,20 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 	var made []*keyspace.Descriptor
 	for i := range ds {
 		d := &ds[i]
-		if _, here := d.ReplicaOn(n.cfg.Self); !here || n.Replica(d.Range) != nil {
+		m, here := d.ReplicaOn(n.cfg.Self)
+		if !here || n.Replica(d.Range) != nil {
+			continue
+		}
+		left, err := n.left(d.Range)
+		if err == nil && m.ID <= left {
 			continue
 		}
 		c := claim{d.Range, d.Span}
-		a, have, err := n.cfg.Engine.Applied(d.Range.Group())
+		var a engine.Applied
+		var have bool
+		if err == nil {
+			a, have, err = n.cfg.Engine.Applied(d.Range.Group())
+		}
 		if err == nil && have {
 			// An order before this one came so far.
 			var rec record
@@ -133,7 +142,7 @@ func (n *Node) campaignFirst(ds []keyspace.Descriptor) {
 			continue
 		}
 		if r := n.Replica(ds[i].Range); r != nil {
-			r.group.Campaign()
+			n.campaign(r, firstCampaigns)
 		}
 	}
 }

@@ -85,8 +85,9 @@ type evaluation struct {
 	absent []keyspace.LeaseID
 
 	// one is the memory of a request that is a single put, the most frequent one, until
-	// it is used; budget that of the view's.
+	// it is used, and pair that of its leases where it has one; budget that of the view's.
 	one    *onePut
+	pair   *leasePair
 	budget readBudget
 }
 
@@ -99,13 +100,26 @@ type onePut struct {
 	header  pb.ResponseHeader
 }
 
+// leasedPut is a onePut with a lease.
+type leasedPut struct {
+	onePut
+	leases leasePair
+}
+
 // begin makes the transaction that the request may become.
 func (e *evaluation) begin(op proto.Message, floor keyspace.Revision) {
-	if _, ok := op.(*pb.PutRequest); !ok {
+	p, ok := op.(*pb.PutRequest)
+	switch {
+	case !ok:
 		e.changes.txn = &pendingTxn{floor: floor}
 		return
+	case p.GetLease() == 0:
+		e.one = &onePut{}
+	default:
+		l := &leasedPut{}
+		e.one, e.pair = &l.onePut, &l.leases
 	}
-	e.one = &onePut{txn: pendingTxn{floor: floor}}
+	e.one.txn.floor = floor
 	e.changes.txn, e.changes.writes = &e.one.txn, e.one.writes[:0]
 }
 
@@ -273,7 +287,10 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 		return nil, refusal{kverror.KeyNotFound}
 	}
 	if lease != 0 {
-		v.leases = &leasePair{to: lease}
+		if v.leases, e.pair = e.pair, nil; v.leases == nil {
+			v.leases = &leasePair{}
+		}
+		v.leases.to = lease
 	}
 	return resp, e.write(v, was)
 }

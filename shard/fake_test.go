@@ -94,6 +94,12 @@ func (g *fakeGroup) Status() raftgroup.Status {
 	return raftgroup.Status{Group: g.id, Replica: g.self, Term: g.term, IsLeader: g.leads, Last: g.index, Applied: g.index}
 }
 
+func (g *fakeGroup) Replica() keyspace.ReplicaID { return g.self }
+
+func (g *fakeGroup) ChangeConf(context.Context, uint64, []raftgroup.ConfChange, []byte) error {
+	return raftgroup.ErrConfInvalid
+}
+
 func (g *fakeGroup) Progress(context.Context) ([]raftgroup.Progress, error) { return nil, nil }
 
 // lead tells the replica who leads.
@@ -156,6 +162,19 @@ func (f *fakeGroups) bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []k
 
 func (f *fakeGroups) finishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
 	return nil
+}
+
+func (f *fakeGroups) remove(_ context.Context, id keyspace.GroupID, del func(*engine.Batch) error) error {
+	b := f.e.NewBatch()
+	defer b.Close()
+	err := b.DeleteApplied(id)
+	if err == nil {
+		err = del(b)
+	}
+	if err == nil {
+		err = b.Commit()
+	}
+	return err
 }
 
 func (f *fakeGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {

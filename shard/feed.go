@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/skeindb/skein/internal/plant"
@@ -139,7 +140,7 @@ func (r *Replica) addFeed(f *feed, from keyspace.Revision) error {
 func (r *Replica) feedsLocked(g keyspace.Generation) error {
 	switch {
 	case r.stopped:
-		return kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
+		return r.ended
 	case r.rec.generation == 0:
 		return kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.node.cfg.Self)
 	case g > r.rec.generation:
@@ -329,6 +330,9 @@ func (r *Replica) historyBefore(events []Event, next feedPlace, maxBytes int64, 
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), bytes.Compare(a.Key, b.Key))
 	})
 	n, err := r.lookBefore(events, compacted, maxBytes)
+	if err == nil && n < len(events) {
+		n, err = r.wholeKey(events, n, compacted)
+	}
 	if err != nil || n == len(events) {
 		return events, next, err
 	}
@@ -338,6 +342,26 @@ func (r *Replica) historyBefore(events []Event, next feedPlace, maxBytes int64, 
 		next.key = nil
 	}
 	return events[:n:n], next, nil
+}
+
+// wholeKey moves the end of a page, which the first n events fill, from between the events
+// of one key and revision: before them, or behind them where they are the first. A page
+// goes on at a key.
+func (r *Replica) wholeKey(events []Event, n int, compacted keyspace.Revision) (int, error) {
+	one := func(a, b *Event) bool { return a.Mod == b.Mod && bytes.Equal(a.Key, b.Key) }
+	start := n
+	for start > 0 && one(&events[start-1], &events[n]) {
+		start--
+	}
+	if start > 0 {
+		return start, nil
+	}
+	end := n
+	for end < len(events) && one(&events[0], &events[end]) {
+		end++
+	}
+	_, err := r.lookBefore(events[n:end], compacted, math.MaxInt64)
+	return end, err
 }
 
 // lookBefore finds the version before each of the first n events, as etcd does: none for one

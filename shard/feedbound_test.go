@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
@@ -151,6 +152,55 @@ func TestHistoryCountsVersionsBefore(t *testing.T) {
 	})
 }
 
+// What one transaction has done to a key is not divided by pages, each of which goes on at
+// a key: all of it comes, once.
+func TestHistoryKeepsTheWritesOfAKeyTogether(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		const n, size = 5, 1000
+		rev := w.large(t, n, size, func() {}) + 1
+		value := make([]byte, size)
+		within := func(op *pb.RequestOp) *pb.RequestOp {
+			return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: &pb.TxnRequest{Success: []*pb.RequestOp{op}}}}
+		}
+		all := &pb.TxnRequest{}
+		for i := range n {
+			key := fmt.Appendf(nil, "k%03d", i)
+			w.write(t, 5, string(key), string(value))
+			rev++
+			del := &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: key}}}
+			put := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: key, Value: value}}}
+			all.Success = append(all.Success, within(del), within(put), within(del))
+		}
+		w.do(t, all)
+		for bound := int64(1); bound < 12*size; bound += size / 2 {
+			for _, prev := range []bool{true, false} {
+				got := map[string]int{}
+				q := &HistoryRequest{Range: 1, Generation: 1, From: rev, To: rev, MaxBytes: bound, Prev: prev}
+				for pages := 0; q.From <= q.To; pages++ {
+					p, err := w.node.Client().History(t.Context(), 1, q)
+					if err != nil || pages > 3*n {
+						t.Fatalf("page %d of %d bytes: %v", pages, bound, err)
+					}
+					for _, e := range p.Events {
+						got[fmt.Sprintf("%s.%d", e.Key, e.Sub)]++
+						if prev && (e.Prev == nil) != !e.Tombstone {
+							t.Errorf("%s, operation %d: before that %v", e.Key, e.Sub, e.Prev)
+						}
+					}
+					q.From, q.FromKey = p.Next, p.NextKey
+				}
+				for i := range n {
+					for sub := 3 * i; sub < 3*i+3; sub++ {
+						if at := fmt.Sprintf("k%03d.%d", i, sub); got[at] != 1 {
+							t.Errorf("pages of %d bytes, prev %v: %s comes %d times", bound, prev, at, got[at])
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
 // A feed that cannot keep up beside an old lock, above whose floor nothing is complete,
 // does not read again and again what it has read: it comes further all the time.
 func TestFeedBesideAnOldLockReadsOnce(t *testing.T) {
@@ -216,9 +266,15 @@ func TestFeedBesideAnOldLockReadsOnce(t *testing.T) {
 // remove deletes all keys of a span through the pipeline.
 func (w *fakeWorld) remove(t *testing.T, start, end string) {
 	t.Helper()
+	w.do(t, &pb.DeleteRangeRequest{Key: []byte(start), RangeEnd: []byte(end)})
+}
+
+// do makes one change and applies it.
+func (w *fakeWorld) do(t *testing.T, op proto.Message) {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.DeleteRangeRequest{Key: []byte(start), RangeEnd: []byte(end)}})
+		_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: op})
 		done <- err
 	}()
 	synctest.Wait()

@@ -230,7 +230,8 @@ type HistoryRequest struct {
 	FromKey []byte
 	// Seen is what the replica must have applied: what feeds have said to the asker.
 	Seen Mark
-	// MaxBytes bounds the answer with the versions before, beside one event that is larger.
+	// MaxBytes bounds the answer with the versions before, beside the events of one key and
+	// revision that are larger.
 	MaxBytes int64
 	// Prev wants the version before each event along, but where the revision before the
 	// event's is below Compacted, the cluster's compacted revision as the asker knows it.

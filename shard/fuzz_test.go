@@ -184,6 +184,12 @@ func FuzzApply(f *testing.F) {
 		b = appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Lease: 9}, prior{lease: 8})
 		return appendItem(b, &txnItem{kind: itemMark, mark: mark{9, 2}})
 	}())
+	f.Add(func() []byte {
+		b := binary.AppendUvarint(appendBatchHeader(term1(commandBatch), &batchCommand{number: 1, first: 2, txns: 1}), 3)
+		b = appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1}, prior{replaced: true})
+		b = appendVersion(b, &mvcc.Version{Key: []byte("l"), Mod: 2, Create: 2, Version: 1}, prior{})
+		return appendVersion(b, &mvcc.Version{Key: []byte("k"), Mod: 2, Tombstone: true}, prior{})
+	}())
 	f.Add(appendSplit(term1(commandSplit), &splitCommand{key: []byte("g"), child: 8, replicas: testDescriptor.Replicas}))
 	f.Add(binary.AppendVarint(term1(commandCompact), 2))
 	f.Add(binary.AppendVarint(term1(commandCount), 0))

@@ -105,6 +105,27 @@ func TestReadHereOfWhatIsCompacted(t *testing.T) {
 	})
 }
 
+// From where a replica can be read: from what its range has compacted, unless nothing has
+// changed since. Beside others' compactions an idle range is complete only up to below.
+func TestCompleteHereFrom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		var l logWriter
+		l.rev = 1
+		w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c")).lead(raftgroup.LeaderState{Term: 6}) // up to 5
+		r := w.node.Replica(1)
+		for compacted, want := range map[keyspace.Revision]keyspace.Revision{-1: -1, 3: 3, 5: 5, 9: 5} {
+			r.mu.Lock()
+			r.rec.compacted = compacted
+			r.mu.Unlock()
+			if from, to, ok := w.node.CompleteHere(1, 1); !ok || from != want || to != 5 {
+				t.Errorf("compacted up to %d: from %d to %d, %t, want %d to 5", compacted, from, to, ok, want)
+			}
+		}
+	})
+}
+
 // What a snapshot replaces is not read from, nor across it.
 func TestReadHereBesideASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

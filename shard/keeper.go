@@ -34,6 +34,10 @@ const keeperAsk = time.Minute
 // it from its work may last.
 const keeperRetry = time.Second
 
+// removalQuiet is after how long without a step a removal has ended: of one compaction
+// the ranges hear one by one.
+const removalQuiet = time.Second
+
 // keeper does the upkeep of all replicas of a node in one goroutine, a bounded step
 // at a time: raising compacted revisions, removing old versions, counting after a
 // split.
@@ -47,8 +51,10 @@ type keeper struct {
 	todo  []*Replica
 	noted map[*Replica]bool
 
-	// pause is what the step that has just run asks for. Only run touches it.
-	pause time.Duration
+	// pause is what the step that has just run asks for. began and ended are those of the
+	// removal under way over all replicas, began 0 where there is none. Only run touches them.
+	pause        time.Duration
+	began, ended clock.Time
 }
 
 func newKeeper(n *Node) *keeper {
@@ -88,10 +94,15 @@ func (k *keeper) next() *Replica {
 func (k *keeper) run(ctx context.Context) {
 	ask := k.n.cfg.Clock.NewTimer(keeperAsk)
 	defer ask.Stop()
+	quiet := k.n.cfg.Clock.NewTimer(removalQuiet)
+	defer quiet.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-quiet.C():
+			k.endRemoval()
+			continue
 		case <-ask.C():
 			k.n.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, k.n.observe)
 			ask.Reset(keeperAsk)
@@ -114,11 +125,31 @@ func (k *keeper) run(ctx context.Context) {
 				return
 			}
 		}
+		if k.began != 0 {
+			quiet.Reset(removalQuiet - k.n.cfg.Clock.Now().Sub(k.ended))
+		}
+	}
+}
+
+// beginRemoval notes that a step of removal begins.
+func (k *keeper) beginRemoval() {
+	if k.began == 0 {
+		k.began = k.n.cfg.Clock.Now()
+	}
+}
+
+// endRemoval notes that the removal over all replicas has ended: there was no more to do
+// for a while.
+func (k *keeper) endRemoval() {
+	if k.began != 0 {
+		k.n.metrics.removeTotals.Observe(float64(k.ended.Sub(k.began).Milliseconds()))
+		k.began = 0
 	}
 }
 
 // rest has the keeper pause after a step of removal that took so long.
 func (k *keeper) rest(took time.Duration) {
+	k.ended = k.n.cfg.Clock.Now()
 	if k.pause = k.n.cfg.Limits.RemovePause; k.pause == 0 {
 		k.pause = max(keeperPace, removalRest*took)
 	}
@@ -174,6 +205,9 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 	}
 	if r.heldBackLocked() {
 		r.lookAgainLocked()
+		if c := r.node.Compacted(); r.pinnedLocked(c) < c {
+			r.node.unpins.note(r)
+		}
 	}
 	if c := r.raiseLocked(); c != 0 {
 		term, gen := r.lead.term, r.rec.generation
@@ -265,11 +299,9 @@ func (r *Replica) removeStep() (again bool, err error) {
 		Span: r.rec.span, Compacted: r.rec.compacted, Since: r.removedTo, Cursor: r.removeFrom,
 		MaxVisits: batch, MaxDeletes: batch,
 	}
-	if r.removeFrom == nil {
-		r.removal = step
-	}
-	generation, pass := r.rec.generation, r.removal
+	generation := r.rec.generation
 	r.mu.Unlock()
+	r.node.keeper.beginRemoval()
 	defer func() {
 		took := step.Elapsed()
 		r.node.metrics.removePauses.Observe(float64(took.Milliseconds()))
@@ -304,7 +336,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 	r.removeFrom = res.Cursor
 	if done {
 		r.removedTo = o.Compacted
-		r.node.metrics.removedPass(pass.Elapsed(), r.node.cfg.Clock.Wall())
+		r.node.metrics.removedLast.Set(float64(r.node.cfg.Clock.Wall().Unix()))
 	}
 	return !done || r.rec.compacted > r.removedTo, nil
 }

@@ -343,6 +343,9 @@ func entryText(term uint64, data []byte) string {
 			if before.lease != 0 {
 				s += fmt.Sprintf(" was=%d", before.lease)
 			}
+			if before.replaced {
+				s += " replaced"
+			}
 			return nil
 		})
 		if err != nil {

@@ -106,10 +106,15 @@ type attachment struct {
 }
 
 // noteLeases takes in what a version changes in the index of leases. A key is never
-// attached without a mark: nobody would come to delete it.
+// attached without a mark: nobody would come to delete it. Where the key was attached to the
+// same lease before, the version before has brought it into the index, and a mark that goes
+// takes no key with it: whoever puts a key again and again pays for the index once.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 	if _, ok := s.txns.marks[v.Lease]; v.Lease != 0 && !ok {
 		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no mark", v.Key, v.Lease, v.Mod)
+	}
+	if v.Lease == was {
+		return nil
 	}
 	s.attached = append(s.attached, attachment{key: v.Key, to: v.Lease, from: was})
 	return nil
@@ -118,13 +123,13 @@ func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 func (s *applyState) writeAttached(b *engine.Batch) error {
 	for i := range s.attached {
 		a := &s.attached[i]
-		if a.from != 0 && a.from != a.to {
-			if err := mvcc.Detach(b, a.from, a.key); err != nil {
+		if a.from != 0 {
+			if err := s.index.Detach(b, a.from, a.key); err != nil {
 				return err
 			}
 		}
 		if a.to != 0 {
-			if err := mvcc.Attach(b, a.to, a.key); err != nil {
+			if err := s.index.Attach(b, a.to, a.key); err != nil {
 				return err
 			}
 		}
@@ -502,19 +507,13 @@ func (r *Replica) meetsLeasesLocked(op *Prepare, meet func(h *held)) {
 // wantedLeaseLocked is wantedLocked of a lease: those who attach keys one after the other
 // would keep an older revoke out for ever.
 func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name TxnName) *held {
-	for c, g := range r.blocked {
-		if c.step == nil || g.on == nil || g.on.lock == nil || g.on.name == name {
+	for _, c := range r.revokers[lease] {
+		on := r.blocked[c].on
+		if on == nil || on.lock == nil || on.name == name {
 			continue
 		}
-		switch p := c.step.op.(type) {
-		case *Prepare:
-			if p.Revoke == lease && p.Name.Compare(name.TxnID) < 0 {
-				return g.on
-			}
-		case *Revoke:
-			if p.Lease == lease {
-				return g.on
-			}
+		if p, ok := c.step.op.(*Prepare); !ok || p.Name.Compare(name.TxnID) < 0 {
+			return on
 		}
 	}
 	return nil

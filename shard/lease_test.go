@@ -179,3 +179,37 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 		t.Errorf("range %s: key %q of lease %d is not in the index", r.id, key, lease)
 	}
 }
+
+// The index of leases is written when a key comes to a lease or leaves it, and not by
+// every put in between.
+func TestIndexIsWrittenOnce(t *testing.T) {
+	key := []byte("k")
+	s := applyState{}
+	s.txns.putMark(mark{7, 1})
+	s.txns.putMark(mark{8, 1})
+	for i, c := range []struct {
+		v    mvcc.Version
+		was  keyspace.LeaseID
+		want []attachment
+	}{
+		{mvcc.Version{Create: 2, Version: 1, Lease: 7}, 0, []attachment{{key: key, to: 7}}},
+		{mvcc.Version{Create: 2, Version: 2, Lease: 7}, 7, nil},
+		{mvcc.Version{Create: 2, Version: 3, Lease: 8}, 7, []attachment{{key: key, to: 8, from: 7}}},
+		{mvcc.Version{Create: 2, Version: 4}, 8, []attachment{{key: key, from: 8}}},
+		{mvcc.Version{Create: 2, Version: 5}, 0, nil},
+		{mvcc.Version{Create: 2, Version: 6, Lease: -7}, 0, nil}, // no mark
+	} {
+		c.v.Key, c.v.Mod = key, keyspace.Revision(2+i)
+		b := appendVersion(nil, &c.v, prior{lived: i > 0, lease: c.was})
+		var v mvcc.Version
+		before, rest, err := decodeVersion(b, c.v.Mod, &v)
+		if err != nil || len(rest) > 0 || before.lease != c.was {
+			t.Fatalf("%+v from lease %d came back as %+v from %d: %v", c.v, c.was, v, before.lease, err)
+		}
+		s.attached = nil
+		err = s.addVersion(&v, before, &outcome{})
+		if got, want := fmt.Sprint(s.attached), fmt.Sprint(c.want); got != want || (err != nil) != (c.v.Lease < 0) {
+			t.Errorf("step %d: %s, want %s; %v", i, got, want, err)
+		}
+	}
+}

@@ -34,10 +34,8 @@ type lockSpan struct {
 // intent is a version that a lock will leave behind. Its Mod is 0, and so is a Create
 // that will be the transaction's own revision.
 type intent struct {
-	v     mvcc.Version
-	lived bool
-	// was is the lease that the key was attached to before, 0 for none.
-	was keyspace.LeaseID
+	v      mvcc.Version
+	before prior
 }
 
 // at returns the version with the transaction's revision.

@@ -1,8 +1,6 @@
 package shard
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -112,17 +110,11 @@ func (m *Metrics) addCompaction(reg prometheus.Registerer) {
 		})
 	}
 	m.removePauses = millis("db_compaction_pause_duration_milliseconds", "One step of removing old versions.", 1, 13)
-	m.removeTotals = millis("db_compaction_total_duration_milliseconds", "Removing the old versions of one range.", 100, 14)
+	m.removeTotals = millis("db_compaction_total_duration_milliseconds", "Removing the old versions of all ranges on this node that a compaction lets go.", 100, 14)
 	m.removedLast = prometheus.NewGauge(prometheus.GaugeOpts(opts("db_compaction_last", "The unix time at which a range's old versions were last removed. Resets to 0 on start.")))
 	m.removed = prometheus.NewCounter(prometheus.CounterOpts(opts("db_compaction_keys_total", "Old versions that were removed.")))
 	m.compacted = prometheus.NewGauge(prometheus.GaugeOpts(opts("compact_revision", "The compacted revision as far as this node has heard, -1 before the first compaction.")))
 	if reg != nil {
 		reg.MustRegister(m.removePauses, m.removeTotals, m.removedLast, m.removed, m.compacted)
 	}
-}
-
-// removedPass notes that a pass of removal over a range has ended.
-func (m *Metrics) removedPass(took time.Duration, at time.Time) {
-	m.removeTotals.Observe(float64(took.Milliseconds()))
-	m.removedLast.Set(float64(at.Unix()))
 }

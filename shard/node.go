@@ -53,6 +53,8 @@ type Groups interface {
 	// finishRemovals is raftgroup.Host's.
 	finishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error
 	open(g keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error)
+	// remove is raftgroup.Host's.
+	remove(ctx context.Context, g keyspace.GroupID, del func(b *engine.Batch) error) error
 }
 
 // HostGroups opens the replicas' groups on a host.
@@ -62,6 +64,10 @@ type hostGroups struct{ h *raftgroup.Host }
 
 func (g hostGroups) bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
 	return g.h.Bootstrap(b, id, replicas, payload)
+}
+
+func (g hostGroups) remove(ctx context.Context, id keyspace.GroupID, del func(b *engine.Batch) error) error {
+	return g.h.Remove(ctx, id, del)
 }
 
 func (g hostGroups) finishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error {
@@ -77,7 +83,7 @@ func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 }
 
 // Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
-// Leases, Logger and Metrics are required.
+// Leases, Placed, Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -90,6 +96,9 @@ type Config struct {
 	Txns TxnPusher
 	// Leases registers ranges with leases; nil where there is no lease.
 	Leases Leases
+	// Placed knows the range map. Where it is nil, a replica that was removed while it did
+	// not listen stays.
+	Placed Placed
 	// Bus reaches other nodes.
 	Bus Caller
 	// Disk is nil where the disk is never full.
@@ -109,7 +118,9 @@ type Node struct {
 	pool    *pool
 	keeper  *keeper
 	pushes  *pushes
+	unpins  *unpins
 	opener  *opener
+	leaver  *leaver
 	pages   *pages
 	heads   *heads
 	ids     *idStock
@@ -172,11 +183,14 @@ func NewNode(cfg Config) *Node {
 	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.pushes = newPushes(n)
+	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
+	n.leaver = newLeaver(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
 	n.wg.Go(func() { n.ids.run(n.ctx) })
+	n.wg.Go(func() { n.leaver.run(n.ctx) })
 	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
 	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
 	return n
@@ -228,9 +242,10 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 		}
 	}
 	if self == 0 {
-		// The replica was removed from its group and has not learned it from placement
-		// yet. It must not take part.
-		n.log.Warn("this node is no member of a range that it holds", zap.Stringer("range", id))
+		// The replica has applied that it is no member any more, and went down before it
+		// was removed. Its span is nobody else's until it is.
+		n.claimChild(id, rec.span)
+		n.leaver.note(id)
 		return nil
 	}
 	r := n.newReplica(id)
@@ -289,6 +304,14 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 	if err := b.Delete(removalKey(g.Range())); err != nil || a == nil {
 		return err
 	}
+	for _, m := range a.Replicas {
+		if m.Node != n.cfg.Self {
+			continue
+		}
+		if err := setLeft(b, g.Range(), m.ID); err != nil {
+			return err
+		}
+	}
 	rec, err := decodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", g.Range(), a.Index, err)
@@ -304,16 +327,20 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 	}); err != nil || held {
 		return err
 	}
-	data := engine.VersionedSpan(rec.span)
-	if err := b.DeleteRange(data.Lower, data.Upper); err != nil {
-		return err
-	}
 	txns, err := loadTxns(n.cfg.Engine, g.Range())
 	if err != nil {
 		return err
 	}
+	return deleteSpan(b, rec.span, &txns)
+}
+
+// deleteSpan writes the deletion of the keys of a span and of their places in the index
+// of leases.
+func deleteSpan(b *engine.Batch, span keyspace.Span, txns *txnState) error {
+	data := engine.VersionedSpan(span)
+	err := b.DeleteRange(data.Lower, data.Upper)
 	for lease := range txns.marks {
-		if s := engine.LeaseSpan(lease, rec.span); err == nil {
+		if s := engine.LeaseSpan(lease, span); err == nil {
 			err = b.DeleteRange(s.Lower, s.Upper)
 		}
 	}

@@ -118,12 +118,22 @@ func (o *opener) forget(from keyspace.NodeID) {
 // the parent's log is replayed, and what the child has by then may be newer (traps
 // 2, 4, 28). Its votes are in the wal and not touched.
 func (n *Node) bootstrapChild(b *engine.Batch, rec *record, replicas []keyspace.Replica, txns *txnState) error {
-	member := false
+	var self keyspace.ReplicaID
 	for _, m := range replicas {
-		member = member || m.Node == n.cfg.Self
+		if m.Node == n.cfg.Self {
+			self = m.ID
+		}
 	}
-	if !member || n.Replica(rec.rangeID) != nil {
+	if self == 0 || n.Replica(rec.rangeID) != nil {
 		return nil
+	}
+	left, err := n.left(rec.rangeID)
+	if err != nil {
+		return err
+	}
+	if self <= left {
+		// The child was moved away before the parent came here to its split (trap 3).
+		return deleteSpan(b, rec.span, txns)
 	}
 	_, have, err := n.cfg.Engine.Applied(rec.rangeID.Group())
 	if err != nil || have {
@@ -159,17 +169,17 @@ func (n *Node) openChild(t *openTask) error {
 		return err
 	}
 	if r := n.Replica(t.id); r != nil && t.lead {
-		n.campaign(r, childCampaigns)
+		n.campaign(r, firstCampaigns)
 	}
 	return nil
 }
 
-// A child's first campaign may meet followers that have not applied the split yet,
-// or be lost with a message. Instead of an election timeout its span waits for the
-// next of a few more.
+// The first campaign of a new range may meet followers that do not have it yet, have not
+// applied the split that makes it, or are not connected, or be lost with a message. Instead
+// of an election timeout its span waits for the next of a few more.
 const (
-	childCampaigns     = 5
-	childCampaignPause = 100 * time.Millisecond
+	firstCampaigns     = 10
+	firstCampaignPause = 100 * time.Millisecond
 )
 
 // campaign has the replica stand for election, and again after a pause while it
@@ -179,7 +189,7 @@ func (n *Node) campaign(r *Replica, times int) {
 	if times--; times == 0 {
 		return
 	}
-	n.after(childCampaignPause, func() {
+	n.after(firstCampaignPause, func() {
 		if r.Leader().Leader == 0 {
 			n.campaign(r, times)
 		}
@@ -245,6 +255,9 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	if n.Replica(t.id) != nil {
 		return nil
 	}
+	if left, err := n.left(t.id); err != nil || t.to <= left {
+		return err
+	}
 	if opened, err := n.openDurable(ctx, t.id); opened || err != nil {
 		return err
 	}
@@ -277,6 +290,7 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 		return err
 	}
 	r := n.newReplica(t.id)
+	r.introduced = d
 	err = n.open(r, m.ID)
 	if errors.Is(err, raftgroup.ErrExists) {
 		return nil

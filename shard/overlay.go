@@ -100,6 +100,8 @@ type pendingVersion struct {
 	// transaction.
 	tombstone bool
 	lived     bool
+	// replaced says that a later write of the transaction has replaced this one.
+	replaced bool
 	// sub is the number of the operation, for a transaction over several ranges; within
 	// one it is the version's place among the others.
 	sub uint32
@@ -119,6 +121,9 @@ func (v *pendingVersion) lease() keyspace.LeaseID {
 
 // prior is what the key was before the transaction.
 func (v *pendingVersion) prior() prior {
+	if v.replaced {
+		return prior{replaced: true}
+	}
 	p := prior{lived: v.lived}
 	if v.leases != nil {
 		p.lease = v.leases.from

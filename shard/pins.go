@@ -1,18 +1,27 @@
 package shard
 
 import (
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
 
-// pinFor is how long at least a pin lasts: longer than a transaction's reads may take.
+// pinFor is how long at least a pin lasts where nobody can say that it is not needed any
+// more: longer than a transaction's reads may take.
 const pinFor = 10 * time.Second
 
 // pins are revisions that a leader keeps readable for transactions that have locked
 // nothing here. They are coarse: two windows with the lowest revision of each. They are
 // lost with the leadership; whoever reads what is gone by then is told so.
+//
+// No transaction says when it has read: that would be a message to each range, for the
+// sake of a compaction every few minutes. Only where pins hold a compaction back the
+// coordinators are asked (unpins).
 type pins struct {
 	// now is the window that began last, before the one that began before it.
 	now, before pinWindow
@@ -32,11 +41,12 @@ func (p *pins) add(now clock.Time, at keyspace.Revision) {
 	p.now.low = min(p.now.low, at)
 }
 
-// lowest returns the lowest pinned revision, or no if there is none.
-func (p *pins) lowest(now clock.Time, no keyspace.Revision) keyspace.Revision {
+// lowest returns the lowest pinned revision, or no if there is none. Below unpinned nobody
+// reads any more.
+func (p *pins) lowest(now clock.Time, unpinned, no keyspace.Revision) keyspace.Revision {
 	for _, w := range []pinWindow{p.now, p.before} {
 		if w.began != 0 && now.Sub(w.began) < 2*pinFor {
-			no = min(no, w.low)
+			no = min(no, max(w.low, unpinned))
 		}
 	}
 	return no
@@ -46,16 +56,24 @@ func (p *pins) lowest(now clock.Time, no keyspace.Revision) keyspace.Revision {
 // are still to come where it is 0.
 func (r *Replica) pinLocked(at keyspace.Revision) {
 	if at == 0 {
-		at = r.node.Floor()
+		// What was compacted by now was handed out by now, and the transaction's revision will be
+		// above.
+		at = max(r.node.Floor(), r.node.Compacted())
 	}
 	r.pins.add(r.node.cfg.Clock.Now(), at)
 }
 
+// pinnedLocked returns the highest revision, c at most, to which pins let this leader compact.
+func (r *Replica) pinnedLocked(c keyspace.Revision) keyspace.Revision {
+	if r.pins.now.began == 0 {
+		return c
+	}
+	return r.pins.lowest(r.node.cfg.Clock.Now(), r.node.unpins.below(), c)
+}
+
 // keepLocked returns the highest revision to which this leader may compact now.
 func (r *Replica) keepLocked(c keyspace.Revision) keyspace.Revision {
-	if r.pins.now.began != 0 {
-		c = r.pins.lowest(r.node.cfg.Clock.Now(), c)
-	}
+	c = r.pinnedLocked(c)
 	if r.locks != nil {
 		c = r.locks.lowestFloor(c)
 	}
@@ -65,4 +83,86 @@ func (r *Replica) keepLocked(c keyspace.Revision) keyspace.Revision {
 		c = min(c, b.floor)
 	}
 	return c
+}
+
+// The pauses between two questions whether pins are still needed grow from first to last
+// by doubling: most transactions take milliseconds.
+const (
+	unpinPauseFirst = 5 * time.Millisecond
+	unpinPauseLast  = 500 * time.Millisecond
+)
+
+// unpins finds out, for all leaders of a node, that what pins hold back is not read any
+// more. A pin below what the cluster has compacted is of a transaction that began before
+// this node heard of that, since a later one is refused or pins more: so once no
+// coordinator has such a transaction, there will be none.
+type unpins struct {
+	n *Node
+	// done is the revision below which nobody reads any more.
+	done atomic.Int64
+
+	mu sync.Mutex
+	// Guarded by mu. held are the replicas to look after when it is known; asking says that
+	// somebody is finding out.
+	held   map[*Replica]struct{}
+	asking bool
+}
+
+func (u *unpins) below() keyspace.Revision { return keyspace.Revision(u.done.Load()) }
+
+// note has a replica looked after that is held back by pins, once it is not.
+func (u *unpins) note(r *Replica) {
+	if u.n.cfg.Txns == nil {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.held[r] = struct{}{}
+	if !u.asking {
+		u.asking = true
+		u.n.wg.Go(u.ask)
+	}
+}
+
+// ask asks the coordinators until they need no pin below what is compacted. When all pins
+// must have expired it gives up: whoever is held back then has noted itself again.
+func (u *unpins) ask() {
+	n := u.n
+	start := n.cfg.Clock.Now()
+	for pause := unpinPauseFirst; ; pause = min(2*pause, unpinPauseLast) {
+		c := n.Compacted()
+		ctx, cancel := clock.WithTimeout(n.ctx, n.cfg.Clock, pushTimeout)
+		reads, err := n.cfg.Txns.Reads(ctx, c)
+		cancel()
+		if err == nil && !reads {
+			raise(&u.done, int64(c))
+			if !u.end(c) {
+				return
+			}
+			pause = unpinPauseFirst
+			continue
+		}
+		if clock.Sleep(n.ctx, n.cfg.Clock, pause) != nil || n.cfg.Clock.Now().Sub(start) >= 2*pinFor {
+			if n.ctx.Err() == nil {
+				n.log.Info("whether pins are needed was not found out", zap.Int64("compacted", int64(c)), zap.Error(err))
+			}
+			u.end(keyspace.MaxRevision)
+			return
+		}
+	}
+}
+
+// end has those looked after that were held back, and ends the asking unless more than c is
+// compacted by now.
+func (u *unpins) end(c keyspace.Revision) (more bool) {
+	u.mu.Lock()
+	held := u.held
+	u.held = map[*Replica]struct{}{}
+	more = u.n.Compacted() > c
+	u.asking = more
+	u.mu.Unlock()
+	for r := range held {
+		u.n.keeper.note(r)
+	}
+	return more
 }

@@ -22,6 +22,9 @@ type TxnPusher interface {
 	Push(ctx context.Context, name TxnName, anchor []byte) (live bool, d *Decided, err error)
 	// Finish ends all locks of a committed attempt, unless its coordinator is still at it.
 	Finish(ctx context.Context, name TxnName, d *Decided) (live bool, err error)
+	// Reads says whether a transaction that began before the call, coordinated by any node
+	// that lives, may still read below the revision.
+	Reads(ctx context.Context, below keyspace.Revision) (bool, error)
 }
 
 // The times of pushing.

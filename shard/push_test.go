@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // slowPusher takes a moment for each push and knows no coordinator.
@@ -30,6 +32,8 @@ func (p *slowPusher) Push(context.Context, TxnName, []byte) (bool, *Decided, err
 }
 
 func (p *slowPusher) Finish(context.Context, TxnName, *Decided) (bool, error) { return false, nil }
+
+func (p *slowPusher) Reads(context.Context, keyspace.Revision) (bool, error) { return false, nil }
 
 // The locks that a gateway leaves behind are ended one right after the other, however many
 // they are, and those of one range do not take all that a node can push.

@@ -57,6 +57,10 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 	for _, r := range all {
 		if m, leads := r.removalMark(compacted); leads {
 			marks = append(marks, m)
+			if !m.Raised {
+				// It may have been at rest when the node heard of the compaction, and changed since.
+				n.keeper.note(r)
+			}
 		}
 		if len(marks) == removalPage {
 			break

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -89,6 +90,34 @@ func TestRemovalIsNotAwaitedForEver(t *testing.T) {
 	})
 }
 
+// A range that was at rest when its node heard of a compaction, and has changed since, does
+// not keep those waiting who ask about removal.
+func TestRemovalOfARangeThatWasAtRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "a", "v")
+		for _, c := range []keyspace.Revision{250, 280} {
+			w.node.observe(keyspace.SequenceAnswer{Current: 300, Compacted: c})
+			time.Sleep(keeperRetry)
+			w.settle()
+		}
+		if c := w.node.Replica(1).Show().Compacted; c != 250 {
+			t.Fatalf("compacted up to %d: it is at rest", c)
+		}
+		w.seq.last = 300
+		w.put(t.Context(), "a", "v")
+		w.node.removalMarks(280, 0)
+		time.Sleep(keeperRetry)
+		w.settle()
+		if m := w.node.removalMarks(280, 0); len(m) != 1 || !m[0].Raised {
+			t.Errorf("%+v", m)
+		}
+	})
+}
+
 // A compaction does not overtake what is being sequenced and may get revisions below.
 func TestCompactionBehindWhatIsSequenced(t *testing.T) {
 	for _, s := range []struct {
@@ -97,6 +126,13 @@ func TestCompactionBehindWhatIsSequenced(t *testing.T) {
 	}{{nil, 10}, {&batch{floor: 5, txns: 1}, 5}, {&batch{floor: 12, txns: 1}, 10}, {&batch{}, 10}} {
 		if got := (&Replica{sequencing: s.b}).keepLocked(10); got != s.want {
 			t.Errorf("%v with floor %d: compacted up to %d, want %d", s.b != nil, s.want, got, s.want)
+		}
+		// Its replica says so, and is looked after again: nobody else might.
+		n := &Node{}
+		n.compacted.Store(10)
+		r := &Replica{node: n, sequencing: s.b, lead: &leadership{}}
+		if held := s.want < 10; r.heldBackLocked() != held {
+			t.Errorf("with floor %d: held back %t, want %t", s.want, !held, held)
 		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -49,6 +48,7 @@ type group interface {
 	confirmer
 	mover
 	observer
+	changer
 }
 
 // Replica is one replica of a range. The host of raft groups calls it from its
@@ -107,10 +107,12 @@ type Replica struct {
 	// fence is the record's, or that of what is on its way.
 	locks *lockTable
 	// blocked are the calls that wait for the end of a lock or have their turn after it,
-	// woken the latter, and wanted is what they want to write.
-	blocked map[*call]*waiters
-	woken   []*waiters
-	wanted  spanIndex[*call]
+	// woken the latter, wanted is what they want to write, and revokers are those of them
+	// that revoke a lease; nil where there are none.
+	blocked  map[*call]*waiters
+	woken    []*waiters
+	wanted   spanIndex[*call]
+	revokers map[keyspace.LeaseID][]*call
 	// tickets counts the calls that had to wait for locks.
 	tickets uint32
 	fence   uint64
@@ -154,15 +156,17 @@ type Replica struct {
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
-	// removal runs since the pass of removal under way began.
-	removal clock.Stopwatch
 	// removing is closed when the step of removal that runs has ended; nil while none
 	// does. receiving says that a snapshot comes in, and that none may begin.
 	removing  chan struct{}
 	receiving bool
 	// installs counts the snapshots that have replaced the state.
 	installs uint64
-	stopped  bool
+	// stopped says that the replica has ended, and ended why.
+	stopped bool
+	ended   *kverror.Error
+	// introduced is the descriptor by which a replica without data was opened.
+	introduced keyspace.Descriptor
 	// feeds get what is applied.
 	feeds []*feed
 }
@@ -216,7 +220,7 @@ func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
 func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err error) {
 	switch {
 	case r.stopped:
-		return nil, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)
+		return nil, r.ended
 	case g != r.rec.generation:
 		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
@@ -416,17 +420,20 @@ func (r *Replica) failQueueLocked(out *answers, err error) {
 	r.queue, r.queueBytes, r.barrier = r.queue[:0], 0, nil
 }
 
-// stop ends the replica: every caller gets an answer.
-func (r *Replica) stop() {
+// stop ends the replica with its node.
+func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)) }
+
+// end ends the replica: every caller gets an answer, and who comes later the same.
+func (r *Replica) end(why *kverror.Error) {
 	var out answers
 	r.mu.Lock()
-	r.stopped = true
+	r.stopped, r.ended = true, why
 	if r.lead != nil {
 		r.loseLocked(&out)
 	}
-	r.failQueueLocked(&out, kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
+	r.failQueueLocked(&out, why)
 	r.unknownLocked(&out)
-	r.endFeedsLocked(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self))
+	r.endFeedsLocked(why)
 	r.notifyLocked()
 	r.mu.Unlock()
 	out.send(r.node)

@@ -60,6 +60,8 @@ type rigSequencer struct {
 	failures, slow float64
 	rng            *rand.Rand
 	wg             sync.WaitGroup
+	// reported are the newest descriptors that were reported.
+	reported map[keyspace.RangeID]keyspace.Descriptor
 }
 
 func (s *rigSequencer) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
@@ -100,7 +102,26 @@ func (s *rigSequencer) RangeIDs(_ context.Context, n int) ([]keyspace.RangeID, e
 	return ids, nil
 }
 
-func (s *rigSequencer) ReportDescriptors(...keyspace.Descriptor) {}
+func (s *rigSequencer) ReportDescriptors(ds ...keyspace.Descriptor) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reported == nil {
+		s.reported = map[keyspace.RangeID]keyspace.Descriptor{}
+	}
+	for _, d := range ds {
+		if old := s.reported[d.Range]; d.Newer(&old) {
+			s.reported[d.Range] = d
+		}
+	}
+}
+
+// Descriptor implements Placed.
+func (s *rigSequencer) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descriptor, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d, ok := s.reported[id]
+	return d, ok
+}
 
 // rigNode is one node; what is below fs is nil while it is down.
 type rigNode struct {
@@ -111,6 +132,9 @@ type rigNode struct {
 
 	// killer, if not nil, sees all that the node does to its disk and says to others.
 	killer *killer
+
+	// founded says that the node has had its first range created.
+	founded bool
 
 	bus    *simbus.Bus
 	log    *wal.Log
@@ -175,11 +199,16 @@ func (n *rigNode) start() {
 				s.Unknown(from, g, to)
 			}
 		},
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
+			if s := n.node.Load(); s != nil {
+				s.Removed(g, self)
+			}
+		},
 	})
 	n.must(err)
 	cfg := Config{
 		Self: n.id, Clock: n.clock, Engine: n.engine, Groups: HostGroups(n.host), Sequencer: &r.seq, IDs: &r.seq,
-		Reporter: &r.seq, Bus: n.bus, Limits: r.limits, Workers: 2, Logger: logger,
+		Reporter: &r.seq, Placed: &r.seq, Bus: n.bus, Limits: r.limits, Workers: 2, Logger: logger,
 	}
 	if r.leases != nil {
 		cfg.Leases = r.leases
@@ -195,8 +224,9 @@ func (n *rigNode) start() {
 	n.must(n.bus.Start())
 	n.host.Start()
 	n.must(node.Open())
-	if node.Replica(1) == nil {
+	if n.founded = n.founded || node.Replica(1) != nil; !n.founded {
 		n.must(node.Create(context.Background(), []keyspace.Descriptor{r.desc}))
+		n.founded = true
 	}
 	n.node.Store(node)
 }
@@ -217,8 +247,9 @@ func (n *rigNode) stop() {
 // crash ends the node as a power cut does: of what was not synced, nothing is left.
 func (n *rigNode) crash() {
 	node := n.node.Swap(nil)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
+	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
 	node.Stop()
 	_ = n.bus.Close()
 	_ = n.host.Stop(context.Background())

@@ -237,14 +237,17 @@ func spanText(s keyspace.Span) string {
 
 func intentText(i *intent) string {
 	lived := ""
-	if i.lived {
+	switch {
+	case i.before.lived:
 		lived = " lived"
+	case i.before.replaced:
+		lived = " replaced"
 	}
 	if i.v.Lease != 0 {
 		lived += fmt.Sprintf(" lease=%d", i.v.Lease)
 	}
-	if i.was != 0 && i.was != i.v.Lease {
-		lived += fmt.Sprintf(" was=%d", i.was)
+	if i.before.lease != 0 && i.before.lease != i.v.Lease {
+		lived += fmt.Sprintf(" was=%d", i.before.lease)
 	}
 	if i.v.Tombstone {
 		return fmt.Sprintf("%s†.%d%s", i.v.Key, i.v.Sub, lived)

@@ -33,9 +33,10 @@ func sampleLock() *lock {
 			{span: keyspace.Span{Start: []byte("x")}, mode: lockSweep, sub: 3},
 		},
 		writes: []intent{
-			{v: mvcc.Version{Key: []byte("k"), Sub: 1, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, lived: true},
+			{v: mvcc.Version{Key: []byte("k"), Sub: 1, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, before: prior{lived: true}},
 			{v: mvcc.Version{Key: []byte("l"), Sub: 2, Version: 1}},
-			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, lived: true, was: -9},
+			{v: mvcc.Version{Key: []byte("m"), Sub: 1, Version: 1, Lease: 9}, before: prior{replaced: true}},
+			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, before: prior{lived: true, lease: -9}},
 		},
 		revoke: mark{-9, 2},
 	}
@@ -103,13 +104,13 @@ func sampleTxnAnswers() []TxnAnswer {
 func goldenTxn(t *testing.T) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{
-		"lock.v2":   appendLock([]byte{txnVersion}, sampleLock()),
-		"record.v2": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
+		"lock.v3":   appendLock([]byte{txnVersion}, sampleLock()),
+		"record.v3": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
 		"lock-key":  lockKey(7, sampleLock().id), "record-key": recordKey(7, sampleName),
-		"mark-key": markKey(7, 9), "mark.v2": binary.AppendUvarint([]byte{txnVersion}, 2),
+		"mark-key": markKey(7, 9), "mark.v3": binary.AppendUvarint([]byte{txnVersion}, 2),
 	}
 	for _, it := range sampleItems() {
-		all["item-"+it.kind.String()+".v4"] = appendItem(nil, &it)
+		all["item-"+it.kind.String()+".v5"] = appendItem(nil, &it)
 	}
 	for _, op := range sampleTxnOps() {
 		b, err := AppendTxnOp(nil, 7, 3, op)
@@ -355,6 +356,17 @@ type fakePusher struct {
 	decided  *Decided
 	pushed   int
 	finished int
+	// reads answers whether transactions read below a revision; nil is that none does.
+	reads func(below keyspace.Revision) (bool, error)
+}
+
+func (p *fakePusher) Reads(_ context.Context, below keyspace.Revision) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reads == nil {
+		return false, nil
+	}
+	return p.reads(below)
 }
 
 func (p *fakePusher) Push(context.Context, TxnName, []byte) (bool, *Decided, error) {

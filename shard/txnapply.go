@@ -124,7 +124,7 @@ func (r *Replica) endLock(b *engine.Batch, id LockID, rev keyspace.Revision, out
 		}
 		for i := range l.writes {
 			v := l.writes[i].at(rev)
-			if err := s.addVersion(&v, prior{l.writes[i].lived, l.writes[i].was}, out); err != nil {
+			if err := s.addVersion(&v, l.writes[i].before, out); err != nil {
 				return err
 			}
 		}
@@ -168,7 +168,7 @@ func (r *Replica) applySweep(b *engine.Batch, it *txnItem, out *outcome) error {
 			return fmt.Errorf("key %q is outside of %s", k, piece.span)
 		}
 		v := sweepVersion(k, piece, it.revision)
-		if err := s.addVersion(&v, prior{true, it.leases[i]}, out); err != nil {
+		if err := s.addVersion(&v, prior{lived: true, lease: it.leases[i]}, out); err != nil {
 			return err
 		}
 	}
@@ -190,6 +190,12 @@ func (r *Replica) applySweep(b *engine.Batch, it *txnItem, out *outcome) error {
 // addVersion takes a version of the batch at hand in: into the counts, the hash and
 // what is written.
 func (s *applyState) addVersion(v *mvcc.Version, before prior, out *outcome) error {
+	s.rec.hash += versionHash(v)
+	s.versions = append(s.versions, *v)
+	if before.replaced {
+		s.replaced++
+		return nil
+	}
 	var d int64
 	switch {
 	case v.Tombstone && before.lived:
@@ -206,8 +212,6 @@ func (s *applyState) addVersion(v *mvcc.Version, before prior, out *outcome) err
 		s.rec.live += d
 		out.deltas = addDelta(out.deltas, v.Mod, d)
 	}
-	s.rec.hash += versionHash(v)
-	s.versions = append(s.versions, *v)
 	return nil
 }
 

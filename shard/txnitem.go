@@ -279,11 +279,11 @@ func (c *cursor) lock() *lock {
 
 func appendIntent(dst []byte, i *intent) []byte {
 	v := &i.v
-	flags := versionHead(v, prior{i.lived, i.was})
+	flags := versionHead(v, i.before) & intentFlags
 	dst = appendBytes(append(dst, flags), v.Key)
 	dst = binary.AppendUvarint(dst, uint64(v.Sub))
 	if flags&versionDetach != 0 {
-		dst = binary.AppendUvarint(dst, uint64(i.was))
+		dst = binary.AppendUvarint(dst, uint64(i.before.lease))
 	}
 	if v.Tombstone {
 		return dst
@@ -298,8 +298,9 @@ func appendIntent(dst []byte, i *intent) []byte {
 
 func (c *cursor) intent() (i intent) {
 	flags := c.byte()
-	i.v.Tombstone, i.lived = flags&versionTombstone != 0, flags&versionLived != 0
-	if flags&^versionFlags != 0 || i.v.Tombstone && flags&versionLease != 0 {
+	i.v.Tombstone = flags&versionTombstone != 0
+	i.before.lived, i.before.replaced = flags&versionLived != 0, flags&versionReplaced != 0
+	if flags&^intentFlags != 0 || !knownFlags(flags) {
 		c.fail(fmt.Errorf("shard: intent with flags %#x", flags))
 	}
 	i.v.Key, i.v.Sub = c.bytes(), uint32(c.uvarint())
@@ -307,7 +308,7 @@ func (c *cursor) intent() (i intent) {
 		c.fail(errTruncated)
 	}
 	if flags&versionDetach != 0 {
-		i.was = c.lease()
+		i.before.lease = c.lease()
 	}
 	if i.v.Tombstone {
 		return i
@@ -414,7 +415,7 @@ func (c *cursor) item() txnItem {
 }
 
 // txnVersion leads what a range keeps of transactions and leases in its engine.
-const txnVersion = 2
+const txnVersion = 3
 
 // The first byte of what is behind a group's prefix.
 const (

@@ -59,7 +59,7 @@ type txnWriter struct {
 	sweepBytes int
 	// prevLeft is what previous keys and values may still take in the answer, of maxPrev.
 	prevLeft, maxPrev int
-	swept             []keyspace.Span
+	swept             []lockSpan
 	results           []WriteResult
 	// creates are the create revisions of the results, which may still be unknown.
 	creates []ref
@@ -79,25 +79,28 @@ func (w *txnWriter) run(op *Write) (err error) {
 	return err
 }
 
-// gone says whether a delete of the same transaction sweeps the key away.
-func (w *txnWriter) gone(key []byte) bool {
+// gone returns the delete of the same transaction that sweeps the key away, nil for none.
+func (w *txnWriter) gone(key []byte) *lockSpan {
 	if len(w.swept) == 0 || w.e.changes.get(key) != nil {
-		return false
+		return nil
 	}
-	for _, s := range w.swept {
-		if s.Contains(key) {
-			return true
+	for i := range w.swept {
+		if w.swept[i].span.Contains(key) {
+			return &w.swept[i]
 		}
 	}
-	return false
+	return nil
 }
 
 func (w *txnWriter) put(o *pb.PutRequest, res *WriteResult) (create ref, err error) {
 	e := w.e
-	if w.gone(o.GetKey()) {
+	if by := w.gone(o.GetKey()); by != nil {
 		it, ok, err := e.view.getHead(o.GetKey())
 		if err == nil && ok {
+			number := e.sub
+			e.sub = by.sub
 			err = e.write(&pendingVersion{key: o.GetKey(), txn: e.changes.txn, tombstone: true, lived: true}, it.lease)
+			e.sub = number
 		}
 		if err != nil {
 			return create, err
@@ -145,7 +148,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *WriteResult) error {
 	var items []item
 	size := e.changes.bytes
 	err := e.view.scan(s, newest, !o.GetPrevKv(), func(it *item) error {
-		if w.gone(it.key) {
+		if w.gone(it.key) != nil {
 			return nil
 		}
 		if size += len(it.key) + versionOverheadBytes; size > w.sweepBytes && len(items) > 1 {
@@ -181,7 +184,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *WriteResult) error {
 		}
 	}
 	if res.Swept {
-		w.swept = append(w.swept, s)
+		w.swept = append(w.swept, lockSpan{span: s, mode: lockSweep, sub: e.sub})
 		return w.removeOwn(s)
 	}
 	res.Deleted = int64(len(items))
@@ -191,7 +194,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *WriteResult) error {
 // removeOwn deletes what the transaction itself has put into a span that it sweeps.
 func (w *txnWriter) removeOwn(s keyspace.Span) error {
 	for _, v := range append([]*pendingVersion(nil), w.e.changes.writes...) {
-		if v.tombstone || !s.Contains(v.key) {
+		if v.replaced || v.tombstone || !s.Contains(v.key) {
 			continue
 		}
 		if err := w.e.write(&pendingVersion{key: v.key, txn: v.txn, tombstone: true, lived: v.lived}, 0); err != nil {
@@ -262,7 +265,7 @@ func (s *step) sealLock(id LockID) {
 		return f.must()
 	}
 	for _, p := range s.writes {
-		i := intent{lived: p.lived, was: p.prior().lease}
+		i := intent{before: p.prior()}
 		i.v.Key, i.v.Sub, i.v.Tombstone = p.key, p.sub, p.tombstone
 		if !p.tombstone {
 			i.v.Create, i.v.Version, i.v.Lease, i.v.Value = own(p.create), p.version, p.lease(), p.value

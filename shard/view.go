@@ -294,14 +294,14 @@ func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn fun
 	return err
 }
 
-// changes are the writes of one request in the order of its operations. A key that
-// is written twice (a put of one nested transaction, deleted by a later one) keeps
-// its last version.
+// changes are the writes of one request in the order of its operations. Of a key that is
+// written twice (a put of one nested transaction, deleted by a later one) the last version
+// counts; the others are marked as replaced.
 type changes struct {
 	txn    *pendingTxn
 	writes []*pendingVersion
 	bytes  int
-	// index finds a key in writes. It is made for the second write.
+	// index finds a key's last version in writes. It is made for the second write.
 	index map[string]int
 }
 
@@ -318,7 +318,7 @@ func (c *changes) get(key []byte) *pendingVersion {
 	return nil
 }
 
-// add appends a version in the place of an older one of its key.
+// add appends a version, which replaces an older one of its key.
 func (c *changes) add(v *pendingVersion) {
 	c.bytes += v.bytes()
 	if len(c.writes) == 0 {
@@ -329,13 +329,7 @@ func (c *changes) add(v *pendingVersion) {
 		c.index = map[string]int{string(c.writes[0].key): 0}
 	}
 	if i, dup := c.index[string(v.key)]; dup {
-		c.bytes -= c.writes[i].bytes()
-		c.writes = append(c.writes[:i], c.writes[i+1:]...)
-		for k, n := range c.index {
-			if n > i {
-				c.index[k] = n - 1
-			}
-		}
+		c.writes[i].replaced = true
 	}
 	c.index[string(v.key)] = len(c.writes)
 	c.writes = append(c.writes, v)
@@ -345,7 +339,7 @@ func (c *changes) add(v *pendingVersion) {
 func (c *changes) over(l []*pendingVersion, s keyspace.Span) []*pendingVersion {
 	var own []*pendingVersion
 	for _, v := range c.writes {
-		if s.Contains(v.key) {
+		if !v.replaced && s.Contains(v.key) {
 			own = append(own, v)
 		}
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,12 +49,15 @@ func (s *script) answer(o *Op) *Op {
 // nothing.
 func (s *script) apply(req proto.Message) proto.Message {
 	rev := s.now.rev + 1
-	resp, next := s.now.apply(req, rev)
+	resp, next, events := s.now.run(req, rev)
 	if next == s.now {
 		resp, _ = s.now.apply(req, s.now.rev)
 		return resp
 	}
-	s.disks = append(s.disks, difference(s.now, next, rev)...)
+	for i, v := range events {
+		v.Sub = uint32(i)
+		s.disks = append(s.disks, v)
+	}
 	s.now, s.past[rev] = next, next
 	return resp
 }
@@ -88,6 +92,13 @@ func casOf(key, old, value string) *pb.TxnRequest {
 	}
 }
 
+// writtenTwice is a transaction that writes its keys more than once.
+func writtenTwice(value string) *pb.TxnRequest {
+	return &pb.TxnRequest{Success: []*pb.RequestOp{
+		deleteOp("r0", true), putOp("r1", []byte(value)), putOp("r0", []byte(value+"'")), deleteOp("r1", false), rangeOp(everything()), deleteOp("r0", true),
+	}}
+}
+
 // good is a history with everything in it that a checker must bear: overlapping
 // operations, lost answers with and without effect, refusals, reads of the past.
 func good() *script {
@@ -104,6 +115,9 @@ func good() *script {
 	s.do(casOf("c0", "5", "6"))
 	s.do(casOf("c0", "5", "7"))
 	s.do(everything())
+	s.do(put("r0", "r"))
+	s.do(writtenTwice("t"))
+	s.lose(s.call(writtenTwice("u")), true)
 	old := everything()
 	old.Revision = 3
 	s.do(old)
@@ -164,6 +178,19 @@ func TestBadHistoriesFail(t *testing.T) {
 		{"a write that is answered and lost", "replay", func(s *script) {
 			s.do(put("u0", "a"))
 			s.disks = s.disks[:len(s.disks)-1]
+		}},
+		{"a write that is replaced and lost", "replay", func(s *script) {
+			s.do(writtenTwice("a"))
+			s.disks = slices.Delete(s.disks, len(s.disks)-3, len(s.disks)-2)
+		}},
+		{"a write of unknown fate that is replaced and lost", "replay", func(s *script) {
+			s.lose(s.call(writtenTwice("a")), true)
+			s.disks = slices.Delete(s.disks, len(s.disks)-4, len(s.disks)-3)
+		}},
+		{"writes of one key in another order", "replay", func(s *script) {
+			s.do(writtenTwice("a"))
+			a, b := &s.disks[len(s.disks)-1], &s.disks[len(s.disks)-3]
+			a.Sub, b.Sub = b.Sub, a.Sub
 		}},
 		{"a write that is answered and lost, and read", "linearizability", func(s *script) {
 			s.do(put("u0", "a"))

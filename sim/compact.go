@@ -102,14 +102,16 @@ func (k *keptVersions) divide(all [][]Version) [][]Version {
 			union[v] = true
 		}
 	}
-	newest := map[string]int64{} // of each key, at or below the compacted revision
+	newest := map[string]Version{} // of each key, at or below the compacted revision
 	for v := range union {
-		if v.Mod <= k.compacted {
-			newest[v.Key] = max(newest[v.Key], v.Mod)
+		if last, ok := newest[v.Key]; v.Mod <= k.compacted && (!ok || compareVersions(last, v) < 0) {
+			newest[v.Key] = v
 		}
 	}
+	// What a transaction has written of a key goes or stays as a whole.
 	may := func(v Version) bool {
-		return v.Mod <= k.compacted && (v.Deleted || v.Mod < newest[v.Key])
+		last := newest[v.Key]
+		return v.Mod <= k.compacted && (v.Mod < last.Mod || last.Deleted)
 	}
 	out := make([][]Version, 0, len(all)+1)
 	for _, vs := range all {

@@ -18,6 +18,9 @@ type Version struct {
 	Version int64
 	Deleted bool
 	Lease   int64
+	// Sub is the number of the operation within its transaction: the order of what has one
+	// revision, and one key. A key may be written more than once.
+	Sub uint32
 }
 
 // readDisks reads all versions from the disks of stopped nodes, which must agree,
@@ -61,7 +64,7 @@ func readStore(r engine.Reader, to keyspace.Revision) (vs []Version, err error) 
 		next, err := mvcc.History(r, mvcc.HistoryOptions{From: from, To: to}, func(v *mvcc.Version) error {
 			vs = append(vs, Version{
 				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version, Deleted: v.Tombstone,
-				Lease: int64(v.Lease),
+				Lease: int64(v.Lease), Sub: v.Sub,
 			})
 			return nil
 		})

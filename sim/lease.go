@@ -98,22 +98,56 @@ type holder struct {
 	stop  <-chan struct{}
 }
 
+// rivals is what the id of a holder's rival lies beyond its own.
+const rivals = 100
+
 // runHolder has one lease after the other until stop is closed.
 func (c *client) runHolder(stop <-chan struct{}) {
+	rival := newClient(c.c, c.h, c.id+rivals)
 	for !closed(stop) {
-		seconds := minTTL + c.rng.Int64N(maxTTL-minTTL+1)
-		h := &holder{client: c, id: c.c.leases.next(), ttl: time.Duration(seconds) * time.Second, stop: stop}
-		o := h.ask(&pb.LeaseGrantRequest{ID: h.id, TTL: seconds}, requestTimeout)
-		if o == nil || o.Outcome != Answered {
+		h := c.acquire(rival, stop)
+		if h == nil {
 			c.c.sleep(time.Duration(50+c.rng.IntN(200)) * time.Millisecond)
 			continue
 		}
 		c.c.leases.add(h.id)
-		h.until = o.Began + h.ttl
 		if h.keep() {
 			h.end()
 		}
 	}
+}
+
+// acquire has a lease granted: with an id that was never used, with one that the node
+// chooses, or with one that a rival wants in the same moment, in which case whoever gets it
+// holds it. It returns nil where nobody knows of a lease, or where a grant may come later.
+func (c *client) acquire(rival *client, stop <-chan struct{}) *holder {
+	seconds := minTTL + c.rng.Int64N(maxTTL-minTTL+1)
+	req := &pb.LeaseGrantRequest{ID: c.c.leases.next(), TTL: seconds}
+	asked := make([]*Op, 2)
+	var wg sync.WaitGroup
+	switch c.rng.IntN(4) {
+	case 0:
+		req.ID = 0
+	case 1:
+		wg.Go(func() { asked[1] = rival.ask(req, requestTimeout) })
+	}
+	asked[0] = c.ask(req, requestTimeout)
+	wg.Wait()
+	var grant *Op
+	for _, o := range asked {
+		switch {
+		case o == nil:
+		case o.Outcome == Unknown:
+			return nil
+		case o.Outcome == Answered && grant == nil:
+			grant = o
+		}
+	}
+	if grant == nil {
+		return nil
+	}
+	ttl := time.Duration(seconds) * time.Second
+	return &holder{client: c, id: leaseOf(grant), ttl: ttl, until: grant.Began + ttl, stop: stop}
 }
 
 func closed(stop <-chan struct{}) bool {

@@ -25,10 +25,14 @@ type leaseEnd struct {
 	sure    bool
 }
 
-// leaseOf returns the lease that requests and answers are about, 0 for one on keys.
-func leaseOf(req proto.Message) int64 {
-	switch r := req.(type) {
+// leaseOf returns the lease that an operation is about, 0 for one on keys or on all leases,
+// and for a grant that has left the id to the node and was not answered.
+func leaseOf(o *Op) int64 {
+	switch r := o.Request.(type) {
 	case *pb.LeaseGrantRequest:
+		if a, ok := o.Response.(*pb.LeaseGrantResponse); ok {
+			return a.GetID()
+		}
 		return r.GetID()
 	case *pb.LeaseRevokeRequest:
 		return r.GetID()
@@ -43,8 +47,11 @@ func leaseOf(req proto.Message) int64 {
 // onKeys are the operations that are about keys.
 func onKeys(ops []*Op) []*Op {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *Op) bool {
-		_, list := o.Request.(*pb.LeaseLeasesRequest)
-		return list || leaseOf(o.Request) != 0
+		switch o.Request.(type) {
+		case *pb.LeaseLeasesRequest, *pb.LeaseGrantRequest:
+			return true
+		}
+		return leaseOf(o) != 0
 	})
 }
 
@@ -58,8 +65,7 @@ func endOf(now *model, events []Version) int64 {
 	if id == 0 {
 		return 0
 	}
-	_, next := now.apply(&pb.LeaseRevokeRequest{ID: id}, events[0].Mod)
-	if !slices.Equal(difference(now, next, events[0].Mod), events) {
+	if _, _, d := now.run(&pb.LeaseRevokeRequest{ID: id}, events[0].Mod); !slices.Equal(d, events) {
 		return 0
 	}
 	return id
@@ -69,8 +75,8 @@ func endOf(now *model, events []Version) int64 {
 func granted(ops []*Op) map[int64]*Op {
 	by := map[int64]*Op{}
 	for _, o := range ops {
-		if r, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome != Refused {
-			by[r.GetID()] = o
+		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome != Refused {
+			by[leaseOf(o)] = o
 		}
 	}
 	return by
@@ -128,15 +134,15 @@ func lives(ops []*Op) []*life {
 	by := map[int64]*life{}
 	var all []*life
 	for _, o := range ops {
-		if r, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome == Answered {
+		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome == Answered {
 			ttl := time.Duration(o.Response.(*pb.LeaseGrantResponse).GetTTL()) * time.Second
-			l := &life{id: r.GetID(), grant: o, ttl: ttl, shown: []*Op{o}, renewals: []*Op{o}}
+			l := &life{id: leaseOf(o), grant: o, ttl: ttl, shown: []*Op{o}, renewals: []*Op{o}}
 			by[l.id] = l
 			all = append(all, l)
 		}
 	}
 	for _, o := range ops {
-		if l := by[cmp.Or(leaseOf(o.Request), attached(o))]; l != nil && o != l.grant {
+		if l := by[cmp.Or(leaseOf(o), attached(o))]; l != nil && o != l.grant {
 			l.take(o)
 		}
 	}
@@ -225,6 +231,61 @@ func checkLeases(ops []*Op, vs []Version, p *replay, drained bool) (bad []string
 		for _, kv := range p.models[len(p.models)-1].keys {
 			if kv.GetLease() != 0 {
 				bad = append(bad, fmt.Sprintf("leases: no lease is left, and a key of one: %v", kv))
+			}
+		}
+	}
+	return bad
+}
+
+// checkGrants checks that no id is granted while a lease has it, whether clients choose it
+// or nodes do.
+func checkGrants(ops []*Op) (bad []string) {
+	by := map[int64][]*life{}
+	for _, l := range lives(ops) {
+		for _, before := range by[l.id] {
+			if !before.overBefore(l) && !l.overBefore(before) {
+				bad = append(bad, fmt.Sprintf("leases: lease %d is granted twice: %s and %s", l.id, before.grant, l.grant))
+			}
+		}
+		by[l.id] = append(by[l.id], l)
+	}
+	return bad
+}
+
+// overBefore says whether the lease may have been granted and have ended before another
+// one with its id was granted.
+func (l *life) overBefore(other *life) bool {
+	if l.grant.Call > other.grant.Return {
+		return false
+	}
+	until, _ := l.safe()
+	return other.grant.Ended >= until || l.revokedBefore(other.grant.Ended) || other.revokedBefore(other.grant.Ended)
+}
+
+// lateBy is how late a lease may end where nothing fails: the first attempt to end it may
+// wait for transactions that hold its keys, and then the second one.
+const lateBy = 2 * time.Second
+
+// checkLate looks for leases that are there when they must have expired, in a run in which
+// nothing fails.
+func checkLate(ops []*Op) (bad []string) {
+	unsure := map[int64]bool{}
+	for _, o := range ops {
+		if _, ok := o.Request.(*pb.LeaseKeepAliveRequest); ok && o.Outcome == Unknown {
+			unsure[leaseOf(o)] = true // it may have renewed the lease at any time
+		}
+	}
+	for _, l := range lives(ops) {
+		if unsure[l.id] {
+			continue
+		}
+		over := time.Duration(0)
+		for _, o := range l.renewals {
+			over = max(over, o.Ended+time.Duration(float64(l.ttl)*(1+maxDrift)))
+		}
+		for _, o := range l.shown {
+			if o.Began > over+lateBy {
+				bad = append(bad, fmt.Sprintf("leases: lease %d expires at %v at the latest; it is there %v later: %s", l.id, over, o.Began-over, o))
 			}
 		}
 	}
@@ -408,7 +469,7 @@ func endsOf(ops []*Op, vs []Version, key string) (h []porcupine.Operation) {
 		if v.Key != key {
 			continue
 		}
-		if v.Deleted && last != nil && last.Lease != 0 && !owned[v.Mod] {
+		if v.Deleted && last != nil && last.Mod < v.Mod && last.Lease != 0 && !owned[v.Mod] {
 			end := int64(math.MaxInt64)
 			if o := first(v.Mod); o != nil {
 				end = o.Return

@@ -151,6 +151,17 @@ func TestBadLeasesFail(t *testing.T) {
 		}},
 		{"a key that is not named", "is answered wrong", func(s *script) { s.hasKeys(1, "l0") }},
 		{"a key that is named and never was there", "is answered wrong", func(s *script) { s.hasKeys(1, "l0", "u0", "x0") }},
+		{"an id granted twice", "is granted twice", func(s *script) { s.grant(1, 2) }},
+		{"an id granted twice at a time", "is granted twice", func(s *script) {
+			a, b := s.call(&pb.LeaseGrantRequest{TTL: 2}), s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2})
+			for _, o := range []*Op{a, b} {
+				s.h.End(o, &pb.LeaseGrantResponse{ID: 9, TTL: 2}, nil, false, s.at)
+			}
+		}},
+		{"there long after it must have expired", "later", func(s *script) {
+			s.at = 3*time.Second + 2*lateBy
+			s.do(leased("x0", 1))
+		}},
 		{"another lease in an answer", "replay", func(s *script) {
 			o := s.do(get("l0"))
 			o.Response = proto.Clone(o.Response)
@@ -167,6 +178,19 @@ func TestBadLeasesFail(t *testing.T) {
 				t.Fatalf("no %q in what was found:\n%s", c.by, bad)
 			}
 		})
+	}
+}
+
+// TestGrantedAgain: the id of a lease that has ended, or was perhaps revoked, may be granted.
+func TestGrantedAgain(t *testing.T) {
+	s := leases()
+	s.end()
+	s.grant(1, 2)
+	s.grant(2, 2)
+	s.lose(s.call(&pb.LeaseRevokeRequest{ID: 2}), false)
+	s.grant(2, 2)
+	if bad := checkGrants(s.h.Ops()); len(bad) != 0 {
+		t.Fatalf("%s", strings.Join(bad, "\n"))
 	}
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -323,7 +324,7 @@ func windowModel(from *model) porcupine.Model {
 		},
 		Equal: func(a, b any) bool {
 			x, y := a.(*model), b.(*model)
-			return x.rev == y.rev && len(difference(x, y, 0)) == 0
+			return x.rev == y.rev && maps.Equal(x.keys, y.keys)
 		},
 	}
 }

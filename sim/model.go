@@ -30,14 +30,20 @@ func newModel() *model { return &model{rev: 1, keys: map[string]*mvccpb.KeyValue
 // state where nothing changes. It returns the response that etcd would give, and
 // the state after it.
 func (m *model) apply(req proto.Message, rev int64) (proto.Message, *model) {
+	resp, next, _ := m.run(req, rev)
+	return resp, next
+}
+
+// run is apply that also returns the events that watchers are told, in their order.
+func (m *model) run(req proto.Message, rev int64) (resp proto.Message, next *model, events []Version) {
 	t := &modelTxn{base: m, rev: rev, keys: m.keys}
-	resp := t.run(req)
+	resp = t.run(req)
 	setRevision(resp, rev)
-	next := m
+	next = m
 	if t.changed {
 		next = &model{rev: rev, keys: t.keys, past: m.past}
 	}
-	return resp, next
+	return resp, next, t.events
 }
 
 // modelTxn is one request under way.
@@ -46,6 +52,7 @@ type modelTxn struct {
 	rev     int64
 	keys    map[string]*mvccpb.KeyValue // base's until the first change
 	changed bool
+	events  []Version
 }
 
 func (t *modelTxn) write(key string, kv *mvccpb.KeyValue) {
@@ -58,9 +65,11 @@ func (t *modelTxn) write(key string, kv *mvccpb.KeyValue) {
 	}
 	if kv == nil {
 		delete(t.keys, key)
+		t.events = append(t.events, Version{Key: key, Mod: t.rev, Deleted: true})
 		return
 	}
 	t.keys[key] = kv
+	t.events = append(t.events, versionOf(kv))
 }
 
 func (t *modelTxn) run(req proto.Message) proto.Message {
@@ -128,10 +137,8 @@ func (t *modelTxn) put(r *pb.PutRequest) *pb.PutResponse {
 
 // end deletes all keys of a lease.
 func (t *modelTxn) end(r *pb.LeaseRevokeRequest) *pb.LeaseRevokeResponse {
-	for k, kv := range t.keys {
-		if kv.GetLease() == r.GetID() {
-			t.write(k, nil)
-		}
+	for _, k := range keysOf(&model{keys: t.keys}, r.GetID()) {
+		t.write(k, nil)
 	}
 	return &pb.LeaseRevokeResponse{}
 }

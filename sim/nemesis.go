@@ -70,6 +70,9 @@ const (
 	Restart Fault = "restart"
 	// Split cuts ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
+	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
+	// and is no failure.
+	Move Fault = "move"
 	// Compact compacts. It goes on all the time where Config.Compactions says so.
 	Compact Fault = "compact"
 )
@@ -92,8 +95,8 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// splits and compactions count those that succeeded.
-	splits, compactions atomic.Int64
+	// splits, compactions and moves count those that succeeded.
+	splits, compactions, moves atomic.Int64
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
@@ -758,6 +761,9 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Splits > 0 {
 		promise(Split, n.splits.Load() > 0)
+	}
+	if n.c.cfg.Moves > 0 {
+		promise(Move, n.moves.Load() > 0)
 	}
 	if n.c.cfg.Compactions > 0 {
 		promise(Compact, n.compactions.Load() > 0)

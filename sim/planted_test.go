@@ -72,6 +72,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.ProgressTooEarly:         "quiet",
 	plant.LeaseCountedOn:           "holders",
 	plant.AttachedWhileEnding:      "holders",
+	plant.LeaseGrantedTwice:        "expiry",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",

@@ -36,6 +36,8 @@ type Config struct {
 	// many splits are tried meanwhile.
 	Faults []Fault
 	Splits int
+	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5 then.
+	Moves int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -102,7 +104,9 @@ type Report struct {
 	// are snapshots that followers installed, and truncations past what one needed.
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
-	Network             simbus.Stats
+	// Moves counts the operations that were begun.
+	Moves   int64
+	Network simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -194,6 +198,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
+	n.moveLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -206,6 +211,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
+	rep.Moves = n.moves.Load()
 	if err == nil {
 		err = c.bootAll()
 	}
@@ -323,6 +329,9 @@ func converged(c *cluster) error {
 			if err := sameReplicas(ctx, r.core.Ranges(), &ds[i]); err != nil {
 				return err
 			}
+		}
+		if err := settled(ctx, c, ds); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -107,6 +107,17 @@ var stories = []story{
 			Faults: []Fault{PauseLeader, Transfer, PauseLeader, IsolateLeader, PauseLeader, Transfer, PauseLeader, CrashOne},
 		}
 	}},
+	// Leases that expire where nothing fails: they end soon.
+	{name: "expiry", long: true, cfg: func(uint64) Config {
+		return Config{Nodes: 3, Clients: 5, BurstOps: 3, Leases: 8, Splits: 6, Compactions: 2, Quiet: 15 * time.Second, Borders: []string{"j", "s"}}
+	}},
+	// Ranges that wander over five nodes, and are split, while everything fails that can.
+	{name: "moves", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 5, Clients: 6, BurstOps: 4, Leases: 2, Moves: 40, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, CrashAll},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

@@ -1,12 +1,9 @@
 package sim
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -165,10 +162,6 @@ func checkWatchers(ws []*Watcher, vs []Version) (bad []string) {
 		if w.sessions == 0 {
 			bad = append(bad, w.Name+": never served")
 		}
-		// Of one revision the disks do not tell the order, so it is not looked at here.
-		slices.SortStableFunc(w.told, func(a, b *mvccpb.Event) int {
-			return cmp.Or(cmp.Compare(a.GetKv().GetModRevision(), b.GetKv().GetModRevision()), bytes.Compare(a.GetKv().GetKey(), b.GetKv().GetKey()))
-		})
 		i := 0
 		var due []int64 // the revisions of the events that the watcher was told
 		for k := range vs {

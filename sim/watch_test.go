@@ -17,7 +17,15 @@ func TestCheckWatchersRejects(t *testing.T) {
 	for i := range int64(6) {
 		vs = append(vs, Version{Key: "a", Value: fmt.Sprint(i), Mod: 2 + i, Create: 2, Version: 1 + i})
 	}
+	// Revision 8 deletes the key and makes it again: 80 and 81 stand for that.
+	vs = append(vs, Version{Key: "a", Mod: 8, Deleted: true}, Version{Key: "a", Value: "8", Mod: 8, Create: 8, Version: 1, Sub: 1})
 	event := func(rev int64) *mvccpb.Event {
+		switch rev {
+		case 80:
+			return &mvccpb.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte("a"), ModRevision: 8}}
+		case 81:
+			return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("a"), Value: []byte("8"), ModRevision: 8, CreateRevision: 8, Version: 1}}
+		}
 		return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("a"), Value: fmt.Append(nil, rev-2), ModRevision: rev, CreateRevision: 2, Version: rev - 1}}
 	}
 	// Each delivery is a list of revisions; a negative one is progress, 0 a compaction at 5.
@@ -25,15 +33,17 @@ func TestCheckWatchersRejects(t *testing.T) {
 		deliveries [][]int64
 		want       string
 	}{
-		"right":                {[][]int64{{2, 3}, {-3}, {4}, {5, 6, 7}, {-7}}, ""},
-		"missing":              {[][]int64{{2, 3}, {5, 6, 7}}, "event 2 is"},
-		"missing at the end":   {[][]int64{{2, 3}, {4, 5, 6}}, "event 5 is nothing"},
-		"twice":                {[][]int64{{2, 3}, {3, 4, 5, 6, 7}}, "twice, out of order or divided"},
-		"out of order":         {[][]int64{{2, 4, 3, 5, 6, 7}}, "revision 3 follows 4"},
-		"one too many":         {[][]int64{{2, 3, 4, 5, 6, 7, 8}}, "which is not there"},
-		"progress too early":   {[][]int64{{2, 3}, {-4}, {4, 5, 6, 7}}, "progress 4 before revision 4"},
-		"compacted in between": {[][]int64{{2}, {0}, {5, 6, 7}}, ""},
-		"behind a compaction":  {[][]int64{{2}, {0}, {6, 7}}, "event 1 is"},
+		"right":                {[][]int64{{2, 3}, {-3}, {4}, {5, 6, 7}, {-7}, {80, 81}}, ""},
+		"missing":              {[][]int64{{2, 3}, {5, 6, 7, 80, 81}}, "event 2 is"},
+		"missing at the end":   {[][]int64{{2, 3}, {4, 5, 6, 7, 80}}, "event 7 is nothing"},
+		"missing within":       {[][]int64{{2, 3}, {4, 5, 6, 7, 81}}, "event 6 is"},
+		"out of order within":  {[][]int64{{2, 3}, {4, 5, 6, 7, 81, 80}}, "event 6 is"},
+		"twice":                {[][]int64{{2, 3}, {3, 4, 5, 6, 7, 80, 81}}, "twice, out of order or divided"},
+		"out of order":         {[][]int64{{2, 4, 3, 5, 6, 7, 80, 81}}, "revision 3 follows 4"},
+		"one too many":         {[][]int64{{2, 3, 4, 5, 6, 7, 80, 81, 9}}, "which is not there"},
+		"progress too early":   {[][]int64{{2, 3}, {-4}, {4, 5, 6, 7, 80, 81}}, "progress 4 before revision 4"},
+		"compacted in between": {[][]int64{{2}, {0}, {5, 6, 7, 80, 81}}, ""},
+		"behind a compaction":  {[][]int64{{2}, {0}, {6, 7, 80, 81}}, "event 1 is"},
 	} {
 		w := &Watcher{Name: "w", from: 2, sessions: 1}
 		for _, revs := range c.deliveries {

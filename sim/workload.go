@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -290,6 +291,13 @@ func (c *client) several(group string) *pb.TxnRequest {
 	}
 	if c.rng.IntN(2) == 0 {
 		t.Success = append(t.Success, rangeOp(whole))
+	}
+	// Sometimes a key is written more than once: what is put is deleted, before or behind.
+	if c.rng.IntN(4) == 0 {
+		t.Success = slices.Insert(t.Success, 0, deleteOp(names[1], c.rng.IntN(2) == 0))
+	}
+	if c.rng.IntN(4) == 0 {
+		t.Success = append(t.Success, deleteOp(names[c.rng.IntN(2)], c.rng.IntN(2) == 0))
 	}
 	for i := range c.rng.IntN(3) {
 		t.Compare = append(t.Compare, c.compare(names[i]))

@@ -35,6 +35,9 @@ const (
 	MethodShardTxnEnd Method = 23
 	// MethodShardPiece is a piece of a large read of a range (shard).
 	MethodShardPiece Method = 24
+	// MethodRouterReads asks a node whether transactions that it coordinates may read below a
+	// revision (router).
+	MethodRouterReads Method = 25
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -62,6 +65,7 @@ var methods = map[Method]struct {
 	MethodShardTxnEnd:       {"shard-txn-end", ClassRequest},
 	MethodShardPiece:        {"shard-piece", ClassRequest},
 	MethodRouterTxn:         {"router-txn", ClassRequest},
+	MethodRouterReads:       {"router-reads", ClassRequest},
 	MethodShardFeed:         {"shard-feed", ClassRequest},
 	MethodShardWatch:        {"shard-watch", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},

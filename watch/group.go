@@ -246,6 +246,9 @@ func (h *Hub) releaseLocked(g *group) {
 func (h *Hub) deliverLocked(g *group, batch []*event, pos, before keyspace.Revision) {
 	before = max(before, batch[0].rev-1)
 	shared := h.newDelivery(batch, g.prev, pos)
+	if len(g.members) > 1 {
+		shared.of.share(shared.events)
+	}
 	for _, w := range slices.Clone(g.members) {
 		if !w.offerLocked(batch, shared) {
 			h.cfg.Metrics.Slow.Inc()

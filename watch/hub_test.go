@@ -327,7 +327,8 @@ func TestIdleRangesAreNotAsked(t *testing.T) {
 }
 
 // A transaction over several ranges is told as soon as all of them have brought it, in one
-// delivery, and nobody is asked for that.
+// delivery, and nobody is asked for that. (For one that was aborted behind its revision they
+// are, see TestALostRevisionIsAskedFor.)
 func TestTransactionsOverRangesAreToldAtOnce(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -367,6 +368,12 @@ func TestTransactionsOverRangesAreToldAtOnce(t *testing.T) {
 // A revision that is lost with a range that falls silent holds others up only until its
 // leader has been asked; of ranges that the watcher does not want not even that.
 func TestALostRevisionIsAskedFor(t *testing.T) {
+	t.Run("batch", func(t *testing.T) { lostRevision(t, func(w *world) { w.write("aa") }) })
+	t.Run("transaction", func(t *testing.T) { lostRevision(t, func(w *world) { w.txn(1, "aa", "ba") }) })
+}
+
+func lostRevision(t *testing.T, lose func(*world)) {
+	t.Helper()
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -375,7 +382,8 @@ func TestALostRevisionIsAskedFor(t *testing.T) {
 		w.mu.Lock()
 		w.lose = true
 		w.mu.Unlock()
-		w.write("aa")
+		lose(w)
+		time.Sleep(2 * w.slowest) // a transaction has its locks first
 		w.write("cc")
 		time.Sleep(20 * time.Millisecond)
 		if all.count() != 0 || c.count() != 1 {
@@ -443,6 +451,7 @@ func TestASlowWatcherHarmsNobody(t *testing.T) {
 func TestNoVersionBeforeTheCompactedRevision(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx := t.Context()
+		w.puts = true // a key that is made anew has no version before
 		s := h.NewStream()
 		if _, _, err := s.Watch(ctx, 1, Request{Prev: true}); err != nil {
 			t.Fatal(err)

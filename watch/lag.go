@@ -189,7 +189,7 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 			continue
 		}
 		// What has come above fed comes once more, and then with it.
-		l.prev, l.prevFrom = true, l.fed
+		l.prev, l.prevFrom, l.again = true, l.fed, l.mark != (shard.Mark{})
 		if l.feed != 0 {
 			h.closeFeedLocked(l)
 			h.openFeedLocked(l)

@@ -47,6 +47,9 @@ type leg struct {
 	// prev says that events come with the version before them; those above prevFrom do.
 	prev     bool
 	prevFrom keyspace.Revision
+	// again says that prev was wanted only after events had come: until a feed has come to
+	// mark once more, some may be here without, and no leader's answer counts.
+	again bool
 
 	// feed is the open feed on node, 0 while there is none; ordered from there on, again
 	// at retry after tries failures. away is a node that is not asked again at first.
@@ -492,7 +495,7 @@ func hasNewer(e *kverror.Error, q *shard.CompleteRequest) bool {
 
 // provedLocked lets a leader's answer count, once the feed has brought what it is about.
 func (h *Hub) provedLocked(l *leg) {
-	if l.proof.complete > 0 && l.mark.Reaches(l.proof.mark) {
+	if l.proof.complete > 0 && !l.again && l.mark.Reaches(l.proof.mark) {
 		h.speakLocked(l, l.proof.complete)
 		l.proof.complete = 0
 	}
@@ -508,6 +511,7 @@ func (h *Hub) takePartLocked(l *leg, p *shard.FeedPart) {
 	for i := range p.Events {
 		h.arriveLocked(&p.Events[i])
 	}
+	l.again = l.again && (p.Mark == (shard.Mark{}) || !p.Mark.Reaches(l.mark))
 	if !l.mark.Reaches(p.Mark) {
 		l.mark = p.Mark
 	}

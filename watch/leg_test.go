@@ -197,3 +197,48 @@ func TestLegsGoWhileWatchersChurn(t *testing.T) {
 		h.mu.Unlock()
 	})
 }
+
+// A leader's answer names a place that the leg's feed had come to before anybody wanted the
+// versions before events. It counts when the feed has come there anew, with them: until then
+// an event is here without.
+func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		w.puts = true
+		w.write("aa")
+		w.wg.Wait()
+		span := keyspace.Span{Start: []byte("a"), End: []byte("b")}
+		watchAll(ctx, h, &wg, &observer{name: "a", req: Request{Span: span}})
+		w.mu.Lock()
+		r := w.of("aa")
+		r.locks[99] = w.rev
+		w.mu.Unlock()
+		w.write("aa")
+		w.wg.Wait()
+		time.Sleep(20 * time.Millisecond)
+		h.mu.Lock()
+		l, rev := h.byRange[r.desc.Range], h.logEnd
+		if l.spoken >= rev || len(h.recent.between(rev-1, rev)) != 1 {
+			t.Fatalf("spoken %d of %d beside a lock, recent %v", l.spoken, rev, h.recent.list)
+		}
+		h.wantPrevLocked(span)
+		l.proof.mark, l.proof.complete, l.proof.at, l.proof.leader = l.mark, rev, h.cfg.Clock.Now(), r.leader
+		h.provedLocked(l)
+		if l.spoken >= rev {
+			t.Errorf("revision %d may leave without the version before", l.spoken)
+		}
+		h.mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+		h.mu.Lock()
+		if e := h.recent.between(rev-1, rev); l.spoken < rev || e[0].whole == nil {
+			t.Errorf("spoken %d of %d, %+v", l.spoken, rev, e[0])
+		}
+		h.mu.Unlock()
+		w.mu.Lock()
+		delete(r.locks, 99)
+		w.mu.Unlock()
+		cancel()
+		wg.Wait()
+	})
+}

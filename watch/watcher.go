@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
@@ -38,6 +41,9 @@ type Delivery struct {
 	// TooLarge, if not 0, ends the watcher: that revision alone has more events of its span
 	// than Config.RevisionBytes, and is not told in pieces.
 	TooLarge keyspace.Revision
+
+	// parts are what Events is made of, if other watchers get all of them too.
+	parts []*sharedEvents
 }
 
 // delivery is what waits for a watcher's client.
@@ -51,9 +57,64 @@ type delivery struct {
 // sharedEvents are events that wait for the clients of several watchers. What all of them
 // hold is counted once, until the last one has taken its own.
 type sharedEvents struct {
+	// Guarded by the hub's mu.
 	bytes int64
 	users int
+
+	// events are set where there is more than one watcher: the first one whose client
+	// takes them has them encoded for all.
+	events []*mvccpb.Event
+	once   sync.Once
+	// encoded is set by once.
+	encoded []byte
 }
+
+// share is called before the events are offered to several watchers. Both forms of them
+// wait together.
+func (s *sharedEvents) share(events []*mvccpb.Event) {
+	s.events = events
+	s.bytes *= 2
+}
+
+// encode returns the events as they stand in an encoded WatchResponse.
+func (s *sharedEvents) encode() []byte {
+	s.once.Do(func() { s.encoded = appendEvents(nil, s.events) })
+	return s.encoded
+}
+
+// fieldEvents is the field of a WatchResponse that holds an event.
+const fieldEvents protowire.Number = 11
+
+// appendEvents appends events as they stand in an encoded WatchResponse.
+func appendEvents(dst []byte, events []*mvccpb.Event) []byte {
+	size := 0
+	for _, e := range events {
+		size += protowire.SizeTag(fieldEvents) + protowire.SizeBytes(proto.Size(e))
+	}
+	dst = slices.Grow(dst, size)
+	for _, e := range events {
+		dst = protowire.AppendTag(dst, fieldEvents, protowire.BytesType)
+		dst = protowire.AppendVarint(dst, uint64(proto.Size(e)))
+		var err error
+		if dst, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(dst, e); err != nil {
+			panic("watch: an event that was made here: " + err.Error()) // no string in it, no required field
+		}
+	}
+	return dst
+}
+
+// AppendEncoded appends the events to parts as they stand in an encoded WatchResponse, one
+// slice behind the other, if that is made but once for many watchers; ok is false where it
+// is not. The bytes must not be changed.
+func (d *Delivery) AppendEncoded(parts [][]byte) (_ [][]byte, ok bool) {
+	for _, s := range d.parts {
+		parts = append(parts, s.encode())
+	}
+	return parts, len(d.parts) > 0
+}
+
+// keptQueue is how many places of its queue a watcher keeps while nothing waits for it.
+const keptQueue = 4
 
 // deliveryBytes is what each of the watchers holds of it by itself.
 const deliveryBytes = 64
@@ -166,24 +227,60 @@ func fitting(events []*mvccpb.Event) int {
 	return len(events)
 }
 
-// takeLocked takes what the client gets next from the queue.
-func (w *Watcher) takeLocked() delivery {
-	first := w.queue[0]
-	if n := fitting(first.events); n < len(first.events) {
-		rest := first
-		rest.events = first.events[n:]
-		rest.bytes = first.bytes / int64(len(first.events)) * int64(len(rest.events))
-		w.queue[0] = rest
-		first.events = first.events[:n:n]
-		first.bytes -= rest.bytes
-		first.rev = keyspace.Revision(first.events[n-1].Kv.ModRevision)
-	} else {
-		w.queue[0] = delivery{}
-		w.queue = w.queue[1:]
-		w.s.hub.releaseDelivery(&first)
+// takeLocked takes what the client gets next from the queue: of several deliveries that
+// have come together while it took nothing as many as fit into one, since a client that does
+// not keep up is helped by fewer messages.
+func (w *Watcher) takeLocked() Delivery {
+	first := &w.queue[0]
+	small := first.bytes <= maxDeliveryBytes && len(first.events) <= maxDeliveryRevisions
+	if !small {
+		if n := fitting(first.events); n < len(first.events) {
+			return w.takePartLocked(n)
+		}
 	}
-	w.bytes -= first.bytes
-	return first
+	n, events, bytes := 1, len(first.events), first.bytes
+	for ; n < len(w.queue); n++ {
+		events += len(w.queue[n].events)
+		if bytes += w.queue[n].bytes; bytes > maxDeliveryBytes || events > maxDeliveryRevisions {
+			break
+		}
+	}
+	d := Delivery{Watcher: w, Events: first.events, Revision: w.queue[n-1].rev}
+	if n > 1 {
+		d.Events = make([]*mvccpb.Event, 0, events)
+	}
+	shared := true
+	for i := range w.queue[:n] {
+		q := &w.queue[i]
+		if n > 1 {
+			d.Events = append(d.Events, q.events...)
+		}
+		// What is left of a delivery that was taken in parts is not what others get.
+		if shared = shared && len(q.of.events) == len(q.events); shared {
+			d.parts = append(d.parts, q.of)
+		}
+		w.bytes -= q.bytes
+		w.s.hub.releaseDelivery(q)
+	}
+	if !shared {
+		d.parts = nil
+	}
+	rest := copy(w.queue, w.queue[n:])
+	clear(w.queue[rest:])
+	if w.queue = w.queue[:rest]; rest == 0 && cap(w.queue) > keptQueue {
+		w.queue = nil
+	}
+	return d
+}
+
+// takePartLocked takes the first events of the first delivery, whole revisions.
+func (w *Watcher) takePartLocked(n int) Delivery {
+	first := &w.queue[0]
+	events := first.events[:n:n]
+	bytes := first.bytes / int64(len(first.events)) * int64(n)
+	first.events, first.bytes = first.events[n:], first.bytes-bytes
+	w.bytes -= bytes
+	return Delivery{Watcher: w, Events: events, Revision: keyspace.Revision(events[n-1].Kv.ModRevision)}
 }
 
 func (w *Watcher) readyLocked() {
@@ -379,14 +476,14 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 		switch {
 		case w.closed:
 		case len(w.queue) > 0:
-			first := w.takeLocked()
+			d = w.takeLocked()
 			if len(w.queue) > 0 || w.compacted != 0 || w.tooLarge != 0 {
 				w.readyLocked()
 			} else if w.group != nil && !w.group.live {
 				h.lagLocked(w.group)
 			}
-			h.cfg.Metrics.Events.Add(float64(len(first.events)))
-			return Delivery{Watcher: w, Events: first.events, Revision: first.rev}, true, nil
+			h.cfg.Metrics.Events.Add(float64(len(d.Events)))
+			return d, true, nil
 		case w.compacted != 0 || w.tooLarge != 0:
 			s.removeLocked(w)
 			return Delivery{Watcher: w, Compacted: w.compacted, TooLarge: w.tooLarge}, true, nil

@@ -48,10 +48,14 @@ type world struct {
 	// slowest bounds the delays.
 	slowest time.Duration
 	asked   map[keyspace.RangeID]int
-	// lossless keeps all batches; lose loses the next one.
+	// lossless says that nothing goes wrong by chance: no batch is lost, no transaction is
+	// aborted, no replica lags, no stream fails to open. lose has the next batch or
+	// transaction fail all the same.
 	lossless, lose bool
-	pageRevs       int
-	reads          int
+	// puts says that nothing is deleted.
+	puts     bool
+	pageRevs int
+	reads    int
 	// silent is a node that answers no question about history.
 	silent keyspace.NodeID
 	// stuck is a node whose replicas apply nothing, but where they lead.
@@ -106,6 +110,16 @@ func (w *world) pause() {
 
 func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
 
+// fails says whether something goes wrong that does so with probability p.
+func (w *world) fails(p float64) bool { return !w.lossless && w.chance(p) }
+
+// failsNext is fails of what has a revision, or what lose was set for.
+func (w *world) failsNext(p float64) bool {
+	lose := w.lose
+	w.lose = false
+	return lose || w.fails(p)
+}
+
 // changedLocked wakes everybody who looks at the world.
 func (w *world) changedLocked() {
 	close(w.moved)
@@ -149,7 +163,7 @@ func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
 
 func (w *world) eventLocked(key string, rev keyspace.Revision, sub uint32) shard.Event {
 	v := mvcc.Version{Key: []byte(key), Mod: rev, Sub: sub}
-	if w.versions[key] > 0 && w.chance(0.2) {
+	if w.versions[key] > 0 && !w.puts && w.chance(0.2) {
 		v.Tombstone = true
 		w.versions[key] = 0
 	} else {
@@ -182,8 +196,7 @@ func (w *world) write(keys ...string) {
 	}
 	rev := w.handOutLocked(r)
 	r.pipeline = append(r.pipeline, rev)
-	lost := w.chance(0.1) && !w.lossless || w.lose
-	w.lose = false
+	lost := w.failsNext(0.1)
 	w.mu.Unlock()
 	w.wg.Go(func() {
 		w.pause()
@@ -232,7 +245,7 @@ func (w *world) txn(name int, keys ...string) {
 		w.pause()
 		w.mu.Lock()
 		rev := w.handOutLocked(rs...) // as they were when they were locked
-		aborted, piecemeal, done := w.chance(0.2), w.chance(0.3), map[string]bool{}
+		aborted, piecemeal, done := w.failsNext(0.2), w.chance(0.3), map[string]bool{}
 		w.mu.Unlock()
 		// A lock may outlive a split of its range: then both halves have it.
 		for locked := true; locked; {
@@ -331,7 +344,7 @@ func (w *world) drive(stop <-chan struct{}) {
 		w.mu.Lock()
 		for _, r := range w.ranges {
 			for n := 1; n <= 3; n++ {
-				if n != w.stuck && r.at[n] < len(r.log) && !w.down[keyspace.NodeID(n)] && w.chance(0.7) {
+				if n != w.stuck && r.at[n] < len(r.log) && !w.down[keyspace.NodeID(n)] && !w.fails(0.3) {
 					r.at[n] += 1 + w.rng.IntN(len(r.log)-r.at[n])
 				}
 			}
@@ -464,7 +477,7 @@ func (w *world) Locate(_ context.Context, span keyspace.Span) ([]router.Located,
 func (w *world) Learn(descs ...keyspace.Descriptor) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(descs) > 0 && w.chance(0.8) {
+	if len(descs) > 0 && !w.fails(0.2) {
 		w.refreshLocked()
 	}
 }
@@ -487,7 +500,7 @@ func (w *world) Refresh(context.Context) error {
 	w.pause()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.chance(0.3) {
+	if w.fails(0.3) {
 		return errors.New("placement is away")
 	}
 	w.refreshLocked()
@@ -651,7 +664,7 @@ func (w *world) OpenFeeds(_ context.Context, node keyspace.NodeID) (FeedStream, 
 	w.pause()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.down[node] || w.chance(0.1) {
+	if w.down[node] || w.fails(0.1) {
 		return nil, errors.New("no route")
 	}
 	s := &worldStream{w: w, node: node, feeds: map[shard.FeedID]*worldFeed{}}

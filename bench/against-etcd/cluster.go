@@ -100,8 +100,12 @@ func all(url func(int) string, path string) string {
 	return strings.Join(urls, ",")
 }
 
-// start starts the nodes and waits until each of them is healthy.
+// start starts the nodes, from nothing, and waits until each of them is healthy.
 func (c *cluster) start(ctx context.Context) error {
+	if _, err := os.Stat(c.dir); err == nil {
+		// Its ranges, keys and history are those of another measure.
+		return fmt.Errorf("start %s: %s is left of an earlier run", c.name, c.dir)
+	}
 	for i := range nodes {
 		if err := c.startNode(i); err != nil {
 			return fmt.Errorf("start %s: %w", c.name, err)

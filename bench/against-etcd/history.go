@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -40,34 +41,75 @@ const (
 )
 
 // history lets one watcher follow from revision 1 through all that was put, at each
-// endpoint in turn. An unmeasured one goes first: the caches are warm.
+// endpoint in turn. An unmeasured one goes first at each: the caches are warm.
 func history(ctx context.Context, b *bench, o historyOptions) error {
 	total := o.mebibytes << 20 / o.value
 	var runs map[string][]figureSet
-	err := b.eachSide(ctx, historyPrefix, func(clients map[string][nodes]*clientv3.Client) (err error) {
-		for side, all := range clients {
-			progress("%s: %d puts of %d bytes", side, total, o.value)
-			if err := fill(ctx, all[:], historyPrefix, total, o.value); err != nil {
-				return fmt.Errorf("%s: fill: %w", side, err)
-			}
-			for _, client := range all {
-				if _, err := follow(ctx, client, total); err != nil {
-					return fmt.Errorf("%s: warm up: %w", side, err)
-				}
+	err := b.eachSide(ctx, historyPrefix, func(sides map[string]*side) (err error) {
+		for _, name := range []string{etcdSide, skeinSide} {
+			if err := sides[name].fillHistory(ctx, total, o.value); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
-		runs, err = paired(o.pairs, []string{etcdSide, skeinSide}, func(side string, pair int) (figureSet, error) {
-			took, err := follow(ctx, clients[side][pair%nodes], total)
-			return figureSet{"events, 1/s": float64(total) / took.Seconds(), "whole, s": took.Seconds()}, err
+		runs, err = paired(o.pairs, []string{etcdSide, skeinSide}, func(name string, pair int) (figureSet, error) {
+			return sides[name].followed(ctx, pair%nodes, total, o.value)
 		})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	writePairs(os.Stdout, fmt.Sprintf("one watcher from revision 1, %d events of %d bytes", total, o.value), runs, []string{"events, 1/s", "whole, s"})
+	writePairs(os.Stdout, fmt.Sprintf("one watcher from revision 1, %d events of %d bytes", total, o.value), runs,
+		[]string{"events, 1/s", "whole, s", "first event, ms", "servers' CPU an event, µs", "client's CPU an event, µs"})
 	return b.save("history.json", runs)
 }
+
+// fillHistory puts the values and warms each endpoint up.
+func (s *side) fillHistory(ctx context.Context, total, value int) error {
+	progress("%s: %d puts of %d bytes", s.name, total, value)
+	if err := fill(ctx, s.clients[:], historyPrefix, total, value); err != nil {
+		return fmt.Errorf("fill: %w", err)
+	}
+	if _, err := s.settle(ctx); err != nil {
+		return err
+	}
+	for node := range nodes {
+		f, err := s.followed(ctx, node, total, value)
+		if err != nil {
+			return fmt.Errorf("warm up: %w", err)
+		}
+		progress("%s: warm-up at %s  %v", s.name, nodeName(node), f)
+	}
+	return nil
+}
+
+// followed is one run at a node, after which the side comes to rest.
+func (s *side) followed(ctx context.Context, node, total, value int) (figureSet, error) {
+	servers, client, err := s.cpus()
+	if err != nil {
+		return nil, err
+	}
+	first, whole, err := follow(ctx, s.clientURL(node), total, value)
+	if err != nil {
+		return nil, err
+	}
+	serversAfter, clientAfter, err := s.cpus()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.settle(ctx); err != nil {
+		return nil, err
+	}
+	return figureSet{
+		"events, 1/s": float64(total) / whole.Seconds(), "whole, s": whole.Seconds(), "first event, ms": micros(first) / 1e3,
+		"servers' CPU an event, µs": micros(serversAfter-servers) / float64(total),
+		"client's CPU an event, µs": micros(clientAfter-client) / float64(total),
+	}, nil
+}
+
+// scattered gives the i-th of total puts its key: those of neighbouring revisions lie far
+// from each other, as where many write. The factor is a prime.
+func scattered(i, total int) int { return i * 7919 % total }
 
 // fill puts so many values, in all ranges, through all clients.
 func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total, valueBytes int) error {
@@ -78,7 +120,7 @@ func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total,
 		workers.Go(func() {
 			for i := w; i < total && errs[w] == nil; i += historyFillers {
 				put, cancel := context.WithTimeout(ctx, askLimit)
-				_, errs[w] = clients[w%len(clients)].Put(put, spanKey(prefix, i), value)
+				_, errs[w] = clients[w%len(clients)].Put(put, spanKey(prefix, scattered(i, total)), value)
 				cancel()
 			}
 		})
@@ -87,19 +129,44 @@ func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total,
 	return errors.Join(errs...)
 }
 
-// follow watches from revision 1 until it has had all events, and returns how long that
-// took.
-func follow(ctx context.Context, client *clientv3.Client, total int) (time.Duration, error) {
+// follow watches from revision 1 until it has had all events, which have values of so many
+// bytes, and returns how long the first and all of them took.
+func follow(ctx context.Context, endpoint string, total, value int) (first, whole time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, historyLimit)
 	defer cancel()
+	conn, err := connectRaw(endpoint)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
 	begin, had := time.Now(), 0
-	for resp := range client.Watch(ctx, historyPrefix, clientv3.WithPrefix(), clientv3.WithRev(1)) {
-		if err := resp.Err(); err != nil {
-			return 0, err
+	short := 0
+	take := func(events int) {
+		if first == 0 {
+			first = time.Since(begin)
 		}
-		if had += len(resp.Events); had >= total {
-			return time.Since(begin), nil
+		if had += events; had >= total && whole == 0 {
+			whole = time.Since(begin)
+			cancel()
 		}
 	}
-	return 0, fmt.Errorf("the watch ended after %d of %d events: %w", had, total, ctx.Err())
+	event := func(v []byte) {
+		if len(v) != value {
+			short++
+		}
+	}
+	request := &pb.WatchCreateRequest{
+		Key: []byte(historyPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(historyPrefix)), StartRevision: 1,
+	}
+	stream, err := openRaw(ctx, conn, request, 1, take, event)
+	if err == nil {
+		err = stream.receive()
+	}
+	switch {
+	case had > total || short > 0:
+		return 0, 0, fmt.Errorf("%d of %d events came, %d with a wrong value", had, total, short)
+	case whole == 0:
+		return 0, 0, fmt.Errorf("the watch ended after %d of %d events: %w", had, total, err)
+	}
+	return first, whole, nil
 }

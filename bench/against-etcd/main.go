@@ -15,6 +15,7 @@
 //	go run . history
 //	go run . txn
 //	go run . leaseput
+//	go run . expiry
 package main
 
 import (
@@ -65,6 +66,7 @@ var measures = []measure{
 	{"history", "events a second of one watcher from revision 1", historyFlags},
 	{"txn", "a transaction over two ranges beside one within a range", costFlags(txnCost)},
 	{"leaseput", "a put with a lease beside a put", costFlags(leasePut)},
+	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 
 // bench is what every measure works with.
@@ -72,6 +74,8 @@ type bench struct {
 	dir  string // binaries, data and reports
 	port int
 	keep bool
+	// skeinFlags are more flags for Skein's nodes, separated by blanks.
+	skeinFlags string
 }
 
 func main() {
@@ -104,6 +108,7 @@ func run(ctx context.Context, args []string) error {
 	set.StringVar(&b.dir, "dir", "", "directory for binaries, data and reports (default: a new one in the current directory)")
 	set.IntVar(&b.port, "port", 21000, "first of the ports")
 	set.BoolVar(&b.keep, "keep", false, "keep the servers' data and logs")
+	set.StringVar(&b.skeinFlags, "skein-flags", "", "more flags for Skein's nodes, separated by blanks: --enable-pprof, to look into them")
 	work := m.flags(set)
 	if err := set.Parse(args); err != nil {
 		return err
@@ -157,7 +162,7 @@ func (b *bench) build(ctx context.Context) (err error) {
 func (b *bench) etcd() *cluster { return b.cluster(etcdSide, etcdBinary, 0, etcdArgs()) }
 
 func (b *bench) skein(flags ...string) *cluster {
-	return b.cluster(skeinSide, skeinBinary, 100, etcdArgs(flags...))
+	return b.cluster(skeinSide, skeinBinary, 100, etcdArgs(append(flags, strings.Fields(b.skeinFlags)...)...))
 }
 
 func (b *bench) empty(valueBytes int) *cluster {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -113,24 +114,54 @@ func spanKey(prefix string, i int) string {
 	return fmt.Sprintf("%s%c%08d", prefix, spans[i%len(spans)], i)
 }
 
-// eachSide starts etcd and Skein, Skein with the ranges of prefix, and gives each one's
-// clients to work.
-func (b *bench) eachSide(ctx context.Context, prefix string, work func(map[string][nodes]*clientv3.Client) error) error {
+// side is a cluster with a client of each of its nodes.
+type side struct {
+	*cluster
+	clients [nodes]*clientv3.Client
+}
+
+// endpoints are the nodes' client URLs.
+func (s *side) endpoints() (all []string) {
+	for i := range nodes {
+		all = append(all, s.clientURL(i))
+	}
+	return all
+}
+
+// cpus are the processor times of the side's nodes and of this process so far.
+func (s *side) cpus() (servers, client time.Duration, err error) {
+	if servers, err = s.cpu(); err != nil {
+		return 0, 0, err
+	}
+	client, err = cpuTime(os.Getpid())
+	return servers, client, err
+}
+
+// eachSide starts etcd and Skein, Skein with the ranges of prefix, and gives both to work
+// once each range has a leader and both are quiet.
+func (b *bench) eachSide(ctx context.Context, prefix string, work func(map[string]*side) error) error {
 	splits, err := b.splitFile(spanKeys(prefix))
 	if err != nil {
 		return err
 	}
-	clusters := []*cluster{b.etcd(), b.skein("--initial-split-keys", splits)}
+	skein := b.skein("--initial-split-keys", splits)
+	clusters := []*cluster{b.etcd(), skein}
 	return b.with(ctx, clusters, func() error {
-		clients := map[string][nodes]*clientv3.Client{}
+		if err := skein.created(ctx, len(spans)); err != nil {
+			return err
+		}
+		sides := map[string]*side{}
 		for _, c := range clusters {
 			all, err := c.connectAll()
 			if err != nil {
 				return err
 			}
 			defer closeAll(all)
-			clients[c.name] = all
+			sides[c.name] = &side{c, all}
+			if _, err := c.settle(ctx); err != nil {
+				return err
+			}
 		}
-		return work(clients)
+		return work(sides)
 	})
 }

@@ -21,8 +21,8 @@ func costFlags(work func(context.Context, *bench, costOptions) error) func(*flag
 	return func(set *flag.FlagSet) func(context.Context, *bench) error {
 		var o costOptions
 		set.IntVar(&o.pairs, "pairs", 5, "runs of each side")
-		set.IntVar(&o.calls, "calls", 1000, "calls of each kind at each endpoint")
-		set.IntVar(&o.warmup, "warmup", 100, "unmeasured calls before them")
+		set.IntVar(&o.calls, "calls", 2000, "calls of each kind at each endpoint")
+		set.IntVar(&o.warmup, "warmup", 1000, "unmeasured calls before each run, that touch each key once")
 		set.IntVar(&o.value, "value-size", 256, "bytes of a value")
 		return func(ctx context.Context, b *bench) error {
 			if o.pairs < 1 || o.calls < 1 || o.warmup < 0 {
@@ -50,12 +50,12 @@ func costs(ctx context.Context, o costOptions, clients [nodes]*clientv3.Client, 
 	for node, client := range clients {
 		took := make([][]time.Duration, len(kinds))
 		for part := range parts + 1 {
-			calls := max(1, o.calls/parts)
+			calls, first := max(1, o.calls/parts), o.warmup+(part-1)*max(1, o.calls/parts)
 			if part == 0 {
-				calls = o.warmup
+				calls, first = o.warmup, 0
 			}
 			for k, kind := range kinds {
-				more, err := measured(ctx, calls, func(ctx context.Context, i int) error { return kind.do(ctx, client, part*calls+i) })
+				more, err := measured(ctx, calls, func(ctx context.Context, i int) error { return kind.do(ctx, client, first+i) })
 				if err != nil {
 					return nil, fmt.Errorf("%s at %s: %w", kind.name, nodeName(node), err)
 				}
@@ -72,64 +72,72 @@ func costs(ctx context.Context, o costOptions, clients [nodes]*clientv3.Client, 
 }
 
 // Transactions of two puts, whose keys lie in one range or in two. To etcd they are the
-// same.
+// same. All ranges have their turn, and pairs of ranges that are led by one node and by
+// two.
 func txnCost(ctx context.Context, b *bench, o costOptions) error {
 	value := strings.Repeat("v", o.value)
-	two := func(first, second int) func(context.Context, *clientv3.Client, int) error {
+	two := func(apart bool) func(context.Context, *clientv3.Client, int) error {
 		return func(ctx context.Context, client *clientv3.Client, i int) error {
-			a, b := spanKey(costPrefix, first+i*len(spans)), spanKey(costPrefix, second+i*len(spans))
-			if first == second {
-				b += "+"
+			at := i
+			if apart {
+				at += 1 + i/len(spans)%(len(spans)-1) // from 1 to 7 ranges further on
 			}
-			_, err := client.Txn(ctx).Then(clientv3.OpPut(a, value), clientv3.OpPut(b, value)).Commit()
+			// No call puts a key of the one before it, which is another question.
+			first, second := spanKey(costPrefix, i), spanKey(costPrefix, at)+"+"
+			_, err := client.Txn(ctx).Then(clientv3.OpPut(first, value), clientv3.OpPut(second, value)).Commit()
 			return err
 		}
 	}
-	kinds := []callKind{{"txn within one range, p50 µs", two(1, 1)}, {"txn over two ranges, p50 µs", two(1, 6)}}
+	kinds := []callKind{{"txn within one range, p50 µs", two(false)}, {"txn over two ranges, p50 µs", two(true)}}
 	return b.compareCosts(ctx, o, "txn", kinds, func(*clientv3.Client) error { return nil }, "two ranges / one")
 }
 
-// Puts with a lease beside puts without.
+// Puts with a lease beside puts without. Each kind has 1,000 keys of its own over all
+// ranges, as many as a lease bears in kube-apiserver.
 func leasePut(ctx context.Context, b *bench, o costOptions) error {
+	const keys = 1000
 	value := strings.Repeat("v", o.value)
 	leases := map[*clientv3.Client]clientv3.LeaseID{}
-	put := func(first int, lease bool) func(context.Context, *clientv3.Client, int) error {
-		return func(ctx context.Context, client *clientv3.Client, i int) error {
-			var options []clientv3.OpOption
-			if lease {
-				options = append(options, clientv3.WithLease(leases[client]))
-			}
-			// 1,000 keys are what a lease bears in kube-apiserver.
-			_, err := client.Put(ctx, spanKey(costPrefix, first+i%1000*len(spans)), value, options...)
-			return err
-		}
+	plain := func(ctx context.Context, client *clientv3.Client, i int) error {
+		_, err := client.Put(ctx, spanKey(costPrefix, i%keys), value)
+		return err
+	}
+	leased := func(ctx context.Context, client *clientv3.Client, i int) error {
+		_, err := client.Put(ctx, spanKey(costPrefix, keys+i%keys), value, clientv3.WithLease(leases[client]))
+		return err
 	}
 	grant := func(client *clientv3.Client) error {
 		const seconds = 24 * 3600
-		got, err := client.Grant(ctx, seconds)
+		call, cancel := context.WithTimeout(ctx, askLimit)
+		defer cancel()
+		got, err := client.Grant(call, seconds)
 		if err == nil {
 			leases[client] = got.ID
 		}
 		return err
 	}
-	kinds := []callKind{{"put, p50 µs", put(2, false)}, {"put with a lease, p50 µs", put(2, true)}}
+	kinds := []callKind{{"put, p50 µs", plain}, {"put with a lease, p50 µs", leased}}
 	return b.compareCosts(ctx, o, "leaseput", kinds, grant, "with a lease / without")
 }
 
 // compareCosts runs both sides by turns and prints the second kind beside the first.
 func (b *bench) compareCosts(ctx context.Context, o costOptions, name string, kinds []callKind, prepare func(*clientv3.Client) error, quotient string) error {
 	var runs map[string][]figureSet
-	err := b.eachSide(ctx, costPrefix, func(clients map[string][nodes]*clientv3.Client) (err error) {
-		for _, all := range clients {
-			for _, client := range all {
+	err := b.eachSide(ctx, costPrefix, func(sides map[string]*side) (err error) {
+		for _, s := range sides {
+			for _, client := range s.clients {
 				err = errors.Join(err, prepare(client))
 			}
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		runs, err = paired(o.pairs, []string{etcdSide, skeinSide}, func(side string, _ int) (figureSet, error) {
-			return costs(ctx, o, clients[side], kinds)
+		runs, err = paired(o.pairs, []string{etcdSide, skeinSide}, func(name string, _ int) (figureSet, error) {
+			f, err := costs(ctx, o, sides[name].clients, kinds)
+			if err == nil {
+				_, err = sides[name].settle(ctx)
+			}
+			return f, err
 		})
 		return err
 	})

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,7 +12,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 const (
@@ -23,9 +21,10 @@ const (
 	// finely.
 	maxDelay  = 10 * time.Second
 	delayUnit = time.Millisecond / 4
-	// drainLimit is how long events may come after the last put.
-	drainLimit = 5 * time.Second
-	// putsUnderWay bounds the puts of a step.
+	// drainLimit is how long events may come after the last put. What comes later than that
+	// is late in any case.
+	drainLimit = time.Second
+	// putsUnderWay bounds the puts of a step; who has so many to wait for keeps no rate.
 	putsUnderWay = 2000
 )
 
@@ -47,6 +46,9 @@ func (d *delays) merge(o *delays) {
 // quantile is the delay within which so many of a thousand of all events came; those
 // that did not come took for ever.
 func (d *delays) quantile(ofThousand, all int) time.Duration {
+	if all == 0 {
+		return 0
+	}
 	need := (all*ofThousand + 999) / 1000
 	for i, n := range d.counts {
 		if need -= n; need <= 0 {
@@ -56,8 +58,7 @@ func (d *delays) quantile(ofThousand, all int) time.Duration {
 	return maxDelay
 }
 
-// watchers are streams with watchers on them. They read raw messages: clientv3 would cost
-// more than what is measured.
+// watchers are streams with watchers on them.
 type watchers struct {
 	cancel context.CancelFunc
 	conns  []*grpc.ClientConn
@@ -68,15 +69,23 @@ type watchers struct {
 	err    error // guarded by mu: what ended a stream
 }
 
-// openWatchers makes so many watchers of a prefix, and returns when all are there.
+// openWatchers makes so many watchers of a prefix on so many streams, which share a
+// connection to each endpoint, and returns when all are there.
 func openWatchers(ctx context.Context, endpoints []string, prefix string, n, streams int) (*watchers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &watchers{cancel: cancel}
+	for _, endpoint := range endpoints {
+		conn, err := connectRaw(endpoint)
+		if err != nil {
+			return nil, errors.Join(err, w.close())
+		}
+		w.conns = append(w.conns, conn)
+	}
 	streams = min(n, streams)
 	for i := range streams {
 		// The i-th stream's share of n.
 		share := n/streams + min(1, max(0, n%streams-i))
-		if err := w.open(ctx, endpoints[i%len(endpoints)], prefix, share); err != nil {
+		if err := w.open(ctx, w.conns[i%len(w.conns)], prefix, share); err != nil {
 			return nil, errors.Join(err, w.close())
 		}
 	}
@@ -84,34 +93,29 @@ func openWatchers(ctx context.Context, endpoints []string, prefix string, n, str
 }
 
 // open opens one stream.
-func (w *watchers) open(ctx context.Context, endpoint, prefix string, n int) error {
-	conn, err := grpc.NewClient(strings.TrimPrefix(endpoint, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return fmt.Errorf("watch: %w", err)
-	}
-	w.conns = append(w.conns, conn)
-	stream, err := pb.NewWatchClient(conn).Watch(ctx)
-	if err != nil {
-		return fmt.Errorf("watch: %w", err)
-	}
-	request := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
-		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)),
-	}}}
-	for range n {
-		if err := stream.Send(request); err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-	}
-	for range n {
-		r, err := stream.Recv()
-		if err != nil || !r.Created || r.Canceled {
-			return fmt.Errorf("watch: not created: %v, %w", r, err)
-		}
-	}
+func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, prefix string, n int) error {
 	d := &delays{}
+	var now int64 // when the message came, 0 before its first event
+	take := func(events int) {
+		now = 0
+		w.events.Add(int64(events))
+	}
+	event := func(value []byte) {
+		if now == 0 {
+			now = time.Now().UnixNano()
+		}
+		if len(value) >= stampBytes {
+			d.add(time.Duration(now - int64(binary.BigEndian.Uint64(value))))
+		}
+	}
+	request := &pb.WatchCreateRequest{Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix))}
+	stream, err := openRaw(ctx, conn, request, n, take, event)
+	if err != nil {
+		return err
+	}
 	w.each = append(w.each, d)
 	w.read.Go(func() {
-		err := w.receive(stream, d)
+		err := stream.receive()
 		if ctx.Err() == nil {
 			w.mu.Lock()
 			w.err = errors.Join(w.err, fmt.Errorf("a stream ended: %w", err))
@@ -119,26 +123,6 @@ func (w *watchers) open(ctx context.Context, endpoint, prefix string, n int) err
 		}
 	})
 	return nil
-}
-
-// receive reads until the stream ends.
-func (w *watchers) receive(stream pb.Watch_WatchClient, d *delays) error {
-	for {
-		r, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		if r.Canceled {
-			return fmt.Errorf("canceled: %s", r.CancelReason)
-		}
-		now := time.Now().UnixNano()
-		for _, e := range r.Events {
-			if len(e.Kv.Value) >= stampBytes {
-				d.add(time.Duration(now - int64(binary.BigEndian.Uint64(e.Kv.Value))))
-			}
-		}
-		w.events.Add(int64(len(r.Events)))
-	}
 }
 
 // drain waits for so many events, but not for long.
@@ -156,18 +140,17 @@ func (w *watchers) drain(ctx context.Context, events int) {
 
 var errMissing = errors.New("events are missing")
 
-// delays ends all streams and returns what they saw.
-func (w *watchers) delays() *delays {
-	w.cancel()
-	w.read.Wait()
+// end ends all streams and returns what they saw, and what ended one before.
+func (w *watchers) end() (*delays, error) {
+	err := w.close()
 	all := &delays{}
 	for _, d := range w.each {
 		all.merge(d)
 	}
-	return all
+	return all, err
 }
 
-// close ends all streams and says what ended one before.
+// close ends all streams and says what ended one before. It may be called again.
 func (w *watchers) close() error {
 	w.cancel()
 	w.read.Wait()
@@ -177,23 +160,30 @@ func (w *watchers) close() error {
 	return w.err
 }
 
-// steadyPuts puts at a rate, whatever becomes of those under way, and returns how long
-// each took from when it was due, and how many a second were made.
-func steadyPuts(ctx context.Context, clients []*clientv3.Client, rate int, over time.Duration, valueBytes int) ([]time.Duration, float64, error) {
+// putRun is what came of puts at a rate.
+type putRun struct {
+	took   []time.Duration // from when each was due, of those that were made
+	rate   float64         // of those that were made, a second
+	failed int             // refused, or not answered in time
+	err    error           // of one that failed
+}
+
+// steadyPuts puts at a rate, whatever becomes of those under way.
+func steadyPuts(ctx context.Context, clients []*clientv3.Client, rate int, over time.Duration, valueBytes int) (r putRun, err error) {
 	total := int(over.Seconds() * float64(rate))
 	took, errs := make([]time.Duration, total), make([]error, total)
 	room := make(chan struct{}, putsUnderWay)
 	var work sync.WaitGroup
-	begin, made := time.Now(), 0
-	for made < total && ctx.Err() == nil {
-		due := begin.Add(time.Duration(made) * over / time.Duration(total))
+	begin, sent := time.Now(), 0
+	for sent < total && ctx.Err() == nil {
+		due := begin.Add(time.Duration(sent) * over / time.Duration(total))
 		time.Sleep(time.Until(due))
 		if time.Since(begin) > over+over/10 {
 			break // the rate is not kept
 		}
 		room <- struct{}{}
-		i := made
-		made++
+		i := sent
+		sent++
 		work.Go(func() {
 			defer func() { <-room }()
 			put, cancel := context.WithTimeout(ctx, askLimit)
@@ -205,8 +195,13 @@ func steadyPuts(ctx context.Context, clients []*clientv3.Client, rate int, over 
 		})
 	}
 	work.Wait()
-	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
-		return nil, 0, fmt.Errorf("puts: %w", err)
+	for i, err := range errs[:sent] {
+		if err != nil {
+			r.failed, r.err = r.failed+1, err
+			continue
+		}
+		r.took = append(r.took, took[i])
 	}
-	return took[:made], float64(made) / max(time.Since(begin), over).Seconds(), nil
+	r.rate = float64(len(r.took)) / max(time.Since(begin), over).Seconds()
+	return r, ctx.Err()
 }

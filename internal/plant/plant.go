@@ -61,6 +61,8 @@ const (
 	LeaseCountedOn
 	// AttachedWhileEnding: spans are registered with a lease whose end is decided.
 	AttachedWhileEnding
+	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
+	LeaseGrantedTwice
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -80,7 +82,7 @@ var names = [end]string{
 	"lock left behind by a dead coordinator", "transaction half visible",
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
-	"lease expired early after a pause", "key attached while its lease expires",
+	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

@@ -1,0 +1,123 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// jsonKinds are calls that are made by HTTP and JSON, of as many kinds as clients make so.
+var jsonKinds = []*kind{
+	overJSON("Range", "/v3/kv/range", 3),
+	overJSON("Put", "/v3/kv/put", 2),
+	overJSON("DeleteRange", "/v3/kv/deleterange", 1),
+	overJSON("Txn", "/v3/kv/txn", 3),
+	overJSON("LeaseTimeToLive", "/v3/lease/timetolive", 1),
+	overJSON("LeaseRevoke", "/v3beta/kv/lease/revoke", 1),
+	overJSON("LeaseKeepAlive", "/v3/lease/keepalive", 1),
+}
+
+// overJSON returns a kind that makes the calls of another, by name, by posting them to the
+// path.
+func overJSON(of, path string, weight int) *kind {
+	k := &kind{name: "JSON " + of, weight: weight}
+	for _, base := range append(append([]*kind{}, kvKinds...), leaseKinds...) {
+		if base.name != of {
+			continue
+		}
+		k.alone = base.alone
+		k.generate = func(s *source) proto.Message {
+			r := base.generate(s)
+			if read, ok := r.(*pb.RangeRequest); ok {
+				read.Serializable = false // asOf compares messages, not texts
+			}
+			return r
+		}
+		k.do = func(ctx context.Context, conn *grpc.ClientConn, req proto.Message) answer {
+			return post(ctx, strings.TrimPrefix(conn.Target(), "passthrough:///"), path, req, base.response())
+		}
+		return k
+	}
+	panic(fmt.Sprintf("conformance: no kind has the name %q", of))
+}
+
+// post posts the request as JSON. The answer has what came as text, in which the header's
+// normalised fields are made equal; and the response that it is, where it is one.
+func post(ctx context.Context, host, path string, req, resp proto.Message) answer {
+	broken := func(err error) answer { return answer{code: codes.Internal, text: "conformance: " + err.Error()} }
+	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(req)
+	if err != nil {
+		return broken(err)
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+host+path, bytes.NewReader(body))
+	if err != nil {
+		return broken(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	got, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return broken(err)
+	}
+	defer got.Body.Close()
+	raw, err := io.ReadAll(got.Body)
+	if err != nil {
+		return broken(err)
+	}
+	var all any
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if err := d.Decode(&all); err != nil {
+		return broken(fmt.Errorf("HTTP %d, %q: %w", got.StatusCode, cut(string(raw), shownBytes), err))
+	}
+	inner := all
+	if m, ok := all.(map[string]any); ok && m["result"] != nil {
+		inner = m["result"] // of a stream
+	}
+	a := answer{}
+	if got.StatusCode == http.StatusOK {
+		message, err := json.Marshal(inner)
+		if err == nil {
+			err = protojson.Unmarshal(message, resp)
+		}
+		if err != nil {
+			return broken(fmt.Errorf("%q: %w", cut(string(raw), shownBytes), err))
+		}
+		a.response = resp
+	}
+	alike(inner, resp)
+	text, err := json.Marshal(all)
+	if err != nil {
+		return broken(err)
+	}
+	a.text = fmt.Sprintf("HTTP %d, %s: %s", got.StatusCode, got.Header.Get("Content-Type"), text)
+	return a
+}
+
+// alike makes equal in a response as JSON what normalise and settled make equal in one.
+func alike(of any, resp proto.Message) {
+	m, ok := of.(map[string]any)
+	if !ok {
+		return
+	}
+	if header, ok := m["header"].(map[string]any); ok {
+		for _, name := range normalised {
+			if _, has := header[string(name)]; has {
+				header[string(name)] = "1"
+			}
+		}
+	}
+	if ttl, ok := resp.(*pb.LeaseTimeToLiveResponse); ok && m["TTL"] != nil {
+		settled(ttl)
+		m["TTL"], m["keys"] = fmt.Sprint(ttl.GetTTL()), fmt.Sprintf("%q", ttl.GetKeys())
+	}
+}

@@ -1,0 +1,268 @@
+package etcdapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coder/websocket"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// socket opens a websocket to a path of the gateway.
+func socket(t *testing.T, r *rig, path string, o *websocket.DialOptions) *websocket.Conn {
+	t.Helper()
+	c, resp, err := websocket.Dial(t.Context(), "ws://"+r.addr()+path, o)
+	if err != nil {
+		t.Fatalf("open %s: %v, %+v", path, err, resp)
+	}
+	t.Cleanup(func() { _ = c.CloseNow() })
+	return c
+}
+
+func say(t *testing.T, c *websocket.Conn, text string) {
+	t.Helper()
+	if err := c.Write(t.Context(), websocket.MessageText, []byte(text)); err != nil {
+		t.Fatalf("say %.40s: %v", text, err)
+	}
+}
+
+// hear returns the next message's result.
+func hear(t *testing.T, c *websocket.Conn) *struct {
+	Created bool
+	Header  struct{ Revision string }
+	ID      string
+	Events  []struct{ Kv struct{ Key []byte } }
+} {
+	t.Helper()
+	typ, b, err := c.Read(t.Context())
+	if err != nil || typ != websocket.MessageText || strings.Contains(string(b), "\n") {
+		t.Fatalf("heard %v %q, %v", typ, b, err)
+	}
+	m := struct {
+		Result struct {
+			Created bool
+			Header  struct{ Revision string }
+			ID      string
+			Events  []struct{ Kv struct{ Key []byte } }
+		}
+	}{}
+	if err := json.Unmarshal(b, &m); err != nil {
+		t.Fatalf("heard %q: %v", b, err)
+	}
+	return &m.Result
+}
+
+// A watcher by websocket hears what one by gRPC does, a message each, and may create more;
+// other paths of the gateway that are streams have sockets too.
+func TestSocketsOfStreams(t *testing.T) {
+	defer http.DefaultClient.CloseIdleConnections()
+	r, o, _ := watchRig(t, func(o *Options) { o.Leases = &fakeLeases{} })
+	for _, path := range []string{"/v3/watch", "/v3beta/watch"} {
+		c := socket(t, r, path, nil)
+		say(t, c, `{"create_request":{"key":"YQ=="}}`)
+		if m := hear(t, c); !m.Created {
+			t.Errorf("%s: first heard %+v", path, m)
+		}
+		for range 3 {
+			o.put("a")
+			if m := hear(t, c); len(m.Events) != 1 || string(m.Events[0].Kv.Key) != "a" {
+				t.Errorf("%s: heard %+v", path, m)
+			}
+		}
+		say(t, c, "{\"create_request\":\n\n{\"key\":\"YQ==\"}}") // over lines, and a second watcher
+		if m := hear(t, c); !m.Created {
+			t.Errorf("%s: heard %+v of a second watcher", path, m)
+		}
+		must(t, c.Close(websocket.StatusNormalClosure, ""))
+	}
+	c := socket(t, r, "/v3/lease/keepalive", nil)
+	for range 3 {
+		say(t, c, `{"ID":"5"}`)
+		if m := hear(t, c); m.ID != "5" {
+			t.Errorf("heard %+v of a keepalive", m)
+		}
+	}
+}
+
+// What the gateway refuses the client hears as a message, and then that it is over.
+func TestSocketOfARefusedCall(t *testing.T) {
+	r := newRig(t, "http", nil) // there is no Watch
+	c := socket(t, r, "/v3/watch", nil)
+	say(t, c, `{"create_request":{"key":"YQ=="}}`)
+	_, b, err := c.Read(t.Context())
+	if err != nil || !strings.Contains(unspaced(string(b)), `"code":12`) {
+		t.Errorf("heard %q, %v", b, err)
+	}
+	if _, b, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+		t.Errorf("heard %q, %v behind it", b, err)
+	}
+}
+
+// A browser opens a socket for any page and asks nobody: no key is written by one.
+func TestSocketsWriteNoKeys(t *testing.T) {
+	r := newRig(t, "http", nil)
+	for _, path := range []string{"/v3/kv/put", "/v3/kv/txn", "/v3/kv/deleterange", "/v3/kv/compaction", "/v3/lease/grant", "/v3/lease/revoke", "/v3/lock/lock", "/v3/auth/enable", "/v3/nothing"} {
+		c, resp, err := websocket.Dial(t.Context(), "ws://"+r.addr()+path, nil)
+		if err == nil {
+			t.Errorf("%s has a socket", path)
+			_ = c.CloseNow()
+		} else if resp == nil || resp.StatusCode/100 == 1 {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// Pages of any origin may watch, as in etcd; but no cookie speaks for them, unlike there.
+// A token comes as a protocol, since scripts cannot set headers.
+func TestSocketsOfOtherOrigins(t *testing.T) {
+	got := make(chan http.Header, 1)
+	s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header
+		if r.Method != http.MethodPost {
+			t.Errorf("method %s", r.Method)
+		}
+	}), &Options{Clock: clock.System()}, nil, 100)
+	r := newRig(t, "http", nil)
+	r.gateway.sockets.next = s.next
+	for _, c := range []struct {
+		protocols     []string
+		header        http.Header
+		protocol, has string
+	}{
+		{header: http.Header{"Origin": {"http://elsewhere"}, "Cookie": {"token=abc"}}},
+		{protocols: []string{"Bearer", "abc"}, protocol: "Bearer", has: "Bearer abc"},
+		{protocols: []string{"other"}},
+		{header: http.Header{"Authorization": {"abc"}}, has: "abc"},
+	} {
+		conn := socket(t, r, "/v3/watch", &websocket.DialOptions{Subprotocols: c.protocols, HTTPHeader: c.header})
+		h := <-got
+		if h.Get("Authorization") != c.has || h.Get("Cookie") != "" || conn.Subprotocol() != c.protocol {
+			t.Errorf("%v %v: %v, protocol %q", c.protocols, c.header, h, conn.Subprotocol())
+		}
+		if _, _, err := conn.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+			t.Error(err)
+		}
+	}
+}
+
+// A message is as large as a body may be, and not larger.
+func TestSocketMessagesAreBounded(t *testing.T) {
+	r, _, _ := watchRig(t, func(o *Options) { o.MaxRequestBytes = 1 << 10 })
+	c := socket(t, r, "/v3/watch", nil)
+	say(t, c, `{"create_request":{"key":"YQ=="}`+strings.Repeat(" ", int(r.gateway.maxBodyBytes))+"}")
+	if _, b, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusMessageTooBig {
+		t.Errorf("heard %q, %v", b, err)
+	}
+}
+
+// What a client does not take counts with the other answers that are not taken.
+func TestSlowSocketsCount(t *testing.T) {
+	r := newRig(t, "http", nil)
+	big := make([]byte, 24<<20) // more than the kernel takes off the server's hands
+	r.gateway.sockets.next = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, err := fmt.Fprintf(w, "%s\n", strings.Repeat("x", len(big)))
+		if err == nil {
+			t.Error("all was written")
+		}
+	})
+	c := socket(t, r, "/v3/watch", nil)
+	r.awaitUnsent(t, func(n int64) bool { return n >= 2*int64(len(big)) })
+	_ = c.CloseNow()
+	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
+}
+
+// A client that takes nothing, or says nothing, is let go in the end.
+func TestSocketDeadlines(t *testing.T) {
+	for name, c := range map[string]struct {
+		serve func(w http.ResponseWriter, r *http.Request) error
+		want  error
+		after time.Duration
+	}{
+		"it says nothing": {
+			serve: func(_ http.ResponseWriter, r *http.Request) error {
+				_, err := io.Copy(io.Discard, r.Body)
+				return err
+			},
+			after: requestReadTime,
+		},
+		"it takes nothing": {
+			serve: func(w http.ResponseWriter, _ *http.Request) error {
+				_, err := fmt.Fprintf(w, "%s\n", strings.Repeat("x", 3*gatewayChunkBytes))
+				return err
+			},
+			want:  context.Canceled,
+			after: 4 * gatewayChunkTime,
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			o := Options{Clock: clock.Virtual()}
+			var unsent atomic.Int64
+			ended := make(chan error, 1)
+			s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ended <- c.serve(w, r) }), &o, &unsent, 1000)
+			l := bufconn.Listen(1 << 10)
+			server := &http.Server{Handler: s}
+			go func() { _ = server.Serve(l) }()
+			transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.DialContext(ctx) }}
+			begun := time.Now()
+			conn, _, err := websocket.Dial(t.Context(), "ws://x/v3/watch", &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
+			must(t, err)
+			if err := <-ended; !errors.Is(err, c.want) {
+				t.Errorf("%s: ended with %v", name, err)
+			}
+			if took := time.Since(begun); took != c.after {
+				t.Errorf("%s: ended after %v, want %v", name, took, c.after)
+			}
+			_ = conn.CloseNow()
+			s.close(t.Context())
+			server.Close()
+			if n := unsent.Load(); n != 0 {
+				t.Errorf("%s: %d bytes count in the end", name, n)
+			}
+		})
+	}
+}
+
+// A server that stops ends its sockets, also those whose clients do not answer.
+func TestStopEndsSockets(t *testing.T) {
+	r, _, _ := watchRig(t, nil)
+	c := socket(t, r, "/v3/watch", nil)
+	say(t, c, `{"create_request":{"key":"YQ=="}}`)
+	hear(t, c)
+	silent := socket(t, r, "/v3/watch", nil)
+	say(t, silent, `{"create_request":{"key":"YQ=="}}`)
+	hear(t, silent)
+	done := make(chan error, 1)
+	go func() {
+		for {
+			if _, _, err := c.Read(context.Background()); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begun := time.Now()
+	r.Stop(ctx)
+	if took := time.Since(begun); took > 3*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+	if err := <-done; websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+		t.Errorf("the client heard %v", err)
+	}
+	if _, _, err := websocket.Dial(t.Context(), "ws://"+r.addr()+"/v3/watch", nil); err == nil {
+		t.Error("a socket after the stop")
+	}
+}

@@ -1,0 +1,244 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// Mover changes who holds and leads ranges. It is package shard's, reached over the bus.
+type Mover interface {
+	// Look returns the range as the node's replica has it, and whom that takes for the
+	// leader; 0 is nobody. Only what a leader says of itself is to be acted on.
+	Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error)
+	// ChangeMembers changes the members of a range that the node leads, if confIndex is
+	// the index of their configuration.
+	ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error
+	// TransferTo has another node lead a range that the node leads.
+	TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error
+}
+
+// Bounds of carrying operations out.
+const (
+	// operationsAtOnce is how many are worked on at a time; the others wait for a place.
+	operationsAtOnce = 64
+	// operationStep is how long one step may take.
+	operationStep = 10 * time.Second
+	// operationPauseMin and operationPauseMax lie between the steps of one that does not get
+	// on: its new replica is being filled, or its leader is away.
+	operationPauseMin = 50 * time.Millisecond
+	operationPauseMax = time.Second
+	// operationPatience is OperationPatience's default.
+	operationPatience = 10 * time.Minute
+	// operationSweep is how often the leader looks for operations that nobody works on, and
+	// for learners that none has; it begins with at most tidyAtOnce of these.
+	operationSweep = 5 * time.Second
+	tidyAtOnce     = 64
+)
+
+// operator carries out the operations of a leadership.
+type operator struct {
+	s     *Service
+	term  uint64
+	slots chan struct{}
+
+	mu sync.Mutex
+	// Guarded by mu: those that are worked on.
+	running map[keyspace.RangeID]bool
+}
+
+// operate is a duty of the leader: every operation is worked on until it is over. It
+// ends with the term; the next leader goes on.
+func (s *Service) operate(ctx context.Context, term uint64) {
+	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), running: map[keyspace.RangeID]bool{}}
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	for {
+		for _, op := range s.View().Operations() {
+			if o.begin(op.Range) {
+				wait.Go(func() {
+					defer o.end(op.Range)
+					o.carryOut(ctx, op)
+				})
+			}
+		}
+		sweep, cancel := clock.WithTimeout(ctx, s.o.Clock, operationSweep)
+		select {
+		case <-sweep.Done():
+			o.tidy(ctx)
+		case <-s.operateKick:
+		}
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// tidy has learners removed that no operation has: a split came between the steps of the
+// one that has added it, whose other half is in the range that was split off; or the
+// answer was lost and the operation given up.
+func (o *operator) tidy(ctx context.Context) {
+	v := o.s.View()
+	busy := map[keyspace.RangeID]bool{}
+	for _, op := range v.Operations() {
+		busy[op.Range] = true
+	}
+	var stray []Operation
+	v.All(func(g *Range) bool {
+		for _, m := range g.Descriptor.Replicas {
+			if m.Role == keyspace.RoleLearner && !joint(&g.Descriptor) && !busy[g.Descriptor.Range] {
+				stray = append(stray, Operation{Range: g.Descriptor.Range, Kind: OperationRemove, From: m.Node, Why: "a learner that no operation has"})
+				break
+			}
+		}
+		return len(stray) < tidyAtOnce
+	})
+	for i := range stray {
+		if _, err := o.s.begin(ctx, o.term, &stray[i]); err != nil {
+			o.s.o.Logger.Info("learner is not removed yet", zap.Stringer("range", stray[i].Range), zap.Error(err))
+		}
+	}
+}
+
+func (o *operator) begin(id keyspace.RangeID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.running[id] {
+		return false
+	}
+	o.running[id] = true
+	return true
+}
+
+func (o *operator) end(id keyspace.RangeID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.running, id)
+}
+
+// carryOut works on one operation until it is over or the term is.
+func (o *operator) carryOut(ctx context.Context, op Operation) {
+	select {
+	case o.slots <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-o.slots }()
+	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("what", &op))
+	log.Info("operation begins", zap.String("why", op.Why))
+	last, pause, giveUp := o.s.o.Clock.Now(), operationPauseMin, false
+	for ctx.Err() == nil {
+		if now := o.s.o.Clock.Now(); !giveUp && now.Sub(last) > o.s.o.OperationPatience {
+			giveUp = true
+			log.Warn("operation is given up: it did not get on")
+		}
+		over, moved, err := o.step(ctx, &op, giveUp)
+		if over {
+			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
+				log.Info("operation is over")
+				return
+			}
+		}
+		if pause = min(2*pause, operationPauseMax); moved {
+			last, pause = o.s.o.Clock.Now(), operationPauseMin
+		} else if err != nil {
+			log.Debug("operation waits", zap.Error(err))
+		}
+		if clock.Sleep(ctx, o.s.o.Clock, pause) != nil {
+			return
+		}
+	}
+}
+
+// step does the next thing for an operation. over says that nothing is left to do, moved
+// that something was done.
+func (o *operator) step(ctx context.Context, op *Operation, giveUp bool) (over, moved bool, err error) {
+	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
+	defer cancel()
+	d, leader, err := o.look(ctx, op.Range)
+	if err != nil {
+		return false, false, err
+	}
+	st := op.next(&d, leader, o.s.o.Alive)
+	if giveUp {
+		st = op.undo(&d)
+	}
+	switch {
+	case st.done:
+		return true, true, nil
+	case st.transfer != 0:
+		err = o.s.o.Mover.TransferTo(ctx, leader, op.Range, st.transfer)
+	case len(st.change) > 0:
+		err = o.s.o.Mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
+	default:
+		return false, false, errors.New(st.stuck)
+	}
+	return false, err == nil, err
+}
+
+// look returns the range as its leader has it.
+func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.Descriptor, leader keyspace.NodeID, err error) {
+	row, ok := o.s.View().byID(id)
+	if !ok {
+		return d, 0, fmt.Errorf("placement: there is no range %s", id)
+	}
+	ask := []keyspace.NodeID{row.Preferred}
+	for _, m := range row.Descriptor.Replicas {
+		ask = append(ask, m.Node)
+	}
+	err = kverror.NoLeader
+	asked := map[keyspace.NodeID]bool{}
+	for len(ask) > 0 && ctx.Err() == nil {
+		node := ask[0]
+		ask = ask[1:]
+		if asked[node] || !o.s.o.Alive(node) {
+			continue
+		}
+		asked[node] = true
+		var says keyspace.NodeID
+		var lerr error
+		if d, says, lerr = o.s.o.Mover.Look(ctx, node, id); lerr != nil {
+			err = lerr
+			continue
+		}
+		if says == node {
+			return d, node, nil
+		}
+		if says != 0 {
+			ask = slices.Insert(ask, 0, says)
+		}
+	}
+	return d, 0, err
+}
+
+// begin begins an operation on a range as the map has it, and returns it with its id.
+func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operation, error) {
+	v := s.View()
+	row, ok := v.byID(op.Range)
+	if !ok {
+		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
+	}
+	if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
+		return Operation{}, err
+	}
+	res := s.propose(ctx, term, beginOperation{Generation: row.Descriptor.Generation, ConfIndex: row.Descriptor.ConfIndex, Operation: *op})
+	if res.Err != nil {
+		return Operation{}, res.Err
+	}
+	select {
+	case s.operateKick <- struct{}{}:
+	default:
+	}
+	return res.Operation, nil
+}

@@ -1,0 +1,294 @@
+package placement
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// OperationKind is what an Operation does to the replicas of a range; the numbers are
+// stored.
+type OperationKind byte
+
+// The kinds of operations.
+const (
+	// OperationMove puts a voter on To in the place of the replica on From.
+	OperationMove OperationKind = iota + 1
+	// OperationAdd makes a voter on To.
+	OperationAdd
+	// OperationRemove takes the replica on From away.
+	OperationRemove
+)
+
+// String returns the kind's name.
+func (k OperationKind) String() string {
+	switch k {
+	case OperationMove:
+		return "move"
+	case OperationAdd:
+		return "add"
+	case OperationRemove:
+		return "remove"
+	}
+	return fmt.Sprintf("operation kind %d", byte(k))
+}
+
+// Operation is a change of a range's replicas that placement carries out, step by step.
+// A range has one at a time. The record is all there is of it beside the range's own
+// descriptor: whoever leads placement goes on from there.
+type Operation struct {
+	// ID is the index of the entry that began it.
+	ID    uint64
+	Range keyspace.RangeID
+	Kind  OperationKind
+	// From and To are nodes; 0 where the kind has none.
+	From, To keyspace.NodeID
+	// Replica is the id of the replica on To, which nobody ever had. 0 where there is none.
+	Replica keyspace.ReplicaID
+	// Why says for the operator what it is for, in at most maxNameBytes bytes.
+	Why string
+}
+
+// maxOperations bounds the operations of the cluster at a time.
+const maxOperations = 1 << 16
+
+func appendOperation(dst []byte, o *Operation) []byte {
+	dst = binary.AppendUvarint(dst, o.ID)
+	dst = binary.AppendUvarint(dst, uint64(o.Range))
+	dst = append(dst, byte(o.Kind))
+	dst = binary.AppendUvarint(dst, uint64(o.From))
+	dst = binary.AppendUvarint(dst, uint64(o.To))
+	dst = binary.AppendUvarint(dst, uint64(o.Replica))
+	return appendString(dst, o.Why)
+}
+
+func (r *reader) operation() Operation {
+	o := Operation{
+		ID: r.uvarint(), Range: keyspace.RangeID(r.uvarint()), Kind: OperationKind(r.byte()),
+		From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint()),
+		Replica: keyspace.ReplicaID(r.uvarint()), Why: r.string(maxNameBytes),
+	}
+	if o.Kind < OperationMove || o.Kind > OperationRemove {
+		r.fail(fmt.Errorf("placement: unknown kind %d of operation", byte(o.Kind)))
+	}
+	return o
+}
+
+func decodeOperation(b []byte) (Operation, error) {
+	r := reader{b: b}
+	r.version()
+	o := r.operation()
+	if err := r.end(); err != nil {
+		return Operation{}, fmt.Errorf("decode placement operation record: %w", err)
+	}
+	return o, nil
+}
+
+// beginOperation begins an operation on a range as it was when that was decided.
+type beginOperation struct {
+	Generation keyspace.Generation
+	ConfIndex  uint64
+	// Operation is without ID and Replica, which are given when it is applied.
+	Operation Operation
+}
+
+// endOperation ends an operation, whatever came of it.
+type endOperation struct {
+	Range keyspace.RangeID
+	ID    uint64
+}
+
+func (beginOperation) kind() opKind { return opBeginOperation }
+func (endOperation) kind() opKind   { return opEndOperation }
+
+func (o beginOperation) append(dst []byte) []byte {
+	dst = binary.AppendUvarint(dst, uint64(o.Generation))
+	dst = binary.AppendUvarint(dst, o.ConfIndex)
+	return appendOperation(dst, &o.Operation)
+}
+
+func (o endOperation) append(dst []byte) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(o.Range)), o.ID)
+}
+
+// applyBeginOperation takes an operation in if the range still is what it was decided
+// for. What cannot be carried out at all was refused before: see checkOperation.
+func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
+	op := o.Operation
+	row, ok := s.ranges[op.Range]
+	if !ok {
+		return result{Err: kverror.New(kverror.WrongRange, "there is no range %s", op.Range)}
+	}
+	if have, busy := s.operations[op.Range]; busy {
+		return result{Err: kverror.New(kverror.BadRequest, "range %s has operation %d under way: %s", op.Range, have.ID, have.String())}
+	}
+	if d := &row.Descriptor; d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
+		return result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", op.Range)}
+	}
+	if len(s.operations) >= maxOperations {
+		return result{Err: kverror.New(kverror.TooManyRequests, "%d operations are under way", len(s.operations))}
+	}
+	if err := checkOperation(&op, &row.Descriptor, s.nodes); err != nil {
+		return result{Err: err}
+	}
+	op.ID = index
+	if op.To != 0 {
+		op.Replica = s.NextReplica
+		s.NextReplica++
+		s.dirty.meta = true
+	}
+	s.operations[op.Range] = op
+	s.operated(op.Range)
+	return result{Operation: op}
+}
+
+func (s *state) applyEndOperation(o endOperation) {
+	if have, ok := s.operations[o.Range]; ok && have.ID == o.ID {
+		delete(s.operations, o.Range)
+		s.operated(o.Range)
+	}
+}
+
+// operated notes that the range's operation has begun or ended.
+func (s *state) operated(id keyspace.RangeID) {
+	s.dirty.operations[id] = true
+	s.operationsChanged++
+}
+
+// checkOperation says why an operation makes no sense for a range.
+func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.NodeID]Node) error {
+	refuse := func(format string, args ...any) error {
+		return kverror.New(kverror.BadRequest, "%s range %s: %s", o.Kind, o.Range, fmt.Sprintf(format, args...))
+	}
+	_, hasTo := d.ReplicaOn(o.To)
+	from, hasFrom := d.ReplicaOn(o.From)
+	_, known := nodes[o.To]
+	voters := 0
+	for _, m := range d.Replicas {
+		if m.Role == keyspace.RoleVoter {
+			voters++
+		}
+	}
+	switch {
+	case joint(d):
+		return kverror.New(kverror.Busy, "the members of range %s are being changed", o.Range)
+	case o.Kind != OperationAdd && !hasFrom:
+		return refuse("node %s holds no replica of it", o.From)
+	case o.Kind == OperationMove && from.Role != keyspace.RoleVoter:
+		// To would be a voter more. Whoever made the learner, or tidy, takes it away.
+		return refuse("the replica on node %s does not vote yet", o.From)
+	case o.Kind == OperationRemove && o.To != 0 || o.Kind == OperationAdd && o.From != 0:
+		return refuse("from node %s and to node %s", o.From, o.To)
+	case o.Kind != OperationRemove && !known:
+		return refuse("there is no node %s", o.To)
+	case o.Kind != OperationRemove && hasTo:
+		return refuse("node %s holds a replica of it", o.To)
+	case o.Kind == OperationRemove && from.Role == keyspace.RoleVoter && voters < 2:
+		return refuse("it has %d voters", voters)
+	}
+	return nil
+}
+
+// joint says whether the range is between two configurations.
+func joint(d *keyspace.Descriptor) bool {
+	return slices.ContainsFunc(d.Replicas, func(m keyspace.Replica) bool {
+		return m.Role != keyspace.RoleVoter && m.Role != keyspace.RoleLearner
+	})
+}
+
+// String says what the operation does.
+func (o *Operation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s", o.Kind)
+	if o.From != 0 {
+		fmt.Fprintf(&b, " from node %s", o.From)
+	}
+	if o.To != 0 {
+		fmt.Fprintf(&b, " to node %s", o.To)
+	}
+	return b.String()
+}
+
+// step is what is to be done next for an operation. Of the fields one is set.
+type step struct {
+	// done says that the operation is over.
+	done bool
+	// wait says that the range has to come to rest first.
+	wait bool
+	// transfer is who is to lead before the next step.
+	transfer keyspace.NodeID
+	change   []raftgroup.ConfChange
+	// stuck says why nothing can be done.
+	stuck string
+}
+
+// next returns the next step of the operation for a range as its leader has it. It is a
+// function of what it is given alone, so that any leader of placement goes on where the
+// last one was; steps that are repeated are refused by the range, whose configuration has
+// changed.
+func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+	to, hasTo := d.ReplicaOn(o.To)
+	from, hasFrom := d.ReplicaOn(o.From)
+	promote := raftgroup.ConfChange{Type: raftgroup.Promote, Replica: to.ID}
+	remove := raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: from.ID}
+	other := otherVoter(d, o.From, alive)
+	switch {
+	case joint(d):
+		return step{wait: true}
+	case o.To != 0 && !hasTo && !hasFrom && o.From != 0:
+		return step{done: true} // somebody else has moved it on
+	case o.To != 0 && !hasTo:
+		return step{change: []raftgroup.ConfChange{{Type: raftgroup.AddLearner, Replica: o.Replica, Node: o.To}}}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && (!hasFrom || from.Role != keyspace.RoleVoter):
+		return step{change: []raftgroup.ConfChange{promote}}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && leader != o.From:
+		return step{change: []raftgroup.ConfChange{promote, remove}}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && other != 0:
+		return step{transfer: other}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && otherVoter(d, o.From, anyone) != 0:
+		// Not a voter more meanwhile: a split would leave it with its child for good.
+		return step{stuck: "no other voter lives"}
+	case o.To != 0 && to.Role == keyspace.RoleLearner:
+		// From votes alone: To does beside it first, and leads then.
+		return step{change: []raftgroup.ConfChange{promote}}
+	case !hasFrom:
+		return step{done: true}
+	case leader == o.From && o.To != 0:
+		return step{transfer: o.To}
+	case leader == o.From && other != 0:
+		return step{transfer: other}
+	case leader == o.From:
+		return step{stuck: "no other voter lives"}
+	}
+	return step{change: []raftgroup.ConfChange{remove}}
+}
+
+// undo returns the next step of giving the operation up: what it has added goes again,
+// unless that votes already.
+func (o *Operation) undo(d *keyspace.Descriptor) step {
+	to, has := d.ReplicaOn(o.To)
+	switch {
+	case joint(d):
+		return step{wait: true}
+	case !has || to.ID != o.Replica || to.Role != keyspace.RoleLearner:
+		return step{done: true}
+	}
+	return step{change: []raftgroup.ConfChange{{Type: raftgroup.RemoveReplica, Replica: to.ID}}}
+}
+
+func anyone(keyspace.NodeID) bool { return true }
+
+// otherVoter returns a living voter on another node, 0 where there is none.
+func otherVoter(d *keyspace.Descriptor, than keyspace.NodeID, alive func(keyspace.NodeID) bool) keyspace.NodeID {
+	for _, m := range d.Replicas {
+		if m.Role == keyspace.RoleVoter && m.Node != than && alive(m.Node) {
+			return m.Node
+		}
+	}
+	return 0
+}

@@ -1,0 +1,291 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// pretend is a range as its group would be: it applies changes of its members, or does
+// not, and says so or not.
+type pretend struct {
+	t   *testing.T
+	rng *rand.Rand
+
+	mu sync.Mutex
+	// Guarded by mu.
+	d      keyspace.Descriptor
+	leader keyspace.NodeID
+	dead   map[keyspace.NodeID]bool
+	// failures is the part of the steps that fail, half of them after they were done.
+	failures float64
+	steps    int
+	added    map[keyspace.ReplicaID]bool
+	// report takes the newest descriptor to the map.
+	report func(keyspace.Descriptor)
+}
+
+func newPretend(t *testing.T, rng *rand.Rand, d keyspace.Descriptor) *pretend {
+	return &pretend{t: t, rng: rng, d: d, leader: d.Replicas[0].Node, dead: map[keyspace.NodeID]bool{}, added: map[keyspace.ReplicaID]bool{}, report: func(keyspace.Descriptor) {}}
+}
+
+func (p *pretend) alive(n keyspace.NodeID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.dead[n]
+}
+
+// fate says whether a step is done, and whether that is told.
+func (p *pretend) fate() (done bool, err error) {
+	if p.rng.Float64() >= p.failures {
+		return true, nil
+	}
+	return p.rng.IntN(2) == 0, kverror.LeaderChanged
+}
+
+func (p *pretend) Look(_ context.Context, node keyspace.NodeID, _ keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, here := p.d.ReplicaOn(node); !here || p.dead[node] {
+		return keyspace.Descriptor{}, 0, kverror.RangeNotHere
+	}
+	d := p.d
+	d.Replicas = slices.Clone(d.Replicas)
+	return d, p.leader, nil
+}
+
+func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace.RangeID, to keyspace.NodeID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m, ok := p.d.ReplicaOn(to)
+	switch done, err := p.fate(); {
+	case node != p.leader:
+		return kverror.NotLeader
+	case !ok || m.Role != keyspace.RoleVoter || p.dead[to]:
+		return kverror.BadRequest
+	case done:
+		p.steps++
+		p.leader = to
+		return err
+	default:
+		return err
+	}
+}
+
+func (p *pretend) ChangeMembers(_ context.Context, node keyspace.NodeID, _ keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if node != p.leader || confIndex != p.d.ConfIndex {
+		return kverror.WrongRange
+	}
+	done, err := p.fate()
+	if !done {
+		return err
+	}
+	p.steps++
+	p.d.ConfIndex += uint64(1 + p.rng.IntN(5))
+	p.d.Replicas = slices.Clone(p.d.Replicas)
+	for _, c := range changes {
+		i := slices.IndexFunc(p.d.Replicas, func(m keyspace.Replica) bool { return m.ID == c.Replica })
+		switch c.Type {
+		case raftgroup.AddLearner:
+			if p.added[c.Replica] {
+				p.t.Errorf("replica %d is added for the second time", c.Replica)
+			}
+			p.added[c.Replica] = true
+			p.d.Replicas = append(p.d.Replicas, keyspace.Replica{ID: c.Replica, Node: c.Node, Role: keyspace.RoleLearner})
+		case raftgroup.Promote:
+			p.d.Replicas[i].Role = keyspace.RoleVoter
+		case raftgroup.RemoveReplica:
+			if p.d.Replicas[i].Node == p.leader {
+				p.t.Errorf("the leader is removed by %v", changes)
+			}
+			p.d.Replicas = slices.Delete(p.d.Replicas, i, i+1)
+		case raftgroup.Demote:
+			p.t.Errorf("%v", c)
+		}
+	}
+	p.report(p.d)
+	return err
+}
+
+func (p *pretend) voters() (nodes []keyspace.NodeID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range p.d.Replicas {
+		if m.Role == keyspace.RoleVoter {
+			nodes = append(nodes, m.Node)
+		}
+	}
+	return nodes
+}
+
+// Every operation comes to its end from any configuration, whoever leads, whatever step
+// fails or is only said to have failed. No range ever has fewer voters than before or
+// after, and no replica is added twice.
+func TestOperationsComeToTheirEnd(t *testing.T) {
+	for seed := range uint64(2000) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		d := keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 10}
+		for i := range 1 + rng.IntN(5) {
+			d.Replicas = append(d.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(i + 1), Node: keyspace.NodeID(i + 1)})
+		}
+		p := newPretend(t, rng, d)
+		p.failures = 0.3
+		op := Operation{ID: 1, Range: 7, Kind: OperationKind(1 + rng.IntN(3)), From: keyspace.NodeID(1 + rng.IntN(len(d.Replicas))), To: 9, Replica: 100}
+		nodes := map[keyspace.NodeID]Node{9: {}}
+		want := len(d.Replicas)
+		switch op.Kind {
+		case OperationAdd:
+			op.From = 0
+			want++
+		case OperationRemove:
+			op.To, op.Replica = 0, 0
+			want--
+		case OperationMove:
+		}
+		if err := checkOperation(&op, &d, nodes); err != nil {
+			if want == 0 {
+				continue
+			}
+			t.Fatal(err)
+		}
+		p.leader = keyspace.NodeID(1 + rng.IntN(len(d.Replicas)))
+		if !p.drive(&op, min(want, len(d.Replicas))) {
+			t.Fatalf("seed %d: %s does not end: %v, led by %s", seed, &op, p.d, p.leader)
+		}
+		_, hasTo := p.d.ReplicaOn(op.To)
+		_, hasFrom := p.d.ReplicaOn(op.From)
+		if len(p.voters()) != want || hasTo != (op.To != 0) || hasFrom || len(p.d.Replicas) != want {
+			t.Fatalf("seed %d: after %s: %v", seed, &op, p.d.Replicas)
+		}
+	}
+}
+
+// drive takes steps until the operation is over.
+func (p *pretend) drive(op *Operation, least int) bool {
+	o := operator{s: &Service{o: ServiceOptions{Mover: p, Alive: p.alive}}}
+	for range 200 {
+		st := op.next(&p.d, p.leader, p.alive)
+		var err error
+		switch {
+		case st.done:
+			return true
+		case st.transfer != 0:
+			err = o.s.o.Mover.TransferTo(p.t.Context(), p.leader, 7, st.transfer)
+		case len(st.change) > 0:
+			err = o.s.o.Mover.ChangeMembers(p.t.Context(), p.leader, 7, p.d.ConfIndex, st.change)
+		}
+		if n := len(p.voters()); n < least {
+			p.t.Errorf("%d voters during %s (%v)", n, op, err)
+		}
+	}
+	return false
+}
+
+// An operation goes on where it was when placement's leader dies; a second one for the
+// range is refused meanwhile, and so is what makes no sense.
+func TestOperationOutlivesItsLeader(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 31, 5, quiet)
+		var p *pretend
+		r.mover = func() Mover { return p }
+		d := r.founding.Ranges()[0]
+		p = newPretend(t, rand.New(rand.NewPCG(31, 1)), d)
+		p.failures = 0.8
+		p.report = func(d keyspace.Descriptor) {
+			for _, n := range r.nodes {
+				if c := n.current.Load(); c != nil {
+					c.ReportDescriptors(d)
+				}
+			}
+		}
+		r.startAll()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		first := Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}
+		op, err := r.nodes[4].client.BeginOperation(ctx, first)
+		if err != nil || op.Replica != 4 || op.ID == 0 {
+			t.Fatalf("begun: %+v, %v", op, err)
+		}
+		for what, c := range map[string]struct {
+			o    Operation
+			kind kverror.Kind
+		}{
+			"a second one":     {Operation{Range: d.Range, Kind: OperationAdd, To: 5}, kverror.BadRequest},
+			"no such range":    {Operation{Range: 99, Kind: OperationAdd, To: 5}, kverror.BadRequest},
+			"no such node":     {Operation{Range: d.Range, Kind: OperationAdd, To: 77}, kverror.BadRequest},
+			"from nobody":      {Operation{Range: d.Range, Kind: OperationMove, From: 5, To: 4}, kverror.BadRequest},
+			"to one who holds": {Operation{Range: d.Range, Kind: OperationAdd, To: d.Replicas[1].Node}, kverror.BadRequest},
+		} {
+			if o, err := r.nodes[2].client.BeginOperation(ctx, c.o); err == nil || kverror.Of(err).Kind != c.kind {
+				t.Errorf("%s: %+v, %v", what, o, err)
+			}
+		}
+		for i := 0; ; i++ {
+			under, err := r.nodes[4].client.Operations(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(under) == 0 {
+				break
+			}
+			if i < 3 {
+				n := r.leader()
+				n.crash()
+				time.Sleep(2 * time.Second)
+				n.start()
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := fmt.Sprint(p.voters()); got != "[2 3 4]" {
+			t.Errorf("the voters are %s", got)
+		}
+		after, err := r.nodes[4].client.BeginOperation(ctx, Operation{Range: d.Range, Kind: OperationAdd, To: 5})
+		if err != nil || after.Replica <= op.Replica {
+			t.Errorf("the next one: %+v, %v", after, err)
+		}
+	})
+}
+
+// An operation whose target never comes is given up, and takes what it has added along.
+func TestOperationIsGivenUp(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 32, 4, quiet)
+		var p *pretend
+		r.mover = func() Mover { return stubborn{p} }
+		d := r.founding.Ranges()[0]
+		p = newPretend(t, rand.New(rand.NewPCG(32, 1)), d)
+		r.startAll()
+		ctx := t.Context()
+		if _, err := r.nodes[0].client.BeginOperation(ctx, Operation{Range: d.Range, Kind: OperationAdd, To: 4}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(15 * time.Second)
+		if under, err := r.nodes[0].client.Operations(ctx); err != nil || len(under) != 1 || len(p.d.Replicas) != 4 {
+			t.Fatalf("under way: %v, %v, %v", under, err, p.d.Replicas)
+		}
+		time.Sleep(30 * time.Second)
+		if under, err := r.nodes[0].client.Operations(ctx); err != nil || len(under) != 0 || len(p.d.Replicas) != 3 {
+			t.Fatalf("after a long time: %v, %v, %v", under, err, p.d.Replicas)
+		}
+	})
+}
+
+// stubborn is a range whose new replicas never catch up.
+type stubborn struct{ *pretend }
+
+func (s stubborn) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	if changes[0].Type == raftgroup.Promote {
+		return kverror.Busy
+	}
+	return s.pretend.ChangeMembers(ctx, node, id, confIndex, changes)
+}

@@ -1,0 +1,143 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// changer changes a group's members.
+type changer interface {
+	// Replica is the id of this node's replica.
+	Replica() keyspace.ReplicaID
+	// ChangeConf is as raftgroup.Group.ChangeConf.
+	ChangeConf(ctx context.Context, term uint64, changes []raftgroup.ConfChange, payload []byte) error
+}
+
+// ChangeMembers changes who holds the range: one change, or several through a joint
+// configuration, see raftgroup.ConfChange. It returns the descriptor behind the change
+// once this replica, which must lead and stay, has applied it. confIndex must be the
+// index of the configuration that the caller has decided by, so that of two who change
+// one configuration one is refused. Errors are of package kverror; with LeaderChanged
+// the change may yet happen.
+func (r *Replica) ChangeMembers(ctx context.Context, confIndex uint64, changes []raftgroup.ConfChange) (keyspace.Descriptor, error) {
+	term, err := r.checkMembers(confIndex)
+	if err != nil {
+		return keyspace.Descriptor{}, err
+	}
+	if err := r.group.ChangeConf(ctx, term, changes, nil); err != nil {
+		return keyspace.Descriptor{}, r.membersError(err)
+	}
+	return r.Descriptor(), nil
+}
+
+// checkMembers says whether the members can be changed, and in which term.
+func (r *Replica) checkMembers(confIndex uint64) (term uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.lead == nil:
+		return 0, r.errorLocked(kverror.NotLeader, "")
+	case confIndex != r.confIndex:
+		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("the members are those of index %d, not %d", r.confIndex, confIndex))
+	case r.draining:
+		return 0, r.errorLocked(kverror.Busy, "the node stops")
+	case r.split != nil:
+		return 0, r.errorLocked(kverror.Busy, "a split is under way")
+	}
+	return r.lead.term, nil
+}
+
+// membersError is what raft says of a change, as a kverror.
+func (r *Replica) membersError(err error) error {
+	kind := kverror.Busy
+	switch {
+	case errors.Is(err, raftgroup.ErrUnknownFate):
+		kind = kverror.LeaderChanged
+	case errors.Is(err, raftgroup.ErrNotLeader), errors.Is(err, raftgroup.ErrDropped):
+		kind = kverror.NotLeader
+	case errors.Is(err, raftgroup.ErrConfInvalid), errors.Is(err, raftgroup.ErrRemovesLeader):
+		kind = kverror.BadRequest
+	case errors.Is(err, raftgroup.ErrClosed), errors.Is(err, raftgroup.ErrStopped):
+		kind = kverror.Stopped
+	}
+	return kverror.New(kind, "change the members of range %s: %v", r.id, err)
+}
+
+// TransferTo hands the leadership to the voter on the node. What is under way is
+// finished first, and what comes meanwhile is repeated at the new leader: no request
+// fails. It returns once this replica leads no more. Errors are of package kverror; the
+// leadership may then have moved all the same.
+func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
+	r.mu.Lock()
+	lead := r.lead
+	notLeader := r.errorLocked(kverror.NotLeader, "")
+	var target keyspace.Replica
+	for _, m := range r.replicas {
+		if m.Node == to {
+			target = m
+		}
+	}
+	r.mu.Unlock()
+	switch {
+	case lead == nil:
+		return notLeader
+	case to == r.node.cfg.Self:
+		return nil
+	case target.ID == 0 || target.Role != keyspace.RoleVoter && target.Role != keyspace.RoleVoterIncoming:
+		return kverror.New(kverror.BadRequest, "node %s holds no voter of range %s", to, r.id)
+	}
+	defer r.reopen()
+	closing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, drainClose)
+	err := r.closePipeline(closing)
+	cancel()
+	if err != nil {
+		return kverror.New(kverror.Busy, "hand range %s over: %v", r.id, err)
+	}
+	moving, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, transferTimeout)
+	defer cancel()
+	if err := r.group.Transfer(moving, target.ID); err != nil {
+		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
+	}
+	return nil
+}
+
+// membersChanged is told when a change of the members is applied here.
+func (r *Replica) membersChanged(leads bool) {
+	r.mu.Lock()
+	d, g := r.descriptorLocked(), r.group
+	r.mu.Unlock()
+	if leads {
+		r.node.cfg.Reporter.ReportDescriptors(d)
+	}
+	if g != nil && !hasReplica(&d, g.Replica()) {
+		r.node.leaver.note(r.id)
+	}
+}
+
+// ChangeMembers changes who holds a range that the node leads, see
+// Replica.ChangeMembers.
+func (c *Client) ChangeMembers(
+	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange,
+) (keyspace.Descriptor, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminMembers, Range: id, ConfIndex: confIndex, Changes: changes}, true)
+	if err != nil {
+		return keyspace.Descriptor{}, err
+	}
+	if len(a.Descriptors) != 1 {
+		return keyspace.Descriptor{}, fmt.Errorf("shard: node %s answered %d descriptors of range %s", node, len(a.Descriptors), id)
+	}
+	return a.Descriptors[0], nil
+}
+
+// TransferTo hands the leadership of a range that the node leads to another node, see
+// Replica.TransferTo.
+func (c *Client) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
+	_, err := c.ask(ctx, node, &adminRequest{Op: adminTransfer, Range: id, To: to}, true)
+	return err
+}

@@ -1,0 +1,335 @@
+package shard
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/sim/simbus"
+	"github.com/skeindb/skein/sim/simclock"
+)
+
+// newWideRig is a rig of more nodes than its range has replicas: those are on the first
+// three.
+func newWideRig(t *testing.T, seed uint64, faults simbus.Faults, nodes int) *rig {
+	t.Helper()
+	r := newShardRig(t, seed, faults)
+	for i := len(r.nodes); i < nodes; i++ {
+		r.nodes = append(r.nodes, &rigNode{
+			r: r, id: keyspace.NodeID(i + 1), fs: vfs.NewCrashableMem(),
+			clock: simclock.New(time.Duration(i)*time.Hour, 1),
+		})
+	}
+	return r
+}
+
+// walker moves ranges as placement will: step by step, each decided by what the leader
+// says of the range.
+type walker struct {
+	r *rig
+	// last is the last replica's id.
+	last keyspace.ReplicaID
+	// steps counts what was done, refused what was not.
+	steps, refused int
+	// havoc has nodes killed; down is since then.
+	havoc bool
+	down  *rigNode
+	since time.Time
+}
+
+// replace brings a voter of the key's range to the node, in the place of one of another
+// node.
+func (m *walker) replace(key string, to keyspace.NodeID) {
+	m.r.t.Helper()
+	m.until(key, func(d keyspace.Descriptor, lead *rigNode) (done bool, err error) {
+		have, ok := d.ReplicaOn(to)
+		switch {
+		case !ok:
+			m.last++
+			return false, m.change(lead, &d, raftgroup.ConfChange{Type: raftgroup.AddLearner, Replica: m.last, Node: to})
+		case have.Role == keyspace.RoleVoter && len(d.Replicas) == 3:
+			return true, nil
+		case have.Role != keyspace.RoleLearner:
+			return false, nil
+		}
+		i := slices.IndexFunc(d.Replicas, func(v keyspace.Replica) bool { return v.Role == keyspace.RoleVoter && v.Node != lead.id })
+		return false, m.change(lead, &d,
+			raftgroup.ConfChange{Type: raftgroup.Promote, Replica: have.ID},
+			raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: d.Replicas[i].ID})
+	})
+}
+
+// until repeats a step until it says that all is done.
+func (m *walker) until(key string, step func(d keyspace.Descriptor, lead *rigNode) (done bool, err error)) {
+	m.r.t.Helper()
+	var last error
+	for range 2000 {
+		m.kill()
+		if d, leaders := m.r.route([]byte(key)); len(leaders) > 0 {
+			if s := leaders[0].node.Load(); s != nil {
+				p := s.Replica(d.Range)
+				if p == nil {
+					continue
+				}
+				var done bool
+				if done, last = step(p.Descriptor(), leaders[0]); done {
+					return
+				}
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	d, leaders := m.r.route([]byte(key))
+	m.r.t.Fatalf("the move did not end: %v; %v, %d leaders", last, d, len(leaders))
+}
+
+func (m *walker) change(lead *rigNode, d *keyspace.Descriptor, changes ...raftgroup.ConfChange) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	after, err := lead.node.Load().Client().ChangeMembers(ctx, lead.id, d.Range, d.ConfIndex, changes)
+	if err != nil {
+		m.refused++
+		return err
+	}
+	m.steps++
+	for _, c := range changes {
+		if have := slices.ContainsFunc(after.Replicas, func(r keyspace.Replica) bool { return r.ID == c.Replica }); have == (c.Type == raftgroup.RemoveReplica) {
+			m.r.t.Errorf("after %v: %v", c, after.Replicas)
+		}
+	}
+	return nil
+}
+
+// lead has the node lead the key's range.
+func (m *walker) lead(key string, to keyspace.NodeID) {
+	m.r.t.Helper()
+	m.until(key, func(d keyspace.Descriptor, lead *rigNode) (bool, error) {
+		if lead.id == to {
+			return true, nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		return false, lead.node.Load().Client().TransferTo(ctx, lead.id, d.Range, to)
+	})
+}
+
+// settle waits until each range is held by exactly those who are in its descriptor, and
+// nobody holds data of another one.
+func (r *rig) settle() {
+	r.t.Helper()
+	var wrong error
+	for range 600 {
+		if wrong = r.unsettled(); wrong == nil {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	for _, n := range r.nodes {
+		for _, s := range n.node.Load().List() {
+			d, ok := r.seq.Descriptor(s.Descriptor.Range, nil)
+			r.t.Logf("node %s: %v leader %s; reported %t %v", n.id, s.Descriptor, s.LeaderNode, ok, d)
+		}
+	}
+	r.t.Fatal(wrong)
+}
+
+func (r *rig) unsettled() error {
+	newest := map[keyspace.RangeID]keyspace.Descriptor{}
+	for _, n := range r.nodes {
+		for _, p := range n.node.Load().Replicas() {
+			d := p.Descriptor()
+			if old := newest[d.Range]; d.Newer(&old) {
+				newest[d.Range] = d
+			}
+		}
+	}
+	for _, n := range r.nodes {
+		for id, d := range newest {
+			_, member := d.ReplicaOn(n.id)
+			_, stored, err := n.engine.Applied(id.Group())
+			if here := n.node.Load().Replica(id) != nil; here != member || stored != member || err != nil {
+				return fmt.Errorf("node %s: range %s is here %t, stored %t, the members are %v: %w", n.id, id, here, stored, d.Replicas, err)
+			}
+		}
+	}
+	for id, d := range newest {
+		var states []*Status
+		for _, m := range d.Replicas {
+			states = append(states, r.nodes[m.Node-1].node.Load().Replica(id).Show())
+		}
+		for i, st := range states {
+			h, err := r.nodes[d.Replicas[i].Node-1].node.Load().Replica(id).HashAt(st.LastRevision, st.Compacted)
+			if err != nil {
+				return err
+			}
+			h0, err := r.nodes[d.Replicas[0].Node-1].node.Load().Replica(id).HashAt(states[0].LastRevision, states[0].Compacted)
+			if err != nil {
+				return err
+			}
+			if st.Applied != states[0].Applied || st.Hash != states[0].Hash || st.Keys != states[0].Keys || h != h0 {
+				return fmt.Errorf("range %s: node %s has %v %s %d %x, the first %v %s %d %x", id, d.Replicas[i].Node,
+					st.Applied, st.Hash, st.Keys, h, states[0].Applied, states[0].Hash, states[0].Keys, h0)
+			}
+		}
+	}
+	return nil
+}
+
+// A range walks over five nodes under load, while it is split and any node is killed.
+// The history stays linearizable, replicas agree, and of those that have left nothing
+// stays.
+func TestLinearizableThroughMoves(t *testing.T) {
+	for _, seed := range seeds() {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newWideRig(t, seed, lan, 5)
+				r.startAll()
+				r.leader(1)
+				m := &walker{r: r, last: 100}
+				r.runWith(seed, 6, 4, r.settle, func() { m.walk() })
+				t.Logf("%d steps, %d refused", m.steps, m.refused)
+				if m.steps < 6 {
+					t.Error("the ranges hardly moved")
+				}
+			})
+		})
+	}
+}
+
+// walk moves the ranges of random keys to random nodes. Before a step any node may be
+// killed; it comes back a second later.
+func (m *walker) walk() {
+	r := m.r
+	for i := range 6 {
+		time.Sleep(200 * time.Millisecond)
+		key := fmt.Sprintf("k%d", r.rng.IntN(4))
+		m.havoc = i > 0
+		d, _ := r.route([]byte(key))
+		to := keyspace.NodeID(r.rng.IntN(len(r.nodes)) + 1)
+		for _, member := d.ReplicaOn(to); member; _, member = d.ReplicaOn(to) {
+			to = to%keyspace.NodeID(len(r.nodes)) + 1
+		}
+		m.replace(key, to)
+		m.havoc = false
+		m.revive()
+		if i%3 == 0 {
+			m.lead(key, to)
+		}
+		if i == 2 {
+			r.split("k2")
+		}
+	}
+}
+
+// kill has a node die where havoc is wanted, and revive brings it back.
+func (m *walker) kill() {
+	if m.down != nil && time.Since(m.since) > time.Second {
+		m.revive()
+	}
+	if m.havoc && m.down == nil && m.r.rng.IntN(4) == 0 {
+		m.down, m.since = m.r.nodes[m.r.rng.IntN(len(m.r.nodes))], time.Now()
+		m.down.crash()
+	}
+}
+
+func (m *walker) revive() {
+	if m.down != nil {
+		m.down.start()
+		m.down = nil
+	}
+}
+
+// A change that was decided by an older configuration is refused, and so is what would
+// leave the range without its leader.
+func TestMembersAreChangedByTheirConfigurationOnly(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newWideRig(t, 3, lan, 4)
+		r.startAll()
+		lead := r.leader(1)
+		s := lead.node.Load()
+		d := s.Replica(1).Descriptor()
+		ask := func(confIndex uint64, c raftgroup.ConfChange) kverror.Kind {
+			_, err := s.Client().ChangeMembers(t.Context(), lead.id, 1, confIndex, []raftgroup.ConfChange{c})
+			if err == nil {
+				return 255
+			}
+			return kverror.Of(err).Kind
+		}
+		add := raftgroup.ConfChange{Type: raftgroup.AddLearner, Replica: 9, Node: 4}
+		own, _ := d.ReplicaOn(lead.id)
+		if k := ask(d.ConfIndex-1, add); k != kverror.WrongRange {
+			t.Errorf("by an older configuration: %v", k)
+		}
+		if k := ask(d.ConfIndex, raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: own.ID}); k != kverror.BadRequest {
+			t.Errorf("removes the leader: %v", k)
+		}
+		if k := ask(d.ConfIndex, add); k != 255 {
+			t.Errorf("the right one: %v", k)
+		}
+		if k := ask(d.ConfIndex, add); k != kverror.WrongRange {
+			t.Errorf("the same again: %v", k)
+		}
+		if err := s.Client().TransferTo(t.Context(), lead.id, 1, 4); kverror.Of(err).Kind != kverror.BadRequest {
+			t.Errorf("handed over to a learner: %v", err)
+		}
+		r.settle()
+		r.stopAll()
+	})
+}
+
+// A replica that has left never comes back, though one that has not heard of the change
+// asks it for its vote: its log is gone, and the old quorum of the two would elect a
+// leader that lacks what was acknowledged.
+func TestReplicaThatHasLeftStaysAway(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newWideRig(t, 5, lan, 4)
+		r.startAll()
+		m := &walker{r: r, last: 100}
+		m.lead("k", 1)
+		r.net.Partition(3)
+		m.until("k", func(d keyspace.Descriptor, lead *rigNode) (bool, error) {
+			if _, ok := d.ReplicaOn(4); !ok {
+				return false, m.change(lead, &d, raftgroup.ConfChange{Type: raftgroup.AddLearner, Replica: 101, Node: 4})
+			}
+			old, ok := d.ReplicaOn(2)
+			if !ok {
+				return true, nil
+			}
+			return false, m.change(lead, &d,
+				raftgroup.ConfChange{Type: raftgroup.Promote, Replica: 101}, raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: old.ID})
+		})
+		r.put("k", "acknowledged by the new quorum")
+		two, three := r.nodes[1], r.nodes[2]
+		for range 200 {
+			if two.node.Load().Replica(1) == nil {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		two.crash()
+		two.start()
+		// Now the one that was cut off and the one that has left hear each other, and nobody
+		// else.
+		r.net.HealAll()
+		r.net.Partition(2, 3)
+		for range 400 {
+			time.Sleep(50 * time.Millisecond)
+			if two.node.Load().Replica(1) != nil {
+				t.Fatal("the replica that has left is here again")
+			}
+			if three.node.Load().Replica(1).Leader().IsLeader {
+				t.Fatal("a replica leads that lacks what was acknowledged")
+			}
+		}
+		r.net.HealAll()
+		r.settle()
+		r.stopAll()
+	})
+}

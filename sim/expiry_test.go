@@ -1,0 +1,138 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/cryptotest"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// expiring is a cluster whose leases are left to expire.
+type expiring struct {
+	t *testing.T
+	c *cluster
+	h *History
+}
+
+// ask does an operation that nothing keeps from its answer.
+func (x *expiring) ask(cl *client, req proto.Message) proto.Message {
+	o := cl.ask(req, requestTimeout)
+	if o == nil || o.Outcome != Answered {
+		x.t.Errorf("no answer: %s", o)
+		return nil
+	}
+	return o.Response
+}
+
+// side calls f with clients of their own for each of n tasks.
+func (x *expiring) side(clients, n int, f func(cl *client, i int)) {
+	var wg sync.WaitGroup
+	for w := range clients {
+		cl := newClient(x.c, x.h, w)
+		wg.Go(func() {
+			for i := w; i < n; i += clients {
+				f(cl, i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// hold grants a lease and attaches so many keys to it, in all ranges.
+func (x *expiring) hold(cl *client, id int64, ttl time.Duration, keys int) {
+	x.ask(cl, &pb.LeaseGrantRequest{ID: id, TTL: int64(ttl / time.Second)})
+	const most = 100
+	for from := 0; from < keys; from += most {
+		t := &pb.TxnRequest{}
+		for k := from; k < min(from+most, keys); k++ {
+			op := putOp(fmt.Sprintf("%c~%d-%d", "adgjmpsv"[(int(id)+k)%8], id, k), []byte("v"))
+			op.GetRequestPut().Lease = id
+			t.Success = append(t.Success, op)
+		}
+		x.ask(cl, t)
+	}
+}
+
+// left returns how many keys there are.
+func (x *expiring) left(cl *client) int64 {
+	all := everything()
+	all.CountOnly = true
+	r, ok := x.ask(cl, all).(*pb.RangeResponse)
+	if !ok {
+		return 0
+	}
+	return r.GetCount()
+}
+
+// TestMassExpiry: while thousands of leases expire together, two of which have 1,000 keys
+// in all ranges, puts go on as if nothing were, and the leases end at the rate that is
+// allowed.
+func TestMassExpiry(t *testing.T) {
+	const (
+		leases, large = 2000, 2
+		ttl           = 10 * time.Second
+		// slowest is far above what a put takes, and far below what it would if it had to
+		// wait for other leases' ends.
+		slowest = 100 * time.Millisecond
+		// last is when the last lease has ended: 1,000 do in a second, and it was granted
+		// within half a second after the first one.
+		last = leases*time.Second/1000 + time.Second
+	)
+	cryptotest.SetGlobalRandom(t, 1)
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{Nodes: 3, Borders: []string{"d", "g", "j", "m", "p", "s", "v"}, Seed: 1}
+		x := &expiring{t: t, c: newCluster(cfg, rand.New(rand.NewPCG(1, 1)), NewTrace(io.Discard)), h: &History{}}
+		defer x.c.crash(0, x.c.machines...)
+		if err := x.c.bootAll(); err != nil {
+			t.Fatal(err)
+		}
+		begin := x.c.elapsed()
+		x.side(64, leases, func(cl *client, i int) { x.hold(cl, int64(i+1), ttl, 1) })
+		x.side(large, large, func(cl *client, i int) { x.hold(cl, int64(leases+i+1), ttl, 1000) })
+		granted := x.c.elapsed() - begin
+		if got := x.left(newClient(x.c, x.h, 100)); got != leases+1000*large || granted > ttl/2 {
+			t.Fatalf("%d keys after %v", got, granted)
+		}
+		x.c.sleep(ttl - granted - time.Second)
+		const putters = 8
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		var puts [putters]int
+		for w := range putters {
+			cl := newClient(x.c, x.h, 200+w)
+			wg.Go(func() {
+				key := fmt.Sprintf("%c0", "adgjmpsv"[w])
+				for ; !closed(stop); puts[w]++ {
+					from := x.c.elapsed()
+					x.ask(cl, &pb.PutRequest{Key: []byte(key), Value: []byte("v")})
+					if took := x.c.elapsed() - from; took > slowest {
+						t.Errorf("a put of %s took %v at %v", key, took, from-begin)
+					}
+					x.c.sleep(5 * time.Millisecond)
+				}
+			})
+		}
+		probe := newClient(x.c, x.h, 101)
+		for x.left(probe) > putters && x.c.elapsed()-begin < 2*ttl {
+			x.c.sleep(20 * time.Millisecond)
+		}
+		if took := x.c.elapsed() - begin - granted - ttl; took > last {
+			t.Errorf("%d keys %v after the leases expired", x.left(probe), took)
+		}
+		close(stop)
+		wg.Wait()
+		for w, n := range puts {
+			if n < 100 {
+				t.Errorf("putter %d made %d puts", w, n)
+			}
+		}
+		t.Logf("granted in %v, puts %v, gone %v after", granted, puts, x.c.elapsed()-begin-ttl)
+	})
+}
