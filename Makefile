@@ -27,7 +27,7 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories kills planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -86,6 +86,11 @@ sim: stories
 # The first half of sim alone: CI takes a few seeds of every story.
 stories:
 	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+
+# The decisions of placement on 5,000 nodes and 1,000,000 ranges; each story says how long
+# it took, and the last line with how much memory.
+placement-sim:
+	go test -count=1 -timeout 1h -v -run '^TestStories$$' ./placement/decide/simulate -stories testdata/large
 
 # A node is killed at each step of the raft groups' work; test takes every tenth.
 kills:

@@ -1,0 +1,228 @@
+package decide
+
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+func staysVoter(role keyspace.Role) bool {
+	return role == keyspace.RoleVoter || role == keyspace.RoleVoterIncoming
+}
+
+// repair replaces a voter on a dead node, or ends it where there are more than wanted.
+// A joint configuration is left first: raft takes no other change before.
+func (c *Cluster) repair(r *rng) (Operation, hold) {
+	t := c.count(r)
+	if t.joint {
+		return c.leaveJoint(r)
+	}
+	var lost *node
+	for _, is := range r.Descriptor.Replicas {
+		if n := c.nodes[is.Node]; is.Role == keyspace.RoleVoter && n.dead {
+			lost = n
+			break
+		}
+	}
+	risk := fmt.Sprintf("node %s is lost, %d of %d voters live", lost.ID, t.voters-t.dead, t.voters)
+	gone := Requirement{Silent: []keyspace.NodeID{lost.ID}}
+	if t.voters > c.settings.ReplicationFactor {
+		n, h := c.worker(r)
+		return Operation{
+			Kind: RemoveReplica, From: lost.ID, Source: idOf(n), Requires: gone,
+			Why: risk + " and that many are not wanted",
+		}, h
+	}
+	source, h := c.sender(r)
+	if h != free {
+		return Operation{}, h
+	}
+	to, h := c.resume(r, lost)
+	if h != free {
+		return Operation{}, h
+	}
+	return Operation{
+		Kind: MoveReplica, From: lost.ID, To: to.ID, Source: source.ID, Requires: gone,
+		Why: risk + ": its replica is rebuilt on " + c.where(to),
+	}, free
+}
+
+func idOf(n *node) keyspace.NodeID {
+	if n == nil {
+		return 0
+	}
+	return n.ID
+}
+
+// resume returns the node of a learner that was left behind where a replica would be
+// put, and else where to put one: what was copied already is not copied again.
+func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
+	to, h := c.choose(r, from)
+	for _, is := range r.Descriptor.Replicas {
+		n := c.nodes[is.Node]
+		if is.Role != keyspace.RoleLearner || !n.takes() || n.receiving >= c.settings.NodeCopies {
+			continue
+		}
+		// The learner itself is in the count of its zone.
+		if to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from) {
+			return n, free
+		}
+	}
+	return to, h
+}
+
+func (c *Cluster) leaveJoint(r *rng) (Operation, hold) {
+	n, h := c.worker(r)
+	return Operation{
+		Kind: LeaveJoint, Source: idOf(n),
+		Why: "a change of its replicas was left half done, in a joint configuration",
+	}, h
+}
+
+// learner ends a learner that nobody promotes, or makes it the voter that is missing.
+func (c *Cluster) learner(r *rng) (Operation, hold) {
+	t := c.count(r)
+	var left *node
+	for _, is := range r.Descriptor.Replicas {
+		if is.Role == keyspace.RoleLearner {
+			left = c.nodes[is.Node]
+			break
+		}
+	}
+	if t.voters < c.wanted(t.voters) && left.takes() {
+		source, h := c.sender(r)
+		return Operation{
+			Kind: AddReplica, To: left.ID, Source: idOf(source),
+			Why: fmt.Sprintf("%s has a learner and the range %d of %d voters", c.where(left), t.voters, c.settings.ReplicationFactor),
+		}, h
+	}
+	n, h := c.worker(r)
+	return Operation{
+		Kind: RemoveReplica, From: left.ID, Source: idOf(n),
+		Why: fmt.Sprintf("a copy to %s was given up", c.where(left)),
+	}, h
+}
+
+// drain moves the lead off a node that is drained, and replicas off one that is
+// decommissioned.
+func (c *Cluster) drain(r *rng) (Operation, hold) {
+	for _, s := range r.seats {
+		n := s.node
+		if n.State != Decommissioning {
+			continue
+		}
+		req := Requirement{Leaving: []keyspace.NodeID{n.ID}}
+		why := fmt.Sprintf("node %s is decommissioned", n.ID)
+		if c.count(r).voters > c.settings.ReplicationFactor {
+			return c.remove(r, n, why, req)
+		}
+		return c.move(r, n, why, req)
+	}
+	from := c.nodes[r.Leader]
+	_, h := c.worker(r)
+	if h != free {
+		return Operation{}, h
+	}
+	to := c.heir(r, from, nil)
+	if to == nil {
+		return Operation{}, holdLead
+	}
+	return Operation{
+		Kind: TransferLeader, From: from.ID, Lead: to.ID, Source: from.ID,
+		Requires: Requirement{Leaving: []keyspace.NodeID{from.ID}},
+		Why:      fmt.Sprintf("node %s is drained; %s has the fewest leaders", from.ID, c.where(to)),
+	}, free
+}
+
+// move replaces the replica on from by one where choose says.
+func (c *Cluster) move(r *rng, from *node, why string, req Requirement) (Operation, hold) {
+	source, h := c.sender(r)
+	if h != free {
+		return Operation{}, h
+	}
+	to, h := c.choose(r, from)
+	if h != free {
+		return Operation{}, h
+	}
+	op := Operation{
+		Kind: MoveReplica, From: from.ID, To: to.ID, Source: source.ID, Requires: req,
+		Why: why + ": its replica goes to " + c.where(to),
+	}
+	if r.Leader == from.ID {
+		op.Lead = c.heir(r, from, to).ID
+	}
+	return op, free
+}
+
+// remove ends the replica on from.
+func (c *Cluster) remove(r *rng, from *node, why string, req Requirement) (Operation, hold) {
+	n, h := c.worker(r)
+	if h != free {
+		return Operation{}, h
+	}
+	op := Operation{Kind: RemoveReplica, From: from.ID, Source: n.ID, Why: why, Requires: req}
+	if r.Leader == from.ID {
+		heir := c.heir(r, from, nil)
+		if heir == nil {
+			return Operation{}, holdLead
+		}
+		op.Lead = heir.ID
+	}
+	return op, free
+}
+
+// spread moves a replica out of the zone that has the most of the range.
+func (c *Cluster) spread(r *rng) (Operation, hold) {
+	z, many := c.crowd(r)
+	if z == nil {
+		return Operation{}, holdZone
+	}
+	return c.move(r, c.surplus(r, z), fmt.Sprintf("zone %q has %d replicas of the range", z.name, many), Requirement{})
+}
+
+// surplus returns the node of the zone (or of all where it is nil) whose replica is best
+// missed: not the leader's, and then the fullest one.
+func (c *Cluster) surplus(r *rng, z *zone) *node {
+	var worst *node
+	for _, s := range r.seats {
+		n := s.node
+		if z != nil && n.zone != z || !r.votes(n) {
+			continue
+		}
+		if worst == nil || worst.ID == r.Leader || n.ID != r.Leader && n.in.fill > worst.in.fill {
+			worst = n
+		}
+	}
+	return worst
+}
+
+// factor adds or ends a voter, so that there are as many as the replication factor says.
+func (c *Cluster) factor(r *rng) (Operation, hold) {
+	t := c.count(r)
+	why := fmt.Sprintf("the range has %d voters and the replication factor is %d", t.voters, c.settings.ReplicationFactor)
+	if t.voters > c.settings.ReplicationFactor {
+		var most *zone
+		many := 0
+		for _, s := range r.seats {
+			if k := r.inZone(s.node.zone, nil); k > many {
+				most, many = s.node.zone, k
+			}
+		}
+		if many == 1 {
+			most = nil
+		}
+		return c.remove(r, c.surplus(r, most), why, Requirement{})
+	}
+	source, h := c.sender(r)
+	if h != free {
+		return Operation{}, h
+	}
+	to, h := c.choose(r, nil)
+	if h != free {
+		return Operation{}, h
+	}
+	return Operation{
+		Kind: AddReplica, To: to.ID, Source: source.ID,
+		Why: why + ": one is added on " + c.where(to),
+	}, free
+}

@@ -1,0 +1,232 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Refusal says why a node cannot be drained or decommissioned, and what to do.
+type Refusal struct {
+	Node keyspace.NodeID
+	// What was refused: "drained" or "decommissioned".
+	What    string
+	Why, Do string
+}
+
+// Error returns the refusal in one sentence.
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("node %s cannot be %s: %s; %s", r.Node, r.What, r.Why, r.Do)
+}
+
+// maxNamed bounds the nodes and ranges that a refusal names.
+const maxNamed = 3
+
+// CanDrain returns nil where the node can give up its leaders and then be stopped, and
+// else a *Refusal. The settings of the node itself play no part.
+func (c *Cluster) CanDrain(id keyspace.NodeID) error {
+	n, ok := c.nodes[id]
+	if !ok || !n.known {
+		return &Refusal{id, "drained", "it is not a node of this cluster", "list the nodes"}
+	}
+	refuse := func(why, do string) error { return &Refusal{id, "drained", why, do} }
+	var stop, only []keyspace.RangeID
+	missing := map[keyspace.NodeID]bool{}
+	for _, r := range n.replicas {
+		if !r.votes(n) {
+			continue
+		}
+		t := c.count(r)
+		switch {
+		case t.voters == 1:
+			only = append(only, r.Descriptor.Range)
+		case n.live() && t.spare < 1:
+			stop = append(stop, r.Descriptor.Range)
+			for _, s := range r.seats {
+				if !s.node.live() {
+					missing[s.node.ID] = true
+				}
+			}
+		}
+	}
+	switch {
+	case len(only) > 0:
+		return refuse("it has the only replica of "+named(only),
+			"decommission it instead, or raise the replication factor")
+	case len(stop) > 0 && len(missing) > 0:
+		return refuse("without it there is no quorum of "+named(stop)+", since "+nodesNamed(missing)+" is silent",
+			"bring that back, or wait until its replicas are rebuilt")
+	case len(stop) > 0:
+		return refuse("without it there is no quorum of "+named(stop), "raise the replication factor to 3")
+	case n.leaders > 0 && c.others(n) == 0:
+		return refuse("no other node is there to lead", "undrain another node or add one")
+	}
+	return c.canLeadElsewhere(n)
+}
+
+// canLeadElsewhere says which ranges that the node leads have nobody else to lead them.
+func (c *Cluster) canLeadElsewhere(n *node) error {
+	var stuck []keyspace.RangeID
+	leaving := map[keyspace.NodeID]bool{}
+	for _, r := range n.replicas {
+		if r.Leader != n.ID || c.heir(r, n, nil) != nil {
+			continue
+		}
+		stuck = append(stuck, r.Descriptor.Range)
+		for _, s := range r.seats {
+			if s.node != n && !s.node.takes() {
+				leaving[s.node.ID] = true
+			}
+		}
+	}
+	if len(stuck) == 0 {
+		return nil
+	}
+	return &Refusal{
+		n.ID, "drained", "nobody else can lead " + named(stuck) + ": " + nodesNamed(leaving) + " is silent or drained too",
+		"undrain that first, or bring it back",
+	}
+}
+
+// CanDecommission returns nil where the node's replicas can go to others, and else a
+// *Refusal.
+func (c *Cluster) CanDecommission(id keyspace.NodeID) error {
+	n, ok := c.nodes[id]
+	if !ok || !n.known {
+		return &Refusal{id, "decommissioned", "it is not a node of this cluster", "list the nodes"}
+	}
+	refuse := func(why, do string, args ...any) error {
+		return &Refusal{id, "decommissioned", why, fmt.Sprintf(do, args...)}
+	}
+	c.reindex()
+	var stopped []keyspace.RangeID
+	voters := 0
+	for _, r := range n.replicas {
+		t := c.count(r)
+		voters = max(voters, t.voters)
+		if t.spare < 0 {
+			stopped = append(stopped, r.Descriptor.Range)
+		}
+	}
+	need := min(max(voters, 1), c.settings.ReplicationFactor)
+	switch others := c.others(n); {
+	case len(stopped) > 0:
+		return refuse(named(stopped)+" would be lost: it is below its quorum",
+			"bring back its other nodes first")
+	case len(n.replicas) > 0 && others < need:
+		return refuse(fmt.Sprintf("%d voters of each range need as many nodes, and %d others take replicas", need, others),
+			"add %d, or lower the replication factor", need-others)
+	}
+	if room := c.roomWithout(n); room < n.bytes {
+		return refuse(fmt.Sprintf("it has %d MiB, and the others have room for %d MiB", n.bytes>>20, max(0, room)>>20),
+			"add a node, or delete data")
+	}
+	if r := c.homeless(n); r != nil {
+		return refuse(fmt.Sprintf("no node without a replica of range %s has room for its %d MiB", r.Descriptor.Range, r.Bytes>>20),
+			"add a node, or free space")
+	}
+	if others, left := c.zonesWithout(n); left && others < need {
+		return refuse(fmt.Sprintf("it is the last node of zone %q, and in the %d others replicas would share a zone", n.zone.name, others),
+			"add a node in zone %q first", n.zone.name)
+	}
+	return nil
+}
+
+// others counts the nodes besides n that take replicas.
+func (c *Cluster) others(n *node) int {
+	c.reindex()
+	if n.in.live {
+		return c.sum.live - 1
+	}
+	return c.sum.live
+}
+
+// roomWithout returns the bytes that nodes besides n can take.
+func (c *Cluster) roomWithout(n *node) int64 {
+	var room int64
+	for _, z := range c.zones {
+		z.fill.Ascend(func(o *node) bool {
+			if o != n {
+				room += max(0, int64(c.settings.FullAt*float64(o.weight()))-max(o.bytes, o.Used))
+			}
+			return true
+		})
+	}
+	return room
+}
+
+// homeless returns a range of the node that none of the emptiest nodes could take.
+func (c *Cluster) homeless(n *node) *rng {
+	for _, r := range n.replicas {
+		home := false
+		for _, z := range c.zones {
+			looked := 0
+			z.fill.Ascend(func(o *node) bool {
+				looked++
+				home = home || r.seatOf(o.ID) == nil && c.fits(o, c.cost(r))
+				return !home && looked < maxLook
+			})
+		}
+		if t := c.count(r); !home && t.voters <= c.settings.ReplicationFactor {
+			return r
+		}
+	}
+	return nil
+}
+
+// zonesWithout counts the zones that have live nodes besides n, and says whether n's
+// zone is left empty.
+func (c *Cluster) zonesWithout(n *node) (others int, left bool) {
+	left = true
+	for _, z := range c.zones {
+		k := z.fill.Len()
+		if z == n.zone && n.in.live {
+			k--
+		}
+		if k > 0 {
+			others++
+			left = left && z != n.zone
+		}
+	}
+	return others, left && others > 0
+}
+
+// named names a few of the ranges.
+func named(ids []keyspace.RangeID) string {
+	slices.Sort(ids)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d ranges (", len(ids))
+	if len(ids) == 1 {
+		b.Reset()
+		b.WriteString("one range (")
+	}
+	for i, id := range ids[:min(maxNamed, len(ids))] {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(id.String())
+	}
+	if len(ids) > maxNamed {
+		b.WriteString(" …")
+	}
+	return b.String() + ")"
+}
+
+// nodesNamed names a few of the nodes.
+func nodesNamed(ids map[keyspace.NodeID]bool) string {
+	var all []keyspace.NodeID
+	for id := range ids {
+		all = append(all, id)
+	}
+	slices.Sort(all)
+	var names []string
+	for _, id := range all[:min(maxNamed, len(all))] {
+		names = append(names, "node "+id.String())
+	}
+	if len(all) > maxNamed {
+		names = append(names, "…")
+	}
+	return strings.Join(names, ", ")
+}

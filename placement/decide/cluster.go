@@ -1,0 +1,415 @@
+package decide
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/google/btree"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// NodeState is what the operator wants of a node.
+type NodeState uint8
+
+// The states of a node.
+const (
+	// Serving is the ordinary state.
+	Serving NodeState = iota
+	// Draining gives up its leaders and takes neither leaders nor replicas: it is about
+	// to be stopped and to come back. Its replicas stay.
+	Draining
+	// Decommissioning gives up its replicas too: it is about to go for good.
+	Decommissioning
+)
+
+var stateNames = [...]string{"serving", "draining", "decommissioning"}
+
+// String returns the state in one word.
+func (s NodeState) String() string { return stateNames[s] }
+
+// Node is what is known of a node.
+type Node struct {
+	ID keyspace.NodeID
+	// Zone is the attribute by whose value replicas are kept apart; where no node has
+	// one, all are in one zone.
+	Zone  string
+	State NodeState
+	// Silent says that nothing was heard of the node since SilentSince.
+	Silent      bool
+	SilentSince clock.Time
+	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
+	// counts as that of an average disk of one TiB.
+	Capacity, Used int64
+}
+
+func (n *Node) describe(known bool) string {
+	switch {
+	case !known:
+		return "not known"
+	case n.Silent:
+		return "silent and " + n.State.String()
+	}
+	return n.State.String()
+}
+
+// Range is what is known of a range.
+type Range struct {
+	Descriptor keyspace.Descriptor
+	// Leader is the node that leads it, 0 where nobody is known to.
+	Leader keyspace.NodeID
+	Bytes  int64
+	// Load is puts and reads a second, smoothed by who reports it.
+	Load int64
+	// Born is when it was made or last split; 0 is not known, and counts as the moment
+	// at which this state began.
+	Born clock.Time
+	// Sample is what the leader has seen of its load; only of ranges whose load is high.
+	Sample *Sample
+}
+
+// node is a Node with what it carries by plan, which is with all operations under way
+// as if they had ended well.
+type node struct {
+	Node
+	zone     *zone
+	known    bool // there was a PutNode; else only a replica names it
+	dead     bool // silent for longer than NodeDeadAfter
+	swept    bool // operations that wait for it are abandoned
+	queued   bool // its ranges are to be reviewed
+	replicas []*rng
+
+	bytes   int64 // with RangeCost for each replica
+	count   int
+	load    int64 // of the ranges that it leads
+	leaders int
+
+	receiving, sending, tasks int
+	balanceIn, balanceOut     int
+
+	dirty bool
+	// What the orders and sums hold of it now.
+	in      indexed
+	hot     bool // load has been above the band, and not below the rest since
+	hotAt   clock.Time
+	hotLoad float64 // its load then, less what was moved away since
+	far     outside // of the band of bytes
+	uneven  outside // of that of leaders
+	retryAt [reasons]clock.Time
+}
+
+// indexed is what indexes and sums hold of a node.
+type indexed struct {
+	counted, live, receiver, room bool
+	fill                          float64
+	weight, bytes, load           int64
+	leaders, count                int
+}
+
+// zone is the nodes with one value of the zone attribute.
+type zone struct {
+	name      string
+	fill      *btree.BTreeG[*node] // live ones by bytes to capacity
+	receivers *btree.BTreeG[*node] // those of them that can take a copy now
+	roomy     int                  // live ones that are not full
+	weight    int64                // of those that count
+	bytes     int64
+	target    float64 // fill that its nodes should have
+}
+
+// rng is a Range with what was found out about it.
+type rng struct {
+	Range
+	op    *Operation
+	seats []seat // its nodes, those of the operation under way included
+	slot  int    // in Cluster.all
+
+	need    Reason
+	needPos int
+	retryAt clock.Time
+	movedAt clock.Time      // 0: never
+	left    keyspace.NodeID // from where that took it
+	ledAt   clock.Time
+	hotAt   clock.Time // 0: not hot
+	mate    *rng       // the neighbour with which it is being merged, step by step
+}
+
+// seat is a range's place in the list of a node.
+type seat struct {
+	node *node
+	at   int
+}
+
+// Cluster is all that is known, kept in the orders that decisions need.
+// It belongs to one goroutine.
+type Cluster struct {
+	settings Settings
+	random   *rand.Rand
+	began    clock.Time
+	now      clock.Time
+
+	nodes   map[keyspace.NodeID]*node
+	silent  []*node // by id
+	zones   []*zone // by name
+	ranges  map[keyspace.RangeID]*rng
+	all     []*rng // in no order; the patrol walks it
+	patrol  int
+	byStart map[string]*rng
+	byEnd   map[string]*rng
+
+	queues    [reasons]queue
+	stale     []*node // whose ranges are to be reviewed
+	dirty     []*node // whose place in the orders has changed
+	byLoad    *btree.BTreeG[*node]
+	byLeaders *btree.BTreeG[*node]
+
+	sum struct {
+		bytes, weight, load int64
+		count, leaders      int
+		counted, live       int
+	}
+	underWay int
+	repairs  int
+	round    []Operation
+}
+
+// New returns a cluster of which nothing is known yet. The seed decides between equals.
+func New(s Settings, seed uint64, now clock.Time) *Cluster {
+	return &Cluster{
+		settings: s,
+		random:   rand.New(rand.NewPCG(seed, 1)),
+		began:    now,
+		now:      now,
+		nodes:    map[keyspace.NodeID]*node{},
+		ranges:   map[keyspace.RangeID]*rng{},
+		byStart:  map[string]*rng{},
+		byEnd:    map[string]*rng{},
+		byLoad: newOrder(func(a, b *node) bool {
+			return a.in.load < b.in.load || a.in.load == b.in.load && a.ID < b.ID
+		}),
+		byLeaders: newOrder(func(a, b *node) bool {
+			return a.in.leaders < b.in.leaders || a.in.leaders == b.in.leaders && a.ID < b.ID
+		}),
+	}
+}
+
+// Set changes the settings. What they change for ranges is found as the patrol passes.
+func (c *Cluster) Set(s Settings) {
+	s.RangeCost = c.settings.RangeCost // it is in every sum
+	c.settings = s
+	for _, z := range c.zones {
+		z.fill.Ascend(func(n *node) bool { c.touch(n); return true })
+	}
+}
+
+// PutNode takes what is known of a node now.
+func (c *Cluster) PutNode(n Node) {
+	if n.ID == 0 {
+		panic("decide: a node with id 0")
+	}
+	have := c.nodeOf(n.ID)
+	had := have.Node
+	first := !have.known
+	have.Node, have.known = n, true
+	if have.zone.name != n.Zone {
+		c.unindex(have)
+		have.zone = c.zoneOf(n.Zone)
+	}
+	c.touch(have)
+	if had.Silent != n.Silent || first {
+		c.noteSilence(have)
+	}
+	if first || had.Silent != n.Silent || had.State != n.State || had.Zone != n.Zone {
+		c.reviewLater(have)
+	}
+}
+
+// RemoveNode forgets a node. Replicas that are still there count as on a node that has
+// been silent from now on.
+func (c *Cluster) RemoveNode(id keyspace.NodeID) {
+	n, ok := c.nodes[id]
+	if !ok {
+		return
+	}
+	c.PutNode(Node{ID: id, Zone: n.Zone, State: Decommissioning, Silent: true, SilentSince: c.now})
+	n.known = false
+	if len(n.replicas) == 0 {
+		c.unindex(n)
+		n.Silent = false
+		c.noteSilence(n)
+		delete(c.nodes, id)
+	}
+}
+
+// nodeOf returns the node, also where only a replica has named it so far: then it is
+// one of which nothing was heard.
+func (c *Cluster) nodeOf(id keyspace.NodeID) *node {
+	n, ok := c.nodes[id]
+	if !ok {
+		n = &node{Node: Node{ID: id, State: Decommissioning, Silent: true, SilentSince: c.now}, zone: c.zoneOf("")}
+		c.nodes[id] = n
+		c.noteSilence(n)
+	}
+	return n
+}
+
+// noteSilence keeps the list of silent nodes.
+func (c *Cluster) noteSilence(n *node) {
+	n.dead, n.swept = false, false
+	at, found := slices.BinarySearchFunc(c.silent, n.ID, func(a *node, id keyspace.NodeID) int {
+		return compare(a.ID, id)
+	})
+	switch {
+	case n.Silent && !found:
+		c.silent = slices.Insert(c.silent, at, n)
+	case !n.Silent && found:
+		c.silent = slices.Delete(c.silent, at, at+1)
+	}
+}
+
+func (c *Cluster) reviewLater(n *node) {
+	if !n.queued {
+		n.queued = true
+		c.stale = append(c.stale, n)
+	}
+}
+
+// zoneOf returns the zone of that name.
+func (c *Cluster) zoneOf(name string) *zone {
+	at, found := slices.BinarySearchFunc(c.zones, name, func(z *zone, name string) int {
+		return compare(z.name, name)
+	})
+	if !found {
+		c.zones = slices.Insert(c.zones, at, newZone(name))
+	}
+	return c.zones[at]
+}
+
+// PutRange takes what is known of a range now; copies that are older than what is known
+// are ignored.
+func (c *Cluster) PutRange(g Range) {
+	d := &g.Descriptor
+	if d.Range == 0 || len(d.Replicas) == 0 {
+		panic(fmt.Sprintf("decide: range %s with replicas %v", d.Range, d.Replicas))
+	}
+	if g.Born == 0 {
+		g.Born = c.began
+	}
+	r, ok := c.ranges[d.Range]
+	if ok {
+		if r.Descriptor.Newer(d) {
+			return
+		}
+		c.unplace(r)
+		c.forgetSpan(r)
+		r.Range = g
+	} else {
+		r = &rng{Range: g, slot: len(c.all), needPos: -1}
+		c.ranges[d.Range] = r
+		c.all = append(c.all, r)
+	}
+	c.byStart[string(d.Span.Start)] = r
+	c.byEnd[string(d.Span.End)] = r
+	if r.Load <= c.settings.SplitLoad {
+		r.hotAt = 0
+	} else if r.hotAt == 0 {
+		r.hotAt = max(c.now, 1)
+	}
+	c.place(r)
+	c.reviewWithLeft(r)
+}
+
+// RemoveRange forgets a range, which another one has absorbed.
+func (c *Cluster) RemoveRange(id keyspace.RangeID) {
+	r, ok := c.ranges[id]
+	if !ok {
+		return
+	}
+	c.detach(r)
+	c.unplace(r)
+	c.forgetSpan(r)
+	if r.mate != nil {
+		r.mate.movedAt = max(r.mate.movedAt, r.movedAt)
+	}
+	r.part()
+	c.queues[r.need].remove(r)
+	delete(c.ranges, id)
+	last := c.all[len(c.all)-1]
+	c.all[r.slot], last.slot = last, r.slot
+	c.all = c.all[:len(c.all)-1]
+}
+
+// forgetSpan takes the range out of the index by key, where it is still the one there.
+func (c *Cluster) forgetSpan(r *rng) {
+	if s := string(r.Descriptor.Span.Start); c.byStart[s] == r {
+		delete(c.byStart, s)
+	}
+	if e := string(r.Descriptor.Span.End); c.byEnd[e] == r {
+		delete(c.byEnd, e)
+	}
+}
+
+// left and right return the neighbours, nil where there is none.
+func (c *Cluster) left(r *rng) *rng {
+	if len(r.Descriptor.Span.Start) == 0 {
+		return nil
+	}
+	return c.byEnd[string(r.Descriptor.Span.Start)]
+}
+
+func (c *Cluster) right(r *rng) *rng {
+	if len(r.Descriptor.Span.End) == 0 {
+		return nil
+	}
+	return c.byStart[string(r.Descriptor.Span.End)]
+}
+
+// Begin notes that an operation is under way which this state has not decided: one that
+// an earlier leader of placement has left, or an operator's.
+func (c *Cluster) Begin(op Operation) error {
+	r, ok := c.ranges[op.Range]
+	if !ok {
+		return fmt.Errorf("begin %s: the range is not known", op.String())
+	}
+	if r.op != nil {
+		return fmt.Errorf("begin %s: %s is under way", op.String(), r.op.String())
+	}
+	var other *rng
+	if op.Kind == Merge {
+		other, ok = c.ranges[op.Other]
+		if !ok || other.op != nil {
+			return fmt.Errorf("begin %s: range %s is not known or busy", op.String(), op.Other)
+		}
+	}
+	c.attach(r, other, &op)
+	return nil
+}
+
+// Finish says that the operation on the range has ended. What it has done comes, or has
+// come, by PutRange. After one that failed the range is left alone for Patience.
+func (c *Cluster) Finish(id keyspace.RangeID, now clock.Time, done bool) {
+	r, ok := c.ranges[id]
+	if !ok || r.op == nil {
+		return
+	}
+	c.now = max(c.now, now)
+	op := r.op
+	if !done {
+		r.retryAt = c.now.Add(c.settings.Patience)
+	}
+	c.detach(r)
+	c.reviewWithLeft(r)
+	if other, ok := c.ranges[op.Other]; ok {
+		c.reviewWithLeft(other)
+	}
+}
+
+// UnderWay returns the operation under way on the range.
+func (c *Cluster) UnderWay(id keyspace.RangeID) (Operation, bool) {
+	if r, ok := c.ranges[id]; ok && r.op != nil {
+		return *r.op, true
+	}
+	return Operation{}, false
+}

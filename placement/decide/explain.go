@@ -1,0 +1,60 @@
+package decide
+
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Explain says what the range needs and what holds it up, in words for the operator.
+func (c *Cluster) Explain(id keyspace.RangeID) string {
+	r, ok := c.ranges[id]
+	if !ok {
+		return fmt.Sprintf("range %s is not known", id)
+	}
+	if r.op != nil {
+		return fmt.Sprintf("under way: %s, since %s", r.op.String(), r.op.Why)
+	}
+	c.reindex()
+	if t := c.count(r); t.spare < 0 {
+		return fmt.Sprintf("it has lost its quorum: %d of its replicas are silent; bring a node back", t.silent)
+	}
+	c.review(r)
+	if r.need == None {
+		return c.explainRest(r)
+	}
+	if r.need == Cold {
+		return "needed: cold; it is merged with its right neighbour step by step"
+	}
+	_, h := c.act(r)
+	return fmt.Sprintf("needed: %s; %s", r.need, h)
+}
+
+// explainRest says why nothing is done for a range that one could expect something of.
+func (c *Cluster) explainRest(r *rng) string {
+	t := c.count(r)
+	switch {
+	case t.silent > 0:
+		return "it waits for a silent node, which is heard again or counts as lost"
+	case r.Load > c.settings.SplitLoad && r.Sample != nil:
+		if _, shape := r.Sample.Divide(); shape != Divides {
+			return "it has much load and is not split: " + shape.String()
+		}
+		return "it has had much load for a short time only"
+	}
+	if err := c.mergeable(r); err != nil {
+		return "nothing is needed; it is not merged: " + err.Error()
+	}
+	return "nothing is needed"
+}
+
+// Pending returns how many ranges wait with each need.
+func (c *Cluster) Pending() map[Reason]int {
+	out := map[Reason]int{}
+	for need := range c.queues {
+		if k := len(c.queues[need].items); k > 0 {
+			out[Reason(need)] = k
+		}
+	}
+	return out
+}

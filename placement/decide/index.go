@@ -1,0 +1,288 @@
+package decide
+
+import (
+	"cmp"
+
+	"github.com/google/btree"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// orderDegree is the fan-out of the orders of nodes.
+const orderDegree = 16
+
+// unknownCapacity stands in for the capacity of a node that reports none.
+const unknownCapacity = 1 << 40
+
+func newOrder(less func(a, b *node) bool) *btree.BTreeG[*node] { return btree.NewG(orderDegree, less) }
+
+func newZone(name string) *zone {
+	byFill := func(a, b *node) bool {
+		return a.in.fill < b.in.fill || a.in.fill == b.in.fill && a.ID < b.ID
+	}
+	return &zone{name: name, fill: newOrder(byFill), receivers: newOrder(byFill)}
+}
+
+func compare[T cmp.Ordered](a, b T) int { return cmp.Compare(a, b) }
+
+// gone says that a replica in this role will not be there when the configuration that is
+// under way has been left.
+func gone(role keyspace.Role) bool {
+	return role == keyspace.RoleVoterOutgoing || role == keyspace.RoleVoterDemoting
+}
+
+// cost is what one replica of the range counts.
+func (c *Cluster) cost(r *rng) int64 { return r.Bytes + c.settings.RangeCost }
+
+// plannedLeader returns the node that leads when the operation under way has ended.
+func (r *rng) plannedLeader() keyspace.NodeID {
+	if r.op != nil && r.op.Lead != 0 && r.op.Range == r.Descriptor.Range {
+		return r.op.Lead
+	}
+	return r.Leader
+}
+
+// plannedOn says whether the node has a replica when the operation under way has ended.
+func (r *rng) plannedOn(id keyspace.NodeID) bool {
+	if op := r.op; op != nil && op.Range == r.Descriptor.Range {
+		if op.To == id {
+			return true
+		}
+		if op.From == id && (op.Kind == MoveReplica || op.Kind == RemoveReplica) {
+			return false
+		}
+	}
+	is, ok := r.Descriptor.ReplicaOn(id)
+	return ok && !gone(is.Role)
+}
+
+// place puts the range into the lists of its nodes and adds what it weighs to them.
+func (c *Cluster) place(r *rng) {
+	for _, is := range r.Descriptor.Replicas {
+		c.sit(r, is.Node)
+	}
+	if r.op != nil && r.op.To != 0 && r.op.Range == r.Descriptor.Range && r.seatOf(r.op.To) == nil {
+		c.sit(r, r.op.To)
+	}
+	c.weigh(r, 1)
+}
+
+// unplace undoes place.
+func (c *Cluster) unplace(r *rng) {
+	c.weigh(r, -1)
+	for _, s := range r.seats {
+		n := s.node
+		last := n.replicas[len(n.replicas)-1]
+		n.replicas[s.at] = last
+		last.seatOf(n.ID).at = s.at
+		n.replicas[len(n.replicas)-1] = nil
+		n.replicas = n.replicas[:len(n.replicas)-1]
+	}
+	r.seats = r.seats[:0]
+}
+
+func (c *Cluster) sit(r *rng, id keyspace.NodeID) {
+	n := c.nodeOf(id)
+	r.seats = append(r.seats, seat{n, len(n.replicas)})
+	n.replicas = append(n.replicas, r)
+}
+
+func (r *rng) seatOf(id keyspace.NodeID) *seat {
+	for i := range r.seats {
+		if r.seats[i].node.ID == id {
+			return &r.seats[i]
+		}
+	}
+	return nil
+}
+
+// weigh adds the range to what its nodes carry by plan, sign times.
+func (c *Cluster) weigh(r *rng, sign int) {
+	lead := r.plannedLeader()
+	for _, s := range r.seats {
+		if r.plannedOn(s.node.ID) {
+			s.node.bytes += int64(sign) * c.cost(r)
+			s.node.count += sign
+			c.touch(s.node)
+		}
+		if s.node.ID == lead {
+			s.node.load += int64(sign) * r.Load
+			s.node.leaders += sign
+			c.touch(s.node)
+		}
+	}
+}
+
+// attach notes that the operation is under way.
+func (c *Cluster) attach(r, other *rng, op *Operation) {
+	c.unplace(r)
+	r.op = op
+	c.place(r)
+	c.setNeed(r, None)
+	if other != nil {
+		other.op = op
+		c.setNeed(other, None)
+	}
+	c.occupy(op, 1)
+}
+
+// detach undoes attach.
+func (c *Cluster) detach(r *rng) {
+	op := r.op
+	if op == nil {
+		return
+	}
+	if op.Range != r.Descriptor.Range {
+		// A merge is noted at both ranges, and counted at the left one.
+		if left, ok := c.ranges[op.Range]; ok {
+			c.detach(left)
+		}
+		return
+	}
+	c.occupy(op, -1)
+	c.unplace(r)
+	r.op = nil
+	c.place(r)
+	if other, ok := c.ranges[op.Other]; ok && other.op == op {
+		other.op = nil
+	}
+}
+
+// occupy counts the operation where it is bounded, sign times.
+func (c *Cluster) occupy(op *Operation, sign int) {
+	c.underWay += sign
+	if op.Reason == QuorumRisk || op.Reason == Repair {
+		c.repairs += sign
+	}
+	balance := op.Reason >= Bytes
+	add := func(id keyspace.NodeID, to, part func(*node) *int) {
+		if n, ok := c.nodes[id]; ok && id != 0 {
+			*to(n) += sign
+			if balance {
+				*part(n) += sign
+			}
+			c.touch(n)
+		}
+	}
+	none := new(int)
+	if op.copies() {
+		add(op.To, func(n *node) *int { return &n.receiving }, func(n *node) *int { return &n.balanceIn })
+		add(op.Source, func(n *node) *int { return &n.sending }, func(n *node) *int { return &n.balanceOut })
+		return
+	}
+	add(op.Source, func(n *node) *int { return &n.tasks }, func(*node) *int { return none })
+}
+
+// touch notes that the node's place in the orders may have changed.
+func (c *Cluster) touch(n *node) {
+	if !n.dirty {
+		n.dirty = true
+		c.dirty = append(c.dirty, n)
+	}
+}
+
+// reindex brings the orders and sums up to date.
+func (c *Cluster) reindex() {
+	for _, n := range c.dirty {
+		n.dirty = false
+		c.unindex(n)
+		if c.nodes[n.ID] == n && n.known {
+			c.index(n)
+		}
+	}
+	c.dirty = c.dirty[:0]
+}
+
+func (n *node) live() bool { return n.known && !n.Silent }
+
+// takes says whether the node may be given replicas and leaders at all.
+func (n *node) takes() bool { return n.live() && n.State == Serving }
+
+func (n *node) weight() int64 {
+	if n.Capacity > 0 {
+		return n.Capacity
+	}
+	return unknownCapacity
+}
+
+// fits says whether so many more bytes leave the node below where it counts as full.
+func (c *Cluster) fits(n *node, more int64) bool {
+	return n.Capacity == 0 || float64(max(n.bytes, n.Used)+more) <= c.settings.FullAt*float64(n.Capacity)
+}
+
+// unindex takes the node out of the orders and sums.
+func (c *Cluster) unindex(n *node) {
+	was := n.in
+	n.in = indexed{}
+	if was.counted {
+		n.zone.weight -= was.weight
+		n.zone.bytes -= was.bytes
+		c.sum.weight -= was.weight
+		c.sum.bytes -= was.bytes
+		c.sum.count -= was.count
+		c.sum.counted--
+	}
+	if !was.live {
+		return
+	}
+	// The orders compare what they hold.
+	n.in = was
+	n.zone.fill.Delete(n)
+	c.byLoad.Delete(n)
+	c.byLeaders.Delete(n)
+	if was.receiver {
+		n.zone.receivers.Delete(n)
+	}
+	n.in = indexed{}
+	n.zone.roomy -= was.roomy()
+	c.sum.load -= was.load
+	c.sum.leaders -= was.leaders
+	c.sum.live--
+}
+
+// index puts the node into the orders and sums, as it is now. Silent nodes count for
+// what a share is until they are dead, so that a pause of a zone moves nothing.
+func (c *Cluster) index(n *node) {
+	w := n.weight()
+	is := indexed{
+		counted: n.State == Serving && !n.dead, live: n.takes(),
+		fill: float64(n.bytes) / float64(w), weight: w,
+		bytes: n.bytes, load: n.load, leaders: n.leaders, count: n.count,
+	}
+	is.room = c.fits(n, 0)
+	is.receiver = is.live && is.room && n.receiving < c.settings.NodeCopies
+	n.in = is
+	if is.counted {
+		n.zone.weight += w
+		n.zone.bytes += is.bytes
+		c.sum.weight += w
+		c.sum.bytes += is.bytes
+		c.sum.count += is.count
+		c.sum.counted++
+	}
+	if !is.live {
+		n.hot = false
+		return
+	}
+	n.zone.fill.ReplaceOrInsert(n)
+	c.byLoad.ReplaceOrInsert(n)
+	c.byLeaders.ReplaceOrInsert(n)
+	if is.receiver {
+		n.zone.receivers.ReplaceOrInsert(n)
+	}
+	n.zone.roomy += is.roomy()
+	c.sum.load += is.load
+	c.sum.leaders += is.leaders
+	c.sum.live++
+	if n.hot && float64(n.load) <= c.restLoad() {
+		n.hot = false
+	}
+}
+
+// roomy counts the node among those of its zone that have room.
+func (is *indexed) roomy() int {
+	if is.live && is.room {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,215 @@
+package decide
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Why two neighbours are not merged.
+var (
+	errMergeAlone  = errors.New("it has no right neighbour")
+	errMergeFew    = errors.New("there are as few ranges as there should be")
+	errMergeLarge  = errors.New("they are too large together")
+	errMergeHot    = errors.New("they have too much load together")
+	errMergeYoung  = errors.New("one of them was split or made not long ago")
+	errMergeUneasy = errors.New("one of them is busy or has a need of its own")
+)
+
+// mergeable returns nil where the range and its right neighbour should be one.
+func (c *Cluster) mergeable(r *rng) error {
+	// Most ranges are seen here in turn, and most are left for what they are themselves.
+	switch {
+	case r.Bytes > c.settings.mergeBytes():
+		return errMergeLarge
+	case r.Load > c.settings.mergeLoad():
+		return errMergeHot
+	}
+	o := c.right(r)
+	switch {
+	case o == nil:
+		return errMergeAlone
+	case len(c.all) <= c.settings.MinRanges:
+		return errMergeFew
+	case r.Bytes+o.Bytes > c.settings.mergeBytes():
+		return errMergeLarge
+	case r.Load+o.Load > c.settings.mergeLoad():
+		return errMergeHot
+	case c.now.Sub(max(r.Born, o.Born)) < c.settings.MergeAge:
+		return errMergeYoung
+	case o.op != nil || o.need != None && o.need != Cold:
+		return errMergeUneasy
+	case r.mate != nil && r.mate != o || o.mate != nil && o.mate != r:
+		return errMergeUneasy
+	}
+	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 {
+		return errMergeUneasy
+	}
+	return nil
+}
+
+// split divides the range, in the middle of its bytes or where its load divides.
+func (c *Cluster) split(r *rng) (Operation, hold) {
+	n, h := c.worker(r)
+	if h != free {
+		return Operation{}, h
+	}
+	op := Operation{Kind: Split, Source: n.ID}
+	if r.need == Size {
+		op.Why = fmt.Sprintf("the range has %d MiB, and %d are the most", r.Bytes>>20, c.settings.RangeMaxBytes>>20)
+		return op, free
+	}
+	op.Key, _ = r.Sample.Divide()
+	if !r.inside(op.Key) {
+		return Operation{}, holdLater // the sample is older than the span
+	}
+	op.Why = fmt.Sprintf("the range has %d puts and reads a second, %d are the most, and they divide at %q",
+		r.Load, c.settings.SplitLoad, op.Key)
+	return op, free
+}
+
+// part ends the plan to merge the range with a neighbour.
+func (r *rng) part() {
+	if r.mate != nil {
+		r.mate.mate = nil
+		r.mate = nil
+	}
+}
+
+// aligned says whether two neighbours have their voters on the same nodes.
+func aligned(a, b *rng) bool {
+	if len(a.Descriptor.Replicas) != len(b.Descriptor.Replicas) {
+		return false
+	}
+	for _, is := range a.Descriptor.Replicas {
+		if !b.votesOn(is.Node) {
+			return false
+		}
+	}
+	return true
+}
+
+// settled says whether the range's replicas have been where they are for so long that
+// they may be moved for a merge: else a row of neighbours that are merged one after the
+// other would be carried to and fro.
+func (c *Cluster) settled(r *rng) bool {
+	return r.movedAt == 0 || c.now.Sub(r.movedAt) >= c.settings.MergeAge
+}
+
+// cheaper says whether one of two neighbours, which would have to be brought together
+// first, can be merged with its other neighbour as it is.
+func (c *Cluster) cheaper(r, o *rng) bool {
+	if l := c.left(r); l != nil && aligned(l, r) && c.mergeable(l) == nil {
+		return true
+	}
+	after := c.right(o)
+	return after != nil && aligned(o, after) && c.mergeable(o) == nil
+}
+
+// inside says whether the range can be split at the key.
+func (r *rng) inside(key []byte) bool {
+	span := r.Descriptor.Span
+	return span.Contains(key) && !bytes.Equal(key, span.Start)
+}
+
+// merge brings the range and its right neighbour together, one step at a time: the
+// smaller one's replicas to the nodes of the larger one, then the lead, then both in one.
+// From the first step on neither is merged with anybody else, so that no replica follows
+// one neighbour and then the other.
+func (c *Cluster) merge(r *rng) (Operation, hold) {
+	o := c.right(r)
+	if err := c.mergeable(r); err != nil || o.retryAt > c.now {
+		return Operation{}, holdLater
+	}
+	if r.mate == nil && !aligned(r, o) && (c.cheaper(r, o) || !c.settled(r) || !c.settled(o)) {
+		return Operation{}, holdLater
+	}
+	small, large := r, o
+	if small.Bytes > large.Bytes {
+		small, large = large, small
+	}
+	why := fmt.Sprintf("ranges %s and %s are small and cold, %d MiB together", r.Descriptor.Range, o.Descriptor.Range, (r.Bytes+o.Bytes)>>20)
+	op, h := c.align(small, large, why)
+	if h == free && op.Kind != Merge {
+		r.mate, o.mate = o, r
+		// It is decided for the small one, which need not be the one in the queue.
+		small.ledAt = max(c.now, 1)
+		op.Reason = Cold
+		c.emit(small, op)
+		return Operation{}, holdBusy
+	}
+	if h == free {
+		op.Other = o.Descriptor.Range
+		op.Requires.Live = []keyspace.NodeID{r.Leader}
+	}
+	return op, h
+}
+
+// align returns the next step that brings small to where large is, and a merge where
+// there is nothing left to do.
+func (c *Cluster) align(small, large *rng, why string) (Operation, hold) {
+	for _, is := range small.Descriptor.Replicas {
+		if large.votesOn(is.Node) {
+			continue
+		}
+		source, h := c.sender(small)
+		if h != free {
+			return Operation{}, h
+		}
+		from := c.nodes[is.Node]
+		to, h := c.beside(small, large, from)
+		if h != free {
+			return Operation{}, h
+		}
+		op := Operation{
+			Kind: MoveReplica, From: from.ID, To: to.ID, Source: source.ID,
+			Why: why + ": first their replicas come together",
+		}
+		if small.Leader == from.ID {
+			op.Lead = c.heir(small, from, to).ID
+		}
+		return op, free
+	}
+	n, h := c.worker(small)
+	if h != free {
+		return Operation{}, h
+	}
+	if len(small.Descriptor.Replicas) != len(large.Descriptor.Replicas) {
+		return Operation{}, holdLater
+	}
+	if small.Leader != large.Leader {
+		if l := c.nodes[large.Leader]; l == nil || !l.takes() {
+			return Operation{}, holdLeader
+		}
+		return Operation{
+			Kind: TransferLeader, From: n.ID, Lead: large.Leader, Source: n.ID,
+			Why: why + ": first they get one leader",
+		}, free
+	}
+	return Operation{Kind: Merge, Source: n.ID, Why: why}, free
+}
+
+func (r *rng) votesOn(id keyspace.NodeID) bool {
+	is, ok := r.Descriptor.ReplicaOn(id)
+	return ok && staysVoter(is.Role)
+}
+
+// beside returns a node of large on which small has no replica and can have one without
+// more of its replicas in one zone than before, and without that balance would move it
+// away again.
+func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
+	h := holdZone
+	for _, s := range large.seats {
+		n := s.node
+		if small.seatOf(n.ID) != nil || !n.takes() || small.inZone(n.zone, from) >= small.inZone(from.zone, nil) {
+			continue
+		}
+		if n.receiving < c.settings.NodeCopies && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
+			return n, free
+		}
+		h = holdTargets
+	}
+	return nil, h
+}

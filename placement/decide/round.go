@@ -1,0 +1,197 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+const (
+	// reviewed bounds the replicas that a round reviews because of the state of their
+	// nodes; the last node may bring it above that.
+	reviewed = 1 << 17
+	// patrolled bounds the ranges that a round reviews because it is their turn.
+	patrolled = 1 << 13
+	// scanned bounds the ranges of one need that a round tries to do something for, in
+	// multiples of Settings.MaxOperations.
+	scanned = 2
+)
+
+// Abandon says that an operation under way cannot succeed any more and should be given
+// up: its executor stops it and reports that it ended.
+type Abandon struct {
+	Range keyspace.RangeID
+	Why   string
+}
+
+// Round is the outcome of one round of decisions.
+type Round struct {
+	// Operations are new, most urgent first, and count as under way until Finish.
+	Operations []Operation
+	Abandon    []Abandon
+}
+
+// Decide returns what should be done now.
+func (c *Cluster) Decide(now clock.Time) Round {
+	c.now = max(c.now, now)
+	c.round = nil
+	abandoned := c.watchSilence()
+	c.reviewStale()
+	c.reindex()
+	c.patrolSome()
+	if c.settings.Paused {
+		return Round{Abandon: abandoned}
+	}
+	c.shares()
+	for need := QuorumRisk; need <= Cold; need++ {
+		if need == Size {
+			c.balance()
+		}
+		c.serve(need)
+	}
+	return Round{Operations: c.round, Abandon: abandoned}
+}
+
+// watchSilence finds the nodes that have been silent for long.
+func (c *Cluster) watchSilence() []Abandon {
+	var out []Abandon
+	for _, n := range slices.Clone(c.silent) {
+		age := c.now.Sub(n.SilentSince)
+		if !n.swept && age >= c.settings.AbandonAfter {
+			n.swept = true
+			out = append(out, n.needing()...)
+		}
+		if !n.dead && age >= c.settings.NodeDeadAfter {
+			n.dead = true
+			c.touch(n)
+			c.reviewLater(n)
+		}
+		if !n.known && len(n.replicas) == 0 && n.receiving+n.sending+n.tasks == 0 {
+			c.unindex(n)
+			n.Silent = false
+			c.noteSilence(n)
+			delete(c.nodes, n.ID)
+		}
+	}
+	return out
+}
+
+// needing returns the operations that the silent node holds up.
+func (n *node) needing() []Abandon {
+	var out []Abandon
+	for _, r := range n.replicas {
+		if op := r.op; op != nil && op.Range == r.Descriptor.Range &&
+			(op.To == n.ID || op.Source == n.ID || op.Lead == n.ID) {
+			out = append(out, Abandon{op.Range, fmt.Sprintf("%s: node %s is silent", op.String(), n.ID)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Abandon) int { return compare(a.Range, b.Range) })
+	return out
+}
+
+// reviewStale reviews the ranges of nodes whose state has changed.
+func (c *Cluster) reviewStale() {
+	c.reindex()
+	done := 0
+	for len(c.stale) > 0 && done < reviewed {
+		n := c.stale[0]
+		c.stale = c.stale[1:]
+		n.queued = false
+		done += len(n.replicas)
+		for _, r := range n.replicas {
+			c.review(r)
+		}
+	}
+}
+
+// patrolSome reviews the next ranges in turn.
+func (c *Cluster) patrolSome() {
+	for range min(patrolled, len(c.all)) {
+		if c.patrol >= len(c.all) {
+			c.patrol = 0
+		}
+		c.review(c.all[c.patrol])
+		c.patrol++
+	}
+}
+
+// serve decides operations for the ranges with a need.
+func (c *Cluster) serve(need Reason) {
+	q := &c.queues[need]
+	for range min(len(q.items), scanned*c.settings.MaxOperations) {
+		if c.underWay >= c.settings.MaxOperations || len(q.items) == 0 {
+			return
+		}
+		if q.next >= len(q.items) {
+			q.next = 0
+		}
+		r := q.items[q.next]
+		// What is decided leaves the queue, and another takes its place there.
+		if op, h := c.act(r); h == free {
+			c.emit(r, op)
+		} else {
+			q.next++
+		}
+	}
+}
+
+// act returns the operation that the range needs most, or what holds it up.
+func (c *Cluster) act(r *rng) (Operation, hold) {
+	switch r.need {
+	case QuorumRisk, Repair:
+		return c.repair(r)
+	case Joint:
+		return c.leaveJoint(r)
+	case Learner:
+		return c.learner(r)
+	case Drain:
+		return c.drain(r)
+	case Zones:
+		return c.spread(r)
+	case Factor:
+		return c.factor(r)
+	case Size, Heat:
+		return c.split(r)
+	case Cold:
+		return c.merge(r)
+	default:
+		panic(fmt.Sprintf("decide: range %s is queued for %s", r.Descriptor.Range, r.need))
+	}
+}
+
+// emit decides the operation.
+func (c *Cluster) emit(r *rng, op Operation) {
+	op.Range, op.Bytes = r.Descriptor.Range, 0
+	if op.copies() {
+		op.Bytes = r.Bytes
+		r.movedAt, r.left = max(c.now, 1), 0
+		if op.Reason >= Zones {
+			r.left = op.From // not to and fro; a node that was lost or left itself may come back
+		}
+	}
+	if op.Reason == None {
+		op.Reason = r.need
+	}
+	op.Requires.Ranges = append(op.Requires.Ranges, r.is())
+	var other *rng
+	if op.Kind == Merge {
+		other = c.ranges[op.Other]
+		op.Requires.Ranges = append(op.Requires.Ranges, other.is())
+	}
+	for _, id := range []keyspace.NodeID{op.To, op.Lead} {
+		if id != 0 && !slices.Contains(op.Requires.Live, id) {
+			op.Requires.Live = append(op.Requires.Live, id)
+		}
+	}
+	c.attach(r, other, &op)
+	c.round = append(c.round, op)
+	c.reindex()
+}
+
+// is pins the range as it is.
+func (r *rng) is() RangeIs {
+	d := &r.Descriptor
+	return RangeIs{d.Range, d.Generation, d.ConfIndex, d.Replicas}
+}

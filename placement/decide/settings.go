@@ -1,0 +1,85 @@
+package decide
+
+import "time"
+
+// Settings are the cluster's, as an operator has them. The zero value of a field that
+// Defaults fills is not a setting: start from Defaults.
+type Settings struct {
+	// ReplicationFactor is the number of voters that a range should have.
+	ReplicationFactor int
+	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
+	// elsewhere.
+	NodeDeadAfter time.Duration
+	// AbandonAfter is how long an operation waits for a silent node that it needs.
+	AbandonAfter time.Duration
+	// RangeMaxBytes is the size above which a range is split.
+	RangeMaxBytes int64
+	// SplitLoad is the number of puts and reads a second above which a range is split
+	// where its load divides.
+	SplitLoad int64
+	// NodeCopies bounds the copies of replicas that a node receives at a time, and
+	// those that it sends. Balance takes at most half of them, at least one.
+	NodeCopies int
+	// NodeTasks bounds the operations without a copy that a node leads at a time.
+	NodeTasks int
+	// MaxOperations bounds the operations under way in the cluster.
+	MaxOperations int
+	// Band is the part of its share by which a node's bytes or leaders may be off before
+	// anything is moved, though always by one range; Rest is where moving ends.
+	Band, Rest float64
+	// LoadBand and LoadRest are the same for load, which is noisier. Load below MinLoad
+	// a second is not worth a move.
+	LoadBand, LoadRest float64
+	MinLoad            int64
+	// Patience is how long load must have been too high before it moves or splits
+	// anything, and how long a node for which nothing was found is left alone.
+	Patience time.Duration
+	// CoolDown is how long a range that was moved or whose leader was moved for balance
+	// is not moved for balance again.
+	CoolDown time.Duration
+	// MergeAge is how old two neighbours are, each counted from its last split, before
+	// they are merged.
+	MergeAge time.Duration
+	// MinRanges is the number of ranges below which nothing is merged.
+	MinRanges int
+	// FullAt is the part of a node's capacity above which it takes no replica.
+	FullAt float64
+	// RangeCost is what a replica counts beyond its bytes, so that empty ranges are
+	// spread too.
+	RangeCost int64
+	// Paused stops all decisions.
+	Paused bool
+}
+
+// Defaults returns the settings of a cluster whose operator has set none.
+func Defaults() Settings {
+	return Settings{
+		ReplicationFactor: 3,
+		NodeDeadAfter:     5 * time.Minute,
+		AbandonAfter:      30 * time.Second,
+		RangeMaxBytes:     256 << 20,
+		SplitLoad:         2500,
+		NodeCopies:        2,
+		NodeTasks:         8,
+		MaxOperations:     8192,
+		Band:              0.05,
+		Rest:              0.03,
+		LoadBand:          0.20,
+		LoadRest:          0.10,
+		MinLoad:           100,
+		Patience:          30 * time.Second,
+		CoolDown:          10 * time.Minute,
+		MergeAge:          time.Hour,
+		MinRanges:         1,
+		FullAt:            0.90,
+		RangeCost:         1 << 20,
+	}
+}
+
+// balanceCopies bounds the copies for balance that a node receives or sends.
+func (s *Settings) balanceCopies() int { return max(1, s.NodeCopies/2) }
+
+// mergeBytes and mergeLoad are what two neighbours may have together to be merged: a
+// quarter of what splits, so that neither growth nor noise splits them again soon.
+func (s *Settings) mergeBytes() int64 { return s.RangeMaxBytes / 4 }
+func (s *Settings) mergeLoad() int64  { return s.SplitLoad / 4 }
