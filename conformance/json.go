@@ -27,6 +27,10 @@ var jsonKinds = []*kind{
 	overJSON("LeaseKeepAlive", "/v3/lease/keepalive", 1),
 }
 
+// jsonMaxBytes is what a request by JSON has at most: a little more than gRPC takes. A body
+// far above it Skein refuses before it has read it, in words of its own (docs/CONFORMANCE.md).
+const jsonMaxBytes = maxRequestBytes + grpcOverheadBytes + 1<<10
+
 // overJSON returns a kind that makes the calls of another, by name, by posting them to the
 // path.
 func overJSON(of, path string, weight int) *kind {
@@ -38,6 +42,9 @@ func overJSON(of, path string, weight int) *kind {
 		k.alone = base.alone
 		k.generate = func(s *source) proto.Message {
 			r := base.generate(s)
+			for proto.Size(r) > jsonMaxBytes {
+				r = base.generate(s)
+			}
 			if read, ok := r.(*pb.RangeRequest); ok {
 				read.Serializable = false // asOf compares messages, not texts
 			}

@@ -14,9 +14,10 @@ import (
 // few, so that ids are used again.
 var leaseIDs = []int64{1, 2, 3, -7, 1 << 62, 0x7fff_ffff_ffff_ffff, -1 << 63, 7587}
 
-// leaseTTLs are far apart, so that the order of the ends of two leases, by which etcd
-// lists them, does not depend on how long a call took. None ends within a run.
-var leaseTTLs = []int64{3600, 36_000, 360_000, 9_000_000_000}
+// leaseTTLs are those of leaseIDs, far apart, so that the order of the ends of two leases,
+// by which etcd lists them, does not depend on how long a call took, nor on when a lock's
+// session renewed its own. None ends within a run.
+var leaseTTLs = []int64{3600, 36_000, 360_000, 3_600_000, 36_000_000, 360_000_000, 3_600_000_000, 9_000_000_000}
 
 // leaseKinds are the calls about leases. Nothing that they do shows in a revision but
 // for the deletion of keys, so that they are alone in their waves.
@@ -68,7 +69,8 @@ func keepAlive(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Messa
 // grantRequest asks for a lease, or for one that no store grants. Ids that the store
 // draws are not asked for: the two would hold different leases.
 func (s *source) grantRequest() *pb.LeaseGrantRequest {
-	r := &pb.LeaseGrantRequest{ID: s.leaseID(), TTL: pick(s, leaseTTLs)}
+	i := s.IntN(len(leaseIDs))
+	r := &pb.LeaseGrantRequest{ID: leaseIDs[i], TTL: leaseTTLs[i]}
 	if s.chance(10) {
 		r.TTL = pick(s, []int64{9_000_000_001, 1<<63 - 1})
 		r.ID = pick(s, []int64{0, r.ID})

@@ -30,6 +30,8 @@ type recorder struct {
 	last    map[int64]int64
 	partly  map[int64]bool
 	divided []string
+	// compacted says that a watcher was ended because its start is compacted.
+	compacted bool
 	// once notes a progress but once, however often it was asked for.
 	once bool
 	err  error
@@ -77,6 +79,7 @@ func (r *recorder) take(resp *pb.WatchResponse) {
 			r.last[id] = 0
 		}
 		if resp.GetCanceled() {
+			r.compacted = r.compacted || resp.GetCompactRevision() != 0
 			note += fmt.Sprintf(" canceled %q compact %d", resp.GetCancelReason(), resp.GetCompactRevision())
 		}
 		if before := r.told[id]; r.once && id == progressID && len(before) > 0 && before[len(before)-1] == note {
@@ -159,6 +162,14 @@ const (
 	progressTurns = 20
 	progressPause = 100 * time.Millisecond
 )
+
+// tellsProgress says whether etcd 3.7.3 tells this stream's progress: it keeps a watcher
+// whose start was compacted among those that have to be synced, which that one never is.
+func (w *watchers) tellsProgress() bool {
+	w.etcd.mu.Lock()
+	defer w.etcd.mu.Unlock()
+	return !w.etcd.compacted
+}
 
 // progress asks both for progress until etcd has told that of the revision.
 func (w *watchers) progress(rev int64) error {

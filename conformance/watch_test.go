@@ -292,7 +292,7 @@ func (p *pair) watchTurn(ctx context.Context, i int, all []*watchers) (err error
 func (p *pair) watchCall(w *watchers) error {
 	p.calls++
 	p.outcomes["Watch: OK"]++
-	if len(w.requests) > 3 && p.source.chance(12) {
+	if len(w.requests) > 3 && p.source.chance(12) && w.tellsProgress() {
 		return errors.Join(w.settle(), w.progress(p.source.revision))
 	}
 	r := p.source.watchRequest()
