@@ -66,6 +66,19 @@ func (f *fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) 
 	return &adminpb.NodeListResponse{Stale: f.stale, Nodes: []*adminpb.Node{{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}}, {Id: "a", Name: "n1", ClientUrls: []string{"http://h:1"}, Alive: true, Ranges: 3, Leaders: 1, Bytes: 99}}}, nil
 }
 
+func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
+	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+}
+
+func (f *fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return f.err }
+
+func (f *fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) {
+	if f.err != nil || f.empty {
+		return nil, f.err
+	}
+	return []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Why: "a learner that no operation has"}}, nil
+}
+
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
@@ -73,6 +86,9 @@ func (f *fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) 
 //	range-list|node-list [json]
 //	range-split [json] key=K
 //	range-show [json] id=N
+//	range-move [json] id=N from=NODE to=NODE
+//	range-transfer id=N to=NODE
+//	operations [json]
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -134,6 +150,8 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
+	case "range-move", "range-transfer", "operations":
+		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
 		d.ScanArgs(t, "id", &id)
@@ -146,6 +164,33 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
 	return "", nil
+}
+
+func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	var id uint64
+	var from, to string
+	d.MaybeScanArgs(t, "id", &id)
+	d.MaybeScanArgs(t, "from", &from)
+	d.MaybeScanArgs(t, "to", &to)
+	switch d.Cmd {
+	case "range-move":
+		m, err := c.RangeMove(t.Context(), id, from, to)
+		if err != nil {
+			return "", err
+		}
+		err = WriteOperations(&out, f, []*adminpb.Operation{m.GetOperation()})
+		return out.String(), err
+	case "range-transfer":
+		return "ok\n", c.RangeTransferLeader(t.Context(), id, to)
+	}
+	l, err := c.OperationList(t.Context())
+	if err != nil {
+		return "", err
+	}
+	err = WriteOperations(&out, f, l.GetOperations())
+	return out.String(), err
 }
 
 // serve starts the service on a free port and returns a client whose first endpoint

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -103,6 +104,46 @@ func (c *Client) RangeSplit(ctx context.Context, key []byte) (*adminpb.RangeSpli
 // RangeShow dumps the state of a range's replicas.
 func (c *Client) RangeShow(ctx context.Context, id uint64) (*adminpb.RangeShowResponse, error) {
 	return call(ctx, c, &adminpb.RangeShowRequest{Id: id}, adminpb.AdminClient.RangeShow)
+}
+
+// RangeMove begins to put a range's replica on one node in the place of that on another.
+// Asking twice is harmless: the second time is refused.
+func (c *Client) RangeMove(ctx context.Context, id uint64, from, to string) (*adminpb.RangeMoveResponse, error) {
+	return call(ctx, c, &adminpb.RangeMoveRequest{Id: id, From: from, To: to}, adminpb.AdminClient.RangeMove)
+}
+
+// RangeTransferLeader has another replica of a range lead it.
+func (c *Client) RangeTransferLeader(ctx context.Context, id uint64, to string) error {
+	_, err := call(ctx, c, &adminpb.RangeTransferLeaderRequest{Id: id, To: to}, adminpb.AdminClient.RangeTransferLeader)
+	return err
+}
+
+// OperationList lists the operations under way, oldest first.
+func (c *Client) OperationList(ctx context.Context) (*adminpb.OperationListResponse, error) {
+	return call(ctx, c, &adminpb.OperationListRequest{}, adminpb.AdminClient.OperationList)
+}
+
+// movePoll lies between two looks at an operation that is waited for.
+const movePoll = 200 * time.Millisecond
+
+// AwaitOperation returns when the operation is over, or with ctx's error.
+func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
+	for {
+		l, err := c.OperationList(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(l.GetOperations(), func(o *adminpb.Operation) bool { return o.GetId() == id }) {
+			return nil
+		}
+		t := time.NewTimer(movePoll)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+	}
 }
 
 // NodeList lists all nodes.

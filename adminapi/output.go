@@ -100,6 +100,34 @@ func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
 	return writeTable(w, rows)
 }
 
+// operationJSON is an operation as -w json prints it.
+type operationJSON struct {
+	ID    uint64 `json:"id"`
+	Range uint64 `json:"range"`
+	Kind  string `json:"kind"`
+	From  string `json:"from,omitempty"`
+	To    string `json:"to,omitempty"`
+	Why   string `json:"why"`
+}
+
+// WriteOperations prints the operations under way.
+func WriteOperations(w io.Writer, f Format, ops []*adminpb.Operation) error {
+	if f == JSON {
+		out := struct {
+			Operations []operationJSON `json:"operations"`
+		}{[]operationJSON{}}
+		for _, o := range ops {
+			out.Operations = append(out.Operations, operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
+		}
+		return writeJSON(w, out)
+	}
+	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "WHY"}}
+	for _, o := range ops {
+		rows = append(rows, []string{fmt.Sprint(o.GetId()), fmt.Sprint(o.GetRange()), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
+	}
+	return writeTable(w, rows)
+}
+
 // WriteSplit prints the two halves of a split.
 func WriteSplit(w io.Writer, f Format, s *adminpb.RangeSplitResponse) error {
 	if f == JSON {

@@ -39,6 +39,19 @@ type Backend interface {
 	ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error)
 	// Nodes returns all nodes, in any order, stale as Ranges.
 	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
+	Mover
+}
+
+// Mover is what the service asks of the node about who holds ranges. Nodes are named by
+// their names or by their ids in etcd's form.
+type Mover interface {
+	// MoveRange begins to put a replica of the range on one node in the place of that on
+	// another.
+	MoveRange(ctx context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error)
+	// TransferLeader has the node lead the range.
+	TransferLeader(ctx context.Context, id keyspace.RangeID, to string) error
+	// Operations returns the operations under way, oldest first.
+	Operations(ctx context.Context) ([]*adminpb.Operation, error)
 }
 
 // Refusal is an error that tells the operator what to do next.
@@ -98,6 +111,29 @@ func (s *server) RangeShow(ctx context.Context, r *adminpb.RangeShowRequest) (*a
 	return resp, nil
 }
 
+func (s *server) RangeMove(ctx context.Context, r *adminpb.RangeMoveRequest) (*adminpb.RangeMoveResponse, error) {
+	o, err := s.backend.MoveRange(ctx, keyspace.RangeID(r.Id), r.From, r.To)
+	if err != nil {
+		return nil, grpcError(fmt.Sprintf("move range %d from %s to %s", r.Id, r.From, r.To), err, lookForOperations)
+	}
+	return &adminpb.RangeMoveResponse{Operation: o}, nil
+}
+
+func (s *server) RangeTransferLeader(ctx context.Context, r *adminpb.RangeTransferLeaderRequest) (*adminpb.RangeTransferLeaderResponse, error) {
+	if err := s.backend.TransferLeader(ctx, keyspace.RangeID(r.Id), r.To); err != nil {
+		return nil, grpcError(fmt.Sprintf("have %s lead range %d", r.To, r.Id), err, lookFirst)
+	}
+	return &adminpb.RangeTransferLeaderResponse{}, nil
+}
+
+func (s *server) OperationList(ctx context.Context, _ *adminpb.OperationListRequest) (*adminpb.OperationListResponse, error) {
+	ops, err := s.backend.Operations(ctx)
+	if err != nil {
+		return nil, grpcError("list the operations", err, readAgain)
+	}
+	return &adminpb.OperationListResponse{Operations: ops}, nil
+}
+
 func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adminpb.NodeListResponse, error) {
 	l, err := s.backend.Nodes(ctx)
 	if err != nil {
@@ -112,6 +148,7 @@ func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adm
 // The next step after an outcome that is not known, of a question and of a change.
 const (
 	readAgain = "try again with a longer --command-timeout; if it stays so, look which nodes are down: a quorum is needed"
+	lookForOperations = "look with skein placement operations whether it has begun, then try again with a longer --command-timeout"
 	lookFirst = "look with skein range list whether it happened, then try again with a longer --command-timeout"
 )
 

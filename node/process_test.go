@@ -106,7 +106,9 @@ func serving(t *testing.T) *processes {
 
 // newProcesses returns processes that are not started yet. Its tests wait most of their
 // time, for elections, leases and nodes that start, and so run beside each other.
-func newProcesses(t *testing.T) *processes {
+func newProcesses(t *testing.T) *processes { return newProcessesOf(t, 3) }
+
+func newProcessesOf(t *testing.T, nodes int) *processes {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs real processes")
@@ -116,15 +118,15 @@ func newProcesses(t *testing.T) *processes {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports := portsLeft.free(t, 6)
+	ports := portsLeft.free(t, 2*nodes)
 	var members []string
-	for i := range 3 {
-		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[3+i]))
+	for i := range nodes {
+		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[nodes+i]))
 	}
 	c := &processes{t: t}
 	dir := t.TempDir()
-	for i := range 3 {
-		client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[i]), fmt.Sprintf("http://127.0.0.1:%d", ports[3+i])
+	for i := range nodes {
+		client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[i]), fmt.Sprintf("http://127.0.0.1:%d", ports[nodes+i])
 		p := &process{name: fmt.Sprintf("n%d", i+1), client: client, binary: bin, dir: dir}
 		p.args = []string{
 			"--name", p.name, "--data-dir", filepath.Join(dir, p.name),

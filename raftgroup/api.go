@@ -72,6 +72,8 @@ type Bus interface {
 	Send(to keyspace.NodeID, m transport.Method, order uint64, payload []byte) error
 	// OpenStream opens a stream whose first message is first.
 	OpenStream(ctx context.Context, to keyspace.NodeID, m transport.Method, first []byte) (transport.Stream, error)
+	// Peers are the other nodes of the cluster, as far as they are known.
+	Peers() []keyspace.NodeID
 }
 
 // Registrar is what RegisterHandlers needs of the bus.

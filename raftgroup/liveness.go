@@ -12,8 +12,9 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// peers is what the host knows about the nodes that it shares groups with. Every
-// node tells each of them at short intervals that it lives and that its disks move.
+// peers is what the host knows about the other nodes. Every node tells each of them at
+// short intervals that it lives and that its disks move, also those that it shares no
+// group with: who holds no range is a gateway yet, and must know whom to ask.
 type peers struct {
 	h  *Host
 	mu struct {
@@ -117,6 +118,11 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
+		for _, id := range p.h.cfg.Bus.Peers() {
+			if _, told := tell[id]; !told {
+				tell[id] = false
+			}
+		}
 		p.tell(tell)
 	}
 	slices.Sort(died)

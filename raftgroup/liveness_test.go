@@ -329,3 +329,38 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 		}
 	})
 }
+
+// A node that shares no group with another one knows all the same whether it lives: it
+// may have been left by its last replica, and serves clients yet.
+func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(2))
+		r.write(1, "first")
+		know := func(of keyspace.NodeID) bool {
+			for _, n := range r.nodes {
+				if n.id != of && !n.host.Liveness(of) {
+					return false
+				}
+			}
+			return true
+		}
+		for id := range r.nodes {
+			r.eventually(fmt.Sprintf("all know that node %s lives", id), 3*time.Second, func() bool { return know(id) })
+		}
+		time.Sleep(5 * time.Second)
+		for id := range r.nodes {
+			if !know(id) {
+				t.Errorf("after a while not all know that node %s lives", id)
+			}
+		}
+		r.nodes[3].crash(0)
+		r.eventually("the others notice that one is gone", 3*time.Second, func() bool {
+			return !r.nodes[1].host.Liveness(3) && !r.nodes[2].host.Liveness(3)
+		})
+		r.nodes[3].start()
+		r.eventually("and that it is back", 3*time.Second, func() bool { return know(3) })
+	})
+}

@@ -90,6 +90,17 @@ func (b *testBus) end(id keyspace.NodeID) *busEnd {
 	return e
 }
 
+func (e *busEnd) Peers() (ids []keyspace.NodeID) {
+	e.b.mu.Lock()
+	defer e.b.mu.Unlock()
+	for id := range e.b.nodes {
+		if id != e.id {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // start lets the others reach a node whose handlers are registered.
 func (e *busEnd) start() { e.b.set(func(b *testBus) { b.nodes[e.id] = e }) }
 

@@ -24,6 +24,367 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Operation is a change of a range's replicas that placement carries out.
+type Operation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Range uint64                 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
+	// move, add or remove.
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The names of the nodes, "" where the kind has none.
+	From          string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
+	Why           string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Operation) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Operation) GetRange() uint64 {
+	if x != nil {
+		return x.Range
+	}
+	return 0
+}
+
+func (x *Operation) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Operation) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Operation) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Operation) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+type RangeMoveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Nodes, by name or by id in etcd's form.
+	From          string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMoveRequest) Reset() {
+	*x = RangeMoveRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMoveRequest) ProtoMessage() {}
+
+func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMoveRequest.ProtoReflect.Descriptor instead.
+func (*RangeMoveRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RangeMoveRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RangeMoveRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *RangeMoveRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type RangeMoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMoveResponse) Reset() {
+	*x = RangeMoveResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMoveResponse) ProtoMessage() {}
+
+func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMoveResponse.ProtoReflect.Descriptor instead.
+func (*RangeMoveResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RangeMoveResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type RangeTransferLeaderRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The node that is to lead, by name or by id in etcd's form.
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeTransferLeaderRequest) Reset() {
+	*x = RangeTransferLeaderRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeTransferLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeTransferLeaderRequest) ProtoMessage() {}
+
+func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeTransferLeaderRequest.ProtoReflect.Descriptor instead.
+func (*RangeTransferLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RangeTransferLeaderRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RangeTransferLeaderRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type RangeTransferLeaderResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeTransferLeaderResponse) Reset() {
+	*x = RangeTransferLeaderResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeTransferLeaderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeTransferLeaderResponse) ProtoMessage() {}
+
+func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeTransferLeaderResponse.ProtoReflect.Descriptor instead.
+func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+}
+
+type OperationListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationListRequest) Reset() {
+	*x = OperationListRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationListRequest) ProtoMessage() {}
+
+func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
+func (*OperationListRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+}
+
+type OperationListResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operations    []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationListResponse) Reset() {
+	*x = OperationListResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationListResponse) ProtoMessage() {}
+
+func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
+func (*OperationListResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OperationListResponse) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
 // Range is one range as the cluster sees it.
 type Range struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -49,7 +410,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -61,7 +422,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -74,7 +435,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Range) GetId() uint64 {
@@ -148,7 +509,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -160,7 +521,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -173,7 +534,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
 }
 
 type RangeListResponse struct {
@@ -187,7 +548,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -199,7 +560,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -212,7 +573,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -239,7 +600,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -251,7 +612,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -264,7 +625,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -284,7 +645,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +657,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +670,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -335,7 +696,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -347,7 +708,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -360,7 +721,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -380,7 +741,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -392,7 +753,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -405,7 +766,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -439,7 +800,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +812,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +825,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -510,7 +871,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +883,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +896,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type NodeListResponse struct {
@@ -549,7 +910,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +922,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +935,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -611,7 +972,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +984,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +997,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Node) GetId() string {
@@ -707,7 +1068,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +1080,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +1093,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Refusal) GetReason() string {
@@ -753,7 +1114,29 @@ var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\xd3\x01\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"{\n" +
+	"\tOperation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05range\x18\x02 \x01(\x04R\x05range\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\"F\n" +
+	"\x10RangeMoveRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\"L\n" +
+	"\x11RangeMoveResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"<\n" +
+	"\x1aRangeTransferLeaderRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
+	"\x1bRangeTransferLeaderResponse\"\x16\n" +
+	"\x14OperationListRequest\"R\n" +
+	"\x15OperationListResponse\x129\n" +
+	"\n" +
+	"operations\x18\x01 \x03(\v2\x19.skein.admin.v1.OperationR\n" +
+	"operations\"\xd3\x01\n" +
 	"\x05Range\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1e\n" +
 	"\n" +
@@ -804,12 +1187,15 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xd7\x02\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xfd\x04\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
 	"RangeSplit\x12!.skein.admin.v1.RangeSplitRequest\x1a\".skein.admin.v1.RangeSplitResponse\"\x00\x12R\n" +
-	"\tRangeShow\x12 .skein.admin.v1.RangeShowRequest\x1a!.skein.admin.v1.RangeShowResponse\"\x00\x12O\n" +
+	"\tRangeShow\x12 .skein.admin.v1.RangeShowRequest\x1a!.skein.admin.v1.RangeShowResponse\"\x00\x12R\n" +
+	"\tRangeMove\x12 .skein.admin.v1.RangeMoveRequest\x1a!.skein.admin.v1.RangeMoveResponse\"\x00\x12p\n" +
+	"\x13RangeTransferLeader\x12*.skein.admin.v1.RangeTransferLeaderRequest\x1a+.skein.admin.v1.RangeTransferLeaderResponse\"\x00\x12^\n" +
+	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12O\n" +
 	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
@@ -824,41 +1210,56 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*Range)(nil),              // 0: skein.admin.v1.Range
-	(*RangeListRequest)(nil),   // 1: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),  // 2: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),  // 3: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil), // 4: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),   // 5: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),  // 6: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),       // 7: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),    // 8: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),   // 9: skein.admin.v1.NodeListResponse
-	(*Node)(nil),               // 10: skein.admin.v1.Node
-	(*Refusal)(nil),            // 11: skein.admin.v1.Refusal
+	(*Operation)(nil),                   // 0: skein.admin.v1.Operation
+	(*RangeMoveRequest)(nil),            // 1: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),           // 2: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),  // 3: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil), // 4: skein.admin.v1.RangeTransferLeaderResponse
+	(*OperationListRequest)(nil),        // 5: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),       // 6: skein.admin.v1.OperationListResponse
+	(*Range)(nil),                       // 7: skein.admin.v1.Range
+	(*RangeListRequest)(nil),            // 8: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),           // 9: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),           // 10: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),          // 11: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),            // 12: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),           // 13: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                // 14: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),             // 15: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),            // 16: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                        // 17: skein.admin.v1.Node
+	(*Refusal)(nil),                     // 18: skein.admin.v1.Refusal
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
-	0,  // 0: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	0,  // 1: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	0,  // 2: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	0,  // 3: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	7,  // 4: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	10, // 5: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	1,  // 6: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	3,  // 7: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	5,  // 8: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	8,  // 9: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	2,  // 10: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	4,  // 11: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	6,  // 12: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	9,  // 13: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	10, // [10:14] is the sub-list for method output_type
-	6,  // [6:10] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	0,  // 1: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	7,  // 2: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	7,  // 3: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	7,  // 4: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	7,  // 5: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	14, // 6: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	17, // 7: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	8,  // 8: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	10, // 9: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	12, // 10: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	1,  // 11: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	3,  // 12: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	5,  // 13: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	15, // 14: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	9,  // 15: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	11, // 16: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	13, // 17: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	2,  // 18: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	4,  // 19: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	6,  // 20: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	16, // 21: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	15, // [15:22] is the sub-list for method output_type
+	8,  // [8:15] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -872,7 +1273,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

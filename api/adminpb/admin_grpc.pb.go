@@ -22,10 +22,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_RangeList_FullMethodName  = "/skein.admin.v1.Admin/RangeList"
-	Admin_RangeSplit_FullMethodName = "/skein.admin.v1.Admin/RangeSplit"
-	Admin_RangeShow_FullMethodName  = "/skein.admin.v1.Admin/RangeShow"
-	Admin_NodeList_FullMethodName   = "/skein.admin.v1.Admin/NodeList"
+	Admin_RangeList_FullMethodName           = "/skein.admin.v1.Admin/RangeList"
+	Admin_RangeSplit_FullMethodName          = "/skein.admin.v1.Admin/RangeSplit"
+	Admin_RangeShow_FullMethodName           = "/skein.admin.v1.Admin/RangeShow"
+	Admin_RangeMove_FullMethodName           = "/skein.admin.v1.Admin/RangeMove"
+	Admin_RangeTransferLeader_FullMethodName = "/skein.admin.v1.Admin/RangeTransferLeader"
+	Admin_OperationList_FullMethodName       = "/skein.admin.v1.Admin/OperationList"
+	Admin_NodeList_FullMethodName            = "/skein.admin.v1.Admin/NodeList"
 )
 
 // AdminClient is the client API for Admin service.
@@ -38,6 +41,13 @@ type AdminClient interface {
 	RangeSplit(ctx context.Context, in *RangeSplitRequest, opts ...grpc.CallOption) (*RangeSplitResponse, error)
 	// RangeShow dumps what the replicas of one range hold in memory, for a bug report.
 	RangeShow(ctx context.Context, in *RangeShowRequest, opts ...grpc.CallOption) (*RangeShowResponse, error)
+	// RangeMove begins to put a range's replica on one node in the place of that on
+	// another. It returns when that has begun; OperationList says when it is over.
+	RangeMove(ctx context.Context, in *RangeMoveRequest, opts ...grpc.CallOption) (*RangeMoveResponse, error)
+	// RangeTransferLeader has another replica of a range lead it.
+	RangeTransferLeader(ctx context.Context, in *RangeTransferLeaderRequest, opts ...grpc.CallOption) (*RangeTransferLeaderResponse, error)
+	// OperationList lists the operations under way, oldest first.
+	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
 }
@@ -80,6 +90,36 @@ func (c *adminClient) RangeShow(ctx context.Context, in *RangeShowRequest, opts 
 	return out, nil
 }
 
+func (c *adminClient) RangeMove(ctx context.Context, in *RangeMoveRequest, opts ...grpc.CallOption) (*RangeMoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RangeMoveResponse)
+	err := c.cc.Invoke(ctx, Admin_RangeMove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) RangeTransferLeader(ctx context.Context, in *RangeTransferLeaderRequest, opts ...grpc.CallOption) (*RangeTransferLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RangeTransferLeaderResponse)
+	err := c.cc.Invoke(ctx, Admin_RangeTransferLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OperationListResponse)
+	err := c.cc.Invoke(ctx, Admin_OperationList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NodeListResponse)
@@ -100,6 +140,13 @@ type AdminServer interface {
 	RangeSplit(context.Context, *RangeSplitRequest) (*RangeSplitResponse, error)
 	// RangeShow dumps what the replicas of one range hold in memory, for a bug report.
 	RangeShow(context.Context, *RangeShowRequest) (*RangeShowResponse, error)
+	// RangeMove begins to put a range's replica on one node in the place of that on
+	// another. It returns when that has begun; OperationList says when it is over.
+	RangeMove(context.Context, *RangeMoveRequest) (*RangeMoveResponse, error)
+	// RangeTransferLeader has another replica of a range lead it.
+	RangeTransferLeader(context.Context, *RangeTransferLeaderRequest) (*RangeTransferLeaderResponse, error)
+	// OperationList lists the operations under way, oldest first.
+	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -120,6 +167,15 @@ func (UnimplementedAdminServer) RangeSplit(context.Context, *RangeSplitRequest) 
 }
 func (UnimplementedAdminServer) RangeShow(context.Context, *RangeShowRequest) (*RangeShowResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RangeShow not implemented")
+}
+func (UnimplementedAdminServer) RangeMove(context.Context, *RangeMoveRequest) (*RangeMoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RangeMove not implemented")
+}
+func (UnimplementedAdminServer) RangeTransferLeader(context.Context, *RangeTransferLeaderRequest) (*RangeTransferLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RangeTransferLeader not implemented")
+}
+func (UnimplementedAdminServer) OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OperationList not implemented")
 }
 func (UnimplementedAdminServer) NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeList not implemented")
@@ -199,6 +255,60 @@ func _Admin_RangeShow_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_RangeMove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RangeMoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RangeMove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RangeMove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RangeMove(ctx, req.(*RangeMoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_RangeTransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RangeTransferLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RangeTransferLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RangeTransferLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RangeTransferLeader(ctx, req.(*RangeTransferLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_OperationList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OperationListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).OperationList(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_OperationList_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).OperationList(ctx, req.(*OperationListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_NodeList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(NodeListRequest)
 	if err := dec(in); err != nil {
@@ -235,6 +345,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RangeShow",
 			Handler:    _Admin_RangeShow_Handler,
+		},
+		{
+			MethodName: "RangeMove",
+			Handler:    _Admin_RangeMove_Handler,
+		},
+		{
+			MethodName: "RangeTransferLeader",
+			Handler:    _Admin_RangeTransferLeader_Handler,
+		},
+		{
+			MethodName: "OperationList",
+			Handler:    _Admin_OperationList_Handler,
 		},
 		{
 			MethodName: "NodeList",

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/config"
 )
 
@@ -110,7 +111,7 @@ func (f *adminFlags) tls() (*tls.Config, error) {
 
 func newRange(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "range", Short: "List, split and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
 	f.add(c.PersistentFlags())
 	c.AddCommand(&cobra.Command{
 		Use: "list", Short: "List all ranges", Args: cobra.NoArgs,
@@ -123,7 +124,7 @@ func newRange(environ []string) *cobra.Command {
 				return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, ranges)
 			})
 		}),
-	}, newSplit(f), &cobra.Command{
+	}, newSplit(f), newMove(f), newTransfer(f), &cobra.Command{
 		Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
 		RunE: failing(func(c *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 10, 64)
@@ -167,6 +168,76 @@ func newSplit(f *adminFlags) *cobra.Command {
 		})
 	})
 	return split
+}
+
+func newMove(f *adminFlags) *cobra.Command {
+	var id uint64
+	var from, to string
+	var noWait bool
+	move := &cobra.Command{Use: "move --range ID --from NODE --to NODE", Short: "Put a range's replica on one node in the place of that on another", Args: cobra.NoArgs}
+	move.Flags().Uint64Var(&id, "range", 0, "id of the range")
+	move.Flags().StringVar(&from, "from", "", "name or id of the node that gives its replica up")
+	move.Flags().StringVar(&to, "to", "", "name or id of the node that gets one")
+	move.Flags().BoolVar(&noWait, "no-wait", false, "return when the move has begun")
+	move.RunE = failing(func(c *cobra.Command, _ []string) error {
+		if id == 0 || from == "" || to == "" {
+			return &config.UsageError{Err: errors.New("give --range, --from and --to")}
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+			m, err := client.RangeMove(ctx, id, from, to)
+			if err != nil {
+				return err
+			}
+			if noWait {
+				return adminapi.WriteOperations(c.OutOrStdout(), format, []*adminpb.Operation{m.GetOperation()})
+			}
+			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
+				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
+			}
+			s, err := client.RangeShow(ctx, id)
+			if err != nil {
+				return err
+			}
+			return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{s.GetRange()}})
+		})
+	})
+	return move
+}
+
+func newTransfer(f *adminFlags) *cobra.Command {
+	var id uint64
+	var to string
+	transfer := &cobra.Command{Use: "transfer-leader --range ID --to NODE", Short: "Have another replica of a range lead it", Args: cobra.NoArgs}
+	transfer.Flags().Uint64Var(&id, "range", 0, "id of the range")
+	transfer.Flags().StringVar(&to, "to", "", "name or id of the node that is to lead")
+	transfer.RunE = failing(func(c *cobra.Command, _ []string) error {
+		if id == 0 || to == "" {
+			return &config.UsageError{Err: errors.New("give --range and --to")}
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+			return client.RangeTransferLeader(ctx, id, to)
+		})
+	})
+	return transfer
+}
+
+func newPlacement(environ []string) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{Use: "placement", Short: "Look at what placement does", Args: cobra.NoArgs, RunE: needsCommand}
+	f.add(c.PersistentFlags())
+	c.AddCommand(&cobra.Command{
+		Use: "operations", Short: "List the operations under way", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				l, err := client.OperationList(ctx)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteOperations(c.OutOrStdout(), format, l.GetOperations())
+			})
+		}),
+	})
+	return c
 }
 
 func newNode(environ []string) *cobra.Command {

@@ -52,6 +52,17 @@ func (fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) {
 	return nil, kverror.NoLeader
 }
 
+func (fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
+	if to != "n4" {
+		return nil, &adminapi.Refusal{Reason: "there is no node " + to, NextStep: "see skein node list"}
+	}
+	return &adminpb.Operation{Id: 7, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, nil
+}
+
+func (fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return nil }
+
+func (fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) { return nil, nil }
+
 // replaceRun puts f in the place of the node for one test.
 func replaceRun(t *testing.T, f func(context.Context, *config.Config, *zap.Logger) error) {
 	t.Helper()
