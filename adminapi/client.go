@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
 )
 
 // connectTimeout bounds how long one endpoint may take to be reached before the next
@@ -136,12 +137,8 @@ func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
 		if !slices.ContainsFunc(l.GetOperations(), func(o *adminpb.Operation) bool { return o.GetId() == id }) {
 			return nil
 		}
-		t := time.NewTimer(movePoll)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
+		if err := clock.Sleep(ctx, clock.System(), movePoll); err != nil {
+			return err
 		}
 	}
 }

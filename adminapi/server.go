@@ -147,9 +147,9 @@ func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adm
 
 // The next step after an outcome that is not known, of a question and of a change.
 const (
-	readAgain = "try again with a longer --command-timeout; if it stays so, look which nodes are down: a quorum is needed"
+	readAgain         = "try again with a longer --command-timeout; if it stays so, look which nodes are down: a quorum is needed"
 	lookForOperations = "look with skein placement operations whether it has begun, then try again with a longer --command-timeout"
-	lookFirst = "look with skein range list whether it happened, then try again with a longer --command-timeout"
+	lookFirst         = "look with skein range list whether it happened, then try again with a longer --command-timeout"
 )
 
 // grpcError words an error of the backend. A refusal travels as a detail of the

@@ -75,6 +75,8 @@ type gatewayBody struct {
 	// stream says that the body is a stream of messages: then each of them has the bound,
 	// and not all together.
 	stream bool
+	// broken is called when a message is none, and nothing is read behind it. It may be nil.
+	broken func()
 
 	mu sync.Mutex
 	// lasts says that the call may take for ever: then the time to read ends when the
@@ -142,8 +144,11 @@ func (j gatewayJSON) NewDecoder(r io.Reader) runtime.Decoder {
 	}
 	return runtime.DecoderFunc(func(v any) error {
 		err := inner.Decode(v)
-		if err == nil {
+		switch {
+		case err == nil:
 			body.message()
+		case !errors.Is(err, io.EOF) && body.broken != nil:
+			body.broken()
 		}
 		return err
 	})

@@ -112,9 +112,14 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reader.Go(func() {
 		// When the client has gone so has its call: a socket has no half.
 		defer cancel()
-		s.feed(ctx, conn, feed)
+		s.feed(ctx, conn, feed, !mayGoOn(r.URL.Path))
 	})
 	limited := newGatewayBody(out, call, s.maxBodyBytes)
+	limited.broken = func() {
+		// Nobody reads the body any more, and nothing else ends the call.
+		body.CloseWithError(io.ErrClosedPipe)
+		cancel()
+	}
 	call.Body = limited
 	s.next.ServeHTTP(out, call)
 	out.end()
@@ -140,12 +145,15 @@ func (s *sockets) request(ctx context.Context, r *http.Request, body io.ReadClos
 	return call
 }
 
-// feed copies the messages of a client to its call, a line each. It returns when the client
-// has gone, or ctx is done: that alone ends a farewell that nobody answers.
-func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeWriter) {
+// feed copies the messages of a client to its call, a line each; with one a call has one
+// message, and waits for the end behind it. It returns when the client has gone, or ctx is
+// done: that alone ends a farewell that nobody answers.
+func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeWriter, one bool) {
 	for first := true; ; first = false {
 		err := s.feedOne(ctx, conn, call, first)
 		switch {
+		case err == nil && one:
+			call.Close()
 		case errors.Is(err, io.ErrClosedPipe):
 			// The call has ended: what else the client says is for nobody.
 		case err != nil:

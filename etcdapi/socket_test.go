@@ -266,3 +266,54 @@ func TestStopEndsSockets(t *testing.T) {
 		t.Error("a socket after the stop")
 	}
 }
+
+// A call that takes one message has heard all behind it: it would wait for more otherwise,
+// and the client for it.
+func TestSocketsOfOneMessage(t *testing.T) {
+	r := newRig(t, "http", nil)
+	r.gateway.sockets.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s heard %q %v\n", r.URL.Path, b, err)
+	})
+	for _, path := range []string{"/v3/election/observe", "/v3/maintenance/snapshot"} {
+		c := socket(t, r, path, nil)
+		say(t, c, `{}`)
+		say(t, c, `{"more":1}`) // for nobody
+		if _, b, err := c.Read(t.Context()); err != nil || string(b) != path+` heard "{}\n" <nil>` {
+			t.Errorf("heard %q, %v", b, err)
+		}
+	}
+}
+
+// What is no message ends its call, and the socket with it: nobody reads on.
+func TestBrokenMessagesEndSockets(t *testing.T) {
+	r, _, _ := watchRig(t, func(o *Options) { o.Leases = &fakeLeases{} })
+	for _, first := range []string{"", `{"create_request":{"key":"YQ=="}}`} {
+		for _, broken := range []string{"nonsense", `{"create_request":{"key":5}}`} {
+			c := socket(t, r, "/v3/watch", nil)
+			if first != "" {
+				say(t, c, first)
+				hear(t, c)
+			}
+			say(t, c, broken)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			for err := error(nil); err == nil; {
+				if _, _, err = c.Read(ctx); ctx.Err() != nil {
+					t.Errorf("%q behind %q: the socket lives on", broken, first)
+				}
+			}
+			cancel()
+		}
+	}
+	s := r.gateway.sockets
+	for range 1000 {
+		s.mu.Lock()
+		open := s.open
+		s.mu.Unlock()
+		if open == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("sockets are left")
+}

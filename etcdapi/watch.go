@@ -259,7 +259,6 @@ func (st *watchStream) sendEvents(w *watcher, d *watch.Delivery) error {
 	if w.fragment {
 		return st.sendFragments(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events})
 	}
-	clear(st.shared.events)
 	var ok bool
 	if st.shared.events, ok = d.AppendEncoded(st.shared.events[:0]); !ok {
 		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events})
@@ -272,7 +271,9 @@ func (st *watchStream) sendEvents(w *watcher, d *watch.Delivery) error {
 		st.shared.head, st.headRevision, st.headTerm = head, d.Revision, term
 	}
 	st.shared.id = w.id
-	return st.sent(st.grpc.SendMsg(&st.shared))
+	err := st.grpc.SendMsg(&st.shared)
+	clear(st.shared.events) // gRPC has its own hold of them: a stream that is at rest keeps none
+	return st.sent(err)
 }
 
 // sendFragments sends a response in pieces that stay below the bound of a message, or

@@ -106,7 +106,10 @@ func serving(t *testing.T) *processes {
 
 // newProcesses returns processes that are not started yet. Its tests wait most of their
 // time, for elections, leases and nodes that start, and so run beside each other.
-func newProcesses(t *testing.T) *processes { return newProcessesOf(t, 3) }
+func newProcesses(t *testing.T) *processes {
+	t.Helper()
+	return newProcessesOf(t, 3)
+}
 
 func newProcessesOf(t *testing.T, nodes int) *processes {
 	t.Helper()

@@ -67,7 +67,7 @@ func sampleRequests() []request {
 	}
 }
 
-var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Replica: 9, Why: "asked for"}
+var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Replica: 9, Leaving: 4, Why: "asked for"}
 
 func sampleResponse(k requestKind) response {
 	switch k {

@@ -24,7 +24,8 @@ type Mover interface {
 	// ChangeMembers changes the members of a range that the node leads, if confIndex is
 	// the index of their configuration.
 	ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error
-	// TransferTo has another node lead a range that the node leads.
+	// TransferTo has another node, or with 0 the one that is best off, lead a range that the
+	// node leads.
 	TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error
 }
 
@@ -63,7 +64,12 @@ func (s *Service) operate(ctx context.Context, term uint64) {
 	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), running: map[keyspace.RangeID]bool{}}
 	var wait sync.WaitGroup
 	defer wait.Wait()
+	tidied := s.o.Clock.Now()
 	for {
+		if now := s.o.Clock.Now(); now.Sub(tidied) >= operationSweep {
+			o.tidy(ctx)
+			tidied = now
+		}
 		for _, op := range s.View().Operations() {
 			if o.begin(op.Range) {
 				wait.Go(func() {
@@ -75,7 +81,6 @@ func (s *Service) operate(ctx context.Context, term uint64) {
 		sweep, cancel := clock.WithTimeout(ctx, s.o.Clock, operationSweep)
 		select {
 		case <-sweep.Done():
-			o.tidy(ctx)
 		case <-s.operateKick:
 		}
 		cancel()
@@ -98,7 +103,7 @@ func (o *operator) tidy(ctx context.Context) {
 	v.All(func(g *Range) bool {
 		for _, m := range g.Descriptor.Replicas {
 			if m.Role == keyspace.RoleLearner && !joint(&g.Descriptor) && !busy[g.Descriptor.Range] {
-				stray = append(stray, Operation{Range: g.Descriptor.Range, Kind: OperationRemove, From: m.Node, Why: "a learner that no operation has"})
+				stray = append(stray, Operation{Range: g.Descriptor.Range, Kind: OperationTidy, From: m.Node, Why: "a learner that no operation has"})
 				break
 			}
 		}
@@ -127,26 +132,18 @@ func (o *operator) end(id keyspace.RangeID) {
 	delete(o.running, id)
 }
 
-// carryOut works on one operation until it is over or the term is.
+// carryOut works on one operation until it is over or the term is. One that does not get
+// on for long is ended where it stands: tidy takes away what it has added.
 func (o *operator) carryOut(ctx context.Context, op Operation) {
-	select {
-	case o.slots <- struct{}{}:
-	case <-ctx.Done():
-		return
-	}
-	defer func() { <-o.slots }()
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("what", &op))
 	log.Info("operation begins", zap.String("why", op.Why))
-	last, pause, giveUp := o.s.o.Clock.Now(), operationPauseMin, false
+	last, pause := o.s.o.Clock.Now(), operationPauseMin
 	for ctx.Err() == nil {
-		if now := o.s.o.Clock.Now(); !giveUp && now.Sub(last) > o.s.o.OperationPatience {
-			giveUp = true
-			log.Warn("operation is given up: it did not get on")
-		}
-		over, moved, err := o.step(ctx, &op, giveUp)
-		if over {
+		over, moved, err := o.step(ctx, &op)
+		giveUp := o.s.o.Clock.Now().Sub(last) > o.s.o.OperationPatience
+		if over || giveUp {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
-				log.Info("operation is over")
+				log.Info("operation is over", zap.Bool("given-up", giveUp && !over), zap.Error(err))
 				return
 			}
 		}
@@ -163,7 +160,13 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 
 // step does the next thing for an operation. over says that nothing is left to do, moved
 // that something was done.
-func (o *operator) step(ctx context.Context, op *Operation, giveUp bool) (over, moved bool, err error) {
+func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, err error) {
+	select {
+	case o.slots <- struct{}{}:
+	case <-ctx.Done():
+		return false, false, ctx.Err()
+	}
+	defer func() { <-o.slots }() // nobody else's place is kept while this one pauses
 	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
 	defer cancel()
 	d, leader, err := o.look(ctx, op.Range)
@@ -171,14 +174,14 @@ func (o *operator) step(ctx context.Context, op *Operation, giveUp bool) (over, 
 		return false, false, err
 	}
 	st := op.next(&d, leader, o.s.o.Alive)
-	if giveUp {
-		st = op.undo(&d)
-	}
 	switch {
 	case st.done:
-		return true, true, nil
-	case st.transfer != 0:
-		err = o.s.o.Mover.TransferTo(ctx, leader, op.Range, st.transfer)
+		// The map is to have it before the operation is gone: what is decided next is decided
+		// by the map.
+		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
+		return res.Err == nil, true, res.Err
+	case st.transfer:
+		err = o.s.o.Mover.TransferTo(ctx, leader, op.Range, st.leader)
 	case len(st.change) > 0:
 		err = o.s.o.Mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
 	default:
@@ -231,6 +234,9 @@ func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operat
 	}
 	if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
 		return Operation{}, err
+	}
+	if op.Kind.adds() && !s.o.Alive(op.To) {
+		return Operation{}, kverror.New(kverror.BadRequest, "%s range %s: node %s does not live", op.Kind, op.Range, op.To)
 	}
 	res := s.propose(ctx, term, beginOperation{Generation: row.Descriptor.Generation, ConfIndex: row.Descriptor.ConfIndex, Operation: *op})
 	if res.Err != nil {

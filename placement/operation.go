@@ -23,6 +23,8 @@ const (
 	OperationAdd
 	// OperationRemove takes the replica on From away.
 	OperationRemove
+	// OperationTidy takes the replica on From away if it is a learner yet.
+	OperationTidy
 )
 
 // String returns the kind's name.
@@ -34,9 +36,18 @@ func (k OperationKind) String() string {
 		return "add"
 	case OperationRemove:
 		return "remove"
+	case OperationTidy:
+		return "tidy"
 	}
 	return fmt.Sprintf("operation kind %d", byte(k))
 }
+
+func (k OperationKind) known() bool { return k >= OperationMove && k <= OperationTidy }
+
+// adds says whether an operation of the kind makes a replica, takes whether it takes one
+// away.
+func (k OperationKind) adds() bool  { return k == OperationMove || k == OperationAdd }
+func (k OperationKind) takes() bool { return k != OperationAdd }
 
 // Operation is a change of a range's replicas that placement carries out, step by step.
 // A range has one at a time. The record is all there is of it beside the range's own
@@ -50,6 +61,9 @@ type Operation struct {
 	From, To keyspace.NodeID
 	// Replica is the id of the replica on To, which nobody ever had. 0 where there is none.
 	Replica keyspace.ReplicaID
+	// Leaving is the id of the replica on From; 0 where there is none. A later one there is
+	// none of the operation's business.
+	Leaving keyspace.ReplicaID
 	// Why says for the operator what it is for, in at most maxNameBytes bytes.
 	Why string
 }
@@ -64,6 +78,7 @@ func appendOperation(dst []byte, o *Operation) []byte {
 	dst = binary.AppendUvarint(dst, uint64(o.From))
 	dst = binary.AppendUvarint(dst, uint64(o.To))
 	dst = binary.AppendUvarint(dst, uint64(o.Replica))
+	dst = binary.AppendUvarint(dst, uint64(o.Leaving))
 	return appendString(dst, o.Why)
 }
 
@@ -71,9 +86,9 @@ func (r *reader) operation() Operation {
 	o := Operation{
 		ID: r.uvarint(), Range: keyspace.RangeID(r.uvarint()), Kind: OperationKind(r.byte()),
 		From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint()),
-		Replica: keyspace.ReplicaID(r.uvarint()), Why: r.string(maxNameBytes),
+		Replica: keyspace.ReplicaID(r.uvarint()), Leaving: keyspace.ReplicaID(r.uvarint()), Why: r.string(maxNameBytes),
 	}
-	if o.Kind < OperationMove || o.Kind > OperationRemove {
+	if !o.Kind.known() {
 		r.fail(fmt.Errorf("placement: unknown kind %d of operation", byte(o.Kind)))
 	}
 	return o
@@ -136,11 +151,15 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 	if err := checkOperation(&op, &row.Descriptor, s.nodes); err != nil {
 		return result{Err: err}
 	}
-	op.ID = index
-	if op.To != 0 {
+	op.ID, op.Replica, op.Leaving = index, 0, 0
+	if op.Kind.adds() {
 		op.Replica = s.NextReplica
 		s.NextReplica++
 		s.dirty.meta = true
+	}
+	if op.Kind.takes() {
+		from, _ := row.Descriptor.ReplicaOn(op.From)
+		op.Leaving = from.ID
 	}
 	s.operations[op.Range] = op
 	s.operated(op.Range)
@@ -175,18 +194,22 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 		}
 	}
 	switch {
+	case !o.Kind.known():
+		return refuse("no such operation")
 	case joint(d):
 		return kverror.New(kverror.Busy, "the members of range %s are being changed", o.Range)
-	case o.Kind != OperationAdd && !hasFrom:
+	case o.Kind.takes() && !hasFrom:
 		return refuse("node %s holds no replica of it", o.From)
 	case o.Kind == OperationMove && from.Role != keyspace.RoleVoter:
 		// To would be a voter more. Whoever made the learner, or tidy, takes it away.
 		return refuse("the replica on node %s does not vote yet", o.From)
-	case o.Kind == OperationRemove && o.To != 0 || o.Kind == OperationAdd && o.From != 0:
+	case o.Kind == OperationTidy && from.Role != keyspace.RoleLearner:
+		return refuse("the replica on node %s votes", o.From)
+	case !o.Kind.adds() && o.To != 0 || !o.Kind.takes() && o.From != 0:
 		return refuse("from node %s and to node %s", o.From, o.To)
-	case o.Kind != OperationRemove && !known:
+	case o.Kind.adds() && !known:
 		return refuse("there is no node %s", o.To)
-	case o.Kind != OperationRemove && hasTo:
+	case o.Kind.adds() && hasTo:
 		return refuse("node %s holds a replica of it", o.To)
 	case o.Kind == OperationRemove && from.Role == keyspace.RoleVoter && voters < 2:
 		return refuse("it has %d voters", voters)
@@ -220,8 +243,10 @@ type step struct {
 	done bool
 	// wait says that the range has to come to rest first.
 	wait bool
-	// transfer is who is to lead before the next step.
-	transfer keyspace.NodeID
+	// transfer says that another one is to lead before the next step: leader, or 0 for whom
+	// the range's raft group takes for the best.
+	transfer bool
+	leader   keyspace.NodeID
 	change   []raftgroup.ConfChange
 	// stuck says why nothing can be done.
 	stuck string
@@ -234,12 +259,15 @@ type step struct {
 func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
 	to, hasTo := d.ReplicaOn(o.To)
 	from, hasFrom := d.ReplicaOn(o.From)
+	hasFrom = hasFrom && from.ID == o.Leaving
 	promote := raftgroup.ConfChange{Type: raftgroup.Promote, Replica: to.ID}
 	remove := raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: from.ID}
-	other := otherVoter(d, o.From, alive)
+	living, all := votersBeside(d, o.From, alive)
 	switch {
 	case joint(d):
 		return step{wait: true}
+	case o.Kind == OperationTidy && hasFrom && from.Role != keyspace.RoleLearner:
+		return step{done: true} // it was one when the map last heard of it
 	case o.To != 0 && !hasTo && !hasFrom && o.From != 0:
 		return step{done: true} // somebody else has moved it on
 	case o.To != 0 && !hasTo:
@@ -248,9 +276,9 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 		return step{change: []raftgroup.ConfChange{promote}}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && leader != o.From:
 		return step{change: []raftgroup.ConfChange{promote, remove}}
-	case o.To != 0 && to.Role == keyspace.RoleLearner && other != 0:
-		return step{transfer: other}
-	case o.To != 0 && to.Role == keyspace.RoleLearner && otherVoter(d, o.From, anyone) != 0:
+	case o.To != 0 && to.Role == keyspace.RoleLearner && living > 0:
+		return step{transfer: true}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && all > 0:
 		// Not a voter more meanwhile: a split would leave it with its child for good.
 		return step{stuck: "no other voter lives"}
 	case o.To != 0 && to.Role == keyspace.RoleLearner:
@@ -258,37 +286,26 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 		return step{change: []raftgroup.ConfChange{promote}}
 	case !hasFrom:
 		return step{done: true}
+	case from.Role == keyspace.RoleVoter && 2*living <= all:
+		return step{stuck: "without this replica no quorum of the range lives"}
 	case leader == o.From && o.To != 0:
-		return step{transfer: o.To}
-	case leader == o.From && other != 0:
-		return step{transfer: other}
+		return step{transfer: true, leader: o.To}
 	case leader == o.From:
-		return step{stuck: "no other voter lives"}
+		return step{transfer: true}
 	}
 	return step{change: []raftgroup.ConfChange{remove}}
 }
 
-// undo returns the next step of giving the operation up: what it has added goes again,
-// unless that votes already.
-func (o *Operation) undo(d *keyspace.Descriptor) step {
-	to, has := d.ReplicaOn(o.To)
-	switch {
-	case joint(d):
-		return step{wait: true}
-	case !has || to.ID != o.Replica || to.Role != keyspace.RoleLearner:
-		return step{done: true}
-	}
-	return step{change: []raftgroup.ConfChange{{Type: raftgroup.RemoveReplica, Replica: to.ID}}}
-}
-
-func anyone(keyspace.NodeID) bool { return true }
-
-// otherVoter returns a living voter on another node, 0 where there is none.
-func otherVoter(d *keyspace.Descriptor, than keyspace.NodeID, alive func(keyspace.NodeID) bool) keyspace.NodeID {
+// votersBeside counts the voters on other nodes, and those of them that live.
+func votersBeside(d *keyspace.Descriptor, node keyspace.NodeID, alive func(keyspace.NodeID) bool) (living, all int) {
 	for _, m := range d.Replicas {
-		if m.Role == keyspace.RoleVoter && m.Node != than && alive(m.Node) {
-			return m.Node
+		if m.Role != keyspace.RoleVoter || m.Node == node {
+			continue
+		}
+		all++
+		if alive(m.Node) {
+			living++
 		}
 	}
-	return 0
+	return living, all
 }

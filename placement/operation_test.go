@@ -34,6 +34,7 @@ type pretend struct {
 }
 
 func newPretend(t *testing.T, rng *rand.Rand, d keyspace.Descriptor) *pretend {
+	t.Helper()
 	return &pretend{t: t, rng: rng, d: d, leader: d.Replicas[0].Node, dead: map[keyspace.NodeID]bool{}, added: map[keyspace.ReplicaID]bool{}, report: func(keyspace.Descriptor) {}}
 }
 
@@ -65,6 +66,11 @@ func (p *pretend) Look(_ context.Context, node keyspace.NodeID, _ keyspace.Range
 func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace.RangeID, to keyspace.NodeID) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, v := range p.d.Replicas {
+		if to == 0 && v.Role == keyspace.RoleVoter && v.Node != node && !p.dead[v.Node] {
+			to = v.Node
+		}
+	}
 	m, ok := p.d.ReplicaOn(to)
 	switch done, err := p.fate(); {
 	case node != p.leader:
@@ -150,8 +156,10 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		case OperationRemove:
 			op.To, op.Replica = 0, 0
 			want--
-		case OperationMove:
+		case OperationMove, OperationTidy:
 		}
+		leaving, _ := d.ReplicaOn(op.From)
+		op.Leaving = leaving.ID
 		if err := checkOperation(&op, &d, nodes); err != nil {
 			if want == 0 {
 				continue
@@ -179,8 +187,8 @@ func (p *pretend) drive(op *Operation, least int) bool {
 		switch {
 		case st.done:
 			return true
-		case st.transfer != 0:
-			err = o.s.o.Mover.TransferTo(p.t.Context(), p.leader, 7, st.transfer)
+		case st.transfer:
+			err = o.s.o.Mover.TransferTo(p.t.Context(), p.leader, 7, st.leader)
 		case len(st.change) > 0:
 			err = o.s.o.Mover.ChangeMembers(p.t.Context(), p.leader, 7, p.d.ConfIndex, st.change)
 		}
@@ -201,13 +209,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		d := r.founding.Ranges()[0]
 		p = newPretend(t, rand.New(rand.NewPCG(31, 1)), d)
 		p.failures = 0.8
-		p.report = func(d keyspace.Descriptor) {
-			for _, n := range r.nodes {
-				if c := n.current.Load(); c != nil {
-					c.ReportDescriptors(d)
-				}
-			}
-		}
+		p.report = r.report
 		r.startAll()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -264,6 +266,7 @@ func TestOperationIsGivenUp(t *testing.T) {
 		r.mover = func() Mover { return stubborn{p} }
 		d := r.founding.Ranges()[0]
 		p = newPretend(t, rand.New(rand.NewPCG(32, 1)), d)
+		p.report = r.report
 		r.startAll()
 		ctx := t.Context()
 		if _, err := r.nodes[0].client.BeginOperation(ctx, Operation{Range: d.Range, Kind: OperationAdd, To: 4}); err != nil {
@@ -278,6 +281,46 @@ func TestOperationIsGivenUp(t *testing.T) {
 			t.Fatalf("after a long time: %v, %v, %v", under, err, p.d.Replicas)
 		}
 	})
+}
+
+// report takes a descriptor to the map, as the range's leader does.
+func (r *rig) report(d keyspace.Descriptor) {
+	for _, n := range r.nodes {
+		if c := n.current.Load(); c != nil {
+			c.ReportDescriptors(d)
+		}
+	}
+}
+
+// What is removed because the map has it as a learner stays where it votes by then: the map
+// is behind. So does a replica that came to its node after the operation was begun.
+func TestOperationLeavesOthersAlone(t *testing.T) {
+	voter := func(id keyspace.ReplicaID, n keyspace.NodeID) keyspace.Replica {
+		return keyspace.Replica{ID: id, Node: n}
+	}
+	d := keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 30, Replicas: []keyspace.Replica{voter(1, 1), voter(2, 2), voter(9, 3)}}
+	all := func(keyspace.NodeID) bool { return true }
+	tidy := Operation{Range: 7, Kind: OperationTidy, From: 3, Leaving: 9}
+	if st := tidy.next(&d, 1, all); !st.done {
+		t.Errorf("a learner that votes meanwhile: %+v", st)
+	}
+	d.Replicas[2].Role = keyspace.RoleLearner
+	if st := tidy.next(&d, 1, all); len(st.change) != 1 || st.change[0].Replica != 9 {
+		t.Errorf("a learner: %+v", st)
+	}
+	d.Replicas[2] = voter(12, 3)
+	for _, o := range []Operation{tidy, {Range: 7, Kind: OperationRemove, From: 3, Leaving: 9}} {
+		if st := o.next(&d, 1, all); !st.done {
+			t.Errorf("%s of one that has gone: %+v", &o, st)
+		}
+	}
+	last := Operation{Range: 7, Kind: OperationRemove, From: 1, Leaving: 1}
+	if st := last.next(&d, 2, func(n keyspace.NodeID) bool { return n != 3 }); st.stuck == "" {
+		t.Errorf("removed from {1, 2, 3}, of which 3 is dead: %+v", st)
+	}
+	if st := last.next(&d, 2, all); len(st.change) != 1 || st.change[0].Replica != 1 {
+		t.Errorf("removed where all live: %+v", st)
+	}
 }
 
 // stubborn is a range whose new replicas never catch up.

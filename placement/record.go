@@ -60,8 +60,8 @@ const (
 	recordRange   = 'r' // + range id, 8 bytes, big endian
 	recordSetting = 's' // + name
 	recordLease   = 'l' // + lease id, 8 bytes, big endian
-	// + range id, 8 bytes, big endian
-	recordOperation = 'o'
+
+	recordOperation = 'o' // + range id, 8 bytes, big endian
 )
 
 func nodeKey(id keyspace.NodeID) []byte {

@@ -128,7 +128,7 @@ func (n *Node) openCreated(id keyspace.RangeID) error {
 	if errors.Is(err, raftgroup.ErrExists) {
 		return nil // a message for it was faster; whoever opens it gives the claim up
 	}
-	if err == nil {
+	if err == nil && n.Replica(id) != nil { // else its span waits for its removal
 		n.unclaim(id)
 	}
 	return err

@@ -386,6 +386,10 @@ func (r *Replica) lookBefore(events []Event, compacted keyspace.Revision, maxByt
 			break
 		}
 	}
+	if err := r.endedMeanwhile(); err != nil {
+		_ = g.Close() // the first error says more
+		return 0, err
+	}
 	// Of what was compacted meanwhile an older version may have been found instead.
 	compacted = r.compactedBeyond(known)
 	for i := range events[:n] {
@@ -394,6 +398,17 @@ func (r *Replica) lookBefore(events []Event, compacted keyspace.Revision, maxByt
 		}
 	}
 	return n, g.Close()
+}
+
+// endedMeanwhile says why the replica has ended, nil if it has not: what was read of its
+// data may be of what was being deleted.
+func (r *Replica) endedMeanwhile() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return r.ended
+	}
+	return nil
 }
 
 // before finds the version before an event.

@@ -38,11 +38,33 @@ type leaver struct {
 	kick chan struct{}
 
 	mu sync.Mutex
-	// Guarded by mu: todo are the ranges to look at, each once.
-	todo []keyspace.RangeID
+	// Guarded by mu: todo are the ranges to look at, each once; begun those whose stored
+	// replica is being removed.
+	todo  []keyspace.RangeID
+	begun map[keyspace.RangeID]bool
 }
 
-func newLeaver(n *Node) *leaver { return &leaver{n: n, kick: make(chan struct{}, 1)} }
+func newLeaver(n *Node) *leaver {
+	return &leaver{n: n, kick: make(chan struct{}, 1), begun: map[keyspace.RangeID]bool{}}
+}
+
+func (l *leaver) begin(id keyspace.RangeID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun[id] = true
+}
+
+func (l *leaver) began(id keyspace.RangeID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun[id]
+}
+
+func (l *leaver) done(id keyspace.RangeID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.begun, id)
+}
 
 // note has the leaver look whether the range's replica here still is a member.
 func (l *leaver) note(id keyspace.RangeID) {
@@ -182,7 +204,7 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 		return nil
 	}
 	r.expel()
-	if err := n.noteEmpty(ctx, r); err != nil {
+	if err := n.noteLeft(ctx, r); err != nil {
 		return err
 	}
 	if err := n.removeReplica(ctx, id); err != nil {
@@ -197,11 +219,13 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 	return nil
 }
 
-// noteEmpty makes it durable that a replica without an applied record has left. After a
-// crash on the way deleteData could not say which one it was.
-func (n *Node) noteEmpty(ctx context.Context, r *Replica) error {
-	_, have, err := n.cfg.Engine.Applied(r.id.Group())
-	if err != nil || have {
+// noteLeft makes it durable that a replica has left of which no durable applied record
+// says so: one without data, or a child whose first record no flush has reached. After a
+// crash behind the tombstone deleteData could not say which one it was, and a split that
+// is replayed would make it anew.
+func (n *Node) noteLeft(ctx context.Context, r *Replica) error {
+	_, durable, err := n.cfg.Engine.DurableApplied(r.id.Group())
+	if err != nil || durable {
 		return err
 	}
 	b := n.cfg.Engine.NewBatch()
@@ -222,7 +246,7 @@ func (n *Node) noteEmpty(ctx context.Context, r *Replica) error {
 // configuration in its record is without it.
 func (n *Node) leaveStored(ctx context.Context, id keyspace.RangeID) error {
 	a, ok, err := n.cfg.Engine.Applied(id.Group())
-	if err != nil || !ok {
+	if err != nil || !ok && !n.leaver.began(id) {
 		return err
 	}
 	for _, m := range a.Replicas {
@@ -230,10 +254,14 @@ func (n *Node) leaveStored(ctx context.Context, id keyspace.RangeID) error {
 			return nil // it is being opened
 		}
 	}
+	n.leaver.begin(id) // what was committed when a flush fails is removed once more
 	if err := n.removeReplica(ctx, id); err != nil {
 		return err
 	}
-	n.unclaim(id)
+	n.leaver.done(id)
+	if n.Replica(id) == nil {
+		n.unclaim(id)
+	}
 	n.log.Info("removed what was left of a replica", zap.Stringer("range", id))
 	return nil
 }

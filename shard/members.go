@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -69,7 +70,8 @@ func (r *Replica) membersError(err error) error {
 	return kverror.New(kind, "change the members of range %s: %v", r.id, err)
 }
 
-// TransferTo hands the leadership to the voter on the node. What is under way is
+// TransferTo hands the leadership to the voter on the node, or with 0 to the one that is
+// best off. What is under way is
 // finished first, and what comes meanwhile is repeated at the new leader: no request
 // fails. It returns once this replica leads no more. Errors are of package kverror; the
 // leadership may then have moved all the same.
@@ -89,6 +91,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 		return notLeader
 	case to == r.node.cfg.Self:
 		return nil
+	case to == 0: // raft chooses
 	case target.ID == 0 || target.Role != keyspace.RoleVoter && target.Role != keyspace.RoleVoterIncoming:
 		return kverror.New(kverror.BadRequest, "node %s holds no voter of range %s", to, r.id)
 	}
@@ -99,13 +102,19 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	if err != nil {
 		return kverror.New(kverror.Busy, "hand range %s over: %v", r.id, err)
 	}
-	moving, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, transferTimeout)
+	// Raft ends the attempt by itself, after an election timeout and a tick. Until then it
+	// drops proposals, and the pipeline stays closed.
+	moving, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, transferPatience)
 	defer cancel()
 	if err := r.group.Transfer(moving, target.ID); err != nil {
 		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
 	}
 	return nil
 }
+
+// transferPatience is for a raft that does not end a transfer by itself, since its worker
+// stands still.
+const transferPatience = 30 * time.Second
 
 // membersChanged is told when a change of the members is applied here.
 func (r *Replica) membersChanged(leads bool) {

@@ -2,6 +2,7 @@ package shard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -330,6 +332,48 @@ func TestReplicaThatHasLeftStaysAway(t *testing.T) {
 		}
 		r.net.HealAll()
 		r.settle()
+		r.stopAll()
+	})
+}
+
+// A child whose first record no flush has reached is removed, and its node dies when the
+// tombstone is in the log and nothing else. The parent's log makes the split again, and not
+// the child: what that had promised is gone.
+func TestChildThatHasLeftIsNotMadeAgain(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 6, lan)
+		r.startAll()
+		r.leader(1)
+		child := r.split("k")
+		r.leader(child)
+		n := r.nodes[2]
+		for range 200 {
+			if n.node.Load().Replica(child) != nil {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		p := n.node.Load().Replica(child)
+		if _, durable, err := n.engine.DurableApplied(child.Group()); durable || err != nil {
+			t.Fatalf("the child is durable, which proves nothing: %v", err)
+		}
+		p.expel()
+		n.must(n.node.Load().noteLeft(t.Context(), p))
+		cut := errors.New("cut off")
+		if err := n.host.Remove(t.Context(), child.Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
+			t.Fatal(err)
+		}
+		n.crash()
+		n.start()
+		for range 100 {
+			time.Sleep(50 * time.Millisecond)
+			if n.node.Load().Replica(child) != nil {
+				t.Fatal("the child is here again")
+			}
+		}
+		if d := n.node.Load().Replica(1).Descriptor(); string(d.Span.End) != "k" {
+			t.Errorf("the parent is %v: the split was not made again", d)
+		}
 		r.stopAll()
 	})
 }

@@ -224,7 +224,7 @@ func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
 	if err = n.openStored(id, &a, txns); errors.Is(err, raftgroup.ErrExists) {
 		return true, nil // an order to create it was faster
 	}
-	if err == nil {
+	if err == nil && n.Replica(id) != nil { // else its span waits for its removal
 		n.unclaim(id)
 	}
 	return true, err

@@ -187,7 +187,10 @@ func (c *Client) awaitRemovalOn(ctx context.Context, cluster Cluster, nodes []ke
 	replicas, rctx := errgroup.WithContext(ctx)
 	for _, node := range nodes {
 		own := slices.DeleteFunc(slices.Clone(marks), func(m removalMark) bool {
-			return !slices.ContainsFunc(m.Descriptor.Replicas, func(r keyspace.Replica) bool { return r.Node == node })
+			// A learner is filled with what is left; it may take its time.
+			return !slices.ContainsFunc(m.Descriptor.Replicas, func(r keyspace.Replica) bool {
+				return r.Node == node && r.Role != keyspace.RoleLearner
+			})
 		})
 		replicas.Go(func() error { return c.awaitRemoved(rctx, cluster, node, own) })
 	}

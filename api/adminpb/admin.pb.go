@@ -29,7 +29,7 @@ type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Range uint64                 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
-	// move, add or remove.
+	// move, add, remove or tidy.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The names of the nodes, "" where the kind has none.
 	From          string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
