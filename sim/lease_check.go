@@ -71,11 +71,12 @@ func endOf(now *model, events []Version) int64 {
 	return id
 }
 
-// granted returns the operations that have granted a lease, or may have.
+// granted returns the operations that have granted a lease, or may have. One that has left
+// the id to the node and was not answered has granted none that anybody knows of.
 func granted(ops []*Op) map[int64]*Op {
 	by := map[int64]*Op{}
 	for _, o := range ops {
-		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome != Refused {
+		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome != Refused && leaseOf(o) != 0 {
 			by[leaseOf(o)] = o
 		}
 	}

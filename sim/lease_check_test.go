@@ -206,3 +206,21 @@ func TestUnsureEnd(t *testing.T) {
 		t.Fatalf("%s", strings.Join(bad, "\n"))
 	}
 }
+
+// TestUnknownGrantEndsNothing: a grant that has left its id to the node, and was not
+// answered, is no lease that a lost write could be taken for the end of.
+func TestUnknownGrantEndsNothing(t *testing.T) {
+	s := newScript()
+	s.lose(s.call(&pb.LeaseGrantRequest{TTL: 2}), false)
+	s.lose(s.call(&pb.PutRequest{Key: []byte("l0"), Value: []byte("lost")}), true)
+	for range 20 { // enough is to be known
+		s.do(everything())
+	}
+	r := s.report()
+	if _, p := checkAnswers(r); p == nil || len(p.ends) != 0 {
+		t.Fatalf("ends of leases: %+v", p)
+	}
+	if bad := Check(r); len(bad) != 0 {
+		t.Fatalf("%s", strings.Join(bad, "\n"))
+	}
+}
