@@ -162,6 +162,9 @@ func (f *feedReceiver) receive(b []byte) (*Map, error) {
 	if f.full {
 		base = &Map{nodes: map[keyspace.NodeID]Node{}}
 	}
+	if base == nil {
+		return nil, fmt.Errorf("placement: feed brings version %d over a map that it never sent", p.Version)
+	}
 	next := base.with(p.Version, f.rows, f.nodes)
 	if err := next.check(); err != nil {
 		return nil, err

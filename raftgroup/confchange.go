@@ -176,6 +176,9 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 	if err := proto.Unmarshal(e.GetData(), c.cc); err != nil {
 		return c, fmt.Errorf("%w: %w", errConfEntry, err)
 	}
+	if t := c.cc.GetTransition(); pb.ConfChangeTransition_name[int32(t)] == "" {
+		return c, fmt.Errorf("%w: transition %d", errConfEntry, t) // raft panics at it
+	}
 	if len(c.cc.GetContext()) == 0 {
 		if !c.cc.LeaveJoint() {
 			return c, fmt.Errorf("%w: no context", errConfEntry)
