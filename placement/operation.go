@@ -241,14 +241,12 @@ func (o *Operation) String() string {
 type step struct {
 	// done says that the operation is over.
 	done bool
-	// wait says that the range has to come to rest first.
-	wait bool
 	// transfer says that another one is to lead before the next step: leader, or 0 for whom
 	// the range's raft group takes for the best.
 	transfer bool
 	leader   keyspace.NodeID
 	change   []raftgroup.ConfChange
-	// stuck says why nothing can be done.
+	// stuck says why nothing can be done now.
 	stuck string
 }
 
@@ -265,7 +263,7 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 	living, all := votersBeside(d, o.From, alive)
 	switch {
 	case joint(d):
-		return step{wait: true}
+		return step{stuck: "its members are being changed"}
 	case o.Kind == OperationTidy && hasFrom && from.Role != keyspace.RoleLearner:
 		return step{done: true} // it was one when the map last heard of it
 	case o.To != 0 && !hasTo && !hasFrom && o.From != 0:
