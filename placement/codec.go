@@ -145,6 +145,19 @@ func (r *reader) descriptor() keyspace.Descriptor {
 	return d
 }
 
+func (r *reader) replicas() []keyspace.Replica {
+	if r.err != nil {
+		return nil
+	}
+	rs, rest, err := keyspace.DecodeReplicas(r.b)
+	if err != nil {
+		r.fail(err)
+		return nil
+	}
+	r.b = rest
+	return rs
+}
+
 func (r *reader) descriptors(limit int) []keyspace.Descriptor {
 	n := r.count(limit, 7)
 	var ds []keyspace.Descriptor
