@@ -92,7 +92,7 @@ func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer ss.close()
+	defer func() { _ = ss.close() }() // nothing was bound but for this question
 	host, targets, err := resolve(ctx, addr)
 	if err != nil {
 		return nil, err

@@ -111,6 +111,138 @@ func (x *Operation) GetWhy() string {
 	return ""
 }
 
+type NodeJoinRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Where the other nodes will reach it.
+	PeerUrls []string `protobuf:"bytes,2,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
+	// Cluster and node id of its directory, in etcd's form, where it has one already.
+	Cluster       string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeJoinRequest) Reset() {
+	*x = NodeJoinRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeJoinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeJoinRequest) ProtoMessage() {}
+
+func (x *NodeJoinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeJoinRequest.ProtoReflect.Descriptor instead.
+func (*NodeJoinRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NodeJoinRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodeJoinRequest) GetPeerUrls() []string {
+	if x != nil {
+		return x.PeerUrls
+	}
+	return nil
+}
+
+func (x *NodeJoinRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *NodeJoinRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type NodeJoinResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Cluster id and the node's own id, in etcd's form.
+	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Node    string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// All rows of the node table, in placement's form (docs/format/placement.md).
+	NodeTable     []byte `protobuf:"bytes,3,opt,name=node_table,json=nodeTable,proto3" json:"node_table,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeJoinResponse) Reset() {
+	*x = NodeJoinResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeJoinResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeJoinResponse) ProtoMessage() {}
+
+func (x *NodeJoinResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeJoinResponse.ProtoReflect.Descriptor instead.
+func (*NodeJoinResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeJoinResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *NodeJoinResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeJoinResponse) GetNodeTable() []byte {
+	if x != nil {
+		return x.NodeTable
+	}
+	return nil
+}
+
 type RangeMoveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -123,7 +255,7 @@ type RangeMoveRequest struct {
 
 func (x *RangeMoveRequest) Reset() {
 	*x = RangeMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -135,7 +267,7 @@ func (x *RangeMoveRequest) String() string {
 func (*RangeMoveRequest) ProtoMessage() {}
 
 func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -148,7 +280,7 @@ func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveRequest.ProtoReflect.Descriptor instead.
 func (*RangeMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RangeMoveRequest) GetId() uint64 {
@@ -181,7 +313,7 @@ type RangeMoveResponse struct {
 
 func (x *RangeMoveResponse) Reset() {
 	*x = RangeMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -193,7 +325,7 @@ func (x *RangeMoveResponse) String() string {
 func (*RangeMoveResponse) ProtoMessage() {}
 
 func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -206,7 +338,7 @@ func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveResponse.ProtoReflect.Descriptor instead.
 func (*RangeMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RangeMoveResponse) GetOperation() *Operation {
@@ -227,7 +359,7 @@ type RangeTransferLeaderRequest struct {
 
 func (x *RangeTransferLeaderRequest) Reset() {
 	*x = RangeTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -239,7 +371,7 @@ func (x *RangeTransferLeaderRequest) String() string {
 func (*RangeTransferLeaderRequest) ProtoMessage() {}
 
 func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -252,7 +384,7 @@ func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RangeTransferLeaderRequest) GetId() uint64 {
@@ -277,7 +409,7 @@ type RangeTransferLeaderResponse struct {
 
 func (x *RangeTransferLeaderResponse) Reset() {
 	*x = RangeTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -289,7 +421,7 @@ func (x *RangeTransferLeaderResponse) String() string {
 func (*RangeTransferLeaderResponse) ProtoMessage() {}
 
 func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -302,7 +434,7 @@ func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
 }
 
 type OperationListRequest struct {
@@ -313,7 +445,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -325,7 +457,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -338,7 +470,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type OperationListResponse struct {
@@ -350,7 +482,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +494,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +507,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -410,7 +542,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +554,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +567,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Range) GetId() uint64 {
@@ -509,7 +641,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +653,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +666,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type RangeListResponse struct {
@@ -548,7 +680,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +692,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +705,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -600,7 +732,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +744,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +757,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -645,7 +777,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +789,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +802,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -696,7 +828,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +840,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +853,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -741,7 +873,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +885,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +898,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -800,7 +932,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +944,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +957,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -871,7 +1003,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1015,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1028,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type NodeListResponse struct {
@@ -910,7 +1042,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1054,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1067,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -972,7 +1104,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1116,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1129,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Node) GetId() string {
@@ -1068,7 +1200,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1212,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1225,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Refusal) GetReason() string {
@@ -1121,7 +1253,17 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
-	"\x03why\x18\x06 \x01(\tR\x03why\"F\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\"p\n" +
+	"\x0fNodeJoinRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tpeer_urls\x18\x02 \x03(\tR\bpeerUrls\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"_\n" +
+	"\x10NodeJoinResponse\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"node_table\x18\x03 \x01(\fR\tnodeTable\"F\n" +
 	"\x10RangeMoveRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
@@ -1187,7 +1329,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xfd\x04\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xce\x05\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -1196,7 +1338,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\tRangeMove\x12 .skein.admin.v1.RangeMoveRequest\x1a!.skein.admin.v1.RangeMoveResponse\"\x00\x12p\n" +
 	"\x13RangeTransferLeader\x12*.skein.admin.v1.RangeTransferLeaderRequest\x1a+.skein.admin.v1.RangeTransferLeaderResponse\"\x00\x12^\n" +
 	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12O\n" +
-	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00\x12O\n" +
+	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -1210,53 +1353,57 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*Operation)(nil),                   // 0: skein.admin.v1.Operation
-	(*RangeMoveRequest)(nil),            // 1: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),           // 2: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),  // 3: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil), // 4: skein.admin.v1.RangeTransferLeaderResponse
-	(*OperationListRequest)(nil),        // 5: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),       // 6: skein.admin.v1.OperationListResponse
-	(*Range)(nil),                       // 7: skein.admin.v1.Range
-	(*RangeListRequest)(nil),            // 8: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),           // 9: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),           // 10: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),          // 11: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),            // 12: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),           // 13: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                // 14: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),             // 15: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),            // 16: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                        // 17: skein.admin.v1.Node
-	(*Refusal)(nil),                     // 18: skein.admin.v1.Refusal
+	(*NodeJoinRequest)(nil),             // 1: skein.admin.v1.NodeJoinRequest
+	(*NodeJoinResponse)(nil),            // 2: skein.admin.v1.NodeJoinResponse
+	(*RangeMoveRequest)(nil),            // 3: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),           // 4: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),  // 5: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil), // 6: skein.admin.v1.RangeTransferLeaderResponse
+	(*OperationListRequest)(nil),        // 7: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),       // 8: skein.admin.v1.OperationListResponse
+	(*Range)(nil),                       // 9: skein.admin.v1.Range
+	(*RangeListRequest)(nil),            // 10: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),           // 11: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),           // 12: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),          // 13: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),            // 14: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),           // 15: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                // 16: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),             // 17: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),            // 18: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                        // 19: skein.admin.v1.Node
+	(*Refusal)(nil),                     // 20: skein.admin.v1.Refusal
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
 	0,  // 1: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	7,  // 2: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	7,  // 3: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	7,  // 4: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	7,  // 5: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	14, // 6: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	17, // 7: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	8,  // 8: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	10, // 9: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	12, // 10: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	1,  // 11: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	3,  // 12: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	5,  // 13: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	15, // 14: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	9,  // 15: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	11, // 16: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	13, // 17: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	2,  // 18: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	4,  // 19: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	6,  // 20: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	16, // 21: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	15, // [15:22] is the sub-list for method output_type
-	8,  // [8:15] is the sub-list for method input_type
+	9,  // 2: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	9,  // 3: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	9,  // 4: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	9,  // 5: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	16, // 6: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	19, // 7: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	10, // 8: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	12, // 9: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	14, // 10: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 11: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 12: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	7,  // 13: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	17, // 14: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	1,  // 15: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	11, // 16: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	13, // 17: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	15, // 18: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 19: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 20: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	8,  // 21: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	18, // 22: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	2,  // 23: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	16, // [16:24] is the sub-list for method output_type
+	8,  // [8:16] is the sub-list for method input_type
 	8,  // [8:8] is the sub-list for extension type_name
 	8,  // [8:8] is the sub-list for extension extendee
 	0,  // [0:8] is the sub-list for field type_name
@@ -1273,7 +1420,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Admin_RangeTransferLeader_FullMethodName = "/skein.admin.v1.Admin/RangeTransferLeader"
 	Admin_OperationList_FullMethodName       = "/skein.admin.v1.Admin/OperationList"
 	Admin_NodeList_FullMethodName            = "/skein.admin.v1.Admin/NodeList"
+	Admin_NodeJoin_FullMethodName            = "/skein.admin.v1.Admin/NodeJoin"
 )
 
 // AdminClient is the client API for Admin service.
@@ -50,6 +51,10 @@ type AdminClient interface {
 	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error)
 }
 
 type adminClient struct {
@@ -130,6 +135,16 @@ func (c *adminClient) NodeList(ctx context.Context, in *NodeListRequest, opts ..
 	return out, nil
 }
 
+func (c *adminClient) NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeJoinResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeJoin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -149,6 +164,10 @@ type AdminServer interface {
 	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -179,6 +198,9 @@ func (UnimplementedAdminServer) OperationList(context.Context, *OperationListReq
 }
 func (UnimplementedAdminServer) NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeList not implemented")
+}
+func (UnimplementedAdminServer) NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeJoin not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -327,6 +349,24 @@ func _Admin_NodeList_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_NodeJoin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeJoinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeJoin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeJoin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeJoin(ctx, req.(*NodeJoinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -361,6 +401,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NodeList",
 			Handler:    _Admin_NodeList_Handler,
+		},
+		{
+			MethodName: "NodeJoin",
+			Handler:    _Admin_NodeJoin_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
