@@ -41,6 +41,7 @@ type Backend interface {
 	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
 	Mover
 	Joiner
+	PlacementKeeper
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

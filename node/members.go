@@ -170,23 +170,25 @@ func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []pla
 	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
 		return rpctypes.ErrMemberNotEnoughStarted
 	}
-	descs, err := m.c.client.RangeMap(ctx)
+	groups, err := m.groups(ctx)
 	if err != nil {
 		return err
 	}
-	for i := range descs {
-		if _, holds := descs[i].ReplicaOn(id); holds && !m.quorumLives(descs[i].Replicas) {
+	for i := range groups {
+		if _, holds := groups[i].ReplicaOn(id); holds && !m.quorumLives(groups[i].Replicas) {
 			return rpctypes.ErrGRPCUnhealthy
 		}
 	}
-	st, err := m.c.client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	if !m.quorumLives(st.Replicas) {
-		return rpctypes.ErrGRPCUnhealthy
-	}
 	return nil
+}
+
+// groups returns the placement group and all ranges, as this node knows them.
+func (m members) groups(ctx context.Context) ([]keyspace.Descriptor, error) {
+	mp, err := m.c.client.Map(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return append([]keyspace.Descriptor{mp.PlacementGroup()}, mp.Descriptors()...), nil
 }
 
 func (m members) quorumLives(replicas []keyspace.Replica) bool {
@@ -220,7 +222,7 @@ func (m members) empty(ctx context.Context, id keyspace.NodeID) error {
 	for _, o := range ops {
 		busy[o.Range] = true
 	}
-	descs, err := m.c.client.RangeMap(ctx)
+	descs, err := m.groups(ctx)
 	if err != nil {
 		return err
 	}

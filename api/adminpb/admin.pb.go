@@ -28,7 +28,8 @@ const (
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Range uint64                 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
+	// 0 is the placement group itself.
+	Range uint64 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
 	// move, add, remove or tidy.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The names of the nodes, "" where the kind has none.
@@ -437,6 +438,343 @@ func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
 	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
 }
 
+type PlacementShowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementShowRequest) Reset() {
+	*x = PlacementShowRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementShowRequest) ProtoMessage() {}
+
+func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementShowRequest.ProtoReflect.Descriptor instead.
+func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+}
+
+type PlacementShowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the leader's node, "" where none is known.
+	Leader        string              `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	Term          uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	Replicas      []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementShowResponse) Reset() {
+	*x = PlacementShowResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementShowResponse) ProtoMessage() {}
+
+func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementShowResponse.ProtoReflect.Descriptor instead.
+func (*PlacementShowResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PlacementShowResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *PlacementShowResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *PlacementShowResponse) GetReplicas() []*PlacementReplica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+// PlacementReplica is a replica of the placement group.
+type PlacementReplica struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Node      string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ReplicaId uint64                 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// voter, learner, and the roles of a joint configuration.
+	Role          string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementReplica) Reset() {
+	*x = PlacementReplica{}
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementReplica) ProtoMessage() {}
+
+func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
+func (*PlacementReplica) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PlacementReplica) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PlacementReplica) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
+func (x *PlacementReplica) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+type PlacementMoveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nodes, by name or by id in etcd's form.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementMoveRequest) Reset() {
+	*x = PlacementMoveRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementMoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementMoveRequest) ProtoMessage() {}
+
+func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
+func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PlacementMoveRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PlacementMoveRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type PlacementMoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementMoveResponse) Reset() {
+	*x = PlacementMoveResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementMoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementMoveResponse) ProtoMessage() {}
+
+func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
+func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PlacementMoveResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type PlacementTransferLeaderRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that is to lead, by name or by id in etcd's form.
+	To            string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementTransferLeaderRequest) Reset() {
+	*x = PlacementTransferLeaderRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementTransferLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementTransferLeaderRequest) ProtoMessage() {}
+
+func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
+func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PlacementTransferLeaderRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type PlacementTransferLeaderResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementTransferLeaderResponse) Reset() {
+	*x = PlacementTransferLeaderResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementTransferLeaderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementTransferLeaderResponse) ProtoMessage() {}
+
+func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
+func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+}
+
 type OperationListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -445,7 +783,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -457,7 +795,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -470,7 +808,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type OperationListResponse struct {
@@ -482,7 +820,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +832,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +845,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -542,7 +880,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +892,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +905,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Range) GetId() uint64 {
@@ -641,7 +979,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +991,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +1004,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type RangeListResponse struct {
@@ -680,7 +1018,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +1030,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +1043,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -732,7 +1070,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +1082,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +1095,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -777,7 +1115,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +1127,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +1140,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -828,7 +1166,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +1178,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +1191,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -873,7 +1211,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1223,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1236,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -932,7 +1270,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1282,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1295,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -1003,7 +1341,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1353,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1366,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 type NodeListResponse struct {
@@ -1042,7 +1380,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1392,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1405,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -1104,7 +1442,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1454,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1467,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Node) GetId() string {
@@ -1200,7 +1538,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1550,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1563,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Refusal) GetReason() string {
@@ -1274,6 +1612,24 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
 	"\x1bRangeTransferLeaderResponse\"\x16\n" +
+	"\x14PlacementShowRequest\"\x81\x01\n" +
+	"\x15PlacementShowResponse\x12\x16\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
+	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\"Y\n" +
+	"\x10PlacementReplica\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\":\n" +
+	"\x14PlacementMoveRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"P\n" +
+	"\x15PlacementMoveResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"0\n" +
+	"\x1ePlacementTransferLeaderRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\"!\n" +
+	"\x1fPlacementTransferLeaderResponse\"\x16\n" +
 	"\x14OperationListRequest\"R\n" +
 	"\x15OperationListResponse\x129\n" +
 	"\n" +
@@ -1329,7 +1685,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xce\x05\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\x8c\b\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -1337,7 +1693,10 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\tRangeShow\x12 .skein.admin.v1.RangeShowRequest\x1a!.skein.admin.v1.RangeShowResponse\"\x00\x12R\n" +
 	"\tRangeMove\x12 .skein.admin.v1.RangeMoveRequest\x1a!.skein.admin.v1.RangeMoveResponse\"\x00\x12p\n" +
 	"\x13RangeTransferLeader\x12*.skein.admin.v1.RangeTransferLeaderRequest\x1a+.skein.admin.v1.RangeTransferLeaderResponse\"\x00\x12^\n" +
-	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12O\n" +
+	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12^\n" +
+	"\rPlacementShow\x12$.skein.admin.v1.PlacementShowRequest\x1a%.skein.admin.v1.PlacementShowResponse\"\x00\x12^\n" +
+	"\rPlacementMove\x12$.skein.admin.v1.PlacementMoveRequest\x1a%.skein.admin.v1.PlacementMoveResponse\"\x00\x12|\n" +
+	"\x17PlacementTransferLeader\x12..skein.admin.v1.PlacementTransferLeaderRequest\x1a/.skein.admin.v1.PlacementTransferLeaderResponse\"\x00\x12O\n" +
 	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00\x12O\n" +
 	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
@@ -1353,60 +1712,75 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*Operation)(nil),                   // 0: skein.admin.v1.Operation
-	(*NodeJoinRequest)(nil),             // 1: skein.admin.v1.NodeJoinRequest
-	(*NodeJoinResponse)(nil),            // 2: skein.admin.v1.NodeJoinResponse
-	(*RangeMoveRequest)(nil),            // 3: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),           // 4: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),  // 5: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil), // 6: skein.admin.v1.RangeTransferLeaderResponse
-	(*OperationListRequest)(nil),        // 7: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),       // 8: skein.admin.v1.OperationListResponse
-	(*Range)(nil),                       // 9: skein.admin.v1.Range
-	(*RangeListRequest)(nil),            // 10: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),           // 11: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),           // 12: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),          // 13: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),            // 14: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),           // 15: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                // 16: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),             // 17: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),            // 18: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                        // 19: skein.admin.v1.Node
-	(*Refusal)(nil),                     // 20: skein.admin.v1.Refusal
+	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
+	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
+	(*NodeJoinResponse)(nil),                // 2: skein.admin.v1.NodeJoinResponse
+	(*RangeMoveRequest)(nil),                // 3: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),               // 4: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),      // 5: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil),     // 6: skein.admin.v1.RangeTransferLeaderResponse
+	(*PlacementShowRequest)(nil),            // 7: skein.admin.v1.PlacementShowRequest
+	(*PlacementShowResponse)(nil),           // 8: skein.admin.v1.PlacementShowResponse
+	(*PlacementReplica)(nil),                // 9: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 10: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 11: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 12: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 13: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 14: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 15: skein.admin.v1.OperationListResponse
+	(*Range)(nil),                           // 16: skein.admin.v1.Range
+	(*RangeListRequest)(nil),                // 17: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 18: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),               // 19: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 20: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 21: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 22: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 23: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 24: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 25: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 26: skein.admin.v1.Node
+	(*Refusal)(nil),                         // 27: skein.admin.v1.Refusal
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	0,  // 1: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	9,  // 2: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	9,  // 3: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	9,  // 4: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	9,  // 5: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	16, // 6: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	19, // 7: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	10, // 8: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	12, // 9: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	14, // 10: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	3,  // 11: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	5,  // 12: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	7,  // 13: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	17, // 14: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	1,  // 15: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	11, // 16: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	13, // 17: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	15, // 18: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 19: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 20: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	8,  // 21: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	18, // 22: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	2,  // 23: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	16, // [16:24] is the sub-list for method output_type
-	8,  // [8:16] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	9,  // 1: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	0,  // 2: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	0,  // 3: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	16, // 4: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	16, // 5: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	16, // 6: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	16, // 7: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	23, // 8: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	26, // 9: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	17, // 10: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	19, // 11: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	21, // 12: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 13: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 14: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	14, // 15: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	7,  // 16: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	10, // 17: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	12, // 18: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	24, // 19: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	1,  // 20: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	18, // 21: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	20, // 22: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	22, // 23: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 24: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 25: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	15, // 26: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	8,  // 27: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	11, // 28: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	13, // 29: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	25, // 30: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	2,  // 31: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	21, // [21:32] is the sub-list for method output_type
+	10, // [10:21] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -1420,7 +1794,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
