@@ -30,8 +30,8 @@ type feedPart struct {
 	Own keyspace.Descriptor
 }
 
-// feedVersion leads a part. Version 2 knows who holds the placement group.
-const feedVersion = 2
+// feedVersion leads a part. Version 3 knows who holds the placement group.
+const feedVersion = 3
 
 const (
 	feedFull = 1 << 0
@@ -55,10 +55,7 @@ func (p *feedPart) encode() []byte {
 	if p.Own.ConfIndex != 0 {
 		dst = keyspace.AppendDescriptor(dst, &p.Own)
 	}
-	dst = binary.AppendUvarint(dst, uint64(len(p.Nodes)))
-	for i := range p.Nodes {
-		dst = appendNode(dst, &p.Nodes[i])
-	}
+	dst = appendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
 	for _, g := range p.Rows {
 		dst = appendRange(dst, g)
@@ -79,11 +76,8 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 			r.fail(errors.New("placement: a feed with members of no index"))
 		}
 	}
-	n := r.count(maxNodes, 4)
-	for range n {
-		p.Nodes = append(p.Nodes, r.node())
-	}
-	n = r.count(feedRows, 10)
+	p.Nodes = r.nodes()
+	n := r.count(feedRows, 10)
 	for range n {
 		g := r.rangeRow()
 		if r.err != nil {
@@ -139,7 +133,7 @@ func serveFeed(ctx context.Context, m *machine, gone <-chan struct{}, since uint
 func sendMap(ctx context.Context, m *Map, nodesChanged, since uint64, s transport.Stream) error {
 	part := feedPart{Version: m.Version, Full: since == 0}
 	if since == 0 || nodesChanged > since {
-		part.Nodes = m.Nodes()
+		part.Nodes = m.NodeTable()
 	}
 	if since == 0 || m.own.ConfIndex > since {
 		part.Own = m.own

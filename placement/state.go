@@ -99,7 +99,11 @@ func (s *state) apply(index uint64, op effect) result {
 	case report:
 		return s.applyReport(index, o)
 	case putNode:
-		s.applyPutNode(index, o)
+		return s.applyPutNode(index, o)
+	case setNodeState:
+		return s.applySetNodeState(index, o)
+	case removeNode:
+		return s.applyRemoveNode(index, o)
 	case markCreated:
 		s.applyMarkCreated(index, o)
 	case putSetting:
@@ -199,13 +203,6 @@ func (s *state) insert(g *Range) {
 func (s *state) changedMap(index uint64) {
 	s.Changed = index
 	s.dirty.meta = true
-}
-
-func (s *state) applyPutNode(index uint64, o putNode) {
-	s.nodes[o.Node.ID] = o.Node
-	s.dirty.nodes[o.Node.ID] = true
-	s.NodesChanged = index
-	s.changedMap(index)
 }
 
 func (s *state) applyMarkCreated(index uint64, o markCreated) {
