@@ -43,7 +43,7 @@ const (
 type operator struct {
 	s    *storm
 	has  map[string]bool
-	rngs [2]*rand.Rand // of ranges, of nodes
+	rngs [3]*rand.Rand // of splits and merges, of moves and transfers, of nodes
 	// probes are what is asked through each machine.
 	probes  []*sim.Requests
 	nextID  int // of the next new node
@@ -123,7 +123,7 @@ func (o *operator) ask(ctx context.Context, rng *rand.Rand, args ...string) (str
 	return o.run(ctx, append(args, "--endpoints", strings.Join(urls, ","), "--command-timeout", commandTime.String())...)
 }
 
-// start begins to change the cluster: one operation on ranges and one on nodes at a time.
+// start begins to change the cluster: up to three operations at a time.
 func (o *operator) start(ctx context.Context) {
 	ctx, o.stop = context.WithCancel(ctx)
 	loop := func(rng *rand.Rand, most time.Duration, ops ...string) {
@@ -138,8 +138,9 @@ func (o *operator) start(ctx context.Context) {
 			}
 		})
 	}
-	loop(o.rngs[0], operatorPause, opSplit, opMerge, opMove, opTransfer)
-	loop(o.rngs[1], nodePauseMax, opDrain, opReplace)
+	loop(o.rngs[0], operatorPause, opSplit, opMerge)
+	loop(o.rngs[1], operatorPause, opMove, opTransfer)
+	loop(o.rngs[2], nodePauseMax, opDrain, opReplace)
 }
 
 // end ends that, when what has begun is over.
@@ -289,8 +290,11 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 	n := o.s.c.nodes[machine]
 	old := n.is()
 	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
-		// It goes on, or it is refused: then the node stays.
-		return old, errors.Join(err, o.insist(ctx, rng, "node", "recommission", old))
+		// It goes on, or it is refused: the node stays, if it is not gone by now.
+		gone, again := o.takeBack(ctx, rng, old)
+		if !gone {
+			return old, errors.Join(err, again)
+		}
 	}
 	n.away.Store(true)
 	defer n.away.Store(false)
@@ -317,26 +321,55 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
 }
 
+// takeBack has a node stay that was to give up all that it holds, and says whether it is
+// gone already.
+func (o *operator) takeBack(ctx context.Context, rng *rand.Rand, name string) (gone bool, err error) {
+	for start := time.Now(); time.Since(start) < replacePatience; wait(ctx, time.Second) {
+		if _, err = o.ask(ctx, rng, "node", "recommission", name); err == nil {
+			return false, nil
+		}
+		if alive, lerr := o.members(ctx, rng); lerr == nil {
+			if _, still := alive[name]; !still {
+				return true, nil
+			}
+		}
+	}
+	o.s.c.blame("operator: %s is neither gone nor taken back in %v: %v", name, replacePatience, err)
+	return false, err
+}
+
+// members returns the names of all nodes, and which of them are alive.
+func (o *operator) members(ctx context.Context, rng *rand.Rand) (alive map[string]bool, err error) {
+	out, err := o.ask(ctx, rng, "node", "list", "-w", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Nodes []struct {
+			Name  string
+			Alive bool
+		}
+		Stale bool
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil || list.Stale {
+		return nil, fmt.Errorf("skein node list -w json: %w: %s", err, out)
+	}
+	alive = map[string]bool{}
+	for _, n := range list.Nodes {
+		alive[n.Name] = n.Alive
+	}
+	return alive, nil
+}
+
 // joined waits until a node is one of the cluster's and alive.
 func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) error {
 	for start := time.Now(); ; wait(ctx, 200*time.Millisecond) {
-		out, err := o.ask(ctx, rng, "node", "list", "-w", "json")
-		var list struct {
-			Nodes []struct {
-				Name  string
-				Alive bool
-			}
-		}
-		if err == nil {
-			err = json.Unmarshal([]byte(out), &list)
-		}
-		for _, n := range list.Nodes {
-			if n.Name == name && n.Alive {
-				return nil
-			}
+		alive, err := o.members(ctx, rng)
+		if alive[name] {
+			return nil
 		}
 		if time.Since(start) > replacePatience {
-			err = fmt.Errorf("%s has not joined in %v: %w: %s", name, replacePatience, err, out)
+			err = fmt.Errorf("%s has not joined in %v: %v, %w", name, replacePatience, alive, err)
 			o.s.c.blame("operator: %v", err)
 			return err
 		}
