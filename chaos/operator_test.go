@@ -26,6 +26,7 @@ const (
 	opTransfer = "range transfer-leader"
 	opDrain    = "node drain"
 	opReplace  = "node decommission"
+	opPause    = "placement pause" // at the end alone
 )
 
 const (
@@ -81,11 +82,16 @@ func newOperator(ctx context.Context, s *storm, seed uint64) *operator {
 	return o
 }
 
+// needs are the flags of skein start without which an operation could be asked for and
+// would not come to its end: placement then moves nothing off a node by itself, or no node
+// can join.
+var needs = map[string][]string{opDrain: {"--node-dead-after"}, opReplace: {"--node-dead-after", "--join"}}
+
 // commands says by its help which operations a build of skein has, and which are left out
 // of a storm and why.
 func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
 	has = map[string]bool{}
-	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opDrain, opReplace, "placement pause"} {
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opDrain, opReplace, opPause} {
 		group, name, _ := strings.Cut(op, " ")
 		for line := range strings.Lines(help(group)) {
 			fields := strings.Fields(line)
@@ -93,11 +99,14 @@ func commands(help func(args ...string) string) (has map[string]bool, leftOut []
 		}
 		if !has[op] {
 			leftOut = append(leftOut, fmt.Sprintf("skein %s: this build has no such command", op))
+			continue
 		}
-	}
-	if has[opReplace] && !strings.Contains(help("start"), "--join") {
-		has[opReplace] = false
-		leftOut = append(leftOut, "the replacement of a node: skein start of this build has no --join")
+		for _, flag := range needs[op] {
+			if !strings.Contains(help("start"), flag) {
+				has[op] = false
+				leftOut = append(leftOut, fmt.Sprintf("skein %s: skein start of this build has no %s", op, flag))
+			}
+		}
 	}
 	return has, leftOut
 }
@@ -380,7 +389,7 @@ func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) erro
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
 	for _, op := range slices.Sorted(maps.Keys(o.has)) {
-		if !o.has[op] || op == "placement pause" {
+		if !o.has[op] || op == opPause {
 			continue
 		}
 		start := time.Now()
@@ -397,7 +406,7 @@ func (o *operator) calm(ctx context.Context) {
 		}
 		o.s.measure("calm: "+op, time.Since(start))
 	}
-	if o.has["placement pause"] {
+	if o.has[opPause] {
 		// What placement does by itself is to come to an end.
 		_ = o.insist(ctx, o.rngs[0], "placement", "pause")
 	}
@@ -408,10 +417,11 @@ func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	pages := map[string]string{
 		"range": "List ranges\n\nAvailable Commands:\n  list            List\n  move            Move merge\n  split           Split\n  transfer-leader Lead\n",
 		"node":  "Nodes\n\nAvailable Commands:\n  drain        Drain\n  decommission Give up\n", "placement": "Placement\n",
-		"start": "Flags:\n  --name\n",
+		"start": "Flags:\n  --name\n  --node-dead-after 5m\n",
 	}
-	has, leftOut := commands(func(args ...string) string { return pages[args[0]] })
-	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false} {
+	page := func(args ...string) string { return pages[args[0]] }
+	has, leftOut := commands(page)
+	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false, opPause: false} {
 		if has[op] != want {
 			t.Errorf("%s: %t", op, has[op])
 		}
@@ -419,8 +429,12 @@ func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	if text := strings.Join(leftOut, "\n"); !strings.Contains(text, opMerge) || !strings.Contains(text, "--join") || strings.Contains(text, opDrain) {
 		t.Errorf("left out: %s", text)
 	}
-	pages["start"] = "Flags:\n  --join ''\n"
-	if has, _ := commands(func(args ...string) string { return pages[args[0]] }); !has[opReplace] {
+	pages["start"] += "  --join ''\n"
+	if has, _ := commands(page); !has[opReplace] {
 		t.Error("a node can be decommissioned and another one join, and none is replaced")
+	}
+	pages["start"] = "Flags:\n  --join ''\n"
+	if has, _ := commands(page); has[opReplace] || has[opDrain] {
+		t.Error("nothing leaves a node by itself, and nodes are drained")
 	}
 }
