@@ -38,7 +38,7 @@ func (c *Core) found(ctx context.Context) error {
 	if err != nil || introduced {
 		return err
 	}
-	f := placement.Founding{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys}
+	f := placement.Founding{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
 	return placement.Found(ctx, c.engine, c.host, &f, c.o.Self)
 }
 
