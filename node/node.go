@@ -135,6 +135,8 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 		NoLeaseReads:   !cfg.LeaseReads,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
+		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad),
+		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
 		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	for _, f := range boot.Founders {
@@ -144,6 +146,14 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: security(cfg)})
 	}
 	return o
+}
+
+// unbounded returns a bound of which the configuration has 0 for none.
+func unbounded(v int64) int64 {
+	if v == 0 {
+		return -1
+	}
+	return v
 }
 
 // faceOptions translates what the configuration says of the clients' side.
