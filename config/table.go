@@ -364,7 +364,7 @@ func ownFlags() []Flag {
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
 			Note:  "At least 64 MiB. Go's runtime comes on top, about a quarter more.",
-			set: setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
+			set:   setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
 		},
 		{
 			Name: "range-max-bytes", kind: kindUint, Default: "268435456", File: "range-max-bytes", Section: sectionSkein, Own: true,

@@ -124,8 +124,8 @@ func (x *exporter) span(ctx context.Context, span KeySpan) (err error) {
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	lower := span.Lower
-	if any := it.First(); span.Versioned() {
-		if !any {
+	if found := it.First(); span.Versioned() {
+		if !found {
 			return it.Error() // a versioned span without keys
 		}
 		lower = slices.Clone(it.Key())

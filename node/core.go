@@ -287,8 +287,10 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
-			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad},
+		Limits: shard.Limits{
+			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
+			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad,
+		},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
@@ -331,9 +333,9 @@ func (c *Core) groupConfig() raftgroup.Config {
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
 		SnapshotBytesPerSecond: o.CopyBytesPerSecond,
-		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
-		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
-		Logger:  o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
+		Unknown:                func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
+		Removed:                func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
+		Logger:                 o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
 	}
 }
 

@@ -137,7 +137,7 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
 		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad),
 		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
-		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
+		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	for _, f := range boot.Founders {
 		o.Founders = append(o.Founders, placement.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})

@@ -86,11 +86,11 @@ func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
 
 // snapshots bounds and owns the snapshots that are sent and received.
 type snapshots struct {
-	h       *Host
+	h *Host
 	// limit is for what is sent, limitIn for what is received.
 	limit, limitIn limiter
 	install        chan *install
-	wg      sync.WaitGroup // the install loops
+	wg             sync.WaitGroup // the install loops
 
 	mu struct {
 		sync.Mutex
@@ -98,8 +98,8 @@ type snapshots struct {
 		receives map[*receive]struct{}
 		number   uint64 // of the next staged file
 		// kept are the tables of copies that were cut, at most keptCopiesMax.
-		kept map[keyspace.GroupID]*keptCopy
-		ended    bool   // nothing is installed any more
+		kept  map[keyspace.GroupID]*keptCopy
+		ended bool // nothing is installed any more
 	}
 }
 
