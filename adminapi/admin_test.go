@@ -72,6 +72,21 @@ func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to
 
 func (f *fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return f.err }
 
+func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
+	if f.err != nil || f.empty {
+		return &adminpb.PlacementShowResponse{}, f.err
+	}
+	return &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
+		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
+	}}, nil
+}
+
+func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
+	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+}
+
+func (f *fakeBackend) TransferPlacement(context.Context, string) error { return f.err }
+
 func (f *fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) {
 	if f.err != nil || f.empty {
 		return nil, f.err
@@ -89,6 +104,9 @@ func (f *fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) 
 //	range-move [json] id=N from=NODE to=NODE
 //	range-transfer id=N to=NODE
 //	operations [json]
+//	placement-show [json]
+//	placement-move [json] from=NODE to=NODE
+//	placement-transfer to=NODE
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -150,7 +168,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
-	case "range-move", "range-transfer", "operations":
+	case "range-move", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
 		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
@@ -184,6 +202,22 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		return out.String(), err
 	case "range-transfer":
 		return "ok\n", c.RangeTransferLeader(t.Context(), id, to)
+	case "placement-show":
+		p, err := c.PlacementShow(t.Context())
+		if err != nil {
+			return "", err
+		}
+		err = WritePlacement(&out, f, p)
+		return out.String(), err
+	case "placement-move":
+		m, err := c.PlacementMove(t.Context(), from, to)
+		if err != nil {
+			return "", err
+		}
+		err = WriteOperations(&out, f, []*adminpb.Operation{m.GetOperation()})
+		return out.String(), err
+	case "placement-transfer":
+		return "ok\n", c.PlacementTransferLeader(t.Context(), to)
 	}
 	l, err := c.OperationList(t.Context())
 	if err != nil {

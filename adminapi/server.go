@@ -40,6 +40,7 @@ type Backend interface {
 	// Nodes returns all nodes, in any order, stale as Ranges.
 	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
 	Mover
+	PlacementKeeper
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

@@ -50,6 +50,9 @@ type Options struct {
 	Self      keyspace.NodeID
 	Founders  []placement.Node
 	SplitKeys [][]byte
+	// PlacementReplicas is how many replicas the placement group has at first; 0 is the
+	// default, see placement.Founding.
+	PlacementReplicas int
 
 	// FS holds DataDir and WALDir.
 	FS              vfs.FS
@@ -331,11 +334,22 @@ func (c *Core) groupConfig() raftgroup.Config {
 	return raftgroup.Config{
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
-		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
-		SnapshotBytesPerSecond: o.CopyBytesPerSecond,
-		Unknown:                func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
-		Removed:                func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
-		Logger:                 o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
+		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes, SnapshotBytesPerSecond: o.CopyBytesPerSecond,
+		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
+			if g == keyspace.PlacementGroup {
+				c.service.Unknown(from, to)
+				return
+			}
+			c.shards.Unknown(from, g, to)
+		},
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
+			if g == keyspace.PlacementGroup {
+				c.service.Removed()
+				return
+			}
+			c.shards.Removed(g, self)
+		},
+		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
 	}
 }
 

@@ -61,24 +61,6 @@ func (f *Founding) Validate() error {
 	return nil
 }
 
-// validate returns an error for a row that a decoder would not accept.
-func (n *Node) validate() error {
-	if len(n.Name) > maxNameBytes {
-		return fmt.Errorf("node %s: the name has %d bytes, at most %d", n.ID, len(n.Name), maxNameBytes)
-	}
-	for _, urls := range [][]string{n.PeerURLs, n.ClientURLs} {
-		if len(urls) > maxURLs {
-			return fmt.Errorf("node %s: %d URLs, at most %d", n.ID, len(urls), maxURLs)
-		}
-		for _, u := range urls {
-			if len(u) > maxURLBytes {
-				return fmt.Errorf("node %s: a URL has %d bytes, at most %d", n.ID, len(u), maxURLBytes)
-			}
-		}
-	}
-	return nil
-}
-
 // nodeIDs returns the founders' ids, ascending: the order of everything that the
 // founding spreads over the nodes.
 func (f *Founding) nodeIDs() []keyspace.NodeID {
@@ -156,6 +138,9 @@ func (f *Founding) firstState() *state {
 		Changed: raftgroup.InitIndex, NodesChanged: raftgroup.InitIndex,
 	}
 	s.dirty.meta = true
+	for _, r := range f.PlacementVoters() {
+		s.NextReplica = max(s.NextReplica, r.ID+1)
+	}
 	for _, d := range ds {
 		for _, r := range d.Replicas {
 			s.NextReplica = max(s.NextReplica, r.ID+1)
@@ -163,6 +148,7 @@ func (f *Founding) firstState() *state {
 		s.insert(&Range{Descriptor: d, Preferred: d.Replicas[0].Node, Changed: raftgroup.InitIndex})
 	}
 	for _, n := range f.Nodes {
+		n.State, n.Since = NodeServing, 0 // ranges are theirs from the start
 		s.nodes[n.ID] = n
 		s.dirty.nodes[n.ID] = true
 	}

@@ -37,16 +37,28 @@ func (s *Service) handleRequest(ctx context.Context, from keyspace.NodeID, paylo
 	return a.encode(q.Kind), nil
 }
 
-// handleFeed answers method 34: any replica of the placement group can.
+// handleFeed answers method 34: any replica of the placement group can that has a leader.
+// Other nodes tell what they know, and who leads.
 func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
 	since, err := decodeFeedRequest(first)
 	if err != nil {
 		return err
 	}
-	if !s.hasReplica() {
-		return s.streamRefusal()
+	if ok, _ := s.led(); ok {
+		s.mu.Lock()
+		gone := s.detached
+		s.mu.Unlock()
+		if err := serveFeed(ctx, s.machine, gone, since, st); err != nil {
+			return err
+		}
+	} else if m := s.heardMap(); m != nil && m.Version > since {
+		// What this node knows may be old, but the asker knows less: it is how one that was
+		// away for long learns where the placement group is by now.
+		if err := sendMap(ctx, m, m.Version, since, st); err != nil {
+			return err
+		}
 	}
-	return serveFeed(ctx, s.machine, since, st)
+	return s.streamRefusal()
 }
 
 // streamRefusal ends a stream as refusal does a call.
@@ -69,15 +81,9 @@ func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte
 	return s.streamRefusal()
 }
 
-func (s *Service) hasReplica() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.group != nil
-}
-
 // serve answers one request of a node, this one or another.
 func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (response, error) {
-	if q.Kind == requestStatus {
+	if q.Kind == requestStatus && !q.Linearizable {
 		return s.serveStatus() // any replica can
 	}
 	if q.Kind == requestStanding {
@@ -103,9 +109,13 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestCompact:
 		return s.serveCompact(ctx, term, last, q.Revision)
 	case requestMembers:
-		return response{Nodes: s.View().Nodes()}, nil
+		return response{Nodes: s.View().NodeTable()}, nil
 	case requestPutNode:
 		return response{}, s.servePutNode(ctx, term, from, q)
+	case requestSetNodeState:
+		return response{}, s.propose(ctx, term, setNodeState{Node: q.To, From: q.From, To: q.Becomes, Now: s.wall()}).Err
+	case requestRemoveNode:
+		return response{}, s.propose(ctx, term, removeNode{Node: q.To, Now: s.wall()}).Err
 	case requestStop:
 		return s.serveStop(ctx, process{Node: from, Boot: q.Boot}, q.Phase)
 	case requestTransfer:
@@ -123,7 +133,9 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{Operations: []Operation{o}}, err
 	case requestOperations:
 		return response{Operations: s.View().Operations()}, nil
-	case requestStatus, requestStanding, requestLease:
+	case requestStatus:
+		return s.serveStatus()
+	case requestStanding, requestLease:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }
@@ -143,14 +155,15 @@ func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keys
 }
 
 func (s *Service) serveStatus() (response, error) {
-	s.mu.Lock()
-	g := s.group
-	s.mu.Unlock()
+	g := s.replica()
 	if g == nil {
 		return response{}, s.refusal()
 	}
-	st := g.Status()
-	return response{Status: Status{Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied}}, nil
+	st, own := g.Status(), s.View().PlacementGroup()
+	return response{Status: Status{
+		Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied,
+		Replicas: own.Replicas, ConfIndex: own.ConfIndex,
+	}}, nil
 }
 
 // serveCompact raises the compacted revision as etcd does. last is the current
@@ -168,16 +181,23 @@ func (s *Service) serveCompact(ctx context.Context, term uint64, last, at keyspa
 }
 
 func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.NodeID, q *request) error {
-	if err := q.Node.validate(); err != nil || q.Node.ID != from {
+	if err := q.Node.validate(); err != nil || q.Node.ID == 0 || q.Change == nodePublishes && q.Node.ID != from {
 		return kverror.New(kverror.BadRequest, "node %s describes node %s: %v", from, q.Node.ID, err)
 	}
-	s.mu.Lock()
-	s.stops.started(process{Node: from, Boot: q.Boot})
-	s.mu.Unlock()
-	if old, ok := s.View().Node(from); ok && old.equal(&q.Node) {
-		return nil
+	if q.Change == nodePublishes {
+		s.mu.Lock()
+		s.stops.started(process{Node: from, Boot: q.Boot})
+		s.mu.Unlock()
+		if old, ok := s.View().Node(from); ok && old.State != NodeUnstarted && old.State != NodeRemoved && old.says(&q.Node) {
+			return nil
+		}
 	}
-	return s.propose(ctx, term, putNode{Node: q.Node}).Err
+	return s.propose(ctx, term, putNode{Change: q.Change, Now: s.wall(), Node: q.Node}).Err
+}
+
+// wall is the time that goes into rows of nodes.
+func (s *Service) wall() UnixMillis {
+	return UnixMillis(min(max(s.o.Clock.Wall().UnixMilli(), 0), maxMillis))
 }
 
 // serveReport brings reported descriptors into the map. Those that do not fit yet

@@ -7,7 +7,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Map is an unchanging copy of the range map and the node table. It may be read by
+// Map is an unchanging copy of the range map, the node table and the placement group's
+// members. It may be read by
 // many goroutines; what it returns must not be changed.
 type Map struct {
 	// Version is the placement group's index at which the map last changed. Of two
@@ -16,6 +17,7 @@ type Map struct {
 	tree    *rangeTree
 	recent  *rangeTree
 	nodes   map[keyspace.NodeID]Node
+	own     keyspace.Descriptor
 }
 
 // Len returns the number of ranges.
@@ -37,8 +39,13 @@ func (m *Map) Descriptors() []keyspace.Descriptor {
 	return ds
 }
 
-// Nodes returns the node table, ascending by id.
+// Nodes returns the node table, ascending by id, without those that were removed.
 func (m *Map) Nodes() []Node {
+	return slices.DeleteFunc(m.NodeTable(), func(n Node) bool { return n.State == NodeRemoved })
+}
+
+// NodeTable returns the whole node table, ascending by id, with those that were removed.
+func (m *Map) NodeTable() []Node {
 	ns := make([]Node, 0, len(m.nodes))
 	for _, n := range m.nodes {
 		ns = append(ns, n)
@@ -52,7 +59,7 @@ func (m *Map) Nodes() []Node {
 	return ns
 }
 
-// Node returns one row of the node table.
+// Node returns one row of the node table, also of a node that was removed.
 func (m *Map) Node(id keyspace.NodeID) (Node, bool) {
 	n, ok := m.nodes[id]
 	return n, ok
@@ -72,7 +79,7 @@ func (m *Map) since(version uint64) []*Range {
 // with returns the map with rows put over it: those that they overlap go. Nodes,
 // where there are any, replace the node table.
 func (m *Map) with(version uint64, rows []*Range, nodes []Node) *Map {
-	next := &Map{Version: version, nodes: m.nodes}
+	next := &Map{Version: version, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.tree, next.recent = newRangeTree(), newRecentTree()
 	} else {

@@ -147,7 +147,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		p := newPretend(t, rng, d)
 		p.failures = 0.3
 		op := Operation{ID: 1, Range: 7, Kind: OperationKind(1 + rng.IntN(3)), From: keyspace.NodeID(1 + rng.IntN(len(d.Replicas))), To: 9, Replica: 100}
-		nodes := map[keyspace.NodeID]Node{9: {}}
+		nodes := map[keyspace.NodeID]Node{9: {State: NodeServing}}
 		want := len(d.Replicas)
 		switch op.Kind {
 		case OperationAdd:
@@ -215,7 +215,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		defer cancel()
 		first := Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}
 		op, err := r.nodes[4].client.BeginOperation(ctx, first)
-		if err != nil || op.Replica != 4 || op.ID == 0 {
+		if err != nil || op.Replica != 6 || op.ID == 0 {
 			t.Fatalf("begun: %+v, %v", op, err)
 		}
 		for what, c := range map[string]struct {

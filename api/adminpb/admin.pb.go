@@ -28,7 +28,8 @@ const (
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Range uint64                 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
+	// 0 is the placement group itself.
+	Range uint64 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
 	// move, add, remove or tidy.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The names of the nodes, "" where the kind has none.
@@ -305,6 +306,343 @@ func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
 	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
 }
 
+type PlacementShowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementShowRequest) Reset() {
+	*x = PlacementShowRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementShowRequest) ProtoMessage() {}
+
+func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementShowRequest.ProtoReflect.Descriptor instead.
+func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+}
+
+type PlacementShowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the leader's node, "" where none is known.
+	Leader        string              `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	Term          uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	Replicas      []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementShowResponse) Reset() {
+	*x = PlacementShowResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementShowResponse) ProtoMessage() {}
+
+func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementShowResponse.ProtoReflect.Descriptor instead.
+func (*PlacementShowResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PlacementShowResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *PlacementShowResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *PlacementShowResponse) GetReplicas() []*PlacementReplica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+// PlacementReplica is a replica of the placement group.
+type PlacementReplica struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Node      string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ReplicaId uint64                 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// voter, learner, and the roles of a joint configuration.
+	Role          string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementReplica) Reset() {
+	*x = PlacementReplica{}
+	mi := &file_adminpb_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementReplica) ProtoMessage() {}
+
+func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
+func (*PlacementReplica) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PlacementReplica) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PlacementReplica) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
+func (x *PlacementReplica) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+type PlacementMoveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nodes, by name or by id in etcd's form.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementMoveRequest) Reset() {
+	*x = PlacementMoveRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementMoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementMoveRequest) ProtoMessage() {}
+
+func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
+func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PlacementMoveRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PlacementMoveRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type PlacementMoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementMoveResponse) Reset() {
+	*x = PlacementMoveResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementMoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementMoveResponse) ProtoMessage() {}
+
+func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
+func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PlacementMoveResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type PlacementTransferLeaderRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that is to lead, by name or by id in etcd's form.
+	To            string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementTransferLeaderRequest) Reset() {
+	*x = PlacementTransferLeaderRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementTransferLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementTransferLeaderRequest) ProtoMessage() {}
+
+func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
+func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PlacementTransferLeaderRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type PlacementTransferLeaderResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementTransferLeaderResponse) Reset() {
+	*x = PlacementTransferLeaderResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementTransferLeaderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementTransferLeaderResponse) ProtoMessage() {}
+
+func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
+func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+}
+
 type OperationListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -313,7 +651,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -325,7 +663,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -338,7 +676,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 type OperationListResponse struct {
@@ -350,7 +688,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +700,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +713,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -410,7 +748,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +760,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +773,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Range) GetId() uint64 {
@@ -509,7 +847,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +859,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +872,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type RangeListResponse struct {
@@ -548,7 +886,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +898,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +911,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -600,7 +938,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +950,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +963,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -645,7 +983,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +995,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +1008,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -696,7 +1034,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +1046,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +1059,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -741,7 +1079,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +1091,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +1104,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -800,7 +1138,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +1150,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +1163,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -871,7 +1209,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1221,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1234,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type NodeListResponse struct {
@@ -910,7 +1248,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1260,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1273,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -972,7 +1310,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1322,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1335,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Node) GetId() string {
@@ -1068,7 +1406,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1418,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1431,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Refusal) GetReason() string {
@@ -1132,6 +1470,24 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
 	"\x1bRangeTransferLeaderResponse\"\x16\n" +
+	"\x14PlacementShowRequest\"\x81\x01\n" +
+	"\x15PlacementShowResponse\x12\x16\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
+	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\"Y\n" +
+	"\x10PlacementReplica\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\":\n" +
+	"\x14PlacementMoveRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"P\n" +
+	"\x15PlacementMoveResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"0\n" +
+	"\x1ePlacementTransferLeaderRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\"!\n" +
+	"\x1fPlacementTransferLeaderResponse\"\x16\n" +
 	"\x14OperationListRequest\"R\n" +
 	"\x15OperationListResponse\x129\n" +
 	"\n" +
@@ -1187,7 +1543,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xfd\x04\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xbb\a\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -1195,7 +1551,10 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\tRangeShow\x12 .skein.admin.v1.RangeShowRequest\x1a!.skein.admin.v1.RangeShowResponse\"\x00\x12R\n" +
 	"\tRangeMove\x12 .skein.admin.v1.RangeMoveRequest\x1a!.skein.admin.v1.RangeMoveResponse\"\x00\x12p\n" +
 	"\x13RangeTransferLeader\x12*.skein.admin.v1.RangeTransferLeaderRequest\x1a+.skein.admin.v1.RangeTransferLeaderResponse\"\x00\x12^\n" +
-	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12O\n" +
+	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12^\n" +
+	"\rPlacementShow\x12$.skein.admin.v1.PlacementShowRequest\x1a%.skein.admin.v1.PlacementShowResponse\"\x00\x12^\n" +
+	"\rPlacementMove\x12$.skein.admin.v1.PlacementMoveRequest\x1a%.skein.admin.v1.PlacementMoveResponse\"\x00\x12|\n" +
+	"\x17PlacementTransferLeader\x12..skein.admin.v1.PlacementTransferLeaderRequest\x1a/.skein.admin.v1.PlacementTransferLeaderResponse\"\x00\x12O\n" +
 	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
@@ -1210,56 +1569,71 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*Operation)(nil),                   // 0: skein.admin.v1.Operation
-	(*RangeMoveRequest)(nil),            // 1: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),           // 2: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),  // 3: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil), // 4: skein.admin.v1.RangeTransferLeaderResponse
-	(*OperationListRequest)(nil),        // 5: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),       // 6: skein.admin.v1.OperationListResponse
-	(*Range)(nil),                       // 7: skein.admin.v1.Range
-	(*RangeListRequest)(nil),            // 8: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),           // 9: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),           // 10: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),          // 11: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),            // 12: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),           // 13: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                // 14: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),             // 15: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),            // 16: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                        // 17: skein.admin.v1.Node
-	(*Refusal)(nil),                     // 18: skein.admin.v1.Refusal
+	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
+	(*RangeMoveRequest)(nil),                // 1: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),               // 2: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),      // 3: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil),     // 4: skein.admin.v1.RangeTransferLeaderResponse
+	(*PlacementShowRequest)(nil),            // 5: skein.admin.v1.PlacementShowRequest
+	(*PlacementShowResponse)(nil),           // 6: skein.admin.v1.PlacementShowResponse
+	(*PlacementReplica)(nil),                // 7: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 8: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 9: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 10: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 11: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 12: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 13: skein.admin.v1.OperationListResponse
+	(*Range)(nil),                           // 14: skein.admin.v1.Range
+	(*RangeListRequest)(nil),                // 15: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 16: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),               // 17: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 18: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 19: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 20: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 21: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 22: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 23: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 24: skein.admin.v1.Node
+	(*Refusal)(nil),                         // 25: skein.admin.v1.Refusal
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	0,  // 1: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	7,  // 2: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	7,  // 3: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	7,  // 4: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	7,  // 5: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	14, // 6: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	17, // 7: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	8,  // 8: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	10, // 9: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	12, // 10: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	1,  // 11: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	3,  // 12: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	5,  // 13: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	15, // 14: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	9,  // 15: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	11, // 16: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	13, // 17: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	2,  // 18: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	4,  // 19: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	6,  // 20: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	16, // 21: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	15, // [15:22] is the sub-list for method output_type
-	8,  // [8:15] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	7,  // 1: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	0,  // 2: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	0,  // 3: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	14, // 4: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	14, // 5: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	14, // 6: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	14, // 7: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	21, // 8: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	24, // 9: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	15, // 10: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	17, // 11: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	19, // 12: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	1,  // 13: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	3,  // 14: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	12, // 15: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	5,  // 16: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	8,  // 17: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	10, // 18: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	22, // 19: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	16, // 20: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	18, // 21: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	20, // 22: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	2,  // 23: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	4,  // 24: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	13, // 25: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	6,  // 26: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	9,  // 27: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	11, // 28: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	23, // 29: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	20, // [20:30] is the sub-list for method output_type
+	10, // [10:20] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -1273,7 +1647,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,13 +22,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_RangeList_FullMethodName           = "/skein.admin.v1.Admin/RangeList"
-	Admin_RangeSplit_FullMethodName          = "/skein.admin.v1.Admin/RangeSplit"
-	Admin_RangeShow_FullMethodName           = "/skein.admin.v1.Admin/RangeShow"
-	Admin_RangeMove_FullMethodName           = "/skein.admin.v1.Admin/RangeMove"
-	Admin_RangeTransferLeader_FullMethodName = "/skein.admin.v1.Admin/RangeTransferLeader"
-	Admin_OperationList_FullMethodName       = "/skein.admin.v1.Admin/OperationList"
-	Admin_NodeList_FullMethodName            = "/skein.admin.v1.Admin/NodeList"
+	Admin_RangeList_FullMethodName               = "/skein.admin.v1.Admin/RangeList"
+	Admin_RangeSplit_FullMethodName              = "/skein.admin.v1.Admin/RangeSplit"
+	Admin_RangeShow_FullMethodName               = "/skein.admin.v1.Admin/RangeShow"
+	Admin_RangeMove_FullMethodName               = "/skein.admin.v1.Admin/RangeMove"
+	Admin_RangeTransferLeader_FullMethodName     = "/skein.admin.v1.Admin/RangeTransferLeader"
+	Admin_OperationList_FullMethodName           = "/skein.admin.v1.Admin/OperationList"
+	Admin_PlacementShow_FullMethodName           = "/skein.admin.v1.Admin/PlacementShow"
+	Admin_PlacementMove_FullMethodName           = "/skein.admin.v1.Admin/PlacementMove"
+	Admin_PlacementTransferLeader_FullMethodName = "/skein.admin.v1.Admin/PlacementTransferLeader"
+	Admin_NodeList_FullMethodName                = "/skein.admin.v1.Admin/NodeList"
 )
 
 // AdminClient is the client API for Admin service.
@@ -48,6 +51,14 @@ type AdminClient interface {
 	RangeTransferLeader(ctx context.Context, in *RangeTransferLeaderRequest, opts ...grpc.CallOption) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
+	// PlacementShow says who holds the placement group and who leads it.
+	PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error)
+	// PlacementMove begins to put the placement group's replica on one node in the place of
+	// that on another. It returns when that has begun; OperationList says when it is over.
+	PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error)
+	// PlacementTransferLeader has another replica of the placement group lead it, and hand
+	// out revisions.
+	PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
 }
@@ -120,6 +131,36 @@ func (c *adminClient) OperationList(ctx context.Context, in *OperationListReques
 	return out, nil
 }
 
+func (c *adminClient) PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementShowResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementShow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementMoveResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementMove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementTransferLeaderResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementTransferLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NodeListResponse)
@@ -147,6 +188,14 @@ type AdminServer interface {
 	RangeTransferLeader(context.Context, *RangeTransferLeaderRequest) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
+	// PlacementShow says who holds the placement group and who leads it.
+	PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error)
+	// PlacementMove begins to put the placement group's replica on one node in the place of
+	// that on another. It returns when that has begun; OperationList says when it is over.
+	PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error)
+	// PlacementTransferLeader has another replica of the placement group lead it, and hand
+	// out revisions.
+	PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -176,6 +225,15 @@ func (UnimplementedAdminServer) RangeTransferLeader(context.Context, *RangeTrans
 }
 func (UnimplementedAdminServer) OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method OperationList not implemented")
+}
+func (UnimplementedAdminServer) PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementShow not implemented")
+}
+func (UnimplementedAdminServer) PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementMove not implemented")
+}
+func (UnimplementedAdminServer) PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementTransferLeader not implemented")
 }
 func (UnimplementedAdminServer) NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeList not implemented")
@@ -309,6 +367,60 @@ func _Admin_OperationList_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_PlacementShow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementShowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementShow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementShow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementShow(ctx, req.(*PlacementShowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementMove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementMoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementMove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementMove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementMove(ctx, req.(*PlacementMoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementTransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementTransferLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementTransferLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementTransferLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementTransferLeader(ctx, req.(*PlacementTransferLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_NodeList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(NodeListRequest)
 	if err := dec(in); err != nil {
@@ -357,6 +469,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "OperationList",
 			Handler:    _Admin_OperationList_Handler,
+		},
+		{
+			MethodName: "PlacementShow",
+			Handler:    _Admin_PlacementShow_Handler,
+		},
+		{
+			MethodName: "PlacementMove",
+			Handler:    _Admin_PlacementMove_Handler,
+		},
+		{
+			MethodName: "PlacementTransferLeader",
+			Handler:    _Admin_PlacementTransferLeader_Handler,
 		},
 		{
 			MethodName: "NodeList",

@@ -237,6 +237,7 @@ func newPlacement(environ []string) *cobra.Command {
 			})
 		}),
 	})
+	addPlacementGroup(c, f)
 	return c
 }
 
