@@ -122,6 +122,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
 		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
 		"lease-reads":                    {value: "false", get: func(c *Config) any { return c.LeaseReads }, want: false},
+		"node-dead-after":                {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.NodeDeadAfter }, want: 20 * time.Minute},
 		"memory-budget-bytes":            {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},
 	}
 }

@@ -133,6 +133,7 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 		FS: vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:   !cfg.LeaseReads,
+		NodeDeadAfter:  cfg.NodeDeadAfter,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
 		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -200,7 +201,7 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 	if r == nil {
 		return n.leaveStored(ctx, id)
 	}
-	if !n.expelled(r) {
+	if !n.expelled(r) || plant.Is(plant.OrphanKept) {
 		return nil
 	}
 	r.expel()

@@ -73,6 +73,9 @@ var plantedIn = map[plant.Bug]string{
 	plant.LeaseCountedOn:           "holders",
 	plant.AttachedWhileEnding:      "holders",
 	plant.LeaseGrantedTwice:        "expiry",
+	plant.DeadCountedAlive:         "repair",
+	plant.OperationForgotten:       "moves",
+	plant.OrphanKept:               "moves",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",
@@ -85,7 +88,7 @@ var plantedIn = map[plant.Bug]string{
 var (
 	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
 	ofNodes   = []string{
-		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "sim: the disks of nodes ", "watcher ",
+		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
 	}
 )
 

@@ -64,6 +64,14 @@ const (
 	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
 	LeaseGrantedTwice
 
+	// DeadCountedAlive: who leads placement hears nodes that say nothing any more.
+	DeadCountedAlive
+	// OperationForgotten: a new leader of placement does not go on with the operations that it
+	// finds.
+	OperationForgotten
+	// OrphanKept: a replica that was moved away stays where it was.
+	OrphanKept
+
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
 	// clock that nearly stands still while its node is cut off.
@@ -83,6 +91,7 @@ var names = [end]string{
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
+	"lost node counted as alive", "operation of the leader before forgotten", "replica kept that was moved away",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
