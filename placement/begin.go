@@ -35,10 +35,10 @@ func (f facts) Busy(id keyspace.RangeID) bool { _, ok := f.d.under[id]; return o
 
 // Node implements decide.Facts.
 func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
-	row, ok := f.v.nodes[id]
+	row := f.v.nodes[id]
 	n := row.decided()
 	n.Silent = !f.d.s.o.Alive(id)
-	return n, ok
+	return n, row.counts()
 }
 
 // begin has one decision carried out. It has been made a moment ago; what it was made on

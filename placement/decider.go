@@ -151,7 +151,7 @@ func (d *decider) feedSettings(v *View) {
 		return
 	}
 	set := d.s.deciding()
-	set.Paused = len(v.settings[SettingPaused]) > 0
+	set.Paused = v.Paused()
 	if n, ok := parseReplication(v.settings[SettingReplication]); ok {
 		set.ReplicationFactor = n
 	}
@@ -165,6 +165,9 @@ func (d *decider) feedSettings(v *View) {
 // feedNodes takes over the node table, who is heard, and what nodes say of their disks.
 func (d *decider) feedNodes(v *View, now clock.Time) {
 	for id, row := range v.nodes {
+		if !row.counts() {
+			continue
+		}
 		n := row.decided()
 		var complete bool
 		n.Capacity, n.Used, complete = d.hearing.node(id)
@@ -189,15 +192,31 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 		}
 	}
 	for id := range d.nodes {
-		if _, ok := v.nodes[id]; !ok {
+		if row := v.nodes[id]; !row.counts() {
 			delete(d.nodes, id)
 			d.c.RemoveNode(id)
 		}
 	}
 }
 
+// attributeZone is the attribute of a node by whose value replicas are kept apart.
+const attributeZone = "zone"
+
+// counts says whether decisions know the node: it has served, and is not gone for good.
+func (n *Node) counts() bool { return n.State != NodeUnstarted && n.State != NodeRemoved }
+
 // decided returns the node as decisions see it, without what only a leader knows.
-func (n *Node) decided() decide.Node { return decide.Node{ID: n.ID} }
+func (n *Node) decided() decide.Node {
+	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone)}
+	switch n.State {
+	case NodeDraining:
+		out.State = decide.Draining
+	case NodeDecommissioned:
+		out.State = decide.Decommissioning
+	case NodeServing, NodeUnstarted, NodeRemoved:
+	}
+	return out
+}
 
 // feedRanges takes over the map and what nodes say of the ranges that they lead.
 func (d *decider) feedRanges(v *View, now clock.Time) {

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -338,5 +339,77 @@ func TestEmptyNodeTakesItsShare(t *testing.T) {
 		if added > 13 {
 			t.Errorf("%d replicas were copied, 12 are the share of an empty node", added)
 		}
+	})
+}
+
+// A node that is drained leads nothing soon and keeps its replicas; one that is
+// decommissioned holds nothing soon, and can be removed. Both can be taken back.
+func TestDrainAndDecommission(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 55, 5, fourBorders...)
+		ctx, c := t.Context(), w.nodes[0].client
+		time.Sleep(20 * time.Second)
+		held, led := w.on(2)
+		if held == 0 || led == 0 {
+			t.Fatalf("node 2 has %d replicas and leads %d", held, led)
+		}
+		if err := c.SetNodeState(ctx, 2, NodeServing, NodeDraining); err != nil {
+			t.Fatal(err)
+		}
+		w.await(20*time.Second, "drain", func() error {
+			if is, leads := w.on(2); is != held || leads != 0 {
+				return fmt.Errorf("node 2 has %d replicas of %d and leads %d", is, held, leads)
+			}
+			return nil
+		})
+		if err := c.SetNodeState(ctx, 2, NodeDraining, NodeDecommissioned); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.RemoveNode(ctx, 2); err == nil {
+			t.Error("a node that holds replicas was removed")
+		}
+		w.await(time.Minute, "decommission", func() error {
+			if is, leads := w.on(2); is != 0 || leads != 0 {
+				return fmt.Errorf("node 2 has %d replicas and leads %d", is, leads)
+			}
+			return w.whole(3)
+		})
+		if err := c.SetNodeState(ctx, 2, NodeDecommissioned, NodeServing); err != nil {
+			t.Fatal(err)
+		}
+		w.await(30*time.Minute, "the share of a node that was taken back", func() error {
+			if is, _ := w.on(2); is < 2 {
+				return fmt.Errorf("node 2 has %d replicas", is)
+			}
+			return w.whole(3)
+		})
+	})
+}
+
+// Replicas of a range go to different zones as soon as there are some.
+func TestZones(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 56, 6, fourBorders...)
+		zone := map[keyspace.NodeID]string{1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "c"}
+		for _, n := range w.nodes {
+			row := w.founding.Nodes[n.id-1]
+			row.Attributes = []Attribute{{"zone", zone[n.id]}}
+			if err := n.client.Publish(t.Context(), row); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.await(5*time.Minute, "spread over zones", func() error {
+			var err error
+			w.each(func(p *pretend) {
+				zones := map[string]bool{}
+				for _, m := range p.d.Replicas {
+					zones[zone[m.Node]] = true
+				}
+				if len(zones) < 3 {
+					err = fmt.Errorf("range %s has %v", p.d.Range, p.d.Replicas)
+				}
+			})
+			return errors.Join(err, w.whole(3))
+		})
 	})
 }

@@ -205,7 +205,7 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 	}
 	to, hasTo := d.ReplicaOn(o.To)
 	from, hasFrom := d.ReplicaOn(o.From)
-	_, known := nodes[o.To]
+	taker, known := nodes[o.To]
 	transfer := o.Kind == OperationTransfer
 	voters := 0
 	for _, m := range d.Replicas {
@@ -231,6 +231,8 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 		return refuse("from node %s and to node %s", o.From, o.To)
 	case o.Kind.adds() && !known:
 		return refuse("there is no node %s", o.To)
+	case o.Kind.adds() && taker.State != NodeServing:
+		return refuse("node %s is %s", o.To, taker.State)
 	case o.Kind.adds() && hasTo && to.Role != keyspace.RoleLearner:
 		return refuse("node %s holds a replica of it", o.To)
 	case o.Kind == OperationRemove && from.Role == keyspace.RoleVoter && voters < 2:

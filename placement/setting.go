@@ -2,6 +2,8 @@ package placement
 
 import (
 	"bytes"
+	"context"
+	"slices"
 	"strconv"
 
 	"github.com/skeindb/skein/kverror"
@@ -45,4 +47,28 @@ func (v *View) checkSetting(name string, value []byte) error {
 }
 
 // taking counts the nodes that take replicas.
-func (v *View) taking() int { return len(v.nodes) }
+func (v *View) taking() (n int) {
+	for _, row := range v.nodes {
+		if row.State == NodeServing {
+			n++
+		}
+	}
+	return n
+}
+
+// SetPaused has placement stop to decide, or go on.
+func (c *Client) SetPaused(ctx context.Context, paused bool) error {
+	var value []byte
+	if paused {
+		value = []byte("true")
+	}
+	return c.PutSetting(ctx, SettingPaused, value)
+}
+
+// Paused says whether the settings have placement decide nothing by itself.
+func Paused(settings []Setting) bool {
+	return slices.ContainsFunc(settings, func(s Setting) bool { return s.Name == SettingPaused && len(s.Value) > 0 })
+}
+
+// Paused says whether placement is to decide nothing by itself.
+func (v *View) Paused() bool { return len(v.settings[SettingPaused]) > 0 }

@@ -28,6 +28,8 @@ type state struct {
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
 	operationsChanged uint64
+	// members are the group's own, as of the last entry that changed them.
+	members []keyspace.Replica
 
 	// dirty is what changed since the records were last written.
 	dirty dirty
@@ -96,7 +98,11 @@ func (s *state) apply(index uint64, op effect) result {
 	case report:
 		return s.applyReport(index, o)
 	case putNode:
-		s.applyPutNode(index, o)
+		return s.applyPutNode(index, o)
+	case setNodeState:
+		return s.applySetNodeState(index, o)
+	case removeNode:
+		return s.applyRemoveNode(index, o)
 	case markCreated:
 		s.applyMarkCreated(index, o)
 	case putSetting:
@@ -196,13 +202,6 @@ func (s *state) insert(g *Range) {
 func (s *state) changedMap(index uint64) {
 	s.Changed = index
 	s.dirty.meta = true
-}
-
-func (s *state) applyPutNode(index uint64, o putNode) {
-	s.nodes[o.Node.ID] = o.Node
-	s.dirty.nodes[o.Node.ID] = true
-	s.NodesChanged = index
-	s.changedMap(index)
 }
 
 func (s *state) applyMarkCreated(index uint64, o markCreated) {

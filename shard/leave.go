@@ -201,7 +201,7 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 	if r == nil {
 		return n.leaveStored(ctx, id)
 	}
-	if !n.expelled(r) || plant.Is(plant.OrphanKept) {
+	if !n.expelled(r) || plant.Is(plant.NeverRemoved) {
 		return nil
 	}
 	r.expel()

@@ -63,14 +63,18 @@ const (
 	AttachedWhileEnding
 	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
 	LeaseGrantedTwice
-
+	// SplitUnseen: a range serves keys that a split has taken from it to who has not heard
+	// of the split.
+	SplitUnseen
+	// LocksLostAtSplit: the upper half of a split forgets the locks on its keys.
+	LocksLostAtSplit
+	// NeverRemoved: a replica that is no member any more stays where it is.
+	NeverRemoved
 	// DeadCountedAlive: who leads placement hears nodes that say nothing any more.
 	DeadCountedAlive
 	// OperationForgotten: a new leader of placement does not go on with the operations that it
 	// finds.
 	OperationForgotten
-	// OrphanKept: a replica that was moved away stays where it was.
-	OrphanKept
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -91,7 +95,9 @@ var names = [end]string{
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
-	"lost node counted as alive", "operation of the leader before forgotten", "replica kept that was moved away",
+	"keys served that a split has taken", "locks lost at a split",
+	"replica that left never removed",
+	"lost node counted as alive", "operation of the leader before forgotten",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
