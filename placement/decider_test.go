@@ -321,7 +321,7 @@ func TestEmptyNodeTakesItsShare(t *testing.T) {
 				p.d.Replicas[i].Node = keyspace.NodeID(i + 1)
 			}
 			p.d.ConfIndex++
-			p.leader = keyspace.NodeID(1 + uint64(p.d.Range)%3)
+			p.leader, p.term = keyspace.NodeID(1+uint64(p.d.Range)%3), p.term+1
 			p.report(p.d)
 		})
 		// What was moved for balance is left alone for ten minutes.
