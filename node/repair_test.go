@@ -100,7 +100,7 @@ func TestLostNodeIsRepaired(t *testing.T) {
 		r.start(r.nodes[4])
 		time.Sleep(rigDead)
 		if after := r.where(r.nodes[0]); after != before {
-			t.Fatalf("a node was back in time, and replicas went from %s to %s", before, after)
+			r.t.Fatalf("a node was back in time, and replicas went from %s to %s", before, after)
 		}
 		r.crash(r.nodes[4])
 		time.Sleep(5 * time.Second)
@@ -127,19 +127,19 @@ func TestReplicationFollowsTheNodes(t *testing.T) {
 	const ranges = 4
 	bubble(t, 5, borders(ranges), deadSoon, func(r *rig) {
 		r.spread(r.nodes[0], ranges, "1")
-		ctx := t.Context()
+		ctx := r.t.Context()
 		set := func(n string) error {
 			return r.nodes[0].core.client.PutSetting(ctx, placement.SettingReplication, []byte(n))
 		}
 		if err := set("7"); err == nil {
-			t.Error("seven voters on five nodes")
+			r.t.Error("seven voters on five nodes")
 		}
 		if err := set("5"); err != nil {
-			t.Fatal(err)
+			r.t.Fatal(err)
 		}
 		r.settle(time.Minute, "five voters", 5, r.nodes...)
 		if err := set("3"); err != nil {
-			t.Fatal(err)
+			r.t.Fatal(err)
 		}
 		r.settle(time.Minute, "three voters", 3, r.nodes...)
 		r.caughtUp(10 * time.Second)
@@ -151,7 +151,7 @@ func TestReplicationFollowsTheNodes(t *testing.T) {
 			counts[i] = len(n.summaries())
 		}
 		if slices.Max(counts) > slices.Min(counts)+2 {
-			t.Errorf("the nodes hold %v replicas", counts)
+			r.t.Errorf("the nodes hold %v replicas", counts)
 		}
 	})
 }
