@@ -98,7 +98,7 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 		n.State = "serving"
 	}
 	s := &adminpb.NodeShowResponse{Node: n, Stale: f.stale, Drain: &adminpb.Refusal{Reason: "node n1 cannot be drained: it leads all", NextStep: "add a node"}}
-	for i := range uint64(left) {
+	for i := range uint64(min(left, 8)) {
 		s.Ranges = append(s.Ranges, &adminpb.NodeRange{Id: i + 1, Start: []byte{'a' + byte(i)}, End: []byte{'b' + byte(i)}, Role: "voter", Leads: i == 0, Bytes: 512})
 	}
 	if left > 0 {
@@ -122,7 +122,26 @@ func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to
 	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, f.err
 }
 
+func (f *fakeBackend) JoinNode(_ context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "d", NodeTable: []byte(q.GetName() + " at " + strings.Join(q.GetPeerUrls(), ","))}, f.err
+}
+
 func (f *fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return f.err }
+
+func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
+	if f.err != nil || f.empty {
+		return &adminpb.PlacementShowResponse{}, f.err
+	}
+	return &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
+		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
+	}}, nil
+}
+
+func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
+	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+}
+
+func (f *fakeBackend) TransferPlacement(context.Context, string) error { return f.err }
 
 func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	if f.err != nil || f.empty {
@@ -144,6 +163,9 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 //	range-move [json] id=N from=NODE to=NODE
 //	range-transfer id=N to=NODE
 //	operations [json]
+//	placement-show [json]
+//	placement-move [json] from=NODE to=NODE
+//	placement-transfer to=NODE
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -159,7 +181,7 @@ func TestStories(t *testing.T) {
 		b.state = "serving"
 		d.MaybeScanArgs(t, "state", &b.state)
 		if d.HasArg("refuse") {
-			b.err = fmt.Errorf("wrapped: %w", &Refusal{"a range begins there already", "look at skein range list"})
+			b.err = fmt.Errorf("wrapped: %w", &Refusal{Reason: "a range begins there already", NextStep: "look at skein range list"})
 		}
 		var kind string
 		if d.MaybeScanArgs(t, "error", &kind) {
@@ -213,7 +235,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
-	case "range-move", "range-transfer", "operations":
+	case "range-move", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
 		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
@@ -277,6 +299,22 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		return out.String(), err
 	case "range-transfer":
 		return "ok\n", c.RangeTransferLeader(t.Context(), id, to)
+	case "placement-show":
+		p, err := c.PlacementShow(t.Context())
+		if err != nil {
+			return "", err
+		}
+		err = WritePlacement(&out, f, p)
+		return out.String(), err
+	case "placement-move":
+		m, err := c.PlacementMove(t.Context(), from, to)
+		if err != nil {
+			return "", err
+		}
+		err = WriteOperations(&out, &out, f, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
+		return out.String(), err
+	case "placement-transfer":
+		return "ok\n", c.PlacementTransferLeader(t.Context(), to)
 	}
 	l, err := c.OperationList(t.Context())
 	if err != nil {

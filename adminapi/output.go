@@ -193,7 +193,7 @@ func WriteOperations(w, notes io.Writer, f Format, l *adminpb.OperationListRespo
 func writeOperationTable(w io.Writer, ops []*adminpb.Operation) error {
 	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "WHY"}}
 	for _, o := range ops {
-		rows = append(rows, []string{fmt.Sprint(o.GetId()), fmt.Sprint(o.GetRange()), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
+		rows = append(rows, []string{fmt.Sprint(o.GetId()), operationOn(o), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
 	}
 	return writeTable(w, rows)
 }

@@ -71,7 +71,7 @@ func (s *Service) operate(ctx context.Context, term uint64) {
 			tidied = now
 		}
 		for _, op := range s.View().Operations() {
-			if o.begin(op.Range) {
+			if o.mover(op.Range) != nil && o.begin(op.Range) {
 				wait.Go(func() {
 					defer o.end(op.Range)
 					o.carryOut(ctx, op)
@@ -100,20 +100,33 @@ func (o *operator) tidy(ctx context.Context) {
 		busy[op.Range] = true
 	}
 	var stray []Operation
-	v.All(func(g *Range) bool {
-		for _, m := range g.Descriptor.Replicas {
-			if m.Role == keyspace.RoleLearner && !joint(&g.Descriptor) && !busy[g.Descriptor.Range] {
-				stray = append(stray, Operation{Range: g.Descriptor.Range, Kind: OperationTidy, From: m.Node, Why: "a learner that no operation has"})
-				break
-			}
+	look := func(d *keyspace.Descriptor) {
+		i := slices.IndexFunc(d.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
+		if i >= 0 && !joint(d) && !busy[d.Range] {
+			stray = append(stray, Operation{Range: d.Range, Kind: OperationTidy, From: d.Replicas[i].Node, Why: "a learner that no operation has"})
 		}
-		return len(stray) < tidyAtOnce
-	})
+	}
+	own := v.PlacementGroup()
+	look(&own)
+	if o.s.o.Mover != nil {
+		v.All(func(g *Range) bool {
+			look(&g.Descriptor)
+			return len(stray) < tidyAtOnce
+		})
+	}
 	for i := range stray {
 		if _, err := o.s.begin(ctx, o.term, &stray[i]); err != nil {
 			o.s.o.Logger.Info("learner is not removed yet", zap.Stringer("range", stray[i].Range), zap.Error(err))
 		}
 	}
+}
+
+// mover returns who carries out operations on a range, nil for nobody.
+func (o *operator) mover(id keyspace.RangeID) Mover {
+	if id == OwnGroup {
+		return ownMover{o.s, o.term}
+	}
+	return o.s.o.Mover
 }
 
 func (o *operator) begin(id keyspace.RangeID) bool {
@@ -173,17 +186,19 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 	if err != nil {
 		return false, false, err
 	}
-	st := op.next(&d, leader, o.s.o.Alive)
+	st, mover := op.next(&d, leader, o.s.o.Alive), o.mover(op.Range)
 	switch {
+	case st.done && op.Range == OwnGroup:
+		return true, true, nil
 	case st.done:
 		// The map is to have it before the operation is gone: what is decided next is decided
 		// by the map.
 		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
 	case st.transfer:
-		err = o.s.o.Mover.TransferTo(ctx, leader, op.Range, st.leader)
+		err = mover.TransferTo(ctx, leader, op.Range, st.leader)
 	case len(st.change) > 0:
-		err = o.s.o.Mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
+		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
 	default:
 		return false, false, errors.New(st.stuck)
 	}
@@ -192,6 +207,9 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 
 // look returns the range as its leader has it.
 func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.Descriptor, leader keyspace.NodeID, err error) {
+	if id == OwnGroup {
+		return o.mover(id).Look(ctx, o.s.o.Self, id)
+	}
 	row, ok := o.s.View().byID(id)
 	if !ok {
 		return d, 0, fmt.Errorf("placement: there is no range %s", id)
@@ -225,20 +243,20 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 	return d, 0, err
 }
 
-// begin begins an operation on a range as the map has it, and returns it with its id.
+// begin begins an operation on a range, or the placement group, as the map has it, and returns it with its id.
 func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operation, error) {
 	v := s.View()
-	row, ok := v.byID(op.Range)
+	d, ok := v.descriptor(op.Range)
 	if !ok {
 		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
 	}
-	if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
+	if err := checkOperation(op, &d, v.nodes); err != nil {
 		return Operation{}, err
 	}
 	if op.Kind.adds() && !s.o.Alive(op.To) {
-		return Operation{}, kverror.New(kverror.BadRequest, "%s range %s: node %s does not live", op.Kind, op.Range, op.To)
+		return Operation{}, kverror.New(kverror.BadRequest, "%s %s: node %s does not live", op.Kind, groupName(op.Range), op.To)
 	}
-	res := s.propose(ctx, term, beginOperation{Generation: row.Descriptor.Generation, ConfIndex: row.Descriptor.ConfIndex, Operation: *op})
+	res := s.propose(ctx, term, beginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
 	if res.Err != nil {
 		return Operation{}, res.Err
 	}

@@ -95,8 +95,8 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// splits, compactions and moves count those that succeeded.
-	splits, compactions, moves atomic.Int64
+	// splits, compactions, moves and systemMoves count those that succeeded.
+	splits, compactions, moves, systemMoves atomic.Int64
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
@@ -764,6 +764,9 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Moves > 0 {
 		promise(Move, n.moves.Load() > 0)
+	}
+	if n.c.cfg.SystemMoves > 0 {
+		promise(SystemMove, n.systemMoves.Load() > 0)
 	}
 	if n.c.cfg.Compactions > 0 {
 		promise(Compact, n.compactions.Load() > 0)

@@ -38,6 +38,9 @@ type Config struct {
 	Splits int
 	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5 then.
 	Moves int
+	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
+	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
+	SystemMoves, PlacementReplicas int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -104,9 +107,10 @@ type Report struct {
 	// are snapshots that followers installed, and truncations past what one needed.
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
-	// Moves counts the operations that were begun.
-	Moves   int64
-	Network simbus.Stats
+	// Moves and SystemMoves count the operations that were begun, of ranges and of the
+	// placement group.
+	Moves, SystemMoves int64
+	Network            simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -199,6 +203,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
+	n.systemMoveLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -211,7 +216,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
-	rep.Moves = n.moves.Load()
+	rep.Moves, rep.SystemMoves = n.moves.Load(), n.systemMoves.Load()
 	if err == nil {
 		err = c.bootAll()
 	}
@@ -334,7 +339,7 @@ func converged(c *cluster) error {
 			return err
 		}
 	}
-	return nil
+	return samePlacement(ctx, c)
 }
 
 // covers says whether the ranges cover the keyspace exactly once.

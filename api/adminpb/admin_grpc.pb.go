@@ -22,20 +22,24 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_RangeList_FullMethodName           = "/skein.admin.v1.Admin/RangeList"
-	Admin_RangeSplit_FullMethodName          = "/skein.admin.v1.Admin/RangeSplit"
-	Admin_RangeShow_FullMethodName           = "/skein.admin.v1.Admin/RangeShow"
-	Admin_RangeMove_FullMethodName           = "/skein.admin.v1.Admin/RangeMove"
-	Admin_RangeTransferLeader_FullMethodName = "/skein.admin.v1.Admin/RangeTransferLeader"
-	Admin_OperationList_FullMethodName       = "/skein.admin.v1.Admin/OperationList"
-	Admin_NodeList_FullMethodName            = "/skein.admin.v1.Admin/NodeList"
-	Admin_NodeShow_FullMethodName            = "/skein.admin.v1.Admin/NodeShow"
-	Admin_NodeDrain_FullMethodName           = "/skein.admin.v1.Admin/NodeDrain"
-	Admin_NodeUndrain_FullMethodName         = "/skein.admin.v1.Admin/NodeUndrain"
-	Admin_NodeDecommission_FullMethodName    = "/skein.admin.v1.Admin/NodeDecommission"
-	Admin_NodeRecommission_FullMethodName    = "/skein.admin.v1.Admin/NodeRecommission"
-	Admin_NodeRemove_FullMethodName          = "/skein.admin.v1.Admin/NodeRemove"
-	Admin_PlacementPause_FullMethodName      = "/skein.admin.v1.Admin/PlacementPause"
+	Admin_RangeList_FullMethodName               = "/skein.admin.v1.Admin/RangeList"
+	Admin_RangeSplit_FullMethodName              = "/skein.admin.v1.Admin/RangeSplit"
+	Admin_RangeShow_FullMethodName               = "/skein.admin.v1.Admin/RangeShow"
+	Admin_RangeMove_FullMethodName               = "/skein.admin.v1.Admin/RangeMove"
+	Admin_RangeTransferLeader_FullMethodName     = "/skein.admin.v1.Admin/RangeTransferLeader"
+	Admin_OperationList_FullMethodName           = "/skein.admin.v1.Admin/OperationList"
+	Admin_PlacementShow_FullMethodName           = "/skein.admin.v1.Admin/PlacementShow"
+	Admin_PlacementMove_FullMethodName           = "/skein.admin.v1.Admin/PlacementMove"
+	Admin_PlacementTransferLeader_FullMethodName = "/skein.admin.v1.Admin/PlacementTransferLeader"
+	Admin_NodeList_FullMethodName                = "/skein.admin.v1.Admin/NodeList"
+	Admin_NodeShow_FullMethodName                = "/skein.admin.v1.Admin/NodeShow"
+	Admin_NodeDrain_FullMethodName               = "/skein.admin.v1.Admin/NodeDrain"
+	Admin_NodeUndrain_FullMethodName             = "/skein.admin.v1.Admin/NodeUndrain"
+	Admin_NodeDecommission_FullMethodName        = "/skein.admin.v1.Admin/NodeDecommission"
+	Admin_NodeRecommission_FullMethodName        = "/skein.admin.v1.Admin/NodeRecommission"
+	Admin_NodeRemove_FullMethodName              = "/skein.admin.v1.Admin/NodeRemove"
+	Admin_PlacementPause_FullMethodName          = "/skein.admin.v1.Admin/PlacementPause"
+	Admin_NodeJoin_FullMethodName                = "/skein.admin.v1.Admin/NodeJoin"
 )
 
 // AdminClient is the client API for Admin service.
@@ -55,6 +59,14 @@ type AdminClient interface {
 	RangeTransferLeader(ctx context.Context, in *RangeTransferLeaderRequest, opts ...grpc.CallOption) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
+	// PlacementShow says who holds the placement group and who leads it.
+	PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error)
+	// PlacementMove begins to put the placement group's replica on one node in the place of
+	// that on another. It returns when that has begun; OperationList says when it is over.
+	PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error)
+	// PlacementTransferLeader has another replica of the placement group lead it, and hand
+	// out revisions.
+	PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
 	// NodeShow says what a node holds, and whether it could be drained or decommissioned.
@@ -75,6 +87,10 @@ type AdminClient interface {
 	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
 	// carried out, and what operators ask for is done.
 	PlacementPause(ctx context.Context, in *PlacementPauseRequest, opts ...grpc.CallOption) (*PlacementPauseResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error)
 }
 
 type adminClient struct {
@@ -139,6 +155,36 @@ func (c *adminClient) OperationList(ctx context.Context, in *OperationListReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OperationListResponse)
 	err := c.cc.Invoke(ctx, Admin_OperationList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementShowResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementShow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementMoveResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementMove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementTransferLeaderResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementTransferLeader_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -225,6 +271,16 @@ func (c *adminClient) PlacementPause(ctx context.Context, in *PlacementPauseRequ
 	return out, nil
 }
 
+func (c *adminClient) NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeJoinResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeJoin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -242,6 +298,14 @@ type AdminServer interface {
 	RangeTransferLeader(context.Context, *RangeTransferLeaderRequest) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
+	// PlacementShow says who holds the placement group and who leads it.
+	PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error)
+	// PlacementMove begins to put the placement group's replica on one node in the place of
+	// that on another. It returns when that has begun; OperationList says when it is over.
+	PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error)
+	// PlacementTransferLeader has another replica of the placement group lead it, and hand
+	// out revisions.
+	PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
 	// NodeShow says what a node holds, and whether it could be drained or decommissioned.
@@ -262,6 +326,10 @@ type AdminServer interface {
 	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
 	// carried out, and what operators ask for is done.
 	PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -290,6 +358,15 @@ func (UnimplementedAdminServer) RangeTransferLeader(context.Context, *RangeTrans
 func (UnimplementedAdminServer) OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method OperationList not implemented")
 }
+func (UnimplementedAdminServer) PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementShow not implemented")
+}
+func (UnimplementedAdminServer) PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementMove not implemented")
+}
+func (UnimplementedAdminServer) PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementTransferLeader not implemented")
+}
 func (UnimplementedAdminServer) NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeList not implemented")
 }
@@ -313,6 +390,9 @@ func (UnimplementedAdminServer) NodeRemove(context.Context, *NodeChangeRequest) 
 }
 func (UnimplementedAdminServer) PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PlacementPause not implemented")
+}
+func (UnimplementedAdminServer) NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeJoin not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -439,6 +519,60 @@ func _Admin_OperationList_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).OperationList(ctx, req.(*OperationListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementShow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementShowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementShow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementShow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementShow(ctx, req.(*PlacementShowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementMove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementMoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementMove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementMove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementMove(ctx, req.(*PlacementMoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementTransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementTransferLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementTransferLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementTransferLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementTransferLeader(ctx, req.(*PlacementTransferLeaderRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -587,6 +721,24 @@ func _Admin_PlacementPause_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_NodeJoin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeJoinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeJoin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeJoin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeJoin(ctx, req.(*NodeJoinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -619,6 +771,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Admin_OperationList_Handler,
 		},
 		{
+			MethodName: "PlacementShow",
+			Handler:    _Admin_PlacementShow_Handler,
+		},
+		{
+			MethodName: "PlacementMove",
+			Handler:    _Admin_PlacementMove_Handler,
+		},
+		{
+			MethodName: "PlacementTransferLeader",
+			Handler:    _Admin_PlacementTransferLeader_Handler,
+		},
+		{
 			MethodName: "NodeList",
 			Handler:    _Admin_NodeList_Handler,
 		},
@@ -649,6 +813,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PlacementPause",
 			Handler:    _Admin_PlacementPause_Handler,
+		},
+		{
+			MethodName: "NodeJoin",
+			Handler:    _Admin_NodeJoin_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

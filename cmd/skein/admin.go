@@ -272,6 +272,7 @@ func newPlacement(environ []string) *cobra.Command {
 		}),
 	}, newPause(f, "pause", "Have placement decide nothing by itself; what is under way goes on", true),
 		newPause(f, "resume", "Have placement decide by itself again", false))
+	addPlacementGroup(c, f)
 	return c
 }
 

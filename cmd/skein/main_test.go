@@ -65,7 +65,24 @@ func (fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to st
 	return &adminpb.Operation{Id: 7, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, nil
 }
 
+func (fakeBackend) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return nil, kverror.NoLeader
+}
+
 func (fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return nil }
+
+func (fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
+	return &adminpb.PlacementShowResponse{Leader: "n1", Term: 3, Replicas: []*adminpb.PlacementReplica{{Node: "n1", ReplicaId: 1, Role: "voter"}}}, nil
+}
+
+func (fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
+	if to != "n4" {
+		return nil, &adminapi.Refusal{Reason: "there is no node " + to, NextStep: "see skein node list"}
+	}
+	return &adminpb.Operation{Id: 8, Kind: "move", From: from, To: to, Why: "asked for"}, nil
+}
+
+func (fakeBackend) TransferPlacement(context.Context, string) error { return nil }
 
 func (fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	return &adminpb.OperationListResponse{Paused: true}, nil
