@@ -65,10 +65,13 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 			Id: uint64(d.Range), Start: d.Span.Start, End: d.Span.End, Role: roleName(m.Role),
 			Leads: own[d.Range].leads, Bytes: own[d.Range].bytes,
 		})
-		if o, ok := v.operations[d.Range]; ok && (o.From == n.ID || o.To == n.ID) {
+	}
+	for _, o := range v.operations { // also of the placement group, and of what it does not hold yet
+		if o.From == n.ID || o.To == n.ID {
 			out.Operations = append(out.Operations, operationRow(&o, v.byName))
 		}
 	}
+	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	now := a.c.o.Clock.Now()
 	if n.State == placement.NodeServing {
 		out.Drain = refusalRow(v.mayDrain(&n, now))

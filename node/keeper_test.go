@@ -179,7 +179,7 @@ func TestANodeIsRemoved(t *testing.T) {
 		if err == nil {
 			c.Crash()
 		}
-		if err == nil || !strings.Contains(err.Error(), "a member that was removed does not come back") {
+		if err == nil || !strings.Contains(err.Error(), "never let in again") {
 			r.t.Errorf("with an empty disk: %v", err)
 		}
 	})
