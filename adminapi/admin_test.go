@@ -122,6 +122,10 @@ func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to
 	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, f.err
 }
 
+func (f *fakeBackend) JoinNode(_ context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "d", NodeTable: []byte(q.GetName() + " at " + strings.Join(q.GetPeerUrls(), ","))}, f.err
+}
+
 func (f *fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return f.err }
 
 func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
@@ -177,7 +181,7 @@ func TestStories(t *testing.T) {
 		b.state = "serving"
 		d.MaybeScanArgs(t, "state", &b.state)
 		if d.HasArg("refuse") {
-			b.err = fmt.Errorf("wrapped: %w", &Refusal{"a range begins there already", "look at skein range list"})
+			b.err = fmt.Errorf("wrapped: %w", &Refusal{Reason: "a range begins there already", NextStep: "look at skein range list"})
 		}
 		var kind string
 		if d.MaybeScanArgs(t, "error", &kind) {

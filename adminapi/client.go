@@ -196,6 +196,7 @@ func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.Admin
 	return nil, &Refusal{
 		Reason:   "no endpoint can be reached: " + strings.Join(unreachable, "; "),
 		NextStep: "give the client URL of a running node to --endpoints",
+		Later:    true,
 	}
 }
 
@@ -221,10 +222,11 @@ func refusal(err error) *Refusal {
 }
 
 func asRefusal(ep endpoint, err error) error {
+	s := status.Convert(err)
 	if r := refusal(err); r != nil {
+		r.Later = passes(s.Code())
 		return r
 	}
-	s := status.Convert(err)
 	var next string
 	switch s.Code() {
 	case codes.Unimplemented:
@@ -235,5 +237,5 @@ func asRefusal(ep endpoint, err error) error {
 	default:
 		next = "see the log of that node"
 	}
-	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next}
+	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next, Later: passes(s.Code())}
 }

@@ -40,6 +40,7 @@ type Backend interface {
 	// Nodes returns all nodes, in any order, stale as Ranges.
 	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
 	Mover
+	Joiner
 	PlacementKeeper
 	NodeKeeper
 }
@@ -85,6 +86,9 @@ type Refusal struct {
 	Reason string
 	// NextStep says what can be done instead.
 	NextStep string
+	// Later says that it may pass by itself: a node cannot be reached, or there is no
+	// quorum.
+	Later bool
 }
 
 // Error implements error.
@@ -117,9 +121,9 @@ func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (
 	what := fmt.Sprintf("split at %q", r.Key)
 	switch {
 	case len(r.Key) == 0:
-		return nil, grpcError(what, &Refusal{"the key to split at is empty, and the first range begins there anyway", "give --key the first key of the new range"}, lookFirst)
+		return nil, grpcError(what, &Refusal{Reason: "the key to split at is empty, and the first range begins there anyway", NextStep: "give --key the first key of the new range"}, lookFirst)
 	case len(r.Key) > maxKeyBytes:
-		return nil, grpcError("split", &Refusal{fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)}, lookFirst)
+		return nil, grpcError("split", &Refusal{Reason: fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), NextStep: fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)}, lookFirst)
 	}
 	left, right, err := s.backend.SplitRange(ctx, r.Key)
 	if err != nil {

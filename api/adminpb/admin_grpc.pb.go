@@ -39,6 +39,7 @@ const (
 	Admin_NodeRecommission_FullMethodName        = "/skein.admin.v1.Admin/NodeRecommission"
 	Admin_NodeRemove_FullMethodName              = "/skein.admin.v1.Admin/NodeRemove"
 	Admin_PlacementPause_FullMethodName          = "/skein.admin.v1.Admin/PlacementPause"
+	Admin_NodeJoin_FullMethodName                = "/skein.admin.v1.Admin/NodeJoin"
 )
 
 // AdminClient is the client API for Admin service.
@@ -86,6 +87,10 @@ type AdminClient interface {
 	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
 	// carried out, and what operators ask for is done.
 	PlacementPause(ctx context.Context, in *PlacementPauseRequest, opts ...grpc.CallOption) (*PlacementPauseResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error)
 }
 
 type adminClient struct {
@@ -266,6 +271,16 @@ func (c *adminClient) PlacementPause(ctx context.Context, in *PlacementPauseRequ
 	return out, nil
 }
 
+func (c *adminClient) NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeJoinResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeJoin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -311,6 +326,10 @@ type AdminServer interface {
 	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
 	// carried out, and what operators ask for is done.
 	PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -371,6 +390,9 @@ func (UnimplementedAdminServer) NodeRemove(context.Context, *NodeChangeRequest) 
 }
 func (UnimplementedAdminServer) PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PlacementPause not implemented")
+}
+func (UnimplementedAdminServer) NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeJoin not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -699,6 +721,24 @@ func _Admin_PlacementPause_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_NodeJoin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeJoinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeJoin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeJoin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeJoin(ctx, req.(*NodeJoinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -773,6 +813,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PlacementPause",
 			Handler:    _Admin_PlacementPause_Handler,
+		},
+		{
+			MethodName: "NodeJoin",
+			Handler:    _Admin_NodeJoin_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -65,6 +65,10 @@ func (fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to st
 	return &adminpb.Operation{Id: 7, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, nil
 }
 
+func (fakeBackend) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return nil, kverror.NoLeader
+}
+
 func (fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return nil }
 
 func (fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
