@@ -24,9 +24,12 @@ const (
 	opMerge    = "range merge"
 	opMove     = "range move"
 	opTransfer = "range transfer-leader"
-	opDrain    = "node drain"
-	opReplace  = "node decommission"
-	opPause    = "placement pause" // at the end alone
+	// Of the placement group itself.
+	opGroupMove = "placement move"
+	opGroupLead = "placement transfer-leader"
+	opDrain     = "node drain"
+	opReplace   = "node decommission"
+	opPause     = "placement pause" // at the end alone
 )
 
 const (
@@ -91,7 +94,7 @@ var needs = map[string][]string{opDrain: {"--node-dead-after"}, opReplace: {"--n
 // of a storm and why.
 func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
 	has = map[string]bool{}
-	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opDrain, opReplace, opPause} {
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opGroupMove, opGroupLead, opDrain, opReplace, opPause} {
 		group, name, _ := strings.Cut(op, " ")
 		for line := range strings.Lines(help(group)) {
 			fields := strings.Fields(line)
@@ -148,7 +151,7 @@ func (o *operator) start(ctx context.Context) {
 		})
 	}
 	loop(o.rngs[0], operatorPause, opSplit, opMerge)
-	loop(o.rngs[1], operatorPause, opMove, opTransfer)
+	loop(o.rngs[1], operatorPause, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
 	loop(o.rngs[2], nodePauseMax, opDrain, opReplace)
 }
 
@@ -228,6 +231,8 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return o.drain(ctx, rng)
 	case opReplace:
 		return o.replace(ctx, rng)
+	case opGroupMove, opGroupLead:
+		return o.group(ctx, rng, op)
 	}
 	ranges, err := o.ranges(ctx, rng)
 	if err != nil {
@@ -264,6 +269,41 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return fmt.Sprintf("of range %d to %s", r.ID, to), err
 	}
 	return "", fmt.Errorf("no operation is called %q", op)
+}
+
+// group changes who holds the placement group, or who leads it.
+func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
+	out, err := o.ask(ctx, rng, "placement", "show", "-w", "json")
+	if err != nil {
+		return "", err
+	}
+	var shown struct {
+		Leader   string
+		Replicas []struct{ Node string }
+	}
+	if err := json.Unmarshal([]byte(out), &shown); err != nil {
+		return "", fmt.Errorf("skein placement show -w json: %w: %s", err, out)
+	}
+	var holders []string
+	for _, r := range shown.Replicas {
+		holders = append(holders, r.Node)
+	}
+	if op == opGroupLead {
+		holders = slices.DeleteFunc(holders, func(n string) bool { return n == shown.Leader })
+		if len(holders) == 0 {
+			return "", nil
+		}
+		to := holders[rng.IntN(len(holders))]
+		_, err = o.ask(ctx, rng, "placement", "transfer-leader", "--to", to)
+		return "from " + shown.Leader + " to " + to, err
+	}
+	free := slices.DeleteFunc(o.s.c.names(), func(n string) bool { return slices.Contains(holders, n) })
+	if len(free) == 0 || len(holders) == 0 {
+		return "", nil
+	}
+	from, to := holders[rng.IntN(len(holders))], free[rng.IntN(len(free))]
+	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
+	return "from " + from + " to " + to, err
 }
 
 // drain drains a node, and takes it back after a while, whatever became of that.
@@ -395,7 +435,7 @@ func (o *operator) calm(ctx context.Context) {
 		start := time.Now()
 		rng := o.rngs[0]
 		for !o.do(ctx, rng, op) {
-			if o.tries[op] == nil && time.Since(start) > 10*time.Second {
+			if o.tries[op] == nil && time.Since(start) > 3*time.Second {
 				break // nothing that it could be done to
 			}
 			if time.Since(start) > stormPatience {

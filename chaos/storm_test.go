@@ -275,8 +275,8 @@ func (s *storm) weather(ctx context.Context, r round) {
 		<-begun
 	}
 	var during time.Duration
-	if v := r.victims(); len(v) == 1 && !s.t.Failed() {
-		others := slices.DeleteFunc(s.everyone(), func(i int) bool { return i == v[0] })
+	if through := r.mustServe(stormMachines); len(through) > 0 && !s.t.Failed() {
+		others := slices.DeleteFunc(s.everyone(), func(i int) bool { return !slices.Contains(through, i) })
 		// Where a disk is full its ranges need not take writes until another one leads.
 		full := slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.breakage == full })
 		during = s.serves(ctx, r.String(), others, !full)
