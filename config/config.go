@@ -30,8 +30,13 @@ const (
 	MinMemoryBytes = 64 << 20
 )
 
-// StateNew is the only initial-cluster-state that there is yet.
-const StateNew = "new"
+// The states of initial-cluster-state.
+const (
+	// StateNew founds a cluster.
+	StateNew = "new"
+	// StateExisting joins one that runs, which was told of the node before.
+	StateExisting = "existing"
+)
 
 // Config is the validated configuration of one node. The zero value is not valid:
 // begin with [Default]. A Config is not changed once the node has it.
@@ -74,6 +79,12 @@ type Config struct {
 	InitialCluster types.URLsMap
 	// InitialClusterState is "new".
 	InitialClusterState string
+	// Join are client addresses of nodes of a running cluster, which this node joins: the
+	// first that answers lets it in. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
+	// 64. Read only where the data directory is empty; otherwise they are asked whether it is
+	// that cluster's. Excludes initial-cluster. Empty means that the node founds a cluster or
+	// has one.
+	Join []string
 	// InitialClusterToken goes into the ids, so that clusters with the same peer URLs
 	// do not mix. Default "etcd-cluster". Must be the same on all founders.
 	InitialClusterToken string
@@ -89,6 +100,8 @@ type Config struct {
 	// StrictReconfigCheck refuses changes of membership that would lose the quorum.
 	// Default true.
 	StrictReconfigCheck bool
+	// MaxLearners bounds the learners among the members. Positive. Default 1.
+	MaxLearners int
 	// PreVote has a candidate ask first whether it could win. Default true. Without it
 	// a node that was cut off deposes leaders when it comes back.
 	PreVote bool
@@ -182,6 +195,7 @@ func Default() *Config {
 		Gateway:              true,
 		Compaction:           Compaction{Mode: CompactPeriodic, Retention: "0"},
 		StrictReconfigCheck:  true,
+		MaxLearners:          1,
 		PreVote:              true,
 		MaxRequestBytes:      3 << 19,
 		MaxTxnOps:            128,
@@ -215,7 +229,7 @@ func (c *Config) complete() {
 	if c.WALDir == "" {
 		c.WALDir = filepath.Join(c.DataDir, "wal")
 	}
-	if len(c.InitialCluster) == 0 {
+	if len(c.InitialCluster) == 0 && len(c.Join) == 0 {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
 	}
 	if len(c.Log.Outputs) == 0 {
@@ -262,11 +276,12 @@ func (c *Config) validateMember() error {
 	case filepath.Clean(c.WALDir) == filepath.Clean(c.DataDir):
 		return fmt.Errorf("--wal-dir %q must not be the data directory itself", c.WALDir)
 	case c.InitialClusterState != StateNew:
-		return fmt.Errorf("--initial-cluster-state %q is not there yet: a node cannot join a running cluster, use %q", c.InitialClusterState, StateNew)
-	case len(c.InitialCluster) == 0:
-		return errors.New("--initial-cluster must not be empty")
+		return fmt.Errorf("--initial-cluster-state %q is not there yet: a node joins a running cluster with --join, use %q", c.InitialClusterState, StateNew)
 	}
-	return nil
+	if c.MaxLearners < 1 {
+		return fmt.Errorf("--max-learners must be at least 1 (set to %d)", c.MaxLearners)
+	}
+	return c.validateJoin()
 }
 
 func (c *Config) validateURLs() error {

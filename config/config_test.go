@@ -85,6 +85,8 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"initial-advertise-peer-urls":  u("http://h:6", func(c *Config) any { return c.AdvertisePeerURLs }),
 		"initial-cluster":              {value: "a=http://h:1,b=http://h:2", get: func(c *Config) any { return c.InitialCluster.String() }, want: "a=http://h:1,b=http://h:2"},
 		"initial-cluster-token":        str("tok", func(c *Config) any { return c.InitialClusterToken }),
+		"max-learners":                 {value: "3", get: func(c *Config) any { return c.MaxLearners }, want: 3},
+		"join":                         list("h1:2379,https://h2:2379", func(c *Config) any { return c.Join }),
 		"strict-reconfig-check":        {value: "false", get: func(c *Config) any { return c.StrictReconfigCheck }, want: false},
 		"pre-vote":                     {value: "false", get: func(c *Config) any { return c.PreVote }, want: false},
 		"cert-file":                    {value: "c", with: []string{"key-file", "k"}, get: func(c *Config) any { return c.ClientTLS.CertFile }, want: "c"},

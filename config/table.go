@@ -37,6 +37,7 @@ func Flags() []Flag {
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
+	t = append(t, joinFlags()...)
 	t = append(t, meaninglessFlags()...)
 	t = append(t, notYetFlags()...)
 	t = append(t, discoveryFlags()...)
@@ -176,7 +177,7 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
-			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node cannot join a running cluster yet.",
+			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node joins a running cluster with join.",
 			set: setString(func(c *Config) *string { return &c.InitialClusterState }),
 		},
 		{

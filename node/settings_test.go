@@ -34,9 +34,9 @@ func settingsOf(t *testing.T, args ...string) settings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := options(cfg, boot, zap.NewNop())
+	o := options(cfg, zap.NewNop())
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), log: zap.NewNop()}
-	return settings{o, faceOptions(cfg, boot), c.groupConfig()}
+	return settings{o, faceOptions(cfg, &place{cluster: boot.Cluster, self: boot.Self}), c.groupConfig()}
 }
 
 // changed are the plain fields in which two settings differ, with the new value.

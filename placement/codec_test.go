@@ -155,6 +155,7 @@ func TestGolden(t *testing.T) {
 	}
 	line("record/meta", appendMeta(nil, &sampleMeta))
 	line("record/node", appendNode([]byte{formatVersion}, &sampleNode))
+	line("record/table", EncodeNodeTable([]Node{sampleNode, {ID: 0xa2, State: NodeLearner}}))
 	line("record/range", appendRange([]byte{formatVersion}, &sampleRange))
 	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
 	line("record/lease", appendLease([]byte{formatVersion}, &sampleLease))
@@ -252,6 +253,7 @@ func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
 		"record/meta":      func(p []byte) error { _, err := decodeMeta(p); return err },
 		"record/node":      func(p []byte) error { _, err := decodeNode(p); return err },
+		"record/table":     func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
 		"record/lease":     func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/operation": func(p []byte) error { _, err := decodeOperation(p); return err },

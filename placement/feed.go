@@ -30,8 +30,8 @@ type feedPart struct {
 	Own keyspace.Descriptor
 }
 
-// feedVersion leads a part. Version 2 knows who holds the placement group.
-const feedVersion = 2
+// feedVersion leads a part. Version 3 knows who holds the placement group.
+const feedVersion = 3
 
 const (
 	feedFull = 1 << 0

@@ -188,7 +188,7 @@ func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.N
 		s.mu.Lock()
 		s.stops.started(process{Node: from, Boot: q.Boot})
 		s.mu.Unlock()
-		if old, ok := s.View().Node(from); ok && old.State != NodeUnstarted && old.State != NodeRemoved && old.says(&q.Node) {
+		if old, ok := s.View().Node(from); ok && old.State.Started() && old.says(&q.Node) {
 			return nil
 		}
 	}

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/skeindb/skein/keyspace"
@@ -82,7 +83,7 @@ func (m ownMover) ChangeMembers(ctx context.Context, _ keyspace.NodeID, _ keyspa
 	if now := m.s.View().PlacementGroup().ConfIndex; now != confIndex {
 		return kverror.New(kverror.WrongRange, "the members of the placement group are those of index %d, not %d", now, confIndex)
 	}
-	if who := m.s.stoppingNow(); who != 0 {
+	if who := m.s.stoppingNow(ctx); who != 0 {
 		// Whoever was told to go counts on those that stay.
 		return kverror.New(kverror.Busy, "node %s is stopping", who)
 	}
@@ -109,15 +110,20 @@ func (m ownMover) TransferTo(ctx context.Context, _ keyspace.NodeID, _ keyspace.
 	return m.s.transfer(ctx, g, target)
 }
 
-// stoppingNow returns a node that lives and is known to stop, 0 if there is none.
-func (s *Service) stoppingNow() keyspace.NodeID {
+// stoppingNow returns a node that lives and stops, 0 if there is none that is known. Those
+// that have said so are asked again: they may have come back since.
+func (s *Service) stoppingNow(ctx context.Context) keyspace.NodeID {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.phase != staying {
+	phase, noted := s.phase, slices.Collect(maps.Keys(s.stops.nodes))
+	s.mu.Unlock()
+	if phase != staying {
 		return s.o.Self
 	}
-	for n := range s.stops.nodes {
-		if s.o.Alive(n) {
+	for _, n := range noted {
+		if n == s.o.Self || !s.o.Alive(n) {
+			continue
+		}
+		if is, err := s.askStanding(ctx, n); err != nil || !s.heard(n, is) {
 			return n
 		}
 	}

@@ -355,6 +355,27 @@ func (r *rig) strike(from, to keyspace.NodeID) {
 	time.Sleep(time.Duration(r.rng.IntN(2000)) * time.Millisecond)
 }
 
+// A node that has stopped and come back holds no move up, though nobody has told the
+// leader that it stays.
+func TestPlacementGroupMovesAfterRestart(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 44, 4, quiet)
+		r.founding.PlacementReplicas = 3
+		r.startAll()
+		r.leadBy(r.nodes[0])
+		n := r.nodes[1]
+		n.client.BeginStop()
+		if err := n.client.Quiesce(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		n.stop()
+		n.start()
+		time.Sleep(2 * time.Second)
+		r.moveOwn(n, 3, 4)
+		r.settle(1, 2, 4)
+	})
+}
+
 // A replica that has left never comes back, whatever is said of it: not as the empty one
 // that a leader of the configuration before speaks to.
 func TestLeftReplicaStaysAway(t *testing.T) {

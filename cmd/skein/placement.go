@@ -53,7 +53,7 @@ func newPlacementMove(f *adminFlags) *cobra.Command {
 				return err
 			}
 			if noWait {
-				return adminapi.WriteOperations(c.OutOrStdout(), format, []*adminpb.Operation{m.GetOperation()})
+				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
 			}
 			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
