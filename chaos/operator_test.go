@@ -27,6 +27,7 @@ const (
 	// Of the placement group itself.
 	opGroupMove = "placement move"
 	opGroupLead = "placement transfer-leader"
+	opJoin      = "a new node joins"
 	opDrain     = "node drain"
 	opReplace   = "node decommission"
 	opPause     = "placement pause" // at the end alone
@@ -111,6 +112,9 @@ func commands(help func(args ...string) string) (has map[string]bool, leftOut []
 			}
 		}
 	}
+	if has[opJoin] = strings.Contains(help("start"), "--join"); !has[opJoin] {
+		leftOut = append(leftOut, opJoin+": skein start of this build has no --join")
+	}
 	return has, leftOut
 }
 
@@ -152,7 +156,7 @@ func (o *operator) start(ctx context.Context) {
 	}
 	loop(o.rngs[0], operatorPause, opSplit, opMerge)
 	loop(o.rngs[1], operatorPause, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
-	loop(o.rngs[2], nodePauseMax, opDrain, opReplace)
+	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace)
 }
 
 // end ends that, when what has begun is over.
@@ -231,6 +235,8 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return o.drain(ctx, rng)
 	case opReplace:
 		return o.replace(ctx, rng)
+	case opJoin:
+		return o.join(ctx, rng)
 	case opGroupMove, opGroupLead:
 		return o.group(ctx, rng, op)
 	}
@@ -356,18 +362,34 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 			return old, err
 		}
 	}
-	name := fmt.Sprintf("n%d", o.nextID)
-	o.nextID++
-	var others []string
-	for i, url := range o.s.c.urls() {
-		if i != machine {
-			others = append(others, strings.TrimPrefix(url, "http://"))
-		}
-	}
-	n.rename(name)
-	n.args = append(n.arguments(machine), "--join", strings.Join(others, ","))
-	o.s.c.start(n)
+	name := o.begin(machine)
 	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
+}
+
+// join has a node join on the last machine, once.
+func (o *operator) join(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	n := o.s.c.nodes[stormMachines]
+	if !n.away.Load() {
+		return "", nil
+	}
+	name := o.begin(stormMachines)
+	if err = o.joined(ctx, rng, name); err == nil {
+		n.away.Store(false)
+	}
+	return name, err
+}
+
+// begin starts a node under a new name on a machine that has none. It is told of the
+// others alone.
+func (o *operator) begin(machine int) (name string) {
+	name = fmt.Sprintf("n%d", o.nextID)
+	o.nextID++
+	n := o.s.c.nodes[machine]
+	n.rename(name)
+	others := strings.ReplaceAll(strings.Join(o.s.c.urls(), ","), "http://", "")
+	n.args = append(n.arguments(machine), "--join", others)
+	o.s.c.start(n)
+	return name
 }
 
 // takeBack has a node stay that was to give up all that it holds, and says whether it is
@@ -429,7 +451,7 @@ func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) erro
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
 	for _, op := range slices.Sorted(maps.Keys(o.has)) {
-		if !o.has[op] || op == opPause {
+		if !o.has[op] || op == opPause || op == opJoin && !o.s.c.nodes[stormMachines].away.Load() {
 			continue
 		}
 		start := time.Now()
@@ -461,7 +483,7 @@ func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	}
 	page := func(args ...string) string { return pages[args[0]] }
 	has, leftOut := commands(page)
-	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false, opPause: false} {
+	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false, opJoin: false, opPause: false} {
 		if has[op] != want {
 			t.Errorf("%s: %t", op, has[op])
 		}
