@@ -28,6 +28,12 @@ const (
 	MaxInitialRanges = 10_000
 	// MinMemoryBytes is the smallest memory budget that a node can work with.
 	MinMemoryBytes = 64 << 20
+	// MinRangeMaxBytes is the smallest range-max-bytes but 0: below it ranges are made
+	// faster than they fill.
+	MinRangeMaxBytes = 1 << 20
+	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
+	// written to never ends.
+	MinCopyBytes = 1 << 20
 )
 
 // The states of initial-cluster-state.
@@ -172,6 +178,19 @@ type Config struct {
 	// high and the kernel kills the process, too low and requests are refused under
 	// load. Go's runtime and stacks come on top, about a quarter more.
 	MemoryBytes int64
+	// RangeMaxBytes is what a range may take of the disk, old versions included, before its
+	// leader splits it in the middle of its bytes. 0 is no bound, and else at least 1 MiB.
+	// Default 256 MiB. Too high and a copy of a range takes long, too low and there are many
+	// ranges, each of which costs memory.
+	RangeMaxBytes int64
+	// RangeSplitLoad is how many requests a second a range may have before its leader splits
+	// it where they divide. 0 is no bound. Default 10,000. Too low and few requests share an
+	// entry of the log, too high and one node has work that others could do.
+	RangeSplitLoad int64
+	// CopyBytesPerSecond bounds what copies of ranges bring to this node, all together, and
+	// likewise what it sends for them. At least 1 MiB. Default 64 MiB. Too high and clients
+	// wait for the disk behind a copy, too low and a lost replica is missed for long.
+	CopyBytesPerSecond int64
 	// LeaseReads has leaders answer linearizable reads, and hand out revisions, under
 	// their lease. Default true. Without it each such answer waits for a round trip to a
 	// quorum, and nothing rests on how evenly the nodes' clocks run.
@@ -209,6 +228,9 @@ func Default() *Config {
 		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
 		InitialRanges:        1,
 		MemoryBytes:          1 << 30,
+		RangeMaxBytes:        256 << 20,
+		RangeSplitLoad:       10_000,
+		CopyBytesPerSecond:   64 << 20,
 		LeaseReads:           true,
 	}
 }
@@ -401,6 +423,10 @@ func (c *Config) validateLimits() error {
 		return fmt.Errorf("--memory-budget-bytes must be at least %d (set to %d)", MinMemoryBytes, c.MemoryBytes)
 	case int64(c.MaxRequestBytes) > c.MemoryBytes/16:
 		return fmt.Errorf("--max-request-bytes %d is more than a sixteenth of --memory-budget-bytes %d: few requests would fit at a time", c.MaxRequestBytes, c.MemoryBytes)
+	case c.RangeMaxBytes != 0 && c.RangeMaxBytes < MinRangeMaxBytes:
+		return fmt.Errorf("--range-max-bytes must be 0 or at least %d (set to %d)", MinRangeMaxBytes, c.RangeMaxBytes)
+	case c.CopyBytesPerSecond < MinCopyBytes:
+		return fmt.Errorf("--copy-bytes-per-second must be at least %d (set to %d)", MinCopyBytes, c.CopyBytesPerSecond)
 	}
 	return nil
 }

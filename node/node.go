@@ -137,12 +137,22 @@ func options(cfg *config.Config, logger *zap.Logger) Options {
 		NoLeaseReads:   !cfg.LeaseReads,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
-		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
+		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad),
+		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
+		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	o.NewBus = func(c transport.Config) (Bus, error) {
 		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: security(cfg)})
 	}
 	return o
+}
+
+// unbounded returns a bound of which the configuration has 0 for none.
+func unbounded(v int64) int64 {
+	if v == 0 {
+		return -1
+	}
+	return v
 }
 
 // faceOptions translates what the configuration says of the clients' side.
