@@ -141,8 +141,10 @@ func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, e
 	}
 	is, next := n.State, ""
 	switch {
-	case is == placement.NodeUnstarted && change != adminapi.Remove:
+	case (is == placement.NodeUnstarted || is == placement.NodeUnstartedLearner) && change != adminapi.Remove:
 		next = fmt.Sprintf("start it, or have it removed: etcdctl member remove %s", n.ID)
+	case is == placement.NodeLearner && change != adminapi.Decommission:
+		next = fmt.Sprintf("it holds nothing: promote it (etcdctl member promote %s), or decommission it", n.ID)
 	case is == placement.NodeDecommissioned && (change == adminapi.Drain || change == adminapi.Undrain):
 		next = fmt.Sprintf("skein node recommission %s takes it back", n.Name)
 	case is == placement.NodeDraining && change == adminapi.Recommission:
@@ -174,7 +176,7 @@ func (a admin) mayBecome(v *survey, n *placement.Node, to placement.NodeState) e
 				NextStep: fmt.Sprintf("wait until it holds none: skein node decommission %s shows how far it is", n.Name),
 			}
 		}
-	case placement.NodeUnstarted, placement.NodeServing:
+	case placement.NodeUnstarted, placement.NodeServing, placement.NodeUnstartedLearner, placement.NodeLearner:
 	}
 	return nil
 }
