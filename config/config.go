@@ -203,6 +203,11 @@ type Config struct {
 	// their lease. Default true. Without it each such answer waits for a round trip to a
 	// quorum, and nothing rests on how evenly the nodes' clocks run.
 	LeaseReads bool
+	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt on
+	// others. Default 5 minutes, at least two election timeouts. Too short and a restart
+	// copies what is there again a moment later; too long and a second loss finds ranges
+	// that have not got over the first.
+	NodeDeadAfter time.Duration
 }
 
 // Default returns etcd's defaults, as they are where nothing is configured.
@@ -240,6 +245,7 @@ func Default() *Config {
 		RangeSplitLoad:       10_000,
 		CopyBytesPerSecond:   64 << 20,
 		LeaseReads:           true,
+		NodeDeadAfter:        5 * time.Minute,
 	}
 }
 
@@ -408,6 +414,8 @@ func (c *Config) validateTiming() error {
 	case c.ElectionTimeout > MaxElectionTimeout:
 		return fmt.Errorf("--election-timeout[%vms] is too long, and should be set less than %vms",
 			c.ElectionTimeout.Milliseconds(), MaxElectionTimeout.Milliseconds())
+	case c.NodeDeadAfter < 2*c.ElectionTimeout:
+		return fmt.Errorf("--node-dead-after must be at least two election timeouts, %v (set to %v)", 2*c.ElectionTimeout, c.NodeDeadAfter)
 	}
 	for flag, d := range map[string]time.Duration{
 		"grpc-keepalive-min-time": c.KeepAliveMinTime,

@@ -392,5 +392,11 @@ func ownFlags() []Flag {
 			Note:  "A lease trusts that no node's clock runs 1 % faster than another's; false trusts no clock. Each node decides for what it leads.",
 			set:   setBool(func(c *Config) *bool { return &c.LeaseReads }),
 		},
+		{
+			Name: "node-dead-after", kind: kindDuration, Default: "5m0s", File: "node-dead-after", Section: sectionSkein, Own: true,
+			Usage: "How long a node may be silent before its replicas are rebuilt on others.",
+			Note:  "At least two election timeouts. The same on all nodes: that of placement's leader counts.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.NodeDeadAfter }),
+		},
 	}
 }

@@ -74,6 +74,8 @@ type Options struct {
 	NoPreVote bool
 	// NoLeaseReads is --lease-reads=false.
 	NoLeaseReads bool
+	// NodeDeadAfter is --node-dead-after; 0 is its default.
+	NodeDeadAfter time.Duration
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
@@ -290,14 +292,14 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
-		Logger: c.log, Metrics: metrics,
+		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
 	}
 	*undo = append(*undo, c.service.Stop)
 	c.client = placement.NewClient(placement.ClientOptions{
 		Self: o.Self, Boot: c.boot, Service: c.service, Clock: o.Clock, Bus: c.bus, Peers: c.others(),
-		AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
+		Measurer: measurer{c}, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
 	})
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{

@@ -73,6 +73,7 @@ func TestSettingsArrive(t *testing.T) {
 		}},
 		{"pre-vote", "false", map[string]any{"Node.NoPreVote": true, "Groups.NoPreVote": true}},
 		{"lease-reads", "false", map[string]any{"Node.NoLeaseReads": true, "Groups.NoLeaseReads": true}},
+		{"node-dead-after", "20m", map[string]any{"Node.NodeDeadAfter": 20 * time.Minute}},
 		{"grpc-keepalive-min-time", "1s", map[string]any{"Face.KeepAliveMinTime": time.Second}},
 		{"grpc-keepalive-interval", "3h", map[string]any{"Face.KeepAliveInterval": 3 * time.Hour}},
 		{"grpc-keepalive-timeout", "9s", map[string]any{"Face.KeepAliveTimeout": 9 * time.Second}},

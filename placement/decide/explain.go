@@ -59,3 +59,24 @@ func (c *Cluster) Pending() map[Reason]int {
 	}
 	return out
 }
+
+// Health counts, over all ranges, those that have fewer live voters than they should have
+// and those that have no quorum. It looks at every range.
+func (c *Cluster) Health() (under, stopped int) {
+	for _, r := range c.all {
+		t := c.count(r)
+		if t.spare < 0 {
+			stopped++
+		}
+		live := 0
+		for _, is := range r.Descriptor.Replicas {
+			if n := c.nodes[is.Node]; staysVoter(is.Role) && n != nil && n.live() {
+				live++
+			}
+		}
+		if live < c.settings.ReplicationFactor {
+			under++
+		}
+	}
+	return under, stopped
+}
