@@ -71,6 +71,8 @@ const (
 	LocksLostAtSplit
 	// NeverRemoved: a replica that is no member any more stays where it is.
 	NeverRemoved
+	// HandedOverInFlight: placement's leader hands over without ending its hand-outs.
+	HandedOverInFlight
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -92,7 +94,7 @@ var names = [end]string{
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"keys served that a split has taken", "locks lost at a split",
-	"replica that left never removed",
+	"replica that left never removed", "leadership handed over amid hand-outs",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
