@@ -74,6 +74,8 @@ type Options struct {
 	NoPreVote bool
 	// NoLeaseReads is --lease-reads=false.
 	NoLeaseReads bool
+	// NodeDeadAfter is --node-dead-after; 0 is its default.
+	NodeDeadAfter time.Duration
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
@@ -87,6 +89,12 @@ type Options struct {
 	KeepRevisions int64
 	// MemoryBytes is the node's memory budget.
 	MemoryBytes int64
+	// RangeMaxBytes and RangeSplitLoad are what a range may have before its leader splits it;
+	// 0 are the defaults, below 0 is no bound.
+	RangeMaxBytes, RangeSplitLoad int64
+	// CopyBytesPerSecond bounds what copies of ranges bring here, and what is sent for them;
+	// 0 is the default.
+	CopyBytesPerSecond int64
 	// WALSegmentBytes is the size of a wal segment; 0 is the default.
 	WALSegmentBytes int64
 	// MaxWALBytes is how long the wal may become before the store is flushed and
@@ -263,7 +271,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		return err
 	}
 	if c.bus, err = o.NewBus(transport.Config{
-		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log,
+		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.told,
 		// Nodes that join later get as much each, until this one starts again.
 		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.queues(len(c.others()), 4*o.MaxRequestBytes),
 		// A request to a node that died is given up soon after that node's leaderships
@@ -284,20 +292,23 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
-		Logger: c.log, Metrics: metrics,
+		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
 	}
 	*undo = append(*undo, c.service.Stop)
 	c.client = placement.NewClient(placement.ClientOptions{
 		Self: o.Self, Boot: c.boot, Service: c.service, Clock: o.Clock, Bus: c.bus, Peers: c.others(),
-		AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
+		Measurer: measurer{c}, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
 	})
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans},
+		Limits: shard.Limits{
+			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
+			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad,
+		},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
@@ -336,7 +347,7 @@ func (c *Core) groupConfig() raftgroup.Config {
 	return raftgroup.Config{
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
-		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
+		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes, SnapshotBytesPerSecond: o.CopyBytesPerSecond,
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if g == keyspace.PlacementGroup {
 				c.service.Unknown(from, to)

@@ -100,7 +100,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	n.api.Start()
 	announce, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
-	row := placement.Node{ID: seat.self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs)}
+	row := placement.Node{ID: seat.self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs), Attributes: cfg.NodeAttributes}
 	go func() {
 		defer close(n.done)
 		core.announce(announce, row)
@@ -135,14 +135,25 @@ func options(cfg *config.Config, logger *zap.Logger) Options {
 		FS:        vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:   !cfg.LeaseReads,
+		NodeDeadAfter:  cfg.NodeDeadAfter,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
-		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
+		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad),
+		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
+		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	o.NewBus = func(c transport.Config) (Bus, error) {
 		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: security(cfg)})
 	}
 	return o
+}
+
+// unbounded returns a bound of which the configuration has 0 for none.
+func unbounded(v int64) int64 {
+	if v == 0 {
+		return -1
+	}
+	return v
 }
 
 // faceOptions translates what the configuration says of the clients' side.

@@ -31,6 +31,10 @@ type ClientOptions struct {
 	// the founders or the nodes to join. Required unless this node is alone.
 	Peers []keyspace.NodeID
 
+	// Measurer tells what placement decides by of this node. Without one the node says
+	// nothing of itself, and nothing is decided for the ranges that it leads.
+	Measurer Measurer
+
 	// AttemptTimeout is how long one attempt at one node may take before the node
 	// counts as lost and others are asked. Default 1 s, an election timeout.
 	AttemptTimeout time.Duration
@@ -56,6 +60,7 @@ type Client struct {
 	queue         sequenceQueue
 	renewals      renewQueue
 	reports       reportQueue
+	reporter      nodeReporter
 	maps          mapCache
 	registrations registrations
 
@@ -101,6 +106,7 @@ func NewClient(o ClientOptions) *Client {
 	c.queue.init()
 	c.renewals.init()
 	c.reports.init()
+	c.reporter.init()
 	c.maps.init()
 	o.Service.serveClient(c)
 	return c
@@ -114,6 +120,9 @@ func (c *Client) Start() {
 	c.wait.Go(c.reportLoop)
 	c.wait.Go(c.followReplica)
 	c.wait.Go(c.feedLoop)
+	if c.o.Measurer != nil {
+		c.wait.Go(c.nodeReportLoop)
+	}
 }
 
 // Stop ends the Client and waits for its goroutines. Requests for revisions that

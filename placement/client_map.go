@@ -261,6 +261,7 @@ func (q *reportQueue) init() {
 // it is made good so. Parent and children of a split are best reported together.
 func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
 	m := c.maps.load()
+	signal(c.reporter.kick)
 	q := &c.reports
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 var sampleDescriptor = keyspace.Descriptor{
@@ -73,7 +74,7 @@ func sampleRequests() []request {
 	}
 }
 
-var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Replica: 9, Leaving: 4, Why: "asked for"}
+var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Lead: 0xa3, Replica: 9, Leaving: 4, Reason: decide.Repair, Why: "asked for"}
 
 func sampleResponse(k requestKind) response {
 	switch k {
@@ -137,6 +138,10 @@ var (
 		{First: 60, Count: 1, Range: 7, Generation: 3},
 		{First: 61, Count: 1, Range: 300, Generation: 2},
 	}}
+	sampleNodePart = nodePart{
+		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
+		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900, SplitAt: []byte("c")}, {Range: 8}},
+	}
 	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}, Own: sampleOwn}
 )
 
@@ -186,6 +191,8 @@ func TestGolden(t *testing.T) {
 	line("bus/feed-part", samplePart.encode())
 	line("bus/log-request", encodeLogRequest(LogPosition{Term: 6, Last: 56}))
 	line("bus/log-part", sampleLogPart.encode())
+	line("bus/report-part", sampleNodePart.encode())
+	line("bus/report-answer", encodePartAnswer(true))
 	path := filepath.Join("testdata", "golden.txt")
 	if os.Getenv("SKEIN_REWRITE") != "" {
 		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
@@ -265,6 +272,9 @@ func decoderOf(name string) func([]byte) error {
 		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/log-request":  func(p []byte) error { _, err := decodeLogRequest(p); return err },
 		"bus/log-part":     func(p []byte) error { _, err := decodeLogPart(p); return err },
+
+		"bus/report-part":   func(p []byte) error { _, err := decodeNodePart(p); return err },
+		"bus/report-answer": func(p []byte) error { _, err := decodePartAnswer(p); return err },
 	}[name]
 }
 
@@ -397,4 +407,14 @@ func FuzzLogPart(f *testing.F) {
 
 func FuzzLogRequest(f *testing.F) {
 	fuzzDecoder(f, "bus/log-request", decodeLogRequest, encodeLogRequest)
+}
+
+// FuzzNodePart: a part of a node's report is the same after another trip, and so is the
+// answer.
+func FuzzNodePart(f *testing.F) {
+	fuzzDecoder(f, "bus/report-part", decodeNodePart, func(p nodePart) []byte { return p.encode() })
+}
+
+func FuzzPartAnswer(f *testing.F) {
+	fuzzDecoder(f, "bus/report-answer", decodePartAnswer, encodePartAnswer)
 }

@@ -81,6 +81,31 @@ func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte
 	return s.streamRefusal()
 }
 
+// handleReport answers method 36: the leader can.
+func (s *Service) handleReport(_ context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+	p, err := decodeNodePart(payload)
+	if err != nil {
+		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+	}
+	anew, err := s.takeReport(from, &p)
+	if err != nil {
+		return encodeError(err), nil
+	}
+	return encodePartAnswer(anew), nil
+}
+
+// takeReport takes a part of what a node says of itself; anew says that a part before it
+// is missing.
+func (s *Service) takeReport(from keyspace.NodeID, p *nodePart) (anew bool, err error) {
+	s.mu.Lock()
+	h := s.hearing
+	s.mu.Unlock()
+	if h == nil {
+		return false, s.refusal()
+	}
+	return h.report(from, p), nil
+}
+
 // serve answers one request of a node, this one or another.
 func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (response, error) {
 	if q.Kind == requestStatus && !q.Linearizable {
@@ -121,8 +146,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
-		if q.Name == "" {
-			return response{}, kverror.New(kverror.BadRequest, "a setting without a name")
+		if err := s.View().checkSetting(q.Name, q.Value); err != nil {
+			return response{}, err
 		}
 		return response{}, s.propose(ctx, term, putSetting{Name: q.Name, Value: q.Value}).Err
 	case requestSettings:

@@ -37,6 +37,10 @@ type rig struct {
 	maxLag int64
 	// mover returns who carries out operations; nil is nobody.
 	mover func() Mover
+	// deadAfter is the services' NodeDeadAfter, 0 its default.
+	deadAfter time.Duration
+	// measurer returns what a node measures; nil is nothing.
+	measurer func(keyspace.NodeID) Measurer
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -158,7 +162,7 @@ func (n *rigNode) start() {
 		mover = r.mover()
 	}
 	n.service, err = NewService(ServiceOptions{
-		Mover: mover, OperationPatience: 30 * time.Second,
+		Mover: mover, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
@@ -184,8 +188,12 @@ func (n *rigNode) start() {
 	n.host.Start()
 	n.must(n.service.Open(n.host))
 	n.service.Start()
+	var measurer Measurer
+	if r.measurer != nil {
+		measurer = r.measurer(n.id)
+	}
 	n.client = NewClient(ClientOptions{
-		Self: n.id, Boot: boot, Service: n.service, Clock: n.clock, Bus: n.bus, Peers: peers,
+		Self: n.id, Boot: boot, Service: n.service, Clock: n.clock, Bus: n.bus, Peers: peers, Measurer: measurer,
 	})
 	n.client.Start()
 	n.current.Store(n.client)

@@ -61,6 +61,9 @@ type ServiceOptions struct {
 	Control RangeControl
 	// Mover carries out operations on ranges. Without one they wait.
 	Mover Mover
+	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
+	// elsewhere. Default 5 minutes.
+	NodeDeadAfter time.Duration
 	// OperationPatience is after how long without a step an operation is given up: its
 	// target is dead, or cannot be filled. Default 10 minutes.
 	OperationPatience time.Duration
@@ -113,6 +116,8 @@ type Service struct {
 	leadTerm   uint64
 	leadCtx    context.Context
 	leadCancel context.CancelFunc
+	// hearing is what nodes say of themselves to the leadership; nil while there is none.
+	hearing *hearing
 	// held are reported descriptors that did not fit into the map, by range.
 	held  map[keyspace.RangeID]keyspace.Descriptor
 	stops *stops
@@ -138,6 +143,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 		o.Metrics = NewMetrics(nil)
 	}
 	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
+	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
 	o.Logger = o.Logger.With(zap.Stringer("group", keyspace.PlacementGroup))
 	m, err := newMachine(o.Engine, o.Boot, o.Logger)
 	if err != nil {
@@ -180,6 +186,7 @@ func (s *Service) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodPlacementRequest, transport.ClassRequest, s.handleRequest)
 	r.HandleStream(transport.MethodPlacementFeed, transport.ClassRequest, s.handleFeed)
 	r.HandleStream(transport.MethodPlacementLog, transport.ClassRequest, s.handleLog)
+	r.HandleCall(transport.MethodPlacementReport, transport.ClassRequest, s.handleReport)
 }
 
 // Start starts the Service's goroutines. Stop ends them.
@@ -248,17 +255,22 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	s.stops, s.sealed, s.reopening = newStops(), false, false
 	clear(s.held)
+	s.hearing = newHearing()
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
-	s.wait.Go(func() { s.operate(ctx, term) })
+	o := newOperator(s, term, s.hearing)
+	s.wait.Go(func() { o.run(ctx) })
+	if s.o.Mover != nil {
+		s.wait.Go(func() { o.decider.run(ctx) })
+	}
 }
 
 func (s *Service) endDutiesLocked() {
 	if s.leadCancel != nil {
 		s.leadCancel()
-		s.leadCancel = nil
+		s.leadCancel, s.hearing = nil, nil
 	}
 }
 

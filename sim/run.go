@@ -41,6 +41,8 @@ type Config struct {
 	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
 	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
 	SystemMoves, PlacementReplicas int
+	// Lose is how many machines are lost for good meanwhile.
+	Lose int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -161,7 +163,7 @@ func Run(rep *Report) {
 	}
 	c.logf("all is healed")
 	probe := newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient())
-	if !live(rep, c, probe) {
+	if !live(rep, c, probe) || !repaired(rep, c) {
 		return
 	}
 	rep.Violations = append(rep.Violations, n.missing()...)
@@ -204,6 +206,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
 	n.systemMoveLoop(stop, &wg)
+	n.loseLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -215,7 +218,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	close(stop)
 	stopLoad()
 	wg.Wait()
-	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
+	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load())
 	rep.Moves, rep.SystemMoves = n.moves.Load(), n.systemMoves.Load()
 	if err == nil {
 		err = c.bootAll()
@@ -243,7 +246,7 @@ func (c *cluster) gaveUp() (bad []string) {
 func live(rep *Report, c *cluster, probe *client) bool {
 	begin := c.elapsed()
 	each := func(timeout time.Duration, f func(*Op, time.Duration) bool) bool {
-		for _, m := range c.machines {
+		for _, m := range c.standing() {
 			r := m.current()
 			for _, req := range probe.probes() {
 				for {
@@ -295,7 +298,7 @@ func readAll() *pb.RangeRequest { return &pb.RangeRequest{Key: []byte{0}, RangeE
 
 // whole reads everything at every gateway: the last word of the history.
 func whole(rep *Report, c *cluster, probe *client) bool {
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		o := probe.do(m, m.current(), readAll(), promptWithin)
 		if o.Outcome != Answered {
 			rep.violate("reading everything from a healthy cluster: %s", o)
@@ -321,7 +324,7 @@ var errNever = errors.New("for ever")
 
 func converged(c *cluster) error {
 	ctx := context.Background()
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		r := m.current()
 		ds, err := r.core.Placement().RangeMap(ctx)
 		if err != nil {

@@ -73,6 +73,11 @@ const (
 	NeverRemoved
 	// HandedOverInFlight: placement's leader hands over without ending its hand-outs.
 	HandedOverInFlight
+	// DeadCountedAlive: who leads placement hears nodes that say nothing any more.
+	DeadCountedAlive
+	// OperationForgotten: a new leader of placement does not go on with the operations that it
+	// finds.
+	OperationForgotten
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -95,6 +100,7 @@ var names = [end]string{
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"keys served that a split has taken", "locks lost at a split",
 	"replica that left never removed", "leadership handed over amid hand-outs",
+	"lost node counted as alive", "operation of the leader before forgotten",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
