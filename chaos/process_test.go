@@ -39,6 +39,7 @@ type node struct {
 	space                  *space // its network; nil if that is this process's
 	client                 *clientv3.Client
 	mount                  string // where data is mounted, or the directory in its place
+	plant                  string // the bug that is planted, by its number
 	// busy is held by who breaks the machine inside, or replaces the node on it; away says
 	// that the machine is without a node of the cluster.
 	busy sync.Mutex
@@ -82,7 +83,7 @@ func (c *cluster) blames() []string {
 func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := build(t, dir)
+	binary := build(t, dir, "")
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -178,11 +179,11 @@ func (n *node) losePower(c *cluster) (heal func() error, err error) {
 	}, nil
 }
 
-// build builds the server's command into a directory.
-func build(t *testing.T, dir string) (binary string) {
+// build builds the server's command into a directory, with some build tags.
+func build(t *testing.T, dir, tags string) (binary string) {
 	t.Helper()
 	binary = filepath.Join(dir, "skein")
-	if err := outside(func() error { return command("", "go", "build", "-o", binary, "../cmd/skein") }); err != nil {
+	if err := outside(func() error { return command("", "go", "build", "-tags", tags, "-o", binary, "../cmd/skein") }); err != nil {
 		t.Fatal(err)
 	}
 	return binary
@@ -230,7 +231,9 @@ func (c *cluster) start(n *node) {
 	defer n.mu.Unlock()
 	cmd := exec.Command(n.binary, n.args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = environment()
+	if cmd.Env = environment(); n.plant != "" {
+		cmd.Env = append(cmd.Env, "SKEIN_PLANT="+n.plant)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	begin := cmd.Start
 	if n.space != nil {

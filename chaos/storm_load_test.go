@@ -24,7 +24,7 @@ const (
 	stormPinned, stormRoaming, stormHolders = 2, 8, 4
 	// stormPause bounds the pause of a client between two operations: the checkers keep
 	// the whole keyspace for each revision, and replay it.
-	stormPause = 300 * time.Millisecond
+	stormPause = 150 * time.Millisecond
 	// stormSetback is how long a client waits after an operation of unknown fate.
 	stormSetback = 250 * time.Millisecond
 	// stormTxns is how many of a hundred operations are transactions over some keys,

@@ -38,6 +38,7 @@ type storm struct {
 	l       *load
 	op      *operator
 	dir     string // where evidence goes
+	plant   string // the bug that is planted into the nodes, by its number
 	began   time.Time
 	leftOut []string
 
@@ -63,16 +64,23 @@ func TestStorm(t *testing.T) {
 		if i > 0 && left <= 0 {
 			return
 		}
-		if !t.Run(fmt.Sprintf("seed=%d", seed+i), func(t *testing.T) { runStorm(t, seed+i, left) }) {
+		ok := t.Run(fmt.Sprintf("seed=%d", seed+i), func(t *testing.T) {
+			for _, wrong := range runStorm(t, seed+i, left, "") {
+				t.Error(wrong)
+			}
+		})
+		if !ok {
 			t.Logf("again with SEED=%d", seed+i)
 			return
 		}
 	}
 }
 
-func runStorm(t *testing.T, seed uint64, duration time.Duration) {
+// runStorm makes one storm, with a bug planted where one is named, and returns what is
+// wrong with what came of it.
+func runStorm(t *testing.T, seed uint64, duration time.Duration, plant string) []string {
 	t.Helper()
-	s := &storm{t: t, dir: evidenceDir(t), began: time.Now(), outages: map[string]*outage{}}
+	s := &storm{t: t, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[string]*outage{}}
 	t.Cleanup(s.keep)
 	missing, err := s.build()
 	if err != nil {
@@ -103,7 +111,7 @@ func runStorm(t *testing.T, seed uint64, duration time.Duration) {
 	if s.well() {
 		s.c.stop()
 	}
-	s.judge(versions, drained)
+	return s.judge(versions, drained)
 }
 
 // evidenceDir is a directory that stays if the test fails: go test's own with -artifacts,
@@ -176,7 +184,7 @@ func (s *storm) build() (missing, err error) {
 		return nil, err
 	}
 	dir := t.TempDir()
-	binary := build(t, dir)
+	binary := build(t, dir, buildTags)
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -187,7 +195,7 @@ func (s *storm) build() (missing, err error) {
 	}
 	s.c = &cluster{t: t}
 	for i := range stormMachines {
-		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i]}
+		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], plant: s.plant}
 		n.log = filepath.Join(s.dir, n.name+".log")
 		n.mount = filepath.Join(dir, n.name)
 		if missing == nil {
@@ -529,8 +537,9 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	return late[0].Versions()
 }
 
-// judge has the simulator's checkers judge the run, and prints its table.
-func (s *storm) judge(versions []sim.Version, drained bool) {
+// judge has the simulator's checkers judge the run, prints its table, and returns what is
+// wrong.
+func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	s.l.close()
 	report := &sim.Report{
 		Config:  sim.Config{Nodes: stormMachines, Faults: []sim.Fault{"storm"}},
@@ -549,9 +558,7 @@ func (s *storm) judge(versions []sim.Version, drained bool) {
 	if err := out.Flush(); err != nil {
 		s.t.Error(err)
 	}
-	for _, b := range bad[:min(len(bad), shown)] {
-		s.t.Error(b)
-	}
+	return bad[:min(len(bad), shown)]
 }
 
 // table prints what happened.

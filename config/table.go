@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"net/url"
 	"time"
@@ -37,6 +36,7 @@ func Flags() []Flag {
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
+	t = append(t, joinFlags()...)
 	t = append(t, meaninglessFlags()...)
 	t = append(t, notYetFlags()...)
 	t = append(t, discoveryFlags()...)
@@ -71,6 +71,16 @@ func setInt(f func(*Config) *int) func(*Config, value) error {
 			return errors.New("value out of range")
 		}
 		*f(c) = int(v.u)
+		return nil
+	}
+}
+
+func setInt64(f func(*Config) *int64) func(*Config, value) error {
+	return func(c *Config, v value) error {
+		if v.u > math.MaxInt64 {
+			return errors.New("value out of range")
+		}
+		*f(c) = int64(v.u)
 		return nil
 	}
 }
@@ -176,7 +186,7 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
-			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node cannot join a running cluster yet.",
+			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node joins a running cluster with join.",
 			set: setString(func(c *Config) *string { return &c.InitialClusterState }),
 		},
 		{
@@ -355,13 +365,25 @@ func ownFlags() []Flag {
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
 			Note:  "At least 64 MiB. Go's runtime comes on top, about a quarter more.",
-			set: func(c *Config, v value) error {
-				if v.u > math.MaxInt64 {
-					return fmt.Errorf("value out of range")
-				}
-				c.MemoryBytes = int64(v.u)
-				return nil
-			},
+			set:   setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
+		},
+		{
+			Name: "range-max-bytes", kind: kindUint, Default: "268435456", File: "range-max-bytes", Section: sectionSkein, Own: true,
+			Usage: "Size in bytes above which a range is split in the middle of its bytes.",
+			Note:  "On disk, old versions included. At least 1 MiB; 0 splits no range for its size. Each node decides for what it leads.",
+			set:   setInt64(func(c *Config) *int64 { return &c.RangeMaxBytes }),
+		},
+		{
+			Name: "range-split-load", kind: kindUint, Default: "10000", File: "range-split-load", Section: sectionSkein, Own: true,
+			Usage: "Requests a second above which a range is split where they divide.",
+			Note:  "Reads and writes. A single hot key, and writes that move on along the keys, are left in one range. 0 splits no range for its load. Each node decides for what it leads.",
+			set:   setInt64(func(c *Config) *int64 { return &c.RangeSplitLoad }),
+		},
+		{
+			Name: "copy-bytes-per-second", kind: kindUint, Default: "67108864", File: "copy-bytes-per-second", Section: sectionSkein, Own: true,
+			Usage: "Bytes a second that copies of ranges bring to this node, all together, and likewise that it sends for them.",
+			Note:  "At least 1 MiB. A copy is as fast as the slower of its two nodes allows.",
+			set:   setInt64(func(c *Config) *int64 { return &c.CopyBytesPerSecond }),
 		},
 		{
 			Name: "lease-reads", kind: kindBool, Default: "true", File: "lease-reads", Section: sectionSkein, Own: true,

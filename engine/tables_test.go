@@ -72,7 +72,7 @@ func dump(t testing.TB, r Reader) string {
 func export(t testing.TB, s *Snapshot, to *Engine, g keyspace.GroupID, spans []KeySpan, maxBytes int64) []string {
 	t.Helper()
 	var paths []string
-	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, func(n int) (io.WriteCloser, error) {
+	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, nil, func(n int, _ []byte) (io.WriteCloser, error) {
 		p := to.FS().PathJoin(to.StagingDir(), fmt.Sprintf("%s-%d", g, n))
 		paths = append(paths, p)
 		return to.FS().Create(p, vfs.WriteCategoryUnspecified)

@@ -23,6 +23,8 @@ var sampleDescriptor = keyspace.Descriptor{
 	Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 4, Node: 0xa2, Role: keyspace.RoleLearner}},
 }
 
+var sampleOwn = keyspace.Descriptor{ConfIndex: 31, Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 9, Node: 0xa3, Role: keyspace.RoleVoterIncoming}}}
+
 var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}}
 
 func sampleCommands() []command {
@@ -58,7 +60,7 @@ func sampleRequests() []request {
 		{Kind: requestCompact, Revision: 40},
 		{Kind: requestMembers, Linearizable: true},
 		{Kind: requestPutNode, Boot: 0xb001, Change: nodeHasMoved, Node: sampleNode},
-		{Kind: requestStatus},
+		{Kind: requestStatus, Linearizable: true},
 		{Kind: requestStop, Boot: 0xb001, Phase: stopClosed},
 		{Kind: requestTransfer, To: 0xa2},
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
@@ -85,7 +87,7 @@ func sampleResponse(k requestKind) response {
 	case requestMembers:
 		return response{Nodes: []Node{sampleNode}}
 	case requestStatus:
-		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas}}
+		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
 	case requestStop:
 		return response{Verdict: stopSealed}
 	case requestStanding:
@@ -138,9 +140,9 @@ var (
 	}}
 	sampleNodePart = nodePart{
 		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
-		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900, SplitAt: []byte("c")}, {Range: 8}},
+		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
 	}
-	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
+	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}, Own: sampleOwn}
 )
 
 // TestGolden compares every format's bytes with testdata/golden.txt, and decodes
@@ -158,6 +160,7 @@ func TestGolden(t *testing.T) {
 	}
 	line("record/meta", appendMeta(nil, &sampleMeta))
 	line("record/node", appendNode([]byte{formatVersion}, &sampleNode))
+	line("record/table", EncodeNodeTable([]Node{sampleNode, {ID: 0xa2, State: NodeLearner}}))
 	line("record/range", appendRange([]byte{formatVersion}, &sampleRange))
 	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
 	line("record/lease", appendLease([]byte{formatVersion}, &sampleLease))
@@ -257,6 +260,7 @@ func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
 		"record/meta":      func(p []byte) error { _, err := decodeMeta(p); return err },
 		"record/node":      func(p []byte) error { _, err := decodeNode(p); return err },
+		"record/table":     func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
 		"record/lease":     func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/operation": func(p []byte) error { _, err := decodeOperation(p); return err },

@@ -81,12 +81,17 @@ func (o *operator) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	began := s.View().Index
+	tidied := s.o.Clock.Now()
 	for {
+		if now := s.o.Clock.Now(); now.Sub(tidied) >= operationSweep {
+			o.tidyOwn(ctx)
+			tidied = now
+		}
 		for _, op := range s.View().Operations() {
 			if plant.Is(plant.OperationForgotten) && op.ID <= began {
 				continue
 			}
-			if o.begin(op.Range) {
+			if o.mover(op.Range) != nil && o.begin(op.Range) {
 				wait.Go(func() {
 					defer o.end(op.Range)
 					o.carryOut(ctx, op)
@@ -103,6 +108,30 @@ func (o *operator) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// tidyOwn has a learner of the placement group removed that no operation has: one was given
+// up. Those of ranges are decided upon.
+func (o *operator) tidyOwn(ctx context.Context) {
+	v := o.s.View()
+	d := v.PlacementGroup()
+	i := slices.IndexFunc(d.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
+	busy := slices.ContainsFunc(v.Operations(), func(op Operation) bool { return op.Range == OwnGroup })
+	if i < 0 || busy || joint(&d) {
+		return
+	}
+	stray := Operation{Range: OwnGroup, Kind: OperationTidy, From: d.Replicas[i].Node, Why: "a learner that no operation has"}
+	if _, err := o.s.begin(ctx, o.term, &stray); err != nil {
+		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
+	}
+}
+
+// mover returns who carries out operations on a range, nil for nobody.
+func (o *operator) mover(id keyspace.RangeID) Mover {
+	if id == OwnGroup {
+		return ownMover{o.s, o.term}
+	}
+	return o.s.o.Mover
 }
 
 func (o *operator) begin(id keyspace.RangeID) bool {
@@ -154,6 +183,9 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
 				o.s.o.Metrics.OperationsEnded.WithLabelValues(howEnded(over)).Inc()
+				if op.Range == OwnGroup {
+					return
+				}
 				// What waited for a node that is silent now is not tried that way again.
 				o.decider.over(&op, over || abandoned != "")
 				return
@@ -202,17 +234,19 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 	if err != nil {
 		return false, false, err
 	}
-	st := op.next(&d, leader, o.s.o.Alive)
+	st, mover := op.next(&d, leader, o.s.o.Alive), o.mover(op.Range)
 	switch {
+	case st.done && op.Range == OwnGroup:
+		return true, true, nil
 	case st.done:
 		// The map is to have it before the operation is gone: what is decided next is decided
 		// by the map.
 		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
 	case st.transfer:
-		err = o.s.o.Mover.TransferTo(ctx, leader, op.Range, st.leader)
+		err = mover.TransferTo(ctx, leader, op.Range, st.leader)
 	case len(st.change) > 0:
-		err = o.s.o.Mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
+		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
 	default:
 		return false, false, errors.New(st.stuck)
 	}
@@ -221,6 +255,9 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 
 // look returns the range as its leader has it.
 func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.Descriptor, leader keyspace.NodeID, err error) {
+	if id == OwnGroup {
+		return o.mover(id).Look(ctx, o.s.o.Self, id)
+	}
 	row, ok := o.s.View().byID(id)
 	if !ok {
 		return d, 0, fmt.Errorf("placement: there is no range %s", id)
@@ -255,20 +292,20 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 	return d, 0, err
 }
 
-// begin begins an operation on a range as the map has it, and returns it with its id.
+// begin begins an operation on a range, or the placement group, as the map has it, and returns it with its id.
 func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operation, error) {
 	v := s.View()
-	row, ok := v.byID(op.Range)
+	d, ok := v.descriptor(op.Range)
 	if !ok {
 		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
 	}
-	if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
+	if err := checkOperation(op, &d, v.nodes); err != nil {
 		return Operation{}, err
 	}
 	if op.Kind.adds() && !s.o.Alive(op.To) {
-		return Operation{}, kverror.New(kverror.BadRequest, "%s range %s: node %s does not live", op.Kind, op.Range, op.To)
+		return Operation{}, kverror.New(kverror.BadRequest, "%s %s: node %s does not live", op.Kind, groupName(op.Range), op.To)
 	}
-	res := s.propose(ctx, term, beginOperation{Generation: row.Descriptor.Generation, ConfIndex: row.Descriptor.ConfIndex, Operation: *op})
+	res := s.propose(ctx, term, beginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
 	if res.Err != nil {
 		return Operation{}, res.Err
 	}

@@ -59,7 +59,8 @@ func (k OperationKind) takes() bool { return k != OperationAdd && k != Operation
 // descriptor: whoever leads placement goes on from there.
 type Operation struct {
 	// ID is the index of the entry that began it.
-	ID    uint64
+	ID uint64
+	// Range is the range, or OwnGroup for the placement group itself.
 	Range keyspace.RangeID
 	Kind  OperationKind
 	// From and To are nodes; 0 where the kind has none.
@@ -152,24 +153,24 @@ func (o endOperation) append(dst []byte) []byte {
 // for. What cannot be carried out at all was refused before: see checkOperation.
 func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 	op := o.Operation
-	row, ok := s.ranges[op.Range]
+	d, ok := s.descriptor(op.Range)
 	if !ok {
 		return result{Err: kverror.New(kverror.WrongRange, "there is no range %s", op.Range)}
 	}
 	if have, busy := s.operations[op.Range]; busy {
-		return result{Err: kverror.New(kverror.BadRequest, "range %s has operation %d under way: %s", op.Range, have.ID, have.String())}
+		return result{Err: kverror.New(kverror.BadRequest, "%s has operation %d under way: %s", groupName(op.Range), have.ID, have.String())}
 	}
-	if d := &row.Descriptor; d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
-		return result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", op.Range)}
+	if d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
+		return result{Err: kverror.New(kverror.Busy, "%s has changed meanwhile", groupName(op.Range))}
 	}
 	if len(s.operations) >= maxOperations {
 		return result{Err: kverror.New(kverror.TooManyRequests, "%d operations are under way", len(s.operations))}
 	}
-	if err := checkOperation(&op, &row.Descriptor, s.nodes); err != nil {
+	if err := checkOperation(&op, &d, s.nodes); err != nil {
 		return result{Err: err}
 	}
 	op.ID, op.Replica, op.Leaving = index, 0, 0
-	if to, left := row.Descriptor.ReplicaOn(op.To); op.Kind.adds() && left {
+	if to, left := d.ReplicaOn(op.To); op.Kind.adds() && left {
 		op.Replica = to.ID
 	} else if op.Kind.adds() {
 		op.Replica = s.NextReplica
@@ -177,7 +178,7 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 		s.dirty.meta = true
 	}
 	if op.Kind.takes() {
-		from, _ := row.Descriptor.ReplicaOn(op.From)
+		from, _ := d.ReplicaOn(op.From)
 		op.Leaving = from.ID
 	}
 	s.operations[op.Range] = op
@@ -201,7 +202,7 @@ func (s *state) operated(id keyspace.RangeID) {
 // checkOperation says why an operation makes no sense for a range.
 func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.NodeID]Node) error {
 	refuse := func(format string, args ...any) error {
-		return kverror.New(kverror.BadRequest, "%s range %s: %s", o.Kind, o.Range, fmt.Sprintf(format, args...))
+		return kverror.New(kverror.BadRequest, "%s %s: %s", o.Kind, groupName(o.Range), fmt.Sprintf(format, args...))
 	}
 	to, hasTo := d.ReplicaOn(o.To)
 	from, hasFrom := d.ReplicaOn(o.From)
@@ -217,7 +218,7 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 	case !o.Kind.known():
 		return refuse("no such operation")
 	case joint(d):
-		return kverror.New(kverror.Busy, "the members of range %s are being changed", o.Range)
+		return kverror.New(kverror.Busy, "the members of %s are being changed", groupName(o.Range))
 	case o.Kind.takes() && !hasFrom:
 		return refuse("node %s holds no replica of it", o.From)
 	case o.Kind == OperationMove && from.Role != keyspace.RoleVoter:

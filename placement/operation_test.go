@@ -216,7 +216,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		defer cancel()
 		first := Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}
 		op, err := r.nodes[4].client.BeginOperation(ctx, first)
-		if err != nil || op.Replica != 4 || op.ID == 0 {
+		if err != nil || op.Replica != 6 || op.ID == 0 {
 			t.Fatalf("begun: %+v, %v", op, err)
 		}
 		for what, c := range map[string]struct {

@@ -62,6 +62,8 @@ type rigNode struct {
 	leases *clocklessLeases
 	ending sync.WaitGroup
 	full   atomic.Bool
+	// founded says that it has written the founding state once.
+	founded bool
 
 	mu sync.Mutex
 	// created, guarded by mu, are the ranges that were created here.
@@ -136,12 +138,18 @@ func (n *rigNode) start() {
 	n.must(err)
 	n.bus, err = r.net.NewBus(transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock})
 	n.must(err)
+	var service *Service // before the bus brings anything
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
 		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
+		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) { service.Unknown(from, to) },
+		Removed: func(keyspace.GroupID, keyspace.ReplicaID) { service.Removed() },
 	})
 	n.must(err)
-	n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+	if !n.founded {
+		n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+		n.founded = true
+	}
 	linger := time.Duration(0)
 	if n.leases != nil {
 		linger = n.leases.linger
@@ -157,7 +165,7 @@ func (n *rigNode) start() {
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
 	n.must(err)
-	service := n.service
+	service = n.service
 	n.leases.service = func() *Service { return service }
 	var peers []keyspace.NodeID
 	for _, p := range r.nodes {
@@ -166,6 +174,10 @@ func (n *rigNode) start() {
 	}
 	n.host.RegisterHandlers(n.bus)
 	n.service.RegisterHandlers(n.bus)
+	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID, _ *engine.Applied) error {
+		span := engine.GroupLocalSpan(g)
+		return b.DeleteRange(span.Lower, span.Upper)
+	}))
 	n.must(n.bus.Start())
 	n.host.Start()
 	n.must(n.service.Open(n.host))

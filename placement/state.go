@@ -28,8 +28,9 @@ type state struct {
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
 	operationsChanged uint64
-	// members are the group's own, as of the last entry that changed them.
-	members []keyspace.Replica
+	// members are the group's own, as of the entry at membersIndex.
+	members      []keyspace.Replica
+	membersIndex uint64
 
 	// dirty is what changed since the records were last written.
 	dirty dirty
@@ -368,7 +369,7 @@ func (s *state) view(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, tree: s.tree.Clone(), recent: s.recent.Clone(), nodes: maps.Clone(s.nodes)}
+		v.Map = Map{Version: s.Changed, tree: s.tree.Clone(), recent: s.recent.Clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

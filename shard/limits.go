@@ -64,7 +64,16 @@ type Limits struct {
 	// RemovePause is the pause after each such step (etcd's compaction-sleep-interval).
 	// Default 0: three times as long as the step took, 1 ms at least.
 	RemovePause time.Duration
+	// RangeMaxBytes is what a range may take of the disk before its leader splits it by
+	// itself. Default 256 MiB; negative is without bound.
+	RangeMaxBytes int64
+	// RangeSplitLoad is the requests a second, reads and writes, above which a leader splits
+	// its range where they divide. Default DefaultSplitLoad; negative is without bound.
+	RangeSplitLoad int64
 }
+
+// DefaultSplitLoad is Limits.RangeSplitLoad where it is not set.
+const DefaultSplitLoad = 10_000
 
 func (l *Limits) fill() {
 	setDefault(&l.MaxRequestBytes, 3<<19)
@@ -83,6 +92,8 @@ func (l *Limits) fill() {
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 	setDefault(&l.RemoveBatch, 1000)
+	setDefault(&l.RangeMaxBytes, 256<<20)
+	setDefault(&l.RangeSplitLoad, DefaultSplitLoad)
 }
 
 func setDefault[T int | int64 | time.Duration](v *T, d T) {

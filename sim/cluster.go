@@ -211,7 +211,7 @@ func (m *machine) boot() error {
 	}
 	reg := prometheus.NewRegistry()
 	o := node.Options{
-		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(),
+		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(), PlacementReplicas: m.c.cfg.PlacementReplicas,
 		FS: d, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
 		NewBus: func(c transport.Config) (node.Bus, error) {
 			b, err := m.c.net.NewBus(c)

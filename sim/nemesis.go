@@ -97,9 +97,9 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// splits, compactions and moves count those that succeeded, losses the machines that are
-	// lost for good.
-	splits, compactions, moves, losses atomic.Int64
+	// splits, compactions, moves and systemMoves count those that succeeded, losses the
+	// machines that are lost for good.
+	splits, compactions, moves, systemMoves, losses atomic.Int64
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
@@ -770,6 +770,9 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Lose > 0 {
 		promise(Lose, n.losses.Load() > 0)
+	}
+	if n.c.cfg.SystemMoves > 0 {
+		promise(SystemMove, n.systemMoves.Load() > 0)
 	}
 	if n.c.cfg.Compactions > 0 {
 		promise(Compact, n.compactions.Load() > 0)

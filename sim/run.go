@@ -40,6 +40,9 @@ type Config struct {
 	Moves int
 	// Lose is how many machines are lost for good meanwhile.
 	Lose int
+	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
+	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
+	SystemMoves, PlacementReplicas int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -106,9 +109,10 @@ type Report struct {
 	// are snapshots that followers installed, and truncations past what one needed.
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
-	// Moves counts the operations that were begun.
-	Moves   int64
-	Network simbus.Stats
+	// Moves and SystemMoves count the operations that were begun, of ranges and of the
+	// placement group.
+	Moves, SystemMoves int64
+	Network            simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -202,6 +206,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
 	n.loseLoop(stop, &wg)
+	n.systemMoveLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -214,7 +219,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load())
-	rep.Moves = n.moves.Load()
+	rep.Moves, rep.SystemMoves = n.moves.Load(), n.systemMoves.Load()
 	if err == nil {
 		err = c.bootAll()
 	}
@@ -337,7 +342,7 @@ func converged(c *cluster) error {
 			return err
 		}
 	}
-	return nil
+	return samePlacement(ctx, c)
 }
 
 // covers says whether the ranges cover the keyspace exactly once.

@@ -76,6 +76,13 @@ func TestFormat(t *testing.T) {
 			b = appendConfirm(nil)
 		case "lane":
 			b = appendLane(nil, Class(class), slot)
+		case "ask":
+			b = askFrame()
+		case "told":
+			b = toldFrame([]byte(d.Input))
+			if got, err := newFrameReader(bytes.NewReader(b), 1<<10).told(); err != nil || string(got) != d.Input {
+				d.Fatalf(t, "read: %q, %v", got, err)
+			}
 		case "error":
 			b = errorBody(&RemoteError{Code: uint32(f.id), Message: d.Input, Detail: []byte{0xd1, 0xd2}})
 		case "decode":
@@ -273,6 +280,23 @@ func FuzzLane(f *testing.F) {
 		}
 		if again := appendLane(nil, c, slot)[lengthBytes:]; !bytes.Equal(again, b[:len(again)]) {
 			t.Fatalf("%x decodes to lane %d of %v", b, slot, c)
+		}
+	})
+}
+
+// FuzzTold: what a stranger is told costs memory in proportion to what came, and is read
+// whole or refused.
+func FuzzTold(f *testing.F) {
+	f.Add(toldFrame([]byte("rows")))
+	f.Add([]byte{1, 0xff, 0xff, 0xff, frameTold})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var told []byte
+		var err error
+		if got := measure.Excess(len(b), func() { told, err = newFrameReader(bytes.NewReader(b), 1<<10).told() }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(b))
+		}
+		if err == nil && !bytes.HasPrefix(b, toldFrame(told)) {
+			t.Fatalf("%x is read as %q", b, told)
 		}
 	})
 }

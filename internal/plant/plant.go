@@ -3,7 +3,8 @@
 //
 // Without the build tag planted, Is is false for ever and the compiler removes what
 // depends on it: what ships holds none of them. With the tag one bug at a time is
-// chosen by Set, for the whole process. Who may be wrong asks Is; sim alone sets.
+// chosen by Set, for the whole process, or by its environment. Who may be wrong asks Is; the
+// rigs sim and chaos alone set.
 package plant
 
 // Bug is one of the bugs.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // Explain says what the range needs and what holds it up, in words for the operator.
@@ -37,7 +38,7 @@ func (c *Cluster) explainRest(r *rng) string {
 	case t.silent > 0:
 		return "it waits for a silent node, which is heard again or counts as lost"
 	case r.Load > c.settings.SplitLoad && r.Sample != nil:
-		if _, shape := r.Sample.Divide(); shape != Divides {
+		if _, shape := r.Sample.Divide(); shape != divide.Divides {
 			return "it has much load and is not split: " + shape.String()
 		}
 		return "it has had much load for a short time only"
