@@ -151,7 +151,7 @@ func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) er
 		refused *adminpb.Refusal
 	}{
 		{Drain, []string{"serving"}, s.GetDrain()},
-		{Decommission, []string{"serving", "draining"}, s.GetDecommission()},
+		{Decommission, []string{"serving", "draining", "learner"}, s.GetDecommission()},
 	} {
 		if !slices.Contains(can.from, s.GetNode().GetState()) {
 			continue

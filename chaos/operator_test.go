@@ -24,9 +24,13 @@ const (
 	opMerge    = "range merge"
 	opMove     = "range move"
 	opTransfer = "range transfer-leader"
-	opDrain    = "node drain"
-	opReplace  = "node decommission"
-	opPause    = "placement pause" // at the end alone
+	// Of the placement group itself.
+	opGroupMove = "placement move"
+	opGroupLead = "placement transfer-leader"
+	opJoin      = "a new node joins"
+	opDrain     = "node drain"
+	opReplace   = "node decommission"
+	opPause     = "placement pause" // at the end alone
 )
 
 const (
@@ -91,7 +95,7 @@ var needs = map[string][]string{opDrain: {"--node-dead-after"}, opReplace: {"--n
 // of a storm and why.
 func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
 	has = map[string]bool{}
-	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opDrain, opReplace, opPause} {
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opGroupMove, opGroupLead, opDrain, opReplace, opPause} {
 		group, name, _ := strings.Cut(op, " ")
 		for line := range strings.Lines(help(group)) {
 			fields := strings.Fields(line)
@@ -107,6 +111,9 @@ func commands(help func(args ...string) string) (has map[string]bool, leftOut []
 				leftOut = append(leftOut, fmt.Sprintf("skein %s: skein start of this build has no %s", op, flag))
 			}
 		}
+	}
+	if has[opJoin] = strings.Contains(help("start"), "--join"); !has[opJoin] {
+		leftOut = append(leftOut, opJoin+": skein start of this build has no --join")
 	}
 	return has, leftOut
 }
@@ -148,8 +155,8 @@ func (o *operator) start(ctx context.Context) {
 		})
 	}
 	loop(o.rngs[0], operatorPause, opSplit, opMerge)
-	loop(o.rngs[1], operatorPause, opMove, opTransfer)
-	loop(o.rngs[2], nodePauseMax, opDrain, opReplace)
+	loop(o.rngs[1], operatorPause, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
+	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace)
 }
 
 // end ends that, when what has begun is over.
@@ -228,6 +235,10 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return o.drain(ctx, rng)
 	case opReplace:
 		return o.replace(ctx, rng)
+	case opJoin:
+		return o.join(ctx, rng)
+	case opGroupMove, opGroupLead:
+		return o.group(ctx, rng, op)
 	}
 	ranges, err := o.ranges(ctx, rng)
 	if err != nil {
@@ -264,6 +275,41 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return fmt.Sprintf("of range %d to %s", r.ID, to), err
 	}
 	return "", fmt.Errorf("no operation is called %q", op)
+}
+
+// group changes who holds the placement group, or who leads it.
+func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
+	out, err := o.ask(ctx, rng, "placement", "show", "-w", "json")
+	if err != nil {
+		return "", err
+	}
+	var shown struct {
+		Leader   string
+		Replicas []struct{ Node string }
+	}
+	if err := json.Unmarshal([]byte(out), &shown); err != nil {
+		return "", fmt.Errorf("skein placement show -w json: %w: %s", err, out)
+	}
+	var holders []string
+	for _, r := range shown.Replicas {
+		holders = append(holders, r.Node)
+	}
+	if op == opGroupLead {
+		holders = slices.DeleteFunc(holders, func(n string) bool { return n == shown.Leader })
+		if len(holders) == 0 {
+			return "", nil
+		}
+		to := holders[rng.IntN(len(holders))]
+		_, err = o.ask(ctx, rng, "placement", "transfer-leader", "--to", to)
+		return "from " + shown.Leader + " to " + to, err
+	}
+	free := slices.DeleteFunc(o.s.c.names(), func(n string) bool { return slices.Contains(holders, n) })
+	if len(free) == 0 || len(holders) == 0 {
+		return "", nil
+	}
+	from, to := holders[rng.IntN(len(holders))], free[rng.IntN(len(free))]
+	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
+	return "from " + from + " to " + to, err
 }
 
 // drain drains a node, and takes it back after a while, whatever became of that.
@@ -316,18 +362,34 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 			return old, err
 		}
 	}
-	name := fmt.Sprintf("n%d", o.nextID)
-	o.nextID++
-	var others []string
-	for i, url := range o.s.c.urls() {
-		if i != machine {
-			others = append(others, strings.TrimPrefix(url, "http://"))
-		}
-	}
-	n.rename(name)
-	n.args = append(n.arguments(machine), "--join", strings.Join(others, ","))
-	o.s.c.start(n)
+	name := o.begin(machine)
 	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
+}
+
+// join has a node join on the last machine, once.
+func (o *operator) join(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	n := o.s.c.nodes[stormMachines]
+	if !n.away.Load() {
+		return "", nil
+	}
+	name := o.begin(stormMachines)
+	if err = o.joined(ctx, rng, name); err == nil {
+		n.away.Store(false)
+	}
+	return name, err
+}
+
+// begin starts a node under a new name on a machine that has none. It is told of the
+// others alone.
+func (o *operator) begin(machine int) (name string) {
+	name = fmt.Sprintf("n%d", o.nextID)
+	o.nextID++
+	n := o.s.c.nodes[machine]
+	n.rename(name)
+	others := strings.ReplaceAll(strings.Join(o.s.c.urls(), ","), "http://", "")
+	n.args = append(n.arguments(machine), "--join", others)
+	o.s.c.start(n)
+	return name
 }
 
 // takeBack has a node stay that was to give up all that it holds, and says whether it is
@@ -389,13 +451,13 @@ func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) erro
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
 	for _, op := range slices.Sorted(maps.Keys(o.has)) {
-		if !o.has[op] || op == opPause {
+		if !o.has[op] || op == opPause || op == opJoin && !o.s.c.nodes[stormMachines].away.Load() {
 			continue
 		}
 		start := time.Now()
 		rng := o.rngs[0]
 		for !o.do(ctx, rng, op) {
-			if o.tries[op] == nil && time.Since(start) > 10*time.Second {
+			if o.tries[op] == nil && time.Since(start) > 3*time.Second {
 				break // nothing that it could be done to
 			}
 			if time.Since(start) > stormPatience {
@@ -421,7 +483,7 @@ func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	}
 	page := func(args ...string) string { return pages[args[0]] }
 	has, leftOut := commands(page)
-	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false, opPause: false} {
+	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false, opJoin: false, opPause: false} {
 		if has[op] != want {
 			t.Errorf("%s: %t", op, has[op])
 		}

@@ -3,7 +3,9 @@
 package chaos
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/skeindb/skein/internal/plant"
@@ -23,16 +25,19 @@ func TestPlantedStorms(t *testing.T) {
 		plant.AcknowledgedBeforeQuorum, plant.FsyncSkipped, plant.AppliedTwice, plant.TxnHalfVisible,
 		plant.ReleasedTooEarly, plant.VoidDespiteLock, plant.EventLostAtSplit, plant.AttachedWhileEnding,
 	} {
-		t.Run(fmt.Sprint(bug), func(t *testing.T) {
-			for seed := range uint64(plantedStorms) {
+		found := ""
+		for seed := uint64(0); seed < plantedStorms && found == ""; seed++ {
+			t.Run(fmt.Sprintf("%s/%d", bug, seed), func(t *testing.T) {
 				if wrong := runStorm(t, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
-					table += fmt.Sprintf("\n%-44s seed %d  %.160s", bug, seed, wrong[0])
-					return
+					t.Log(strings.Join(wrong, "\n"))
+					found = fmt.Sprintf("seed %d  %.160s", seed, wrong[0])
 				}
-			}
-			table += fmt.Sprintf("\n%-44s NOT FOUND", bug)
-			t.Error("not found")
-		})
+			})
+		}
+		if found == "" {
+			t.Errorf("%s was not found", bug)
+		}
+		table += fmt.Sprintf("\n%-44s %s", bug, cmp.Or(found, "NOT FOUND"))
 	}
 	t.Log(table)
 }

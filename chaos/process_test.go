@@ -124,17 +124,21 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	return c, missing
 }
 
-// urls are the client URLs of all nodes, names their names now.
+// urls are the client URLs of all nodes that are there, names their names now.
 func (c *cluster) urls() (all []string) {
 	for _, n := range c.nodes {
-		all = append(all, n.url)
+		if !n.away.Load() {
+			all = append(all, n.url)
+		}
 	}
 	return all
 }
 
 func (c *cluster) names() (all []string) {
 	for _, n := range c.nodes {
-		all = append(all, n.is())
+		if !n.away.Load() {
+			all = append(all, n.is())
+		}
 	}
 	return all
 }
@@ -296,11 +300,12 @@ const stopPatience = time.Minute
 
 // stop ends all nodes by SIGTERM at the same moment and wants each to end well.
 func (c *cluster) stop() {
-	for _, n := range c.nodes {
+	running := slices.DeleteFunc(slices.Clone(c.nodes), func(n *node) bool { return n.away.Load() })
+	for _, n := range running {
 		n.expectEnd()
 		n.signal(syscall.SIGTERM)
 	}
-	for _, n := range c.nodes {
+	for _, n := range running {
 		select {
 		case <-n.exited:
 			if s := n.cmd.ProcessState; !s.Success() {
@@ -315,6 +320,9 @@ func (c *cluster) stop() {
 // leader is the node that the others call the leader, the first if none does.
 func (c *cluster) leader(ctx context.Context) int {
 	for i, n := range c.nodes {
+		if n.away.Load() {
+			continue
+		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		st, err := n.client.Status(ctx, n.url)
 		cancel()

@@ -73,7 +73,7 @@ func (l *load) start(ctx context.Context) {
 	ctx, l.stop = context.WithCancel(ctx)
 	l.unwatch = unwatch
 	for id := range len(c.nodes)*stormPinned + stormRoaming {
-		machine := id / stormPinned
+		machine := min(id/stormPinned, len(c.nodes))
 		l.writers.Go(func() { l.runClient(ctx, id, machine) })
 	}
 	for i := range stormHolders {
@@ -90,9 +90,9 @@ func (l *load) start(ctx context.Context) {
 	}
 }
 
-// client is that of a machine, or that of all for any other number.
+// client is that of a machine that has a node, or that of all for any other number.
 func (l *load) client(machine int) *clientv3.Client {
-	if machine < len(l.c.nodes) {
+	if machine < len(l.c.nodes) && !l.c.nodes[machine].away.Load() {
 		return l.c.nodes[machine].client
 	}
 	return l.all

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
+
+	"github.com/skeindb/skein/placement"
 )
 
 // Bounds of what may be configured. They exist so that a slip of the keyboard is
@@ -83,7 +85,9 @@ type Config struct {
 	// data directory is empty. Default: this node alone. All founders must be given the
 	// same; two that were not do not find each other, since their cluster ids differ.
 	InitialCluster types.URLsMap
-	// InitialClusterState is "new".
+	// InitialClusterState is "new", or "existing" for a node that was added to a running
+	// cluster by etcd's MemberAdd: InitialCluster then names the others, which tell it who it
+	// is by its peer URLs. Read only where the data directory is empty.
 	InitialClusterState string
 	// Join are client addresses of nodes of a running cluster, which this node joins: the
 	// first that answers lets it in. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
@@ -94,6 +98,10 @@ type Config struct {
 	// InitialClusterToken goes into the ids, so that clusters with the same peer URLs
 	// do not mix. Default "etcd-cluster". Must be the same on all founders.
 	InitialClusterToken string
+
+	// NodeAttributes are what an operator says of the node, as where it stands: in the order
+	// of their keys. Written to its row of the node table at each start. Default none.
+	NodeAttributes []placement.Attribute
 
 	// HeartbeatInterval is raft's tick and the time between heartbeats. Positive.
 	// Default 100 ms. Too low costs CPU, above the round trip's jitter is enough.
@@ -303,8 +311,8 @@ func (c *Config) validateMember() error {
 		return errors.New("--wal-dir must not be empty")
 	case filepath.Clean(c.WALDir) == filepath.Clean(c.DataDir):
 		return fmt.Errorf("--wal-dir %q must not be the data directory itself", c.WALDir)
-	case c.InitialClusterState != StateNew:
-		return fmt.Errorf("--initial-cluster-state %q is not there yet: a node joins a running cluster with --join, use %q", c.InitialClusterState, StateNew)
+	case c.InitialClusterState != StateNew && c.InitialClusterState != StateExisting:
+		return fmt.Errorf("--initial-cluster-state %q: it is %s or %s", c.InitialClusterState, StateNew, StateExisting)
 	}
 	if c.MaxLearners < 1 {
 		return fmt.Errorf("--max-learners must be at least 1 (set to %d)", c.MaxLearners)

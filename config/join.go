@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/placement"
 )
 
 // maxJoin bounds the addresses of join.
@@ -29,6 +32,15 @@ func joinFlags() []Flag {
 			Usage: "Client addresses of nodes of a running cluster, which this node joins: the first that answers lets it in.",
 			Note:  "HOST:PORT or URL. Excludes initial-cluster. Not read once the node has data, but for a look whether that is of the same cluster.",
 			set:   setList(func(c *Config) *[]string { return &c.Join }),
+		},
+		{
+			Name: "node-attributes", kind: kindList, Default: "", File: "node-attributes", Section: sectionSkein, Own: true,
+			Usage: "What is to be known of this node: KEY=VALUE,KEY=VALUE, as zone=a,rack=b.",
+			Note:  "Read at each start: what is not given any more is gone.",
+			set: func(c *Config, v value) (err error) {
+				c.NodeAttributes, err = placement.ParseAttributes(strings.Join(v.list, ","))
+				return err
+			},
 		},
 	}
 }

@@ -186,8 +186,9 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
-			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node joins a running cluster with join.",
-			set: setString(func(c *Config) *string { return &c.InitialClusterState }),
+			Usage: "Whether a new cluster is founded (new), or this node was added to one that runs (existing).",
+			Note:  "With existing, initial-cluster says whom to ask, and under which URLs this node was added. Not read once the node has data.",
+			set:   setString(func(c *Config) *string { return &c.InitialClusterState }),
 		},
 		{
 			Name: "initial-cluster-token", kind: kindString, Default: "etcd-cluster", File: "initial-cluster-token", Section: sectionClustering,
@@ -200,7 +201,7 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
-			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Nothing yet to refuse: members cannot be changed.",
+			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Nothing to refuse: a new member is in no quorum, and a removed one leaves none without its own.",
 			set: setBool(func(c *Config) *bool { return &c.StrictReconfigCheck }),
 		},
 		{

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
@@ -132,6 +135,79 @@ func (c *processes) refusedToJoin(nodes []*adminpb.Node, n4 *process) {
 	}
 	n4.args[len(n4.args)-1] = strings.TrimPrefix(c.nodes[0].client, "http://")
 	c.refused(n4, "has run before", "node decommission "+id)
+}
+
+// A member that etcd's clients have added starts as etcd's do, with the peer URLs of the
+// others, and its own, and is updated, listed and removed by them.
+func TestAddedMemberStarts(t *testing.T) {
+	c := serving(t)
+	n4 := c.joiner("n4")
+	i := slices.Index(n4.args, "--join")
+	peer := n4.args[slices.Index(n4.args, "--listen-peer-urls")+1]
+	initial := c.nodes[0].args[slices.Index(c.nodes[0].args, "--initial-cluster")+1]
+	n4.args = append(n4.args[:i:i], "--initial-cluster", initial+",n4="+peer, "--initial-cluster-state", "existing", "--node-attributes", "zone=a,rack=b")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cl := c.clientOf(c.nodes[:3]...)
+	added, err := cl.MemberAdd(ctx, []string{peer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.start(n4)
+	c.ready()
+	list := func() map[string]uint64 {
+		t.Helper()
+		l, err := cl.MemberList(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := map[string]uint64{}
+		for _, m := range l.Members {
+			ids[m.Name] = m.ID
+		}
+		return ids
+	}
+	if ids := list(); len(ids) != 4 || ids["n4"] != added.Member.ID {
+		t.Errorf("members %v, added was %x", ids, added.Member.ID)
+	}
+	op, err := adminapi.NewClient([]string{n4.client}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := op.NodeList(ctx)
+	if err != nil || len(l.GetNodes()) != 4 {
+		t.Fatalf("%v, %v", l, err)
+	}
+	st, err := cl.Status(ctx, n4.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leader := c.nodes[slices.IndexFunc(c.nodes, func(p *process) bool { return list()[p.name] == st.Leader })]
+	other := c.nodes[(slices.Index(c.nodes, leader)+1)%3]
+	if _, err := c.clientOf(other).MoveLeader(ctx, list()[other.name]); !errors.Is(err, rpctypes.ErrNotLeader) {
+		t.Errorf("a node that does not lead: %v", err)
+	}
+	if _, err := c.clientOf(leader).MoveLeader(ctx, added.Member.ID); !errors.Is(err, rpctypes.ErrBadLeaderTransferee) {
+		t.Errorf("to a node that holds nothing: %v", err)
+	}
+	if _, err := c.clientOf(leader).MoveLeader(ctx, list()[other.name]); err != nil {
+		t.Errorf("to %s: %v", other.name, err)
+	}
+	if st, err := cl.Status(ctx, other.client); err != nil || st.Leader != list()[other.name] {
+		t.Errorf("%s is to lead: %v, %v", other.name, st, err)
+	}
+	if _, err := cl.MemberRemove(ctx, added.Member.ID); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n4.exited:
+	case <-time.After(time.Minute):
+		t.Error("a member that was removed runs")
+	}
+	if ids := list(); len(ids) != 3 {
+		t.Errorf("members %v", ids)
+	}
+	c.refused(n4, "was removed")
 }
 
 // The nodes of --join are asked over TLS where clients use it.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/adminapi"
@@ -81,6 +83,90 @@ func (r *rig) open(ctx context.Context, n, via *rigNode, disk *memDisk, found fu
 	}
 	found(seat)
 	return Open(ctx, r.optionsOf(&rigNode{id: seat.self, seat: seat, disk: disk}))
+}
+
+// joinAdded starts a joiner as --initial-cluster-state existing does: others answer at the
+// peer URLs of their names.
+func (r *rig) joinAdded(ctx context.Context, n *rigNode, others map[string]*rigNode) error {
+	p := r.placerOf(n, n, n.disk)
+	p.cfg.Join, p.cfg.InitialClusterState = nil, config.StateExisting
+	p.cfg.InitialCluster = types.URLsMap{n.name: p.cfg.AdvertisePeerURLs}
+	byAddr := map[string]*rigNode{}
+	for name, o := range others {
+		u, err := url.Parse(peerURL(name))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		p.cfg.InitialCluster[name] = types.URLs{*u}
+		byAddr[u.Host] = o
+	}
+	p.tell = func(_ context.Context, addr string) ([]byte, error) {
+		if o := byAddr[addr]; o != nil && o.core != nil {
+			if b := o.core.told(); b != nil {
+				return b, nil
+			}
+		}
+		return nil, errors.New("it does not answer")
+	}
+	seat, err := p.find(ctx)
+	if err != nil {
+		return err
+	}
+	n.id, n.seat = seat.self, seat
+	r.start(n)
+	return nil
+}
+
+// A node that etcd's MemberAdd has added finds itself by its peer URLs, whichever of the
+// others answers, and again after a crash; who was not added is told to be.
+func TestAnAddedMemberFindsItself(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		n := r.joiner("n4")
+		others := map[string]*rigNode{"a": nil, "b": r.nodes[1], "c": nil}
+		err := r.joinAdded(r.t.Context(), n, others)
+		if err == nil || !strings.Contains(err.Error(), "etcdctl member add n4 --peer-urls="+peerURL("n4")) {
+			r.t.Errorf("one that was not added: %v", err)
+		}
+		// What the one that answers knows may be older than the answer to MemberAdd.
+		added, _, err := members{r.nodes[0].core, 1}.MemberAdd(r.t.Context(), []string{peerURL("n4")}, false)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if err := r.joinAdded(r.t.Context(), n, others); err != nil || uint64(n.id) != added.GetID() {
+			r.t.Fatalf("it finds itself as %s, %v", n.id, err)
+		}
+		r.crash(n)
+		if err := r.joinAdded(r.t.Context(), n, others); err != nil || uint64(n.id) != added.GetID() {
+			r.t.Fatalf("after a crash: %s, %v", n.id, err)
+		}
+		r.announced(n)
+		r.mustPut(n, "k", "v")
+		r.stop(n)
+		if err := r.joinAdded(r.t.Context(), n, map[string]*rigNode{"a": nil}); err != nil {
+			r.t.Fatalf("with a directory nobody has to answer: %v", err)
+		}
+		r.mustGet(n, "k", "v")
+		r.crash(n)
+		n.disk = newMemDisk(vfs.NewCrashableMem())
+		if err := r.joinAdded(r.t.Context(), n, others); err == nil || !strings.Contains(err.Error(), "has run before") {
+			r.t.Errorf("with an empty directory after its start: %v", err)
+		}
+	})
+}
+
+func FuzzTold(f *testing.F) {
+	f.Add(append(make([]byte, 8), placement.EncodeNodeTable([]placement.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}}})...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		cluster, nodes, err := decodeTold(b)
+		if err != nil {
+			return
+		}
+		again, _, err := decodeTold(append(binary.BigEndian.AppendUint64(nil, uint64(cluster)), placement.EncodeNodeTable(nodes)...))
+		if err != nil || again != cluster {
+			t.Fatalf("%x: %v, %v", b, again, err)
+		}
+	})
 }
 
 // announced has a node that has joined publish itself, as its ports do.

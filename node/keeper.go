@@ -65,10 +65,13 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 			Id: uint64(d.Range), Start: d.Span.Start, End: d.Span.End, Role: roleName(m.Role),
 			Leads: own[d.Range].leads, Bytes: own[d.Range].bytes,
 		})
-		if o, ok := v.operations[d.Range]; ok && (o.From == n.ID || o.To == n.ID) {
+	}
+	for _, o := range v.operations { // also of the placement group, and of what it does not hold yet
+		if o.From == n.ID || o.To == n.ID {
 			out.Operations = append(out.Operations, operationRow(&o, v.byName))
 		}
 	}
+	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	now := a.c.o.Clock.Now()
 	if n.State == placement.NodeServing {
 		out.Drain = refusalRow(v.mayDrain(&n, now))
@@ -141,13 +144,17 @@ func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, e
 	}
 	is, next := n.State, ""
 	switch {
-	case is == placement.NodeUnstarted && change != adminapi.Remove:
+	case (is == placement.NodeUnstarted || is == placement.NodeUnstartedLearner) && change != adminapi.Remove:
 		next = fmt.Sprintf("start it, or have it removed: etcdctl member remove %s", n.ID)
 	case is == placement.NodeDecommissioned && (change == adminapi.Drain || change == adminapi.Undrain):
 		next = fmt.Sprintf("skein node recommission %s takes it back", n.Name)
 	case is == placement.NodeDraining && change == adminapi.Recommission:
 		next = fmt.Sprintf("skein node undrain %s takes it back", n.Name)
-	case (is == placement.NodeServing || is == placement.NodeDraining) && change == adminapi.Remove:
+	case is == placement.NodeLearner && change == adminapi.Drain:
+		next = "it leads nothing: stop it as it is"
+	case is == placement.NodeLearner && to == placement.NodeServing:
+		next = fmt.Sprintf("etcdctl member promote %s has it serve", n.ID)
+	case is.Started() && is != placement.NodeDecommissioned && change == adminapi.Remove:
 		next = fmt.Sprintf("skein node decommission %s empties it first", n.Name)
 	}
 	if next == "" {
@@ -174,7 +181,7 @@ func (a admin) mayBecome(v *survey, n *placement.Node, to placement.NodeState) e
 				NextStep: fmt.Sprintf("wait until it holds none: skein node decommission %s shows how far it is", n.Name),
 			}
 		}
-	case placement.NodeUnstarted, placement.NodeServing:
+	case placement.NodeUnstarted, placement.NodeServing, placement.NodeUnstartedLearner, placement.NodeLearner:
 	}
 	return nil
 }
@@ -255,6 +262,9 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 
 // mayDecommission says why the node's replicas have nowhere to go, and what to do.
 func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
+	if n.State == placement.NodeLearner {
+		return nil // it never got anything
+	}
 	if err := v.decider(now).CanDecommission(n.ID); err != nil {
 		return v.refusal(n, err)
 	}

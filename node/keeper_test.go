@@ -179,7 +179,7 @@ func TestANodeIsRemoved(t *testing.T) {
 		if err == nil {
 			c.Crash()
 		}
-		if err == nil || !strings.Contains(err.Error(), "a member that was removed does not come back") {
+		if err == nil || !strings.Contains(err.Error(), "never let in again") {
 			r.t.Errorf("with an empty disk: %v", err)
 		}
 	})
@@ -249,6 +249,36 @@ func TestRangesOfANodeAndAKey(t *testing.T) {
 			r.t.Errorf("of no node: %v", err)
 		}
 	})
+}
+
+// TestPlan: of each state, where each change leads or what is to be done instead.
+func TestPlan(t *testing.T) {
+	for _, tc := range []struct {
+		state                                              placement.NodeState
+		drain, undrain, decommission, recommission, remove string
+	}{
+		{placement.NodeUnstarted, "start it", "start it", "start it", "start it", "removed"},
+		{placement.NodeUnstartedLearner, "start it", "start it", "start it", "start it", "removed"},
+		{placement.NodeLearner, "stop it as it is", "etcdctl member promote", "decommissioned", "etcdctl member promote", "skein node decommission"},
+		{placement.NodeServing, "draining", "serving", "decommissioned", "serving", "skein node decommission"},
+		{placement.NodeDraining, "draining", "serving", "decommissioned", "skein node undrain", "skein node decommission"},
+		{placement.NodeDecommissioned, "skein node recommission", "skein node recommission", "decommissioned", "serving", "removed"},
+	} {
+		for change, want := range map[adminapi.NodeChange]string{
+			adminapi.Drain: tc.drain, adminapi.Undrain: tc.undrain, adminapi.Decommission: tc.decommission,
+			adminapi.Recommission: tc.recommission, adminapi.Remove: tc.remove,
+		} {
+			to, err := plan(change, &placement.Node{ID: 9, Name: "n9", State: tc.state})
+			got := to.String()
+			var r *adminapi.Refusal
+			if errors.As(err, &r) {
+				got = r.NextStep
+			}
+			if !strings.Contains(got, want) {
+				t.Errorf("%s a node that is %s: %s, want %s", change, tc.state, got, want)
+			}
+		}
+	}
 }
 
 func TestStopsWithout(t *testing.T) {

@@ -19,11 +19,15 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/transport"
 )
 
 // newPlacer returns the placer of a real node, which joins by the admin service of others.
 func newPlacer(cfg *config.Config, o *Options) *placer {
 	p := &placer{cfg: cfg, fs: o.FS, clock: o.Clock, log: o.Logger}
+	p.tell = func(ctx context.Context, addr string) ([]byte, error) {
+		return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
+	}
 	p.ask = func(ctx context.Context, id *engine.Identity) (*joined, error) {
 		tls, err := cfg.JoinTLS()
 		if err != nil {

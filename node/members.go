@@ -164,11 +164,15 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 	}
 }
 
+// errNotEnoughStarted is etcd's answer, which leaves its server without a code: its clients
+// know it by its text.
+var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoughStarted.Error())
+
 // mayRemove refuses as etcd does: what the node holds cannot leave it without a quorum of
 // those who hold it too, and the last node that serves stays.
 func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
 	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
-		return rpctypes.ErrMemberNotEnoughStarted
+		return errNotEnoughStarted
 	}
 	groups, err := m.groups(ctx)
 	if err != nil {

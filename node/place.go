@@ -42,6 +42,8 @@ type placer struct {
 	// ask asks the nodes of --join once to let this node in, or, where it has an identity,
 	// what has become of the node. An errLater may pass by itself.
 	ask func(ctx context.Context, id *engine.Identity) (*joined, error)
+	// tell asks the node at a peer address, HOST:PORT, who its cluster's nodes are.
+	tell func(ctx context.Context, addr string) ([]byte, error)
 }
 
 // errLater is wrapped by what --join is told that may pass by itself.
@@ -67,6 +69,12 @@ func (p *placer) find(ctx context.Context) (*place, error) {
 		return nil, err
 	case id != nil:
 		return p.again(ctx, id)
+	case len(p.cfg.Join) == 0 && p.cfg.InitialClusterState == config.StateExisting:
+		j, err := p.added(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return p.letIn(j), nil
 	case len(p.cfg.Join) == 0:
 		boot, err := p.cfg.Bootstrap()
 		if err != nil {
@@ -78,11 +86,15 @@ func (p *placer) find(ctx context.Context) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
+	return p.letIn(j), nil
+}
+
+func (p *placer) letIn(j *joined) *place {
 	p.log.Info("let in", zap.Stringer("cluster", j.cluster), zap.Stringer("node", j.self), zap.Int("nodes", len(j.nodes)))
 	return &place{
 		cluster: j.cluster, self: j.self,
 		peers: func(context.Context) ([]placement.Node, error) { return j.nodes, nil },
-	}, nil
+	}
 }
 
 func founders(b *config.Bootstrap) []placement.Node {
@@ -105,6 +117,19 @@ func (p *placer) again(ctx context.Context, id *engine.Identity) (*place, error)
 			return j.nodes, nil
 		}
 		return l, p.sameCluster(ctx, id)
+	}
+	if p.cfg.InitialClusterState == config.StateExisting {
+		l.peers = func(ctx context.Context) ([]placement.Node, error) {
+			j, err := p.added(ctx)
+			if err == nil && (j.cluster != id.Cluster || j.self != id.Node) {
+				err = fmt.Errorf("the directory is that of node %s of cluster %s, and --initial-cluster leads to node %s of cluster %s", id.Node, id.Cluster, j.self, j.cluster)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return j.nodes, nil
+		}
+		return l, nil
 	}
 	boot, err := p.cfg.Bootstrap()
 	if err == nil && boot.Cluster == id.Cluster && boot.Self == id.Node {

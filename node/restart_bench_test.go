@@ -81,9 +81,9 @@ func BenchmarkRestart(b *testing.B) {
 	}
 }
 
-// restartMemory is a budget whose memtables hold all of the wal: nothing is flushed before
+// restartMemory is a budget whose memtables hold all of the wal each: nothing is flushed before
 // the node is killed.
-const restartMemory = 8 << 30
+const restartMemory = 22 << 30
 
 // restartBorders is the file of the keys at which the ranges begin.
 func restartBorders() (file []byte) {

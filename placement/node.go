@@ -131,7 +131,7 @@ func checkAttributes(as []Attribute) error {
 		case len(a.Value) > maxAttributeValue:
 			return fmt.Errorf("the value of attribute %s has %d bytes, at most %d", a.Key, len(a.Value), maxAttributeValue)
 		case strings.ContainsFunc(a.Key+a.Value, notInAttribute):
-			return fmt.Errorf("attribute %q has others than letters, digits and . _ - / :", a.Key+"="+a.Value)
+			return fmt.Errorf("attribute %q has other characters than letters, digits and ._-/: in it", a.Key+"="+a.Value)
 		case i > 0 && a.Key == as[i-1].Key:
 			return fmt.Errorf("attribute %s is given twice", a.Key)
 		case i > 0 && a.Key < as[i-1].Key:

@@ -80,8 +80,12 @@ func (o *operator) run(ctx context.Context) {
 	s := o.s
 	var wait sync.WaitGroup
 	defer wait.Wait()
+<<<<<<< HEAD
 	began := s.View().Index
 	tidied := s.o.Clock.Now()
+=======
+	began, tidied := s.View().Index, s.o.Clock.Now()
+>>>>>>> main
 	for {
 		if now := s.o.Clock.Now(); now.Sub(tidied) >= operationSweep {
 			o.tidyOwn(ctx)
@@ -110,6 +114,7 @@ func (o *operator) run(ctx context.Context) {
 	}
 }
 
+<<<<<<< HEAD
 // tidyOwn has a learner of the placement group removed that no operation has: one was given
 // up. Those of ranges are decided upon.
 func (o *operator) tidyOwn(ctx context.Context) {
@@ -122,6 +127,20 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	}
 	stray := Operation{Range: OwnGroup, Kind: OperationTidy, From: d.Replicas[i].Node, Why: "a learner that no operation has"}
 	if _, err := o.s.begin(ctx, o.term, &stray); err != nil {
+=======
+// tidyOwn has learners of the placement group removed that no operation has: the answer
+// was lost and the operation given up. Those of ranges are decided upon.
+func (o *operator) tidyOwn(ctx context.Context) {
+	v := o.s.View()
+	own := v.PlacementGroup()
+	i := slices.IndexFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
+	busy := slices.ContainsFunc(v.Operations(), func(op Operation) bool { return op.Range == OwnGroup })
+	if i < 0 || busy || joint(&own) {
+		return
+	}
+	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Why: "a learner that no operation has"}
+	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
+>>>>>>> main
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
 }
@@ -187,7 +206,9 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 					return
 				}
 				// What waited for a node that is silent now is not tried that way again.
-				o.decider.over(&op, over || abandoned != "")
+				if op.Range != OwnGroup {
+					o.decider.over(&op, over || abandoned != "")
+				}
 				return
 			}
 		}

@@ -43,10 +43,10 @@ func (r *rig) load(perSecond int, during time.Duration, key func(i int) string) 
 	var wg sync.WaitGroup
 	pause := time.Second / time.Duration(perSecond)
 	for i := range int(during / pause) {
+		k := key(i)
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
-			k := key(i)
 			if _, err := r.do(ctx, k, &Request{Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}}); err != nil {
 				r.t.Errorf("put %s: %v", k, err)
 			}
@@ -72,28 +72,28 @@ func (r *rig) left(reason string) (times float64) {
 // lasted; the halves have less, and are left as they are.
 func TestSplitsByLoad(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		r := splitRig(t, -1, 12)
+		r := splitRig(t, -1, 9)
 		rng := rand.New(rand.NewPCG(1, 1))
 		key := func(int) string { return fmt.Sprintf("k%02d", rng.IntN(100)) }
-		r.load(16, splitPatience-5*time.Second, key)
+		r.load(12, splitPatience-5*time.Second, key)
 		if n := len(r.ranges()); n != 1 {
 			t.Errorf("%d ranges after %v of load", n, splitPatience-5*time.Second)
 		}
-		r.load(16, time.Minute, key)
+		r.load(12, 90*time.Second, key)
 		all := r.ranges()
 		if len(all) != 2 {
-			t.Fatalf("%d ranges after a minute and a half of load", len(all))
+			t.Fatalf("%d ranges after two minutes of load", len(all))
 		}
 		for _, m := range all {
-			if m.Load() < 4 || m.Load() > 12 {
+			if m.Load() < 2 || m.Load() > 9 {
 				t.Errorf("range %s has %.1f requests a second", m.Descriptor.Span, m.Load())
 			}
 		}
-		r.load(16, 2*time.Minute, key)
+		r.load(12, time.Minute, key)
 		if n := len(r.ranges()); n != 2 {
 			t.Errorf("%d ranges in the end", n)
 		}
-		time.Sleep(2 * time.Minute)
+		time.Sleep((restTicks + 10) * meterTick)
 		for _, m := range r.ranges() {
 			if m.Load() != 0 {
 				t.Errorf("range %s at rest has %.3f requests a second", m.Descriptor.Span, m.Load())
@@ -121,12 +121,8 @@ func TestLoadThatDoesNotDivide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtually(t, func(t *testing.T) {
-				r := splitRig(t, -1, 12)
-				at := 0
-				for range 3 {
-					r.load(16, time.Minute, func(i int) string { return c.key(at + i) })
-					at += 16 * 60
-				}
+				r := splitRig(t, -1, 4)
+				r.load(5, 100*time.Second, c.key)
 				all := r.ranges()
 				if len(all) != 1 {
 					t.Fatalf("%d ranges", len(all))
@@ -134,7 +130,7 @@ func TestLoadThatDoesNotDivide(t *testing.T) {
 				if !strings.Contains(all[0].Unsplit, c.words) {
 					t.Errorf("it says %q", all[0].Unsplit)
 				}
-				if st := r.leader(1).node.Load().Replica(1).Show(); st.Load == nil || st.Load.Unsplit != all[0].Unsplit || st.Load.WritesPerSecond < 12 {
+				if st := r.leader(1).node.Load().Replica(1).Show(); st.Load == nil || st.Load.Unsplit != all[0].Unsplit || st.Load.WritesPerSecond < 4 {
 					t.Errorf("shown is %+v", st.Load)
 				}
 				if n := r.left(name); n != 1 {
@@ -169,7 +165,7 @@ func TestSplitsBySize(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		const most = 256 << 10
 		r := splitRig(t, most, -1)
-		r.write(256, 4<<10, func(i int) string { return fmt.Sprintf("k%04d", i*37%256) })
+		r.write(64, 16<<10, func(i int) string { return fmt.Sprintf("k%04d", i*37%64) })
 		time.Sleep(time.Minute)
 		all := r.ranges()
 		if len(all) < 4 || len(all) > 8 {
@@ -180,7 +176,7 @@ func TestSplitsBySize(t *testing.T) {
 				t.Errorf("range %s has %d bytes", m.Descriptor.Span, m.Bytes)
 			}
 		}
-		time.Sleep(5 * time.Minute)
+		time.Sleep(2 * time.Minute)
 		if n := len(r.ranges()); n != len(all) {
 			t.Errorf("%d ranges, and %d some minutes later", len(all), n)
 		}
@@ -194,7 +190,7 @@ func TestSplitsBySize(t *testing.T) {
 func TestOneKeyTooLarge(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := splitRig(t, 256<<10, -1)
-		r.write(128, 4<<10, func(i int) string { return "k" })
+		r.write(32, 16<<10, func(int) string { return "k" })
 		tried := func() time.Duration {
 			p := r.leader(1).node.Load().Replica(1)
 			p.mu.Lock()
@@ -214,8 +210,8 @@ func TestOneKeyTooLarge(t *testing.T) {
 			t.Errorf("%d ranges, %q, counted %v", len(all), all[0].Unsplit, r.left(reasonOneKey))
 		}
 		// Other keys make it divisible.
-		r.write(128, 4<<10, func(i int) string { return fmt.Sprintf("x%03d", i) })
-		time.Sleep(5 * time.Minute)
+		r.write(32, 16<<10, func(i int) string { return fmt.Sprintf("x%03d", i) })
+		time.Sleep(3 * splitHopeless)
 		if n := len(r.ranges()); n < 2 {
 			t.Errorf("%d ranges when it could be divided", n)
 		}
