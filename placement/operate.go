@@ -80,12 +80,7 @@ func (o *operator) run(ctx context.Context) {
 	s := o.s
 	var wait sync.WaitGroup
 	defer wait.Wait()
-<<<<<<< HEAD
-	began := s.View().Index
-	tidied := s.o.Clock.Now()
-=======
 	began, tidied := s.View().Index, s.o.Clock.Now()
->>>>>>> main
 	for {
 		if now := s.o.Clock.Now(); now.Sub(tidied) >= operationSweep {
 			o.tidyOwn(ctx)
@@ -114,20 +109,6 @@ func (o *operator) run(ctx context.Context) {
 	}
 }
 
-<<<<<<< HEAD
-// tidyOwn has a learner of the placement group removed that no operation has: one was given
-// up. Those of ranges are decided upon.
-func (o *operator) tidyOwn(ctx context.Context) {
-	v := o.s.View()
-	d := v.PlacementGroup()
-	i := slices.IndexFunc(d.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
-	busy := slices.ContainsFunc(v.Operations(), func(op Operation) bool { return op.Range == OwnGroup })
-	if i < 0 || busy || joint(&d) {
-		return
-	}
-	stray := Operation{Range: OwnGroup, Kind: OperationTidy, From: d.Replicas[i].Node, Why: "a learner that no operation has"}
-	if _, err := o.s.begin(ctx, o.term, &stray); err != nil {
-=======
 // tidyOwn has learners of the placement group removed that no operation has: the answer
 // was lost and the operation given up. Those of ranges are decided upon.
 func (o *operator) tidyOwn(ctx context.Context) {
@@ -140,7 +121,6 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	}
 	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Why: "a learner that no operation has"}
 	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
->>>>>>> main
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
 }
@@ -202,9 +182,6 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
 				o.s.o.Metrics.OperationsEnded.WithLabelValues(howEnded(over)).Inc()
-				if op.Range == OwnGroup {
-					return
-				}
 				// What waited for a node that is silent now is not tried that way again.
 				if op.Range != OwnGroup {
 					o.decider.over(&op, over || abandoned != "")

@@ -768,19 +768,11 @@ func (n *nemesis) missing() []string {
 	if n.c.cfg.Moves > 0 {
 		promise(Move, n.moves.Load() > 0)
 	}
-<<<<<<< HEAD
-	if n.c.cfg.Lose > 0 {
-		promise(Lose, n.losses.Load() > 0)
-	}
-	if n.c.cfg.SystemMoves > 0 {
-		promise(SystemMove, n.systemMoves.Load() > 0)
-=======
 	if n.c.cfg.SystemMoves > 0 {
 		promise(SystemMove, n.systemMoves.Load() > 0)
 	}
 	if n.c.cfg.Lose > 0 {
 		promise(Lose, n.losses.Load() > 0)
->>>>>>> main
 	}
 	if n.c.cfg.Compactions > 0 {
 		promise(Compact, n.compactions.Load() > 0)

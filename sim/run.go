@@ -38,19 +38,11 @@ type Config struct {
 	Splits int
 	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5 then.
 	Moves int
-<<<<<<< HEAD
-	// Lose is how many machines are lost for good meanwhile.
-	Lose int
-	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
-	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
-	SystemMoves, PlacementReplicas int
-=======
 	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
 	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
 	SystemMoves, PlacementReplicas int
 	// Lose is how many machines are lost for good meanwhile.
 	Lose int
->>>>>>> main
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -213,13 +205,8 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
-<<<<<<< HEAD
-	n.loseLoop(stop, &wg)
-	n.systemMoveLoop(stop, &wg)
-=======
 	n.systemMoveLoop(stop, &wg)
 	n.loseLoop(stop, &wg)
->>>>>>> main
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
