@@ -238,6 +238,10 @@ func TestANodeJoinsUnderLoad(t *testing.T) {
 	const ranges = 4
 	bubble(t, 3, borders(ranges), shortLog, func(r *rig) {
 		r.publish(r.nodes...)
+		// It is to get what it is told to get here, and not its share.
+		if err := r.nodes[0].core.client.SetPaused(r.t.Context(), true); err != nil {
+			r.t.Fatal(err)
+		}
 		stop := r.load(r.nodes...)
 		n := r.joiner("n4")
 		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {

@@ -204,17 +204,17 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 const attributeZone = "zone"
 
 // counts says whether decisions know the node: it has served, and is not gone for good.
-func (n *Node) counts() bool { return n.State != NodeUnstarted && n.State != NodeRemoved }
+func (n *Node) counts() bool { return n.State.Started() }
 
 // decided returns the node as decisions see it, without what only a leader knows.
 func (n *Node) decided() decide.Node {
 	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone)}
 	switch n.State {
-	case NodeDraining:
+	case NodeDraining, NodeLearner: // neither gets replicas or leaders
 		out.State = decide.Draining
 	case NodeDecommissioned:
 		out.State = decide.Decommissioning
-	case NodeServing, NodeUnstarted, NodeRemoved:
+	case NodeServing, NodeUnstarted, NodeUnstartedLearner, NodeRemoved:
 	}
 	return out
 }
