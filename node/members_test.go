@@ -229,7 +229,7 @@ func TestMoveLeader(t *testing.T) {
 		c := r.nodes[0].core
 		r.wait(time.Minute, "there is a leader", func() bool { return c.client.Leader() != 0 })
 		lead := r.nodes[c.client.Leader()-1]
-		to := keyspace.NodeID(1 + lead.id%3)
+		to := 1 + lead.id%3
 		for what, id := range map[string]keyspace.NodeID{"nobody": 99, "one without a vote": 4} {
 			r.wantEtcd(what, self{lead.core}.MoveLeader(r.t.Context(), id), rpctypes.ErrGRPCBadLeaderTransferee)
 		}

@@ -94,8 +94,8 @@ func (s *Service) deciding() decide.Settings {
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies = nodeCopies
-	// Nothing is split or merged by itself.
-	set.RangeMaxBytes, set.SplitLoad, set.MinRanges = maxAmount, maxAmount, maxClaims
+	// Leaders split their ranges, and nothing is merged by itself.
+	set.LeadersSplit, set.MinRanges = true, maxClaims
 	return set
 }
 
@@ -142,6 +142,7 @@ func (d *decider) round(ctx context.Context) {
 	for i := range r.Operations {
 		d.begin(ctx, &r.Operations[i])
 	}
+	d.decideOwn(ctx, d.s.View())
 	d.measure()
 }
 
