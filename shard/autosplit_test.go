@@ -197,13 +197,20 @@ func TestOneKeyTooLarge(t *testing.T) {
 			defer p.mu.Unlock()
 			return p.gauge.backoff
 		}
-		time.Sleep(30 * time.Second)
-		if b := tried(); b != splitHopeless {
-			t.Errorf("after half a minute the next attempt is %v later", b)
+		begin := time.Now()
+		await := func(least time.Duration) {
+			for tried() < least {
+				if time.Since(begin) > 5*splitHopeless {
+					t.Fatalf("after %v the next attempt is %v later", time.Since(begin), tried())
+				}
+				time.Sleep(time.Second)
+			}
 		}
-		time.Sleep(2 * splitHopeless)
-		if b := tried(); b != 2*splitHopeless {
-			t.Errorf("the third attempt is %v after the second", b)
+		await(splitHopeless)
+		first := time.Now()
+		await(2 * splitHopeless)
+		if d := time.Since(first); d < splitHopeless-2*time.Second {
+			t.Errorf("the second attempt came %v after the first", d)
 		}
 		all := r.ranges()
 		if len(all) != 1 || !strings.Contains(all[0].Unsplit, "one key has most of it") || r.left(reasonOneKey) != 1 {
