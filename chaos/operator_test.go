@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -238,7 +239,7 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 	case opJoin:
 		return o.join(ctx, rng)
 	case opGroupMove, opGroupLead:
-		return o.group(ctx, rng, op)
+		return o.group(ctx, rng, op, "")
 	}
 	ranges, err := o.ranges(ctx, rng)
 	if err != nil {
@@ -277,37 +278,47 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 	return "", fmt.Errorf("no operation is called %q", op)
 }
 
-// group changes who holds the placement group, or who leads it.
-func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
+// holders returns the nodes that hold the placement group, and the one that leads it.
+func (o *operator) holders(ctx context.Context, rng *rand.Rand) (holders []string, leader string, err error) {
 	out, err := o.ask(ctx, rng, "placement", "show", "-w", "json")
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	var shown struct {
 		Leader   string
 		Replicas []struct{ Node string }
 	}
 	if err := json.Unmarshal([]byte(out), &shown); err != nil {
-		return "", fmt.Errorf("skein placement show -w json: %w: %s", err, out)
+		return nil, "", fmt.Errorf("skein placement show -w json: %w: %s", err, out)
 	}
-	var holders []string
 	for _, r := range shown.Replicas {
 		holders = append(holders, r.Node)
 	}
+	return holders, shown.Leader, nil
+}
+
+// group changes who leads the placement group, or who holds it: from is the node that gives
+// its replica up, or any one.
+func (o *operator) group(ctx context.Context, rng *rand.Rand, op, from string) (what string, err error) {
+	holders, leader, err := o.holders(ctx, rng)
+	if err != nil {
+		return "", err
+	}
 	if op == opGroupLead {
-		holders = slices.DeleteFunc(holders, func(n string) bool { return n == shown.Leader })
+		holders = slices.DeleteFunc(holders, func(n string) bool { return n == leader })
 		if len(holders) == 0 {
 			return "", nil
 		}
 		to := holders[rng.IntN(len(holders))]
 		_, err = o.ask(ctx, rng, "placement", "transfer-leader", "--to", to)
-		return "from " + shown.Leader + " to " + to, err
+		return "from " + leader + " to " + to, err
 	}
 	free := slices.DeleteFunc(o.s.c.names(), func(n string) bool { return slices.Contains(holders, n) })
 	if len(free) == 0 || len(holders) == 0 {
 		return "", nil
 	}
-	from, to := holders[rng.IntN(len(holders))], free[rng.IntN(len(free))]
+	from = cmp.Or(from, holders[rng.IntN(len(holders))])
+	to := free[rng.IntN(len(free))]
 	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
 	return "from " + from + " to " + to, err
 }
@@ -344,6 +355,17 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 	machine := rng.IntN(stormMachines)
 	n := o.s.c.nodes[machine]
 	old := n.is()
+	// Placement moves ranges off a node by itself, and leaves its own group where it is: the
+	// operator moves that, to a node that is free.
+	holders, _, err := o.holders(ctx, rng)
+	if err != nil {
+		return old, err
+	}
+	if slices.Contains(holders, old) {
+		if moved, err := o.group(ctx, rng, opGroupMove, old); moved == "" || err != nil {
+			return moved, err
+		}
+	}
 	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
 		// It goes on, or it is refused: the node stays, if it is not gone by now.
 		gone, again := o.takeBack(ctx, rng, old)
@@ -447,6 +469,16 @@ func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) erro
 	}
 }
 
+// tried is how often an operation was tried.
+func (o *operator) tried(op string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t := o.tries[op]; t != nil {
+		return t.tried
+	}
+	return 0
+}
+
 // calm wants each operation that this build has to be done once on a cluster that is well:
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
@@ -456,8 +488,9 @@ func (o *operator) calm(ctx context.Context) {
 		}
 		start := time.Now()
 		rng := o.rngs[0]
+		before := o.tried(op)
 		for !o.do(ctx, rng, op) {
-			if o.tries[op] == nil && time.Since(start) > 3*time.Second {
+			if o.tried(op) == before && time.Since(start) > 3*time.Second {
 				break // nothing that it could be done to
 			}
 			if time.Since(start) > stormPatience {

@@ -181,6 +181,10 @@ type introduction struct {
 	// Removed says that the node was removed from the cluster, Absent that the cluster has
 	// run before and has no such node.
 	Removed, Absent bool
+	// Moved says that the placement group has had other members since the founding, and
+	// Holds which replica of it is on the node, 0 for none.
+	Moved bool
+	Holds keyspace.ReplicaID
 	// Unsure says that the cluster has run before and the answerer cannot tell now
 	// what its node table says: it is to be asked again.
 	Unsure bool
@@ -194,9 +198,9 @@ func (c *Core) introduce(ctx context.Context) error {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	// by is who has spoken against this node, or, to one that joins, for it; guarded by mu
-	// as word, what it said.
+	// as word, what it said. moved is who says that the placement group has moved.
 	var by keyspace.NodeID
-	var word introduction
+	var word, moved introduction
 	unsure := make(chan struct{}) // closed at the first answer that is none
 	var once sync.Once
 	asking, cancel := context.WithCancel(ctx)
@@ -206,6 +210,9 @@ func (c *Core) introduce(ctx context.Context) error {
 			a, ok := c.wordOf(asking, peer, founder, func() { once.Do(func() { close(unsure) }) })
 			mu.Lock()
 			defer mu.Unlock()
+			if ok && a.Moved {
+				moved = a
+			}
 			if ok && by == 0 && (!founder || a.Known || a.Removed) {
 				by, word = peer, a
 				cancel()
@@ -238,6 +245,8 @@ func (c *Core) introduce(ctx context.Context) error {
 			by, c.o.Cluster, c.o.Self, c.o.DataDir, c.o.WALDir)
 	case !founder && by == 0 && ctx.Err() == nil:
 		return fmt.Errorf("node %s is to join cluster %s, and knows none of its nodes", c.o.Self, c.o.Cluster)
+	case moved.Moved:
+		return errors.Join(ctx.Err(), c.service.Unfound(ctx, c.host, moved.Holds))
 	}
 	return ctx.Err()
 }
@@ -292,6 +301,13 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 	if err != nil {
 		return introduction{Node: q.Node, Unsure: true}
 	}
+	group, err := c.client.PlacementGroup(ctx)
+	if err != nil {
+		return introduction{Node: q.Node, Unsure: true}
+	}
+	own := keyspace.Descriptor{Replicas: group.Replicas}
+	here, _ := own.ReplicaOn(q.Node)
+	q.Moved, q.Holds = group.ConfIndex > raftgroup.InitIndex, here.ID
 	i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == q.Node })
 	if q.Absent = i < 0; !q.Absent {
 		q.Member = true

@@ -314,3 +314,37 @@ func TestStopsWithout(t *testing.T) {
 		}
 	}
 }
+
+// TestADrainedNodeIsEmptied: what an operator asks of a node comes to its end: drained it
+// leads nothing, decommissioned it holds nothing, and is removed.
+func TestADrainedNodeIsEmptied(t *testing.T) {
+	const ranges = 6
+	bubble(t, 4, borders(ranges), nil, func(r *rig) {
+		r.spread(r.nodes[0], ranges, "v")
+		k := r.keeper(r.nodes[0])
+		until := func(what string, done func(*adminpb.Node) bool) {
+			r.t.Helper()
+			for range 300 {
+				if done(k.node("n2")) {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+			r.t.Fatalf("%s: %v", what, k.node("n2"))
+		}
+		held := k.node("n2").GetRanges()
+		if held == 0 {
+			r.t.Fatal("n2 holds nothing to begin with")
+		}
+		k.does(adminapi.Drain, "n2")
+		until("drain", func(n *adminpb.Node) bool { return n.GetLeaders() == 0 })
+		if now := k.node("n2"); now.GetRanges() != held {
+			r.t.Errorf("drained, it holds %d replicas instead of %d", now.GetRanges(), held)
+		}
+		k.does(adminapi.Decommission, "n2")
+		until("decommission", func(n *adminpb.Node) bool { return n.GetRanges() == 0 })
+		if n := k.node("n2"); !n.GetPlacement() {
+			k.does(adminapi.Remove, "n2")
+		}
+	})
+}

@@ -9,10 +9,12 @@ type measurer struct{ c *Core }
 
 // Led implements placement.Measurer.
 func (m measurer) Led() []placement.Measure {
-	leading := m.c.shards.Leading()
-	out := make([]placement.Measure, len(leading))
-	for i, l := range leading {
-		out[i] = placement.Measure{Range: l.Range, Term: l.Term, Bytes: l.Bytes}
+	all := m.c.shards.Measures()
+	out := make([]placement.Measure, 0, len(all))
+	for i := range all {
+		if r := &all[i]; r.Leads {
+			out = append(out, placement.Measure{Range: r.Descriptor.Range, Term: r.Term, Bytes: r.Bytes, Load: int64(r.Load())})
+		}
 	}
 	return out
 }

@@ -121,16 +121,13 @@ func (r *nodeReporter) changes(led []Measure) []Measure {
 // clamp keeps a measure within what a report holds.
 func (m *Measure) clamp() {
 	m.Bytes, m.Load = min(max(m.Bytes, 0), maxAmount), min(max(m.Load, 0), maxAmount)
-	if len(m.SplitAt) > reportKeyBytes {
-		m.SplitAt = nil
-	}
 }
 
 // differs says whether a measure is news to who knows an older one. What matters little to
 // decisions is not told: a sixteenth of the bytes, an eighth of the load.
 func (m *Measure) differs(old *Measure) bool {
 	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
-	return m.Term != old.Term || string(m.SplitAt) != string(old.SplitAt) ||
+	return m.Term != old.Term ||
 		far(m.Bytes, old.Bytes, 1<<20, 16) || far(m.Load, old.Load, 10, 8)
 }
 
@@ -143,7 +140,7 @@ func (c *Client) sendParts(whole bool, ms []Measure) (anew bool, err error) {
 	for {
 		n, size := 0, 0
 		for n < len(ms) && n < reportRanges && size < reportBytes {
-			size += 24 + len(ms[n].SplitAt)
+			size += 24
 			n++
 		}
 		r.number++

@@ -140,7 +140,7 @@ var (
 	}}
 	sampleNodePart = nodePart{
 		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
-		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900, SplitAt: []byte("c")}, {Range: 8}},
+		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
 	}
 	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}, Own: sampleOwn}
 )

@@ -94,8 +94,8 @@ func (s *Service) deciding() decide.Settings {
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies = nodeCopies
-	// Nothing is split or merged by itself.
-	set.RangeMaxBytes, set.SplitLoad, set.MinRanges = maxAmount, maxAmount, maxClaims
+	// Leaders split their ranges, and nothing is merged by itself.
+	set.LeadersSplit, set.MinRanges = true, maxClaims
 	return set
 }
 
@@ -142,6 +142,7 @@ func (d *decider) round(ctx context.Context) {
 	for i := range r.Operations {
 		d.begin(ctx, &r.Operations[i])
 	}
+	d.decideOwn(ctx, d.s.View())
 	d.measure()
 }
 
@@ -203,17 +204,17 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 const attributeZone = "zone"
 
 // counts says whether decisions know the node: it has served, and is not gone for good.
-func (n *Node) counts() bool { return n.State != NodeUnstarted && n.State != NodeRemoved }
+func (n *Node) counts() bool { return n.State.Started() }
 
 // decided returns the node as decisions see it, without what only a leader knows.
 func (n *Node) decided() decide.Node {
 	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone)}
 	switch n.State {
-	case NodeDraining:
+	case NodeDraining, NodeLearner: // neither gets replicas or leaders
 		out.State = decide.Draining
 	case NodeDecommissioned:
 		out.State = decide.Decommissioning
-	case NodeServing, NodeUnstarted, NodeRemoved:
+	case NodeServing, NodeUnstarted, NodeUnstartedLearner, NodeRemoved:
 	}
 	return out
 }

@@ -374,6 +374,13 @@ func TestDrainAndDecommission(t *testing.T) {
 			}
 			return w.whole(3)
 		})
+		w.await(time.Minute, "the placement group leaves it too", func() error {
+			own := w.leader().service.View().PlacementGroup()
+			if _, has := own.ReplicaOn(2); has || len(own.Replicas) != 4 {
+				return fmt.Errorf("the placement group is on %v", own.Replicas)
+			}
+			return nil
+		})
 		if err := c.SetNodeState(ctx, 2, NodeDecommissioned, NodeServing); err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package placement
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -17,13 +16,6 @@ type Measure struct {
 	// Bytes is about what the range takes on the node's disk, Load the puts and reads a
 	// second, smoothed.
 	Bytes, Load int64
-	// SplitAt is a key that divides the load, empty where there is none.
-	SplitAt []byte
-}
-
-// equal says whether both say the same.
-func (m *Measure) equal(o *Measure) bool {
-	return m.Term == o.Term && m.Bytes == o.Bytes && m.Load == o.Load && slices.Equal(m.SplitAt, o.SplitAt)
 }
 
 // Measurer tells what placement decides by of its own node.
@@ -43,9 +35,6 @@ const (
 	// reportRanges bounds the ranges in a part, reportBytes about its size.
 	reportRanges = 4096
 	reportBytes  = 128 << 10
-	// reportKeyBytes bounds a key at which a range's load divides. A longer one is not
-	// told: the range stays whole.
-	reportKeyBytes = 4096
 )
 
 // nodePart is one message of what a node says of itself. A node tells everything once, in
@@ -92,8 +81,7 @@ func appendMeasure(dst []byte, m *Measure) []byte {
 	dst = binary.AppendUvarint(dst, uint64(m.Range))
 	dst = binary.AppendUvarint(dst, m.Term)
 	dst = binary.AppendUvarint(dst, uint64(m.Bytes))
-	dst = binary.AppendUvarint(dst, uint64(m.Load))
-	return appendBytes(dst, m.SplitAt)
+	return binary.AppendUvarint(dst, uint64(m.Load))
 }
 
 func decodeNodePart(b []byte) (nodePart, error) {
@@ -107,12 +95,12 @@ func decodeNodePart(b []byte) (nodePart, error) {
 		Whole: flags&partWhole != 0, More: flags&partMore != 0,
 		Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint(), Capacity: r.amount(), Used: r.amount(),
 	}
-	n := r.count(reportRanges, 5)
+	n := r.count(reportRanges, 4)
 	p.Led = make([]Measure, 0, n)
 	for range n {
 		m := Measure{
 			Range: keyspace.RangeID(r.uvarint()), Term: r.uvarint(),
-			Bytes: r.amount(), Load: r.amount(), SplitAt: r.bytes(reportKeyBytes),
+			Bytes: r.amount(), Load: r.amount(),
 		}
 		if r.err == nil && m.Range == 0 {
 			r.fail(fmt.Errorf("placement: a report of range 0"))

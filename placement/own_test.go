@@ -355,6 +355,35 @@ func (r *rig) strike(from, to keyspace.NodeID) {
 	time.Sleep(time.Duration(r.rng.IntN(2000)) * time.Millisecond)
 }
 
+// A founder that comes for the first time when its replica was moved away takes its
+// founding state back: nobody whom the group has left behind finds a voter in it.
+func TestLateFounderStaysOut(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 45, 4, quiet)
+		r.founding.PlacementReplicas = 3
+		late := r.nodes[2]
+		for _, n := range r.nodes {
+			if n != late {
+				n.start()
+			}
+		}
+		r.moveOwn(r.nodes[0], 3, 4)
+		late.unfound = true
+		late.start()
+		if late.service.HasReplica() {
+			t.Error("it has opened a replica")
+		}
+		r.settle(1, 2, 4)
+		late.service.Unknown(1, 3)
+		time.Sleep(3 * time.Second)
+		late.crash()
+		late.start()
+		r.settle(1, 2, 4)
+		r.moveOwn(late, 1, 3)
+		r.settle(2, 3, 4)
+	})
+}
+
 // A node that has stopped and come back holds no move up, though nobody has told the
 // leader that it stays.
 func TestPlacementGroupMovesAfterRestart(t *testing.T) {

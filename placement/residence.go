@@ -134,6 +134,38 @@ func (s *Service) openStored(h *raftgroup.Host) error {
 	return nil
 }
 
+// Unfound takes back the founding state that this node has written, which nothing has acted
+// on: the group has had other members since. holds is the replica that the group has here,
+// 0 for none. It comes before Open. A replica of the founding that began to vote now would
+// do so for a leader that does not know yet that the group has gone on without it.
+func (s *Service) Unfound(ctx context.Context, h *raftgroup.Host, holds keyspace.ReplicaID) error {
+	own := s.View().PlacementGroup()
+	r, member := own.ReplicaOn(s.o.Self)
+	if !member {
+		return nil
+	}
+	if r.ID != holds {
+		if err := s.noteLeft(ctx, r.ID); err != nil {
+			return fmt.Errorf("take the founding state back: %w", err)
+		}
+	}
+	err := h.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
+	if err == nil {
+		err = s.machine.reload()
+	}
+	if err != nil {
+		return fmt.Errorf("take the founding state back: %w", err)
+	}
+	s.o.Logger.Info("the placement group has other members than at the founding", zap.Uint64("replica", uint64(holds)))
+	return nil
+}
+
+// deleteOwn writes the deletion of the group's state.
+func deleteOwn(b *engine.Batch) error {
+	span := engine.GroupLocalSpan(keyspace.PlacementGroup)
+	return b.DeleteRange(span.Lower, span.Upper)
+}
+
 // admit opens an empty replica that a node speaks to, if that node has it as a member. A
 // snapshot of its leader fills it; until then it votes for nobody.
 func (s *Service) admit(ctx context.Context, x stranger) error {
@@ -225,10 +257,7 @@ func (s *Service) leave(ctx context.Context) error {
 	}
 	s.home.leaving, s.home.left = true, id
 	s.detach()
-	err := s.home.host.Remove(ctx, keyspace.PlacementGroup, func(b *engine.Batch) error {
-		span := engine.GroupLocalSpan(keyspace.PlacementGroup)
-		return b.DeleteRange(span.Lower, span.Upper)
-	})
+	err := s.home.host.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
 	if err == nil {
 		s.machine.LeaderChanged(raftgroup.LeaderState{})
 		err = s.machine.reload()

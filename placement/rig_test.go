@@ -64,6 +64,8 @@ type rigNode struct {
 	full   atomic.Bool
 	// founded says that it has written the founding state once.
 	founded bool
+	// unfound has it take that back, since the cluster says that the group has moved.
+	unfound bool
 
 	mu sync.Mutex
 	// created, guarded by mu, are the ranges that were created here.
@@ -174,6 +176,10 @@ func (n *rigNode) start() {
 	}
 	n.host.RegisterHandlers(n.bus)
 	n.service.RegisterHandlers(n.bus)
+	if n.unfound {
+		n.unfound = false
+		n.must(n.service.Unfound(r.t.Context(), n.host, 0))
+	}
 	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID, _ *engine.Applied) error {
 		span := engine.GroupLocalSpan(g)
 		return b.DeleteRange(span.Lower, span.Upper)

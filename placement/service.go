@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -416,7 +417,10 @@ func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error 
 }
 
 func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
-	err := s.sequencer.end(ctx, to.Node)
+	var err error
+	if !plant.Is(plant.HandedOverInFlight) {
+		err = s.sequencer.end(ctx, to.Node)
+	}
 	if err == nil {
 		err = g.Transfer(ctx, to.ID)
 	}

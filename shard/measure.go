@@ -15,6 +15,8 @@ type RangeMeasure struct {
 	Descriptor keyspace.Descriptor
 	// Leads says that this replica leads its range and serves it.
 	Leads bool
+	// Term is the raft term in which it leads, 0 where it does not.
+	Term uint64
 	// Bytes is about what the range takes of this node's disk, old versions and what is yet
 	// to be flushed included. It follows within some seconds; a range at rest keeps the last
 	// figure. After a split what is not flushed is in neither half.
@@ -53,6 +55,7 @@ func (r *Replica) measureLocked() RangeMeasure {
 	g := &r.gauge
 	m := RangeMeasure{Descriptor: r.descriptorLocked(), Leads: r.lead != nil, Bytes: r.bytesLocked(), Unsplit: g.unsplit}
 	if m.Leads {
+		m.Term = r.lead.term
 		m.WritesPerSecond, m.ReadsPerSecond, m.BytesPerSecond = g.writes, g.reads, g.bytes
 		m.SplitKey = g.divides
 	}

@@ -76,6 +76,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.SplitUnseen:              "splits",
 	plant.LocksLostAtSplit:         "txns",
 	plant.NeverRemoved:             "moves",
+	plant.HandedOverInFlight:       "sysquiet",
 	plant.DeadCountedAlive:         "repair",
 	plant.OperationForgotten:       "moves",
 	plant.RequestTwice:             "quiet",

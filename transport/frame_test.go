@@ -317,3 +317,47 @@ func FuzzGreeting(f *testing.F) {
 		}
 	})
 }
+
+// endless repeats bytes.
+type endless struct {
+	b  []byte
+	at int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n := copy(p, e.b[e.at:])
+	e.at = (e.at + n) % len(e.b)
+	return n, nil
+}
+
+// TestLargeFramesCostTheirMemoryOnce: what a large frame passes on its way is used again, and
+// only what its receiver keeps is new memory.
+func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
+	const size = 512 << 10
+	payload := make([]byte, size)
+	read := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
+		b.ReportAllocs()
+		fr := newFrameReader(&endless{b: encodeFrame(&frame{kind: frameMessage, method: 2, payload: payload})}, 1<<30)
+		for range b.N {
+			if f, err := fr.next(); err != nil || len(f.payload) != size {
+				b.Fatal(len(f.payload), err)
+			}
+		}
+	}).AllocedBytesPerOp()
+	if read > size*7/4 { // a pool forgets some of it under the race detector
+		t.Errorf("%d bytes allocated for a frame of %d that comes", read, size)
+	}
+	sent := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
+		b.ReportAllocs()
+		for range b.N {
+			m, done := large(size)
+			copy(m, payload)
+			done()
+		}
+	}).AllocedBytesPerOp()
+	if sent > size/2 {
+		t.Errorf("%d bytes allocated for a frame of %d that waits to be sent", sent, size)
+	}
+}

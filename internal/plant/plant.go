@@ -71,6 +71,8 @@ const (
 	LocksLostAtSplit
 	// NeverRemoved: a replica that is no member any more stays where it is.
 	NeverRemoved
+	// HandedOverInFlight: placement's leader hands over without ending its hand-outs.
+	HandedOverInFlight
 	// DeadCountedAlive: who leads placement hears nodes that say nothing any more.
 	DeadCountedAlive
 	// OperationForgotten: a new leader of placement does not go on with the operations that it
@@ -97,7 +99,7 @@ var names = [end]string{
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"keys served that a split has taken", "locks lost at a split",
-	"replica that left never removed",
+	"replica that left never removed", "leadership handed over amid hand-outs",
 	"lost node counted as alive", "operation of the leader before forgotten",
 	"request run twice", "disk that lies", "clock that freezes",
 }
