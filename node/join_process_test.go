@@ -71,6 +71,14 @@ func TestJoinByCommand(t *testing.T) {
 	for w := range 4 {
 		writers.Go(func() { h.write(ctx, t, all, w, time.Millisecond) })
 	}
+	// What is moved is the test's matter.
+	first, err := adminapi.NewClient([]string{c.nodes[0].client}, nil)
+	if err == nil {
+		err = first.PlacementPause(t.Context(), true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	dead := &process{client: "http://127.0.0.1:1"}
 	n4 := c.joiner("n4", dead, c.nodes[1])
 	c.start(n4)

@@ -204,6 +204,14 @@ func (r *rig) mustMove(id keyspace.RangeID, from, to *rigNode) {
 	})
 }
 
+// pause has placement decide nothing by itself: what is moved is the test's matter.
+func (r *rig) pause() {
+	r.t.Helper()
+	if err := r.nodes[0].core.client.SetPaused(r.t.Context(), true); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // load puts keys at the nodes by turns until stop is called, which returns how many puts
 // there were and how many failed.
 func (r *rig) load(nodes ...*rigNode) (stop func() (puts, failed int)) {
@@ -238,10 +246,7 @@ func TestANodeJoinsUnderLoad(t *testing.T) {
 	const ranges = 4
 	bubble(t, 3, borders(ranges), shortLog, func(r *rig) {
 		r.publish(r.nodes...)
-		// It is to get what it is told to get here, and not its share.
-		if err := r.nodes[0].core.client.SetPaused(r.t.Context(), true); err != nil {
-			r.t.Fatal(err)
-		}
+		r.pause()
 		stop := r.load(r.nodes...)
 		n := r.joiner("n4")
 		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {

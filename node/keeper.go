@@ -146,8 +146,6 @@ func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, e
 	switch {
 	case (is == placement.NodeUnstarted || is == placement.NodeUnstartedLearner) && change != adminapi.Remove:
 		next = fmt.Sprintf("start it, or have it removed: etcdctl member remove %s", n.ID)
-	case is == placement.NodeLearner && change != adminapi.Decommission:
-		next = fmt.Sprintf("it holds nothing: promote it (etcdctl member promote %s), or decommission it", n.ID)
 	case is == placement.NodeDecommissioned && (change == adminapi.Drain || change == adminapi.Undrain):
 		next = fmt.Sprintf("skein node recommission %s takes it back", n.Name)
 	case is == placement.NodeDraining && change == adminapi.Recommission:

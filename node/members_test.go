@@ -97,6 +97,7 @@ func TestMembers(t *testing.T) {
 func TestLearners(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
+		r.pause()
 		ctx, m := r.t.Context(), members{r.nodes[0].core, 1}
 		added, _, err := m.MemberAdd(ctx, []string{peerURL("n4")}, true)
 		if err != nil || !added.GetIsLearner() {
