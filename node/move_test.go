@@ -31,6 +31,10 @@ func TestMoveByCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Else n2 gets its share again while it is emptied.
+	if err := op.PlacementPause(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
 	o := &operatorAt{t: t, c: op}
 	moved := o.empty("n2")
 	if moved < 2 {
