@@ -268,7 +268,7 @@ func TestHistoryOfReplacedWrites(t *testing.T) {
 	if err := b.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	for compacted, want := range map[keyspace.Revision]string{1: "2.0 2.1 3.0 3.1 4.0 4.1", 3: "2.1 3.1 4.0 4.1", 9: "2.1 3.1 4.1"} {
+	for compacted, want := range map[keyspace.Revision]string{1: "2.0 2.1 3.0 3.1 4.0 4.1", 3: "2.0 2.1 3.1 4.0 4.1", 9: "2.0 2.1 3.0 3.1 4.0 4.1"} {
 		var got []string
 		_, err := History(e, HistoryOptions{From: 2, To: 9, Compacted: compacted}, func(v *Version) error {
 			got = append(got, fmt.Sprintf("%d.%d", v.Mod, v.Sub))

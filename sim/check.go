@@ -46,7 +46,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	p, wrong := checkReplay(ops, r.Versions)
 	bad = append(bad, wrong...)
 	bad = append(bad, checkGaps(ops, r.Versions, r.Failures)...)
-	bad = append(bad, checkWatchers(r.Watchers, r.Versions)...)
+	bad = append(bad, checkWatchers(r.Watchers, r.Versions, compactedAt(ops))...)
 	if len(wrong) > 0 {
 		p = nil
 	}

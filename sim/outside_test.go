@@ -82,7 +82,7 @@ func TestProgressAheadIsFound(t *testing.T) {
 	w.Told(events[:1])
 	w.ToldProgress(3)
 	w.Told(events[1:])
-	if bad := checkWatchers([]*Watcher{w}, w.Versions()); len(bad) != 1 || !strings.Contains(bad[0], "progress") {
+	if bad := checkWatchers([]*Watcher{w}, w.Versions(), nil); len(bad) != 1 || !strings.Contains(bad[0], "progress") {
 		t.Errorf("found %q", bad)
 	}
 }

@@ -60,9 +60,27 @@ func TestCheckWatchersRejects(t *testing.T) {
 			}
 			w.take(d)
 		}
-		got := strings.Join(checkWatchers([]*Watcher{w}, vs), "; ")
+		got := strings.Join(checkWatchers([]*Watcher{w}, vs, nil), "; ")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// At a compacted revision, and there alone, what a later write of the transaction has
+// replaced may be missing.
+func TestReplacedWriteMayBeCompacted(t *testing.T) {
+	vs := []Version{{Key: "a", Value: "1", Mod: 5, Create: 5, Version: 1}, {Key: "a", Mod: 5, Deleted: true, Sub: 1}, {Key: "b", Value: "2", Mod: 6, Create: 6, Version: 1}}
+	w := &Watcher{Name: "w", Span: keyspace.Span{Start: []byte("a")}, sessions: 1, told: []*mvccpb.Event{
+		{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte("a"), ModRevision: 5}},
+		{Kv: &mvccpb.KeyValue{Key: []byte("b"), Value: []byte("2"), ModRevision: 6, CreateRevision: 6, Version: 1}},
+	}}
+	if bad := checkWatchers([]*Watcher{w}, vs, map[int64]bool{5: true}); len(bad) > 0 {
+		t.Errorf("compacted at 5: %v", bad)
+	}
+	for _, at := range []int64{4, 6} {
+		if bad := checkWatchers([]*Watcher{w}, vs, map[int64]bool{at: true}); len(bad) != 1 {
+			t.Errorf("compacted at %d: %v", at, bad)
 		}
 	}
 }

@@ -168,23 +168,21 @@ func (h *Hub) recentOf(span keyspace.Span, after, to keyspace.Revision) (events 
 	return events, bytes
 }
 
-// kept leaves out, at or below the compacted revision, the events of writes that a later
-// one of the same transaction has replaced: that is what a compaction leaves of a revision.
+// kept leaves out, at just the compacted revision, the events of writes that a later one
+// of the same transaction has replaced: that is what a compaction leaves of a revision.
+// Below it are events of watchers alone that were there before, which are owed all.
 func kept(events []*event, compacted keyspace.Revision) []*event {
-	n := above(events, compacted)
-	if n == 0 {
-		return events
+	to := above(events, compacted)
+	from := to
+	for from > 0 && events[from-1].rev == compacted {
+		from--
 	}
-	type write struct {
-		rev keyspace.Revision
-		key string
-	}
-	last := make(map[write]*event, n)
-	for _, e := range events[:n] {
-		last[write{e.rev, string(e.key())}] = e
+	last := make(map[string]*event, to-from)
+	for _, e := range events[from:to] {
+		last[string(e.key())] = e
 	}
 	return slices.DeleteFunc(events, func(e *event) bool {
-		return e.rev <= compacted && last[write{e.rev, string(e.key())}] != e
+		return e.rev == compacted && last[string(e.key())] != e
 	})
 }
 
