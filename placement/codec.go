@@ -10,7 +10,7 @@ import (
 
 // formatVersion leads every command, record and message of this package.
 // docs/format/placement.md describes version 1 byte by byte.
-const formatVersion = 1
+const formatVersion = 2
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (

@@ -25,6 +25,9 @@ const (
 	opRemoveLeases
 	opBeginOperation
 	opEndOperation
+	opAlignMerge
+	opCommitMerge
+	opAbortMerge
 )
 
 // command is one raft entry of the placement group.
@@ -157,6 +160,12 @@ func (r *reader) effect(kind opKind) effect {
 		return beginOperation{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint(), Operation: r.operation()}
 	case opEndOperation:
 		return endOperation{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
+	case opAlignMerge:
+		return alignMerge{Merge: r.mergeRef(), From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint())}
+	case opCommitMerge:
+		return commitMerge{Merge: r.mergeRef(), Left: r.rangeVersion(), Right: r.rangeVersion()}
+	case opAbortMerge:
+		return abortMerge{Merge: r.mergeRef()}
 	}
 	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
 	return nil

@@ -97,7 +97,7 @@ func (o *operator) tidy(ctx context.Context) {
 	v := o.s.View()
 	busy := map[keyspace.RangeID]bool{}
 	for _, op := range v.Operations() {
-		busy[op.Range] = true
+		busy[op.Range], busy[op.Right] = true, true
 	}
 	var stray []Operation
 	v.All(func(g *Range) bool {
@@ -135,6 +135,10 @@ func (o *operator) end(id keyspace.RangeID) {
 // carryOut works on one operation until it is over or the term is. One that does not get
 // on for long is ended where it stands: tidy takes away what it has added.
 func (o *operator) carryOut(ctx context.Context, op Operation) {
+	if op.Kind == OperationMerge {
+		o.carryMerge(ctx, op)
+		return
+	}
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("what", &op))
 	log.Info("operation begins", zap.String("why", op.Why))
 	last, pause := o.s.o.Clock.Now(), operationPauseMin
@@ -232,7 +236,11 @@ func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operat
 	if !ok {
 		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
 	}
-	if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
+	if op.Kind == OperationMerge {
+		if err := s.mayMerge(v, op, &row); err != nil {
+			return Operation{}, err
+		}
+	} else if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
 		return Operation{}, err
 	}
 	if op.Kind.adds() && !s.o.Alive(op.To) {

@@ -56,6 +56,8 @@ type ServiceOptions struct {
 	Control RangeControl
 	// Mover carries out operations. Without one they wait, and none begins.
 	Mover Mover
+	// Merger takes the steps of merges. Without one none begins.
+	Merger Merger
 	// OperationPatience is after how long without a step an operation is given up: its
 	// target is dead, or cannot be filled. Default 10 minutes.
 	OperationPatience time.Duration

@@ -63,6 +63,18 @@ const (
 	AttachedWhileEnding
 	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
 	LeaseGrantedTwice
+	// FreezeForgotten: a range that is frozen serves again once another replica leads it.
+	FreezeForgotten
+	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
+	LocksLostAtMerge
+	// CompleteByOneHalf: a range that has absorbed its neighbour calls itself complete as far
+	// as it was before, whatever the neighbour's locks may leave.
+	CompleteByOneHalf
+	// MergedBothWays: a merge that is aborted is committed all the same, if that comes later.
+	MergedBothWays
+	// HistoryHalfRead: a gateway begins the feed of a range that has absorbed its neighbour
+	// where the farther of the two was complete.
+	HistoryHalfRead
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -83,6 +95,8 @@ var names = [end]string{
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
+	"freeze forgotten by the next leader", "locks lost at a merge", "complete by one half of a merge",
+	"merge both committed and aborted", "feed of a merged range begun too late",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
