@@ -21,13 +21,13 @@ SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
 CALLS        ?= 1000
 PARALLEL     ?= 4
-# Of chaos-local and lockstep; without a seed each run has one of its own, and prints it.
+# Of chaos, chaos-local and lockstep; without a seed each run has one of its own, and prints it.
 SEED         ?=
 DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills planted chaos chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -99,6 +99,14 @@ kills:
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:
 	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestPlanted$$' ./sim
+
+# Five real processes in network namespaces: what is between machines breaks too, two to
+# four things at a time, while an operator changes the cluster; judged by the simulator's
+# checkers. A run longer than three minutes is several, each with the next seed.
+chaos:
+	@mkdir -p bin/chaos
+	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
+	  -artifacts -outputdir bin/chaos -run '^TestStorm$$' ./chaos
 
 # Real processes while machines break; a failed run leaves its history and the nodes'
 # logs below bin/chaos. Without root it says what it leaves out.

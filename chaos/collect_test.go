@@ -2,10 +2,10 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -160,37 +160,9 @@ func (r *run) agree(ctx context.Context) {
 
 // differs says which replicas are not equal, "" if all are.
 func (r *run) differs(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, collectPatience)
-	defer cancel()
-	ranges, err := r.c.admin.RangeList(ctx)
+	c, err := takeCensus(ctx, r.c.admin)
 	if err != nil {
 		return "", err
 	}
-	for _, rg := range ranges.GetRanges() {
-		shown, err := r.c.admin.RangeShow(ctx, rg.GetId())
-		if err != nil {
-			return "", err
-		}
-		if len(shown.GetReplicas()) != nodes {
-			return fmt.Sprintf("range %d has %d replicas", rg.GetId(), len(shown.GetReplicas())), nil
-		}
-		type state struct {
-			Applied struct{ Index, Term uint64 }
-			Hash    string
-		}
-		var first state
-		for i, rep := range shown.GetReplicas() {
-			var st state
-			if err := json.Unmarshal([]byte(rep.GetStateJson()), &st); err != nil || rep.GetError() != "" {
-				return "", fmt.Errorf("the replica of range %d on %s: %w %s", rg.GetId(), rep.GetNode(), err, rep.GetError())
-			}
-			if i == 0 {
-				first = st
-			}
-			if st.Hash == "" || st.Applied.Index == 0 || st != first {
-				return fmt.Sprintf("range %d: %+v and %+v", rg.GetId(), first, st), nil
-			}
-		}
-	}
-	return "", nil
+	return strings.Join(c.wrong(nodes), "; "), nil
 }

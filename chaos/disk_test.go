@@ -135,6 +135,17 @@ func (d *disk) unmount() error {
 	}
 }
 
+// renew puts an empty disk in the place of this one.
+func (d *disk) renew() error {
+	if err := d.unmount(); err != nil {
+		return err
+	}
+	if err := command("", "mkfs.ext4", "-q", "-F", "-m", "0", d.loop.Name()); err != nil {
+		return err
+	}
+	return d.mount()
+}
+
 // cutPower stops all writing to the disk at this moment. What was not synced is gone
 // once the disk has been unmounted.
 func (d *disk) cutPower() error {
@@ -296,11 +307,7 @@ func diskOrSkip(t *testing.T) *disk {
 	t.Helper()
 	d, err := newDisk(t, filepath.Join(t.TempDir(), "disk"), 32<<20)
 	if err != nil {
-		leave := t.Skipf
-		if nothingLeftOut() {
-			leave = t.Fatalf
-		}
-		leave("left out: %v", err)
+		leaveOut(t, err)
 	}
 	return d
 }

@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -111,22 +110,12 @@ func (r *run) inject(f fault) (heal func() error, err error) {
 		n.signal(syscall.SIGSTOP)
 		return func() error { n.signal(syscall.SIGCONT); return nil }, nil
 	case power:
-		n.expectEnd()
-		if err := n.data.cutPower(); err != nil {
-			return nil, err
-		}
-		n.kill()
-		return func() error {
-			if err := errors.Join(n.data.unmount(), n.data.mount()); err != nil {
-				return err
-			}
-			r.c.start(n)
-			return nil
-		}, nil
+		return n.losePower(r.c)
 	case hang:
 		return n.data.hang(r.t)
 	case full:
 		return n.data.fill()
+	default: // it is not inside of a machine
 	}
 	return nil, fmt.Errorf("no fault is called %q", f.breakage)
 }

@@ -12,23 +12,41 @@ import (
 	"go.uber.org/goleak"
 )
 
-// inside is set in the process that runs in a mount namespace of its own.
+// inside is set in the process that runs in namespaces of its own.
 const inside = "SKEIN_CHAOS_INSIDE"
 
-// noNamespace says why this process has no mount namespace of its own, "" if it has.
+// noNamespace says why this process has no namespaces of its own, "" if it has.
 var noNamespace string
 
-// TestMain runs the tests in a process with a mount namespace of its own: whatever
-// becomes of it, the kernel unmounts what it has mounted.
+// TestMain runs the tests in a process with a mount namespace and a network namespace of
+// its own: whatever becomes of it, the kernel unmounts what it has mounted and takes its
+// links away.
 func TestMain(m *testing.M) {
 	if os.Getenv(inside) == "" {
 		code, err := runInside()
 		if err == nil {
 			os.Exit(code)
 		}
-		noNamespace = fmt.Sprintf("a mount namespace: %v (it takes root)", err)
+		noNamespace = fmt.Sprintf("namespaces: %v (it takes root)", err)
+	} else if err := bringUp("lo"); err != nil {
+		fmt.Fprintf(os.Stderr, "chaos: the loopback of the namespace: %v\n", err)
+		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// outside runs f in the network of whoever started the tests, where packages can be
+// downloaded.
+func outside(f func() error) error {
+	if noNamespace != "" {
+		return f()
+	}
+	s, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()))
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return space{s}.do(f)
 }
 
 func runInside() (code int, err error) {
@@ -42,7 +60,7 @@ func runInside() (code int, err error) {
 	cmd := exec.Command(self, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}

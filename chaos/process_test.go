@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,8 +35,14 @@ var borders = []string{"g", "n", "t"}
 type node struct {
 	name, binary, log, url string
 	args                   []string
-	data                   *disk // nil if it has none of its own
+	data                   *disk  // nil if it has none of its own
+	space                  *space // its network; nil if that is this process's
 	client                 *clientv3.Client
+	mount                  string // where data is mounted, or the directory in its place
+	// busy is held by who breaks the machine inside, or replaces the node on it; away says
+	// that the machine is without a node of the cluster.
+	busy sync.Mutex
+	away atomic.Bool
 
 	mu sync.Mutex
 	// cmd is the process, nil while there is none; exited is closed when it has ended;
@@ -75,10 +82,7 @@ func (c *cluster) blames() []string {
 func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := filepath.Join(dir, "skein")
-	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/skein").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	binary := build(t, dir)
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -119,6 +123,71 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	return c, missing
 }
 
+// urls are the client URLs of all nodes, names their names now.
+func (c *cluster) urls() (all []string) {
+	for _, n := range c.nodes {
+		all = append(all, n.url)
+	}
+	return all
+}
+
+func (c *cluster) names() (all []string) {
+	for _, n := range c.nodes {
+		all = append(all, n.is())
+	}
+	return all
+}
+
+// is is the name of the node, which another one may take the place of.
+func (n *node) is() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.name
+}
+
+func (n *node) rename(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.log = filepath.Join(filepath.Dir(n.log), name+".log")
+	n.name = name
+}
+
+// arguments are what every node of a network is started with on a machine.
+func (n *node) arguments(machine int) []string {
+	peer := fmt.Sprintf("http://%s:2380", address(machine))
+	return []string{
+		"--name", n.is(), "--data-dir", filepath.Join(n.mount, "data"),
+		"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+	}
+}
+
+// losePower cuts the power of a node's machine; heal brings it back.
+func (n *node) losePower(c *cluster) (heal func() error, err error) {
+	n.expectEnd()
+	if err := n.data.cutPower(); err != nil {
+		return nil, err
+	}
+	n.kill()
+	return func() error {
+		if err := errors.Join(n.data.unmount(), n.data.mount()); err != nil {
+			return err
+		}
+		c.start(n)
+		return nil
+	}, nil
+}
+
+// build builds the server's command into a directory.
+func build(t *testing.T, dir string) (binary string) {
+	t.Helper()
+	binary = filepath.Join(dir, "skein")
+	if err := outside(func() error { return command("", "go", "build", "-o", binary, "../cmd/skein") }); err != nil {
+		t.Fatal(err)
+	}
+	return binary
+}
+
 // close ends all processes, whatever state they are in, and shows the ends of their
 // logs if the test failed.
 func (c *cluster) close() {
@@ -140,6 +209,8 @@ func (c *cluster) connect(urls ...string) *clientv3.Client {
 	pause := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: time.Second}
 	cl, err := clientv3.New(clientv3.Config{
 		Endpoints: urls, Logger: zap.NewNop(),
+		// Seldom enough for the server, which cuts off whoever asks more often than each 5 s.
+		DialKeepAliveTime: 6 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: time.Second})},
 	})
 	if err != nil {
@@ -159,11 +230,15 @@ func (c *cluster) start(n *node) {
 	defer n.mu.Unlock()
 	cmd := exec.Command(n.binary, n.args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// A node reads its flags from the environment too, and those are not meant for it.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "SKEIN_") || strings.HasPrefix(v, "ETCD_") })
+	cmd.Env = environment()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
+	begin := cmd.Start
+	if n.space != nil {
+		begin = func() error { return n.space.do(cmd.Start) }
+	}
+	if err := begin(); err != nil {
+		c.t.Error(err)
+		return
 	}
 	exited := make(chan struct{})
 	n.cmd, n.exited, n.wanted = cmd, exited, false
@@ -176,6 +251,14 @@ func (c *cluster) start(n *node) {
 		}
 		close(exited)
 	}()
+}
+
+// environment is this process's without what commands of Skein would read as their
+// flags.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "SKEIN_") || strings.HasPrefix(v, "ETCD")
+	})
 }
 
 // expectEnd says that the end of a node's process, however it comes, is meant.

@@ -169,6 +169,13 @@ var watchStories = []struct {
 			then(put("t3", "1"), then(put("t2", "1"), del("t1", ""))), wcr("t", "u", withPrev(rev+1)),
 		}
 	}},
+	{"compacted at a revision that has one key twice", func(rev int64) []any {
+		return []any{
+			put("v1", "1"), then(then(put("v1", "2"), put("v2", "1")), then(del("v1", ""))), put("v1", "3"),
+			&pb.CompactionRequest{Revision: rev + 2, Physical: true},
+			wcr("v", "w", from(rev+2)), wcr("v1", "", withPrev(rev+2)), wcr("v", "w", from(rev+3)), put("v1", "4"),
+		}
+	}},
 	{"a revision in two fragments", func(rev int64) []any {
 		most, half := strings.Repeat("x", 1<<20), strings.Repeat("y", 700<<10)
 		return []any{

@@ -40,7 +40,9 @@ type gateway struct {
 	mux      *runtime.ServeMux
 	// maxBodyBytes bounds the body of a request, or each message of a stream of them.
 	maxBodyBytes int64
-	clock        clock.Clock
+	// large says that a body is being read that is larger than that.
+	large atomic.Bool
+	clock clock.Clock
 	// unsent are the server's bytes of answers that clients have not taken yet.
 	unsent  *atomic.Int64
 	sockets *sockets
@@ -92,7 +94,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// cannot be had, the client hears nothing before it has said all.
 		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
-	body := newGatewayBody(w, r, g.maxBodyBytes)
+	body := newGatewayBody(w, r, g.maxBodyBytes, &g.large)
 	r.Body = body
 	g.mux.ServeHTTP(&gatewayWriter{ResponseWriter: w, clock: g.clock, unsent: g.unsent}, r)
 	body.end(g.clock.Wall().Add(sniffTimeout))

@@ -66,12 +66,20 @@ func (w *gatewayWriter) moveDeadline() {
 	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(w.clock.Wall().Add(gatewayChunkTime))
 }
 
+// largeBodyFactor is how much larger than others one body at a time may be. gRPC takes no
+// message of that size, but etcd answers how large it was, for which it has to be read.
+const largeBodyFactor = 8
+
 // gatewayBody is the body of one HTTP call.
 type gatewayBody struct {
 	io.ReadCloser // bounded
 	whole         io.ReadCloser
 	w             http.ResponseWriter
-	maxBytes      int64
+	// read is what was read of maxBytes. Beyond those this body has to be the large one, for
+	// which it sets large; isLarge says that it is. Where large is nil it cannot be.
+	read, maxBytes int64
+	large          *atomic.Bool
+	isLarge        bool
 	// stream says that the body is a stream of messages: then each of them has the bound,
 	// and not all together.
 	stream bool
@@ -84,18 +92,29 @@ type gatewayBody struct {
 	lasts bool
 }
 
-func newGatewayBody(w http.ResponseWriter, r *http.Request, maxBytes int64) *gatewayBody {
-	b := &gatewayBody{whole: r.Body, w: w, maxBytes: maxBytes, stream: mayGoOn(r.URL.Path), lasts: mayLast(r.URL.Path)}
+func newGatewayBody(w http.ResponseWriter, r *http.Request, maxBytes int64, large *atomic.Bool) *gatewayBody {
+	b := &gatewayBody{whole: r.Body, w: w, maxBytes: maxBytes, large: large, stream: mayGoOn(r.URL.Path), lasts: mayLast(r.URL.Path)}
 	b.bound()
 	return b
 }
 
 // bound begins to count what is read.
-func (b *gatewayBody) bound() { b.ReadCloser = http.MaxBytesReader(b.w, b.whole, b.maxBytes) }
+func (b *gatewayBody) bound() {
+	most := b.maxBytes
+	if b.large != nil && !b.stream {
+		most *= largeBodyFactor
+	}
+	b.ReadCloser, b.read = http.MaxBytesReader(b.w, b.whole, most), 0
+}
 
 // Read implements io.Reader.
 func (b *gatewayBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if b.read += int64(n); b.read > b.maxBytes && b.large != nil && !b.isLarge {
+		if b.isLarge = b.large.CompareAndSwap(false, true); !b.isLarge {
+			return 0, &http.MaxBytesError{Limit: b.maxBytes}
+		}
+	}
 	if errors.Is(err, io.EOF) {
 		b.said()
 	}
@@ -121,9 +140,12 @@ func (b *gatewayBody) said() {
 	}
 }
 
-// end ends the call, of which something may still read. What is left of a stream is read
-// off afterwards, until the deadline.
+// end ends the call. Of a stream something may still read: what is left of it is read off
+// afterwards, until the deadline.
 func (b *gatewayBody) end(deadline time.Time) {
+	if b.isLarge { // no stream
+		b.large.Store(false)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lasts = false

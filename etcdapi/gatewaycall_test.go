@@ -127,7 +127,7 @@ func TestGatewayReadDeadline(t *testing.T) {
 	} {
 		in, client := io.Pipe()
 		w := &slowHTTP{ResponseWriter: httptest.NewRecorder()}
-		body := newGatewayBody(w, &http.Request{URL: &url.URL{Path: c.path}, Body: in}, 1000)
+		body := newGatewayBody(w, &http.Request{URL: &url.URL{Path: c.path}, Body: in}, 1000, nil)
 		done := make(chan error)
 		dec := gatewayJSON{&runtime.JSONPb{UnmarshalOptions: protojson.UnmarshalOptions{DiscardUnknown: true}}}.NewDecoder(body)
 		go func() {
@@ -179,7 +179,7 @@ func TestGatewayEndsWhatIsStillSaid(t *testing.T) {
 func TestGatewayMessagesAreBounded(t *testing.T) {
 	const most = 4000
 	read := func(path, text string) (n int, err error) {
-		body := newGatewayBody(httptest.NewRecorder(), &http.Request{URL: &url.URL{Path: path}, Body: io.NopCloser(strings.NewReader(text))}, most)
+		body := newGatewayBody(httptest.NewRecorder(), &http.Request{URL: &url.URL{Path: path}, Body: io.NopCloser(strings.NewReader(text))}, most, nil)
 		dec := gatewayJSON{&runtime.JSONPb{}}.NewDecoder(body)
 		for {
 			var v pb.WatchRequest
@@ -240,5 +240,40 @@ func TestGatewayStreamsBothWays(t *testing.T) {
 	}
 	if err := <-said; err != nil {
 		t.Error(err)
+	}
+}
+
+// One body at a time may be larger than others.
+func TestGatewayReadsOneLargeBody(t *testing.T) {
+	const most = 100
+	var large atomic.Bool
+	body := func(bytes int) *gatewayBody {
+		text := io.NopCloser(strings.NewReader(strings.Repeat(" ", bytes)))
+		return newGatewayBody(httptest.NewRecorder(), &http.Request{URL: &url.URL{Path: "/v3/kv/put"}, Body: text}, most, &large)
+	}
+	read := func(b *gatewayBody) error {
+		_, err := io.Copy(io.Discard, b)
+		return err
+	}
+	first := body(most + 1)
+	if err := read(first); err != nil || !large.Load() {
+		t.Errorf("a large body: %v", err)
+	}
+	var refused *http.MaxBytesError
+	second := body(most + 1)
+	if err := read(second); !errors.As(err, &refused) || refused.Limit != most {
+		t.Errorf("another one: %v", err)
+	}
+	second.end(time.Time{})
+	if err := read(body(most)); err != nil || !large.Load() {
+		t.Errorf("a small one beside it: %v", err)
+	}
+	first.end(time.Time{})
+	third := body(largeBodyFactor*most + 1)
+	if err := read(third); !errors.As(err, &refused) || !large.Load() {
+		t.Errorf("one that is too large: %v", err)
+	}
+	if third.end(time.Time{}); large.Load() {
+		t.Error("the place is not given back")
 	}
 }

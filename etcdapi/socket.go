@@ -114,7 +114,7 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		s.feed(ctx, conn, feed, !mayGoOn(r.URL.Path))
 	})
-	limited := newGatewayBody(out, call, s.maxBodyBytes)
+	limited := newGatewayBody(out, call, s.maxBodyBytes, nil)
 	limited.broken = func() {
 		// Nobody reads the body any more, and nothing else ends the call.
 		body.CloseWithError(io.ErrClosedPipe)

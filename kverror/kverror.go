@@ -89,6 +89,13 @@ const (
 	ReadInPieces
 	// AnswerTooLarge: a read finds more than its gateway may put together for one answer.
 	AnswerTooLarge
+	// NodeExists, NodeNotFound: there is such a node already, or there is none.
+	NodeExists
+	NodeNotFound
+	// NodeRemoved: the node was removed from the cluster, for good.
+	NodeRemoved
+	// PeerURLExists: another node has that peer URL.
+	PeerURLExists
 
 	numKinds
 )
@@ -171,6 +178,10 @@ var rows = [numKinds]Row{
 	TooManyLeases:         {Name: "too many leases", Retry: RetryClient, GRPC: status.Error(codes.ResourceExhausted, "skein: there are too many leases, or they have keys in too many ranges: revoke some, or wait until some have expired")},
 	ReadInPieces:          {Name: "read in pieces", GRPC: errAnswerTooLarge},
 	AnswerTooLarge:        {Name: "answer too large", GRPC: errAnswerTooLarge},
+	NodeExists:            {Name: "node exists", GRPC: rpctypes.ErrGRPCMemberExist},
+	NodeNotFound:          {Name: "node not found", GRPC: rpctypes.ErrGRPCMemberNotFound},
+	NodeRemoved:           {Name: "node removed", GRPC: rpctypes.ErrGRPCMemberNotFound},
+	PeerURLExists:         {Name: "peer URL exists", GRPC: rpctypes.ErrGRPCPeerURLExist},
 }
 
 // Table returns all rows in the order of their kinds.

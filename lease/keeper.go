@@ -298,7 +298,7 @@ func (t *term) status(id keyspace.LeaseID, now clock.Time) placement.LeaseStatus
 	}
 	st := placement.LeaseStatus{LeaseRef: e.ref, Phase: placement.LeaseLive, TTL: e.ttl, Remaining: e.deadline.Sub(now)}
 	if e.phase == ending {
-		st.Phase = placement.LeaseEnding
+		st.Phase, st.Failed = placement.LeaseEnding, e.failures > 0
 	}
 	return st
 }

@@ -114,6 +114,9 @@ func (w *world) about(t *testing.T, d *datadriven.TestData) string {
 				st = sts[0]
 			}
 			phase := [...]string{"gone", "live", "ending"}[st.Phase]
+			if st.Failed {
+				phase += ", tried in vain"
+			}
 			fmt.Fprintf(&b, "lease %d: %s, ttl %d, remaining %v\n", id, phase, st.TTL, st.Remaining)
 		}
 	}

@@ -253,3 +253,29 @@ func (s *story) stored(t *testing.T) string {
 	}
 	return out
 }
+
+// What a later write of the same transaction has replaced is an event above the compacted
+// revision, and none at it.
+func TestHistoryOfReplacedWrites(t *testing.T) {
+	e := openTest(t)
+	b := e.NewBatch()
+	for rev := keyspace.Revision(2); rev < 5; rev++ {
+		v := Version{Key: []byte("k"), Mod: rev, Create: rev, Version: 1, Sub: 1, Earlier: &Version{Key: []byte("k"), Mod: rev, Tombstone: true}}
+		if err := Put(b, &v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	for compacted, want := range map[keyspace.Revision]string{1: "2.0 2.1 3.0 3.1 4.0 4.1", 3: "2.1 3.1 4.0 4.1", 9: "2.1 3.1 4.1"} {
+		var got []string
+		_, err := History(e, HistoryOptions{From: 2, To: 9, Compacted: compacted}, func(v *Version) error {
+			got = append(got, fmt.Sprintf("%d.%d", v.Mod, v.Sub))
+			return nil
+		})
+		if err != nil || strings.Join(got, " ") != want {
+			t.Errorf("compacted at %d: %v, %v, want %s", compacted, got, err, want)
+		}
+	}
+}

@@ -18,7 +18,8 @@ func (r removal) AwaitRemoval(ctx context.Context, compacted keyspace.Revision) 
 
 // Nodes implements shard.Cluster.
 func (r removal) Nodes(ctx context.Context) ([]keyspace.NodeID, error) {
-	members, err := r.c.client.Members(ctx, false)
+	// A node that was removed may still read.
+	members, err := r.c.client.NodeTable(ctx, false)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
@@ -116,11 +117,16 @@ func (c *Core) followMap() {
 	}
 }
 
-// announce publishes the node's row of the node table until it is there.
+// announce publishes the node's row of the node table until it is there. A node that was
+// removed from the cluster cannot go on.
 func (c *Core) announce(ctx context.Context, row placement.Node) {
 	for {
 		err := c.client.Publish(ctx, row)
 		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, kverror.NodeRemoved) {
+			c.fail(err)
 			return
 		}
 		c.log.Info("publish this node", zap.Error(err))
@@ -147,7 +153,8 @@ const judgeTimeout = introduceTimeout / 4
 // against the node.
 type introduction struct {
 	Node keyspace.NodeID
-	// Known says that the node table has the node as one that has served before.
+	// Known says that the node table has the node as one that has served before, or that
+	// was removed.
 	Known bool
 	// Unsure says that the cluster has run before and the answerer cannot tell now
 	// what its node table says: it is to be asked again.
@@ -188,7 +195,7 @@ func (c *Core) introduce(ctx context.Context) error {
 	wg.Wait()
 	if by != 0 {
 		return fmt.Errorf("the data directory %s is empty, but node %s says that node %s is a member of cluster %s that has run before: "+
-			"restore its directory, or remove the member and add it anew under another peer URL",
+			"restore its directory, or remove the member and add it anew under another peer URL: a member that was removed does not come back",
 			c.o.DataDir, by, c.o.Self, c.o.Cluster)
 	}
 	return ctx.Err()
@@ -224,8 +231,11 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 	if !c.letIn.Load() {
 		return q
 	}
-	// A node publishes where it serves after it was let in, never before.
-	served := func(n placement.Node, ok bool) bool { return ok && len(n.ClientURLs) > 0 }
+	// A node publishes where it serves after it was let in, never before. One that was
+	// removed is never let in again.
+	served := func(n placement.Node, ok bool) bool {
+		return ok && (len(n.ClientURLs) > 0 || n.State == placement.NodeRemoved)
+	}
 	v := c.service.View()
 	q.Known = served(v.Node(q.Node))
 	m, _ := c.client.WatchMap()
@@ -239,7 +249,7 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 	}
 	ctx, cancel := context.WithTimeout(ctx, judgeTimeout)
 	defer cancel()
-	nodes, err := c.client.Members(ctx, true)
+	nodes, err := c.client.NodeTable(ctx, true)
 	if err != nil {
 		q.Unsure = true
 		return q

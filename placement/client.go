@@ -386,27 +386,6 @@ func (c *Client) Compact(ctx context.Context, at keyspace.Revision) (current key
 	return a.Revision, err
 }
 
-// Members returns the node table, ascending by id. Where linearizable is false it
-// is this node's copy, which may be old.
-func (c *Client) Members(ctx context.Context, linearizable bool) ([]Node, error) {
-	if m := c.maps.load(); !linearizable && m != nil {
-		return m.Nodes(), nil
-	}
-	a, err := c.ask(ctx, &request{Kind: requestMembers, Linearizable: linearizable}, true)
-	return a.Nodes, err
-}
-
-// Publish writes this node's row of the node table: its names and URLs as it was
-// started with. It is repeated until the placement leader has it or ctx ends.
-func (c *Client) Publish(ctx context.Context, n Node) error {
-	n.ID = c.o.Self
-	_, err := c.ask(ctx, &request{Kind: requestPutNode, Boot: c.o.Boot, Node: n}, true)
-	if err != nil {
-		return fmt.Errorf("publish node %s: %w", n.ID, err)
-	}
-	return nil
-}
-
 // Status returns the placement group's state: that of this node's replica where it
 // has one, else the leader's.
 func (c *Client) Status(ctx context.Context) (Status, error) {

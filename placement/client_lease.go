@@ -285,63 +285,77 @@ func (c *Client) LookLease(ctx context.Context, id keyspace.LeaseID) (LeaseInfo,
 }
 
 // ListLeases returns all leases, those first that expire first, and the current
-// revision. Leases whose end is decided are waited for.
+// revision. Leases whose end is decided are waited for, but for those that it was tried in
+// vain to end: they are listed.
 func (c *Client) ListLeases(ctx context.Context) ([]LeaseStatus, keyspace.Revision, error) {
-	var all []LeaseStatus
-	var rev keyspace.Revision
-	q := leaseRequest{Op: leaseList, ID: minLeaseID}
-	for {
-		a, err := c.askLease(ctx, q, true)
-		if err != nil {
-			return nil, 0, err
+	live, ending, rev, err := c.listLeases(ctx)
+	for err == nil && len(ending) > 0 {
+		if err = c.awaitLeaseEnds(ctx, ending[:min(len(ending), maxLeaseWaits)]); err == nil {
+			err = patient(ctx, ending[0].ID)
 		}
-		all, rev = append(all, a.Leases...), max(rev, a.Revision)
-		if !a.More || len(a.Leases) == 0 {
+		if err != nil {
 			break
 		}
-		q.ID = a.Leases[len(a.Leases)-1].ID + 1
-	}
-	live := all[:0]
-	var ending []LeaseRef
-	for _, st := range all {
-		switch st.Phase {
-		case LeaseLive:
-			live = append(live, st)
-		case LeaseEnding:
-			ending = append(ending, st.LeaseRef)
-		case LeaseGone:
+		// What begins to end only now was there when this was asked for.
+		asked := make(map[LeaseRef]bool, len(ending))
+		for _, ref := range ending {
+			asked[ref] = true
+		}
+		var now []LeaseStatus
+		now, ending, rev, err = c.listLeases(ctx)
+		ending = slices.DeleteFunc(ending, func(ref LeaseRef) bool { return !asked[ref] })
+		for _, st := range now {
+			if asked[st.LeaseRef] {
+				live = append(live, st)
+			}
 		}
 	}
-	at, err := c.awaitLeaseEnds(ctx, ending)
 	if err != nil {
 		return nil, 0, err
 	}
 	slices.SortStableFunc(live, func(a, b LeaseStatus) int { return cmp.Compare(a.Remaining, b.Remaining) })
-	return live, max(rev, at), nil
+	return live, rev, nil
+}
+
+// listLeases returns the leases that are there, those whose end is decided apart, and the
+// current revision.
+func (c *Client) listLeases(ctx context.Context) (live []LeaseStatus, ending []LeaseRef, rev keyspace.Revision, err error) {
+	q := leaseRequest{Op: leaseList, ID: minLeaseID}
+	for {
+		a, err := c.askLease(ctx, q, true)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		rev = max(rev, a.Revision)
+		for _, st := range a.Leases {
+			switch st.Phase {
+			case LeaseLive:
+				live = append(live, st)
+			case LeaseEnding:
+				ending = append(ending, st.LeaseRef)
+			case LeaseGone:
+			}
+		}
+		if !a.More || len(a.Leases) == 0 {
+			return live, ending, rev, nil
+		}
+		q.ID = a.Leases[len(a.Leases)-1].ID + 1
+	}
 }
 
 // maxLeaseWaits bounds the ends of leases that one list waits for at a time.
 const maxLeaseWaits = 64
 
-// awaitLeaseEnds waits for the ends of several leases, and returns the highest of their
-// revisions. Many leases that expire together may take a minute to end: one whose end is
-// slow does not have the others asked about late.
-func (c *Client) awaitLeaseEnds(ctx context.Context, refs []LeaseRef) (keyspace.Revision, error) {
+// awaitLeaseEnds waits a while for the ends of several leases, at most maxLeaseWaits.
+func (c *Client) awaitLeaseEnds(ctx context.Context, refs []LeaseRef) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxLeaseWaits)
-	revs := make([]keyspace.Revision, len(refs))
-	for i, ref := range refs {
-		g.Go(func() (err error) {
-			if ctx.Err() == nil { // else another wait has failed, and its error is told
-				revs[i], err = c.AwaitLeaseEnd(ctx, ref)
-			}
+	for _, ref := range refs {
+		g.Go(func() error {
+			_, err := c.one(ctx, leaseRequest{Op: leaseWait, ID: ref.ID, Incarnation: ref.Incarnation}, true)
 			return err
 		})
 	}
-	if err := g.Wait(); err != nil || len(refs) == 0 {
-		return 0, err
-	}
-	return slices.Max(revs), nil
+	return g.Wait()
 }
 
 // minLeaseID is the lowest id: clients may choose negative ones.

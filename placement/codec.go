@@ -9,8 +9,8 @@ import (
 )
 
 // formatVersion leads every command, record and message of this package.
-// docs/format/placement.md describes version 1 byte by byte.
-const formatVersion = 2
+// docs/format/placement.md describes version 3 byte by byte.
+const formatVersion = 3
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (
@@ -143,6 +143,19 @@ func (r *reader) descriptor() keyspace.Descriptor {
 	}
 	r.b = rest
 	return d
+}
+
+func (r *reader) replicas() []keyspace.Replica {
+	if r.err != nil {
+		return nil
+	}
+	rs, rest, err := keyspace.DecodeReplicas(r.b)
+	if err != nil {
+		r.fail(err)
+		return nil
+	}
+	r.b = rest
+	return rs
 }
 
 func (r *reader) descriptors(limit int) []keyspace.Descriptor {

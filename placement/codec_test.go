@@ -22,7 +22,7 @@ var sampleDescriptor = keyspace.Descriptor{
 	Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 4, Node: 0xa2, Role: keyspace.RoleLearner}},
 }
 
-var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}}
+var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}}
 
 func sampleCommands() []command {
 	ops := []effect{
@@ -31,7 +31,7 @@ func sampleCommands() []command {
 		compact{At: 40},
 		allocate{Count: 64},
 		report{Descriptors: []keyspace.Descriptor{sampleDescriptor}},
-		putNode{Node: sampleNode},
+		putNode{Change: nodeIsAdded, Now: 1_800_000_000_000, Node: sampleNode},
 		markCreated{Ranges: []keyspace.RangeID{1, 2, 300}},
 		putSetting{Name: "alarm", Value: []byte("nospace")},
 		grantLease{ID: 0x7b, TTL: 60},
@@ -40,6 +40,8 @@ func sampleCommands() []command {
 		removeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}}},
 		beginOperation{Generation: 3, ConfIndex: 21, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		endOperation{Range: 7, ID: 300},
+		setNodeState{Node: 0xa1, From: NodeServing, To: NodeDraining, Now: 1_800_000_000_000},
+		removeNode{Node: 0xa1, Now: 1_800_000_000_000},
 		alignMerge{mergeRef{7, 300}, 0xa1, 0xa2},
 		commitMerge{mergeRef{7, 300}, rangeVersion{3, 21}, rangeVersion{4, 22}},
 		abortMerge{mergeRef{7, 300}},
@@ -57,7 +59,7 @@ func sampleRequests() []request {
 		{Kind: requestReport, Descriptors: []keyspace.Descriptor{sampleDescriptor}},
 		{Kind: requestCompact, Revision: 40},
 		{Kind: requestMembers, Linearizable: true},
-		{Kind: requestPutNode, Boot: 0xb001, Node: sampleNode},
+		{Kind: requestPutNode, Boot: 0xb001, Change: nodeHasMoved, Node: sampleNode},
 		{Kind: requestStatus},
 		{Kind: requestStop, Boot: 0xb001, Phase: stopClosed},
 		{Kind: requestTransfer, To: 0xa2},
@@ -67,6 +69,8 @@ func sampleRequests() []request {
 		{Kind: requestLease, Lease: leaseRequest{Op: leaseRegister, ID: 0x7b, Span: keyspace.Span{Start: []byte("b")}}},
 		{Kind: requestBegin, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		{Kind: requestOperations, Linearizable: true},
+		{Kind: requestSetNodeState, To: 0xa1, From: NodeServing, Becomes: NodeDecommissioned},
+		{Kind: requestRemoveNode, To: 0xa1},
 	}
 }
 
@@ -85,12 +89,12 @@ func sampleResponse(k requestKind) response {
 	case requestMembers:
 		return response{Nodes: []Node{sampleNode}}
 	case requestStatus:
-		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99}}
+		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas}}
 	case requestStop:
 		return response{Verdict: stopSealed}
 	case requestStanding:
 		return response{Standing: standing{boot: 0xb001, phase: stopClosing}}
-	case requestPutNode, requestTransfer, requestPutSetting:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode:
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -348,7 +352,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestLease {
+		if err != nil || k == 0 || k > requestRemoveNode {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

@@ -25,6 +25,8 @@ const (
 	opRemoveLeases
 	opBeginOperation
 	opEndOperation
+	opSetNodeState
+	opRemoveNode
 	opAlignMerge
 	opCommitMerge
 	opAbortMerge
@@ -64,9 +66,6 @@ type allocate struct{ Count uint64 }
 // report brings newer descriptors into the range map.
 type report struct{ Descriptors []keyspace.Descriptor }
 
-// putNode writes one row of the node table.
-type putNode struct{ Node Node }
-
 // markCreated says that every replica of the ranges exists on its node.
 type markCreated struct{ Ranges []keyspace.RangeID }
 
@@ -81,7 +80,6 @@ func (lowerCeiling) kind() opKind { return opLowerCeiling }
 func (compact) kind() opKind      { return opCompact }
 func (allocate) kind() opKind     { return opAllocate }
 func (report) kind() opKind       { return opReport }
-func (putNode) kind() opKind      { return opPutNode }
 func (markCreated) kind() opKind  { return opMarkCreated }
 func (putSetting) kind() opKind   { return opPutSetting }
 
@@ -90,7 +88,6 @@ func (o lowerCeiling) append(dst []byte) []byte { return appendRevision(dst, o.T
 func (o compact) append(dst []byte) []byte      { return appendRevision(dst, o.At) }
 func (o allocate) append(dst []byte) []byte     { return binary.AppendUvarint(dst, o.Count) }
 func (o report) append(dst []byte) []byte       { return appendDescriptors(dst, o.Descriptors) }
-func (o putNode) append(dst []byte) []byte      { return appendNode(dst, &o.Node) }
 func (o putSetting) append(dst []byte) []byte {
 	return appendBytes(appendString(dst, o.Name), o.Value)
 }
@@ -138,7 +135,7 @@ func (r *reader) effect(kind opKind) effect {
 	case opReport:
 		return report{Descriptors: r.descriptors(maxDescriptors)}
 	case opPutNode:
-		return putNode{Node: r.node()}
+		return putNode{Change: r.nodeChange(), Now: r.millis(), Node: r.node()}
 	case opMarkCreated:
 		n := r.count(maxRangeIDs, 1)
 		o := markCreated{}
@@ -160,6 +157,10 @@ func (r *reader) effect(kind opKind) effect {
 		return beginOperation{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint(), Operation: r.operation()}
 	case opEndOperation:
 		return endOperation{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
+	case opSetNodeState:
+		return setNodeState{Node: keyspace.NodeID(r.uvarint()), From: r.nodeState(), To: r.nodeState(), Now: r.millis()}
+	case opRemoveNode:
+		return removeNode{Node: keyspace.NodeID(r.uvarint()), Now: r.millis()}
 	case opAlignMerge:
 		return alignMerge{Merge: r.mergeRef(), From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint())}
 	case opCommitMerge:

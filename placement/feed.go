@@ -42,10 +42,7 @@ func (p *feedPart) encode() []byte {
 	}
 	dst := []byte{formatVersion, flags}
 	dst = binary.AppendUvarint(dst, p.Version)
-	dst = binary.AppendUvarint(dst, uint64(len(p.Nodes)))
-	for i := range p.Nodes {
-		dst = appendNode(dst, &p.Nodes[i])
-	}
+	dst = appendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
 	for _, g := range p.Rows {
 		dst = appendRange(dst, g)
@@ -61,11 +58,8 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 		r.fail(fmt.Errorf("placement: feed flags %x", flags))
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.uvarint()}
-	n := r.count(maxNodes, 4)
-	for range n {
-		p.Nodes = append(p.Nodes, r.node())
-	}
-	n = r.count(feedRows, 10)
+	p.Nodes = r.nodes()
+	n := r.count(feedRows, 10)
 	for range n {
 		g := r.rangeRow()
 		if r.err != nil {
@@ -117,7 +111,7 @@ func serveFeed(ctx context.Context, m *machine, since uint64, s transport.Stream
 func sendMap(ctx context.Context, v *View, since uint64, s transport.Stream) error {
 	part := feedPart{Version: v.Version, Full: since == 0}
 	if since == 0 || v.NodesChanged > since {
-		part.Nodes = v.Nodes()
+		part.Nodes = v.NodeTable()
 	}
 	bytes := 0
 	for _, g := range v.since(since) {

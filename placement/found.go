@@ -61,24 +61,6 @@ func (f *Founding) Validate() error {
 	return nil
 }
 
-// validate returns an error for a row that a decoder would not accept.
-func (n *Node) validate() error {
-	if len(n.Name) > maxNameBytes {
-		return fmt.Errorf("node %s: the name has %d bytes, at most %d", n.ID, len(n.Name), maxNameBytes)
-	}
-	for _, urls := range [][]string{n.PeerURLs, n.ClientURLs} {
-		if len(urls) > maxURLs {
-			return fmt.Errorf("node %s: %d URLs, at most %d", n.ID, len(urls), maxURLs)
-		}
-		for _, u := range urls {
-			if len(u) > maxURLBytes {
-				return fmt.Errorf("node %s: a URL has %d bytes, at most %d", n.ID, len(u), maxURLBytes)
-			}
-		}
-	}
-	return nil
-}
-
 // nodeIDs returns the founders' ids, ascending: the order of everything that the
 // founding spreads over the nodes.
 func (f *Founding) nodeIDs() []keyspace.NodeID {
@@ -163,6 +145,7 @@ func (f *Founding) firstState() *state {
 		s.insert(&Range{Descriptor: d, Preferred: d.Replicas[0].Node, Changed: raftgroup.InitIndex})
 	}
 	for _, n := range f.Nodes {
+		n.State, n.Since = NodeServing, 0 // ranges are theirs from the start
 		s.nodes[n.ID] = n
 		s.dirty.nodes[n.ID] = true
 	}

@@ -103,9 +103,13 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestCompact:
 		return s.serveCompact(ctx, term, last, q.Revision)
 	case requestMembers:
-		return response{Nodes: s.View().Nodes()}, nil
+		return response{Nodes: s.View().NodeTable()}, nil
 	case requestPutNode:
 		return response{}, s.servePutNode(ctx, term, from, q)
+	case requestSetNodeState:
+		return response{}, s.propose(ctx, term, setNodeState{Node: q.To, From: q.From, To: q.Becomes, Now: s.wall()}).Err
+	case requestRemoveNode:
+		return response{}, s.propose(ctx, term, removeNode{Node: q.To, Now: s.wall()}).Err
 	case requestStop:
 		return s.serveStop(ctx, process{Node: from, Boot: q.Boot}, q.Phase)
 	case requestTransfer:
@@ -150,7 +154,7 @@ func (s *Service) serveStatus() (response, error) {
 		return response{}, s.refusal()
 	}
 	st := g.Status()
-	return response{Status: Status{Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied}}, nil
+	return response{Status: Status{Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied, Replicas: st.Replicas}}, nil
 }
 
 // serveCompact raises the compacted revision as etcd does. last is the current
@@ -168,16 +172,23 @@ func (s *Service) serveCompact(ctx context.Context, term uint64, last, at keyspa
 }
 
 func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.NodeID, q *request) error {
-	if err := q.Node.validate(); err != nil || q.Node.ID != from {
+	if err := q.Node.validate(); err != nil || q.Node.ID == 0 || q.Change == nodePublishes && q.Node.ID != from {
 		return kverror.New(kverror.BadRequest, "node %s describes node %s: %v", from, q.Node.ID, err)
 	}
-	s.mu.Lock()
-	s.stops.started(process{Node: from, Boot: q.Boot})
-	s.mu.Unlock()
-	if old, ok := s.View().Node(from); ok && old.equal(&q.Node) {
-		return nil
+	if q.Change == nodePublishes {
+		s.mu.Lock()
+		s.stops.started(process{Node: from, Boot: q.Boot})
+		s.mu.Unlock()
+		if old, ok := s.View().Node(from); ok && old.State != NodeUnstarted && old.State != NodeRemoved && old.says(&q.Node) {
+			return nil
+		}
 	}
-	return s.propose(ctx, term, putNode{Node: q.Node}).Err
+	return s.propose(ctx, term, putNode{Change: q.Change, Now: s.wall(), Node: q.Node}).Err
+}
+
+// wall is the time that goes into rows of nodes.
+func (s *Service) wall() UnixMillis {
+	return UnixMillis(min(max(s.o.Clock.Wall().UnixMilli(), 0), maxMillis))
 }
 
 // serveReport brings reported descriptors into the map. Those that do not fit yet

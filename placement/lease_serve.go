@@ -203,7 +203,9 @@ func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspac
 	return a, err
 }
 
-// serveLeaseList lists a page of leases in the order of their ids.
+// serveLeaseList lists a page of leases in the order of their ids. One that should end and
+// cannot, since a range with keys of it does not answer, is there still, with its keys, and
+// nobody can tell for how long: it is shown as it was.
 func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseResponse, error) {
 	var a leaseResponse
 	var ids []keyspace.LeaseID
@@ -217,6 +219,11 @@ func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseRespo
 	var err error
 	if a.Leases, err = s.o.LeaseTimes.Look(term, ids); err != nil {
 		return leaseResponse{}, err
+	}
+	for i := range a.Leases {
+		if st := &a.Leases[i]; st.Phase == LeaseEnding && st.Failed {
+			st.Phase = LeaseLive
+		}
 	}
 	a.Revision, err = s.lastRevision(term) // at or above those of leases that are not there
 	return a, err

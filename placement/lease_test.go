@@ -30,6 +30,8 @@ type clocklessLeases struct {
 	renewed map[keyspace.LeaseID]int
 	// calls counts the calls of Renew.
 	calls int
+	// failing says that leases whose end is decided cannot be ended.
+	failing bool
 }
 
 // Lead implements LeaseObserver.
@@ -86,6 +88,7 @@ func (l *clocklessLeases) Look(term uint64, ids []keyspace.LeaseID) ([]LeaseStat
 		if r := l.records[id]; r != nil {
 			out[i] = recordStatus(r)
 			out[i].Remaining = time.Duration(1000-r.ID) * time.Second
+			out[i].Failed = l.failing && r.Revoking
 		}
 	}
 	return out, nil
@@ -429,5 +432,52 @@ func TestLeaseListWaitsForAllAtOnce(t *testing.T) {
 			t.Errorf("%d leases after %v, %v", len(all), took, err)
 		}
 		wg.Wait()
+	})
+}
+
+// TestLeaseThatCannotEndIsListed: a lease that nobody can end now holds up no list, and is in
+// it, since it is there. Who asks about that lease waits.
+func TestLeaseThatCannotEndIsListed(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 28, 3, quiet)
+		r.startAll()
+		leader := r.leader()
+		other := r.nodes[int(leader.id)%3].client
+		for _, n := range r.nodes {
+			n.leases.linger = time.Hour
+		}
+		for id := range keyspace.LeaseID(2) {
+			if _, _, err := other.GrantLease(t.Context(), id+1, 60, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		within := func(d time.Duration) context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		if _, err := other.RevokeLease(within(time.Second), 1); kverror.Of(err).Kind != kverror.Timeout {
+			t.Errorf("a revoke that comes to no end: %v", err)
+		}
+		if _, _, err := other.ListLeases(within(time.Second)); kverror.Of(err).Kind != kverror.Timeout {
+			t.Errorf("a list beside a lease that is about to end: %v", err)
+		}
+		time.AfterFunc(time.Second, func() {
+			for _, n := range r.nodes {
+				n.leases.mu.Lock()
+				n.leases.failing = true
+				n.leases.mu.Unlock()
+			}
+		})
+		for _, most := range []time.Duration{2 * time.Second, 100 * time.Millisecond} {
+			start := time.Now()
+			all, _, err := other.ListLeases(within(5 * time.Second))
+			if took := time.Since(start); err != nil || len(all) != 2 || took > most {
+				t.Errorf("%v after %v, %v", all, took, err)
+			}
+		}
+		if _, err := other.LookLease(within(time.Second), 1); kverror.Of(err).Kind != kverror.Timeout {
+			t.Errorf("a look at a lease that is to end: %v", err)
+		}
 	})
 }

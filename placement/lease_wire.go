@@ -57,6 +57,9 @@ type LeaseStatus struct {
 	// 0 for a lease that is overdue.
 	TTL       int64
 	Remaining time.Duration
+	// Failed says of one that ends that an attempt to delete its keys has failed. It stays
+	// on the node that leads.
+	Failed bool
 }
 
 // leaseResponse is the answer to a leaseRequest.

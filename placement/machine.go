@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -88,6 +89,7 @@ func (m *machine) reload() error {
 		m.view.Store(m.state.view(0, 0, nil))
 		return nil
 	}
+	m.state.members = applied.Replicas
 	if err := loadRecords(m.engine, m.state); err != nil {
 		return fmt.Errorf("load placement state at index %d: %w", applied.Index, err)
 	}
@@ -138,6 +140,9 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 	for i := range ents {
 		e := &ents[i]
 		m.index, m.term = e.Index, e.Term
+		if e.Replicas != nil {
+			m.state.members = slices.Clone(e.Replicas)
+		}
 		if len(e.Data) == 0 || e.Replicas != nil {
 			continue
 		}

@@ -37,8 +37,13 @@ func (m *Map) Descriptors() []keyspace.Descriptor {
 	return ds
 }
 
-// Nodes returns the node table, ascending by id.
+// Nodes returns the node table, ascending by id, without those that were removed.
 func (m *Map) Nodes() []Node {
+	return slices.DeleteFunc(m.NodeTable(), func(n Node) bool { return n.State == NodeRemoved })
+}
+
+// NodeTable returns the whole node table, ascending by id, with those that were removed.
+func (m *Map) NodeTable() []Node {
 	ns := make([]Node, 0, len(m.nodes))
 	for _, n := range m.nodes {
 		ns = append(ns, n)
@@ -52,7 +57,7 @@ func (m *Map) Nodes() []Node {
 	return ns
 }
 
-// Node returns one row of the node table.
+// Node returns one row of the node table, also of a node that was removed.
 func (m *Map) Node(id keyspace.NodeID) (Node, bool) {
 	n, ok := m.nodes[id]
 	return n, ok

@@ -220,7 +220,7 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 	}
 	_, hasTo := d.ReplicaOn(o.To)
 	from, hasFrom := d.ReplicaOn(o.From)
-	_, known := nodes[o.To]
+	to, known := nodes[o.To]
 	voters := 0
 	for _, m := range d.Replicas {
 		if m.Role == keyspace.RoleVoter {
@@ -243,6 +243,8 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 		return refuse("from node %s and to node %s", o.From, o.To)
 	case o.Kind.adds() && !known:
 		return refuse("there is no node %s", o.To)
+	case o.Kind.adds() && to.State != NodeServing:
+		return refuse("node %s is %s", o.To, to.State)
 	case o.Kind.adds() && hasTo:
 		return refuse("node %s holds a replica of it", o.To)
 	case o.Kind == OperationRemove && from.Role == keyspace.RoleVoter && voters < 2:

@@ -147,7 +147,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		p := newPretend(t, rng, d)
 		p.failures = 0.3
 		op := Operation{ID: 1, Range: 7, Kind: OperationKind(1 + rng.IntN(3)), From: keyspace.NodeID(1 + rng.IntN(len(d.Replicas))), To: 9, Replica: 100}
-		nodes := map[keyspace.NodeID]Node{9: {}}
+		nodes := map[keyspace.NodeID]Node{9: {State: NodeServing}}
 		want := len(d.Replicas)
 		switch op.Kind {
 		case OperationAdd:

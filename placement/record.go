@@ -3,26 +3,9 @@ package placement
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 )
-
-// Node is one row of the node table (etcd: a member).
-type Node struct {
-	ID keyspace.NodeID
-	// Name is the node's human-readable name, which it was started with.
-	Name string
-	// PeerURLs are the addresses of its bus, ClientURLs those where it serves etcd
-	// clients; the latter are empty until the node has started once.
-	PeerURLs, ClientURLs []string
-}
-
-// equal says whether both rows say the same.
-func (n *Node) equal(o *Node) bool {
-	return n.ID == o.ID && n.Name == o.Name &&
-		slices.Equal(n.PeerURLs, o.PeerURLs) && slices.Equal(n.ClientURLs, o.ClientURLs)
-}
 
 // Range is one row of the range map.
 type Range struct {
@@ -104,33 +87,6 @@ func decodeMeta(b []byte) (meta, error) {
 		return meta{}, fmt.Errorf("decode placement meta record: %w", err)
 	}
 	return m, nil
-}
-
-// appendNode appends a row of the node table, which commands and feeds hold too.
-func appendNode(dst []byte, n *Node) []byte {
-	dst = binary.AppendUvarint(dst, uint64(n.ID))
-	dst = appendString(dst, n.Name)
-	dst = appendStrings(dst, n.PeerURLs)
-	return appendStrings(dst, n.ClientURLs)
-}
-
-func (r *reader) node() Node {
-	return Node{
-		ID:         keyspace.NodeID(r.uvarint()),
-		Name:       r.string(maxNameBytes),
-		PeerURLs:   r.strings(maxURLs, maxURLBytes),
-		ClientURLs: r.strings(maxURLs, maxURLBytes),
-	}
-}
-
-func decodeNode(b []byte) (Node, error) {
-	r := reader{b: b}
-	r.version()
-	n := r.node()
-	if err := r.end(); err != nil {
-		return Node{}, fmt.Errorf("decode placement node record: %w", err)
-	}
-	return n, nil
 }
 
 // appendRange appends a row of the range map, which feeds hold too.

@@ -25,12 +25,15 @@ const (
 	requestLease
 	requestBegin
 	requestOperations
+	requestSetNodeState
+	requestRemoveNode
 )
 
 // requestVersion leads every request of method 33. Version 2 knows requestStanding
 // and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
-// requestBegin and requestOperations; version 5 merges.
-const requestVersion = 5
+// requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode
+// and more of nodes; version 6 merges.
+const requestVersion = 6
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -45,13 +48,16 @@ type request struct {
 	// Linearizable is for requestMembers and requestSettings: the answer must not be
 	// older than the request.
 	Linearizable bool
-	// Node is for requestPutNode.
-	Node Node
+	// Node and Change are for requestPutNode.
+	Node   Node
+	Change nodeChange
 	// Boot is for requestPutNode and requestStop; Phase for the latter.
 	Boot  keyspace.BootID
 	Phase stopPhase
-	// To is for requestTransfer.
-	To keyspace.NodeID
+	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
+	// Becomes are the states for requestSetNodeState.
+	To            keyspace.NodeID
+	From, Becomes NodeState
 	// Name and Value are for requestPutSetting.
 	Name  string
 	Value []byte
@@ -75,12 +81,14 @@ func (q *request) encode() []byte {
 		dst = appendBool(dst, q.Linearizable)
 	case requestPutNode:
 		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
-		dst = appendNode(dst, &q.Node)
+		dst = appendNode(append(dst, byte(q.Change)), &q.Node)
 	case requestStop:
 		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
 		dst = append(dst, byte(q.Phase))
-	case requestTransfer:
+	case requestTransfer, requestRemoveNode:
 		dst = binary.AppendUvarint(dst, uint64(q.To))
+	case requestSetNodeState:
+		dst = append(binary.AppendUvarint(dst, uint64(q.To)), byte(q.From), byte(q.Becomes))
 	case requestPutSetting:
 		dst = appendBytes(appendString(dst, q.Name), q.Value)
 	case requestLease:
@@ -109,15 +117,17 @@ func decodeRequest(p []byte) (request, error) {
 		q.Linearizable = r.bool()
 	case requestPutNode:
 		q.Boot = keyspace.BootID(r.fixed64())
-		q.Node = r.node()
+		q.Change, q.Node = r.nodeChange(), r.node()
 	case requestStop:
 		q.Boot = keyspace.BootID(r.fixed64())
 		q.Phase = stopPhase(r.byte())
 		if q.Phase != stopClosed && q.Phase != stopLeaving {
 			r.fail(fmt.Errorf("placement: stop phase %d", q.Phase))
 		}
-	case requestTransfer:
+	case requestTransfer, requestRemoveNode:
 		q.To = keyspace.NodeID(r.uvarint())
+	case requestSetNodeState:
+		q.To, q.From, q.Becomes = keyspace.NodeID(r.uvarint()), r.nodeState(), r.nodeState()
 	case requestPutSetting:
 		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
 	case requestLease:
@@ -142,6 +152,8 @@ type Status struct {
 	// Index is the group's commit index, Applied the last applied one, both where
 	// the answer was made.
 	Index, Applied uint64
+	// Replicas are the group's members, as the node that made the answer has applied them.
+	Replicas []keyspace.Replica
 }
 
 // Setting is one of the cluster's settings.
@@ -185,6 +197,7 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = binary.AppendUvarint(dst, a.Status.Term)
 		dst = binary.AppendUvarint(dst, a.Status.Index)
 		dst = binary.AppendUvarint(dst, a.Status.Applied)
+		dst = keyspace.AppendReplicas(dst, a.Status.Replicas)
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, uint64(a.First))
 	case requestReport:
@@ -192,10 +205,7 @@ func (a *response) encode(kind requestKind) []byte {
 	case requestCompact:
 		dst = appendRevision(dst, a.Revision)
 	case requestMembers:
-		dst = binary.AppendUvarint(dst, uint64(len(a.Nodes)))
-		for i := range a.Nodes {
-			dst = appendNode(dst, &a.Nodes[i])
-		}
+		dst = appendNodes(dst, a.Nodes)
 	case requestStop:
 		dst = append(dst, byte(a.Verdict))
 	case requestStanding:
@@ -214,7 +224,7 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Operations {
 			dst = appendOperation(dst, &a.Operations[i])
 		}
-	case requestPutNode, requestTransfer, requestPutSetting:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -229,7 +239,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	var a response
 	switch kind {
 	case requestStatus:
-		a.Status = Status{Leader: keyspace.NodeID(r.uvarint()), Term: r.uvarint(), Index: r.uvarint(), Applied: r.uvarint()}
+		a.Status = Status{Leader: keyspace.NodeID(r.uvarint()), Term: r.uvarint(), Index: r.uvarint(), Applied: r.uvarint(), Replicas: r.replicas()}
 	case requestAllocate:
 		a.First = keyspace.RangeID(r.uvarint())
 	case requestReport:
@@ -237,10 +247,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	case requestCompact:
 		a.Revision = r.revision()
 	case requestMembers:
-		n := r.count(maxNodes, 4)
-		for range n {
-			a.Nodes = append(a.Nodes, r.node())
-		}
+		a.Nodes = r.nodes()
 	case requestStop:
 		a.Verdict = verdict(r.byte())
 	case requestStanding:
@@ -261,7 +268,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Operations = append(a.Operations, r.operation())
 		}
-	case requestPutNode, requestTransfer, requestPutSetting:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode:
 	}
 	if err := r.end(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

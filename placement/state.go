@@ -30,6 +30,8 @@ type state struct {
 	operationsChanged uint64
 	// absorbing has, for ranges that merges are to end, those that absorb them.
 	absorbing map[keyspace.RangeID]keyspace.RangeID
+	// members are the group's own, as of the last entry that changed them.
+	members []keyspace.Replica
 
 	// dirty is what changed since the records were last written.
 	dirty dirty
@@ -99,7 +101,11 @@ func (s *state) apply(index uint64, op effect) result {
 	case report:
 		return s.applyReport(index, o)
 	case putNode:
-		s.applyPutNode(index, o)
+		return s.applyPutNode(index, o)
+	case setNodeState:
+		return s.applySetNodeState(index, o)
+	case removeNode:
+		return s.applyRemoveNode(index, o)
 	case markCreated:
 		s.applyMarkCreated(index, o)
 	case putSetting:
@@ -205,13 +211,6 @@ func (s *state) insert(g *Range) {
 func (s *state) changedMap(index uint64) {
 	s.Changed = index
 	s.dirty.meta = true
-}
-
-func (s *state) applyPutNode(index uint64, o putNode) {
-	s.nodes[o.Node.ID] = o.Node
-	s.dirty.nodes[o.Node.ID] = true
-	s.NodesChanged = index
-	s.changedMap(index)
 }
 
 func (s *state) applyMarkCreated(index uint64, o markCreated) {

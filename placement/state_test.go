@@ -49,7 +49,11 @@ func (r records) reload(t *testing.T) *state {
 //	raise to=R / lower to=R / compact at=R / allocate count=N
 //	report                             each line: range generation start end nodes…; "-" is an open border
 //	created ranges=(1,2)
-//	node id=N name=S client=URL
+//	node id=N [add|move] [name=S] [client=URL] [peer=URL] [attributes=K=V] [now=MS]
+//	state id=N from=S to=S [now=MS] / remove id=N [now=MS]
+//	members nodes=(1,2)                 who holds the placement group from now on
+//	begin range=N to=N                  an operation that adds a replica there
+//	nodes                              prints the node table
 //	setting name=S value=V
 //	grant id=N ttl=N / register id=N start=S end=S / revoke ids=(N,M) [incarnation=N] / forget id=N incarnation=N
 //	merge left=N / align left=N op=N from=N to=N / end left=N op=N
@@ -81,6 +85,14 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		return h.printMap()
 	case "leases":
 		return h.printLeases()
+	case "nodes":
+		return h.printNodes()
+	case "members":
+		h.s.members = nil
+		for _, n := range numbers(t, d, "nodes") {
+			h.s.members = append(h.s.members, keyspace.Replica{ID: keyspace.ReplicaID(n), Node: keyspace.NodeID(n)})
+		}
+		return ""
 	case "records":
 		var b strings.Builder
 		for _, k := range slices.Sorted(maps.Keys(h.records)) {
@@ -141,11 +153,11 @@ func (h *stateStory) settle(t *testing.T) {
 // checkDelta checks that what changed, put over the old map, gives the new one.
 func checkDelta(t *testing.T, before, after *View) {
 	t.Helper()
-	got := before.with(after.Version, after.since(before.Version), after.Nodes())
+	got := before.with(after.Version, after.since(before.Version), after.NodeTable())
 	if err := got.check(); err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(got.Descriptors(), after.Descriptors()) || !reflect.DeepEqual(got.Nodes(), after.Nodes()) {
+	if !reflect.DeepEqual(got.Descriptors(), after.Descriptors()) || !reflect.DeepEqual(got.NodeTable(), after.NodeTable()) {
 		t.Fatalf("the delta gives %v, the map is %v", got.Descriptors(), after.Descriptors())
 	}
 }
@@ -168,10 +180,6 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 			o.Ranges = append(o.Ranges, keyspace.RangeID(id))
 		}
 		return o
-	case "node":
-		d.ScanArgs(t, "name", &name)
-		d.ScanArgs(t, "client", &value)
-		return putNode{Node: Node{ID: keyspace.NodeID(arg(t, d, "id")), Name: name, ClientURLs: []string{value}}}
 	case "setting":
 		d.ScanArgs(t, "name", &name)
 		if d.HasArg("value") {
@@ -191,12 +199,18 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 	if o := h.mergeEffect(t, d); o != nil {
 		return o
 	}
+	if o := nodeEffect(t, d); o != nil {
+		return o
+	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
 	return nil
 }
 
 func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) effect {
 	t.Helper()
+	if !d.HasArg("left") {
+		return nil
+	}
 	left := keyspace.RangeID(arg(t, d, "left"))
 	if d.Cmd == "merge" {
 		row := h.s.ranges[left].Descriptor

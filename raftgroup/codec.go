@@ -13,7 +13,7 @@ import (
 
 // The bytes of frames are described in docs/format/raftgroup.md.
 const (
-	frameVersion      = 1
+	frameVersion      = 2
 	frameMessages     = 1
 	frameLiveness     = 2
 	frameHeaderBytes  = 2
@@ -23,7 +23,6 @@ const (
 	readContextBytes  = 16 // what the host gives raft with a ReadIndex
 	promiseMax        = time.Hour
 	livenessHealthy   = 1 << 0
-	livenessShares    = 1 << 1
 	entryBytesMin     = 3
 	hostKindFirst     = pb.MessageType(64)
 	kindSleep         = hostKindFirst + 0
@@ -457,7 +456,6 @@ func decodeEntries(r *reader, m *message, s *messageSlot) {
 type liveness struct {
 	boot     keyspace.BootID
 	healthy  bool
-	shares   bool // one of the sender's groups has a replica on the receiver's node
 	sequence uint64
 }
 
@@ -468,9 +466,6 @@ func encodeLiveness(l liveness) []byte {
 	if l.healthy {
 		flags |= livenessHealthy
 	}
-	if l.shares {
-		flags |= livenessShares
-	}
 	dst = append(dst, flags)
 	return binary.AppendUvarint(dst, l.sequence)
 }
@@ -479,9 +474,9 @@ func decodeLiveness(rest []byte) (liveness, error) {
 	r := reader{b: rest}
 	l := liveness{boot: keyspace.BootID(r.uint64())}
 	flags := r.byte()
-	l.healthy, l.shares = flags&livenessHealthy != 0, flags&livenessShares != 0
+	l.healthy = flags&livenessHealthy != 0
 	l.sequence = r.uvarint()
-	if r.bad || len(r.b) != 0 || flags&^(livenessHealthy|livenessShares) != 0 {
+	if r.bad || len(r.b) != 0 || flags&^livenessHealthy != 0 {
 		return liveness{}, fmt.Errorf("%w: liveness of %d bytes", errFrame, len(rest))
 	}
 	return l, nil

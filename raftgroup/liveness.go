@@ -43,8 +43,7 @@ func (w *watched) look(now clock.Time, count uint64, idle bool) time.Duration {
 }
 
 type peer struct {
-	groups   int  // how many of this host's groups have a replica there
-	shares   bool // the node says that one of its groups has a replica here
+	groups   int // how many of this host's groups have a replica there
 	boot     keyspace.BootID
 	before   keyspace.BootID // the run before that, whose late messages are none of this one
 	sequence uint64
@@ -97,7 +96,6 @@ func (c *Config) livenessEvery() uint64 {
 // tick looks at the own disks, tells the peers, and notices who has fallen silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkDisks(now)
-	tell := make(map[keyspace.NodeID]bool) // to whether a group is shared with it
 	var died []keyspace.NodeID
 	alive := 0
 	p.mu.Lock()
@@ -106,11 +104,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 			q.alive = false
 			died = append(died, id)
 		}
-		// A replica that waits for its first snapshot names no members yet: its node is
-		// known by what the others say.
-		if q.groups > 0 || q.alive && q.shares {
-			tell[id] = q.groups > 0
-		} else if !q.alive {
+		if q.groups == 0 && !q.alive {
 			delete(p.mu.nodes, id)
 		}
 		alive += boolInt(q.alive)
@@ -118,12 +112,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
-		for _, id := range p.h.cfg.Bus.Peers() {
-			if _, told := tell[id]; !told {
-				tell[id] = false
-			}
-		}
-		p.tell(tell)
+		p.tell()
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -133,12 +122,11 @@ func (p *peers) tick(now clock.Time, n uint64) {
 
 // tell sends one liveness message to each node. One that cannot be sent is as good
 // as lost.
-func (p *peers) tell(nodes map[keyspace.NodeID]bool) {
+func (p *peers) tell() {
 	p.sequence++
-	l := liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), sequence: p.sequence}
-	for id, shared := range nodes {
-		l.shares = shared
-		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, encodeLiveness(l))
+	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), sequence: p.sequence})
+	for _, id := range p.h.cfg.Bus.Peers() {
+		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, slices.Clone(msg))
 	}
 }
 
@@ -202,7 +190,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	if restarted {
 		q.before = q.boot
 	}
-	q.boot, q.sequence, q.shares = l.boot, l.sequence, l.shares
+	q.boot, q.sequence = l.boot, l.sequence
 	was := q.alive
 	if q.alive = l.healthy; l.healthy {
 		q.healthy = now

@@ -592,9 +592,9 @@ func TestLateWords(t *testing.T) {
 			}
 		})
 		p := &f.host.peers
-		p.heard(l.id, liveness{boot: 101, sequence: 1, healthy: true, shares: true})
-		p.heard(l.id, liveness{boot: 102, sequence: 1, healthy: true, shares: true})
-		p.heard(l.id, liveness{boot: 101, sequence: 9, healthy: true, shares: true})
+		p.heard(l.id, liveness{boot: 101, sequence: 1, healthy: true})
+		p.heard(l.id, liveness{boot: 102, sequence: 1, healthy: true})
+		p.heard(l.id, liveness{boot: 101, sequence: 9, healthy: true})
 		if b := p.boot(l.id); b != 102 {
 			t.Errorf("a late message of run 101 is taken for a restart: %d", b)
 		}

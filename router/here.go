@@ -56,15 +56,18 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op
 }
 
 // serializable answers a serializable read at a revision up to which the ranges of its
-// span are complete in this node's replicas: the highest of these, for which ranges that
-// are not complete up to there here are asked at their leaders; or, where these do not
-// answer soon, the lowest, which needs nobody else. done is false where nothing can be
-// said by what is here, and the read is made like others.
+// span are complete in this node's replicas: the highest of these, or that of an earlier
+// such read if it was higher, for which ranges that are not complete up to there here are
+// asked at their leaders; or, where these do not answer soon, the lowest, which needs nobody
+// else. done is false where nothing can be said by what is here, and the read is made like
+// others.
 func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, moment) error) (done bool, err error) {
 	_, highest, lowest, ok := r.completeHere(req)
 	if !ok {
 		return false, nil
 	}
+	// What one member of etcd answers to such reads never goes back.
+	highest = max(highest, keyspace.Revision(r.told.Load()))
 	explicit := keyspace.Revision(req.GetRevision())
 	if explicit > highest {
 		return false, nil
@@ -83,6 +86,21 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 	}
 	err = read(ctx, moment{at: lowest, where: here})
 	return err == nil || ctx.Err() != nil || final(req, err), err
+}
+
+// headed is the header's revision of a serializable read that was made at a moment: one that
+// names its revision is no older for a header that tells of later ones.
+func (r *Router) headed(req *pb.RangeRequest, at keyspace.Revision) keyspace.Revision {
+	if req.GetRevision() > 0 {
+		return max(at, keyspace.Revision(r.told.Load()))
+	}
+	return at
+}
+
+// tell notes the revision that a serializable read is answered with.
+func (r *Router) tell(rev keyspace.Revision) {
+	for told := r.told.Load(); told < int64(rev) && !r.told.CompareAndSwap(told, int64(rev)); told = r.told.Load() {
+	}
 }
 
 // final says whether an error of a serializable read stands, since it would be no other if
@@ -137,7 +155,9 @@ func (r *Router) rangeHere(ctx context.Context, req *pb.RangeRequest) (resp *pb.
 		defer r.letGo(&held)
 		at.held = &held
 		if resp, err = r.readAt(ctx, span, req, at); err == nil {
-			resp.Header = header(at.at)
+			rev := r.headed(req, at.at)
+			resp.Header = header(rev)
+			r.tell(rev)
 		}
 		return err
 	})

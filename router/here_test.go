@@ -134,6 +134,7 @@ func TestSerializableReads(t *testing.T) {
 			{"a revision that is not here", map[string]keyspace.Revision{"": 6, "m": 6}, false, func() *pb.RangeRequest { q := all(); q.Revision = 7; return q }(), 7, 0, true},
 		} {
 			l.complete, l.down, l.asked = s.complete, s.down, 0
+			r.told.Store(0)
 			resp, err := r.Range(t.Context(), proto.CloneOf(s.req))
 			if err != nil || resp.Header.Revision != s.rev || s.keys > 0 && len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
 				t.Errorf("%s: %v, %v, leaders were asked %d times", s.name, resp, err, l.asked)
@@ -141,6 +142,7 @@ func TestSerializableReads(t *testing.T) {
 		}
 		// Streams are read from what is here, whoever leads.
 		l.complete, l.down, l.asked = map[string]keyspace.Revision{"": 4, "m": 7}, true, 0
+		r.told.Store(0)
 		var m merged
 		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
 			t.Errorf("a stream: %v, %v, leaders were asked %d times", &m.resp, err, l.asked)
@@ -156,6 +158,65 @@ func TestSerializableReads(t *testing.T) {
 		l.complete = nil
 		if _, err := r.Range(t.Context(), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {
 			t.Errorf("nothing here and no leader: %v after %v", err, time.Since(begin))
+		}
+	})
+}
+
+// The headers of serializable reads do not go back at one gateway, whatever spans are read:
+// what is complete here up to less is read at its leader. Where none answers, what is here
+// is told, with the revision that it has.
+func TestSerializableHeadersDoNotGoBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 6}}
+		r := newRouter(c)
+		r.cfg.Ranges, r.cfg.Local = l, l
+		c.split("m")
+		r.Learn(c.descs...)
+		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range []struct {
+			key, end string
+			at       int64
+			down     bool
+			rev      int64
+			keys     int
+		}{
+			{"a", "", 0, false, 4, 1},
+			{"x", "", 0, false, 6, 1},
+			{"a", "m", 0, false, 6, 3}, // a and b and, at the leader, c
+			{"c", "", 0, false, 6, 1},
+			{"a", "m", 4, false, 6, 2},
+			{"a", "m", 4, true, 6, 2},
+			{"a", "m", 0, true, 4, 2},
+			{"m", "\x00", 0, true, 6, 2},
+		} {
+			l.down = s.down
+			req := &pb.RangeRequest{Key: []byte(s.key), RangeEnd: []byte(s.end), Revision: s.at, Serializable: true}
+			resp, err := r.Range(t.Context(), proto.CloneOf(req))
+			if err != nil || resp.Header.Revision != s.rev || len(resp.Kvs) != s.keys {
+				t.Errorf("%+v: %v, %v", s, resp, err)
+			}
+		}
+		// A stream is made like others where it would go back, if that can be.
+		r.told.Store(0)
+		for _, s := range []struct {
+			key, end string
+			down     bool
+			rev      int64
+			keys     int
+		}{
+			{"a", "m", false, 4, 2}, {"m", "\x00", false, 6, 2}, {"a", "m", false, 7, 3}, {"m", "\x00", false, 7, 3}, {"a", "m", true, 4, 2},
+		} {
+			l.down = s.down
+			var m merged
+			req := &pb.RangeRequest{Key: []byte(s.key), RangeEnd: []byte(s.end), Serializable: true}
+			if err := r.RangeStream(t.Context(), req, m.send); err != nil || m.resp.Header.Revision != s.rev || len(m.resp.Kvs) != s.keys {
+				t.Errorf("%+v: a stream: %v, %v", s, &m.resp, err)
+			}
 		}
 	})
 }

@@ -26,6 +26,15 @@ func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResp
 			return resp, err
 		}
 	}
+	resp, err := r.rangeNow(ctx, req)
+	if err == nil && req.GetSerializable() {
+		r.tell(keyspace.Revision(resp.GetHeader().GetRevision()))
+	}
+	return resp, err
+}
+
+// rangeNow is Range at the current revision.
+func (r *Router) rangeNow(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if len(req.GetRangeEnd()) > 0 {
 		return r.rangeOver(ctx, req)
 	}

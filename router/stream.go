@@ -36,46 +36,79 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
 	}
 	defer r.giveBack(least)
-	if req.GetSerializable() && r.cfg.Local != nil {
-		if done, err := r.streamHere(ctx, req, send); done {
-			return err
-		}
+	if !req.GetSerializable() || r.cfg.Local == nil {
+		_, err := r.streamNow(ctx, req, send)
+		return err
 	}
+	goesBack, done, err := r.streamHere(ctx, req, send)
+	if done {
+		return err
+	}
+	begun, err := r.streamNow(ctx, req, send)
+	if goesBack != 0 && err != nil && !begun && ctx.Err() == nil {
+		_, err = r.streamLocal(ctx, req, goesBack, send)
+	}
+	return err
+}
+
+// streamNow streams what there is at the current revision. begun says that something was
+// sent.
+func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (begun bool, err error) {
 	for {
 		now, err := r.presentOf(ctx, req, true)
 		if err != nil {
-			return err
+			return false, err
 		}
-		s := &stream{r: r, req: req, at: moment{at: now}, send: send}
+		s := &stream{r: r, req: req, at: moment{at: now}, head: now, send: send}
 		err = s.run(ctx)
 		switch {
 		case err == nil:
-			return nil
+			if req.GetSerializable() {
+				r.tell(now)
+			}
+			return true, nil
 		case ctx.Err() != nil:
-			return kverror.Of(ctx.Err())
+			return s.begun, kverror.Of(ctx.Err())
 		case s.begun && lookAgain(err):
 			// What was sent is of a revision that cannot be read any more.
-			return kverror.New(kverror.Compacted, "%v", err)
+			return true, kverror.New(kverror.Compacted, "%v", err)
 		case s.begun || !overtaken(req, err):
-			return err
+			return s.begun, err
 		}
 	}
 }
 
 // streamHere streams a serializable read, all of it from this node's replicas: a stream
 // may take long, and nobody waits with it for leaders. done is false where it has not
-// begun: also where an idle range is complete only up to what another has compacted.
-func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (done bool, err error) {
+// begun: also where an idle range is complete only up to what another has compacted. Where
+// it would be of an older revision than an earlier one, goesBack is that: what leaders say
+// comes first then, if the sequencer answers.
+func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (goesBack keyspace.Revision, done bool, err error) {
 	from, _, lowest, ok := r.completeHere(req)
 	explicit := keyspace.Revision(req.GetRevision())
 	if !ok || explicit > lowest || explicit <= 0 && lowest < from {
-		return false, nil
+		return 0, false, nil
 	}
-	s := &stream{r: r, req: req, at: moment{at: lowest, where: nearest}, send: send}
+	if explicit <= 0 && int64(lowest) < r.told.Load() {
+		soon, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errNotSoon)
+		defer cancel()
+		if _, err := r.currentOrWait(soon); err == nil {
+			return lowest, false, nil
+		}
+	}
+	done, err = r.streamLocal(ctx, req, lowest, send)
+	return 0, done, err
+}
+
+// streamLocal is streamHere at a revision.
+func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keyspace.Revision, send func(keys []byte, last *pb.RangeResponse) error) (done bool, err error) {
+	s := &stream{r: r, req: req, at: moment{at: at, where: nearest}, head: r.headed(req, at), send: send}
 	switch err = s.run(ctx); {
-	case err == nil || ctx.Err() != nil:
+	case err == nil:
+		r.tell(s.head)
+	case ctx.Err() != nil:
 	case !s.begun && !final(req, err):
-		return false, nil
+		return false, err
 	case lookAgain(err):
 		err = kverror.New(kverror.Compacted, "%v", err)
 	}
@@ -87,6 +120,7 @@ type stream struct {
 	r     *Router
 	req   *pb.RangeRequest
 	at    moment
+	head  keyspace.Revision // the answer's
 	send  func(keys []byte, last *pb.RangeResponse) error
 	begun bool
 	// seen are the keys of the ranges that are read.
@@ -110,14 +144,14 @@ type fetched struct {
 func (s *stream) run(ctx context.Context) error {
 	span, ok := keyspace.FromEtcd(s.req.GetKey(), s.req.GetRangeEnd())
 	if !ok {
-		return s.send(nil, &pb.RangeResponse{Header: header(s.at.at)})
+		return s.send(nil, &pb.RangeResponse{Header: header(s.head)})
 	}
 	if s.req.GetCountOnly() {
 		n, err := s.r.count(ctx, span, s.req, s.at)
 		if err != nil {
 			return err
 		}
-		return s.send(nil, &pb.RangeResponse{Header: header(s.at.at), Count: n})
+		return s.send(nil, &pb.RangeResponse{Header: header(s.head), Count: n})
 	}
 	if s.req.GetSortTarget() != pb.RangeRequest_KEY {
 		return s.sorted(ctx, span)
@@ -243,7 +277,7 @@ func (s *stream) pass(f *fetched, lastLane bool) error {
 	if f.last {
 		s.seen += f.count
 		if lastLane {
-			last = &pb.RangeResponse{Header: header(s.at.at), Count: s.seen, More: f.more}
+			last = &pb.RangeResponse{Header: header(s.head), Count: s.seen, More: f.more}
 		}
 	}
 	if last == nil && f.piece.N == 0 {
@@ -312,7 +346,7 @@ func lastKey(resp *pb.RangeResponse) []byte { return resp.GetKvs()[len(resp.GetK
 
 // endSorted sends the last chunk.
 func (s *stream) endSorted(ctx context.Context, span keyspace.Span, resp *pb.RangeResponse, encoded []byte, count int64) error {
-	last := &pb.RangeResponse{Header: header(s.at.at), More: resp.GetMore(), Count: count}
+	last := &pb.RangeResponse{Header: header(s.head), More: resp.GetMore(), Count: count}
 	if !resp.GetMore() {
 		return s.send(encoded, last)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -226,7 +227,9 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved tx
 		if right == nil {
 			continue
 		}
-		moved.putLock(right)
+		if !plant.Is(plant.LocksLostAtSplit) {
+			moved.putLock(right)
+		}
 		out.locks = append(out.locks, lockChange{removed: l, added: left})
 		if left == nil {
 			delete(s.txns.locks, id)

@@ -57,11 +57,45 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 // checkOrder asks porcupine for an order that explains the answers: of each key for
 // itself, and of all in windows of revisions.
 func checkOrder(r *Report, p *replay) []string {
-	bad := checkKeys(r.History.Ops(), r.Versions)
-	if p != nil {
-		bad = append(bad, checkWindows(p)...)
+	ops := r.History.Ops()
+	if p == nil {
+		return checkKeys(ops, r.Versions)
 	}
-	return bad
+	return append(checkKeys(p.decided(ops), r.Versions), checkWindows(p)...)
+}
+
+// decided returns the operations with those of unknown fate decided: the ones that changed
+// something, by what the replay gives to them, have returned before anybody was told of
+// their revision, and the others have done nothing. Who leaves all of them open, for ever,
+// has porcupine try every subset of the deletions.
+func (p *replay) decided(ops []*Op) []*Op {
+	made := map[*Op]int64{}
+	for _, o := range p.ops {
+		made[o.op] = o.rev
+	}
+	first := firstSeen(ops)
+	var out []*Op
+	for _, o := range ops {
+		if o.Outcome != Unknown {
+			out = append(out, o)
+			continue
+		}
+		rev, ok := made[o]
+		if !ok {
+			continue
+		}
+		if told := first(rev); told != nil {
+			o = clone(o)
+			o.Return = told.Return
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func clone(o *Op) *Op {
+	c := *o
+	return &c
 }
 
 // CheckUnfinished judges what there is of the history of a run that does not end.

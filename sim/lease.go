@@ -216,19 +216,24 @@ func (h *holder) keepAlive() bool {
 
 // attachOne attaches a key, or a few at once. It returns false if there is no such lease.
 func (h *holder) attachOne() bool {
-	var req proto.Message = &pb.PutRequest{Key: []byte(h.key()), Value: h.value(), PrevKv: true, Lease: h.id}
-	if h.rng.IntN(3) == 0 {
-		t := h.several(h.group())
-		t.Compare = nil
-		for _, op := range t.GetSuccess() {
-			if p := op.GetRequestPut(); p != nil {
-				p.Lease = h.id
-			}
-		}
-		req = t
-	}
-	o := h.ask(req, requestTimeout)
+	o := h.ask(h.attachment(h.id), requestTimeout)
 	return o == nil || o.Outcome != Refused || !errors.Is(o.Err, kverror.LeaseNotFound)
+}
+
+// attachment is a request that attaches a key, or a few at once, to a lease.
+func (c *client) attachment(id int64) proto.Message {
+	put := &pb.PutRequest{Key: []byte(c.key()), Value: c.value(), PrevKv: true, Lease: id}
+	if c.rng.IntN(3) > 0 {
+		return put
+	}
+	t := c.several(c.group())
+	t.Compare = nil
+	for _, op := range t.GetSuccess() {
+		if p := op.GetRequestPut(); p != nil {
+			p.Lease = id
+		}
+	}
+	return t
 }
 
 // end lets the lease expire, or revokes it, and attaches keys while it ends.

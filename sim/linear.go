@@ -78,7 +78,7 @@ func checkKeys(ops []*Op, vs []Version) (bad []string) {
 				continue
 			}
 			end := o.Return
-			if o.Outcome == Unknown {
+			if o.Outcome == Unknown && end == 0 {
 				end = math.MaxInt64
 			}
 			h = append(h, porcupine.Operation{ClientId: o.Client, Input: f, Call: o.Call, Return: end, Metadata: o})

@@ -114,7 +114,7 @@ var stories = []story{
 	// Ranges that wander over five nodes, and are split, while everything fails that can.
 	{name: "moves", long: true, cfg: func(seed uint64) Config {
 		return Config{
-			Nodes: 5, Clients: 6, BurstOps: 4, Leases: 2, Moves: 40, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Nodes: 5, Clients: 6, BurstOps: 4, Leases: 2, Txns: 30, Moves: 40, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, CrashAll},
 		}
 	}},

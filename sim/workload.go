@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,6 +44,8 @@ type client struct {
 	seen   map[string]*mvccpb.KeyValue
 	latest int64
 	writes int
+	// padding is up to how many bytes more a value has than it needs.
+	padding int
 }
 
 func newClient(c *cluster, h *History, id int) *client {
@@ -199,7 +202,11 @@ func (c *client) key() string {
 // value returns one that nobody else ever writes.
 func (c *client) value() []byte {
 	c.writes++
-	return fmt.Appendf(nil, "%d.%d", c.id, c.writes)
+	v := fmt.Appendf(nil, "%d.%d", c.id, c.writes)
+	if c.padding > 0 {
+		v = append(v, strings.Repeat("x", 1+c.rng.IntN(c.padding))...)
+	}
+	return v
 }
 
 // request draws one request.

@@ -3,7 +3,7 @@ package watch
 import (
 	"bytes"
 	"cmp"
-	"slices"
+	"iter"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
@@ -74,25 +74,11 @@ func compare(a, b *event) int {
 	return cmp.Or(cmp.Compare(a.rev, b.rev), cmp.Compare(a.sub, b.sub), bytes.Compare(a.key(), b.key()))
 }
 
-// insert puts the event into the sorted list and returns the list, or the event that
-// is there already.
-func insert(list []*event, e *event) (_ []*event, twin *event) {
-	if n := len(list); n == 0 || compare(list[n-1], e) < 0 {
-		return append(list, e), nil
-	}
-	at, found := slices.BinarySearchFunc(list, e, compare)
-	if found {
-		return list, list[at]
-	}
-	return slices.Insert(list, at, e), nil
-}
-
 // recentEvents are the events that came last, in order, within a bound.
 type recentEvents struct {
 	limit, bytes int64
-	// list[head:] are they. Events at or below floor are gone.
-	list  []*event
-	head  int
+	list         eventList
+	// Events at or below floor are gone.
 	floor keyspace.Revision
 }
 
@@ -102,15 +88,11 @@ func (r *recentEvents) add(e *event) bool {
 	if e.rev <= r.floor {
 		return true
 	}
-	live, twin := insert(r.list[r.head:], e)
-	if twin != nil {
+	if twin := r.list.insert(e); twin != nil {
 		if twin.whole == nil {
 			twin.whole = e.whole
 		}
 		return false
-	}
-	if len(live) > len(r.list)-r.head {
-		r.list = append(r.list[:r.head], live...)
 	}
 	r.bytes += e.bytes
 	r.trim()
@@ -119,33 +101,15 @@ func (r *recentEvents) add(e *event) bool {
 
 // trim lets the oldest revisions go, whole ones.
 func (r *recentEvents) trim() {
-	for r.bytes > r.limit && r.head < len(r.list) {
-		r.floor = r.list[r.head].rev
-		for r.head < len(r.list) && r.list[r.head].rev == r.floor {
-			r.bytes -= r.list[r.head].bytes
-			r.list[r.head] = nil
-			r.head++
+	for r.bytes > r.limit && r.list.len() > 0 {
+		r.floor = r.list.first().rev
+		for r.list.len() > 0 && r.list.first().rev == r.floor {
+			r.bytes -= r.list.shift().bytes
 		}
-	}
-	if r.head > 1024 && r.head > len(r.list)/2 {
-		r.list = append([]*event(nil), r.list[r.head:]...)
-		r.head = 0
 	}
 }
 
-// between returns the events with revisions in (after, to].
-func (r *recentEvents) between(after, to keyspace.Revision) []*event {
-	live := r.list[r.head:]
-	return live[above(live, after):above(live, to)]
-}
-
-// above returns the place of the first event of the sorted list above the revision.
-func above(list []*event, rev keyspace.Revision) int {
-	at, _ := slices.BinarySearchFunc(list, rev, func(e *event, rev keyspace.Revision) int {
-		if e.rev <= rev {
-			return -1
-		}
-		return 1
-	})
-	return at
+// between calls for the events with revisions in (after, to].
+func (r *recentEvents) between(after, to keyspace.Revision) iter.Seq[*event] {
+	return r.list.between(after, to)
 }

@@ -18,8 +18,8 @@ type group struct {
 	// pos: everything at or below it was queued for the members.
 	pos     keyspace.Revision
 	members []*Watcher
-	// pending are a live group's events above pos, sorted.
-	pending []*event
+	// pending are a live group's events above pos.
+	pending eventList
 	bytes   int64
 
 	// indexed says that the group is in the index, inTree that it is in its tree.
@@ -195,14 +195,12 @@ func (h *Hub) addPendingLocked(g *group, e *event) {
 	if e.rev <= g.pos {
 		return
 	}
-	list, twin := insert(g.pending, e)
-	if twin != nil {
+	if twin := g.pending.insert(e); twin != nil {
 		if twin.whole == nil {
 			twin.whole = e.whole // it comes again with the version before
 		}
 		return
 	}
-	g.pending = list
 	g.bytes += e.bytes
 	h.pendingBytes += e.bytes
 	h.waiting[g] = struct{}{}
@@ -211,28 +209,25 @@ func (h *Hub) addPendingLocked(g *group, e *event) {
 // dropPendingLocked forgets what waits in a group.
 func (h *Hub) dropPendingLocked(g *group) {
 	h.pendingBytes -= g.bytes
-	g.pending, g.bytes = nil, 0
+	g.pending, g.bytes = eventList{}, 0
 	delete(h.waiting, g)
 }
 
 // releaseLocked delivers what nothing lower can precede any more.
 func (h *Hub) releaseLocked(g *group) {
 	frontier := h.frontierLocked(g.span)
-	if plant.Is(plant.ReleasedTooEarly) && len(g.pending) > 0 {
-		frontier = max(frontier, g.pending[len(g.pending)-1].rev)
+	if plant.Is(plant.ReleasedTooEarly) && g.pending.len() > 0 {
+		frontier = max(frontier, g.pending.last().rev)
 	}
-	n := above(g.pending, frontier)
-	if n == 0 {
+	if g.pending.len() == 0 || g.pending.first().rev > frontier {
 		return
 	}
-	batch := g.pending[:n:n]
-	g.pending = g.pending[n:]
+	batch := g.pending.takeUpTo(frontier)
 	for _, e := range batch {
 		g.bytes -= e.bytes
 		h.pendingBytes -= e.bytes
 	}
-	if len(g.pending) == 0 {
-		g.pending = nil
+	if g.pending.len() == 0 {
 		delete(h.waiting, g)
 	}
 	pos := g.pos
@@ -252,6 +247,7 @@ func (h *Hub) deliverLocked(g *group, batch []*event, pos, before keyspace.Revis
 	for _, w := range slices.Clone(g.members) {
 		if !w.offerLocked(batch, shared) {
 			h.cfg.Metrics.Slow.Inc()
+			w.past = true
 			h.leaveLocked(w)
 			h.lagLocked(h.lagBehindLocked(w, before))
 		}
@@ -320,7 +316,7 @@ func (h *Hub) cutLocked() {
 		}
 		h.cfg.Metrics.Cut.Inc()
 		// It may have been idle for long, and is not to ask for what is compacted by now.
-		most.pos = max(most.pos, min(h.frontierLocked(most.span), most.pending[0].rev-1))
+		most.pos = max(most.pos, min(h.frontierLocked(most.span), most.pending.first().rev-1))
 		h.groups.remove(most)
 		h.dropPendingLocked(most)
 		most.live = false

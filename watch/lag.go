@@ -153,15 +153,39 @@ func (h *Hub) goLiveAloneLocked(g *group) bool {
 	return true
 }
 
-// recentOf returns the recent events of the span with revisions in (after, to].
+// recentOf returns the recent events of the span with revisions in (after, to], as history
+// would tell them.
 func (h *Hub) recentOf(span keyspace.Span, after, to keyspace.Revision) (events []*event, bytes int64) {
-	for _, e := range h.recent.between(after, to) {
+	for e := range h.recent.between(after, to) {
 		if span.Contains(e.key()) {
 			events = append(events, e)
-			bytes += e.bytes
 		}
 	}
+	events = kept(events, h.compacted)
+	for _, e := range events {
+		bytes += e.bytes
+	}
 	return events, bytes
+}
+
+// kept leaves out, at or below the compacted revision, the events of writes that a later
+// one of the same transaction has replaced: that is what a compaction leaves of a revision.
+func kept(events []*event, compacted keyspace.Revision) []*event {
+	n := above(events, compacted)
+	if n == 0 {
+		return events
+	}
+	type write struct {
+		rev keyspace.Revision
+		key string
+	}
+	last := make(map[write]*event, n)
+	for _, e := range events[:n] {
+		last[write{e.rev, string(e.key())}] = e
+	}
+	return slices.DeleteFunc(events, func(e *event) bool {
+		return e.rev <= compacted && last[write{e.rev, string(e.key())}] != e
+	})
 }
 
 // catchUpLocked delivers recent events up to a revision to the members of a group. Of

@@ -2,6 +2,8 @@ package watch
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -77,6 +79,50 @@ func TestProgressBesideAFutureStart(t *testing.T) {
 		}
 		if told != 1 {
 			t.Errorf("progress was told %d times", told)
+		}
+	})
+}
+
+// No progress is told that was asked for while a watcher of the stream read the past, as in
+// etcd: not even when it has caught up. What is asked for then is told.
+func TestProgressBesideALaggingWatcher(t *testing.T) {
+	quiet(t, func(c *Config) { c.RecentBytes = 1 }, func(t *testing.T, w *world, h *Hub) {
+		for range 5 {
+			w.write("aa")
+			w.wg.Wait()
+		}
+		s := h.NewStream()
+		defer s.Close()
+		silence := func(node keyspace.NodeID) {
+			w.mu.Lock()
+			w.silent = node
+			w.mu.Unlock()
+		}
+		silence(1)
+		for i, start := range []keyspace.Revision{0, 2} {
+			if _, _, err := s.Watch(t.Context(), int64(i), Request{Start: start}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, want := range []struct{ events, told int }{{5, 0}, {0, 1}} {
+			if err := s.RequestProgress(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			silence(0)
+			events, told := 0, 0
+			for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				d, ok, err := s.TryNext()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if events += len(d.Events); ok && d.Watcher == nil {
+					told++
+				}
+			}
+			if events != want.events || told != want.told {
+				t.Errorf("%d events, and progress %d times; want %+v", events, told, want)
+			}
 		}
 	})
 }
@@ -332,4 +378,42 @@ func TestACompactedVersionIsNotTheOneBefore(t *testing.T) {
 			later.Close()
 		}
 	})
+}
+
+// At the compacted revision itself a watcher is told what the compaction keeps: the last
+// write of each key, and not those that it has replaced in the same transaction. Who reads
+// what is here and who reads history is told the same.
+func TestCompactionKeepsTheLastWriteOfARevision(t *testing.T) {
+	for _, recent := range []int64{1, 16 << 20} {
+		quiet(t, func(c *Config) { c.RecentBytes = recent }, func(t *testing.T, w *world, h *Hub) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			w.puts, w.earlier = true, true
+			first := watchAll(ctx, h, &wg, &observer{name: "first"})
+			w.write("aa")
+			w.wg.Wait()
+			at := w.rev + 1
+			w.write("aa", "ab", "aa")
+			w.wg.Wait()
+			w.write("aa", "aa")
+			w.wg.Wait()
+			time.Sleep(time.Second)
+			w.mu.Lock()
+			w.compacted = at
+			w.mu.Unlock()
+			second := watchAll(ctx, h, &wg, &observer{name: "second", req: Request{Start: at}})
+			cancel()
+			wg.Wait()
+			if n := first.count(); n != 6 {
+				t.Errorf("%d events were told before the compaction", n)
+			}
+			var got []string
+			for _, e := range second.events {
+				got = append(got, fmt.Sprintf("%d %s", e.Kv.ModRevision-int64(at), e.Kv.Key))
+			}
+			if want := []string{"0 ab", "0 aa", "1 aa", "1 aa"}; !slices.Equal(got, want) {
+				t.Errorf("with %d bytes of events kept: %q, want %q", recent, got, want)
+			}
+		})
+	}
 }

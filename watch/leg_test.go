@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -219,8 +220,8 @@ func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		h.mu.Lock()
 		l, rev := h.byRange[r.desc.Range], h.logEnd
-		if l.spoken >= rev || len(h.recent.between(rev-1, rev)) != 1 {
-			t.Fatalf("spoken %d of %d beside a lock, recent %v", l.spoken, rev, h.recent.list)
+		if l.spoken >= rev || len(slices.Collect(h.recent.between(rev-1, rev))) != 1 {
+			t.Fatalf("spoken %d of %d beside a lock, recent %v", l.spoken, rev, h.recent.list.pieces)
 		}
 		h.wantPrevLocked(span)
 		l.proof.mark, l.proof.complete, l.proof.at, l.proof.leader = l.mark, rev, h.cfg.Clock.Now(), r.leader
@@ -231,7 +232,7 @@ func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
 		h.mu.Unlock()
 		time.Sleep(20 * time.Millisecond)
 		h.mu.Lock()
-		if e := h.recent.between(rev-1, rev); l.spoken < rev || e[0].whole == nil {
+		if e := slices.Collect(h.recent.between(rev-1, rev)); l.spoken < rev || e[0].whole == nil {
 			t.Errorf("spoken %d of %d, %+v", l.spoken, rev, e[0])
 		}
 		h.mu.Unlock()

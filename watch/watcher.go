@@ -166,6 +166,9 @@ type Watcher struct {
 	compacted, tooLarge keyspace.Revision
 	ready               bool
 	closed              bool
+	// past says that it began in the past, or that its client was too slow: while it lags
+	// for that nobody asks for the stream's progress.
+	past bool
 }
 
 // wants says whether the watcher gets the event.
@@ -369,7 +372,7 @@ func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, 
 	if req.Start > 0 {
 		pos = min(req.Start-1, current)
 	}
-	w.from = max(w.from, pos+1)
+	w.from, w.past = max(w.from, pos+1), pos < current
 	h.coverLocked(req.Span, current)
 	if req.Prev {
 		h.wantPrevLocked(req.Span)
@@ -528,7 +531,11 @@ func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
 	if plant.Is(plant.ProgressTooEarly) {
 		return w.s.hub.logEnd, true
 	}
-	return w.s.hub.frontierLocked(w.group.span), true
+	rev = w.s.hub.frontierLocked(w.group.span)
+	if p := &w.group.pending; p.len() > 0 {
+		rev = min(rev, p.first().rev-1) // what is complete may be held back for a moment
+	}
+	return rev, true
 }
 
 // Progress says up to where the watcher's client has got everything: all events at or
@@ -544,7 +551,8 @@ func (w *Watcher) Progress() (rev keyspace.Revision, ok bool) {
 // RequestProgress has Next give out a revision without events, once all watchers of the
 // stream have got everything up to what is current at a moment after the call. Requests
 // that come before one is answered share one more answer. Like in etcd, none is answered
-// beside a watcher that begins later than that.
+// that comes beside a watcher which begins later than that, or which reads the past, since
+// it began there or its client was too slow: the client asks again.
 func (s *Stream) RequestProgress(ctx context.Context) error {
 	h := s.hub
 	a, err := h.cfg.Ranges.Current(ctx)
@@ -554,7 +562,7 @@ func (s *Stream) RequestProgress(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range s.watchers {
-		if w.req.Start > a.Current {
+		if w.req.Start > a.Current || w.past && w.group != nil && !w.group.live {
 			return nil
 		}
 	}

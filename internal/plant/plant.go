@@ -63,6 +63,13 @@ const (
 	AttachedWhileEnding
 	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
 	LeaseGrantedTwice
+	// SplitUnseen: a range serves keys that a split has taken from it to who has not heard
+	// of the split.
+	SplitUnseen
+	// LocksLostAtSplit: the upper half of a split forgets the locks on its keys.
+	LocksLostAtSplit
+	// NeverRemoved: a replica that is no member any more stays where it is.
+	NeverRemoved
 	// FreezeForgotten: a range that is frozen serves again once another replica leads it.
 	FreezeForgotten
 	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
@@ -95,6 +102,8 @@ var names = [end]string{
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
+	"keys served that a split has taken", "locks lost at a split",
+	"replica that left never removed",
 	"freeze forgotten by the next leader", "locks lost at a merge", "complete by one half of a merge",
 	"merge both committed and aborted", "feed of a merged range begun too late",
 	"request run twice", "disk that lies", "clock that freezes",

@@ -1,0 +1,338 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// space is a network namespace. It has no name: it lasts as long as this file is open
+// or a process lives in it, so that no end of a run, however it comes, leaves one, and
+// two runs have nothing in common.
+type space struct{ file *os.File }
+
+// newSpace makes a network namespace.
+func newSpace() (s space, err error) {
+	err = onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("a network namespace: %w", err)
+		}
+		s.file, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	return s, err
+}
+
+// do runs f on a thread in the namespace: sockets that f opens and processes that it
+// starts belong there.
+func (s space) do(f func() error) error {
+	return onThread(func() error {
+		if err := unix.Setns(int(s.file.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter a network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// onThread runs f on a thread of its own and brings that back to where it was: a thread
+// that ends takes the processes with it that were started there to die with their parent.
+func onThread(f func() error) error {
+	runtime.LockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer home.Close()
+	err = f()
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		// The thread stays locked, and is gone with the goroutine.
+		return errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// command runs a command in the namespace, with text as its input.
+func (s space) command(text, name string, args ...string) error {
+	return s.do(func() error { return command(text, name, args...) })
+}
+
+func command(text, name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w %s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// network is a bridge with a namespace for each machine. Clients are on the bridge's own
+// address.
+type network struct {
+	spaces []space
+	// faults numbers the tables of nft.
+	faults atomic.Int64
+}
+
+// The addresses are those of this process's own namespace, and in nobody's way.
+const (
+	clientsAddress = "10.77.0.254"
+	bridge         = "bridge"
+	link           = "eth0" // of each machine
+)
+
+func address(machine int) string { return fmt.Sprintf("10.77.0.%d", machine+1) }
+
+// outer is the bridge's end of a machine's link.
+func outer(machine int) string { return fmt.Sprintf("machine%d", machine+1) }
+
+// newNetwork makes the namespaces of so many machines. An error is that this machine or
+// this user cannot.
+func newNetwork(t *testing.T, machines int) (*network, error) {
+	t.Helper()
+	if noNamespace != "" {
+		return nil, errors.New(noNamespace)
+	}
+	for _, tool := range []string{"ip", "tc", "nft"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return nil, err
+		}
+	}
+	n := &network{}
+	t.Cleanup(func() {
+		// The next one is to find the names free; the kernel takes its time with what goes
+		// with a namespace.
+		for i, s := range n.spaces {
+			if err := command("", "ip", "link", "del", outer(i)); err != nil {
+				t.Error(err)
+			}
+			s.file.Close()
+		}
+		if err := command("", "ip", "link", "del", bridge); err != nil {
+			t.Error(err)
+		}
+	})
+	err := errors.Join(command("", "ip", "link", "add", bridge, "type", "bridge"),
+		command("", "ip", "address", "add", clientsAddress+"/24", "dev", bridge), command("", "ip", "link", "set", bridge, "up"))
+	for i := 0; i < machines && err == nil; i++ {
+		err = n.plug(i)
+	}
+	return n, err
+}
+
+// plug makes the namespace of a machine and connects it to the bridge.
+func (n *network) plug(machine int) error {
+	s, err := newSpace()
+	if err != nil {
+		return err
+	}
+	n.spaces = append(n.spaces, s)
+	// ip takes a path in the place of a name.
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.file.Fd())
+	return errors.Join(
+		command("", "ip", "link", "add", outer(machine), "type", "veth", "peer", "name", link, "netns", path),
+		command("", "ip", "link", "set", outer(machine), "master", bridge, "up"),
+		s.command("", "ip", "address", "add", address(machine)+"/24", "dev", link),
+		s.command("", "ip", "link", "set", link, "up"),
+		s.command("", "ip", "link", "set", "lo", "up"))
+}
+
+// drop loses, at a machine, what comes in and what goes out and fits one of nft's
+// expressions, until heal is called.
+func (n *network) drop(machine int, in, out []string) (heal func() error, err error) {
+	table := fmt.Sprintf("fault%d", n.faults.Add(1))
+	var b strings.Builder
+	fmt.Fprintf(&b, "table ip %s {\n", table)
+	for hook, rules := range map[string][]string{"input": in, "output": out} {
+		fmt.Fprintf(&b, "chain %s { type filter hook %s priority 0; policy accept;\n", hook, hook)
+		for _, r := range rules {
+			fmt.Fprintf(&b, "%s drop;\n", r)
+		}
+		fmt.Fprintf(&b, "}\n")
+	}
+	fmt.Fprintf(&b, "}\n")
+	s := n.spaces[machine]
+	if err := s.command(b.String(), "nft", "-f", "-"); err != nil {
+		return nil, err
+	}
+	return func() error { return s.command("", "nft", "delete", "table", "ip", table) }, nil
+}
+
+// from and to are nft's expressions of what comes from machines, and goes to them.
+func from(machines []int) []string { return []string{"ip saddr { " + addresses(machines) + " }"} }
+func to(machines []int) []string   { return []string{"ip daddr { " + addresses(machines) + " }"} }
+
+func addresses(machines []int) string {
+	var all []string
+	for _, m := range machines {
+		all = append(all, address(m))
+	}
+	return strings.Join(all, ", ")
+}
+
+// Expressions of everything but what a machine says to itself, of some of it, and of
+// what clients say and are told.
+var (
+	anythingIn  = []string{`iifname "` + link + `"`}
+	anythingOut = []string{`oifname "` + link + `"`}
+	lossyIn     = []string{`iifname "` + link + `" numgen random mod 100 < 30`}
+	lossyOut    = []string{`oifname "` + link + `" numgen random mod 100 < 30`}
+	clientsIn   = []string{"ip saddr " + clientsAddress}
+	clientsOut  = []string{"ip daddr " + clientsAddress}
+)
+
+// slow lets a machine send no more than a little, until heal is called.
+func (n *network) slow(machine int) (heal func() error, err error) {
+	s := n.spaces[machine]
+	if err := s.command("", "tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", "2mbit", "burst", "16kb", "latency", "300ms"); err != nil {
+		return nil, err
+	}
+	return func() error { return s.command("", "tc", "qdisc", "del", "dev", link, "root") }, nil
+}
+
+// bringUp has this namespace's own loopback, which is new.
+func bringUp(name string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	r, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	r.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
+}
+
+// words is how many datagrams one machine says to another, to see whether it is heard; those
+// of all fit into a receiver's buffer.
+const words = 40
+
+// hears returns how many datagrams of each machine a machine hears; those of the clients
+// come after all machines'.
+func (n *network) hears(t *testing.T, machine int) []int {
+	t.Helper()
+	target := address(machine) + ":4000"
+	var l net.PacketConn
+	err := n.spaces[machine].do(func() (err error) {
+		l, err = net.ListenPacket("udp4", target)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	heard := make([]int, len(n.spaces)+1)
+	for from := range heard {
+		say := func() error { return sayTo(target, byte(from)) }
+		if from < len(n.spaces) {
+			err = n.spaces[from].do(say)
+		} else {
+			err = say()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for b := make([]byte, 16); ; {
+		if err := l.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := l.ReadFrom(b); err != nil {
+			return heard
+		}
+		heard[b[0]]++
+	}
+}
+
+// sayTo sends datagrams of one byte. What a rule of the output drops is an error of the
+// write.
+func sayTo(target string, what byte) error {
+	c, err := net.Dial("udp4", target)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for range words {
+		if _, err := c.Write([]byte{what}); err != nil && !errors.Is(err, unix.EPERM) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Rules of nft lose what they are to lose, in the one direction or in both, and nothing
+// else, and no more when they are healed.
+func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
+	n, err := newNetwork(t, 3)
+	if err != nil {
+		leaveOut(t, err)
+	}
+	all := []int{words, words, words, words}
+	expect := func(when string, machine int, want []int) {
+		t.Helper()
+		if got := n.hears(t, machine); !slices.Equal(got, want) {
+			t.Errorf("%s: machine %d hears %d, want %d", when, machine+1, got, want)
+		}
+	}
+	for i := range 3 {
+		expect("at first", i, all)
+	}
+	for _, c := range []struct {
+		what           string
+		in, out        []string
+		first, another []int // what the first machine hears, and the second
+	}{
+		{"the first does not hear the second", from([]int{1}), nil, []int{words, 0, words, words}, all},
+		{"the others do not hear the first", nil, to([]int{1, 2}), all, []int{0, words, words, words}},
+		{"both ways", from([]int{1}), to([]int{1}), []int{words, 0, words, words}, []int{0, words, words, words}},
+		{"cut off", anythingIn, anythingOut, []int{words, 0, 0, 0}, []int{0, words, words, words}},
+		{"no clients", clientsIn, clientsOut, []int{words, words, words, 0}, all},
+	} {
+		heal, err := n.drop(0, c.in, c.out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(c.what, 0, c.first)
+		expect(c.what, 1, c.another)
+		if err := heal(); err != nil {
+			t.Fatal(err)
+		}
+		expect(c.what+", healed", 0, all)
+		expect(c.what+", healed", 1, all)
+	}
+	heal, err := n.drop(0, lossyIn, lossyOut)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := n.hears(t, 0); got[0] != words || got[1] == 0 || got[1] == words || got[3] == 0 || got[3] == words {
+		t.Errorf("over a link that loses 30 of 100 are heard %d", got)
+	}
+	if err := heal(); err != nil {
+		t.Fatal(err)
+	}
+	expect("healed", 0, all)
+}
+
+// leaveOut skips a test that this machine cannot have, or fails it where nothing may be
+// left out.
+func leaveOut(t *testing.T, err error) {
+	t.Helper()
+	leave := t.Skipf
+	if nothingLeftOut() {
+		leave = t.Fatalf
+	}
+	leave("left out: %v", err)
+}

@@ -1,0 +1,393 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/sim"
+)
+
+// The operations of an operator, by the command line alone.
+const (
+	opSplit    = "range split"
+	opMerge    = "range merge"
+	opMove     = "range move"
+	opTransfer = "range transfer-leader"
+	opDrain    = "node drain"
+	opReplace  = "node decommission"
+)
+
+const (
+	// operatorPause bounds the pause between two operations on ranges, nodePauseMax that
+	// between two on nodes.
+	operatorPause, nodePauseMax = 1500 * time.Millisecond, 6 * time.Second
+	// commandTime is what a command may take by its own flag, and waitTime what one that
+	// waits for the end of what it began may take besides.
+	commandTime, waitTime = 15 * time.Second, time.Minute
+	// mostRanges bounds how far a storm splits where nothing merges.
+	mostRanges = 20
+)
+
+// operator changes the cluster as somebody at a terminal does.
+type operator struct {
+	s    *storm
+	has  map[string]bool
+	rngs [2]*rand.Rand // of ranges, of nodes
+	// probes are what is asked through each machine.
+	probes  []*sim.Requests
+	nextID  int // of the next new node
+	running sync.WaitGroup
+	stop    context.CancelFunc
+
+	mu    sync.Mutex
+	tries map[string]*tries // guarded by mu
+}
+
+// tries says what became of an operation that was tried again and again.
+type tries struct {
+	tried, done int
+	refusals    map[string]int
+}
+
+func newOperator(ctx context.Context, s *storm, seed uint64) *operator {
+	o := &operator{s: s, nextID: stormMachines + 1, tries: map[string]*tries{}}
+	for i := range o.rngs {
+		o.rngs[i] = rand.New(rand.NewPCG(seed, uint64(10+i)))
+	}
+	for i := range s.c.nodes {
+		o.probes = append(o.probes, s.l.outside.Requests(probeIDs+i, 0))
+	}
+	help := func(args ...string) string {
+		out, err := o.run(ctx, append(args, "--help")...)
+		if err != nil {
+			s.t.Errorf("help: %v", err)
+		}
+		return out
+	}
+	var leftOut []string
+	o.has, leftOut = commands(help)
+	s.leftOut = append(s.leftOut, leftOut...)
+	return o
+}
+
+// commands says by its help which operations a build of skein has, and which are left out
+// of a storm and why.
+func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
+	has = map[string]bool{}
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opDrain, opReplace, "placement pause"} {
+		group, name, _ := strings.Cut(op, " ")
+		for line := range strings.Lines(help(group)) {
+			fields := strings.Fields(line)
+			has[op] = has[op] || strings.HasPrefix(line, "  ") && len(fields) > 1 && fields[0] == name
+		}
+		if !has[op] {
+			leftOut = append(leftOut, fmt.Sprintf("skein %s: this build has no such command", op))
+		}
+	}
+	if has[opReplace] && !strings.Contains(help("start"), "--join") {
+		has[opReplace] = false
+		leftOut = append(leftOut, "the replacement of a node: skein start of this build has no --join")
+	}
+	return has, leftOut
+}
+
+// run runs a command of skein. An error has what the command said.
+func (o *operator) run(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTime+waitTime+10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, o.s.c.nodes[0].binary, args...)
+	cmd.Env = environment()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("skein %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// ask runs a command with the endpoints of all machines, in an order by chance.
+func (o *operator) ask(ctx context.Context, rng *rand.Rand, args ...string) (string, error) {
+	urls := o.s.c.urls()
+	rng.Shuffle(len(urls), func(i, j int) { urls[i], urls[j] = urls[j], urls[i] })
+	return o.run(ctx, append(args, "--endpoints", strings.Join(urls, ","), "--command-timeout", commandTime.String())...)
+}
+
+// start begins to change the cluster: one operation on ranges and one on nodes at a time.
+func (o *operator) start(ctx context.Context) {
+	ctx, o.stop = context.WithCancel(ctx)
+	loop := func(rng *rand.Rand, most time.Duration, ops ...string) {
+		ops = slices.DeleteFunc(ops, func(op string) bool { return !o.has[op] })
+		if len(ops) == 0 {
+			return
+		}
+		o.running.Go(func() {
+			for ctx.Err() == nil {
+				wait(ctx, most/4+time.Duration(rng.Int64N(int64(most))))
+				o.do(ctx, rng, ops[rng.IntN(len(ops))])
+			}
+		})
+	}
+	loop(o.rngs[0], operatorPause, opSplit, opMerge, opMove, opTransfer)
+	loop(o.rngs[1], nodePauseMax, opDrain, opReplace)
+}
+
+// end ends that, when what has begun is over.
+func (o *operator) end() {
+	o.stop()
+	o.running.Wait()
+}
+
+// do does one operation and counts how it went.
+func (o *operator) do(ctx context.Context, rng *rand.Rand, op string) bool {
+	start := time.Now()
+	ctx = context.WithoutCancel(ctx) // an operator does not go in the middle of it
+	what, err := o.one(ctx, rng, op)
+	if what == "" && err == nil {
+		return false // there is nothing that it could be done to
+	}
+	took := time.Since(start).Round(time.Millisecond)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t := o.tries[op]
+	if t == nil {
+		t = &tries{refusals: map[string]int{}}
+		o.tries[op] = t
+	}
+	t.tried++
+	if err != nil {
+		t.refusals[reason(err)]++
+		o.s.note("operator: %s %s, after %v: %v", op, what, took, err)
+		return false
+	}
+	t.done++
+	o.s.note("operator: %s %s, in %v", op, what, took)
+	return true
+}
+
+// reason is the part of a refusal by which it can be counted with others of its kind.
+func reason(err error) string {
+	text := err.Error()
+	if _, after, found := strings.Cut(text, "skein: "); found {
+		text = after
+	}
+	text, _, _ = strings.Cut(text, "\n")
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return '#'
+		}
+		return r
+	}, text)
+}
+
+// rangeRow is a range as skein range list -w json has it.
+type rangeRow struct {
+	ID       uint64   `json:"id"`
+	Start    string   `json:"start"`
+	End      string   `json:"end"`
+	Leader   string   `json:"leader"`
+	Replicas []string `json:"replicas"`
+}
+
+func (o *operator) ranges(ctx context.Context, rng *rand.Rand) ([]rangeRow, error) {
+	out, err := o.ask(ctx, rng, "range", "list", "-w", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Ranges []rangeRow }
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list.Ranges) == 0 {
+		return nil, fmt.Errorf("skein range list -w json: %w: %s", err, out)
+	}
+	return list.Ranges, nil
+}
+
+// one does one operation, drawn from chance. what says to what.
+func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
+	switch op {
+	case opDrain:
+		return o.drain(ctx, rng)
+	case opReplace:
+		return o.replace(ctx, rng)
+	}
+	ranges, err := o.ranges(ctx, rng)
+	if err != nil {
+		return "", err
+	}
+	i := rng.IntN(len(ranges))
+	r := ranges[i]
+	names := o.s.c.names()
+	switch op {
+	case opSplit:
+		key := sim.SomeKey(rng)
+		if len(ranges) >= mostRanges || slices.ContainsFunc(ranges, func(r rangeRow) bool { return r.Start == key }) {
+			return "", nil
+		}
+		_, err = o.ask(ctx, rng, "range", "split", "--key", key)
+		return "at " + key, err
+	case opMerge:
+		if r.End == "" {
+			return "", nil // the last one has no right neighbour
+		}
+		_, err = o.ask(ctx, rng, "range", "merge", "--left", fmt.Sprint(r.ID))
+		return fmt.Sprintf("of range %d and the next", r.ID), err
+	case opMove:
+		names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(r.Replicas, n) })
+		if len(names) == 0 || len(r.Replicas) == 0 {
+			return "", nil
+		}
+		from, to := r.Replicas[rng.IntN(len(r.Replicas))], names[rng.IntN(len(names))]
+		_, err = o.ask(ctx, rng, "range", "move", "--range", fmt.Sprint(r.ID), "--from", from, "--to", to)
+		return fmt.Sprintf("of range %d from %s to %s", r.ID, from, to), err
+	case opTransfer:
+		to := r.Replicas[rng.IntN(len(r.Replicas))]
+		_, err = o.ask(ctx, rng, "range", "transfer-leader", "--range", fmt.Sprint(r.ID), "--to", to)
+		return fmt.Sprintf("of range %d to %s", r.ID, to), err
+	}
+	return "", fmt.Errorf("no operation is called %q", op)
+}
+
+// drain drains a node, and takes it back after a while, whatever became of that.
+func (o *operator) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	name := o.s.c.names()[rng.IntN(stormMachines)]
+	_, err = o.ask(ctx, rng, "node", "drain", name, "--wait-timeout", waitTime.String())
+	wait(ctx, time.Duration(rng.Int64N(int64(3*time.Second))))
+	return name, errors.Join(err, o.insist(ctx, rng, "node", "undrain", name))
+}
+
+// insist repeats a command until it is done.
+func (o *operator) insist(ctx context.Context, rng *rand.Rand, args ...string) error {
+	for start := time.Now(); ; wait(ctx, time.Second) {
+		_, err := o.ask(ctx, rng, args...)
+		if err == nil {
+			return nil
+		}
+		if time.Since(start) > replacePatience {
+			o.s.c.blame("operator: skein %s is not done in %v: %v", strings.Join(args, " "), replacePatience, err)
+			return err
+		}
+	}
+}
+
+// replacePatience bounds how long it may take until a node has given up all that it holds,
+// and until a new one is in.
+const replacePatience = 5 * time.Minute
+
+// replace has a node give up all that it holds, and then puts a new one with an empty disk
+// in its place, under another name.
+func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	machine := rng.IntN(stormMachines)
+	n := o.s.c.nodes[machine]
+	old := n.is()
+	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
+		// It goes on, or it is refused: then the node stays.
+		return old, errors.Join(err, o.insist(ctx, rng, "node", "recommission", old))
+	}
+	n.away.Store(true)
+	defer n.away.Store(false)
+	n.busy.Lock() // when nothing in it is broken any more
+	defer n.busy.Unlock()
+	n.kill()
+	if n.data != nil {
+		if err := n.data.renew(); err != nil {
+			o.s.t.Errorf("a new disk for machine %d: %v", machine+1, err)
+			return old, err
+		}
+	}
+	name := fmt.Sprintf("n%d", o.nextID)
+	o.nextID++
+	var others []string
+	for i, url := range o.s.c.urls() {
+		if i != machine {
+			others = append(others, strings.TrimPrefix(url, "http://"))
+		}
+	}
+	n.rename(name)
+	n.args = append(n.arguments(machine), "--join", strings.Join(others, ","))
+	o.s.c.start(n)
+	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
+}
+
+// joined waits until a node is one of the cluster's and alive.
+func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) error {
+	for start := time.Now(); ; wait(ctx, 200*time.Millisecond) {
+		out, err := o.ask(ctx, rng, "node", "list", "-w", "json")
+		var list struct {
+			Nodes []struct {
+				Name  string
+				Alive bool
+			}
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &list)
+		}
+		for _, n := range list.Nodes {
+			if n.Name == name && n.Alive {
+				return nil
+			}
+		}
+		if time.Since(start) > replacePatience {
+			err = fmt.Errorf("%s has not joined in %v: %w: %s", name, replacePatience, err, out)
+			o.s.c.blame("operator: %v", err)
+			return err
+		}
+	}
+}
+
+// calm wants each operation that this build has to be done once on a cluster that is well:
+// what is refused is tried anew, on something else.
+func (o *operator) calm(ctx context.Context) {
+	for _, op := range slices.Sorted(maps.Keys(o.has)) {
+		if !o.has[op] || op == "placement pause" {
+			continue
+		}
+		start := time.Now()
+		rng := o.rngs[0]
+		for !o.do(ctx, rng, op) {
+			if o.tries[op] == nil && time.Since(start) > 10*time.Second {
+				break // nothing that it could be done to
+			}
+			if time.Since(start) > stormPatience {
+				o.s.c.blame("operator: %s is not done in %v on a cluster that is well: %v", op, stormPatience, o.tries[op].refusals)
+				break
+			}
+			wait(ctx, 200*time.Millisecond)
+		}
+		o.s.measure("calm: "+op, time.Since(start))
+	}
+	if o.has["placement pause"] {
+		// What placement does by itself is to come to an end.
+		_ = o.insist(ctx, o.rngs[0], "placement", "pause")
+	}
+}
+
+// The commands of a build are found by its help, and what it has not is left out and said.
+func TestCommandsAreFoundByTheirHelp(t *testing.T) {
+	pages := map[string]string{
+		"range": "List ranges\n\nAvailable Commands:\n  list            List\n  move            Move merge\n  split           Split\n  transfer-leader Lead\n",
+		"node":  "Nodes\n\nAvailable Commands:\n  drain        Drain\n  decommission Give up\n", "placement": "Placement\n",
+		"start": "Flags:\n  --name\n",
+	}
+	has, leftOut := commands(func(args ...string) string { return pages[args[0]] })
+	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false} {
+		if has[op] != want {
+			t.Errorf("%s: %t", op, has[op])
+		}
+	}
+	if text := strings.Join(leftOut, "\n"); !strings.Contains(text, opMerge) || !strings.Contains(text, "--join") || strings.Contains(text, opDrain) {
+		t.Errorf("left out: %s", text)
+	}
+	pages["start"] = "Flags:\n  --join ''\n"
+	if has, _ := commands(func(args ...string) string { return pages[args[0]] }); !has[opReplace] {
+		t.Error("a node can be decommissioned and another one join, and none is replaced")
+	}
+}

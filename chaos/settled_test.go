@@ -1,0 +1,242 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// voters is how many replicas each range is to have.
+const voters = 3
+
+// census is what a cluster says of itself.
+type census struct {
+	ranges     []*adminpb.Range // in the order in which they were listed
+	replicas   map[uint64][]*adminpb.ReplicaState
+	nodes      []*adminpb.Node
+	operations []*adminpb.Operation
+}
+
+// newAdmin is a client of the admin service of all nodes.
+func newAdmin(urls []string) (*adminapi.Client, error) { return adminapi.NewClient(urls, nil) }
+
+// takeCensus asks the cluster.
+func takeCensus(ctx context.Context, admin *adminapi.Client) (*census, error) {
+	ctx, cancel := context.WithTimeout(ctx, collectPatience)
+	defer cancel()
+	c := &census{replicas: map[uint64][]*adminpb.ReplicaState{}}
+	l, err := admin.RangeList(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.ranges = l.GetRanges()
+	for _, r := range c.ranges {
+		shown, err := admin.RangeShow(ctx, r.GetId())
+		if err != nil {
+			return nil, err
+		}
+		c.replicas[r.GetId()] = shown.GetReplicas()
+	}
+	n, err := admin.NodeList(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.nodes = n.GetNodes()
+	ops, err := admin.OperationList(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.operations = ops.GetOperations()
+	return c, nil
+}
+
+// covers says whether ranges, in the order of their spans, cover the keyspace exactly once.
+func covers(ranges []*adminpb.Range) (bad []string) {
+	var at []byte
+	ids := map[uint64]bool{}
+	for i, r := range ranges {
+		if !bytes.Equal(r.GetStart(), at) {
+			bad = append(bad, fmt.Sprintf("range %d begins at %q, and the one before it ends at %q", r.GetId(), r.GetStart(), at))
+		}
+		if len(r.GetEnd()) == 0 != (i == len(ranges)-1) {
+			bad = append(bad, fmt.Sprintf("range %d of %d, %d, ends at %q", i+1, len(ranges), r.GetId(), r.GetEnd()))
+		}
+		if ids[r.GetId()] {
+			bad = append(bad, fmt.Sprintf("range %d is there twice", r.GetId()))
+		}
+		ids[r.GetId()] = true
+		at = r.GetEnd()
+	}
+	if len(ranges) == 0 {
+		bad = append(bad, "there is no range")
+	}
+	return bad
+}
+
+// replicaState is what is compared of replicas.
+type replicaState struct {
+	Applied    struct{ Index, Term uint64 }
+	Hash       string
+	Descriptor struct {
+		Generation uint64
+		Span       struct{ Start, End []byte }
+	}
+}
+
+// equal says how the replicas of a range differ from each other and from the map.
+func equal(r *adminpb.Range, replicas []*adminpb.ReplicaState, want int) (bad []string) {
+	if len(replicas) != want {
+		bad = append(bad, fmt.Sprintf("range %d has %d replicas", r.GetId(), len(replicas)))
+	}
+	var first replicaState
+	for i, rep := range replicas {
+		var st replicaState
+		if err := json.Unmarshal([]byte(rep.GetStateJson()), &st); err != nil || rep.GetError() != "" {
+			bad = append(bad, fmt.Sprintf("the replica of range %d on %s: %v %s", r.GetId(), rep.GetNode(), err, rep.GetError()))
+			continue
+		}
+		if i == 0 {
+			first = st
+		}
+		if st.Hash == "" || st.Applied.Index == 0 || st.Applied != first.Applied || st.Hash != first.Hash {
+			bad = append(bad, fmt.Sprintf("range %d on %s and %s: %+v and %+v", r.GetId(), replicas[0].GetNode(), rep.GetNode(), first, st))
+		}
+		if d := st.Descriptor; d.Generation != r.GetGeneration() || !bytes.Equal(d.Span.Start, r.GetStart()) || !bytes.Equal(d.Span.End, r.GetEnd()) {
+			bad = append(bad, fmt.Sprintf("range %d is %v, and on %s %+v", r.GetId(), r, rep.GetNode(), d))
+		}
+		if rep.GetRole() != "voter" {
+			bad = append(bad, fmt.Sprintf("the replica of range %d on %s is a %s", r.GetId(), rep.GetNode(), rep.GetRole()))
+		}
+	}
+	return bad
+}
+
+// wrong says what is not as it is in a cluster at rest: the map covers the keyspace once,
+// nothing is under way, the replicas of each range are as many as they are to be and
+// equal, and no node holds one that the map does not give it.
+func (c *census) wrong(want int) (bad []string) {
+	bad = covers(c.ranges)
+	held := map[string]int64{}
+	for _, r := range c.ranges {
+		bad = append(bad, equal(r, c.replicas[r.GetId()], want)...)
+		for _, rep := range c.replicas[r.GetId()] {
+			held[rep.GetNode()]++
+		}
+	}
+	for _, n := range c.nodes {
+		if n.GetRanges() != held[n.GetName()] {
+			bad = append(bad, fmt.Sprintf("%s holds %d replicas, and the map gives it %d", n.GetName(), n.GetRanges(), held[n.GetName()]))
+		}
+	}
+	for _, o := range c.operations {
+		bad = append(bad, fmt.Sprintf("under way: %s", o))
+	}
+	return bad
+}
+
+// settled wants the cluster to be at rest, and says how long that took.
+func (s *storm) settled(ctx context.Context, healed time.Time) {
+	start := time.Now()
+	for {
+		c, err := takeCensus(ctx, s.c.admin)
+		var bad []string
+		if err == nil {
+			if bad = c.wrong(voters); len(bad) == 0 {
+				s.measure(fmt.Sprintf("%d ranges at rest, none on a node that is not to have it, after healing", len(c.ranges)), time.Since(healed))
+				return
+			}
+		}
+		if time.Since(start) > stormPatience {
+			s.c.blame("at rest: %v after the last write: %q, %v", time.Since(start), bad, err)
+			return
+		}
+		wait(ctx, 500*time.Millisecond)
+	}
+}
+
+// wellCensus is a cluster of two ranges at rest.
+func wellCensus() *census {
+	state := func(start, end string) string {
+		st := map[string]any{
+			"applied": map[string]any{"Index": 7, "Term": 2}, "hash": "abc",
+			"descriptor": map[string]any{"Generation": 3, "Span": map[string]any{"Start": []byte(start), "End": []byte(end)}},
+		}
+		text, err := json.Marshal(st)
+		if err != nil {
+			panic(err)
+		}
+		return string(text)
+	}
+	c := &census{replicas: map[uint64][]*adminpb.ReplicaState{}}
+	for i, span := range [][2]string{{"", "m"}, {"m", ""}} {
+		id := uint64(i + 1)
+		c.ranges = append(c.ranges, &adminpb.Range{Id: id, Generation: 3, Start: []byte(span[0]), End: []byte(span[1])})
+		for _, n := range []string{"n1", "n2", "n3"} {
+			c.replicas[id] = append(c.replicas[id], &adminpb.ReplicaState{Node: n, Role: "voter", StateJson: state(span[0], span[1])})
+		}
+	}
+	for _, n := range []string{"n1", "n2", "n3"} {
+		c.nodes = append(c.nodes, &adminpb.Node{Name: n, Ranges: 2, Alive: true})
+	}
+	c.nodes = append(c.nodes, &adminpb.Node{Name: "n4", Alive: true})
+	return c
+}
+
+// A cluster at rest is found to be that, and each thing that is wrong with one is found.
+func TestCensusFindsWhatIsWrong(t *testing.T) {
+	if bad := wellCensus().wrong(voters); len(bad) > 0 {
+		t.Fatalf("a cluster at rest: %q", bad)
+	}
+	spoilState := func(c *census, f func(st map[string]any)) {
+		rep := c.replicas[2][1]
+		var st map[string]any
+		if err := json.Unmarshal([]byte(rep.StateJson), &st); err != nil {
+			t.Fatal(err)
+		}
+		f(st)
+		text, err := json.Marshal(st)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep.StateJson = string(text)
+	}
+	for what, spoil := range map[string]func(c *census){
+		"a gap in the map":          func(c *census) { c.ranges[1].Start = []byte("n") },
+		"an overlap in the map":     func(c *census) { c.ranges[1].Start = []byte("k") },
+		"a range twice":             func(c *census) { c.ranges[1].Id = 1 },
+		"the end is missing":        func(c *census) { c.ranges = c.ranges[:1] },
+		"an end in the middle":      func(c *census) { c.ranges[0].End = nil },
+		"no range":                  func(c *census) { c.ranges = nil },
+		"a replica too few":         func(c *census) { c.replicas[1] = c.replicas[1][:2] },
+		"a replica is silent":       func(c *census) { c.replicas[1][2].Error = "unreachable" },
+		"a learner is left":         func(c *census) { c.replicas[1][2].Role = "learner" },
+		"an orphan":                 func(c *census) { c.nodes[3].Ranges = 1 },
+		"a node lacks a replica":    func(c *census) { c.nodes[0].Ranges = 1 },
+		"an operation is under way": func(c *census) { c.operations = append(c.operations, &adminpb.Operation{Id: 1}) },
+		"another hash":              func(c *census) { spoilState(c, func(st map[string]any) { st["hash"] = "abd" }) },
+		"a replica lags": func(c *census) {
+			spoilState(c, func(st map[string]any) { st["applied"] = map[string]any{"Index": 6, "Term": 2} })
+		},
+		"a replica has another span": func(c *census) {
+			spoilState(c, func(st map[string]any) {
+				st["descriptor"] = map[string]any{"Generation": 2, "Span": map[string]any{"Start": []byte("m"), "End": []byte("x")}}
+			})
+		},
+	} {
+		c := wellCensus()
+		spoil(c)
+		if len(c.wrong(voters)) == 0 {
+			t.Errorf("%s: nothing is found", what)
+		}
+	}
+	if bad := wellCensus().wrong(5); !slices.Contains(bad, "range 1 has 3 replicas") {
+		t.Errorf("three replicas where five are to be: %q", bad)
+	}
+}

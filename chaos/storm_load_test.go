@@ -1,0 +1,316 @@
+package chaos
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/sim"
+)
+
+const (
+	// stormPinned is how many clients each machine has, stormRoaming how many have all of
+	// them as their endpoints, and stormHolders how many hold leases.
+	stormPinned, stormRoaming, stormHolders = 2, 8, 4
+	// stormPause bounds the pause of a client between two operations: the checkers keep
+	// the whole keyspace for each revision, and replay it.
+	stormPause = 300 * time.Millisecond
+	// stormSetback is how long a client waits after an operation of unknown fate.
+	stormSetback = 250 * time.Millisecond
+	// stormTxns is how many of a hundred operations are transactions over some keys,
+	// beside those that are anyway.
+	stormTxns = 15
+	// TTLs of leases, in seconds.
+	leastTTL, mostTTL = 3, 8
+	stormPadding      = 800
+)
+
+// The clients' numbers: those with leases, those that probe, and of each machine one.
+const (
+	holderIDs = 500
+	probeIDs  = 900
+)
+
+// load is the clients of a storm, what they draw their requests from, and what they were
+// told.
+type load struct {
+	c       *cluster
+	h       *sim.History
+	outside *sim.Outside
+	seed    uint64
+	began   time.Time
+	// all is a client of all machines.
+	all      *clientv3.Client
+	writers  sync.WaitGroup
+	stop     context.CancelFunc
+	watching sync.WaitGroup
+	unwatch  context.CancelFunc
+	watchers []*sim.Watcher
+}
+
+// newLoad makes what clients share.
+func newLoad(c *cluster, seed uint64) *load {
+	l := &load{c: c, h: &sim.History{}, began: time.Now(), all: c.connect(c.urls()...), seed: seed}
+	l.outside = sim.NewOutside(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders})
+	l.stop, l.unwatch = func() {}, func() {}
+	return l
+}
+
+// start starts clients, holders of leases, and watchers.
+func (l *load) start(ctx context.Context) {
+	c, seed := l.c, l.seed
+	wctx, unwatch := context.WithCancel(ctx)
+	ctx, l.stop = context.WithCancel(ctx)
+	l.unwatch = unwatch
+	for id := range len(c.nodes)*stormPinned + stormRoaming {
+		machine := id / stormPinned
+		l.writers.Go(func() { l.runClient(ctx, id, machine) })
+	}
+	for i := range stormHolders {
+		l.writers.Go(func() { l.runHolder(ctx, i) })
+	}
+	for i, span := range sim.WatchedSpans() {
+		// One that goes from machine to machine, one that is left where clientv3 takes it.
+		for _, roams := range []bool{true, false} {
+			w := sim.NewWatcher(fmt.Sprintf("watcher %d, by itself %t", i, roams), span)
+			l.watchers = append(l.watchers, w)
+			rng := rand.New(rand.NewPCG(seed, uint64(2000+10*i+len(l.watchers))))
+			l.watching.Go(func() { l.watch(wctx, w, rng, roams) })
+		}
+	}
+}
+
+// client is that of a machine, or that of all for any other number.
+func (l *load) client(machine int) *clientv3.Client {
+	if machine < len(l.c.nodes) {
+		return l.c.nodes[machine].client
+	}
+	return l.all
+}
+
+// runClient does one operation after the other.
+func (l *load) runClient(ctx context.Context, id, machine int) {
+	r := l.outside.Requests(id, stormPadding)
+	for ctx.Err() == nil {
+		timeout := patience
+		if r.Rand().IntN(40) == 0 {
+			timeout = time.Duration(2+r.Rand().IntN(50)) * time.Millisecond
+		}
+		o := l.do(machine, id, r.Next(), timeout)
+		r.Learn(o)
+		pause := time.Duration(r.Rand().Int64N(int64(stormPause)))
+		if !o.Definite() {
+			pause += stormSetback
+		}
+		wait(ctx, pause)
+	}
+}
+
+// do sends a request and notes what came of it. It is not cut short by the end of a run.
+func (l *load) do(machine, id int, req proto.Message, timeout time.Duration) *sim.Op {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	o := l.h.Begin(id, keyspace.NodeID(machine+1), req, time.Since(l.began))
+	resp, err := send(ctx, l.client(machine).ActiveConnection(), req)
+	l.h.End(o, resp, asKind(err), false, time.Since(l.began))
+	return o
+}
+
+// send sends one of etcd's requests.
+func send(ctx context.Context, conn *grpc.ClientConn, req proto.Message) (proto.Message, error) {
+	kv, leases := etcdserverpb.NewKVClient(conn), etcdserverpb.NewLeaseClient(conn)
+	switch q := req.(type) {
+	case *etcdserverpb.RangeRequest:
+		return kv.Range(ctx, q)
+	case *etcdserverpb.PutRequest:
+		return kv.Put(ctx, q)
+	case *etcdserverpb.DeleteRangeRequest:
+		return kv.DeleteRange(ctx, q)
+	case *etcdserverpb.TxnRequest:
+		return kv.Txn(ctx, q)
+	case *etcdserverpb.LeaseGrantRequest:
+		return leases.LeaseGrant(ctx, q)
+	case *etcdserverpb.LeaseRevokeRequest:
+		return leases.LeaseRevoke(ctx, q)
+	case *etcdserverpb.LeaseTimeToLiveRequest:
+		return leases.LeaseTimeToLive(ctx, q)
+	case *etcdserverpb.LeaseLeasesRequest:
+		return leases.LeaseLeases(ctx, q)
+	case *etcdserverpb.LeaseKeepAliveRequest:
+		stream, err := leases.LeaseKeepAlive(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := stream.Send(q); err != nil {
+			return nil, err
+		}
+		return stream.Recv()
+	}
+	panic(fmt.Sprintf("chaos: no operation: %T", req))
+}
+
+// asKind gives an error the kind that its text can only be of, so that the checkers know
+// whether something may have been done.
+func asKind(err error) error {
+	if err == nil || !refuses(err) {
+		return err
+	}
+	for _, row := range kverror.Table() {
+		if text := message(err); message(row.GRPC) == text {
+			return fmt.Errorf("%s: %w", text, row.Kind)
+		}
+	}
+	return err
+}
+
+// runHolder has one lease after the other, keeps it for a while, and ends it or lets it
+// expire.
+func (l *load) runHolder(ctx context.Context, i int) {
+	id := holderIDs + i
+	r := l.outside.Requests(id, stormPadding)
+	rng := r.Rand()
+	for ctx.Err() == nil {
+		machine := rng.IntN(len(l.c.nodes) + 1)
+		seconds := leastTTL + rng.Int64N(mostTTL-leastTTL+1)
+		lease := l.outside.NextLease()
+		o := l.do(machine, id, &etcdserverpb.LeaseGrantRequest{ID: lease, TTL: seconds}, patience)
+		if o.Outcome == sim.Answered {
+			l.outside.Granted(lease)
+			h := holder{load: l, id: id, lease: lease, ttl: time.Duration(seconds) * time.Second, requests: r, rng: rng}
+			h.keep(ctx)
+			h.end(ctx)
+		}
+		wait(ctx, time.Duration(rng.Int64N(int64(time.Second))))
+	}
+}
+
+// holder is a client that has a lease.
+type holder struct {
+	*load
+	id       int
+	lease    int64
+	ttl      time.Duration
+	requests *sim.Requests
+	rng      *rand.Rand
+}
+
+func (h *holder) ask(req proto.Message) *sim.Op {
+	return h.do(h.rng.IntN(len(h.c.nodes)+1), h.id, req, h.ttl)
+}
+
+// keep renews the lease for a while, attaches keys, and asks about it.
+func (h *holder) keep(ctx context.Context) {
+	for range 1 + h.rng.IntN(12) {
+		for range h.rng.IntN(3) {
+			h.ask(h.requests.Attachment(h.lease))
+		}
+		if h.rng.IntN(4) == 0 {
+			h.ask(&etcdserverpb.LeaseTimeToLiveRequest{ID: h.lease, Keys: h.rng.IntN(2) == 0})
+		}
+		wait(ctx, h.ttl/12+time.Duration(h.rng.Int64N(int64(h.ttl/3))))
+		if ctx.Err() != nil {
+			return
+		}
+		o := h.ask(&etcdserverpb.LeaseKeepAliveRequest{ID: h.lease})
+		if a, ok := o.Response.(*etcdserverpb.LeaseKeepAliveResponse); ok && a.GetTTL() <= 0 {
+			return
+		}
+	}
+}
+
+// end revokes the lease or waits for its end, and attaches keys meanwhile.
+func (h *holder) end(ctx context.Context) {
+	if h.rng.IntN(2) == 0 {
+		h.ask(&etcdserverpb.LeaseRevokeRequest{ID: h.lease})
+	} else {
+		wait(ctx, h.ttl-200*time.Millisecond)
+	}
+	for try := 0; try < 10 && ctx.Err() == nil; try++ {
+		if o := h.ask(h.requests.Attachment(h.lease)); o.Outcome == sim.Refused {
+			break
+		}
+		wait(ctx, time.Duration(h.rng.Int64N(int64(200*time.Millisecond))))
+	}
+	h.ask(&etcdserverpb.LeaseTimeToLiveRequest{ID: h.lease, Keys: true})
+}
+
+// watch watches until ctx ends. Who roams goes elsewhere by itself now and then; the
+// others leave it to clientv3 to find another machine.
+func (l *load) watch(ctx context.Context, w *sim.Watcher, rng *rand.Rand, roams bool) {
+	for ctx.Err() == nil {
+		machine, sctx, cancel := len(l.c.nodes), ctx, context.CancelFunc(func() {})
+		if roams {
+			machine = rng.IntN(len(l.c.nodes))
+			sctx, cancel = context.WithTimeout(ctx, time.Second+time.Duration(rng.Int64N(int64(10*time.Second))))
+		}
+		watchOnce(sctx, l.client(machine), w)
+		cancel()
+		wait(ctx, time.Duration(rng.Int64N(int64(50*time.Millisecond))))
+	}
+}
+
+// watchOnce watches through one client until that ends.
+func watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watcher) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	from := w.Begin()
+	// etcd's names of the first key, and of what is beyond the last one.
+	key, end := cmp.Or(string(w.Span.Start), "\x00"), cmp.Or(string(w.Span.End), "\x00")
+	n := 0
+	for resp := range cl.Watch(ctx, key, clientv3.WithRange(end), clientv3.WithRev(from)) {
+		switch {
+		case resp.Err() != nil:
+			return
+		case resp.IsProgressNotify():
+			w.ToldProgress(resp.Header.Revision)
+		case len(resp.Events) > 0:
+			w.Told(resp.Events)
+		}
+		if n++; n%16 == 8 {
+			_ = cl.RequestProgress(ctx) // without one it is told none
+		}
+	}
+}
+
+// behind returns a watcher that was not told yet of a revision that all of them see, nil if
+// there is none.
+func behind(ws []*sim.Watcher, rev int64) *sim.Watcher {
+	for _, w := range ws {
+		if w.Next() <= rev {
+			return w
+		}
+	}
+	return nil
+}
+
+// endWrites ends clients and holders, and waits for what they are at.
+func (l *load) endWrites() {
+	l.stop()
+	l.writers.Wait()
+}
+
+// close ends everything.
+func (l *load) close() {
+	l.endWrites()
+	l.unwatch()
+	l.watching.Wait()
+	l.all.Close()
+}
+
+// wait returns after d, or when ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

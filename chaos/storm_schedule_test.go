@@ -1,0 +1,252 @@
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What breaks between machines, beside what breaks in them.
+const (
+	cutOff   breakage = "cut off from all"
+	bothWays breakage = "partition both ways"
+	deaf     breakage = "partition one way, deaf"
+	mute     breakage = "partition one way, mute"
+	ring     breakage = "ring: neighbours alone hear each other"
+	lossy    breakage = "link loses 30 of 100"
+	slow     breakage = "link of 2 Mbit/s"
+	lonely   breakage = "no clients"
+)
+
+// ofNetwork are all of them.
+var ofNetwork = []breakage{cutOff, bothWays, deaf, mute, ring, lossy, slow, lonely}
+
+// trouble is one fault of a round. It begins so long after the round, and lasts so long at
+// least.
+type trouble struct {
+	breakage
+	// victim is a machine, or leading; of a ring nobody alone.
+	victim int
+	// peers are the machines that a partition is from, or the order of a ring.
+	peers       []int
+	after, hold time.Duration
+}
+
+func (t trouble) String() string {
+	s := string(t.breakage)
+	if t.breakage != ring {
+		s += fmt.Sprintf(" of machine %d", t.victim+1)
+	}
+	if len(t.peers) > 0 {
+		s += " " + fmt.Sprint(ones(t.peers))
+	}
+	return s
+}
+
+// ones are machines as people count them.
+func ones(machines []int) (out []int) {
+	for _, m := range machines {
+		out = append(out, m+1)
+	}
+	return out
+}
+
+// round is some troubles at once, and how long all has been well before.
+type round struct {
+	troubles []trouble
+	pause    time.Duration
+}
+
+func (r round) String() string {
+	var parts []string
+	for _, t := range r.troubles {
+		parts = append(parts, t.String())
+	}
+	return strings.Join(parts, " + ")
+}
+
+// The bounds of a schedule.
+const (
+	leastAtOnce, mostAtOnce = 2, 4
+	// mostBroken is how many machines have something broken inside at a time.
+	mostBroken   = 2
+	stormHold    = 2500 * time.Millisecond // longer than lease and election timeout
+	stormStagger = 1200 * time.Millisecond
+	// One round in aloneOneIn has all its troubles at one machine: the others must serve.
+	aloneOneIn = 3
+)
+
+// deal makes rounds of a storm from a seed in which each trouble that can be happens once.
+func deal(rng *rand.Rand, machines int, can []breakage) (rounds []round) {
+	deck := slices.Clone(can)
+	rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+	for len(deck) > 0 {
+		n := leastAtOnce + rng.IntN(mostAtOnce-leastAtOnce+1)
+		alone := rng.IntN(aloneOneIn) == 0
+		var r round
+		r.pause = 300*time.Millisecond + time.Duration(rng.Int64N(int64(700*time.Millisecond)))
+		var hand []breakage
+		for i := 0; i < len(deck) && len(hand) < n; {
+			if !fits(hand, deck[i], alone) {
+				i++
+				continue
+			}
+			hand = append(hand, deck[i])
+			deck = slices.Delete(deck, i, i+1)
+		}
+		if len(hand) == 0 { // a ring and alone
+			continue
+		}
+		// What is left of the deck may be too little for a round.
+		for tries := 0; len(hand) < leastAtOnce && tries < 100; tries++ {
+			if b := can[rng.IntN(len(can))]; fits(hand, b, alone) {
+				hand = append(hand, b)
+			}
+		}
+		order := rng.Perm(machines)
+		if rng.IntN(2) == 0 {
+			order[slices.Index(order, 0)], order[0] = order[0], leading
+		}
+		for i, b := range hand {
+			victim := order[i%machines]
+			if alone {
+				victim = order[0]
+			}
+			r.troubles = append(r.troubles, draw(rng, b, victim, machines))
+		}
+		rounds = append(rounds, r)
+	}
+	return rounds
+}
+
+// fits says whether a trouble may come beside others.
+func fits(hand []breakage, b breakage, alone bool) bool {
+	most := mostBroken
+	if alone {
+		most = 1
+	}
+	inside := 0
+	for _, h := range hand {
+		if !slices.Contains(ofNetwork, h) {
+			inside++
+		}
+	}
+	switch {
+	case slices.Contains(hand, b):
+		return false
+	case slices.Contains(ofNetwork, b):
+		return b != ring || !alone
+	}
+	return inside < most
+}
+
+// draw fills in what a trouble leaves open.
+func draw(rng *rand.Rand, b breakage, victim, machines int) trouble {
+	t := trouble{breakage: b, victim: victim}
+	least := max(leastHold[b], stormHold)
+	t.hold = least + time.Duration(rng.Int64N(int64(least)))
+	t.after = time.Duration(rng.Int64N(int64(stormStagger)))
+	switch b {
+	case ring:
+		t.peers = rng.Perm(machines)
+	case bothWays, deaf, mute:
+		// Who of these is the victim itself is left out later.
+		t.peers = rng.Perm(machines)[:2+rng.IntN(machines-1)]
+		slices.Sort(t.peers)
+	default: // it is not between machines, or between one and all
+	}
+	return t
+}
+
+// victims are the machines at which something is wrong while a round lasts; nil stands
+// for all.
+func (r round) victims() (out []int) {
+	for _, t := range r.troubles {
+		if t.breakage == ring {
+			return nil
+		}
+		if !slices.Contains(out, t.victim) {
+			out = append(out, t.victim)
+		}
+	}
+	return out
+}
+
+// settle puts a machine in the place of leading, and another one in the place of that
+// machine if a round breaks it already.
+func (r round) settle(leader, machines int) round {
+	r.troubles = slices.Clone(r.troubles)
+	free := 0
+	taken := func(m int) bool {
+		return m == leader || slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.victim == m })
+	}
+	if !slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.victim == leading }) {
+		leader = leading // and is nobody's place
+	}
+	for free < machines-1 && taken(free) {
+		free++
+	}
+	for i := range r.troubles {
+		t := &r.troubles[i]
+		switch t.victim {
+		case leading:
+			t.victim = leader
+		case leader:
+			t.victim = free
+		}
+		if t.breakage != ring {
+			t.peers = slices.DeleteFunc(slices.Clone(t.peers), func(p int) bool { return p == t.victim })
+		}
+	}
+	return r
+}
+
+// stormMachines is how many machines a storm has.
+const stormMachines = 5
+
+// Every schedule has each trouble, two to four of them at once, no two inside one machine
+// and no more than two machines broken inside, whoever leads; and a seed always gives the
+// same one.
+func TestScheduleIsBounded(t *testing.T) {
+	can := append([]breakage{kill, stop, power, hang, full}, ofNetwork...)
+	for seed := range uint64(500) {
+		rounds := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can)
+		if again := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can); fmt.Sprint(again) != fmt.Sprint(rounds) {
+			t.Fatalf("seed %d gives %v and %v", seed, rounds, again)
+		}
+		seen := map[breakage]bool{}
+		for _, r := range rounds {
+			r = r.settle(int(seed)%stormMachines, stormMachines)
+			if n := len(r.troubles); n < leastAtOnce || n > mostAtOnce {
+				t.Errorf("seed %d: %d at once: %s", seed, n, r)
+			}
+			broken := map[int]bool{}
+			for _, x := range r.troubles {
+				seen[x.breakage] = true
+				if x.victim < 0 || x.victim >= stormMachines || x.hold < stormHold {
+					t.Errorf("seed %d: %s for %v", seed, x, x.hold)
+				}
+				if len(x.peers) == 0 && slices.Contains([]breakage{bothWays, deaf, mute, ring}, x.breakage) || x.breakage != ring && slices.Contains(x.peers, x.victim) {
+					t.Errorf("seed %d: from whom is %s?", seed, x)
+				}
+				if !slices.Contains(ofNetwork, x.breakage) {
+					if broken[x.victim] {
+						t.Errorf("seed %d: twice inside one machine: %s", seed, r)
+					}
+					broken[x.victim] = true
+				}
+			}
+			if len(broken) > mostBroken {
+				t.Errorf("seed %d: %d machines are broken: %s", seed, len(broken), r)
+			}
+		}
+		for _, b := range can {
+			if !seen[b] {
+				t.Errorf("seed %d: no %s", seed, b)
+			}
+		}
+	}
+}

@@ -1,0 +1,596 @@
+package chaos
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/sim"
+)
+
+// stormLength bounds one storm: a longer run is several, each on new machines and with
+// the next seed, for the checkers keep all states that there were.
+const stormLength = 3 * time.Minute
+
+// storm is one run of five machines.
+type storm struct {
+	t       *testing.T
+	c       *cluster
+	net     *network
+	l       *load
+	op      *operator
+	dir     string // where evidence goes
+	began   time.Time
+	leftOut []string
+
+	mu sync.Mutex
+	// Guarded by mu.
+	timeline bytes.Buffer
+	outages  map[string]*outage
+	failures int
+	measured []string
+}
+
+// Five real processes, each in a network namespace and on a disk of its own, under load
+// and watched, while an operator changes the cluster and two to four things are broken at
+// a time. What clients were told is judged as the simulator judges it.
+func TestStorm(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes for a minute")
+	}
+	seed, duration := settings(t)
+	began := time.Now()
+	for i := uint64(0); ; i++ {
+		left := min(stormLength, duration-time.Since(began))
+		if i > 0 && left <= 0 {
+			return
+		}
+		if !t.Run(fmt.Sprintf("seed=%d", seed+i), func(t *testing.T) { runStorm(t, seed+i, left) }) {
+			t.Logf("again with SEED=%d", seed+i)
+			return
+		}
+	}
+}
+
+func runStorm(t *testing.T, seed uint64, duration time.Duration) {
+	t.Helper()
+	s := &storm{t: t, dir: evidenceDir(t), began: time.Now(), outages: map[string]*outage{}}
+	t.Cleanup(s.keep)
+	missing, err := s.build()
+	if err != nil {
+		leaveOut(t, err)
+	}
+	can, leftOut := possible(missing)
+	s.leftOut = leftOut
+	say := t.Logf
+	if nothingLeftOut() {
+		say = t.Errorf
+	}
+	for _, l := range leftOut {
+		say("left out: %s", l)
+	}
+	ctx := t.Context()
+	s.l = newLoad(s.c, seed)
+	defer s.l.close()
+	s.op = newOperator(ctx, s, seed)
+	s.measure("serves at first", s.serves(ctx, "start", s.everyone(), true))
+	s.l.start(ctx)
+	s.play(ctx, seed, duration, append(can, ofNetwork...))
+	var versions []sim.Version
+	drained := false
+	if s.well() {
+		versions, drained = s.end(ctx)
+	}
+	s.l.close()
+	if s.well() {
+		s.c.stop()
+	}
+	s.judge(versions, drained)
+}
+
+// evidenceDir is a directory that stays if the test fails: go test's own with -artifacts,
+// and else one that is removed after a run in which all was well.
+func evidenceDir(t *testing.T) string {
+	t.Helper()
+	if f := flag.Lookup("test.artifacts"); f != nil && f.Value.String() == "true" {
+		return t.ArtifactDir()
+	}
+	dir, err := os.MkdirTemp("", "skein-chaos-") //nolint:usetesting // it is to outlast a test that fails
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			return
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// keep writes down what a failed run knows.
+func (s *storm) keep() {
+	if !s.t.Failed() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	errs := os.WriteFile(filepath.Join(s.dir, "timeline.txt"), s.timeline.Bytes(), 0o600)
+	if s.l != nil {
+		f, err := os.Create(filepath.Join(s.dir, "history.txt"))
+		if err == nil {
+			_, err = s.l.h.WriteTo(f)
+			err = errors.Join(err, f.Close())
+		}
+		errs = errors.Join(errs, err)
+	}
+	if errs != nil {
+		s.t.Error(errs)
+	}
+	s.t.Logf("timeline, history and the nodes' logs are in %s", s.dir)
+}
+
+// note writes a line of the timeline.
+func (s *storm) note(format string, args ...any) {
+	line := fmt.Sprintf("%8s %s", time.Since(s.began).Round(time.Millisecond), fmt.Sprintf(format, args...))
+	s.mu.Lock()
+	fmt.Fprintln(&s.timeline, line)
+	s.mu.Unlock()
+	s.t.Log(line)
+}
+
+// measure notes a time that the report shows.
+func (s *storm) measure(what string, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.measured = append(s.measured, fmt.Sprintf("%s\t%s", what, d.Round(time.Millisecond)))
+}
+
+func (s *storm) well() bool { return len(s.c.blames()) == 0 && !s.t.Failed() }
+
+// build makes the machines and starts a node on each. missing says why they have no disks
+// of their own.
+func (s *storm) build() (missing, err error) {
+	t := s.t
+	if s.net, err = newNetwork(t, stormMachines); err != nil {
+		return nil, err
+	}
+	dir := t.TempDir()
+	binary := build(t, dir)
+	splits := filepath.Join(dir, "split-keys")
+	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var members []string
+	for i := range stormMachines {
+		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
+	}
+	s.c = &cluster{t: t}
+	for i := range stormMachines {
+		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i]}
+		n.log = filepath.Join(s.dir, n.name+".log")
+		n.mount = filepath.Join(dir, n.name)
+		if missing == nil {
+			n.data, missing = newDisk(t, n.mount, stormDiskBytes)
+		}
+		n.args = append(n.arguments(i), "--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits)
+		s.c.nodes = append(s.c.nodes, n)
+	}
+	if s.c.admin, err = newAdmin(s.c.urls()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.c.close)
+	for _, n := range s.c.nodes {
+		n.client = s.c.connect(n.url)
+		s.c.start(n)
+	}
+	return missing, nil
+}
+
+// stormDiskBytes is the size of a machine's disk: some segments of the log fit, and it is
+// filled at once.
+const stormDiskBytes = 768 << 20
+
+// everyone is all machines but those that an operator is about to replace.
+func (s *storm) everyone() (all []int) {
+	for i, n := range s.c.nodes {
+		if !n.away.Load() {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+// play runs round after round of troubles, and the operator beside them.
+func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, can []breakage) {
+	s.op.start(ctx)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	over := time.Now().Add(duration)
+	for first := true; s.well() && (first || time.Now().Before(over)); first = false {
+		for _, r := range deal(rng, stormMachines, can) {
+			if !s.well() || !first && time.Now().After(over) {
+				break
+			}
+			s.weather(ctx, r)
+		}
+	}
+	s.op.end()
+}
+
+// weather lets one round of troubles happen, heals it, and wants all to serve.
+func (s *storm) weather(ctx context.Context, r round) {
+	wait(ctx, r.pause)
+	r = r.settle(s.c.leader(ctx), stormMachines)
+	s.note("%s", r)
+	start := time.Now()
+	served := make(chan struct{})
+	begun := make(chan struct{}, len(r.troubles))
+	var wg sync.WaitGroup
+	for _, t := range r.troubles {
+		wg.Go(func() {
+			wait(ctx, t.after)
+			heal, err := s.inject(t)
+			begun <- struct{}{}
+			if err != nil {
+				s.t.Errorf("%s: %v", t, err)
+				return
+			}
+			wait(ctx, t.hold)
+			<-served
+			if err := heal(); err != nil {
+				s.t.Errorf("%s: heal: %v", t, err)
+			}
+			s.note("healed: %s", t)
+		})
+	}
+	for range r.troubles {
+		<-begun
+	}
+	var during time.Duration
+	if v := r.victims(); len(v) == 1 && !s.t.Failed() {
+		others := slices.DeleteFunc(s.everyone(), func(i int) bool { return i == v[0] })
+		// Where a disk is full its ranges need not take writes until another one leads.
+		full := slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.breakage == full })
+		during = s.serves(ctx, r.String(), others, !full)
+	}
+	close(served)
+	wg.Wait()
+	last := time.Since(start)
+	after := s.serves(ctx, r.String()+" healed", s.everyone(), true)
+	s.note("all serve again, %v after a round of %v", after.Round(time.Millisecond), last.Round(time.Millisecond))
+	s.tally(r, during, after)
+}
+
+// tally notes how a round went, under the names of its troubles.
+func (s *storm) tally(r round, during, after time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range r.troubles {
+		o := s.outages[string(t.breakage)]
+		if o == nil {
+			o = &outage{}
+			s.outages[string(t.breakage)] = o
+		}
+		o.count++
+		o.during, o.after = max(o.during, during), max(o.after, after)
+		s.failures++
+	}
+}
+
+// inject lets a trouble happen. heal ends it.
+func (s *storm) inject(t trouble) (heal func() error, err error) {
+	switch t.breakage {
+	case cutOff:
+		return s.net.drop(t.victim, anythingIn, anythingOut)
+	case lonely:
+		return s.net.drop(t.victim, clientsIn, clientsOut)
+	case lossy:
+		return s.net.drop(t.victim, lossyIn, lossyOut)
+	case slow:
+		return s.net.slow(t.victim)
+	case bothWays:
+		return s.net.drop(t.victim, from(t.peers), to(t.peers))
+	case deaf:
+		return s.net.drop(t.victim, from(t.peers), nil)
+	case mute:
+		return s.net.drop(t.victim, nil, to(t.peers))
+	case ring:
+		return s.neighboursAlone(t.peers)
+	default: // it is inside of the machine
+	}
+	n := s.c.nodes[t.victim]
+	if !n.busy.TryLock() {
+		s.note("not: %s: it is being replaced", t)
+		return func() error { return nil }, nil
+	}
+	mend, err := s.inside(n, t.breakage)
+	if err != nil {
+		n.busy.Unlock()
+		return nil, err
+	}
+	return func() error { defer n.busy.Unlock(); return mend() }, nil
+}
+
+// neighboursAlone has each machine hear its two neighbours in an order alone.
+func (s *storm) neighboursAlone(order []int) (heal func() error, err error) {
+	var heals []func() error
+	heal = func() (err error) {
+		for _, h := range heals {
+			err = errors.Join(err, h())
+		}
+		return err
+	}
+	k := len(order)
+	for i, m := range order {
+		var strangers []int
+		for j := 2; j < k-1; j++ {
+			strangers = append(strangers, order[(i+j)%k])
+		}
+		h, err := s.net.drop(m, from(strangers), nil)
+		if err != nil {
+			return nil, errors.Join(err, heal())
+		}
+		heals = append(heals, h)
+	}
+	return heal, nil
+}
+
+// inside breaks something inside of a machine.
+func (s *storm) inside(n *node, b breakage) (heal func() error, err error) {
+	switch b {
+	case kill:
+		n.kill()
+		return func() error { s.c.start(n); return nil }, nil
+	case stop:
+		n.signal(syscall.SIGSTOP)
+		return func() error { n.signal(syscall.SIGCONT); return nil }, nil
+	case power:
+		return n.losePower(s.c)
+	case hang:
+		return n.data.hang(s.t)
+	case full:
+		return n.data.fill()
+	default: // it is not inside
+	}
+	return nil, fmt.Errorf("no fault is called %q", b)
+}
+
+// serves wants every range to be written, or everything to be read, through each of the
+// machines, and returns how long that took.
+func (s *storm) serves(ctx context.Context, when string, through []int, writes bool) time.Duration {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, stormPatience)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, machine := range through {
+		wg.Go(func() {
+			r := s.op.probes[machine]
+			reqs := r.Probes()
+			if !writes {
+				reqs = reqs[len(reqs)-1:]
+			}
+			for _, req := range reqs {
+				if o := s.insist(ctx, machine, r, req); o.Outcome != sim.Answered {
+					s.c.blame("liveness: %s: machine %d does not serve within %v: %s", when, machine+1, stormPatience, o)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(start)
+}
+
+// stormPatience bounds how long the cluster may take to serve: far more than it needs,
+// for five processes and their clients share a machine with others.
+const stormPatience = 90 * time.Second
+
+// insist repeats a request until it is answered, impatient at first: what was asked a
+// moment ago may wait for a leader that is gone, and what is asked anew need not.
+func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req proto.Message) *sim.Op {
+	for p := time.Second; ; p = min(p+time.Second, patience) {
+		o := s.l.do(machine, probeIDs+machine, req, p)
+		if o.Outcome == sim.Answered || ctx.Err() != nil {
+			return o
+		}
+		if put, ok := req.(*etcdserverpb.PutRequest); ok {
+			again := proto.CloneOf(put) // the first may take effect yet
+			again.Value = r.Value()
+			req = again
+		}
+		wait(ctx, 50*time.Millisecond)
+	}
+}
+
+// end is what is wanted of a cluster that is well again. It returns all versions that
+// there are, and whether no lease is left.
+func (s *storm) end(ctx context.Context) (versions []sim.Version, drained bool) {
+	healed := time.Now()
+	s.measure("serves at the end", s.serves(ctx, "end", s.everyone(), true))
+	s.op.calm(ctx)
+	s.l.endWrites()
+	if !s.well() {
+		return nil, false
+	}
+	drained = s.drain(ctx)
+	rev := s.lastWords(ctx)
+	s.settled(ctx, healed)
+	s.watchersHaveAll(ctx, rev)
+	return s.readBack(ctx, rev), drained
+}
+
+// drain waits until all leases have expired.
+func (s *storm) drain(ctx context.Context) bool {
+	start := time.Now()
+	for {
+		o := s.l.do(stormMachines, probeIDs+stormMachines, &etcdserverpb.LeaseLeasesRequest{}, patience)
+		if a, ok := o.Response.(*etcdserverpb.LeaseLeasesResponse); ok && len(a.GetLeases()) == 0 {
+			s.measure("no lease is left after", time.Since(start))
+			return true
+		}
+		if time.Since(start) > stormPatience {
+			s.c.blame("leases: some are left %v after the last was renewed: %s", time.Since(start), o)
+			return false
+		}
+		wait(ctx, 200*time.Millisecond)
+	}
+}
+
+// lastWords makes a change that every watcher sees, and reads everything through each
+// machine. It returns the revision of the change.
+func (s *storm) lastWords(ctx context.Context) int64 {
+	ctx, cancel := context.WithTimeout(ctx, stormPatience)
+	defer cancel()
+	r := s.op.probes[0]
+	var puts []*etcdserverpb.RequestOp
+	for _, key := range sim.SeenByAll() {
+		puts = append(puts, &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestPut{
+			RequestPut: &etcdserverpb.PutRequest{Key: []byte(key), Value: r.Value()},
+		}})
+	}
+	// Not repeated: a second one with the same values would not be another one.
+	o := s.l.do(0, probeIDs, &etcdserverpb.TxnRequest{Success: puts}, collectPatience)
+	if o.Outcome != sim.Answered {
+		s.c.blame("liveness: the last change: %s", o)
+		return 0
+	}
+	for machine := range s.c.nodes {
+		reqs := r.Probes()
+		if o := s.insist(ctx, machine, r, reqs[len(reqs)-1]); o.Outcome != sim.Answered {
+			s.c.blame("liveness: everything, through machine %d: %s", machine+1, o)
+		}
+	}
+	return o.Revision()
+}
+
+// watchersHaveAll waits until watchers were told of a revision.
+func (s *storm) watchersHaveAll(ctx context.Context, rev int64) {
+	start := time.Now()
+	for w := behind(s.l.watchers, rev); w != nil; w = behind(s.l.watchers, rev) {
+		if time.Since(start) > stormPatience {
+			s.c.blame("watch: %s waits for revision %d, and the last is %d, %v after it", w.Name, w.Next(), rev, time.Since(start))
+			return
+		}
+		wait(ctx, 50*time.Millisecond)
+	}
+	s.measure("watchers have everything after", time.Since(start))
+}
+
+// readBack has one more watcher at each machine be told everything from the first
+// revision on, and returns the versions as the first of them has it.
+func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
+	ctx, cancel := context.WithTimeout(ctx, stormPatience)
+	defer cancel()
+	var late []*sim.Watcher
+	var wg sync.WaitGroup
+	for machine, n := range s.c.nodes {
+		w := sim.NewWatcher(fmt.Sprintf("watcher of the past at machine %d", machine+1), sim.WatchedSpans()[0])
+		late = append(late, w)
+		wg.Go(func() {
+			for ctx.Err() == nil && w.Next() <= rev {
+				wctx, cancel := context.WithCancel(ctx)
+				wg.Go(func() {
+					for wctx.Err() == nil && w.Next() <= rev {
+						wait(wctx, 50*time.Millisecond)
+					}
+					cancel()
+				})
+				watchOnce(wctx, n.client, w)
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	if w := behind(late, rev); w != nil {
+		s.c.blame("watch: %s is told no more than up to revision %d of %d", w.Name, w.Next()-1, rev)
+		return nil
+	}
+	s.l.watchers = append(s.l.watchers, late...)
+	return late[0].Versions()
+}
+
+// judge has the simulator's checkers judge the run, and prints its table.
+func (s *storm) judge(versions []sim.Version, drained bool) {
+	s.l.close()
+	report := &sim.Report{
+		Config:  sim.Config{Nodes: stormMachines, Faults: []sim.Fault{"storm"}},
+		History: s.l.h, Versions: versions, Drained: drained, Failures: max(1, s.failures),
+	}
+	start := time.Now()
+	check := sim.CheckAnswers // without the versions nobody can say much of an order
+	if versions != nil {
+		report.Watchers, check = s.l.watchers, sim.Check
+	}
+	bad := append(s.c.blames(), check(report)...)
+	s.measure("judged in", time.Since(start))
+	out := tabwriter.NewWriter(s.t.Output(), 0, 8, 2, ' ', 0)
+	s.table(out, len(versions))
+	fmt.Fprintf(out, "\nVERDICT\t%d wrong\n", len(bad))
+	if err := out.Flush(); err != nil {
+		s.t.Error(err)
+	}
+	for _, b := range bad[:min(len(bad), shown)] {
+		s.t.Error(b)
+	}
+}
+
+// table prints what happened.
+func (s *storm) table(out io.Writer, versions int) {
+	var n [3]int
+	ops := s.l.h.Ops()
+	errs := map[string]int{}
+	for _, o := range ops {
+		n[o.Outcome]++
+		if o.Err != nil {
+			errs[message(o.Err)]++
+		}
+	}
+	fmt.Fprintf(out, "\n%d operations, %d answered, %d refused, of %d nobody knows; %d versions, in %v\n",
+		len(ops), n[sim.Answered], n[sim.Refused], n[sim.Unknown], versions, time.Since(s.began).Round(time.Second))
+	fmt.Fprintf(out, "\nTROUBLE\tTIMES\tOTHERS SERVED AFTER\tALL, HEALED, AFTER\n")
+	for _, name := range slices.Sorted(maps.Keys(s.outages)) {
+		o := s.outages[name]
+		fmt.Fprintf(out, "%s\t%d\t%s\t%s\n", name, o.count, o.during.Round(time.Millisecond), o.after.Round(time.Millisecond))
+	}
+	fmt.Fprintf(out, "\nOPERATION\tTRIED\tDONE\n")
+	for _, op := range slices.Sorted(maps.Keys(s.op.tries)) {
+		fmt.Fprintf(out, "%s\t%d\t%d\n", op, s.op.tries[op].tried, s.op.tries[op].done)
+	}
+	fmt.Fprintf(out, "\nREFUSED\tTIMES\n")
+	for _, op := range slices.Sorted(maps.Keys(s.op.tries)) {
+		for text, times := range s.op.tries[op].refusals {
+			fmt.Fprintf(out, "%s: %s\t%d\n", op, text, times)
+		}
+	}
+	fmt.Fprintf(out, "\nERROR\tTIMES\n")
+	for _, text := range slices.SortedFunc(maps.Keys(errs), func(a, b string) int { return cmp.Or(errs[b]-errs[a], cmp.Compare(a, b)) }) {
+		fmt.Fprintf(out, "%s\t%d\n", text, errs[text])
+	}
+	fmt.Fprintf(out, "\nMEASURED\n")
+	for _, line := range s.measured {
+		fmt.Fprintln(out, line)
+	}
+	for _, l := range s.leftOut {
+		fmt.Fprintf(out, "left out: %s\n", l)
+	}
+}

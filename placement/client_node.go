@@ -1,0 +1,75 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Members returns the node table, ascending by id, without the nodes that were removed.
+// Where linearizable is false it is this node's copy, which may be old.
+func (c *Client) Members(ctx context.Context, linearizable bool) ([]Node, error) {
+	ns, err := c.NodeTable(ctx, linearizable)
+	return slices.DeleteFunc(ns, func(n Node) bool { return n.State == NodeRemoved }), err
+}
+
+// NodeTable is Members with the nodes that were removed.
+func (c *Client) NodeTable(ctx context.Context, linearizable bool) ([]Node, error) {
+	if m := c.maps.load(); !linearizable && m != nil {
+		return m.NodeTable(), nil
+	}
+	a, err := c.ask(ctx, &request{Kind: requestMembers, Linearizable: linearizable}, true)
+	return a.Nodes, err
+}
+
+// Publish writes this node's row of the node table: its name, URLs and attributes as it
+// was started with. A node that was unstarted serves from then on; every other one keeps
+// its state. It is repeated until the placement leader has it or ctx ends. NodeRemoved
+// says that the node is to stop: it is none of the cluster any more.
+func (c *Client) Publish(ctx context.Context, n Node) error {
+	n.ID = c.o.Self
+	if err := c.putNode(ctx, nodePublishes, n); err != nil {
+		return fmt.Errorf("publish node %s: %w", n.ID, err)
+	}
+	return nil
+}
+
+// AddNode makes an unstarted row for a node that is to join: its id and peer URLs, and
+// what else is known of it. NodeExists and PeerURLExists say that others have these,
+// NodeRemoved that the id belongs to a node that is gone for good.
+func (c *Client) AddNode(ctx context.Context, n Node) error {
+	return c.putNode(ctx, nodeIsAdded, n)
+}
+
+// SetPeerURLs changes where a node's bus is. NodeNotFound and PeerURLExists refuse it.
+func (c *Client) SetPeerURLs(ctx context.Context, node keyspace.NodeID, urls []string) error {
+	return c.putNode(ctx, nodeHasMoved, Node{ID: node, PeerURLs: urls})
+}
+
+func (c *Client) putNode(ctx context.Context, change nodeChange, n Node) error {
+	if err := n.validate(); err != nil {
+		return kverror.New(kverror.BadRequest, "%v", err)
+	}
+	_, err := c.ask(ctx, &request{Kind: requestPutNode, Boot: c.o.Boot, Change: change, Node: n}, true)
+	return err
+}
+
+// SetNodeState has a node go from one state to another: from serving to draining and
+// back, from either to decommissioned, and from that back to serving. It may be repeated:
+// a node that is there already stays there. BadRequest says that it is in another state,
+// or that there is no such way.
+func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, to NodeState) error {
+	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: to}, true)
+	return err
+}
+
+// RemoveNode removes the row of a node that is decommissioned or was never started, and
+// holds nothing: no replica of a range or of the placement group, and none is on its way
+// there. Its id is never let in again. BadRequest says what it holds.
+func (c *Client) RemoveNode(ctx context.Context, node keyspace.NodeID) error {
+	_, err := c.ask(ctx, &request{Kind: requestRemoveNode, To: node}, true)
+	return err
+}

@@ -1,0 +1,438 @@
+package placement
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// NodeState is what a node is to the cluster, as the operator wants it; the numbers are
+// stored. Whether a node lives is not in it.
+type NodeState byte
+
+// The states of a node.
+const (
+	// NodeUnstarted: it was let in and has not served yet. It gets nothing.
+	NodeUnstarted NodeState = iota
+	// NodeServing is the ordinary state.
+	NodeServing
+	// NodeDraining gives up its leaders and gets neither leaders nor replicas: it is about
+	// to be stopped and to come back. Its replicas stay.
+	NodeDraining
+	// NodeDecommissioned gives up its replicas too: it is about to go for good. As long as
+	// its row is there it can be taken back.
+	NodeDecommissioned
+	// NodeRemoved is gone for good. Its row is left so that its id is never let in again.
+	NodeRemoved
+)
+
+var nodeStates = [...]string{"unstarted", "serving", "draining", "decommissioned", "removed"}
+
+// String returns the state in one word.
+func (s NodeState) String() string {
+	if !s.known() {
+		return fmt.Sprintf("node state %d", byte(s))
+	}
+	return nodeStates[s]
+}
+
+func (s NodeState) known() bool { return int(s) < len(nodeStates) }
+
+// becomes says whether an operator may have a node go from one state to the other. That
+// an unstarted one serves it says itself, and what is removed holds nothing: those two
+// are commands of their own.
+func (s NodeState) becomes(to NodeState) bool {
+	switch s {
+	case NodeServing:
+		return to == NodeDraining || to == NodeDecommissioned
+	case NodeDraining:
+		return to == NodeServing || to == NodeDecommissioned
+	case NodeDecommissioned:
+		return to == NodeServing
+	case NodeUnstarted, NodeRemoved:
+	}
+	return false
+}
+
+// UnixMillis is a time of a wall clock: milliseconds since 1970. It is for people:
+// nothing that must be right depends on it.
+type UnixMillis int64
+
+// Time returns the time; the zero Time where nobody knows it.
+func (m UnixMillis) Time() time.Time {
+	if m == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(m))
+}
+
+// Attribute is something that an operator says of a node, as zone=a.
+type Attribute struct{ Key, Value string }
+
+// Bounds of a node's attributes.
+const (
+	maxAttributes     = 32
+	maxAttributeKey   = 64
+	maxAttributeValue = 256
+)
+
+// ParseAttributes reads attributes of the form KEY=VALUE,KEY=VALUE. They come out in the
+// order of their keys.
+func ParseAttributes(text string) ([]Attribute, error) {
+	var as []Attribute
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		key, value, ok := strings.Cut(part, "=")
+		if !ok {
+			return nil, fmt.Errorf("attribute %q is not of the form KEY=VALUE", part)
+		}
+		as = append(as, Attribute{key, value})
+	}
+	slices.SortFunc(as, func(a, b Attribute) int { return cmp.Compare(a.Key, b.Key) })
+	return as, checkAttributes(as)
+}
+
+// checkAttributes returns an error for attributes that no row may have.
+func checkAttributes(as []Attribute) error {
+	if len(as) > maxAttributes {
+		return fmt.Errorf("%d attributes, at most %d", len(as), maxAttributes)
+	}
+	for i, a := range as {
+		switch {
+		case a.Key == "" || a.Value == "":
+			return fmt.Errorf("attribute %q has no key or no value", a.Key+"="+a.Value)
+		case len(a.Key) > maxAttributeKey:
+			return fmt.Errorf("the key of attribute %s has %d bytes, at most %d", a.Key, len(a.Key), maxAttributeKey)
+		case len(a.Value) > maxAttributeValue:
+			return fmt.Errorf("the value of attribute %s has %d bytes, at most %d", a.Key, len(a.Value), maxAttributeValue)
+		case strings.ContainsFunc(a.Key+a.Value, notInAttribute):
+			return fmt.Errorf("attribute %q has others than letters, digits and . _ - / :", a.Key+"="+a.Value)
+		case i > 0 && a.Key == as[i-1].Key:
+			return fmt.Errorf("attribute %s is given twice", a.Key)
+		case i > 0 && a.Key < as[i-1].Key:
+			return fmt.Errorf("attribute %s comes after %s", a.Key, as[i-1].Key)
+		}
+	}
+	return nil
+}
+
+func notInAttribute(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-/:", r)
+}
+
+// Node is one row of the node table (etcd: a member).
+type Node struct {
+	ID keyspace.NodeID
+	// Name is the node's human-readable name, which it was started with.
+	Name string
+	// PeerURLs are the addresses of its bus, ClientURLs those where it serves etcd
+	// clients; the latter are empty until the node has started once.
+	PeerURLs, ClientURLs []string
+	// State is what it is to the cluster, Since when it became that; 0 is not known.
+	State NodeState
+	Since UnixMillis
+	// Attributes are what an operator says of it, in the order of their keys.
+	Attributes []Attribute
+}
+
+// Attribute returns the value of one of the node's attributes, "" where it has none.
+func (n *Node) Attribute(key string) string {
+	for _, a := range n.Attributes {
+		if a.Key == key {
+			return a.Value
+		}
+	}
+	return ""
+}
+
+// says whether both rows say the same of the node itself, whatever its state.
+func (n *Node) says(o *Node) bool {
+	return n.ID == o.ID && n.Name == o.Name && slices.Equal(n.PeerURLs, o.PeerURLs) &&
+		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes)
+}
+
+// validate returns an error for a row that a decoder would not accept.
+func (n *Node) validate() error {
+	if len(n.Name) > maxNameBytes {
+		return fmt.Errorf("node %s: the name has %d bytes, at most %d", n.ID, len(n.Name), maxNameBytes)
+	}
+	for _, urls := range [][]string{n.PeerURLs, n.ClientURLs} {
+		if len(urls) > maxURLs {
+			return fmt.Errorf("node %s: %d URLs, at most %d", n.ID, len(urls), maxURLs)
+		}
+		for _, u := range urls {
+			if len(u) > maxURLBytes {
+				return fmt.Errorf("node %s: a URL has %d bytes, at most %d", n.ID, len(u), maxURLBytes)
+			}
+		}
+	}
+	if err := checkAttributes(n.Attributes); err != nil {
+		return fmt.Errorf("node %s: %w", n.ID, err)
+	}
+	return nil
+}
+
+// appendNode appends a row of the node table, which commands and feeds hold too.
+func appendNode(dst []byte, n *Node) []byte {
+	dst = binary.AppendUvarint(dst, uint64(n.ID))
+	dst = appendString(dst, n.Name)
+	dst = appendStrings(dst, n.PeerURLs)
+	dst = appendStrings(dst, n.ClientURLs)
+	dst = append(dst, byte(n.State))
+	dst = binary.AppendUvarint(dst, uint64(n.Since))
+	dst = binary.AppendUvarint(dst, uint64(len(n.Attributes)))
+	for _, a := range n.Attributes {
+		dst = appendString(appendString(dst, a.Key), a.Value)
+	}
+	return dst
+}
+
+// minNodeBytes is the size of the smallest row.
+const minNodeBytes = 7
+
+func (r *reader) node() Node {
+	n := Node{
+		ID:         keyspace.NodeID(r.uvarint()),
+		Name:       r.string(maxNameBytes),
+		PeerURLs:   r.strings(maxURLs, maxURLBytes),
+		ClientURLs: r.strings(maxURLs, maxURLBytes),
+		State:      r.nodeState(),
+		Since:      r.millis(),
+	}
+	for range r.count(maxAttributes, 2) {
+		n.Attributes = append(n.Attributes, Attribute{r.string(maxAttributeKey), r.string(maxAttributeValue)})
+	}
+	if err := checkAttributes(n.Attributes); err != nil {
+		r.fail(fmt.Errorf("placement: node %s: %w", n.ID, err))
+	}
+	return n
+}
+
+func (r *reader) nodeState() NodeState {
+	s := NodeState(r.byte())
+	if !s.known() {
+		r.fail(fmt.Errorf("placement: unknown %s", s))
+	}
+	return s
+}
+
+// millis reads a time, which no clock shows beyond the year 10,000.
+func (r *reader) millis() UnixMillis {
+	v := r.uvarint()
+	if v > maxMillis {
+		r.fail(fmt.Errorf("placement: %d ms since 1970", v))
+		return 0
+	}
+	return UnixMillis(v)
+}
+
+// maxMillis is the end of the year 9999.
+const maxMillis = 253_402_300_799_999
+
+// nodes reads a list of rows.
+func (r *reader) nodes() []Node {
+	var ns []Node
+	for range r.count(maxNodes, minNodeBytes) {
+		if ns = append(ns, r.node()); r.err != nil {
+			return nil
+		}
+	}
+	return ns
+}
+
+func appendNodes(dst []byte, ns []Node) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(ns)))
+	for i := range ns {
+		dst = appendNode(dst, &ns[i])
+	}
+	return dst
+}
+
+func decodeNode(b []byte) (Node, error) {
+	r := reader{b: b}
+	r.version()
+	n := r.node()
+	if err := r.end(); err != nil {
+		return Node{}, fmt.Errorf("decode placement node record: %w", err)
+	}
+	return n, nil
+}
+
+// nodeChange is what a row is put for; the numbers are stored.
+type nodeChange byte
+
+const (
+	// nodePublishes: the node says it of itself, and serves from now on where it was
+	// unstarted.
+	nodePublishes nodeChange = iota
+	// nodeIsAdded: there is no such node yet.
+	nodeIsAdded
+	// nodeHasMoved: of the row its peer URLs alone count.
+	nodeHasMoved
+)
+
+func (r *reader) nodeChange() nodeChange {
+	c := nodeChange(r.byte())
+	if c > nodeHasMoved {
+		r.fail(fmt.Errorf("placement: unknown kind %d of change of a node", byte(c)))
+	}
+	return c
+}
+
+// putNode writes one row of the node table. State and Since of what is given do not
+// count; Now is the proposer's time.
+type putNode struct {
+	Change nodeChange
+	Now    UnixMillis
+	Node   Node
+}
+
+// setNodeState has a node go from one state to another.
+type setNodeState struct {
+	Node     keyspace.NodeID
+	From, To NodeState
+	Now      UnixMillis
+}
+
+// removeNode leaves of a node's row only what keeps its id from being let in again.
+type removeNode struct {
+	Node keyspace.NodeID
+	Now  UnixMillis
+}
+
+func (putNode) kind() opKind      { return opPutNode }
+func (setNodeState) kind() opKind { return opSetNodeState }
+func (removeNode) kind() opKind   { return opRemoveNode }
+
+func (o putNode) append(dst []byte) []byte {
+	dst = append(dst, byte(o.Change))
+	dst = binary.AppendUvarint(dst, uint64(o.Now))
+	return appendNode(dst, &o.Node)
+}
+
+func (o setNodeState) append(dst []byte) []byte {
+	dst = binary.AppendUvarint(dst, uint64(o.Node))
+	dst = append(dst, byte(o.From), byte(o.To))
+	return binary.AppendUvarint(dst, uint64(o.Now))
+}
+
+func (o removeNode) append(dst []byte) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(o.Node)), uint64(o.Now))
+}
+
+func (s *state) applyPutNode(index uint64, o putNode) result {
+	n := o.Node
+	old, known := s.nodes[n.ID]
+	n.State, n.Since = old.State, old.Since
+	switch {
+	case known && old.State == NodeRemoved:
+		return result{Err: errNodeRemoved(&old)}
+	case !known && o.Change == nodeHasMoved:
+		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
+	case !known && len(s.nodes) >= maxNodes:
+		return result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
+	case o.Change != nodePublishes && s.peerURLTaken(&n):
+		return result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}
+	case o.Change == nodeHasMoved:
+		n = old
+		n.PeerURLs = o.Node.PeerURLs
+	case o.Change == nodeIsAdded && !known:
+		n.State, n.Since = NodeUnstarted, o.Now
+	case o.Change == nodeIsAdded && (old.State != NodeUnstarted || !old.says(&n)):
+		return result{Err: kverror.New(kverror.NodeExists, "node %s is there already", n.ID)}
+	case o.Change == nodePublishes && old.State == NodeUnstarted:
+		n.State, n.Since = NodeServing, o.Now
+	}
+	if !known || n.State != old.State || !n.says(&old) {
+		s.putNodeRow(index, n)
+	}
+	return result{}
+}
+
+// peerURLTaken says whether another node has a peer URL of the row.
+func (s *state) peerURLTaken(n *Node) bool {
+	for _, o := range s.nodes {
+		if o.ID != n.ID && slices.ContainsFunc(o.PeerURLs, func(u string) bool { return slices.Contains(n.PeerURLs, u) }) {
+			return true
+		}
+	}
+	return false
+}
+
+func errNodeRemoved(n *Node) error {
+	return kverror.New(kverror.NodeRemoved, "node %s (%s) was removed from the cluster; its id is never let in again", n.ID, n.Name)
+}
+
+func (s *state) putNodeRow(index uint64, n Node) {
+	s.nodes[n.ID] = n
+	s.dirty.nodes[n.ID] = true
+	s.NodesChanged = index
+	s.changedMap(index)
+}
+
+func (s *state) applySetNodeState(index uint64, o setNodeState) result {
+	n, ok := s.nodes[o.Node]
+	switch {
+	case !ok:
+		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
+	case n.State == NodeRemoved:
+		return result{Err: errNodeRemoved(&n)}
+	case n.State == o.To && o.From != o.To:
+		return result{} // asked again
+	case n.State != o.From:
+		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and not %s", o.Node, n.State, o.From)}
+	case !o.From.becomes(o.To):
+		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and cannot become %s", o.Node, o.From, o.To)}
+	}
+	n.State, n.Since = o.To, o.Now
+	s.putNodeRow(index, n)
+	return result{}
+}
+
+func (s *state) applyRemoveNode(index uint64, o removeNode) result {
+	n, ok := s.nodes[o.Node]
+	switch {
+	case !ok:
+		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
+	case n.State == NodeRemoved:
+		return result{} // asked again
+	case n.State != NodeUnstarted && n.State != NodeDecommissioned:
+		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s: it is removed when it is decommissioned", o.Node, n.State)}
+	}
+	if err := s.holds(o.Node); err != nil {
+		return result{Err: kverror.New(kverror.BadRequest, "node %s is not removed: %v", o.Node, err)}
+	}
+	s.putNodeRow(index, Node{ID: n.ID, Name: n.Name, State: NodeRemoved, Since: o.Now})
+	return result{}
+}
+
+// holds returns an error that says what the node holds, or is to hold, of the cluster.
+func (s *state) holds(id keyspace.NodeID) error {
+	if slices.ContainsFunc(s.members, func(m keyspace.Replica) bool { return m.Node == id }) {
+		return errors.New("it has a replica of the placement group")
+	}
+	held := 0
+	for _, g := range s.ranges {
+		if _, ok := g.Descriptor.ReplicaOn(id); ok {
+			held++
+		}
+	}
+	if held > 0 {
+		return fmt.Errorf("it has replicas of %d ranges", held)
+	}
+	for _, o := range s.operations {
+		if o.To == id {
+			return fmt.Errorf("operation %d moves a replica there", o.ID)
+		}
+	}
+	return nil
+}

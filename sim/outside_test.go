@@ -1,0 +1,122 @@
+package sim
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// outsideRun is a small history of a rig of its own, and its events.
+func outsideRun() (*History, []*mvccpb.Event) {
+	s := newScript()
+	s.do(put("c0", "1.1"))
+	s.do(&pb.TxnRequest{Success: []*pb.RequestOp{putOp("c0", []byte("1.2")), putOp("u0", []byte("1.3"))}})
+	s.do(&pb.DeleteRangeRequest{Key: []byte("c0"), PrevKv: true})
+	s.do(readAll())
+	s.do(put("i0", "1.4"))
+	var events []*mvccpb.Event
+	for _, v := range s.disks {
+		e := &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte(v.Key), ModRevision: v.Mod}, Type: mvccpb.Event_DELETE}
+		if !v.Deleted {
+			e = &mvccpb.Event{Kv: s.past[v.Mod].keys[v.Key]}
+		}
+		events = append(events, e)
+	}
+	return s.h, events
+}
+
+// judgeOutside judges a history with the events that one watcher was told, response by
+// response.
+func judgeOutside(h *History, told ...[]*mvccpb.Event) []string {
+	w := NewWatcher("outside", WatchedSpans()[0])
+	w.Begin()
+	for _, events := range told {
+		w.Told(events)
+	}
+	return Check(&Report{
+		Config: Config{Nodes: 5, Faults: []Fault{"storm"}}, History: h, Failures: 1,
+		Versions: w.Versions(), Watchers: []*Watcher{w},
+	})
+}
+
+// A rig that has no disks to read has its versions from a watcher, and the checkers find
+// whatever is wrong with these.
+func TestVersionsOfAWatcherAreJudged(t *testing.T) {
+	h, events := outsideRun()
+	if bad := judgeOutside(h, events); len(bad) > 0 {
+		t.Fatalf("nothing is wrong: %q", bad)
+	}
+	without := func(i int) []*mvccpb.Event { return slices.Delete(slices.Clone(events), i, i+1) }
+	for i := range events {
+		if len(judgeOutside(h, without(i))) == 0 {
+			t.Errorf("without %v nothing is found", events[i])
+		}
+	}
+	swapped := slices.Clone(events)
+	swapped[0], swapped[1] = swapped[1], swapped[0]
+	other := slices.Clone(events)
+	other[1] = proto.CloneOf(other[1])
+	other[1].Kv.Value = []byte("nobody's")
+	for what, told := range map[string][][]*mvccpb.Event{
+		"an event twice":              {events, events[len(events)-1:]},
+		"a revision divided":          {events[:2], events[2:]},
+		"out of order":                {swapped},
+		"a value that nobody wrote":   {other},
+		"an event that nobody caused": {append(slices.Clone(events), &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("z0"), Value: []byte("x"), ModRevision: 9, CreateRevision: 9, Version: 1}})},
+	} {
+		if len(judgeOutside(h, told...)) == 0 {
+			t.Errorf("%s: nothing is found", what)
+		}
+	}
+}
+
+// A watcher that is told progress ahead of an event is found.
+func TestProgressAheadIsFound(t *testing.T) {
+	_, events := outsideRun()
+	w := NewWatcher("outside", WatchedSpans()[0])
+	w.Begin()
+	w.Told(events[:1])
+	w.ToldProgress(3)
+	w.Told(events[1:])
+	if bad := checkWatchers([]*Watcher{w}, w.Versions()); len(bad) != 1 || !strings.Contains(bad[0], "progress") {
+		t.Errorf("found %q", bad)
+	}
+}
+
+// Deletions of unknown fate do not keep porcupine from an answer, however many: those that
+// did nothing are left out, and those that did something ended before anybody saw it. What
+// is wrong is still found.
+func TestManyDeletionsOfUnknownFate(t *testing.T) {
+	const deletions = 60
+	build := func(stale bool) []string {
+		s := newScript()
+		get := &pb.RangeRequest{Key: []byte("c0")}
+		s.do(put("c0", "1.1"))
+		for range deletions {
+			s.lose(s.call(&pb.DeleteRangeRequest{Key: []byte("c0")}), false)
+			s.do(get)
+		}
+		before, _ := s.now.apply(get, s.now.rev)
+		s.lose(s.call(&pb.DeleteRangeRequest{Key: []byte("c0")}), true)
+		s.do(get)
+		if stale {
+			s.h.End(s.call(get), before, nil, false, s.at)
+		}
+		s.do(put("c0", "1.2"))
+		for range deletions {
+			s.do(get)
+		}
+		p, _ := checkReplay(s.h.Ops(), s.disks)
+		return checkKeys(p.decided(s.h.Ops()), s.disks)
+	}
+	if bad := build(false); len(bad) > 0 {
+		t.Errorf("nothing is wrong: %q", bad)
+	}
+	if bad := build(true); len(bad) != 1 || !strings.Contains(bad[0], "not linearizable") {
+		t.Errorf("a read of what is deleted: %q", bad)
+	}
+}
