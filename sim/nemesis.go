@@ -73,6 +73,9 @@ const (
 	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"
+	// Merge has ranges absorb their neighbours. It goes on all the time where Config.Merges
+	// says so, and is no failure.
+	Merge Fault = "merge"
 	// Compact compacts. It goes on all the time where Config.Compactions says so.
 	Compact Fault = "compact"
 )
@@ -95,8 +98,8 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// splits, compactions and moves count those that succeeded.
-	splits, compactions, moves atomic.Int64
+	// splits, compactions, moves and merges count those that succeeded.
+	splits, compactions, moves, merges atomic.Int64
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
@@ -764,6 +767,9 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Moves > 0 {
 		promise(Move, n.moves.Load() > 0)
+	}
+	if n.c.cfg.Merges > 0 {
+		promise(Merge, n.merges.Load() > 0)
 	}
 	if n.c.cfg.Compactions > 0 {
 		promise(Compact, n.compactions.Load() > 0)

@@ -38,6 +38,8 @@ type Config struct {
 	Splits int
 	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5 then.
 	Moves int
+	// Merges is how many merges of neighbours are tried meanwhile.
+	Merges int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -105,7 +107,9 @@ type Report struct {
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
 	// Moves counts the operations that were begun.
-	Moves   int64
+	Moves int64
+	// Merges counts those that a node has carried out.
+	Merges  int64
 	Network simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
@@ -199,6 +203,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
+	n.mergeLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -211,7 +216,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
-	rep.Moves = n.moves.Load()
+	rep.Moves, rep.Merges = n.moves.Load(), n.merges.Load()
 	if err == nil {
 		err = c.bootAll()
 	}
