@@ -108,6 +108,8 @@ type operationJSON struct {
 	From  string `json:"from,omitempty"`
 	To    string `json:"to,omitempty"`
 	Why   string `json:"why"`
+	Right uint64 `json:"right,omitempty"`
+	Phase string `json:"phase,omitempty"`
 }
 
 // WriteOperations prints the operations under way.
@@ -117,13 +119,17 @@ func WriteOperations(w io.Writer, f Format, ops []*adminpb.Operation) error {
 			Operations []operationJSON `json:"operations"`
 		}{[]operationJSON{}}
 		for _, o := range ops {
-			out.Operations = append(out.Operations, operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
+			out.Operations = append(out.Operations, operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy(), o.GetRight(), o.GetPhase()})
 		}
 		return writeJSON(w, out)
 	}
 	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "WHY"}}
 	for _, o := range ops {
-		rows = append(rows, []string{fmt.Sprint(o.GetId()), fmt.Sprint(o.GetRange()), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
+		kind := o.GetKind()
+		if o.GetRight() != 0 {
+			kind = fmt.Sprintf("%s with %d (%s)", kind, o.GetRight(), o.GetPhase())
+		}
+		rows = append(rows, []string{fmt.Sprint(o.GetId()), fmt.Sprint(o.GetRange()), kind, o.GetFrom(), o.GetTo(), o.GetWhy()})
 	}
 	return writeTable(w, rows)
 }

@@ -12,7 +12,7 @@ func TestAdminService(t *testing.T) {
 	if got := string(sd.FullName()); got != "skein.admin.v1.Admin" {
 		t.Errorf("service %s", got)
 	}
-	for i, want := range []string{"RangeList", "RangeSplit", "RangeShow", "RangeMove", "RangeTransferLeader", "OperationList", "NodeList"} {
+	for i, want := range []string{"RangeList", "RangeSplit", "RangeShow", "RangeMove", "RangeTransferLeader", "OperationList", "NodeList", "RangeMerge"} {
 		if got := string(sd.Methods().Get(i).Name()); got != want {
 			t.Errorf("method %d is %s, want %s", i, got, want)
 		}

@@ -272,4 +272,3 @@ func misplaced(left, right *keyspace.Descriptor) (from, to keyspace.NodeID) {
 	}
 	return from, to
 }
-

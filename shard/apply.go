@@ -90,7 +90,7 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 		return err
 	}
 	out := outcome{kind: h.kind}
-	if h.term == e.Term && h.generation == s.rec.generation && (h.kind == commandRelease || !s.rec.merge.frozen()) {
+	if h.term == e.Term && h.generation == s.rec.generation && (h.kind == commandRelease || !s.rec.merge.still()) {
 		switch h.kind {
 		case commandBatch:
 			err = r.applyBatch(b, h, body, &out)

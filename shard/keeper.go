@@ -163,14 +163,14 @@ func (r *Replica) needsCareLocked() bool {
 
 // countsLocked says whether a leader is to count its keys.
 func (r *Replica) countsLocked() bool {
-	return r.lead != nil && !r.rec.counted && !r.counting && !r.rec.merge.frozen()
+	return r.lead != nil && !r.rec.counted && !r.counting && !r.rec.merge.still()
 }
 
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.node.Compacted()
-	if r.lead == nil || r.draining || r.rec.merge.frozen() || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
+	if r.lead == nil || r.draining || r.rec.merge.role != mergeNone || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
 		return 0
 	}
 	if c = r.keepLocked(c); c <= r.rec.compacted || c <= r.compacting {

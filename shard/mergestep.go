@@ -70,6 +70,11 @@ func (r *Replica) mergeStep(ctx context.Context, o *keyspace.MergeOrder) error {
 			return kverror.New(kverror.Busy, "%s range %s: %v", o.Step, r.id, err)
 		}
 	}
+	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze {
+		if err := r.checkFloors(o.Other); err != nil {
+			return err
+		}
+	}
 	p, err := r.proposeMerge(term, o)
 	if p == nil || err != nil {
 		return err
@@ -134,6 +139,33 @@ func (r *Replica) checkAlong(ctx context.Context) error {
 		if !p.NodeAlive || p.Match+mergeLagEntries < last {
 			return kverror.New(kverror.Busy, "the replica of range %s on node %s is behind", r.id, p.Replica.Node)
 		}
+	}
+	return nil
+}
+
+// checkFloors refuses where a lock of one range may leave versions behind below what the
+// other has compacted: the two are to have one compacted revision, and no lock below. The
+// target compacts no further while it is bound, and what is locked later has a higher floor.
+func (r *Replica) checkFloors(other keyspace.RangeID) error {
+	o := r.node.Replica(other)
+	if o == nil {
+		return kverror.New(kverror.Busy, "range %s is not on node %s", other, r.node.cfg.Self)
+	}
+	low, compacted := keyspace.MaxRevision, keyspace.Revision(0)
+	for _, x := range []*Replica{r, o} {
+		x.mu.Lock()
+		if x.locks != nil {
+			low = x.locks.lowestFloor(low)
+		}
+		compacted = max(compacted, x.rec.compacted)
+		leads := x.lead != nil
+		x.mu.Unlock()
+		if !leads {
+			return kverror.New(kverror.Busy, "range %s is not led on node %s", x.id, r.node.cfg.Self)
+		}
+	}
+	if low < compacted {
+		return kverror.New(kverror.Busy, "a transaction holds a lock from revision %d on, and %d is compacted", low, compacted)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -31,6 +32,9 @@ type merge struct {
 
 // frozen says whether the range does nothing any more.
 func (m *merge) frozen() bool { return m.role == mergeSource }
+
+// still says whether the range, being frozen, stands still.
+func (m *merge) still() bool { return m.frozen() && !plant.Is(plant.FreezeForgotten) }
 
 // appendMerge appends what the role, which is in the record's flags, leaves open.
 func appendMerge(dst []byte, m *merge) []byte {

@@ -176,7 +176,7 @@ func (r *Replica) nextLocked() *call {
 		c.moveTo(placeEvaluation, nil)
 		return c
 	}
-	if r.lead == nil || r.closed > 0 || r.change != nil || r.rec.merge.frozen() || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
+	if r.lead == nil || r.closed > 0 || r.change != nil || r.rec.merge.still() || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
 		return nil
 	}
 	if r.filling != nil && (len(r.filling.calls) >= l.BatchRequests || r.filling.bytes >= l.MaxEntryBytes) {

@@ -208,7 +208,7 @@ func (r *Replica) awaitReadIndex(ctx context.Context) error {
 
 // standsLocked says whether the leadership of the term still answers for the span.
 func (r *Replica) standsLocked(term uint64, bounds keyspace.Span) bool {
-	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.merge.frozen()
+	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.merge.still()
 }
 
 // stillLeads makes sure that the leadership which was confirmed is the one for

@@ -234,7 +234,7 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:
 		return nil, r.errorLocked(kverror.NotLeader, "")
-	case r.lead == nil || r.rec.merge.frozen():
+	case r.lead == nil || r.rec.merge.still():
 		return r.changedLocked(), nil
 	}
 	return nil, nil

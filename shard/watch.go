@@ -84,7 +84,7 @@ func (r *Replica) completeOnce(ctx context.Context, q *CompleteRequest) (Mark, e
 	if _, err := r.leadsLocked(q.Generation); err != nil {
 		return Mark{}, err
 	}
-	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.merge.frozen() {
+	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.merge.still() {
 		return Mark{}, errAgain
 	}
 	return Mark(r.rec.last), nil

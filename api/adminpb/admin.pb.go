@@ -24,24 +24,116 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type RangeMergeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The range that stays.
+	Left          uint64 `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMergeRequest) Reset() {
+	*x = RangeMergeRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMergeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMergeRequest) ProtoMessage() {}
+
+func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
+func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RangeMergeRequest) GetLeft() uint64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+type RangeMergeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMergeResponse) Reset() {
+	*x = RangeMergeResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMergeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMergeResponse) ProtoMessage() {}
+
+func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
+func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RangeMergeResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 // Operation is a change of a range's replicas that placement carries out.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Range uint64                 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
-	// move, add, remove or tidy.
+	// move, add, remove, tidy or merge.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The names of the nodes, "" where the kind has none.
-	From          string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
-	To            string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
-	Why           string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
+	From string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	To   string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
+	Why  string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
+	// The range that a merge ends, and how far the merge is: preparing, committed or aborted.
+	Right         uint64 `protobuf:"varint,7,opt,name=right,proto3" json:"right,omitempty"`
+	Phase         string `protobuf:"bytes,8,opt,name=phase,proto3" json:"phase,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -53,7 +145,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -66,7 +158,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -111,6 +203,20 @@ func (x *Operation) GetWhy() string {
 	return ""
 }
 
+func (x *Operation) GetRight() uint64 {
+	if x != nil {
+		return x.Right
+	}
+	return 0
+}
+
+func (x *Operation) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
 type RangeMoveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -123,7 +229,7 @@ type RangeMoveRequest struct {
 
 func (x *RangeMoveRequest) Reset() {
 	*x = RangeMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -135,7 +241,7 @@ func (x *RangeMoveRequest) String() string {
 func (*RangeMoveRequest) ProtoMessage() {}
 
 func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -148,7 +254,7 @@ func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveRequest.ProtoReflect.Descriptor instead.
 func (*RangeMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RangeMoveRequest) GetId() uint64 {
@@ -181,7 +287,7 @@ type RangeMoveResponse struct {
 
 func (x *RangeMoveResponse) Reset() {
 	*x = RangeMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -193,7 +299,7 @@ func (x *RangeMoveResponse) String() string {
 func (*RangeMoveResponse) ProtoMessage() {}
 
 func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -206,7 +312,7 @@ func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveResponse.ProtoReflect.Descriptor instead.
 func (*RangeMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RangeMoveResponse) GetOperation() *Operation {
@@ -227,7 +333,7 @@ type RangeTransferLeaderRequest struct {
 
 func (x *RangeTransferLeaderRequest) Reset() {
 	*x = RangeTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -239,7 +345,7 @@ func (x *RangeTransferLeaderRequest) String() string {
 func (*RangeTransferLeaderRequest) ProtoMessage() {}
 
 func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -252,7 +358,7 @@ func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RangeTransferLeaderRequest) GetId() uint64 {
@@ -277,7 +383,7 @@ type RangeTransferLeaderResponse struct {
 
 func (x *RangeTransferLeaderResponse) Reset() {
 	*x = RangeTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -289,7 +395,7 @@ func (x *RangeTransferLeaderResponse) String() string {
 func (*RangeTransferLeaderResponse) ProtoMessage() {}
 
 func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -302,7 +408,7 @@ func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
 }
 
 type OperationListRequest struct {
@@ -313,7 +419,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -325,7 +431,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -338,7 +444,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type OperationListResponse struct {
@@ -350,7 +456,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +468,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +481,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -410,7 +516,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +528,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +541,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Range) GetId() uint64 {
@@ -509,7 +615,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +627,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +640,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type RangeListResponse struct {
@@ -548,7 +654,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +666,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +679,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -600,7 +706,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +718,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +731,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -645,7 +751,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +763,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +776,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -696,7 +802,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +814,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +827,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -741,7 +847,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +859,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +872,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -800,7 +906,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +918,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +931,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -871,7 +977,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +989,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1002,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type NodeListResponse struct {
@@ -910,7 +1016,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1028,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1041,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -972,7 +1078,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1090,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1103,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Node) GetId() string {
@@ -1068,7 +1174,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1186,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1199,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Refusal) GetReason() string {
@@ -1114,14 +1220,20 @@ var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"{\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"'\n" +
+	"\x11RangeMergeRequest\x12\x12\n" +
+	"\x04left\x18\x01 \x01(\x04R\x04left\"M\n" +
+	"\x12RangeMergeResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"\xa7\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05range\x18\x02 \x01(\x04R\x05range\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
-	"\x03why\x18\x06 \x01(\tR\x03why\"F\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\x12\x14\n" +
+	"\x05right\x18\a \x01(\x04R\x05right\x12\x14\n" +
+	"\x05phase\x18\b \x01(\tR\x05phase\"F\n" +
 	"\x10RangeMoveRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
@@ -1187,7 +1299,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xfd\x04\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xd4\x05\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -1196,7 +1308,9 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\tRangeMove\x12 .skein.admin.v1.RangeMoveRequest\x1a!.skein.admin.v1.RangeMoveResponse\"\x00\x12p\n" +
 	"\x13RangeTransferLeader\x12*.skein.admin.v1.RangeTransferLeaderRequest\x1a+.skein.admin.v1.RangeTransferLeaderResponse\"\x00\x12^\n" +
 	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12O\n" +
-	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00\x12U\n" +
+	"\n" +
+	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -1210,56 +1324,61 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*Operation)(nil),                   // 0: skein.admin.v1.Operation
-	(*RangeMoveRequest)(nil),            // 1: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),           // 2: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),  // 3: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil), // 4: skein.admin.v1.RangeTransferLeaderResponse
-	(*OperationListRequest)(nil),        // 5: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),       // 6: skein.admin.v1.OperationListResponse
-	(*Range)(nil),                       // 7: skein.admin.v1.Range
-	(*RangeListRequest)(nil),            // 8: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),           // 9: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),           // 10: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),          // 11: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),            // 12: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),           // 13: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                // 14: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),             // 15: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),            // 16: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                        // 17: skein.admin.v1.Node
-	(*Refusal)(nil),                     // 18: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),           // 0: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),          // 1: skein.admin.v1.RangeMergeResponse
+	(*Operation)(nil),                   // 2: skein.admin.v1.Operation
+	(*RangeMoveRequest)(nil),            // 3: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),           // 4: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),  // 5: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil), // 6: skein.admin.v1.RangeTransferLeaderResponse
+	(*OperationListRequest)(nil),        // 7: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),       // 8: skein.admin.v1.OperationListResponse
+	(*Range)(nil),                       // 9: skein.admin.v1.Range
+	(*RangeListRequest)(nil),            // 10: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),           // 11: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),           // 12: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),          // 13: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),            // 14: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),           // 15: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                // 16: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),             // 17: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),            // 18: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                        // 19: skein.admin.v1.Node
+	(*Refusal)(nil),                     // 20: skein.admin.v1.Refusal
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
-	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	0,  // 1: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	7,  // 2: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	7,  // 3: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	7,  // 4: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	7,  // 5: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	14, // 6: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	17, // 7: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	8,  // 8: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	10, // 9: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	12, // 10: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	1,  // 11: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	3,  // 12: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	5,  // 13: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	15, // 14: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	9,  // 15: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	11, // 16: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	13, // 17: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	2,  // 18: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	4,  // 19: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	6,  // 20: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	16, // 21: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	15, // [15:22] is the sub-list for method output_type
-	8,  // [8:15] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	2,  // 0: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	2,  // 1: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	2,  // 2: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	9,  // 3: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	9,  // 4: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	9,  // 5: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	9,  // 6: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	16, // 7: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	19, // 8: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	10, // 9: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	12, // 10: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	14, // 11: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 12: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 13: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	7,  // 14: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	17, // 15: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	0,  // 16: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	11, // 17: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	13, // 18: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	15, // 19: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 20: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 21: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	8,  // 22: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	18, // 23: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	1,  // 24: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	17, // [17:25] is the sub-list for method output_type
+	9,  // [9:17] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -1273,7 +1392,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

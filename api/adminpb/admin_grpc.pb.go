@@ -29,6 +29,7 @@ const (
 	Admin_RangeTransferLeader_FullMethodName = "/skein.admin.v1.Admin/RangeTransferLeader"
 	Admin_OperationList_FullMethodName       = "/skein.admin.v1.Admin/OperationList"
 	Admin_NodeList_FullMethodName            = "/skein.admin.v1.Admin/NodeList"
+	Admin_RangeMerge_FullMethodName          = "/skein.admin.v1.Admin/RangeMerge"
 )
 
 // AdminClient is the client API for Admin service.
@@ -50,6 +51,9 @@ type AdminClient interface {
 	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
+	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
+	// begun; OperationList says when it is over, and RangeList what has come of it.
+	RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error)
 }
 
 type adminClient struct {
@@ -130,6 +134,16 @@ func (c *adminClient) NodeList(ctx context.Context, in *NodeListRequest, opts ..
 	return out, nil
 }
 
+func (c *adminClient) RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RangeMergeResponse)
+	err := c.cc.Invoke(ctx, Admin_RangeMerge_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -149,6 +163,9 @@ type AdminServer interface {
 	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
+	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
+	// begun; OperationList says when it is over, and RangeList what has come of it.
+	RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -179,6 +196,9 @@ func (UnimplementedAdminServer) OperationList(context.Context, *OperationListReq
 }
 func (UnimplementedAdminServer) NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeList not implemented")
+}
+func (UnimplementedAdminServer) RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RangeMerge not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -327,6 +347,24 @@ func _Admin_NodeList_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_RangeMerge_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RangeMergeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RangeMerge(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RangeMerge_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RangeMerge(ctx, req.(*RangeMergeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -361,6 +399,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NodeList",
 			Handler:    _Admin_NodeList_Handler,
+		},
+		{
+			MethodName: "RangeMerge",
+			Handler:    _Admin_RangeMerge_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

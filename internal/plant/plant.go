@@ -70,7 +70,7 @@ const (
 	LocksLostAtSplit
 	// NeverRemoved: a replica that is no member any more stays where it is.
 	NeverRemoved
-	// FreezeForgotten: a range that is frozen serves again once another replica leads it.
+	// FreezeForgotten: a range that is frozen goes on as if it were not.
 	FreezeForgotten
 	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
 	LocksLostAtMerge
@@ -79,9 +79,9 @@ const (
 	CompleteByOneHalf
 	// MergedBothWays: a merge that is aborted is committed all the same, if that comes later.
 	MergedBothWays
-	// HistoryHalfRead: a gateway begins the feed of a range that has absorbed its neighbour
+	// FeedOfOneHalf: a gateway begins the feed of a range that has absorbed its neighbour
 	// where the farther of the two was complete.
-	HistoryHalfRead
+	FeedOfOneHalf
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -104,7 +104,7 @@ var names = [end]string{
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"keys served that a split has taken", "locks lost at a split",
 	"replica that left never removed",
-	"freeze forgotten by the next leader", "locks lost at a merge", "complete by one half of a merge",
+	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
 	"merge both committed and aborted", "feed of a merged range begun too late",
 	"request run twice", "disk that lies", "clock that freezes",
 }
