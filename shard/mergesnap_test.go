@@ -39,11 +39,17 @@ func TestSnapshotPastAMerge(t *testing.T) {
 				if again {
 					r.leader(r.split("m"))
 				}
-				for i := range 200 {
-					r.put(fmt.Sprintf("a%d", i%7), string(make([]byte, 2<<10)))
-					r.put(fmt.Sprintf("x%d", i%7), string(make([]byte, 2<<10)))
+				for i := range 40 {
+					r.put(fmt.Sprintf("a%d", i), string(make([]byte, 8<<10)))
+					r.put(fmt.Sprintf("x%d", i), string(make([]byte, 8<<10)))
+				}
+				for _, n := range r.nodes {
+					if n != away {
+						n.must(n.engine.Flush(t.Context()))
+					}
 				}
 				r.put("x", "2")
+				time.Sleep(5 * time.Second)
 				away.start()
 				r.gone(child)
 				time.Sleep(20 * time.Second)

@@ -59,6 +59,10 @@ func (fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to st
 	return &adminpb.Operation{Id: 7, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, nil
 }
 
+func (fakeBackend) MergeRange(context.Context, keyspace.RangeID) (*adminpb.Operation, error) {
+	return &adminpb.Operation{}, nil
+}
+
 func (fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return nil }
 
 func (fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) { return nil, nil }
