@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -102,15 +101,7 @@ func (o *operator) now(op *Operation) (Operation, bool) {
 }
 
 func (o *operator) abort(ctx context.Context, op *Operation) {
-	ref := mergeRef{op.Range, op.ID}
-	res := o.s.propose(ctx, o.term, abortMerge{ref})
-	if plant.Is(plant.MergedBothWays) && res.Err == nil && res.Operation.Phase == MergeAborted {
-		left, lok := o.s.View().byID(op.Range)
-		right, rok := o.s.View().byID(op.Right)
-		if lok && rok {
-			o.s.propose(ctx, o.term, commitMerge{ref, versionOf(&left.Descriptor), versionOf(&right.Descriptor)})
-		}
-	}
+	o.s.propose(ctx, o.term, abortMerge{mergeRef{op.Range, op.ID}})
 }
 
 // stepMerge does what is next for a merge. All that it does may have been done before.

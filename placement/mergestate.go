@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -167,7 +166,7 @@ func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
 		return result{Err: err}
 	case op.Phase == MergeCommitted:
 		return result{Operation: op}
-	case op.Phase == MergeAborted && !plant.Is(plant.MergedBothWays):
+	case op.Phase == MergeAborted:
 		return result{Err: kverror.New(kverror.BadRequest, "merge %d is aborted", op.ID)}
 	}
 	left, right := s.ranges[op.Range], s.ranges[op.Right]

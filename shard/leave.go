@@ -134,7 +134,7 @@ func (n *Node) Removed(g keyspace.GroupID, _ keyspace.ReplicaID) {
 // Both are committed, and no replica's id is ever used again.
 func (n *Node) expelled(r *Replica) bool {
 	r.mu.Lock()
-	d, g := r.descriptorLocked(), r.group
+	d, g, frozen := r.descriptorLocked(), r.group, r.rec.merge.frozen()
 	if d.Generation == 0 {
 		d = r.introduced
 	}
@@ -150,10 +150,18 @@ func (n *Node) expelled(r *Replica) bool {
 		return false
 	}
 	now, ok := n.cfg.Placed.Descriptor(r.id, d.Span.Start)
-	if !ok || hasReplica(&now, self) {
-		return false
+	if !ok {
+		return !frozen && n.overtaken(&d)
 	}
-	return now.Newer(&d)
+	return !hasReplica(&now, self) && now.Newer(&d)
+}
+
+// overtaken says whether another range has come to hold the descriptor's first key after it,
+// by the map. A range keeps its first key until it is absorbed: that has happened then, and
+// every replica that was a member is frozen.
+func (n *Node) overtaken(d *keyspace.Descriptor) bool {
+	now, ok := n.cfg.Placed.At(d.Span.Start)
+	return ok && now.Range != d.Range && now.Generation > d.Generation
 }
 
 func hasReplica(d *keyspace.Descriptor, id keyspace.ReplicaID) bool {
@@ -216,9 +224,7 @@ func (n *Node) mergedAway(r *Replica) bool {
 	if n.cfg.Placed == nil {
 		return false
 	}
-	// A key's generation only ever grows: whoever has it with a higher one came later.
-	now, ok := n.cfg.Placed.At(d.Span.Start)
-	return ok && now.Range != r.id && now.Generation > d.Generation
+	return n.overtaken(&d)
 }
 
 // record returns the applied record of the node's replica of a range; here says that there is

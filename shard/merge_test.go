@@ -386,3 +386,38 @@ func TestMerge(t *testing.T) {
 		r.stopAll()
 	})
 }
+
+// A node is down while its replica is moved away, and the range is absorbed before it comes
+// back: the map does not know the range any more. The replica goes all the same, since its
+// first key is another range's, with a higher generation.
+func TestReplicaOfAnAbsorbedRangeGoes(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 41, lan)
+		r.startAll()
+		r.leader(1)
+		child := r.split("m")
+		r.leader(child)
+		r.put("x", "1")
+		d := &mergeDriver{r: r, id: 100, left: 1, right: child, phase: "preparing"}
+		away := r.nodes[int(r.leader(child).id)%3]
+		away.crash()
+		ld, _ := d.show(1)
+		rd, _ := d.show(child)
+		r.seq.mu.Lock()
+		merged := ld.Descriptor
+		merged.Span.End, merged.Generation = nil, max(ld.Descriptor.Generation, rd.Descriptor.Generation)+1
+		delete(r.seq.reported, child)
+		r.seq.reported[1] = merged
+		r.seq.mu.Unlock()
+		away.start()
+		for range 300 {
+			if away.node.Load().Replica(child) == nil {
+				r.stopAll()
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		t.Errorf("range %s is on node %s yet", child, away.id)
+		r.stopAll()
+	})
+}

@@ -76,8 +76,6 @@ var plantedIn = map[plant.Bug]string{
 	plant.FreezeForgotten:          "seams",
 	plant.LocksLostAtMerge:         "seams",
 	plant.CompleteByOneHalf:        "seams",
-	plant.MergedBothWays:           "merges",
-	plant.FeedOfOneHalf:            "seams",
 	plant.SplitUnseen:              "splits",
 	plant.LocksLostAtSplit:         "txns",
 	plant.NeverRemoved:             "moves",

@@ -224,11 +224,6 @@ func (h *Hub) inheritLocked(l *leg, old []*leg) {
 		// Of what lay beside them nothing has come yet, nor was it owed.
 		l.opened = max(l.opened, l.fed, h.logEnd)
 	}
-	if plant.Is(plant.FeedOfOneHalf) {
-		for _, o := range old {
-			l.fed = max(l.fed, o.fed)
-		}
-	}
 	if plant.Is(plant.EventLostAtSplit) {
 		l.fed = max(l.fed, h.logEnd)
 	}

@@ -77,11 +77,6 @@ const (
 	// CompleteByOneHalf: a range that has absorbed its neighbour calls itself complete as far
 	// as it was before, whatever the neighbour's locks may leave.
 	CompleteByOneHalf
-	// MergedBothWays: a merge that is aborted is committed all the same, if that comes later.
-	MergedBothWays
-	// FeedOfOneHalf: a gateway begins the feed of a range that has absorbed its neighbour
-	// where the farther of the two was complete.
-	FeedOfOneHalf
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -105,7 +100,6 @@ var names = [end]string{
 	"keys served that a split has taken", "locks lost at a split",
 	"replica that left never removed",
 	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
-	"merge both committed and aborted", "feed of a merged range begun too late",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
