@@ -74,9 +74,11 @@ func (v rangeVersion) append(dst []byte) []byte {
 func (o alignMerge) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(o.Merge.append(dst), uint64(o.From)), uint64(o.To))
 }
+
 func (o commitMerge) append(dst []byte) []byte {
 	return o.Right.append(o.Left.append(o.Merge.append(dst)))
 }
+
 func (o abortMerge) append(dst []byte) []byte { return o.Merge.append(dst) }
 
 func (r *reader) mergeRef() mergeRef {

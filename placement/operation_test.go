@@ -156,7 +156,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		case OperationRemove:
 			op.To, op.Replica = 0, 0
 			want--
-		case OperationMove, OperationTidy:
+		case OperationMove, OperationTidy, OperationMerge:
 		}
 		leaving, _ := d.ReplicaOn(op.From)
 		op.Leaving = leaving.ID

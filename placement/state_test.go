@@ -226,7 +226,7 @@ func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) effect {
 	case "abort":
 		return abortMerge{ref}
 	case "end":
-		return endOperation{ref.Range, ref.ID}
+		return endOperation(ref)
 	}
 	return nil
 }
