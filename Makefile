@@ -27,7 +27,7 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills planted chaos chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -107,6 +107,10 @@ chaos:
 	@mkdir -p bin/chaos
 	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
 	  -artifacts -outputdir bin/chaos -run '^TestStorm$$' ./chaos
+
+# Bugs planted into those processes: what a storm finds, and with which seed.
+chaos-planted:
+	go test -tags 'invariants planted' -count=1 -timeout 24h -v -run '^TestPlantedStorms$$' ./chaos
 
 # Real processes while machines break; a failed run leaves its history and the nodes'
 # logs below bin/chaos. Without root it says what it leaves out.

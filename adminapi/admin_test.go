@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
@@ -29,11 +30,24 @@ type fakeBackend struct {
 	err   error
 	empty bool
 	stale bool
+	// left is how many replicas a node holds at the next look, state what it is; back says
+	// that somebody takes it back when it holds none.
+	left   int64
+	state  string
+	back   bool
+	paused bool
 }
 
-func (f *fakeBackend) Ranges(context.Context) (*adminpb.RangeListResponse, error) {
+func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
 	if f.err != nil || f.empty {
 		return &adminpb.RangeListResponse{}, f.err
+	}
+	if q.GetNode() != "" || q.Key != nil {
+		return &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{
+			Id: 3, Generation: 2, Start: q.GetKey(), Leader: q.GetNode(), Replicas: []string{"n1", "n2", "n4"}, Keys: 1, State: "awake", ConfIndex: 77,
+			Members:   []*adminpb.Replica{{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 9, Role: "learner"}},
+			Operation: &adminpb.Operation{Id: 300, Range: 3, Kind: "move", From: "n1", To: "n4", Why: "asked for"},
+		}}}, nil
 	}
 	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
 		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting"},
@@ -63,7 +77,45 @@ func (f *fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) 
 	if f.err != nil || f.empty {
 		return &adminpb.NodeListResponse{}, f.err
 	}
-	return &adminpb.NodeListResponse{Stale: f.stale, Nodes: []*adminpb.Node{{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}}, {Id: "a", Name: "n1", ClientUrls: []string{"http://h:1"}, Alive: true, Ranges: 3, Leaders: 1, Bytes: 99}}}, nil
+	return &adminpb.NodeListResponse{Stale: f.stale, Nodes: []*adminpb.Node{
+		{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}, State: "unstarted"},
+		{
+			Id: "a", Name: "n1", ClientUrls: []string{"http://h:1"}, Alive: true, Ranges: 3, Leaders: 1, Bytes: 99, State: "serving", SinceUnixMs: 1_800_000_000_000,
+			Attributes: []*adminpb.Attribute{{Key: "rack", Value: "r1"}, {Key: "zone", Value: "a"}}, Placement: true, PlacementLeader: true,
+		},
+	}}, nil
+}
+
+// ShowNode counts how often it is asked: what the node holds becomes less.
+func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeShowResponse, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	left := max(0, f.left)
+	f.left--
+	n := &adminpb.Node{Id: "a", Name: node, Alive: true, Ranges: left, Leaders: left / 2, Placement: left > 1, PlacementLeader: left > 2, State: f.state}
+	if f.back && left == 0 {
+		n.State = "serving"
+	}
+	s := &adminpb.NodeShowResponse{Node: n, Stale: f.stale, Drain: &adminpb.Refusal{Reason: "node n1 cannot be drained: it leads all", NextStep: "add a node"}}
+	for i := range uint64(min(left, 8)) {
+		s.Ranges = append(s.Ranges, &adminpb.NodeRange{Id: i + 1, Start: []byte{'a' + byte(i)}, End: []byte{'b' + byte(i)}, Role: "voter", Leads: i == 0, Bytes: 512})
+	}
+	if left > 0 {
+		s.Operations = []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: node, To: "n4", Why: "the node is decommissioned"}}
+	}
+	return s, nil
+}
+
+func (f *fakeBackend) ChangeNode(_ context.Context, change NodeChange, node string) (*adminpb.Node, error) {
+	states := map[NodeChange]string{Drain: "draining", Undrain: "serving", Decommission: "decommissioned", Recommission: "serving", Remove: "removed"}
+	f.state = states[change]
+	return &adminpb.Node{Id: "a", Name: node, State: f.state}, f.err
+}
+
+func (f *fakeBackend) Pause(_ context.Context, paused bool) error {
+	f.paused = paused
+	return f.err
 }
 
 func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
@@ -74,26 +126,51 @@ func (f *fakeBackend) MergeRange(_ context.Context, left keyspace.RangeID) (*adm
 	return &adminpb.Operation{Id: 302, Range: uint64(left), Kind: "merge", Why: "asked for", Right: 8, Phase: "preparing"}, f.err
 }
 
+func (f *fakeBackend) JoinNode(_ context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "d", NodeTable: []byte(q.GetName() + " at " + strings.Join(q.GetPeerUrls(), ","))}, f.err
+}
+
 func (f *fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return f.err }
 
-func (f *fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) {
+func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
 	if f.err != nil || f.empty {
-		return nil, f.err
+		return &adminpb.PlacementShowResponse{}, f.err
 	}
-	return []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Why: "a learner that no operation has"}}, nil
+	return &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
+		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
+	}}, nil
+}
+
+func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
+	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+}
+
+func (f *fakeBackend) TransferPlacement(context.Context, string) error { return f.err }
+
+func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
+	if f.err != nil || f.empty {
+		return &adminpb.OperationListResponse{}, f.err
+	}
+	return &adminpb.OperationListResponse{Paused: f.paused, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Why: "a learner that no operation has"}}}, nil
 }
 
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	backend [error=KIND] [refuse] [empty] [stale]
-//	range-list|node-list [json]
+//	each: [error=KIND] [refuse] [empty] [stale] [paused] [left=N] [state=S] [back]
+//	range-list [json] [node=NODE] [key=K] / node-list [json]
+//	node-show node=NODE [json]
+//	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
+//	pause|resume
 //	range-split [json] key=K
 //	range-show [json] id=N
 //	range-move [json] id=N from=NODE to=NODE
 //	range-merge [json] id=N
 //	range-transfer id=N to=NODE
 //	operations [json]
+//	placement-show [json]
+//	placement-move [json] from=NODE to=NODE
+//	placement-transfer to=NODE
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -104,9 +181,12 @@ func TestStories(t *testing.T) {
 		if d.HasArg("empty") {
 			b.empty = true
 		}
-		b.stale = d.HasArg("stale")
+		b.stale, b.paused, b.back = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back")
+		d.MaybeScanArgs(t, "left", &b.left)
+		b.state = "serving"
+		d.MaybeScanArgs(t, "state", &b.state)
 		if d.HasArg("refuse") {
-			b.err = fmt.Errorf("wrapped: %w", &Refusal{"a range begins there already", "look at skein range list"})
+			b.err = fmt.Errorf("wrapped: %w", &Refusal{Reason: "a range begins there already", NextStep: "look at skein range list"})
 		}
 		var kind string
 		if d.MaybeScanArgs(t, "error", &kind) {
@@ -133,7 +213,12 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 	var out bytes.Buffer
 	switch d.Cmd {
 	case "range-list":
-		r, err := c.RangeList(t.Context())
+		q, key := &adminpb.RangeListRequest{}, ""
+		d.MaybeScanArgs(t, "node", &q.Node)
+		if d.MaybeScanArgs(t, "key", &key) {
+			q.Key = []byte(key)
+		}
+		r, err := c.RangeListOf(t.Context(), q)
 		if err != nil {
 			return "", err
 		}
@@ -155,7 +240,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
-	case "range-move", "range-merge", "range-transfer", "operations":
+	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
 		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
@@ -166,6 +251,36 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteShow(&out, f, s)
 		return out.String(), err
+	}
+	return runNodeStory(t, c, d, f)
+}
+
+func runNodeStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	var node string
+	d.MaybeScanArgs(t, "node", &node)
+	switch change := NodeChange(d.Cmd); change {
+	case Drain, Undrain, Decommission, Recommission, Remove:
+		n, err := c.ChangeNode(t.Context(), change, node)
+		if err == nil && d.HasArg("wait") {
+			n, err = c.AwaitNode(t.Context(), Wait{
+				Call: time.Minute, Pause: time.Millisecond,
+				Tell: func(n *adminpb.Node) { fmt.Fprintln(&out, NodeProgress(n)) },
+			}, change, node)
+		}
+		if err == nil {
+			err = WriteNode(&out, f, n)
+		}
+		return out.String(), err
+	case "node-show":
+		s, err := c.NodeShow(t.Context(), node)
+		if err == nil {
+			err = WriteNodeShow(&out, &out, f, s)
+		}
+		return out.String(), err
+	case "pause", "resume":
+		return "ok\n", c.PlacementPause(t.Context(), d.Cmd == "pause")
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
 	return "", nil
@@ -185,23 +300,39 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		if err != nil {
 			return "", err
 		}
-		err = WriteOperations(&out, f, []*adminpb.Operation{m.GetOperation()})
+		err = WriteOperations(&out, &out, f, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
 		return out.String(), err
 	case "range-merge":
 		m, err := c.RangeMerge(t.Context(), id)
 		if err != nil {
 			return "", err
 		}
-		err = WriteOperations(&out, f, []*adminpb.Operation{m.GetOperation()})
+		err = WriteOperations(&out, &out, f, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
 		return out.String(), err
 	case "range-transfer":
 		return "ok\n", c.RangeTransferLeader(t.Context(), id, to)
+	case "placement-show":
+		p, err := c.PlacementShow(t.Context())
+		if err != nil {
+			return "", err
+		}
+		err = WritePlacement(&out, f, p)
+		return out.String(), err
+	case "placement-move":
+		m, err := c.PlacementMove(t.Context(), from, to)
+		if err != nil {
+			return "", err
+		}
+		err = WriteOperations(&out, &out, f, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
+		return out.String(), err
+	case "placement-transfer":
+		return "ok\n", c.PlacementTransferLeader(t.Context(), to)
 	}
 	l, err := c.OperationList(t.Context())
 	if err != nil {
 		return "", err
 	}
-	err = WriteOperations(&out, f, l.GetOperations())
+	err = WriteOperations(&out, &out, f, l)
 	return out.String(), err
 }
 
@@ -227,6 +358,27 @@ func serve(t *testing.T, b Backend) (*Client, func()) {
 		t.Fatal(err)
 	}
 	return c, func() { s.Stop(); <-done }
+}
+
+// TestWaitingEnds: with its context, at any moment, with what is left to do; and where
+// nobody answers for long.
+func TestWaitingEnds(t *testing.T) {
+	c, stop := serve(t, &fakeBackend{left: 1 << 40, state: "decommissioned"})
+	ctx, cancel := context.WithCancel(t.Context())
+	w := Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Node) { cancel() }}
+	_, err := c.AwaitNode(ctx, w, Decommission, "n1")
+	r := (*Refusal)(nil)
+	if !errors.As(err, &r) || !strings.Contains(r.Reason, "holds 1099511627776 replicas") || !strings.Contains(r.NextStep, "skein node recommission n1") {
+		t.Errorf("%v", err)
+	}
+	_, err = c.AwaitNode(ctx, w, Drain, "n1")
+	if !errors.As(err, &r) || !strings.Contains(r.Reason, "could not be looked at") || !strings.Contains(r.NextStep, "skein node undrain n1") {
+		t.Errorf("%v", err)
+	}
+	stop()
+	if _, err = c.AwaitNode(t.Context(), w, Drain, "n1"); !errors.As(err, &r) || !strings.Contains(r.NextStep, "--endpoints") {
+		t.Errorf("%v", err)
+	}
 }
 
 func TestNoEndpointAnswers(t *testing.T) {

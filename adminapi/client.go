@@ -93,7 +93,12 @@ func parseEndpoint(e string, tlsConfig *tls.Config) (endpoint, error) {
 
 // RangeList lists all ranges in the order of their spans.
 func (c *Client) RangeList(ctx context.Context) (*adminpb.RangeListResponse, error) {
-	return call(ctx, c, &adminpb.RangeListRequest{}, adminpb.AdminClient.RangeList)
+	return c.RangeListOf(ctx, &adminpb.RangeListRequest{})
+}
+
+// RangeListOf lists the ranges that the request asks for, in the order of their spans.
+func (c *Client) RangeListOf(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
+	return call(ctx, c, q, adminpb.AdminClient.RangeList)
 }
 
 // RangeSplit makes a new range begin at the key. Asking twice is harmless: the second
@@ -154,6 +159,32 @@ func (c *Client) NodeList(ctx context.Context) (*adminpb.NodeListResponse, error
 	return call(ctx, c, &adminpb.NodeListRequest{}, adminpb.AdminClient.NodeList)
 }
 
+// NodeShow says what a node holds, and what it could not be asked for.
+func (c *Client) NodeShow(ctx context.Context, node string) (*adminpb.NodeShowResponse, error) {
+	return call(ctx, c, &adminpb.NodeShowRequest{Node: node}, adminpb.AdminClient.NodeShow)
+}
+
+// ChangeNode begins a change of a node and returns the node as it is then. Asking twice is
+// harmless.
+func (c *Client) ChangeNode(ctx context.Context, change NodeChange, node string) (*adminpb.Node, error) {
+	f, ok := map[NodeChange]func(adminpb.AdminClient, context.Context, *adminpb.NodeChangeRequest, ...grpc.CallOption) (*adminpb.NodeChangeResponse, error){
+		Drain: adminpb.AdminClient.NodeDrain, Undrain: adminpb.AdminClient.NodeUndrain,
+		Decommission: adminpb.AdminClient.NodeDecommission, Recommission: adminpb.AdminClient.NodeRecommission,
+		Remove: adminpb.AdminClient.NodeRemove,
+	}[change]
+	if !ok {
+		return nil, fmt.Errorf("there is no change %q of a node", change)
+	}
+	r, err := call(ctx, c, &adminpb.NodeChangeRequest{Node: node}, f)
+	return r.GetNode(), err
+}
+
+// PlacementPause has placement decide nothing by itself, or go on.
+func (c *Client) PlacementPause(ctx context.Context, paused bool) error {
+	_, err := call(ctx, c, &adminpb.PlacementPauseRequest{Paused: paused}, adminpb.AdminClient.PlacementPause)
+	return err
+}
+
 // call asks the endpoints in their order until one answers. An endpoint that cannot
 // be reached is passed over; every other error is the answer.
 func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
@@ -171,6 +202,7 @@ func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.Admin
 	return nil, &Refusal{
 		Reason:   "no endpoint can be reached: " + strings.Join(unreachable, "; "),
 		NextStep: "give the client URL of a running node to --endpoints",
+		Later:    true,
 	}
 }
 
@@ -196,10 +228,11 @@ func refusal(err error) *Refusal {
 }
 
 func asRefusal(ep endpoint, err error) error {
+	s := status.Convert(err)
 	if r := refusal(err); r != nil {
+		r.Later = passes(s.Code())
 		return r
 	}
-	s := status.Convert(err)
 	var next string
 	switch s.Code() {
 	case codes.Unimplemented:
@@ -210,5 +243,5 @@ func asRefusal(ep endpoint, err error) error {
 	default:
 		next = "see the log of that node"
 	}
-	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next}
+	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next, Later: passes(s.Code())}
 }

@@ -36,15 +36,66 @@ type rangeJSON struct {
 	Keys        int64    `json:"keys"`
 	DiskBytes   int64    `json:"bytes"`
 	State       string   `json:"state"`
+	// ConfIndex, Members and Operation are absent in an answer that knows nothing of them.
+	ConfIndex uint64         `json:"conf_index,omitempty"`
+	Members   []memberJSON   `json:"members,omitempty"`
+	Operation *operationJSON `json:"operation,omitempty"`
+}
+
+// memberJSON is one of a range's replicas.
+type memberJSON struct {
+	Node      string `json:"node"`
+	ReplicaID uint64 `json:"replica_id"`
+	Role      string `json:"role"`
 }
 
 func toJSON(r *adminpb.Range) rangeJSON {
-	return rangeJSON{
+	out := rangeJSON{
 		ID: r.GetId(), Generation: r.GetGeneration(),
 		Start: string(r.GetStart()), StartBase64: base64.StdEncoding.EncodeToString(r.GetStart()),
 		End: string(r.GetEnd()), EndBase64: base64.StdEncoding.EncodeToString(r.GetEnd()),
 		Leader: r.GetLeader(), Replicas: list(r.GetReplicas()), Keys: r.GetKeys(), DiskBytes: r.GetBytes(), State: r.GetState(),
+		ConfIndex: r.GetConfIndex(),
 	}
+	for _, m := range r.GetMembers() {
+		out.Members = append(out.Members, memberJSON{m.GetNode(), m.GetReplicaId(), m.GetRole()})
+	}
+	if o := r.GetOperation(); o != nil {
+		j := operationToJSON(o)
+		out.Operation = &j
+	}
+	return out
+}
+
+// replicasText names the nodes of a range, and what those are that do not simply vote.
+func replicasText(r *adminpb.Range) string {
+	if len(r.GetMembers()) == 0 {
+		return strings.Join(r.GetReplicas(), ",")
+	}
+	var names []string
+	for _, m := range r.GetMembers() {
+		name := m.GetNode()
+		if m.GetRole() != "voter" {
+			name += " (" + m.GetRole() + ")"
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, ",")
+}
+
+// operationText says in a word or two what is being changed about a range.
+func operationText(o *adminpb.Operation) string {
+	if o == nil {
+		return ""
+	}
+	text := fmt.Sprintf("%d %s", o.GetId(), o.GetKind())
+	if o.GetFrom() != "" {
+		text += " from " + o.GetFrom()
+	}
+	if o.GetTo() != "" {
+		text += " to " + o.GetTo()
+	}
+	return text
 }
 
 // list makes an empty list of none: JSON tells the two apart.
@@ -86,7 +137,7 @@ func WriteRanges(w, notes io.Writer, f Format, l *adminpb.RangeListResponse) err
 }
 
 func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
-	rows := [][]string{{"ID", "GENERATION", "START", "END", "LEADER", "REPLICAS", "KEYS", "ON DISK", "STATE"}}
+	rows := [][]string{{"ID", "GENERATION", "START", "END", "LEADER", "REPLICAS", "KEYS", "ON DISK", "STATE", "OPERATION"}}
 	for _, r := range ranges {
 		keys := strconv.FormatInt(r.GetKeys(), 10)
 		if r.GetKeys() < 0 {
@@ -94,7 +145,7 @@ func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
 		}
 		rows = append(rows, []string{
 			fmt.Sprint(r.GetId()), fmt.Sprint(r.GetGeneration()), keyText(r.GetStart()), keyText(r.GetEnd()),
-			r.GetLeader(), strings.Join(r.GetReplicas(), ","), keys, fmt.Sprint(r.GetBytes()), r.GetState(),
+			r.GetLeader(), replicasText(r), keys, fmt.Sprint(r.GetBytes()), r.GetState(), operationText(r.GetOperation()),
 		})
 	}
 	return writeTable(w, rows)
@@ -112,24 +163,43 @@ type operationJSON struct {
 	Phase string `json:"phase,omitempty"`
 }
 
-// WriteOperations prints the operations under way.
-func WriteOperations(w io.Writer, f Format, ops []*adminpb.Operation) error {
+func operationToJSON(o *adminpb.Operation) operationJSON {
+	return operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy(), o.GetRight(), o.GetPhase()}
+}
+
+// pausedNote goes beside a table of operations while placement is paused; JSON says it in
+// a field.
+const pausedNote = "paused: placement decides nothing by itself (skein placement resume has it go on)"
+
+// WriteOperations prints the operations under way, and on notes what a table has no
+// place for.
+func WriteOperations(w, notes io.Writer, f Format, l *adminpb.OperationListResponse) error {
 	if f == JSON {
 		out := struct {
 			Operations []operationJSON `json:"operations"`
-		}{[]operationJSON{}}
-		for _, o := range ops {
-			out.Operations = append(out.Operations, operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy(), o.GetRight(), o.GetPhase()})
+			Paused     bool            `json:"paused,omitempty"`
+		}{[]operationJSON{}, l.GetPaused()}
+		for _, o := range l.GetOperations() {
+			out.Operations = append(out.Operations, operationToJSON(o))
 		}
 		return writeJSON(w, out)
 	}
+	if l.GetPaused() {
+		if _, err := fmt.Fprintln(notes, pausedNote); err != nil {
+			return err
+		}
+	}
+	return writeOperationTable(w, l.GetOperations())
+}
+
+func writeOperationTable(w io.Writer, ops []*adminpb.Operation) error {
 	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "WHY"}}
 	for _, o := range ops {
 		kind := o.GetKind()
 		if o.GetRight() != 0 {
 			kind = fmt.Sprintf("%s with %d (%s)", kind, o.GetRight(), o.GetPhase())
 		}
-		rows = append(rows, []string{fmt.Sprint(o.GetId()), fmt.Sprint(o.GetRange()), kind, o.GetFrom(), o.GetTo(), o.GetWhy()})
+		rows = append(rows, []string{fmt.Sprint(o.GetId()), operationOn(o), kind, o.GetFrom(), o.GetTo(), o.GetWhy()})
 	}
 	return writeTable(w, rows)
 }
@@ -184,44 +254,6 @@ func WriteShow(w io.Writer, f Format, s *adminpb.RangeShowResponse) error {
 		}
 	}
 	return nil
-}
-
-// WriteNodes prints nodes, and on notes what a table has no place for.
-func WriteNodes(w, notes io.Writer, f Format, l *adminpb.NodeListResponse) error {
-	if f == JSON {
-		type node struct {
-			ID         string   `json:"id"`
-			Name       string   `json:"name"`
-			PeerURLs   []string `json:"peer_urls"`
-			ClientURLs []string `json:"client_urls"`
-			Alive      bool     `json:"alive"`
-			Ranges     int64    `json:"ranges"`
-			Leaders    int64    `json:"leaders"`
-			Bytes      int64    `json:"bytes"`
-		}
-		out := struct {
-			Nodes []node `json:"nodes"`
-			Stale bool   `json:"stale,omitempty"`
-		}{[]node{}, l.GetStale()}
-		for _, n := range l.GetNodes() {
-			out.Nodes = append(out.Nodes, node{
-				n.GetId(), n.GetName(), list(n.GetPeerUrls()), list(n.GetClientUrls()),
-				n.GetAlive(), n.GetRanges(), n.GetLeaders(), n.GetBytes(),
-			})
-		}
-		return writeJSON(w, out)
-	}
-	if err := noteStale(notes, l.GetStale()); err != nil {
-		return err
-	}
-	rows := [][]string{{"ID", "NAME", "PEER URLS", "CLIENT URLS", "ALIVE", "RANGES", "LEADERS", "BYTES"}}
-	for _, n := range l.GetNodes() {
-		rows = append(rows, []string{
-			n.GetId(), n.GetName(), strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
-			strconv.FormatBool(n.GetAlive()), fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), fmt.Sprint(n.GetBytes()),
-		})
-	}
-	return writeTable(w, rows)
 }
 
 func writeJSON(w io.Writer, v any) error {

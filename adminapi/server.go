@@ -1,6 +1,6 @@
 // Package adminapi is Skein's admin service, which every node offers beside etcd's
 // services on its client port, its client, and the output of the commands skein
-// range and skein node.
+// range, skein node and skein placement.
 //
 // It checks requests, words refusals (each says what to do next) and prints; what a
 // range or a node is, it asks a [Backend], which package node implements. It never
@@ -29,9 +29,9 @@ import (
 // goroutines, answer for the whole cluster, and return by ctx's deadline. Errors are
 // a *[Refusal], a kverror, or a context's.
 type Backend interface {
-	// Ranges returns all ranges, in any order; as the node last knew them, and marked as
-	// stale, where no quorum can be asked.
-	Ranges(ctx context.Context) (*adminpb.RangeListResponse, error)
+	// Ranges returns all ranges, or those that the request asks for, in any order; as the
+	// node last knew them, and marked as stale, where no quorum can be asked.
+	Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error)
 	// SplitRange makes a new range begin at the key.
 	SplitRange(ctx context.Context, key []byte) (left, right *adminpb.Range, err error)
 	// ShowRange returns a range and what each of its replicas says of itself; a replica
@@ -40,6 +40,9 @@ type Backend interface {
 	// Nodes returns all nodes, in any order, stale as Ranges.
 	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
 	Mover
+	Joiner
+	PlacementKeeper
+	NodeKeeper
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by
@@ -53,7 +56,30 @@ type Mover interface {
 	// TransferLeader has the node lead the range.
 	TransferLeader(ctx context.Context, id keyspace.RangeID, to string) error
 	// Operations returns the operations under way, oldest first.
-	Operations(ctx context.Context) ([]*adminpb.Operation, error)
+	Operations(ctx context.Context) (*adminpb.OperationListResponse, error)
+}
+
+// NodeChange is a change of what a node is to the cluster.
+type NodeChange string
+
+// The changes of a node.
+const (
+	Drain        NodeChange = "drain"
+	Undrain      NodeChange = "undrain"
+	Decommission NodeChange = "decommission"
+	Recommission NodeChange = "recommission"
+	Remove       NodeChange = "remove"
+)
+
+// NodeKeeper is what the service asks of the node about what nodes are to the cluster.
+type NodeKeeper interface {
+	// ShowNode says what the node holds, and what it could not be asked for.
+	ShowNode(ctx context.Context, node string) (*adminpb.NodeShowResponse, error)
+	// ChangeNode begins a change and returns the node as it is then. A change that has
+	// begun already is no error.
+	ChangeNode(ctx context.Context, change NodeChange, node string) (*adminpb.Node, error)
+	// Pause has placement decide nothing by itself, or go on.
+	Pause(ctx context.Context, paused bool) error
 }
 
 // Refusal is an error that tells the operator what to do next.
@@ -62,6 +88,9 @@ type Refusal struct {
 	Reason string
 	// NextStep says what can be done instead.
 	NextStep string
+	// Later says that it may pass by itself: a node cannot be reached, or there is no
+	// quorum.
+	Later bool
 }
 
 // Error implements error.
@@ -81,8 +110,8 @@ type server struct {
 	backend Backend
 }
 
-func (s *server) RangeList(ctx context.Context, _ *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
-	l, err := s.backend.Ranges(ctx)
+func (s *server) RangeList(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
+	l, err := s.backend.Ranges(ctx, q)
 	if err != nil {
 		return nil, grpcError("list the ranges", err, readAgain)
 	}
@@ -94,9 +123,9 @@ func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (
 	what := fmt.Sprintf("split at %q", r.Key)
 	switch {
 	case len(r.Key) == 0:
-		return nil, grpcError(what, &Refusal{"the key to split at is empty, and the first range begins there anyway", "give --key the first key of the new range"}, lookFirst)
+		return nil, grpcError(what, &Refusal{Reason: "the key to split at is empty, and the first range begins there anyway", NextStep: "give --key the first key of the new range"}, lookFirst)
 	case len(r.Key) > maxKeyBytes:
-		return nil, grpcError("split", &Refusal{fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)}, lookFirst)
+		return nil, grpcError("split", &Refusal{Reason: fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), NextStep: fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)}, lookFirst)
 	}
 	left, right, err := s.backend.SplitRange(ctx, r.Key)
 	if err != nil {
@@ -137,11 +166,11 @@ func (s *server) RangeTransferLeader(ctx context.Context, r *adminpb.RangeTransf
 }
 
 func (s *server) OperationList(ctx context.Context, _ *adminpb.OperationListRequest) (*adminpb.OperationListResponse, error) {
-	ops, err := s.backend.Operations(ctx)
+	l, err := s.backend.Operations(ctx)
 	if err != nil {
 		return nil, grpcError("list the operations", err, readAgain)
 	}
-	return &adminpb.OperationListResponse{Operations: ops}, nil
+	return l, nil
 }
 
 func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adminpb.NodeListResponse, error) {
@@ -155,10 +184,54 @@ func (s *server) NodeList(ctx context.Context, _ *adminpb.NodeListRequest) (*adm
 	return l, nil
 }
 
+func (s *server) NodeShow(ctx context.Context, q *adminpb.NodeShowRequest) (*adminpb.NodeShowResponse, error) {
+	n, err := s.backend.ShowNode(ctx, q.Node)
+	if err != nil {
+		return nil, grpcError("show node "+q.Node, err, readAgain)
+	}
+	return n, nil
+}
+
+func (s *server) changeNode(ctx context.Context, change NodeChange, q *adminpb.NodeChangeRequest) (*adminpb.NodeChangeResponse, error) {
+	n, err := s.backend.ChangeNode(ctx, change, q.Node)
+	if err != nil {
+		return nil, grpcError(string(change)+" node "+q.Node, err, lookAtNodes)
+	}
+	return &adminpb.NodeChangeResponse{Node: n}, nil
+}
+
+func (s *server) NodeDrain(ctx context.Context, q *adminpb.NodeChangeRequest) (*adminpb.NodeChangeResponse, error) {
+	return s.changeNode(ctx, Drain, q)
+}
+
+func (s *server) NodeUndrain(ctx context.Context, q *adminpb.NodeChangeRequest) (*adminpb.NodeChangeResponse, error) {
+	return s.changeNode(ctx, Undrain, q)
+}
+
+func (s *server) NodeDecommission(ctx context.Context, q *adminpb.NodeChangeRequest) (*adminpb.NodeChangeResponse, error) {
+	return s.changeNode(ctx, Decommission, q)
+}
+
+func (s *server) NodeRecommission(ctx context.Context, q *adminpb.NodeChangeRequest) (*adminpb.NodeChangeResponse, error) {
+	return s.changeNode(ctx, Recommission, q)
+}
+
+func (s *server) NodeRemove(ctx context.Context, q *adminpb.NodeChangeRequest) (*adminpb.NodeChangeResponse, error) {
+	return s.changeNode(ctx, Remove, q)
+}
+
+func (s *server) PlacementPause(ctx context.Context, q *adminpb.PlacementPauseRequest) (*adminpb.PlacementPauseResponse, error) {
+	if err := s.backend.Pause(ctx, q.Paused); err != nil {
+		return nil, grpcError("pause or resume placement", err, lookForOperations)
+	}
+	return &adminpb.PlacementPauseResponse{}, nil
+}
+
 // The next step after an outcome that is not known, of a question and of a change.
 const (
 	readAgain         = "try again with a longer --command-timeout; if it stays so, look which nodes are down: a quorum is needed"
 	lookForOperations = "look with skein placement operations whether it has begun, then try again with a longer --command-timeout"
+	lookAtNodes       = "look with skein node list whether it happened, then try again with a longer --command-timeout"
 	lookFirst         = "look with skein range list whether it happened, then try again with a longer --command-timeout"
 )
 
@@ -191,6 +264,8 @@ func nextStep(k kverror.Kind, unknown string) string {
 		return "try again in a moment"
 	case kverror.Stopped:
 		return "the node is going down: give another one to --endpoints"
+	case kverror.NodeNotFound, kverror.NodeRemoved, kverror.NodeExists, kverror.PeerURLExists:
+		return "skein node list shows the nodes"
 	case kverror.NoSpace:
 		return "make room on the disks of the range's nodes"
 	default:

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,8 +25,13 @@ const (
 	opMerge    = "range merge"
 	opMove     = "range move"
 	opTransfer = "range transfer-leader"
-	opDrain    = "node drain"
-	opReplace  = "node decommission"
+	// Of the placement group itself.
+	opGroupMove = "placement move"
+	opGroupLead = "placement transfer-leader"
+	opJoin      = "a new node joins"
+	opDrain     = "node drain"
+	opReplace   = "node decommission"
+	opPause     = "placement pause" // at the end alone
 )
 
 const (
@@ -43,7 +49,7 @@ const (
 type operator struct {
 	s    *storm
 	has  map[string]bool
-	rngs [2]*rand.Rand // of ranges, of nodes
+	rngs [3]*rand.Rand // of splits and merges, of moves and transfers, of nodes
 	// probes are what is asked through each machine.
 	probes  []*sim.Requests
 	nextID  int // of the next new node
@@ -81,11 +87,16 @@ func newOperator(ctx context.Context, s *storm, seed uint64) *operator {
 	return o
 }
 
+// needs are the flags of skein start without which an operation could be asked for and
+// would not come to its end: placement then moves nothing off a node by itself, or no node
+// can join.
+var needs = map[string][]string{opDrain: {"--node-dead-after"}, opReplace: {"--node-dead-after", "--join"}}
+
 // commands says by its help which operations a build of skein has, and which are left out
 // of a storm and why.
 func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
 	has = map[string]bool{}
-	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opDrain, opReplace, "placement pause"} {
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opGroupMove, opGroupLead, opDrain, opReplace, opPause} {
 		group, name, _ := strings.Cut(op, " ")
 		for line := range strings.Lines(help(group)) {
 			fields := strings.Fields(line)
@@ -93,11 +104,17 @@ func commands(help func(args ...string) string) (has map[string]bool, leftOut []
 		}
 		if !has[op] {
 			leftOut = append(leftOut, fmt.Sprintf("skein %s: this build has no such command", op))
+			continue
+		}
+		for _, flag := range needs[op] {
+			if !strings.Contains(help("start"), flag) {
+				has[op] = false
+				leftOut = append(leftOut, fmt.Sprintf("skein %s: skein start of this build has no %s", op, flag))
+			}
 		}
 	}
-	if has[opReplace] && !strings.Contains(help("start"), "--join") {
-		has[opReplace] = false
-		leftOut = append(leftOut, "the replacement of a node: skein start of this build has no --join")
+	if has[opJoin] = strings.Contains(help("start"), "--join"); !has[opJoin] {
+		leftOut = append(leftOut, opJoin+": skein start of this build has no --join")
 	}
 	return has, leftOut
 }
@@ -123,7 +140,7 @@ func (o *operator) ask(ctx context.Context, rng *rand.Rand, args ...string) (str
 	return o.run(ctx, append(args, "--endpoints", strings.Join(urls, ","), "--command-timeout", commandTime.String())...)
 }
 
-// start begins to change the cluster: one operation on ranges and one on nodes at a time.
+// start begins to change the cluster: up to three operations at a time.
 func (o *operator) start(ctx context.Context) {
 	ctx, o.stop = context.WithCancel(ctx)
 	loop := func(rng *rand.Rand, most time.Duration, ops ...string) {
@@ -138,8 +155,9 @@ func (o *operator) start(ctx context.Context) {
 			}
 		})
 	}
-	loop(o.rngs[0], operatorPause, opSplit, opMerge, opMove, opTransfer)
-	loop(o.rngs[1], nodePauseMax, opDrain, opReplace)
+	loop(o.rngs[0], operatorPause, opSplit, opMerge)
+	loop(o.rngs[1], operatorPause, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
+	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace)
 }
 
 // end ends that, when what has begun is over.
@@ -218,6 +236,10 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return o.drain(ctx, rng)
 	case opReplace:
 		return o.replace(ctx, rng)
+	case opJoin:
+		return o.join(ctx, rng)
+	case opGroupMove, opGroupLead:
+		return o.group(ctx, rng, op, "")
 	}
 	ranges, err := o.ranges(ctx, rng)
 	if err != nil {
@@ -256,6 +278,51 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 	return "", fmt.Errorf("no operation is called %q", op)
 }
 
+// holders returns the nodes that hold the placement group, and the one that leads it.
+func (o *operator) holders(ctx context.Context, rng *rand.Rand) (holders []string, leader string, err error) {
+	out, err := o.ask(ctx, rng, "placement", "show", "-w", "json")
+	if err != nil {
+		return nil, "", err
+	}
+	var shown struct {
+		Leader   string
+		Replicas []struct{ Node string }
+	}
+	if err := json.Unmarshal([]byte(out), &shown); err != nil {
+		return nil, "", fmt.Errorf("skein placement show -w json: %w: %s", err, out)
+	}
+	for _, r := range shown.Replicas {
+		holders = append(holders, r.Node)
+	}
+	return holders, shown.Leader, nil
+}
+
+// group changes who leads the placement group, or who holds it: from is the node that gives
+// its replica up, or any one.
+func (o *operator) group(ctx context.Context, rng *rand.Rand, op, from string) (what string, err error) {
+	holders, leader, err := o.holders(ctx, rng)
+	if err != nil {
+		return "", err
+	}
+	if op == opGroupLead {
+		holders = slices.DeleteFunc(holders, func(n string) bool { return n == leader })
+		if len(holders) == 0 {
+			return "", nil
+		}
+		to := holders[rng.IntN(len(holders))]
+		_, err = o.ask(ctx, rng, "placement", "transfer-leader", "--to", to)
+		return "from " + leader + " to " + to, err
+	}
+	free := slices.DeleteFunc(o.s.c.names(), func(n string) bool { return slices.Contains(holders, n) })
+	if len(free) == 0 || len(holders) == 0 {
+		return "", nil
+	}
+	from = cmp.Or(from, holders[rng.IntN(len(holders))])
+	to := free[rng.IntN(len(free))]
+	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
+	return "from " + from + " to " + to, err
+}
+
 // drain drains a node, and takes it back after a while, whatever became of that.
 func (o *operator) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	name := o.s.c.names()[rng.IntN(stormMachines)]
@@ -288,9 +355,23 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 	machine := rng.IntN(stormMachines)
 	n := o.s.c.nodes[machine]
 	old := n.is()
+	// Placement moves ranges off a node by itself, and leaves its own group where it is: the
+	// operator moves that, to a node that is free.
+	holders, _, err := o.holders(ctx, rng)
+	if err != nil {
+		return old, err
+	}
+	if slices.Contains(holders, old) {
+		if moved, err := o.group(ctx, rng, opGroupMove, old); moved == "" || err != nil {
+			return moved, err
+		}
+	}
 	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
-		// It goes on, or it is refused: then the node stays.
-		return old, errors.Join(err, o.insist(ctx, rng, "node", "recommission", old))
+		// It goes on, or it is refused: the node stays, if it is not gone by now.
+		gone, again := o.takeBack(ctx, rng, old)
+		if !gone {
+			return old, errors.Join(err, again)
+		}
 	}
 	n.away.Store(true)
 	defer n.away.Store(false)
@@ -303,57 +384,113 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 			return old, err
 		}
 	}
-	name := fmt.Sprintf("n%d", o.nextID)
+	name := o.begin(machine)
+	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
+}
+
+// join has a node join on the last machine, once.
+func (o *operator) join(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	n := o.s.c.nodes[stormMachines]
+	if !n.away.Load() {
+		return "", nil
+	}
+	name := o.begin(stormMachines)
+	if err = o.joined(ctx, rng, name); err == nil {
+		n.away.Store(false)
+	}
+	return name, err
+}
+
+// begin starts a node under a new name on a machine that has none. It is told of the
+// others alone.
+func (o *operator) begin(machine int) (name string) {
+	name = fmt.Sprintf("n%d", o.nextID)
 	o.nextID++
-	var others []string
-	for i, url := range o.s.c.urls() {
-		if i != machine {
-			others = append(others, strings.TrimPrefix(url, "http://"))
+	n := o.s.c.nodes[machine]
+	n.rename(name)
+	others := strings.ReplaceAll(strings.Join(o.s.c.urls(), ","), "http://", "")
+	n.args = append(n.arguments(machine), "--join", others)
+	o.s.c.start(n)
+	return name
+}
+
+// takeBack has a node stay that was to give up all that it holds, and says whether it is
+// gone already.
+func (o *operator) takeBack(ctx context.Context, rng *rand.Rand, name string) (gone bool, err error) {
+	for start := time.Now(); time.Since(start) < replacePatience; wait(ctx, time.Second) {
+		if _, err = o.ask(ctx, rng, "node", "recommission", name); err == nil {
+			return false, nil
+		}
+		if alive, lerr := o.members(ctx, rng); lerr == nil {
+			if _, still := alive[name]; !still {
+				return true, nil
+			}
 		}
 	}
-	n.rename(name)
-	n.args = append(n.arguments(machine), "--join", strings.Join(others, ","))
-	o.s.c.start(n)
-	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
+	o.s.c.blame("operator: %s is neither gone nor taken back in %v: %v", name, replacePatience, err)
+	return false, err
+}
+
+// members returns the names of all nodes, and which of them are alive.
+func (o *operator) members(ctx context.Context, rng *rand.Rand) (alive map[string]bool, err error) {
+	out, err := o.ask(ctx, rng, "node", "list", "-w", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Nodes []struct {
+			Name  string
+			Alive bool
+		}
+		Stale bool
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil || list.Stale {
+		return nil, fmt.Errorf("skein node list -w json: %w: %s", err, out)
+	}
+	alive = map[string]bool{}
+	for _, n := range list.Nodes {
+		alive[n.Name] = n.Alive
+	}
+	return alive, nil
 }
 
 // joined waits until a node is one of the cluster's and alive.
 func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) error {
 	for start := time.Now(); ; wait(ctx, 200*time.Millisecond) {
-		out, err := o.ask(ctx, rng, "node", "list", "-w", "json")
-		var list struct {
-			Nodes []struct {
-				Name  string
-				Alive bool
-			}
-		}
-		if err == nil {
-			err = json.Unmarshal([]byte(out), &list)
-		}
-		for _, n := range list.Nodes {
-			if n.Name == name && n.Alive {
-				return nil
-			}
+		alive, err := o.members(ctx, rng)
+		if alive[name] {
+			return nil
 		}
 		if time.Since(start) > replacePatience {
-			err = fmt.Errorf("%s has not joined in %v: %w: %s", name, replacePatience, err, out)
+			err = fmt.Errorf("%s has not joined in %v: %v, %w", name, replacePatience, alive, err)
 			o.s.c.blame("operator: %v", err)
 			return err
 		}
 	}
 }
 
+// tried is how often an operation was tried.
+func (o *operator) tried(op string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t := o.tries[op]; t != nil {
+		return t.tried
+	}
+	return 0
+}
+
 // calm wants each operation that this build has to be done once on a cluster that is well:
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
 	for _, op := range slices.Sorted(maps.Keys(o.has)) {
-		if !o.has[op] || op == "placement pause" {
+		if !o.has[op] || op == opPause || op == opJoin && !o.s.c.nodes[stormMachines].away.Load() {
 			continue
 		}
 		start := time.Now()
 		rng := o.rngs[0]
+		before := o.tried(op)
 		for !o.do(ctx, rng, op) {
-			if o.tries[op] == nil && time.Since(start) > 10*time.Second {
+			if o.tried(op) == before && time.Since(start) > 3*time.Second {
 				break // nothing that it could be done to
 			}
 			if time.Since(start) > stormPatience {
@@ -364,7 +501,7 @@ func (o *operator) calm(ctx context.Context) {
 		}
 		o.s.measure("calm: "+op, time.Since(start))
 	}
-	if o.has["placement pause"] {
+	if o.has[opPause] {
 		// What placement does by itself is to come to an end.
 		_ = o.insist(ctx, o.rngs[0], "placement", "pause")
 	}
@@ -375,10 +512,11 @@ func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	pages := map[string]string{
 		"range": "List ranges\n\nAvailable Commands:\n  list            List\n  move            Move merge\n  split           Split\n  transfer-leader Lead\n",
 		"node":  "Nodes\n\nAvailable Commands:\n  drain        Drain\n  decommission Give up\n", "placement": "Placement\n",
-		"start": "Flags:\n  --name\n",
+		"start": "Flags:\n  --name\n  --node-dead-after 5m\n",
 	}
-	has, leftOut := commands(func(args ...string) string { return pages[args[0]] })
-	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false} {
+	page := func(args ...string) string { return pages[args[0]] }
+	has, leftOut := commands(page)
+	for op, want := range map[string]bool{opSplit: true, opMove: true, opTransfer: true, opMerge: false, opDrain: true, opReplace: false, opJoin: false, opPause: false} {
 		if has[op] != want {
 			t.Errorf("%s: %t", op, has[op])
 		}
@@ -386,8 +524,12 @@ func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	if text := strings.Join(leftOut, "\n"); !strings.Contains(text, opMerge) || !strings.Contains(text, "--join") || strings.Contains(text, opDrain) {
 		t.Errorf("left out: %s", text)
 	}
-	pages["start"] = "Flags:\n  --join ''\n"
-	if has, _ := commands(func(args ...string) string { return pages[args[0]] }); !has[opReplace] {
+	pages["start"] += "  --join ''\n"
+	if has, _ := commands(page); !has[opReplace] {
 		t.Error("a node can be decommissioned and another one join, and none is replaced")
+	}
+	pages["start"] = "Flags:\n  --join ''\n"
+	if has, _ := commands(page); has[opReplace] || has[opDrain] {
+		t.Error("nothing leaves a node by itself, and nodes are drained")
 	}
 }

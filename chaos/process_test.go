@@ -39,6 +39,7 @@ type node struct {
 	space                  *space // its network; nil if that is this process's
 	client                 *clientv3.Client
 	mount                  string // where data is mounted, or the directory in its place
+	plant                  string // the bug that is planted, by its number
 	// busy is held by who breaks the machine inside, or replaces the node on it; away says
 	// that the machine is without a node of the cluster.
 	busy sync.Mutex
@@ -82,7 +83,7 @@ func (c *cluster) blames() []string {
 func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := build(t, dir)
+	binary := build(t, dir, "")
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -123,17 +124,21 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	return c, missing
 }
 
-// urls are the client URLs of all nodes, names their names now.
+// urls are the client URLs of all nodes that are there, names their names now.
 func (c *cluster) urls() (all []string) {
 	for _, n := range c.nodes {
-		all = append(all, n.url)
+		if !n.away.Load() {
+			all = append(all, n.url)
+		}
 	}
 	return all
 }
 
 func (c *cluster) names() (all []string) {
 	for _, n := range c.nodes {
-		all = append(all, n.is())
+		if !n.away.Load() {
+			all = append(all, n.is())
+		}
 	}
 	return all
 }
@@ -178,11 +183,11 @@ func (n *node) losePower(c *cluster) (heal func() error, err error) {
 	}, nil
 }
 
-// build builds the server's command into a directory.
-func build(t *testing.T, dir string) (binary string) {
+// build builds the server's command into a directory, with some build tags.
+func build(t *testing.T, dir, tags string) (binary string) {
 	t.Helper()
 	binary = filepath.Join(dir, "skein")
-	if err := outside(func() error { return command("", "go", "build", "-o", binary, "../cmd/skein") }); err != nil {
+	if err := outside(func() error { return command("", "go", "build", "-tags", tags, "-o", binary, "../cmd/skein") }); err != nil {
 		t.Fatal(err)
 	}
 	return binary
@@ -230,7 +235,9 @@ func (c *cluster) start(n *node) {
 	defer n.mu.Unlock()
 	cmd := exec.Command(n.binary, n.args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = environment()
+	if cmd.Env = environment(); n.plant != "" {
+		cmd.Env = append(cmd.Env, "SKEIN_PLANT="+n.plant)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	begin := cmd.Start
 	if n.space != nil {
@@ -293,11 +300,12 @@ const stopPatience = time.Minute
 
 // stop ends all nodes by SIGTERM at the same moment and wants each to end well.
 func (c *cluster) stop() {
-	for _, n := range c.nodes {
+	running := slices.DeleteFunc(slices.Clone(c.nodes), func(n *node) bool { return n.away.Load() })
+	for _, n := range running {
 		n.expectEnd()
 		n.signal(syscall.SIGTERM)
 	}
-	for _, n := range c.nodes {
+	for _, n := range running {
 		select {
 		case <-n.exited:
 			if s := n.cmd.ProcessState; !s.Success() {
@@ -312,6 +320,9 @@ func (c *cluster) stop() {
 // leader is the node that the others call the leader, the first if none does.
 func (c *cluster) leader(ctx context.Context) int {
 	for i, n := range c.nodes {
+		if n.away.Load() {
+			continue
+		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		st, err := n.client.Status(ctx, n.url)
 		cancel()

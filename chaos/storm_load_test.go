@@ -24,7 +24,7 @@ const (
 	stormPinned, stormRoaming, stormHolders = 2, 8, 4
 	// stormPause bounds the pause of a client between two operations: the checkers keep
 	// the whole keyspace for each revision, and replay it.
-	stormPause = 300 * time.Millisecond
+	stormPause = 150 * time.Millisecond
 	// stormSetback is how long a client waits after an operation of unknown fate.
 	stormSetback = 250 * time.Millisecond
 	// stormTxns is how many of a hundred operations are transactions over some keys,
@@ -73,7 +73,7 @@ func (l *load) start(ctx context.Context) {
 	ctx, l.stop = context.WithCancel(ctx)
 	l.unwatch = unwatch
 	for id := range len(c.nodes)*stormPinned + stormRoaming {
-		machine := id / stormPinned
+		machine := min(id/stormPinned, len(c.nodes))
 		l.writers.Go(func() { l.runClient(ctx, id, machine) })
 	}
 	for i := range stormHolders {
@@ -90,9 +90,9 @@ func (l *load) start(ctx context.Context) {
 	}
 }
 
-// client is that of a machine, or that of all for any other number.
+// client is that of a machine that has a node, or that of all for any other number.
 func (l *load) client(machine int) *clientv3.Client {
-	if machine < len(l.c.nodes) {
+	if machine < len(l.c.nodes) && !l.c.nodes[machine].away.Load() {
 		return l.c.nodes[machine].client
 	}
 	return l.all

@@ -175,6 +175,40 @@ func (r round) victims() (out []int) {
 	return out
 }
 
+// mustServe are the machines through which everything is to be served while a round lasts,
+// none where more than one machine has its troubles. A machine that is parted from some of
+// the others alone may go on leading with the rest behind it: who is among those that it
+// is parted from cannot reach it, and there is no way round.
+func (r round) mustServe(machines int) (through []int) {
+	v := r.victims()
+	if len(v) != 1 {
+		return nil
+	}
+	var parted []int
+	gone := false // it leads nothing any more
+	for _, t := range r.troubles {
+		parted = append(parted, t.peers...)
+		gone = gone || slices.Contains([]breakage{kill, stop, power, hang, cutOff}, t.breakage)
+	}
+	for m := range machines {
+		if m != v[0] && !slices.Contains(parted, m) {
+			through = append(through, m)
+		}
+	}
+	if gone || len(through) == 0 {
+		through = slices.DeleteFunc(rangeOf(machines), func(m int) bool { return m == v[0] })
+	}
+	return through
+}
+
+// rangeOf are the machines from the first one on.
+func rangeOf(machines int) (all []int) {
+	for m := range machines {
+		all = append(all, m)
+	}
+	return all
+}
+
 // settle puts a machine in the place of leading, and another one in the place of that
 // machine if a round breaks it already.
 func (r round) settle(leader, machines int) round {
@@ -247,6 +281,31 @@ func TestScheduleIsBounded(t *testing.T) {
 			if !seen[b] {
 				t.Errorf("seed %d: no %s", seed, b)
 			}
+		}
+	}
+}
+
+// While one machine alone has its troubles the others must serve, but for those that
+// cannot reach it where it may go on leading.
+func TestWhoMustServe(t *testing.T) {
+	at := func(b breakage, victim int, peers ...int) trouble {
+		return trouble{breakage: b, victim: victim, peers: peers}
+	}
+	for _, c := range []struct {
+		troubles []trouble
+		want     []int
+	}{
+		{[]trouble{at(kill, 4), at(lonely, 4)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(kill, 4), at(kill, 3)}, nil},
+		{[]trouble{at(kill, 4), at(ring, leading, 0, 1, 2, 3, 4)}, nil},
+		{[]trouble{at(full, 4), at(mute, 4, 0, 2, 3)}, []int{1}},
+		{[]trouble{at(stop, 4), at(mute, 4, 0, 2, 3)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(full, 4), at(bothWays, 4, 0, 1, 2, 3)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(deaf, 4, 0, 1), at(mute, 4, 2, 3)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(deaf, 4, 0, 1), at(lossy, 4)}, []int{2, 3}},
+	} {
+		if got := (round{troubles: c.troubles}).mustServe(stormMachines); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", round{troubles: c.troubles}, ones(got), ones(c.want))
 		}
 	}
 }

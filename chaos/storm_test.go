@@ -38,6 +38,7 @@ type storm struct {
 	l       *load
 	op      *operator
 	dir     string // where evidence goes
+	plant   string // the bug that is planted into the nodes, by its number
 	began   time.Time
 	leftOut []string
 
@@ -63,16 +64,23 @@ func TestStorm(t *testing.T) {
 		if i > 0 && left <= 0 {
 			return
 		}
-		if !t.Run(fmt.Sprintf("seed=%d", seed+i), func(t *testing.T) { runStorm(t, seed+i, left) }) {
+		ok := t.Run(fmt.Sprintf("seed=%d", seed+i), func(t *testing.T) {
+			for _, wrong := range runStorm(t, seed+i, left, "") {
+				t.Error(wrong)
+			}
+		})
+		if !ok {
 			t.Logf("again with SEED=%d", seed+i)
 			return
 		}
 	}
 }
 
-func runStorm(t *testing.T, seed uint64, duration time.Duration) {
+// runStorm makes one storm, with a bug planted where one is named, and returns what is
+// wrong with what came of it.
+func runStorm(t *testing.T, seed uint64, duration time.Duration, plant string) []string {
 	t.Helper()
-	s := &storm{t: t, dir: evidenceDir(t), began: time.Now(), outages: map[string]*outage{}}
+	s := &storm{t: t, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[string]*outage{}}
 	t.Cleanup(s.keep)
 	missing, err := s.build()
 	if err != nil {
@@ -103,7 +111,7 @@ func runStorm(t *testing.T, seed uint64, duration time.Duration) {
 	if s.well() {
 		s.c.stop()
 	}
-	s.judge(versions, drained)
+	return s.judge(versions, drained)
 }
 
 // evidenceDir is a directory that stays if the test fails: go test's own with -artifacts,
@@ -172,28 +180,29 @@ func (s *storm) well() bool { return len(s.c.blames()) == 0 && !s.t.Failed() }
 // of their own.
 func (s *storm) build() (missing, err error) {
 	t := s.t
-	if s.net, err = newNetwork(t, stormMachines); err != nil {
+	if s.net, err = newNetwork(t, stormMachines+1); err != nil {
 		return nil, err
 	}
 	dir := t.TempDir()
-	binary := build(t, dir)
+	binary := build(t, dir, buildTags)
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var members []string
-	for i := range stormMachines {
+	for i := range stormMachines { // the last machine is for who joins
 		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
 	}
 	s.c = &cluster{t: t}
-	for i := range stormMachines {
-		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i]}
+	for i := range stormMachines + 1 {
+		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], plant: s.plant}
 		n.log = filepath.Join(s.dir, n.name+".log")
 		n.mount = filepath.Join(dir, n.name)
 		if missing == nil {
 			n.data, missing = newDisk(t, n.mount, stormDiskBytes)
 		}
 		n.args = append(n.arguments(i), "--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits)
+		n.away.Store(i == stormMachines)
 		s.c.nodes = append(s.c.nodes, n)
 	}
 	if s.c.admin, err = newAdmin(s.c.urls()); err != nil {
@@ -202,7 +211,9 @@ func (s *storm) build() (missing, err error) {
 	t.Cleanup(s.c.close)
 	for _, n := range s.c.nodes {
 		n.client = s.c.connect(n.url)
-		s.c.start(n)
+		if !n.away.Load() {
+			s.c.start(n)
+		}
 	}
 	return missing, nil
 }
@@ -211,7 +222,7 @@ func (s *storm) build() (missing, err error) {
 // filled at once.
 const stormDiskBytes = 768 << 20
 
-// everyone is all machines but those that an operator is about to replace.
+// everyone is all machines with a node but those that an operator is about to replace.
 func (s *storm) everyone() (all []int) {
 	for i, n := range s.c.nodes {
 		if !n.away.Load() {
@@ -240,7 +251,7 @@ func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, c
 // weather lets one round of troubles happen, heals it, and wants all to serve.
 func (s *storm) weather(ctx context.Context, r round) {
 	wait(ctx, r.pause)
-	r = r.settle(s.c.leader(ctx), stormMachines)
+	r = r.settle(s.c.leader(ctx)%stormMachines, stormMachines)
 	s.note("%s", r)
 	start := time.Now()
 	served := make(chan struct{})
@@ -267,8 +278,8 @@ func (s *storm) weather(ctx context.Context, r round) {
 		<-begun
 	}
 	var during time.Duration
-	if v := r.victims(); len(v) == 1 && !s.t.Failed() {
-		others := slices.DeleteFunc(s.everyone(), func(i int) bool { return i == v[0] })
+	if through := r.mustServe(stormMachines); len(through) > 0 && !s.t.Failed() {
+		others := slices.DeleteFunc(s.everyone(), func(i int) bool { return i < stormMachines && !slices.Contains(through, i) })
 		// Where a disk is full its ranges need not take writes until another one leads.
 		full := slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.breakage == full })
 		during = s.serves(ctx, r.String(), others, !full)
@@ -443,7 +454,7 @@ func (s *storm) end(ctx context.Context) (versions []sim.Version, drained bool) 
 func (s *storm) drain(ctx context.Context) bool {
 	start := time.Now()
 	for {
-		o := s.l.do(stormMachines, probeIDs+stormMachines, &etcdserverpb.LeaseLeasesRequest{}, patience)
+		o := s.l.do(len(s.c.nodes), probeIDs+len(s.c.nodes), &etcdserverpb.LeaseLeasesRequest{}, patience)
 		if a, ok := o.Response.(*etcdserverpb.LeaseLeasesResponse); ok && len(a.GetLeases()) == 0 {
 			s.measure("no lease is left after", time.Since(start))
 			return true
@@ -474,7 +485,7 @@ func (s *storm) lastWords(ctx context.Context) int64 {
 		s.c.blame("liveness: the last change: %s", o)
 		return 0
 	}
-	for machine := range s.c.nodes {
+	for _, machine := range s.everyone() {
 		reqs := r.Probes()
 		if o := s.insist(ctx, machine, r, reqs[len(reqs)-1]); o.Outcome != sim.Answered {
 			s.c.blame("liveness: everything, through machine %d: %s", machine+1, o)
@@ -503,7 +514,8 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	defer cancel()
 	var late []*sim.Watcher
 	var wg sync.WaitGroup
-	for machine, n := range s.c.nodes {
+	for _, machine := range s.everyone() {
+		n := s.c.nodes[machine]
 		w := sim.NewWatcher(fmt.Sprintf("watcher of the past at machine %d", machine+1), sim.WatchedSpans()[0])
 		late = append(late, w)
 		wg.Go(func() {
@@ -529,8 +541,9 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	return late[0].Versions()
 }
 
-// judge has the simulator's checkers judge the run, and prints its table.
-func (s *storm) judge(versions []sim.Version, drained bool) {
+// judge has the simulator's checkers judge the run, prints its table, and returns what is
+// wrong.
+func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	s.l.close()
 	report := &sim.Report{
 		Config:  sim.Config{Nodes: stormMachines, Faults: []sim.Fault{"storm"}},
@@ -549,9 +562,7 @@ func (s *storm) judge(versions []sim.Version, drained bool) {
 	if err := out.Flush(); err != nil {
 		s.t.Error(err)
 	}
-	for _, b := range bad[:min(len(bad), shown)] {
-		s.t.Error(b)
-	}
+	return bad[:min(len(bad), shown)]
 }
 
 // table prints what happened.

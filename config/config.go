@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
+
+	"github.com/skeindb/skein/placement"
 )
 
 // Bounds of what may be configured. They exist so that a slip of the keyboard is
@@ -28,10 +30,21 @@ const (
 	MaxInitialRanges = 10_000
 	// MinMemoryBytes is the smallest memory budget that a node can work with.
 	MinMemoryBytes = 64 << 20
+	// MinRangeMaxBytes is the smallest range-max-bytes but 0: below it ranges are made
+	// faster than they fill.
+	MinRangeMaxBytes = 1 << 20
+	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
+	// written to never ends.
+	MinCopyBytes = 1 << 20
 )
 
-// StateNew is the only initial-cluster-state that there is yet.
-const StateNew = "new"
+// The states of initial-cluster-state.
+const (
+	// StateNew founds a cluster.
+	StateNew = "new"
+	// StateExisting joins one that runs, which was told of the node before.
+	StateExisting = "existing"
+)
 
 // Config is the validated configuration of one node. The zero value is not valid:
 // begin with [Default]. A Config is not changed once the node has it.
@@ -72,11 +85,23 @@ type Config struct {
 	// data directory is empty. Default: this node alone. All founders must be given the
 	// same; two that were not do not find each other, since their cluster ids differ.
 	InitialCluster types.URLsMap
-	// InitialClusterState is "new".
+	// InitialClusterState is "new", or "existing" for a node that was added to a running
+	// cluster by etcd's MemberAdd: InitialCluster then names the others, which tell it who it
+	// is by its peer URLs. Read only where the data directory is empty.
 	InitialClusterState string
+	// Join are client addresses of nodes of a running cluster, which this node joins: the
+	// first that answers lets it in. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
+	// 64. Read only where the data directory is empty; otherwise they are asked whether it is
+	// that cluster's. Excludes initial-cluster. Empty means that the node founds a cluster or
+	// has one.
+	Join []string
 	// InitialClusterToken goes into the ids, so that clusters with the same peer URLs
 	// do not mix. Default "etcd-cluster". Must be the same on all founders.
 	InitialClusterToken string
+
+	// NodeAttributes are what an operator says of the node, as where it stands: in the order
+	// of their keys. Written to its row of the node table at each start. Default none.
+	NodeAttributes []placement.Attribute
 
 	// HeartbeatInterval is raft's tick and the time between heartbeats. Positive.
 	// Default 100 ms. Too low costs CPU, above the round trip's jitter is enough.
@@ -89,6 +114,8 @@ type Config struct {
 	// StrictReconfigCheck refuses changes of membership that would lose the quorum.
 	// Default true.
 	StrictReconfigCheck bool
+	// MaxLearners bounds the learners among the members. Positive. Default 1.
+	MaxLearners int
 	// PreVote has a candidate ask first whether it could win. Default true. Without it
 	// a node that was cut off deposes leaders when it comes back.
 	PreVote bool
@@ -159,10 +186,28 @@ type Config struct {
 	// high and the kernel kills the process, too low and requests are refused under
 	// load. Go's runtime and stacks come on top, about a quarter more.
 	MemoryBytes int64
+	// RangeMaxBytes is what a range may take of the disk, old versions included, before its
+	// leader splits it in the middle of its bytes. 0 is no bound, and else at least 1 MiB.
+	// Default 256 MiB. Too high and a copy of a range takes long, too low and there are many
+	// ranges, each of which costs memory.
+	RangeMaxBytes int64
+	// RangeSplitLoad is how many requests a second a range may have before its leader splits
+	// it where they divide. 0 is no bound. Default 10,000. Too low and few requests share an
+	// entry of the log, too high and one node has work that others could do.
+	RangeSplitLoad int64
+	// CopyBytesPerSecond bounds what copies of ranges bring to this node, all together, and
+	// likewise what it sends for them. At least 1 MiB. Default 64 MiB. Too high and clients
+	// wait for the disk behind a copy, too low and a lost replica is missed for long.
+	CopyBytesPerSecond int64
 	// LeaseReads has leaders answer linearizable reads, and hand out revisions, under
 	// their lease. Default true. Without it each such answer waits for a round trip to a
 	// quorum, and nothing rests on how evenly the nodes' clocks run.
 	LeaseReads bool
+	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt on
+	// others. Default 5 minutes, at least two election timeouts. Too short and a restart
+	// copies what is there again a moment later; too long and a second loss finds ranges
+	// that have not got over the first.
+	NodeDeadAfter time.Duration
 }
 
 // Default returns etcd's defaults, as they are where nothing is configured.
@@ -182,6 +227,7 @@ func Default() *Config {
 		Gateway:              true,
 		Compaction:           Compaction{Mode: CompactPeriodic, Retention: "0"},
 		StrictReconfigCheck:  true,
+		MaxLearners:          1,
 		PreVote:              true,
 		MaxRequestBytes:      3 << 19,
 		MaxTxnOps:            128,
@@ -195,7 +241,11 @@ func Default() *Config {
 		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
 		InitialRanges:        1,
 		MemoryBytes:          1 << 30,
+		RangeMaxBytes:        256 << 20,
+		RangeSplitLoad:       10_000,
+		CopyBytesPerSecond:   64 << 20,
 		LeaseReads:           true,
+		NodeDeadAfter:        5 * time.Minute,
 	}
 }
 
@@ -215,7 +265,7 @@ func (c *Config) complete() {
 	if c.WALDir == "" {
 		c.WALDir = filepath.Join(c.DataDir, "wal")
 	}
-	if len(c.InitialCluster) == 0 {
+	if len(c.InitialCluster) == 0 && len(c.Join) == 0 {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
 	}
 	if len(c.Log.Outputs) == 0 {
@@ -261,12 +311,13 @@ func (c *Config) validateMember() error {
 		return errors.New("--wal-dir must not be empty")
 	case filepath.Clean(c.WALDir) == filepath.Clean(c.DataDir):
 		return fmt.Errorf("--wal-dir %q must not be the data directory itself", c.WALDir)
-	case c.InitialClusterState != StateNew:
-		return fmt.Errorf("--initial-cluster-state %q is not there yet: a node cannot join a running cluster, use %q", c.InitialClusterState, StateNew)
-	case len(c.InitialCluster) == 0:
-		return errors.New("--initial-cluster must not be empty")
+	case c.InitialClusterState != StateNew && c.InitialClusterState != StateExisting:
+		return fmt.Errorf("--initial-cluster-state %q: it is %s or %s", c.InitialClusterState, StateNew, StateExisting)
 	}
-	return nil
+	if c.MaxLearners < 1 {
+		return fmt.Errorf("--max-learners must be at least 1 (set to %d)", c.MaxLearners)
+	}
+	return c.validateJoin()
 }
 
 func (c *Config) validateURLs() error {
@@ -363,6 +414,8 @@ func (c *Config) validateTiming() error {
 	case c.ElectionTimeout > MaxElectionTimeout:
 		return fmt.Errorf("--election-timeout[%vms] is too long, and should be set less than %vms",
 			c.ElectionTimeout.Milliseconds(), MaxElectionTimeout.Milliseconds())
+	case c.NodeDeadAfter < 2*c.ElectionTimeout:
+		return fmt.Errorf("--node-dead-after must be at least two election timeouts, %v (set to %v)", 2*c.ElectionTimeout, c.NodeDeadAfter)
 	}
 	for flag, d := range map[string]time.Duration{
 		"grpc-keepalive-min-time": c.KeepAliveMinTime,
@@ -386,6 +439,10 @@ func (c *Config) validateLimits() error {
 		return fmt.Errorf("--memory-budget-bytes must be at least %d (set to %d)", MinMemoryBytes, c.MemoryBytes)
 	case int64(c.MaxRequestBytes) > c.MemoryBytes/16:
 		return fmt.Errorf("--max-request-bytes %d is more than a sixteenth of --memory-budget-bytes %d: few requests would fit at a time", c.MaxRequestBytes, c.MemoryBytes)
+	case c.RangeMaxBytes != 0 && c.RangeMaxBytes < MinRangeMaxBytes:
+		return fmt.Errorf("--range-max-bytes must be 0 or at least %d (set to %d)", MinRangeMaxBytes, c.RangeMaxBytes)
+	case c.CopyBytesPerSecond < MinCopyBytes:
+		return fmt.Errorf("--copy-bytes-per-second must be at least %d (set to %d)", MinCopyBytes, c.CopyBytesPerSecond)
 	}
 	return nil
 }

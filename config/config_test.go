@@ -14,6 +14,8 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/goleak"
+
+	"github.com/skeindb/skein/placement"
 )
 
 // rewriting says whether golden files are to be written; datadriven owns the flag.
@@ -85,6 +87,9 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"initial-advertise-peer-urls":  u("http://h:6", func(c *Config) any { return c.AdvertisePeerURLs }),
 		"initial-cluster":              {value: "a=http://h:1,b=http://h:2", get: func(c *Config) any { return c.InitialCluster.String() }, want: "a=http://h:1,b=http://h:2"},
 		"initial-cluster-token":        str("tok", func(c *Config) any { return c.InitialClusterToken }),
+		"max-learners":                 {value: "3", get: func(c *Config) any { return c.MaxLearners }, want: 3},
+		"node-attributes":              {value: "zone=a,rack=b", file: "[zone=a, rack=b]", get: func(c *Config) any { return c.NodeAttributes }, want: []placement.Attribute{{Key: "rack", Value: "b"}, {Key: "zone", Value: "a"}}},
+		"join":                         list("h1:2379,https://h2:2379", func(c *Config) any { return c.Join }),
 		"strict-reconfig-check":        {value: "false", get: func(c *Config) any { return c.StrictReconfigCheck }, want: false},
 		"pre-vote":                     {value: "false", get: func(c *Config) any { return c.PreVote }, want: false},
 		"cert-file":                    {value: "c", with: []string{"key-file", "k"}, get: func(c *Config) any { return c.ClientTLS.CertFile }, want: "c"},
@@ -122,6 +127,10 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
 		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
 		"lease-reads":                    {value: "false", get: func(c *Config) any { return c.LeaseReads }, want: false},
+		"range-max-bytes":                {value: "2097152", get: func(c *Config) any { return c.RangeMaxBytes }, want: int64(2 << 20)},
+		"range-split-load":               {value: "500", get: func(c *Config) any { return c.RangeSplitLoad }, want: int64(500)},
+		"copy-bytes-per-second":          {value: "4194304", get: func(c *Config) any { return c.CopyBytesPerSecond }, want: int64(4 << 20)},
+		"node-dead-after":                {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.NodeDeadAfter }, want: 20 * time.Minute},
 		"memory-budget-bytes":            {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},
 	}
 }

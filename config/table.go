@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"net/url"
 	"time"
@@ -37,6 +36,7 @@ func Flags() []Flag {
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
+	t = append(t, joinFlags()...)
 	t = append(t, meaninglessFlags()...)
 	t = append(t, notYetFlags()...)
 	t = append(t, discoveryFlags()...)
@@ -71,6 +71,16 @@ func setInt(f func(*Config) *int) func(*Config, value) error {
 			return errors.New("value out of range")
 		}
 		*f(c) = int(v.u)
+		return nil
+	}
+}
+
+func setInt64(f func(*Config) *int64) func(*Config, value) error {
+	return func(c *Config, v value) error {
+		if v.u > math.MaxInt64 {
+			return errors.New("value out of range")
+		}
+		*f(c) = int64(v.u)
 		return nil
 	}
 }
@@ -176,8 +186,9 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
-			Usage: "Whether a new cluster is founded.", Note: "existing is refused: a node cannot join a running cluster yet.",
-			set: setString(func(c *Config) *string { return &c.InitialClusterState }),
+			Usage: "Whether a new cluster is founded (new), or this node was added to one that runs (existing).",
+			Note:  "With existing, initial-cluster says whom to ask, and under which URLs this node was added. Not read once the node has data.",
+			set:   setString(func(c *Config) *string { return &c.InitialClusterState }),
 		},
 		{
 			Name: "initial-cluster-token", kind: kindString, Default: "etcd-cluster", File: "initial-cluster-token", Section: sectionClustering,
@@ -190,7 +201,7 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
-			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Nothing yet to refuse: members cannot be changed.",
+			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Nothing to refuse: a new member is in no quorum, and a removed one leaves none without its own.",
 			set: setBool(func(c *Config) *bool { return &c.StrictReconfigCheck }),
 		},
 		{
@@ -355,19 +366,37 @@ func ownFlags() []Flag {
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
 			Note:  "At least 64 MiB. Go's runtime comes on top, about a quarter more.",
-			set: func(c *Config, v value) error {
-				if v.u > math.MaxInt64 {
-					return fmt.Errorf("value out of range")
-				}
-				c.MemoryBytes = int64(v.u)
-				return nil
-			},
+			set:   setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
+		},
+		{
+			Name: "range-max-bytes", kind: kindUint, Default: "268435456", File: "range-max-bytes", Section: sectionSkein, Own: true,
+			Usage: "Size in bytes above which a range is split in the middle of its bytes.",
+			Note:  "On disk, old versions included. At least 1 MiB; 0 splits no range for its size. Each node decides for what it leads.",
+			set:   setInt64(func(c *Config) *int64 { return &c.RangeMaxBytes }),
+		},
+		{
+			Name: "range-split-load", kind: kindUint, Default: "10000", File: "range-split-load", Section: sectionSkein, Own: true,
+			Usage: "Requests a second above which a range is split where they divide.",
+			Note:  "Reads and writes. A single hot key, and writes that move on along the keys, are left in one range. 0 splits no range for its load. Each node decides for what it leads.",
+			set:   setInt64(func(c *Config) *int64 { return &c.RangeSplitLoad }),
+		},
+		{
+			Name: "copy-bytes-per-second", kind: kindUint, Default: "67108864", File: "copy-bytes-per-second", Section: sectionSkein, Own: true,
+			Usage: "Bytes a second that copies of ranges bring to this node, all together, and likewise that it sends for them.",
+			Note:  "At least 1 MiB. A copy is as fast as the slower of its two nodes allows.",
+			set:   setInt64(func(c *Config) *int64 { return &c.CopyBytesPerSecond }),
 		},
 		{
 			Name: "lease-reads", kind: kindBool, Default: "true", File: "lease-reads", Section: sectionSkein, Own: true,
 			Usage: "Answer linearizable reads under the leader's lease, without a round trip to a quorum.",
 			Note:  "A lease trusts that no node's clock runs 1 % faster than another's; false trusts no clock. Each node decides for what it leads.",
 			set:   setBool(func(c *Config) *bool { return &c.LeaseReads }),
+		},
+		{
+			Name: "node-dead-after", kind: kindDuration, Default: "5m0s", File: "node-dead-after", Section: sectionSkein, Own: true,
+			Usage: "How long a node may be silent before its replicas are rebuilt on others.",
+			Note:  "At least two election timeouts. The same on all nodes: that of placement's leader counts.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.NodeDeadAfter }),
 		},
 	}
 }

@@ -86,7 +86,6 @@ func notYetFlags() []Flag {
 		notYet(sectionTracing, "distributed-tracing-service-name", kindString, "etcd", "distributed-tracing-service-name", tracing),
 		notYet(sectionTracing, "distributed-tracing-instance-id", kindString, "", "distributed-tracing-instance-id", tracing),
 		notYet(sectionTracing, "distributed-tracing-sampling-rate", kindInt, "0", "distributed-tracing-sampling-rate", tracing),
-		notYet(sectionFeatures, "max-learners", kindInt, "1", "max-learners", "members cannot be added to a running cluster yet"),
 		notYet(sectionUnsafe, "force-new-cluster", kindBool, "false", "force-new-cluster", "a lost quorum cannot be given up yet: restore the other nodes' disks"),
 	}
 }

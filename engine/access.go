@@ -176,8 +176,11 @@ type Snapshot struct {
 // wholeStore are the keys that a Snapshot protects: all of them.
 var wholeStore = []pebble.KeyRange{{Start: []byte{0x00}, End: []byte{0xff}}}
 
-// NewSnapshot returns a snapshot of the newest state, which must be closed.
+// NewSnapshot returns a snapshot of the newest state, which must be closed. It waits for
+// an ingest that is under way.
 func (e *Engine) NewSnapshot() *Snapshot {
+	e.excising.RLock()
+	defer e.excising.RUnlock()
 	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore), metrics: e.metrics}
 }
 

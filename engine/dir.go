@@ -235,6 +235,10 @@ func decodeIdentity(b []byte) (Identity, error) {
 	return id, nil
 }
 
+// ReadIdentity returns whose directory dir is, or nil where nobody's is it yet: no node has
+// used it, or a crash came before it was that node's. It locks nothing; OpenDir looks again.
+func ReadIdentity(fs vfs.FS, dir string) (*Identity, error) { return readIdentity(fs, dir) }
+
 // readIdentity reads the identity file of dir, nil where there is none.
 func readIdentity(fs vfs.FS, dir string) (*Identity, error) {
 	path := fs.PathJoin(dir, identityName)

@@ -125,6 +125,10 @@ type Engine struct {
 	space   *space
 	flusher flusher
 	durable durability
+	// excising keeps snapshots from being made during an ingest that excises: Pebble looks
+	// for those that it must have flushed when it begins, and panics where it meets another
+	// one at its end.
+	excising sync.RWMutex
 
 	// ctx ends when Close begins to stop the goroutines, which tasks counts.
 	ctx   context.Context

@@ -41,6 +41,21 @@ type Export struct {
 // ErrNoApplied says that a group that is to be exported has no applied record.
 var ErrNoApplied = errors.New("engine: group has no applied record")
 
+// TableSink gives the writer of a table, by the table's number; only those that are
+// whole are counted. cut is the physical key at which the table ends if it is not full
+// before, one of those that the export was given, nil for none.
+type TableSink func(number int, cut []byte) (io.WriteCloser, error)
+
+// TableEnder is what a TableSink's writer may be beside: Ends gives it, before it is
+// closed, the physical key at which the table ends and the next one may begin.
+type TableEnder interface {
+	Ends(upper []byte)
+}
+
+// ErrOnceMore is what a TableSink's writer may return from Close: the same table is asked
+// for again, with the same number, and what was written so far does not count.
+var ErrOnceMore = errors.New("engine: the table is wanted once more")
+
 // ExportTables writes the group's applied record and the keys in spans, as the
 // snapshot shows them, into sorted tables that IngestTables takes. The first table
 // has the applied record, then come those of each span in order; a table never
@@ -52,9 +67,12 @@ var ErrNoApplied = errors.New("engine: group has no applied record")
 // whole and also when it fails: only a nil error says that the tables count.
 // maxTableBytes is about the size of a table, 0 is DefaultTableBytes. Memory: one
 // table's index and a block.
+//
+// cuts are physical keys, ascending, at which a table ends however small it is, but for
+// those in the index of leases. With the ends of an earlier export's tables, what has not
+// changed since comes in tables that are the same byte for byte.
 func (s *Snapshot) ExportTables(
-	ctx context.Context, g keyspace.GroupID, spans []KeySpan, maxTableBytes int64,
-	sink func(number int) (io.WriteCloser, error),
+	ctx context.Context, g keyspace.GroupID, spans []KeySpan, maxTableBytes int64, cuts [][]byte, sink TableSink,
 ) (Export, error) {
 	a, ok, err := ReadApplied(s, g)
 	if err == nil && !ok {
@@ -66,7 +84,7 @@ func (s *Snapshot) ExportTables(
 	if maxTableBytes <= 0 {
 		maxTableBytes = DefaultTableBytes
 	}
-	x := &exporter{s: s, sink: sink, max: uint64(maxTableBytes), out: Export{Applied: a}}
+	x := &exporter{s: s, sink: sink, max: uint64(maxTableBytes), cuts: cuts, out: Export{Applied: a}}
 	leased := slices.IndexFunc(spans, KeySpan.leased)
 	if leased < 0 {
 		leased = len(spans)
@@ -76,6 +94,7 @@ func (s *Snapshot) ExportTables(
 			return Export{}, fmt.Errorf("engine: export group %s: %s: %w", g, span, err)
 		}
 	}
+	x.cuts = nil
 	if err := x.leased(ctx, spans[leased:]); err != nil {
 		return Export{}, fmt.Errorf("engine: export group %s: leases: %w", g, err)
 	}
@@ -84,14 +103,17 @@ func (s *Snapshot) ExportTables(
 
 type exporter struct {
 	s    *Snapshot
-	sink func(int) (io.WriteCloser, error)
+	sink TableSink
 	max  uint64
+	cuts [][]byte
 	out  Export
 
-	// The table that is being written; w is nil between tables.
+	// The table that is being written; w is nil between tables. cut is where it ends if it
+	// is not full before, nil for nowhere.
 	w    *sstable.Writer
 	file *tableFile
 	info TableInfo
+	cut  []byte
 }
 
 // span writes the tables of one span.
@@ -101,47 +123,68 @@ func (x *exporter) span(ctx context.Context, span KeySpan) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
+	lower := span.Lower
+	if found := it.First(); span.Versioned() {
+		if !found {
+			return it.Error() // a versioned span without keys
+		}
+		lower = slices.Clone(it.Key())
+	}
+	for lower != nil {
+		next, err := x.table(ctx, it, lower, span)
+		if errors.Is(err, ErrOnceMore) {
+			it.SeekGE(lower)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		lower = next
+	}
+	return nil
+}
+
+// table writes the table that begins at lower, at the first key from where on the iterator
+// stands. It returns where the next one begins, nil if that was the span's last.
+func (x *exporter) table(ctx context.Context, it *Iterator, lower []byte, span KeySpan) (next []byte, err error) {
+	if err := x.begin(lower); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if x.w != nil {
 			err = errors.Join(err, x.abort())
 		}
 	}()
-	if !span.Versioned() {
-		if err := x.begin(span.Lower); err != nil {
-			return err
-		}
-	}
 	n := 0
-	for ok := it.First(); ok; ok = it.Next() {
+	for ; it.Valid(); it.Next() {
 		if n++; n%cancelKeys == 0 && ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		if x.w != nil && x.w.Raw().EstimatedSize() >= x.max {
-			if err := x.finish(slices.Clone(it.Key())); err != nil {
-				return err
+		atCut := x.cut != nil && bytes.Compare(it.Key(), x.cut) >= 0
+		if atCut || x.info.Keys > 0 && x.w.Raw().EstimatedSize() >= x.max {
+			next = slices.Clone(it.Key())
+			end := next
+			if atCut {
+				end = x.cut
 			}
-		}
-		if x.w == nil {
-			if err := x.begin(slices.Clone(it.Key())); err != nil {
-				return err
+			if !span.Versioned() {
+				next = end // what is between is deleted by one of the two
 			}
+			return next, x.finish(end)
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := x.w.Set(it.Key(), v); err != nil {
-			return err
+			return nil, err
 		}
 		x.info.Keys++
 	}
 	if err := it.Error(); err != nil {
-		return err
+		return nil, err
 	}
-	if x.w == nil {
-		return nil // a versioned span without keys
-	}
-	return x.finish(span.Upper)
+	return nil, x.finish(span.Upper)
 }
 
 // leased writes the tables that the spans of the index of leases share. Each deletes
@@ -216,7 +259,13 @@ func (x *exporter) leasedSpan(ctx context.Context, span KeySpan) (err error) {
 
 // begin begins a table that covers the keys from lower on.
 func (x *exporter) begin(lower []byte) error {
-	f, err := x.sink(len(x.out.Tables))
+	x.cut = nil
+	if i, found := slices.BinarySearchFunc(x.cuts, lower, bytes.Compare); found && i+1 < len(x.cuts) {
+		x.cut = x.cuts[i+1]
+	} else if !found && i < len(x.cuts) {
+		x.cut = x.cuts[i]
+	}
+	f, err := x.sink(len(x.out.Tables), x.cut)
 	if err != nil {
 		return err
 	}
@@ -241,6 +290,9 @@ func (x *exporter) finish(upper []byte) error {
 // close ends the table as it is.
 func (x *exporter) close(upper []byte) error {
 	x.info.Span.Upper = upper
+	if e, ok := x.file.w.(TableEnder); ok {
+		e.Ends(upper)
+	}
 	err := x.w.Close()
 	x.w = nil
 	if err != nil {

@@ -60,6 +60,13 @@ func (e *Engine) VerifyTables(ctx context.Context, in Ingest) (Applied, error) {
 	return e.verify(ctx, &in, true)
 }
 
+// exciseFor takes the tables in for what the span holds.
+func (e *Engine) exciseFor(ctx context.Context, paths []string, span pebble.KeyRange) (pebble.IngestOperationStats, error) {
+	e.excising.Lock()
+	defer e.excising.Unlock()
+	return e.db.IngestAndExcise(ctx, paths, nil, nil, span)
+}
+
 // IngestTables replaces what the store has of the group and the spans by the
 // tables, all at once, and returns the applied record that came with them. It
 // returns without error only when all this is durable (an ingest that overlaps a
@@ -86,7 +93,7 @@ func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 	}
 	var stats pebble.IngestOperationStats
 	if excise.Valid() {
-		stats, err = e.db.IngestAndExcise(ctx, in.Paths, nil, nil, excise)
+		stats, err = e.exciseFor(ctx, in.Paths, excise)
 	} else {
 		stats, err = e.db.IngestWithStats(ctx, in.Paths)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/sstable"
@@ -72,7 +74,7 @@ func dump(t testing.TB, r Reader) string {
 func export(t testing.TB, s *Snapshot, to *Engine, g keyspace.GroupID, spans []KeySpan, maxBytes int64) []string {
 	t.Helper()
 	var paths []string
-	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, func(n int) (io.WriteCloser, error) {
+	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, nil, func(n int, _ []byte) (io.WriteCloser, error) {
 		p := to.FS().PathJoin(to.StagingDir(), fmt.Sprintf("%s-%d", g, n))
 		paths = append(paths, p)
 		return to.FS().Create(p, vfs.WriteCategoryUnspecified)
@@ -298,5 +300,45 @@ func TestSnapshotReplacesReplica(t *testing.T) {
 				t.Errorf("after the ingest\n%swant\n%s", got, want)
 			}
 		})
+	}
+}
+
+// A snapshot that is made while another range's copy is taken in is no reason to stop:
+// Pebble gives up where it meets one that was not there when the excise began.
+func TestSnapshotsBesideIngests(t *testing.T) {
+	const g = 7
+	spans := []KeySpan{VersionedSpan(keyspace.Span{Start: []byte("b"), End: []byte("d")}), GroupLocalSpan(g)}
+	from, to := openTest(t, vfs.NewMem()), openTest(t, vfs.NewMem())
+	put(t, from, "c", 10, "new")
+	commit(t, from, func(b *Batch) error { return b.SetApplied(g, Applied{Index: 100, Term: 6}) })
+	s := from.NewSnapshot()
+	defer s.Close()
+	stop := make(chan struct{})
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				snap := to.NewSnapshot()
+				runtime.Gosched()
+				if err := snap.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	defer wait.Wait()
+	defer close(stop)
+	for i := range 60 {
+		// What lies in a memtable has the ingest wait for a flush.
+		put(t, to, "c", keyspace.Revision(20+i), "old")
+		in := Ingest{Group: g, Spans: spans, Paths: export(t, s, to, g, spans, 1<<20)}
+		if _, err := to.IngestTables(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -4,6 +4,10 @@ import (
 	"context"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // clusterServer is etcd's Cluster service.
@@ -25,24 +29,74 @@ func (c *clusterServer) MemberList(ctx context.Context, r *pb.MemberListRequest)
 	return resp, nil
 }
 
-const noChange = ": the members are those that --initial-cluster named"
-
-// MemberAdd is not there yet.
-func (c *clusterServer) MemberAdd(context.Context, *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
-	return nil, notYet("MemberAdd", noChange)
+// MemberAdd makes a row for a node that is to join.
+func (c *clusterServer) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
+	urls, err := types.NewURLs(r.GetPeerURLs())
+	if err != nil {
+		return nil, rpctypes.ErrGRPCMemberBadURLs
+	}
+	inner, cancel, wording := c.s.bounded(ctx)
+	defer cancel()
+	member, all, err := c.s.opts.Members.MemberAdd(inner, urls.StringSlice(), r.GetIsLearner())
+	if err != nil {
+		return nil, wording(err)
+	}
+	resp := &pb.MemberAddResponse{Header: &pb.ResponseHeader{}, Member: member, Members: all}
+	c.s.fill(resp.Header)
+	return resp, nil
 }
 
-// MemberRemove is not there yet.
-func (c *clusterServer) MemberRemove(context.Context, *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
-	return nil, notYet("MemberRemove", noChange)
+// MemberRemove takes a node out of the cluster.
+func (c *clusterServer) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
+	resp := &pb.MemberRemoveResponse{Header: &pb.ResponseHeader{}}
+	var err error
+	resp.Members, err = c.change(ctx, resp.Header, func(ctx context.Context) ([]*pb.Member, error) {
+		return c.s.opts.Members.MemberRemove(ctx, keyspace.NodeID(r.GetID()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
 }
 
-// MemberUpdate is not there yet.
-func (c *clusterServer) MemberUpdate(context.Context, *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
-	return nil, notYet("MemberUpdate", noChange)
+// MemberUpdate changes a node's peer URLs. Those that no bus could be at are refused,
+// where etcd, which leaves that to its client, would take them.
+func (c *clusterServer) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
+	urls, err := types.NewURLs(r.GetPeerURLs())
+	if err != nil {
+		return nil, rpctypes.ErrGRPCMemberBadURLs
+	}
+	resp := &pb.MemberUpdateResponse{Header: &pb.ResponseHeader{}}
+	resp.Members, err = c.change(ctx, resp.Header, func(ctx context.Context) ([]*pb.Member, error) {
+		return c.s.opts.Members.MemberUpdate(ctx, keyspace.NodeID(r.GetID()), urls.StringSlice())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
 }
 
-// MemberPromote is not there yet.
-func (c *clusterServer) MemberPromote(context.Context, *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
-	return nil, notYet("MemberPromote", noChange)
+// MemberPromote makes a learner an ordinary node.
+func (c *clusterServer) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
+	resp := &pb.MemberPromoteResponse{Header: &pb.ResponseHeader{}}
+	var err error
+	resp.Members, err = c.change(ctx, resp.Header, func(ctx context.Context) ([]*pb.Member, error) {
+		return c.s.opts.Members.MemberPromote(ctx, keyspace.NodeID(r.GetID()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// change makes one change of the members, within the request timeout.
+func (c *clusterServer) change(ctx context.Context, header *pb.ResponseHeader, do func(context.Context) ([]*pb.Member, error)) ([]*pb.Member, error) {
+	inner, cancel, wording := c.s.bounded(ctx)
+	defer cancel()
+	members, err := do(inner)
+	if err != nil {
+		return nil, wording(err)
+	}
+	c.s.fill(header)
+	return members, nil
 }

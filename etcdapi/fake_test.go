@@ -2,6 +2,7 @@ package etcdapi
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/url"
 	"sync"
@@ -110,6 +111,7 @@ type fakeNode struct {
 	learner atomic.Bool
 	alarm   atomic.Int32 // a pb.AlarmType
 	list    atomic.Pointer[error]
+	change  atomic.Pointer[string] // the last one that was asked for
 }
 
 func (f *fakeNode) Leader() keyspace.NodeID { return keyspace.NodeID(f.leader.Load()) }
@@ -130,6 +132,36 @@ func (f *fakeNode) MemberList(context.Context, bool) ([]*pb.Member, error) {
 		return nil, *err
 	}
 	return []*pb.Member{{ID: 0xb, Name: "n1", ClientURLs: []string{"http://h:1"}, PeerURLs: []string{"http://h:2"}}}, nil
+}
+
+func (f *fakeNode) MemberAdd(_ context.Context, peerURLs []string, learner bool) (*pb.Member, []*pb.Member, error) {
+	m := &pb.Member{ID: 0xd, PeerURLs: peerURLs, IsLearner: learner}
+	all, err := f.changed("add", m.ID)
+	return m, append(all, m), err
+}
+
+func (f *fakeNode) MemberRemove(_ context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
+	return f.changed("remove", uint64(id))
+}
+
+func (f *fakeNode) MemberUpdate(_ context.Context, id keyspace.NodeID, peerURLs []string) ([]*pb.Member, error) {
+	return f.changed(fmt.Sprint("update ", peerURLs), uint64(id))
+}
+
+func (f *fakeNode) MemberPromote(_ context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
+	return f.changed("promote", uint64(id))
+}
+
+func (f *fakeNode) MoveLeader(_ context.Context, to keyspace.NodeID) error {
+	_, err := f.changed("lead", uint64(to))
+	return err
+}
+
+// changed notes a change, and returns the members unless there is an error.
+func (f *fakeNode) changed(what string, id uint64) ([]*pb.Member, error) {
+	text := fmt.Sprintf("%s %x", what, id)
+	f.change.Store(&text)
+	return f.MemberList(context.Background(), true)
 }
 
 // rig is a running server with fakes behind it.

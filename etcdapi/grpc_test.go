@@ -115,13 +115,8 @@ func TestNotYet(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
 	for what, call := range map[string]func() error{
-		"MemberAdd":     func() error { _, err := c.MemberAdd(t.Context(), []string{"http://h:1"}); return err },
-		"MemberRemove":  func() error { _, err := c.MemberRemove(t.Context(), 1); return err },
-		"MemberUpdate":  func() error { _, err := c.MemberUpdate(t.Context(), 1, []string{"http://h:1"}); return err },
-		"MemberPromote": func() error { _, err := c.MemberPromote(t.Context(), 1); return err },
-		"Defragment":    func() error { _, err := c.Defragment(t.Context(), r.addr()); return err },
-		"HashKV":        func() error { _, err := c.HashKV(t.Context(), r.addr(), 0); return err },
-		"MoveLeader":    func() error { _, err := c.MoveLeader(t.Context(), 1); return err },
+		"Defragment": func() error { _, err := c.Defragment(t.Context(), r.addr()); return err },
+		"HashKV":     func() error { _, err := c.HashKV(t.Context(), r.addr(), 0); return err },
 		"Alarm DEACTIVATE": func() error {
 			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE})
 			return err

@@ -42,16 +42,26 @@ type Leases interface {
 	Leases(ctx context.Context, r *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error)
 }
 
-// Cluster knows the members.
+// Cluster knows and changes the members. What a change returns are all members after it.
+// Errors are kverrors, contexts' errors or gRPC statuses; all methods return by ctx's
+// deadline.
 type Cluster interface {
 	// MemberList returns all members, ascending by id: from the placement group where
 	// linearizable is set, and else from what this node knows, without waiting.
 	MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error)
+	// MemberAdd makes a row, and an id, for a node that is to join at peer URLs, which are
+	// ascending.
+	MemberAdd(ctx context.Context, peerURLs []string, learner bool) (member *pb.Member, all []*pb.Member, err error)
+	// MemberRemove returns when the node is none of the members any more; where its
+	// replicas have to be moved first that may take longer than ctx, and goes on.
+	MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error)
+	MemberUpdate(ctx context.Context, id keyspace.NodeID, peerURLs []string) ([]*pb.Member, error)
+	MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error)
 }
 
 // Node is what this node knows of itself and of the placement group. All methods may
-// be called from many goroutines, Leader and Term for each request; none but Status
-// blocks.
+// be called from many goroutines, Leader and Term for each request; none but Status and
+// MoveLeader blocks.
 type Node interface {
 	// Leader is the node that leads the placement group, which to clients is the
 	// cluster's leader; 0 where this node knows of none.
@@ -63,6 +73,9 @@ type Node interface {
 	Status() Status
 	// Alarms returns the alarms of the cluster that stand.
 	Alarms() []*pb.AlarmMember
+	// MoveLeader has another node lead the placement group, which this one leads. It
+	// returns when that one does.
+	MoveLeader(ctx context.Context, to keyspace.NodeID) error
 }
 
 // Status is a node's state for Maintenance.Status.
@@ -75,6 +88,6 @@ type Status struct {
 	// DBSizeBytes is the size of the node's data, DBSizeInUseBytes that of it which is
 	// not garbage.
 	DBSizeBytes, DBSizeInUseBytes int64
-	// Learner says whether the node is no voter of the placement group yet.
+	// Learner says whether the node was added as a learner and not promoted yet.
 	Learner bool
 }

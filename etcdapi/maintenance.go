@@ -5,6 +5,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // maintenanceServer is etcd's Maintenance service.
@@ -76,9 +78,18 @@ func (m *maintenanceServer) Snapshot(*pb.SnapshotRequest, pb.Maintenance_Snapsho
 	return notYet("Snapshot", "")
 }
 
-// MoveLeader is not there yet.
-func (m *maintenanceServer) MoveLeader(context.Context, *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
-	return nil, notYet("MoveLeader", "")
+// MoveLeader has another node lead, if this one does. Its answer has no header, as
+// etcd's has none.
+func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
+	if m.s.opts.Node.Leader() != m.s.opts.Self {
+		return nil, rpctypes.ErrGRPCNotLeader
+	}
+	inner, cancel, wording := m.s.bounded(ctx)
+	defer cancel()
+	if err := m.s.opts.Node.MoveLeader(inner, keyspace.NodeID(r.GetTargetID())); err != nil {
+		return nil, wording(err)
+	}
+	return &pb.MoveLeaderResponse{}, nil
 }
 
 // Downgrade is not there yet.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -25,117 +26,32 @@ type admin struct{ c *Core }
 // report is what a node says of itself for the list of nodes.
 type report struct {
 	Bytes int64
+	// Capacity and Used are the bytes of the disk with its data, 0 where the file system
+	// does not say.
+	Capacity, Used int64
 }
 
 func (c *Core) report() report {
 	total, _ := c.engine.DiskBytes()
-	return report{Bytes: total + c.wal.LiveBytes()}
+	r := report{Bytes: total + c.wal.LiveBytes()}
+	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
+		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
+	}
+	return r
 }
 
 // askTimeout bounds what one node may take to answer for a list; it is then listed
 // as unreachable.
 const askTimeout = 2 * time.Second
 
-// lists asks every node for its replicas, at the same time. Nodes that do not
-// answer are missing.
-func (a admin) lists(ctx context.Context, nodes []placement.Node) map[keyspace.NodeID][]shard.Summary {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	all := make(map[keyspace.NodeID][]shard.Summary)
-	for _, n := range nodes {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, askTimeout)
-			defer cancel()
-			l, err := a.c.shards.Client().List(ctx, n.ID)
-			if err != nil {
-				return
-			}
-			mu.Lock()
-			all[n.ID] = l
-			mu.Unlock()
-		})
-	}
-	wg.Wait()
-	return all
-}
-
-// quorumTimeout bounds the wait for a quorum's word on who is a node. An operator who
-// looks why there is no quorum must not be left without an answer.
-const quorumTimeout = 3 * time.Second
-
-// members returns the node table: the quorum's, or else what this node knew last.
-func (a admin) members(ctx context.Context) (nodes []placement.Node, stale bool, err error) {
-	asked, cancel := context.WithTimeout(ctx, quorumTimeout)
-	defer cancel()
-	if nodes, err = a.c.client.Members(asked, true); err == nil || ctx.Err() != nil {
-		return nodes, false, err
-	}
-	if m, _ := a.c.client.WatchMap(); m != nil {
-		return m.Nodes(), true, nil
-	}
-	return nil, false, err
-}
-
-// cluster returns the node table and the range map, which is always what this node
-// knew last.
-func (a admin) cluster(ctx context.Context) (_ []placement.Node, _ []keyspace.Descriptor, stale bool, err error) {
-	nodes, stale, err := a.members(ctx)
-	if err != nil {
-		return nil, nil, false, err
-	}
-	descs, err := a.c.client.RangeMap(ctx)
-	return nodes, descs, stale, err
-}
-
-func names(nodes []placement.Node) map[keyspace.NodeID]string {
-	m := make(map[keyspace.NodeID]string, len(nodes))
-	for _, n := range nodes {
-		m[n.ID] = n.Name
-	}
-	return m
-}
-
-// Ranges implements adminapi.Backend. The leader's own word about its range counts
-// before the map's.
-func (a admin) Ranges(ctx context.Context) (*adminpb.RangeListResponse, error) {
-	nodes, descs, stale, err := a.cluster(ctx)
-	if err != nil {
-		return nil, err
-	}
-	lists := a.lists(ctx, nodes)
-	byName := names(nodes)
-	out := make([]*adminpb.Range, 0, len(descs))
-	led := make(map[keyspace.RangeID]shard.Summary)
-	leaders := make(map[keyspace.RangeID]keyspace.NodeID)
-	for node, l := range lists {
-		for _, s := range l {
-			if s.IsLeader {
-				led[s.Descriptor.Range], leaders[s.Descriptor.Range] = s, node
-			}
-		}
-	}
-	for i := range descs {
-		s, ok := led[descs[i].Range]
-		if !ok {
-			out = append(out, rangeRow(&descs[i], byName, "", -1, 0, "unreachable"))
-			continue
-		}
-		state := "awake"
-		if s.Asleep {
-			state = "asleep"
-		}
-		out = append(out, rangeRow(&s.Descriptor, byName, byName[leaders[descs[i].Range]], s.Keys, s.Bytes, state))
-	}
-	return &adminpb.RangeListResponse{Ranges: out, Stale: stale}, nil
-}
-
 func rangeRow(d *keyspace.Descriptor, byName map[keyspace.NodeID]string, leader string, keys, bytes int64, state string) *adminpb.Range {
 	r := &adminpb.Range{
 		Id: uint64(d.Range), Generation: uint64(d.Generation), Start: d.Span.Start, End: d.Span.End,
-		Leader: leader, Keys: keys, Bytes: bytes, State: state,
+		Leader: leader, Keys: keys, Bytes: bytes, State: state, ConfIndex: d.ConfIndex,
 	}
 	for _, rep := range d.Replicas {
 		r.Replicas = append(r.Replicas, byName[rep.Node])
+		r.Members = append(r.Members, &adminpb.Replica{Node: byName[rep.Node], ReplicaId: uint64(rep.ID), Role: roleName(rep.Role)})
 	}
 	return r
 }
@@ -209,7 +125,7 @@ func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, ke
 
 // ShowRange implements adminapi.Backend.
 func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
-	nodes, descs, _, err := a.cluster(ctx) // each replica speaks for itself
+	nodes, descs, stale, err := a.cluster(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -253,6 +169,11 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 	}
 	wg.Wait()
 	resp.Range = rangeRow(d, byName, leader, keys, bytes, state)
+	if ops, _ := a.operations(ctx, stale); len(ops) > 0 { // the replicas speak for themselves without it
+		if i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Range == id }); i >= 0 {
+			resp.Range.Operation = operationRow(&ops[i], byName)
+		}
+	}
 	return resp, nil
 }
 
@@ -270,32 +191,6 @@ func roleName(r keyspace.Role) string {
 		return "demoting voter"
 	}
 	return fmt.Sprintf("role %d", r)
-}
-
-// Nodes implements adminapi.Backend.
-func (a admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
-	nodes, stale, err := a.members(ctx)
-	if err != nil {
-		return nil, err
-	}
-	lists := a.lists(ctx, nodes)
-	out := make([]*adminpb.Node, len(nodes))
-	for i, n := range nodes {
-		l, alive := lists[n.ID]
-		row := &adminpb.Node{Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs, Alive: alive, Ranges: int64(len(l))}
-		for _, s := range l {
-			if s.IsLeader {
-				row.Leaders++
-			}
-		}
-		if alive { // the others have had their time to answer
-			if rep, err := a.askReport(ctx, n.ID); err == nil {
-				row.Bytes = rep.Bytes
-			}
-		}
-		out[i] = row
-	}
-	return &adminpb.NodeListResponse{Nodes: out, Stale: stale}, nil
 }
 
 func (a admin) askReport(ctx context.Context, node keyspace.NodeID) (r report, err error) {

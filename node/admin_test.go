@@ -19,7 +19,7 @@ func TestRangeFigures(t *testing.T) {
 		}
 		r.mustRemove(r.nodes[0], "k0")
 		look := func(n *rigNode) (list, show *adminpb.Range) {
-			l, err := admin{n.core}.Ranges(r.t.Context())
+			l, err := admin{n.core}.Ranges(r.t.Context(), &adminpb.RangeListRequest{})
 			if err != nil || len(l.GetRanges()) != 1 || l.GetStale() {
 				r.t.Fatalf("list at node %s: %v, %v", n.id, l, err)
 			}
@@ -79,7 +79,7 @@ func TestListsWithoutQuorum(t *testing.T) {
 		}
 		ctx, cancel = context.WithTimeout(r.t.Context(), 10*time.Second)
 		defer cancel()
-		list, err := admin{r.nodes[0].core}.Ranges(ctx)
+		list, err := admin{r.nodes[0].core}.Ranges(ctx, &adminpb.RangeListRequest{})
 		if err != nil || len(list.GetRanges()) != ranges || !list.GetStale() {
 			r.t.Fatalf("ranges without a quorum: %v, %v", list, err)
 		}

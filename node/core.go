@@ -44,12 +44,21 @@ type Bus interface {
 
 // Options are what a Core is made of.
 type Options struct {
-	// Cluster, Self and Founders are what the founders agree on; Founders holds this
-	// node's row too. SplitKeys are the borders of the first ranges.
-	Cluster   keyspace.ClusterID
-	Self      keyspace.NodeID
+	// Cluster and Self say as which node of which cluster the directories are opened.
+	Cluster keyspace.ClusterID
+	Self    keyspace.NodeID
+	// Founders are those of a new cluster, this node's row among them, and SplitKeys the
+	// borders of its first ranges. A node that joins, and one whose directory knows better
+	// than its configuration, has none.
 	Founders  []placement.Node
 	SplitKeys [][]byte
+	// Peers asks a running node for the node table. It is called where there are no
+	// Founders and the directory does not hold the table yet; nil means that nobody can
+	// be asked.
+	Peers func(ctx context.Context) ([]placement.Node, error)
+	// PlacementReplicas is how many replicas the placement group has at first; 0 is the
+	// default, see placement.Founding.
+	PlacementReplicas int
 
 	// FS holds DataDir and WALDir.
 	FS              vfs.FS
@@ -65,6 +74,8 @@ type Options struct {
 	NoPreVote bool
 	// NoLeaseReads is --lease-reads=false.
 	NoLeaseReads bool
+	// NodeDeadAfter is --node-dead-after; 0 is its default.
+	NodeDeadAfter time.Duration
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits.
@@ -78,6 +89,12 @@ type Options struct {
 	KeepRevisions int64
 	// MemoryBytes is the node's memory budget.
 	MemoryBytes int64
+	// RangeMaxBytes and RangeSplitLoad are what a range may have before its leader splits it;
+	// 0 are the defaults, below 0 is no bound.
+	RangeMaxBytes, RangeSplitLoad int64
+	// CopyBytesPerSecond bounds what copies of ranges bring here, and what is sent for them;
+	// 0 is the default.
+	CopyBytesPerSecond int64
 	// WALSegmentBytes is the size of a wal segment; 0 is the default.
 	WALSegmentBytes int64
 	// MaxWALBytes is how long the wal may become before the store is flushed and
@@ -115,6 +132,9 @@ type Core struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
+
+	// nodes is the node table as the node knew it when it was opened.
+	nodes []placement.Node
 
 	// letIn says that the peers, now or in an earlier run, have let this node's
 	// directory in.
@@ -247,9 +267,13 @@ func (c *Core) refuseLoss(storeDir string) error {
 // received before the bus starts.
 func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	o := &c.o
+	if err := c.loadTable(ctx); err != nil {
+		return err
+	}
 	if c.bus, err = o.NewBus(transport.Config{
-		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log,
-		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.queues(len(o.Founders)-1, 4*o.MaxRequestBytes),
+		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.told,
+		// Nodes that join later get as much each, until this one starts again.
+		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.queues(len(c.others()), 4*o.MaxRequestBytes),
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,
@@ -268,20 +292,23 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
-		Logger: c.log, Metrics: metrics,
+		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
 	}); err != nil {
 		return err
 	}
 	*undo = append(*undo, c.service.Stop)
 	c.client = placement.NewClient(placement.ClientOptions{
 		Self: o.Self, Boot: c.boot, Service: c.service, Clock: o.Clock, Bus: c.bus, Peers: c.others(),
-		AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
+		Measurer: measurer{c}, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
 	})
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewNode(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
-		Limits: shard.Limits{MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans},
+		Limits: shard.Limits{
+			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: c.budget.Requests, HeadBytes: c.budget.Heads, LockBytes: c.budget.Locks, RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
+			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad,
+		},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
@@ -308,10 +335,8 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.service.RegisterHandlers(c.bus)
 	c.shards.RegisterHandlers(c.bus)
 	c.bus.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, c.handleAdmin)
-	for _, f := range o.Founders {
-		if f.ID != o.Self {
-			c.setPeer(f)
-		}
+	for i := range c.nodes {
+		c.setPeer(&c.nodes[i])
 	}
 	return nil
 }
@@ -322,10 +347,22 @@ func (c *Core) groupConfig() raftgroup.Config {
 	return raftgroup.Config{
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
-		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes,
-		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) { c.shards.Unknown(from, g, to) },
-		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) { c.shards.Removed(g, self) },
-		Logger:  o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
+		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes, SnapshotBytesPerSecond: o.CopyBytesPerSecond,
+		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
+			if g == keyspace.PlacementGroup {
+				c.service.Unknown(from, to)
+				return
+			}
+			c.shards.Unknown(from, g, to)
+		},
+		Removed: func(g keyspace.GroupID, self keyspace.ReplicaID) {
+			if g == keyspace.PlacementGroup {
+				c.service.Removed()
+				return
+			}
+			c.shards.Removed(g, self)
+		},
+		Logger: o.Logger, Metrics: raftgroup.NewMetrics(o.Registry),
 	}
 }
 
@@ -403,17 +440,6 @@ func (d disk) Overloaded() bool { return d.c.wal.Overloaded() }
 
 func (c *Core) full() bool {
 	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull
-}
-
-// others are the founders without this node.
-func (c *Core) others() []keyspace.NodeID {
-	var ids []keyspace.NodeID
-	for _, f := range c.o.Founders {
-		if f.ID != c.o.Self {
-			ids = append(ids, f.ID)
-		}
-	}
-	return ids
 }
 
 // alive says whether a node lives as far as this one knows.

@@ -10,22 +10,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// members answers etcd's questions about the cluster.
-type members struct{ c *Core }
-
-// MemberList implements etcdapi.Cluster.
-func (m members) MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
-	nodes, err := m.c.client.Members(ctx, linearizable)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]*pb.Member, len(nodes))
-	for i, n := range nodes {
-		out[i] = &pb.Member{ID: uint64(n.ID), Name: n.Name, PeerURLs: n.PeerURLs, ClientURLs: n.ClientURLs}
-	}
-	return out, nil
-}
-
 // self answers etcd's questions about this node.
 type self struct{ c *Core }
 
@@ -47,6 +31,10 @@ func (s self) Status() etcdapi.Status {
 	defer cancel()
 	if p, err := s.c.client.Status(ctx); err == nil {
 		st.RaftIndex, st.AppliedIndex = p.Index, p.Applied
+	}
+	if m, _ := s.c.client.WatchMap(); m != nil {
+		n, _ := m.Node(s.c.o.Self)
+		st.Learner = n.State.Learner()
 	}
 	return st
 }

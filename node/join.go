@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,25 +20,14 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// setPeer tells the bus where a node is.
-func (c *Core) setPeer(n placement.Node) {
-	var addrs []string
-	for _, text := range n.PeerURLs {
-		if u, err := url.Parse(text); err == nil {
-			addrs = append(addrs, u.Host)
-		}
-	}
-	c.bus.SetPeer(n.ID, addrs)
-}
-
-// found writes the cluster's first state, if this node is to hold a replica of it
-// and its directory is new. Nothing acts on it before the introduction.
+// found writes the cluster's first state, if this node is a founder that is to hold a
+// replica of it and its directory is new. Nothing acts on it before the introduction.
 func (c *Core) found(ctx context.Context) error {
 	introduced, err := c.introduced()
-	if err != nil || introduced {
+	if err != nil || introduced || len(c.o.Founders) == 0 {
 		return err
 	}
-	f := placement.Founding{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys}
+	f := placement.Founding{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
 	return placement.Found(ctx, c.engine, c.host, &f, c.o.Self)
 }
 
@@ -84,6 +73,10 @@ func (c *Core) setIntroduced(ctx context.Context) error {
 	b := c.engine.NewBatch()
 	err := b.Set(introducedKey, []byte{1})
 	if err == nil {
+		// With it: who was let in, and then asks nobody any more, knows whom to speak to.
+		err = b.Set(tableKey, placement.EncodeNodeTable(c.nodes))
+	}
+	if err == nil {
 		err = b.Commit()
 	}
 	if err == nil {
@@ -95,19 +88,18 @@ func (c *Core) setIntroduced(ctx context.Context) error {
 	return nil
 }
 
-// followMap keeps bus and router at what placement knows.
+// followMap keeps bus, directory and router at what placement knows. The bus comes first:
+// it is to reach a node before anybody is sent there.
 func (c *Core) followMap() {
-	known := map[keyspace.NodeID]string{}
+	known := c.nodes
 	for {
 		m, changed := c.client.WatchMap()
 		if m != nil {
-			c.router.Learn(m.Descriptors()...)
-			for _, n := range m.Nodes() {
-				if at := fmt.Sprint(n.PeerURLs); n.ID != c.o.Self && known[n.ID] != at {
-					known[n.ID] = at
-					c.setPeer(n)
-				}
+			if nodes := m.NodeTable(); !sameTable(known, nodes) {
+				known = nodes
+				c.learnNodes(nodes)
 			}
+			c.router.Learn(m.Descriptors()...)
 		}
 		select {
 		case <-changed:
@@ -115,6 +107,35 @@ func (c *Core) followMap() {
 			return
 		}
 	}
+}
+
+// sameTable says whether two node tables, ascending by id, are the same.
+func sameTable(a, b []placement.Node) bool {
+	return slices.EqualFunc(a, b, func(x, y placement.Node) bool { return x.Equal(&y) })
+}
+
+// learnNodes takes over another node table.
+func (c *Core) learnNodes(nodes []placement.Node) {
+	for i := range nodes {
+		n := &nodes[i]
+		switch {
+		case n.ID != c.o.Self:
+			c.setPeer(n)
+		case n.State == placement.NodeRemoved:
+			c.fail(c.removedError())
+		}
+	}
+	if err := c.keepTable(nodes); err != nil {
+		c.fail(err)
+	}
+}
+
+// errRemoved says that this node is none of its cluster any more.
+var errRemoved = errors.New("the node was removed from its cluster")
+
+func (c *Core) removedError() error {
+	return fmt.Errorf("%w: node %s of cluster %s is never let in again: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
+		errRemoved, c.o.Self, c.o.Cluster, c.o.DataDir, c.o.WALDir)
 }
 
 // announce publishes the node's row of the node table until it is there. A node that was
@@ -126,7 +147,7 @@ func (c *Core) announce(ctx context.Context, row placement.Node) {
 			return
 		}
 		if errors.Is(err, kverror.NodeRemoved) {
-			c.fail(err)
+			c.fail(c.removedError())
 			return
 		}
 		c.log.Info("publish this node", zap.Error(err))
@@ -139,9 +160,10 @@ func (c *Core) announce(ctx context.Context, row placement.Node) {
 // announcePause lies between two attempts to publish the node.
 const announcePause = time.Second
 
-// introduceTimeout is how long a node with an empty directory asks its peers
-// whether they know it. Those that do not answer by then are taken for founders
-// that have not started yet, unless another one says that the cluster runs.
+// introduceTimeout is how long a founder with an empty directory asks its peers whether
+// they know it. Those that do not answer by then are taken for founders that have not
+// started yet, unless another one says that the cluster runs. Who joins a cluster that
+// runs waits until one of its nodes has vouched for it.
 const introduceTimeout = time.Second
 
 // judgeTimeout is how long a peer asks placement before it says that it cannot tell:
@@ -149,13 +171,20 @@ const introduceTimeout = time.Second
 const judgeTimeout = introduceTimeout / 4
 
 // introduction is the question of a node that has never been let in with its
-// directory, and its answer. An answer with neither flag says that nothing is known
-// against the node.
+// directory, and its answer. An answer without a flag says that nothing is known
+// against the node, and nothing of it.
 type introduction struct {
 	Node keyspace.NodeID
-	// Known says that the node table has the node as one that has served before, or that
-	// was removed.
-	Known bool
+	// Known says that the node table has the node as one that has served before, Member
+	// that it has it as one that has not.
+	Known, Member bool
+	// Removed says that the node was removed from the cluster, Absent that the cluster has
+	// run before and has no such node.
+	Removed, Absent bool
+	// Moved says that the placement group has had other members since the founding, and
+	// Holds which replica of it is on the node, 0 for none.
+	Moved bool
+	Holds keyspace.ReplicaID
 	// Unsure says that the cluster has run before and the answerer cannot tell now
 	// what its node table says: it is to be asked again.
 	Unsure bool
@@ -165,20 +194,27 @@ type introduction struct {
 // empty. A node that lost its disk has forgotten its votes and what it acknowledged;
 // with its old id it could make the others lose both (trap 47).
 func (c *Core) introduce(ctx context.Context) error {
+	founder := len(c.o.Founders) > 0
 	var mu sync.Mutex
 	var wg sync.WaitGroup
+	// by is who has spoken against this node, or, to one that joins, for it; guarded by mu
+	// as word, what it said. moved is who says that the placement group has moved.
 	var by keyspace.NodeID
+	var word, moved introduction
 	unsure := make(chan struct{}) // closed at the first answer that is none
 	var once sync.Once
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for _, peer := range c.others() {
 		wg.Go(func() {
-			known := c.knownBy(asking, peer, func() { once.Do(func() { close(unsure) }) })
+			a, ok := c.wordOf(asking, peer, founder, func() { once.Do(func() { close(unsure) }) })
 			mu.Lock()
 			defer mu.Unlock()
-			if known {
-				by = peer
+			if ok && a.Moved {
+				moved = a
+			}
+			if ok && by == 0 && (!founder || a.Known || a.Removed) {
+				by, word = peer, a
 				cancel()
 			}
 		})
@@ -188,37 +224,53 @@ func (c *Core) introduce(ctx context.Context) error {
 		case <-unsure:
 			c.log.Warn("this node's directory is empty and the cluster has run before: it waits for a quorum of the others to tell whether it was a member")
 		default:
-			cancel()
+			if founder {
+				cancel()
+			} else {
+				c.log.Warn("this node's directory is empty: it waits for one of the cluster's nodes to let it in")
+			}
 		}
 	})
 	defer t.Stop()
 	wg.Wait()
-	if by != 0 {
+	switch {
+	case word.Removed:
+		return c.removedError()
+	case word.Known:
 		return fmt.Errorf("the data directory %s is empty, but node %s says that node %s is a member of cluster %s that has run before: "+
 			"restore its directory, or remove the member and add it anew under another peer URL: a member that was removed does not come back",
 			c.o.DataDir, by, c.o.Self, c.o.Cluster)
+	case word.Absent:
+		return fmt.Errorf("node %s says that cluster %s has no node %s: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
+			by, c.o.Cluster, c.o.Self, c.o.DataDir, c.o.WALDir)
+	case !founder && by == 0 && ctx.Err() == nil:
+		return fmt.Errorf("node %s is to join cluster %s, and knows none of its nodes", c.o.Self, c.o.Cluster)
+	case moved.Moved:
+		return errors.Join(ctx.Err(), c.service.Unfound(ctx, c.host, moved.Holds))
 	}
 	return ctx.Err()
 }
 
-// knownBy asks one peer until it gives an answer or ctx ends. unsure is called when
-// it says that it cannot tell yet.
-func (c *Core) knownBy(ctx context.Context, peer keyspace.NodeID, unsure func()) bool {
+// wordOf asks one peer until it gives an answer or ctx ends. Who joins needs one that says
+// something of it. unsure is called when the peer says that it cannot tell yet.
+func (c *Core) wordOf(ctx context.Context, peer keyspace.NodeID, founder bool, unsure func()) (a introduction, ok bool) {
 	q, err := json.Marshal(introduction{Node: c.o.Self})
 	if err != nil {
 		panic(fmt.Sprintf("node: encode an introduction: %v", err)) // numbers always encode
 	}
 	for {
 		b, err := c.bus.Call(ctx, peer, transport.MethodNodeAdmin, append([]byte{adminIntroduce}, q...))
-		var a introduction
+		a = introduction{}
 		if err == nil && json.Unmarshal(b, &a) == nil {
-			if !a.Unsure {
-				return a.Known
+			switch {
+			case a.Unsure:
+				unsure()
+			case founder || a.Known || a.Member || a.Removed || a.Absent:
+				return a, true
 			}
-			unsure()
 		}
 		if clock.Sleep(ctx, c.o.Clock, introducePause) != nil {
-			return false
+			return a, false
 		}
 	}
 }
@@ -228,36 +280,47 @@ func (c *Core) knownBy(ctx context.Context, peer keyspace.NodeID, unsure func())
 // speaks against the asker, or where it shows that nothing has happened since the
 // founding.
 func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introduction {
+	q = introduction{Node: q.Node}
 	if !c.letIn.Load() {
 		return q
 	}
-	// A node publishes where it serves after it was let in, never before. One that was
-	// removed is never let in again.
-	served := func(n placement.Node, ok bool) bool {
-		return ok && (len(n.ClientURLs) > 0 || n.State == placement.NodeRemoved)
-	}
 	v := c.service.View()
-	q.Known = served(v.Node(q.Node))
+	q.judge(v.Node(q.Node))
 	m, _ := c.client.WatchMap()
 	if m != nil {
-		q.Known = q.Known || served(m.Node(q.Node))
+		q.judge(m.Node(q.Node))
 	}
 	// The founding map is what every founder writes for itself: it tells nothing.
 	young := v.Index <= raftgroup.InitIndex && (m == nil || m.Version <= raftgroup.InitIndex)
-	if q.Known || young {
+	if q.Known || q.Removed || young {
 		return q
 	}
 	ctx, cancel := context.WithTimeout(ctx, judgeTimeout)
 	defer cancel()
 	nodes, err := c.client.NodeTable(ctx, true)
 	if err != nil {
-		q.Unsure = true
-		return q
+		return introduction{Node: q.Node, Unsure: true}
 	}
-	for _, n := range nodes {
-		q.Known = q.Known || n.ID == q.Node && served(n, true)
+	group, err := c.client.PlacementGroup(ctx)
+	if err != nil {
+		return introduction{Node: q.Node, Unsure: true}
+	}
+	own := keyspace.Descriptor{Replicas: group.Replicas}
+	here, _ := own.ReplicaOn(q.Node)
+	q.Moved, q.Holds = group.ConfIndex > raftgroup.InitIndex, here.ID
+	i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == q.Node })
+	if q.Absent = i < 0; !q.Absent {
+		q.Member = true
+		q.judge(nodes[i], true)
 	}
 	return q
+}
+
+// judge takes over what a row of the node table says against the node. A node publishes
+// where it serves after it was let in, never before.
+func (q *introduction) judge(n placement.Node, ok bool) {
+	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
+	q.Known = q.Known || ok && len(n.ClientURLs) > 0
 }
 
 // introducePause lies between two attempts to reach a peer that is not up yet.

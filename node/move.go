@@ -126,7 +126,7 @@ func (a admin) transferTo(ctx context.Context, d *keyspace.Descriptor, to keyspa
 }
 
 // Operations implements adminapi.Backend.
-func (a admin) Operations(ctx context.Context) ([]*adminpb.Operation, error) {
+func (a admin) Operations(ctx context.Context) (*adminpb.OperationListResponse, error) {
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -135,10 +135,18 @@ func (a admin) Operations(ctx context.Context) ([]*adminpb.Operation, error) {
 	if err != nil {
 		return nil, err
 	}
-	byName := names(nodes)
-	out := make([]*adminpb.Operation, len(ops))
+	settings, err := a.settings(ctx)
+	if err != nil {
+		return nil, err
+	}
+	byName, out := names(nodes), &adminpb.OperationListResponse{Paused: placement.Paused(settings)}
 	for i := range ops {
-		out[i] = operationRow(&ops[i], byName)
+		out.Operations = append(out.Operations, operationRow(&ops[i], byName))
 	}
 	return out, nil
+}
+
+// Pause implements adminapi.Backend.
+func (a admin) Pause(ctx context.Context, paused bool) error {
+	return a.c.client.SetPaused(ctx, paused)
 }

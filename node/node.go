@@ -61,17 +61,19 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 // Start starts a node from its configuration. It returns when the node serves
 // clients; whether their requests succeed depends on a quorum being there.
 func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, error) {
-	boot, err := cfg.Bootstrap()
-	if err != nil {
-		return nil, err
-	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	o := options(cfg, boot, logger)
+	o := options(cfg, logger)
 	o.Registry = reg
+	var err error
 	if o.KeepPeriod, o.KeepRevisions, err = cfg.Compaction.Keep(); err != nil {
 		return nil, err
 	}
+	seat, err := newPlacer(cfg, &o).find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o.Cluster, o.Self, o.Founders, o.Peers = seat.cluster, seat.self, seat.founders, seat.peers
 	if err := o.FS.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
@@ -85,8 +87,8 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
-	face := faceOptions(cfg, boot)
-	face.KV, face.Members, face.Node, face.Clock = core.router, members{core}, self{core}, o.Clock
+	face := faceOptions(cfg, seat)
+	face.KV, face.Members, face.Node, face.Clock = core.router, members{core, cfg.MaxLearners}, self{core}, o.Clock
 	face.Watches = core.watches
 	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
@@ -98,7 +100,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	n.api.Start()
 	announce, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
-	row := placement.Node{ID: boot.Self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs)}
+	row := placement.Node{ID: seat.self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs), Attributes: cfg.NodeAttributes}
 	go func() {
 		defer close(n.done)
 		core.announce(announce, row)
@@ -127,18 +129,18 @@ func (n *Node) ClientAddrs() []net.Addr { return n.api.ClientAddrs() }
 func (n *Node) Fatal() <-chan struct{} { return n.core.Fatal() }
 
 // options translates the configuration.
-func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Options {
+func options(cfg *config.Config, logger *zap.Logger) Options {
 	o := Options{
-		Cluster: boot.Cluster, Self: boot.Self, SplitKeys: cfg.SplitKeys(),
-		FS: vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
+		SplitKeys: cfg.SplitKeys(),
+		FS:        vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:   !cfg.LeaseReads,
+		NodeDeadAfter:  cfg.NodeDeadAfter,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
-		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
-	}
-	for _, f := range boot.Founders {
-		o.Founders = append(o.Founders, placement.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
+		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad),
+		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
+		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	o.NewBus = func(c transport.Config) (Bus, error) {
 		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: security(cfg)})
@@ -146,10 +148,18 @@ func options(cfg *config.Config, boot *config.Bootstrap, logger *zap.Logger) Opt
 	return o
 }
 
+// unbounded returns a bound of which the configuration has 0 for none.
+func unbounded(v int64) int64 {
+	if v == 0 {
+		return -1
+	}
+	return v
+}
+
 // faceOptions translates what the configuration says of the clients' side.
-func faceOptions(cfg *config.Config, boot *config.Bootstrap) etcdapi.Options {
+func faceOptions(cfg *config.Config, seat *place) etcdapi.Options {
 	return etcdapi.Options{
-		Cluster: boot.Cluster, Self: boot.Self,
+		Cluster: seat.cluster, Self: seat.self,
 		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
 		UnsentBytes:    NewBudget(cfg.MemoryBytes).Unsent,
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,

@@ -40,6 +40,8 @@ type rig struct {
 	nodes []*rigNode
 	// options may change what a Core is made of.
 	options func(*Options)
+	// founded is how many of the nodes have founded the cluster; the others join it.
+	founded int
 	splits  [][]byte
 	rng     *rand.Rand
 }
@@ -48,6 +50,9 @@ type rig struct {
 type rigNode struct {
 	id   keyspace.NodeID
 	disk *memDisk
+	// name is that of a node that joins, seat what it was told last; a founder has neither.
+	name string
+	seat *place
 	// mu orders those who change core behind those who ask for it beside them.
 	mu   sync.Mutex
 	core *Core
@@ -64,7 +69,7 @@ func (n *rigNode) set(c *Core) {
 func bubble(t *testing.T, n int, splits [][]byte, change func(*Options), test func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, splits: splits, options: change, rng: rand.New(rand.NewPCG(1, uint64(n)))}
+		r := &rig{t: t, founded: n, splits: splits, options: change, rng: rand.New(rand.NewPCG(1, uint64(n)))}
 		r.net = simbus.New(1, simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}})
 		for i := range n {
 			r.nodes = append(r.nodes, &rigNode{id: keyspace.NodeID(i + 1), disk: newMemDisk(vfs.NewCrashableMem())})
@@ -100,7 +105,7 @@ func keyOf(i int) string { return fmt.Sprintf("k%04d/x", i) }
 
 func (r *rig) founders() []placement.Node {
 	var all []placement.Node
-	for _, n := range r.nodes {
+	for _, n := range r.nodes[:r.founded] {
 		all = append(all, placement.Node{ID: n.id, Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n.id)}})
 	}
 	return all
@@ -148,6 +153,9 @@ func (r *rig) optionsOf(n *rigNode) Options {
 		Heartbeat: rigHeartbeat, Election: rigElection, RequestTimeout: rigTimeout,
 		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		Logger: zap.New(core),
+	}
+	if n.seat != nil {
+		o.Cluster, o.Founders, o.Peers = n.seat.cluster, n.seat.founders, n.seat.peers
 	}
 	if r.options != nil {
 		r.options(&o)

@@ -34,9 +34,9 @@ func settingsOf(t *testing.T, args ...string) settings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := options(cfg, boot, zap.NewNop())
+	o := options(cfg, zap.NewNop())
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), log: zap.NewNop()}
-	return settings{o, faceOptions(cfg, boot), c.groupConfig()}
+	return settings{o, faceOptions(cfg, &place{cluster: boot.Cluster, self: boot.Self}), c.groupConfig()}
 }
 
 // changed are the plain fields in which two settings differ, with the new value.
@@ -73,6 +73,7 @@ func TestSettingsArrive(t *testing.T) {
 		}},
 		{"pre-vote", "false", map[string]any{"Node.NoPreVote": true, "Groups.NoPreVote": true}},
 		{"lease-reads", "false", map[string]any{"Node.NoLeaseReads": true, "Groups.NoLeaseReads": true}},
+		{"node-dead-after", "20m", map[string]any{"Node.NodeDeadAfter": 20 * time.Minute}},
 		{"grpc-keepalive-min-time", "1s", map[string]any{"Face.KeepAliveMinTime": time.Second}},
 		{"grpc-keepalive-interval", "3h", map[string]any{"Face.KeepAliveInterval": 3 * time.Hour}},
 		{"grpc-keepalive-timeout", "9s", map[string]any{"Face.KeepAliveTimeout": 9 * time.Second}},
@@ -81,6 +82,9 @@ func TestSettingsArrive(t *testing.T) {
 		{"max-txn-ops", "500", map[string]any{"Node.MaxTxnOps": 500, "Face.MaxTxnOps": 500}},
 		{"warning-unary-request-duration", "2s", map[string]any{"Face.WarnUnaryRequest": 2 * time.Second}},
 		{"enable-pprof", "true", map[string]any{"Face.EnablePprof": true}},
+		{"range-max-bytes", "2097152", map[string]any{"Node.RangeMaxBytes": int64(2 << 20)}},
+		{"range-split-load", "0", map[string]any{"Node.RangeSplitLoad": int64(-1)}},
+		{"copy-bytes-per-second", "4194304", map[string]any{"Node.CopyBytesPerSecond": int64(4 << 20), "Groups.SnapshotBytesPerSecond": int64(4 << 20)}},
 		{"memory-budget-bytes", fmt.Sprint(megabytes << 20), map[string]any{
 			"Node.MemoryBytes": int64(megabytes << 20), "Groups.MaxProposalBytes": budget.Proposals, "Groups.MaxInboundBytes": budget.Inbound,
 			"Face.UnsentBytes": budget.Unsent,

@@ -8,6 +8,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -95,7 +96,7 @@ func TestClusterSizes(t *testing.T) {
 				}
 				r.wait(5*time.Second, "every node knows of the split", func() bool {
 					for _, n := range r.nodes {
-						if l, err := (admin{n.core}).Ranges(r.t.Context()); err != nil || len(l.GetRanges()) != ranges+1 {
+						if l, err := (admin{n.core}).Ranges(r.t.Context(), &adminpb.RangeListRequest{}); err != nil || len(l.GetRanges()) != ranges+1 {
 							return false
 						}
 					}

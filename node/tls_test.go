@@ -106,18 +106,8 @@ func TestClusterWithCertificates(t *testing.T) {
 	c.startAll()
 
 	clientCert, clientKey := ca.issue("client")
-	pair, err := tls.LoadX509KeyPair(clientCert, clientKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	pemCA, err := os.ReadFile(ca.caFile())
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots.AppendCertsFromPEM(pemCA)
-	good := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	bare := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	good := ca.clientTLS(clientCert, clientKey)
+	bare := &tls.Config{RootCAs: good.RootCAs, MinVersion: tls.VersionTLS12}
 
 	putUntil(t, c.nodes[0], good, 30*time.Second)
 	if err := putOnce(t, c.nodes[0], bare, 3*time.Second); err == nil {
@@ -130,6 +120,22 @@ func TestClusterWithCertificates(t *testing.T) {
 	c.nodes[2].args = honest
 	c.start(c.nodes[2])
 	putUntil(t, c.nodes[2], good, 30*time.Second)
+}
+
+// clientTLS are the settings of a client with a certificate.
+func (a *authority) clientTLS(cert, key string) *tls.Config {
+	a.t.Helper()
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	pemCA, err := os.ReadFile(a.caFile())
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	roots.AppendCertsFromPEM(pemCA)
+	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 }
 
 // useTLS changes a node's URLs to https and gives it certificates.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +31,10 @@ type ClientOptions struct {
 	// the founders or the nodes to join. Required unless this node is alone.
 	Peers []keyspace.NodeID
 
+	// Measurer tells what placement decides by of this node. Without one the node says
+	// nothing of itself, and nothing is decided for the ranges that it leads.
+	Measurer Measurer
+
 	// AttemptTimeout is how long one attempt at one node may take before the node
 	// counts as lost and others are asked. Default 1 s, an election timeout.
 	AttemptTimeout time.Duration
@@ -55,6 +60,7 @@ type Client struct {
 	queue         sequenceQueue
 	renewals      renewQueue
 	reports       reportQueue
+	reporter      nodeReporter
 	maps          mapCache
 	registrations registrations
 
@@ -100,8 +106,9 @@ func NewClient(o ClientOptions) *Client {
 	c.queue.init()
 	c.renewals.init()
 	c.reports.init()
+	c.reporter.init()
 	c.maps.init()
-	o.Service.listen(c.raftLeader)
+	o.Service.serveClient(c)
 	return c
 }
 
@@ -111,7 +118,11 @@ func (c *Client) Start() {
 	c.wait.Go(c.refuseLoop)
 	c.wait.Go(c.renewLoop)
 	c.wait.Go(c.reportLoop)
+	c.wait.Go(c.followReplica)
 	c.wait.Go(c.feedLoop)
+	if c.o.Measurer != nil {
+		c.wait.Go(c.nodeReportLoop)
+	}
 }
 
 // Stop ends the Client and waits for its goroutines. Requests for revisions that
@@ -218,22 +229,30 @@ func (c *Client) heard(refuser, hint keyspace.NodeID) {
 	}
 }
 
-// target returns the node to ask: the leader if one is known, else the candidates
-// in turn, this node among them.
+// target returns the node to ask: the leader if one is known, else by turns one of those
+// that hold the placement group as far as is known, and any other node, this one among
+// them: all those may have left the group since.
 func (c *Client) target() keyspace.NodeID {
 	if l := c.Leader(); l != 0 {
 		return l
 	}
 	candidates := append([]keyspace.NodeID{c.o.Self}, c.o.Peers...)
+	var members []keyspace.Replica
 	if m := c.maps.load(); m != nil {
 		for _, n := range m.Nodes() {
-			candidates = append(candidates, n.ID)
+			if !slices.Contains(candidates, n.ID) {
+				candidates = append(candidates, n.ID)
+			}
 		}
+		members = m.own.Replicas
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.turn++
-	return candidates[c.turn%len(candidates)]
+	if len(members) > 0 && c.turn%2 == 0 {
+		return members[c.turn/2%len(members)].Node
+	}
+	return candidates[(c.turn+1)/2%len(candidates)]
 }
 
 // Pauses between attempts: at first short, since a new leader is usually there
@@ -396,6 +415,13 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return a.Status, err
 }
 
+// PlacementGroup returns who holds the placement group and who leads it, not older than
+// the call. What each node knows of it by itself is in its Map.
+func (c *Client) PlacementGroup(ctx context.Context) (Status, error) {
+	a, err := c.ask(ctx, &request{Kind: requestStatus, Linearizable: true}, true)
+	return a.Status, err
+}
+
 // TransferLeader moves the placement leadership, and with it the sequencer, to a
 // node with a voting replica, without a gap between revisions.
 func (c *Client) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
@@ -419,8 +445,8 @@ func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, er
 	return a.Settings, a.Revision, err
 }
 
-// BeginOperation has placement change the replicas of a range, and returns the operation
-// once it has begun; Operations says when it is over. Only Range, Kind, From, To and Why
+// BeginOperation has placement change the replicas of a range, or with OwnGroup for the
+// range those of the placement group itself, and returns the operation once it has begun; Operations says when it is over. Only Range, Kind, From, To and Why
 // of what is given count. BadRequest says why it cannot be done, as where the range
 // has another one under way; Timeout leaves the outcome open.
 func (c *Client) BeginOperation(ctx context.Context, o Operation) (Operation, error) {

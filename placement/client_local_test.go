@@ -28,6 +28,9 @@ func (r *turncoat) LeaseHeld(uint64) bool {
 
 func (r *turncoat) Transfer(context.Context, keyspace.ReplicaID) error { return nil }
 func (r *turncoat) Status() raftgroup.Status                           { return raftgroup.Status{} }
+func (r *turncoat) ChangeConf(context.Context, uint64, []raftgroup.ConfChange, []byte) error {
+	return nil
+}
 
 // otherSequencer answers every batch in term 7.
 type otherSequencer struct{ last keyspace.Revision }

@@ -115,26 +115,64 @@ func (c *Client) storeMap(m *Map) {
 	c.o.Metrics.Ranges.Set(float64(m.Len()))
 }
 
-// feedLoop keeps the copy of the map new: from this node's replica where it has
-// one, else by a feed.
+// feedLoop keeps the copy of the map new by feeds from other nodes while this one's
+// replica does not: there is none, or it has no leader. A replica that was removed while
+// its node was away never has one again, and knows only nodes that may have left too.
 func (c *Client) feedLoop() {
 	var receiver feedReceiver
 	pause := attemptPauseMin
-	for c.ctx.Err() == nil {
-		if c.o.Service.hasReplica() {
-			c.followReplica()
-			return
-		}
+	for c.awaitNeed() {
 		node := c.target()
 		progress, err := c.followFeed(node, &receiver)
 		if progress {
 			pause = attemptPauseMin
 		}
-		c.streamEnded(node, err)
+		if led, _ := c.o.Service.led(); !led {
+			c.streamEnded(node, err)
+		}
 		if clock.Sleep(c.ctx, c.o.Clock, pause) != nil {
 			return
 		}
 		pause = min(2*pause, attemptPauseMax)
+	}
+}
+
+// awaitNeed returns when feeds are needed; false is the Client's end.
+func (c *Client) awaitNeed() bool {
+	for c.ctx.Err() == nil {
+		led, moved := c.o.Service.led()
+		switch {
+		case !led && !c.o.Service.HasReplica():
+			return true
+		case led:
+			select {
+			case <-moved:
+			case <-c.ctx.Done():
+			}
+		default:
+			// An election takes a moment.
+			if clock.Sleep(c.ctx, c.o.Clock, c.o.AttemptTimeout) != nil {
+				return false
+			}
+			if led, _ = c.o.Service.led(); !led {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// awaitLed returns when this node's replica tells the map's changes, or ctx ends.
+func (c *Client) awaitLed(ctx context.Context) {
+	for ctx.Err() == nil {
+		led, moved := c.o.Service.led()
+		if led {
+			return
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -148,6 +186,7 @@ func (c *Client) streamEnded(node keyspace.NodeID, err error) {
 	}
 }
 
+// followReplica takes over what this node's replica applies, while there is one.
 func (c *Client) followReplica() {
 	for {
 		v, changed := c.o.Service.machine.current()
@@ -172,7 +211,13 @@ func (c *Client) followFeed(node keyspace.NodeID, f *feedReceiver) (progress boo
 	}
 	*f = feedReceiver{base: f.base}
 	ctx, cancel := context.WithCancel(c.ctx)
+	var replica sync.WaitGroup
+	defer replica.Wait()
 	defer cancel()
+	replica.Go(func() {
+		c.awaitLed(ctx)
+		cancel()
+	})
 	st, err := c.o.Bus.OpenStream(ctx, node, transport.MethodPlacementFeed, encodeFeedRequest(since))
 	if err != nil {
 		return false, err
@@ -193,6 +238,7 @@ func (c *Client) followFeed(node keyspace.NodeID, f *feedReceiver) (progress boo
 		if m != nil {
 			progress = true
 			c.storeMap(m)
+			c.o.Service.Removed() // it may say so
 		}
 	}
 }
@@ -224,6 +270,7 @@ func (q *reportQueue) init() {
 // it is made good so. Parent and children of a split are best reported together.
 func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
 	m := c.maps.load()
+	signal(c.reporter.kick)
 	q := &c.reports
 	q.mu.Lock()
 	defer q.mu.Unlock()

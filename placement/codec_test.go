@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 var sampleDescriptor = keyspace.Descriptor{
@@ -21,6 +22,8 @@ var sampleDescriptor = keyspace.Descriptor{
 	Span:     keyspace.Span{Start: []byte("b"), End: []byte("d")},
 	Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 4, Node: 0xa2, Role: keyspace.RoleLearner}},
 }
+
+var sampleOwn = keyspace.Descriptor{ConfIndex: 31, Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 9, Node: 0xa3, Role: keyspace.RoleVoterIncoming}}}
 
 var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}}
 
@@ -60,7 +63,7 @@ func sampleRequests() []request {
 		{Kind: requestCompact, Revision: 40},
 		{Kind: requestMembers, Linearizable: true},
 		{Kind: requestPutNode, Boot: 0xb001, Change: nodeHasMoved, Node: sampleNode},
-		{Kind: requestStatus},
+		{Kind: requestStatus, Linearizable: true},
 		{Kind: requestStop, Boot: 0xb001, Phase: stopClosed},
 		{Kind: requestTransfer, To: 0xa2},
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
@@ -74,7 +77,7 @@ func sampleRequests() []request {
 	}
 }
 
-var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Replica: 9, Leaving: 4, Why: "asked for"}
+var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Lead: 0xa3, Replica: 9, Leaving: 4, Reason: decide.Repair, Why: "asked for"}
 
 var sampleMerge = Operation{ID: 302, Range: 9, Kind: OperationMerge, Right: 10, Phase: MergeCommitted, From: 0xa1, To: 0xa2, Replica: 11, Leaving: 5, Why: "asked for"}
 
@@ -89,7 +92,7 @@ func sampleResponse(k requestKind) response {
 	case requestMembers:
 		return response{Nodes: []Node{sampleNode}}
 	case requestStatus:
-		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas}}
+		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
 	case requestStop:
 		return response{Verdict: stopSealed}
 	case requestStanding:
@@ -140,7 +143,11 @@ var (
 		{First: 60, Count: 1, Range: 7, Generation: 3},
 		{First: 61, Count: 1, Range: 300, Generation: 2},
 	}}
-	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}}
+	sampleNodePart = nodePart{
+		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
+		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
+	}
+	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}, Own: sampleOwn}
 )
 
 // TestGolden compares every format's bytes with testdata/golden.txt, and decodes
@@ -158,6 +165,7 @@ func TestGolden(t *testing.T) {
 	}
 	line("record/meta", appendMeta(nil, &sampleMeta))
 	line("record/node", appendNode([]byte{formatVersion}, &sampleNode))
+	line("record/table", EncodeNodeTable([]Node{sampleNode, {ID: 0xa2, State: NodeLearner}}))
 	line("record/range", appendRange([]byte{formatVersion}, &sampleRange))
 	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
 	line("record/lease", appendLease([]byte{formatVersion}, &sampleLease))
@@ -189,6 +197,8 @@ func TestGolden(t *testing.T) {
 	line("bus/feed-part", samplePart.encode())
 	line("bus/log-request", encodeLogRequest(LogPosition{Term: 6, Last: 56}))
 	line("bus/log-part", sampleLogPart.encode())
+	line("bus/report-part", sampleNodePart.encode())
+	line("bus/report-answer", encodePartAnswer(true))
 	path := filepath.Join("testdata", "golden.txt")
 	if os.Getenv("SKEIN_REWRITE") != "" {
 		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
@@ -256,6 +266,7 @@ func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
 		"record/meta":      func(p []byte) error { _, err := decodeMeta(p); return err },
 		"record/node":      func(p []byte) error { _, err := decodeNode(p); return err },
+		"record/table":     func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
 		"record/lease":     func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/operation": func(p []byte) error { _, err := decodeOperation(p); return err },
@@ -270,6 +281,9 @@ func decoderOf(name string) func([]byte) error {
 		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/log-request":  func(p []byte) error { _, err := decodeLogRequest(p); return err },
 		"bus/log-part":     func(p []byte) error { _, err := decodeLogPart(p); return err },
+
+		"bus/report-part":   func(p []byte) error { _, err := decodeNodePart(p); return err },
+		"bus/report-answer": func(p []byte) error { _, err := decodePartAnswer(p); return err },
 	}[name]
 }
 
@@ -402,4 +416,14 @@ func FuzzLogPart(f *testing.F) {
 
 func FuzzLogRequest(f *testing.F) {
 	fuzzDecoder(f, "bus/log-request", decodeLogRequest, encodeLogRequest)
+}
+
+// FuzzNodePart: a part of a node's report is the same after another trip, and so is the
+// answer.
+func FuzzNodePart(f *testing.F) {
+	fuzzDecoder(f, "bus/report-part", decodeNodePart, func(p nodePart) []byte { return p.encode() })
+}
+
+func FuzzPartAnswer(f *testing.F) {
+	fuzzDecoder(f, "bus/report-answer", decodePartAnswer, encodePartAnswer)
 }

@@ -68,6 +68,17 @@
 // … a leader is left behind by nodes that could wait no longer? Its ceiling is lowered
 // before they leave. It hands out again when a quorum says that it stays.
 //
+// … a member of the group is to go, the sequencer itself? An operation on OwnGroup, as on
+// a range: learner first, then one joint configuration; who leads and is to go ends its
+// hand-outs, lowers the ceiling and hands over before. Whoever leads next, on a member
+// that a snapshot has filled too, starts from the ceiling in its applied state, once an
+// entry of its own term is in it (P1); lease and ReadIndex need both halves of a joint
+// configuration (P2). A replica that has left is removed and noted, and its id never comes
+// back: one that began anew without its log could be half of a quorum that is no more.
+//
+// … a node was away while all whom it knows left the group? Any node tells it the map,
+// with the members and the addresses of all nodes, and who leads.
+//
 // # What it does not do
 //
 // It moves no data and opens no replicas: RangeControl does, wired by node. It does

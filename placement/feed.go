@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
@@ -25,11 +26,17 @@ type feedPart struct {
 	Rows       []*Range
 	// Nodes replace the node table where there are any.
 	Nodes []Node
+	// Own is who holds the placement group; ConfIndex 0 is as before.
+	Own keyspace.Descriptor
 }
+
+// feedVersion leads a part. Version 3 knows who holds the placement group.
+const feedVersion = 3
 
 const (
 	feedFull = 1 << 0
 	feedLast = 1 << 1
+	feedOwn  = 1 << 2
 )
 
 func (p *feedPart) encode() []byte {
@@ -40,8 +47,14 @@ func (p *feedPart) encode() []byte {
 	if p.Last {
 		flags |= feedLast
 	}
-	dst := []byte{formatVersion, flags}
+	if p.Own.ConfIndex != 0 {
+		flags |= feedOwn
+	}
+	dst := []byte{feedVersion, flags}
 	dst = binary.AppendUvarint(dst, p.Version)
+	if p.Own.ConfIndex != 0 {
+		dst = keyspace.AppendDescriptor(dst, &p.Own)
+	}
 	dst = appendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
 	for _, g := range p.Rows {
@@ -52,12 +65,17 @@ func (p *feedPart) encode() []byte {
 
 func decodeFeedPart(b []byte) (feedPart, error) {
 	r := reader{b: b}
-	r.version()
+	r.versionIs(feedVersion)
 	flags := r.byte()
-	if flags&^(feedFull|feedLast) != 0 {
+	if flags&^(feedFull|feedLast|feedOwn) != 0 {
 		r.fail(fmt.Errorf("placement: feed flags %x", flags))
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.uvarint()}
+	if flags&feedOwn != 0 {
+		if p.Own = r.descriptor(); p.Own.ConfIndex == 0 {
+			r.fail(errors.New("placement: a feed with members of no index"))
+		}
+	}
 	p.Nodes = r.nodes()
 	n := r.count(feedRows, 10)
 	for range n {
@@ -89,37 +107,44 @@ func decodeFeedRequest(b []byte) (since uint64, err error) {
 }
 
 // serveFeed sends the map as of now, or what changed since a version, and then
-// every change, until ctx ends. Changes that come while it sends are sent together.
-func serveFeed(ctx context.Context, m *machine, since uint64, s transport.Stream) error {
+// every change, until ctx ends or gone is closed. Changes that come while it sends are
+// sent together.
+func serveFeed(ctx context.Context, m *machine, gone <-chan struct{}, since uint64, s transport.Stream) error {
 	for {
 		v, changed := m.current()
 		if v.Version > since {
-			if err := sendMap(ctx, v, since, s); err != nil {
+			if err := sendMap(ctx, &v.Map, v.NodesChanged, since, s); err != nil {
 				return err
 			}
 			since = v.Version
 		}
 		select {
 		case <-changed:
+		case <-gone:
+			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// sendMap sends what brings a map of version since to v's.
-func sendMap(ctx context.Context, v *View, since uint64, s transport.Stream) error {
-	part := feedPart{Version: v.Version, Full: since == 0}
-	if since == 0 || v.NodesChanged > since {
-		part.Nodes = v.NodeTable()
+// sendMap sends what brings a map of version since to m, whose node table has last
+// changed at nodesChanged.
+func sendMap(ctx context.Context, m *Map, nodesChanged, since uint64, s transport.Stream) error {
+	part := feedPart{Version: m.Version, Full: since == 0}
+	if since == 0 || nodesChanged > since {
+		part.Nodes = m.NodeTable()
+	}
+	if since == 0 || m.own.ConfIndex > since {
+		part.Own = m.own
 	}
 	bytes := 0
-	for _, g := range v.since(since) {
+	for _, g := range m.since(since) {
 		if len(part.Rows) == feedRows || bytes >= feedBytes {
 			if err := s.Send(ctx, part.encode()); err != nil {
 				return err
 			}
-			part = feedPart{Version: v.Version}
+			part = feedPart{Version: m.Version}
 			bytes = 0
 		}
 		part.Rows = append(part.Rows, g)
@@ -133,8 +158,9 @@ func sendMap(ctx context.Context, v *View, since uint64, s transport.Stream) err
 type feedReceiver struct {
 	base *Map
 	rows []*Range
-	// nodes and full are those of the parts since the last complete map.
+	// nodes, own and full are those of the parts since the last complete map.
 	nodes []Node
+	own   keyspace.Descriptor
 	full  bool
 }
 
@@ -149,6 +175,9 @@ func (f *feedReceiver) receive(b []byte) (*Map, error) {
 	if len(p.Nodes) > 0 {
 		f.nodes = p.Nodes
 	}
+	if p.Own.ConfIndex > 0 {
+		f.own = p.Own
+	}
 	if !p.Last {
 		return nil, nil
 	}
@@ -160,6 +189,9 @@ func (f *feedReceiver) receive(b []byte) (*Map, error) {
 		return nil, fmt.Errorf("placement: feed brings version %d over a map that it never sent", p.Version)
 	}
 	next := base.with(p.Version, f.rows, f.nodes)
+	if f.own.ConfIndex > 0 {
+		next.own = f.own
+	}
 	if err := next.check(); err != nil {
 		return nil, err
 	}

@@ -138,6 +138,9 @@ func (f *Founding) firstState() *state {
 		Changed: raftgroup.InitIndex, NodesChanged: raftgroup.InitIndex,
 	}
 	s.dirty.meta = true
+	for _, r := range f.PlacementVoters() {
+		s.NextReplica = max(s.NextReplica, r.ID+1)
+	}
 	for _, d := range ds {
 		for _, r := range d.Replicas {
 			s.NextReplica = max(s.NextReplica, r.ID+1)

@@ -37,16 +37,28 @@ func (s *Service) handleRequest(ctx context.Context, from keyspace.NodeID, paylo
 	return a.encode(q.Kind), nil
 }
 
-// handleFeed answers method 34: any replica of the placement group can.
+// handleFeed answers method 34: any replica of the placement group can that has a leader.
+// Other nodes tell what they know, and who leads.
 func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
 	since, err := decodeFeedRequest(first)
 	if err != nil {
 		return err
 	}
-	if !s.hasReplica() {
-		return s.streamRefusal()
+	if ok, _ := s.led(); ok {
+		s.mu.Lock()
+		gone := s.detached
+		s.mu.Unlock()
+		if err := serveFeed(ctx, s.machine, gone, since, st); err != nil {
+			return err
+		}
+	} else if m := s.heardMap(); m != nil && m.Version > since {
+		// What this node knows may be old, but the asker knows less: it is how one that was
+		// away for long learns where the placement group is by now.
+		if err := sendMap(ctx, m, m.Version, since, st); err != nil {
+			return err
+		}
 	}
-	return serveFeed(ctx, s.machine, since, st)
+	return s.streamRefusal()
 }
 
 // streamRefusal ends a stream as refusal does a call.
@@ -69,15 +81,34 @@ func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte
 	return s.streamRefusal()
 }
 
-func (s *Service) hasReplica() bool {
+// handleReport answers method 36: the leader can.
+func (s *Service) handleReport(_ context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+	p, err := decodeNodePart(payload)
+	if err != nil {
+		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+	}
+	anew, err := s.takeReport(from, &p)
+	if err != nil {
+		return encodeError(err), nil
+	}
+	return encodePartAnswer(anew), nil
+}
+
+// takeReport takes a part of what a node says of itself; anew says that a part before it
+// is missing.
+func (s *Service) takeReport(from keyspace.NodeID, p *nodePart) (anew bool, err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.group != nil
+	h := s.hearing
+	s.mu.Unlock()
+	if h == nil {
+		return false, s.refusal()
+	}
+	return h.report(from, p), nil
 }
 
 // serve answers one request of a node, this one or another.
 func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (response, error) {
-	if q.Kind == requestStatus {
+	if q.Kind == requestStatus && !q.Linearizable {
 		return s.serveStatus() // any replica can
 	}
 	if q.Kind == requestStanding {
@@ -115,8 +146,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
-		if q.Name == "" {
-			return response{}, kverror.New(kverror.BadRequest, "a setting without a name")
+		if err := s.View().checkSetting(q.Name, q.Value); err != nil {
+			return response{}, err
 		}
 		return response{}, s.propose(ctx, term, putSetting{Name: q.Name, Value: q.Value}).Err
 	case requestSettings:
@@ -127,7 +158,9 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{Operations: []Operation{o}}, err
 	case requestOperations:
 		return response{Operations: s.View().Operations()}, nil
-	case requestStatus, requestStanding, requestLease:
+	case requestStatus:
+		return s.serveStatus()
+	case requestStanding, requestLease:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }
@@ -147,14 +180,15 @@ func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keys
 }
 
 func (s *Service) serveStatus() (response, error) {
-	s.mu.Lock()
-	g := s.group
-	s.mu.Unlock()
+	g := s.replica()
 	if g == nil {
 		return response{}, s.refusal()
 	}
-	st := g.Status()
-	return response{Status: Status{Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied, Replicas: st.Replicas}}, nil
+	st, own := g.Status(), s.View().PlacementGroup()
+	return response{Status: Status{
+		Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied,
+		Replicas: own.Replicas, ConfIndex: own.ConfIndex,
+	}}, nil
 }
 
 // serveCompact raises the compacted revision as etcd does. last is the current
@@ -179,7 +213,7 @@ func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.N
 		s.mu.Lock()
 		s.stops.started(process{Node: from, Boot: q.Boot})
 		s.mu.Unlock()
-		if old, ok := s.View().Node(from); ok && old.State != NodeUnstarted && old.State != NodeRemoved && old.says(&q.Node) {
+		if old, ok := s.View().Node(from); ok && old.State.Started() && old.says(&q.Node) {
 			return nil
 		}
 	}

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -29,6 +28,8 @@ type proposer interface {
 // called one at a time, all others from anywhere.
 type machine struct {
 	engine *engine.Engine
+	// self is the node, which notes that its replica has left; 0 is nobody.
+	self   keyspace.NodeID
 	boot   keyspace.BootID
 	logger *zap.Logger
 	// onApplied gets each new View before anybody is answered from it; onLeader each
@@ -37,6 +38,8 @@ type machine struct {
 	onLeader  func(raftgroup.LeaderState)
 	// onLeases gets the changes of leases before onApplied gets the View with them.
 	onLeases func([]LeaseChange)
+	// onMembers is told that the group has other members in the View that onApplied got.
+	onMembers func()
 
 	// state, index, term and outcomes belong to whoever applies.
 	state       *state
@@ -72,7 +75,7 @@ type waiter struct {
 func newMachine(e *engine.Engine, boot keyspace.BootID, logger *zap.Logger) (*machine, error) {
 	m := &machine{
 		engine: e, boot: boot, logger: logger,
-		onApplied: func(*View) {}, onLeader: func(raftgroup.LeaderState) {}, onLeases: func([]LeaseChange) {},
+		onApplied: func(*View) {}, onLeader: func(raftgroup.LeaderState) {}, onLeases: func([]LeaseChange) {}, onMembers: func() {},
 		waiters: map[uint64]*waiter{}, changed: make(chan struct{}),
 	}
 	return m, m.reload()
@@ -89,7 +92,7 @@ func (m *machine) reload() error {
 		m.view.Store(m.state.view(0, 0, nil))
 		return nil
 	}
-	m.state.members = applied.Replicas
+	m.state.members, m.state.membersIndex = applied.Replicas, applied.ConfIndex
 	if err := loadRecords(m.engine, m.state); err != nil {
 		return fmt.Errorf("load placement state at index %d: %w", applied.Index, err)
 	}
@@ -141,9 +144,13 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		e := &ents[i]
 		m.index, m.term = e.Index, e.Term
 		if e.Replicas != nil {
-			m.state.members = slices.Clone(e.Replicas)
+			if err := m.leaves(b, e.Replicas); err != nil {
+				return fmt.Errorf("note that this node's replica of placement has left at index %d: %w", e.Index, err)
+			}
+			m.state.applyMembers(e.Index, e.Replicas)
+			continue
 		}
-		if len(e.Data) == 0 || e.Replicas != nil {
+		if len(e.Data) == 0 {
 			continue
 		}
 		c, err := decodeCommand(e.Data)
@@ -175,6 +182,9 @@ func (m *machine) Applied(raftgroup.Position) {
 		m.onLeases(changes)
 	}
 	m.onApplied(v)
+	if v.own.ConfIndex != prev.own.ConfIndex {
+		m.onMembers()
+	}
 	m.mu.Lock()
 	if v.Version != prev.Version {
 		close(m.changed)
@@ -233,6 +243,7 @@ func (m *machine) SnapshotDone(applied engine.Applied, err error) {
 	}
 	v := m.view.Load()
 	m.onApplied(v)
+	m.onMembers()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if v.Version != prev.Version {

@@ -7,7 +7,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Map is an unchanging copy of the range map and the node table. It may be read by
+// Map is an unchanging copy of the range map, the node table and the placement group's
+// members. It may be read by
 // many goroutines; what it returns must not be changed.
 type Map struct {
 	// Version is the placement group's index at which the map last changed. Of two
@@ -16,6 +17,7 @@ type Map struct {
 	tree    *rangeTree
 	recent  *rangeTree
 	nodes   map[keyspace.NodeID]Node
+	own     keyspace.Descriptor
 }
 
 // Len returns the number of ranges.
@@ -77,7 +79,7 @@ func (m *Map) since(version uint64) []*Range {
 // with returns the map with rows put over it: those that they overlap go. Nodes,
 // where there are any, replace the node table.
 func (m *Map) with(version uint64, rows []*Range, nodes []Node) *Map {
-	next := &Map{Version: version, nodes: m.nodes}
+	next := &Map{Version: version, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.tree, next.recent = newRangeTree(), newRecentTree()
 	} else {

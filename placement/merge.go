@@ -39,15 +39,15 @@ func (a abortion) Error() string { return a.why.Error() }
 func (a abortion) Unwrap() error { return a.why }
 
 // mayMerge refuses a merge that would soon be aborted.
-func (s *Service) mayMerge(v *View, op *Operation, left *Range) error {
-	right, err := checkMerge(op, &left.Descriptor, v.tree)
+func (s *Service) mayMerge(v *View, op *Operation, left *keyspace.Descriptor) error {
+	right, err := checkMerge(op, left, v.tree)
 	if err != nil {
 		return err
 	}
 	if s.o.Merger == nil {
 		return kverror.New(kverror.BadRequest, "merge range %s: nobody here merges ranges", op.Range)
 	}
-	for _, m := range slices.Concat(left.Descriptor.Replicas, right.Replicas) {
+	for _, m := range slices.Concat(left.Replicas, right.Replicas) {
 		if !s.o.Alive(m.Node) {
 			return kverror.New(kverror.BadRequest, "merge range %s: node %s does not live, and each replica of both ranges is needed", op.Range, m.Node)
 		}

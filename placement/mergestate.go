@@ -112,18 +112,18 @@ func checkMerge(o *Operation, left *keyspace.Descriptor, t *rangeTree) (*keyspac
 }
 
 // beginMerge takes a merge in, on both ranges.
-func (s *state) beginMerge(index uint64, op Operation, left *Range) result {
-	right, err := checkMerge(&op, &left.Descriptor, s.tree)
+func (s *state) beginMerge(index uint64, op Operation, left *keyspace.Descriptor) result {
+	right, err := checkMerge(&op, left, s.tree)
 	if err != nil {
 		return result{Err: err}
 	}
-	if !left.Created || !s.ranges[right.Range].Created {
+	if !s.ranges[op.Range].Created || !s.ranges[right.Range].Created {
 		return result{Err: kverror.New(kverror.Busy, "range %s or range %s is not on all of its nodes yet", op.Range, right.Range)}
 	}
 	if have, busy := s.operationOn(right.Range); busy {
 		return result{Err: kverror.New(kverror.BadRequest, "range %s has operation %d under way: %s", right.Range, have.ID, have.String())}
 	}
-	op = Operation{ID: index, Range: op.Range, Kind: OperationMerge, Right: right.Range, Why: op.Why}
+	op = Operation{ID: index, Range: op.Range, Kind: OperationMerge, Right: right.Range, Reason: op.Reason, Why: op.Why}
 	s.setOperation(op)
 	return result{Operation: op}
 }

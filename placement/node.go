@@ -31,9 +31,23 @@ const (
 	NodeDecommissioned
 	// NodeRemoved is gone for good. Its row is left so that its id is never let in again.
 	NodeRemoved
+	// NodeUnstartedLearner is NodeUnstarted of a node that etcd's clients have added as a
+	// learner.
+	NodeUnstartedLearner
+	// NodeLearner serves clients and gets neither leaders nor replicas before it is
+	// promoted.
+	NodeLearner
 )
 
-var nodeStates = [...]string{"unstarted", "serving", "draining", "decommissioned", "removed"}
+var nodeStates = [...]string{"unstarted", "serving", "draining", "decommissioned", "removed", "unstarted learner", "learner"}
+
+// Learner says whether etcd's clients see the node as a learner.
+func (s NodeState) Learner() bool { return s == NodeUnstartedLearner || s == NodeLearner }
+
+// Started says whether the node has served, and is one of the cluster's.
+func (s NodeState) Started() bool {
+	return s != NodeUnstarted && s != NodeUnstartedLearner && s != NodeRemoved
+}
 
 // String returns the state in one word.
 func (s NodeState) String() string {
@@ -56,7 +70,9 @@ func (s NodeState) becomes(to NodeState) bool {
 		return to == NodeServing || to == NodeDecommissioned
 	case NodeDecommissioned:
 		return to == NodeServing
-	case NodeUnstarted, NodeRemoved:
+	case NodeLearner:
+		return to == NodeServing || to == NodeDecommissioned
+	case NodeUnstarted, NodeUnstartedLearner, NodeRemoved:
 	}
 	return false
 }
@@ -115,7 +131,7 @@ func checkAttributes(as []Attribute) error {
 		case len(a.Value) > maxAttributeValue:
 			return fmt.Errorf("the value of attribute %s has %d bytes, at most %d", a.Key, len(a.Value), maxAttributeValue)
 		case strings.ContainsFunc(a.Key+a.Value, notInAttribute):
-			return fmt.Errorf("attribute %q has others than letters, digits and . _ - / :", a.Key+"="+a.Value)
+			return fmt.Errorf("attribute %q has other characters than letters, digits and ._-/: in it", a.Key+"="+a.Value)
 		case i > 0 && a.Key == as[i-1].Key:
 			return fmt.Errorf("attribute %s is given twice", a.Key)
 		case i > 0 && a.Key < as[i-1].Key:
@@ -159,6 +175,9 @@ func (n *Node) says(o *Node) bool {
 	return n.ID == o.ID && n.Name == o.Name && slices.Equal(n.PeerURLs, o.PeerURLs) &&
 		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes)
 }
+
+// Equal says whether both rows are the same.
+func (n *Node) Equal(o *Node) bool { return n.says(o) && n.State == o.State && n.Since == o.Since }
 
 // validate returns an error for a row that a decoder would not accept.
 func (n *Node) validate() error {
@@ -342,20 +361,55 @@ func (s *state) applyPutNode(index uint64, o putNode) result {
 		return result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
 	case o.Change != nodePublishes && s.peerURLTaken(&n):
 		return result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}
+	case o.Change == nodeIsAdded && s.nameTaken(&n):
+		return result{Err: kverror.New(kverror.NodeExists, "another node is named %s", n.Name)}
 	case o.Change == nodeHasMoved:
 		n = old
 		n.PeerURLs = o.Node.PeerURLs
 	case o.Change == nodeIsAdded && !known:
 		n.State, n.Since = NodeUnstarted, o.Now
-	case o.Change == nodeIsAdded && (old.State != NodeUnstarted || !old.says(&n)):
+		if o.Node.State.Learner() {
+			n.State = NodeUnstartedLearner
+		}
+	case o.Change == nodeIsAdded && (old.State.Started() || !old.says(&n)):
 		return result{Err: kverror.New(kverror.NodeExists, "node %s is there already", n.ID)}
-	case o.Change == nodePublishes && old.State == NodeUnstarted:
-		n.State, n.Since = NodeServing, o.Now
+	case o.Change == nodePublishes:
+		n = o.published(&old)
 	}
 	if !known || n.State != old.State || !n.says(&old) {
 		s.putNodeRow(index, n)
 	}
 	return result{}
+}
+
+// published is the row of a node that there is after it has published itself: it serves.
+// Where its bus is only an operator changes, as with etcd's members: who moves is to be
+// known before, and no two are to be in one place.
+func (o *putNode) published(old *Node) Node {
+	n := o.Node
+	n.State, n.Since = old.State, old.Since
+	if len(old.PeerURLs) > 0 {
+		n.PeerURLs = old.PeerURLs
+	}
+	switch old.State {
+	case NodeUnstarted:
+		n.State, n.Since = NodeServing, o.Now
+	case NodeUnstartedLearner:
+		n.State, n.Since = NodeLearner, o.Now
+	case NodeServing, NodeDraining, NodeDecommissioned, NodeRemoved, NodeLearner:
+	}
+	return n
+}
+
+// nameTaken says whether another node has the row's name. Founders may be named alike, and
+// members that etcd's clients add have no name before they start.
+func (s *state) nameTaken(n *Node) bool {
+	for _, o := range s.nodes {
+		if o.ID != n.ID && o.State != NodeRemoved && n.Name != "" && o.Name == n.Name {
+			return true
+		}
+	}
+	return false
 }
 
 // peerURLTaken says whether another node has a peer URL of the row.
@@ -405,7 +459,7 @@ func (s *state) applyRemoveNode(index uint64, o removeNode) result {
 		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
 	case n.State == NodeRemoved:
 		return result{} // asked again
-	case n.State != NodeUnstarted && n.State != NodeDecommissioned:
+	case n.State.Started() && n.State != NodeDecommissioned:
 		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s: it is removed when it is decommissioned", o.Node, n.State)}
 	}
 	if err := s.holds(o.Node); err != nil {

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -41,10 +42,8 @@ const (
 	operationPauseMax = time.Second
 	// operationPatience is OperationPatience's default.
 	operationPatience = 10 * time.Minute
-	// operationSweep is how often the leader looks for operations that nobody works on, and
-	// for learners that none has; it begins with at most tidyAtOnce of these.
+	// operationSweep is how often the leader looks for operations that nobody works on.
 	operationSweep = 5 * time.Second
-	tidyAtOnce     = 64
 )
 
 // operator carries out the operations of a leadership.
@@ -53,25 +52,45 @@ type operator struct {
 	term  uint64
 	slots chan struct{}
 
+	// hearing is told who leads ranges, decider how operations have ended.
+	hearing *hearing
+	decider *decider
+
 	mu sync.Mutex
 	// Guarded by mu: those that are worked on.
-	running map[keyspace.RangeID]bool
+	running map[keyspace.RangeID]*work
 }
 
-// operate is a duty of the leader: every operation is worked on until it is over. It
-// ends with the term; the next leader goes on.
-func (s *Service) operate(ctx context.Context, term uint64) {
-	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), running: map[keyspace.RangeID]bool{}}
+// work is an operation that is worked on.
+type work struct {
+	// abandoned says why it is to be given up, "" if it is not. The operator's mu guards it.
+	abandoned string
+}
+
+// newOperator returns the operator of a leadership, with who decides for it.
+func newOperator(s *Service, term uint64, h *hearing) *operator {
+	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), hearing: h, running: map[keyspace.RangeID]*work{}}
+	o.decider = newDecider(s, term, h, o)
+	return o
+}
+
+// run is a duty of the leader: every operation is worked on until it is over. It ends
+// with the term; the next leader goes on.
+func (o *operator) run(ctx context.Context) {
+	s := o.s
 	var wait sync.WaitGroup
 	defer wait.Wait()
-	tidied := s.o.Clock.Now()
+	began, tidied := s.View().Index, s.o.Clock.Now()
 	for {
 		if now := s.o.Clock.Now(); now.Sub(tidied) >= operationSweep {
-			o.tidy(ctx)
+			o.tidyOwn(ctx)
 			tidied = now
 		}
 		for _, op := range s.View().Operations() {
-			if o.begin(op.Range) {
+			if plant.Is(plant.OperationForgotten) && op.ID <= began {
+				continue
+			}
+			if o.mover(op.Range) != nil && o.begin(op.Range) {
 				wait.Go(func() {
 					defer o.end(op.Range)
 					o.carryOut(ctx, op)
@@ -90,40 +109,56 @@ func (s *Service) operate(ctx context.Context, term uint64) {
 	}
 }
 
-// tidy has learners removed that no operation has: a split came between the steps of the
-// one that has added it, whose other half is in the range that was split off; or the
-// answer was lost and the operation given up.
-func (o *operator) tidy(ctx context.Context) {
+// tidyOwn has learners of the placement group removed that no operation has: the answer
+// was lost and the operation given up. Those of ranges are decided upon.
+func (o *operator) tidyOwn(ctx context.Context) {
 	v := o.s.View()
-	busy := map[keyspace.RangeID]bool{}
-	for _, op := range v.Operations() {
-		busy[op.Range], busy[op.Right] = true, true
+	own := v.PlacementGroup()
+	i := slices.IndexFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
+	busy := slices.ContainsFunc(v.Operations(), func(op Operation) bool { return op.Range == OwnGroup })
+	if i < 0 || busy || joint(&own) {
+		return
 	}
-	var stray []Operation
-	v.All(func(g *Range) bool {
-		for _, m := range g.Descriptor.Replicas {
-			if m.Role == keyspace.RoleLearner && !joint(&g.Descriptor) && !busy[g.Descriptor.Range] {
-				stray = append(stray, Operation{Range: g.Descriptor.Range, Kind: OperationTidy, From: m.Node, Why: "a learner that no operation has"})
-				break
-			}
-		}
-		return len(stray) < tidyAtOnce
-	})
-	for i := range stray {
-		if _, err := o.s.begin(ctx, o.term, &stray[i]); err != nil {
-			o.s.o.Logger.Info("learner is not removed yet", zap.Stringer("range", stray[i].Range), zap.Error(err))
-		}
+	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Why: "a learner that no operation has"}
+	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
+		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
+}
+
+// mover returns who carries out operations on a range, nil for nobody.
+func (o *operator) mover(id keyspace.RangeID) Mover {
+	if id == OwnGroup {
+		return ownMover{o.s, o.term}
+	}
+	return o.s.o.Mover
 }
 
 func (o *operator) begin(id keyspace.RangeID) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.running[id] {
+	if o.running[id] != nil {
 		return false
 	}
-	o.running[id] = true
+	o.running[id] = &work{}
 	return true
+}
+
+// abandon has the operation on a range given up.
+func (o *operator) abandon(id keyspace.RangeID, why string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w := o.running[id]; w != nil {
+		w.abandoned = why
+	}
+}
+
+func (o *operator) abandoned(id keyspace.RangeID) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w := o.running[id]; w != nil {
+		return w.abandoned
+	}
+	return ""
 }
 
 func (o *operator) end(id keyspace.RangeID) {
@@ -133,21 +168,28 @@ func (o *operator) end(id keyspace.RangeID) {
 }
 
 // carryOut works on one operation until it is over or the term is. One that does not get
-// on for long is ended where it stands: tidy takes away what it has added.
+// on for long, or is abandoned, is ended where it stands: what it has left behind, a
+// learner perhaps, is decided upon anew.
 func (o *operator) carryOut(ctx context.Context, op Operation) {
 	if op.Kind == OperationMerge {
 		o.carryMerge(ctx, op)
 		return
 	}
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("what", &op))
-	log.Info("operation begins", zap.String("why", op.Why))
+	log.Info("operation begins", zap.Stringer("reason", op.Reason), zap.String("why", op.Why))
 	last, pause := o.s.o.Clock.Now(), operationPauseMin
 	for ctx.Err() == nil {
 		over, moved, err := o.step(ctx, &op)
-		giveUp := o.s.o.Clock.Now().Sub(last) > o.s.o.OperationPatience
+		abandoned := o.abandoned(op.Range)
+		giveUp := o.s.o.Clock.Now().Sub(last) > o.s.o.OperationPatience || abandoned != ""
 		if over || giveUp {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
-				log.Info("operation is over", zap.Bool("given-up", giveUp && !over), zap.Error(err))
+				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
+				o.s.o.Metrics.OperationsEnded.WithLabelValues(howEnded(over)).Inc()
+				// What waited for a node that is silent now is not tried that way again.
+				if op.Range != OwnGroup {
+					o.decider.over(&op, over || abandoned != "")
+				}
 				return
 			}
 		}
@@ -160,6 +202,23 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 			return
 		}
 	}
+}
+
+// howEnded names for the metrics how an operation has ended.
+func howEnded(over bool) string {
+	if over {
+		return "done"
+	}
+	return "given-up"
+}
+
+// refresh has the map told how a range is by its leader's word.
+func (o *operator) refresh(ctx context.Context, id keyspace.RangeID) error {
+	d, _, err := o.look(ctx, id)
+	if err != nil {
+		return err
+	}
+	return o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}}).Err
 }
 
 // step does the next thing for an operation. over says that nothing is left to do, moved
@@ -177,17 +236,19 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 	if err != nil {
 		return false, false, err
 	}
-	st := op.next(&d, leader, o.s.o.Alive)
+	st, mover := op.next(&d, leader, o.s.o.Alive), o.mover(op.Range)
 	switch {
+	case st.done && op.Range == OwnGroup:
+		return true, true, nil
 	case st.done:
 		// The map is to have it before the operation is gone: what is decided next is decided
 		// by the map.
 		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
 	case st.transfer:
-		err = o.s.o.Mover.TransferTo(ctx, leader, op.Range, st.leader)
+		err = mover.TransferTo(ctx, leader, op.Range, st.leader)
 	case len(st.change) > 0:
-		err = o.s.o.Mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
+		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
 	default:
 		return false, false, errors.New(st.stuck)
 	}
@@ -196,6 +257,9 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 
 // look returns the range as its leader has it.
 func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.Descriptor, leader keyspace.NodeID, err error) {
+	if id == OwnGroup {
+		return o.mover(id).Look(ctx, o.s.o.Self, id)
+	}
 	row, ok := o.s.View().byID(id)
 	if !ok {
 		return d, 0, fmt.Errorf("placement: there is no range %s", id)
@@ -220,6 +284,7 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 			continue
 		}
 		if says == node {
+			o.hearing.saw(id, node)
 			return d, node, nil
 		}
 		if says != 0 {
@@ -229,24 +294,24 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 	return d, 0, err
 }
 
-// begin begins an operation on a range as the map has it, and returns it with its id.
+// begin begins an operation on a range, or the placement group, as the map has it, and returns it with its id.
 func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operation, error) {
 	v := s.View()
-	row, ok := v.byID(op.Range)
+	d, ok := v.descriptor(op.Range)
 	if !ok {
 		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
 	}
 	if op.Kind == OperationMerge {
-		if err := s.mayMerge(v, op, &row); err != nil {
+		if err := s.mayMerge(v, op, &d); err != nil {
 			return Operation{}, err
 		}
-	} else if err := checkOperation(op, &row.Descriptor, v.nodes); err != nil {
+	} else if err := checkOperation(op, &d, v.nodes); err != nil {
 		return Operation{}, err
 	}
 	if op.Kind.adds() && !s.o.Alive(op.To) {
-		return Operation{}, kverror.New(kverror.BadRequest, "%s range %s: node %s does not live", op.Kind, op.Range, op.To)
+		return Operation{}, kverror.New(kverror.BadRequest, "%s %s: node %s does not live", op.Kind, groupName(op.Range), op.To)
 	}
-	res := s.propose(ctx, term, beginOperation{Generation: row.Descriptor.Generation, ConfIndex: row.Descriptor.ConfIndex, Operation: *op})
+	res := s.propose(ctx, term, beginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
 	if res.Err != nil {
 		return Operation{}, res.Err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -25,6 +26,8 @@ const (
 	OperationRemove
 	// OperationTidy takes the replica on From away if it is a learner yet.
 	OperationTidy
+	// OperationTransfer has To lead in the place of From.
+	OperationTransfer
 	// OperationMerge lets the range absorb its right neighbour, Right.
 	OperationMerge
 )
@@ -40,6 +43,8 @@ func (k OperationKind) String() string {
 		return "remove"
 	case OperationTidy:
 		return "tidy"
+	case OperationTransfer:
+		return "transfer"
 	case OperationMerge:
 		return "merge"
 	}
@@ -50,24 +55,33 @@ func (k OperationKind) known() bool { return k >= OperationMove && k <= Operatio
 
 // adds says whether an operation of the kind makes a replica, takes whether it takes one
 // away.
-func (k OperationKind) adds() bool  { return k == OperationMove || k == OperationAdd }
-func (k OperationKind) takes() bool { return k != OperationAdd && k != OperationMerge }
+func (k OperationKind) adds() bool { return k == OperationMove || k == OperationAdd }
+func (k OperationKind) takes() bool {
+	return k != OperationAdd && k != OperationTransfer && k != OperationMerge
+}
 
 // Operation is a change of a range's replicas that placement carries out, step by step.
 // A range has one at a time. The record is all there is of it beside the range's own
 // descriptor: whoever leads placement goes on from there.
 type Operation struct {
 	// ID is the index of the entry that began it.
-	ID    uint64
+	ID uint64
+	// Range is the range, or OwnGroup for the placement group itself.
 	Range keyspace.RangeID
 	Kind  OperationKind
 	// From and To are nodes; 0 where the kind has none.
 	From, To keyspace.NodeID
-	// Replica is the id of the replica on To, which nobody ever had. 0 where there is none.
+	// Lead is who leads the range afterwards, if From or somebody else does before; 0
+	// leaves it to the range.
+	Lead keyspace.NodeID
+	// Replica is the id of the replica on To, which nobody ever had, or that of a learner
+	// that was left behind there. 0 where there is none.
 	Replica keyspace.ReplicaID
 	// Leaving is the id of the replica on From; 0 where there is none. A later one there is
 	// none of the operation's business.
 	Leaving keyspace.ReplicaID
+	// Reason is why placement has decided it, None where somebody has asked for it.
+	Reason decide.Reason
 	// Why says for the operator what it is for, in at most maxNameBytes bytes.
 	Why string
 	// Right is the range that a merge ends, and Phase how far the merge is. Its From, To,
@@ -85,8 +99,10 @@ func appendOperation(dst []byte, o *Operation) []byte {
 	dst = append(dst, byte(o.Kind))
 	dst = binary.AppendUvarint(dst, uint64(o.From))
 	dst = binary.AppendUvarint(dst, uint64(o.To))
+	dst = binary.AppendUvarint(dst, uint64(o.Lead))
 	dst = binary.AppendUvarint(dst, uint64(o.Replica))
 	dst = binary.AppendUvarint(dst, uint64(o.Leaving))
+	dst = append(dst, byte(o.Reason))
 	dst = appendString(dst, o.Why)
 	dst = binary.AppendUvarint(dst, uint64(o.Right))
 	return append(dst, byte(o.Phase))
@@ -95,9 +111,13 @@ func appendOperation(dst []byte, o *Operation) []byte {
 func (r *reader) operation() Operation {
 	o := Operation{
 		ID: r.uvarint(), Range: keyspace.RangeID(r.uvarint()), Kind: OperationKind(r.byte()),
-		From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint()),
-		Replica: keyspace.ReplicaID(r.uvarint()), Leaving: keyspace.ReplicaID(r.uvarint()), Why: r.string(maxNameBytes),
+		From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint()), Lead: keyspace.NodeID(r.uvarint()),
+		Replica: keyspace.ReplicaID(r.uvarint()), Leaving: keyspace.ReplicaID(r.uvarint()),
+		Reason: decide.Reason(r.byte()), Why: r.string(maxNameBytes),
 		Right: keyspace.RangeID(r.uvarint()), Phase: MergePhase(r.byte()),
+	}
+	if !o.Reason.Known() {
+		r.fail(fmt.Errorf("placement: unknown reason %d of operation", byte(o.Reason)))
 	}
 	if !o.Kind.known() || o.Phase > MergeAborted {
 		r.fail(fmt.Errorf("placement: unknown kind %d of operation, phase %d", byte(o.Kind), byte(o.Phase)))
@@ -146,33 +166,35 @@ func (o endOperation) append(dst []byte) []byte {
 // for. What cannot be carried out at all was refused before: see checkOperation.
 func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 	op := o.Operation
-	row, ok := s.ranges[op.Range]
+	d, ok := s.descriptor(op.Range)
 	if !ok {
 		return result{Err: kverror.New(kverror.WrongRange, "there is no range %s", op.Range)}
 	}
 	if have, busy := s.operationOn(op.Range); busy {
-		return result{Err: kverror.New(kverror.BadRequest, "range %s has operation %d under way: %s", op.Range, have.ID, have.String())}
+		return result{Err: kverror.New(kverror.BadRequest, "%s has operation %d under way: %s", groupName(op.Range), have.ID, have.String())}
 	}
-	if d := &row.Descriptor; d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
-		return result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", op.Range)}
+	if d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
+		return result{Err: kverror.New(kverror.Busy, "%s has changed meanwhile", groupName(op.Range))}
 	}
 	if len(s.operations) >= maxOperations {
 		return result{Err: kverror.New(kverror.TooManyRequests, "%d operations are under way", len(s.operations))}
 	}
 	if op.Kind == OperationMerge {
-		return s.beginMerge(index, op, row)
+		return s.beginMerge(index, op, &d)
 	}
-	if err := checkOperation(&op, &row.Descriptor, s.nodes); err != nil {
+	if err := checkOperation(&op, &d, s.nodes); err != nil {
 		return result{Err: err}
 	}
 	op.ID, op.Replica, op.Leaving, op.Right, op.Phase = index, 0, 0, 0, 0
-	if op.Kind.adds() {
+	if to, left := d.ReplicaOn(op.To); op.Kind.adds() && left {
+		op.Replica = to.ID
+	} else if op.Kind.adds() {
 		op.Replica = s.NextReplica
 		s.NextReplica++
 		s.dirty.meta = true
 	}
 	if op.Kind.takes() {
-		from, _ := row.Descriptor.ReplicaOn(op.From)
+		from, _ := d.ReplicaOn(op.From)
 		op.Leaving = from.ID
 	}
 	s.setOperation(op)
@@ -216,11 +238,12 @@ func (s *state) operated(id keyspace.RangeID) {
 // checkOperation says why an operation makes no sense for a range.
 func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.NodeID]Node) error {
 	refuse := func(format string, args ...any) error {
-		return kverror.New(kverror.BadRequest, "%s range %s: %s", o.Kind, o.Range, fmt.Sprintf(format, args...))
+		return kverror.New(kverror.BadRequest, "%s %s: %s", o.Kind, groupName(o.Range), fmt.Sprintf(format, args...))
 	}
-	_, hasTo := d.ReplicaOn(o.To)
+	to, hasTo := d.ReplicaOn(o.To)
 	from, hasFrom := d.ReplicaOn(o.From)
-	to, known := nodes[o.To]
+	taker, known := nodes[o.To]
+	transfer := o.Kind == OperationTransfer
 	voters := 0
 	for _, m := range d.Replicas {
 		if m.Role == keyspace.RoleVoter {
@@ -231,7 +254,7 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 	case !o.Kind.known():
 		return refuse("no such operation")
 	case joint(d):
-		return kverror.New(kverror.Busy, "the members of range %s are being changed", o.Range)
+		return kverror.New(kverror.Busy, "the members of %s are being changed", groupName(o.Range))
 	case o.Kind.takes() && !hasFrom:
 		return refuse("node %s holds no replica of it", o.From)
 	case o.Kind == OperationMove && from.Role != keyspace.RoleVoter:
@@ -239,13 +262,15 @@ func checkOperation(o *Operation, d *keyspace.Descriptor, nodes map[keyspace.Nod
 		return refuse("the replica on node %s does not vote yet", o.From)
 	case o.Kind == OperationTidy && from.Role != keyspace.RoleLearner:
 		return refuse("the replica on node %s votes", o.From)
-	case !o.Kind.adds() && o.To != 0 || !o.Kind.takes() && o.From != 0:
+	case transfer && (!hasTo || to.Role != keyspace.RoleVoter || !hasFrom || o.From == o.To):
+		return refuse("from node %s to node %s, which is to have another voter of it", o.From, o.To)
+	case !transfer && (!o.Kind.adds() && o.To != 0 || !o.Kind.takes() && o.From != 0):
 		return refuse("from node %s and to node %s", o.From, o.To)
 	case o.Kind.adds() && !known:
 		return refuse("there is no node %s", o.To)
-	case o.Kind.adds() && to.State != NodeServing:
-		return refuse("node %s is %s", o.To, to.State)
-	case o.Kind.adds() && hasTo:
+	case o.Kind.adds() && taker.State != NodeServing:
+		return refuse("node %s is %s", o.To, taker.State)
+	case o.Kind.adds() && hasTo && to.Role != keyspace.RoleLearner:
 		return refuse("node %s holds a replica of it", o.To)
 	case o.Kind == OperationRemove && from.Role == keyspace.RoleVoter && voters < 2:
 		return refuse("it has %d voters", voters)
@@ -294,6 +319,12 @@ type step struct {
 // last one was; steps that are repeated are refused by the range, whose configuration has
 // changed.
 func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+	if joint(d) {
+		return step{stuck: "its members are being changed"}
+	}
+	if o.Kind == OperationTransfer {
+		return o.nextTransfer(d, leader, alive)
+	}
 	to, hasTo := d.ReplicaOn(o.To)
 	from, hasFrom := d.ReplicaOn(o.From)
 	hasFrom = hasFrom && from.ID == o.Leaving
@@ -301,8 +332,6 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 	remove := raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: from.ID}
 	living, all := votersBeside(d, o.From, alive)
 	switch {
-	case joint(d):
-		return step{stuck: "its members are being changed"}
 	case o.Kind == OperationTidy && hasFrom && from.Role != keyspace.RoleLearner:
 		return step{done: true} // it was one when the map last heard of it
 	case o.To != 0 && !hasTo && !hasFrom && o.From != 0:
@@ -314,13 +343,15 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 	case o.To != 0 && to.Role == keyspace.RoleLearner && leader != o.From:
 		return step{change: []raftgroup.ConfChange{promote, remove}}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && living > 0:
-		return step{transfer: true}
+		return step{transfer: true, leader: o.heir(d, alive)}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && all > 0:
 		// Not a voter more meanwhile: a split would leave it with its child for good.
 		return step{stuck: "no other voter lives"}
 	case o.To != 0 && to.Role == keyspace.RoleLearner:
 		// From votes alone: To does beside it first, and leads then.
 		return step{change: []raftgroup.ConfChange{promote}}
+	case !hasFrom && o.Lead == o.To && hasTo && leader != o.To && o.heir(d, alive) == o.To:
+		return step{transfer: true, leader: o.To} // the lead goes along
 	case !hasFrom:
 		return step{done: true}
 	case from.Role == keyspace.RoleVoter && 2*living <= all:
@@ -328,9 +359,30 @@ func (o *Operation) next(d *keyspace.Descriptor, leader keyspace.NodeID, alive f
 	case leader == o.From && o.To != 0:
 		return step{transfer: true, leader: o.To}
 	case leader == o.From:
-		return step{transfer: true}
+		return step{transfer: true, leader: o.heir(d, alive)}
 	}
 	return step{change: []raftgroup.ConfChange{remove}}
+}
+
+// nextTransfer is next for a transfer: it is over as soon as somebody else leads.
+func (o *Operation) nextTransfer(d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+	to, ok := d.ReplicaOn(o.To)
+	switch {
+	case leader != o.From || !ok || to.Role != keyspace.RoleVoter:
+		return step{done: true}
+	case !alive(o.To):
+		return step{stuck: "the node that is to lead does not live"}
+	}
+	return step{transfer: true, leader: o.To}
+}
+
+// heir returns Lead if it can take the lead over, else 0: whom the range takes for the best.
+func (o *Operation) heir(d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) keyspace.NodeID {
+	m, ok := d.ReplicaOn(o.Lead)
+	if !ok || m.Role != keyspace.RoleVoter || o.Lead == o.From || !alive(o.Lead) {
+		return 0
+	}
+	return o.Lead
 }
 
 // votersBeside counts the voters on other nodes, and those of them that live.

@@ -24,6 +24,7 @@ type pretend struct {
 	// Guarded by mu.
 	d      keyspace.Descriptor
 	leader keyspace.NodeID
+	term   uint64
 	dead   map[keyspace.NodeID]bool
 	// failures is the part of the steps that fail, half of them after they were done.
 	failures float64
@@ -35,7 +36,7 @@ type pretend struct {
 
 func newPretend(t *testing.T, rng *rand.Rand, d keyspace.Descriptor) *pretend {
 	t.Helper()
-	return &pretend{t: t, rng: rng, d: d, leader: d.Replicas[0].Node, dead: map[keyspace.NodeID]bool{}, added: map[keyspace.ReplicaID]bool{}, report: func(keyspace.Descriptor) {}}
+	return &pretend{t: t, rng: rng, d: d, leader: d.Replicas[0].Node, term: 1, dead: map[keyspace.NodeID]bool{}, added: map[keyspace.ReplicaID]bool{}, report: func(keyspace.Descriptor) {}}
 }
 
 func (p *pretend) alive(n keyspace.NodeID) bool {
@@ -79,7 +80,7 @@ func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace
 		return kverror.BadRequest
 	case done:
 		p.steps++
-		p.leader = to
+		p.leader, p.term = to, p.term+1
 		return err
 	default:
 		return err
@@ -156,7 +157,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		case OperationRemove:
 			op.To, op.Replica = 0, 0
 			want--
-		case OperationMove, OperationTidy, OperationMerge:
+		case OperationMove, OperationTidy, OperationTransfer, OperationMerge:
 		}
 		leaving, _ := d.ReplicaOn(op.From)
 		op.Leaving = leaving.ID
@@ -215,7 +216,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		defer cancel()
 		first := Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}
 		op, err := r.nodes[4].client.BeginOperation(ctx, first)
-		if err != nil || op.Replica != 4 || op.ID == 0 {
+		if err != nil || op.Replica != 6 || op.ID == 0 {
 			t.Fatalf("begun: %+v, %v", op, err)
 		}
 		for what, c := range map[string]struct {
@@ -276,7 +277,7 @@ func TestOperationIsGivenUp(t *testing.T) {
 		if under, err := r.nodes[0].client.Operations(ctx); err != nil || len(under) != 1 || len(p.d.Replicas) != 4 {
 			t.Fatalf("under way: %v, %v, %v", under, err, p.d.Replicas)
 		}
-		time.Sleep(30 * time.Second)
+		time.Sleep(70 * time.Second)
 		if under, err := r.nodes[0].client.Operations(ctx); err != nil || len(under) != 0 || len(p.d.Replicas) != 3 {
 			t.Fatalf("after a long time: %v, %v, %v", under, err, p.d.Replicas)
 		}

@@ -108,7 +108,7 @@ func (s *Service) judge(ctx context.Context, from process) (v verdict, next keys
 
 // nodes returns all nodes that live and the voters of the placement group, as its
 // leader.
-func (s *Service) nodes() (live, voters []keyspace.NodeID, err error) {
+func (s *Service) nodes() (live []keyspace.NodeID, voters electorate, err error) {
 	s.mu.Lock()
 	g := s.group
 	s.mu.Unlock()
@@ -117,13 +117,9 @@ func (s *Service) nodes() (live, voters []keyspace.NodeID, err error) {
 		st = g.Status()
 	}
 	if !st.IsLeader {
-		return nil, nil, s.refusal()
+		return nil, voters, s.refusal()
 	}
-	for _, r := range st.Replicas {
-		if r.Role != keyspace.RoleLearner {
-			voters = append(voters, r.Node)
-		}
-	}
+	voters = electorateOf(st.Replicas)
 	for _, n := range s.View().Nodes() {
 		if n.ID == s.o.Self || s.o.Alive(n.ID) {
 			live = append(live, n.ID)
@@ -135,12 +131,12 @@ func (s *Service) nodes() (live, voters []keyspace.NodeID, err error) {
 // askWhoStays asks the voters that live, until a quorum of them stays, and returns
 // those that do. Those that stop are noted, and what an earlier process of a node
 // said is forgotten: a node that was started again may not have published itself yet.
-func (s *Service) askWhoStays(ctx context.Context, live, voters []keyspace.NodeID) (stay []keyspace.NodeID) {
+func (s *Service) askWhoStays(ctx context.Context, live []keyspace.NodeID, voters electorate) (stay []keyspace.NodeID) {
 	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, stayTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var asked sync.WaitGroup
-	for _, n := range voters {
+	for _, n := range voters.all() {
 		if !slices.Contains(live, n) {
 			continue
 		}
@@ -154,7 +150,7 @@ func (s *Service) askWhoStays(ctx context.Context, live, voters []keyspace.NodeI
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if stay = append(stay, n); len(stay) > len(voters)/2 {
+			if stay = append(stay, n); voters.agree(stay) {
 				cancel()
 			}
 		})
@@ -242,7 +238,7 @@ func (s *Service) reopen(ctx context.Context, term uint64) {
 }
 
 // reopened says that reopen has nothing more to do.
-func (s *Service) reopened(live, voters, stay []keyspace.NodeID, term uint64) bool {
+func (s *Service) reopened(live []keyspace.NodeID, voters electorate, stay []keyspace.NodeID, term uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leadTerm != term || s.phase != staying {

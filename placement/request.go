@@ -31,8 +31,8 @@ const (
 
 // requestVersion leads every request of method 33. Version 2 knows requestStanding
 // and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
-// requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode
-// and more of nodes; version 6 merges.
+// requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
+// more of nodes, and who holds the placement group; version 6 merges.
 const requestVersion = 6
 
 // request is what a Client asks a Service beside revisions and the feed. Which
@@ -45,8 +45,8 @@ type request struct {
 	Descriptors []keyspace.Descriptor
 	// Revision is for requestCompact.
 	Revision keyspace.Revision
-	// Linearizable is for requestMembers and requestSettings: the answer must not be
-	// older than the request.
+	// Linearizable is for requestMembers, requestSettings, requestOperations and
+	// requestStatus: the answer must not be older than the request.
 	Linearizable bool
 	// Node and Change are for requestPutNode.
 	Node   Node
@@ -70,14 +70,14 @@ type request struct {
 func (q *request) encode() []byte {
 	dst := []byte{requestVersion, byte(q.Kind)}
 	switch q.Kind {
-	case requestStatus, requestStanding:
+	case requestStanding:
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, q.Count)
 	case requestReport:
 		dst = appendDescriptors(dst, q.Descriptors)
 	case requestCompact:
 		dst = appendRevision(dst, q.Revision)
-	case requestMembers, requestSettings, requestOperations:
+	case requestMembers, requestSettings, requestOperations, requestStatus:
 		dst = appendBool(dst, q.Linearizable)
 	case requestPutNode:
 		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
@@ -106,14 +106,14 @@ func decodeRequest(p []byte) (request, error) {
 	r.versionIs(requestVersion)
 	q := request{Kind: requestKind(r.byte())}
 	switch q.Kind {
-	case requestStatus, requestStanding:
+	case requestStanding:
 	case requestAllocate:
 		q.Count = uint64(r.bounded(maxRangeIDs))
 	case requestReport:
 		q.Descriptors = r.descriptors(maxDescriptors)
 	case requestCompact:
 		q.Revision = r.revision()
-	case requestMembers, requestSettings, requestOperations:
+	case requestMembers, requestSettings, requestOperations, requestStatus:
 		q.Linearizable = r.bool()
 	case requestPutNode:
 		q.Boot = keyspace.BootID(r.fixed64())
@@ -154,6 +154,8 @@ type Status struct {
 	Index, Applied uint64
 	// Replicas are the group's members, as the node that made the answer has applied them.
 	Replicas []keyspace.Replica
+	// ConfIndex is the index of the entry that made them the members.
+	ConfIndex uint64
 }
 
 // Setting is one of the cluster's settings.
@@ -198,6 +200,7 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = binary.AppendUvarint(dst, a.Status.Index)
 		dst = binary.AppendUvarint(dst, a.Status.Applied)
 		dst = keyspace.AppendReplicas(dst, a.Status.Replicas)
+		dst = binary.AppendUvarint(dst, a.Status.ConfIndex)
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, uint64(a.First))
 	case requestReport:
@@ -239,7 +242,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	var a response
 	switch kind {
 	case requestStatus:
-		a.Status = Status{Leader: keyspace.NodeID(r.uvarint()), Term: r.uvarint(), Index: r.uvarint(), Applied: r.uvarint(), Replicas: r.replicas()}
+		a.Status = Status{Leader: keyspace.NodeID(r.uvarint()), Term: r.uvarint(), Index: r.uvarint(), Applied: r.uvarint(), Replicas: r.replicas(), ConfIndex: r.uvarint()}
 	case requestAllocate:
 		a.First = keyspace.RangeID(r.uvarint())
 	case requestReport:

@@ -37,6 +37,10 @@ type rig struct {
 	maxLag int64
 	// mover returns who carries out operations; nil is nobody.
 	mover func() Mover
+	// deadAfter is the services' NodeDeadAfter, 0 its default.
+	deadAfter time.Duration
+	// measurer returns what a node measures; nil is nothing.
+	measurer func(keyspace.NodeID) Measurer
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -58,6 +62,10 @@ type rigNode struct {
 	leases *clocklessLeases
 	ending sync.WaitGroup
 	full   atomic.Bool
+	// founded says that it has written the founding state once.
+	founded bool
+	// unfound has it take that back, since the cluster says that the group has moved.
+	unfound bool
 
 	mu sync.Mutex
 	// created, guarded by mu, are the ranges that were created here.
@@ -132,12 +140,18 @@ func (n *rigNode) start() {
 	n.must(err)
 	n.bus, err = r.net.NewBus(transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock})
 	n.must(err)
+	var service *Service // before the bus brings anything
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
 		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
+		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) { service.Unknown(from, to) },
+		Removed: func(keyspace.GroupID, keyspace.ReplicaID) { service.Removed() },
 	})
 	n.must(err)
-	n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+	if !n.founded {
+		n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+		n.founded = true
+	}
 	linger := time.Duration(0)
 	if n.leases != nil {
 		linger = n.leases.linger
@@ -149,12 +163,12 @@ func (n *rigNode) start() {
 	}
 	merger, _ := mover.(Merger)
 	n.service, err = NewService(ServiceOptions{
-		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second,
+		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
 	n.must(err)
-	service := n.service
+	service = n.service
 	n.leases.service = func() *Service { return service }
 	var peers []keyspace.NodeID
 	for _, p := range r.nodes {
@@ -163,12 +177,24 @@ func (n *rigNode) start() {
 	}
 	n.host.RegisterHandlers(n.bus)
 	n.service.RegisterHandlers(n.bus)
+	if n.unfound {
+		n.unfound = false
+		n.must(n.service.Unfound(r.t.Context(), n.host, 0))
+	}
+	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID, _ *engine.Applied) error {
+		span := engine.GroupLocalSpan(g)
+		return b.DeleteRange(span.Lower, span.Upper)
+	}))
 	n.must(n.bus.Start())
 	n.host.Start()
 	n.must(n.service.Open(n.host))
 	n.service.Start()
+	var measurer Measurer
+	if r.measurer != nil {
+		measurer = r.measurer(n.id)
+	}
 	n.client = NewClient(ClientOptions{
-		Self: n.id, Boot: boot, Service: n.service, Clock: n.clock, Bus: n.bus, Peers: peers,
+		Self: n.id, Boot: boot, Service: n.service, Clock: n.clock, Bus: n.bus, Peers: peers, Measurer: measurer,
 	})
 	n.client.Start()
 	n.current.Store(n.client)

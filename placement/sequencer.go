@@ -290,7 +290,7 @@ func (s *sequencer) confirm(ctx context.Context) (term uint64, last keyspace.Rev
 	term, last = s.c.term, s.c.last
 	leads, leased, r, refusal := s.c.phase != following, s.leaseLocked(), s.raft, s.c.refusal()
 	s.mu.Unlock()
-	if !leads {
+	if !leads || r == nil {
 		return 0, 0, refusal
 	}
 	if leased {

@@ -5,12 +5,14 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -28,8 +30,11 @@ type RangeControl interface {
 // Group is what a Service needs of the placement group; *raftgroup.Group is one.
 type Group interface {
 	raft
-	// Transfer hands leadership to a replica and returns when it has taken it.
+	// Transfer hands leadership to a replica, with 0 to the one that is best off, and
+	// returns when it has taken it.
 	Transfer(ctx context.Context, to keyspace.ReplicaID) error
+	// ChangeConf changes the members, if this replica leads in the term.
+	ChangeConf(ctx context.Context, term uint64, changes []raftgroup.ConfChange, payload []byte) error
 	Status() raftgroup.Status
 }
 
@@ -54,10 +59,13 @@ type ServiceOptions struct {
 	// Engine holds the state, if this node has a replica of the placement group.
 	Engine  *engine.Engine
 	Control RangeControl
-	// Mover carries out operations. Without one they wait, and none begins.
+	// Mover carries out operations on ranges. Without one they wait.
 	Mover Mover
 	// Merger takes the steps of merges. Without one none begins.
 	Merger Merger
+	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
+	// elsewhere. Default 5 minutes.
+	NodeDeadAfter time.Duration
 	// OperationPatience is after how long without a step an operation is given up: its
 	// target is dead, or cannot be filled. Default 10 minutes.
 	OperationPatience time.Duration
@@ -91,11 +99,18 @@ type Service struct {
 	wait   sync.WaitGroup
 	// operateKick says that an operation has begun.
 	operateKick chan struct{}
+	// home is how the replica comes and goes.
+	home residence
+	// client is this node's, nil until there is one.
+	client atomic.Pointer[Client]
 
 	mu sync.Mutex
 	// Guarded by mu. group is nil on a node without a replica; leader is what this
 	// node last heard about the leader, from raft or from a Client.
 	group Group
+	// detached is closed when the replica goes, stirred when it comes, goes, gets other
+	// members, or its leader changes; both are made anew.
+	detached, stirred chan struct{}
 	// listener is told of each change of the leader that raft tells this node.
 	listener func(raftgroup.LeaderState)
 	// leadCtx ends with the term in which this node leads; leadCancel is nil while it
@@ -103,6 +118,8 @@ type Service struct {
 	leadTerm   uint64
 	leadCtx    context.Context
 	leadCancel context.CancelFunc
+	// hearing is what nodes say of themselves to the leadership; nil while there is none.
+	hearing *hearing
 	// held are reported descriptors that did not fit into the map, by range.
 	held  map[keyspace.RangeID]keyspace.Descriptor
 	stops *stops
@@ -128,6 +145,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 		o.Metrics = NewMetrics(nil)
 	}
 	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
+	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
 	o.Logger = o.Logger.With(zap.Stringer("group", keyspace.PlacementGroup))
 	m, err := newMachine(o.Engine, o.Boot, o.Logger)
 	if err != nil {
@@ -141,7 +159,12 @@ func NewService(o ServiceOptions) (*Service, error) {
 		stopsMoved: make(chan struct{}),
 
 		operateKick: make(chan struct{}, 1),
+		home:        newResidence(),
+		detached:    make(chan struct{}),
+		stirred:     make(chan struct{}),
 	}
+	m.self = o.Self
+	m.onMembers = s.membersApplied
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	m.onApplied = s.sequencer.applied
 	m.onLeader = s.leaderChanged
@@ -153,35 +176,10 @@ func NewService(o ServiceOptions) (*Service, error) {
 // Open opens this node's replica of the placement group, if the engine holds one.
 // It comes after NewService and before the Client starts.
 func (s *Service) Open(h *raftgroup.Host) error {
-	a, ok, err := s.o.Engine.Applied(keyspace.PlacementGroup)
-	if err != nil {
+	if err := s.openStored(h); err != nil {
 		return fmt.Errorf("open placement group: %w", err)
 	}
-	if !ok {
-		return nil
-	}
-	for _, r := range a.Replicas {
-		if r.Node != s.o.Self {
-			continue
-		}
-		g, err := h.Open(keyspace.PlacementGroup, r.ID, raftgroup.Position{Index: s.machine.index, Term: s.machine.term}, s.machine)
-		if err != nil {
-			return fmt.Errorf("open placement group: %w", err)
-		}
-		s.attach(g)
-	}
 	return nil
-}
-
-// attach gives the Service the opened placement group.
-func (s *Service) attach(g Group) {
-	s.mu.Lock()
-	s.group = g
-	s.mu.Unlock()
-	s.sequencer.mu.Lock()
-	s.sequencer.raft = g
-	s.sequencer.mu.Unlock()
-	s.sequencer.signal()
 }
 
 // RegisterHandlers registers the package's bus methods, before the bus starts.
@@ -190,11 +188,13 @@ func (s *Service) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodPlacementRequest, transport.ClassRequest, s.handleRequest)
 	r.HandleStream(transport.MethodPlacementFeed, transport.ClassRequest, s.handleFeed)
 	r.HandleStream(transport.MethodPlacementLog, transport.ClassRequest, s.handleLog)
+	r.HandleCall(transport.MethodPlacementReport, transport.ClassRequest, s.handleReport)
 }
 
 // Start starts the Service's goroutines. Stop ends them.
 func (s *Service) Start() {
 	s.wait.Go(func() { s.sequencer.run(s.ctx.Done()) })
+	s.wait.Go(func() { s.tend(s.ctx) })
 }
 
 // Stop ends the Service and waits for its goroutines. It ends no term in order:
@@ -213,12 +213,14 @@ func (s *Service) Log() *HandoutLog { return s.sequencer.c.log }
 // View returns the newest state of this node's replica.
 func (s *Service) View() *View { return s.machine.view.Load() }
 
-// listen has f told of the leader, as known now and with each change.
-func (s *Service) listen(f func(raftgroup.LeaderState)) {
+// serveClient makes c this node's Client, which is told of the leader, as known now and
+// with each change.
+func (s *Service) serveClient(c *Client) {
+	s.client.Store(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.listener = f
-	f(s.machine.leaderState())
+	s.listener = c.raftLeader
+	s.listener(s.machine.leaderState())
 }
 
 // leaderChanged is called by the machine, in order with its Views.
@@ -226,6 +228,7 @@ func (s *Service) leaderChanged(ls raftgroup.LeaderState) {
 	s.sequencer.leaderChanged(ls)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.stirLocked()
 	switch {
 	case !ls.IsLeader || ls.Term != s.leadTerm:
 		s.endDutiesLocked()
@@ -254,25 +257,23 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	s.stops, s.sealed, s.reopening = newStops(), false, false
 	clear(s.held)
+	s.hearing = newHearing()
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
+	o := newOperator(s, term, s.hearing)
+	s.wait.Go(func() { o.run(ctx) })
 	if s.o.Mover != nil {
-		s.wait.Go(func() { s.operate(ctx, term) })
+		s.wait.Go(func() { o.decider.run(ctx) })
 	}
 }
 
 func (s *Service) endDutiesLocked() {
 	if s.leadCancel != nil {
 		s.leadCancel()
-		s.leadCancel = nil
+		s.leadCancel, s.hearing = nil, nil
 	}
-}
-
-// refusal says that this node does not lead, and who does.
-func (s *Service) refusal() error {
-	return &kverror.Error{Kind: kverror.NotLeader, Leader: s.machine.leaderState().LeaderNode}
 }
 
 // propose proposes an effect in the term and waits for its result.
@@ -418,7 +419,10 @@ func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error 
 }
 
 func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
-	err := s.sequencer.end(ctx, to.Node)
+	var err error
+	if !plant.Is(plant.HandedOverInFlight) {
+		err = s.sequencer.end(ctx, to.Node)
+	}
 	if err == nil {
 		err = g.Transfer(ctx, to.ID)
 	}

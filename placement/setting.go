@@ -1,8 +1,12 @@
 package placement
 
 import (
+	"bytes"
 	"context"
 	"slices"
+	"strconv"
+
+	"github.com/skeindb/skein/kverror"
 )
 
 // Settings of the cluster by which placement decides.
@@ -13,6 +17,44 @@ const (
 	// SettingReplication is how many voters a range has, in decimal; 3 where it is not set.
 	SettingReplication = "placement.replication"
 )
+
+// maxReplication bounds the replication factor: more voters than that make every write
+// slower, and hardly any loss likelier to be survived.
+const maxReplication = 7
+
+// parseReplication reads the value of SettingReplication.
+func parseReplication(value []byte) (int, bool) {
+	n, err := strconv.Atoi(string(bytes.TrimSpace(value)))
+	return n, err == nil && n >= 1 && n <= maxReplication && n%2 == 1
+}
+
+// checkSetting says why a setting cannot have a value; an empty one removes it.
+func (v *View) checkSetting(name string, value []byte) error {
+	if name == "" {
+		return kverror.New(kverror.BadRequest, "a setting without a name")
+	}
+	if name != SettingReplication || len(value) == 0 {
+		return nil
+	}
+	n, ok := parseReplication(value)
+	if !ok {
+		return kverror.New(kverror.BadRequest, "%q voters: a range has 1, 3, 5 or 7", value)
+	}
+	if take := v.taking(); n > take {
+		return kverror.New(kverror.BadRequest, "%d voters of each range need as many nodes, and %d take replicas: add %d", n, take, n-take)
+	}
+	return nil
+}
+
+// taking counts the nodes that take replicas.
+func (v *View) taking() (n int) {
+	for _, row := range v.nodes {
+		if row.State == NodeServing {
+			n++
+		}
+	}
+	return n
+}
 
 // SetPaused has placement stop to decide, or go on.
 func (c *Client) SetPaused(ctx context.Context, paused bool) error {

@@ -30,8 +30,9 @@ type state struct {
 	operationsChanged uint64
 	// absorbing has, for ranges that merges are to end, those that absorb them.
 	absorbing map[keyspace.RangeID]keyspace.RangeID
-	// members are the group's own, as of the last entry that changed them.
-	members []keyspace.Replica
+	// members are the group's own, as of the entry at membersIndex.
+	members      []keyspace.Replica
+	membersIndex uint64
 
 	// dirty is what changed since the records were last written.
 	dirty dirty
@@ -380,7 +381,7 @@ func (s *state) view(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, tree: s.tree.Clone(), recent: s.recent.Clone(), nodes: maps.Clone(s.nodes)}
+		v.Map = Map{Version: s.Changed, tree: s.tree.Clone(), recent: s.recent.Clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

@@ -63,15 +63,15 @@ func (s *stops) started(from process) {
 	}
 }
 
-// mayStay returns the voters that live and are not known to stop. Only they
+// mayStay returns the voters that live and are not known to stop, ascending. Only they
 // themselves know whether they do.
-func (s *stops) mayStay(live, voters []keyspace.NodeID) []keyspace.NodeID {
+func (s *stops) mayStay(live []keyspace.NodeID, voters electorate) []keyspace.NodeID {
 	alive := map[keyspace.NodeID]bool{}
 	for _, n := range live {
 		alive[n] = true
 	}
 	var may []keyspace.NodeID
-	for _, v := range voters {
+	for _, v := range voters.all() {
 		if _, stops := s.nodes[v]; alive[v] && !stops {
 			may = append(may, v)
 		}
@@ -92,13 +92,13 @@ func (s *stops) mayStay(live, voters []keyspace.NodeID) []keyspace.NodeID {
 // began to stop last: when the others were asked for its sake all the rest were
 // stopping already, so that none of them is in the quorum that stayed. So there is
 // at any time a quorum of nodes none of which was told to go.
-func (s *stops) decide(live, voters, stay []keyspace.NodeID) verdict {
+func (s *stops) decide(live []keyspace.NodeID, voters electorate, stay []keyspace.NodeID) verdict {
 	closed := true
 	for _, n := range live {
 		closed = closed && s.nodes[n].phase == stopClosed
 	}
 	switch {
-	case len(s.mayStay(stay, voters)) > len(voters)/2:
+	case voters.agree(s.mayStay(stay, voters)):
 		return stopGo
 	case closed:
 		return stopSealed
@@ -106,11 +106,11 @@ func (s *stops) decide(live, voters, stay []keyspace.NodeID) verdict {
 	return stopWait
 }
 
-// successor returns the voter with the lowest id of those that stay; 0 if there is
-// none.
-func (s *stops) successor(voters, stay []keyspace.NodeID) keyspace.NodeID {
+// successor returns the voter with the lowest id of those that stay, also in the group;
+// 0 if there is none.
+func (s *stops) successor(voters electorate, stay []keyspace.NodeID) keyspace.NodeID {
 	var best keyspace.NodeID
-	for _, v := range s.mayStay(stay, voters) {
+	for _, v := range s.mayStay(stay, electorate{voters[0]}) {
 		if best == 0 || v < best {
 			best = v
 		}

@@ -13,7 +13,9 @@ import (
 // TestStops tells how the sequencer decides for stopping nodes.
 //
 //	closing node=N boot=B / closed node=N boot=B / started node=N boot=B
-//	decide live=(1,2,3) voters=(1,2,3) [stay=(2,3)]
+//	decide live=(1,2,3) voters=(1,2,3) [before=(1,2,4)] [stay=(2,3)]
+//
+// before are who voted before, in a joint configuration.
 //
 // Who stays, where it is not said, are all that live and are not known to stop.
 func TestStops(t *testing.T) {
@@ -33,7 +35,10 @@ func TestStops(t *testing.T) {
 				s.started(process{Node: node, Boot: boot})
 			}
 		case "decide":
-			live, voters := nodeList(t, d, "live"), nodeList(t, d, "voters")
+			live, voters := nodeList(t, d, "live"), electorate{nodeList(t, d, "voters")}
+			if d.HasArg("before") {
+				voters[1] = nodeList(t, d, "before")
+			}
 			stay := s.mayStay(live, voters)
 			if d.HasArg("stay") {
 				stay = nodeList(t, d, "stay")

@@ -149,8 +149,11 @@ type Config struct {
 	MaxReads int
 	// passReadBytes is passReadMax but in tests.
 	passReadBytes int64
+	// snapshotTableBytes is the engine's size of an exported table but in tests.
+	snapshotTableBytes int64
 
-	// SnapshotBytesPerSecond bounds what the node sends as snapshots. Default 64 MiB.
+	// SnapshotBytesPerSecond bounds what the node sends as snapshots, all together, and
+	// likewise what it receives. Default 64 MiB.
 	SnapshotBytesPerSecond int64
 	// SnapshotSends and SnapshotReceives bound concurrent snapshots. Default 2 each.
 	SnapshotSends, SnapshotReceives int

@@ -16,13 +16,17 @@ import (
 // A snapshot goes over one stream of the bus. Its first message says what it is;
 // then come the tables, each a run of chunks closed by its size and checksum, and
 // the end. The receiver answers once, when it has installed everything durably.
-// What fails is begun anew, from a newer state.
+// What fails is begun anew, from a newer state and perhaps by another sender; but the
+// receiver keeps the tables that it has for a while, and says first which. The sender
+// cuts its tables at the same keys, and does not send those that came out the same.
 const (
-	snapshotVersion = 1
+	snapshotVersion = 2
 
 	snapChunk = 1
 	snapTable = 2 // end of a table
 	snapEnd   = 3
+	snapHave  = 4 // from the receiver: the tables that it has
+	snapReuse = 5 // instead of a table: one of those
 
 	chunkBytes = 64 << 10
 	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
@@ -82,17 +86,20 @@ func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
 
 // snapshots bounds and owns the snapshots that are sent and received.
 type snapshots struct {
-	h       *Host
-	limit   limiter
-	install chan *install
-	wg      sync.WaitGroup // the install loops
+	h *Host
+	// limit is for what is sent, limitIn for what is received.
+	limit, limitIn limiter
+	install        chan *install
+	wg             sync.WaitGroup // the install loops
 
 	mu struct {
 		sync.Mutex
 		sends    map[*sending]struct{}
 		receives map[*receive]struct{}
 		number   uint64 // of the next staged file
-		ended    bool   // nothing is installed any more
+		// kept are the tables of copies that were cut, at most keptCopiesMax.
+		kept  map[keyspace.GroupID]*keptCopy
+		ended bool // nothing is installed any more
 	}
 }
 
@@ -100,7 +107,9 @@ func (s *snapshots) init(h *Host) {
 	s.h = h
 	s.limit = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond}
 	s.mu.sends = make(map[*sending]struct{})
+	s.limitIn = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond}
 	s.mu.receives = make(map[*receive]struct{})
+	s.mu.kept = make(map[keyspace.GroupID]*keptCopy)
 	// One place for each receive, so that an applier never waits.
 	s.install = make(chan *install, h.cfg.SnapshotReceives)
 }
@@ -166,6 +175,7 @@ func (s *snapshots) cancel(g *Group) {
 // drop ends everything of a group that is closed.
 func (s *snapshots) drop(g *Group) {
 	s.cancel(g)
+	s.forget(g.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r := range s.mu.receives {
@@ -210,7 +220,7 @@ func (w *watch) end(err error) error {
 	return err
 }
 
-// limiter spreads bytes over time for all who use it.
+// limiter spreads bytes over time for all who use it. The zero limiter lets all through.
 type limiter struct {
 	clock     clock.Clock
 	perSecond int64
@@ -220,6 +230,9 @@ type limiter struct {
 
 // wait lets n bytes through when their time has come.
 func (l *limiter) wait(ctx context.Context, n int) error {
+	if l.perSecond == 0 {
+		return nil
+	}
 	l.mu.Lock()
 	now := l.clock.Now()
 	// A pause of at most 100 ms may be made up for.

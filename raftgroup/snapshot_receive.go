@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -28,6 +29,10 @@ type receive struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	paths  []string
+	// tables are those of the paths that are whole, with the keys at which they end; have
+	// are those of an earlier attempt.
+	tables []keptTable
+	have   []keptTable
 	// result gets the one outcome after raft has been asked.
 	result chan error
 }
@@ -56,6 +61,7 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 		return fmt.Errorf("%w: the state machine takes none", errSnapshotRefused)
 	}
 	if err := r.room(); err != nil {
+		h.snaps.forgetAll()
 		return err
 	}
 	r.ctx, r.cancel = context.WithCancel(ctx)
@@ -84,7 +90,13 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 	}
 	err := r.sm.AcceptSnapshot(r.head.applied)
 	if err == nil {
-		if err = r.fetch(s); err == nil {
+		if err = r.fetch(s); err != nil {
+			r.keep(err)
+		} else {
+			err = r.verify()
+		}
+		removeFiles(r.g.h.cfg.Engine.FS(), r.have) // they are of no use
+		if err == nil {
 			err = r.ask(func() error { return r.g.stepSnapshot(r, from) })
 		}
 		if err != nil {
@@ -164,13 +176,21 @@ func (g *Group) endReceive(r *receive) {
 	}
 }
 
-// fetch writes the tables to files and verifies all of them.
+// fetch writes the tables to files. It says first which of them are here already.
 func (r *receive) fetch(s transport.Stream) error {
 	w := newWatch(r.ctx, r.g.h.cfg.Clock)
-	if err := w.end(r.fetchTables(w, s)); err != nil {
+	r.have = r.g.h.snaps.takeKept(r.g.id, r.head.to)
+	return w.end(r.fetchAll(w, s))
+}
+
+func (r *receive) fetchAll(w *watch, s transport.Stream) error {
+	if err := r.sumKept(w); err != nil {
 		return err
 	}
-	return r.verify()
+	if err := s.Send(w, encodeHave(r.have)); err != nil {
+		return err
+	}
+	return r.fetchTables(w, s)
 }
 
 func (r *receive) fetchTables(w *watch, s transport.Stream) error {
@@ -179,9 +199,14 @@ func (r *receive) fetchTables(w *watch, s transport.Stream) error {
 		if err != nil {
 			return unexpectedEnd(err)
 		}
+		w.progress()
 		switch {
 		case len(m) > 1 && m[0] == snapChunk && len(r.paths) < snapshotTablesMax:
 			if err := r.fetchTable(w, s, m[1:]); err != nil {
+				return err
+			}
+		case len(m) > 1 && m[0] == snapReuse:
+			if err := r.reuse(m[1:]); err != nil {
 				return err
 			}
 		case len(m) > 1 && m[0] == snapEnd:
@@ -230,6 +255,9 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, chunk []byte) (err er
 		}
 		size += uint64(len(chunk))
 		w.progress()
+		if err := r.g.h.snaps.limitIn.wait(w, len(chunk)); err != nil {
+			return err
+		}
 		m, err := s.Recv(w)
 		if err != nil {
 			return unexpectedEnd(err)
@@ -239,9 +267,10 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, chunk []byte) (err er
 			chunk = m[1:]
 		case len(m) > 5 && m[0] == snapTable:
 			n, w := binary.Uvarint(m[1:])
-			if w <= 0 || len(m) != 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {
+			if w <= 0 || len(m) < 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {
 				return fmt.Errorf("%w: table %d: %d bytes, checksum %08x", errSnapshotFormat, len(r.paths), size, sum)
 			}
+			r.tables = append(r.tables, keptTable{path: path, upper: slices.Clone(m[1+w+4:])})
 			return nil
 		default:
 			return fmt.Errorf("%w: message of %d bytes", errSnapshotFormat, len(m))

@@ -130,6 +130,18 @@ type Status struct {
 	NodeFloor        keyspace.Revision `json:"node_floor"`
 	NodeCompacted    keyspace.Revision `json:"node_compacted"`
 	NodePendingBytes int64             `json:"node_pending_bytes"`
+	// Load is what the leader serves.
+	Load *Load `json:"load,omitempty"`
+}
+
+// Load is the load of a range as RangeMeasure has it.
+type Load struct {
+	WritesPerSecond float64 `json:"writes_per_second"`
+	ReadsPerSecond  float64 `json:"reads_per_second"`
+	BytesPerSecond  float64 `json:"bytes_per_second"`
+	SplitKey        []byte  `json:"split_key,omitempty"`
+	// Unsplit is why the range is not split by itself although it is too large or too hot.
+	Unsplit string `json:"unsplit,omitempty"`
 }
 
 // Show returns the replica's whole state.
@@ -169,6 +181,13 @@ func (r *Replica) show(st *Status) {
 	}
 	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
 	st.NodePendingBytes = r.node.pending.Load()
+	if r.lead != nil {
+		m := r.measureLocked()
+		st.Load = &Load{
+			WritesPerSecond: m.WritesPerSecond, ReadsPerSecond: m.ReadsPerSecond, BytesPerSecond: m.BytesPerSecond,
+			SplitKey: m.SplitKey, Unsplit: m.Unsplit,
+		}
+	}
 }
 
 // spanBytes is what a span takes of the disk, 0 where that cannot be said.
@@ -264,6 +283,10 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 	}
 	switch q.Op {
 	case adminSplit:
+		if len(q.Key) == 0 {
+			ds, err := r.SplitMiddle(ctx, q.Generation)
+			return &adminAnswer{Descriptors: ds}, err
+		}
 		ds, err := r.Split(ctx, q.Generation, q.Key)
 		return &adminAnswer{Descriptors: ds}, err
 	case adminMembers:
@@ -314,7 +337,8 @@ func decodeAdminAnswer(b []byte) (*adminAnswer, error) {
 	return &a, nil
 }
 
-// Split cuts the range at key, see Replica.Split. The node must lead the range.
+// Split cuts the range at key, see Replica.Split, or where key is empty in the middle of
+// its bytes. The node must lead the range.
 func (c *Client) Split(
 	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, generation keyspace.Generation, key []byte,
 ) ([]keyspace.Descriptor, error) {

@@ -27,6 +27,8 @@ type applyState struct {
 	done []outcome
 	// txns are the locks and records of transactions over several ranges.
 	txns txnState
+	// grown is the bytes of the entries that are not published yet.
+	grown uint64
 	// complete is up to where the range is complete, see advance; lowest is the lowest
 	// floor of the locks that will leave versions behind, or MaxRevision.
 	complete, lowest keyspace.Revision
@@ -66,6 +68,7 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 	for i := range ents {
 		e := &ents[i]
 		s.term = e.Term
+		s.grown += uint64(len(e.Data))
 		if e.Replicas != nil {
 			if err := r.leaves(b, s.replicas, e.Replicas); err != nil {
 				return err
@@ -270,6 +273,8 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	changed, bound := r.confIndex != s.confIndex, r.rec.merge.id != s.rec.merge.id
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
+	r.appliedLocked(s.grown)
+	s.grown = 0
 	for i := range s.done {
 		o := &s.done[i]
 		switch o.kind {
@@ -532,6 +537,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
 	r.installs++
+	r.replacedLocked()
 	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)
 	r.feedsAfterSnapshotLocked(oldGeneration)

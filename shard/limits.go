@@ -64,7 +64,21 @@ type Limits struct {
 	// RemovePause is the pause after each such step (etcd's compaction-sleep-interval).
 	// Default 0: three times as long as the step took, 1 ms at least.
 	RemovePause time.Duration
+	// RangeMaxBytes is what a range may take of the disk before its leader splits it by
+	// itself. Default 256 MiB; negative is without bound.
+	RangeMaxBytes int64
+	// RangeSplitLoad is the requests a second, reads and writes, above which a leader splits
+	// its range where they divide. Default DefaultSplitLoad; negative is without bound.
+	RangeSplitLoad int64
 }
+
+// DefaultSplitLoad is Limits.RangeSplitLoad where it is not set. A range by itself bears far
+// more: a put's evaluation and apply take 3 µs (BenchmarkPut), a get's 0.4. What load costs is
+// the whole path: 61 µs of the three nodes' processors for a put and 26 for a get
+// (docs/PERFORMANCE.md), about half of them where the range is led. So 10,000 requests a
+// second are a quarter of a core there: what is worth giving to another node. Below, more
+// ranges only make the batches smaller.
+const DefaultSplitLoad = 10_000
 
 func (l *Limits) fill() {
 	setDefault(&l.MaxRequestBytes, 3<<19)
@@ -83,6 +97,8 @@ func (l *Limits) fill() {
 	setDefault(&l.Pages, 4096)
 	setDefault(&l.FateTimeout, 7*time.Second)
 	setDefault(&l.RemoveBatch, 1000)
+	setDefault(&l.RangeMaxBytes, 256<<20)
+	setDefault(&l.RangeSplitLoad, DefaultSplitLoad)
 }
 
 func setDefault[T int | int64 | time.Duration](v *T, d T) {

@@ -23,6 +23,7 @@ type Metrics struct {
 	feedsFailed, feedsTooLarge       prometheus.Counter
 	historyEvents, completeQuestions prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
+	splitsItself, unsplit            *prometheus.CounterVec
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
 
@@ -86,6 +87,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
+	m.addSplits(reg)
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
@@ -95,6 +97,21 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			m.feeds, m.feedsBehind, m.feedsFailed, m.feedsTooLarge, m.fedEvents, m.historyEvents, m.completeQuestions)
 	}
 	return m
+}
+
+// addSplits makes and registers what is said of splits that leaders make by themselves.
+func (m *Metrics) addSplits(reg prometheus.Registerer) {
+	m.splitsItself = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "skein_shard_splits_by_itself_total", Help: "Splits that this node's leaders have made by themselves, by their cause.",
+	}, []string{"cause"})
+	m.unsplit = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "skein_shard_splits_left_total",
+		Help: "Times that a range was found too large or too hot and left as it is, by the reason: " +
+			"one key has most of its bytes or load, the load moves along the keys, requests span it, or the attempt failed.",
+	}, []string{"reason"})
+	if reg != nil {
+		reg.MustRegister(m.splitsItself, m.unsplit)
+	}
 }
 
 // addCompaction makes and registers the metrics that have etcd's names, and its odd

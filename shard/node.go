@@ -120,6 +120,7 @@ type Node struct {
 	unpins  *unpins
 	opener  *opener
 	leaver  *leaver
+	meter   *meter
 	pages   *pages
 	heads   *heads
 	ids     *idStock
@@ -184,11 +185,13 @@ func NewNode(cfg Config) *Node {
 	n.pushes = newPushes(n)
 	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
 	n.leaver = newLeaver(n)
+	n.meter = newMeter(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
 	n.wg.Go(func() { n.ids.run(n.ctx) })
+	n.wg.Go(func() { n.meter.run(n.ctx) })
 	n.wg.Go(func() { n.leaver.run(n.ctx) })
 	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
 	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
@@ -422,6 +425,9 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 		r.stop()
 	}
 	n.keeper.note(r)
+	r.mu.Lock()
+	r.meterLocked()
+	r.mu.Unlock()
 	n.ids.want()
 	return nil
 }

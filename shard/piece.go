@@ -41,7 +41,13 @@ type PieceAnswer struct {
 	Seen int64
 	// Next is where the next piece begins, empty where this one has seen all of the span.
 	Next []byte
+	// room has Keys behind pieceHeadroom bytes that are free, so that an answer to another
+	// node needs no memory of its own; nil where there is no such room.
+	room []byte
 }
+
+// pieceHeadroom is what an answer has in front of its keys, mostly.
+const pieceHeadroom = 256
 
 // MaxPieceBytes is the most that a piece may ask for.
 const MaxPieceBytes = 8 << 20
@@ -152,7 +158,8 @@ func (r *Replica) readPiece(p *Piece, at keyspace.Revision, budget *readBudget) 
 	}
 	a := &c.answer
 	err := r.store.scan(s, at, p.GetKeysOnly(), c.add)
-	a.Keys = bytes.Clone(c.buf)
+	a.room = append(make([]byte, pieceHeadroom, pieceHeadroom+len(c.buf)), c.buf...)
+	a.Keys = a.room[pieceHeadroom:]
 	if cap(c.buf) <= keptPieceBytes {
 		*scratch = c.buf
 		pieceBuffers.Put(scratch)

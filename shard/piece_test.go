@@ -422,3 +422,26 @@ func TestKeysAreProtobuf(t *testing.T) {
 		}
 	}
 }
+
+// The answer to a piece is encoded in front of its keys, without memory of its own, where its
+// head fits there; the bytes are the same in any case.
+func TestPieceIsEncodedInPlace(t *testing.T) {
+	for _, next := range []int{0, 10, 2 * pieceHeadroom} {
+		for _, room := range []bool{true, false} {
+			a := &PieceAnswer{RangeResponse: &pb.RangeResponse{Count: 9, More: true}, N: 3, Seen: 4, Next: bytes.Repeat([]byte("n"), next)}
+			a.room = append(make([]byte, pieceHeadroom), bytes.Repeat([]byte("k"), 1000)...)
+			a.Keys = a.room[pieceHeadroom:]
+			if !room {
+				a.room = nil
+			}
+			want := appendPieceAnswer(nil, a, nil)
+			got := encodePiece(a)
+			if !bytes.Equal(got, want) {
+				t.Errorf("next of %d bytes, room %v: %x, want %x", next, room, got, want)
+			}
+			if same := &got[len(got)-1] == &a.Keys[len(a.Keys)-1]; same != (room && next < pieceHeadroom) {
+				t.Errorf("next of %d bytes, room %v: in place %v", next, room, same)
+			}
+		}
+	}
+}

@@ -91,6 +91,18 @@ func appendPieceAnswer(dst []byte, a *PieceAnswer, failed error) []byte {
 	return append(appendBytes(dst, a.Next), a.Keys...)
 }
 
+// encodePiece is the binary form of the answer to a piece, whose keys it takes over.
+func encodePiece(a *PieceAnswer) []byte {
+	bare := *a
+	bare.Keys = nil
+	head := appendPieceAnswer(make([]byte, 0, pieceOverheadBytes+len(a.Next)), &bare, nil)
+	if at := pieceHeadroom - len(head); at >= 0 && len(a.room) == pieceHeadroom+len(a.Keys) {
+		copy(a.room[at:], head)
+		return a.room[at:]
+	}
+	return append(head, a.Keys...)
+}
+
 // decodePieceAnswer reads what appendPieceAnswer wrote: an answer, or in failed the error
 // that the range answered with. The keys are not looked into.
 func decodePieceAnswer(b []byte) (a *PieceAnswer, failed *kverror.Error, err error) {
@@ -161,5 +173,5 @@ func (n *Node) handlePiece(ctx context.Context, _ keyspace.NodeID, payload []byt
 		return appendPieceAnswer(nil, nil, err), nil
 	}
 	a := resp.Op.(*PieceAnswer) //nolint:forcetypeassert // it answers nothing else
-	return appendPieceAnswer(make([]byte, 0, len(a.Keys)+len(a.Next)+pieceOverheadBytes), a, nil), nil
+	return encodePiece(a), nil
 }

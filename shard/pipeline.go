@@ -383,6 +383,7 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 	}
 	c.moveTo(placeBatch, b)
 	b.calls = append(b.calls, c)
+	r.countLocked(c)
 	if c.step != nil {
 		b.items++
 		b.bytes += c.step.entryBytes()

@@ -170,6 +170,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 		}
 		r.mu.Lock()
 	}
+	r.readLocked(bounds)
 	lead := r.lead
 	b := r.overlay.newestBatch(bounds, at)
 	if b == nil {

@@ -56,7 +56,7 @@ type group interface {
 // apply pool, callers from their own goroutines, the node's evaluation pool with one
 // goroutine at a time, the sequencer's client from its own.
 //
-// Lock order: a replica's mu, then the pool's. Neither is held over the disk, the
+// Lock order: a replica's mu, then the pool's or the meter's. None is held over the disk, the
 // network, the sequencer or a caller's answer.
 type Replica struct {
 	node  *Node
@@ -175,6 +175,9 @@ type Replica struct {
 	introduced keyspace.Descriptor
 	// feeds get what is applied.
 	feeds []*feed
+	// tally counts what the replica does, and gauge is what the meter makes of it.
+	tally tally
+	gauge gauge
 }
 
 // Range returns the range's id.
@@ -347,6 +350,7 @@ func (r *Replica) leads() {
 	r.mu.Lock()
 	care, watched := r.needsCareLocked() || r.heldBackLocked(), r.locks != nil
 	d := r.descriptorLocked()
+	r.meterLocked() // it may have been too large under another leader
 	r.mu.Unlock()
 	r.node.pool.schedule(r)
 	if watched {

@@ -73,6 +73,8 @@ type machine struct {
 	// Guarded by mu. run is nil while the machine is down.
 	disk *disk
 	run  *run
+	// lost says that the machine never comes back.
+	lost bool
 }
 
 // run is one run of a node, from its start to its end.
@@ -202,14 +204,14 @@ func (m *machine) current() *run {
 // same time.
 func (m *machine) boot() error {
 	m.mu.Lock()
-	d, up := m.disk, m.run != nil
+	d, done := m.disk, m.run != nil || m.lost
 	m.mu.Unlock()
-	if up {
+	if done {
 		return nil
 	}
 	reg := prometheus.NewRegistry()
 	o := node.Options{
-		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(),
+		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(), PlacementReplicas: m.c.cfg.PlacementReplicas,
 		FS: d, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
 		NewBus: func(c transport.Config) (node.Bus, error) {
 			b, err := m.c.net.NewBus(c)
@@ -225,6 +227,9 @@ func (m *machine) boot() error {
 		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		Logger: m.logger(), Registry: reg,
 	}
+	if m.c.cfg.Lose > 0 {
+		o.NodeDeadAfter = deadAfter
+	}
 	if m.shortLog {
 		o.WALSegmentBytes, o.MaxWALBytes = 16<<10, 16<<10
 	}
@@ -238,6 +243,9 @@ func (m *machine) boot() error {
 	m.run = r
 	m.mu.Unlock()
 	m.c.logf("node %s serves", m.id)
+	if m.isLost() { // since it began to start
+		m.c.crash(0, m)
+	}
 	return nil
 }
 

@@ -26,20 +26,21 @@ type Version struct {
 // readDisks reads all versions from the disks of stopped nodes, which must agree,
 // but for what a compaction may have taken from some. That is taken from kept.
 func readDisks(c *cluster, kept *keptVersions) ([]Version, error) {
-	all := make([][]Version, len(c.machines))
-	for i, m := range c.machines {
+	machines := c.standing()
+	all := make([][]Version, len(machines))
+	for i, m := range machines {
 		var err error
 		if all[i], err = readDisk(m); err != nil {
 			return nil, fmt.Errorf("sim: disk of node %s: %w", m.id, err)
 		}
 	}
 	all = kept.divide(all)
-	for i := range c.machines {
+	for i := range machines {
 		if c.cfg.Nodes > 3 {
 			break // no disk has all ranges
 		}
 		if d := firstDifference(all[0], all[i]); d != "" {
-			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", c.machines[0].id, c.machines[i].id, d)
+			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", machines[0].id, machines[i].id, d)
 		}
 	}
 	return merge(all), nil

@@ -267,7 +267,7 @@ func drain(rep *Report, c *cluster, probe *client) bool {
 	if c.cfg.Leases == 0 {
 		return true
 	}
-	m := c.machines[0]
+	m := c.standing()[0]
 	for begin := c.elapsed(); ; c.sleep(200 * time.Millisecond) {
 		o := probe.do(m, m.current(), &pb.LeaseLeasesRequest{}, requestTimeout)
 		if o.Outcome == Answered && len(o.Response.(*pb.LeaseLeasesResponse).GetLeases()) == 0 {

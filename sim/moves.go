@@ -76,11 +76,11 @@ func (n *nemesis) move(rng *rand.Rand, m *machine) {
 // settled says whether no operation is left, each range has as many voters as it is to
 // have, and no node holds a replica that the map does not give it.
 func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
-	if c.cfg.Moves == 0 && c.cfg.Merges == 0 {
+	if c.cfg.Moves == 0 && c.cfg.Merges == 0 && c.cfg.Lose == 0 {
 		return nil
 	}
 	var r *run
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		r = m.current()
 	}
 	ops, err := r.core.Placement().Operations(ctx)
@@ -94,7 +94,7 @@ func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 			return fmt.Errorf("range %s has the replicas %v", d.Range, d.Replicas)
 		}
 	}
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		held, err := r.core.Ranges().List(ctx, m.id)
 		if err != nil {
 			return fmt.Errorf("replicas of node %s: %w", m.id, err)

@@ -79,6 +79,9 @@ var plantedIn = map[plant.Bug]string{
 	plant.SplitUnseen:              "splits",
 	plant.LocksLostAtSplit:         "txns",
 	plant.NeverRemoved:             "moves",
+	plant.HandedOverInFlight:       "sysquiet",
+	plant.DeadCountedAlive:         "repair",
+	plant.OperationForgotten:       "moves",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",
@@ -91,7 +94,7 @@ var plantedIn = map[plant.Bug]string{
 var (
 	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
 	ofNodes   = []string{
-		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "sim: the disks of nodes ", "watcher ",
+		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
 	}
 )
 

@@ -40,6 +40,11 @@ type Config struct {
 	Moves int
 	// Merges is how many merges of neighbours are tried meanwhile.
 	Merges int
+	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
+	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
+	SystemMoves, PlacementReplicas int
+	// Lose is how many machines are lost for good meanwhile.
+	Lose int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -106,11 +111,10 @@ type Report struct {
 	// are snapshots that followers installed, and truncations past what one needed.
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
-	// Moves counts the operations that were begun.
-	Moves int64
-	// Merges counts those that a node has carried out.
-	Merges  int64
-	Network simbus.Stats
+	// Moves and SystemMoves count the operations that were begun, of ranges and of the
+	// placement group; Merges those merges that a node has carried out.
+	Moves, SystemMoves, Merges int64
+	Network                    simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -161,7 +165,7 @@ func Run(rep *Report) {
 	}
 	c.logf("all is healed")
 	probe := newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient())
-	if !live(rep, c, probe) {
+	if !live(rep, c, probe) || !repaired(rep, c) {
 		return
 	}
 	rep.Violations = append(rep.Violations, n.missing()...)
@@ -204,6 +208,8 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
 	n.mergeLoop(stop, &wg)
+	n.systemMoveLoop(stop, &wg)
+	n.loseLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -215,8 +221,8 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	close(stop)
 	stopLoad()
 	wg.Wait()
-	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures
-	rep.Moves, rep.Merges = n.moves.Load(), n.merges.Load()
+	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load())
+	rep.Moves, rep.SystemMoves, rep.Merges = n.moves.Load(), n.systemMoves.Load(), n.merges.Load()
 	if err == nil {
 		err = c.bootAll()
 	}
@@ -243,7 +249,7 @@ func (c *cluster) gaveUp() (bad []string) {
 func live(rep *Report, c *cluster, probe *client) bool {
 	begin := c.elapsed()
 	each := func(timeout time.Duration, f func(*Op, time.Duration) bool) bool {
-		for _, m := range c.machines {
+		for _, m := range c.standing() {
 			r := m.current()
 			for _, req := range probe.probes() {
 				for {
@@ -295,7 +301,7 @@ func readAll() *pb.RangeRequest { return &pb.RangeRequest{Key: []byte{0}, RangeE
 
 // whole reads everything at every gateway: the last word of the history.
 func whole(rep *Report, c *cluster, probe *client) bool {
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		o := probe.do(m, m.current(), readAll(), promptWithin)
 		if o.Outcome != Answered {
 			rep.violate("reading everything from a healthy cluster: %s", o)
@@ -321,7 +327,7 @@ var errNever = errors.New("for ever")
 
 func converged(c *cluster) error {
 	ctx := context.Background()
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		r := m.current()
 		ds, err := r.core.Placement().RangeMap(ctx)
 		if err != nil {
@@ -339,7 +345,7 @@ func converged(c *cluster) error {
 			return err
 		}
 	}
-	return nil
+	return samePlacement(ctx, c)
 }
 
 // covers says whether the ranges cover the keyspace exactly once.

@@ -139,6 +139,28 @@ var stories = []story{
 			Borders: []string{"f", "j", "o", "s"}, Quiet: 15 * time.Second,
 		}
 	}},
+	// A placement group that wanders over five nodes, its leader with it, while everything
+	// fails that can.
+	{name: "sysmoves", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 5, PlacementReplicas: 3, Clients: 6, BurstOps: 4, Leases: 2, SystemMoves: 40, Splits: 6, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, PauseLeader, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
+		}
+	}},
+	// The same where nothing fails: every revision is used. Without leases, which begin anew
+	// with each leader: where nothing fails they are expected to end in time.
+	{name: "sysquiet", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 5, PlacementReplicas: 3, Clients: 8, BurstOps: 6, SystemMoves: 20, Splits: 4, Compactions: 2, Quiet: 16 * time.Second, Borders: []string{"j"},
+		}
+	}},
+	// A machine of five is lost for good, while everything else fails that can.
+	{name: "repair", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 5, Clients: 6, BurstOps: 4, Leases: 2, Lose: 1, Splits: 8, Compactions: 4, ShortLogs: seed%2 == 0, Borders: []string{"f", "j", "o", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

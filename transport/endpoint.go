@@ -24,6 +24,9 @@ type Config struct {
 	Clock   clock.Clock
 	Logger  *zap.Logger
 	Metrics *Metrics // nil: unregistered ones
+	// Tell returns what a node is told that asks without knowing who it is (see Ask), less
+	// than 32 MiB; nothing, or no Tell, is a refusal.
+	Tell func() []byte
 
 	// QueueBytes bounds, per peer and class, what waits to be sent. Too little drops
 	// messages in bursts; all peers together may use this much memory. Default

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -350,8 +351,17 @@ func (fr *frameReader) length() (int, error) {
 	return int(n), nil
 }
 
-// readGrowing reads n bytes into memory that at most doubles what has arrived.
+// readGrowing reads n bytes into memory that at most doubles what has arrived, beside that
+// of one pooled buffer.
 func readGrowing(r io.Reader, n int) ([]byte, error) {
+	if n <= maxPooledBytes {
+		b, done := large(n)
+		defer done()
+		if _, err := io.ReadFull(r, b); err != nil {
+			return nil, err
+		}
+		return bytes.Clone(b), nil
+	}
 	b := make([]byte, 0, min(n, readBufferBytes))
 	for len(b) < n {
 		if len(b) == cap(b) {

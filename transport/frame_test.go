@@ -76,6 +76,13 @@ func TestFormat(t *testing.T) {
 			b = appendConfirm(nil)
 		case "lane":
 			b = appendLane(nil, Class(class), slot)
+		case "ask":
+			b = askFrame()
+		case "told":
+			b = toldFrame([]byte(d.Input))
+			if got, err := newFrameReader(bytes.NewReader(b), 1<<10).told(); err != nil || string(got) != d.Input {
+				d.Fatalf(t, "read: %q, %v", got, err)
+			}
 		case "error":
 			b = errorBody(&RemoteError{Code: uint32(f.id), Message: d.Input, Detail: []byte{0xd1, 0xd2}})
 		case "decode":
@@ -277,6 +284,23 @@ func FuzzLane(f *testing.F) {
 	})
 }
 
+// FuzzTold: what a stranger is told costs memory in proportion to what came, and is read
+// whole or refused.
+func FuzzTold(f *testing.F) {
+	f.Add(toldFrame([]byte("rows")))
+	f.Add([]byte{1, 0xff, 0xff, 0xff, frameTold})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var told []byte
+		var err error
+		if got := measure.Excess(len(b), func() { told, err = newFrameReader(bytes.NewReader(b), 1<<10).told() }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(b))
+		}
+		if err == nil && !bytes.HasPrefix(b, toldFrame(told)) {
+			t.Fatalf("%x is read as %q", b, told)
+		}
+	})
+}
+
 // FuzzGreeting: what comes before a session stands costs next to nothing, whatever
 // length it claims, and is read whole or refused.
 func FuzzGreeting(f *testing.F) {
@@ -292,4 +316,48 @@ func FuzzGreeting(f *testing.F) {
 			t.Fatalf("%x is read as %x", b, body)
 		}
 	})
+}
+
+// endless repeats bytes.
+type endless struct {
+	b  []byte
+	at int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n := copy(p, e.b[e.at:])
+	e.at = (e.at + n) % len(e.b)
+	return n, nil
+}
+
+// TestLargeFramesCostTheirMemoryOnce: what a large frame passes on its way is used again, and
+// only what its receiver keeps is new memory.
+func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
+	const size = 512 << 10
+	payload := make([]byte, size)
+	read := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
+		b.ReportAllocs()
+		fr := newFrameReader(&endless{b: encodeFrame(&frame{kind: frameMessage, method: 2, payload: payload})}, 1<<30)
+		for range b.N {
+			if f, err := fr.next(); err != nil || len(f.payload) != size {
+				b.Fatal(len(f.payload), err)
+			}
+		}
+	}).AllocedBytesPerOp()
+	if read > size*7/4 { // a pool forgets some of it under the race detector
+		t.Errorf("%d bytes allocated for a frame of %d that comes", read, size)
+	}
+	sent := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
+		b.ReportAllocs()
+		for range b.N {
+			m, done := large(size)
+			copy(m, payload)
+			done()
+		}
+	}).AllocedBytesPerOp()
+	if sent > size/2 {
+		t.Errorf("%d bytes allocated for a frame of %d that waits to be sent", sent, size)
+	}
 }

@@ -14,6 +14,8 @@ const (
 	frameAnswer  = 17
 	frameConfirm = 18
 	frameLane    = 19
+	frameAsk     = 20
+	frameTold    = 21
 )
 
 // ALPN is the protocol's name in the TLS handshake: the version of the frames.

@@ -15,6 +15,32 @@ const chunkBytes = 64 << 10
 
 var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
 
+// largePool holds memory for frames of up to maxPooledBytes while they wait to be sent or are
+// received: what is read in many pieces would else be collected twice for each of them. Of
+// the memory at least half is used.
+var largePool [largeClasses]sync.Pool
+
+const (
+	largeClasses   = 5
+	maxPooledBytes = chunkBytes << (largeClasses - 1)
+)
+
+// large returns memory for n bytes, and what gives it back; nil where it is too large for that.
+func large(n int) (b []byte, done func()) {
+	class := 0
+	for chunkBytes<<class < n {
+		if class++; class == largeClasses {
+			return make([]byte, n), nil
+		}
+	}
+	p, ok := largePool[class].Get().(*[]byte)
+	if !ok {
+		all := make([]byte, chunkBytes<<class)
+		p = &all
+	}
+	return (*p)[:n:n], func() { largePool[class].Put(p) }
+}
+
 // forcedBytes, and half of the limit, is the room behind a full queue for small
 // frames that must not be lost: cancellations, credits, ends, refusals.
 const forcedBytes = 1 << 20
@@ -103,6 +129,7 @@ type chunk struct {
 	b      []byte
 	frames int
 	pooled *[chunkBytes]byte // b's memory if it goes back to the pool
+	done   func()            // gives back b's memory if it is large and pooled
 }
 
 // Batch is what one write takes: whole frames.
@@ -119,6 +146,8 @@ func (b *Batch) Done() {
 	b.lane.budget.release(len(b.b))
 	if b.pooled != nil {
 		chunks.Put(b.pooled)
+	} else if b.done != nil {
+		b.done()
 	}
 	b.chunk = chunk{}
 }
@@ -186,14 +215,15 @@ func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error
 	}
 }
 
-// room returns the chunk that n more bytes go to. Large frames get memory of their
-// own size, so that at least half of every pooled chunk but the last is used.
+// room returns the chunk that n more bytes go to. Large frames get memory of
+// about their own size, so that at least half of every pooled chunk but the last is used.
 func (l *Lane) room(n int) *chunk {
 	if k := len(l.queue); k > l.head && len(l.queue[k-1].b)+n <= cap(l.queue[k-1].b) {
 		return &l.queue[k-1]
 	}
 	if n > chunkBytes/2 {
-		l.queue = append(l.queue, chunk{b: make([]byte, 0, n)})
+		b, done := large(n)
+		l.queue = append(l.queue, chunk{b: b[:0], done: done})
 	} else {
 		p := chunks.Get().(*[chunkBytes]byte)
 		l.queue = append(l.queue, chunk{b: p[:0], pooled: p})

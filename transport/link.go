@@ -147,9 +147,10 @@ func (l *link) awaitNeed(k Kind) bool {
 	for l.ctx.Err() == nil {
 		s := l.session(k)
 		l.mu.Lock()
-		accepting := l.slots[k].accepting != nil
+		// A peer without an address may only come by itself.
+		wait := l.slots[k].accepting != nil || len(l.addrs) == 0
 		l.mu.Unlock()
-		if s == nil && !accepting && (k == KindMain || l.session(KindMain) != nil) {
+		if s == nil && !wait && (k == KindMain || l.session(KindMain) != nil) {
 			return true
 		}
 		var ended <-chan struct{}
@@ -396,6 +397,10 @@ func (q *QUIC) accept(conn *quic.Conn) {
 	b, err := fr.body()
 	if err != nil {
 		_ = conn.CloseWithError(closeRefused, "no hello")
+		return
+	}
+	if b[0] == frameAsk {
+		q.tell(conn, ctl)
 		return
 	}
 	h, err := parseHello(b, frameHello)

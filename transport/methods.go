@@ -46,6 +46,8 @@ const (
 	MethodPlacementFeed Method = 34
 	// MethodPlacementLog is the stream of the hand-out log (placement).
 	MethodPlacementLog Method = 35
+	// MethodPlacementReport is what nodes say of themselves to placement's leader (placement).
+	MethodPlacementReport Method = 36
 	// MethodNodeAdmin is node's own.
 	MethodNodeAdmin Method = 48
 )
@@ -72,6 +74,7 @@ var methods = map[Method]struct {
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},
 	MethodPlacementLog:      {"placement-log", ClassRequest},
+	MethodPlacementReport:   {"placement-report", ClassRequest},
 	MethodNodeAdmin:         {"node-admin", ClassRequest},
 }
 

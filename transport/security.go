@@ -217,6 +217,9 @@ func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.Cert
 		return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
 	}
 	proven, err := checkIdentity(certs, cr.cluster, want)
+	if want == 0 { // a stranger knows no identity yet
+		_, _, proven, err = provenIdentity(certs[0])
+	}
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,9 @@ package watch
 import (
 	"bytes"
 	"slices"
+	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -18,6 +20,8 @@ type group struct {
 	// pos: everything at or below it was queued for the members.
 	pos     keyspace.Revision
 	members []*Watcher
+	// rest is when the next release may be, see pace.
+	rest clock.Time
 	// pending are a live group's events above pos.
 	pending eventList
 	bytes   int64
@@ -213,13 +217,48 @@ func (h *Hub) dropPendingLocked(g *group) {
 	delete(h.waiting, g)
 }
 
+// What one more watcher of a group costs a release is a message, of a few microseconds on
+// both sides, however many events are in it. So a group rests after a release for as long as
+// its members make that much work, with ten times as long for everything else: under load
+// events go in few messages, and leave the processors to what brings them. The first one
+// behind a rest leaves at once. Few members need no rest.
+const (
+	restEach  = 30 * time.Microsecond
+	restLeast = time.Millisecond
+	restMost  = 25 * time.Millisecond
+)
+
+// pace is how long a group of so many rests.
+func pace(members int) time.Duration {
+	if rest := time.Duration(members) * restEach; rest >= restLeast {
+		return min(rest, restMost)
+	}
+	return 0
+}
+
+// restsLocked says whether the group's next release is to wait, and has it made then;
+// otherwise its next rest begins.
+func (h *Hub) restsLocked(g *group) bool {
+	rest := pace(len(g.members))
+	if rest == 0 {
+		return false
+	}
+	now := h.cfg.Clock.Now()
+	if now < g.rest {
+		h.resumeLocked(g.rest)
+		return true
+	}
+	g.rest = now.Add(rest)
+	return false
+}
+
 // releaseLocked delivers what nothing lower can precede any more.
 func (h *Hub) releaseLocked(g *group) {
 	frontier := h.frontierLocked(g.span)
 	if plant.Is(plant.ReleasedTooEarly) && g.pending.len() > 0 {
 		frontier = max(frontier, g.pending.last().rev)
 	}
-	if g.pending.len() == 0 || g.pending.first().rev > frontier {
+	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.restsLocked(g) {
 		return
 	}
 	batch := g.pending.takeUpTo(frontier)

@@ -174,7 +174,9 @@ type Hub struct {
 
 	groups  groupIndex
 	waiting map[*group]struct{}
-	recent  recentEvents
+	// resume is when something is due that does not wait for the next tick, 0 if nothing is.
+	resume clock.Time
+	recent recentEvents
 	// pendingBytes are those of all groups, queuedBytes those of all watchers.
 	pendingBytes, queuedBytes int64
 	// linkWarned is when the end of a link was last a warning.
@@ -207,7 +209,7 @@ type running struct {
 	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
 	cancel context.CancelFunc
 	// Each wakes one kind of goroutine.
-	wakeResolve, wakeDescribe, wakeRead chan struct{}
+	wakeResolve, wakeDescribe, wakeRead, wakeResume chan struct{}
 }
 
 // New returns a hub without watchers.
@@ -238,6 +240,7 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	r := &running{
 		ctx: ctx, cancel: cancel,
 		wakeResolve: make(chan struct{}, 1), wakeDescribe: make(chan struct{}, 1), wakeRead: make(chan struct{}, h.cfg.Readers),
+		wakeResume: make(chan struct{}, 1),
 	}
 	h.run = r
 	h.logEnd, h.owed, h.unknown = current, owedList{}, nil
@@ -246,11 +249,12 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	h.lagGroups, h.parked, h.progress = map[*group]struct{}{}, map[*group]struct{}{}, map[*Stream]struct{}{}
 	h.lagging, h.toAsk = nil, nil
 	h.sharing, h.reading = map[groupKey]*group{}, map[keyspace.NodeID]int{}
-	h.asking, h.pendingBytes, h.unused = 0, 0, false
+	h.asking, h.pendingBytes, h.unused, h.resume = 0, 0, false, 0
 	h.wg.Go(func() {
 		h.cfg.Log.FollowLog(ctx, placement.LogPosition{Last: current}, func(p *placement.LogPart) { h.takeLog(r, p) })
 	})
 	h.wg.Go(func() { h.ticks(r) })
+	h.wg.Go(func() { h.resumes(r) })
 	h.wg.Go(func() { h.resolve(r) })
 	h.wg.Go(func() { h.describe(r) })
 	for range h.cfg.Readers {
@@ -288,6 +292,49 @@ func (h *Hub) ticks(r *running) {
 		t.Reset(tick)
 	}
 }
+
+// resumeLocked has what is due then done then: releases that rest, feeds that are opened
+// again, leaders that are asked again.
+func (h *Hub) resumeLocked(at clock.Time) {
+	if h.resume == 0 || at < h.resume {
+		h.resume = at
+		kick(h.run.wakeResume)
+	}
+}
+
+// resumes does what is due, until the run ends.
+func (h *Hub) resumes(r *running) {
+	t := h.cfg.Clock.NewTimer(time.Hour)
+	defer t.Stop()
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-r.wakeResume:
+		case <-t.C():
+		}
+		h.mu.Lock()
+		wait := time.Hour
+		if h.run == r {
+			if now := h.cfg.Clock.Now(); h.resume != 0 && now >= h.resume {
+				h.resume = 0
+				h.askLocked(now)
+				for _, l := range h.legs {
+					h.tendLocked(l, now)
+				}
+				h.changedLocked()
+			}
+			if h.resume != 0 {
+				wait = h.resume.Sub(h.cfg.Clock.Now())
+			}
+		}
+		h.mu.Unlock()
+		t.Reset(max(wait, resumeLeast))
+	}
+}
+
+// resumeLeast bounds how often something is done that does not wait for a tick.
+const resumeLeast = 100 * time.Microsecond
 
 func (h *Hub) tickLocked(now clock.Time) {
 	if h.watchers == 0 && now.Sub(h.idleSince) >= h.cfg.Linger {

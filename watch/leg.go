@@ -52,12 +52,13 @@ type leg struct {
 	again bool
 
 	// feed is the open feed on node, 0 while there is none; ordered from there on, again
-	// at retry after tries failures. away is a node that is not asked again at first.
-	feed  shard.FeedID
-	node  keyspace.NodeID
-	away  keyspace.NodeID
-	tries int
-	retry clock.Time
+	// at retry after tries failures, and waits for this node's replica to be there. away is a
+	// node that is not asked again at first.
+	feed         shard.FeedID
+	node         keyspace.NodeID
+	away         keyspace.NodeID
+	tries, waits int
+	retry        clock.Time
 
 	// The question to the leader: under way, to be asked now, again at askAt after pauses
 	// of askPause, of whom of the replicas.
@@ -192,8 +193,11 @@ func (h *Hub) installLocked(at *router.Located) bool {
 		h.placeLocked(p)
 	}
 	for _, e := range owed {
+		span := h.spanOfLocked(e)
 		for _, p := range parts {
-			h.oweLocked(e, p)
+			if p.span.Overlaps(span) {
+				h.oweLocked(e, p)
+			}
 		}
 	}
 	h.settleLocked(owed)
@@ -266,15 +270,15 @@ func (h *Hub) dropLegsLocked() {
 // chooseLocked returns the node that is to feed the leg: this one where it has a
 // replica, since that costs nothing, else the leader, else one after the other.
 func (h *Hub) chooseLocked(l *leg) keyspace.NodeID {
-	if l.tries == 0 {
-		if slices.Contains(l.replicas, h.cfg.Self) && l.away != h.cfg.Self {
-			return h.cfg.Self
-		}
-		if l.leader != 0 {
-			return l.leader
-		}
+	first := slices.Index(l.replicas, h.cfg.Self)
+	near := first >= 0 && l.away != h.cfg.Self
+	switch {
+	case l.tries == 0 && near:
+		return h.cfg.Self
+	case l.leader != 0 && (l.tries == 0 || l.tries == 1 && near && l.leader != h.cfg.Self):
+		return l.leader
 	}
-	return l.replicas[l.tries%len(l.replicas)]
+	return l.replicas[(first+1+l.tries)%len(l.replicas)]
 }
 
 // openFeedLocked orders the leg's feed from where it was complete.
@@ -312,11 +316,41 @@ func (h *Hub) lostFeedLocked(l *leg, why *kverror.Error) {
 		h.movedLocked(l, why)
 	case kverror.Compacted:
 		h.compactedLocked(l, why.CompactRevision)
+	case kverror.Busy, kverror.RangeNotHere:
+		if l.tries == 0 && l.away != h.cfg.Self && slices.Contains(l.replicas, h.cfg.Self) && l.waits < maxWaits {
+			// A split that its leader has applied is applied here too in a moment.
+			h.retryLocked(l, firstWait<<l.waits)
+			l.waits++
+			return
+		}
+		h.failedFeedLocked(l)
 	default:
-		l.tries++
-		h.failedLocked(l, l.tries)
-		l.retry = h.cfg.Clock.Now().Add(min(tick<<min(l.tries, 6), time.Second) - tick)
+		h.failedFeedLocked(l)
 	}
+}
+
+// The first of the pauses before this node's replica is tried again, or a leader is asked,
+// of which each is twice the one before.
+const (
+	firstWait = 2 * time.Millisecond
+	maxWaits  = 4
+)
+
+// failedFeedLocked has the leg fed elsewhere, the first time at once.
+func (h *Hub) failedFeedLocked(l *leg) {
+	l.tries++
+	h.failedLocked(l, l.tries)
+	if l.tries == 1 {
+		h.retryLocked(l, 0)
+		return
+	}
+	h.retryLocked(l, min(tick<<min(l.tries-2, 6), time.Second))
+}
+
+// retryLocked has the leg's feed opened after a pause.
+func (h *Hub) retryLocked(l *leg, pause time.Duration) {
+	l.retry = h.cfg.Clock.Now().Add(pause)
+	h.resumeLocked(l.retry)
 }
 
 // movedLocked looks for the ranges that the leg's has become.
@@ -481,8 +515,9 @@ func (h *Hub) answeredLocked(l *leg, node keyspace.NodeID, q *shard.CompleteRequ
 		h.askNowLocked(l) // who is asked first may be anyone; a pause follows a whole turn
 		return
 	}
-	l.askPause = max(tick, min(2*l.askPause, time.Second))
+	l.askPause = max(firstWait, min(2*l.askPause, time.Second))
 	l.askAt, l.askNow = now.Add(l.askPause), true
+	h.resumeLocked(l.askAt)
 }
 
 // hasNewer says whether the refusal tells of a later generation of the range: a replica
@@ -507,7 +542,7 @@ func (h *Hub) takePartLocked(l *leg, p *shard.FeedPart) {
 		h.lostFeedLocked(l, p.Err)
 		return
 	}
-	l.tries = 0
+	l.tries, l.waits = 0, 0
 	for i := range p.Events {
 		h.arriveLocked(&p.Events[i])
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 )
 
@@ -242,4 +244,119 @@ func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
 		cancel()
 		wg.Wait()
 	})
+}
+
+// slowMap is a map of ranges that takes a while to tell.
+type slowMap struct{ Ranges }
+
+func (m slowMap) Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error) {
+	time.Sleep(10 * time.Millisecond)
+	return m.Ranges.Locate(ctx, span)
+}
+
+// What was handed out while a leg stood for several ranges is owed by the range that got it
+// and by none of the others: nobody waits until these are found to have nothing to tell.
+func TestRangesOweWhatTheyWereHanded(t *testing.T) {
+	quiet(t, func(c *Config) { c.Ranges = slowMap{c.Ranges} }, func(t *testing.T, w *world, h *Hub) {
+		s := h.NewStream()
+		defer s.Close()
+		if _, _, err := s.Watch(t.Context(), 0, Request{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range []string{"aa", "bb", "cc"} {
+			w.write(k)
+		}
+		begin := time.Now()
+		for told := 0; told < 3; {
+			d, err := s.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			told += len(d.Events)
+		}
+		if took := time.Since(begin); took > 20*time.Millisecond {
+			t.Errorf("the events were told after %v", took)
+		}
+	})
+}
+
+// busyFeeds refuse feeds for a while, as replicas do that have not applied the split yet of
+// which others tell.
+type busyFeeds struct {
+	Feeds
+	until time.Time
+	self  keyspace.NodeID
+	opens map[keyspace.NodeID]int
+}
+
+type busyStream struct {
+	FeedStream
+	f     *busyFeeds
+	parts chan []shard.FeedPart
+}
+
+func (f *busyFeeds) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
+	f.opens[node]++
+	if node != f.self || !time.Now().Before(f.until) {
+		return f.Feeds.OpenFeeds(ctx, node)
+	}
+	s, err := f.Feeds.OpenFeeds(ctx, node)
+	return &busyStream{s, f, make(chan []shard.FeedPart, 64)}, err
+}
+
+func (s *busyStream) Order(ctx context.Context, orders []shard.FeedOrder) error {
+	var refused []shard.FeedPart
+	orders = slices.DeleteFunc(slices.Clone(orders), func(o shard.FeedOrder) bool {
+		busy := !o.Close && time.Now().Before(s.f.until)
+		if busy {
+			refused = append(refused, shard.FeedPart{ID: o.ID, Err: kverror.New(kverror.Busy, "not yet")})
+		}
+		return busy
+	})
+	if len(refused) > 0 {
+		s.parts <- refused
+	}
+	return s.FeedStream.Order(ctx, orders)
+}
+
+func (s *busyStream) Recv(ctx context.Context) ([]shard.FeedPart, error) {
+	select {
+	case p := <-s.parts:
+		return p, nil
+	default:
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	p, err := s.FeedStream.Recv(ctx)
+	if err != nil && ctx.Err() != nil {
+		return nil, nil
+	}
+	return p, err
+}
+
+// This node's replica is asked again soon where it has not applied yet what others tell of,
+// and another one at once where that does not help: nobody waits for a tick.
+func TestAReplicaThatIsNotThereYetIsWaitedFor(t *testing.T) {
+	for busy, within := range map[time.Duration]time.Duration{5 * time.Millisecond: 20 * time.Millisecond, time.Hour: 100 * time.Millisecond} {
+		f := &busyFeeds{self: 1, opens: map[keyspace.NodeID]int{}}
+		quiet(t, func(c *Config) { f.Feeds, c.Feeds = c.Feeds, f }, func(t *testing.T, w *world, h *Hub) {
+			f.until = time.Now().Add(busy)
+			s := h.NewStream()
+			defer s.Close()
+			if _, _, err := s.Watch(t.Context(), 0, Request{Span: keyspace.Single([]byte("aa"))}); err != nil {
+				t.Fatal(err)
+			}
+			w.mu.Lock()
+			w.of("aa").leader = 2
+			w.mu.Unlock()
+			w.write("aa")
+			begin := time.Now()
+			if _, err := s.Next(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > within || (len(f.opens) > 1) != (busy == time.Hour) {
+				t.Errorf("busy for %v: told after %v, feeds of %v", busy, took, f.opens)
+			}
+		})
+	}
 }

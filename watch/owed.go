@@ -18,7 +18,8 @@ type entry struct {
 	// one owes, or all of several do.
 	one     *leg
 	several map[*leg]struct{}
-	// record is the hand-out as the log told it, for entries whose owers are not known.
+	// record is the hand-out as the log told it, the zero value where several are one entry or
+	// nobody tells of whom the revisions are.
 	record placement.Handout
 
 	prev, next *entry
@@ -131,7 +132,7 @@ func (h *Hub) addToLast(e *entry, l *leg) bool {
 	if tail.one != l || tail.first > e.first || tail.last > e.last {
 		return false
 	}
-	tail.last = e.last
+	tail.last, tail.record = e.last, placement.Handout{}
 	return true
 }
 
@@ -293,6 +294,19 @@ func (h *Hub) attributeLocked(e *entry) bool {
 		h.oweLocked(e, l)
 	}
 	return true
+}
+
+// spanOfLocked is where events of the entry's revisions can be: what its range was at that
+// generation, or anywhere where that is not known. A leg that stood for more than one range
+// has owed what was handed to any of them; of its heirs none is to speak of another's, since
+// one that has nothing to tell says so only when it is overdue.
+func (h *Hub) spanOfLocked(e *entry) keyspace.Span {
+	if e.record.Count > 0 {
+		if span, ok := h.cfg.Ranges.SpanOf(e.record.Range, e.record.Generation); ok {
+			return span
+		}
+	}
+	return keyspace.Span{}
 }
 
 // retryUnknownLocked looks again at hand-outs to ranges that were not known.

@@ -24,100 +24,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-type RangeMergeRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The range that stays.
-	Left          uint64 `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RangeMergeRequest) Reset() {
-	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RangeMergeRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RangeMergeRequest) ProtoMessage() {}
-
-func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
-func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
-}
-
-func (x *RangeMergeRequest) GetLeft() uint64 {
-	if x != nil {
-		return x.Left
-	}
-	return 0
-}
-
-type RangeMergeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RangeMergeResponse) Reset() {
-	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RangeMergeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RangeMergeResponse) ProtoMessage() {}
-
-func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
-func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *RangeMergeResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
 // Operation is a change of a range's replicas that placement carries out.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Range uint64                 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
+	// 0 is the placement group itself.
+	Range uint64 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
 	// move, add, remove, tidy or merge.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The names of the nodes, "" where the kind has none.
@@ -133,7 +45,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -145,7 +57,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -158,7 +70,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -215,6 +127,138 @@ func (x *Operation) GetPhase() string {
 		return x.Phase
 	}
 	return ""
+}
+
+type NodeJoinRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Where the other nodes will reach it.
+	PeerUrls []string `protobuf:"bytes,2,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
+	// Cluster and node id of its directory, in etcd's form, where it has one already.
+	Cluster       string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeJoinRequest) Reset() {
+	*x = NodeJoinRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeJoinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeJoinRequest) ProtoMessage() {}
+
+func (x *NodeJoinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeJoinRequest.ProtoReflect.Descriptor instead.
+func (*NodeJoinRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NodeJoinRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodeJoinRequest) GetPeerUrls() []string {
+	if x != nil {
+		return x.PeerUrls
+	}
+	return nil
+}
+
+func (x *NodeJoinRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *NodeJoinRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type NodeJoinResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Cluster id and the node's own id, in etcd's form.
+	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Node    string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// All rows of the node table, in placement's form (docs/format/placement.md).
+	NodeTable     []byte `protobuf:"bytes,3,opt,name=node_table,json=nodeTable,proto3" json:"node_table,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeJoinResponse) Reset() {
+	*x = NodeJoinResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeJoinResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeJoinResponse) ProtoMessage() {}
+
+func (x *NodeJoinResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeJoinResponse.ProtoReflect.Descriptor instead.
+func (*NodeJoinResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeJoinResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *NodeJoinResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeJoinResponse) GetNodeTable() []byte {
+	if x != nil {
+		return x.NodeTable
+	}
+	return nil
 }
 
 type RangeMoveRequest struct {
@@ -411,6 +455,343 @@ func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
 	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
 }
 
+type PlacementShowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementShowRequest) Reset() {
+	*x = PlacementShowRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementShowRequest) ProtoMessage() {}
+
+func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementShowRequest.ProtoReflect.Descriptor instead.
+func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+}
+
+type PlacementShowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the leader's node, "" where none is known.
+	Leader        string              `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	Term          uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	Replicas      []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementShowResponse) Reset() {
+	*x = PlacementShowResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementShowResponse) ProtoMessage() {}
+
+func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementShowResponse.ProtoReflect.Descriptor instead.
+func (*PlacementShowResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PlacementShowResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *PlacementShowResponse) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *PlacementShowResponse) GetReplicas() []*PlacementReplica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+// PlacementReplica is a replica of the placement group.
+type PlacementReplica struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Node      string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ReplicaId uint64                 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// voter, learner, and the roles of a joint configuration.
+	Role          string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementReplica) Reset() {
+	*x = PlacementReplica{}
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementReplica) ProtoMessage() {}
+
+func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
+func (*PlacementReplica) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PlacementReplica) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PlacementReplica) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
+func (x *PlacementReplica) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+type PlacementMoveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nodes, by name or by id in etcd's form.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementMoveRequest) Reset() {
+	*x = PlacementMoveRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementMoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementMoveRequest) ProtoMessage() {}
+
+func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
+func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PlacementMoveRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PlacementMoveRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type PlacementMoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementMoveResponse) Reset() {
+	*x = PlacementMoveResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementMoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementMoveResponse) ProtoMessage() {}
+
+func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
+func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PlacementMoveResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type PlacementTransferLeaderRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that is to lead, by name or by id in etcd's form.
+	To            string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementTransferLeaderRequest) Reset() {
+	*x = PlacementTransferLeaderRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementTransferLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementTransferLeaderRequest) ProtoMessage() {}
+
+func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
+func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PlacementTransferLeaderRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type PlacementTransferLeaderResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementTransferLeaderResponse) Reset() {
+	*x = PlacementTransferLeaderResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementTransferLeaderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementTransferLeaderResponse) ProtoMessage() {}
+
+func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
+func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+}
+
 type OperationListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -419,7 +800,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +812,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,19 +825,21 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type OperationListResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operations    []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Operations []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	// Placement decides nothing by itself.
+	Paused        bool `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +851,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +864,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -489,6 +872,94 @@ func (x *OperationListResponse) GetOperations() []*Operation {
 		return x.Operations
 	}
 	return nil
+}
+
+func (x *OperationListResponse) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+type PlacementPauseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// False has it go on.
+	Paused        bool `protobuf:"varint,1,opt,name=paused,proto3" json:"paused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementPauseRequest) Reset() {
+	*x = PlacementPauseRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementPauseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementPauseRequest) ProtoMessage() {}
+
+func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementPauseRequest.ProtoReflect.Descriptor instead.
+func (*PlacementPauseRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PlacementPauseRequest) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+type PlacementPauseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementPauseResponse) Reset() {
+	*x = PlacementPauseResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementPauseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementPauseResponse) ProtoMessage() {}
+
+func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementPauseResponse.ProtoReflect.Descriptor instead.
+func (*PlacementPauseResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 // Range is one range as the cluster sees it.
@@ -509,14 +980,20 @@ type Range struct {
 	// them, so that a young range has 0.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// awake, asleep, splitting or unreachable.
-	State         string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
+	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
+	// The replicas with what they are, in the order of replicas.
+	Members []*Replica `protobuf:"bytes,10,rep,name=members,proto3" json:"members,omitempty"`
+	// Index of the entry of the range's log that made the replicas what they are.
+	ConfIndex uint64 `protobuf:"varint,11,opt,name=conf_index,json=confIndex,proto3" json:"conf_index,omitempty"`
+	// What is being changed about the range, if anything is.
+	Operation     *Operation `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -528,7 +1005,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -541,7 +1018,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Range) GetId() uint64 {
@@ -607,15 +1084,103 @@ func (x *Range) GetState() string {
 	return ""
 }
 
+func (x *Range) GetMembers() []*Replica {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *Range) GetConfIndex() uint64 {
+	if x != nil {
+		return x.ConfIndex
+	}
+	return 0
+}
+
+func (x *Range) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+// Replica is one node's copy of a range.
+type Replica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's name.
+	Node      string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	ReplicaId uint64 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// voter, learner, and the roles of a joint configuration.
+	Role          string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replica) Reset() {
+	*x = Replica{}
+	mi := &file_adminpb_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replica) ProtoMessage() {}
+
+func (x *Replica) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replica.ProtoReflect.Descriptor instead.
+func (*Replica) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Replica) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Replica) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
+func (x *Replica) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
 type RangeListRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only ranges with a replica on the node, by name or by id in etcd's form.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Only the range that holds the key.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3,oneof" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +1192,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +1205,21 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RangeListRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RangeListRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
 }
 
 type RangeListResponse struct {
@@ -654,7 +1233,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +1245,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +1258,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -706,7 +1285,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +1297,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +1310,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -751,7 +1330,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +1342,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +1355,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -802,7 +1381,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +1393,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +1406,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -847,7 +1426,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1438,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1451,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -906,7 +1485,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1497,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1510,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -977,7 +1556,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1568,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1581,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 type NodeListResponse struct {
@@ -1016,7 +1595,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1607,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1620,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -1067,18 +1646,28 @@ type Node struct {
 	PeerUrls   []string `protobuf:"bytes,3,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
 	ClientUrls []string `protobuf:"bytes,4,rep,name=client_urls,json=clientUrls,proto3" json:"client_urls,omitempty"`
 	Alive      bool     `protobuf:"varint,5,opt,name=alive,proto3" json:"alive,omitempty"`
-	// Ranges with a replica on the node, and those that it leads.
+	// Ranges with a replica on the node, by its own word or by the range map's, and those
+	// that it leads.
 	Ranges  int64 `protobuf:"varint,6,opt,name=ranges,proto3" json:"ranges,omitempty"`
 	Leaders int64 `protobuf:"varint,7,opt,name=leaders,proto3" json:"leaders,omitempty"`
-	// Bytes of its data directory.
-	Bytes         int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Bytes of its data directory; 0 where it does not answer.
+	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// unstarted, serving, draining, decommissioned or removed.
+	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
+	// When it became that, in milliseconds since 1970; 0 where nobody knows.
+	SinceUnixMs int64 `protobuf:"varint,10,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	// What an operator says of it, in the order of the keys.
+	Attributes []*Attribute `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	// It has a replica of the placement group, and it leads that.
+	Placement       bool `protobuf:"varint,12,opt,name=placement,proto3" json:"placement,omitempty"`
+	PlacementLeader bool `protobuf:"varint,13,opt,name=placement_leader,json=placementLeader,proto3" json:"placement_leader,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1679,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1692,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Node) GetId() string {
@@ -1162,6 +1751,406 @@ func (x *Node) GetBytes() int64 {
 	return 0
 }
 
+func (x *Node) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Node) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *Node) GetAttributes() []*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *Node) GetPlacement() bool {
+	if x != nil {
+		return x.Placement
+	}
+	return false
+}
+
+func (x *Node) GetPlacementLeader() bool {
+	if x != nil {
+		return x.PlacementLeader
+	}
+	return false
+}
+
+// Attribute is something that an operator says of a node, as zone=a.
+type Attribute struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attribute) Reset() {
+	*x = Attribute{}
+	mi := &file_adminpb_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attribute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attribute) ProtoMessage() {}
+
+func (x *Attribute) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
+func (*Attribute) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Attribute) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Attribute) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+type NodeShowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name or by id in etcd's form.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeShowRequest) Reset() {
+	*x = NodeShowRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeShowRequest) ProtoMessage() {}
+
+func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
+func (*NodeShowRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *NodeShowRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type NodeShowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// What it holds, in the order of the spans.
+	Ranges []*NodeRange `protobuf:"bytes,2,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	// Operations under way from or to it.
+	Operations []*Operation `protobuf:"bytes,3,rep,name=operations,proto3" json:"operations,omitempty"`
+	// Why it could not be drained or decommissioned now; absent where it could, and where its
+	// state leaves nothing to ask.
+	Drain        *Refusal `protobuf:"bytes,4,opt,name=drain,proto3" json:"drain,omitempty"`
+	Decommission *Refusal `protobuf:"bytes,5,opt,name=decommission,proto3" json:"decommission,omitempty"`
+	// The answer is from what the asked node knew last: no quorum could be asked.
+	Stale         bool `protobuf:"varint,6,opt,name=stale,proto3" json:"stale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeShowResponse) Reset() {
+	*x = NodeShowResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeShowResponse) ProtoMessage() {}
+
+func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
+func (*NodeShowResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *NodeShowResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *NodeShowResponse) GetRanges() []*NodeRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+func (x *NodeShowResponse) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+func (x *NodeShowResponse) GetDrain() *Refusal {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *NodeShowResponse) GetDecommission() *Refusal {
+	if x != nil {
+		return x.Decommission
+	}
+	return nil
+}
+
+func (x *NodeShowResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
+}
+
+// NodeRange is a range of which a node holds a replica.
+type NodeRange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Start []byte                 `protobuf:"bytes,2,opt,name=start,proto3" json:"start,omitempty"`
+	End   []byte                 `protobuf:"bytes,3,opt,name=end,proto3" json:"end,omitempty"`
+	// voter, learner, and the roles of a joint configuration.
+	Role  string `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	Leads bool   `protobuf:"varint,5,opt,name=leads,proto3" json:"leads,omitempty"`
+	// Bytes on the node's disk, roughly; 0 where it does not answer.
+	Bytes         int64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeRange) Reset() {
+	*x = NodeRange{}
+	mi := &file_adminpb_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeRange) ProtoMessage() {}
+
+func (x *NodeRange) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
+func (*NodeRange) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *NodeRange) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *NodeRange) GetStart() []byte {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *NodeRange) GetEnd() []byte {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+func (x *NodeRange) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *NodeRange) GetLeads() bool {
+	if x != nil {
+		return x.Leads
+	}
+	return false
+}
+
+func (x *NodeRange) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// NodeChangeRequest asks for a change of what a node is to the cluster.
+type NodeChangeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name or by id in etcd's form.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeChangeRequest) Reset() {
+	*x = NodeChangeRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeChangeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeChangeRequest) ProtoMessage() {}
+
+func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
+func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *NodeChangeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type NodeChangeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node as it is then.
+	Node          *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeChangeResponse) Reset() {
+	*x = NodeChangeResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeChangeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeChangeResponse) ProtoMessage() {}
+
+func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
+func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *NodeChangeResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
 // Refusal is attached to a refused call's status.
 type Refusal struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1174,7 +2163,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +2175,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +2188,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Refusal) GetReason() string {
@@ -1216,15 +2205,100 @@ func (x *Refusal) GetNextStep() string {
 	return ""
 }
 
+type RangeMergeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The range that stays.
+	Left          uint64 `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMergeRequest) Reset() {
+	*x = RangeMergeRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMergeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMergeRequest) ProtoMessage() {}
+
+func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
+func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *RangeMergeRequest) GetLeft() uint64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+type RangeMergeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMergeResponse) Reset() {
+	*x = RangeMergeResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMergeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMergeResponse) ProtoMessage() {}
+
+func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
+func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *RangeMergeResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"'\n" +
-	"\x11RangeMergeRequest\x12\x12\n" +
-	"\x04left\x18\x01 \x01(\x04R\x04left\"M\n" +
-	"\x12RangeMergeResponse\x127\n" +
-	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"\xa7\x01\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\xa7\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05range\x18\x02 \x01(\x04R\x05range\x12\x12\n" +
@@ -1233,7 +2307,17 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
 	"\x03why\x18\x06 \x01(\tR\x03why\x12\x14\n" +
 	"\x05right\x18\a \x01(\x04R\x05right\x12\x14\n" +
-	"\x05phase\x18\b \x01(\tR\x05phase\"F\n" +
+	"\x05phase\x18\b \x01(\tR\x05phase\"p\n" +
+	"\x0fNodeJoinRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tpeer_urls\x18\x02 \x03(\tR\bpeerUrls\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"_\n" +
+	"\x10NodeJoinResponse\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"node_table\x18\x03 \x01(\fR\tnodeTable\"F\n" +
 	"\x10RangeMoveRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
@@ -1244,11 +2328,33 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
 	"\x1bRangeTransferLeaderResponse\"\x16\n" +
-	"\x14OperationListRequest\"R\n" +
+	"\x14PlacementShowRequest\"\x81\x01\n" +
+	"\x15PlacementShowResponse\x12\x16\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
+	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\"Y\n" +
+	"\x10PlacementReplica\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\":\n" +
+	"\x14PlacementMoveRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"P\n" +
+	"\x15PlacementMoveResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"0\n" +
+	"\x1ePlacementTransferLeaderRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\"!\n" +
+	"\x1fPlacementTransferLeaderResponse\"\x16\n" +
+	"\x14OperationListRequest\"j\n" +
 	"\x15OperationListResponse\x129\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x19.skein.admin.v1.OperationR\n" +
-	"operations\"\xd3\x01\n" +
+	"operations\x12\x16\n" +
+	"\x06paused\x18\x02 \x01(\bR\x06paused\"/\n" +
+	"\x15PlacementPauseRequest\x12\x16\n" +
+	"\x06paused\x18\x01 \x01(\bR\x06paused\"\x18\n" +
+	"\x16PlacementPauseResponse\"\xde\x02\n" +
 	"\x05Range\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1e\n" +
 	"\n" +
@@ -1260,8 +2366,21 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\breplicas\x18\x06 \x03(\tR\breplicas\x12\x12\n" +
 	"\x04keys\x18\a \x01(\x03R\x04keys\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x14\n" +
-	"\x05state\x18\t \x01(\tR\x05state\"\x12\n" +
-	"\x10RangeListRequest\"X\n" +
+	"\x05state\x18\t \x01(\tR\x05state\x121\n" +
+	"\amembers\x18\n" +
+	" \x03(\v2\x17.skein.admin.v1.ReplicaR\amembers\x12\x1d\n" +
+	"\n" +
+	"conf_index\x18\v \x01(\x04R\tconfIndex\x127\n" +
+	"\toperation\x18\f \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"P\n" +
+	"\aReplica\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\"E\n" +
+	"\x10RangeListRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x15\n" +
+	"\x03key\x18\x02 \x01(\fH\x00R\x03key\x88\x01\x01B\x06\n" +
+	"\x04_key\"X\n" +
 	"\x11RangeListResponse\x12-\n" +
 	"\x06ranges\x18\x01 \x03(\v2\x15.skein.admin.v1.RangeR\x06ranges\x12\x14\n" +
 	"\x05stale\x18\x02 \x01(\bR\x05stale\"%\n" +
@@ -1286,7 +2405,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x0fNodeListRequest\"T\n" +
 	"\x10NodeListResponse\x12*\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x14.skein.admin.v1.NodeR\x05nodes\x12\x14\n" +
-	"\x05stale\x18\x02 \x01(\bR\x05stale\"\xc6\x01\n" +
+	"\x05stale\x18\x02 \x01(\bR\x05stale\"\x84\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
@@ -1296,10 +2415,47 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05alive\x18\x05 \x01(\bR\x05alive\x12\x16\n" +
 	"\x06ranges\x18\x06 \x01(\x03R\x06ranges\x12\x18\n" +
 	"\aleaders\x18\a \x01(\x03R\aleaders\x12\x14\n" +
-	"\x05bytes\x18\b \x01(\x03R\x05bytes\">\n" +
+	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05state\x18\t \x01(\tR\x05state\x12\"\n" +
+	"\rsince_unix_ms\x18\n" +
+	" \x01(\x03R\vsinceUnixMs\x129\n" +
+	"\n" +
+	"attributes\x18\v \x03(\v2\x19.skein.admin.v1.AttributeR\n" +
+	"attributes\x12\x1c\n" +
+	"\tplacement\x18\f \x01(\bR\tplacement\x12)\n" +
+	"\x10placement_leader\x18\r \x01(\bR\x0fplacementLeader\"3\n" +
+	"\tAttribute\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"%\n" +
+	"\x0fNodeShowRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\xac\x02\n" +
+	"\x10NodeShowResponse\x12(\n" +
+	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\x121\n" +
+	"\x06ranges\x18\x02 \x03(\v2\x19.skein.admin.v1.NodeRangeR\x06ranges\x129\n" +
+	"\n" +
+	"operations\x18\x03 \x03(\v2\x19.skein.admin.v1.OperationR\n" +
+	"operations\x12-\n" +
+	"\x05drain\x18\x04 \x01(\v2\x17.skein.admin.v1.RefusalR\x05drain\x12;\n" +
+	"\fdecommission\x18\x05 \x01(\v2\x17.skein.admin.v1.RefusalR\fdecommission\x12\x14\n" +
+	"\x05stale\x18\x06 \x01(\bR\x05stale\"\x83\x01\n" +
+	"\tNodeRange\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05start\x18\x02 \x01(\fR\x05start\x12\x10\n" +
+	"\x03end\x18\x03 \x01(\fR\x03end\x12\x12\n" +
+	"\x04role\x18\x04 \x01(\tR\x04role\x12\x14\n" +
+	"\x05leads\x18\x05 \x01(\bR\x05leads\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\"'\n" +
+	"\x11NodeChangeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\">\n" +
+	"\x12NodeChangeResponse\x12(\n" +
+	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xd4\x05\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep\"'\n" +
+	"\x11RangeMergeRequest\x12\x12\n" +
+	"\x04left\x18\x01 \x01(\x04R\x04left\"M\n" +
+	"\x12RangeMergeResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation2\xd6\r\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -1307,8 +2463,20 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\tRangeShow\x12 .skein.admin.v1.RangeShowRequest\x1a!.skein.admin.v1.RangeShowResponse\"\x00\x12R\n" +
 	"\tRangeMove\x12 .skein.admin.v1.RangeMoveRequest\x1a!.skein.admin.v1.RangeMoveResponse\"\x00\x12p\n" +
 	"\x13RangeTransferLeader\x12*.skein.admin.v1.RangeTransferLeaderRequest\x1a+.skein.admin.v1.RangeTransferLeaderResponse\"\x00\x12^\n" +
-	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12O\n" +
-	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00\x12U\n" +
+	"\rOperationList\x12$.skein.admin.v1.OperationListRequest\x1a%.skein.admin.v1.OperationListResponse\"\x00\x12^\n" +
+	"\rPlacementShow\x12$.skein.admin.v1.PlacementShowRequest\x1a%.skein.admin.v1.PlacementShowResponse\"\x00\x12^\n" +
+	"\rPlacementMove\x12$.skein.admin.v1.PlacementMoveRequest\x1a%.skein.admin.v1.PlacementMoveResponse\"\x00\x12|\n" +
+	"\x17PlacementTransferLeader\x12..skein.admin.v1.PlacementTransferLeaderRequest\x1a/.skein.admin.v1.PlacementTransferLeaderResponse\"\x00\x12O\n" +
+	"\bNodeList\x12\x1f.skein.admin.v1.NodeListRequest\x1a .skein.admin.v1.NodeListResponse\"\x00\x12O\n" +
+	"\bNodeShow\x12\x1f.skein.admin.v1.NodeShowRequest\x1a .skein.admin.v1.NodeShowResponse\"\x00\x12T\n" +
+	"\tNodeDrain\x12!.skein.admin.v1.NodeChangeRequest\x1a\".skein.admin.v1.NodeChangeResponse\"\x00\x12V\n" +
+	"\vNodeUndrain\x12!.skein.admin.v1.NodeChangeRequest\x1a\".skein.admin.v1.NodeChangeResponse\"\x00\x12[\n" +
+	"\x10NodeDecommission\x12!.skein.admin.v1.NodeChangeRequest\x1a\".skein.admin.v1.NodeChangeResponse\"\x00\x12[\n" +
+	"\x10NodeRecommission\x12!.skein.admin.v1.NodeChangeRequest\x1a\".skein.admin.v1.NodeChangeResponse\"\x00\x12U\n" +
+	"\n" +
+	"NodeRemove\x12!.skein.admin.v1.NodeChangeRequest\x1a\".skein.admin.v1.NodeChangeResponse\"\x00\x12a\n" +
+	"\x0ePlacementPause\x12%.skein.admin.v1.PlacementPauseRequest\x1a&.skein.admin.v1.PlacementPauseResponse\"\x00\x12O\n" +
+	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00\x12U\n" +
 	"\n" +
 	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
@@ -1324,61 +2492,112 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*RangeMergeRequest)(nil),           // 0: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),          // 1: skein.admin.v1.RangeMergeResponse
-	(*Operation)(nil),                   // 2: skein.admin.v1.Operation
-	(*RangeMoveRequest)(nil),            // 3: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),           // 4: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),  // 5: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil), // 6: skein.admin.v1.RangeTransferLeaderResponse
-	(*OperationListRequest)(nil),        // 7: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),       // 8: skein.admin.v1.OperationListResponse
-	(*Range)(nil),                       // 9: skein.admin.v1.Range
-	(*RangeListRequest)(nil),            // 10: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),           // 11: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),           // 12: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),          // 13: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),            // 14: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),           // 15: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                // 16: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),             // 17: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),            // 18: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                        // 19: skein.admin.v1.Node
-	(*Refusal)(nil),                     // 20: skein.admin.v1.Refusal
+	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
+	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
+	(*NodeJoinResponse)(nil),                // 2: skein.admin.v1.NodeJoinResponse
+	(*RangeMoveRequest)(nil),                // 3: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),               // 4: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),      // 5: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil),     // 6: skein.admin.v1.RangeTransferLeaderResponse
+	(*PlacementShowRequest)(nil),            // 7: skein.admin.v1.PlacementShowRequest
+	(*PlacementShowResponse)(nil),           // 8: skein.admin.v1.PlacementShowResponse
+	(*PlacementReplica)(nil),                // 9: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 10: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 11: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 12: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 13: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 14: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 15: skein.admin.v1.OperationListResponse
+	(*PlacementPauseRequest)(nil),           // 16: skein.admin.v1.PlacementPauseRequest
+	(*PlacementPauseResponse)(nil),          // 17: skein.admin.v1.PlacementPauseResponse
+	(*Range)(nil),                           // 18: skein.admin.v1.Range
+	(*Replica)(nil),                         // 19: skein.admin.v1.Replica
+	(*RangeListRequest)(nil),                // 20: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 21: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),               // 22: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 23: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 24: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 25: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 26: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 27: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 28: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 29: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 30: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 31: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 32: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 33: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 34: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 35: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 36: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 37: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 38: skein.admin.v1.RangeMergeResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
-	2,  // 0: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	2,  // 1: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	2,  // 2: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	9,  // 3: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	9,  // 4: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	9,  // 5: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	9,  // 6: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	16, // 7: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	19, // 8: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	10, // 9: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	12, // 10: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	14, // 11: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	3,  // 12: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	5,  // 13: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	7,  // 14: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	17, // 15: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	0,  // 16: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	11, // 17: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	13, // 18: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	15, // 19: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 20: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 21: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	8,  // 22: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	18, // 23: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	1,  // 24: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	17, // [17:25] is the sub-list for method output_type
-	9,  // [9:17] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	9,  // 1: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	0,  // 2: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	0,  // 3: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	19, // 4: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
+	0,  // 5: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
+	18, // 6: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	18, // 7: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	18, // 8: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	18, // 9: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	26, // 10: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	29, // 11: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	30, // 12: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	29, // 13: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	33, // 14: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	0,  // 15: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
+	36, // 16: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	36, // 17: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	29, // 18: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	0,  // 19: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	20, // 20: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	22, // 21: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	24, // 22: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 23: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 24: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	14, // 25: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	7,  // 26: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	10, // 27: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	12, // 28: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	27, // 29: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	31, // 30: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	34, // 31: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 32: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 33: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 34: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 35: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	16, // 36: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	1,  // 37: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	37, // 38: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	21, // 39: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	23, // 40: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	25, // 41: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 42: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 43: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	15, // 44: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	8,  // 45: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	11, // 46: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	13, // 47: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	28, // 48: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	32, // 49: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	35, // 50: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 51: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 52: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 53: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 54: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	17, // 55: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	2,  // 56: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	38, // 57: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	39, // [39:58] is the sub-list for method output_type
+	20, // [20:39] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -1386,13 +2605,14 @@ func file_adminpb_admin_proto_init() {
 	if File_adminpb_admin_proto != nil {
 		return
 	}
+	file_adminpb_admin_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,21 +22,32 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_RangeList_FullMethodName           = "/skein.admin.v1.Admin/RangeList"
-	Admin_RangeSplit_FullMethodName          = "/skein.admin.v1.Admin/RangeSplit"
-	Admin_RangeShow_FullMethodName           = "/skein.admin.v1.Admin/RangeShow"
-	Admin_RangeMove_FullMethodName           = "/skein.admin.v1.Admin/RangeMove"
-	Admin_RangeTransferLeader_FullMethodName = "/skein.admin.v1.Admin/RangeTransferLeader"
-	Admin_OperationList_FullMethodName       = "/skein.admin.v1.Admin/OperationList"
-	Admin_NodeList_FullMethodName            = "/skein.admin.v1.Admin/NodeList"
-	Admin_RangeMerge_FullMethodName          = "/skein.admin.v1.Admin/RangeMerge"
+	Admin_RangeList_FullMethodName               = "/skein.admin.v1.Admin/RangeList"
+	Admin_RangeSplit_FullMethodName              = "/skein.admin.v1.Admin/RangeSplit"
+	Admin_RangeShow_FullMethodName               = "/skein.admin.v1.Admin/RangeShow"
+	Admin_RangeMove_FullMethodName               = "/skein.admin.v1.Admin/RangeMove"
+	Admin_RangeTransferLeader_FullMethodName     = "/skein.admin.v1.Admin/RangeTransferLeader"
+	Admin_OperationList_FullMethodName           = "/skein.admin.v1.Admin/OperationList"
+	Admin_PlacementShow_FullMethodName           = "/skein.admin.v1.Admin/PlacementShow"
+	Admin_PlacementMove_FullMethodName           = "/skein.admin.v1.Admin/PlacementMove"
+	Admin_PlacementTransferLeader_FullMethodName = "/skein.admin.v1.Admin/PlacementTransferLeader"
+	Admin_NodeList_FullMethodName                = "/skein.admin.v1.Admin/NodeList"
+	Admin_NodeShow_FullMethodName                = "/skein.admin.v1.Admin/NodeShow"
+	Admin_NodeDrain_FullMethodName               = "/skein.admin.v1.Admin/NodeDrain"
+	Admin_NodeUndrain_FullMethodName             = "/skein.admin.v1.Admin/NodeUndrain"
+	Admin_NodeDecommission_FullMethodName        = "/skein.admin.v1.Admin/NodeDecommission"
+	Admin_NodeRecommission_FullMethodName        = "/skein.admin.v1.Admin/NodeRecommission"
+	Admin_NodeRemove_FullMethodName              = "/skein.admin.v1.Admin/NodeRemove"
+	Admin_PlacementPause_FullMethodName          = "/skein.admin.v1.Admin/PlacementPause"
+	Admin_NodeJoin_FullMethodName                = "/skein.admin.v1.Admin/NodeJoin"
+	Admin_RangeMerge_FullMethodName              = "/skein.admin.v1.Admin/RangeMerge"
 )
 
 // AdminClient is the client API for Admin service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type AdminClient interface {
-	// RangeList lists all ranges in the order of their spans.
+	// RangeList lists all ranges, or those that a filter leaves, in the order of their spans.
 	RangeList(ctx context.Context, in *RangeListRequest, opts ...grpc.CallOption) (*RangeListResponse, error)
 	// RangeSplit splits the range that holds a key, so that a new range begins there.
 	RangeSplit(ctx context.Context, in *RangeSplitRequest, opts ...grpc.CallOption) (*RangeSplitResponse, error)
@@ -49,8 +60,38 @@ type AdminClient interface {
 	RangeTransferLeader(ctx context.Context, in *RangeTransferLeaderRequest, opts ...grpc.CallOption) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
+	// PlacementShow says who holds the placement group and who leads it.
+	PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error)
+	// PlacementMove begins to put the placement group's replica on one node in the place of
+	// that on another. It returns when that has begun; OperationList says when it is over.
+	PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error)
+	// PlacementTransferLeader has another replica of the placement group lead it, and hand
+	// out revisions.
+	PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
+	// NodeShow says what a node holds, and whether it could be drained or decommissioned.
+	NodeShow(ctx context.Context, in *NodeShowRequest, opts ...grpc.CallOption) (*NodeShowResponse, error)
+	// NodeDrain has a node give up its leaders and get neither leaders nor replicas, so that
+	// it can be stopped. It returns when that has begun; NodeShow says how far it is.
+	// NodeUndrain takes it back.
+	NodeDrain(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
+	NodeUndrain(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
+	// NodeDecommission has a node give up its replicas too, for good. It returns when that
+	// has begun; when the node holds nothing, NodeRemove follows. NodeRecommission takes it
+	// back until then.
+	NodeDecommission(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
+	NodeRecommission(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
+	// NodeRemove takes a node that is decommissioned or was never started, and holds
+	// nothing, out of the list of nodes. Its id is never let in again.
+	NodeRemove(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
+	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
+	// carried out, and what operators ask for is done.
+	PlacementPause(ctx context.Context, in *PlacementPauseRequest, opts ...grpc.CallOption) (*PlacementPauseResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error)
 	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
 	// begun; OperationList says when it is over, and RangeList what has come of it.
 	RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error)
@@ -124,10 +165,120 @@ func (c *adminClient) OperationList(ctx context.Context, in *OperationListReques
 	return out, nil
 }
 
+func (c *adminClient) PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementShowResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementShow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementMoveResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementMove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementTransferLeaderResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementTransferLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NodeListResponse)
 	err := c.cc.Invoke(ctx, Admin_NodeList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeShow(ctx context.Context, in *NodeShowRequest, opts ...grpc.CallOption) (*NodeShowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeShowResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeShow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeDrain(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeChangeResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeDrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeUndrain(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeChangeResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeUndrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeDecommission(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeChangeResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeDecommission_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeRecommission(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeChangeResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeRecommission_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeRemove(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeChangeResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeRemove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PlacementPause(ctx context.Context, in *PlacementPauseRequest, opts ...grpc.CallOption) (*PlacementPauseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementPauseResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementPause_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NodeJoinResponse)
+	err := c.cc.Invoke(ctx, Admin_NodeJoin_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +299,7 @@ func (c *adminClient) RangeMerge(ctx context.Context, in *RangeMergeRequest, opt
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
 type AdminServer interface {
-	// RangeList lists all ranges in the order of their spans.
+	// RangeList lists all ranges, or those that a filter leaves, in the order of their spans.
 	RangeList(context.Context, *RangeListRequest) (*RangeListResponse, error)
 	// RangeSplit splits the range that holds a key, so that a new range begins there.
 	RangeSplit(context.Context, *RangeSplitRequest) (*RangeSplitResponse, error)
@@ -161,8 +312,38 @@ type AdminServer interface {
 	RangeTransferLeader(context.Context, *RangeTransferLeaderRequest) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
+	// PlacementShow says who holds the placement group and who leads it.
+	PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error)
+	// PlacementMove begins to put the placement group's replica on one node in the place of
+	// that on another. It returns when that has begun; OperationList says when it is over.
+	PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error)
+	// PlacementTransferLeader has another replica of the placement group lead it, and hand
+	// out revisions.
+	PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
+	// NodeShow says what a node holds, and whether it could be drained or decommissioned.
+	NodeShow(context.Context, *NodeShowRequest) (*NodeShowResponse, error)
+	// NodeDrain has a node give up its leaders and get neither leaders nor replicas, so that
+	// it can be stopped. It returns when that has begun; NodeShow says how far it is.
+	// NodeUndrain takes it back.
+	NodeDrain(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
+	NodeUndrain(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
+	// NodeDecommission has a node give up its replicas too, for good. It returns when that
+	// has begun; when the node holds nothing, NodeRemove follows. NodeRecommission takes it
+	// back until then.
+	NodeDecommission(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
+	NodeRecommission(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
+	// NodeRemove takes a node that is decommissioned or was never started, and holds
+	// nothing, out of the list of nodes. Its id is never let in again.
+	NodeRemove(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
+	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
+	// carried out, and what operators ask for is done.
+	PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error)
+	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
+	// none yet, and the answer says who it is. A node that has an identity is told whether
+	// it still is a member.
+	NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error)
 	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
 	// begun; OperationList says when it is over, and RangeList what has come of it.
 	RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error)
@@ -194,8 +375,41 @@ func (UnimplementedAdminServer) RangeTransferLeader(context.Context, *RangeTrans
 func (UnimplementedAdminServer) OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method OperationList not implemented")
 }
+func (UnimplementedAdminServer) PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementShow not implemented")
+}
+func (UnimplementedAdminServer) PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementMove not implemented")
+}
+func (UnimplementedAdminServer) PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementTransferLeader not implemented")
+}
 func (UnimplementedAdminServer) NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeList not implemented")
+}
+func (UnimplementedAdminServer) NodeShow(context.Context, *NodeShowRequest) (*NodeShowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeShow not implemented")
+}
+func (UnimplementedAdminServer) NodeDrain(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeDrain not implemented")
+}
+func (UnimplementedAdminServer) NodeUndrain(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeUndrain not implemented")
+}
+func (UnimplementedAdminServer) NodeDecommission(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeDecommission not implemented")
+}
+func (UnimplementedAdminServer) NodeRecommission(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeRecommission not implemented")
+}
+func (UnimplementedAdminServer) NodeRemove(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeRemove not implemented")
+}
+func (UnimplementedAdminServer) PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementPause not implemented")
+}
+func (UnimplementedAdminServer) NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NodeJoin not implemented")
 }
 func (UnimplementedAdminServer) RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RangeMerge not implemented")
@@ -329,6 +543,60 @@ func _Admin_OperationList_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_PlacementShow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementShowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementShow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementShow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementShow(ctx, req.(*PlacementShowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementMove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementMoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementMove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementMove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementMove(ctx, req.(*PlacementMoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementTransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementTransferLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementTransferLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementTransferLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementTransferLeader(ctx, req.(*PlacementTransferLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_NodeList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(NodeListRequest)
 	if err := dec(in); err != nil {
@@ -343,6 +611,150 @@ func _Admin_NodeList_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).NodeList(ctx, req.(*NodeListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeShow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeShowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeShow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeShow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeShow(ctx, req.(*NodeShowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeChangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeDrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeDrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeDrain(ctx, req.(*NodeChangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeUndrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeChangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeUndrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeUndrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeUndrain(ctx, req.(*NodeChangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeDecommission_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeChangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeDecommission(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeDecommission_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeDecommission(ctx, req.(*NodeChangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeRecommission_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeChangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeRecommission(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeRecommission_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeRecommission(ctx, req.(*NodeChangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeRemove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeChangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeRemove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeRemove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeRemove(ctx, req.(*NodeChangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PlacementPause_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementPauseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementPause(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementPause_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementPause(ctx, req.(*PlacementPauseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_NodeJoin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NodeJoinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).NodeJoin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_NodeJoin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).NodeJoin(ctx, req.(*NodeJoinRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -397,8 +809,52 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Admin_OperationList_Handler,
 		},
 		{
+			MethodName: "PlacementShow",
+			Handler:    _Admin_PlacementShow_Handler,
+		},
+		{
+			MethodName: "PlacementMove",
+			Handler:    _Admin_PlacementMove_Handler,
+		},
+		{
+			MethodName: "PlacementTransferLeader",
+			Handler:    _Admin_PlacementTransferLeader_Handler,
+		},
+		{
 			MethodName: "NodeList",
 			Handler:    _Admin_NodeList_Handler,
+		},
+		{
+			MethodName: "NodeShow",
+			Handler:    _Admin_NodeShow_Handler,
+		},
+		{
+			MethodName: "NodeDrain",
+			Handler:    _Admin_NodeDrain_Handler,
+		},
+		{
+			MethodName: "NodeUndrain",
+			Handler:    _Admin_NodeUndrain_Handler,
+		},
+		{
+			MethodName: "NodeDecommission",
+			Handler:    _Admin_NodeDecommission_Handler,
+		},
+		{
+			MethodName: "NodeRecommission",
+			Handler:    _Admin_NodeRecommission_Handler,
+		},
+		{
+			MethodName: "NodeRemove",
+			Handler:    _Admin_NodeRemove_Handler,
+		},
+		{
+			MethodName: "PlacementPause",
+			Handler:    _Admin_PlacementPause_Handler,
+		},
+		{
+			MethodName: "NodeJoin",
+			Handler:    _Admin_NodeJoin_Handler,
 		},
 		{
 			MethodName: "RangeMerge",

@@ -113,18 +113,7 @@ func newRange(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
 	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
 	f.add(c.PersistentFlags())
-	c.AddCommand(&cobra.Command{
-		Use: "list", Short: "List all ranges", Args: cobra.NoArgs,
-		RunE: failing(func(c *cobra.Command, _ []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
-				ranges, err := client.RangeList(ctx)
-				if err != nil {
-					return err
-				}
-				return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, ranges)
-			})
-		}),
-	}, newSplit(f), newMove(f), newMerge(f), newTransfer(f), &cobra.Command{
+	c.AddCommand(newRangeList(f), newSplit(f), newMove(f), newMerge(f), newTransfer(f), &cobra.Command{
 		Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
 		RunE: failing(func(c *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 10, 64)
@@ -143,21 +132,66 @@ func newRange(environ []string) *cobra.Command {
 	return c
 }
 
-func newSplit(f *adminFlags) *cobra.Command {
-	var key, key64 string
-	split := &cobra.Command{Use: "split --key KEY", Short: "Make a new range begin at a key", Args: cobra.NoArgs}
-	split.Flags().StringVar(&key, "key", "", "first key of the new range")
-	split.Flags().StringVar(&key64, "key-base64", "", "the same in base64, for keys that are no text")
-	split.RunE = failing(func(c *cobra.Command, _ []string) error {
-		k := []byte(key)
-		switch plain, coded := c.Flags().Changed("key"), c.Flags().Changed("key-base64"); {
-		case plain == coded:
-			return &config.UsageError{Err: errors.New("give either --key or --key-base64")}
-		case coded:
-			var err error
-			if k, err = base64.StdEncoding.DecodeString(key64); err != nil {
-				return &config.UsageError{Err: fmt.Errorf("--key-base64: %w", err)}
+// keyFlags are the two ways to give a key.
+type keyFlags struct{ plain, coded string }
+
+func (k *keyFlags) add(fs *pflag.FlagSet, what string) {
+	fs.StringVar(&k.plain, "key", "", what)
+	fs.StringVar(&k.coded, "key-base64", "", "the same in base64, for keys that are no text")
+}
+
+// key returns the key, and whether one was given.
+func (k *keyFlags) key(fs *pflag.FlagSet) (key []byte, given bool, err error) {
+	switch plain, coded := fs.Changed("key"), fs.Changed("key-base64"); {
+	case plain && coded:
+		return nil, true, &config.UsageError{Err: errors.New("give either --key or --key-base64")}
+	case coded:
+		if key, err = base64.StdEncoding.DecodeString(k.coded); err != nil {
+			return nil, true, &config.UsageError{Err: fmt.Errorf("--key-base64: %w", err)}
+		}
+		return key, true, nil
+	default:
+		return []byte(k.plain), plain, nil
+	}
+}
+
+func newRangeList(f *adminFlags) *cobra.Command {
+	var node string
+	var key keyFlags
+	ranges := &cobra.Command{Use: "list", Short: "List all ranges, or those of a node or a key", Args: cobra.NoArgs}
+	ranges.Flags().StringVar(&node, "node", "", "name or id of a node: only ranges with a replica there")
+	key.add(ranges.Flags(), "only the range that holds the key")
+	ranges.RunE = failing(func(c *cobra.Command, _ []string) error {
+		q := &adminpb.RangeListRequest{Node: node}
+		k, given, err := key.key(c.Flags())
+		if err != nil {
+			return err
+		}
+		if given {
+			q.Key = append([]byte{}, k...) // the empty key is one too
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+			l, err := client.RangeListOf(ctx, q)
+			if err != nil {
+				return err
 			}
+			return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, l)
+		})
+	})
+	return ranges
+}
+
+func newSplit(f *adminFlags) *cobra.Command {
+	var key keyFlags
+	split := &cobra.Command{Use: "split --key KEY", Short: "Make a new range begin at a key", Args: cobra.NoArgs}
+	key.add(split.Flags(), "first key of the new range")
+	split.RunE = failing(func(c *cobra.Command, _ []string) error {
+		k, given, err := key.key(c.Flags())
+		if err != nil {
+			return err
+		}
+		if !given {
+			return &config.UsageError{Err: errors.New("give either --key or --key-base64")}
 		}
 		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 			s, err := client.RangeSplit(ctx, k)
@@ -189,7 +223,7 @@ func newMove(f *adminFlags) *cobra.Command {
 				return err
 			}
 			if noWait {
-				return adminapi.WriteOperations(c.OutOrStdout(), format, []*adminpb.Operation{m.GetOperation()})
+				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
 			}
 			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
@@ -221,7 +255,7 @@ func newMerge(f *adminFlags) *cobra.Command {
 			}
 			op := m.GetOperation()
 			if noWait {
-				return adminapi.WriteOperations(c.OutOrStdout(), format, []*adminpb.Operation{op})
+				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{op}})
 			}
 			if err := client.AwaitOperation(ctx, op.GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", op.GetId(), err)
@@ -271,7 +305,7 @@ func newTransfer(f *adminFlags) *cobra.Command {
 
 func newPlacement(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "placement", Short: "Look at what placement does", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "placement", Short: "Look at what placement does, and stop it", Args: cobra.NoArgs, RunE: needsCommand}
 	f.add(c.PersistentFlags())
 	c.AddCommand(&cobra.Command{
 		Use: "operations", Short: "List the operations under way", Args: cobra.NoArgs,
@@ -281,30 +315,24 @@ func newPlacement(environ []string) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return adminapi.WriteOperations(c.OutOrStdout(), format, l.GetOperations())
+				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, l)
 			})
 		}),
-	})
+	}, newPause(f, "pause", "Have placement decide nothing by itself; what is under way goes on", true),
+		newPause(f, "resume", "Have placement decide by itself again", false))
+	addPlacementGroup(c, f)
 	return c
 }
 
-func newNode(environ []string) *cobra.Command {
-	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "node", Short: "List nodes", Args: cobra.NoArgs, RunE: needsCommand}
-	f.add(c.PersistentFlags())
-	c.AddCommand(&cobra.Command{
-		Use: "list", Short: "List all nodes", Args: cobra.NoArgs,
+func newPause(f *adminFlags, name, short string, paused bool) *cobra.Command {
+	return &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
-				nodes, err := client.NodeList(ctx)
-				if err != nil {
-					return err
-				}
-				return adminapi.WriteNodes(c.OutOrStdout(), c.ErrOrStderr(), format, nodes)
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+				return client.PlacementPause(ctx, paused)
 			})
 		}),
-	})
-	return c
+	}
 }
 
 // needsCommand refuses a command that only groups others.

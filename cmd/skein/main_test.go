@@ -30,7 +30,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeBackend is a cluster of one node with one range, which refuses to split at "m".
 type fakeBackend struct{}
 
-func (fakeBackend) Ranges(context.Context) (*adminpb.RangeListResponse, error) {
+func (fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
+	if q.GetNode() == "n9" {
+		return nil, &adminapi.Refusal{Reason: "there is no node n9", NextStep: "see skein node list"}
+	}
+	if string(q.GetKey()) == "\x00" {
+		return &adminpb.RangeListResponse{}, nil
+	}
 	return &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{Id: 1, Generation: 1, Leader: "n1", Replicas: []string{"n1"}, State: "asleep"}}}, nil
 }
 
@@ -63,9 +69,49 @@ func (fakeBackend) MergeRange(context.Context, keyspace.RangeID) (*adminpb.Opera
 	return &adminpb.Operation{}, nil
 }
 
+func (fakeBackend) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return nil, kverror.NoLeader
+}
+
 func (fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return nil }
 
-func (fakeBackend) Operations(context.Context) ([]*adminpb.Operation, error) { return nil, nil }
+func (fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
+	return &adminpb.PlacementShowResponse{Leader: "n1", Term: 3, Replicas: []*adminpb.PlacementReplica{{Node: "n1", ReplicaId: 1, Role: "voter"}}}, nil
+}
+
+func (fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
+	if to != "n4" {
+		return nil, &adminapi.Refusal{Reason: "there is no node " + to, NextStep: "see skein node list"}
+	}
+	return &adminpb.Operation{Id: 8, Kind: "move", From: from, To: to, Why: "asked for"}, nil
+}
+
+func (fakeBackend) TransferPlacement(context.Context, string) error { return nil }
+
+func (fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
+	return &adminpb.OperationListResponse{Paused: true}, nil
+}
+
+// ShowNode is of n2, which is drained and leads nothing, and of n3, which is decommissioned
+// and never becomes empty.
+func (fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeShowResponse, error) {
+	switch node {
+	case "n2":
+		return &adminpb.NodeShowResponse{Node: &adminpb.Node{Id: "b", Name: "n2", State: "draining", Ranges: 1}}, nil
+	case "n3":
+		return &adminpb.NodeShowResponse{Node: &adminpb.Node{Id: "c", Name: "n3", State: "decommissioned", Ranges: 1}}, nil
+	}
+	return nil, &adminapi.Refusal{Reason: "there is no node " + node, NextStep: "see skein node list"}
+}
+
+func (fakeBackend) ChangeNode(_ context.Context, change adminapi.NodeChange, node string) (*adminpb.Node, error) {
+	if node == "n1" {
+		return nil, &adminapi.Refusal{Reason: "no other node is there to lead", NextStep: "add one"}
+	}
+	return &adminpb.Node{Id: "b", Name: node, State: "after " + string(change)}, nil
+}
+
+func (fakeBackend) Pause(context.Context, bool) error { return nil }
 
 // replaceRun puts f in the place of the node for one test.
 func replaceRun(t *testing.T, f func(context.Context, *config.Config, *zap.Logger) error) {

@@ -3,7 +3,8 @@
 //
 // Without the build tag planted, Is is false for ever and the compiler removes what
 // depends on it: what ships holds none of them. With the tag one bug at a time is
-// chosen by Set, for the whole process. Who may be wrong asks Is; sim alone sets.
+// chosen by Set, for the whole process, or by its environment. Who may be wrong asks Is; the
+// rigs sim and chaos alone set.
 package plant
 
 // Bug is one of the bugs.
@@ -70,6 +71,13 @@ const (
 	LocksLostAtSplit
 	// NeverRemoved: a replica that is no member any more stays where it is.
 	NeverRemoved
+	// HandedOverInFlight: placement's leader hands over without ending its hand-outs.
+	HandedOverInFlight
+	// DeadCountedAlive: who leads placement hears nodes that say nothing any more.
+	DeadCountedAlive
+	// OperationForgotten: a new leader of placement does not go on with the operations that it
+	// finds.
+	OperationForgotten
 	// FreezeForgotten: a range that is frozen goes on as if it were not.
 	FreezeForgotten
 	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
@@ -98,7 +106,8 @@ var names = [end]string{
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"keys served that a split has taken", "locks lost at a split",
-	"replica that left never removed",
+	"replica that left never removed", "leadership handed over amid hand-outs",
+	"lost node counted as alive", "operation of the leader before forgotten",
 	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
 	"request run twice", "disk that lies", "clock that freezes",
 }

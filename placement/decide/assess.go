@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // tally is what the replicas of a range come to.
@@ -101,7 +102,7 @@ func (c *Cluster) assess(r *rng) Reason {
 		return Zones
 	case t.voters != c.wanted(t.voters):
 		return Factor
-	case r.Bytes > c.settings.RangeMaxBytes:
+	case r.Bytes > c.settings.RangeMaxBytes && !c.settings.LeadersSplit:
 		return Size
 	case c.heated(r):
 		return Heat
@@ -192,9 +193,9 @@ func (c *Cluster) crowd(r *rng) (*zone, int) {
 
 // heated says whether the range has had too much load for long enough, and it divides.
 func (c *Cluster) heated(r *rng) bool {
-	if r.hotAt == 0 || c.now.Sub(r.hotAt) < c.settings.Patience || r.Sample == nil {
+	if c.settings.LeadersSplit || r.hotAt == 0 || c.now.Sub(r.hotAt) < c.settings.Patience || r.Sample == nil {
 		return false
 	}
 	_, shape := r.Sample.Divide()
-	return shape == Divides
+	return shape == divide.Divides
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // NodeState is what the operator wants of a node.
@@ -67,7 +68,7 @@ type Range struct {
 	// at which this state began.
 	Born clock.Time
 	// Sample is what the leader has seen of its load; only of ranges whose load is high.
-	Sample *Sample
+	Sample *divide.Sample
 }
 
 // node is a Node with what it carries by plan, which is with all operations under way

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // Explain says what the range needs and what holds it up, in words for the operator.
@@ -37,7 +38,7 @@ func (c *Cluster) explainRest(r *rng) string {
 	case t.silent > 0:
 		return "it waits for a silent node, which is heard again or counts as lost"
 	case r.Load > c.settings.SplitLoad && r.Sample != nil:
-		if _, shape := r.Sample.Divide(); shape != Divides {
+		if _, shape := r.Sample.Divide(); shape != divide.Divides {
 			return "it has much load and is not split: " + shape.String()
 		}
 		return "it has had much load for a short time only"
@@ -57,4 +58,25 @@ func (c *Cluster) Pending() map[Reason]int {
 		}
 	}
 	return out
+}
+
+// Health counts, over all ranges, those that have fewer live voters than they should have
+// and those that have no quorum. It looks at every range.
+func (c *Cluster) Health() (under, stopped int) {
+	for _, r := range c.all {
+		t := c.count(r)
+		if t.spare < 0 {
+			stopped++
+		}
+		live := 0
+		for _, is := range r.Descriptor.Replicas {
+			if n := c.nodes[is.Node]; staysVoter(is.Role) && n != nil && n.live() {
+				live++
+			}
+		}
+		if live < c.settings.ReplicationFactor {
+			under++
+		}
+	}
+	return under, stopped
 }

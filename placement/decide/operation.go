@@ -41,7 +41,7 @@ func (k Kind) String() string { return kindNames[k] }
 // Reason is why something needs to be done, in the order of urgency.
 type Reason uint8
 
-// The reasons, most urgent first.
+// The reasons, most urgent first. The numbers are stored with operations.
 const (
 	// None: there is nothing to do.
 	None Reason = iota
@@ -77,6 +77,9 @@ var reasonNames = [...]string{
 	"none", "quorum-risk", "repair", "joint", "learner", "drain", "zones", "factor",
 	"size", "heat", "cold", "bytes", "load", "leaders",
 }
+
+// Known says whether there is such a reason: operations are stored with theirs.
+func (r Reason) Known() bool { return int(r) < reasons }
 
 // String returns the reason in one word.
 func (r Reason) String() string { return reasonNames[r] }

@@ -17,6 +17,9 @@ type Settings struct {
 	// SplitLoad is the number of puts and reads a second above which a range is split
 	// where its load divides.
 	SplitLoad int64
+	// LeadersSplit says that the leaders of ranges split them by themselves, by these two
+	// bounds: nothing is split from here, and the bounds are for what is merged.
+	LeadersSplit bool
 	// NodeCopies bounds the copies of replicas that a node receives at a time, and
 	// those that it sends. Balance takes at most half of them, at least one.
 	NodeCopies int

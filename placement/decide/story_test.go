@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // TestDecisions tells for each decision when it is made, and when it is not.
@@ -130,21 +131,21 @@ func (s *story) rangeOf(a args) Range {
 }
 
 // sampleOf returns a sample of a shape, of keys that begin with the prefix.
-func sampleOf(shape, prefix string) *Sample {
+func sampleOf(shape, prefix string) *divide.Sample {
 	key := func(i int) []byte { return fmt.Appendf(nil, "%s%02d", prefix, i) }
-	s := &Sample{}
+	s := &divide.Sample{}
 	for i := range 64 {
 		switch shape {
 		case "divides":
-			s.Requests = append(s.Requests, Request{Key: key(i * 37 % 64)})
+			s.Requests = append(s.Requests, divide.Request{Key: key(i * 37 % 64)})
 		case "hot-key":
-			s.Requests = append(s.Requests, Request{Key: key(i * 37 % 64 * (i % 3 / 2))})
+			s.Requests = append(s.Requests, divide.Request{Key: key(i * 37 % 64 * (i % 3 / 2))})
 		case "tail":
-			s.Requests = append(s.Requests, Request{Key: key(i)})
+			s.Requests = append(s.Requests, divide.Request{Key: key(i)})
 		case "spans":
-			s.Requests = append(s.Requests, Request{Key: key(0), End: key(99)})
+			s.Requests = append(s.Requests, divide.Request{Key: key(0), End: key(99)})
 		case "halves":
-			s.Requests = append(s.Requests, Request{Key: key(i % 2 * 50), End: key(i%2*50 + 49)})
+			s.Requests = append(s.Requests, divide.Request{Key: key(i % 2 * 50), End: key(i%2*50 + 49)})
 		}
 	}
 	return s

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // HotSpot is load on neighbouring ranges that moves along the keyspace.
@@ -29,7 +29,7 @@ func (w *World) MoveHotSpot(h HotSpot) []float64 {
 		for i := range h.Width {
 			if g := w.ranges[(at+i)%len(w.ranges)]; g != nil {
 				hot[g.d.Range] = g.load
-				w.SetLoad(g.d.Range, h.Load, decide.Divides)
+				w.SetLoad(g.d.Range, h.Load, divide.Divides)
 			}
 		}
 		known := len(w.ranges)
@@ -46,7 +46,7 @@ func (w *World) MoveHotSpot(h HotSpot) []float64 {
 func (w *World) cool(hot map[keyspace.RangeID]int64, known int) {
 	for _, id := range slices.Sorted(maps.Keys(hot)) {
 		if g := w.ranges[id-1]; g != nil {
-			w.SetLoad(id, hot[id], decide.Divides)
+			w.SetLoad(id, hot[id], divide.Divides)
 		}
 	}
 	for _, g := range w.ranges[known:] {
@@ -55,7 +55,7 @@ func (w *World) cool(hot map[keyspace.RangeID]int64, known int) {
 		}
 		if load, ok := hot[g.parent]; ok {
 			hot[g.d.Range] = load / 2
-			w.SetLoad(g.d.Range, load/2, decide.Divides)
+			w.SetLoad(g.d.Range, load/2, divide.Divides)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 	"github.com/skeindb/skein/placement/decide"
 )
 
@@ -53,7 +54,7 @@ func disturb(w *World, random *rand.Rand) {
 		}
 	case 8:
 		if g != nil {
-			w.SetLoad(g.d.Range, random.Int64N(6000), decide.Shape(random.IntN(int(decide.Spans)+1)))
+			w.SetLoad(g.d.Range, random.Int64N(6000), divide.Shape(random.IntN(int(divide.Spans)+1)))
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 	"github.com/skeindb/skein/placement/decide"
 )
 
@@ -98,7 +99,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "grow":
 		s.w.Grow(keyspace.RangeID(number(t, d, "range", 0)), number(t, d, "bytes", 0))
 	case "load":
-		shapes := map[string]decide.Shape{"divides": decide.Divides, "hot-key": decide.HotKey, "tail": decide.Tail, "spans": decide.Spans}
+		shapes := map[string]divide.Shape{"divides": divide.Divides, "hot-key": divide.HotKey, "tail": divide.Tail, "spans": divide.Spans}
 		s.w.SetLoad(keyspace.RangeID(number(t, d, "range", 0)), number(t, d, "rate", 0), shapes[text(d, "shape", "divides")])
 	case "hot":
 		return s.hot(t, d)

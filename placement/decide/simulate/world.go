@@ -19,6 +19,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/keyspace/divide"
 	"github.com/skeindb/skein/placement/decide"
 )
 
@@ -92,7 +93,7 @@ type span struct {
 	reported int64
 	warm     bool
 	born     clock.Time
-	shape    decide.Shape
+	shape    divide.Shape
 	task     *task
 	events   []event
 }
@@ -269,7 +270,7 @@ func (w *World) InZone(zone string) []keyspace.NodeID {
 }
 
 // SetLoad changes the load of a range and what its sample will look like.
-func (w *World) SetLoad(id keyspace.RangeID, load int64, shape decide.Shape) {
+func (w *World) SetLoad(id keyspace.RangeID, load int64, shape divide.Shape) {
 	g := w.rangeOf(id)
 	g.load, g.shape = load, shape
 	w.watch(g)
@@ -311,23 +312,23 @@ func (w *World) reportLoads() {
 }
 
 // sample is what the leader of a hot range would have sampled.
-func (w *World) sample(g *span) *decide.Sample {
+func (w *World) sample(g *span) *divide.Sample {
 	const requests = 64
 	width := g.to - g.from // wraps around rightly where to is the end
-	s := &decide.Sample{}
+	s := &divide.Sample{}
 	for i := range uint64(requests) {
 		at := g.from + w.random.Uint64N(max(width, 1))
 		var end []byte
 		switch g.shape {
-		case decide.HotKey:
+		case divide.HotKey:
 			at = g.from + width/3
-		case decide.Tail:
+		case divide.Tail:
 			at = g.from + width/requests*i
-		case decide.Spans:
+		case divide.Spans:
 			at, end = g.from, spanOf(0, g.to).End
 		default:
 		}
-		s.Requests = append(s.Requests, decide.Request{Key: binary.BigEndian.AppendUint64(nil, at), End: end})
+		s.Requests = append(s.Requests, divide.Request{Key: binary.BigEndian.AppendUint64(nil, at), End: end})
 	}
 	return s
 }

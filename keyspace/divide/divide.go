@@ -1,4 +1,8 @@
-package decide
+// Package divide says where the load of a range divides, and why it does not: from a
+// sample of its requests it finds the key on both sides of which there is load, now and
+// a moment later. It is pure: who leads a range splits it by this, and placement's
+// simulator has the same words.
+package divide
 
 import (
 	"bytes"

@@ -1,0 +1,211 @@
+package adminapi
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// nodeJSON is a node as -w json prints it; the order of the fields is part of the output.
+// Since is absent where nobody knows it.
+type nodeJSON struct {
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	PeerURLs   []string          `json:"peer_urls"`
+	ClientURLs []string          `json:"client_urls"`
+	State      string            `json:"state"`
+	Since      string            `json:"since,omitempty"`
+	Attributes map[string]string `json:"attributes"`
+	Alive      bool              `json:"alive"`
+	Ranges     int64             `json:"ranges"`
+	Leaders    int64             `json:"leaders"`
+	Bytes      int64             `json:"bytes"`
+	Placement  string            `json:"placement,omitempty"`
+}
+
+func nodeToJSON(n *adminpb.Node) nodeJSON {
+	out := nodeJSON{
+		ID: n.GetId(), Name: n.GetName(), PeerURLs: list(n.GetPeerUrls()), ClientURLs: list(n.GetClientUrls()),
+		State: n.GetState(), Since: since(n), Attributes: map[string]string{}, Alive: n.GetAlive(),
+		Ranges: n.GetRanges(), Leaders: n.GetLeaders(), Bytes: n.GetBytes(), Placement: placementText(n),
+	}
+	for _, a := range n.GetAttributes() {
+		out.Attributes[a.GetKey()] = a.GetValue()
+	}
+	return out
+}
+
+// since says when a node became what it is, "" where nobody knows.
+func since(n *adminpb.Node) string {
+	if n.GetSinceUnixMs() == 0 {
+		return ""
+	}
+	return time.UnixMilli(n.GetSinceUnixMs()).UTC().Format(time.RFC3339)
+}
+
+// placementText says what the node is to the placement group.
+func placementText(n *adminpb.Node) string {
+	switch {
+	case n.GetPlacementLeader():
+		return "leader"
+	case n.GetPlacement():
+		return "replica"
+	}
+	return ""
+}
+
+func attributesText(n *adminpb.Node) string {
+	var as []string
+	for _, a := range n.GetAttributes() {
+		as = append(as, a.GetKey()+"="+a.GetValue())
+	}
+	return strings.Join(as, ",")
+}
+
+func writeNodeTable(w io.Writer, nodes []*adminpb.Node) error {
+	rows := [][]string{{"ID", "NAME", "STATE", "SINCE", "ALIVE", "ATTRIBUTES", "RANGES", "LEADERS", "PLACEMENT", "BYTES", "PEER URLS", "CLIENT URLS"}}
+	for _, n := range nodes {
+		rows = append(rows, []string{
+			n.GetId(), n.GetName(), n.GetState(), since(n), strconv.FormatBool(n.GetAlive()), attributesText(n),
+			fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), placementText(n), fmt.Sprint(n.GetBytes()),
+			strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
+		})
+	}
+	return writeTable(w, rows)
+}
+
+// WriteNodes prints nodes, and on notes what a table has no place for.
+func WriteNodes(w, notes io.Writer, f Format, l *adminpb.NodeListResponse) error {
+	if f == JSON {
+		out := struct {
+			Nodes []nodeJSON `json:"nodes"`
+			Stale bool       `json:"stale,omitempty"`
+		}{[]nodeJSON{}, l.GetStale()}
+		for _, n := range l.GetNodes() {
+			out.Nodes = append(out.Nodes, nodeToJSON(n))
+		}
+		return writeJSON(w, out)
+	}
+	if err := noteStale(notes, l.GetStale()); err != nil {
+		return err
+	}
+	return writeNodeTable(w, l.GetNodes())
+}
+
+// WriteNode prints one node.
+func WriteNode(w io.Writer, f Format, n *adminpb.Node) error {
+	if f == JSON {
+		return writeJSON(w, nodeToJSON(n))
+	}
+	return writeNodeTable(w, []*adminpb.Node{n})
+}
+
+// refusalJSON is why something cannot be asked of a node.
+type refusalJSON struct {
+	Reason   string `json:"reason"`
+	NextStep string `json:"next_step"`
+}
+
+func refusalToJSON(r *adminpb.Refusal) *refusalJSON {
+	if r == nil {
+		return nil
+	}
+	return &refusalJSON{r.GetReason(), r.GetNextStep()}
+}
+
+// WriteNodeShow prints a node, what it holds and what could be asked of it, and on notes
+// what a table has no place for.
+func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) error {
+	if f == JSON {
+		return writeNodeShowJSON(w, s)
+	}
+	if err := noteStale(notes, s.GetStale()); err != nil {
+		return err
+	}
+	if err := writeNodeTable(w, []*adminpb.Node{s.GetNode()}); err != nil {
+		return err
+	}
+	rows := [][]string{{"RANGE", "START", "END", "ROLE", "LEADS", "ON DISK"}}
+	for _, r := range s.GetRanges() {
+		rows = append(rows, []string{
+			fmt.Sprint(r.GetId()), keyText(r.GetStart()), keyText(r.GetEnd()), r.GetRole(), strconv.FormatBool(r.GetLeads()), fmt.Sprint(r.GetBytes()),
+		})
+	}
+	if err := writeTable(w, rows); err != nil {
+		return err
+	}
+	if len(s.GetOperations()) > 0 {
+		if err := writeOperationTable(w, s.GetOperations()); err != nil {
+			return err
+		}
+	}
+	for _, can := range []struct {
+		what    NodeChange
+		from    []string
+		refused *adminpb.Refusal
+	}{
+		{Drain, []string{"serving"}, s.GetDrain()},
+		{Decommission, []string{"serving", "draining", "learner"}, s.GetDecommission()},
+	} {
+		if !slices.Contains(can.from, s.GetNode().GetState()) {
+			continue
+		}
+		text := "possible"
+		if r := can.refused; r != nil {
+			text = fmt.Sprintf("not possible now: %s\n  next: %s", r.GetReason(), r.GetNextStep())
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s\n", can.what, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeNodeShowJSON(w io.Writer, s *adminpb.NodeShowResponse) error {
+	type held struct {
+		Range       uint64 `json:"range"`
+		Start       string `json:"start"`
+		StartBase64 string `json:"start_base64"`
+		End         string `json:"end"`
+		EndBase64   string `json:"end_base64"`
+		Role        string `json:"role"`
+		Leads       bool   `json:"leads"`
+		DiskBytes   int64  `json:"bytes"`
+	}
+	out := struct {
+		Node         nodeJSON        `json:"node"`
+		Ranges       []held          `json:"ranges"`
+		Operations   []operationJSON `json:"operations"`
+		Drain        *refusalJSON    `json:"drain_refused,omitempty"`
+		Decommission *refusalJSON    `json:"decommission_refused,omitempty"`
+		Stale        bool            `json:"stale,omitempty"`
+	}{nodeToJSON(s.GetNode()), []held{}, []operationJSON{}, refusalToJSON(s.GetDrain()), refusalToJSON(s.GetDecommission()), s.GetStale()}
+	for _, r := range s.GetRanges() {
+		out.Ranges = append(out.Ranges, held{
+			r.GetId(), string(r.GetStart()), base64.StdEncoding.EncodeToString(r.GetStart()),
+			string(r.GetEnd()), base64.StdEncoding.EncodeToString(r.GetEnd()), r.GetRole(), r.GetLeads(), r.GetBytes(),
+		})
+	}
+	for _, o := range s.GetOperations() {
+		out.Operations = append(out.Operations, operationToJSON(o))
+	}
+	return writeJSON(w, out)
+}
+
+// NodeProgress says in a line what a node holds yet, for who waits that it is nothing.
+func NodeProgress(n *adminpb.Node) string {
+	text := fmt.Sprintf("%s is %s: it holds %d replicas and leads %d ranges", n.GetName(), n.GetState(), n.GetRanges(), n.GetLeaders())
+	switch {
+	case n.GetPlacementLeader():
+		text += ", and leads the placement group"
+	case n.GetPlacement():
+		text += ", and has a replica of the placement group"
+	}
+	return text
+}

@@ -1,0 +1,100 @@
+package adminapi
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// PlacementKeeper is what the service asks of the node about who holds the placement
+// group. Nodes are named as for Mover.
+type PlacementKeeper interface {
+	// PlacementGroup returns who holds the placement group and who leads it.
+	PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error)
+	// MovePlacement begins to put its replica on one node in the place of that on another.
+	MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error)
+	// TransferPlacement has the node lead it.
+	TransferPlacement(ctx context.Context, to string) error
+}
+
+// lookAtPlacement is the next step after a change whose outcome is not known.
+const lookAtPlacement = "look with skein placement show whether it happened, then try again with a longer --command-timeout"
+
+func (s *server) PlacementShow(ctx context.Context, _ *adminpb.PlacementShowRequest) (*adminpb.PlacementShowResponse, error) {
+	resp, err := s.backend.PlacementGroup(ctx)
+	if err != nil {
+		return nil, grpcError("show the placement group", err, readAgain)
+	}
+	return resp, nil
+}
+
+func (s *server) PlacementMove(ctx context.Context, r *adminpb.PlacementMoveRequest) (*adminpb.PlacementMoveResponse, error) {
+	o, err := s.backend.MovePlacement(ctx, r.From, r.To)
+	if err != nil {
+		return nil, grpcError(fmt.Sprintf("move the placement group from %s to %s", r.From, r.To), err, lookForOperations)
+	}
+	return &adminpb.PlacementMoveResponse{Operation: o}, nil
+}
+
+func (s *server) PlacementTransferLeader(ctx context.Context, r *adminpb.PlacementTransferLeaderRequest) (*adminpb.PlacementTransferLeaderResponse, error) {
+	if err := s.backend.TransferPlacement(ctx, r.To); err != nil {
+		return nil, grpcError(fmt.Sprintf("have %s lead the placement group", r.To), err, lookAtPlacement)
+	}
+	return &adminpb.PlacementTransferLeaderResponse{}, nil
+}
+
+// PlacementShow returns who holds the placement group and who leads it.
+func (c *Client) PlacementShow(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
+	return call(ctx, c, &adminpb.PlacementShowRequest{}, adminpb.AdminClient.PlacementShow)
+}
+
+// PlacementMove begins to put the placement group's replica on one node in the place of
+// that on another. Asking twice is harmless: the second time is refused.
+func (c *Client) PlacementMove(ctx context.Context, from, to string) (*adminpb.PlacementMoveResponse, error) {
+	return call(ctx, c, &adminpb.PlacementMoveRequest{From: from, To: to}, adminpb.AdminClient.PlacementMove)
+}
+
+// PlacementTransferLeader has another replica of the placement group lead it.
+func (c *Client) PlacementTransferLeader(ctx context.Context, to string) error {
+	_, err := call(ctx, c, &adminpb.PlacementTransferLeaderRequest{To: to}, adminpb.AdminClient.PlacementTransferLeader)
+	return err
+}
+
+// operationOn says for a table what an operation is on.
+func operationOn(o *adminpb.Operation) string {
+	if o.GetRange() == 0 {
+		return "placement"
+	}
+	return fmt.Sprint(o.GetRange())
+}
+
+// WritePlacement prints who holds the placement group.
+func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) error {
+	if f == JSON {
+		type replica struct {
+			Node      string `json:"node"`
+			ReplicaID uint64 `json:"replica_id"`
+			Role      string `json:"role"`
+		}
+		out := struct {
+			Leader   string    `json:"leader"`
+			Term     uint64    `json:"term"`
+			Replicas []replica `json:"replicas"`
+		}{p.GetLeader(), p.GetTerm(), []replica{}}
+		for _, r := range p.GetReplicas() {
+			out.Replicas = append(out.Replicas, replica{r.GetNode(), r.GetReplicaId(), r.GetRole()})
+		}
+		return writeJSON(w, out)
+	}
+	rows := [][]string{{"NODE", "REPLICA", "ROLE", "LEADS"}}
+	for _, r := range p.GetReplicas() {
+		leads := ""
+		if r.GetNode() == p.GetLeader() {
+			leads = fmt.Sprintf("in term %d", p.GetTerm())
+		}
+		rows = append(rows, []string{r.GetNode(), fmt.Sprint(r.GetReplicaId()), r.GetRole(), leads})
+	}
+	return writeTable(w, rows)
+}

@@ -1,0 +1,92 @@
+package adminapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
+)
+
+// Wait is how a command waits for a node.
+type Wait struct {
+	// Call bounds one question, Pause lies between two of them.
+	Call, Pause time.Duration
+	// Tell is called with the node whenever it holds something else than before.
+	Tell func(*adminpb.Node)
+}
+
+// maxFailedLooks is how many questions in a row may fail before the waiting ends: a node
+// that is asked may just be restarted.
+const maxFailedLooks = 30
+
+// AwaitNode waits until a drained node leads nothing, or a decommissioned one holds
+// nothing and is removed, and returns it as it is then. It changes nothing but that last
+// step, and may be called again at any time. It ends with ctx, and where somebody takes
+// the node back.
+func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node string) (*adminpb.Node, error) {
+	var last *adminpb.Node
+	told, failed := "", 0
+	for {
+		n, over, err := c.lookAtNode(ctx, w, change, node)
+		switch {
+		case over:
+			return n, err
+		case err != nil && ctx.Err() == nil:
+			if failed++; failed == maxFailedLooks {
+				return nil, err
+			}
+		case err == nil:
+			failed, last = 0, n
+			if text := NodeProgress(n); text != told {
+				told = text
+				w.Tell(n)
+			}
+		}
+		if clock.Sleep(ctx, clock.System(), w.Pause) != nil {
+			return nil, waitedLongEnough(change, node, last)
+		}
+	}
+}
+
+// lookAtNode asks for the node once, and removes it where that is what is left to do. over
+// says that there is nothing more to wait for.
+func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node string) (n *adminpb.Node, over bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, w.Call)
+	defer cancel()
+	s, err := c.NodeShow(ctx, node)
+	if err != nil {
+		return nil, false, err
+	}
+	n = s.GetNode()
+	want := map[NodeChange]string{Drain: "draining", Decommission: "decommissioned"}[change]
+	switch {
+	case n.GetState() != want:
+		return n, true, &Refusal{
+			Reason:   node + " is " + n.GetState() + " again: somebody has taken it back",
+			NextStep: "repeat the command if it is still to be done",
+		}
+	case change == Drain:
+		return n, n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
+	case n.GetRanges() == 0 && !n.GetPlacement():
+		// What the range map says may be a moment older than what the node says.
+		removed, err := c.ChangeNode(ctx, Remove, node)
+		return removed, err == nil, err
+	}
+	return n, false, nil
+}
+
+func waitedLongEnough(change NodeChange, node string, last *adminpb.Node) error {
+	reason := node + " could not be looked at"
+	if last != nil {
+		reason = NodeProgress(last)
+	}
+	back := Undrain
+	if change == Decommission {
+		back = Recommission
+	}
+	return &Refusal{
+		Reason:   "the time for waiting is over, and " + reason,
+		NextStep: "it goes on by itself: repeat the command to watch it, or take it back with skein node " + string(back) + " " + node,
+	}
+}

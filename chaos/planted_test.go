@@ -1,0 +1,43 @@
+//go:build planted
+
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/skeindb/skein/internal/plant"
+)
+
+// buildTags are those of the nodes of a storm.
+const buildTags = "invariants planted"
+
+// plantedStorms is how many seeds may be needed to find a bug.
+const plantedStorms = 4
+
+// TestPlantedStorms plants bugs into real nodes, some of each kind that a storm is there
+// for, and expects it to find each within a few seeds.
+func TestPlantedStorms(t *testing.T) {
+	var table string
+	for _, bug := range []plant.Bug{
+		plant.AcknowledgedBeforeQuorum, plant.FsyncSkipped, plant.AppliedTwice, plant.TxnHalfVisible,
+		plant.ReleasedTooEarly, plant.VoidDespiteLock, plant.EventLostAtSplit, plant.AttachedWhileEnding,
+	} {
+		found := ""
+		for seed := uint64(0); seed < plantedStorms && found == ""; seed++ {
+			t.Run(fmt.Sprintf("%s/%d", bug, seed), func(t *testing.T) {
+				if wrong := runStorm(t, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
+					t.Log(strings.Join(wrong, "\n"))
+					found = fmt.Sprintf("seed %d  %.160s", seed, wrong[0])
+				}
+			})
+		}
+		if found == "" {
+			t.Errorf("%s was not found", bug)
+		}
+		table += fmt.Sprintf("\n%-44s %s", bug, cmp.Or(found, "NOT FOUND"))
+	}
+	t.Log(table)
+}

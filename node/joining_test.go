@@ -1,0 +1,472 @@
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+)
+
+// joiner returns a machine with an empty disk whose node is to join the cluster.
+func (r *rig) joiner(name string) *rigNode {
+	n := &rigNode{name: name, disk: newMemDisk(vfs.NewCrashableMem())}
+	r.nodes = append(r.nodes, n)
+	return n
+}
+
+// peerURL is where the rig's node of that name is said to be.
+func peerURL(name string) string { return "http://" + name + ":2380" }
+
+// placerOf is what the joiner finds its place with: via answers for --join.
+func (r *rig) placerOf(n, via *rigNode, disk *memDisk) *placer {
+	cfg := config.Default()
+	u, err := url.Parse(peerURL(n.name))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cfg.Name, cfg.DataDir, cfg.WALDir = n.name, "data", "wal"
+	cfg.AdvertisePeerURLs, cfg.Join = []url.URL{*u}, []string{via.id.String()}
+	return &placer{
+		cfg: cfg, fs: disk, clock: clock.Virtual(), log: zap.NewNop(),
+		ask: func(ctx context.Context, id *engine.Identity) (*joined, error) {
+			via.mu.Lock()
+			core := via.core
+			via.mu.Unlock()
+			if core == nil {
+				return nil, fmt.Errorf("%w: node %s is down", errLater, via.id)
+			}
+			a, err := admin{core}.JoinNode(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), id))
+			if refused := (*adminapi.Refusal)(nil); err != nil && !errors.As(err, &refused) {
+				return nil, fmt.Errorf("%w: %w", errLater, err)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return joinedOf(a)
+		},
+	}
+}
+
+// join starts a joiner as skein start --join does, without its ports.
+func (r *rig) join(ctx context.Context, n, via *rigNode) error {
+	c, err := r.open(ctx, n, via, n.disk, func(seat *place) { n.id, n.seat = seat.self, seat })
+	if err == nil {
+		n.set(c)
+	}
+	return err
+}
+
+// open is join without a change of the machine: found is told the place before the
+// directories are opened.
+func (r *rig) open(ctx context.Context, n, via *rigNode, disk *memDisk, found func(*place)) (*Core, error) {
+	seat, err := r.placerOf(n, via, disk).find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found(seat)
+	return Open(ctx, r.optionsOf(&rigNode{id: seat.self, seat: seat, disk: disk}))
+}
+
+// joinAdded starts a joiner as --initial-cluster-state existing does: others answer at the
+// peer URLs of their names.
+func (r *rig) joinAdded(ctx context.Context, n *rigNode, others map[string]*rigNode) error {
+	p := r.placerOf(n, n, n.disk)
+	p.cfg.Join, p.cfg.InitialClusterState = nil, config.StateExisting
+	p.cfg.InitialCluster = types.URLsMap{n.name: p.cfg.AdvertisePeerURLs}
+	byAddr := map[string]*rigNode{}
+	for name, o := range others {
+		u, err := url.Parse(peerURL(name))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		p.cfg.InitialCluster[name] = types.URLs{*u}
+		byAddr[u.Host] = o
+	}
+	p.tell = func(_ context.Context, addr string) ([]byte, error) {
+		if o := byAddr[addr]; o != nil && o.core != nil {
+			if b := o.core.told(); b != nil {
+				return b, nil
+			}
+		}
+		return nil, errors.New("it does not answer")
+	}
+	seat, err := p.find(ctx)
+	if err != nil {
+		return err
+	}
+	n.id, n.seat = seat.self, seat
+	r.start(n)
+	return nil
+}
+
+// A node that etcd's MemberAdd has added finds itself by its peer URLs, whichever of the
+// others answers, and again after a crash; who was not added is told to be.
+func TestAnAddedMemberFindsItself(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		n := r.joiner("n4")
+		others := map[string]*rigNode{"a": nil, "b": r.nodes[1], "c": nil}
+		err := r.joinAdded(r.t.Context(), n, others)
+		if err == nil || !strings.Contains(err.Error(), "etcdctl member add n4 --peer-urls="+peerURL("n4")) {
+			r.t.Errorf("one that was not added: %v", err)
+		}
+		// What the one that answers knows may be older than the answer to MemberAdd.
+		added, _, err := members{r.nodes[0].core, 1}.MemberAdd(r.t.Context(), []string{peerURL("n4")}, false)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if err := r.joinAdded(r.t.Context(), n, others); err != nil || uint64(n.id) != added.GetID() {
+			r.t.Fatalf("it finds itself as %s, %v", n.id, err)
+		}
+		r.crash(n)
+		if err := r.joinAdded(r.t.Context(), n, others); err != nil || uint64(n.id) != added.GetID() {
+			r.t.Fatalf("after a crash: %s, %v", n.id, err)
+		}
+		r.announced(n)
+		r.mustPut(n, "k", "v")
+		r.stop(n)
+		if err := r.joinAdded(r.t.Context(), n, map[string]*rigNode{"a": nil}); err != nil {
+			r.t.Fatalf("with a directory nobody has to answer: %v", err)
+		}
+		r.mustGet(n, "k", "v")
+		r.crash(n)
+		n.disk = newMemDisk(vfs.NewCrashableMem())
+		if err := r.joinAdded(r.t.Context(), n, others); err == nil || !strings.Contains(err.Error(), "has run before") {
+			r.t.Errorf("with an empty directory after its start: %v", err)
+		}
+	})
+}
+
+func FuzzTold(f *testing.F) {
+	f.Add(append(make([]byte, 8), placement.EncodeNodeTable([]placement.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}}})...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		cluster, nodes, err := decodeTold(b)
+		if err != nil {
+			return
+		}
+		again, _, err := decodeTold(append(binary.BigEndian.AppendUint64(nil, uint64(cluster)), placement.EncodeNodeTable(nodes)...))
+		if err != nil || again != cluster {
+			t.Fatalf("%x: %v, %v", b, again, err)
+		}
+	})
+}
+
+// announced has a node that has joined publish itself, as its ports do.
+func (r *rig) announced(n *rigNode) {
+	r.t.Helper()
+	n.core.announce(r.t.Context(), placement.Node{Name: n.name, PeerURLs: []string{peerURL(n.name)}, ClientURLs: []string{"http://" + n.name + ":2379"}})
+}
+
+// rows returns the rows of the node table with that name.
+func (r *rig) rows(name string) (found []placement.Node) {
+	r.t.Helper()
+	table, err := r.nodes[0].core.client.NodeTable(r.t.Context(), true)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, n := range table {
+		if n.Name == name {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+// mustMove moves every range's replica from one node to another, and waits for it.
+func (r *rig) mustMove(id keyspace.RangeID, from, to *rigNode) {
+	r.t.Helper()
+	a := admin{r.nodes[1].core}
+	r.wait(time.Minute, "the move begins", func() bool {
+		_, err := a.MoveRange(r.t.Context(), id, from.id.String(), to.id.String())
+		return err == nil
+	})
+	r.wait(time.Minute, "the move is over", func() bool {
+		ops, err := r.nodes[1].core.client.Operations(r.t.Context())
+		return err == nil && len(ops) == 0
+	})
+}
+
+// load puts keys at the nodes by turns until stop is called, which returns how many puts
+// there were and how many failed.
+func (r *rig) load(nodes ...*rigNode) (stop func() (puts, failed int)) {
+	ctx, cancel := context.WithCancel(r.t.Context())
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	puts, failed := 0, 0
+	for w := range 4 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				_, err := nodes[(w+i)%len(nodes)].put(r.t.Context(), fmt.Sprintf("k%04d/%d", i%4, w), fmt.Sprint(i))
+				mu.Lock()
+				puts++
+				if err != nil {
+					failed++
+				}
+				mu.Unlock()
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+	return func() (int, int) {
+		cancel()
+		wg.Wait()
+		return puts, failed
+	}
+}
+
+// A fourth node joins under load: it holds nothing and serves everything, a range is moved
+// to it, and after a restart it knows by itself who it is and whom to speak to.
+func TestANodeJoinsUnderLoad(t *testing.T) {
+	const ranges = 4
+	bubble(t, 3, borders(ranges), shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		// It is to get what it is told to get here, and not its share.
+		if err := r.nodes[0].core.client.SetPaused(r.t.Context(), true); err != nil {
+			r.t.Fatal(err)
+		}
+		stop := r.load(r.nodes...)
+		n := r.joiner("n4")
+		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {
+			r.t.Fatal(err)
+		}
+		if rows := r.rows("n4"); len(rows) != 1 || rows[0].State != placement.NodeUnstarted || rows[0].ID != n.id {
+			r.t.Fatalf("before it has published: %+v", rows)
+		}
+		r.wait(time.Minute, "a move to a node that has not started is refused for that", func() bool {
+			_, err := admin{r.nodes[0].core}.MoveRange(r.t.Context(), 1, r.nodes[2].id.String(), n.id.String())
+			return err != nil && strings.Contains(err.Error(), "unstarted")
+		})
+		r.announced(n)
+		if rows := r.rows("n4"); len(rows) != 1 || rows[0].State != placement.NodeServing {
+			r.t.Fatalf("after it has published: %+v", rows)
+		}
+		r.spread(n, ranges, "by n4")
+		for i := range ranges {
+			r.mustGet(n, keyOf(i), "by n4")
+		}
+		if held := n.summaries(); len(held) != 0 {
+			r.t.Errorf("it holds %v", held)
+		}
+		r.mustMove(1, r.nodes[2], n)
+		r.wait(time.Minute, "it holds the range", func() bool { return len(n.summaries()) == 1 })
+		if puts, failed := stop(); failed > 0 || puts < 100 {
+			r.t.Errorf("%d of %d puts failed", failed, puts)
+		}
+		r.caughtUp(time.Minute)
+		// Nobody answers for --join any more, and nobody has to.
+		r.stop(n)
+		r.crash(r.nodes[1])
+		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {
+			r.t.Fatal(err)
+		}
+		r.announced(n)
+		r.start(r.nodes[1])
+		r.spread(n, ranges, "again")
+		r.caughtUp(time.Minute)
+	})
+}
+
+// The power of a node that joins fails at any moment: the same command, repeated, ends with
+// one node, which serves.
+func TestJoiningIsFinishedAfterACrashAtAnyMoment(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			bubble(t, 3, nil, nil, func(r *rig) {
+				r.publish(r.nodes...)
+				n, rng := r.joiner("n4"), rand.New(rand.NewPCG(seed, 4))
+				var mu sync.Mutex
+				ids := map[keyspace.NodeID]bool{}
+				for range 4 {
+					via, disk := r.nodes[rng.IntN(3)], n.disk
+					ctx, cancel := context.WithCancel(r.t.Context())
+					done := make(chan *Core, 1)
+					go func() {
+						c, _ := r.open(ctx, n, via, disk, func(seat *place) {
+							mu.Lock()
+							defer mu.Unlock()
+							ids[seat.self] = true
+						})
+						done <- c
+					}()
+					time.Sleep(time.Duration(rng.Int64N(int64(150 * time.Millisecond))))
+					mu.Lock()
+					for id := range ids {
+						r.net.Crash(id)
+					}
+					mu.Unlock()
+					n.disk = disk.crash(50, rng)
+					cancel()
+					if c := <-done; c != nil {
+						c.Crash()
+					}
+					time.Sleep(2 * time.Second) // the id of a second row would differ
+				}
+				if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
+					r.t.Fatal(err)
+				}
+				r.announced(n)
+				if ids[n.id] = true; len(ids) != 1 {
+					r.t.Errorf("it was told several ids: %v", ids)
+				}
+				if rows := r.rows("n4"); len(rows) != 1 || rows[0].ID != n.id {
+					r.t.Errorf("rows: %+v", rows)
+				}
+				r.mustPut(n, "k", "v")
+				r.mustGet(r.nodes[2], "k", "v")
+			})
+		})
+	}
+}
+
+// Who cannot be let in is told why and what to do.
+func TestJoinRefusals(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		for _, n := range r.nodes {
+			n.core.announce(r.t.Context(), placement.Node{Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{peerURL(fmt.Sprintf("n%d", n.id))}, ClientURLs: []string{"http://c"}})
+		}
+		refused := func(what string, err error, says ...string) {
+			r.t.Helper()
+			if err == nil {
+				r.t.Errorf("%s: let in", what)
+				return
+			}
+			for _, s := range says {
+				if !strings.Contains(err.Error(), s) {
+					r.t.Errorf("%s: %v, want %q", what, err, s)
+				}
+			}
+		}
+		ask := func(name string, peerURLs ...string) error {
+			_, err := admin{r.nodes[0].core}.JoinNode(r.t.Context(), joinRequest(name, peerURLs, nil))
+			return err
+		}
+		refused("a name that is taken", ask("n2", "http://x:1"), "node 2 is named n2 already", "--name")
+		refused("a peer URL that is taken", ask("n9", "http://x:1", "http://n2:2380"), "node n2 (2) has one of the peer URLs", "--initial-advertise-peer-urls")
+		refused("a founder without its directory", ask("n2", "http://n2:2380"), "has run before", "node decommission 2")
+		refused("no name", ask("", "http://x:1"), "--name")
+		refused("no peer URL", ask("n9"), "--initial-advertise-peer-urls")
+		if rows := r.rows("n9"); len(rows) != 0 {
+			r.t.Errorf("rows of n9: %+v", rows)
+		}
+
+		// A directory of another cluster.
+		stranger := r.joiner("n4")
+		dirs, err := engine.OpenDir(stranger.disk, "data", "wal", engine.Identity{Cluster: 0xc2, Node: 9})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		dirs.Close()
+		refused("a directory of another cluster", r.join(r.t.Context(), stranger, r.nodes[0]), "belongs to cluster c2", "another --data-dir")
+
+		// A node that has joined and lost its directory before it started is let in again, one
+		// that has started is not.
+		n := r.joiner("n5")
+		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
+			r.t.Fatal(err)
+		}
+		first := n.id
+		r.crash(n)
+		n.disk = newMemDisk(vfs.NewCrashableMem())
+		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil || n.id != first {
+			r.t.Fatalf("before it has started: node %s, then %s, %v", first, n.id, err)
+		}
+		r.announced(n)
+		r.crash(n)
+		n.disk = newMemDisk(vfs.NewCrashableMem())
+		refused("a node that has started, with an empty directory", r.join(r.t.Context(), n, r.nodes[0]), "has run before", "decommission")
+		// Nor by an identity that somebody has written.
+		n.seat = &place{cluster: 0xc1, self: n.id, peers: func(ctx context.Context) ([]placement.Node, error) {
+			return r.nodes[0].core.client.NodeTable(ctx, true)
+		}}
+		_, err = Open(r.t.Context(), r.optionsOf(n))
+		refused("an empty directory with its id", err, "has run before")
+	})
+}
+
+// A node that was removed ends, is not let in again, and comes back as another one.
+func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		n := r.joiner("n4")
+		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
+			r.t.Fatal(err)
+		}
+		r.announced(n)
+		first := n.id
+		down := r.joiner("n5")
+		if err := r.join(r.t.Context(), down, r.nodes[0]); err != nil {
+			r.t.Fatal(err)
+		}
+		r.announced(down)
+		r.stop(down)
+		c := r.nodes[0].core.client
+		for _, gone := range []*rigNode{n, down} {
+			if err := c.SetNodeState(r.t.Context(), gone.id, placement.NodeServing, placement.NodeDecommissioned); err != nil {
+				r.t.Fatal(err)
+			}
+			if err := c.RemoveNode(r.t.Context(), gone.id); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+		select {
+		case <-n.core.Fatal():
+		case <-time.After(time.Minute):
+			r.t.Fatal("it goes on")
+		}
+		if err := n.core.Err(); !errors.Is(err, errRemoved) || !strings.Contains(err.Error(), "join anew") {
+			r.t.Errorf("it ended by %v", err)
+		}
+		r.crash(n)
+		// Whoever answers for --join says it, and the cluster does where nobody answers.
+		if err := r.join(r.t.Context(), n, r.nodes[0]); err == nil || !strings.Contains(err.Error(), "was removed") {
+			r.t.Errorf("it starts again: %v", err)
+		}
+		nobody := &rigNode{id: 99}
+		if err := r.join(r.t.Context(), down, nobody); err != nil {
+			r.t.Fatal(err)
+		}
+		select {
+		case <-down.core.Fatal():
+		case <-time.After(time.Minute):
+			r.t.Fatal("one that was down when it was removed goes on")
+		}
+		if err := down.core.Err(); !errors.Is(err, errRemoved) {
+			r.t.Errorf("it ended by %v", err)
+		}
+		r.crash(down)
+		// Its identity without its data.
+		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.seat = &place{cluster: 0xc1, self: first, peers: func(ctx context.Context) ([]placement.Node, error) {
+			return c.NodeTable(ctx, true)
+		}}
+		if _, err := Open(r.t.Context(), r.optionsOf(n)); !errors.Is(err, errRemoved) {
+			r.t.Errorf("an empty directory with its id: %v", err)
+		}
+		// Name and URLs are free again.
+		n.disk = newMemDisk(vfs.NewCrashableMem())
+		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil || n.id == first {
+			r.t.Fatalf("it joins anew as node %s, was %s: %v", n.id, first, err)
+		}
+		r.announced(n)
+		r.mustPut(n, "k", "v")
+		r.wantKind("publish as another node", c.AddNode(r.t.Context(), placement.Node{ID: first, PeerURLs: []string{"http://z:1"}}), kverror.NodeRemoved)
+	})
+}

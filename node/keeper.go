@@ -1,0 +1,340 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/decide"
+)
+
+// find returns the node of a name or id.
+func (v *survey) find(name string) (placement.Node, error) {
+	id, err := nodeNamed(v.nodes, name)
+	if err == nil {
+		i := slices.IndexFunc(v.nodes, func(n placement.Node) bool { return n.ID == id })
+		return v.nodes[i], nil
+	}
+	if id, gerr := nodeNamed(v.gone, name); gerr == nil {
+		i := slices.IndexFunc(v.gone, func(n placement.Node) bool { return n.ID == id })
+		return placement.Node{}, &adminapi.Refusal{
+			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never let in again",
+				name, at(v.gone[i].Since), id),
+			NextStep: "add a new node in its place, with an empty data directory and another peer URL",
+		}
+	}
+	return placement.Node{}, err
+}
+
+// at says when something was, where that is known.
+func at(when placement.UnixMillis) string {
+	if when == 0 {
+		return ""
+	}
+	return " at " + when.Time().UTC().Format("2006-01-02 15:04:05 UTC")
+}
+
+// ShowNode implements adminapi.Backend.
+func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResponse, error) {
+	v, err := a.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n, err := v.find(name)
+	if err != nil {
+		return nil, err
+	}
+	out := &adminpb.NodeShowResponse{Node: v.row(&n), Stale: v.stale}
+	own := map[keyspace.RangeID]shardSummary{}
+	for _, s := range v.lists[n.ID] {
+		own[s.Descriptor.Range] = shardSummary{s.Bytes, s.IsLeader}
+	}
+	for _, d := range v.held(n.ID) {
+		m, _ := d.ReplicaOn(n.ID)
+		out.Ranges = append(out.Ranges, &adminpb.NodeRange{
+			Id: uint64(d.Range), Start: d.Span.Start, End: d.Span.End, Role: roleName(m.Role),
+			Leads: own[d.Range].leads, Bytes: own[d.Range].bytes,
+		})
+	}
+	for _, o := range v.operations { // also of the placement group, and of what it does not hold yet
+		if o.From == n.ID || o.To == n.ID {
+			out.Operations = append(out.Operations, operationRow(&o, v.byName))
+		}
+	}
+	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	now := a.c.o.Clock.Now()
+	if n.State == placement.NodeServing {
+		out.Drain = refusalRow(v.mayDrain(&n, now))
+	}
+	if n.State == placement.NodeServing || n.State == placement.NodeDraining {
+		out.Decommission = refusalRow(v.mayDecommission(&n, now))
+	}
+	return out, nil
+}
+
+// shardSummary is what a node says of a replica that it holds.
+type shardSummary struct {
+	bytes int64
+	leads bool
+}
+
+func refusalRow(err error) *adminpb.Refusal {
+	var r *adminapi.Refusal
+	if !errors.As(err, &r) {
+		return nil
+	}
+	return &adminpb.Refusal{Reason: r.Reason, NextStep: r.NextStep}
+}
+
+// ChangeNode implements adminapi.Backend.
+func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name string) (*adminpb.Node, error) {
+	v, err := a.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n, err := v.find(name)
+	if err != nil {
+		return nil, err
+	}
+	to, err := plan(change, &n)
+	if err != nil {
+		return nil, err
+	}
+	if to == n.State {
+		return v.row(&n), nil // it was asked for before
+	}
+	if err := a.mayBecome(v, &n, to); err != nil {
+		return nil, err
+	}
+	if to == placement.NodeRemoved {
+		err = a.c.client.RemoveNode(ctx, n.ID)
+	} else {
+		err = a.c.client.SetNodeState(ctx, n.ID, n.State, to)
+	}
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "look with skein node show " + name + " how it is now, and try again"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	n.State, n.Since = to, placement.UnixMillis(a.c.o.Clock.Wall().UnixMilli())
+	return v.row(&n), nil
+}
+
+// plan returns the state to which a change leads.
+func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, error) {
+	targets := map[adminapi.NodeChange]placement.NodeState{
+		adminapi.Drain: placement.NodeDraining, adminapi.Undrain: placement.NodeServing,
+		adminapi.Decommission: placement.NodeDecommissioned, adminapi.Recommission: placement.NodeServing,
+		adminapi.Remove: placement.NodeRemoved,
+	}
+	to, ok := targets[change]
+	if !ok {
+		return 0, kverror.New(kverror.BadRequest, "there is no change %q of a node", change)
+	}
+	is, next := n.State, ""
+	switch {
+	case (is == placement.NodeUnstarted || is == placement.NodeUnstartedLearner) && change != adminapi.Remove:
+		next = fmt.Sprintf("start it, or have it removed: etcdctl member remove %s", n.ID)
+	case is == placement.NodeLearner && change != adminapi.Decommission:
+		next = fmt.Sprintf("it holds nothing: promote it (etcdctl member promote %s), or decommission it", n.ID)
+	case is == placement.NodeDecommissioned && (change == adminapi.Drain || change == adminapi.Undrain):
+		next = fmt.Sprintf("skein node recommission %s takes it back", n.Name)
+	case is == placement.NodeDraining && change == adminapi.Recommission:
+		next = fmt.Sprintf("skein node undrain %s takes it back", n.Name)
+	case is == placement.NodeLearner && change == adminapi.Drain:
+		next = "it leads nothing: stop it as it is"
+	case is == placement.NodeLearner && to == placement.NodeServing:
+		next = fmt.Sprintf("etcdctl member promote %s has it serve", n.ID)
+	case is.Started() && is != placement.NodeDecommissioned && change == adminapi.Remove:
+		next = fmt.Sprintf("skein node decommission %s empties it first", n.Name)
+	}
+	if next == "" {
+		return to, nil
+	}
+	return 0, &adminapi.Refusal{Reason: fmt.Sprintf("node %s is %s", n.Name, is), NextStep: next}
+}
+
+// mayBecome says before a change why it would not come to its end.
+func (a admin) mayBecome(v *survey, n *placement.Node, to placement.NodeState) error {
+	switch to {
+	case placement.NodeDraining, placement.NodeDecommissioned:
+		if placement.Paused(v.settings) {
+			return &adminapi.Refusal{Reason: "placement is paused, so that nothing would leave the node", NextStep: "have it go on with skein placement resume"}
+		}
+		if to == placement.NodeDraining {
+			return v.mayDrain(n, a.c.o.Clock.Now())
+		}
+		return v.mayDecommission(n, a.c.o.Clock.Now())
+	case placement.NodeRemoved:
+		if held := len(v.held(n.ID)); held > 0 {
+			return &adminapi.Refusal{
+				Reason:   fmt.Sprintf("node %s still holds %d replicas", n.Name, held),
+				NextStep: fmt.Sprintf("wait until it holds none: skein node decommission %s shows how far it is", n.Name),
+			}
+		}
+	case placement.NodeUnstarted, placement.NodeServing, placement.NodeUnstartedLearner, placement.NodeLearner:
+	}
+	return nil
+}
+
+// decider tells package decide what the survey has found.
+func (v *survey) decider(now clock.Time) *decide.Cluster {
+	set := decide.Defaults()
+	for _, s := range v.settings {
+		if n, err := strconv.Atoi(string(s.Value)); s.Name == placement.SettingReplication && err == nil {
+			set.ReplicationFactor = n
+		}
+	}
+	c := decide.New(set, 1, now)
+	states := map[placement.NodeState]decide.NodeState{
+		placement.NodeServing: decide.Serving, placement.NodeDraining: decide.Draining, placement.NodeDecommissioned: decide.Decommissioning,
+	}
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		state, takesPart := states[n.State]
+		if !takesPart {
+			continue
+		}
+		row := decide.Node{ID: n.ID, Zone: n.Attribute(zoneAttribute), State: state, Capacity: v.reports[n.ID].Capacity, Used: v.reports[n.ID].Used}
+		if row.Silent = !v.alive(n.ID); row.Silent {
+			row.SilentSince = now
+		}
+		c.PutNode(row)
+	}
+	for i := range v.ranges {
+		d := v.ranges[i]
+		c.PutRange(decide.Range{Descriptor: d, Leader: v.leaders[d.Range], Bytes: v.led[d.Range].Bytes})
+	}
+	return c
+}
+
+// zoneAttribute is the attribute by whose value replicas are kept apart.
+const zoneAttribute = "zone"
+
+// mayDrain says why the node cannot be drained and then stopped, and what to do.
+func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
+	if err := v.decider(now).CanDrain(n.ID); err != nil {
+		return v.refusal(n, err)
+	}
+	if !v.alive(n.ID) {
+		return nil // it stands still already
+	}
+	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
+	leaving := map[keyspace.NodeID]bool{}
+	for _, o := range v.nodes {
+		if o.State == placement.NodeDraining || o.State == placement.NodeDecommissioned {
+			leaving[o.ID] = true
+		}
+	}
+	away := func(id keyspace.NodeID) bool { return silent(id) || leaving[id] }
+	refuse := func(reason, next string) error {
+		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, reason), NextStep: next}
+	}
+	group := v.placement.Replicas
+	nobody := func(keyspace.NodeID) bool { return false }
+	switch {
+	case stopsWithout(group, n.ID, nobody):
+		return refuse("without it there is no quorum of the placement group", "add nodes until there are three")
+	case stopsWithout(group, n.ID, silent):
+		return refuse("without it there is no quorum of the placement group, whose other members "+v.named(group, n.ID, silent)+" do not answer",
+			"bring those back first, or add nodes")
+	case stopsWithout(group, n.ID, away):
+		return refuse("once it is stopped beside "+v.named(group, n.ID, away)+" there is no quorum of the placement group",
+			"take that one back first (skein node undrain or recommission)")
+	}
+	for i := range v.ranges {
+		if d := &v.ranges[i]; stopsWithout(d.Replicas, n.ID, away) {
+			return refuse(fmt.Sprintf("once it is stopped beside %s there is no quorum of range %s", v.named(d.Replicas, n.ID, away), d.Range),
+				"take that one back first (skein node undrain or recommission)")
+		}
+	}
+	return nil
+}
+
+// mayDecommission says why the node's replicas have nowhere to go, and what to do.
+func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
+	if n.State == placement.NodeLearner {
+		return nil // it never got anything
+	}
+	if err := v.decider(now).CanDecommission(n.ID); err != nil {
+		return v.refusal(n, err)
+	}
+	group := v.placement.Replicas
+	if !slices.ContainsFunc(group, func(m keyspace.Replica) bool { return m.Node == n.ID }) {
+		return nil
+	}
+	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
+	others := slices.ContainsFunc(v.nodes, func(o placement.Node) bool {
+		return o.ID != n.ID && o.State == placement.NodeServing && v.alive(o.ID)
+	})
+	refuse := func(reason, next string) error {
+		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
+	}
+	switch {
+	case stopsWithout(group, 0, silent):
+		return refuse("the placement group has no quorum to change its members: "+v.named(group, 0, silent)+" do not answer", "bring those back first")
+	case !others:
+		return refuse("it has a replica of the placement group, and no other node serves that could take it", "add a node first")
+	}
+	return nil
+}
+
+// stopsWithout says whether a group goes on no longer without the node, where others are
+// away. Node 0 is none; else a group that the node has no vote in goes on as before.
+func stopsWithout(group []keyspace.Replica, node keyspace.NodeID, away func(keyspace.NodeID) bool) bool {
+	voters, left, votes := 0, 0, node == 0
+	for _, m := range group {
+		if m.Role == keyspace.RoleLearner {
+			continue
+		}
+		voters++
+		votes = votes || m.Node == node
+		if m.Node != node && !away(m.Node) {
+			left++
+		}
+	}
+	return voters > 0 && votes && left < voters/2+1
+}
+
+// named names the group's members besides the node that are away.
+func (v *survey) named(group []keyspace.Replica, node keyspace.NodeID, away func(keyspace.NodeID) bool) string {
+	var all []string
+	for _, m := range group {
+		if m.Node != node && away(m.Node) {
+			all = append(all, v.byName[m.Node])
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// refusal puts the names of nodes into what decide says.
+func (v *survey) refusal(n *placement.Node, err error) error {
+	var r *decide.Refusal
+	if !errors.As(err, &r) {
+		return err
+	}
+	var ids, pairs []string
+	for id := range v.byName {
+		ids = append(ids, id.String())
+	}
+	// Of two that fit, the first one of the pairs is taken: it must be the longer one.
+	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+	for _, id := range ids {
+		i := slices.IndexFunc(v.nodes, func(o placement.Node) bool { return o.ID.String() == id })
+		pairs = append(pairs, "node "+id, "node "+v.nodes[i].Name)
+	}
+	words := strings.NewReplacer(pairs...)
+	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be %s: %s", n.Name, r.What, words.Replace(r.Why)), NextStep: words.Replace(r.Do)}
+}

@@ -1,0 +1,350 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+)
+
+// keeper is an operator at one node of a rig.
+type keeper struct {
+	r *rig
+	a admin
+}
+
+func (r *rig) keeper(n *rigNode) *keeper { return &keeper{r, admin{n.core}} }
+
+// does asks for a change that is made.
+func (k *keeper) does(change adminapi.NodeChange, node string) *adminpb.Node {
+	k.r.t.Helper()
+	n, err := k.a.ChangeNode(k.r.t.Context(), change, node)
+	if err != nil {
+		k.r.t.Fatalf("%s %s: %v", change, node, err)
+	}
+	return n
+}
+
+// refused asks for a change that is refused with these words, and with a next step.
+func (k *keeper) refused(change adminapi.NodeChange, node, reason, next string) {
+	k.r.t.Helper()
+	_, err := k.a.ChangeNode(k.r.t.Context(), change, node)
+	var r *adminapi.Refusal
+	if !errors.As(err, &r) || !strings.Contains(r.Reason, reason) || !strings.Contains(r.NextStep, next) {
+		k.r.t.Errorf("%s %s: %v, want a refusal that says %q and then %q", change, node, err, reason, next)
+	}
+}
+
+func (k *keeper) node(name string) *adminpb.Node {
+	k.r.t.Helper()
+	l, err := k.a.Nodes(k.r.t.Context())
+	if err != nil {
+		k.r.t.Fatal(err)
+	}
+	i := slices.IndexFunc(l.GetNodes(), func(n *adminpb.Node) bool { return n.GetName() == name })
+	if i < 0 {
+		k.r.t.Fatalf("no node %s among %v", name, l.GetNodes())
+	}
+	return l.GetNodes()[i]
+}
+
+// TestNodeStates: what an operator asks of a node at one node is seen at all of them, and
+// what makes no sense is refused with what to do instead.
+func TestNodeStates(t *testing.T) {
+	const ranges = 4
+	bubble(t, 3, borders(ranges), nil, func(r *rig) {
+		r.spread(r.nodes[0], ranges, "v")
+		k := r.keeper(r.nodes[0])
+		was := k.node("n2")
+		if was.GetState() != "serving" || was.GetRanges() != ranges || !was.GetPlacement() {
+			r.t.Fatalf("at first: %v", was)
+		}
+		if n := k.does(adminapi.Drain, "n2"); n.GetState() != "draining" || n.GetRanges() != ranges {
+			r.t.Errorf("drained: %v", n)
+		}
+		k.does(adminapi.Drain, "n2") // again
+		for _, n := range r.nodes {
+			if is := r.keeper(n).node("n2"); is.GetState() != "draining" || is.GetSinceUnixMs() == 0 {
+				r.t.Errorf("at node %s: %v", n.id, is)
+			}
+			if m, _ := n.core.client.WatchMap(); m == nil {
+				r.t.Errorf("node %s has no map", n.id)
+			}
+		}
+		k.refused(adminapi.Drain, "n3", "once it is stopped beside n2 there is no quorum of the placement group", "skein node undrain")
+		k.refused(adminapi.Recommission, "n2", "is draining", "skein node undrain n2")
+		k.refused(adminapi.Remove, "n2", "is draining", "skein node decommission n2")
+		k.refused(adminapi.Decommission, "n2", "need as many nodes, and 2 others take replicas", "add 1")
+		k.refused(adminapi.Drain, "n7", `there is no node "n7"`, "skein node list")
+		k.does(adminapi.Undrain, "n2")
+		k.does(adminapi.Recommission, "3") // by its id; it serves already
+		if err := k.a.Pause(r.t.Context(), true); err != nil {
+			r.t.Fatal(err)
+		}
+		k.refused(adminapi.Drain, "n3", "placement is paused", "skein placement resume")
+		if l, err := k.a.Operations(r.t.Context()); err != nil || !l.GetPaused() {
+			r.t.Errorf("paused: %v, %v", l, err)
+		}
+		if err := k.a.Pause(r.t.Context(), false); err != nil {
+			r.t.Fatal(err)
+		}
+		k.does(adminapi.Drain, "n3")
+	})
+}
+
+// TestDrainBesideASilentNode: what would stop ranges is refused, and says who is missing.
+func TestDrainBesideASilentNode(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		r.crash(r.nodes[2])
+		k := r.keeper(r.nodes[0])
+		for range 100 {
+			if !k.node("n3").GetAlive() {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		k.refused(adminapi.Drain, "n2", "no quorum of one range (1), since node n3 is silent", "bring that back")
+		k.refused(adminapi.Decommission, "n2", "and 1 others take replicas", "add 2")
+		k.does(adminapi.Drain, "n3") // it stands still already
+	})
+}
+
+// TestTheOnlyNodeStays: nobody could take over from it.
+func TestTheOnlyNodeStays(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		k := r.keeper(r.nodes[0])
+		k.refused(adminapi.Drain, "n1", "it has the only replica of one range (1)", "raise the replication factor")
+		k.refused(adminapi.Decommission, "n1", "and 0 others take replicas", "add 1")
+		s, err := k.a.ShowNode(r.t.Context(), "n1")
+		if err != nil || len(s.GetRanges()) != 1 || !s.GetRanges()[0].GetLeads() || s.GetDrain() == nil || s.GetDecommission() == nil {
+			r.t.Errorf("%v, %v", s, err)
+		}
+	})
+}
+
+// TestANodeIsRemoved: a node that holds nothing is decommissioned and removed. From then
+// on no node has it in its list, and it is let in no more: neither as it is nor with an
+// empty disk.
+func TestANodeIsRemoved(t *testing.T) {
+	bubble(t, 4, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		last := r.nodes[3]
+		r.publish(last)
+		k := r.keeper(r.nodes[0])
+		if n := k.node("n"); n.GetRanges() != 0 || n.GetPlacement() {
+			r.t.Fatalf("the fourth node holds something: %v", n)
+		}
+		k.does(adminapi.Decommission, "4")
+		k.refused(adminapi.Drain, "4", "is decommissioned", "skein node recommission")
+		k.does(adminapi.Recommission, "4")
+		k.refused(adminapi.Remove, "4", "is serving", "skein node decommission")
+		k.does(adminapi.Decommission, "4")
+		if n := k.does(adminapi.Remove, "4"); n.GetState() != "removed" {
+			r.t.Errorf("removed: %v", n)
+		}
+		for _, change := range []adminapi.NodeChange{adminapi.Drain, adminapi.Decommission, adminapi.Recommission, adminapi.Remove} {
+			k.refused(change, "4", "was removed from the cluster at", "add a new node")
+		}
+		if l, err := k.a.Nodes(r.t.Context()); err != nil || len(l.GetNodes()) != 3 {
+			r.t.Errorf("%v, %v", l, err)
+		}
+		// It is started again as it was, and stops when it hears.
+		last.core.Crash()
+		last.set(nil)
+		r.start(last)
+		r.publish(last)
+		select {
+		case <-last.core.Fatal():
+			if err := last.core.Err(); !strings.Contains(err.Error(), "never let in again") {
+				r.t.Errorf("it stopped, since %v", err)
+			}
+		case <-time.After(time.Minute):
+			r.t.Error("it goes on")
+		}
+		last.core.Crash()
+		last.set(nil)
+		last.disk = newMemDisk(vfs.NewCrashableMem())
+		c, err := Open(context.Background(), r.optionsOf(last))
+		if err == nil {
+			c.Crash()
+		}
+		if err == nil || !strings.Contains(err.Error(), "never let in again") {
+			r.t.Errorf("with an empty disk: %v", err)
+		}
+	})
+}
+
+// TestAnUnstartedNode: a row that was made for a node which has not come yet can be
+// removed, and asked for nothing else.
+func TestAnUnstartedNode(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		if err := r.nodes[0].core.client.AddNode(r.t.Context(), placement.Node{ID: 9, Name: "n9", PeerURLs: []string{"http://n9:2380"}}); err != nil {
+			r.t.Fatal(err)
+		}
+		k := r.keeper(r.nodes[0])
+		for _, change := range []adminapi.NodeChange{adminapi.Drain, adminapi.Undrain, adminapi.Decommission, adminapi.Recommission} {
+			k.refused(change, "n9", "is unstarted", "etcdctl member remove 9")
+		}
+		k.does(adminapi.Remove, "n9")
+	})
+}
+
+// TestRangesOfANodeAndAKey: the list shows only what it is asked for, and what is under
+// way.
+func TestRangesOfANodeAndAKey(t *testing.T) {
+	const ranges = 4
+	bubble(t, 4, borders(ranges), nil, func(r *rig) {
+		r.spread(r.nodes[0], ranges, "v")
+		a := admin{r.nodes[0].core}
+		all, err := a.Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+		if err != nil || len(all.GetRanges()) != ranges {
+			r.t.Fatalf("%v, %v", all, err)
+		}
+		list := func(q *adminpb.RangeListRequest) (ids []uint64) {
+			l, err := a.Ranges(r.t.Context(), q)
+			if err != nil {
+				r.t.Errorf("%v: %v", q, err)
+			}
+			for _, g := range l.GetRanges() {
+				ids = append(ids, g.GetId())
+				if len(g.GetMembers()) != 3 || g.GetMembers()[0].GetRole() != "voter" || g.GetLeader() == "" {
+					r.t.Errorf("%v", g)
+				}
+			}
+			return ids
+		}
+		for _, n := range []string{"n1", "n2", "n3", "n4"} {
+			var want []uint64
+			for _, g := range all.GetRanges() {
+				if slices.Contains(g.GetReplicas(), n) {
+					want = append(want, g.GetId())
+				}
+			}
+			if got := list(&adminpb.RangeListRequest{Node: n}); len(want) != 3 || !slices.Equal(got, want) {
+				r.t.Errorf("of %s: %v, want %v", n, got, want)
+			}
+		}
+		for i := range ranges {
+			if got := list(&adminpb.RangeListRequest{Key: []byte(keyOf(i))}); len(got) != 1 || got[0] != uint64(i+1) {
+				r.t.Errorf("of %s: %v", keyOf(i), got)
+			}
+		}
+		if got := list(&adminpb.RangeListRequest{Key: []byte{}}); len(got) != 1 || got[0] != 1 {
+			r.t.Errorf("of the empty key: %v", got)
+		}
+		var refused *adminapi.Refusal
+		if _, err := a.Ranges(r.t.Context(), &adminpb.RangeListRequest{Node: "n9"}); !errors.As(err, &refused) {
+			r.t.Errorf("of no node: %v", err)
+		}
+	})
+}
+
+// TestPlan: of each state, where each change leads or what is to be done instead.
+func TestPlan(t *testing.T) {
+	for _, tc := range []struct {
+		state                                              placement.NodeState
+		drain, undrain, decommission, recommission, remove string
+	}{
+		{placement.NodeUnstarted, "start it", "start it", "start it", "start it", "removed"},
+		{placement.NodeUnstartedLearner, "start it", "start it", "start it", "start it", "removed"},
+		{placement.NodeLearner, "stop it as it is", "etcdctl member promote", "decommissioned", "etcdctl member promote", "skein node decommission"},
+		{placement.NodeServing, "draining", "serving", "decommissioned", "serving", "skein node decommission"},
+		{placement.NodeDraining, "draining", "serving", "decommissioned", "skein node undrain", "skein node decommission"},
+		{placement.NodeDecommissioned, "skein node recommission", "skein node recommission", "decommissioned", "serving", "removed"},
+	} {
+		for change, want := range map[adminapi.NodeChange]string{
+			adminapi.Drain: tc.drain, adminapi.Undrain: tc.undrain, adminapi.Decommission: tc.decommission,
+			adminapi.Recommission: tc.recommission, adminapi.Remove: tc.remove,
+		} {
+			to, err := plan(change, &placement.Node{ID: 9, Name: "n9", State: tc.state})
+			got := to.String()
+			var r *adminapi.Refusal
+			if errors.As(err, &r) {
+				got = r.NextStep
+			}
+			if !strings.Contains(got, want) {
+				t.Errorf("%s a node that is %s: %s, want %s", change, tc.state, got, want)
+			}
+		}
+	}
+}
+
+func TestStopsWithout(t *testing.T) {
+	group := func(nodes ...keyspace.NodeID) (g []keyspace.Replica) {
+		for _, n := range nodes {
+			g = append(g, keyspace.Replica{ID: keyspace.ReplicaID(n), Node: n})
+		}
+		return g
+	}
+	learner := append(group(1, 2, 3), keyspace.Replica{ID: 4, Node: 4, Role: keyspace.RoleLearner})
+	for _, tc := range []struct {
+		group []keyspace.Replica
+		node  keyspace.NodeID
+		away  []keyspace.NodeID
+		want  bool
+	}{
+		{group: nil, node: 1},
+		{group: group(1), node: 1, want: true},
+		{group: group(1), node: 2},
+		{group: group(1, 2), node: 1, want: true},
+		{group: group(1, 2, 3), node: 1},
+		{group: group(1, 2, 3), node: 1, away: []keyspace.NodeID{2}, want: true},
+		{group: group(1, 2, 3), node: 4, away: []keyspace.NodeID{2, 3}},
+		{group: group(1, 2, 3), node: 0, away: []keyspace.NodeID{2}},
+		{group: group(1, 2, 3), node: 0, away: []keyspace.NodeID{2, 3}, want: true},
+		{group: group(1, 2, 3, 4, 5), node: 5, away: []keyspace.NodeID{1}},
+		{group: learner, node: 1},
+		{group: learner, node: 4, away: []keyspace.NodeID{1, 2}},
+	} {
+		away := func(n keyspace.NodeID) bool { return slices.Contains(tc.away, n) }
+		if got := stopsWithout(tc.group, tc.node, away); got != tc.want {
+			t.Errorf("%v without %s and %v: %t", tc.group, tc.node, tc.away, got)
+		}
+	}
+}
+
+// TestADrainedNodeIsEmptied: what an operator asks of a node comes to its end: drained it
+// leads nothing, decommissioned it holds nothing, and is removed.
+func TestADrainedNodeIsEmptied(t *testing.T) {
+	const ranges = 6
+	bubble(t, 4, borders(ranges), nil, func(r *rig) {
+		r.spread(r.nodes[0], ranges, "v")
+		k := r.keeper(r.nodes[0])
+		until := func(what string, done func(*adminpb.Node) bool) {
+			r.t.Helper()
+			for range 300 {
+				if done(k.node("n2")) {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+			r.t.Fatalf("%s: %v", what, k.node("n2"))
+		}
+		held := k.node("n2").GetRanges()
+		if held == 0 {
+			r.t.Fatal("n2 holds nothing to begin with")
+		}
+		k.does(adminapi.Drain, "n2")
+		until("drain", func(n *adminpb.Node) bool { return n.GetLeaders() == 0 })
+		if now := k.node("n2"); now.GetRanges() != held {
+			r.t.Errorf("drained, it holds %d replicas instead of %d", now.GetRanges(), held)
+		}
+		k.does(adminapi.Decommission, "n2")
+		until("decommission", func(n *adminpb.Node) bool { return n.GetRanges() == 0 })
+		if n := k.node("n2"); !n.GetPlacement() {
+			k.does(adminapi.Remove, "n2")
+		}
+	})
+}

@@ -1,0 +1,181 @@
+package node
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/client/pkg/v3/types"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/transport"
+)
+
+// newPlacer returns the placer of a real node, which joins by the admin service of others.
+func newPlacer(cfg *config.Config, o *Options) *placer {
+	p := &placer{cfg: cfg, fs: o.FS, clock: o.Clock, log: o.Logger}
+	p.tell = func(ctx context.Context, addr string) ([]byte, error) {
+		return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
+	}
+	p.ask = func(ctx context.Context, id *engine.Identity) (*joined, error) {
+		tls, err := cfg.JoinTLS()
+		if err != nil {
+			return nil, err
+		}
+		client, err := adminapi.NewClient(cfg.Join, tls)
+		if err != nil {
+			return nil, fmt.Errorf("--join: %w", err)
+		}
+		a, err := client.NodeJoin(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), id))
+		var r *adminapi.Refusal
+		if errors.As(err, &r) && r.Later {
+			return nil, fmt.Errorf("%w: %w", errLater, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return joinedOf(a)
+	}
+	return p
+}
+
+// joinRequest asks to be let in, or, with an identity, what has become of the node.
+func joinRequest(name string, peerURLs []string, id *engine.Identity) *adminpb.NodeJoinRequest {
+	q := &adminpb.NodeJoinRequest{Name: name, PeerUrls: slices.Sorted(slices.Values(peerURLs))}
+	if id != nil {
+		q.Cluster, q.Node = id.Cluster.String(), id.Node.String()
+	}
+	return q
+}
+
+func joinedOf(a *adminpb.NodeJoinResponse) (*joined, error) {
+	cluster, err := parseID(a.GetCluster())
+	if err != nil {
+		return nil, err
+	}
+	self, err := parseID(a.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := placement.DecodeNodeTable(a.GetNodeTable())
+	return &joined{cluster: keyspace.ClusterID(cluster), self: keyspace.NodeID(self), nodes: nodes}, err
+}
+
+func parseID(text string) (uint64, error) {
+	id, err := strconv.ParseUint(text, 16, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no id: %w", text, err)
+	}
+	return id, nil
+}
+
+// JoinNode implements adminapi.Backend.
+func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	urls, err := types.NewURLs(q.GetPeerUrls())
+	if err != nil {
+		return nil, &adminapi.Refusal{Reason: "peer URLs: " + err.Error(), NextStep: "give --initial-advertise-peer-urls"}
+	}
+	table, err := a.c.client.NodeTable(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	var self keyspace.NodeID
+	if q.GetNode() != "" {
+		self, err = a.memberAgain(q, table)
+	} else {
+		self, err = a.letIn(ctx, q.GetName(), urls.StringSlice(), table)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The joiner is to find its own row, too.
+	if table, err = a.c.client.NodeTable(ctx, true); err != nil {
+		return nil, err
+	}
+	return &adminpb.NodeJoinResponse{Cluster: a.c.o.Cluster.String(), Node: self.String(), NodeTable: placement.EncodeNodeTable(table)}, nil
+}
+
+// memberAgain answers a node that has an identity.
+func (a admin) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (keyspace.NodeID, error) {
+	if q.GetCluster() != a.c.o.Cluster.String() {
+		return 0, &adminapi.Refusal{
+			Reason:   fmt.Sprintf("the data directory belongs to cluster %s, and node %s to cluster %s", q.GetCluster(), a.c.o.Self, a.c.o.Cluster),
+			NextStep: "give another --data-dir, or --join of a node of its cluster",
+		}
+	}
+	id, err := parseID(q.GetNode())
+	if err != nil {
+		return 0, kverror.New(kverror.BadRequest, "%v", err)
+	}
+	for i := range table {
+		if n := &table[i]; n.ID == keyspace.NodeID(id) && n.State != placement.NodeRemoved {
+			return n.ID, nil
+		}
+	}
+	return 0, &adminapi.Refusal{
+		Reason:   fmt.Sprintf("the data directory is that of node %s, which was removed from cluster %s and is never let in again", q.GetNode(), q.GetCluster()),
+		NextStep: "empty the directory and let the node join anew",
+	}
+}
+
+// letIn returns the id of the unstarted node with a name and peer URLs, after it has made
+// one if there was none: who asks again is told the same. A row that etcd's MemberAdd has
+// made has no name yet.
+func (a admin) letIn(ctx context.Context, name string, urls []string, table []placement.Node) (keyspace.NodeID, error) {
+	if name == "" {
+		return 0, &adminapi.Refusal{Reason: "the node has no name", NextStep: "give it one that no other node has (--name)"}
+	}
+	for i := range table {
+		n := &table[i]
+		same := sameURLs(n.PeerURLs, urls)
+		named := n.Name == name
+		switch {
+		case n.State == placement.NodeRemoved:
+		case same && !n.State.Started() && (named || n.Name == ""):
+			return n.ID, nil
+		case same && named:
+			return 0, &adminapi.Refusal{
+				Reason: fmt.Sprintf("node %s (%s) has the name and the peer URLs %s, and has run before", name, n.ID, strings.Join(urls, ",")),
+				NextStep: fmt.Sprintf("start it with its own data directory; where that is lost, have the node removed (skein node decommission %s, or etcdctl member remove %s) and let it join anew",
+					n.ID, n.ID),
+			}
+		case named:
+			return 0, &adminapi.Refusal{Reason: fmt.Sprintf("node %s is named %s already", n.ID, name), NextStep: "give another --name (skein node list shows those that are taken)"}
+		case same || slices.ContainsFunc(urls, func(u string) bool { return slices.Contains(n.PeerURLs, u) }):
+			return 0, &adminapi.Refusal{
+				Reason:   fmt.Sprintf("node %s (%s) has one of the peer URLs %s", n.Name, n.ID, strings.Join(urls, ",")),
+				NextStep: "give other --initial-advertise-peer-urls (skein node list shows those that are taken)",
+			}
+		}
+	}
+	id := nodeIDAt(urls, a.c.o.Clock.Wall().Unix())
+	err := a.c.client.AddNode(ctx, placement.Node{ID: id, Name: name, PeerURLs: urls})
+	if e := kverror.Of(err); err != nil && (e.Kind == kverror.NodeExists || e.Kind == kverror.PeerURLExists) {
+		return 0, &adminapi.Refusal{Reason: e.Detail, NextStep: "another node joins just now: look with skein node list, and try again"}
+	}
+	return id, err
+}
+
+// nodeIDAt derives the id of a node that is added to a cluster as etcd does: from its peer
+// URLs and the time, in seconds, so that a node that was removed comes back as another one.
+func nodeIDAt(peerURLs []string, unixSeconds int64) keyspace.NodeID {
+	text := strings.Join(slices.Sorted(slices.Values(peerURLs)), "") + strconv.FormatInt(unixSeconds, 10)
+	sum := sha1.Sum([]byte(text))
+	return keyspace.NodeID(binary.BigEndian.Uint64(sum[:]))
+}
+
+// sameURLs says whether both are the same URLs, in any order.
+func sameURLs(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}

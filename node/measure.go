@@ -1,0 +1,30 @@
+package node
+
+import (
+	"github.com/skeindb/skein/placement"
+)
+
+// measurer tells placement of this node.
+type measurer struct{ c *Core }
+
+// Led implements placement.Measurer.
+func (m measurer) Led() []placement.Measure {
+	all := m.c.shards.Measures()
+	out := make([]placement.Measure, 0, len(all))
+	for i := range all {
+		if r := &all[i]; r.Leads {
+			out = append(out, placement.Measure{Range: r.Descriptor.Range, Term: r.Term, Bytes: r.Bytes, Load: int64(r.Load())})
+		}
+	}
+	return out
+}
+
+// Disk implements placement.Measurer: the disk of the data directory.
+func (m measurer) Disk() (capacity, used int64) {
+	u, err := m.c.o.FS.GetDiskUsage(m.c.o.DataDir)
+	if err != nil {
+		return 0, 0 // a file system that does not tell, as one in memory
+	}
+	const most = 1 << 62
+	return int64(min(u.TotalBytes, most)), int64(min(u.TotalBytes-min(u.AvailBytes, u.TotalBytes), most))
+}

@@ -1,0 +1,309 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+)
+
+// members answers etcd's questions about the cluster, and changes it on behalf of etcd's
+// clients: a member is a row of the node table.
+type members struct {
+	c *Core
+	// maxLearners is etcd's flag.
+	maxLearners int
+}
+
+// MemberList implements etcdapi.Cluster.
+func (m members) MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
+	nodes, err := m.c.client.Members(ctx, linearizable)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*pb.Member, len(nodes))
+	for i := range nodes {
+		out[i] = memberOf(&nodes[i])
+	}
+	return out, nil
+}
+
+// memberOf is the node as etcd's clients see it. One that has not started has no name
+// there, whatever it will be called.
+func memberOf(n *placement.Node) *pb.Member {
+	m := &pb.Member{ID: uint64(n.ID), Name: n.Name, PeerURLs: n.PeerURLs, ClientURLs: n.ClientURLs, IsLearner: n.State.Learner()}
+	if !n.State.Started() {
+		m.Name = ""
+	}
+	return m
+}
+
+// row returns the row of a member, and all others.
+func (m members) row(ctx context.Context, id keyspace.NodeID) (*placement.Node, []placement.Node, error) {
+	nodes, err := m.c.client.Members(ctx, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == id })
+	if i < 0 {
+		return nil, nil, kverror.New(kverror.NodeNotFound, "there is no node %s", id)
+	}
+	return &nodes[i], slices.Delete(slices.Clone(nodes), i, i+1), nil
+}
+
+// MemberAdd implements etcdapi.Cluster. etcd asks whether a quorum would be left if the new
+// member never came; here a new one is none of any quorum until it has started and holds
+// something, so that none is refused for that.
+func (m members) MemberAdd(ctx context.Context, peerURLs []string, learner bool) (*pb.Member, []*pb.Member, error) {
+	nodes, err := m.c.client.NodeTable(ctx, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	n := placement.Node{ID: nodeIDAt(peerURLs, m.c.o.Clock.Wall().Unix()), PeerURLs: peerURLs}
+	learners := 0
+	for i := range nodes {
+		o := &nodes[i]
+		switch {
+		case o.ID == n.ID:
+			// Asked for in the same second: the row is somebody else's.
+			return nil, nil, kverror.New(kverror.NodeExists, "node %s is there already", n.ID)
+		case o.State == placement.NodeRemoved:
+		case slices.ContainsFunc(peerURLs, func(u string) bool { return slices.Contains(o.PeerURLs, u) }):
+			return nil, nil, kverror.New(kverror.PeerURLExists, "node %s has one of the peer URLs %v", o.ID, peerURLs)
+		case o.State.Learner():
+			learners++
+		}
+	}
+	if learner {
+		if learners >= m.maxLearners {
+			return nil, nil, rpctypes.ErrGRPCTooManyLearners
+		}
+		n.State = placement.NodeUnstartedLearner
+	}
+	if err := m.c.client.AddNode(ctx, n); err != nil {
+		return nil, nil, err
+	}
+	all, err := m.MemberList(ctx, true)
+	return memberOf(&n), all, err
+}
+
+// MemberUpdate implements etcdapi.Cluster.
+func (m members) MemberUpdate(ctx context.Context, id keyspace.NodeID, peerURLs []string) ([]*pb.Member, error) {
+	if err := m.c.client.SetPeerURLs(ctx, id, peerURLs); err != nil {
+		return nil, err
+	}
+	return m.MemberList(ctx, true)
+}
+
+// MemberPromote implements etcdapi.Cluster. In etcd a learner is ready when it has nearly
+// all that its leader has; here it holds nothing before it is promoted, and is ready when
+// it lives.
+func (m members) MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
+	n, _, err := m.row(ctx, id)
+	switch {
+	case err != nil:
+		return nil, err
+	case !n.State.Learner():
+		return nil, rpctypes.ErrGRPCMemberNotLearner
+	case !n.State.Started() || !m.c.alive(id):
+		return nil, rpctypes.ErrGRPCLearnerNotReady
+	}
+	if err := m.c.client.SetNodeState(ctx, id, placement.NodeLearner, placement.NodeServing); err != nil {
+		return nil, err
+	}
+	return m.MemberList(ctx, true)
+}
+
+// removePause lies between two looks at what a node that is removed still holds.
+const removePause = 50 * time.Millisecond
+
+// MemberRemove implements etcdapi.Cluster. What the node holds is moved to others, or, where
+// each of them has a replica of a range already, the range has one less from then on, as a
+// group of etcd's has. Where it takes longer than the client waits, the node is
+// decommissioned meanwhile: who asks again waits for the rest.
+func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
+	n, others, err := m.row(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if n.State.Started() && n.State != placement.NodeDecommissioned {
+		if err := m.mayRemove(ctx, id, others); err != nil {
+			return nil, err
+		}
+		if err := m.c.client.SetNodeState(ctx, id, n.State, placement.NodeDecommissioned); err != nil {
+			return nil, err
+		}
+	}
+	for {
+		err := m.c.client.RemoveNode(ctx, id)
+		if err == nil {
+			return m.MemberList(ctx, true)
+		}
+		if !errors.Is(err, kverror.BadRequest) {
+			return nil, err
+		}
+		if eerr := m.empty(ctx, id); eerr != nil {
+			return nil, eerr
+		}
+		if clock.Sleep(ctx, m.c.o.Clock, removePause) != nil {
+			m.c.log.Info("a member that is removed still holds something", zap.Stringer("member", id), zap.Error(err))
+			return nil, kverror.Timeout
+		}
+	}
+}
+
+// errNotEnoughStarted is etcd's answer, which leaves its server without a code: its clients
+// know it by its text.
+var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoughStarted.Error())
+
+// mayRemove refuses as etcd does: what the node holds cannot leave it without a quorum of
+// those who hold it too, and the last node that serves stays.
+func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
+	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
+		return errNotEnoughStarted
+	}
+	groups, err := m.groups(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range groups {
+		if _, holds := groups[i].ReplicaOn(id); holds && !m.quorumLives(groups[i].Replicas) {
+			return rpctypes.ErrGRPCUnhealthy
+		}
+	}
+	return nil
+}
+
+// groups returns the placement group and all ranges, as this node knows them.
+func (m members) groups(ctx context.Context) ([]keyspace.Descriptor, error) {
+	mp, err := m.c.client.Map(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return append([]keyspace.Descriptor{mp.PlacementGroup()}, mp.Descriptors()...), nil
+}
+
+func (m members) quorumLives(replicas []keyspace.Replica) bool {
+	voters, live := 0, 0
+	for _, r := range replicas {
+		if r.Role != keyspace.RoleLearner {
+			voters++
+			if m.c.alive(r.Node) {
+				live++
+			}
+		}
+	}
+	return live > voters/2
+}
+
+// emptyAtOnce bounds the operations that are begun for one removal at a time: placement
+// carries out as many.
+const emptyAtOnce = 64
+
+// empty begins what makes the node hold less: at once for all that others can take over.
+func (m members) empty(ctx context.Context, id keyspace.NodeID) error {
+	nodes, err := m.c.client.Members(ctx, true)
+	if err != nil {
+		return err
+	}
+	ops, err := m.c.client.Operations(ctx)
+	if err != nil {
+		return err
+	}
+	busy := map[keyspace.RangeID]bool{}
+	for _, o := range ops {
+		busy[o.Range] = true
+	}
+	descs, err := m.groups(ctx)
+	if err != nil {
+		return err
+	}
+	room := emptyAtOnce - len(ops)
+	load := map[keyspace.NodeID]int{} // replicas
+	for i := range descs {
+		for _, r := range descs[i].Replicas {
+			load[r.Node]++
+		}
+	}
+	for i := range descs {
+		d := &descs[i]
+		if _, holds := d.ReplicaOn(id); !holds || busy[d.Range] || room <= 0 {
+			continue
+		}
+		o := placement.Operation{Range: d.Range, Kind: placement.OperationRemove, From: id, Why: "the member is removed"}
+		if to := m.heir(d, nodes, load); to != 0 {
+			o.Kind, o.To = placement.OperationMove, to
+			load[to]++
+		}
+		if _, err := m.c.client.BeginOperation(ctx, o); err == nil {
+			room--
+		} else if !passes(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// passes says whether an operation that could not begin may begin later: the range has
+// changed, or somebody else has begun one.
+func passes(err error) bool {
+	k := kverror.Of(err).Kind
+	return k == kverror.BadRequest || k == kverror.Busy || k == kverror.WrongRange || k == kverror.TooManyRequests
+}
+
+// heir returns the node that is to have the replica: of those that serve, live and have
+// none of the range, the one with the fewest; 0 where there is none.
+func (m members) heir(d *keyspace.Descriptor, nodes []placement.Node, load map[keyspace.NodeID]int) keyspace.NodeID {
+	var may []keyspace.NodeID
+	for i := range nodes {
+		n := &nodes[i]
+		if _, has := d.ReplicaOn(n.ID); !has && n.State == placement.NodeServing && m.c.alive(n.ID) {
+			may = append(may, n.ID)
+		}
+	}
+	if len(may) == 0 {
+		return 0
+	}
+	return slices.MinFunc(may, func(a, b keyspace.NodeID) int { return cmp.Or(cmp.Compare(load[a], load[b]), cmp.Compare(a, b)) })
+}
+
+// errTransferTook is etcd's answer where another member does not lead in time.
+var errTransferTook = status.Error(codes.Unknown, "etcdserver: request timed out, leader transfer took too long")
+
+// MoveLeader implements etcdapi.Node. The leaders of ranges stay where they are: they are
+// spread over the nodes for the load, and move when a node is drained or stopped.
+func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
+	st, err := s.c.client.Status(ctx)
+	if err != nil {
+		return err
+	}
+	// To etcd, whose members are all of the one group, every other is a bad one too.
+	if !slices.ContainsFunc(st.Replicas, func(r keyspace.Replica) bool { return r.Node == to && r.Role == keyspace.RoleVoter }) {
+		return rpctypes.ErrGRPCBadLeaderTransferee
+	}
+	err = s.c.client.TransferLeader(ctx, to)
+	switch kind := kverror.Of(err); {
+	case err != nil && kind.Kind == kverror.BadRequest:
+		return rpctypes.ErrGRPCBadLeaderTransferee
+	case err != nil:
+		return err
+	}
+	for s.c.client.Leader() != to {
+		if clock.Sleep(ctx, s.c.o.Clock, s.c.o.Heartbeat) != nil {
+			return errTransferTook
+		}
+	}
+	return nil
+}

@@ -1,0 +1,247 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// wantEtcd checks an error as an etcd client gets it, which goes by its text.
+func (r *rig) wantEtcd(what string, err, want error) {
+	r.t.Helper()
+	if got := rpctypes.Error(kverror.GRPC(err)); !errors.Is(got, rpctypes.Error(want)) {
+		r.t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+func memberWith(ms []*pb.Member, id uint64) *pb.Member {
+	for _, m := range ms {
+		if m.GetID() == id {
+			return m
+		}
+	}
+	return nil
+}
+
+// etcd's clients add, move and remove members, which then join; the errors are etcd's.
+func TestMembers(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		ctx, m := r.t.Context(), members{r.nodes[1].core, 1}
+		added, all, err := m.MemberAdd(ctx, []string{peerURL("n4")}, false)
+		if err != nil || len(all) != 4 || added.GetName() != "" || added.GetIsLearner() || memberWith(all, added.GetID()).GetName() != "" {
+			r.t.Fatalf("added %v of %v, %v", added, all, err)
+		}
+		_, _, err = m.MemberAdd(ctx, []string{peerURL("n4")}, false)
+		r.wantEtcd("the same in the same second", err, rpctypes.ErrGRPCMemberExist)
+		time.Sleep(2 * time.Second)
+		_, _, err = m.MemberAdd(ctx, []string{"http://x:1", peerURL("n4")}, false)
+		r.wantEtcd("a peer URL that is taken", err, rpctypes.ErrGRPCPeerURLExist)
+
+		// It joins as the member that was added, and has its name from then on.
+		n := r.joiner("n4")
+		if err := r.join(ctx, n, r.nodes[0]); err != nil || uint64(n.id) != added.GetID() {
+			r.t.Fatalf("it joins as %s, %v", n.id, err)
+		}
+		r.announced(n)
+		all, err = m.MemberList(ctx, true)
+		if got := memberWith(all, added.GetID()); err != nil || got.GetName() != "n4" || len(got.GetClientURLs()) != 1 {
+			r.t.Errorf("after its start: %v, %v", got, err)
+		}
+		all, err = m.MemberUpdate(ctx, n.id, []string{"http://elsewhere:1"})
+		if got := memberWith(all, added.GetID()); err != nil || fmt.Sprint(got.GetPeerURLs()) != "[http://elsewhere:1]" {
+			r.t.Errorf("after it has moved: %v, %v", got, err)
+		}
+		r.announced(n) // what it was started with is not what the cluster was told
+		if rows := r.rows("n4"); fmt.Sprint(rows[0].PeerURLs) != "[http://elsewhere:1]" {
+			r.t.Errorf("after its next start: %v", rows)
+		}
+		_, err = m.MemberUpdate(ctx, n.id, []string{peerURL("n2")})
+		r.wantEtcd("to where another one is", err, rpctypes.ErrGRPCPeerURLExist)
+		_, err = m.MemberUpdate(ctx, 99, []string{"http://y:1"})
+		r.wantEtcd("nobody moves", err, rpctypes.ErrGRPCMemberNotFound)
+		_, err = m.MemberPromote(ctx, n.id)
+		r.wantEtcd("an ordinary member is promoted", err, rpctypes.ErrGRPCMemberNotLearner)
+		_, err = m.MemberPromote(ctx, 99)
+		r.wantEtcd("nobody is promoted", err, rpctypes.ErrGRPCMemberNotFound)
+		_, err = m.MemberRemove(ctx, 99)
+		r.wantEtcd("nobody is removed", err, rpctypes.ErrGRPCMemberNotFound)
+		if all, err = m.MemberRemove(ctx, n.id); err != nil || len(all) != 3 {
+			r.t.Errorf("removed: %v, %v", all, err)
+		}
+		_, err = m.MemberRemove(ctx, n.id)
+		r.wantEtcd("removed again", err, rpctypes.ErrGRPCMemberNotFound)
+		_, err = m.MemberUpdate(ctx, n.id, []string{"http://y:1"})
+		r.wantEtcd("one that was removed moves", err, rpctypes.ErrGRPCMemberNotFound)
+		// One that has never started goes at once.
+		added, _, err = m.MemberAdd(ctx, []string{peerURL("n5")}, false)
+		if err == nil {
+			all, err = m.MemberRemove(ctx, keyspace.NodeID(added.GetID()))
+		}
+		if err != nil || len(all) != 3 {
+			r.t.Errorf("removed before its start: %v, %v", all, err)
+		}
+	})
+}
+
+// A learner serves, and gets nothing before it is promoted.
+func TestLearners(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		ctx, m := r.t.Context(), members{r.nodes[0].core, 1}
+		added, _, err := m.MemberAdd(ctx, []string{peerURL("n4")}, true)
+		if err != nil || !added.GetIsLearner() {
+			r.t.Fatalf("added %v, %v", added, err)
+		}
+		_, _, err = m.MemberAdd(ctx, []string{peerURL("n5")}, true)
+		r.wantEtcd("another learner", err, rpctypes.ErrGRPCTooManyLearners)
+		_, err = m.MemberPromote(ctx, keyspace.NodeID(added.GetID()))
+		r.wantEtcd("promoted before its start", err, rpctypes.ErrGRPCLearnerNotReady)
+		n := r.joiner("n4")
+		if err := r.join(ctx, n, r.nodes[0]); err != nil || uint64(n.id) != added.GetID() {
+			r.t.Fatalf("it joins as %s, %v", n.id, err)
+		}
+		r.announced(n)
+		r.mustPut(n, "k", "v")
+		r.wait(time.Minute, "it knows itself as a learner", func() bool { return self{n.core}.Status().Learner })
+		r.wait(time.Minute, "a move to it is refused for that", func() bool {
+			_, err := admin{r.nodes[0].core}.MoveRange(ctx, 1, "1", n.id.String())
+			return err != nil && strings.Contains(err.Error(), "is learner")
+		})
+		all, err := m.MemberPromote(ctx, n.id)
+		if err != nil || memberWith(all, added.GetID()).GetIsLearner() {
+			r.t.Fatalf("promoted: %v, %v", all, err)
+		}
+		r.mustMove(1, r.nodes[0], n)
+		_, err = m.MemberPromote(ctx, n.id)
+		r.wantEtcd("promoted again", err, rpctypes.ErrGRPCMemberNotLearner)
+	})
+}
+
+// removed removes a member as etcdctl does, again and again while it takes longer than the
+// request timeout, and wants it gone within limit.
+func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
+	r.t.Helper()
+	m := members{via.core, 1}
+	r.wait(limit, "the member is removed", func() bool {
+		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+		defer cancel()
+		all, err := m.MemberRemove(ctx, id)
+		if err != nil && !errors.Is(err, kverror.Timeout) {
+			r.t.Fatalf("remove member %s: %v", id, err)
+		}
+		return err == nil && memberWith(all, uint64(id)) == nil
+	})
+}
+
+// A member that holds replicas, of the placement group too, is removed under load: others
+// take them over, and no put fails. Where there are no others a range has one less; the last
+// member stays, and so does one whose ranges would lose their quorum.
+func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
+	const ranges = 4
+	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		r.spread(r.nodes[1], ranges, "v")
+		stop := r.load(r.nodes[1:]...)
+		gone := r.nodes[0]
+		r.removed(5*time.Minute, r.nodes[1], gone.id)
+		if puts, failed := stop(); failed > 0 || puts < 10 {
+			r.t.Errorf("%d of %d puts failed", failed, puts)
+		}
+		select {
+		case <-gone.core.Fatal():
+		case <-time.After(time.Minute):
+			r.t.Fatal("it goes on")
+		}
+		r.crash(gone)
+		want := func(replicas int) {
+			r.t.Helper()
+			groups, err := members{r.nodes[2].core, 1}.groups(r.t.Context())
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			for _, d := range groups {
+				if len(d.Replicas) != replicas {
+					r.t.Errorf("group %d has %v", d.Range, d.Replicas)
+				}
+			}
+		}
+		want(3)
+		r.removed(5*time.Minute, r.nodes[3], r.nodes[1].id)
+		want(2)
+		r.crash(r.nodes[1])
+		r.mustGet(r.nodes[2], keyOf(1), "v")
+
+		// Of two one does not answer.
+		r.crash(r.nodes[3])
+		m := members{r.nodes[2].core, 1}
+		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[2].core.alive(r.nodes[3].id) })
+		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+		defer cancel()
+		if _, err := m.MemberRemove(ctx, r.nodes[3].id); err == nil {
+			r.t.Error("a member was removed without a quorum")
+		}
+		r.start(r.nodes[3])
+		r.wait(time.Minute, "it is back", func() bool { return r.nodes[2].core.alive(r.nodes[3].id) })
+		r.removed(5*time.Minute, r.nodes[2], r.nodes[3].id)
+		want(1)
+		r.crash(r.nodes[3])
+		_, err := m.MemberRemove(r.t.Context(), r.nodes[2].id)
+		r.wantEtcd("the last member", err, rpctypes.ErrMemberNotEnoughStarted)
+		r.mustPut(r.nodes[2], keyOf(1), "alone")
+	})
+}
+
+// A member of four that is down is removed, and one of three while another is down is not.
+func TestAMemberThatIsDownIsRemoved(t *testing.T) {
+	const ranges = 4
+	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		r.spread(r.nodes[1], ranges, "v")
+		gone := r.nodes[3]
+		r.crash(gone)
+		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[0].core.alive(gone.id) })
+		r.removed(5*time.Minute, r.nodes[0], gone.id)
+		r.spread(r.nodes[2], ranges, "w")
+		r.crash(r.nodes[2])
+		r.wait(time.Minute, "another one is known to be down", func() bool { return !r.nodes[0].core.alive(r.nodes[2].id) })
+		r.removed(5*time.Minute, r.nodes[1], r.nodes[2].id)
+		for i := range ranges {
+			r.mustGet(r.nodes[0], keyOf(i), "w")
+		}
+	})
+}
+
+// The leadership of the placement group, which to etcd's clients is the cluster's, moves to
+// another of its voters, and nowhere else.
+func TestMoveLeader(t *testing.T) {
+	bubble(t, 4, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "k", "v")
+		c := r.nodes[0].core
+		r.wait(time.Minute, "there is a leader", func() bool { return c.client.Leader() != 0 })
+		lead := r.nodes[c.client.Leader()-1]
+		to := 1 + lead.id%3
+		for what, id := range map[string]keyspace.NodeID{"nobody": 99, "one without a vote": 4} {
+			r.wantEtcd(what, self{lead.core}.MoveLeader(r.t.Context(), id), rpctypes.ErrGRPCBadLeaderTransferee)
+		}
+		if err := (self{lead.core}).MoveLeader(r.t.Context(), lead.id); err != nil {
+			r.t.Errorf("to itself: %v", err)
+		}
+		if err := (self{lead.core}).MoveLeader(r.t.Context(), to); err != nil {
+			r.t.Fatal(err)
+		}
+		if got := lead.core.client.Leader(); got != to {
+			r.t.Errorf("node %s leads, want %s", got, to)
+		}
+		r.mustPut(r.nodes[3], "k", "w")
+	})
+}

@@ -1,0 +1,77 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+)
+
+// PlacementGroup implements adminapi.PlacementKeeper.
+func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
+	nodes, _, err := a.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st, err := a.c.client.PlacementGroup(ctx)
+	if err != nil {
+		return nil, err
+	}
+	byName := names(nodes)
+	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term}
+	for _, r := range st.Replicas {
+		resp.Replicas = append(resp.Replicas, &adminpb.PlacementReplica{Node: byName[r.Node], ReplicaId: uint64(r.ID), Role: roleName(r.Role)})
+	}
+	return resp, nil
+}
+
+// MovePlacement implements adminapi.PlacementKeeper.
+func (a admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
+	nodes, _, err := a.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o := placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationMove, Why: "asked for"}
+	if o.From, err = nodeNamed(nodes, from); err != nil {
+		return nil, err
+	}
+	if o.To, err = nodeNamed(nodes, to); err != nil {
+		return nil, err
+	}
+	if !a.c.alive(o.To) {
+		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("node %s does not answer", to), NextStep: "start it, or choose another one (skein node list)"}
+	}
+	begun, err := a.c.client.BeginOperation(ctx, o)
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "skein placement show shows who holds the group, skein placement operations what is under way"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return operationRow(&begun, names(nodes)), nil
+}
+
+// TransferPlacement implements adminapi.PlacementKeeper.
+func (a admin) TransferPlacement(ctx context.Context, to string) error {
+	nodes, _, err := a.members(ctx)
+	if err != nil {
+		return err
+	}
+	node, err := nodeNamed(nodes, to)
+	if err != nil {
+		return err
+	}
+	st, err := a.c.client.PlacementGroup(ctx)
+	if err != nil {
+		return err
+	}
+	own := keyspace.Descriptor{Replicas: st.Replicas}
+	if r, ok := own.ReplicaOn(node); !ok || r.Role != keyspace.RoleVoter {
+		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s holds no voter of the placement group", to), NextStep: "move a replica there first (skein placement move), or choose a node that has one (skein placement show)"}
+	}
+	return a.c.client.TransferLeader(ctx, node)
+}

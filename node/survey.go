@@ -1,0 +1,267 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/shard"
+)
+
+// survey is what all nodes say at about one moment, for an operator.
+type survey struct {
+	// nodes is the node table, without those that were removed: these are gone.
+	nodes, gone []placement.Node
+	byName      map[keyspace.NodeID]string
+	// lists are the replicas that each node says it has, reports what it says of itself;
+	// nodes that do not answer have none.
+	lists   map[keyspace.NodeID][]shard.Summary
+	reports map[keyspace.NodeID]report
+	// ranges is the range map in key order, with the leaders' own word before the map's; led
+	// is what the leaders say, leaders who they are.
+	ranges  []keyspace.Descriptor
+	led     map[keyspace.RangeID]shard.Summary
+	leaders map[keyspace.RangeID]keyspace.NodeID
+	// placement is the placement group's state, without replicas where nobody could say.
+	placement  placement.Status
+	operations map[keyspace.RangeID]placement.Operation
+	// settings are the cluster's, none where there is no quorum.
+	settings []placement.Setting
+	// stale says that no quorum could be asked for the node table.
+	stale bool
+}
+
+// survey asks all nodes, at the same time.
+func (a admin) survey(ctx context.Context) (*survey, error) {
+	table, stale, err := a.nodeTable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v := &survey{
+		lists: map[keyspace.NodeID][]shard.Summary{}, reports: map[keyspace.NodeID]report{},
+		led: map[keyspace.RangeID]shard.Summary{}, leaders: map[keyspace.RangeID]keyspace.NodeID{},
+		operations: map[keyspace.RangeID]placement.Operation{}, stale: stale,
+	}
+	for _, n := range table {
+		if n.State == placement.NodeRemoved {
+			v.gone = append(v.gone, n)
+		} else {
+			v.nodes = append(v.nodes, n)
+		}
+	}
+	v.byName = names(v.nodes)
+	if v.ranges, err = a.c.client.RangeMap(ctx); err != nil {
+		return nil, err
+	}
+	v.ranges = slices.Clone(v.ranges)
+	a.ask(ctx, v)
+	status, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	// Without it nobody is listed as a member of the group.
+	v.placement, _ = a.c.client.Status(status)
+	ops, err := a.operations(ctx, stale)
+	if err == nil && !stale {
+		v.settings, err = a.settings(ctx)
+	}
+	v.stale = stale || err != nil
+	for _, o := range ops {
+		v.operations[o.Range] = o
+	}
+	return v, nil
+}
+
+// ask has every node say what it has.
+func (a admin) ask(ctx context.Context, v *survey) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, n := range v.nodes {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			l, err := a.c.shards.Client().List(ctx, n.ID)
+			if err != nil {
+				return
+			}
+			rep, rerr := a.askReport(ctx, n.ID)
+			mu.Lock()
+			defer mu.Unlock()
+			v.lists[n.ID] = l
+			if rerr == nil {
+				v.reports[n.ID] = rep
+			}
+		})
+	}
+	wg.Wait()
+	for node, l := range v.lists {
+		for _, s := range l {
+			if s.IsLeader {
+				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
+			}
+		}
+	}
+	for i := range v.ranges {
+		if s, ok := v.led[v.ranges[i].Range]; ok {
+			v.ranges[i] = s.Descriptor
+		}
+	}
+}
+
+// quorumTimeout bounds the wait for a quorum's word on who is a node. An operator who
+// looks why there is no quorum must not be left without an answer.
+const quorumTimeout = 3 * time.Second
+
+// nodeTable returns the node table, with those that were removed: the quorum's, or else
+// what this node knew last.
+func (a admin) nodeTable(ctx context.Context) (nodes []placement.Node, stale bool, err error) {
+	asked, cancel := context.WithTimeout(ctx, quorumTimeout)
+	defer cancel()
+	if nodes, err = a.c.client.NodeTable(asked, true); err == nil || ctx.Err() != nil {
+		return nodes, false, err
+	}
+	if m, _ := a.c.client.WatchMap(); m != nil {
+		return m.NodeTable(), true, nil
+	}
+	return nil, false, err
+}
+
+// members is nodeTable without those that were removed.
+func (a admin) members(ctx context.Context) (nodes []placement.Node, stale bool, err error) {
+	nodes, stale, err = a.nodeTable(ctx)
+	return slices.DeleteFunc(nodes, func(n placement.Node) bool { return n.State == placement.NodeRemoved }), stale, err
+}
+
+// operations returns the operations under way; none where there is no quorum to ask.
+func (a admin) operations(ctx context.Context, stale bool) ([]placement.Operation, error) {
+	if stale {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
+	defer cancel()
+	return a.c.client.Operations(ctx)
+}
+
+// settings returns the cluster's settings.
+func (a admin) settings(ctx context.Context) ([]placement.Setting, error) {
+	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
+	defer cancel()
+	s, _, err := a.c.client.Settings(ctx)
+	return s, err
+}
+
+// cluster returns the members and the range map, which is always what this node knew last.
+func (a admin) cluster(ctx context.Context) (_ []placement.Node, _ []keyspace.Descriptor, stale bool, err error) {
+	nodes, stale, err := a.members(ctx)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	descs, err := a.c.client.RangeMap(ctx)
+	return nodes, descs, stale, err
+}
+
+func names(nodes []placement.Node) map[keyspace.NodeID]string {
+	m := make(map[keyspace.NodeID]string, len(nodes))
+	for _, n := range nodes {
+		m[n.ID] = n.Name
+	}
+	return m
+}
+
+// alive says whether the node has answered.
+func (v *survey) alive(n keyspace.NodeID) bool {
+	_, ok := v.lists[n]
+	return ok
+}
+
+// row is the node as operators see it.
+func (v *survey) row(n *placement.Node) *adminpb.Node {
+	r := &adminpb.Node{
+		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
+		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since),
+		Ranges: int64(len(v.held(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+	}
+	for _, a := range n.Attributes {
+		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})
+	}
+	for _, s := range v.lists[n.ID] {
+		if s.IsLeader {
+			r.Leaders++
+		}
+	}
+	r.Placement = slices.ContainsFunc(v.placement.Replicas, func(m keyspace.Replica) bool { return m.Node == n.ID })
+	return r
+}
+
+// held returns the ranges of which the node has a replica: by the range map and their
+// leaders, or by its own word.
+func (v *survey) held(n keyspace.NodeID) []keyspace.Descriptor {
+	var ds []keyspace.Descriptor
+	in := map[keyspace.RangeID]bool{}
+	for i := range v.ranges {
+		if _, ok := v.ranges[i].ReplicaOn(n); ok {
+			ds = append(ds, v.ranges[i])
+			in[v.ranges[i].Range] = true
+		}
+	}
+	for _, s := range v.lists[n] {
+		if !in[s.Descriptor.Range] {
+			ds = append(ds, s.Descriptor)
+		}
+	}
+	return ds
+}
+
+// rangeRow is the range as operators see it.
+func (v *survey) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
+	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
+	if s, ok := v.led[d.Range]; ok {
+		leader, state, keys, bytes = v.byName[v.leaders[d.Range]], "awake", s.Keys, s.Bytes
+		if s.Asleep {
+			state = "asleep"
+		}
+	}
+	r := rangeRow(d, v.byName, leader, keys, bytes, state)
+	if o, ok := v.operations[d.Range]; ok {
+		r.Operation = operationRow(&o, v.byName)
+	}
+	return r
+}
+
+// Ranges implements adminapi.Backend.
+func (a admin) Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
+	v, err := a.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var on keyspace.NodeID
+	if q.GetNode() != "" {
+		if on, err = nodeNamed(v.nodes, q.GetNode()); err != nil {
+			return nil, err
+		}
+	}
+	out := &adminpb.RangeListResponse{Stale: v.stale}
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		_, there := d.ReplicaOn(on)
+		if (on == 0 || there) && (q.Key == nil || d.Span.Contains(q.Key)) {
+			out.Ranges = append(out.Ranges, v.rangeRow(d))
+		}
+	}
+	return out, nil
+}
+
+// Nodes implements adminapi.Backend.
+func (a admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
+	v, err := a.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &adminpb.NodeListResponse{Stale: v.stale}
+	for i := range v.nodes {
+		out.Nodes = append(out.Nodes, v.row(&v.nodes[i]))
+	}
+	return out, nil
+}

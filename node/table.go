@@ -1,0 +1,90 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+)
+
+// tableKey is where a node keeps the node table as it last knew it: whom it speaks to when
+// it starts again. What founders are told by their configuration, nodes that have joined
+// know from here alone, and all know from here who has moved since.
+var tableKey = engine.NodeLocalKey([]byte("node/table"))
+
+// storedTable returns the node table that the directory holds; ok is false where it holds
+// none yet.
+func (c *Core) storedTable() (nodes []placement.Node, ok bool, err error) {
+	b, ok, err := c.engine.Get(tableKey)
+	if err == nil && ok {
+		nodes, err = placement.DecodeNodeTable(b)
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read the node table: %w", err)
+	}
+	return nodes, ok, nil
+}
+
+// loadTable finds out whom the node speaks to at first: as the directory has it, or else
+// as the configuration or a running node says.
+func (c *Core) loadTable(ctx context.Context) error {
+	nodes, ok, err := c.storedTable()
+	switch {
+	case err != nil:
+		return err
+	case ok:
+	case len(c.o.Founders) > 0:
+		nodes = c.o.Founders
+	case c.o.Peers == nil:
+		return fmt.Errorf("node %s is no founder of cluster %s, and %s does not say who its other nodes are: start it with --join of a running one",
+			c.o.Self, c.o.Cluster, c.o.DataDir)
+	default:
+		if nodes, err = c.o.Peers(ctx); err != nil {
+			return err
+		}
+	}
+	c.nodes = nodes
+	return nil
+}
+
+// keepTable stores the node table, and has it known to the bus. It is durable with what is
+// flushed next: an old one does as long as one of its nodes is where it was.
+func (c *Core) keepTable(nodes []placement.Node) error {
+	b := c.engine.NewBatch()
+	err := b.Set(tableKey, placement.EncodeNodeTable(nodes))
+	if err == nil {
+		err = b.Commit()
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("keep the node table: %w", err), b.Close())
+	}
+	return nil
+}
+
+// setPeer tells the bus where a node is. One that was removed is nowhere: it may come
+// itself and be told so.
+func (c *Core) setPeer(n *placement.Node) {
+	var addrs []string
+	for _, text := range n.PeerURLs {
+		if u, err := url.Parse(text); err == nil {
+			addrs = append(addrs, u.Host)
+		}
+	}
+	c.bus.SetPeer(n.ID, addrs)
+}
+
+// others are the nodes that this one knew at its start, without itself and those that were
+// removed.
+func (c *Core) others() []keyspace.NodeID {
+	var ids []keyspace.NodeID
+	for i := range c.nodes {
+		if n := &c.nodes[i]; n.ID != c.o.Self && n.State != placement.NodeRemoved {
+			ids = append(ids, n.ID)
+		}
+	}
+	return ids
+}

@@ -1,0 +1,153 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
+)
+
+// facts are what a decision is checked against before it is proposed.
+type facts struct {
+	d *decider
+	v *View
+}
+
+// Descriptor implements decide.Facts.
+func (f facts) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
+	k, ok := f.d.ranges[id]
+	if !ok {
+		return keyspace.Descriptor{}, false
+	}
+	row := f.v.Lookup(k.row.Descriptor.Span.Start)
+	return row.Descriptor, row.Descriptor.Range == id
+}
+
+// Busy implements decide.Facts.
+func (f facts) Busy(id keyspace.RangeID) bool { _, ok := f.d.under[id]; return ok }
+
+// Node implements decide.Facts.
+func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
+	row := f.v.nodes[id]
+	n := row.decided()
+	n.Silent = !f.d.s.o.Alive(id)
+	return n, row.counts()
+}
+
+// begin has one decision carried out. It has been made a moment ago; what it was made on
+// is compared with what is now, and again where the entry is applied.
+func (d *decider) begin(ctx context.Context, op *decide.Operation) {
+	s := d.s
+	log := s.o.Logger.With(zap.Stringer("range", op.Range), zap.Stringer("decided", op), zap.Stringer("reason", op.Reason))
+	s.o.Metrics.Decisions.WithLabelValues(op.Reason.String(), op.Kind.String()).Inc()
+	var err error
+	switch wrong := op.Requires.Check(facts{d, s.View()}); {
+	case wrong != nil:
+		err = kverror.New(kverror.Busy, "%v", wrong)
+	case op.Kind == decide.LeaveJoint:
+		// Whoever leads the range leaves it; all there is to do is to ask how far it is.
+		d.task(ctx, op.Range, d.operator.refresh)
+		return
+	default:
+		err = d.propose(ctx, op)
+	}
+	if err == nil {
+		log.Info("decided", zap.String("why", op.Why))
+		return
+	}
+	log.Info("decided, and not begun", zap.String("why", op.Why), zap.Error(err))
+	// What has changed meanwhile is decided upon anew; what cannot be done waits.
+	d.c.Finish(op.Range, s.o.Clock.Now(), kverror.Of(err).Kind == kverror.Busy)
+}
+
+// propose begins the operation that was decided.
+func (d *decider) propose(ctx context.Context, op *decide.Operation) error {
+	is := op.Requires.Ranges[0]
+	o, err := operationOf(op)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	defer cancel()
+	res := d.s.propose(ctx, d.term, beginOperation{Generation: is.Generation, ConfIndex: is.ConfIndex, Operation: o})
+	if res.Err != nil {
+		return res.Err
+	}
+	d.under[op.Range] = res.Operation
+	signal(d.s.operateKick)
+	return nil
+}
+
+// task runs what leaves no record in a goroutine of its own; the range is busy until it
+// has ended.
+func (d *decider) task(ctx context.Context, id keyspace.RangeID, f func(context.Context, keyspace.RangeID) error) {
+	d.wait.Go(func() {
+		ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+		defer cancel()
+		if err := f(ctx, id); err != nil {
+			d.s.o.Logger.Info("task for a range", zap.Stringer("range", id), zap.Error(err))
+		}
+		d.mu.Lock()
+		d.tasks[id] = false // not at once again
+		d.mu.Unlock()
+		signal(d.kick)
+	})
+}
+
+// operationOf returns the record of a decision.
+func operationOf(op *decide.Operation) (Operation, error) {
+	o := Operation{Range: op.Range, From: op.From, To: op.To, Lead: op.Lead, Reason: op.Reason, Why: cutText(op.Why)}
+	switch op.Kind {
+	case decide.AddReplica:
+		o.Kind = OperationAdd
+	case decide.MoveReplica:
+		o.Kind = OperationMove
+	case decide.RemoveReplica:
+		if o.Kind = OperationRemove; op.Reason == decide.Learner {
+			o.Kind = OperationTidy
+		}
+	case decide.TransferLeader:
+		o.Kind, o.To, o.Lead = OperationTransfer, op.Lead, 0
+	case decide.Merge:
+		o.Kind, o.Right = OperationMerge, op.Other
+	default:
+		return o, fmt.Errorf("placement: nobody carries out %s", op)
+	}
+	return o, nil
+}
+
+// cutText keeps a text within what a record holds.
+func cutText(s string) string {
+	s = strings.ToValidUTF8(s, "?")
+	for len(s) > maxNameBytes {
+		_, n := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-n]
+	}
+	return s
+}
+
+// decided returns the operation as decisions see it. Of what is not in the record they
+// need who sends a copy, which is whoever leads.
+func (o *Operation) decided(leader keyspace.NodeID) decide.Operation {
+	op := decide.Operation{Range: o.Range, From: o.From, To: o.To, Lead: o.Lead, Source: leader, Reason: o.Reason, Why: o.Why}
+	switch o.Kind {
+	case OperationAdd:
+		op.Kind = decide.AddReplica
+	case OperationMove:
+		op.Kind = decide.MoveReplica
+	case OperationRemove, OperationTidy:
+		op.Kind = decide.RemoveReplica
+	case OperationTransfer:
+		op.Kind, op.To, op.Lead = decide.TransferLeader, 0, o.To
+	case OperationMerge:
+		op.Kind, op.Other, op.From, op.To = decide.Merge, o.Right, 0, 0
+	}
+	return op
+}

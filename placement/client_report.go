@@ -1,0 +1,179 @@
+package placement
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// How often a node tells placement's leader of itself.
+const (
+	// reportEvery lies between two reports of what has changed.
+	reportEvery = 10 * time.Second
+	// reportSoon is how long news of a range wait for others: what has a new leader is
+	// told then.
+	reportSoon = time.Second
+	// reportTimeout bounds how long a leader is looked for to tell it one part.
+	reportTimeout = 5 * time.Second
+	// reportTries is how often a report is begun anew at once.
+	reportTries = 3
+)
+
+// nodeReporter tells placement's leader what this node leads and has. But for kick it
+// belongs to one goroutine.
+type nodeReporter struct {
+	// kick says that this node leads a range that it did not lead before, or that one of
+	// its ranges has changed.
+	kick chan struct{}
+	// told is what the leader has taken in, up to the part with this number.
+	told   map[keyspace.RangeID]Measure
+	number uint64
+	// whole says that everything is to be told: the leader knows nothing, or it is not
+	// known what it knows.
+	whole bool
+}
+
+func (r *nodeReporter) init() { r.kick, r.whole = make(chan struct{}, 1), true }
+
+// nodeReportLoop reports until the Client stops: at once when there is another leader, a
+// little after ranges of this node have changed, and every now and then.
+func (c *Client) nodeReportLoop() {
+	timer := c.o.Clock.NewTimer(reportEvery)
+	defer timer.Stop()
+	for {
+		leader, moved := c.leaderNow()
+		next := reportEvery
+		if err := c.reportNode(); err != nil {
+			c.o.Logger.Debug("report this node to placement", zap.Error(err))
+			next = reportSoon
+		}
+		timer.Reset(next)
+		if !c.awaitReport(timer, leader, moved) {
+			return
+		}
+	}
+}
+
+// awaitReport waits until there is a reason to report; false says that the Client stops.
+func (c *Client) awaitReport(timer clock.Timer, leader keyspace.NodeID, moved <-chan struct{}) bool {
+	for {
+		select {
+		case <-c.ctx.Done():
+			return false
+		case <-timer.C():
+			return true
+		case <-c.reporter.kick:
+			return clock.Sleep(c.ctx, c.o.Clock, reportSoon) == nil
+		case <-moved:
+			was := leader
+			if leader, moved = c.leaderNow(); leader != 0 && leader != was {
+				return true
+			}
+		}
+	}
+}
+
+// reportNode tells what has changed since the last time, or everything.
+func (c *Client) reportNode() error {
+	r := &c.reporter
+	for range reportTries {
+		led := c.o.Measurer.Led()
+		whole := r.whole
+		if whole {
+			r.told = make(map[keyspace.RangeID]Measure, len(led))
+			r.number++ // the one before may have been taken, or not
+		}
+		anew, err := c.sendParts(whole, r.changes(led))
+		// What was sent and not answered may have come: nobody knows what the leader knows.
+		r.whole = anew || err != nil
+		if !anew {
+			return err
+		}
+	}
+	return nil // there is a new leader every time; the next report says it all
+}
+
+// changes returns what differs from what was told, by much.
+func (r *nodeReporter) changes(led []Measure) []Measure {
+	var out []Measure
+	leads := make(map[keyspace.RangeID]bool, len(led))
+	for i := range led {
+		m := &led[i]
+		m.clamp()
+		leads[m.Range] = true
+		if old, ok := r.told[m.Range]; !ok || m.differs(&old) {
+			out = append(out, *m)
+		}
+	}
+	for id := range r.told {
+		if !leads[id] {
+			out = append(out, Measure{Range: id})
+		}
+	}
+	return out
+}
+
+// clamp keeps a measure within what a report holds.
+func (m *Measure) clamp() {
+	m.Bytes, m.Load = min(max(m.Bytes, 0), maxAmount), min(max(m.Load, 0), maxAmount)
+}
+
+// differs says whether a measure is news to who knows an older one. What matters little to
+// decisions is not told: a sixteenth of the bytes, an eighth of the load.
+func (m *Measure) differs(old *Measure) bool {
+	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
+	return m.Term != old.Term ||
+		far(m.Bytes, old.Bytes, 1<<20, 16) || far(m.Load, old.Load, 10, 8)
+}
+
+// sendParts sends a report in parts, at least one, and takes over what was taken in.
+func (c *Client) sendParts(whole bool, ms []Measure) (anew bool, err error) {
+	r := &c.reporter
+	p := nodePart{Boot: c.o.Boot, Whole: whole}
+	capacity, used := c.o.Measurer.Disk()
+	p.Capacity, p.Used = min(max(capacity, 0), maxAmount), min(max(used, 0), maxAmount)
+	for {
+		n, size := 0, 0
+		for n < len(ms) && n < reportRanges && size < reportBytes {
+			size += 24
+			n++
+		}
+		r.number++
+		p.Number, p.Led, p.More = r.number, ms[:n], n < len(ms)
+		if anew, err = c.sendPart(&p); anew || err != nil {
+			return anew, err
+		}
+		for _, m := range p.Led {
+			if r.told[m.Range] = m; m.Term == 0 {
+				delete(r.told, m.Range)
+			}
+		}
+		if ms, p.Whole = ms[n:], false; len(ms) == 0 {
+			return false, nil
+		}
+	}
+}
+
+// sendPart sends one part to whoever leads. To send it again does no harm.
+func (c *Client) sendPart(p *nodePart) (anew bool, err error) {
+	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, reportTimeout)
+	defer cancel()
+	err = c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {
+		if node == c.o.Self {
+			anew, err = c.o.Service.takeReport(c.o.Self, p)
+			return err
+		}
+		b, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.encode())
+		if err != nil {
+			return err
+		}
+		anew, err = decodePartAnswer(b)
+		return err
+	})
+	return anew, err
+}

@@ -1,0 +1,113 @@
+package placement
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
+)
+
+// ownLeast is how many voters of the placement group are kept where no other node can
+// take the place of one that goes.
+const ownLeast = 3
+
+// decideOwn decides about the placement group itself: its replicas leave nodes that are
+// lost or decommissioned, and its leader one that is drained. It is one step at a time,
+// and nothing for balance: who leads it costs more than what it holds.
+func (d *decider) decideOwn(ctx context.Context, v *View) {
+	own := v.PlacementGroup()
+	busy := slices.ContainsFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
+	if d.settings.Paused || own.ConfIndex == 0 || busy || joint(&own) {
+		return
+	}
+	if d.nodes[d.s.o.Self].State == decide.Draining {
+		d.handOver(ctx, &own)
+		return
+	}
+	o, ok := d.ownOperation(&own)
+	if !ok {
+		return
+	}
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	defer cancel()
+	d.s.o.Metrics.Decisions.WithLabelValues(o.Reason.String(), o.Kind.String()).Inc()
+	res := d.s.propose(ctx, d.term, beginOperation{ConfIndex: own.ConfIndex, Operation: o})
+	d.s.o.Logger.Info("decided about the placement group", zap.Stringer("what", &o), zap.String("why", o.Why), zap.Error(res.Err))
+	if res.Err == nil {
+		signal(d.s.operateKick)
+	}
+}
+
+// ownOperation returns what is to be done for the group's replicas, if anything.
+func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
+	o := Operation{Range: OwnGroup}
+	voters := 0
+	for _, m := range own.Replicas {
+		if m.Role != keyspace.RoleVoter {
+			return o, false // a learner is being filled, or tidied away
+		}
+		voters++
+		switch n, known := d.nodes[m.Node]; {
+		case d.lost[m.Node] && o.Reason != decide.Repair:
+			o.From, o.Reason, o.Why = m.Node, decide.Repair, fmt.Sprintf("node %s is lost", m.Node)
+		case o.From == 0 && (!known || n.State == decide.Decommissioning):
+			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
+		}
+	}
+	if o.From == 0 {
+		return o, false
+	}
+	o.To = d.ownTarget(own)
+	switch {
+	case o.To != 0:
+		o.Kind = OperationMove
+	case voters > ownLeast:
+		o.Kind = OperationRemove
+		o.Why += ", and every other node has a replica"
+	default:
+		return o, false
+	}
+	return o, true
+}
+
+// ownTarget returns a node that can take a replica of the group: in a zone that has few of
+// them, and the one with the lowest id of those.
+func (d *decider) ownTarget(own *keyspace.Descriptor) keyspace.NodeID {
+	zones := map[string]int{}
+	for _, m := range own.Replicas {
+		zones[d.nodes[m.Node].Zone]++
+	}
+	var best keyspace.NodeID
+	for id, n := range d.nodes {
+		if _, has := own.ReplicaOn(id); has || n.Silent || n.State != decide.Serving {
+			continue
+		}
+		if best == 0 || cmp.Or(cmp.Compare(zones[n.Zone], zones[d.nodes[best].Zone]), cmp.Compare(id, best)) < 0 {
+			best = id
+		}
+	}
+	return best
+}
+
+// handOver gives the leadership of the group, and with it this one, to another node.
+func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
+	for _, m := range own.Replicas {
+		n, known := d.nodes[m.Node]
+		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || n.Silent || n.State != decide.Serving {
+			continue
+		}
+		ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+		err := d.s.TransferLeader(ctx, m.Node)
+		cancel()
+		d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", m.Node), zap.Error(err))
+		if err == nil {
+			return
+		}
+	}
+}

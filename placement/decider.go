@@ -1,0 +1,355 @@
+package placement
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
+)
+
+const (
+	// decideEvery lies between two rounds of decisions.
+	decideEvery = time.Second
+	// hearWithin is how long a new leader waits for a node that lives and has not said
+	// what it leads.
+	hearWithin = 30 * time.Second
+	// nodeCopies bounds the copies of replicas that a node receives at a time, and those
+	// that it sends.
+	nodeCopies = 4
+	// nodeDeadAfter is NodeDeadAfter's default.
+	nodeDeadAfter = 5 * time.Minute
+	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
+	// what nodes have said of ranges that are gone.
+	surveyEvery = 10 * time.Second
+)
+
+// decider decides for one leadership what is to be changed in the cluster. What it knows
+// is made anew by each leader: from the map, the node table and the operations, which are
+// replicated, and from what nodes say of themselves and whether they are heard, which is
+// not. What it decides goes through the placement group, and from there on does not
+// depend on it any more.
+type decider struct {
+	s        *Service
+	term     uint64
+	hearing  *hearing
+	operator *operator
+	// kick asks for a round at once: an operation has ended, so there is room for another.
+	kick chan struct{}
+	wait sync.WaitGroup
+
+	mu sync.Mutex
+	// Guarded by mu: how operations have ended, by id, and the tasks that have.
+	ended map[uint64]bool
+	tasks map[keyspace.RangeID]bool
+
+	// The rest belongs to the goroutine of run.
+	c        *decide.Cluster
+	settings decide.Settings
+	began    clock.Time
+	surveyed clock.Time
+	// heard says that decisions may be made: every node that lives has told everything
+	// once, or was waited for long enough.
+	heard bool
+	// view is what c was last brought up to; nil before the first round.
+	view   *View
+	nodes  map[keyspace.NodeID]decide.Node
+	lost   map[keyspace.NodeID]bool
+	ranges map[keyspace.RangeID]known
+	under  map[keyspace.RangeID]Operation
+	// giveUp are those under way that cannot succeed any more, and why.
+	giveUp map[keyspace.RangeID]string
+}
+
+// known is a range of the map, and since when it has its generation; 0 is longer than
+// this leadership.
+type known struct {
+	row  *Range
+	born clock.Time
+}
+
+func newDecider(s *Service, term uint64, h *hearing, o *operator) *decider {
+	now := s.o.Clock.Now()
+	d := &decider{
+		s: s, term: term, hearing: h, operator: o, kick: make(chan struct{}, 1),
+		ended: map[uint64]bool{}, tasks: map[keyspace.RangeID]bool{},
+		settings: s.deciding(), began: now, surveyed: now,
+		nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{},
+		ranges: map[keyspace.RangeID]known{}, under: map[keyspace.RangeID]Operation{},
+		giveUp: map[keyspace.RangeID]string{},
+	}
+	d.c = decide.New(d.settings, term, now)
+	return d
+}
+
+// deciding returns what decisions are made by where no setting of the cluster says
+// anything else.
+func (s *Service) deciding() decide.Settings {
+	set := decide.Defaults()
+	set.NodeDeadAfter = s.o.NodeDeadAfter
+	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
+	set.NodeCopies = nodeCopies
+	// Leaders split their ranges, and nothing is merged by itself.
+	set.LeadersSplit, set.MinRanges = true, maxClaims
+	return set
+}
+
+// run decides until ctx ends.
+func (d *decider) run(ctx context.Context) {
+	defer d.s.o.Metrics.forgetDecisions()
+	defer d.wait.Wait()
+	timer := d.s.o.Clock.NewTimer(decideEvery)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C():
+		case <-d.kick:
+		}
+		d.round(ctx)
+		timer.Reset(decideEvery)
+	}
+}
+
+// round takes over what has changed and decides once.
+func (d *decider) round(ctx context.Context) {
+	now, v := d.s.o.Clock.Now(), d.s.View()
+	d.feedSettings(v)
+	d.feedNodes(v, now)
+	d.feedRanges(v, now)
+	d.feedOperations(v, now)
+	d.view = v
+	if now.Sub(d.surveyed) >= surveyEvery {
+		d.surveyed = now
+		d.survey()
+	}
+	if !d.mayDecide(now) {
+		return
+	}
+	r := d.c.Decide(now)
+	for _, a := range r.Abandon {
+		d.giveUp[a.Range] = a.Why
+	}
+	for id, why := range d.giveUp {
+		d.operator.abandon(id, why) // it may not be worked on yet
+	}
+	for i := range r.Operations {
+		d.begin(ctx, &r.Operations[i])
+	}
+	d.decideOwn(ctx, d.s.View())
+	d.measure()
+}
+
+// feedSettings takes over what the operator has set.
+func (d *decider) feedSettings(v *View) {
+	if d.view != nil && d.view.meta.Settings == v.meta.Settings {
+		return
+	}
+	set := d.s.deciding()
+	set.Paused = v.Paused()
+	if n, ok := parseReplication(v.settings[SettingReplication]); ok {
+		set.ReplicationFactor = n
+	}
+	if set.Paused != d.settings.Paused || set.ReplicationFactor != d.settings.ReplicationFactor {
+		d.s.o.Logger.Info("settings of decisions", zap.Bool("paused", set.Paused), zap.Int("replication", set.ReplicationFactor))
+	}
+	d.settings = set
+	d.c.Set(set)
+}
+
+// feedNodes takes over the node table, who is heard, and what nodes say of their disks.
+func (d *decider) feedNodes(v *View, now clock.Time) {
+	for id, row := range v.nodes {
+		if !row.counts() {
+			continue
+		}
+		n := row.decided()
+		var complete bool
+		n.Capacity, n.Used, complete = d.hearing.node(id)
+		old, ok := d.nodes[id]
+		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !plant.Is(plant.DeadCountedAlive), old.SilentSince
+		switch {
+		case n.Silent && !old.Silent:
+			n.SilentSince = now
+			d.s.o.Logger.Warn("node is not heard", zap.Stringer("peer", id), zap.Bool("told-all", complete))
+		case !n.Silent && old.Silent:
+			n.SilentSince = 0
+			delete(d.lost, id)
+			d.s.o.Logger.Info("node is heard again", zap.Stringer("peer", id))
+		case n.Silent && !d.lost[id] && now.Sub(n.SilentSince) >= d.settings.NodeDeadAfter:
+			d.lost[id] = true
+			d.s.o.Logger.Warn("node counts as lost: its replicas are rebuilt elsewhere",
+				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
+		}
+		if !ok || n != old {
+			d.nodes[id] = n
+			d.c.PutNode(n)
+		}
+	}
+	for id := range d.nodes {
+		if row := v.nodes[id]; !row.counts() {
+			delete(d.nodes, id)
+			d.c.RemoveNode(id)
+		}
+	}
+}
+
+// attributeZone is the attribute of a node by whose value replicas are kept apart.
+const attributeZone = "zone"
+
+// counts says whether decisions know the node: it has served, and is not gone for good.
+func (n *Node) counts() bool { return n.State.Started() }
+
+// decided returns the node as decisions see it, without what only a leader knows.
+func (n *Node) decided() decide.Node {
+	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone)}
+	switch n.State {
+	case NodeDraining, NodeLearner: // neither gets replicas or leaders
+		out.State = decide.Draining
+	case NodeDecommissioned:
+		out.State = decide.Decommissioning
+	case NodeServing, NodeUnstarted, NodeUnstartedLearner, NodeRemoved:
+	}
+	return out
+}
+
+// feedRanges takes over the map and what nodes say of the ranges that they lead.
+func (d *decider) feedRanges(v *View, now clock.Time) {
+	since := uint64(0)
+	if d.view != nil {
+		since = d.view.Version
+	}
+	news := map[keyspace.RangeID]bool{}
+	if v.Version > since {
+		for _, g := range v.since(since) {
+			id := g.Descriptor.Range
+			k, ok := d.ranges[id]
+			if ok && k.row.Descriptor.Generation != g.Descriptor.Generation || !ok && d.view != nil {
+				k.born = now
+			}
+			k.row = g
+			d.ranges[id], news[id] = k, true
+		}
+	}
+	for _, c := range d.hearing.take() {
+		news[c.Range] = true
+	}
+	for id := range news {
+		if k, ok := d.ranges[id]; ok {
+			c := d.hearing.of(id)
+			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born})
+		}
+	}
+	if len(d.ranges) != v.Len() {
+		d.dropRanges(v)
+	}
+}
+
+// dropRanges forgets the ranges that the map has no more.
+func (d *decider) dropRanges(v *View) {
+	there := make(map[keyspace.RangeID]bool, v.Len())
+	v.All(func(g *Range) bool {
+		there[g.Descriptor.Range] = true
+		return true
+	})
+	for id := range d.ranges {
+		if !there[id] {
+			delete(d.ranges, id)
+			d.c.RemoveRange(id)
+		}
+	}
+}
+
+// feedOperations takes over which operations are under way, whoever has begun them, and
+// how others have ended.
+func (d *decider) feedOperations(v *View, now clock.Time) {
+	d.mu.Lock()
+	ended, tasks := d.ended, d.tasks
+	d.ended, d.tasks = map[uint64]bool{}, map[keyspace.RangeID]bool{}
+	d.mu.Unlock()
+	for id, done := range tasks {
+		d.c.Finish(id, now, done)
+	}
+	if d.view != nil && d.view.operationsChanged == v.operationsChanged && len(ended) == 0 {
+		return
+	}
+	there := make(map[keyspace.RangeID]uint64, len(v.operations))
+	for i := range v.operations {
+		there[v.operations[i].Range] = v.operations[i].ID
+	}
+	for id, op := range d.under {
+		if there[id] != op.ID {
+			done, told := ended[op.ID]
+			d.c.Finish(id, now, done || !told)
+			delete(d.under, id)
+			delete(d.giveUp, id)
+		}
+	}
+	for i := range v.operations {
+		op := &v.operations[i]
+		if _, ok := d.under[op.Range]; ok || op.Range == OwnGroup {
+			continue
+		}
+		if err := d.c.Begin(op.decided(d.hearing.of(op.Range).leader)); err != nil {
+			// The range is about to come with the map, or what was decided for it is
+			// refused since this is under way.
+			d.s.o.Logger.Debug("operation is not counted yet", zap.Uint64("operation", op.ID), zap.Error(err))
+			continue
+		}
+		d.under[op.Range] = *op
+	}
+}
+
+// over is told by the operator that an operation has ended; done says that it came to its
+// end, and was not given up.
+func (d *decider) over(op *Operation, done bool) {
+	d.mu.Lock()
+	d.ended[op.ID] = done
+	d.mu.Unlock()
+	signal(d.kick)
+}
+
+// mayDecide says whether enough is known: who leads what, of every node that lives.
+func (d *decider) mayDecide(now clock.Time) bool {
+	if d.heard {
+		return true
+	}
+	var missing keyspace.NodeID
+	for id, n := range d.nodes {
+		if _, _, complete := d.hearing.node(id); !complete && !n.Silent {
+			missing = id
+		}
+	}
+	late := now.Sub(d.began) >= hearWithin
+	if missing != 0 && !late {
+		return false
+	}
+	d.heard = true
+	d.s.o.Logger.Info("decisions begin", zap.Uint64("term", d.term), zap.Int("nodes", len(d.nodes)),
+		zap.Int("ranges", len(d.ranges)), zap.Int("operations", len(d.under)), zap.Stringer("not-heard", missing))
+	return true
+}
+
+// survey looks at all ranges.
+func (d *decider) survey() {
+	d.hearing.keep(func(id keyspace.RangeID) bool { _, ok := d.ranges[id]; return ok })
+	under, stopped := d.c.Health()
+	d.s.o.Metrics.UnderReplicated.Set(float64(under))
+	d.s.o.Metrics.Stopped.Set(float64(stopped))
+}
+
+// measure sets the metrics of a round.
+func (d *decider) measure() {
+	m := d.s.o.Metrics
+	m.OperationsUnderWay.Set(float64(len(d.under)))
+	pending := d.c.Pending()
+	for need := decide.QuorumRisk; need <= decide.Cold; need++ {
+		m.Pending.WithLabelValues(need.String()).Set(float64(pending[need]))
+	}
+}

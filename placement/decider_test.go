@@ -1,0 +1,422 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// pretended is a rig whose ranges are all pretended: they are led, change their members and
+// report as real ones do. A node that is down is down for them too.
+type pretended struct {
+	*rig
+	mu sync.Mutex
+	// all is guarded by mu, as are bytes.
+	all   map[keyspace.RangeID]*pretend
+	bytes map[keyspace.RangeID]int64
+}
+
+// newPretended founds a cluster of so many nodes, with a range more than borders.
+func newPretended(t *testing.T, seed uint64, nodes int, borders ...string) *pretended {
+	t.Helper()
+	w := &pretended{rig: newRig(t, seed, nodes, quiet, borders...), all: map[keyspace.RangeID]*pretend{}, bytes: map[keyspace.RangeID]int64{}}
+	w.deadAfter = 2 * time.Minute
+	for i, d := range w.founding.Ranges() {
+		p := newPretend(t, rand.New(rand.NewPCG(seed, uint64(i))), d)
+		p.report = w.report
+		w.all[d.Range], w.bytes[d.Range] = p, 64<<20
+	}
+	w.mover = func() Mover { return w }
+	w.measurer = func(n keyspace.NodeID) Measurer { return seat{w, n} }
+	w.startAll()
+	return w
+}
+
+func (w *pretended) of(id keyspace.RangeID) (*pretend, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p := w.all[id]; p != nil {
+		return p, nil
+	}
+	return nil, kverror.RangeNotHere
+}
+
+// Look implements Mover.
+func (w *pretended) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+	p, err := w.of(id)
+	if err != nil {
+		return keyspace.Descriptor{}, 0, err
+	}
+	return p.Look(ctx, node, id)
+}
+
+// ChangeMembers implements Mover.
+func (w *pretended) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	p, err := w.of(id)
+	if err != nil {
+		return err
+	}
+	return p.ChangeMembers(ctx, node, id, confIndex, changes)
+}
+
+// TransferTo implements Mover.
+func (w *pretended) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
+	p, err := w.of(id)
+	if err != nil {
+		return err
+	}
+	return p.TransferTo(ctx, node, id, to)
+}
+
+// seat is one node of them.
+type seat struct {
+	w    *pretended
+	node keyspace.NodeID
+}
+
+// Led implements Measurer.
+func (s seat) Led() (l []Measure) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	for id, p := range s.w.all {
+		p.mu.Lock()
+		if p.leader == s.node {
+			l = append(l, Measure{Range: id, Term: p.term, Bytes: s.w.bytes[id]})
+		}
+		p.mu.Unlock()
+	}
+	return l
+}
+
+// Disk implements Measurer.
+func (s seat) Disk() (capacity, used int64) { return 1 << 40, 0 }
+
+// kill takes a node from the rig and from the ranges, whose other voters lead then.
+func (w *pretended) kill(id keyspace.NodeID) {
+	w.nodes[id-1].crash()
+	w.each(func(p *pretend) {
+		p.dead[id] = true
+		if p.leader != id {
+			return
+		}
+		p.leader = 0
+		p.term++
+		for _, m := range p.d.Replicas {
+			if m.Role == keyspace.RoleVoter && !p.dead[m.Node] {
+				p.leader = m.Node
+			}
+		}
+	})
+}
+
+// revive starts it again.
+func (w *pretended) revive(id keyspace.NodeID) {
+	w.each(func(p *pretend) { delete(p.dead, id) })
+	w.nodes[id-1].start()
+}
+
+func (w *pretended) each(f func(*pretend)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.all {
+		p.mu.Lock()
+		f(p)
+		p.mu.Unlock()
+	}
+}
+
+// steps counts the steps that operations have taken.
+func (w *pretended) steps() (n int) {
+	w.each(func(p *pretend) { n += p.steps })
+	return n
+}
+
+// on counts the replicas and the leaders on a node.
+func (w *pretended) on(id keyspace.NodeID) (replicas, leaders int) {
+	w.each(func(p *pretend) {
+		if _, ok := p.d.ReplicaOn(id); ok {
+			replicas++
+		}
+		if p.leader == id {
+			leaders++
+		}
+	})
+	return replicas, leaders
+}
+
+// whole says whether each range has so many voters, all on nodes that live, and nothing
+// else.
+func (w *pretended) whole(voters int) error {
+	var err error
+	w.each(func(p *pretend) {
+		bad := len(p.d.Replicas) != voters
+		for _, m := range p.d.Replicas {
+			bad = bad || m.Role != keyspace.RoleVoter || p.dead[m.Node]
+		}
+		if bad {
+			err = fmt.Errorf("range %s has %v", p.d.Range, p.d.Replicas)
+		}
+	})
+	return err
+}
+
+// await waits until something holds, and nothing is under way.
+func (w *pretended) await(limit time.Duration, what string, holds func() error) {
+	w.t.Helper()
+	began := time.Now()
+	for {
+		err := holds()
+		ops, operr := w.leader().client.Operations(w.t.Context())
+		if err == nil && operr == nil && len(ops) == 0 {
+			return
+		}
+		if time.Since(began) > limit {
+			w.t.Fatalf("%s: not within %v: %v; under way: %v, %v", what, limit, err, ops, operr)
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
+var fourBorders = []string{"d", "h", "n", "t"}
+
+// While all is well nothing is decided, whoever leads.
+func TestNothingIsDecidedWhileAllIsWell(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 51, 3, "h", "p")
+		for range 3 {
+			time.Sleep(3 * time.Minute)
+			n := w.leader()
+			n.crash()
+			time.Sleep(2 * time.Second)
+			n.start()
+		}
+		time.Sleep(time.Minute)
+		if n := w.steps(); n != 0 {
+			t.Errorf("%d steps of operations were taken", n)
+		}
+	})
+}
+
+// A node that is silent for long gets its replicas rebuilt elsewhere, also where whoever
+// led placement is lost on the way; one that comes back in time keeps them.
+func TestRepair(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 52, 5, fourBorders...)
+		time.Sleep(20 * time.Second)
+		w.kill(4)
+		time.Sleep(w.deadAfter - 20*time.Second)
+		w.revive(4)
+		time.Sleep(time.Minute)
+		if n := w.steps(); n != 0 {
+			t.Fatalf("%d steps were taken for a node that came back in time", n)
+		}
+		w.kill(4)
+		time.Sleep(w.deadAfter - 10*time.Second)
+		if n := w.steps(); n != 0 {
+			t.Fatalf("%d steps were taken before the node counted as lost", n)
+		}
+		if err := w.whole(3); err == nil {
+			t.Fatal("the lost node had no replica")
+		}
+		w.await(30*time.Second, "repair", func() error { return w.whole(3) })
+		lost := w.leader().id
+		w.kill(lost)
+		w.await(w.deadAfter+90*time.Second, "repair after the loss of a leader", func() error { return w.whole(3) })
+		w.revive(4)
+		w.revive(lost)
+		// What was copied for the repair is left where it is for ten minutes.
+		w.await(15*time.Minute, "balance", func() error {
+			for _, id := range []keyspace.NodeID{4, lost} {
+				if replicas, leaders := w.on(id); replicas < 2 || leaders > 2 {
+					return fmt.Errorf("node %s has %d replicas and leads %d", id, replicas, leaders)
+				}
+			}
+			return w.whole(3)
+		})
+	})
+}
+
+// Steps fail, or are only said to have failed, and leaders of placement come and go in the
+// midst of repairs: every range is whole in the end, no replica was added twice.
+func TestRepairThroughFailures(t *testing.T) {
+	for seed := range uint64(3) {
+		virtually(t, func(t *testing.T) {
+			w := newPretended(t, 60+seed, 5, fourBorders...)
+			w.each(func(p *pretend) { p.failures = 0.5 })
+			time.Sleep(10 * time.Second)
+			lost := keyspace.NodeID(1 + seed)
+			w.kill(lost)
+			time.Sleep(w.deadAfter - time.Second)
+			for range 6 {
+				time.Sleep(time.Duration(w.rng.IntN(4000)) * time.Millisecond)
+				n := w.leader()
+				to := keyspace.NodeID(1 + w.rng.IntN(5))
+				if to != lost {
+					_ = n.client.TransferLeader(t.Context(), to)
+				}
+			}
+			w.await(5*time.Minute, "repair", func() error { return w.whole(3) })
+		})
+	}
+}
+
+// The replication factor goes up and down; what is impossible is refused with a reason.
+// While decisions are paused none is made.
+func TestReplicationFactor(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 53, 5, fourBorders...)
+		ctx, set := t.Context(), func(name, value string) error {
+			return w.nodes[3].client.PutSetting(t.Context(), name, []byte(value))
+		}
+		for _, v := range []string{"4", "0", "-1", "x", "7", "9"} {
+			if err := set(SettingReplication, v); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+				t.Errorf("%s voters: %v", v, err)
+			}
+		}
+		if err := set(SettingPaused, "true"); err != nil {
+			t.Fatal(err)
+		}
+		if err := set(SettingReplication, "5"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if n := w.steps(); n != 0 {
+			t.Fatalf("%d steps while decisions are paused", n)
+		}
+		if err := set(SettingPaused, ""); err != nil {
+			t.Fatal(err)
+		}
+		w.await(time.Minute, "five voters", func() error { return w.whole(5) })
+		if err := set(SettingReplication, "3"); err != nil {
+			t.Fatal(err)
+		}
+		w.await(time.Minute, "three voters", func() error { return w.whole(3) })
+		if ops, err := w.nodes[0].client.Operations(ctx); err != nil || len(ops) != 0 {
+			t.Errorf("under way: %v, %v", ops, err)
+		}
+	})
+}
+
+// A node that was empty takes its share, in bytes and in leaders, with few moves.
+func TestEmptyNodeTakesItsShare(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		var borders []string
+		for c := 'b'; c <= 'q'; c++ {
+			borders = append(borders, string(c))
+		}
+		w := newPretended(t, 54, 4, borders[:15]...)
+		// As if the fourth node had come after all others were full.
+		w.each(func(p *pretend) {
+			p.d.Replicas = slices.Clone(p.d.Replicas)
+			for i := range p.d.Replicas {
+				p.d.Replicas[i].Node = keyspace.NodeID(i + 1)
+			}
+			p.d.ConfIndex++
+			p.leader, p.term = keyspace.NodeID(1+uint64(p.d.Range)%3), p.term+1
+			p.report(p.d)
+		})
+		// What was moved for balance is left alone for ten minutes.
+		w.await(30*time.Minute, "balance", func() error {
+			for id := keyspace.NodeID(1); id <= 4; id++ {
+				replicas, leaders := w.on(id)
+				if replicas < 11 || replicas > 13 || leaders < 3 || leaders > 5 {
+					return fmt.Errorf("node %s has %d replicas and leads %d", id, replicas, leaders)
+				}
+			}
+			return w.whole(3)
+		})
+		added := 0
+		w.each(func(p *pretend) { added += len(p.added) })
+		if added > 13 {
+			t.Errorf("%d replicas were copied, 12 are the share of an empty node", added)
+		}
+	})
+}
+
+// A node that is drained leads nothing soon and keeps its replicas; one that is
+// decommissioned holds nothing soon, and can be removed. Both can be taken back.
+func TestDrainAndDecommission(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 55, 5, fourBorders...)
+		ctx, c := t.Context(), w.nodes[0].client
+		time.Sleep(20 * time.Second)
+		held, led := w.on(2)
+		if held == 0 || led == 0 {
+			t.Fatalf("node 2 has %d replicas and leads %d", held, led)
+		}
+		if err := c.SetNodeState(ctx, 2, NodeServing, NodeDraining); err != nil {
+			t.Fatal(err)
+		}
+		w.await(20*time.Second, "drain", func() error {
+			if is, leads := w.on(2); is != held || leads != 0 {
+				return fmt.Errorf("node 2 has %d replicas of %d and leads %d", is, held, leads)
+			}
+			return nil
+		})
+		if err := c.SetNodeState(ctx, 2, NodeDraining, NodeDecommissioned); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.RemoveNode(ctx, 2); err == nil {
+			t.Error("a node that holds replicas was removed")
+		}
+		w.await(time.Minute, "decommission", func() error {
+			if is, leads := w.on(2); is != 0 || leads != 0 {
+				return fmt.Errorf("node 2 has %d replicas and leads %d", is, leads)
+			}
+			return w.whole(3)
+		})
+		w.await(time.Minute, "the placement group leaves it too", func() error {
+			own := w.leader().service.View().PlacementGroup()
+			if _, has := own.ReplicaOn(2); has || len(own.Replicas) != 4 {
+				return fmt.Errorf("the placement group is on %v", own.Replicas)
+			}
+			return nil
+		})
+		if err := c.SetNodeState(ctx, 2, NodeDecommissioned, NodeServing); err != nil {
+			t.Fatal(err)
+		}
+		w.await(30*time.Minute, "the share of a node that was taken back", func() error {
+			if is, _ := w.on(2); is < 2 {
+				return fmt.Errorf("node 2 has %d replicas", is)
+			}
+			return w.whole(3)
+		})
+	})
+}
+
+// Replicas of a range go to different zones as soon as there are some.
+func TestZones(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 56, 6, fourBorders...)
+		zone := map[keyspace.NodeID]string{1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "c"}
+		for _, n := range w.nodes {
+			row := w.founding.Nodes[n.id-1]
+			row.Attributes = []Attribute{{"zone", zone[n.id]}}
+			if err := n.client.Publish(t.Context(), row); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.await(5*time.Minute, "spread over zones", func() error {
+			var err error
+			w.each(func(p *pretend) {
+				zones := map[string]bool{}
+				for _, m := range p.d.Replicas {
+					zones[zone[m.Node]] = true
+				}
+				if len(zones) < 3 {
+					err = fmt.Errorf("range %s has %v", p.d.Range, p.d.Replicas)
+				}
+			})
+			return errors.Join(err, w.whole(3))
+		})
+	})
+}

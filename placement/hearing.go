@@ -1,0 +1,170 @@
+package placement
+
+import (
+	"sync"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// maxClaims bounds the ranges that a leadership has heard of: twice of what a cluster is
+// made for, since what is not in the map is forgotten only now and then.
+const maxClaims = 1 << 21
+
+// hearing is what one leadership has heard of nodes, by their own word. It begins empty:
+// a node that goes on where it was with the leader before is asked to tell everything.
+type hearing struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	nodes  map[keyspace.NodeID]*heardNode
+	claims map[keyspace.RangeID]claim
+	// changed are the claims that have changed since take.
+	changed map[keyspace.RangeID]bool
+}
+
+// heardNode is how far a node's reports have come.
+type heardNode struct {
+	boot   keyspace.BootID
+	number uint64
+	// whole counts the reports of everything. complete says that one of them came to its
+	// end, open that the last one has not yet.
+	whole          uint64
+	complete, open bool
+	capacity, used int64
+}
+
+// claim is what a node says of a range that it leads, or was the last to lead.
+type claim struct {
+	Measure
+	// leader is who leads it, 0 if the node that did says that it does not any more.
+	leader keyspace.NodeID
+	// from is who says so, in the report of everything with the number whole.
+	from  keyspace.NodeID
+	whole uint64
+}
+
+func newHearing() *hearing {
+	return &hearing{nodes: map[keyspace.NodeID]*heardNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}}
+}
+
+// report takes one part of a node's report. anew says that one before it is missing. A
+// part that has come already changes nothing.
+func (h *hearing) report(from keyspace.NodeID, p *nodePart) (anew bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := h.nodes[from]
+	switch {
+	case p.Whole && (n == nil || n.boot != p.Boot || n.number < p.Number):
+		next := &heardNode{boot: p.Boot, whole: 1, open: true}
+		if n != nil {
+			next.whole, next.complete = n.whole+1, n.complete
+		}
+		n = next
+		h.nodes[from] = n
+	case n == nil || n.boot != p.Boot:
+		return true
+	case p.Number <= n.number:
+		return false // it was taken, and the answer lost
+	case p.Number != n.number+1:
+		return true
+	}
+	n.number, n.capacity, n.used = p.Number, p.Capacity, p.Used
+	for i := range p.Led {
+		h.claim(from, n.whole, &p.Led[i])
+	}
+	if n.open && !p.More {
+		n.open, n.complete = false, true
+		h.forgetOlder(from, n.whole)
+	}
+	return false
+}
+
+// claim takes what a node says of one range.
+func (h *hearing) claim(from keyspace.NodeID, whole uint64, m *Measure) {
+	old, ok := h.claims[m.Range]
+	switch {
+	case !ok && (m.Term == 0 || len(h.claims) >= maxClaims):
+		return
+	case m.Term == 0 && old.from != from:
+		return // somebody else has said since that he leads it
+	case m.Term == 0:
+		old.leader = 0
+		h.put(old)
+		return
+	case ok && old.Term > m.Term:
+		return // the word of a leader of yesterday
+	}
+	h.put(claim{Measure: *m, leader: from, from: from, whole: whole})
+}
+
+func (h *hearing) put(c claim) {
+	h.claims[c.Range] = c
+	h.changed[c.Range] = true
+}
+
+// forgetOlder takes back what a node said before it told everything, and did not repeat.
+func (h *hearing) forgetOlder(from keyspace.NodeID, whole uint64) {
+	for id, c := range h.claims {
+		if c.from == from && c.whole < whole && c.leader != 0 {
+			c.leader = 0
+			h.claims[id] = c
+			h.changed[id] = true
+		}
+	}
+}
+
+// saw notes who leads a range by the range's own word.
+func (h *hearing) saw(id keyspace.RangeID, leader keyspace.NodeID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.claims[id]
+	if c.leader == leader {
+		return
+	}
+	// Its own report says in which term; until then any that is as new counts.
+	c.Range, c.leader, c.from = id, leader, leader
+	if n := h.nodes[leader]; n != nil {
+		c.whole = n.whole
+	}
+	h.put(c)
+}
+
+// take returns the claims that have changed since the last time.
+func (h *hearing) take() []claim {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]claim, 0, len(h.changed))
+	for id := range h.changed {
+		out = append(out, h.claims[id])
+	}
+	clear(h.changed)
+	return out
+}
+
+// of returns what is claimed of a range.
+func (h *hearing) of(id keyspace.RangeID) claim {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.claims[id]
+}
+
+// node returns what a node has said of its disk, and whether it has told everything once.
+func (h *hearing) node(id keyspace.NodeID) (capacity, used int64, complete bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := h.nodes[id]; n != nil {
+		return n.capacity, n.used, n.complete
+	}
+	return 0, 0, false
+}
+
+// keep forgets the ranges that are not in the map.
+func (h *hearing) keep(in func(keyspace.RangeID) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range h.claims {
+		if !in(id) {
+			delete(h.claims, id)
+			delete(h.changed, id)
+		}
+	}
+}

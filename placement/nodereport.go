@@ -1,0 +1,145 @@
+package placement
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Measure is what a node says of a range that it leads.
+type Measure struct {
+	Range keyspace.RangeID
+	// Term is the raft term in which it leads, at least 1: of two nodes that say to lead
+	// a range the one with the higher term is right.
+	Term uint64
+	// Bytes is about what the range takes on the node's disk, Load the puts and reads a
+	// second, smoothed.
+	Bytes, Load int64
+}
+
+// Measurer tells what placement decides by of its own node.
+type Measurer interface {
+	// Led returns what the ranges that the node leads hold and bear.
+	Led() []Measure
+	// Disk returns the size of the node's disk, 0 where that is not known, and what is
+	// in use of it, in bytes.
+	Disk() (capacity, used int64)
+}
+
+// reportVersion leads every message of method 36.
+const reportVersion = 1
+
+// Bounds of a part of a node's report.
+const (
+	// reportRanges bounds the ranges in a part, reportBytes about its size.
+	reportRanges = 4096
+	reportBytes  = 128 << 10
+)
+
+// nodePart is one message of what a node says of itself. A node tells everything once, in
+// parts, and then what has changed; each part has the number after the one before, so that
+// who has missed one knows it and asks for everything.
+type nodePart struct {
+	Boot   keyspace.BootID
+	Number uint64
+	// Whole says that the node tells everything, from this part on; More, that the part
+	// after this one belongs to it.
+	Whole, More    bool
+	Capacity, Used int64
+	// Led are ranges that the node leads, or has led and does not any more: those have
+	// the term 0.
+	Led []Measure
+}
+
+const (
+	partWhole = 1 << 0
+	partMore  = 1 << 1
+)
+
+func (p *nodePart) encode() []byte {
+	flags := byte(0)
+	if p.Whole {
+		flags |= partWhole
+	}
+	if p.More {
+		flags |= partMore
+	}
+	dst := []byte{reportVersion, flags}
+	dst = binary.BigEndian.AppendUint64(dst, uint64(p.Boot))
+	dst = binary.AppendUvarint(dst, p.Number)
+	dst = binary.AppendUvarint(dst, uint64(p.Capacity))
+	dst = binary.AppendUvarint(dst, uint64(p.Used))
+	dst = binary.AppendUvarint(dst, uint64(len(p.Led)))
+	for i := range p.Led {
+		dst = appendMeasure(dst, &p.Led[i])
+	}
+	return dst
+}
+
+func appendMeasure(dst []byte, m *Measure) []byte {
+	dst = binary.AppendUvarint(dst, uint64(m.Range))
+	dst = binary.AppendUvarint(dst, m.Term)
+	dst = binary.AppendUvarint(dst, uint64(m.Bytes))
+	return binary.AppendUvarint(dst, uint64(m.Load))
+}
+
+func decodeNodePart(b []byte) (nodePart, error) {
+	r := reader{b: b}
+	r.versionIs(reportVersion)
+	flags := r.byte()
+	if flags&^(partWhole|partMore) != 0 {
+		r.fail(fmt.Errorf("placement: report flags %x", flags))
+	}
+	p := nodePart{
+		Whole: flags&partWhole != 0, More: flags&partMore != 0,
+		Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint(), Capacity: r.amount(), Used: r.amount(),
+	}
+	n := r.count(reportRanges, 4)
+	p.Led = make([]Measure, 0, n)
+	for range n {
+		m := Measure{
+			Range: keyspace.RangeID(r.uvarint()), Term: r.uvarint(),
+			Bytes: r.amount(), Load: r.amount(),
+		}
+		if r.err == nil && m.Range == 0 {
+			r.fail(fmt.Errorf("placement: a report of range 0"))
+		}
+		p.Led = append(p.Led, m)
+	}
+	if err := r.end(); err != nil {
+		return nodePart{}, fmt.Errorf("decode part of a node's report: %w", err)
+	}
+	return p, nil
+}
+
+// maxAmount bounds bytes and load in a report, so that sums of them do not overflow.
+const maxAmount = 1 << 50
+
+// amount reads a number of bytes, or of requests a second.
+func (r *reader) amount() int64 {
+	v := r.uvarint()
+	if v > maxAmount {
+		r.fail(fmt.Errorf("placement: an amount of %d, at most %d", v, int64(maxAmount)))
+		return 0
+	}
+	return int64(v)
+}
+
+// encodePartAnswer answers a part: anew says that one before it has not come, and that
+// everything is to be told.
+func encodePartAnswer(anew bool) []byte {
+	return appendBool([]byte{formatVersion, answerOK}, anew)
+}
+
+func decodePartAnswer(p []byte) (anew bool, err error) {
+	r, err := answerBody(p)
+	if err != nil {
+		return false, err
+	}
+	anew = r.bool()
+	if err := r.end(); err != nil {
+		return false, fmt.Errorf("decode answer to a node's report: %w", err)
+	}
+	return anew, nil
+}

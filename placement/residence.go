@@ -1,0 +1,414 @@
+package placement
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/transport"
+)
+
+// Times of the residence.
+const (
+	// leaveSweep is how often this node's replica is compared with the map: one that was
+	// down while it was removed hears of it from nobody.
+	leaveSweep = 10 * time.Second
+	// leaveRetry is the pause after a removal that failed.
+	leaveRetry = time.Second
+	// wordTimeout is how long a node may take to say who holds the placement group.
+	wordTimeout = time.Second
+)
+
+// maxStrangers bounds the messages for replicas that are not here that wait to be looked
+// into. More are told of again.
+const maxStrangers = 16
+
+// stranger is a replica of the placement group that is not here: from speaks to it.
+type stranger struct {
+	from keyspace.NodeID
+	to   keyspace.ReplicaID
+}
+
+// residence is how this node's replica of the placement group comes and goes: an empty
+// one is opened when a leader speaks to it, and one that is no member any more is removed
+// for good. One goroutine, tend, does both, and owns what is not said to be another's.
+type residence struct {
+	host      *raftgroup.Host
+	strangers chan stranger
+	// kick has tend look whether the replica still is a member.
+	kick chan struct{}
+	// word is the newest that a node said of the group's members when it was asked, and
+	// opened what an empty replica was opened by.
+	word, opened keyspace.Descriptor
+	// leaving says that a replica is being removed, which has the id left; 0 is not known.
+	leaving bool
+	left    keyspace.ReplicaID
+}
+
+func newResidence() residence {
+	return residence{strangers: make(chan stranger, maxStrangers), kick: make(chan struct{}, 1)}
+}
+
+// Unknown is told that a node speaks to a replica of the placement group that is not open
+// here. It does not block.
+func (s *Service) Unknown(from keyspace.NodeID, to keyspace.ReplicaID) {
+	select {
+	case s.home.strangers <- stranger{from, to}:
+	default:
+	}
+}
+
+// Removed is told that a leader says this node's replica is no member of the placement
+// group. It may be the word of one that has not heard of the replica yet, so that it is a
+// reason to look and no more. It does not block.
+func (s *Service) Removed() { signal(s.home.kick) }
+
+// HasReplica says whether this node holds a replica of the placement group.
+func (s *Service) HasReplica() bool { return s.replica() != nil }
+
+// replica returns this node's replica, nil where there is none.
+func (s *Service) replica() Group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.group
+}
+
+// tend is the residence's goroutine.
+func (s *Service) tend(ctx context.Context) {
+	sweep := s.o.Clock.NewTimer(leaveSweep)
+	defer sweep.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case x := <-s.home.strangers:
+			err = s.admit(ctx, x)
+		case <-s.home.kick:
+			err = s.leave(ctx)
+		case <-sweep.C():
+			err = s.leave(ctx)
+			sweep.Reset(leaveSweep)
+		}
+		if err != nil && ctx.Err() == nil {
+			s.o.Logger.Warn("this node's replica of the placement group", zap.Error(err))
+			sweep.Reset(leaveRetry)
+		}
+	}
+}
+
+// openStored opens the replica that the engine holds.
+func (s *Service) openStored(h *raftgroup.Host) error {
+	s.home.host = h
+	a, ok, err := s.o.Engine.Applied(keyspace.PlacementGroup)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		// A removal that a crash had cut off may have been done since the state was loaded.
+		return s.machine.reload()
+	}
+	own := keyspace.Descriptor{Replicas: a.Replicas}
+	r, member := own.ReplicaOn(s.o.Self)
+	if !member {
+		// It has applied that it is no member any more, and went down before it was removed.
+		left, err := s.hasLeft()
+		s.home.leaving, s.home.left = true, left
+		signal(s.home.kick)
+		return err
+	}
+	g, err := h.Open(keyspace.PlacementGroup, r.ID, raftgroup.Position{Index: s.machine.index, Term: s.machine.term}, s.machine)
+	if err != nil {
+		return err
+	}
+	s.attach(g)
+	return nil
+}
+
+// Unfound takes back the founding state that this node has written, which nothing has acted
+// on: the group has had other members since. holds is the replica that the group has here,
+// 0 for none. It comes before Open. A replica of the founding that began to vote now would
+// do so for a leader that does not know yet that the group has gone on without it.
+func (s *Service) Unfound(ctx context.Context, h *raftgroup.Host, holds keyspace.ReplicaID) error {
+	own := s.View().PlacementGroup()
+	r, member := own.ReplicaOn(s.o.Self)
+	if !member {
+		return nil
+	}
+	if r.ID != holds {
+		if err := s.noteLeft(ctx, r.ID); err != nil {
+			return fmt.Errorf("take the founding state back: %w", err)
+		}
+	}
+	err := h.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
+	if err == nil {
+		err = s.machine.reload()
+	}
+	if err != nil {
+		return fmt.Errorf("take the founding state back: %w", err)
+	}
+	s.o.Logger.Info("the placement group has other members than at the founding", zap.Uint64("replica", uint64(holds)))
+	return nil
+}
+
+// deleteOwn writes the deletion of the group's state.
+func deleteOwn(b *engine.Batch) error {
+	span := engine.GroupLocalSpan(keyspace.PlacementGroup)
+	return b.DeleteRange(span.Lower, span.Upper)
+}
+
+// admit opens an empty replica that a node speaks to, if that node has it as a member. A
+// snapshot of its leader fills it; until then it votes for nobody.
+func (s *Service) admit(ctx context.Context, x stranger) error {
+	left, err := s.hasLeft()
+	if err != nil || x.to <= left || s.home.host == nil {
+		return err
+	}
+	if g := s.replica(); g != nil && g.Status().Replica >= x.to {
+		return nil
+	}
+	d, err := s.askWord(ctx, x.from)
+	if err != nil {
+		return err
+	}
+	if d.ConfIndex > s.home.word.ConfIndex {
+		s.home.word = d
+	}
+	m, member := d.ReplicaOn(s.o.Self)
+	if !member || m.ID != x.to {
+		return nil
+	}
+	// An older replica goes first.
+	if err := s.leave(ctx); err != nil || s.replica() != nil {
+		return err
+	}
+	g, err := s.home.host.Open(keyspace.PlacementGroup, m.ID, raftgroup.Position{}, s.machine)
+	if err != nil {
+		return fmt.Errorf("open replica %d: %w", m.ID, err)
+	}
+	s.home.opened = d
+	s.attach(g)
+	s.o.Logger.Info("opened an empty replica of the placement group", zap.Uint64("replica", uint64(m.ID)))
+	return nil
+}
+
+// askWord asks a node who holds the placement group.
+func (s *Service) askWord(ctx context.Context, node keyspace.NodeID) (keyspace.Descriptor, error) {
+	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, wordTimeout)
+	defer cancel()
+	q := request{Kind: requestStatus}
+	p, err := s.o.Bus.Call(ctx, node, transport.MethodPlacementRequest, q.encode())
+	if err == nil {
+		var a response
+		if a, err = decodeResponse(requestStatus, p); err == nil {
+			return keyspace.Descriptor{ConfIndex: a.Status.ConfIndex, Replicas: a.Status.Replicas}, nil
+		}
+	}
+	return keyspace.Descriptor{}, fmt.Errorf("ask node %s who holds the placement group: %w", node, err)
+}
+
+// expelled says whether this node's replica is certainly no member any more, and its id:
+// the configuration that it has applied itself, or a newer one of which this node has
+// heard, is without it. Both are committed, and no replica's id is ever used again.
+func (s *Service) expelled() (keyspace.ReplicaID, bool) {
+	g := s.replica()
+	if s.home.leaving || g == nil {
+		return s.home.left, s.home.leaving
+	}
+	id := g.Status().Replica
+	mine := s.View().PlacementGroup()
+	if mine.ConfIndex == 0 {
+		mine = s.home.opened // it waits for its snapshot
+	}
+	known := s.home.word
+	if m := s.heardMap(); m != nil && m.own.ConfIndex > known.ConfIndex {
+		known = m.own
+	}
+	if known.ConfIndex < mine.ConfIndex {
+		known = mine
+	}
+	return id, known.ConfIndex > 0 && !hasMember(known.Replicas, id)
+}
+
+func hasMember(rs []keyspace.Replica, id keyspace.ReplicaID) bool {
+	return slices.ContainsFunc(rs, func(r keyspace.Replica) bool { return r.ID == id })
+}
+
+// leave removes this node's replica, its log and its state, if it is no member any more.
+// What fails is to be repeated.
+func (s *Service) leave(ctx context.Context) error {
+	id, gone := s.expelled()
+	if !gone {
+		return nil
+	}
+	// Before the log goes, which knows what the replica has promised: an id that has left
+	// never comes back.
+	if err := s.noteLeft(ctx, id); err != nil {
+		return err
+	}
+	s.home.leaving, s.home.left = true, id
+	s.detach()
+	err := s.home.host.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
+	if err == nil {
+		s.machine.LeaderChanged(raftgroup.LeaderState{})
+		err = s.machine.reload()
+	}
+	if err != nil {
+		return fmt.Errorf("remove replica %d: %w", id, err)
+	}
+	s.home.leaving, s.home.opened = false, keyspace.Descriptor{}
+	s.o.Logger.Info("removed this node's replica of the placement group, which is no member any more", zap.Uint64("replica", uint64(id)))
+	return nil
+}
+
+// attach gives the Service the opened placement group.
+func (s *Service) attach(g Group) {
+	s.mu.Lock()
+	s.group = g
+	s.stirLocked()
+	s.mu.Unlock()
+	s.sequencer.mu.Lock()
+	s.sequencer.raft = g
+	s.sequencer.mu.Unlock()
+	s.sequencer.signal()
+}
+
+// detach takes the placement group away: whoever follows this node's map goes elsewhere.
+func (s *Service) detach() {
+	s.mu.Lock()
+	s.group = nil
+	close(s.detached)
+	s.detached = make(chan struct{})
+	s.stirLocked()
+	s.mu.Unlock()
+	s.machine.LeaderChanged(raftgroup.LeaderState{})
+	s.sequencer.mu.Lock()
+	s.sequencer.raft = nil
+	s.sequencer.mu.Unlock()
+}
+
+// stirLocked tells those who wait for it that the replica or its leader has changed.
+func (s *Service) stirLocked() {
+	close(s.stirred)
+	s.stirred = make(chan struct{})
+}
+
+// membersApplied is told when a change of the group's members is applied here, or a
+// snapshot is installed.
+func (s *Service) membersApplied() {
+	s.mu.Lock()
+	s.stirLocked()
+	s.mu.Unlock()
+	signal(s.home.kick)
+}
+
+// led says whether this node's replica tells of every change of the map: it has state
+// and knows a leader. moved is closed when that may have changed.
+func (s *Service) led() (ok bool, moved <-chan struct{}) {
+	s.mu.Lock()
+	here, moved := s.group != nil, s.stirred
+	s.mu.Unlock()
+	return here && s.machine.leaderState().LeaderNode != 0 && s.View().Version > 0, moved
+}
+
+// leftKey is this node's own note of the newest of its replicas that has left the
+// placement group.
+var leftKey = engine.NodeLocalKey([]byte("placement/left"))
+
+// hasLeft returns the newest replica that has left this node, 0 for none. It and those
+// before it never come back: their log is gone, and with it what they have promised. One
+// that began anew would vote for a leader that lacks what it has acknowledged, and who
+// does not know yet that it was removed would count the vote.
+func (s *Service) hasLeft() (keyspace.ReplicaID, error) {
+	v, ok, err := s.o.Engine.Get(leftKey)
+	if err != nil || !ok {
+		return 0, err
+	}
+	id, w := binary.Uvarint(v)
+	if w <= 0 || w != len(v) {
+		return 0, fmt.Errorf("placement: %d bytes for the replica that has left", len(v))
+	}
+	return keyspace.ReplicaID(id), nil
+}
+
+// setLeft writes the note that a replica has left.
+func setLeft(b *engine.Batch, id keyspace.ReplicaID) error {
+	return b.Set(leftKey, binary.AppendUvarint(nil, uint64(id)))
+}
+
+// noteLeft makes the note durable.
+func (s *Service) noteLeft(ctx context.Context, id keyspace.ReplicaID) error {
+	have, err := s.hasLeft()
+	if err != nil {
+		return err
+	}
+	b := s.o.Engine.NewBatch()
+	defer b.Close()
+	if err = setLeft(b, max(id, have)); err == nil {
+		err = b.Commit()
+	}
+	if err == nil {
+		err = s.o.Engine.Flush(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("note that replica %d has left: %w", id, err)
+	}
+	return nil
+}
+
+// leaves is for apply: it notes that this node's replica is no member behind the change
+// of the members, in the batch that makes it so.
+func (m *machine) leaves(b *engine.Batch, after []keyspace.Replica) error {
+	for _, r := range m.state.members {
+		if r.Node == m.self && !hasMember(after, r.ID) {
+			return setLeft(b, r.ID)
+		}
+	}
+	return nil
+}
+
+// leaderHint is who leads, as far as this node knows; 0 is nobody. Without a replica that
+// knows it, it is who this node's own requests go to, if that node lives and is a member:
+// what was heard long ago would go round for ever.
+func (s *Service) leaderHint() keyspace.NodeID {
+	if l := s.machine.leaderState().LeaderNode; l != 0 {
+		return l
+	}
+	c := s.client.Load()
+	if c == nil {
+		return 0
+	}
+	l := c.Leader()
+	if l == 0 || l == s.o.Self || !s.o.Alive(l) {
+		return 0
+	}
+	if m := c.maps.load(); m != nil {
+		if _, member := m.own.ReplicaOn(l); member {
+			return l
+		}
+	}
+	return 0
+}
+
+// heardMap returns the newest map that this node has, be it by its own replica or by
+// another node; nil is none.
+func (s *Service) heardMap() *Map {
+	if c := s.client.Load(); c != nil {
+		return c.maps.load()
+	}
+	return nil
+}
+
+// refusal says that this node does not lead, and who does.
+func (s *Service) refusal() error {
+	return &kverror.Error{Kind: kverror.NotLeader, Leader: s.leaderHint()}
+}

@@ -1,0 +1,246 @@
+package raftgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/measure"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// heavy gives a group so many bytes, in 4 KiB each, on every node that is up: the same
+// everywhere, as entries would have left them.
+func (r *rig) heavy(g keyspace.GroupID, bytes int) {
+	r.t.Helper()
+	for _, n := range r.nodes {
+		if !n.up {
+			continue
+		}
+		rng := rand.New(rand.NewPCG(uint64(g), 7))
+		b := n.eng.NewBatch()
+		for i := range bytes / 4096 {
+			v := make([]byte, 4096)
+			for k := range v {
+				v[k] = byte(rng.Uint32())
+			}
+			r.must(b.Set(engine.GroupLocalKey(g, fmt.Appendf(nil, "bulk%05d", i)), v))
+		}
+		r.must(b.Commit())
+		r.must(n.eng.Flush(context.Background()))
+	}
+}
+
+// heavyHere counts those of a node.
+func (n *testNode) heavyHere(g keyspace.GroupID) (keys int) {
+	n.r.t.Helper()
+	span := engine.KeySpan{Lower: engine.GroupLocalKey(g, []byte("bulk")), Upper: engine.GroupLocalKey(g, []byte("bull"))}
+	it, err := n.eng.NewIter(engine.IterOptions{Lower: span.Lower, Upper: span.Upper})
+	n.r.must(err)
+	for ok := it.First(); ok; ok = it.Next() {
+		keys++
+	}
+	n.r.must(errors.Join(it.Error(), it.Close()))
+	return keys
+}
+
+// copies counts the bytes of copies that come to a node; while it is cut, none come.
+type copies struct {
+	came atomic.Int64
+	cut  atomic.Bool
+}
+
+func (c *copies) Load() int64 { return c.came.Load() }
+
+type countedStream struct {
+	transport.Stream
+	c *copies
+}
+
+func (s countedStream) Recv(ctx context.Context) ([]byte, error) {
+	if s.c.cut.Load() {
+		return nil, transport.ErrUnreachable
+	}
+	p, err := s.Stream.Recv(ctx)
+	s.c.came.Add(int64(len(p)))
+	return p, err
+}
+
+// countCopies counts the bytes of copies that come to a node in this run.
+func (n *testNode) countCopies() *copies {
+	var came copies
+	n.r.bus.set(func(*testBus) {
+		h := n.end.stream[transport.MethodRaftSnapshot]
+		n.end.stream[transport.MethodRaftSnapshot] = func(ctx context.Context, from keyspace.NodeID, first []byte, s transport.Stream) error {
+			return h(ctx, from, first, countedStream{s, &came})
+		}
+	})
+	return &came
+}
+
+// A copy that is cut goes on where it was, whether its sender comes back or another one
+// takes its place: tables that are whole do not come twice. What changed meanwhile does.
+func TestCopyGoesOn(t *testing.T) {
+	const size, rate = 2 << 20, 256 << 10
+	for _, how := range []string{"cut off", "another sender", "changed"} {
+		t.Run(how, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond, c.snapshotTableBytes = rate, 64<<10 })
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				_, f := r.cutOffFollower(1, 5)
+				r.heavy(1, size)
+				f.start()
+				came := f.countCopies()
+				r.eventually("half of the copy is there", 30*time.Second, func() bool { return came.Load() > size/2 })
+				l := r.leader(1)
+				switch how {
+				case "another sender":
+					r.must(l.host.Group(1).Transfer(context.Background(), 0))
+				default:
+					came.cut.Store(true)
+					time.Sleep(5 * time.Second)
+				}
+				if how == "changed" {
+					for _, n := range r.nodes {
+						if n == f {
+							continue
+						}
+						b := n.eng.NewBatch()
+						r.must(b.Set(engine.GroupLocalKey(1, []byte("bulk00000")), []byte("new")))
+						r.must(b.Commit())
+					}
+				}
+				came.cut.Store(false)
+				r.equal(1)
+				if n := f.heavyHere(1); n != size/4096 {
+					t.Errorf("%d keys arrived of %d", n, size/4096)
+				}
+				if how == "changed" {
+					if v, _, err := f.eng.Get(engine.GroupLocalKey(1, []byte("bulk00000"))); string(v) != "new" || err != nil {
+						t.Errorf("what changed is %.10q, %v", v, err)
+					}
+				}
+				if n := came.Load(); n < size || n > size*5/4 {
+					t.Errorf("%d bytes came for a copy of %d", n, size)
+				}
+				left, err := f.eng.FS().List(f.eng.StagingDir())
+				if err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			})
+		})
+	}
+}
+
+// What is kept of a copy for which nobody comes again is removed after a while, and when
+// the group is closed.
+func TestKeptTablesGo(t *testing.T) {
+	for _, how := range []string{"late", "closed"} {
+		t.Run(how, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond, c.snapshotTableBytes = 256<<10, 64<<10 })
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				_, f := r.cutOffFollower(1, 5)
+				r.heavy(1, 1<<20)
+				f.start()
+				came := f.countCopies()
+				r.eventually("half of the copy is there", 30*time.Second, func() bool { return came.Load() > 512<<10 })
+				came.cut.Store(true)
+				time.Sleep(5 * time.Second)
+				files := func() int {
+					l, err := f.eng.FS().List(f.eng.StagingDir())
+					r.must(err)
+					return len(l)
+				}
+				if n := files(); n < 4 {
+					t.Errorf("%d tables are kept", n)
+				}
+				if how == "late" {
+					r.bus.isolate(f.id, true) // nobody tries it again
+					time.Sleep(keptTTL + time.Minute)
+				} else {
+					r.must(f.host.Close(context.Background(), 1))
+				}
+				time.Sleep(time.Second)
+				if n := files(); n != 0 {
+					t.Errorf("%d tables are kept still", n)
+				}
+			})
+		})
+	}
+}
+
+// All copies that come to a node share its bound, however fast their senders are.
+func TestCopiesShareTheReceiversBound(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size, rate = 1 << 20, 256 << 10
+		var slow keyspace.NodeID
+		r := newRig(t, 3, func(c *Config) {
+			c.SnapshotSends, c.SnapshotReceives, c.SnapshotBytesPerSecond = 4, 4, 1<<30
+			if c.Node == slow {
+				c.SnapshotBytesPerSecond = rate
+			}
+		})
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 2, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		f, other := r.nodes[1+l.id%3], r.nodes[1+(l.id+1)%3]
+		if o := r.leader(2); o != other {
+			r.must(o.host.Group(2).Transfer(context.Background(), other.replicas[2]))
+		}
+		slow = f.id
+		f.crash(0)
+		for g := keyspace.GroupID(1); g <= 2; g++ {
+			r.write(g, "more")
+			r.truncateAll(g)
+			r.heavy(g, size)
+		}
+		f.start()
+		came := f.countCopies()
+		r.eventually("it begins", 10*time.Second, func() bool { return came.Load() > 0 })
+		begin := time.Now()
+		r.equal(1)
+		r.equal(2)
+		took := time.Since(begin)
+		if want := 2 * size * time.Second / rate; took < want*8/10 || took > want*12/10 {
+			t.Errorf("two copies of %d bytes took %v, at the bound they take %v", size, took, want)
+		}
+	})
+}
+
+// FuzzSnapshotHave: what a receiver says it has is decoded as it was encoded, and nothing
+// is allocated for what is only claimed.
+func FuzzSnapshotHave(f *testing.F) {
+	f.Add(encodeHave(nil))
+	f.Add(encodeHave([]keptTable{{upper: []byte("b"), size: 300, sum: [32]byte{1}}, {upper: nil, size: 0}}))
+	f.Add([]byte{snapHave, 0xff, 0xff, 0x03})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var ts []keptTable
+		var err error
+		if got := measure.Excess(len(b), func() { ts, err = decodeHave(b) }); got != 0 {
+			t.Fatalf("%d bytes allocated for %d that came", got, len(b))
+		}
+		if err != nil {
+			if !errors.Is(err, errSnapshotFormat) {
+				t.Fatalf("%v", err)
+			}
+			return
+		}
+		again, err := decodeHave(encodeHave(ts))
+		if err != nil || len(again) != len(ts) {
+			t.Fatalf("%d tables, %d again: %v", len(ts), len(again), err)
+		}
+	})
+}

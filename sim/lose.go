@@ -1,0 +1,111 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Bounds of a run in which machines are lost for good.
+const (
+	// deadAfter is the nodes' --node-dead-after then: longer than a fault lasts, so that who
+	// comes back mostly comes back in time.
+	deadAfter = 8 * time.Second
+	// repairedWithin is how long after healing every range has all its replicas on machines
+	// that are there: a new leader counts the silence anew, and hears everybody before.
+	repairedWithin = deadAfter + 50*time.Second
+)
+
+// standing returns the machines that are not lost for good.
+func (c *cluster) standing() (ms []*machine) {
+	for _, m := range c.machines {
+		if !m.isLost() {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+func (m *machine) isLost() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lost
+}
+
+// loseLoop loses machines for good, each at a moment of the seed, until stop is closed.
+func (n *nemesis) loseLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
+	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 6))
+	wg.Go(func() {
+		for range n.c.cfg.Lose {
+			n.c.sleep(3*time.Second + time.Duration(rng.Int64N(int64(12*time.Second))))
+			n.c.sleep(n.c.intoBurst(rng))
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			up := n.c.standing()
+			n.lose(up[rng.IntN(len(up))])
+		}
+	})
+}
+
+// lose takes a machine with its disk away.
+func (n *nemesis) lose(m *machine) {
+	m.mu.Lock()
+	m.lost = true
+	m.mu.Unlock()
+	n.c.logf("nemesis: node %s is lost for good", m.id)
+	n.c.crash(0, m)
+	n.losses.Add(1)
+}
+
+// repaired waits until every range has all its voters, and nothing else, on machines that
+// are there.
+func repaired(rep *Report, c *cluster) bool {
+	if c.cfg.Lose == 0 {
+		return true
+	}
+	for begin := c.elapsed(); ; c.sleep(100 * time.Millisecond) {
+		err := fullyReplicated(c)
+		if err == nil {
+			return true
+		}
+		if c.elapsed()-begin > repairedWithin {
+			rep.violate("not repaired %v after healing: %v", c.elapsed()-begin, err)
+			return false
+		}
+	}
+}
+
+func fullyReplicated(c *cluster) error {
+	ctx := context.Background()
+	there := map[keyspace.NodeID]bool{}
+	for _, m := range c.standing() {
+		there[m.id] = true
+	}
+	for _, m := range c.standing() {
+		ds, err := m.current().core.Placement().RangeMap(ctx)
+		if err != nil {
+			return fmt.Errorf("range map of node %s: %w", m.id, err)
+		}
+		for _, d := range ds {
+			good := len(d.Replicas) == 3
+			for _, r := range d.Replicas {
+				good = good && r.Role == keyspace.RoleVoter && there[r.Node]
+			}
+			if !good {
+				err = errors.Join(err, fmt.Errorf("range %s has the replicas %v", d.Range, d.Replicas))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

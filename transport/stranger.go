@@ -1,0 +1,139 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// A stranger is a node that does not know yet which node of which cluster it is: it has
+// the peer URLs of others, and its own, and asks those. It has the certificate that a
+// peer needs. What it is told is Config.Tell's; it gets no session.
+
+// maxToldBytes bounds what a stranger is told.
+const maxToldBytes = 32 << 20
+
+// askFrame is the question, and toldFrame the answer to it.
+func askFrame() []byte {
+	return append(binary.BigEndian.AppendUint32(nil, 1), frameAsk)
+}
+
+func toldFrame(answer []byte) []byte {
+	dst := binary.BigEndian.AppendUint32(make([]byte, 0, lengthBytes+1+len(answer)), uint32(1+len(answer)))
+	return append(append(dst, frameTold), answer...)
+}
+
+// told reads the answer.
+func (fr *frameReader) told() ([]byte, error) {
+	fr.max = maxToldBytes
+	n, err := fr.length()
+	if err != nil {
+		return nil, err
+	}
+	b, err := readGrowing(fr.r, lengthBytes+n)
+	if err != nil {
+		return nil, unexpectedEnd(err)
+	}
+	if b[lengthBytes] != frameTold {
+		return nil, fmt.Errorf("%w: kind %d is no answer to a stranger", errMalformed, b[lengthBytes])
+	}
+	return b[lengthBytes+1:], nil
+}
+
+// tell answers a stranger. The connection is closed by whoever limits its time, if the
+// stranger does not.
+func (q *QUIC) tell(conn *quic.Conn, ctl *quic.Stream) {
+	answer := []byte(nil)
+	if q.cfg.Tell != nil {
+		answer = q.cfg.Tell()
+	}
+	if len(answer) == 0 || len(answer) >= maxToldBytes {
+		_ = conn.CloseWithError(closeRefused, "nothing to tell")
+		return
+	}
+	if _, err := ctl.Write(toldFrame(answer)); err == nil {
+		_ = ctl.Close()
+		<-conn.Context().Done() // the answer would be lost otherwise
+	}
+	_ = conn.CloseWithError(closeEnded, "told")
+}
+
+// AskOptions say how a stranger asks.
+type AskOptions struct {
+	Clock clock.Clock
+	// Security is that of the bus which the stranger will have.
+	Security Security
+	// HandshakeTimeout is how long the node may be silent. Default 1 s.
+	HandshakeTimeout time.Duration
+}
+
+// Ask asks the node at addr, HOST:PORT, as a stranger, and returns what that one's
+// Config.Tell says. It tries the addresses that the name has, one after the other, until
+// ctx ends.
+func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
+	if o.HandshakeTimeout == 0 {
+		o.HandshakeTimeout = time.Second
+	}
+	cfg := Config{Clock: o.Clock}
+	cfg.setDefaults()
+	creds, err := newCredentials(&cfg, o.Security)
+	if err != nil {
+		return nil, err
+	}
+	ss, err := openSockets(nil, nil, func(string, string, ...zap.Field) {})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ss.close() }() // nothing was bound but for this question
+	host, targets, err := resolve(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	qc := quicConfig(&cfg, &Options{HandshakeTimeout: o.HandshakeTimeout, IdleTimeout: 3 * o.HandshakeTimeout})
+	var errs []error
+	for _, target := range targets {
+		tc, err := creds.dialling(host, 0)
+		if err != nil {
+			return nil, err
+		}
+		tr, err := ss.forTarget(target.Addr())
+		if err != nil {
+			return nil, err
+		}
+		conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, qc)
+		if err == nil {
+			var answer []byte
+			if answer, err = o.askOver(conn); err == nil {
+				return answer, nil
+			}
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("transport: ask %s: %w", addr, errors.Join(errs...))
+}
+
+func (o *AskOptions) askOver(conn *quic.Conn) ([]byte, error) {
+	defer func() { _ = conn.CloseWithError(closeEnded, "") }()
+	limit := o.Clock.AfterFunc(2*o.HandshakeTimeout, func() { _ = conn.CloseWithError(closeEnded, errTooLate.Error()) })
+	defer limit.Stop()
+	ctl, err := conn.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := ctl.Write(askFrame()); err != nil {
+		return nil, err
+	}
+	answer, err := newFrameReader(ctl, maxToldBytes).told()
+	if cause := context.Cause(conn.Context()); err != nil && cause != nil {
+		err = fmt.Errorf("%w (%w)", err, cause) // the node's own reason says more
+	}
+	return answer, err
+}
