@@ -122,6 +122,10 @@ func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to
 	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, f.err
 }
 
+func (f *fakeBackend) MergeRange(_ context.Context, left keyspace.RangeID) (*adminpb.Operation, error) {
+	return &adminpb.Operation{Id: 302, Range: uint64(left), Kind: "merge", Why: "asked for", Right: 8, Phase: "preparing"}, f.err
+}
+
 func (f *fakeBackend) JoinNode(_ context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
 	return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "d", NodeTable: []byte(q.GetName() + " at " + strings.Join(q.GetPeerUrls(), ","))}, f.err
 }
@@ -161,6 +165,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 //	range-split [json] key=K
 //	range-show [json] id=N
 //	range-move [json] id=N from=NODE to=NODE
+//	range-merge [json] id=N
 //	range-transfer id=N to=NODE
 //	operations [json]
 //	placement-show [json]
@@ -235,7 +240,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
-	case "range-move", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
+	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
 		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
@@ -292,6 +297,13 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 	switch d.Cmd {
 	case "range-move":
 		m, err := c.RangeMove(t.Context(), id, from, to)
+		if err != nil {
+			return "", err
+		}
+		err = WriteOperations(&out, &out, f, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
+		return out.String(), err
+	case "range-merge":
+		m, err := c.RangeMerge(t.Context(), id)
 		if err != nil {
 			return "", err
 		}

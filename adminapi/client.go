@@ -118,6 +118,12 @@ func (c *Client) RangeMove(ctx context.Context, id uint64, from, to string) (*ad
 	return call(ctx, c, &adminpb.RangeMoveRequest{Id: id, From: from, To: to}, adminpb.AdminClient.RangeMove)
 }
 
+// RangeMerge begins to let a range absorb its right neighbour. Asking twice is harmless: the
+// second time is refused, or is about the next neighbour if the first one is over.
+func (c *Client) RangeMerge(ctx context.Context, left uint64) (*adminpb.RangeMergeResponse, error) {
+	return call(ctx, c, &adminpb.RangeMergeRequest{Left: left}, adminpb.AdminClient.RangeMerge)
+}
+
 // RangeTransferLeader has another replica of a range lead it.
 func (c *Client) RangeTransferLeader(ctx context.Context, id uint64, to string) error {
 	_, err := call(ctx, c, &adminpb.RangeTransferLeaderRequest{Id: id, To: to}, adminpb.AdminClient.RangeTransferLeader)

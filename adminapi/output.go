@@ -159,10 +159,12 @@ type operationJSON struct {
 	From  string `json:"from,omitempty"`
 	To    string `json:"to,omitempty"`
 	Why   string `json:"why"`
+	Right uint64 `json:"right,omitempty"`
+	Phase string `json:"phase,omitempty"`
 }
 
 func operationToJSON(o *adminpb.Operation) operationJSON {
-	return operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()}
+	return operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy(), o.GetRight(), o.GetPhase()}
 }
 
 // pausedNote goes beside a table of operations while placement is paused; JSON says it in
@@ -193,7 +195,11 @@ func WriteOperations(w, notes io.Writer, f Format, l *adminpb.OperationListRespo
 func writeOperationTable(w io.Writer, ops []*adminpb.Operation) error {
 	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "WHY"}}
 	for _, o := range ops {
-		rows = append(rows, []string{fmt.Sprint(o.GetId()), operationOn(o), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy()})
+		kind := o.GetKind()
+		if o.GetRight() != 0 {
+			kind = fmt.Sprintf("%s with %d (%s)", kind, o.GetRight(), o.GetPhase())
+		}
+		rows = append(rows, []string{fmt.Sprint(o.GetId()), operationOn(o), kind, o.GetFrom(), o.GetTo(), o.GetWhy()})
 	}
 	return writeTable(w, rows)
 }

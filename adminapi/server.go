@@ -51,6 +51,8 @@ type Mover interface {
 	// MoveRange begins to put a replica of the range on one node in the place of that on
 	// another.
 	MoveRange(ctx context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error)
+	// MergeRange begins to let the range absorb its right neighbour.
+	MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb.Operation, error)
 	// TransferLeader has the node lead the range.
 	TransferLeader(ctx context.Context, id keyspace.RangeID, to string) error
 	// Operations returns the operations under way, oldest first.
@@ -146,6 +148,14 @@ func (s *server) RangeMove(ctx context.Context, r *adminpb.RangeMoveRequest) (*a
 		return nil, grpcError(fmt.Sprintf("move range %d from %s to %s", r.Id, r.From, r.To), err, lookForOperations)
 	}
 	return &adminpb.RangeMoveResponse{Operation: o}, nil
+}
+
+func (s *server) RangeMerge(ctx context.Context, r *adminpb.RangeMergeRequest) (*adminpb.RangeMergeResponse, error) {
+	o, err := s.backend.MergeRange(ctx, keyspace.RangeID(r.Left))
+	if err != nil {
+		return nil, grpcError(fmt.Sprintf("merge range %d with its right neighbour", r.Left), err, lookForOperations)
+	}
+	return &adminpb.RangeMergeResponse{Operation: o}, nil
 }
 
 func (s *server) RangeTransferLeader(ctx context.Context, r *adminpb.RangeTransferLeaderRequest) (*adminpb.RangeTransferLeaderResponse, error) {

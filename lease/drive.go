@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -134,7 +135,26 @@ func (k *Keeper) deleteKeys(ctx context.Context, e *entry, timeout time.Duration
 	}
 	ctx, cancel := clock.WithTimeout(ctx, k.o.Clock, timeout)
 	defer cancel()
-	return k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, e.spans)
+	for spans := e.spans; ; {
+		rev, err := k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, spans)
+		if err != nil {
+			return 0, err
+		}
+		// A merge of ranges that came in between may have carried the lease's mark beyond what
+		// was asked for. One that comes later finds no mark any more.
+		now := k.o.Records.LeaseSpans(e.ref)
+		if coverAll(spans, now) {
+			return rev, nil
+		}
+		spans = now
+	}
+}
+
+// coverAll says whether each of the second spans lies within one of the first.
+func coverAll(spans, within []keyspace.Span) bool {
+	return !slices.ContainsFunc(within, func(s keyspace.Span) bool {
+		return !slices.ContainsFunc(spans, func(o keyspace.Span) bool { return o.Covers(s) })
+	})
 }
 
 // startRemoval forgets the records of leases whose keys are gone.

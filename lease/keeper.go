@@ -21,6 +21,8 @@ type Records interface {
 	RevokeLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
 	// RemoveLeases forgets leases whose keys and marks are gone.
 	RemoveLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
+	// LeaseSpans returns the spans that the lease's record lists now, nil if it is gone.
+	LeaseSpans(ref placement.LeaseRef) []keyspace.Span
 }
 
 // Revoker knows the keys of leases; the router does. Spans are those of the lease's

@@ -292,6 +292,16 @@ func (n *node) RemoveLeases(ctx context.Context, term uint64, refs []placement.L
 	return n.propose(ctx, &proposal{term: term, refs: refs, remove: true})
 }
 
+// LeaseSpans implements Records.
+func (n *node) LeaseSpans(ref placement.LeaseRef) []keyspace.Span {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if l := n.w.records[ref.ID]; l != nil && l.Ref() == ref {
+		return l.Spans
+	}
+	return nil
+}
+
 // RevokeLease implements Revoker.
 func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspace.LeaseIncarnation, spans []keyspace.Span) (keyspace.Revision, error) {
 	w := n.w

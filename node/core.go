@@ -290,7 +290,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Alive: c.alive, Bus: c.bus,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
 	}); err != nil {
@@ -399,6 +399,11 @@ func (r control) ChangeMembers(ctx context.Context, node keyspace.NodeID, id key
 // TransferTo implements placement.Mover.
 func (r control) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
 	return r.c.shards.Client().TransferTo(ctx, node, id, to)
+}
+
+// Merge implements placement.Merger.
+func (r control) Merge(ctx context.Context, node keyspace.NodeID, order keyspace.MergeOrder) error {
+	return r.c.shards.Client().Merge(ctx, node, order)
 }
 
 // pusher finds out for the replicas what became of transactions; the router is made

@@ -58,7 +58,29 @@ func (a admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to stri
 }
 
 func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *adminpb.Operation {
-	return &adminpb.Operation{Id: o.ID, Range: uint64(o.Range), Kind: o.Kind.String(), From: byName[o.From], To: byName[o.To], Why: o.Why}
+	row := &adminpb.Operation{
+		Id: o.ID, Range: uint64(o.Range), Kind: o.Kind.String(), From: byName[o.From], To: byName[o.To], Why: o.Why, Right: uint64(o.Right),
+	}
+	if o.Kind == placement.OperationMerge {
+		row.Phase = o.Phase.String()
+	}
+	return row
+}
+
+// MergeRange implements adminapi.Backend.
+func (a admin) MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb.Operation, error) {
+	nodes, _, err := a.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begun, err := a.c.client.BeginOperation(ctx, placement.Operation{Range: left, Kind: placement.OperationMerge, Why: "asked for"})
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "skein range list shows the ranges in their order and who holds them, skein placement operations what is under way"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return operationRow(&begun, names(nodes)), nil
 }
 
 // TransferLeader implements adminapi.Backend. It is repeated where another node than was

@@ -115,6 +115,8 @@ func operationOf(op *decide.Operation) (Operation, error) {
 		}
 	case decide.TransferLeader:
 		o.Kind, o.To, o.Lead = OperationTransfer, op.Lead, 0
+	case decide.Merge:
+		o.Kind, o.Right = OperationMerge, op.Other
 	default:
 		return o, fmt.Errorf("placement: nobody carries out %s", op)
 	}
@@ -144,6 +146,8 @@ func (o *Operation) decided(leader keyspace.NodeID) decide.Operation {
 		op.Kind = decide.RemoveReplica
 	case OperationTransfer:
 		op.Kind, op.To, op.Lead = decide.TransferLeader, 0, o.To
+	case OperationMerge:
+		op.Kind, op.Other, op.From, op.To = decide.Merge, o.Right, 0, 0
 	}
 	return op
 }

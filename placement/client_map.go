@@ -88,6 +88,15 @@ func (c *Client) Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descripto
 	return g.Descriptor, ok
 }
 
+// At returns the row of the range that holds the key in the node's newest copy of the map.
+func (c *Client) At(key []byte) (keyspace.Descriptor, bool) {
+	m, _ := c.maps.current()
+	if m == nil {
+		return keyspace.Descriptor{}, false
+	}
+	return m.Lookup(key).Descriptor, true
+}
+
 // RangeMap returns all ranges in key order, covering the keyspace exactly once, as
 // of the node's newest copy of the map. It waits for the first copy until ctx ends.
 func (c *Client) RangeMap(ctx context.Context) ([]keyspace.Descriptor, error) {
@@ -284,7 +293,10 @@ func knows(m *Map, d *keyspace.Descriptor) bool {
 		return false
 	}
 	g := m.Lookup(d.Span.Start)
-	return g.Descriptor.Range == d.Range && !d.Newer(&g.Descriptor)
+	if g.Descriptor.Range != d.Range {
+		return g.Descriptor.Generation >= d.Generation // it was absorbed since, or gave the key away
+	}
+	return !d.Newer(&g.Descriptor)
 }
 
 // reportLoop reports until nothing is pending, with a pause after what did not fit.

@@ -45,6 +45,9 @@ func sampleCommands() []command {
 		endOperation{Range: 7, ID: 300},
 		setNodeState{Node: 0xa1, From: NodeServing, To: NodeDraining, Now: 1_800_000_000_000},
 		removeNode{Node: 0xa1, Now: 1_800_000_000_000},
+		alignMerge{mergeRef{7, 300}, 0xa1, 0xa2},
+		commitMerge{mergeRef{7, 300}, rangeVersion{3, 21}, rangeVersion{4, 22}},
+		abortMerge{mergeRef{7, 300}},
 	}
 	cs := make([]command, len(ops))
 	for i, op := range ops {
@@ -76,6 +79,8 @@ func sampleRequests() []request {
 
 var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Lead: 0xa3, Replica: 9, Leaving: 4, Reason: decide.Repair, Why: "asked for"}
 
+var sampleMerge = Operation{ID: 302, Range: 9, Kind: OperationMerge, Right: 10, Phase: MergeCommitted, From: 0xa1, To: 0xa2, Replica: 11, Leaving: 5, Why: "asked for"}
+
 func sampleResponse(k requestKind) response {
 	switch k {
 	case requestAllocate:
@@ -101,7 +106,7 @@ func sampleResponse(k requestKind) response {
 	case requestBegin:
 		return response{Operations: []Operation{sampleOperation}}
 	case requestOperations:
-		return response{Operations: []Operation{sampleOperation, {ID: 301, Range: 8, Kind: OperationRemove, From: 0xa1}}}
+		return response{Operations: []Operation{sampleOperation, {ID: 301, Range: 8, Kind: OperationRemove, From: 0xa1}, sampleMerge}}
 	case requestSettings:
 		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
 	}
@@ -165,6 +170,7 @@ func TestGolden(t *testing.T) {
 	line("record/setting", appendBytes([]byte{formatVersion}, []byte("nospace")))
 	line("record/lease", appendLease([]byte{formatVersion}, &sampleLease))
 	line("record/operation", appendOperation([]byte{formatVersion}, &sampleOperation))
+	line("record/operation-merge", appendOperation([]byte{formatVersion}, &sampleMerge))
 	for _, lq := range sampleLeaseRequests() {
 		q := request{Kind: requestLease, Lease: lq}
 		line(fmt.Sprintf("bus/request-%d-%d", q.Kind, lq.Op), q.encode())
@@ -264,6 +270,9 @@ func decoderOf(name string) func([]byte) error {
 		"record/range":     func(p []byte) error { _, err := decodeRange(p); return err },
 		"record/lease":     func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/operation": func(p []byte) error { _, err := decodeOperation(p); return err },
+
+		"record/operation-merge": func(p []byte) error { _, err := decodeOperation(p); return err },
+
 		"record/setting":   func(p []byte) error { _, err := decodeSetting(p); return err },
 		"bus/batch":        func(p []byte) error { _, err := decodeBatch(p); return err },
 		"bus/grant":        func(p []byte) error { _, err := decodeGrant(p); return err },

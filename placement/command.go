@@ -27,6 +27,9 @@ const (
 	opEndOperation
 	opSetNodeState
 	opRemoveNode
+	opAlignMerge
+	opCommitMerge
+	opAbortMerge
 )
 
 // command is one raft entry of the placement group.
@@ -158,6 +161,12 @@ func (r *reader) effect(kind opKind) effect {
 		return setNodeState{Node: keyspace.NodeID(r.uvarint()), From: r.nodeState(), To: r.nodeState(), Now: r.millis()}
 	case opRemoveNode:
 		return removeNode{Node: keyspace.NodeID(r.uvarint()), Now: r.millis()}
+	case opAlignMerge:
+		return alignMerge{Merge: r.mergeRef(), From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint())}
+	case opCommitMerge:
+		return commitMerge{Merge: r.mergeRef(), Left: r.rangeVersion(), Right: r.rangeVersion()}
+	case opAbortMerge:
+		return abortMerge{Merge: r.mergeRef()}
 	}
 	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
 	return nil

@@ -233,7 +233,7 @@ func (s *Service) serveReport(ctx context.Context, term uint64, ds []keyspace.De
 	s.mu.Lock()
 	all := append([]keyspace.Descriptor(nil), ds...)
 	for id, d := range s.held {
-		if old, ok := v.byID(id); ok && !d.Newer(&old.Descriptor) {
+		if old, ok := v.byID(id); ok && !d.Newer(&old.Descriptor) || outrun(v.tree, &d) {
 			delete(s.held, id)
 			continue
 		}

@@ -171,6 +171,10 @@ func (o *operator) end(id keyspace.RangeID) {
 // on for long, or is abandoned, is ended where it stands: what it has left behind, a
 // learner perhaps, is decided upon anew.
 func (o *operator) carryOut(ctx context.Context, op Operation) {
+	if op.Kind == OperationMerge {
+		o.carryMerge(ctx, op)
+		return
+	}
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("what", &op))
 	log.Info("operation begins", zap.Stringer("reason", op.Reason), zap.String("why", op.Why))
 	last, pause := o.s.o.Clock.Now(), operationPauseMin
@@ -297,7 +301,11 @@ func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operat
 	if !ok {
 		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
 	}
-	if err := checkOperation(op, &d, v.nodes); err != nil {
+	if op.Kind == OperationMerge {
+		if err := s.mayMerge(v, op, &d); err != nil {
+			return Operation{}, err
+		}
+	} else if err := checkOperation(op, &d, v.nodes); err != nil {
 		return Operation{}, err
 	}
 	if op.Kind.adds() && !s.o.Alive(op.To) {

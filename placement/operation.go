@@ -28,6 +28,8 @@ const (
 	OperationTidy
 	// OperationTransfer has To lead in the place of From.
 	OperationTransfer
+	// OperationMerge lets the range absorb its right neighbour, Right.
+	OperationMerge
 )
 
 // String returns the kind's name.
@@ -43,16 +45,20 @@ func (k OperationKind) String() string {
 		return "tidy"
 	case OperationTransfer:
 		return "transfer"
+	case OperationMerge:
+		return "merge"
 	}
 	return fmt.Sprintf("operation kind %d", byte(k))
 }
 
-func (k OperationKind) known() bool { return k >= OperationMove && k <= OperationTransfer }
+func (k OperationKind) known() bool { return k >= OperationMove && k <= OperationMerge }
 
 // adds says whether an operation of the kind makes a replica, takes whether it takes one
 // away.
-func (k OperationKind) adds() bool  { return k == OperationMove || k == OperationAdd }
-func (k OperationKind) takes() bool { return k != OperationAdd && k != OperationTransfer }
+func (k OperationKind) adds() bool { return k == OperationMove || k == OperationAdd }
+func (k OperationKind) takes() bool {
+	return k != OperationAdd && k != OperationTransfer && k != OperationMerge
+}
 
 // Operation is a change of a range's replicas that placement carries out, step by step.
 // A range has one at a time. The record is all there is of it beside the range's own
@@ -78,6 +84,10 @@ type Operation struct {
 	Reason decide.Reason
 	// Why says for the operator what it is for, in at most maxNameBytes bytes.
 	Why string
+	// Right is the range that a merge ends, and Phase how far the merge is. Its From, To,
+	// Replica and Leaving are those of the move of Right that is under way, if one is.
+	Right keyspace.RangeID
+	Phase MergePhase
 }
 
 // maxOperations bounds the operations of the cluster at a time.
@@ -93,7 +103,9 @@ func appendOperation(dst []byte, o *Operation) []byte {
 	dst = binary.AppendUvarint(dst, uint64(o.Replica))
 	dst = binary.AppendUvarint(dst, uint64(o.Leaving))
 	dst = append(dst, byte(o.Reason))
-	return appendString(dst, o.Why)
+	dst = appendString(dst, o.Why)
+	dst = binary.AppendUvarint(dst, uint64(o.Right))
+	return append(dst, byte(o.Phase))
 }
 
 func (r *reader) operation() Operation {
@@ -102,12 +114,13 @@ func (r *reader) operation() Operation {
 		From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint()), Lead: keyspace.NodeID(r.uvarint()),
 		Replica: keyspace.ReplicaID(r.uvarint()), Leaving: keyspace.ReplicaID(r.uvarint()),
 		Reason: decide.Reason(r.byte()), Why: r.string(maxNameBytes),
+		Right: keyspace.RangeID(r.uvarint()), Phase: MergePhase(r.byte()),
 	}
 	if !o.Reason.Known() {
 		r.fail(fmt.Errorf("placement: unknown reason %d of operation", byte(o.Reason)))
 	}
-	if !o.Kind.known() {
-		r.fail(fmt.Errorf("placement: unknown kind %d of operation", byte(o.Kind)))
+	if !o.Kind.known() || o.Phase > MergeAborted {
+		r.fail(fmt.Errorf("placement: unknown kind %d of operation, phase %d", byte(o.Kind), byte(o.Phase)))
 	}
 	return o
 }
@@ -157,7 +170,7 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 	if !ok {
 		return result{Err: kverror.New(kverror.WrongRange, "there is no range %s", op.Range)}
 	}
-	if have, busy := s.operations[op.Range]; busy {
+	if have, busy := s.operationOn(op.Range); busy {
 		return result{Err: kverror.New(kverror.BadRequest, "%s has operation %d under way: %s", groupName(op.Range), have.ID, have.String())}
 	}
 	if d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
@@ -166,10 +179,13 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 	if len(s.operations) >= maxOperations {
 		return result{Err: kverror.New(kverror.TooManyRequests, "%d operations are under way", len(s.operations))}
 	}
+	if op.Kind == OperationMerge {
+		return s.beginMerge(index, op, &d)
+	}
 	if err := checkOperation(&op, &d, s.nodes); err != nil {
 		return result{Err: err}
 	}
-	op.ID, op.Replica, op.Leaving = index, 0, 0
+	op.ID, op.Replica, op.Leaving, op.Right, op.Phase = index, 0, 0, 0, 0
 	if to, left := d.ReplicaOn(op.To); op.Kind.adds() && left {
 		op.Replica = to.ID
 	} else if op.Kind.adds() {
@@ -181,16 +197,36 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 		from, _ := d.ReplicaOn(op.From)
 		op.Leaving = from.ID
 	}
-	s.operations[op.Range] = op
-	s.operated(op.Range)
+	s.setOperation(op)
 	return result{Operation: op}
 }
 
 func (s *state) applyEndOperation(o endOperation) {
-	if have, ok := s.operations[o.Range]; ok && have.ID == o.ID {
-		delete(s.operations, o.Range)
-		s.operated(o.Range)
+	have, ok := s.operations[o.Range]
+	if !ok || have.ID != o.ID || have.Kind == OperationMerge && have.Phase == MergePreparing {
+		return // nothing is known of a merge that is not decided
 	}
+	delete(s.operations, o.Range)
+	delete(s.absorbing, have.Right)
+	s.operated(o.Range)
+}
+
+func (s *state) setOperation(op Operation) {
+	s.operations[op.Range] = op
+	if op.Kind == OperationMerge {
+		s.absorbing[op.Right] = op.Range
+	}
+	s.operated(op.Range)
+}
+
+// operationOn returns the operation that a range has, be it that of the neighbour that is to
+// absorb it.
+func (s *state) operationOn(id keyspace.RangeID) (Operation, bool) {
+	if left, ok := s.absorbing[id]; ok {
+		id = left
+	}
+	o, ok := s.operations[id]
+	return o, ok
 }
 
 // operated notes that the range's operation has begun or ended.
@@ -253,6 +289,9 @@ func joint(d *keyspace.Descriptor) bool {
 func (o *Operation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s", o.Kind)
+	if o.Right != 0 {
+		fmt.Fprintf(&b, " with range %s (%s)", o.Right, o.Phase)
+	}
 	if o.From != 0 {
 		fmt.Fprintf(&b, " from node %s", o.From)
 	}

@@ -157,7 +157,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		case OperationRemove:
 			op.To, op.Replica = 0, 0
 			want--
-		case OperationMove, OperationTidy, OperationTransfer:
+		case OperationMove, OperationTidy, OperationTransfer, OperationMerge:
 		}
 		leaving, _ := d.ReplicaOn(op.From)
 		op.Leaving = leaving.ID

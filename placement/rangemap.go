@@ -91,7 +91,7 @@ type fitting struct {
 // on its arguments alone.
 func fit(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor) fitting {
 	var f fitting
-	fresh := newest(byID, next, reported, &f)
+	fresh := newest(t, byID, next, reported, &f)
 	for len(fresh) > 0 {
 		n, span := group(t, fresh)
 		f.place(t, byID, fresh[:n], span)
@@ -102,11 +102,11 @@ func fit(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, 
 
 // newest returns the newest copy of each range in the report that is newer than
 // the map's row, sorted by start; the others it adds to f.Stale.
-func newest(byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor, f *fitting) []keyspace.Descriptor {
+func newest(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor, f *fitting) []keyspace.Descriptor {
 	best := make(map[keyspace.RangeID]keyspace.Descriptor, len(reported))
 	for _, d := range reported {
 		row, known := byID[d.Range]
-		if validDescriptor(&d, next) != nil || known && !d.Newer(&row.Descriptor) {
+		if validDescriptor(&d, next) != nil || known && !d.Newer(&row.Descriptor) || outrun(t, &d) {
 			f.Stale = append(f.Stale, d)
 			continue
 		}
@@ -130,6 +130,15 @@ func newest(byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []
 		return int(min(max(int64(a.Range)-int64(b.Range), -1), 1))
 	})
 	return fresh
+}
+
+// outrun says whether another range has come to hold a key of the descriptor's after it: a
+// key's generation only ever grows, whichever ranges hold it. So it is with what was
+// absorbed by a neighbour, of which nobody reports anything newer.
+func outrun(t *rangeTree, d *keyspace.Descriptor) bool {
+	return slices.ContainsFunc(overlapping(t, d.Span), func(g *Range) bool {
+		return g.Descriptor.Range != d.Range && g.Descriptor.Generation >= d.Generation
+	})
 }
 
 // group returns how many of the first descriptors hang together through the rows

@@ -161,8 +161,9 @@ func (n *rigNode) start() {
 	if r.mover != nil {
 		mover = r.mover()
 	}
+	merger, _ := mover.(Merger)
 	n.service, err = NewService(ServiceOptions{
-		Mover: mover, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter,
+		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})

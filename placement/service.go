@@ -61,6 +61,8 @@ type ServiceOptions struct {
 	Control RangeControl
 	// Mover carries out operations on ranges. Without one they wait.
 	Mover Mover
+	// Merger takes the steps of merges. Without one none begins.
+	Merger Merger
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
 	// elsewhere. Default 5 minutes.
 	NodeDeadAfter time.Duration

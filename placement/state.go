@@ -28,6 +28,8 @@ type state struct {
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
 	operationsChanged uint64
+	// absorbing has, for ranges that merges are to end, those that absorb them.
+	absorbing map[keyspace.RangeID]keyspace.RangeID
 	// members are the group's own, as of the entry at membersIndex.
 	members      []keyspace.Replica
 	membersIndex uint64
@@ -54,6 +56,7 @@ func newState() *state {
 		nodes:      map[keyspace.NodeID]Node{},
 		settings:   map[string][]byte{},
 		operations: map[keyspace.RangeID]Operation{},
+		absorbing:  map[keyspace.RangeID]keyspace.RangeID{},
 		leases:     newLeases(),
 		dirty: dirty{
 			ranges:     map[keyspace.RangeID]bool{},
@@ -120,6 +123,12 @@ func (s *state) apply(index uint64, op effect) result {
 		return s.applyBeginOperation(index, o)
 	case endOperation:
 		s.applyEndOperation(o)
+	case alignMerge:
+		return s.applyAlignMerge(o)
+	case commitMerge:
+		return s.applyCommitMerge(index, o)
+	case abortMerge:
+		return s.applyAbortMerge(o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
@@ -322,7 +331,10 @@ func (s *state) load(key, value []byte) error {
 		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
 			err = fmt.Errorf("placement: operation of range %s under key %x", o.Range, key)
 		}
-		s.operations[o.Range] = o
+		if err == nil {
+			s.setOperation(o)
+			clear(s.dirty.operations)
+		}
 		return err
 	}
 	return fmt.Errorf("placement: unknown record %x", key)

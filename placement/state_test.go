@@ -56,6 +56,8 @@ func (r records) reload(t *testing.T) *state {
 //	nodes                              prints the node table
 //	setting name=S value=V
 //	grant id=N ttl=N / register id=N start=S end=S / revoke ids=(N,M) [incarnation=N] / forget id=N incarnation=N
+//	merge left=N / align left=N op=N from=N to=N / end left=N op=N
+//	commit left=N op=N was=(G,C,G,C) / abort left=N op=N   was is generation and configuration of left and right
 //	leases                             prints all leases
 //	map                                prints the whole map
 //	records                            prints the records' bytes
@@ -111,6 +113,9 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	if res.Lease != nil {
 		fmt.Fprintln(&b, printLease(res.Lease))
 	}
+	if o := &res.Operation; o.ID != 0 {
+		fmt.Fprintf(&b, "operation %d of range %s: %s, replica %d for %d\n", o.ID, o.Range, o, o.Replica, o.Leaving)
+	}
 	for _, c := range h.s.leases.take() {
 		fmt.Fprintf(&b, "told: gone %t, %s\n", c.Gone, printLease(c.Lease))
 	}
@@ -139,6 +144,7 @@ func (h *stateStory) settle(t *testing.T) {
 	if again.meta != h.s.meta || !reflect.DeepEqual(again.nodes, h.s.nodes) ||
 		!maps.EqualFunc(again.settings, h.s.settings, bytes.Equal) ||
 		!reflect.DeepEqual(again.ranges, h.s.ranges) ||
+		!reflect.DeepEqual(again.operations, h.s.operations) || !reflect.DeepEqual(again.absorbing, h.s.absorbing) ||
 		printLeases(again) != printLeases(h.s) || again.leases.bytes != h.s.leases.bytes {
 		t.Fatalf("loaded again:\n%+v\nwritten:\n%+v", again, h.s)
 	}
@@ -190,10 +196,38 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 	if o := leaseEffect(t, d); o != nil {
 		return o
 	}
+	if o := h.mergeEffect(t, d); o != nil {
+		return o
+	}
 	if o := nodeEffect(t, d); o != nil {
 		return o
 	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
+	return nil
+}
+
+func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) effect {
+	t.Helper()
+	if !d.HasArg("left") {
+		return nil
+	}
+	left := keyspace.RangeID(arg(t, d, "left"))
+	if d.Cmd == "merge" {
+		row := h.s.ranges[left].Descriptor
+		return beginOperation{row.Generation, row.ConfIndex, Operation{Range: left, Kind: OperationMerge, Why: "story"}}
+	}
+	ref := mergeRef{left, arg(t, d, "op")}
+	switch d.Cmd {
+	case "align":
+		return alignMerge{ref, keyspace.NodeID(arg(t, d, "from")), keyspace.NodeID(arg(t, d, "to"))}
+	case "commit":
+		n := numbers(t, d, "was")
+		return commitMerge{ref, rangeVersion{keyspace.Generation(n[0]), n[1]}, rangeVersion{keyspace.Generation(n[2]), n[3]}}
+	case "abort":
+		return abortMerge{ref}
+	case "end":
+		return endOperation(ref)
+	}
 	return nil
 }
 

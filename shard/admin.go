@@ -35,6 +35,8 @@ type adminRequest struct {
 	ConfIndex uint64                 `json:"conf_index,omitempty"`
 	Changes   []raftgroup.ConfChange `json:"changes,omitempty"`
 	To        keyspace.NodeID        `json:"to,omitempty"`
+	// Merge is for merge.
+	Merge *keyspace.MergeOrder `json:"merge,omitempty"`
 }
 
 // The operations of method 17.
@@ -51,6 +53,8 @@ const (
 	// adminMembers changes the members of a range, adminTransfer its leader.
 	adminMembers  = "members"
 	adminTransfer = "transfer"
+	// adminMerge takes one step of a merge.
+	adminMerge = "merge"
 )
 
 // adminAnswer is the answer of method 17.
@@ -113,6 +117,11 @@ type Status struct {
 	Draining        bool   `json:"draining"`
 	SplitChild      string `json:"split_child,omitempty"`
 	SplitLeaving    string `json:"split_leaving,omitempty"`
+	// Merge is the merge that the range is bound to, Merging the neighbour; Frozen says that
+	// this range is to be absorbed.
+	Merge   uint64           `json:"merge,omitempty"`
+	Merging keyspace.RangeID `json:"merging,omitempty"`
+	Frozen  bool             `json:"frozen,omitempty"`
 	// Locks and records of transactions over several ranges, and the fence behind which
 	// none is anchored.
 	Locks            int               `json:"locks"`
@@ -161,8 +170,11 @@ func (r *Replica) show(st *Status) {
 	}
 	st.SequencingNow, st.ProposedBatches, st.LostBatches = r.sequencing != nil, len(r.proposed), len(r.lost)
 	st.Confirming, st.Closed, st.Draining = r.confirming, r.closed, r.draining
-	if r.split != nil {
-		st.SplitChild, st.SplitLeaving = r.split.child.String(), r.split.leaving.String()
+	if r.change != nil && r.change.kind == commandSplit {
+		st.SplitChild, st.SplitLeaving = r.change.child.String(), r.change.leaving.String()
+	}
+	if m := &r.rec.merge; m.role != mergeNone {
+		st.Merge, st.Merging, st.Frozen = m.id, m.other, m.frozen()
 	}
 	if st.Fence = r.rec.fence; r.locks != nil {
 		st.Locks, st.TxnRecords = len(r.locks.all), len(r.locks.records)
@@ -262,6 +274,8 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 	case adminRemoved:
 		left, changed := n.removed(q.Marks)
 		return &adminAnswer{Left: left, Changed: changed}, nil
+	case adminMerge:
+		return n.merge(ctx, q.Merge)
 	}
 	r := n.Replica(q.Range)
 	if r == nil {

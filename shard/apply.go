@@ -51,8 +51,10 @@ type outcome struct {
 	// over several ranges hold, for a batch.
 	deltas []delta
 	locks  []lockChange
-	// split is set for a split that took effect.
-	split *appliedSplit
+	// split is set for a split that took effect, source for an absorbing: the range that is
+	// no more.
+	split  *appliedSplit
+	source keyspace.RangeID
 	// events are a batch's for the feeds, if there were any feeds when it was applied;
 	// complete is applyState.complete behind it.
 	events   *eventBlock
@@ -91,7 +93,7 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 		return err
 	}
 	out := outcome{kind: h.kind}
-	if h.term == e.Term && h.generation == s.rec.generation {
+	if h.term == e.Term && h.generation == s.rec.generation && (h.kind == commandRelease || !s.rec.merge.still()) {
 		switch h.kind {
 		case commandBatch:
 			err = r.applyBatch(b, h, body, &out)
@@ -107,6 +109,8 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 			if n, err = decodeNumber(body); err == nil && !s.rec.counted {
 				s.rec.live, s.rec.counted, out.ok = s.rec.live+n, true, true
 			}
+		case commandBind, commandFreeze, commandAbsorb, commandRelease:
+			err = r.applyMerge(b, h.kind, body, &out)
 		}
 	} else if h.kind == commandBatch {
 		if c, _, err := decodeBatchHeader(body); err == nil {
@@ -261,12 +265,12 @@ func (r *Replica) Payload() []byte {
 func (r *Replica) Applied(upTo raftgroup.Position) {
 	s := &r.applying
 	var out answers
-	var splits []*appliedSplit
+	var heirs []*outcome
 	var feeds publication
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
-	changed := r.confIndex != s.confIndex
+	changed, bound := r.confIndex != s.confIndex, r.rec.merge.id != s.rec.merge.id
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
 	r.appliedLocked(s.grown)
@@ -285,24 +289,17 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 			r.counting = false
 		case commandCompact:
 			r.compacting = 0
-		case commandSplit:
-			if o.ok {
-				splits = append(splits, o.split)
-				r.publishSplitLocked(o, &feeds)
+		case commandSplit, commandBind, commandFreeze, commandAbsorb, commandRelease:
+			if r.publishChangeLocked(o, &feeds); o.ok && (o.split != nil || o.source != 0) {
+				heirs = append(heirs, o)
 			}
-			if o.ok && r.split != nil {
-				r.split.made = o.split.descriptor()
-			}
-			r.endSplitLocked(splitFate(o))
 		}
 	}
-	clear(s.done)
-	s.done = s.done[:0]
 	r.publishLocked(&feeds)
 	r.passedLocked(s.term, &out)
 	lead := r.lead
 	more := lead != nil && r.waitsLocked()
-	if r.closed > 0 || r.draining || r.rec.generation != oldGeneration {
+	if r.closed > 0 || r.draining || r.rec.generation != oldGeneration || bound {
 		r.notifyLocked()
 	}
 	care := r.rec.compacted != oldCompacted || r.rec.generation != oldGeneration
@@ -315,10 +312,12 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	out.send(r.node)
 	r.confirm(lead, out.confirm)
-	for _, sp := range splits {
-		r.node.splitApplied(r, sp)
+	for _, o := range heirs {
+		r.node.changeApplied(r, o)
 	}
-	if more {
+	clear(s.done)
+	s.done = s.done[:0]
+	if more || bound {
 		r.node.pool.schedule(r)
 	}
 	if care {
@@ -327,6 +326,39 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	if changed {
 		r.membersChanged(lead != nil)
 	}
+}
+
+// publishChangeLocked takes over a change of the range itself, if it took effect.
+func (r *Replica) publishChangeLocked(o *outcome, feeds *publication) {
+	if o.ok {
+		switch o.kind {
+		case commandSplit:
+			r.publishSplitLocked(o, feeds)
+		case commandBind:
+			// Who asks from now on asks for both spans. What is answered already, placement has in
+			// the record of the lease before it commits the merge.
+			r.dropAskedLocked()
+		case commandAbsorb:
+			r.publishAbsorbLocked(o, feeds)
+		case commandFreeze, commandRelease, commandBatch, commandCompact, commandCount:
+		}
+	}
+	if r.change == nil || r.change.kind != o.kind {
+		return
+	}
+	if o.split != nil {
+		r.change.made = o.split.descriptor()
+	}
+	r.endChangeLocked(changeFate(o))
+}
+
+// changeApplied does what a change that was applied asks of the node.
+func (n *Node) changeApplied(r *Replica, o *outcome) {
+	if o.split != nil {
+		n.splitApplied(r, o.split)
+		return
+	}
+	n.absorbApplied(r, o.source)
 }
 
 // publishSplitLocked takes over a split that is applied.
@@ -457,7 +489,8 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 	if rec.rangeID != r.id {
 		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.rangeID, r.id)
 	}
-	if why := r.node.claim([]claim{{r.id, rec.span}}); why[r.id] != nil {
+	c := claim{r.id, rec.span, rec.generation}
+	if why := r.node.claim([]claim{c}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
 	if err := r.standStill(); err != nil {
@@ -465,6 +498,7 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 		r.node.unclaim(r.id)
 		return err
 	}
+	r.node.makeWay(&c, &rec, &applied)
 	return nil
 }
 
@@ -507,11 +541,12 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.reign = r.node.heads.begin()
 	r.snapshotFateLocked(&out)
 	r.feedsAfterSnapshotLocked(oldGeneration)
-	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
+	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()
 	r.node.heard(rec.lastRevision)
 	out.send(r.node)
+	r.node.waysMade(&rec)
 }
 
 // snapshotFateLocked answers what a former leadership left behind from the chain

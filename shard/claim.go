@@ -17,6 +17,8 @@ import (
 type claim struct {
 	id   keyspace.RangeID
 	span keyspace.Span
+	// generation is that of a snapshot's range, 0 otherwise.
+	generation keyspace.Generation
 }
 
 // claim keeps the spans for their ranges and returns why it refuses some of them:
@@ -41,7 +43,7 @@ func (n *Node) claim(want []claim) (refused map[keyspace.RangeID]error) {
 	slices.SortFunc(kept, func(a, b claim) int { return bytes.Compare(a.span.Start, b.span.Start) })
 	for _, o := range n.Replicas() {
 		o.mu.Lock()
-		holds, span := o.rec.generation != 0, o.rec.span
+		holds, span := o.holdsLocked(), o.rec.span
 		o.mu.Unlock()
 		if !holds {
 			continue
@@ -51,7 +53,7 @@ func (n *Node) claim(want []claim) (refused map[keyspace.RangeID]error) {
 			return len(kept[i].span.End) == 0 || bytes.Compare(kept[i].span.End, span.Start) > 0
 		})
 		for ; i < len(kept) && kept[i].span.Overlaps(span); i++ {
-			if c := kept[i]; c.id != o.id && refused[c.id] == nil {
+			if c := kept[i]; c.id != o.id && refused[c.id] == nil && !o.yields(&c) {
 				refused[c.id] = fmt.Errorf("shard: %s for range %s overlaps %s of range %s", c.span, c.id, span, o.id)
 				n.unclaim(c.id)
 			}

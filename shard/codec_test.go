@@ -85,9 +85,9 @@ func TestGolden(t *testing.T) {
 	}
 	formats := map[string][]byte{
 		"request-get.v2": get, "request-txn.v2": txn, "answer-get.v2": got,
-		"record.v2": appendRecord(nil, &rec), "batch.v5": sampleBatch(), "split.v5": sampleSplit(),
-		"compact.v5":     binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
-		"count.v5":       binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
+		"record.v3": appendRecord(nil, &rec), "batch.v6": sampleBatch(), "split.v6": sampleSplit(),
+		"compact.v6":     binary.AppendVarint(appendHeader(nil, header{commandCompact, 5, 3}), 200),
+		"count.v6":       binary.AppendVarint(appendHeader(nil, header{commandCount, 5, 3}), -4),
 		"feed-orders.v2": encodeOrders(sampleOrders()), "feed-parts.v2": encodeParts(sampleParts()),
 		"watch-complete.v2": sampleComplete.encode(), "watch-history.v2": sampleHistory.encode(),
 		"watch-answer.v2": encodeComplete(Mark{Term: 6, Number: 300}), "watch-page.v2": samplePage().encode(),
@@ -95,6 +95,7 @@ func TestGolden(t *testing.T) {
 		"request.v2":     req, "answer-ok.v2": ok, "answer-error.v2": failed,
 	}
 	maps.Copy(formats, goldenTxn(t))
+	maps.Copy(formats, goldenMerge())
 	for name, got := range formats {
 		path := filepath.Join("testdata", "format", name+".hex")
 		if os.Getenv("SKEIN_REWRITE") != "" {
@@ -277,6 +278,11 @@ func FuzzCommand(f *testing.F) {
 			return
 		}
 		_ = entryText(h.term, b)
+		if c, err := decodeMergeCommand(h.kind, body); h.kind >= commandBind && err == nil {
+			if d, err := decodeMergeCommand(h.kind, appendMergeCommand(nil, h.kind, &c)); err != nil || fmt.Sprint(c) != fmt.Sprint(d) {
+				t.Fatalf("%+v became %+v, %v", c, d, err)
+			}
+		}
 		if c, err := decodeSplit(body); h.kind == commandSplit && err == nil {
 			if d, err := decodeSplit(appendSplit(nil, &c)); err != nil || !bytes.Equal(d.key, c.key) || d.child != c.child {
 				t.Fatalf("%v became %v, %v", c, d, err)
@@ -286,6 +292,11 @@ func FuzzCommand(f *testing.F) {
 }
 
 func FuzzRecord(f *testing.F) {
+	for _, m := range sampleMerges() {
+		rec := sampleRecord()
+		rec.merge = m
+		f.Add(appendRecord(nil, &rec))
+	}
 	r := sampleRecord()
 	f.Add(appendRecord(nil, &r))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -10,7 +10,7 @@ import (
 )
 
 // commandVersion leads every entry of a range; docs/format/shard.md has the bytes.
-const commandVersion = 5
+const commandVersion = 6
 
 // commandKind is what an entry does.
 type commandKind uint8
@@ -24,21 +24,23 @@ const (
 	commandCompact
 	// commandCount settles the live-key count after a split.
 	commandCount
+	// commandBind binds the range to a merge, into which it goes as the one that absorbs.
+	commandBind
+	// commandFreeze ends all that the range does, until it is absorbed or released.
+	commandFreeze
+	// commandAbsorb lets the range take its neighbour's place.
+	commandAbsorb
+	// commandRelease ends what binds the range to a merge that was aborted.
+	commandRelease
 )
 
 // String returns the kind as logs and stories print it.
 func (k commandKind) String() string {
-	switch k {
-	case commandBatch:
-		return "batch"
-	case commandSplit:
-		return "split"
-	case commandCompact:
-		return "compact"
-	case commandCount:
-		return "count"
+	names := [...]string{"", "batch", "split", "compact", "count", "bind", "freeze", "absorb", "release"}
+	if k == 0 || int(k) >= len(names) {
+		return fmt.Sprintf("command-%d", uint8(k))
 	}
-	return fmt.Sprintf("command-%d", uint8(k))
+	return names[k]
 }
 
 // link names an entry of a range's chain: the Number-th batch that the leader of
@@ -70,7 +72,7 @@ func decodeHeader(b []byte) (h header, rest []byte, err error) {
 		return h, nil, fmt.Errorf("shard: command version %d, want %d", b[0], commandVersion)
 	}
 	h.kind = commandKind(b[1])
-	if h.kind < commandBatch || h.kind > commandCount {
+	if h.kind < commandBatch || h.kind > commandRelease {
 		return h, nil, fmt.Errorf("shard: unknown command %d", b[1])
 	}
 	if h.term, rest, err = uvarint(b[2:]); err != nil {

@@ -52,7 +52,7 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 		if err == nil && m.ID <= left {
 			continue
 		}
-		c := claim{d.Range, d.Span}
+		c := claim{id: d.Range, span: d.Span}
 		var a engine.Applied
 		var have bool
 		if err == nil {

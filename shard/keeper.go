@@ -158,14 +158,19 @@ func (k *keeper) rest(took time.Duration) {
 // needsCareLocked says whether a leader has something to propose or a replica
 // something to remove.
 func (r *Replica) needsCareLocked() bool {
-	return r.raiseLocked() != 0 || r.rec.compacted > r.removedTo || r.lead != nil && !r.rec.counted && !r.counting
+	return r.raiseLocked() != 0 || r.rec.compacted > r.removedTo || r.countsLocked()
+}
+
+// countsLocked says whether a leader is to count its keys.
+func (r *Replica) countsLocked() bool {
+	return r.lead != nil && !r.rec.counted && !r.counting && !r.rec.merge.still()
 }
 
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.node.Compacted()
-	if r.lead == nil || r.draining || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
+	if r.lead == nil || r.draining || r.rec.merge.role != mergeNone || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
 		return 0
 	}
 	if c = r.keepLocked(c); c <= r.rec.compacted || c <= r.compacting {
@@ -231,7 +236,7 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 		defer r.removed()
 		return r.removeStep()
 	}
-	if r.lead != nil && !r.rec.counted && !r.counting {
+	if r.countsLocked() {
 		r.counting = true
 		r.mu.Unlock()
 		return false, r.countAll(ctx)
@@ -249,6 +254,24 @@ func (r *Replica) needsCare() bool {
 // removalKey is the node's own note of how far old versions of a range are gone.
 func removalKey(id keyspace.RangeID) []byte {
 	return engine.NodeLocalKey(binary.BigEndian.AppendUint64([]byte("shard/removed/"), uint64(id)))
+}
+
+// appendRemoval appends the value of removalKey: up to where old versions are gone, of the
+// span that the range had in the generation.
+func appendRemoval(dst []byte, to keyspace.Revision, g keyspace.Generation) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(to)), uint64(g))
+}
+
+func decodeRemoval(b []byte) (to keyspace.Revision, g keyspace.Generation, err error) {
+	rev, rest, err := uvarint(b)
+	if err != nil {
+		return 0, 0, err
+	}
+	generation, rest, err := uvarint(rest)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes left over", len(rest))
+	}
+	return keyspace.Revision(rev), keyspace.Generation(generation), err
 }
 
 // removed ends a step of removal for those who wait for it.
@@ -315,8 +338,8 @@ func (r *Replica) removeStep() (again bool, err error) {
 	}
 	done := res.Cursor == nil
 	if done {
-		rev := binary.AppendUvarint(nil, uint64(o.Compacted))
-		if err := b.Set(removalKey(r.id), rev); err != nil {
+		note := appendRemoval(nil, o.Compacted, generation)
+		if err := b.Set(removalKey(r.id), note); err != nil {
 			return false, err
 		}
 	}

@@ -359,6 +359,15 @@ func entryText(term uint64, data []byte) string {
 		if in.err != nil {
 			return "broken: " + in.err.Error()
 		}
+	case commandBind, commandFreeze, commandAbsorb, commandRelease:
+		c, err := decodeMergeCommand(h.kind, body)
+		if err != nil {
+			return "broken: " + err.Error()
+		}
+		s += fmt.Sprintf(" for merge %d", c.id)
+		if c.other != 0 {
+			s += fmt.Sprintf(" with range %s", c.other)
+		}
 	case commandSplit:
 		c, err := decodeSplit(body)
 		if err != nil {

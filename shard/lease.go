@@ -254,7 +254,11 @@ func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState
 	if old := r.registrations[lease]; old != nil {
 		panic(fmt.Sprintf("shard: range %s: lease %d is registered in state %d, and now in state %d", r.id, lease, old.state, state))
 	}
-	reg := &registration{r: r, lease: lease, span: r.rec.span, state: state}
+	span := r.rec.span
+	if r.rec.merge.role == mergeTarget {
+		span = r.rec.merge.hull // the mark may be for both soon
+	}
+	reg := &registration{r: r, lease: lease, span: span, state: state}
 	r.registrations[lease] = reg
 	return reg
 }
@@ -382,6 +386,15 @@ func (r *Replica) failRegistrationLocked(reg *registration, err error, out *answ
 func (r *Replica) dropRegistrationsLocked() {
 	for _, reg := range r.registrations {
 		r.endRegistrationLocked(reg)
+	}
+}
+
+// dropAskedLocked has those look again who wait for an answer that is not here yet.
+func (r *Replica) dropAskedLocked() {
+	for _, reg := range r.registrations {
+		if reg.state == registrationAsked {
+			r.endRegistrationLocked(reg)
+		}
 	}
 }
 

@@ -21,6 +21,9 @@ type Placed interface {
 	// Descriptor returns the newest descriptor of the range that this node's copy of the
 	// map has. key is one of the range's keys, which is where it is looked for first.
 	Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descriptor, bool)
+	// At returns the newest descriptor that this node's copy of the map has of the range
+	// that holds the key.
+	At(key []byte) (keyspace.Descriptor, bool)
 }
 
 // Times of the leaver.
@@ -101,7 +104,7 @@ func (l *leaver) run(ctx context.Context) {
 			return
 		case <-sweep.C():
 			for _, r := range l.n.Replicas() {
-				if l.n.expelled(r) {
+				if l.n.expelled(r) || l.n.mergedAway(r) {
 					l.note(r.id)
 				}
 			}
@@ -131,7 +134,7 @@ func (n *Node) Removed(g keyspace.GroupID, _ keyspace.ReplicaID) {
 // Both are committed, and no replica's id is ever used again.
 func (n *Node) expelled(r *Replica) bool {
 	r.mu.Lock()
-	d, g := r.descriptorLocked(), r.group
+	d, g, frozen := r.descriptorLocked(), r.group, r.rec.merge.frozen()
 	if d.Generation == 0 {
 		d = r.introduced
 	}
@@ -147,10 +150,18 @@ func (n *Node) expelled(r *Replica) bool {
 		return false
 	}
 	now, ok := n.cfg.Placed.Descriptor(r.id, d.Span.Start)
-	if !ok || hasReplica(&now, self) {
-		return false
+	if !ok {
+		return !frozen && n.overtaken(&d)
 	}
-	return now.Newer(&d)
+	return !hasReplica(&now, self) && now.Newer(&d)
+}
+
+// overtaken says whether another range has come to hold the descriptor's first key after it,
+// by the map. A range keeps its first key until it is absorbed: that has happened then, and
+// every replica that was a member is frozen.
+func (n *Node) overtaken(d *keyspace.Descriptor) bool {
+	now, ok := n.cfg.Placed.At(d.Span.Start)
+	return ok && now.Range != d.Range && now.Generation > d.Generation
 }
 
 func hasReplica(d *keyspace.Descriptor, id keyspace.ReplicaID) bool {
@@ -194,6 +205,56 @@ func (r *Replica) leaves(b *engine.Batch, before, after []keyspace.Replica) erro
 	return nil
 }
 
+// mergedAway says whether the merge for which the replica is frozen is certainly committed,
+// and no other replica here needs what this one has at the end.
+func (n *Node) mergedAway(r *Replica) bool {
+	r.mu.Lock()
+	m, d, absorbed := r.rec.merge, r.descriptorLocked(), r.absorbed
+	r.mu.Unlock()
+	if !m.frozen() {
+		return false
+	}
+	target, here, err := n.record(m.other)
+	if err != nil || here && target.merged < m.id {
+		return false
+	}
+	if absorbed {
+		return true
+	}
+	if n.cfg.Placed == nil {
+		return false
+	}
+	return n.overtaken(&d)
+}
+
+// record returns the applied record of the node's replica of a range; here says that there is
+// one that is a member.
+func (n *Node) record(id keyspace.RangeID) (rec record, here bool, err error) {
+	a, ok, err := n.cfg.Engine.Applied(id.Group())
+	if err != nil || !ok {
+		return rec, false, err
+	}
+	here = slices.ContainsFunc(a.Replicas, func(m keyspace.Replica) bool { return m.Node == n.cfg.Self })
+	rec, err = decodeRecord(a.Payload)
+	return rec, here, err
+}
+
+// absorbDurably returns once a crash cannot take the target of a merge back to where it
+// needs the frozen replica again.
+func (n *Node) absorbDurably(ctx context.Context, r *Replica) error {
+	r.mu.Lock()
+	m := r.rec.merge
+	r.mu.Unlock()
+	target, ok, err := n.durableRecord(m.other)
+	if err == nil && (!ok || target.merged < m.id) {
+		err = n.cfg.Engine.Flush(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("shard: range %s: that range %s has absorbed it: %w", r.id, m.other, err)
+	}
+	return nil
+}
+
 // leave removes the node's replica of the range and its data if it is no member any
 // more. Until that is durable its span is kept from others.
 func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
@@ -201,8 +262,14 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 	if r == nil {
 		return n.leaveStored(ctx, id)
 	}
-	if !n.expelled(r) || plant.Is(plant.NeverRemoved) {
+	merged := n.mergedAway(r)
+	if !merged && !n.expelled(r) || plant.Is(plant.NeverRemoved) {
 		return nil
+	}
+	if merged {
+		if err := n.absorbDurably(ctx, r); err != nil {
+			return err
+		}
 	}
 	r.expel()
 	if err := n.noteLeft(ctx, r); err != nil {
@@ -250,8 +317,12 @@ func (n *Node) leaveStored(ctx context.Context, id keyspace.RangeID) error {
 	if err != nil || !ok && !n.leaver.began(id) {
 		return err
 	}
+	left, err := n.left(id)
+	if err != nil {
+		return err
+	}
 	for _, m := range a.Replicas {
-		if m.Node == n.cfg.Self {
+		if m.Node == n.cfg.Self && m.ID > left {
 			return nil // it is being opened
 		}
 	}
@@ -289,6 +360,11 @@ func (n *Node) removeReplica(ctx context.Context, id keyspace.RangeID) error {
 // removal of old versions is under way any more.
 func (r *Replica) expel() {
 	r.end(kverror.New(kverror.RangeNotHere, "range %s was moved away from node %s", r.id, r.node.cfg.Self))
+	r.standStillForGood()
+}
+
+// standStillForGood returns when no removal of old versions is under way, and none will be.
+func (r *Replica) standStillForGood() {
 	r.mu.Lock()
 	r.receiving = true
 	running := r.removing

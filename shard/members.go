@@ -31,7 +31,9 @@ func (r *Replica) ChangeMembers(ctx context.Context, confIndex uint64, changes [
 	if err != nil {
 		return keyspace.Descriptor{}, err
 	}
-	if err := r.group.ChangeConf(ctx, term, changes, nil); err != nil {
+	err = r.group.ChangeConf(ctx, term, changes, nil)
+	r.altered(term, err)
+	if err != nil {
 		return keyspace.Descriptor{}, r.membersError(err)
 	}
 	return r.Descriptor(), nil
@@ -48,10 +50,27 @@ func (r *Replica) checkMembers(confIndex uint64) (term uint64, err error) {
 		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("the members are those of index %d, not %d", r.confIndex, confIndex))
 	case r.draining:
 		return 0, r.errorLocked(kverror.Busy, "the node stops")
-	case r.split != nil:
+	case r.change != nil:
 		return 0, r.errorLocked(kverror.Busy, "a split is under way")
+	case r.rec.merge.role != mergeNone:
+		return 0, r.errorLocked(kverror.Busy, "the range is being merged")
 	}
+	r.altering++
 	return r.lead.term, nil
+}
+
+// altered notes that a change of the members that was checked in the term has ended. Where
+// its fate is not known it may come for as long as the leadership lasts, and nothing that
+// must not meet it begins before.
+func (r *Replica) altered(term uint64, err error) {
+	if errors.Is(err, raftgroup.ErrUnknownFate) {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lead != nil && r.lead.term == term {
+		r.altering--
+	}
 }
 
 // membersError is what raft says of a change, as a kverror.

@@ -14,7 +14,7 @@ type Metrics struct {
 	refused, cuts, noops             prometheus.Counter
 	readWaits, readRestarts          prometheus.Counter
 	countScans, pagesKnown           prometheus.Counter
-	splits, keeperErrors             prometheus.Counter
+	splits, merges, keeperErrors     prometheus.Counter
 	lockWaits, pushes                prometheus.Counter
 	applied                          prometheus.Counter
 	headHits, headMisses             prometheus.Counter
@@ -66,6 +66,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		countScans:   counter("skein_shard_count_scans_total", "Counts that scanned."),
 		pagesKnown:   counter("skein_shard_count_pages_known_total", "Counts that were remembered."),
 		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
+		merges:       counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
 		headHits:     counter("skein_shard_head_hits_total", "Reads of one key that were answered from memory."),
 		headMisses:   counter("skein_shard_head_misses_total", "Reads of one key that went to the store."),
@@ -92,7 +93,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
+			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
 			m.feeds, m.feedsBehind, m.feedsFailed, m.feedsTooLarge, m.fedEvents, m.historyEvents, m.completeQuestions)
 	}
 	return m

@@ -2,7 +2,6 @@ package shard
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -244,9 +243,14 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 			self = m.ID
 		}
 	}
-	if self == 0 {
-		// The replica has applied that it is no member any more, and went down before it
-		// was removed. Its span is nobody else's until it is.
+	gone, err := n.goneStored(&rec, self)
+	if err != nil {
+		return err
+	}
+	if gone {
+		// The replica has applied that it is no member any more, or another one has taken its
+		// place, and the node went down before it was removed. Its span is nobody else's until
+		// it is.
 		n.claimChild(id, rec.span)
 		n.leaver.note(id)
 		return nil
@@ -259,23 +263,55 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.reset(rec.lastRevision)
 	r.loadTableLocked(&txns)
-	if r.removedTo, err = n.loadRemoval(id); err != nil {
+	if r.removedTo, err = n.loadRemoval(&rec); err != nil {
 		return err
 	}
 	n.heard(rec.lastRevision)
 	return n.open(r, self)
 }
 
-func (n *Node) loadRemoval(id keyspace.RangeID) (keyspace.Revision, error) {
-	v, ok, err := n.cfg.Engine.Get(removalKey(id))
+// goneStored says whether a replica that the engine holds is to be removed, and not opened:
+// no member of its group is here, it is noted to have left, or the target of the merge for
+// which it is frozen has absorbed it by a snapshot.
+func (n *Node) goneStored(rec *record, self keyspace.ReplicaID) (bool, error) {
+	left, err := n.left(rec.rangeID)
+	if err != nil || self <= left {
+		return self <= left, err
+	}
+	if !rec.merge.frozen() {
+		return false, nil
+	}
+	target, here, err := n.record(rec.merge.other)
+	if err != nil || !here || target.generation <= rec.generation || !target.span.Contains(rec.span.Start) {
+		return false, err
+	}
+	return true, n.note(func(b *engine.Batch) error { return setLeft(b, rec.rangeID, self) })
+}
+
+// note commits what write writes.
+func (n *Node) note(write func(b *engine.Batch) error) error {
+	b := n.cfg.Engine.NewBatch()
+	if err := write(b); err != nil {
+		return errors.Join(err, b.Close())
+	}
+	return b.Commit()
+}
+
+// loadRemoval returns up to where old versions of the range are gone. What is known from
+// before it absorbed another range says nothing of that one's keys.
+func (n *Node) loadRemoval(rec *record) (keyspace.Revision, error) {
+	v, ok, err := n.cfg.Engine.Get(removalKey(rec.rangeID))
 	if err != nil || !ok {
 		return 0, err
 	}
-	rev, w := binary.Uvarint(v)
-	if w <= 0 || w != len(v) {
-		return 0, fmt.Errorf("shard: range %s: %d bytes for the removed revision", id, len(v))
+	rev, g, err := decodeRemoval(v)
+	if err != nil {
+		return 0, fmt.Errorf("shard: range %s: the removed revision: %w", rec.rangeID, err)
 	}
-	return keyspace.Revision(rev), nil
+	if g < rec.absorbed {
+		return 0, nil
+	}
+	return rev, nil
 }
 
 // forgetRemoval drops the note of how far old versions are gone, for good: other data
@@ -325,7 +361,9 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 			return nil
 		}
 		other, err := decodeRecord(a.Payload)
-		held = held || err == nil && other.span.Overlaps(rec.span)
+		if err == nil && other.span.Overlaps(rec.span) {
+			err = n.holds(&other, &a, &held)
+		}
 		return err
 	}); err != nil || held {
 		return err
@@ -335,6 +373,15 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 		return err
 	}
 	return deleteSpan(b, rec.span, &txns)
+}
+
+// holds sets held unless the replica of an applied record has left this node.
+func (n *Node) holds(rec *record, a *engine.Applied, held *bool) error {
+	left, err := n.left(rec.rangeID)
+	for _, m := range a.Replicas {
+		*held = *held || m.Node == n.cfg.Self && m.ID > left
+	}
+	return err
 }
 
 // deleteSpan writes the deletion of the keys of a span and of their places in the index

@@ -277,8 +277,7 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 		return nil
 	}
 	for _, o := range n.Replicas() {
-		have := o.Descriptor()
-		if have.Generation != 0 && have.Span.Overlaps(d.Span) {
+		if o.holds(d.Span) {
 			// The split that makes it is still to be applied here.
 			return nil
 		}

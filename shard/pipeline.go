@@ -71,6 +71,9 @@ func (r *Replica) enqueue(c *call) error {
 	}
 	r.mu.Lock()
 	err := r.takesLocked(c.req)
+	for errors.Is(err, errNotYet) {
+		err = r.awaitGenerationLocked(c)
+	}
 	if waiting := r.queueBytes + r.blockedBytes; err == nil && waiting > 0 &&
 		waiting+c.bytes > r.node.cfg.Limits.RangePendingBytes && !c.endsLocks() {
 		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, waiting)
@@ -173,7 +176,7 @@ func (r *Replica) nextLocked() *call {
 		c.moveTo(placeEvaluation, nil)
 		return c
 	}
-	if r.lead == nil || r.closed > 0 || r.split != nil || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
+	if r.lead == nil || r.closed > 0 || r.change != nil || r.rec.merge.still() || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
 		return nil
 	}
 	if r.filling != nil && (len(r.filling.calls) >= l.BatchRequests || r.filling.bytes >= l.MaxEntryBytes) {

@@ -149,9 +149,9 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 			r.mu.Unlock()
 			return nil, err
 		}
-		if wait == nil && r.split != nil && r.split.leaving.Overlaps(bounds) {
-			// S7. The channel is closed when the split's fate is known.
-			wait = r.split.done
+		if wait == nil && r.change.takes(bounds) {
+			// S7. The channel is closed when the change's fate is known.
+			wait = r.change.done
 		}
 		if wait == nil && r.locks != nil && !plant.Is(plant.TxnHalfVisible) {
 			// Of a lock with a floor at or above the revision nothing will be seen at it, and
@@ -207,6 +207,11 @@ func (r *Replica) awaitReadIndex(ctx context.Context) error {
 	return nil
 }
 
+// standsLocked says whether the leadership of the term still answers for the span.
+func (r *Replica) standsLocked(term uint64, bounds keyspace.Span) bool {
+	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.merge.still()
+}
+
 // stillLeads makes sure that the leadership which was confirmed is the one for
 // which the read waited.
 func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadership) error {
@@ -215,7 +220,7 @@ func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadershi
 	if _, err := r.servesLocked(req); err != nil {
 		return err
 	}
-	if r.lead == nil || r.lead.term != lead.term || r.split != nil && r.split.leaving.Overlaps(bounds) {
+	if !r.standsLocked(lead.term, bounds) {
 		return errAgain
 	}
 	return nil
@@ -231,7 +236,7 @@ func (r *Replica) checkRead(req *Request, bounds keyspace.Span, lead *leadership
 	if req.Generation != r.rec.generation && !plant.Is(plant.SplitUnseen) {
 		return r.errorLocked(kverror.WrongRange, "the range changed during the read")
 	}
-	if r.lead == nil || r.lead.term != lead.term || r.split != nil && r.split.leaving.Overlaps(bounds) {
+	if !r.standsLocked(lead.term, bounds) {
 		return errAgain
 	}
 	if oldest != 0 && oldest < r.rec.compacted {

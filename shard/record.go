@@ -12,7 +12,7 @@ import (
 
 // recordVersion leads the payload of a range's applied record; docs/format/shard.md
 // has the bytes.
-const recordVersion = 2
+const recordVersion = 3
 
 // record is what a range's applied record says beside raft's position and
 // configuration: the replicated state that is no user data. All replicas have the
@@ -38,13 +38,28 @@ type record struct {
 	// fence is the highest attempt of a transaction that was aborted at an anchor here: no
 	// attempt up to it can be anchored any more.
 	fence uint64
+	// merge is what binds the range to a merge with a neighbour, if anything does.
+	merge merge
+	// merged is the last merge that has ended here, however: none up to it binds the range
+	// any more.
+	merged uint64
+	// absorbed is the generation that the last absorbing gave the range, 0 if it has never
+	// absorbed another one.
+	absorbed keyspace.Generation
 }
 
+// The flags of a record: counted, and the role in a merge.
+const (
+	recordCounted   = 1
+	recordRoleShift = 1
+)
+
 func appendRecord(dst []byte, r *record) []byte {
-	dst = append(dst, recordVersion, 0)
+	flags := byte(r.merge.role) << recordRoleShift
 	if r.counted {
-		dst[len(dst)-1] = 1
+		flags |= recordCounted
 	}
+	dst = append(dst, recordVersion, flags)
 	dst = binary.AppendUvarint(dst, uint64(r.rangeID))
 	dst = binary.AppendUvarint(dst, uint64(r.generation))
 	dst = appendBytes(dst, r.span.Start)
@@ -54,6 +69,9 @@ func appendRecord(dst []byte, r *record) []byte {
 	dst = binary.AppendUvarint(dst, uint64(r.lastRevision))
 	dst = binary.AppendUvarint(dst, uint64(r.compacted))
 	dst = binary.AppendUvarint(dst, r.fence)
+	dst = binary.AppendUvarint(dst, r.merged)
+	dst = binary.AppendUvarint(dst, uint64(r.absorbed))
+	dst = appendMerge(dst, &r.merge)
 	dst = binary.AppendVarint(dst, r.live)
 	return binary.BigEndian.AppendUint64(dst, r.hash)
 }
@@ -63,10 +81,10 @@ func decodeRecord(b []byte) (r record, err error) {
 	if len(b) < 2 {
 		return r, errTruncated
 	}
-	if b[0] != recordVersion || b[1] > 1 {
+	if r.merge.role = mergeRole(b[1] >> recordRoleShift); b[0] != recordVersion || r.merge.role > mergeSource {
 		return r, fmt.Errorf("shard: record version %d, flags %d", b[0], b[1])
 	}
-	r.counted = b[1] == 1
+	r.counted = b[1]&recordCounted != 0
 	b = b[2:]
 	var id, gen uint64
 	if id, b, err = uvarint(b); err != nil {
@@ -76,16 +94,10 @@ func decodeRecord(b []byte) (r record, err error) {
 		return r, err
 	}
 	r.rangeID, r.generation = keyspace.RangeID(id), keyspace.Generation(gen)
-	for _, p := range []*[]byte{&r.span.Start, &r.span.End} {
-		var f []byte
-		if f, b, err = bytesField(b); err != nil {
-			return r, err
-		}
-		if len(f) > 0 {
-			*p = append([]byte(nil), f...)
-		}
+	if b, err = decodeBorders(b, &r.span); err != nil {
+		return r, err
 	}
-	var ints [5]uint64
+	var ints [7]uint64
 	for i := range ints {
 		if ints[i], b, err = uvarint(b); err != nil {
 			return r, err
@@ -93,13 +105,30 @@ func decodeRecord(b []byte) (r record, err error) {
 	}
 	r.last = link{ints[0], ints[1]}
 	r.lastRevision, r.compacted = keyspace.Revision(ints[2]), keyspace.Revision(ints[3])
-	r.fence = ints[4]
+	r.fence, r.merged, r.absorbed = ints[4], ints[5], keyspace.Generation(ints[6])
+	if b, err = decodeMerge(b, &r.merge); err != nil {
+		return r, err
+	}
 	live, n := binary.Varint(b)
 	if n <= 0 || len(b) != n+8 {
 		return r, errTruncated
 	}
 	r.live, r.hash = live, binary.BigEndian.Uint64(b[n:])
 	return r, nil
+}
+
+// decodeBorders reads the borders of a span and keeps nothing of b.
+func decodeBorders(b []byte, s *keyspace.Span) (rest []byte, err error) {
+	for _, p := range []*[]byte{&s.Start, &s.End} {
+		var f []byte
+		if f, b, err = bytesField(b); err != nil {
+			return nil, err
+		}
+		if len(f) > 0 {
+			*p = append([]byte(nil), f...)
+		}
+	}
+	return b, nil
 }
 
 // versionHash is what one applied version adds to the range's hash. It covers

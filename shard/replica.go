@@ -90,7 +90,7 @@ type Replica struct {
 	// an entry of its term, and may evaluate and propose.
 	leader raftgroup.LeaderState
 	lead   *leadership
-	// changed is closed and made anew when leader, lead, rec's span, split or closed
+	// changed is closed and made anew when leader, lead, rec's span or merge, change or closed
 	// change, for those who wait for one of them. nil until somebody does.
 	changed chan struct{}
 
@@ -142,8 +142,11 @@ type Replica struct {
 	// ends: the node stops.
 	closed   int
 	draining bool
-	// split is the split that this leader has proposed and not applied.
-	split *pendingSplit
+	// change is the change of the range itself that this leader has proposed and not applied.
+	change *pendingChange
+	// altering counts the changes of the members that this leadership has under way, or of
+	// which it does not know whether they will come.
+	altering int
 	// children are the ranges that were last split off, for those who were routed by
 	// an older descriptor; at most maxChildren.
 	children []keyspace.Descriptor
@@ -166,6 +169,8 @@ type Replica struct {
 	// stopped says that the replica has ended, and ended why.
 	stopped bool
 	ended   *kverror.Error
+	// absorbed says that another range has taken this one's place by a merge.
+	absorbed bool
 	// introduced is the descriptor by which a replica without data was opened.
 	introduced keyspace.Descriptor
 	// feeds get what is applied.
@@ -225,12 +230,14 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 	switch {
 	case r.stopped:
 		return nil, r.ended
+	case r.awaitsLocked(g):
+		return r.changedLocked(), nil
 	case g != r.rec.generation && !(plant.Is(plant.SplitUnseen) && g < r.rec.generation):
 		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:
 		return nil, r.errorLocked(kverror.NotLeader, "")
-	case r.lead == nil:
+	case r.lead == nil || r.rec.merge.still():
 		return r.changedLocked(), nil
 	}
 	return nil, nil
@@ -241,6 +248,9 @@ func (r *Replica) takesLocked(req *Request) error {
 	_, err := r.servesLocked(req)
 	if err == nil && r.draining {
 		err = r.errorLocked(kverror.Busy, "the node hands its leaderships over")
+	}
+	if err == nil && req.Generation != r.rec.generation {
+		err = errNotYet
 	}
 	return err
 }
@@ -264,7 +274,7 @@ func (r *Replica) notifyLocked() {
 // idleLocked says whether the pipeline is empty: nothing is being evaluated, has
 // or awaits revisions, or waits for a confirmation.
 func (r *Replica) idleLocked() bool {
-	return !r.evaluating && r.split == nil && r.filling == nil && r.sequencing == nil && len(r.proposed) == 0 && r.confirming == 0
+	return !r.evaluating && r.change == nil && r.filling == nil && r.sequencing == nil && len(r.proposed) == 0 && r.confirming == 0
 }
 
 // closePipeline keeps new requests from evaluation and waits until what is under
@@ -410,9 +420,10 @@ func (r *Replica) loseLocked(out *answers) {
 	r.queueWokenLocked()
 	r.barrier = nil
 	r.compacting, r.counting = 0, false
-	// Whether the split happened, the log says; this replica answers nothing for
+	r.altering = 0
+	// Whether the change happened, the log says; this replica answers nothing for
 	// anybody until it leads again, by when it has applied it.
-	r.endSplitLocked(kverror.New(kverror.LeaderChanged, "the leadership ended"))
+	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "the leadership ended"))
 }
 
 // failQueueLocked answers everything that waits for evaluation.
@@ -432,7 +443,10 @@ func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r
 func (r *Replica) end(why *kverror.Error) {
 	var out answers
 	r.mu.Lock()
-	r.stopped, r.ended = true, why
+	if !r.absorbed || r.ended == nil {
+		r.ended = why // else whoever comes learns where the keys are
+	}
+	r.stopped = true
 	if r.lead != nil {
 		r.loseLocked(&out)
 	}

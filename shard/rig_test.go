@@ -123,6 +123,18 @@ func (s *rigSequencer) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descr
 	return d, ok
 }
 
+// At implements Placed.
+func (s *rigSequencer) At(key []byte) (best keyspace.Descriptor, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.reported {
+		if d.Span.Contains(key) && d.Generation > best.Generation {
+			best, ok = d, true
+		}
+	}
+	return best, ok
+}
+
 // rigNode is one node; what is below fs is nil while it is down.
 type rigNode struct {
 	r     *rig

@@ -26,15 +26,23 @@ const (
 // splitLagEntries is how far behind a follower may be and still not count as lagging.
 const splitLagEntries = 64
 
-// pendingSplit is a split that this leader has proposed.
-type pendingSplit struct {
-	leaving keyspace.Span
-	child   keyspace.RangeID
+// pendingChange is a split, or a step of a merge, that this leader has proposed.
+type pendingChange struct {
+	kind commandKind
+	// leaving is what this range may not hold any more once it is applied, nil for nothing.
+	leaving *keyspace.Span
+	// child is that of a split.
+	child keyspace.RangeID
 	// done is closed when the fate is known, which err then tells.
 	done chan struct{}
 	err  error
 	// made is the child's descriptor, if err is nil.
 	made keyspace.Descriptor
+}
+
+// takes says whether a part of the span may leave.
+func (p *pendingChange) takes(s keyspace.Span) bool {
+	return p != nil && p.leaving != nil && p.leaving.Overlaps(s)
 }
 
 // appliedSplit is what a replica has to do for a split that it has applied.
@@ -51,21 +59,21 @@ func (a *appliedSplit) descriptor() keyspace.Descriptor {
 	return a.rec.descriptor(raftgroup.InitIndex, a.replicas)
 }
 
-func splitFate(o *outcome) error {
+func changeFate(o *outcome) error {
 	if o.ok {
 		return nil
 	}
 	return kverror.New(kverror.Dropped, "the range had changed")
 }
 
-// endSplitLocked says what became of the split that this leader had proposed.
-func (r *Replica) endSplitLocked(err error) {
-	if r.split == nil {
+// endChangeLocked says what became of the change that this leader had proposed.
+func (r *Replica) endChangeLocked(err error) {
+	if r.change == nil {
 		return
 	}
-	r.split.err = err
-	close(r.split.done)
-	r.split = nil
+	r.change.err = err
+	close(r.change.done)
+	r.change = nil
 }
 
 // Split cuts the range at key: this range keeps [start, key), a new one gets
@@ -119,8 +127,10 @@ func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term u
 		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("key %q is outside of %s", key, span))
 	case bytes.Equal(span.Start, key):
 		return 0, kverror.New(kverror.BadRequest, "range %s begins at %q already", r.id, key)
-	case r.split != nil || r.closed > 0:
+	case r.change != nil || r.closed > 0:
 		return 0, r.errorLocked(kverror.Busy, "another split or transfer is under way")
+	case r.rec.merge.role != mergeNone:
+		return 0, r.errorLocked(kverror.Busy, "the range is being merged")
 	}
 	for _, m := range r.replicas {
 		if m.Role != keyspace.RoleVoter && m.Role != keyspace.RoleLearner {
@@ -150,38 +160,53 @@ func (r *Replica) awaitFollowers(ctx context.Context) {
 
 // proposeSplit proposes the split. The pipeline is closed and empty. From here on
 // nothing is answered for the span that leaves.
-func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key []byte, child keyspace.RangeID) (*pendingSplit, error) {
+func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key []byte, child keyspace.RangeID) (*pendingChange, error) {
 	r.mu.Lock()
-	if r.lead == nil || r.lead.term != term || r.split != nil || generation != 0 && generation != r.rec.generation {
+	if r.lead == nil || r.lead.term != term || r.change != nil || generation != 0 && generation != r.rec.generation {
 		defer r.mu.Unlock()
 		return nil, r.errorLocked(kverror.Dropped, "the range changed before the split")
 	}
-	sp := &pendingSplit{
-		leaving: keyspace.Span{Start: bytes.Clone(key), End: r.rec.span.End},
+	sp := &pendingChange{
+		kind:    commandSplit,
+		leaving: &keyspace.Span{Start: bytes.Clone(key), End: r.rec.span.End},
 		child:   child,
-		done:    make(chan struct{}),
 	}
-	r.split = sp
 	entry := appendHeader(nil, header{commandSplit, term, r.rec.generation})
 	entry = appendSplit(entry, &splitCommand{
 		key: key, child: child, confIndex: r.confIndex, replicas: r.replicas,
 	})
+	r.beginChangeLocked(sp)
 	r.mu.Unlock()
+	if err := r.proposeChange(term, entry, sp); err != nil {
+		return nil, kverror.New(kverror.Dropped, "split range %s at %q: %v", r.id, key, err)
+	}
+	r.log.Info("proposed a split", zap.Uint64("term", term), zap.Binary("key", key), zap.Stringer("child", child))
+	return sp, nil
+}
+
+// beginChangeLocked notes a change that is about to be proposed. From here on nothing is
+// evaluated, and nothing is answered for what leaves.
+func (r *Replica) beginChangeLocked(p *pendingChange) {
+	p.done = make(chan struct{})
+	r.change = p
+}
+
+// proposeChange proposes the entry of a change that has begun.
+func (r *Replica) proposeChange(term uint64, entry []byte, p *pendingChange) error {
 	drop := func(err error) {
 		r.mu.Lock()
-		if r.split == sp {
-			r.endSplitLocked(kverror.New(kverror.Dropped, "the proposal was dropped: %v", err))
+		if r.change == p {
+			r.endChangeLocked(kverror.New(kverror.Dropped, "the proposal was dropped: %v", err))
 			r.notifyLocked()
 		}
 		r.mu.Unlock()
 		r.node.pool.schedule(r)
 	}
-	if err := r.group.Propose(term, entry, drop); err != nil {
+	err := r.group.Propose(term, entry, drop)
+	if err != nil {
 		drop(err)
-		return nil, kverror.New(kverror.Dropped, "split range %s at %q: %v", r.id, key, err)
 	}
-	r.log.Info("proposed a split", zap.Uint64("term", term), zap.Binary("key", key), zap.Stringer("child", child))
-	return sp, nil
+	return err
 }
 
 // applySplit is the split on every replica: metadata only. The child's first
@@ -192,7 +217,7 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 		return err
 	}
 	s := &r.applying
-	if c.confIndex != s.confIndex || !s.rec.span.Contains(c.key) || bytes.Equal(s.rec.span.Start, c.key) {
+	if c.confIndex != s.confIndex || s.rec.merge.role != mergeNone || !s.rec.span.Contains(c.key) || bytes.Equal(s.rec.span.Start, c.key) {
 		return nil
 	}
 	key := bytes.Clone(c.key)

@@ -41,6 +41,8 @@ import (
 //	lease on|off    without the lease reads need read-index
 //	read-index [error]           answers all ReadIndex calls
 //	split key=K     begins a split
+//	serve range=N term=T   the node's replica of another range leads it
+//	merge step=bind|freeze|settle|absorb|release id=N [left=1] [right=2]   begins a step of a merge
 //	wait 5s         time passes
 //	heard rev=N     the node hears of a revision; compacted=N of a compacted one
 //	versions        what is stored
@@ -235,6 +237,16 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 			}
 			return fmt.Sprintf("split %s gen %d and range %s %s gen %d", ds[0].Span, ds[0].Generation, ds[1].Range, ds[1].Span, ds[1].Generation)
 		})
+	case "serve":
+		s.w.serve(id, arg(d, "term", uint64(5)))
+	case "merge":
+		o := s.mergeOrder(d)
+		s.begin(func(ctx context.Context) string {
+			if err := s.w.node.client.Merge(ctx, 1, o); err != nil {
+				return formatAnswer(nil, err)
+			}
+			return o.Step.String() + " of range " + o.Range.String()
+		})
 	case "cancel":
 		s.cancels[arg(d, "n", 0)]()
 	case "asks", "sequence":
@@ -355,6 +367,27 @@ func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) stri
 		t.Fatalf("unknown command %s", d.Cmd)
 	}
 	return ""
+}
+
+// mergeOrder is the order of a step of a merge of two ranges as they are.
+func (s *story) mergeOrder(d *datadriven.TestData) keyspace.MergeOrder {
+	left, right := keyspace.RangeID(arg(d, "left", 1)), keyspace.RangeID(arg(d, "right", 2))
+	o := keyspace.MergeOrder{ID: uint64(arg(d, "id", 0)), Range: right, Other: left}
+	for o.Step = keyspace.MergeBind; o.Step.String() != arg(d, "step", ""); o.Step++ {
+	}
+	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeAbsorb {
+		o.Range, o.Other = left, right
+	}
+	r := s.w.node.Replica(o.Range)
+	if r == nil {
+		return o
+	}
+	now := r.Descriptor()
+	o.Generation, o.ConfIndex = now.Generation, now.ConfIndex
+	if l := s.w.node.Replica(left); l != nil {
+		o.Hull.Start = l.Descriptor().Span.Start
+	}
+	return o
 }
 
 // versions prints what is stored, all revisions of each key.

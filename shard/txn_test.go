@@ -110,7 +110,7 @@ func goldenTxn(t *testing.T) map[string][]byte {
 		"mark-key": markKey(7, 9), "mark.v3": binary.AppendUvarint([]byte{txnVersion}, 2),
 	}
 	for _, it := range sampleItems() {
-		all["item-"+it.kind.String()+".v5"] = appendItem(nil, &it)
+		all["item-"+it.kind.String()+".v6"] = appendItem(nil, &it)
 	}
 	for _, op := range sampleTxnOps() {
 		b, err := AppendTxnOp(nil, 7, 3, op)

@@ -84,7 +84,7 @@ func (r *Replica) completeOnce(ctx context.Context, q *CompleteRequest) (Mark, e
 	if _, err := r.leadsLocked(q.Generation); err != nil {
 		return Mark{}, err
 	}
-	if r.lead == nil || r.lead.term != term || r.split != nil {
+	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.merge.still() {
 		return Mark{}, errAgain
 	}
 	return Mark(r.rec.last), nil
@@ -100,8 +100,8 @@ func (r *Replica) awaitNothing(ctx context.Context, q *CompleteRequest) (term ui
 		if err != nil {
 			return 0, err
 		}
-		if wait == nil && r.split != nil {
-			wait = r.split.done // S7
+		if wait == nil && r.change != nil {
+			wait = r.change.done // S7
 		}
 		if wait == nil {
 			wait = r.mayAppearLocked(q.Revision)

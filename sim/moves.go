@@ -76,7 +76,7 @@ func (n *nemesis) move(rng *rand.Rand, m *machine) {
 // settled says whether no operation is left, each range has as many voters as it is to
 // have, and no node holds a replica that the map does not give it.
 func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
-	if c.cfg.Moves == 0 && c.cfg.Lose == 0 {
+	if c.cfg.Moves == 0 && c.cfg.Merges == 0 && c.cfg.Lose == 0 {
 		return nil
 	}
 	var r *run

@@ -73,6 +73,9 @@ const (
 	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"
+	// Merge has ranges absorb their neighbours. It goes on all the time where Config.Merges
+	// says so, and is no failure.
+	Merge Fault = "merge"
 	// Lose loses machines for good. It happens beside the others where Config.Lose says so.
 	Lose Fault = "lose"
 	// Compact compacts. It goes on all the time where Config.Compactions says so.
@@ -97,9 +100,9 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// splits, compactions, moves and systemMoves count those that succeeded, losses the
-	// machines that are lost for good.
-	splits, compactions, moves, systemMoves, losses atomic.Int64
+	// splits, compactions, moves, merges and systemMoves count those that succeeded, losses
+	// the machines that are lost for good.
+	splits, compactions, moves, merges, systemMoves, losses atomic.Int64
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
@@ -767,6 +770,9 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Moves > 0 {
 		promise(Move, n.moves.Load() > 0)
+	}
+	if n.c.cfg.Merges > 0 {
+		promise(Merge, n.merges.Load() > 0)
 	}
 	if n.c.cfg.SystemMoves > 0 {
 		promise(SystemMove, n.systemMoves.Load() > 0)

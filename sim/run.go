@@ -38,6 +38,8 @@ type Config struct {
 	Splits int
 	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5 then.
 	Moves int
+	// Merges is how many merges of neighbours are tried meanwhile.
+	Merges int
 	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
 	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
 	SystemMoves, PlacementReplicas int
@@ -110,9 +112,9 @@ type Report struct {
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
 	// Moves and SystemMoves count the operations that were begun, of ranges and of the
-	// placement group.
-	Moves, SystemMoves int64
-	Network            simbus.Stats
+	// placement group; Merges those merges that a node has carried out.
+	Moves, SystemMoves, Merges int64
+	Network                    simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -205,6 +207,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stop := make(chan struct{})
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
+	n.mergeLoop(stop, &wg)
 	n.systemMoveLoop(stop, &wg)
 	n.loseLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
@@ -219,7 +222,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad()
 	wg.Wait()
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load())
-	rep.Moves, rep.SystemMoves = n.moves.Load(), n.systemMoves.Load()
+	rep.Moves, rep.SystemMoves, rep.Merges = n.moves.Load(), n.systemMoves.Load(), n.merges.Load()
 	if err == nil {
 		err = c.bootAll()
 	}

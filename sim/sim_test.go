@@ -118,6 +118,27 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, CrashAll},
 		}
 	}},
+	// Ranges that are cut and put together again, on three nodes or wandering over five, with
+	// transactions and leases over what was several and is one, while everything fails that
+	// can.
+	{name: "merges", long: true, cfg: func(seed uint64) Config {
+		cfg := Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Merges: 40, Splits: 16, Compactions: 6, ShortLogs: seed%2 == 0,
+			Borders: []string{"f", "j", "o", "s"},
+			Faults:  []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, CutOff, Flaky, Transfer, CrashAll},
+		}
+		if seed%3 == 2 {
+			cfg.Nodes, cfg.Moves = 5, 10
+		}
+		return cfg
+	}},
+	// The same where nothing fails: every revision is used, and every watcher is told in time.
+	{name: "seams", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 8, BurstOps: 8, Txns: 20, Leases: 2, Merges: 20, Splits: 20, SplitEvery: 300 * time.Millisecond,
+			Borders: []string{"f", "j", "o", "s"}, Quiet: 15 * time.Second,
+		}
+	}},
 	// A placement group that wanders over five nodes, its leader with it, while everything
 	// fails that can.
 	{name: "sysmoves", long: true, cfg: func(seed uint64) Config {

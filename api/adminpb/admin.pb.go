@@ -30,12 +30,15 @@ type Operation struct {
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// 0 is the placement group itself.
 	Range uint64 `protobuf:"varint,2,opt,name=range,proto3" json:"range,omitempty"`
-	// move, add, remove or tidy.
+	// move, add, remove, tidy or merge.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The names of the nodes, "" where the kind has none.
-	From          string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
-	To            string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
-	Why           string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
+	From string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	To   string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
+	Why  string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
+	// The range that a merge ends, and how far the merge is: preparing, committed or aborted.
+	Right         uint64 `protobuf:"varint,7,opt,name=right,proto3" json:"right,omitempty"`
+	Phase         string `protobuf:"bytes,8,opt,name=phase,proto3" json:"phase,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -108,6 +111,20 @@ func (x *Operation) GetTo() string {
 func (x *Operation) GetWhy() string {
 	if x != nil {
 		return x.Why
+	}
+	return ""
+}
+
+func (x *Operation) GetRight() uint64 {
+	if x != nil {
+		return x.Right
+	}
+	return 0
+}
+
+func (x *Operation) GetPhase() string {
+	if x != nil {
+		return x.Phase
 	}
 	return ""
 }
@@ -2188,18 +2205,109 @@ func (x *Refusal) GetNextStep() string {
 	return ""
 }
 
+type RangeMergeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The range that stays.
+	Left          uint64 `protobuf:"varint,1,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMergeRequest) Reset() {
+	*x = RangeMergeRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMergeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMergeRequest) ProtoMessage() {}
+
+func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
+func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *RangeMergeRequest) GetLeft() uint64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+type RangeMergeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangeMergeResponse) Reset() {
+	*x = RangeMergeResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangeMergeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangeMergeResponse) ProtoMessage() {}
+
+func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
+func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *RangeMergeResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"{\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\xa7\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05range\x18\x02 \x01(\x04R\x05range\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
-	"\x03why\x18\x06 \x01(\tR\x03why\"p\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\x12\x14\n" +
+	"\x05right\x18\a \x01(\x04R\x05right\x12\x14\n" +
+	"\x05phase\x18\b \x01(\tR\x05phase\"p\n" +
 	"\x0fNodeJoinRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tpeer_urls\x18\x02 \x03(\tR\bpeerUrls\x12\x18\n" +
@@ -2343,7 +2451,11 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\">\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep2\xff\f\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep\"'\n" +
+	"\x11RangeMergeRequest\x12\x12\n" +
+	"\x04left\x18\x01 \x01(\x04R\x04left\"M\n" +
+	"\x12RangeMergeResponse\x127\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation2\xd6\r\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -2364,7 +2476,9 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"NodeRemove\x12!.skein.admin.v1.NodeChangeRequest\x1a\".skein.admin.v1.NodeChangeResponse\"\x00\x12a\n" +
 	"\x0ePlacementPause\x12%.skein.admin.v1.PlacementPauseRequest\x1a&.skein.admin.v1.PlacementPauseResponse\"\x00\x12O\n" +
-	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00\x12U\n" +
+	"\n" +
+	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -2378,7 +2492,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
 	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
@@ -2417,6 +2531,8 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*NodeChangeRequest)(nil),               // 34: skein.admin.v1.NodeChangeRequest
 	(*NodeChangeResponse)(nil),              // 35: skein.admin.v1.NodeChangeResponse
 	(*Refusal)(nil),                         // 36: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 37: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 38: skein.admin.v1.RangeMergeResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
@@ -2438,47 +2554,50 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	36, // 16: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
 	36, // 17: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
 	29, // 18: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	20, // 19: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	22, // 20: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	24, // 21: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	3,  // 22: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	5,  // 23: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	14, // 24: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	7,  // 25: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	10, // 26: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	12, // 27: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	27, // 28: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	31, // 29: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	34, // 30: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 31: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 32: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 33: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 34: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	16, // 35: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	1,  // 36: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	21, // 37: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	23, // 38: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	25, // 39: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 40: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 41: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	15, // 42: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	8,  // 43: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	11, // 44: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	13, // 45: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	28, // 46: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	32, // 47: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	35, // 48: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 49: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 50: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 51: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 52: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	17, // 53: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	2,  // 54: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	37, // [37:55] is the sub-list for method output_type
-	19, // [19:37] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	0,  // 19: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	20, // 20: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	22, // 21: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	24, // 22: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 23: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 24: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	14, // 25: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	7,  // 26: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	10, // 27: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	12, // 28: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	27, // 29: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	31, // 30: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	34, // 31: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 32: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 33: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 34: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	34, // 35: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	16, // 36: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	1,  // 37: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	37, // 38: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	21, // 39: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	23, // 40: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	25, // 41: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 42: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 43: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	15, // 44: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	8,  // 45: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	11, // 46: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	13, // 47: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	28, // 48: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	32, // 49: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	35, // 50: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 51: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 52: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 53: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	35, // 54: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	17, // 55: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	2,  // 56: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	38, // 57: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	39, // [39:58] is the sub-list for method output_type
+	20, // [20:39] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -2493,7 +2612,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,7 @@ const (
 	Admin_NodeRemove_FullMethodName              = "/skein.admin.v1.Admin/NodeRemove"
 	Admin_PlacementPause_FullMethodName          = "/skein.admin.v1.Admin/PlacementPause"
 	Admin_NodeJoin_FullMethodName                = "/skein.admin.v1.Admin/NodeJoin"
+	Admin_RangeMerge_FullMethodName              = "/skein.admin.v1.Admin/RangeMerge"
 )
 
 // AdminClient is the client API for Admin service.
@@ -91,6 +92,9 @@ type AdminClient interface {
 	// none yet, and the answer says who it is. A node that has an identity is told whether
 	// it still is a member.
 	NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error)
+	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
+	// begun; OperationList says when it is over, and RangeList what has come of it.
+	RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error)
 }
 
 type adminClient struct {
@@ -281,6 +285,16 @@ func (c *adminClient) NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ..
 	return out, nil
 }
 
+func (c *adminClient) RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RangeMergeResponse)
+	err := c.cc.Invoke(ctx, Admin_RangeMerge_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -330,6 +344,9 @@ type AdminServer interface {
 	// none yet, and the answer says who it is. A node that has an identity is told whether
 	// it still is a member.
 	NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error)
+	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
+	// begun; OperationList says when it is over, and RangeList what has come of it.
+	RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -393,6 +410,9 @@ func (UnimplementedAdminServer) PlacementPause(context.Context, *PlacementPauseR
 }
 func (UnimplementedAdminServer) NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeJoin not implemented")
+}
+func (UnimplementedAdminServer) RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RangeMerge not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -739,6 +759,24 @@ func _Admin_NodeJoin_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_RangeMerge_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RangeMergeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RangeMerge(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RangeMerge_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RangeMerge(ctx, req.(*RangeMergeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -817,6 +855,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NodeJoin",
 			Handler:    _Admin_NodeJoin_Handler,
+		},
+		{
+			MethodName: "RangeMerge",
+			Handler:    _Admin_RangeMerge_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -113,7 +113,7 @@ func newRange(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
 	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
 	f.add(c.PersistentFlags())
-	c.AddCommand(newRangeList(f), newSplit(f), newMove(f), newTransfer(f), &cobra.Command{
+	c.AddCommand(newRangeList(f), newSplit(f), newMove(f), newMerge(f), newTransfer(f), &cobra.Command{
 		Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
 		RunE: failing(func(c *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 10, 64)
@@ -236,6 +236,54 @@ func newMove(f *adminFlags) *cobra.Command {
 		})
 	})
 	return move
+}
+
+func newMerge(f *adminFlags) *cobra.Command {
+	var left uint64
+	var noWait bool
+	merge := &cobra.Command{Use: "merge --left ID", Short: "Let a range absorb its right neighbour", Args: cobra.NoArgs}
+	merge.Flags().Uint64Var(&left, "left", 0, "id of the range that stays")
+	merge.Flags().BoolVar(&noWait, "no-wait", false, "return when the merge has begun")
+	merge.RunE = failing(func(c *cobra.Command, _ []string) error {
+		if left == 0 {
+			return &config.UsageError{Err: errors.New("give --left")}
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+			m, err := client.RangeMerge(ctx, left)
+			if err != nil {
+				return err
+			}
+			op := m.GetOperation()
+			if noWait {
+				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{op}})
+			}
+			if err := client.AwaitOperation(ctx, op.GetId()); err != nil {
+				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", op.GetId(), err)
+			}
+			l, err := client.RangeList(ctx)
+			if err != nil {
+				return err
+			}
+			return writeMerged(c, format, l.GetRanges(), op)
+		})
+	})
+	return merge
+}
+
+// writeMerged writes the range that a merge has left, or says that it was given up.
+func writeMerged(c *cobra.Command, format adminapi.Format, all []*adminpb.Range, op *adminpb.Operation) error {
+	var merged []*adminpb.Range
+	for _, r := range all {
+		switch r.GetId() {
+		case op.GetRight():
+			return fmt.Errorf(
+				"operation %d has ended, and range %d is there yet: a replica of one of the two ranges did not follow, or one of them changed (skein node list, skein range list); try again",
+				op.GetId(), op.GetRight())
+		case op.GetRange():
+			merged = append(merged, r)
+		}
+	}
+	return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.RangeListResponse{Ranges: merged})
 }
 
 func newTransfer(f *adminFlags) *cobra.Command {

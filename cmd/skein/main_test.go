@@ -65,6 +65,10 @@ func (fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to st
 	return &adminpb.Operation{Id: 7, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, nil
 }
 
+func (fakeBackend) MergeRange(context.Context, keyspace.RangeID) (*adminpb.Operation, error) {
+	return &adminpb.Operation{}, nil
+}
+
 func (fakeBackend) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
 	return nil, kverror.NoLeader
 }

@@ -78,6 +78,13 @@ const (
 	// OperationForgotten: a new leader of placement does not go on with the operations that it
 	// finds.
 	OperationForgotten
+	// FreezeForgotten: a range that is frozen goes on as if it were not.
+	FreezeForgotten
+	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
+	LocksLostAtMerge
+	// CompleteByOneHalf: a range that has absorbed its neighbour calls itself complete as far
+	// as it was before, whatever the neighbour's locks may leave.
+	CompleteByOneHalf
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -101,6 +108,7 @@ var names = [end]string{
 	"keys served that a split has taken", "locks lost at a split",
 	"replica that left never removed", "leadership handed over amid hand-outs",
 	"lost node counted as alive", "operation of the leader before forgotten",
+	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

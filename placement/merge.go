@@ -1,0 +1,265 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Merger has nodes take the steps of merges. It is package shard's, reached over the bus.
+type Merger interface {
+	// Merge has a node take one step. An error may be that of a step that is taken all the
+	// same.
+	Merge(ctx context.Context, node keyspace.NodeID, order keyspace.MergeOrder) error
+}
+
+// Times of a merge.
+const (
+	// mergeStill is how long the right range may stand still until the merge is committed;
+	// then the merge is aborted.
+	mergeStill = 2 * time.Second
+	// mergePatience is how long a merge that does not get on is tried before it is aborted.
+	// While a replica is being moved it is the operations' own.
+	mergePatience = 30 * time.Second
+)
+
+// abortion says that a merge is to be aborted, and why.
+type abortion struct{ why error }
+
+func (a abortion) Error() string { return a.why.Error() }
+func (a abortion) Unwrap() error { return a.why }
+
+// mayMerge refuses a merge that would soon be aborted.
+func (s *Service) mayMerge(v *View, op *Operation, left *keyspace.Descriptor) error {
+	right, err := checkMerge(op, left, v.tree)
+	if err != nil {
+		return err
+	}
+	if s.o.Merger == nil {
+		return kverror.New(kverror.BadRequest, "merge range %s: nobody here merges ranges", op.Range)
+	}
+	for _, m := range slices.Concat(left.Replicas, right.Replicas) {
+		if !s.o.Alive(m.Node) {
+			return kverror.New(kverror.BadRequest, "merge range %s: node %s does not live, and each replica of both ranges is needed", op.Range, m.Node)
+		}
+	}
+	return nil
+}
+
+// carryMerge works on one merge until it is over or the term is.
+func (o *operator) carryMerge(ctx context.Context, op Operation) {
+	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right))
+	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
+	last, pause := o.s.o.Clock.Now(), operationPauseMin
+	for ctx.Err() == nil {
+		op, ok := o.now(&op)
+		if !ok {
+			return
+		}
+		moved, err := o.stepMerge(ctx, &op)
+		var abort abortion
+		patience := mergePatience
+		if op.To != 0 {
+			patience = o.s.o.OperationPatience
+		}
+		switch late := o.s.o.Clock.Now().Sub(last) > patience; {
+		case ctx.Err() != nil:
+			return
+		case errors.As(err, &abort), late && op.Phase == MergePreparing:
+			log.Info("merge is aborted", zap.Error(err))
+			o.abort(ctx, &op)
+			moved = true
+		case err != nil:
+			log.Debug("merge waits", zap.Stringer("phase", op.Phase), zap.Error(err))
+		}
+		if pause = min(2*pause, operationPauseMax); moved {
+			last, pause = o.s.o.Clock.Now(), 0
+		}
+		if pause > 0 && clock.Sleep(ctx, o.s.o.Clock, pause) != nil {
+			return
+		}
+	}
+}
+
+// now returns the operation as it is by now, if it is not over.
+func (o *operator) now(op *Operation) (Operation, bool) {
+	for _, x := range o.s.View().Operations() {
+		if x.Range == op.Range && x.ID == op.ID {
+			return x, true
+		}
+	}
+	return Operation{}, false
+}
+
+func (o *operator) abort(ctx context.Context, op *Operation) {
+	o.s.propose(ctx, o.term, abortMerge{mergeRef{op.Range, op.ID}})
+}
+
+// stepMerge does what is next for a merge. All that it does may have been done before.
+func (o *operator) stepMerge(ctx context.Context, op *Operation) (moved bool, err error) {
+	select {
+	case o.slots <- struct{}{}:
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	defer func() { <-o.slots }()
+	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
+	defer cancel()
+	switch op.Phase {
+	case MergePreparing:
+		return o.prepareMerge(ctx, op)
+	case MergeCommitted:
+		err = o.orderLeader(ctx, op.Range, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID})
+	case MergeAborted:
+		for _, id := range []keyspace.RangeID{op.Right, op.Range} {
+			if err == nil {
+				err = o.orderLeader(ctx, id, keyspace.MergeOrder{Step: keyspace.MergeRelease, ID: op.ID})
+			}
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID})
+	return res.Err == nil, res.Err
+}
+
+// orderLeader has the leader of a range take a step.
+func (o *operator) orderLeader(ctx context.Context, id keyspace.RangeID, order keyspace.MergeOrder) error {
+	_, leader, err := o.look(ctx, id)
+	if err != nil {
+		return err
+	}
+	order.Range = id
+	return o.s.o.Merger.Merge(ctx, leader, order)
+}
+
+// prepareMerge brings a merge to where it can be committed, and commits it.
+func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool, err error) {
+	left, leader, err := o.look(ctx, op.Range)
+	if err != nil {
+		return false, err
+	}
+	right, second, err := o.look(ctx, op.Right)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case !slices.Equal(left.Span.End, right.Span.Start) || len(left.Span.End) == 0:
+		return false, abortion{fmt.Errorf("range %s of %s and range %s of %s are no neighbours any more", left.Range, left.Span, right.Range, right.Span)}
+	case joint(&left) || joint(&right):
+		return false, errors.New("members are being changed")
+	case op.To != 0 || !mergeable(&left, &right):
+		return o.align(ctx, op, &left, &right, second)
+	case second != leader:
+		// Who waits at the right range learns of its end the sooner.
+		return true, o.s.o.Mover.TransferTo(ctx, second, right.Range, leader)
+	}
+	// What is decided at the commit is decided by the map.
+	if res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {
+		return false, res.Err
+	}
+	bind := keyspace.MergeOrder{
+		Step: keyspace.MergeBind, ID: op.ID, Range: left.Range, Generation: left.Generation, ConfIndex: left.ConfIndex,
+		Other: right.Range, Hull: keyspace.Span{Start: left.Span.Start, End: right.Span.End},
+	}
+	if err := o.s.o.Merger.Merge(ctx, leader, bind); err != nil {
+		return false, err
+	}
+	// While both serve yet, so that little is left to be stored when one of them does not.
+	if err := o.orderAll(ctx, &right, keyspace.MergeOrder{Step: keyspace.MergeStore, ID: op.ID}); err != nil {
+		return false, err
+	}
+	return true, o.decideMerge(ctx, op, &left, &right, leader)
+}
+
+// decideMerge freezes the right range and commits the merge. The range stands still
+// meanwhile: what fails is not tried again, but aborted. Where that is not known to have
+// failed, the phase tells.
+func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) error {
+	still, cancel := clock.WithTimeout(ctx, o.s.o.Clock, mergeStill)
+	defer cancel()
+	order := keyspace.MergeOrder{
+		Step: keyspace.MergeFreeze, ID: op.ID, Range: right.Range, Generation: right.Generation, ConfIndex: right.ConfIndex, Other: left.Range,
+	}
+	err := o.s.o.Merger.Merge(still, leader, order)
+	if err == nil {
+		err = o.orderAll(still, right, keyspace.MergeOrder{Step: keyspace.MergeSettle, ID: op.ID})
+	}
+	if err == nil {
+		err = o.s.propose(still, o.term, commitMerge{mergeRef{op.Range, op.ID}, versionOf(left), versionOf(right)}).Err
+	}
+	if err != nil && ctx.Err() == nil {
+		// Aborting is decided by the same state as committing: of the two it takes one.
+		return abortion{err}
+	}
+	return err
+}
+
+// orderAll has every node that holds the range take a step, all at the same time.
+func (o *operator) orderAll(ctx context.Context, d *keyspace.Descriptor, order keyspace.MergeOrder) error {
+	order.Range = d.Range
+	errs := make([]error, len(d.Replicas))
+	var wait sync.WaitGroup
+	for i, m := range d.Replicas {
+		wait.Go(func() {
+			if errs[i] = o.s.o.Merger.Merge(ctx, m.Node, order); errs[i] != nil {
+				errs[i] = fmt.Errorf("node %s: %w", m.Node, errs[i])
+			}
+		})
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+// align moves the right range's replicas to where the left one's are, one step of one move
+// at a time.
+func (o *operator) align(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) (moved bool, err error) {
+	ref := mergeRef{op.Range, op.ID}
+	if op.To == 0 {
+		from, to := misplaced(left, right)
+		if to == 0 {
+			return false, abortion{fmt.Errorf("range %s has other replicas than range %s, or learners", right.Range, left.Range)}
+		}
+		res := o.s.propose(ctx, o.term, alignMerge{ref, from, to})
+		return res.Err == nil, res.Err
+	}
+	move := Operation{ID: op.ID, Range: op.Right, Kind: OperationMove, From: op.From, To: op.To, Replica: op.Replica, Leaving: op.Leaving}
+	switch st := move.next(right, leader, o.s.o.Alive); {
+	case st.done:
+		res := o.s.propose(ctx, o.term, alignMerge{Merge: ref})
+		return res.Err == nil, res.Err
+	case st.transfer:
+		err = o.s.o.Mover.TransferTo(ctx, leader, right.Range, st.leader)
+	case len(st.change) > 0:
+		err = o.s.o.Mover.ChangeMembers(ctx, leader, right.Range, right.ConfIndex, st.change)
+	default:
+		err = errors.New(st.stuck)
+	}
+	return err == nil, err
+}
+
+// misplaced returns a node that holds the right range alone, and one that holds the left
+// one alone; 0 where there is none.
+func misplaced(left, right *keyspace.Descriptor) (from, to keyspace.NodeID) {
+	for _, m := range right.Replicas {
+		if _, ok := left.ReplicaOn(m.Node); !ok {
+			from = m.Node
+		}
+	}
+	for _, m := range left.Replicas {
+		if _, ok := right.ReplicaOn(m.Node); !ok && from != 0 {
+			to = m.Node
+		}
+	}
+	return from, to
+}

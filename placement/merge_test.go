@@ -1,0 +1,180 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// pretendPair is two neighbours that are merged: each step is taken, or not, and said to be
+// taken, or not.
+type pretendPair struct {
+	t    *testing.T
+	left *pretend
+	// right is that of the same seed of faults.
+	right *pretend
+
+	mu sync.Mutex
+	// Guarded by mu: the merge that each is bound to, the last one that is over, and whether
+	// the left one has absorbed the other.
+	bound, over [2]uint64
+	settled     map[keyspace.NodeID]bool
+	absorbed    bool
+	// deaf are nodes that never settle.
+	deaf map[keyspace.NodeID]bool
+}
+
+func (p *pretendPair) of(id keyspace.RangeID) *pretend {
+	if id == p.left.d.Range {
+		return p.left
+	}
+	return p.right
+}
+
+func (p *pretendPair) Look(ctx context.Context, n keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+	return p.of(id).Look(ctx, n, id)
+}
+
+func (p *pretendPair) ChangeMembers(ctx context.Context, n keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	return p.of(id).ChangeMembers(ctx, n, id, confIndex, changes)
+}
+
+func (p *pretendPair) TransferTo(ctx context.Context, n keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
+	return p.of(id).TransferTo(ctx, n, id, to)
+}
+
+// Merge implements Merger.
+func (p *pretendPair) Merge(_ context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
+	g := p.of(o.Range)
+	g.mu.Lock()
+	leads, d := g.leader == n, g.d
+	done, said := g.fate()
+	g.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	side := 0
+	if g == p.right {
+		side = 1
+	}
+	switch {
+	case o.Step == keyspace.MergeStore || !done:
+		return said
+	case o.Step == keyspace.MergeSettle:
+		if p.bound[1] != o.ID || p.deaf[n] {
+			return kverror.New(kverror.Busy, "node %s has not applied it", n)
+		}
+		p.settled[n] = true
+		return said
+	case !leads:
+		return kverror.NotLeader
+	}
+	switch o.Step {
+	case keyspace.MergeBind, keyspace.MergeFreeze:
+		if o.ID <= p.over[side] || d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
+			return kverror.New(kverror.WrongRange, "%s", o.Step)
+		}
+		p.bound[side] = o.ID
+	case keyspace.MergeAbsorb:
+		if p.bound[0] != o.ID && !p.absorbed || p.over[1] >= o.ID {
+			p.t.Errorf("merge %d absorbs: bound to %v, over are %v", o.ID, p.bound, p.over)
+		}
+		for _, m := range p.right.d.Replicas {
+			if !p.settled[m.Node] {
+				p.t.Errorf("merge %d absorbs, and node %s has not settled", o.ID, m.Node)
+			}
+		}
+		p.absorbed, p.bound[0], p.over[0] = true, 0, o.ID
+	case keyspace.MergeRelease:
+		if p.absorbed {
+			p.t.Errorf("merge %d is released and has absorbed", o.ID)
+		}
+		p.bound[side], p.over[side] = 0, o.ID
+	case keyspace.MergeStore, keyspace.MergeSettle:
+	}
+	return said
+}
+
+// A merge is carried out whatever step fails, or is only said to have failed, and whoever
+// leads placement meanwhile, also where the right range's replicas are elsewhere at first.
+// In the end it was committed and absorbed, or aborted and released, and the map says which;
+// no other operation has begun on either range.
+func TestMergeOutlivesItsLeader(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newRig(t, 60+seed, 5, quiet, "m")
+				ds := r.founding.Ranges()
+				rng := rand.New(rand.NewPCG(seed, 17))
+				p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, deaf: map[keyspace.NodeID]bool{}}
+				p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
+				p.left.failures, p.right.failures = 0.1, 0.1
+				p.left.report, p.right.report = r.report, r.report
+				if seed%3 == 1 {
+					p.deaf[ds[0].Replicas[1].Node] = true // at the end of every move there is a replica
+				}
+				r.mover = func() Mover { return p }
+				r.startAll()
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				op := r.beginMerge(ctx, ds[0].Range)
+				for what, o := range map[string]Operation{
+					"a move of the left one":  {Range: ds[0].Range, Kind: OperationAdd, To: 5},
+					"a move of the right one": {Range: ds[1].Range, Kind: OperationAdd, To: 5},
+				} {
+					if got, err := r.nodes[2].client.BeginOperation(ctx, o); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+						t.Errorf("%s: %+v, %v", what, got, err)
+					}
+				}
+				for i := 0; r.busy(ctx); i++ {
+					if i < 3 {
+						n := r.leader()
+						n.crash()
+						time.Sleep(2 * time.Second)
+						n.start()
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+				m, err := r.nodes[4].client.Map(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				if merged := m.Len() == 1; merged != p.absorbed || p.bound != [2]uint64{0, 0} && !merged || seed%3 == 1 && merged {
+					t.Errorf("merge %d: absorbed %t, bound to %v, over are %v, the map is %v", op.ID, p.absorbed, p.bound, p.over, m.Descriptors())
+				}
+			})
+		})
+	}
+}
+
+// beginMerge begins a merge as soon as it may.
+func (r *rig) beginMerge(ctx context.Context, left keyspace.RangeID) Operation {
+	r.t.Helper()
+	for {
+		op, err := r.nodes[4].client.BeginOperation(ctx, Operation{Range: left, Kind: OperationMerge, Why: "asked for"})
+		if err == nil {
+			return op
+		}
+		if ctx.Err() != nil || kverror.Of(err).Kind != kverror.Busy {
+			r.t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// busy says whether an operation is under way.
+func (r *rig) busy(ctx context.Context) bool {
+	under, err := r.nodes[4].client.Operations(ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return len(under) > 0
+}

@@ -1,0 +1,323 @@
+package shard
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// A merge lets a range, the target, absorb its right neighbour, the source. Placement
+// orders it step by step and commits it; "Life of a merge" in docs/ARCHITECTURE.md has the
+// whole. That the source is frozen is durable on each of its replicas before the merge is
+// committed. So the entry that absorbs finds the source's last state in the engine of any
+// node that applies it, also after a crash, and never waits for another group.
+
+// errNotYet says that the request is for a generation which the range is about to have.
+var errNotYet = errors.New("shard: the range is to absorb its neighbour first")
+
+// awaitsLocked says whether the generation is one that this leader may be about to have:
+// the map has a merge as soon as it is committed.
+func (r *Replica) awaitsLocked(g keyspace.Generation) bool {
+	return g > r.rec.generation && r.rec.merge.role == mergeTarget && r.leader.IsLeader
+}
+
+// awaitGenerationLocked waits until the range has changed, and says whether the call may go
+// into the pipeline then.
+func (r *Replica) awaitGenerationLocked(c *call) error {
+	wait := r.changedLocked()
+	r.mu.Unlock()
+	_, err := clock.Await(c.ctx, wait)
+	r.mu.Lock()
+	if err != nil {
+		return kverror.Of(err)
+	}
+	return r.takesLocked(c.req)
+}
+
+// applyMerge is a step of a merge on every replica.
+func (r *Replica) applyMerge(b *engine.Batch, kind commandKind, body []byte, out *outcome) error {
+	c, err := decodeMergeCommand(kind, body)
+	if err != nil {
+		return err
+	}
+	s := &r.applying
+	switch {
+	case kind == commandRelease:
+		s.rec.merged, out.ok = max(s.rec.merged, c.id), true
+		if s.rec.merge.id == c.id {
+			s.rec.merge = merge{}
+		}
+		return nil
+	case kind == commandAbsorb:
+		if s.rec.merge.role != mergeTarget || s.rec.merge.id != c.id {
+			return nil
+		}
+		return r.applyAbsorb(b, out)
+	case c.id <= s.rec.merged || s.rec.merge.role != mergeNone || c.confIndex != s.confIndex:
+		return nil
+	case kind == commandBind:
+		s.rec.merge = merge{role: mergeTarget, id: c.id, other: c.other, hull: c.hull}
+	default:
+		s.rec.merge = merge{role: mergeSource, id: c.id, other: c.other}
+	}
+	out.ok = true
+	return nil
+}
+
+// sourceState is what the source of a merge has left: nothing changes it any more.
+type sourceState struct {
+	rec  record
+	txns txnState
+	// self is this node's replica.
+	self keyspace.ReplicaID
+}
+
+// source reads the state of the source of a target's merge. Anything else than a frozen
+// range there is a broken invariant: the merge would not have been committed.
+func (n *Node) source(target *record) (s sourceState, err error) {
+	m := &target.merge
+	a, ok, err := n.cfg.Engine.Applied(m.other.Group())
+	if err != nil {
+		return s, err
+	}
+	if !ok {
+		return s, fmt.Errorf("merge %d: range %s is not here", m.id, m.other)
+	}
+	if s.rec, err = decodeRecord(a.Payload); err != nil {
+		return s, err
+	}
+	if f := &s.rec.merge; !f.frozen() || f.id != m.id || f.other != target.rangeID || !slices.Equal(s.rec.span.Start, target.span.End) {
+		return s, fmt.Errorf("merge %d: range %s of %s is here in merge %d with range %s as role %d, and %s is the target",
+			m.id, m.other, s.rec.span, f.id, f.other, f.role, target.span)
+	}
+	for _, x := range a.Replicas {
+		if x.Node == n.cfg.Self {
+			s.self = x.ID
+		}
+	}
+	if s.self == 0 {
+		return s, fmt.Errorf("merge %d: this node has left range %s", m.id, m.other)
+	}
+	s.txns, err = loadTxns(n.cfg.Engine, m.other)
+	return s, err
+}
+
+// applyAbsorb lets the range take the source's place. Its keys stay where they are; what the
+// range knows of them comes along: metadata only.
+func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
+	s := &r.applying
+	from, err := r.node.source(&s.rec)
+	if err != nil {
+		return err
+	}
+	last := max(s.rec.lastRevision, from.rec.lastRevision)
+	if !plant.Is(plant.CompleteByOneHalf) {
+		s.complete = min(max(s.complete, min(last, s.txns.lowest())), min(last, from.txns.lowest()))
+	}
+	if err := r.joinTxns(b, &from.txns, out); err != nil {
+		return err
+	}
+	m := s.rec.merge
+	s.rec = joinRecords(&s.rec, &from.rec, last)
+	s.rec.merged, s.rec.merge = max(s.rec.merged, m.id), merge{}
+	s.advance(true)
+	out.ok, out.source = true, m.other
+	// From here on the node's replica of the source never comes back, whatever is replayed.
+	return setLeft(b, m.other, from.self)
+}
+
+// joinRecords returns the record of the range that two become.
+func joinRecords(left, right *record, last keyspace.Revision) record {
+	rec := *left
+	rec.span.End = right.span.End
+	// For each key a generation is higher than all that came before, at whatever range.
+	rec.generation = max(left.generation, right.generation) + 1
+	rec.absorbed = rec.generation
+	rec.lastRevision = last
+	rec.compacted = max(left.compacted, right.compacted)
+	rec.hash += right.hash
+	rec.fence = max(left.fence, right.fence)
+	if rec.counted = left.counted && right.counted; rec.counted {
+		rec.live += right.live
+	} else {
+		rec.live = 0
+	}
+	return rec
+}
+
+// lowest returns the lowest floor of the locks that will leave versions behind, MaxRevision
+// if there is none.
+func (s *txnState) lowest() keyspace.Revision {
+	lowest := keyspace.MaxRevision
+	for _, l := range s.locks {
+		if l.leaves() {
+			lowest = min(lowest, l.floor)
+		}
+	}
+	return lowest
+}
+
+// joinTxns takes over the source's locks, records and marks. Two halves of one lock, which a
+// split has cut, are one again.
+func (r *Replica) joinTxns(b *engine.Batch, from *txnState, out *outcome) error {
+	s := &r.applying
+	for id, l := range from.locks {
+		if plant.Is(plant.LocksLostAtMerge) {
+			break
+		}
+		change := lockChange{added: l}
+		if mine := s.txns.locks[id]; mine != nil {
+			change = lockChange{removed: mine, added: joinLocks(mine, l)}
+		}
+		s.txns.putLock(change.added)
+		out.locks = append(out.locks, change)
+		if err := putLock(b, r.id, change.added); err != nil {
+			return err
+		}
+	}
+	for _, t := range from.records {
+		s.txns.putRecord(t)
+		out.locks = append(out.locks, lockChange{record: t})
+		if err := putRecord(b, r.id, t); err != nil {
+			return err
+		}
+	}
+	for lease, incarnation := range from.marks {
+		// The merge was committed together with the hull of both spans in the lease's record.
+		m := mark{lease, max(incarnation, s.txns.marks[lease])}
+		s.txns.putMark(m)
+		out.locks = append(out.locks, lockChange{mark: m})
+		if err := putMark(b, r.id, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joinLocks makes one lock of its two halves.
+func joinLocks(left, right *lock) *lock {
+	l := *left
+	l.spans = slices.Concat(left.spans, right.spans)
+	l.writes = slices.Concat(left.writes, right.writes)
+	// As they were before the lock was cut: in the order of the operations.
+	slices.SortStableFunc(l.writes, func(a, b intent) int { return cmp.Compare(a.v.Sub, b.v.Sub) })
+	l.noteLeases()
+	return &l
+}
+
+// publishAbsorbLocked takes over that the range has absorbed its neighbour.
+func (r *Replica) publishAbsorbLocked(o *outcome, feeds *publication) {
+	r.publishLocked(feeds)
+	r.endFeedsLocked(r.errorLocked(kverror.WrongRange, "the range has absorbed its neighbour"))
+	r.dropRegistrationsLocked()
+	r.publishTxnsLocked(o.locks)
+	r.reign = r.node.heads.begin()
+	r.live.reset(r.rec.lastRevision)
+	r.removedTo, r.removeFrom = 0, nil
+	if r.lead == nil {
+		return
+	}
+	if r.filling != nil || r.sequencing != nil || len(r.proposed) > 0 {
+		panic(fmt.Sprintf("shard: range %s absorbs range %s with %d batches under way", r.id, o.source, len(r.proposed)))
+	}
+	old := r.lead
+	r.lead = &leadership{
+		term: old.term, number: old.number, revision: max(old.revision, r.rec.lastRevision), last: r.rec.last, hash: r.rec.hash,
+	}
+	r.fence = max(r.fence, r.rec.fence)
+	// What the source has pinned is not known here: everything that is left.
+	r.pins.add(r.node.cfg.Clock.Now(), r.rec.compacted)
+}
+
+// absorbApplied ends the node's replica of the source: whoever waits there learns of the
+// range that has its keys now.
+func (n *Node) absorbApplied(r *Replica, source keyspace.RangeID) {
+	n.metrics.merges.Inc()
+	d, lead := r.Descriptor(), r.Leader()
+	r.log.Info("absorbed a range", zapRange(source), zapSpan(d.Span))
+	if lead.IsLeader {
+		n.cfg.Reporter.ReportDescriptors(d)
+	}
+	if o := n.Replica(source); o != nil {
+		o.absorbedBy(d, lead.LeaderNode)
+	}
+	n.leaver.note(source)
+}
+
+// absorbedBy ends a frozen replica that another one of this node has absorbed.
+func (r *Replica) absorbedBy(d keyspace.Descriptor, leader keyspace.NodeID) {
+	r.endMerged(d, leader)
+	r.mu.Lock()
+	r.absorbed = true
+	r.mu.Unlock()
+}
+
+// endMerged ends a frozen replica whose merge is committed.
+func (r *Replica) endMerged(d keyspace.Descriptor, leader keyspace.NodeID) {
+	r.end(&kverror.Error{
+		Kind: kverror.WrongRange, Leader: leader, Descriptors: []keyspace.Descriptor{d},
+		Detail: fmt.Sprintf("range %s was absorbed by range %s", r.id, d.Range),
+	})
+}
+
+// holds says whether the replica holds a part of the span.
+func (r *Replica) holds(s keyspace.Span) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.holdsLocked() && r.rec.span.Overlaps(s)
+}
+
+// yieldsLocked says whether the replica has to make way for a snapshot of the target of the
+// merge for which it is frozen, in which it is absorbed.
+func (r *Replica) yieldsLocked(c *claim) bool {
+	m := &r.rec.merge
+	return m.frozen() && m.other == c.id && c.generation > r.rec.generation
+}
+
+func (r *Replica) yields(c *claim) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.yieldsLocked(c)
+}
+
+// makeWay ends the replicas here that a snapshot of the target has absorbed, before it is
+// installed: none of them reads or removes anything under it.
+func (n *Node) makeWay(c *claim, rec *record, a *engine.Applied) {
+	for _, o := range n.Replicas() {
+		o.mu.Lock()
+		yields := o.yieldsLocked(c) && o.rec.span.Overlaps(c.span)
+		o.mu.Unlock()
+		if yields {
+			o.endMerged(rec.descriptor(a.ConfIndex, a.Replicas), 0)
+			o.standStillForGood()
+		}
+	}
+}
+
+// waysMade has those removed that have made way for a snapshot that is installed, or are
+// frozen for a merge that it is past.
+func (n *Node) waysMade(target *record) {
+	for _, o := range n.Replicas() {
+		o.mu.Lock()
+		m := o.rec.merge
+		past := m.frozen() && m.other == target.rangeID && m.id <= target.merged
+		if past && target.generation > o.rec.generation && target.span.Contains(o.rec.span.Start) {
+			o.absorbed = true
+		}
+		o.mu.Unlock()
+		if past {
+			n.leaver.note(o.id)
+		}
+	}
+}
+
+// holdsLocked says whether the replica holds its span: it has data, and no other range of
+// this node has taken its place.
+func (r *Replica) holdsLocked() bool { return r.rec.generation != 0 && !r.absorbed }

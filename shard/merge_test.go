@@ -1,0 +1,430 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// mergeDriver drives one merge as placement does: phase is its record, which survives
+// whatever happens to the nodes. Every step is taken anew from the beginning by whoever
+// drives next.
+type mergeDriver struct {
+	r           *rig
+	id          uint64
+	left, right keyspace.RangeID
+	phase       string // preparing, committed, aborted, over
+	// before is called before each step, with its name; with an error the driver stops there,
+	// as one that has lost its leadership.
+	before func(step string) error
+	// killer, if not nil, may end nodes meanwhile; the driver stops then.
+	killer *killer
+}
+
+var errDriverLost = errors.New("the driver lost its leadership")
+
+// drive goes on with the merge until it is over, stops, or a minute has passed.
+func (d *mergeDriver) drive() error {
+	ctx, cancel := clock.WithTimeout(context.Background(), clock.Virtual(), time.Minute)
+	defer cancel()
+	var last error
+	for d.phase != "over" {
+		if d.killer != nil && d.killer.dead() {
+			return errDriverLost
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("the merge is %s for a minute: %w", d.phase, last)
+		}
+		step, stop := clock.WithTimeout(ctx, clock.Virtual(), 10*time.Second)
+		last = d.step(step)
+		stop()
+		if errors.Is(last, errDriverLost) {
+			return last
+		}
+		if last != nil {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
+func (d *mergeDriver) at(step string) error {
+	if d.before == nil {
+		return nil
+	}
+	return d.before(step)
+}
+
+// show returns the range as its leader has it, and the leader.
+func (d *mergeDriver) show(id keyspace.RangeID) (*Status, *rigNode) {
+	for _, n := range d.r.nodes {
+		if s := n.node.Load(); s != nil {
+			if p := s.Replica(id); p != nil {
+				if st := p.Show(); st.Serving {
+					return st, n
+				}
+			}
+		}
+	}
+	return nil, nil
+}
+
+// order has a node take a step, through the bus of another one.
+func (d *mergeDriver) order(ctx context.Context, n *rigNode, o keyspace.MergeOrder) error {
+	o.ID = d.id
+	from := d.r.nodes[int(n.id)%len(d.r.nodes)].node.Load()
+	if s := n.node.Load(); from == nil || s == nil {
+		if from = s; s == nil {
+			return kverror.New(kverror.Unreachable, "node %s is down", n.id)
+		}
+	}
+	return from.Client().Merge(ctx, n.id, o)
+}
+
+func (d *mergeDriver) step(ctx context.Context) error {
+	switch d.phase {
+	case "committed":
+		return d.last(ctx, "absorb", keyspace.MergeAbsorb, d.left)
+	case "aborted":
+		return d.last(ctx, "release", keyspace.MergeRelease, d.right, d.left)
+	}
+	left, l := d.show(d.left)
+	right, rl := d.show(d.right)
+	if left == nil || right == nil {
+		return errors.New("no leader")
+	}
+	ld, rd := left.Descriptor, right.Descriptor
+	if l != rl {
+		if err := d.at("transfer"); err != nil {
+			return err
+		}
+		return rl.node.Load().Client().TransferTo(ctx, rl.id, d.right, l.id)
+	}
+	if err := d.at("bind"); err != nil {
+		return err
+	}
+	if err := d.order(ctx, l, keyspace.MergeOrder{
+		Step: keyspace.MergeBind, Range: d.left, Generation: ld.Generation, ConfIndex: ld.ConfIndex, Other: d.right,
+		Hull: keyspace.Span{Start: ld.Span.Start, End: rd.Span.End},
+	}); err != nil {
+		return err
+	}
+	if err := d.all(ctx, "store", keyspace.MergeStore); err != nil {
+		return err
+	}
+	still, cancel := clock.WithTimeout(ctx, clock.Virtual(), 2*time.Second)
+	defer cancel()
+	if err := d.at("freeze"); err != nil {
+		return err
+	}
+	err := d.order(still, l, keyspace.MergeOrder{
+		Step: keyspace.MergeFreeze, Range: d.right, Generation: rd.Generation, ConfIndex: rd.ConfIndex, Other: d.left,
+	})
+	if err == nil {
+		err = d.all(still, "settle", keyspace.MergeSettle)
+	}
+	if errors.Is(err, errDriverLost) {
+		return err
+	}
+	if err != nil {
+		d.become("aborted")
+		return err
+	}
+	if err := d.at("commit"); err != nil {
+		return err
+	}
+	if !d.become("committed") {
+		return errDriverLost
+	}
+	merged := ld
+	merged.Span.End, merged.Generation = rd.Span.End, max(ld.Generation, rd.Generation)+1
+	d.r.seq.mu.Lock()
+	delete(d.r.seq.reported, d.right)
+	d.r.seq.reported[d.left] = merged
+	d.r.seq.mu.Unlock()
+	return nil
+}
+
+func (d *mergeDriver) all(ctx context.Context, name string, step keyspace.MergeStep) error {
+	if err := d.at(name); err != nil {
+		return err
+	}
+	for _, n := range d.r.nodes {
+		if err := d.order(ctx, n, keyspace.MergeOrder{Step: step, Range: d.right}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// last takes the step that is left of a merge that is decided.
+func (d *mergeDriver) last(ctx context.Context, name string, step keyspace.MergeStep, ids ...keyspace.RangeID) error {
+	if err := d.at(name); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		_, l := d.show(id)
+		if l == nil {
+			return errors.New("no leader")
+		}
+		if err := d.order(ctx, l, keyspace.MergeOrder{Step: step, Range: id}); err != nil {
+			return err
+		}
+	}
+	d.become("over")
+	return nil
+}
+
+// become changes the record, unless the end has come for who would have done it.
+func (d *mergeDriver) become(phase string) (done bool) {
+	if d.killer == nil {
+		d.phase = phase
+		return true
+	}
+	d.killer.unless(func() { d.phase, done = phase, true })
+	return done
+}
+
+// merge merges a range with its right neighbour.
+func (r *rig) merge(id uint64, left, right keyspace.RangeID) {
+	r.t.Helper()
+	d := &mergeDriver{r: r, id: id, left: left, right: right, phase: "preparing"}
+	if err := d.drive(); err != nil {
+		r.t.Fatalf("merge %d: %v", id, err)
+	}
+	r.gone(right)
+}
+
+// gone waits until no node has a replica of the range any more.
+func (r *rig) gone(id keyspace.RangeID) {
+	r.t.Helper()
+	for range 600 {
+		left := 0
+		for _, n := range r.nodes {
+			if s := n.node.Load(); s != nil && s.Replica(id) != nil {
+				left++
+			}
+		}
+		if left == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	r.t.Fatalf("range %s is here yet after a minute", id)
+}
+
+// outcome waits until all replicas say what has become of the merge, and says whether there
+// is one range now.
+func (d *mergeDriver) outcome() (merged bool) {
+	r := d.r
+	r.t.Helper()
+	for range 600 {
+		one, two := 0, 0
+		for _, n := range r.nodes {
+			s := n.node.Load()
+			left, right := s.Replica(d.left), s.Replica(d.right)
+			switch {
+			case left == nil:
+			case right == nil && len(left.Descriptor().Span.End) == 0:
+				one++
+			case right != nil && left.Show().Merge == 0 && right.Show().Merge == 0 && len(left.Descriptor().Span.End) > 0:
+				two++
+			}
+		}
+		if one == len(r.nodes) || two == len(r.nodes) {
+			return one > 0
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	for _, n := range r.nodes {
+		for _, p := range n.node.Load().Replicas() {
+			r.t.Logf("node %s: %+v", n.id, p.Show())
+		}
+	}
+	r.t.Fatalf("merge %d is %s, and its ranges do not say what has become of them", d.id, d.phase)
+	return false
+}
+
+// Whoever is lost before whichever step of a merge: the left range's leader, which then
+// leads the right one too, a follower, all nodes, or the driver alone. The next driver goes
+// on from its record, requests find their range or wait, and what they were told is a
+// history of one store. Of the merge all replicas say the same in the end (traps 29, 42, 43).
+// A run takes half of the pairs, another time the others; SKEIN_TEST_STRIDE=1 takes them all.
+func TestMergeSurvivesLosses(t *testing.T) {
+	steps := []string{"transfer", "bind", "store", "freeze", "settle", "commit", "absorb"}
+	victims := []string{"leader", "follower", "all", "driver"}
+	half := rand.IntN(2)
+	for i, step := range steps {
+		for j, victim := range victims {
+			if (i+j)%2 == half && os.Getenv("SKEIN_TEST_STRIDE") != "1" {
+				continue
+			}
+			t.Run(step+"/"+victim, func(t *testing.T) {
+				virtually(t, func(t *testing.T) {
+					r := newShardRig(t, uint64(100+10*i+j), lan)
+					r.startAll()
+					r.leader(1)
+					child := r.split("k1")
+					r.leader(child)
+					r.run(uint64(i), 4, 3, func() { r.mergeLosing(child, step, victim) })
+				})
+			})
+		}
+	}
+}
+
+// mergeLosing merges range 1 with the other one, and loses somebody before the step.
+func (r *rig) mergeLosing(right keyspace.RangeID, step, victim string) {
+	var down []*rigNode
+	d := &mergeDriver{r: r, id: 100, left: 1, right: right, phase: "preparing"}
+	d.before = func(now string) error {
+		if now != step {
+			return nil
+		}
+		l := r.leader(1)
+		switch victim {
+		case "leader":
+			down = []*rigNode{l}
+		case "follower":
+			down = []*rigNode{r.nodes[int(l.id)%3]}
+		case "all":
+			down = r.nodes
+		}
+		for _, n := range down {
+			n.crash()
+		}
+		return errDriverLost
+	}
+	time.Sleep(300 * time.Millisecond)
+	if step == "transfer" {
+		r.apart(1, right)
+	}
+	if err := d.drive(); !errors.Is(err, errDriverLost) {
+		r.t.Errorf("step %s was not taken: %v", step, err)
+	}
+	d.before = nil
+	over := make(chan error, 1)
+	if victim != "all" {
+		// Whoever is left goes on; with a replica missing that is an end, or a wait for it.
+		go func() { over <- d.drive() }()
+		time.Sleep(1500 * time.Millisecond)
+	}
+	for _, n := range down {
+		n.start()
+	}
+	if victim == "all" {
+		over <- d.drive()
+	}
+	if err := <-over; err != nil {
+		r.t.Fatal(err)
+	}
+	if merged := d.outcome(); !merged && (step == "absorb" || victim == "driver") {
+		r.t.Errorf("nothing was merged")
+	}
+	time.Sleep(500 * time.Millisecond)
+}
+
+// apart has two ranges led by different nodes.
+func (r *rig) apart(a, b keyspace.RangeID) {
+	r.t.Helper()
+	for range 100 {
+		la, lb := r.leader(a), r.leader(b)
+		if la != lb {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_ = lb.node.Load().Replica(b).TransferTo(ctx, keyspace.NodeID(int(la.id)%3+1))
+		cancel()
+	}
+	r.t.Fatalf("ranges %s and %s are led by one node", a, b)
+}
+
+// A range absorbs its neighbour, and the one that it becomes is split at the same key and
+// merged once more. What was written before, between and after is there on all replicas,
+// also after all nodes lost what they had not stored.
+func TestMerge(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 21, lan)
+		r.startAll()
+		r.leader(1)
+		want := map[string]string{}
+		put := func(round string) {
+			t.Helper()
+			for _, k := range []string{"a", "l", "m", "z"} {
+				r.put(k, k+round)
+				want[k] = k + round
+			}
+		}
+		check := func() {
+			t.Helper()
+			for k, v := range want {
+				if got := r.get(k); got != v {
+					t.Errorf("%s is %q, want %q", k, got, v)
+				}
+			}
+			r.agree()
+		}
+		put("0")
+		for round := range 3 {
+			child := r.split("m")
+			r.leader(child)
+			put(fmt.Sprint(2*round + 1))
+			r.merge(uint64(100+round), 1, child)
+			put(fmt.Sprint(2*round + 2))
+			check()
+			if d := r.leader(1).node.Load().Replica(1).Descriptor(); d.Generation != keyspace.Generation(3+2*round) || len(d.Span.End) != 0 {
+				t.Errorf("round %d: %+v", round, d)
+			}
+		}
+		for _, n := range r.nodes {
+			n.crash()
+		}
+		r.startAll()
+		r.leader(1)
+		check()
+		r.stopAll()
+	})
+}
+
+// A node is down while its replica is moved away, and the range is absorbed before it comes
+// back: the map does not know the range any more. The replica goes all the same, since its
+// first key is another range's, with a higher generation.
+func TestReplicaOfAnAbsorbedRangeGoes(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 41, lan)
+		r.startAll()
+		r.leader(1)
+		child := r.split("m")
+		r.leader(child)
+		r.put("x", "1")
+		d := &mergeDriver{r: r, id: 100, left: 1, right: child, phase: "preparing"}
+		away := r.nodes[int(r.leader(child).id)%3]
+		away.crash()
+		ld, _ := d.show(1)
+		rd, _ := d.show(child)
+		r.seq.mu.Lock()
+		merged := ld.Descriptor
+		merged.Span.End, merged.Generation = nil, max(ld.Descriptor.Generation, rd.Descriptor.Generation)+1
+		delete(r.seq.reported, child)
+		r.seq.reported[1] = merged
+		r.seq.mu.Unlock()
+		away.start()
+		for range 300 {
+			if away.node.Load().Replica(child) == nil {
+				r.stopAll()
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		t.Errorf("range %s is on node %s yet", child, away.id)
+		r.stopAll()
+	})
+}

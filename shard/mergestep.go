@@ -1,0 +1,264 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+func zapRange(id keyspace.RangeID) zap.Field { return zap.Stringer("source", id) }
+func zapSpan(s keyspace.Span) zap.Field      { return zap.Stringer("span", s) }
+
+// mergeLagEntries is how far behind a replica may be of which a merge is to wait: it stands
+// still until all have come to the freeze.
+const mergeLagEntries = 64
+
+// settlePoll is how often a node looks whether what is settled has become durable, where a
+// flush did not make it so: the replica was behind.
+const settlePoll = 10 * time.Millisecond
+
+// merge takes one step of a merge.
+func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
+	if o == nil || o.ID == 0 {
+		return nil, badRequest("a step of no merge")
+	}
+	if o.Step == keyspace.MergeStore {
+		if err := n.cfg.Engine.Flush(ctx); err != nil {
+			return nil, fmt.Errorf("shard: merge %d: %w", o.ID, err)
+		}
+		return &adminAnswer{}, nil
+	}
+	r := n.Replica(o.Range)
+	if r == nil {
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", o.Range, n.cfg.Self)
+	}
+	var err error
+	switch o.Step {
+	case keyspace.MergeBind, keyspace.MergeFreeze, keyspace.MergeAbsorb, keyspace.MergeRelease:
+		err = r.mergeStep(ctx, o)
+	case keyspace.MergeSettle:
+		err = r.settle(ctx, o.ID)
+	default:
+		err = badRequest("%s of range %s", o.Step, o.Range)
+	}
+	return &adminAnswer{Descriptors: []keyspace.Descriptor{r.Descriptor()}}, err
+}
+
+// mergeStep has the leader propose one step of a merge, and returns once it is applied.
+// What was applied before is not proposed again.
+func (r *Replica) mergeStep(ctx context.Context, o *keyspace.MergeOrder) error {
+	term, done, err := r.checkMerge(o)
+	if done || err != nil {
+		return err
+	}
+	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze {
+		if err := r.checkAlong(ctx); err != nil {
+			return err
+		}
+	}
+	if o.Step == keyspace.MergeFreeze || o.Step == keyspace.MergeAbsorb {
+		defer r.reopen()
+		if err := r.closePipeline(ctx); err != nil {
+			return kverror.New(kverror.Busy, "%s range %s: %v", o.Step, r.id, err)
+		}
+	}
+	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze {
+		if err := r.checkFloors(o.Other); err != nil {
+			return err
+		}
+	}
+	p, err := r.proposeMerge(term, o)
+	if p == nil || err != nil {
+		return err
+	}
+	if _, err := clock.Await(ctx, p.done); err != nil {
+		return kverror.New(kverror.LeaderChanged, "%s range %s: %v", o.Step, r.id, err)
+	}
+	if p.err != nil {
+		return fmt.Errorf("shard: %s range %s: %w", o.Step, r.id, p.err)
+	}
+	return nil
+}
+
+// checkMerge says whether the step can be taken, and in which term; done that it was.
+func (r *Replica) checkMerge(o *keyspace.MergeOrder) (term uint64, done bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.checkMergeLocked(o)
+}
+
+func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bool, err error) {
+	m, begins := &r.rec.merge, o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze
+	switch {
+	case r.stopped:
+		return 0, false, r.ended
+	case r.draining:
+		return 0, false, r.errorLocked(kverror.Busy, "the node stops")
+	case r.lead == nil:
+		return 0, false, r.errorLocked(kverror.NotLeader, "")
+	case !begins && r.rec.merged >= o.ID && m.id != o.ID, begins && m.id == o.ID:
+		return 0, true, nil
+	case r.change != nil:
+		return 0, false, r.errorLocked(kverror.Busy, "another change of the range is under way")
+	case o.Step == keyspace.MergeAbsorb && (m.role != mergeTarget || m.id != o.ID):
+		return 0, false, kverror.New(kverror.Internal, "range %s is to absorb by merge %d, and is bound to merge %d", r.id, o.ID, m.id)
+	case !begins:
+		return r.lead.term, false, nil
+	case m.role != mergeNone || r.rec.merged >= o.ID:
+		return 0, false, kverror.New(kverror.BadRequest, "range %s is bound to merge %d, and merge %d is over", r.id, m.id, r.rec.merged)
+	case o.Generation != r.rec.generation || o.ConfIndex != r.confIndex:
+		return 0, false, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d, members of index %d", r.rec.generation, r.confIndex))
+	case r.altering > 0:
+		return 0, false, r.errorLocked(kverror.Busy, "a change of the range's members is under way")
+	}
+	for _, x := range r.replicas {
+		if x.Role != keyspace.RoleVoter {
+			return 0, false, r.errorLocked(kverror.Busy, "the range's members are being changed")
+		}
+	}
+	return r.lead.term, false, nil
+}
+
+// checkAlong refuses where not all replicas are near: a merge waits for every one of them,
+// and the source stands still meanwhile.
+func (r *Replica) checkAlong(ctx context.Context) error {
+	ps, err := r.group.Progress(ctx)
+	if err != nil {
+		return kverror.New(kverror.NotLeader, "range %s: %v", r.id, err)
+	}
+	last := r.group.Status().Last
+	for _, p := range ps {
+		if !p.NodeAlive || p.Match+mergeLagEntries < last {
+			return kverror.New(kverror.Busy, "the replica of range %s on node %s is behind", r.id, p.Replica.Node)
+		}
+	}
+	return nil
+}
+
+// checkFloors refuses where a lock of one range may leave versions behind below what the
+// other has compacted: the two are to have one compacted revision, and no lock below. The
+// target compacts no further while it is bound, and what is locked later has a higher floor.
+func (r *Replica) checkFloors(other keyspace.RangeID) error {
+	o := r.node.Replica(other)
+	if o == nil {
+		return kverror.New(kverror.Busy, "range %s is not on node %s", other, r.node.cfg.Self)
+	}
+	low, compacted := keyspace.MaxRevision, keyspace.Revision(0)
+	for _, x := range []*Replica{r, o} {
+		x.mu.Lock()
+		if x.locks != nil {
+			low = x.locks.lowestFloor(low)
+		}
+		compacted = max(compacted, x.rec.compacted)
+		leads := x.lead != nil
+		x.mu.Unlock()
+		if !leads {
+			return kverror.New(kverror.Busy, "range %s is not led on node %s", x.id, r.node.cfg.Self)
+		}
+	}
+	if low < compacted {
+		return kverror.New(kverror.Busy, "a transaction holds a lock from revision %d on, and %d is compacted", low, compacted)
+	}
+	return nil
+}
+
+var mergeCommands = map[keyspace.MergeStep]commandKind{
+	keyspace.MergeBind: commandBind, keyspace.MergeFreeze: commandFreeze,
+	keyspace.MergeAbsorb: commandAbsorb, keyspace.MergeRelease: commandRelease,
+}
+
+// proposeMerge proposes the step's entry. nil without an error says that it was applied
+// meanwhile.
+func (r *Replica) proposeMerge(term uint64, o *keyspace.MergeOrder) (*pendingChange, error) {
+	r.mu.Lock()
+	now, done, err := r.checkMergeLocked(o)
+	if err == nil && !done && now != term {
+		err = r.errorLocked(kverror.Dropped, "the leadership has changed")
+	}
+	if done || err != nil {
+		r.mu.Unlock()
+		return nil, err
+	}
+	p := &pendingChange{kind: mergeCommands[o.Step]}
+	if o.Step == keyspace.MergeFreeze {
+		leaving := r.rec.span
+		p.leaving = &leaving
+	}
+	entry := appendHeader(nil, header{p.kind, term, r.rec.generation})
+	entry = appendMergeCommand(entry, p.kind, &mergeCommand{id: o.ID, confIndex: o.ConfIndex, other: o.Other, hull: o.Hull})
+	r.beginChangeLocked(p)
+	r.mu.Unlock()
+	if err := r.proposeChange(term, entry, p); err != nil {
+		return nil, kverror.New(kverror.Dropped, "%s range %s: %v", o.Step, r.id, err)
+	}
+	r.log.Info("proposed a step of a merge", zap.Stringer("step", o.Step), zap.Uint64("merge", o.ID), zap.Uint64("term", term))
+	return p, nil
+}
+
+// settle returns once this replica has applied that it is frozen for the merge, and that is
+// durable.
+func (r *Replica) settle(ctx context.Context, id uint64) error {
+	r.mu.Lock()
+	for !r.rec.merge.frozen() || r.rec.merge.id != id {
+		if r.stopped || r.rec.merged >= id {
+			r.mu.Unlock()
+			return kverror.New(kverror.BadRequest, "merge %d of range %s is over", id, r.id)
+		}
+		wait := r.changedLocked()
+		r.mu.Unlock()
+		if _, err := clock.Await(ctx, wait); err != nil {
+			return kverror.Of(err)
+		}
+		r.mu.Lock()
+	}
+	r.mu.Unlock()
+	for {
+		durable, err := r.node.frozenDurably(r.id, id)
+		if durable || err != nil {
+			return err
+		}
+		if err := r.node.cfg.Engine.Flush(ctx); err != nil {
+			return fmt.Errorf("shard: settle range %s: %w", r.id, err)
+		}
+		if durable, err = r.node.frozenDurably(r.id, id); durable || err != nil {
+			return err
+		}
+		if err := clock.Sleep(ctx, r.node.cfg.Clock, settlePoll); err != nil {
+			return kverror.Of(err)
+		}
+	}
+}
+
+// frozenDurably says whether the range would be frozen for the merge after a crash now.
+func (n *Node) frozenDurably(source keyspace.RangeID, id uint64) (bool, error) {
+	rec, ok, err := n.durableRecord(source)
+	return ok && rec.merge.frozen() && rec.merge.id == id, err
+}
+
+// durableRecord returns the record of a range as it would be after a crash now.
+func (n *Node) durableRecord(id keyspace.RangeID) (rec record, ok bool, err error) {
+	a, ok, err := n.cfg.Engine.DurableApplied(id.Group())
+	if err != nil || !ok {
+		return rec, false, err
+	}
+	rec, err = decodeRecord(a.Payload)
+	return rec, true, err
+}
+
+// Merge has a node take one step of a merge. Errors are of package kverror; with
+// LeaderChanged the step may yet be taken.
+func (c *Client) Merge(ctx context.Context, node keyspace.NodeID, o keyspace.MergeOrder) error {
+	_, err := c.ask(ctx, node, &adminRequest{Op: adminMerge, Merge: &o}, true)
+	if err != nil && errors.Is(err, raftgroup.ErrStopped) {
+		return kverror.New(kverror.Stopped, "%v", err)
+	}
+	return err
+}
