@@ -30,6 +30,9 @@ const (
 	// mergePatience is how long a merge that does not get on is tried before it is aborted.
 	// While a replica is being moved it is the operations' own.
 	mergePatience = 30 * time.Second
+	// mergePause lies between two steps, and grows to operationPauseMax while a merge does not
+	// get on. It is never 0: what fails at once would be tried for ever.
+	mergePause = time.Millisecond
 )
 
 // abortion says that a merge is to be aborted, and why.
@@ -59,7 +62,7 @@ func (s *Service) mayMerge(v *View, op *Operation, left *keyspace.Descriptor) er
 func (o *operator) carryMerge(ctx context.Context, op Operation) {
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right))
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
-	last, pause := o.s.o.Clock.Now(), operationPauseMin
+	last, pause := o.s.o.Clock.Now(), mergePause
 	for ctx.Err() == nil {
 		op, ok := o.now(&op)
 		if !ok {
@@ -82,9 +85,9 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 			log.Debug("merge waits", zap.Stringer("phase", op.Phase), zap.Error(err))
 		}
 		if pause = min(2*pause, operationPauseMax); moved {
-			last, pause = o.s.o.Clock.Now(), 0
+			last, pause = o.s.o.Clock.Now(), mergePause
 		}
-		if pause > 0 && clock.Sleep(ctx, o.s.o.Clock, pause) != nil {
+		if clock.Sleep(ctx, o.s.o.Clock, pause) != nil {
 			return
 		}
 	}
@@ -162,7 +165,8 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 		return o.align(ctx, op, &left, &right, second)
 	case second != leader:
 		// Who waits at the right range learns of its end the sooner.
-		return true, o.s.o.Mover.TransferTo(ctx, second, right.Range, leader)
+		err = o.s.o.Mover.TransferTo(ctx, second, right.Range, leader)
+		return err == nil, err
 	}
 	// What is decided at the commit is decided by the map.
 	if res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {

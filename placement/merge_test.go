@@ -178,3 +178,40 @@ func (r *rig) busy(ctx context.Context) bool {
 	}
 	return len(under) > 0
 }
+
+// A merge whose steps fail at once does not keep the node busy: it pauses, and is aborted in
+// the end.
+func TestMergeThatFailsAtOncePauses(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 71, 3, quiet, "m")
+		ds := r.founding.Ranges()
+		rng := rand.New(rand.NewPCG(71, 1))
+		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, deaf: map[keyspace.NodeID]bool{}}
+		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
+		p.left.report, p.right.report = r.report, r.report
+		r.mover = func() Mover { return unmoved{p} }
+		r.startAll()
+		for {
+			op, err := r.nodes[0].client.BeginOperation(t.Context(), Operation{Range: ds[0].Range, Kind: OperationMerge, Why: "asked for"})
+			if err == nil {
+				t.Logf("merge %d begins", op.ID)
+				break
+			}
+			if kverror.Of(err).Kind != kverror.Busy {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(2 * mergePatience)
+		if under, err := r.nodes[0].client.Operations(t.Context()); err != nil || len(under) != 0 {
+			t.Errorf("under way: %v, %v", under, err)
+		}
+	})
+}
+
+// unmoved is a pair of ranges whose leaders stay where they are, and say so at once.
+type unmoved struct{ *pretendPair }
+
+func (unmoved) TransferTo(context.Context, keyspace.NodeID, keyspace.RangeID, keyspace.NodeID) error {
+	return kverror.Busy
+}

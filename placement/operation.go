@@ -56,6 +56,7 @@ func (k OperationKind) known() bool { return k >= OperationMove && k <= Operatio
 // adds says whether an operation of the kind makes a replica, takes whether it takes one
 // away.
 func (k OperationKind) adds() bool { return k == OperationMove || k == OperationAdd }
+
 func (k OperationKind) takes() bool {
 	return k != OperationAdd && k != OperationTransfer && k != OperationMerge
 }
