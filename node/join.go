@@ -290,8 +290,15 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 	if m != nil {
 		q.judge(m.Node(q.Node))
 	}
-	// The founding map is what every founder writes for itself: it tells nothing.
+	// The founding map is what every founder writes for itself: it tells nothing. A node
+	// that holds no replica of the group has no map at all when it starts again, but the
+	// node table of its store tells whether anything has happened.
 	young := v.Index <= raftgroup.InitIndex && (m == nil || m.Version <= raftgroup.InitIndex)
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		q.judge(*n, n.ID == q.Node)
+		young = young && len(n.ClientURLs) == 0 && n.Since == 0
+	}
 	if q.Known || q.Removed || young {
 		return q
 	}

@@ -233,7 +233,7 @@ func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadershi
 func (r *Replica) checkRead(req *Request, bounds keyspace.Span, lead *leadership, at, oldest keyspace.Revision) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if req.Generation != r.rec.generation && !plant.Is(plant.SplitUnseen) {
+	if req.Generation != r.rec.generation {
 		return r.errorLocked(kverror.WrongRange, "the range changed during the read")
 	}
 	if !r.standsLocked(lead.term, bounds) {

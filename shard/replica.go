@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -217,7 +216,7 @@ func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
 	if wait, err = r.leadsLocked(req.Generation); wait != nil || err != nil {
 		return wait, err
 	}
-	if !holdsOp(r.rec.span, req.Op) && !plant.Is(plant.SplitUnseen) {
+	if !holdsOp(r.rec.span, req.Op) {
 		bounds, _ := Bounds(req.Op)
 		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
 	}
@@ -232,7 +231,7 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 		return nil, r.ended
 	case r.awaitsLocked(g):
 		return r.changedLocked(), nil
-	case g != r.rec.generation && !(plant.Is(plant.SplitUnseen) && g < r.rec.generation):
+	case g != r.rec.generation:
 		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:

@@ -76,7 +76,6 @@ var plantedIn = map[plant.Bug]string{
 	plant.FreezeForgotten:          "seams",
 	plant.LocksLostAtMerge:         "seams",
 	plant.CompleteByOneHalf:        "seams",
-	plant.SplitUnseen:              "splits",
 	plant.LocksLostAtSplit:         "txns",
 	plant.NeverRemoved:             "moves",
 	plant.HandedOverInFlight:       "sysquiet",

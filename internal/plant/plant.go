@@ -64,9 +64,6 @@ const (
 	AttachedWhileEnding
 	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
 	LeaseGrantedTwice
-	// SplitUnseen: a range serves keys that a split has taken from it to who has not heard
-	// of the split.
-	SplitUnseen
 	// LocksLostAtSplit: the upper half of a split forgets the locks on its keys.
 	LocksLostAtSplit
 	// NeverRemoved: a replica that is no member any more stays where it is.
@@ -105,7 +102,7 @@ var names = [end]string{
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
-	"keys served that a split has taken", "locks lost at a split",
+	"locks lost at a split",
 	"replica that left never removed", "leadership handed over amid hand-outs",
 	"lost node counted as alive", "operation of the leader before forgotten",
 	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
