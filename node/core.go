@@ -330,6 +330,12 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	})
 	*undo = append(*undo, c.leases.Stop)
 	c.grants = lease.NewGateway(c.client, c.router)
+	c.registerHandlers()
+	return nil
+}
+
+// registerHandlers says who takes what comes by the bus, and from whom it may come.
+func (c *Core) registerHandlers() {
 	c.host.RegisterHandlers(c.bus)
 	c.router.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
@@ -338,7 +344,6 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	for i := range c.nodes {
 		c.setPeer(&c.nodes[i])
 	}
-	return nil
 }
 
 // groupConfig is what the raft groups are made of.

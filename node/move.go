@@ -33,6 +33,12 @@ func nodeNamed(nodes []placement.Node, name string) (keyspace.NodeID, error) {
 
 // MoveRange implements adminapi.Backend.
 func (a admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
+	return a.move(ctx, id, from, to, "skein range list shows who holds what, skein placement operations what is under way")
+}
+
+// move begins to move a replica of a range, or of placement.OwnGroup; look says where to
+// look if that is refused.
+func (a admin) move(ctx context.Context, id keyspace.RangeID, from, to, look string) (*adminpb.Operation, error) {
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -49,7 +55,7 @@ func (a admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to stri
 	}
 	begun, err := a.c.client.BeginOperation(ctx, o)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
-		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "skein range list shows who holds what, skein placement operations what is under way"}
+		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: look}
 	}
 	if err != nil {
 		return nil, err

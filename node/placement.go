@@ -7,7 +7,6 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 )
 
@@ -31,28 +30,7 @@ func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespon
 
 // MovePlacement implements adminapi.PlacementKeeper.
 func (a admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
-	nodes, _, err := a.members(ctx)
-	if err != nil {
-		return nil, err
-	}
-	o := placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationMove, Why: "asked for"}
-	if o.From, err = nodeNamed(nodes, from); err != nil {
-		return nil, err
-	}
-	if o.To, err = nodeNamed(nodes, to); err != nil {
-		return nil, err
-	}
-	if !a.c.alive(o.To) {
-		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("node %s does not answer", to), NextStep: "start it, or choose another one (skein node list)"}
-	}
-	begun, err := a.c.client.BeginOperation(ctx, o)
-	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
-		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "skein placement show shows who holds the group, skein placement operations what is under way"}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return operationRow(&begun, names(nodes)), nil
+	return a.move(ctx, placement.OwnGroup, from, to, "skein placement show shows who holds the group, skein placement operations what is under way")
 }
 
 // TransferPlacement implements adminapi.PlacementKeeper.

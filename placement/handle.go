@@ -44,10 +44,11 @@ func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byt
 	if err != nil {
 		return err
 	}
+	// Before anything is asked of the replica: one that goes meanwhile is seen to have gone.
+	s.mu.Lock()
+	gone := s.detached
+	s.mu.Unlock()
 	if ok, _ := s.led(); ok {
-		s.mu.Lock()
-		gone := s.detached
-		s.mu.Unlock()
 		if err := serveFeed(ctx, s.machine, gone, since, st); err != nil {
 			return err
 		}
