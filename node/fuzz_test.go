@@ -8,7 +8,7 @@ import (
 )
 
 // FuzzAdmin: any introduction of another node is answered or refused. A node that has
-// not been let in itself gives the question back.
+// not been let in itself gives the question back, and nothing that the asker has claimed.
 func FuzzAdmin(f *testing.F) {
 	b, err := json.Marshal(introduction{Node: 7})
 	if err != nil {
@@ -29,7 +29,8 @@ func FuzzAdmin(f *testing.F) {
 		if err := json.Unmarshal(payload[1:], &q); err != nil {
 			t.Fatalf("%q is answered: %v", payload, err)
 		}
-		if err := json.Unmarshal(answer, &a); err != nil || a != q {
+		// The question is the node alone; what else it says is the answerer's to say.
+		if err := json.Unmarshal(answer, &a); err != nil || a != (introduction{Node: q.Node}) {
 			t.Fatalf("%q is answered with %q, %v", payload, answer, err)
 		}
 	})
