@@ -73,8 +73,8 @@ func inVirtualTime(t *testing.T, late time.Duration, f func(v *virtualStream)) {
 		f(v)
 		cancel()
 		began := time.Now()
-		if <-v.done; time.Since(began) > 0 {
-			t.Errorf("the stream ended %v after its client", time.Since(began))
+		if err := <-v.done; time.Since(began) > 0 || err == nil {
+			t.Errorf("the stream ended %v after its client: %v", time.Since(began), err)
 		}
 		hub.Stop()
 		s.Stop(t.Context())

@@ -47,7 +47,7 @@ type observer struct {
 	// settled are the revisions that it was settled at while it was live.
 	settled []progressNote
 	err     error
-	ended    keyspace.Revision
+	ended   keyspace.Revision
 }
 
 type progressNote struct {
