@@ -139,6 +139,8 @@ type Core struct {
 	// letIn says that the peers, now or in an earlier run, have let this node's
 	// directory in.
 	letIn atomic.Bool
+	// hasRun says of a node that waits to be let in that the cluster has run before.
+	hasRun atomic.Bool
 
 	fatalOnce sync.Once
 	fatal     chan struct{}
