@@ -102,6 +102,14 @@ func (c *Core) mayFound(h *hearsay) bool {
 	return !c.hasRun.Load() && 1+len(h.nothing) > len(c.o.Founders)/2
 }
 
+// unknownCame hears of a node of the cluster that this one does not know. While it waits to be
+// let in it knows those alone that were there at the founding: the cluster has run since.
+func (c *Core) unknownCame(id keyspace.NodeID) {
+	if !c.letIn.Load() && len(c.o.Founders) > 0 && !c.hasRun.Swap(true) {
+		c.log.Warn("a node has come that is no founder: the cluster has run before", zap.Stringer("peer", id))
+	}
+}
+
 // settle acts by what settles it.
 func (c *Core) settle(ctx context.Context, h *hearsay) error {
 	switch word := &h.word; {

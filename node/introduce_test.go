@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/transport"
 )
 
 // publish writes the nodes' rows of the node table, as nodes with ports do.
@@ -149,6 +150,33 @@ func TestAnIsolatedFounderWithoutItsDiskWaits(t *testing.T) {
 		}
 		if err == nil || !strings.Contains(err.Error(), "has run before") {
 			t.Errorf("when it hears the others: %v", err)
+		}
+	})
+}
+
+// A node that has joined the cluster, and comes to founders that have lost their disks, keeps
+// them from founding it anew.
+func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		for _, n := range r.nodes {
+			n.core.Crash()
+			n.core = nil
+			n.disk = newMemDisk(vfs.NewCrashableMem())
+		}
+		lost := r.optionsOf(r.nodes[0])
+		bus := lost.NewBus
+		lost.NewBus = func(c transport.Config) (Bus, error) {
+			time.AfterFunc(introduceTimeout/2, func() { c.Unknown(4) })
+			return bus(c)
+		}
+		waits := make(chan error, 2)
+		go func() { waits <- r.waits(lost, time.Minute) }()
+		time.Sleep(introduceTimeout) // it has heard of the other, and tells the next one
+		go func() { waits <- r.waits(r.optionsOf(r.nodes[1]), 30*time.Second) }()
+		for range 2 {
+			if err := <-waits; err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }
