@@ -46,7 +46,7 @@ func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*a
 		return &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{
 			Id: 3, Generation: 2, Start: q.GetKey(), Leader: q.GetNode(), Replicas: []string{"n1", "n2", "n4"}, Keys: 1, State: "awake", ConfIndex: 77,
 			Members:   []*adminpb.Replica{{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 9, Role: "learner"}},
-			Operation: &adminpb.Operation{Id: 300, Range: 3, Kind: "move", From: "n1", To: "n4", Why: "asked for"},
+			Operation: &adminpb.Operation{Id: 300, Range: 3, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"},
 		}}}, nil
 	}
 	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
@@ -102,7 +102,7 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 		s.Ranges = append(s.Ranges, &adminpb.NodeRange{Id: i + 1, Start: []byte{'a' + byte(i)}, End: []byte{'b' + byte(i)}, Role: "voter", Leads: i == 0, Bytes: 512})
 	}
 	if left > 0 {
-		s.Operations = []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: node, To: "n4", Why: "the node is decommissioned"}}
+		s.Operations = []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: node, To: "n4", Reason: "drain", Why: "the node is decommissioned"}}
 	}
 	return s, nil
 }
@@ -119,11 +119,11 @@ func (f *fakeBackend) Pause(_ context.Context, paused bool) error {
 }
 
 func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
-	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Reason: "command", Why: "asked for"}, f.err
 }
 
 func (f *fakeBackend) MergeRange(_ context.Context, left keyspace.RangeID) (*adminpb.Operation, error) {
-	return &adminpb.Operation{Id: 302, Range: uint64(left), Kind: "merge", Why: "asked for", Right: 8, Phase: "preparing"}, f.err
+	return &adminpb.Operation{Id: 302, Range: uint64(left), Kind: "merge", Reason: "command", Why: "asked for", Right: 8, Phase: "preparing"}, f.err
 }
 
 func (f *fakeBackend) JoinNode(_ context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
@@ -142,7 +142,7 @@ func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRes
 }
 
 func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
-	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Reason: "command", Why: "asked for"}, f.err
 }
 
 func (f *fakeBackend) TransferPlacement(context.Context, string) error { return f.err }
@@ -151,7 +151,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 	if f.err != nil || f.empty {
 		return &adminpb.OperationListResponse{}, f.err
 	}
-	return &adminpb.OperationListResponse{Paused: f.paused, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Why: "a learner that no operation has"}}}, nil
+	return &adminpb.OperationListResponse{Paused: f.paused, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Reason: "learner", Why: "a learner that no operation has"}}}, nil
 }
 
 // TestStories walks testdata: each command is what an operator types, sent over a

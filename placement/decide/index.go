@@ -171,6 +171,9 @@ func (c *Cluster) occupy(op *Operation, sign int) {
 		return
 	}
 	add(op.Source, func(n *node) *int { return &n.tasks }, func(*node) *int { return none })
+	if n, ok := c.nodes[op.Source]; ok && op.Kind == Merge {
+		n.merging += sign
+	}
 }
 
 // touch notes that the node's place in the orders may have changed.
