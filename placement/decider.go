@@ -64,6 +64,10 @@ type decider struct {
 	under  map[keyspace.RangeID]Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
+	// handOverAt is when the group's leadership may be handed over next, and handOverPause
+	// what lies between two attempts.
+	handOverAt    clock.Time
+	handOverPause time.Duration
 	// giveUp are those under way that cannot succeed any more, and why.
 	giveUp map[keyspace.RangeID]string
 }
