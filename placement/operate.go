@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -119,7 +120,7 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	if i < 0 || busy || joint(&own) {
 		return
 	}
-	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Why: "a learner that no operation has"}
+	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Reason: decide.Learner, Why: "a learner that no operation has"}
 	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}

@@ -161,6 +161,14 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
 		}
 	}},
+	// Nodes that join, leave for good, lose their disks and are replaced, with ranges that are
+	// moved to them, while everything else fails that can.
+	{name: "joins", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3 + 2*int(seed%2), Spares: 2, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Joins: 14, Moves: 12, Splits: 4, Compactions: 12, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

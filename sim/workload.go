@@ -148,7 +148,7 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 	defer r.leave()
 	ctx, cancel := context.WithTimeout(r.ctx, timeout)
 	defer cancel()
-	o := c.h.Begin(c.id, m.id, req, c.c.elapsed())
+	o := c.h.Begin(c.id, m.id(), req, c.c.elapsed())
 	var resp proto.Message
 	var err error
 	kv := r.core.KV()

@@ -161,6 +161,9 @@ func (c *Cluster) occupy(op *Operation, sign int) {
 	if !op.copies() {
 		if n, ok := c.nodes[op.Source]; ok {
 			n.tasks += sign
+			if op.Kind == Merge {
+				n.merging += sign
+			}
 			c.touch(n)
 		}
 		return

@@ -45,9 +45,18 @@ type Settings struct {
 	// CoolDown is how long a range that was moved or whose leader was moved for balance
 	// is not moved for balance again.
 	CoolDown time.Duration
-	// MergeAge is how old two neighbours are, each counted from its last split, before
-	// they are merged.
+	// MergeAge is how old two neighbours are, each counted from its last split or merge,
+	// and for how long they have been small and cold together, before they are merged. 0
+	// merges nothing.
 	MergeAge time.Duration
+	// MergeRetry is how long two neighbours are left alone after a merge of them has
+	// failed; each further time it is twice as long, and after MergeTries it is for good,
+	// until one of them has changed.
+	MergeRetry time.Duration
+	MergeTries int
+	// NodeMerges bounds the merges whose ranges a node leads at a time: each has every
+	// store of its ranges written out twice.
+	NodeMerges int
 	// MinRanges is the number of ranges below which nothing is merged.
 	MinRanges int
 	// FullAt is the part of a node's capacity above which it takes no replica.
@@ -78,6 +87,9 @@ func Defaults() Settings {
 		Patience:          30 * time.Second,
 		CoolDown:          10 * time.Minute,
 		MergeAge:          time.Hour,
+		MergeRetry:        5 * time.Minute,
+		MergeTries:        5,
+		NodeMerges:        1,
 		MinRanges:         1,
 		FullAt:            0.90,
 		RangeCost:         1 << 20,
