@@ -18,7 +18,8 @@ import (
 const ownLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
-// lost or decommissioned, and its leader one that is drained. It is one step at a time,
+// lost or decommissioned, its leader one that is drained, and it gets voters where it has
+// too few. It is one step at a time,
 // and nothing for balance: who leads it costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *View) {
 	own := v.PlacementGroup()
@@ -60,10 +61,10 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
-	if o.From == 0 {
-		return o, false
-	}
 	o.To = d.ownTarget(own)
+	if o.From == 0 {
+		return d.ownGrowth(o, voters)
+	}
 	switch {
 	case o.To != 0:
 		o.Kind = OperationMove
@@ -73,6 +74,25 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 	default:
 		return o, false
 	}
+	return o, true
+}
+
+// ownGrowth adds a voter where the group has fewer than a range is to have, or than three:
+// else a cluster that was founded by one node would always stop with that one. As with
+// ranges it begins only where there are nodes for all of them. Fewer are not made of many:
+// each founder has one, whatever ranges have.
+func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
+	want, take := max(ownLeast, d.settings.ReplicationFactor), 0
+	for _, n := range d.nodes {
+		if !n.Silent && n.State == decide.Serving {
+			take++
+		}
+	}
+	if voters >= want || take < want || o.To == 0 {
+		return o, false
+	}
+	o.Kind, o.Reason = OperationAdd, decide.Factor
+	o.Why = fmt.Sprintf("the placement group has %d voters, and %d nodes can have one", voters, take)
 	return o, true
 }
 
