@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
@@ -254,5 +255,5 @@ func (c *Core) logsAreEmpty() bool {
 // where it serves after it was let in, never before.
 func (q *introduction) judge(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
-	q.Known = q.Known || ok && len(n.ClientURLs) > 0
+	q.Known = q.Known || ok && len(n.ClientURLs) > 0 && !plant.Is(plant.EmptyLetIn)
 }

@@ -260,14 +260,16 @@ func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand)
 	change := adminapi.Decommission
 	switch row.State {
 	case placement.NodeDecommissioned, placement.NodeUnstarted, placement.NodeUnstartedLearner:
-		change, l.begun = adminapi.Remove, true
+		change = adminapi.Remove
 	case placement.NodeServing, placement.NodeDraining, placement.NodeLearner, placement.NodeRemoved:
 	}
+	refused := (*adminapi.Refusal)(nil)
 	if rng.IntN(3) == 0 {
 		_, err = r.core.Members(1).MemberRemove(ctx, row.ID)
 	} else {
 		_, err = r.core.Admin().ChangeNode(ctx, change, row.ID.String())
 	}
+	l.begun = l.begun || !errors.As(err, &refused) // if only half of it is done, or that is unknown
 	n.c.logf("nemesis: node %s, which is %s, is to go (%s): %v", row.ID, row.State, change, err)
 	return false // it is asked for until the row says so
 }

@@ -346,14 +346,22 @@ type run struct {
 }
 
 // count returns the value of one of the node's counters.
-func (r *run) count(name string) (n int) {
+func (r *run) count(name string) (n int) { return r.countOf(name, "") }
+
+// countOf returns that with the value of a label, or, where there is none, the only one.
+func (r *run) countOf(name, value string) (n int) {
 	families, err := r.metrics.Gather()
 	if err != nil {
 		panic(fmt.Sprintf("sim: metrics: %v", err))
 	}
 	for _, f := range families {
-		if f.GetName() == name {
-			n = int(f.GetMetric()[0].GetCounter().GetValue())
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if value == "" || m.GetLabel()[0].GetValue() == value {
+				n += int(m.GetCounter().GetValue())
+			}
 		}
 	}
 	return n

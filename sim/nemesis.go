@@ -70,6 +70,8 @@ const (
 	Restart Fault = "restart"
 	// Split cuts ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
+	// SelfSplit is a split that a range's leader makes by itself.
+	SelfSplit Fault = "split by itself"
 	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"
@@ -132,7 +134,7 @@ func newNemesis(c *cluster) *nemesis {
 func (n *nemesis) run() error {
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
-	for i := 0; i < len(faults); i++ {
+	for i := 0; i < len(faults) && !n.broken(); i++ {
 		if n.c.cfg.Together {
 			n.gather()
 			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it is to serve
@@ -211,6 +213,13 @@ func (n *nemesis) ask(rng *rand.Rand, f func(ctx context.Context, r *run, ds []k
 	f(ctx, r, ds)
 }
 
+// broken says whether anything was found: what follows shows nothing more.
+func (n *nemesis) broken() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.wrong) > 0
+}
+
 // found notes what is wrong for good.
 func (n *nemesis) found(format string, args ...any) {
 	n.mu.Lock()
@@ -224,7 +233,7 @@ func (n *nemesis) found(format string, args ...any) {
 func (n *nemesis) again() error {
 	for range 3 {
 		for _, f := range n.c.cfg.Faults {
-			if n.took(f) {
+			if n.took(f) || n.broken() {
 				continue
 			}
 			h := n.inject(f)
