@@ -164,6 +164,9 @@ type Watcher struct {
 	from  keyspace.Revision
 	group *group
 	at    int
+	// compactedStart is where it begins if just that is compacted: of that revision it is
+	// told what a compaction keeps. 0 for all others, who are owed everything.
+	compactedStart keyspace.Revision
 
 	queue []delivery
 	bytes int64
@@ -190,12 +193,32 @@ func (w *Watcher) wants(e *event) bool {
 	return !w.req.NoDelete
 }
 
+// keptOf leaves out, where the watcher begins at just the compacted revision, the events of
+// writes that a later one of the same transaction has replaced there: a compaction keeps the
+// last one of a key. etcd leaves them out for whoever reads that revision behind the
+// compaction, also for one that began before it and lags; but that one is owed all, and the
+// store has it: a version keeps what it has replaced for as long as it is there itself.
+func (w *Watcher) keptOf(batch []*event) []*event {
+	at := w.compactedStart
+	if at == 0 || batch[0].rev > at {
+		return batch
+	}
+	last := map[string]*event{}
+	for _, e := range batch {
+		if e.rev == at {
+			last[string(e.key())] = e
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(batch), func(e *event) bool { return e.rev == at && last[string(e.key())] != e })
+}
+
 // offerLocked queues a batch for the watcher's client, without what it does not want.
 // It refuses where too much waits already.
 func (w *Watcher) offerLocked(batch []*event, d delivery) bool {
 	h := w.s.hub
-	if i := slices.IndexFunc(batch, func(e *event) bool { return !w.wants(e) }); i >= 0 {
-		d = w.s.hub.newDelivery(slices.DeleteFunc(slices.Clone(batch), func(e *event) bool { return !w.wants(e) }), w.req.Prev, d.rev)
+	own := w.keptOf(batch)
+	if i := slices.IndexFunc(own, func(e *event) bool { return !w.wants(e) }); i >= 0 || len(own) < len(batch) {
+		d = h.newDelivery(slices.DeleteFunc(slices.Clone(own), func(e *event) bool { return !w.wants(e) }), w.req.Prev, d.rev)
 		if len(d.events) == 0 {
 			return true
 		}
@@ -382,6 +405,9 @@ func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, 
 		pos = min(req.Start-1, current)
 	}
 	w.from, w.past = max(w.from, pos+1), pos < current
+	if req.Start == a.Compacted {
+		w.compactedStart = req.Start
+	}
 	h.coverLocked(req.Span, current)
 	if req.Prev {
 		h.wantPrevLocked(req.Span)
