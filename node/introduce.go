@@ -84,8 +84,8 @@ func (c *Core) introduce(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		if len(h.unsure) > 0 {
-			c.hasRun.Store(true)
+		if len(h.unsure) > 0 && !c.hasRun.Swap(true) {
+			round = 1 // what it waits for is something else now
 		}
 		if c.mayFound(&h) {
 			return nil
