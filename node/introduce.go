@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -261,7 +262,7 @@ func (c *Core) judgeByQuorum(ctx context.Context, q introduction) introduction {
 	}
 	switch err := c.client.ClaimNode(ctx, q.Node, q.Instance); {
 	case errors.Is(err, kverror.NodeExists):
-		q.Other = true
+		q.Other = !plant.Is(plant.EmptyLetIn)
 	case err != nil:
 		return unsure
 	}
@@ -278,6 +279,6 @@ func (c *Core) logsAreEmpty() bool {
 // where it serves after it was let in, never before.
 func (q *introduction) judge(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
-	q.Known = q.Known || ok && len(n.ClientURLs) > 0
-	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance
+	q.Known = q.Known || ok && len(n.ClientURLs) > 0 && !plant.Is(plant.EmptyLetIn)
+	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance && !plant.Is(plant.EmptyLetIn)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -117,7 +118,9 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 		n := &nodes[i]
 		switch {
 		case n.ID != c.o.Self:
-			c.setPeer(n)
+			if !plant.Is(plant.NewcomerUnknown) {
+				c.setPeer(n)
+			}
 		case n.State == placement.NodeRemoved:
 			c.fail(c.removedError())
 		}
