@@ -17,7 +17,8 @@ import (
 
 // FormatVersion is the version of all formats on the disk of a node taken
 // together. OpenDir refuses directories of another version.
-const FormatVersion = 1
+// It changes with each of them: an older directory is refused before anything of it is read.
+const FormatVersion = 2
 
 const (
 	lockName     = "skein.lock"
@@ -136,9 +137,8 @@ func (l *DirLock) lock(fs vfs.FS, dir string) error {
 
 // compareIdentities says whether both directories are those of want.
 func compareIdentities(dataDir string, data *Identity, walDir string, wal *Identity, want Identity) error {
-	if data.FormatVersion != want.FormatVersion {
-		return fmt.Errorf("%w: %s has format version %d, this program has %d; use the release that wrote it",
-			ErrIdentity, dataDir, data.FormatVersion, want.FormatVersion)
+	if err := keyspace.CheckVersion(dataDir, uint64(data.FormatVersion), uint64(want.FormatVersion)); err != nil {
+		return fmt.Errorf("%w: %w", ErrIdentity, err)
 	}
 	if *data != *wal {
 		return fmt.Errorf("%w: %s belongs to node %s of cluster %s (instance %x), but %s to node %s of cluster %s (instance %x); give the wal directory that was used with the data directory",
@@ -233,7 +233,17 @@ func decodeIdentity(b []byte) (Identity, error) {
 
 // ReadIdentity returns whose directory dir is, or nil where nobody's is it yet: no node has
 // used it, or a crash came before it was that node's. It locks nothing; OpenDir looks again.
-func ReadIdentity(fs vfs.FS, dir string) (*Identity, error) { return readIdentity(fs, dir) }
+// ErrIdentity says that another build has written it.
+func ReadIdentity(fs vfs.FS, dir string) (*Identity, error) {
+	id, err := readIdentity(fs, dir)
+	if err != nil || id == nil {
+		return nil, err
+	}
+	if err := keyspace.CheckVersion(dir, uint64(id.FormatVersion), FormatVersion); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrIdentity, err)
+	}
+	return id, nil
+}
 
 // readIdentity reads the identity file of dir, nil where there is none.
 func readIdentity(fs vfs.FS, dir string) (*Identity, error) {

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 const (
@@ -83,8 +85,13 @@ func decodeInstance(b []byte) (uint64, error) {
 	if len(lines) < 3 || lines[0] != instanceHead {
 		return 0, errors.New("not a file of an instance")
 	}
-	if want := fmt.Sprint("format ", instanceFormat); lines[1] != want {
-		return 0, fmt.Errorf("line %q: this program reads %s", lines[1], want)
+	format, ok := strings.CutPrefix(lines[1], "format ")
+	v, err := strconv.ParseUint(format, 10, 32)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("line %q: no format version", lines[1])
+	}
+	if err := keyspace.CheckVersion("it", v, instanceFormat); err != nil {
+		return 0, err
 	}
 	text, ok := strings.CutPrefix(lines[2], "instance ")
 	instance, err := strconv.ParseUint(text, 16, 64)

@@ -85,8 +85,8 @@ func (c *Core) introduce(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		if len(h.unsure) > 0 {
-			c.hasRun.Store(true)
+		if len(h.unsure) > 0 && !c.hasRun.Swap(true) {
+			round = 1 // what it waits for is something else now
 		}
 		if c.mayFound(&h) {
 			return nil
@@ -262,7 +262,7 @@ func (c *Core) judgeByQuorum(ctx context.Context, q introduction) introduction {
 	}
 	switch err := c.client.ClaimNode(ctx, q.Node, q.Instance); {
 	case errors.Is(err, kverror.NodeExists):
-		q.Other = true
+		q.Other = !plant.Is(plant.EmptyLetIn)
 	case err != nil:
 		return unsure
 	}
@@ -280,5 +280,5 @@ func (c *Core) logsAreEmpty() bool {
 func (q *introduction) judge(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
 	q.Known = q.Known || ok && len(n.ClientURLs) > 0 && !plant.Is(plant.EmptyLetIn)
-	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance
+	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance && !plant.Is(plant.EmptyLetIn)
 }
