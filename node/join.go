@@ -139,8 +139,9 @@ func (c *Core) removedError() error {
 }
 
 // announce publishes the node's row of the node table until it is there. A node that was
-// removed from the cluster cannot go on.
+// removed from the cluster, or is that of another directory, cannot go on.
 func (c *Core) announce(ctx context.Context, row placement.Node) {
+	row.Instance = c.dirs.Identity.Instance
 	for {
 		err := c.client.Publish(ctx, row)
 		if err == nil || ctx.Err() != nil {
@@ -148,6 +149,10 @@ func (c *Core) announce(ctx context.Context, row placement.Node) {
 		}
 		if errors.Is(err, kverror.NodeRemoved) {
 			c.fail(c.removedError())
+			return
+		}
+		if errors.Is(err, kverror.NodeExists) {
+			c.fail(fmt.Errorf("this directory is none of the cluster: %w", otherDirectory(&placement.Node{ID: c.o.Self})))
 			return
 		}
 		c.log.Info("publish this node", zap.Error(err))

@@ -194,12 +194,22 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 // store has every node store what it has applied, while both ranges serve yet, so that
 // little is left to be stored when one of them does not. What is left is what is written
 // while the last round lasts: the first one may take long, as it stores what has been
-// written for minutes, and each one behind it takes less.
+// written for minutes, and each one behind it takes less. In the first one it is one node
+// after the other, so that a quorum has its disks and processors for requests.
 func (o *operator) store(ctx context.Context, op *Operation, right *keyspace.Descriptor) error {
+	order := keyspace.MergeOrder{Step: keyspace.MergeStore, ID: op.ID, Range: right.Range}
 	first := o.s.o.Clock.Now()
-	for range storeRounds {
+	for _, m := range right.Replicas {
+		if err := o.s.o.Merger.Merge(ctx, m.Node, order); err != nil {
+			return fmt.Errorf("node %s: %w", m.Node, err)
+		}
+	}
+	if o.s.o.Clock.Now().Sub(first) <= storeSmall {
+		return nil
+	}
+	for range storeRounds - 1 {
 		began := o.s.o.Clock.Now()
-		if err := o.orderAll(ctx, right, keyspace.MergeOrder{Step: keyspace.MergeStore, ID: op.ID}); err != nil {
+		if err := o.orderAll(ctx, right, order); err != nil {
 			return err
 		}
 		if now := o.s.o.Clock.Now(); now.Sub(began) <= storeSmall || now.Sub(first) >= storeWithin {

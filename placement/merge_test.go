@@ -252,8 +252,8 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 	}{
 		{"nothing to store", nil, 1, 0},
 		{"less each time", []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 40 * time.Millisecond}, 3, 40 * time.Millisecond},
-		{"as much each time", slices.Repeat([]time.Duration{storeWithin / 5}, 9), storeRounds, storeWithin / 5},
-		{"a disk that is slow", slices.Repeat([]time.Duration{2 * storeWithin / 3}, 9), 2, 2 * storeWithin / 3},
+		{"as much each time", slices.Repeat([]time.Duration{storeWithin / 7}, 9), storeRounds, storeWithin / 7},
+		{"a disk that is slow", slices.Repeat([]time.Duration{storeWithin / 3}, 9), 2, storeWithin / 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			virtually(t, func(t *testing.T) {
