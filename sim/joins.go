@@ -156,7 +156,7 @@ func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct
 	case <-t.C():
 	}
 	cut()
-	<-done
+	_ = <-done // it has served for a moment or has not: the power is gone
 	return errCut
 }
 
@@ -301,17 +301,14 @@ func (n *nemesis) left(l *leaver) {
 // the machine's own.
 func (n *nemesis) operate(m *machine, rng *rand.Rand, f func(ctx context.Context, r *run)) {
 	ms := slices.DeleteFunc(n.c.standing(), func(o *machine) bool { return o == m })
-	for _, i := range rng.Perm(len(ms)) {
-		r := ms[i].current()
-		if r == nil || !r.enter() {
-			continue
-		}
-		defer r.leave()
-		ctx, cancel := context.WithTimeout(r.ctx, leaveStep)
-		defer cancel()
-		f(ctx, r)
+	r := enterAny(ms, rng.Perm(len(ms)))
+	if r == nil {
 		return
 	}
+	defer r.leave()
+	ctx, cancel := context.WithTimeout(r.ctx, leaveStep)
+	defer cancel()
+	f(ctx, r)
 }
 
 // rowOf returns the machine's row of the node table, nil where it has none that was not

@@ -280,18 +280,26 @@ func (m *machine) askIn(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	m.mu.Lock()
 	order := m.rng.Perm(len(m.c.machines))
 	m.mu.Unlock()
-	for _, i := range order {
-		r := m.c.machines[i].current()
-		if r == nil || !r.enter() {
-			continue
-		}
-		defer r.leave()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(r.ctx, cancel)()
-		return r.core.Admin().JoinNode(ctx, q)
+	r := enterAny(m.c.machines, order)
+	if r == nil {
+		return nil, errors.New("no node is up")
 	}
-	return nil, errors.New("no node is up")
+	defer r.leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.ctx, cancel)()
+	return r.core.Admin().JoinNode(ctx, q)
+}
+
+// enterAny begins a call at the first of the machines, in an order, whose node takes one; nil
+// where there is none. The caller leaves it.
+func enterAny(ms []*machine, order []int) *run {
+	for _, i := range order {
+		if r := ms[i].current(); r != nil && r.enter() {
+			return r
+		}
+	}
+	return nil
 }
 
 // tell asks the node at a peer address who the cluster's nodes are.
