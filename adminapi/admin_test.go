@@ -36,6 +36,8 @@ type fakeBackend struct {
 	state  string
 	back   bool
 	paused bool
+	// factor is the replication factor.
+	factor int64
 }
 
 func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
@@ -136,9 +138,18 @@ func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRes
 	if f.err != nil || f.empty {
 		return &adminpb.PlacementShowResponse{}, f.err
 	}
-	return &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
+	p := &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
 		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
-	}}, nil
+	}}
+	if f.factor > 0 { // the ranges that have fewer voters become less with each look
+		left := max(0, f.left)
+		f.left--
+		p.Replication = &adminpb.Replication{Factor: f.factor, Ranges: 12, Fewer: left, Silent: left / 2, Operations: min(left, 1), Paused: f.paused}
+		if f.back && left == 0 {
+			p.Replication.Factor = 3
+		}
+	}
+	return p, nil
 }
 
 func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
@@ -146,6 +157,13 @@ func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminp
 }
 
 func (f *fakeBackend) TransferPlacement(context.Context, string) error { return f.err }
+
+func (f *fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*adminpb.PlacementSetReplicationResponse, error) {
+	f.factor = int64(factor)
+	return &adminpb.PlacementSetReplicationResponse{
+		Before: 3, After: f.factor, Ranges: 12, Added: 24, Bytes: 7 << 30, Notes: []string{"some share a zone"},
+	}, f.err
+}
 
 func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	if f.err != nil || f.empty {
@@ -171,6 +189,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 //	placement-show [json]
 //	placement-move [json] from=NODE to=NODE
 //	placement-transfer to=NODE
+//	set-replication factor=N [json] [wait]
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -183,6 +202,7 @@ func TestStories(t *testing.T) {
 		}
 		b.stale, b.paused, b.back = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back")
 		d.MaybeScanArgs(t, "left", &b.left)
+		d.MaybeScanArgs(t, "factor", &b.factor)
 		b.state = "serving"
 		d.MaybeScanArgs(t, "state", &b.state)
 		if d.HasArg("refuse") {
@@ -240,7 +260,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
-	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
+	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer", "set-replication":
 		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
@@ -318,6 +338,8 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		}
 		err = WritePlacement(&out, f, p)
 		return out.String(), err
+	case "set-replication":
+		return runReplicationStory(t, c, d, f)
 	case "placement-move":
 		m, err := c.PlacementMove(t.Context(), from, to)
 		if err != nil {
@@ -333,6 +355,24 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		return "", err
 	}
 	err = WriteOperations(&out, &out, f, l)
+	return out.String(), err
+}
+
+func runReplicationStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	var factor int
+	d.ScanArgs(t, "factor", &factor)
+	plan, err := c.SetReplication(t.Context(), factor, false)
+	if err == nil {
+		err = WriteSetReplication(&out, &out, f, plan)
+	}
+	if err == nil && d.HasArg("wait") {
+		_, err = c.AwaitReplication(t.Context(), WaitReplication{
+			Call: time.Minute, Pause: time.Millisecond,
+			Tell: func(r *adminpb.Replication) { fmt.Fprintln(&out, ReplicationProgress(r)) },
+		}, factor)
+	}
 	return out.String(), err
 }
 

@@ -75,8 +75,8 @@ func (c *Config) fill() error {
 	orDefault(&c.MaxReads, 1<<16)
 	orDefault(&c.passReadBytes, passReadMax)
 	orDefault(&c.SnapshotBytesPerSecond, 64<<20)
-	orDefault(&c.SnapshotSends, 2)
-	orDefault(&c.SnapshotReceives, 2)
+	orDefault(&c.SnapshotSends, 16)
+	orDefault(&c.SnapshotReceives, 16)
 	if c.Rand == nil {
 		c.Rand = rand.Reader
 	}

@@ -85,6 +85,8 @@ type reshaped struct {
 	Left  time.Duration `json:"left_gap_ns"`
 	Right time.Duration `json:"right_gap_ns"`
 	Idle  time.Duration `json:"idle_gap_ns"`
+	// Course is p99 in ms of the puts that were due in each 100 ms of the time around it.
+	Course []float64 `json:"course_p99_ms"`
 }
 
 func (r *reshaped) ratio() float64     { return float64(r.Around) / float64(r.Before) }
@@ -284,6 +286,9 @@ func (r *reshaping) judge(s *reshaped) {
 	s.Before = r.load.quantile(from-reshapeBefore, from, 990)
 	s.Around = r.load.quantile(from, to, 990)
 	s.Rate = r.load.madeRate(from, to)
+	for at := from; at < to; at += reshapeAround / 50 {
+		s.Course = append(s.Course, millis(r.load.quantile(at, at+reshapeAround/50, 990)))
+	}
 	s.Failed, _ = r.load.failures(from-reshapeBefore, to)
 	after := s.End + time.Second
 	s.Left, s.Right = r.load.gap(s.Low, s.Middle, s.Begin, after), r.load.gap(s.Middle, s.High, s.Begin, after)
