@@ -99,10 +99,22 @@ func (g *Group) wakePaced() {
 	}
 	g.wake()
 	if g.isLeader {
+		g.handOver()
 		return
 	}
 	if g.forgetLostLeader(); g.lead == 0 && g.sleep.silent == 0 {
 		g.lostLeader(0)
+	}
+}
+
+// handOver gives leadership up to a replica that others can reach, where this node hears
+// hardly anybody. What fails is tried again with the next liveness message.
+func (g *Group) handOver() {
+	if !g.h.peers.lonely.Load() || g.changes.transfer != nil || !g.lease.ready {
+		return
+	}
+	if to := g.h.peers.heir(g.conf.replicas); to != 0 {
+		g.beginTransfer(to, func(error) {})
 	}
 }
 
