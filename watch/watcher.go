@@ -40,7 +40,7 @@ type Delivery struct {
 	// to there.
 	Compacted keyspace.Revision
 	// TooLarge, if not 0, ends the watcher: that revision alone has more events of its span
-	// than Config.RevisionBytes, and is not told in pieces.
+	// than four times Config.RevisionBytes, and is not told in pieces.
 	TooLarge keyspace.Revision
 
 	// parts are what Events is made of, if other watchers get all of them too.
