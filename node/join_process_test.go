@@ -257,7 +257,8 @@ func TestTwoMachinesUnderOneName(t *testing.T) {
 			t.Fatal("both run")
 		}
 		said, err := os.ReadFile(out.logPath())
-		if err != nil || !strings.Contains(string(said), "another directory has been let in as node") {
+		// Where the other one was quick it serves by now.
+		if err != nil || !strings.Contains(string(said), "another directory has been let in as node") && !strings.Contains(string(said), "has run before") {
 			t.Errorf("the one that ended: %v\n%s", err, tail(said, 2<<10))
 		}
 		putUntil(t, in, nil, 30*time.Second)

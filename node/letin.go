@@ -150,10 +150,32 @@ func otherDirectory(n *placement.Node) error {
 // has made one if there was none: who asks again is told the same. A row that etcd's MemberAdd
 // has made has neither name nor directory yet: it is that of the first who comes.
 func (a admin) letIn(ctx context.Context, asker placement.Node, table []placement.Node) (keyspace.NodeID, error) {
-	name, urls := asker.Name, asker.PeerURLs
-	if name == "" {
+	if asker.Name == "" {
 		return 0, &adminapi.Refusal{Reason: "the node has no name", NextStep: "give it one that no other node has (--name)"}
 	}
+	if id, err := rowFor(&asker, table); id != 0 || err != nil {
+		return id, err
+	}
+	asker.ID = nodeIDAt(asker.PeerURLs, a.c.o.Clock.Wall().Unix())
+	err := a.c.client.AddNode(ctx, asker)
+	if !errors.Is(err, kverror.NodeExists) && !errors.Is(err, kverror.PeerURLExists) {
+		return asker.ID, err
+	}
+	// Another one has come since the table was read.
+	now, terr := a.c.client.NodeTable(ctx, true)
+	if terr != nil {
+		return 0, terr
+	}
+	if id, terr := rowFor(&asker, now); id != 0 || terr != nil {
+		return id, terr
+	}
+	return 0, &adminapi.Refusal{Reason: kverror.Of(err).Detail, NextStep: "another node joins just now: look with skein node list, and try again"}
+}
+
+// rowFor returns the id of the row that the asker may have, 0 where there is none for it, or
+// why it is not let in.
+func rowFor(asker *placement.Node, table []placement.Node) (keyspace.NodeID, error) {
+	name, urls := asker.Name, asker.PeerURLs
 	for i := range table {
 		n := &table[i]
 		same := sameURLs(n.PeerURLs, urls)
@@ -180,12 +202,7 @@ func (a admin) letIn(ctx context.Context, asker placement.Node, table []placemen
 			}
 		}
 	}
-	asker.ID = nodeIDAt(urls, a.c.o.Clock.Wall().Unix())
-	err := a.c.client.AddNode(ctx, asker)
-	if e := kverror.Of(err); err != nil && (e.Kind == kverror.NodeExists || e.Kind == kverror.PeerURLExists) {
-		return 0, &adminapi.Refusal{Reason: e.Detail, NextStep: "another node joins just now: look with skein node list, and try again"}
-	}
-	return asker.ID, err
+	return 0, nil
 }
 
 // nodeIDAt derives the id of a node that is added to a cluster as etcd does: from its peer

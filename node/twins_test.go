@@ -49,6 +49,9 @@ func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 		if errs[0] != nil {
 			in = 1
 		}
+		if !strings.Contains(errs[1-in].Error(), "another directory has been let in as node") {
+			t.Errorf("the other one: %v", errs[1-in])
+		}
 		for range 2 {
 			time.Sleep(2 * time.Second)
 			twins[in].disk = twins[in].disk.crash(0, r.rng)
