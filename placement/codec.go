@@ -10,7 +10,7 @@ import (
 
 // formatVersion leads every command, record and message of this package.
 // docs/format/placement.md describes version 3 byte by byte.
-const formatVersion = 3
+const formatVersion = 4
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (

@@ -24,6 +24,11 @@ const (
 	nodeCopies = 4
 	// nodeDeadAfter is NodeDeadAfter's default.
 	nodeDeadAfter = 5 * time.Minute
+	// rangeMaxBytes, rangeSplitLoad and rangeMergeAfter are the defaults of RangeMaxBytes,
+	// RangeSplitLoad and RangeMergeAfter. An hour outlives what comes once an hour.
+	rangeMaxBytes   = 256 << 20
+	rangeSplitLoad  = 10_000
+	rangeMergeAfter = time.Hour
 	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
 	// what nodes have said of ranges that are gone.
 	surveyEvery = 10 * time.Second
@@ -94,8 +99,12 @@ func (s *Service) deciding() decide.Settings {
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies = nodeCopies
-	// Leaders split their ranges, and nothing is merged by itself.
-	set.LeadersSplit, set.MinRanges = true, maxClaims
+	set.LeadersSplit, set.RangeMaxBytes, set.SplitLoad = true, s.o.RangeMaxBytes, s.o.RangeSplitLoad
+	set.MergeAge = max(s.o.RangeMergeAfter, 0)
+	set.MergeRetry = min(set.MergeRetry, set.MergeAge)
+	if s.o.Merger == nil {
+		set.MergeAge = 0
+	}
 	return set
 }
 
@@ -243,7 +252,7 @@ func (d *decider) feedRanges(v *View, now clock.Time) {
 	for id := range news {
 		if k, ok := d.ranges[id]; ok {
 			c := d.hearing.of(id)
-			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born})
+			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born, Kept: k.row.Kept})
 		}
 	}
 	if len(d.ranges) != v.Len() {
@@ -286,7 +295,13 @@ func (d *decider) feedOperations(v *View, now clock.Time) {
 	for id, op := range d.under {
 		if there[id] != op.ID {
 			done, told := ended[op.ID]
-			d.c.Finish(id, now, done || !told)
+			done = done || !told
+			if op.Kind == OperationMerge {
+				// Whoever has carried it out, and whatever came of it, the map knows it.
+				_, still := d.ranges[op.Right]
+				done = !still
+			}
+			d.c.Finish(id, now, done)
 			delete(d.under, id)
 			delete(d.giveUp, id)
 		}

@@ -30,8 +30,9 @@ type feedPart struct {
 	Own keyspace.Descriptor
 }
 
-// feedVersion leads a part. Version 3 knows who holds the placement group.
-const feedVersion = 3
+// feedVersion leads a part. Version 3 knows who holds the placement group, version 4 which
+// borders are kept.
+const feedVersion = 4
 
 const (
 	feedFull = 1 << 0
@@ -77,7 +78,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 		}
 	}
 	p.Nodes = r.nodes()
-	n := r.count(feedRows, 10)
+	n := r.count(feedRows, 11)
 	for range n {
 		g := r.rangeRow()
 		if r.err != nil {
