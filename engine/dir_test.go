@@ -85,6 +85,49 @@ func TestOpenDir(t *testing.T) {
 	}
 }
 
+// TestDrawInstance: a directory has its instance before it has an identity, and keeps it
+// until both are lost.
+func TestDrawInstance(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	drawn, err := DrawInstance(fs, "data")
+	if err != nil || drawn == 0 {
+		t.Fatal(drawn, err)
+	}
+	fs = fs.CrashClone(vfs.CrashCloneCfg{})
+	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
+		t.Fatalf("after a crash %x, was %x: %v", again, drawn, err)
+	}
+	l, err := openDirs(fs, me)
+	if err != nil || l.Identity.Instance != drawn {
+		t.Fatalf("the directories have %x, want %x: %v", l.Identity.Instance, drawn, err)
+	}
+	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
+		t.Fatalf("with an identity %x, was %x: %v", again, drawn, err)
+	}
+	held, err := OpenDir(fs, "data", "data/wal", me)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := DrawInstance(fs, "data"); !errors.Is(err, ErrLocked) {
+		t.Errorf("beside another process: %v", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(fs.Remove("data/"+identityName), fs.Remove("data/wal/"+identityName)); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := DrawInstance(fs, "data"); err != nil || again == drawn {
+		t.Errorf("a directory that lost its identity: %x, was %x: %v", again, drawn, err)
+	}
+	if err := vfsWrite(fs, "data/"+instanceName, []byte(instanceHead+"\nformat 2\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := DrawInstance(fs, "data"); !errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), "format 2") || !strings.Contains(err.Error(), "remove it") {
+		t.Errorf("of a later program: %v", err)
+	}
+}
+
 // TestOpenDirCrash fails each operation of the first start and crashes: the next
 // start must succeed, since no node has promised anything yet.
 func TestOpenDirCrash(t *testing.T) {

@@ -95,7 +95,8 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer s.leave()
 	// Pages of any origin, as all of HTTP here and as in etcd. It gives them nothing: no
-	// cookie says who somebody is, unlike in etcd.
+	// cookie says who somebody is, unlike in etcd, and whose browser has a certificate was
+	// refused (ownPages).
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, Subprotocols: []string{bearer}})
 	if err != nil {
 		return // the client has been told

@@ -30,9 +30,10 @@ type feedPart struct {
 	Own keyspace.Descriptor
 }
 
-// feedVersion leads a part. Version 3 knows who holds the placement group, version 4 which
-// borders are kept.
-const feedVersion = 4
+// feedVersion leads a part. Version 3 knows who holds the placement group,
+// version 4 the directories of nodes,
+// version 5 which borders are kept.
+const feedVersion = 5
 
 const (
 	feedFull = 1 << 0

@@ -492,6 +492,33 @@ func (g *Group) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
 	}
 }
 
+// CanTransfer returns nil where Transfer to the replica, with 0 to any, would begin now, and
+// else why not: ErrNotLeader, or ErrNotCaughtUp where nobody who votes follows the log. It
+// changes nothing, so that whoever has to end something first can ask before.
+func (g *Group) CanTransfer(ctx context.Context, to keyspace.ReplicaID) error {
+	ch := make(chan error, 1)
+	ask := func() {
+		switch {
+		case g.closed:
+			ch <- ErrClosed
+		case g.rn.BasicStatus().RaftState != raft.StateLeader:
+			ch <- ErrNotLeader
+		default:
+			_, err := g.transferTarget(to)
+			ch <- err
+		}
+	}
+	if !g.w.call(g, ask) {
+		return ErrStopped
+	}
+	select {
+	case err := <-ch:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 func (g *Group) beginTransfer(to keyspace.ReplicaID, done func(error)) {
 	switch {
 	case g.closed:

@@ -330,6 +330,46 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 	})
 }
 
+// TestNobodyContestsTheChosen: who was not chosen to campaign leaves the one that was a head
+// start, so that no vote is split: each group's term rises by one with each leader that is
+// lost. Raft's shortest timeout, which one replica in ten draws, ends with the promises.
+func TestNobodyContestsTheChosen(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 24
+		r := newRig(t, 3, func(c *Config) { c.SleepAfter = -1 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+		}
+		lost := 0
+		for round := range 8 {
+			dead := r.leader(1)
+			terms := map[keyspace.GroupID]uint64{}
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				if r.leader(g) == dead {
+					terms[g] = dead.host.Group(g).Status().Term
+				}
+			}
+			// At another phase of the survivors' ticks each time.
+			time.Sleep(1700*time.Millisecond + time.Duration(round)*17*time.Millisecond)
+			dead.crash(0)
+			for g, term := range terms {
+				if now := r.leader(g).host.Group(g).Status().Term; now != term+1 {
+					t.Errorf("round %d: group %s is led in term %d after its leader of term %d was lost", round, g, now, term)
+				}
+				lost++
+			}
+			dead.start()
+			time.Sleep(3 * time.Second)
+		}
+		if lost < 8*groups/4 {
+			t.Errorf("only %d leaders were lost", lost)
+		}
+	})
+}
+
 // A node that shares no group with another one knows all the same whether it lives: it
 // may have been left by its last replica, and serves clients yet.
 func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {

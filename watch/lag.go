@@ -153,37 +153,14 @@ func (h *Hub) goLiveAloneLocked(g *group) bool {
 	return true
 }
 
-// recentOf returns the recent events of the span with revisions in (after, to], as history
-// would tell them.
+// recentOf returns the recent events of the span with revisions in (after, to].
 func (h *Hub) recentOf(span keyspace.Span, after, to keyspace.Revision) (events []*event, bytes int64) {
 	for e := range h.recent.between(after, to) {
 		if span.Contains(e.key()) {
-			events = append(events, e)
+			events, bytes = append(events, e), bytes+e.bytes
 		}
 	}
-	events = kept(events, h.compacted)
-	for _, e := range events {
-		bytes += e.bytes
-	}
 	return events, bytes
-}
-
-// kept leaves out, at just the compacted revision, the events of writes that a later one
-// of the same transaction has replaced: that is what a compaction leaves of a revision.
-// Below it are events of watchers alone that were there before, which are owed all.
-func kept(events []*event, compacted keyspace.Revision) []*event {
-	to := above(events, compacted)
-	from := to
-	for from > 0 && events[from-1].rev == compacted {
-		from--
-	}
-	last := make(map[string]*event, to-from)
-	for _, e := range events[from:to] {
-		last[string(e.key())] = e
-	}
-	return slices.DeleteFunc(events, func(e *event) bool {
-		return e.rev == compacted && last[string(e.key())] != e
-	})
 }
 
 // catchUpLocked delivers recent events up to a revision to the members of a group. Of

@@ -90,9 +90,10 @@ type node struct {
 	load    int64 // of the ranges that it leads
 	leaders int
 
-	receiving, sending, tasks int
-	merging                   int // of tasks
-	balanceIn, balanceOut     int
+	receiving, sending, tasks    int
+	merging                      int // of tasks
+	balanceIn, balanceOut        int
+	receivingBytes, sendingBytes int64
 
 	dirty bool
 	// What the orders and sums hold of it now.
@@ -397,6 +398,9 @@ func (c *Cluster) Begin(op Operation) error {
 		if !ok || other.op != nil {
 			return fmt.Errorf("begin %s: range %s is not known or busy", op.String(), op.Other)
 		}
+	}
+	if op.copies() && op.Bytes == 0 {
+		op.Bytes = r.Bytes // what was begun by others does not say it
 	}
 	c.attach(r, other, &op)
 	return nil

@@ -268,7 +268,7 @@ func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 		if small.seatOf(n.ID) != nil || !n.takes() || small.inZone(n.zone, from) >= small.inZone(from.zone, nil) {
 			continue
 		}
-		if n.receiving < c.settings.NodeCopies && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
+		if c.settings.bears(n.receiving, n.receivingBytes) && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
 			return n, free
 		}
 		h = holdTargets

@@ -23,6 +23,11 @@ type Settings struct {
 	// NodeCopies bounds the copies of replicas that a node receives at a time, and
 	// those that it sends. Balance takes at most half of them, at least one.
 	NodeCopies int
+	// SmallCopies bounds them where they are small: beyond NodeCopies a node is given another
+	// one as long as those under way have less than SmallBytes together. What a small copy
+	// takes is mostly waiting. Of balance, half of both. 0 is none beyond NodeCopies.
+	SmallCopies int
+	SmallBytes  int64
 	// NodeTasks bounds the operations without a copy that a node leads at a time.
 	NodeTasks int
 	// MaxOperations bounds the operations under way in the cluster.
@@ -91,8 +96,16 @@ func Defaults() Settings {
 	}
 }
 
-// balanceCopies bounds the copies for balance that a node receives or sends.
-func (s *Settings) balanceCopies() int { return max(1, s.NodeCopies/2) }
+// bears says whether a node that receives or sends so many copies, of so many bytes, may
+// be given another one; bearsBalance the same of the copies for balance, where bytes are
+// those of all.
+func (s *Settings) bears(copies int, bytes int64) bool {
+	return copies < s.NodeCopies || copies < s.SmallCopies && bytes < s.SmallBytes
+}
+
+func (s *Settings) bearsBalance(copies int, bytes int64) bool {
+	return copies < max(1, s.NodeCopies/2) || copies < s.SmallCopies/2 && bytes < s.SmallBytes/2
+}
 
 // mergeBytes and mergeLoad are what two neighbours may have together to be merged: a
 // quarter of what splits, so that neither growth nor noise splits them again soon.

@@ -27,7 +27,8 @@ import (
 //	decide at=10s [brief]        the operations, what they require, what is given up
 //	finish range=1 [failed]
 //	check                        the requirements of what was decided last, against what is now
-//	explain range=1 | can-drain node=1 | can-decommission node=1 | pending
+//	explain range=1 | can-drain node=1 | can-decommission node=1 |
+//	can-replicate factor=5 | pending
 func TestDecisions(t *testing.T) {
 	datadriven.Walk(t, "testdata/decisions", func(t *testing.T, path string) {
 		s := &story{}
@@ -81,6 +82,12 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return answer(s.c.CanDrain(keyspace.NodeID(a.number("node", 0))))
 	case "can-decommission":
 		return answer(s.c.CanDecommission(keyspace.NodeID(a.number("node", 0))))
+	case "can-replicate":
+		out, err := s.c.CanReplicate(int(a.number("factor", 0)))
+		if err != nil {
+			return answer(err)
+		}
+		return fmt.Sprintf("%+v\n", out)
 	case "pending":
 		return fmt.Sprintln(s.c.Pending())
 	default:
