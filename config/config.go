@@ -33,6 +33,9 @@ const (
 	// MinRangeMaxBytes is the smallest range-max-bytes but 0: below it ranges are made
 	// faster than they fill.
 	MinRangeMaxBytes = 1 << 20
+	// MinRangeMergeAfter is the shortest range-merge-after but 0: with less, ranges would be
+	// split for one load and merged before the next.
+	MinRangeMergeAfter = 5 * time.Minute
 	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
 	// written to never ends.
 	MinCopyBytes = 1 << 20
@@ -178,7 +181,7 @@ type Config struct {
 	// must have the same. Keys that all begin alike fall into one range: use split keys.
 	InitialRanges int
 	// InitialSplitKeys are the keys at which a new cluster's ranges begin, ascending,
-	// without the first range's. Empty means InitialRanges decides. Use
+	// without the first range's. These borders stay until they are merged by command. Empty means InitialRanges decides. Use
 	// [Config.SplitKeys] to read both.
 	InitialSplitKeys [][]byte
 	// MemoryBytes is the node's one memory budget: block cache, memtables, entry
@@ -195,6 +198,12 @@ type Config struct {
 	// it where they divide. 0 is no bound. Default 10,000. Too low and few requests share an
 	// entry of the log, too high and one node has work that others could do.
 	RangeSplitLoad int64
+	// RangeMergeAfter is for how long two neighbours have been small and cold, and neither
+	// split nor merged, before they are merged: small and cold is a quarter of RangeMaxBytes
+	// and of RangeSplitLoad together. 0 merges by command alone, and else it is at least 5
+	// minutes. Default an hour. Too short and what is split for a load is merged before that
+	// comes back; too long and ranges that nobody needs any more cost memory.
+	RangeMergeAfter time.Duration
 	// CopyBytesPerSecond bounds what copies of ranges bring to this node, all together, and
 	// likewise what it sends for them. At least 1 MiB. Default 64 MiB. Too high and clients
 	// wait for the disk behind a copy, too low and a lost replica is missed for long.
@@ -243,6 +252,7 @@ func Default() *Config {
 		MemoryBytes:          1 << 30,
 		RangeMaxBytes:        256 << 20,
 		RangeSplitLoad:       10_000,
+		RangeMergeAfter:      time.Hour,
 		CopyBytesPerSecond:   64 << 20,
 		LeaseReads:           true,
 		NodeDeadAfter:        5 * time.Minute,
@@ -441,6 +451,8 @@ func (c *Config) validateLimits() error {
 		return fmt.Errorf("--max-request-bytes %d is more than a sixteenth of --memory-budget-bytes %d: few requests would fit at a time", c.MaxRequestBytes, c.MemoryBytes)
 	case c.RangeMaxBytes != 0 && c.RangeMaxBytes < MinRangeMaxBytes:
 		return fmt.Errorf("--range-max-bytes must be 0 or at least %d (set to %d)", MinRangeMaxBytes, c.RangeMaxBytes)
+	case c.RangeMergeAfter != 0 && c.RangeMergeAfter < MinRangeMergeAfter:
+		return fmt.Errorf("--range-merge-after must be 0 or at least %v (set to %v)", MinRangeMergeAfter, c.RangeMergeAfter)
 	case c.CopyBytesPerSecond < MinCopyBytes:
 		return fmt.Errorf("--copy-bytes-per-second must be at least %d (set to %d)", MinCopyBytes, c.CopyBytesPerSecond)
 	}

@@ -129,6 +129,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"lease-reads":                    {value: "false", get: func(c *Config) any { return c.LeaseReads }, want: false},
 		"range-max-bytes":                {value: "2097152", get: func(c *Config) any { return c.RangeMaxBytes }, want: int64(2 << 20)},
 		"range-split-load":               {value: "500", get: func(c *Config) any { return c.RangeSplitLoad }, want: int64(500)},
+		"range-merge-after":              {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.RangeMergeAfter }, want: 20 * time.Minute},
 		"copy-bytes-per-second":          {value: "4194304", get: func(c *Config) any { return c.CopyBytesPerSecond }, want: int64(4 << 20)},
 		"node-dead-after":                {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.NodeDeadAfter }, want: 20 * time.Minute},
 		"memory-budget-bytes":            {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},

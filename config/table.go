@@ -381,6 +381,13 @@ func ownFlags() []Flag {
 			set:   setInt64(func(c *Config) *int64 { return &c.RangeSplitLoad }),
 		},
 		{
+			Name: "range-merge-after", kind: kindDuration, Default: "1h0m0s", File: "range-merge-after", Section: sectionSkein, Own: true,
+			Usage: "How long two neighbours are small and cold before they become one range.",
+			Note: "Together at most a quarter of range-max-bytes and of range-split-load, and for as long neither split nor merged. At least 5m; 0 merges none but by command. " +
+				"Borders that the founding or a command has made stay. The same on all nodes: that of placement's leader counts.",
+			set: setDuration(func(c *Config) *time.Duration { return &c.RangeMergeAfter }),
+		},
+		{
 			Name: "copy-bytes-per-second", kind: kindUint, Default: "67108864", File: "copy-bytes-per-second", Section: sectionSkein, Own: true,
 			Usage: "Bytes a second that copies of ranges bring to this node, all together, and likewise that it sends for them.",
 			Note:  "At least 1 MiB. A copy is as fast as the slower of its two nodes allows.",

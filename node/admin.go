@@ -79,6 +79,12 @@ func (a admin) SplitRange(ctx context.Context, key []byte) (left, right *adminpb
 		return nil, nil, kverror.New(kverror.Internal, "a split at %q gave %d ranges", key, len(ds))
 	}
 	a.c.router.Learn(ds...)
+	if err := a.c.client.KeepBorder(ctx, key); err != nil {
+		return nil, nil, &adminapi.Refusal{
+			Reason:   fmt.Sprintf("a range begins at %q now, but placement does not know yet that it is to stay: %v", key, err),
+			NextStep: "repeat the command when placement has a leader, or the range is merged with its neighbour if both stay small and cold",
+		}
+	}
 	byName := names(nodes)
 	row := func(d *keyspace.Descriptor) *adminpb.Range {
 		return rangeRow(d, byName, byName[leader], -1, 0, "awake")
@@ -96,9 +102,14 @@ func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, ke
 		}
 		d := &l[0].Descriptor
 		if string(d.Span.Start) == string(key) {
+			if len(key) > 0 {
+				if err := a.c.client.KeepBorder(ctx, key); err != nil {
+					return nil, 0, err // whoever made it, it is to stay
+				}
+			}
 			return nil, 0, &adminapi.Refusal{
 				Reason:   fmt.Sprintf("range %s begins at %q already", d.Range, key),
-				NextStep: "nothing is left to do, or choose another key (skein range list shows the borders)",
+				NextStep: "nothing is left to do: it stays until it is merged by command. Or choose another key (skein range list shows the borders)",
 			}
 		}
 		node := l[0].Leader

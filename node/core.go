@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -92,6 +93,9 @@ type Options struct {
 	// RangeMaxBytes and RangeSplitLoad are what a range may have before its leader splits it;
 	// 0 are the defaults, below 0 is no bound.
 	RangeMaxBytes, RangeSplitLoad int64
+	// RangeMergeAfter is --range-merge-after; 0 is its default, below 0 ranges are merged by
+	// command alone.
+	RangeMergeAfter time.Duration
 	// CopyBytesPerSecond bounds what copies of ranges bring here, and what is sent for them;
 	// 0 is the default.
 	CopyBytesPerSecond int64
@@ -295,6 +299,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
+		RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
 	}); err != nil {
 		return err
 	}

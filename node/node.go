@@ -138,7 +138,7 @@ func options(cfg *config.Config, logger *zap.Logger) Options {
 		NodeDeadAfter:  cfg.NodeDeadAfter,
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
-		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad),
+		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad), RangeMergeAfter: unbounded(cfg.RangeMergeAfter),
 		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
 		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
@@ -149,7 +149,7 @@ func options(cfg *config.Config, logger *zap.Logger) Options {
 }
 
 // unbounded returns a bound of which the configuration has 0 for none.
-func unbounded(v int64) int64 {
+func unbounded[T ~int64](v T) T {
 	if v == 0 {
 		return -1
 	}

@@ -84,6 +84,8 @@ func TestSettingsArrive(t *testing.T) {
 		{"enable-pprof", "true", map[string]any{"Face.EnablePprof": true}},
 		{"range-max-bytes", "2097152", map[string]any{"Node.RangeMaxBytes": int64(2 << 20)}},
 		{"range-split-load", "0", map[string]any{"Node.RangeSplitLoad": int64(-1)}},
+		{"range-merge-after", "30m", map[string]any{"Node.RangeMergeAfter": 30 * time.Minute}},
+		{"range-merge-after", "0", map[string]any{"Node.RangeMergeAfter": time.Duration(-1)}},
 		{"copy-bytes-per-second", "4194304", map[string]any{"Node.CopyBytesPerSecond": int64(4 << 20), "Groups.SnapshotBytesPerSecond": int64(4 << 20)}},
 		{"memory-budget-bytes", fmt.Sprint(megabytes << 20), map[string]any{
 			"Node.MemoryBytes": int64(megabytes << 20), "Groups.MaxProposalBytes": budget.Proposals, "Groups.MaxInboundBytes": budget.Inbound,

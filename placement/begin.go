@@ -76,7 +76,11 @@ func (d *decider) propose(ctx context.Context, op *decide.Operation) error {
 	}
 	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
 	defer cancel()
-	res := d.s.propose(ctx, d.term, beginOperation{Generation: is.Generation, ConfIndex: is.ConfIndex, Operation: o})
+	begin := beginOperation{Generation: is.Generation, ConfIndex: is.ConfIndex, Operation: o}
+	if o.Kind == OperationMerge {
+		begin.Right = rangeVersion{op.Requires.Ranges[1].Generation, op.Requires.Ranges[1].ConfIndex}
+	}
+	res := d.s.propose(ctx, d.term, begin)
 	if res.Err != nil {
 		return res.Err
 	}
@@ -148,6 +152,9 @@ func (o *Operation) decided(leader keyspace.NodeID) decide.Operation {
 		op.Kind, op.To, op.Lead = decide.TransferLeader, 0, o.To
 	case OperationMerge:
 		op.Kind, op.Other, op.From, op.To = decide.Merge, o.Right, 0, 0
+		if o.Phase == MergeCommitted {
+			op.Other = 0 // it is in the map no more
+		}
 	}
 	return op
 }

@@ -369,3 +369,11 @@ func (q *reportQueue) settle(reported, held []keyspace.Descriptor) (empty bool) 
 	}
 	return len(q.pending) == 0
 }
+
+// KeepBorder has the range that begins at the key stay one, whatever it holds, until it is
+// merged by command. It waits until the map knows of one, or ctx ends: a split is heard of
+// a moment after it.
+func (c *Client) KeepBorder(ctx context.Context, key []byte) error {
+	_, err := c.ask(ctx, &request{Kind: requestKeepBorder, Key: key}, true)
+	return err
+}

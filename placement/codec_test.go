@@ -41,13 +41,14 @@ func sampleCommands() []command {
 		registerLease{ID: -2, Span: keyspace.Span{Start: []byte("b"), End: []byte("d")}},
 		revokeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}, {ID: -2}}},
 		removeLeases{Leases: []LeaseRef{{ID: 0x7b, Incarnation: 44}}},
-		beginOperation{Generation: 3, ConfIndex: 21, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
+		beginOperation{Generation: 3, ConfIndex: 21, Right: rangeVersion{4, 22}, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		endOperation{Range: 7, ID: 300},
 		setNodeState{Node: 0xa1, From: NodeServing, To: NodeDraining, Now: 1_800_000_000_000},
 		removeNode{Node: 0xa1, Now: 1_800_000_000_000},
 		alignMerge{mergeRef{7, 300}, 0xa1, 0xa2},
 		commitMerge{mergeRef{7, 300}, rangeVersion{3, 21}, rangeVersion{4, 22}},
 		abortMerge{mergeRef{7, 300}},
+		keepBorder{Key: []byte("m")},
 	}
 	cs := make([]command, len(ops))
 	for i, op := range ops {
@@ -74,6 +75,7 @@ func sampleRequests() []request {
 		{Kind: requestOperations, Linearizable: true},
 		{Kind: requestSetNodeState, To: 0xa1, From: NodeServing, Becomes: NodeDecommissioned},
 		{Kind: requestRemoveNode, To: 0xa1},
+		{Kind: requestKeepBorder, Key: []byte("m")},
 	}
 }
 
@@ -97,7 +99,7 @@ func sampleResponse(k requestKind) response {
 		return response{Verdict: stopSealed}
 	case requestStanding:
 		return response{Standing: standing{boot: 0xb001, phase: stopClosing}}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -133,7 +135,7 @@ var sampleLease = Lease{
 
 var (
 	sampleMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30}
-	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Changed: 33}
+	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
 	sampleGrant = grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
 	// Revision 60 belongs to two ranges.
@@ -366,7 +368,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestRemoveNode {
+		if err != nil || k == 0 || k > requestKeepBorder {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

@@ -30,6 +30,7 @@ const (
 	opAlignMerge
 	opCommitMerge
 	opAbortMerge
+	opKeepBorder
 )
 
 // command is one raft entry of the placement group.
@@ -75,6 +76,11 @@ type putSetting struct {
 	Value []byte
 }
 
+// keepBorder has the range that begins at Key stay one, whatever it holds, until it is
+// merged by command.
+type keepBorder struct{ Key []byte }
+
+func (keepBorder) kind() opKind   { return opKeepBorder }
 func (raiseCeiling) kind() opKind { return opRaiseCeiling }
 func (lowerCeiling) kind() opKind { return opLowerCeiling }
 func (compact) kind() opKind      { return opCompact }
@@ -88,6 +94,7 @@ func (o lowerCeiling) append(dst []byte) []byte { return appendRevision(dst, o.T
 func (o compact) append(dst []byte) []byte      { return appendRevision(dst, o.At) }
 func (o allocate) append(dst []byte) []byte     { return binary.AppendUvarint(dst, o.Count) }
 func (o report) append(dst []byte) []byte       { return appendDescriptors(dst, o.Descriptors) }
+func (o keepBorder) append(dst []byte) []byte   { return appendBytes(dst, o.Key) }
 func (o putSetting) append(dst []byte) []byte {
 	return appendBytes(appendString(dst, o.Name), o.Value)
 }
@@ -154,7 +161,7 @@ func (r *reader) effect(kind opKind) effect {
 	case opRemoveLeases:
 		return removeLeases{Leases: r.leaseRefs()}
 	case opBeginOperation:
-		return beginOperation{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint(), Operation: r.operation()}
+		return beginOperation{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint(), Right: r.rangeVersion(), Operation: r.operation()}
 	case opEndOperation:
 		return endOperation{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
 	case opSetNodeState:
@@ -167,6 +174,8 @@ func (r *reader) effect(kind opKind) effect {
 		return commitMerge{Merge: r.mergeRef(), Left: r.rangeVersion(), Right: r.rangeVersion()}
 	case opAbortMerge:
 		return abortMerge{Merge: r.mergeRef()}
+	case opKeepBorder:
+		return keepBorder{Key: r.bytes(maxLeaseSpanBytes)}
 	}
 	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
 	return nil

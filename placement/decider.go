@@ -28,6 +28,11 @@ const (
 	smallBytes  = 32 << 20
 	// nodeDeadAfter is NodeDeadAfter's default.
 	nodeDeadAfter = 5 * time.Minute
+	// rangeMaxBytes, rangeSplitLoad and rangeMergeAfter are the defaults of RangeMaxBytes,
+	// RangeSplitLoad and RangeMergeAfter. An hour outlives what comes once an hour.
+	rangeMaxBytes   = 256 << 20
+	rangeSplitLoad  = 10_000
+	rangeMergeAfter = time.Hour
 	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
 	// what nodes have said of ranges that are gone.
 	surveyEvery = 10 * time.Second
@@ -104,8 +109,12 @@ func (s *Service) deciding() decide.Settings {
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies, set.SmallCopies, set.SmallBytes = nodeCopies, smallCopies, smallBytes
-	// Leaders split their ranges, and nothing is merged by itself.
-	set.LeadersSplit, set.MinRanges = true, maxClaims
+	set.LeadersSplit, set.RangeMaxBytes, set.SplitLoad = true, s.o.RangeMaxBytes, s.o.RangeSplitLoad
+	set.MergeAge = max(s.o.RangeMergeAfter, 0)
+	set.MergeRetry = min(set.MergeRetry, set.MergeAge)
+	if s.o.Merger == nil {
+		set.MergeAge = 0
+	}
 	return set
 }
 
@@ -253,7 +262,7 @@ func (d *decider) feedRanges(v *View, now clock.Time) {
 	for id := range news {
 		if k, ok := d.ranges[id]; ok {
 			c := d.hearing.of(id)
-			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born})
+			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born, Kept: k.row.Kept})
 		}
 	}
 	if len(d.ranges) != v.Len() {
@@ -316,7 +325,12 @@ func (d *decider) feedEnd(op *Operation, now clock.Time) {
 	d.mu.Lock()
 	done, told := d.ended[op.ID]
 	d.mu.Unlock()
-	d.c.Finish(op.Range, now, done || !told)
+	if done = done || !told; op.Kind == OperationMerge {
+		// Whoever has carried it out, and whatever came of it, the map knows it.
+		_, still := d.ranges[op.Right]
+		done = !still
+	}
+	d.c.Finish(op.Range, now, done)
 	delete(d.under, op.Range)
 	delete(d.giveUp, op.Range)
 }

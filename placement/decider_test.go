@@ -20,24 +20,32 @@ import (
 type pretended struct {
 	*rig
 	mu sync.Mutex
-	// all is guarded by mu, as are bytes.
-	all   map[keyspace.RangeID]*pretend
-	bytes map[keyspace.RangeID]int64
+	// all is guarded by mu, as are bytes and load.
+	all         map[keyspace.RangeID]*pretend
+	bytes, load map[keyspace.RangeID]int64
 }
 
 // newPretended founds a cluster of so many nodes, with a range more than borders.
 func newPretended(t *testing.T, seed uint64, nodes int, borders ...string) *pretended {
 	t.Helper()
-	w := &pretended{rig: newRig(t, seed, nodes, quiet, borders...), all: map[keyspace.RangeID]*pretend{}, bytes: map[keyspace.RangeID]int64{}}
+	w := pretendedRig(t, seed, nodes, borders...)
+	w.mover = func() Mover { return w }
+	w.startAll()
+	return w
+}
+
+// pretendedRig is newPretended where nothing runs yet.
+func pretendedRig(t *testing.T, seed uint64, nodes int, borders ...string) *pretended {
+	t.Helper()
+	w := &pretended{rig: newRig(t, seed, nodes, quiet, borders...), all: map[keyspace.RangeID]*pretend{}}
+	w.bytes, w.load = map[keyspace.RangeID]int64{}, map[keyspace.RangeID]int64{}
 	w.deadAfter = 2 * time.Minute
 	for i, d := range w.founding.Ranges() {
 		p := newPretend(t, rand.New(rand.NewPCG(seed, uint64(i))), d)
 		p.report = w.report
 		w.all[d.Range], w.bytes[d.Range] = p, 64<<20
 	}
-	w.mover = func() Mover { return w }
 	w.measurer = func(n keyspace.NodeID) Measurer { return seat{w, n} }
-	w.startAll()
 	return w
 }
 
@@ -90,7 +98,7 @@ func (s seat) Led() (l []Measure) {
 	for id, p := range s.w.all {
 		p.mu.Lock()
 		if p.leader == s.node {
-			l = append(l, Measure{Range: id, Term: p.term, Bytes: s.w.bytes[id]})
+			l = append(l, Measure{Range: id, Term: p.term, Bytes: s.w.bytes[id], Load: s.w.load[id]})
 		}
 		p.mu.Unlock()
 	}

@@ -31,8 +31,9 @@ type feedPart struct {
 }
 
 // feedVersion leads a part. Version 3 knows who holds the placement group,
-// version 4 the directories of nodes.
-const feedVersion = 4
+// version 4 the directories of nodes,
+// version 5 which borders are kept.
+const feedVersion = 5
 
 const (
 	feedFull = 1 << 0
@@ -78,7 +79,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 		}
 	}
 	p.Nodes = r.nodes()
-	n := r.count(feedRows, 10)
+	n := r.count(feedRows, 11)
 	for range n {
 		g := r.rangeRow()
 		if r.err != nil {

@@ -145,7 +145,7 @@ func (f *Founding) firstState() *state {
 		for _, r := range d.Replicas {
 			s.NextReplica = max(s.NextReplica, r.ID+1)
 		}
-		s.insert(&Range{Descriptor: d, Preferred: d.Replicas[0].Node, Changed: raftgroup.InitIndex})
+		s.insert(&Range{Descriptor: d, Preferred: d.Replicas[0].Node, Kept: len(d.Span.Start) > 0, Changed: raftgroup.InitIndex})
 	}
 	for _, n := range f.Nodes {
 		n.State, n.Since = NodeServing, 0 // ranges are theirs from the start

@@ -143,6 +143,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{}, s.propose(ctx, term, setNodeState{Node: q.To, From: q.From, To: q.Becomes, Now: s.wall()}).Err
 	case requestRemoveNode:
 		return response{}, s.propose(ctx, term, removeNode{Node: q.To, Now: s.wall()}).Err
+	case requestKeepBorder:
+		return response{}, s.propose(ctx, term, keepBorder{Key: q.Key}).Err
 	case requestStop:
 		return s.serveStop(ctx, process{Node: from, Boot: q.Boot}, q.Phase)
 	case requestTransfer:

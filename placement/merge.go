@@ -70,10 +70,14 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
 	last, pause := o.s.o.Clock.Now(), mergePause
 	for ctx.Err() == nil {
-		op, ok := o.now(&op)
+		now, ok := o.now(&op)
 		if !ok {
+			committed := op.Phase == MergeCommitted
+			log.Info("merge is over", zap.Bool("committed", committed))
+			o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(committed)).Inc()
 			return
 		}
+		op = now
 		moved, err := o.stepMerge(ctx, &op)
 		var abort abortion
 		patience := mergePatience

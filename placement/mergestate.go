@@ -8,6 +8,7 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 // MergePhase says how far a merge is; the numbers are stored. Committed and aborted exclude
@@ -112,10 +113,31 @@ func checkMerge(o *Operation, left *keyspace.Descriptor, t *rangeTree) (*keyspac
 	return right, nil
 }
 
+// decidedMerge says why a merge that was decided, and that nobody has asked for, is not to
+// be. What keeps the two apart may have come after the decision.
+func decidedMerge(op *Operation, left, right *Range) error {
+	switch {
+	case op.Reason == decide.None:
+		return nil
+	case right.Kept:
+		return kverror.New(kverror.Busy, "range %s is to begin where it does", right.Descriptor.Range)
+	case !mergeable(&left.Descriptor, &right.Descriptor):
+		return kverror.New(kverror.Busy, "the replicas of range %s and range %s are on different nodes", left.Descriptor.Range, right.Descriptor.Range)
+	}
+	return nil
+}
+
 // beginMerge takes a merge in, on both ranges.
-func (s *state) beginMerge(index uint64, op Operation, left *keyspace.Descriptor) result {
+func (s *state) beginMerge(index uint64, o beginOperation, left *keyspace.Descriptor) result {
+	op := o.Operation
 	right, err := checkMerge(&op, left, s.tree)
 	if err != nil {
+		return result{Err: err}
+	}
+	if is := versionOf(right); o.Right != (rangeVersion{}) && is != o.Right {
+		return result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", right.Range)}
+	}
+	if err := decidedMerge(&op, s.ranges[op.Range], s.ranges[right.Range]); err != nil {
 		return result{Err: err}
 	}
 	if !s.ranges[op.Range].Created || !s.ranges[right.Range].Created {
@@ -176,6 +198,9 @@ func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
 	if left == nil || right == nil || versionOf(&left.Descriptor) != o.Left || versionOf(&right.Descriptor) != o.Right ||
 		!mergeable(&left.Descriptor, &right.Descriptor) {
 		return result{Err: kverror.New(kverror.Busy, "range %s or range %s has changed meanwhile", op.Range, op.Right)}
+	}
+	if err := decidedMerge(&op, left, right); err != nil {
+		return result{Err: err}
 	}
 	d := left.Descriptor
 	d.Span.End = right.Descriptor.Span.End

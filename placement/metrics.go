@@ -42,7 +42,7 @@ type Metrics struct {
 	LeasesRevoked prometheus.Counter
 	LeaseTTLs     prometheus.Histogram
 	// Decisions counts what this node has decided while it led, by reason and kind;
-	// OperationsEnded what it has carried out, by how that ended: done or given-up.
+	// OperationsEnded what it has carried out, by kind and how that ended: done or given-up.
 	Decisions       *prometheus.CounterVec
 	OperationsEnded *prometheus.CounterVec
 	// The others are of the leader, as of its last look: operations under way, ranges that
@@ -107,7 +107,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(1, 2, 24),
 		}),
 		Decisions:          counters("skein_placement_decisions_total", "Decisions of this node about ranges, while it led placement.", "reason", "kind"),
-		OperationsEnded:    counters("skein_placement_operations_ended_total", "Operations on ranges that this node has carried out, by how they ended.", "outcome"),
+		OperationsEnded:    counters("skein_placement_operations_ended_total", "Operations on ranges that this node has carried out, by what they were and how they ended.", "kind", "outcome"),
 		OperationsUnderWay: gauge("skein_placement_operations_under_way", "Operations on ranges under way, 0 if this node does not lead placement."),
 		Pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "skein_placement_ranges_pending", Help: "Ranges that wait for something to be done, by what they need.",

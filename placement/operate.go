@@ -197,7 +197,7 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 		if over || giveUp {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
-				o.s.o.Metrics.OperationsEnded.WithLabelValues(howEnded(over)).Inc()
+				o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(over)).Inc()
 				// What waited for a node that is silent now is not tried that way again.
 				if op.Range != OwnGroup {
 					o.decider.over(&op, over || abandoned != "")

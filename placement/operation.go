@@ -149,6 +149,8 @@ func decodeOperation(b []byte) (Operation, error) {
 type beginOperation struct {
 	Generation keyspace.Generation
 	ConfIndex  uint64
+	// Right is what the other range of a merge was then; where it is 0 any will do.
+	Right rangeVersion
 	// Operation is without ID and Replica, which are given when it is applied.
 	Operation Operation
 }
@@ -165,7 +167,7 @@ func (endOperation) kind() opKind   { return opEndOperation }
 func (o beginOperation) append(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(o.Generation))
 	dst = binary.AppendUvarint(dst, o.ConfIndex)
-	return appendOperation(dst, &o.Operation)
+	return appendOperation(o.Right.append(dst), &o.Operation)
 }
 
 func (o endOperation) append(dst []byte) []byte {
@@ -190,7 +192,7 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 		return result{Err: kverror.New(kverror.TooManyRequests, "%d operations are under way", len(s.operations))}
 	}
 	if op.Kind == OperationMerge {
-		return s.beginMerge(index, op, &d)
+		return s.beginMerge(index, o, &d)
 	}
 	if err := checkOperation(&op, &d, s.nodes); err != nil {
 		return result{Err: err}

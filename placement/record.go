@@ -15,6 +15,9 @@ type Range struct {
 	Preferred keyspace.NodeID
 	// Created says that all replicas exist. Only founding ranges are ever without.
 	Created bool
+	// Kept says that somebody wants the range to begin where it does: its neighbour absorbs
+	// it by command alone.
+	Kept bool
 	// Changed is the raft index of the entry that last changed this row.
 	Changed uint64
 }
@@ -93,6 +96,7 @@ func decodeMeta(b []byte) (meta, error) {
 func appendRange(dst []byte, g *Range) []byte {
 	dst = binary.AppendUvarint(dst, uint64(g.Preferred))
 	dst = appendBool(dst, g.Created)
+	dst = appendBool(dst, g.Kept)
 	dst = binary.AppendUvarint(dst, g.Changed)
 	return keyspace.AppendDescriptor(dst, &g.Descriptor)
 }
@@ -101,6 +105,7 @@ func (r *reader) rangeRow() Range {
 	return Range{
 		Preferred:  keyspace.NodeID(r.uvarint()),
 		Created:    r.bool(),
+		Kept:       r.bool(),
 		Changed:    r.uvarint(),
 		Descriptor: r.descriptor(),
 	}

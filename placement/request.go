@@ -27,14 +27,15 @@ const (
 	requestOperations
 	requestSetNodeState
 	requestRemoveNode
+	requestKeepBorder
 )
 
 // requestVersion leads every request of method 33. Version 2 knows requestStanding
 // and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
 // requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
 // more of nodes, and who holds the placement group; version 6 merges; version 7 the
-// directories of nodes.
-const requestVersion = 7
+// directories of nodes; version 8 requestKeepBorder.
+const requestVersion = 8
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -66,6 +67,8 @@ type request struct {
 	Lease leaseRequest
 	// Operation is for requestBegin, without its ids.
 	Operation Operation
+	// Key is for requestKeepBorder.
+	Key []byte
 }
 
 func (q *request) encode() []byte {
@@ -96,6 +99,8 @@ func (q *request) encode() []byte {
 		dst = q.Lease.append(dst)
 	case requestBegin:
 		dst = appendOperation(dst, &q.Operation)
+	case requestKeepBorder:
+		dst = appendBytes(dst, q.Key)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -135,6 +140,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.Lease = r.leaseRequest()
 	case requestBegin:
 		q.Operation = r.operation()
+	case requestKeepBorder:
+		q.Key = r.bytes(maxLeaseSpanBytes)
 	default:
 		r.fail(fmt.Errorf("placement: unknown request kind %d", q.Kind))
 	}
@@ -228,7 +235,7 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Operations {
 			dst = appendOperation(dst, &a.Operations[i])
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -272,7 +279,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Operations = append(a.Operations, r.operation())
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	}
 	if err := r.end(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

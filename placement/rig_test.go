@@ -39,6 +39,8 @@ type rig struct {
 	mover func() Mover
 	// deadAfter is the services' NodeDeadAfter, 0 its default.
 	deadAfter time.Duration
+	// mergeAfter is the services' RangeMergeAfter, 0 its default.
+	mergeAfter time.Duration
 	// measurer returns what a node measures; nil is nothing.
 	measurer func(keyspace.NodeID) Measurer
 }
@@ -163,7 +165,7 @@ func (n *rigNode) start() {
 	}
 	merger, _ := mover.(Merger)
 	n.service, err = NewService(ServiceOptions{
-		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter,
+		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})

@@ -73,6 +73,14 @@ type ServiceOptions struct {
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
 	// elsewhere. Default 5 minutes.
 	NodeDeadAfter time.Duration
+	// RangeMaxBytes and RangeSplitLoad are above what leaders split their ranges: what is
+	// merged has a quarter of that at most. Defaults 256 MiB and 10,000 requests a second,
+	// which count for this too where a range is split for neither (below 0).
+	RangeMaxBytes, RangeSplitLoad int64
+	// RangeMergeAfter is how old two neighbours are, and for how long they have been small
+	// and cold, before they are merged. Default an hour; below 0 nothing is merged but by
+	// command.
+	RangeMergeAfter time.Duration
 	// OperationPatience is after how long without a step an operation is given up: its
 	// target is dead, or cannot be filled. Default 10 minutes.
 	OperationPatience time.Duration
@@ -153,6 +161,13 @@ func NewService(o ServiceOptions) (*Service, error) {
 	}
 	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
 	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
+	if o.RangeMaxBytes <= 0 {
+		o.RangeMaxBytes = rangeMaxBytes
+	}
+	if o.RangeSplitLoad <= 0 {
+		o.RangeSplitLoad = rangeSplitLoad
+	}
+	o.RangeMergeAfter = cmp.Or(o.RangeMergeAfter, rangeMergeAfter)
 	o.Logger = o.Logger.With(zap.Stringer("group", keyspace.PlacementGroup))
 	m, err := newMachine(o.Engine, o.Boot, o.Logger)
 	if err != nil {

@@ -111,6 +111,8 @@ func (s *state) apply(index uint64, op effect) result {
 		s.applyMarkCreated(index, o)
 	case putSetting:
 		s.applyPutSetting(o)
+	case keepBorder:
+		return s.applyKeepBorder(index, o)
 	case grantLease:
 		return s.leases.grant(index, o)
 	case registerLease:
@@ -178,14 +180,17 @@ func (s *state) replace(index uint64, c component) {
 		s.dirty.ranges[g.Descriptor.Range] = true
 	}
 	for _, d := range c.New {
-		// A child inherits its parent's preferred leader: the row in whose span it was.
+		// A child inherits its parent's preferred leader: the row in whose span it was. Whoever
+		// begins where a range began that was to begin there keeps that border.
 		parent := c.Old[0]
+		kept := false
 		for _, g := range c.Old {
 			if g.Descriptor.Span.Contains(d.Span.Start) {
 				parent = g
 			}
+			kept = kept || g.Kept && bytes.Equal(g.Descriptor.Span.Start, d.Span.Start)
 		}
-		s.insert(&Range{Descriptor: d, Preferred: preferredFor(&d, parent.Preferred), Created: true, Changed: index})
+		s.insert(&Range{Descriptor: d, Preferred: preferredFor(&d, parent.Preferred), Created: true, Kept: kept, Changed: index})
 	}
 	s.changedMap(index)
 }
@@ -207,6 +212,26 @@ func (s *state) insert(g *Range) {
 	s.recent.ReplaceOrInsert(g)
 	s.ranges[g.Descriptor.Range] = g
 	s.dirty.ranges[g.Descriptor.Range] = true
+}
+
+// applyKeepBorder has a range begin for good where it does. Busy says that none begins
+// there yet, as far as the map knows.
+func (s *state) applyKeepBorder(index uint64, o keepBorder) result {
+	if len(o.Key) == 0 {
+		return result{Err: kverror.New(kverror.BadRequest, "no range ends before the first key")}
+	}
+	old := rowOf(s.tree, o.Key)
+	switch {
+	case !bytes.Equal(old.Descriptor.Span.Start, o.Key):
+		return result{Err: kverror.New(kverror.Busy, "no range begins at %q", o.Key)}
+	case old.Kept:
+		return result{}
+	}
+	g := *old
+	g.Kept, g.Changed = true, index
+	s.insert(&g)
+	s.changedMap(index)
+	return result{}
 }
 
 func (s *state) changedMap(index uint64) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 // records is an engine of two lines.
@@ -56,7 +57,8 @@ func (r records) reload(t *testing.T) *state {
 //	nodes                              prints the node table
 //	setting name=S value=V
 //	grant id=N ttl=N / register id=N start=S end=S / revoke ids=(N,M) [incarnation=N] / forget id=N incarnation=N
-//	merge left=N / align left=N op=N from=N to=N / end left=N op=N
+//	keep key=S                          the range that begins there is to begin there
+//	merge left=N [decided] [right=(G,C)] / align left=N op=N from=N to=N / end left=N op=N
 //	commit left=N op=N was=(G,C,G,C) / abort left=N op=N   was is generation and configuration of left and right
 //	leases                             prints all leases
 //	map                                prints the whole map
@@ -186,6 +188,9 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 			d.ScanArgs(t, "value", &value)
 		}
 		return putSetting{Name: name, Value: []byte(value)}
+	case "keep":
+		d.ScanArgs(t, "key", &name)
+		return keepBorder{Key: []byte(strings.Trim(name, "-"))}
 	case "report":
 		var o report
 		for line := range strings.Lines(d.Input) {
@@ -214,7 +219,14 @@ func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) effect {
 	left := keyspace.RangeID(arg(t, d, "left"))
 	if d.Cmd == "merge" {
 		row := h.s.ranges[left].Descriptor
-		return beginOperation{row.Generation, row.ConfIndex, Operation{Range: left, Kind: OperationMerge, Why: "story"}}
+		o := beginOperation{Generation: row.Generation, ConfIndex: row.ConfIndex, Operation: Operation{Range: left, Kind: OperationMerge, Why: "story"}}
+		if d.HasArg("decided") {
+			o.Operation.Reason = decide.Cold
+		}
+		if n := numbers(t, d, "right"); n != nil {
+			o.Right = rangeVersion{keyspace.Generation(n[0]), n[1]}
+		}
+		return o
 	}
 	ref := mergeRef{left, arg(t, d, "op")}
 	switch d.Cmd {
@@ -351,6 +363,9 @@ func printRow(g *Range) string {
 	s := printDescriptor(&g.Descriptor) + ", leader on " + g.Preferred.String()
 	if !g.Created {
 		s += ", not created"
+	}
+	if g.Kept {
+		s += ", kept"
 	}
 	return fmt.Sprintf("%s, changed at %d", s, g.Changed)
 }
