@@ -29,10 +29,6 @@ type HistoryOptions struct {
 	MaxBytes int64
 	// KeysOnly leaves Value empty.
 	KeysOnly bool
-	// Compacted leaves out, at just that revision, what a later write of the same
-	// transaction has replaced: a compaction keeps the last one of a key, as in etcd.
-	// Below it only a watcher reads that was there before, and is owed everything.
-	Compacted keyspace.Revision
 }
 
 // History calls fn with the versions of the span from revision From on, puts and
@@ -107,9 +103,6 @@ func (h *history) give(r engine.Reader, fn func(*Version) error) error {
 // has replaced them: a key is never divided.
 func (h *history) part() {
 	for i := range h.events {
-		if h.events[i].Mod == h.o.Compacted {
-			h.events[i].Earlier = nil
-		}
 		// What is appended lies behind the range of this loop, and has none itself.
 		for w := h.events[i].Earlier; w != nil; w = w.Earlier {
 			one := *w

@@ -22,6 +22,10 @@ const (
 	// nodeCopies bounds the copies of replicas that a node receives at a time, and those
 	// that it sends.
 	nodeCopies = 4
+	// smallCopies bounds them while they have less than smallBytes together: half a second
+	// of what a node sends and receives by default. Raftgroup has as many places.
+	smallCopies = 16
+	smallBytes  = 32 << 20
 	// nodeDeadAfter is NodeDeadAfter's default.
 	nodeDeadAfter = 5 * time.Minute
 	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
@@ -99,7 +103,7 @@ func (s *Service) deciding() decide.Settings {
 	set := decide.Defaults()
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
-	set.NodeCopies = nodeCopies
+	set.NodeCopies, set.SmallCopies, set.SmallBytes = nodeCopies, smallCopies, smallBytes
 	// Leaders split their ranges, and nothing is merged by itself.
 	set.LeadersSplit, set.MinRanges = true, maxClaims
 	return set

@@ -186,8 +186,8 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 		return c, nil
 	}
 	r := reader{b: c.cc.GetContext()}
-	if r.byte() != confContextVersion {
-		return c, fmt.Errorf("%w: version", errConfEntry)
+	if err := keyspace.CheckVersion("configuration change", uint64(r.byte()), confContextVersion); err != nil {
+		return c, fmt.Errorf("%w: %w", errConfEntry, err)
 	}
 	c.number = r.uint64()
 	n := r.uvarint()

@@ -136,9 +136,7 @@ func (r *Replica) History(q *HistoryRequest) (*HistoryPage, error) {
 		return nil, kverror.New(kverror.Busy, "range %s is at %v here, not at %v", r.id, v.mark, q.Seen)
 	}
 	p := &HistoryPage{}
-	o := mvcc.HistoryOptions{
-		Span: q.Span, From: q.From, To: q.To, MaxBytes: min(q.MaxBytes, maxHistoryBytes), Compacted: r.compactedBeyond(q.Compacted),
-	}
+	o := mvcc.HistoryOptions{Span: q.Span, From: q.From, To: q.To, MaxBytes: min(q.MaxBytes, maxHistoryBytes)}
 	var next feedPlace
 	p.Events, next, err = r.history(q.Generation, o, historyWant{fromKey: q.FromKey, prev: q.Prev, compacted: q.Compacted})
 	p.Next, p.NextKey = next.rev, next.key

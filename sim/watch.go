@@ -29,7 +29,9 @@ type Watcher struct {
 	holes    [][2]int64
 	from     int64
 	sessions int
-	wrong    []string
+	// starts are the revisions from which on it watched.
+	starts map[int64]bool
+	wrong  []string
 }
 
 // toldProgress is a revision that the watcher was told to be at after so many events.
@@ -90,11 +92,16 @@ func (w *Watcher) session(ctx context.Context, m *machine) {
 	defer end()
 	s := r.core.Watches().NewStream()
 	defer s.Close()
-	if _, _, err := s.Watch(sctx, 1, watch.Request{Span: w.Span, Start: keyspace.Revision(w.next())}); err != nil {
+	start := w.next()
+	if _, _, err := s.Watch(sctx, 1, watch.Request{Span: w.Span, Start: keyspace.Revision(start)}); err != nil {
 		return
 	}
 	w.mu.Lock()
 	w.sessions++
+	if w.starts == nil {
+		w.starts = map[int64]bool{}
+	}
+	w.starts[start] = true
 	w.mu.Unlock()
 	for n := 0; ; n++ {
 		if n%16 == 8 {
@@ -156,9 +163,9 @@ func (w *Watcher) skipped(rev int64) bool {
 }
 
 // checkWatchers compares what watchers were told with all versions that there are: every
-// one of its span in order, none else, and no progress ahead of one. At just a compacted
-// revision a watcher may miss what a later write of the same transaction has replaced, as
-// in etcd.
+// one of its span in order, none else, and no progress ahead of one. Who began at just
+// a compacted revision may miss there what a later write of the same transaction has replaced,
+// as in etcd.
 func checkWatchers(ws []*Watcher, vs []Version, compacted map[int64]bool) (bad []string) {
 	for _, w := range ws {
 		bad = append(bad, w.wrong...)
@@ -173,7 +180,7 @@ func checkWatchers(ws []*Watcher, vs []Version, compacted map[int64]bool) (bad [
 				continue
 			}
 			missing := i == len(w.told) || !same(v, w.told[i])
-			if missing && compacted[v.Mod] && replaced(vs, k) {
+			if missing && compacted[v.Mod] && w.starts[v.Mod] && replaced(vs, k) {
 				continue
 			}
 			if missing {

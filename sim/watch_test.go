@@ -68,10 +68,10 @@ func TestCheckWatchersRejects(t *testing.T) {
 }
 
 // At a compacted revision, and there alone, what a later write of the transaction has
-// replaced may be missing.
+// replaced may be missing for whoever began there, and for nobody else.
 func TestReplacedWriteMayBeCompacted(t *testing.T) {
 	vs := []Version{{Key: "a", Value: "1", Mod: 5, Create: 5, Version: 1}, {Key: "a", Mod: 5, Deleted: true, Sub: 1}, {Key: "b", Value: "2", Mod: 6, Create: 6, Version: 1}}
-	w := &Watcher{Name: "w", Span: keyspace.Span{Start: []byte("a")}, sessions: 1, told: []*mvccpb.Event{
+	w := &Watcher{Name: "w", Span: keyspace.Span{Start: []byte("a")}, sessions: 1, starts: map[int64]bool{5: true}, told: []*mvccpb.Event{
 		{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte("a"), ModRevision: 5}},
 		{Kv: &mvccpb.KeyValue{Key: []byte("b"), Value: []byte("2"), ModRevision: 6, CreateRevision: 6, Version: 1}},
 	}}
@@ -82,5 +82,9 @@ func TestReplacedWriteMayBeCompacted(t *testing.T) {
 		if bad := checkWatchers([]*Watcher{w}, vs, map[int64]bool{at: true}); len(bad) != 1 {
 			t.Errorf("compacted at %d: %v", at, bad)
 		}
+	}
+	w.starts = map[int64]bool{4: true}
+	if bad := checkWatchers([]*Watcher{w}, vs, map[int64]bool{5: true}); len(bad) != 1 {
+		t.Errorf("compacted at 5, and begun below: %v", bad)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -388,7 +389,7 @@ func TestCompactionKeepsTheLastWriteOfARevision(t *testing.T) {
 		quiet(t, func(c *Config) { c.RecentBytes = recent }, func(t *testing.T, w *world, h *Hub) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
-			w.puts, w.earlier = true, true
+			w.puts = true
 			first := watchAll(ctx, h, &wg, &observer{name: "first"})
 			w.write("aa")
 			w.wg.Wait()
@@ -415,5 +416,51 @@ func TestCompactionKeepsTheLastWriteOfARevision(t *testing.T) {
 				t.Errorf("with %d bytes of events kept: %q, want %q", recent, got, want)
 			}
 		})
+	}
+}
+
+// Whoever began before a compaction, and lags behind it, is told everything at the
+// compacted revision too, as far as its ranges have it: only who begins just there is told
+// what the compaction keeps. It is the same whether that comes from history or from what is
+// here, in a batch with what is below it or alone.
+func TestWhoLagsIsToldTheCompactedRevisionWhole(t *testing.T) {
+	for _, recent := range []int64{1, 600, 800, 16 << 20} {
+		for below := range keyspace.Revision(3) {
+			quiet(t, func(c *Config) { c.RecentBytes = recent }, func(t *testing.T, w *world, h *Hub) {
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				w.puts = true
+				first := watchAll(ctx, h, &wg, &observer{name: "first"})
+				w.write("aa")
+				w.write("ab")
+				w.wg.Wait()
+				at := w.rev + 1
+				w.write("aa", "ab", "aa")
+				w.wg.Wait()
+				time.Sleep(time.Second)
+				w.mu.Lock()
+				w.slowest, w.pageRevs, w.unraised = time.Second, 2, true // history takes its time
+				w.mu.Unlock()
+				lags := &observer{name: "lags", req: Request{Start: at - below}}
+				wg.Go(func() { observe(ctx, h, lags) })
+				synctest.Wait()
+				w.mu.Lock()
+				w.compacted = at
+				w.mu.Unlock()
+				just := watchAll(ctx, h, &wg, &observer{name: "just", req: Request{Start: at}})
+				time.Sleep(10 * time.Second)
+				cancel()
+				wg.Wait()
+				if n := first.count(); n != 5 {
+					t.Errorf("%d events were told before the compaction", n)
+				}
+				if n := lags.count(); n != 3+int(below) || lags.ended != 0 {
+					t.Errorf("with %d bytes kept, %d below: %d events were told to who lags, compacted %d", recent, below, n, lags.ended)
+				}
+				if n := just.count(); n != 2 {
+					t.Errorf("with %d bytes kept: %d events were told to who begins at the compacted revision", recent, n)
+				}
+			})
+		}
 	}
 }

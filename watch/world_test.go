@@ -45,9 +45,9 @@ type world struct {
 	streams map[*worldStream]struct{}
 	// versions is the number of versions of each key.
 	versions map[string]int64
-	// slowest bounds the delays.
-	slowest time.Duration
-	asked   map[keyspace.RangeID]int
+	// slowest bounds the delays; answer is how long a leader's answer takes besides.
+	slowest, answer time.Duration
+	asked           map[keyspace.RangeID]int
 	// lossless says that nothing goes wrong by chance: no batch is lost, no transaction is
 	// aborted, no replica lags, no stream fails to open. lose has the next batch or
 	// transaction fail all the same.
@@ -56,9 +56,8 @@ type world struct {
 	puts     bool
 	pageRevs int
 	reads    int
-	// earlier says that a page of history leaves out, at or below the compacted revision, what
-	// was replaced within its revision.
-	earlier bool
+	// unraised says that the ranges have not heard of the compaction yet.
+	unraised bool
 	// silent is a node that answers no question about history.
 	silent keyspace.NodeID
 	// stuck is a node whose replicas apply nothing, but where they lead.
@@ -564,7 +563,11 @@ func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.Com
 			may = may || floor < q.Revision
 		}
 		if !may {
-			return shard.Mark{Term: 1, Number: uint64(len(r.log))}, nil
+			m, slow := shard.Mark{Term: 1, Number: uint64(len(r.log))}, w.answer
+			w.mu.Unlock()
+			time.Sleep(slow)
+			w.mu.Lock()
+			return m, nil
 		}
 		moved := w.moved
 		w.mu.Unlock()
@@ -596,7 +599,7 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 	if !r.desc.Span.Covers(q.Span) {
 		panic(fmt.Sprintf("history of %s was asked of %s", q.Span, r.desc.Span))
 	}
-	if q.From < w.compacted {
+	if q.From < w.compacted && !w.unraised {
 		return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: w.compacted}
 	}
 	p := &shard.HistoryPage{Next: q.To + 1}
@@ -617,22 +620,8 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 		return nil, kverror.New(kverror.Busy, "at %d", r.at[node])
 	}
 	slices.SortFunc(p.Events, func(a, b shard.Event) int { return compare(newEvent(&a), newEvent(&b)) })
-	if w.earlier {
-		p.Events = lastWrites(p.Events, max(q.Compacted, w.compacted))
-	}
 	w.cutPage(p, q.FromKey != nil)
 	return p, nil
-}
-
-// lastWrites are sorted events without those up to a revision that a later one of the same
-// key and revision follows.
-func lastWrites(events []shard.Event, upTo keyspace.Revision) (left []shard.Event) {
-	for i, e := range events {
-		if e.Mod > upTo || !slices.ContainsFunc(events[i+1:], func(o shard.Event) bool { return o.Mod == e.Mod && bytes.Equal(o.Key, e.Key) }) {
-			left = append(left, e)
-		}
-	}
-	return left
 }
 
 // cutPage cuts a page to the events that it may have: of one revision alone by its keys.
