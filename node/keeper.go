@@ -323,16 +323,18 @@ func (v *survey) refusal(n *placement.Node, err error) error {
 }
 
 // words puts the names of nodes in the place of their ids.
-func (v *survey) words() *strings.Replacer {
-	var ids, pairs []string
-	for id := range v.byName {
-		ids = append(ids, id.String())
-	}
+func (v *survey) words() *strings.Replacer { return nodeWords(v.nodes) }
+
+// nodeWords puts the names of nodes in the place of their ids.
+func nodeWords(nodes []placement.Node) *strings.Replacer {
+	named := slices.Clone(nodes)
 	// Of two that fit, the first one of the pairs is taken: it must be the longer one.
-	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
-	for _, id := range ids {
-		i := slices.IndexFunc(v.nodes, func(o placement.Node) bool { return o.ID.String() == id })
-		pairs = append(pairs, "node "+id, "node "+v.nodes[i].Name)
+	slices.SortFunc(named, func(a, b placement.Node) int {
+		return cmp.Or(len(b.ID.String())-len(a.ID.String()), cmp.Compare(a.ID, b.ID))
+	})
+	var pairs []string
+	for i := range named {
+		pairs = append(pairs, "node "+named[i].ID.String(), "node "+named[i].Name)
 	}
 	return strings.NewReplacer(pairs...)
 }

@@ -151,18 +151,23 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 		if err == nil {
 			return m.MemberList(ctx, true)
 		}
-		if !errors.Is(err, kverror.BadRequest) {
-			return nil, err
+		if errors.Is(err, kverror.BadRequest) {
+			err = m.empty(ctx, id)
 		}
-		if eerr := m.empty(ctx, id); eerr != nil {
-			return nil, eerr
+		if err != nil && ctx.Err() == nil {
+			return nil, err
 		}
 		if clock.Sleep(ctx, m.c.o.Clock, removePause) != nil {
 			m.c.log.Info("a member that is removed still holds something", zap.Stringer("member", id), zap.Error(err))
-			return nil, kverror.Timeout
+			return nil, errStillRemoving
 		}
 	}
 }
+
+// errStillRemoving is etcd's answer to a request that takes too long, of which etcd has several
+// that say in their second half why: of this kind clients know the code and the first half.
+var errStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout)+
+	", the member is decommissioned and goes on giving up what it holds: the same request again waits for the rest")
 
 // errNotEnoughStarted is etcd's answer, which leaves its server without a code: its clients
 // know it by its text.

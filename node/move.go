@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
@@ -50,17 +51,37 @@ func (a admin) move(ctx context.Context, id keyspace.RangeID, from, to, look str
 	if o.To, err = nodeNamed(nodes, to); err != nil {
 		return nil, err
 	}
-	if !a.c.alive(o.To) {
-		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("node %s does not answer", to), NextStep: "start it, or choose another one (skein node list)"}
+	if err := a.answers(o.To, to); err != nil {
+		return nil, err
 	}
 	begun, err := a.c.client.BeginOperation(ctx, o)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
-		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: look}
+		return nil, notBegun(e, nodes, look)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return operationRow(&begun, names(nodes)), nil
+}
+
+// answers refuses what a node is to do that is not heard.
+func (a admin) answers(node keyspace.NodeID, name string) error {
+	if a.c.alive(node) {
+		return nil
+	}
+	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s does not answer", name), NextStep: "start it, or choose another one (skein node list)"}
+}
+
+// notBegun words for an operator why an operation is refused: nodes have names, and what was
+// asked for is in front of it anyway.
+func notBegun(e *kverror.Error, nodes []placement.Node, look string) error {
+	reason := nodeWords(nodes).Replace(e.Detail)
+	for _, kind := range []placement.OperationKind{placement.OperationMove, placement.OperationMerge} {
+		if rest, ok := strings.CutPrefix(reason, kind.String()+" "); ok {
+			_, reason, _ = strings.Cut(rest, ": ")
+		}
+	}
+	return &adminapi.Refusal{Reason: reason, NextStep: look}
 }
 
 func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *adminpb.Operation {
@@ -81,7 +102,7 @@ func (a admin) MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb.
 	}
 	begun, err := a.c.client.BeginOperation(ctx, placement.Operation{Range: left, Kind: placement.OperationMerge, Why: "asked for"})
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
-		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "skein range list shows the ranges in their order and who holds them, skein placement operations what is under way"}
+		return nil, notBegun(e, nodes, "skein range list shows the ranges in their order and who holds them, skein placement operations what is under way")
 	}
 	if err != nil {
 		return nil, err
@@ -108,6 +129,9 @@ func (a admin) TransferLeader(ctx context.Context, id keyspace.RangeID, to strin
 		}
 		if m, ok := descs[i].ReplicaOn(node); !ok || m.Role != keyspace.RoleVoter {
 			return &adminapi.Refusal{Reason: fmt.Sprintf("node %s holds no voter of range %s", to, id), NextStep: "move a replica there first (skein range move), or choose a node that has one (skein range list)"}
+		}
+		if err := a.answers(node, to); err != nil {
+			return err
 		}
 		return a.transferTo(ctx, &descs[i], node)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 )
 
@@ -51,5 +52,16 @@ func (a admin) TransferPlacement(ctx context.Context, to string) error {
 	if r, ok := own.ReplicaOn(node); !ok || r.Role != keyspace.RoleVoter {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s holds no voter of the placement group", to), NextStep: "move a replica there first (skein placement move), or choose a node that has one (skein placement show)"}
 	}
-	return a.c.client.TransferLeader(ctx, node)
+	if err := a.answers(node, to); err != nil {
+		return err
+	}
+	err = a.c.client.TransferLeader(ctx, node)
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.Internal {
+		// Nobody can take the lead who has not all that the leader has.
+		return &adminapi.Refusal{
+			Reason:   nodeWords(nodes).Replace(e.Detail),
+			NextStep: "try again in a moment, when it has caught up, or choose another one (skein placement show)",
+		}
+	}
+	return err
 }

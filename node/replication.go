@@ -16,7 +16,7 @@ import (
 // SetReplication implements adminapi.PlacementKeeper.
 func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error) {
 	if !placement.ValidReplication(factor) {
-		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: of an even number one more may not be lost than of the odd number below"}
+		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: an even number outlives no more losses than the odd one below it"}
 	}
 	v, err := a.survey(ctx)
 	switch {
