@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -32,7 +34,7 @@ func (s *Server) clientMux() http.Handler {
 	if s.gateway != nil {
 		mux.Handle("/v3/", s.gateway)
 	}
-	return anyOrigin(today(mux))
+	return anyOrigin(ownPages(today(mux)))
 }
 
 // metricsMux is what is served at the metrics URLs: metrics and health alone.
@@ -53,6 +55,45 @@ func anyOrigin(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// certified is the context key of a connection whose client has shown a certificate.
+type certified struct{}
+
+// noteCertificate is what an HTTP server's ConnContext notes of a connection.
+func noteCertificate(ctx context.Context, c net.Conn) context.Context {
+	if s, ok := c.(*sniffedConn); ok && s.state != nil && len(s.state.PeerCertificates) > 0 {
+		return context.WithValue(ctx, certified{}, true)
+	}
+	return ctx
+}
+
+// ownPages refuses pages of other origins what a certificate lets in. A browser attaches its
+// user's by itself to what any page sends it to, without a question where the page need not
+// read the answer, and never asks before it opens a websocket: any page that the user looks at
+// could write keys and watch them. Who comes without a certificate has to show a token, which
+// no browser attaches, or is anybody. etcd lets them all in. The answers say beside it that
+// any origin may read them, as etcd's do: that counts for nobody with a certificate, since
+// browsers want the origin's name then.
+func ownPages(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if has, _ := r.Context().Value(certified{}).(bool); has && foreign(r) {
+			http.Error(w, "a page of another origin may not use its reader's certificate", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// foreign says whether a browser sends a request for a page of another origin. Each of them
+// says so by one of the two headers, with websockets by the first; others send neither.
+func foreign(r *http.Request) bool {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		u, err := url.Parse(origin)
+		return err != nil || !strings.EqualFold(u.Scheme, "https") || !strings.EqualFold(u.Host, r.Host)
+	}
+	site := r.Header.Get("Sec-Fetch-Site")
+	return site != "" && site != "same-origin" && site != "none"
 }
 
 func (s *Server) handleHealth(mux *http.ServeMux) {

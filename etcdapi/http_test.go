@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"github.com/coder/websocket"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -197,6 +198,62 @@ func TestTLS(t *testing.T) {
 	_, _ = io.WriteString(plain, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
 	if b, _ := io.ReadAll(plain); !strings.Contains(string(b), "HTTP request to an HTTPS server") {
 		t.Errorf("%q", b)
+	}
+}
+
+// A browser attaches its user's certificate to what any page sends, and opens sockets for all
+// of them: pages of other origins may do nothing by it, neither read nor write. Their own and
+// clients that are no browsers may.
+func TestPagesOfOtherOriginsHaveNoCertificate(t *testing.T) {
+	p := newPKI(t)
+	for _, auth := range []tls.ClientAuthType{tls.RequireAndVerifyClientCert, tls.VerifyClientCertIfGiven} {
+		r := newRig(t, "https", func(o *Options) {
+			o.TLS = &tls.Config{Certificates: []tls.Certificate{p.server}, ClientCAs: p.pool, ClientAuth: auth}
+		})
+		own := "https://" + r.addr()
+		for _, c := range []struct {
+			name    string
+			header  http.Header
+			foreign bool
+		}{
+			{"no browser", nil, false},
+			{"its own page", http.Header{"Origin": {own}}, false},
+			{"its own page, in capitals", http.Header{"Origin": {strings.ToUpper(own)}}, false},
+			{"its own page, as the browser says", http.Header{"Sec-Fetch-Site": {"same-origin"}}, false},
+			{"typed in", http.Header{"Sec-Fetch-Site": {"none"}}, false},
+			{"another page", http.Header{"Origin": {"https://elsewhere"}}, true},
+			{"another port", http.Header{"Origin": {"https://127.0.0.1:1"}}, true},
+			{"a sandbox", http.Header{"Origin": {"null"}}, true},
+			{"another page, as the browser says", http.Header{"Sec-Fetch-Site": {"cross-site"}}, true},
+			{"a neighbour", http.Header{"Sec-Fetch-Site": {"same-site"}, "Origin": {"https://b.example"}}, true},
+		} {
+			for _, certified := range []bool{true, false} {
+				if !certified && auth == tls.RequireAndVerifyClientCert {
+					continue
+				}
+				cfg := &tls.Config{RootCAs: p.pool}
+				if certified {
+					cfg.Certificates = []tls.Certificate{p.client}
+				}
+				client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, own+"/v3/kv/range", strings.NewReader(`{"key":"aw=="}`))
+				must(t, err)
+				req.Header = c.header.Clone()
+				resp, err := client.Do(req)
+				must(t, err)
+				resp.Body.Close()
+				if refused := resp.StatusCode == http.StatusForbidden; refused != (c.foreign && certified) {
+					t.Errorf("%s, certificate %t: status %d", c.name, certified, resp.StatusCode)
+				}
+				conn, resp, err := websocket.Dial(t.Context(), "wss://"+r.addr()+"/v3/watch", &websocket.DialOptions{HTTPClient: client, HTTPHeader: c.header})
+				if refused := err != nil && resp != nil && resp.StatusCode == http.StatusForbidden; refused != (c.foreign && certified) || err != nil && !refused {
+					t.Errorf("%s, certificate %t: a socket: %v", c.name, certified, err)
+				}
+				if err == nil {
+					_ = conn.CloseNow()
+				}
+			}
+		}
 	}
 }
 

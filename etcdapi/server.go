@@ -261,6 +261,7 @@ func newHTTPServer(h http.Handler) *http.Server {
 		ReadTimeout:       requestReadTime,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
+		ConnContext:       noteCertificate,
 		ErrorLog:          zap.NewStdLog(zap.NewNop()), // what clients do wrong
 	}
 }

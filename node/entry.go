@@ -45,8 +45,8 @@ func (l *place) into(o *Options) {
 
 func (e *Entry) placer(o *Options) *placer {
 	p := &placer{cfg: e.Config, fs: o.FS, clock: o.Clock, log: o.Logger, tell: e.Tell}
-	p.ask = func(ctx context.Context, id *engine.Identity) (*joined, error) {
-		a, err := e.Ask(ctx, joinRequest(e.Config.Name, texts(e.Config.AdvertisePeerURLs), id))
+	p.ask = func(ctx context.Context, who engine.Identity) (*joined, error) {
+		a, err := e.Ask(ctx, joinRequest(e.Config.Name, texts(e.Config.AdvertisePeerURLs), who))
 		if r := (*adminapi.Refusal)(nil); err != nil && (!errors.As(err, &r) || r.Later) {
 			return nil, fmt.Errorf("%w: %w", errLater, err)
 		}

@@ -12,7 +12,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
@@ -35,12 +37,16 @@ const (
 // against the node, and nothing of it.
 type introduction struct {
 	Node keyspace.NodeID
+	// Instance is that of the directory.
+	Instance uint64
 	// Known says that the node table has the node as one that has served before, Member
 	// that it has it as one that has not.
 	Known, Member bool
 	// Removed says that the node was removed from the cluster, Absent that the cluster has
 	// run before and has no such node.
 	Removed, Absent bool
+	// Other says that another directory has been let in as the node.
+	Other bool
 	// Moved says that the placement group has had other members since the founding, and
 	// Holds which replica of it is on the node, 0 for none.
 	Moved bool
@@ -52,7 +58,7 @@ type introduction struct {
 
 // decides says whether the answer settles whether the node is let in: it is the node
 // table's, as a quorum has it, or speaks against the node.
-func (q *introduction) decides() bool { return q.Known || q.Member || q.Removed || q.Absent }
+func (q *introduction) decides() bool { return q.Known || q.Member || q.Other || q.Removed || q.Absent }
 
 // hearsay is what the others have said in one round of questions.
 type hearsay struct {
@@ -79,8 +85,8 @@ func (c *Core) introduce(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		if len(h.unsure) > 0 {
-			c.hasRun.Store(true)
+		if len(h.unsure) > 0 && !c.hasRun.Swap(true) {
+			round = 1 // what it waits for is something else now
 		}
 		if c.mayFound(&h) {
 			return nil
@@ -119,6 +125,8 @@ func (c *Core) settle(ctx context.Context, h *hearsay) error {
 		return fmt.Errorf("the data directory %s is empty, but node %s says that node %s is a member of cluster %s that has run before: "+
 			"restore its directory, or remove the member and add it anew under another peer URL: a member that was removed does not come back",
 			c.o.DataDir, h.by, c.o.Self, c.o.Cluster)
+	case word.Other:
+		return fmt.Errorf("node %s says, and %s and %s are to be emptied: %w", h.by, c.o.DataDir, c.o.WALDir, otherDirectory(&placement.Node{ID: c.o.Self}))
 	case word.Absent:
 		return fmt.Errorf("node %s says that cluster %s has no node %s: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
 			h.by, c.o.Cluster, c.o.Self, c.o.DataDir, c.o.WALDir)
@@ -177,7 +185,7 @@ func (c *Core) askAll(ctx context.Context) (h hearsay) {
 // wordOf asks one peer until it says all that it will say, or ctx ends, and returns the
 // last answer. Who joins needs one that settles it.
 func (c *Core) wordOf(ctx context.Context, peer keyspace.NodeID) (last introduction, answered bool) {
-	q, err := json.Marshal(introduction{Node: c.o.Self})
+	q, err := json.Marshal(introduction{Node: c.o.Self, Instance: c.dirs.Identity.Instance})
 	if err != nil {
 		panic(fmt.Sprintf("node: encode an introduction: %v", err)) // numbers always encode
 	}
@@ -200,7 +208,7 @@ func (c *Core) wordOf(ctx context.Context, peer keyspace.NodeID) (last introduct
 // speaks against the asker, or where it shows that nothing has happened since the
 // founding.
 func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introduction {
-	q = introduction{Node: q.Node}
+	q = introduction{Node: q.Node, Instance: q.Instance}
 	if !c.letIn.Load() {
 		q.Unsure = c.hasRun.Load()
 		return q
@@ -221,27 +229,44 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 		q.judge(*n, n.ID == q.Node)
 		young = young && len(n.ClientURLs) == 0 && n.Since == 0
 	}
-	if q.Known || q.Removed || young {
+	if q.Known || q.Removed || q.Other || young {
 		return q
 	}
+	return c.judgeByQuorum(ctx, q)
+}
+
+// judgeByQuorum judges by the node table as it is now. The node is that of the directory that
+// is let in first: an entry of placement says so before the answer does.
+func (c *Core) judgeByQuorum(ctx context.Context, q introduction) introduction {
+	unsure := introduction{Node: q.Node, Unsure: true}
 	ctx, cancel := context.WithTimeout(ctx, judgeTimeout)
 	defer cancel()
 	nodes, err := c.client.NodeTable(ctx, true)
 	if err != nil {
-		return introduction{Node: q.Node, Unsure: true}
+		return unsure
 	}
 	group, err := c.client.PlacementGroup(ctx)
 	if err != nil {
-		return introduction{Node: q.Node, Unsure: true}
+		return unsure
 	}
 	own := keyspace.Descriptor{Replicas: group.Replicas}
 	here, _ := own.ReplicaOn(q.Node)
 	q.Moved, q.Holds = group.ConfIndex > raftgroup.InitIndex, here.ID
 	i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == q.Node })
-	if q.Absent = i < 0; !q.Absent {
-		q.Member = true
-		q.judge(nodes[i], true)
+	if q.Absent = i < 0; q.Absent {
+		return q
 	}
+	q.judge(nodes[i], true)
+	if q.Known || q.Removed || q.Other {
+		return q
+	}
+	switch err := c.client.ClaimNode(ctx, q.Node, q.Instance); {
+	case errors.Is(err, kverror.NodeExists):
+		q.Other = !plant.Is(plant.EmptyLetIn)
+	case err != nil:
+		return unsure
+	}
+	q.Member = true
 	return q
 }
 
@@ -254,5 +279,6 @@ func (c *Core) logsAreEmpty() bool {
 // where it serves after it was let in, never before.
 func (q *introduction) judge(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
-	q.Known = q.Known || ok && len(n.ClientURLs) > 0
+	q.Known = q.Known || ok && len(n.ClientURLs) > 0 && !plant.Is(plant.EmptyLetIn)
+	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance && !plant.Is(plant.EmptyLetIn)
 }

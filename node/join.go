@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -117,7 +118,9 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 		n := &nodes[i]
 		switch {
 		case n.ID != c.o.Self:
-			c.setPeer(n)
+			if !plant.Is(plant.NewcomerUnknown) {
+				c.setPeer(n)
+			}
 		case n.State == placement.NodeRemoved:
 			c.fail(c.removedError())
 		}
@@ -136,8 +139,9 @@ func (c *Core) removedError() error {
 }
 
 // announce publishes the node's row of the node table until it is there. A node that was
-// removed from the cluster cannot go on.
+// removed from the cluster, or is that of another directory, cannot go on.
 func (c *Core) announce(ctx context.Context, row placement.Node) {
+	row.Instance = c.dirs.Identity.Instance
 	for {
 		err := c.client.Publish(ctx, row)
 		if err == nil || ctx.Err() != nil {
@@ -145,6 +149,10 @@ func (c *Core) announce(ctx context.Context, row placement.Node) {
 		}
 		if errors.Is(err, kverror.NodeRemoved) {
 			c.fail(c.removedError())
+			return
+		}
+		if errors.Is(err, kverror.NodeExists) {
+			c.fail(fmt.Errorf("this directory is none of the cluster: %w", otherDirectory(&placement.Node{ID: c.o.Self})))
 			return
 		}
 		c.log.Info("publish this node", zap.Error(err))

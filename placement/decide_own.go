@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -31,6 +32,7 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		d.handOver(ctx, &own)
 		return
 	}
+	d.handOverAt, d.handOverPause = 0, 0
 	o, ok := d.ownOperation(&own)
 	if !ok {
 		return
@@ -115,19 +117,41 @@ func (d *decider) ownTarget(own *keyspace.Descriptor) keyspace.NodeID {
 	return best
 }
 
-// handOver gives the leadership of the group, and with it this one, to another node.
+// handOverPauseMax bounds the pause between two attempts to hand the leadership over: each
+// ends the hand-outs of revisions for a moment.
+const handOverPauseMax = time.Minute
+
+// handOver gives the leadership of the group, and with it this one, to another node. It is
+// looked for one that can take it, which costs nothing; where the attempt fails nevertheless
+// the next one comes after a pause, ever longer.
 func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
+	now := d.s.o.Clock.Now()
+	if now < d.handOverAt {
+		return
+	}
+	g := d.s.replica()
+	if g == nil {
+		return
+	}
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	defer cancel()
+	var to keyspace.Replica
 	for _, m := range own.Replicas {
 		n, known := d.nodes[m.Node]
 		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || n.Silent || n.State != decide.Serving {
 			continue
 		}
-		ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
-		err := d.s.TransferLeader(ctx, m.Node)
-		cancel()
-		d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", m.Node), zap.Error(err))
-		if err == nil {
-			return
+		if g.CanTransfer(ctx, m.ID) == nil {
+			to = m
+			break
 		}
 	}
+	if to.Node == 0 {
+		d.s.o.Logger.Debug("this node is drained, and nobody can lead placement yet")
+		return
+	}
+	d.handOverPause = min(max(2*d.handOverPause, decideEvery), handOverPauseMax)
+	d.handOverAt = now.Add(d.handOverPause)
+	err := d.s.TransferLeader(ctx, to.Node)
+	d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", to.Node), zap.Error(err))
 }

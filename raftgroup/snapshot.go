@@ -67,8 +67,8 @@ func encodeSnapshotHeader(h *snapshotHeader) []byte {
 
 func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
 	r := reader{b: b}
-	if r.byte() != snapshotVersion {
-		return nil, fmt.Errorf("%w: version", errSnapshotFormat)
+	if err := keyspace.CheckVersion("snapshot", uint64(r.byte()), snapshotVersion); err != nil {
+		return nil, fmt.Errorf("%w: %w", errSnapshotFormat, err)
 	}
 	h := &snapshotHeader{group: keyspace.GroupID(r.uvarint())}
 	h.from, h.to, h.term = keyspace.ReplicaID(r.uvarint()), keyspace.ReplicaID(r.uvarint()), r.uvarint()

@@ -15,10 +15,19 @@ type route struct {
 	desc keyspace.Descriptor
 	// hint is the node that led last time, 0 if unknown.
 	hint atomic.Uint64
+	// told is the highest revision at which a serializable read of the range, or of a part of
+	// what it came from, was answered here.
+	told atomic.Int64
 }
 
 // leader returns the node that led the range last time, 0 if unknown. It is a hint.
 func (r *route) leader() keyspace.NodeID { return keyspace.NodeID(r.hint.Load()) }
+
+// tell notes the revision at which a serializable read of the range is answered.
+func (r *route) tell(rev keyspace.Revision) {
+	for told := r.told.Load(); told < int64(rev) && !r.told.CompareAndSwap(told, int64(rev)); told = r.told.Load() {
+	}
+}
 
 // rangeCache is a cache of the range map: ranges sorted by start, never
 // overlapping, with holes where nothing is known. Readers take no lock: a change
@@ -128,6 +137,7 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 		if _, still := d.ReplicaOn(r.leader()); still && next.leader() == 0 {
 			next.hint.Store(uint64(r.leader()))
 		}
+		next.tell(keyspace.Revision(r.told.Load()))
 	}
 	if known != nil {
 		inherit(known)

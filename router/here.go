@@ -57,22 +57,22 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op
 
 // serializable answers a serializable read at a revision up to which the ranges of its
 // span are complete in this node's replicas: the highest of these, or that of an earlier
-// such read if it was higher, for which ranges that are not complete up to there here are
-// asked at their leaders; or, where these do not answer soon, the lowest, which needs nobody
-// else. done is false where nothing can be said by what is here, and the read is made like
+// such read of one of them if it was higher, for which ranges that are not complete up to
+// there here are asked at their leaders; or, where these do not answer soon, or too few nodes
+// live for them to have one, the lowest, which needs nobody else. done is false where nothing can be said by what is here, and the read is made like
 // others.
 func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, moment) error) (done bool, err error) {
-	_, highest, lowest, ok := r.completeHere(req)
+	held, ok := r.completeHere(req)
 	if !ok {
 		return false, nil
 	}
-	// What one member of etcd answers to such reads never goes back.
-	highest = max(highest, keyspace.Revision(r.told.Load()))
+	// What is told of a range does not go back.
+	highest, lowest := max(held.highest, held.told), held.lowest
 	explicit := keyspace.Revision(req.GetRevision())
 	if explicit > highest {
 		return false, nil
 	}
-	if lowest < highest && explicit <= 0 || explicit > lowest {
+	if lowest < highest && explicit <= 0 && r.mayBeLed(&held, highest) || explicit > lowest {
 		soon, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errNotSoon)
 		err := read(soon, moment{at: highest, where: nearest})
 		late := errors.Is(context.Cause(soon), errNotSoon)
@@ -92,15 +92,63 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 // names its revision is no older for a header that tells of later ones.
 func (r *Router) headed(req *pb.RangeRequest, at keyspace.Revision) keyspace.Revision {
 	if req.GetRevision() > 0 {
-		return max(at, keyspace.Revision(r.told.Load()))
+		for _, rt := range r.routesOf(req) {
+			at = max(at, keyspace.Revision(rt.told.Load()))
+		}
 	}
 	return at
 }
 
-// tell notes the revision that a serializable read is answered with.
-func (r *Router) tell(rev keyspace.Revision) {
-	for told := r.told.Load(); told < int64(rev) && !r.told.CompareAndSwap(told, int64(rev)); told = r.told.Load() {
+// tell notes the revision that a serializable read is answered with, of its ranges alone: a
+// range at rest is not known to be complete here up to what is told of others, and would be
+// asked at its leader for ever.
+func (r *Router) tell(req *pb.RangeRequest, rev keyspace.Revision) {
+	for _, rt := range r.routesOf(req) {
+		rt.tell(rev)
 	}
+}
+
+// routesOf returns the ranges of a read, as far as they are known.
+func (r *Router) routesOf(req *pb.RangeRequest) []*route {
+	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
+	if !ok {
+		return nil
+	}
+	all := r.cache.all()
+	lo, hi := window(all, span)
+	return all[lo:hi:hi]
+}
+
+// mayBeLed says whether each of the ranges that are not complete here up to the revision may
+// have a leader, for all that this node hears of others. A member of etcd without a quorum
+// waits for nobody either.
+func (r *Router) mayBeLed(h *heldHere, at keyspace.Revision) bool {
+	for _, rt := range h.routes {
+		_, c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
+		if (!ok || c < at) && !rt.quorum(func(n keyspace.NodeID) bool { return n == r.cfg.Self || r.cfg.Alive(n) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// quorum says whether enough of the range's voters live, in both halves of a joint
+// configuration.
+func (r *route) quorum(lives func(keyspace.NodeID) bool) bool {
+	var all, living [2]int // of the configuration that goes, and of the one that comes
+	for _, rep := range r.desc.Replicas {
+		n := 0
+		if lives(rep.Node) {
+			n = 1
+		}
+		if rep.Role == keyspace.RoleVoter || rep.Role == keyspace.RoleVoterOutgoing || rep.Role == keyspace.RoleVoterDemoting {
+			all[0], living[0] = all[0]+1, living[0]+n
+		}
+		if rep.Role == keyspace.RoleVoter || rep.Role == keyspace.RoleVoterIncoming {
+			all[1], living[1] = all[1]+1, living[1]+n
+		}
+	}
+	return 2*living[0] > all[0] && 2*living[1] > all[1]
 }
 
 // final says whether an error of a serializable read stands, since it would be no other if
@@ -119,29 +167,35 @@ func final(op proto.Message, err error) bool {
 // errNotSoon is why a serializable read waits for no leader any more.
 var errNotSoon = errors.New("router: no leader answers soon")
 
-// completeHere returns the highest and the lowest revision up to which the ranges of a
-// read are complete here, and that from which on all of them can be read, which may be
-// above; ok is false where this node has not all of them.
-func (r *Router) completeHere(req *pb.RangeRequest) (from, highest, lowest keyspace.Revision, ok bool) {
+// heldHere is what this node's replicas hold of the ranges of a read: the highest and the
+// lowest revision up to which they are complete, and that from which on all of them can be
+// read, which may be above. told is the highest at which one of them was read.
+type heldHere struct {
+	routes                      []*route
+	from, highest, lowest, told keyspace.Revision
+}
+
+// completeHere returns what is held here of a read; ok is false where this node has not all
+// of its ranges.
+func (r *Router) completeHere(req *pb.RangeRequest) (h heldHere, ok bool) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
-		return 0, 0, 0, false
+		return h, false
 	}
-	routes, ok := overlapping(r.cache.all(), span)
-	if !ok {
-		return 0, 0, 0, false
+	if h.routes, ok = overlapping(r.cache.all(), span); !ok {
+		return h, false
 	}
-	for i, rt := range routes {
-		f, c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
+	for i, rt := range h.routes {
+		from, c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
 		if !ok {
-			return 0, 0, 0, false
+			return h, false
 		}
-		from, highest = max(from, f), max(highest, c)
-		if i == 0 || c < lowest {
-			lowest = c
+		h.from, h.highest, h.told = max(h.from, from), max(h.highest, c), max(h.told, keyspace.Revision(rt.told.Load()))
+		if i == 0 || c < h.lowest {
+			h.lowest = c
 		}
 	}
-	return from, highest, lowest, true
+	return h, true
 }
 
 // rangeHere is Range of a serializable request.
@@ -157,7 +211,7 @@ func (r *Router) rangeHere(ctx context.Context, req *pb.RangeRequest) (resp *pb.
 		if resp, err = r.readAt(ctx, span, req, at); err == nil {
 			rev := r.headed(req, at.at)
 			resp.Header = header(rev)
-			r.tell(rev)
+			r.tell(req, rev)
 		}
 		return err
 	})

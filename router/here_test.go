@@ -79,6 +79,13 @@ func (l *locals) answer(req *shard.Request) *shard.Response {
 	return &shard.Response{Op: evaluate(l.kvs, req.Op.(*pb.RangeRequest))}
 }
 
+// forgetTold takes back what serializable reads were told.
+func (r *Router) forgetTold() {
+	for _, rt := range r.cache.all() {
+		rt.told.Store(0)
+	}
+}
+
 func (l *locals) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
 	l.mu.Lock()
 	if _, put := req.Op.(*pb.PutRequest); put {
@@ -134,7 +141,7 @@ func TestSerializableReads(t *testing.T) {
 			{"a revision that is not here", map[string]keyspace.Revision{"": 6, "m": 6}, false, func() *pb.RangeRequest { q := all(); q.Revision = 7; return q }(), 7, 0, true},
 		} {
 			l.complete, l.down, l.asked = s.complete, s.down, 0
-			r.told.Store(0)
+			r.forgetTold()
 			resp, err := r.Range(t.Context(), proto.CloneOf(s.req))
 			if err != nil || resp.Header.Revision != s.rev || s.keys > 0 && len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
 				t.Errorf("%s: %v, %v, leaders were asked %d times", s.name, resp, err, l.asked)
@@ -142,7 +149,7 @@ func TestSerializableReads(t *testing.T) {
 		}
 		// Streams are read from what is here, whoever leads.
 		l.complete, l.down, l.asked = map[string]keyspace.Revision{"": 4, "m": 7}, true, 0
-		r.told.Store(0)
+		r.forgetTold()
 		var m merged
 		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
 			t.Errorf("a stream: %v, %v, leaders were asked %d times", &m.resp, err, l.asked)
@@ -162,10 +169,11 @@ func TestSerializableReads(t *testing.T) {
 	})
 }
 
-// The headers of serializable reads do not go back at one gateway, whatever spans are read:
-// what is complete here up to less is read at its leader. Where none answers, what is here
-// is told, with the revision that it has.
-func TestSerializableHeadersDoNotGoBack(t *testing.T) {
+// What serializable reads of a range say does not go back at one gateway, whatever spans are
+// read: what is complete here up to less is read at its leader. Where none answers, what is
+// here is told, with the revision that it has. What was read of other ranges counts for
+// nothing: one at rest is read here, however far the others are.
+func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
 		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 6}}
@@ -184,38 +192,89 @@ func TestSerializableHeadersDoNotGoBack(t *testing.T) {
 			down     bool
 			rev      int64
 			keys     int
+			asked    bool
 		}{
-			{"a", "", 0, false, 4, 1},
-			{"x", "", 0, false, 6, 1},
-			{"a", "m", 0, false, 6, 3}, // a and b and, at the leader, c
-			{"c", "", 0, false, 6, 1},
-			{"a", "m", 4, false, 6, 2},
-			{"a", "m", 4, true, 6, 2},
-			{"a", "m", 0, true, 4, 2},
-			{"m", "\x00", 0, true, 6, 2},
+			{"x", "", 0, true, 6, 1, false},
+			{"a", "", 0, true, 4, 1, false},
+			{"a", "m", 0, true, 4, 2, false},
+			{"m", "\x00", 0, true, 6, 2, false},
+			{"a", "\x00", 0, false, 6, 5, true}, // a and b and, at the leader, c
+			{"c", "", 0, false, 6, 1, true},
+			{"a", "m", 4, false, 6, 2, false},
+			{"a", "m", 4, true, 6, 2, false},
+			{"a", "m", 0, true, 4, 2, true},
+			{"m", "\x00", 0, true, 6, 2, false},
 		} {
-			l.down = s.down
+			l.down, l.asked = s.down, 0
 			req := &pb.RangeRequest{Key: []byte(s.key), RangeEnd: []byte(s.end), Revision: s.at, Serializable: true}
 			resp, err := r.Range(t.Context(), proto.CloneOf(req))
-			if err != nil || resp.Header.Revision != s.rev || len(resp.Kvs) != s.keys {
-				t.Errorf("%+v: %v, %v", s, resp, err)
+			if err != nil || resp.Header.Revision != s.rev || len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
+				t.Errorf("%+v: %v, %v, leaders were asked %d times", s, resp, err, l.asked)
 			}
 		}
-		// A stream is made like others where it would go back, if that can be.
-		r.told.Store(0)
+		// A stream is made like others where it would go back, if that can be. What both
+		// halves were told before a split is known of each heir.
+		c.split("b")
+		l.complete["b"] = 4
+		r.Learn(c.descs...)
 		for _, s := range []struct {
 			key, end string
 			down     bool
 			rev      int64
 			keys     int
 		}{
-			{"a", "m", false, 4, 2}, {"m", "\x00", false, 6, 2}, {"a", "m", false, 7, 3}, {"m", "\x00", false, 7, 3}, {"a", "m", true, 4, 2},
+			{"m", "\x00", false, 6, 2}, {"a", "b", false, 7, 1}, {"a", "m", true, 4, 2}, {"m", "\x00", false, 6, 2},
 		} {
 			l.down = s.down
 			var m merged
 			req := &pb.RangeRequest{Key: []byte(s.key), RangeEnd: []byte(s.end), Serializable: true}
 			if err := r.RangeStream(t.Context(), req, m.send); err != nil || m.resp.Header.Revision != s.rev || len(m.resp.Kvs) != s.keys {
 				t.Errorf("%+v: a stream: %v, %v", s, &m.resp, err)
+			}
+		}
+	})
+}
+
+// Where too few nodes live for a range to have a leader, a serializable read waits for none:
+// what is here is told at once, of one range or of several, whatever was told before.
+func TestASerializableReadWaitsForNoQuorum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 7}}
+		r := newRouter(c)
+		r.cfg.Ranges, r.cfg.Local = l, l
+		quorum := true
+		r.cfg.Alive = func(keyspace.NodeID) bool { return quorum }
+		c.split("m")
+		r.Learn(c.descs...)
+		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		read := func(key, end string) (*pb.RangeResponse, time.Duration) {
+			t.Helper()
+			begin := time.Now()
+			resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte(key), RangeEnd: []byte(end), Serializable: true})
+			if err != nil {
+				t.Fatalf("%q up to %q: %v", key, end, err)
+			}
+			return resp, time.Since(begin)
+		}
+		if resp, _ := read("a", "\x00"); resp.Header.Revision != 7 || len(resp.Kvs) != 6 || l.asked == 0 {
+			t.Errorf("with a quorum: %v, leaders were asked %d times", resp, l.asked)
+		}
+		quorum, l.down, l.asked = false, true, 0
+		for _, end := range []string{"", "m", "\x00"} {
+			resp, took := read("a", end)
+			if resp.Header.Revision != 4 || took != 0 || l.asked > 0 {
+				t.Errorf("up to %q without a quorum: %v after %v, leaders were asked %d times", end, resp, took, l.asked)
+			}
+			var m merged
+			req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("\x00"), Serializable: true}
+			begin := time.Now()
+			if err := r.RangeStream(t.Context(), req, m.send); err != nil || m.resp.Header.Revision != 4 || time.Since(begin) != 0 {
+				t.Errorf("a stream without a quorum: %v, %v after %v", &m.resp, err, time.Since(begin))
 			}
 		}
 	})

@@ -28,7 +28,7 @@ func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResp
 	}
 	resp, err := r.rangeNow(ctx, req)
 	if err == nil && req.GetSerializable() {
-		r.tell(keyspace.Revision(resp.GetHeader().GetRevision()))
+		r.tell(req, keyspace.Revision(resp.GetHeader().GetRevision()))
 	}
 	return resp, err
 }

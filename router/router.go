@@ -103,8 +103,6 @@ type Router struct {
 	cache *rangeCache
 	// joined are the bytes of answers that are being put together.
 	joined atomic.Int64
-	// told is the highest revision that a serializable read has had as its header here.
-	told atomic.Int64
 	// large says that one answer is larger than its share of them; it counts alone.
 	large  atomic.Bool
 	counts *counts

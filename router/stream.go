@@ -64,7 +64,7 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 		switch {
 		case err == nil:
 			if req.GetSerializable() {
-				r.tell(now)
+				r.tell(req, now)
 			}
 			return true, nil
 		case ctx.Err() != nil:
@@ -84,12 +84,12 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 // it would be of an older revision than an earlier one, goesBack is that: what leaders say
 // comes first then, if the sequencer answers.
 func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (goesBack keyspace.Revision, done bool, err error) {
-	from, _, lowest, ok := r.completeHere(req)
-	explicit := keyspace.Revision(req.GetRevision())
-	if !ok || explicit > lowest || explicit <= 0 && lowest < from {
+	held, ok := r.completeHere(req)
+	lowest, explicit := held.lowest, keyspace.Revision(req.GetRevision())
+	if !ok || explicit > lowest || explicit <= 0 && lowest < held.from {
 		return 0, false, nil
 	}
-	if explicit <= 0 && int64(lowest) < r.told.Load() {
+	if explicit <= 0 && lowest < held.told && r.mayBeLed(&held, held.told) {
 		soon, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errNotSoon)
 		defer cancel()
 		if _, err := r.currentOrWait(soon); err == nil {
@@ -105,7 +105,7 @@ func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keysp
 	s := &stream{r: r, req: req, at: moment{at: at, where: nearest}, head: r.headed(req, at), send: send}
 	switch err = s.run(ctx); {
 	case err == nil:
-		r.tell(s.head)
+		r.tell(req, s.head)
 	case ctx.Err() != nil:
 	case !s.begun && !final(req, err):
 		return false, err

@@ -34,9 +34,10 @@ type cluster struct {
 	stores sync.RWMutex
 
 	mu sync.Mutex
-	// Guarded by mu: how many snapshots the nodes that are gone had installed, and how
-	// often they had cut followers off.
-	snapshots, cutOffs int
+	// Guarded by mu: how many snapshots the nodes that are gone had installed, how often
+	// they had cut followers off, and how many ranges they had split by themselves, because
+	// of their size and their load.
+	snapshots, cutOffs, bySize, byLoad int
 }
 
 // over notes what a node has done that is no more.
@@ -46,12 +47,26 @@ func (c *cluster) over(r *run) {
 	defer c.mu.Unlock()
 	c.snapshots += snapshots
 	c.cutOffs += cutOffs
+	c.bySize, c.byLoad = c.bySize+r.countOf(splitsItself, "size"), c.byLoad+r.countOf(splitsItself, "load")
+}
+
+// countSplits returns how many ranges the nodes have split by themselves, because of their
+// size and their load.
+func (c *cluster) countSplits() (size, load int) {
+	c.mu.Lock()
+	size, load = c.bySize, c.byLoad
+	c.mu.Unlock()
+	for _, r := range c.runs() {
+		size, load = size+r.countOf(splitsItself, "size"), load+r.countOf(splitsItself, "load")
+	}
+	return size, load
 }
 
 // What the nodes count.
 const (
 	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
 	followersCutOff   = "skein_raftgroup_cut_offs_total"
+	splitsItself      = "skein_shard_splits_by_itself_total"
 )
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {

@@ -156,7 +156,7 @@ func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct
 	case <-t.C():
 	}
 	cut()
-	<-done
+	_ = <-done // it has served for a moment or has not: the power is gone
 	return errCut
 }
 
@@ -260,14 +260,16 @@ func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand)
 	change := adminapi.Decommission
 	switch row.State {
 	case placement.NodeDecommissioned, placement.NodeUnstarted, placement.NodeUnstartedLearner:
-		change, l.begun = adminapi.Remove, true
+		change = adminapi.Remove
 	case placement.NodeServing, placement.NodeDraining, placement.NodeLearner, placement.NodeRemoved:
 	}
+	refused := (*adminapi.Refusal)(nil)
 	if rng.IntN(3) == 0 {
 		_, err = r.core.Members(1).MemberRemove(ctx, row.ID)
 	} else {
 		_, err = r.core.Admin().ChangeNode(ctx, change, row.ID.String())
 	}
+	l.begun = l.begun || !errors.As(err, &refused) // if only half of it is done, or that is unknown
 	n.c.logf("nemesis: node %s, which is %s, is to go (%s): %v", row.ID, row.State, change, err)
 	return false // it is asked for until the row says so
 }
@@ -299,17 +301,14 @@ func (n *nemesis) left(l *leaver) {
 // the machine's own.
 func (n *nemesis) operate(m *machine, rng *rand.Rand, f func(ctx context.Context, r *run)) {
 	ms := slices.DeleteFunc(n.c.standing(), func(o *machine) bool { return o == m })
-	for _, i := range rng.Perm(len(ms)) {
-		r := ms[i].current()
-		if r == nil || !r.enter() {
-			continue
-		}
-		defer r.leave()
-		ctx, cancel := context.WithTimeout(r.ctx, leaveStep)
-		defer cancel()
-		f(ctx, r)
+	r := enterAny(ms, rng.Perm(len(ms)))
+	if r == nil {
 		return
 	}
+	defer r.leave()
+	ctx, cancel := context.WithTimeout(r.ctx, leaveStep)
+	defer cancel()
+	f(ctx, r)
 }
 
 // rowOf returns the machine's row of the node table, nil where it has none that was not

@@ -280,18 +280,26 @@ func (m *machine) askIn(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	m.mu.Lock()
 	order := m.rng.Perm(len(m.c.machines))
 	m.mu.Unlock()
-	for _, i := range order {
-		r := m.c.machines[i].current()
-		if r == nil || !r.enter() {
-			continue
-		}
-		defer r.leave()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(r.ctx, cancel)()
-		return r.core.Admin().JoinNode(ctx, q)
+	r := enterAny(m.c.machines, order)
+	if r == nil {
+		return nil, errors.New("no node is up")
 	}
-	return nil, errors.New("no node is up")
+	defer r.leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.ctx, cancel)()
+	return r.core.Admin().JoinNode(ctx, q)
+}
+
+// enterAny begins a call at the first of the machines, in an order, whose node takes one; nil
+// where there is none. The caller leaves it.
+func enterAny(ms []*machine, order []int) *run {
+	for _, i := range order {
+		if r := ms[i].current(); r != nil && r.enter() {
+			return r
+		}
+	}
+	return nil
 }
 
 // tell asks the node at a peer address who the cluster's nodes are.
@@ -346,14 +354,22 @@ type run struct {
 }
 
 // count returns the value of one of the node's counters.
-func (r *run) count(name string) (n int) {
+func (r *run) count(name string) (n int) { return r.countOf(name, "") }
+
+// countOf returns that with the value of a label, or, where there is none, the only one.
+func (r *run) countOf(name, value string) (n int) {
 	families, err := r.metrics.Gather()
 	if err != nil {
 		panic(fmt.Sprintf("sim: metrics: %v", err))
 	}
 	for _, f := range families {
-		if f.GetName() == name {
-			n = int(f.GetMetric()[0].GetCounter().GetValue())
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if value == "" || m.GetLabel()[0].GetValue() == value {
+				n += int(m.GetCounter().GetValue())
+			}
 		}
 	}
 	return n

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/shard"
 )
 
 // moveEvery is the least time between two moves, and a half of the most.
@@ -68,9 +70,7 @@ func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 	if err != nil || len(ops) > 0 {
 		return errors.Join(fmt.Errorf("%d operations are under way: %v", len(ops), ops), err)
 	}
-	members := map[keyspace.RangeID]keyspace.Descriptor{}
 	for _, d := range ds {
-		members[d.Range] = d
 		if len(d.Replicas) != 3 {
 			return fmt.Errorf("range %s has the replicas %v", d.Range, d.Replicas)
 		}
@@ -80,12 +80,25 @@ func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 		if err != nil {
 			return fmt.Errorf("replicas of node %s: %w", m.id(), err)
 		}
-		for i := range held {
-			d := members[held[i].Descriptor.Range]
-			if _, member := d.ReplicaOn(m.id()); !member {
-				return fmt.Errorf("node %s holds an orphan of %+v", m.id(), held[i].Descriptor)
+		if err := orphans(m.id(), held, ds); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// orphans says whether a node holds a replica of a range that the map does not have, or has
+// without it.
+func orphans(id keyspace.NodeID, held []shard.Summary, ds []keyspace.Descriptor) error {
+	for i := range held {
+		h := &held[i].Descriptor
+		at := slices.IndexFunc(ds, func(d keyspace.Descriptor) bool { return d.Range == h.Range })
+		if at >= 0 {
+			if _, member := ds[at].ReplicaOn(id); member {
+				continue
 			}
 		}
+		return fmt.Errorf("node %s holds %w of %+v", id, errOrphan, *h)
 	}
 	return nil
 }

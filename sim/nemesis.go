@@ -70,6 +70,8 @@ const (
 	Restart Fault = "restart"
 	// Split cuts ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
+	// SelfSplit is a split that a range's leader makes by itself.
+	SelfSplit Fault = "split by itself"
 	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"
@@ -132,7 +134,7 @@ func newNemesis(c *cluster) *nemesis {
 func (n *nemesis) run() error {
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
-	for i := 0; i < len(faults); i++ {
+	for i := 0; i < len(faults) && !n.broken(); i++ {
 		if n.c.cfg.Together {
 			n.gather()
 			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it is to serve
@@ -166,65 +168,12 @@ func (n *nemesis) heal(heal []func() error) error {
 	return nil
 }
 
-// often says how often something is done beside the faults: so many times, each so long
-// after the one before, and up to spread longer. stream is that of its draws.
-type often struct {
-	times         int
-	least, spread time.Duration
-	stream        uint64
-}
-
-// beside does something now and then, often while clients are busy, until stop is closed.
-func (n *nemesis) beside(stop <-chan struct{}, wg *sync.WaitGroup, o often, do func(rng *rand.Rand)) {
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, o.stream))
-	wg.Go(func() {
-		for range o.times {
-			n.c.sleep(o.least + time.Duration(rng.Int64N(int64(o.spread))))
-			if rng.IntN(3) > 0 {
-				n.c.sleep(n.c.intoBurst(rng))
-			}
-			if closed(stop) {
-				return
-			}
-			do(rng)
-		}
-	})
-}
-
-// ask has f ask something of one node, if that is up, and of what its range map says, which
-// is whole whenever one looks.
-func (n *nemesis) ask(rng *rand.Rand, f func(ctx context.Context, r *run, ds []keyspace.Descriptor)) {
-	m := n.c.machines[rng.IntN(len(n.c.machines))]
-	r := m.current()
-	if r == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second)
-	defer cancel()
-	ds, err := r.core.Placement().RangeMap(ctx)
-	if err != nil {
-		return
-	}
-	if err := covers(ds); err != nil {
-		n.found("range map of node %s: %v", m.id(), err)
-	}
-	f(ctx, r, ds)
-}
-
-// found notes what is wrong for good.
-func (n *nemesis) found(format string, args ...any) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.wrong = append(n.wrong, fmt.Sprintf(format, args...))
-	n.c.logf(format, args...)
-}
-
 // again injects once more, alone, what had no effect beside another fault: nobody was
 // left to be cut off from, or to take the sequencer over.
 func (n *nemesis) again() error {
 	for range 3 {
 		for _, f := range n.c.cfg.Faults {
-			if n.took(f) {
+			if n.took(f) || n.broken() {
 				continue
 			}
 			h := n.inject(f)

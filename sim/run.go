@@ -48,8 +48,12 @@ type Config struct {
 	// Joins is how many times meanwhile a node joins, or leaves for good and another one
 	// joins in its place. Spares are the machines besides the Nodes that have none at first.
 	Joins, Spares int
-	// RangeMaxBytes and RangeSplitLoad are the nodes'; 0 is their default.
+	// RangeMaxBytes and RangeSplitLoad are the nodes'; 0 is their default. Where one of them is
+	// set ranges are to be split by themselves.
 	RangeMaxBytes, RangeSplitLoad int64
+	// Padding is up to how many bytes more a value has than it needs, which no compression
+	// makes less.
+	Padding int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -145,6 +149,10 @@ const (
 	watchWithin = 3 * time.Second
 	// convergeWithin: when nothing is written any more the replicas become equal.
 	convergeWithin = 15 * time.Second
+	// orphansWithin: so long after healing no node holds a replica that is no member of its
+	// range any more. What had to be repaired, or to move since nodes left, may end later:
+	// then convergeWithin counts.
+	orphansWithin = 30 * time.Second
 )
 
 // Run makes one run into rep, whose Config, History and Trace are set by the
@@ -160,7 +168,7 @@ func Run(rep *Report) {
 		rep.Joined, rep.Left, rep.Refused, rep.Died = n.joins.Load(), n.leaves.Load(), n.refusals.Load(), n.deaths.Load()
 		rep.Violations = append(rep.Violations, c.gaveUp()...)
 		c.crash(0, c.machines...) // whatever still runs
-		rep.Snapshots, rep.CutOffs = c.snapshots, c.cutOffs
+		rep.Snapshots, rep.CutOffs, rep.SelfSplits = c.snapshots, c.cutOffs, c.bySize+c.byLoad
 	}()
 	if err := c.bootAll(); err != nil {
 		rep.violate("the cluster does not start: %v", err)
@@ -172,21 +180,23 @@ func Run(rep *Report) {
 			stopWatching()
 		}
 	}()
-	if !chaos(rep, c, n) {
+	if !chaos(rep, c, n) || n.broken() {
 		return
 	}
+	healed := c.elapsed()
 	c.logf("all is healed")
 	probe := newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient())
 	if !n.changed(rep) || !live(rep, c, probe) || !repaired(rep, c) {
 		return
 	}
 	rep.Violations = append(rep.Violations, n.missing()...)
+	if size, load := c.countSplits(); rep.Config.RangeMaxBytes > 0 && size == 0 || rep.Config.RangeSplitLoad > 0 && load == 0 {
+		rep.violate("the fault %q never happened: %d by size, %d by load", SelfSplit, size, load)
+	}
 	if len(rep.Config.Faults) == 0 && !reboot(rep, c, probe) {
 		return
 	}
-	if err := converge(c); err != nil {
-		rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
-	}
+	converge(rep, c, healed)
 	c.sleep(watchWithin)
 	rep.Watchers, stopWatching = stopWatching(), nil
 	if err := c.stopAll(); err != nil {
@@ -325,18 +335,31 @@ func whole(rep *Report, c *cluster, probe *client) bool {
 }
 
 // converge waits until all replicas of all ranges are at the same index with the
-// same hash, and every node's range map is what the replicas say.
-func converge(c *cluster) error {
+// same hash, every node's range map is what the replicas say, and nobody holds anything
+// else.
+func converge(rep *Report, c *cluster, healed time.Duration) {
 	for begin := c.elapsed(); ; c.sleep(100 * time.Millisecond) {
-		err := converged(c)
-		if err == nil || errors.Is(err, errNever) || c.elapsed()-begin > convergeWithin {
-			return err
+		err, now := converged(c), c.elapsed()
+		orphan := errors.Is(err, errOrphan)
+		switch {
+		case err == nil:
+			return
+		case orphan && now-begin > convergeWithin && now-healed > orphansWithin:
+			rep.violate("an orphan %v after healing: %v", now-healed, err)
+			return
+		case errors.Is(err, errNever) || !orphan && now-begin > convergeWithin:
+			rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
+			return
 		}
 	}
 }
 
-// errNever marks what waiting does not mend.
-var errNever = errors.New("for ever")
+// errNever marks what waiting does not mend, errOrphan a replica that is no member of its
+// range.
+var (
+	errNever  = errors.New("for ever")
+	errOrphan = errors.New("an orphan")
+)
 
 func converged(c *cluster) error {
 	ctx := context.Background()

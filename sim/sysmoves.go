@@ -92,7 +92,7 @@ func samePlacement(ctx context.Context, c *cluster) error {
 		_, member := want.ReplicaOn(m.id())
 		switch {
 		case !member && !st.empty():
-			return fmt.Errorf("node %s holds an orphan of the placement group: %+v", m.id(), st)
+			return fmt.Errorf("node %s holds %w of the placement group: %+v", m.id(), errOrphan, st)
 		case member && first == nil:
 			first = &st
 		case member && st.at.Index != first.at.Index:

@@ -25,8 +25,8 @@
 //
 // W5. Feeds and pages of history divide a revision that is too large for one message; a
 // watcher gets it whole all the same, as nothing is released before its range is complete
-// up to there. Of one revision as much is read for that as Config.RevisionBytes; a watcher
-// whose next one is larger is cancelled, with a reason.
+// up to there. Of one revision as much is read for that as Config.RevisionBytes, of one at a
+// time four times as much; a watcher whose next one is larger is cancelled, with a reason.
 //
 // # How
 //

@@ -35,6 +35,8 @@ type group struct {
 	// least is what the frontier must have reached before a lagging group goes on: the
 	// revision that was current when its watcher came.
 	least keyspace.Revision
+	// largest says that its next revision waits until no other large one is being read.
+	largest bool
 }
 
 // join takes a watcher in.

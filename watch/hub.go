@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -95,8 +96,8 @@ type Config struct {
 	// HistoryBytes bounds a page of history, over all ranges of a watcher. Default 4 MiB.
 	HistoryBytes int64
 	// RevisionBytes bounds what is read of one revision that is larger than a page, since a
-	// watcher gets a revision whole. One who wants a larger one is cancelled. Default 64 MiB,
-	// for each of the Readers.
+	// watcher gets a revision whole. One at a time may be four times as large; who wants a
+	// larger one is cancelled. Default 64 MiB, for each of the Readers.
 	RevisionBytes int64
 	// Readers is how many pages of history are read at a time. Default 4.
 	Readers int
@@ -144,6 +145,8 @@ const maxOwed = 4096
 // SpanOf and Learn, which do not block) or Feeds.
 type Hub struct {
 	cfg Config
+	// largest says that a revision is being read that is larger than RevisionBytes.
+	largest atomic.Bool
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -221,6 +220,9 @@ func (h *Hub) read(r *running) {
 			}
 		}
 		pages, err := h.readPlan(r.ctx, plan)
+		if plan.largest {
+			h.largest.Store(false)
+		}
 		h.mu.Lock()
 		if h.run == r {
 			h.endReadingLocked(plan)
@@ -246,6 +248,12 @@ type plan struct {
 	asks []planAsk
 	// nodes are those that are asked.
 	nodes map[keyspace.NodeID]bool
+
+	mu sync.Mutex
+	// Guarded by mu. whole are the bytes of the one revision that is read whole; largest says
+	// that the plan is the one that may hold more than RevisionBytes of it.
+	whole   int64
+	largest bool
 }
 
 type planAsk struct {
@@ -275,7 +283,7 @@ func (h *Hub) nextLagging(r *running) (*group, *plan) {
 		if len(g.members) == 0 {
 			continue // all their clients take nothing
 		}
-		if p := h.planLocked(g); p != nil && room && h.startReadingLocked(p) {
+		if p := h.planLocked(g); p != nil && room && !(g.largest && h.largest.Load()) && h.startReadingLocked(p) {
 			g.state = lagReading
 			if len(h.lagging) > 0 {
 				kick(r.wakeRead)
@@ -407,7 +415,6 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage
 	slots := make(chan struct{}, 8)
 	var mu sync.Mutex
 	to := p.to // guarded by mu
-	var large atomic.Int64
 	for i := range p.asks {
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -419,7 +426,7 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage
 			mu.Unlock()
 			pages[i], errs[i] = h.cfg.Feeds.History(actx, p.asks[i].node, &p.asks[i].q)
 			if errs[i] == nil {
-				errs[i] = h.readWhole(ctx, p, &p.asks[i], pages[i], &large)
+				errs[i] = h.readWhole(ctx, p, &p.asks[i], pages[i])
 			}
 			if errs[i] == nil {
 				mu.Lock()
@@ -433,26 +440,42 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage
 	return pages, errors.Join(errs...)
 }
 
-// errLarge says that one revision is larger than what is held of one.
-var errLarge = errors.New("watch: a revision is too large")
+// errLarge says that one revision is larger than what is held of one, errLargeLater that it
+// is to be read when another large one is not.
+var (
+	errLarge      = errors.New("watch: a revision is too large")
+	errLargeLater = errors.New("watch: another large revision is being read")
+)
+
+// largestFactor is how much larger than RevisionBytes one revision at a time may be: so that
+// the largest transaction that clients may make by default (128 operations on values of
+// 1.5 MiB, with the versions before) reaches who watches it.
+const largestFactor = 4
+
+// holdRevision counts what the plan holds of the one revision that it reads whole.
+func (h *Hub) holdRevision(p *plan, events []shard.Event) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range events {
+		p.whole += events[i].Bytes()
+	}
+	switch {
+	case p.whole > largestFactor*h.cfg.RevisionBytes:
+		return errLarge
+	case p.whole > h.cfg.RevisionBytes && !p.largest && !h.largest.CompareAndSwap(false, true):
+		return errLargeLater
+	}
+	p.largest = p.largest || p.whole > h.cfg.RevisionBytes
+	return nil
+}
 
 // readWhole reads on where a page has ended within the revision that is to be delivered
 // next, until it has all of that. What the pages of the plan hold of it is bounded together.
-func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *shard.HistoryPage, large *atomic.Int64) error {
-	add := func(events []shard.Event) error {
-		size := int64(0)
-		for i := range events {
-			size += events[i].Bytes()
-		}
-		if large.Add(size) > h.cfg.RevisionBytes {
-			return errLarge
-		}
-		return nil
-	}
+func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *shard.HistoryPage) error {
 	if page.NextKey == nil || page.Next != p.pos+1 {
 		return nil // there is something to deliver without it, if it ends within one
 	}
-	if err := add(page.Events); err != nil {
+	if err := h.holdRevision(p, page.Events); err != nil {
 		return err
 	}
 	q := ask.q
@@ -466,7 +489,7 @@ func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *shard.
 			return err
 		}
 		h.cfg.Metrics.HistoryReads.Inc()
-		if err := add(more.Events); err != nil {
+		if err := h.holdRevision(p, more.Events); err != nil {
 			return err
 		}
 		page.Events = append(page.Events, more.Events...)
@@ -494,10 +517,12 @@ func (h *Hub) readLocked(g *group, p *plan, pages []*shard.HistoryPage, err erro
 			h.lagLocked(g) // those who begin later
 			return
 		}
+		g.largest = errors.Is(err, errLargeLater)
 		g.state = lagParked
 		h.parked[g] = struct{}{}
 		return
 	}
+	g.largest = false
 	to := p.to
 	for _, page := range pages {
 		to = min(to, page.Next-1)

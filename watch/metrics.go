@@ -21,7 +21,7 @@ type Metrics struct {
 	// Shared counts the watchers that read history with others.
 	Shared prometheus.Counter
 	// LinksLost counts streams of feeds that ended; TooLarge how often watchers were cancelled
-	// since a revision was larger than RevisionBytes.
+	// since a revision was larger than four times RevisionBytes.
 	LinksLost, TooLarge prometheus.Counter
 	// PendingBytes wait for events with lower revisions, QueuedBytes for clients.
 	PendingBytes, QueuedBytes prometheus.Gauge

@@ -146,8 +146,10 @@ type NodeJoinRequest struct {
 	// Where the other nodes will reach it.
 	PeerUrls []string `protobuf:"bytes,2,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
 	// Cluster and node id of its directory, in etcd's form, where it has one already.
-	Cluster       string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Node    string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	// That of its directory, by which it is known from then on (docs/format/engine.md).
+	Instance      uint64 `protobuf:"varint,5,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -208,6 +210,13 @@ func (x *NodeJoinRequest) GetNode() string {
 		return x.Node
 	}
 	return ""
+}
+
+func (x *NodeJoinRequest) GetInstance() uint64 {
+	if x != nil {
+		return x.Instance
+	}
+	return 0
 }
 
 type NodeJoinResponse struct {
@@ -2573,12 +2582,13 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x03why\x18\x06 \x01(\tR\x03why\x12\x14\n" +
 	"\x05right\x18\a \x01(\x04R\x05right\x12\x14\n" +
 	"\x05phase\x18\b \x01(\tR\x05phase\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"p\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"\x8c\x01\n" +
 	"\x0fNodeJoinRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tpeer_urls\x18\x02 \x03(\tR\bpeerUrls\x12\x18\n" +
 	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"_\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1a\n" +
+	"\binstance\x18\x05 \x01(\x04R\binstance\"_\n" +
 	"\x10NodeJoinResponse\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1d\n" +
