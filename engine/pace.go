@@ -20,6 +20,8 @@ const (
 	paceBytes = 24 << 20
 	// paceBurst is written without a wait: a small compaction is over at once.
 	paceBurst = 4 << 20
+	// smallSublevels is how many sublevels of small tables count as one.
+	smallSublevels = 4
 	// paceFreeAt is how many sublevels of L0 beyond l0Compaction end all pacing. Up
 	// to there each doubles the rate.
 	paceFreeAt = 4
@@ -51,15 +53,26 @@ type pace struct {
 	sublevels func() int
 }
 
-func newPace(ctx context.Context, c clock.Clock) *pace {
+// newPace paces a store whose memtables have so many bytes.
+func newPace(ctx context.Context, c clock.Clock, memTable int64) *pace {
 	p := &pace{ctx: ctx, clock: c, until: math.MinInt64}
 	p.sublevels = func() int {
 		if db := p.db.Load(); db != nil {
-			return int(db.Metrics().Levels[0].Sublevels)
+			l0 := &db.Metrics().Levels[0]
+			return height(int(l0.Sublevels), l0.TablesSize, memTable)
 		}
 		return 0
 	}
 	return p
+}
+
+// height is how many sublevels L0 has where each is the table of a full memtable, half as
+// large as that at least. Those of flushes that were asked for (merges, copies and drains ask
+// for some one after the other) are small: they are merged in no time, and say nothing of
+// more being written than compactions keep up with.
+func height(sublevels int, bytes, memTable int64) int {
+	full := memTable / 2
+	return max(min(sublevels, int((bytes+full-1)/full)), sublevels/smallSublevels)
 }
 
 // paceRate is how many bytes per second compactions may write while L0 has so many

@@ -28,7 +28,7 @@ func TestPace(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.sublevels), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPace(t.Context(), clock.Virtual())
+				p := newPace(t.Context(), clock.Virtual(), 1<<20)
 				p.sublevels = func() int { return c.sublevels }
 				begin := time.Now()
 				for range 100 << 20 / (32 << 10) {
@@ -43,11 +43,32 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// Small tables make no compaction faster, unless they are very many.
+func TestPaceOfSmallTables(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		sublevels int
+		bytes     int64
+		want      int
+	}{
+		{0, 0, 0},
+		{1, 29 * mib, 1},
+		{8, 8 * 29 * mib, 8}, // full memtables
+		{8, 4*29*mib + 4*mib, 5},
+		{7, 6 * mib, 1},
+		{40, 6 * mib, 10},
+	} {
+		if got := height(c.sublevels, c.bytes, 51*mib); got != c.want {
+			t.Errorf("%d sublevels of %d MiB are %d high, want %d", c.sublevels, c.bytes/mib, got, c.want)
+		}
+	}
+}
+
 // TestPaceEnds lets L0 grow, and closes the store, while a compaction is paced.
 func TestPaceEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		p, sublevels := newPace(ctx, clock.Virtual()), 0
+		p, sublevels := newPace(ctx, clock.Virtual(), 1<<20), 0
 		p.sublevels = func() int { return sublevels }
 		p.wrote(1 << 30) // a debt of more than 40 s, of which each wait is one look
 		begin := time.Now()

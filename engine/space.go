@@ -80,7 +80,7 @@ type space struct {
 func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 	return &space{
 		ctx: ctx, failed: failed, fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics,
-		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes), pace: newPace(ctx, o.Clock),
+		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes), pace: newPace(ctx, o.Clock, o.MemTableBytes),
 	}
 }
 

@@ -28,11 +28,8 @@ const (
 	// then the merge is aborted.
 	mergeStill = 2 * time.Second
 	// storeSmall is how long storing may take for what is stored while the right range
-	// stands still to take little time too. Where it takes longer it is repeated before, but
-	// storeRounds times at most, and not when it has taken storeWithin altogether.
-	storeSmall  = 50 * time.Millisecond
-	storeRounds = 4
-	storeWithin = operationStep / 4
+	// stands still to take little time too.
+	storeSmall = 50 * time.Millisecond
 	// mergePatience is how long a merge that does not get on is tried before it is aborted.
 	// While a replica is being moved it is the operations' own.
 	mergePatience = 30 * time.Second
@@ -196,31 +193,22 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 }
 
 // store has every node store what it has applied, while both ranges serve yet, so that
-// little is left to be stored when one of them does not. What is left is what is written
-// while the last round lasts: the first one may take long, as it stores what has been
-// written for minutes, and each one behind it takes less. In the first one it is one node
-// after the other, so that a quorum has its disks and processors for requests.
+// little is left to be stored when one of them does not. It is one node after the other, so
+// that a quorum has its disks and processors for requests; and where that took long, all of
+// them once more, for what was written meanwhile. No more often: each time brings every
+// store a small table that has to be merged with the others.
 func (o *operator) store(ctx context.Context, op *Operation, right *keyspace.Descriptor) error {
 	order := keyspace.MergeOrder{Step: keyspace.MergeStore, ID: op.ID, Range: right.Range}
-	first := o.s.o.Clock.Now()
+	began := o.s.o.Clock.Now()
 	for _, m := range right.Replicas {
 		if err := o.s.o.Merger.Merge(ctx, m.Node, order); err != nil {
 			return fmt.Errorf("node %s: %w", m.Node, err)
 		}
 	}
-	if o.s.o.Clock.Now().Sub(first) <= storeSmall {
+	if o.s.o.Clock.Now().Sub(began) <= storeSmall {
 		return nil
 	}
-	for range storeRounds - 1 {
-		began := o.s.o.Clock.Now()
-		if err := o.orderAll(ctx, right, order); err != nil {
-			return err
-		}
-		if now := o.s.o.Clock.Now(); now.Sub(began) <= storeSmall || now.Sub(first) >= storeWithin {
-			return nil
-		}
-	}
-	return nil
+	return o.orderAll(ctx, right, order)
 }
 
 // decideMerge freezes the right range and commits the merge. The range stands still

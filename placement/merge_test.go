@@ -242,7 +242,7 @@ func TestMergeThatFailsAtOncePauses(t *testing.T) {
 }
 
 // What is written while a node stores what it has is stored while the right range stands
-// still: where storing takes long, it is done again before, but not for ever.
+// still: where storing takes long, it is done once more before.
 func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -251,9 +251,9 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 		late   time.Duration
 	}{
 		{"nothing to store", nil, 1, 0},
-		{"less each time", []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 40 * time.Millisecond}, 3, 40 * time.Millisecond},
-		{"as much each time", slices.Repeat([]time.Duration{storeWithin / 7}, 9), storeRounds, storeWithin / 7},
-		{"a disk that is slow", slices.Repeat([]time.Duration{storeWithin / 3}, 9), 2, storeWithin / 3},
+		{"little to store", []time.Duration{storeSmall / 4}, 1, storeSmall / 4},
+		{"less the second time", []time.Duration{600 * time.Millisecond, 40 * time.Millisecond}, 2, 40 * time.Millisecond},
+		{"as much each time", slices.Repeat([]time.Duration{time.Second}, 9), 2, time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			virtually(t, func(t *testing.T) {

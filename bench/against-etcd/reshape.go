@@ -54,6 +54,8 @@ const (
 	// before; reshapeBefore lies before that, and is what they are compared with.
 	reshapeAround = 5 * time.Second
 	reshapeBefore = 5 * time.Second
+	// rateKept is how much of the rate must have been put around each change.
+	rateKept = 0.8
 	// refusedLimit bounds how often a change may come to nothing and be asked for again.
 	refusedLimit = 5
 )
@@ -215,6 +217,10 @@ func (r *reshaping) next(ctx context.Context, merge bool) (*reshaped, error) {
 		return nil, err
 	}
 	r.judge(change)
+	if change.Rate < rateKept*r.load.rate {
+		return nil, fmt.Errorf("reshape: %.0f puts a second of %.0f were answered around a %s: the machine does not bear the rate, and what is measured means nothing",
+			change.Rate, r.load.rate, change.Kind)
+	}
 	return change, nil
 }
 
