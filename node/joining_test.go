@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/engine"
@@ -43,25 +43,16 @@ func (r *rig) placerOf(n, via *rigNode, disk *memDisk) *placer {
 	}
 	cfg.Name, cfg.DataDir, cfg.WALDir = n.name, "data", "wal"
 	cfg.AdvertisePeerURLs, cfg.Join = []url.URL{*u}, []string{via.id.String()}
-	return &placer{
-		cfg: cfg, fs: disk, clock: clock.Virtual(), log: zap.NewNop(),
-		ask: func(ctx context.Context, who engine.Identity) (*joined, error) {
-			via.mu.Lock()
-			core := via.core
-			via.mu.Unlock()
-			if core == nil {
-				return nil, fmt.Errorf("%w: node %s is down", errLater, via.id)
-			}
-			a, err := admin{core}.JoinNode(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), who))
-			if refused := (*adminapi.Refusal)(nil); err != nil && !errors.As(err, &refused) {
-				return nil, fmt.Errorf("%w: %w", errLater, err)
-			}
-			if err != nil {
-				return nil, err
-			}
-			return joinedOf(a)
-		},
-	}
+	e := Entry{Config: cfg, Ask: func(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+		via.mu.Lock()
+		core := via.core
+		via.mu.Unlock()
+		if core == nil {
+			return nil, fmt.Errorf("node %s is down", via.id)
+		}
+		return admin{core}.JoinNode(ctx, q)
+	}}
+	return e.placer(&Options{FS: disk, Clock: clock.Virtual(), Logger: zap.NewNop()})
 }
 
 // join starts a joiner as skein start --join does, without its ports.

@@ -121,10 +121,16 @@ func (m *machine) boot() error {
 	if !m.is(stateMember) {
 		return nil
 	}
-	if err := m.start(); !errors.Is(err, errCut) {
-		return err
+	leaves := m.leaves.Load()
+	err := m.start()
+	switch {
+	case errors.Is(err, errCut): // who has cut its power starts it again
+		return nil
+	case err != nil && (leaves || m.leaves.Load()): // it may have been removed already
+		m.c.logf("node %s does not start: %v", m.id(), err)
+		return nil
 	}
-	return nil // who has cut its power starts it again
+	return err
 }
 
 // errCut says that the power went while a node started.

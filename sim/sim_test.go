@@ -174,7 +174,7 @@ var stories = []story{
 	{name: "divides", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 3 + 2*int(seed%2), Spares: 1, Clients: 6, BurstOps: 5, Txns: 20, Leases: 2, Padding: 4 << 10, RangeMaxBytes: 192 << 10,
-			Joins: 8, Moves: 20, Merges: 24, Compactions: 8, Borders: []string{"l"},
+			Joins: 8, Moves: 20, Merges: 24, Compactions: 16, Borders: []string{"l"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, Restart, CutOff, Flaky, Transfer, CrashAll},
 		}
 	}},
