@@ -28,8 +28,8 @@
 // which one side is deaf or mute, a ring in which neighbours alone hear each other, a
 // machine cut off from all or from clients alone, a link that loses 30 of 100 packets, a
 // slow one. Meanwhile an operator changes the cluster with the skein command: splits,
-// merges, moves, transfers, a sixth node that joins, drains and replaces; what the build
-// has no command for is left out, and the report says so.
+// merges, moves, transfers, another replication factor, a sixth node that joins, drains and
+// replaces; what the build has no command for is left out, and the report says so.
 //
 // The clients' requests are the simulator's, and so are the checkers: the whole history
 // replayed in the order of revisions gives every answer, keys and the whole keyspace are

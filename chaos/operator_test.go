@@ -30,6 +30,7 @@ const (
 	opJoin      = "a new node joins"
 	opDrain     = "node drain"
 	opReplace   = "node decommission"
+	opFactor    = "placement set-replication"
 	opPause     = "placement pause" // at the end alone
 )
 
@@ -50,8 +51,10 @@ type operator struct {
 	has  map[string]bool
 	rngs [3]*rand.Rand // of splits and merges, of moves and transfers, of nodes
 	// probes are what is asked through each machine.
-	probes  []*sim.Requests
-	nextID  int // of the next new node
+	probes []*sim.Requests
+	nextID int // of the next new node
+	// calming says that the storm is over, and that what is changed is to stay.
+	calming bool
 	running sync.WaitGroup
 	stop    context.CancelFunc
 
@@ -95,7 +98,7 @@ var needs = map[string][]string{opDrain: {"--node-dead-after"}, opReplace: {"--n
 // of a storm and why.
 func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
 	has = map[string]bool{}
-	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opGroupMove, opGroupLead, opDrain, opReplace, opPause} {
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opGroupMove, opGroupLead, opFactor, opDrain, opReplace, opPause} {
 		group, name, _ := strings.Cut(op, " ")
 		for line := range strings.Lines(help(group)) {
 			fields := strings.Fields(line)
@@ -156,7 +159,7 @@ func (o *operator) start(ctx context.Context) {
 	}
 	loop(o.rngs[0], operatorPause, opSplit, opMerge)
 	loop(o.rngs[1], operatorPause, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
-	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace)
+	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace, opFactor)
 }
 
 // end ends that, when what has begun is over.
@@ -239,6 +242,8 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		return o.join(ctx, rng)
 	case opGroupMove, opGroupLead:
 		return o.group(ctx, rng, op)
+	case opFactor:
+		return o.setReplication(ctx, rng)
 	}
 	ranges, err := o.ranges(ctx, rng)
 	if err != nil {
@@ -318,6 +323,17 @@ func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what s
 	from, to := holders[rng.IntN(len(holders))], free[rng.IntN(len(free))]
 	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
 	return "from " + from + " to " + to, err
+}
+
+// setReplication sets how many voters ranges have: 3 or 5 in a storm, where nobody waits
+// until they have so many, and in the end 3.
+func (o *operator) setReplication(ctx context.Context, rng *rand.Rand) (what string, err error) {
+	factor, waiting := fmt.Sprint(voters), []string{"--wait-timeout", waitTime.String()}
+	if !o.calming {
+		factor, waiting = fmt.Sprint(voters+2*rng.IntN(2)), []string{"--wait=false"}
+	}
+	_, err = o.ask(ctx, rng, append([]string{"placement", "set-replication", factor}, waiting...)...)
+	return "to " + factor, err
 }
 
 // drain drains a node, and takes it back after a while, whatever became of that.
@@ -482,7 +498,10 @@ var makesRoomFor = map[string]string{opSplit: opMerge, opMerge: opSplit}
 // calm wants each operation that this build has to be done once on a cluster that is well:
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
-	for _, op := range slices.Sorted(maps.Keys(o.has)) {
+	o.calming = true
+	// At first, since everything else depends on it.
+	ops := append([]string{opFactor}, slices.DeleteFunc(slices.Sorted(maps.Keys(o.has)), func(op string) bool { return op == opFactor })...)
+	for _, op := range ops {
 		if !o.has[op] || op == opPause || op == opJoin && !o.s.c.nodes[stormMachines].away.Load() {
 			continue
 		}

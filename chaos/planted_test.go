@@ -20,6 +20,7 @@ const plantedStorms = 4
 // TestPlantedStorms plants bugs into real nodes, some of each kind that a storm is there
 // for, and expects it to find each within a few seeds.
 func TestPlantedStorms(t *testing.T) {
+	binary := buildOnce(t)
 	var table string
 	for _, bug := range []plant.Bug{
 		plant.AcknowledgedBeforeQuorum, plant.FsyncSkipped, plant.TxnHalfVisible,
@@ -28,7 +29,7 @@ func TestPlantedStorms(t *testing.T) {
 		found := ""
 		for seed := uint64(0); seed < plantedStorms && found == ""; seed++ {
 			t.Run(fmt.Sprintf("%s/%d", bug, seed), func(t *testing.T) {
-				if wrong := runStorm(t, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
+				if wrong := runStorm(t, binary, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
 					t.Log(strings.Join(wrong, "\n"))
 					found = fmt.Sprintf("seed %d  %.160s", seed, wrong[0])
 				}

@@ -37,6 +37,7 @@ type storm struct {
 	net     *network
 	l       *load
 	op      *operator
+	binary  string // of the nodes
 	dir     string // where evidence goes
 	plant   string // the bug that is planted into the nodes, by its number
 	began   time.Time
@@ -57,6 +58,7 @@ func TestStorm(t *testing.T) {
 		t.Skip("runs real processes for a minute")
 	}
 	seed, duration := settings(t)
+	binary := buildOnce(t)
 	began := time.Now()
 	for i := uint64(0); ; i++ {
 		left := min(stormLength, duration-time.Since(began))
@@ -64,7 +66,7 @@ func TestStorm(t *testing.T) {
 			return
 		}
 		ok := t.Run(fmt.Sprintf("seed=%d", seed+i), func(t *testing.T) {
-			for _, wrong := range runStorm(t, seed+i, left, "") {
+			for _, wrong := range runStorm(t, binary, seed+i, left, "") {
 				t.Error(wrong)
 			}
 		})
@@ -75,11 +77,24 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// runStorm makes one storm, with a bug planted where one is named, and returns what is
-// wrong with what came of it.
-func runStorm(t *testing.T, seed uint64, duration time.Duration, plant string) []string {
+// buildOnce builds the nodes' binary for all storms of a test: to link it takes longer than
+// some storms' checks.
+func buildOnce(t *testing.T) (binary string) {
 	t.Helper()
-	s := &storm{t: t, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[breakage]*outage{}}
+	if noNamespace != "" {
+		leaveOut(t, errors.New(noNamespace))
+	}
+	start := time.Now()
+	binary = build(t, t.TempDir(), buildTags)
+	t.Logf("built in %v", time.Since(start).Round(time.Millisecond))
+	return binary
+}
+
+// runStorm makes one storm of nodes of a binary, with a bug planted where one is named, and
+// returns what is wrong with what came of it.
+func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, plant string) []string {
+	t.Helper()
+	s := &storm{t: t, binary: binary, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[breakage]*outage{}}
 	t.Cleanup(s.keep)
 	missing, err := s.build()
 	if err != nil {
@@ -210,9 +225,6 @@ func (s *storm) build() (missing, err error) {
 		return nil, err
 	}
 	dir := t.TempDir()
-	start := time.Now()
-	binary := build(t, dir, buildTags)
-	s.measure("built in", time.Since(start))
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -223,7 +235,7 @@ func (s *storm) build() (missing, err error) {
 	}
 	s.c = &cluster{t: t}
 	for i := range stormMachines + 1 {
-		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], plant: s.plant}
+		n := &node{name: fmt.Sprintf("n%d", i+1), binary: s.binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], plant: s.plant}
 		n.log = filepath.Join(s.dir, n.name+".log")
 		n.mount = filepath.Join(dir, n.name)
 		if missing == nil {
