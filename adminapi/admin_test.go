@@ -36,6 +36,8 @@ type fakeBackend struct {
 	state  string
 	back   bool
 	paused bool
+	// factor is the replication factor.
+	factor int64
 }
 
 func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
@@ -46,7 +48,7 @@ func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*a
 		return &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{
 			Id: 3, Generation: 2, Start: q.GetKey(), Leader: q.GetNode(), Replicas: []string{"n1", "n2", "n4"}, Keys: 1, State: "awake", ConfIndex: 77,
 			Members:   []*adminpb.Replica{{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 9, Role: "learner"}},
-			Operation: &adminpb.Operation{Id: 300, Range: 3, Kind: "move", From: "n1", To: "n4", Why: "asked for"},
+			Operation: &adminpb.Operation{Id: 300, Range: 3, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"},
 		}}}, nil
 	}
 	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
@@ -102,7 +104,7 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 		s.Ranges = append(s.Ranges, &adminpb.NodeRange{Id: i + 1, Start: []byte{'a' + byte(i)}, End: []byte{'b' + byte(i)}, Role: "voter", Leads: i == 0, Bytes: 512})
 	}
 	if left > 0 {
-		s.Operations = []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: node, To: "n4", Why: "the node is decommissioned"}}
+		s.Operations = []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: node, To: "n4", Reason: "drain", Why: "the node is decommissioned"}}
 	}
 	return s, nil
 }
@@ -119,11 +121,11 @@ func (f *fakeBackend) Pause(_ context.Context, paused bool) error {
 }
 
 func (f *fakeBackend) MoveRange(_ context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
-	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+	return &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: from, To: to, Reason: "command", Why: "asked for"}, f.err
 }
 
 func (f *fakeBackend) MergeRange(_ context.Context, left keyspace.RangeID) (*adminpb.Operation, error) {
-	return &adminpb.Operation{Id: 302, Range: uint64(left), Kind: "merge", Why: "asked for", Right: 8, Phase: "preparing"}, f.err
+	return &adminpb.Operation{Id: 302, Range: uint64(left), Kind: "merge", Reason: "command", Why: "asked for", Right: 8, Phase: "preparing"}, f.err
 }
 
 func (f *fakeBackend) JoinNode(_ context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
@@ -136,22 +138,38 @@ func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRes
 	if f.err != nil || f.empty {
 		return &adminpb.PlacementShowResponse{}, f.err
 	}
-	return &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
+	p := &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
 		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
-	}}, nil
+	}}
+	if f.factor > 0 { // the ranges that have fewer voters become less with each look
+		left := max(0, f.left)
+		f.left--
+		p.Replication = &adminpb.Replication{Factor: f.factor, Ranges: 12, Fewer: left, Silent: left / 2, Operations: min(left, 1), Paused: f.paused}
+		if f.back && left == 0 {
+			p.Replication.Factor = 3
+		}
+	}
+	return p, nil
 }
 
 func (f *fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
-	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Why: "asked for"}, f.err
+	return &adminpb.Operation{Id: 302, Kind: "move", From: from, To: to, Reason: "command", Why: "asked for"}, f.err
 }
 
 func (f *fakeBackend) TransferPlacement(context.Context, string) error { return f.err }
+
+func (f *fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*adminpb.PlacementSetReplicationResponse, error) {
+	f.factor = int64(factor)
+	return &adminpb.PlacementSetReplicationResponse{
+		Before: 3, After: f.factor, Ranges: 12, Added: 24, Bytes: 7 << 30, Notes: []string{"some share a zone"},
+	}, f.err
+}
 
 func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	if f.err != nil || f.empty {
 		return &adminpb.OperationListResponse{}, f.err
 	}
-	return &adminpb.OperationListResponse{Paused: f.paused, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Why: "a learner that no operation has"}}}, nil
+	return &adminpb.OperationListResponse{Paused: f.paused, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Reason: "learner", Why: "a learner that no operation has"}}}, nil
 }
 
 // TestStories walks testdata: each command is what an operator types, sent over a
@@ -171,6 +189,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 //	placement-show [json]
 //	placement-move [json] from=NODE to=NODE
 //	placement-transfer to=NODE
+//	set-replication factor=N [json] [wait]
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -183,6 +202,7 @@ func TestStories(t *testing.T) {
 		}
 		b.stale, b.paused, b.back = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back")
 		d.MaybeScanArgs(t, "left", &b.left)
+		d.MaybeScanArgs(t, "factor", &b.factor)
 		b.state = "serving"
 		d.MaybeScanArgs(t, "state", &b.state)
 		if d.HasArg("refuse") {
@@ -240,7 +260,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		}
 		err = WriteSplit(&out, f, s)
 		return out.String(), err
-	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer":
+	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer", "set-replication":
 		return runMoveStory(t, c, d, f)
 	case "range-show":
 		var id uint64
@@ -318,6 +338,8 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		}
 		err = WritePlacement(&out, f, p)
 		return out.String(), err
+	case "set-replication":
+		return runReplicationStory(t, c, d, f)
 	case "placement-move":
 		m, err := c.PlacementMove(t.Context(), from, to)
 		if err != nil {
@@ -333,6 +355,24 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		return "", err
 	}
 	err = WriteOperations(&out, &out, f, l)
+	return out.String(), err
+}
+
+func runReplicationStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	var factor int
+	d.ScanArgs(t, "factor", &factor)
+	plan, err := c.SetReplication(t.Context(), factor, false)
+	if err == nil {
+		err = WriteSetReplication(&out, &out, f, plan)
+	}
+	if err == nil && d.HasArg("wait") {
+		_, err = c.AwaitReplication(t.Context(), WaitReplication{
+			Call: time.Minute, Pause: time.Millisecond,
+			Tell: func(r *adminpb.Replication) { fmt.Fprintln(&out, ReplicationProgress(r)) },
+		}, factor)
+	}
 	return out.String(), err
 }
 

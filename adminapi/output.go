@@ -158,13 +158,15 @@ type operationJSON struct {
 	Kind  string `json:"kind"`
 	From  string `json:"from,omitempty"`
 	To    string `json:"to,omitempty"`
-	Why   string `json:"why"`
-	Right uint64 `json:"right,omitempty"`
-	Phase string `json:"phase,omitempty"`
+	// Reason is absent in the answer of a node that does not tell it.
+	Reason string `json:"reason,omitempty"`
+	Why    string `json:"why"`
+	Right  uint64 `json:"right,omitempty"`
+	Phase  string `json:"phase,omitempty"`
 }
 
 func operationToJSON(o *adminpb.Operation) operationJSON {
-	return operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetWhy(), o.GetRight(), o.GetPhase()}
+	return operationJSON{o.GetId(), o.GetRange(), o.GetKind(), o.GetFrom(), o.GetTo(), o.GetReason(), o.GetWhy(), o.GetRight(), o.GetPhase()}
 }
 
 // pausedNote goes beside a table of operations while placement is paused; JSON says it in
@@ -193,13 +195,13 @@ func WriteOperations(w, notes io.Writer, f Format, l *adminpb.OperationListRespo
 }
 
 func writeOperationTable(w io.Writer, ops []*adminpb.Operation) error {
-	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "WHY"}}
+	rows := [][]string{{"ID", "RANGE", "KIND", "FROM", "TO", "REASON", "WHY"}}
 	for _, o := range ops {
 		kind := o.GetKind()
 		if o.GetRight() != 0 {
 			kind = fmt.Sprintf("%s with %d (%s)", kind, o.GetRight(), o.GetPhase())
 		}
-		rows = append(rows, []string{fmt.Sprint(o.GetId()), operationOn(o), kind, o.GetFrom(), o.GetTo(), o.GetWhy()})
+		rows = append(rows, []string{fmt.Sprint(o.GetId()), operationOn(o), kind, o.GetFrom(), o.GetTo(), o.GetReason(), o.GetWhy()})
 	}
 	return writeTable(w, rows)
 }

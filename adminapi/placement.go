@@ -17,6 +17,9 @@ type PlacementKeeper interface {
 	MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error)
 	// TransferPlacement has the node lead it.
 	TransferPlacement(ctx context.Context, to string) error
+	// SetReplication has each range get so many voters, or with dryRun only says what that
+	// would mean.
+	SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error)
 }
 
 // lookAtPlacement is the next step after a change whose outcome is not known.
@@ -79,10 +82,11 @@ func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) err
 			Role      string `json:"role"`
 		}
 		out := struct {
-			Leader   string    `json:"leader"`
-			Term     uint64    `json:"term"`
-			Replicas []replica `json:"replicas"`
-		}{p.GetLeader(), p.GetTerm(), []replica{}}
+			Leader      string           `json:"leader"`
+			Term        uint64           `json:"term"`
+			Replicas    []replica        `json:"replicas"`
+			Replication *replicationJSON `json:"replication,omitempty"`
+		}{p.GetLeader(), p.GetTerm(), []replica{}, replicationToJSON(p.GetReplication())}
 		for _, r := range p.GetReplicas() {
 			out.Replicas = append(out.Replicas, replica{r.GetNode(), r.GetReplicaId(), r.GetRole()})
 		}
@@ -96,5 +100,8 @@ func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) err
 		}
 		rows = append(rows, []string{r.GetNode(), fmt.Sprint(r.GetReplicaId()), r.GetRole(), leads})
 	}
-	return writeTable(w, rows)
+	if err := writeTable(w, rows); err != nil {
+		return err
+	}
+	return writeReplicationTable(w, p.GetReplication())
 }

@@ -220,6 +220,14 @@ func (s *server) NodeRemove(ctx context.Context, q *adminpb.NodeChangeRequest) (
 	return s.changeNode(ctx, Remove, q)
 }
 
+func (s *server) PlacementSetReplication(ctx context.Context, q *adminpb.PlacementSetReplicationRequest) (*adminpb.PlacementSetReplicationResponse, error) {
+	r, err := s.backend.SetReplication(ctx, int(q.Factor), q.DryRun)
+	if err != nil {
+		return nil, grpcError(fmt.Sprintf("set the replication to %d", q.Factor), err, lookAtPlacement)
+	}
+	return r, nil
+}
+
 func (s *server) PlacementPause(ctx context.Context, q *adminpb.PlacementPauseRequest) (*adminpb.PlacementPauseResponse, error) {
 	if err := s.backend.Pause(ctx, q.Paused); err != nil {
 		return nil, grpcError("pause or resume placement", err, lookForOperations)

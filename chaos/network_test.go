@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -149,15 +150,15 @@ func (n *network) plug(machine int) error {
 }
 
 // drop loses, at a machine, what comes in and what goes out and fits one of nft's
-// expressions, until heal is called.
-func (n *network) drop(machine int, in, out []string) (heal func() error, err error) {
+// expressions, until heal is called, which says whether anything was lost.
+func (n *network) drop(machine int, in, out []string) (heal healing, err error) {
 	table := fmt.Sprintf("fault%d", n.faults.Add(1))
 	var b strings.Builder
 	fmt.Fprintf(&b, "table ip %s {\n", table)
 	for hook, rules := range map[string][]string{"input": in, "output": out} {
 		fmt.Fprintf(&b, "chain %s { type filter hook %s priority 0; policy accept;\n", hook, hook)
 		for _, r := range rules {
-			fmt.Fprintf(&b, "%s drop;\n", r)
+			fmt.Fprintf(&b, "%s counter drop;\n", r)
 		}
 		fmt.Fprintf(&b, "}\n")
 	}
@@ -166,7 +167,33 @@ func (n *network) drop(machine int, in, out []string) (heal func() error, err er
 	if err := s.command(b.String(), "nft", "-f", "-"); err != nil {
 		return nil, err
 	}
-	return func() error { return s.command("", "nft", "delete", "table", "ip", table) }, nil
+	return func() (took bool, err error) {
+		lost, err := s.counted(packetsLost, "nft", "list", "table", "ip", table)
+		return lost, errors.Join(err, s.command("", "nft", "delete", "table", "ip", table))
+	}, nil
+}
+
+// healing ends a fault, and says whether it took effect: whether there was anything that it
+// was done to.
+type healing func() (took bool, err error)
+
+// What nft and tc print of what a rule has lost, and of what a queue has held up.
+var (
+	packetsLost   = regexp.MustCompile(`counter packets [1-9]`)
+	packetsHeldUp = regexp.MustCompile(`overlimits [1-9]`)
+)
+
+// counted says whether a count in what a command prints in the namespace is above zero.
+func (s space) counted(above *regexp.Regexp, name string, args ...string) (found bool, err error) {
+	err = s.do(func() error {
+		out, err := exec.Command(name, args...).CombinedOutput()
+		found = above.Match(out)
+		if err != nil {
+			return fmt.Errorf("%s %s: %w %s", name, strings.Join(args, " "), err, out)
+		}
+		return nil
+	})
+	return found, err
 }
 
 // from and to are nft's expressions of what comes from machines, and goes to them.
@@ -192,13 +219,17 @@ var (
 	clientsOut  = []string{"ip daddr " + clientsAddress}
 )
 
-// slow lets a machine send no more than a little, until heal is called.
-func (n *network) slow(machine int) (heal func() error, err error) {
+// slow lets a machine send no more than a little, until heal is called, which says whether
+// that held anything up.
+func (n *network) slow(machine int) (heal healing, err error) {
 	s := n.spaces[machine]
-	if err := s.command("", "tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", "2mbit", "burst", "16kb", "latency", "300ms"); err != nil {
+	if err := s.command("", "tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", "1mbit", "burst", "4kb", "latency", "300ms"); err != nil {
 		return nil, err
 	}
-	return func() error { return s.command("", "tc", "qdisc", "del", "dev", link, "root") }, nil
+	return func() (took bool, err error) {
+		held, err := s.counted(packetsHeldUp, "tc", "-s", "qdisc", "show", "dev", link)
+		return held, errors.Join(err, s.command("", "tc", "qdisc", "del", "dev", link, "root"))
+	}, nil
 }
 
 // bringUp has this namespace's own loopback, which is new.
@@ -307,8 +338,8 @@ func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
 		}
 		expect(c.what, 0, c.first)
 		expect(c.what, 1, c.another)
-		if err := heal(); err != nil {
-			t.Fatal(err)
+		if took, err := heal(); err != nil || !took {
+			t.Fatalf("%s: it took effect: %t, %v", c.what, took, err)
 		}
 		expect(c.what+", healed", 0, all)
 		expect(c.what+", healed", 1, all)
@@ -320,10 +351,23 @@ func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
 	if got := n.hears(t, 0); got[0] != words || got[1] == 0 || got[1] == words || got[3] == 0 || got[3] == words {
 		t.Errorf("over a link that loses 30 of 100 are heard %d", got)
 	}
-	if err := heal(); err != nil {
-		t.Fatal(err)
+	if took, err := heal(); err != nil || !took {
+		t.Fatalf("a link that loses: it took effect: %t, %v", took, err)
 	}
 	expect("healed", 0, all)
+	// What nobody says anything through loses nothing.
+	for what, begin := range map[string]func() (healing, error){
+		"cut off": func() (healing, error) { return n.drop(2, anythingIn, anythingOut) },
+		"slow":    func() (healing, error) { return n.slow(2) },
+	} {
+		heal, err := begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took, err := heal(); err != nil || took {
+			t.Errorf("a silent machine, %s: it took effect: %t, %v", what, took, err)
+		}
+	}
 }
 
 // leaveOut skips a test that this machine cannot have, or fails it where nothing may be

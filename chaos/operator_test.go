@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -239,7 +238,7 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 	case opJoin:
 		return o.join(ctx, rng)
 	case opGroupMove, opGroupLead:
-		return o.group(ctx, rng, op, "")
+		return o.group(ctx, rng, op)
 	}
 	ranges, err := o.ranges(ctx, rng)
 	if err != nil {
@@ -297,9 +296,8 @@ func (o *operator) holders(ctx context.Context, rng *rand.Rand) (holders []strin
 	return holders, shown.Leader, nil
 }
 
-// group changes who leads the placement group, or who holds it: from is the node that gives
-// its replica up, or any one.
-func (o *operator) group(ctx context.Context, rng *rand.Rand, op, from string) (what string, err error) {
+// group changes who leads the placement group, or who holds it.
+func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
 	holders, leader, err := o.holders(ctx, rng)
 	if err != nil {
 		return "", err
@@ -317,8 +315,7 @@ func (o *operator) group(ctx context.Context, rng *rand.Rand, op, from string) (
 	if len(free) == 0 || len(holders) == 0 {
 		return "", nil
 	}
-	from = cmp.Or(from, holders[rng.IntN(len(holders))])
-	to := free[rng.IntN(len(free))]
+	from, to := holders[rng.IntN(len(holders))], free[rng.IntN(len(free))]
 	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
 	return "from " + from + " to " + to, err
 }
@@ -355,17 +352,6 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 	machine := rng.IntN(stormMachines)
 	n := o.s.c.nodes[machine]
 	old := n.is()
-	// Placement moves ranges off a node by itself, and leaves its own group where it is: the
-	// operator moves that, to a node that is free.
-	holders, _, err := o.holders(ctx, rng)
-	if err != nil {
-		return old, err
-	}
-	if slices.Contains(holders, old) {
-		if moved, err := o.group(ctx, rng, opGroupMove, old); moved == "" || err != nil {
-			return moved, err
-		}
-	}
 	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
 		// It goes on, or it is refused: the node stays, if it is not gone by now.
 		gone, again := o.takeBack(ctx, rng, old)
@@ -479,6 +465,20 @@ func (o *operator) tried(op string) int {
 	return 0
 }
 
+// done is how often an operation was done.
+func (o *operator) done(op string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t := o.tries[op]; t != nil {
+		return t.done
+	}
+	return 0
+}
+
+// makesRoomFor is what is done where there is nothing that an operation could be done to: one
+// range cannot be merged, and so many are not split.
+var makesRoomFor = map[string]string{opSplit: opMerge, opMerge: opSplit}
+
 // calm wants each operation that this build has to be done once on a cluster that is well:
 // what is refused is tried anew, on something else.
 func (o *operator) calm(ctx context.Context) {
@@ -490,8 +490,8 @@ func (o *operator) calm(ctx context.Context) {
 		rng := o.rngs[0]
 		before := o.tried(op)
 		for !o.do(ctx, rng, op) {
-			if o.tried(op) == before && time.Since(start) > 3*time.Second {
-				break // nothing that it could be done to
+			if other := makesRoomFor[op]; other != "" && o.tried(op) == before {
+				o.do(ctx, rng, other)
 			}
 			if time.Since(start) > stormPatience {
 				o.s.c.blame("operator: %s is not done in %v on a cluster that is well: %v", op, stormPatience, o.tries[op].refusals)

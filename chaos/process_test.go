@@ -295,6 +295,19 @@ func (n *node) signal(s syscall.Signal) {
 	}
 }
 
+// stands says whether the node's process is stopped by a signal.
+func (n *node) stands() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.cmd == nil {
+		return false
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.cmd.Process.Pid))
+	// The state follows the command, which stands in parentheses.
+	_, after, _ := strings.Cut(string(text), ") ")
+	return err == nil && strings.HasPrefix(after, "T")
+}
+
 // stopPatience bounds how long a clean stop may take on a busy machine.
 const stopPatience = time.Minute
 

@@ -17,7 +17,7 @@ const (
 	mute     breakage = "partition one way, mute"
 	ring     breakage = "ring: neighbours alone hear each other"
 	lossy    breakage = "link loses 30 of 100"
-	slow     breakage = "link of 2 Mbit/s"
+	slow     breakage = "link of 1 Mbit/s"
 	lonely   breakage = "no clients"
 )
 
@@ -79,9 +79,10 @@ const (
 	aloneOneIn = 3
 )
 
-// deal makes rounds of a storm from a seed in which each trouble that can be happens once.
-func deal(rng *rand.Rand, machines int, can []breakage) (rounds []round) {
-	deck := slices.Clone(can)
+// deal makes rounds of a storm from a seed in which each trouble of a deck happens once. What
+// the last of them lack is drawn from all that can be.
+func deal(rng *rand.Rand, machines int, deck, can []breakage) (rounds []round) {
+	deck = slices.Clone(deck)
 	rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 	for len(deck) > 0 {
 		n := leastAtOnce + rng.IntN(mostAtOnce-leastAtOnce+1)
@@ -247,8 +248,8 @@ const stormMachines = 5
 func TestScheduleIsBounded(t *testing.T) {
 	can := append([]breakage{kill, stop, power, hang, full}, ofNetwork...)
 	for seed := range uint64(500) {
-		rounds := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can)
-		if again := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can); fmt.Sprint(again) != fmt.Sprint(rounds) {
+		rounds := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can, can)
+		if again := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can, can); fmt.Sprint(again) != fmt.Sprint(rounds) {
 			t.Fatalf("seed %d gives %v and %v", seed, rounds, again)
 		}
 		seen := map[breakage]bool{}

@@ -45,8 +45,7 @@ type storm struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	timeline bytes.Buffer
-	outages  map[string]*outage
-	failures int
+	outages  map[breakage]*outage
 	measured []string
 }
 
@@ -80,7 +79,7 @@ func TestStorm(t *testing.T) {
 // wrong with what came of it.
 func runStorm(t *testing.T, seed uint64, duration time.Duration, plant string) []string {
 	t.Helper()
-	s := &storm{t: t, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[string]*outage{}}
+	s := &storm{t: t, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[breakage]*outage{}}
 	t.Cleanup(s.keep)
 	missing, err := s.build()
 	if err != nil {
@@ -99,18 +98,22 @@ func runStorm(t *testing.T, seed uint64, duration time.Duration, plant string) [
 	s.l = newLoad(s.c, seed)
 	defer s.l.close()
 	s.op = newOperator(ctx, s, seed)
+	still := s.pulse()
+	defer still()
 	s.measure("serves at first", s.serves(ctx, "start", s.everyone(), true))
 	s.l.start(ctx)
 	s.play(ctx, seed, duration, append(can, ofNetwork...))
 	var versions []sim.Version
 	drained := false
 	if s.well() {
+		s.promised(append(can, ofNetwork...))
 		versions, drained = s.end(ctx)
 	}
 	s.l.close()
 	if s.well() {
 		s.c.stop()
 	}
+	still()
 	return s.judge(versions, drained)
 }
 
@@ -174,6 +177,29 @@ func (s *storm) measure(what string, d time.Duration) {
 	s.measured = append(s.measured, fmt.Sprintf("%s\t%s", what, d.Round(time.Millisecond)))
 }
 
+// heldUp is how long the rig itself may stand still without a word of it: what the cluster
+// takes that long for is then the busy machine's matter.
+const heldUp = time.Second
+
+// pulse notes how long the rig itself stands still. The returned function ends it.
+func (s *storm) pulse() (end func()) {
+	ctx, cancel := context.WithCancel(s.t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var longest time.Duration
+		for last := time.Now(); ctx.Err() == nil; {
+			wait(ctx, heldUp/10)
+			now := time.Now()
+			if still := now.Sub(last); still > heldUp {
+				s.note("the rig itself has stood still for %v", still.Round(time.Millisecond))
+			}
+			longest, last = max(longest, now.Sub(last)), now
+		}
+		s.measure("the rig itself stood still for", longest)
+	})
+	return func() { cancel(); wg.Wait() }
+}
+
 func (s *storm) well() bool { return len(s.c.blames()) == 0 && !s.t.Failed() }
 
 // build makes the machines and starts a node on each. missing says why they have no disks
@@ -184,7 +210,9 @@ func (s *storm) build() (missing, err error) {
 		return nil, err
 	}
 	dir := t.TempDir()
+	start := time.Now()
 	binary := build(t, dir, buildTags)
+	s.measure("built in", time.Since(start))
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -232,20 +260,48 @@ func (s *storm) everyone() (all []int) {
 	return all
 }
 
-// play runs round after round of troubles, and the operator beside them.
+// mostDealt bounds how often what took no effect is dealt again.
+const mostDealt = 5
+
+// play runs round after round of troubles, and the operator beside them. However short the
+// time, each trouble has taken effect once.
 func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, can []breakage) {
 	s.op.start(ctx)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	over := time.Now().Add(duration)
-	for first := true; s.well() && (first || time.Now().Before(over)); first = false {
-		for _, r := range deal(rng, stormMachines, can) {
-			if !s.well() || !first && time.Now().After(over) {
+	for dealt := 0; s.well() && dealt < mostDealt; dealt++ {
+		deck := s.missed(can)
+		if time.Now().Before(over) {
+			deck, dealt = can, 0
+		}
+		for _, r := range deal(rng, stormMachines, deck, can) {
+			if !s.well() || len(s.missed(can)) == 0 && time.Now().After(over) {
 				break
 			}
 			s.weather(ctx, r)
 		}
 	}
 	s.op.end()
+}
+
+// missed are the troubles that have not taken effect yet.
+func (s *storm) missed(can []breakage) []breakage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(can), func(b breakage) bool { return s.outages[b] != nil })
+}
+
+// promised wants each trouble that this machine can have to have taken effect, and each
+// change of ranges that this build has a command for to have been made, while things broke.
+func (s *storm) promised(can []breakage) {
+	for _, b := range s.missed(can) {
+		s.c.blame("promised: %s never took effect", b)
+	}
+	for _, op := range []string{opSplit, opMerge, opMove, opTransfer} {
+		if s.op.has[op] && s.op.done(op) == 0 {
+			s.c.blame("promised: no %s was made in the storm", op)
+		}
+	}
 }
 
 // weather lets one round of troubles happen, heals it, and wants all to serve.
@@ -256,8 +312,9 @@ func (s *storm) weather(ctx context.Context, r round) {
 	start := time.Now()
 	served := make(chan struct{})
 	begun := make(chan struct{}, len(r.troubles))
+	happened := make([]bool, len(r.troubles))
 	var wg sync.WaitGroup
-	for _, t := range r.troubles {
+	for i, t := range r.troubles {
 		wg.Go(func() {
 			wait(ctx, t.after)
 			heal, err := s.inject(t)
@@ -268,10 +325,10 @@ func (s *storm) weather(ctx context.Context, r round) {
 			}
 			wait(ctx, t.hold)
 			<-served
-			if err := heal(); err != nil {
+			if happened[i], err = heal(); err != nil {
 				s.t.Errorf("%s: heal: %v", t, err)
 			}
-			s.note("healed: %s", t)
+			s.note("healed: %s, it took effect: %t", t, happened[i])
 		})
 	}
 	for range r.troubles {
@@ -289,27 +346,39 @@ func (s *storm) weather(ctx context.Context, r round) {
 	last := time.Since(start)
 	after := s.serves(ctx, r.String()+" healed", s.everyone(), true)
 	s.note("all serve again, %v after a round of %v", after.Round(time.Millisecond), last.Round(time.Millisecond))
-	s.tally(r, during, after)
+	s.tally(r, happened, during, after)
 }
 
-// tally notes how a round went, under the names of its troubles.
-func (s *storm) tally(r round, during, after time.Duration) {
+// tally notes how a round went, under the names of its troubles that have happened.
+func (s *storm) tally(r round, happened []bool, during, after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range r.troubles {
-		o := s.outages[string(t.breakage)]
+	for i, t := range r.troubles {
+		if !happened[i] {
+			continue
+		}
+		o := s.outages[t.breakage]
 		if o == nil {
 			o = &outage{}
-			s.outages[string(t.breakage)] = o
+			s.outages[t.breakage] = o
 		}
 		o.count++
 		o.during, o.after = max(o.during, during), max(o.after, after)
-		s.failures++
 	}
 }
 
+// failures is how many troubles have taken effect.
+func (s *storm) failures() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.outages {
+		n += o.count
+	}
+	return n
+}
+
 // inject lets a trouble happen. heal ends it.
-func (s *storm) inject(t trouble) (heal func() error, err error) {
+func (s *storm) inject(t trouble) (heal healing, err error) {
 	switch t.breakage {
 	case cutOff:
 		return s.net.drop(t.victim, anythingIn, anythingOut)
@@ -332,24 +401,29 @@ func (s *storm) inject(t trouble) (heal func() error, err error) {
 	n := s.c.nodes[t.victim]
 	if !n.busy.TryLock() {
 		s.note("not: %s: it is being replaced", t)
-		return func() error { return nil }, nil
+		return func() (bool, error) { return false, nil }, nil
 	}
 	mend, err := s.inside(n, t.breakage)
 	if err != nil {
 		n.busy.Unlock()
 		return nil, err
 	}
-	return func() error { defer n.busy.Unlock(); return mend() }, nil
+	return func() (took bool, err error) {
+		defer n.busy.Unlock()
+		took = t.breakage != stop || n.stands()
+		return took, mend()
+	}, nil
 }
 
 // neighboursAlone has each machine hear its two neighbours in an order alone.
-func (s *storm) neighboursAlone(order []int) (heal func() error, err error) {
-	var heals []func() error
-	heal = func() (err error) {
+func (s *storm) neighboursAlone(order []int) (heal healing, err error) {
+	var heals []healing
+	heal = func() (took bool, err error) {
 		for _, h := range heals {
-			err = errors.Join(err, h())
+			lost, herr := h()
+			took, err = took || lost, errors.Join(err, herr)
 		}
-		return err
+		return took, err
 	}
 	k := len(order)
 	for i, m := range order {
@@ -359,7 +433,8 @@ func (s *storm) neighboursAlone(order []int) (heal func() error, err error) {
 		}
 		h, err := s.net.drop(m, from(strangers), nil)
 		if err != nil {
-			return nil, errors.Join(err, heal())
+			_, herr := heal()
+			return nil, errors.Join(err, herr)
 		}
 		heals = append(heals, h)
 	}
@@ -547,7 +622,7 @@ func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	s.l.close()
 	report := &sim.Report{
 		Config:  sim.Config{Nodes: stormMachines, Faults: []sim.Fault{"storm"}},
-		History: s.l.h, Versions: versions, Drained: drained, Failures: max(1, s.failures),
+		History: s.l.h, Versions: versions, Drained: drained, Failures: max(1, s.failures()),
 	}
 	start := time.Now()
 	check := sim.CheckAnswers // without the versions nobody can say much of an order

@@ -52,8 +52,11 @@ func AppendApplied(dst []byte, a *Applied) []byte {
 
 // DecodeApplied decodes an applied record. The result keeps nothing of b.
 func DecodeApplied(b []byte) (Applied, error) {
-	if len(b) == 0 || b[0] != appliedVersion {
-		return Applied{}, fmt.Errorf("%w: %x: unknown version", ErrBadApplied, b[:min(len(b), 1)])
+	if len(b) == 0 {
+		return Applied{}, fmt.Errorf("%w: empty", ErrBadApplied)
+	}
+	if err := keyspace.CheckVersion("applied record", uint64(b[0]), appliedVersion); err != nil {
+		return Applied{}, fmt.Errorf("%w: %w", ErrBadApplied, err)
 	}
 	var a Applied
 	rest, n := b[1:], uint64(0)

@@ -2,8 +2,6 @@ package engine
 
 import (
 	"bytes"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -19,7 +17,8 @@ import (
 
 // FormatVersion is the version of all formats on the disk of a node taken
 // together. OpenDir refuses directories of another version.
-const FormatVersion = 1
+// It changes with each of them: an older directory is refused before anything of it is read.
+const FormatVersion = 2
 
 const (
 	lockName     = "skein.lock"
@@ -42,8 +41,8 @@ type Identity struct {
 	Node    keyspace.NodeID
 	// FormatVersion is that of the files; 0 stands for the one of this program.
 	FormatVersion uint32
-	// Instance is drawn at random when the directories are made and is the same in
-	// both, so that a wal directory is never used with the data directory of
+	// Instance is drawn at random before the directories are made (see DrawInstance) and is
+	// the same in both, so that a wal directory is never used with the data directory of
 	// another life of the same node. OpenDir sets it.
 	Instance uint64
 }
@@ -104,7 +103,7 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 	}
 	if dataID != nil && walID != nil {
 		l.Identity = *dataID
-		return l, compareIdentities(dataDir, dataID, walDir, walID, want)
+		return l, errors.Join(compareIdentities(dataDir, dataID, walDir, walID, want), forgetInstance(fs, dataDir))
 	}
 	// Both are new, or a crash came between the two identity files.
 	for _, d := range []struct{ dir, at, other string }{{dataDir, data, wal}, {walDir, wal, data}} {
@@ -112,18 +111,16 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 			return nil, err
 		}
 	}
-	var instance [8]byte
-	if _, err := rand.Read(instance[:]); err != nil {
-		return nil, fmt.Errorf("engine: draw an instance: %w", err)
+	if want.Instance, err = instanceOf(fs, dataDir); err != nil {
+		return nil, err
 	}
-	want.Instance = binary.BigEndian.Uint64(instance[:])
 	for _, dir := range []string{walDir, dataDir} {
 		if err := writeIdentity(fs, dir, want); err != nil {
 			return nil, err
 		}
 	}
 	l.Identity, l.Fresh = want, true
-	return l, nil
+	return l, forgetInstance(fs, dataDir)
 }
 
 func (l *DirLock) lock(fs vfs.FS, dir string) error {
@@ -140,9 +137,8 @@ func (l *DirLock) lock(fs vfs.FS, dir string) error {
 
 // compareIdentities says whether both directories are those of want.
 func compareIdentities(dataDir string, data *Identity, walDir string, wal *Identity, want Identity) error {
-	if data.FormatVersion != want.FormatVersion {
-		return fmt.Errorf("%w: %s has format version %d, this program has %d; use the release that wrote it",
-			ErrIdentity, dataDir, data.FormatVersion, want.FormatVersion)
+	if err := keyspace.CheckVersion(dataDir, uint64(data.FormatVersion), uint64(want.FormatVersion)); err != nil {
+		return fmt.Errorf("%w: %w", ErrIdentity, err)
 	}
 	if *data != *wal {
 		return fmt.Errorf("%w: %s belongs to node %s of cluster %s (instance %x), but %s to node %s of cluster %s (instance %x); give the wal directory that was used with the data directory",
@@ -237,11 +233,34 @@ func decodeIdentity(b []byte) (Identity, error) {
 
 // ReadIdentity returns whose directory dir is, or nil where nobody's is it yet: no node has
 // used it, or a crash came before it was that node's. It locks nothing; OpenDir looks again.
-func ReadIdentity(fs vfs.FS, dir string) (*Identity, error) { return readIdentity(fs, dir) }
+// ErrIdentity says that another build has written it.
+func ReadIdentity(fs vfs.FS, dir string) (*Identity, error) {
+	id, err := readIdentity(fs, dir)
+	if err != nil || id == nil {
+		return nil, err
+	}
+	if err := keyspace.CheckVersion(dir, uint64(id.FormatVersion), FormatVersion); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrIdentity, err)
+	}
+	return id, nil
+}
 
 // readIdentity reads the identity file of dir, nil where there is none.
 func readIdentity(fs vfs.FS, dir string) (*Identity, error) {
-	path := fs.PathJoin(dir, identityName)
+	b, err := readSmall(fs, dir, identityName)
+	if err != nil || b == nil {
+		return nil, err
+	}
+	id, err := decodeIdentity(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s is damaged: %w; restore it from the other directory of this node", ErrIdentity, fs.PathJoin(dir, identityName), err)
+	}
+	return &id, nil
+}
+
+// readSmall reads a file of dir of at most maxIdentityBytes, nil where there is none.
+func readSmall(fs vfs.FS, dir, name string) ([]byte, error) {
+	path := fs.PathJoin(dir, name)
 	if _, err := fs.Stat(path); err != nil {
 		if isNotExist(err) {
 			return nil, nil
@@ -252,27 +271,29 @@ func readIdentity(fs vfs.FS, dir string) (*Identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: open %s: %w", path, err)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxIdentityBytes))
+	b := []byte{}
+	part, err := io.ReadAll(io.LimitReader(f, maxIdentityBytes))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("engine: read %s: %w", path, err)
 	}
-	id, err := decodeIdentity(b)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s is damaged: %w; restore it from the other directory of this node", ErrIdentity, path, err)
-	}
-	return &id, nil
+	return append(b, part...), nil
 }
 
 // writeIdentity writes the identity file of dir so that after a crash it is there
 // whole or not at all.
 func writeIdentity(fs vfs.FS, dir string, id Identity) error {
-	path := fs.PathJoin(dir, identityName)
+	return writeWhole(fs, dir, identityName, encodeIdentity(id))
+}
+
+// writeWhole writes a file of dir so that after a crash it is there whole or not at all.
+func writeWhole(fs vfs.FS, dir, name string, b []byte) error {
+	path := fs.PathJoin(dir, name)
 	tmp := path + ".new"
 	f, err := fs.Create(tmp, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return fmt.Errorf("engine: create %s: %w", tmp, err)
 	}
-	_, err = f.Write(encodeIdentity(id))
+	_, err = f.Write(b)
 	if err == nil {
 		err = f.Sync()
 	}

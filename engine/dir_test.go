@@ -47,8 +47,8 @@ func TestOpenDir(t *testing.T) {
 	expect("another cluster", err, ErrIdentity, "cluster 1", "cluster 9", "token")
 	_, err = openDirs(fs, Identity{Cluster: 1, Node: 3})
 	expect("another node", err, ErrIdentity, "node 2", "node is 3")
-	_, err = openDirs(fs, Identity{Cluster: 1, Node: 2, FormatVersion: 2})
-	expect("a later program", err, ErrIdentity, "format version 1", "release")
+	_, err = openDirs(fs, Identity{Cluster: 1, Node: 2, FormatVersion: FormatVersion + 1})
+	expect("a later program", err, ErrIdentity, "data has format version 2", "this build reads version 3", "the build that wrote it", "joins anew")
 
 	held, err := OpenDir(fs, "data", "data/wal", me)
 	if err != nil {
@@ -75,13 +75,61 @@ func TestOpenDir(t *testing.T) {
 	_, err = openDirs(fs, me)
 	expect("another life", err, ErrIdentity, "instance 4d", "wal directory")
 
-	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 1\ncluster")); err != nil {
+	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 2\ncluster")); err != nil {
 		t.Fatal(err)
 	}
 	_, err = openDirs(fs, me)
 	expect("damaged", err, ErrIdentity, "damaged")
+	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 1\ncluster")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = ReadIdentity(fs, "data")
+	expect("of an earlier build", err, ErrIdentity, "data has format version 1", "this build reads version 2")
 	if _, err := OpenDir(fs, "data", "data", me); err == nil {
 		t.Error("one directory for both was accepted")
+	}
+}
+
+// TestDrawInstance: a directory has its instance before it has an identity, and keeps it
+// until both are lost.
+func TestDrawInstance(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	drawn, err := DrawInstance(fs, "data")
+	if err != nil || drawn == 0 {
+		t.Fatal(drawn, err)
+	}
+	fs = fs.CrashClone(vfs.CrashCloneCfg{})
+	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
+		t.Fatalf("after a crash %x, was %x: %v", again, drawn, err)
+	}
+	l, err := openDirs(fs, me)
+	if err != nil || l.Identity.Instance != drawn {
+		t.Fatalf("the directories have %x, want %x: %v", l.Identity.Instance, drawn, err)
+	}
+	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
+		t.Fatalf("with an identity %x, was %x: %v", again, drawn, err)
+	}
+	held, err := OpenDir(fs, "data", "data/wal", me)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := DrawInstance(fs, "data"); !errors.Is(err, ErrLocked) {
+		t.Errorf("beside another process: %v", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(fs.Remove("data/"+identityName), fs.Remove("data/wal/"+identityName)); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := DrawInstance(fs, "data"); err != nil || again == drawn {
+		t.Errorf("a directory that lost its identity: %x, was %x: %v", again, drawn, err)
+	}
+	if err := vfsWrite(fs, "data/"+instanceName, []byte(instanceHead+"\nformat 2\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := DrawInstance(fs, "data"); !errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), "format version 2") || !strings.Contains(err.Error(), "remove it") {
+		t.Errorf("of a later program: %v", err)
 	}
 }
 

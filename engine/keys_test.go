@@ -48,6 +48,8 @@ func TestFormat(t *testing.T) {
 			return fmt.Sprintf("%x\n%s\n%x\n", k, FormatKey(k), v)
 		case "identity":
 			return string(encodeIdentity(Identity{Cluster: 0xc1, Node: 0x1a, FormatVersion: FormatVersion, Instance: 0xabc}))
+		case "instance":
+			return string(encodeInstance(0xabc))
 		}
 		t.Fatalf("unknown command %s", d.Cmd)
 		return ""
@@ -167,6 +169,15 @@ func FuzzDecodeApplied(f *testing.F) {
 		if err != nil || again.Index != a.Index || again.Term != a.Term || again.ConfIndex != a.ConfIndex ||
 			!slices.Equal(again.Replicas, a.Replicas) || !bytes.Equal(again.Payload, a.Payload) {
 			t.Fatalf("%+v, again %+v %v", a, again, err)
+		}
+	})
+}
+
+func FuzzDecodeInstance(f *testing.F) {
+	f.Add(encodeInstance(3))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if instance, err := decodeInstance(b); err == nil && !bytes.Equal(encodeInstance(instance), b) {
+			t.Fatalf("%q decodes to %x", b, instance)
 		}
 	})
 }

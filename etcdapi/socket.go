@@ -115,7 +115,7 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		s.feed(ctx, conn, feed, !mayGoOn(r.URL.Path))
 	})
-	limited := newGatewayBody(out, call, s.maxBodyBytes, nil)
+	limited := newGatewayBody(out, call, s.maxBodyBytes+besidesMessage, nil)
 	limited.broken = func() {
 		// Nobody reads the body any more, and nothing else ends the call.
 		body.CloseWithError(io.ErrClosedPipe)
@@ -129,6 +129,11 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cancel()
 	reader.Wait()
 }
+
+// besidesMessage is what a call may read beyond a message of the largest size: the byte from
+// which the socket knows that it is larger, and the newline of the one before. So it is
+// always the socket that refuses it, with its own farewell: the call hears of no more.
+const besidesMessage = 2
 
 // bearer leads the protocol by which scripts, which cannot set headers, hand over a token.
 const bearer = "Bearer"

@@ -167,6 +167,60 @@ func TestSocketMessagesAreBounded(t *testing.T) {
 	}
 }
 
+// Who says a larger one is told so by the socket, each time: its call, which is read all the
+// way, hears that there is no more, and refuses nothing by itself.
+func TestSocketRefusesWhatIsTooLarge(t *testing.T) {
+	const most = 1000
+	for _, size := range []int{most - 1, most, most + 1, most + 2, most + 9} {
+		virtualSocket(t, most, func(w http.ResponseWriter, r *http.Request) error {
+			for done := 0; ; {
+				n, err := r.Body.Read(make([]byte, most/3))
+				if done += n; err != nil {
+					return err
+				}
+				if done == size+1 {
+					_, _ = w.Write([]byte("heard\n"))
+				}
+			}
+		}, func(t *testing.T, conn *websocket.Conn, ended <-chan error) {
+			must(t, conn.Write(t.Context(), websocket.MessageText, make([]byte, size)))
+			_, b, err := conn.Read(t.Context())
+			if size <= most && string(b) != "heard" || size > most && websocket.CloseStatus(err) != websocket.StatusMessageTooBig {
+				t.Errorf("%d bytes: heard %q, %v", size, b, err)
+			}
+			_ = conn.CloseNow()
+			if err := <-ended; !errors.Is(err, io.EOF) {
+				t.Errorf("%d bytes: the call ended with %v", size, err)
+			}
+		})
+	}
+}
+
+// virtualSocket serves one socket in virtual time, and calls f with its client's end. What
+// serve returns comes from ended.
+func virtualSocket(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWriter, *http.Request) error, f func(t *testing.T, conn *websocket.Conn, ended <-chan error)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		o := Options{Clock: clock.Virtual()}
+		var unsent atomic.Int64
+		ended := make(chan error, 1)
+		s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ended <- serve(w, r) }), &o, &unsent, maxBodyBytes)
+		l := bufconn.Listen(1 << 10)
+		server := &http.Server{Handler: s}
+		go func() { _ = server.Serve(l) }()
+		transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.DialContext(ctx) }}
+		conn, _, err := websocket.Dial(t.Context(), "ws://x/v3/watch", &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
+		must(t, err)
+		f(t, conn, ended)
+		_ = conn.CloseNow()
+		s.close(t.Context())
+		server.Close()
+		if n := unsent.Load(); n != 0 {
+			t.Errorf("%d bytes count in the end", n)
+		}
+	})
+}
+
 // What a client does not take counts with the other answers that are not taken.
 func TestSlowSocketsCount(t *testing.T) {
 	r := newRig(t, "http", nil)
@@ -206,29 +260,16 @@ func TestSocketDeadlines(t *testing.T) {
 			after: 4 * gatewayChunkTime,
 		},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			o := Options{Clock: clock.Virtual()}
-			var unsent atomic.Int64
-			ended := make(chan error, 1)
-			s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ended <- c.serve(w, r) }), &o, &unsent, 1000)
-			l := bufconn.Listen(1 << 10)
-			server := &http.Server{Handler: s}
-			go func() { _ = server.Serve(l) }()
-			transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.DialContext(ctx) }}
-			begun := time.Now()
-			conn, _, err := websocket.Dial(t.Context(), "ws://x/v3/watch", &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
-			must(t, err)
+		begun := time.Time{}
+		virtualSocket(t, 1000, func(w http.ResponseWriter, r *http.Request) error {
+			begun = time.Now()
+			return c.serve(w, r)
+		}, func(t *testing.T, _ *websocket.Conn, ended <-chan error) {
 			if err := <-ended; !errors.Is(err, c.want) {
 				t.Errorf("%s: ended with %v", name, err)
 			}
 			if took := time.Since(begun); took != c.after {
 				t.Errorf("%s: ended after %v, want %v", name, took, c.after)
-			}
-			_ = conn.CloseNow()
-			s.close(t.Context())
-			server.Close()
-			if n := unsent.Load(); n != 0 {
-				t.Errorf("%s: %d bytes count in the end", name, n)
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"runtime"
 	"sync"
 	"time"
@@ -34,14 +35,18 @@ const (
 	// not made, and of progress for all watchers of a stream.
 	autoWatchID    = 0
 	invalidWatchID = -1
-	// controlQueue is how many answers to requests wait for the sender; beyond it the
-	// stream's requests wait.
+	// controlQueue is how many answers to requests wait for their header, and how many
+	// for the sender; beyond it the stream's requests wait.
 	controlQueue = 16
 	// createWithin is for how long a watcher is tried to be made while no sequencer
 	// answers, headerWithin for how long an answer waits for the revision of its header.
 	createWithin = 5 * time.Second
-	headerWithin = 100 * time.Millisecond
+	headerWithin = 5 * time.Second
 	retryPause   = 20 * time.Millisecond
+	// settleWithin is for how long an answer waits for the events that belong before it. A
+	// range without a leader for longer than that has its watchers told later, and does not
+	// keep the stream from having others.
+	settleWithin = 5 * time.Second
 )
 
 // watchServer is etcd's Watch service.
@@ -50,13 +55,14 @@ type watchServer struct {
 	pb.UnsafeWatchServer
 }
 
-// watchStream is one stream: a goroutine takes requests, another one, the handler's own,
-// sends whatever there is to send.
+// watchStream is one stream: a goroutine takes requests, one asks the sequencer for what
+// their answers need, and another one, the handler's own, sends whatever there is to send.
 type watchStream struct {
-	s       *Server
-	grpc    pb.Watch_WatchServer
-	hub     *watch.Stream
-	control chan control
+	s    *Server
+	grpc pb.Watch_WatchServer
+	hub  *watch.Stream
+	// asked are answers in the order of their requests, control those that may be sent.
+	asked, control chan control
 	// ask has a value when the client wants to know how far it is.
 	ask chan struct{}
 
@@ -78,6 +84,11 @@ type watchStream struct {
 	shared       sharedResponse
 	headRevision keyspace.Revision
 	headTerm     uint64
+
+	// next is the answer that is sent next, once all is that belongs before it: until
+	// overdue, which is set where it had to wait. Only the sender touches them.
+	next    *control
+	overdue clock.Timer
 }
 
 // watcher is a watcher as its stream knows it.
@@ -90,7 +101,8 @@ type watcher struct {
 	progress, quiet bool
 }
 
-// control is an answer to a request, and whose creation or end it tells.
+// control is an answer to a request, and whose creation or end it tells. Without a header it
+// gets that of the current revision.
 type control struct {
 	resp         *pb.WatchResponse
 	created, end *watcher
@@ -99,7 +111,8 @@ type control struct {
 // Watch serves a stream of watchers.
 func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	st := &watchStream{
-		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), control: make(chan control, controlQueue), ask: make(chan struct{}, 1),
+		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), ask: make(chan struct{}, 1),
+		asked: make(chan control, controlQueue), control: make(chan control, controlQueue),
 		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher), early: make(map[*watch.Watcher][]watch.Delivery),
 	}
 	defer st.hub.Close()
@@ -109,7 +122,7 @@ func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	// It may wait for the client until the handler has returned, which ends the stream.
 	go func() { received <- st.receive(ctx) }()
 	var asker sync.WaitGroup
-	asker.Go(func() { st.askProgress(ctx) })
+	asker.Go(func() { st.askSequencer(ctx) })
 	err := st.send(ctx, received)
 	cancel()
 	asker.Wait()
@@ -136,15 +149,13 @@ const turnsOfEvents = 16
 func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 	tick := st.s.opts.Clock.NewTimer(st.s.progressInterval())
 	defer tick.Stop()
+	defer st.endWait()
 	for turn := 0; ; {
 		// What was asked for first is answered first.
-		select {
-		case c := <-st.control:
-			if err := st.answer(c); err != nil {
+		if turn == 0 {
+			if err := st.answers(false); err != nil {
 				return err
 			}
-			continue
-		default:
 		}
 		d, ok, err := st.hub.TryNext()
 		if err != nil {
@@ -161,10 +172,19 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 			runtime.Gosched()
 			wake = now // there may be more; all else has its turn still
 		}
+		control, overdue := st.control, (<-chan time.Time)(nil)
+		if st.next != nil {
+			control, overdue = nil, st.overdue.C()
+			if turn > 0 {
+				wake = now // what it waited for may be what was just sent
+			}
+		}
 		turn = 0
 		select {
-		case c := <-st.control:
-			if err := st.answer(c); err != nil {
+		case c := <-control:
+			st.next = &c
+		case <-overdue:
+			if err := st.answers(true); err != nil {
 				return err
 			}
 		case <-wake:
@@ -194,6 +214,45 @@ func (s *Server) progressInterval() time.Duration {
 		d += time.Duration(int64(s.opts.Clock.Now()) % tenth)
 	}
 	return d
+}
+
+// answers sends the answers that are there, in order. An answer under the header of a
+// revision goes behind the events up to there of all watchers that the client has, as
+// progress does: where a put was answered and a watcher is refused then, the put's event
+// comes first, like in etcd. giveUp says that the next one has waited for long enough.
+func (st *watchStream) answers(giveUp bool) error {
+	for {
+		if st.next == nil {
+			select {
+			case c := <-st.control:
+				st.next = &c
+			default:
+				return nil
+			}
+		}
+		rev := keyspace.Revision(st.next.resp.GetHeader().GetRevision())
+		if !st.hub.Settled(rev, maps.Keys(st.announced), giveUp) {
+			if st.overdue == nil {
+				st.overdue = st.s.opts.Clock.NewTimer(settleWithin)
+			}
+			return nil
+		}
+		c := *st.next
+		st.endWait()
+		giveUp = false
+		if err := st.answer(c); err != nil {
+			return err
+		}
+	}
+}
+
+// endWait ends the wait of the next answer.
+func (st *watchStream) endWait() {
+	st.next = nil
+	if st.overdue != nil {
+		st.overdue.Stop()
+		st.overdue = nil
+	}
 }
 
 // answer sends the answer to a request.
@@ -373,7 +432,7 @@ func (st *watchStream) receive(ctx context.Context) error {
 		case *pb.WatchRequest_CreateRequest:
 			c, err = st.create(ctx, r.CreateRequest)
 		case *pb.WatchRequest_CancelRequest:
-			c = st.cancel(ctx, r.CancelRequest)
+			c = st.cancel(r.CancelRequest)
 		case *pb.WatchRequest_ProgressRequest:
 			if !st.watching() {
 				continue // like in etcd: a watcher that is made behind it does not answer it
@@ -390,27 +449,41 @@ func (st *watchStream) receive(ctx context.Context) error {
 			continue // etcd does not answer what it does not understand
 		}
 		select {
-		case st.control <- c:
+		case st.asked <- c:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// askProgress asks how far the stream is, until it ends. Requests wait for no sequencer;
-// where none answers, the client asks again.
-func (st *watchStream) askProgress(ctx context.Context) {
+// askSequencer asks for what is current where a header says so, and how far the stream is,
+// until it ends. No request waits for that.
+func (st *watchStream) askSequencer(ctx context.Context) {
 	for {
 		select {
 		case <-st.ask:
+			st.askProgress(ctx)
+		case c := <-st.asked:
+			if c.resp.Header == nil {
+				c.resp.Header = st.header(st.current(ctx))
+			}
+			select {
+			case st.control <- c:
+			case <-ctx.Done():
+				return
+			}
 		case <-ctx.Done():
 			return
 		}
-		actx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, createWithin)
-		if err := st.hub.RequestProgress(actx); err != nil {
-			st.s.log.Debug("ask for a stream's progress", zap.Error(err))
-		}
-		cancel()
+	}
+}
+
+// askProgress asks how far the stream is; where no sequencer answers, the client asks again.
+func (st *watchStream) askProgress(ctx context.Context) {
+	ctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, createWithin)
+	defer cancel()
+	if err := st.hub.RequestProgress(ctx); err != nil {
+		st.s.log.Debug("ask for a stream's progress", zap.Error(err))
 	}
 }
 
@@ -449,15 +522,15 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 		key = []byte{0} // the smallest key
 	}
 	if r.GetStartRevision() < 0 {
-		return st.refuse(ctx, rpctypes.ErrCompacted.Error()), nil
+		return st.refuse(rpctypes.ErrCompacted.Error()), nil
 	}
 	span, ok := keyspace.FromEtcd(key, r.GetRangeEnd())
 	if !ok {
-		return st.refuse(ctx, reasonEmptyRange), nil
+		return st.refuse(reasonEmptyRange), nil
 	}
 	w := &watcher{id: r.GetWatchId(), fragment: r.GetFragment(), progress: r.GetProgressNotify(), quiet: true}
 	if !st.claimID(w) {
-		return st.refuse(ctx, reasonDuplicateID), nil
+		return st.refuse(reasonDuplicateID), nil
 	}
 	req := watch.Request{
 		Span: span, Start: min(keyspace.Revision(r.GetStartRevision()), keyspace.MaxRevision), Prev: r.GetPrevKv(),
@@ -472,7 +545,7 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 		return control{}, err
 	case err != nil:
 		st.forget(w.id)
-		return st.refuse(ctx, rpctypes.ErrorDesc(kverror.GRPC(err))), nil
+		return st.refuse(rpctypes.ErrorDesc(kverror.GRPC(err))), nil
 	}
 	w.w = hw
 	resp := &pb.WatchResponse{Header: st.header(current), WatchId: w.id, Created: true}
@@ -505,9 +578,9 @@ func (st *watchStream) watching() bool {
 }
 
 // refuse answers the request for a watcher that is not made.
-func (st *watchStream) refuse(ctx context.Context, reason string) control {
+func (st *watchStream) refuse(reason string) control {
 	return control{resp: &pb.WatchResponse{
-		Header: st.header(st.current(ctx)), WatchId: invalidWatchID, Created: true, Canceled: true, CancelReason: reason,
+		WatchId: invalidWatchID, Created: true, Canceled: true, CancelReason: reason,
 	}}
 }
 
@@ -521,7 +594,7 @@ func (st *watchStream) forget(id int64) *watcher {
 }
 
 // cancel ends a watcher; one that there is not gets no answer.
-func (st *watchStream) cancel(ctx context.Context, r *pb.WatchCancelRequest) control {
+func (st *watchStream) cancel(r *pb.WatchCancelRequest) control {
 	if r == nil {
 		return control{}
 	}
@@ -530,5 +603,5 @@ func (st *watchStream) cancel(ctx context.Context, r *pb.WatchCancelRequest) con
 		return control{}
 	}
 	st.hub.Cancel(w.w)
-	return control{resp: &pb.WatchResponse{Header: st.header(st.current(ctx)), WatchId: w.id, Canceled: true}, end: w}
+	return control{resp: &pb.WatchResponse{WatchId: w.id, Canceled: true}, end: w}
 }

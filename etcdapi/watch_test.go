@@ -39,6 +39,10 @@ type oneRange struct {
 	broken         error
 	// asked counts the questions for the current revision. Guarded by mu.
 	asked int
+	// slow is how long such a question takes. Guarded by mu.
+	slow time.Duration
+	// late is how long an event takes to its gateway. It does not change.
+	late time.Duration
 }
 
 func (o *oneRange) breakSequencer(err error) {
@@ -98,7 +102,13 @@ func (o *oneRange) SpanOf(keyspace.RangeID, keyspace.Generation) (keyspace.Span,
 	return keyspace.Span{}, true
 }
 
-func (o *oneRange) Current(context.Context) (keyspace.SequenceAnswer, error) {
+func (o *oneRange) Current(ctx context.Context) (keyspace.SequenceAnswer, error) {
+	o.mu.Lock()
+	slow := o.slow
+	o.mu.Unlock()
+	if err := clock.Sleep(ctx, clock.System(), slow); err != nil {
+		return keyspace.SequenceAnswer{}, err
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.asked++
@@ -140,6 +150,9 @@ func (f *oneFeed) Recv(ctx context.Context) ([]shard.FeedPart, error) {
 	for {
 		events, last, moved := f.o.after(f.at)
 		if f.order.ID != 0 && last > f.at {
+			if err := clock.Sleep(ctx, clock.System(), f.o.late); err != nil && len(events) > 0 {
+				return nil, err
+			}
 			f.at = last
 			return []shard.FeedPart{{ID: f.order.ID, Complete: last, Mark: shard.Mark{Term: 1, Number: uint64(last)}, Events: events}}, nil
 		}

@@ -53,8 +53,8 @@ func DecodeDescriptor(b []byte) (Descriptor, []byte, error) {
 	if len(b) == 0 {
 		return d, nil, errTruncated
 	}
-	if b[0] != descriptorVersion {
-		return d, nil, fmt.Errorf("keyspace: descriptor version %d, want %d", b[0], descriptorVersion)
+	if err := CheckVersion("descriptor", uint64(b[0]), descriptorVersion); err != nil {
+		return d, nil, fmt.Errorf("keyspace: %w", err)
 	}
 	b = b[1:]
 	var ints [3]uint64

@@ -144,8 +144,11 @@ func (c *LiveCount) AppendNewest(dst []byte, rev keyspace.Revision) []byte {
 // DecodeLiveCount decodes what AppendNewest encoded: a count whose base is the
 // revision that was given there.
 func DecodeLiveCount(b []byte, maxSteps int) (*LiveCount, error) {
-	if len(b) == 0 || b[0] != liveCountVersion {
-		return nil, fmt.Errorf("%w: %x", ErrBadLiveCount, b[:min(len(b), 1)])
+	if len(b) == 0 {
+		return nil, fmt.Errorf("%w: empty", ErrBadLiveCount)
+	}
+	if err := keyspace.CheckVersion("key count", uint64(b[0]), liveCountVersion); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadLiveCount, err)
 	}
 	c := NewLiveCount(0, 0, maxSteps)
 	if b = b[1:]; len(b) == 0 {

@@ -139,6 +139,8 @@ type Core struct {
 	// letIn says that the peers, now or in an earlier run, have let this node's
 	// directory in.
 	letIn atomic.Bool
+	// hasRun says of a node that waits to be let in that the cluster has run before.
+	hasRun atomic.Bool
 
 	fatalOnce sync.Once
 	fatal     chan struct{}
@@ -271,7 +273,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		return err
 	}
 	if c.bus, err = o.NewBus(transport.Config{
-		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.told,
+		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.told, Unknown: c.unknownCame,
 		// Nodes that join later get as much each, until this one starts again.
 		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.queues(len(c.others()), 4*o.MaxRequestBytes),
 		// A request to a node that died is given up soon after that node's leaderships

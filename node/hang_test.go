@@ -60,6 +60,7 @@ func testHangingDisk(r *rig, hung *rigNode) {
 			_, _ = hung.put(ctx, keyOf(mine), "before")
 		})
 	}
+	defer r.tellOnFailure()
 	took := r.wait(5*rigElection, "the others lead everything", func() bool {
 		return other.core.client.Leader() != hung.id && len(r.ledByOthers(hung)) == hangRanges
 	})
@@ -188,6 +189,18 @@ func (n *rigNode) getLocal(ctx context.Context, key string) (value string, err e
 		}
 	}
 	return value, err
+}
+
+// tellOnFailure logs what each node says of each replica, if the test has failed.
+func (r *rig) tellOnFailure() {
+	if !r.t.Failed() {
+		return
+	}
+	for _, n := range r.nodes {
+		for _, rep := range n.core.shards.Replicas() {
+			r.t.Logf("node %s: %+v", n.id, rep.Show().Raft)
+		}
+	}
 }
 
 // ledByOthers returns the ranges that other nodes lead.

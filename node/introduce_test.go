@@ -3,14 +3,18 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/transport"
 )
 
 // publish writes the nodes' rows of the node table, as nodes with ports do.
@@ -72,7 +76,8 @@ func TestALateFounderIsLetIn(t *testing.T) {
 	})
 }
 
-// Founders that start one after another do not wait for each other to vouch.
+// One founder alone founds nothing: it may have lost its disk, and the others may be out of
+// reach. A majority founds at once, and who comes later is let in.
 func TestFoundersThatStartOneByOne(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
@@ -80,10 +85,125 @@ func TestFoundersThatStartOneByOne(t *testing.T) {
 			n.core = nil
 			n.disk = newMemDisk(vfs.NewCrashableMem())
 		}
-		for _, n := range r.nodes {
-			r.start(n)
+		first, logs := r.watched(r.nodes[0])
+		if err := r.waits(first, time.Minute); err != nil {
+			t.Fatal(err)
 		}
+		said := logs.FilterMessageSnippet("majority of the founders")
+		if n := said.Len(); n < 2 || n > 8 {
+			t.Errorf("within a minute it said %d times what it waits for: %v", n, logs.All())
+		}
+		if first := said.All(); len(first) > 0 && fmt.Sprint(first[0].ContextMap()["silent"]) != "[2 3]" {
+			t.Errorf("it waits for %v", first[0].ContextMap())
+		}
+		begun := time.Now()
+		r.start(r.nodes[0], r.nodes[1])
+		if took := time.Since(begun); took > 3*time.Second {
+			t.Errorf("a majority founds after %v", took)
+		}
+		r.mustPut(r.nodes[1], "k", "v")
+		r.start(r.nodes[2])
 		r.publish(r.nodes...)
+	})
+}
+
+// watched is optionsOf with what the node logs.
+func (r *rig) watched(n *rigNode) (Options, *observer.ObservedLogs) {
+	o := r.optionsOf(n)
+	core, logs := observer.New(zap.WarnLevel)
+	o.Logger = zap.New(core)
+	return o, logs
+}
+
+// waits returns an error for a node that does anything else for that long than wait to be
+// let in.
+func (r *rig) waits(o Options, long time.Duration) error {
+	ctx, cancel := context.WithTimeout(r.t.Context(), long)
+	defer cancel()
+	c, err := Open(ctx, o)
+	if err == nil {
+		c.Crash()
+		return fmt.Errorf("node %s was let in", o.Self)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("node %s: %w", o.Self, err)
+	}
+	return nil
+}
+
+// trap 47: a founder that has lost its disk and hears nobody founds the cluster no second
+// time, and is refused when it hears them.
+func TestAnIsolatedFounderWithoutItsDiskWaits(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		lost := r.nodes[0]
+		r.crash(lost)
+		lost.disk = newMemDisk(vfs.NewCrashableMem())
+		r.net.Partition(lost.id)
+		if err := r.waits(r.optionsOf(lost), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		r.net.HealAll()
+		c, err := Open(r.t.Context(), r.optionsOf(lost))
+		if err == nil {
+			c.Crash()
+		}
+		if err == nil || !strings.Contains(err.Error(), "has run before") {
+			t.Errorf("when it hears the others: %v", err)
+		}
+	})
+}
+
+// A node that has joined the cluster, and comes to founders that have lost their disks, keeps
+// them from founding it anew.
+func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		for _, n := range r.nodes {
+			n.core.Crash()
+			n.core = nil
+			n.disk = newMemDisk(vfs.NewCrashableMem())
+		}
+		lost := r.optionsOf(r.nodes[0])
+		bus := lost.NewBus
+		lost.NewBus = func(c transport.Config) (Bus, error) {
+			time.AfterFunc(introduceTimeout/2, func() { c.Unknown(4) })
+			return bus(c)
+		}
+		waits := make(chan error, 2)
+		go func() { waits <- r.waits(lost, time.Minute) }()
+		time.Sleep(introduceTimeout) // it has heard of the other, and tells the next one
+		go func() { waits <- r.waits(r.optionsOf(r.nodes[1]), 30*time.Second) }()
+		for range 2 {
+			if err := <-waits; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// trap 47: a founder that starts again knows by its log that the cluster has run, though its
+// store is as young as on the first day: together with one that has lost its disk it would
+// be a quorum that lacks what was acknowledged.
+func TestAFoundersLogTellsThatTheClusterHasRun(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "k", "v")
+		for _, n := range r.nodes {
+			r.net.Crash(n.id)
+			n.disk = n.disk.crash(0, r.rng)
+			n.core.Crash()
+			n.core = nil
+		}
+		lost := r.nodes[0]
+		lost.disk = newMemDisk(vfs.NewCrashableMem())
+		o := r.optionsOf(lost)
+		waits := make(chan error, 1)
+		go func() { waits <- r.waits(o, time.Minute) }()
+		r.start(r.nodes[1])
+		if err := <-waits; err != nil {
+			t.Error(err)
+		}
+		r.start(r.nodes[2])
+		r.mustGet(r.nodes[1], "k", "v")
 	})
 }
 

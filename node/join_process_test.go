@@ -218,6 +218,53 @@ func TestAddedMemberStarts(t *testing.T) {
 	c.refused(n4, "was removed")
 }
 
+// Of two machines that come at once under one name and one peer URL one is let in, and the
+// other one ends with what to do, whether they come by --join or as an added member.
+func TestTwoMachinesUnderOneName(t *testing.T) {
+	c := serving(t)
+	for _, added := range []bool{false, true} {
+		name := map[bool]string{false: "n4", true: "n5"}[added]
+		a := c.joiner(name, c.nodes[0])
+		b := *a
+		b.client = fmt.Sprint("http://127.0.0.1:", portsLeft.free(t, 1)[0])
+		b.dir = t.TempDir()
+		b.args = slices.Clone(a.args)
+		set := func(p *process, flag, value string) { p.args[slices.Index(p.args, flag)+1] = value }
+		set(&b, "--data-dir", filepath.Join(b.dir, name))
+		set(&b, "--listen-client-urls", b.client)
+		set(&b, "--advertise-client-urls", b.client)
+		set(&b, "--listen-peer-urls", fmt.Sprint("http://127.0.0.1:", portsLeft.free(t, 1)[0]))
+		c.nodes = append(c.nodes, &b)
+		if added {
+			peer := a.args[slices.Index(a.args, "--listen-peer-urls")+1]
+			initial := c.nodes[0].args[slices.Index(c.nodes[0].args, "--initial-cluster")+1]
+			for _, p := range []*process{a, &b} {
+				i := slices.Index(p.args, "--join")
+				p.args = append(p.args[:i:i], "--initial-cluster", initial+","+name+"="+peer, "--initial-cluster-state", "existing")
+			}
+			if _, err := c.clientOf(c.nodes[:3]...).MemberAdd(t.Context(), []string{peer}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.start(a)
+		c.start(&b)
+		out, in := a, &b
+		select {
+		case <-a.exited:
+		case <-b.exited:
+			out, in = &b, a
+		case <-time.After(time.Minute):
+			t.Fatal("both run")
+		}
+		said, err := os.ReadFile(out.logPath())
+		if err != nil || !strings.Contains(string(said), "another directory has been let in as node") {
+			t.Errorf("the one that ended: %v\n%s", err, tail(said, 2<<10))
+		}
+		putUntil(t, in, nil, 30*time.Second)
+		in.kill()
+	}
+}
+
 // The nodes of --join are asked over TLS where clients use it.
 func TestJoinWithCertificates(t *testing.T) {
 	ca := newAuthority(t, "ours")

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -46,14 +45,14 @@ func (r *rig) placerOf(n, via *rigNode, disk *memDisk) *placer {
 	cfg.AdvertisePeerURLs, cfg.Join = []url.URL{*u}, []string{via.id.String()}
 	return &placer{
 		cfg: cfg, fs: disk, clock: clock.Virtual(), log: zap.NewNop(),
-		ask: func(ctx context.Context, id *engine.Identity) (*joined, error) {
+		ask: func(ctx context.Context, who engine.Identity) (*joined, error) {
 			via.mu.Lock()
 			core := via.core
 			via.mu.Unlock()
 			if core == nil {
 				return nil, fmt.Errorf("%w: node %s is down", errLater, via.id)
 			}
-			a, err := admin{core}.JoinNode(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), id))
+			a, err := admin{core}.JoinNode(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), who))
 			if refused := (*adminapi.Refusal)(nil); err != nil && !errors.As(err, &refused) {
 				return nil, fmt.Errorf("%w: %w", errLater, err)
 			}
@@ -113,8 +112,11 @@ func (r *rig) joinAdded(ctx context.Context, n *rigNode, others map[string]*rigN
 		return err
 	}
 	n.id, n.seat = seat.self, seat
-	r.start(n)
-	return nil
+	c, err := Open(ctx, r.optionsOf(n))
+	if err == nil {
+		n.set(c)
+	}
+	return err
 }
 
 // A node that etcd's MemberAdd has added finds itself by its peer URLs, whichever of the
@@ -156,15 +158,15 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 }
 
 func FuzzTold(f *testing.F) {
-	f.Add(append(make([]byte, 8), placement.EncodeNodeTable([]placement.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}}})...))
+	f.Add(encodeTold(&toldOf{cluster: 0xc1, version: 12, nodes: []placement.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}, Instance: 7}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		cluster, nodes, err := decodeTold(b)
+		told, err := decodeTold(b)
 		if err != nil {
 			return
 		}
-		again, _, err := decodeTold(append(binary.BigEndian.AppendUint64(nil, uint64(cluster)), placement.EncodeNodeTable(nodes)...))
-		if err != nil || again != cluster {
-			t.Fatalf("%x: %v, %v", b, again, err)
+		again, err := decodeTold(encodeTold(&told))
+		if err != nil || again.cluster != told.cluster || again.version != told.version || !sameTable(again.nodes, told.nodes) {
+			t.Fatalf("%x: %+v, %v", b, again, err)
 		}
 	})
 }
@@ -360,7 +362,7 @@ func TestJoinRefusals(t *testing.T) {
 			}
 		}
 		ask := func(name string, peerURLs ...string) error {
-			_, err := admin{r.nodes[0].core}.JoinNode(r.t.Context(), joinRequest(name, peerURLs, nil))
+			_, err := admin{r.nodes[0].core}.JoinNode(r.t.Context(), joinRequest(name, peerURLs, engine.Identity{Instance: 9}))
 			return err
 		}
 		refused("a name that is taken", ask("n2", "http://x:1"), "node 2 is named n2 already", "--name")
@@ -381,8 +383,8 @@ func TestJoinRefusals(t *testing.T) {
 		dirs.Close()
 		refused("a directory of another cluster", r.join(r.t.Context(), stranger, r.nodes[0]), "belongs to cluster c2", "another --data-dir")
 
-		// A node that has joined and lost its directory before it started is let in again, one
-		// that has started is not.
+		// A node that has lost its directory before it started, or another one in its place, is
+		// let in when the first is removed; one that has started is not.
 		n := r.joiner("n5")
 		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
 			r.t.Fatal(err)
@@ -390,8 +392,13 @@ func TestJoinRefusals(t *testing.T) {
 		first := n.id
 		r.crash(n)
 		n.disk = newMemDisk(vfs.NewCrashableMem())
-		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil || n.id != first {
-			r.t.Fatalf("before it has started: node %s, then %s, %v", first, n.id, err)
+		refused("another directory", r.join(r.t.Context(), n, r.nodes[0]), "another directory has been let in as node "+first.String(), "etcdctl member remove "+first.String(), "--name")
+		if err := r.nodes[0].core.client.RemoveNode(r.t.Context(), first); err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(time.Second) // the id comes from the time
+		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil || n.id == first {
+			r.t.Fatalf("after the first was removed: node %s, then %s, %v", first, n.id, err)
 		}
 		r.announced(n)
 		r.crash(n)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/skeindb/skein/adminapi"
@@ -189,11 +188,7 @@ func (a admin) mayBecome(v *survey, n *placement.Node, to placement.NodeState) e
 // decider tells package decide what the survey has found.
 func (v *survey) decider(now clock.Time) *decide.Cluster {
 	set := decide.Defaults()
-	for _, s := range v.settings {
-		if n, err := strconv.Atoi(string(s.Value)); s.Name == placement.SettingReplication && err == nil {
-			set.ReplicationFactor = n
-		}
-	}
+	set.ReplicationFactor = placement.Replication(v.settings)
 	c := decide.New(set, 1, now)
 	states := map[placement.NodeState]decide.NodeState{
 		placement.NodeServing: decide.Serving, placement.NodeDraining: decide.Draining, placement.NodeDecommissioned: decide.Decommissioning,
@@ -323,6 +318,12 @@ func (v *survey) refusal(n *placement.Node, err error) error {
 	if !errors.As(err, &r) {
 		return err
 	}
+	words := v.words()
+	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be %s: %s", n.Name, r.What, words.Replace(r.Why)), NextStep: words.Replace(r.Do)}
+}
+
+// words puts the names of nodes in the place of their ids.
+func (v *survey) words() *strings.Replacer {
 	var ids, pairs []string
 	for id := range v.byName {
 		ids = append(ids, id.String())
@@ -333,6 +334,5 @@ func (v *survey) refusal(n *placement.Node, err error) error {
 		i := slices.IndexFunc(v.nodes, func(o placement.Node) bool { return o.ID.String() == id })
 		pairs = append(pairs, "node "+id, "node "+v.nodes[i].Name)
 	}
-	words := strings.NewReplacer(pairs...)
-	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be %s: %s", n.Name, r.What, words.Replace(r.Why)), NextStep: words.Replace(r.Do)}
+	return strings.NewReplacer(pairs...)
 }

@@ -28,7 +28,7 @@ func newPlacer(cfg *config.Config, o *Options) *placer {
 	p.tell = func(ctx context.Context, addr string) ([]byte, error) {
 		return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
 	}
-	p.ask = func(ctx context.Context, id *engine.Identity) (*joined, error) {
+	p.ask = func(ctx context.Context, who engine.Identity) (*joined, error) {
 		tls, err := cfg.JoinTLS()
 		if err != nil {
 			return nil, err
@@ -37,7 +37,7 @@ func newPlacer(cfg *config.Config, o *Options) *placer {
 		if err != nil {
 			return nil, fmt.Errorf("--join: %w", err)
 		}
-		a, err := client.NodeJoin(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), id))
+		a, err := client.NodeJoin(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), who))
 		var r *adminapi.Refusal
 		if errors.As(err, &r) && r.Later {
 			return nil, fmt.Errorf("%w: %w", errLater, err)
@@ -50,11 +50,11 @@ func newPlacer(cfg *config.Config, o *Options) *placer {
 	return p
 }
 
-// joinRequest asks to be let in, or, with an identity, what has become of the node.
-func joinRequest(name string, peerURLs []string, id *engine.Identity) *adminpb.NodeJoinRequest {
-	q := &adminpb.NodeJoinRequest{Name: name, PeerUrls: slices.Sorted(slices.Values(peerURLs))}
-	if id != nil {
-		q.Cluster, q.Node = id.Cluster.String(), id.Node.String()
+// joinRequest asks to be let in, or, where the directory is a node's, what has become of it.
+func joinRequest(name string, peerURLs []string, who engine.Identity) *adminpb.NodeJoinRequest {
+	q := &adminpb.NodeJoinRequest{Name: name, PeerUrls: slices.Sorted(slices.Values(peerURLs)), Instance: who.Instance}
+	if who.Node != 0 {
+		q.Cluster, q.Node = who.Cluster.String(), who.Node.String()
 	}
 	return q
 }
@@ -86,6 +86,9 @@ func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	if err != nil {
 		return nil, &adminapi.Refusal{Reason: "peer URLs: " + err.Error(), NextStep: "give --initial-advertise-peer-urls"}
 	}
+	if q.GetInstance() == 0 {
+		return nil, &adminapi.Refusal{Reason: "the node does not say which directory it has", NextStep: "start it with the release that the cluster runs"}
+	}
 	table, err := a.c.client.NodeTable(ctx, true)
 	if err != nil {
 		return nil, err
@@ -94,7 +97,7 @@ func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	if q.GetNode() != "" {
 		self, err = a.memberAgain(q, table)
 	} else {
-		self, err = a.letIn(ctx, q.GetName(), urls.StringSlice(), table)
+		self, err = a.letIn(ctx, placement.Node{Name: q.GetName(), PeerURLs: urls.StringSlice(), Instance: q.GetInstance()}, table)
 	}
 	if err != nil {
 		return nil, err
@@ -119,7 +122,12 @@ func (a admin) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (
 		return 0, kverror.New(kverror.BadRequest, "%v", err)
 	}
 	for i := range table {
-		if n := &table[i]; n.ID == keyspace.NodeID(id) && n.State != placement.NodeRemoved {
+		n := &table[i]
+		switch {
+		case n.ID != keyspace.NodeID(id) || n.State == placement.NodeRemoved:
+		case n.Instance != 0 && n.Instance != q.GetInstance():
+			return 0, otherDirectory(n)
+		default:
 			return n.ID, nil
 		}
 	}
@@ -129,10 +137,20 @@ func (a admin) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (
 	}
 }
 
-// letIn returns the id of the unstarted node with a name and peer URLs, after it has made
-// one if there was none: who asks again is told the same. A row that etcd's MemberAdd has
-// made has no name yet.
-func (a admin) letIn(ctx context.Context, name string, urls []string, table []placement.Node) (keyspace.NodeID, error) {
+// otherDirectory refuses who comes as a node that another directory is.
+func otherDirectory(n *placement.Node) error {
+	return &adminapi.Refusal{
+		Reason: fmt.Sprintf("another directory has been let in as node %s: a machine with the same name and the same peer URLs has joined, or this one has lost its directory", n.ID),
+		NextStep: fmt.Sprintf("give this node a --name and --initial-advertise-peer-urls of its own; where there is no other machine, have the node removed (skein node decommission %s once it has started, then etcdctl member remove %s) and let it join anew",
+			n.ID, n.ID),
+	}
+}
+
+// letIn returns the id of the unstarted node with a name, peer URLs and a directory, after it
+// has made one if there was none: who asks again is told the same. A row that etcd's MemberAdd
+// has made has neither name nor directory yet: it is that of the first who comes.
+func (a admin) letIn(ctx context.Context, asker placement.Node, table []placement.Node) (keyspace.NodeID, error) {
+	name, urls := asker.Name, asker.PeerURLs
 	if name == "" {
 		return 0, &adminapi.Refusal{Reason: "the node has no name", NextStep: "give it one that no other node has (--name)"}
 	}
@@ -143,6 +161,9 @@ func (a admin) letIn(ctx context.Context, name string, urls []string, table []pl
 		switch {
 		case n.State == placement.NodeRemoved:
 		case same && !n.State.Started() && (named || n.Name == ""):
+			if n.Instance != 0 && n.Instance != asker.Instance {
+				return 0, otherDirectory(n)
+			}
 			return n.ID, nil
 		case same && named:
 			return 0, &adminapi.Refusal{
@@ -159,12 +180,12 @@ func (a admin) letIn(ctx context.Context, name string, urls []string, table []pl
 			}
 		}
 	}
-	id := nodeIDAt(urls, a.c.o.Clock.Wall().Unix())
-	err := a.c.client.AddNode(ctx, placement.Node{ID: id, Name: name, PeerURLs: urls})
+	asker.ID = nodeIDAt(urls, a.c.o.Clock.Wall().Unix())
+	err := a.c.client.AddNode(ctx, asker)
 	if e := kverror.Of(err); err != nil && (e.Kind == kverror.NodeExists || e.Kind == kverror.PeerURLExists) {
 		return 0, &adminapi.Refusal{Reason: e.Detail, NextStep: "another node joins just now: look with skein node list, and try again"}
 	}
-	return id, err
+	return asker.ID, err
 }
 
 // nodeIDAt derives the id of a node that is added to a cluster as etcd does: from its peer

@@ -65,7 +65,7 @@ func (a admin) move(ctx context.Context, id keyspace.RangeID, from, to, look str
 
 func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *adminpb.Operation {
 	row := &adminpb.Operation{
-		Id: o.ID, Range: uint64(o.Range), Kind: o.Kind.String(), From: byName[o.From], To: byName[o.To], Why: o.Why, Right: uint64(o.Right),
+		Id: o.ID, Range: uint64(o.Range), Kind: o.Kind.String(), From: byName[o.From], To: byName[o.To], Reason: o.ReasonWord(), Why: o.Why, Right: uint64(o.Right),
 	}
 	if o.Kind == placement.OperationMerge {
 		row.Phase = o.Phase.String()

@@ -73,7 +73,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	if err != nil {
 		return nil, err
 	}
-	o.Cluster, o.Self, o.Founders, o.Peers = seat.cluster, seat.self, seat.founders, seat.peers
+	seat.into(&o)
 	if err := o.FS.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}

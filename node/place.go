@@ -39,9 +39,10 @@ type placer struct {
 	fs    vfs.FS
 	clock clock.Clock
 	log   *zap.Logger
-	// ask asks the nodes of --join once to let this node in, or, where it has an identity,
-	// what has become of the node. An errLater may pass by itself.
-	ask func(ctx context.Context, id *engine.Identity) (*joined, error)
+	// ask asks the nodes of --join once to let this node in, of which nothing is known but
+	// the instance of its directory, or, where it has an identity, what has become of it. An
+	// errLater may pass by itself.
+	ask func(ctx context.Context, who engine.Identity) (*joined, error)
 	// tell asks the node at a peer address, HOST:PORT, who its cluster's nodes are.
 	tell func(ctx context.Context, addr string) ([]byte, error)
 }
@@ -60,8 +61,8 @@ const (
 
 // find returns the node's place. A directory that somebody has used says it itself, as in
 // etcd; else the node joins, or is a founder. Between the moment when the cluster has let a
-// node in and that when its directory says so a crash may come: who asks again under the
-// same name and peer URLs, and has not started yet, is the same node.
+// node in and that when its directory says so a crash may come: who asks again with the same
+// name, peer URLs and directory, and has not started yet, is the same node.
 func (p *placer) find(ctx context.Context) (*place, error) {
 	id, err := engine.ReadIdentity(p.fs, p.cfg.DataDir)
 	switch {
@@ -69,20 +70,22 @@ func (p *placer) find(ctx context.Context) (*place, error) {
 		return nil, err
 	case id != nil:
 		return p.again(ctx, id)
-	case len(p.cfg.Join) == 0 && p.cfg.InitialClusterState == config.StateExisting:
-		j, err := p.added(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return p.letIn(j), nil
-	case len(p.cfg.Join) == 0:
+	case len(p.cfg.Join) == 0 && p.cfg.InitialClusterState != config.StateExisting:
 		boot, err := p.cfg.Bootstrap()
 		if err != nil {
 			return nil, err
 		}
 		return &place{cluster: boot.Cluster, self: boot.Self, founders: founders(boot)}, nil
 	}
-	j, err := p.join(ctx, nil)
+	instance, err := engine.DrawInstance(p.fs, p.cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	which := p.join
+	if len(p.cfg.Join) == 0 {
+		which = p.added
+	}
+	j, err := which(ctx, engine.Identity{Instance: instance})
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +113,7 @@ func (p *placer) again(ctx context.Context, id *engine.Identity) (*place, error)
 	l := &place{cluster: id.Cluster, self: id.Node}
 	if len(p.cfg.Join) > 0 {
 		l.peers = func(ctx context.Context) ([]placement.Node, error) {
-			j, err := p.join(ctx, id)
+			j, err := p.join(ctx, *id)
 			if err != nil {
 				return nil, err
 			}
@@ -120,7 +123,7 @@ func (p *placer) again(ctx context.Context, id *engine.Identity) (*place, error)
 	}
 	if p.cfg.InitialClusterState == config.StateExisting {
 		l.peers = func(ctx context.Context) ([]placement.Node, error) {
-			j, err := p.added(ctx)
+			j, err := p.added(ctx, *id)
 			if err == nil && (j.cluster != id.Cluster || j.self != id.Node) {
 				err = fmt.Errorf("the directory is that of node %s of cluster %s, and --initial-cluster leads to node %s of cluster %s", id.Node, id.Cluster, j.self, j.cluster)
 			}
@@ -146,7 +149,7 @@ func (p *placer) again(ctx context.Context, id *engine.Identity) (*place, error)
 func (p *placer) sameCluster(ctx context.Context, id *engine.Identity) error {
 	asked, cancel := clock.WithTimeout(ctx, p.clock, sameClusterTimeout)
 	defer cancel()
-	_, err := p.ask(asked, id)
+	_, err := p.ask(asked, *id)
 	if err != nil && !errors.Is(err, errLater) {
 		return err
 	}
@@ -156,13 +159,13 @@ func (p *placer) sameCluster(ctx context.Context, id *engine.Identity) error {
 }
 
 // join asks until somebody answers or ctx ends.
-func (p *placer) join(ctx context.Context, id *engine.Identity) (*joined, error) {
+func (p *placer) join(ctx context.Context, who engine.Identity) (*joined, error) {
 	for {
 		asked, cancel := clock.WithTimeout(ctx, p.clock, joinTimeout)
-		j, err := p.ask(asked, id)
+		j, err := p.ask(asked, who)
 		cancel()
 		switch {
-		case err == nil && (j.cluster == 0 || j.self == 0 || len(j.nodes) == 0 || id != nil && (j.cluster != id.Cluster || j.self != id.Node)):
+		case err == nil && (j.cluster == 0 || j.self == 0 || len(j.nodes) == 0 || who.Node != 0 && (j.cluster != who.Cluster || j.self != who.Node)):
 			return nil, fmt.Errorf("join: the answer is node %s of cluster %s, with %d nodes", j.self, j.cluster, len(j.nodes))
 		case err == nil || !errors.Is(err, errLater):
 			return j, err

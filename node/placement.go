@@ -21,7 +21,7 @@ func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespon
 		return nil, err
 	}
 	byName := names(nodes)
-	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term}
+	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term, Replication: a.replication(ctx)}
 	for _, r := range st.Replicas {
 		resp.Replicas = append(resp.Replicas, &adminpb.PlacementReplica{Node: byName[r.Node], ReplicaId: uint64(r.ID), Role: roleName(r.Role)})
 	}

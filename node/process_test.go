@@ -492,6 +492,40 @@ func TestANodeWithoutItsDiskIsRefused(t *testing.T) {
 	}
 }
 
+// trap 47: a founder whose disk is lost while no other one can be reached waits, says for
+// whom, and is refused when it reaches them.
+func TestAFounderWithoutItsDiskWaitsForTheOthers(t *testing.T) {
+	c := serving(t)
+	for _, p := range c.nodes {
+		p.kill()
+	}
+	lost := c.nodes[0]
+	if err := os.RemoveAll(filepath.Join(lost.dir, lost.name)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(lost)
+	said := func(what string) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			log, err := os.ReadFile(lost.logPath())
+			if err == nil && bytes.Contains(log, []byte(what)) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s does not say %q: %v\n%s", lost.name, what, err, tail(log, 1000))
+			}
+		}
+	}
+	said("waits until a majority of the founders runs")
+	c.start(c.nodes[1])
+	select {
+	case <-lost.exited:
+	case <-time.After(time.Minute):
+		t.Fatal("the node runs")
+	}
+	said("has run before: restore its directory")
+}
+
 // No acknowledged write is lost when all nodes are killed at the same moment, twice.
 func TestKillAllAtOnce(t *testing.T) {
 	c := serving(t)

@@ -2,12 +2,10 @@ package node
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
 )
 
 // rigDead is --node-dead-after of the tests below.
@@ -117,41 +115,6 @@ func TestLostNodeIsRepaired(t *testing.T) {
 		r.caughtUp(10 * time.Second)
 		for i := range ranges {
 			r.mustGet(r.nodes[4], keyOf(i), "2")
-		}
-	})
-}
-
-// Ranges get as many voters as the cluster is set to have, more and fewer, and nothing is
-// lost on the way. What the nodes do not suffice for is refused.
-func TestReplicationFollowsTheNodes(t *testing.T) {
-	const ranges = 4
-	bubble(t, 5, borders(ranges), deadSoon, func(r *rig) {
-		r.spread(r.nodes[0], ranges, "1")
-		ctx := r.t.Context()
-		set := func(n string) error {
-			return r.nodes[0].core.client.PutSetting(ctx, placement.SettingReplication, []byte(n))
-		}
-		if err := set("7"); err == nil {
-			r.t.Error("seven voters on five nodes")
-		}
-		if err := set("5"); err != nil {
-			r.t.Fatal(err)
-		}
-		r.settle(time.Minute, "five voters", 5, r.nodes...)
-		if err := set("3"); err != nil {
-			r.t.Fatal(err)
-		}
-		r.settle(time.Minute, "three voters", 3, r.nodes...)
-		r.caughtUp(10 * time.Second)
-		for i := range ranges {
-			r.mustGet(r.nodes[i%5], keyOf(i), "1")
-		}
-		counts := make([]int, len(r.nodes))
-		for i, n := range r.nodes {
-			counts[i] = len(n.summaries())
-		}
-		if slices.Max(counts) > slices.Min(counts)+2 {
-			r.t.Errorf("the nodes hold %v replicas", counts)
 		}
 	})
 }

@@ -26,6 +26,8 @@ func (r *turncoat) LeaseHeld(uint64) bool {
 	return false
 }
 
+func (r *turncoat) CanTransfer(context.Context, keyspace.ReplicaID) error { return nil }
+
 func (r *turncoat) Transfer(context.Context, keyspace.ReplicaID) error { return nil }
 func (r *turncoat) Status() raftgroup.Status                           { return raftgroup.Status{} }
 func (r *turncoat) ChangeConf(context.Context, uint64, []raftgroup.ConfChange, []byte) error {

@@ -28,7 +28,8 @@ func (c *Client) NodeTable(ctx context.Context, linearizable bool) ([]Node, erro
 // Publish writes this node's row of the node table: its name, URLs and attributes as it
 // was started with. A node that was unstarted serves from then on; every other one keeps
 // its state. It is repeated until the placement leader has it or ctx ends. NodeRemoved
-// says that the node is to stop: it is none of the cluster any more.
+// says that the node is to stop: it is none of the cluster any more, and NodeExists that
+// another directory is this node's.
 func (c *Client) Publish(ctx context.Context, n Node) error {
 	n.ID = c.o.Self
 	if err := c.putNode(ctx, nodePublishes, n); err != nil {
@@ -42,6 +43,12 @@ func (c *Client) Publish(ctx context.Context, n Node) error {
 // NodeRemoved that the id belongs to a node that is gone for good.
 func (c *Client) AddNode(ctx context.Context, n Node) error {
 	return c.putNode(ctx, nodeIsAdded, n)
+}
+
+// ClaimNode notes that a node is that of the directory with an instance. It may be repeated.
+// NodeExists says that it is another one's.
+func (c *Client) ClaimNode(ctx context.Context, node keyspace.NodeID, instance uint64) error {
+	return c.putNode(ctx, nodeIsClaimed, Node{ID: node, Instance: instance})
 }
 
 // SetPeerURLs changes where a node's bus is. NodeNotFound and PeerURLExists refuse it.

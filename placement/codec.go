@@ -9,8 +9,8 @@ import (
 )
 
 // formatVersion leads every command, record and message of this package.
-// docs/format/placement.md describes version 3 byte by byte.
-const formatVersion = 3
+// docs/format/placement.md describes version 4 byte by byte.
+const formatVersion = 4
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (
@@ -175,8 +175,9 @@ func (r *reader) version() { r.versionIs(formatVersion) }
 
 // versionIs reads the version of a message that has one of its own.
 func (r *reader) versionIs(want byte) {
-	if v := r.byte(); r.err == nil && v != want {
-		r.fail(fmt.Errorf("placement: format version %d, want %d", v, want))
+	v := r.byte()
+	if err := keyspace.CheckVersion("placement's data", uint64(v), uint64(want)); r.err == nil && err != nil {
+		r.fail(fmt.Errorf("placement: %w", err))
 	}
 }
 

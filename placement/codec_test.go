@@ -25,7 +25,7 @@ var sampleDescriptor = keyspace.Descriptor{
 
 var sampleOwn = keyspace.Descriptor{ConfIndex: 31, Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 9, Node: 0xa3, Role: keyspace.RoleVoterIncoming}}}
 
-var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}}
+var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}, Instance: 0xabc}
 
 func sampleCommands() []command {
 	ops := []effect{

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -18,7 +19,8 @@ import (
 const ownLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
-// lost or decommissioned, and its leader one that is drained. It is one step at a time,
+// lost or decommissioned, its leader one that is drained, and it gets voters where it has
+// too few. It is one step at a time,
 // and nothing for balance: who leads it costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *View) {
 	own := v.PlacementGroup()
@@ -30,6 +32,7 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		d.handOver(ctx, &own)
 		return
 	}
+	d.handOverAt, d.handOverPause = 0, 0
 	o, ok := d.ownOperation(&own)
 	if !ok {
 		return
@@ -60,10 +63,10 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
-	if o.From == 0 {
-		return o, false
-	}
 	o.To = d.ownTarget(own)
+	if o.From == 0 {
+		return d.ownGrowth(o, voters)
+	}
 	switch {
 	case o.To != 0:
 		o.Kind = OperationMove
@@ -73,6 +76,25 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 	default:
 		return o, false
 	}
+	return o, true
+}
+
+// ownGrowth adds a voter where the group has fewer than a range is to have, or than three:
+// else a cluster that was founded by one node would always stop with that one. As with
+// ranges it begins only where there are nodes for all of them. Fewer are not made of many:
+// each founder has one, whatever ranges have.
+func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
+	want, take := max(ownLeast, d.settings.ReplicationFactor), 0
+	for _, n := range d.nodes {
+		if !n.Silent && n.State == decide.Serving {
+			take++
+		}
+	}
+	if voters >= want || take < want || o.To == 0 {
+		return o, false
+	}
+	o.Kind, o.Reason = OperationAdd, decide.Factor
+	o.Why = fmt.Sprintf("the placement group has %d voters, and %d nodes can have one", voters, take)
 	return o, true
 }
 
@@ -95,19 +117,41 @@ func (d *decider) ownTarget(own *keyspace.Descriptor) keyspace.NodeID {
 	return best
 }
 
-// handOver gives the leadership of the group, and with it this one, to another node.
+// handOverPauseMax bounds the pause between two attempts to hand the leadership over: each
+// ends the hand-outs of revisions for a moment.
+const handOverPauseMax = time.Minute
+
+// handOver gives the leadership of the group, and with it this one, to another node. It is
+// looked for one that can take it, which costs nothing; where the attempt fails nevertheless
+// the next one comes after a pause, ever longer.
 func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
+	now := d.s.o.Clock.Now()
+	if now < d.handOverAt {
+		return
+	}
+	g := d.s.replica()
+	if g == nil {
+		return
+	}
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	defer cancel()
+	var to keyspace.Replica
 	for _, m := range own.Replicas {
 		n, known := d.nodes[m.Node]
 		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || n.Silent || n.State != decide.Serving {
 			continue
 		}
-		ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
-		err := d.s.TransferLeader(ctx, m.Node)
-		cancel()
-		d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", m.Node), zap.Error(err))
-		if err == nil {
-			return
+		if g.CanTransfer(ctx, m.ID) == nil {
+			to = m
+			break
 		}
 	}
+	if to.Node == 0 {
+		d.s.o.Logger.Debug("this node is drained, and nobody can lead placement yet")
+		return
+	}
+	d.handOverPause = min(max(2*d.handOverPause, decideEvery), handOverPauseMax)
+	d.handOverAt = now.Add(d.handOverPause)
+	err := d.s.TransferLeader(ctx, to.Node)
+	d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", to.Node), zap.Error(err))
 }

@@ -22,6 +22,10 @@ const (
 	// nodeCopies bounds the copies of replicas that a node receives at a time, and those
 	// that it sends.
 	nodeCopies = 4
+	// smallCopies bounds them while they have less than smallBytes together: half a second
+	// of what a node sends and receives by default. Raftgroup has as many places.
+	smallCopies = 16
+	smallBytes  = 32 << 20
 	// nodeDeadAfter is NodeDeadAfter's default.
 	nodeDeadAfter = 5 * time.Minute
 	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
@@ -62,6 +66,12 @@ type decider struct {
 	lost   map[keyspace.NodeID]bool
 	ranges map[keyspace.RangeID]known
 	under  map[keyspace.RangeID]Operation
+	// unsettled says that feedOperations has more to do for the operations as they are.
+	unsettled bool
+	// handOverAt is when the group's leadership may be handed over next, and handOverPause
+	// what lies between two attempts.
+	handOverAt    clock.Time
+	handOverPause time.Duration
 	// giveUp are those under way that cannot succeed any more, and why.
 	giveUp map[keyspace.RangeID]string
 }
@@ -93,7 +103,7 @@ func (s *Service) deciding() decide.Settings {
 	set := decide.Defaults()
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
-	set.NodeCopies = nodeCopies
+	set.NodeCopies, set.SmallCopies, set.SmallBytes = nodeCopies, smallCopies, smallBytes
 	// Leaders split their ranges, and nothing is merged by itself.
 	set.LeadersSplit, set.MinRanges = true, maxClaims
 	return set
@@ -270,39 +280,78 @@ func (d *decider) dropRanges(v *View) {
 // how others have ended.
 func (d *decider) feedOperations(v *View, now clock.Time) {
 	d.mu.Lock()
-	ended, tasks := d.ended, d.tasks
-	d.ended, d.tasks = map[uint64]bool{}, map[keyspace.RangeID]bool{}
+	tasks, told := d.tasks, len(d.ended) > 0
+	d.tasks = map[keyspace.RangeID]bool{}
 	d.mu.Unlock()
 	for id, done := range tasks {
 		d.c.Finish(id, now, done)
 	}
-	if d.view != nil && d.view.operationsChanged == v.operationsChanged && len(ended) == 0 {
+	if d.view != nil && d.view.operationsChanged == v.operationsChanged && !told && !d.unsettled {
 		return
 	}
+	d.unsettled = false
 	there := make(map[keyspace.RangeID]uint64, len(v.operations))
 	for i := range v.operations {
 		there[v.operations[i].Range] = v.operations[i].ID
 	}
 	for id, op := range d.under {
 		if there[id] != op.ID {
-			done, told := ended[op.ID]
-			d.c.Finish(id, now, done || !told)
-			delete(d.under, id)
-			delete(d.giveUp, id)
+			d.feedEnd(&op, now)
 		}
 	}
 	for i := range v.operations {
-		op := &v.operations[i]
-		if _, ok := d.under[op.Range]; ok || op.Range == OwnGroup {
-			continue
+		d.feedBegun(&v.operations[i])
+	}
+	d.forgetEnds(v)
+}
+
+// feedEnd takes over that an operation is gone. The one that has worked on it says how that
+// came a moment after the view has it: until then the range is left alone. Of one that nobody
+// here has worked on it is not known.
+func (d *decider) feedEnd(op *Operation, now clock.Time) {
+	if d.operator.works(op) {
+		d.unsettled = true
+		return
+	}
+	d.mu.Lock()
+	done, told := d.ended[op.ID]
+	d.mu.Unlock()
+	d.c.Finish(op.Range, now, done || !told)
+	delete(d.under, op.Range)
+	delete(d.giveUp, op.Range)
+}
+
+// feedBegun takes over that an operation is under way. Where that cannot be yet, because the
+// range is about to come with the map, or what was decided for it is about to be refused, it
+// is tried again in the next round.
+func (d *decider) feedBegun(op *Operation) {
+	if _, ok := d.under[op.Range]; ok || op.Range == OwnGroup {
+		return
+	}
+	if err := d.c.Begin(op.decided(d.hearing.of(op.Range).leader)); err != nil {
+		d.unsettled = true
+		d.s.o.Logger.Debug("operation is not counted yet", zap.Uint64("operation", op.ID), zap.Error(err))
+		return
+	}
+	d.under[op.Range] = *op
+}
+
+// forgetEnds forgets how operations have ended that nobody waits for: they are neither under
+// way as far as decisions go, nor in the view, which may be older than their end.
+func (d *decider) forgetEnds(v *View) {
+	wanted := map[uint64]bool{}
+	for _, op := range d.under {
+		wanted[op.ID] = true
+	}
+	for i := range v.operations {
+		wanted[v.operations[i].ID] = true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id := range d.ended {
+		if !wanted[id] {
+			delete(d.ended, id)
 		}
-		if err := d.c.Begin(op.decided(d.hearing.of(op.Range).leader)); err != nil {
-			// The range is about to come with the map, or what was decided for it is
-			// refused since this is under way.
-			d.s.o.Logger.Debug("operation is not counted yet", zap.Uint64("operation", op.ID), zap.Error(err))
-			continue
-		}
-		d.under[op.Range] = *op
 	}
 }
 

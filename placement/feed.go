@@ -30,8 +30,9 @@ type feedPart struct {
 	Own keyspace.Descriptor
 }
 
-// feedVersion leads a part. Version 3 knows who holds the placement group.
-const feedVersion = 3
+// feedVersion leads a part. Version 3 knows who holds the placement group,
+// version 4 the directories of nodes.
+const feedVersion = 4
 
 const (
 	feedFull = 1 << 0

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -155,6 +156,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		v := s.View()
 		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
 	case requestBegin:
+		q.Operation.Reason = decide.None // it was asked for, whoever asks
 		o, err := s.begin(ctx, term, &q.Operation)
 		return response{Operations: []Operation{o}}, err
 	case requestOperations:

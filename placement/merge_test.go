@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,26 @@ type pretendPair struct {
 	absorbed    bool
 	// deaf are nodes that never settle.
 	deaf map[keyspace.NodeID]bool
+	// stores is how often a node has stored what it had, and takes how long that takes each
+	// time, 0 behind the end; late is how long the last one of before the freeze has taken.
+	stores map[keyspace.NodeID]int
+	takes  []time.Duration
+	late   time.Duration
+}
+
+// store takes the node as long as it should.
+func (p *pretendPair) store(n keyspace.NodeID) {
+	p.mu.Lock()
+	var takes time.Duration
+	if i := p.stores[n]; i < len(p.takes) {
+		takes = p.takes[i]
+	}
+	if p.stores != nil {
+		p.stores[n]++
+	}
+	p.late = takes
+	p.mu.Unlock()
+	time.Sleep(takes)
 }
 
 func (p *pretendPair) of(id keyspace.RangeID) *pretend {
@@ -52,6 +73,9 @@ func (p *pretendPair) TransferTo(ctx context.Context, n keyspace.NodeID, id keys
 
 // Merge implements Merger.
 func (p *pretendPair) Merge(_ context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
+	if o.Step == keyspace.MergeStore {
+		p.store(n)
+	}
 	g := p.of(o.Range)
 	g.mu.Lock()
 	leads, d := g.leader == n, g.d
@@ -158,8 +182,13 @@ func TestMergeOutlivesItsLeader(t *testing.T) {
 // beginMerge begins a merge as soon as it may.
 func (r *rig) beginMerge(ctx context.Context, left keyspace.RangeID) Operation {
 	r.t.Helper()
+	return r.beginMergeAt(ctx, 4, left)
+}
+
+func (r *rig) beginMergeAt(ctx context.Context, node int, left keyspace.RangeID) Operation {
+	r.t.Helper()
 	for {
-		op, err := r.nodes[4].client.BeginOperation(ctx, Operation{Range: left, Kind: OperationMerge, Why: "asked for"})
+		op, err := r.nodes[node].client.BeginOperation(ctx, Operation{Range: left, Kind: OperationMerge, Why: "asked for"})
 		if err == nil {
 			return op
 		}
@@ -171,8 +200,11 @@ func (r *rig) beginMerge(ctx context.Context, left keyspace.RangeID) Operation {
 }
 
 // busy says whether an operation is under way.
-func (r *rig) busy(ctx context.Context) bool {
-	under, err := r.nodes[4].client.Operations(ctx)
+func (r *rig) busy(ctx context.Context) bool { return r.busyAt(ctx, 4) }
+
+func (r *rig) busyAt(ctx context.Context, node int) bool {
+	r.t.Helper()
+	under, err := r.nodes[node].client.Operations(ctx)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -207,6 +239,51 @@ func TestMergeThatFailsAtOncePauses(t *testing.T) {
 			t.Errorf("under way: %v, %v", under, err)
 		}
 	})
+}
+
+// What is written while a node stores what it has is stored while the right range stands
+// still: where storing takes long, it is done again before, but not for ever.
+func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		takes  []time.Duration
+		stores int
+		late   time.Duration
+	}{
+		{"nothing to store", nil, 1, 0},
+		{"less each time", []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 40 * time.Millisecond}, 3, 40 * time.Millisecond},
+		{"as much each time", slices.Repeat([]time.Duration{storeWithin / 7}, 9), storeRounds, storeWithin / 7},
+		{"a disk that is slow", slices.Repeat([]time.Duration{storeWithin / 3}, 9), 2, storeWithin / 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newRig(t, 73, 3, quiet, "m")
+				ds := r.founding.Ranges()
+				rng := rand.New(rand.NewPCG(73, 1))
+				p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, stores: map[keyspace.NodeID]int{}, takes: c.takes}
+				p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
+				p.left.report, p.right.report = r.report, r.report
+				r.mover = func() Mover { return p }
+				r.startAll()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				op := r.beginMergeAt(ctx, 0, ds[0].Range)
+				for r.busyAt(ctx, 0) {
+					time.Sleep(100 * time.Millisecond)
+				}
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				for _, m := range ds[1].Replicas {
+					if p.stores[m.Node] != c.stores {
+						t.Errorf("merge %d: node %s has stored %d times, want %d", op.ID, m.Node, p.stores[m.Node], c.stores)
+					}
+				}
+				if !p.absorbed || p.late != c.late {
+					t.Errorf("merge %d: absorbed %t, and what was stored last took %v, want %v", op.ID, p.absorbed, p.late, c.late)
+				}
+			})
+		})
+	}
 }
 
 // unmoved is a pair of ranges whose leaders stay where they are, and say so at once.

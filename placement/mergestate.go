@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -179,7 +180,11 @@ func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
 	d := left.Descriptor
 	d.Span.End = right.Descriptor.Span.End
 	d.Generation = max(left.Descriptor.Generation, right.Descriptor.Generation) + 1
-	s.replace(index, component{Old: []*Range{left, right}, New: []keyspace.Descriptor{d}})
+	old := []*Range{left, right}
+	if plant.Is(plant.AbsorbedStaysMapped) {
+		old = old[:1]
+	}
+	s.replace(index, component{Old: old, New: []keyspace.Descriptor{d}})
 	// Marks of leases are about to be for the whole span. Whoever revokes one comes to all of it.
 	s.leases.widen(d.Span)
 	op.Phase = MergeCommitted

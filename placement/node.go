@@ -158,6 +158,9 @@ type Node struct {
 	Since UnixMillis
 	// Attributes are what an operator says of it, in the order of their keys.
 	Attributes []Attribute
+	// Instance is that of the directory whose node this is (engine.Identity); 0 is not known
+	// yet. Once it is, no other directory is this node's.
+	Instance uint64
 }
 
 // Attribute returns the value of one of the node's attributes, "" where it has none.
@@ -173,7 +176,7 @@ func (n *Node) Attribute(key string) string {
 // says whether both rows say the same of the node itself, whatever its state.
 func (n *Node) says(o *Node) bool {
 	return n.ID == o.ID && n.Name == o.Name && slices.Equal(n.PeerURLs, o.PeerURLs) &&
-		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes)
+		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes) && n.Instance == o.Instance
 }
 
 // Equal says whether both rows are the same.
@@ -212,11 +215,11 @@ func appendNode(dst []byte, n *Node) []byte {
 	for _, a := range n.Attributes {
 		dst = appendString(appendString(dst, a.Key), a.Value)
 	}
-	return dst
+	return binary.BigEndian.AppendUint64(dst, n.Instance)
 }
 
 // minNodeBytes is the size of the smallest row.
-const minNodeBytes = 7
+const minNodeBytes = 15
 
 func (r *reader) node() Node {
 	n := Node{
@@ -230,6 +233,7 @@ func (r *reader) node() Node {
 	for range r.count(maxAttributes, 2) {
 		n.Attributes = append(n.Attributes, Attribute{r.string(maxAttributeKey), r.string(maxAttributeValue)})
 	}
+	n.Instance = r.fixed64()
 	if err := checkAttributes(n.Attributes); err != nil {
 		r.fail(fmt.Errorf("placement: node %s: %w", n.ID, err))
 	}
@@ -297,11 +301,13 @@ const (
 	nodeIsAdded
 	// nodeHasMoved: of the row its peer URLs alone count.
 	nodeHasMoved
+	// nodeIsClaimed: of the row its instance alone counts.
+	nodeIsClaimed
 )
 
 func (r *reader) nodeChange() nodeChange {
 	c := nodeChange(r.byte())
-	if c > nodeHasMoved {
+	if c > nodeIsClaimed {
 		r.fail(fmt.Errorf("placement: unknown kind %d of change of a node", byte(c)))
 	}
 	return c
@@ -355,10 +361,12 @@ func (s *state) applyPutNode(index uint64, o putNode) result {
 	switch {
 	case known && old.State == NodeRemoved:
 		return result{Err: errNodeRemoved(&old)}
-	case !known && o.Change == nodeHasMoved:
+	case !known && (o.Change == nodeHasMoved || o.Change == nodeIsClaimed):
 		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
 	case !known && len(s.nodes) >= maxNodes:
 		return result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
+	case old.Instance != 0 && n.Instance != old.Instance && (o.Change == nodeIsClaimed || o.Change == nodePublishes):
+		return result{Err: kverror.New(kverror.NodeExists, "node %s (%s) is that of another directory", n.ID, old.Name)}
 	case o.Change != nodePublishes && s.peerURLTaken(&n):
 		return result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}
 	case o.Change == nodeIsAdded && s.nameTaken(&n):
@@ -366,6 +374,9 @@ func (s *state) applyPutNode(index uint64, o putNode) result {
 	case o.Change == nodeHasMoved:
 		n = old
 		n.PeerURLs = o.Node.PeerURLs
+	case o.Change == nodeIsClaimed:
+		n = old
+		n.Instance = o.Node.Instance
 	case o.Change == nodeIsAdded && !known:
 		n.State, n.Since = NodeUnstarted, o.Now
 		if o.Node.State.Learner() {

@@ -26,6 +26,7 @@ func nodeEffect(t *testing.T, d *datadriven.TestData) effect {
 	switch d.Cmd {
 	case "node":
 		o := putNode{Now: now, Node: Node{ID: keyspace.NodeID(arg(t, d, "id")), Name: text("name")}}
+		d.MaybeScanArgs(t, "instance", &o.Node.Instance)
 		if u := text("client"); u != "" {
 			o.Node.ClientURLs = []string{u}
 		}
@@ -41,6 +42,8 @@ func nodeEffect(t *testing.T, d *datadriven.TestData) effect {
 			o.Change = nodeIsAdded
 		case d.HasArg("move"):
 			o.Change = nodeHasMoved
+		case d.HasArg("claim"):
+			o.Change = nodeIsClaimed
 		}
 		return o
 	case "state":
@@ -67,7 +70,11 @@ func storyState(t *testing.T, name string) NodeState {
 func (h *stateStory) printNodes() string {
 	var b strings.Builder
 	for _, n := range h.s.view(0, 0, nil).NodeTable() {
-		fmt.Fprintf(&b, "node %d %q %s since %d, peers %v, clients %v, attributes %v\n", n.ID, n.Name, n.State, n.Since, n.PeerURLs, n.ClientURLs, n.Attributes)
+		fmt.Fprintf(&b, "node %d %q %s since %d, peers %v, clients %v, attributes %v", n.ID, n.Name, n.State, n.Since, n.PeerURLs, n.ClientURLs, n.Attributes)
+		if n.Instance != 0 {
+			fmt.Fprintf(&b, ", instance %x", n.Instance)
+		}
+		b.WriteByte('\n')
 	}
 	return b.String()
 }

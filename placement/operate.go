@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -63,6 +64,8 @@ type operator struct {
 
 // work is an operation that is worked on.
 type work struct {
+	// operation is its id.
+	operation uint64
 	// abandoned says why it is to be given up, "" if it is not. The operator's mu guards it.
 	abandoned string
 }
@@ -90,7 +93,7 @@ func (o *operator) run(ctx context.Context) {
 			if plant.Is(plant.OperationForgotten) && op.ID <= began {
 				continue
 			}
-			if o.mover(op.Range) != nil && o.begin(op.Range) {
+			if o.mover(op.Range) != nil && o.begin(op.Range, op.ID) {
 				wait.Go(func() {
 					defer o.end(op.Range)
 					o.carryOut(ctx, op)
@@ -119,7 +122,7 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	if i < 0 || busy || joint(&own) {
 		return
 	}
-	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Why: "a learner that no operation has"}
+	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Reason: decide.Learner, Why: "a learner that no operation has"}
 	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
@@ -133,14 +136,23 @@ func (o *operator) mover(id keyspace.RangeID) Mover {
 	return o.s.o.Mover
 }
 
-func (o *operator) begin(id keyspace.RangeID) bool {
+func (o *operator) begin(id keyspace.RangeID, operation uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.running[id] != nil {
 		return false
 	}
-	o.running[id] = &work{}
+	o.running[id] = &work{operation: operation}
 	return true
+}
+
+// works says whether the operation is worked on yet. When it is not any more, the decider has
+// been told how it has ended, if it ever will be.
+func (o *operator) works(op *Operation) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	w := o.running[op.Range]
+	return w != nil && w.operation == op.ID
 }
 
 // abandon has the operation on a range given up.

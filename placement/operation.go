@@ -91,6 +91,15 @@ type Operation struct {
 	Phase MergePhase
 }
 
+// ReasonWord says in one word why the operation is, as metrics and the log have it for what
+// placement decides, and "command" for what somebody has asked for.
+func (o *Operation) ReasonWord() string {
+	if o.Reason == decide.None {
+		return "command"
+	}
+	return o.Reason.String()
+}
+
 // maxOperations bounds the operations of the cluster at a time.
 const maxOperations = 1 << 16
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -332,4 +333,33 @@ func (s stubborn) ChangeMembers(ctx context.Context, node keyspace.NodeID, id ke
 		return kverror.Busy
 	}
 	return s.pretend.ChangeMembers(ctx, node, id, confIndex, changes)
+}
+
+// Each operation says in one word why it is, what was asked for too.
+func TestReasonWords(t *testing.T) {
+	words := map[string]bool{}
+	for r := decide.None; r.Known(); r++ {
+		words[(&Operation{Reason: r}).ReasonWord()] = true
+	}
+	if words[""] || words["none"] || !words["command"] || !words["drain"] || len(words) != int(decide.Leaders)+1 {
+		t.Errorf("the words are %v", words)
+	}
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 57, 4, "h")
+		time.Sleep(time.Second)
+		var d keyspace.Descriptor
+		w.each(func(p *pretend) { d = p.d })
+		to := keyspace.NodeID(1)
+		for ; ; to++ {
+			if _, has := d.ReplicaOn(to); !has {
+				break
+			}
+		}
+		o, err := w.leader().client.BeginOperation(t.Context(), Operation{
+			Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: to, Reason: decide.Drain, Why: "asked for",
+		})
+		if err != nil || o.ReasonWord() != "command" {
+			t.Errorf("%+v is for %s, %v", o, o.ReasonWord(), err)
+		}
+	})
 }

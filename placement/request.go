@@ -32,8 +32,9 @@ const (
 // requestVersion leads every request of method 33. Version 2 knows requestStanding
 // and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
 // requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
-// more of nodes, and who holds the placement group; version 6 merges.
-const requestVersion = 6
+// more of nodes, and who holds the placement group; version 6 merges; version 7 the
+// directories of nodes.
+const requestVersion = 7
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.

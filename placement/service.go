@@ -27,12 +27,19 @@ type RangeControl interface {
 	CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error
 }
 
-// Group is what a Service needs of the placement group; *raftgroup.Group is one.
-type Group interface {
-	raft
+// transferer hands the leadership of the placement group over.
+type transferer interface {
+	// CanTransfer says why Transfer would fail at once. It changes nothing.
+	CanTransfer(ctx context.Context, to keyspace.ReplicaID) error
 	// Transfer hands leadership to a replica, with 0 to the one that is best off, and
 	// returns when it has taken it.
 	Transfer(ctx context.Context, to keyspace.ReplicaID) error
+}
+
+// Group is what a Service needs of the placement group; *raftgroup.Group is one.
+type Group interface {
+	raft
+	transferer
 	// ChangeConf changes the members, if this replica leads in the term.
 	ChangeConf(ctx context.Context, term uint64, changes []raftgroup.ConfChange, payload []byte) error
 	Status() raftgroup.Status
@@ -419,7 +426,11 @@ func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error 
 }
 
 func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
-	var err error
+	// Before the hand-outs end: without a target they would end for nothing.
+	err := g.CanTransfer(ctx, to.ID)
+	if err != nil {
+		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
+	}
 	if !plant.Is(plant.HandedOverInFlight) {
 		err = s.sequencer.end(ctx, to.Node)
 	}

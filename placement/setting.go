@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 // Settings of the cluster by which placement decides.
@@ -22,10 +23,28 @@ const (
 // slower, and hardly any loss likelier to be survived.
 const maxReplication = 7
 
+// Replication returns how many voters a range is to have by the settings.
+func Replication(settings []Setting) int {
+	for _, s := range settings {
+		if n, ok := parseReplication(s.Value); ok && s.Name == SettingReplication {
+			return n
+		}
+	}
+	return decide.Defaults().ReplicationFactor
+}
+
+// ValidReplication says whether a range can be told to have so many voters.
+func ValidReplication(n int) bool { return n >= 1 && n <= maxReplication && n%2 == 1 }
+
+// SetReplication has each range get so many voters. BadRequest says why that cannot be.
+func (c *Client) SetReplication(ctx context.Context, n int) error {
+	return c.PutSetting(ctx, SettingReplication, []byte(strconv.Itoa(n)))
+}
+
 // parseReplication reads the value of SettingReplication.
 func parseReplication(value []byte) (int, bool) {
 	n, err := strconv.Atoi(string(bytes.TrimSpace(value)))
-	return n, err == nil && n >= 1 && n <= maxReplication && n%2 == 1
+	return n, err == nil && ValidReplication(n)
 }
 
 // checkSetting says why a setting cannot have a value; an empty one removes it.

@@ -155,7 +155,9 @@ type Config struct {
 	// SnapshotBytesPerSecond bounds what the node sends as snapshots, all together, and
 	// likewise what it receives. Default 64 MiB.
 	SnapshotBytesPerSecond int64
-	// SnapshotSends and SnapshotReceives bound concurrent snapshots. Default 2 each.
+	// SnapshotSends and SnapshotReceives bound concurrent snapshots. Half of the sends may
+	// go to one node. Default 16 each: what a small one takes is mostly waiting, and what
+	// they take together SnapshotBytesPerSecond bounds.
 	SnapshotSends, SnapshotReceives int
 
 	// Unknown, if set, is told of a message for a replica that is not open here, at

@@ -13,7 +13,7 @@ import (
 
 // The bytes of frames are described in docs/format/raftgroup.md.
 const (
-	frameVersion      = 2
+	frameVersion      = 3
 	frameMessages     = 1
 	frameLiveness     = 2
 	frameHeaderBytes  = 2
@@ -23,6 +23,7 @@ const (
 	readContextBytes  = 16 // what the host gives raft with a ReadIndex
 	promiseMax        = time.Hour
 	livenessHealthy   = 1 << 0
+	livenessCentral   = 1 << 1
 	entryBytesMin     = 3
 	hostKindFirst     = pb.MessageType(64)
 	kindSleep         = hostKindFirst + 0
@@ -456,6 +457,7 @@ func decodeEntries(r *reader, m *message, s *messageSlot) {
 type liveness struct {
 	boot     keyspace.BootID
 	healthy  bool
+	central  bool // the sender hears half of the other nodes, or more
 	sequence uint64
 }
 
@@ -466,6 +468,9 @@ func encodeLiveness(l liveness) []byte {
 	if l.healthy {
 		flags |= livenessHealthy
 	}
+	if l.central {
+		flags |= livenessCentral
+	}
 	dst = append(dst, flags)
 	return binary.AppendUvarint(dst, l.sequence)
 }
@@ -474,9 +479,9 @@ func decodeLiveness(rest []byte) (liveness, error) {
 	r := reader{b: rest}
 	l := liveness{boot: keyspace.BootID(r.uint64())}
 	flags := r.byte()
-	l.healthy = flags&livenessHealthy != 0
+	l.healthy, l.central = flags&livenessHealthy != 0, flags&livenessCentral != 0
 	l.sequence = r.uvarint()
-	if r.bad || len(r.b) != 0 || flags&^livenessHealthy != 0 {
+	if r.bad || len(r.b) != 0 || flags&^(livenessHealthy|livenessCentral) != 0 {
 		return liveness{}, fmt.Errorf("%w: liveness of %d bytes", errFrame, len(rest))
 	}
 	return l, nil

@@ -186,8 +186,8 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 		return c, nil
 	}
 	r := reader{b: c.cc.GetContext()}
-	if r.byte() != confContextVersion {
-		return c, fmt.Errorf("%w: version", errConfEntry)
+	if err := keyspace.CheckVersion("configuration change", uint64(r.byte()), confContextVersion); err != nil {
+		return c, fmt.Errorf("%w: %w", errConfEntry, err)
 	}
 	c.number = r.uint64()
 	n := r.uvarint()
@@ -489,6 +489,33 @@ func (g *Group) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", ErrUnknownFate, context.Cause(ctx))
+	}
+}
+
+// CanTransfer returns nil where Transfer to the replica, with 0 to any, would begin now, and
+// else why not: ErrNotLeader, or ErrNotCaughtUp where nobody who votes follows the log. It
+// changes nothing, so that whoever has to end something first can ask before.
+func (g *Group) CanTransfer(ctx context.Context, to keyspace.ReplicaID) error {
+	ch := make(chan error, 1)
+	ask := func() {
+		switch {
+		case g.closed:
+			ch <- ErrClosed
+		case g.rn.BasicStatus().RaftState != raft.StateLeader:
+			ch <- ErrNotLeader
+		default:
+			_, err := g.transferTarget(to)
+			ch <- err
+		}
+	}
+	if !g.w.call(g, ask) {
+		return ErrStopped
+	}
+	select {
+	case err := <-ch:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

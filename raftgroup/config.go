@@ -23,6 +23,9 @@ const (
 	// passReadMax is after how many bytes read from the log's files a pass reads no
 	// more: the heartbeats of the worker's other groups must not wait for them.
 	passReadMax = 4 << 20
+	// headStartTicks is how many ticks after the end of their promises the others leave to
+	// the replica that was chosen to campaign: it begins within two, and is voted for.
+	headStartTicks = 3
 	// campaignLagMax is how many committed entries a replica may have to apply that
 	// campaigns: raft looks through all of them first, in one go.
 	campaignLagMax = 4096
@@ -72,8 +75,8 @@ func (c *Config) fill() error {
 	orDefault(&c.MaxReads, 1<<16)
 	orDefault(&c.passReadBytes, passReadMax)
 	orDefault(&c.SnapshotBytesPerSecond, 64<<20)
-	orDefault(&c.SnapshotSends, 2)
-	orDefault(&c.SnapshotReceives, 2)
+	orDefault(&c.SnapshotSends, 16)
+	orDefault(&c.SnapshotReceives, 16)
 	if c.Rand == nil {
 		c.Rand = rand.Reader
 	}

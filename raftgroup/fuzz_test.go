@@ -40,6 +40,7 @@ func FuzzFrameClaims(f *testing.F) {
 func FuzzLiveness(f *testing.F) {
 	f.Add(encodeLiveness(liveness{boot: 5, healthy: true, sequence: 9})[frameHeaderBytes:])
 	f.Add(encodeLiveness(liveness{boot: 1})[frameHeaderBytes:])
+	f.Add(encodeLiveness(liveness{boot: 2, central: true, sequence: 1})[frameHeaderBytes:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := decodeLiveness(b)
 		if err != nil {

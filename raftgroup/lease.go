@@ -190,9 +190,15 @@ func (g *Group) refusesVote(m *message) bool {
 	return false
 }
 
-// mayTick says whether raft may be ticked without campaigning against a promise.
+// mayTick says whether raft may be ticked without campaigning against a promise, or beside
+// a replica that was chosen to: raft's shortest timeout ends with the promise, at the tick
+// at which the chosen one campaigns.
 func (g *Group) mayTick() bool {
-	return !g.promised() || g.promise.ticks+1 < g.h.cfg.electionTicks()
+	if g.promise.ticks+1 < g.h.cfg.electionTicks() {
+		return true
+	}
+	start := g.promise.until.Add(headStartTicks * g.h.cfg.TickInterval)
+	return !g.promised() && !(g.sleep.yields && g.w.now < start)
 }
 
 // mayCampaign says whether the replica has applied enough of what is committed. As a

@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,6 +27,10 @@ type peers struct {
 	sequence   uint64
 	wal, store watched
 	probe      chan struct{}
+	// centralAt is when this node last heard half of the others; lonely says that this is
+	// longer ago than the liveness timeout, and is for the workers to read.
+	centralAt clock.Time
+	lonely    atomic.Bool
 }
 
 // watched is a count that grows while a disk moves.
@@ -49,13 +54,14 @@ type peer struct {
 	sequence uint64
 	healthy  clock.Time // when it last said that all is well
 	alive    bool
+	central  bool // it has said that it hears half of the others, or more
 }
 
 func (p *peers) init(h *Host) {
 	p.h = h
 	p.mu.nodes = make(map[keyspace.NodeID]*peer)
 	p.wal.moved = h.cfg.Clock.Now()
-	p.store.moved = p.wal.moved
+	p.store.moved, p.centralAt = p.wal.moved, p.wal.moved
 	p.probe = make(chan struct{}, 1)
 }
 
@@ -112,7 +118,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
-		p.tell()
+		p.tell(p.look(now, alive))
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -120,11 +126,44 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	}
 }
 
+// look says whether this node hears half of the others or more, of whom alive live. One
+// that has not for a liveness timeout gives up what it leads, group by group, where a voter
+// can take over that does: it may be the only one that hears this node, and then everybody
+// else waits for a leader that nobody can reach.
+func (p *peers) look(now clock.Time, alive int) (central bool) {
+	if central = 2*alive >= len(p.h.cfg.Bus.Peers()); central {
+		p.centralAt = now
+	}
+	lonely := now.Sub(p.centralAt) > p.h.cfg.LivenessTimeout
+	if p.lonely.Swap(lonely) != lonely {
+		p.h.log.Warn("how many peers are heard has changed", zap.Bool("lonely", lonely), zap.Int("heard", alive))
+	}
+	if lonely {
+		p.h.pacer.add(p.affected(func(g *Group) bool {
+			return g.public.leading.Load() != 0 && p.heir(*g.public.replicas.Load()) != 0
+		}))
+	}
+	return central
+}
+
+// heir returns a voter whose node hears half of the others or more, 0 if there is none that
+// this node hears.
+func (p *peers) heir(replicas []keyspace.Replica) keyspace.ReplicaID {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, r := range replicas {
+		if q := p.mu.nodes[r.Node]; q != nil && q.alive && q.central && r.Role == keyspace.RoleVoter {
+			return r.ID
+		}
+	}
+	return 0
+}
+
 // tell sends one liveness message to each node. One that cannot be sent is as good
 // as lost.
-func (p *peers) tell() {
+func (p *peers) tell(central bool) {
 	p.sequence++
-	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), sequence: p.sequence})
+	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), central: central, sequence: p.sequence})
 	for _, id := range p.h.cfg.Bus.Peers() {
 		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, slices.Clone(msg))
 	}
@@ -190,7 +229,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	if restarted {
 		q.before = q.boot
 	}
-	q.boot, q.sequence = l.boot, l.sequence
+	q.boot, q.sequence, q.central = l.boot, l.sequence, l.central
 	was := q.alive
 	if q.alive = l.healthy; l.healthy {
 		q.healthy = now

@@ -330,6 +330,101 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 	})
 }
 
+// TestNobodyContestsTheChosen: who was not chosen to campaign leaves the one that was a head
+// start, so that no vote is split: each group's term rises by one with each leader that is
+// lost. Raft's shortest timeout, which one replica in ten draws, ends with the promises.
+func TestNobodyContestsTheChosen(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 24
+		r := newRig(t, 3, func(c *Config) { c.SleepAfter = -1 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+		}
+		lost := 0
+		for round := range 8 {
+			dead := r.leader(1)
+			terms := map[keyspace.GroupID]uint64{}
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				if r.leader(g) == dead {
+					terms[g] = dead.host.Group(g).Status().Term
+				}
+			}
+			// At another phase of the survivors' ticks each time.
+			time.Sleep(1700*time.Millisecond + time.Duration(round)*17*time.Millisecond)
+			dead.crash(0)
+			for g, term := range terms {
+				if now := r.leader(g).host.Group(g).Status().Term; now != term+1 {
+					t.Errorf("round %d: group %s is led in term %d after its leader of term %d was lost", round, g, now, term)
+				}
+				lost++
+			}
+			dead.start()
+			time.Sleep(3 * time.Second)
+		}
+		if lost < 8*groups/4 {
+			t.Errorf("only %d leaders were lost", lost)
+		}
+	})
+}
+
+// A leader that hears one follower and nobody else goes on leading by the rules of raft,
+// and nobody but that follower can reach it. It gives leadership up to the follower, which
+// the others hear. Where the two are cut off together there is nobody to give it to.
+func TestLonelyLeaderHandsOver(t *testing.T) {
+	for _, bridge := range []bool{true, false} {
+		t.Run(fmt.Sprintf("bridge=%t", bridge), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				const groups = 6
+				r := newRig(t, 6, nil)
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, groups, voters(3))
+				for g := range keyspace.GroupID(groups) {
+					r.write(g+1, "first")
+				}
+				l := r.leader(1)
+				f := r.nodes[1+l.id%3]
+				var led []keyspace.GroupID
+				for g := keyspace.GroupID(1); g <= groups; g++ {
+					if r.leader(g) == l {
+						led = append(led, g)
+					}
+				}
+				time.Sleep(2 * time.Second)
+				r.bus.set(func(b *testBus) {
+					for o := range b.nodes {
+						for _, n := range []*testNode{l, f} {
+							cut := o != l.id && o != f.id && (n == l || !bridge)
+							b.cut[[2]keyspace.NodeID{n.id, o}], b.cut[[2]keyspace.NodeID{o, n.id}] = cut, cut
+						}
+					}
+				})
+				leads := func(n *testNode) bool {
+					return !slices.ContainsFunc(led, func(g keyspace.GroupID) bool { return !n.host.Group(g).Status().IsLeader })
+				}
+				if !bridge {
+					time.Sleep(10 * time.Second)
+					if !leads(l) {
+						t.Errorf("node %s and its follower are cut off together, and it does not lead %v", l.id, led)
+					}
+					return
+				}
+				r.eventually("the follower that all others hear leads", 4*l.host.ElectionTimeout(), func() bool { return leads(f) })
+				for _, g := range led {
+					r.write(g, "meanwhile")
+				}
+				time.Sleep(10 * time.Second)
+				if !leads(f) {
+					t.Errorf("node %s does not lead %v any more", f.id, led)
+				}
+			})
+		})
+	}
+}
+
 // A node that shares no group with another one knows all the same whether it lives: it
 // may have been left by its last replica, and serves clients yet.
 func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {

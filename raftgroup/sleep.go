@@ -21,6 +21,8 @@ type sleepState struct {
 	silent int
 	// campaign says that this replica is to campaign as soon as it may.
 	campaign bool
+	// yields says that another replica was chosen to campaign first.
+	yields bool
 	// leaderBoot is the run of the leader's node when the leader was last heard.
 	leaderBoot keyspace.BootID
 	// removed says that a leader has told this replica that it is no member.
@@ -68,8 +70,8 @@ func (g *Group) forgetLostLeader() {
 
 // lostLeader chooses who campaigns where a leader is known to be gone: all living
 // voters choose the same one, as far as they agree on who lives, so that they do
-// not split the vote. If it fails to, the others' timeouts run, which raft draws from
-// one to two election timeouts. silent, if not 0, is a leader whose node may still count
+// not split the vote, and give it a head start. If it fails to, the others' timeouts run,
+// which raft draws from one to two election timeouts. silent, if not 0, is a leader whose node may still count
 // as living: it is heard less often than the leader.
 func (g *Group) lostLeader(silent keyspace.ReplicaID) {
 	voters := make([]keyspace.ReplicaID, 0, len(g.conf.replicas))
@@ -82,7 +84,7 @@ func (g *Group) lostLeader(silent keyspace.ReplicaID) {
 		return
 	}
 	slices.Sort(voters)
-	if voters[mix(uint64(g.id))%uint64(len(voters))] == g.self {
+	if g.sleep.yields = voters[mix(uint64(g.id))%uint64(len(voters))] != g.self; !g.sleep.yields {
 		g.sleep.campaign = true
 		g.campaignIfFree()
 	}
@@ -97,10 +99,22 @@ func (g *Group) wakePaced() {
 	}
 	g.wake()
 	if g.isLeader {
+		g.handOver()
 		return
 	}
 	if g.forgetLostLeader(); g.lead == 0 && g.sleep.silent == 0 {
 		g.lostLeader(0)
+	}
+}
+
+// handOver gives leadership up to a replica that others can reach, where this node hears
+// hardly anybody. What fails is tried again with the next liveness message.
+func (g *Group) handOver() {
+	if !g.h.peers.lonely.Load() || g.changes.transfer != nil || !g.lease.ready {
+		return
+	}
+	if to := g.h.peers.heir(g.conf.replicas); to != 0 {
+		g.beginTransfer(to, func(error) {})
 	}
 }
 

@@ -43,6 +43,7 @@ const (
 
 var (
 	errSnapshotRefused = errors.New("raftgroup: snapshot refused")
+	errSnapshotWaits   = errors.New("raftgroup: no place for a snapshot yet")
 	errSnapshotFormat  = errors.New("raftgroup: malformed snapshot stream")
 	errSnapshotStalled = errors.New("raftgroup: no progress of a snapshot")
 )
@@ -66,8 +67,8 @@ func encodeSnapshotHeader(h *snapshotHeader) []byte {
 
 func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
 	r := reader{b: b}
-	if r.byte() != snapshotVersion {
-		return nil, fmt.Errorf("%w: version", errSnapshotFormat)
+	if err := keyspace.CheckVersion("snapshot", uint64(r.byte()), snapshotVersion); err != nil {
+		return nil, fmt.Errorf("%w: %w", errSnapshotFormat, err)
 	}
 	h := &snapshotHeader{group: keyspace.GroupID(r.uvarint())}
 	h.from, h.to, h.term = keyspace.ReplicaID(r.uvarint()), keyspace.ReplicaID(r.uvarint()), r.uvarint()
@@ -120,18 +121,22 @@ func (s *snapshots) start() {
 	}
 }
 
-// addSend takes one of the places for sends. No node gets more than one: one that
-// takes in nothing does not keep the others from their snapshots.
+// addSend takes one of the places for sends. No node gets more than half of them: one
+// that takes in nothing does not keep the others from their snapshots.
 func (s *snapshots) addSend(x *sending) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.mu.sends) >= s.h.cfg.SnapshotSends || s.h.stopping.Load() {
 		return false
 	}
+	same := 0
 	for o := range s.mu.sends {
 		if o.node == x.node {
-			return false
+			same++
 		}
+	}
+	if same >= max(1, s.h.cfg.SnapshotSends/2) {
+		return false
 	}
 	s.mu.sends[x] = struct{}{}
 	return true

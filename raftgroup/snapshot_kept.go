@@ -20,8 +20,11 @@ import (
 
 const (
 	// keptTTL is how long the tables of a copy that was cut are kept for the next attempt,
-	// which follows within an election timeout or two.
+	// which follows within an election timeout or two. Where the disk is full they go at once.
 	keptTTL = 10 * time.Minute
+	// keptLook lies between two looks whether there is room for them. Whoever flushes cannot
+	// look: it waits for room itself.
+	keptLook = time.Second
 	// keptCopiesMax bounds the copies of which tables are kept.
 	keptCopiesMax = 4
 	// keptTablesMax bounds the tables of which a receiver speaks: with tables of 32 MiB those
@@ -131,7 +134,7 @@ func (p *probe) Close() error {
 // keep leaves the whole tables of a copy that was cut for the next attempt. They are not
 // worth much where they were malformed, or the disk is full.
 func (r *receive) keep(err error) {
-	if errors.Is(err, errSnapshotFormat) || errors.Is(err, engine.ErrNoSpace) {
+	if errors.Is(err, errSnapshotFormat) || errors.Is(err, engine.ErrNoSpace) || r.room() != nil {
 		return
 	}
 	var kept, left []keptTable
@@ -233,7 +236,7 @@ func (s *snapshots) putKept(g keyspace.GroupID, to keyspace.ReplicaID, ts []kept
 	}
 	full := len(s.mu.kept) >= keptCopiesMax
 	k := &keptCopy{to: to, tables: ts, at: s.h.cfg.Clock.Now()}
-	k.timer = s.h.cfg.Clock.AfterFunc(keptTTL, func() { s.expire(g, k) })
+	k.timer = s.h.cfg.Clock.AfterFunc(keptLook, func() { s.expire(g, k) })
 	s.mu.kept[g] = k
 	s.mu.Unlock()
 	if full {
@@ -241,11 +244,16 @@ func (s *snapshots) putKept(g keyspace.GroupID, to keyspace.ReplicaID, ts []kept
 	}
 }
 
-// expire forgets a copy for which nobody has come. Under mu, so that the engine is there.
+// expire forgets a copy for which nobody has come, or for which there is no room any more,
+// and else looks again. Under mu, so that the engine is there.
 func (s *snapshots) expire(g keyspace.GroupID, k *keptCopy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.kept[g] == k {
+	switch {
+	case s.mu.kept[g] != k:
+	case s.h.cfg.Clock.Now().Sub(k.at) < keptTTL && s.h.cfg.Engine.Space() != engine.SpaceFull:
+		k.timer.Reset(keptLook)
+	default:
 		delete(s.mu.kept, g)
 		removeFiles(s.h.cfg.Engine.FS(), k.tables)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
@@ -141,12 +143,13 @@ func TestCopyGoesOn(t *testing.T) {
 }
 
 // What is kept of a copy for which nobody comes again is removed after a while, and when
-// the group is closed.
+// the group is closed; where the disk is full, within seconds.
 func TestKeptTablesGo(t *testing.T) {
-	for _, how := range []string{"late", "closed"} {
+	for _, how := range []string{"late", "closed", "the disk is full"} {
 		t.Run(how, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond, c.snapshotTableBytes = 256<<10, 64<<10 })
+				r.engopt = func(o *engine.Options) { o.LowSpaceBytes = 1 << 20 }
 				r.startAll()
 				defer r.close()
 				r.bootstrap(1, 1, voters(3))
@@ -165,16 +168,22 @@ func TestKeptTablesGo(t *testing.T) {
 				if n := files(); n < 4 {
 					t.Errorf("%d tables are kept", n)
 				}
-				if how == "late" {
+				switch how {
+				case "late":
 					r.bus.isolate(f.id, true) // nobody tries it again
 					time.Sleep(keptTTL + time.Minute)
-				} else {
+				case "the disk is full":
+					r.bus.isolate(f.id, true)
+					f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 10, TotalBytes: 1 << 30, UsedBytes: 1<<30 - 1<<10})
+					time.Sleep(4 * time.Second)
+				default:
 					r.must(f.host.Close(context.Background(), 1))
 				}
 				time.Sleep(time.Second)
 				if n := files(); n != 0 {
 					t.Errorf("%d tables are kept still", n)
 				}
+				f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 900 << 20, TotalBytes: 1 << 30, UsedBytes: 124 << 20})
 			})
 		})
 	}

@@ -63,9 +63,14 @@ func (g *Group) sendSnapshot(m *pb.Message) {
 	sm, can := g.sm.(Snapshotter)
 	x.sm = sm
 	x.ctx = newWatch(g.h.ctx, g.h.cfg.Clock)
-	if !can || x.node == 0 || !g.h.snaps.addSend(x) {
+	if !can || x.node == 0 {
 		_ = x.ctx.end(nil)
 		g.snapshotEnded(x.to, errSnapshotRefused)
+		return
+	}
+	if !g.h.snaps.addSend(x) {
+		_ = x.ctx.end(nil)
+		g.snapshotEnded(x.to, errSnapshotWaits)
 		return
 	}
 	g.trunc.pins = append(g.trunc.pins, pin{x.to, m.GetSnapshot().GetMetadata().GetIndex(), g.w.now.Add(pinTTL)})
@@ -88,6 +93,10 @@ func (g *Group) snapshotEnded(to keyspace.ReplicaID, err error) {
 	status := raft.SnapshotFinish
 	if err != nil {
 		status = raft.SnapshotFailure
+	}
+	// Who found no place asks again at the next heartbeat: nothing has failed, and with many
+	// small snapshots places become free all the time.
+	if err != nil && !errors.Is(err, errSnapshotWaits) {
 		g.snapshotAgain = g.w.now.Add(g.h.cfg.ElectionTimeout)
 	}
 	g.rn.ReportSnapshot(uint64(to), status)

@@ -68,8 +68,8 @@ func decodeHeader(b []byte) (h header, rest []byte, err error) {
 	if len(b) < 2 {
 		return h, nil, errTruncated
 	}
-	if b[0] != commandVersion {
-		return h, nil, fmt.Errorf("shard: command version %d, want %d", b[0], commandVersion)
+	if err := keyspace.CheckVersion("range command", uint64(b[0]), commandVersion); err != nil {
+		return h, nil, fmt.Errorf("shard: %w", err)
 	}
 	h.kind = commandKind(b[1])
 	if h.kind < commandBatch || h.kind > commandRelease {

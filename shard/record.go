@@ -81,8 +81,11 @@ func decodeRecord(b []byte) (r record, err error) {
 	if len(b) < 2 {
 		return r, errTruncated
 	}
-	if r.merge.role = mergeRole(b[1] >> recordRoleShift); b[0] != recordVersion || r.merge.role > mergeSource {
-		return r, fmt.Errorf("shard: record version %d, flags %d", b[0], b[1])
+	if err := keyspace.CheckVersion("range record", uint64(b[0]), recordVersion); err != nil {
+		return r, fmt.Errorf("shard: %w", err)
+	}
+	if r.merge.role = mergeRole(b[1] >> recordRoleShift); r.merge.role > mergeSource {
+		return r, fmt.Errorf("shard: record with flags %d", b[1])
 	}
 	r.counted = b[1]&recordCounted != 0
 	b = b[2:]

@@ -436,8 +436,11 @@ func recordKey(r keyspace.RangeID, name TxnName) []byte {
 
 // decodeStored reads a lock or a record of the engine into s.
 func (s *txnState) decodeStored(suffix, value []byte) error {
-	if len(suffix) == 0 || len(value) == 0 || value[0] != txnVersion {
+	if len(suffix) == 0 || len(value) == 0 {
 		return fmt.Errorf("shard: transaction state %x of %d bytes", suffix, len(value))
+	}
+	if err := keyspace.CheckVersion("transaction state", uint64(value[0]), txnVersion); err != nil {
+		return fmt.Errorf("shard: %x: %w", suffix, err)
 	}
 	key, c := cursor{b: suffix[1:]}, cursor{b: slices.Clone(value[1:])}
 	switch suffix[0] {

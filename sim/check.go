@@ -59,9 +59,9 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 func checkOrder(r *Report, p *replay) []string {
 	ops := r.History.Ops()
 	if p == nil {
-		return checkKeys(ops, r.Versions)
+		return checkKeys(ops, r.Versions, nil)
 	}
-	return append(checkKeys(p.decided(ops), r.Versions), checkWindows(p)...)
+	return append(checkKeys(p.decided(ops), r.Versions, p), checkWindows(p)...)
 }
 
 // decided returns the operations with those of unknown fate decided: the ones that changed
@@ -105,7 +105,7 @@ func CheckUnfinished(h *History) []string {
 	bad = append(bad, checkGrants(ops)...)
 	bad = append(bad, checkLeases(ops, nil, nil, false)...)
 	if len(bad) == 0 {
-		bad = checkKeys(ops, nil)
+		bad = checkKeys(ops, nil, nil)
 	}
 	return bad
 }

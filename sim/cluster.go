@@ -8,17 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
-	"github.com/skeindb/skein/transport"
 )
 
 // calm is the network when nothing is wrong.
@@ -40,9 +34,10 @@ type cluster struct {
 	stores sync.RWMutex
 
 	mu sync.Mutex
-	// Guarded by mu: how many snapshots the nodes that are gone had installed, and how
-	// often they had cut followers off.
-	snapshots, cutOffs int
+	// Guarded by mu: how many snapshots the nodes that are gone had installed, how often
+	// they had cut followers off, and how many ranges they had split by themselves, because
+	// of their size and their load.
+	snapshots, cutOffs, bySize, byLoad int
 }
 
 // over notes what a node has done that is no more.
@@ -52,117 +47,43 @@ func (c *cluster) over(r *run) {
 	defer c.mu.Unlock()
 	c.snapshots += snapshots
 	c.cutOffs += cutOffs
+	c.bySize, c.byLoad = c.bySize+r.countOf(splitsItself, "size"), c.byLoad+r.countOf(splitsItself, "load")
+}
+
+// countSplits returns how many ranges the nodes have split by themselves, because of their
+// size and their load.
+func (c *cluster) countSplits() (size, load int) {
+	c.mu.Lock()
+	size, load = c.bySize, c.byLoad
+	c.mu.Unlock()
+	for _, r := range c.runs() {
+		size, load = size+r.countOf(splitsItself, "size"), load+r.countOf(splitsItself, "load")
+	}
+	return size, load
 }
 
 // What the nodes count.
 const (
 	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
 	followersCutOff   = "skein_raftgroup_cut_offs_total"
+	splitsItself      = "skein_shard_splits_by_itself_total"
 )
-
-// machine is one simulated computer: it outlives the node that runs on it.
-type machine struct {
-	c     *cluster
-	id    keyspace.NodeID
-	clock *simclock.Clock
-	rate  float64
-	// shortLog says that this machine's nodes keep as little log as they can.
-	shortLog bool
-
-	mu sync.Mutex
-	// Guarded by mu. run is nil while the machine is down.
-	disk *disk
-	run  *run
-	// lost says that the machine never comes back.
-	lost bool
-}
-
-// run is one run of a node, from its start to its end.
-type run struct {
-	core *node.Core
-	// ctx ends in the moment of the crash: what a client of this gateway hears later
-	// it has not heard.
-	ctx  context.Context
-	kill context.CancelFunc
-	// metrics are the node's.
-	metrics *prometheus.Registry
-
-	mu sync.Mutex
-	// Guarded by mu: how many client calls are under way, and whether a clean stop has
-	// begun, which is told at idle when the last one ends.
-	calls    int
-	stopping bool
-	idle     chan struct{}
-}
-
-// count returns the value of one of the node's counters.
-func (r *run) count(name string) (n int) {
-	families, err := r.metrics.Gather()
-	if err != nil {
-		panic(fmt.Sprintf("sim: metrics: %v", err))
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			n = int(f.GetMetric()[0].GetCounter().GetValue())
-		}
-	}
-	return n
-}
-
-// enter begins a client's call; false says that the gateway takes none any more.
-func (r *run) enter() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopping {
-		return false
-	}
-	r.calls++
-	return true
-}
-
-// leave ends it.
-func (r *run) leave() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.calls--; r.stopping && r.calls == 0 {
-		close(r.idle)
-	}
-}
-
-// serveTimeout is how long a clean stop waits for the clients' calls, as a Node's.
-const serveTimeout = 5 * time.Second
-
-// stop ends a node in order: no calls any more, those under way get their time.
-func (r *run) stop(c *cluster) error {
-	r.mu.Lock()
-	r.stopping = true
-	if r.calls == 0 {
-		close(r.idle)
-	}
-	r.mu.Unlock()
-	t := c.time.AfterFunc(serveTimeout, r.kill)
-	defer t.Stop()
-	<-r.idle
-	err := r.core.Stop(context.Background())
-	r.kill()
-	c.over(r)
-	return err
-}
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, net: simbus.New(cfg.Seed, calm)}
 	c.start = c.time.Now()
 	long := rng.IntN(cfg.Nodes)
-	for i := range cfg.Nodes {
-		id := keyspace.NodeID(i + 1)
-		c.founders = append(c.founders, placement.Node{
-			ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", id)},
-		})
-		rate := 1 + (rng.Float64()-0.5)*2*maxDrift
-		m := &machine{c: c, id: id, rate: rate, clock: simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), rate)}
-		m.disk = newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(cfg.Seed, 1000+uint64(id))))
-		m.disk.lies = cfg.plant.noSync
+	for i := range cfg.Nodes + cfg.Spares {
+		m := &machine{c: c, name: fmt.Sprintf("n%d", i+1), rate: 1 + (rng.Float64()-0.5)*2*maxDrift}
+		m.clock = simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), m.rate)
+		m.rng = rand.New(rand.NewPCG(cfg.Seed, 2000+uint64(i)))
+		m.disk = m.emptyDisk()
 		m.shortLog = cfg.ShortLogs && i != long
+		if i < cfg.Nodes {
+			m.founds, m.state = true, stateMember
+			m.self.Store(uint64(i + 1))
+			c.founders = append(c.founders, m.row())
+		}
 		c.machines = append(c.machines, m)
 	}
 	return c
@@ -183,6 +104,26 @@ func (c *cluster) logf(format string, args ...any) {
 	c.trace.Add(c.elapsed(), fmt.Sprintf(format, args...))
 }
 
+// members returns the machines that belong to the cluster, or are to: whom faults may hit.
+func (c *cluster) members() (ms []*machine) {
+	for _, m := range c.machines {
+		if !m.is(stateOut) {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+// machine returns the machine of a node, nil where there is none.
+func (c *cluster) machine(id keyspace.NodeID) *machine {
+	for _, m := range c.machines {
+		if m.id() == id {
+			return m
+		}
+	}
+	return nil
+}
+
 // runs returns the runs of all machines that are up.
 func (c *cluster) runs() map[*machine]*run {
 	up := map[*machine]*run{}
@@ -194,68 +135,11 @@ func (c *cluster) runs() map[*machine]*run {
 	return up
 }
 
-func (m *machine) current() *run {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.run
-}
-
-// boot starts the node. Cores of a cluster that is new are to be started at the
-// same time.
-func (m *machine) boot() error {
-	m.mu.Lock()
-	d, done := m.disk, m.run != nil || m.lost
-	m.mu.Unlock()
-	if done {
-		return nil
-	}
-	reg := prometheus.NewRegistry()
-	o := node.Options{
-		Cluster: 0xc1, Self: m.id, Founders: m.c.founders, SplitKeys: m.c.cfg.splitKeys(), PlacementReplicas: m.c.cfg.PlacementReplicas,
-		FS: d, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
-		NewBus: func(c transport.Config) (node.Bus, error) {
-			b, err := m.c.net.NewBus(c)
-			if err != nil {
-				return nil, err // not a typed nil
-			}
-			if wrap := m.c.cfg.plant.bus; wrap != nil {
-				return wrap(b), nil
-			}
-			return b, nil
-		},
-		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
-		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
-		Logger: m.logger(), Registry: reg,
-	}
-	if m.c.cfg.Lose > 0 {
-		o.NodeDeadAfter = deadAfter
-	}
-	if m.shortLog {
-		o.WALSegmentBytes, o.MaxWALBytes = 16<<10, 16<<10
-	}
-	core, err := node.Open(context.Background(), o)
-	if err != nil {
-		return fmt.Errorf("sim: start node %s: %w", m.id, err)
-	}
-	r := &run{core: core, idle: make(chan struct{}), metrics: reg}
-	r.ctx, r.kill = context.WithCancel(context.Background())
-	m.mu.Lock()
-	m.run = r
-	m.mu.Unlock()
-	m.c.logf("node %s serves", m.id)
-	if m.isLost() { // since it began to start
-		m.c.crash(0, m)
-	}
-	return nil
-}
-
 // election is the nodes' election timeout, and so the length of promises and leases.
 const election = time.Second
 
 // requestTimeout is etcd's for that.
 const requestTimeout = 7 * time.Second
-
-func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed, m.c.cfg.LogLevel) }
 
 // bootAll starts all machines that are down.
 func (c *cluster) bootAll() error {
@@ -277,7 +161,26 @@ func (c *cluster) bootAll() error {
 // The order is what makes it a moment: nothing is heard from a node after it was
 // killed, and nothing that it said before depends on what its disk did later.
 func (c *cluster) crash(keepPercent int, ms ...*machine) {
+	c.cut(ms, func(m *machine) {
+		m.disk = m.disk.crash(keepPercent)
+		c.logf("node %s lost its power, keeps %d %% of what it did not sync", m.id(), keepPercent)
+	})
+}
+
+// wipe cuts the power of a machine, whose disk is lost with it, and leaves it in another state.
+func (c *cluster) wipe(m *machine, to state) {
+	c.cut([]*machine{m}, func(m *machine) {
+		_ = m.disk.crash(0) // who waits for it is to go on
+		m.disk, m.state = m.emptyDisk(), to
+		c.logf("node %s lost its power and its disk", m.id())
+	})
+}
+
+// cut cuts the power of machines and has lose, which is called with the lock of each, say
+// what is left of its disk.
+func (c *cluster) cut(ms []*machine, lose func(*machine)) {
 	var dying []*run
+	var starting []*start
 	c.stores.Lock()
 	for _, m := range ms {
 		m.mu.Lock()
@@ -286,46 +189,31 @@ func (c *cluster) crash(keepPercent int, ms ...*machine) {
 			dying = append(dying, m.run)
 			m.run = nil
 		}
+		if m.starting != nil {
+			m.starting.cut()
+			starting = append(starting, m.starting)
+		}
 		m.mu.Unlock()
 	}
 	c.stores.Unlock()
 	for _, m := range ms {
-		c.net.Crash(m.id)
+		c.net.Crash(m.id())
 	}
 	for _, m := range ms {
 		m.mu.Lock()
-		m.disk = m.disk.crash(keepPercent)
+		lose(m)
 		m.mu.Unlock()
 		m.clock.Resume()
-		c.net.Resume(m.id)
-		c.logf("node %s lost its power, keeps %d %% of what it did not sync", m.id, keepPercent)
+		c.net.Resume(m.id())
 	}
 	var wg sync.WaitGroup
 	for _, r := range dying {
-		wg.Go(func() {
-			r.core.Crash()
-			c.over(r)
-		})
+		wg.Go(func() { r.crash(c) })
 	}
 	wg.Wait()
-}
-
-// stop stops a machine's node in order; it does nothing where none runs.
-func (m *machine) stop() error {
-	m.c.stores.Lock()
-	m.mu.Lock()
-	r := m.run
-	m.run = nil
-	m.mu.Unlock()
-	m.c.stores.Unlock()
-	if r == nil {
-		return nil
+	for _, s := range starting {
+		<-s.over
 	}
-	m.c.logf("node %s is stopped", m.id)
-	if err := r.stop(m.c); err != nil {
-		return fmt.Errorf("sim: stop node %s: %w", m.id, err)
-	}
-	return nil
 }
 
 // stopAll stops all nodes at the same time.

@@ -27,17 +27,8 @@ type keptVersions struct {
 // compactLoop compacts now and then until stop is closed.
 func (n *nemesis) compactLoop(stop <-chan struct{}, wg *sync.WaitGroup, cl *client) {
 	n.kept = &keptVersions{set: map[Version]bool{}}
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 4))
-	wg.Go(func() {
-		for range n.c.cfg.Compactions {
-			n.c.sleep(2*time.Second + time.Duration(rng.Int64N(int64(4*time.Second))))
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			n.compact(cl, rng)
-		}
+	n.beside(stop, wg, often{times: n.c.cfg.Compactions, least: 2 * time.Second, spread: 4 * time.Second, stream: 4}, func(rng *rand.Rand) {
+		n.compact(cl, rng)
 	})
 }
 

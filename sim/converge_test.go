@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/skeindb/skein/keyspace"
@@ -59,5 +60,59 @@ func TestSameReplicas(t *testing.T) {
 		r = at(7, 7, 7)
 		r.spoiled = n
 		check("other data", r, false, true)
+	}
+}
+
+// A map that leaves a part of the keyspace out, or has it twice, is seen.
+func TestCovers(t *testing.T) {
+	spans := func(borders ...string) (ds []keyspace.Descriptor) {
+		for i := 0; i < len(borders); i += 2 {
+			ds = append(ds, keyspace.Descriptor{Range: keyspace.RangeID(i/2 + 1), Span: keyspace.Span{Start: []byte(borders[i]), End: []byte(borders[i+1])}})
+		}
+		return ds
+	}
+	for _, tc := range []struct {
+		ds   []keyspace.Descriptor
+		want string
+	}{
+		{spans("", "j", "j", "s", "s", ""), ""},
+		{spans("", ""), ""},
+		{nil, "nothing covers"},
+		{spans("", "j", "k", ""), "begins at"},
+		{spans("", "s", "j", "s", "s", ""), "begins at"},
+		{spans("c", ""), "begins at"},
+		{spans("", "j", "j", "s"), "nothing covers what comes from"},
+		{spans("", "", "", "j"), "has no end"},
+		{append(spans("", "j"), keyspace.Descriptor{Range: 1, Span: keyspace.Span{Start: []byte("j")}}), "there twice"},
+	} {
+		err := covers(tc.ds)
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%+v: %v, want %q", tc.ds, err, tc.want)
+		}
+	}
+}
+
+// A replica on a node that the map does not give it to is seen, and one of a range that is
+// none any more.
+func TestOrphans(t *testing.T) {
+	d := keyspace.Descriptor{Range: 1, Generation: 1, Replicas: []keyspace.Replica{{Node: 1, ID: 1}, {Node: 2, ID: 2}}}
+	absorbed := keyspace.Descriptor{Range: 2, Replicas: d.Replicas}
+	for _, tc := range []struct {
+		node keyspace.NodeID
+		held []keyspace.Descriptor
+		bad  bool
+	}{
+		{1, nil, false},
+		{1, []keyspace.Descriptor{d}, false},
+		{3, []keyspace.Descriptor{d}, true},
+		{1, []keyspace.Descriptor{d, absorbed}, true},
+	} {
+		var held []shard.Summary
+		for _, h := range tc.held {
+			held = append(held, shard.Summary{Descriptor: h})
+		}
+		if err := orphans(tc.node, held, []keyspace.Descriptor{d}); (err != nil) != tc.bad || tc.bad && !errors.Is(err, errOrphan) {
+			t.Errorf("node %d with %+v: %v", tc.node, tc.held, err)
+		}
 	}
 }

@@ -31,16 +31,16 @@ func readDisks(c *cluster, kept *keptVersions) ([]Version, error) {
 	for i, m := range machines {
 		var err error
 		if all[i], err = readDisk(m); err != nil {
-			return nil, fmt.Errorf("sim: disk of node %s: %w", m.id, err)
+			return nil, fmt.Errorf("sim: disk of node %s: %w", m.id(), err)
 		}
 	}
 	all = kept.divide(all)
 	for i := range machines {
-		if c.cfg.Nodes > 3 {
+		if len(c.machines) > 3 {
 			break // no disk has all ranges
 		}
 		if d := firstDifference(all[0], all[i]); d != "" {
-			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", machines[0].id, machines[i].id, d)
+			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", machines[0].id(), machines[i].id(), d)
 		}
 	}
 	return merge(all), nil

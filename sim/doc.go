@@ -35,7 +35,12 @@
 //     as compacted.
 //   - All replicas have the same hash at the same applied index, and the same
 //     versions on their disks after the stop.
-//   - The range map covers the keyspace exactly once and says what the replicas say.
+//   - The range map covers the keyspace exactly once, whenever one looks, and at the end
+//     says what the replicas say. No operation is left then, and 30 s after healing, or where
+//     repairs take longer when they are done, no node holds a replica that the map does not
+//     give it.
+//   - A node that has lost its disk is not let in with its old id. Once all is healed who was
+//     to join serves, and who was to leave has left.
 //   - After healing every operation succeeds, at every gateway and range.
 //   - The run itself: at least 80 % of the operations have a definite answer, and
 //     every fault that was promised has happened.
@@ -47,6 +52,11 @@
 // Bugs can be planted into the nodes (internal/plant, with the build tag planted).
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
+//
+// Nodes that are no founders come in by node.Entry, which is the code of a real node between
+// its configuration and Open: by --join or as etcd's MemberAdd has it. They lose their power,
+// or their disks, in any step of that, leave by an operator's commands or etcd's
+// MemberRemove, and others come under their names and peer URLs.
 //
 // What it does not do: full disks are not in the workload, and no id of a lease is granted twice.
 //

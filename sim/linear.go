@@ -57,8 +57,10 @@ var keyModel = porcupine.Model{
 //
 // No two operations write the same value. What an operation of unknown fate was to
 // write and is in no version on the disks was never written: this spares porcupine
-// most of what it would have to try.
-func checkKeys(ops []*Op, vs []Version) (bad []string) {
+// most of what it would have to try. Where many that overlap are left, it may not come to
+// an end in its time; then it is asked again about what the replay, unless that is nil,
+// leaves of their intervals.
+func checkKeys(ops []*Op, vs []Version, p *replay) (bad []string) {
 	written := map[string]bool{"": true}
 	for _, v := range vs {
 		written[v.Value] = true
@@ -71,19 +73,13 @@ func checkKeys(ops []*Op, vs []Version) (bad []string) {
 		if len(bad) > 0 {
 			break // one will do, and the next may take porcupine its whole time
 		}
-		h := endsOf(ops, vs, key)
-		for _, o := range ops {
-			f, ok := factOf(o, key)
-			if !ok || o.Outcome == Unknown && len(vs) > 0 && !written[f.value] {
-				continue
-			}
-			end := o.Return
-			if o.Outcome == Unknown && end == 0 {
-				end = math.MaxInt64
-			}
-			h = append(h, porcupine.Operation{ClientId: o.Client, Input: f, Call: o.Call, Return: end, Metadata: o})
+		h := historyOf(ops, vs, written, key)
+		verdict := porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout)
+		if verdict == porcupine.Unknown && p != nil {
+			h = historyOf(p.narrowed(ops), vs, written, key)
+			verdict = porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout)
 		}
-		switch porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout) {
+		switch verdict {
 		case porcupine.Illegal:
 			bad = append(bad, fmt.Sprintf("linearizability: key %s is not linearizable", key))
 		case porcupine.Unknown:
@@ -92,6 +88,83 @@ func checkKeys(ops []*Op, vs []Version) (bad []string) {
 		}
 	}
 	return bad
+}
+
+// historyOf returns what porcupine is asked about a key. written are the values that there
+// are.
+func historyOf(ops []*Op, vs []Version, written map[string]bool, key string) []porcupine.Operation {
+	h := endsOf(ops, vs, key)
+	for _, o := range ops {
+		f, ok := factOf(o, key)
+		if !ok || o.Outcome == Unknown && len(vs) > 0 && !written[f.value] {
+			continue
+		}
+		end := o.Return
+		if o.Outcome == Unknown && end == 0 {
+			end = math.MaxInt64
+		}
+		h = append(h, porcupine.Operation{ClientId: o.Client, Input: f, Call: o.Call, Return: end, Metadata: o})
+	}
+	return h
+}
+
+// narrowed returns the operations, each between the last call of those that its revision
+// puts before it and the first return of those that it puts behind it: if there is an order
+// by revisions, which the replay has found, then it is an order of these too. An operation
+// without a revision stays as it is.
+func (p *replay) narrowed(ops []*Op) []*Op {
+	// Changes have even places, and reads the odd ones behind those that they see.
+	place := map[*Op]int64{}
+	known := map[int]*Op{} // by number: those of unknown fate have been cloned
+	for _, o := range ops {
+		known[o.ID] = o
+	}
+	var sorted []*Op
+	for _, at := range p.ops {
+		o := known[at.op.ID]
+		if o == nil || at.op.Client == holders {
+			continue
+		}
+		place[o] = 2 * at.rev
+		if o.Outcome == Answered && !o.Changes() {
+			place[o]++
+		}
+		sorted = append(sorted, o)
+	}
+	slices.SortFunc(sorted, func(a, b *Op) int { return cmp.Compare(place[a], place[b]) })
+	earliest, latest := map[int64]int64{}, map[int64]int64{}
+	call := int64(0)
+	for i := 0; i < len(sorted); {
+		at, next := place[sorted[i]], call
+		for earliest[at] = call; i < len(sorted) && place[sorted[i]] == at; i++ {
+			next = max(next, sorted[i].Call)
+		}
+		call = next
+	}
+	end := int64(math.MaxInt64)
+	for i := len(sorted) - 1; i >= 0; {
+		at, next := place[sorted[i]], end
+		for latest[at] = end; i >= 0 && place[sorted[i]] == at; i-- {
+			if o := sorted[i]; o.Return != 0 {
+				next = min(next, o.Return)
+			}
+		}
+		end = next
+	}
+	out := slices.Clone(ops)
+	for i, o := range ops {
+		at, ok := place[o]
+		if !ok {
+			continue
+		}
+		c := clone(o)
+		c.Call = max(c.Call, earliest[at])
+		if c.Return = min(cmp.Or(c.Return, math.MaxInt64), latest[at]); c.Call > c.Return {
+			continue // against the order of time: that is for porcupine to find
+		}
+		out[i] = c
+	}
+	return out
 }
 
 // factOf returns what an operation says of a key; ok is false where that is nothing.

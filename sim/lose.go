@@ -21,10 +21,10 @@ const (
 	repairedWithin = deadAfter + 50*time.Second
 )
 
-// standing returns the machines that are not lost for good.
+// standing returns the members that are not lost for good.
 func (c *cluster) standing() (ms []*machine) {
 	for _, m := range c.machines {
-		if !m.isLost() {
+		if m.is(stateMember) && !m.isLost() {
 			ms = append(ms, m)
 		}
 	}
@@ -39,19 +39,9 @@ func (m *machine) isLost() bool {
 
 // loseLoop loses machines for good, each at a moment of the seed, until stop is closed.
 func (n *nemesis) loseLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 6))
-	wg.Go(func() {
-		for range n.c.cfg.Lose {
-			n.c.sleep(3*time.Second + time.Duration(rng.Int64N(int64(12*time.Second))))
-			n.c.sleep(n.c.intoBurst(rng))
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			up := n.c.standing()
-			n.lose(up[rng.IntN(len(up))])
-		}
+	n.beside(stop, wg, often{times: n.c.cfg.Lose, least: 3 * time.Second, spread: 12 * time.Second, stream: 6}, func(rng *rand.Rand) {
+		up := n.c.standing()
+		n.lose(up[rng.IntN(len(up))])
 	})
 }
 
@@ -60,7 +50,7 @@ func (n *nemesis) lose(m *machine) {
 	m.mu.Lock()
 	m.lost = true
 	m.mu.Unlock()
-	n.c.logf("nemesis: node %s is lost for good", m.id)
+	n.c.logf("nemesis: node %s is lost for good", m.id())
 	n.c.crash(0, m)
 	n.losses.Add(1)
 }
@@ -68,7 +58,7 @@ func (n *nemesis) lose(m *machine) {
 // repaired waits until every range has all its voters, and nothing else, on machines that
 // are there.
 func repaired(rep *Report, c *cluster) bool {
-	if c.cfg.Lose == 0 {
+	if c.cfg.Lose == 0 && c.cfg.Joins == 0 {
 		return true
 	}
 	for begin := c.elapsed(); ; c.sleep(100 * time.Millisecond) {
@@ -87,12 +77,12 @@ func fullyReplicated(c *cluster) error {
 	ctx := context.Background()
 	there := map[keyspace.NodeID]bool{}
 	for _, m := range c.standing() {
-		there[m.id] = true
+		there[m.id()] = true
 	}
 	for _, m := range c.standing() {
 		ds, err := m.current().core.Placement().RangeMap(ctx)
 		if err != nil {
-			return fmt.Errorf("range map of node %s: %w", m.id, err)
+			return fmt.Errorf("range map of node %s: %w", m.id(), err)
 		}
 		for _, d := range ds {
 			good := len(d.Replicas) == 3

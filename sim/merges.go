@@ -16,20 +16,8 @@ const mergeEvery = 600 * time.Millisecond
 
 // mergeLoop has ranges absorb their neighbours now and then until stop is closed.
 func (n *nemesis) mergeLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 6))
-	wg.Go(func() {
-		for range n.c.cfg.Merges {
-			n.c.sleep(mergeEvery + time.Duration(rng.Int64N(int64(mergeEvery))))
-			if rng.IntN(3) > 0 {
-				n.c.sleep(n.c.intoBurst(rng))
-			}
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			n.merge(rng, n.c.machines[rng.IntN(len(n.c.machines))])
-		}
+	n.beside(stop, wg, often{times: n.c.cfg.Merges, least: mergeEvery, spread: mergeEvery, stream: 6}, func(rng *rand.Rand) {
+		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.merge(ctx, r, ds, rng) })
 	})
 }
 
@@ -38,15 +26,8 @@ func hasRange(ds []keyspace.Descriptor, id keyspace.RangeID) bool {
 }
 
 // merge asks placement, through one node, to let a range absorb its right neighbour.
-func (n *nemesis) merge(rng *rand.Rand, m *machine) {
-	r := m.current()
-	if r == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second)
-	defer cancel()
-	ds, err := r.core.Placement().RangeMap(ctx)
-	if err != nil || len(ds) < 2 {
+func (n *nemesis) merge(ctx context.Context, r *run, ds []keyspace.Descriptor, rng *rand.Rand) {
+	if len(ds) < 2 {
 		return
 	}
 	left := ds[rng.IntN(len(ds)-1)]

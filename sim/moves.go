@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/shard"
 )
 
 // moveEvery is the least time between two moves, and a half of the most.
@@ -17,53 +19,26 @@ const moveEvery = 700 * time.Millisecond
 
 // moveLoop moves replicas and leaders of ranges now and then until stop is closed.
 func (n *nemesis) moveLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 5))
-	wg.Go(func() {
-		for range n.c.cfg.Moves {
-			n.c.sleep(moveEvery + time.Duration(rng.Int64N(int64(moveEvery))))
-			if rng.IntN(3) > 0 {
-				n.c.sleep(n.c.intoBurst(rng))
-			}
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			n.move(rng, n.c.machines[rng.IntN(len(n.c.machines))])
-		}
+	n.beside(stop, wg, often{times: n.c.cfg.Moves, least: moveEvery, spread: moveEvery, stream: 5}, func(rng *rand.Rand) {
+		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.move(ctx, r, ds, rng) })
 	})
 }
 
 // move asks placement, through one node, to put a replica of a range somewhere else, or
 // a range's leader to hand over.
-func (n *nemesis) move(rng *rand.Rand, m *machine) {
-	r := m.current()
-	if r == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second)
-	defer cancel()
-	ds, err := r.core.Placement().RangeMap(ctx)
-	if err != nil {
-		return
-	}
+func (n *nemesis) move(ctx context.Context, r *run, ds []keyspace.Descriptor, rng *rand.Rand) {
 	d := ds[rng.IntN(len(ds))]
 	from := d.Replicas[rng.IntN(len(d.Replicas))].Node
 	if rng.IntN(4) == 0 {
 		for _, rep := range d.Replicas {
-			if err = r.core.Ranges().TransferTo(ctx, rep.Node, d.Range, from); err == nil {
+			if err := r.core.Ranges().TransferTo(ctx, rep.Node, d.Range, from); err == nil {
 				n.c.logf("nemesis: range %s is led by node %s", d.Range, from)
 				return
 			}
 		}
 		return
 	}
-	var to keyspace.NodeID
-	for _, i := range rng.Perm(len(n.c.machines)) {
-		if _, has := d.ReplicaOn(n.c.machines[i].id); !has {
-			to = n.c.machines[i].id
-		}
-	}
+	to := n.elsewhere(rng, &d)
 	op, err := r.core.Placement().BeginOperation(ctx, placement.Operation{
 		Range: d.Range, Kind: placement.OperationMove, From: from, To: to, Why: "the simulator",
 	})
@@ -73,12 +48,20 @@ func (n *nemesis) move(rng *rand.Rand, m *machine) {
 	}
 }
 
+// elsewhere draws a node that has no replica of the range, 0 where each has one.
+func (n *nemesis) elsewhere(rng *rand.Rand, d *keyspace.Descriptor) (to keyspace.NodeID) {
+	ms := n.c.members()
+	for _, i := range rng.Perm(len(ms)) {
+		if _, has := d.ReplicaOn(ms[i].id()); !has {
+			to = ms[i].id()
+		}
+	}
+	return to
+}
+
 // settled says whether no operation is left, each range has as many voters as it is to
 // have, and no node holds a replica that the map does not give it.
 func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
-	if c.cfg.Moves == 0 && c.cfg.Merges == 0 && c.cfg.Lose == 0 {
-		return nil
-	}
 	var r *run
 	for _, m := range c.standing() {
 		r = m.current()
@@ -87,24 +70,35 @@ func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 	if err != nil || len(ops) > 0 {
 		return errors.Join(fmt.Errorf("%d operations are under way: %v", len(ops), ops), err)
 	}
-	members := map[keyspace.RangeID]keyspace.Descriptor{}
 	for _, d := range ds {
-		members[d.Range] = d
 		if len(d.Replicas) != 3 {
 			return fmt.Errorf("range %s has the replicas %v", d.Range, d.Replicas)
 		}
 	}
 	for _, m := range c.standing() {
-		held, err := r.core.Ranges().List(ctx, m.id)
+		held, err := r.core.Ranges().List(ctx, m.id())
 		if err != nil {
-			return fmt.Errorf("replicas of node %s: %w", m.id, err)
+			return fmt.Errorf("replicas of node %s: %w", m.id(), err)
 		}
-		for i := range held {
-			d := members[held[i].Descriptor.Range]
-			if _, member := d.ReplicaOn(m.id); !member {
-				return fmt.Errorf("node %s holds an orphan of %+v", m.id, held[i].Descriptor)
+		if err := orphans(m.id(), held, ds); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// orphans says whether a node holds a replica of a range that the map does not have, or has
+// without it.
+func orphans(id keyspace.NodeID, held []shard.Summary, ds []keyspace.Descriptor) error {
+	for i := range held {
+		h := &held[i].Descriptor
+		at := slices.IndexFunc(ds, func(d keyspace.Descriptor) bool { return d.Range == h.Range })
+		if at >= 0 {
+			if _, member := ds[at].ReplicaOn(id); member {
+				continue
 			}
 		}
+		return fmt.Errorf("node %s holds %w of %+v", id, errOrphan, *h)
 	}
 	return nil
 }

@@ -70,6 +70,8 @@ const (
 	Restart Fault = "restart"
 	// Split cuts ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
+	// SelfSplit is a split that a range's leader makes by itself.
+	SelfSplit Fault = "split by itself"
 	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"
@@ -110,6 +112,17 @@ type nemesis struct {
 	home *machine
 	// failures counts what was injected: each may leave a gap in the revisions.
 	failures int
+	// joins, leaves, refusals and deaths count what is done by joinLoop: nodes that came, and
+	// that left for good, those that lost their disks and were not let in again, and those
+	// that lost their power while they joined.
+	joins, leaves, refusals, deaths atomic.Int64
+	// leaving is the node that is to leave and has not left, if there is one. It belongs to
+	// joinLoop while that runs.
+	leaving *leaver
+
+	mu sync.Mutex
+	// wrong is what was found to be wrong for good. Guarded by mu.
+	wrong []string
 }
 
 func newNemesis(c *cluster) *nemesis {
@@ -121,7 +134,7 @@ func newNemesis(c *cluster) *nemesis {
 func (n *nemesis) run() error {
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
-	for i := 0; i < len(faults); i++ {
+	for i := 0; i < len(faults) && !n.broken(); i++ {
 		if n.c.cfg.Together {
 			n.gather()
 			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it is to serve
@@ -160,7 +173,7 @@ func (n *nemesis) heal(heal []func() error) error {
 func (n *nemesis) again() error {
 	for range 3 {
 		for _, f := range n.c.cfg.Faults {
-			if n.took(f) {
+			if n.took(f) || n.broken() {
 				continue
 			}
 			h := n.inject(f)
@@ -231,8 +244,8 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		if len(n.c.runs()) > 1 {
 			n.happened[f]++
 		}
-		n.c.logf("nemesis: cut off node %s", m.id)
-		n.c.net.Partition(m.id)
+		n.c.logf("nemesis: cut off node %s", m.id())
+		n.c.net.Partition(m.id())
 		if n.c.cfg.plant.freeze {
 			m.clock.SetRate(0.01)
 		}
@@ -249,8 +262,9 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 	case Overtake:
 		return n.overtake()
 	case OneWay:
-		at := n.rng.Perm(len(n.c.machines))
-		from, to := n.c.machines[at[0]].id, n.c.machines[at[1]].id
+		ms := n.c.members()
+		at := n.rng.Perm(len(ms))
+		from, to := ms[at[0]].id(), ms[at[1]].id()
 		n.happened[f]++
 		n.c.logf("nemesis: nothing from node %s to node %s", from, to)
 		n.c.net.Cut(from, to)
@@ -283,8 +297,9 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 			m.clock.StepWall(time.Duration(n.rng.Int64N(int64(2*time.Hour))) - time.Hour)
 		}
 	case Apart:
-		at := n.rng.Perm(len(n.c.machines))
-		a, b := n.c.machines[at[0]].id, n.c.machines[at[1]].id
+		ms := n.c.members()
+		at := n.rng.Perm(len(ms))
+		a, b := ms[at[0]].id(), ms[at[1]].id()
 		n.c.logf("nemesis: nothing between nodes %s and %s", a, b)
 		n.c.net.Cut(a, b)
 		n.c.net.Cut(b, a)
@@ -301,7 +316,7 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 		for _, a := range n.c.machines {
 			for _, b := range n.c.machines {
 				d := n.between(time.Millisecond, 60*time.Millisecond)
-				n.c.net.SetFaults(a.id, b.id, simbus.Faults{Delay: simbus.Delay{Min: d / 2, Max: d}})
+				n.c.net.SetFaults(a.id(), b.id(), simbus.Faults{Delay: simbus.Delay{Min: d / 2, Max: d}})
 			}
 		}
 		return n.calmNetwork
@@ -326,20 +341,22 @@ func (n *nemesis) healNetwork() error {
 
 // pick draws a machine, one that is up if there is any.
 func (n *nemesis) pick() *machine {
-	at := n.rng.IntN(len(n.c.machines))
-	for i := range n.c.machines {
-		if m := n.c.machines[(at+i)%len(n.c.machines)]; m.current() != nil {
+	ms := n.c.members()
+	at := n.rng.IntN(len(ms))
+	for i := range ms {
+		if m := ms[(at+i)%len(ms)]; m.current() != nil {
 			return m
 		}
 	}
-	return n.c.machines[at]
+	return ms[at]
 }
 
 func (n *nemesis) crash(f Fault) func() error {
-	count := map[Fault]int{CrashOne: 1, CrashTwo: 2, CrashAll: len(n.c.machines)}[f]
+	members := n.c.members()
+	count := map[Fault]int{CrashOne: 1, CrashTwo: 2, CrashAll: len(members)}[f]
 	var ms []*machine
-	for _, i := range n.rng.Perm(len(n.c.machines))[:count] {
-		ms = append(ms, n.c.machines[i])
+	for _, i := range n.rng.Perm(len(members))[:count] {
+		ms = append(ms, members[i])
 	}
 	n.c.crash(n.keep(), ms...)
 	n.happened[f]++
@@ -394,10 +411,12 @@ func (n *nemesis) syncError() func() error {
 	select {
 	case <-r.core.Fatal():
 		n.happened[SyncError]++
-		n.c.logf("nemesis: node %s gives up: %v", m.id, r.core.Err())
+		n.c.logf("nemesis: node %s gives up: %v", m.id(), r.core.Err())
+	case <-r.ctx.Done(): // somebody else was faster
+		return m.boot
 	case <-t.C():
 		return func() error {
-			return fmt.Errorf("sim: node %s goes on, %v after its wal could not be synced", m.id, giveUpWithin)
+			return fmt.Errorf("sim: node %s goes on, %v after its wal could not be synced", m.id(), giveUpWithin)
 		}
 	}
 	n.c.crash(n.keep(), m)
@@ -422,13 +441,13 @@ func (n *nemesis) pause(f Fault, m *machine) func() error {
 	if m.current() != nil {
 		n.happened[f]++
 	}
-	n.c.logf("nemesis: pause node %s", m.id)
+	n.c.logf("nemesis: pause node %s", m.id())
 	m.clock.Pause()
-	n.c.net.Pause(m.id)
+	n.c.net.Pause(m.id())
 	return func() error {
-		n.c.logf("nemesis: resume node %s", m.id)
+		n.c.logf("nemesis: resume node %s", m.id())
 		m.clock.Resume()
-		n.c.net.Resume(m.id)
+		n.c.net.Resume(m.id())
 		return nil
 	}
 }
@@ -437,10 +456,10 @@ func (n *nemesis) stall(f Fault, m *machine) func() error {
 	m.mu.Lock()
 	d := m.disk
 	m.mu.Unlock()
-	n.c.logf("nemesis: the disk of node %s stands still", m.id)
+	n.c.logf("nemesis: the disk of node %s stands still", m.id())
 	waits, release := d.stall()
 	return func() error {
-		n.c.logf("nemesis: the disk of node %s goes on", m.id)
+		n.c.logf("nemesis: the disk of node %s goes on", m.id())
 		select {
 		case <-waits:
 			n.happened[f]++
@@ -459,7 +478,7 @@ func (n *nemesis) sickLeader() func() error {
 	m.mu.Lock()
 	d := m.disk
 	m.mu.Unlock()
-	n.c.logf("nemesis: the disk of node %s stands still", m.id)
+	n.c.logf("nemesis: the disk of node %s stands still", m.id())
 	waits, release := d.stall()
 	t := n.c.time.NewTimer(2 * election) // a node that waits for nothing yet
 	defer t.Stop()
@@ -471,17 +490,17 @@ func (n *nemesis) sickLeader() func() error {
 	n.c.sleep(n.between(election*8/10, election))
 	n.deafen(m)
 	return func() error {
-		n.c.logf("nemesis: the disk of node %s goes on", m.id)
+		n.c.logf("nemesis: the disk of node %s goes on", m.id())
 		release()
 		return n.healNetwork()
 	}
 }
 
 func (n *nemesis) deafen(m *machine) {
-	n.c.logf("nemesis: node %s hears nobody", m.id)
+	n.c.logf("nemesis: node %s hears nobody", m.id())
 	for _, o := range n.c.machines {
 		if o != m {
-			n.c.net.Cut(o.id, m.id)
+			n.c.net.Cut(o.id(), m.id())
 		}
 	}
 }
@@ -493,10 +512,10 @@ func (n *nemesis) oneSided(f Fault, m *machine) func() error {
 		n.deafen(m)
 		return n.healNetwork
 	}
-	n.c.logf("nemesis: nobody hears node %s", m.id)
+	n.c.logf("nemesis: nobody hears node %s", m.id())
 	for _, o := range n.c.machines {
 		if o != m {
-			n.c.net.Cut(m.id, o.id)
+			n.c.net.Cut(m.id(), o.id())
 		}
 	}
 	return n.healNetwork
@@ -506,8 +525,8 @@ func (n *nemesis) oneSided(f Fault, m *machine) func() error {
 // its place, or until it may just about lead again itself.
 func (n *nemesis) blink(m *machine) func() error {
 	for range 2 + n.rng.IntN(2) {
-		n.c.logf("nemesis: cut off node %s, for a moment", m.id)
-		n.c.net.Partition(m.id)
+		n.c.logf("nemesis: cut off node %s, for a moment", m.id())
+		n.c.net.Partition(m.id())
 		n.c.sleep(n.aboutLease())
 		_ = n.healNetwork()
 		n.c.sleep(n.between(50*time.Millisecond, 400*time.Millisecond))
@@ -521,7 +540,7 @@ func (n *nemesis) blink(m *machine) func() error {
 func (n *nemesis) transfer() func() error {
 	move := func() bool {
 		to := n.pick()
-		if r := to.current(); r == nil || n.sequencer(r) == to.id || !n.moveSequencer(to) {
+		if r := to.current(); r == nil || n.sequencer(r) == to.id() || !n.moveSequencer(to) {
 			return false
 		}
 		n.happened[Transfer]++
@@ -544,12 +563,12 @@ func (n *nemesis) overtake() func() error {
 	if from == nil {
 		return n.healNetwork
 	}
-	others := slices.DeleteFunc(slices.Clone(n.c.machines), func(m *machine) bool { return m == from })
+	others := slices.DeleteFunc(n.c.members(), func(m *machine) bool { return m == from })
 	n.rng.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	blind, to := others[0], others[1]
-	n.c.logf("nemesis: nothing between nodes %s and %s", from.id, blind.id)
-	n.c.net.Cut(from.id, blind.id)
-	n.c.net.Cut(blind.id, from.id)
+	n.c.logf("nemesis: nothing between nodes %s and %s", from.id(), blind.id())
+	n.c.net.Cut(from.id(), blind.id())
+	n.c.net.Cut(blind.id(), from.id())
 	n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond))
 	if n.moveSequencer(to) {
 		n.happened[Overtake]++
@@ -577,11 +596,11 @@ func (n *nemesis) moveSequencer(to *machine) bool {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, 2*askTimeout)
 	defer cancel()
-	if err := r.core.Placement().TransferLeader(ctx, to.id); err != nil {
-		n.c.logf("nemesis: the sequencer does not move to node %s: %v", to.id, err)
+	if err := r.core.Placement().TransferLeader(ctx, to.id()); err != nil {
+		n.c.logf("nemesis: the sequencer does not move to node %s: %v", to.id(), err)
 		return false
 	}
-	n.c.logf("nemesis: the sequencer moves to node %s", to.id)
+	n.c.logf("nemesis: the sequencer moves to node %s", to.id())
 	return true
 }
 
@@ -595,9 +614,9 @@ func (n *nemesis) cutOff() func() error {
 			m = o // what it has not made durable, a snapshot has to
 		}
 	}
-	n.c.logf("nemesis: cut off node %s, for long", m.id)
+	n.c.logf("nemesis: cut off node %s, for long", m.id())
 	cut := n.cutOffs()
-	n.c.net.Partition(m.id)
+	n.c.net.Partition(m.id())
 	n.c.sleep(n.between(2*time.Second, 4*time.Second))
 	n.await(6*time.Second, func() bool { return !n.c.cfg.ShortLogs || n.cutOffs() > cut })
 	n.happened[CutOff]++
@@ -669,8 +688,8 @@ func (n *nemesis) leader() *machine {
 func (n *nemesis) sequencerMachine() *machine {
 	for _, m := range n.c.machines {
 		if r := m.current(); r != nil {
-			if id := n.sequencer(r); id != 0 && n.c.machines[id-1].current() != nil {
-				return n.c.machines[id-1]
+			if s := n.c.machine(n.sequencer(r)); s != nil && s.current() != nil {
+				return s
 			}
 		}
 	}
@@ -691,7 +710,7 @@ func (n *nemesis) sequencer(r *run) keyspace.NodeID {
 
 // leads says whether the node on m leads the range of a key.
 func leads(m *machine, r *run, key string) bool {
-	l, err := r.core.Ranges().List(r.ctx, m.id)
+	l, err := r.core.Ranges().List(r.ctx, m.id())
 	if err != nil {
 		return false
 	}
@@ -728,6 +747,10 @@ func (n *nemesis) missing() []string {
 	}
 	if n.c.cfg.Lose > 0 {
 		promise(Lose, n.losses.Load() > 0)
+	}
+	if n.c.cfg.Joins > 0 {
+		promise(Join, n.joins.Load() > 0)
+		promise(Leave, n.leaves.Load() > 0)
 	}
 	if n.c.cfg.Compactions > 0 {
 		promise(Compact, n.compactions.Load() > 0)

@@ -1,10 +1,13 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/anishathalye/porcupine"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
@@ -111,12 +114,62 @@ func TestManyDeletionsOfUnknownFate(t *testing.T) {
 			s.do(get)
 		}
 		p, _ := checkReplay(s.h.Ops(), s.disks)
-		return checkKeys(p.decided(s.h.Ops()), s.disks)
+		return checkKeys(p.decided(s.h.Ops()), s.disks, p)
 	}
 	if bad := build(false); len(bad) > 0 {
 		t.Errorf("nothing is wrong: %q", bad)
 	}
 	if bad := build(true); len(bad) != 1 || !strings.Contains(bad[0], "not linearizable") {
 		t.Errorf("a read of what is deleted: %q", bad)
+	}
+}
+
+// Writes that all overlap, as they do where a range was without a leader for a while, have
+// porcupine try every subset of them; between what their revisions leave of their intervals
+// there is little to try. What is wrong is still found.
+func TestNarrowedIntervalsSparePorcupine(t *testing.T) {
+	const writes = 40
+	build := func(stale bool) (ops []*Op, p *replay, vs []Version) {
+		s := newScript()
+		var waiting []*Op
+		for i := range writes {
+			waiting = append(waiting, s.call(&pb.PutRequest{Key: []byte("c0"), Value: fmt.Appendf(nil, "1.%d", i)}))
+		}
+		// The last that was asked for is made first, and all are answered at the end.
+		answers := map[*Op]proto.Message{}
+		var before *pb.RangeResponse
+		for _, o := range slices.Backward(waiting) {
+			answers[o] = s.apply(o.Request)
+			if read := s.do(get("c0")); before == nil {
+				before = proto.CloneOf(read.Response.(*pb.RangeResponse))
+			}
+		}
+		if stale { // under a revision that contradicts nobody
+			before.Header.Revision = s.now.rev
+			s.h.End(s.call(get("c0")), before, nil, false, s.at)
+		}
+		for _, o := range waiting {
+			s.h.End(o, answers[o], nil, false, s.at)
+		}
+		p, _ = checkReplay(s.h.Ops(), s.disks)
+		return s.h.Ops(), p, s.disks
+	}
+	judge := func(ops []*Op, vs []Version, patience time.Duration) porcupine.CheckResult {
+		written := map[string]bool{"": true}
+		for _, v := range vs {
+			written[v.Value] = true
+		}
+		return porcupine.CheckOperationsTimeout(keyModel, historyOf(ops, vs, written, "c0"), patience)
+	}
+	ops, p, vs := build(false)
+	if got := judge(ops, vs, 100*time.Millisecond); got != porcupine.Unknown {
+		t.Errorf("the intervals as they are: %s; this test is to have some that overlap too much", got)
+	}
+	if got := judge(p.narrowed(ops), vs, judgeTimeout); got != porcupine.Ok {
+		t.Errorf("nothing is wrong: %s", got)
+	}
+	ops, p, vs = build(true)
+	if got := judge(p.narrowed(ops), vs, judgeTimeout); got != porcupine.Illegal {
+		t.Errorf("a read of what was overwritten: %s", got)
 	}
 }

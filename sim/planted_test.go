@@ -81,6 +81,10 @@ var plantedIn = map[plant.Bug]string{
 	plant.HandedOverInFlight:       "sysquiet",
 	plant.DeadCountedAlive:         "repair",
 	plant.OperationForgotten:       "moves",
+	plant.AbsorbedStaysMapped:      "seams",
+	plant.VersionLostInCopy:        "moves",
+	plant.EmptyLetIn:               "joins",
+	plant.NewcomerUnknown:          "joins",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",
@@ -94,6 +98,7 @@ var (
 	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
+		"membership: ", "range map of node ", "an orphan ",
 	}
 )
 

@@ -45,6 +45,15 @@ type Config struct {
 	SystemMoves, PlacementReplicas int
 	// Lose is how many machines are lost for good meanwhile.
 	Lose int
+	// Joins is how many times meanwhile a node joins, or leaves for good and another one
+	// joins in its place. Spares are the machines besides the Nodes that have none at first.
+	Joins, Spares int
+	// RangeMaxBytes and RangeSplitLoad are the nodes'; 0 is their default. Where one of them is
+	// set ranges are to be split by themselves.
+	RangeMaxBytes, RangeSplitLoad int64
+	// Padding is up to how many bytes more a value has than it needs, which no compression
+	// makes less.
+	Padding int
 	// Together moves the sequencer, before each fault, to where the first hot key's range
 	// is led.
 	Together bool
@@ -90,7 +99,7 @@ func (c *Config) splitKeys() [][]byte {
 func (c *Config) splitEvery() time.Duration { return cmp.Or(c.SplitEvery, time.Second) }
 
 // impatient is the number of all impatient clients.
-func (c *Config) impatient() int { return c.Nodes * max(1, c.Impatient) }
+func (c *Config) impatient() int { return (c.Nodes + c.Spares) * max(1, c.Impatient) }
 
 // Report is what a run leaves to be judged.
 type Report struct {
@@ -114,7 +123,12 @@ type Report struct {
 	// Moves and SystemMoves count the operations that were begun, of ranges and of the
 	// placement group; Merges those merges that a node has carried out.
 	Moves, SystemMoves, Merges int64
-	Network                    simbus.Stats
+	// Joined and Left count the nodes that came and those that left for good, Refused those
+	// that had lost their disks and were not let in again, Died those that lost their power
+	// while they joined, and SelfSplit the ranges that their leaders have split by themselves.
+	Joined, Left, Refused, Died int64
+	SelfSplits                  int
+	Network                     simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
@@ -135,6 +149,10 @@ const (
 	watchWithin = 3 * time.Second
 	// convergeWithin: when nothing is written any more the replicas become equal.
 	convergeWithin = 15 * time.Second
+	// orphansWithin: so long after healing no node holds a replica that is no member of its
+	// range any more. What had to be repaired, or to move since nodes left, may end later:
+	// then convergeWithin counts.
+	orphansWithin = 30 * time.Second
 )
 
 // Run makes one run into rep, whose Config, History and Trace are set by the
@@ -143,38 +161,42 @@ const (
 func Run(rep *Report) {
 	rng := rand.New(rand.NewPCG(rep.Config.Seed, 1))
 	c := newCluster(rep.Config, rng, rep.Trace)
+	n := newNemesis(c)
 	defer func() {
 		rep.Network, rep.Elapsed = c.net.Stats(), c.elapsed()
+		rep.Violations = append(rep.Violations, n.wrong...)
+		rep.Joined, rep.Left, rep.Refused, rep.Died = n.joins.Load(), n.leaves.Load(), n.refusals.Load(), n.deaths.Load()
 		rep.Violations = append(rep.Violations, c.gaveUp()...)
 		c.crash(0, c.machines...) // whatever still runs
-		rep.Snapshots, rep.CutOffs = c.snapshots, c.cutOffs
+		rep.Snapshots, rep.CutOffs, rep.SelfSplits = c.snapshots, c.cutOffs, c.bySize+c.byLoad
 	}()
 	if err := c.bootAll(); err != nil {
 		rep.violate("the cluster does not start: %v", err)
 		return
 	}
-	n := newNemesis(c)
 	stopWatching := watchAll(c)
 	defer func() {
 		if stopWatching != nil {
 			stopWatching()
 		}
 	}()
-	if !chaos(rep, c, n) {
+	if !chaos(rep, c, n) || n.broken() {
 		return
 	}
+	healed := c.elapsed()
 	c.logf("all is healed")
 	probe := newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient())
-	if !live(rep, c, probe) || !repaired(rep, c) {
+	if !n.changed(rep) || !live(rep, c, probe) || !repaired(rep, c) {
 		return
 	}
 	rep.Violations = append(rep.Violations, n.missing()...)
+	if size, load := c.countSplits(); rep.Config.RangeMaxBytes > 0 && size == 0 || rep.Config.RangeSplitLoad > 0 && load == 0 {
+		rep.violate("the fault %q never happened: %d by size, %d by load", SelfSplit, size, load)
+	}
 	if len(rep.Config.Faults) == 0 && !reboot(rep, c, probe) {
 		return
 	}
-	if err := converge(c); err != nil {
-		rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
-	}
+	converge(rep, c, healed)
 	c.sleep(watchWithin)
 	rep.Watchers, stopWatching = stopWatching(), nil
 	if err := c.stopAll(); err != nil {
@@ -210,6 +232,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.mergeLoop(stop, &wg)
 	n.systemMoveLoop(stop, &wg)
 	n.loseLoop(stop, &wg)
+	n.joinLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -221,7 +244,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	close(stop)
 	stopLoad()
 	wg.Wait()
-	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load())
+	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load()+n.deaths.Load())
 	rep.Moves, rep.SystemMoves, rep.Merges = n.moves.Load(), n.systemMoves.Load(), n.merges.Load()
 	if err == nil {
 		err = c.bootAll()
@@ -236,8 +259,8 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 // gaveUp names the nodes that have given up though they run.
 func (c *cluster) gaveUp() (bad []string) {
 	for m, r := range c.runs() {
-		if err := r.core.Err(); err != nil {
-			bad = append(bad, fmt.Sprintf("node %s gave up: %v", m.id, err))
+		if err := r.core.Err(); err != nil && !m.leaves.Load() { // who was removed does not go on
+			bad = append(bad, fmt.Sprintf("node %s gave up: %v", m.id(), err))
 		}
 	}
 	return bad
@@ -312,18 +335,31 @@ func whole(rep *Report, c *cluster, probe *client) bool {
 }
 
 // converge waits until all replicas of all ranges are at the same index with the
-// same hash, and every node's range map is what the replicas say.
-func converge(c *cluster) error {
+// same hash, every node's range map is what the replicas say, and nobody holds anything
+// else.
+func converge(rep *Report, c *cluster, healed time.Duration) {
 	for begin := c.elapsed(); ; c.sleep(100 * time.Millisecond) {
-		err := converged(c)
-		if err == nil || errors.Is(err, errNever) || c.elapsed()-begin > convergeWithin {
-			return err
+		err, now := converged(c), c.elapsed()
+		orphan := errors.Is(err, errOrphan)
+		switch {
+		case err == nil:
+			return
+		case orphan && now-begin > convergeWithin && now-healed > orphansWithin:
+			rep.violate("an orphan %v after healing: %v", now-healed, err)
+			return
+		case errors.Is(err, errNever) || !orphan && now-begin > convergeWithin:
+			rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
+			return
 		}
 	}
 }
 
-// errNever marks what waiting does not mend.
-var errNever = errors.New("for ever")
+// errNever marks what waiting does not mend, errOrphan a replica that is no member of its
+// range.
+var (
+	errNever  = errors.New("for ever")
+	errOrphan = errors.New("an orphan")
+)
 
 func converged(c *cluster) error {
 	ctx := context.Background()
@@ -331,10 +367,10 @@ func converged(c *cluster) error {
 		r := m.current()
 		ds, err := r.core.Placement().RangeMap(ctx)
 		if err != nil {
-			return fmt.Errorf("range map of node %s: %w", m.id, err)
+			return fmt.Errorf("range map of node %s: %w", m.id(), err)
 		}
 		if err := covers(ds); err != nil {
-			return fmt.Errorf("range map of node %s: %w: %w", m.id, err, errNever)
+			return fmt.Errorf("range map of node %s: %w: %w", m.id(), err, errNever)
 		}
 		for i := range ds {
 			if err := sameReplicas(ctx, r.core.Ranges(), &ds[i]); err != nil {

@@ -161,6 +161,28 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
 		}
 	}},
+	// Nodes that join, leave for good, lose their disks and are replaced, with ranges that are
+	// moved to them, while everything else fails that can.
+	{name: "joins", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3 + 2*int(seed%2), Spares: 2, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Joins: 14, Moves: 24, Splits: 6, Compactions: 12, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
+		}
+	}},
+	// Ranges that their leaders split, since they are large, while they are merged and moved,
+	// and nodes come and go, and everything fails that can.
+	{name: "divides", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3 + 2*int(seed%2), Spares: 1, Clients: 6, BurstOps: 5, Txns: 20, Leases: 2, Padding: 4 << 10, RangeMaxBytes: 192 << 10,
+			Joins: 8, Moves: 20, Merges: 24, Compactions: 8, Borders: []string{"l"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, Restart, CutOff, Flaky, Transfer, CrashAll},
+		}
+	}},
+	// Ranges that their leaders split, since they are hot, which takes its time, while some are
+	// merged and moved, and nothing fails: every revision is used.
+	{name: "heats", long: true, cfg: func(uint64) Config {
+		return Config{Nodes: 5, Clients: 6, BurstOps: 5, Txns: 20, RangeSplitLoad: 8, Moves: 10, Merges: 6, Quiet: 60 * time.Second, Borders: []string{"s"}}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

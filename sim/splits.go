@@ -5,49 +5,29 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"time"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // splitLoop cuts a range now and then until stop is closed.
 func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 3))
-	wg.Go(func() {
-		for range n.c.cfg.Splits {
-			every := n.c.cfg.splitEvery()
-			n.c.sleep(every + time.Duration(rng.Int64N(int64(2*every))))
-			if rng.IntN(3) > 0 {
-				n.c.sleep(n.c.intoBurst(rng))
-			}
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			key := fmt.Sprintf("%c", groups[rng.IntN(len(groups))])
-			if n.c.cfg.SplitEvery > 0 || rng.IntN(3) == 0 {
-				key += fmt.Sprint(rng.IntN(keysPerGroup))
-			}
-			n.split(n.c.machines[rng.IntN(len(n.c.machines))], []byte(key))
+	every := n.c.cfg.splitEvery()
+	n.beside(stop, wg, often{times: n.c.cfg.Splits, least: every, spread: 2 * every, stream: 3}, func(rng *rand.Rand) {
+		key := fmt.Sprintf("%c", groups[rng.IntN(len(groups))])
+		if n.c.cfg.SplitEvery > 0 || rng.IntN(3) == 0 {
+			key += fmt.Sprint(rng.IntN(keysPerGroup))
 		}
+		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.split(ctx, r, ds, []byte(key)) })
 	})
 }
 
 // split asks, through one node, each replica of the key's range to cut it there.
-func (n *nemesis) split(m *machine, key []byte) {
-	r := m.current()
-	if r == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second)
-	defer cancel()
-	ds, err := r.core.Placement().RangeMap(ctx)
-	if err != nil {
-		return
-	}
+func (n *nemesis) split(ctx context.Context, r *run, ds []keyspace.Descriptor, key []byte) {
 	for _, d := range ds {
 		if !d.Span.Contains(key) || string(d.Span.Start) == string(key) {
 			continue
 		}
+		var err error
 		for _, rep := range d.Replicas {
 			if _, err = r.core.Ranges().Split(ctx, rep.Node, d.Range, d.Generation, key); err == nil {
 				n.splits.Add(1)

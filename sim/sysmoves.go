@@ -26,29 +26,14 @@ const systemMoveEvery = 500 * time.Millisecond
 // systemMoveLoop moves replicas of the placement group, and its leader, now and then until
 // stop is closed.
 func (n *nemesis) systemMoveLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 6))
-	wg.Go(func() {
-		for range n.c.cfg.SystemMoves {
-			n.c.sleep(systemMoveEvery + time.Duration(rng.Int64N(int64(systemMoveEvery))))
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			n.systemMove(rng, n.c.machines[rng.IntN(len(n.c.machines))])
-		}
+	n.beside(stop, wg, often{times: n.c.cfg.SystemMoves, least: systemMoveEvery, spread: systemMoveEvery, stream: 6}, func(rng *rand.Rand) {
+		n.ask(rng, func(ctx context.Context, r *run, _ []keyspace.Descriptor) { n.systemMove(ctx, r, rng) })
 	})
 }
 
 // systemMove asks placement, through one node, to put one of its own replicas somewhere
 // else, the leader's as often as not, or to hand over.
-func (n *nemesis) systemMove(rng *rand.Rand, m *machine) {
-	r := m.current()
-	if r == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, 3*time.Second)
-	defer cancel()
+func (n *nemesis) systemMove(ctx context.Context, r *run, rng *rand.Rand) {
 	client := r.core.Placement()
 	pm, err := client.Map(ctx)
 	if err != nil {
@@ -64,12 +49,7 @@ func (n *nemesis) systemMove(rng *rand.Rand, m *machine) {
 		n.c.logf("nemesis: placement is to be led by node %s: %v", from, err)
 		return
 	}
-	var to keyspace.NodeID
-	for _, i := range rng.Perm(len(n.c.machines)) {
-		if _, has := own.ReplicaOn(n.c.machines[i].id); !has {
-			to = n.c.machines[i].id
-		}
-	}
+	to := n.elsewhere(rng, &own)
 	op, err := client.BeginOperation(ctx, placement.Operation{
 		Range: placement.OwnGroup, Kind: placement.OperationMove, From: from, To: to, Why: "the simulator",
 	})
@@ -85,40 +65,40 @@ func samePlacement(ctx context.Context, c *cluster) error {
 	if c.cfg.SystemMoves == 0 {
 		return nil
 	}
-	ops, err := c.machines[0].current().core.Placement().Operations(ctx)
+	ops, err := c.standing()[0].current().core.Placement().Operations(ctx)
 	if err != nil || len(ops) > 0 {
 		return errors.Join(fmt.Errorf("%d operations are under way: %v", len(ops), ops), err)
 	}
 	var want keyspace.Descriptor
 	var first *placementState
-	for i, m := range c.machines {
+	for i, m := range c.standing() {
 		pm, err := m.current().core.Placement().Map(ctx)
 		if err != nil {
-			return fmt.Errorf("map of node %s: %w", m.id, err)
+			return fmt.Errorf("map of node %s: %w", m.id(), err)
 		}
 		own := pm.PlacementGroup()
 		if i == 0 {
 			want = own
 		}
 		if own.ConfIndex != want.ConfIndex || len(own.Replicas) != c.cfg.PlacementReplicas {
-			return fmt.Errorf("node %s has the placement group as %+v, and node %s as %+v", m.id, own, c.machines[0].id, want)
+			return fmt.Errorf("node %s has the placement group as %+v, and node %s as %+v", m.id(), own, c.standing()[0].id(), want)
 		}
 	}
-	for _, m := range c.machines {
+	for _, m := range c.standing() {
 		st, err := readPlacement(m.current().core.Store())
 		if err != nil {
-			return fmt.Errorf("placement group on node %s: %w", m.id, err)
+			return fmt.Errorf("placement group on node %s: %w", m.id(), err)
 		}
-		_, member := want.ReplicaOn(m.id)
+		_, member := want.ReplicaOn(m.id())
 		switch {
 		case !member && !st.empty():
-			return fmt.Errorf("node %s holds an orphan of the placement group: %+v", m.id, st)
+			return fmt.Errorf("node %s holds %w of the placement group: %+v", m.id(), errOrphan, st)
 		case member && first == nil:
 			first = &st
 		case member && st.at.Index != first.at.Index:
-			return fmt.Errorf("node %s has applied placement's entries up to %d, another one up to %d", m.id, st.at.Index, first.at.Index)
+			return fmt.Errorf("node %s has applied placement's entries up to %d, another one up to %d", m.id(), st.at.Index, first.at.Index)
 		case member && st.hash != first.hash:
-			return fmt.Errorf("the placement group at index %d: node %s has the hash %016x and another one %016x: %w", st.at.Index, m.id, st.hash, first.hash, errNever)
+			return fmt.Errorf("the placement group at index %d: node %s has the hash %016x and another one %016x: %w", st.at.Index, m.id(), st.hash, first.hash, errNever)
 		}
 	}
 	return nil

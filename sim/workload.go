@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -49,7 +49,7 @@ type client struct {
 }
 
 func newClient(c *cluster, h *History, id int) *client {
-	return &client{c: c, h: h, id: id, rng: rand.New(rand.NewPCG(c.cfg.Seed, 100+uint64(id))), seen: map[string]*mvccpb.KeyValue{}}
+	return &client{c: c, h: h, id: id, padding: c.cfg.Padding, rng: rand.New(rand.NewPCG(c.cfg.Seed, 100+uint64(id))), seen: map[string]*mvccpb.KeyValue{}}
 }
 
 // Bursts: all clients are busy at about the same time, and idle between, so that
@@ -148,7 +148,7 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 	defer r.leave()
 	ctx, cancel := context.WithTimeout(r.ctx, timeout)
 	defer cancel()
-	o := c.h.Begin(c.id, m.id, req, c.c.elapsed())
+	o := c.h.Begin(c.id, m.id(), req, c.c.elapsed())
 	var resp proto.Message
 	var err error
 	kv := r.core.KV()
@@ -204,9 +204,18 @@ func (c *client) value() []byte {
 	c.writes++
 	v := fmt.Appendf(nil, "%d.%d", c.id, c.writes)
 	if c.padding > 0 {
-		v = append(v, strings.Repeat("x", 1+c.rng.IntN(c.padding))...)
+		v = append(v, c.noise(1+c.rng.IntN(c.padding))...)
 	}
 	return v
+}
+
+// noise is so many bytes of text that no compression makes less by much.
+func (c *client) noise(n int) []byte {
+	b := make([]byte, 0, n+8)
+	for len(b) < n {
+		b = strconv.AppendUint(b, c.rng.Uint64(), 36)
+	}
+	return b[:n]
 }
 
 // request draws one request.

@@ -27,6 +27,9 @@ type Config struct {
 	// Tell returns what a node is told that asks without knowing who it is (see Ask), less
 	// than 32 MiB; nothing, or no Tell, is a refusal.
 	Tell func() []byte
+	// Unknown is called when a node of the same cluster comes that is not among this one's
+	// peers, and is refused. It must not block. May be nil.
+	Unknown func(keyspace.NodeID)
 
 	// QueueBytes bounds, per peer and class, what waits to be sent. Too little drops
 	// messages in bursts; all peers together may use this much memory. Default

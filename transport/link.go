@@ -454,6 +454,9 @@ func (q *QUIC) judge(conn *quic.Conn, h *hello) (*link, verdict) {
 	case q.ctx.Err() != nil:
 		return nil, verdictClosing
 	case l == nil:
+		if q.cfg.Unknown != nil {
+			q.cfg.Unknown(h.node)
+		}
 		return nil, verdictUnknown
 	}
 	return l, verdictWelcome

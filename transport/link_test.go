@@ -169,6 +169,26 @@ func TestMovedPeer(t *testing.T) {
 	<-up
 }
 
+// TestAnUnknownNodeIsTold: who is no peer is refused, and its owner hears of it; a node of
+// another cluster is none of its business.
+func TestAnUnknownNodeIsTold(t *testing.T) {
+	h := newQUICHarness()
+	came := make(chan keyspace.NodeID, 100)
+	o := selfMade(1)
+	o.Unknown = func(n keyspace.NodeID) { came <- n }
+	other := selfMade(3)
+	other.Cluster++
+	a, b, c := h.new(t, o), h.new(t, selfMade(2)), h.new(t, other)
+	start(t, a)
+	c.SetPeer(1, a.Addrs())
+	start(t, c)
+	b.SetPeer(1, a.Addrs())
+	start(t, b)
+	if n := <-came; n != 2 {
+		t.Errorf("node %s has come", n)
+	}
+}
+
 // TestWildcardAndExtraSockets: a node that listens on the loopback alone still
 // reaches others, by a socket of its own for that.
 func TestListenAddresses(t *testing.T) {

@@ -105,8 +105,8 @@ func decodeSegmentHeader(b []byte) (segmentHeader, error) {
 	if got, want := binary.LittleEndian.Uint32(b[12:]), headerChecksum(b); got != want {
 		return segmentHeader{}, fmt.Errorf("header checksum %08x, want %08x", got, want)
 	}
-	if v := binary.LittleEndian.Uint32(b[8:]); v != formatVersion {
-		return segmentHeader{}, fmt.Errorf("format version %d, this program reads %d", v, formatVersion)
+	if err := keyspace.CheckVersion("wal segment", uint64(binary.LittleEndian.Uint32(b[8:])), formatVersion); err != nil {
+		return segmentHeader{}, err
 	}
 	h := segmentHeader{
 		seq: binary.LittleEndian.Uint64(b[16:]), salt: binary.LittleEndian.Uint64(b[24:]),

@@ -153,7 +153,9 @@ func openSegment(fs vfs.FS, path string, seq uint64) (_ *segment, err error) {
 		return nil, err
 	}
 	h, err := decodeSegmentHeader(b)
-	if err != nil {
+	if other := (*keyspace.VersionError)(nil); errors.As(err, &other) {
+		return nil, fmt.Errorf("wal: open %s: %w", path, err)
+	} else if err != nil {
 		return nil, &CorruptionError{path, 0, err.Error()}
 	}
 	if h.seq != seq {

@@ -44,8 +44,10 @@ type observer struct {
 	when     []time.Time
 	bounds   []int // events before each delivery
 	progress []progressNote
-	err      error
-	ended    keyspace.Revision
+	// settled are the revisions that it was settled at while it was live.
+	settled []progressNote
+	err     error
+	ended   keyspace.Revision
 }
 
 type progressNote struct {
@@ -57,7 +59,7 @@ type progressNote struct {
 func observe(ctx context.Context, h *Hub, o *observer) {
 	o.s = h.NewStream()
 	defer o.s.Close()
-	_, current, err := o.s.Watch(ctx, 1, o.req)
+	watcher, current, err := o.s.Watch(ctx, 1, o.req)
 	o.mu.Lock()
 	o.err = err
 	if o.from = o.req.Start; o.from == 0 {
@@ -67,6 +69,9 @@ func observe(ctx context.Context, h *Hub, o *observer) {
 	for n := 0; err == nil; n++ {
 		if n%7 == 3 {
 			_ = o.s.RequestProgress(ctx)
+		}
+		if n%5 == 2 {
+			o.settle(ctx, watcher)
 		}
 		var d Delivery
 		if d, err = o.s.Next(ctx); err != nil {
@@ -93,6 +98,24 @@ func observe(ctx context.Context, h *Hub, o *observer) {
 	}
 }
 
+// settle notes whether the watcher is settled at what is current, as of a live one.
+func (o *observer) settle(ctx context.Context, w *Watcher) {
+	rev, err := o.s.Current(ctx)
+	if err != nil {
+		return
+	}
+	h := o.s.hub
+	h.mu.Lock()
+	live := !w.closed && w.group != nil && w.group.live
+	settled := o.s.settledLocked(rev, slices.Values([]*Watcher{w}), false)
+	h.mu.Unlock()
+	if live && settled {
+		o.mu.Lock()
+		o.settled = append(o.settled, progressNote{rev, len(o.events)})
+		o.mu.Unlock()
+	}
+}
+
 func show(e *mvccpb.Event) string {
 	s := fmt.Sprintf("%d %s", e.Kv.ModRevision, e.Kv.Key)
 	if e.Type == mvccpb.Event_DELETE {
@@ -108,7 +131,7 @@ func show(e *mvccpb.Event) string {
 
 // judge compares what the observer was told with what there is: every event of the span
 // from the first revision on, once, in order, no revision divided, and no progress ahead
-// of an event.
+// of an event, nor is anything settled ahead of one.
 func (o *observer) judge(t *testing.T, seed uint64, w *world) {
 	t.Helper()
 	o.mu.Lock()
@@ -155,6 +178,11 @@ func (o *observer) judge(t *testing.T, seed uint64, w *world) {
 	for _, p := range o.progress {
 		if p.count < len(want) && want[p.count].rev <= p.rev {
 			t.Errorf("seed %d, %s: progress %d before %s", seed, o.name, p.rev, show(want[p.count].plain))
+		}
+	}
+	for _, p := range o.settled {
+		if p.count < len(want) && want[p.count].rev <= p.rev {
+			t.Errorf("seed %d, %s: settled at %d before %s", seed, o.name, p.rev, show(want[p.count].plain))
 		}
 	}
 }

@@ -83,22 +83,30 @@ func (c lateClock) NewTimer(d time.Duration) clock.Timer {
 func (t lateTimer) Reset(d time.Duration) bool { return t.Timer.Reset(d + late) }
 
 // A replica that feeds and applies nothing any more is left for the leader, although the
-// leader is asked again and again, and tells of more each time.
+// leader is asked again and again, and tells of more each time. The next question is due
+// with the fourth tick behind the one before, in the moment before its answer has been
+// here for that long, so that what counted from the last answer would never be due.
 func TestReplicaThatIsStuckIsLeft(t *testing.T) {
+	const (
+		answer = tick / 2
+		every  = 500 * time.Microsecond
+		writes = 4000
+	)
 	quiet(t, func(c *Config) { c.Clock = lateClock{c.Clock} }, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		o := watchAll(ctx, h, &wg, &observer{name: "all"})
 		w.mu.Lock()
-		w.stuck = 1
-		w.slowest = 2 * time.Millisecond
+		r := w.of("aa")
+		r.leader, r.at[2] = 2, len(r.log)
+		w.stuck, w.slowest, w.answer = 1, 200*time.Microsecond, answer
 		w.mu.Unlock()
-		for range 6000 {
+		for range writes {
 			w.write("aa")
-			time.Sleep(1300 * time.Microsecond)
+			time.Sleep(every)
 		}
-		if o.count() < 4000 {
-			t.Errorf("%d of 6000 events were told while they were written", o.count())
+		if o.count() < writes*3/4 {
+			t.Errorf("%d of %d events were told while they were written", o.count(), writes)
 		}
 		cancel()
 		wg.Wait()

@@ -382,9 +382,11 @@ func (h *Hub) tendLocked(l *leg, now clock.Time) {
 	switch {
 	case l.id == 0:
 	case l.feed == 0:
-		if now >= l.retry {
-			h.openFeedLocked(l)
+		if now < l.retry {
+			h.resumeLocked(l.retry)
+			return
 		}
+		h.openFeedLocked(l)
 	case l.proof.complete > l.proven && now.Sub(l.proof.at) >= h.cfg.Overdue && l.node != l.proof.leader:
 		// The replica that feeds lags behind what its leader says.
 		l.away, l.leader, l.tries, l.proof.at = l.node, l.proof.leader, 0, now
@@ -407,6 +409,9 @@ func (h *Hub) askLocked(now clock.Time) {
 	for _, l := range h.legs {
 		if l.askNow {
 			h.queueAskLocked(l, now)
+			if now < l.askAt {
+				h.resumeLocked(l.askAt)
+			}
 		}
 	}
 	h.askNextLocked(now)

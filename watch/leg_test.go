@@ -360,3 +360,39 @@ func TestAReplicaThatIsNotThereYetIsWaitedFor(t *testing.T) {
 		})
 	}
 }
+
+// What is due later is done when it is due, also where something else was due before: of two
+// feeds that are opened again the second one does not wait for a tick.
+func TestTheSecondPauseEndsInTimeToo(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		s := h.NewStream()
+		defer s.Close()
+		if _, _, err := s.Watch(t.Context(), 0, Request{Span: keyspace.Span{}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		late := 0
+		for range 3 { // in a third at most a tick comes to help
+			h.mu.Lock()
+			if len(h.legs) < 2 {
+				t.Fatalf("%d legs", len(h.legs))
+			}
+			a, b := h.legs[0], h.legs[1]
+			h.closeFeedLocked(a)
+			h.closeFeedLocked(b)
+			h.retryLocked(a, 2*time.Millisecond)
+			h.retryLocked(b, 5*time.Millisecond)
+			h.mu.Unlock()
+			time.Sleep(6 * time.Millisecond)
+			h.mu.Lock()
+			if a.feed == 0 || b.feed == 0 {
+				late++
+			}
+			h.mu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+		if late > 0 {
+			t.Errorf("%d of 3 times a feed was not open a millisecond after its pause", late)
+		}
+	})
+}

@@ -200,6 +200,20 @@ func (h *Hub) frontierLocked(span keyspace.Span) keyspace.Revision {
 	return best
 }
 
+// releasedLocked says whether everything up to the revision was released, to whoever wants it.
+// It may have been where that is not said.
+func (h *Hub) releasedLocked(rev keyspace.Revision) bool {
+	if h.logEnd < rev || h.owed.head != nil && h.owed.head.first <= rev || len(h.unknown) > 0 && h.unknown[0].first <= rev {
+		return false
+	}
+	for g := range h.waiting {
+		if g.pending.len() > 0 && g.pending.first().rev <= rev {
+			return false
+		}
+	}
+	return true
+}
+
 // fewLegs is how many legs are looked at one by one for a span, instead of all that is
 // owed by anybody.
 const fewLegs = 16

@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"sync"
 
@@ -52,6 +53,11 @@ type delivery struct {
 	bytes  int64
 	rev    keyspace.Revision
 	of     *sharedEvents
+}
+
+// first is the revision of its first event.
+func (d *delivery) first() keyspace.Revision {
+	return keyspace.Revision(d.events[0].Kv.ModRevision)
 }
 
 // sharedEvents are events that wait for the clients of several watchers. What all of them
@@ -172,6 +178,8 @@ type Watcher struct {
 	// past says that it began in the past, or that its client was too slow: while it lags
 	// for that nobody asks for the stream's progress.
 	past bool
+	// behind is a revision for which nobody waits any more until it has come there.
+	behind keyspace.Revision
 }
 
 // wants says whether the watcher gets the event.
@@ -343,8 +351,9 @@ type Stream struct {
 	watchers map[*Watcher]struct{}
 	ready    []*Watcher
 	// asked is the revision that progress was asked for first, 0 for none, and askedLast
-	// the last one.
+	// the last one. unsettled says that Settled was not so when it was last called.
 	asked, askedLast keyspace.Revision
+	unsettled        bool
 	closed           bool
 }
 
@@ -523,7 +532,7 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 	if rev, ok := s.progressLocked(); ok {
 		if s.asked = s.askedLast; s.asked <= rev {
 			s.asked = 0
-			delete(h.progress, s)
+			s.awaitLocked()
 		}
 		return Delivery{Revision: rev}, true, nil
 	}
@@ -551,11 +560,23 @@ func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 // where the watcher lags or its client does. One that begins later has passed what it
 // does not want.
 func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
-	if w.s.hub.run == nil || w.closed || w.group == nil || !w.group.live || len(w.queue) > 0 {
+	if len(w.queue) > 0 {
 		return 0, false
 	}
-	if plant.Is(plant.ProgressTooEarly) {
+	if rev, ok = w.reachedLocked(); ok && plant.Is(plant.ProgressTooEarly) {
 		return w.s.hub.logEnd, true
+	}
+	return rev, ok
+}
+
+// reachedLocked says up to where the watcher's client has taken everything that it gets. ok
+// is false where the watcher lags or has ended.
+func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
+	if w.s.hub.run == nil || w.closed || w.group == nil || !w.group.live {
+		return 0, false
+	}
+	if len(w.queue) > 0 {
+		return w.queue[0].first() - 1, true
 	}
 	rev = w.s.hub.frontierLocked(w.group.span)
 	if p := &w.group.pending; p.len() > 0 {
@@ -596,8 +617,54 @@ func (s *Stream) RequestProgress(ctx context.Context) error {
 		if s.askedLast = max(s.askedLast, a.Current); s.asked == 0 {
 			s.asked = a.Current
 		}
-		h.progress[s] = struct{}{}
+		s.awaitLocked()
 		s.signal()
 	}
 	return nil
+}
+
+// awaitLocked has the stream woken by what is released while somebody waits for that.
+func (s *Stream) awaitLocked() {
+	if s.asked != 0 || s.unsettled {
+		s.hub.progress[s] = struct{}{}
+		return
+	}
+	delete(s.hub.progress, s)
+}
+
+// Settled says whether the watchers that are live, of those given, have got everything at
+// or below the revision: none of them is given an event of it any more. Until that is so
+// Ready's channel gets a value whenever it may have become so. Who lags is not waited for,
+// like in etcd, and nor is who has not come where it was when giveUp was last said: then
+// nobody is waited for, until it has come to the revision.
+func (s *Stream) Settled(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	s.unsettled = !s.settledLocked(rev, watchers, giveUp)
+	s.awaitLocked()
+	return !s.unsettled
+}
+
+func (s *Stream) settledLocked(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
+	if s.hub.releasedLocked(rev) && s.takenLocked(rev) {
+		return true // whoever they are
+	}
+	settled := true
+	for w := range watchers {
+		at, ok := w.reachedLocked()
+		switch {
+		case !ok || at >= rev || at < w.behind || len(w.queue) == 0 && w.from > rev:
+		case giveUp:
+			w.behind = rev
+		default:
+			settled = false
+		}
+	}
+	return settled
+}
+
+// takenLocked says whether no watcher of the stream has to be given an event at or below the
+// revision that was released.
+func (s *Stream) takenLocked(rev keyspace.Revision) bool {
+	return !slices.ContainsFunc(s.ready, func(w *Watcher) bool { return len(w.queue) > 0 && w.queue[0].first() <= rev })
 }

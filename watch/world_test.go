@@ -45,9 +45,9 @@ type world struct {
 	streams map[*worldStream]struct{}
 	// versions is the number of versions of each key.
 	versions map[string]int64
-	// slowest bounds the delays.
-	slowest time.Duration
-	asked   map[keyspace.RangeID]int
+	// slowest bounds the delays; answer is how long a leader's answer takes besides.
+	slowest, answer time.Duration
+	asked           map[keyspace.RangeID]int
 	// lossless says that nothing goes wrong by chance: no batch is lost, no transaction is
 	// aborted, no replica lags, no stream fails to open. lose has the next batch or
 	// transaction fail all the same.
@@ -563,7 +563,11 @@ func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.Com
 			may = may || floor < q.Revision
 		}
 		if !may {
-			return shard.Mark{Term: 1, Number: uint64(len(r.log))}, nil
+			m, slow := shard.Mark{Term: 1, Number: uint64(len(r.log))}, w.answer
+			w.mu.Unlock()
+			time.Sleep(slow)
+			w.mu.Lock()
+			return m, nil
 		}
 		moved := w.moved
 		w.mu.Unlock()

@@ -37,8 +37,12 @@ type Operation struct {
 	To   string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
 	Why  string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
 	// The range that a merge ends, and how far the merge is: preparing, committed or aborted.
-	Right         uint64 `protobuf:"varint,7,opt,name=right,proto3" json:"right,omitempty"`
-	Phase         string `protobuf:"bytes,8,opt,name=phase,proto3" json:"phase,omitempty"`
+	Right uint64 `protobuf:"varint,7,opt,name=right,proto3" json:"right,omitempty"`
+	Phase string `protobuf:"bytes,8,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Why it was decided, in one word as the metrics have it: quorum-risk, repair, joint,
+	// learner, drain, zones, factor, cold, bytes, load or leaders; command where somebody has
+	// asked for it.
+	Reason        string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -129,14 +133,23 @@ func (x *Operation) GetPhase() string {
 	return ""
 }
 
+func (x *Operation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type NodeJoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Where the other nodes will reach it.
 	PeerUrls []string `protobuf:"bytes,2,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
 	// Cluster and node id of its directory, in etcd's form, where it has one already.
-	Cluster       string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Node    string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	// That of its directory, by which it is known from then on (docs/format/engine.md).
+	Instance      uint64 `protobuf:"varint,5,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -197,6 +210,13 @@ func (x *NodeJoinRequest) GetNode() string {
 		return x.Node
 	}
 	return ""
+}
+
+func (x *NodeJoinRequest) GetInstance() uint64 {
+	if x != nil {
+		return x.Instance
+	}
+	return 0
 }
 
 type NodeJoinResponse struct {
@@ -494,9 +514,11 @@ func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
 type PlacementShowResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the leader's node, "" where none is known.
-	Leader        string              `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
-	Term          uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
-	Replicas      []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Leader   string              `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
+	Term     uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	Replicas []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// Absent where nobody could say.
+	Replication   *Replication `protobuf:"bytes,4,opt,name=replication,proto3" json:"replication,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -552,6 +574,110 @@ func (x *PlacementShowResponse) GetReplicas() []*PlacementReplica {
 	return nil
 }
 
+func (x *PlacementShowResponse) GetReplication() *Replication {
+	if x != nil {
+		return x.Replication
+	}
+	return nil
+}
+
+// Replication is how many voters each range is to have, and how far that is.
+type Replication struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Voters that each range is to have.
+	Factor int64 `protobuf:"varint,1,opt,name=factor,proto3" json:"factor,omitempty"`
+	Ranges int64 `protobuf:"varint,2,opt,name=ranges,proto3" json:"ranges,omitempty"`
+	// Ranges that have fewer voters than that, and more; ranges whose voters do not all live.
+	Fewer  int64 `protobuf:"varint,3,opt,name=fewer,proto3" json:"fewer,omitempty"`
+	More   int64 `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
+	Silent int64 `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`
+	// Operations under way that add or remove voters for it.
+	Operations int64 `protobuf:"varint,6,opt,name=operations,proto3" json:"operations,omitempty"`
+	// Placement decides nothing by itself.
+	Paused        bool `protobuf:"varint,7,opt,name=paused,proto3" json:"paused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replication) Reset() {
+	*x = Replication{}
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replication) ProtoMessage() {}
+
+func (x *Replication) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replication.ProtoReflect.Descriptor instead.
+func (*Replication) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Replication) GetFactor() int64 {
+	if x != nil {
+		return x.Factor
+	}
+	return 0
+}
+
+func (x *Replication) GetRanges() int64 {
+	if x != nil {
+		return x.Ranges
+	}
+	return 0
+}
+
+func (x *Replication) GetFewer() int64 {
+	if x != nil {
+		return x.Fewer
+	}
+	return 0
+}
+
+func (x *Replication) GetMore() int64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *Replication) GetSilent() int64 {
+	if x != nil {
+		return x.Silent
+	}
+	return 0
+}
+
+func (x *Replication) GetOperations() int64 {
+	if x != nil {
+		return x.Operations
+	}
+	return 0
+}
+
+func (x *Replication) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
 // PlacementReplica is a replica of the placement group.
 type PlacementReplica struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -565,7 +691,7 @@ type PlacementReplica struct {
 
 func (x *PlacementReplica) Reset() {
 	*x = PlacementReplica{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +703,7 @@ func (x *PlacementReplica) String() string {
 func (*PlacementReplica) ProtoMessage() {}
 
 func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +716,7 @@ func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
 func (*PlacementReplica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PlacementReplica) GetNode() string {
@@ -625,7 +751,7 @@ type PlacementMoveRequest struct {
 
 func (x *PlacementMoveRequest) Reset() {
 	*x = PlacementMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +763,7 @@ func (x *PlacementMoveRequest) String() string {
 func (*PlacementMoveRequest) ProtoMessage() {}
 
 func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +776,7 @@ func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
 func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PlacementMoveRequest) GetFrom() string {
@@ -676,7 +802,7 @@ type PlacementMoveResponse struct {
 
 func (x *PlacementMoveResponse) Reset() {
 	*x = PlacementMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +814,7 @@ func (x *PlacementMoveResponse) String() string {
 func (*PlacementMoveResponse) ProtoMessage() {}
 
 func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +827,7 @@ func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
 func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PlacementMoveResponse) GetOperation() *Operation {
@@ -721,7 +847,7 @@ type PlacementTransferLeaderRequest struct {
 
 func (x *PlacementTransferLeaderRequest) Reset() {
 	*x = PlacementTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +859,7 @@ func (x *PlacementTransferLeaderRequest) String() string {
 func (*PlacementTransferLeaderRequest) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +872,7 @@ func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PlacementTransferLeaderRequest) GetTo() string {
@@ -764,7 +890,7 @@ type PlacementTransferLeaderResponse struct {
 
 func (x *PlacementTransferLeaderResponse) Reset() {
 	*x = PlacementTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -776,7 +902,7 @@ func (x *PlacementTransferLeaderResponse) String() string {
 func (*PlacementTransferLeaderResponse) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -789,7 +915,7 @@ func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type OperationListRequest struct {
@@ -800,7 +926,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +938,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +951,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type OperationListResponse struct {
@@ -839,7 +965,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +977,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +990,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -891,7 +1017,7 @@ type PlacementPauseRequest struct {
 
 func (x *PlacementPauseRequest) Reset() {
 	*x = PlacementPauseRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +1029,7 @@ func (x *PlacementPauseRequest) String() string {
 func (*PlacementPauseRequest) ProtoMessage() {}
 
 func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1042,7 @@ func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseRequest.ProtoReflect.Descriptor instead.
 func (*PlacementPauseRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PlacementPauseRequest) GetPaused() bool {
@@ -934,7 +1060,7 @@ type PlacementPauseResponse struct {
 
 func (x *PlacementPauseResponse) Reset() {
 	*x = PlacementPauseResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1072,7 @@ func (x *PlacementPauseResponse) String() string {
 func (*PlacementPauseResponse) ProtoMessage() {}
 
 func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1085,7 @@ func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseResponse.ProtoReflect.Descriptor instead.
 func (*PlacementPauseResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 // Range is one range as the cluster sees it.
@@ -993,7 +1119,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1131,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1144,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Range) GetId() uint64 {
@@ -1119,7 +1245,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +1257,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +1270,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Replica) GetNode() string {
@@ -1180,7 +1306,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1318,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1331,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RangeListRequest) GetNode() string {
@@ -1233,7 +1359,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[21]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1371,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[21]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1384,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -1285,7 +1411,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[22]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1423,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[22]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1436,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -1330,7 +1456,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1468,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1481,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -1381,7 +1507,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1519,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1532,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -1426,7 +1552,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1564,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1577,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -1485,7 +1611,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1623,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1636,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -1556,7 +1682,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1694,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1707,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 type NodeListResponse struct {
@@ -1595,7 +1721,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1733,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1746,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -1667,7 +1793,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1805,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1818,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Node) GetId() string {
@@ -1797,7 +1923,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1935,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1948,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Attribute) GetKey() string {
@@ -1849,7 +1975,7 @@ type NodeShowRequest struct {
 
 func (x *NodeShowRequest) Reset() {
 	*x = NodeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1987,7 @@ func (x *NodeShowRequest) String() string {
 func (*NodeShowRequest) ProtoMessage() {}
 
 func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +2000,7 @@ func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
 func (*NodeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeShowRequest) GetNode() string {
@@ -1903,7 +2029,7 @@ type NodeShowResponse struct {
 
 func (x *NodeShowResponse) Reset() {
 	*x = NodeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2041,7 @@ func (x *NodeShowResponse) String() string {
 func (*NodeShowResponse) ProtoMessage() {}
 
 func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2054,7 @@ func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
 func (*NodeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NodeShowResponse) GetNode() *Node {
@@ -1990,7 +2116,7 @@ type NodeRange struct {
 
 func (x *NodeRange) Reset() {
 	*x = NodeRange{}
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2128,7 @@ func (x *NodeRange) String() string {
 func (*NodeRange) ProtoMessage() {}
 
 func (x *NodeRange) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2141,7 @@ func (x *NodeRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
 func (*NodeRange) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NodeRange) GetId() uint64 {
@@ -2071,7 +2197,7 @@ type NodeChangeRequest struct {
 
 func (x *NodeChangeRequest) Reset() {
 	*x = NodeChangeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2209,7 @@ func (x *NodeChangeRequest) String() string {
 func (*NodeChangeRequest) ProtoMessage() {}
 
 func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2222,7 @@ func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
 func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeChangeRequest) GetNode() string {
@@ -2116,7 +2242,7 @@ type NodeChangeResponse struct {
 
 func (x *NodeChangeResponse) Reset() {
 	*x = NodeChangeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2254,7 @@ func (x *NodeChangeResponse) String() string {
 func (*NodeChangeResponse) ProtoMessage() {}
 
 func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2267,7 @@ func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
 func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeChangeResponse) GetNode() *Node {
@@ -2163,7 +2289,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2175,7 +2301,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2188,7 +2314,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Refusal) GetReason() string {
@@ -2215,7 +2341,7 @@ type RangeMergeRequest struct {
 
 func (x *RangeMergeRequest) Reset() {
 	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2353,7 @@ func (x *RangeMergeRequest) String() string {
 func (*RangeMergeRequest) ProtoMessage() {}
 
 func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2366,7 @@ func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
 func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RangeMergeRequest) GetLeft() uint64 {
@@ -2259,7 +2385,7 @@ type RangeMergeResponse struct {
 
 func (x *RangeMergeResponse) Reset() {
 	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2397,7 @@ func (x *RangeMergeResponse) String() string {
 func (*RangeMergeResponse) ProtoMessage() {}
 
 func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2410,7 @@ func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
 func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RangeMergeResponse) GetOperation() *Operation {
@@ -2294,11 +2420,159 @@ func (x *RangeMergeResponse) GetOperation() *Operation {
 	return nil
 }
 
+type PlacementSetReplicationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Voters that each range is to have: 1, 3, 5 or 7.
+	Factor int64 `protobuf:"varint,1,opt,name=factor,proto3" json:"factor,omitempty"`
+	// Only check it, and say what it would mean.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementSetReplicationRequest) Reset() {
+	*x = PlacementSetReplicationRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementSetReplicationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementSetReplicationRequest) ProtoMessage() {}
+
+func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementSetReplicationRequest.ProtoReflect.Descriptor instead.
+func (*PlacementSetReplicationRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *PlacementSetReplicationRequest) GetFactor() int64 {
+	if x != nil {
+		return x.Factor
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type PlacementSetReplicationResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Before int64                  `protobuf:"varint,1,opt,name=before,proto3" json:"before,omitempty"`
+	After  int64                  `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	Ranges int64                  `protobuf:"varint,3,opt,name=ranges,proto3" json:"ranges,omitempty"`
+	// Replicas that are copied, and bytes of them; replicas that go.
+	Added   int64 `protobuf:"varint,4,opt,name=added,proto3" json:"added,omitempty"`
+	Bytes   int64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Removed int64 `protobuf:"varint,6,opt,name=removed,proto3" json:"removed,omitempty"`
+	// What the operator should know and what does not stop it, one sentence each.
+	Notes         []string `protobuf:"bytes,7,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementSetReplicationResponse) Reset() {
+	*x = PlacementSetReplicationResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementSetReplicationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementSetReplicationResponse) ProtoMessage() {}
+
+func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementSetReplicationResponse.ProtoReflect.Descriptor instead.
+func (*PlacementSetReplicationResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PlacementSetReplicationResponse) GetBefore() int64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationResponse) GetAfter() int64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationResponse) GetRanges() int64 {
+	if x != nil {
+		return x.Ranges
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationResponse) GetAdded() int64 {
+	if x != nil {
+		return x.Added
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationResponse) GetRemoved() int64 {
+	if x != nil {
+		return x.Removed
+	}
+	return 0
+}
+
+func (x *PlacementSetReplicationResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\xa7\x01\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\xbf\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05range\x18\x02 \x01(\x04R\x05range\x12\x12\n" +
@@ -2307,12 +2581,14 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02to\x18\x05 \x01(\tR\x02to\x12\x10\n" +
 	"\x03why\x18\x06 \x01(\tR\x03why\x12\x14\n" +
 	"\x05right\x18\a \x01(\x04R\x05right\x12\x14\n" +
-	"\x05phase\x18\b \x01(\tR\x05phase\"p\n" +
+	"\x05phase\x18\b \x01(\tR\x05phase\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"\x8c\x01\n" +
 	"\x0fNodeJoinRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tpeer_urls\x18\x02 \x03(\tR\bpeerUrls\x12\x18\n" +
 	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"_\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x1a\n" +
+	"\binstance\x18\x05 \x01(\x04R\binstance\"_\n" +
 	"\x10NodeJoinResponse\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1d\n" +
@@ -2328,11 +2604,22 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
 	"\x1bRangeTransferLeaderResponse\"\x16\n" +
-	"\x14PlacementShowRequest\"\x81\x01\n" +
+	"\x14PlacementShowRequest\"\xc0\x01\n" +
 	"\x15PlacementShowResponse\x12\x16\n" +
 	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
-	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\"Y\n" +
+	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\x12=\n" +
+	"\vreplication\x18\x04 \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\"\xb7\x01\n" +
+	"\vReplication\x12\x16\n" +
+	"\x06factor\x18\x01 \x01(\x03R\x06factor\x12\x16\n" +
+	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x14\n" +
+	"\x05fewer\x18\x03 \x01(\x03R\x05fewer\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\x03R\x04more\x12\x16\n" +
+	"\x06silent\x18\x05 \x01(\x03R\x06silent\x12\x1e\n" +
+	"\n" +
+	"operations\x18\x06 \x01(\x03R\n" +
+	"operations\x12\x16\n" +
+	"\x06paused\x18\a \x01(\bR\x06paused\"Y\n" +
 	"\x10PlacementReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -2455,7 +2742,18 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x11RangeMergeRequest\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\x04R\x04left\"M\n" +
 	"\x12RangeMergeResponse\x127\n" +
-	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation2\xd6\r\n" +
+	"\toperation\x18\x01 \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"Q\n" +
+	"\x1ePlacementSetReplicationRequest\x12\x16\n" +
+	"\x06factor\x18\x01 \x01(\x03R\x06factor\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\xc3\x01\n" +
+	"\x1fPlacementSetReplicationResponse\x12\x16\n" +
+	"\x06before\x18\x01 \x01(\x03R\x06before\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x16\n" +
+	"\x06ranges\x18\x03 \x01(\x03R\x06ranges\x12\x14\n" +
+	"\x05added\x18\x04 \x01(\x03R\x05added\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\x12\x18\n" +
+	"\aremoved\x18\x06 \x01(\x03R\aremoved\x12\x14\n" +
+	"\x05notes\x18\a \x03(\tR\x05notes2\xd4\x0e\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -2478,7 +2776,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x0ePlacementPause\x12%.skein.admin.v1.PlacementPauseRequest\x1a&.skein.admin.v1.PlacementPauseResponse\"\x00\x12O\n" +
 	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00\x12U\n" +
 	"\n" +
-	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00\x12|\n" +
+	"\x17PlacementSetReplication\x12..skein.admin.v1.PlacementSetReplicationRequest\x1a/.skein.admin.v1.PlacementSetReplicationResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -2492,7 +2791,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
 	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
@@ -2503,101 +2802,107 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*RangeTransferLeaderResponse)(nil),     // 6: skein.admin.v1.RangeTransferLeaderResponse
 	(*PlacementShowRequest)(nil),            // 7: skein.admin.v1.PlacementShowRequest
 	(*PlacementShowResponse)(nil),           // 8: skein.admin.v1.PlacementShowResponse
-	(*PlacementReplica)(nil),                // 9: skein.admin.v1.PlacementReplica
-	(*PlacementMoveRequest)(nil),            // 10: skein.admin.v1.PlacementMoveRequest
-	(*PlacementMoveResponse)(nil),           // 11: skein.admin.v1.PlacementMoveResponse
-	(*PlacementTransferLeaderRequest)(nil),  // 12: skein.admin.v1.PlacementTransferLeaderRequest
-	(*PlacementTransferLeaderResponse)(nil), // 13: skein.admin.v1.PlacementTransferLeaderResponse
-	(*OperationListRequest)(nil),            // 14: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),           // 15: skein.admin.v1.OperationListResponse
-	(*PlacementPauseRequest)(nil),           // 16: skein.admin.v1.PlacementPauseRequest
-	(*PlacementPauseResponse)(nil),          // 17: skein.admin.v1.PlacementPauseResponse
-	(*Range)(nil),                           // 18: skein.admin.v1.Range
-	(*Replica)(nil),                         // 19: skein.admin.v1.Replica
-	(*RangeListRequest)(nil),                // 20: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),               // 21: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),               // 22: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),              // 23: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),                // 24: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),               // 25: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                    // 26: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),                 // 27: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),                // 28: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                            // 29: skein.admin.v1.Node
-	(*Attribute)(nil),                       // 30: skein.admin.v1.Attribute
-	(*NodeShowRequest)(nil),                 // 31: skein.admin.v1.NodeShowRequest
-	(*NodeShowResponse)(nil),                // 32: skein.admin.v1.NodeShowResponse
-	(*NodeRange)(nil),                       // 33: skein.admin.v1.NodeRange
-	(*NodeChangeRequest)(nil),               // 34: skein.admin.v1.NodeChangeRequest
-	(*NodeChangeResponse)(nil),              // 35: skein.admin.v1.NodeChangeResponse
-	(*Refusal)(nil),                         // 36: skein.admin.v1.Refusal
-	(*RangeMergeRequest)(nil),               // 37: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),              // 38: skein.admin.v1.RangeMergeResponse
+	(*Replication)(nil),                     // 9: skein.admin.v1.Replication
+	(*PlacementReplica)(nil),                // 10: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 11: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 12: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 13: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 14: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 15: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 16: skein.admin.v1.OperationListResponse
+	(*PlacementPauseRequest)(nil),           // 17: skein.admin.v1.PlacementPauseRequest
+	(*PlacementPauseResponse)(nil),          // 18: skein.admin.v1.PlacementPauseResponse
+	(*Range)(nil),                           // 19: skein.admin.v1.Range
+	(*Replica)(nil),                         // 20: skein.admin.v1.Replica
+	(*RangeListRequest)(nil),                // 21: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 22: skein.admin.v1.RangeListResponse
+	(*RangeSplitRequest)(nil),               // 23: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 24: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 25: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 26: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 27: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 28: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 29: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 30: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 31: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 32: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 33: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 34: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 35: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 36: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 37: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 38: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 39: skein.admin.v1.RangeMergeResponse
+	(*PlacementSetReplicationRequest)(nil),  // 40: skein.admin.v1.PlacementSetReplicationRequest
+	(*PlacementSetReplicationResponse)(nil), // 41: skein.admin.v1.PlacementSetReplicationResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	9,  // 1: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
-	0,  // 2: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	0,  // 3: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	19, // 4: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
-	0,  // 5: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
-	18, // 6: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	18, // 7: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	18, // 8: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	18, // 9: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	26, // 10: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	29, // 11: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	30, // 12: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
-	29, // 13: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
-	33, // 14: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
-	0,  // 15: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
-	36, // 16: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
-	36, // 17: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
-	29, // 18: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	0,  // 19: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	20, // 20: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	22, // 21: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	24, // 22: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	3,  // 23: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	5,  // 24: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	14, // 25: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	7,  // 26: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	10, // 27: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	12, // 28: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	27, // 29: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	31, // 30: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	34, // 31: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 32: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 33: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 34: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	34, // 35: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	16, // 36: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	1,  // 37: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	37, // 38: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	21, // 39: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	23, // 40: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	25, // 41: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 42: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 43: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	15, // 44: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	8,  // 45: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	11, // 46: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	13, // 47: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	28, // 48: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	32, // 49: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	35, // 50: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 51: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 52: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 53: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	35, // 54: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	17, // 55: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	2,  // 56: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	38, // 57: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	39, // [39:58] is the sub-list for method output_type
-	20, // [20:39] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	10, // 1: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	9,  // 2: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
+	0,  // 3: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	0,  // 4: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	20, // 5: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
+	0,  // 6: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
+	19, // 7: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	19, // 8: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	19, // 9: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	19, // 10: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	27, // 11: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	30, // 12: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	31, // 13: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	30, // 14: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	34, // 15: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	0,  // 16: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
+	37, // 17: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	37, // 18: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	30, // 19: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	0,  // 20: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	21, // 21: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	23, // 22: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	25, // 23: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 24: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 25: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	15, // 26: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	7,  // 27: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	11, // 28: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	13, // 29: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	28, // 30: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	32, // 31: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	35, // 32: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	35, // 33: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	35, // 34: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	35, // 35: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	35, // 36: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	17, // 37: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	1,  // 38: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	38, // 39: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	40, // 40: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	22, // 41: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	24, // 42: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	26, // 43: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 44: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 45: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	16, // 46: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	8,  // 47: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	12, // 48: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	14, // 49: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	29, // 50: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	33, // 51: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	36, // 52: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 53: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 54: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 55: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 56: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	18, // 57: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	2,  // 58: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	39, // 59: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	41, // 60: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	41, // [41:61] is the sub-list for method output_type
+	21, // [21:41] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -2605,14 +2910,14 @@ func file_adminpb_admin_proto_init() {
 	if File_adminpb_admin_proto != nil {
 		return
 	}
-	file_adminpb_admin_proto_msgTypes[20].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

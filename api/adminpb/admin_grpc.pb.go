@@ -41,6 +41,7 @@ const (
 	Admin_PlacementPause_FullMethodName          = "/skein.admin.v1.Admin/PlacementPause"
 	Admin_NodeJoin_FullMethodName                = "/skein.admin.v1.Admin/NodeJoin"
 	Admin_RangeMerge_FullMethodName              = "/skein.admin.v1.Admin/RangeMerge"
+	Admin_PlacementSetReplication_FullMethodName = "/skein.admin.v1.Admin/PlacementSetReplication"
 )
 
 // AdminClient is the client API for Admin service.
@@ -95,6 +96,9 @@ type AdminClient interface {
 	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
 	// begun; OperationList says when it is over, and RangeList what has come of it.
 	RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error)
+	// PlacementSetReplication sets how many voters each range has, or with dry_run says what
+	// that would mean. It returns when that is set; PlacementShow says how far it is.
+	PlacementSetReplication(ctx context.Context, in *PlacementSetReplicationRequest, opts ...grpc.CallOption) (*PlacementSetReplicationResponse, error)
 }
 
 type adminClient struct {
@@ -295,6 +299,16 @@ func (c *adminClient) RangeMerge(ctx context.Context, in *RangeMergeRequest, opt
 	return out, nil
 }
 
+func (c *adminClient) PlacementSetReplication(ctx context.Context, in *PlacementSetReplicationRequest, opts ...grpc.CallOption) (*PlacementSetReplicationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementSetReplicationResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementSetReplication_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -347,6 +361,9 @@ type AdminServer interface {
 	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
 	// begun; OperationList says when it is over, and RangeList what has come of it.
 	RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error)
+	// PlacementSetReplication sets how many voters each range has, or with dry_run says what
+	// that would mean. It returns when that is set; PlacementShow says how far it is.
+	PlacementSetReplication(context.Context, *PlacementSetReplicationRequest) (*PlacementSetReplicationResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -413,6 +430,9 @@ func (UnimplementedAdminServer) NodeJoin(context.Context, *NodeJoinRequest) (*No
 }
 func (UnimplementedAdminServer) RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RangeMerge not implemented")
+}
+func (UnimplementedAdminServer) PlacementSetReplication(context.Context, *PlacementSetReplicationRequest) (*PlacementSetReplicationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementSetReplication not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -777,6 +797,24 @@ func _Admin_RangeMerge_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_PlacementSetReplication_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementSetReplicationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementSetReplication(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementSetReplication_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementSetReplication(ctx, req.(*PlacementSetReplicationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -859,6 +897,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RangeMerge",
 			Handler:    _Admin_RangeMerge_Handler,
+		},
+		{
+			MethodName: "PlacementSetReplication",
+			Handler:    _Admin_PlacementSetReplication_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

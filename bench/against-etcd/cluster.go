@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,8 @@ import (
 
 const (
 	nodes = 3
+	// mostNodes has room for one that joins the founders.
+	mostNodes = nodes + 1
 	// startLimit bounds the wait for a cluster to serve, stopLimit the wait for a
 	// process that was asked to end.
 	startLimit = 60 * time.Second
@@ -34,7 +37,7 @@ type cluster struct {
 	args   func(c *cluster, i int) []string
 
 	// running are the processes, nil in the place of one that was killed.
-	running [nodes]*process
+	running [mostNodes]*process
 }
 
 // process is a server that was started.
@@ -53,19 +56,22 @@ func (p *process) wait() error {
 }
 
 // etcdArgs makes the command lines of etcd, and of Skein which has the same flags,
-// with more of them behind.
+// with more of them behind. Who is none of the founders joins them, as Skein's nodes can.
 func etcdArgs(flags ...string) func(*cluster, int) []string {
 	return func(c *cluster, i int) []string {
 		var peers []string
 		for j := range nodes {
 			peers = append(peers, fmt.Sprintf("%s=%s", nodeName(j), c.peerURL(j)))
 		}
-		return append([]string{
+		cluster := []string{"--initial-cluster", strings.Join(peers, ",")}
+		if i >= nodes {
+			cluster = []string{"--join", all(c.clientURL, "")}
+		}
+		return slices.Concat([]string{
 			"--name", nodeName(i), "--data-dir", filepath.Join(c.dir, nodeName(i)),
 			"--listen-client-urls", c.clientURL(i), "--advertise-client-urls", c.clientURL(i),
 			"--listen-peer-urls", c.peerURL(i), "--initial-advertise-peer-urls", c.peerURL(i),
-			"--initial-cluster", strings.Join(peers, ","),
-		}, flags...)
+		}, cluster, flags)
 	}
 }
 
@@ -190,15 +196,23 @@ func (c *cluster) waitHealthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for i := range nodes {
-		err := waitUntil(ctx, pollEvery, func() error {
-			if err := c.alive(); err != nil {
-				return err
-			}
-			return healthy(ctx, c.webURL(i))
-		})
-		if err != nil {
-			return fmt.Errorf("%s, node %s, log %s: not healthy: %w", c.name, nodeName(i), c.log(i), err)
+		if err := c.waitNode(ctx, i); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// waitNode waits until a node is healthy.
+func (c *cluster) waitNode(ctx context.Context, i int) error {
+	err := waitUntil(ctx, pollEvery, func() error {
+		if err := c.alive(); err != nil {
+			return err
+		}
+		return healthy(ctx, c.webURL(i))
+	})
+	if err != nil {
+		return fmt.Errorf("%s, node %s, log %s: not healthy: %w", c.name, nodeName(i), c.log(i), err)
 	}
 	return nil
 }
@@ -263,7 +277,7 @@ func (c *cluster) stop(keep bool) error {
 			wrong = append(wrong, fmt.Errorf("%s, node %s, log %s: %w", c.name, nodeName(i), c.log(i), err))
 		}
 	}
-	c.running = [nodes]*process{}
+	c.running = [mostNodes]*process{}
 	if !keep && errors.Join(wrong...) == nil {
 		wrong = append(wrong, os.RemoveAll(c.dir))
 	}

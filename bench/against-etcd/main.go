@@ -16,6 +16,9 @@
 //	go run . txn
 //	go run . leaseput
 //	go run . expiry
+//	go run . reshape
+//	go run . rebuild
+//	go run . fourth
 package main
 
 import (
@@ -66,6 +69,9 @@ var measures = []measure{
 	{"history", "events a second of one watcher from revision 1", historyFlags},
 	{"txn", "a transaction over two ranges beside one within a range", costFlags(txnCost)},
 	{"leaseput", "a put with a lease beside a put", costFlags(leasePut)},
+	{"reshape", "puts while ranges are split and merged", reshapeFlags},
+	{"rebuild", "a node of many ranges is lost and rebuilt on a fourth", rebuildFlags},
+	{"fourth", "a fourth node joins three loaded ones and takes its share", fourthFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 

@@ -56,6 +56,16 @@ func (c *cluster) connectAll() (clients [nodes]*clientv3.Client, err error) {
 	return clients, err
 }
 
+// endpoints are the client URLs of the nodes that run.
+func (c *cluster) endpoints() (urls []string) {
+	for i, p := range c.running {
+		if p != nil {
+			urls = append(urls, c.clientURL(i))
+		}
+	}
+	return urls
+}
+
 func closeAll(clients [nodes]*clientv3.Client) {
 	for _, client := range clients {
 		if client != nil {
@@ -90,9 +100,12 @@ func (c *cluster) leader(ctx context.Context, clients [nodes]*clientv3.Client) (
 
 // rangeState is one range of Skein, as `skein range list -w json` shows it.
 type rangeState struct {
-	Start  []byte `json:"start_base64"`
-	Leader string `json:"leader"`
-	State  string `json:"state"`
+	ID       uint64   `json:"id"`
+	Start    []byte   `json:"start_base64"`
+	Leader   string   `json:"leader"`
+	Replicas []string `json:"replicas"`
+	Bytes    int64    `json:"bytes"` // on the leader's disk, what is in memory alone not counted
+	State    string   `json:"state"`
 }
 
 // leads says whether node i leads the range.
@@ -100,7 +113,7 @@ func (r *rangeState) leads(i int) bool { return r.Leader == nodeName(i) }
 
 // ranges lists Skein's ranges, in the order of their keys.
 func (c *cluster) ranges(ctx context.Context) ([]rangeState, error) {
-	cmd := exec.CommandContext(ctx, c.binary, "range", "list", "-w", "json", "--endpoints", all(c.clientURL, ""))
+	cmd := exec.CommandContext(ctx, c.binary, "range", "list", "-w", "json", "--endpoints", strings.Join(c.endpoints(), ","))
 	text, err := cmd.Output()
 	var out struct {
 		Ranges []rangeState `json:"ranges"`

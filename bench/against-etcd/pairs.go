@@ -120,14 +120,6 @@ type side struct {
 	clients [nodes]*clientv3.Client
 }
 
-// endpoints are the nodes' client URLs.
-func (s *side) endpoints() (all []string) {
-	for i := range nodes {
-		all = append(all, s.clientURL(i))
-	}
-	return all
-}
-
 // cpus are the processor times of the side's nodes and of this process so far.
 func (s *side) cpus() (servers, client time.Duration, err error) {
 	if servers, err = s.cpu(); err != nil {

@@ -76,7 +76,7 @@ func (fakeBackend) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb
 func (fakeBackend) TransferLeader(context.Context, keyspace.RangeID, string) error { return nil }
 
 func (fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
-	return &adminpb.PlacementShowResponse{Leader: "n1", Term: 3, Replicas: []*adminpb.PlacementReplica{{Node: "n1", ReplicaId: 1, Role: "voter"}}}, nil
+	return &adminpb.PlacementShowResponse{Leader: "n1", Term: 3, Replicas: []*adminpb.PlacementReplica{{Node: "n1", ReplicaId: 1, Role: "voter"}}, Replication: &adminpb.Replication{Factor: 3, Ranges: 2}}, nil
 }
 
 func (fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
@@ -87,6 +87,14 @@ func (fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.O
 }
 
 func (fakeBackend) TransferPlacement(context.Context, string) error { return nil }
+
+// SetReplication takes three and five.
+func (fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*adminpb.PlacementSetReplicationResponse, error) {
+	if factor != 3 && factor != 5 {
+		return nil, &adminapi.Refusal{Reason: "7 voters need 7 nodes", NextStep: "add 2"}
+	}
+	return &adminpb.PlacementSetReplicationResponse{Before: 3, After: int64(factor), Ranges: 2, Added: int64(factor-3) * 2}, nil
+}
 
 func (fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	return &adminpb.OperationListResponse{Paused: true}, nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,12 +16,12 @@ import (
 
 // addPlacementGroup adds the commands about the placement group's own members.
 func addPlacementGroup(c *cobra.Command, f *adminFlags) {
-	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementTransfer(f))
+	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementTransfer(f), newSetReplication(f))
 }
 
 func newPlacementShow(f *adminFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "show", Short: "Show which nodes hold the placement group, and which one leads", Args: cobra.NoArgs,
+		Use: "show", Short: "Show who holds and leads the placement group, and whether ranges have the voters they are to have", Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
 			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 				return showPlacement(ctx, c, client, format)
@@ -34,6 +36,38 @@ func showPlacement(ctx context.Context, c *cobra.Command, client *adminapi.Clien
 		return err
 	}
 	return adminapi.WritePlacement(c.OutOrStdout(), format, p)
+}
+
+func newSetReplication(f *adminFlags) *cobra.Command {
+	var dryRun, wait bool
+	var limit time.Duration
+	set := &cobra.Command{Use: "set-replication N", Short: "Set how many voters each range has: 1, 3, 5 or 7", Args: cobra.ExactArgs(1)}
+	set.Flags().BoolVar(&dryRun, "dry-run", false, "change nothing: say what it would mean, or why it cannot be done")
+	set.Flags().BoolVar(&wait, "wait", true, "return when each range has so many; with --wait=false, when that is set")
+	set.Flags().DurationVar(&limit, "wait-timeout", time.Hour, "time to wait; the command can be repeated")
+	set.RunE = failing(func(c *cobra.Command, args []string) error {
+		n, err := strconv.Atoi(args[0])
+		if err != nil {
+			return &config.UsageError{Err: fmt.Errorf("%q is no number of voters: give 1, 3, 5 or 7", args[0])}
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+			plan, err := client.SetReplication(ctx, n, dryRun)
+			if err != nil {
+				return err
+			}
+			if err := adminapi.WriteSetReplication(c.OutOrStdout(), c.ErrOrStderr(), format, plan); err != nil || dryRun || !wait {
+				return err
+			}
+			waiting, cancel := context.WithTimeout(c.Context(), limit)
+			defer cancel()
+			_, err = client.AwaitReplication(waiting, adminapi.WaitReplication{
+				Call: f.timeout, Pause: nodePause,
+				Tell: func(r *adminpb.Replication) { fmt.Fprintln(c.ErrOrStderr(), adminapi.ReplicationProgress(r)) },
+			}, n)
+			return err
+		})
+	})
+	return set
 }
 
 func newPlacementMove(f *adminFlags) *cobra.Command {

@@ -82,6 +82,14 @@ const (
 	// CompleteByOneHalf: a range that has absorbed its neighbour calls itself complete as far
 	// as it was before, whatever the neighbour's locks may leave.
 	CompleteByOneHalf
+	// AbsorbedStaysMapped: the commit of a merge leaves the absorbed range in the map.
+	AbsorbedStaysMapped
+	// VersionLostInCopy: a copy of a replica leaves out one of its versions.
+	VersionLostInCopy
+	// EmptyLetIn: a node that has lost its disk is let in with its old id.
+	EmptyLetIn
+	// NewcomerUnknown: nodes do not speak to those that have joined since they started.
+	NewcomerUnknown
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -106,6 +114,7 @@ var names = [end]string{
 	"replica that left never removed", "leadership handed over amid hand-outs",
 	"lost node counted as alive", "operation of the leader before forgotten",
 	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
+	"absorbed range left in the map", "version lost in a copy", "node let in with an empty disk", "node that joins not spoken to",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

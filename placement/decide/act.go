@@ -60,7 +60,7 @@ func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
 	to, h := c.choose(r, from)
 	for _, is := range r.Descriptor.Replicas {
 		n := c.nodes[is.Node]
-		if is.Role != keyspace.RoleLearner || !n.takes() || n.receiving >= c.settings.NodeCopies {
+		if is.Role != keyspace.RoleLearner || !n.takes() || !c.settings.bears(n.receiving, n.receivingBytes) {
 			continue
 		}
 		// The learner itself is in the count of its zone.

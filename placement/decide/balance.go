@@ -133,7 +133,7 @@ func (c *Cluster) takeBytes(n *node) bool {
 	if miss := share - float64(n.bytes); miss <= 0 || !c.off(&n.far, miss, share, c.oneRange()) {
 		return false
 	}
-	if n.balanceIn >= c.settings.balanceCopies() || n.retryAt[Bytes] > c.now || !n.in.receiver {
+	if !c.settings.bearsBalance(n.balanceIn, n.receivingBytes) || n.retryAt[Bytes] > c.now || !n.in.receiver {
 		return true
 	}
 	partners := c.partners(n, func(z *zone) *btree.BTreeG[*node] { return z.fill }, false)
@@ -295,7 +295,7 @@ func (c *Cluster) canMove(r *rng, from, to *node) hold {
 	switch {
 	case h != free:
 		return h
-	case lead.balanceOut >= c.settings.balanceCopies():
+	case !c.settings.bearsBalance(lead.balanceOut, lead.sendingBytes):
 		return holdBusy
 	}
 	if r.Leader == from.ID {

@@ -64,9 +64,12 @@ type Range struct {
 	Bytes  int64
 	// Load is puts and reads a second, smoothed by who reports it.
 	Load int64
-	// Born is when it was made or last split; 0 is not known, and counts as the moment
-	// at which this state began.
+	// Born is when it was made, last split or last merged; 0 is not known, and counts as
+	// the moment at which this state began.
 	Born clock.Time
+	// Kept says that somebody wants it to begin where it does: it is not merged with its
+	// left neighbour.
+	Kept bool
 	// Sample is what the leader has seen of its load; only of ranges whose load is high.
 	Sample *divide.Sample
 }
@@ -87,8 +90,10 @@ type node struct {
 	load    int64 // of the ranges that it leads
 	leaders int
 
-	receiving, sending, tasks int
-	balanceIn, balanceOut     int
+	receiving, sending, tasks    int
+	merging                      int // of tasks
+	balanceIn, balanceOut        int
+	receivingBytes, sendingBytes int64
 
 	dirty bool
 	// What the orders and sums hold of it now.
@@ -135,6 +140,8 @@ type rng struct {
 	ledAt   clock.Time
 	hotAt   clock.Time // 0: not hot
 	mate    *rng       // the neighbour with which it is being merged, step by step
+	calmAt  clock.Time // since when it and its right neighbour are small and cold; 0: they are not
+	failed  failures
 }
 
 // seat is a range's place in the list of a node.
@@ -319,6 +326,10 @@ func (c *Cluster) PutRange(g Range) {
 		r.hotAt = max(c.now, 1)
 	}
 	c.place(r)
+	c.noteCalm(r)
+	if l := c.left(r); l != nil {
+		c.noteCalm(l)
+	}
 	c.reviewWithLeft(r)
 }
 
@@ -327,6 +338,9 @@ func (c *Cluster) RemoveRange(id keyspace.RangeID) {
 	r, ok := c.ranges[id]
 	if !ok {
 		return
+	}
+	if r.op != nil && r.op.Range != id {
+		r.op = nil // its neighbour has not finished with it
 	}
 	c.detach(r)
 	c.unplace(r)
@@ -368,7 +382,8 @@ func (c *Cluster) right(r *rng) *rng {
 }
 
 // Begin notes that an operation is under way which this state has not decided: one that
-// an earlier leader of placement has left, or an operator's.
+// an earlier leader of placement has left, or an operator's. A merge without Other has
+// come so far that the other range is gone.
 func (c *Cluster) Begin(op Operation) error {
 	r, ok := c.ranges[op.Range]
 	if !ok {
@@ -378,11 +393,14 @@ func (c *Cluster) Begin(op Operation) error {
 		return fmt.Errorf("begin %s: %s is under way", op.String(), r.op.String())
 	}
 	var other *rng
-	if op.Kind == Merge {
+	if op.Kind == Merge && op.Other != 0 {
 		other, ok = c.ranges[op.Other]
 		if !ok || other.op != nil {
 			return fmt.Errorf("begin %s: range %s is not known or busy", op.String(), op.Other)
 		}
+	}
+	if op.copies() && op.Bytes == 0 {
+		op.Bytes = r.Bytes // what was begun by others does not say it
 	}
 	c.attach(r, other, &op)
 	return nil
@@ -399,6 +417,7 @@ func (c *Cluster) Finish(id keyspace.RangeID, now clock.Time, done bool) {
 	op := r.op
 	if !done {
 		r.retryAt = c.now.Add(c.settings.Patience)
+		c.noteFailure(r, op)
 	}
 	c.detach(r)
 	c.reviewWithLeft(r)

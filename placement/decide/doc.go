@@ -59,7 +59,9 @@
 // Few moves: bytes go from the fullest to the emptiest, large ranges first, and stop as
 // soon as the narrower band is reached; what was copied for an operation that was given
 // up is taken up by the next. What splits is at least four times of what merges, in bytes
-// and in load, and nothing merges within an hour of its last split.
+// and in load, and nothing merges within an hour of its last split or merge, or before it
+// was small and cold for as long. A border that somebody has set stays. A merge that has
+// failed is tried again ever later, and in the end not any more.
 //
 // # Cost
 //

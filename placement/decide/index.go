@@ -154,23 +154,29 @@ func (c *Cluster) occupy(op *Operation, sign int) {
 	if op.Reason == QuorumRisk || op.Reason == Repair {
 		c.repairs += sign
 	}
-	balance := op.Reason >= Bytes
-	add := func(id keyspace.NodeID, to, part func(*node) *int) {
-		if n, ok := c.nodes[id]; ok && id != 0 {
-			*to(n) += sign
-			if balance {
-				*part(n) += sign
+	balance := 0
+	if op.Reason >= Bytes {
+		balance = sign
+	}
+	if !op.copies() {
+		if n, ok := c.nodes[op.Source]; ok {
+			n.tasks += sign
+			if op.Kind == Merge {
+				n.merging += sign
 			}
 			c.touch(n)
 		}
-	}
-	none := new(int)
-	if op.copies() {
-		add(op.To, func(n *node) *int { return &n.receiving }, func(n *node) *int { return &n.balanceIn })
-		add(op.Source, func(n *node) *int { return &n.sending }, func(n *node) *int { return &n.balanceOut })
 		return
 	}
-	add(op.Source, func(n *node) *int { return &n.tasks }, func(*node) *int { return none })
+	bytes := int64(sign) * op.Bytes
+	if n, ok := c.nodes[op.To]; ok {
+		n.receiving, n.receivingBytes, n.balanceIn = n.receiving+sign, n.receivingBytes+bytes, n.balanceIn+balance
+		c.touch(n)
+	}
+	if n, ok := c.nodes[op.Source]; ok {
+		n.sending, n.sendingBytes, n.balanceOut = n.sending+sign, n.sendingBytes+bytes, n.balanceOut+balance
+		c.touch(n)
+	}
 }
 
 // touch notes that the node's place in the orders may have changed.
@@ -250,7 +256,7 @@ func (c *Cluster) index(n *node) {
 		bytes: n.bytes, load: n.load, leaders: n.leaders, count: n.count,
 	}
 	is.room = c.fits(n, 0)
-	is.receiver = is.live && is.room && n.receiving < c.settings.NodeCopies
+	is.receiver = is.live && is.room && c.settings.bears(n.receiving, n.receivingBytes)
 	n.in = is
 	if is.counted {
 		n.zone.weight += w

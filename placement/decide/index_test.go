@@ -71,8 +71,8 @@ func change(c *Cluster, random *rand.Rand, now clock.Time, conf *uint64) {
 // recount compares what is kept of nodes, queues and sums with the ranges themselves.
 func (c *Cluster) recount() error {
 	type carries struct {
-		bytes, load                                   int64
-		count, leaders, receiving, sending, tasks, on int
+		bytes, load, receivingBytes, sendingBytes              int64
+		count, leaders, receiving, sending, tasks, merging, on int
 	}
 	want := map[keyspace.NodeID]*carries{}
 	of := func(id keyspace.NodeID) *carries {
@@ -111,9 +111,14 @@ func (c *Cluster) recount() error {
 			under++
 			if op.copies() {
 				of(op.To).receiving++
+				of(op.To).receivingBytes += op.Bytes
 				of(op.Source).sending++
+				of(op.Source).sendingBytes += op.Bytes
 			} else {
 				of(op.Source).tasks++
+				if op.Kind == Merge {
+					of(op.Source).merging++
+				}
 			}
 		}
 	}
@@ -123,7 +128,9 @@ func (c *Cluster) recount() error {
 	var bytes int64
 	live := 0
 	for id, n := range c.nodes {
-		got := carries{n.bytes, n.load, n.count, n.leaders, n.receiving, n.sending, n.tasks, len(n.replicas)}
+		got := carries{
+			n.bytes, n.load, n.receivingBytes, n.sendingBytes, n.count, n.leaders, n.receiving, n.sending, n.tasks, n.merging, len(n.replicas),
+		}
 		if w := of(id); got != *w {
 			return fmt.Errorf("node %s carries %+v, counted are %+v", id, *w, got)
 		}

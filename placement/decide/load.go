@@ -135,7 +135,7 @@ func (c *Cluster) moveLoad(r *rng, from *node, why string) bool {
 		if from.zone != to.zone {
 			giver = r.follower(to.zone, from)
 		}
-		if giver == nil || !to.in.receiver || to.balanceIn >= c.settings.balanceCopies() ||
+		if giver == nil || !to.in.receiver || !c.settings.bearsBalance(to.balanceIn, to.receivingBytes) ||
 			!c.evenAfter(float64(c.cost(r)), giver, to) || c.relief(r, from, to) == 0 || c.canMoveLead(r, giver, to) != free {
 			continue
 		}

@@ -5,16 +5,21 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
 
 // Why two neighbours are not merged.
 var (
+	errMergeOff    = errors.New("ranges are not merged by themselves here")
 	errMergeAlone  = errors.New("it has no right neighbour")
 	errMergeFew    = errors.New("there are as few ranges as there should be")
 	errMergeLarge  = errors.New("they are too large together")
 	errMergeHot    = errors.New("they have too much load together")
-	errMergeYoung  = errors.New("one of them was split or made not long ago")
+	errMergeYoung  = errors.New("one of them was split, merged or made not long ago")
+	errMergeWarm   = errors.New("they have not been small and cold together for long")
+	errMergeKept   = errors.New("somebody has set the border between them")
+	errMergeFailed = errors.New("merging them has failed not long ago, or too often")
 	errMergeUneasy = errors.New("one of them is busy or has a need of its own")
 )
 
@@ -22,6 +27,8 @@ var (
 func (c *Cluster) mergeable(r *rng) error {
 	// Most ranges are seen here in turn, and most are left for what they are themselves.
 	switch {
+	case c.settings.MergeAge <= 0:
+		return errMergeOff
 	case r.Bytes > c.settings.mergeBytes():
 		return errMergeLarge
 	case r.Load > c.settings.mergeLoad():
@@ -31,6 +38,8 @@ func (c *Cluster) mergeable(r *rng) error {
 	switch {
 	case o == nil:
 		return errMergeAlone
+	case o.Kept:
+		return errMergeKept
 	case len(c.all) <= c.settings.MinRanges:
 		return errMergeFew
 	case r.Bytes+o.Bytes > c.settings.mergeBytes():
@@ -39,6 +48,10 @@ func (c *Cluster) mergeable(r *rng) error {
 		return errMergeHot
 	case c.now.Sub(max(r.Born, o.Born)) < c.settings.MergeAge:
 		return errMergeYoung
+	case r.calmAt == 0 || c.now.Sub(r.calmAt) < c.settings.MergeAge:
+		return errMergeWarm
+	case c.failing(r, o):
+		return errMergeFailed
 	case o.op != nil || o.need != None && o.need != Cold:
 		return errMergeUneasy
 	case r.mate != nil && r.mate != o || o.mate != nil && o.mate != r:
@@ -68,6 +81,52 @@ func (c *Cluster) split(r *rng) (Operation, hold) {
 	op.Why = fmt.Sprintf("the range has %d puts and reads a second, %d are the most, and they divide at %q",
 		r.Load, c.settings.SplitLoad, op.Key)
 	return op, free
+}
+
+// noteCalm notes since when the range and its right neighbour are small and cold together:
+// a moment of rest is no reason to merge what is written to every day.
+func (c *Cluster) noteCalm(r *rng) {
+	o := c.right(r)
+	switch {
+	case o == nil || r.Bytes+o.Bytes > c.settings.mergeBytes() || r.Load+o.Load > c.settings.mergeLoad():
+		r.calmAt = 0
+	case r.calmAt == 0:
+		r.calmAt = max(c.now, 1)
+	}
+}
+
+// failures are the merges of a range with its right neighbour that have failed, while
+// they had these generations.
+type failures struct {
+	left, right keyspace.Generation
+	count       int
+	nextAt      clock.Time
+}
+
+// failing says whether merging the two has failed not long ago, or too often.
+func (c *Cluster) failing(r, o *rng) bool {
+	f := &r.failed
+	return f.left == r.Descriptor.Generation && f.right == o.Descriptor.Generation &&
+		(f.count >= c.settings.MergeTries || c.now < f.nextAt)
+}
+
+// noteFailure counts an operation of the range that has failed, if it was a step towards a
+// merge.
+func (c *Cluster) noteFailure(r *rng, op *Operation) {
+	left := r
+	if op.Kind != Merge && r.mate != nil && c.right(r.mate) == r {
+		left = r.mate
+	}
+	o := c.right(left)
+	if op.Reason != Cold || o == nil || op.Kind != Merge && r.mate == nil {
+		return
+	}
+	f := &left.failed
+	if f.left != left.Descriptor.Generation || f.right != o.Descriptor.Generation {
+		*f = failures{left: left.Descriptor.Generation, right: o.Descriptor.Generation}
+	}
+	f.nextAt = c.now.Add(c.settings.MergeRetry << min(f.count, c.settings.MergeTries))
+	f.count++
 }
 
 // part ends the plan to merge the range with a neighbour.
@@ -140,6 +199,9 @@ func (c *Cluster) merge(r *rng) (Operation, hold) {
 		c.emit(small, op)
 		return Operation{}, holdBusy
 	}
+	if h == free && c.nodes[op.Source].merging >= c.settings.NodeMerges {
+		return Operation{}, holdBusy
+	}
 	if h == free {
 		op.Other = o.Descriptor.Range
 		op.Requires.Live = []keyspace.NodeID{r.Leader}
@@ -206,7 +268,7 @@ func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 		if small.seatOf(n.ID) != nil || !n.takes() || small.inZone(n.zone, from) >= small.inZone(from.zone, nil) {
 			continue
 		}
-		if n.receiving < c.settings.NodeCopies && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
+		if c.settings.bears(n.receiving, n.receivingBytes) && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
 			return n, free
 		}
 		h = holdTargets

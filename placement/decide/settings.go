@@ -23,6 +23,11 @@ type Settings struct {
 	// NodeCopies bounds the copies of replicas that a node receives at a time, and
 	// those that it sends. Balance takes at most half of them, at least one.
 	NodeCopies int
+	// SmallCopies bounds them where they are small: beyond NodeCopies a node is given another
+	// one as long as those under way have less than SmallBytes together. What a small copy
+	// takes is mostly waiting. Of balance, half of both. 0 is none beyond NodeCopies.
+	SmallCopies int
+	SmallBytes  int64
 	// NodeTasks bounds the operations without a copy that a node leads at a time.
 	NodeTasks int
 	// MaxOperations bounds the operations under way in the cluster.
@@ -40,9 +45,18 @@ type Settings struct {
 	// CoolDown is how long a range that was moved or whose leader was moved for balance
 	// is not moved for balance again.
 	CoolDown time.Duration
-	// MergeAge is how old two neighbours are, each counted from its last split, before
-	// they are merged.
+	// MergeAge is how old two neighbours are, each counted from its last split or merge,
+	// and for how long they have been small and cold together, before they are merged. 0
+	// merges nothing.
 	MergeAge time.Duration
+	// MergeRetry is how long two neighbours are left alone after a merge of them has
+	// failed; each further time it is twice as long, and after MergeTries it is for good,
+	// until one of them has changed.
+	MergeRetry time.Duration
+	MergeTries int
+	// NodeMerges bounds the merges whose ranges a node leads at a time: each has every
+	// store of its ranges written out twice.
+	NodeMerges int
 	// MinRanges is the number of ranges below which nothing is merged.
 	MinRanges int
 	// FullAt is the part of a node's capacity above which it takes no replica.
@@ -73,14 +87,25 @@ func Defaults() Settings {
 		Patience:          30 * time.Second,
 		CoolDown:          10 * time.Minute,
 		MergeAge:          time.Hour,
+		MergeRetry:        5 * time.Minute,
+		MergeTries:        5,
+		NodeMerges:        1,
 		MinRanges:         1,
 		FullAt:            0.90,
 		RangeCost:         1 << 20,
 	}
 }
 
-// balanceCopies bounds the copies for balance that a node receives or sends.
-func (s *Settings) balanceCopies() int { return max(1, s.NodeCopies/2) }
+// bears says whether a node that receives or sends so many copies, of so many bytes, may
+// be given another one; bearsBalance the same of the copies for balance, where bytes are
+// those of all.
+func (s *Settings) bears(copies int, bytes int64) bool {
+	return copies < s.NodeCopies || copies < s.SmallCopies && bytes < s.SmallBytes
+}
+
+func (s *Settings) bearsBalance(copies int, bytes int64) bool {
+	return copies < max(1, s.NodeCopies/2) || copies < s.SmallCopies/2 && bytes < s.SmallBytes/2
+}
 
 // mergeBytes and mergeLoad are what two neighbours may have together to be merged: a
 // quarter of what splits, so that neither growth nor noise splits them again soon.

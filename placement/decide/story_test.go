@@ -17,15 +17,18 @@ import (
 
 // TestDecisions tells for each decision when it is made, and when it is not.
 //
-//	new [factor=3] [node-copies=2] [max-operations=8192] [min-ranges=1]
+//	new [factor=3] [node-copies=2] [max-operations=8192] [min-ranges=1] [merge-age=1h]
 //	node id=1 [zone=a] [state=draining] [silent=10s] [capacity=100MiB] [used=1MiB]
 //	remove-node id=1
 //	range id=1 on=(1,2,3) [learner=4] [incoming=4] [outgoing=3] [leader=1] [bytes=1MiB]
-//	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [sample=divides]
+//	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [sample=divides] [kept]
+//	remove-range id=1
+//	begin range=1 other=2        a merge that somebody else has begun; without other one that is committed
 //	decide at=10s [brief]        the operations, what they require, what is given up
 //	finish range=1 [failed]
 //	check                        the requirements of what was decided last, against what is now
-//	explain range=1 | can-drain node=1 | can-decommission node=1 | pending
+//	explain range=1 | can-drain node=1 | can-decommission node=1 |
+//	can-replicate factor=5 | pending
 func TestDecisions(t *testing.T) {
 	datadriven.Walk(t, "testdata/decisions", func(t *testing.T, path string) {
 		s := &story{}
@@ -50,6 +53,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		set.NodeCopies = int(a.number("node-copies", 2))
 		set.MaxOperations = int(a.number("max-operations", 8192))
 		set.MinRanges = int(a.number("min-ranges", 1))
+		if a.d.HasArg("merge-age") {
+			set.MergeAge = a.duration("merge-age")
+		}
 		*s = story{c: New(set, 1, 0)}
 	case "node":
 		s.node(a)
@@ -57,6 +63,13 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		s.c.RemoveNode(keyspace.NodeID(a.number("id", 0)))
 	case "range":
 		s.c.PutRange(s.rangeOf(a))
+	case "remove-range":
+		s.c.RemoveRange(keyspace.RangeID(a.number("id", 0)))
+	case "begin":
+		op := Operation{Kind: Merge, Range: keyspace.RangeID(a.number("range", 0)), Other: keyspace.RangeID(a.number("other", 0)), Why: "asked for"}
+		if err := s.c.Begin(op); err != nil {
+			return err.Error() + "\n"
+		}
 	case "decide":
 		return s.decide(a)
 	case "finish":
@@ -69,6 +82,12 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return answer(s.c.CanDrain(keyspace.NodeID(a.number("node", 0))))
 	case "can-decommission":
 		return answer(s.c.CanDecommission(keyspace.NodeID(a.number("node", 0))))
+	case "can-replicate":
+		out, err := s.c.CanReplicate(int(a.number("factor", 0)))
+		if err != nil {
+			return answer(err)
+		}
+		return fmt.Sprintf("%+v\n", out)
 	case "pending":
 		return fmt.Sprintln(s.c.Pending())
 	default:
@@ -104,7 +123,7 @@ func (s *story) rangeOf(a args) Range {
 	s.conf++
 	r := Range{
 		Leader: keyspace.NodeID(a.number("leader", 0)), Bytes: a.number("bytes", 1<<20), Load: a.number("load", 10),
-		Born: clock.Time(a.duration("born")),
+		Born: clock.Time(a.duration("born")), Kept: a.d.HasArg("kept"),
 	}
 	r.Descriptor = keyspace.Descriptor{
 		Range: keyspace.RangeID(a.number("id", 0)), Generation: keyspace.Generation(a.number("generation", 1)), ConfIndex: s.conf,

@@ -122,7 +122,7 @@ func (c *Cluster) lead(r *rng) (*node, hold) {
 // sender returns the range's leader where it can send one more copy.
 func (c *Cluster) sender(r *rng) (*node, hold) {
 	n, h := c.lead(r)
-	if h == free && n.sending >= c.settings.NodeCopies {
+	if h == free && !c.settings.bears(n.sending, n.sendingBytes) {
 		return nil, holdBusy
 	}
 	return n, h

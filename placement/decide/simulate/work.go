@@ -197,7 +197,7 @@ func (w *World) merge(g, o *span) {
 	g.bytes, g.load, g.reported, g.to = g.bytes+o.bytes, g.load+o.load, g.reported+o.reported, o.to
 	g.d.Generation = max(g.d.Generation, o.d.Generation) + 1
 	g.d.Span = spanOf(g.from, g.to)
-	g.born = max(g.born, o.born)
+	g.born = w.now
 	w.ranges[o.d.Range-1] = nil
 	w.living--
 	w.cluster.Finish(g.d.Range, w.now, true)

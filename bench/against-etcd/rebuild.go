@@ -1,0 +1,345 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// rebuildOptions are the command line of the measure.
+type rebuildOptions struct {
+	ranges, mebibytes, value int
+	rate                     float64
+	put                      int
+	limit                    int64
+	deadAfter, over, patient time.Duration
+	election                 time.Duration
+}
+
+func rebuildFlags(set *flag.FlagSet) func(context.Context, *bench) error {
+	var o rebuildOptions
+	set.IntVar(&o.ranges, "ranges", 1000, "ranges")
+	set.IntVar(&o.mebibytes, "mebibytes", 2048, "data, on each of the three nodes")
+	set.IntVar(&o.value, "value-size", 8192, "bytes of a value of it")
+	set.Float64Var(&o.rate, "rate", 300, "puts a second beside")
+	set.IntVar(&o.put, "put-size", 256, "bytes of their values")
+	set.Int64Var(&o.limit, "limit", 64<<20, "bytes a second that a node takes and sends for copies (--copy-bytes-per-second)")
+	set.DurationVar(&o.deadAfter, "dead-after", 45*time.Second, "--node-dead-after: what comes before the rebuilding is to be over then")
+	set.DurationVar(&o.over, "over", 15*time.Second, "how long puts are measured before the kill, and again before the rebuilding")
+	set.DurationVar(&o.patient, "patience", 20*time.Minute, "how long rebuilding may take")
+	set.DurationVar(&o.election, "election-timeout", time.Second, "--election-timeout; the longest one is twice as long")
+	return func(ctx context.Context, b *bench) error {
+		if o.ranges < 1 || o.perRange() < 1 || o.rate <= 0 || o.limit < mebibyte || o.over < time.Second {
+			return errors.New("rebuild: at least a range, a value for each, a rate, a MiB a second, and a second to measure")
+		}
+		return rebuild(ctx, b, o)
+	}
+}
+
+// perRange is how many keys each range has.
+func (o *rebuildOptions) perRange() int { return o.mebibytes * mebibyte / o.value / o.ranges }
+
+const (
+	// leadWithin is how long ranges may be without a leader beyond the longest election
+	// timeout, which is raft's: random, up to twice the one that is set.
+	leadWithin  = 3 * time.Second
+	electionMax = 2
+	leadPoll    = 20 * time.Millisecond
+	leadLimit   = 2 * time.Minute
+	// rateOff is by how much the rate of rebuilding may be off the limit, foregroundSlower
+	// how much slower the puts beside may be.
+	rateOff          = 0.2
+	foregroundSlower = 2
+	// joiner is the node that joins.
+	joiner = nodes
+)
+
+// rebuilt is what came of the measure. Times are since the kill.
+type rebuilt struct {
+	Ranges int     `json:"ranges"`
+	Led    int     `json:"led_by_killed"` // ranges that the killed node led
+	Bytes  float64 `json:"bytes"`         // that came to the fourth node in tables
+	// Leaders is when every range had a leader, Answered when each had answered a put.
+	Leaders  time.Duration `json:"leaders_ns"`
+	Answered time.Duration `json:"answered_ns"`
+	Joined   time.Duration `json:"joined_ns"`
+	Begin    time.Duration `json:"begin_ns"` // first copy
+	End      time.Duration `json:"end_ns"`   // last replica a voter
+	// Steady is bytes a second between a tenth and nine tenths of all.
+	Steady float64 `json:"steady_bytes_per_second"`
+	// Whole, Alone and Beside are p99 of the puts: of the whole cluster, of two nodes, and
+	// beside the rebuilding.
+	Whole  time.Duration `json:"whole_p99_ns"`
+	Alone  time.Duration `json:"alone_p99_ns"`
+	Beside time.Duration `json:"beside_p99_ns"`
+	Failed int           `json:"failed"`
+}
+
+func (r *rebuilt) rate() float64 { return r.Bytes / (r.End - r.Begin).Seconds() }
+
+func rebuild(ctx context.Context, b *bench, o rebuildOptions) error {
+	keys := numbered(o.ranges * o.perRange())
+	c, err := b.elastic(keys, borders(len(keys), o.ranges), "--node-dead-after", o.deadAfter.String(),
+		"--copy-bytes-per-second", strconv.FormatInt(o.limit, 10), "--election-timeout", strconv.FormatInt(o.election.Milliseconds(), 10))
+	if err != nil {
+		return err
+	}
+	var r rebuilt
+	err = b.with(ctx, []*cluster{c}, func() error {
+		p := pace{endpoints: c.endpoints(), conns: 6, clients: 64, keys: keys, pick: evenlyOf(len(keys)), value: o.put, rate: o.rate}
+		if err := c.created(ctx, o.ranges); err != nil {
+			return err
+		}
+		if err := c.filled(ctx, p, func(int) int { return o.value }); err != nil {
+			return err
+		}
+		r, err = c.rebuilding(ctx, o, p)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	writeRebuild(o, &r)
+	return b.save("rebuild.json", r)
+}
+
+// filled fills a cluster and waits until it is at rest.
+func (c *cluster) filled(ctx context.Context, p pace, size func(int) int) error {
+	began := time.Now()
+	if err := p.fill(ctx, size); err != nil {
+		return err
+	}
+	progress("filled after %v", time.Since(began).Round(time.Second))
+	const tries = 5
+	for try := 1; ; try++ {
+		_, err := c.settle(ctx)
+		if err == nil || try == tries || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+func (c *cluster) rebuilding(ctx context.Context, o rebuildOptions, p pace) (r rebuilt, err error) {
+	victim, err := c.placementLeader(ctx)
+	if err != nil {
+		return r, err
+	}
+	list, err := c.ranges(ctx)
+	if err != nil {
+		return r, err
+	}
+	by, nobody := led(list)
+	if nobody > 0 || len(list) != o.ranges {
+		return r, fmt.Errorf("%d ranges, %d of them without a leader", len(list), nobody)
+	}
+	r.Ranges, r.Led = o.ranges, by[victim]
+	// Who puts knows which nodes stay.
+	p.endpoints = slices.Delete(p.endpoints, victim, victim+1)
+	l, err := p.start(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer l.stop()
+	if err := sleep(ctx, o.over+o.over/3); err != nil {
+		return r, err
+	}
+	killed := l.now()
+	r.Whole = l.quantile(killed-o.over, killed, 990)
+	if err := c.kill(victim); err != nil {
+		return r, err
+	}
+	progress("%s, which led placement and %d ranges, is killed", nodeName(victim), r.Led)
+	if err := c.led(ctx, o, l, killed, &r); err != nil {
+		return r, err
+	}
+	if err := c.copied(ctx, o, l, killed, &r); err != nil {
+		return r, err
+	}
+	end := l.now()
+	l.stop()
+	r.Failed, err = l.failures(0, end)
+	if r.Failed > 0 {
+		progress("%d puts failed: %v", r.Failed, err)
+	}
+	return r, c.checkWhole(ctx, o, victim)
+}
+
+// placementLeader is the node that leads placement.
+func (c *cluster) placementLeader(ctx context.Context) (int, error) {
+	clients, err := c.connectAll()
+	if err != nil {
+		return 0, err
+	}
+	defer closeAll(clients)
+	return c.leader(ctx, clients)
+}
+
+// led waits until each range has a leader, and then until each has answered a put.
+func (c *cluster) led(ctx context.Context, o rebuildOptions, l *pacedLoad, killed time.Duration, r *rebuilt) error {
+	limited, cancel := context.WithTimeout(ctx, leadLimit)
+	defer cancel()
+	err := waitUntil(limited, leadPoll, func() error {
+		if err := c.alive(); err != nil {
+			return err
+		}
+		n, err := c.total(limited, "skein_shard_leaders")
+		if err == nil && int(n) < o.ranges {
+			err = fmt.Errorf("%.0f of %d ranges have a leader", n, o.ranges)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.Leaders = l.now() - killed
+	var clients []*clientv3.Client
+	for i, p := range c.running {
+		if p == nil {
+			continue
+		}
+		client, err := c.connect(i)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		clients = append(clients, client)
+	}
+	err = inParallel(limited, o.ranges, 64, func(ctx context.Context, i int) error {
+		return putOnce(ctx, clients[i%len(clients)], l.keys[i*o.perRange()], "here")
+	})
+	r.Answered = l.now() - killed
+	progress("each range has a leader after %v, and has answered a put after %v", r.Leaders, r.Answered)
+	return err
+}
+
+// copied lets a fourth node join, and waits until it has all replicas of the killed one.
+func (c *cluster) copied(ctx context.Context, o rebuildOptions, l *pacedLoad, killed time.Duration, r *rebuilt) error {
+	if err := sleep(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	from := l.now()
+	if err := sleep(ctx, o.over); err != nil {
+		return err
+	}
+	r.Alone = l.quantile(from, l.now(), 990)
+	if err := c.startNode(joiner); err != nil {
+		return err
+	}
+	if err := c.waitNode(ctx, joiner); err != nil {
+		return err
+	}
+	r.Joined = l.now() - killed
+	if r.Joined > o.deadAfter {
+		return fmt.Errorf("rebuild: the fourth node joined after %v, when the lost one was to be rebuilt: give a longer --dead-after", r.Joined)
+	}
+	progress("%s has joined after %v", nodeName(joiner), r.Joined)
+	samples, err := c.arriving(ctx, o, l, killed, r)
+	if err != nil {
+		return err
+	}
+	r.Beside = l.quantile(killed+r.Begin, killed+r.End, 990)
+	low, high := samples.at(r.Bytes/10), samples.at(r.Bytes*9/10)
+	if high.at > low.at {
+		r.Steady = (high.bytes - low.bytes) / (high.at - low.at).Seconds()
+	}
+	progress("%.0f MiB in %v, %.1f MiB/s; p99 of puts %v, %v before the kill", r.Bytes/mebibyte, r.End-r.Begin, r.rate()/mebibyte, r.Beside, r.Whole)
+	return nil
+}
+
+// arrived is how many bytes had come at a time.
+type arrived struct {
+	at    time.Duration // since the kill
+	bytes float64
+}
+
+type arrivals []arrived
+
+// at returns the first that has so many bytes.
+func (a arrivals) at(bytes float64) arrived {
+	i := slices.IndexFunc(a, func(x arrived) bool { return x.bytes >= bytes })
+	return a[max(i, 0)]
+}
+
+// arriving watches what comes to the fourth node until it has a replica of each range and
+// nothing is under way.
+func (c *cluster) arriving(ctx context.Context, o rebuildOptions, l *pacedLoad, killed time.Duration, r *rebuilt) (arrivals, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.deadAfter+o.patient)
+	defer cancel()
+	var all arrivals
+	told := time.Now()
+	err := waitUntil(ctx, pollEvery, func() error {
+		if err := c.alive(); err != nil {
+			return err
+		}
+		page, err := c.metrics(ctx, joiner)
+		if err != nil {
+			return err
+		}
+		under, err := c.total(ctx, operationsUnderWay)
+		if err != nil {
+			return err
+		}
+		bytes, replicas := page["skein_engine_ingest_bytes_total"], int(page["skein_shard_replicas"])
+		at := l.now() - killed
+		if under > 0 && r.Begin == 0 {
+			r.Begin = at
+		}
+		all = append(all, arrived{at, bytes})
+		if time.Since(told) > 5*time.Second {
+			told = time.Now()
+			progress("%v: %d replicas, %.0f MiB, %.0f operations under way", at.Round(time.Second), replicas, bytes/mebibyte, under)
+		}
+		if replicas < o.ranges || under > 0 {
+			return fmt.Errorf("%d of %d replicas are there, %.0f operations are under way", replicas, o.ranges, under)
+		}
+		r.End, r.Bytes = at, bytes
+		return nil
+	})
+	return all, err
+}
+
+// checkWhole checks that each range has three replicas, none of them on the killed node.
+func (c *cluster) checkWhole(ctx context.Context, o rebuildOptions, victim int) error {
+	list, err := c.ranges(ctx)
+	if err != nil {
+		return err
+	}
+	if len(list) != o.ranges {
+		return fmt.Errorf("rebuild: %d ranges in place of %d", len(list), o.ranges)
+	}
+	for _, g := range list {
+		if len(g.Replicas) != nodes || slices.Contains(g.Replicas, nodeName(victim)) {
+			return fmt.Errorf("rebuild: range %d has replicas on %v", g.ID, g.Replicas)
+		}
+	}
+	return nil
+}
+
+func writeRebuild(o rebuildOptions, r *rebuilt) {
+	longest := electionMax * o.election
+	t := newTable("", "", "target")
+	t.add(fmt.Sprintf("ranges that the killed node led, of %d", r.Ranges), fmt.Sprint(r.Led))
+	t.add("every range has a leader, ms after the kill", number(millis(r.Leaders)), fmt.Sprintf("≤ %d", (longest+leadWithin).Milliseconds()))
+	t.add("every range has answered a put, ms after the kill", number(millis(r.Answered)))
+	t.add("the fourth node has joined, s after the kill", number(r.Joined.Seconds()))
+	t.add("rebuilding begins, s after the kill", number(r.Begin.Seconds()))
+	t.add("rebuilding took, s", number((r.End - r.Begin).Seconds()))
+	t.add("bytes that came, MiB", number(r.Bytes/mebibyte))
+	limit := float64(o.limit) / mebibyte
+	t.add("rate, MiB/s", number(r.rate()/mebibyte), fmt.Sprintf("%s to %s", number(limit*(1-rateOff)), number(limit*(1+rateOff))))
+	t.add("rate between a tenth and nine tenths, MiB/s", number(r.Steady/mebibyte))
+	t.add("put p99 before the kill, ms", number(millis(r.Whole)))
+	t.add("put p99 on two nodes, ms", number(millis(r.Alone)))
+	t.add("put p99 beside the rebuilding, ms", number(millis(r.Beside)))
+	t.add("beside it / before the kill", number(float64(r.Beside)/float64(r.Whole)), fmt.Sprintf("≤ %d", foregroundSlower))
+	t.add("beside it / on two nodes", number(float64(r.Beside)/float64(r.Alone)))
+	t.add("puts that failed", fmt.Sprint(r.Failed))
+	t.write(os.Stdout, fmt.Sprintf("%d ranges with %d MiB, %g puts a second; one node of three is killed and rebuilt on a fourth", o.ranges, o.mebibytes, o.rate))
+}

@@ -1,0 +1,24 @@
+package keyspace
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// What an earlier build wrote is refused by its version, and the error says what to do.
+func TestAnotherVersionIsNamed(t *testing.T) {
+	_, _, err := DecodeDescriptor([]byte{descriptorVersion - 1, 1, 1})
+	var v *VersionError
+	if !errors.As(err, &v) || v.Found != descriptorVersion-1 || v.Reads != descriptorVersion {
+		t.Fatal(err)
+	}
+	for _, says := range []string{"descriptor has format version 0", "this build reads version 1", "the build that wrote it", "joins anew"} {
+		if !strings.Contains(err.Error(), says) {
+			t.Errorf("%q does not say %q", err, says)
+		}
+	}
+	if err := CheckVersion("it", 3, 3); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,110 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/decide"
+)
+
+// SetReplication implements adminapi.PlacementKeeper.
+func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error) {
+	if !placement.ValidReplication(factor) {
+		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: of an even number one more may not be lost than of the odd number below"}
+	}
+	v, err := a.survey(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.stale:
+		return nil, kverror.NoLeader
+	case placement.Paused(v.settings):
+		return nil, &adminapi.Refusal{Reason: "placement is paused, so that no range would change", NextStep: "have it go on with skein placement resume"}
+	}
+	plan, err := v.decider(a.c.o.Clock.Now()).CanReplicate(factor)
+	var refused *decide.ReplicationRefusal
+	if errors.As(err, &refused) {
+		words := v.words()
+		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("ranges cannot have %d voters: %s", factor, words.Replace(refused.Why)), NextStep: words.Replace(refused.Do)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := &adminpb.PlacementSetReplicationResponse{
+		Before: int64(placement.Replication(v.settings)), After: int64(factor), Ranges: int64(plan.Ranges),
+		Added: int64(plan.Added), Bytes: plan.Bytes, Removed: int64(plan.Removed), Notes: replicationNotes(factor, &plan),
+	}
+	if dryRun {
+		return out, nil
+	}
+	err = a.c.client.SetReplication(ctx, factor)
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "look with skein node list which nodes take replicas, and try again"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// replicationNotes is what an operator should know of a change that can be done.
+func replicationNotes(factor int, plan *decide.Replication) (notes []string) {
+	if factor == 1 {
+		notes = append(notes, "with one voter a range stands still while its node is down, and is lost with its disk")
+	}
+	if plan.Zones > 1 && plan.Zones < factor {
+		notes = append(notes, fmt.Sprintf("nodes of %d zones take replicas: of %d voters of a range some share a zone", plan.Zones, factor))
+	}
+	if plan.Waiting > 0 {
+		notes = append(notes, fmt.Sprintf("%d ranges have a replica on a node that does not answer: they change when it does, or counts as lost", plan.Waiting))
+	}
+	return notes
+}
+
+// replication says how many voters ranges are to have, and how far that is, as the map of
+// this node has it; nil where nobody could say.
+func (a admin) replication(ctx context.Context) *adminpb.Replication {
+	settings, err := a.settings(ctx)
+	if err != nil {
+		return nil
+	}
+	ops, err := a.operations(ctx, false)
+	if err != nil {
+		return nil
+	}
+	descs, err := a.c.client.RangeMap(ctx)
+	if err != nil {
+		return nil
+	}
+	out := &adminpb.Replication{Factor: int64(placement.Replication(settings)), Ranges: int64(len(descs)), Paused: placement.Paused(settings)}
+	for i := range descs {
+		voters, silent := int64(0), false
+		for _, m := range descs[i].Replicas {
+			if m.Role == keyspace.RoleVoter || m.Role == keyspace.RoleVoterIncoming {
+				voters++
+				silent = silent || !a.c.alive(m.Node)
+			}
+		}
+		switch {
+		case voters < out.Factor:
+			out.Fewer++
+		case voters > out.Factor:
+			out.More++
+		}
+		if silent {
+			out.Silent++
+		}
+	}
+	for i := range ops {
+		if ops[i].Reason == decide.Factor && ops[i].Range != placement.OwnGroup {
+			out.Operations++
+		}
+	}
+	return out
+}

@@ -1,0 +1,150 @@
+package placement
+
+import (
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
+)
+
+// still is a decider of a cluster of five with ranges of three voters that are to have five,
+// which runs nothing: the test does, a round at a time.
+type still struct {
+	t *testing.T
+	*decider
+	v   View
+	ids []keyspace.RangeID
+}
+
+func stillDecider(t *testing.T, seed uint64) *still {
+	t.Helper()
+	w := newPretended(t, seed, 5, fourBorders...)
+	if err := w.nodes[0].client.SetPaused(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Second)
+	n := w.leader()
+	st := &still{t: t, decider: newOperator(n.service, 99, newHearing()).decider, v: *n.service.View()}
+	for _, r := range st.v.Descriptors() {
+		st.ids = append(st.ids, r.Range)
+	}
+	now := n.service.o.Clock.Now()
+	st.feedNodes(&st.v, now)
+	st.feedRanges(&st.v, now)
+	for _, id := range st.ids { // as if all were led by a voter
+		d, _ := st.v.descriptor(id)
+		st.c.PutRange(decide.Range{Descriptor: d, Leader: d.Replicas[0].Node, Bytes: 1 << 20})
+	}
+	st.settings.ReplicationFactor = 5
+	st.c.Set(st.settings)
+	st.feed()
+	return st
+}
+
+// feed is what a round does about operations, with the view as it is.
+func (st *still) feed() {
+	v := st.v
+	st.feedOperations(&v, st.s.o.Clock.Now())
+	st.view = &v
+}
+
+// under says what the view has under way from now on.
+func (st *still) viewHas(ops ...Operation) {
+	st.v.operations = ops
+	st.v.operationsChanged++
+}
+
+// decides says whether something is decided for the range now.
+func (st *still) decides(id keyspace.RangeID) bool {
+	decided := false
+	for _, o := range st.c.Decide(st.s.o.Clock.Now()).Operations {
+		decided = decided || o.Range == id
+		st.c.Finish(o.Range, st.s.o.Clock.Now(), true)
+	}
+	return decided
+}
+
+// freeNode is a node without a replica of the range.
+func (st *still) freeNode(id keyspace.RangeID) keyspace.NodeID {
+	d, _ := st.v.descriptor(id)
+	for n := keyspace.NodeID(1); ; n++ {
+		if _, has := d.ReplicaOn(n); !has {
+			return n
+		}
+	}
+}
+
+// How an operation has ended counts, whether that is told before the view has it or after:
+// one that was given up is not tried again at once, one that is done is followed by the next.
+func TestOutcomesAreNotLost(t *testing.T) {
+	for _, order := range []string{"told, then seen", "seen, then told", "told and seen at once"} {
+		for _, done := range []bool{false, true} {
+			virtually(t, func(t *testing.T) {
+				st := stillDecider(t, 71)
+				id := st.ids[0]
+				op := Operation{ID: 900, Range: id, Kind: OperationAdd, To: st.freeNode(id)}
+				st.viewHas(op)
+				st.operator.begin(id, op.ID)
+				st.feed()
+				if _, busy := st.c.UnderWay(id); !busy || st.decides(id) {
+					t.Fatal("the operation is not counted")
+				}
+				switch order {
+				case "told, then seen": // the view of this round was taken before
+					st.over(&op, done)
+					st.operator.end(id)
+					st.feed()
+					st.viewHas()
+				case "seen, then told":
+					st.viewHas()
+					st.feed()
+					if _, busy := st.c.UnderWay(id); !busy {
+						t.Error("how it has ended was not waited for")
+					}
+					st.over(&op, done)
+					st.operator.end(id)
+				default:
+					st.over(&op, done)
+					st.viewHas()
+					st.feed()
+					st.operator.end(id)
+				}
+				st.feed()
+				if _, busy := st.c.UnderWay(id); busy {
+					t.Error("it is over, and counted yet")
+				}
+				if st.decides(id) != done {
+					t.Errorf("%s, done %v: decided again %v", order, done, !done)
+				}
+				if len(st.ended) > 0 {
+					t.Errorf("kept: %v", st.ended)
+				}
+			})
+		}
+	}
+}
+
+// An operation that cannot be counted yet, since something was decided for its range that is
+// about to be refused, is counted as soon as that is possible, though no other one begins or ends.
+func TestAnOperationIsCountedLater(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		st := stillDecider(t, 72)
+		id := st.ids[1]
+		st.c.Decide(st.s.o.Clock.Now())
+		if _, busy := st.c.UnderWay(id); !busy {
+			t.Fatal("nothing is decided")
+		}
+		op := Operation{ID: 901, Range: id, Kind: OperationMove, From: st.v.Lookup(nil).Descriptor.Replicas[0].Node, To: st.freeNode(id)}
+		st.viewHas(op)
+		st.feed()
+		st.c.Finish(id, st.s.o.Clock.Now(), false)
+		st.feed()
+		if have := st.under[id]; have.ID != op.ID {
+			t.Errorf("under way is %+v", have)
+		}
+		if is, busy := st.c.UnderWay(id); !busy || is.Kind != decide.MoveReplica {
+			t.Errorf("counted is %v", is)
+		}
+	})
+}

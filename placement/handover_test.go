@@ -1,0 +1,85 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// unwilling is a placement group of which nobody takes the leadership.
+type unwilling struct {
+	Group
+	mu sync.Mutex
+	// Guarded by mu: whether a target can be found, and whether it takes the leadership.
+	can, takes bool
+	// looks and tries count the calls.
+	looks, tries int
+}
+
+func (g *unwilling) CanTransfer(ctx context.Context, to keyspace.ReplicaID) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.looks++; !g.can {
+		return errors.New("nobody follows the log")
+	}
+	return g.Group.CanTransfer(ctx, to)
+}
+
+func (g *unwilling) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
+	g.mu.Lock()
+	g.tries++
+	takes := g.takes
+	g.mu.Unlock()
+	if !takes {
+		return errors.New("it does not answer")
+	}
+	return g.Group.Transfer(ctx, to)
+}
+
+// A drained node that leads placement looks for somebody who can take over before it ends the
+// hand-outs, and tries ever more rarely where that fails.
+func TestHandOverWaitsForATarget(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 73, 3, "h")
+		time.Sleep(20 * time.Second)
+		n := w.leader()
+		s := n.service
+		g := &unwilling{}
+		s.mu.Lock()
+		g.Group, s.group = s.group, g
+		s.mu.Unlock()
+		if err := n.client.SetNodeState(t.Context(), n.id, NodeServing, NodeDraining); err != nil {
+			t.Fatal(err)
+		}
+		set := func(can, takes bool) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.can, g.takes = can, takes
+		}
+		seen := func() (looks, tries int) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return g.looks, g.tries
+		}
+		time.Sleep(5 * time.Minute)
+		if looks, tries := seen(); tries > 0 || looks == 0 {
+			t.Errorf("without a target: looked %d times, tried %d times", looks, tries)
+		}
+		set(true, false)
+		time.Sleep(5 * time.Minute)
+		if _, tries := seen(); tries == 0 || tries > 10 {
+			t.Errorf("it was tried %d times in 5 minutes", tries)
+		}
+		set(true, true)
+		w.await(2*time.Minute, "another node leads", func() error {
+			if w.leader().id == n.id {
+				return errors.New("it leads yet")
+			}
+			return nil
+		})
+	})
+}

@@ -1,0 +1,352 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/placement"
+)
+
+// Join lets nodes in that are no founders. Leave has nodes leave for good, also by the loss
+// of their disks, and others come in their places. Both go on all the time where
+// Config.Joins says so.
+const (
+	Join  Fault = "join"
+	Leave Fault = "leave"
+)
+
+// Bounds of joinLoop, in virtual time.
+const (
+	// fewestMembers is how many members a range needs for its replicas.
+	fewestMembers = 3
+	// joinEvery is the least time between two changes of who the members are, and a half of
+	// the most.
+	joinEvery = time.Second
+	// joinStep is the most between the beginning of a join and the loss of power that cuts
+	// it, and joinTries is how often one is tried before something else has its turn.
+	joinStep  = 400 * time.Millisecond
+	joinTries = 6
+	// emptyWithin is how long a node that has lost its disk is given to be told that it is
+	// not let in: where nobody can tell it waits.
+	emptyWithin = 5 * time.Second
+	// leaveStep bounds one request of the operator's, leavePause lies between two, and
+	// leavePatience is how long one node is spoken of before something else has its turn.
+	leaveStep     = 5 * time.Second
+	leavePause    = 500 * time.Millisecond
+	leavePatience = 15 * time.Second
+	// changedWithin: when all is healed who is to join serves, and who is to leave has left.
+	changedWithin = repairedWithin
+)
+
+// joinLoop changes who the members are, one after the other, until stop is closed.
+func (n *nemesis) joinLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
+	n.beside(stop, wg, often{times: n.c.cfg.Joins, least: joinEvery, spread: joinEvery, stream: 7}, func(rng *rand.Rand) {
+		if n.leaving != nil {
+			n.leave(rng, stop)
+			return
+		}
+		in, out := n.c.standing(), n.c.outside()
+		switch {
+		case len(out) > 0 && (len(in) <= fewestMembers || rng.IntN(2) == 0):
+			n.join(out[rng.IntN(len(out))], rng, stop)
+		case len(in) > fewestMembers:
+			n.part(in[rng.IntN(len(in))], rng, stop)
+		}
+	})
+}
+
+// outside returns the machines that are no members.
+func (c *cluster) outside() (ms []*machine) {
+	for _, m := range c.machines {
+		if !m.is(stateMember) {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+// join lets a machine's node in, some attempts long. The machine may lose its power on the
+// way, in any step of it, and its disk as well.
+func (n *nemesis) join(m *machine, rng *rand.Rand, stop <-chan struct{}) {
+	if m.is(stateOut) && rng.IntN(2) == 0 {
+		n.add(m, rng)
+	}
+	m.become(stateJoining)
+	deaths := rng.IntN(3)
+	for range joinTries {
+		if closed(stop) || n.leaving != nil {
+			return
+		}
+		patience := leavePatience
+		if deaths--; deaths >= 0 {
+			patience = time.Duration(rng.Int64N(int64(joinStep)))
+		}
+		wipe := rng.IntN(2) == 0 && deaths >= 0
+		if n.enter(m, patience, wipe, stop) {
+			return
+		}
+		n.c.sleep(leavePause)
+	}
+}
+
+// add has an operator add the machine's node as one does etcd's. Where it is not known
+// whether that has happened, the node finds out when it joins.
+func (n *nemesis) add(m *machine, rng *rand.Rand) {
+	n.operate(m, rng, func(ctx context.Context, r *run) {
+		u := m.peerURL()
+		_, _, err := r.core.Members(1).MemberAdd(ctx, []string{u.String()}, false)
+		m.mu.Lock()
+		m.added = err == nil
+		m.mu.Unlock()
+		n.c.logf("nemesis: the member at %s is added: %v", u.String(), err)
+	})
+}
+
+// enter starts a node that is to join, and says whether it has become a member. It has so
+// much time: then it loses its power, and its disk where wipe says so.
+func (n *nemesis) enter(m *machine, patience time.Duration, wipe bool, stop <-chan struct{}) bool {
+	err := n.attempt(m, patience, stop, func() {
+		n.deaths.Add(1)
+		if wipe {
+			m.wiped = true
+			n.c.wipe(m, stateJoining)
+			return
+		}
+		n.c.crash(50, m)
+	})
+	switch {
+	case err == nil:
+		m.become(stateMember)
+		m.wiped = false
+		n.joins.Add(1)
+		n.c.logf("nemesis: node %s has joined", m.id())
+		return true
+	case errors.Is(err, errCut):
+		return false
+	}
+	n.c.logf("nemesis: node %s is not let in: %v", m.name, err)
+	switch {
+	case m.wasAdded(): // those that it has asked may not have heard of it
+		m.mu.Lock()
+		m.added = false
+		m.mu.Unlock()
+	case m.wiped: // the row is that of a node that served before it lost its disk
+		n.tell(&leaver{m: m, dead: true})
+	default:
+		n.found("membership: node %s may not join: %v", m.name, err)
+	}
+	return false
+}
+
+// attempt starts a node, and has cut end its power when its time is over, or everything.
+func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct{}, cut func()) error {
+	done := make(chan error, 1)
+	go func() { done <- m.start() }()
+	t := n.c.time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-stop:
+	case <-t.C():
+	}
+	cut()
+	_ = <-done // it has served for a moment or has not: the power is gone
+	return errCut
+}
+
+// leaver is a node that leaves for good. An operator says so until it has left.
+type leaver struct {
+	m *machine
+	// dead says that its disk is lost, so that it has to go; begun that it has been told to.
+	dead, begun bool
+}
+
+// tell has a node leave from now on, and told no longer.
+func (n *nemesis) tell(l *leaver) {
+	n.leaving = l
+	l.m.leaves.Store(true)
+}
+
+func (n *nemesis) told() {
+	n.leaving.m.leaves.Store(false)
+	n.leaving = nil
+}
+
+// part has a member leave. It may have lost its disk before: then it comes back with an
+// empty one, under its old id, and is not let in.
+func (n *nemesis) part(m *machine, rng *rand.Rand, stop <-chan struct{}) {
+	n.tell(&leaver{m: m})
+	if rng.IntN(2) == 0 && n.expendable(m, rng) {
+		n.c.wipe(m, stateOut)
+		n.leaving.dead = true
+		n.deaths.Add(1)
+		n.c.sleep(time.Duration(rng.Int64N(int64(2 * election))))
+		n.comeBackEmpty(m, stop)
+	}
+	n.leave(rng, stop)
+}
+
+// expendable says whether the disk of a member may be lost: it has served, all that it holds
+// has two more replicas, and no operation makes them fewer.
+func (n *nemesis) expendable(m *machine, rng *rand.Rand) (yes bool) {
+	n.operate(m, rng, func(ctx context.Context, r *run) {
+		row, err := rowOf(ctx, r, m)
+		if err != nil || row == nil || !row.State.Started() {
+			return
+		}
+		ops, err := r.core.Placement().Operations(ctx)
+		if err != nil || len(ops) > 0 {
+			return
+		}
+		pm, err := r.core.Placement().Map(ctx)
+		if err != nil {
+			return
+		}
+		yes = true
+		for _, d := range append(pm.Descriptors(), pm.PlacementGroup()) {
+			yes = yes && len(d.Replicas) >= fewestMembers
+		}
+	})
+	return yes
+}
+
+// comeBackEmpty starts a node that has lost its disk.
+func (n *nemesis) comeBackEmpty(m *machine, stop <-chan struct{}) {
+	id := m.id()
+	n.c.logf("nemesis: node %s comes back with an empty disk", id)
+	err := n.attempt(m, emptyWithin, stop, func() { n.c.crash(0, m) })
+	switch {
+	case err == nil && m.id() == id:
+		n.found("membership: node %s has lost its disk and is let in again", id)
+	case err == nil:
+		n.found("membership: node %s has lost its disk and is let in as node %s, in the place of one that is there", id, m.id())
+	case !errors.Is(err, errCut):
+		n.refusals.Add(1)
+		n.c.logf("nemesis: it is not let in: %v", err)
+	}
+	n.c.crash(0, m)
+}
+
+// leave has the operator ask for the node's removal until it has left, or for a while. One
+// that may stay does, where it cannot leave.
+func (n *nemesis) leave(rng *rand.Rand, stop <-chan struct{}) {
+	l := n.leaving
+	for begin := n.c.elapsed(); n.c.elapsed()-begin < leavePatience && !closed(stop); n.c.sleep(leavePause) {
+		left := false
+		n.operate(l.m, rng, func(ctx context.Context, r *run) { left = n.remove(ctx, r, l, rng) })
+		if left {
+			n.left(l)
+			return
+		}
+	}
+	if !l.begun && !l.dead {
+		n.told()
+	}
+}
+
+// remove is one request for a node's removal: that of Skein's operators, or etcd's. It says
+// whether the node is none any more.
+func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand) bool {
+	row, err := rowOf(ctx, r, l.m)
+	if err != nil || row == nil {
+		return err == nil
+	}
+	change := adminapi.Decommission
+	switch row.State {
+	case placement.NodeDecommissioned, placement.NodeUnstarted, placement.NodeUnstartedLearner:
+		change = adminapi.Remove
+	case placement.NodeServing, placement.NodeDraining, placement.NodeLearner, placement.NodeRemoved:
+	}
+	refused := (*adminapi.Refusal)(nil)
+	if rng.IntN(3) == 0 {
+		_, err = r.core.Members(1).MemberRemove(ctx, row.ID)
+	} else {
+		_, err = r.core.Admin().ChangeNode(ctx, change, row.ID.String())
+	}
+	l.begun = l.begun || !errors.As(err, &refused) // if only half of it is done, or that is unknown
+	n.c.logf("nemesis: node %s, which is %s, is to go (%s): %v", row.ID, row.State, change, err)
+	return false // it is asked for until the row says so
+}
+
+// left empties the machine of a node that was removed, for another one.
+func (n *nemesis) left(l *leaver) {
+	m := l.m
+	n.c.logf("nemesis: node %s has left", m.id())
+	if r := m.current(); r != nil { // it is told so where anybody reaches it
+		t := n.c.time.NewTimer(leavePause)
+		defer t.Stop()
+		select {
+		case <-r.core.Fatal():
+		case <-r.ctx.Done():
+		case <-t.C():
+		}
+	}
+	n.c.wipe(m, stateOut)
+	n.deaths.Add(1)
+	m.mu.Lock()
+	m.founds, m.added = false, false
+	m.mu.Unlock()
+	m.wiped = false
+	n.told()
+	n.leaves.Add(1)
+}
+
+// operate has an operator ask for something by a node that runs, if there is one, and is not
+// the machine's own.
+func (n *nemesis) operate(m *machine, rng *rand.Rand, f func(ctx context.Context, r *run)) {
+	ms := slices.DeleteFunc(n.c.standing(), func(o *machine) bool { return o == m })
+	r := enterAny(ms, rng.Perm(len(ms)))
+	if r == nil {
+		return
+	}
+	defer r.leave()
+	ctx, cancel := context.WithTimeout(r.ctx, leaveStep)
+	defer cancel()
+	f(ctx, r)
+}
+
+// rowOf returns the machine's row of the node table, nil where it has none that was not
+// removed.
+func rowOf(ctx context.Context, r *run, m *machine) (*placement.Node, error) {
+	nodes, err := r.core.Placement().NodeTable(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	u := m.peerURL()
+	for i := range nodes {
+		if nodes[i].State != placement.NodeRemoved && slices.Contains(nodes[i].PeerURLs, u.String()) {
+			return &nodes[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// changed brings to its end what joinLoop has begun, now that all is healed.
+func (n *nemesis) changed(rep *Report) bool {
+	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 8))
+	never := make(chan struct{})
+	for begin := n.c.elapsed(); ; n.c.sleep(leavePause) {
+		joining := n.c.outside()
+		joining = slices.DeleteFunc(joining, func(m *machine) bool { return !m.is(stateJoining) })
+		switch {
+		case n.c.elapsed()-begin > changedWithin && n.leaving != nil:
+			rep.violate("membership: node %s has not left %v after healing", n.leaving.m.id(), n.c.elapsed()-begin)
+			return false
+		case n.c.elapsed()-begin > changedWithin && len(joining) > 0:
+			rep.violate("membership: node %s has not joined %v after healing", joining[0].name, n.c.elapsed()-begin)
+			return false
+		case n.leaving != nil:
+			n.leave(rng, never)
+		case len(joining) > 0:
+			n.enter(joining[0], leavePatience, false, never)
+		default:
+			return true
+		}
+	}
+}

@@ -1,0 +1,425 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/transport"
+)
+
+// machine is one simulated computer: it outlives the node that runs on it, and the node's
+// membership too.
+type machine struct {
+	c *cluster
+	// name is that of each node that runs on it, and where its peer and client URLs are.
+	name  string
+	clock *simclock.Clock
+	rate  float64
+	// shortLog says that this machine's nodes keep as little log as they can.
+	shortLog bool
+
+	// self is the id of the node on it, or of the last one, 0 where there never was one.
+	self atomic.Uint64
+	// leaves says that its node is to leave the cluster for good.
+	leaves atomic.Bool
+	// wiped says that it has lost its disk since it began to join. It belongs to joinLoop.
+	wiped bool
+
+	mu sync.Mutex
+	// Guarded by mu. run is nil while the machine is down, starting while it does not start.
+	disk     *disk
+	run      *run
+	starting *start
+	state    state
+	// founds says that it is one of the first nodes; who comes later joins, and was added by
+	// the operator before or was not.
+	founds, added bool
+	// lost says that the machine never comes back.
+	lost bool
+	// rng draws whom it asks to let it in.
+	rng *rand.Rand
+}
+
+// state says what a machine is to the cluster.
+type state int
+
+const (
+	// stateOut is none of it: it does not run.
+	stateOut state = iota
+	// stateJoining is to be let in: joinLoop starts it, and the faults may hit it.
+	stateJoining
+	// stateMember belongs to it: whoever has stopped it starts it again.
+	stateMember
+)
+
+// start is a node that starts.
+type start struct {
+	ctx context.Context
+	// cut ends ctx: the power is gone. over is closed when nothing of the start is left.
+	cut  context.CancelFunc
+	over chan struct{}
+}
+
+// id is the node's id.
+func (m *machine) id() keyspace.NodeID { return keyspace.NodeID(m.self.Load()) }
+
+// host is where the machine's peer port is, as far as that means anything here.
+func (m *machine) host() string { return m.name + ":2380" }
+
+func (m *machine) peerURL() url.URL { return url.URL{Scheme: "http", Host: m.host()} }
+
+// row is the node's row of the node table before it serves.
+func (m *machine) row() placement.Node {
+	u := m.peerURL()
+	return placement.Node{ID: m.id(), Name: m.name, PeerURLs: []string{u.String()}}
+}
+
+func (m *machine) emptyDisk() *disk {
+	d := newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(m.c.cfg.Seed, 1000+m.rng.Uint64())))
+	d.lies = m.c.cfg.plant.noSync
+	return d
+}
+
+func (m *machine) current() *run {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.run
+}
+
+func (m *machine) is(s state) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state == s
+}
+
+func (m *machine) become(s state) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state = s
+}
+
+// boot starts the node of a member that is down. Cores of a cluster that is new are to be
+// started at the same time.
+func (m *machine) boot() error {
+	if !m.is(stateMember) {
+		return nil
+	}
+	if err := m.start(); !errors.Is(err, errCut) {
+		return err
+	}
+	return nil // who has cut its power starts it again
+}
+
+// errCut says that the power went while a node started.
+var errCut = errors.New("sim: the power was cut")
+
+// start starts the node and returns when it serves. It does nothing where it runs, or
+// starts already.
+func (m *machine) start() error {
+	m.mu.Lock()
+	if m.run != nil || m.starting != nil || m.lost {
+		m.mu.Unlock()
+		return nil
+	}
+	s := &start{over: make(chan struct{})}
+	s.ctx, s.cut = context.WithCancel(context.Background())
+	m.starting = s
+	o := m.options(s)
+	m.mu.Unlock()
+	defer close(s.over)
+	defer s.cut()
+
+	r, err := m.open(s.ctx, o)
+	m.mu.Lock()
+	m.starting = nil
+	cut := s.ctx.Err() != nil
+	if err == nil && !cut {
+		m.run = r
+	}
+	m.mu.Unlock()
+	switch {
+	case cut && r != nil:
+		r.kill()
+		r.crash(m.c)
+		return errCut
+	case cut:
+		return errCut
+	case err != nil:
+		return fmt.Errorf("sim: start node %s: %w", m.id(), err)
+	}
+	m.c.logf("node %s serves", m.id())
+	return nil
+}
+
+// open finds the node's place, if it is no founder, and opens its directories.
+func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
+	reg := prometheus.NewRegistry()
+	o.Registry = reg
+	if len(o.Founders) == 0 {
+		if err := m.entry().Find(ctx, o); err != nil {
+			return nil, err
+		}
+		m.self.Store(uint64(o.Self))
+	}
+	core, err := node.Open(ctx, *o)
+	if err != nil {
+		return nil, err
+	}
+	r := &run{core: core, idle: make(chan struct{}), metrics: reg}
+	r.ctx, r.kill = context.WithCancel(context.Background())
+	row := m.row()
+	row.ClientURLs = []string{"http://" + m.name + ":2379"}
+	announce, stop := context.WithCancel(r.ctx)
+	r.announced = stop
+	r.announcing.Go(func() { core.Announce(announce, row) })
+	return r, nil
+}
+
+// options are what the machine's node is made of. The caller holds mu.
+func (m *machine) options(s *start) *node.Options {
+	cfg := &m.c.cfg
+	o := &node.Options{
+		SplitKeys: cfg.splitKeys(), PlacementReplicas: cfg.PlacementReplicas,
+		FS: m.disk, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
+		NewBus: func(c transport.Config) (node.Bus, error) {
+			b, err := m.c.net.NewBus(c)
+			if err != nil {
+				return nil, err // not a typed nil
+			}
+			var bus node.Bus = &startedBus{b, m.c, s}
+			if wrap := cfg.plant.bus; wrap != nil {
+				bus = wrap(bus)
+			}
+			return bus, nil
+		},
+		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
+		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
+		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad,
+		Logger: m.logger(),
+	}
+	if m.founds {
+		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders
+	}
+	if cfg.Lose > 0 || cfg.Joins > 0 {
+		o.NodeDeadAfter = deadAfter
+	}
+	if m.shortLog {
+		o.WALSegmentBytes, o.MaxWALBytes = 16<<10, 16<<10
+	}
+	return o
+}
+
+// startedBus is a bus that says nothing once the power is gone, although the start that was
+// cut has not come that far.
+type startedBus struct {
+	node.Bus
+	c *cluster
+	s *start
+}
+
+// Start implements node.Bus.
+func (b *startedBus) Start() error {
+	if b.s.ctx.Err() != nil {
+		return errCut
+	}
+	if err := b.Bus.Start(); err != nil {
+		return err
+	}
+	if b.s.ctx.Err() != nil {
+		return errCut
+	}
+	return nil
+}
+
+func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed, m.c.cfg.LogLevel) }
+
+// entry is the way into the cluster of a node that is no founder: by --join, or where an
+// operator has added it as etcd's do, by --initial-cluster-state existing.
+func (m *machine) entry() *node.Entry {
+	cfg := config.Default()
+	cfg.Name, cfg.DataDir, cfg.WALDir = m.name, dataDir, walDir
+	cfg.AdvertisePeerURLs = []url.URL{m.peerURL()}
+	if m.wasAdded() {
+		cfg.InitialClusterState, cfg.InitialCluster = config.StateExisting, map[string]types.URLs{}
+		for _, o := range m.c.machines {
+			if o == m || o.is(stateMember) {
+				cfg.InitialCluster[o.name] = types.URLs{o.peerURL()}
+			}
+		}
+	} else {
+		cfg.Join = []string{"any"}
+	}
+	return &node.Entry{Config: cfg, Ask: m.askIn, Tell: m.c.tell}
+}
+
+func (m *machine) wasAdded() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.added
+}
+
+// askIn asks the admin service of a node that runs, whichever it is, to let this one in.
+func (m *machine) askIn(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	m.mu.Lock()
+	order := m.rng.Perm(len(m.c.machines))
+	m.mu.Unlock()
+	r := enterAny(m.c.machines, order)
+	if r == nil {
+		return nil, errors.New("no node is up")
+	}
+	defer r.leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.ctx, cancel)()
+	return r.core.Admin().JoinNode(ctx, q)
+}
+
+// enterAny begins a call at the first of the machines, in an order, whose node takes one; nil
+// where there is none. The caller leaves it.
+func enterAny(ms []*machine, order []int) *run {
+	for _, i := range order {
+		if r := ms[i].current(); r != nil && r.enter() {
+			return r
+		}
+	}
+	return nil
+}
+
+// tell asks the node at a peer address who the cluster's nodes are.
+func (c *cluster) tell(_ context.Context, addr string) ([]byte, error) {
+	for _, m := range c.machines {
+		if r := m.current(); m.host() == addr && r != nil {
+			if b := r.core.Told(); b != nil {
+				return b, nil
+			}
+		}
+	}
+	return nil, errors.New("it does not answer")
+}
+
+// stop stops a machine's node in order; it does nothing where none runs.
+func (m *machine) stop() error {
+	m.c.stores.Lock()
+	m.mu.Lock()
+	r := m.run
+	m.run = nil
+	m.mu.Unlock()
+	m.c.stores.Unlock()
+	if r == nil {
+		return nil
+	}
+	m.c.logf("node %s is stopped", m.id())
+	if err := r.stop(m.c); err != nil {
+		return fmt.Errorf("sim: stop node %s: %w", m.id(), err)
+	}
+	return nil
+}
+
+// run is one run of a node, from its start to its end.
+type run struct {
+	core *node.Core
+	// ctx ends in the moment of the crash: what a client of this gateway hears later
+	// it has not heard.
+	ctx  context.Context
+	kill context.CancelFunc
+	// announcing is the publishing of the node's row, which announced ends.
+	announcing sync.WaitGroup
+	announced  context.CancelFunc
+	// metrics are the node's.
+	metrics *prometheus.Registry
+
+	mu sync.Mutex
+	// Guarded by mu: how many client calls are under way, and whether a clean stop has
+	// begun, which is told at idle when the last one ends.
+	calls    int
+	stopping bool
+	idle     chan struct{}
+}
+
+// count returns the value of one of the node's counters.
+func (r *run) count(name string) (n int) { return r.countOf(name, "") }
+
+// countOf returns that with the value of a label, or, where there is none, the only one.
+func (r *run) countOf(name, value string) (n int) {
+	families, err := r.metrics.Gather()
+	if err != nil {
+		panic(fmt.Sprintf("sim: metrics: %v", err))
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if value == "" || m.GetLabel()[0].GetValue() == value {
+				n += int(m.GetCounter().GetValue())
+			}
+		}
+	}
+	return n
+}
+
+// enter begins a client's call; false says that the gateway takes none any more.
+func (r *run) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopping {
+		return false
+	}
+	r.calls++
+	return true
+}
+
+// leave ends it.
+func (r *run) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls--; r.stopping && r.calls == 0 {
+		close(r.idle)
+	}
+}
+
+// serveTimeout is how long a clean stop waits for the clients' calls, as a Node's.
+const serveTimeout = 5 * time.Second
+
+// stop ends a node in order: no calls any more, those under way get their time.
+func (r *run) stop(c *cluster) error {
+	r.mu.Lock()
+	r.stopping = true
+	if r.calls == 0 {
+		close(r.idle)
+	}
+	r.mu.Unlock()
+	t := c.time.AfterFunc(serveTimeout, r.kill)
+	defer t.Stop()
+	<-r.idle
+	r.announced()
+	r.announcing.Wait()
+	err := r.core.Stop(context.Background())
+	r.kill()
+	c.over(r)
+	return err
+}
+
+// crash ends a node that was killed.
+func (r *run) crash(c *cluster) {
+	r.core.Crash()
+	r.announcing.Wait()
+	c.over(r)
+}
