@@ -102,6 +102,16 @@ type feed struct {
 //
 // What was once true stays so: a lock that comes with a floor below what was complete
 // takes nothing back, since its revision is above it all the same.
+//
+// It is one number for all keys of the range, so it may say too little and never too much: a
+// key that no lock touches is complete up to the last revision, and its watchers wait for the
+// lowest lock all the same. That is lag and no hole, whatever they go by (feeds, pages of
+// history, serializable reads, what is handed on at a split or merge): nothing is told to be
+// complete above the number, and what is told below it is there. The lag ends with the lock,
+// which whoever is asked for the void asks about after a second: a transaction of a
+// coordinator that is gone is ended at its anchor then. It lasts for as long as the anchor's
+// range has no quorum: nobody can tell before what became of the revision, and a number for
+// each span would set free only the watchers of other keys.
 func (s *applyState) advance(locks bool) {
 	if locks {
 		s.lowest = keyspace.MaxRevision
