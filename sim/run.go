@@ -208,6 +208,17 @@ func Run(rep *Report) {
 	}
 }
 
+// awaitHeat has the clients go on, for four times as long at most, until a range was split
+// for its load: a leader looks at it for half a minute, and each move of it begins anew.
+func (c *cluster) awaitHeat(cfg *Config) {
+	for end := c.elapsed() + 3*cfg.Quiet; cfg.RangeSplitLoad > 0 && c.elapsed() < end; {
+		if _, load := c.countSplits(); load > 0 {
+			return
+		}
+		c.sleep(time.Second)
+	}
+}
+
 // reboot stops all nodes at the same time, in order, and starts them again: nothing
 // is lost and no revision left out.
 func reboot(rep *Report, c *cluster, probe *client) bool {
@@ -238,6 +249,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	err := n.run()
 	if len(rep.Config.Faults) == 0 {
 		c.sleep(rep.Config.Quiet)
+		c.awaitHeat(&rep.Config)
 	}
 	c.net.HealAll()
 	_ = n.calmNetwork()
