@@ -37,6 +37,7 @@ type Bus interface {
 	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
 	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
 	SetPeer(id keyspace.NodeID, addrs []string)
+	SetQueueBytes(q [4]int64)
 	Peer(id keyspace.NodeID) transport.PeerState
 	OnPeer(fn func(keyspace.NodeID, transport.PeerState))
 	Start() error
@@ -278,8 +279,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	if c.bus, err = o.NewBus(transport.Config{
 		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.told, Unknown: c.unknownCame,
-		// Nodes that join later get as much each, until this one starts again.
-		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.queues(len(c.others()), 4*o.MaxRequestBytes),
+		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.queueBytes(c.nodes),
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,

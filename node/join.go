@@ -114,6 +114,7 @@ func sameTable(a, b []placement.Node) bool {
 
 // learnNodes takes over another node table.
 func (c *Core) learnNodes(nodes []placement.Node) {
+	c.bus.SetQueueBytes(c.queueBytes(nodes))
 	for i := range nodes {
 		n := &nodes[i]
 		switch {

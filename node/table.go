@@ -79,10 +79,17 @@ func (c *Core) setPeer(n *placement.Node) {
 
 // others are the nodes that this one knew at its start, without itself and those that were
 // removed.
-func (c *Core) others() []keyspace.NodeID {
+func (c *Core) others() []keyspace.NodeID { return c.othersOf(c.nodes) }
+
+// queueBytes divides what the bus may hold among the other nodes of a table.
+func (c *Core) queueBytes(nodes []placement.Node) [4]int64 {
+	return c.budget.queues(len(c.othersOf(nodes)), 4*c.o.MaxRequestBytes)
+}
+
+func (c *Core) othersOf(nodes []placement.Node) []keyspace.NodeID {
 	var ids []keyspace.NodeID
-	for i := range c.nodes {
-		if n := &c.nodes[i]; n.ID != c.o.Self && n.State != placement.NodeRemoved {
+	for i := range nodes {
+		if n := &nodes[i]; n.ID != c.o.Self && n.State != placement.NodeRemoved {
 			ids = append(ids, n.ID)
 		}
 	}

@@ -32,7 +32,7 @@ type Config struct {
 	Unknown func(keyspace.NodeID)
 
 	// QueueBytes bounds, per peer and class, what waits to be sent. Too little drops
-	// messages in bursts; all peers together may use this much memory. Default
+	// messages in bursts; each peer may use this much memory. SetQueueBytes changes it. Default
 	// 4 MiB control, 32 MiB raft, 64 MiB request, 16 MiB bulk.
 	QueueBytes [numClasses]int64
 	// Lanes is the number of streams of each class: order keys are spread over them,
@@ -125,6 +125,9 @@ type Endpoint struct {
 	calls   map[Method]callEntry
 	streams map[Method]streamEntry
 
+	// queueBytes are the bounds of SetQueueBytes, which all sessions share.
+	queueBytes [numClasses]atomic.Int64
+
 	loop   loopback
 	nextID atomic.Uint64 // of calls and streams
 	timers clock.Timers
@@ -190,9 +193,22 @@ func NewEndpoint(cfg Config) (*Endpoint, error) {
 		notify: make(chan struct{}, 1),
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.SetQueueBytes(cfg.QueueBytes)
 	e.table.Store(&map[keyspace.NodeID]*peer{})
 	e.loop.init(e)
 	return e, nil
+}
+
+// SetQueueBytes changes Config.QueueBytes, for all peers and at once: where there are more
+// peers each gets less. What waits beyond a smaller bound is sent all the same. It needs the
+// same minimum: each bound is above 0.
+func (e *Endpoint) SetQueueBytes(q [numClasses]int64) {
+	for c := range q {
+		if q[c] <= 0 {
+			panic(fmt.Sprintf("transport: queue of class %s is bounded to %d bytes", Class(c), q[c]))
+		}
+		e.queueBytes[c].Store(q[c])
+	}
 }
 
 // Self returns the node's own id.

@@ -47,7 +47,7 @@ const forcedBytes = 1 << 20
 
 // budget bounds the bytes that wait in the lanes of one class of one session.
 type budget struct {
-	limit int64
+	limit *atomic.Int64 // the endpoint's, which changes
 	used  atomic.Int64
 	total *atomic.Int64 // over all peers; for the metric
 
@@ -59,9 +59,9 @@ type budget struct {
 // take reserves n bytes. A message that alone exceeds the limit passes when
 // nothing else waits, so that a small budget cannot refuse it for ever.
 func (b *budget) take(n int, force bool) bool {
-	limit := b.limit
+	limit := b.limit.Load()
 	if force {
-		limit += b.limit/2 + forcedBytes
+		limit += limit/2 + forcedBytes
 	}
 	for {
 		used := b.used.Load()

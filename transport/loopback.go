@@ -66,7 +66,7 @@ func (l *loopback) send(m Method, c Class, payload []byte) error {
 	switch {
 	case q.closed:
 		return ErrClosed
-	case q.bytes+n > l.e.cfg.QueueBytes[c] && q.bytes > 0:
+	case q.bytes+n > l.e.queueBytes[c].Load() && q.bytes > 0:
 		l.e.metrics.class[c].dropped.Inc()
 		return ErrQueueFull
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -501,4 +502,28 @@ func ExampleNotDelivered() {
 	err := &CallError{Peer: 2, Method: MethodShardRequest, NotDelivered: true, Err: ErrQueueFull}
 	fmt.Println(err, NotDelivered(err))
 	// Output: call shard-request to node 2: transport: queue full (not delivered) true
+}
+
+// TestQueueBytesChange: a bound that changes counts for sessions that stand.
+func TestQueueBytesChange(t *testing.T) {
+	e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1000 })
+	b := &budget{limit: &e.queueBytes[ClassRequest], total: new(atomic.Int64)}
+	if !b.take(900, false) {
+		t.Fatal("900 of 1000 bytes do not fit")
+	}
+	q := e.cfg.QueueBytes
+	q[ClassRequest] = 500
+	e.SetQueueBytes(q)
+	if b.take(50, false) {
+		t.Error("950 of 500 bytes fit")
+	}
+	b.release(600)
+	if !b.take(50, false) || b.take(200, false) {
+		t.Error("350 of 500 bytes do not fit, or 550 do")
+	}
+	q[ClassRequest] = 2000
+	e.SetQueueBytes(q)
+	if !b.take(1600, false) {
+		t.Error("1950 of 2000 bytes do not fit")
+	}
 }

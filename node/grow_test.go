@@ -1,0 +1,64 @@
+package node
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/transport"
+)
+
+// sizedBus notes what its queues may hold for each peer.
+type sizedBus struct {
+	Bus
+	each *[4]int64
+}
+
+func (b sizedBus) SetQueueBytes(q [4]int64) {
+	*b.each = q
+	b.Bus.SetQueueBytes(q)
+}
+
+// A cluster that grows from three nodes to nine is bounded as one that was founded by nine:
+// what waits for all peers of a node together stays within its budget. All serve all.
+func TestAClusterGrowsThreefold(t *testing.T) {
+	var sizes [4]int64
+	bubble(t, 3, nil, func(o *Options) {
+		shortLog(o)
+		o.MemoryBytes = 1 << 30
+		if o.Self != 1 {
+			return
+		}
+		newBus := o.NewBus
+		o.NewBus = func(c transport.Config) (Bus, error) {
+			sizes = c.QueueBytes
+			b, err := newBus(c)
+			return sizedBus{b, &sizes}, err
+		}
+	}, func(r *rig) {
+		r.publish(r.nodes...)
+		if want := r.nodes[0].core.budget.queues(2, 4<<20); sizes != want {
+			t.Errorf("of three nodes each other one gets %v, want %v", sizes, want)
+		}
+		for i := 4; i <= 9; i++ {
+			n := r.joiner(fmt.Sprintf("n%d", i))
+			if err := r.join(r.t.Context(), n, r.nodes[i-4]); err != nil {
+				t.Fatal(err)
+			}
+			r.announced(n)
+		}
+		time.Sleep(time.Second)
+		if want := r.nodes[0].core.budget.queues(8, 4<<20); sizes != want {
+			t.Errorf("of nine nodes each other one gets %v, want %v", sizes, want)
+		}
+		for _, n := range r.nodes {
+			r.mustPut(n, "k", n.name)
+			r.mustGet(r.nodes[0], "k", n.name)
+			for _, o := range r.nodes {
+				if o != n && !n.core.bus.Peer(o.id).Up {
+					t.Errorf("node %s does not reach node %s", n.id, o.id)
+				}
+			}
+		}
+	})
+}
