@@ -36,8 +36,8 @@ type cluster struct {
 	mu sync.Mutex
 	// Guarded by mu: how many snapshots the nodes that are gone had installed, how often
 	// they had cut followers off, and how many ranges they had split by themselves, because
-	// of their size and their load.
-	snapshots, cutOffs, bySize, byLoad int
+	// of their size and their load; and how many of their replicas had absorbed others.
+	snapshots, cutOffs, bySize, byLoad, absorbed int
 }
 
 // over notes what a node has done that is no more.
@@ -47,6 +47,7 @@ func (c *cluster) over(r *run) {
 	defer c.mu.Unlock()
 	c.snapshots += snapshots
 	c.cutOffs += cutOffs
+	c.absorbed += r.count(absorbed)
 	c.bySize, c.byLoad = c.bySize+r.countOf(splitsItself, "size"), c.byLoad+r.countOf(splitsItself, "load")
 }
 
@@ -62,11 +63,23 @@ func (c *cluster) countSplits() (size, load int) {
 	return size, load
 }
 
+// countMerges returns how many replicas of the nodes have absorbed others.
+func (c *cluster) countMerges() int {
+	c.mu.Lock()
+	n := c.absorbed
+	c.mu.Unlock()
+	for _, r := range c.runs() {
+		n += r.count(absorbed)
+	}
+	return n
+}
+
 // What the nodes count.
 const (
 	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
 	followersCutOff   = "skein_raftgroup_cut_offs_total"
 	splitsItself      = "skein_shard_splits_by_itself_total"
+	absorbed          = "skein_shard_merges_total"
 )
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {

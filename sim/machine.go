@@ -217,7 +217,7 @@ func (m *machine) options(s *start) *node.Options {
 		},
 		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
 		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
-		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad,
+		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
 		Logger: m.logger(),
 	}
 	if m.founds {

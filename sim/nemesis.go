@@ -72,6 +72,8 @@ const (
 	Split Fault = "split"
 	// SelfSplit is a split that a range's leader makes by itself.
 	SelfSplit Fault = "split by itself"
+	// SelfMerge is a merge that placement's leader decides by itself.
+	SelfMerge Fault = "merge by itself"
 	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"

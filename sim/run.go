@@ -51,6 +51,9 @@ type Config struct {
 	// RangeMaxBytes and RangeSplitLoad are the nodes'; 0 is their default. Where one of them is
 	// set ranges are to be split by themselves.
 	RangeMaxBytes, RangeSplitLoad int64
+	// MergeAfter is how old, small and cold the neighbours are that merge by themselves, which
+	// is to happen then; 0 is the nodes' default, longer than a run. Merges is 0 with it.
+	MergeAfter time.Duration
 	// Padding is up to how many bytes more a value has than it needs, which no compression
 	// makes less.
 	Padding int
@@ -128,6 +131,9 @@ type Report struct {
 	// while they joined, and SelfSplit the ranges that their leaders have split by themselves.
 	Joined, Left, Refused, Died int64
 	SelfSplits                  int
+	// SelfMerges are, where Config.MergeAfter is set, the replicas of ranges that have absorbed
+	// their neighbours.
+	SelfMerges int
 	Network                     simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
@@ -192,6 +198,9 @@ func Run(rep *Report) {
 	rep.Violations = append(rep.Violations, n.missing()...)
 	if size, load := c.countSplits(); rep.Config.RangeMaxBytes > 0 && size == 0 || rep.Config.RangeSplitLoad > 0 && load == 0 {
 		rep.violate("the fault %q never happened: %d by size, %d by load", SelfSplit, size, load)
+	}
+	if rep.SelfMerges = c.countMerges(); rep.Config.MergeAfter > 0 && rep.SelfMerges == 0 {
+		rep.violate("the fault %q never happened", SelfMerge)
 	}
 	if len(rep.Config.Faults) == 0 && !reboot(rep, c, probe) {
 		return

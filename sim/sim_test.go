@@ -183,6 +183,29 @@ var stories = []story{
 	{name: "heats", long: true, cfg: func(uint64) Config {
 		return Config{Nodes: 5, Clients: 6, BurstOps: 5, Txns: 20, RangeSplitLoad: 8, Moves: 10, Merges: 6, Quiet: 60 * time.Second, Borders: []string{"s"}}
 	}},
+	// Ranges that nobody asks to merge, or to split but now and then, do both by themselves
+	// while everything fails that can: what is large is cut, what is small and cold, and was cut
+	// long ago, becomes one.
+	{name: "breath", long: true, cfg: func(seed uint64) Config {
+		cfg := Config{
+			Nodes: 3, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Splits: 24, Compactions: 6, ShortLogs: seed%2 == 0, MergeAfter: time.Second,
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, CutOff, Flaky, Transfer, CrashAll},
+		}
+		if seed%2 == 1 {
+			cfg.RangeMaxBytes, cfg.Padding = 192<<10, 4<<10
+		}
+		if seed%3 == 2 {
+			cfg.Nodes, cfg.Moves = 5, 10
+		}
+		return cfg
+	}},
+	// The same where nothing fails: every revision is used, and every watcher is told in time.
+	{name: "rest", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 8, BurstOps: 8, Txns: 20, Leases: 2, Splits: 20, SplitEvery: 300 * time.Millisecond, Padding: 2 << 10,
+			MergeAfter: time.Second, RangeMaxBytes: 128 << 10, Quiet: 20 * time.Second,
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{
