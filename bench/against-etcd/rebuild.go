@@ -52,7 +52,9 @@ const (
 	leadWithin  = 3 * time.Second
 	electionMax = 2
 	leadPoll    = 20 * time.Millisecond
-	leadLimit   = 2 * time.Minute
+	// copyPoll lies between two looks at what has come: each takes a ms of every node.
+	copyPoll  = 500 * time.Millisecond
+	leadLimit = 2 * time.Minute
 	// rateOff is by how much the rate of rebuilding may be off the limit, foregroundSlower
 	// how much slower the puts beside may be.
 	rateOff          = 0.2
@@ -288,7 +290,7 @@ func (c *cluster) arriving(ctx context.Context, o rebuildOptions, l *pacedLoad, 
 	defer cancel()
 	var all arrivals
 	told := time.Now()
-	err := waitUntil(ctx, pollEvery, func() error {
+	err := waitUntil(ctx, copyPoll, func() error {
 		if err := c.alive(); err != nil {
 			return err
 		}
