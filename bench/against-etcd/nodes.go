@@ -165,6 +165,8 @@ func (c *cluster) get(ctx context.Context, i int, path string) (io.ReadCloser, e
 	if err != nil {
 		return nil, err
 	}
+	// To compress pages would be what a node does most while it is looked at often.
+	r.Header.Set("Accept-Encoding", "identity")
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return nil, err

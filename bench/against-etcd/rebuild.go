@@ -52,7 +52,9 @@ const (
 	leadWithin  = 3 * time.Second
 	electionMax = 2
 	leadPoll    = 20 * time.Millisecond
-	leadLimit   = 2 * time.Minute
+	// copyPoll lies between two looks at what has come: each takes a ms of every node.
+	copyPoll  = 500 * time.Millisecond
+	leadLimit = 2 * time.Minute
 	// rateOff is by how much the rate of rebuilding may be off the limit, foregroundSlower
 	// how much slower the puts beside may be.
 	rateOff          = 0.2
@@ -80,6 +82,15 @@ type rebuilt struct {
 	Alone  time.Duration `json:"alone_p99_ns"`
 	Beside time.Duration `json:"beside_p99_ns"`
 	Failed int           `json:"failed"`
+	// Slow are the slowest hundredth of the puts beside: for who looks what held them up.
+	Slow []slowPut `json:"slow"`
+}
+
+// slowPut is a put that took long.
+type slowPut struct {
+	Due time.Duration `json:"due_ns"` // since the kill
+	Ms  float64       `json:"ms"`
+	Key string        `json:"key"`
 }
 
 func (r *rebuilt) rate() float64 { return r.Bytes / (r.End - r.Begin).Seconds() }
@@ -245,6 +256,11 @@ func (c *cluster) copied(ctx context.Context, o rebuildOptions, l *pacedLoad, ki
 		return err
 	}
 	r.Beside = l.quantile(killed+r.Begin, killed+r.End, 990)
+	l.each(killed+r.Begin, killed+r.End, func(p *put) {
+		if took := p.acked() - p.due; took >= r.Beside {
+			r.Slow = append(r.Slow, slowPut{p.due - killed, millis(took), string(l.keys[p.key])})
+		}
+	})
 	low, high := samples.at(r.Bytes/10), samples.at(r.Bytes*9/10)
 	if high.at > low.at {
 		r.Steady = (high.bytes - low.bytes) / (high.at - low.at).Seconds()
@@ -274,7 +290,7 @@ func (c *cluster) arriving(ctx context.Context, o rebuildOptions, l *pacedLoad, 
 	defer cancel()
 	var all arrivals
 	told := time.Now()
-	err := waitUntil(ctx, pollEvery, func() error {
+	err := waitUntil(ctx, copyPoll, func() error {
 		if err := c.alive(); err != nil {
 			return err
 		}
