@@ -156,7 +156,9 @@ func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct
 	case <-t.C():
 	}
 	cut()
-	_ = <-done // it has served for a moment or has not: the power is gone
+	if err := <-done; err != nil && !errors.Is(err, errCut) {
+		n.c.logf("nemesis: the power of node %s went when it was over: %v", m.id(), err)
+	}
 	return errCut
 }
 

@@ -293,7 +293,8 @@ func (m *machine) askIn(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	defer r.leave()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(r.ctx, cancel)()
+	end := context.AfterFunc(r.ctx, cancel)
+	defer end()
 	return r.core.Admin().JoinNode(ctx, q)
 }
 
