@@ -27,8 +27,8 @@ type RangeControl interface {
 	CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error
 }
 
-// transferer hands the leadership of the placement group over.
-type transferer interface {
+// mover hands the leadership of the placement group over.
+type mover interface {
 	// CanTransfer says why Transfer would fail at once. It changes nothing.
 	CanTransfer(ctx context.Context, to keyspace.ReplicaID) error
 	// Transfer hands leadership to a replica, with 0 to the one that is best off, and
@@ -39,7 +39,7 @@ type transferer interface {
 // Group is what a Service needs of the placement group; *raftgroup.Group is one.
 type Group interface {
 	raft
-	transferer
+	mover
 	// ChangeConf changes the members, if this replica leads in the term.
 	ChangeConf(ctx context.Context, term uint64, changes []raftgroup.ConfChange, payload []byte) error
 	Status() raftgroup.Status
