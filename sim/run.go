@@ -134,7 +134,7 @@ type Report struct {
 	// SelfMerges are, where Config.MergeAfter is set, the replicas of ranges that have absorbed
 	// their neighbours.
 	SelfMerges int
-	Network                     simbus.Stats
+	Network    simbus.Stats
 	// Elapsed is the virtual time that the run took.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
