@@ -191,12 +191,13 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		r.crash(r.nodes[1])
 		r.mustGet(r.nodes[2], keyOf(1), "v")
 
-		// Of two one does not answer.
-		r.crash(r.nodes[3])
 		m := members{r.nodes[2].core, 1}
-		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[2].core.alive(r.nodes[3].id) })
 		_, err = m.MemberRemove(r.t.Context(), gone.id)
 		r.wantEtcd("a member that is removed already", err, rpctypes.ErrGRPCMemberNotFound)
+
+		// Of two one does not answer.
+		r.crash(r.nodes[3])
+		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[2].core.alive(r.nodes[3].id) })
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
 		if _, err := m.MemberRemove(ctx, r.nodes[3].id); err == nil {
