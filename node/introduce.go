@@ -213,6 +213,10 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 		q.Unsure = c.hasRun.Load()
 		return q
 	}
+	if plant.Is(plant.EmptyLetIn) {
+		q.Member = true
+		return q
+	}
 	v := c.service.View()
 	q.judge(v.Node(q.Node))
 	m, _ := c.client.WatchMap()
@@ -262,7 +266,7 @@ func (c *Core) judgeByQuorum(ctx context.Context, q introduction) introduction {
 	}
 	switch err := c.client.ClaimNode(ctx, q.Node, q.Instance); {
 	case errors.Is(err, kverror.NodeExists):
-		q.Other = !plant.Is(plant.EmptyLetIn)
+		q.Other = true
 	case err != nil:
 		return unsure
 	}
@@ -279,6 +283,6 @@ func (c *Core) logsAreEmpty() bool {
 // where it serves after it was let in, never before.
 func (q *introduction) judge(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
-	q.Known = q.Known || ok && len(n.ClientURLs) > 0 && !plant.Is(plant.EmptyLetIn)
-	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance && !plant.Is(plant.EmptyLetIn)
+	q.Known = q.Known || ok && len(n.ClientURLs) > 0
+	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance
 }
