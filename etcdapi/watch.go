@@ -41,7 +41,9 @@ const (
 	// createWithin is for how long a watcher is tried to be made while no sequencer
 	// answers, headerWithin for how long an answer waits for the revision of its header.
 	createWithin = 5 * time.Second
+	// Once none has, those behind it wait for headerAgain only, until one does.
 	headerWithin = 5 * time.Second
+	headerAgain  = 100 * time.Millisecond
 	retryPause   = 20 * time.Millisecond
 	// settleWithin is for how long an answer waits for the events that belong before it. A
 	// range without a leader for longer than that has its watchers told later, and does not
@@ -73,10 +75,9 @@ type watchStream struct {
 	ids    map[int64]*watcher
 	nextID int64
 
-	// announced are the watchers whose creation the client was told; early has what came
-	// before that. Only the sender touches them.
+	// announced are the watchers whose creation the client was told. Only the sender touches
+	// them.
 	announced map[*watch.Watcher]*watcher
-	early     map[*watch.Watcher][]watch.Delivery
 
 	// shared is the response that is being sent, if its events were encoded for many. Its
 	// head has headRevision, of headTerm: what the stream's watchers are told at a time they
@@ -113,7 +114,7 @@ func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	st := &watchStream{
 		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), ask: make(chan struct{}, 1),
 		asked: make(chan control, controlQueue), control: make(chan control, controlQueue),
-		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher), early: make(map[*watch.Watcher][]watch.Delivery),
+		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher),
 	}
 	defer st.hub.Close()
 	ctx, cancel := context.WithCancel(g.Context())
@@ -263,33 +264,21 @@ func (st *watchStream) answer(c control) error {
 	}
 	if c.end != nil {
 		delete(st.announced, c.end.w)
-		delete(st.early, c.end.w)
 	}
 	if c.created != nil {
-		w := c.created.w
-		st.announced[w] = c.created
-		early := st.early[w]
-		delete(st.early, w)
-		for _, d := range early {
-			if err := st.deliver(d); err != nil {
-				return err
-			}
-		}
+		st.announced[c.created.w] = c.created
+		c.created.w.Told()
 	}
 	st.s.metrics.WatchControlSeconds.Observe(timer.Elapsed().Seconds())
 	return nil
 }
 
-// deliver sends what a watcher is told, or keeps it until its creation is told.
+// deliver sends what a watcher is told, whose creation was told before.
 func (st *watchStream) deliver(d watch.Delivery) error {
 	if d.Watcher == nil {
 		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: invalidWatchID})
 	}
 	w := st.announced[d.Watcher]
-	if w == nil {
-		st.early[d.Watcher] = append(st.early[d.Watcher], d)
-		return nil
-	}
 	if d.Compacted != 0 {
 		delete(st.announced, d.Watcher)
 		return st.sendResponse(&pb.WatchResponse{
@@ -459,13 +448,17 @@ func (st *watchStream) receive(ctx context.Context) error {
 // askSequencer asks for what is current where a header says so, and how far the stream is,
 // until it ends. No request waits for that.
 func (st *watchStream) askSequencer(ctx context.Context) {
+	within := headerWithin
 	for {
 		select {
 		case <-st.ask:
 			st.askProgress(ctx)
 		case c := <-st.asked:
 			if c.resp.Header == nil {
-				c.resp.Header = st.header(st.current(ctx))
+				rev, known := st.current(ctx, within)
+				if c.resp.Header, within = st.header(rev), headerWithin; !known {
+					within = headerAgain
+				}
 			}
 			select {
 			case st.control <- c:
@@ -500,16 +493,16 @@ func (st *watchStream) begin(ctx context.Context, id int64, req watch.Request) (
 	}
 }
 
-// current is the revision of an answer's header: the last known one where no sequencer
-// answers soon.
-func (st *watchStream) current(ctx context.Context) keyspace.Revision {
-	ctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, headerWithin)
+// current is the revision of an answer's header: the last known one, and ok is false, where
+// no sequencer answers soon.
+func (st *watchStream) current(ctx context.Context, within time.Duration) (rev keyspace.Revision, ok bool) {
+	ctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, within)
 	defer cancel()
 	rev, err := st.hub.Current(ctx)
 	if err != nil {
 		rev = st.hub.Known()
 	}
-	return rev
+	return rev, err == nil
 }
 
 // create makes a watcher, or says why not.
@@ -533,7 +526,7 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 		return st.refuse(reasonDuplicateID), nil
 	}
 	req := watch.Request{
-		Span: span, Start: min(keyspace.Revision(r.GetStartRevision()), keyspace.MaxRevision), Prev: r.GetPrevKv(),
+		Span: span, Start: min(keyspace.Revision(r.GetStartRevision()), keyspace.MaxRevision), Prev: r.GetPrevKv(), Hold: true,
 	}
 	for _, f := range r.GetFilters() {
 		req.NoPut = req.NoPut || f == pb.WatchCreateRequest_NOPUT

@@ -240,6 +240,28 @@ func TestWatchAnswersWithoutEvents(t *testing.T) {
 	})
 }
 
+// Where no sequencer answers the first answer waits for it for some seconds, and those behind
+// it hardly do.
+func TestWatchAnswersWithoutSequencer(t *testing.T) {
+	inVirtualTime(t, time.Millisecond, func(v *virtualStream) {
+		v.watches(1, "a")
+		v.o.mu.Lock()
+		v.o.slow = time.Hour
+		v.o.mu.Unlock()
+		for range 10 {
+			v.send(controls[0].request)
+		}
+		if !v.silent(headerWithin - time.Millisecond) {
+			t.Error("the first answer did not wait")
+		}
+		for i := range 10 {
+			if r, after := v.told(); after > headerAgain || r.Header.Revision != 1 {
+				t.Errorf("answer %d was told after %v: %v", i, after, r)
+			}
+		}
+	})
+}
+
 // A client that takes events as fast as they come is answered all the same.
 func TestWatchAnswersBetweenEvents(t *testing.T) {
 	inVirtualTime(t, time.Millisecond, func(v *virtualStream) {

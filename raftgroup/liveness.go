@@ -140,23 +140,21 @@ func (p *peers) look(now clock.Time, alive int) (central bool) {
 	}
 	if lonely {
 		p.h.pacer.add(p.affected(func(g *Group) bool {
-			return g.public.leading.Load() != 0 && p.heir(*g.public.replicas.Load()) != 0
+			return g.public.leading.Load() != 0 && p.hasHeir(*g.public.replicas.Load()...)
 		}))
 	}
 	return central
 }
 
-// heir returns a voter whose node hears half of the others or more, 0 if there is none that
-// this node hears.
-func (p *peers) heir(replicas []keyspace.Replica) keyspace.ReplicaID {
+// hasHeir says whether one of the replicas is a voter that this node hears, whose node hears
+// half of the others or more.
+func (p *peers) hasHeir(replicas ...keyspace.Replica) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	for _, r := range replicas {
-		if q := p.mu.nodes[r.Node]; q != nil && q.alive && q.central && r.Role == keyspace.RoleVoter {
-			return r.ID
-		}
-	}
-	return 0
+	return slices.ContainsFunc(replicas, func(r keyspace.Replica) bool {
+		q := p.mu.nodes[r.Node]
+		return q != nil && q.alive && q.central && r.Role == keyspace.RoleVoter
+	})
 }
 
 // tell sends one liveness message to each node. One that cannot be sent is as good

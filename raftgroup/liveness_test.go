@@ -425,6 +425,34 @@ func TestLonelyLeaderHandsOver(t *testing.T) {
 	}
 }
 
+// A leader that hears hardly any node gives leadership up to one that hears it too, also
+// where another one could have it that does not.
+func TestLonelyLeaderPassesOverTheDeaf(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 6, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		deaf, hears := r.nodes[1+l.id%3], r.nodes[1+(l.id+1)%3]
+		if deaf.id > hears.id {
+			deaf, hears = hears, deaf
+		}
+		time.Sleep(2 * time.Second)
+		r.bus.set(func(b *testBus) {
+			for o := range b.nodes {
+				if o != l.id && o != deaf.id && o != hears.id {
+					b.cut[[2]keyspace.NodeID{l.id, o}], b.cut[[2]keyspace.NodeID{o, l.id}] = true, true
+				}
+			}
+			b.cut[[2]keyspace.NodeID{l.id, deaf.id}] = true
+		})
+		r.eventually("who hears the leader leads", 6*l.host.ElectionTimeout(), func() bool { return hears.host.Group(1).Status().IsLeader })
+		r.write(1, "meanwhile")
+	})
+}
+
 // A node that shares no group with another one knows all the same whether it lives: it
 // may have been left by its last replica, and serves clients yet.
 func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {

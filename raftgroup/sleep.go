@@ -113,8 +113,17 @@ func (g *Group) handOver() {
 	if !g.h.peers.lonely.Load() || g.changes.transfer != nil || !g.lease.ready {
 		return
 	}
-	if to := g.h.peers.heir(g.conf.replicas); to != 0 {
-		g.beginTransfer(to, func(error) {})
+	ps, err := g.progress()
+	if err != nil {
+		return
+	}
+	for _, p := range ps {
+		// One that does not answer may not hear this one: for as long as it is waited for in
+		// vain nothing is proposed, and then it would be tried again.
+		if p.Replica.ID != g.self && p.Active && p.Replicating && g.h.peers.hasHeir(p.Replica) {
+			g.beginTransfer(p.Replica.ID, func(error) {})
+			return
+		}
 	}
 }
 

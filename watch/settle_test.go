@@ -179,3 +179,61 @@ func TestSettledWithoutASilentRange(t *testing.T) {
 		}
 	})
 }
+
+// Whoever begins to watch a range that does not speak makes no answer wait again: of the
+// stream's watchers, new ones too, nobody is waited for who has not come to where it was given up.
+func TestSettledWithNewWatchersOfASilentRange(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		r := newSettleRig(t, w, h, spanOf("a", "b"), spanOf("c", "d"))
+		w.mu.Lock()
+		for _, o := range w.ranges {
+			if !o.ended && o.desc.Span.Contains([]byte("aa")) {
+				o.locks[1] = w.rev
+			}
+		}
+		w.mu.Unlock()
+		w.write("aa")
+		time.Sleep(time.Second)
+		if r.settled(r.current(), false) || !r.settled(r.current(), true) {
+			t.Fatal("the range speaks, or is not given up")
+		}
+		for i := range 3 {
+			late, _, err := r.s.Watch(t.Context(), int64(10+i), Request{Span: spanOf("a", "b")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.watchers = append(r.watchers, late)
+			w.write("ca")
+			time.Sleep(time.Second)
+			r.take()
+			if !r.settled(r.current(), false) {
+				t.Errorf("new watcher %d is waited for", i)
+			}
+		}
+	})
+}
+
+// What a watcher gets waits in its bounds until its client was told of it.
+func TestHeldUntilTold(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		r := newSettleRig(t, w, h)
+		for range 5 {
+			w.write("aa")
+		}
+		held, _, err := r.s.Watch(t.Context(), 1, Request{Span: spanOf("a", "b"), Start: r.current() - 4, Hold: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		w.write("aa")
+		time.Sleep(time.Second)
+		if r.take(); r.got != 0 {
+			t.Errorf("%d events were given out before", r.got)
+		}
+		held.Told()
+		time.Sleep(time.Second)
+		if r.take(); r.got != 6 {
+			t.Errorf("%d events came behind", r.got)
+		}
+	})
+}

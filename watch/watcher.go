@@ -24,6 +24,9 @@ type Request struct {
 	Prev bool
 	// NoPut and NoDelete leave events out.
 	NoPut, NoDelete bool
+	// Hold gives out nothing before Told was called: what comes before then waits within the
+	// bounds of a client that takes nothing.
+	Hold bool
 }
 
 // Delivery is what a watcher is told at a time.
@@ -178,8 +181,17 @@ type Watcher struct {
 	// past says that it began in the past, or that its client was too slow: while it lags
 	// for that nobody asks for the stream's progress.
 	past bool
-	// behind is a revision for which nobody waits any more until it has come there.
-	behind keyspace.Revision
+	// held says that its client was not told of it yet.
+	held bool
+}
+
+// Told ends what Request.Hold has begun.
+func (w *Watcher) Told() {
+	w.s.hub.mu.Lock()
+	defer w.s.hub.mu.Unlock()
+	if w.held = false; !w.closed {
+		w.readyLocked()
+	}
 }
 
 // wants says whether the watcher gets the event.
@@ -318,6 +330,9 @@ func (w *Watcher) takePartLocked(n int) Delivery {
 }
 
 func (w *Watcher) readyLocked() {
+	if w.held {
+		return
+	}
 	if !w.ready {
 		w.ready = true
 		w.s.ready = append(w.s.ready, w)
@@ -354,7 +369,9 @@ type Stream struct {
 	// the last one. unsettled says that Settled was not so when it was last called.
 	asked, askedLast keyspace.Revision
 	unsettled        bool
-	closed           bool
+	// behind is a revision for which nobody waits for a watcher that has not come there yet.
+	behind keyspace.Revision
+	closed bool
 }
 
 // ErrStopped says that the hub has stopped, or the stream is closed.
@@ -382,7 +399,7 @@ func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, 
 	if err != nil {
 		return nil, 0, err
 	}
-	w = &Watcher{ID: id, s: s, req: req, from: req.Start}
+	w = &Watcher{ID: id, s: s, req: req, from: req.Start, held: req.Hold}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stopped || s.closed {
@@ -635,8 +652,8 @@ func (s *Stream) awaitLocked() {
 // Settled says whether the watchers that are live, of those given, have got everything at
 // or below the revision: none of them is given an event of it any more. Until that is so
 // Ready's channel gets a value whenever it may have become so. Who lags is not waited for,
-// like in etcd, and nor is who has not come where it was when giveUp was last said: then
-// nobody is waited for, until it has come to the revision.
+// like in etcd, and nor is who has not come to where giveUp was said last: then nobody is
+// waited for, and who begins later where others do not get on is as little.
 func (s *Stream) Settled(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -649,18 +666,17 @@ func (s *Stream) settledLocked(rev keyspace.Revision, watchers iter.Seq[*Watcher
 	if s.hub.releasedLocked(rev) && s.takenLocked(rev) {
 		return true // whoever they are
 	}
-	settled := true
+	if giveUp {
+		s.behind = max(s.behind, rev)
+		return true
+	}
 	for w := range watchers {
 		at, ok := w.reachedLocked()
-		switch {
-		case !ok || at >= rev || at < w.behind || len(w.queue) == 0 && w.from > rev:
-		case giveUp:
-			w.behind = rev
-		default:
-			settled = false
+		if ok && at < rev && at >= s.behind && (len(w.queue) > 0 || w.from <= rev) {
+			return false
 		}
 	}
-	return settled
+	return true
 }
 
 // takenLocked says whether no watcher of the stream has to be given an event at or below the
