@@ -111,7 +111,7 @@ func (c *Core) foundAlone(ctx context.Context) error {
 	}
 	if c.hasRun.Load() {
 		return fmt.Errorf("the data directory %s is empty, but nodes that have joined cluster %s speak to node %s: it has run before: "+
-			"restore its directory, or have the member removed and let it join anew (--join); where the cluster is to be founded anew, stop its other nodes first, or give another --initial-cluster-token",
+			"restore its directory, or have the member removed and let it join anew (--join); where the cluster is to be founded anew, stop its other nodes first, or empty the directory again and give another --initial-cluster-token",
 			c.o.DataDir, c.o.Cluster, c.o.Self)
 	}
 	return nil
@@ -161,7 +161,7 @@ func (c *Core) sayWaiting(h *hearsay) {
 	heard := []zap.Field{zap.Stringers("nothing known", h.nothing), zap.Stringers("unsure", h.unsure), zap.Stringers("silent", h.silent)}
 	switch {
 	case c.hasRun.Load():
-		c.log.Warn("this node's directory is empty and the cluster has run before: it waits for a quorum of the others to tell whether it was a member", heard...)
+		c.log.Warn("this node's directory is empty and the cluster has run before: it waits for a quorum of the others to tell whether it was a member; where nothing is left of the cluster, stop all its nodes at the same time, and empty all directories", heard...)
 	case len(c.o.Founders) > 0:
 		c.log.Warn("this node's directory is empty: it waits until a majority of the founders runs, none of which knows that the cluster has run before",
 			append(heard, zap.Int("founders", len(c.o.Founders)))...)
