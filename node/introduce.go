@@ -25,6 +25,9 @@ const (
 	// all others before it goes by those that it has. Where these do not let it in it asks
 	// everybody again.
 	introduceTimeout = time.Second
+	// aloneTimeout is how long the only founder listens: longer than the pause between two
+	// attempts to reach a node that was down.
+	aloneTimeout = 3 * time.Second
 	// introducePause lies between two attempts to reach a peer that is not up yet.
 	introducePause = 20 * time.Millisecond
 	// judgeTimeout is how long a peer asks placement before it says that it cannot tell:
@@ -77,6 +80,9 @@ func (c *Core) introduce(ctx context.Context) error {
 	if len(c.o.Founders) == 0 && len(c.others()) == 0 {
 		return fmt.Errorf("node %s is to join cluster %s, and knows none of its nodes", c.o.Self, c.o.Cluster)
 	}
+	if len(c.others()) == 0 {
+		return c.foundAlone(ctx)
+	}
 	for round := 1; ; round++ {
 		h := c.askAll(ctx)
 		switch {
@@ -95,6 +101,20 @@ func (c *Core) introduce(ctx context.Context) error {
 			c.sayWaiting(&h)
 		}
 	}
+}
+
+// foundAlone is introduce of the only founder, which has nobody to ask. If it has lost its disk
+// those that have joined since speak to it: it listens for them before it founds anything.
+func (c *Core) foundAlone(ctx context.Context) error {
+	if err := clock.Sleep(ctx, c.o.Clock, aloneTimeout); err != nil {
+		return err
+	}
+	if c.hasRun.Load() {
+		return fmt.Errorf("the data directory %s is empty, but nodes that have joined cluster %s speak to node %s: it has run before: "+
+			"restore its directory, or have the member removed and let it join anew (--join); where the cluster is to be founded anew, stop its other nodes first, or empty the directory again and give another --initial-cluster-token",
+			c.o.DataDir, c.o.Cluster, c.o.Self)
+	}
+	return nil
 }
 
 // sayRounds is how many rounds at most lie between two words about what a node waits for.
@@ -141,7 +161,7 @@ func (c *Core) sayWaiting(h *hearsay) {
 	heard := []zap.Field{zap.Stringers("nothing known", h.nothing), zap.Stringers("unsure", h.unsure), zap.Stringers("silent", h.silent)}
 	switch {
 	case c.hasRun.Load():
-		c.log.Warn("this node's directory is empty and the cluster has run before: it waits for a quorum of the others to tell whether it was a member", heard...)
+		c.log.Warn("this node's directory is empty and the cluster has run before: it waits for a quorum of the others to tell whether it was a member; where nothing is left of the cluster, stop all its nodes at the same time, and empty all directories", heard...)
 	case len(c.o.Founders) > 0:
 		c.log.Warn("this node's directory is empty: it waits until a majority of the founders runs, none of which knows that the cluster has run before",
 			append(heard, zap.Int("founders", len(c.o.Founders)))...)

@@ -181,6 +181,31 @@ func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
 	})
 }
 
+// trap 47: the only founder has nobody to ask when it has lost its disk. Who has joined since
+// speaks to it, and keeps it from founding the cluster anew beside the one that goes on.
+func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		only := r.nodes[0]
+		r.crash(only)
+		only.disk = newMemDisk(vfs.NewCrashableMem())
+		lost := r.optionsOf(only)
+		bus := lost.NewBus
+		lost.NewBus = func(c transport.Config) (Bus, error) {
+			time.AfterFunc(2*time.Second, func() { c.Unknown(4) })
+			return bus(c)
+		}
+		c, err := Open(r.t.Context(), lost)
+		if err == nil {
+			c.Crash()
+		}
+		if err == nil || !strings.Contains(err.Error(), "has run before") {
+			t.Errorf("a node that lost its disk: %v", err)
+		}
+		r.start(only)
+		r.mustPut(only, "k", "v")
+	})
+}
+
 // trap 47: a founder that starts again knows by its log that the cluster has run, though its
 // store is as young as on the first day: together with one that has lost its disk it would
 // be a quorum that lacks what was acknowledged.

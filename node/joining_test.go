@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -14,7 +15,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
@@ -402,6 +405,61 @@ func TestJoinRefusals(t *testing.T) {
 		_, err = Open(r.t.Context(), r.optionsOf(n))
 		refused("an empty directory with its id", err, "has run before")
 	})
+}
+
+// A node that hears no quorum says so in time for the joiner to ask the next one of --join.
+func TestANodeWithoutAQuorumSendsAJoinerOn(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.net.Partition(r.nodes[0].id)
+		ctx, cancel := context.WithTimeout(r.t.Context(), joinTimeout)
+		defer cancel()
+		q := joinRequest("n4", []string{peerURL("n4")}, engine.Identity{Instance: 9})
+		_, err := admin{r.nodes[0].core}.JoinNode(ctx, q)
+		if e := kverror.Of(err); err == nil || e.Kind != kverror.Timeout || ctx.Err() != nil {
+			t.Errorf("without a quorum: %v, and the joiner's patience: %v", err, ctx.Err())
+		}
+		if _, err := (admin{r.nodes[1].core}).JoinNode(ctx, q); err != nil {
+			t.Errorf("the next one: %v", err)
+		}
+	})
+}
+
+// joinService is a node that only answers who joins.
+type joinService struct {
+	adminapi.Backend
+	answer func() (*adminpb.NodeJoinResponse, error)
+}
+
+func (s joinService) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	return s.answer()
+}
+
+// Of the nodes of --join one that hears no quorum keeps nobody from being let in by the next.
+func TestJoinByTheNextNode(t *testing.T) {
+	cfg := config.Default()
+	for _, answer := range []func() (*adminpb.NodeJoinResponse, error){
+		func() (*adminpb.NodeJoinResponse, error) { return nil, kverror.Timeout },
+		func() (*adminpb.NodeJoinResponse, error) {
+			return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "4", NodeTable: placement.EncodeNodeTable([]placement.Node{{ID: 4}})}, nil
+		},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		adminapi.Register(s, joinService{answer: answer})
+		go s.Serve(l)
+		defer s.Stop()
+		cfg.Join = append(cfg.Join, "http://"+l.Addr().String())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	p := newPlacer(cfg, &Options{FS: vfs.NewMem(), Clock: clock.System(), Logger: zap.NewNop()})
+	if j, err := p.join(ctx, engine.Identity{Instance: 9}); err != nil || j.self != 4 {
+		t.Errorf("%+v, %v", j, err)
+	}
 }
 
 // A node that was removed ends, is not let in again, and comes back as another one.

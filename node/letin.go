@@ -28,12 +28,16 @@ func newPlacer(cfg *config.Config, o *Options) *placer {
 	p.tell = func(ctx context.Context, addr string) ([]byte, error) {
 		return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
 	}
+	asked := 0
 	p.ask = func(ctx context.Context, who engine.Identity) (*joined, error) {
 		tls, err := cfg.JoinTLS()
 		if err != nil {
 			return nil, err
 		}
-		client, err := adminapi.NewClient(cfg.Join, tls)
+		// Each time another one comes first: who answers may hear no quorum where others do.
+		first := asked % len(cfg.Join)
+		asked++
+		client, err := adminapi.NewClient(slices.Concat(cfg.Join[first:], cfg.Join[:first]), tls)
 		if err != nil {
 			return nil, fmt.Errorf("--join: %w", err)
 		}
@@ -89,6 +93,9 @@ func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	if q.GetInstance() == 0 {
 		return nil, &adminapi.Refusal{Reason: "the node does not say which directory it has", NextStep: "start it with the release that the cluster runs"}
 	}
+	// Without a quorum the joiner is to ask the next node before its patience ends.
+	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
+	defer cancel()
 	table, err := a.c.client.NodeTable(ctx, true)
 	if err != nil {
 		return nil, err
