@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -179,8 +180,8 @@ var wholeStore = []pebble.KeyRange{{Start: []byte{0x00}, End: []byte{0xff}}}
 // NewSnapshot returns a snapshot of the newest state, which must be closed. It waits for
 // an ingest that is under way.
 func (e *Engine) NewSnapshot() *Snapshot {
-	e.excising.RLock()
-	defer e.excising.RUnlock()
+	_ = e.excising.Acquire(context.Background(), 1) // fails with its context alone
+	defer e.excising.Release(1)
 	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore), metrics: e.metrics}
 }
 

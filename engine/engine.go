@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -127,8 +128,9 @@ type Engine struct {
 	durable durability
 	// excising keeps snapshots from being made during an ingest that excises: Pebble looks
 	// for those that it must have flushed when it begins, and panics where it meets another
-	// one at its end.
-	excising sync.RWMutex
+	// one at its end. A snapshot has a share of it, such an ingest all. Who waits for it waits
+	// for a disk, in tests too, where a mutex would stop their clock.
+	excising *semaphore.Weighted
 
 	// ctx ends when Close begins to stop the goroutines, which tasks counts.
 	ctx   context.Context
@@ -149,7 +151,7 @@ func Open(o Options) (*Engine, error) {
 	if err := o.fill(); err != nil {
 		return nil, err
 	}
-	e := &Engine{fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics, onLost: o.onLost}
+	e := &Engine{fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics, onLost: o.onLost, excising: semaphore.NewWeighted(excisingAll)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	e.fatal.once = make(chan struct{})
 	e.durable.init()

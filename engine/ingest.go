@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -60,10 +61,15 @@ func (e *Engine) VerifyTables(ctx context.Context, in Ingest) (Applied, error) {
 	return e.verify(ctx, &in, true)
 }
 
+// excisingAll are all shares of Engine.excising.
+const excisingAll = math.MaxInt64
+
 // exciseFor takes the tables in for what the span holds.
 func (e *Engine) exciseFor(ctx context.Context, paths []string, span pebble.KeyRange) (pebble.IngestOperationStats, error) {
-	e.excising.Lock()
-	defer e.excising.Unlock()
+	if err := e.excising.Acquire(ctx, excisingAll); err != nil {
+		return pebble.IngestOperationStats{}, err
+	}
+	defer e.excising.Release(excisingAll)
 	return e.db.IngestAndExcise(ctx, paths, nil, nil, span)
 }
 

@@ -235,8 +235,9 @@ func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *
 		o.s.o.Logger.Info("merge is committed", zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right),
 			zap.Duration("frozen-after", frozen), zap.Duration("settled-after", settled), zap.Duration("committed-after", o.s.o.Clock.Now().Sub(began)))
 	}
-	if err != nil && ctx.Err() == nil {
-		// Aborting is decided by the same state as committing: of the two it takes one.
+	if late := errors.Is(context.Cause(ctx), context.DeadlineExceeded); err != nil && (ctx.Err() == nil || late) {
+		// Aborting is decided by the same state as committing: of the two it takes one. That
+		// the step is over, whose time storing may have taken, is no reason to stand still.
 		return abortion{err}
 	}
 	return err
