@@ -61,8 +61,10 @@ func TestRangesMergeByThemselves(t *testing.T) {
 			r.splitAt(k)
 			revisions = append(revisions, r.mustPut(r.nodes[1], k, "v")) // its range is led
 		}
-		if _, _, err := (admin{r.nodes[1].core}).SplitRange(r.t.Context(), []byte("h")); err != nil {
-			r.t.Fatal(err)
+		for _, k := range []string{"h", "B"} { // what begins with a capital is small and cold too
+			if _, _, err := (admin{r.nodes[1].core}).SplitRange(r.t.Context(), []byte(k)); err != nil {
+				r.t.Fatal(err)
+			}
 		}
 		time.Sleep(5 * time.Second) // all are measured anew, which what is written now counts upon
 		for _, k := range []string{"b1", "c", "e", "g", "h1", "z"} {
@@ -83,18 +85,19 @@ func TestRangesMergeByThemselves(t *testing.T) {
 			}
 		}
 		time.Sleep(mergeSoon / 2)
-		want("young", "b", "d", "f", "h")
+		want("young", "B", "b", "d", "f", "h")
 		time.Sleep(mergeSoon/2 + 15*time.Second)
-		want("old enough", "d", "f", "h")
+		want("old enough", "B", "d", "f", "h")
 		time.Sleep(2 * mergeSoon)
-		want("warm and large", "d", "f", "h")
+		want("warm and large", "B", "d", "f", "h")
 		revisions = append(revisions, cool()...)
-		// The mean of a load decays, and is reported every ten seconds; how long it has to be
-		// small is a test of placement's.
-		r.wait(3*mergeSoon, "the cold one is merged", func() bool { return len(r.borders()) == 2 })
-		want("cold for long", "f", "h")
+		time.Sleep(mergeSoon / 2)
+		want("cold not long ago", "B", "d", "f", "h")
+		// The mean of a load decays, and is reported every ten seconds.
+		r.wait(4*mergeSoon, "the cold one is merged", func() bool { return len(r.borders()) == 3 })
+		want("cold for long", "B", "f", "h")
 		time.Sleep(2 * mergeSoon)
-		want("in the end", "f", "h")
+		want("in the end", "B", "f", "h")
 		for i, k := range []string{"a", "b1", "c", "e", "g", "h1", "z"} {
 			r.mustGet(r.nodes[i%3], k, "v")
 		}
