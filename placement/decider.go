@@ -259,14 +259,16 @@ func (d *decider) feedRanges(v *View, now clock.Time) {
 	for _, c := range d.hearing.take() {
 		news[c.Range] = true
 	}
+	// Who was absorbed goes first: told once more, it would stand in its heir's place where
+	// the heir's neighbours are looked up, and leave nobody there.
+	if len(d.ranges) != v.Len() {
+		d.dropRanges(v)
+	}
 	for id := range news {
 		if k, ok := d.ranges[id]; ok {
 			c := d.hearing.of(id)
 			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born, Kept: k.row.Kept})
 		}
-	}
-	if len(d.ranges) != v.Len() {
-		d.dropRanges(v)
 	}
 }
 
