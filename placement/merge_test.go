@@ -286,6 +286,59 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 	}
 }
 
+// A merge whose step is over while its right range stands still, since storing has taken most
+// of the step, is aborted then and does not begin to store again.
+func TestMergeThatStoredLongStandsStillForShort(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 74, 3, quiet, "m")
+		ds := r.founding.Ranges()
+		rng := rand.New(rand.NewPCG(74, 1))
+		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, stores: map[keyspace.NodeID]int{}}
+		// One node after the other, and all once more.
+		p.takes = []time.Duration{operationStep / 10 * 3, operationStep / 20}
+		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
+		p.left.report, p.right.report = r.report, r.report
+		u := &unsettled{pretendPair: p}
+		r.mover = func() Mover { return u }
+		r.startAll()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		r.beginMergeAt(ctx, 0, ds[0].Range)
+		for r.busyAt(ctx, 0) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if still := u.released.Sub(u.frozen); u.frozen.IsZero() || u.released.IsZero() || still > mergeStill {
+			t.Errorf("the right range stood still for %v, at most %v", still, mergeStill)
+		}
+	})
+}
+
+// unsettled is a pair of ranges whose nodes do not come to settle. It knows when the right
+// one stood still first, and when it was released first.
+type unsettled struct {
+	*pretendPair
+	frozen, released time.Time
+}
+
+func (u *unsettled) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
+	if o.Step == keyspace.MergeSettle {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	err := u.pretendPair.Merge(ctx, n, o)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch {
+	case err == nil && o.Step == keyspace.MergeFreeze && u.frozen.IsZero():
+		u.frozen = time.Now()
+	case err == nil && o.Step == keyspace.MergeRelease && o.Range == u.right.d.Range && u.released.IsZero():
+		u.released = time.Now()
+	}
+	return err
+}
+
 // unmoved is a pair of ranges whose leaders stay where they are, and say so at once.
 type unmoved struct{ *pretendPair }
 
