@@ -450,8 +450,14 @@ func TestJoinByTheNextNode(t *testing.T) {
 		}
 		s := grpc.NewServer()
 		adminapi.Register(s, joinService{answer: answer})
-		go s.Serve(l)
-		defer s.Stop()
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(l) }()
+		t.Cleanup(func() {
+			s.Stop()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+		})
 		cfg.Join = append(cfg.Join, "http://"+l.Addr().String())
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
