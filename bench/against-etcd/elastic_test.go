@@ -42,10 +42,10 @@ func fourPuts() *pacedLoad {
 func TestWindowsOfPuts(t *testing.T) {
 	t.Parallel()
 	l := fourPuts()
-	if got, want := l.quantile(0, 4*time.Second, 990), 1500*time.Millisecond; got != want {
+	if got, want := l.p99(0, 4*time.Second), 1500*time.Millisecond; got != want {
 		t.Errorf("p99 of all %v, want %v", got, want)
 	}
-	if got, want := l.quantile(2*time.Second, 4*time.Second, 990), time.Millisecond; got != want {
+	if got, want := l.p99(2*time.Second, 4*time.Second), time.Millisecond; got != want {
 		t.Errorf("p99 from 2 s on %v, want %v", got, want)
 	}
 	if got, want := l.madeRate(time.Second, 3*time.Second), 1.0; got != want {

@@ -163,11 +163,11 @@ func (l *pacedLoad) each(from, to time.Duration, f func(*put)) {
 	}
 }
 
-// quantile is that of the puts that were due between two times.
-func (l *pacedLoad) quantile(from, to time.Duration, ofThousand int) time.Duration {
+// p99 is that of the puts that were due between two times.
+func (l *pacedLoad) p99(from, to time.Duration) time.Duration {
 	var took []time.Duration
 	l.each(from, to, func(p *put) { took = append(took, p.acked()-p.due) })
-	return quantile(took, ofThousand)
+	return quantile(took, 990)
 }
 
 // madeRate is how many of the puts that were due between two times were acknowledged, a

@@ -162,7 +162,7 @@ func (c *cluster) rebuilding(ctx context.Context, o rebuildOptions, p pace) (r r
 		return r, err
 	}
 	killed := l.now()
-	r.Whole = l.quantile(killed-o.over, killed, 990)
+	r.Whole = l.p99(killed-o.over, killed)
 	if err := c.kill(victim); err != nil {
 		return r, err
 	}
@@ -211,6 +211,11 @@ func (c *cluster) led(ctx context.Context, o rebuildOptions, l *pacedLoad, kille
 	}
 	r.Leaders = l.now() - killed
 	var clients []*clientv3.Client
+	defer func() {
+		for _, client := range clients {
+			_ = client.Close()
+		}
+	}()
 	for i, p := range c.running {
 		if p == nil {
 			continue
@@ -219,7 +224,6 @@ func (c *cluster) led(ctx context.Context, o rebuildOptions, l *pacedLoad, kille
 		if err != nil {
 			return err
 		}
-		defer client.Close()
 		clients = append(clients, client)
 	}
 	err = inParallel(limited, o.ranges, 64, func(ctx context.Context, i int) error {
@@ -239,7 +243,7 @@ func (c *cluster) copied(ctx context.Context, o rebuildOptions, l *pacedLoad, ki
 	if err := sleep(ctx, o.over); err != nil {
 		return err
 	}
-	r.Alone = l.quantile(from, l.now(), 990)
+	r.Alone = l.p99(from, l.now())
 	if err := c.startNode(joiner); err != nil {
 		return err
 	}
@@ -255,7 +259,7 @@ func (c *cluster) copied(ctx context.Context, o rebuildOptions, l *pacedLoad, ki
 	if err != nil {
 		return err
 	}
-	r.Beside = l.quantile(killed+r.Begin, killed+r.End, 990)
+	r.Beside = l.p99(killed+r.Begin, killed+r.End)
 	l.each(killed+r.Begin, killed+r.End, func(p *put) {
 		if took := p.acked() - p.due; took >= r.Beside {
 			r.Slow = append(r.Slow, slowPut{p.due - killed, millis(took), string(l.keys[p.key])})

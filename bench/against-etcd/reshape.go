@@ -289,11 +289,11 @@ func (r *reshaping) happened(ctx context.Context, s *reshaped) (bool, error) {
 func (r *reshaping) judge(s *reshaped) {
 	from := s.Begin - reshapeAround/2
 	to := max(s.End, s.Begin+reshapeAround/2)
-	s.Before = r.load.quantile(from-reshapeBefore, from, 990)
-	s.Around = r.load.quantile(from, to, 990)
+	s.Before = r.load.p99(from-reshapeBefore, from)
+	s.Around = r.load.p99(from, to)
 	s.Rate = r.load.madeRate(from, to)
 	for at := from; at < to; at += reshapeAround / 50 {
-		s.Course = append(s.Course, millis(r.load.quantile(at, at+reshapeAround/50, 990)))
+		s.Course = append(s.Course, millis(r.load.p99(at, at+reshapeAround/50)))
 	}
 	s.Failed, _ = r.load.failures(from-reshapeBefore, to)
 	after := s.End + time.Second
