@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,18 +12,18 @@ import (
 // sizedBus notes what its queues may hold for each peer.
 type sizedBus struct {
 	Bus
-	each *[4]int64
+	each *atomic.Pointer[[4]int64]
 }
 
 func (b sizedBus) SetQueueBytes(q [4]int64) {
-	*b.each = q
+	b.each.Store(&q)
 	b.Bus.SetQueueBytes(q)
 }
 
 // A cluster that grows from three nodes to nine is bounded as one that was founded by nine:
 // what waits for all peers of a node together stays within its budget. All serve all.
 func TestAClusterGrowsThreefold(t *testing.T) {
-	var sizes [4]int64
+	var sizes atomic.Pointer[[4]int64]
 	bubble(t, 3, nil, func(o *Options) {
 		shortLog(o)
 		o.MemoryBytes = 1 << 30
@@ -31,14 +32,14 @@ func TestAClusterGrowsThreefold(t *testing.T) {
 		}
 		newBus := o.NewBus
 		o.NewBus = func(c transport.Config) (Bus, error) {
-			sizes = c.QueueBytes
+			sizes.Store(&c.QueueBytes)
 			b, err := newBus(c)
 			return sizedBus{b, &sizes}, err
 		}
 	}, func(r *rig) {
 		r.publish(r.nodes...)
-		if want := r.nodes[0].core.budget.queues(2, 4<<20); sizes != want {
-			t.Errorf("of three nodes each other one gets %v, want %v", sizes, want)
+		if want := r.nodes[0].core.budget.queues(2, 4<<20); *sizes.Load() != want {
+			t.Errorf("of three nodes each other one gets %v, want %v", *sizes.Load(), want)
 		}
 		for i := 4; i <= 9; i++ {
 			n := r.joiner(fmt.Sprintf("n%d", i))
@@ -48,8 +49,8 @@ func TestAClusterGrowsThreefold(t *testing.T) {
 			r.announced(n)
 		}
 		time.Sleep(time.Second)
-		if want := r.nodes[0].core.budget.queues(8, 4<<20); sizes != want {
-			t.Errorf("of nine nodes each other one gets %v, want %v", sizes, want)
+		if want := r.nodes[0].core.budget.queues(8, 4<<20); *sizes.Load() != want {
+			t.Errorf("of nine nodes each other one gets %v, want %v", *sizes.Load(), want)
 		}
 		for _, n := range r.nodes {
 			r.mustPut(n, "k", n.name)
