@@ -76,7 +76,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.FreezeForgotten:          "seams",
 	plant.LocksLostAtMerge:         "seams",
 	plant.CompleteByOneHalf:        "seams",
-	plant.LocksLostAtSplit:         "txns",
+	plant.LocksLostAtSplit:         "seams",
 	plant.NeverRemoved:             "moves",
 	plant.HandedOverInFlight:       "sysquiet",
 	plant.DeadCountedAlive:         "repair",
