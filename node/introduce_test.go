@@ -25,6 +25,24 @@ func (r *rig) publish(nodes ...*rigNode) {
 	}
 }
 
+// refusedWithoutItsDisk starts others and a node that has lost its disk, which is refused.
+func (r *rig) refusedWithoutItsDisk(lost *rigNode, others ...*rigNode) {
+	r.t.Helper()
+	lost.disk = newMemDisk(vfs.NewCrashableMem())
+	refused := make(chan error, 1)
+	go func() {
+		c, err := Open(context.Background(), r.optionsOf(lost))
+		if err == nil {
+			c.Crash()
+		}
+		refused <- err
+	}()
+	r.start(others...)
+	if err := <-refused; err == nil || !strings.Contains(err.Error(), "has run before") {
+		r.t.Errorf("a node that lost its disk: %v", err)
+	}
+}
+
 // trap 47, in its worst moment: all nodes start at the same time, one of them with
 // an empty disk, and no peer knows anything yet but what is on its own disk.
 func TestANodeWithoutItsDiskIsRefusedAmongStartingPeers(t *testing.T) {
@@ -35,19 +53,7 @@ func TestANodeWithoutItsDiskIsRefusedAmongStartingPeers(t *testing.T) {
 			n.core = nil
 		}
 		lost := r.nodes[0]
-		lost.disk = newMemDisk(vfs.NewCrashableMem())
-		refused := make(chan error, 1)
-		go func() {
-			c, err := Open(context.Background(), r.optionsOf(lost))
-			if err == nil {
-				c.Crash()
-			}
-			refused <- err
-		}()
-		r.start(r.nodes[1], r.nodes[2])
-		if err := <-refused; err == nil || !strings.Contains(err.Error(), "has run before") {
-			r.t.Errorf("a node that lost its disk: %v", err)
-		}
+		r.refusedWithoutItsDisk(lost, r.nodes[1], r.nodes[2])
 	})
 }
 
@@ -279,18 +285,6 @@ func TestANodeWithoutItsDiskIsRefusedByFoundersThatWereReplaced(t *testing.T) {
 			n.core = nil
 		}
 		lost := r.nodes[2]
-		lost.disk = newMemDisk(vfs.NewCrashableMem())
-		refused := make(chan error, 1)
-		go func() {
-			c, err := Open(context.Background(), r.optionsOf(lost))
-			if err == nil {
-				c.Crash()
-			}
-			refused <- err
-		}()
-		r.start(r.nodes[0], r.nodes[1])
-		if err := <-refused; err == nil || !strings.Contains(err.Error(), "has run before") {
-			t.Errorf("a node that lost its disk: %v", err)
-		}
+		r.refusedWithoutItsDisk(lost, r.nodes[0], r.nodes[1])
 	})
 }

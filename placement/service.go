@@ -27,19 +27,14 @@ type RangeControl interface {
 	CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error
 }
 
-// mover hands the leadership of the placement group over.
-type mover interface {
+// Group is what a Service needs of the placement group; *raftgroup.Group is one.
+type Group interface {
+	raft
 	// CanTransfer says why Transfer would fail at once. It changes nothing.
 	CanTransfer(ctx context.Context, to keyspace.ReplicaID) error
 	// Transfer hands leadership to a replica, with 0 to the one that is best off, and
 	// returns when it has taken it.
 	Transfer(ctx context.Context, to keyspace.ReplicaID) error
-}
-
-// Group is what a Service needs of the placement group; *raftgroup.Group is one.
-type Group interface {
-	raft
-	mover
 	// ChangeConf changes the members, if this replica leads in the term.
 	ChangeConf(ctx context.Context, term uint64, changes []raftgroup.ConfChange, payload []byte) error
 	Status() raftgroup.Status
