@@ -116,6 +116,9 @@ func (c *Config) electionTicks() int {
 	return int((c.ElectionTimeout + c.TickInterval - 1) / c.TickInterval)
 }
 
+// askTicks is after how many ticks a follower repeats a question that nobody answers.
+func (c *Config) askTicks() int { return max(1, c.electionTicks()/3) }
+
 func orDefault[T int | int64 | uint64 | float64 | time.Duration](v *T, d T) {
 	if *v == 0 {
 		*v = d

@@ -563,6 +563,58 @@ func TestReadIndex(t *testing.T) {
 	})
 }
 
+// Lost questions are asked again soon enough that a reader at a sleeping group does not take
+// the leader for dead meanwhile; and a leader that hears nothing of a reader does not put the
+// group to sleep without it. In the silence the reader would have nobody to ask.
+func TestReadIndexAtALeaderThatSleeps(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "first")
+		l := r.leader(1)
+		var lostUntil time.Time
+		lost, notices, votes := 0, 0, 0
+		r.bus.set(func(b *testBus) {
+			b.filter = func(_, _ keyspace.NodeID, m *message) bool {
+				notices += boolInt(m.kind == kindSleep)
+				votes += boolInt(m.kind == pb.MsgPreVote || m.kind == pb.MsgVote)
+				if m.kind == pb.MsgReadIndex && time.Now().Before(lostUntil) {
+					lost++
+					return false
+				}
+				return true
+			}
+		})
+		read := func(f *testNode, without time.Duration) {
+			t.Helper()
+			r.bus.set(func(*testBus) { lost, notices, votes, lostUntil = 0, 0, 0, time.Now().Add(without) })
+			ch, asked := make(chan error, 1), time.Now()
+			f.host.Group(1).ReadIndex(func(_ uint64, err error) { ch <- err })
+			r.must(<-ch)
+			if took := time.Since(asked) - without; took > 500*time.Millisecond {
+				t.Fatalf("the question was answered %v after questions are lost no more", took)
+			}
+			r.bus.set(func(*testBus) {
+				if lost < 2 || votes != 0 || notices == 0 && without > time.Second {
+					t.Fatalf("%d questions lost, %d notices of sleep, %d questions for votes", lost, notices, votes)
+				}
+			})
+		}
+		// At another moment of the ticks and between two of the leader's sleeps each time; one
+		// of the followers would campaign, and the other one wait for that.
+		for i := range 20 {
+			f := r.nodes[1+(l.id+keyspace.NodeID(i%2))%3]
+			time.Sleep(2*time.Second + time.Duration(i)*37*time.Millisecond)
+			r.asleep(1)
+			read(f, 500*time.Millisecond)
+			r.write(1, fmt.Sprint(i))
+			read(f, 2500*time.Millisecond)
+		}
+	})
+}
+
 func TestMarginAndStamp(t *testing.T) {
 	c := Config{TickInterval: 100 * time.Millisecond, MaxClockDrift: 0.01}
 	if m := c.margin(time.Second); m != 110*time.Millisecond {

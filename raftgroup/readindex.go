@@ -128,8 +128,15 @@ func (g *Group) refusesRead() bool { return g.conf.soleVoter(g.self) && !g.lease
 func (g *Group) tickReads() {
 	r := &g.reads
 	if r.ctx != nil {
-		if r.ticks++; !g.isLeader && r.ticks > g.h.cfg.electionTicks() {
+		switch r.ticks++; {
+		case g.isLeader:
+		case r.ticks > g.h.cfg.electionTicks():
 			g.retryReads()
+		case r.ticks%g.h.cfg.askTicks() == 0:
+			// The question may have been lost on its way to a leader that sleeps: asked once in
+			// an election timeout, this replica would take it for dead first. In the same
+			// words, so that a slow answer to the first one still counts.
+			g.rn.ReadIndex(r.ctx)
 		}
 	}
 	g.expireReads()

@@ -246,8 +246,14 @@ func (g *Group) fallAsleep() {
 // onSleepNotice lets a follower sleep if it has all that the leader has, and if the
 // leader has not woken since it said so.
 func (g *Group) onSleepNotice(m *message) {
-	if g.sleep.asleep || g.isLeader || m.term != g.term || m.from != g.lead || g.commit < m.commit ||
-		g.promise.answeredTerm == m.term && g.promise.answered > m.number || g.reads.open() || g.installing != nil || g.receiving != nil {
+	if g.sleep.asleep || g.isLeader || m.term != g.term || m.from != g.lead ||
+		g.promise.answeredTerm == m.term && g.promise.answered > m.number {
+		return
+	}
+	if g.commit < m.commit || g.reads.open() || g.installing != nil || g.receiving != nil {
+		// Something is under way here of which the leader has not heard: a lost question, a
+		// lost commit index. In its silence this replica would take it for dead.
+		g.sendHost(&message{group: g.id, kind: kindWake, to: m.from, from: g.self, term: g.term})
 		return
 	}
 	if st := g.rn.BasicStatus(); st.RaftState != raft.StateFollower || st.GetTerm() != m.term || st.Lead != uint64(m.from) {
