@@ -28,7 +28,14 @@ const (
 	snapHave  = 4 // from the receiver: the tables that it has
 	snapReuse = 5 // instead of a table: one of those
 
-	chunkBytes = 64 << 10
+	// chunkBytes is how much of a table a message has: a ms of what a node sends by
+	// default, and what fills a write of the bus.
+	chunkBytes = 63 << 10
+	// paceStep is how long those sleep who are ahead of a limiter, and all wake together: a
+	// ms for each message costs more of the processors than the messages do.
+	paceStep = 10 * time.Millisecond
+	// catchUp is how much of a pause a limiter makes up for.
+	catchUp = 100 * time.Millisecond
 	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
 	snapshotTablesMax = 1 << 16
 	// pinTTL is how long a snapshot that makes no progress keeps the log.
@@ -225,7 +232,8 @@ func (w *watch) end(err error) error {
 	return err
 }
 
-// limiter spreads bytes over time for all who use it. The zero limiter lets all through.
+// limiter spreads bytes over time for all who use it: within each paceStep comes what is due
+// in it. The zero limiter lets all through.
 type limiter struct {
 	clock     clock.Clock
 	perSecond int64
@@ -240,10 +248,15 @@ func (l *limiter) wait(ctx context.Context, n int) error {
 	}
 	l.mu.Lock()
 	now := l.clock.Now()
-	// A pause of at most 100 ms may be made up for.
-	l.free = max(l.free, now.Add(-100*time.Millisecond))
+	l.free = max(l.free, now.Add(-catchUp))
 	l.free = l.free.Add(time.Duration(int64(n) * int64(time.Second) / l.perSecond))
-	wait := l.free.Sub(now)
+	free := l.free
 	l.mu.Unlock()
-	return clock.Sleep(ctx, l.clock, wait)
+	if free <= now {
+		return ctx.Err()
+	}
+	if over := free % clock.Time(paceStep); over > 0 {
+		free = free.Add(paceStep - time.Duration(over))
+	}
+	return clock.Sleep(ctx, l.clock, free.Sub(now))
 }

@@ -32,10 +32,11 @@ type sending struct {
 	term   uint64
 	ctx    *watch
 	stream transport.Stream
-	// The table under way.
+	// The table under way; piece is what is gathered of it for the next message.
 	sum     uint32
 	size    uint64
 	upper   []byte
+	piece   []byte
 	renewed clock.Time
 	tables  int
 	// have are the tables that the receiver has, by the keys at which they end; reused
@@ -188,7 +189,7 @@ func (x *sending) table(_ int, cut []byte) (io.WriteCloser, error) {
 	if i, ok := x.have[string(cut)]; ok && !bytes.Equal(x.missed, cut) {
 		return &probe{x: x, number: i, want: &x.kept[i], cut: cut, hash: sha256.New()}, nil
 	}
-	x.sum, x.size = 0, 0
+	x.sum, x.size, x.piece = 0, 0, nil
 	x.tables++
 	return x, nil
 }
@@ -196,28 +197,52 @@ func (x *sending) table(_ int, cut []byte) (io.WriteCloser, error) {
 // Ends implements engine.TableEnder.
 func (x *sending) Ends(upper []byte) { x.upper = upper }
 
-// Write sends a part of the table, as fast as the node's bound allows.
+// Write takes a part of the table. A table is written block by block, each of them and what
+// ends it for itself; as messages they would cost more than their bytes do.
 func (x *sending) Write(p []byte) (int, error) {
 	for n := 0; n < len(p); {
-		part := p[n:min(len(p), n+chunkBytes)]
-		if err := x.g.h.snaps.limit.wait(x.ctx, len(part)); err != nil {
-			return n, err
+		if x.piece == nil {
+			x.piece = append(make([]byte, 0, 1+chunkBytes), snapChunk)
 		}
-		if err := x.stream.Send(x.ctx, append([]byte{snapChunk}, part...)); err != nil {
-			return n, err
+		part := p[n:min(len(p), n+1+chunkBytes-len(x.piece))]
+		x.piece = append(x.piece, part...)
+		if n += len(part); len(x.piece) > chunkBytes {
+			if err := x.sendPiece(); err != nil {
+				return n, err
+			}
 		}
-		x.sum = crc32.Update(x.sum, castagnoli, part)
-		x.size += uint64(len(part))
-		n += len(part)
-		x.g.h.m.snapshotBytes.Add(float64(len(part)))
-		x.ctx.progress()
 	}
-	x.renewPin()
 	return len(p), nil
+}
+
+// sendPiece sends what is gathered, as fast as the node's bound allows.
+func (x *sending) sendPiece() error {
+	if x.piece == nil {
+		return nil
+	}
+	piece := x.piece
+	part := piece[1:]
+	x.piece = nil
+	if err := x.g.h.snaps.limit.wait(x.ctx, len(part)); err != nil {
+		return err
+	}
+	// Before it is sent: it belongs to the bus then.
+	x.sum = crc32.Update(x.sum, castagnoli, part)
+	if err := x.stream.Send(x.ctx, piece); err != nil {
+		return err
+	}
+	x.size += uint64(len(part))
+	x.g.h.m.snapshotBytes.Add(float64(len(part)))
+	x.ctx.progress()
+	x.renewPin()
+	return nil
 }
 
 // Close ends the table.
 func (x *sending) Close() error {
+	if err := x.sendPiece(); err != nil {
+		return err
+	}
 	b := binary.AppendUvarint([]byte{snapTable}, x.size)
 	return x.stream.Send(x.ctx, append(binary.LittleEndian.AppendUint32(b, x.sum), x.upper...))
 }

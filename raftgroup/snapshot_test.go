@@ -136,7 +136,8 @@ func TestSnapshotRestartAtEveryStep(t *testing.T) {
 		for step := 1; step < 12; step++ {
 			t.Run(fmt.Sprint(who, step), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
-					r := newRig(t, 3, nil)
+					// Each key has a table of its own, so that there are that many chunks.
+					r := newRig(t, 3, func(c *Config) { c.snapshotTableBytes = 1 })
 					r.startAll()
 					defer r.close()
 					r.bootstrap(1, 1, voters(3))
@@ -497,7 +498,8 @@ func TestPinExpires(t *testing.T) {
 // more than the bound, everything is durable, and the wal is said to be too long.
 func TestSnapshotPinsItsLog(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 10 })
+		// Each key has a table of its own, of a chunk and an end.
+		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 10; c.snapshotTableBytes = 1 })
 		r.startAll()
 		defer r.close()
 		r.bootstrap(1, 1, voters(3))
@@ -505,13 +507,13 @@ func TestSnapshotPinsItsLog(t *testing.T) {
 		f := r.nodes[1+r.leader(1).id%3]
 		f.crash(0)
 		for i := range 15 {
-			r.write(1, fmt.Sprintf("w%d %0*d", i, chunkBytes, 0))
+			r.write(1, fmt.Sprintf("w%d %0*d", i, 64<<10, 0))
 		}
 		r.truncateAll(1)
 		l := r.leader(1)
 		g := l.host.Group(1)
 		at := g.Status().Applied
-		const stall = pinTTL / 10
+		const stall = pinTTL / 20
 		for _, n := range r.nodes {
 			n.end.stall = func() { time.Sleep(stall) }
 		}

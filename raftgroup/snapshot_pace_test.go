@@ -1,0 +1,131 @@
+package raftgroup
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// What a limiter lets through comes step by step: however many wait for it, and nothing of
+// its rate is lost where they are always there. Of a pause it makes up for catchUp.
+func TestLimiterSteps(t *testing.T) {
+	const rate = 64 << 20
+	for _, streams := range []int{1, 16} {
+		t.Run(fmt.Sprint(streams), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := clock.Virtual()
+				l := limiter{clock: c, perSecond: rate}
+				time.Sleep(time.Minute)
+				const over, slot = 2 * time.Second, paceStep
+				time.Sleep(slot - time.Duration(c.Now())%slot)
+				began := time.Now()
+				woke := map[time.Duration]bool{} // guarded by mu
+				var mu sync.Mutex
+				var slots [over / slot]int // bytes
+				var wg sync.WaitGroup
+				for range streams {
+					wg.Go(func() {
+						for {
+							if err := l.wait(t.Context(), chunkBytes); err != nil {
+								t.Error(err)
+								return
+							}
+							at := time.Since(began) / slot
+							if int(at) >= len(slots) {
+								return
+							}
+							mu.Lock()
+							slots[at] += chunkBytes
+							woke[time.Since(began)] = true
+							mu.Unlock()
+						}
+					})
+				}
+				wg.Wait()
+				all := 0
+				for i, n := range slots {
+					all += n
+					bound := int(int64(rate)*int64(slot)/int64(time.Second)) + chunkBytes
+					if i == 0 {
+						bound += int(int64(rate) * int64(catchUp) / int64(time.Second))
+					}
+					if n > bound {
+						t.Errorf("%d bytes in the %v from %v on, bound %d", n, slot, time.Duration(i)*slot, bound)
+					}
+				}
+				want := int(int64(rate) * int64(over) / int64(time.Second))
+				if made := int(int64(rate) * int64(catchUp) / int64(time.Second)); all < want*99/100 || all > want*101/100+made {
+					t.Errorf("%d bytes in %v, want %d and %d", all, over, want, made)
+				}
+				if len(woke) > len(slots) {
+					t.Errorf("somebody woke at %d moments in %d steps", len(woke), len(slots))
+				}
+			})
+		})
+	}
+}
+
+// messageBus counts the messages of the streams that are opened over it.
+type messageBus struct {
+	Bus
+	sent func(payload []byte)
+}
+
+type messageStream struct {
+	transport.Stream
+	sent func([]byte)
+}
+
+func (b *messageBus) OpenStream(ctx context.Context, to keyspace.NodeID, m transport.Method, first []byte) (transport.Stream, error) {
+	s, err := b.Bus.OpenStream(ctx, to, m, first)
+	if err != nil {
+		return nil, err
+	}
+	return &messageStream{s, b.sent}, nil
+}
+
+func (s *messageStream) Send(ctx context.Context, p []byte) error {
+	s.sent(p)
+	return s.Stream.Send(ctx, p)
+}
+
+// A copy goes in messages of chunkBytes, whatever the sizes of the blocks are in which its
+// tables are written.
+func TestCopyComesInFewMessages(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const size = 2 << 20
+		var mu sync.Mutex
+		chunks, ends, bytes, large := 0, 0, 0, 0
+		r := newRig(t, 3, func(c *Config) {
+			c.Bus = &messageBus{c.Bus, func(p []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch p[0] {
+				case snapChunk:
+					chunks, bytes, large = chunks+1, bytes+len(p)-1, max(large, len(p)-1)
+				case snapTable:
+					ends++
+				}
+			}}
+		})
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 5)
+		r.heavy(1, size)
+		f.start()
+		r.equal(1)
+		mu.Lock()
+		defer mu.Unlock()
+		if bytes < size || large != chunkBytes || chunks > bytes/chunkBytes+ends {
+			t.Errorf("%d bytes of %d tables in %d messages, the largest of %d", bytes, ends, chunks, large)
+		}
+	})
+}
