@@ -38,7 +38,7 @@ check: check-format check-vet lint check-generate check-tidy test
 
 test:
 	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
-	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) ./...
+	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p 1 ./...
 	cd bench/against-etcd && go test -race -shuffle=on .
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
@@ -130,7 +130,7 @@ lockstep:
 	cd conformance && go test -tags invariants -count=1 -timeout 24h -v -parallel $(PARALLEL) \
 	  -run Lockstep -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
 
-# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), no part of test;
+# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), which test runs too;
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.
 storage-suite:
 	cd conformance/apiserver && go test -tags invariants -count=1 -timeout 30m -v . $(ARGS)

@@ -15,5 +15,14 @@
 // (Waves), Skein's own revisions say in which order they took effect; etcd gets the
 // calls in that order, and must have given the same answers.
 //
+// Its other tests run clientv3's mutex, election and STM: many clients through all nodes,
+// over ranges that split meanwhile, right between the keys of those who wait for one lock.
+// Of each they guarantee what its users rely on: that nobody else holds what one holds,
+// that who held it before is told so by its fencing revision, that there is one leader
+// at a time and who observes sees the same ones in the same order, and that transactions
+// of STM are serializable. All runs are counted and none is timed; only the death of a
+// holder takes as long as its lease. And they run the storage suite of kube-apiserver,
+// which is a module of its own for what it requires (conformance/apiserver).
+//
 // Only tests and the people who run them call it.
 package conformance

@@ -1,10 +1,12 @@
 package etcdapi
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -97,7 +99,8 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Pages of any origin, as all of HTTP here and as in etcd. It gives them nothing: no
 	// cookie says who somebody is, unlike in etcd, and whose browser has a certificate was
 	// refused (ownPages).
-	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, Subprotocols: []string{bearer}})
+	below := &hijacked{ResponseWriter: w}
+	conn, err := websocket.Accept(below, r, &websocket.AcceptOptions{InsecureSkipVerify: true, Subprotocols: []string{bearer}})
 	if err != nil {
 		return // the client has been told
 	}
@@ -125,9 +128,26 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.next.ServeHTTP(out, call)
 	out.end()
 	feed.Close() // the reader goes on, until the client has answered the farewell
+	// Or the farewell reads by itself, where the reader is between two messages: then no
+	// context ends it, and the library would wait 5 s for a client that says nothing.
+	cut := context.AfterFunc(s.ctx, func() { _ = below.conn.Close() })
 	_ = conn.Close(websocket.StatusNormalClosure, "")
+	cut()
 	cancel()
 	reader.Wait()
+}
+
+// hijacked keeps the connection that a socket takes from the HTTP server.
+type hijacked struct {
+	http.ResponseWriter
+	conn net.Conn
+}
+
+// Hijack implements http.Hijacker.
+func (h *hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	h.conn = conn
+	return conn, rw, err
 }
 
 // besidesMessage is what a call may read beyond a message of the largest size: the byte from

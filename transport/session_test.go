@@ -230,6 +230,7 @@ func TestProbes(t *testing.T) {
 		if d := time.Since(quiet); d < 3*time.Second || d > 5*time.Second {
 			t.Errorf("given up after %v", d)
 		}
+		synctest.Wait() // Done comes first, what the endpoint says of the peer follows
 		if e.Peer(2).Up {
 			t.Error("still up")
 		}

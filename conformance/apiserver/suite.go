@@ -106,9 +106,22 @@ type results struct {
 	failed []string
 	// text is what the failed ones printed.
 	text map[string]*strings.Builder
-	// running are the tests that have begun and not ended.
-	running map[string]bool
+	// running are the tests that have begun and not ended, and when they did.
+	running map[string]time.Time
+	// ran is when each of failed began and ended, and again how often it was run once more.
+	ran   map[string]span
+	again map[string]int
 }
+
+func newResults() *results {
+	return &results{
+		text: map[string]*strings.Builder{}, running: map[string]time.Time{},
+		ran: map[string]span{}, again: map[string]int{},
+	}
+}
+
+// span is a time on the clock of the wall, which go test's lines carry.
+type span struct{ from, to time.Time }
 
 // run runs these packages of the suite, and writes what go test says into raw; what it
 // returns is complete, or there is an error. Packages run one at a time: their tests wait
@@ -140,6 +153,7 @@ func (b build) run(ctx context.Context, env string, raw io.Writer, packages []st
 
 // event is a line of go test -json.
 type event struct {
+	Time       time.Time
 	Action     string
 	Package    string
 	ImportPath string
@@ -149,7 +163,7 @@ type event struct {
 
 // read reads the events of a run.
 func read(from io.Reader) (*results, error) {
-	r := &results{text: map[string]*strings.Builder{}, running: map[string]bool{}}
+	r := newResults()
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -183,8 +197,11 @@ func (r *results) take(e *event) {
 	}
 	switch e.Action {
 	case "run":
-		r.running[name] = true
-	case "pass", "fail", "skip":
+		r.running[name] = e.Time
+	case "fail":
+		r.ran[name] = span{r.running[name], e.Time}
+		delete(r.running, name)
+	case "pass", "skip":
 		delete(r.running, name)
 	}
 	switch e.Action {

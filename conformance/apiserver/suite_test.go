@@ -1,12 +1,14 @@
 package apiserver
 
 import (
+	"context"
 	"flag"
 	"io"
 	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/zap"
@@ -62,20 +64,33 @@ func TestStorageSuite(t *testing.T) {
 		defer f.Close()
 		raw = f
 	}
+	watching, stop := context.WithCancel(t.Context())
+	var still standstills
+	var watched sync.WaitGroup
+	watched.Go(func() { still.watch(watching) })
 	server := httptest.NewServer(s)
 	var args []string
 	if *onlyFlag != "" {
 		args = append(args, "-run="+*onlyFlag)
 	}
-	r, err := b.run(t.Context(), testserver.Variable+"="+server.URL, raw, wanted, args...)
+	env := testserver.Variable + "=" + server.URL
+	r, err := b.run(t.Context(), env, raw, wanted, args...)
+	if err == nil {
+		still.repeat(t, r, func(pkg, pattern string) (*results, error) {
+			return b.run(t.Context(), env, raw, []string{pkg}, "-run="+pattern)
+		})
+	}
 	server.Close()
+	stop()
+	watched.Wait()
 	if cerr := s.close(); cerr != nil {
 		t.Error(cerr)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d tests passed, %d were skipped by themselves, %d failed; clusters of several keys by ranges with keys: %v", r.passed, r.skipped, len(r.failed), s.spread)
+	t.Logf("%d tests passed, %d were skipped by themselves, %d failed; the machine stood still %d times; clusters of several keys by ranges with keys: %v",
+		r.passed, r.skipped, len(r.failed), len(still.when), s.spread)
 	r.judge(t)
 	if spread := s.several - s.spread[1]; !partial() && spread*100 < s.several*minSpread {
 		t.Errorf("only %d of %d clusters with several keys had them in several ranges", spread, s.several)

@@ -1,4 +1,4 @@
-package concurrency
+package conformance
 
 import (
 	"context"
@@ -18,7 +18,6 @@ import (
 )
 
 const (
-	startTimeout = time.Minute
 	// limit bounds a whole test: what waits for ever fails here.
 	limit = 4 * time.Minute
 	// leaseSeconds is far above any hiccup of the machine: no session ends but by us.
