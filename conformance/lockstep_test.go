@@ -107,7 +107,8 @@ func (p *pair) ready(ctx context.Context) error {
 }
 
 // promised are the outcomes that so many calls must have had at least once, or the
-// generators no longer do what they are for.
+// generators no longer do what they are for. Of those that a thousand calls are asked for 15
+// are expected: of 7, as many runs with a seed of their own have, one in a thousand has none.
 var promised = []struct {
 	outcome string
 	calls   int
@@ -118,15 +119,15 @@ var promised = []struct {
 	{"Put: OK", 100},
 	{"DeleteRange: OK", 500},
 	{"Txn: OK", 500},
-	{writtenTwice, 1000},
-	{"LeaseGrant: OK", 1000},
+	{writtenTwice, 3000},
+	{"LeaseGrant: OK", 3000},
 	{"LeaseRevoke: OK", 5000},
 	{"LeaseTimeToLive: OK", 1000},
-	{"LeaseKeepAlive: OK", 1000},
-	{"LeaseLeases: OK", 1000},
+	{"LeaseKeepAlive: OK", 3000},
+	{"LeaseLeases: OK", 3000},
 	{"Page: OK", 500},
 	{"Lock: OK", 5000},
-	{"Unlock: OK", 1000},
+	{"Unlock: OK", 3000},
 	{"Campaign: OK", 5000},
 	{"Proclaim: OK", 5000},
 	{"Proclaim: election: not leader", 5000},
@@ -134,9 +135,9 @@ var promised = []struct {
 	{"Leader: election: no leader", 5000},
 	{"Resign: OK", 5000},
 	{"JSON Range: OK", 500},
-	{"JSON Put: OK", 1000},
+	{"JSON Put: OK", 3000},
 	{"JSON DeleteRange: OK", 2000},
-	{"JSON Txn: OK", 1000},
+	{"JSON Txn: OK", 3000},
 	{"JSON LeaseTimeToLive: OK", 2000},
 	{"JSON LeaseKeepAlive: OK", 2000},
 	{"LeaseRevoke: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCLeaseNotFound), 5000},

@@ -19,6 +19,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/adminapi"
 )
 
 // mountSmall mounts a file system of so many bytes for a node's directory. Where that
@@ -87,6 +89,39 @@ func (c *processes) leads(p *process) (ranges int) {
 		}
 	}
 	c.t.Fatalf("%s has no metric of the ranges that it leads", p.name)
+	return 0
+}
+
+// leadersApart has one node lead some of the ranges and others the rest, and returns which.
+// Left alone it is chance who leads them, and may be one node for all: it refuses every put
+// when its disk is full. Nothing moves them again.
+func (c *processes) leadersApart() (at int) {
+	c.t.Helper()
+	op, err := adminapi.NewClient([]string{c.nodes[0].client}, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if err := op.PlacementPause(c.t.Context(), true); err != nil {
+		c.t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for i, p := range c.nodes {
+			if n := c.leads(p); n > 0 && n < spaceRanges {
+				return i
+			}
+		}
+		l, err := op.RangeList(c.t.Context())
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		r := l.GetRanges()[0]
+		to := slices.IndexFunc(c.nodes, func(p *process) bool { return p.name != r.GetLeader() })
+		// One that fails, since a node did not follow in time, is asked for again.
+		if err := op.RangeTransferLeader(c.t.Context(), r.GetId(), c.nodes[to].name); err != nil {
+			c.t.Logf("%s is to lead range %d: %v", c.nodes[to].name, r.GetId(), err)
+		}
+	}
+	c.t.Fatal("one node leads all ranges")
 	return 0
 }
 
@@ -178,11 +213,7 @@ func TestFullDisks(t *testing.T) {
 	c.refuses(cl, 0, 0)
 	disk := func(p *process) string { return filepath.Join(p.dir, p.name) }
 
-	// Which node leads which range is chance; one that leads none refuses nothing.
-	at := slices.IndexFunc(c.nodes, func(p *process) bool { n := c.leads(p); return n > 0 && n < spaceRanges })
-	if at < 0 {
-		t.Fatal("one node leads all ranges")
-	}
+	at := c.leadersApart()
 	node, other := c.nodes[at], c.nodes[(at+1)%len(c.nodes)]
 	free := fillDisk(t, disk(node))
 	refused := c.refuses(cl, 1, len(spaceKeys)-1)
