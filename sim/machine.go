@@ -51,8 +51,9 @@ type machine struct {
 	// founds says that it is one of the first nodes; who comes later joins, and was added by
 	// the operator before or was not.
 	founds, added bool
-	// lost says that the machine never comes back.
-	lost bool
+	// lost says that the machine never comes back, disks how many of its disks are gone.
+	lost  bool
+	disks int
 	// rng draws whom it asks to let it in.
 	rng *rand.Rand
 }
@@ -158,6 +159,7 @@ func (m *machine) start() error {
 	cut := s.ctx.Err() != nil
 	if err == nil && !cut {
 		m.run = r
+		m.c.admit(m)
 	}
 	m.mu.Unlock()
 	switch {

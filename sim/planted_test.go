@@ -85,6 +85,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.VersionLostInCopy:        "moves",
 	plant.EmptyLetIn:               "joins",
 	plant.NewcomerUnknown:          "joins",
+	plant.RowGivenTwice:            "joins",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",

@@ -127,10 +127,11 @@ type Report struct {
 	// placement group; Merges those merges that a node has carried out.
 	Moves, SystemMoves, Merges int64
 	// Joined and Left count the nodes that came and those that left for good, Refused those
-	// that had lost their disks and were not let in again, Died those that lost their power
+	// that had lost their disks and were not let in again, Beside those that came back so while
+	// another one joined, Died those that lost their power
 	// while they joined, and SelfSplit the ranges that their leaders have split by themselves.
-	Joined, Left, Refused, Died int64
-	SelfSplits                  int
+	Joined, Left, Refused, Beside, Died int64
+	SelfSplits                          int
 	// SelfMerges are, where Config.MergeAfter is set, the replicas of ranges that have absorbed
 	// their neighbours.
 	SelfMerges int
@@ -155,6 +156,8 @@ const (
 	watchWithin = 3 * time.Second
 	// convergeWithin: when nothing is written any more the replicas become equal.
 	convergeWithin = 15 * time.Second
+	// mergedWithin is how much longer a run may take in which ranges are to merge by themselves.
+	mergedWithin = time.Minute
 	// orphansWithin: so long after healing no node holds a replica that is no member of its
 	// range any more. What had to be repaired, or to move since nodes left, may end later:
 	// then convergeWithin counts.
@@ -171,8 +174,8 @@ func Run(rep *Report) {
 	defer func() {
 		rep.Network, rep.Elapsed = c.net.Stats(), c.elapsed()
 		rep.Violations = append(rep.Violations, n.wrong...)
-		rep.Joined, rep.Left, rep.Refused, rep.Died = n.joins.Load(), n.leaves.Load(), n.refusals.Load(), n.deaths.Load()
-		rep.Violations = append(rep.Violations, c.gaveUp()...)
+		rep.Joined, rep.Left, rep.Refused, rep.Beside, rep.Died = n.joins.Load(), n.leaves.Load(), n.refusals.Load(), n.besides.Load(), n.deaths.Load()
+		rep.Violations = append(append(rep.Violations, c.doubles()...), c.gaveUp()...)
 		c.crash(0, c.machines...) // whatever still runs
 		rep.Snapshots, rep.CutOffs, rep.SelfSplits = c.snapshots, c.cutOffs, c.bySize+c.byLoad
 	}()
@@ -228,6 +231,14 @@ func (c *cluster) awaitHeat(cfg *Config) {
 	}
 }
 
+// awaitMerge has the clients go on, for a while, until ranges have merged by themselves: each
+// leader of placement lost begins anew to count for how long they were small and cold.
+func (c *cluster) awaitMerge(cfg *Config) {
+	for end := c.elapsed() + mergedWithin; cfg.MergeAfter > 0 && c.elapsed() < end && c.countMerges() == 0; {
+		c.sleep(time.Second)
+	}
+}
+
 // reboot stops all nodes at the same time, in order, and starts them again: nothing
 // is lost and no revision left out.
 func reboot(rep *Report, c *cluster, probe *client) bool {
@@ -260,6 +271,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 		c.sleep(rep.Config.Quiet)
 		c.awaitHeat(&rep.Config)
 	}
+	c.awaitMerge(&rep.Config)
 	c.net.HealAll()
 	_ = n.calmNetwork()
 	close(stop)
