@@ -121,6 +121,9 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 		m.rng = rand.New(rand.NewPCG(cfg.Seed, 2000+uint64(i)))
 		m.disk = m.emptyDisk()
 		m.shortLog = cfg.ShortLogs && i != long
+		if cfg.Zones > 0 {
+			m.zone = fmt.Sprintf("z%d", i%cfg.Zones+1)
+		}
 		if i < cfg.Nodes {
 			m.founds, m.state = true, stateMember
 			m.self.Store(uint64(i + 1))

@@ -39,6 +39,8 @@
 //     says what the replicas say. No operation is left then, and 30 s after healing, or where
 //     repairs take longer when they are done, no node holds a replica that the map does not
 //     give it.
+//   - Where machines stand in zones, replicas that are in different ones stay so, and all are in
+//     the end.
 //   - A node that has lost its disk is not let in with its old id, also not while another one
 //     joins, and no two disks are one node's. Once all is healed who was
 //     to join serves, and who was to leave has left.

@@ -32,6 +32,8 @@ type machine struct {
 	name  string
 	clock *simclock.Clock
 	rate  float64
+	// zone is where it stands, "" where there are no zones.
+	zone string
 	// shortLog says that this machine's nodes keep as little log as they can.
 	shortLog bool
 
@@ -194,6 +196,7 @@ func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
 	r.ctx, r.kill = context.WithCancel(context.Background())
 	row := m.row()
 	row.ClientURLs = []string{"http://" + m.name + ":2379"}
+	row.Attributes = m.attributes()
 	announce, stop := context.WithCancel(r.ctx)
 	r.announced = stop
 	r.announcing.Go(func() { core.Announce(announce, row) })

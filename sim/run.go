@@ -22,7 +22,7 @@ import (
 // Config says what a run is made of.
 type Config struct {
 	Seed uint64
-	// Nodes are 3 or 5, Clients the clients beside each other, BurstOps the operations
+	// Nodes are 3, 5 or 6, Clients the clients beside each other, BurstOps the operations
 	// of one client in one burst, on average.
 	Nodes, Clients, BurstOps int
 	// Txns is how many of a hundred operations are transactions over some keys, beside
@@ -40,6 +40,9 @@ type Config struct {
 	Moves int
 	// Merges is how many merges of neighbours are tried meanwhile.
 	Merges int
+	// Zones is in how many zones the machines stand, by turns; 0 is in none. Moves are within a
+	// zone then, and replicas that are in different ones stay so.
+	Zones int
 	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
 	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
 	SystemMoves, PlacementReplicas int
@@ -231,14 +234,6 @@ func (c *cluster) awaitHeat(cfg *Config) {
 	}
 }
 
-// awaitMerge has the clients go on, for a while, until ranges have merged by themselves: each
-// leader of placement lost begins anew to count for how long they were small and cold.
-func (c *cluster) awaitMerge(cfg *Config) {
-	for end := c.elapsed() + mergedWithin; cfg.MergeAfter > 0 && c.elapsed() < end && c.countMerges() == 0; {
-		c.sleep(time.Second)
-	}
-}
-
 // reboot stops all nodes at the same time, in order, and starts them again: nothing
 // is lost and no revision left out.
 func reboot(rep *Report, c *cluster, probe *client) bool {
@@ -264,6 +259,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.systemMoveLoop(stop, &wg)
 	n.loseLoop(stop, &wg)
 	n.joinLoop(stop, &wg)
+	n.zoneLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -271,7 +267,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 		c.sleep(rep.Config.Quiet)
 		c.awaitHeat(&rep.Config)
 	}
-	c.awaitMerge(&rep.Config)
+	n.awaitMerge()
 	c.net.HealAll()
 	_ = n.calmNetwork()
 	close(stop)

@@ -206,6 +206,14 @@ var stories = []story{
 			MergeAfter: time.Second, RangeMaxBytes: 128 << 10, Quiet: 20 * time.Second,
 		}
 	}},
+	// Neighbours whose replicas are in three zones, and wander within them, merge by themselves
+	// while nodes fail: no two replicas come into one zone on the way.
+	{name: "zones", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 6, Zones: 3, Clients: 6, BurstOps: 4, Txns: 20, Moves: 40, Splits: 24, Compactions: 6, MergeAfter: time.Second, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Flaky, Transfer},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{
