@@ -86,6 +86,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.EmptyLetIn:               "joins",
 	plant.NewcomerUnknown:          "joins",
 	plant.RowGivenTwice:            "joins",
+	plant.ZonesIgnored:             "zones",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",
@@ -99,7 +100,7 @@ var (
 	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
-		"membership: ", "range map of node ", "an orphan ",
+		"membership: ", "zones: ", "range map of node ", "an orphan ",
 	}
 )
 
