@@ -92,9 +92,11 @@ stories:
 placement-sim:
 	go test -count=1 -timeout 1h -v -run '^TestStories$$' ./placement/decide/simulate -stories testdata/large
 
-# A node is killed at each step of the raft groups' work; test takes every tenth.
+# A node is killed at each step of the raft groups' work, and the leader of placement at each
+# of moves, merges and repairs; test takes every few.
 kills:
 	RAFTGROUP_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 10m -v -run '^TestKillAtEachStep$$' ./raftgroup
+	PLACEMENT_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 30m -v -run '^TestLeaderIsKilledAtEachStep$$' ./placement
 
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:

@@ -1,7 +1,10 @@
 package chaos
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -133,6 +136,23 @@ func TestRefusals(t *testing.T) {
 	} {
 		if got := refusals()[text]; got != want {
 			t.Errorf("%s: %t", text, got)
+		}
+	}
+}
+
+// Who may end by itself is who says last that it was removed, and nobody else.
+func TestRemovedNodeSaysSo(t *testing.T) {
+	const word = "skein: the node was removed from its cluster: node 1 of cluster 2 is never let in again\n"
+	for text, want := range map[string]bool{
+		"": false, "panic: 1\n": false, word: true, strings.Repeat("a line\n", 1000) + word: true,
+		word + "panic: 1\n" + strings.Repeat("goroutine 1\n", 1000): false,
+	} {
+		log := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(log, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if removed(log) != want {
+			t.Errorf("%.60q: %t, want %t", text, !want, want)
 		}
 	}
 }

@@ -368,6 +368,8 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 	machine := rng.IntN(stormMachines)
 	n := o.s.c.nodes[machine]
 	old := n.is()
+	n.leaves.Store(true) // it ends as soon as it hears of it, which may be before the command has
+	defer n.leaves.Store(false)
 	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
 		// It goes on, or it is refused: the node stays, if it is not gone by now.
 		gone, again := o.takeBack(ctx, rng, old)

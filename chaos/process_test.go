@@ -41,9 +41,10 @@ type node struct {
 	mount                  string // where data is mounted, or the directory in its place
 	plant                  string // the bug that is planted, by its number
 	// busy is held by who breaks the machine inside, or replaces the node on it; away says
-	// that the machine is without a node of the cluster.
-	busy sync.Mutex
-	away atomic.Bool
+	// that the machine is without a node of the cluster, leaves that its node is being removed
+	// from that, and may end by itself.
+	busy         sync.Mutex
+	away, leaves atomic.Bool
 
 	mu sync.Mutex
 	// cmd is the process, nil while there is none; exited is closed when it has ended;
@@ -253,11 +254,17 @@ func (c *cluster) start(n *node) {
 		err := cmd.Wait()
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if !n.wanted {
+		if !n.wanted && !(n.leaves.Load() && removed(n.log)) {
 			c.blame("processes: %s ended by itself: %v", n.name, err)
 		}
 		close(exited)
 	}()
+}
+
+// removed says whether a node has ended since it was removed from its cluster.
+func removed(log string) bool {
+	words, err := os.ReadFile(log)
+	return err == nil && strings.Contains(string(words[max(0, len(words)-1<<10):]), "skein: the node was removed from its cluster")
 }
 
 // environment is this process's without what commands of Skein would read as their

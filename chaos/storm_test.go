@@ -276,18 +276,22 @@ func (s *storm) everyone() (all []int) {
 const mostDealt = 5
 
 // play runs round after round of troubles, and the operator beside them. However short the
-// time, each trouble has taken effect once.
+// time, or long the rig stood still in it, each trouble has taken effect once, and each change
+// of ranges was made.
 func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, can []breakage) {
 	s.op.start(ctx)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	over := time.Now().Add(duration)
 	for dealt := 0; s.well() && dealt < mostDealt; dealt++ {
 		deck := s.missed(can)
-		if time.Now().Before(over) {
+		switch {
+		case time.Now().Before(over):
 			deck, dealt = can, 0
+		case len(deck) == 0 && len(s.unmade()) > 0:
+			deck = can // what is left to be made is to be made while things break
 		}
 		for _, r := range deal(rng, stormMachines, deck, can) {
-			if !s.well() || len(s.missed(can)) == 0 && time.Now().After(over) {
+			if !s.well() || len(s.missed(can)) == 0 && len(s.unmade()) == 0 && time.Now().After(over) {
 				break
 			}
 			s.weather(ctx, r)
@@ -303,16 +307,19 @@ func (s *storm) missed(can []breakage) []breakage {
 	return slices.DeleteFunc(slices.Clone(can), func(b breakage) bool { return s.outages[b] != nil })
 }
 
+// unmade are the changes of ranges that were not made yet.
+func (s *storm) unmade() []string {
+	return slices.DeleteFunc([]string{opSplit, opMerge, opMove, opTransfer}, func(op string) bool { return !s.op.has[op] || s.op.done(op) > 0 })
+}
+
 // promised wants each trouble that this machine can have to have taken effect, and each
 // change of ranges that this build has a command for to have been made, while things broke.
 func (s *storm) promised(can []breakage) {
 	for _, b := range s.missed(can) {
 		s.c.blame("promised: %s never took effect", b)
 	}
-	for _, op := range []string{opSplit, opMerge, opMove, opTransfer} {
-		if s.op.has[op] && s.op.done(op) == 0 {
-			s.c.blame("promised: no %s was made in the storm", op)
-		}
+	for _, op := range s.unmade() {
+		s.c.blame("promised: no %s was made in the storm", op)
 	}
 }
 

@@ -304,5 +304,5 @@ func (c *Core) logsAreEmpty() bool {
 func (q *introduction) judge(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
 	q.Known = q.Known || ok && len(n.ClientURLs) > 0
-	q.Other = q.Other || ok && n.Instance != 0 && n.Instance != q.Instance
+	q.Other = q.Other || ok && n.OtherThan(q.Instance)
 }

@@ -132,7 +132,7 @@ func (a admin) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (
 		n := &table[i]
 		switch {
 		case n.ID != keyspace.NodeID(id) || n.State == placement.NodeRemoved:
-		case n.Instance != 0 && n.Instance != q.GetInstance():
+		case n.OtherThan(q.GetInstance()):
 			return 0, otherDirectory(n)
 		default:
 			return n.ID, nil
@@ -190,7 +190,7 @@ func rowFor(asker *placement.Node, table []placement.Node) (keyspace.NodeID, err
 		switch {
 		case n.State == placement.NodeRemoved:
 		case same && !n.State.Started() && (named || n.Name == ""):
-			if n.Instance != 0 && n.Instance != asker.Instance {
+			if n.OtherThan(asker.Instance) {
 				return 0, otherDirectory(n)
 			}
 			return n.ID, nil

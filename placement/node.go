@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -171,6 +172,12 @@ func (n *Node) Attribute(key string) string {
 		}
 	}
 	return ""
+}
+
+// OtherThan says whether the node is known to be that of another directory than the one with
+// an instance.
+func (n *Node) OtherThan(instance uint64) bool {
+	return n.Instance != 0 && n.Instance != instance && !plant.Is(plant.RowGivenTwice)
 }
 
 // says whether both rows say the same of the node itself, whatever its state.
@@ -365,7 +372,7 @@ func (s *state) applyPutNode(index uint64, o putNode) result {
 		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
 	case !known && len(s.nodes) >= maxNodes:
 		return result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
-	case old.Instance != 0 && n.Instance != old.Instance && (o.Change == nodeIsClaimed || o.Change == nodePublishes):
+	case old.OtherThan(n.Instance) && (o.Change == nodeIsClaimed || o.Change == nodePublishes):
 		return result{Err: kverror.New(kverror.NodeExists, "node %s (%s) is that of another directory", n.ID, old.Name)}
 	case o.Change != nodePublishes && s.peerURLTaken(&n):
 		return result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}

@@ -41,6 +41,8 @@ type rig struct {
 	deadAfter time.Duration
 	// mergeAfter is the services' RangeMergeAfter, 0 its default.
 	mergeAfter time.Duration
+	// killer, if not nil, may end a node at one of its steps.
+	killer *killer
 	// measurer returns what a node measures; nil is nothing.
 	measurer func(keyspace.NodeID) Measurer
 }
@@ -135,16 +137,17 @@ func (n *rigNode) start() {
 	r := n.r
 	r.boots++
 	boot := keyspace.BootID(r.boots)
+	files := r.killer.files(n)
 	var err error
-	n.log, err = wal.Open(wal.Options{FS: n.fs, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
+	n.log, err = wal.Open(wal.Options{FS: files, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
 	n.must(err)
-	n.engine, err = engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
+	n.engine, err = engine.Open(engine.Options{FS: files, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	n.must(err)
 	n.bus, err = r.net.NewBus(transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock})
 	n.must(err)
 	var service *Service // before the bus brings anything
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
-		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: n.bus,
+		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: r.killer.mouth(n),
 		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
 		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) { service.Unknown(from, to) },
 		Removed: func(keyspace.GroupID, keyspace.ReplicaID) { service.Removed() },
@@ -161,7 +164,7 @@ func (n *rigNode) start() {
 	n.leases = &clocklessLeases{linger: linger, wait: &n.ending}
 	var mover Mover
 	if r.mover != nil {
-		mover = r.mover()
+		mover = r.killer.hands(n, r.mover())
 	}
 	merger, _ := mover.(Merger)
 	n.service, err = NewService(ServiceOptions{

@@ -38,6 +38,35 @@ type cluster struct {
 	// they had cut followers off, and how many ranges they had split by themselves, because
 	// of their size and their load; and how many of their replicas had absorbed others.
 	snapshots, cutOffs, bySize, byLoad, absorbed int
+	// seats, guarded by mu, are the disks whose nodes have served, and twice are the nodes
+	// that have served from two.
+	seats map[keyspace.NodeID]seat
+	twice []string
+}
+
+// seat is a disk: that of a machine, and how many that has had before.
+type seat struct {
+	machine string
+	before  int
+}
+
+// admit notes that the machine's node serves. The caller holds the machine's mu.
+func (c *cluster) admit(m *machine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := seat{m.name, m.disks}
+	if first, ok := c.seats[m.id()]; ok && first != now {
+		c.twice = append(c.twice, fmt.Sprintf("membership: node %s is let in twice, with disk %d of %s and disk %d of %s",
+			m.id(), first.before, first.machine, now.before, now.machine))
+	}
+	c.seats[m.id()] = now
+}
+
+// doubles returns the nodes that have served from two disks.
+func (c *cluster) doubles() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.twice
 }
 
 // over notes what a node has done that is no more.
@@ -83,7 +112,7 @@ const (
 )
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
-	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, net: simbus.New(cfg.Seed, calm)}
+	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, seats: map[keyspace.NodeID]seat{}, net: simbus.New(cfg.Seed, calm)}
 	c.start = c.time.Now()
 	long := rng.IntN(cfg.Nodes)
 	for i := range cfg.Nodes + cfg.Spares {
@@ -92,6 +121,9 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 		m.rng = rand.New(rand.NewPCG(cfg.Seed, 2000+uint64(i)))
 		m.disk = m.emptyDisk()
 		m.shortLog = cfg.ShortLogs && i != long
+		if cfg.Zones > 0 {
+			m.zone = fmt.Sprintf("z%d", i%cfg.Zones+1)
+		}
 		if i < cfg.Nodes {
 			m.founds, m.state = true, stateMember
 			m.self.Store(uint64(i + 1))
@@ -185,6 +217,7 @@ func (c *cluster) wipe(m *machine, to state) {
 	c.cut([]*machine{m}, func(m *machine) {
 		_ = m.disk.crash(0) // who waits for it is to go on
 		m.disk, m.state = m.emptyDisk(), to
+		m.disks++
 		c.logf("node %s lost its power and its disk", m.id())
 	})
 }

@@ -39,7 +39,10 @@
 //     says what the replicas say. No operation is left then, and 30 s after healing, or where
 //     repairs take longer when they are done, no node holds a replica that the map does not
 //     give it.
-//   - A node that has lost its disk is not let in with its old id. Once all is healed who was
+//   - Where machines stand in zones, replicas that are in different ones stay so, and all are in
+//     the end.
+//   - A node that has lost its disk is not let in with its old id, also not while another one
+//     joins, and no two disks are one node's. Once all is healed who was
 //     to join serves, and who was to leave has left.
 //   - After healing every operation succeeds, at every gateway and range.
 //   - The run itself: at least 80 % of the operations have a definite answer, and

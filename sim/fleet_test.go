@@ -52,7 +52,7 @@ func (o *outcome) take(rep *Report, bad []string) {
 	o.Versions, o.Virtual, o.Violations = len(rep.Versions), rep.Elapsed, bad
 	o.Counts = map[string]int{
 		"(splits)": int(rep.Splits), "(moves)": int(rep.Moves), "(merges)": int(rep.Merges), "(moves of placement)": int(rep.SystemMoves), "(compactions)": int(rep.Compactions),
-		"(joined)": int(rep.Joined), "(left)": int(rep.Left), "(came back empty)": int(rep.Refused), "(died joining)": int(rep.Died), "(split by themselves)": rep.SelfSplits, "(merged by themselves)": rep.SelfMerges,
+		"(joined)": int(rep.Joined), "(left)": int(rep.Left), "(came back empty)": int(rep.Refused), "(came so beside a join)": int(rep.Beside), "(died joining)": int(rep.Died), "(split by themselves)": rep.SelfSplits, "(merged by themselves)": rep.SelfMerges,
 		"(snapshots)": rep.Snapshots, "(logs cut off)": rep.CutOffs,
 		"(delivered)": int(n.Delivered), "(lost)": int(n.Lost), "(duplicated)": int(n.Duplicated), "(reordered)": int(n.Reordered),
 		"(met a cut)": int(n.CutOff), "(sessions broken)": int(n.Broken), "(power cuts)": int(n.Crashes),

@@ -31,6 +31,9 @@ const (
 	// it, and joinTries is how often one is tried before something else has its turn.
 	joinStep  = 400 * time.Millisecond
 	joinTries = 6
+	// loseWithin is how soon a node that has just been let in may lose its disk: about as long
+	// as it needs to publish itself.
+	loseWithin = 3 * time.Millisecond
 	// emptyWithin is how long a node that has lost its disk is given to be told that it is
 	// not let in: where nobody can tell it waits.
 	emptyWithin = 5 * time.Second
@@ -82,12 +85,12 @@ func (n *nemesis) join(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 		if closed(stop) || n.leaving != nil {
 			return
 		}
-		patience := leavePatience
+		e := entering{patience: leavePatience, lingers: time.Duration(max(0, rng.Int64N(int64(2*loseWithin))-int64(loseWithin)))}
 		if deaths--; deaths >= 0 {
-			patience = time.Duration(rng.Int64N(int64(joinStep)))
+			e.patience = time.Duration(rng.Int64N(int64(joinStep)))
 		}
-		wipe := rng.IntN(2) == 0 && deaths >= 0
-		if n.enter(m, patience, wipe, stop) {
+		e.wipe = rng.IntN(2) == 0 && deaths >= 0
+		if n.enter(m, e, stop) {
 			return
 		}
 		n.c.sleep(leavePause)
@@ -107,19 +110,36 @@ func (n *nemesis) add(m *machine, rng *rand.Rand) {
 	})
 }
 
-// enter starts a node that is to join, and says whether it has become a member. It has so
-// much time: then it loses its power, and its disk where wipe says so.
-func (n *nemesis) enter(m *machine, patience time.Duration, wipe bool, stop <-chan struct{}) bool {
-	err := n.attempt(m, patience, stop, func() {
+// entering is one attempt to join.
+type entering struct {
+	// patience is how long it may take: then the node loses its power.
+	patience time.Duration
+	// wipe has it lose its disk as well, or, where it was let in before, so long after that.
+	wipe    bool
+	lingers time.Duration
+}
+
+// enter starts a node that is to join, and says whether it has become a member.
+func (n *nemesis) enter(m *machine, e entering, stop <-chan struct{}) bool {
+	wipe := func() {
 		n.deaths.Add(1)
-		if wipe {
-			m.wiped = true
-			n.c.wipe(m, stateJoining)
+		m.wiped = true
+		n.c.wipe(m, stateJoining)
+	}
+	err := n.attempt(m, e.patience, stop, func() {
+		if e.wipe {
+			wipe()
 			return
 		}
+		n.deaths.Add(1)
 		n.c.crash(50, m)
 	})
 	switch {
+	case err == nil && e.wipe:
+		n.c.sleep(e.lingers)
+		n.c.logf("nemesis: node %s has joined, and loses its disk at once", m.id())
+		wipe()
+		return false
 	case err == nil:
 		m.become(stateMember)
 		m.wiped = false
@@ -189,7 +209,7 @@ func (n *nemesis) part(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 		n.leaving.dead = true
 		n.deaths.Add(1)
 		n.c.sleep(time.Duration(rng.Int64N(int64(2 * election))))
-		n.comeBackEmpty(m, stop)
+		n.comeBackBeside(m, rng, stop)
 	}
 	n.leave(rng, stop)
 }
@@ -216,6 +236,32 @@ func (n *nemesis) expendable(m *machine, rng *rand.Rand) (yes bool) {
 		}
 	})
 	return yes
+}
+
+// comeBackBeside starts a node that has lost its disk while another one joins, where there is
+// one that may, at a moment of that.
+func (n *nemesis) comeBackBeside(m *machine, rng *rand.Rand, stop <-chan struct{}) {
+	out := slices.DeleteFunc(n.c.outside(), func(o *machine) bool { return o == m || o.wiped }) // who is wiped may have to leave first
+	if len(out) == 0 {
+		n.comeBackEmpty(m, stop)
+		return
+	}
+	joiner := out[rng.IntN(len(out))]
+	if joiner.is(stateOut) && rng.IntN(2) == 0 {
+		n.add(joiner, rng)
+	}
+	joiner.become(stateJoining)
+	// The one that joins needs some milliseconds, the other one is refused as soon.
+	after := time.Duration(rng.Int64N(int64(4 * loseWithin)))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		n.c.sleep(after)
+		n.comeBackEmpty(m, stop)
+	})
+	n.c.sleep(loseWithin)
+	n.enter(joiner, entering{patience: leavePatience}, stop)
+	wg.Wait()
+	n.besides.Add(1)
 }
 
 // comeBackEmpty starts a node that has lost its disk.
@@ -346,7 +392,7 @@ func (n *nemesis) changed(rep *Report) bool {
 		case n.leaving != nil:
 			n.leave(rng, never)
 		case len(joining) > 0:
-			n.enter(joining[0], leavePatience, false, never)
+			n.enter(joining[0], entering{patience: leavePatience}, never)
 		default:
 			return true
 		}

@@ -32,6 +32,8 @@ type machine struct {
 	name  string
 	clock *simclock.Clock
 	rate  float64
+	// zone is where it stands, "" where there are no zones.
+	zone string
 	// shortLog says that this machine's nodes keep as little log as they can.
 	shortLog bool
 
@@ -51,8 +53,9 @@ type machine struct {
 	// founds says that it is one of the first nodes; who comes later joins, and was added by
 	// the operator before or was not.
 	founds, added bool
-	// lost says that the machine never comes back.
-	lost bool
+	// lost says that the machine never comes back, disks how many of its disks are gone.
+	lost  bool
+	disks int
 	// rng draws whom it asks to let it in.
 	rng *rand.Rand
 }
@@ -158,6 +161,7 @@ func (m *machine) start() error {
 	cut := s.ctx.Err() != nil
 	if err == nil && !cut {
 		m.run = r
+		m.c.admit(m)
 	}
 	m.mu.Unlock()
 	switch {
@@ -192,6 +196,7 @@ func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
 	r.ctx, r.kill = context.WithCancel(context.Background())
 	row := m.row()
 	row.ClientURLs = []string{"http://" + m.name + ":2379"}
+	row.Attributes = m.attributes()
 	announce, stop := context.WithCancel(r.ctx)
 	r.announced = stop
 	r.announcing.Go(func() { core.Announce(announce, row) })

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -13,6 +14,9 @@ import (
 
 // mergeEvery is the least time between two merges, and a half of the most.
 const mergeEvery = 600 * time.Millisecond
+
+// splitPause lies between two splits of awaitMerge: longer than MergeAfter.
+const splitPause = 2 * time.Second
 
 // mergeLoop has ranges absorb their neighbours now and then until stop is closed.
 func (n *nemesis) mergeLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
@@ -43,5 +47,16 @@ func (n *nemesis) merge(ctx context.Context, r *run, ds []keyspace.Descriptor, r
 			n.c.logf("nemesis: range %s has absorbed range %s", left.Range, op.Right)
 			return
 		}
+	}
+}
+
+// awaitMerge has the clients go on, for a while, until ranges have merged by themselves: each
+// leader of placement that is lost begins anew to count for how long they were small and cold.
+// They are cut meanwhile, since what is left may be too large.
+func (n *nemesis) awaitMerge() {
+	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 9))
+	for end := n.c.elapsed() + mergedWithin; n.c.cfg.MergeAfter > 0 && n.c.elapsed() < end && n.c.countMerges() == 0; n.c.sleep(splitPause) {
+		key := fmt.Appendf(nil, "%c%d", groups[rng.IntN(len(groups))], rng.IntN(keysPerGroup))
+		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.split(ctx, r, ds, key) })
 	}
 }

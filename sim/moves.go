@@ -38,7 +38,7 @@ func (n *nemesis) move(ctx context.Context, r *run, ds []keyspace.Descriptor, rn
 		}
 		return
 	}
-	to := n.elsewhere(rng, &d)
+	to := n.elsewhere(rng, &d, from)
 	op, err := r.core.Placement().BeginOperation(ctx, placement.Operation{
 		Range: d.Range, Kind: placement.OperationMove, From: from, To: to, Why: "the simulator",
 	})
@@ -48,11 +48,12 @@ func (n *nemesis) move(ctx context.Context, r *run, ds []keyspace.Descriptor, rn
 	}
 }
 
-// elsewhere draws a node that has no replica of the range, 0 where each has one.
-func (n *nemesis) elsewhere(rng *rand.Rand, d *keyspace.Descriptor) (to keyspace.NodeID) {
+// elsewhere draws a node that has no replica of the range, of the zone of another one where
+// there are zones; 0 where there is none.
+func (n *nemesis) elsewhere(rng *rand.Rand, d *keyspace.Descriptor, from keyspace.NodeID) (to keyspace.NodeID) {
 	ms := n.c.members()
 	for _, i := range rng.Perm(len(ms)) {
-		if _, has := d.ReplicaOn(ms[i].id()); !has {
+		if _, has := d.ReplicaOn(ms[i].id()); !has && (ms[i].zone == "" || ms[i].zone == n.c.machine(from).zone) {
 			to = ms[i].id()
 		}
 	}
@@ -73,6 +74,9 @@ func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 	for _, d := range ds {
 		if len(d.Replicas) != 3 {
 			return fmt.Errorf("range %s has the replicas %v", d.Range, d.Replicas)
+		}
+		if err := c.inZones(&d); err != nil {
+			return err
 		}
 	}
 	for _, m := range c.standing() {

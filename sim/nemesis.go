@@ -115,9 +115,9 @@ type nemesis struct {
 	// failures counts what was injected: each may leave a gap in the revisions.
 	failures int
 	// joins, leaves, refusals and deaths count what is done by joinLoop: nodes that came, and
-	// that left for good, those that lost their disks and were not let in again, and those
-	// that lost their power while they joined.
-	joins, leaves, refusals, deaths atomic.Int64
+	// that left for good, those that lost their disks and were not let in again, those of them
+	// that came back while another one joined, and those that lost their power while they joined.
+	joins, leaves, refusals, besides, deaths atomic.Int64
 	// leaving is the node that is to leave and has not left, if there is one. It belongs to
 	// joinLoop while that runs.
 	leaving *leaver

@@ -85,6 +85,8 @@ var plantedIn = map[plant.Bug]string{
 	plant.VersionLostInCopy:        "moves",
 	plant.EmptyLetIn:               "joins",
 	plant.NewcomerUnknown:          "joins",
+	plant.RowGivenTwice:            "joins",
+	plant.ZonesIgnored:             "zones",
 	plant.RequestTwice:             "quiet",
 	plant.DiskLies:                 "blackout",
 	plant.ClockFreezes:             "alone",
@@ -98,7 +100,7 @@ var (
 	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
-		"membership: ", "range map of node ", "an orphan ",
+		"membership: ", "zones: ", "range map of node ", "an orphan ",
 	}
 )
 

@@ -22,7 +22,7 @@ import (
 // Config says what a run is made of.
 type Config struct {
 	Seed uint64
-	// Nodes are 3 or 5, Clients the clients beside each other, BurstOps the operations
+	// Nodes are 3, 5 or 6, Clients the clients beside each other, BurstOps the operations
 	// of one client in one burst, on average.
 	Nodes, Clients, BurstOps int
 	// Txns is how many of a hundred operations are transactions over some keys, beside
@@ -40,6 +40,9 @@ type Config struct {
 	Moves int
 	// Merges is how many merges of neighbours are tried meanwhile.
 	Merges int
+	// Zones is in how many zones the machines stand, by turns; 0 is in none. Moves are within a
+	// zone then, and replicas that are in different ones stay so.
+	Zones int
 	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
 	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
 	SystemMoves, PlacementReplicas int
@@ -127,10 +130,11 @@ type Report struct {
 	// placement group; Merges those merges that a node has carried out.
 	Moves, SystemMoves, Merges int64
 	// Joined and Left count the nodes that came and those that left for good, Refused those
-	// that had lost their disks and were not let in again, Died those that lost their power
+	// that had lost their disks and were not let in again, Beside those that came back so while
+	// another one joined, Died those that lost their power
 	// while they joined, and SelfSplit the ranges that their leaders have split by themselves.
-	Joined, Left, Refused, Died int64
-	SelfSplits                  int
+	Joined, Left, Refused, Beside, Died int64
+	SelfSplits                          int
 	// SelfMerges are, where Config.MergeAfter is set, the replicas of ranges that have absorbed
 	// their neighbours.
 	SelfMerges int
@@ -155,6 +159,8 @@ const (
 	watchWithin = 3 * time.Second
 	// convergeWithin: when nothing is written any more the replicas become equal.
 	convergeWithin = 15 * time.Second
+	// mergedWithin is how much longer a run may take in which ranges are to merge by themselves.
+	mergedWithin = time.Minute
 	// orphansWithin: so long after healing no node holds a replica that is no member of its
 	// range any more. What had to be repaired, or to move since nodes left, may end later:
 	// then convergeWithin counts.
@@ -171,8 +177,8 @@ func Run(rep *Report) {
 	defer func() {
 		rep.Network, rep.Elapsed = c.net.Stats(), c.elapsed()
 		rep.Violations = append(rep.Violations, n.wrong...)
-		rep.Joined, rep.Left, rep.Refused, rep.Died = n.joins.Load(), n.leaves.Load(), n.refusals.Load(), n.deaths.Load()
-		rep.Violations = append(rep.Violations, c.gaveUp()...)
+		rep.Joined, rep.Left, rep.Refused, rep.Beside, rep.Died = n.joins.Load(), n.leaves.Load(), n.refusals.Load(), n.besides.Load(), n.deaths.Load()
+		rep.Violations = append(append(rep.Violations, c.doubles()...), c.gaveUp()...)
 		c.crash(0, c.machines...) // whatever still runs
 		rep.Snapshots, rep.CutOffs, rep.SelfSplits = c.snapshots, c.cutOffs, c.bySize+c.byLoad
 	}()
@@ -253,6 +259,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.systemMoveLoop(stop, &wg)
 	n.loseLoop(stop, &wg)
 	n.joinLoop(stop, &wg)
+	n.zoneLoop(stop, &wg)
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()
@@ -260,6 +267,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 		c.sleep(rep.Config.Quiet)
 		c.awaitHeat(&rep.Config)
 	}
+	n.awaitMerge()
 	c.net.HealAll()
 	_ = n.calmNetwork()
 	close(stop)

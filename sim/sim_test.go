@@ -192,7 +192,7 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, CutOff, Flaky, Transfer, CrashAll},
 		}
 		if seed%2 == 1 {
-			cfg.RangeMaxBytes, cfg.Padding = 192<<10, 4<<10
+			cfg.RangeMaxBytes, cfg.Padding, cfg.Compactions = 192<<10, 4<<10, 16 // who is to merge gets small again
 		}
 		if seed%3 == 2 {
 			cfg.Nodes, cfg.Moves = 5, 10
@@ -204,6 +204,14 @@ var stories = []story{
 		return Config{
 			Nodes: 3, Clients: 8, BurstOps: 8, Txns: 20, Leases: 2, Splits: 20, SplitEvery: 300 * time.Millisecond, Padding: 2 << 10,
 			MergeAfter: time.Second, RangeMaxBytes: 128 << 10, Quiet: 20 * time.Second,
+		}
+	}},
+	// Neighbours whose replicas are in three zones, and wander within them, merge by themselves
+	// while nodes fail: no two replicas come into one zone on the way.
+	{name: "zones", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 6, Zones: 3, Clients: 6, BurstOps: 4, Txns: 20, Moves: 40, Splits: 24, Compactions: 6, MergeAfter: time.Second, Borders: []string{"j", "s"},
+			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Flaky, Transfer},
 		}
 	}},
 	// Power cuts.

@@ -49,7 +49,7 @@ func (n *nemesis) systemMove(ctx context.Context, r *run, rng *rand.Rand) {
 		n.c.logf("nemesis: placement is to be led by node %s: %v", from, err)
 		return
 	}
-	to := n.elsewhere(rng, &own)
+	to := n.elsewhere(rng, &own, from)
 	op, err := client.BeginOperation(ctx, placement.Operation{
 		Range: placement.OwnGroup, Kind: placement.OperationMove, From: from, To: to, Why: "the simulator",
 	})

@@ -90,6 +90,11 @@ const (
 	EmptyLetIn
 	// NewcomerUnknown: nodes do not speak to those that have joined since they started.
 	NewcomerUnknown
+	// RowGivenTwice: a row that is one directory's is given to the next one that comes.
+	RowGivenTwice
+	// ZonesIgnored: what brings the replicas of two ranges together that are to merge does not
+	// look at zones.
+	ZonesIgnored
 
 	// The last ones are between a node and its machine, where sim puts them: a request
 	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
@@ -114,7 +119,8 @@ var names = [end]string{
 	"replica that left never removed", "leadership handed over amid hand-outs",
 	"lost node counted as alive", "operation of the leader before forgotten",
 	"range goes on though it is frozen", "locks lost at a merge", "complete by one half of a merge",
-	"absorbed range left in the map", "version lost in a copy", "node let in with an empty disk", "node that joins not spoken to",
+	"absorbed range left in the map", "version lost in a copy", "node let in with an empty disk", "node that joins not spoken to", "row of a node given to another directory",
+	"replicas gathered into one zone",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -265,7 +266,8 @@ func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 	h := holdZone
 	for _, s := range large.seats {
 		n := s.node
-		if small.seatOf(n.ID) != nil || !n.takes() || small.inZone(n.zone, from) >= small.inZone(from.zone, nil) {
+		crowds := small.inZone(n.zone, from) >= small.inZone(from.zone, nil) && !plant.Is(plant.ZonesIgnored)
+		if small.seatOf(n.ID) != nil || !n.takes() || crowds {
 			continue
 		}
 		if c.settings.bears(n.receiving, n.receivingBytes) && c.fits(n, c.cost(small)) && c.evenAfter(float64(c.cost(small)), from, n) {
