@@ -37,7 +37,7 @@ func (f facts) Busy(id keyspace.RangeID) bool { _, ok := f.d.under[id]; return o
 func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
 	row := f.v.nodes[id]
 	n := row.decided()
-	n.Silent = !f.d.s.o.Alive(id)
+	n.Silent, n.Lonely = !f.d.s.o.Alive(id), f.d.lonely(id)
 	return n, row.counts()
 }
 

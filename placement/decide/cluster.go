@@ -41,6 +41,9 @@ type Node struct {
 	// Silent says that nothing was heard of the node since SilentSince.
 	Silent      bool
 	SilentSince clock.Time
+	// Lonely says that the node is heard and hears fewer than half of the others: it gives up
+	// by itself what it leads, and is given neither leaders nor replicas. What it has stays.
+	Lonely bool
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
 	// counts as that of an average disk of one TiB.
 	Capacity, Used int64
@@ -52,9 +55,14 @@ func (n *Node) describe(known bool) string {
 		return "not known"
 	case n.Silent:
 		return "silent and " + n.State.String()
+	case n.Lonely:
+		return "lonely and " + n.State.String()
 	}
 	return n.State.String()
 }
+
+// Takes says whether the node may be given replicas and leaders.
+func (n *Node) Takes() bool { return !n.Silent && !n.Lonely && n.State == Serving }
 
 // Range is what is known of a range.
 type Range struct {

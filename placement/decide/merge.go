@@ -20,7 +20,7 @@ var (
 	errMergeWarm   = errors.New("they have not been small and cold together for long")
 	errMergeKept   = errors.New("somebody has set the border between them")
 	errMergeFailed = errors.New("merging them has failed not long ago, or too often")
-	errMergeUneasy = errors.New("one of them is busy or has a need of its own")
+	errMergeUneasy = errors.New("one of them is busy, has a need of its own, or is led by a node that hears hardly any other")
 )
 
 // mergeable returns nil where the range and its right neighbour should be one.
@@ -57,7 +57,7 @@ func (c *Cluster) mergeable(r *rng) error {
 	case r.mate != nil && r.mate != o || o.mate != nil && o.mate != r:
 		return errMergeUneasy
 	}
-	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 {
+	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 || c.lonely(r) || c.lonely(o) {
 		return errMergeUneasy
 	}
 	return nil
