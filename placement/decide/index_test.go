@@ -50,6 +50,8 @@ func change(c *Cluster, random *rand.Rand, now clock.Time, conf *uint64) {
 		c.RemoveRange(keyspace.RangeID(id))
 	case 4:
 		c.Finish(keyspace.RangeID(id), now, random.IntN(2) == 0)
+	case 5:
+		c.Refuse(keyspace.RangeID(id), now, random.IntN(2) == 0)
 	default:
 		*conf++
 		d := keyspace.Descriptor{Range: keyspace.RangeID(id), Generation: 1, ConfIndex: *conf}

@@ -192,11 +192,10 @@ func (c *Cluster) merge(r *rng) (Operation, hold) {
 	why := fmt.Sprintf("ranges %s and %s are small and cold, %d MiB together", r.Descriptor.Range, o.Descriptor.Range, (r.Bytes+o.Bytes)>>20)
 	op, h := c.align(small, large, why)
 	if h == free && op.Kind != Merge {
-		r.mate, o.mate = o, r
 		// It is decided for the small one, which need not be the one in the queue.
-		small.ledAt = max(c.now, 1)
 		op.Reason = Cold
 		c.emit(small, op)
+		r.mate, o.mate = o, r
 		return Operation{}, holdBusy
 	}
 	if h == free && c.nodes[op.Source].merging >= c.settings.NodeMerges {

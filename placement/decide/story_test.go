@@ -26,6 +26,7 @@ import (
 //	begin range=1 other=2        a merge that somebody else has begun; without other one that is committed
 //	decide at=10s [brief]        the operations, what they require, what is given up
 //	finish range=1 [failed]
+//	refuse [wait]                nothing of what was decided last was begun
 //	check                        the requirements of what was decided last, against what is now
 //	explain range=1 | can-drain node=1 | can-decommission node=1 |
 //	can-replicate factor=5 | pending
@@ -74,6 +75,10 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.decide(a)
 	case "finish":
 		s.c.Finish(keyspace.RangeID(a.number("range", 0)), s.now, !d.HasArg("failed"))
+	case "refuse":
+		for i := range s.last {
+			s.c.Refuse(s.last[i].Range, s.now, d.HasArg("wait"))
+		}
 	case "check":
 		return s.check()
 	case "explain":
