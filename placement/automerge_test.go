@@ -286,6 +286,54 @@ func TestSmallBoundsAreMergedByWhatRangesHave(t *testing.T) {
 	}
 }
 
+// Merges by themselves are switched off and on while the cluster runs, whatever its nodes were
+// started with; all other decisions go on.
+func TestMergeAfterIsSet(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		m := newMerging(t, 86, time.Minute)
+		ctx, c := t.Context(), m.nodes[1].client
+		for _, v := range []string{"0s", "-1h", "1m", "4m59s", "x", "Off"} {
+			if err := c.PutSetting(ctx, SettingMergeAfter, []byte(v)); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+				t.Errorf("merging after %q: %v", v, err)
+			}
+		}
+		told := func(want time.Duration, wantSet bool) {
+			t.Helper()
+			settings, _, err := c.Settings(ctx)
+			if after, set := MergeAfter(settings); err != nil || after != want || set != wantSet {
+				t.Errorf("ranges are merged after %v (set %t), %v; want %v (set %t)", after, set, err, want, wantSet)
+			}
+		}
+		told(0, false)
+		time.Sleep(10 * time.Second)
+		if err := c.SetMergeAfter(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+		told(0, true)
+		m.split(1, "m")
+		time.Sleep(10 * time.Minute)
+		m.want("off", "m")
+		// They are small and cold for that long already.
+		if err := c.SetMergeAfter(ctx, 11*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		told(11*time.Minute, true)
+		time.Sleep(30 * time.Second)
+		m.want("set, and not over", "m")
+		time.Sleep(time.Minute)
+		m.want("set, and over")
+		m.split(1, "p")
+		time.Sleep(2 * time.Minute)
+		m.want("set", "p")
+		if err := c.UnsetMergeAfter(ctx); err != nil {
+			t.Fatal(err)
+		}
+		told(0, false)
+		time.Sleep(10 * time.Second)
+		m.want("as the nodes were started")
+	})
+}
+
 // A new leader of placement does not know how long ranges have been what they are: it lets
 // them be for as long as if they were new. What its predecessor has begun it brings to its
 // end, and decides nothing for either range meanwhile.

@@ -112,12 +112,16 @@ func (s *Service) deciding() decide.Settings {
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies, set.SmallCopies, set.SmallBytes = nodeCopies, smallCopies, smallBytes
 	set.LeadersSplit, set.RangeMaxBytes, set.SplitLoad = true, s.o.RangeMaxBytes, s.o.RangeSplitLoad
-	set.MergeAge = max(s.o.RangeMergeAfter, 0)
-	set.MergeRetry = min(set.MergeRetry, set.MergeAge)
-	if s.o.Merger == nil {
+	s.mergeAfter(&set, s.o.RangeMergeAfter)
+	return set
+}
+
+// mergeAfter has ranges merged after so long, where somebody here merges ranges.
+func (s *Service) mergeAfter(set *decide.Settings, after time.Duration) {
+	if set.MergeAge = max(after, 0); s.o.Merger == nil {
 		set.MergeAge = 0
 	}
-	return set
+	set.MergeRetry = min(decide.Defaults().MergeRetry, set.MergeAge)
 }
 
 // run decides until ctx ends.
@@ -177,8 +181,12 @@ func (d *decider) feedSettings(v *View) {
 	if n, ok := parseReplication(v.settings[SettingReplication]); ok {
 		set.ReplicationFactor = n
 	}
-	if set.Paused != d.settings.Paused || set.ReplicationFactor != d.settings.ReplicationFactor {
-		d.s.o.Logger.Info("settings of decisions", zap.Bool("paused", set.Paused), zap.Int("replication", set.ReplicationFactor))
+	if after, ok := parseMergeAfter(v.settings[SettingMergeAfter]); ok {
+		d.s.mergeAfter(&set, after)
+	}
+	if set != d.settings {
+		d.s.o.Logger.Info("settings of decisions", zap.Bool("paused", set.Paused), zap.Int("replication", set.ReplicationFactor),
+			zap.Duration("merge-after", set.MergeAge))
 	}
 	d.settings = set
 	d.c.Set(set)
