@@ -38,6 +38,10 @@ type fakeBackend struct {
 	paused bool
 	// factor is the replication factor.
 	factor int64
+	// after is what SetMergeAfter was told, mergeMs what the placement group says of it; below 0
+	// it says nothing.
+	after   string
+	mergeMs int64
 }
 
 func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
@@ -52,7 +56,7 @@ func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*a
 		}}}, nil
 	}
 	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
-		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting"},
+		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting", Kept: true},
 		{Id: 1, Generation: 1, End: []byte("m"), Leader: "n1", Replicas: []string{"n1", "n2", "n3"}, Keys: 7, Bytes: 512, State: "asleep"},
 		{Id: 9, Generation: 2, Start: []byte{'z', 0, 0xff, '\\', '<'}, Replicas: nil, State: "unreachable"},
 	}}, nil
@@ -141,6 +145,9 @@ func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRes
 	p := &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
 		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
 	}}
+	if f.mergeMs >= 0 {
+		p.MergeAfterMs = &f.mergeMs
+	}
 	if f.factor > 0 { // the ranges that have fewer voters become less with each look
 		left := max(0, f.left)
 		f.left--
@@ -165,6 +172,14 @@ func (f *fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*ad
 	}, f.err
 }
 
+func (f *fakeBackend) SetMergeAfter(_ context.Context, after *time.Duration) error {
+	f.after = "what the nodes say"
+	if after != nil {
+		f.after = after.String()
+	}
+	return f.err
+}
+
 func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	if f.err != nil || f.empty {
 		return &adminpb.OperationListResponse{}, f.err
@@ -175,7 +190,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	each: [error=KIND] [refuse] [empty] [stale] [paused] [left=N] [state=S] [back]
+//	each: [error=KIND] [refuse] [empty] [stale] [paused] [left=N] [state=S] [back] [merge-ms=N]
 //	range-list [json] [node=NODE] [key=K] / node-list [json]
 //	node-show node=NODE [json]
 //	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
@@ -190,6 +205,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 //	placement-move [json] from=NODE to=NODE
 //	placement-transfer to=NODE
 //	set-replication factor=N [json] [wait]
+//	set-merge-after [after=DURATION]
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -203,6 +219,8 @@ func TestStories(t *testing.T) {
 		b.stale, b.paused, b.back = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back")
 		d.MaybeScanArgs(t, "left", &b.left)
 		d.MaybeScanArgs(t, "factor", &b.factor)
+		b.mergeMs = -1
+		d.MaybeScanArgs(t, "merge-ms", &b.mergeMs)
 		b.state = "serving"
 		d.MaybeScanArgs(t, "state", &b.state)
 		if d.HasArg("refuse") {
@@ -218,6 +236,9 @@ func TestStories(t *testing.T) {
 		}
 		c, stop := serve(t, b)
 		defer stop()
+		if d.Cmd == "set-merge-after" {
+			return answerMergeAfter(t, c, d, b)
+		}
 		out, err := runStory(t, c, d, format)
 		if r := (*Refusal)(nil); errors.As(err, &r) {
 			return fmt.Sprintf("refused: %s\nnext: %s\n", r.Reason, r.NextStep)
@@ -356,6 +377,26 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 	}
 	err = WriteOperations(&out, &out, f, l)
 	return out.String(), err
+}
+
+// answerMergeAfter sets it and tells what the backend was told.
+func answerMergeAfter(t *testing.T, c *Client, d *datadriven.TestData, b *fakeBackend) string {
+	t.Helper()
+	var after *time.Duration
+	if text := ""; d.MaybeScanArgs(t, "after", &text) {
+		v, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after = &v
+	}
+	err := c.PlacementSetMergeAfter(t.Context(), after)
+	if r := (*Refusal)(nil); errors.As(err, &r) {
+		return fmt.Sprintf("refused: %s\nnext: %s\n", r.Reason, r.NextStep)
+	} else if err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	return b.after + "\n"
 }
 
 func runReplicationStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string, error) {

@@ -36,6 +36,8 @@ type rangeJSON struct {
 	Keys        int64    `json:"keys"`
 	DiskBytes   int64    `json:"bytes"`
 	State       string   `json:"state"`
+	// Kept says that the range is to begin where it does.
+	Kept bool `json:"kept,omitempty"`
 	// ConfIndex, Members and Operation are absent in an answer that knows nothing of them.
 	ConfIndex uint64         `json:"conf_index,omitempty"`
 	Members   []memberJSON   `json:"members,omitempty"`
@@ -55,7 +57,7 @@ func toJSON(r *adminpb.Range) rangeJSON {
 		Start: string(r.GetStart()), StartBase64: base64.StdEncoding.EncodeToString(r.GetStart()),
 		End: string(r.GetEnd()), EndBase64: base64.StdEncoding.EncodeToString(r.GetEnd()),
 		Leader: r.GetLeader(), Replicas: list(r.GetReplicas()), Keys: r.GetKeys(), DiskBytes: r.GetBytes(), State: r.GetState(),
-		ConfIndex: r.GetConfIndex(),
+		ConfIndex: r.GetConfIndex(), Kept: r.GetKept(),
 	}
 	for _, m := range r.GetMembers() {
 		out.Members = append(out.Members, memberJSON{m.GetNode(), m.GetReplicaId(), m.GetRole()})
@@ -137,15 +139,19 @@ func WriteRanges(w, notes io.Writer, f Format, l *adminpb.RangeListResponse) err
 }
 
 func writeRangeTable(w io.Writer, ranges []*adminpb.Range) error {
-	rows := [][]string{{"ID", "GENERATION", "START", "END", "LEADER", "REPLICAS", "KEYS", "ON DISK", "STATE", "OPERATION"}}
+	rows := [][]string{{"ID", "GENERATION", "START", "END", "LEADER", "REPLICAS", "KEYS", "ON DISK", "STATE", "KEPT", "OPERATION"}}
 	for _, r := range ranges {
 		keys := strconv.FormatInt(r.GetKeys(), 10)
 		if r.GetKeys() < 0 {
 			keys = "counting"
 		}
+		kept := ""
+		if r.GetKept() {
+			kept = "yes"
+		}
 		rows = append(rows, []string{
 			fmt.Sprint(r.GetId()), fmt.Sprint(r.GetGeneration()), keyText(r.GetStart()), keyText(r.GetEnd()),
-			r.GetLeader(), replicasText(r), keys, fmt.Sprint(r.GetBytes()), r.GetState(), operationText(r.GetOperation()),
+			r.GetLeader(), replicasText(r), keys, fmt.Sprint(r.GetBytes()), r.GetState(), kept, operationText(r.GetOperation()),
 		})
 	}
 	return writeTable(w, rows)

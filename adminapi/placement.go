@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
+	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
 )
@@ -20,6 +22,9 @@ type PlacementKeeper interface {
 	// SetReplication has each range get so many voters, or with dryRun only says what that
 	// would mean.
 	SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error)
+	// SetMergeAfter has small and cold neighbours merged by themselves after so long; 0 is by
+	// command alone, nil what each node was started with.
+	SetMergeAfter(ctx context.Context, after *time.Duration) error
 }
 
 // lookAtPlacement is the next step after a change whose outcome is not known.
@@ -65,6 +70,42 @@ func (c *Client) PlacementTransferLeader(ctx context.Context, to string) error {
 	return err
 }
 
+// PlacementSetMergeAfter has small and cold neighbours merged by themselves after so long; 0
+// is by command alone, nil what each node was started with. Asking twice is harmless.
+func (c *Client) PlacementSetMergeAfter(ctx context.Context, after *time.Duration) error {
+	q := &adminpb.PlacementSetMergeAfterRequest{}
+	if after != nil {
+		q.MergeAfterMs = new(after.Milliseconds())
+	}
+	_, err := call(ctx, c, q, adminpb.AdminClient.PlacementSetMergeAfter)
+	return err
+}
+
+func (s *server) PlacementSetMergeAfter(ctx context.Context, q *adminpb.PlacementSetMergeAfterRequest) (*adminpb.PlacementSetMergeAfterResponse, error) {
+	var after *time.Duration
+	if q.MergeAfterMs != nil {
+		// What is below 0 or too long to be said in nanoseconds is refused as it is.
+		ms := min(max(q.GetMergeAfterMs(), -1), int64(math.MaxInt64/time.Millisecond))
+		after = new(time.Duration(ms) * time.Millisecond)
+	}
+	if err := s.backend.SetMergeAfter(ctx, after); err != nil {
+		return nil, grpcError("set after how long ranges are merged", err, lookAtPlacement)
+	}
+	return &adminpb.PlacementSetMergeAfterResponse{}, nil
+}
+
+// mergeAfterText says after how long ranges are merged by themselves, "" where only the flags
+// of the nodes say it.
+func mergeAfterText(p *adminpb.PlacementShowResponse) string {
+	switch {
+	case p.MergeAfterMs == nil:
+		return ""
+	case p.GetMergeAfterMs() == 0:
+		return "off"
+	}
+	return (time.Duration(p.GetMergeAfterMs()) * time.Millisecond).String()
+}
+
 // operationOn says for a table what an operation is on.
 func operationOn(o *adminpb.Operation) string {
 	if o.GetRange() == 0 {
@@ -86,7 +127,8 @@ func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) err
 			Term        uint64           `json:"term"`
 			Replicas    []replica        `json:"replicas"`
 			Replication *replicationJSON `json:"replication,omitempty"`
-		}{p.GetLeader(), p.GetTerm(), []replica{}, replicationToJSON(p.GetReplication())}
+			MergeAfter  string           `json:"merge_after,omitempty"`
+		}{p.GetLeader(), p.GetTerm(), []replica{}, replicationToJSON(p.GetReplication()), mergeAfterText(p)}
 		for _, r := range p.GetReplicas() {
 			out.Replicas = append(out.Replicas, replica{r.GetNode(), r.GetReplicaId(), r.GetRole()})
 		}
@@ -103,5 +145,11 @@ func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) err
 	if err := writeTable(w, rows); err != nil {
 		return err
 	}
-	return writeReplicationTable(w, p.GetReplication())
+	if err := writeReplicationTable(w, p.GetReplication()); err != nil {
+		return err
+	}
+	if after := mergeAfterText(p); after != "" {
+		return writeTable(w, [][]string{{"MERGE AFTER"}, {after}})
+	}
+	return nil
 }

@@ -384,7 +384,7 @@ func ownFlags() []Flag {
 			Name: "range-merge-after", kind: kindDuration, Default: "1h0m0s", File: "range-merge-after", Section: sectionSkein, Own: true,
 			Usage: "How long two neighbours are small and cold before they become one range.",
 			Note: "Together at most a quarter of range-max-bytes and of range-split-load, and for as long neither split nor merged. At least 5m; 0 merges none but by command. " +
-				"Borders that the founding or a command has made stay. The same on all nodes: that of placement's leader counts.",
+				"Borders that the founding or a command has made stay. The same on all nodes: that of placement's leader counts, where skein placement set-merge-after has set nothing.",
 			set: setDuration(func(c *Config) *time.Duration { return &c.RangeMergeAfter }),
 		},
 		{

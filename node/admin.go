@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -89,7 +90,20 @@ func (a admin) SplitRange(ctx context.Context, key []byte) (left, right *adminpb
 	row := func(d *keyspace.Descriptor) *adminpb.Range {
 		return rangeRow(d, byName, byName[leader], -1, 0, "awake")
 	}
-	return row(&ds[0]), row(&ds[1]), nil
+	left, right = row(&ds[0]), row(&ds[1])
+	left.Kept, right.Kept = a.kept(ds[0].Span.Start), true
+	return left, right, nil
+}
+
+// kept says whether somebody has set that a range begins at the key, by the map as this node
+// knows it.
+func (a admin) kept(key []byte) bool {
+	m, _ := a.c.client.WatchMap()
+	if m == nil {
+		return false
+	}
+	g := m.Lookup(key)
+	return g.Kept && bytes.Equal(g.Descriptor.Span.Start, key)
 }
 
 // split asks the leader of the key's range, wherever it is, to split it. It is
@@ -146,7 +160,7 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 	}
 	d, byName := &descs[i], names(nodes)
 	resp := &adminpb.RangeShowResponse{Replicas: make([]*adminpb.ReplicaState, len(d.Replicas))}
-	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
+	leader, state, keys, size := "", "unreachable", int64(-1), int64(0)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i, rep := range d.Replicas {
@@ -168,7 +182,7 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 			}
 			s.StateJson = string(text)
 			if st.Serving {
-				leader, state, bytes = s.Node, "awake", st.Bytes
+				leader, state, size = s.Node, "awake", st.Bytes
 				if st.Counted {
 					keys = st.Keys
 				}
@@ -179,7 +193,8 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 		})
 	}
 	wg.Wait()
-	resp.Range = rangeRow(d, byName, leader, keys, bytes, state)
+	resp.Range = rangeRow(d, byName, leader, keys, size, state)
+	resp.Range.Kept = a.kept(d.Span.Start)
 	if ops, _ := a.operations(ctx, stale); len(ops) > 0 { // the replicas speak for themselves without it
 		if i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Range == id }); i >= 0 {
 			resp.Range.Operation = operationRow(&ops[i], byName)

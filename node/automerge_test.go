@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // mergeSoon has ranges that are small and cold for so long merged.
@@ -44,6 +45,30 @@ func (r *rig) warm(n *rigNode, prefix string, perSecond int) (stop func() []int6
 		cancel()
 		wait.Wait()
 		return revisions
+	}
+}
+
+// wantKept fails where operators are not told that these borders stay, and no others.
+func (r *rig) wantKept(keys ...string) {
+	r.t.Helper()
+	a := admin{r.nodes[1].core}
+	l, err := a.Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var listed, shown []string
+	for _, g := range l.Ranges {
+		if g.Kept {
+			listed = append(listed, string(g.Start))
+		}
+		if s, err := a.ShowRange(r.t.Context(), keyspace.RangeID(g.Id)); err != nil {
+			r.t.Error(err)
+		} else if s.Range.Kept {
+			shown = append(shown, string(s.Range.Start))
+		}
+	}
+	if !slices.Equal(listed, keys) || !slices.Equal(shown, keys) {
+		r.t.Errorf("kept are %q in the list, %q where each is shown; want %q", listed, shown, keys)
 	}
 }
 
@@ -98,6 +123,7 @@ func TestRangesMergeByThemselves(t *testing.T) {
 		want("cold for long", "B", "f", "h")
 		time.Sleep(2 * mergeSoon)
 		want("in the end", "B", "f", "h")
+		r.wantKept("B", "h")
 		for i, k := range []string{"a", "b1", "c", "e", "g", "h1", "z"} {
 			r.mustGet(r.nodes[i%3], k, "v")
 		}

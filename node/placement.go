@@ -23,6 +23,11 @@ func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespon
 	}
 	byName := names(nodes)
 	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term, Replication: a.replication(ctx)}
+	if settings, err := a.settings(ctx); err == nil { // who holds the group is to be seen without it
+		if after, set := placement.MergeAfter(settings); set {
+			resp.MergeAfterMs = new(after.Milliseconds())
+		}
+	}
 	for _, r := range st.Replicas {
 		resp.Replicas = append(resp.Replicas, &adminpb.PlacementReplica{Node: byName[r.Node], ReplicaId: uint64(r.ID), Role: roleName(r.Role)})
 	}

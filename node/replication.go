@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
@@ -51,6 +52,18 @@ func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*ad
 		return nil, err
 	}
 	return out, nil
+}
+
+// SetMergeAfter implements adminapi.PlacementKeeper.
+func (a admin) SetMergeAfter(ctx context.Context, after *time.Duration) error {
+	if after == nil {
+		return a.c.client.UnsetMergeAfter(ctx)
+	}
+	err := a.c.client.SetMergeAfter(ctx, *after)
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return &adminapi.Refusal{Reason: e.Detail, NextStep: "give one of these, or default for what the nodes were started with"}
+	}
+	return err
 }
 
 // replicationNotes is what an operator should know of a change that can be done.

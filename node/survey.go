@@ -247,7 +247,9 @@ func (a admin) Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminp
 		d := &v.ranges[i]
 		_, there := d.ReplicaOn(on)
 		if (on == 0 || there) && (q.Key == nil || d.Span.Contains(q.Key)) {
-			out.Ranges = append(out.Ranges, v.rangeRow(d))
+			row := v.rangeRow(d)
+			row.Kept = a.kept(d.Span.Start)
+			out.Ranges = append(out.Ranges, row)
 		}
 	}
 	return out, nil

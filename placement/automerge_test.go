@@ -27,13 +27,20 @@ type merging struct {
 // borders.
 func newMerging(t *testing.T, seed uint64, after time.Duration, borders ...string) *merging {
 	t.Helper()
+	m := mergingRig(t, seed, after, borders...)
+	m.startAll()
+	return m
+}
+
+// mergingRig is newMerging where nothing runs yet.
+func mergingRig(t *testing.T, seed uint64, after time.Duration, borders ...string) *merging {
+	t.Helper()
 	m := &merging{pretended: pretendedRig(t, seed, 3, borders...), bound: map[keyspace.RangeID]keyspace.MergeOrder{}}
 	m.mergeAfter = after
 	m.mover = func() Mover { return m }
 	for id := range m.bytes {
 		m.bytes[id] = 1 << 20
 	}
-	m.startAll()
 	return m
 }
 
@@ -242,6 +249,89 @@ func TestMergesAreSwitchedOff(t *testing.T) {
 			m.want("resumed")
 		})
 	}
+}
+
+// However little ranges are split for, neighbours are merged by what they have, not by what
+// they had when it was told: nothing is merged that is soon split again, and what is small
+// and cold is merged. What is split is not merged again within the time that it is to be old.
+func TestSmallBoundsAreMergedByWhatRangesHave(t *testing.T) {
+	for _, c := range []struct{ bytes, load int64 }{{1 << 20, 10_000}, {3 << 20, 10_000}, {256 << 20, 32}} {
+		virtually(t, func(t *testing.T) {
+			const after = time.Minute
+			m := mergingRig(t, 85, after)
+			m.rangeMaxBytes, m.rangeSplitLoad = c.bytes, c.load
+			m.startAll()
+			time.Sleep(10 * time.Second)
+			d := m.split(1, "d")
+			ids := []keyspace.RangeID{1, d, m.split(d, "h")}
+			have := func(part int64) {
+				for _, id := range ids {
+					m.set(id, c.bytes/part, c.load/part)
+				}
+			}
+			have(64)
+			time.Sleep(15 * time.Second) // which is told
+			have(3)
+			time.Sleep(3 * after)
+			m.want("all three are just below the bound", "d", "h")
+			have(24)
+			time.Sleep(after - 20*time.Second)
+			m.want("small and cold not long ago", "d", "h")
+			time.Sleep(3 * after)
+			m.want("small and cold")
+			m.split(1, "m")
+			time.Sleep(after - 10*time.Second)
+			m.want("split not long ago", "m")
+		})
+	}
+}
+
+// Merges by themselves are switched off and on while the cluster runs, whatever its nodes were
+// started with; all other decisions go on.
+func TestMergeAfterIsSet(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		m := newMerging(t, 86, time.Minute)
+		ctx, c := t.Context(), m.nodes[1].client
+		for _, v := range []string{"0s", "-1h", "1m", "4m59s", "x", "Off"} {
+			if err := c.PutSetting(ctx, SettingMergeAfter, []byte(v)); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+				t.Errorf("merging after %q: %v", v, err)
+			}
+		}
+		told := func(want time.Duration, wantSet bool) {
+			t.Helper()
+			settings, _, err := c.Settings(ctx)
+			if after, set := MergeAfter(settings); err != nil || after != want || set != wantSet {
+				t.Errorf("ranges are merged after %v (set %t), %v; want %v (set %t)", after, set, err, want, wantSet)
+			}
+		}
+		told(0, false)
+		time.Sleep(10 * time.Second)
+		if err := c.SetMergeAfter(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+		told(0, true)
+		m.split(1, "m")
+		time.Sleep(10 * time.Minute)
+		m.want("off", "m")
+		// They are small and cold for that long already.
+		if err := c.SetMergeAfter(ctx, 11*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		told(11*time.Minute, true)
+		time.Sleep(30 * time.Second)
+		m.want("set, and not over", "m")
+		time.Sleep(time.Minute)
+		m.want("set, and over")
+		m.split(1, "p")
+		time.Sleep(2 * time.Minute)
+		m.want("set", "p")
+		if err := c.UnsetMergeAfter(ctx); err != nil {
+			t.Fatal(err)
+		}
+		told(0, false)
+		time.Sleep(10 * time.Second)
+		m.want("as the nodes were started")
+	})
 }
 
 // A new leader of placement does not know how long ranges have been what they are: it lets

@@ -37,7 +37,7 @@ func (f facts) Busy(id keyspace.RangeID) bool { _, ok := f.d.under[id]; return o
 func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
 	row := f.v.nodes[id]
 	n := row.decided()
-	n.Silent = !f.d.s.o.Alive(id)
+	n.Silent, n.Lonely = !f.d.s.o.Alive(id), f.d.lonely(id)
 	return n, row.counts()
 }
 
@@ -63,8 +63,13 @@ func (d *decider) begin(ctx context.Context, op *decide.Operation) {
 		return
 	}
 	log.Info("decided, and not begun", zap.String("why", op.Why), zap.Error(err))
-	// What has changed meanwhile is decided upon anew; what cannot be done waits.
-	d.c.Finish(op.Range, s.o.Clock.Now(), kverror.Of(err).Kind == kverror.Busy)
+	// What has changed meanwhile is decided upon anew; what cannot be done waits. Of what may
+	// have been begun all the same the map tells.
+	if e := kverror.Of(err); e.Fate() == kverror.NotApplied {
+		d.c.Refuse(op.Range, s.o.Clock.Now(), e.Kind != kverror.Busy)
+	} else {
+		d.c.Finish(op.Range, s.o.Clock.Now(), false)
+	}
 }
 
 // propose begins the operation that was decided.

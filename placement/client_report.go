@@ -88,7 +88,7 @@ func (c *Client) reportNode() error {
 			r.told = make(map[keyspace.RangeID]Measure, len(led))
 			r.number++ // the one before may have been taken, or not
 		}
-		anew, err := c.sendParts(whole, r.changes(led))
+		anew, err := c.sendParts(whole, r.changes(led, c.o.Service.steps()))
 		// What was sent and not answered may have come: nobody knows what the leader knows.
 		r.whole = anew || err != nil
 		if !anew {
@@ -99,14 +99,14 @@ func (c *Client) reportNode() error {
 }
 
 // changes returns what differs from what was told, by much.
-func (r *nodeReporter) changes(led []Measure) []Measure {
+func (r *nodeReporter) changes(led []Measure, least steps) []Measure {
 	var out []Measure
 	leads := make(map[keyspace.RangeID]bool, len(led))
 	for i := range led {
 		m := &led[i]
 		m.clamp()
 		leads[m.Range] = true
-		if old, ok := r.told[m.Range]; !ok || m.differs(&old) {
+		if old, ok := r.told[m.Range]; !ok || m.differs(&old, least) {
 			out = append(out, *m)
 		}
 	}
@@ -123,12 +123,26 @@ func (m *Measure) clamp() {
 	m.Bytes, m.Load = min(max(m.Bytes, 0), maxAmount), min(max(m.Load, 0), maxAmount)
 }
 
+// steps are changes of bytes and load that are too small to be told.
+type steps struct{ bytes, load int64 }
+
+// boundSteps is how many steps there are in the bounds above which ranges are split. What is
+// merged has a quarter of a bound at most by what was told, and so less than a third by what
+// it is.
+const boundSteps = 64
+
+// steps returns them: a MiB and ten requests a second, and less where ranges are split for
+// little more than that.
+func (s *Service) steps() steps {
+	return steps{min(1<<20, s.o.RangeMaxBytes/boundSteps), min(10, s.o.RangeSplitLoad/boundSteps)}
+}
+
 // differs says whether a measure is news to who knows an older one. What matters little to
-// decisions is not told: a sixteenth of the bytes, an eighth of the load.
-func (m *Measure) differs(old *Measure) bool {
+// decisions is not told: a step, a sixteenth of the bytes, an eighth of the load.
+func (m *Measure) differs(old *Measure, least steps) bool {
 	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
 	return m.Term != old.Term ||
-		far(m.Bytes, old.Bytes, 1<<20, 16) || far(m.Load, old.Load, 10, 8)
+		far(m.Bytes, old.Bytes, least.bytes, 16) || far(m.Load, old.Load, least.load, 8)
 }
 
 // sendParts sends a report in parts, at least one, and takes over what was taken in.

@@ -86,7 +86,7 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 	want, take := max(ownLeast, d.settings.ReplicationFactor), 0
 	for _, n := range d.nodes {
-		if !n.Silent && n.State == decide.Serving {
+		if n.Takes() {
 			take++
 		}
 	}
@@ -107,7 +107,7 @@ func (d *decider) ownTarget(own *keyspace.Descriptor) keyspace.NodeID {
 	}
 	var best keyspace.NodeID
 	for id, n := range d.nodes {
-		if _, has := own.ReplicaOn(id); has || n.Silent || n.State != decide.Serving {
+		if _, has := own.ReplicaOn(id); has || !n.Takes() {
 			continue
 		}
 		if best == 0 || cmp.Or(cmp.Compare(zones[n.Zone], zones[d.nodes[best].Zone]), cmp.Compare(id, best)) < 0 {
@@ -138,7 +138,7 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
 	var to keyspace.Replica
 	for _, m := range own.Replicas {
 		n, known := d.nodes[m.Node]
-		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || n.Silent || n.State != decide.Serving {
+		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || !n.Takes() {
 			continue
 		}
 		if g.CanTransfer(ctx, m.ID) == nil {

@@ -66,11 +66,13 @@ type decider struct {
 	// once, or was waited for long enough.
 	heard bool
 	// view is what c was last brought up to; nil before the first round.
-	view   *View
-	nodes  map[keyspace.NodeID]decide.Node
-	lost   map[keyspace.NodeID]bool
-	ranges map[keyspace.RangeID]known
-	under  map[keyspace.RangeID]Operation
+	view  *View
+	nodes map[keyspace.NodeID]decide.Node
+	lost  map[keyspace.NodeID]bool
+	// central says that a node that lives hears half of the others or more.
+	central bool
+	ranges  map[keyspace.RangeID]known
+	under   map[keyspace.RangeID]Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
@@ -110,12 +112,16 @@ func (s *Service) deciding() decide.Settings {
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies, set.SmallCopies, set.SmallBytes = nodeCopies, smallCopies, smallBytes
 	set.LeadersSplit, set.RangeMaxBytes, set.SplitLoad = true, s.o.RangeMaxBytes, s.o.RangeSplitLoad
-	set.MergeAge = max(s.o.RangeMergeAfter, 0)
-	set.MergeRetry = min(set.MergeRetry, set.MergeAge)
-	if s.o.Merger == nil {
+	s.mergeAfter(&set, s.o.RangeMergeAfter)
+	return set
+}
+
+// mergeAfter has ranges merged after so long, where somebody here merges ranges.
+func (s *Service) mergeAfter(set *decide.Settings, after time.Duration) {
+	if set.MergeAge = max(after, 0); s.o.Merger == nil {
 		set.MergeAge = 0
 	}
-	return set
+	set.MergeRetry = min(decide.Defaults().MergeRetry, set.MergeAge)
 }
 
 // run decides until ctx ends.
@@ -175,15 +181,31 @@ func (d *decider) feedSettings(v *View) {
 	if n, ok := parseReplication(v.settings[SettingReplication]); ok {
 		set.ReplicationFactor = n
 	}
-	if set.Paused != d.settings.Paused || set.ReplicationFactor != d.settings.ReplicationFactor {
-		d.s.o.Logger.Info("settings of decisions", zap.Bool("paused", set.Paused), zap.Int("replication", set.ReplicationFactor))
+	if after, ok := parseMergeAfter(v.settings[SettingMergeAfter]); ok {
+		d.s.mergeAfter(&set, after)
+	}
+	if set != d.settings {
+		d.s.o.Logger.Info("settings of decisions", zap.Bool("paused", set.Paused), zap.Int("replication", set.ReplicationFactor),
+			zap.Duration("merge-after", set.MergeAge))
 	}
 	d.settings = set
 	d.c.Set(set)
 }
 
-// feedNodes takes over the node table, who is heard, and what nodes say of their disks.
+// lonely says whether the node is heard and hears fewer than half of the others, by what
+// its liveness messages say. Where that is so of every node, since so many have failed, it
+// says nothing of one: none hands over what it leads, and what is lost has to be rebuilt.
+func (d *decider) lonely(id keyspace.NodeID) bool {
+	return d.central && d.s.o.Alive(id) && !d.s.o.Central(id)
+}
+
+// feedNodes takes over the node table, who is heard and hears others, and what nodes say of
+// their disks.
 func (d *decider) feedNodes(v *View, now clock.Time) {
+	d.central = false
+	for id, row := range v.nodes {
+		d.central = d.central || row.counts() && d.s.o.Central(id)
+	}
 	for id, row := range v.nodes {
 		if !row.counts() {
 			continue
@@ -205,6 +227,10 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 			d.lost[id] = true
 			d.s.o.Logger.Warn("node counts as lost: its replicas are rebuilt elsewhere",
 				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
+		}
+		if n.Lonely = !n.Silent && d.lonely(id); n.Lonely != old.Lonely {
+			d.s.o.Logger.Info("whether a node is given leaders and replicas has changed: it hears hardly any other, or does again",
+				zap.Stringer("peer", id), zap.Bool("lonely", n.Lonely))
 		}
 		if !ok || n != old {
 			d.nodes[id] = n

@@ -428,3 +428,40 @@ func TestZones(t *testing.T) {
 		})
 	})
 }
+
+// A node that hears hardly any other hands over what it leads by itself. It is given no
+// leaders, which it would hand back at once, and no replicas, until it hears the others
+// again. Where that is said of every node, since so many are lost, it says nothing.
+func TestLonelyNodeIsGivenNothing(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 57, 4, fourBorders...)
+		deaf := func(id keyspace.NodeID) {
+			for _, n := range w.nodes {
+				n.deaf.Store(uint64(id))
+			}
+		}
+		deaf(4)
+		w.each(func(p *pretend) {
+			if p.leader != 4 {
+				return
+			}
+			p.term++
+			for _, m := range p.d.Replicas {
+				if m.Node != 4 {
+					p.leader = m.Node
+				}
+			}
+		})
+		time.Sleep(3 * time.Minute)
+		if held, led := w.on(4); held == 0 || led != 0 {
+			t.Errorf("a node that hears hardly any other has %d replicas and leads %d", held, led)
+		}
+		deaf(0)
+		w.await(15*time.Minute, "leaders of a node that hears the others again", func() error {
+			if _, led := w.on(4); led == 0 {
+				return errors.New("it leads nothing")
+			}
+			return w.whole(3)
+		})
+	})
+}

@@ -43,6 +43,8 @@ type rig struct {
 	mergeAfter time.Duration
 	// killer, if not nil, may end a node at one of its steps.
 	killer *killer
+	// rangeMaxBytes and rangeSplitLoad are the services', 0 their defaults.
+	rangeMaxBytes, rangeSplitLoad int64
 	// measurer returns what a node measures; nil is nothing.
 	measurer func(keyspace.NodeID) Measurer
 }
@@ -66,6 +68,8 @@ type rigNode struct {
 	leases *clocklessLeases
 	ending sync.WaitGroup
 	full   atomic.Bool
+	// deaf is a node that is pretended to hear hardly any other, by what this one is told.
+	deaf atomic.Uint64
 	// founded says that it has written the founding state once.
 	founded bool
 	// unfound has it take that back, since the cluster says that the group has moved.
@@ -76,6 +80,11 @@ type rigNode struct {
 	created map[keyspace.RangeID]int
 	// refuse makes CreateRanges fail that many times.
 	refuse int
+}
+
+// central is the node's ServiceOptions.Central.
+func (n *rigNode) central(id keyspace.NodeID) bool {
+	return uint64(id) != n.deaf.Load() && n.host.Central(id)
 }
 
 func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits ...string) *rig {
@@ -169,7 +178,8 @@ func (n *rigNode) start() {
 	merger, _ := mover.(Merger)
 	n.service, err = NewService(ServiceOptions{
 		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
-		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Bus: n.bus,
+		RangeMaxBytes: r.rangeMaxBytes, RangeSplitLoad: r.rangeSplitLoad,
+		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Central: n.central, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
 	n.must(err)

@@ -81,6 +81,8 @@ type ServiceOptions struct {
 	OperationPatience time.Duration
 	// Alive says whether a node lives, as far as this one knows.
 	Alive func(keyspace.NodeID) bool
+	// Central says whether a node that lives hears half of the others or more.
+	Central func(keyspace.NodeID) bool
 	// Bus reaches the other nodes.
 	Bus Bus
 	// LeaseObserver and LeaseTimes are what counts the time of leases where this node

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
@@ -17,7 +18,53 @@ const (
 	SettingPaused = "placement.paused"
 	// SettingReplication is how many voters a range has, in decimal; 3 where it is not set.
 	SettingReplication = "placement.replication"
+	// SettingMergeAfter is after how long neighbours that are small and cold are merged by
+	// themselves, as a duration, or MergeOff. Where it is not set it is RangeMergeAfter of the
+	// node that leads.
+	SettingMergeAfter = "placement.merge-after"
 )
+
+// MergeOff is SettingMergeAfter's value that has ranges merged by command alone.
+const MergeOff = "off"
+
+// MinMergeAfter is the shortest time that SettingMergeAfter takes: with less, ranges would be
+// merged and split to and fro.
+const MinMergeAfter = 5 * time.Minute
+
+// MergeAfter returns after how long ranges are merged by themselves by the settings, 0 where
+// they are not; set is false where the settings say nothing.
+func MergeAfter(settings []Setting) (after time.Duration, set bool) {
+	for _, s := range settings {
+		if s.Name == SettingMergeAfter {
+			return parseMergeAfter(s.Value)
+		}
+	}
+	return 0, false
+}
+
+// SetMergeAfter has ranges that are small and cold for so long merged by themselves; 0 is by
+// command alone. BadRequest says why that cannot be.
+func (c *Client) SetMergeAfter(ctx context.Context, after time.Duration) error {
+	value := MergeOff
+	if after != 0 {
+		value = after.String()
+	}
+	return c.PutSetting(ctx, SettingMergeAfter, []byte(value))
+}
+
+// UnsetMergeAfter has RangeMergeAfter of the node that leads count again.
+func (c *Client) UnsetMergeAfter(ctx context.Context) error {
+	return c.PutSetting(ctx, SettingMergeAfter, nil)
+}
+
+// parseMergeAfter reads the value of SettingMergeAfter.
+func parseMergeAfter(value []byte) (time.Duration, bool) {
+	if string(value) == MergeOff {
+		return 0, true
+	}
+	after, err := time.ParseDuration(string(value))
+	return after, err == nil && after >= MinMergeAfter
+}
 
 // maxReplication bounds the replication factor: more voters than that make every write
 // slower, and hardly any loss likelier to be survived.
@@ -52,7 +99,13 @@ func (v *View) checkSetting(name string, value []byte) error {
 	if name == "" {
 		return kverror.New(kverror.BadRequest, "a setting without a name")
 	}
-	if name != SettingReplication || len(value) == 0 {
+	if len(value) == 0 {
+		return nil
+	}
+	if _, ok := parseMergeAfter(value); name == SettingMergeAfter && !ok {
+		return kverror.New(kverror.BadRequest, "ranges cannot be merged after %q: it is a time of at least %v, or %s", value, MinMergeAfter, MergeOff)
+	}
+	if name != SettingReplication {
 		return nil
 	}
 	n, ok := parseReplication(value)

@@ -322,6 +322,19 @@ func (h *Host) Liveness(node keyspace.NodeID) bool {
 	return q != nil && q.alive
 }
 
+// Central says whether the node hears half of the other nodes or more: a peer by its last
+// liveness message, so that one that is not alive is not central. The own node is until it
+// has not for a liveness timeout. Who is not hands over what it leads.
+func (h *Host) Central(node keyspace.NodeID) bool {
+	if node == h.cfg.Node {
+		return !h.peers.lonely.Load()
+	}
+	h.peers.mu.RLock()
+	defer h.peers.mu.RUnlock()
+	q := h.peers.mu.nodes[node]
+	return q != nil && q.alive && q.central
+}
+
 // OnLiveness registers a listener for nodes that begin or cease to be alive, or
 // that have restarted. It is called from goroutines of the host and the bus and
 // must not block.

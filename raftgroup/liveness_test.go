@@ -449,6 +449,10 @@ func TestLonelyLeaderPassesOverTheDeaf(t *testing.T) {
 			b.cut[[2]keyspace.NodeID{l.id, deaf.id}] = true
 		})
 		r.eventually("who hears the leader leads", 6*l.host.ElectionTimeout(), func() bool { return hears.host.Group(1).Status().IsLeader })
+		if !hears.host.Liveness(l.id) || hears.host.Central(l.id) || l.host.Central(l.id) || !hears.host.Central(hears.id) {
+			t.Errorf("node %s is heard: %t; it is central to node %s: %t, to itself: %t; node %s to itself: %t", l.id, hears.host.Liveness(l.id),
+				hears.id, hears.host.Central(l.id), l.host.Central(l.id), hears.id, hears.host.Central(hears.id))
+		}
 		r.write(1, "meanwhile")
 	})
 }

@@ -518,7 +518,11 @@ type PlacementShowResponse struct {
 	Term     uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	Replicas []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	// Absent where nobody could say.
-	Replication   *Replication `protobuf:"bytes,4,opt,name=replication,proto3" json:"replication,omitempty"`
+	Replication *Replication `protobuf:"bytes,4,opt,name=replication,proto3" json:"replication,omitempty"`
+	// After how long small and cold neighbours are merged by themselves, in milliseconds, as set
+	// for the cluster; 0 is by command alone. Absent where nothing is set: then it is what the
+	// leader's node was started with.
+	MergeAfterMs  *int64 `protobuf:"varint,5,opt,name=merge_after_ms,json=mergeAfterMs,proto3,oneof" json:"merge_after_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -579,6 +583,13 @@ func (x *PlacementShowResponse) GetReplication() *Replication {
 		return x.Replication
 	}
 	return nil
+}
+
+func (x *PlacementShowResponse) GetMergeAfterMs() int64 {
+	if x != nil && x.MergeAfterMs != nil {
+		return *x.MergeAfterMs
+	}
+	return 0
 }
 
 // Replication is how many voters each range is to have, and how far that is.
@@ -1112,7 +1123,10 @@ type Range struct {
 	// Index of the entry of the range's log that made the replicas what they are.
 	ConfIndex uint64 `protobuf:"varint,11,opt,name=conf_index,json=confIndex,proto3" json:"conf_index,omitempty"`
 	// What is being changed about the range, if anything is.
-	Operation     *Operation `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"`
+	Operation *Operation `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"`
+	// Somebody has set that it begins where it does: its left neighbour absorbs it by command
+	// alone.
+	Kept          bool `protobuf:"varint,13,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1229,6 +1243,13 @@ func (x *Range) GetOperation() *Operation {
 		return x.Operation
 	}
 	return nil
+}
+
+func (x *Range) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
 }
 
 // Replica is one node's copy of a range.
@@ -2568,6 +2589,87 @@ func (x *PlacementSetReplicationResponse) GetNotes() []string {
 	return nil
 }
 
+type PlacementSetMergeAfterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In milliseconds; 0 merges by command alone. Absent: what each node was started with.
+	MergeAfterMs  *int64 `protobuf:"varint,1,opt,name=merge_after_ms,json=mergeAfterMs,proto3,oneof" json:"merge_after_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementSetMergeAfterRequest) Reset() {
+	*x = PlacementSetMergeAfterRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementSetMergeAfterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementSetMergeAfterRequest) ProtoMessage() {}
+
+func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementSetMergeAfterRequest.ProtoReflect.Descriptor instead.
+func (*PlacementSetMergeAfterRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *PlacementSetMergeAfterRequest) GetMergeAfterMs() int64 {
+	if x != nil && x.MergeAfterMs != nil {
+		return *x.MergeAfterMs
+	}
+	return 0
+}
+
+type PlacementSetMergeAfterResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacementSetMergeAfterResponse) Reset() {
+	*x = PlacementSetMergeAfterResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacementSetMergeAfterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacementSetMergeAfterResponse) ProtoMessage() {}
+
+func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacementSetMergeAfterResponse.ProtoReflect.Descriptor instead.
+func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
@@ -2604,12 +2706,14 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
 	"\x1bRangeTransferLeaderResponse\"\x16\n" +
-	"\x14PlacementShowRequest\"\xc0\x01\n" +
+	"\x14PlacementShowRequest\"\xfe\x01\n" +
 	"\x15PlacementShowResponse\x12\x16\n" +
 	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
 	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\x12=\n" +
-	"\vreplication\x18\x04 \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\"\xb7\x01\n" +
+	"\vreplication\x18\x04 \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\x12)\n" +
+	"\x0emerge_after_ms\x18\x05 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
+	"\x0f_merge_after_ms\"\xb7\x01\n" +
 	"\vReplication\x12\x16\n" +
 	"\x06factor\x18\x01 \x01(\x03R\x06factor\x12\x16\n" +
 	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x14\n" +
@@ -2641,7 +2745,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x06paused\x18\x02 \x01(\bR\x06paused\"/\n" +
 	"\x15PlacementPauseRequest\x12\x16\n" +
 	"\x06paused\x18\x01 \x01(\bR\x06paused\"\x18\n" +
-	"\x16PlacementPauseResponse\"\xde\x02\n" +
+	"\x16PlacementPauseResponse\"\xf2\x02\n" +
 	"\x05Range\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1e\n" +
 	"\n" +
@@ -2658,7 +2762,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	" \x03(\v2\x17.skein.admin.v1.ReplicaR\amembers\x12\x1d\n" +
 	"\n" +
 	"conf_index\x18\v \x01(\x04R\tconfIndex\x127\n" +
-	"\toperation\x18\f \x01(\v2\x19.skein.admin.v1.OperationR\toperation\"P\n" +
+	"\toperation\x18\f \x01(\v2\x19.skein.admin.v1.OperationR\toperation\x12\x12\n" +
+	"\x04kept\x18\r \x01(\bR\x04kept\"P\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -2753,7 +2858,11 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05added\x18\x04 \x01(\x03R\x05added\x12\x14\n" +
 	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\x12\x18\n" +
 	"\aremoved\x18\x06 \x01(\x03R\aremoved\x12\x14\n" +
-	"\x05notes\x18\a \x03(\tR\x05notes2\xd4\x0e\n" +
+	"\x05notes\x18\a \x03(\tR\x05notes\"]\n" +
+	"\x1dPlacementSetMergeAfterRequest\x12)\n" +
+	"\x0emerge_after_ms\x18\x01 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
+	"\x0f_merge_after_ms\" \n" +
+	"\x1ePlacementSetMergeAfterResponse2\xcf\x0f\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -2777,7 +2886,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\bNodeJoin\x12\x1f.skein.admin.v1.NodeJoinRequest\x1a .skein.admin.v1.NodeJoinResponse\"\x00\x12U\n" +
 	"\n" +
 	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00\x12|\n" +
-	"\x17PlacementSetReplication\x12..skein.admin.v1.PlacementSetReplicationRequest\x1a/.skein.admin.v1.PlacementSetReplicationResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x17PlacementSetReplication\x12..skein.admin.v1.PlacementSetReplicationRequest\x1a/.skein.admin.v1.PlacementSetReplicationResponse\"\x00\x12y\n" +
+	"\x16PlacementSetMergeAfter\x12-.skein.admin.v1.PlacementSetMergeAfterRequest\x1a..skein.admin.v1.PlacementSetMergeAfterResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -2791,7 +2901,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
 	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
@@ -2835,6 +2945,8 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*RangeMergeResponse)(nil),              // 39: skein.admin.v1.RangeMergeResponse
 	(*PlacementSetReplicationRequest)(nil),  // 40: skein.admin.v1.PlacementSetReplicationRequest
 	(*PlacementSetReplicationResponse)(nil), // 41: skein.admin.v1.PlacementSetReplicationResponse
+	(*PlacementSetMergeAfterRequest)(nil),   // 42: skein.admin.v1.PlacementSetMergeAfterRequest
+	(*PlacementSetMergeAfterResponse)(nil),  // 43: skein.admin.v1.PlacementSetMergeAfterResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
@@ -2878,28 +2990,30 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	1,  // 38: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
 	38, // 39: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
 	40, // 40: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	22, // 41: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	24, // 42: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	26, // 43: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 44: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 45: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	16, // 46: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	8,  // 47: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	12, // 48: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	14, // 49: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	29, // 50: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	33, // 51: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	36, // 52: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 53: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 54: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 55: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 56: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	18, // 57: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	2,  // 58: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	39, // 59: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	41, // 60: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	41, // [41:61] is the sub-list for method output_type
-	21, // [21:41] is the sub-list for method input_type
+	42, // 41: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	22, // 42: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	24, // 43: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	26, // 44: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 45: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 46: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	16, // 47: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	8,  // 48: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	12, // 49: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	14, // 50: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	29, // 51: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	33, // 52: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	36, // 53: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 54: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 55: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 56: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	36, // 57: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	18, // 58: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	2,  // 59: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	39, // 60: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	41, // 61: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	43, // 62: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	42, // [42:63] is the sub-list for method output_type
+	21, // [21:42] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
 	21, // [21:21] is the sub-list for extension extendee
 	0,  // [0:21] is the sub-list for field type_name
@@ -2910,14 +3024,16 @@ func file_adminpb_admin_proto_init() {
 	if File_adminpb_admin_proto != nil {
 		return
 	}
+	file_adminpb_admin_proto_msgTypes[8].OneofWrappers = []any{}
 	file_adminpb_admin_proto_msgTypes[21].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[42].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,6 +42,7 @@ const (
 	Admin_NodeJoin_FullMethodName                = "/skein.admin.v1.Admin/NodeJoin"
 	Admin_RangeMerge_FullMethodName              = "/skein.admin.v1.Admin/RangeMerge"
 	Admin_PlacementSetReplication_FullMethodName = "/skein.admin.v1.Admin/PlacementSetReplication"
+	Admin_PlacementSetMergeAfter_FullMethodName  = "/skein.admin.v1.Admin/PlacementSetMergeAfter"
 )
 
 // AdminClient is the client API for Admin service.
@@ -99,6 +100,9 @@ type AdminClient interface {
 	// PlacementSetReplication sets how many voters each range has, or with dry_run says what
 	// that would mean. It returns when that is set; PlacementShow says how far it is.
 	PlacementSetReplication(ctx context.Context, in *PlacementSetReplicationRequest, opts ...grpc.CallOption) (*PlacementSetReplicationResponse, error)
+	// PlacementSetMergeAfter sets after how long small and cold neighbours are merged by
+	// themselves, or that this is what each node was started with.
+	PlacementSetMergeAfter(ctx context.Context, in *PlacementSetMergeAfterRequest, opts ...grpc.CallOption) (*PlacementSetMergeAfterResponse, error)
 }
 
 type adminClient struct {
@@ -309,6 +313,16 @@ func (c *adminClient) PlacementSetReplication(ctx context.Context, in *Placement
 	return out, nil
 }
 
+func (c *adminClient) PlacementSetMergeAfter(ctx context.Context, in *PlacementSetMergeAfterRequest, opts ...grpc.CallOption) (*PlacementSetMergeAfterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlacementSetMergeAfterResponse)
+	err := c.cc.Invoke(ctx, Admin_PlacementSetMergeAfter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -364,6 +378,9 @@ type AdminServer interface {
 	// PlacementSetReplication sets how many voters each range has, or with dry_run says what
 	// that would mean. It returns when that is set; PlacementShow says how far it is.
 	PlacementSetReplication(context.Context, *PlacementSetReplicationRequest) (*PlacementSetReplicationResponse, error)
+	// PlacementSetMergeAfter sets after how long small and cold neighbours are merged by
+	// themselves, or that this is what each node was started with.
+	PlacementSetMergeAfter(context.Context, *PlacementSetMergeAfterRequest) (*PlacementSetMergeAfterResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -433,6 +450,9 @@ func (UnimplementedAdminServer) RangeMerge(context.Context, *RangeMergeRequest) 
 }
 func (UnimplementedAdminServer) PlacementSetReplication(context.Context, *PlacementSetReplicationRequest) (*PlacementSetReplicationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PlacementSetReplication not implemented")
+}
+func (UnimplementedAdminServer) PlacementSetMergeAfter(context.Context, *PlacementSetMergeAfterRequest) (*PlacementSetMergeAfterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlacementSetMergeAfter not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -815,6 +835,24 @@ func _Admin_PlacementSetReplication_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_PlacementSetMergeAfter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlacementSetMergeAfterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PlacementSetMergeAfter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PlacementSetMergeAfter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PlacementSetMergeAfter(ctx, req.(*PlacementSetMergeAfterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -901,6 +939,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PlacementSetReplication",
 			Handler:    _Admin_PlacementSetReplication_Handler,
+		},
+		{
+			MethodName: "PlacementSetMergeAfter",
+			Handler:    _Admin_PlacementSetMergeAfter_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

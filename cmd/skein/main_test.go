@@ -96,6 +96,14 @@ func (fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*admin
 	return &adminpb.PlacementSetReplicationResponse{Before: 3, After: int64(factor), Ranges: 2, Added: int64(factor-3) * 2}, nil
 }
 
+// SetMergeAfter takes what is at least five minutes.
+func (fakeBackend) SetMergeAfter(_ context.Context, after *time.Duration) error {
+	if after != nil && *after != 0 && *after < 5*time.Minute {
+		return &adminapi.Refusal{Reason: "ranges cannot be merged after " + after.String(), NextStep: "give more"}
+	}
+	return nil
+}
+
 func (fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
 	return &adminpb.OperationListResponse{Paused: true}, nil
 }

@@ -16,7 +16,7 @@ import (
 
 // addPlacementGroup adds the commands about the placement group's own members.
 func addPlacementGroup(c *cobra.Command, f *adminFlags) {
-	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementTransfer(f), newSetReplication(f))
+	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementTransfer(f), newSetReplication(f), newSetMergeAfter(f))
 }
 
 func newPlacementShow(f *adminFlags) *cobra.Command {
@@ -68,6 +68,30 @@ func newSetReplication(f *adminFlags) *cobra.Command {
 		})
 	})
 	return set
+}
+
+func newSetMergeAfter(f *adminFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "set-merge-after DURATION|off|default",
+		Short: "Set after how long small and cold ranges become one by themselves; default is what the nodes were started with",
+		Args:  cobra.ExactArgs(1),
+		RunE: failing(func(c *cobra.Command, args []string) error {
+			var after *time.Duration
+			if args[0] != "default" {
+				after = new(time.Duration)
+				if args[0] != "off" {
+					v, err := time.ParseDuration(args[0])
+					if err != nil || v <= 0 {
+						return &config.UsageError{Err: fmt.Errorf("%q is no time: give one, as 30m, or off, or default", args[0])}
+					}
+					*after = v
+				}
+			}
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+				return client.PlacementSetMergeAfter(ctx, after)
+			})
+		}),
+	}
 }
 
 func newPlacementMove(f *adminFlags) *cobra.Command {

@@ -267,13 +267,20 @@ func (c *Cluster) some(n *node) func(func(*rng) bool) {
 }
 
 // calm says whether the range may be touched for balance: nothing is under way, nothing
-// more urgent is needed, it is not half way to be merged, and all of its voters live.
+// more urgent is needed, it is not half way to be merged, all of its voters live, and its
+// leader is not about to hand it over by itself.
 func (c *Cluster) calm(r *rng) bool {
-	if r.op != nil || r.mate != nil || r.need != None && r.need < Size || r.retryAt > c.now {
+	if r.op != nil || r.mate != nil || r.need != None && r.need < Size || r.retryAt > c.now || c.lonely(r) {
 		return false
 	}
 	t := c.count(r)
 	return t.silent == 0 && !t.joint && t.learners == 0
+}
+
+// lonely says whether the range is led by a node that hands it over, if it can.
+func (c *Cluster) lonely(r *rng) bool {
+	n := c.nodes[r.Leader]
+	return n != nil && n.Lonely
 }
 
 func (c *Cluster) rested(at clock.Time) bool {

@@ -85,7 +85,7 @@ func (c *Cluster) canLeadElsewhere(n *node) error {
 		return nil
 	}
 	return &Refusal{
-		n.ID, "drained", "nobody else can lead " + named(stuck) + ": " + nodesNamed(leaving) + " is silent or drained too",
+		n.ID, "drained", "nobody else can lead " + named(stuck) + ": " + nodesNamed(leaving) + " is silent, drained too, or hears hardly any other node",
 		"undrain that first, or bring it back",
 	}
 }

@@ -41,6 +41,9 @@ type Node struct {
 	// Silent says that nothing was heard of the node since SilentSince.
 	Silent      bool
 	SilentSince clock.Time
+	// Lonely says that the node is heard and hears fewer than half of the others: it gives up
+	// by itself what it leads, and is given neither leaders nor replicas. What it has stays.
+	Lonely bool
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
 	// counts as that of an average disk of one TiB.
 	Capacity, Used int64
@@ -52,9 +55,14 @@ func (n *Node) describe(known bool) string {
 		return "not known"
 	case n.Silent:
 		return "silent and " + n.State.String()
+	case n.Lonely:
+		return "lonely and " + n.State.String()
 	}
 	return n.State.String()
 }
+
+// Takes says whether the node may be given replicas and leaders.
+func (n *Node) Takes() bool { return !n.Silent && !n.Lonely && n.State == Serving }
 
 // Range is what is known of a range.
 type Range struct {
@@ -142,6 +150,16 @@ type rng struct {
 	mate    *rng       // the neighbour with which it is being merged, step by step
 	calmAt  clock.Time // since when it and its right neighbour are small and cold; 0: they are not
 	failed  failures
+	was     pace // before the operation under way was decided
+}
+
+// pace is what keeps a range from being changed again soon, and what a decision makes of
+// it: taken back where nothing has come of the decision.
+type pace struct {
+	movedAt clock.Time
+	left    keyspace.NodeID
+	ledAt   clock.Time
+	mate    *rng
 }
 
 // seat is a range's place in the list of a node.
@@ -424,6 +442,27 @@ func (c *Cluster) Finish(id keyspace.RangeID, now clock.Time, done bool) {
 	if other, ok := c.ranges[op.Other]; ok {
 		c.reviewWithLeft(other)
 	}
+}
+
+// Refuse says that the operation on the range, which was decided here, was not begun, and
+// never will be. What was to keep others from following it soon is taken back. With wait
+// the range is left alone for Patience, since to decide the same once more would help
+// nobody; without, what has changed meanwhile is decided upon at once.
+func (c *Cluster) Refuse(id keyspace.RangeID, now clock.Time, wait bool) {
+	r, ok := c.ranges[id]
+	if !ok || r.op == nil {
+		return
+	}
+	op := r.op
+	if from := c.nodes[op.Source]; op.Reason == Load && from != nil {
+		from.hotLoad += float64(r.Load)
+	}
+	c.Finish(id, now, !wait)
+	r.movedAt, r.left, r.ledAt = r.was.movedAt, r.was.left, r.was.ledAt
+	if r.was.mate == nil {
+		r.part()
+	}
+	c.reviewWithLeft(r)
 }
 
 // UnderWay returns the operation under way on the range.

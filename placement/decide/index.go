@@ -202,7 +202,7 @@ func (c *Cluster) reindex() {
 func (n *node) live() bool { return n.known && !n.Silent }
 
 // takes says whether the node may be given replicas and leaders at all.
-func (n *node) takes() bool { return n.live() && n.State == Serving }
+func (n *node) takes() bool { return n.known && n.Takes() }
 
 func (n *node) weight() int64 {
 	if n.Capacity > 0 {
@@ -247,7 +247,8 @@ func (c *Cluster) unindex(n *node) {
 }
 
 // index puts the node into the orders and sums, as it is now. Silent nodes count for
-// what a share is until they are dead, so that a pause of a zone moves nothing.
+// what a share is until they are dead, so that a pause of a zone moves nothing; lonely
+// ones always, since they keep what they have.
 func (c *Cluster) index(n *node) {
 	w := n.weight()
 	is := indexed{

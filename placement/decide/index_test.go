@@ -37,9 +37,9 @@ func TestIndexesFollowChanges(t *testing.T) {
 func change(c *Cluster, random *rand.Rand, now clock.Time, conf *uint64) {
 	node := keyspace.NodeID(1 + random.IntN(12))
 	id := 1 + random.IntN(40)
-	switch random.IntN(8) {
+	switch random.IntN(9) {
 	case 0, 1:
-		n := Node{ID: node, Zone: fmt.Sprint(random.IntN(3)), State: NodeState(random.IntN(3)), Capacity: random.Int64N(3) << 30}
+		n := Node{ID: node, Zone: fmt.Sprint(random.IntN(3)), State: NodeState(random.IntN(3)), Capacity: random.Int64N(3) << 30, Lonely: random.IntN(4) == 0}
 		if random.IntN(3) == 0 {
 			n.Silent, n.SilentSince = true, now
 		}
@@ -50,6 +50,8 @@ func change(c *Cluster, random *rand.Rand, now clock.Time, conf *uint64) {
 		c.RemoveRange(keyspace.RangeID(id))
 	case 4:
 		c.Finish(keyspace.RangeID(id), now, random.IntN(2) == 0)
+	case 5:
+		c.Refuse(keyspace.RangeID(id), now, random.IntN(2) == 0)
 	default:
 		*conf++
 		d := keyspace.Descriptor{Range: keyspace.RangeID(id), Generation: 1, ConfIndex: *conf}

@@ -139,7 +139,6 @@ func (c *Cluster) moveLoad(r *rng, from *node, why string) bool {
 			!c.evenAfter(float64(c.cost(r)), giver, to) || c.relief(r, from, to) == 0 || c.canMoveLead(r, giver, to) != free {
 			continue
 		}
-		r.ledAt = max(c.now, 1)
 		from.hotLoad -= float64(r.Load)
 		c.emit(r, Operation{
 			Kind: MoveReplica, From: giver.ID, To: to.ID, Lead: to.ID, Source: r.Leader, Reason: Load,
@@ -173,7 +172,6 @@ func (c *Cluster) canMoveLead(r *rng, from, to *node) hold {
 
 // transfer decides that another voter leads, for balance.
 func (c *Cluster) transfer(r *rng, from, to *node, reason Reason, why string) {
-	r.ledAt = max(c.now, 1)
 	c.emit(r, Operation{
 		Kind: TransferLeader, From: from.ID, Lead: to.ID, Source: from.ID, Reason: reason, Why: why,
 	})

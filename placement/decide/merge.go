@@ -21,7 +21,7 @@ var (
 	errMergeWarm   = errors.New("they have not been small and cold together for long")
 	errMergeKept   = errors.New("somebody has set the border between them")
 	errMergeFailed = errors.New("merging them has failed not long ago, or too often")
-	errMergeUneasy = errors.New("one of them is busy or has a need of its own")
+	errMergeUneasy = errors.New("one of them is busy, has a need of its own, or is led by a node that hears hardly any other")
 )
 
 // mergeable returns nil where the range and its right neighbour should be one.
@@ -58,7 +58,7 @@ func (c *Cluster) mergeable(r *rng) error {
 	case r.mate != nil && r.mate != o || o.mate != nil && o.mate != r:
 		return errMergeUneasy
 	}
-	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 {
+	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 || c.lonely(r) || c.lonely(o) {
 		return errMergeUneasy
 	}
 	return nil
@@ -193,11 +193,10 @@ func (c *Cluster) merge(r *rng) (Operation, hold) {
 	why := fmt.Sprintf("ranges %s and %s are small and cold, %d MiB together", r.Descriptor.Range, o.Descriptor.Range, (r.Bytes+o.Bytes)>>20)
 	op, h := c.align(small, large, why)
 	if h == free && op.Kind != Merge {
-		r.mate, o.mate = o, r
 		// It is decided for the small one, which need not be the one in the queue.
-		small.ledAt = max(c.now, 1)
 		op.Reason = Cold
 		c.emit(small, op)
+		r.mate, o.mate = o, r
 		return Operation{}, holdBusy
 	}
 	if h == free && c.nodes[op.Source].merging >= c.settings.NodeMerges {

@@ -133,7 +133,7 @@ func (o *Operation) copies() bool { return o.Kind == AddReplica || o.Kind == Mov
 type Requirement struct {
 	// Ranges have this generation, this configuration and no operation under way.
 	Ranges []RangeIs
-	// Live nodes are heard and neither drained nor decommissioned.
+	// Live nodes are heard, hear others, and are neither drained nor decommissioned.
 	Live []keyspace.NodeID
 	// Silent nodes are not heard.
 	Silent []keyspace.NodeID
@@ -182,7 +182,7 @@ func (q *Requirement) Check(f Facts) error {
 
 func (q *Requirement) checkNodes(f Facts) error {
 	for _, id := range q.Live {
-		if n, ok := f.Node(id); !ok || n.Silent || n.State != Serving {
+		if n, ok := f.Node(id); !ok || !n.Takes() {
 			return fmt.Errorf("node %s was to take part and is %s", id, n.describe(ok))
 		}
 	}

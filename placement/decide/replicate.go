@@ -83,7 +83,7 @@ func (c *Cluster) CanReplicate(factor int) (Replication, error) {
 
 // missing says what makes up for so many nodes that do not take replicas.
 func (c *Cluster) missing(more int) string {
-	silent, leaving := map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	silent, leaving, lonely := map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
 	for id, n := range c.nodes {
 		switch {
 		case !n.known:
@@ -91,11 +91,16 @@ func (c *Cluster) missing(more int) string {
 			leaving[id] = true
 		case n.Silent:
 			silent[id] = true
+		case n.Lonely:
+			lonely[id] = true
 		}
 	}
 	do := fmt.Sprintf("add %d", more)
 	if len(leaving) > 0 {
 		do = "take back " + nodesNamed(leaving) + ", or " + do
+	}
+	if len(lonely) > 0 {
+		do = "let " + nodesNamed(lonely) + " hear the others, or " + do
 	}
 	if len(silent) > 0 {
 		do = "bring back " + nodesNamed(silent) + ", or " + do

@@ -164,6 +164,7 @@ func (c *Cluster) act(r *rng) (Operation, hold) {
 // emit decides the operation.
 func (c *Cluster) emit(r *rng, op Operation) {
 	op.Range, op.Bytes = r.Descriptor.Range, 0
+	r.was = pace{r.movedAt, r.left, r.ledAt, r.mate}
 	if op.copies() {
 		op.Bytes = r.Bytes
 		r.movedAt, r.left = max(c.now, 1), 0
@@ -173,6 +174,9 @@ func (c *Cluster) emit(r *rng, op Operation) {
 	}
 	if op.Reason == None {
 		op.Reason = r.need
+	}
+	if op.Reason == Load || op.Reason == Leaders || op.Reason == Cold && op.Kind != Merge {
+		r.ledAt = max(c.now, 1)
 	}
 	op.Requires.Ranges = append(op.Requires.Ranges, r.is())
 	var other *rng

@@ -18,7 +18,7 @@ import (
 // TestDecisions tells for each decision when it is made, and when it is not.
 //
 //	new [factor=3] [node-copies=2] [max-operations=8192] [min-ranges=1] [merge-age=1h]
-//	node id=1 [zone=a] [state=draining] [silent=10s] [capacity=100MiB] [used=1MiB]
+//	node id=1 [zone=a] [state=draining] [silent=10s] [lonely] [capacity=100MiB] [used=1MiB]
 //	remove-node id=1
 //	range id=1 on=(1,2,3) [learner=4] [incoming=4] [outgoing=3] [leader=1] [bytes=1MiB]
 //	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [sample=divides] [kept]
@@ -26,6 +26,7 @@ import (
 //	begin range=1 other=2        a merge that somebody else has begun; without other one that is committed
 //	decide at=10s [brief]        the operations, what they require, what is given up
 //	finish range=1 [failed]
+//	refuse [wait]                nothing of what was decided last was begun
 //	check                        the requirements of what was decided last, against what is now
 //	explain range=1 | can-drain node=1 | can-decommission node=1 |
 //	can-replicate factor=5 | pending
@@ -74,6 +75,10 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.decide(a)
 	case "finish":
 		s.c.Finish(keyspace.RangeID(a.number("range", 0)), s.now, !d.HasArg("failed"))
+	case "refuse":
+		for i := range s.last {
+			s.c.Refuse(s.last[i].Range, s.now, d.HasArg("wait"))
+		}
 	case "check":
 		return s.check()
 	case "explain":
@@ -106,7 +111,7 @@ func answer(err error) string {
 func (s *story) node(a args) {
 	n := Node{
 		ID: keyspace.NodeID(a.number("id", 0)), Zone: a.text("zone", ""),
-		Capacity: a.number("capacity", 0), Used: a.number("used", 0),
+		Capacity: a.number("capacity", 0), Used: a.number("used", 0), Lonely: a.d.HasArg("lonely"),
 	}
 	for st := Serving; st <= Decommissioning; st++ {
 		if a.text("state", "serving") == st.String() {

@@ -31,7 +31,7 @@ func randomWorld(random *rand.Rand) *World {
 func disturb(w *World, random *rand.Rand) {
 	id := keyspace.NodeID(1 + random.IntN(len(w.nodes)))
 	g := w.ranges[random.IntN(len(w.ranges))]
-	switch random.IntN(9) {
+	switch random.IntN(11) {
 	case 0, 1:
 		w.Fail(id)
 	case 2:
@@ -52,7 +52,9 @@ func disturb(w *World, random *rand.Rand) {
 		if g != nil {
 			w.Grow(g.d.Range, random.Int64N(400<<20))
 		}
-	case 8:
+	case 8, 9:
+		w.Isolate(random.IntN(2) == 0, id)
+	case 10:
 		if g != nil {
 			w.SetLoad(g.d.Range, random.Int64N(6000), divide.Shape(random.IntN(int(divide.Spans)+1)))
 		}
@@ -74,6 +76,7 @@ func TestRandomClusters(t *testing.T) {
 				if !n.up {
 					w.Heal(n.ID)
 				}
+				w.Isolate(false, n.ID)
 			}
 			violations := w.Report.Violations
 			w.Mark()

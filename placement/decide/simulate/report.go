@@ -29,9 +29,11 @@ type Report struct {
 	// MovesUndone and TransfersUndone are those that went back, within half an hour, to
 	// a node that the range's replica or lead had left.
 	MovesUndone, TransfersUndone int
-	Failed                       int
-	Violated                     int
-	Violations                   []string
+	// HandedOver counts the leads that lonely nodes have given up by themselves.
+	HandedOver int
+	Failed     int
+	Violated   int
+	Violations []string
 }
 
 // what is a kind of operation and why it was done.
@@ -232,6 +234,9 @@ func (r *Report) String() string {
 		fmt.Fprintf(&b, "  %s: %s %d\n", k.Reason, k.Kind, r.Done[k])
 	}
 	fmt.Fprintf(&b, "undone within %v: %d moves, %d transfers\n", undoWindow, r.MovesUndone, r.TransfersUndone)
+	if r.HandedOver > 0 {
+		fmt.Fprintf(&b, "handed over by lonely nodes: %d\n", r.HandedOver)
+	}
 	if r.Failed > 0 {
 		fmt.Fprintf(&b, "given up: %d\n", r.Failed)
 	}

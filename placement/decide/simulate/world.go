@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/skeindb/skein/clock"
@@ -258,6 +259,34 @@ func (w *World) Heal(ids ...keyspace.NodeID) {
 	w.elect = append(w.elect, w.now.Add(electionTime))
 }
 
+// Isolate has nodes hear hardly any other, or with false hear all again. The decisions
+// still hear them.
+func (w *World) Isolate(lonely bool, ids ...keyspace.NodeID) {
+	for _, id := range ids {
+		n := w.node(id)
+		n.Lonely = lonely
+		w.cluster.PutNode(n.Node)
+	}
+}
+
+// handOver has lonely nodes give up what they lead, where another voter can have it.
+func (w *World) handOver() {
+	if !slices.ContainsFunc(w.nodes, func(n *machine) bool { return n.up && n.Lonely }) {
+		return
+	}
+	for _, g := range w.ranges {
+		if g == nil || g.leader == 0 || !w.node(g.leader).up || !w.node(g.leader).Lonely {
+			continue
+		}
+		heirs := slices.DeleteFunc(w.liveVoters(g), func(id keyspace.NodeID) bool { return w.node(id).Lonely })
+		if len(heirs) > 0 && w.hasQuorum(g) {
+			w.Report.HandedOver++
+			w.lead(g, heirs[w.random.IntN(len(heirs))])
+			w.put(g)
+		}
+	}
+}
+
 // InZone returns the nodes of a zone.
 func (w *World) InZone(zone string) []keyspace.NodeID {
 	var out []keyspace.NodeID
@@ -411,6 +440,7 @@ func (w *World) Step() {
 		w.elect = w.elect[1:]
 		w.electLeaders()
 	}
+	w.handOver()
 	if time.Duration(w.now)%reportEvery == 0 {
 		w.reportLoads()
 	}
