@@ -80,7 +80,8 @@ type Options struct {
 	NodeDeadAfter time.Duration
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
-	// MaxRequestBytes and MaxTxnOps are etcd's limits.
+	// MaxRequestBytes and MaxTxnOps are etcd's limits. MaxRequestBytes is at most
+	// shard.MaxRequestBytes, and what an entry of the wal holds.
 	MaxRequestBytes, MaxTxnOps int
 	// RemoveBatch and RemovePause pace the removal of old versions; 0 are the defaults.
 	RemoveBatch int64
@@ -100,7 +101,8 @@ type Options struct {
 	// CopyBytesPerSecond bounds what copies of ranges bring here, and what is sent for them;
 	// 0 is the default.
 	CopyBytesPerSecond int64
-	// WALSegmentBytes is the size of a wal segment; 0 is the default.
+	// WALSegmentBytes is the size of a wal segment; 0 is the default. An entry takes a third
+	// of one at most.
 	WALSegmentBytes int64
 	// MaxWALBytes is how long the wal may become before the store is flushed and
 	// followers that lag are cut off from it; 0 is the default.
@@ -114,6 +116,20 @@ type Options struct {
 // Core is a node without ports.
 type Core struct {
 	o      Options
+// check refuses limits that cannot work together: a request that is accepted and whose entry
+// nothing holds would be refused, or worse, only when it comes.
+func (o *Options) check() error {
+	if o.MaxRequestBytes < 1 || o.MaxRequestBytes > shard.MaxRequestBytes {
+		return fmt.Errorf("requests of up to %d bytes (MaxRequestBytes): an entry of the log holds those of 1 to %d", o.MaxRequestBytes, shard.MaxRequestBytes)
+	}
+	entry := int64(o.MaxRequestBytes)*17/16 + 512 // with what the log adds to keys and values
+	if holds := wal.MaxEntryBytes(o.WALSegmentBytes); entry > holds {
+		return fmt.Errorf("a wal segment of %d bytes (WALSegmentBytes) holds entries of at most %d, and a request of %d bytes (MaxRequestBytes) makes one of %d: give segments of at least %d",
+			o.WALSegmentBytes, holds, o.MaxRequestBytes, entry, 3*entry+8192)
+	}
+	return nil
+}
+
 	boot   keyspace.BootID
 	log    *zap.Logger
 	budget Budget
@@ -159,6 +175,9 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
 	c.log = o.Logger.With(zap.Stringer("node", o.Self))
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	if c.boot, err = newBoot(); err != nil {
 		return nil, err
 	}

@@ -216,7 +216,7 @@ func (m *machine) options(s *start) *node.Options {
 			return bus, nil
 		},
 		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
-		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
+		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
 		Logger: m.logger(),
 	}
@@ -227,7 +227,7 @@ func (m *machine) options(s *start) *node.Options {
 		o.NodeDeadAfter = deadAfter
 	}
 	if m.shortLog {
-		o.WALSegmentBytes, o.MaxWALBytes = 16<<10, 16<<10
+		o.WALSegmentBytes, o.MaxWALBytes, o.MaxRequestBytes = 16<<10, 16<<10, 4<<10
 	}
 	return o
 }
