@@ -1,10 +1,12 @@
 package etcdapi
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -97,11 +99,15 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Pages of any origin, as all of HTTP here and as in etcd. It gives them nothing: no
 	// cookie says who somebody is, unlike in etcd, and whose browser has a certificate was
 	// refused (ownPages).
-	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, Subprotocols: []string{bearer}})
+	taken := &takenOver{ResponseWriter: w}
+	conn, err := websocket.Accept(taken, r, &websocket.AcceptOptions{InsecureSkipVerify: true, Subprotocols: []string{bearer}})
 	if err != nil {
 		return // the client has been told
 	}
 	conn.SetReadLimit(s.maxBodyBytes)
+	// The library ends a connection with the context of who reads it, and waits for 5 s by itself
+	// in a farewell at which nobody does. Who is cut off is cut off there too.
+	defer context.AfterFunc(s.ctx, func() { taken.conn.Close() })()
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 
@@ -130,6 +136,19 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reader.Wait()
 }
 
+// takenOver is a response of which the connection is known once it is taken over.
+type takenOver struct {
+	http.ResponseWriter
+	conn net.Conn
+}
+
+// Hijack implements http.Hijacker.
+func (t *takenOver) Hijack() (conn net.Conn, rw *bufio.ReadWriter, err error) {
+	conn, rw, err = http.NewResponseController(t.ResponseWriter).Hijack()
+	t.conn = conn
+	return conn, rw, err
+}
+
 // besidesMessage is what a call may read beyond a message of the largest size: the byte from
 // which the socket knows that it is larger, and the newline of the one before. So it is
 // always the socket that refuses it, with its own farewell: the call hears of no more.
@@ -153,7 +172,7 @@ func (s *sockets) request(ctx context.Context, r *http.Request, body io.ReadClos
 
 // feed copies the messages of a client to its call, a line each; with one a call has one
 // message, and waits for the end behind it. It returns when the client has gone, or ctx is
-// done: that alone ends a farewell that nobody answers.
+// done.
 func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeWriter, one bool) {
 	for first := true; ; first = false {
 		err := s.feedOne(ctx, conn, call, first)
