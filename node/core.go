@@ -108,14 +108,14 @@ type Options struct {
 	// followers that lag are cut off from it; 0 is the default.
 	MaxWALBytes int64
 
+	// stages, if set, is told how far the node is in its start and stop.
+	stages *stages
+
 	Logger *zap.Logger
 	// Registry takes the metrics; nil leaves them unregistered.
 	Registry prometheus.Registerer
 }
 
-// Core is a node without ports.
-type Core struct {
-	o      Options
 // check refuses limits that cannot work together: a request that is accepted and whose entry
 // nothing holds would be refused, or worse, only when it comes.
 func (o *Options) check() error {
@@ -130,6 +130,9 @@ func (o *Options) check() error {
 	return nil
 }
 
+// Core is a node without ports.
+type Core struct {
+	o      Options
 	boot   keyspace.BootID
 	log    *zap.Logger
 	budget Budget
@@ -172,12 +175,12 @@ func (o *Options) check() error {
 // nodes. It returns when the node takes part in the cluster, which may not have a
 // quorum yet. ctx bounds only the opening.
 func Open(ctx context.Context, o Options) (_ *Core, err error) {
-	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
-	c.log = o.Logger.With(zap.Stringer("node", o.Self))
-	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
+	c.log = o.Logger.With(zap.Stringer("node", o.Self))
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.boot, err = newBoot(); err != nil {
 		return nil, err
 	}
@@ -191,9 +194,11 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 			}
 		}
 	}()
+	o.stages.enter("open the storage")
 	if err := c.openStorage(ctx, &undo); err != nil {
 		return nil, err
 	}
+	o.stages.enter("open the raft groups")
 	if err := c.openGroups(ctx, &undo); err != nil {
 		return nil, err
 	}
@@ -209,6 +214,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.bus.Start(); err != nil {
 		return nil, fmt.Errorf("start the bus: %w", err)
 	}
+	o.stages.enter("take part in the cluster")
 	if err := c.join(ctx); err != nil {
 		return nil, err
 	}
@@ -543,9 +549,12 @@ func (c *Core) BeginStop() { c.client.BeginStop() }
 // waiting short, not the order.
 func (c *Core) Stop(ctx context.Context) error {
 	var errs []error
+	enter := c.o.stages.enter
 	if c.Err() == nil {
+		enter("end transactions over several ranges")
 		c.client.BeginStop()
 		c.router.Drain(ctx)
+		enter("hand over what the node leads")
 		drain, cancel := context.WithTimeout(ctx, drainTimeout)
 		if err := c.shards.Drain(drain); err != nil {
 			// No reason to call the stop a failure: the others elect leaders, and where all
@@ -553,13 +562,21 @@ func (c *Core) Stop(ctx context.Context) error {
 			c.log.Warn("drain", zap.Error(err))
 		}
 		cancel()
+		enter("use up the revisions that were handed out")
 		if err := c.client.Quiesce(ctx); err != nil {
 			c.log.Warn("stop without knowing that all revisions are used", zap.Error(err))
 		}
 	}
 	c.stopServing()
 	// The bus waits for its handlers, which read the engine on behalf of other nodes.
-	errs = append(errs, c.bus.Close(), c.engine.Close(), c.wal.Close(), c.dirs.Close())
+	for _, part := range []struct {
+		name  string
+		close func() error
+	}{{"close the bus", c.bus.Close}, {"close the store", c.engine.Close}, {"close the wal", c.wal.Close}, {"unlock the directories", c.dirs.Close}} {
+		enter(part.name)
+		errs = append(errs, part.close())
+	}
+	enter("end the process")
 	if err := c.Err(); err != nil {
 		errs = append(errs, err)
 	}
@@ -568,18 +585,29 @@ func (c *Core) Stop(ctx context.Context) error {
 
 // stopServing ends everything between the bus and the storage.
 func (c *Core) stopServing() {
+	enter := c.o.stages.enter
 	c.cancel()
-	c.watches.Stop()
-	c.leases.Stop()
-	c.client.Stop()
-	c.router.Stop()
-	c.shards.Stop()
-	c.service.Stop()
+	for _, part := range []struct {
+		name string
+		stop func()
+	}{
+		{"end watches", c.watches.Stop},
+		{"stop the clocks of leases", c.leases.Stop},
+		{"stop asking placement", c.client.Stop},
+		{"stop the router", c.router.Stop},
+		{"stop the replicas", c.shards.Stop},
+		{"stop placement", c.service.Stop},
+	} {
+		enter(part.name)
+		part.stop()
+	}
+	enter("stop the raft groups")
 	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
 	defer cancel()
 	if err := c.host.Stop(ctx); err != nil {
 		c.log.Warn("stop the raft groups", zap.Error(err))
 	}
+	enter("end what keeps the node table")
 	c.wait.Wait()
 }
 
