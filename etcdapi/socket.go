@@ -107,7 +107,8 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	conn.SetReadLimit(s.maxBodyBytes)
 	// The library ends a connection with the context of who reads it, and waits for 5 s by itself
 	// in a farewell at which nobody does. Who is cut off is cut off there too.
-	defer context.AfterFunc(s.ctx, func() { taken.conn.Close() })()
+	uncut := context.AfterFunc(s.ctx, func() { taken.conn.Close() })
+	defer uncut()
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 

@@ -16,23 +16,23 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// ended runs what a node does and has it end; it returns how long that took, the error and
-// what was logged of it.
-func ended(node func(context.Context, *stages) error) (took time.Duration, err error, logged []observer.LoggedEntry) {
+// ended runs what a node does and has it end; it returns how long that took, what was
+// logged of it and the error.
+func ended(node func(context.Context, *stages) error) (took time.Duration, logged []observer.LoggedEntry, err error) {
 	core, logs := observer.New(zap.ErrorLevel)
 	ctx, cancel := context.WithCancel(context.Background())
 	s := newStages(clock.Virtual())
 	begun := time.Now()
 	cancel()
 	err = s.run(ctx, zap.New(core), func() error { return node(ctx, s) })
-	return time.Since(begun), err, logs.All()
+	return time.Since(begun), logs.All(), err
 }
 
 // Whatever stage of a start or stop hangs, the process leaves, and says which. Stages that go
 // on take as long as they take.
 func TestAStageThatHangsIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		took, err, logged := ended(func(_ context.Context, s *stages) error {
+		took, logged, err := ended(func(_ context.Context, s *stages) error {
 			for range 5 {
 				s.enter("a slow one")
 				time.Sleep(stageTimeout - stagePoll - time.Millisecond)
@@ -43,12 +43,12 @@ func TestAStageThatHangsIsLeft(t *testing.T) {
 			t.Errorf("slow stages: %v after %v, %v", err, took, logged)
 		}
 		failed := errors.New("failed")
-		if _, err, _ := ended(func(context.Context, *stages) error { return failed }); !errors.Is(err, failed) {
+		if _, _, err := ended(func(context.Context, *stages) error { return failed }); !errors.Is(err, failed) {
 			t.Errorf("an error: %v", err)
 		}
 		release := make(chan struct{})
 		defer close(release)
-		took, err, logged = ended(func(_ context.Context, s *stages) error {
+		took, logged, err = ended(func(_ context.Context, s *stages) error {
 			s.enter("one that hangs")
 			<-release
 			return nil
