@@ -227,7 +227,7 @@ func (m *machine) options(s *start) *node.Options {
 		o.NodeDeadAfter = deadAfter
 	}
 	if m.shortLog {
-		o.WALSegmentBytes, o.MaxWALBytes, o.MaxRequestBytes = 16<<10, 16<<10, 4<<10
+		o.WALSegmentBytes, o.MaxWALBytes, o.MaxRequestBytes = 16<<10, 16<<10, 3<<10
 	}
 	return o
 }
