@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/shard"
 )
 
 // Bounds of what may be configured. They exist so that a slip of the keyboard is
@@ -21,15 +22,17 @@ import (
 const (
 	// MaxElectionTimeout is etcd's bound of the election timeout.
 	MaxElectionTimeout = 50 * time.Second
-	// MaxMaxRequestBytes bounds max-request-bytes: every queue of the node is made of
-	// requests, and one request must fit into one raft entry and one frame.
-	MaxMaxRequestBytes = 64 << 20
+	// MaxMaxRequestBytes bounds max-request-bytes: what a request writes is one entry of the
+	// log, and a larger one would be refused whenever it comes.
+	MaxMaxRequestBytes = shard.MaxRequestBytes
 	// MaxMaxTxnOps bounds max-txn-ops: a transaction is evaluated under latches.
 	MaxMaxTxnOps = 1 << 20
 	// MaxInitialRanges bounds how many ranges a new cluster begins with.
 	MaxInitialRanges = 10_000
-	// MinMemoryBytes is the smallest memory budget that a node can work with.
+	// MinMemoryBytes is the smallest memory budget that a node can work with: sixteen of the
+	// largest requests. MaxMemoryBytes is the largest that is meant.
 	MinMemoryBytes = 64 << 20
+	MaxMemoryBytes = 16 << 40
 	// MinRangeMaxBytes is the smallest range-max-bytes but 0: below it ranges are made
 	// faster than they fill.
 	MinRangeMaxBytes = 1 << 20
@@ -123,8 +126,8 @@ type Config struct {
 	// a node that was cut off deposes leaders when it comes back.
 	PreVote bool
 
-	// MaxRequestBytes bounds a client's request, encoded. Positive, at most 64 MiB.
-	// Default 1.5 MiB. Too high lets one request take the memory of thousands.
+	// MaxRequestBytes bounds a client's request, encoded. Positive, at most 4 MiB. Default
+	// 1.5 MiB. Too high lets one request take the memory of thousands.
 	MaxRequestBytes int
 	// MaxTxnOps bounds the operations of a transaction. Positive. Default 128. Too
 	// high lets one transaction hold its latches for long.
@@ -185,7 +188,7 @@ type Config struct {
 	// [Config.SplitKeys] to read both.
 	InitialSplitKeys [][]byte
 	// MemoryBytes is the node's one memory budget: block cache, memtables, entry
-	// caches, queues and overlays are shares of it. At least 64 MiB. Default 1 GiB. Too
+	// caches, queues and overlays are shares of it. 64 MiB to 16 TiB. Default 1 GiB. Too
 	// high and the kernel kills the process, too low and requests are refused under
 	// load. Go's runtime and stacks come on top, about a quarter more.
 	MemoryBytes int64
@@ -442,13 +445,11 @@ func (c *Config) validateTiming() error {
 func (c *Config) validateLimits() error {
 	switch {
 	case c.MaxRequestBytes <= 0 || c.MaxRequestBytes > MaxMaxRequestBytes:
-		return fmt.Errorf("--max-request-bytes must be between 1 and %d (set to %d)", MaxMaxRequestBytes, c.MaxRequestBytes)
+		return fmt.Errorf("--max-request-bytes must be between 1 and %d, which is what one entry of the log holds (set to %d)", MaxMaxRequestBytes, c.MaxRequestBytes)
 	case c.MaxTxnOps <= 0 || c.MaxTxnOps > MaxMaxTxnOps:
 		return fmt.Errorf("--max-txn-ops must be between 1 and %d (set to %d)", MaxMaxTxnOps, c.MaxTxnOps)
-	case c.MemoryBytes < MinMemoryBytes:
-		return fmt.Errorf("--memory-budget-bytes must be at least %d (set to %d)", MinMemoryBytes, c.MemoryBytes)
-	case int64(c.MaxRequestBytes) > c.MemoryBytes/16:
-		return fmt.Errorf("--max-request-bytes %d is more than a sixteenth of --memory-budget-bytes %d: few requests would fit at a time", c.MaxRequestBytes, c.MemoryBytes)
+	case c.MemoryBytes < MinMemoryBytes || c.MemoryBytes > MaxMemoryBytes:
+		return fmt.Errorf("--memory-budget-bytes must be between %d and %d (set to %d)", MinMemoryBytes, int64(MaxMemoryBytes), c.MemoryBytes)
 	case c.RangeMaxBytes != 0 && c.RangeMaxBytes < MinRangeMaxBytes:
 		return fmt.Errorf("--range-max-bytes must be 0 or at least %d (set to %d)", MinRangeMaxBytes, c.RangeMaxBytes)
 	case c.RangeMergeAfter != 0 && c.RangeMergeAfter < MinRangeMergeAfter:

@@ -129,7 +129,7 @@ func memberFlags() []Flag {
 		},
 		{
 			Name: "max-request-bytes", kind: kindUint, Default: "1572864", File: "max-request-bytes", Section: sectionMember,
-			Usage: "Maximum size of a request in bytes.", Note: "At most 64 MiB, and a sixteenth of memory-budget-bytes.",
+			Usage: "Maximum size of a request in bytes.", Note: "1 to 4194304: what a request writes is one entry of the log.",
 			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes }),
 		},
 		{
@@ -365,7 +365,7 @@ func ownFlags() []Flag {
 		{
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
-			Note:  "At least 64 MiB. Go's runtime comes on top, about a quarter more.",
+			Note:  "64 MiB to 16 TiB. Go's runtime comes on top, about a quarter more.",
 			set:   setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
 		},
 		{

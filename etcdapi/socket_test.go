@@ -342,6 +342,30 @@ func TestAStopCutsOffFarewells(t *testing.T) {
 	}
 }
 
+// Who is cut off is so at once, also where nobody reads its socket at that moment and the
+// farewell would wait for an answer by itself.
+func TestStopEndsSocketsThatNobodyReads(t *testing.T) {
+	r, _, _ := watchRig(t, nil)
+	const clients = 8
+	heard := make(chan struct{}, clients)
+	r.gateway.sockets.next = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		heard <- struct{}{}
+		<-r.Context().Done() // and takes no message in
+	})
+	for range clients {
+		c := socket(t, r, "/v3/watch", nil)
+		say(t, c, `{}`)
+		<-heard
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	begun := time.Now()
+	r.Stop(ctx)
+	if took := time.Since(begun); took > 3*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+}
+
 // A call that takes one message has heard all behind it: it would wait for more otherwise,
 // and the client for it.
 func TestSocketsOfOneMessage(t *testing.T) {

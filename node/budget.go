@@ -38,7 +38,7 @@ type Budget struct {
 func NewBudget(total int64) Budget {
 	part := func(percent int64) int64 { return total / 100 * percent }
 	b := Budget{
-		Memtables: part(20),
+		Memtables: min(part(20), memTablesMax),
 		WALQueue:  part(6), WALCache: part(6),
 		Proposals: part(10), Inbound: part(8),
 		BusQueues: part(10), Requests: part(6), Scans: part(3), Reads: part(3), Unsent: part(1),
@@ -53,6 +53,10 @@ func NewBudget(total int64) Budget {
 // that one request may hold of Scans.
 func answer(total int64) int64 { return total / 2 }
 func scan(total int64) int64   { return total / 4 }
+
+// memTablesMax bounds the share of memtables: the engine has none of 4 GiB and more, and what
+// a larger one gained would be paid for in each flush.
+const memTablesMax = 4 << 30
 
 // memTable is the size of one memtable.
 func (b Budget) memTable() int64 { return b.Memtables / engine.MemTableStops }

@@ -80,7 +80,8 @@ type Options struct {
 	NodeDeadAfter time.Duration
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
-	// MaxRequestBytes and MaxTxnOps are etcd's limits.
+	// MaxRequestBytes and MaxTxnOps are etcd's limits. MaxRequestBytes is at most
+	// shard.MaxRequestBytes, and what an entry of the wal holds.
 	MaxRequestBytes, MaxTxnOps int
 	// RemoveBatch and RemovePause pace the removal of old versions; 0 are the defaults.
 	RemoveBatch int64
@@ -100,15 +101,33 @@ type Options struct {
 	// CopyBytesPerSecond bounds what copies of ranges bring here, and what is sent for them;
 	// 0 is the default.
 	CopyBytesPerSecond int64
-	// WALSegmentBytes is the size of a wal segment; 0 is the default.
+	// WALSegmentBytes is the size of a wal segment; 0 is the default. An entry takes a third
+	// of one at most.
 	WALSegmentBytes int64
 	// MaxWALBytes is how long the wal may become before the store is flushed and
 	// followers that lag are cut off from it; 0 is the default.
 	MaxWALBytes int64
 
+	// stages, if set, is told how far the node is in its start and stop.
+	stages *stages
+
 	Logger *zap.Logger
 	// Registry takes the metrics; nil leaves them unregistered.
 	Registry prometheus.Registerer
+}
+
+// check refuses limits that cannot work together: a request that is accepted and whose entry
+// nothing holds would be refused, or worse, only when it comes.
+func (o *Options) check() error {
+	if o.MaxRequestBytes < 1 || o.MaxRequestBytes > shard.MaxRequestBytes {
+		return fmt.Errorf("requests of up to %d bytes (MaxRequestBytes): an entry of the log holds those of 1 to %d", o.MaxRequestBytes, shard.MaxRequestBytes)
+	}
+	entry := int64(o.MaxRequestBytes)*17/16 + 512 // with what the log adds to keys and values
+	if holds := wal.MaxEntryBytes(o.WALSegmentBytes); entry > holds {
+		return fmt.Errorf("a wal segment of %d bytes (WALSegmentBytes) holds entries of at most %d, and a request of %d bytes (MaxRequestBytes) makes one of %d: give segments of at least %d",
+			o.WALSegmentBytes, holds, o.MaxRequestBytes, entry, 3*entry+8192)
+	}
+	return nil
 }
 
 // Core is a node without ports.
@@ -156,6 +175,9 @@ type Core struct {
 // nodes. It returns when the node takes part in the cluster, which may not have a
 // quorum yet. ctx bounds only the opening.
 func Open(ctx context.Context, o Options) (_ *Core, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
 	c.log = o.Logger.With(zap.Stringer("node", o.Self))
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -172,9 +194,11 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 			}
 		}
 	}()
+	o.stages.enter("open the storage")
 	if err := c.openStorage(ctx, &undo); err != nil {
 		return nil, err
 	}
+	o.stages.enter("open the raft groups")
 	if err := c.openGroups(ctx, &undo); err != nil {
 		return nil, err
 	}
@@ -190,6 +214,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.bus.Start(); err != nil {
 		return nil, fmt.Errorf("start the bus: %w", err)
 	}
+	o.stages.enter("take part in the cluster")
 	if err := c.join(ctx); err != nil {
 		return nil, err
 	}
@@ -524,9 +549,12 @@ func (c *Core) BeginStop() { c.client.BeginStop() }
 // waiting short, not the order.
 func (c *Core) Stop(ctx context.Context) error {
 	var errs []error
+	enter := c.o.stages.enter
 	if c.Err() == nil {
+		enter("end transactions over several ranges")
 		c.client.BeginStop()
 		c.router.Drain(ctx)
+		enter("hand over what the node leads")
 		drain, cancel := context.WithTimeout(ctx, drainTimeout)
 		if err := c.shards.Drain(drain); err != nil {
 			// No reason to call the stop a failure: the others elect leaders, and where all
@@ -534,13 +562,21 @@ func (c *Core) Stop(ctx context.Context) error {
 			c.log.Warn("drain", zap.Error(err))
 		}
 		cancel()
+		enter("use up the revisions that were handed out")
 		if err := c.client.Quiesce(ctx); err != nil {
 			c.log.Warn("stop without knowing that all revisions are used", zap.Error(err))
 		}
 	}
 	c.stopServing()
 	// The bus waits for its handlers, which read the engine on behalf of other nodes.
-	errs = append(errs, c.bus.Close(), c.engine.Close(), c.wal.Close(), c.dirs.Close())
+	for _, part := range []struct {
+		name  string
+		close func() error
+	}{{"close the bus", c.bus.Close}, {"close the store", c.engine.Close}, {"close the wal", c.wal.Close}, {"unlock the directories", c.dirs.Close}} {
+		enter(part.name)
+		errs = append(errs, part.close())
+	}
+	enter("end the process")
 	if err := c.Err(); err != nil {
 		errs = append(errs, err)
 	}
@@ -549,18 +585,29 @@ func (c *Core) Stop(ctx context.Context) error {
 
 // stopServing ends everything between the bus and the storage.
 func (c *Core) stopServing() {
+	enter := c.o.stages.enter
 	c.cancel()
-	c.watches.Stop()
-	c.leases.Stop()
-	c.client.Stop()
-	c.router.Stop()
-	c.shards.Stop()
-	c.service.Stop()
+	for _, part := range []struct {
+		name string
+		stop func()
+	}{
+		{"end watches", c.watches.Stop},
+		{"stop the clocks of leases", c.leases.Stop},
+		{"stop asking placement", c.client.Stop},
+		{"stop the router", c.router.Stop},
+		{"stop the replicas", c.shards.Stop},
+		{"stop placement", c.service.Stop},
+	} {
+		enter(part.name)
+		part.stop()
+	}
+	enter("stop the raft groups")
 	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
 	defer cancel()
 	if err := c.host.Stop(ctx); err != nil {
 		c.log.Warn("stop the raft groups", zap.Error(err))
 	}
+	enter("end what keeps the node table")
 	c.wait.Wait()
 }
 

@@ -38,7 +38,7 @@ func TestAClusterGrowsThreefold(t *testing.T) {
 		}
 	}, func(r *rig) {
 		r.publish(r.nodes...)
-		if want := r.nodes[0].core.budget.queues(2, 4<<20); *sizes.Load() != want {
+		if want := r.nodes[0].core.budget.queues(2, 4*r.nodes[0].core.o.MaxRequestBytes); *sizes.Load() != want {
 			t.Errorf("of three nodes each other one gets %v, want %v", *sizes.Load(), want)
 		}
 		for i := 4; i <= 9; i++ {
@@ -49,7 +49,7 @@ func TestAClusterGrowsThreefold(t *testing.T) {
 			r.announced(n)
 		}
 		time.Sleep(time.Second)
-		if want := r.nodes[0].core.budget.queues(8, 4<<20); *sizes.Load() != want {
+		if want := r.nodes[0].core.budget.queues(8, 4*r.nodes[0].core.o.MaxRequestBytes); *sizes.Load() != want {
 			t.Errorf("of nine nodes each other one gets %v, want %v", *sizes.Load(), want)
 		}
 		for _, n := range r.nodes {

@@ -132,17 +132,19 @@ const removePause = 50 * time.Millisecond
 // MemberRemove implements etcdapi.Cluster. What the node holds is moved to others, or, where
 // each of them has a replica of a range already, the range has one less from then on, as a
 // group of etcd's has. Where it takes longer than the client waits, the node is
-// decommissioned meanwhile: who asks again waits for the rest.
+// decommissioned meanwhile and removed once it holds nothing: who asks again waits for that.
 func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
 	n, others, err := m.row(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if n.State.Started() && n.State != placement.NodeDecommissioned {
-		if err := m.mayRemove(ctx, id, others); err != nil {
-			return nil, err
+	if n.State.Started() && !n.Leaves {
+		if n.State != placement.NodeDecommissioned {
+			if err := m.mayRemove(ctx, id, others); err != nil {
+				return nil, err
+			}
 		}
-		if err := m.c.client.SetNodeState(ctx, id, n.State, placement.NodeDecommissioned); err != nil {
+		if err := m.c.client.LeaveNode(ctx, id, n.State); err != nil {
 			return nil, err
 		}
 	}
@@ -167,7 +169,7 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 // errStillRemoving is etcd's answer to a request that takes too long, of which etcd has several
 // that say in their second half why: of this kind clients know the code and the first half.
 var errStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout)+
-	", the member is decommissioned and goes on giving up what it holds: the same request again waits for the rest")
+	", the member is decommissioned, goes on giving up what it holds, and is removed then: the same request again waits for that")
 
 // errNotEnoughStarted is etcd's answer, which leaves its server without a code: its clients
 // know it by its text.

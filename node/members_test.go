@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
 )
 
 // wantEtcd checks an error as an etcd client gets it, which goes by its text.
@@ -134,11 +135,15 @@ func TestLearners(t *testing.T) {
 // request timeout, and wants it gone within limit.
 func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
 	r.t.Helper()
-	m := members{via.core, 1}
+	m, asked := members{via.core, 1}, false
 	r.wait(limit, "the member is removed", func() bool {
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
 		all, err := m.MemberRemove(ctx, id)
+		if asked && err != nil && kverror.Of(err).Kind == kverror.NodeNotFound {
+			return true // between two requests
+		}
+		asked = true
 		if err != nil && !errors.Is(err, kverror.Timeout) && !errors.Is(err, errStillRemoving) {
 			r.t.Fatalf("remove member %s: %v", id, err)
 		}
@@ -211,6 +216,41 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		_, err = m.MemberRemove(r.t.Context(), r.nodes[2].id)
 		r.wantEtcd("the last member", err, rpctypes.ErrMemberNotEnoughStarted)
 		r.mustPut(r.nodes[2], keyOf(1), "alone")
+	})
+}
+
+// Nobody has to ask again: a member that was not empty when its removal's time was over is
+// removed when it is, by whoever leads placement then. One that is decommissioned by command
+// stays in the list, until somebody removes it.
+func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
+	const ranges = 4
+	bubble(t, 5, borders(ranges), shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		r.spread(r.nodes[1], ranges, "v")
+		lead := func() *rigNode { return r.nodes[r.nodes[4].core.client.Leader()-1] }
+		kept, gone := r.nodes[4], r.nodes[3]
+		if err := kept.core.client.SetNodeState(r.t.Context(), kept.id, placement.NodeServing, placement.NodeDecommissioned); err != nil {
+			r.t.Fatal(err)
+		}
+		// What is left of a MemberRemove that has ended at once.
+		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing); err != nil {
+			r.t.Fatal(err)
+		}
+		next := r.nodes[lead().id%3]
+		if err := (self{lead().core}).MoveLeader(r.t.Context(), next.id); err != nil {
+			r.t.Fatal(err)
+		}
+		state := func(id keyspace.NodeID) placement.NodeState {
+			m, _ := next.core.client.WatchMap()
+			n, _ := m.Node(id)
+			return n.State
+		}
+		r.wait(5*time.Minute, "it is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
+		time.Sleep(time.Minute)
+		if got := state(kept.id); got != placement.NodeDecommissioned {
+			r.t.Errorf("the one decommissioned by command is %s", got)
+		}
+		r.removed(time.Minute, next, kept.id)
 	})
 }
 

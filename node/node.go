@@ -37,11 +37,18 @@ type Node struct {
 const stopServingTimeout = 5 * time.Second
 
 // Run runs one node until ctx ends or it cannot go on, and stops it in order. The
-// error is nil after a clean stop that was asked for.
+// error is nil after a clean stop that was asked for. Where a stage of the stop, or of the
+// start that it ends, takes longer than it can with a disk and peers that answer, Run logs which
+// and returns without it: the process is to leave then.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := spendMemory(cfg.MemoryBytes)
 	defer stopPacing()
-	n, err := Start(ctx, cfg, logger)
+	s := newStages(clock.System())
+	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s) })
+}
+
+func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) error {
+	n, err := start(ctx, cfg, logger, s)
 	if err != nil {
 		return err
 	}
@@ -51,6 +58,7 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 		n.log.Info("stopping")
 	case <-n.core.Fatal():
 		failure = n.core.Err()
+		s.end()
 	}
 	if err := n.Stop(context.Background()); failure == nil && err != nil {
 		return fmt.Errorf("stop: %w", err)
@@ -61,14 +69,19 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 // Start starts a node from its configuration. It returns when the node serves
 // clients; whether their requests succeed depends on a quorum being there.
 func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, error) {
+	return start(ctx, cfg, logger, nil)
+}
+
+func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (*Node, error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o := options(cfg, logger)
-	o.Registry = reg
+	o.Registry, o.stages = reg, s
 	var err error
 	if o.KeepPeriod, o.KeepRevisions, err = cfg.Compaction.Keep(); err != nil {
 		return nil, err
 	}
+	s.enter("find the node's place in the cluster")
 	seat, err := newPlacer(cfg, &o).find(ctx)
 	if err != nil {
 		return nil, err
@@ -110,10 +123,13 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 
 // Stop ends the node in order. Requests under way get a few seconds to end.
 func (n *Node) Stop(ctx context.Context) error {
+	s := n.core.o.stages
+	s.enter("end the requests of clients")
 	n.core.BeginStop()
 	serving, cancel := context.WithTimeout(ctx, stopServingTimeout)
 	n.api.Stop(serving)
 	cancel()
+	s.enter("end the announcing of the node")
 	n.cancel()
 	<-n.done
 	return n.core.Stop(ctx)

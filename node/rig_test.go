@@ -89,7 +89,7 @@ func bubble(t *testing.T, n int, splits [][]byte, change func(*Options), test fu
 // shortLog has segments that hold no large entries. A memory disk copies all of a file
 // in each sync, which under the race detector is most of what a test with many small
 // writes costs.
-func shortLog(o *Options) { o.WALSegmentBytes = 256 << 10 }
+func shortLog(o *Options) { o.WALSegmentBytes, o.MaxRequestBytes = 256<<10, 64<<10 }
 
 // borders returns n-1 keys that divide keys of the form k0000 into n spans.
 func borders(n int) [][]byte {
@@ -151,7 +151,7 @@ func (r *rig) optionsOf(n *rigNode) Options {
 			return b, nil
 		},
 		Heartbeat: rigHeartbeat, Election: rigElection, RequestTimeout: rigTimeout,
-		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
+		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		Logger: zap.New(core),
 	}
 	if n.seat != nil {

@@ -18,7 +18,7 @@ import (
 // the versions before gets all of it in one delivery, on a node that has no replica of the
 // range too, and whether it comes by a feed or from history.
 func TestTheLargestTransactionIsWatchedWithVersionsBefore(t *testing.T) {
-	asUsual := func(o *Options) { o.WALSegmentBytes, o.MemoryBytes = 16<<20, 1<<30 }
+	asUsual := func(o *Options) { o.WALSegmentBytes, o.MemoryBytes, o.MaxRequestBytes = 16<<20, 1<<30, 1<<20 }
 	bubble(t, 4, nil, asUsual, func(r *rig) {
 		const keys, size = 128, 1<<20 - 1<<10
 		value := bytes.Repeat([]byte("v"), size)

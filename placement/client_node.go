@@ -73,6 +73,14 @@ func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, t
 	return err
 }
 
+// LeaveNode has a node be decommissioned, from the state that it is in, and removed once it
+// holds nothing: the leader of placement sees to that, whoever asks again or not. It may be
+// repeated, and a node that is decommissioned already leaves from then on too.
+func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from NodeState) error {
+	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: NodeDecommissioned, Leave: true}, true)
+	return err
+}
+
 // RemoveNode removes the row of a node that is decommissioned or was never started, and
 // holds nothing: no replica of a range or of the placement group, and none is on its way
 // there. Its id is never let in again. BadRequest says what it holds.

@@ -44,6 +44,7 @@ func sampleCommands() []command {
 		beginOperation{Generation: 3, ConfIndex: 21, Right: rangeVersion{4, 22}, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		endOperation{Range: 7, ID: 300},
 		setNodeState{Node: 0xa1, From: NodeServing, To: NodeDraining, Now: 1_800_000_000_000},
+		setNodeState{Node: 0xa1, From: NodeServing, To: NodeDecommissioned, Leave: true, Now: 1_800_000_000_000},
 		removeNode{Node: 0xa1, Now: 1_800_000_000_000},
 		alignMerge{mergeRef{7, 300}, 0xa1, 0xa2},
 		commitMerge{mergeRef{7, 300}, rangeVersion{3, 21}, rangeVersion{4, 22}},
@@ -74,6 +75,7 @@ func sampleRequests() []request {
 		{Kind: requestBegin, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		{Kind: requestOperations, Linearizable: true},
 		{Kind: requestSetNodeState, To: 0xa1, From: NodeServing, Becomes: NodeDecommissioned},
+		{Kind: requestSetNodeState, To: 0xa1, From: NodeDecommissioned, Becomes: NodeDecommissioned, Leave: true},
 		{Kind: requestRemoveNode, To: 0xa1},
 		{Kind: requestKeepBorder, Key: []byte("m")},
 	}

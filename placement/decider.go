@@ -79,6 +79,8 @@ type decider struct {
 	// what lies between two attempts.
 	handOverAt    clock.Time
 	handOverPause time.Duration
+	// looked is the state in which nothing was left to do for nodes that leave.
+	looked struct{ version, operations uint64 }
 	// giveUp are those under way that cannot succeed any more, and why.
 	giveUp map[keyspace.RangeID]string
 }
@@ -150,6 +152,7 @@ func (d *decider) round(ctx context.Context) {
 	d.feedRanges(v, now)
 	d.feedOperations(v, now)
 	d.view = v
+	d.removeEmptied(ctx, v)
 	if now.Sub(d.surveyed) >= surveyEvery {
 		d.surveyed = now
 		d.survey()

@@ -32,8 +32,8 @@ type feedPart struct {
 
 // feedVersion leads a part. Version 3 knows who holds the placement group,
 // version 4 the directories of nodes,
-// version 5 which borders are kept.
-const feedVersion = 5
+// version 5 which borders are kept, version 6 which nodes leave.
+const feedVersion = 6
 
 const (
 	feedFull = 1 << 0

@@ -157,6 +157,8 @@ type Node struct {
 	// State is what it is to the cluster, Since when it became that; 0 is not known.
 	State NodeState
 	Since UnixMillis
+	// Leaves says of a decommissioned node that it is removed as soon as it holds nothing.
+	Leaves bool
 	// Attributes are what an operator says of it, in the order of their keys.
 	Attributes []Attribute
 	// Instance is that of the directory whose node this is (engine.Identity); 0 is not known
@@ -187,7 +189,9 @@ func (n *Node) says(o *Node) bool {
 }
 
 // Equal says whether both rows are the same.
-func (n *Node) Equal(o *Node) bool { return n.says(o) && n.State == o.State && n.Since == o.Since }
+func (n *Node) Equal(o *Node) bool {
+	return n.says(o) && n.State == o.State && n.Since == o.Since && n.Leaves == o.Leaves
+}
 
 // validate returns an error for a row that a decoder would not accept.
 func (n *Node) validate() error {
@@ -218,6 +222,7 @@ func appendNode(dst []byte, n *Node) []byte {
 	dst = appendStrings(dst, n.ClientURLs)
 	dst = append(dst, byte(n.State))
 	dst = binary.AppendUvarint(dst, uint64(n.Since))
+	dst = appendBool(dst, n.Leaves)
 	dst = binary.AppendUvarint(dst, uint64(len(n.Attributes)))
 	for _, a := range n.Attributes {
 		dst = appendString(appendString(dst, a.Key), a.Value)
@@ -226,7 +231,7 @@ func appendNode(dst []byte, n *Node) []byte {
 }
 
 // minNodeBytes is the size of the smallest row.
-const minNodeBytes = 15
+const minNodeBytes = 16
 
 func (r *reader) node() Node {
 	n := Node{
@@ -236,6 +241,10 @@ func (r *reader) node() Node {
 		ClientURLs: r.strings(maxURLs, maxURLBytes),
 		State:      r.nodeState(),
 		Since:      r.millis(),
+		Leaves:     r.bool(),
+	}
+	if n.Leaves && n.State != NodeDecommissioned {
+		r.fail(fmt.Errorf("placement: node %s is %s, and leaves", n.ID, n.State))
 	}
 	for range r.count(maxAttributes, 2) {
 		n.Attributes = append(n.Attributes, Attribute{r.string(maxAttributeKey), r.string(maxAttributeValue)})
@@ -320,7 +329,7 @@ func (r *reader) nodeChange() nodeChange {
 	return c
 }
 
-// putNode writes one row of the node table. State and Since of what is given do not
+// putNode writes one row of the node table. State, Since and Leaves of what is given do not
 // count; Now is the proposer's time.
 type putNode struct {
 	Change nodeChange
@@ -328,10 +337,12 @@ type putNode struct {
 	Node   Node
 }
 
-// setNodeState has a node go from one state to another.
+// setNodeState has a node go from one state to another. With Leave, which goes with
+// NodeDecommissioned alone, it is removed once it holds nothing.
 type setNodeState struct {
 	Node     keyspace.NodeID
 	From, To NodeState
+	Leave    bool
 	Now      UnixMillis
 }
 
@@ -353,7 +364,7 @@ func (o putNode) append(dst []byte) []byte {
 
 func (o setNodeState) append(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(o.Node))
-	dst = append(dst, byte(o.From), byte(o.To))
+	dst = appendBool(append(dst, byte(o.From), byte(o.To)), o.Leave)
 	return binary.AppendUvarint(dst, uint64(o.Now))
 }
 
@@ -364,7 +375,7 @@ func (o removeNode) append(dst []byte) []byte {
 func (s *state) applyPutNode(index uint64, o putNode) result {
 	n := o.Node
 	old, known := s.nodes[n.ID]
-	n.State, n.Since = old.State, old.Since
+	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves
 	switch {
 	case known && old.State == NodeRemoved:
 		return result{Err: errNodeRemoved(&old)}
@@ -405,7 +416,7 @@ func (s *state) applyPutNode(index uint64, o putNode) result {
 // known before, and no two are to be in one place.
 func (o *putNode) published(old *Node) Node {
 	n := o.Node
-	n.State, n.Since = old.State, old.Since
+	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves
 	if len(old.PeerURLs) > 0 {
 		n.PeerURLs = old.PeerURLs
 	}
@@ -458,14 +469,20 @@ func (s *state) applySetNodeState(index uint64, o setNodeState) result {
 		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
 	case n.State == NodeRemoved:
 		return result{Err: errNodeRemoved(&n)}
-	case n.State == o.To && o.From != o.To:
+	case o.Leave && o.To != NodeDecommissioned:
+		return result{Err: kverror.New(kverror.BadRequest, "node %s is to be %s, and cannot leave with that", o.Node, o.To)}
+	case n.State == o.To && o.Leave && !n.Leaves:
+		n.Leaves = true // it was decommissioned by command, and is to go now
+		s.putNodeRow(index, n)
+		return result{}
+	case n.State == o.To && (o.From != o.To || o.Leave):
 		return result{} // asked again
 	case n.State != o.From:
 		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and not %s", o.Node, n.State, o.From)}
 	case !o.From.becomes(o.To):
 		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and cannot become %s", o.Node, o.From, o.To)}
 	}
-	n.State, n.Since = o.To, o.Now
+	n.State, n.Since, n.Leaves = o.To, o.Now, o.Leave
 	s.putNodeRow(index, n)
 	return result{}
 }

@@ -47,7 +47,7 @@ func nodeEffect(t *testing.T, d *datadriven.TestData) effect {
 		}
 		return o
 	case "state":
-		return setNodeState{Node: keyspace.NodeID(arg(t, d, "id")), From: storyState(t, text("from")), To: storyState(t, text("to")), Now: now}
+		return setNodeState{Node: keyspace.NodeID(arg(t, d, "id")), From: storyState(t, text("from")), To: storyState(t, text("to")), Leave: d.HasArg("leave"), Now: now}
 	case "remove":
 		return removeNode{Node: keyspace.NodeID(arg(t, d, "id")), Now: now}
 	case "begin":
@@ -71,6 +71,9 @@ func (h *stateStory) printNodes() string {
 	var b strings.Builder
 	for _, n := range h.s.view(0, 0, nil).NodeTable() {
 		fmt.Fprintf(&b, "node %d %q %s since %d, peers %v, clients %v, attributes %v", n.ID, n.Name, n.State, n.Since, n.PeerURLs, n.ClientURLs, n.Attributes)
+		if n.Leaves {
+			b.WriteString(", leaves")
+		}
 		if n.Instance != 0 {
 			fmt.Fprintf(&b, ", instance %x", n.Instance)
 		}

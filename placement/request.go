@@ -34,8 +34,8 @@ const (
 // and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
 // requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
 // more of nodes, and who holds the placement group; version 6 merges; version 7 the
-// directories of nodes; version 8 requestKeepBorder.
-const requestVersion = 8
+// directories of nodes; version 8 requestKeepBorder; version 9 nodes that leave.
+const requestVersion = 9
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -57,9 +57,11 @@ type request struct {
 	Boot  keyspace.BootID
 	Phase stopPhase
 	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
-	// Becomes are the states for requestSetNodeState.
+	// Becomes are the states for requestSetNodeState, and Leave says that the node is removed
+	// once it holds nothing.
 	To            keyspace.NodeID
 	From, Becomes NodeState
+	Leave         bool
 	// Name and Value are for requestPutSetting.
 	Name  string
 	Value []byte
@@ -92,7 +94,7 @@ func (q *request) encode() []byte {
 	case requestTransfer, requestRemoveNode:
 		dst = binary.AppendUvarint(dst, uint64(q.To))
 	case requestSetNodeState:
-		dst = append(binary.AppendUvarint(dst, uint64(q.To)), byte(q.From), byte(q.Becomes))
+		dst = appendBool(append(binary.AppendUvarint(dst, uint64(q.To)), byte(q.From), byte(q.Becomes)), q.Leave)
 	case requestPutSetting:
 		dst = appendBytes(appendString(dst, q.Name), q.Value)
 	case requestLease:
@@ -133,7 +135,7 @@ func decodeRequest(p []byte) (request, error) {
 	case requestTransfer, requestRemoveNode:
 		q.To = keyspace.NodeID(r.uvarint())
 	case requestSetNodeState:
-		q.To, q.From, q.Becomes = keyspace.NodeID(r.uvarint()), r.nodeState(), r.nodeState()
+		q.To, q.From, q.Becomes, q.Leave = keyspace.NodeID(r.uvarint()), r.nodeState(), r.nodeState(), r.bool()
 	case requestPutSetting:
 		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
 	case requestLease:

@@ -55,7 +55,7 @@ var (
 	// ErrNotCaughtUp says that the replica which was to become a voter or a leader
 	// lags or was not heard from lately.
 	ErrNotCaughtUp = errors.New("raftgroup: replica is not caught up")
-	// ErrTooLarge says that a proposal is empty or above 16 MiB.
+	// ErrTooLarge says that a proposal is empty or above 16 MiB, or above what the wal takes.
 	ErrTooLarge = errors.New("raftgroup: proposal of a forbidden size")
 	// ErrTransferFailed says that the transfer of leadership did not happen in time.
 	ErrTransferFailed = errors.New("raftgroup: transfer failed")
@@ -155,8 +155,8 @@ type Config struct {
 	// SnapshotBytesPerSecond bounds what the node sends as snapshots, all together, and
 	// likewise what it receives. Default 64 MiB.
 	SnapshotBytesPerSecond int64
-	// SnapshotSends and SnapshotReceives bound concurrent snapshots. Half of the sends may
-	// go to one node. Default 16 each: what a small one takes is mostly waiting, and what
+	// SnapshotSends and SnapshotReceives bound concurrent snapshots. A node
+	// gets a send only while more are free than it has: at most half of all. Default 16 each: what a small one takes is mostly waiting, and what
 	// they take together SnapshotBytesPerSecond bounds.
 	SnapshotSends, SnapshotReceives int
 

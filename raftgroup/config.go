@@ -34,7 +34,7 @@ const (
 	readyRoundsMax = 8
 	// applyBytesMax bounds what one engine batch takes of entries, beyond the first.
 	applyBytesMax = 4 << 20
-	// maxEntryBytes bounds one proposal.
+	// maxEntryBytes bounds one proposal, beside what an entry of the wal may have.
 	maxEntryBytes = 16 << 20
 	// entryOverheadBytes is what an entry costs beside its data.
 	entryOverheadBytes = 64

@@ -125,7 +125,7 @@ func (g *Group) Replica() keyspace.ReplicaID { return g.self }
 // machine sees the entry if it survives. The data must not be changed any more.
 func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 	switch {
-	case len(data) == 0 || len(data) > maxEntryBytes:
+	case len(data) == 0 || int64(len(data)) > g.h.maxEntry:
 		return fmt.Errorf("%w: %d bytes", ErrTooLarge, len(data))
 	case g.public.leading.Load() != term || term == 0:
 		return ErrNotLeader

@@ -48,6 +48,9 @@ type Host struct {
 		promises map[keyspace.GroupID]clock.Time
 	}
 
+	// maxEntry bounds the data of one proposal: what raftgroup and the wal take.
+	maxEntry int64
+
 	inbound, proposals atomic.Int64
 	// pending counts the proposals whose bytes are in proposals. committed and applied
 	// count the entries of this run; a group that is opened begins with what it has to
@@ -83,6 +86,7 @@ func NewHost(cfg Config) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{cfg: cfg, log: cfg.Logger.With(zap.Stringer("node", cfg.Node)), m: cfg.Metrics}
+	h.maxEntry = min(maxEntryBytes, cfg.WAL.MaxEntryBytes())
 	h.failCh = make(chan struct{})
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.groups = make(map[keyspace.GroupID]*Group)

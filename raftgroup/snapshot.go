@@ -128,12 +128,15 @@ func (s *snapshots) start() {
 	}
 }
 
-// addSend takes one of the places for sends. No node gets more than half of them: one
-// that takes in nothing does not keep the others from their snapshots.
+// addSend takes one of the places for sends. A node gets one only while more are free than
+// it has: at most half of all, and half of what the others leave. So however many of the
+// places nodes hold that take nothing in, each of them leaves as many as it has, and it
+// takes about log2 of the places in such nodes until none is left for the others.
 func (s *snapshots) addSend(x *sending) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.mu.sends) >= s.h.cfg.SnapshotSends || s.h.stopping.Load() {
+	free := s.h.cfg.SnapshotSends - len(s.mu.sends)
+	if free <= 0 || s.h.stopping.Load() {
 		return false
 	}
 	same := 0
@@ -142,7 +145,7 @@ func (s *snapshots) addSend(x *sending) bool {
 			same++
 		}
 	}
-	if same >= max(1, s.h.cfg.SnapshotSends/2) {
+	if same >= free {
 		return false
 	}
 	s.mu.sends[x] = struct{}{}

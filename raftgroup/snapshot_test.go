@@ -366,6 +366,33 @@ func TestSnapshotReceiverHangs(t *testing.T) {
 	})
 }
 
+// However many places nodes hold that take nothing in, another one finds some: of n nodes
+// that want all they can get, the last has what n halvings leave.
+func TestSnapshotPlacesAreLeft(t *testing.T) {
+	for _, c := range []struct {
+		places int
+		want   []int
+	}{
+		{16, []int{8, 4, 2, 1, 1, 0}},
+		{5, []int{3, 1, 1, 0}},
+		{4, []int{2, 1, 1, 0}},
+		{1, []int{1, 0}},
+	} {
+		h := &Host{cfg: Config{SnapshotSends: c.places}}
+		s := &snapshots{h: h}
+		s.mu.sends = map[*sending]struct{}{}
+		for i, want := range c.want {
+			node, got := keyspace.NodeID(i+1), 0
+			for got <= c.places && s.addSend(&sending{node: node}) {
+				got++
+			}
+			if got != want {
+				t.Errorf("of %d places node %d got %d, want %d", c.places, node, got, want)
+			}
+		}
+	}
+}
+
 // A sender that falls silent does not keep the receiver's places.
 func TestSnapshotSenderHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

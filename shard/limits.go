@@ -13,13 +13,14 @@ import (
 // default in the comment.
 type Limits struct {
 	// MaxRequestBytes bounds one request in its encoded form (etcd's
-	// max-request-bytes). Default 1.5 MiB. RequestTooLarge beyond it.
+	// max-request-bytes). Default 1.5 MiB, at most [MaxRequestBytes] by the default of
+	// MaxEntryBytes. RequestTooLarge beyond it.
 	MaxRequestBytes int
 	// MaxTxnOps bounds compares and operations of a transaction (etcd's
 	// max-txn-ops). Default 128. TooManyOps beyond it.
 	MaxTxnOps int
 	// MaxEntryBytes bounds what one request may write, and what the requests of one
-	// entry write together. Default 4 MiB. A DeleteRange beyond it is refused.
+	// entry write together. Default 4 MiB and 64 KiB. A DeleteRange beyond it is refused.
 	MaxEntryBytes int
 	// PendingBytes bounds all requests of the node that wait for evaluation, a
 	// revision or their entry. Default 128 MiB. TooManyRequests beyond it.
@@ -80,10 +81,19 @@ type Limits struct {
 // ranges only make the batches smaller.
 const DefaultSplitLoad = 10_000
 
+// MaxRequestBytes is the most that Limits.MaxRequestBytes may be: what one entry holds of a
+// put, or of a transaction of as many operations as etcd allows by default. One that has
+// thousands of small operations may write more than an entry holds and is refused itself.
+const MaxRequestBytes = 4 << 20
+
+// entrySlackBytes is what an entry holds beyond a request of MaxRequestBytes, for what each
+// operation takes beside key and value.
+const entrySlackBytes = 64 << 10
+
 func (l *Limits) fill() {
 	setDefault(&l.MaxRequestBytes, 3<<19)
 	setDefault(&l.MaxTxnOps, 128)
-	setDefault(&l.MaxEntryBytes, 4<<20)
+	setDefault(&l.MaxEntryBytes, MaxRequestBytes+entrySlackBytes)
 	setDefault(&l.PendingBytes, 128<<20)
 	setDefault(&l.RangePendingBytes, 32<<20)
 	setDefault(&l.BatchRequests, 2048)

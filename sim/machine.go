@@ -221,7 +221,7 @@ func (m *machine) options(s *start) *node.Options {
 			return bus, nil
 		},
 		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
-		MaxRequestBytes: 1 << 20, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
+		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
 		Logger: m.logger(),
 	}
@@ -232,7 +232,7 @@ func (m *machine) options(s *start) *node.Options {
 		o.NodeDeadAfter = deadAfter
 	}
 	if m.shortLog {
-		o.WALSegmentBytes, o.MaxWALBytes = 16<<10, 16<<10
+		o.WALSegmentBytes, o.MaxWALBytes, o.MaxRequestBytes = 16<<10, 16<<10, 3<<10
 	}
 	return o
 }

@@ -18,7 +18,7 @@ type Options struct {
 	FS  vfs.FS
 	Dir string
 	// SegmentBytes is the size of a segment; 64 MiB by default, 16 KiB at least. An
-	// entry must be smaller than a third of it. A restart may change it.
+	// entry must be smaller than a third of it, see [MaxEntryBytes]. A restart may change it.
 	SegmentBytes int64
 	// MaxBatchBytes bounds what one write takes from the queue; 4 MiB by default. A
 	// single larger batch is still written as a whole.
@@ -58,8 +58,9 @@ type Options struct {
 }
 
 const (
-	minSegmentBytes = 16 << 10
-	maxSegmentBytes = 1 << 30
+	minSegmentBytes     = 16 << 10
+	maxSegmentBytes     = 1 << 30
+	defaultSegmentBytes = 64 << 20
 )
 
 // withDefaults fills in defaults and refuses what cannot work.
@@ -67,7 +68,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.FS == nil || o.Dir == "" || o.Clock == nil {
 		return o, errors.New("wal: FS, Dir and Clock must be set")
 	}
-	orDefault(&o.SegmentBytes, 64<<20)
+	orDefault(&o.SegmentBytes, defaultSegmentBytes)
 	orDefault(&o.MaxBatchBytes, 4<<20)
 	orDefault(&o.QueueBytes, 64<<20)
 	orDefault(&o.EntryCacheBytes, 64<<20)
@@ -98,6 +99,17 @@ func (o Options) withDefaults() (Options, error) {
 // unitBytes bounds what is atomic: a third of a segment, so that rotation wastes
 // no more than that.
 func (o *Options) unitBytes() int64 { return (o.SegmentBytes - headerLen) / 3 }
+
+// MaxEntryBytes returns what the data of one entry may have in a log with segments of that
+// size, 0 for the default.
+func MaxEntryBytes(segmentBytes int64) int64 {
+	orDefault(&segmentBytes, defaultSegmentBytes)
+	o := Options{SegmentBytes: segmentBytes}
+	return o.unitBytes() - recordLen - entryLen
+}
+
+// MaxEntryBytes returns what the data of one entry may have: a larger one panics.
+func (l *Log) MaxEntryBytes() int64 { return MaxEntryBytes(l.opts.SegmentBytes) }
 
 func orDefault[T int | int64 | time.Duration](v *T, d T) {
 	if *v == 0 {

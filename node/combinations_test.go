@@ -1,0 +1,113 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/wal"
+)
+
+// flagged makes the rig's nodes of what the flags say, but for directories, bus, clock, and the
+// segments of the wal: a memory disk copies all of one in each sync.
+func flagged(cfg *config.Config) func(*Options) {
+	return func(o *Options) {
+		rigs := *o
+		*o = options(cfg, zap.NewNop())
+		o.Cluster, o.Self, o.Founders = rigs.Cluster, rigs.Self, rigs.Founders
+		o.WALSegmentBytes = 16 << 20
+		o.FS, o.DataDir, o.WALDir, o.Clock, o.NewBus, o.Logger = rigs.FS, rigs.DataDir, rigs.WALDir, rigs.Clock, rigs.NewBus, rigs.Logger
+	}
+}
+
+// Whatever limits the flags set together, at their ends too: either they are refused before
+// the node starts, or it starts and takes the largest request that they allow.
+func TestLimitsWorkTogetherOrAreRefused(t *testing.T) {
+	const most = shard.MaxRequestBytes
+	for _, c := range []struct{ flags, refused string }{
+		{flags: ""},
+		{flags: fmt.Sprint("--max-request-bytes=", most)},
+		{flags: fmt.Sprint("--max-request-bytes=", most+1), refused: fmt.Sprint("--max-request-bytes must be between 1 and ", most)},
+		{flags: "--max-request-bytes=0", refused: "--max-request-bytes must be between 1"},
+		{flags: "--max-request-bytes=1"},
+		{flags: fmt.Sprint("--memory-budget-bytes=67108864 --max-request-bytes=", most)},
+		{flags: "--memory-budget-bytes=67108864"},
+		{flags: "--memory-budget-bytes=67108863", refused: "--memory-budget-bytes must be between 67108864"},
+		{flags: "--memory-budget-bytes=17592186044416"},
+		{flags: "--memory-budget-bytes=17592186044417", refused: "--memory-budget-bytes must be between"},
+		{flags: "--memory-budget-bytes=18446744073709551615", refused: "for --memory-budget-bytes: value out of range"},
+		{flags: "--memory-budget-bytes=137438953472"},
+		{flags: "--max-txn-ops=1048576 --max-request-bytes=1000"},
+		{flags: "--max-txn-ops=1 --max-request-bytes=4194304"},
+		{flags: "--max-txn-ops=0", refused: "--max-txn-ops must be between 1"},
+		{flags: "--heartbeat-interval=1 --election-timeout=5"},
+		{flags: "--heartbeat-interval=201 --election-timeout=1000", refused: "at least as 5 times"},
+		{flags: "--heartbeat-interval=10000 --election-timeout=50000 --node-dead-after=100s"},
+		{flags: "--election-timeout=50001", refused: "too long"},
+		{flags: "--node-dead-after=1999ms", refused: "--node-dead-after must be at least two election timeouts, 2s"},
+		{flags: "--node-dead-after=2s --range-merge-after=5m"},
+		{flags: "--node-dead-after=2562047h --range-merge-after=2562047h"},
+		{flags: "--range-max-bytes=1048576 --max-request-bytes=4194304"},
+		{flags: "--range-max-bytes=1048575", refused: "--range-max-bytes must be 0 or at least 1048576"},
+		{flags: "--range-max-bytes=9223372036854775807 --range-split-load=9223372036854775807"},
+		{flags: "--range-max-bytes=0 --range-split-load=0 --range-merge-after=0"},
+		{flags: "--copy-bytes-per-second=1048575", refused: "--copy-bytes-per-second must be at least 1048576"},
+		{flags: "--copy-bytes-per-second=9223372036854775807"},
+		{flags: "--compaction-batch-limit=9223372036854775807", refused: "for --compaction-batch-limit: value out of range"},
+		{flags: "--compaction-batch-limit=1 --compaction-sleep-interval=2562047h"},
+		{flags: "--watch-progress-notify-interval=1ns --warning-unary-request-duration=1ns"},
+	} {
+		t.Run(c.flags, func(t *testing.T) {
+			args := strings.Fields(c.flags)
+			cfg, _, err := config.Load(args, nil)
+			if c.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), c.refused) {
+					t.Fatalf("%v, want a refusal that says %q", err, c.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			bubble(t, 1, nil, flagged(cfg), func(r *rig) { largestPut(r, cfg.MaxRequestBytes) })
+		})
+	}
+}
+
+// largestPut puts a request of as many bytes as it may have, if a put can be as small.
+func largestPut(r *rig, most int) {
+	const fields = 16 // at most: key, and the tags and lengths of key and value
+	if most <= fields {
+		return
+	}
+	value := strings.Repeat("v", most-fields)
+	r.mustPut(r.nodes[0], "k", value)
+	r.mustGet(r.nodes[0], "k", value)
+}
+
+// A segment that cannot hold the entry of the largest request is refused before anything is
+// opened, and the size that the refusal names will do.
+func TestSegmentsHoldTheLargestRequest(t *testing.T) {
+	for _, request := range []int{4 << 10, 256 << 10, 3 << 19, shard.MaxRequestBytes} {
+		t.Run(fmt.Sprint(request), func(t *testing.T) {
+			o := Options{MaxRequestBytes: request, WALSegmentBytes: int64(request)}
+			err := o.check()
+			if err == nil || !strings.Contains(err.Error(), "WALSegmentBytes") {
+				t.Fatalf("segments of %d bytes: %v", o.WALSegmentBytes, err)
+			}
+			words := strings.Fields(err.Error())
+			if _, err := fmt.Sscan(words[len(words)-1], &o.WALSegmentBytes); err != nil {
+				t.Fatal(err)
+			}
+			bubble(t, 1, nil, func(rigs *Options) { rigs.MaxRequestBytes, rigs.WALSegmentBytes = request, o.WALSegmentBytes }, func(r *rig) { largestPut(r, request) })
+		})
+	}
+	// An entry takes in requests until it is full, so that it may have nearly twice as much.
+	if holds := wal.MaxEntryBytes(0); holds < 2*shard.MaxRequestBytes+1<<20 {
+		t.Errorf("segments of the default size hold entries of %d bytes", holds)
+	}
+}

@@ -1,0 +1,104 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+)
+
+const (
+	// stageTimeout is how long one stage of a start or stop may take once the node is to end.
+	// What a stage waits for by itself it gives up sooner; a store writes out what is only in
+	// memory meanwhile, on disks that others use too.
+	stageTimeout = 30 * time.Second
+	// stagePoll lies between two looks at the stage.
+	stagePoll = time.Second
+	// stacksBytes bounds what is logged of the goroutines of a node that does not end.
+	stacksBytes = 256 << 10
+)
+
+// errStuck says that a node that was to end has not, and that its process leaves as it is.
+var errStuck = errors.New("the node does not end")
+
+// stages say how far a node is in its start or stop, for who waits for its end. A nil one
+// takes no note.
+type stages struct {
+	clock clock.Clock
+
+	mu     sync.Mutex
+	name   string
+	since  clock.Time
+	ending chan struct{}
+	ends   bool // ending is closed
+}
+
+func newStages(c clock.Clock) *stages {
+	return &stages{clock: c, name: "start", since: c.Now(), ending: make(chan struct{})}
+}
+
+// enter says that a stage begins, and the one before is over.
+func (s *stages) enter(name string) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.name, s.since = name, s.clock.Now()
+}
+
+// end says that the node is to end, in whatever stage it is: from now on time counts.
+func (s *stages) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ends {
+		s.ends, s.since = true, s.clock.Now()
+		close(s.ending)
+	}
+}
+
+// at returns the stage, and for how long it counts.
+func (s *stages) at() (name string, took time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.name, s.clock.Now().Sub(s.since)
+}
+
+// run runs a node, which ends when ctx does or by itself, and returns what it returns. If it
+// is to end and a stage of that takes longer than stageTimeout, whatever it waits for, run
+// returns without it: the process is to leave then, as after a crash, which loses nothing that
+// was acknowledged. That alone leaves a goroutine behind.
+func (s *stages) run(ctx context.Context, log *zap.Logger, node func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- node() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		s.end()
+	case <-s.ending:
+	}
+	timer := s.clock.NewTimer(stagePoll)
+	defer timer.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-timer.C():
+		}
+		if stage, took := s.at(); took >= stageTimeout {
+			stacks := make([]byte, stacksBytes)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			log.Error("the node does not end, and the process leaves without that: what was acknowledged is stored",
+				zap.String("stage", stage), zap.Duration("after", took), zap.ByteString("goroutines", stacks))
+			return fmt.Errorf("%w: %q takes longer than %v", errStuck, stage, stageTimeout)
+		}
+		timer.Reset(stagePoll)
+	}
+}
