@@ -78,8 +78,8 @@ func (s *sniffer) route(ctx context.Context, conn net.Conn) {
 		cause, err = "stopping", ctx.Err()
 	}
 	if err != nil {
+		s.metrics.RejectedConnections.WithLabelValues(cause).Inc() // who sees the end finds it counted
 		conn.Close()
-		s.metrics.RejectedConnections.WithLabelValues(cause).Inc()
 		level := s.log.Warn
 		if errors.Is(err, io.EOF) || ctx.Err() != nil {
 			level = s.log.Debug // a probe of a load balancer, or a stop

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -148,6 +149,9 @@ func (l *loopback) runCall(ctx context.Context, c Class, fn CallHandler, payload
 	switch {
 	case expired(ctx, err):
 		return callResult{err: context.DeadlineExceeded}
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		// As where the caller hears of its context first: which of the two comes is chance.
+		return callResult{err: ctx.Err()}
 	case err != nil:
 		return callResult{err: asRemote(err)}
 	case len(answer) > l.e.cfg.MaxMessageBytes:

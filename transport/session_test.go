@@ -208,6 +208,22 @@ func TestBatches(t *testing.T) {
 	})
 }
 
+// TestOwnCallsEndWithTheirContext: a handler of this very node that says that its context has
+// ended is no error from afar, also if it says so before the caller hears of it.
+func TestOwnCallsEndWithTheirContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEndpoint(t, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		r := e.loop.runCall(ctx, ClassRequest, func(ctx context.Context, _ keyspace.NodeID, _ []byte) ([]byte, error) {
+			return nil, fmt.Errorf("the handler: %w", ctx.Err())
+		}, nil)
+		if !errors.Is(r.err, context.Canceled) || r.notDelivered {
+			t.Errorf("ended with %v, not delivered: %v", r.err, r.notDelivered)
+		}
+	})
+}
+
 // TestProbes: a session whose probes stay unanswered ends; an answered one lives and
 // knows its round trip.
 func TestProbes(t *testing.T) {
