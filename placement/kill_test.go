@@ -170,7 +170,7 @@ type toKill struct {
 // added twice. Each word to a range has its turn in every run; of the other steps a run takes
 // every few, another time others, and make kills takes them all (PLACEMENT_TEST_STRIDE=1).
 func TestLeaderIsKilledAtEachStep(t *testing.T) {
-	stride := 24
+	stride := 48
 	if s, err := strconv.Atoi(os.Getenv("PLACEMENT_TEST_STRIDE")); err == nil {
 		stride = s
 	}
