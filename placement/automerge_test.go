@@ -255,9 +255,9 @@ func TestMergesAreSwitchedOff(t *testing.T) {
 // they had when it was told: nothing is merged that is soon split again, and what is small
 // and cold is merged. What is split is not merged again within the time that it is to be old.
 func TestSmallBoundsAreMergedByWhatRangesHave(t *testing.T) {
-	for _, c := range []struct{ bytes, load int64 }{{1 << 20, 10_000}, {3 << 20, 10_000}, {256 << 20, 32}} {
+	for _, c := range []struct{ bytes, load int64 }{{bytes: 1 << 20}, {bytes: 3 << 20}, {load: 32}} { // 0 is the default
 		virtually(t, func(t *testing.T) {
-			const after = time.Minute
+			const after = 40 * time.Second
 			m := mergingRig(t, 85, after)
 			m.rangeMaxBytes, m.rangeSplitLoad = c.bytes, c.load
 			m.startAll()
@@ -272,12 +272,12 @@ func TestSmallBoundsAreMergedByWhatRangesHave(t *testing.T) {
 			have(64)
 			time.Sleep(15 * time.Second) // which is told
 			have(3)
-			time.Sleep(3 * after)
+			time.Sleep(2 * after)
 			m.want("all three are just below the bound", "d", "h")
 			have(24)
 			time.Sleep(after - 20*time.Second)
 			m.want("small and cold not long ago", "d", "h")
-			time.Sleep(3 * after)
+			time.Sleep(2 * after)
 			m.want("small and cold")
 			m.split(1, "m")
 			time.Sleep(after - 10*time.Second)
@@ -311,19 +311,19 @@ func TestMergeAfterIsSet(t *testing.T) {
 		}
 		told(0, true)
 		m.split(1, "m")
-		time.Sleep(10 * time.Minute)
+		time.Sleep(5 * time.Minute)
 		m.want("off", "m")
 		// They are small and cold for that long already.
-		if err := c.SetMergeAfter(ctx, 11*time.Minute); err != nil {
+		if err := c.SetMergeAfter(ctx, 6*time.Minute); err != nil {
 			t.Fatal(err)
 		}
-		told(11*time.Minute, true)
+		told(6*time.Minute, true)
 		time.Sleep(30 * time.Second)
 		m.want("set, and not over", "m")
 		time.Sleep(time.Minute)
 		m.want("set, and over")
 		m.split(1, "p")
-		time.Sleep(2 * time.Minute)
+		time.Sleep(80 * time.Second)
 		m.want("set", "p")
 		if err := c.UnsetMergeAfter(ctx); err != nil {
 			t.Fatal(err)

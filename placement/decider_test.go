@@ -452,7 +452,7 @@ func TestLonelyNodeIsGivenNothing(t *testing.T) {
 				}
 			}
 		})
-		time.Sleep(3 * time.Minute)
+		time.Sleep(2 * time.Minute)
 		if held, led := w.on(4); held == 0 || led != 0 {
 			t.Errorf("a node that hears hardly any other has %d replicas and leads %d", held, led)
 		}
