@@ -182,6 +182,7 @@ func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
 		t.Run(moment, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				r := newRig(t, 3, nil)
+				r.clones = true
 				r.startAll()
 				defer r.close()
 				r.bootstrap(1, 1, voters(3))
