@@ -150,7 +150,8 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 	}
 	for {
 		err := m.c.client.RemoveNode(ctx, id)
-		if err == nil {
+		if err == nil || errors.Is(err, kverror.NodeNotFound) {
+			// Or by itself, or for somebody else, since this began: it was there then.
 			return m.MemberList(ctx, true)
 		}
 		if errors.Is(err, kverror.BadRequest) {

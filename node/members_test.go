@@ -135,15 +135,14 @@ func TestLearners(t *testing.T) {
 // request timeout, and wants it gone within limit.
 func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
 	r.t.Helper()
-	m, asked := members{via.core, 1}, false
+	m := members{via.core, 1}
 	r.wait(limit, "the member is removed", func() bool {
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
 		all, err := m.MemberRemove(ctx, id)
-		if asked && err != nil && kverror.Of(err).Kind == kverror.NodeNotFound {
+		if err != nil && kverror.Of(err).Kind == kverror.NodeNotFound {
 			return true // between two requests
 		}
-		asked = true
 		if err != nil && !errors.Is(err, kverror.Timeout) && !errors.Is(err, errStillRemoving) {
 			r.t.Fatalf("remove member %s: %v", id, err)
 		}
