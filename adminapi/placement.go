@@ -76,6 +76,9 @@ func (c *Client) PlacementSetMergeAfter(ctx context.Context, after *time.Duratio
 	q := &adminpb.PlacementSetMergeAfterRequest{}
 	if after != nil {
 		q.MergeAfterMs = new(after.Milliseconds())
+		if *after != 0 && *q.MergeAfterMs == 0 {
+			q.MergeAfterMs = new(int64(1)) // too short, and not off
+		}
 	}
 	_, err := call(ctx, c, q, adminpb.AdminClient.PlacementSetMergeAfter)
 	return err

@@ -226,6 +226,10 @@ func (m members) empty(ctx context.Context, id keyspace.NodeID) error {
 	if err != nil {
 		return err
 	}
+	if i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == id }); i >= 0 && nodes[i].State != placement.NodeDecommissioned {
+		// It has started meanwhile, or somebody has taken it back.
+		return kverror.New(kverror.BadRequest, "member %s is %s by now, and keeps what it has: ask again to have it removed", id, nodes[i].State)
+	}
 	ops, err := m.c.client.Operations(ctx)
 	if err != nil {
 		return err

@@ -250,6 +250,17 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 			r.t.Errorf("the one decommissioned by command is %s", got)
 		}
 		r.removed(time.Minute, next, kept.id)
+		// Of three nobody can take the replicas of one over: two go on without it.
+		gone = r.nodes[next.id%3]
+		if err := next.core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing); err != nil {
+			r.t.Fatal(err)
+		}
+		r.wait(5*time.Minute, "one of three is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
+		r.mustGet(next, keyOf(1), "v")
+		// Who is taken back while a request removes it keeps what it has.
+		if err := (members{next.core, 1}).empty(r.t.Context(), next.id); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+			r.t.Errorf("a member that serves is emptied: %v", err)
+		}
 	})
 }
 

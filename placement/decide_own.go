@@ -15,7 +15,7 @@ import (
 )
 
 // ownLeast is how many voters of the placement group are kept where no other node can
-// take the place of one that goes.
+// take the place of one that goes, unless that is to be gone in any case.
 const ownLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
@@ -70,13 +70,27 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 	switch {
 	case o.To != 0:
 		o.Kind = OperationMove
-	case voters > ownLeast:
+	case voters > ownLeast, d.nodes[o.From].Leaves && d.everywhere(own):
 		o.Kind = OperationRemove
 		o.Why += ", and every other node has a replica"
 	default:
 		return o, false
 	}
 	return o, true
+}
+
+// everywhere says whether every node that serves, and is not lost, has a replica of the group,
+// and one of them can lead it.
+func (d *decider) everywhere(own *keyspace.Descriptor) bool {
+	votes := false
+	for id, n := range d.nodes {
+		_, has := own.ReplicaOn(id)
+		if !has && n.State == decide.Serving && !d.lost[id] {
+			return false
+		}
+		votes = votes || has && n.Takes()
+	}
+	return votes
 }
 
 // ownGrowth adds a voter where the group has fewer than a range is to have, or than three:

@@ -256,7 +256,7 @@ func (n *Node) counts() bool { return n.State.Started() }
 
 // decided returns the node as decisions see it, without what only a leader knows.
 func (n *Node) decided() decide.Node {
-	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone)}
+	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone), Leaves: n.Leaves}
 	switch n.State {
 	case NodeDraining, NodeLearner: // neither gets replicas or leaders
 		out.State = decide.Draining

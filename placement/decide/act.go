@@ -38,6 +38,10 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 		return Operation{}, h
 	}
 	to, h := c.resume(r, lost)
+	if h == holdNodes && lost.Leaves && c.everywhere(r) {
+		gone.Leaving = []keyspace.NodeID{lost.ID}
+		return c.remove(r, lost, risk+" and every node that serves has a replica", gone)
+	}
 	if h != free {
 		return Operation{}, h
 	}
@@ -116,7 +120,11 @@ func (c *Cluster) drain(r *rng) (Operation, hold) {
 		if c.count(r).voters > c.settings.ReplicationFactor {
 			return c.remove(r, n, why, req)
 		}
-		return c.move(r, n, why, req)
+		op, h := c.move(r, n, why, req)
+		if h == holdNodes && n.Leaves && c.everywhere(r) {
+			return c.remove(r, n, why+", and every node that serves has a replica", req)
+		}
+		return op, h
 	}
 	from := c.nodes[r.Leader]
 	_, h := c.worker(r)
@@ -169,6 +177,22 @@ func (c *Cluster) remove(r *rng, from *node, why string, req Requirement) (Opera
 		op.Lead = heir.ID
 	}
 	return op, free
+}
+
+// everywhere says whether every node that serves, and is not lost, has a replica of the range,
+// and one of them a vote: else somebody is there, or will be, to take another replica over.
+func (c *Cluster) everywhere(r *rng) bool {
+	votes := false
+	for _, n := range c.nodes {
+		switch {
+		case !n.known || n.State != Serving || n.dead:
+		case r.seatOf(n.ID) == nil:
+			return false
+		default:
+			votes = votes || n.takes() && r.votes(n)
+		}
+	}
+	return votes
 }
 
 // spread moves a replica out of the zone that has the most of the range.

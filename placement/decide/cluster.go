@@ -38,6 +38,9 @@ type Node struct {
 	// one, all are in one zone.
 	Zone  string
 	State NodeState
+	// Leaves says of a decommissioning node that it is to be gone in any case: where every node
+	// that serves has a replica of a range already, the range goes on with one less.
+	Leaves bool
 	// Silent says that nothing was heard of the node since SilentSince.
 	Silent      bool
 	SilentSince clock.Time
