@@ -173,7 +173,7 @@ func (s *sockets) request(ctx context.Context, r *http.Request, body io.ReadClos
 
 // feed copies the messages of a client to its call, a line each; with one a call has one
 // message, and waits for the end behind it. It returns when the client has gone, or ctx is
-// done: that alone ends a farewell that nobody answers.
+// done.
 func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeWriter, one bool) {
 	for first := true; ; first = false {
 		err := s.feedOne(ctx, conn, call, first)

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
@@ -87,6 +89,41 @@ func largestPut(r *rig, most int) {
 	value := strings.Repeat("v", most-fields)
 	r.mustPut(r.nodes[0], "k", value)
 	r.mustGet(r.nodes[0], "k", value)
+}
+
+// The parts of one transaction over several ranges do not refuse one another on a node that
+// leads all of them, however large its values or keys, and however small the node's memory; nor
+// does what one leaves behind its answer refuse the next one.
+func TestTheLargestTransactionOverSeveralRanges(t *testing.T) {
+	for _, request := range []int{3 << 19, shard.MaxRequestBytes} {
+		t.Run(fmt.Sprint(request), func(t *testing.T) {
+			bubble(t, 1, borders(3), func(o *Options) {
+				o.MaxRequestBytes, o.MemoryBytes, o.WALSegmentBytes = request, config.MinMemoryBytes, 48<<20
+			}, func(r *rig) {
+				n := r.nodes[0]
+				r.spread(n, 3, "v")
+				most := request - 300 // for what is beside the large ones
+				half, all := strings.Repeat("x", most/2), strings.Repeat("x", most)
+				for i, puts := range [][2]*pb.PutRequest{
+					{{Key: []byte("k0000a"), Value: []byte(half)}, {Key: []byte("k0002a"), Value: []byte(half)}},
+					{{Key: []byte("k0000a"), Value: []byte(all)}, {Key: []byte("k0002a"), Value: []byte("y")}},
+					{{Key: []byte("k0000" + half), Value: []byte("y")}, {Key: []byte("k0002" + half), Value: []byte("y")}},
+					{{Key: []byte("k0000" + all), Value: []byte("y")}, {Key: []byte("k0002a"), Value: []byte("y")}},
+				} {
+					txn := &pb.TxnRequest{}
+					for j := range puts {
+						txn.Success = append(txn.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: puts[j]}})
+					}
+					if _, err := n.core.KV().Txn(r.t.Context(), txn); err != nil {
+						t.Errorf("transaction %d: %.200v", i, err)
+					}
+					if i > 0 { // the second comes while the locks of the first, which end behind its answer, are there
+						time.Sleep(time.Second)
+					}
+				}
+			})
+		})
+	}
 }
 
 // A segment that cannot hold the entry of the largest request is refused before anything is

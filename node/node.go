@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -43,7 +44,7 @@ const stopServingTimeout = 5 * time.Second
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := spendMemory(cfg.MemoryBytes)
 	defer stopPacing()
-	s := newStages(clock.System())
+	s := newStages(clock.System(), os.Exit)
 	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s) })
 }
 

@@ -20,6 +20,8 @@ const (
 	stageTimeout = 30 * time.Second
 	// stagePoll lies between two looks at the stage.
 	stagePoll = time.Second
+	// lastWords is how long the process takes to say so: it may be the log that hangs.
+	lastWords = 5 * time.Second
 	// stacksBytes bounds what is logged of the goroutines of a node that does not end.
 	stacksBytes = 256 << 10
 )
@@ -31,6 +33,8 @@ var errStuck = errors.New("the node does not end")
 // takes no note.
 type stages struct {
 	clock clock.Clock
+	// exit ends the process where it cannot even say that it does.
+	exit func(code int)
 
 	mu     sync.Mutex
 	name   string
@@ -39,8 +43,8 @@ type stages struct {
 	ends   bool // ending is closed
 }
 
-func newStages(c clock.Clock) *stages {
-	return &stages{clock: c, name: "start", since: c.Now(), ending: make(chan struct{})}
+func newStages(c clock.Clock, exit func(code int)) *stages {
+	return &stages{clock: c, exit: exit, name: "start", since: c.Now(), ending: make(chan struct{})}
 }
 
 // enter says that a stage begins, and the one before is over.
@@ -93,6 +97,8 @@ func (s *stages) run(ctx context.Context, log *zap.Logger, node func() error) er
 		case <-timer.C():
 		}
 		if stage, took := s.at(); took >= stageTimeout {
+			// For the caller's words too, so that nothing stops it.
+			s.clock.AfterFunc(lastWords, func() { s.exit(1) })
 			stacks := make([]byte, stacksBytes)
 			stacks = stacks[:runtime.Stack(stacks, true)]
 			log.Error("the node does not end, and the process leaves without that: what was acknowledged is stored",

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/clock"
@@ -21,7 +22,7 @@ import (
 func ended(node func(context.Context, *stages) error) (took time.Duration, logged []observer.LoggedEntry, err error) {
 	core, logs := observer.New(zap.ErrorLevel)
 	ctx, cancel := context.WithCancel(context.Background())
-	s := newStages(clock.Virtual())
+	s := newStages(clock.Virtual(), func(int) {})
 	begun := time.Now()
 	cancel()
 	err = s.run(ctx, zap.New(core), func() error { return node(ctx, s) })
@@ -62,10 +63,38 @@ func TestAStageThatHangsIsLeft(t *testing.T) {
 	})
 }
 
+// The process leaves also where it is the log that hangs.
+func TestALogThatHangsIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release, exited := make(chan struct{}), make(chan int, 1)
+		log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), hung{release}, zap.InfoLevel))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		s := newStages(clock.Virtual(), func(code int) { exited <- code })
+		begun := time.Now()
+		go func() {
+			_ = s.run(ctx, log, func() error {
+				log.Info("stopping")
+				return nil
+			})
+		}()
+		if code, took := <-exited, time.Since(begun); code != 1 || took > stageTimeout+2*stagePoll+lastWords {
+			t.Errorf("left with %d after %v", code, took)
+		}
+		close(release)
+	})
+}
+
+// hung is a log that takes nothing in until it is released.
+type hung struct{ release chan struct{} }
+
+func (h hung) Write(p []byte) (int, error) { <-h.release; return len(p), nil }
+func (h hung) Sync() error                 { return nil }
+
 // A node that runs is not to end: no stage is too long for it.
 func TestANodeThatRunsIsNotLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStages(clock.Virtual())
+		s := newStages(clock.Virtual(), func(int) {})
 		err := s.run(context.Background(), zap.NewNop(), func() error {
 			time.Sleep(24 * time.Hour)
 			s.end() // by itself, with its disk
@@ -106,7 +135,7 @@ func TestAStopIsBounded(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			bubble(t, 3, borders(ranges), func(o *Options) { o.stages = newStages(o.Clock) }, func(r *rig) {
+			bubble(t, 3, borders(ranges), func(o *Options) { o.stages = newStages(o.Clock, func(int) {}) }, func(r *rig) {
 				n := r.nodes[0]
 				r.spread(n, ranges, "v")
 				release := c.hang(r)
