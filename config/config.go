@@ -23,7 +23,7 @@ const (
 	// MaxElectionTimeout is etcd's bound of the election timeout.
 	MaxElectionTimeout = 50 * time.Second
 	// MaxMaxRequestBytes bounds max-request-bytes: what a request writes is one entry of the
-	// log, and a larger one would be refused whenever it comes.
+	// log, and a put of more would be refused whenever it comes.
 	MaxMaxRequestBytes = shard.MaxRequestBytes
 	// MaxMaxTxnOps bounds max-txn-ops: a transaction is evaluated under latches.
 	MaxMaxTxnOps = 1 << 20

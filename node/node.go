@@ -44,7 +44,7 @@ const stopServingTimeout = 5 * time.Second
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := spendMemory(cfg.MemoryBytes)
 	defer stopPacing()
-	s := newStages(clock.System(), os.Exit)
+	s := newStages(clock.System(), os.Exit) //nolint:forbidigo // where its log hangs, who called Run hangs with it
 	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s) })
 }
 
