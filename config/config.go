@@ -38,7 +38,7 @@ const (
 	MinRangeMaxBytes = 1 << 20
 	// MinRangeMergeAfter is the shortest range-merge-after but 0: with less, ranges would be
 	// split for one load and merged before the next.
-	MinRangeMergeAfter = 5 * time.Minute
+	MinRangeMergeAfter = placement.MinMergeAfter
 	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
 	// written to never ends.
 	MinCopyBytes = 1 << 20

@@ -40,7 +40,8 @@ const stopServingTimeout = 5 * time.Second
 // Run runs one node until ctx ends or it cannot go on, and stops it in order. The
 // error is nil after a clean stop that was asked for. Where a stage of the stop, or of the
 // start that it ends, takes longer than it can with a disk and peers that answer, Run logs which
-// and returns without it: the process is to leave then.
+// and returns without it: the process is to leave then, and is ended a few seconds later if
+// it has not.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := spendMemory(cfg.MemoryBytes)
 	defer stopPacing()

@@ -17,9 +17,12 @@ func (d *decider) removeEmptied(ctx context.Context, v *View) {
 	}
 	done := true
 	for _, id := range v.emptied() {
-		err := d.s.propose(ctx, d.term, removeNode{Node: id, Now: d.s.wall()}).Err
-		d.s.o.Logger.Info("a node that leaves holds nothing any more, and is removed", zap.Stringer("peer", id), zap.Error(err))
-		done = done && err == nil
+		if err := d.s.propose(ctx, d.term, removeNode{Node: id, Now: d.s.wall()}).Err; err != nil {
+			done = false // the next round tries again
+			d.s.o.Logger.Warn("a node that leaves holds nothing any more, and cannot be removed yet", zap.Stringer("peer", id), zap.Error(err))
+			continue
+		}
+		d.s.o.Logger.Info("a node that left held nothing any more, and is removed", zap.Stringer("peer", id))
 	}
 	if done {
 		d.looked.version, d.looked.operations = v.Version, v.operationsChanged
