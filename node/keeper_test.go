@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -367,6 +369,41 @@ func TestADrainedNodeIsEmptied(t *testing.T) {
 		until("decommission", func(n *adminpb.Node) bool { return n.GetRanges() == 0 })
 		if n := k.node("n2"); !n.GetPlacement() {
 			k.does(adminapi.Remove, "n2")
+		}
+	})
+}
+
+// TestSplitOutlivesItsLeader: a border that somebody sets stays, also where the leader that is
+// to split the range dies, and nobody knows at first whether it has.
+func TestSplitOutlivesItsLeader(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		for i := range 12 {
+			key := []byte{'k', byte('a' + i)}
+			k := r.keeper(r.nodes[0])
+			led := -1
+			r.wait(30*time.Second, "somebody leads", func() bool {
+				l, err := k.a.Ranges(r.t.Context(), &adminpb.RangeListRequest{Key: key})
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				led = slices.IndexFunc(r.nodes, func(n *rigNode) bool {
+					return len(l.GetRanges()) == 1 && l.GetRanges()[0].GetLeader() == fmt.Sprintf("n%d", n.id)
+				})
+				return led >= 0
+			})
+			asked := r.keeper(r.nodes[(led+1)%len(r.nodes)])
+			var wait sync.WaitGroup
+			wait.Go(func() {
+				if _, _, err := asked.a.SplitRange(r.t.Context(), key); err != nil {
+					r.t.Errorf("split at %q: %v", key, err)
+				}
+			})
+			time.Sleep(time.Duration(i) * 250 * time.Microsecond)
+			r.crash(r.nodes[led])
+			wait.Wait()
+			r.start(r.nodes[led])
+			r.wait(10*time.Second, "the border is kept", func() bool { return asked.a.kept(key) })
 		}
 	})
 }
