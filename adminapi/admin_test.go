@@ -472,6 +472,29 @@ func TestNoEndpointAnswers(t *testing.T) {
 	}
 }
 
+// silentBackend answers nothing before it has to.
+type silentBackend struct{ fakeBackend }
+
+func (*silentBackend) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
+	<-ctx.Done()
+	return nil, kverror.New(kverror.Timeout, "the placement group has no leader")
+}
+
+// What a question ended with reaches who asked, though the question took all the time that
+// there was.
+func TestAnswerInTime(t *testing.T) {
+	c, stop := serve(t, &silentBackend{})
+	defer stop()
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		_, err := c.PlacementShow(ctx)
+		cancel()
+		if r := (*Refusal)(nil); !errors.As(err, &r) || !strings.Contains(r.Reason, "the placement group has no leader") || !strings.Contains(r.NextStep, "skein node list") {
+			t.Fatalf("%v", err)
+		}
+	}
+}
+
 func TestNotASkein(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

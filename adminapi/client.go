@@ -154,6 +154,45 @@ func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
 	}
 }
 
+// mapLooks is how often a range is looked at whose operation is over: what the node that is
+// asked knows of it may be a moment older.
+const mapLooks = 5
+
+// RangeMoved returns the range of a move that is over, or a *Refusal where its replica has not
+// moved.
+func (c *Client) RangeMoved(ctx context.Context, move *adminpb.Operation) (*adminpb.Range, error) {
+	for look := 1; ; look++ {
+		s, err := c.RangeShow(ctx, move.GetRange())
+		if err != nil {
+			return nil, err
+		}
+		if err = Moved(move, s.GetRange().GetMembers()); err == nil || look == mapLooks {
+			return s.GetRange(), err
+		}
+		if clock.Sleep(ctx, clock.System(), movePoll) != nil {
+			return nil, err
+		}
+	}
+}
+
+// Moved returns a *Refusal where a move that is over has not put a voter on its target in the
+// place of the replica that was to go: it is given up where a node falls silent.
+func Moved[R interface {
+	GetNode() string
+	GetRole() string
+}](move *adminpb.Operation, now []R) error {
+	come := slices.ContainsFunc(now, func(r R) bool { return r.GetNode() == move.GetTo() && r.GetRole() == "voter" })
+	gone := !slices.ContainsFunc(now, func(r R) bool { return r.GetNode() == move.GetFrom() })
+	if come && gone {
+		return nil
+	}
+	return &Refusal{
+		Reason: fmt.Sprintf("operation %d has ended, and the replica on %s is not on %s now: the move was given up, as where one of the two does not answer, or another change has followed",
+			move.GetId(), move.GetFrom(), move.GetTo()),
+		NextStep: "look with skein node list whether both answer, and with skein range list and skein placement show who holds what; then try again",
+	}
+}
+
 // NodeList lists all nodes.
 func (c *Client) NodeList(ctx context.Context) (*adminpb.NodeListResponse, error) {
 	return call(ctx, c, &adminpb.NodeListRequest{}, adminpb.AdminClient.NodeList)

@@ -28,7 +28,7 @@ type PlacementKeeper interface {
 }
 
 // lookAtPlacement is the next step after a change whose outcome is not known.
-const lookAtPlacement = "look with skein placement show whether it happened, then try again with a longer --command-timeout"
+const lookAtPlacement = "look with skein placement show whether it happened, then try again with a longer --command-timeout" + lookForQuorum
 
 func (s *server) PlacementShow(ctx context.Context, _ *adminpb.PlacementShowRequest) (*adminpb.PlacementShowResponse, error) {
 	resp, err := s.backend.PlacementGroup(ctx)

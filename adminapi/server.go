@@ -15,12 +15,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -102,7 +104,32 @@ const maxKeyBytes = 1 << 20
 
 // Register adds the service to a gRPC server, such as etcdapi's.
 func Register(s grpc.ServiceRegistrar, b Backend) {
-	adminpb.RegisterAdminServer(s, &server{backend: b})
+	desc := adminpb.Admin_ServiceDesc
+	desc.Methods = slices.Clone(desc.Methods)
+	for i := range desc.Methods {
+		handle := desc.Methods[i].Handler
+		desc.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
+			ctx, cancel := inTime(ctx)
+			defer cancel()
+			return handle(srv, ctx, decode, in)
+		}
+	}
+	s.RegisterService(&desc, &server{backend: b})
+}
+
+// answerTime is how long before the caller's deadline a question ends at the latest.
+const answerTime = 250 * time.Millisecond
+
+// inTime returns ctx with an end a little before its deadline. At the deadline itself gRPC
+// ends the call, on both sides, and what the question ended with is never read: of a cluster
+// without a quorum an operator would hear nothing but that a stream was terminated.
+func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	left := end.Sub(clock.System().Wall())
+	return context.WithTimeout(ctx, left-min(left/10, answerTime))
 }
 
 type server struct {
@@ -237,10 +264,11 @@ func (s *server) PlacementPause(ctx context.Context, q *adminpb.PlacementPauseRe
 
 // The next step after an outcome that is not known, of a question and of a change.
 const (
-	readAgain         = "try again with a longer --command-timeout; if it stays so, look which nodes are down: a quorum is needed"
-	lookForOperations = "look with skein placement operations whether it has begun, then try again with a longer --command-timeout"
-	lookAtNodes       = "look with skein node list whether it happened, then try again with a longer --command-timeout"
-	lookFirst         = "look with skein range list whether it happened, then try again with a longer --command-timeout"
+	readAgain         = "try again with a longer --command-timeout" + lookForQuorum
+	lookForOperations = "look with skein placement operations whether it has begun, then try again with a longer --command-timeout" + lookForQuorum
+	lookAtNodes       = "look with skein node list whether it happened, then try again with a longer --command-timeout" + lookForQuorum
+	lookFirst         = "look with skein range list whether it happened, then try again with a longer --command-timeout" + lookForQuorum
+	lookForQuorum     = "; if it stays so, look with skein node list which nodes are down: a quorum is needed"
 )
 
 // grpcError words an error of the backend. A refusal travels as a detail of the
@@ -265,7 +293,7 @@ func grpcError(what string, err error, unknown string) error {
 func nextStep(k kverror.Kind, unknown string) string {
 	switch k {
 	case kverror.NoLeader, kverror.NotLeader, kverror.LeaderChanged:
-		return "try again; if it stays so, look with skein node list which nodes are down: a quorum is needed"
+		return "try again" + lookForQuorum
 	case kverror.Timeout, kverror.TimeoutLeaderFail, kverror.TimeoutConnectionLost, kverror.DeadlineExceeded, kverror.Canceled:
 		return unknown
 	case kverror.WrongRange, kverror.RangeNotHere, kverror.Busy, kverror.Dropped, kverror.ReadAgain, kverror.TooManyRequests, kverror.Unreachable:

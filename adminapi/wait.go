@@ -67,7 +67,8 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 			NextStep: "repeat the command if it is still to be done",
 		}
 	case change == Drain:
-		return n, n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
+		// Without a quorum nobody knows who leads.
+		return n, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
 	case n.GetRanges() == 0 && !n.GetPlacement():
 		// What the range map says may be a moment older than what the node says.
 		removed, err := c.ChangeNode(ctx, Remove, node)

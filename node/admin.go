@@ -106,15 +106,31 @@ func (a admin) kept(key []byte) bool {
 	return g.Kept && bytes.Equal(g.Descriptor.Span.Start, key)
 }
 
-// split asks the leader of the key's range, wherever it is, to split it. It is
-// repeated only where nothing was proposed.
+// split asks the leader of the key's range, wherever it is, to split it. It is repeated also
+// where nobody knows whether the range is split by now, as where its leader has died: each
+// attempt names the range's generation, so that one of them at most does it.
 func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, keyspace.NodeID, error) {
+	var unsure error                  // what an attempt ended with whose fate is unknown
+	var whole []byte                  // the first key of the range that it was to split
+	failed := func(err error) error { // the earlier one says more than that there is no leader
+		if unsure != nil {
+			return unsure
+		}
+		return err
+	}
 	for turn := 0; ; turn++ {
 		l, err := a.c.router.Locate(ctx, keyspace.Single(key))
 		if err != nil {
-			return nil, 0, err
+			return nil, 0, failed(err)
 		}
 		d := &l[0].Descriptor
+		if string(d.Span.Start) == string(key) && unsure != nil {
+			left, err := a.c.router.Locate(ctx, keyspace.Single(whole))
+			if err != nil {
+				return nil, 0, unsure
+			}
+			return []keyspace.Descriptor{left[0].Descriptor, *d}, l[0].Leader, nil
+		}
 		if string(d.Span.Start) == string(key) {
 			if len(key) > 0 {
 				if err := a.c.client.KeepBorder(ctx, key); err != nil {
@@ -135,15 +151,17 @@ func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, ke
 			return ds, node, nil
 		}
 		e := kverror.Of(err)
-		if e.Retry() != kverror.RetryRouter || ctx.Err() != nil {
-			return nil, 0, err
+		if ctx.Err() == nil && e.Kind != kverror.Internal && e.Fate() == kverror.Unknown {
+			unsure, whole = err, d.Span.Start
+		} else if e.Retry() != kverror.RetryRouter || ctx.Err() != nil {
+			return nil, 0, failed(err)
 		}
 		a.c.router.Learn(e.Descriptors...)
 		if e.Leader != 0 {
 			a.c.router.Led(d.Range, e.Leader)
 		}
 		if clock.Sleep(ctx, a.c.o.Clock, splitPause) != nil {
-			return nil, 0, err
+			return nil, 0, failed(err)
 		}
 	}
 }

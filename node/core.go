@@ -283,7 +283,7 @@ func (c *Core) refuseLoss(storeDir string) error {
 	if err != nil {
 		return err
 	}
-	const advice = "restore it if you can; otherwise remove this node from the cluster, empty both directories, and add it anew under another peer URL"
+	const advice = "restore it if you can; otherwise remove this node from the cluster, empty both directories, and let it join anew (--join, or etcdctl member add)"
 	if c.wal.BeganEmpty() && !empty {
 		return fmt.Errorf("%w: the wal directory %s holds no log, but %s holds the store that was made with it: %s",
 			errLost, c.o.WALDir, storeDir, advice)

@@ -143,7 +143,7 @@ func (c *Core) settle(ctx context.Context, h *hearsay) error {
 		return c.removedError()
 	case word.Known:
 		return fmt.Errorf("the data directory %s is empty, but node %s says that node %s is a member of cluster %s that has run before: "+
-			"restore its directory, or remove the member and add it anew under another peer URL: a member that was removed does not come back",
+			"restore its directory, or remove the member and let it join anew (--join, or etcdctl member add): a member that was removed does not come back",
 			c.o.DataDir, h.by, c.o.Self, c.o.Cluster)
 	case word.Other:
 		return fmt.Errorf("node %s says, and %s and %s are to be emptied: %w", h.by, c.o.DataDir, c.o.WALDir, otherDirectory(&placement.Node{ID: c.o.Self}))

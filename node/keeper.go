@@ -29,7 +29,7 @@ func (v *survey) find(name string) (placement.Node, error) {
 		return placement.Node{}, &adminapi.Refusal{
 			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never let in again",
 				name, at(v.gone[i].Since), id),
-			NextStep: "add a new node in its place, with an empty data directory and another peer URL",
+			NextStep: "add a new node in its place, with an empty data directory (--join, or etcdctl member add)",
 		}
 	}
 	return placement.Node{}, err
@@ -105,6 +105,9 @@ func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name 
 	if err != nil {
 		return nil, err
 	}
+	if v.stale { // neither what the node is now nor what it may become is known
+		return nil, kverror.NoLeader
+	}
 	to, err := plan(change, &n)
 	if err != nil {
 		return nil, err
@@ -159,7 +162,7 @@ func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, e
 	if next == "" {
 		return to, nil
 	}
-	return 0, &adminapi.Refusal{Reason: fmt.Sprintf("node %s is %s", n.Name, is), NextStep: next}
+	return 0, &adminapi.Refusal{Reason: fmt.Sprintf("node %s is %s", cmp.Or(n.Name, n.ID.String()), is), NextStep: next}
 }
 
 // mayBecome says before a change why it would not come to its end.
@@ -334,7 +337,8 @@ func nodeWords(nodes []placement.Node) *strings.Replacer {
 	})
 	var pairs []string
 	for i := range named {
-		pairs = append(pairs, "node "+named[i].ID.String(), "node "+named[i].Name)
+		// One that etcd's MemberAdd has added has no name before it starts.
+		pairs = append(pairs, "node "+named[i].ID.String(), "node "+cmp.Or(named[i].Name, named[i].ID.String()))
 	}
 	return strings.NewReplacer(pairs...)
 }

@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 )
 
@@ -38,9 +41,15 @@ func (k *keeper) does(change adminapi.NodeChange, node string) *adminpb.Node {
 func (k *keeper) refused(change adminapi.NodeChange, node, reason, next string) {
 	k.r.t.Helper()
 	_, err := k.a.ChangeNode(k.r.t.Context(), change, node)
+	k.wants(string(change)+" "+node, err, reason, next)
+}
+
+// wants has an answer be a refusal with these words, and with a next step.
+func (k *keeper) wants(what string, err error, reason, next string) {
+	k.r.t.Helper()
 	var r *adminapi.Refusal
 	if !errors.As(err, &r) || !strings.Contains(r.Reason, reason) || !strings.Contains(r.NextStep, next) {
-		k.r.t.Errorf("%s %s: %v, want a refusal that says %q and then %q", change, node, err, reason, next)
+		k.r.t.Errorf("%s: %v, want a refusal that says %q and then %q", what, err, reason, next)
 	}
 }
 
@@ -82,6 +91,15 @@ func TestNodeStates(t *testing.T) {
 		}
 		k.refused(adminapi.Drain, "n3", "once it is stopped beside n2 there is no quorum of the placement group", "skein node undrain")
 		k.refused(adminapi.Recommission, "n2", "is draining", "skein node undrain n2")
+		l, err := k.a.Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		id := keyspace.RangeID(l.GetRanges()[0].GetId())
+		k.wants("a leader that would give it up at once", k.a.TransferLeader(r.t.Context(), id, "n2"), "n2 is draining", "skein node undrain n2")
+		k.wants("the same of the placement group", k.a.TransferPlacement(r.t.Context(), "n2"), "n2 is draining", "skein node undrain n2")
+		_, err = k.a.MoveRange(r.t.Context(), id, "n1", "n2")
+		k.wants("a replica", err, "n2 is draining", "skein node undrain n2")
 		k.refused(adminapi.Remove, "n2", "is draining", "skein node decommission n2")
 		k.refused(adminapi.Decommission, "n2", "need as many nodes, and 2 others take replicas", "add 1")
 		k.refused(adminapi.Drain, "n7", `there is no node "n7"`, "skein node list")
@@ -116,6 +134,12 @@ func TestDrainBesideASilentNode(t *testing.T) {
 		k.refused(adminapi.Drain, "n2", "no quorum of one range (1), since node n3 is silent", "bring that back")
 		k.refused(adminapi.Decommission, "n2", "and 1 others take replicas", "add 2")
 		k.does(adminapi.Drain, "n3") // it stands still already
+		r.crash(r.nodes[1])
+		for _, change := range []adminapi.NodeChange{adminapi.Undrain, adminapi.Drain} { // as this node knew it last, n3 is drained
+			if _, err := k.a.ChangeNode(r.t.Context(), change, "n3"); !errors.Is(err, kverror.NoLeader) {
+				r.t.Errorf("%s without a quorum: %v", change, err)
+			}
+		}
 	})
 }
 
@@ -124,7 +148,7 @@ func TestTheOnlyNodeStays(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")
 		k := r.keeper(r.nodes[0])
-		k.refused(adminapi.Drain, "n1", "it has the only replica of one range (1)", "raise the replication factor")
+		k.refused(adminapi.Drain, "n1", "it has the only replica of one range (1)", "add 2")
 		k.refused(adminapi.Decommission, "n1", "and 0 others take replicas", "add 1")
 		s, err := k.a.ShowNode(r.t.Context(), "n1")
 		if err != nil || len(s.GetRanges()) != 1 || !s.GetRanges()[0].GetLeads() || s.GetDrain() == nil || s.GetDecommission() == nil {
@@ -345,6 +369,41 @@ func TestADrainedNodeIsEmptied(t *testing.T) {
 		until("decommission", func(n *adminpb.Node) bool { return n.GetRanges() == 0 })
 		if n := k.node("n2"); !n.GetPlacement() {
 			k.does(adminapi.Remove, "n2")
+		}
+	})
+}
+
+// TestSplitOutlivesItsLeader: a border that somebody sets stays, also where the leader that is
+// to split the range dies, and nobody knows at first whether it has.
+func TestSplitOutlivesItsLeader(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		for i := range 12 {
+			key := []byte{'k', byte('a' + i)}
+			k := r.keeper(r.nodes[0])
+			led := -1
+			r.wait(30*time.Second, "somebody leads", func() bool {
+				l, err := k.a.Ranges(r.t.Context(), &adminpb.RangeListRequest{Key: key})
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				led = slices.IndexFunc(r.nodes, func(n *rigNode) bool {
+					return len(l.GetRanges()) == 1 && l.GetRanges()[0].GetLeader() == fmt.Sprintf("n%d", n.id)
+				})
+				return led >= 0
+			})
+			asked := r.keeper(r.nodes[(led+1)%len(r.nodes)])
+			var wait sync.WaitGroup
+			wait.Go(func() {
+				if _, _, err := asked.a.SplitRange(r.t.Context(), key); err != nil {
+					r.t.Errorf("split at %q: %v", key, err)
+				}
+			})
+			time.Sleep(time.Duration(i) * 250 * time.Microsecond)
+			r.crash(r.nodes[led])
+			wait.Wait()
+			r.start(r.nodes[led])
+			r.wait(10*time.Second, "the border is kept", func() bool { return asked.a.kept(key) })
 		}
 	})
 }

@@ -44,7 +44,8 @@ func newPlacer(cfg *config.Config, o *Options) *placer {
 		a, err := client.NodeJoin(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), who))
 		var r *adminapi.Refusal
 		if errors.As(err, &r) && r.Later {
-			return nil, fmt.Errorf("%w: %w", errLater, err)
+			// Its next step is worded for who has given the nodes by a flag of an operator's command.
+			return nil, fmt.Errorf("%w: %w", errLater, &adminapi.Refusal{Reason: r.Reason, NextStep: joinLater, Later: true})
 		}
 		if err != nil {
 			return nil, err
@@ -53,6 +54,9 @@ func newPlacer(cfg *config.Config, o *Options) *placer {
 	}
 	return p
 }
+
+// joinLater is the next step of an operator whose node cannot join yet.
+const joinLater = "it asks again by itself: look whether --join names client URLs of running nodes, and with skein node list whether these have a quorum"
 
 // joinRequest asks to be let in, or, where the directory is a node's, what has become of it.
 func joinRequest(name string, peerURLs []string, who engine.Identity) *adminpb.NodeJoinRequest {

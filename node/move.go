@@ -51,7 +51,7 @@ func (a admin) move(ctx context.Context, id keyspace.RangeID, from, to, look str
 	if o.To, err = nodeNamed(nodes, to); err != nil {
 		return nil, err
 	}
-	if err := a.answers(o.To, to); err != nil {
+	if err := a.takes(nodes, o.To, to); err != nil {
 		return nil, err
 	}
 	begun, err := a.c.client.BeginOperation(ctx, o)
@@ -64,8 +64,27 @@ func (a admin) move(ctx context.Context, id keyspace.RangeID, from, to, look str
 	return operationRow(&begun, names(nodes)), nil
 }
 
-// answers refuses what a node is to do that is not heard.
-func (a admin) answers(node keyspace.NodeID, name string) error {
+// takes refuses to give a replica or a leader to a node that would give it up at once, never
+// begins with it, or is not heard.
+func (a admin) takes(nodes []placement.Node, node keyspace.NodeID, name string) error {
+	for i := range nodes {
+		n, next := &nodes[i], ""
+		switch {
+		case n.ID != node:
+			continue
+		case n.State == placement.NodeDraining:
+			next = "skein node undrain " + name + " takes it back"
+		case n.State == placement.NodeDecommissioned:
+			next = "skein node recommission " + name + " takes it back"
+		case n.State == placement.NodeLearner:
+			next = "etcdctl member promote " + n.ID.String() + " has it serve"
+		case !n.State.Started():
+			next = "start it"
+		}
+		if next != "" {
+			return &adminapi.Refusal{Reason: fmt.Sprintf("node %s is %s", name, n.State), NextStep: next + ", or choose another one (skein node list)"}
+		}
+	}
 	if a.c.alive(node) {
 		return nil
 	}
@@ -130,7 +149,7 @@ func (a admin) TransferLeader(ctx context.Context, id keyspace.RangeID, to strin
 		if m, ok := descs[i].ReplicaOn(node); !ok || m.Role != keyspace.RoleVoter {
 			return &adminapi.Refusal{Reason: fmt.Sprintf("node %s holds no voter of range %s", to, id), NextStep: "move a replica there first (skein range move), or choose a node that has one (skein range list)"}
 		}
-		if err := a.answers(node, to); err != nil {
+		if err := a.takes(nodes, node, to); err != nil {
 			return err
 		}
 		return a.transferTo(ctx, &descs[i], node)

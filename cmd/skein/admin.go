@@ -228,11 +228,11 @@ func newMove(f *adminFlags) *cobra.Command {
 			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
 			}
-			s, err := client.RangeShow(ctx, id)
+			r, err := client.RangeMoved(ctx, m.GetOperation())
 			if err != nil {
 				return err
 			}
-			return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{s.GetRange()}})
+			return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{r}})
 		})
 	})
 	return move

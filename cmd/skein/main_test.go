@@ -51,7 +51,8 @@ func (fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminpb.R
 	if id != 1 {
 		return nil, &adminapi.Refusal{Reason: "there is no range " + id.String(), NextStep: "see skein range list"}
 	}
-	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: 1}}, nil
+	// A move from n5 to n4 has been given up.
+	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: 1, Replicas: []string{"n4", "n5"}, Members: []*adminpb.Replica{{Node: "n4", Role: "voter"}, {Node: "n5", Role: "voter"}}}}, nil
 }
 
 func (fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) {
@@ -79,8 +80,9 @@ func (fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRespon
 	return &adminpb.PlacementShowResponse{Leader: "n1", Term: 3, Replicas: []*adminpb.PlacementReplica{{Node: "n1", ReplicaId: 1, Role: "voter"}}, Replication: &adminpb.Replication{Factor: 3, Ranges: 2}}, nil
 }
 
+// MovePlacement succeeds to n1, which has the replica, and is given up to n4.
 func (fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
-	if to != "n4" {
+	if to != "n4" && to != "n1" {
 		return nil, &adminapi.Refusal{Reason: "there is no node " + to, NextStep: "see skein node list"}
 	}
 	return &adminpb.Operation{Id: 8, Kind: "move", From: from, To: to, Why: "asked for"}, nil

@@ -116,7 +116,14 @@ func newPlacementMove(f *adminFlags) *cobra.Command {
 			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
 			}
-			return showPlacement(ctx, c, client, format)
+			p, err := client.PlacementShow(ctx)
+			if err != nil {
+				return err
+			}
+			if err := adminapi.Moved(m.GetOperation(), p.GetReplicas()); err != nil {
+				return err
+			}
+			return adminapi.WritePlacement(c.OutOrStdout(), format, p)
 		})
 	})
 	return move

@@ -53,17 +53,38 @@ func (c *Cluster) CanDrain(id keyspace.NodeID) error {
 	}
 	switch {
 	case len(only) > 0:
-		return refuse("it has the only replica of "+named(only),
-			"decommission it instead, or raise the replication factor")
+		return refuse("it has the only replica of "+named(only), c.moreReplicas(n, "decommission it instead, or raise the replication factor"))
 	case len(stop) > 0 && len(missing) > 0:
 		return refuse("without it there is no quorum of "+named(stop)+", since "+nodesNamed(missing)+" is silent",
 			"bring that back, or wait until its replicas are rebuilt")
 	case len(stop) > 0:
-		return refuse("without it there is no quorum of "+named(stop), "raise the replication factor to 3")
+		return refuse("without it there is no quorum of "+named(stop), c.moreReplicas(n, "raise the replication factor to 3"))
 	case n.leaders > 0 && c.others(n) == 0:
 		return refuse("no other node is there to lead", "undrain another node or add one")
 	}
 	return c.canLeadElsewhere(n)
+}
+
+// safeFactor is the least number of voters that outlives the loss of one.
+const safeFactor = 3
+
+// moreReplicas says what has the node's ranges do without it; raise is that where they have as
+// few voters as somebody has set.
+func (c *Cluster) moreReplicas(n *node, raise string) string {
+	short := safeFactor - c.others(n)
+	if n.in.live {
+		short-- // it keeps its own
+	}
+	switch {
+	case c.settings.ReplicationFactor < safeFactor && c.others(n) == 0:
+		return c.missing(1, n) + ", and then " + raise
+	case c.settings.ReplicationFactor < safeFactor:
+		return raise
+	case short > 0:
+		return c.missing(short, n) + ": ranges get more voters by themselves then"
+	default:
+		return "wait until ranges have as many voters as they are to have"
+	}
 }
 
 // canLeadElsewhere says which ranges that the node leads have nobody else to lead them.
@@ -111,13 +132,17 @@ func (c *Cluster) CanDecommission(id keyspace.NodeID) error {
 		}
 	}
 	need := min(max(voters, 1), c.settings.ReplicationFactor)
-	switch others := c.others(n); {
+	others, lower := c.others(n), ""
+	if others > 0 {
+		lower = ", or lower the replication factor"
+	}
+	switch {
 	case len(stopped) > 0:
 		return refuse(named(stopped)+" would be lost: it is below its quorum",
 			"bring back its other nodes first")
 	case len(n.replicas) > 0 && others < need:
 		return refuse(fmt.Sprintf("%d voters of each range need as many nodes, and %d others take replicas", need, others),
-			"add %d, or lower the replication factor", need-others)
+			"%s", c.missing(need-others, n)+lower)
 	}
 	if room := c.roomWithout(n); room < n.bytes {
 		return refuse(fmt.Sprintf("it has %d MiB, and the others have room for %d MiB", n.bytes>>20, max(0, room)>>20),

@@ -40,7 +40,7 @@ func (c *Cluster) CanReplicate(factor int) (Replication, error) {
 		return Replication{}, &ReplicationRefusal{factor, why, fmt.Sprintf(do, args...)}
 	}
 	if factor > c.sum.live {
-		return refuse(fmt.Sprintf("they need as many nodes, and %d take replicas", c.sum.live), "%s", c.missing(factor-c.sum.live))
+		return refuse(fmt.Sprintf("they need as many nodes, and %d take replicas", c.sum.live), "%s", c.missing(factor-c.sum.live, nil))
 	}
 	var out Replication
 	var stopped []keyspace.RangeID
@@ -81,12 +81,12 @@ func (c *Cluster) CanReplicate(factor int) (Replication, error) {
 	return out, nil
 }
 
-// missing says what makes up for so many nodes that do not take replicas.
-func (c *Cluster) missing(more int) string {
+// missing says what makes up for so many nodes besides but that do not take replicas.
+func (c *Cluster) missing(more int, but *node) string {
 	silent, leaving, lonely := map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
 	for id, n := range c.nodes {
 		switch {
-		case !n.known:
+		case !n.known, n == but:
 		case n.State != Serving:
 			leaving[id] = true
 		case n.Silent:
