@@ -27,7 +27,8 @@ func (d *durability) signal() {
 }
 
 // OnDurable registers a listener that is called whenever more may have become
-// durable: after flushes, many of them perhaps in one call, and after ingests.
+// durable by a flush, many of them perhaps in one call. What an ingest makes durable is
+// its group's alone, and whoever ingests hears of it from IngestTables.
 // Listeners are called one after another on a goroutine of the engine, so they
 // must not block for long; they read DurableApplied of the groups they care for.
 // The returned function takes the listener off; a call under way may still end.

@@ -112,7 +112,6 @@ func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 	if err := e.awaitDurable(ctx, in.Group, &a); err != nil {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: until durable: %w", in.Group, err)
 	}
-	e.durable.signal()
 	e.metrics.ingests.Inc()
 	e.metrics.ingestBytes.Add(float64(stats.Bytes))
 	e.metrics.ingestSeconds.Observe(e.clock.Now().Sub(start).Seconds())

@@ -413,18 +413,7 @@ func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []ke
 
 // Look implements placement.Mover.
 func (r control) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
-	st, err := r.c.shards.Client().Show(ctx, node, id)
-	if err != nil {
-		return keyspace.Descriptor{}, 0, err
-	}
-	if st.Serving {
-		return st.Descriptor, node, nil
-	}
-	leader := st.Raft.LeaderNode
-	if leader == node {
-		leader = 0 // it leads and does not serve yet
-	}
-	return st.Descriptor, leader, nil
+	return r.c.shards.Client().Look(ctx, node, id)
 }
 
 // ChangeMembers implements placement.Mover.

@@ -89,7 +89,7 @@ func (c *Core) setIntroduced(ctx context.Context) error {
 // followMap keeps bus, directory and router at what placement knows. The bus comes first:
 // it is to reach a node before anybody is sent there.
 func (c *Core) followMap() {
-	known := c.nodes
+	known, version := c.nodes, uint64(0)
 	for {
 		m, changed := c.client.WatchMap()
 		if m != nil {
@@ -97,7 +97,8 @@ func (c *Core) followMap() {
 				known = nodes
 				c.learnNodes(nodes)
 			}
-			c.router.Learn(m.Descriptors()...)
+			c.router.Learn(m.DescriptorsSince(version)...)
+			version = m.Version
 		}
 		select {
 		case <-changed:

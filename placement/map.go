@@ -39,6 +39,16 @@ func (m *Map) Descriptors() []keyspace.Descriptor {
 	return ds
 }
 
+// DescriptorsSince returns the ranges whose rows have changed after a version of the map.
+func (m *Map) DescriptorsSince(version uint64) []keyspace.Descriptor {
+	rows := m.since(version)
+	ds := make([]keyspace.Descriptor, len(rows))
+	for i, g := range rows {
+		ds[i] = g.Descriptor
+	}
+	return ds
+}
+
 // Nodes returns the node table, ascending by id, without those that were removed.
 func (m *Map) Nodes() []Node {
 	return slices.DeleteFunc(m.NodeTable(), func(n Node) bool { return n.State == NodeRemoved })

@@ -113,9 +113,11 @@ type snapshots struct {
 
 func (s *snapshots) init(h *Host) {
 	s.h = h
-	s.limit = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond}
+	// Not in step with other nodes, whose senders and receivers would all wake at once.
+	now := h.cfg.Clock.Now()
+	s.limit = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond, since: now}
 	s.mu.sends = make(map[*sending]struct{})
-	s.limitIn = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond}
+	s.limitIn = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond, since: now}
 	s.mu.receives = make(map[*receive]struct{})
 	s.mu.kept = make(map[keyspace.GroupID]*keptCopy)
 	// One place for each receive, so that an applier never waits.
@@ -240,6 +242,7 @@ func (w *watch) end(err error) error {
 type limiter struct {
 	clock     clock.Clock
 	perSecond int64
+	since     clock.Time // from when on steps are counted
 	mu        sync.Mutex
 	free      clock.Time // when what was let through is paid for
 }
@@ -258,8 +261,8 @@ func (l *limiter) wait(ctx context.Context, n int) error {
 	if free <= now {
 		return ctx.Err()
 	}
-	if over := free % clock.Time(paceStep); over > 0 {
-		free = free.Add(paceStep - time.Duration(over))
+	if over := free.Sub(l.since) % paceStep; over > 0 {
+		free = free.Add(paceStep - over)
 	}
 	return clock.Sleep(ctx, l.clock, free.Sub(now))
 }

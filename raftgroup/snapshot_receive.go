@@ -409,9 +409,8 @@ func (s *snapshots) installOne(i *install) {
 	st.at = Position{a.Index, a.Term}
 	st.replicas, st.confIndex, st.payload = a.Replicas, a.ConfIndex, a.Payload
 	i.g.public.applying.Store(a.Index)
+	i.g.durableTo(a.Index) // and nothing of another group has changed
 	i.r.sm.SnapshotDone(a, nil)
-	s.h.trunc.applied(i.g)
-	s.h.trunc.kick()
 	i.g.w.call(i.g, func() { i.g.finishInstall(i) })
 	i.g.a.release(i.g)
 }

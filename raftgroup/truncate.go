@@ -279,6 +279,20 @@ func (t *truncator) shorten(flushed bool) bool {
 	return false
 }
 
+// durableTo notes how far the group is durably applied, and says whether that is news: the
+// truncator and an install may both tell, in either order.
+func (g *Group) durableTo(index uint64) (news bool) {
+	for {
+		old := g.public.durable.Load()
+		if index <= old {
+			return false
+		}
+		if g.public.durable.CompareAndSwap(old, index) {
+			return true
+		}
+	}
+}
+
 // look reads how far the groups that have applied something are durable.
 func (t *truncator) look() {
 	t.mu.Lock()
@@ -296,8 +310,7 @@ func (t *truncator) look() {
 	}
 	err := t.h.cfg.Engine.VisitDurableApplied(ids, func(id keyspace.GroupID, a engine.Applied) error {
 		g := groups[id]
-		if a.Index > g.public.durable.Load() {
-			g.public.durable.Store(a.Index)
+		if g.durableTo(a.Index) {
 			g.w.flag(g, flagTruncate)
 		}
 		if a.Index >= g.public.applying.Load() {

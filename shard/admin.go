@@ -41,8 +41,10 @@ type adminRequest struct {
 
 // The operations of method 17.
 const (
-	adminSplit  = "split"
-	adminShow   = "show"
+	adminSplit = "split"
+	adminShow  = "show"
+	// adminLook asks for the descriptor and the leader alone: operations do so at each step.
+	adminLook   = "look"
 	adminList   = "list"
 	adminHash   = "hash"
 	adminCreate = "create"
@@ -67,6 +69,8 @@ type adminAnswer struct {
 	Marks   []removalMark      `json:"marks,omitempty"`
 	Left    []keyspace.RangeID `json:"left,omitempty"`
 	Changed bool               `json:"changed,omitempty"`
+	// Leader answers look, with one descriptor: 0 where the replica knows none that serves.
+	Leader keyspace.NodeID `json:"leader,omitempty"`
 }
 
 // Summary is one replica in a list of ranges.
@@ -150,6 +154,26 @@ func (r *Replica) Show() *Status {
 	r.show(st)
 	st.Bytes = r.node.spanBytes(st.Descriptor.Span)
 	return st
+}
+
+// Look returns the range as this replica has it, and the node that it takes for the
+// leader: its own where it leads and serves, 0 where it knows none or is about to serve.
+func (r *Replica) Look() (keyspace.Descriptor, keyspace.NodeID) {
+	self := r.node.cfg.Self
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d := r.descriptorLocked()
+	if r.lead != nil {
+		return d, self
+	}
+	var leader keyspace.NodeID
+	if r.group != nil {
+		leader = r.group.Status().LeaderNode
+	}
+	if leader == self {
+		leader = 0
+	}
+	return d, leader
 }
 
 // show fills in what the replica's lock guards.
@@ -296,6 +320,9 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 		return &adminAnswer{}, r.TransferTo(ctx, q.To)
 	case adminShow:
 		return &adminAnswer{Status: r.Show()}, nil
+	case adminLook:
+		d, leader := r.Look()
+		return &adminAnswer{Descriptors: []keyspace.Descriptor{d}, Leader: leader}, nil
 	case adminHash:
 		h, err := r.HashAt(q.Revision, q.Compacted)
 		return &adminAnswer{Hash: h}, err
@@ -359,6 +386,18 @@ func (c *Client) Show(ctx context.Context, node keyspace.NodeID, id keyspace.Ran
 		return nil, fmt.Errorf("shard: node %s showed no state of range %s", node, id)
 	}
 	return a.Status, nil
+}
+
+// Look returns what the node's replica says of the range, see Replica.Look.
+func (c *Client) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminLook, Range: id}, false)
+	if err != nil {
+		return keyspace.Descriptor{}, 0, err
+	}
+	if len(a.Descriptors) != 1 {
+		return keyspace.Descriptor{}, 0, fmt.Errorf("shard: node %s gave %d descriptors of range %s, wanted 1", node, len(a.Descriptors), id)
+	}
+	return a.Descriptors[0], a.Leader, nil
 }
 
 // List returns a summary of every replica of the node.

@@ -262,7 +262,7 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 		return err
 	}
 	asking, cancel := clock.WithTimeout(ctx, n.cfg.Clock, showTimeout)
-	st, err := n.client.Show(asking, t.from, t.id)
+	d, _, err := n.client.Look(asking, t.from, t.id)
 	late := asking.Err() != nil
 	cancel()
 	if late {
@@ -271,7 +271,6 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 	if err != nil {
 		return fmt.Errorf("ask node %s for the descriptor: %w", t.from, err)
 	}
-	d := st.Descriptor
 	m, member := d.ReplicaOn(n.cfg.Self)
 	if !member || m.ID != t.to || d.Generation == 0 {
 		return nil
