@@ -151,7 +151,7 @@ func (r *run) agree(ctx context.Context) {
 			return
 		}
 		if term.over() {
-			r.c.late("hashes: %s differ after %v: %v", differs, agreePatience, err)
+			r.c.verdict(err != nil, "hashes: %s differ after %v: %v", differs, agreePatience, err)
 			return
 		}
 		r.sleep(ctx, 200*time.Millisecond)

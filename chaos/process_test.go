@@ -82,6 +82,15 @@ func (c *cluster) late(format string, args ...any) {
 	c.tardy = append(c.tardy, fmt.Sprintf(format, args...))
 }
 
+// verdict notes what is late, where it is no more than that, and what is wrong else.
+func (c *cluster) verdict(late bool, format string, args ...any) {
+	if late {
+		c.late(format, args...)
+		return
+	}
+	c.blame(format, args...)
+}
+
 // blames are all that was noted yet.
 func (c *cluster) blames() []string {
 	c.mu.Lock()

@@ -154,7 +154,7 @@ func (s *storm) settled(ctx context.Context, healed time.Time) {
 			}
 		}
 		if term.over() {
-			s.c.late("at rest: %v after the last write: %q, %v", term.took(), bad, err)
+			s.c.verdict(err != nil, "at rest: %v after the last write: %q, %v", term.took(), bad, err)
 			return
 		}
 		wait(ctx, 500*time.Millisecond)
