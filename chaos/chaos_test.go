@@ -169,8 +169,16 @@ func (r *run) report(e *evidence, loaded time.Duration, leftOut []string) {
 		}
 		verdict(c.name, c.wrong(e))
 	}
-	verdict("nodes and replicas agree, all serve in time, none ends by itself", r.c.blames())
+	bad, aside, unjudged := r.c.judged()
+	verdict("nodes and replicas agree, all serve in time, none ends by itself", bad)
+	fmt.Fprintln(out, r.c.still)
+	if unjudged != nil {
+		fmt.Fprintf(out, "%v, %d late: %q\n", unjudged, len(aside), aside)
+	}
 	if !t.Failed() {
+		if unjudged != nil {
+			leaveOut(t, unjudged)
+		}
 		return
 	}
 	path := filepath.Join(t.ArtifactDir(), "history.txt")

@@ -144,14 +144,14 @@ func walkKey(ctx context.Context, cl *clientv3.Client, key string, rev int64, re
 
 // agree wants all replicas of each range to be at the same place with the same hash.
 func (r *run) agree(ctx context.Context) {
-	deadline := time.Now().Add(agreePatience)
+	term := r.c.still.term(agreePatience, "that the replicas are equal")
 	for {
 		differs, err := r.differs(ctx)
 		if err == nil && differs == "" {
 			return
 		}
-		if time.Now().After(deadline) {
-			r.c.blame("hashes: %s differ after %v: %v", differs, agreePatience, err)
+		if term.over() {
+			r.c.verdict(err != nil, "hashes: %s differ after %v: %v", differs, agreePatience, err)
 			return
 		}
 		r.sleep(ctx, 200*time.Millisecond)

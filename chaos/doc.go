@@ -41,6 +41,14 @@
 // replicas of each range are equal, no node holds a replica that the map does not give it,
 // and no operation is left.
 //
+// # Where the machine stands still
+//
+// Both rigs look how late their own short sleeps end. For how long the machine stood still
+// is taken out of every bound of time, and each thing that is late for that alone is printed
+// as excused, and counted. A run of which that was more than a quarter is not judged by time:
+// it is skipped at its end, and says why, or fails with SKEIN_NOTHING_LEFT_OUT=1. What clients
+// were told, equal replicas and nodes that end by themselves know no excuse.
+//
 // # How to run it
 //
 //	make chaos SEED=7 DURATION=10m

@@ -192,7 +192,7 @@ func (r *run) watch(ctx context.Context, f fault, others []int) time.Duration {
 		return r.serves(ctx, string(f.breakage), others, true)
 	}
 	n := r.c.nodes[f.victim]
-	for deadline := time.Now().Add(servePatience); ; r.sleep(ctx, 50*time.Millisecond) {
+	for term := r.c.still.term(servePatience, "the word of a full disk"); ; r.sleep(ctx, 50*time.Millisecond) {
 		actx, cancel := context.WithTimeout(ctx, patience)
 		alarms, err := n.client.AlarmList(actx)
 		cancel()
@@ -201,8 +201,8 @@ func (r *run) watch(ctx context.Context, f fault, others []int) time.Duration {
 		}) {
 			break
 		}
-		if time.Now().After(deadline) {
-			r.c.blame("faults: the disk of %s is full and it does not say so: %v, %v", n.name, alarms, err)
+		if term.over() {
+			r.c.late("faults: the disk of %s is full and it does not say so: %v, %v", n.name, alarms, err)
 			break
 		}
 	}
@@ -214,7 +214,7 @@ func (r *run) watch(ctx context.Context, f fault, others []int) time.Duration {
 // ago may wait for a leader that is gone, and a new one need not.
 func (r *run) serves(ctx context.Context, when string, through []int, writes bool) time.Duration {
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, servePatience)
+	ctx, cancel := r.c.still.term(servePatience, "%s: serving", when).context(ctx)
 	defer cancel()
 	starts := append([]string{"a"}, borders...)
 	var wg sync.WaitGroup
@@ -233,7 +233,7 @@ func (r *run) serves(ctx context.Context, when string, through []int, writes boo
 						return
 					}
 					if ctx.Err() != nil {
-						r.c.blame("liveness: %s: range %s through %s is not served in %v: %v", when, start, r.c.nodes[node].name, servePatience, err)
+						r.c.late("liveness: %s: range %s through %s is not served in %v: %v", when, start, r.c.nodes[node].name, servePatience, err)
 						return
 					}
 					r.sleep(ctx, 20*time.Millisecond)

@@ -346,13 +346,13 @@ func (o *operator) drain(ctx context.Context, rng *rand.Rand) (what string, err 
 
 // insist repeats a command until it is done.
 func (o *operator) insist(ctx context.Context, rng *rand.Rand, args ...string) error {
-	for start := time.Now(); ; wait(ctx, time.Second) {
+	for term := o.s.c.still.term(replacePatience, "skein %s", strings.Join(args, " ")); ; wait(ctx, time.Second) {
 		_, err := o.ask(ctx, rng, args...)
 		if err == nil {
 			return nil
 		}
-		if time.Since(start) > replacePatience {
-			o.s.c.blame("operator: skein %s is not done in %v: %v", strings.Join(args, " "), replacePatience, err)
+		if term.over() {
+			o.s.c.late("operator: skein %s is not done in %v: %v", strings.Join(args, " "), replacePatience, err)
 			return err
 		}
 	}
@@ -421,7 +421,7 @@ func (o *operator) begin(machine int) (name string) {
 // takeBack has a node stay that was to give up all that it holds, and says whether it is
 // gone already.
 func (o *operator) takeBack(ctx context.Context, rng *rand.Rand, name string) (gone bool, err error) {
-	for start := time.Now(); time.Since(start) < replacePatience; wait(ctx, time.Second) {
+	for term := o.s.c.still.term(replacePatience, "taking %s back", name); !term.over(); wait(ctx, time.Second) {
 		if _, err = o.ask(ctx, rng, "node", "recommission", name); err == nil {
 			return false, nil
 		}
@@ -431,7 +431,7 @@ func (o *operator) takeBack(ctx context.Context, rng *rand.Rand, name string) (g
 			}
 		}
 	}
-	o.s.c.blame("operator: %s is neither gone nor taken back in %v: %v", name, replacePatience, err)
+	o.s.c.late("operator: %s is neither gone nor taken back in %v: %v", name, replacePatience, err)
 	return false, err
 }
 
@@ -460,14 +460,14 @@ func (o *operator) members(ctx context.Context, rng *rand.Rand) (alive map[strin
 
 // joined waits until a node is one of the cluster's and alive.
 func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) error {
-	for start := time.Now(); ; wait(ctx, 200*time.Millisecond) {
+	for term := o.s.c.still.term(replacePatience, "the joining of %s", name); ; wait(ctx, 200*time.Millisecond) {
 		alive, err := o.members(ctx, rng)
 		if alive[name] {
 			return nil
 		}
-		if time.Since(start) > replacePatience {
+		if term.over() {
 			err = fmt.Errorf("%s has not joined in %v: %v, %w", name, replacePatience, alive, err)
-			o.s.c.blame("operator: %v", err)
+			o.s.c.late("operator: %v", err)
 			return err
 		}
 	}
@@ -507,20 +507,20 @@ func (o *operator) calm(ctx context.Context) {
 		if !o.has[op] || op == opPause || op == opJoin && !o.s.c.nodes[stormMachines].away.Load() {
 			continue
 		}
-		start := time.Now()
+		term := o.s.c.still.term(stormPatience, "calm: %s", op)
 		rng := o.rngs[0]
 		before := o.tried(op)
 		for !o.do(ctx, rng, op) {
 			if other := makesRoomFor[op]; other != "" && o.tried(op) == before {
 				o.do(ctx, rng, other)
 			}
-			if time.Since(start) > stormPatience {
-				o.s.c.blame("operator: %s is not done in %v on a cluster that is well: %v", op, stormPatience, o.tries[op].refusals)
+			if term.over() {
+				o.s.c.late("operator: %s is not done in %v on a cluster that is well: %v", op, stormPatience, o.tries[op].refusals)
 				break
 			}
 			wait(ctx, 200*time.Millisecond)
 		}
-		o.s.measure("calm: "+op, time.Since(start))
+		o.s.measure("calm: "+op, term.took())
 	}
 	if o.has[opPause] {
 		// What placement does by itself is to come to an end.

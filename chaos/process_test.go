@@ -59,11 +59,12 @@ type cluster struct {
 	t     *testing.T
 	nodes []*node
 	admin *adminapi.Client
+	still *standstills
 
 	mu sync.Mutex
-	// wrong, guarded by mu, is what the rig itself has seen: a node that ended by
-	// itself, a cluster that did not serve in time.
-	wrong []string
+	// Guarded by mu: what the rig itself has seen. wrong is a node that ended by itself,
+	// tardy a cluster that did not serve in time.
+	wrong, tardy []string
 }
 
 // blame notes something that must not be.
@@ -73,10 +74,39 @@ func (c *cluster) blame(format string, args ...any) {
 	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
 }
 
+// late notes something that took longer than its term, which counts where the run is judged
+// by time.
+func (c *cluster) late(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tardy = append(c.tardy, fmt.Sprintf(format, args...))
+}
+
+// verdict notes what is late, where it is no more than that, and what is wrong else.
+func (c *cluster) verdict(late bool, format string, args ...any) {
+	if late {
+		c.late(format, args...)
+		return
+	}
+	c.blame(format, args...)
+}
+
+// blames are all that was noted yet.
 func (c *cluster) blames() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return append([]string(nil), c.wrong...)
+	return slices.Concat(c.wrong, c.tardy)
+}
+
+// judged are the blames that count. unjudged says that what was late does not, and aside is
+// that.
+func (c *cluster) judged() (bad, aside []string, unjudged error) {
+	if unjudged = c.still.unjudged(); unjudged == nil {
+		return c.blames(), nil, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.wrong), slices.Clone(c.tardy), unjudged
 }
 
 // newCluster makes three nodes, each with a disk of diskBytes, and starts them. missing
@@ -94,7 +124,8 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	for i := range nodes {
 		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[nodes+i]))
 	}
-	c = &cluster{t: t}
+	c = &cluster{t: t, still: newStandstills(t.Logf)}
+	t.Cleanup(c.still.watch(t.Context()))
 	for i := range nodes {
 		n := &node{name: fmt.Sprintf("n%d", i+1), binary: binary, url: fmt.Sprintf("http://127.0.0.1:%d", ports[i])}
 		n.log = filepath.Join(t.ArtifactDir(), n.name+".log")
@@ -325,14 +356,16 @@ func (c *cluster) stop() {
 		n.expectEnd()
 		n.signal(syscall.SIGTERM)
 	}
+	ctx, cancel := c.still.term(stopPatience, "the end of the nodes").context(c.t.Context())
+	defer cancel()
 	for _, n := range running {
 		select {
 		case <-n.exited:
 			if s := n.cmd.ProcessState; !s.Success() {
 				c.blame("processes: %s was asked to stop and ended with %v", n.name, s)
 			}
-		case <-time.After(stopPatience):
-			c.blame("processes: %s was asked to stop and did not in %v", n.name, stopPatience)
+		case <-ctx.Done():
+			c.late("processes: %s was asked to stop and did not in %v", n.name, stopPatience)
 		}
 	}
 }

@@ -143,7 +143,7 @@ func (c *census) wrong(want int) (bad []string) {
 
 // settled wants the cluster to be at rest, and says how long that took.
 func (s *storm) settled(ctx context.Context, healed time.Time) {
-	start := time.Now()
+	term := s.c.still.term(stormPatience, "rest")
 	for {
 		c, err := takeCensus(ctx, s.c.admin)
 		var bad []string
@@ -153,8 +153,8 @@ func (s *storm) settled(ctx context.Context, healed time.Time) {
 				return
 			}
 		}
-		if time.Since(start) > stormPatience {
-			s.c.blame("at rest: %v after the last write: %q, %v", time.Since(start), bad, err)
+		if term.over() {
+			s.c.verdict(err != nil, "at rest: %v after the last write: %q, %v", term.took(), bad, err)
 			return
 		}
 		wait(ctx, 500*time.Millisecond)

@@ -42,6 +42,7 @@ type storm struct {
 	plant   string // the bug that is planted into the nodes, by its number
 	began   time.Time
 	leftOut []string
+	unwatch func() // ends the look for standstills of the machine
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -113,8 +114,6 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 	s.l = newLoad(s.c, seed)
 	defer s.l.close()
 	s.op = newOperator(ctx, s, seed)
-	still := s.pulse()
-	defer still()
 	s.measure("serves at first", s.serves(ctx, "start", s.everyone(), true))
 	s.l.start(ctx)
 	s.play(ctx, seed, duration, append(can, ofNetwork...))
@@ -128,7 +127,7 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 	if s.well() {
 		s.c.stop()
 	}
-	still()
+	s.unwatch()
 	return s.judge(versions, drained)
 }
 
@@ -192,29 +191,6 @@ func (s *storm) measure(what string, d time.Duration) {
 	s.measured = append(s.measured, fmt.Sprintf("%s\t%s", what, d.Round(time.Millisecond)))
 }
 
-// heldUp is how long the rig itself may stand still without a word of it: what the cluster
-// takes that long for is then the busy machine's matter.
-const heldUp = time.Second
-
-// pulse notes how long the rig itself stands still. The returned function ends it.
-func (s *storm) pulse() (end func()) {
-	ctx, cancel := context.WithCancel(s.t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		var longest time.Duration
-		for last := time.Now(); ctx.Err() == nil; {
-			wait(ctx, heldUp/10)
-			now := time.Now()
-			if still := now.Sub(last); still > heldUp {
-				s.note("the rig itself has stood still for %v", still.Round(time.Millisecond))
-			}
-			longest, last = max(longest, now.Sub(last)), now
-		}
-		s.measure("the rig itself stood still for", longest)
-	})
-	return func() { cancel(); wg.Wait() }
-}
-
 func (s *storm) well() bool { return len(s.c.blames()) == 0 && !s.t.Failed() }
 
 // build makes the machines and starts a node on each. missing says why they have no disks
@@ -233,7 +209,9 @@ func (s *storm) build() (missing, err error) {
 	for i := range stormMachines { // the last machine is for who joins
 		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
 	}
-	s.c = &cluster{t: t}
+	s.c = &cluster{t: t, still: newStandstills(s.note)}
+	s.unwatch = s.c.still.watch(t.Context())
+	t.Cleanup(s.unwatch)
 	for i := range stormMachines + 1 {
 		n := &node{name: fmt.Sprintf("n%d", i+1), binary: s.binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], plant: s.plant}
 		n.log = filepath.Join(s.dir, n.name+".log")
@@ -316,10 +294,10 @@ func (s *storm) unmade() []string {
 // change of ranges that this build has a command for to have been made, while things broke.
 func (s *storm) promised(can []breakage) {
 	for _, b := range s.missed(can) {
-		s.c.blame("promised: %s never took effect", b)
+		s.c.late("promised: %s never took effect", b)
 	}
 	for _, op := range s.unmade() {
-		s.c.blame("promised: no %s was made in the storm", op)
+		s.c.late("promised: no %s was made in the storm", op)
 	}
 }
 
@@ -483,8 +461,8 @@ func (s *storm) inside(n *node, b breakage) (heal func() error, err error) {
 // serves wants every range to be written, or everything to be read, through each of the
 // machines, and returns how long that took.
 func (s *storm) serves(ctx context.Context, when string, through []int, writes bool) time.Duration {
-	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, stormPatience)
+	term := s.c.still.term(stormPatience, "%s: serving", when)
+	ctx, cancel := term.context(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, machine := range through {
@@ -496,14 +474,14 @@ func (s *storm) serves(ctx context.Context, when string, through []int, writes b
 			}
 			for _, req := range reqs {
 				if o := s.insist(ctx, machine, r, req); o.Outcome != sim.Answered {
-					s.c.blame("liveness: %s: machine %d does not serve within %v: %s", when, machine+1, stormPatience, o)
+					s.c.late("liveness: %s: machine %d does not serve within %v: %s", when, machine+1, stormPatience, o)
 					return
 				}
 			}
 		})
 	}
 	wg.Wait()
-	return time.Since(start)
+	return term.took()
 }
 
 // stormPatience bounds how long the cluster may take to serve: far more than it needs,
@@ -546,15 +524,15 @@ func (s *storm) end(ctx context.Context) (versions []sim.Version, drained bool) 
 
 // drain waits until all leases have expired.
 func (s *storm) drain(ctx context.Context) bool {
-	start := time.Now()
+	term := s.c.still.term(stormPatience, "the end of the leases")
 	for {
 		o := s.l.do(len(s.c.nodes), probeIDs+len(s.c.nodes), &etcdserverpb.LeaseLeasesRequest{}, patience)
 		if a, ok := o.Response.(*etcdserverpb.LeaseLeasesResponse); ok && len(a.GetLeases()) == 0 {
-			s.measure("no lease is left after", time.Since(start))
+			s.measure("no lease is left after", term.took())
 			return true
 		}
-		if time.Since(start) > stormPatience {
-			s.c.blame("leases: some are left %v after the last was renewed: %s", time.Since(start), o)
+		if term.over() {
+			s.c.late("leases: some are left %v after the last was renewed: %s", term.took(), o)
 			return false
 		}
 		wait(ctx, 200*time.Millisecond)
@@ -564,47 +542,55 @@ func (s *storm) drain(ctx context.Context) bool {
 // lastWords makes a change that every watcher sees, and reads everything through each
 // machine. It returns the revision of the change.
 func (s *storm) lastWords(ctx context.Context) int64 {
-	ctx, cancel := context.WithTimeout(ctx, stormPatience)
+	term := s.c.still.term(stormPatience, "the last words")
+	ctx, cancel := term.context(ctx)
 	defer cancel()
 	r := s.op.probes[0]
+	o := s.lastChange(r)
+	for o.Outcome != sim.Answered && s.c.still.stood(term.start, time.Now()) > 0 && !term.over() {
+		o = s.lastChange(r) // nobody waited for the one before
+	}
+	if o.Outcome != sim.Answered {
+		s.c.late("liveness: the last change: %s", o)
+		return 0
+	}
+	for _, machine := range s.everyone() {
+		reqs := r.Probes()
+		if o := s.insist(ctx, machine, r, reqs[len(reqs)-1]); o.Outcome != sim.Answered {
+			s.c.late("liveness: everything, through machine %d: %s", machine+1, o)
+		}
+	}
+	return o.Revision()
+}
+
+// lastChange makes a change that every watcher sees, with values of its own, and asks once.
+func (s *storm) lastChange(r *sim.Requests) *sim.Op {
 	var puts []*etcdserverpb.RequestOp
 	for _, key := range sim.SeenByAll() {
 		puts = append(puts, &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestPut{
 			RequestPut: &etcdserverpb.PutRequest{Key: []byte(key), Value: r.Value()},
 		}})
 	}
-	// Not repeated: a second one with the same values would not be another one.
-	o := s.l.do(0, probeIDs, &etcdserverpb.TxnRequest{Success: puts}, collectPatience)
-	if o.Outcome != sim.Answered {
-		s.c.blame("liveness: the last change: %s", o)
-		return 0
-	}
-	for _, machine := range s.everyone() {
-		reqs := r.Probes()
-		if o := s.insist(ctx, machine, r, reqs[len(reqs)-1]); o.Outcome != sim.Answered {
-			s.c.blame("liveness: everything, through machine %d: %s", machine+1, o)
-		}
-	}
-	return o.Revision()
+	return s.l.do(0, probeIDs, &etcdserverpb.TxnRequest{Success: puts}, collectPatience)
 }
 
 // watchersHaveAll waits until watchers were told of a revision.
 func (s *storm) watchersHaveAll(ctx context.Context, rev int64) {
-	start := time.Now()
+	term := s.c.still.term(stormPatience, "what watchers are told")
 	for w := behind(s.l.watchers, rev); w != nil; w = behind(s.l.watchers, rev) {
-		if time.Since(start) > stormPatience {
-			s.c.blame("watch: %s waits for revision %d, and the last is %d, %v after it", w.Name, w.Next(), rev, time.Since(start))
+		if term.over() {
+			s.c.late("watch: %s waits for revision %d, and the last is %d, %v after it", w.Name, w.Next(), rev, term.took())
 			return
 		}
 		wait(ctx, 50*time.Millisecond)
 	}
-	s.measure("watchers have everything after", time.Since(start))
+	s.measure("watchers have everything after", term.took())
 }
 
 // readBack has one more watcher at each machine be told everything from the first
 // revision on, and returns the versions as the first of them has it.
 func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
-	ctx, cancel := context.WithTimeout(ctx, stormPatience)
+	ctx, cancel := s.c.still.term(stormPatience, "what watchers of the past are told").context(ctx)
 	defer cancel()
 	var late []*sim.Watcher
 	var wg sync.WaitGroup
@@ -628,7 +614,7 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	}
 	wg.Wait()
 	if w := behind(late, rev); w != nil {
-		s.c.blame("watch: %s is told no more than up to revision %d of %d", w.Name, w.Next()-1, rev)
+		s.c.late("watch: %s is told no more than up to revision %d of %d", w.Name, w.Next()-1, rev)
 		return nil
 	}
 	s.l.watchers = append(s.l.watchers, late...)
@@ -648,13 +634,20 @@ func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	if versions != nil {
 		report.Watchers, check = s.l.watchers, sim.Check
 	}
-	bad := append(s.c.blames(), check(report)...)
+	bad, aside, unjudged := s.c.judged()
+	bad = append(bad, check(report)...)
 	s.measure("judged in", time.Since(start))
 	out := tabwriter.NewWriter(s.t.Output(), 0, 8, 2, ' ', 0)
 	s.table(out, len(versions))
-	fmt.Fprintf(out, "\nVERDICT\t%d wrong\n", len(bad))
+	fmt.Fprintf(out, "%s\n\nVERDICT\t%d wrong\n", s.c.still, len(bad))
+	if unjudged != nil {
+		fmt.Fprintf(out, "%v, %d late: %q\n", unjudged, len(aside), aside)
+	}
 	if err := out.Flush(); err != nil {
 		s.t.Error(err)
+	}
+	if unjudged != nil && len(bad) == 0 && !s.t.Failed() {
+		leaveOut(s.t, unjudged)
 	}
 	return bad[:min(len(bad), shown)]
 }

@@ -173,6 +173,8 @@ type Watcher struct {
 
 	queue []delivery
 	bytes int64
+	// told is the revision of the last event that its client was given, 0 before any.
+	told keyspace.Revision
 	// compacted is set where it was cancelled; ready says that it is in s.ready.
 	// tooLarge is a revision for which it was.
 	compacted, tooLarge keyspace.Revision
@@ -532,6 +534,7 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 		case w.closed:
 		case len(w.queue) > 0:
 			d = w.takeLocked()
+			w.told = keyspace.Revision(d.Events[len(d.Events)-1].Kv.ModRevision)
 			if len(w.queue) > 0 || w.compacted != 0 || w.tooLarge != 0 {
 				w.readyLocked()
 			} else if w.group != nil && !w.group.live {
@@ -599,7 +602,10 @@ func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
 	if p := &w.group.pending; p.len() > 0 {
 		rev = min(rev, p.first().rev-1) // what is complete may be held back for a moment
 	}
-	return rev, true
+	// What is complete may be less than it was: a range that takes in another one has spoken of
+	// no more than either. clientv3 goes on behind the last answer, be it an event or progress,
+	// and would be told twice what lies between.
+	return max(rev, w.told), true
 }
 
 // Progress says up to where the watcher's client has got everything: all events at or
