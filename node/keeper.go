@@ -30,6 +30,7 @@ func (v *survey) find(name string) (placement.Node, error) {
 			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never let in again",
 				name, at(v.gone[i].Since), id),
 			NextStep: "add a new node in its place, with an empty data directory (--join, or etcdctl member add)",
+			Removed:  true,
 		}
 	}
 	return placement.Node{}, err
@@ -129,7 +130,7 @@ func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name 
 	if err != nil {
 		return nil, err
 	}
-	n.State, n.Since = to, placement.UnixMillis(a.c.o.Clock.Wall().UnixMilli())
+	n.State, n.Leaves, n.Since = to, false, placement.UnixMillis(a.c.o.Clock.Wall().UnixMilli())
 	return v.row(&n), nil
 }
 

@@ -180,7 +180,7 @@ func (v *survey) alive(n keyspace.NodeID) bool {
 func (v *survey) row(n *placement.Node) *adminpb.Node {
 	r := &adminpb.Node{
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
-		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since),
+		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
 		Ranges: int64(len(v.held(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
 	}
 	for _, a := range n.Attributes {
