@@ -63,7 +63,7 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
-	o.To = d.ownTarget(own)
+	o.To = d.ownTarget(own, false)
 	if o.From == 0 {
 		return d.ownGrowth(o, voters)
 	}
@@ -73,6 +73,11 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 	case voters > ownLeast, d.nodes[o.From].Leaves && d.everywhere(own):
 		o.Kind = OperationRemove
 		o.Why += ", and every other node has a replica"
+	case o.Reason == decide.Repair:
+		// One more loss would stop it: as with ranges a risky copy is better than none.
+		o.Kind, o.To = OperationMove, d.ownTarget(own, true)
+		o.Why += ", and no other node can take its replica than one that hears hardly any other"
+		return o, o.To != 0
 	default:
 		return o, false
 	}
@@ -113,14 +118,16 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 }
 
 // ownTarget returns a node that can take a replica of the group: in a zone that has few of
-// them, and the one with the lowest id of those.
-func (d *decider) ownTarget(own *keyspace.Descriptor) keyspace.NodeID {
+// them, and the one with the lowest id of those. With lonely, one that hears hardly any other
+// counts as any.
+func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
 		zones[d.nodes[m.Node].Zone]++
 	}
 	var best keyspace.NodeID
 	for id, n := range d.nodes {
+		n.Lonely = n.Lonely && !lonely
 		if _, has := own.ReplicaOn(id); has || !n.Takes() {
 			continue
 		}
