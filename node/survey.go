@@ -21,6 +21,9 @@ type survey struct {
 	// nodes that do not answer have none.
 	lists   map[keyspace.NodeID][]shard.Summary
 	reports map[keyspace.NodeID]report
+	// lonely are the nodes that answer and hear fewer than half of the others. As for who
+	// decides, where that is so of every node it says nothing of one: there are none then.
+	lonely map[keyspace.NodeID]bool
 	// ranges is the range map in key order, with the leaders' own word before the map's; led
 	// is what the leaders say, leaders who they are.
 	ranges  []keyspace.Descriptor
@@ -102,6 +105,15 @@ func (a admin) ask(ctx context.Context, v *survey) {
 				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
 			}
 		}
+	}
+	v.lonely = map[keyspace.NodeID]bool{}
+	for node, r := range v.reports {
+		if r.Lonely {
+			v.lonely[node] = true
+		}
+	}
+	if len(v.lonely) == len(v.reports) {
+		v.lonely = nil
 	}
 	for i := range v.ranges {
 		if s, ok := v.led[v.ranges[i].Range]; ok {

@@ -14,9 +14,9 @@ import (
 	"github.com/skeindb/skein/placement/decide"
 )
 
-// ownLeast is how many voters of the placement group are kept where no other node can
+// OwnLeast is how many voters of the placement group are kept where no other node can
 // take the place of one that goes, unless that is to be gone in any case.
-const ownLeast = 3
+const OwnLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
 // lost or decommissioned, its leader one that is drained, and it gets voters where it has
@@ -70,7 +70,7 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 	switch {
 	case o.To != 0:
 		o.Kind = OperationMove
-	case voters > ownLeast, d.nodes[o.From].Leaves && d.everywhere(own):
+	case voters > OwnLeast, d.nodes[o.From].Leaves && d.everywhere(own):
 		o.Kind = OperationRemove
 		o.Why += ", and every other node has a replica"
 	case o.Reason == decide.Repair:
@@ -103,7 +103,7 @@ func (d *decider) everywhere(own *keyspace.Descriptor) bool {
 // ranges it begins only where there are nodes for all of them. Fewer are not made of many:
 // each founder has one, whatever ranges have.
 func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
-	want, take := max(ownLeast, d.settings.ReplicationFactor), 0
+	want, take := max(OwnLeast, d.settings.ReplicationFactor), 0
 	for _, n := range d.nodes {
 		if n.Takes() {
 			take++
