@@ -275,6 +275,12 @@ func (c *Cluster) RemoveNode(id keyspace.NodeID) {
 	}
 }
 
+// Holds says whether a range has a replica on the node, or an operation puts one there.
+func (c *Cluster) Holds(id keyspace.NodeID) bool {
+	n, ok := c.nodes[id]
+	return ok && len(n.replicas) > 0
+}
+
 // nodeOf returns the node, also where only a replica has named it so far: then it is
 // one of which nothing was heard.
 func (c *Cluster) nodeOf(id keyspace.NodeID) *node {
