@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,9 +33,13 @@ type fakeBackend struct {
 	stale bool
 	// left is how many replicas a node holds at the next look, state what it is; back says
 	// that somebody takes it back when it holds none.
-	left   int64
-	state  string
-	back   bool
+	left  int64
+	state string
+	back  bool
+	// leaves says that placement removes it when it holds none; name is that by which it was
+	// changed.
+	leaves bool
+	name   string
 	paused bool
 	// factor is the replication factor.
 	factor int64
@@ -99,7 +104,13 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 	}
 	left := max(0, f.left)
 	f.left--
-	n := &adminpb.Node{Id: "a", Name: node, Alive: true, Ranges: left, Leaders: left / 2, Placement: left > 1, PlacementLeader: left > 2, State: f.state}
+	if f.leaves && left == 0 {
+		return nil, &Refusal{Reason: "node " + node + " was removed from the cluster", NextStep: "add a new node in its place", Removed: true}
+	}
+	n := &adminpb.Node{
+		Id: "a", Name: cmp.Or(f.name, node), Alive: true, Ranges: left, Leaders: left / 2, Placement: left > 1, PlacementLeader: left > 2,
+		State: f.state, Leaves: f.leaves,
+	}
 	if f.back && left == 0 {
 		n.State = "serving"
 	}
@@ -115,8 +126,8 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 
 func (f *fakeBackend) ChangeNode(_ context.Context, change NodeChange, node string) (*adminpb.Node, error) {
 	states := map[NodeChange]string{Drain: "draining", Undrain: "serving", Decommission: "decommissioned", Recommission: "serving", Remove: "removed"}
-	f.state = states[change]
-	return &adminpb.Node{Id: "a", Name: node, State: f.state}, f.err
+	f.state, f.name = states[change], cmp.Or(f.name, node)
+	return &adminpb.Node{Id: "a", Name: f.name, State: f.state}, f.err
 }
 
 func (f *fakeBackend) Pause(_ context.Context, paused bool) error {
@@ -190,7 +201,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	each: [error=KIND] [refuse] [empty] [stale] [paused] [left=N] [state=S] [back] [merge-ms=N]
+//	each: [error=KIND] [refuse] [empty] [stale] [paused] [left=N] [state=S] [back] [leaves] [merge-ms=N]
 //	range-list [json] [node=NODE] [key=K] / node-list [json]
 //	node-show node=NODE [json]
 //	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
@@ -216,7 +227,7 @@ func TestStories(t *testing.T) {
 		if d.HasArg("empty") {
 			b.empty = true
 		}
-		b.stale, b.paused, b.back = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back")
+		b.stale, b.paused, b.back, b.leaves = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves")
 		d.MaybeScanArgs(t, "left", &b.left)
 		d.MaybeScanArgs(t, "factor", &b.factor)
 		b.mergeMs = -1
@@ -308,7 +319,7 @@ func runNodeStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 			n, err = c.AwaitNode(t.Context(), Wait{
 				Call: time.Minute, Pause: time.Millisecond,
 				Tell: func(n *adminpb.Node) { fmt.Fprintln(&out, NodeProgress(n)) },
-			}, change, node)
+			}, change, n)
 		}
 		if err == nil {
 			err = WriteNode(&out, f, n)
@@ -445,19 +456,20 @@ func serve(t *testing.T, b Backend) (*Client, func()) {
 // nobody answers for long.
 func TestWaitingEnds(t *testing.T) {
 	c, stop := serve(t, &fakeBackend{left: 1 << 40, state: "decommissioned"})
+	n1 := &adminpb.Node{Id: "a", Name: "n1"}
 	ctx, cancel := context.WithCancel(t.Context())
 	w := Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Node) { cancel() }}
-	_, err := c.AwaitNode(ctx, w, Decommission, "n1")
+	_, err := c.AwaitNode(ctx, w, Decommission, n1)
 	r := (*Refusal)(nil)
 	if !errors.As(err, &r) || !strings.Contains(r.Reason, "holds 1099511627776 replicas") || !strings.Contains(r.NextStep, "skein node recommission n1") {
 		t.Errorf("%v", err)
 	}
-	_, err = c.AwaitNode(ctx, w, Drain, "n1")
+	_, err = c.AwaitNode(ctx, w, Drain, n1)
 	if !errors.As(err, &r) || !strings.Contains(r.Reason, "could not be looked at") || !strings.Contains(r.NextStep, "skein node undrain n1") {
 		t.Errorf("%v", err)
 	}
 	stop()
-	if _, err = c.AwaitNode(t.Context(), w, Drain, "n1"); !errors.As(err, &r) || !strings.Contains(r.NextStep, "--endpoints") {
+	if _, err = c.AwaitNode(t.Context(), w, Drain, n1); !errors.As(err, &r) || !strings.Contains(r.NextStep, "--endpoints") {
 		t.Errorf("%v", err)
 	}
 }

@@ -260,7 +260,7 @@ func callOne[Q, A any](ctx context.Context, ep endpoint, req *Q, f func(adminpb.
 func refusal(err error) *Refusal {
 	for _, d := range status.Convert(err).Details() {
 		if r, ok := d.(*adminpb.Refusal); ok {
-			return &Refusal{Reason: r.Reason, NextStep: r.NextStep}
+			return &Refusal{Reason: r.Reason, NextStep: r.NextStep, Removed: r.Removed}
 		}
 	}
 	return nil

@@ -21,6 +21,7 @@ type nodeJSON struct {
 	ClientURLs []string          `json:"client_urls"`
 	State      string            `json:"state"`
 	Since      string            `json:"since,omitempty"`
+	Leaves     bool              `json:"leaves,omitempty"`
 	Attributes map[string]string `json:"attributes"`
 	Alive      bool              `json:"alive"`
 	Ranges     int64             `json:"ranges"`
@@ -32,13 +33,21 @@ type nodeJSON struct {
 func nodeToJSON(n *adminpb.Node) nodeJSON {
 	out := nodeJSON{
 		ID: n.GetId(), Name: n.GetName(), PeerURLs: list(n.GetPeerUrls()), ClientURLs: list(n.GetClientUrls()),
-		State: n.GetState(), Since: since(n), Attributes: map[string]string{}, Alive: n.GetAlive(),
+		State: n.GetState(), Since: since(n), Leaves: n.GetLeaves(), Attributes: map[string]string{}, Alive: n.GetAlive(),
 		Ranges: n.GetRanges(), Leaders: n.GetLeaders(), Bytes: n.GetBytes(), Placement: placementText(n),
 	}
 	for _, a := range n.GetAttributes() {
 		out.Attributes[a.GetKey()] = a.GetValue()
 	}
 	return out
+}
+
+// stateText says what the node is to the cluster, and whether it leaves.
+func stateText(n *adminpb.Node, and string) string {
+	if n.GetLeaves() {
+		return n.GetState() + and + "leaves"
+	}
+	return n.GetState()
 }
 
 // since says when a node became what it is, "" where nobody knows.
@@ -72,7 +81,7 @@ func writeNodeTable(w io.Writer, nodes []*adminpb.Node) error {
 	rows := [][]string{{"ID", "NAME", "STATE", "SINCE", "ALIVE", "ATTRIBUTES", "RANGES", "LEADERS", "PLACEMENT", "BYTES", "PEER URLS", "CLIENT URLS"}}
 	for _, n := range nodes {
 		rows = append(rows, []string{
-			n.GetId(), n.GetName(), n.GetState(), since(n), strconv.FormatBool(n.GetAlive()), attributesText(n),
+			n.GetId(), n.GetName(), stateText(n, ", "), since(n), strconv.FormatBool(n.GetAlive()), attributesText(n),
 			fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), placementText(n), fmt.Sprint(n.GetBytes()),
 			strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
 		})
@@ -200,7 +209,10 @@ func writeNodeShowJSON(w io.Writer, s *adminpb.NodeShowResponse) error {
 
 // NodeProgress says in a line what a node holds yet, for who waits that it is nothing.
 func NodeProgress(n *adminpb.Node) string {
-	text := fmt.Sprintf("%s is %s: it holds %d replicas and leads %d ranges", n.GetName(), n.GetState(), n.GetRanges(), n.GetLeaders())
+	if n.GetState() == "removed" {
+		return n.GetName() + " has left the cluster: it held nothing any more, and was removed"
+	}
+	text := fmt.Sprintf("%s is %s: it holds %d replicas and leads %d ranges", n.GetName(), stateText(n, " and "), n.GetRanges(), n.GetLeaders())
 	switch {
 	case n.GetPlacementLeader():
 		text += ", and leads the placement group"

@@ -93,6 +93,8 @@ type Refusal struct {
 	// Later says that it may pass by itself: a node cannot be reached, or there is no
 	// quorum.
 	Later bool
+	// Removed says that the node in question was removed from the cluster.
+	Removed bool
 }
 
 // Error implements error.
@@ -280,9 +282,11 @@ func grpcError(what string, err error, unknown string) error {
 	if !errors.As(err, &r) {
 		e := kverror.Of(err)
 		code = status.Code(kverror.GRPC(err))
-		r = &Refusal{Reason: err.Error(), NextStep: nextStep(e.Kind, unknown)}
+		r = &Refusal{Reason: err.Error(), NextStep: nextStep(e.Kind, unknown), Removed: e.Kind == kverror.NodeRemoved}
 	}
-	st, derr := status.New(code, what+": "+r.Reason).WithDetails(&adminpb.Refusal{Reason: what + ": " + r.Reason, NextStep: r.NextStep})
+	st, derr := status.New(code, what+": "+r.Reason).WithDetails(&adminpb.Refusal{
+		Reason: what + ": " + r.Reason, NextStep: r.NextStep, Removed: r.Removed,
+	})
 	if derr != nil {
 		return status.Error(code, what+": "+r.Error())
 	}

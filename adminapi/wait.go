@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -21,14 +22,24 @@ type Wait struct {
 const maxFailedLooks = 30
 
 // AwaitNode waits until a drained node leads nothing, or a decommissioned one holds
-// nothing and is removed, and returns it as it is then. It changes nothing but that last
-// step, and may be called again at any time. It ends with ctx, and where somebody takes
-// the node back.
-func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node string) (*adminpb.Node, error) {
+// nothing and is removed, by this call or by others, and returns it as it is then. It
+// changes nothing but that last step, and may be called again at any time. It ends with
+// ctx, and where somebody takes the node back. The node is as ChangeNode has returned it:
+// from then on its id counts, since a name may go to another one when it is free.
+func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node *adminpb.Node) (*adminpb.Node, error) {
 	var last *adminpb.Node
 	told, failed := "", 0
 	for {
 		n, over, err := c.lookAtNode(ctx, w, change, node)
+		if r := (*Refusal)(nil); errors.As(err, &r) && r.Removed {
+			if change != Decommission {
+				return nil, err
+			}
+			// It has left: placement removes a node by itself where etcd's MemberRemove has asked
+			// for it, and whoever else waits for it may have come first.
+			n, over, err = &adminpb.Node{Id: node.GetId(), Name: node.GetName(), State: "removed"}, true, nil
+			w.Tell(n)
+		}
 		switch {
 		case over:
 			return n, err
@@ -44,17 +55,17 @@ func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node 
 			}
 		}
 		if clock.Sleep(ctx, clock.System(), w.Pause) != nil {
-			return nil, waitedLongEnough(change, node, last)
+			return nil, waitedLongEnough(change, node.GetName(), last)
 		}
 	}
 }
 
 // lookAtNode asks for the node once, and removes it where that is what is left to do. over
 // says that there is nothing more to wait for.
-func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node string) (n *adminpb.Node, over bool, err error) {
+func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node *adminpb.Node) (n *adminpb.Node, over bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.Call)
 	defer cancel()
-	s, err := c.NodeShow(ctx, node)
+	s, err := c.NodeShow(ctx, node.GetId())
 	if err != nil {
 		return nil, false, err
 	}
@@ -63,7 +74,7 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 	switch {
 	case n.GetState() != want:
 		return n, true, &Refusal{
-			Reason:   node + " is " + n.GetState() + " again: somebody has taken it back",
+			Reason:   node.GetName() + " is " + n.GetState() + " again: somebody has taken it back",
 			NextStep: "repeat the command if it is still to be done",
 		}
 	case change == Drain:
@@ -71,7 +82,7 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 		return n, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
 	case n.GetRanges() == 0 && !n.GetPlacement():
 		// What the range map says may be a moment older than what the node says.
-		removed, err := c.ChangeNode(ctx, Remove, node)
+		removed, err := c.ChangeNode(ctx, Remove, node.GetId())
 		return removed, err == nil, err
 	}
 	return n, false, nil

@@ -30,11 +30,15 @@ type report struct {
 	// Capacity and Used are the bytes of the disk with its data, 0 where the file system
 	// does not say.
 	Capacity, Used int64
+	// Lonely says that it has heard fewer than half of the other nodes for a while, so that it
+	// hands over what it leads. It is its own word: what its liveness messages say changes for
+	// a moment with each start, which is no reason to refuse anything.
+	Lonely bool
 }
 
 func (c *Core) report() report {
 	total, _ := c.engine.DiskBytes()
-	r := report{Bytes: total + c.wal.LiveBytes()}
+	r := report{Bytes: total + c.wal.LiveBytes(), Lonely: !c.host.Central(c.o.Self)}
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
 	}

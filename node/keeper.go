@@ -30,6 +30,7 @@ func (v *survey) find(name string) (placement.Node, error) {
 			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never let in again",
 				name, at(v.gone[i].Since), id),
 			NextStep: "add a new node in its place, with an empty data directory (--join, or etcdctl member add)",
+			Removed:  true,
 		}
 	}
 	return placement.Node{}, err
@@ -129,7 +130,7 @@ func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name 
 	if err != nil {
 		return nil, err
 	}
-	n.State, n.Since = to, placement.UnixMillis(a.c.o.Clock.Wall().UnixMilli())
+	n.State, n.Leaves, n.Since = to, false, placement.UnixMillis(a.c.o.Clock.Wall().UnixMilli())
 	return v.row(&n), nil
 }
 
@@ -206,6 +207,7 @@ func (v *survey) decider(now clock.Time) *decide.Cluster {
 		if row.Silent = !v.alive(n.ID); row.Silent {
 			row.SilentSince = now
 		}
+		row.Lonely = !row.Silent && v.lonely[n.ID]
 		c.PutNode(row)
 	}
 	for i := range v.ranges {
@@ -238,6 +240,9 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, reason), NextStep: next}
 	}
 	group := v.placement.Replicas
+	heir := func(m keyspace.Replica) bool {
+		return m.Node != n.ID && m.Role == keyspace.RoleVoter && !away(m.Node) && !v.lonely[m.Node]
+	}
 	nobody := func(keyspace.NodeID) bool { return false }
 	switch {
 	case stopsWithout(group, n.ID, nobody):
@@ -248,6 +253,9 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 	case stopsWithout(group, n.ID, away):
 		return refuse("once it is stopped beside "+v.named(group, n.ID, away)+" there is no quorum of the placement group",
 			"take that one back first (skein node undrain or recommission)")
+	case v.placement.Leader == n.ID && !slices.ContainsFunc(group, heir):
+		return refuse("nobody else can lead the placement group: "+v.named(group, n.ID, func(id keyspace.NodeID) bool { return v.lonely[id] })+" hears hardly any other node",
+			"let that one hear the others first")
 	}
 	for i := range v.ranges {
 		if d := &v.ranges[i]; stopsWithout(d.Replicas, n.ID, away) {
@@ -267,12 +275,15 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 		return v.refusal(n, err)
 	}
 	group := v.placement.Replicas
-	if !slices.ContainsFunc(group, func(m keyspace.Replica) bool { return m.Node == n.ID }) {
+	member := func(id keyspace.NodeID) bool {
+		return slices.ContainsFunc(group, func(m keyspace.Replica) bool { return m.Node == id })
+	}
+	if !member(n.ID) {
 		return nil
 	}
 	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
-	others := slices.ContainsFunc(v.nodes, func(o placement.Node) bool {
-		return o.ID != n.ID && o.State == placement.NodeServing && v.alive(o.ID)
+	others := len(group) > placement.OwnLeast || slices.ContainsFunc(v.nodes, func(o placement.Node) bool {
+		return !member(o.ID) && o.State == placement.NodeServing && v.alive(o.ID) && !v.lonely[o.ID]
 	})
 	refuse := func(reason, next string) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}

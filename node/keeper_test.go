@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/shard"
 )
 
 // keeper is an operator at one node of a rig.
@@ -141,6 +142,66 @@ func TestDrainBesideASilentNode(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDrainBesideLonelyNodes: a node that hears hardly any other answers, and gets neither
+// leaders nor replicas. What only such ones could take keeps a node from being drained, or
+// emptied.
+func TestDrainBesideLonelyNodes(t *testing.T) {
+	const ranges = 5
+	bubble(t, 5, borders(ranges), nil, func(r *rig) {
+		r.spread(r.nodes[0], ranges, "v")
+		k := r.keeper(r.nodes[0])
+		for _, n := range []keyspace.NodeID{4, 5} { // they hear node 1 alone
+			for from := keyspace.NodeID(2); from <= 5; from++ {
+				if from != n {
+					r.net.Cut(from, n)
+				}
+			}
+		}
+		time.Sleep(time.Minute)
+		for _, n := range []string{"n4", "n5"} {
+			if is := k.node(n); !is.GetAlive() || is.GetLeaders() > 0 {
+				r.t.Fatalf("%s was to answer, and to lead nothing: %v", n, is)
+			}
+		}
+		k.refused(adminapi.Drain, "n1", "node n4, node n5 is silent, drained too, or hears hardly any other node", "bring it back")
+		k.refused(adminapi.Decommission, "n1", "and 2 others take replicas", "add 1")
+		k.does(adminapi.Drain, "n5") // it has nothing that others would have to lead
+	})
+}
+
+// TestLonelyNodesTakeNothingOfPlacement: neither its leadership nor a replica of it.
+func TestLonelyNodesTakeNothingOfPlacement(t *testing.T) {
+	v := &survey{byName: map[keyspace.NodeID]string{2: "n2", 3: "n3"}, lists: map[keyspace.NodeID][]shard.Summary{}, placement: placement.Status{Leader: 1}}
+	for id := keyspace.NodeID(1); id <= 4; id++ {
+		v.nodes = append(v.nodes, placement.Node{ID: id, Name: "n" + id.String(), State: placement.NodeServing})
+		v.lists[id] = nil
+		if id < 4 {
+			v.placement.Replicas = append(v.placement.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id})
+		}
+	}
+	for _, tc := range []struct {
+		lonely              []keyspace.NodeID
+		drain, decommission string
+	}{
+		{lonely: []keyspace.NodeID{2}},
+		{lonely: []keyspace.NodeID{2, 3}, drain: "nobody else can lead the placement group: n2, n3"},
+		{lonely: []keyspace.NodeID{4}, decommission: "no other node serves that could take it"},
+	} {
+		v.lonely = map[keyspace.NodeID]bool{}
+		for _, id := range tc.lonely {
+			v.lonely[id] = true
+		}
+		for _, of := range []struct {
+			err  error
+			want string
+		}{{v.mayDrain(&v.nodes[0], 0), tc.drain}, {v.mayDecommission(&v.nodes[0], 0), tc.decommission}} {
+			if got := fmt.Sprint(of.err); (of.err != nil) != (of.want != "") || !strings.Contains(got, of.want) {
+				t.Errorf("beside lonely %v: %v, want %q", tc.lonely, of.err, of.want)
+			}
+		}
+	}
 }
 
 // TestTheOnlyNodeStays: nobody could take over from it.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -235,6 +236,12 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing); err != nil {
 			r.t.Fatal(err)
 		}
+		k := r.keeper(r.nodes[1])
+		for _, n := range []*rigNode{kept, gone} {
+			if s, err := k.a.ShowNode(r.t.Context(), n.id.String()); err != nil || s.GetNode().GetLeaves() != (n == gone) {
+				r.t.Errorf("%v, %v: only %s leaves", s.GetNode(), err, gone.id)
+			}
+		}
 		next := r.nodes[lead().id%3]
 		if err := (self{lead().core}).MoveLeader(r.t.Context(), next.id); err != nil {
 			r.t.Fatal(err)
@@ -245,6 +252,11 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 			return n.State
 		}
 		r.wait(5*time.Minute, "it is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
+		// Who waits for it is told that, and not that there is no such node.
+		_, err := k.a.ShowNode(r.t.Context(), gone.id.String())
+		if refusal := (*adminapi.Refusal)(nil); !errors.As(err, &refusal) || !refusal.Removed {
+			r.t.Errorf("a look at what has left: %v", err)
+		}
 		time.Sleep(time.Minute)
 		if got := state(kept.id); got != placement.NodeDecommissioned {
 			r.t.Errorf("the one decommissioned by command is %s", got)

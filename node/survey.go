@@ -21,6 +21,9 @@ type survey struct {
 	// nodes that do not answer have none.
 	lists   map[keyspace.NodeID][]shard.Summary
 	reports map[keyspace.NodeID]report
+	// lonely are the nodes that answer and hear fewer than half of the others. As for who
+	// decides, where that is so of every node it says nothing of one: there are none then.
+	lonely map[keyspace.NodeID]bool
 	// ranges is the range map in key order, with the leaders' own word before the map's; led
 	// is what the leaders say, leaders who they are.
 	ranges  []keyspace.Descriptor
@@ -103,6 +106,15 @@ func (a admin) ask(ctx context.Context, v *survey) {
 			}
 		}
 	}
+	v.lonely = map[keyspace.NodeID]bool{}
+	for node, r := range v.reports {
+		if r.Lonely {
+			v.lonely[node] = true
+		}
+	}
+	if len(v.lonely) == len(v.reports) {
+		v.lonely = nil
+	}
 	for i := range v.ranges {
 		if s, ok := v.led[v.ranges[i].Range]; ok {
 			v.ranges[i] = s.Descriptor
@@ -180,7 +192,7 @@ func (v *survey) alive(n keyspace.NodeID) bool {
 func (v *survey) row(n *placement.Node) *adminpb.Node {
 	r := &adminpb.Node{
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
-		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since),
+		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
 		Ranges: int64(len(v.held(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
 	}
 	for _, a := range n.Attributes {

@@ -14,9 +14,9 @@ import (
 	"github.com/skeindb/skein/placement/decide"
 )
 
-// ownLeast is how many voters of the placement group are kept where no other node can
+// OwnLeast is how many voters of the placement group are kept where no other node can
 // take the place of one that goes, unless that is to be gone in any case.
-const ownLeast = 3
+const OwnLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
 // lost or decommissioned, its leader one that is drained, and it gets voters where it has
@@ -63,16 +63,21 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
-	o.To = d.ownTarget(own)
+	o.To = d.ownTarget(own, false)
 	if o.From == 0 {
 		return d.ownGrowth(o, voters)
 	}
 	switch {
 	case o.To != 0:
 		o.Kind = OperationMove
-	case voters > ownLeast, d.nodes[o.From].Leaves && d.everywhere(own):
+	case voters > OwnLeast, d.nodes[o.From].Leaves && d.everywhere(own):
 		o.Kind = OperationRemove
 		o.Why += ", and every other node has a replica"
+	case o.Reason == decide.Repair:
+		// One more loss would stop it: as with ranges a risky copy is better than none.
+		o.Kind, o.To = OperationMove, d.ownTarget(own, true)
+		o.Why += ", and no other node can take its replica than one that hears hardly any other"
+		return o, o.To != 0
 	default:
 		return o, false
 	}
@@ -98,7 +103,7 @@ func (d *decider) everywhere(own *keyspace.Descriptor) bool {
 // ranges it begins only where there are nodes for all of them. Fewer are not made of many:
 // each founder has one, whatever ranges have.
 func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
-	want, take := max(ownLeast, d.settings.ReplicationFactor), 0
+	want, take := max(OwnLeast, d.settings.ReplicationFactor), 0
 	for _, n := range d.nodes {
 		if n.Takes() {
 			take++
@@ -113,14 +118,16 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 }
 
 // ownTarget returns a node that can take a replica of the group: in a zone that has few of
-// them, and the one with the lowest id of those.
-func (d *decider) ownTarget(own *keyspace.Descriptor) keyspace.NodeID {
+// them, and the one with the lowest id of those. With lonely, one that hears hardly any other
+// counts as any.
+func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
 		zones[d.nodes[m.Node].Zone]++
 	}
 	var best keyspace.NodeID
 	for id, n := range d.nodes {
+		n.Lonely = n.Lonely && !lonely
 		if _, has := own.ReplicaOn(id); has || !n.Takes() {
 			continue
 		}

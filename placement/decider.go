@@ -79,8 +79,6 @@ type decider struct {
 	// what lies between two attempts.
 	handOverAt    clock.Time
 	handOverPause time.Duration
-	// looked is the state in which nothing was left to do for nodes that leave.
-	looked struct{ version, operations uint64 }
 	// giveUp are those under way that cannot succeed any more, and why.
 	giveUp map[keyspace.RangeID]string
 }

@@ -465,3 +465,25 @@ func TestLonelyNodeIsGivenNothing(t *testing.T) {
 		})
 	})
 }
+
+// What the next loss would stop, a range or the placement group, takes a node that hears
+// hardly any other where there is no other one.
+func TestLonelyNodeTakesWhatIsAtRisk(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 58, 4, fourBorders...)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		for _, n := range w.nodes {
+			n.deaf.Store(4)
+		}
+		w.startAll()
+		time.Sleep(10 * time.Second)
+		w.kill(3)
+		w.await(w.deadAfter+time.Minute, "repair", func() error {
+			if is, want := w.leader().members(), []keyspace.NodeID{1, 2, 4}; !slices.Equal(is, want) {
+				return fmt.Errorf("the placement group has %v", is)
+			}
+			return w.whole(3)
+		})
+	})
+}

@@ -1808,8 +1808,11 @@ type Node struct {
 	// It has a replica of the placement group, and it leads that.
 	Placement       bool `protobuf:"varint,12,opt,name=placement,proto3" json:"placement,omitempty"`
 	PlacementLeader bool `protobuf:"varint,13,opt,name=placement_leader,json=placementLeader,proto3" json:"placement_leader,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// It is decommissioned and leaves: it is removed as soon as it holds nothing, whoever asks
+	// for that or not.
+	Leaves        bool `protobuf:"varint,14,opt,name=leaves,proto3" json:"leaves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -1929,6 +1932,13 @@ func (x *Node) GetPlacement() bool {
 func (x *Node) GetPlacementLeader() bool {
 	if x != nil {
 		return x.PlacementLeader
+	}
+	return false
+}
+
+func (x *Node) GetLeaves() bool {
+	if x != nil {
+		return x.Leaves
 	}
 	return false
 }
@@ -2303,7 +2313,9 @@ type Refusal struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Reason string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// What the operator can do next.
-	NextStep      string `protobuf:"bytes,2,opt,name=next_step,json=nextStep,proto3" json:"next_step,omitempty"`
+	NextStep string `protobuf:"bytes,2,opt,name=next_step,json=nextStep,proto3" json:"next_step,omitempty"`
+	// The node that was asked about has been removed from the cluster.
+	Removed       bool `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2350,6 +2362,13 @@ func (x *Refusal) GetNextStep() string {
 		return x.NextStep
 	}
 	return ""
+}
+
+func (x *Refusal) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
 }
 
 type RangeMergeRequest struct {
@@ -2797,7 +2816,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x0fNodeListRequest\"T\n" +
 	"\x10NodeListResponse\x12*\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x14.skein.admin.v1.NodeR\x05nodes\x12\x14\n" +
-	"\x05stale\x18\x02 \x01(\bR\x05stale\"\x84\x03\n" +
+	"\x05stale\x18\x02 \x01(\bR\x05stale\"\x9c\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
@@ -2815,7 +2834,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"attributes\x18\v \x03(\v2\x19.skein.admin.v1.AttributeR\n" +
 	"attributes\x12\x1c\n" +
 	"\tplacement\x18\f \x01(\bR\tplacement\x12)\n" +
-	"\x10placement_leader\x18\r \x01(\bR\x0fplacementLeader\"3\n" +
+	"\x10placement_leader\x18\r \x01(\bR\x0fplacementLeader\x12\x16\n" +
+	"\x06leaves\x18\x0e \x01(\bR\x06leaves\"3\n" +
 	"\tAttribute\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"%\n" +
@@ -2840,10 +2860,11 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x11NodeChangeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\">\n" +
 	"\x12NodeChangeResponse\x12(\n" +
-	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\">\n" +
+	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\"X\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x1b\n" +
-	"\tnext_step\x18\x02 \x01(\tR\bnextStep\"'\n" +
+	"\tnext_step\x18\x02 \x01(\tR\bnextStep\x12\x18\n" +
+	"\aremoved\x18\x03 \x01(\bR\aremoved\"'\n" +
 	"\x11RangeMergeRequest\x12\x12\n" +
 	"\x04left\x18\x01 \x01(\x04R\x04left\"M\n" +
 	"\x12RangeMergeResponse\x127\n" +

@@ -114,9 +114,9 @@ func (fakeBackend) Operations(context.Context) (*adminpb.OperationListResponse, 
 // and never becomes empty.
 func (fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeShowResponse, error) {
 	switch node {
-	case "n2":
+	case "n2", "b":
 		return &adminpb.NodeShowResponse{Node: &adminpb.Node{Id: "b", Name: "n2", State: "draining", Ranges: 1}}, nil
-	case "n3":
+	case "n3", "c":
 		return &adminpb.NodeShowResponse{Node: &adminpb.Node{Id: "c", Name: "n3", State: "decommissioned", Ranges: 1}}, nil
 	}
 	return nil, &adminapi.Refusal{Reason: "there is no node " + node, NextStep: "see skein node list"}
@@ -126,7 +126,8 @@ func (fakeBackend) ChangeNode(_ context.Context, change adminapi.NodeChange, nod
 	if node == "n1" {
 		return nil, &adminapi.Refusal{Reason: "no other node is there to lead", NextStep: "add one"}
 	}
-	return &adminpb.Node{Id: "b", Name: node, State: "after " + string(change)}, nil
+	id := map[string]string{"n2": "b", "n3": "c"}[node]
+	return &adminpb.Node{Id: id, Name: node, State: "after " + string(change)}, nil
 }
 
 func (fakeBackend) Pause(context.Context, bool) error { return nil }

@@ -66,7 +66,7 @@ func newNodeChange(f *adminFlags, change adminapi.NodeChange, short, until strin
 				n, err = client.AwaitNode(waiting, adminapi.Wait{
 					Call: f.timeout, Pause: nodePause,
 					Tell: func(n *adminpb.Node) { fmt.Fprintln(c.ErrOrStderr(), adminapi.NodeProgress(n)) },
-				}, change, args[0])
+				}, change, n)
 			}
 			if err != nil {
 				return err

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
@@ -42,13 +43,43 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 		gone.Leaving = []keyspace.NodeID{lost.ID}
 		return c.remove(r, lost, risk+" and every node that serves has a replica", gone)
 	}
+	why := ""
+	if h == holdNodes && t.spare == 0 {
+		if to = c.refuge(r, lost); to != nil {
+			gone.Heard, why, h = []keyspace.NodeID{to.ID}, ", which hears hardly any other node: no other one can take it", free
+		}
+	}
 	if h != free {
 		return Operation{}, h
 	}
 	return Operation{
 		Kind: MoveReplica, From: lost.ID, To: to.ID, Source: source.ID, Requires: gone,
-		Why: risk + ": its replica is rebuilt on " + c.where(to),
+		Why: risk + ": its replica is rebuilt on " + c.where(to) + why,
 	}, free
+}
+
+// refuge returns the lonely node that is to get the replica on from, of a range that the next
+// loss would stop and that no other node can take; nil where there is none. It may be one that
+// does not hear the leader, and never gets its copy: then this is given up, and tried again
+// after Patience. One that gets it has a vote as good as any as long as it hears the leader,
+// and what it has stored is there when it hears the others again; the dead voter in whose
+// place it comes has neither. That it does not lead for long costs nothing either, since it
+// hands over by itself. Where the range can lose one more, or a better node is only busy,
+// waiting costs less than a place that may have to be left.
+func (c *Cluster) refuge(r *rng, from *node) *node {
+	var best *node
+	for _, n := range c.alone {
+		is, has := r.Descriptor.ReplicaOn(n.ID)
+		switch {
+		case !n.live() || n.State != Serving || has && is.Role != keyspace.RoleLearner:
+		case !c.settings.bears(n.receiving, n.receivingBytes) || !has && !c.fits(n, c.cost(r)):
+		case has:
+			return n // what was copied already is not copied again
+		case best == nil || cmp.Or(cmp.Compare(r.inZone(n.zone, from), r.inZone(best.zone, from)), cmp.Compare(n.in.fill, best.in.fill)) < 0:
+			best = n
+		}
+	}
+	return best
 }
 
 func idOf(n *node) keyspace.NodeID {

@@ -45,7 +45,8 @@ type Node struct {
 	Silent      bool
 	SilentSince clock.Time
 	// Lonely says that the node is heard and hears fewer than half of the others: it gives up
-	// by itself what it leads, and is given neither leaders nor replicas. What it has stays.
+	// by itself what it leads, and is given neither leaders nor, but by a range that has no other
+	// way to outlive its next loss, replicas. What it has stays.
 	Lonely bool
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
 	// counts as that of an average disk of one TiB.
@@ -181,6 +182,7 @@ type Cluster struct {
 
 	nodes   map[keyspace.NodeID]*node
 	silent  []*node // by id
+	alone   []*node // those that are lonely, by id
 	zones   []*zone // by name
 	ranges  map[keyspace.RangeID]*rng
 	all     []*rng // in no order; the patrol walks it
@@ -247,6 +249,7 @@ func (c *Cluster) PutNode(n Node) {
 		have.zone = c.zoneOf(n.Zone)
 	}
 	c.touch(have)
+	c.alone = listed(c.alone, have, n.Lonely)
 	if had.Silent != n.Silent || first {
 		c.noteSilence(have)
 	}
@@ -272,6 +275,12 @@ func (c *Cluster) RemoveNode(id keyspace.NodeID) {
 	}
 }
 
+// Holds says whether a range has a replica on the node, or an operation puts one there.
+func (c *Cluster) Holds(id keyspace.NodeID) bool {
+	n, ok := c.nodes[id]
+	return ok && len(n.replicas) > 0
+}
+
 // nodeOf returns the node, also where only a replica has named it so far: then it is
 // one of which nothing was heard.
 func (c *Cluster) nodeOf(id keyspace.NodeID) *node {
@@ -287,15 +296,21 @@ func (c *Cluster) nodeOf(id keyspace.NodeID) *node {
 // noteSilence keeps the list of silent nodes.
 func (c *Cluster) noteSilence(n *node) {
 	n.dead, n.swept = false, false
-	at, found := slices.BinarySearchFunc(c.silent, n.ID, func(a *node, id keyspace.NodeID) int {
+	c.silent = listed(c.silent, n, n.Silent)
+}
+
+// listed returns the nodes, in the order of their ids, with or without n.
+func listed(nodes []*node, n *node, in bool) []*node {
+	at, found := slices.BinarySearchFunc(nodes, n.ID, func(a *node, id keyspace.NodeID) int {
 		return compare(a.ID, id)
 	})
 	switch {
-	case n.Silent && !found:
-		c.silent = slices.Insert(c.silent, at, n)
-	case !n.Silent && found:
-		c.silent = slices.Delete(c.silent, at, at+1)
+	case in && !found:
+		return slices.Insert(nodes, at, n)
+	case !in && found:
+		return slices.Delete(nodes, at, at+1)
 	}
+	return nodes
 }
 
 func (c *Cluster) reviewLater(n *node) {

@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -138,6 +139,9 @@ func (c *Cluster) recount() error {
 		}
 		if n.takes() {
 			live++
+		}
+		if slices.Contains(c.alone, n) != n.Lonely {
+			return fmt.Errorf("node %s is lonely: %t, and those are %v", id, n.Lonely, c.alone)
 		}
 		if n.known && n.State == Serving && !n.dead {
 			bytes += n.bytes

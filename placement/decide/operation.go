@@ -135,6 +135,9 @@ type Requirement struct {
 	Ranges []RangeIs
 	// Live nodes are heard, hear others, and are neither drained nor decommissioned.
 	Live []keyspace.NodeID
+	// Heard nodes are heard, and neither drained nor decommissioned; whom they hear does not
+	// count. What is decided for them is in Live otherwise.
+	Heard []keyspace.NodeID
 	// Silent nodes are not heard.
 	Silent []keyspace.NodeID
 	// Leaving nodes are drained or decommissioned.
@@ -183,6 +186,11 @@ func (q *Requirement) Check(f Facts) error {
 func (q *Requirement) checkNodes(f Facts) error {
 	for _, id := range q.Live {
 		if n, ok := f.Node(id); !ok || !n.Takes() {
+			return fmt.Errorf("node %s was to take part and is %s", id, n.describe(ok))
+		}
+	}
+	for _, id := range q.Heard {
+		if n, ok := f.Node(id); !ok || n.Silent || n.State != Serving {
 			return fmt.Errorf("node %s was to take part and is %s", id, n.describe(ok))
 		}
 	}

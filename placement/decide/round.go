@@ -185,7 +185,7 @@ func (c *Cluster) emit(r *rng, op Operation) {
 		op.Requires.Ranges = append(op.Requires.Ranges, other.is())
 	}
 	for _, id := range []keyspace.NodeID{op.To, op.Lead} {
-		if id != 0 && !slices.Contains(op.Requires.Live, id) {
+		if id != 0 && !slices.Contains(op.Requires.Live, id) && !slices.Contains(op.Requires.Heard, id) {
 			op.Requires.Live = append(op.Requires.Live, id)
 		}
 	}

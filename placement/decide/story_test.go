@@ -188,6 +188,9 @@ func (s *story) decide(a args) string {
 		if !a.d.HasArg("brief") {
 			q := &op.Requires
 			fmt.Fprintf(&b, "  since %s\n  requires live %v silent %v leaving %v\n", op.Why, q.Live, q.Silent, q.Leaving)
+			if len(q.Heard) > 0 {
+				fmt.Fprintf(&b, "  heard %v\n", q.Heard)
+			}
 		}
 	}
 	s.last = round.Operations
