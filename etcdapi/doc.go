@@ -30,7 +30,7 @@
 // # JSON
 //
 // Under /v3/ is etcd's JSON gateway: its own generated translation, which calls the
-// gRPC services over a connection within the process. There are no websockets.
+// gRPC services over a connection within the process. Its streams may come by websocket too.
 //
 // # Guarantees
 //

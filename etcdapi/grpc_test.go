@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/kverror"
@@ -145,6 +148,55 @@ func TestNotYet(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCompressedCalls: what clients send compressed is understood, and answered plainly. The
+// compressor is the one that this package brings along: the test does not.
+func TestCompressedCalls(t *testing.T) {
+	r := newRig(t, "http", nil)
+	seen := &encodings{}
+	c := r.client(t, clientv3.Config{DialOptions: []grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.UseCompressor("gzip")), grpc.WithStatsHandler(seen),
+	}})
+	if _, err := c.Put(t.Context(), "k", strings.Repeat("v", 1<<10)); err != nil {
+		t.Fatal(err)
+	}
+	health, err := grpc_health_v1.NewHealthClient(c.ActiveConnection()).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := health.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	if len(seen.out) < 2 || slices.ContainsFunc(seen.out, func(e string) bool { return e != "gzip" }) {
+		t.Errorf("requests were encoded as %q", seen.out)
+	}
+	if len(seen.in) < 2 || slices.ContainsFunc(seen.in, func(e string) bool { return e == "gzip" }) {
+		t.Errorf("answers were encoded as %q", seen.in)
+	}
+}
+
+// encodings notes how a client's requests and their answers are encoded.
+type encodings struct {
+	mu      sync.Mutex
+	out, in []string
+}
+
+func (e *encodings) HandleRPC(_ context.Context, s stats.RPCStats) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch h := s.(type) {
+	case *stats.OutHeader:
+		e.out = append(e.out, h.Compression)
+	case *stats.InHeader:
+		e.in = append(e.in, h.Compression)
+	}
+}
+
+func (*encodings) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (*encodings) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (*encodings) HandleConn(context.Context, stats.ConnStats)                       {}
 
 // TestTimeouts: the server's patience is etcd's timeout, the client's own end stays
 // what it is.
