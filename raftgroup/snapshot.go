@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,19 +15,20 @@ import (
 )
 
 // A snapshot goes over one stream of the bus. Its first message says what it is;
-// then come the tables, each a run of chunks closed by its size and checksum, and
-// the end. The receiver answers once, when it has installed everything durably.
+// the receiver lets it wait until it is its turn; then come the tables, each a run of
+// chunks closed by its size and checksum, and the end. The receiver answers once, when it has installed everything durably.
 // What fails is begun anew, from a newer state and perhaps by another sender; but the
 // receiver keeps the tables that it has for a while, and says first which. The sender
 // cuts its tables at the same keys, and does not send those that came out the same.
 const (
-	snapshotVersion = 2
+	snapshotVersion = 3
 
 	snapChunk = 1
 	snapTable = 2 // end of a table
 	snapEnd   = 3
 	snapHave  = 4 // from the receiver: the tables that it has
 	snapReuse = 5 // instead of a table: one of those
+	snapWait  = 6 // from the receiver, before what it has: it is not this one's turn yet
 
 	// chunkBytes is how much of a table a message has: a ms of what a node sends by
 	// default, and what fills a write of the bus.
@@ -34,8 +36,16 @@ const (
 	// paceStep is how long those sleep who are ahead of a limiter, and all wake together: a
 	// ms for each message costs more of the processors than the messages do.
 	paceStep = 10 * time.Millisecond
-	// catchUp is how much of a pause a limiter makes up for.
-	catchUp = 100 * time.Millisecond
+	// catchUp is how much of a pause a limiter makes up for: no more than a step, or requests
+	// stand behind all that a node was not asked for in a while.
+	catchUp = 10 * time.Millisecond
+	// fetchesAtOnce is how many snapshots have their tables come at a time; the others wait,
+	// first come, first served. All at once they would share the rate, come to their end
+	// together and then, while all of them are installed, leave it unused: the machine had
+	// copies in waves, and requests stood behind each.
+	fetchesAtOnce = 4
+	// turnTold is how often a sender that waits for its turn hears that it does.
+	turnTold = stallTimeout / 4
 	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
 	snapshotTablesMax = 1 << 16
 	// pinTTL is how long a snapshot that makes no progress keeps the log.
@@ -105,6 +115,9 @@ type snapshots struct {
 		sends    map[*sending]struct{}
 		receives map[*receive]struct{}
 		number   uint64 // of the next staged file
+		// fetches are those whose tables come or that wait for it, in the order in which they
+		// came. Those that have their turn, the first fetchesAtOnce, are closed.
+		fetches []chan struct{}
 		// kept are the tables of copies that were cut, at most keptCopiesMax.
 		kept  map[keyspace.GroupID]*keptCopy
 		ended bool // nothing is installed any more
@@ -162,6 +175,29 @@ func (s *snapshots) addReceive(r *receive) bool {
 	}
 	s.mu.receives[r] = struct{}{}
 	return true
+}
+
+// queue gets in line for having tables come; the channel is closed when it is the turn.
+// leave ends both the turn and the wait for it.
+func (s *snapshots) queue() (turn chan struct{}) {
+	turn = make(chan struct{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.fetches = append(s.mu.fetches, turn)
+	if len(s.mu.fetches) <= fetchesAtOnce {
+		close(turn)
+	}
+	return turn
+}
+
+func (s *snapshots) leave(turn chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.mu.fetches, turn)
+	s.mu.fetches = slices.Delete(s.mu.fetches, i, i+1)
+	if i < fetchesAtOnce && len(s.mu.fetches) >= fetchesAtOnce {
+		close(s.mu.fetches[fetchesAtOnce-1])
+	}
 }
 
 func (s *snapshots) done(x *sending, r *receive) {

@@ -3,10 +3,13 @@ package raftgroup
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -127,5 +130,83 @@ func TestCopyComesInFewMessages(t *testing.T) {
 		if bytes < size || large != chunkBytes || chunks > bytes/chunkBytes+ends {
 			t.Errorf("%d bytes of %d tables in %d messages, the largest of %d", bytes, ends, chunks, large)
 		}
+	})
+}
+
+// The first fetchesAtOnce have their turn, and who comes first is served first, whoever
+// leaves.
+func TestFetchesTakeTurns(t *testing.T) {
+	s := &snapshots{}
+	var line []chan struct{}
+	for range fetchesAtOnce + 4 {
+		line = append(line, s.queue())
+	}
+	check := func(step string, want int) {
+		t.Helper()
+		for i, turn := range line {
+			select {
+			case <-turn:
+				if i >= want {
+					t.Errorf("%s: number %d of the line has its turn, of %d", step, i, want)
+				}
+			default:
+				if i < want {
+					t.Errorf("%s: number %d of the line has no turn, of %d", step, i, want)
+				}
+			}
+		}
+	}
+	leave := func(i int) {
+		s.leave(line[i])
+		line = slices.Delete(line, i, i+1)
+	}
+	check("at first", fetchesAtOnce)
+	leave(fetchesAtOnce + 1)
+	check("one that waited leaves", fetchesAtOnce)
+	leave(1)
+	check("one that had its turn leaves", fetchesAtOnce)
+	for len(line) > 1 {
+		leave(0)
+		check("the first leaves", min(fetchesAtOnce, len(line)))
+	}
+	leave(0)
+	line = append(line, s.queue())
+	check("one comes behind all", 1)
+}
+
+// A copy waits for its turn as long as it takes, longer than one that makes no progress is
+// waited for, and nothing of it has failed then.
+func TestCopyWaitsForItsTurn(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		f := lagging(r)
+		f.start()
+		snaps := &f.host.snaps
+		var turns []chan struct{}
+		for range fetchesAtOnce {
+			turns = append(turns, snaps.queue())
+		}
+		waiting := func() int {
+			snaps.mu.Lock()
+			defer snaps.mu.Unlock()
+			return len(snaps.mu.fetches) - fetchesAtOnce
+		}
+		r.eventually("copies wait", 10*time.Second, func() bool { return waiting() == 2 })
+		time.Sleep(3 * stallTimeout)
+		if n := waiting(); n != 2 {
+			t.Errorf("%d copies wait, wanted 2", n)
+		}
+		for _, n := range r.nodes {
+			if failed := testutil.ToFloat64(n.host.m.snapshotsFailed); failed > 0 {
+				t.Errorf("node %d: %.0f snapshots failed while they waited", n.id, failed)
+			}
+		}
+		for _, turn := range turns {
+			snaps.leave(turn)
+		}
+		r.equal(1)
+		r.equal(2)
 	})
 }

@@ -176,11 +176,36 @@ func (g *Group) endReceive(r *receive) {
 	}
 }
 
-// fetch writes the tables to files. It says first which of them are here already.
+// fetch waits for its turn and writes the tables to files. It says first which of them are
+// here already.
 func (r *receive) fetch(s transport.Stream) error {
+	turn := r.g.h.snaps.queue()
+	defer r.g.h.snaps.leave(turn)
+	if err := r.await(turn, s); err != nil {
+		return err
+	}
 	w := newWatch(r.ctx, r.g.h.cfg.Clock)
 	r.have = r.g.h.snaps.takeKept(r.g.id, r.head.to)
 	return w.end(r.fetchAll(w, s))
+}
+
+// await waits for the turn, and tells the sender that it is to wait.
+func (r *receive) await(turn <-chan struct{}, s transport.Stream) error {
+	told := r.g.h.cfg.Clock.NewTimer(turnTold)
+	defer told.Stop()
+	for {
+		select {
+		case <-turn:
+			return nil
+		case <-r.ctx.Done():
+			return context.Cause(r.ctx)
+		case <-told.C():
+			if err := s.Send(r.ctx, []byte{snapWait}); err != nil {
+				return err
+			}
+			told.Reset(turnTold)
+		}
+	}
 }
 
 func (r *receive) fetchAll(w *watch, s transport.Stream) error {

@@ -164,10 +164,14 @@ func (x *sending) send() (err error) {
 	return err
 }
 
-// recvHave takes the receiver's word on which tables it has, and returns the keys at
-// which they end.
+// recvHave waits for the turn at the receiver, takes its word on which tables it has, and
+// returns the keys at which they end.
 func (x *sending) recvHave() (cuts [][]byte, err error) {
 	m, err := x.stream.Recv(x.ctx)
+	for ; err == nil && len(m) == 1 && m[0] == snapWait; m, err = x.stream.Recv(x.ctx) {
+		x.ctx.progress()
+		x.renewPin()
+	}
 	if err != nil {
 		return nil, err
 	}
