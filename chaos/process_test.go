@@ -361,10 +361,14 @@ func (c *cluster) stop() {
 	for _, n := range running {
 		select {
 		case <-n.exited:
+		case <-ctx.Done():
+		}
+		select { // once it is too late for one of them, others have ended all the same
+		case <-n.exited:
 			if s := n.cmd.ProcessState; !s.Success() {
 				c.blame("processes: %s was asked to stop and ended with %v", n.name, s)
 			}
-		case <-ctx.Done():
+		default:
 			c.late("processes: %s was asked to stop and did not in %v", n.name, stopPatience)
 		}
 	}

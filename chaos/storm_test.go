@@ -548,6 +548,9 @@ func (s *storm) lastWords(ctx context.Context) int64 {
 	r := s.op.probes[0]
 	o := s.lastChange(r)
 	for o.Outcome != sim.Answered && s.c.still.stood(term.start, time.Now()) > 0 && !term.over() {
+		if term.first() {
+			s.note("excused: the last change is asked for again, for the machine stood still: %s", o)
+		}
 		o = s.lastChange(r) // nobody waited for the one before
 	}
 	if o.Outcome != sim.Answered {

@@ -177,6 +177,30 @@ func TestCompressedCalls(t *testing.T) {
 	}
 }
 
+// TestPlainCalls: who compresses nothing is told nothing of it, as by etcd.
+func TestPlainCalls(t *testing.T) {
+	seen := &encodings{}
+	c := newRig(t, "http", nil).client(t, clientv3.Config{DialOptions: []grpc.DialOption{grpc.WithStatsHandler(seen)}})
+	if _, err := c.Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	if len(seen.in) == 0 || slices.ContainsFunc(seen.in, func(e string) bool { return e != "" }) {
+		t.Errorf("answers were encoded as %q", seen.in)
+	}
+}
+
+// TestCompressedIsBounded: what is small only as long as it is compressed is refused.
+func TestCompressedIsBounded(t *testing.T) {
+	c := newRig(t, "http", nil).client(t, clientv3.Config{DialOptions: []grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.UseCompressor("gzip")),
+	}, MaxCallSendMsgSize: 64 << 20})
+	if _, err := c.Put(t.Context(), "k", strings.Repeat("v", 16<<20)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a put of 16 MiB of one letter: %v", err)
+	}
+}
+
 // encodings notes how a client's requests and their answers are encoded.
 type encodings struct {
 	mu      sync.Mutex

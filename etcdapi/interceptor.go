@@ -32,7 +32,10 @@ var errNoLeader = errors.New("etcdapi: no leader for three election timeouts")
 // leader.
 func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, err error) {
 	// gRPC would answer compressed what came compressed: a copy that unsent does not count.
-	_ = grpc.SetSendCompressor(ctx, encoding.Identity)
+	// Other answers say nothing of it, as etcd's do.
+	if c, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ RecvCompress() string }); ok && c.RecvCompress() != "" {
+		_ = grpc.SetSendCompressor(ctx, encoding.Identity)
+	}
 	version := "unknown"
 	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 {
 		version = v[0]

@@ -221,6 +221,7 @@ func FuzzAdmin(f *testing.F) {
 	for _, q := range []adminRequest{
 		{Op: adminList},
 		{Op: adminShow, Range: 1},
+		{Op: adminLook, Range: 1},
 		{Op: adminHash, Range: 1, Revision: 5, Compacted: 1},
 		{Op: adminCreate, Descriptors: []keyspace.Descriptor{testDescriptor}},
 		{Op: adminCreate, Descriptors: []keyspace.Descriptor{{Range: 2, Generation: 1, Span: keyspace.Span{Start: []byte("b"), End: []byte("a")}}}},

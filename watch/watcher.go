@@ -173,7 +173,8 @@ type Watcher struct {
 
 	queue []delivery
 	bytes int64
-	// told is the revision of the last event that its client was given, 0 before any.
+	// told is the highest revision that its client was told, by an event or by progress, 0
+	// before any.
 	told keyspace.Revision
 	// compacted is set where it was cancelled; ready says that it is in s.ready.
 	// tooLarge is a revision for which it was.
@@ -554,6 +555,9 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 			s.asked = 0
 			s.awaitLocked()
 		}
+		for w := range s.watchers {
+			w.told = max(w.told, rev)
+		}
 		return Delivery{Revision: rev}, true, nil
 	}
 	return d, false, nil
@@ -604,18 +608,22 @@ func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
 	}
 	// What is complete may be less than it was: a range that takes in another one has spoken of
 	// no more than either. clientv3 goes on behind the last answer, be it an event or progress,
-	// and would be told twice what lies between.
+	// and would be told twice what lies between; and Kubernetes' watch cache takes its own
+	// revision from progress.
 	return max(rev, w.told), true
 }
 
 // Progress says up to where the watcher's client has got everything: all events at or
-// below the revision were given out by Next. ok is false where the watcher lags, its
-// client does, or it begins later.
+// below the revision were given out by Next. The caller tells the client, so it is never
+// less than before. ok is false where the watcher lags, its client does, or it begins later.
 func (w *Watcher) Progress() (rev keyspace.Revision, ok bool) {
 	w.s.hub.mu.Lock()
 	defer w.s.hub.mu.Unlock()
-	rev, ok = w.passedLocked()
-	return rev, ok && rev >= w.req.Start && rev >= w.from-1
+	if rev, ok = w.passedLocked(); !ok || rev < w.req.Start || rev < w.from-1 {
+		return rev, false
+	}
+	w.told = rev
+	return rev, true
 }
 
 // RequestProgress has Next give out a revision without events, once all watchers of the
