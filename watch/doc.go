@@ -17,7 +17,7 @@
 // leader's answer. Ranges that were handed nothing are not asked.
 //
 // W3. Progress is the same number: a revision that it tells was passed by every event at
-// or below it.
+// or below it. That of a stream is not below an event that one of its watchers was told.
 //
 // W4. Whoever is slow, late or far in the past reads history and delays nobody. Every
 // buffer has a bound, beyond which watchers go on from history. What was read for clients

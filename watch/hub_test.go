@@ -30,7 +30,7 @@ func newHub(w *world, change func(*Config)) *Hub {
 	return New(c)
 }
 
-// observer is a client with one watcher: it notes what it is told, and at what speed.
+// observer is a client's watcher: it notes what it is told, and at what speed.
 type observer struct {
 	name string
 	req  Request
@@ -40,6 +40,7 @@ type observer struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	from     keyspace.Revision
+	next     keyspace.Revision // where its client goes on
 	events   []*mvccpb.Event
 	when     []time.Time
 	bounds   []int // events before each delivery
@@ -55,47 +56,81 @@ type progressNote struct {
 	count int
 }
 
-// observe runs a watcher until ctx ends.
-func observe(ctx context.Context, h *Hub, o *observer) {
-	o.s = h.NewStream()
-	defer o.s.Close()
-	watcher, current, err := o.s.Watch(ctx, 1, o.req)
-	o.mu.Lock()
-	o.err = err
-	if o.from = o.req.Start; o.from == 0 {
-		o.from = current + 1
-	}
-	o.mu.Unlock()
-	for n := 0; err == nil; n++ {
-		if n%7 == 3 {
-			_ = o.s.RequestProgress(ctx)
+// observe runs the watchers of one stream until ctx ends. Progress is asked for also before
+// those that are not the first begin.
+func observe(ctx context.Context, h *Hub, os ...*observer) {
+	s := h.NewStream()
+	defer s.Close()
+	of, watchers := map[*Watcher]*observer{}, []*Watcher{}
+	for i, o := range os {
+		if i > 0 {
+			_ = s.RequestProgress(ctx)
 		}
-		if n%5 == 2 {
-			o.settle(ctx, watcher)
+		watcher, current, err := s.Watch(ctx, int64(i), o.req)
+		o.s, of[watcher], watchers = s, o, append(watchers, watcher)
+		o.mu.Lock()
+		o.err = err
+		if o.from = o.req.Start; o.from == 0 {
+			o.from = current + 1
 		}
-		var d Delivery
-		if d, err = o.s.Next(ctx); err != nil {
+		o.next = o.from
+		o.mu.Unlock()
+		if err != nil {
 			return
 		}
-		o.mu.Lock()
-		switch {
-		case d.Compacted != 0:
-			o.ended = d.Compacted
-		case d.Watcher == nil:
-			o.progress = append(o.progress, progressNote{d.Revision, len(o.events)})
-		default:
-			o.bounds = append(o.bounds, len(o.events))
-			o.events = append(o.events, d.Events...)
-			for range d.Events {
-				o.when = append(o.when, time.Now())
-			}
-			if last := d.Events[len(d.Events)-1].Kv.ModRevision; int64(d.Revision) < last {
-				o.err = fmt.Errorf("a delivery up to %d has revision %d", last, d.Revision)
+	}
+	for n := 0; ; n++ {
+		if n%7 == 3 {
+			_ = s.RequestProgress(ctx)
+		}
+		if n%5 == 2 {
+			w := watchers[n%len(watchers)]
+			of[w].settle(ctx, w)
+		}
+		d, err := s.Next(ctx)
+		if err != nil {
+			return
+		}
+		if o := of[d.Watcher]; o != nil {
+			o.take(&d)
+		} else {
+			for _, o := range os {
+				o.takeProgress(d.Revision)
 			}
 		}
-		o.mu.Unlock()
-		time.Sleep(o.slow)
+		time.Sleep(os[0].slow)
 	}
+}
+
+// take notes what the watcher is told.
+func (o *observer) take(d *Delivery) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if d.Compacted != 0 {
+		o.ended = d.Compacted
+		return
+	}
+	o.bounds = append(o.bounds, len(o.events))
+	o.events = append(o.events, d.Events...)
+	for range d.Events {
+		o.when = append(o.when, time.Now())
+	}
+	last := keyspace.Revision(d.Events[len(d.Events)-1].Kv.ModRevision)
+	if d.Revision < last {
+		o.err = fmt.Errorf("a delivery up to %d has revision %d", last, d.Revision)
+	}
+	o.next = last + 1
+}
+
+// takeProgress notes what all watchers of the stream are told: a client of etcd goes on
+// behind it, also where it was further.
+func (o *observer) takeProgress(rev keyspace.Revision) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if rev+1 < o.next {
+		o.err = fmt.Errorf("progress %d to a client that goes on at %d", rev, o.next)
+	}
+	o.progress = append(o.progress, progressNote{rev, len(o.events)})
 }
 
 // settle notes whether the watcher is settled at what is current, as of a live one.
@@ -224,9 +259,12 @@ func everyEventOnce(t *testing.T, seed uint64) {
 		case n < 87 && len(w.ranges) < 16:
 			w.split(string(rune('a' + rng.IntN(8))))
 		case n < 92:
-			o := randomObserver(rng, len(all), w)
-			all = append(all, o)
-			watchers.Go(func() { observe(ctx, h, o) })
+			os := []*observer{randomObserver(rng, len(all), w)}
+			for rng.IntN(2) == 0 { // more on the stream
+				os = append(os, randomObserver(rng, len(all)+len(os), w))
+			}
+			all = append(all, os...)
+			watchers.Go(func() { observe(ctx, h, os...) })
 		default:
 			time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond)
 		}

@@ -285,7 +285,7 @@ func TestFitting(t *testing.T) {
 		{2, []*mvccpb.Event{e(1, half), e(1, half), e(2, 1)}}, // a revision is not divided
 		{1, []*mvccpb.Event{e(1, 1), e(2, half), e(2, half)}},
 	} {
-		if n := fitting(c.events); n != c.want {
+		if n := fitting(c.events, keyspace.MaxRevision); n != c.want {
 			t.Errorf("%d events fit, want %d", n, c.want)
 		}
 	}

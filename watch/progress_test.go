@@ -104,3 +104,318 @@ func TestProgressDoesNotGoBack(t *testing.T) {
 		}
 	})
 }
+
+// progressRig is a stream with watchers a and c of two ranges. It notes what they are told.
+type progressRig struct {
+	*settleRig
+	a, c *Watcher
+	// told are the last events of each, most the last of all, answers the progress, and
+	// before most as it was before each of them.
+	told            map[*Watcher]keyspace.Revision
+	most            keyspace.Revision
+	answers, before []keyspace.Revision
+}
+
+func newProgressRig(t *testing.T, w *world, h *Hub) *progressRig {
+	t.Helper()
+	s := newSettleRig(t, w, h, spanOf("a", "b"), spanOf("c", "d"))
+	return &progressRig{settleRig: s, a: s.watchers[0], c: s.watchers[1], told: map[*Watcher]keyspace.Revision{}}
+}
+
+// ask asks for progress.
+func (r *progressRig) ask() {
+	r.t.Helper()
+	if err := r.s.RequestProgress(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// take takes what there is to take, and judges what progress is told.
+func (r *progressRig) take() {
+	r.t.Helper()
+	for {
+		d, ok, err := r.s.TryNext()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if !ok {
+			return
+		}
+		if d.Watcher == nil {
+			if d.Revision < r.most {
+				r.t.Errorf("progress %d behind revision %d", d.Revision, r.most)
+			}
+			r.answers, r.before = append(r.answers, d.Revision), append(r.before, r.most)
+			continue
+		}
+		r.got += len(d.Events)
+		first, last := keyspace.Revision(d.Events[0].Kv.ModRevision), keyspace.Revision(d.Events[len(d.Events)-1].Kv.ModRevision)
+		if n := len(r.answers); n > 0 && first <= r.answers[n-1] {
+			r.t.Errorf("revision %d behind progress %d", first, r.answers[n-1])
+		}
+		r.told[d.Watcher], r.most = last, max(r.most, last)
+	}
+}
+
+// takeFor takes whatever comes whenever the stream is woken, and nothing otherwise.
+func (r *progressRig) takeFor(d time.Duration) {
+	r.t.Helper()
+	for end := time.Now().Add(d); ; {
+		r.take()
+		if !r.wait(time.Until(end)) {
+			return
+		}
+	}
+}
+
+// write writes the key and waits until that is applied. It returns the revision.
+func (r *progressRig) write(key string) keyspace.Revision {
+	r.w.write(key)
+	r.w.wg.Wait()
+	return r.current()
+}
+
+// lock has the range of the key be complete up to what is current and no further, until it
+// is undone.
+func (r *progressRig) lock(key string) (undo func()) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	o := r.w.of(key)
+	o.locks[1] = r.w.rev
+	return func() {
+		r.w.mu.Lock()
+		defer r.w.mu.Unlock()
+		delete(o.locks, 1)
+		r.w.appendLocked(o, worldEntry{}) // says up to where it is complete now
+	}
+}
+
+// Where a watcher was told an event above what another one of the stream has come to, events
+// above that wait until the other one has come there too, and then progress is told.
+func TestProgressWaitsForWhatOthersWereTold(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		r := newProgressRig(t, w, h)
+		unlock := r.lock("ca")
+		r.ask()
+		c, a := r.write("ca"), r.write("aa")
+		time.Sleep(10 * time.Millisecond)
+		r.take()
+		r.write("aa")
+		r.takeFor(10 * time.Millisecond)
+		if r.told[r.a] != a || len(r.answers) != 0 {
+			t.Fatalf("told %d of %d, and progress %v", r.told[r.a], a, r.answers)
+		}
+		unlock()
+		last := r.write("aa")
+		r.takeFor(10 * time.Millisecond)
+		if r.told[r.a] != last || r.told[r.c] != c || r.got != 4 {
+			t.Errorf("told %d and %d in %d events", r.told[r.a], r.told[r.c], r.got)
+		}
+		if len(r.answers) != 1 || r.answers[0] < a {
+			t.Errorf("progress %v behind revision %d", r.answers, a)
+		}
+	})
+}
+
+// What lies across the revision up to which events are given out is divided there, be it one
+// batch or several that wait for the client.
+func TestProgressDividesABatch(t *testing.T) {
+	for name, together := range map[string]bool{"one": true, "several": false} {
+		t.Run(name, func(t *testing.T) {
+			quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+				r := newProgressRig(t, w, h)
+				unlock := r.lock("ca")
+				r.ask()
+				r.write("ca")
+				a := r.write("aa")
+				time.Sleep(10 * time.Millisecond)
+				r.take()
+				if !together {
+					unlock()
+					time.Sleep(10 * time.Millisecond)
+				}
+				r.write("ca")
+				r.write("aa")
+				time.Sleep(10 * time.Millisecond)
+				if together {
+					unlock()
+				}
+				r.takeFor(10 * time.Millisecond)
+				if len(r.answers) != 1 || r.before[0] != a || r.got != 4 {
+					t.Errorf("progress %v behind revisions %v, want %d; %d events", r.answers, r.before, a, r.got)
+				}
+			})
+		})
+	}
+}
+
+// Progress is told soon after it was asked for, under load of all ranges,
+// where at no moment all have come to what one was told.
+func TestProgressUnderLoad(t *testing.T) {
+	const each, writes = 50, 3000
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		r := newProgressRig(t, w, h)
+		var asked time.Time
+		worst, answers := time.Duration(0), 0
+		for i := range writes {
+			w.write([]string{"aa", "ca"}[i%2])
+			for range 20 {
+				time.Sleep(50 * time.Microsecond)
+				r.take()
+			}
+			if n := len(r.answers); n > answers {
+				worst, answers = max(worst, time.Since(asked)), n
+			}
+			if i%each == 0 {
+				asked = time.Now()
+				r.ask()
+			}
+		}
+		if answers != writes/each {
+			t.Errorf("progress was told %d times, asked for %d times", answers, writes/each)
+		}
+		if most := 10 * time.Millisecond; worst > most {
+			t.Errorf("progress was told %v after it was asked for", worst)
+		}
+		w.wg.Wait()
+		r.takeFor(time.Second)
+		if r.got != writes {
+			t.Errorf("%d events of %d", r.got, writes)
+		}
+	})
+}
+
+// A range that does not speak holds the events of others back for a moment, once in a while,
+// and no progress is told meanwhile. It is told when the range speaks.
+func TestProgressOfASilentRangeHoldsNobodyForLong(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		r := newProgressRig(t, w, h)
+		unlock := r.lock("ca")
+		r.ask()
+		c := r.write("ca")
+		r.write("aa")
+		time.Sleep(10 * time.Millisecond)
+		late, worst, first := 0, time.Duration(0), time.Now()
+		const events = 100
+		for range events {
+			rev, at := r.write("aa"), time.Now()
+			for r.told[r.a] < rev {
+				if !r.wait(time.Second) {
+					t.Fatal("nobody is woken")
+				}
+				r.take()
+			}
+			took := time.Since(at)
+			if worst = max(worst, took); took > 10*time.Millisecond {
+				late++
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if worst < holdMost/2 || worst > holdMost+tick+10*time.Millisecond {
+			t.Errorf("an event was held for %v", worst)
+		}
+		if most := 1 + int(time.Since(first)/(holdRest*holdMost)); late > most {
+			t.Errorf("%d of %d events were held, in %v", late, events, time.Since(first))
+		}
+		if len(r.answers) != 0 {
+			t.Fatalf("progress %v beside a range that does not speak", r.answers)
+		}
+		unlock()
+		r.takeFor(100 * time.Millisecond)
+		if len(r.answers) != 1 || r.answers[0] < r.told[r.a] || r.told[r.c] != c {
+			t.Errorf("progress %v, told %d and %d", r.answers, r.told[r.a], r.told[r.c])
+		}
+	})
+}
+
+// Events are given out at once where the one that was waited for is cancelled, and where a
+// watcher begins that has to catch up.
+func TestProgressHoldsNothingInVain(t *testing.T) {
+	change := func(c *Config) { c.RecentBytes = 1 }
+	for name, end := range map[string]func(r *progressRig){
+		"cancelled": func(r *progressRig) { r.s.Cancel(r.c) },
+		"lagging": func(r *progressRig) {
+			if _, _, err := r.s.Watch(r.t.Context(), 9, Request{Span: spanOf("b", "d"), Start: 2}); err != nil {
+				r.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			quiet(t, change, func(t *testing.T, w *world, h *Hub) {
+				r := newProgressRig(t, w, h)
+				defer r.lock("ca")()
+				r.ask()
+				r.write("ca")
+				r.write("aa")
+				time.Sleep(10 * time.Millisecond)
+				r.take()
+				last := r.write("aa")
+				time.Sleep(10 * time.Millisecond)
+				if r.take(); r.told[r.a] == last {
+					t.Fatal("nothing is held")
+				}
+				end(r)
+				for r.wait(time.Microsecond) {
+				}
+				if r.take(); r.told[r.a] != last && !r.wait(time.Microsecond) {
+					t.Fatal("nobody is woken")
+				}
+				if r.take(); r.told[r.a] != last {
+					t.Errorf("told %d of %d", r.told[r.a], last)
+				}
+			})
+		})
+	}
+}
+
+// What is held back is not settled, though no range has to speak of it any more.
+func TestNothingIsSettledThatIsHeld(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		w.puts = true
+		r := newProgressRig(t, w, h)
+		r.s.Cancel(r.c)
+		if _, _, err := r.s.Watch(t.Context(), 9, Request{Span: spanOf("c", "d"), NoPut: true}); err != nil {
+			t.Fatal(err)
+		}
+		unlock := r.lock("ca")
+		r.ask()
+		r.write("ca")
+		r.write("aa")
+		time.Sleep(10 * time.Millisecond)
+		r.take()
+		last := r.write("aa")
+		time.Sleep(10 * time.Millisecond)
+		r.take()
+		unlock()
+		time.Sleep(10 * time.Millisecond)
+		if r.told[r.a] == last || r.settled(last, false) {
+			t.Errorf("settled at %d, told %d", last, r.told[r.a])
+		}
+		if rev, ok := r.a.Progress(); ok {
+			t.Errorf("progress %d of one whose events wait", rev)
+		}
+		if r.take(); r.told[r.a] != last || !r.settled(last, false) || len(r.answers) != 1 {
+			t.Errorf("not settled at %d, told %d, progress %v", last, r.told[r.a], r.answers)
+		}
+	})
+}
+
+// What was asked for before a watcher began is not told below where it begins: its client
+// would go on there.
+func TestProgressIsNotBelowAStart(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		r := newProgressRig(t, w, h)
+		defer r.lock("ca")()
+		r.ask()
+		r.write("ca")
+		_, current, err := r.s.Watch(t.Context(), 9, Request{Span: spanOf("d", "e")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.most = current
+		r.takeFor(time.Second)
+		if len(r.answers) != 0 {
+			t.Errorf("progress %v before all have come to %d", r.answers, current)
+		}
+	})
+}

@@ -6,11 +6,13 @@ import (
 	"iter"
 	"slices"
 	"sync"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -37,7 +39,8 @@ type Delivery struct {
 	Events []*mvccpb.Event
 	// Revision is a revision at or above that of all events, up to which there are no
 	// others. Without events, Compacted and TooLarge, this is the answer to
-	// RequestProgress, for all watchers of the stream, and Watcher is nil.
+	// RequestProgress, for all watchers of the stream, and Watcher is nil: none of them was
+	// told an event above it.
 	Revision keyspace.Revision
 	// Compacted, if not 0, ends the watcher: events that it has not got were compacted up
 	// to there.
@@ -61,6 +64,11 @@ type delivery struct {
 // first is the revision of its first event.
 func (d *delivery) first() keyspace.Revision {
 	return keyspace.Revision(d.events[0].Kv.ModRevision)
+}
+
+// last is the revision of its last event.
+func (d *delivery) last() keyspace.Revision {
+	return keyspace.Revision(d.events[len(d.events)-1].Kv.ModRevision)
 }
 
 // sharedEvents are events that wait for the clients of several watchers. What all of them
@@ -176,7 +184,7 @@ type Watcher struct {
 	// told is the highest revision that its client was told, by an event or by progress, 0
 	// before any.
 	told keyspace.Revision
-	// compacted is set where it was cancelled; ready says that it is in s.ready.
+	// compacted is set where it was cancelled; ready says that it is in s.ready or s.held.
 	// tooLarge is a revision for which it was.
 	compacted, tooLarge keyspace.Revision
 	ready               bool
@@ -256,12 +264,13 @@ const (
 	maxDeliveryBytes     = 1 << 20
 )
 
-// fitting returns how many of the events fit into a delivery.
-func fitting(events []*mvccpb.Event) int {
+// fitting returns how many of the events fit into a delivery of none above the ceiling, which
+// the first one is not.
+func fitting(events []*mvccpb.Event, ceiling keyspace.Revision) int {
 	border, revisions, bytes := 0, 1, 0
 	for i, e := range events {
 		if i > 0 && e.Kv.ModRevision != events[i-1].Kv.ModRevision {
-			if border, revisions = i, revisions+1; revisions > maxDeliveryRevisions {
+			if border, revisions = i, revisions+1; revisions > maxDeliveryRevisions || e.Kv.ModRevision > int64(ceiling) {
 				return border
 			}
 		}
@@ -281,16 +290,16 @@ func fitting(events []*mvccpb.Event) int {
 // not keep up is helped by fewer messages.
 func (w *Watcher) takeLocked() Delivery {
 	first := &w.queue[0]
-	small := first.bytes <= maxDeliveryBytes && len(first.events) <= maxDeliveryRevisions
+	small := first.bytes <= maxDeliveryBytes && len(first.events) <= maxDeliveryRevisions && first.last() <= w.s.ceiling
 	if !small {
-		if n := fitting(first.events); n < len(first.events) {
+		if n := fitting(first.events, w.s.ceiling); n < len(first.events) {
 			return w.takePartLocked(n)
 		}
 	}
 	n, events, bytes := 1, len(first.events), first.bytes
 	for ; n < len(w.queue); n++ {
 		events += len(w.queue[n].events)
-		if bytes += w.queue[n].bytes; bytes > maxDeliveryBytes || events > maxDeliveryRevisions {
+		if bytes += w.queue[n].bytes; bytes > maxDeliveryBytes || events > maxDeliveryRevisions || w.queue[n].last() > w.s.ceiling {
 			break
 		}
 	}
@@ -372,10 +381,24 @@ type Stream struct {
 	// the last one. unsettled says that Settled was not so when it was last called.
 	asked, askedLast keyspace.Revision
 	unsettled        bool
+	// ceiling is the revision above which no event is given out: MaxRevision, unless events are
+	// held back for progress, since heldSince, and not again before holdNext. held are watchers
+	// that were ready and have nothing below it.
+	ceiling             keyspace.Revision
+	heldSince, holdNext clock.Time
+	held                []*Watcher
 	// behind is a revision for which nobody waits for a watcher that has not come there yet.
 	behind keyspace.Revision
 	closed bool
 }
+
+// Events are held back for progress, see Stream.progressLocked, for as long as holdMost, and a
+// tick more where nothing else happens: they do not wait longer for a range that does not speak.
+// Behind that they flow for holdRest times as long, however often progress is asked for.
+const (
+	holdMost = 100 * time.Millisecond
+	holdRest = 10
+)
 
 // ErrStopped says that the hub has stopped, or the stream is closed.
 var ErrStopped = errors.New("watch: stopped")
@@ -383,7 +406,7 @@ var ErrStopped = errors.New("watch: stopped")
 // NewStream returns a stream without watchers. It must be closed.
 func (h *Hub) NewStream() *Stream {
 	h.cfg.Metrics.Streams.Inc()
-	s := &Stream{hub: h, wake: make(chan struct{}, 1), watchers: map[*Watcher]struct{}{}}
+	s := &Stream{hub: h, wake: make(chan struct{}, 1), watchers: map[*Watcher]struct{}{}, ceiling: keyspace.MaxRevision}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.streams[s] = struct{}{}
@@ -526,10 +549,17 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 	if s.closed || h.stopped {
 		return d, false, ErrStopped
 	}
+	if s.ceiling != keyspace.MaxRevision && h.cfg.Clock.Now().Sub(s.heldSince) >= holdMost {
+		s.liftLocked()
+	}
 	for len(s.ready) > 0 {
 		w := s.ready[0]
 		s.ready[0] = nil
 		s.ready = s.ready[1:]
+		if len(w.queue) > 0 && w.queue[0].first() > s.ceiling {
+			s.held = append(s.held, w)
+			continue
+		}
 		w.ready = false
 		switch {
 		case w.closed:
@@ -565,29 +595,62 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 
 // progressLocked says up to where all watchers of the stream have got everything, if
 // that is what was asked for.
+//
+// clientv3 has each of them go on behind the answer, be it lower than where it was: it would be
+// told twice what lies between once the stream breaks. So the answer is not below an event that
+// one of them was told, as it never is in etcd. Under load there is always one whose ranges are
+// a little behind what another one was told: then what is above that waits until all have come
+// there.
 func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
-	if s.asked == 0 || len(s.watchers) == 0 {
+	rev, told, ok := s.leastLocked()
+	if ok && rev < told {
+		s.holdLocked(told)
 		return 0, false
 	}
-	rev = keyspace.MaxRevision
+	s.liftLocked()
+	return rev, ok
+}
+
+// leastLocked says up to where all watchers of the stream have got everything, and up to where
+// one of them was told events. ok is false where that is below what was asked for, or below
+// where one of them begins: its client would go on there.
+func (s *Stream) leastLocked() (rev, told keyspace.Revision, ok bool) {
+	if s.asked == 0 || len(s.watchers) == 0 {
+		return 0, 0, false
+	}
+	rev, due := keyspace.MaxRevision, s.asked
 	for w := range s.watchers {
 		at, ok := w.passedLocked()
 		if !ok || at < s.asked {
-			return 0, false
+			return 0, 0, false
 		}
-		rev = min(rev, at)
+		rev, due, told = min(rev, at), max(due, w.from-1), max(told, w.told)
 	}
-	return rev, true
+	return rev, told, rev >= due
+}
+
+// holdLocked has no event above the revision given out, unless that was so a moment ago.
+func (s *Stream) holdLocked(ceiling keyspace.Revision) {
+	if now := s.hub.cfg.Clock.Now(); s.ceiling == keyspace.MaxRevision && now >= s.holdNext {
+		s.ceiling, s.heldSince = ceiling, now
+	}
+}
+
+// liftLocked has events given out again.
+func (s *Stream) liftLocked() {
+	if s.ceiling == keyspace.MaxRevision {
+		return
+	}
+	now := s.hub.cfg.Clock.Now()
+	s.ceiling, s.holdNext = keyspace.MaxRevision, now.Add(holdRest*now.Sub(s.heldSince))
+	s.ready, s.held = append(s.held, s.ready...), nil
+	s.signal()
 }
 
 // passedLocked says up to where the watcher's client has taken everything. ok is false
-// where the watcher lags or its client does. One that begins later has passed what it
-// does not want.
+// where the watcher lags. One that begins later has passed what it does not want.
 func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
-	if len(w.queue) > 0 {
-		return 0, false
-	}
-	if rev, ok = w.reachedLocked(); ok && plant.Is(plant.ProgressTooEarly) {
+	if rev, ok = w.reachedLocked(); ok && len(w.queue) == 0 && plant.Is(plant.ProgressTooEarly) {
 		return w.s.hub.logEnd, true
 	}
 	return rev, ok
@@ -619,7 +682,7 @@ func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
 func (w *Watcher) Progress() (rev keyspace.Revision, ok bool) {
 	w.s.hub.mu.Lock()
 	defer w.s.hub.mu.Unlock()
-	if rev, ok = w.passedLocked(); !ok || rev < w.req.Start || rev < w.from-1 {
+	if rev, ok = w.passedLocked(); !ok || len(w.queue) > 0 || rev < w.req.Start || rev < w.from-1 {
 		return rev, false
 	}
 	w.told = rev
@@ -630,7 +693,8 @@ func (w *Watcher) Progress() (rev keyspace.Revision, ok bool) {
 // stream have got everything up to what is current at a moment after the call. Requests
 // that come before one is answered share one more answer. Like in etcd, none is answered
 // that comes beside a watcher which begins later than that, or which reads the past, since
-// it began there or its client was too slow: the client asks again.
+// it began there or its client was too slow: the client asks again. The stream's events may
+// wait for the answer, for holdMost and a tick.
 func (s *Stream) RequestProgress(ctx context.Context) error {
 	h := s.hub
 	a, err := h.cfg.Ranges.Current(ctx)
@@ -696,5 +760,6 @@ func (s *Stream) settledLocked(rev keyspace.Revision, watchers iter.Seq[*Watcher
 // takenLocked says whether no watcher of the stream has to be given an event at or below the
 // revision that was released.
 func (s *Stream) takenLocked(rev keyspace.Revision) bool {
-	return !slices.ContainsFunc(s.ready, func(w *Watcher) bool { return len(w.queue) > 0 && w.queue[0].first() <= rev })
+	waits := func(w *Watcher) bool { return len(w.queue) > 0 && w.queue[0].first() <= rev }
+	return !slices.ContainsFunc(s.ready, waits) && !slices.ContainsFunc(s.held, waits)
 }
