@@ -39,8 +39,12 @@ func (m *Map) Descriptors() []keyspace.Descriptor {
 	return ds
 }
 
-// DescriptorsSince returns the ranges whose rows have changed after a version of the map.
+// DescriptorsSince returns the ranges whose rows have changed after a version of the map; all
+// of them, in key order, where that is 0.
 func (m *Map) DescriptorsSince(version uint64) []keyspace.Descriptor {
+	if version == 0 {
+		return m.Descriptors()
+	}
 	rows := m.since(version)
 	ds := make([]keyspace.Descriptor, len(rows))
 	for i, g := range rows {
