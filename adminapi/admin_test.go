@@ -474,6 +474,35 @@ func TestWaitingEnds(t *testing.T) {
 	}
 }
 
+// oldBackend lost its quorum before it heard of the change, and has it again at the next look.
+type oldBackend struct {
+	fakeBackend
+	looked bool
+}
+
+func (b *oldBackend) ShowNode(ctx context.Context, node string) (*adminpb.NodeShowResponse, error) {
+	s, err := b.fakeBackend.ShowNode(ctx, node)
+	if !b.looked {
+		b.looked, s.Stale, s.Node.State = true, true, "serving"
+	}
+	return s, err
+}
+
+// What a node knew before the change that is waited for is no word that it was taken back.
+func TestWaitingBesideOldNews(t *testing.T) {
+	for change, want := range map[NodeChange]string{Drain: "draining", Decommission: "removed"} {
+		c, stop := serve(t, &oldBackend{})
+		n, err := c.ChangeNode(t.Context(), change, "n1")
+		if err == nil {
+			n, err = c.AwaitNode(t.Context(), Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Node) {}}, change, n)
+		}
+		if err != nil || n.GetState() != want {
+			t.Errorf("%s: the node is %q, %v; want %q", change, n.GetState(), err, want)
+		}
+		stop()
+	}
+}
+
 func TestNoEndpointAnswers(t *testing.T) {
 	c, stop := serve(t, &fakeBackend{})
 	stop()
