@@ -204,6 +204,60 @@ func TestLonelyNodesTakeNothingOfPlacement(t *testing.T) {
 	}
 }
 
+// TestPlacementHasRoomForWhoIsDecommissioned: each voter of the placement group that is to go
+// needs another node, but those above the least.
+func TestPlacementHasRoomForWhoIsDecommissioned(t *testing.T) {
+	for _, tc := range []struct {
+		what     string
+		nodes    keyspace.NodeID
+		voters   int
+		from, to keyspace.NodeID // of the group's operation under way
+		leave    keyspace.NodeID // beside node 1
+		room     bool
+	}{
+		{what: "one is free", nodes: 4, voters: 3, room: true},
+		{what: "none is free", nodes: 3, voters: 3},
+		{what: "the free one is for another that goes", nodes: 4, voters: 3, leave: 2},
+		{what: "two are free", nodes: 5, voters: 3, leave: 2, room: true},
+		{what: "two were free, and one of them is being filled for the other", nodes: 5, voters: 3, leave: 2, from: 2, to: 4, room: true},
+		{what: "one more than the least", nodes: 4, voters: 4, room: true},
+		{what: "one more than the least, and two go", nodes: 4, voters: 4, leave: 2},
+		{what: "one that serves gives its vote up, and can take another", nodes: 4, voters: 4, from: 2, room: true},
+		{what: "the free one is being filled for one that goes", nodes: 4, voters: 3, leave: 2, from: 2, to: 4},
+		{what: "it goes already", nodes: 4, voters: 3, from: 1, to: 4, room: true},
+		{what: "one more is being made", nodes: 4, voters: 3, to: 4, room: true},
+	} {
+		v := &survey{lists: map[keyspace.NodeID][]shard.Summary{}, byName: map[keyspace.NodeID]string{}}
+		for id := keyspace.NodeID(1); id <= tc.nodes; id++ {
+			n := placement.Node{ID: id, Name: "n" + id.String(), State: placement.NodeServing}
+			if id == tc.leave {
+				n.State = placement.NodeDecommissioned
+			}
+			v.nodes, v.lists[id] = append(v.nodes, n), nil
+			m := keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id, Role: keyspace.RoleVoter}
+			if id == tc.to {
+				m.Role = keyspace.RoleLearner
+			}
+			if int(id) <= tc.voters || id == tc.to {
+				v.placement.Replicas = append(v.placement.Replicas, m)
+			}
+		}
+		if o := (placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationMove, From: tc.from, To: tc.to}); tc.from+tc.to > 0 {
+			if tc.from == 0 {
+				o.Kind = placement.OperationAdd
+			}
+			if tc.to == 0 {
+				o.Kind = placement.OperationRemove
+			}
+			v.operations = map[keyspace.RangeID]placement.Operation{placement.OwnGroup: o}
+		}
+		err := v.mayDecommission(&v.nodes[0], 0)
+		if tc.room != (err == nil) || err != nil && !strings.Contains(err.Error(), "no other node serves that could take it") {
+			t.Errorf("%s: %v", tc.what, err)
+		}
+	}
+}
+
 // TestTheOnlyNodeStays: nobody could take over from it.
 func TestTheOnlyNodeStays(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
