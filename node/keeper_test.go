@@ -171,6 +171,31 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 	})
 }
 
+// TestALonelyNodeIsTheLastHeir: what a member that is removed holds goes to a node that hears
+// hardly any other only where no other one can take it.
+func TestALonelyNodeIsTheLastHeir(t *testing.T) {
+	bubble(t, 5, nil, nil, func(r *rig) {
+		for n := keyspace.NodeID(2); n < 5; n++ { // node 5 hears node 1 alone
+			r.net.Cut(n, 5)
+		}
+		time.Sleep(time.Minute)
+		m := members{r.nodes[0].core, 1}
+		nodes, err := m.c.client.Members(r.t.Context(), true)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		load := map[keyspace.NodeID]int{1: 1, 2: 1, 3: 1, 4: 1} // it is given none, and has the fewest
+		d := keyspace.Descriptor{Replicas: []keyspace.Replica{{Node: 1}, {Node: 2}, {Node: 4}}}
+		if to := m.heir(&d, nodes, load); to != 3 {
+			r.t.Errorf("beside node 3 the heir is node %s", to)
+		}
+		d.Replicas = append(d.Replicas, keyspace.Replica{Node: 3})
+		if to := m.heir(&d, nodes, load); to != 5 {
+			r.t.Errorf("where no other is left the heir is node %s, want 5", to)
+		}
+	})
+}
+
 // TestLonelyNodesTakeNothingOfPlacement: neither its leadership nor a replica of it.
 func TestLonelyNodesTakeNothingOfPlacement(t *testing.T) {
 	v := &survey{byName: map[keyspace.NodeID]string{2: "n2", 3: "n3"}, lists: map[keyspace.NodeID][]shard.Summary{}, placement: placement.Status{Leader: 1}}
