@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
@@ -474,6 +476,35 @@ func TestWaitingEnds(t *testing.T) {
 	}
 }
 
+// oldBackend lost its quorum before it heard of the change, and has it again at the next look.
+type oldBackend struct {
+	fakeBackend
+	looked bool
+}
+
+func (b *oldBackend) ShowNode(ctx context.Context, node string) (*adminpb.NodeShowResponse, error) {
+	s, err := b.fakeBackend.ShowNode(ctx, node)
+	if !b.looked {
+		b.looked, s.Stale, s.Node.State = true, true, "serving"
+	}
+	return s, err
+}
+
+// What a node knew before the change that is waited for is no word that it was taken back.
+func TestWaitingBesideOldNews(t *testing.T) {
+	for change, want := range map[NodeChange]string{Drain: "draining", Decommission: "removed"} {
+		c, stop := serve(t, &oldBackend{})
+		n, err := c.ChangeNode(t.Context(), change, "n1")
+		if err == nil {
+			n, err = c.AwaitNode(t.Context(), Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Node) {}}, change, n)
+		}
+		if err != nil || n.GetState() != want {
+			t.Errorf("%s: the node is %q, %v; want %q", change, n.GetState(), err, want)
+		}
+		stop()
+	}
+}
+
 func TestNoEndpointAnswers(t *testing.T) {
 	c, stop := serve(t, &fakeBackend{})
 	stop()
@@ -492,18 +523,39 @@ func (*silentBackend) PlacementGroup(ctx context.Context) (*adminpb.PlacementSho
 	return nil, kverror.New(kverror.Timeout, "the placement group has no leader")
 }
 
-// What a question ended with reaches who asked, though the question took all the time that
-// there was.
+// registrar keeps what is registered.
+type registrar struct {
+	desc *grpc.ServiceDesc
+	srv  any
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (r *registrar) RegisterService(desc *grpc.ServiceDesc, srv any) { r.desc, r.srv = desc, srv }
+
+// What a question ended with is there before who asked has no time left, though the question
+// took all that it was given. No connection is in between: how long that takes depends on what
+// else the machine does.
 func TestAnswerInTime(t *testing.T) {
-	c, stop := serve(t, &silentBackend{})
-	defer stop()
-	for range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		_, err := c.PlacementShow(ctx)
-		cancel()
-		if r := (*Refusal)(nil); !errors.As(err, &r) || !strings.Contains(r.Reason, "the placement group has no leader") || !strings.Contains(r.NextStep, "skein node list") {
-			t.Fatalf("%v", err)
-		}
+	for _, tc := range []struct{ given, want time.Duration }{
+		{10 * time.Second, 9750 * time.Millisecond},
+		{500 * time.Millisecond, 450 * time.Millisecond},
+		{0, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var r registrar
+			Register(&r, &silentBackend{})
+			i := slices.IndexFunc(r.desc.Methods, func(m grpc.MethodDesc) bool { return m.MethodName == "PlacementShow" })
+			ctx, cancel := context.WithTimeout(t.Context(), tc.given)
+			defer cancel()
+			begun := time.Now()
+			_, err := r.desc.Methods[i].Handler(r.srv, ctx, func(any) error { return nil }, nil)
+			if took := time.Since(begun); took != tc.want {
+				t.Errorf("of %s it took %s, want %s", tc.given, took, tc.want)
+			}
+			if got := refusal(err); got == nil || !strings.Contains(got.Reason, "the placement group has no leader") || !strings.Contains(got.NextStep, "skein node list") {
+				t.Errorf("of %s: %v", tc.given, err)
+			}
+		})
 	}
 }
 

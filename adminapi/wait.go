@@ -71,6 +71,9 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 	}
 	n = s.GetNode()
 	want := map[NodeChange]string{Drain: "draining", Decommission: "decommissioned"}[change]
+	if s.GetStale() {
+		n.State = want // what is known of it without a quorum may be older than the change
+	}
 	switch {
 	case n.GetState() != want:
 		return n, true, &Refusal{

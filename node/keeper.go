@@ -275,23 +275,43 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 		return v.refusal(n, err)
 	}
 	group := v.placement.Replicas
-	member := func(id keyspace.NodeID) bool {
-		return slices.ContainsFunc(group, func(m keyspace.Replica) bool { return m.Node == id })
+	votes := map[keyspace.NodeID]bool{} // once what is under way has ended
+	for _, m := range group {
+		votes[m.Node] = m.Role == keyspace.RoleVoter || m.Role == keyspace.RoleVoterIncoming
 	}
-	if !member(n.ID) {
+	if o := v.operations[placement.OwnGroup]; o.Kind == placement.OperationMove || o.Kind == placement.OperationRemove {
+		votes[o.From] = false
+	}
+	if o := v.operations[placement.OwnGroup]; o.Kind == placement.OperationMove || o.Kind == placement.OperationAdd {
+		votes[o.To] = true
+	}
+	if !votes[n.ID] {
 		return nil
 	}
 	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
-	others := len(group) > placement.OwnLeast || slices.ContainsFunc(v.nodes, func(o placement.Node) bool {
-		return !member(o.ID) && o.State == placement.NodeServing && v.alive(o.ID) && !v.lonely[o.ID]
-	})
+	// Each voter that goes, this one and those that go already, needs a node that can take its
+	// place, but as many as there are above the least.
+	voters, places := 0, 0
+	for i := range v.nodes {
+		o := &v.nodes[i]
+		if votes[o.ID] {
+			voters++
+		}
+		switch {
+		case o.ID == n.ID, votes[o.ID] && o.State == placement.NodeDecommissioned:
+			places--
+		case !votes[o.ID] && o.State == placement.NodeServing && v.alive(o.ID) && !v.lonely[o.ID]:
+			places++
+		}
+	}
+	room := places+max(0, voters-placement.OwnLeast) >= 0
 	refuse := func(reason, next string) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
 	}
 	switch {
 	case stopsWithout(group, 0, silent):
 		return refuse("the placement group has no quorum to change its members: "+v.named(group, 0, silent)+" do not answer", "bring those back first")
-	case !others:
+	case !room:
 		return refuse("it has a replica of the placement group, and no other node serves that could take it", "add a node first")
 	}
 	return nil

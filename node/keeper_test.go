@@ -171,6 +171,31 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 	})
 }
 
+// TestALonelyNodeIsTheLastHeir: what a member that is removed holds goes to a node that hears
+// hardly any other only where no other one can take it.
+func TestALonelyNodeIsTheLastHeir(t *testing.T) {
+	bubble(t, 5, nil, nil, func(r *rig) {
+		for n := keyspace.NodeID(2); n < 5; n++ { // node 5 hears node 1 alone
+			r.net.Cut(n, 5)
+		}
+		time.Sleep(time.Minute)
+		m := members{r.nodes[0].core, 1}
+		nodes, err := m.c.client.Members(r.t.Context(), true)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		load := map[keyspace.NodeID]int{1: 1, 2: 1, 3: 1, 4: 1} // it is given none, and has the fewest
+		d := keyspace.Descriptor{Replicas: []keyspace.Replica{{Node: 1}, {Node: 2}, {Node: 4}}}
+		if to := m.heir(&d, nodes, load); to != 3 {
+			r.t.Errorf("beside node 3 the heir is node %s", to)
+		}
+		d.Replicas = append(d.Replicas, keyspace.Replica{Node: 3})
+		if to := m.heir(&d, nodes, load); to != 5 {
+			r.t.Errorf("where no other is left the heir is node %s, want 5", to)
+		}
+	})
+}
+
 // TestLonelyNodesTakeNothingOfPlacement: neither its leadership nor a replica of it.
 func TestLonelyNodesTakeNothingOfPlacement(t *testing.T) {
 	v := &survey{byName: map[keyspace.NodeID]string{2: "n2", 3: "n3"}, lists: map[keyspace.NodeID][]shard.Summary{}, placement: placement.Status{Leader: 1}}
@@ -200,6 +225,60 @@ func TestLonelyNodesTakeNothingOfPlacement(t *testing.T) {
 			if got := fmt.Sprint(of.err); (of.err != nil) != (of.want != "") || !strings.Contains(got, of.want) {
 				t.Errorf("beside lonely %v: %v, want %q", tc.lonely, of.err, of.want)
 			}
+		}
+	}
+}
+
+// TestPlacementHasRoomForWhoIsDecommissioned: each voter of the placement group that is to go
+// needs another node, but those above the least.
+func TestPlacementHasRoomForWhoIsDecommissioned(t *testing.T) {
+	for _, tc := range []struct {
+		what     string
+		nodes    keyspace.NodeID
+		voters   int
+		from, to keyspace.NodeID // of the group's operation under way
+		leave    keyspace.NodeID // beside node 1
+		room     bool
+	}{
+		{what: "one is free", nodes: 4, voters: 3, room: true},
+		{what: "none is free", nodes: 3, voters: 3},
+		{what: "the free one is for another that goes", nodes: 4, voters: 3, leave: 2},
+		{what: "two are free", nodes: 5, voters: 3, leave: 2, room: true},
+		{what: "two were free, and one of them is being filled for the other", nodes: 5, voters: 3, leave: 2, from: 2, to: 4, room: true},
+		{what: "one more than the least", nodes: 4, voters: 4, room: true},
+		{what: "one more than the least, and two go", nodes: 4, voters: 4, leave: 2},
+		{what: "one that serves gives its vote up, and can take another", nodes: 4, voters: 4, from: 2, room: true},
+		{what: "the free one is being filled for one that goes", nodes: 4, voters: 3, leave: 2, from: 2, to: 4},
+		{what: "it goes already", nodes: 4, voters: 3, from: 1, to: 4, room: true},
+		{what: "one more is being made", nodes: 4, voters: 3, to: 4, room: true},
+	} {
+		v := &survey{lists: map[keyspace.NodeID][]shard.Summary{}, byName: map[keyspace.NodeID]string{}}
+		for id := keyspace.NodeID(1); id <= tc.nodes; id++ {
+			n := placement.Node{ID: id, Name: "n" + id.String(), State: placement.NodeServing}
+			if id == tc.leave {
+				n.State = placement.NodeDecommissioned
+			}
+			v.nodes, v.lists[id] = append(v.nodes, n), nil
+			m := keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id, Role: keyspace.RoleVoter}
+			if id == tc.to {
+				m.Role = keyspace.RoleLearner
+			}
+			if int(id) <= tc.voters || id == tc.to {
+				v.placement.Replicas = append(v.placement.Replicas, m)
+			}
+		}
+		if o := (placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationMove, From: tc.from, To: tc.to}); tc.from+tc.to > 0 {
+			if tc.from == 0 {
+				o.Kind = placement.OperationAdd
+			}
+			if tc.to == 0 {
+				o.Kind = placement.OperationRemove
+			}
+			v.operations = map[keyspace.RangeID]placement.Operation{placement.OwnGroup: o}
+		}
+		err := v.mayDecommission(&v.nodes[0], 0)
+		if tc.room != (err == nil) || err != nil && !strings.Contains(err.Error(), "no other node serves that could take it") {
+			t.Errorf("%s: %v", tc.what, err)
 		}
 	}
 }

@@ -276,14 +276,22 @@ func passes(err error) bool {
 }
 
 // heir returns the node that is to have the replica: of those that serve, live and have
-// none of the range, the one with the fewest; 0 where there is none.
+// none of the range, the one with the fewest, and one that hears hardly any other only where
+// that is all there is; 0 where there is none.
 func (m members) heir(d *keyspace.Descriptor, nodes []placement.Node, load map[keyspace.NodeID]int) keyspace.NodeID {
-	var may []keyspace.NodeID
+	var may, lonely []keyspace.NodeID
 	for i := range nodes {
 		n := &nodes[i]
-		if _, has := d.ReplicaOn(n.ID); !has && n.State == placement.NodeServing && m.c.alive(n.ID) {
+		switch _, has := d.ReplicaOn(n.ID); {
+		case has || n.State != placement.NodeServing || !m.c.alive(n.ID):
+		case m.c.host.Central(n.ID):
 			may = append(may, n.ID)
+		default:
+			lonely = append(lonely, n.ID)
 		}
+	}
+	if len(may) == 0 {
+		may = lonely
 	}
 	if len(may) == 0 {
 		return 0

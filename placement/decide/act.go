@@ -61,23 +61,29 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 // refuge returns the lonely node that is to get the replica on from, of a range that the next
 // loss would stop and that no other node can take; nil where there is none. It may be one that
 // does not hear the leader, and never gets its copy: then this is given up, and tried again
-// after Patience. One that gets it has a vote as good as any as long as it hears the leader,
+// after Patience, with any of them, since the learner that was left behind says that the best
+// one was tried. One that gets it has a vote as good as any as long as it hears the leader,
 // and what it has stored is there when it hears the others again; the dead voter in whose
 // place it comes has neither. That it does not lead for long costs nothing either, since it
 // hands over by itself. Where the range can lose one more, or a better node is only busy,
 // waiting costs less than a place that may have to be left.
 func (c *Cluster) refuge(r *rng, from *node) *node {
 	var best *node
+	var all []*node
+	tried := false
 	for _, n := range c.alone {
 		is, has := r.Descriptor.ReplicaOn(n.ID)
-		switch {
-		case !n.live() || n.State != Serving || has && is.Role != keyspace.RoleLearner:
-		case !c.settings.bears(n.receiving, n.receivingBytes) || !has && !c.fits(n, c.cost(r)):
-		case has:
-			return n // what was copied already is not copied again
-		case best == nil || cmp.Or(cmp.Compare(r.inZone(n.zone, from), r.inZone(best.zone, from)), cmp.Compare(n.in.fill, best.in.fill)) < 0:
+		if !n.live() || n.State != Serving || has && is.Role != keyspace.RoleLearner ||
+			!c.settings.bears(n.receiving, n.receivingBytes) || !has && !c.fits(n, c.cost(r)) {
+			continue
+		}
+		all, tried = append(all, n), tried || has
+		if best == nil || cmp.Or(cmp.Compare(r.inZone(n.zone, from), r.inZone(best.zone, from)), cmp.Compare(n.in.fill, best.in.fill)) < 0 {
 			best = n
 		}
+	}
+	if tried {
+		return all[c.random.IntN(len(all))]
 	}
 	return best
 }

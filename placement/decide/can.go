@@ -53,12 +53,12 @@ func (c *Cluster) CanDrain(id keyspace.NodeID) error {
 	}
 	switch {
 	case len(only) > 0:
-		return refuse("it has the only replica of "+named(only), c.moreReplicas(n, "decommission it instead, or raise the replication factor"))
+		return refuse("it has the only replica of "+named(only), c.moreReplicas(n, "decommission it instead, or raise the replication factor", 1))
 	case len(stop) > 0 && len(missing) > 0:
 		return refuse("without it there is no quorum of "+named(stop)+", since "+nodesNamed(missing)+" is silent",
 			"bring that back, or wait until its replicas are rebuilt")
 	case len(stop) > 0:
-		return refuse("without it there is no quorum of "+named(stop), c.moreReplicas(n, "raise the replication factor to 3"))
+		return refuse("without it there is no quorum of "+named(stop), c.moreReplicas(n, "raise the replication factor to 3", safeFactor-1))
 	case n.leaders > 0 && c.others(n) == 0:
 		return refuse("no other node is there to lead", "undrain another node or add one")
 	}
@@ -69,15 +69,15 @@ func (c *Cluster) CanDrain(id keyspace.NodeID) error {
 const safeFactor = 3
 
 // moreReplicas says what has the node's ranges do without it; raise is that where they have as
-// few voters as somebody has set.
-func (c *Cluster) moreReplicas(n *node, raise string) string {
+// few voters as somebody has set, and takes so many other nodes.
+func (c *Cluster) moreReplicas(n *node, raise string, nodes int) string {
 	short := safeFactor - c.others(n)
 	if n.in.live {
 		short-- // it keeps its own
 	}
 	switch {
-	case c.settings.ReplicationFactor < safeFactor && c.others(n) == 0:
-		return c.missing(1, n) + ", and then " + raise
+	case c.settings.ReplicationFactor < safeFactor && c.others(n) < nodes:
+		return c.missing(nodes-c.others(n), n) + ", and then " + raise
 	case c.settings.ReplicationFactor < safeFactor:
 		return raise
 	case short > 0:
