@@ -102,7 +102,7 @@ func TestNodeStates(t *testing.T) {
 		_, err = k.a.MoveRange(r.t.Context(), id, "n1", "n2")
 		k.wants("a replica", err, "n2 is draining", "skein node undrain n2")
 		k.refused(adminapi.Remove, "n2", "is draining", "skein node decommission n2")
-		k.refused(adminapi.Decommission, "n2", "need as many nodes, and 2 others take replicas", "add 1")
+		k.refused(adminapi.Decommission, "n2", "need as many nodes, and 2 others take replicas", "add a node")
 		k.refused(adminapi.Drain, "n7", `there is no node "n7"`, "skein node list")
 		k.does(adminapi.Undrain, "n2")
 		k.does(adminapi.Recommission, "3") // by its id; it serves already
@@ -166,7 +166,7 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 			}
 		}
 		k.refused(adminapi.Drain, "n1", "node n4, node n5 is silent, drained too, or hears hardly any other node", "bring it back")
-		k.refused(adminapi.Decommission, "n1", "and 2 others take replicas", "add 1")
+		k.refused(adminapi.Decommission, "n1", "and 2 others take replicas", "add a node")
 		k.does(adminapi.Drain, "n5") // it has nothing that others would have to lead
 	})
 }
@@ -289,7 +289,7 @@ func TestTheOnlyNodeStays(t *testing.T) {
 		r.mustPut(r.nodes[0], "a", "v")
 		k := r.keeper(r.nodes[0])
 		k.refused(adminapi.Drain, "n1", "it has the only replica of one range (1)", "add 2")
-		k.refused(adminapi.Decommission, "n1", "and 0 others take replicas", "add 1")
+		k.refused(adminapi.Decommission, "n1", "and 0 others take replicas", "add a node")
 		s, err := k.a.ShowNode(r.t.Context(), "n1")
 		if err != nil || len(s.GetRanges()) != 1 || !s.GetRanges()[0].GetLeads() || s.GetDrain() == nil || s.GetDecommission() == nil {
 			r.t.Errorf("%v, %v", s, err)

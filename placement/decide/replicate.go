@@ -95,7 +95,10 @@ func (c *Cluster) missing(more int, but *node) string {
 			lonely[id] = true
 		}
 	}
-	do := fmt.Sprintf("add %d", more)
+	do := "add a node"
+	if more != 1 {
+		do = fmt.Sprintf("add %d nodes", more)
+	}
 	if len(leaving) > 0 {
 		do = "take back " + nodesNamed(leaving) + ", or " + do
 	}
