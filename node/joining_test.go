@@ -268,6 +268,7 @@ func TestANodeJoinsUnderLoad(t *testing.T) {
 		}
 		r.mustMove(1, r.nodes[2], n)
 		r.wait(time.Minute, "it holds the range", func() bool { return len(n.summaries()) == 1 })
+		time.Sleep(time.Second) // however quickly all this went, there was load beside and behind it
 		if puts, failed := stop(); failed > 0 || puts < 100 {
 			r.t.Errorf("%d of %d puts failed", failed, puts)
 		}
