@@ -16,7 +16,8 @@ import (
 
 // A snapshot goes over one stream of the bus. Its first message says what it is;
 // the receiver lets it wait until it is its turn; then come the tables, each a run of
-// chunks closed by its size and checksum, and the end. The receiver answers once, when it has installed everything durably.
+// chunks closed by its size and checksum, and the end. The receiver answers once, when it
+// has installed everything durably.
 // What fails is begun anew, from a newer state and perhaps by another sender; but the
 // receiver keeps the tables that it has for a while, and says first which. The sender
 // cuts its tables at the same keys, and does not send those that came out the same.

@@ -99,8 +99,8 @@ func TestProgressDoesNotGoBack(t *testing.T) {
 			t.Fatalf("complete up to %d, told up to %d", f, told)
 		}
 		h.mu.Unlock()
-		if p, ok := watcher.Progress(); ok && p < told {
-			t.Errorf("progress %d behind progress %d", p, told)
+		if p, ok := watcher.Progress(); !ok || p < told {
+			t.Errorf("progress %d (%v) behind progress %d", p, ok, told)
 		}
 	})
 }
