@@ -122,7 +122,13 @@ func TestLearners(t *testing.T) {
 			_, err := admin{r.nodes[0].core}.MoveRange(ctx, 1, "1", n.id.String())
 			return err != nil && strings.Contains(err.Error(), "is learner")
 		})
-		all, err := m.MemberPromote(ctx, n.id)
+		// It has told of itself through the feed of placement; that the ranges' node hears it
+		// too takes a moment more.
+		var all []*pb.Member
+		r.wait(time.Minute, "it is promoted", func() bool {
+			all, err = m.MemberPromote(ctx, n.id)
+			return !errors.Is(err, rpctypes.ErrGRPCLearnerNotReady)
+		})
 		if err != nil || memberWith(all, added.GetID()).GetIsLearner() {
 			r.t.Fatalf("promoted: %v, %v", all, err)
 		}
