@@ -17,8 +17,10 @@ import (
 // lets garbage grow with what lives, so that a busy small heap is collected all the
 // time (a seventh of a node's CPU; three nodes took 79 µs of CPU per put with Go's 100
 // and 69 µs with 400, medians of three runs by turns), and one setting for all heaps
-// would have a large one, of 10,000 ranges, take five times what it needs. Go's own
-// variables win. The returned function ends it.
+// would have a large one, of 10,000 ranges, take five times what it needs. Few collections
+// are worth more than that: while one lasts, a process takes whatever processors are idle
+// and more, and who waits for an answer meanwhile waits as long. Go's own variables win.
+// The returned function ends it.
 func spendMemory(budgetBytes int64) (stop func()) {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budgetBytes + budgetBytes/4)
@@ -36,21 +38,23 @@ func spendMemory(budgetBytes int64) (stop func()) {
 }
 
 // The bounds of how much a heap may grow before a collection, in percent of what lives:
-// a heap that has just begun to grow is no measure, and Go's own 100 is the least. A node
+// a heap of few MiB has just begun to grow and is no measure, and Go's own 100 is the
+// least. startGCPercent is what a process begins with, of which nothing is known. A node
 // that would take longer than idlePeriod to fill its garbage has nothing to save: it
 // gives the memory back.
 const (
-	maxGCPercent  = 400
-	minGCPercent  = 100
-	idleGCPercent = 50
-	idlePeriod    = time.Minute
+	maxGCPercent   = 4000
+	startGCPercent = 400
+	minGCPercent   = 100
+	idleGCPercent  = 50
+	idlePeriod     = time.Minute
 	// pacePeriod is how often the collector is set.
 	pacePeriod = 2 * time.Second
 )
 
 // paceCollector keeps the garbage near garbageBytes until ctx ends.
 func paceCollector(ctx context.Context, c clock.Clock, garbageBytes int64) {
-	percent := maxGCPercent
+	percent := startGCPercent
 	debug.SetGCPercent(percent)
 	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(heap)
@@ -75,7 +79,7 @@ func gcPercent(liveBytes, allocatedBytes uint64, garbageBytes int64) int {
 	case float64(allocatedBytes)*float64(idlePeriod/pacePeriod) < float64(garbageBytes):
 		return idleGCPercent
 	case liveBytes == 0:
-		return maxGCPercent
+		return startGCPercent
 	}
 	return int(min(max(float64(garbageBytes)/float64(liveBytes)*100, minGCPercent), maxGCPercent))
 }

@@ -19,7 +19,8 @@ func TestGCPercent(t *testing.T) {
 		want            int
 	}{
 		{0, 100 * mib, 256 * mib, 400},
-		{10 * mib, 100 * mib, 256 * mib, 400}, // a young heap
+		{4 * mib, 100 * mib, 256 * mib, 4000}, // a young heap
+		{10 * mib, 100 * mib, 256 * mib, 2560},
 		{64 * mib, 100 * mib, 256 * mib, 400},
 		{128 * mib, 100 * mib, 256 * mib, 200},
 		{200 * mib, 100 * mib, 256 * mib, 128},
@@ -48,12 +49,12 @@ func TestPaceCollector(t *testing.T) {
 			paceCollector(ctx, clock.Virtual(), 0)
 		}()
 		synctest.Wait()
-		if got := debug.SetGCPercent(maxGCPercent); got != maxGCPercent {
+		if got := debug.SetGCPercent(startGCPercent); got != startGCPercent {
 			t.Errorf("begins with %d", got)
 		}
 		time.Sleep(2 * pacePeriod)
 		synctest.Wait()
-		if got := debug.SetGCPercent(maxGCPercent); got != minGCPercent {
+		if got := debug.SetGCPercent(startGCPercent); got != minGCPercent {
 			t.Errorf("%d for a heap far beyond what garbage may take", got)
 		}
 		cancel()
@@ -73,7 +74,7 @@ func TestIdleCollector(t *testing.T) {
 		}()
 		time.Sleep(2 * pacePeriod)
 		synctest.Wait()
-		if got := debug.SetGCPercent(maxGCPercent); got != idleGCPercent {
+		if got := debug.SetGCPercent(startGCPercent); got != idleGCPercent {
 			t.Errorf("%d for a program that allocates next to nothing", got)
 		}
 		cancel()
