@@ -167,6 +167,20 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 		}
 		k.refused(adminapi.Drain, "n1", "node n4, node n5 is silent, drained too, or hears hardly any other node", "bring it back")
 		k.refused(adminapi.Decommission, "n1", "and 2 others take replicas", "add a node")
+		// A lonely leader hands over to a voter that hears more: to make it one is refused.
+		l, err := k.a.Ranges(r.t.Context(), &adminpb.RangeListRequest{Node: "n5"})
+		if err != nil || len(l.GetRanges()) == 0 {
+			r.t.Fatalf("ranges of n5: %v, %v", l, err)
+		}
+		for _, to := range []struct {
+			what string
+			err  error
+		}{
+			{"a leader that would hand back", k.a.TransferLeader(r.t.Context(), keyspace.RangeID(l.GetRanges()[0].GetId()), "n5")},
+			{"the same of the placement group", k.a.TransferPlacement(r.t.Context(), "n5")},
+		} {
+			k.wants(to.what, to.err, "n5 hears hardly any other node", "let it hear the others")
+		}
 		k.does(adminapi.Drain, "n5") // it has nothing that others would have to lead
 	})
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/skeindb/skein/adminapi"
@@ -91,6 +92,22 @@ func (a admin) takes(nodes []placement.Node, node keyspace.NodeID, name string) 
 	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s does not answer", name), NextStep: "start it, or choose another one (skein node list)"}
 }
 
+// leads refuses to have a node lead that takes nothing, or would hand the lead back: one that hears
+// hardly any other does, where another voter hears more.
+func (a admin) leads(nodes []placement.Node, d *keyspace.Descriptor, node keyspace.NodeID, name string) error {
+	if err := a.takes(nodes, node, name); err != nil || a.c.host.Central(node) {
+		return err
+	}
+	heir := func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && a.c.host.Central(m.Node) }
+	if !slices.ContainsFunc(d.Replicas, heir) {
+		return nil
+	}
+	return &adminapi.Refusal{
+		Reason:   fmt.Sprintf("node %s hears hardly any other node, and would hand the lead back", name),
+		NextStep: "let it hear the others, or choose another one (skein node list)",
+	}
+}
+
 // notBegun words for an operator why an operation is refused: nodes have names, and what was
 // asked for is in front of it anyway.
 func notBegun(e *kverror.Error, nodes []placement.Node, look string) error {
@@ -149,7 +166,7 @@ func (a admin) TransferLeader(ctx context.Context, id keyspace.RangeID, to strin
 		if m, ok := descs[i].ReplicaOn(node); !ok || m.Role != keyspace.RoleVoter {
 			return &adminapi.Refusal{Reason: fmt.Sprintf("node %s holds no voter of range %s", to, id), NextStep: "move a replica there first (skein range move), or choose a node that has one (skein range list)"}
 		}
-		if err := a.takes(nodes, node, to); err != nil {
+		if err := a.leads(nodes, &descs[i], node, to); err != nil {
 			return err
 		}
 		return a.transferTo(ctx, &descs[i], node)

@@ -57,7 +57,7 @@ func (a admin) TransferPlacement(ctx context.Context, to string) error {
 	if r, ok := own.ReplicaOn(node); !ok || r.Role != keyspace.RoleVoter {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s holds no voter of the placement group", to), NextStep: "move a replica there first (skein placement move), or choose a node that has one (skein placement show)"}
 	}
-	if err := a.takes(nodes, node, to); err != nil {
+	if err := a.leads(nodes, &own, node, to); err != nil {
 		return err
 	}
 	err = a.c.client.TransferLeader(ctx, node)

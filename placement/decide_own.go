@@ -24,8 +24,11 @@ const OwnLeast = 3
 // and nothing for balance: who leads it costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *View) {
 	own := v.PlacementGroup()
-	busy := slices.ContainsFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
-	if d.settings.Paused || own.ConfIndex == 0 || busy || joint(&own) {
+	if d.settings.Paused || own.ConfIndex == 0 || joint(&own) {
+		return
+	}
+	if i := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup }); i >= 0 {
+		d.leaveOwnRefuge(&own, &v.operations[i])
 		return
 	}
 	if d.nodes[d.s.o.Self].State == decide.Draining {
@@ -43,7 +46,22 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 	res := d.s.propose(ctx, d.term, beginOperation{ConfIndex: own.ConfIndex, Operation: o})
 	d.s.o.Logger.Info("decided about the placement group", zap.Stringer("what", &o), zap.String("why", o.Why), zap.Error(res.Err))
 	if res.Err == nil {
+		if d.nodes[o.To].Lonely {
+			d.ownRefuge = o.To
+		}
 		signal(d.s.operateKick)
+	}
+}
+
+// leaveOwnRefuge has a repair of the group given up that waits for the copy to a node that hears
+// hardly any other, where a better one is there: as with ranges.
+func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
+	is, has := own.ReplicaOn(o.To)
+	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Forsaken(o.To) {
+		return
+	}
+	if to := d.ownTarget(own, false); to != 0 {
+		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
 	}
 }
 
@@ -119,11 +137,20 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 
 // ownTarget returns a node that can take a replica of the group: in a zone that has few of
 // them, and the one with the lowest id of those. With lonely, one that hears hardly any other
-// counts as any.
+// counts as any; but after a first one, which may never get its copy, each has its turn by id.
 func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
 		zones[d.nodes[m.Node].Zone]++
+	}
+	rank := func(id keyspace.NodeID) int {
+		switch {
+		case !lonely || d.ownRefuge == 0:
+			return zones[d.nodes[id].Zone]
+		case id > d.ownRefuge:
+			return 0
+		}
+		return 1
 	}
 	var best keyspace.NodeID
 	for id, n := range d.nodes {
@@ -131,7 +158,7 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.Node
 		if _, has := own.ReplicaOn(id); has || !n.Takes() {
 			continue
 		}
-		if best == 0 || cmp.Or(cmp.Compare(zones[n.Zone], zones[d.nodes[best].Zone]), cmp.Compare(id, best)) < 0 {
+		if best == 0 || cmp.Or(cmp.Compare(rank(id), rank(best)), cmp.Compare(id, best)) < 0 {
 			best = id
 		}
 	}

@@ -75,6 +75,8 @@ type decider struct {
 	under   map[keyspace.RangeID]Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
+	// ownRefuge is the lonely node that a repair of the placement group had last go to, 0 if none.
+	ownRefuge keyspace.NodeID
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
 	// what lies between two attempts.
 	handOverAt    clock.Time

@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -435,12 +438,7 @@ func TestZones(t *testing.T) {
 func TestLonelyNodeIsGivenNothing(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 57, 4, fourBorders...)
-		deaf := func(id keyspace.NodeID) {
-			for _, n := range w.nodes {
-				n.deaf.Store(uint64(id))
-			}
-		}
-		deaf(4)
+		w.deafen(4)
 		w.each(func(p *pretend) {
 			if p.leader != 4 {
 				return
@@ -456,7 +454,7 @@ func TestLonelyNodeIsGivenNothing(t *testing.T) {
 		if held, led := w.on(4); held == 0 || led != 0 {
 			t.Errorf("a node that hears hardly any other has %d replicas and leads %d", held, led)
 		}
-		deaf(0)
+		w.deafen()
 		w.await(15*time.Minute, "leaders of a node that hears the others again", func() error {
 			if _, led := w.on(4); led == 0 {
 				return errors.New("it leads nothing")
@@ -473,14 +471,98 @@ func TestLonelyNodeTakesWhatIsAtRisk(t *testing.T) {
 		w := pretendedRig(t, 58, 4, fourBorders...)
 		w.mover = func() Mover { return w }
 		w.founding.PlacementReplicas = 3
-		for _, n := range w.nodes {
-			n.deaf.Store(4)
-		}
+		w.deafen(4)
 		w.startAll()
 		time.Sleep(10 * time.Second)
 		w.kill(3)
 		w.await(w.deadAfter+time.Minute, "repair", func() error {
 			if is, want := w.leader().members(), []keyspace.NodeID{1, 2, 4}; !slices.Equal(is, want) {
+				return fmt.Errorf("the placement group has %v", is)
+			}
+			return w.whole(3)
+		})
+	})
+}
+
+// towardsLonely is a cluster of five with node 3 lost, whose placement group, of three, and one of
+// whose ranges wait for copies to node 4, which hears hardly any other and gets none; node 5 is
+// drained.
+func towardsLonely(t *testing.T, seed uint64) *pretended {
+	t.Helper()
+	w := pretendedRig(t, seed, 5, fourBorders...)
+	w.mover = func() Mover { return w }
+	w.founding.PlacementReplicas = 3
+	w.patience = time.Hour
+	w.deafen(4)
+	w.each(func(p *pretend) { p.starved = map[keyspace.NodeID]bool{4: true} })
+	w.startAll()
+	w.nodes[3].closed.Store(true)
+	w.setState(5, NodeServing, NodeDraining)
+	time.Sleep(10 * time.Second)
+	w.kill(3)
+	time.Sleep(w.deadAfter + 2*time.Minute)
+	ops, err := w.leader().client.Operations(t.Context())
+	to := func(o Operation) bool { return o.Reason <= decide.Repair && o.To == 4 }
+	if err != nil || len(ops) != 2 || !to(ops[0]) || !to(ops[1]) {
+		t.Fatalf("under way: %v, %v; want a range and the placement group on their way to node 4", ops, err)
+	}
+	return w
+}
+
+func (w *pretended) setState(id keyspace.NodeID, from, to NodeState) {
+	if err := w.leader().client.SetNodeState(w.t.Context(), id, from, to); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// The copy to such a node may never come. Once a better one is there it is given up for that,
+// of a range and of the placement group, long before the patience with operations ends.
+func TestLonelyNodeIsGivenUpForABetterOne(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := towardsLonely(t, 59)
+		w.setState(5, NodeDraining, NodeServing)
+		w.await(time.Minute, "repair", func() error {
+			if is, want := w.leader().members(), []keyspace.NodeID{1, 2, 5}; !slices.Equal(is, want) {
+				return fmt.Errorf("the placement group has %v", is)
+			}
+			return w.whole(3)
+		})
+	})
+}
+
+// One that has its copy is promoted, and not given up, where a better one comes in that moment.
+func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := towardsLonely(t, 60)
+		w.nodes[3].closed.Store(false)
+		w.each(func(p *pretend) {
+			p.fed = func() {
+				w.setState(5, NodeDraining, NodeServing)
+				time.Sleep(5 * time.Second)
+			}
+		})
+		w.await(time.Minute, "repair", func() error { return w.whole(3) })
+		ended := w.leader().service.o.Metrics.OperationsEnded
+		if n := testutil.ToFloat64(ended.WithLabelValues("move", "given-up")); n > 0 {
+			t.Errorf("%.0f moves were given up", n)
+		}
+	})
+}
+
+// Where one of several such nodes never gets the copy of the placement group, another one has
+// its turn once the patience with the operation ends.
+func TestLonelyNodesTakeTurns(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 61, 5, fourBorders...)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.startAll()
+		w.deafen(4, 5)
+		w.nodes[3].closed.Store(true)
+		time.Sleep(10 * time.Second)
+		w.kill(3)
+		w.await(w.deadAfter+2*time.Minute, "repair", func() error {
+			if is, want := w.leader().members(), []keyspace.NodeID{1, 2, 5}; !slices.Equal(is, want) {
 				return fmt.Errorf("the placement group has %v", is)
 			}
 			return w.whole(3)

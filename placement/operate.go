@@ -193,7 +193,8 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 	for ctx.Err() == nil {
 		over, moved, err := o.step(ctx, &op)
 		abandoned := o.abandoned(op.Range)
-		giveUp := o.s.o.Clock.Now().Sub(last) > o.s.o.OperationPatience || abandoned != ""
+		// What gets on is not given up: its replica may have become a voter this moment.
+		giveUp := o.s.o.Clock.Now().Sub(last) > o.s.o.OperationPatience || abandoned != "" && !moved
 		if over || giveUp {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))

@@ -30,7 +30,12 @@ type pretend struct {
 	// failures is the part of the steps that fail, half of them after they were done.
 	failures float64
 	steps    int
-	added    map[keyspace.ReplicaID]bool
+	// starved are nodes whose learners get no copy.
+	starved map[keyspace.NodeID]bool
+	// fed, if not nil, is called once, without mu, when one of them is to be promoted: they have
+	// their copies then.
+	fed   func()
+	added map[keyspace.ReplicaID]bool
 	// report takes the newest descriptor to the map.
 	report func(keyspace.Descriptor)
 }
@@ -89,6 +94,9 @@ func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace
 }
 
 func (p *pretend) ChangeMembers(_ context.Context, node keyspace.NodeID, _ keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
+	if err := p.starves(changes); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if node != p.leader || confIndex != p.d.ConfIndex {
@@ -123,6 +131,28 @@ func (p *pretend) ChangeMembers(_ context.Context, node keyspace.NodeID, _ keysp
 	}
 	p.report(p.d)
 	return err
+}
+
+// starves refuses to promote who has no copy yet.
+func (p *pretend) starves(changes []raftgroup.ConfChange) error {
+	p.mu.Lock()
+	hungry := slices.ContainsFunc(p.d.Replicas, func(m keyspace.Replica) bool {
+		return p.starved[m.Node] && slices.ContainsFunc(changes, func(c raftgroup.ConfChange) bool {
+			return c.Type == raftgroup.Promote && c.Replica == m.ID
+		})
+	})
+	fed := p.fed
+	if hungry && fed != nil {
+		p.starved, p.fed = nil, nil
+	}
+	p.mu.Unlock()
+	switch {
+	case hungry && fed == nil:
+		return kverror.Busy
+	case hungry:
+		fed()
+	}
+	return nil
 }
 
 func (p *pretend) voters() (nodes []keyspace.NodeID) {

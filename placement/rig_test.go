@@ -39,6 +39,8 @@ type rig struct {
 	mover func() Mover
 	// deadAfter is the services' NodeDeadAfter, 0 its default.
 	deadAfter time.Duration
+	// patience is the services' OperationPatience.
+	patience time.Duration
 	// mergeAfter is the services' RangeMergeAfter, 0 its default.
 	mergeAfter time.Duration
 	// killer, if not nil, may end a node at one of its steps.
@@ -68,8 +70,11 @@ type rigNode struct {
 	leases *clocklessLeases
 	ending sync.WaitGroup
 	full   atomic.Bool
-	// deaf is a node that is pretended to hear hardly any other, by what this one is told.
+	// deaf are the nodes, by bit, that are pretended to hear hardly any other, by what this one
+	// is told.
 	deaf atomic.Uint64
+	// closed says that no replica of the placement group is opened here, whoever speaks to it.
+	closed atomic.Bool
 	// founded says that it has written the founding state once.
 	founded bool
 	// unfound has it take that back, since the cluster says that the group has moved.
@@ -84,12 +89,23 @@ type rigNode struct {
 
 // central is the node's ServiceOptions.Central.
 func (n *rigNode) central(id keyspace.NodeID) bool {
-	return uint64(id) != n.deaf.Load() && n.host.Central(id)
+	return n.deaf.Load()>>id&1 == 0 && n.host.Central(id)
+}
+
+// deafen has these nodes pretended to hear hardly any other, and no others.
+func (r *rig) deafen(ids ...keyspace.NodeID) {
+	bits := uint64(0)
+	for _, id := range ids {
+		bits |= 1 << id
+	}
+	for _, n := range r.nodes {
+		n.deaf.Store(bits)
+	}
 }
 
 func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits ...string) *rig {
 	t.Helper()
-	r := &rig{t: t, rng: rand.New(rand.NewPCG(seed, 7)), net: simbus.New(seed, faults)}
+	r := &rig{t: t, rng: rand.New(rand.NewPCG(seed, 7)), net: simbus.New(seed, faults), patience: 30 * time.Second}
 	r.founding.Cluster = 0xc1
 	for _, k := range splits {
 		r.founding.SplitKeys = append(r.founding.SplitKeys, []byte(k))
@@ -158,7 +174,11 @@ func (n *rigNode) start() {
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: r.killer.mouth(n),
 		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
-		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) { service.Unknown(from, to) },
+		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) {
+			if !n.closed.Load() {
+				service.Unknown(from, to)
+			}
+		},
 		Removed: func(keyspace.GroupID, keyspace.ReplicaID) { service.Removed() },
 	})
 	n.must(err)
@@ -177,7 +197,7 @@ func (n *rigNode) start() {
 	}
 	merger, _ := mover.(Merger)
 	n.service, err = NewService(ServiceOptions{
-		Mover: mover, Merger: merger, OperationPatience: 30 * time.Second, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
+		Mover: mover, Merger: merger, OperationPatience: r.patience, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
 		RangeMaxBytes: r.rangeMaxBytes, RangeSplitLoad: r.rangeSplitLoad,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Central: n.central, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,

@@ -47,6 +47,9 @@ const (
 	fetchesAtOnce = 4
 	// turnTold is how often a sender that waits for its turn hears that it does.
 	turnTold = stallTimeout / 4
+	// turnsTold is how often it may hear that, ten minutes long: it has one of its node's places
+	// meanwhile, and keeps the log.
+	turnsTold = 40
 	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
 	snapshotTablesMax = 1 << 16
 	// pinTTL is how long a snapshot that makes no progress keeps the log.

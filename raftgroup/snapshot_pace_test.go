@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -208,5 +209,37 @@ func TestCopyWaitsForItsTurn(t *testing.T) {
 		}
 		r.equal(1)
 		r.equal(2)
+	})
+}
+
+// One whose turn never comes, at a receiver that says so for ever, does not keep the sender's place.
+func TestWaitForTheTurnIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		f := lagging(r)
+		f.start()
+		var told, ended atomic.Int64
+		r.bus.set(func(*testBus) {
+			f.end.stream[transport.MethodRaftSnapshot] = func(ctx context.Context, _ keyspace.NodeID, _ []byte, s transport.Stream) error {
+				defer ended.Add(1)
+				for {
+					if err := s.Send(ctx, []byte{snapWait}); err != nil {
+						return err
+					}
+					told.Add(1)
+					if err := clock.Sleep(ctx, f.host.cfg.Clock, turnTold); err != nil {
+						return err
+					}
+				}
+			}
+		})
+		r.eventually("they are told to wait", 10*time.Second, func() bool { return told.Load() >= 2 })
+		time.Sleep(3 * stallTimeout)
+		if n := ended.Load(); n > 0 {
+			t.Errorf("%d copies were given up within %v", n, 3*stallTimeout)
+		}
+		r.eventually("both are given up", turnsTold*turnTold, func() bool { return ended.Load() >= 2 })
 	})
 }

@@ -168,7 +168,10 @@ func (x *sending) send() (err error) {
 // returns the keys at which they end.
 func (x *sending) recvHave() (cuts [][]byte, err error) {
 	m, err := x.stream.Recv(x.ctx)
-	for ; err == nil && len(m) == 1 && m[0] == snapWait; m, err = x.stream.Recv(x.ctx) {
+	for told := 0; err == nil && len(m) == 1 && m[0] == snapWait; m, err = x.stream.Recv(x.ctx) {
+		if told++; told > turnsTold {
+			return nil, fmt.Errorf("%w: it is not its turn, for the %dth time", errSnapshotStalled, told)
+		}
 		x.ctx.progress()
 		x.renewPin()
 	}

@@ -3,6 +3,7 @@ package decide
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -86,6 +87,38 @@ func (c *Cluster) refuge(r *rng, from *node) *node {
 		return all[c.random.IntN(len(all))]
 	}
 	return best
+}
+
+// Forsaken says whether the node has been lonely for so long that a repair need not wait for it
+// where a better node is there. What it is for less it may cease to be in a moment.
+func (c *Cluster) Forsaken(id keyspace.NodeID) bool {
+	n := c.nodes[id]
+	return n != nil && n.Lonely && c.now.Sub(n.aloneAt) >= c.settings.AbandonAfter
+}
+
+// leaveRefuges returns the repairs whose copies go to lonely nodes, and may never come, where a
+// node that is not lonely can take the replica now. They never go from one lonely node to another,
+// and each of them takes a node that was not there, so that nothing goes to and fro. One whose
+// copy has come is left: it is about to be a voter, and whoever carries the others out promotes
+// before giving up.
+func (c *Cluster) leaveRefuges() []Abandon {
+	var out []Abandon
+	for _, n := range c.alone {
+		if n.receiving == 0 || !c.Forsaken(n.ID) {
+			continue
+		}
+		for _, r := range n.replicas {
+			op := r.op
+			if op == nil || op.To != n.ID || op.Range != r.Descriptor.Range || op.Reason != QuorumRisk && op.Reason != Repair || r.votes(n) {
+				continue
+			}
+			if to, h := c.resume(r, c.nodes[op.From]); h == free {
+				out = append(out, Abandon{op.Range, fmt.Sprintf("%s: node %s hears hardly any other, and %s can take it", op, n.ID, c.where(to))})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Abandon) int { return compare(a.Range, b.Range) })
+	return out
 }
 
 func idOf(n *node) keyspace.NodeID {

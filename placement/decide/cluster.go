@@ -91,10 +91,11 @@ type Range struct {
 type node struct {
 	Node
 	zone     *zone
-	known    bool // there was a PutNode; else only a replica names it
-	dead     bool // silent for longer than NodeDeadAfter
-	swept    bool // operations that wait for it are abandoned
-	queued   bool // its ranges are to be reviewed
+	known    bool       // there was a PutNode; else only a replica names it
+	dead     bool       // silent for longer than NodeDeadAfter
+	swept    bool       // operations that wait for it are abandoned
+	aloneAt  clock.Time // since when it is lonely, where it is
+	queued   bool       // its ranges are to be reviewed
 	replicas []*rng
 
 	bytes   int64 // with RangeCost for each replica
@@ -249,7 +250,9 @@ func (c *Cluster) PutNode(n Node) {
 		have.zone = c.zoneOf(n.Zone)
 	}
 	c.touch(have)
-	c.alone = listed(c.alone, have, n.Lonely)
+	if c.alone = listed(c.alone, have, n.Lonely); n.Lonely && !had.Lonely {
+		have.aloneAt = c.now
+	}
 	if had.Silent != n.Silent || first {
 		c.noteSilence(have)
 	}

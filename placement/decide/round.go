@@ -44,6 +44,7 @@ func (c *Cluster) Decide(now clock.Time) Round {
 	if c.settings.Paused {
 		return Round{Abandon: abandoned}
 	}
+	abandoned = append(abandoned, c.leaveRefuges()...)
 	c.shares()
 	for need := QuorumRisk; need <= Cold; need++ {
 		if need == Size {

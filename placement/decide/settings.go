@@ -10,7 +10,8 @@ type Settings struct {
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
 	// elsewhere.
 	NodeDeadAfter time.Duration
-	// AbandonAfter is how long an operation waits for a silent node that it needs.
+	// AbandonAfter is how long an operation waits for a silent node that it needs, and a
+	// repair at least for a lonely one.
 	AbandonAfter time.Duration
 	// RangeMaxBytes is the size above which a range is split.
 	RangeMaxBytes int64

@@ -27,6 +27,7 @@ import (
 //	decide at=10s [brief]        the operations, what they require, what is given up
 //	finish range=1 [failed]
 //	refuse [wait]                nothing of what was decided last was begun
+//	pause [off]
 //	check                        the requirements of what was decided last, against what is now
 //	explain range=1 | can-drain node=1 | can-decommission node=1 |
 //	can-replicate factor=5 | pending
@@ -79,6 +80,10 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		for i := range s.last {
 			s.c.Refuse(s.last[i].Range, s.now, d.HasArg("wait"))
 		}
+	case "pause":
+		set := s.c.settings
+		set.Paused = !d.HasArg("off")
+		s.c.Set(set)
 	case "check":
 		return s.check()
 	case "explain":

@@ -60,7 +60,7 @@ func (w *World) advance(t *task) {
 	}
 	if t.at == stageCopy {
 		from, to := w.node(t.op.Source), w.node(t.op.To)
-		if !from.up || !to.up {
+		if !from.up || !to.up || to.deaf {
 			return
 		}
 		t.left -= w.copyRate / int64(max(from.sending, to.receiving, 1))

@@ -80,6 +80,7 @@ type World struct {
 type machine struct {
 	decide.Node
 	up                 bool
+	deaf               bool // no copy gets to it
 	sending, receiving int
 }
 
@@ -264,8 +265,16 @@ func (w *World) Heal(ids ...keyspace.NodeID) {
 func (w *World) Isolate(lonely bool, ids ...keyspace.NodeID) {
 	for _, id := range ids {
 		n := w.node(id)
-		n.Lonely = lonely
+		n.Lonely, n.deaf = lonely, n.deaf && lonely
 		w.cluster.PutNode(n.Node)
+	}
+}
+
+// Deafen isolates nodes that do not hear any leader either: copies to them never come.
+func (w *World) Deafen(ids ...keyspace.NodeID) {
+	w.Isolate(true, ids...)
+	for _, id := range ids {
+		w.node(id).deaf = true
 	}
 }
 
