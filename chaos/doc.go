@@ -34,7 +34,8 @@
 // The clients' requests are the simulator's, and so are the checkers: the whole history
 // replayed in the order of revisions gives every answer, keys and the whole keyspace are
 // linearizable (porcupine), leases last as long as their holders were told and no key
-// outlives them, watchers were told everything once and in order, over all faults. All
+// outlives them, watchers were told everything once and in order, over all faults, and on no stream progress
+// below what it had told before, nor an event at or below it. All
 // versions that there are come from a watch from the first revision on: whatever is wrong
 // with it does not agree with the answers. When all is healed every machine serves every
 // range, the operator's every command works, the map covers the keyspace exactly once, the
