@@ -34,7 +34,8 @@
 // The clients' requests are the simulator's, and so are the checkers: the whole history
 // replayed in the order of revisions gives every answer, keys and the whole keyspace are
 // linearizable (porcupine), leases last as long as their holders were told and no key
-// outlives them, watchers were told everything once and in order, over all faults. All
+// outlives them, watchers were told everything once and in order, over all faults, and on no stream progress
+// below what it had told before, nor an event at or below it. All
 // versions that there are come from a watch from the first revision on: whatever is wrong
 // with it does not agree with the answers. When all is healed every machine serves every
 // range, the operator's every command works, the map covers the keyspace exactly once, the
@@ -56,8 +57,9 @@
 //
 // SKEIN_CHAOS_SEED and SKEIN_CHAOS_DURATION are the same for go test; without a
 // duration each fault happens once. The seed fixes schedule and workload, not the
-// threads of some processes. A failed run keeps history and logs where go test
-// -artifacts says; without that a failed storm names the directory where it keeps them.
+// threads of some processes. A failed run keeps history and logs where go test -artifacts
+// says, a storm also what watchers were told, message by message (told.txt); without that a
+// failed storm names the directory where it keeps them.
 //
 // Loop files, mounts and namespaces take root, mkfs.ext4, fsfreeze, ip, tc and nft. What
 // is missing is printed, and the rest runs; with SKEIN_NOTHING_LEFT_OUT=1, which CI sets,

@@ -522,6 +522,7 @@ func (o *operator) calm(ctx context.Context) {
 		}
 		o.s.measure("calm: "+op, term.took())
 	}
+	o.s.tidied(ctx)
 	if o.has[opPause] {
 		// What placement does by itself is to come to an end.
 		_ = o.insist(ctx, o.rngs[0], "placement", "pause")

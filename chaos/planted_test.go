@@ -25,6 +25,7 @@ func TestPlantedStorms(t *testing.T) {
 	for _, bug := range []plant.Bug{
 		plant.AcknowledgedBeforeQuorum, plant.FsyncSkipped, plant.TxnHalfVisible,
 		plant.ReleasedTooEarly, plant.EventLostAtSplit, plant.AttachedWhileEnding,
+		plant.ProgressBehindEvent,
 	} {
 		found := ""
 		for seed := uint64(0); seed < plantedStorms && found == ""; seed++ {

@@ -60,6 +60,7 @@ type cluster struct {
 	nodes []*node
 	admin *adminapi.Client
 	still *standstills
+	told  *tellings // what watchers are told, nil where there are none
 
 	mu sync.Mutex
 	// Guarded by mu: what the rig itself has seen. wrong is a node that ended by itself,
@@ -196,6 +197,7 @@ func (n *node) arguments(machine int) []string {
 		"--name", n.is(), "--data-dir", filepath.Join(n.mount, "data"),
 		"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+		"--watch-progress-notify-interval", stormNotify.String(),
 	}
 }
 
@@ -244,11 +246,15 @@ func (c *cluster) close() {
 func (c *cluster) connect(urls ...string) *clientv3.Client {
 	c.t.Helper()
 	pause := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: time.Second}
+	options := []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: time.Second})}
+	if c.told != nil {
+		options = append(options, grpc.WithChainStreamInterceptor(c.told.intercept))
+	}
 	cl, err := clientv3.New(clientv3.Config{
 		Endpoints: urls, Logger: zap.NewNop(),
 		// Seldom enough for the server, which cuts off whoever asks more often than each 5 s.
 		DialKeepAliveTime: 6 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: time.Second})},
+		DialOptions: options,
 	})
 	if err != nil {
 		c.t.Fatal(err)

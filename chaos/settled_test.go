@@ -141,6 +141,39 @@ func (c *census) wrong(want int) (bad []string) {
 	return bad
 }
 
+// learners says which replicas are no voters.
+func (c *census) learners() (found []string) {
+	for _, r := range c.ranges {
+		for _, rep := range c.replicas[r.GetId()] {
+			if rep.GetRole() != "voter" {
+				found = append(found, fmt.Sprintf("the replica of range %d on %s is a %s", r.GetId(), rep.GetNode(), rep.GetRole()))
+			}
+		}
+	}
+	return found
+}
+
+// tidied wants a moment without learners. A split amid a move leaves one that placement takes
+// away by what it decides, and so not while that is paused.
+func (s *storm) tidied(ctx context.Context) {
+	term := s.c.still.term(stormPatience, "the end of what splits have left behind")
+	for ; ; wait(ctx, 200*time.Millisecond) {
+		c, err := takeCensus(ctx, s.c.admin)
+		if err == nil && len(c.learners()) == 0 {
+			s.measure("no learner is left after", term.took())
+			return
+		}
+		if term.over() {
+			var found []string
+			if err == nil {
+				found = c.learners()
+			}
+			s.c.late("placement: %v after the last split: %q, %v", term.took(), found, err)
+			return
+		}
+	}
+}
+
 // settled wants the cluster to be at rest, and says how long that took.
 func (s *storm) settled(ctx context.Context, healed time.Time) {
 	term := s.c.still.term(stormPatience, "rest")
@@ -235,6 +268,11 @@ func TestCensusFindsWhatIsWrong(t *testing.T) {
 		if len(c.wrong(voters)) == 0 {
 			t.Errorf("%s: nothing is found", what)
 		}
+	}
+	c := wellCensus()
+	c.replicas[2][1].Role = "learner"
+	if found := c.learners(); !slices.Equal(found, []string{"the replica of range 2 on n2 is a learner"}) {
+		t.Errorf("learners: %q", found)
 	}
 	if bad := wellCensus().wrong(5); !slices.Contains(bad, "range 1 has 3 replicas") {
 		t.Errorf("three replicas where five are to be: %q", bad)

@@ -59,8 +59,8 @@ type load struct {
 }
 
 // newLoad makes what clients share.
-func newLoad(c *cluster, seed uint64) *load {
-	l := &load{c: c, h: &sim.History{}, began: time.Now(), all: c.connect(c.urls()...), seed: seed}
+func newLoad(c *cluster, seed uint64, began time.Time) *load {
+	l := &load{c: c, h: &sim.History{}, began: began, all: c.connect(c.urls()...), seed: seed}
 	l.outside = sim.NewOutside(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders})
 	l.stop, l.unwatch = func() {}, func() {}
 	return l
@@ -79,15 +79,20 @@ func (l *load) start(ctx context.Context) {
 	for i := range stormHolders {
 		l.writers.Go(func() { l.runHolder(ctx, i) })
 	}
+	var crowd []*sim.Watcher
 	for i, span := range sim.WatchedSpans() {
+		crowd = append(crowd, sim.NewWatcher(fmt.Sprintf("watcher %d of the crowd", i), span))
 		// One that goes from machine to machine, one that is left where clientv3 takes it.
 		for _, roams := range []bool{true, false} {
 			w := sim.NewWatcher(fmt.Sprintf("watcher %d, by itself %t", i, roams), span)
 			l.watchers = append(l.watchers, w)
 			rng := rand.New(rand.NewPCG(seed, uint64(2000+10*i+len(l.watchers))))
-			l.watching.Go(func() { l.watch(wctx, w, rng, roams) })
+			l.watching.Go(func() { l.watch(wctx, []*sim.Watcher{w}, rng, roams) })
 		}
 	}
+	// Several that go from machine to machine on one stream.
+	l.watchers = append(l.watchers, crowd...)
+	l.watching.Go(func() { l.watch(wctx, crowd, rand.New(rand.NewPCG(seed, 3000)), true) })
 }
 
 // client is that of a machine that has a node, or that of all for any other number.
@@ -244,39 +249,46 @@ func (h *holder) end(ctx context.Context) {
 	h.ask(&etcdserverpb.LeaseTimeToLiveRequest{ID: h.lease, Keys: true})
 }
 
-// watch watches until ctx ends. Who roams goes elsewhere by itself now and then; the
-// others leave it to clientv3 to find another machine.
-func (l *load) watch(ctx context.Context, w *sim.Watcher, rng *rand.Rand, roams bool) {
+// watch has watchers watch until ctx ends, on one stream: a client has no more than one. Who
+// roams goes elsewhere by itself now and then; the others leave it to clientv3 to find another
+// machine.
+func (l *load) watch(ctx context.Context, ws []*sim.Watcher, rng *rand.Rand, roams bool) {
 	for ctx.Err() == nil {
 		machine, sctx, cancel := len(l.c.nodes), ctx, context.CancelFunc(func() {})
 		if roams {
 			machine = rng.IntN(len(l.c.nodes))
 			sctx, cancel = context.WithTimeout(ctx, time.Second+time.Duration(rng.Int64N(int64(10*time.Second))))
 		}
-		watchOnce(sctx, l.client(machine), w)
+		var wg sync.WaitGroup
+		for _, w := range ws {
+			wg.Go(func() { l.watchOnce(sctx, l.client(machine), w) })
+		}
+		wg.Wait()
 		cancel()
 		wait(ctx, time.Duration(rng.Int64N(int64(50*time.Millisecond))))
 	}
 }
 
 // watchOnce watches through one client until that ends.
-func watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watcher) {
+func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watcher) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from := w.Begin()
 	// etcd's names of the first key, and of what is beyond the last one.
 	key, end := cmp.Or(string(w.Span.Start), "\x00"), cmp.Or(string(w.Span.End), "\x00")
-	n := 0
-	for resp := range cl.Watch(ctx, key, clientv3.WithRange(end), clientv3.WithRev(from)) {
+	n, told := 0, l.c.told
+	told.note("%s begins at %d, through %q", w.Name, from, cl.Endpoints())
+	defer func() { told.note("%s ends, %d is next", w.Name, w.Next()) }()
+	for resp := range cl.Watch(ctx, key, clientv3.WithRange(end), clientv3.WithRev(from), clientv3.WithProgressNotify()) {
 		switch {
 		case resp.Err() != nil:
 			return
 		case resp.IsProgressNotify():
-			w.ToldProgress(resp.Header.Revision)
+			w.ToldProgress(told.teller(resp.Header), told.at(), resp.Header.Revision)
 		case len(resp.Events) > 0:
-			w.Told(resp.Events)
+			w.Told(told.teller(resp.Header), told.at(), resp.Events)
 		}
-		if n++; n%16 == 8 {
+		if n++; n%8 == 4 {
 			_ = cl.RequestProgress(ctx) // without one it is told none
 		}
 	}

@@ -111,7 +111,7 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 		say("left out: %s", l)
 	}
 	ctx := t.Context()
-	s.l = newLoad(s.c, seed)
+	s.l = newLoad(s.c, seed, s.began)
 	defer s.l.close()
 	s.op = newOperator(ctx, s, seed)
 	s.measure("serves at first", s.serves(ctx, "start", s.everyone(), true))
@@ -155,6 +155,15 @@ func evidenceDir(t *testing.T) string {
 
 // keep writes down what a failed run knows.
 func (s *storm) keep() {
+	if s.c != nil && s.c.told != nil {
+		err := s.c.told.close()
+		if !s.t.Failed() {
+			err = errors.Join(err, os.Remove(s.c.told.file.Name())) // the largest of them by far
+		}
+		if err != nil {
+			s.t.Error(err)
+		}
+	}
 	if !s.t.Failed() {
 		return
 	}
@@ -172,7 +181,7 @@ func (s *storm) keep() {
 	if errs != nil {
 		s.t.Error(errs)
 	}
-	s.t.Logf("timeline, history and the nodes' logs are in %s", s.dir)
+	s.t.Logf("timeline, history, what watchers were told and the nodes' logs are in %s", s.dir)
 }
 
 // note writes a line of the timeline.
@@ -209,7 +218,11 @@ func (s *storm) build() (missing, err error) {
 	for i := range stormMachines { // the last machine is for who joins
 		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
 	}
-	s.c = &cluster{t: t, still: newStandstills(s.note)}
+	told, err := newTellings(filepath.Join(s.dir, "told.txt"), s.began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.c = &cluster{t: t, still: newStandstills(s.note), told: told}
 	s.unwatch = s.c.still.watch(t.Context())
 	t.Cleanup(s.unwatch)
 	for i := range stormMachines + 1 {
@@ -235,6 +248,9 @@ func (s *storm) build() (missing, err error) {
 	}
 	return missing, nil
 }
+
+// stormNotify is how often watchers that want it are told progress without asking.
+const stormNotify = 200 * time.Millisecond
 
 // stormDiskBytes is the size of a machine's disk: some segments of the log fit, and it is
 // filled at once.
@@ -610,7 +626,7 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 					}
 					cancel()
 				})
-				watchOnce(wctx, n.client, w)
+				s.l.watchOnce(wctx, n.client, w)
 				cancel()
 			}
 		})
@@ -631,6 +647,7 @@ func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	report := &sim.Report{
 		Config:  sim.Config{Nodes: stormMachines, Faults: []sim.Fault{"storm"}},
 		History: s.l.h, Versions: versions, Drained: drained, Failures: max(1, s.failures()),
+		Violations: s.c.told.judged(),
 	}
 	start := time.Now()
 	check := sim.CheckAnswers // without the versions nobody can say much of an order

@@ -30,7 +30,8 @@
 //   - Without failures every revision is used.
 //   - Watchers, which go from node to node over all faults, were told every version of
 //     their spans once and in the order of revisions, none divided, and no progress
-//     ahead of one; when all is quiet they have everything.
+//     ahead of one; when all is quiet they have everything. On one stream nobody is told
+//     progress below what any of its watchers was told, nor an event at or below it.
 //   - What was compacted is read by nobody who asks later, and nothing else is refused
 //     as compacted.
 //   - All replicas have the same hash at the same applied index, and the same

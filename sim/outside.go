@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -136,14 +137,15 @@ func (w *Watcher) Begin() int64 {
 // Next is the revision from which the watcher wants to go on.
 func (w *Watcher) Next() int64 { return w.next() }
 
-// Told notes the events of one response.
-func (w *Watcher) Told(events []*mvccpb.Event) {
-	w.take(&watch.Delivery{Watcher: &watch.Watcher{}, Events: events})
+// Told notes the events of one response, who told them and when.
+func (w *Watcher) Told(by string, at time.Duration, events []*mvccpb.Event) {
+	w.take(telling{by: by, at: at}, &watch.Delivery{Watcher: &watch.Watcher{}, Events: events})
 }
 
-// ToldProgress notes a revision up to which the watcher is to have everything.
-func (w *Watcher) ToldProgress(rev int64) {
-	w.take(&watch.Delivery{Revision: keyspace.Revision(rev)})
+// ToldProgress notes a revision up to which the watcher is to have everything, who told it and
+// when.
+func (w *Watcher) ToldProgress(by string, at time.Duration, rev int64) {
+	w.take(telling{by: by, at: at}, &watch.Delivery{Revision: keyspace.Revision(rev)})
 }
 
 // Versions returns the versions that the watcher was told, for a Report: of one that

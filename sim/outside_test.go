@@ -38,7 +38,7 @@ func judgeOutside(h *History, told ...[]*mvccpb.Event) []string {
 	w := NewWatcher("outside", WatchedSpans()[0])
 	w.Begin()
 	for _, events := range told {
-		w.Told(events)
+		w.Told("n1", 0, events)
 	}
 	return Check(&Report{
 		Config: Config{Nodes: 5, Faults: []Fault{"storm"}}, History: h, Failures: 1,
@@ -82,10 +82,10 @@ func TestProgressAheadIsFound(t *testing.T) {
 	_, events := outsideRun()
 	w := NewWatcher("outside", WatchedSpans()[0])
 	w.Begin()
-	w.Told(events[:1])
-	w.ToldProgress(3)
-	w.Told(events[1:])
-	if bad := checkWatchers([]*Watcher{w}, w.Versions(), nil); len(bad) != 1 || !strings.Contains(bad[0], "progress") {
+	w.Told("n1", time.Second, events[:1])
+	w.ToldProgress("n2", 2*time.Second, 3)
+	w.Told("n3", 3*time.Second, events[1:])
+	if bad := checkWatchers([]*Watcher{w}, w.Versions(), nil); len(bad) != 1 || !strings.Contains(bad[0], "progress") || !strings.Contains(bad[0], "told by n2 at 2s") {
 		t.Errorf("found %q", bad)
 	}
 }

@@ -70,6 +70,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.CompleteDespiteLock:      "txns",
 	plant.HandOutsIgnored:          "overtakes",
 	plant.ProgressTooEarly:         "quiet",
+	plant.ProgressBehindEvent:      "quiet",
 	plant.LeaseCountedOn:           "holders",
 	plant.AttachedWhileEnding:      "holders",
 	plant.LeaseGrantedTwice:        "expiry",
@@ -97,7 +98,7 @@ var plantedIn = map[plant.Bug]string{
 // have found the bug but prove nothing of the checkers, or say that a run did not become
 // what was asked for.
 var (
-	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: "}
+	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: ", "progress: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
 		"membership: ", "zones: ", "range map of node ", "an orphan ",

@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +27,7 @@ type Watcher struct {
 	// from are the first revisions of what it was to be told: where the past was compacted
 	// it goes on behind that, and what lies between is nobody's.
 	told     []*mvccpb.Event
+	tellings []telling
 	progress []toldProgress
 	holes    [][2]int64
 	from     int64
@@ -38,39 +41,65 @@ type Watcher struct {
 type toldProgress struct {
 	rev   int64
 	after int
+	telling
 }
+
+// telling is who told something, and when. Of events, those from the place first on.
+type telling struct {
+	by    string
+	at    time.Duration
+	first int
+}
+
+func (t telling) String() string { return fmt.Sprintf("told by %s at %v", t.by, t.at) }
 
 // watchedSpans are what the watchers of a run watch: everything, a part that lies in
 // several ranges, and one key.
 var watchedSpans = []keyspace.Span{{}, {Start: []byte("d"), End: []byte("p")}, {Start: []byte("u0"), End: []byte("u0\x00")}}
 
-// watchersOfSpan is how many watchers each of them has.
-const watchersOfSpan = 3
+const (
+	// watchersOfSpan is how many watchers each of them has that are alone on their streams.
+	watchersOfSpan = 3
+	// crowds is how many streams tell a watcher of each of them.
+	crowds = 2
+	// A watcher that is alone asks for progress with each of so many responses, and each one of
+	// a crowd.
+	askEach, askEachOfCrowd = 16, 4
+)
 
 // watchAll runs watchers until stop is called, which returns them: some from the first
-// revision on, and some that begin while the run is under way.
+// revision on, and some that begin while the run is under way; alone and several on a stream.
 func watchAll(c *cluster) (stop func() []*Watcher) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	var all []*Watcher
+	start := func(late int, askEach int, ws ...*Watcher) {
+		rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(1000+len(all))))
+		all = append(all, ws...)
+		wg.Go(func() {
+			c.sleep(time.Duration(late) * 2 * time.Second)
+			for ctx.Err() == nil {
+				// Mostly its own node: each is to have watchers of everything most of the time.
+				at := late % len(c.machines)
+				if rng.IntN(3) == 0 {
+					at = rng.IntN(len(c.machines))
+				}
+				watchAt(ctx, c.machines[at], askEach, ws)
+				c.sleep(time.Duration(1+rng.IntN(50)) * time.Millisecond)
+			}
+		})
+	}
 	for i, span := range watchedSpans {
 		for late := range watchersOfSpan {
-			w := &Watcher{Name: fmt.Sprintf("watcher %d.%d", i, late), Span: span, from: 2}
-			rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(1000+watchersOfSpan*i+late)))
-			all = append(all, w)
-			wg.Go(func() {
-				c.sleep(time.Duration(late) * 2 * time.Second)
-				for ctx.Err() == nil {
-					// Mostly its own node: each is to have watchers of everything most of the time.
-					at := late % len(c.machines)
-					if rng.IntN(3) == 0 {
-						at = rng.IntN(len(c.machines))
-					}
-					w.session(ctx, c.machines[at])
-					c.sleep(time.Duration(1+rng.IntN(50)) * time.Millisecond)
-				}
-			})
+			start(late, askEach, &Watcher{Name: fmt.Sprintf("watcher %d.%d", i, late), Span: span, from: 2})
 		}
+	}
+	for late := range crowds {
+		var ws []*Watcher
+		for i, span := range watchedSpans {
+			ws = append(ws, &Watcher{Name: fmt.Sprintf("watcher %d of crowd %d", i, late), Span: span, from: 2})
+		}
+		start(late, askEachOfCrowd, ws...)
 	}
 	return func() []*Watcher {
 		cancel()
@@ -79,8 +108,8 @@ func watchAll(c *cluster) (stop func() []*Watcher) {
 	}
 }
 
-// session watches at one node until that ends.
-func (w *Watcher) session(ctx context.Context, m *machine) {
+// watchAt has watchers watch at one node, on one stream, until that ends.
+func watchAt(ctx context.Context, m *machine, askEach int, ws []*Watcher) {
 	r := m.current()
 	if r == nil {
 		return
@@ -90,31 +119,73 @@ func (w *Watcher) session(ctx context.Context, m *machine) {
 	defer cancel()
 	end := context.AfterFunc(ctx, cancel)
 	defer end()
-	s := r.core.Watches().NewStream()
+	s, order := r.core.Watches().NewStream(), NewStream()
 	defer s.Close()
-	start := w.next()
-	if _, _, err := s.Watch(sctx, 1, watch.Request{Span: w.Span, Start: keyspace.Revision(start)}); err != nil {
-		return
+	var there []*watch.Watcher
+	for id, w := range ws {
+		start := w.next()
+		hw, _, err := s.Watch(sctx, int64(id), watch.Request{Span: w.Span, Start: keyspace.Revision(start)})
+		if err != nil {
+			return
+		}
+		there = append(there, hw)
+		order.Created(int64(id), start)
+		w.begins(start)
 	}
-	w.mu.Lock()
-	w.sessions++
-	if w.starts == nil {
-		w.starts = map[int64]bool{}
-	}
-	w.starts[start] = true
-	w.mu.Unlock()
+	teller := fmt.Sprintf("%s on the stream of %v", m.name, m.c.elapsed())
+	by := func() telling { return telling{by: teller, at: m.c.elapsed()} }
 	for n := 0; ; n++ {
-		if n%16 == 8 {
-			_ = s.RequestProgress(sctx) // without one it is told none
+		switch n % askEach {
+		case askEach / 2:
+			_ = s.RequestProgress(sctx) // without one they are told none
+		case askEach - 1:
+			for id, hw := range there { // as those are told that want to be told without asking
+				if rev, ok := hw.Progress(); ok {
+					ws[id].judge(by(), order.Progress(int64(id), int64(rev)))
+					ws[id].take(by(), &watch.Delivery{Revision: rev})
+				}
+			}
 		}
 		d, err := s.Next(sctx)
 		if err != nil || r.ctx.Err() != nil {
 			return
 		}
-		if !w.take(&d) {
+		if d.Watcher == nil {
+			ws[0].judge(by(), order.Progress(AllWatchers, int64(d.Revision)))
+			for _, w := range ws {
+				w.take(by(), &d)
+			}
+			continue
+		}
+		id := d.Watcher.ID
+		if len(d.Events) > 0 {
+			ws[id].judge(by(), order.Events(id, d.Events[0].GetKv().GetModRevision(), d.Events[len(d.Events)-1].GetKv().GetModRevision()))
+		}
+		if !ws[id].take(by(), &d) {
 			return
 		}
 	}
+}
+
+// begins notes that the watcher is served, from a revision on.
+func (w *Watcher) begins(start int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sessions++
+	if w.starts == nil {
+		w.starts = map[int64]bool{}
+	}
+	w.starts[start] = true
+}
+
+// judge notes what is wrong with a stream's order, unless nothing is.
+func (w *Watcher) judge(by telling, wrong string) {
+	if wrong == "" {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wrong = append(w.wrong, fmt.Sprintf("%s, %s", wrong, by))
 }
 
 // next is the revision from which the watcher wants to go on.
@@ -128,28 +199,43 @@ func (w *Watcher) next() int64 {
 }
 
 // take notes a delivery. It returns false where the watcher has to begin anew.
-func (w *Watcher) take(d *watch.Delivery) bool {
+func (w *Watcher) take(by telling, d *watch.Delivery) bool {
 	next := w.next()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	by.first = len(w.told)
 	switch {
 	case d.Compacted != 0:
 		w.holes = append(w.holes, [2]int64{next, int64(d.Compacted)})
 		w.from = int64(d.Compacted)
 		return false
 	case d.Watcher == nil:
-		w.progress = append(w.progress, toldProgress{int64(d.Revision), len(w.told)})
+		w.progress = append(w.progress, toldProgress{int64(d.Revision), len(w.told), by})
 	case len(d.Events) > 0 && d.Events[0].GetKv().GetModRevision() < next:
-		w.wrong = append(w.wrong, fmt.Sprintf("%s: revision %d where %d is next: twice, out of order or divided",
-			w.Name, d.Events[0].GetKv().GetModRevision(), next))
+		w.wrong = append(w.wrong, fmt.Sprintf("%s: revision %d where %d is next: twice, out of order or divided, %s",
+			w.Name, d.Events[0].GetKv().GetModRevision(), next, by))
 	}
 	for i := 1; i < len(d.Events); i++ {
 		if a, b := d.Events[i-1].GetKv().GetModRevision(), d.Events[i].GetKv().GetModRevision(); b < a {
-			w.wrong = append(w.wrong, fmt.Sprintf("%s: revision %d follows %d", w.Name, b, a))
+			w.wrong = append(w.wrong, fmt.Sprintf("%s: revision %d follows %d, %s", w.Name, b, a, by))
 		}
 	}
-	w.told = append(w.told, d.Events...)
+	if len(d.Events) > 0 {
+		w.told, w.tellings = append(w.told, d.Events...), append(w.tellings, by)
+	}
 	return true
+}
+
+// teller is who told the event at a place, or the last one if there is none at it.
+func (w *Watcher) teller(i int) telling {
+	at, found := slices.BinarySearchFunc(w.tellings, i, func(t telling, i int) int { return cmp.Compare(t.first, i) })
+	if !found {
+		at--
+	}
+	if at < 0 {
+		return telling{by: "nobody"}
+	}
+	return w.tellings[at]
 }
 
 // skipped says whether the revision was compacted before the watcher came to it.
@@ -188,18 +274,18 @@ func checkWatchers(ws []*Watcher, vs []Version, compacted map[int64]bool) (bad [
 				if i < len(w.told) {
 					got = w.told[i].String()
 				}
-				bad = append(bad, fmt.Sprintf("%s: event %d is %s, want %+v", w.Name, i, got, *v))
+				bad = append(bad, fmt.Sprintf("%s: event %d is %s, want %+v, %s", w.Name, i, got, *v, w.teller(i)))
 				break
 			}
 			due = append(due, v.Mod)
 			i++
 		}
 		if i == len(due) && i < len(w.told) && len(bad) == 0 {
-			bad = append(bad, fmt.Sprintf("%s: told %s, which is not there", w.Name, w.told[i]))
+			bad = append(bad, fmt.Sprintf("%s: told %s, which is not there, %s", w.Name, w.told[i], w.teller(i)))
 		}
 		for _, p := range w.progress {
 			if p.after < len(due) && due[p.after] <= p.rev {
-				bad = append(bad, fmt.Sprintf("%s: told progress %d before revision %d", w.Name, p.rev, due[p.after]))
+				bad = append(bad, fmt.Sprintf("%s: told progress %d before revision %d, %s", w.Name, p.rev, due[p.after], p.telling))
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func TestCheckWatchersRejects(t *testing.T) {
 					d.Events = append(d.Events, event(rev))
 				}
 			}
-			w.take(d)
+			w.take(telling{by: "n1"}, d)
 		}
 		got := strings.Join(checkWatchers([]*Watcher{w}, vs, nil), "; ")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {

@@ -603,7 +603,7 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 // there.
 func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 	rev, told, ok := s.leastLocked()
-	if ok && rev < told {
+	if ok && rev < told && !plant.Is(plant.ProgressBehindEvent) {
 		s.holdLocked(told)
 		return 0, false
 	}

@@ -57,6 +57,9 @@ const (
 	HandOutsIgnored
 	// ProgressTooEarly: a gateway tells progress up to where the hand-out log is.
 	ProgressTooEarly
+	// ProgressBehindEvent: a stream is told progress below an event that one of its watchers
+	// was told.
+	ProgressBehindEvent
 	// LeaseCountedOn: a node that comes to lead placement again, after it was paused or not,
 	// counts leases on from where it stopped.
 	LeaseCountedOn
@@ -114,6 +117,7 @@ var names = [end]string{
 	"lock left behind by a dead coordinator", "transaction half visible",
 	"event lost at a split", "event released before a lower one", "void declared with a lock pending",
 	"complete called with a lock pending", "hand-outs of the sequencer before ignored", "progress sent before an event",
+	"progress behind an event",
 	"lease expired early after a pause", "key attached while its lease expires", "lease granted twice",
 	"locks lost at a split",
 	"replica that left never removed", "leadership handed over amid hand-outs",
