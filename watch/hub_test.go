@@ -223,7 +223,7 @@ func (o *observer) judge(t *testing.T, seed uint64, w *world) {
 }
 
 // TestEveryEventOnceInOrder is the model: many watchers of all kinds over many ranges
-// that split, move, lag and lose revisions, transactions that come late, sequencers that
+// that split, merge, move, lag and lose revisions, transactions that come late, sequencers that
 // change, streams and nodes that break.
 func TestEveryEventOnceInOrder(t *testing.T) {
 	for seed := range uint64(seeds()) {
@@ -236,6 +236,14 @@ func everyEventOnce(t *testing.T, seed uint64) {
 	w := newWorld(seed)
 	rng := rand.New(rand.NewPCG(seed, 6))
 	w.pageRevs = 1 + rng.IntN(8)
+	if seed%4 > 1 { // and not all that there is is followed from the start on
+		for _, k := range []string{"b", "d", "f", "g"} {
+			w.split(k)
+		}
+		w.mu.Lock()
+		w.refreshLocked()
+		w.mu.Unlock()
+	}
 	h := newHub(w, func(c *Config) {
 		c.Linger = time.Duration(1+rng.IntN(3000)) * time.Millisecond
 		if seed%3 == 1 { // little memory
@@ -256,9 +264,11 @@ func everyEventOnce(t *testing.T, seed uint64) {
 			w.txn(i, key(), key(), key())
 		case n < 84 && seed%2 == 0:
 			w.trouble()
-		case n < 87 && len(w.ranges) < 16:
+		case n < 87 && w.count() < 16:
 			w.split(string(rune('a' + rng.IntN(8))))
-		case n < 92:
+		case n < 89:
+			w.merge(key())
+		case n < 94:
 			os := []*observer{randomObserver(rng, len(all), w)}
 			for rng.IntN(2) == 0 { // more on the stream
 				os = append(os, randomObserver(rng, len(all)+len(os), w))

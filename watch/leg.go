@@ -39,6 +39,8 @@ type leg struct {
 	// that has everything up to proven.
 	mark   shard.Mark
 	proven keyspace.Revision
+	// past is the generation of the last range that the leg had, where it has none.
+	past keyspace.Generation
 	owed   []*entry
 	// least is the lowest of their first revisions, 0 where it was not looked for since they
 	// changed.
@@ -141,6 +143,7 @@ func (h *Hub) looseLocked(l *leg) {
 	if l.id != 0 && h.byRange[l.id] == l {
 		delete(h.byRange, l.id)
 	}
+	l.past = max(l.past, l.generation)
 	l.id, l.generation, l.replicas, l.leader, l.away = 0, 0, nil, 0, 0
 	l.proof.complete = 0
 }
@@ -209,12 +212,13 @@ func (h *Hub) installLocked(at *router.Located) bool {
 // them gets on from where that one was, so that the feed begins where the least of them
 // was; what begins anew begins above all of them.
 func (h *Hub) inheritLocked(l *leg, old []*leg) {
-	covered := true
+	covered, again := true, false
 	end := l.span.Start
 	l.fed, l.spoken, l.proven = keyspace.MaxRevision, keyspace.MaxRevision, keyspace.MaxRevision
 	for _, o := range old {
 		l.opened, l.prevFrom = max(l.opened, o.opened), max(l.prevFrom, o.prevFrom)
 		l.fed, l.spoken, l.proven = min(l.fed, o.fed), min(l.spoken, o.spoken), min(l.proven, o.proven)
+		again = again || l.generation <= o.past
 		l.prev, l.askNow = l.prev || o.prev, l.askNow || o.askNow
 		covered = covered && bytes.Compare(o.span.Start, end) <= 0
 		end = o.span.End
@@ -224,9 +228,12 @@ func (h *Hub) inheritLocked(l *leg, old []*leg) {
 			l.prevFrom = max(l.prevFrom, o.fed) // what it brought came without
 		}
 	}
-	if !covered || !(keyspace.Span{Start: l.span.Start, End: end}).Covers(l.span) {
-		// Of what lay beside them nothing has come yet, nor was it owed.
-		l.opened = max(l.opened, l.fed, h.logEnd)
+	if again || !covered || !(keyspace.Span{Start: l.span.Start, End: end}).Covers(l.span) {
+		// Of what lay beside them nothing has come yet, nor was it owed; and what was proven
+		// of a half says nothing of the other one, where a lock may be pending. Of the same
+		// range again it was proven of whoever had come to a mark that is gone with the leg:
+		// who has a later generation has, and others may not have.
+		l.opened, l.proven = max(l.opened, l.fed, h.logEnd), 0
 	}
 	if plant.Is(plant.EventLostAtSplit) {
 		l.fed = max(l.fed, h.logEnd)
@@ -237,7 +244,8 @@ func (h *Hub) inheritLocked(l *leg, old []*leg) {
 func remainders(o *leg, s keyspace.Span) (parts []*leg) {
 	part := func(span keyspace.Span) {
 		parts = append(parts, &leg{
-			span: span, opened: o.opened, fed: o.fed, spoken: o.spoken, proven: o.proven, prev: o.prev, prevFrom: o.prevFrom, askNow: o.askNow,
+			span: span, opened: o.opened, fed: o.fed, spoken: o.spoken, proven: o.proven, past: max(o.past, o.generation),
+			prev: o.prev, prevFrom: o.prevFrom, askNow: o.askNow,
 		})
 	}
 	if bytes.Compare(o.span.Start, s.Start) < 0 {

@@ -47,6 +47,87 @@ func TestTwoLegsBecomeOne(t *testing.T) {
 	})
 }
 
+// A range that is watched absorbs one that nobody here watches, in which a transaction's lock is
+// pending: whoever begins in the past there gets its event, which is below all that is known to
+// be complete of the half that was watched.
+func TestALegGrowsOverALock(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		w.mu.Lock()
+		w.refreshLocked() // the map has the ranges as they are: nothing else is followed
+		w.mu.Unlock()
+		left := watchAll(ctx, h, &wg, &observer{name: "left", req: Request{Span: keyspace.Single([]byte("ba"))}})
+		w.write("ca")
+		w.wg.Wait()
+		const name = 1
+		w.mu.Lock()
+		rs := []*worldRange{w.of("ba"), w.of("ca")}
+		rs[1].locks[name] = w.rev
+		rev := w.handOutLocked(rs...)
+		rs[0].applied = rev
+		w.appendLocked(rs[0], worldEntry{events: []shard.Event{w.eventLocked("ba", rev, 0)}})
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		w.merge("ba")
+		time.Sleep(time.Second)
+		right := watchAll(ctx, h, &wg, &observer{name: "right", req: Request{Span: keyspace.Single([]byte("ca")), Start: 2}})
+		w.mu.Lock()
+		r := w.of("ca")
+		delete(r.locks, name)
+		w.appendLocked(r, worldEntry{events: []shard.Event{w.eventLocked("ca", rev, 1)}})
+		w.mu.Unlock()
+		w.write("ca")
+		time.Sleep(time.Second)
+		left.judge(t, 1, w)
+		right.judge(t, 1, w)
+		if left.count() != 1 || right.count() != 3 {
+			t.Errorf("%d and %d events", left.count(), right.count())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// A range that is found again as it was has no mark any more: history is read only where its
+// leader says who has all that was told.
+func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
+	quiet(t, func(c *Config) { c.RecentBytes = 1 }, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		all := watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.mu.Lock()
+		for _, r := range w.ranges {
+			r.leader, w.stuck = 2, 1 // this node's replicas apply nothing more
+			r.at[2] = len(r.log)
+		}
+		w.mu.Unlock()
+		for range 3 {
+			w.write("ba")
+		}
+		time.Sleep(5 * time.Second) // fed by the leader by now
+		h.mu.Lock()
+		for _, l := range slices.Clone(h.legs) {
+			l.tries = 0
+			h.movedLocked(l, kverror.New(kverror.WrongRange, "whatever"))
+		}
+		h.mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+		past := watchAll(ctx, h, &wg, &observer{name: "past", req: Request{Span: keyspace.Single([]byte("ba")), Start: 2}})
+		time.Sleep(10 * time.Second)
+		all.judge(t, 1, w)
+		past.judge(t, 1, w)
+		if all.count() != 3 || past.count() != 3 {
+			t.Errorf("%d and %d events", all.count(), past.count())
+		}
+		w.mu.Lock()
+		w.stuck = 0
+		w.mu.Unlock()
+		cancel()
+		wg.Wait()
+	})
+}
+
 // What a feed says without a mark lets nobody read history: the next node that feeds may
 // not have applied as much, and nobody could tell.
 func TestAFeedSpeaksWithAMark(t *testing.T) {

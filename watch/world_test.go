@@ -334,6 +334,66 @@ func (w *world) split(key string) {
 	w.ranges = append(w.ranges, made...)
 }
 
+// count is how many ranges there are.
+func (w *world) count() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.ranges {
+		if !r.ended {
+			n++
+		}
+	}
+	return n
+}
+
+// merge has the range of the key absorb its right neighbour, once both pipelines are empty.
+// Locks that are pending in one of them are so in both then.
+func (w *world) merge(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	left := w.of(key)
+	if left.splitting || len(left.desc.Span.End) == 0 {
+		return
+	}
+	right := w.of(string(left.desc.Span.End))
+	if right.splitting {
+		return
+	}
+	left.splitting, right.splitting = true, true
+	for len(left.pipeline) > 0 || len(right.pipeline) > 0 {
+		moved := w.moved
+		w.mu.Unlock()
+		<-moved
+		w.mu.Lock()
+	}
+	d := left.desc
+	d.Generation, d.Span.End = max(left.desc.Generation, right.desc.Generation)+1, right.desc.Span.End
+	made := &worldRange{
+		desc: d, leader: keyspace.NodeID(1 + w.rng.IntN(3)), locks: map[int]keyspace.Revision{}, applied: max(left.applied, right.applied),
+	}
+	// What both have applied is the past of what they become, as far as both are complete.
+	past := worldEntry{last: max(left.last(), right.last())}
+	made.told = keyspace.MaxRevision
+	for _, r := range []*worldRange{left, right} {
+		whole := made.applied
+		for k, floor := range r.locks {
+			made.locks[k], whole = floor, min(whole, floor)
+		}
+		made.told = min(made.told, max(r.told, whole))
+		for _, e := range r.log {
+			past.events = append(past.events, e.events...)
+		}
+	}
+	made.log = []worldEntry{past}
+	made.log[0].complete = made.complete()
+	made.at[made.leader] = 1
+	for _, r := range []*worldRange{left, right} {
+		w.appendLocked(r, worldEntry{heirs: []keyspace.Descriptor{d}})
+		r.ended = true
+	}
+	w.ranges = append(w.ranges, made)
+}
+
 // drive lets replicas catch up, at random, until stop is closed.
 func (w *world) drive(stop <-chan struct{}) {
 	for {
