@@ -150,8 +150,14 @@ func TestSplitBesideALostLeader(t *testing.T) {
 				lose(r, leader.id, gateway.id)
 				start := time.Now()
 				_, _, err := admin{gateway.core}.SplitRange(r.t.Context(), []byte("k"))
-				if took := time.Since(start); err != nil || took > rigElection*3/2 {
+				if took := time.Since(start); err != nil || took > 3*rigElection {
 					r.t.Errorf("the split beside node %s took %v: %v", leader.id, took, err)
+				}
+				ctx, cancel := context.WithTimeout(r.t.Context(), 3*rigElection)
+				defer cancel()
+				d := leader.summaries()[0].Descriptor
+				if heir := (admin{gateway.core}).leaderBeside(ctx, leader.id, &d); heir == 0 || heir == leader.id {
+					r.t.Errorf("beside node %s leads node %s", leader.id, heir)
 				}
 				r.net.HealAll()
 			})
