@@ -150,7 +150,7 @@ func TestSplitBesideALostLeader(t *testing.T) {
 				lose(r, leader.id, gateway.id)
 				start := time.Now()
 				_, _, err := admin{gateway.core}.SplitRange(r.t.Context(), []byte("k"))
-				if took := time.Since(start); err != nil || took > 3*rigElection {
+				if took := time.Since(start); err != nil || took > 6*rigElection { // an election may need a second round
 					r.t.Errorf("the split beside node %s took %v: %v", leader.id, took, err)
 				}
 				ctx, cancel := context.WithTimeout(r.t.Context(), 3*rigElection)
