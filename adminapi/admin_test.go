@@ -33,6 +33,8 @@ type fakeBackend struct {
 	err   error
 	empty bool
 	stale bool
+	// missing says that of the keys in the first range nobody knows who holds them.
+	missing bool
 	// left is how many replicas a node holds at the next look, state what it is; back says
 	// that somebody takes it back when it holds none.
 	left  int64
@@ -61,6 +63,12 @@ func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*a
 			Members:   []*adminpb.Replica{{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 9, Role: "learner"}},
 			Operation: &adminpb.Operation{Id: 300, Range: 3, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"},
 		}}}, nil
+	}
+	if f.missing {
+		return &adminpb.RangeListResponse{
+			Ranges:  []*adminpb.Range{{Id: 2, Generation: 4, Start: []byte("m"), End: []byte("z"), State: "awake"}},
+			Missing: []*adminpb.KeySpan{{End: []byte("m")}, {Start: []byte{'z', 0, 0xff}}},
+		}, nil
 	}
 	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
 		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting", Kept: true},
@@ -155,7 +163,7 @@ func (f *fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRes
 	if f.err != nil || f.empty {
 		return &adminpb.PlacementShowResponse{}, f.err
 	}
-	p := &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Replicas: []*adminpb.PlacementReplica{
+	p := &adminpb.PlacementShowResponse{Leader: "n2", Term: 9, Stale: f.stale, Replicas: []*adminpb.PlacementReplica{
 		{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter"}, {Node: "n4", ReplicaId: 12, Role: "learner"},
 	}}
 	if f.mergeMs >= 0 {
@@ -197,13 +205,13 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 	if f.err != nil || f.empty {
 		return &adminpb.OperationListResponse{}, f.err
 	}
-	return &adminpb.OperationListResponse{Paused: f.paused, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Reason: "learner", Why: "a learner that no operation has"}}}, nil
+	return &adminpb.OperationListResponse{Paused: f.paused, Stale: f.stale, Operations: []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: "n1", To: "n4", Reason: "command", Why: "asked for"}, {Id: 301, Range: 2, Kind: "remove", From: "n2", Reason: "learner", Why: "a learner that no operation has"}}}, nil
 }
 
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	each: [error=KIND] [refuse] [empty] [stale] [paused] [left=N] [state=S] [back] [leaves] [merge-ms=N]
+//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [state=S] [back] [leaves] [merge-ms=N]
 //	range-list [json] [node=NODE] [key=K] / node-list [json]
 //	node-show node=NODE [json]
 //	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
@@ -229,6 +237,7 @@ func TestStories(t *testing.T) {
 		if d.HasArg("empty") {
 			b.empty = true
 		}
+		b.missing = d.HasArg("missing")
 		b.stale, b.paused, b.back, b.leaves = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves")
 		d.MaybeScanArgs(t, "left", &b.left)
 		d.MaybeScanArgs(t, "factor", &b.factor)
@@ -370,7 +379,7 @@ func runMoveStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		if err != nil {
 			return "", err
 		}
-		err = WritePlacement(&out, f, p)
+		err = WritePlacement(&out, &out, f, p)
 		return out.String(), err
 	case "set-replication":
 		return runReplicationStory(t, c, d, f)
@@ -626,4 +635,115 @@ func FuzzKeyText(f *testing.F) {
 			t.Fatalf("%q", keyText(key))
 		}
 	})
+}
+
+// movedBackend tells of a move that is over what its looks have, one after the other.
+type movedBackend struct {
+	fakeBackend
+	ranges     []*adminpb.Range
+	groups     []*adminpb.PlacementShowResponse
+	operations []*adminpb.OperationListResponse
+}
+
+// nextOf is the next of all, the last one again and again.
+func nextOf[T any](all *[]T) T {
+	next := (*all)[0]
+	if len(*all) > 1 {
+		*all = (*all)[1:]
+	}
+	return next
+}
+
+func (b *movedBackend) ShowRange(context.Context, keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
+	return &adminpb.RangeShowResponse{Range: nextOf(&b.ranges)}, nil
+}
+
+func (b *movedBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowResponse, error) {
+	return nextOf(&b.groups), nil
+}
+
+func (b *movedBackend) Operations(context.Context) (*adminpb.OperationListResponse, error) {
+	return nextOf(&b.operations), nil
+}
+
+// TestWhatHasComeOfAMove: a move that is over has succeeded or was given up by the word of who
+// must know; what a late map or a replica without a quorum says is no word.
+func TestWhatHasComeOfAMove(t *testing.T) {
+	move := &adminpb.Operation{Id: 7, Range: 3, Kind: "move", From: "n1", To: "n4"}
+	before := []*adminpb.Replica{{Node: "n1", Role: "voter"}, {Node: "n2", Role: "voter"}}
+	after := []*adminpb.Replica{{Node: "n4", Role: "voter"}, {Node: "n2", Role: "voter"}}
+	ofGroup := func(all []*adminpb.Replica) (out []*adminpb.PlacementReplica) {
+		for _, m := range all {
+			out = append(out, &adminpb.PlacementReplica{Node: m.GetNode(), Role: m.GetRole()})
+		}
+		return out
+	}
+	type look struct {
+		members []*adminpb.Replica
+		known   bool // by the leader's word, or a quorum's
+	}
+	for _, tc := range []struct {
+		what   string
+		looks  []look
+		refuse string
+	}{
+		{"it has moved", []look{{after, true}}, ""},
+		{"the map is late for long", []look{{before, false}, {before, false}, {before, false}, {before, false}, {before, false}, {before, false}, {after, true}}, ""},
+		{"it was given up", []look{{before, true}, {after, true}}, "was given up"},
+		{"nobody who knows answers", []look{{before, false}}, "is not known yet"},
+		{"nobody who knows answers, though it seems to have moved", []look{{after, false}}, "is not known yet"},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			t.Parallel()
+			b := &movedBackend{}
+			for _, l := range tc.looks {
+				r := &adminpb.Range{Id: 3, Members: l.members}
+				if l.known {
+					r.Leader = "n2"
+				}
+				b.ranges = append(b.ranges, r)
+				b.groups = append(b.groups, &adminpb.PlacementShowResponse{Replicas: ofGroup(l.members), Stale: !l.known})
+			}
+			c, stop := serve(t, b)
+			defer stop()
+			for what, moved := range map[string]func(context.Context) error{
+				"range":     func(ctx context.Context) error { _, err := c.RangeMoved(ctx, move); return err },
+				"placement": func(ctx context.Context) error { _, err := c.PlacementMoved(ctx, move); return err },
+			} {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*movePoll)
+				err := moved(ctx)
+				cancel()
+				if r := (*Refusal)(nil); tc.refuse == "" && err != nil || tc.refuse != "" && (!errors.As(err, &r) || !strings.Contains(r.Reason, tc.refuse) || r.NextStep == "") {
+					t.Errorf("%s: %v, want %q", what, err, tc.refuse)
+				}
+			}
+		})
+	}
+}
+
+// TestAnOldListEndsNoOperation: what a replica knew of it before the quorum was lost is no word
+// that it is over.
+func TestAnOldListEndsNoOperation(t *testing.T) {
+	b := &movedBackend{operations: []*adminpb.OperationListResponse{{Stale: true}, {Operations: []*adminpb.Operation{{Id: 7}}}, {Stale: true}, {}}}
+	c, stop := serve(t, b)
+	defer stop()
+	if err := c.AwaitOperation(t.Context(), 7); err != nil || len(b.operations) != 1 {
+		t.Errorf("it ended with %d answers left, %v", len(b.operations), err)
+	}
+}
+
+// TestOldNewsEndNoReplication: nor that ranges have as many voters as they are to have.
+func TestOldNewsEndNoReplication(t *testing.T) {
+	b := &movedBackend{groups: []*adminpb.PlacementShowResponse{
+		{Stale: true, Replication: &adminpb.Replication{Factor: 5}},
+		{Stale: true, Replication: &adminpb.Replication{Factor: 3}},
+		{Replication: &adminpb.Replication{Factor: 5, Fewer: 1}},
+		{Replication: &adminpb.Replication{Factor: 5}},
+	}}
+	c, stop := serve(t, b)
+	defer stop()
+	r, err := c.AwaitReplication(t.Context(), WaitReplication{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Replication) {}}, 5)
+	if err != nil || r.GetFewer() > 0 || len(b.groups) != 1 {
+		t.Errorf("it ended at %v with %d answers left, %v", r, len(b.groups), err)
+	}
 }

@@ -138,14 +138,15 @@ func (c *Client) OperationList(ctx context.Context) (*adminpb.OperationListRespo
 // movePoll lies between two looks at an operation that is waited for.
 const movePoll = 200 * time.Millisecond
 
-// AwaitOperation returns when the operation is over, or with ctx's error.
+// AwaitOperation returns when the operation is over, or with ctx's error. What somebody knew
+// of it before a quorum was lost does not count.
 func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
 	for {
 		l, err := c.OperationList(ctx)
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(l.GetOperations(), func(o *adminpb.Operation) bool { return o.GetId() == id }) {
+		if !l.GetStale() && !slices.ContainsFunc(l.GetOperations(), func(o *adminpb.Operation) bool { return o.GetId() == id }) {
 			return nil
 		}
 		if err := clock.Sleep(ctx, clock.System(), movePoll); err != nil {
@@ -154,24 +155,31 @@ func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
 	}
 }
 
-// mapLooks is how often a range is looked at whose operation is over: what the node that is
-// asked knows of it may be a moment older.
-const mapLooks = 5
-
 // RangeMoved returns the range of a move that is over, or a *Refusal where its replica has not
-// moved.
+// moved, or nobody knows. That an operation is over says not how it has ended; the range's
+// leader says it, who has made what the operation did, and not the map of the node that is
+// asked, which may be older.
 func (c *Client) RangeMoved(ctx context.Context, move *adminpb.Operation) (*adminpb.Range, error) {
-	for look := 1; ; look++ {
+	for {
 		s, err := c.RangeShow(ctx, move.GetRange())
-		if err != nil {
+		switch r := s.GetRange(); {
+		case err == nil && r.GetLeader() != "":
+			return r, Moved(move, r.GetMembers())
+		case err != nil && ctx.Err() == nil:
 			return nil, err
-		}
-		if err = Moved(move, s.GetRange().GetMembers()); err == nil || look == mapLooks {
-			return s.GetRange(), err
 		}
 		if clock.Sleep(ctx, clock.System(), movePoll) != nil {
-			return nil, err
+			return nil, notKnownYet(move, fmt.Sprintf("no leader of range %d answers", move.GetRange()), fmt.Sprintf("skein range show %d", move.GetRange()))
 		}
+	}
+}
+
+// notKnownYet says of a move that is over that nobody could say how it has ended.
+func notKnownYet(move *adminpb.Operation, why, look string) error {
+	return &Refusal{
+		Reason:   fmt.Sprintf("operation %d has ended, and whether the replica on %s is on %s now is not known yet: %s", move.GetId(), move.GetFrom(), move.GetTo(), why),
+		NextStep: "look with " + look + " what has come of it, and with skein node list which nodes are down",
+		Later:    true,
 	}
 }
 

@@ -111,6 +111,18 @@ func list(s []string) []string {
 // staleNote goes beside a table that is stale; JSON says it in a field.
 const staleNote = "stale: no quorum answers; these are the nodes and ranges that the asked node knew last"
 
+// missingNote goes beside a table of ranges for each span that is in none; JSON says it in a
+// field.
+const missingNote = "missing: nobody could say who holds the keys from %s to %s now, as behind a split or a merge that not all have heard of; try again\n"
+
+// spanJSON is keys as -w json prints them, exact in the base64 fields alone.
+type spanJSON struct {
+	Start       string `json:"start"`
+	StartBase64 string `json:"start_base64"`
+	End         string `json:"end"`
+	EndBase64   string `json:"end_base64"`
+}
+
 // noteStale writes the note where it is due.
 func noteStale(notes io.Writer, stale bool) error {
 	if !stale {
@@ -124,16 +136,28 @@ func noteStale(notes io.Writer, stale bool) error {
 func WriteRanges(w, notes io.Writer, f Format, l *adminpb.RangeListResponse) error {
 	if f == JSON {
 		out := struct {
-			Ranges []rangeJSON `json:"ranges"`
-			Stale  bool        `json:"stale,omitempty"`
-		}{[]rangeJSON{}, l.GetStale()}
+			Ranges  []rangeJSON `json:"ranges"`
+			Stale   bool        `json:"stale,omitempty"`
+			Missing []spanJSON  `json:"missing,omitempty"`
+		}{[]rangeJSON{}, l.GetStale(), nil}
 		for _, r := range l.GetRanges() {
 			out.Ranges = append(out.Ranges, toJSON(r))
+		}
+		for _, m := range l.GetMissing() {
+			out.Missing = append(out.Missing, spanJSON{
+				string(m.GetStart()), base64.StdEncoding.EncodeToString(m.GetStart()),
+				string(m.GetEnd()), base64.StdEncoding.EncodeToString(m.GetEnd()),
+			})
 		}
 		return writeJSON(w, out)
 	}
 	if err := noteStale(notes, l.GetStale()); err != nil {
 		return err
+	}
+	for _, m := range l.GetMissing() {
+		if _, err := fmt.Fprintf(notes, missingNote, borderText(m.GetStart(), "the first one"), borderText(m.GetEnd(), "the last one")); err != nil {
+			return err
+		}
 	}
 	return writeRangeTable(w, l.GetRanges())
 }
@@ -186,11 +210,17 @@ func WriteOperations(w, notes io.Writer, f Format, l *adminpb.OperationListRespo
 		out := struct {
 			Operations []operationJSON `json:"operations"`
 			Paused     bool            `json:"paused,omitempty"`
-		}{[]operationJSON{}, l.GetPaused()}
+			Stale      bool            `json:"stale,omitempty"`
+		}{[]operationJSON{}, l.GetPaused(), l.GetStale()}
 		for _, o := range l.GetOperations() {
 			out.Operations = append(out.Operations, operationToJSON(o))
 		}
 		return writeJSON(w, out)
+	}
+	if l.GetStale() {
+		if _, err := fmt.Fprintln(notes, stalePlacementNote); err != nil {
+			return err
+		}
 	}
 	if l.GetPaused() {
 		if _, err := fmt.Fprintln(notes, pausedNote); err != nil {
@@ -288,6 +318,14 @@ func keyText(key []byte) string {
 		key = key[n:]
 	}
 	return b.String()
+}
+
+// borderText is keyText in quotes, or other words for no key.
+func borderText(key []byte, none string) string {
+	if len(key) == 0 {
+		return none
+	}
+	return `"` + keyText(key) + `"`
 }
 
 // writeTable prints rows, the first of them as a header, in etcdctl's kind of box.

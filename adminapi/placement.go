@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
 )
 
 // PlacementKeeper is what the service asks of the node about who holds the placement
 // group. Nodes are named as for Mover.
 type PlacementKeeper interface {
-	// PlacementGroup returns who holds the placement group and who leads it.
+	// PlacementGroup returns who holds the placement group and who leads it; as somebody last
+	// knew it, and marked as stale, where no quorum can be asked.
 	PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error)
 	// MovePlacement begins to put its replica on one node in the place of that on another.
 	MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error)
@@ -56,6 +58,23 @@ func (s *server) PlacementTransferLeader(ctx context.Context, r *adminpb.Placeme
 // PlacementShow returns who holds the placement group and who leads it.
 func (c *Client) PlacementShow(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
 	return call(ctx, c, &adminpb.PlacementShowRequest{}, adminpb.AdminClient.PlacementShow)
+}
+
+// PlacementMoved returns who holds the placement group once a move of it is over, or a
+// *Refusal where its replica has not moved, or nobody knows.
+func (c *Client) PlacementMoved(ctx context.Context, move *adminpb.Operation) (*adminpb.PlacementShowResponse, error) {
+	for {
+		p, err := c.PlacementShow(ctx)
+		switch {
+		case err == nil && !p.GetStale():
+			return p, Moved(move, p.GetReplicas())
+		case err != nil && ctx.Err() == nil:
+			return nil, err
+		}
+		if clock.Sleep(ctx, clock.System(), movePoll) != nil {
+			return nil, notKnownYet(move, "no quorum of the placement group answers", "skein placement show")
+		}
+	}
 }
 
 // PlacementMove begins to put the placement group's replica on one node in the place of
@@ -117,8 +136,12 @@ func operationOn(o *adminpb.Operation) string {
 	return fmt.Sprint(o.GetRange())
 }
 
-// WritePlacement prints who holds the placement group.
-func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) error {
+// stalePlacementNote goes beside what may be old of placement; JSON says it in a field.
+const stalePlacementNote = "stale: no quorum of the placement group answers; this is what one of its replicas, or the asked node, knew last"
+
+// WritePlacement prints who holds the placement group, and on notes what a table has no place
+// for.
+func WritePlacement(w, notes io.Writer, f Format, p *adminpb.PlacementShowResponse) error {
 	if f == JSON {
 		type replica struct {
 			Node      string `json:"node"`
@@ -131,11 +154,17 @@ func WritePlacement(w io.Writer, f Format, p *adminpb.PlacementShowResponse) err
 			Replicas    []replica        `json:"replicas"`
 			Replication *replicationJSON `json:"replication,omitempty"`
 			MergeAfter  string           `json:"merge_after,omitempty"`
-		}{p.GetLeader(), p.GetTerm(), []replica{}, replicationToJSON(p.GetReplication()), mergeAfterText(p)}
+			Stale       bool             `json:"stale,omitempty"`
+		}{p.GetLeader(), p.GetTerm(), []replica{}, replicationToJSON(p.GetReplication()), mergeAfterText(p), p.GetStale()}
 		for _, r := range p.GetReplicas() {
 			out.Replicas = append(out.Replicas, replica{r.GetNode(), r.GetReplicaId(), r.GetRole()})
 		}
 		return writeJSON(w, out)
+	}
+	if p.GetStale() {
+		if _, err := fmt.Fprintln(notes, stalePlacementNote); err != nil {
+			return err
+		}
 	}
 	rows := [][]string{{"NODE", "REPLICA", "ROLE", "LEADS"}}
 	for _, r := range p.GetReplicas() {

@@ -34,6 +34,9 @@ func (c *Client) AwaitReplication(ctx context.Context, w WaitReplication, factor
 		asked, cancel := context.WithTimeout(ctx, w.Call)
 		p, err := c.PlacementShow(asked)
 		cancel()
+		if err == nil && p.GetStale() {
+			err = &Refusal{Reason: stalePlacementNote, NextStep: "look with skein node list which nodes are down: a quorum is needed", Later: true}
+		}
 		r := p.GetReplication()
 		switch {
 		case err != nil && ctx.Err() == nil:

@@ -32,7 +32,8 @@ import (
 // a *[Refusal], a kverror, or a context's.
 type Backend interface {
 	// Ranges returns all ranges, or those that the request asks for, in any order; as the
-	// node last knew them, and marked as stale, where no quorum can be asked.
+	// node last knew them, and marked as stale, where no quorum can be asked. With what is
+	// missing they cover the keyspace exactly once.
 	Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error)
 	// SplitRange makes a new range begin at the key.
 	SplitRange(ctx context.Context, key []byte) (left, right *adminpb.Range, err error)
@@ -57,7 +58,7 @@ type Mover interface {
 	MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb.Operation, error)
 	// TransferLeader has the node lead the range.
 	TransferLeader(ctx context.Context, id keyspace.RangeID, to string) error
-	// Operations returns the operations under way, oldest first.
+	// Operations returns the operations under way, oldest first, stale as Ranges.
 	Operations(ctx context.Context) (*adminpb.OperationListResponse, error)
 }
 

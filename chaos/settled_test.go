@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -52,6 +53,9 @@ func takeCensus(ctx context.Context, admin *adminapi.Client) (*census, error) {
 	ops, err := admin.OperationList(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if ops.GetStale() {
+		return nil, errors.New("no quorum of the placement group says what is under way")
 	}
 	c.operations = ops.GetOperations()
 	return c, nil

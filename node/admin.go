@@ -150,9 +150,13 @@ func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, ke
 		if node == 0 || turn%2 == 1 {
 			node = d.Replicas[turn/2%len(d.Replicas)].Node
 		}
-		ds, err := a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+		ds, heir, err := a.splitAt(ctx, node, d, key)
 		if err == nil {
 			return ds, node, nil
+		}
+		if heir != 0 {
+			a.c.router.Led(d.Range, heir)
+			turn = -1 // it is asked next
 		}
 		e := kverror.Of(err)
 		if ctx.Err() == nil && e.Kind != kverror.Internal && e.Fate() == kverror.Unknown {
@@ -170,7 +174,91 @@ func (a admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, ke
 	}
 }
 
-// ShowRange implements adminapi.Backend.
+// shown is what one replica of a range says of itself.
+type shown struct {
+	of    keyspace.Replica
+	state *shard.Status
+	err   error
+}
+
+// showAll asks all replicas that the range has by the descriptor, at the same time.
+func (a admin) showAll(ctx context.Context, d *keyspace.Descriptor) []shown {
+	all := make([]shown, len(d.Replicas))
+	var wg sync.WaitGroup
+	for i, rep := range d.Replicas {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			st, err := a.c.shards.Client().Show(ctx, rep.Node, d.Range)
+			all[i] = shown{rep, st, err}
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// newest returns the newest of the descriptor and what replicas have.
+func newest(d keyspace.Descriptor, all []shown) keyspace.Descriptor {
+	for _, s := range all {
+		if s.err == nil && s.state.Descriptor.Newer(&d) {
+			d = s.state.Descriptor
+		}
+	}
+	return d
+}
+
+// leading returns the state of the range's leader, nil where none answered. One that has not
+// what others have, or what somebody has heard of, does not lead any more, and knows it not yet.
+func leading(d *keyspace.Descriptor, all []shown) *shard.Status {
+	var lead *shard.Status
+	for _, s := range all {
+		if s.err == nil && s.state.Serving && !d.Newer(&s.state.Descriptor) && (lead == nil || s.state.Raft.Term > lead.Raft.Term) {
+			lead = s.state
+		}
+	}
+	return lead
+}
+
+// showRounds bounds how often those are asked who hold a range by what the last ones have said.
+const showRounds = 3
+
+// splitAt asks one node to split the range. It gives up where another replica knows of another
+// leader, and returns that: a leader that is cut off takes a split and never answers. No limit
+// of time does instead, since a leader waits a while for followers that lag before it splits.
+func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, key []byte) (ds []keyspace.Descriptor, heir keyspace.NodeID, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	found := make(chan keyspace.NodeID, 1)
+	go func() {
+		found <- a.leaderBeside(ctx, node, d)
+		cancel()
+	}()
+	ds, err = a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+	cancel()
+	return ds, <-found, err
+}
+
+// leaderBeside looks twice in an election timeout, until ctx ends, whether a replica knows of
+// another leader than the node, and returns it.
+func (a admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor) keyspace.NodeID {
+	for clock.Sleep(ctx, a.c.o.Clock, a.c.o.Election/2) == nil {
+		for _, m := range d.Replicas {
+			if m.Node == node {
+				continue
+			}
+			asked, cancel := clock.WithTimeout(ctx, a.c.o.Clock, a.c.o.Election)
+			_, leader, err := a.c.shards.Client().Look(asked, m.Node, d.Range)
+			cancel()
+			if err == nil && leader != 0 && leader != node {
+				return leader
+			}
+		}
+	}
+	return 0
+}
+
+// ShowRange implements adminapi.Backend. The map may be late: what replicas have newer goes
+// before it.
 func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
 	nodes, descs, stale, err := a.cluster(ctx)
 	if err != nil {
@@ -180,42 +268,30 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 	if i < 0 {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("there is no range %s", id), NextStep: "skein range list shows the ranges"}
 	}
-	d, byName := &descs[i], names(nodes)
-	resp := &adminpb.RangeShowResponse{Replicas: make([]*adminpb.ReplicaState, len(d.Replicas))}
-	leader, state, keys, size := "", "unreachable", int64(-1), int64(0)
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i, rep := range d.Replicas {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, askTimeout)
-			defer cancel()
-			s := &adminpb.ReplicaState{Node: byName[rep.Node], ReplicaId: uint64(rep.ID), Role: roleName(rep.Role)}
-			st, err := a.c.shards.Client().Show(ctx, rep.Node, id)
-			var text []byte
-			if err == nil {
-				text, err = json.Marshal(st)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			resp.Replicas[i] = s
-			if err != nil {
-				s.Error = err.Error()
-				return
-			}
-			s.StateJson = string(text)
-			if st.Serving {
-				leader, state, size = s.Node, "awake", st.Bytes
-				if st.Counted {
-					keys = st.Keys
-				}
-				if st.Raft.Asleep {
-					state = "asleep"
-				}
-			}
-		})
+	d, byName := descs[i], names(nodes)
+	var all []shown
+	for range showRounds {
+		all = a.showAll(ctx, &d)
+		was := d
+		if d = newest(d, all); !d.Newer(&was) {
+			break
+		}
 	}
-	wg.Wait()
-	resp.Range = rangeRow(d, byName, leader, keys, size, state)
+	resp := &adminpb.RangeShowResponse{}
+	for _, s := range all {
+		resp.Replicas = append(resp.Replicas, replicaState(&s, byName))
+	}
+	leader, state, keys, size := "", "unreachable", int64(-1), int64(0)
+	if st := leading(&d, all); st != nil {
+		leader, state, size = byName[st.Node], "awake", st.Bytes
+		if st.Counted {
+			keys = st.Keys
+		}
+		if st.Raft.Asleep {
+			state = "asleep"
+		}
+	}
+	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
 	resp.Range.Kept = a.kept(d.Span.Start)
 	if ops, _ := a.operations(ctx, stale); len(ops) > 0 { // the replicas speak for themselves without it
 		if i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Range == id }); i >= 0 {
@@ -223,6 +299,18 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 		}
 	}
 	return resp, nil
+}
+
+func replicaState(s *shown, byName map[keyspace.NodeID]string) *adminpb.ReplicaState {
+	row := &adminpb.ReplicaState{Node: byName[s.of.Node], ReplicaId: uint64(s.of.ID), Role: roleName(s.of.Role)}
+	text, err := []byte(nil), s.err
+	if err == nil {
+		text, err = json.Marshal(s.state)
+	}
+	if row.StateJson = string(text); err != nil {
+		row.Error = err.Error()
+	}
+	return row
 }
 
 func roleName(r keyspace.Role) string {

@@ -7,6 +7,10 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard"
 )
 
 // TestRangeFigures: list and show say the same of a range at every node: its live keys
@@ -84,4 +88,110 @@ func TestListsWithoutQuorum(t *testing.T) {
 			r.t.Fatalf("ranges without a quorum: %v, %v", list, err)
 		}
 	})
+}
+
+// TestPlacementWithoutQuorum: who holds the placement group, what is under way and what is set
+// is still said, by what a replica knew last, at a node that has one and at one that has none;
+// and that it may be old.
+func TestPlacementWithoutQuorum(t *testing.T) {
+	bubble(t, 4, nil, nil, func(r *rig) {
+		r.pause()
+		if err := (admin{r.nodes[0].core}).SetMergeAfter(r.t.Context(), new(time.Hour)); err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(time.Second)  // the first one has heard of it
+		r.crash(r.nodes[1:3]...) // the fourth one has no replica of the group
+		for _, n := range []*rigNode{r.nodes[0], r.nodes[3]} {
+			ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+			p, err := admin{n.core}.PlacementGroup(ctx)
+			cancel()
+			if err != nil || !p.GetStale() || len(p.GetReplicas()) != 3 || p.GetMergeAfterMs() != time.Hour.Milliseconds() || !p.GetReplication().GetPaused() {
+				r.t.Errorf("the group at node %s: %v, %v", n.id, p, err)
+			}
+			ctx, cancel = context.WithTimeout(r.t.Context(), 10*time.Second)
+			ops, err := admin{n.core}.Operations(ctx)
+			cancel()
+			if err != nil || !ops.GetStale() || !ops.GetPaused() {
+				r.t.Errorf("operations at node %s: %v, %v", n.id, ops, err)
+			}
+		}
+		r.start(r.nodes[1:3]...)
+		r.wait(time.Minute, "there is a quorum again", func() bool {
+			p, err := admin{r.nodes[3].core}.PlacementGroup(r.t.Context())
+			return err == nil && !p.GetStale() && p.GetLeader() != ""
+		})
+	})
+}
+
+// TestSplitBesideALostLeader: a split finds the range's new leader soon after there is one,
+// however the old one was lost.
+func TestSplitBesideALostLeader(t *testing.T) {
+	for what, lose := range map[string]func(r *rig, leader, gateway keyspace.NodeID){
+		"nobody reaches it": func(r *rig, leader, _ keyspace.NodeID) { r.net.Partition(leader) },
+		"it stands still":   func(r *rig, leader, _ keyspace.NodeID) { r.net.Pause(leader) },
+		// It takes the split, and cannot tell that it will never come to its end.
+		"the gateway alone reaches it": func(r *rig, leader, gateway keyspace.NodeID) {
+			r.net.Partition(leader)
+			r.net.Heal(leader, gateway)
+			r.net.Heal(gateway, leader)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, 4, nil, nil, func(r *rig) {
+				r.mustPut(r.nodes[0], "a", "v")
+				var leader, gateway *rigNode
+				for _, n := range r.nodes {
+					if len(n.led()) > 0 {
+						leader = n
+					} else if len(n.summaries()) == 0 {
+						gateway = n
+					}
+				}
+				lose(r, leader.id, gateway.id)
+				start := time.Now()
+				_, _, err := admin{gateway.core}.SplitRange(r.t.Context(), []byte("k"))
+				if took := time.Since(start); err != nil || took > 6*rigElection { // an election may need a second round
+					r.t.Errorf("the split beside node %s took %v: %v", leader.id, took, err)
+				}
+				ctx, cancel := context.WithTimeout(r.t.Context(), 3*rigElection)
+				defer cancel()
+				d := leader.summaries()[0].Descriptor
+				if heir := (admin{gateway.core}).leaderBeside(ctx, leader.id, &d); heir == 0 || heir == leader.id {
+					r.t.Errorf("beside node %s leads node %s", leader.id, heir)
+				}
+				r.net.HealAll()
+			})
+		})
+	}
+}
+
+// TestWhoLeadsWhatIsShown: a range is shown by the word of its newest leader, and one that has
+// not what another replica has, or the map, is none.
+func TestWhoLeadsWhatIsShown(t *testing.T) {
+	says := func(node keyspace.NodeID, conf, term uint64, serving bool) shown {
+		return shown{state: &shard.Status{Node: node, Serving: serving, Raft: raftgroup.Status{Term: term}, Descriptor: keyspace.Descriptor{Range: 1, ConfIndex: conf}}}
+	}
+	silent := shown{err: kverror.NoLeader}
+	for _, tc := range []struct {
+		what   string
+		mapped uint64
+		all    []shown
+		conf   uint64
+		leader keyspace.NodeID
+	}{
+		{"the map is late", 10, []shown{says(1, 20, 5, true), says(2, 10, 5, false), silent}, 20, 1},
+		{"the leader was replaced and has not heard of it", 10, []shown{says(1, 10, 5, true), says(2, 20, 6, false), silent}, 20, 0},
+		{"the map knows of it", 20, []shown{says(1, 10, 5, true), silent}, 20, 0},
+		{"two say that they lead", 20, []shown{says(1, 20, 5, true), says(2, 20, 6, true)}, 20, 2},
+		{"nobody answers", 10, []shown{silent}, 10, 0},
+	} {
+		d := newest(keyspace.Descriptor{Range: 1, ConfIndex: tc.mapped}, tc.all)
+		leader := keyspace.NodeID(0)
+		if st := leading(&d, tc.all); st != nil {
+			leader = st.Node
+		}
+		if d.ConfIndex != tc.conf || leader != tc.leader {
+			t.Errorf("%s: led by %s as of %d, want %s as of %d", tc.what, leader, d.ConfIndex, tc.leader, tc.conf)
+		}
+	}
 }

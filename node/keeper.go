@@ -245,6 +245,8 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 	}
 	nobody := func(keyspace.NodeID) bool { return false }
 	switch {
+	case len(group) == 0:
+		return refuse(unknownGroup, lookForGroup)
 	case stopsWithout(group, n.ID, nobody):
 		return refuse("without it there is no quorum of the placement group", "add nodes until there are three")
 	case stopsWithout(group, n.ID, silent):
@@ -252,7 +254,7 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 			"bring those back first, or add nodes")
 	case stopsWithout(group, n.ID, away):
 		return refuse("once it is stopped beside "+v.named(group, n.ID, away)+" there is no quorum of the placement group",
-			"take that one back first (skein node undrain or recommission)")
+			v.takeBack(group, n.ID, away))
 	case v.placement.Leader == n.ID && !slices.ContainsFunc(group, heir):
 		return refuse("nobody else can lead the placement group: "+v.named(group, n.ID, func(id keyspace.NodeID) bool { return v.lonely[id] })+" hears hardly any other node",
 			"let that one hear the others first")
@@ -260,10 +262,46 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 	for i := range v.ranges {
 		if d := &v.ranges[i]; stopsWithout(d.Replicas, n.ID, away) {
 			return refuse(fmt.Sprintf("once it is stopped beside %s there is no quorum of range %s", v.named(d.Replicas, n.ID, away), d.Range),
-				"take that one back first (skein node undrain or recommission)")
+				v.takeBack(d.Replicas, n.ID, away))
 		}
 	}
 	return nil
+}
+
+// What is not known of the placement group may be what keeps a node from leaving.
+const (
+	unknownGroup = "who holds the placement group is not known: none of its replicas answers"
+	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
+)
+
+// takeBack says what has the group's members besides the node take part again that are away:
+// one that is silent has to come back, whatever it is to the cluster. One of them is enough.
+func (v *survey) takeBack(group []keyspace.Replica, node keyspace.NodeID, away func(keyspace.NodeID) bool) string {
+	var all []string
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		if !slices.ContainsFunc(group, func(m keyspace.Replica) bool { return m.Node == n.ID && n.ID != node && away(n.ID) }) {
+			continue
+		}
+		back := ""
+		switch n.State {
+		case placement.NodeDraining:
+			back = "skein node undrain " + n.Name
+		case placement.NodeDecommissioned:
+			back = "skein node recommission " + n.Name
+		case placement.NodeUnstarted, placement.NodeUnstartedLearner, placement.NodeServing, placement.NodeLearner, placement.NodeRemoved:
+		}
+		switch {
+		case v.alive(n.ID):
+			all = append(all, "take "+n.Name+" back first ("+back+")")
+		case back != "":
+			all = append(all, "bring "+n.Name+" back, which does not answer, and take it back ("+back+")")
+		default:
+			all = append(all, "bring "+n.Name+" back, which does not answer")
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", or ")
 }
 
 // mayDecommission says why the node's replicas have nowhere to go, and what to do.
@@ -274,7 +312,13 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 	if err := v.decider(now).CanDecommission(n.ID); err != nil {
 		return v.refusal(n, err)
 	}
+	refuse := func(reason, next string) error {
+		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
+	}
 	group := v.placement.Replicas
+	if len(group) == 0 {
+		return refuse(unknownGroup, lookForGroup)
+	}
 	votes := map[keyspace.NodeID]bool{} // once what is under way has ended
 	for _, m := range group {
 		votes[m.Node] = m.Role == keyspace.RoleVoter || m.Role == keyspace.RoleVoterIncoming
@@ -305,9 +349,6 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 		}
 	}
 	room := places+max(0, voters-placement.OwnLeast) >= 0
-	refuse := func(reason, next string) error {
-		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
-	}
 	switch {
 	case stopsWithout(group, 0, silent):
 		return refuse("the placement group has no quorum to change its members: "+v.named(group, 0, silent)+" do not answer", "bring those back first")

@@ -165,7 +165,7 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 				r.t.Fatalf("%s was to answer, and to lead nothing: %v", n, is)
 			}
 		}
-		k.refused(adminapi.Drain, "n1", "node n4, node n5 is silent, drained too, or hears hardly any other node", "bring it back")
+		k.refused(adminapi.Drain, "n1", ": node n4, node n5 hears hardly any other node", "let node n4, node n5 hear the others first")
 		k.refused(adminapi.Decommission, "n1", "and 2 others take replicas", "add a node")
 		// A lonely leader hands over to a voter that hears more: to make it one is refused.
 		l, err := k.a.Ranges(r.t.Context(), &adminpb.RangeListRequest{Node: "n5"})
@@ -239,6 +239,56 @@ func TestLonelyNodesTakeNothingOfPlacement(t *testing.T) {
 			if got := fmt.Sprint(of.err); (of.err != nil) != (of.want != "") || !strings.Contains(got, of.want) {
 				t.Errorf("beside lonely %v: %v, want %q", tc.lonely, of.err, of.want)
 			}
+		}
+	}
+}
+
+// TestNobodyLeavesWhileThePlacementGroupIsUnknown: what the node is to it may be what keeps it.
+func TestNobodyLeavesWhileThePlacementGroupIsUnknown(t *testing.T) {
+	v := surveyOf(4)
+	v.placement = placement.Status{}
+	for what, err := range map[string]error{"drained": v.mayDrain(&v.nodes[0], 0), "decommissioned": v.mayDecommission(&v.nodes[0], 0)} {
+		if want := "n1 cannot be " + what + ": who holds the placement group is not known"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// surveyOf is that of so many nodes, which all answer and hold the placement group.
+func surveyOf(nodes keyspace.NodeID) *survey {
+	v := &survey{byName: map[keyspace.NodeID]string{}, lists: map[keyspace.NodeID][]shard.Summary{}}
+	for id := keyspace.NodeID(1); id <= nodes; id++ {
+		name := "n" + id.String()
+		v.nodes, v.lists[id], v.byName[id] = append(v.nodes, placement.Node{ID: id, Name: name, State: placement.NodeServing}), nil, name
+		v.placement.Replicas = append(v.placement.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id, Role: keyspace.RoleVoter})
+	}
+	return v
+}
+
+// TestWhatTakesNodesBack: a refusal names what helps with each node that is away. To undrain
+// one that is silent does not.
+func TestWhatTakesNodesBack(t *testing.T) {
+	for _, tc := range []struct {
+		two, three placement.NodeState
+		silent     keyspace.NodeID
+		want       string
+	}{
+		{two: placement.NodeDraining, three: placement.NodeDecommissioned, want: "take n2 back first (skein node undrain n2), or take n3 back first (skein node recommission n3)"},
+		{two: placement.NodeDraining, three: placement.NodeServing, silent: 3, want: "bring n3 back, which does not answer, or take n2 back first (skein node undrain n2)"},
+		{two: placement.NodeDraining, three: placement.NodeDraining, silent: 3, want: "bring n3 back, which does not answer, and take it back (skein node undrain n3), or take n2 back first (skein node undrain n2)"},
+	} {
+		v := surveyOf(5)
+		v.nodes[1].State, v.nodes[2].State = tc.two, tc.three
+		delete(v.lists, tc.silent)
+		var r *adminapi.Refusal
+		if err := v.mayDrain(&v.nodes[0], 0); !errors.As(err, &r) || r.NextStep != tc.want {
+			t.Errorf("%v, want %q", err, tc.want)
+		}
+		group := v.placement.Replicas
+		v.placement.Replicas = []keyspace.Replica{group[0], group[3], group[4]}
+		v.ranges = []keyspace.Descriptor{{Range: 9, Generation: 1, Replicas: group[:3]}}
+		if err := v.mayDrain(&v.nodes[0], 0); tc.silent == 0 && (!errors.As(err, &r) || !strings.Contains(r.Reason, "range 9") || r.NextStep != tc.want) {
+			t.Errorf("of a range: %v, want %q", err, tc.want)
 		}
 	}
 }

@@ -193,19 +193,23 @@ func (a admin) transferTo(ctx context.Context, d *keyspace.Descriptor, to keyspa
 
 // Operations implements adminapi.Backend.
 func (a admin) Operations(ctx context.Context) (*adminpb.OperationListResponse, error) {
-	nodes, _, err := a.members(ctx)
+	nodes, stale, err := a.members(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ops, err := a.c.client.Operations(ctx)
+	ops, err := a.operations(ctx, stale)
+	if err != nil && !stale && ctx.Err() == nil { // since the nodes were asked for
+		stale = true
+		ops, err = a.operations(ctx, stale)
+	}
 	if err != nil {
 		return nil, err
 	}
-	settings, err := a.settings(ctx)
+	settings, err := a.settings(ctx, stale)
 	if err != nil {
 		return nil, err
 	}
-	byName, out := names(nodes), &adminpb.OperationListResponse{Paused: placement.Paused(settings)}
+	byName, out := names(nodes), &adminpb.OperationListResponse{Paused: placement.Paused(settings), Stale: stale}
 	for i := range ops {
 		out.Operations = append(out.Operations, operationRow(&ops[i], byName))
 	}

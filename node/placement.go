@@ -13,17 +13,17 @@ import (
 
 // PlacementGroup implements adminapi.PlacementKeeper.
 func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
-	nodes, _, err := a.members(ctx)
+	nodes, stale, err := a.members(ctx)
 	if err != nil {
 		return nil, err
 	}
-	st, err := a.c.client.PlacementGroup(ctx)
+	st, stale, err := a.placementGroup(ctx, stale)
 	if err != nil {
 		return nil, err
 	}
 	byName := names(nodes)
-	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term, Replication: a.replication(ctx)}
-	if settings, err := a.settings(ctx); err == nil { // who holds the group is to be seen without it
+	resp := &adminpb.PlacementShowResponse{Leader: byName[st.Leader], Term: st.Term, Replication: a.replication(ctx, stale), Stale: stale}
+	if settings, err := a.settings(ctx, stale); err == nil { // who holds the group is to be seen without it
 		if after, set := placement.MergeAfter(settings); set {
 			resp.MergeAfterMs = new(after.Milliseconds())
 		}
@@ -32,6 +32,28 @@ func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespon
 		resp.Replicas = append(resp.Replicas, &adminpb.PlacementReplica{Node: byName[r.Node], ReplicaId: uint64(r.ID), Role: roleName(r.Role)})
 	}
 	return resp, nil
+}
+
+// placementGroup returns who holds the placement group: a quorum's word, or else what a
+// replica knew last, or this node, which is old. With stale it is known that there is no quorum.
+func (a admin) placementGroup(ctx context.Context, stale bool) (st placement.Status, old bool, err error) {
+	if !stale {
+		asked, cancel := context.WithTimeout(ctx, quorumTimeout)
+		defer cancel()
+		if st, err = a.c.client.PlacementGroup(asked); err == nil || ctx.Err() != nil {
+			return st, false, err
+		}
+	}
+	asked, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	if st, err = a.c.client.Status(asked); err == nil {
+		return st, true, nil
+	}
+	if m, _ := a.c.client.WatchMap(); m != nil {
+		own := m.PlacementGroup()
+		return placement.Status{Replicas: own.Replicas, ConfIndex: own.ConfIndex}, true, nil
+	}
+	return st, false, err
 }
 
 // MovePlacement implements adminapi.PlacementKeeper.

@@ -81,13 +81,14 @@ func replicationNotes(factor int, plan *decide.Replication) (notes []string) {
 }
 
 // replication says how many voters ranges are to have, and how far that is, as the map of
-// this node has it; nil where nobody could say.
-func (a admin) replication(ctx context.Context) *adminpb.Replication {
-	settings, err := a.settings(ctx)
+// this node has it, and with stale what a replica of the placement group knew last; nil where
+// nobody could say.
+func (a admin) replication(ctx context.Context, stale bool) *adminpb.Replication {
+	settings, err := a.settings(ctx, stale)
 	if err != nil {
 		return nil
 	}
-	ops, err := a.operations(ctx, false)
+	ops, err := a.operations(ctx, stale)
 	if err != nil {
 		return nil
 	}

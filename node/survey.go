@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/shard"
@@ -24,17 +25,20 @@ type survey struct {
 	// lonely are the nodes that answer and hear fewer than half of the others. As for who
 	// decides, where that is so of every node it says nothing of one: there are none then.
 	lonely map[keyspace.NodeID]bool
-	// ranges is the range map in key order, with the leaders' own word before the map's; led
-	// is what the leaders say, leaders who they are.
+	// ranges is the range map in key order, with what replicas have newer before the map's;
+	// missing are the keys of which nobody has said who holds them now. led is what the leaders
+	// say, leaders who they are.
 	ranges  []keyspace.Descriptor
+	missing []keyspace.Span
 	led     map[keyspace.RangeID]shard.Summary
 	leaders map[keyspace.RangeID]keyspace.NodeID
 	// placement is the placement group's state, without replicas where nobody could say.
 	placement  placement.Status
 	operations map[keyspace.RangeID]placement.Operation
-	// settings are the cluster's, none where there is no quorum.
+	// settings are the cluster's, none where nobody could say.
 	settings []placement.Setting
-	// stale says that no quorum could be asked for the node table.
+	// stale says that no quorum could be asked for the node table, the operations or the
+	// settings: they are what somebody knew last.
 	stale bool
 }
 
@@ -44,11 +48,7 @@ func (a admin) survey(ctx context.Context) (*survey, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &survey{
-		lists: map[keyspace.NodeID][]shard.Summary{}, reports: map[keyspace.NodeID]report{},
-		led: map[keyspace.RangeID]shard.Summary{}, leaders: map[keyspace.RangeID]keyspace.NodeID{},
-		operations: map[keyspace.RangeID]placement.Operation{}, stale: stale,
-	}
+	v := &survey{operations: map[keyspace.RangeID]placement.Operation{}, stale: stale}
 	for _, n := range table {
 		if n.State == placement.NodeRemoved {
 			v.gone = append(v.gone, n)
@@ -57,18 +57,16 @@ func (a admin) survey(ctx context.Context) (*survey, error) {
 		}
 	}
 	v.byName = names(v.nodes)
-	if v.ranges, err = a.c.client.RangeMap(ctx); err != nil {
+	if err := a.look(ctx, v); err != nil {
 		return nil, err
 	}
-	v.ranges = slices.Clone(v.ranges)
-	a.ask(ctx, v)
 	status, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	// Without it nobody is listed as a member of the group.
+	// Without it nobody is listed as a member of the group, and nobody can leave it.
 	v.placement, _ = a.c.client.Status(status)
 	ops, err := a.operations(ctx, stale)
-	if err == nil && !stale {
-		v.settings, err = a.settings(ctx)
+	if err == nil {
+		v.settings, err = a.settings(ctx, stale)
 	}
 	v.stale = stale || err != nil
 	for _, o := range ops {
@@ -77,8 +75,52 @@ func (a admin) survey(ctx context.Context) (*survey, error) {
 	return v, nil
 }
 
+// wholeTimeout bounds how long nodes are asked again where keys are missing from what they
+// say, and wholePause lies between two times. A split or a merge is heard of everywhere a
+// moment after it.
+const (
+	wholeTimeout = 3 * time.Second
+	wholePause   = 20 * time.Millisecond
+)
+
+// whole returns the survey, or a later one by look, which has all keys in a range; where none
+// does before ctx ends, or in time, the last one.
+func (v *survey) whole(ctx context.Context, c clock.Clock, look func(context.Context) (*survey, error)) *survey {
+	ctx, cancel := clock.WithTimeout(ctx, c, wholeTimeout)
+	defer cancel()
+	for len(v.missing) > 0 && clock.Sleep(ctx, c, wholePause) == nil {
+		again, err := look(ctx)
+		if err != nil || ctx.Err() != nil {
+			break // not all that could have answered had the time
+		}
+		v = again
+	}
+	return v
+}
+
+// look has every node say what it has, beside what this one knows of placement's map.
+func (a admin) look(ctx context.Context, v *survey) error {
+	mapped, err := a.c.client.RangeMap(ctx)
+	if err != nil {
+		return err
+	}
+	a.ask(ctx, v)
+	said := slices.Clone(mapped)
+	v.led, v.leaders = map[keyspace.RangeID]shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
+	for node, l := range v.lists {
+		for _, s := range l {
+			if said = append(said, s.Descriptor); s.IsLeader {
+				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
+			}
+		}
+	}
+	v.ranges, v.missing = cover(said)
+	return nil
+}
+
 // ask has every node say what it has.
 func (a admin) ask(ctx context.Context, v *survey) {
+	v.lists, v.reports = map[keyspace.NodeID][]shard.Summary{}, map[keyspace.NodeID]report{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, n := range v.nodes {
@@ -99,13 +141,6 @@ func (a admin) ask(ctx context.Context, v *survey) {
 		})
 	}
 	wg.Wait()
-	for node, l := range v.lists {
-		for _, s := range l {
-			if s.IsLeader {
-				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
-			}
-		}
-	}
 	v.lonely = map[keyspace.NodeID]bool{}
 	for node, r := range v.reports {
 		if r.Lonely {
@@ -114,11 +149,6 @@ func (a admin) ask(ctx context.Context, v *survey) {
 	}
 	if len(v.lonely) == len(v.reports) {
 		v.lonely = nil
-	}
-	for i := range v.ranges {
-		if s, ok := v.led[v.ranges[i].Range]; ok {
-			v.ranges[i] = s.Descriptor
-		}
 	}
 }
 
@@ -146,18 +176,26 @@ func (a admin) members(ctx context.Context) (nodes []placement.Node, stale bool,
 	return slices.DeleteFunc(nodes, func(n placement.Node) bool { return n.State == placement.NodeRemoved }), stale, err
 }
 
-// operations returns the operations under way; none where there is no quorum to ask.
+// operations returns the operations under way: a quorum's word, or with stale what a replica
+// of the placement group knew last.
 func (a admin) operations(ctx context.Context, stale bool) ([]placement.Operation, error) {
 	if stale {
-		return nil, nil
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		return a.c.client.LastOperations(ctx)
 	}
 	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
 	defer cancel()
 	return a.c.client.Operations(ctx)
 }
 
-// settings returns the cluster's settings.
-func (a admin) settings(ctx context.Context) ([]placement.Setting, error) {
+// settings returns the cluster's settings, by whose word as operations.
+func (a admin) settings(ctx context.Context, stale bool) ([]placement.Setting, error) {
+	if stale {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		return a.c.client.LastSettings(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
 	defer cancel()
 	s, _, err := a.c.client.Settings(ctx)
@@ -254,7 +292,16 @@ func (a admin) Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminp
 			return nil, err
 		}
 	}
+	v = v.whole(ctx, a.c.o.Clock, func(ctx context.Context) (*survey, error) {
+		again := *v
+		return &again, a.look(ctx, &again)
+	})
 	out := &adminpb.RangeListResponse{Stale: v.stale}
+	for _, m := range v.missing {
+		if q.Key == nil || m.Contains(q.Key) {
+			out.Missing = append(out.Missing, &adminpb.KeySpan{Start: m.Start, End: m.End})
+		}
+	}
 	for i := range v.ranges {
 		d := &v.ranges[i]
 		_, there := d.ReplicaOn(on)

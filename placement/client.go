@@ -408,11 +408,30 @@ func (c *Client) Compact(ctx context.Context, at keyspace.Revision) (current key
 // Status returns the placement group's state: that of this node's replica where it
 // has one, else the leader's.
 func (c *Client) Status(ctx context.Context) (Status, error) {
-	if a, err := c.o.Service.serveStatus(); err == nil {
-		return a.Status, nil
-	}
-	a, err := c.ask(ctx, &request{Kind: requestStatus}, true)
+	a, err := c.last(ctx, requestStatus)
 	return a.Status, err
+}
+
+// last asks a replica of the placement group for what it has applied: this node's where it
+// has one, else the leader's, or any where none leads.
+func (c *Client) last(ctx context.Context, kind requestKind) (response, error) {
+	if a, err := c.o.Service.serveLast(kind); err == nil {
+		return a, nil
+	}
+	return c.ask(ctx, &request{Kind: kind}, true)
+}
+
+// LastSettings returns all settings as a replica of the placement group has them, which may be
+// older than the call: there need be no quorum.
+func (c *Client) LastSettings(ctx context.Context) ([]Setting, error) {
+	a, err := c.last(ctx, requestSettings)
+	return a.Settings, err
+}
+
+// LastOperations returns the operations under way, oldest first, as LastSettings does.
+func (c *Client) LastOperations(ctx context.Context) ([]Operation, error) {
+	a, err := c.last(ctx, requestOperations)
+	return a.Operations, err
 }
 
 // PlacementGroup returns who holds the placement group and who leads it, not older than

@@ -110,8 +110,8 @@ func (s *Service) takeReport(from keyspace.NodeID, p *nodePart) (anew bool, err 
 
 // serve answers one request of a node, this one or another.
 func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (response, error) {
-	if q.Kind == requestStatus && !q.Linearizable {
-		return s.serveStatus() // any replica can
+	if q.maybeOld() {
+		return s.serveLast(q.Kind) // any replica can
 	}
 	if q.Kind == requestStanding {
 		return response{Standing: s.standing()}, nil // each node knows of itself
@@ -154,17 +154,12 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 			return response{}, err
 		}
 		return response{}, s.propose(ctx, term, putSetting{Name: q.Name, Value: q.Value}).Err
-	case requestSettings:
-		v := s.View()
-		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
 	case requestBegin:
 		q.Operation.Reason = decide.None // it was asked for, whoever asks
 		o, err := s.begin(ctx, term, &q.Operation)
 		return response{Operations: []Operation{o}}, err
-	case requestOperations:
-		return response{Operations: s.View().Operations()}, nil
-	case requestStatus:
-		return s.serveStatus()
+	case requestSettings, requestOperations, requestStatus:
+		return s.serveLast(q.Kind) // it leads, by now
 	case requestStanding, requestLease:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
@@ -184,16 +179,24 @@ func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keys
 	return ls.Term, 0, nil
 }
 
-func (s *Service) serveStatus() (response, error) {
-	g := s.replica()
+// serveLast answers with what this node's replica has applied.
+func (s *Service) serveLast(kind requestKind) (response, error) {
+	g, v := s.replica(), s.View()
 	if g == nil {
 		return response{}, s.refusal()
 	}
-	st, own := g.Status(), s.View().PlacementGroup()
-	return response{Status: Status{
-		Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied,
-		Replicas: own.Replicas, ConfIndex: own.ConfIndex,
-	}}, nil
+	switch kind {
+	case requestSettings:
+		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
+	case requestOperations:
+		return response{Operations: v.Operations()}, nil
+	default:
+		st, own := g.Status(), v.PlacementGroup()
+		return response{Status: Status{
+			Leader: st.LeaderNode, Term: st.Term, Index: st.Commit, Applied: st.Applied,
+			Replicas: own.Replicas, ConfIndex: own.ConfIndex,
+		}}, nil
+	}
 }
 
 // serveCompact raises the compacted revision as etcd does. last is the current

@@ -48,7 +48,8 @@ type request struct {
 	// Revision is for requestCompact.
 	Revision keyspace.Revision
 	// Linearizable is for requestMembers, requestSettings, requestOperations and
-	// requestStatus: the answer must not be older than the request.
+	// requestStatus: the answer must not be older than the request. Without it any replica
+	// answers the last three by what it has applied.
 	Linearizable bool
 	// Node and Change are for requestPutNode.
 	Node   Node
@@ -71,6 +72,11 @@ type request struct {
 	Operation Operation
 	// Key is for requestKeepBorder.
 	Key []byte
+}
+
+// maybeOld says that any replica may answer, by what it has applied.
+func (q *request) maybeOld() bool {
+	return !q.Linearizable && (q.Kind == requestStatus || q.Kind == requestSettings || q.Kind == requestOperations)
 }
 
 func (q *request) encode() []byte {

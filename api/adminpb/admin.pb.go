@@ -522,7 +522,10 @@ type PlacementShowResponse struct {
 	// After how long small and cold neighbours are merged by themselves, in milliseconds, as set
 	// for the cluster; 0 is by command alone. Absent where nothing is set: then it is what the
 	// leader's node was started with.
-	MergeAfterMs  *int64 `protobuf:"varint,5,opt,name=merge_after_ms,json=mergeAfterMs,proto3,oneof" json:"merge_after_ms,omitempty"`
+	MergeAfterMs *int64 `protobuf:"varint,5,opt,name=merge_after_ms,json=mergeAfterMs,proto3,oneof" json:"merge_after_ms,omitempty"`
+	// The answer is what a replica of the placement group knew last, or the asked node: no
+	// quorum of it could be asked.
+	Stale         bool `protobuf:"varint,6,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -590,6 +593,13 @@ func (x *PlacementShowResponse) GetMergeAfterMs() int64 {
 		return *x.MergeAfterMs
 	}
 	return 0
+}
+
+func (x *PlacementShowResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 // Replication is how many voters each range is to have, and how far that is.
@@ -969,7 +979,10 @@ type OperationListResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Operations []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
 	// Placement decides nothing by itself.
-	Paused        bool `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"`
+	Paused bool `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"`
+	// The answer is what a replica of the placement group knew last: no quorum of it could be
+	// asked. An operation that is not there may yet begin, and one that is may be over.
+	Stale         bool `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1014,6 +1027,13 @@ func (x *OperationListResponse) GetOperations() []*Operation {
 func (x *OperationListResponse) GetPaused() bool {
 	if x != nil {
 		return x.Paused
+	}
+	return false
+}
+
+func (x *OperationListResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
 	}
 	return false
 }
@@ -1373,7 +1393,10 @@ type RangeListResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Ranges []*Range               `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`
 	// The answer is from what the asked node knew last: no quorum could be asked.
-	Stale         bool `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"`
+	Stale bool `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"`
+	// The keys that are in none of the ranges, as just behind a split or a merge: nobody could
+	// say in time who holds them now. With them all ranges cover each key exactly once.
+	Missing       []*KeySpan `protobuf:"bytes,3,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1422,6 +1445,66 @@ func (x *RangeListResponse) GetStale() bool {
 	return false
 }
 
+func (x *RangeListResponse) GetMissing() []*KeySpan {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+// KeySpan is the keys of [start, end); an empty end is beyond the last key.
+type KeySpan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Start         []byte                 `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	End           []byte                 `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeySpan) Reset() {
+	*x = KeySpan{}
+	mi := &file_adminpb_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeySpan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeySpan) ProtoMessage() {}
+
+func (x *KeySpan) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeySpan.ProtoReflect.Descriptor instead.
+func (*KeySpan) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *KeySpan) GetStart() []byte {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *KeySpan) GetEnd() []byte {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
 type RangeSplitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The first key of the new range.
@@ -1432,7 +1515,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1444,7 +1527,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1457,7 +1540,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -1477,7 +1560,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1572,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1585,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -1528,7 +1611,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1623,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1636,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -1564,16 +1647,17 @@ func (x *RangeShowRequest) GetId() uint64 {
 }
 
 type RangeShowResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Range         *Range                 `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
-	Replicas      []*ReplicaState        `protobuf:"bytes,2,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By its leader's word where that has a name, else as the asked node knows it.
+	Range         *Range          `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
+	Replicas      []*ReplicaState `protobuf:"bytes,2,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1669,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1682,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -1632,7 +1716,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1728,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1741,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -1703,7 +1787,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1799,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1812,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 type NodeListResponse struct {
@@ -1742,7 +1826,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1838,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1851,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -1817,7 +1901,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +1913,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +1926,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Node) GetId() string {
@@ -1954,7 +2038,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2050,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2063,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Attribute) GetKey() string {
@@ -2006,7 +2090,7 @@ type NodeShowRequest struct {
 
 func (x *NodeShowRequest) Reset() {
 	*x = NodeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2102,7 @@ func (x *NodeShowRequest) String() string {
 func (*NodeShowRequest) ProtoMessage() {}
 
 func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2115,7 @@ func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
 func (*NodeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NodeShowRequest) GetNode() string {
@@ -2060,7 +2144,7 @@ type NodeShowResponse struct {
 
 func (x *NodeShowResponse) Reset() {
 	*x = NodeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2156,7 @@ func (x *NodeShowResponse) String() string {
 func (*NodeShowResponse) ProtoMessage() {}
 
 func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2169,7 @@ func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
 func (*NodeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NodeShowResponse) GetNode() *Node {
@@ -2147,7 +2231,7 @@ type NodeRange struct {
 
 func (x *NodeRange) Reset() {
 	*x = NodeRange{}
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2243,7 @@ func (x *NodeRange) String() string {
 func (*NodeRange) ProtoMessage() {}
 
 func (x *NodeRange) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2256,7 @@ func (x *NodeRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
 func (*NodeRange) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeRange) GetId() uint64 {
@@ -2228,7 +2312,7 @@ type NodeChangeRequest struct {
 
 func (x *NodeChangeRequest) Reset() {
 	*x = NodeChangeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2324,7 @@ func (x *NodeChangeRequest) String() string {
 func (*NodeChangeRequest) ProtoMessage() {}
 
 func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2337,7 @@ func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
 func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeChangeRequest) GetNode() string {
@@ -2273,7 +2357,7 @@ type NodeChangeResponse struct {
 
 func (x *NodeChangeResponse) Reset() {
 	*x = NodeChangeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2369,7 @@ func (x *NodeChangeResponse) String() string {
 func (*NodeChangeResponse) ProtoMessage() {}
 
 func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2382,7 @@ func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
 func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodeChangeResponse) GetNode() *Node {
@@ -2322,7 +2406,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +2418,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +2431,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Refusal) GetReason() string {
@@ -2381,7 +2465,7 @@ type RangeMergeRequest struct {
 
 func (x *RangeMergeRequest) Reset() {
 	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2477,7 @@ func (x *RangeMergeRequest) String() string {
 func (*RangeMergeRequest) ProtoMessage() {}
 
 func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2490,7 @@ func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
 func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RangeMergeRequest) GetLeft() uint64 {
@@ -2425,7 +2509,7 @@ type RangeMergeResponse struct {
 
 func (x *RangeMergeResponse) Reset() {
 	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2521,7 @@ func (x *RangeMergeResponse) String() string {
 func (*RangeMergeResponse) ProtoMessage() {}
 
 func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2534,7 @@ func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
 func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RangeMergeResponse) GetOperation() *Operation {
@@ -2472,7 +2556,7 @@ type PlacementSetReplicationRequest struct {
 
 func (x *PlacementSetReplicationRequest) Reset() {
 	*x = PlacementSetReplicationRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2568,7 @@ func (x *PlacementSetReplicationRequest) String() string {
 func (*PlacementSetReplicationRequest) ProtoMessage() {}
 
 func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2581,7 @@ func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlacementSetReplicationRequest) GetFactor() int64 {
@@ -2531,7 +2615,7 @@ type PlacementSetReplicationResponse struct {
 
 func (x *PlacementSetReplicationResponse) Reset() {
 	*x = PlacementSetReplicationResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2543,7 +2627,7 @@ func (x *PlacementSetReplicationResponse) String() string {
 func (*PlacementSetReplicationResponse) ProtoMessage() {}
 
 func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +2640,7 @@ func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PlacementSetReplicationResponse) GetBefore() int64 {
@@ -2618,7 +2702,7 @@ type PlacementSetMergeAfterRequest struct {
 
 func (x *PlacementSetMergeAfterRequest) Reset() {
 	*x = PlacementSetMergeAfterRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2714,7 @@ func (x *PlacementSetMergeAfterRequest) String() string {
 func (*PlacementSetMergeAfterRequest) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2727,7 @@ func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlacementSetMergeAfterRequest) GetMergeAfterMs() int64 {
@@ -2661,7 +2745,7 @@ type PlacementSetMergeAfterResponse struct {
 
 func (x *PlacementSetMergeAfterResponse) Reset() {
 	*x = PlacementSetMergeAfterResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2757,7 @@ func (x *PlacementSetMergeAfterResponse) String() string {
 func (*PlacementSetMergeAfterResponse) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2770,7 @@ func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
 }
 
 var File_adminpb_admin_proto protoreflect.FileDescriptor
@@ -2725,13 +2809,14 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\"\x1d\n" +
 	"\x1bRangeTransferLeaderResponse\"\x16\n" +
-	"\x14PlacementShowRequest\"\xfe\x01\n" +
+	"\x14PlacementShowRequest\"\x94\x02\n" +
 	"\x15PlacementShowResponse\x12\x16\n" +
 	"\x06leader\x18\x01 \x01(\tR\x06leader\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
 	"\breplicas\x18\x03 \x03(\v2 .skein.admin.v1.PlacementReplicaR\breplicas\x12=\n" +
 	"\vreplication\x18\x04 \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\x12)\n" +
-	"\x0emerge_after_ms\x18\x05 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
+	"\x0emerge_after_ms\x18\x05 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01\x12\x14\n" +
+	"\x05stale\x18\x06 \x01(\bR\x05staleB\x11\n" +
 	"\x0f_merge_after_ms\"\xb7\x01\n" +
 	"\vReplication\x12\x16\n" +
 	"\x06factor\x18\x01 \x01(\x03R\x06factor\x12\x16\n" +
@@ -2756,12 +2841,13 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x1ePlacementTransferLeaderRequest\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\"!\n" +
 	"\x1fPlacementTransferLeaderResponse\"\x16\n" +
-	"\x14OperationListRequest\"j\n" +
+	"\x14OperationListRequest\"\x80\x01\n" +
 	"\x15OperationListResponse\x129\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x19.skein.admin.v1.OperationR\n" +
 	"operations\x12\x16\n" +
-	"\x06paused\x18\x02 \x01(\bR\x06paused\"/\n" +
+	"\x06paused\x18\x02 \x01(\bR\x06paused\x12\x14\n" +
+	"\x05stale\x18\x03 \x01(\bR\x05stale\"/\n" +
 	"\x15PlacementPauseRequest\x12\x16\n" +
 	"\x06paused\x18\x01 \x01(\bR\x06paused\"\x18\n" +
 	"\x16PlacementPauseResponse\"\xf2\x02\n" +
@@ -2791,10 +2877,14 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x10RangeListRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x15\n" +
 	"\x03key\x18\x02 \x01(\fH\x00R\x03key\x88\x01\x01B\x06\n" +
-	"\x04_key\"X\n" +
+	"\x04_key\"\x8b\x01\n" +
 	"\x11RangeListResponse\x12-\n" +
 	"\x06ranges\x18\x01 \x03(\v2\x15.skein.admin.v1.RangeR\x06ranges\x12\x14\n" +
-	"\x05stale\x18\x02 \x01(\bR\x05stale\"%\n" +
+	"\x05stale\x18\x02 \x01(\bR\x05stale\x121\n" +
+	"\amissing\x18\x03 \x03(\v2\x17.skein.admin.v1.KeySpanR\amissing\"1\n" +
+	"\aKeySpan\x12\x14\n" +
+	"\x05start\x18\x01 \x01(\fR\x05start\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\fR\x03end\"%\n" +
 	"\x11RangeSplitRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\"l\n" +
 	"\x12RangeSplitResponse\x12)\n" +
@@ -2922,7 +3012,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
 	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
@@ -2947,27 +3037,28 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*Replica)(nil),                         // 20: skein.admin.v1.Replica
 	(*RangeListRequest)(nil),                // 21: skein.admin.v1.RangeListRequest
 	(*RangeListResponse)(nil),               // 22: skein.admin.v1.RangeListResponse
-	(*RangeSplitRequest)(nil),               // 23: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),              // 24: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),                // 25: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),               // 26: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                    // 27: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),                 // 28: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),                // 29: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                            // 30: skein.admin.v1.Node
-	(*Attribute)(nil),                       // 31: skein.admin.v1.Attribute
-	(*NodeShowRequest)(nil),                 // 32: skein.admin.v1.NodeShowRequest
-	(*NodeShowResponse)(nil),                // 33: skein.admin.v1.NodeShowResponse
-	(*NodeRange)(nil),                       // 34: skein.admin.v1.NodeRange
-	(*NodeChangeRequest)(nil),               // 35: skein.admin.v1.NodeChangeRequest
-	(*NodeChangeResponse)(nil),              // 36: skein.admin.v1.NodeChangeResponse
-	(*Refusal)(nil),                         // 37: skein.admin.v1.Refusal
-	(*RangeMergeRequest)(nil),               // 38: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),              // 39: skein.admin.v1.RangeMergeResponse
-	(*PlacementSetReplicationRequest)(nil),  // 40: skein.admin.v1.PlacementSetReplicationRequest
-	(*PlacementSetReplicationResponse)(nil), // 41: skein.admin.v1.PlacementSetReplicationResponse
-	(*PlacementSetMergeAfterRequest)(nil),   // 42: skein.admin.v1.PlacementSetMergeAfterRequest
-	(*PlacementSetMergeAfterResponse)(nil),  // 43: skein.admin.v1.PlacementSetMergeAfterResponse
+	(*KeySpan)(nil),                         // 23: skein.admin.v1.KeySpan
+	(*RangeSplitRequest)(nil),               // 24: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 25: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 26: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 27: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 28: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 29: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 30: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 31: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 32: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 33: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 34: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 35: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 36: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 37: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 38: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 39: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 40: skein.admin.v1.RangeMergeResponse
+	(*PlacementSetReplicationRequest)(nil),  // 41: skein.admin.v1.PlacementSetReplicationRequest
+	(*PlacementSetReplicationResponse)(nil), // 42: skein.admin.v1.PlacementSetReplicationResponse
+	(*PlacementSetMergeAfterRequest)(nil),   // 43: skein.admin.v1.PlacementSetMergeAfterRequest
+	(*PlacementSetMergeAfterResponse)(nil),  // 44: skein.admin.v1.PlacementSetMergeAfterResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
@@ -2978,66 +3069,67 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	20, // 5: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
 	0,  // 6: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
 	19, // 7: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	19, // 8: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	19, // 9: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	19, // 10: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	27, // 11: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	30, // 12: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	31, // 13: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
-	30, // 14: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
-	34, // 15: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
-	0,  // 16: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
-	37, // 17: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
-	37, // 18: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
-	30, // 19: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	0,  // 20: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	21, // 21: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	23, // 22: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	25, // 23: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	3,  // 24: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	5,  // 25: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	15, // 26: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	7,  // 27: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	11, // 28: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	13, // 29: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	28, // 30: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	32, // 31: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	35, // 32: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	35, // 33: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	35, // 34: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	35, // 35: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	35, // 36: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	17, // 37: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	1,  // 38: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	38, // 39: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	40, // 40: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	42, // 41: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	22, // 42: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	24, // 43: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	26, // 44: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 45: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 46: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	16, // 47: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	8,  // 48: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	12, // 49: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	14, // 50: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	29, // 51: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	33, // 52: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	36, // 53: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 54: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 55: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 56: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	36, // 57: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	18, // 58: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	2,  // 59: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	39, // 60: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	41, // 61: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	43, // 62: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	42, // [42:63] is the sub-list for method output_type
-	21, // [21:42] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	23, // 8: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
+	19, // 9: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	19, // 10: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	19, // 11: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	28, // 12: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	31, // 13: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	32, // 14: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	31, // 15: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	35, // 16: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	0,  // 17: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
+	38, // 18: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	38, // 19: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	31, // 20: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	0,  // 21: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	21, // 22: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	24, // 23: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	26, // 24: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	3,  // 25: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	5,  // 26: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	15, // 27: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	7,  // 28: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	11, // 29: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	13, // 30: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	29, // 31: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	33, // 32: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	36, // 33: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	36, // 34: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	36, // 35: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	36, // 36: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	36, // 37: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	17, // 38: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	1,  // 39: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	39, // 40: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	41, // 41: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	43, // 42: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	22, // 43: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	25, // 44: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	27, // 45: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	4,  // 46: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	6,  // 47: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	16, // 48: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	8,  // 49: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	12, // 50: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	14, // 51: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	30, // 52: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	34, // 53: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	37, // 54: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	37, // 55: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	37, // 56: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	37, // 57: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	37, // 58: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	18, // 59: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	2,  // 60: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	40, // 61: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	42, // 62: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	44, // 63: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	43, // [43:64] is the sub-list for method output_type
+	22, // [22:43] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -3047,14 +3139,14 @@ func file_adminpb_admin_proto_init() {
 	}
 	file_adminpb_admin_proto_msgTypes[8].OneofWrappers = []any{}
 	file_adminpb_admin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[42].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[43].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

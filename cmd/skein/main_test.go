@@ -52,7 +52,7 @@ func (fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminpb.R
 		return nil, &adminapi.Refusal{Reason: "there is no range " + id.String(), NextStep: "see skein range list"}
 	}
 	// A move from n5 to n4 has been given up.
-	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: 1, Replicas: []string{"n4", "n5"}, Members: []*adminpb.Replica{{Node: "n4", Role: "voter"}, {Node: "n5", Role: "voter"}}}}, nil
+	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: 1, Leader: "n4", Replicas: []string{"n4", "n5"}, Members: []*adminpb.Replica{{Node: "n4", Role: "voter"}, {Node: "n5", Role: "voter"}}}}, nil
 }
 
 func (fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) {

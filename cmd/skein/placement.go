@@ -35,7 +35,7 @@ func showPlacement(ctx context.Context, c *cobra.Command, client *adminapi.Clien
 	if err != nil {
 		return err
 	}
-	return adminapi.WritePlacement(c.OutOrStdout(), format, p)
+	return adminapi.WritePlacement(c.OutOrStdout(), c.ErrOrStderr(), format, p)
 }
 
 func newSetReplication(f *adminFlags) *cobra.Command {
@@ -116,14 +116,11 @@ func newPlacementMove(f *adminFlags) *cobra.Command {
 			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
 			}
-			p, err := client.PlacementShow(ctx)
+			p, err := client.PlacementMoved(ctx, m.GetOperation())
 			if err != nil {
 				return err
 			}
-			if err := adminapi.Moved(m.GetOperation(), p.GetReplicas()); err != nil {
-				return err
-			}
-			return adminapi.WritePlacement(c.OutOrStdout(), format, p)
+			return adminapi.WritePlacement(c.OutOrStdout(), c.ErrOrStderr(), format, p)
 		})
 	})
 	return move

@@ -60,7 +60,7 @@ func (c *Cluster) CanDrain(id keyspace.NodeID) error {
 	case len(stop) > 0:
 		return refuse("without it there is no quorum of "+named(stop), c.moreReplicas(n, "raise the replication factor to 3", safeFactor-1))
 	case n.leaders > 0 && c.others(n) == 0:
-		return refuse("no other node is there to lead", "undrain another node or add one")
+		return refuse("no other node is there to lead", "add a node, or have another one serve again")
 	}
 	return c.canLeadElsewhere(n)
 }
@@ -90,7 +90,7 @@ func (c *Cluster) moreReplicas(n *node, raise string, nodes int) string {
 // canLeadElsewhere says which ranges that the node leads have nobody else to lead them.
 func (c *Cluster) canLeadElsewhere(n *node) error {
 	var stuck []keyspace.RangeID
-	leaving := map[keyspace.NodeID]bool{}
+	unfit := map[keyspace.NodeID]*node{}
 	for _, r := range n.replicas {
 		if r.Leader != n.ID || c.heir(r, n, nil) != nil {
 			continue
@@ -98,17 +98,46 @@ func (c *Cluster) canLeadElsewhere(n *node) error {
 		stuck = append(stuck, r.Descriptor.Range)
 		for _, s := range r.seats {
 			if s.node != n && !s.node.takes() {
-				leaving[s.node.ID] = true
+				unfit[s.node.ID] = s.node
 			}
 		}
 	}
 	if len(stuck) == 0 {
 		return nil
 	}
-	return &Refusal{
-		n.ID, "drained", "nobody else can lead " + named(stuck) + ": " + nodesNamed(leaving) + " is silent, drained too, or hears hardly any other node",
-		"undrain that first, or bring it back",
+	why, do := unfitWords(unfit)
+	return &Refusal{n.ID, "drained", "nobody else can lead " + named(stuck) + why, do}
+}
+
+// unfitWords says of nodes that take neither leaders nor replicas why, and what has each of
+// them do so again: one is enough.
+func unfitWords(nodes map[keyspace.NodeID]*node) (why, do string) {
+	var whys, dos []string
+	for _, kind := range []struct {
+		is       func(*node) bool
+		why, how string
+	}{
+		{func(n *node) bool { return n.Silent && n.State == Serving }, "is silent", "bring %s back"},
+		{func(n *node) bool { return n.Silent && n.State != Serving }, "is silent, and drained or decommissioned", "bring %s back and undrain or recommission it"},
+		{func(n *node) bool { return !n.Silent && n.State == Draining }, "is drained too", "undrain %s first"},
+		{func(n *node) bool { return !n.Silent && n.State == Decommissioning }, "is decommissioned", "recommission %s first"},
+		{func(n *node) bool { return !n.Silent && n.State == Serving }, "hears hardly any other node", "let %s hear the others first"},
+	} {
+		ids := map[keyspace.NodeID]bool{}
+		for id, n := range nodes {
+			if kind.is(n) {
+				ids[id] = true
+			}
+		}
+		if len(ids) > 0 {
+			whys = append(whys, nodesNamed(ids)+" "+kind.why)
+			dos = append(dos, fmt.Sprintf(kind.how, nodesNamed(ids)))
+		}
 	}
+	if len(whys) == 0 {
+		return "", "add a node"
+	}
+	return ": " + strings.Join(whys, "; "), strings.Join(dos, ", or ")
 }
 
 // CanDecommission returns nil where the node's replicas can go to others, and else a

@@ -1,0 +1,65 @@
+package node
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// cover returns, of what placement and replicas have said of ranges at about one moment, the
+// ranges that there are, in the order of their keys, and the spans of which nobody has said
+// who has them now. For each key generations only grow, so that a key belongs to the range
+// with the highest one that was heard of; where that range has not all of its span any more,
+// whoever has the key's part of it was not heard of.
+func cover(said []keyspace.Descriptor) (ranges []keyspace.Descriptor, missing []keyspace.Span) {
+	newest := map[keyspace.RangeID]keyspace.Descriptor{}
+	for _, d := range said {
+		if old, ok := newest[d.Range]; !ok || d.Newer(&old) {
+			newest[d.Range] = d
+		}
+	}
+	all := make([]keyspace.Descriptor, 0, len(newest))
+	for _, d := range newest {
+		all = append(all, d)
+	}
+	slices.SortFunc(all, func(a, b keyspace.Descriptor) int {
+		return cmp.Or(bytes.Compare(a.Span.Start, b.Span.Start), cmp.Compare(a.Range, b.Range))
+	})
+	var over []keyspace.Descriptor // those whose spans hold the key at, few
+	var run keyspace.Descriptor    // whose keys are those from from to at; range 0 is nobody
+	var at, from []byte
+	end := func() { // of the run
+		switch span := (keyspace.Span{Start: from, End: at}); {
+		case run.Range != 0 && run.Span.Equal(span):
+			ranges = append(ranges, run)
+		case len(missing) > 0 && bytes.Equal(missing[len(missing)-1].End, from) && len(from) > 0:
+			missing[len(missing)-1].End = at
+		default:
+			missing = append(missing, span)
+		}
+	}
+	for first := true; first || len(at) > 0; first = false {
+		for len(all) > 0 && bytes.Equal(all[0].Span.Start, at) {
+			over, all = append(over, all[0]), all[1:]
+		}
+		over = slices.DeleteFunc(over, func(d keyspace.Descriptor) bool { return !d.Span.Contains(at) })
+		var top keyspace.Descriptor
+		for i := range over {
+			if top.Range == 0 || over[i].Generation > top.Generation {
+				top = over[i]
+			}
+		}
+		if !first && top.Range != run.Range {
+			end()
+			from = at
+		}
+		run, at = top, top.Span.End
+		if len(all) > 0 && (run.Range == 0 || len(at) == 0 || bytes.Compare(all[0].Span.Start, at) < 0) {
+			at = all[0].Span.Start
+		}
+	}
+	end()
+	return ranges, missing
+}
