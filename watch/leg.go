@@ -41,7 +41,7 @@ type leg struct {
 	proven keyspace.Revision
 	// past is the generation of the last range that the leg had, where it has none.
 	past keyspace.Generation
-	owed   []*entry
+	owed []*entry
 	// least is the lowest of their first revisions, 0 where it was not looked for since they
 	// changed.
 	least keyspace.Revision

@@ -79,6 +79,7 @@ func TestALegGrowsOverALock(t *testing.T) {
 		w.mu.Unlock()
 		w.write("ca")
 		time.Sleep(time.Second)
+		w.wg.Wait()
 		left.judge(t, 1, w)
 		right.judge(t, 1, w)
 		if left.count() != 1 || right.count() != 3 {
@@ -115,6 +116,7 @@ func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		past := watchAll(ctx, h, &wg, &observer{name: "past", req: Request{Span: keyspace.Single([]byte("ba")), Start: 2}})
 		time.Sleep(10 * time.Second)
+		w.wg.Wait()
 		all.judge(t, 1, w)
 		past.judge(t, 1, w)
 		if all.count() != 3 || past.count() != 3 {
