@@ -142,7 +142,7 @@ func (r *Replica) addFeed(f *feed, from keyspace.Revision) error {
 	}
 	r.feeds = append(r.feeds, f)
 	r.feeding.Store(true)
-	f.conn.started(f, from, &feedBlock{complete: r.complete, mark: Mark(r.rec.last)}, from > r.rec.lastRevision)
+	f.conn.started(f, from, &feedBlock{complete: r.complete, mark: r.markLocked()}, from > r.rec.lastRevision)
 	return nil
 }
 
@@ -301,7 +301,7 @@ func (r *Replica) viewHistoryLocked(g keyspace.Generation, from keyspace.Revisio
 	if err := r.keptLocked(from); err != nil {
 		return historyView{}, err
 	}
-	return historyView{last: r.rec.lastRevision, complete: r.complete, mark: Mark(r.rec.last), span: r.rec.span}, nil
+	return historyView{last: r.rec.lastRevision, complete: r.complete, mark: r.markLocked(), span: r.rec.span}, nil
 }
 
 // historyWant says what is wanted of history beside mvcc.HistoryOptions: with fromKey, to

@@ -504,3 +504,32 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 		})
 	}
 }
+
+// The child of a split that has taken no batch yet has events in its past, which a feed has to
+// bring; the mark of a leader's answer is not to be one that who has none of them is at.
+func TestAFreshChildHasAMark(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		w.write(t, 5, "z", "1")
+		split := make(chan error, 1)
+		go func() {
+			_, err := w.node.Replica(1).Split(t.Context(), 1, []byte("m"))
+			split <- err
+		}()
+		synctest.Wait()
+		w.applyNext(t, 5)
+		if err := <-split; err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		w.serve(2, 5)
+		synctest.Wait()
+		var last keyspace.Revision = 2
+		mark, err := w.node.Client().Complete(t.Context(), 1, &CompleteRequest{Range: 2, Generation: 2, Revision: last})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (Mark{}).Reaches(mark) {
+			t.Errorf("who has nothing of the child reaches %v", mark)
+		}
+	})
+}

@@ -69,6 +69,16 @@ func (r *Replica) Complete(ctx context.Context, q *CompleteRequest) (applied Mar
 	return Mark{}, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
 }
 
+// markLocked is where the replica is. A range that has applied no batch of its own, as the child
+// of a split, has what came before it all the same: who has heard nothing of it is not there, so
+// that it is no zero mark. It is below all others, whose terms are above 0.
+func (r *Replica) markLocked() Mark {
+	if m := Mark(r.rec.last); m != (Mark{}) {
+		return m
+	}
+	return Mark{Number: 1}
+}
+
 func (r *Replica) completeOnce(ctx context.Context, q *CompleteRequest) (Mark, error) {
 	term, err := r.awaitNothing(ctx, q)
 	if err != nil {
@@ -87,7 +97,7 @@ func (r *Replica) completeOnce(ctx context.Context, q *CompleteRequest) (Mark, e
 	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.merge.still() {
 		return Mark{}, errAgain
 	}
-	return Mark(r.rec.last), nil
+	return r.markLocked(), nil
 }
 
 // awaitNothing waits until this replica leads and nothing at or below the revision may

@@ -187,7 +187,11 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 			continue
 		}
 		// What has come above fed comes once more, and then with it.
-		l.prev, l.prevFrom, l.again = true, l.fed, l.mark != (shard.Mark{})
+		if l.prev, l.prevFrom, l.again = true, l.fed, l.mark != (shard.Mark{}); !l.again {
+			// What legs before this one have brought came without, and no mark tells when it
+			// has come once more.
+			l.prevFrom = max(l.fed, h.logEnd)
+		}
 		if l.feed != 0 {
 			h.closeFeedLocked(l)
 			h.openFeedLocked(l)

@@ -130,6 +130,101 @@ func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
 	})
 }
 
+// An event that the parent of a split has applied, and that its feed has not brought, is in the
+// child's past: no leader's answer lets it be passed over before the child's feed has brought it.
+func TestAFreshChildIsHeardFirst(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		all := watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.write("ba")
+		w.wg.Wait()
+		time.Sleep(time.Second)
+		// The feeds break, and come again only after a second.
+		w.mu.Lock()
+		r := w.of("ba")
+		for n := keyspace.NodeID(1); n <= 3; n++ {
+			if n != r.leader {
+				w.down[n] = true
+			}
+		}
+		w.noFeeds = true
+		for s := range w.streams {
+			s.dead = true
+		}
+		w.changedLocked()
+		w.mu.Unlock()
+		w.write("bb") // applied, and not fed
+		w.wg.Wait()
+		w.split("ba5") // "bb" is the child's
+		w.mu.Lock()
+		c := w.of("bb")
+		c.leader = r.leader
+		c.at[c.leader] = len(c.log)
+		w.refreshLocked()
+		w.mu.Unlock()
+		h.mu.Lock()
+		for _, l := range slices.Clone(h.legs) {
+			if l.span.Contains([]byte("bb")) {
+				h.movedLocked(l, kverror.New(kverror.WrongRange, "it was split"))
+			}
+		}
+		h.mu.Unlock()
+		time.Sleep(time.Second) // overdue: the child's leader is asked meanwhile
+		w.mu.Lock()
+		w.noFeeds = false
+		clear(w.down)
+		w.changedLocked()
+		w.mu.Unlock()
+		w.write("aa")
+		w.write("bz")
+		time.Sleep(5 * time.Second)
+		all.judge(t, 1, w)
+		cancel()
+		wg.Wait()
+	})
+}
+
+// What two ranges brought was complete to different revisions when they became one: of the
+// one that was further events above fed have come, and were spoken of, without the version
+// before. Who wants that from then on waits until they have come once more.
+func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		w.puts = true
+		all := watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.write("ba")
+		w.wg.Wait()
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		start := w.rev + 2
+		w.mu.Unlock()
+		for range 5 {
+			w.write("ca")
+			w.wg.Wait()
+		}
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		w.slowest = 300 * time.Millisecond // the new range's feed takes its time
+		w.mu.Unlock()
+		w.merge("ba")
+		for merged := false; !merged; time.Sleep(time.Millisecond) {
+			h.mu.Lock()
+			for _, l := range h.legs {
+				merged = merged || l.id != 0 && l.span.Contains([]byte("ba")) && l.span.Contains([]byte("ca")) && l.mark == (shard.Mark{})
+			}
+			h.mu.Unlock()
+		}
+		prev := watchAll(ctx, h, &wg, &observer{name: "prev", req: Request{Span: keyspace.Single([]byte("ca")), Start: start, Prev: true}})
+		time.Sleep(5 * time.Second)
+		all.judge(t, 1, w)
+		prev.judge(t, 1, w)
+		cancel()
+		wg.Wait()
+	})
+}
+
 // What a feed says without a mark lets nobody read history: the next node that feeds may
 // not have applied as much, and nobody could tell.
 func TestAFeedSpeaksWithAMark(t *testing.T) {

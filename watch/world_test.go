@@ -62,6 +62,12 @@ type world struct {
 	silent keyspace.NodeID
 	// stuck is a node whose replicas apply nothing, but where they lead.
 	stuck int
+	// noFeeds says that no stream of feeds opens, hold for how long locks may stay pending
+	// besides.
+	noFeeds bool
+	// deaf says that nothing is learned of descriptors: the map is stale until it is refreshed.
+	deaf bool
+	hold time.Duration
 }
 
 // worldRange is a range: its log of what was applied, in the order of application, and
@@ -81,6 +87,10 @@ type worldRange struct {
 	// splitting says that the leader knows of a split that others may have applied.
 	splitting bool
 }
+
+// markAt is the mark of who has applied n entries, what a split or a merge has left behind one
+// of them.
+func markAt(n int) shard.Mark { return shard.Mark{Term: 1, Number: uint64(n)} }
 
 // worldEntry is an applied entry: events, or a split, and what the range is complete up
 // to behind it.
@@ -248,6 +258,10 @@ func (w *world) txn(name int, keys ...string) {
 		w.mu.Lock()
 		rev := w.handOutLocked(rs...) // as they were when they were locked
 		aborted, piecemeal, done := w.failsNext(0.2), w.chance(0.3), map[string]bool{}
+		held := time.Duration(0)
+		if w.hold > 0 && w.chance(0.5) {
+			held = time.Duration(w.rng.Int64N(int64(w.hold)))
+		}
 		w.mu.Unlock()
 		// A lock may outlive a split of its range: then both halves have it.
 		for locked := true; locked; {
@@ -285,6 +299,8 @@ func (w *world) txn(name int, keys ...string) {
 			}
 			w.appendLocked(r, worldEntry{events: events})
 			w.mu.Unlock()
+			time.Sleep(held) // one has its part, and others do not yet
+			held = 0
 		}
 	})
 }
@@ -539,7 +555,7 @@ func (w *world) Locate(_ context.Context, span keyspace.Span) ([]router.Located,
 func (w *world) Learn(descs ...keyspace.Descriptor) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(descs) > 0 && !w.fails(0.2) {
+	if len(descs) > 0 && !w.deaf && !w.fails(0.2) {
 		w.refreshLocked()
 	}
 }
@@ -623,7 +639,7 @@ func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.Com
 			may = may || floor < q.Revision
 		}
 		if !may {
-			m, slow := shard.Mark{Term: 1, Number: uint64(len(r.log))}, w.answer
+			m, slow := markAt(len(r.log)), w.answer
 			w.mu.Unlock()
 			time.Sleep(slow)
 			w.mu.Lock()
@@ -676,7 +692,7 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 			}
 		}
 	}
-	if uint64(r.at[node]) < q.Seen.Number {
+	if !markAt(r.at[node]).Reaches(q.Seen) {
 		return nil, kverror.New(kverror.Busy, "at %d", r.at[node])
 	}
 	slices.SortFunc(p.Events, func(a, b shard.Event) int { return compare(newEvent(&a), newEvent(&b)) })
@@ -730,7 +746,7 @@ func (w *world) OpenFeeds(_ context.Context, node keyspace.NodeID) (FeedStream, 
 	w.pause()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.down[node] || w.fails(0.1) {
+	if w.down[node] || w.noFeeds || w.fails(0.1) {
 		return nil, errors.New("no route")
 	}
 	s := &worldStream{w: w, node: node, feeds: map[shard.FeedID]*worldFeed{}}
@@ -794,7 +810,7 @@ func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart 
 			return p
 		}
 		f.r, f.at = r, r.at[s.node]
-		p.Mark = shard.Mark{Term: 1, Number: uint64(f.at)}
+		p.Mark = markAt(f.at)
 		for _, en := range r.log[:f.at] {
 			p.Complete = en.complete
 			for _, ev := range en.events {
@@ -815,7 +831,7 @@ func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart 
 		p.Err = &kverror.Error{Kind: kverror.WrongRange, Descriptors: en.heirs}
 		return p
 	}
-	p.Complete, p.Mark = en.complete, shard.Mark{Term: 1, Number: uint64(f.at)}
+	p.Complete, p.Mark = en.complete, markAt(f.at)
 	for _, ev := range en.events {
 		p.Events = append(p.Events, w.looked(ev, f.o.Prev))
 	}
