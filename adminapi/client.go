@@ -174,6 +174,27 @@ func (c *Client) RangeMoved(ctx context.Context, move *adminpb.Operation) (*admi
 	}
 }
 
+// RangesMerged returns the ranges as they are once a merge is over, or a *Refusal where nobody
+// knows: what was known before a quorum was lost, or not of all keys, does not say how it ended.
+func (c *Client) RangesMerged(ctx context.Context, merge *adminpb.Operation) (*adminpb.RangeListResponse, error) {
+	for {
+		l, err := c.RangeList(ctx)
+		switch {
+		case err == nil && !l.GetStale() && len(l.GetMissing()) == 0:
+			return l, nil
+		case err != nil && ctx.Err() == nil:
+			return nil, err
+		}
+		if clock.Sleep(ctx, clock.System(), movePoll) != nil {
+			return nil, &Refusal{
+				Reason:   fmt.Sprintf("operation %d has ended, and whether range %d has absorbed range %d is not known yet: no node knows all ranges as they are now", merge.GetId(), merge.GetRange(), merge.GetRight()),
+				NextStep: "look with skein range list what has come of it, and with skein node list which nodes are down",
+				Later:    true,
+			}
+		}
+	}
+}
+
 // notKnownYet says of a move that is over that nobody could say how it has ended.
 func notKnownYet(move *adminpb.Operation, why, look string) error {
 	return &Refusal{

@@ -239,7 +239,8 @@ func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.De
 }
 
 // leaderBeside looks twice in an election timeout, until ctx ends, whether a replica knows of
-// another leader than the node, and returns it.
+// another leader than the node that says so itself, and returns it: a replica that lags may
+// name one that led before.
 func (a admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor) keyspace.NodeID {
 	for clock.Sleep(ctx, a.c.o.Clock, a.c.o.Election/2) == nil {
 		for _, m := range d.Replicas {
@@ -248,8 +249,12 @@ func (a admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keyspa
 			}
 			asked, cancel := clock.WithTimeout(ctx, a.c.o.Clock, a.c.o.Election)
 			_, leader, err := a.c.shards.Client().Look(asked, m.Node, d.Range)
+			if err == nil && leader != 0 && leader != node && leader != m.Node {
+				m.Node = leader
+				_, leader, err = a.c.shards.Client().Look(asked, leader, d.Range)
+			}
 			cancel()
-			if err == nil && leader != 0 && leader != node {
+			if err == nil && leader == m.Node {
 				return leader
 			}
 		}

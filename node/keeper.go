@@ -46,7 +46,7 @@ func at(when placement.UnixMillis) string {
 
 // ShowNode implements adminapi.Backend.
 func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResponse, error) {
-	v, err := a.survey(ctx)
+	v, err := a.surveyWhole(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func refusalRow(err error) *adminpb.Refusal {
 
 // ChangeNode implements adminapi.Backend.
 func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name string) (*adminpb.Node, error) {
-	v, err := a.survey(ctx)
+	v, err := a.surveyWhole(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -222,6 +222,9 @@ const zoneAttribute = "zone"
 
 // mayDrain says why the node cannot be drained and then stopped, and what to do.
 func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
+	if len(v.missing) > 0 {
+		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, unknownRanges), NextStep: lookForRanges}
+	}
 	if err := v.decider(now).CanDrain(n.ID); err != nil {
 		return v.refusal(n, err)
 	}
@@ -272,6 +275,9 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 const (
 	unknownGroup = "who holds the placement group is not known: none of its replicas answers"
 	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
+
+	unknownRanges = "who holds some of the keys is not known now, as behind a split or a merge that not all have heard of"
+	lookForRanges = "try again; if it stays so, look with skein range list which are missing"
 )
 
 // takeBack says what has the group's members besides the node take part again that are away:
@@ -300,6 +306,9 @@ func (v *survey) takeBack(group []keyspace.Replica, node keyspace.NodeID, away f
 			all = append(all, "bring "+n.Name+" back, which does not answer")
 		}
 	}
+	if len(all) == 0 {
+		return "add nodes"
+	}
 	slices.Sort(all)
 	return strings.Join(all, ", or ")
 }
@@ -309,11 +318,14 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 	if n.State == placement.NodeLearner {
 		return nil // it never got anything
 	}
-	if err := v.decider(now).CanDecommission(n.ID); err != nil {
-		return v.refusal(n, err)
-	}
 	refuse := func(reason, next string) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
+	}
+	if len(v.missing) > 0 {
+		return refuse(unknownRanges, lookForRanges)
+	}
+	if err := v.decider(now).CanDecommission(n.ID); err != nil {
+		return v.refusal(n, err)
 	}
 	group := v.placement.Replicas
 	if len(group) == 0 {

@@ -254,6 +254,20 @@ func TestNobodyLeavesWhileThePlacementGroupIsUnknown(t *testing.T) {
 	}
 }
 
+// TestNobodyLeavesWhileKeysAreMissing: a range that nobody has told whole may be what keeps it.
+func TestNobodyLeavesWhileKeysAreMissing(t *testing.T) {
+	v := surveyOf(5)
+	v.ranges, v.missing = cover([]keyspace.Descriptor{rangeOf(1, 1, "", "-"), rangeOf(9, 2, "m", "-")})
+	if len(v.missing) != 1 {
+		t.Fatalf("missing are %v", v.missing)
+	}
+	for what, err := range map[string]error{"drained": v.mayDrain(&v.nodes[0], 0), "decommissioned": v.mayDecommission(&v.nodes[0], 0)} {
+		if want := "n1 cannot be " + what + ": who holds some of the keys is not known now"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // surveyOf is that of so many nodes, which all answer and hold the placement group.
 func surveyOf(nodes keyspace.NodeID) *survey {
 	v := &survey{byName: map[keyspace.NodeID]string{}, lists: map[keyspace.NodeID][]shard.Summary{}}

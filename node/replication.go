@@ -19,12 +19,14 @@ func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*ad
 	if !placement.ValidReplication(factor) {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: an even number outlives no more losses than the odd one below it"}
 	}
-	v, err := a.survey(ctx)
+	v, err := a.surveyWhole(ctx)
 	switch {
 	case err != nil:
 		return nil, err
 	case v.stale:
 		return nil, kverror.NoLeader
+	case len(v.missing) > 0:
+		return nil, &adminapi.Refusal{Reason: unknownRanges, NextStep: lookForRanges}
 	case placement.Paused(v.settings):
 		return nil, &adminapi.Refusal{Reason: "placement is paused, so that no range would change", NextStep: "have it go on with skein placement resume"}
 	}

@@ -76,19 +76,36 @@ func (a admin) survey(ctx context.Context) (*survey, error) {
 }
 
 // wholeTimeout bounds how long nodes are asked again where keys are missing from what they
-// say, and wholePause lies between two times. A split or a merge is heard of everywhere a
-// moment after it.
+// say, wholePause lies between the first two times, and each later pause is twice as long up to
+// wholePauseMax. A split or a merge is heard of everywhere a moment after it.
 const (
-	wholeTimeout = 3 * time.Second
-	wholePause   = 20 * time.Millisecond
+	wholeTimeout  = 3 * time.Second
+	wholePause    = 20 * time.Millisecond
+	wholePauseMax = 500 * time.Millisecond
 )
 
+// surveyWhole is survey, made again while keys are missing from what nodes say, for a while.
+func (a admin) surveyWhole(ctx context.Context) (*survey, error) {
+	v, err := a.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return v.whole(ctx, a.c.o.Clock, func(ctx context.Context) (*survey, error) {
+		again := *v
+		return &again, a.look(ctx, &again)
+	}), nil
+}
+
 // whole returns the survey, or a later one by look, which has all keys in a range; where none
-// does before ctx ends, or in time, the last one.
+// does in time, the last one: with half of the time that ctx has left the answer still comes.
 func (v *survey) whole(ctx context.Context, c clock.Clock, look func(context.Context) (*survey, error)) *survey {
-	ctx, cancel := clock.WithTimeout(ctx, c, wholeTimeout)
+	limit := wholeTimeout
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end)/2)
+	}
+	ctx, cancel := clock.WithTimeout(ctx, c, limit)
 	defer cancel()
-	for len(v.missing) > 0 && clock.Sleep(ctx, c, wholePause) == nil {
+	for pause := wholePause; len(v.missing) > 0 && clock.Sleep(ctx, c, pause) == nil; pause = min(2*pause, wholePauseMax) {
 		again, err := look(ctx)
 		if err != nil || ctx.Err() != nil {
 			break // not all that could have answered had the time
@@ -282,7 +299,7 @@ func (v *survey) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 
 // Ranges implements adminapi.Backend.
 func (a admin) Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
-	v, err := a.survey(ctx)
+	v, err := a.surveyWhole(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -292,10 +309,6 @@ func (a admin) Ranges(ctx context.Context, q *adminpb.RangeListRequest) (*adminp
 			return nil, err
 		}
 	}
-	v = v.whole(ctx, a.c.o.Clock, func(ctx context.Context) (*survey, error) {
-		again := *v
-		return &again, a.look(ctx, &again)
-	})
 	out := &adminpb.RangeListResponse{Stale: v.stale}
 	for _, m := range v.missing {
 		if q.Key == nil || m.Contains(q.Key) {

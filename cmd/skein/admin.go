@@ -260,7 +260,7 @@ func newMerge(f *adminFlags) *cobra.Command {
 			if err := client.AwaitOperation(ctx, op.GetId()); err != nil {
 				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", op.GetId(), err)
 			}
-			l, err := client.RangeList(ctx)
+			l, err := client.RangesMerged(ctx, op)
 			if err != nil {
 				return err
 			}

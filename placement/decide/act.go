@@ -103,6 +103,8 @@ func (c *Cluster) Forsaken(id keyspace.NodeID) bool {
 // before giving up.
 func (c *Cluster) leaveRefuges() []Abandon {
 	var out []Abandon
+	given := map[*node]int{}
+	bytes := map[*node]int64{}
 	for _, n := range c.alone {
 		if n.receiving == 0 || !c.Forsaken(n.ID) {
 			continue
@@ -112,7 +114,11 @@ func (c *Cluster) leaveRefuges() []Abandon {
 			if op == nil || op.To != n.ID || op.Range != r.Descriptor.Range || op.Reason != QuorumRisk && op.Reason != Repair || r.votes(n) {
 				continue
 			}
-			if to, h := c.resume(r, c.nodes[op.From]); h == free {
+			to, h := c.resume(r, c.nodes[op.From])
+			// No more than it can take at once: the others' copies may come meanwhile.
+			if h == free && c.settings.bears(to.receiving+given[to], to.receivingBytes+bytes[to]) && c.fits(to, c.cost(r)+bytes[to]) {
+				given[to]++
+				bytes[to] += c.cost(r)
 				out = append(out, Abandon{op.Range, fmt.Sprintf("%s: node %s hears hardly any other, and %s can take it", op, n.ID, c.where(to))})
 			}
 		}
