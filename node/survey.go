@@ -101,7 +101,7 @@ func (a admin) surveyWhole(ctx context.Context) (*survey, error) {
 func (v *survey) whole(ctx context.Context, c clock.Clock, look func(context.Context) (*survey, error)) *survey {
 	limit := wholeTimeout
 	if end, ok := ctx.Deadline(); ok {
-		limit = min(limit, time.Until(end)/2)
+		limit = min(limit, end.Sub(clock.System().Wall())/2)
 	}
 	ctx, cancel := clock.WithTimeout(ctx, c, limit)
 	defer cancel()
