@@ -131,7 +131,7 @@ func TestAskedAgainForWhatIsMissing(t *testing.T) {
 		missing int
 	}{
 		{what: "at the third look", full: 3, given: time.Minute, looks: 3},
-		{what: "never", full: 1 << 30, given: time.Minute, looks: 9, missing: 1}, // within wholeTimeout, less and less often
+		{what: "never", full: 1 << 30, given: time.Minute, looks: 9, missing: 1},                                // within wholeTimeout, less and less often
 		{what: "within the command's time", full: 1 << 30, given: 200 * time.Millisecond, looks: 2, missing: 1}, // half of it
 		{what: "nobody answers", err: errors.New("no map"), given: time.Minute, looks: 1, missing: 1},
 	} {
