@@ -278,6 +278,45 @@ func BenchmarkPacedSend(b *testing.B) {
 	}
 }
 
+// BenchmarkStream sends messages of 63 KiB over one stream, as a copy of a range does.
+func BenchmarkStream(b *testing.B) {
+	const bytes = 63 << 10
+	done := make(chan error, 1)
+	x, _ := benchPair(b, func(q *transport.QUIC) {
+		q.HandleStream(transport.MethodRaftSnapshot, transport.ClassBulk, func(ctx context.Context, _ keyspace.NodeID, _ []byte, st transport.Stream) error {
+			for {
+				if _, err := st.Recv(ctx); err != nil {
+					done <- err
+					return nil
+				}
+			}
+		})
+	})
+	ctx, cancel := context.WithTimeout(b.Context(), 5*time.Minute)
+	defer cancel()
+	st, err := x.OpenStream(ctx, 2, transport.MethodRaftSnapshot, nil)
+	for ; errors.Is(err, transport.ErrNoRoute); st, err = x.OpenStream(ctx, 2, transport.MethodRaftSnapshot, nil) {
+		time.Sleep(time.Millisecond) // the way of a class comes up by itself
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(bytes)
+	b.ReportAllocs()
+	b.ResetTimer()
+	start := measure.CPU()
+	for range b.N {
+		if err := st.Send(ctx, make([]byte, bytes)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	st.Close(nil)
+	if err := <-done; !errors.Is(err, io.EOF) {
+		b.Fatal(err)
+	}
+	report(b, start)
+}
+
 // BenchmarkCall is the round trip of a call: alone, from many goroutines, and to the
 // node itself.
 func BenchmarkCall(b *testing.B) {

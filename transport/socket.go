@@ -64,7 +64,7 @@ func (ss *sockets) open(addr string) (*socket, error) {
 		return nil, fmt.Errorf("transport: listen on %q: %w", addr, err)
 	}
 	ss.growBuffers(udp)
-	return &socket{udp: udp, transport: &quic.Transport{Conn: udp, StatelessResetKey: ss.key}}, nil
+	return &socket{udp: udp, transport: &quic.Transport{Conn: coalesce(udp), StatelessResetKey: ss.key}}, nil
 }
 
 // growBuffers asks for larger buffers, beyond the system's limit where the process
