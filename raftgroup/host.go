@@ -335,6 +335,9 @@ func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engi
 		return err
 	}
 	defer h.unreserve(id)
+	if err := h.storeApplied(ctx, id); err != nil {
+		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
+	}
 	// The tombstone first: if the engine forgets the deletion in a crash, the
 	// replica must not rise again without its votes.
 	wb := h.cfg.WAL.NewBatch()
@@ -362,6 +365,21 @@ func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engi
 	fb.SetSync(false)
 	h.cfg.WAL.Submit(fb, nil)
 	return nil
+}
+
+// storeApplied makes durable what a group has applied whose log is about to go. An entry may
+// have made another group's first record, as a split does: after a crash nothing would make
+// it again, and that group's own log may hold what it has acknowledged.
+func (h *Host) storeApplied(ctx context.Context, id keyspace.GroupID) error {
+	a, ok, err := h.cfg.Engine.Applied(id)
+	if err != nil || !ok {
+		return err
+	}
+	d, durable, err := h.cfg.Engine.DurableApplied(id)
+	if err != nil || durable && d.Index >= a.Index {
+		return err
+	}
+	return h.cfg.Engine.Flush(ctx)
 }
 
 func (h *Host) submitAndWait(ctx context.Context, setSync func(bool), submit func(func(error))) error {

@@ -24,11 +24,13 @@ type fakeGroup struct {
 
 	mu sync.Mutex
 	// Guarded by mu.
-	term     uint64
-	leads    bool
-	lease    bool
-	full     bool
-	index    uint64
+	term  uint64
+	leads bool
+	lease bool
+	full  bool
+	index uint64
+	// commit is what is committed beyond index.
+	commit   uint64
 	log      []fakeEntry
 	reads    []func(uint64, error)
 	campaign int
@@ -91,7 +93,7 @@ func (g *fakeGroup) Transfer(ctx context.Context, _ keyspace.ReplicaID) error {
 func (g *fakeGroup) Status() raftgroup.Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return raftgroup.Status{Group: g.id, Replica: g.self, Term: g.term, IsLeader: g.leads, Last: g.index, Applied: g.index}
+	return raftgroup.Status{Group: g.id, Replica: g.self, Term: g.term, IsLeader: g.leads, Last: g.index, Applied: g.index, Commit: max(g.commit, g.index)}
 }
 
 func (g *fakeGroup) Replica() keyspace.ReplicaID { return g.self }

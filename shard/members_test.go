@@ -377,3 +377,73 @@ func TestChildThatHasLeftIsNotMadeAgain(t *testing.T) {
 		r.stopAll()
 	})
 }
+
+// A parent whose split no flush has reached is removed, and its node dies when the tombstone
+// is in the log and nothing else: no log makes the split again. The child, which has stored
+// what was acknowledged, is there all the same.
+func TestChildOutlivesTheRemovalOfItsParent(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 7, lan)
+		r.startAll()
+		r.leader(1)
+		child := r.split("k")
+		r.leader(child)
+		r.put("x", "acknowledged")
+		n := r.nodes[2]
+		if _, durable, err := n.engine.DurableApplied(child.Group()); durable || err != nil {
+			t.Fatalf("the child is durable, which proves nothing: %v", err)
+		}
+		p := n.node.Load().Replica(1)
+		p.expel()
+		n.must(n.node.Load().noteLeft(t.Context(), p))
+		cut := errors.New("cut off")
+		if err := n.host.Remove(t.Context(), keyspace.RangeID(1).Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
+			t.Fatal(err)
+		}
+		n.crash()
+		n.start()
+		if n.node.Load().Replica(1) != nil {
+			t.Error("the parent is here again")
+		}
+		for range 200 {
+			if c := n.node.Load().Replica(child); c != nil && c.Show().Applied == r.leader(child).node.Load().Replica(child).Show().Applied {
+				r.stopAll()
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		t.Error("the child is gone, and with it what it has stored")
+		r.stopAll()
+	})
+}
+
+// A replica that the map does not know any more has a committed split to apply yet, as one
+// has that a crash has taken back to before it. It goes when the child is made.
+func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		moved := testDescriptor
+		moved.Generation, moved.Span.End = 2, []byte("m")
+		moved.ConfIndex, moved.Replicas = raftgroup.InitIndex+2, testDescriptor.Replicas[1:]
+		w.node.cfg.Placed = &rigSequencer{reported: map[keyspace.RangeID]keyspace.Descriptor{1: moved}}
+		g := w.groups.group(1)
+		g.mu.Lock()
+		g.commit = g.index + 1
+		g.mu.Unlock()
+		w.node.leaver.note(1)
+		time.Sleep(10 * leaveRetry)
+		if w.node.Replica(1) == nil {
+			t.Fatal("the replica has left, and with it the split")
+		}
+		split := appendHeader(nil, header{commandSplit, 5, 1})
+		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		if err := g.apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * leaveRetry)
+		if w.node.Replica(1) != nil || w.node.Replica(2) == nil {
+			t.Errorf("here are %v", w.node.List())
+		}
+	})
+}
