@@ -170,7 +170,7 @@ func (r *Replica) countsLocked() bool {
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.node.Compacted()
-	if r.lead == nil || r.draining || r.rec.merge.role != mergeNone || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
+	if r.lead == nil || r.draining || r.closed > 0 || r.rec.merge.role != mergeNone || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
 		return 0
 	}
 	if c = r.keepLocked(c); c <= r.rec.compacted || c <= r.compacting {

@@ -145,7 +145,8 @@ func (r *Replica) checkAlong(ctx context.Context) error {
 
 // checkFloors refuses where a lock of one range may leave versions behind below what the
 // other has compacted: the two are to have one compacted revision, and no lock below. The
-// target compacts no further while it is bound, and what is locked later has a higher floor.
+// target compacts no further while it is bound, nor does the source behind its closed pipeline,
+// and what is locked later has a higher floor.
 func (r *Replica) checkFloors(other keyspace.RangeID) error {
 	o := r.node.Replica(other)
 	if o == nil {
@@ -157,7 +158,8 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 		if x.locks != nil {
 			low = x.locks.lowestFloor(low)
 		}
-		compacted = max(compacted, x.rec.compacted)
+		// What is on its way may yet come before the freeze.
+		compacted = max(compacted, x.rec.compacted, x.compacting)
 		leads := x.lead != nil
 		x.mu.Unlock()
 		if !leads {

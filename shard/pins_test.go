@@ -1,12 +1,14 @@
 package shard
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 )
 
 // Pins hold a compaction back for as long as a transaction may read what it lets go, and
@@ -73,4 +75,85 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A range is not frozen over a compaction that is on its way: the one that absorbs it holds a
+// lock from before, whose versions would come below what is compacted then.
+func TestFreezeMeetsACompaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		w.seq.auto, w.seq.last = true, 50
+		w.serve(1, 5)
+		defer w.stop()
+		w.put(t.Context(), "a", "v")
+		if g := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("a"), Writes: writeAt("a")}); g.err != nil {
+			t.Fatal(g.err)
+		}
+		left := w.node.Replica(1)
+		split := make(chan error, 1)
+		go func() {
+			_, err := left.Split(t.Context(), 0, []byte("m"))
+			split <- err
+		}()
+		w.settle()
+		if err := <-split; err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		w.serve(2, 5)
+		right, log := w.node.Replica(2), w.groups.group(2)
+		compactions := func() (n int) {
+			for range 10 {
+				time.Sleep(10 * keeperPace)
+				w.settle()
+			}
+			log.mu.Lock()
+			defer log.mu.Unlock()
+			for _, e := range log.log {
+				if h, _, err := decodeHeader(e.data); err == nil && h.kind == commandCompact {
+					n++
+				}
+			}
+			return n
+		}
+		order := func(o keyspace.MergeOrder) error {
+			d := w.node.Replica(o.Range).Descriptor()
+			o.ID, o.Generation, o.ConfIndex, o.Other = 9, d.Generation, d.ConfIndex, 3-o.Range
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := w.node.merge(ctx, &o)
+				done <- err
+			}()
+			w.settle()
+			return <-done
+		}
+		if err := order(keyspace.MergeOrder{Step: keyspace.MergeBind, Range: 1}); err != nil {
+			t.Fatal(err)
+		}
+		closing, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if err := right.closePipeline(closing); err != nil {
+			t.Fatal(err)
+		}
+		w.node.observe(keyspace.SequenceAnswer{Current: 200, Compacted: 150})
+		if n := compactions(); n != 0 {
+			t.Errorf("%d compactions are proposed while nothing else is", n)
+		}
+		right.reopen()
+		if n := compactions(); n != 1 {
+			t.Fatalf("%d compactions are proposed", n)
+		}
+		for range 2 {
+			if err := order(keyspace.MergeOrder{Step: keyspace.MergeFreeze, Range: 2}); !errors.Is(err, kverror.Busy) {
+				t.Errorf("range 2, compacted up to %d, is to be frozen beside a lock: %v", right.Show().Compacted, err)
+			}
+			for len(log.log) > 0 {
+				if err := log.apply(entryOf(log.take(0))); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
 }

@@ -300,8 +300,12 @@ func (r *Replica) reopen() {
 	r.mu.Lock()
 	r.closed--
 	r.notifyLocked()
+	care := r.closed == 0 && r.needsCareLocked() // a compaction waits for this
 	r.mu.Unlock()
 	r.node.pool.schedule(r)
+	if care {
+		r.node.keeper.note(r)
+	}
 }
 
 // becomeLocked starts a leadership: everything that earlier leaders committed is
