@@ -522,6 +522,11 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	if derr != nil {
 		panic(derr.Error())
 	}
+	if !s.rec.span.Covers(rec.span) {
+		// Of keys that came with a merge nothing was known here: a lock on them may be older than
+		// all that was complete without them.
+		s.complete = 0
+	}
 	s.rec, s.confIndex, s.replicas, s.term, s.done = rec, applied.ConfIndex, applied.Replicas, applied.Term, nil
 	s.txns = txns
 	s.advance(true)

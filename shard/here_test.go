@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -157,6 +158,47 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 		}
 		if _, err := w.node.ReadHere(t.Context(), req); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A snapshot brings a replica past a merge: what it was complete up to was said of its own
+// keys, and among those of the range that it has absorbed one has a lock from before.
+func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		var l logWriter
+		l.rev = 1
+		split := appendHeader(nil, header{commandSplit, 5, 1})
+		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c"), raftgroup.Entry{Term: 5, Data: split}).lead(raftgroup.LeaderState{Term: 6}) // up to 5
+		synctest.Wait()
+		freeze := appendHeader(nil, header{commandFreeze, 5, 2})
+		freeze = appendMergeCommand(freeze, commandFreeze, &mergeCommand{id: 9, confIndex: raftgroup.InitIndex, other: 1})
+		if err := w.groups.group(2).apply(raftgroup.Entry{Term: 5, Data: freeze}); err != nil {
+			t.Fatal(err)
+		}
+		if _, to, ok := w.node.CompleteHere(1, 2); !ok || to != 5 {
+			t.Fatalf("complete up to %d, %t: the test shows nothing", to, ok)
+		}
+		r := w.node.Replica(1)
+		rec := record{rangeID: 1, generation: 3, lastRevision: 9, merged: 9, absorbed: 3}
+		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: appendRecord(nil, &rec)}
+		if err := r.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		lock := &lock{
+			id: LockID{Range: 2, Term: 5, Number: 1}, name: nameAged(1), anchor: []byte("x"), floor: 3,
+			spans:  []lockSpan{{span: keyspace.Single([]byte("x")), mode: lockExclusive}},
+			writes: []intent{{v: mvcc.Version{Key: []byte("x"), Version: 1}}},
+		}
+		if err := w.node.note(func(b *engine.Batch) error { return putLock(b, 1, lock) }); err != nil {
+			t.Fatal(err)
+		}
+		r.SnapshotDone(snap, nil)
+		if _, to, ok := w.node.CompleteHere(1, 3); !ok || to != 3 {
+			t.Errorf("complete up to %d, %t: a lock may leave a version behind from revision 4 on", to, ok)
 		}
 	})
 }
