@@ -266,7 +266,10 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 	if !merged && !n.expelled(r) || plant.Is(plant.NeverRemoved) {
 		return nil
 	}
-	if s := r.group.Status(); s.Applied < s.Commit {
+	r.mu.Lock()
+	begun := r.stopped // by an attempt that failed: its group applies nothing any more
+	r.mu.Unlock()
+	if s := r.group.Status(); !begun && s.Applied < s.Commit {
 		// One of these entries may be a split, which makes a child: without this log nothing
 		// would, and the child's own log may stand in the wal since before a crash.
 		n.after(leaveRetry, func() { n.leaver.note(id) })

@@ -445,5 +445,20 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		if w.node.Replica(1) != nil || w.node.Replica(2) == nil {
 			t.Errorf("here are %v", w.node.List())
 		}
+		// What an attempt that failed has left of a group applies nothing any more.
+		child := testDescriptor
+		child.Range, child.Generation, child.Span.Start = 2, 2, []byte("m")
+		child.ConfIndex, child.Replicas = moved.ConfIndex, moved.Replicas
+		w.node.cfg.Placed.(*rigSequencer).ReportDescriptors(child)
+		g = w.groups.group(2)
+		g.mu.Lock()
+		g.commit = g.index + 1
+		g.mu.Unlock()
+		w.node.Replica(2).expel()
+		w.node.leaver.note(2)
+		time.Sleep(2 * leaveRetry)
+		if w.node.Replica(2) != nil {
+			t.Error("a removal that had begun does not go on")
+		}
 	})
 }
