@@ -188,7 +188,9 @@ func (r *Replica) duePushes() (due []func(context.Context)) {
 		if len(due) == pushBatch {
 			return due
 		}
-		if r.locks.records[h.name] == nil && h.batch == nil && h.push.due(now, h.since.Add(h.pushAge())) {
+		// Also where the record is here: its end goes through the ranges of all locks, one of
+		// which may be without a leader, and what is known here waits for nobody.
+		if h.batch == nil && h.push.due(now, h.since.Add(h.pushAge())) {
 			l := h.lock
 			due = append(due, func(ctx context.Context) { r.push(ctx, l) })
 		}

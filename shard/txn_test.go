@@ -356,6 +356,8 @@ type fakePusher struct {
 	decided  *Decided
 	pushed   int
 	finished int
+	// stuck says that no attempt can be finished, since a range of it has no leader.
+	stuck bool
 	// reads answers whether transactions read below a revision; nil is that none does.
 	reads func(below keyspace.Revision) (bool, error)
 }
@@ -380,6 +382,9 @@ func (p *fakePusher) Finish(context.Context, TxnName, *Decided) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.finished++
+	if p.stuck {
+		return false, kverror.NoLeader
+	}
 	return p.live, nil
 }
 
@@ -455,6 +460,57 @@ func TestOldLocksArePushed(t *testing.T) {
 		defer w.node.pushes.mu.Unlock()
 		if w.node.pushes.ticking {
 			t.Fatal("it looks for locks though there are none")
+		}
+	})
+}
+
+// A transaction that is committed has its record in a range that holds other locks of it, as
+// one that sweeps or one that came of a merge. They are ended though the record's own end
+// hangs on a range that nobody reaches.
+func TestLocksBesideTheirRecordArePushed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakePusher{stuck: true}
+		w := newFakeWorld(t)
+		w.node.cfg.Txns = p
+		w.seq.auto = true
+		w.serve(1, 5)
+		defer w.stop()
+		do := func(op TxnOp) TxnAnswer {
+			t.Helper()
+			done := make(chan TxnAnswer, 1)
+			go func() {
+				a, err := w.node.Txn(t.Context(), 1, 1, op)
+				if err != nil {
+					t.Error(err)
+				}
+				done <- a
+			}()
+			w.settle()
+			return <-done
+		}
+		lock := func(key string) LockID {
+			put := []Write{{Number: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte("v")}}}
+			return do(&Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put}).(*Prepared).Lock
+		}
+		anchor, other := lock("k"), lock("o")
+		w.seq.mu.Lock()
+		w.seq.last = 400
+		w.seq.mu.Unlock()
+		all := []LockRef{{ID: LockID{Range: 99}}, {ID: anchor}, {ID: other}}
+		p.decided = &Decided{Revision: 400, Locks: all}
+		do(&Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: anchor, Revision: 400, Locks: all})
+		for range 20 {
+			time.Sleep(pushTick)
+			w.settle()
+		}
+		if v, ok, err := mvcc.Get(w.engine, []byte("o"), 1000); !ok || v.Mod != 400 || err != nil {
+			t.Errorf("%+v %t %v", v, ok, err)
+		}
+		r := w.node.Replica(1)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.locks == nil || len(r.locks.all) != 0 || len(r.locks.records) != 1 {
+			t.Errorf("left are %+v", r.locks)
 		}
 	})
 }
