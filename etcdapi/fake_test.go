@@ -109,6 +109,7 @@ func (f *fakeKV) Compact(ctx context.Context, _ *pb.CompactionRequest) (*pb.Comp
 type fakeNode struct {
 	leader  atomic.Uint64
 	learner atomic.Bool
+	behind  atomic.Int64 // how many revisions Status has not heard of
 	alarm   atomic.Int32 // a pb.AlarmType
 	list    atomic.Pointer[error]
 	change  atomic.Pointer[string] // the last one that was asked for
@@ -117,7 +118,7 @@ type fakeNode struct {
 func (f *fakeNode) Leader() keyspace.NodeID { return keyspace.NodeID(f.leader.Load()) }
 func (f *fakeNode) Term() uint64            { return 5 }
 func (f *fakeNode) Status() Status {
-	return Status{Revision: 9, RaftIndex: 21, AppliedIndex: 20, DBSizeBytes: 1000, DBSizeInUseBytes: 600, Learner: f.learner.Load()}
+	return Status{Revision: keyspace.Revision(9 - f.behind.Load()), RaftIndex: 21, AppliedIndex: 20, DBSizeBytes: 1000, DBSizeInUseBytes: 600, Learner: f.learner.Load()}
 }
 
 func (f *fakeNode) Alarms() []*pb.AlarmMember {

@@ -113,6 +113,26 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
+// A gateway may answer with revisions that no range of its own node has heard of. What it says
+// of itself is not below what it has said.
+func TestHeadersOfANodeDoNotGoBack(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	r.node.behind.Store(4)
+	if s, err := c.Status(t.Context(), r.addr()); err != nil || s.Header.Revision != 5 {
+		t.Error(s, err)
+	}
+	if p, err := c.Put(t.Context(), "k", "v"); err != nil || p.Header.Revision != 7 {
+		t.Error(p, err)
+	}
+	if s, err := c.Status(t.Context(), r.addr()); err != nil || s.Header.Revision != 7 {
+		t.Error(s, err)
+	}
+	if a, err := c.AlarmList(t.Context()); err != nil || a.Header.Revision != 7 {
+		t.Error(a, err)
+	}
+}
+
 // TestNotYet: missing methods say so, missing services are not there.
 func TestNotYet(t *testing.T) {
 	r := newRig(t, "http", nil)

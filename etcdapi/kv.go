@@ -6,6 +6,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -120,4 +121,14 @@ func (s *Server) fill(h *pb.ResponseHeader) {
 	h.ClusterId = uint64(s.opts.Cluster)
 	h.MemberId = uint64(s.opts.Self)
 	h.RaftTerm = s.opts.Node.Term()
+	for told := s.told.Load(); told < h.Revision && !s.told.CompareAndSwap(told, h.Revision); told = s.told.Load() {
+	}
+}
+
+// own returns the header of what a node says of itself: what its ranges have heard of may be
+// behind what it has told its clients of other nodes' ranges, and headers do not go back.
+func (s *Server) own(heard keyspace.Revision) *pb.ResponseHeader {
+	h := &pb.ResponseHeader{Revision: max(int64(heard), s.told.Load())}
+	s.fill(h)
+	return h
 }

@@ -20,7 +20,7 @@ type maintenanceServer struct {
 func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
 	st := m.s.opts.Node.Status()
 	resp := &pb.StatusResponse{
-		Header:           &pb.ResponseHeader{Revision: int64(st.Revision)},
+		Header:           m.s.own(st.Revision),
 		Version:          EtcdVersion,
 		StorageVersion:   StorageVersion,
 		Leader:           uint64(m.s.opts.Node.Leader()),
@@ -32,7 +32,6 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 		IsLearner:        st.Learner,
 		DowngradeInfo:    &pb.DowngradeInfo{},
 	}
-	m.s.fill(resp.Header)
 	if resp.Leader == 0 {
 		resp.Errors = append(resp.Errors, rpctypes.ErrNoLeader.Error())
 	}
@@ -48,8 +47,7 @@ func (m *maintenanceServer) Alarm(_ context.Context, r *pb.AlarmRequest) (*pb.Al
 	if r.GetAction() != pb.AlarmRequest_GET {
 		return nil, notYet("Alarm "+r.GetAction().String(), ": alarms come and go with their cause")
 	}
-	resp := &pb.AlarmResponse{Header: &pb.ResponseHeader{Revision: int64(m.s.opts.Node.Status().Revision)}}
-	m.s.fill(resp.Header)
+	resp := &pb.AlarmResponse{Header: m.s.own(m.s.opts.Node.Status().Revision)}
 	for _, a := range m.s.opts.Node.Alarms() {
 		if r.GetAlarm() == pb.AlarmType_NONE || r.GetAlarm() == a.GetAlarm() {
 			resp.Alarms = append(resp.Alarms, a)

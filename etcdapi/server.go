@@ -150,6 +150,8 @@ type Server struct {
 	// unsent are the bytes of large answers that gRPC has not sent yet, and of those that
 	// the gateway is writing.
 	unsent atomic.Int64
+	// told is the highest revision that a header has told of.
+	told atomic.Int64
 
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
