@@ -287,6 +287,7 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 	if err := n.removeReplica(ctx, id); err != nil {
 		return err
 	}
+	r.forgetLocks() // nothing is applied to it any more
 	// Until here it has held its span.
 	n.mu.Lock()
 	delete(n.replicas, id)

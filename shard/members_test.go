@@ -336,6 +336,47 @@ func TestReplicaThatHasLeftStaysAway(t *testing.T) {
 	})
 }
 
+// What transactions hold of a replica counts in its node's budget of locks until they have ended
+// or the replica is gone: that another range has absorbed it, or that it was moved away, has the
+// locks counted elsewhere.
+func TestLocksOfAReplicaThatIsGoneDoNotCount(t *testing.T) {
+	for what, goes := range map[string]func(r *rig, child keyspace.RangeID){
+		"absorbed": func(r *rig, child keyspace.RangeID) { r.merge(100, 1, child) },
+		"moved":    func(r *rig, _ keyspace.RangeID) { (&walker{r: r, last: 100}).replace("x", 4) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				nodes := 3
+				if what == "moved" {
+					nodes = 4
+				}
+				r := newWideRig(t, 5, lan, nodes)
+				r.startAll()
+				r.leader(1)
+				child := r.split("m")
+				r.leader(child)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if _, _, err := r.step(ctx, "x", &Prepare{Name: nameAged(1), Anchor: []byte("x"), Writes: writeAt("x")}); err != nil {
+					t.Fatal(err)
+				}
+				goes(r, child)
+				r.settle()
+				if _, _, err := r.step(ctx, "x", &Resolve{Name: nameAged(1)}); err != nil {
+					t.Fatal(err)
+				}
+				r.settle()
+				for _, n := range r.nodes {
+					if b := n.node.Load().lockBytes.Load(); b != 0 {
+						t.Errorf("node %s counts %d bytes of locks, and there is none", n.id, b)
+					}
+				}
+				r.stopAll()
+			})
+		})
+	}
+}
+
 // A child whose first record no flush has reached is removed, and its node dies when the
 // tombstone is in the log and nothing else. The parent's log makes the split again, and not
 // the child: what that had promised is gone.

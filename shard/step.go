@@ -745,14 +745,27 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 	r.dropTableLocked()
 }
 
+// forgetLocks gives back what the locks of a replica that is gone count with. They have not
+// ended: other nodes have them, or another range of this one.
+func (r *Replica) forgetLocks() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgetLocksLocked()
+}
+
+func (r *Replica) forgetLocksLocked() {
+	if r.locks == nil {
+		return
+	}
+	for h := range r.locks.all {
+		r.locks.remove(h)
+	}
+	r.locks = nil
+}
+
 // loadTableLocked makes the table of a replica whose state was read from the engine.
 func (r *Replica) loadTableLocked(s *txnState) {
-	if r.locks != nil {
-		for h := range r.locks.all {
-			r.locks.remove(h)
-		}
-		r.locks = nil
-	}
+	r.forgetLocksLocked()
 	r.marks = maps.Clone(s.marks)
 	changes := make([]lockChange, 0, len(s.locks)+len(s.records))
 	for _, l := range s.locks {
