@@ -39,16 +39,20 @@ const (
 	// pushTick is how often leaders look at the age of what they hold, while they hold
 	// anything.
 	pushTick = 100 * time.Millisecond
-	// pushTimeout bounds one push; the next one follows.
-	pushTimeout = 5 * time.Second
+	// pushTimeout bounds one push; the next one follows. The first one is short: until it has
+	// ended others may wait for it.
+	pushTimeout      = 5 * time.Second
+	firstPushTimeout = time.Second
 )
 
 const (
 	// maxPushes bounds the pushes of a node that run at a time, and maxRangePushes those of
-	// one range: an anchor that nobody reaches is not to keep all of them busy.
+	// one range. Half of either may be such of what was asked for in vain before: an anchor that
+	// nobody reaches is not to keep all of them busy.
 	maxPushes      = 32
 	maxRangePushes = 8
-	// pushBatch is how many locks one push takes upon itself, one after the other.
+	// pushBatch is how many locks one push takes upon itself, one after the other, for as long
+	// as it succeeds.
 	pushBatch = 16
 )
 
@@ -60,13 +64,19 @@ type pushes struct {
 	slots chan struct{}
 
 	mu sync.Mutex
-	// Guarded by mu. watched has how many pushes run for each replica.
-	watched map[*Replica]int
+	// Guarded by mu. watched has how many pushes run for each replica, and again is how many
+	// of all are of what was asked for in vain before.
+	watched map[*Replica]running
+	again   int
 	ticking bool
 }
 
+// running are the pushes that run for a replica, and those of them of what was asked for in
+// vain before.
+type running struct{ all, again int }
+
 func newPushes(n *Node) *pushes {
-	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]int{}}
+	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]running{}}
 }
 
 // note has a replica with locks or records looked after.
@@ -75,7 +85,9 @@ func (p *pushes) note(r *Replica) {
 		return
 	}
 	p.mu.Lock()
-	p.watched[r] += 0
+	if _, ok := p.watched[r]; !ok {
+		p.watched[r] = running{}
+	}
 	start := !p.ticking
 	p.ticking = true
 	p.mu.Unlock()
@@ -110,11 +122,16 @@ func (p *pushes) tick() {
 }
 
 // begin starts a push for the replica, if something is due there and a push may run. One
-// that has found something goes on for as long as it does.
+// that has found something goes on for as long as it does, and succeeds.
 func (p *pushes) begin(r *Replica) bool {
+	return p.beginOf(r, false) || p.beginOf(r, true)
+}
+
+// beginOf is begin of what was asked for in vain before, or of all else.
+func (p *pushes) beginOf(r *Replica, again bool) bool {
 	p.mu.Lock()
-	running, ok := p.watched[r]
-	if !ok || running >= maxRangePushes {
+	is, ok := p.watched[r]
+	if !ok || is.all >= maxRangePushes || again && (is.again >= maxRangePushes/2 || p.again >= maxPushes/2) {
 		p.mu.Unlock()
 		return false
 	}
@@ -124,30 +141,42 @@ func (p *pushes) begin(r *Replica) bool {
 		p.mu.Unlock()
 		return false // the next tick finds it again
 	}
-	p.watched[r]++
+	p.countLocked(r, is, again, 1)
 	p.mu.Unlock()
-	due := r.duePushes()
+	due := r.duePushes(again)
 	if len(due) == 0 {
-		p.end(r)
+		p.end(r, again)
 		return false
 	}
 	p.n.wg.Go(func() {
-		defer p.end(r)
-		for ; len(due) > 0 && p.n.ctx.Err() == nil; due = r.duePushes() {
-			for _, f := range due {
-				f(p.n.ctx)
+		defer p.end(r, again)
+		for ok := true; ok && len(due) > 0 && p.n.ctx.Err() == nil; {
+			if ok = r.pushAll(p.n.ctx, due); ok {
+				due = r.duePushes(again)
 			}
 		}
 	})
 	return true
 }
 
-func (p *pushes) end(r *Replica) {
+func (p *pushes) countLocked(r *Replica, is running, again bool, n int) {
+	is.all += n
+	if again {
+		is.again += n
+		p.again += n
+	}
+	p.watched[r] = is
+}
+
+func (p *pushes) end(r *Replica, again bool) {
 	<-p.slots
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n, ok := p.watched[r]; ok {
-		p.watched[r] = max(n-1, 0)
+	is, ok := p.watched[r]
+	if ok && is.all > 0 && (!again || is.again > 0) {
+		p.countLocked(r, is, again, -1)
+	} else if again {
+		p.again-- // the replica was forgotten meanwhile
 	}
 }
 
@@ -175,35 +204,73 @@ func (r *Replica) pushesLocked() bool {
 	return !r.stopped && r.lead != nil && r.locks != nil && !plant.Is(plant.LockLeftBehind)
 }
 
-// duePushes returns what is to be done now about old locks and records, some of it. What
-// it returns is not due any more.
-func (r *Replica) duePushes() (due []func(context.Context)) {
+// duePush is something that is due: do asks for it, and at is when that was done last.
+type duePush struct {
+	do func(context.Context) error
+	at *pushTime
+}
+
+// duePushes returns what is to be done now about old locks and records, some of it: what was
+// asked for in vain before, or all else. What it returns is not due any more until pushAll has
+// ended.
+func (r *Replica) duePushes(again bool) (due []duePush) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.pushesLocked() {
 		return nil
 	}
+	most := pushBatch
+	if again {
+		most = 1
+	}
 	now := r.node.cfg.Clock.Now()
 	for h := range r.locks.all {
-		if len(due) == pushBatch {
+		if len(due) == most {
 			return due
 		}
 		// Also where the record is here: its end goes through the ranges of all locks, one of
 		// which may be without a leader, and what is known here waits for nobody.
-		if h.batch == nil && h.push.due(now, h.since.Add(h.pushAge())) {
+		if h.batch == nil && h.push.failed == again && h.push.due(now, h.since.Add(h.pushAge())) {
 			l := h.lock
-			due = append(due, func(ctx context.Context) { r.push(ctx, l) })
+			due = append(due, duePush{func(ctx context.Context) error { return r.push(ctx, l) }, &h.push})
 		}
 	}
 	for _, t := range r.locks.records {
-		if len(due) == pushBatch {
+		if len(due) == most {
 			return due
 		}
-		if t.push.due(now, t.since.Add(finishAfter)) {
-			due = append(due, func(ctx context.Context) { r.finish(ctx, t.txnRecord) })
+		if t.push.failed == again && t.push.due(now, t.since.Add(finishAfter)) {
+			due = append(due, duePush{func(ctx context.Context) error { return r.finish(ctx, t.txnRecord) }, &t.push})
 		}
 	}
 	return due
+}
+
+// pushAll does what is due, one after the other, until one fails: the others are due again at
+// once, for somebody else to do.
+func (r *Replica) pushAll(ctx context.Context, due []duePush) (ok bool) {
+	ok = true
+	for i := range due {
+		at := due[i].at
+		if ok {
+			timeout := firstPushTimeout
+			if at.failed { // nobody else writes it while this runs
+				timeout = pushTimeout
+			}
+			pushing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, timeout)
+			err := due[i].do(pushing)
+			cancel()
+			ok = err == nil
+			r.mu.Lock()
+			at.running, at.failed = false, !ok
+			r.mu.Unlock()
+			continue
+		}
+		r.mu.Lock()
+		at.running, at.last = false, 0
+		r.mu.Unlock()
+	}
+	return ok
 }
 
 // pushAge is the age from which on the lock is asked for.
@@ -215,24 +282,26 @@ func (h *held) pushAge() time.Duration {
 }
 
 // pushTime is when something was last asked for.
-type pushTime struct{ last clock.Time }
+type pushTime struct {
+	last clock.Time
+	// running says that somebody is at it, failed that the last one was in vain.
+	running, failed bool
+}
 
 func (t *pushTime) due(now, first clock.Time) bool {
-	if now < first || t.last != 0 && now.Sub(t.last) < pushAfter {
+	if t.running || now < first || t.last != 0 && now.Sub(t.last) < pushAfter {
 		return false
 	}
-	t.last = now
+	t.last, t.running = now, true
 	return true
 }
 
 // push asks what became of the lock's transaction, and ends the lock if it is decided.
-func (r *Replica) push(ctx context.Context, l *lock) {
-	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, pushTimeout)
-	defer cancel()
+func (r *Replica) push(ctx context.Context, l *lock) error {
 	r.node.metrics.pushes.Inc()
 	live, d, err := r.node.cfg.Txns.Push(ctx, l.name, l.anchor)
 	if err != nil || live {
-		return
+		return err
 	}
 	rev := d.Revision
 	if !slices.ContainsFunc(d.Locks, func(o LockRef) bool { return o.ID == l.id }) {
@@ -240,18 +309,16 @@ func (r *Replica) push(ctx context.Context, l *lock) {
 	}
 	r.log.Info("ended the lock of a transaction whose coordinator is gone",
 		zap.Stringer("txn", l.name), zap.Stringer("lock", l.id), zap.Int64("revision", int64(rev)))
-	_ = r.untilDone(ctx, &Resolve{Name: l.name, Lock: l.id, Revision: rev})
+	return r.untilDone(ctx, &Resolve{Name: l.name, Lock: l.id, Revision: rev})
 }
 
 // finish ends all locks of a committed transaction and forgets it.
-func (r *Replica) finish(ctx context.Context, t *txnRecord) {
-	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, pushTimeout)
-	defer cancel()
+func (r *Replica) finish(ctx context.Context, t *txnRecord) error {
 	live, err := r.node.cfg.Txns.Finish(ctx, t.name, &Decided{Revision: t.revision, Locks: t.locks})
 	if err != nil || live {
-		return
+		return err
 	}
-	_ = r.untilDone(ctx, &Forget{Name: t.name, Anchor: t.anchor})
+	return r.untilDone(ctx, &Forget{Name: t.name, Anchor: t.anchor})
 }
 
 // untilDone repeats a step of this replica's own until nothing is left of it. What

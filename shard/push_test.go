@@ -66,3 +66,67 @@ func TestManyLocksOfADeadGateway(t *testing.T) {
 		}
 	})
 }
+
+// stuckPusher reaches the anchors of none of the first transactions.
+type stuckPusher struct {
+	slowPusher
+	stuck uint64
+}
+
+func (p *stuckPusher) Push(ctx context.Context, name TxnName, anchor []byte) (bool, *Decided, error) {
+	if name.Attempt > p.stuck {
+		return p.slowPusher.Push(ctx, name, anchor)
+	}
+	p.mu.Lock()
+	p.running++
+	p.most = max(p.most, p.running)
+	p.mu.Unlock()
+	<-ctx.Done()
+	p.mu.Lock()
+	p.running--
+	p.mu.Unlock()
+	return false, nil, ctx.Err()
+}
+
+// Locks whose transactions nobody can decide, since their anchors have no quorum, are asked for
+// again and again. Those of other transactions do not stand for as long: neither behind many of
+// them, nor behind few that are asked for by many at a time.
+func TestLocksThatCannotBeDecidedKeepNoOthers(t *testing.T) {
+	for _, stuck := range []int{1, 60} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &stuckPusher{stuck: uint64(stuck)}
+			w := newFakeWorld(t)
+			w.node.cfg.Txns = p
+			w.seq.auto = true
+			w.serve(1, 5)
+			defer w.stop()
+			prepare := func(age int) {
+				t.Helper()
+				if g := w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(age))}); g.err != nil {
+					t.Fatal(g.err)
+				}
+			}
+			pass := func(d time.Duration) {
+				for range d / pushTick {
+					time.Sleep(pushTick)
+					w.settle()
+				}
+			}
+			for i := range stuck {
+				prepare(i + 1)
+			}
+			pass(20 * time.Second)
+			prepare(stuck + 1)
+			pass(2 * time.Second)
+			r := w.node.Replica(1)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if n := len(r.locks.all); n != stuck {
+				t.Errorf("%d locks are left where %d cannot be decided", n, stuck)
+			}
+			if most := min(stuck+1, maxRangePushes); p.most > most {
+				t.Errorf("%d pushes at a time of %d locks", p.most, stuck+1)
+			}
+		})
+	}
+}
