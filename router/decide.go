@@ -154,12 +154,19 @@ func (a *trial) commit(ctx context.Context, rev keyspace.Revision) (committed bo
 	}
 }
 
+// resolvePatience is how long a coordinator goes on ending the locks of a committed attempt. As
+// long as it is at it, the ranges do not look after theirs; where many have no leader, it does
+// not come to the others.
+const resolvePatience = 10 * time.Second
+
 // resolveAll ends the locks of a committed attempt. What it cannot end, the anchor's range
 // does, and the attempt is this node's no more.
 func (a *trial) resolveAll(ctx context.Context, rev keyspace.Revision) bool {
 	r := a.t.r
+	resolving, cancel := clock.WithTimeout(ctx, r.cfg.Clock, resolvePatience)
+	defer cancel()
 	held := slices.DeleteFunc(slices.Clone(a.all()), func(p *piece) bool { return p.answer == nil || !p.answer.Held })
-	err := each(ctx, held, func(ctx context.Context, p *piece) error {
+	err := each(resolving, held, func(ctx context.Context, p *piece) error {
 		return r.stepOver(ctx, p.span, &shard.Resolve{Name: a.name, Lock: p.answer.Lock, Revision: rev})
 	})
 	if err != nil {

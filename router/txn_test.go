@@ -455,6 +455,39 @@ func TestLargeDeletesAreCountedTogether(t *testing.T) {
 	}
 }
 
+// A committed transaction has locks in ranges that lose their leaders. Its coordinator leaves
+// them to the ranges: those that have leaders would be told for as long that it is at it.
+func TestLocksOfRangesWithoutLeadersAreLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		defer r.Stop()
+		const many, lost = 200, 100
+		for i := range many - 3 {
+			f.split(fmt.Sprintf("m%04d", i))
+		}
+		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			switch op.(type) {
+			case *shard.Prepare:
+				return &shard.Prepared{Held: true, Lock: shard.LockID{Range: id}, Changes: true}, nil
+			case *shard.Resolve:
+				if id <= lost {
+					return nil, kverror.NoLeader
+				}
+			}
+			return nil, nil
+		}
+		if _, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(resolvePatience + time.Second)
+		r.txns.mu.Lock()
+		defer r.txns.mu.Unlock()
+		if len(r.txns.active) != 0 {
+			t.Errorf("%d attempts are this node's yet", len(r.txns.active))
+		}
+	})
+}
+
 // A path through the compares rests on guards that lead to it alone.
 func TestPlan(t *testing.T) {
 	x, y, z := versionIs("x", 1), versionIs("y", 1), versionIs("z", 1)
