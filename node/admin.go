@@ -222,9 +222,7 @@ func leading(d *keyspace.Descriptor, all []shown) *shard.Status {
 // showRounds bounds how often those are asked who hold a range by what the last ones have said.
 const showRounds = 3
 
-// splitAt asks one node to split the range. It gives up where another replica knows of another
-// leader, and returns that: a leader that is cut off takes a split and never answers. No limit
-// of time does instead, since a leader waits a while for followers that lag before it splits.
+// splitAt asks one node to split the range, as atLeader has it asked.
 func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, key []byte) (ds []keyspace.Descriptor, heir keyspace.NodeID, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -233,9 +231,9 @@ func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.De
 		found <- a.leaderBeside(ctx, node, d)
 		cancel()
 	}()
-	ds, err = a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+	err = ask(ctx)
 	cancel()
-	return ds, <-found, err
+	return <-found, err
 }
 
 // leaderBeside looks twice in an election timeout, until ctx ends, whether a replica knows of
@@ -265,6 +263,18 @@ func (a admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keyspa
 // ShowRange implements adminapi.Backend. The map may be late: what replicas have newer goes
 // before it.
 func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.RangeShowResponse, error) {
+	heir, err = a.atLeader(ctx, node, d, func(ctx context.Context) (err error) {
+		ds, err = a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+		return err
+	})
+	return ds, heir, err
+}
+
+// atLeader has something asked of the node that is taken for the range's leader. It gives up
+// where another replica knows of another leader, and returns that: a node that is silent never
+// answers, nor does a leader that is cut off, which takes what it is asked all the same. No limit
+// of time does instead, since a leader waits a while for followers that lag.
+func (a admin) atLeader(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, ask func(context.Context) error) (heir keyspace.NodeID, err error) {
 	nodes, descs, stale, err := a.cluster(ctx)
 	if err != nil {
 		return nil, err
