@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
@@ -181,6 +182,7 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 		} {
 			k.wants(to.what, to.err, "n5 hears hardly any other node", "let it hear the others")
 		}
+		r.wantEtcd("the same by etcd's command", self{k.a.c}.MoveLeader(r.t.Context(), 5), rpctypes.ErrGRPCBadLeaderTransferee)
 		k.does(adminapi.Drain, "n5") // it has nothing that others would have to lead
 	})
 }
