@@ -196,6 +196,31 @@ func TestWhoLeadsWhatIsShown(t *testing.T) {
 	}
 }
 
+// TestWhoIsShown: a range's replicas are those of the range that is shown, and what is shown of
+// them is what they have said; of one that nobody has asked, that.
+func TestWhoIsShown(t *testing.T) {
+	held := func(ids ...keyspace.ReplicaID) keyspace.Descriptor {
+		d := keyspace.Descriptor{Range: 1, ConfIndex: uint64(len(ids))}
+		for _, id := range ids {
+			d.Replicas = append(d.Replicas, keyspace.Replica{ID: id, Node: keyspace.NodeID(id % 10), Role: keyspace.RoleVoter})
+		}
+		return d
+	}
+	var all []shown
+	was := held(1, 2, 13)
+	for _, m := range was.Replicas {
+		m.Role = keyspace.RoleLearner // since then it votes
+		all = append(all, shown{of: m, state: &shard.Status{Node: m.Node}})
+	}
+	now := held(2, 13, 4, 3) // the one on node 3 is another one
+	for i, s := range saidBy(&now, all) {
+		asked := i < 2
+		if s.of != now.Replicas[i] || (s.state != nil) != asked || (s.err == nil) != asked || asked && s.state.Node != s.of.Node {
+			t.Errorf("replica %d is shown as %+v", i, s)
+		}
+	}
+}
+
 // TestTransferBesideASilentReplica: that one replica does not answer costs the hand-over to
 // another a moment, and not its time; nor does a leader that takes the order and cannot carry it
 // out.
