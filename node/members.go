@@ -314,7 +314,7 @@ func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	if !slices.ContainsFunc(st.Replicas, func(r keyspace.Replica) bool { return r.Node == to && r.Role == keyspace.RoleVoter }) {
 		return rpctypes.ErrGRPCBadLeaderTransferee
 	}
-	if to != s.c.client.Leader() && s.c.alive(to) { // of one that is not raft says that it has not caught up
+	if to != s.c.client.Leader() && s.c.alive(to) { // of one that is not, raft says that it has not caught up
 		nodes, _, err := (admin{s.c}).members(ctx)
 		if err != nil {
 			return err

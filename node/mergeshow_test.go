@@ -21,8 +21,9 @@ func TestShownWhileItMerges(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")
 		ctx, cancel := context.WithCancel(r.t.Context())
-		defer cancel()
 		var looking sync.WaitGroup
+		defer looking.Wait()
+		defer cancel()
 		var mu sync.Mutex
 		states := map[string]map[string]int{"list": {}, "show": {}} // how often each was told
 		told := func(by string, g *adminpb.Range) {
