@@ -315,12 +315,13 @@ func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 		return rpctypes.ErrGRPCBadLeaderTransferee
 	}
 	if to != s.c.client.Leader() && s.c.alive(to) { // of one that is not, raft says that it has not caught up
-		nodes, _, err := (admin{s.c}).members(ctx)
+		a := admin(s)
+		nodes, _, err := a.members(ctx)
 		if err != nil {
 			return err
 		}
 		own := keyspace.Descriptor{Replicas: st.Replicas}
-		if err := (admin{s.c}).leads(nodes, &own, to, names(nodes)[to]); err != nil {
+		if err := a.leads(nodes, &own, to, names(nodes)[to]); err != nil {
 			// etcd's answer has no place for the reason.
 			s.c.log.Warn("the placement group is not handed over as etcd's clients ask", zap.Stringer("to", to), zap.Error(err))
 			return rpctypes.ErrGRPCBadLeaderTransferee
