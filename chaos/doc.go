@@ -58,7 +58,7 @@
 // SKEIN_CHAOS_SEED and SKEIN_CHAOS_DURATION are the same for go test; without a
 // duration each fault happens once. The seed fixes schedule and workload, not the
 // threads of some processes. A failed run keeps history and logs where go test -artifacts
-// says, a storm also what watchers were told, message by message (told.txt); without that a
+// says, a storm also what watchers were told, message by message (told.txt.gz, for zcat); without that a
 // failed storm names the directory where it keeps them.
 //
 // Loop files, mounts and namespaces take root, mkfs.ext4, fsfreeze, ip, tc and nft. What

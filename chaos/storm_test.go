@@ -218,7 +218,7 @@ func (s *storm) build() (missing, err error) {
 	for i := range stormMachines { // the last machine is for who joins
 		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
 	}
-	told, err := newTellings(filepath.Join(s.dir, "told.txt"), s.began)
+	told, err := newTellings(filepath.Join(s.dir, "told.txt.gz"), s.began)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -219,13 +220,61 @@ func leading(d *keyspace.Descriptor, all []shown) *shard.Status {
 	return lead
 }
 
+// stateMerging is what a range is from the commit of its merge until it has absorbed the other
+// half: its leader serves its own half, and who wants the other one waits.
+const stateMerging = "merging"
+
+// half says whether what a replica bound to the merge has is but the half of what the range is
+// since the merge's commit; merge is 0 where it is bound to none.
+func half(d, has *keyspace.Descriptor, merge uint64) bool {
+	return merge != 0 && d.Generation > has.Generation
+}
+
+// absorbing returns the state of the leader of a range that is being merged, nil where there is
+// none.
+func absorbing(d *keyspace.Descriptor, all []shown) *shard.Status {
+	for _, s := range all {
+		if s.err == nil && s.state.Serving && half(d, &s.state.Descriptor, s.state.Merge) {
+			return s.state
+		}
+	}
+	return nil
+}
+
+// saidBy returns what the replicas of the descriptor have said, of all that were asked. One that
+// the range got since was not.
+func saidBy(d *keyspace.Descriptor, all []shown) []shown {
+	said := make([]shown, 0, len(d.Replicas))
+	for _, rep := range d.Replicas {
+		s := shown{err: errNotAsked}
+		if i := slices.IndexFunc(all, func(s shown) bool { return s.of.ID == rep.ID }); i >= 0 {
+			s = all[i]
+		}
+		s.of = rep
+		said = append(said, s)
+	}
+	return said
+}
+
+var errNotAsked = errors.New("it came to the range while its replicas were asked: ask again")
+
 // showRounds bounds how often those are asked who hold a range by what the last ones have said.
 const showRounds = 3
 
-// splitAt asks one node to split the range. It gives up where another replica knows of another
-// leader, and returns that: a leader that is cut off takes a split and never answers. No limit
-// of time does instead, since a leader waits a while for followers that lag before it splits.
+// splitAt asks one node to split the range, as atLeader has it asked.
 func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, key []byte) (ds []keyspace.Descriptor, heir keyspace.NodeID, err error) {
+	heir, err = a.atLeader(ctx, node, d, func(ctx context.Context) (err error) {
+		ds, err = a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+		return err
+	})
+	return ds, heir, err
+}
+
+// atLeader has something asked of the node that is taken for the range's leader. It gives up
+// where another replica knows of another leader, and returns that: a node that is silent never
+// answers, nor does a leader that is cut off, which takes what it is asked all the same. No limit
+// of time does instead, since a leader waits a while for followers that lag.
+func (a admin) atLeader(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, ask func(context.Context) error) (heir keyspace.NodeID, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	found := make(chan keyspace.NodeID, 1)
@@ -233,9 +282,9 @@ func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.De
 		found <- a.leaderBeside(ctx, node, d)
 		cancel()
 	}()
-	ds, err = a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+	err = ask(ctx)
 	cancel()
-	return ds, <-found, err
+	return <-found, err
 }
 
 // leaderBeside looks twice in an election timeout, until ctx ends, whether a replica knows of
@@ -271,7 +320,7 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 	}
 	i := slices.IndexFunc(descs, func(d keyspace.Descriptor) bool { return d.Range == id })
 	if i < 0 {
-		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("there is no range %s", id), NextStep: "skein range list shows the ranges"}
+		return nil, a.noRange(ctx, id, stale)
 	}
 	d, byName := descs[i], names(nodes)
 	var all []shown
@@ -283,7 +332,7 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 		}
 	}
 	resp := &adminpb.RangeShowResponse{}
-	for _, s := range all {
+	for _, s := range saidBy(&d, all) {
 		resp.Replicas = append(resp.Replicas, replicaState(&s, byName))
 	}
 	leader, state, keys, size := "", "unreachable", int64(-1), int64(0)
@@ -295,6 +344,8 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 		if st.Raft.Asleep {
 			state = "asleep"
 		}
+	} else if st := absorbing(&d, all); st != nil {
+		leader, state, size = byName[st.Node], stateMerging, st.Bytes
 	}
 	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
 	resp.Range.Kept = a.kept(d.Span.Start)
@@ -304,6 +355,19 @@ func (a admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ran
 		}
 	}
 	return resp, nil
+}
+
+// noRange says that the map has not the range, and where its keys are going if that is known.
+func (a admin) noRange(ctx context.Context, id keyspace.RangeID, stale bool) error {
+	ops, _ := a.operations(ctx, stale)
+	i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Right == id && o.Phase == placement.MergeCommitted })
+	if i >= 0 {
+		return &adminapi.Refusal{
+			Reason:   fmt.Sprintf("range %s is being merged into range %s", id, ops[i].Range),
+			NextStep: fmt.Sprintf("skein range show %s shows what it becomes", ops[i].Range),
+		}
+	}
+	return &adminapi.Refusal{Reason: fmt.Sprintf("there is no range %s", id), NextStep: "skein range list shows the ranges"}
 }
 
 func replicaState(s *shown, byName map[keyspace.NodeID]string) *adminpb.ReplicaState {

@@ -195,3 +195,66 @@ func TestWhoLeadsWhatIsShown(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoIsShown: a range's replicas are those of the range that is shown, and what is shown of
+// them is what they have said; of one that nobody has asked, that.
+func TestWhoIsShown(t *testing.T) {
+	held := func(ids ...keyspace.ReplicaID) keyspace.Descriptor {
+		d := keyspace.Descriptor{Range: 1, ConfIndex: uint64(len(ids))}
+		for _, id := range ids {
+			d.Replicas = append(d.Replicas, keyspace.Replica{ID: id, Node: keyspace.NodeID(id % 10), Role: keyspace.RoleVoter})
+		}
+		return d
+	}
+	var all []shown
+	was := held(1, 2, 13)
+	for _, m := range was.Replicas {
+		m.Role = keyspace.RoleLearner // since then it votes
+		all = append(all, shown{of: m, state: &shard.Status{Node: m.Node}})
+	}
+	now := held(2, 13, 4, 3) // the one on node 3 is another one
+	for i, s := range saidBy(&now, all) {
+		asked := i < 2
+		if s.of != now.Replicas[i] || (s.state != nil) != asked || (s.err == nil) != asked || asked && s.state.Node != s.of.Node {
+			t.Errorf("replica %d is shown as %+v", i, s)
+		}
+	}
+}
+
+// TestTransferBesideASilentReplica: that one replica does not answer costs the hand-over to
+// another a moment, and not its time; nor does a leader that takes the order and cannot carry it
+// out.
+func TestTransferBesideASilentReplica(t *testing.T) {
+	for what, hinder := range map[string]func(r *rig, first *rigNode){
+		"it stands still": func(r *rig, first *rigNode) { r.net.Pause(first.id) },
+		"the gateway alone reaches it": func(r *rig, first *rigNode) {
+			r.net.Partition(first.id)
+			r.net.Heal(first.id, 4)
+			r.net.Heal(4, first.id)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, 4, nil, nil, func(r *rig) {
+				r.mustPut(r.nodes[0], "a", "v")
+				r.pause()
+				a := admin{r.nodes[3].core}
+				d := r.nodes[0].summaries()[0].Descriptor
+				first, to := r.nodes[d.Replicas[0].Node-1], d.Replicas[2].Node // the order in which they are asked
+				if len(first.led()) == 0 {
+					r.t.Fatalf("of %v the first one was to lead", d)
+				}
+				r.wait(time.Minute, "they hear each other", func() bool { return a.c.alive(to) && a.c.alive(first.id) })
+				hinder(r, first)
+				start := time.Now()
+				err := a.TransferLeader(r.t.Context(), d.Range, fmt.Sprintf("n%d", to))
+				if took := time.Since(start); err != nil || took > 6*rigElection { // an election may need a second round
+					r.t.Errorf("it took %v: %v", took, err)
+				}
+				if len(r.nodes[to-1].led()) != 1 {
+					r.t.Errorf("node %s does not lead", to)
+				}
+				r.net.HealAll()
+			})
+		})
+	}
+}

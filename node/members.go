@@ -309,9 +309,23 @@ func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	if err != nil {
 		return err
 	}
-	// To etcd, whose members are all of the one group, every other is a bad one too.
+	// To etcd, whose members are all of the one group, every other is a bad one too. So is one
+	// that would hand the lead back at once, as for operators' commands.
 	if !slices.ContainsFunc(st.Replicas, func(r keyspace.Replica) bool { return r.Node == to && r.Role == keyspace.RoleVoter }) {
 		return rpctypes.ErrGRPCBadLeaderTransferee
+	}
+	if to != s.c.client.Leader() && s.c.alive(to) { // of one that is not, raft says that it has not caught up
+		a := admin(s)
+		nodes, _, err := a.members(ctx)
+		if err != nil {
+			return err
+		}
+		own := keyspace.Descriptor{Replicas: st.Replicas}
+		if err := a.leads(nodes, &own, to, names(nodes)[to]); err != nil {
+			// etcd's answer has no place for the reason.
+			s.c.log.Warn("the placement group is not handed over as etcd's clients ask", zap.Stringer("to", to), zap.Error(err))
+			return rpctypes.ErrGRPCBadLeaderTransferee
+		}
 	}
 	err = s.c.client.TransferLeader(ctx, to)
 	switch kind := kverror.Of(err); {

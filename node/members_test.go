@@ -317,6 +317,12 @@ func TestMoveLeader(t *testing.T) {
 		if err := (self{lead.core}).MoveLeader(r.t.Context(), lead.id); err != nil {
 			r.t.Errorf("to itself: %v", err)
 		}
+		r.wait(time.Minute, "it is heard, and hears", func() bool { return lead.core.host.Central(to) })
+		k := r.keeper(r.nodes[3])
+		name := fmt.Sprintf("n%d", to)
+		k.does(adminapi.Drain, name)
+		r.wantEtcd("to one that is drained", self{lead.core}.MoveLeader(r.t.Context(), to), rpctypes.ErrGRPCBadLeaderTransferee)
+		k.does(adminapi.Undrain, name)
 		if err := (self{lead.core}).MoveLeader(r.t.Context(), to); err != nil {
 			r.t.Fatal(err)
 		}

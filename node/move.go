@@ -175,14 +175,24 @@ func (a admin) TransferLeader(ctx context.Context, id keyspace.RangeID, to strin
 }
 
 func (a admin) transferTo(ctx context.Context, d *keyspace.Descriptor, to keyspace.NodeID) error {
+	var heir keyspace.NodeID
 	for turn := 0; ; turn++ {
-		m := d.Replicas[turn%len(d.Replicas)]
-		err := a.c.shards.Client().TransferTo(ctx, m.Node, d.Range, to)
+		node := heir
+		if node == 0 {
+			node = d.Replicas[turn%len(d.Replicas)].Node
+		}
+		var err error
+		heir, err = a.atLeader(ctx, node, d, func(ctx context.Context) error {
+			return a.c.shards.Client().TransferTo(ctx, node, d.Range, to)
+		})
 		if err == nil {
 			a.c.router.Led(d.Range, to)
 			return nil
 		}
-		if e := kverror.Of(err); e.Retry() != kverror.RetryRouter || ctx.Err() != nil {
+		// To ask again is harmless: who leads already says so.
+		e := kverror.Of(err)
+		unsure := heir != 0 || e.Kind != kverror.Internal && e.Fate() == kverror.Unknown
+		if ctx.Err() != nil || !unsure && e.Retry() != kverror.RetryRouter {
 			return err
 		}
 		if clock.Sleep(ctx, a.c.o.Clock, splitPause) != nil {

@@ -286,7 +286,10 @@ func (v *survey) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
 	if s, ok := v.led[d.Range]; ok {
 		leader, state, keys, bytes = v.byName[v.leaders[d.Range]], "awake", s.Keys, s.Bytes
-		if s.Asleep {
+		switch {
+		case half(d, &s.Descriptor, s.Merge):
+			state, keys = stateMerging, -1
+		case s.Asleep:
 			state = "asleep"
 		}
 	}

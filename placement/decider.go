@@ -218,6 +218,7 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 		n.Capacity, n.Used, complete = d.hearing.node(id)
 		old, ok := d.nodes[id]
 		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !plant.Is(plant.DeadCountedAlive), old.SilentSince
+		n.LonelySince = old.LonelySince
 		switch {
 		case n.Silent && !old.Silent:
 			n.SilentSince = now
@@ -232,6 +233,7 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
 		}
 		if n.Lonely = !n.Silent && d.lonely(id); n.Lonely != old.Lonely {
+			n.LonelySince = now
 			d.s.o.Logger.Info("whether a node is given leaders and replicas has changed: it hears hardly any other, or does again",
 				zap.Stringer("peer", id), zap.Bool("lonely", n.Lonely))
 		}

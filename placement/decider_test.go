@@ -530,6 +530,33 @@ func TestLonelyNodeIsGivenUpForABetterOne(t *testing.T) {
 	})
 }
 
+// For how long it is such a node counts from when this leader has seen it, also where that is
+// before anything is decided.
+func TestLonelyFromWhenItIsSeen(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 62, 4, fourBorders...)
+		time.Sleep(10 * time.Second)
+		s := w.leader().service
+		d := newDecider(s, 1, newHearing(), nil)
+		forsaken := func() bool {
+			now := s.o.Clock.Now()
+			d.feedNodes(s.View(), now)
+			d.c.Decide(now)
+			return d.c.Forsaken(4)
+		}
+		time.Sleep(hearWithin - 5*time.Second)
+		w.deafen(4)
+		d.feedNodes(s.View(), s.o.Clock.Now())
+		time.Sleep(d.settings.AbandonAfter - time.Second)
+		if forsaken() {
+			t.Error("it counts as lonely since the term began")
+		}
+		if time.Sleep(time.Second); !forsaken() {
+			t.Error("it does not count as lonely for long")
+		}
+	})
+}
+
 // One that has its copy is promoted, and not given up, where a better one comes in that moment.
 func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {

@@ -194,7 +194,12 @@ func (f *feedReceiver) receive(b []byte) (*Map, error) {
 	if f.own.ConfIndex > 0 {
 		next.own = f.own
 	}
-	if err := next.check(); err != nil {
+	if f.full {
+		err = next.check()
+	} else {
+		err = next.checkAround(f.rows)
+	}
+	if err != nil {
 		return nil, err
 	}
 	*f = feedReceiver{base: next}

@@ -130,6 +130,34 @@ func (m *Map) check() error {
 	return nil
 }
 
+// checkAround is check of a map whose rows were put over one that covers the keyspace exactly
+// once. There can be a hole or an overlap only beside one of them, since each row that went lay
+// under one; so a change of a large map costs no walk over all of it.
+func (m *Map) checkAround(rows []*Range) error {
+	for _, g := range rows {
+		var around []keyspace.Descriptor // the row before, the row itself, and the one behind
+		var span keyspace.Span
+		m.tree.DescendLessOrEqual(g, func(o *Range) bool {
+			around = append(around, o.Descriptor)
+			return len(around) < 2
+		})
+		if slices.Reverse(around); len(around) == 2 {
+			span.Start = around[0].Span.Start
+		}
+		seen := 0
+		m.tree.AscendGreaterOrEqual(g, func(o *Range) bool {
+			if seen++; seen == 2 {
+				around, span.End = append(around, o.Descriptor), o.Descriptor.Span.End
+			}
+			return seen < 2
+		})
+		if !tiles(around, span) {
+			return fmt.Errorf("placement: map version %d: range %s of %s leaves a hole beside it, or an overlap", m.Version, g.Descriptor.Range, g.Descriptor.Span)
+		}
+	}
+	return nil
+}
+
 // byID returns the row of a range, by a search through all rows: it is for rare
 // questions.
 func (m *Map) byID(id keyspace.RangeID) (Range, bool) {

@@ -67,6 +67,8 @@ type Group struct {
 	settling *receive
 	// snapshotAgain is when, after a failure, the next snapshot may be sent.
 	snapshotAgain clock.Time
+	// snapshotFailed is what the last snapshot to a follower ended with, until one is installed.
+	snapshotFailed map[keyspace.ReplicaID]string
 
 	lease    leaseState
 	sleep    sleepState

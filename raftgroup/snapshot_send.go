@@ -109,7 +109,6 @@ func (x *sending) run() {
 	x.g.h.snaps.done(x, nil)
 	if err != nil {
 		x.g.h.m.snapshotsFailed.Inc()
-		x.g.zap.Info("snapshot not sent", zap.Stringer("peer", x.node), zap.Error(err))
 	} else {
 		x.g.h.m.snapshotsSent.Inc()
 		x.g.zap.Info("snapshot installed by a follower", zap.Stringer("peer", x.node), zap.Int("tables", x.tables), zap.Int("reused", x.reused),
@@ -117,9 +116,28 @@ func (x *sending) run() {
 	}
 	x.g.w.call(x.g, func() {
 		if !x.g.closed {
+			x.logFailure(err)
 			x.g.snapshotEnded(x.to, err)
 		}
 	})
+}
+
+// logFailure says why the snapshot was not sent, and does not repeat itself: a node whose disk is
+// full refuses one of each of its groups in every election timeout, for as long as it is full.
+func (x *sending) logFailure(err error) {
+	if err == nil {
+		delete(x.g.snapshotFailed, x.to)
+		return
+	}
+	level, text := zap.InfoLevel, err.Error()
+	if x.g.snapshotFailed[x.to] == text {
+		level = zap.DebugLevel
+	}
+	if x.g.snapshotFailed == nil {
+		x.g.snapshotFailed = map[keyspace.ReplicaID]string{}
+	}
+	x.g.snapshotFailed[x.to] = text
+	x.g.zap.Log(level, "snapshot not sent", zap.Stringer("peer", x.node), zap.Error(err))
 }
 
 // send exports the present state, which may be newer than what raft asked for.

@@ -14,6 +14,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -422,10 +424,12 @@ func TestSnapshotSenderHangs(t *testing.T) {
 }
 
 // The state machine may refuse (trap 6: overlapping spans); the sender tries again,
-// paced, and succeeds when it may.
+// paced, and succeeds when it may. What it says of that it says once.
 func TestSnapshotRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
+		core, logs := observer.New(zap.InfoLevel)
+		r.zap = zap.New(core)
 		r.startAll()
 		defer r.close()
 		r.bootstrap(1, 1, voters(3))
@@ -447,6 +451,16 @@ func TestSnapshotRefused(t *testing.T) {
 		synctest.Wait()
 		if sends() > 1 || f.host.Group(1).Status().Receiving {
 			t.Fatalf("%d sends, %+v", sends(), f.host.Group(1).Status())
+		}
+		failed := 0.0
+		for _, o := range r.nodes {
+			if o != f {
+				failed += testutil.ToFloat64(o.host.m.snapshotsFailed)
+			}
+		}
+		// Besides, a node that has just started may refuse for another reason.
+		if said := logs.FilterMessage("snapshot not sent").Len(); failed < 5 || said == 0 || said > 2 {
+			t.Errorf("%.0f snapshots were refused, of which the log has %d", failed, said)
 		}
 		sm.mu.Lock()
 		sm.refuse = nil

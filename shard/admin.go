@@ -85,6 +85,8 @@ type Summary struct {
 	// Bytes is what the range takes of this node's disk, about. What is in memory alone
 	// is not in it, so that it is 0 until the store first writes a table of the range.
 	Bytes int64 `json:"bytes"`
+	// Merge is the merge that the range is bound to, 0 for none.
+	Merge uint64 `json:"merge,omitempty"`
 }
 
 // Status is the whole state of one replica, for a bug report.
@@ -230,6 +232,7 @@ func (n *Node) List() []Summary {
 		r.mu.Lock()
 		s := Summary{
 			Descriptor: r.descriptorLocked(), LeaderNode: r.leader.LeaderNode, IsLeader: r.leader.IsLeader, Keys: -1,
+			Merge: r.rec.merge.id,
 		}
 		if r.rec.counted {
 			s.Keys = r.rec.live

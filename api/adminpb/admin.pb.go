@@ -1136,7 +1136,8 @@ type Range struct {
 	// Bytes on the leader's disk, roughly; what is in its memory alone is not among
 	// them, so that a young range has 0.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// awake, asleep, splitting or unreachable.
+	// awake, asleep, merging or unreachable. Merging is between the commit of a merge and the
+	// moment that the leader has the other half too: keys and bytes are not those of the whole.
 	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
 	// The replicas with what they are, in the order of replicas.
 	Members []*Replica `protobuf:"bytes,10,rep,name=members,proto3" json:"members,omitempty"`

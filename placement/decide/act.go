@@ -93,7 +93,7 @@ func (c *Cluster) refuge(r *rng, from *node) *node {
 // where a better node is there. What it is for less it may cease to be in a moment.
 func (c *Cluster) Forsaken(id keyspace.NodeID) bool {
 	n := c.nodes[id]
-	return n != nil && n.Lonely && c.now.Sub(n.aloneAt) >= c.settings.AbandonAfter
+	return n != nil && n.Lonely && c.now.Sub(n.LonelySince) >= c.settings.AbandonAfter
 }
 
 // leaveRefuges returns the repairs whose copies go to lonely nodes, and may never come, where a

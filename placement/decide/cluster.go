@@ -44,10 +44,11 @@ type Node struct {
 	// Silent says that nothing was heard of the node since SilentSince.
 	Silent      bool
 	SilentSince clock.Time
-	// Lonely says that the node is heard and hears fewer than half of the others: it gives up
-	// by itself what it leads, and is given neither leaders nor, but by a range that has no other
-	// way to outlive its next loss, replicas. What it has stays.
-	Lonely bool
+	// Lonely says that the node is heard and hears fewer than half of the others, since
+	// LonelySince: it gives up by itself what it leads, and is given neither leaders nor, but by a
+	// range that has no other way to outlive its next loss, replicas. What it has stays.
+	Lonely      bool
+	LonelySince clock.Time
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
 	// counts as that of an average disk of one TiB.
 	Capacity, Used int64
@@ -91,11 +92,10 @@ type Range struct {
 type node struct {
 	Node
 	zone     *zone
-	known    bool       // there was a PutNode; else only a replica names it
-	dead     bool       // silent for longer than NodeDeadAfter
-	swept    bool       // operations that wait for it are abandoned
-	aloneAt  clock.Time // since when it is lonely, where it is
-	queued   bool       // its ranges are to be reviewed
+	known    bool // there was a PutNode; else only a replica names it
+	dead     bool // silent for longer than NodeDeadAfter
+	swept    bool // operations that wait for it are abandoned
+	queued   bool // its ranges are to be reviewed
 	replicas []*rng
 
 	bytes   int64 // with RangeCost for each replica
@@ -250,9 +250,7 @@ func (c *Cluster) PutNode(n Node) {
 		have.zone = c.zoneOf(n.Zone)
 	}
 	c.touch(have)
-	if c.alone = listed(c.alone, have, n.Lonely); n.Lonely && !had.Lonely {
-		have.aloneAt = c.now
-	}
+	c.alone = listed(c.alone, have, n.Lonely)
 	if had.Silent != n.Silent || first {
 		c.noteSilence(have)
 	}

@@ -126,6 +126,7 @@ func (s *story) node(a args) {
 	if since := a.text("silent", ""); since != "" {
 		n.Silent, n.SilentSince = true, clock.Time(a.duration("silent"))
 	}
+	n.LonelySince = s.c.now
 	s.c.PutNode(n)
 }
 

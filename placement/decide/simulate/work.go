@@ -149,7 +149,9 @@ func settled(rs []keyspace.Replica, to keyspace.NodeID) []keyspace.Replica {
 	return out
 }
 
-// end tells the decisions that the operation is over.
+// end tells the decisions that the operation is over. One that they have abandoned counts to
+// them as one that came to its end, as with who carries out real ones: what it waited for is not
+// decided that way again, so that the range need not be left alone for Patience.
 func (w *World) end(t *task, done bool) {
 	t.gone = true
 	if t.op.Kind == decide.AddReplica || t.op.Kind == decide.MoveReplica {
@@ -164,7 +166,7 @@ func (w *World) end(t *task, done bool) {
 		w.Report.Failed++
 	}
 	w.Report.lastEnd = w.now
-	w.cluster.Finish(t.op.Range, w.now, done)
+	w.cluster.Finish(t.op.Range, w.now, true)
 }
 
 // split divides the range at a key, or in the middle.

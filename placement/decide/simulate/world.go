@@ -265,7 +265,10 @@ func (w *World) Heal(ids ...keyspace.NodeID) {
 func (w *World) Isolate(lonely bool, ids ...keyspace.NodeID) {
 	for _, id := range ids {
 		n := w.node(id)
-		n.Lonely, n.deaf = lonely, n.deaf && lonely
+		if n.Lonely != lonely {
+			n.Lonely, n.LonelySince = lonely, w.now
+		}
+		n.deaf = n.deaf && lonely
 		w.cluster.PutNode(n.Node)
 	}
 }
