@@ -66,17 +66,17 @@ type pushes struct {
 	mu sync.Mutex
 	// Guarded by mu. watched has how many pushes run for each replica, and again is how many
 	// of all are of what was asked for in vain before.
-	watched map[*Replica]running
+	watched map[*Replica]*running
 	again   int
 	ticking bool
 }
 
 // running are the pushes that run for a replica, and those of them of what was asked for in
-// vain before.
+// vain before. Pushes that outlive being forgotten count in what they began with.
 type running struct{ all, again int }
 
 func newPushes(n *Node) *pushes {
-	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]running{}}
+	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]*running{}}
 }
 
 // note has a replica with locks or records looked after.
@@ -86,7 +86,7 @@ func (p *pushes) note(r *Replica) {
 	}
 	p.mu.Lock()
 	if _, ok := p.watched[r]; !ok {
-		p.watched[r] = running{}
+		p.watched[r] = &running{}
 	}
 	start := !p.ticking
 	p.ticking = true
@@ -141,15 +141,15 @@ func (p *pushes) beginOf(r *Replica, again bool) bool {
 		p.mu.Unlock()
 		return false // the next tick finds it again
 	}
-	p.countLocked(r, is, again, 1)
+	p.countLocked(is, again, 1)
 	p.mu.Unlock()
 	due := r.duePushes(again)
 	if len(due) == 0 {
-		p.end(r, again)
+		p.end(is, again)
 		return false
 	}
 	p.n.wg.Go(func() {
-		defer p.end(r, again)
+		defer p.end(is, again)
 		for ok := true; ok && len(due) > 0 && p.n.ctx.Err() == nil; {
 			if ok = r.pushAll(p.n.ctx, due); ok {
 				due = r.duePushes(again)
@@ -159,25 +159,19 @@ func (p *pushes) beginOf(r *Replica, again bool) bool {
 	return true
 }
 
-func (p *pushes) countLocked(r *Replica, is running, again bool, n int) {
+func (p *pushes) countLocked(is *running, again bool, n int) {
 	is.all += n
 	if again {
 		is.again += n
 		p.again += n
 	}
-	p.watched[r] = is
 }
 
-func (p *pushes) end(r *Replica, again bool) {
+func (p *pushes) end(is *running, again bool) {
 	<-p.slots
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	is, ok := p.watched[r]
-	if ok && is.all > 0 && (!again || is.again > 0) {
-		p.countLocked(r, is, again, -1)
-	} else if again {
-		p.again-- // the replica was forgotten meanwhile
-	}
+	p.countLocked(is, again, -1)
 }
 
 // forget takes a replica off the list, unless it holds something again.
@@ -219,28 +213,37 @@ func (r *Replica) duePushes(again bool) (due []duePush) {
 	if !r.pushesLocked() {
 		return nil
 	}
-	most := pushBatch
-	if again {
-		most = 1
-	}
 	now := r.node.cfg.Clock.Now()
-	for h := range r.locks.all {
-		if len(due) == most {
-			return due
+	// Of what was asked for in vain one at a time, and that which has waited longest: each has
+	// its turn, however many there are of which nobody can say anything.
+	wants := func(at *pushTime, first clock.Time) bool {
+		return at.failed == again && at.due(now, first) && (!again || len(due) == 0 || at.last < due[0].at.last)
+	}
+	take := func(at *pushTime, do func(context.Context) error) (enough bool) {
+		if again {
+			due = due[:0]
 		}
+		due = append(due, duePush{do, at})
+		return len(due) == pushBatch
+	}
+	defer func() {
+		for _, d := range due {
+			d.at.last, d.at.running = now, true
+		}
+	}()
+	for h := range r.locks.all {
 		// Also where the record is here: its end goes through the ranges of all locks, one of
 		// which may be without a leader, and what is known here waits for nobody.
-		if h.batch == nil && h.push.failed == again && h.push.due(now, h.since.Add(h.pushAge())) {
+		if h.batch == nil && wants(&h.push, h.since.Add(h.pushAge())) {
 			l := h.lock
-			due = append(due, duePush{func(ctx context.Context) error { return r.push(ctx, l) }, &h.push})
+			if take(&h.push, func(ctx context.Context) error { return r.push(ctx, l) }) {
+				return due
+			}
 		}
 	}
 	for _, t := range r.locks.records {
-		if len(due) == most {
+		if wants(&t.push, t.since.Add(finishAfter)) && take(&t.push, func(ctx context.Context) error { return r.finish(ctx, t.txnRecord) }) {
 			return due
-		}
-		if t.push.failed == again && t.push.due(now, t.since.Add(finishAfter)) {
-			due = append(due, duePush{func(ctx context.Context) error { return r.finish(ctx, t.txnRecord) }, &t.push})
 		}
 	}
 	return due
@@ -288,12 +291,9 @@ type pushTime struct {
 	running, failed bool
 }
 
+// due says whether it is to be asked for now.
 func (t *pushTime) due(now, first clock.Time) bool {
-	if t.running || now < first || t.last != 0 && now.Sub(t.last) < pushAfter {
-		return false
-	}
-	t.last, t.running = now, true
-	return true
+	return !t.running && now >= first && (t.last == 0 || now.Sub(t.last) >= pushAfter)
 }
 
 // push asks what became of the lock's transaction, and ends the lock if it is decided.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
 )
 
 // slowPusher takes a moment for each push and knows no coordinator.
@@ -129,4 +130,114 @@ func TestLocksThatCannotBeDecidedKeepNoOthers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// healingPusher hangs on locks up to stuck, and on all of them until healed is set.
+type healingPusher struct {
+	slowPusher
+	stuck  uint64
+	healed bool
+}
+
+func (p *healingPusher) Push(ctx context.Context, name TxnName, _ []byte) (bool, *Decided, error) {
+	p.mu.Lock()
+	can := p.healed && name.Attempt > p.stuck
+	p.mu.Unlock()
+	if can {
+		return false, &Decided{}, nil
+	}
+	<-ctx.Done()
+	return false, nil, ctx.Err()
+}
+
+// healingWorld serves a range whose anchors hang. It returns what prepares a lock, what lets
+// time pass, and what counts the locks.
+func healingWorld(t *testing.T, p *healingPusher) (w *fakeWorld, lock func(), pass func(time.Duration), left func() int) {
+	w = newFakeWorld(t)
+	w.node.cfg.Txns = p
+	w.seq.auto = true
+	w.serve(1, 5)
+	n := 0
+	lock = func() {
+		t.Helper()
+		n++
+		if g := w.step(t.Context(), &Prepare{Name: nameAged(n), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(n))}); g.err != nil {
+			t.Fatal(g.err)
+		}
+	}
+	pass = func(d time.Duration) {
+		for range d / pushTick {
+			time.Sleep(pushTick)
+			w.settle()
+		}
+	}
+	left = func() int {
+		r := w.node.Replica(1)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.locks == nil {
+			return 0
+		}
+		return len(r.locks.all)
+	}
+	return w, lock, pass, left
+}
+
+func (p *healingPusher) heal() {
+	p.mu.Lock()
+	p.healed = true
+	p.mu.Unlock()
+}
+
+// Leadership is lost while pushes hang, and had again before they end: they count where they
+// began, and keep no others from being made later.
+func TestPushesOutliveALeadership(t *testing.T) {
+	for _, locks := range [][2]int{{6, 6}, {12, 8}, {20, 8}} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &healingPusher{}
+			w, lock, pass, left := healingWorld(t, p)
+			defer w.stop()
+			for range locks[0] {
+				lock()
+			}
+			pass(20 * time.Second)
+			for range locks[1] {
+				lock()
+				pass(pushTick)
+			}
+			pass(3 * pushTick)
+			w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
+			pass(3 * pushTick)
+			w.serve(1, 7)
+			pass(time.Minute)
+			p.heal()
+			pass(time.Minute)
+			if n := left(); n != 0 {
+				t.Errorf("%d and %d locks: %d are left a minute after their anchors are back", locks[0], locks[1], n)
+			}
+		})
+	}
+}
+
+// A lock that was asked for in vain has its turn again, beside however many that hang.
+func TestEachLockHasItsTurn(t *testing.T) {
+	const stuck = 20
+	synctest.Test(t, func(t *testing.T) {
+		p := &healingPusher{stuck: stuck}
+		w, lock, pass, left := healingWorld(t, p)
+		defer w.stop()
+		for range stuck {
+			lock()
+		}
+		pass(20 * time.Second)
+		lock()
+		pass(3 * time.Second)
+		p.heal()
+		// maxRangePushes/2 of them at a time, each for as long as a push may take.
+		pass((stuck + 1) * pushTimeout / (maxRangePushes / 2))
+		pass(2 * time.Second)
+		if n := left(); n != stuck {
+			t.Errorf("%d locks are left where %d cannot be decided", n, stuck)
+		}
+	})
 }

@@ -13,7 +13,9 @@ import (
 const (
 	coalesceReads = 8
 	coalesceBytes = 1 << 16
-	coalesceOOB   = 128 // a type of service, an address and a size, of either family
+	// A size, and the type of service and the address of both families, take 120; quic-go has room
+	// for as much. A socket option that adds to them has to enlarge both.
+	coalesceOOB = 128
 )
 
 // coalescing is a UDP socket that has the kernel put packets of one peer that come one right

@@ -68,9 +68,10 @@ func TestCoalescedPacketsComeApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTOS, 1) })
-	if err != nil {
-		t.Fatal(err)
+	var serr error
+	err = raw.Control(func(fd uintptr) { serr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTOS, 1) })
+	if err != nil || serr != nil {
+		t.Fatal(err, serr)
 	}
 	type packet struct {
 		from *net.UDPConn
