@@ -153,6 +153,7 @@ func (p *healingPusher) Push(ctx context.Context, name TxnName, _ []byte) (bool,
 // healingWorld serves a range whose anchors hang. It returns what prepares a lock, what lets
 // time pass, and what counts the locks.
 func healingWorld(t *testing.T, p *healingPusher) (w *fakeWorld, lock func(), pass func(time.Duration), left func() int) {
+	t.Helper()
 	w = newFakeWorld(t)
 	w.node.cfg.Txns = p
 	w.seq.auto = true
