@@ -31,7 +31,7 @@ const (
 	// leaveSweep is how often all replicas are compared with the map: one that slept, or
 	// whose node was down, while it was removed hears of it from nobody.
 	leaveSweep = 10 * time.Second
-	// leaveRetry is the pause after a removal that failed.
+	// leaveRetry is the pause after a removal that failed, or has to wait.
 	leaveRetry = time.Second
 )
 
@@ -42,14 +42,14 @@ type leaver struct {
 	kick chan struct{}
 
 	mu sync.Mutex
-	// Guarded by mu: todo are the ranges to look at, each once; begun those whose stored
-	// replica is being removed.
-	todo  []keyspace.RangeID
-	begun map[keyspace.RangeID]bool
+	// Guarded by mu: todo are the ranges to look at, each once; waits those to look at after a
+	// pause; begun those whose stored replica is being removed.
+	todo         []keyspace.RangeID
+	waits, begun map[keyspace.RangeID]bool
 }
 
 func newLeaver(n *Node) *leaver {
-	return &leaver{n: n, kick: make(chan struct{}, 1), begun: map[keyspace.RangeID]bool{}}
+	return &leaver{n: n, kick: make(chan struct{}, 1), waits: map[keyspace.RangeID]bool{}, begun: map[keyspace.RangeID]bool{}}
 }
 
 func (l *leaver) begin(id keyspace.RangeID) {
@@ -83,6 +83,23 @@ func (l *leaver) note(id keyspace.RangeID) {
 	}
 }
 
+// again has the leaver look once more after a pause, however often it is told meanwhile.
+func (l *leaver) again(id keyspace.RangeID) {
+	l.mu.Lock()
+	waits := l.waits[id]
+	l.waits[id] = true
+	l.mu.Unlock()
+	if waits {
+		return
+	}
+	l.n.after(leaveRetry, func() {
+		l.mu.Lock()
+		delete(l.waits, id)
+		l.mu.Unlock()
+		l.note(id)
+	})
+}
+
 func (l *leaver) next() (id keyspace.RangeID, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +131,7 @@ func (l *leaver) run(ctx context.Context) {
 		for id, ok := l.next(); ok && ctx.Err() == nil; id, ok = l.next() {
 			if err := l.n.leave(ctx, id); err != nil && ctx.Err() == nil {
 				l.n.log.Warn("remove a replica", zap.Stringer("range", id), zap.Error(err))
-				l.n.after(leaveRetry, func() { l.note(id) })
+				l.again(id)
 			}
 		}
 	}
@@ -267,12 +284,12 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 		return nil
 	}
 	r.mu.Lock()
-	begun := r.stopped // by an attempt that failed: its group applies nothing any more
+	begun := r.stopped // by an attempt that failed, or by a merge: it makes no child any more
 	r.mu.Unlock()
 	if s := r.group.Status(); !begun && s.Applied < s.Commit {
 		// One of these entries may be a split, which makes a child: without this log nothing
 		// would, and the child's own log may stand in the wal since before a crash.
-		n.after(leaveRetry, func() { n.leaver.note(id) })
+		n.leaver.again(id)
 		return nil
 	}
 	if merged {

@@ -89,70 +89,9 @@ func (p *stuckPusher) Push(ctx context.Context, name TxnName, anchor []byte) (bo
 	return false, nil, ctx.Err()
 }
 
-// Locks whose transactions nobody can decide, since their anchors have no quorum, are asked for
-// again and again. Those of other transactions do not stand for as long: neither behind many of
-// them, nor behind few that are asked for by many at a time.
-func TestLocksThatCannotBeDecidedKeepNoOthers(t *testing.T) {
-	for _, stuck := range []int{1, 60} {
-		synctest.Test(t, func(t *testing.T) {
-			p := &stuckPusher{stuck: uint64(stuck)}
-			w := newFakeWorld(t)
-			w.node.cfg.Txns = p
-			w.seq.auto = true
-			w.serve(1, 5)
-			defer w.stop()
-			prepare := func(age int) {
-				t.Helper()
-				if g := w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(age))}); g.err != nil {
-					t.Fatal(g.err)
-				}
-			}
-			pass := func(d time.Duration) {
-				for range d / pushTick {
-					time.Sleep(pushTick)
-					w.settle()
-				}
-			}
-			for i := range stuck {
-				prepare(i + 1)
-			}
-			pass(20 * time.Second)
-			prepare(stuck + 1)
-			pass(2 * time.Second)
-			r := w.node.Replica(1)
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if n := len(r.locks.all); n != stuck {
-				t.Errorf("%d locks are left where %d cannot be decided", n, stuck)
-			}
-			if most := min(stuck+1, maxRangePushes); p.most > most {
-				t.Errorf("%d pushes at a time of %d locks", p.most, stuck+1)
-			}
-		})
-	}
-}
-
-// healingPusher hangs on locks up to stuck, and on all of them until healed is set.
-type healingPusher struct {
-	slowPusher
-	stuck  uint64
-	healed bool
-}
-
-func (p *healingPusher) Push(ctx context.Context, name TxnName, _ []byte) (bool, *Decided, error) {
-	p.mu.Lock()
-	can := p.healed && name.Attempt > p.stuck
-	p.mu.Unlock()
-	if can {
-		return false, &Decided{}, nil
-	}
-	<-ctx.Done()
-	return false, nil, ctx.Err()
-}
-
-// healingWorld serves a range whose anchors hang. It returns what prepares a lock, what lets
-// time pass, and what counts the locks.
-func healingWorld(t *testing.T, p *healingPusher) (w *fakeWorld, lock func(), pass func(time.Duration), left func() int) {
+// pushWorld serves a range whose locks are asked for by p. It returns what prepares a lock, what
+// lets time pass, and what counts the locks.
+func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(time.Duration), left func() int) {
 	t.Helper()
 	w = newFakeWorld(t)
 	w.node.cfg.Txns = p
@@ -184,6 +123,49 @@ func healingWorld(t *testing.T, p *healingPusher) (w *fakeWorld, lock func(), pa
 	return w, lock, pass, left
 }
 
+// Locks whose transactions nobody can decide, since their anchors have no quorum, are asked for
+// again and again. Those of other transactions do not stand for as long: neither behind many of
+// them, nor behind few that are asked for by many at a time.
+func TestLocksThatCannotBeDecidedKeepNoOthers(t *testing.T) {
+	for _, stuck := range []int{1, 60} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &stuckPusher{stuck: uint64(stuck)}
+			w, lock, pass, left := pushWorld(t, p)
+			defer w.stop()
+			for range stuck {
+				lock()
+			}
+			pass(20 * time.Second)
+			lock()
+			pass(2 * time.Second)
+			if n := left(); n != stuck {
+				t.Errorf("%d locks are left where %d cannot be decided", n, stuck)
+			}
+			if most := min(stuck+1, maxRangePushes); p.most > most {
+				t.Errorf("%d pushes at a time of %d locks", p.most, stuck+1)
+			}
+		})
+	}
+}
+
+// healingPusher hangs on locks up to stuck, and on all of them until healed is set.
+type healingPusher struct {
+	slowPusher
+	stuck  uint64
+	healed bool
+}
+
+func (p *healingPusher) Push(ctx context.Context, name TxnName, _ []byte) (bool, *Decided, error) {
+	p.mu.Lock()
+	can := p.healed && name.Attempt > p.stuck
+	p.mu.Unlock()
+	if can {
+		return false, &Decided{}, nil
+	}
+	<-ctx.Done()
+	return false, nil, ctx.Err()
+}
+
 func (p *healingPusher) heal() {
 	p.mu.Lock()
 	p.healed = true
@@ -196,7 +178,7 @@ func TestPushesOutliveALeadership(t *testing.T) {
 	for _, locks := range [][2]int{{6, 6}, {12, 8}, {20, 8}} {
 		synctest.Test(t, func(t *testing.T) {
 			p := &healingPusher{}
-			w, lock, pass, left := healingWorld(t, p)
+			w, lock, pass, left := pushWorld(t, p)
 			defer w.stop()
 			for range locks[0] {
 				lock()
@@ -225,7 +207,7 @@ func TestEachLockHasItsTurn(t *testing.T) {
 	const stuck = 20
 	synctest.Test(t, func(t *testing.T) {
 		p := &healingPusher{stuck: stuck}
-		w, lock, pass, left := healingWorld(t, p)
+		w, lock, pass, left := pushWorld(t, p)
 		defer w.stop()
 		for range stuck {
 			lock()
