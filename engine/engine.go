@@ -199,6 +199,9 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 		Logger:        pebbleLogger{e},
 		EventListener: e.listener(),
 	}
+	for i := range po.TargetFileSizes {
+		po.TargetFileSizes[i] = min(targetTableBytes<<i, maxTableBytes)
+	}
 	po.Experimental.L0CompactionConcurrency = 2
 	// A range delete of a removed replica frees its tables soon, without waiting
 	// for a compaction that happens to touch them.
@@ -207,6 +210,14 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	po.EnsureDefaults()
 	return po
 }
+
+// Pebble makes the tables of each level twice as large as those above, 128 MiB at most. But it
+// keeps the values of older versions in memory until their table is whole, each block of
+// 4 KiB in memory of 32, so that one compaction could take a GiB.
+const (
+	targetTableBytes int64 = 2 << 20
+	maxTableBytes    int64 = 16 << 20
+)
 
 // compression spends little of the processor, which is what a put costs most of:
 // tables of the upper levels are short-lived and stay as they are, the last two

@@ -136,3 +136,18 @@ func TestOldTablesUnderSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestCompactionMemory: what a compaction may keep of a table until it is whole is bounded,
+// even if that has nothing but values of older versions.
+func TestCompactionMemory(t *testing.T) {
+	const block, buffer, bound = 4 << 10, 32 << 10, 128 << 20
+	e := openTest(t, vfs.NewMem())
+	o := testOptions(vfs.NewMem())
+	po := e.pebbleOptions(&o)
+	po.Cache.Unref()
+	for i, l := range po.Levels {
+		if n := po.TargetFileSizes[i] / int64(l.BlockSize) * buffer; l.BlockSize < block || n > bound {
+			t.Errorf("level %d: tables of %d bytes, blocks of %d: %d bytes in memory, bound %d", i, po.TargetFileSizes[i], l.BlockSize, n, bound)
+		}
+	}
+}

@@ -370,6 +370,11 @@ var tableOptions = func() *pebble.Options {
 	return po
 }()
 
+// writerOptions are those of the store but for one: values of older versions stand with
+// their keys. Apart from them they would be kept in memory until the table is whole, each
+// block of 4 KiB in memory of 32.
 func writerOptions() sstable.WriterOptions {
-	return tableOptions.MakeWriterOptions(exportLevel, pebble.FormatNewest.MaxTableFormat())
+	o := tableOptions.MakeWriterOptions(exportLevel, pebble.FormatNewest.MaxTableFormat())
+	o.DisableValueBlocks = true
+	return o
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -98,6 +99,67 @@ func table(t *testing.T, e *Engine, name string, f func(w *sstable.Writer) error
 		t.Fatal(err)
 	}
 	return path
+}
+
+// peakFile notes the most that lives in memory while a table is written.
+type peakFile struct {
+	n, next int64
+	peak    *uint64
+}
+
+func (f *peakFile) Write(p []byte) (int, error) {
+	if f.n += int64(len(p)); f.n >= f.next {
+		f.next = f.n + 1<<20
+		*f.peak = max(*f.peak, living())
+	}
+	return len(p), nil
+}
+
+func (f *peakFile) Close() error { return nil }
+
+func living() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestExportMemory: a table of older versions of keys is not kept in memory until it is whole.
+func TestExportMemory(t *testing.T) {
+	const versions, size = 64 << 10, 256
+	const bound = 8<<20 + 4<<20 // the block cache, which is in the heap under the race detector
+	e := openTest(t, vfs.NewMem())
+	value := make([]byte, size)
+	commit(t, e, func(b *Batch) error {
+		return b.SetApplied(7, Applied{Index: 9, Term: 6})
+	})
+	for rev := keyspace.Revision(1); rev <= versions; rev += versions / 8 {
+		commit(t, e, func(b *Batch) (err error) {
+			for r := rev; r < rev+versions/8 && err == nil; r++ {
+				_, _ = rand.Read(value)
+				err = b.Set(AppendVersionedKey(nil, []byte("k"), r), value)
+			}
+			return err
+		})
+	}
+	if err := e.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := e.NewSnapshot()
+	defer s.Close()
+	before, peak := living(), uint64(0)
+	x, err := s.ExportTables(t.Context(), 7, []KeySpan{VersionedSpan(keyspace.Span{})}, 0, nil, func(int, []byte) (io.WriteCloser, error) {
+		return &peakFile{peak: &peak}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(x.Tables); n != 2 || x.Tables[1].Bytes < versions*size {
+		t.Fatalf("%d tables, the last of %d bytes", n, x.Tables[n-1].Bytes)
+	}
+	if peak > before+bound {
+		t.Errorf("%d bytes lived more than before while a table of %d was written, bound %d", peak-before, x.Tables[1].Bytes, bound)
+	}
 }
 
 // TestVerifyRefusesWhatIngestRefuses makes sets of tables that the store would not take:
