@@ -227,7 +227,7 @@ func (r *receive) fetchTables(w *watch, s transport.Stream) error {
 		w.progress()
 		switch {
 		case len(m) > 1 && m[0] == snapChunk && len(r.paths) < snapshotTablesMax:
-			if err := r.fetchTable(w, s, m[1:]); err != nil {
+			if err := r.fetchTable(w, s, m); err != nil {
 				return err
 			}
 		case len(m) > 1 && m[0] == snapReuse:
@@ -252,8 +252,8 @@ func unexpectedEnd(err error) error {
 	return err
 }
 
-// fetchTable writes one table, which begins with the chunk.
-func (r *receive) fetchTable(w *watch, s transport.Stream, chunk []byte) (err error) {
+// fetchTable writes one table, which begins with the chunk in the message.
+func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error) {
 	fs := r.g.h.cfg.Engine.FS()
 	name := fmt.Sprintf("%d-%d.sst", uint64(r.g.id), r.g.h.snaps.nextFile())
 	path := fs.PathJoin(r.g.h.cfg.Engine.StagingDir(), name)
@@ -273,23 +273,23 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, chunk []byte) (err er
 		if err = r.room(); err != nil {
 			return err
 		}
-		// Before the write: a file system may use the buffer as it likes afterwards.
+		chunk := m[1:]
+		// Before the write: a file system may use the buffer as it likes until that is done.
 		sum = crc32.Update(sum, castagnoli, chunk)
 		if _, err = f.Write(chunk); err != nil {
 			return err
 		}
 		size += uint64(len(chunk))
+		transport.Recycle(m)
 		w.progress()
 		if err := r.g.h.snaps.limitIn.wait(w, len(chunk)); err != nil {
 			return err
 		}
-		m, err := s.Recv(w)
-		if err != nil {
+		if m, err = s.Recv(w); err != nil {
 			return unexpectedEnd(err)
 		}
 		switch {
 		case len(m) > 1 && m[0] == snapChunk:
-			chunk = m[1:]
 		case len(m) > 5 && m[0] == snapTable:
 			n, w := binary.Uvarint(m[1:])
 			if w <= 0 || len(m) < 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {

@@ -32,7 +32,8 @@ type sending struct {
 	term   uint64
 	ctx    *watch
 	stream transport.Stream
-	// The table under way; piece is what is gathered of it for the next message.
+	// The table under way; piece is what is gathered of it for the next message, with its
+	// kind in front, or empty.
 	sum     uint32
 	size    uint64
 	upper   []byte
@@ -214,7 +215,7 @@ func (x *sending) table(_ int, cut []byte) (io.WriteCloser, error) {
 	if i, ok := x.have[string(cut)]; ok && !bytes.Equal(x.missed, cut) {
 		return &probe{x: x, number: i, want: &x.kept[i], cut: cut, hash: sha256.New()}, nil
 	}
-	x.sum, x.size, x.piece = 0, 0, nil
+	x.sum, x.size, x.piece = 0, 0, x.piece[:0]
 	x.tables++
 	return x, nil
 }
@@ -226,8 +227,8 @@ func (x *sending) Ends(upper []byte) { x.upper = upper }
 // ends it for itself; as messages they would cost more than their bytes do.
 func (x *sending) Write(p []byte) (int, error) {
 	for n := 0; n < len(p); {
-		if x.piece == nil {
-			x.piece = append(make([]byte, 0, 1+chunkBytes), snapChunk)
+		if len(x.piece) == 0 {
+			x.piece = append(slices.Grow(x.piece, 1+chunkBytes), snapChunk)
 		}
 		part := p[n:min(len(p), n+1+chunkBytes-len(x.piece))]
 		x.piece = append(x.piece, part...)
@@ -242,20 +243,18 @@ func (x *sending) Write(p []byte) (int, error) {
 
 // sendPiece sends what is gathered, as fast as the node's bound allows.
 func (x *sending) sendPiece() error {
-	if x.piece == nil {
+	if len(x.piece) == 0 {
 		return nil
 	}
-	piece := x.piece
-	part := piece[1:]
-	x.piece = nil
+	part := x.piece[1:]
 	if err := x.g.h.snaps.limit.wait(x.ctx, len(part)); err != nil {
 		return err
 	}
-	// Before it is sent: it belongs to the bus then.
 	x.sum = crc32.Update(x.sum, castagnoli, part)
-	if err := x.stream.Send(x.ctx, piece); err != nil {
+	if err := x.stream.Send(x.ctx, x.piece); err != nil {
 		return err
 	}
+	x.piece = x.piece[:0]
 	x.size += uint64(len(part))
 	x.g.h.m.snapshotBytes.Add(float64(len(part)))
 	x.ctx.progress()

@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -37,7 +38,7 @@ func newPipe() (near, far *pipeEnd) {
 
 func (p *pipeEnd) Send(ctx context.Context, b []byte) error {
 	select {
-	case p.out <- b:
+	case p.out <- bytes.Clone(b):
 		return nil
 	case <-p.done:
 		return io.EOF

@@ -110,9 +110,11 @@ func (w *feedWriter) flush(ctx context.Context) error {
 	if len(w.msg) == 0 {
 		return nil
 	}
-	msg := w.msg
-	w.msg = nil // whoever gets it keeps it
-	return w.c.st.Send(ctx, msg)
+	err := w.c.st.Send(ctx, w.msg)
+	if w.msg = w.msg[:0]; int64(cap(w.msg)) > 2*w.c.bounds.message {
+		w.msg = nil // one event was large
+	}
+	return err
 }
 
 // block adds a block, in several parts where it does not fit into one message: only the

@@ -77,9 +77,10 @@ type StreamHandler func(ctx context.Context, from keyspace.NodeID, first []byte,
 type Stream interface {
 	// Send queues one message and waits, until ctx ends, while the receiver has not
 	// granted the bytes or the queue is full. After the other side has closed it
-	// returns what Recv returns then. The payload belongs to the bus after the call.
+	// returns what Recv returns then. The payload is copied and stays the caller's.
 	Send(ctx context.Context, payload []byte) error
-	// Recv returns the next message, which belongs to the caller. After the last
+	// Recv returns the next message, which belongs to the caller; Recycle may have its
+	// memory afterwards. After the last
 	// one it returns io.EOF where the other side closed with nil, its *RemoteError
 	// where it closed with an error, and an error that is ErrUnreachable where the
 	// session was lost.

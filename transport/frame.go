@@ -318,7 +318,7 @@ func (fr *frameReader) next() (frame, error) {
 		if len(f.payload) > 0 {
 			// An exact copy: a slice of a shared buffer would let a small message that
 			// somebody keeps pin the whole buffer.
-			f.payload = append(make([]byte, 0, len(f.payload)), f.payload...)
+			f.payload = append(f.memory(), f.payload...)
 		} else {
 			f.payload = nil
 		}
@@ -333,6 +333,24 @@ func (fr *frameReader) next() (frame, error) {
 		return frame{}, unexpectedEnd(err)
 	}
 	return parseFrame(body)
+}
+
+// memory returns memory for the frame's payload: recycled where that is of a stream, whose
+// receiver may give it back, and at least half of it is used.
+func (f *frame) memory() []byte {
+	if f.kind == frameData && len(f.payload) > chunkBytes/2 && len(f.payload) <= chunkBytes {
+		return chunks.Get().(*[chunkBytes]byte)[:0]
+	}
+	return make([]byte, 0, len(f.payload))
+}
+
+// Recycle takes the memory of a message that Stream.Recv has returned and that nobody uses
+// any more. Who receives much, as the tables of a snapshot, has the garbage collector stand
+// still so; all others need not care.
+func Recycle(payload []byte) {
+	if cap(payload) == chunkBytes {
+		chunks.Put((*[chunkBytes]byte)(payload[:chunkBytes]))
+	}
 }
 
 // length peeks the length of the next frame.

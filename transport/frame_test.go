@@ -361,3 +361,45 @@ func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
 		t.Errorf("%d bytes allocated for a frame of %d that waits to be sent", sent, size)
 	}
 }
+
+// TestRecycledMemory: what is recycled is used for later messages of streams, and what is not
+// stays as it came.
+func TestRecycledMemory(t *testing.T) {
+	sizes := []int{chunkBytes / 2, chunkBytes/2 + 1, 63 << 10, chunkBytes - 64, chunkBytes, chunkBytes + 1, 1, 0, 3 * chunkBytes}
+	const rounds = 4
+	var wire bytes.Buffer
+	for i := range rounds * len(sizes) {
+		wire.Write(encodeFrame(&frame{kind: frameData, id: uint64(i), payload: bytes.Repeat([]byte{byte(i)}, sizes[i%len(sizes)])}))
+	}
+	fr := newFrameReader(&wire, 1<<20)
+	var kept [][]byte
+	pooled := 0
+	for i := range rounds * len(sizes) {
+		f, err := fr.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(f.payload) != sizes[i%len(sizes)] {
+			t.Fatalf("message %d has %d bytes, wanted %d", i, len(f.payload), sizes[i%len(sizes)])
+		}
+		if cap(f.payload) == chunkBytes {
+			pooled++
+		}
+		if i%2 == 0 {
+			Recycle(f.payload)
+			kept = append(kept, nil)
+			continue
+		}
+		kept = append(kept, f.payload)
+	}
+	for i, b := range kept {
+		if b != nil && !bytes.Equal(b, bytes.Repeat([]byte{byte(i)}, len(b))) {
+			t.Errorf("message %d has changed", i)
+		}
+	}
+	if pooled < 3*rounds {
+		t.Errorf("%d messages came in memory that can be recycled, wanted %d", pooled, 3*rounds)
+	}
+	Recycle(nil)
+	Recycle(make([]byte, 5, chunkBytes-1))
+}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -8,8 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// loopback carries a node's messages to itself: without encoding or copying, but
-// with the same bounds and the same asynchrony as the way to others.
+// loopback carries a node's messages to itself: without encoding, and but for streams
+// without copying, with the same bounds and the same asynchrony as the way to others.
 type loopback struct {
 	e        *Endpoint
 	queues   [numClasses]loopQueue
@@ -179,7 +180,7 @@ func (o *loopOut) data(_ context.Context, payload []byte) error {
 	if o.e.ctx.Err() != nil {
 		return ErrClosed
 	}
-	return o.other.onData(payload)
+	return o.other.onData(bytes.Clone(payload))
 }
 
 func (o *loopOut) grant(bytes uint32) {

@@ -451,6 +451,51 @@ func TestStreamOfLostSession(t *testing.T) {
 	})
 }
 
+// TestStreamSendCopies: who sends may use the memory of a message again at once, to whomever
+// it goes.
+func TestStreamSendCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := make(chan string, 2)
+		e := newTestEndpoint(t, nil)
+		e.streams[testStream] = streamEntry{ClassRequest, func(ctx context.Context, _ keyspace.NodeID, _ []byte, st Stream) error {
+			for {
+				b, err := st.Recv(ctx)
+				if err != nil {
+					return err
+				}
+				got <- string(b)
+			}
+		}}
+		s := attach(t, e, KindMain)
+		ctx := context.Background()
+		for _, to := range []keyspace.NodeID{1, 2} {
+			st, err := e.OpenStream(ctx, to, testStream, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := []byte("first")
+			for _, next := range []string{"other", "-----"} {
+				if err := st.Send(ctx, b); err != nil {
+					t.Fatal(err)
+				}
+				copy(b, next)
+			}
+			synctest.Wait()
+			if to == 2 {
+				for f := range SplitFrames(take(t, s, ClassRequest)) {
+					if f, err := parseFrame(f[lengthBytes:]); err == nil && f.kind == frameData {
+						got <- string(f.payload)
+					}
+				}
+			}
+			if x, y := <-got, <-got; x != "first" || y != "other" {
+				t.Errorf("to node %s came %q and %q", to, x, y)
+			}
+			st.Close(nil)
+		}
+	})
+}
+
 // TestMisuse: mistakes of the program are told at once.
 func TestMisuse(t *testing.T) {
 	for _, cfg := range []Config{{}, {Node: 1}, {Node: 1, Clock: clock.System(), Lanes: [numClasses]int{2}}, {Node: 1, Clock: clock.System(), MaxMessageBytes: -1}} {
