@@ -39,31 +39,35 @@ func spendMemory(budgetBytes int64) (stop func()) {
 
 // The bounds of how much a heap may grow before a collection, in percent of what lives:
 // a heap of few MiB has just begun to grow and is no measure, and Go's own 100 is the
-// least. startGCPercent is what a process begins with, of which nothing is known. A node
-// that would take longer than idlePeriod to fill its garbage has nothing to save: it
-// gives the memory back.
+// least. startGCPercent is what a process begins with, of which nothing is known.
 const (
 	maxGCPercent   = 4000
 	startGCPercent = 400
 	minGCPercent   = 100
-	idleGCPercent  = 50
-	idlePeriod     = time.Minute
 	// pacePeriod is how often the collector is set.
 	pacePeriod = 2 * time.Second
+	// idlePeriod is after how long without a collection one is made all the same, and what
+	// it frees is given back: a node without work takes no longer to make little garbage.
+	// Less room for garbage would give it back as well, but a node whose work begins would
+	// collect a heap of few MiB twenty times a second until the next pacePeriod.
+	idlePeriod = time.Minute
 )
 
 // paceCollector keeps the garbage near garbageBytes until ctx ends.
 func paceCollector(ctx context.Context, c clock.Clock, garbageBytes int64) {
 	percent := startGCPercent
 	debug.SetGCPercent(percent)
-	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
-	metrics.Read(heap)
-	allocated := heap[1].Value.Uint64()
+	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}}
+	cycles, collected := uint64(0), c.Now()
 	for clock.Sleep(ctx, c, pacePeriod) == nil {
 		metrics.Read(heap)
-		now := heap[1].Value.Uint64()
-		want := gcPercent(heap[0].Value.Uint64(), now-allocated, garbageBytes)
-		allocated = now
+		if n := heap[1].Value.Uint64(); n != cycles {
+			cycles, collected = n, c.Now()
+		} else if c.Now().Sub(collected) >= idlePeriod {
+			debug.FreeOSMemory() // begins with a collection
+			continue
+		}
+		want := gcPercent(heap[0].Value.Uint64(), garbageBytes)
 		// Setting it stops the program for a moment.
 		if math.Abs(float64(want-percent)) >= float64(percent)/8 {
 			percent = want
@@ -73,12 +77,9 @@ func paceCollector(ctx context.Context, c clock.Clock, garbageBytes int64) {
 }
 
 // gcPercent returns by how much a heap with so many living bytes may grow until it is
-// collected, where so many bytes were allocated within the last period.
-func gcPercent(liveBytes, allocatedBytes uint64, garbageBytes int64) int {
-	switch {
-	case float64(allocatedBytes)*float64(idlePeriod/pacePeriod) < float64(garbageBytes):
-		return idleGCPercent
-	case liveBytes == 0:
+// collected.
+func gcPercent(liveBytes uint64, garbageBytes int64) int {
+	if liveBytes == 0 {
 		return startGCPercent
 	}
 	return int(min(max(float64(garbageBytes)/float64(liveBytes)*100, minGCPercent), maxGCPercent))
