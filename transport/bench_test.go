@@ -285,10 +285,12 @@ func BenchmarkStream(b *testing.B) {
 	x, _ := benchPair(b, func(q *transport.QUIC) {
 		q.HandleStream(transport.MethodRaftSnapshot, transport.ClassBulk, func(ctx context.Context, _ keyspace.NodeID, _ []byte, st transport.Stream) error {
 			for {
-				if _, err := st.Recv(ctx); err != nil {
+				p, err := st.Recv(ctx)
+				if err != nil {
 					done <- err
 					return nil
 				}
+				transport.Recycle(p)
 			}
 		})
 	})
@@ -301,12 +303,13 @@ func BenchmarkStream(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	payload := make([]byte, bytes)
 	b.SetBytes(bytes)
 	b.ReportAllocs()
 	b.ResetTimer()
 	start := measure.CPU()
 	for range b.N {
-		if err := st.Send(ctx, make([]byte, bytes)); err != nil {
+		if err := st.Send(ctx, payload); err != nil {
 			b.Fatal(err)
 		}
 	}
