@@ -147,6 +147,9 @@
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
 //
+// … a merge brings a half back to where the other one was ended? What has lost its anchor's
+// half commits nothing.
+//
 // … a coordinator dies, or is cut off from whoever meets its lock? The range's leader asks
 // its node, and if that does not know the attempt or is not alive, has the anchor decide.
 // A coordinator that lives and comes late finds its lock gone and starts over.

@@ -85,6 +85,11 @@ func (l *lock) sweep() int {
 	return slices.IndexFunc(l.spans, func(s lockSpan) bool { return s.mode == lockSweep })
 }
 
+// covers says whether the key lies in a piece of the lock.
+func (l *lock) covers(key []byte) bool {
+	return slices.ContainsFunc(l.spans, func(s lockSpan) bool { return s.span.Contains(key) })
+}
+
 // writtenIn returns the keys of the span that have an intent of their own, in order.
 func (l *lock) writtenIn(s keyspace.Span) (keys [][]byte) {
 	for i := range l.writes {

@@ -585,6 +585,11 @@ func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answe
 	case h == nil:
 		r.sayLocked(c, &Decided{}, out)
 	case r.decidingLocked(c, h):
+	case op.Name.Attempt <= r.rec.fence && !h.covers(op.Anchor):
+		// A split has cut the lock, the anchor's half was aborted, which the fence says, and a
+		// merge has brought the other half here. A revoke's lock covers no anchor: one whose
+		// attempt another fence has passed starts over.
+		r.sayLocked(c, &Decided{}, out)
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
 		c.step.answer = &Decided{Revision: op.Revision}
