@@ -147,8 +147,9 @@
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
 //
-// … a merge brings a half back to where the other one was ended? What has lost its anchor's
-// half commits nothing.
+// … a merge brings a half back to where the other one was ended, or two locks of an attempt
+// into one range of which one was ended before? What has lost its anchor's half commits
+// nothing, and the mark of a lease goes only where the whole range has no key of it.
 //
 // … a coordinator dies, or is cut off from whoever meets its lock? The range's leader asks
 // its node, and if that does not know the attempt or is not alive, has the anchor decide.

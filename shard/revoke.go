@@ -287,6 +287,27 @@ func (r *Replica) sweepLease(l *lock, it *txnItem, span keyspace.Span, bytesLeft
 	return err
 }
 
+// evaluateUnmark has the mark of a lease without keys go. The lock was of a part of the range,
+// perhaps: where a merge has brought it together with another part, whose own lock others have
+// ended, keys may have been attached there.
+func (r *Replica) evaluateUnmark(op *Resolve) (*txnItem, error) {
+	release := &txnItem{kind: itemRelease}
+	r.mu.Lock()
+	span, stays := r.rec.span, !r.revocableLocked(op.Unmark, op.Incarnation)
+	r.mu.Unlock()
+	if stays {
+		return release, nil // a later lease's mark, and its keys
+	}
+	err := r.store.attached(op.Unmark, span, func(key []byte) error {
+		v, ok, err := r.store.get(key, newest)
+		if err != nil || !ok || v.Lease != op.Unmark {
+			return err
+		}
+		return kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
+	})
+	return release, err
+}
+
 // leaseKeys answers a LeaseKeys: everything up to its revision is applied and visible.
 func (r *Replica) leaseKeys(ctx context.Context, req *Request, op *LeaseKeys) (TxnAnswer, error) {
 	if err := r.believe(ctx, op.At); err != nil {

@@ -447,7 +447,11 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 	case *Prepare:
 		return r.evaluatePrepare(c, op, pass)
 	case *Resolve:
-		c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
+		if op.Unmark != 0 {
+			c.step.item, err = r.evaluateUnmark(op)
+		} else {
+			c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
+		}
 	case *Revoke:
 		return r.evaluateRevoke(c, op, pass)
 	}
@@ -469,7 +473,9 @@ func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err 
 		out.add(c, err)
 		return
 	}
-	c.step.answer = &Resolved{More: true}
+	if c.step.item.kind == itemSweep {
+		c.step.answer = &Resolved{More: true}
+	}
 	r.decideStepLocked(c, lead, c.step.item, c.step.on...)
 }
 
@@ -646,7 +652,8 @@ func (r *Replica) forgetLocked(c *call, op *Forget, lead *leadership, out *answe
 }
 
 // resolveLocked ends a lock, or one of several of the attempt. A lock with something to
-// sweep passes to the evaluation, which finds what.
+// sweep passes to the evaluation, which finds what, and so does one with whose end the mark of
+// a lease is to go.
 func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *answers) (dealt bool) {
 	var h *held
 	more := false
@@ -670,8 +677,9 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 	case op.Unmark != 0 && (!h.keyless() || h.revoke != mark{op.Unmark, op.Incarnation}):
 		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.id, h.name, op.Unmark))
 	case op.Unmark != 0:
-		c.step.answer = &Resolved{More: more}
-		r.decideStepLocked(c, lead, &txnItem{kind: itemRelease}, h)
+		h.deciding = true
+		c.step.on, c.step.answer = []*held{h}, &Resolved{More: more}
+		return false
 	default:
 		c.step.answer = &Resolved{More: more}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemResolve, revision: op.Revision}, h)
