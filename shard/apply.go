@@ -320,7 +320,8 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	if more || bound {
 		r.node.pool.schedule(r)
 	}
-	if care {
+	if care || bound {
+		// What a merge kept from being done goes on when it is aborted.
 		r.node.keeper.note(r)
 	}
 	if changed {

@@ -361,7 +361,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 		r.removedTo = o.Compacted
 		r.node.metrics.removedLast.Set(float64(r.node.cfg.Clock.Wall().Unix()))
 	}
-	return !done || r.rec.compacted > r.removedTo, nil
+	return r.needsCareLocked(), nil // keys may have to be counted yet
 }
 
 // countAll counts the living keys at the last applied revision and proposes what
