@@ -31,8 +31,19 @@ func (r *Replica) ChangeMembers(ctx context.Context, confIndex uint64, changes [
 	if err != nil {
 		return keyspace.Descriptor{}, err
 	}
-	err = r.group.ChangeConf(ctx, term, changes, nil)
-	r.altered(term, err)
+	done := make(chan error, 1)
+	// The change goes on where the caller gives up, and what became of it is known in the end.
+	if !r.node.begin(func() {
+		err := r.group.ChangeConf(r.node.ctx, term, changes, nil)
+		r.altered(term, err)
+		done <- err
+	}) {
+		return keyspace.Descriptor{}, r.membersError(raftgroup.ErrStopped)
+	}
+	err, late := clock.Await(ctx, done)
+	if late != nil {
+		err = fmt.Errorf("%w: %w", raftgroup.ErrUnknownFate, late)
+	}
 	if err != nil {
 		return keyspace.Descriptor{}, r.membersError(err)
 	}
@@ -59,9 +70,8 @@ func (r *Replica) checkMembers(confIndex uint64) (term uint64, err error) {
 	return r.lead.term, nil
 }
 
-// altered notes that a change of the members that was checked in the term has ended. Where
-// its fate is not known it may come for as long as the leadership lasts, and nothing that
-// must not meet it begins before.
+// altered notes that a change of the members that was checked in the term has ended. Its fate
+// is unknown only where the leadership or the node has ended, and the count with it.
 func (r *Replica) altered(term uint64, err error) {
 	if errors.Is(err, raftgroup.ErrUnknownFate) {
 		return

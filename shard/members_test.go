@@ -286,6 +286,52 @@ func TestMembersAreChangedByTheirConfigurationOnly(t *testing.T) {
 	})
 }
 
+// Who changes the members of a range may give up, as a leader of placement does that loses its
+// term. What has become of the change is known all the same in the end, and a merge that must
+// not meet it may begin then.
+func TestChangeOfMembersThatNobodyWaitsFor(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newWideRig(t, 9, lan, 4)
+		r.startAll()
+		lead := r.leader(1)
+		child := r.split("m")
+		(&walker{r: r}).lead("x", lead.id)
+		s := lead.node.Load()
+		p := s.Replica(1)
+		given, up := context.WithCancel(t.Context())
+		up()
+		d := p.Descriptor()
+		_, err := p.ChangeMembers(given, d.ConfIndex, []raftgroup.ConfChange{{Type: raftgroup.AddLearner, Replica: 9, Node: 4}})
+		if kverror.Of(err).Kind != kverror.LeaderChanged {
+			t.Fatalf("given up: %v", err)
+		}
+		for range 100 {
+			if d = p.Descriptor(); len(d.Replicas) == 4 {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if _, err := p.ChangeMembers(t.Context(), d.ConfIndex, []raftgroup.ConfChange{{Type: raftgroup.RemoveReplica, Replica: 9}}); err != nil {
+			t.Fatal(err)
+		}
+		d = p.Descriptor()
+		bind := keyspace.MergeOrder{
+			Step: keyspace.MergeBind, ID: 100, Range: 1, Generation: d.Generation, ConfIndex: d.ConfIndex, Other: child, Hull: keyspace.Span{Start: d.Span.Start},
+		}
+		for i := 0; ; i++ {
+			if err = s.Client().Merge(t.Context(), lead.id, bind); err == nil {
+				break
+			}
+			if i == 100 {
+				t.Errorf("nothing is under way, and the range is not bound: %v", err)
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		r.stopAll()
+	})
+}
+
 // A replica that has left never comes back, though one that has not heard of the change
 // asks it for its vote: its log is gone, and the old quorum of the two would elect a
 // leader that lacks what was acknowledged.

@@ -579,6 +579,17 @@ func (n *Node) after(d time.Duration, f func()) {
 	})
 }
 
+// begin calls f in a goroutine of its own, unless the node stops. f ends with the node's ctx.
+func (n *Node) begin(f func()) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stopped {
+		return false
+	}
+	n.wg.Go(f)
+	return true
+}
+
 func (n *Node) isDraining() bool {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

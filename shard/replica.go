@@ -143,8 +143,8 @@ type Replica struct {
 	draining bool
 	// change is the change of the range itself that this leader has proposed and not applied.
 	change *pendingChange
-	// altering counts the changes of the members that this leadership has under way, or of
-	// which it does not know whether they will come.
+	// altering counts the changes of the members that this leadership has under way: while
+	// there is one, no merge begins, which it must not meet.
 	altering int
 	// children are the ranges that were last split off, for those who were routed by
 	// an older descriptor; at most maxChildren.
