@@ -186,6 +186,9 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 // drain moves the lead off a node that is drained, and replicas off one that is
 // decommissioned.
 func (c *Cluster) drain(r *rng) (Operation, hold) {
+	if c.handsOver(r) {
+		return c.handOver(r)
+	}
 	for _, s := range r.seats {
 		n := s.node
 		if n.State != Decommissioning {
@@ -202,17 +205,21 @@ func (c *Cluster) drain(r *rng) (Operation, hold) {
 		}
 		return op, h
 	}
-	from := c.nodes[r.Leader]
-	_, h := c.worker(r)
+	if _, h := c.worker(r); h != free {
+		return Operation{}, h
+	}
+	return Operation{}, holdLead
+}
+
+// handOver moves the lead off a node that is drained, as handsOver says that it can be.
+func (c *Cluster) handOver(r *rng) (Operation, hold) {
+	from, h := c.worker(r)
 	if h != free {
 		return Operation{}, h
 	}
 	to := c.heir(r, from, nil)
-	if to == nil {
-		return Operation{}, holdLead
-	}
 	return Operation{
-		Kind: TransferLeader, From: from.ID, Lead: to.ID, Source: from.ID,
+		Kind: TransferLeader, From: from.ID, Lead: to.ID, Source: from.ID, Reason: Drain,
 		Requires: Requirement{Leaving: []keyspace.NodeID{from.ID}},
 		Why:      fmt.Sprintf("node %s is drained; %s has the fewest leaders", from.ID, c.where(to)),
 	}, free
@@ -283,10 +290,15 @@ func (c *Cluster) spread(r *rng) (Operation, hold) {
 // surplus returns the node of the zone (or of all where it is nil) whose replica is best
 // missed: not the leader's, and then the fullest one.
 func (c *Cluster) surplus(r *rng, z *zone) *node {
+	return c.fullest(r, func(n *node) bool { return z == nil || n.zone == z })
+}
+
+// fullest is surplus of the nodes that may be taken, nil where none may.
+func (c *Cluster) fullest(r *rng, may func(*node) bool) *node {
 	var worst *node
 	for _, s := range r.seats {
 		n := s.node
-		if z != nil && n.zone != z || !r.votes(n) {
+		if !may(n) || !r.votes(n) {
 			continue
 		}
 		if worst == nil || worst.ID == r.Leader || n.ID != r.Leader && n.in.fill > worst.in.fill {
@@ -294,6 +306,22 @@ func (c *Cluster) surplus(r *rng, z *zone) *node {
 		}
 	}
 	return worst
+}
+
+// superfluous is surplus of a range that has more voters than it is to have. Those on nodes that
+// are drained may be stopped at any time: where the others are no more than the quorum that is to
+// be, one of those goes, whatever its zone.
+func (c *Cluster) superfluous(r *rng, z *zone) *node {
+	stay := 0
+	for _, s := range r.seats {
+		if r.votes(s.node) && s.node.takes() {
+			stay++
+		}
+	}
+	if stay > quorum(c.settings.ReplicationFactor) {
+		return c.surplus(r, z)
+	}
+	return c.fullest(r, func(n *node) bool { return !n.takes() })
 }
 
 // factor adds or ends a voter, so that there are as many as the replication factor says.
@@ -311,7 +339,7 @@ func (c *Cluster) factor(r *rng) (Operation, hold) {
 		if many == 1 {
 			most = nil
 		}
-		return c.remove(r, c.surplus(r, most), why, Requirement{})
+		return c.remove(r, c.superfluous(r, most), why, Requirement{})
 	}
 	source, h := c.sender(r)
 	if h != free {

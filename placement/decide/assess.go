@@ -94,7 +94,7 @@ func (c *Cluster) assess(r *rng) Reason {
 		return Joint
 	case t.learners > 0:
 		return Learner
-	case t.silent > 0:
+	case t.silent > 0 && !c.handsOver(r):
 		return None // until it is heard again, or dead
 	case c.leaves(r):
 		return Drain
@@ -136,6 +136,14 @@ func (c *Cluster) leaves(r *rng) bool {
 		}
 	}
 	return false
+}
+
+// handsOver says whether the range's leader is on a node that is drained, and another one can
+// lead. That copies nothing and takes nobody from the range, so it waits for nothing: whoever
+// drains a node is about to stop it.
+func (c *Cluster) handsOver(r *rng) bool {
+	n := c.nodes[r.Leader]
+	return n != nil && n.live() && n.State == Draining && c.heir(r, n, nil) != nil
 }
 
 // inZone counts the voters by plan in the zone, except on one node.
