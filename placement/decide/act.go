@@ -137,16 +137,20 @@ func idOf(n *node) keyspace.NodeID {
 // resume returns the node of a learner that was left behind where a replica would be
 // put, and else where to put one: what was copied already is not copied again.
 func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
-	to, h := c.choose(r, from)
+	to, h := c.elsewhere(r, from)
+	var left *node
 	for _, is := range r.Descriptor.Replicas {
 		n := c.nodes[is.Node]
 		if is.Role != keyspace.RoleLearner || !n.takes() || !c.settings.bears(n.receiving, n.receivingBytes) {
 			continue
 		}
 		// The learner itself is in the count of its zone.
-		if to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from) {
-			return n, free
+		if (left == nil || left.ID == r.vain) && (to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from)) {
+			left = n
 		}
+	}
+	if left != nil && (left.ID != r.vain || h == holdNodes) {
+		return left, free
 	}
 	return to, h
 }
@@ -169,7 +173,9 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 			break
 		}
 	}
-	if t.voters < c.wanted(t.voters) && left.takes() {
+	// Where nothing came to it, and another node can have one, it is not taken up again.
+	_, other := c.choose(r, nil)
+	if t.voters < c.wanted(t.voters) && left.takes() && (left.ID != r.vain || other == holdNodes) {
 		source, h := c.sender(r)
 		return Operation{
 			Kind: AddReplica, To: left.ID, Source: idOf(source),
@@ -231,7 +237,11 @@ func (c *Cluster) move(r *rng, from *node, why string, req Requirement) (Operati
 	if h != free {
 		return Operation{}, h
 	}
-	to, h := c.choose(r, from)
+	choose := c.elsewhere
+	if r.need == Zones {
+		choose = c.choose // any other node than that zone's would be no better
+	}
+	to, h := choose(r, from)
 	if h != free {
 		return Operation{}, h
 	}
@@ -345,7 +355,7 @@ func (c *Cluster) factor(r *rng) (Operation, hold) {
 	if h != free {
 		return Operation{}, h
 	}
-	to, h := c.choose(r, nil)
+	to, h := c.elsewhere(r, nil)
 	if h != free {
 		return Operation{}, h
 	}
