@@ -259,7 +259,9 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
 	case st.transfer:
-		err = mover.TransferTo(ctx, leader, op.Range, st.leader)
+		if err = mover.TransferTo(ctx, leader, op.Range, st.leader); err != nil && st.leader != 0 && op.leaves(leader) {
+			err = mover.TransferTo(ctx, leader, op.Range, 0)
+		}
 	case len(st.change) > 0:
 		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
 	default:

@@ -30,8 +30,8 @@ type pretend struct {
 	// failures is the part of the steps that fail, half of them after they were done.
 	failures float64
 	steps    int
-	// starved are nodes whose learners get no copy.
-	starved map[keyspace.NodeID]bool
+	// starved are nodes whose learners get no copy, lagging those that cannot take the lead.
+	starved, lagging map[keyspace.NodeID]bool
 	// fed, if not nil, is called once, without mu, when one of them is to be promoted: they have
 	// their copies then.
 	fed   func()
@@ -74,7 +74,7 @@ func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, v := range p.d.Replicas {
-		if to == 0 && v.Role == keyspace.RoleVoter && v.Node != node && !p.dead[v.Node] {
+		if to == 0 && v.Role == keyspace.RoleVoter && v.Node != node && !p.dead[v.Node] && !p.lagging[v.Node] {
 			to = v.Node
 		}
 	}
@@ -82,6 +82,8 @@ func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace
 	switch done, err := p.fate(); {
 	case node != p.leader:
 		return kverror.NotLeader
+	case p.lagging[to]:
+		return kverror.Busy
 	case !ok || m.Role != keyspace.RoleVoter || p.dead[to]:
 		return kverror.BadRequest
 	case done:
