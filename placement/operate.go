@@ -191,6 +191,9 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 	log.Info("operation begins", zap.Stringer("reason", op.Reason), zap.String("why", op.Why))
 	last, pause := o.s.o.Clock.Now(), operationPauseMin
 	for ctx.Err() == nil {
+		if _, ok := o.now(&op); !ok {
+			return // it has ended between a look at all and its turn
+		}
 		over, moved, err := o.step(ctx, &op)
 		abandoned := o.abandoned(op.Range)
 		// What gets on is not given up: its replica may have become a voter this moment.

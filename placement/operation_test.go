@@ -317,6 +317,28 @@ func TestOperationIsGivenUp(t *testing.T) {
 	})
 }
 
+// An operation that has ended between the look at all that are under way and its own turn is not
+// carried out once more.
+func TestOperationThatHasEndedIsLeft(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 34, 4, quiet)
+		var p *pretend
+		r.mover = func() Mover { return p }
+		d := r.founding.Ranges()[0]
+		p = newPretend(t, rand.New(rand.NewPCG(34, 1)), d)
+		p.report = r.report
+		r.startAll()
+		s := r.leader().service
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		o := newOperator(s, s.machine.leaderState().Term, newHearing())
+		o.carryOut(ctx, Operation{ID: 1, Range: d.Range, Kind: OperationAdd, To: 4, Replica: 99})
+		if p.steps != 0 {
+			t.Errorf("it has taken %d steps, to %v", p.steps, p.d.Replicas)
+		}
+	})
+}
+
 // report takes a descriptor to the map, as the range's leader does.
 func (r *rig) report(d keyspace.Descriptor) {
 	for _, n := range r.nodes {
