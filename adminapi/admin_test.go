@@ -43,6 +43,8 @@ type fakeBackend struct {
 	// leaves says that placement removes it when it holds none; name is that by which it was
 	// changed.
 	leaves bool
+	// still says that no operation is under way for the node.
+	still  bool
 	name   string
 	paused bool
 	// factor is the replication factor.
@@ -128,7 +130,7 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 	for i := range uint64(min(left, 8)) {
 		s.Ranges = append(s.Ranges, &adminpb.NodeRange{Id: i + 1, Start: []byte{'a' + byte(i)}, End: []byte{'b' + byte(i)}, Role: "voter", Leads: i == 0, Bytes: 512})
 	}
-	if left > 0 {
+	if left > 0 && !f.still {
 		s.Operations = []*adminpb.Operation{{Id: 300, Range: 1, Kind: "move", From: node, To: "n4", Reason: "drain", Why: "the node is decommissioned"}}
 	}
 	return s, nil
@@ -211,7 +213,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [state=S] [back] [leaves] [merge-ms=N]
+//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [state=S] [back] [leaves] [still] [merge-ms=N]
 //	range-list [json] [node=NODE] [key=K] / node-list [json]
 //	node-show node=NODE [json]
 //	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
@@ -238,7 +240,7 @@ func TestStories(t *testing.T) {
 			b.empty = true
 		}
 		b.missing = d.HasArg("missing")
-		b.stale, b.paused, b.back, b.leaves = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves")
+		b.stale, b.paused, b.back, b.leaves, b.still = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves"), d.HasArg("still")
 		d.MaybeScanArgs(t, "left", &b.left)
 		d.MaybeScanArgs(t, "factor", &b.factor)
 		b.mergeMs = -1
@@ -329,7 +331,7 @@ func runNodeStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 		if err == nil && d.HasArg("wait") {
 			n, err = c.AwaitNode(t.Context(), Wait{
 				Call: time.Minute, Pause: time.Millisecond,
-				Tell: func(n *adminpb.Node) { fmt.Fprintln(&out, NodeProgress(n)) },
+				Tell: func(text string) { fmt.Fprintln(&out, text) },
 			}, change, n)
 		}
 		if err == nil {
@@ -469,7 +471,7 @@ func TestWaitingEnds(t *testing.T) {
 	c, stop := serve(t, &fakeBackend{left: 1 << 40, state: "decommissioned"})
 	n1 := &adminpb.Node{Id: "a", Name: "n1"}
 	ctx, cancel := context.WithCancel(t.Context())
-	w := Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Node) { cancel() }}
+	w := Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(string) { cancel() }}
 	_, err := c.AwaitNode(ctx, w, Decommission, n1)
 	r := (*Refusal)(nil)
 	if !errors.As(err, &r) || !strings.Contains(r.Reason, "holds 1099511627776 replicas") || !strings.Contains(r.NextStep, "skein node recommission n1") {
@@ -505,7 +507,7 @@ func TestWaitingBesideOldNews(t *testing.T) {
 		c, stop := serve(t, &oldBackend{})
 		n, err := c.ChangeNode(t.Context(), change, "n1")
 		if err == nil {
-			n, err = c.AwaitNode(t.Context(), Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(*adminpb.Node) {}}, change, n)
+			n, err = c.AwaitNode(t.Context(), Wait{Call: time.Minute, Pause: time.Millisecond, Tell: func(string) {}}, change, n)
 		}
 		if err != nil || n.GetState() != want {
 			t.Errorf("%s: the node is %q, %v; want %q", change, n.GetState(), err, want)

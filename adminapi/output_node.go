@@ -157,17 +157,23 @@ func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) er
 	for _, can := range []struct {
 		what    NodeChange
 		from    []string
+		under   string
 		refused *adminpb.Refusal
 	}{
-		{Drain, []string{"serving"}, s.GetDrain()},
-		{Decommission, []string{"serving", "draining", "learner"}, s.GetDecommission()},
+		{Drain, []string{"serving"}, "draining", s.GetDrain()},
+		{Decommission, []string{"serving", "draining", "learner"}, "decommissioned", s.GetDecommission()},
 	} {
-		if !slices.Contains(can.from, s.GetNode().GetState()) {
+		text, r := "not possible now", can.refused
+		switch state := s.GetNode().GetState(); {
+		case state == can.under && heldUp(s, can.what) != nil:
+			text = "held up"
+		case !slices.Contains(can.from, state):
 			continue
+		case r == nil:
+			text = "possible"
 		}
-		text := "possible"
-		if r := can.refused; r != nil {
-			text = fmt.Sprintf("not possible now: %s\n  next: %s", r.GetReason(), r.GetNextStep())
+		if r != nil {
+			text += fmt.Sprintf(": %s\n  next: %s", r.GetReason(), r.GetNextStep())
 		}
 		if _, err := fmt.Fprintf(w, "%s: %s\n", can.what, text); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -13,8 +14,9 @@ import (
 type Wait struct {
 	// Call bounds one question, Pause lies between two of them.
 	Call, Pause time.Duration
-	// Tell is called with the node whenever it holds something else than before.
-	Tell func(*adminpb.Node)
+	// Tell is called with a line whenever the node holds something else than before, or something
+	// else holds it up.
+	Tell func(string)
 }
 
 // maxFailedLooks is how many questions in a row may fail before the waiting ends: a node
@@ -27,10 +29,10 @@ const maxFailedLooks = 30
 // ctx, and where somebody takes the node back. The node is as ChangeNode has returned it:
 // from then on its id counts, since a name may go to another one when it is free.
 func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node *adminpb.Node) (*adminpb.Node, error) {
-	var last *adminpb.Node
 	told, failed := "", 0
 	for {
-		n, over, err := c.lookAtNode(ctx, w, change, node)
+		s, over, err := c.lookAtNode(ctx, w, change, node)
+		n := s.GetNode()
 		if r := (*Refusal)(nil); errors.As(err, &r) && r.Removed {
 			if change != Decommission {
 				return nil, err
@@ -38,7 +40,7 @@ func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node 
 			// It has left: placement removes a node by itself where etcd's MemberRemove has asked
 			// for it, and whoever else waits for it may have come first.
 			n, over, err = &adminpb.Node{Id: node.GetId(), Name: node.GetName(), State: "removed"}, true, nil
-			w.Tell(n)
+			w.Tell(NodeProgress(n))
 		}
 		switch {
 		case over:
@@ -48,54 +50,67 @@ func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node 
 				return nil, err
 			}
 		case err == nil:
-			failed, last = 0, n
-			if text := NodeProgress(n); text != told {
+			failed = 0
+			text := NodeProgress(n)
+			if r := heldUp(s, change); r != nil {
+				text += ", and is held up: " + r.GetReason() + "; next: " + r.GetNextStep()
+			}
+			if text != told {
 				told = text
-				w.Tell(n)
+				w.Tell(text)
 			}
 		}
 		if clock.Sleep(ctx, clock.System(), w.Pause) != nil {
-			return nil, waitedLongEnough(change, node.GetName(), last)
+			return nil, waitedLongEnough(change, node.GetName(), told)
 		}
 	}
 }
 
 // lookAtNode asks for the node once, and removes it where that is what is left to do. over
 // says that there is nothing more to wait for.
-func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node *adminpb.Node) (n *adminpb.Node, over bool, err error) {
+func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node *adminpb.Node) (s *adminpb.NodeShowResponse, over bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.Call)
 	defer cancel()
-	s, err := c.NodeShow(ctx, node.GetId())
+	s, err = c.NodeShow(ctx, node.GetId())
 	if err != nil {
 		return nil, false, err
 	}
-	n = s.GetNode()
+	n := s.GetNode()
 	want := map[NodeChange]string{Drain: "draining", Decommission: "decommissioned"}[change]
 	if s.GetStale() {
 		n.State = want // what is known of it without a quorum may be older than the change
 	}
 	switch {
 	case n.GetState() != want:
-		return n, true, &Refusal{
+		return s, true, &Refusal{
 			Reason:   node.GetName() + " is " + n.GetState() + " again: somebody has taken it back",
 			NextStep: "repeat the command if it is still to be done",
 		}
 	case change == Drain:
 		// Without a quorum nobody knows who leads.
-		return n, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
+		return s, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
 	case n.GetRanges() == 0 && !n.GetPlacement():
 		// What the range map says may be a moment older than what the node says.
 		removed, err := c.ChangeNode(ctx, Remove, node.GetId())
-		return removed, err == nil, err
+		return &adminpb.NodeShowResponse{Node: removed}, err == nil, err
 	}
-	return n, false, nil
+	return s, false, nil
 }
 
-func waitedLongEnough(change NodeChange, node string, last *adminpb.Node) error {
-	reason := node + " could not be looked at"
-	if last != nil {
-		reason = NodeProgress(last)
+// heldUp returns why a change of a node that is under way does not get on, nil where nothing is
+// known of that.
+func heldUp(s *adminpb.NodeShowResponse, change NodeChange) *adminpb.Refusal {
+	switch {
+	case len(s.GetOperations()) > 0:
+		return nil
+	case change == Drain:
+		return s.GetDrain()
 	}
+	return s.GetDecommission()
+}
+
+func waitedLongEnough(change NodeChange, node, told string) error {
+	reason := cmp.Or(told, node+" could not be looked at")
 	back := Undrain
 	if change == Decommission {
 		back = Recommission

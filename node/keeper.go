@@ -72,12 +72,14 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 		}
 	}
 	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
-	now := a.c.o.Clock.Now()
-	if n.State == placement.NodeServing {
-		out.Drain = refusalRow(v.mayDrain(&n, now))
+	row := out.GetNode()
+	// What is under way may be held up by what has happened since.
+	if n.State == placement.NodeServing || n.State == placement.NodeDraining && (row.GetLeaders() > 0 || row.GetPlacementLeader()) {
+		out.Drain = refusalRow(a.mayBecome(v, &n, placement.NodeDraining))
 	}
-	if n.State == placement.NodeServing || n.State == placement.NodeDraining {
-		out.Decommission = refusalRow(v.mayDecommission(&n, now))
+	if n.State == placement.NodeServing || n.State == placement.NodeDraining ||
+		n.State == placement.NodeDecommissioned && (row.GetRanges() > 0 || row.GetPlacement()) {
+		out.Decommission = refusalRow(a.mayBecome(v, &n, placement.NodeDecommissioned))
 	}
 	return out, nil
 }

@@ -121,6 +121,32 @@ func TestNodeStates(t *testing.T) {
 	})
 }
 
+// TestWhatIsHeldUpSaysWhy: what has come in the way since a node was drained, or decommissioned, is
+// shown as long as it holds something.
+func TestWhatIsHeldUpSaysWhy(t *testing.T) {
+	bubble(t, 4, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.mustPut(r.nodes[0], "a", "v")
+		r.pause()
+		k := r.keeper(r.nodes[0])
+		state := func(id keyspace.NodeID, to placement.NodeState) {
+			if err := r.nodes[0].core.client.SetNodeState(r.t.Context(), id, placement.NodeServing, to); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+		state(1, placement.NodeDraining)
+		state(2, placement.NodeDecommissioned)
+		s, err := k.a.ShowNode(r.t.Context(), r.nodes[0].id.String())
+		if err != nil || s.GetNode().GetLeaders() == 0 || !strings.Contains(s.GetDrain().GetReason(), "placement is paused") {
+			r.t.Errorf("drained, and held up: %v, %v", s, err)
+		}
+		s, err = k.a.ShowNode(r.t.Context(), r.nodes[1].id.String())
+		if err != nil || s.GetNode().GetRanges() == 0 || !strings.Contains(s.GetDecommission().GetReason(), "placement is paused") {
+			r.t.Errorf("decommissioned, and held up: %v, %v", s, err)
+		}
+	})
+}
+
 // TestDrainBesideASilentNode: what would stop ranges is refused, and says who is missing.
 func TestDrainBesideASilentNode(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {

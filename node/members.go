@@ -177,7 +177,8 @@ var errStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctyp
 var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoughStarted.Error())
 
 // mayRemove refuses as etcd does: what the node holds cannot leave it without a quorum of
-// those who hold it too, and the last node that serves stays.
+// those who hold it too, nor without one of those that are left where nobody can take its place,
+// and the last node that serves stays.
 func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
 	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
 		return errNotEnoughStarted
@@ -187,7 +188,12 @@ func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []pla
 		return err
 	}
 	for i := range groups {
-		if _, holds := groups[i].ReplicaOn(id); holds && !m.quorumLives(groups[i].Replicas) {
+		d := &groups[i]
+		if _, holds := d.ReplicaOn(id); !holds {
+			continue
+		}
+		left := slices.DeleteFunc(slices.Clone(d.Replicas), func(r keyspace.Replica) bool { return r.Node == id })
+		if !m.quorumLives(d.Replicas) || !m.quorumLives(left) && m.heir(d, others, nil) == 0 {
 			return rpctypes.ErrGRPCUnhealthy
 		}
 	}

@@ -283,6 +283,24 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 	})
 }
 
+// Of three members, of which one is down, another one is not removed: nobody can take its place,
+// and two are no quorum without it. It serves on.
+func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.crash(r.nodes[2])
+		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[0].core.alive(r.nodes[2].id) })
+		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+		defer cancel()
+		_, err := members{r.nodes[0].core, 1}.MemberRemove(ctx, r.nodes[1].id)
+		r.wantEtcd("one of the two that are left", err, rpctypes.ErrGRPCUnhealthy)
+		m, _ := r.nodes[0].core.client.WatchMap()
+		if row, _ := m.Node(r.nodes[1].id); row.State != placement.NodeServing {
+			r.t.Errorf("after that it is %s", row.State)
+		}
+	})
+}
+
 // A member of four that is down is removed, and one of three while another is down is not.
 func TestAMemberThatIsDownIsRemoved(t *testing.T) {
 	const ranges = 4

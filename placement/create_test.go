@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // A founder is away while the first range is split. When it comes, nobody orders it
@@ -51,5 +53,33 @@ func TestRangeThatWasSplitIsNotCreatedAnew(t *testing.T) {
 			}
 			return true
 		})
+	})
+}
+
+// A founder does not come before another node has the replica that it was to have. When it comes
+// it gets none.
+func TestRangeThatWasMovedIsNotCreatedAnew(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 22, 4, quiet)
+		late := r.nodes[2]
+		late.refuse = 1 << 30
+		r.startAll()
+		moved := r.founding.Ranges()[0]
+		moved.ConfIndex = 100
+		moved.Replicas = []keyspace.Replica{moved.Replicas[0], moved.Replicas[1], {ID: 1000, Node: 4}}
+		r.nodes[0].client.ReportDescriptors(moved)
+		time.Sleep(10 * time.Second)
+		if g := r.leader().service.View().Lookup(nil); g.Descriptor.ConfIndex != 100 {
+			t.Fatalf("the move is not in the map: %+v", g)
+		}
+		late.mu.Lock()
+		late.refuse = 0
+		late.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		late.mu.Lock()
+		defer late.mu.Unlock()
+		if len(late.created) > 0 {
+			t.Errorf("created on the late node: %v", late.created)
+		}
 	})
 }

@@ -75,8 +75,9 @@ type decider struct {
 	under   map[keyspace.RangeID]Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
-	// ownRefuge is the lonely node that a repair of the placement group had last go to, 0 if none.
-	ownRefuge keyspace.NodeID
+	// ownTried is the node to which the last operation on the placement group was to bring a
+	// replica, 0 if it has come, and ownRefuge the lonely one that a repair had last go to, 0 if none.
+	ownTried, ownRefuge keyspace.NodeID
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
 	// what lies between two attempts.
 	handOverAt    clock.Time

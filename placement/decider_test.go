@@ -404,6 +404,67 @@ func TestDrainAndDecommission(t *testing.T) {
 	})
 }
 
+// Whom a leader does not reach cannot take the lead of its ranges over: another one does, and the
+// drain comes to its end.
+func TestDrainBesideWhoCannotLead(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 63, 3, fourBorders...)
+		time.Sleep(20 * time.Second)
+		w.each(func(p *pretend) { p.lagging = map[keyspace.NodeID]bool{2: true} })
+		w.setState(1, NodeServing, NodeDraining)
+		w.await(time.Minute, "drain", func() error {
+			if _, leads := w.on(1); leads != 0 {
+				return fmt.Errorf("node 1 leads %d", leads)
+			}
+			return nil
+		})
+	})
+}
+
+// The placement group's copy to a node that is silent is given up as soon as those of ranges are,
+// long before the patience with operations ends.
+func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 64, 5)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.patience = time.Hour
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		time.Sleep(10 * time.Second)
+		w.kill(3)
+		time.Sleep(w.deadAfter + 30*time.Second)
+		ops, err := w.leader().client.Operations(t.Context())
+		if err != nil || !slices.ContainsFunc(ops, func(o Operation) bool { return o.Range == OwnGroup && o.To == 4 }) {
+			t.Fatalf("under way: %v, %v; want the placement group on its way to node 4", ops, err)
+		}
+		w.kill(4)
+		w.await(90*time.Second, "repair", func() error { return w.group(1, 2, 5) })
+	})
+}
+
+// So it is with a node that is heard and never gets its copy: another one has its turn.
+func TestPlacementGroupGoesElsewhere(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 65, 5)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		time.Sleep(10 * time.Second)
+		w.kill(3)
+		w.await(w.deadAfter+2*time.Minute, "repair", func() error { return w.group(1, 2, 5) })
+	})
+}
+
+// group says whether the placement group is held by the nodes.
+func (w *pretended) group(want ...keyspace.NodeID) error {
+	if is := w.leader().members(); !slices.Equal(is, want) {
+		return fmt.Errorf("the placement group has %v", is)
+	}
+	return nil
+}
+
 // Replicas of a range go to different zones as soon as there are some.
 func TestZones(t *testing.T) {
 	virtually(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,12 +103,12 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 
 // now returns the operation as it is by now, if it is not over.
 func (o *operator) now(op *Operation) (Operation, bool) {
-	for _, x := range o.s.View().Operations() {
-		if x.Range == op.Range && x.ID == op.ID {
-			return x, true
-		}
+	all := o.s.View().Operations()
+	i, ok := slices.BinarySearchFunc(all, op.ID, func(x Operation, id uint64) int { return cmp.Compare(x.ID, id) })
+	if !ok {
+		return Operation{}, false
 	}
-	return Operation{}, false
+	return all[i], true
 }
 
 func (o *operator) abort(ctx context.Context, op *Operation) {

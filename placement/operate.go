@@ -191,6 +191,9 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 	log.Info("operation begins", zap.Stringer("reason", op.Reason), zap.String("why", op.Why))
 	last, pause := o.s.o.Clock.Now(), operationPauseMin
 	for ctx.Err() == nil {
+		if _, ok := o.now(&op); !ok {
+			return // it has ended between a look at all and its turn
+		}
 		over, moved, err := o.step(ctx, &op)
 		abandoned := o.abandoned(op.Range)
 		// What gets on is not given up: its replica may have become a voter this moment.
@@ -259,7 +262,9 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
 	case st.transfer:
-		err = mover.TransferTo(ctx, leader, op.Range, st.leader)
+		if err = mover.TransferTo(ctx, leader, op.Range, st.leader); err != nil && st.leader != 0 && op.leaves(leader) {
+			err = mover.TransferTo(ctx, leader, op.Range, 0)
+		}
 	case len(st.change) > 0:
 		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
 	default:

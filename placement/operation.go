@@ -388,6 +388,12 @@ func (o *Operation) nextTransfer(d *keyspace.Descriptor, leader keyspace.NodeID,
 	return step{transfer: true, leader: o.To}
 }
 
+// leaves says that it matters more that the leader does not lead any more than who does then: it
+// may not reach the one that was chosen.
+func (o *Operation) leaves(leader keyspace.NodeID) bool {
+	return leader == o.From && (o.Kind != OperationTransfer || o.Reason == decide.Drain)
+}
+
 // heir returns Lead if it can take the lead over, else 0: whom the range takes for the best.
 func (o *Operation) heir(d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) keyspace.NodeID {
 	m, ok := d.ReplicaOn(o.Lead)

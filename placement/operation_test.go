@@ -30,8 +30,8 @@ type pretend struct {
 	// failures is the part of the steps that fail, half of them after they were done.
 	failures float64
 	steps    int
-	// starved are nodes whose learners get no copy.
-	starved map[keyspace.NodeID]bool
+	// starved are nodes whose learners get no copy, lagging those that cannot take the lead.
+	starved, lagging map[keyspace.NodeID]bool
 	// fed, if not nil, is called once, without mu, when one of them is to be promoted: they have
 	// their copies then.
 	fed   func()
@@ -74,7 +74,7 @@ func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, v := range p.d.Replicas {
-		if to == 0 && v.Role == keyspace.RoleVoter && v.Node != node && !p.dead[v.Node] {
+		if to == 0 && v.Role == keyspace.RoleVoter && v.Node != node && !p.dead[v.Node] && !p.lagging[v.Node] {
 			to = v.Node
 		}
 	}
@@ -82,6 +82,8 @@ func (p *pretend) TransferTo(_ context.Context, node keyspace.NodeID, _ keyspace
 	switch done, err := p.fate(); {
 	case node != p.leader:
 		return kverror.NotLeader
+	case p.lagging[to]:
+		return kverror.Busy
 	case !ok || m.Role != keyspace.RoleVoter || p.dead[to]:
 		return kverror.BadRequest
 	case done:
@@ -311,6 +313,28 @@ func TestOperationIsGivenUp(t *testing.T) {
 		time.Sleep(70 * time.Second)
 		if under, err := r.nodes[0].client.Operations(ctx); err != nil || len(under) != 0 || len(p.d.Replicas) != 3 {
 			t.Fatalf("after a long time: %v, %v, %v", under, err, p.d.Replicas)
+		}
+	})
+}
+
+// An operation that has ended between the look at all that are under way and its own turn is not
+// carried out once more.
+func TestOperationThatHasEndedIsLeft(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 34, 4, quiet)
+		var p *pretend
+		r.mover = func() Mover { return p }
+		d := r.founding.Ranges()[0]
+		p = newPretend(t, rand.New(rand.NewPCG(34, 1)), d)
+		p.report = r.report
+		r.startAll()
+		s := r.leader().service
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		o := newOperator(s, s.machine.leaderState().Term, newHearing())
+		o.carryOut(ctx, Operation{ID: 1, Range: d.Range, Kind: OperationAdd, To: 4, Replica: 99})
+		if p.steps != 0 {
+			t.Errorf("it has taken %d steps, to %v", p.steps, p.d.Replicas)
 		}
 	})
 }

@@ -365,15 +365,18 @@ func (s *Service) createRanges(ctx context.Context, term uint64) {
 }
 
 // unchanged returns those of the founding ranges that the map still has as they were
-// founded. The others were split since, by replicas that exist: to create them as
-// they were would lay them over their children. Where one is missing, its group's
-// leader sends it a snapshot.
-func (s *Service) unchanged(ds []keyspace.Descriptor) []keyspace.Descriptor {
+// founded, with the node's replica. The others were split since, by replicas that exist: to create
+// them as they were would lay them over their children. Where one is missing, its group's
+// leader sends it a snapshot. Or the node was lost before it had its replica, and others have
+// it now: nobody waits for that node, and when it comes it gets none.
+func (s *Service) unchanged(node keyspace.NodeID, ds []keyspace.Descriptor) []keyspace.Descriptor {
 	v := s.View()
 	kept := make([]keyspace.Descriptor, 0, len(ds))
 	for i := range ds {
 		row := v.Lookup(ds[i].Span.Start)
-		if row.Descriptor.Range == ds[i].Range && row.Descriptor.Generation == ds[i].Generation {
+		was, _ := ds[i].ReplicaOn(node)
+		is, _ := row.Descriptor.ReplicaOn(node)
+		if row.Descriptor.Range == ds[i].Range && row.Descriptor.Generation == ds[i].Generation && is.ID == was.ID {
 			kept = append(kept, ds[i])
 		}
 	}
@@ -392,7 +395,7 @@ func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspa
 		case <-ctx.Done():
 			return
 		}
-		if ds = s.unchanged(ds); len(ds) == 0 {
+		if ds = s.unchanged(node, ds); len(ds) == 0 {
 			<-slots
 			return
 		}

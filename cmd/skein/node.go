@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skeindb/skein/adminapi"
-	"github.com/skeindb/skein/api/adminpb"
 )
 
 // nodePause lies between two looks at a node that is waited for. Each asks all nodes.
@@ -65,7 +64,7 @@ func newNodeChange(f *adminFlags, change adminapi.NodeChange, short, until strin
 				defer cancel()
 				n, err = client.AwaitNode(waiting, adminapi.Wait{
 					Call: f.timeout, Pause: nodePause,
-					Tell: func(n *adminpb.Node) { fmt.Fprintln(c.ErrOrStderr(), adminapi.NodeProgress(n)) },
+					Tell: func(text string) { fmt.Fprintln(c.ErrOrStderr(), text) },
 				}, change, n)
 			}
 			if err != nil {

@@ -137,16 +137,20 @@ func idOf(n *node) keyspace.NodeID {
 // resume returns the node of a learner that was left behind where a replica would be
 // put, and else where to put one: what was copied already is not copied again.
 func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
-	to, h := c.choose(r, from)
+	to, h := c.elsewhere(r, from)
+	var left *node
 	for _, is := range r.Descriptor.Replicas {
 		n := c.nodes[is.Node]
 		if is.Role != keyspace.RoleLearner || !n.takes() || !c.settings.bears(n.receiving, n.receivingBytes) {
 			continue
 		}
 		// The learner itself is in the count of its zone.
-		if to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from) {
-			return n, free
+		if (left == nil || left.ID == r.vain) && (to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from)) {
+			left = n
 		}
+	}
+	if left != nil && (left.ID != r.vain || h == holdNodes) {
+		return left, free
 	}
 	return to, h
 }
@@ -169,7 +173,9 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 			break
 		}
 	}
-	if t.voters < c.wanted(t.voters) && left.takes() {
+	// Where nothing came to it, and another node can have one, it is not taken up again.
+	_, other := c.choose(r, nil)
+	if t.voters < c.wanted(t.voters) && left.takes() && (left.ID != r.vain || other == holdNodes) {
 		source, h := c.sender(r)
 		return Operation{
 			Kind: AddReplica, To: left.ID, Source: idOf(source),
@@ -186,6 +192,9 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 // drain moves the lead off a node that is drained, and replicas off one that is
 // decommissioned.
 func (c *Cluster) drain(r *rng) (Operation, hold) {
+	if c.handsOver(r) {
+		return c.handOver(r)
+	}
 	for _, s := range r.seats {
 		n := s.node
 		if n.State != Decommissioning {
@@ -202,17 +211,21 @@ func (c *Cluster) drain(r *rng) (Operation, hold) {
 		}
 		return op, h
 	}
-	from := c.nodes[r.Leader]
-	_, h := c.worker(r)
+	if _, h := c.worker(r); h != free {
+		return Operation{}, h
+	}
+	return Operation{}, holdLead
+}
+
+// handOver moves the lead off a node that is drained, as handsOver says that it can be.
+func (c *Cluster) handOver(r *rng) (Operation, hold) {
+	from, h := c.worker(r)
 	if h != free {
 		return Operation{}, h
 	}
 	to := c.heir(r, from, nil)
-	if to == nil {
-		return Operation{}, holdLead
-	}
 	return Operation{
-		Kind: TransferLeader, From: from.ID, Lead: to.ID, Source: from.ID,
+		Kind: TransferLeader, From: from.ID, Lead: to.ID, Source: from.ID, Reason: Drain,
 		Requires: Requirement{Leaving: []keyspace.NodeID{from.ID}},
 		Why:      fmt.Sprintf("node %s is drained; %s has the fewest leaders", from.ID, c.where(to)),
 	}, free
@@ -224,7 +237,11 @@ func (c *Cluster) move(r *rng, from *node, why string, req Requirement) (Operati
 	if h != free {
 		return Operation{}, h
 	}
-	to, h := c.choose(r, from)
+	choose := c.elsewhere
+	if r.need == Zones {
+		choose = c.choose // any other node than that zone's would be no better
+	}
+	to, h := choose(r, from)
 	if h != free {
 		return Operation{}, h
 	}
@@ -283,10 +300,15 @@ func (c *Cluster) spread(r *rng) (Operation, hold) {
 // surplus returns the node of the zone (or of all where it is nil) whose replica is best
 // missed: not the leader's, and then the fullest one.
 func (c *Cluster) surplus(r *rng, z *zone) *node {
+	return c.fullest(r, func(n *node) bool { return z == nil || n.zone == z })
+}
+
+// fullest is surplus of the nodes that may be taken, nil where none may.
+func (c *Cluster) fullest(r *rng, may func(*node) bool) *node {
 	var worst *node
 	for _, s := range r.seats {
 		n := s.node
-		if z != nil && n.zone != z || !r.votes(n) {
+		if !may(n) || !r.votes(n) {
 			continue
 		}
 		if worst == nil || worst.ID == r.Leader || n.ID != r.Leader && n.in.fill > worst.in.fill {
@@ -294,6 +316,22 @@ func (c *Cluster) surplus(r *rng, z *zone) *node {
 		}
 	}
 	return worst
+}
+
+// superfluous is surplus of a range that has more voters than it is to have. Those on nodes that
+// are drained may be stopped at any time: where the others are no more than the quorum that is to
+// be, one of those goes, whatever its zone.
+func (c *Cluster) superfluous(r *rng, z *zone) *node {
+	stay := 0
+	for _, s := range r.seats {
+		if r.votes(s.node) && s.node.takes() {
+			stay++
+		}
+	}
+	if stay > quorum(c.settings.ReplicationFactor) {
+		return c.surplus(r, z)
+	}
+	return c.fullest(r, func(n *node) bool { return !n.takes() })
 }
 
 // factor adds or ends a voter, so that there are as many as the replication factor says.
@@ -311,13 +349,13 @@ func (c *Cluster) factor(r *rng) (Operation, hold) {
 		if many == 1 {
 			most = nil
 		}
-		return c.remove(r, c.surplus(r, most), why, Requirement{})
+		return c.remove(r, c.superfluous(r, most), why, Requirement{})
 	}
 	source, h := c.sender(r)
 	if h != free {
 		return Operation{}, h
 	}
-	to, h := c.choose(r, nil)
+	to, h := c.elsewhere(r, nil)
 	if h != free {
 		return Operation{}, h
 	}

@@ -94,7 +94,7 @@ func (c *Cluster) assess(r *rng) Reason {
 		return Joint
 	case t.learners > 0:
 		return Learner
-	case t.silent > 0:
+	case t.silent > 0 && !c.handsOver(r):
 		return None // until it is heard again, or dead
 	case c.leaves(r):
 		return Drain
@@ -138,6 +138,14 @@ func (c *Cluster) leaves(r *rng) bool {
 	return false
 }
 
+// handsOver says whether the range's leader is on a node that is drained, and another one can
+// lead. That copies nothing and takes nobody from the range, so it waits for nothing: whoever
+// drains a node is about to stop it.
+func (c *Cluster) handsOver(r *rng) bool {
+	n := c.nodes[r.Leader]
+	return n != nil && n.live() && n.State == Draining && c.heir(r, n, nil) != nil
+}
+
 // inZone counts the voters by plan in the zone, except on one node.
 func (r *rng) inZone(z *zone, except *node) int {
 	k := 0
@@ -149,15 +157,16 @@ func (r *rng) inZone(z *zone, except *node) int {
 	return k
 }
 
-// usable says whether the zone has a live node with room that has no replica of r.
-func (z *zone) usable(r *rng) bool {
-	taken := 0
-	for _, s := range r.seats {
-		if s.node.zone == z && s.node.in.roomy() > 0 {
-			taken++
-		}
-	}
-	return z.roomy > taken
+// usable says whether the zone has a live node, but for one, that has no replica of r and room
+// for one. The emptiest come first, so that few are looked at.
+func (c *Cluster) usable(z *zone, r *rng, but keyspace.NodeID) bool {
+	found, looked := false, 0
+	z.fill.Ascend(func(n *node) bool {
+		looked++
+		found = n.ID != but && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r))
+		return !found && looked < maxLook
+	})
+	return found
 }
 
 // crowded says whether a replica could move to a zone that would then have fewer of the
@@ -184,7 +193,7 @@ func (c *Cluster) crowd(r *rng) (*zone, int) {
 		return nil, 0
 	}
 	for _, z := range c.zones {
-		if r.inZone(z, nil) <= many-2 && z.usable(r) {
+		if r.inZone(z, nil) <= many-2 && c.usable(z, r, 0) {
 			return most, many
 		}
 	}

@@ -214,15 +214,7 @@ func (c *Cluster) roomWithout(n *node) int64 {
 // homeless returns a range of the node that none of the emptiest nodes could take.
 func (c *Cluster) homeless(n *node) *rng {
 	for _, r := range n.replicas {
-		home := false
-		for _, z := range c.zones {
-			looked := 0
-			z.fill.Ascend(func(o *node) bool {
-				looked++
-				home = home || r.seatOf(o.ID) == nil && c.fits(o, c.cost(r))
-				return !home && looked < maxLook
-			})
-		}
+		home := slices.ContainsFunc(c.zones, func(z *zone) bool { return c.usable(z, r, 0) })
 		if t := c.count(r); !home && t.voters <= c.settings.ReplicationFactor {
 			return r
 		}

@@ -121,10 +121,10 @@ type node struct {
 
 // indexed is what indexes and sums hold of a node.
 type indexed struct {
-	counted, live, receiver, room bool
-	fill                          float64
-	weight, bytes, load           int64
-	leaders, count                int
+	counted, live, receiver bool
+	fill                    float64
+	weight, bytes, load     int64
+	leaders, count          int
 }
 
 // zone is the nodes with one value of the zone attribute.
@@ -132,7 +132,6 @@ type zone struct {
 	name      string
 	fill      *btree.BTreeG[*node] // live ones by bytes to capacity
 	receivers *btree.BTreeG[*node] // those of them that can take a copy now
-	roomy     int                  // live ones that are not full
 	weight    int64                // of those that count
 	bytes     int64
 	target    float64 // fill that its nodes should have
@@ -155,7 +154,8 @@ type rng struct {
 	mate    *rng       // the neighbour with which it is being merged, step by step
 	calmAt  clock.Time // since when it and its right neighbour are small and cold; 0: they are not
 	failed  failures
-	was     pace // before the operation under way was decided
+	vain    keyspace.NodeID // to which the last copy did not come, 0 if it did
+	was     pace            // before the operation under way was decided
 }
 
 // pace is what keeps a range from being changed again soon, and what a decision makes of
@@ -452,6 +452,12 @@ func (c *Cluster) Finish(id keyspace.RangeID, now clock.Time, done bool) {
 	}
 	c.now = max(c.now, now)
 	op := r.op
+	switch {
+	case op.copies() && done:
+		r.vain = 0
+	case op.copies():
+		r.vain = op.To
+	}
 	if !done {
 		r.retryAt = c.now.Add(c.settings.Patience)
 		c.noteFailure(r, op)

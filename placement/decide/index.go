@@ -240,7 +240,6 @@ func (c *Cluster) unindex(n *node) {
 		n.zone.receivers.Delete(n)
 	}
 	n.in = indexed{}
-	n.zone.roomy -= was.roomy()
 	c.sum.load -= was.load
 	c.sum.leaders -= was.leaders
 	c.sum.live--
@@ -256,8 +255,7 @@ func (c *Cluster) index(n *node) {
 		fill: float64(n.bytes) / float64(w), weight: w,
 		bytes: n.bytes, load: n.load, leaders: n.leaders, count: n.count,
 	}
-	is.room = c.fits(n, 0)
-	is.receiver = is.live && is.room && c.settings.bears(n.receiving, n.receivingBytes)
+	is.receiver = is.live && c.fits(n, 0) && c.settings.bears(n.receiving, n.receivingBytes)
 	n.in = is
 	if is.counted {
 		n.zone.weight += w
@@ -277,19 +275,10 @@ func (c *Cluster) index(n *node) {
 	if is.receiver {
 		n.zone.receivers.ReplaceOrInsert(n)
 	}
-	n.zone.roomy += is.roomy()
 	c.sum.load += is.load
 	c.sum.leaders += is.leaders
 	c.sum.live++
 	if n.hot && float64(n.load) <= c.restLoad() {
 		n.hot = false
 	}
-}
-
-// roomy counts the node among those of its zone that have room.
-func (is *indexed) roomy() int {
-	if is.live && is.room {
-		return 1
-	}
-	return 0
 }

@@ -142,7 +142,11 @@ func (c *Cluster) serve(need Reason) {
 func (c *Cluster) act(r *rng) (Operation, hold) {
 	switch r.need {
 	case QuorumRisk, Repair:
-		return c.repair(r)
+		op, h := c.repair(r)
+		if h != free && c.handsOver(r) {
+			return c.handOver(r)
+		}
+		return op, h
 	case Joint:
 		return c.leaveJoint(r)
 	case Learner:

@@ -1,6 +1,10 @@
 package decide
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+)
 
 // hold is why something that is needed is not done now.
 type hold uint8
@@ -35,10 +39,23 @@ func (h hold) String() string { return holdNames[h] }
 // choose returns the node that should get another replica of the range, when the one on
 // from (which may be nil) ends. Zones with the fewest replicas of the range come first,
 // and where these are only busy, it waits: a worse place would have to be left again.
-func (c *Cluster) choose(r *rng, from *node) (*node, hold) {
+func (c *Cluster) choose(r *rng, from *node) (*node, hold) { return c.chooseBut(r, from, 0) }
+
+// elsewhere is choose, and passes over the node to which the last copy of the range did not come,
+// which the leader may not reach, as long as there is another one. One that fails too has that
+// one tried again.
+func (c *Cluster) elsewhere(r *rng, from *node) (*node, hold) {
+	if to, h := c.chooseBut(r, from, r.vain); h != holdNodes {
+		return to, h
+	}
+	return c.choose(r, from)
+}
+
+// chooseBut is choose without one node, 0 for all.
+func (c *Cluster) chooseBut(r *rng, from *node, but keyspace.NodeID) (*node, hold) {
 	least := -1
 	for _, z := range c.zones {
-		if z.usable(r) {
+		if c.usable(z, r, but) {
 			if k := r.inZone(z, from); least < 0 || k < least {
 				least = k
 			}
@@ -49,10 +66,10 @@ func (c *Cluster) choose(r *rng, from *node) (*node, hold) {
 	}
 	var best *node
 	for _, z := range c.zones {
-		if !z.usable(r) || r.inZone(z, from) != least {
+		if !c.usable(z, r, but) || r.inZone(z, from) != least {
 			continue
 		}
-		if n := c.emptiest(z, r); n != nil && (best == nil || n.in.fill < best.in.fill) {
+		if n := c.emptiest(z, r, but); n != nil && (best == nil || n.in.fill < best.in.fill) {
 			best = n
 		}
 	}
@@ -65,13 +82,13 @@ func (c *Cluster) choose(r *rng, from *node) (*node, hold) {
 // maxLook bounds how many nodes are looked at from the end of an order.
 const maxLook = 32
 
-// emptiest returns the zone's emptiest node that can take a copy of the range now.
-func (c *Cluster) emptiest(z *zone, r *rng) *node {
+// emptiest returns the zone's emptiest node, but for one, that can take a copy of the range now.
+func (c *Cluster) emptiest(z *zone, r *rng, but keyspace.NodeID) *node {
 	var found *node
 	looked := 0
 	z.receivers.Ascend(func(n *node) bool {
 		looked++
-		if r.seatOf(n.ID) == nil && c.fits(n, c.cost(r)) {
+		if n.ID != but && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r)) {
 			found = n
 			return false
 		}
