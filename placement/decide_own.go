@@ -37,8 +37,8 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		return
 	}
 	d.handOverAt, d.handOverPause = 0, 0
-	if is, has := own.ReplicaOn(d.ownTried); has && is.Role == keyspace.RoleVoter {
-		d.ownTried = 0
+	if slices.ContainsFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && d.ownTried[m.Node] > 0 }) {
+		clear(d.ownTried)
 	}
 	o, ok := d.ownOperation(&own)
 	if !ok {
@@ -50,7 +50,9 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 	res := d.s.propose(ctx, d.term, beginOperation{ConfIndex: own.ConfIndex, Operation: o})
 	d.s.o.Logger.Info("decided about the placement group", zap.Stringer("what", &o), zap.String("why", o.Why), zap.Error(res.Err))
 	if res.Err == nil {
-		d.ownTried = o.To
+		if o.To != 0 {
+			d.ownTried[o.To]++
+		}
 		if d.nodes[o.To].Lonely {
 			d.ownRefuge = o.To
 		}
@@ -151,7 +153,7 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 // ownTarget returns a node that can take a replica of the group: in a zone that has few of
 // them, and the one with the lowest id of those. With lonely, one that hears hardly any other
 // counts as any; but after a first one, which may never get its copy, each has its turn by id.
-// One to which the last copy did not come comes last: this node may not reach it.
+// Those to which copies did not come are the last: this node may not reach them.
 func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
@@ -166,19 +168,13 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.Node
 		}
 		return 1
 	}
-	tried := func(id keyspace.NodeID) int {
-		if id == d.ownTried {
-			return 1
-		}
-		return 0
-	}
 	var best keyspace.NodeID
 	for id, n := range d.nodes {
 		n.Lonely = n.Lonely && !lonely
 		if _, has := own.ReplicaOn(id); has || !n.Takes() {
 			continue
 		}
-		if best == 0 || cmp.Or(cmp.Compare(tried(id), tried(best)), cmp.Compare(rank(id), rank(best)), cmp.Compare(id, best)) < 0 {
+		if best == 0 || cmp.Or(cmp.Compare(d.ownTried[id], d.ownTried[best]), cmp.Compare(rank(id), rank(best)), cmp.Compare(id, best)) < 0 {
 			best = id
 		}
 	}

@@ -75,9 +75,10 @@ type decider struct {
 	under   map[keyspace.RangeID]Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
-	// ownTried is the node to which the last operation on the placement group was to bring a
-	// replica, 0 if it has come, and ownRefuge the lonely one that a repair had last go to, 0 if none.
-	ownTried, ownRefuge keyspace.NodeID
+	// ownTried is how often an operation on the placement group was to bring a replica to a node,
+	// since one has come, and ownRefuge the lonely one that a repair had last go to, 0 if none.
+	ownTried  map[keyspace.NodeID]int
+	ownRefuge keyspace.NodeID
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
 	// what lies between two attempts.
 	handOverAt    clock.Time
@@ -101,7 +102,7 @@ func newDecider(s *Service, term uint64, h *hearing, o *operator) *decider {
 		settings: s.deciding(), began: now, surveyed: now,
 		nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{},
 		ranges: map[keyspace.RangeID]known{}, under: map[keyspace.RangeID]Operation{},
-		giveUp: map[keyspace.RangeID]string{},
+		giveUp: map[keyspace.RangeID]string{}, ownTried: map[keyspace.NodeID]int{},
 	}
 	d.c = decide.New(d.settings, term, now)
 	return d

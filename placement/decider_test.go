@@ -421,6 +421,35 @@ func TestDrainBesideWhoCannotLead(t *testing.T) {
 	})
 }
 
+// Two nodes are drained, and the third does not follow yet: the lead does not go to and fro
+// between the two, but waits, and goes to the third once that can have it.
+func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 66, 3, fourBorders...)
+		time.Sleep(20 * time.Second)
+		w.each(func(p *pretend) { p.lagging = map[keyspace.NodeID]bool{3: true} })
+		w.setState(1, NodeServing, NodeDraining)
+		w.setState(2, NodeServing, NodeDraining)
+		terms := func() (sum uint64) {
+			w.each(func(p *pretend) { sum += p.term })
+			return sum
+		}
+		time.Sleep(5 * time.Second)
+		before := terms()
+		time.Sleep(time.Minute)
+		if n := terms() - before; n > 0 {
+			t.Errorf("the lead has changed %d times within a minute", n)
+		}
+		w.each(func(p *pretend) { p.lagging = nil })
+		w.await(time.Minute, "drain", func() error {
+			if _, leads := w.on(3); leads != len(fourBorders)+1 {
+				return fmt.Errorf("node 3 leads %d", leads)
+			}
+			return nil
+		})
+	})
+}
+
 // The placement group's copy to a node that is silent is given up as soon as those of ranges are,
 // long before the patience with operations ends.
 func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
@@ -454,6 +483,21 @@ func TestPlacementGroupGoesElsewhere(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		w.kill(3)
 		w.await(w.deadAfter+2*time.Minute, "repair", func() error { return w.group(1, 2, 5) })
+	})
+}
+
+// Where two such nodes come first, the third has its turn.
+func TestPlacementGroupGoesToTheThird(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 67, 6)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		w.nodes[4].closed.Store(true)
+		time.Sleep(10 * time.Second)
+		w.kill(3)
+		w.await(w.deadAfter+4*time.Minute, "repair", func() error { return w.group(1, 2, 6) })
 	})
 }
 

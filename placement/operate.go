@@ -263,7 +263,7 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 		return res.Err == nil, true, res.Err
 	case st.transfer:
 		if err = mover.TransferTo(ctx, leader, op.Range, st.leader); err != nil && st.leader != 0 && op.leaves(leader) {
-			err = mover.TransferTo(ctx, leader, op.Range, 0)
+			err = o.leadElsewhere(ctx, op, &d, st.leader, err)
 		}
 	case len(st.change) > 0:
 		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
@@ -271,6 +271,27 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 		return false, false, errors.New(st.stuck)
 	}
 	return false, err == nil, err
+}
+
+// leadElsewhere has the lead of a range leave op.From, where the node to which it was to go first
+// has failed with err. From one that is drained it goes to none that would hand it on: of two
+// that are drained each would have it go to the other, for as long as nobody else can lead.
+func (o *operator) leadElsewhere(ctx context.Context, op *Operation, d *keyspace.Descriptor, failed keyspace.NodeID, err error) error {
+	mover := o.mover(op.Range)
+	if op.Kind != OperationTransfer {
+		return mover.TransferTo(ctx, op.From, op.Range, 0)
+	}
+	nodes := o.s.View().nodes
+	for _, m := range d.Replicas {
+		if m.Node == op.From || m.Node == failed || m.Role != keyspace.RoleVoter || nodes[m.Node].State != NodeServing ||
+			!o.s.o.Alive(m.Node) || !o.s.o.Central(m.Node) {
+			continue
+		}
+		if err = mover.TransferTo(ctx, op.From, op.Range, m.Node); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // look returns the range as its leader has it.

@@ -145,11 +145,11 @@ func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
 			continue
 		}
 		// The learner itself is in the count of its zone.
-		if (left == nil || left.ID == r.vain) && (to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from)) {
+		if (left == nil || slices.Index(r.vain, n.ID) < slices.Index(r.vain, left.ID)) && (to == nil || r.inZone(n.zone, from)-1 <= r.inZone(to.zone, from)) {
 			left = n
 		}
 	}
-	if left != nil && (left.ID != r.vain || h == holdNodes) {
+	if left != nil && (!slices.Contains(r.vain, left.ID) || h == holdNodes) {
 		return left, free
 	}
 	return to, h
@@ -175,7 +175,7 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 	}
 	// Where nothing came to it, and another node can have one, it is not taken up again.
 	_, other := c.choose(r, nil)
-	if t.voters < c.wanted(t.voters) && left.takes() && (left.ID != r.vain || other == holdNodes) {
+	if t.voters < c.wanted(t.voters) && left.takes() && (!slices.Contains(r.vain, left.ID) || other == holdNodes) {
 		source, h := c.sender(r)
 		return Operation{
 			Kind: AddReplica, To: left.ID, Source: idOf(source),
@@ -237,11 +237,13 @@ func (c *Cluster) move(r *rng, from *node, why string, req Requirement) (Operati
 	if h != free {
 		return Operation{}, h
 	}
-	choose := c.elsewhere
-	if r.need == Zones {
-		choose = c.choose // any other node than that zone's would be no better
+	to, h := c.elsewhere(r, from)
+	if h == free && r.need == Zones {
+		// A zone that has more of them would be no better.
+		if best, hb := c.choose(r, from); hb != free || r.inZone(best.zone, from) < r.inZone(to.zone, from) {
+			to, h = best, hb
+		}
 	}
-	to, h := choose(r, from)
 	if h != free {
 		return Operation{}, h
 	}

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/keyspace/divide"
@@ -157,13 +158,13 @@ func (r *rng) inZone(z *zone, except *node) int {
 	return k
 }
 
-// usable says whether the zone has a live node, but for one, that has no replica of r and room
+// usable says whether the zone has a live node, but for some, that has no replica of r and room
 // for one. The emptiest come first, so that few are looked at.
-func (c *Cluster) usable(z *zone, r *rng, but keyspace.NodeID) bool {
+func (c *Cluster) usable(z *zone, r *rng, but []keyspace.NodeID) bool {
 	found, looked := false, 0
 	z.fill.Ascend(func(n *node) bool {
 		looked++
-		found = n.ID != but && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r))
+		found = !slices.Contains(but, n.ID) && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r))
 		return !found && looked < maxLook
 	})
 	return found
@@ -193,7 +194,7 @@ func (c *Cluster) crowd(r *rng) (*zone, int) {
 		return nil, 0
 	}
 	for _, z := range c.zones {
-		if r.inZone(z, nil) <= many-2 && c.usable(z, r, 0) {
+		if r.inZone(z, nil) <= many-2 && c.usable(z, r, nil) {
 			return most, many
 		}
 	}

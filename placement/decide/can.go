@@ -214,7 +214,7 @@ func (c *Cluster) roomWithout(n *node) int64 {
 // homeless returns a range of the node that none of the emptiest nodes could take.
 func (c *Cluster) homeless(n *node) *rng {
 	for _, r := range n.replicas {
-		home := slices.ContainsFunc(c.zones, func(z *zone) bool { return c.usable(z, r, 0) })
+		home := slices.ContainsFunc(c.zones, func(z *zone) bool { return c.usable(z, r, nil) })
 		if t := c.count(r); !home && t.voters <= c.settings.ReplicationFactor {
 			return r
 		}

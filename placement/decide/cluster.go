@@ -154,8 +154,8 @@ type rng struct {
 	mate    *rng       // the neighbour with which it is being merged, step by step
 	calmAt  clock.Time // since when it and its right neighbour are small and cold; 0: they are not
 	failed  failures
-	vain    keyspace.NodeID // to which the last copy did not come, 0 if it did
-	was     pace            // before the operation under way was decided
+	vain    []keyspace.NodeID // to which no copy came, since the last that did
+	was     pace              // before the operation under way was decided
 }
 
 // pace is what keeps a range from being changed again soon, and what a decision makes of
@@ -454,9 +454,12 @@ func (c *Cluster) Finish(id keyspace.RangeID, now clock.Time, done bool) {
 	op := r.op
 	switch {
 	case op.copies() && done:
-		r.vain = 0
+		r.vain = nil
 	case op.copies():
-		r.vain = op.To
+		if slices.Contains(r.vain, op.To) {
+			r.vain = nil // all have had their turn
+		}
+		r.vain = append(r.vain, op.To)
 	}
 	if !done {
 		r.retryAt = c.now.Add(c.settings.Patience)

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -39,11 +40,10 @@ func (h hold) String() string { return holdNames[h] }
 // choose returns the node that should get another replica of the range, when the one on
 // from (which may be nil) ends. Zones with the fewest replicas of the range come first,
 // and where these are only busy, it waits: a worse place would have to be left again.
-func (c *Cluster) choose(r *rng, from *node) (*node, hold) { return c.chooseBut(r, from, 0) }
+func (c *Cluster) choose(r *rng, from *node) (*node, hold) { return c.chooseBut(r, from, nil) }
 
-// elsewhere is choose, and passes over the node to which the last copy of the range did not come,
-// which the leader may not reach, as long as there is another one. One that fails too has that
-// one tried again.
+// elsewhere is choose, and passes over the nodes to which no copy of the range came, which the
+// leader may not reach, as long as there is another one. Then each of them has its turn again.
 func (c *Cluster) elsewhere(r *rng, from *node) (*node, hold) {
 	if to, h := c.chooseBut(r, from, r.vain); h != holdNodes {
 		return to, h
@@ -51,8 +51,8 @@ func (c *Cluster) elsewhere(r *rng, from *node) (*node, hold) {
 	return c.choose(r, from)
 }
 
-// chooseBut is choose without one node, 0 for all.
-func (c *Cluster) chooseBut(r *rng, from *node, but keyspace.NodeID) (*node, hold) {
+// chooseBut is choose without some nodes.
+func (c *Cluster) chooseBut(r *rng, from *node, but []keyspace.NodeID) (*node, hold) {
 	least := -1
 	for _, z := range c.zones {
 		if c.usable(z, r, but) {
@@ -82,13 +82,13 @@ func (c *Cluster) chooseBut(r *rng, from *node, but keyspace.NodeID) (*node, hol
 // maxLook bounds how many nodes are looked at from the end of an order.
 const maxLook = 32
 
-// emptiest returns the zone's emptiest node, but for one, that can take a copy of the range now.
-func (c *Cluster) emptiest(z *zone, r *rng, but keyspace.NodeID) *node {
+// emptiest returns the zone's emptiest node, but for some, that can take a copy of the range now.
+func (c *Cluster) emptiest(z *zone, r *rng, but []keyspace.NodeID) *node {
 	var found *node
 	looked := 0
 	z.receivers.Ascend(func(n *node) bool {
 		looked++
-		if n.ID != but && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r)) {
+		if !slices.Contains(but, n.ID) && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r)) {
 			found = n
 			return false
 		}
