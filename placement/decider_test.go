@@ -472,33 +472,25 @@ func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
 	})
 }
 
-// So it is with a node that is heard and never gets its copy: another one has its turn.
+// So it is with nodes that are heard and never get their copy: another one has its turn, and
+// where two such nodes come first, the third.
 func TestPlacementGroupGoesElsewhere(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		w := pretendedRig(t, 65, 5)
-		w.mover = func() Mover { return w }
-		w.founding.PlacementReplicas = 3
-		w.startAll()
-		w.nodes[3].closed.Store(true)
-		time.Sleep(10 * time.Second)
-		w.kill(3)
-		w.await(w.deadAfter+2*time.Minute, "repair", func() error { return w.group(1, 2, 5) })
-	})
-}
-
-// Where two such nodes come first, the third has its turn.
-func TestPlacementGroupGoesToTheThird(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		w := pretendedRig(t, 67, 6)
-		w.mover = func() Mover { return w }
-		w.founding.PlacementReplicas = 3
-		w.startAll()
-		w.nodes[3].closed.Store(true)
-		w.nodes[4].closed.Store(true)
-		time.Sleep(10 * time.Second)
-		w.kill(3)
-		w.await(w.deadAfter+4*time.Minute, "repair", func() error { return w.group(1, 2, 6) })
-	})
+	for _, vain := range []int{1, 2} {
+		t.Run(fmt.Sprint(vain), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				w := pretendedRig(t, uint64(64+vain), 4+vain)
+				w.mover = func() Mover { return w }
+				w.founding.PlacementReplicas = 3
+				w.startAll()
+				for i := range vain {
+					w.nodes[3+i].closed.Store(true)
+				}
+				time.Sleep(10 * time.Second)
+				w.kill(3)
+				w.await(w.deadAfter+time.Duration(vain)*2*time.Minute, "repair", func() error { return w.group(1, 2, keyspace.NodeID(4+vain)) })
+			})
+		})
+	}
 }
 
 // group says whether the placement group is held by the nodes.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -713,81 +712,6 @@ func (r *Replica) dropPendingLocked() {
 		r.wakeLocked(h)
 	}
 	r.dropTableLocked()
-}
-
-// publishTxnsLocked takes over what an applied entry has done to locks and records.
-func (r *Replica) publishTxnsLocked(changes []lockChange) {
-	now := r.node.cfg.Clock.Now()
-	for i := range changes {
-		ch := &changes[i]
-		if ch.mark.lease != 0 {
-			r.publishMarkLocked(ch.mark)
-			continue
-		}
-		t := r.tableLocked()
-		if ch.record != nil {
-			t.records[ch.record.name] = &heldRecord{txnRecord: ch.record, since: now}
-			t.most = max(t.most, len(t.records))
-		}
-		if !ch.forgotten.IsZero() {
-			delete(t.records, ch.forgotten)
-		}
-		var h *held
-		switch {
-		case ch.removed != nil:
-			h = t.find(ch.removed.name, ch.removed.id)
-		case ch.added != nil:
-			h = t.find(ch.added.name, ch.added.id)
-		}
-		if h != nil {
-			now = min(now, h.since)
-			t.remove(h)
-		}
-		if ch.added != nil {
-			if h == nil {
-				h = &held{}
-			}
-			h.lock, h.batch, h.since = ch.added, nil, now
-			t.add(h)
-		}
-		if h != nil && ch.removed != nil {
-			r.wakeLocked(h)
-		}
-		now = r.node.cfg.Clock.Now()
-	}
-	r.dropTableLocked()
-}
-
-// forgetLocks gives back what the locks of a replica that is gone count with. They have not
-// ended: other nodes have them, or another range of this one.
-func (r *Replica) forgetLocks() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.forgetLocksLocked()
-}
-
-func (r *Replica) forgetLocksLocked() {
-	if r.locks == nil {
-		return
-	}
-	for h := range r.locks.all {
-		r.locks.remove(h)
-	}
-	r.locks = nil
-}
-
-// loadTableLocked makes the table of a replica whose state was read from the engine.
-func (r *Replica) loadTableLocked(s *txnState) {
-	r.forgetLocksLocked()
-	r.marks = maps.Clone(s.marks)
-	changes := make([]lockChange, 0, len(s.locks)+len(s.records))
-	for _, l := range s.locks {
-		changes = append(changes, lockChange{added: l})
-	}
-	for _, t := range s.records {
-		changes = append(changes, lockChange{record: t})
-	}
-	r.publishTxnsLocked(changes)
 }
 
 // headsOfLocked remembers what the own pipeline's resolutions have made of their keys.
