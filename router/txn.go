@@ -295,6 +295,9 @@ func (a *trial) outcomes() outcomes {
 // hold one, since it may wait for others'.
 func (a *trial) nothing(ctx context.Context) (*pb.TxnResponse, error) {
 	now, err := a.t.r.currentOrWait(ctx)
+	if err == nil {
+		err = a.stillHeld(ctx)
+	}
 	a.abort()
 	if err == nil {
 		_, err = a.plan.badRevision(now)
@@ -303,6 +306,25 @@ func (a *trial) nothing(ctx context.Context) (*pb.TxnResponse, error) {
 		return nil, err
 	}
 	return a.t.answerAt(ctx, a.plan, now.Current)
+}
+
+// stillHeld ends the anchor's lock of an attempt that will not be committed, and says whether
+// it was there until now. No commit says so of what is answered from the facts of several
+// ranges, and who takes this node for dead may have ended locks between one prepare and the
+// next: what one range has told is of another moment then than what the other one has.
+func (a *trial) stillHeld(ctx context.Context) error {
+	lock, all := a.locks()
+	if len(all) == 0 {
+		return nil
+	}
+	got, err := a.t.r.stepFor(ctx, a.all()[0].op.Anchor, &shard.Resolve{Name: a.name, Lock: lock})
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	if !got.(*shard.Resolved).Intact {
+		return errStartOver
+	}
+	return nil
 }
 
 // settle goes on with an attempt of which everything is prepared: all that it was told
@@ -316,6 +338,9 @@ func (a *trial) settle(ctx context.Context) (*pb.TxnResponse, error) {
 		}
 	}
 	if err := a.refusal(ctx); err != nil {
+		if gone := a.stillHeld(ctx); gone != nil {
+			err = gone
+		}
 		a.abort()
 		return nil, err
 	}

@@ -78,7 +78,8 @@ func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID
 	case *shard.Revoke:
 		return &shard.Revoked{}, nil
 	}
-	return &shard.Resolved{}, nil
+	resolve, ok := op.(*shard.Resolve)
+	return &shard.Resolved{Intact: ok && resolve.Lock != shard.LockID{}}, nil
 }
 
 func (f *ranges) show(id keyspace.RangeID, op shard.TxnOp) string {
@@ -287,6 +288,73 @@ func TestCourseOfATransaction(t *testing.T) {
 					if q.Count != 1 || len(q.Also) != 1 || q.Range+q.Also[0].Range != 4 {
 						t.Errorf("asked for %+v", q)
 					}
+				}
+			})
+		})
+	}
+}
+
+// What an attempt that changes nothing, or is refused, has been told by several ranges is of
+// one moment only if its locks were there all the time: a coordinator that stood still was
+// taken for dead, and others have ended them and written (trap 78).
+func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
+	deletes := &pb.TxnRequest{Compare: []*pb.Compare{versionIs("q", 3)}, Success: []*pb.RequestOp{
+		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte("a")}}},
+		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte("z")}}},
+	}}
+	for name, c := range map[string]struct {
+		refused *kverror.Error
+		wait    bool
+	}{
+		"nothing is changed": {},
+		"a put is refused":   {refused: kverror.New(kverror.KeyNotFound, "")},
+		"the step is lost":   {wait: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, r := newRanges()
+				var first shard.TxnName
+				f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+					f.mu.Lock()
+					defer f.mu.Unlock()
+					switch o := op.(type) {
+					case *shard.Prepare:
+						if first.IsZero() {
+							first = o.Name
+						}
+						a := &shard.Prepared{Held: true, Lock: shard.LockID{Range: id, Number: o.Name.Attempt}}
+						for range o.Guards {
+							a.Facts = append(a.Facts, shard.Fact{Found: true, Holds: true})
+						}
+						for _, w := range o.Writes {
+							a.Results = append(a.Results, shard.WriteResult{Number: w.Number})
+						}
+						if c.refused != nil && id == 3 {
+							a.Refused, a.RefusedAt, a.Results = c.refused, 2, nil
+						}
+						return a, nil
+					case *shard.Resolve:
+						switch {
+						case o.Lock == shard.LockID{}:
+							return nil, nil
+						case o.Lock.Range != 1 || o.Revision != 0:
+							t.Errorf("%+v is no end of the anchor's lock", o)
+						case o.Name == first && c.wait:
+							return nil, kverror.New(kverror.LeaderChanged, "")
+						}
+						return &shard.Resolved{Intact: o.Name != first}, nil
+					}
+					return nil, nil
+				}
+				resp, err := r.Txn(t.Context(), deletes)
+				afterwards()
+				r.Stop()
+				if c.refused == nil && (err != nil || !resp.Succeeded) || c.refused != nil && !errors.Is(err, c.refused.Kind) {
+					t.Fatalf("%v, %v", resp, err)
+				}
+				const want = "prepare 1 at 1; prepare 1 at 3; resolve 1@0 at 1; prepare 2 at 1; prepare 2 at 3; resolve 2@0 at 1"
+				if got := f.steps(); !inOrder(got, want) {
+					t.Errorf("asked %s\nwant  %s", got, want)
 				}
 			})
 		})

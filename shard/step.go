@@ -590,10 +590,7 @@ func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answe
 	case h == nil:
 		r.sayLocked(c, &Decided{}, out)
 	case r.decidingLocked(c, h):
-	case op.Name.Attempt <= r.rec.fence && !h.covers(op.Anchor):
-		// A split has cut the lock, the anchor's half was aborted, which the fence says, and a
-		// merge has brought the other half here. A revoke's lock covers no anchor: one whose
-		// attempt another fence has passed starts over.
+	case !r.intactLocked(h):
 		r.sayLocked(c, &Decided{}, out)
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
@@ -601,6 +598,14 @@ func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answe
 		rec := &txnRecord{name: op.Name, anchor: op.Anchor, revision: op.Revision, locks: op.Locks}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemCommit, id: op.AnchorLock, record: rec}, h)
 	}
+}
+
+// intactLocked says whether a lock that its attempt took at its anchor is the one that was made
+// there. Where a split has cut it, the anchor's half may have been aborted, which the fence
+// says, and a merge have brought the other half here. A revoke's lock covers no anchor: one
+// whose attempt another fence has passed starts over.
+func (r *Replica) intactLocked(h *held) bool {
+	return h.name.Attempt > r.rec.fence || h.covers(h.anchor)
 }
 
 // mayBeAtLocked refuses a step of a lock at a revision that cannot be its transaction's:
@@ -680,7 +685,7 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 		c.step.on, c.step.answer = []*held{h}, &Resolved{More: more}
 		return false
 	default:
-		c.step.answer = &Resolved{More: more}
+		c.step.answer = &Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.id && r.intactLocked(h)}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemResolve, revision: op.Revision}, h)
 	}
 	return true

@@ -142,10 +142,14 @@ func formatTxnAnswer(a TxnAnswer, err error) string {
 		}
 		return s
 	case *Resolved:
+		s := "done"
 		if o.More {
-			return "more"
+			s = "more"
 		}
-		return "done"
+		if o.Intact {
+			s += ", it was intact"
+		}
+		return s
 	case *Revoked:
 		switch {
 		case o.TooMany:

@@ -238,6 +238,10 @@ type Forget struct {
 type Resolved struct {
 	// More says that the range has something left to do: ask again.
 	More bool
+	// Intact is the answer where the anchor's range ends the anchor's lock of an attempt that is
+	// not committed: it was there until now, as it was made. Then no lock of the attempt has
+	// ended, since others end one only after the anchor's.
+	Intact bool
 }
 
 func (*Prepare) kind() txnKind   { return txnPrepare }

@@ -97,6 +97,7 @@ func sampleTxnAnswers() []TxnAnswer {
 		&Resolved{More: true},
 		&Revoked{Revision: 310, TooMany: true},
 		&Attached{Keys: [][]byte{[]byte("a"), []byte("b")}, More: true},
+		&Resolved{Intact: true},
 	}
 }
 

@@ -31,6 +31,11 @@ const (
 )
 
 const (
+	resolvedMore = 1 << iota
+	resolvedIntact
+)
+
+const (
 	resultLived = 1 << iota
 	resultSwept
 )
@@ -224,7 +229,7 @@ func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 		dst = binary.AppendUvarint(append(dst, byte(txnDecide)), uint64(o.Revision))
 		return appendLocks(dst, o.Locks), nil
 	case *Resolved:
-		return append(dst, byte(txnResolve), flag(o.More, 1)), nil
+		return append(dst, byte(txnResolve), flag(o.More, resolvedMore)|flag(o.Intact, resolvedIntact)), nil
 	case *Revoked:
 		return binary.AppendUvarint(append(dst, byte(txnRevoke), flag(o.TooMany, 1)), uint64(o.Revision)), nil
 	case *Attached:
@@ -330,7 +335,8 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 		d.Locks = c.locks()
 		a = d
 	case txnResolve:
-		a = &Resolved{More: c.flags(1) != 0}
+		f := c.flags(resolvedMore | resolvedIntact)
+		a = &Resolved{More: f&resolvedMore != 0, Intact: f&resolvedIntact != 0}
 	case txnRevoke:
 		a = &Revoked{TooMany: c.flags(1) != 0, Revision: c.revision()}
 	case txnLeaseKeys:
