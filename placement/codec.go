@@ -9,8 +9,8 @@ import (
 )
 
 // formatVersion leads every command, record and message of this package.
-// docs/format/placement.md describes version 6 byte by byte.
-const formatVersion = 6
+// docs/format/placement.md describes version 7 byte by byte.
+const formatVersion = 7
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (

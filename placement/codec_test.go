@@ -50,6 +50,7 @@ func sampleCommands() []command {
 		commitMerge{mergeRef{7, 300}, rangeVersion{3, 21}, rangeVersion{4, 22}},
 		abortMerge{mergeRef{7, 300}},
 		keepBorder{Key: []byte("m")},
+		bindMerge{mergeRef{7, 300}},
 	}
 	cs := make([]command, len(ops))
 	for i, op := range ops {

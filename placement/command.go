@@ -31,6 +31,7 @@ const (
 	opCommitMerge
 	opAbortMerge
 	opKeepBorder
+	opBindMerge
 )
 
 // command is one raft entry of the placement group.
@@ -176,6 +177,8 @@ func (r *reader) effect(kind opKind) effect {
 		return abortMerge{Merge: r.mergeRef()}
 	case opKeepBorder:
 		return keepBorder{Key: r.bytes(maxLeaseSpanBytes)}
+	case opBindMerge:
+		return bindMerge{Merge: r.mergeRef()}
 	}
 	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
 	return nil

@@ -85,7 +85,7 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 		switch late := o.s.o.Clock.Now().Sub(last) > patience; {
 		case ctx.Err() != nil:
 			return
-		case errors.As(err, &abort), late && op.Phase == MergePreparing:
+		case errors.As(err, &abort), late && op.Phase.undecided():
 			log.Info("merge is aborted", zap.Error(err))
 			o.abort(ctx, &op)
 			moved = true
@@ -126,7 +126,7 @@ func (o *operator) stepMerge(ctx context.Context, op *Operation) (moved bool, er
 	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
 	defer cancel()
 	switch op.Phase {
-	case MergePreparing:
+	case MergePreparing, MergeBinding:
 		return o.prepareMerge(ctx, op)
 	case MergeCommitted:
 		err = o.orderLeader(ctx, op.Range, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID})
@@ -179,6 +179,13 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 	// What is decided at the commit is decided by the map.
 	if res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {
 		return false, res.Err
+	}
+	if op.Phase == MergePreparing {
+		// Before the first order: whatever becomes of it, and whoever leads then, an abort
+		// releases both ranges.
+		if res := o.s.propose(ctx, o.term, bindMerge{mergeRef{op.Range, op.ID}}); res.Err != nil {
+			return false, res.Err
+		}
 	}
 	bind := keyspace.MergeOrder{
 		Step: keyspace.MergeBind, ID: op.ID, Range: left.Range, Generation: left.Generation, ConfIndex: left.ConfIndex,

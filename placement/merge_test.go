@@ -345,3 +345,133 @@ type unmoved struct{ *pretendPair }
 func (unmoved) TransferTo(context.Context, keyspace.NodeID, keyspace.RangeID, keyspace.NodeID) error {
 	return kverror.Busy
 }
+
+// ledBy has a range led by a node, or with 0 be without a quorum.
+func (p *pretend) ledBy(n keyspace.NodeID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leader = n
+}
+
+// pairRig is a cluster that decides nothing by itself with two neighbours, as merger has them
+// merged where it is not nil. Of five nodes one holds the left one alone.
+func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPair) Mover) (*rig, *pretendPair) {
+	t.Helper()
+	r := newRig(t, seed, nodes, quiet, "m")
+	ds := r.founding.Ranges()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}}
+	p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
+	p.left.report, p.right.report = r.report, r.report
+	r.mover = func() Mover {
+		if merger == nil {
+			return p
+		}
+		return merger(r, p)
+	}
+	r.startAll()
+	if err := r.nodes[0].client.SetPaused(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	return r, p
+}
+
+// operation returns the operation under way with the id.
+func (r *rig) operation(ctx context.Context, id uint64) (Operation, bool) {
+	r.t.Helper()
+	under, err := r.nodes[0].client.Operations(ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	i := slices.IndexFunc(under, func(o Operation) bool { return o.ID == id })
+	if i < 0 {
+		return Operation{}, false
+	}
+	return under[i], true
+}
+
+// A merge that is aborted before any order of it may have bound a range is over then, though
+// the right range has lost its quorum: neither is there anything to release, nor does the left
+// range wait for the right one.
+func TestMergeAbortedBeforeItBindsIsOver(t *testing.T) {
+	for _, moves := range []bool{false, true} {
+		t.Run(fmt.Sprintf("moves %t", moves), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r, p := pairRig(t, 75, 5, nil)
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				if moves {
+					p.right.starved = map[keyspace.NodeID]bool{1: true}
+				} else {
+					p.right.ledBy(0)
+				}
+				left := p.left.d.Range
+				op := r.beginMergeAt(ctx, 0, left)
+				if moves {
+					for at, _ := r.operation(ctx, op.ID); at.To != 1; at, _ = r.operation(ctx, op.ID) {
+						time.Sleep(100 * time.Millisecond)
+					}
+					p.right.ledBy(0)
+				}
+				time.Sleep(max(mergePatience, r.patience) + operationStep)
+				if at, under := r.operation(ctx, op.ID); under {
+					t.Fatalf("the right range has no quorum, and the left one is kept by %s", at.String())
+				}
+				if p.bound != [2]uint64{} || p.over != [2]uint64{} {
+					t.Errorf("bound to %v, released from %v", p.bound, p.over)
+				}
+				move := Operation{Range: left, Kind: OperationMove, From: 3, To: 5, Why: "asked for"}
+				if _, err := r.nodes[0].client.BeginOperation(ctx, move); err != nil {
+					t.Fatal(err)
+				}
+				for r.busyAt(ctx, 0) {
+					time.Sleep(100 * time.Millisecond)
+				}
+				if got := fmt.Sprint(p.left.voters()); got != "[1 2 5]" {
+					t.Errorf("the left range's voters are %s", got)
+				}
+			})
+		})
+	}
+}
+
+// losesAtFreeze is a pair of which the right one has no quorum from the moment on when it is
+// to be frozen, until it is led again.
+type losesAtFreeze struct {
+	*pretendPair
+	r *rig
+}
+
+func (l losesAtFreeze) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
+	for _, at := range l.r.leader().service.View().Operations() {
+		if at.ID == o.ID && at.Phase == MergePreparing {
+			l.t.Errorf("%s of range %s is ordered, and the merge is %s", o.Step, o.Range, at.Phase)
+		}
+	}
+	if o.Step == keyspace.MergeFreeze {
+		l.right.ledBy(0)
+	}
+	return l.pretendPair.Merge(ctx, n, o)
+}
+
+// A merge that is aborted when its orders may be on their way stays until both ranges are
+// released, however long the right one has no quorum.
+func TestMergeAbortedOnceItBindsAwaitsBoth(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r, p := pairRig(t, 76, 3, func(r *rig, p *pretendPair) Mover { return losesAtFreeze{p, r} })
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		op := r.beginMergeAt(ctx, 0, p.left.d.Range)
+		time.Sleep(2 * mergePatience)
+		if at, under := r.operation(ctx, op.ID); !under || at.Phase != MergeAborted || p.bound[0] != op.ID {
+			t.Errorf("under way %t: %s, bound to %v", under, at.String(), p.bound)
+		}
+		p.right.ledBy(p.left.d.Replicas[0].Node)
+		for r.busyAt(ctx, 0) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if p.bound != [2]uint64{} || p.over != [2]uint64{op.ID, op.ID} {
+			t.Errorf("bound to %v, released from %v", p.bound, p.over)
+		}
+	})
+}

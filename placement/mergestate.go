@@ -17,8 +17,11 @@ type MergePhase byte
 
 // The phases of a merge.
 const (
-	// MergePreparing: both ranges are what they were, or the right one is frozen.
+	// MergePreparing: no order was ever sent by which a range is bound. An abort ends the merge.
 	MergePreparing MergePhase = iota
+	// MergeBinding: such an order may be on its way. The left range is bound, or will be, or not,
+	// and the right one frozen.
+	MergeBinding
 	// MergeCommitted: the map has one range. The left one has absorbed the other, or will.
 	MergeCommitted
 	// MergeAborted: both ranges stay, and are released.
@@ -27,8 +30,10 @@ const (
 
 // String returns the phase's name.
 func (p MergePhase) String() string {
-	return [...]string{"preparing", "committed", "aborted", "?"}[min(p, MergeAborted+1)]
+	return [...]string{"preparing", "binding", "committed", "aborted", "?"}[min(p, MergeAborted+1)]
 }
+
+func (p MergePhase) undecided() bool { return p < MergeCommitted }
 
 // mergeRef names a merge: its operation's range and id.
 type mergeRef struct {
@@ -51,6 +56,9 @@ type alignMerge struct {
 	From, To keyspace.NodeID
 }
 
+// bindMerge says that orders may be sent from now on by which the ranges are bound.
+type bindMerge struct{ Merge mergeRef }
+
 // commitMerge puts one range into the place of two that are as they were bound. It is the
 // one point from which on a merge has happened.
 type commitMerge struct {
@@ -58,10 +66,11 @@ type commitMerge struct {
 	Left, Right rangeVersion
 }
 
-// abortMerge ends a merge that is not committed.
+// abortMerge decides that a merge is not committed, and ends one that has bound nothing.
 type abortMerge struct{ Merge mergeRef }
 
 func (alignMerge) kind() opKind  { return opAlignMerge }
+func (bindMerge) kind() opKind   { return opBindMerge }
 func (commitMerge) kind() opKind { return opCommitMerge }
 func (abortMerge) kind() opKind  { return opAbortMerge }
 
@@ -81,6 +90,7 @@ func (o commitMerge) append(dst []byte) []byte {
 	return o.Right.append(o.Left.append(o.Merge.append(dst)))
 }
 
+func (o bindMerge) append(dst []byte) []byte  { return o.Merge.append(dst) }
 func (o abortMerge) append(dst []byte) []byte { return o.Merge.append(dst) }
 
 func (r *reader) mergeRef() mergeRef {
@@ -165,7 +175,7 @@ func (s *state) merging(m mergeRef) (Operation, error) {
 func (s *state) applyAlignMerge(o alignMerge) result {
 	op, err := s.merging(o.Merge)
 	right := s.ranges[op.Right]
-	if err != nil || op.Phase != MergePreparing || right == nil {
+	if err != nil || !op.Phase.undecided() || right == nil {
 		return result{Err: err, Operation: op}
 	}
 	op.From, op.To, op.Replica, op.Leaving = o.From, o.To, 0, 0
@@ -182,6 +192,21 @@ func (s *state) applyAlignMerge(o alignMerge) result {
 	return result{Operation: op}
 }
 
+// applyBindMerge notes that the merge binds. Nothing is bound where it is refused: behind an
+// abort that came first nobody is released.
+func (s *state) applyBindMerge(o bindMerge) result {
+	op, err := s.merging(o.Merge)
+	switch {
+	case err != nil:
+	case op.Phase == MergePreparing:
+		op.Phase = MergeBinding
+		s.setOperation(op)
+	case op.Phase != MergeBinding:
+		err = kverror.New(kverror.BadRequest, "merge %d is %s", op.ID, op.Phase)
+	}
+	return result{Err: err, Operation: op}
+}
+
 // applyCommitMerge is the commit point of a merge. What it finds changed it refuses: the
 // merge is to be aborted then.
 func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
@@ -191,8 +216,8 @@ func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
 		return result{Err: err}
 	case op.Phase == MergeCommitted:
 		return result{Operation: op}
-	case op.Phase == MergeAborted:
-		return result{Err: kverror.New(kverror.BadRequest, "merge %d is aborted", op.ID)}
+	case op.Phase != MergeBinding:
+		return result{Err: kverror.New(kverror.BadRequest, "merge %d is %s", op.ID, op.Phase)}
 	}
 	left, right := s.ranges[op.Range], s.ranges[op.Right]
 	if left == nil || right == nil || versionOf(&left.Descriptor) != o.Left || versionOf(&right.Descriptor) != o.Right ||
@@ -231,9 +256,17 @@ func mergeable(left, right *keyspace.Descriptor) bool {
 	return true
 }
 
+// applyAbortMerge ends a merge at once where it has bound nothing: releasing the ranges takes a
+// quorum of each. Whether it has is decided here and not by whoever proposes the abort, who may
+// have seen an older phase.
 func (s *state) applyAbortMerge(o abortMerge) result {
 	op, err := s.merging(o.Merge)
-	if err == nil && op.Phase == MergePreparing {
+	switch {
+	case err != nil:
+	case op.Phase == MergePreparing:
+		s.dropOperation(op)
+		return result{}
+	case op.Phase == MergeBinding:
 		op.Phase = MergeAborted
 		s.setOperation(op)
 	}

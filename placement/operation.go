@@ -215,12 +215,16 @@ func (s *state) applyBeginOperation(index uint64, o beginOperation) result {
 
 func (s *state) applyEndOperation(o endOperation) {
 	have, ok := s.operations[o.Range]
-	if !ok || have.ID != o.ID || have.Kind == OperationMerge && have.Phase == MergePreparing {
+	if !ok || have.ID != o.ID || have.Kind == OperationMerge && have.Phase.undecided() {
 		return // nothing is known of a merge that is not decided
 	}
-	delete(s.operations, o.Range)
-	delete(s.absorbing, have.Right)
-	s.operated(o.Range)
+	s.dropOperation(have)
+}
+
+func (s *state) dropOperation(op Operation) {
+	delete(s.operations, op.Range)
+	delete(s.absorbing, op.Right)
+	s.operated(op.Range)
 }
 
 func (s *state) setOperation(op Operation) {

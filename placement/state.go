@@ -127,6 +127,8 @@ func (s *state) apply(index uint64, op effect) result {
 		s.applyEndOperation(o)
 	case alignMerge:
 		return s.applyAlignMerge(o)
+	case bindMerge:
+		return s.applyBindMerge(o)
 	case commitMerge:
 		return s.applyCommitMerge(index, o)
 	case abortMerge:

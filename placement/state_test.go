@@ -59,7 +59,7 @@ func (r records) reload(t *testing.T) *state {
 //	grant id=N ttl=N / register id=N start=S end=S / revoke ids=(N,M) [incarnation=N] / forget id=N incarnation=N
 //	keep key=S                          the range that begins there is to begin there
 //	merge left=N [decided] [right=(G,C)] / align left=N op=N from=N to=N / end left=N op=N
-//	commit left=N op=N was=(G,C,G,C) / abort left=N op=N   was is generation and configuration of left and right
+//	bind left=N op=N / commit left=N op=N was=(G,C,G,C) / abort left=N op=N   was is generation and configuration of left and right
 //	leases                             prints all leases
 //	map                                prints the whole map
 //	records                            prints the records' bytes
@@ -235,6 +235,8 @@ func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) effect {
 	case "commit":
 		n := numbers(t, d, "was")
 		return commitMerge{ref, rangeVersion{keyspace.Generation(n[0]), n[1]}, rangeVersion{keyspace.Generation(n[2]), n[3]}}
+	case "bind":
+		return bindMerge{ref}
 	case "abort":
 		return abortMerge{ref}
 	case "end":

@@ -36,7 +36,8 @@ type Operation struct {
 	From string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
 	To   string `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
 	Why  string `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"`
-	// The range that a merge ends, and how far the merge is: preparing, committed or aborted.
+	// The range that a merge ends, and how far the merge is: preparing, binding, committed or
+	// aborted.
 	Right uint64 `protobuf:"varint,7,opt,name=right,proto3" json:"right,omitempty"`
 	Phase string `protobuf:"bytes,8,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Why it was decided, in one word as the metrics have it: quorum-risk, repair, joint,
