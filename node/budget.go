@@ -57,7 +57,8 @@ func scan(total int64) int64   { return total / 4 }
 // atLeast makes a share large enough for the parts of one transaction over several ranges of
 // maxRequest bytes, which a node that leads all of them holds at a time: they would refuse one
 // another, whenever it is tried. A part has a key up to four times. And a gateway holds one
-// until its locks have ended, behind its answer: the client's next one would be refused.
+// until its locks have ended, behind its answer: the client's next one would be refused, as it
+// would be while what one of the largest leaves in the wal's queue is above the queue's bound.
 func atLeast(share int64, maxRequest int) int64 { return max(share, 4*int64(maxRequest)) }
 
 // memTablesMax bounds the share of memtables: the engine has none of 4 GiB and more, and what
