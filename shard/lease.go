@@ -479,6 +479,11 @@ func (t *lockTable) revokes(op proto.Message) (found *held) {
 	return found
 }
 
+// attaches says whether a lock attaches a key to the lease.
+func (t *lockTable) attaches(lease keyspace.LeaseID) bool {
+	return t != nil && slices.ContainsFunc(t.leases[lease], func(h *held) bool { return slices.Contains(h.leases, lease) })
+}
+
 // visitLeases calls fn with the leases to which an operation may attach keys.
 func visitLeases(op proto.Message, fn func(lease keyspace.LeaseID)) {
 	switch o := op.(type) {
