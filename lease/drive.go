@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -129,32 +128,23 @@ func (k *Keeper) attempt(t *term, e *entry) {
 
 // deleteKeys has the keys of a lease deleted. Where no span was ever registered there can
 // be none.
-func (k *Keeper) deleteKeys(ctx context.Context, e *entry, timeout time.Duration) (keyspace.Revision, error) {
-	if len(e.spans) == 0 {
-		return 0, nil
-	}
+func (k *Keeper) deleteKeys(ctx context.Context, e *entry, timeout time.Duration) (rev keyspace.Revision, err error) {
 	ctx, cancel := clock.WithTimeout(ctx, k.o.Clock, timeout)
 	defer cancel()
-	for spans := e.spans; ; {
-		rev, err := k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, spans)
-		if err != nil {
+	for l := k.o.Records.LeaseRecord(e.ref); l != nil && len(l.Spans) > 0; {
+		if rev, err = k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans); err != nil {
 			return 0, err
 		}
 		// A merge of ranges that came in between may have carried the lease's mark beyond what
-		// was asked for. One that comes later finds no mark any more.
-		now := k.o.Records.LeaseSpans(e.ref)
-		if coverAll(spans, now) {
-			return rev, nil
+		// was asked for, or back from a range that still had it to one that had lost it, which a
+		// split then parts from the lock. One that comes later finds no mark any more.
+		now := k.o.Records.LeaseRecord(e.ref)
+		if now == l {
+			break
 		}
-		spans = now
+		l = now
 	}
-}
-
-// coverAll says whether each of the second spans lies within one of the first.
-func coverAll(spans, within []keyspace.Span) bool {
-	return !slices.ContainsFunc(within, func(s keyspace.Span) bool {
-		return !slices.ContainsFunc(spans, func(o keyspace.Span) bool { return o.Covers(s) })
-	})
+	return rev, nil
 }
 
 // startRemoval forgets the records of leases whose keys are gone.

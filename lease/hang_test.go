@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,6 +35,30 @@ func TestUnreachableKeysHoldUpNobodyElse(t *testing.T) {
 		ends(2000, 6*time.Second)
 		w.revoke(1001)
 		ends(1001, 3*time.Second)
+		w.finish()
+		w.stop()
+	})
+}
+
+// A merge of ranges while a lease's keys are deleted may bring its mark back to where it is gone
+// by then. The record is another one behind it, though it lists the same, and the lease is ended
+// once more before it goes.
+func TestMergeBesideTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		w.lead(w.nodes[0], true)
+		w.grant(1, 5, 2)
+		w.revoke(1)
+		time.Sleep(2 * time.Millisecond)
+		w.mu.Lock()
+		merged := *w.records[1]
+		w.records[1] = &merged
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		got, want := w.take(), 2
+		if n := strings.Count(got, "the keys of lease 1 are deleted"); n != want || !strings.HasSuffix(got, "lease 1 is gone") {
+			t.Errorf("the keys are deleted %d times, want %d:\n%s", n, want, got)
+		}
 		w.finish()
 		w.stop()
 	})

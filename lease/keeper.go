@@ -21,8 +21,9 @@ type Records interface {
 	RevokeLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
 	// RemoveLeases forgets leases whose keys and marks are gone.
 	RemoveLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
-	// LeaseSpans returns the spans that the lease's record lists now, nil if it is gone.
-	LeaseSpans(ref placement.LeaseRef) []keyspace.Span
+	// LeaseRecord returns the lease's record as it is now, nil if it is gone. It is the same
+	// one for as long as nothing has changed it.
+	LeaseRecord(ref placement.LeaseRef) *placement.Lease
 }
 
 // Revoker knows the keys of leases; the router does. Spans are those of the lease's
@@ -132,7 +133,6 @@ type entry struct {
 	ttl      int64
 	phase    phase
 	deadline clock.Time
-	spans    []keyspace.Span
 	// expired says that the clock has ended it.
 	expired  bool
 	failures int
@@ -187,7 +187,7 @@ func (k *Keeper) Lead(ctx context.Context, number uint64, records func(yield fun
 		e := &entry{ref: l.Ref(), ttl: l.TTL}
 		t.leases[l.ID] = e
 		if l.Revoking {
-			t.end(e, l.Spans, now)
+			t.end(e, now)
 			continue
 		}
 		t.renew(e, now, k.o.Extend)
@@ -228,7 +228,7 @@ func (k *Keeper) Changed(number uint64, changes []placement.LeaseChange) {
 			if !e.expired {
 				at = 1 // a client waits: before those that have expired
 			}
-			t.end(e, l.Spans, at)
+			t.end(e, at)
 		}
 	}
 	t.signal()
@@ -249,8 +249,8 @@ func after(now clock.Time, ttl int64, extend time.Duration) clock.Time {
 }
 
 // end takes up a lease whose end is decided; at is its place among those that wait.
-func (t *term) end(e *entry, spans []keyspace.Span, at clock.Time) {
-	e.phase, e.spans = ending, spans
+func (t *term) end(e *entry, at clock.Time) {
+	e.phase = ending
 	t.waiting++
 	t.ends.Set(e.ref.ID, at)
 }

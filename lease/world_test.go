@@ -292,12 +292,12 @@ func (n *node) RemoveLeases(ctx context.Context, term uint64, refs []placement.L
 	return n.propose(ctx, &proposal{term: term, refs: refs, remove: true})
 }
 
-// LeaseSpans implements Records.
-func (n *node) LeaseSpans(ref placement.LeaseRef) []keyspace.Span {
+// LeaseRecord implements Records.
+func (n *node) LeaseRecord(ref placement.LeaseRef) *placement.Lease {
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
 	if l := n.w.records[ref.ID]; l != nil && l.Ref() == ref {
-		return l.Spans
+		return l
 	}
 	return nil
 }

@@ -79,13 +79,14 @@ func (s *Service) eachLeaseBatch(refs []LeaseRef, f func([]LeaseRef) error) erro
 	return nil
 }
 
-// LeaseSpans returns the spans of a lease as this node's replica knows them.
-func (s *Service) LeaseSpans(ref LeaseRef) []keyspace.Span {
+// LeaseRecord returns the record of a lease as this node's replica knows it, nil where there
+// is none. It is the same one for as long as nothing has changed it.
+func (s *Service) LeaseRecord(ref LeaseRef) *Lease {
 	l, ok := s.View().Lease(ref.ID)
 	if !ok || l.Incarnation != ref.Incarnation {
 		return nil
 	}
-	return l.Spans
+	return l
 }
 
 // serveLease answers a request about leases on the node that leads.
@@ -195,7 +196,9 @@ func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspac
 	a := leaseResponse{Revision: last, Leases: found}
 	switch found[0].Phase {
 	case LeaseLive:
-		a.Spans = s.LeaseSpans(found[0].LeaseRef)
+		if l := s.LeaseRecord(found[0].LeaseRef); l != nil {
+			a.Spans = l.Spans
+		}
 	case LeaseGone:
 		a.Revision, err = s.lastRevision(term) // at or above that of its deletion
 	case LeaseEnding:

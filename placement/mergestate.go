@@ -273,12 +273,14 @@ func (s *state) applyAbortMerge(o abortMerge) result {
 	return result{Err: err, Operation: op}
 }
 
-// widen has every lease with keys in a part of the span list all of it.
+// widen has every lease with keys in a part of the span list all of it. The record of one
+// that is being ended is another one from now on, also where it lists all of it already: its
+// mark may be carried back to where it was taken away.
 func (s *leases) widen(span keyspace.Span) {
 	var wider []*Lease
 	s.tree.Ascend(func(l *Lease) bool {
 		for _, o := range l.Spans {
-			if o.Overlaps(span) && !l.covers(span) {
+			if o.Overlaps(span) && (!l.covers(span) || l.Revoking) {
 				wider = append(wider, l.with(span))
 				break
 			}

@@ -535,6 +535,34 @@ func kindOf(err error) error {
 	return kverror.Of(err).Kind
 }
 
+// TestMergeBesideTheEndOfALease: a merge that is committed makes the record of a lease that is
+// being ended another one, whatever it lists, and leaves alone what lives and lists all of it.
+func TestMergeBesideTheEndOfALease(t *testing.T) {
+	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).firstState()
+	span := func(start, end string) keyspace.Span { return keyspace.Span{Start: []byte(start), End: []byte(end)} }
+	for id := keyspace.LeaseID(1); id <= 3; id++ {
+		s.apply(11, grantLease{ID: id, TTL: 60})
+		s.apply(12, registerLease{ID: id, Span: span("c", "m")})
+	}
+	s.apply(13, registerLease{ID: 3, Span: span("m", "s")})
+	s.apply(14, revokeLeases{Leases: []LeaseRef{{ID: 2}, {ID: 3}}})
+	before := [4]*Lease{}
+	for id := range before {
+		before[id], _ = s.leases.get(keyspace.LeaseID(id))
+	}
+	text := printLeases(s)
+	s.leases.widen(span("s", "t"))
+	s.leases.widen(span("d", "e"))
+	for id := keyspace.LeaseID(1); id <= 3; id++ {
+		if l, _ := s.leases.get(id); (l == before[id]) != (id == 1) {
+			t.Errorf("lease %d: the same record: %t", id, l == before[id])
+		}
+	}
+	if got := printLeases(s); got != text {
+		t.Errorf("got %s, want %s", got, text)
+	}
+}
+
 // TestLeaseBounds: what would take more than its share is refused, changes nothing, and
 // finds room again.
 func TestLeaseBounds(t *testing.T) {

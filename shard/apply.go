@@ -523,6 +523,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	if derr != nil {
 		panic(derr.Error())
 	}
+	left := r.leftBehind(&rec)
 	if !s.rec.span.Covers(rec.span) {
 		// Of keys that came with a merge nothing was known here: a lock on them may be older than
 		// all that was complete without them.
@@ -553,6 +554,36 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.node.heard(rec.lastRevision)
 	out.send(r.node)
 	r.node.waysMade(&rec)
+	r.deleteLeft(left)
+}
+
+// leftBehind returns what a snapshot has taken out of the replica's span, carrying it past a
+// split, and has it kept from others; nil where that is nothing.
+func (r *Replica) leftBehind(now *record) *keyspace.Span {
+	old := &r.applying.rec
+	left, ok := old.span.Intersect(keyspace.Span{Start: now.span.End})
+	if old.generation == 0 || !ok || len(now.span.End) == 0 {
+		return nil
+	}
+	r.node.claimChild(r.id, keyspace.Span{Start: now.span.Start, End: old.span.End})
+	return &left
+}
+
+// deleteLeft deletes what a snapshot has left behind, unless another replica here holds it: a
+// child that does not come to this node, as it was moved since, would leave it for ever. Nobody
+// reads it any more; one whose page is of before learns that the range has changed.
+func (r *Replica) deleteLeft(left *keyspace.Span) {
+	if left == nil {
+		return
+	}
+	held, err := r.node.heldByOthers(r.id.Group(), *left)
+	if err == nil && !held {
+		data := engine.VersionedSpan(*left)
+		err = r.node.note(func(b *engine.Batch) error { return b.DeleteRange(data.Lower, data.Upper) })
+	}
+	if err != nil {
+		r.log.Warn("delete what a snapshot has left behind", zapSpan(*left), zap.Error(err))
+	}
 }
 
 // snapshotFateLocked answers what a former leadership left behind from the chain

@@ -189,6 +189,44 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 	})
 }
 
+// A snapshot that carries a replica past a split leaves nothing behind of what the child has
+// taken, which may never come here; nor does anybody else get at it before it is gone. What
+// another replica here holds stays.
+func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
+	for _, child := range []bool{false, true} {
+		virtually(t, func(t *testing.T) {
+			w := newFakeWorld(t)
+			defer w.stop()
+			r := w.node.Replica(1)
+			snap := snapshotOf(1, 2, "")
+			rec := record{rangeID: 1, generation: 2, span: keyspace.Span{End: []byte("m")}, lastRevision: 9}
+			snap.Payload = appendRecord(nil, &rec)
+			b := w.engine.NewBatch()
+			err := errors.Join(mvcc.Put(b, keyVersion("a", 2, false)), mvcc.Put(b, keyVersion("x", 3, false)), b.SetApplied(r.id.Group(), snap))
+			if child {
+				err = errors.Join(err, b.SetApplied(keyspace.RangeID(2).Group(), snapshotOf(2, 2, "m")))
+			}
+			if err = errors.Join(err, b.Commit(), r.AcceptSnapshot(snap)); err != nil {
+				t.Fatal(err)
+			}
+			if why := w.node.claim([]claim{{id: 3, span: keyspace.Span{Start: []byte("x")}}}); why[3] == nil {
+				t.Error("what is to be deleted is claimed")
+			}
+			r.SnapshotDone(snap, nil)
+			got := ""
+			if _, err := mvcc.History(w.engine, mvcc.HistoryOptions{From: 1, To: 9}, func(v *mvcc.Version) error { got += string(v.Key); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			if want := map[bool]string{false: "a", true: "ax"}[child]; got != want {
+				t.Errorf("with a child %t: %q is left, want %q", child, got, want)
+			}
+			if why := w.node.claim([]claim{{id: 3, span: keyspace.Span{Start: []byte("x")}}}); why[3] != nil {
+				t.Error(why[3])
+			}
+		})
+	}
+}
+
 // The note of how far old versions are gone must not come back with a crash once a
 // snapshot may have brought others: an ingest can be durable before what was committed.
 func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {

@@ -149,7 +149,8 @@
 //
 // … a merge brings a half back to where the other one was ended, or two locks of an attempt
 // into one range of which one was ended before? What has lost its anchor's half commits
-// nothing, and the mark of a lease goes only where the whole range has no key of it.
+// nothing, and the mark of a lease goes only where the whole range has no key of it, no lock that
+// is to attach one, and no other lock that revokes it.
 //
 // … a coordinator dies, or is cut off from whoever meets its lock? The range's leader asks
 // its node, and if that does not know the attempt or is not alive, has the anchor decide.

@@ -163,13 +163,15 @@ func (r *Replica) feedsLocked(g keyspace.Generation) error {
 
 // keptLocked says whether all events from the revision on are still in the store: of
 // those below the compacted revision some are not, if there are any.
-func (r *Replica) keptLocked(from keyspace.Revision) error {
-	if from >= r.rec.compacted || from > r.rec.lastRevision {
+func (r *Replica) keptLocked(from keyspace.Revision) error { return r.rec.kept(from) }
+
+func (rec *record) kept(from keyspace.Revision) error {
+	if from >= rec.compacted || from > rec.lastRevision {
 		return nil
 	}
 	return &kverror.Error{
-		Kind: kverror.Compacted, CompactRevision: r.rec.compacted,
-		Detail: fmt.Sprintf("range %s is asked for events from revision %d on", r.id, from),
+		Kind: kverror.Compacted, CompactRevision: rec.compacted,
+		Detail: fmt.Sprintf("range %s is asked for events from revision %d on", rec.rangeID, from),
 	}
 }
 
@@ -329,8 +331,28 @@ func (r *Replica) history(g keyspace.Generation, o mvcc.HistoryOptions, w histor
 		return nil, feedPlace{}, fmt.Errorf("shard: range %s: %w", r.id, err)
 	}
 	r.node.metrics.historyEvents.Add(float64(len(events)))
-	_, err = r.viewHistory(g, o.From)
-	return events, next, err
+	return events, next, r.stillShows(g, o.From)
+}
+
+// stillShows says why what was read of the store may not be all that the range had from the
+// revision on, nil if it is. The tables of a snapshot are in the store before the replica hears
+// of it: what the snapshot has compacted is known by its record.
+func (r *Replica) stillShows(g keyspace.Generation, from keyspace.Revision) error {
+	r.mu.Lock()
+	_, err := r.viewHistoryLocked(g, from)
+	receiving := r.receiving
+	r.mu.Unlock()
+	if err != nil || !receiving {
+		return err
+	}
+	rec, _, err := r.node.record(r.id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)
+	case rec.generation != g:
+		return kverror.New(kverror.Busy, "range %s: a snapshot brings generation %d", r.id, rec.generation)
+	}
+	return rec.kept(from)
 }
 
 // historyBefore finds the versions before the events of a page, which then ends earlier

@@ -17,8 +17,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -373,6 +375,37 @@ func TestFeedAcrossASnapshot(t *testing.T) {
 		}
 		r.SnapshotDone(snap, nil)
 		g.want("another generation", "1 ends: wrong range 1.2")
+	})
+}
+
+// The tables of a snapshot are in the store a flush before the replica says so. What it lets go
+// is not passed over in silence meanwhile.
+func TestHistoryBesideASnapshot(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		for range 3 {
+			w.write(t, 5, "k", "v")
+		}
+		g, r := w.gateway(t), w.node.Replica(1)
+		defer g.close()
+		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
+		snap := snapshotOf(1, 1, "")
+		rec := record{rangeID: 1, generation: 1, lastRevision: 9, compacted: 8, counted: true}
+		snap.Payload = appendRecord(nil, &rec)
+		if err := r.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		b, data := w.engine.NewBatch(), engine.VersionedSpan(keyspace.Span{})
+		if err := errors.Join(b.DeleteRange(data.Lower, data.Upper), mvcc.Put(b, keyVersion("k", 9, false)), b.SetApplied(r.id.Group(), snap), b.Commit()); err != nil {
+			t.Fatal(err)
+		}
+		if p, err := r.History(&HistoryRequest{Range: 1, Generation: 1, From: 2, To: 4, MaxBytes: 1 << 20}); !errors.Is(err, kverror.Compacted) {
+			t.Errorf("history: %+v, %v", p, err)
+		}
+		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
+		g.want("beside a snapshot", "1 ends: compacted")
+		r.SnapshotDone(snap, nil)
+		g.order(FeedOrder{ID: 2, Range: 1, Generation: 1, From: 2}, FeedOrder{ID: 3, Range: 1, Generation: 1, From: 9})
+		g.want("behind it", "2 ends: compacted; 3: k@9= |9; 3: |9")
 	})
 }
 

@@ -71,17 +71,29 @@ func (r *Replica) applyMark(b *engine.Batch, m mark, out *outcome) error {
 }
 
 // applyUnmark takes the mark of a lease away, unless it is that of a later incarnation: who
-// revokes an earlier one comes too late.
+// revokes an earlier one comes too late. Nor does it go before the last of the locks that
+// revoke the lease, of which a merge may have brought together more than one: keys that
+// another one is to delete are attached as long as it is there.
 func (r *Replica) applyUnmark(b *engine.Batch, m mark, out *outcome) error {
-	gone := mark{lease: m.lease}
-	if here := r.applying.txns.marks[m.lease]; here > m.incarnation {
-		gone.incarnation = here
-		out.locks = append(out.locks, lockChange{mark: gone})
+	s := &r.applying
+	here := s.txns.marks[m.lease]
+	if here > m.incarnation || s.txns.revokes(m.lease) {
+		out.locks = append(out.locks, lockChange{mark: mark{m.lease, here}})
 		return nil
 	}
-	delete(r.applying.txns.marks, m.lease)
-	out.locks = append(out.locks, lockChange{mark: gone})
+	delete(s.txns.marks, m.lease)
+	out.locks = append(out.locks, lockChange{mark: mark{lease: m.lease}})
 	return b.Delete(markKey(r.id, m.lease))
+}
+
+// revokes says whether a lock revokes the lease.
+func (s *txnState) revokes(lease keyspace.LeaseID) bool {
+	for _, l := range s.locks {
+		if l.revoke.lease == lease {
+			return true
+		}
+	}
+	return false
 }
 
 // releaseLock ends a lock without a revision, and takes the mark of its lease away.
@@ -477,6 +489,11 @@ func (t *lockTable) revokes(op proto.Message) (found *held) {
 		}
 	})
 	return found
+}
+
+// attaches says whether a lock attaches a key to the lease.
+func (t *lockTable) attaches(lease keyspace.LeaseID) bool {
+	return t != nil && slices.ContainsFunc(t.leases[lease], func(h *held) bool { return slices.Contains(h.leases, lease) })
 }
 
 // visitLeases calls fn with the leases to which an operation may attach keys.

@@ -355,17 +355,8 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", g.Range(), a.Index, err)
 	}
-	held := false
-	if err := n.cfg.Engine.VisitApplied(func(o keyspace.GroupID, a engine.Applied) error {
-		if o == g || o.IsSystem() {
-			return nil
-		}
-		other, err := decodeRecord(a.Payload)
-		if err == nil && other.span.Overlaps(rec.span) {
-			err = n.holds(&other, &a, &held)
-		}
-		return err
-	}); err != nil || held {
+	held, err := n.heldByOthers(g, rec.span)
+	if err != nil || held {
 		return err
 	}
 	txns, err := loadTxns(n.cfg.Engine, g.Range())
@@ -373,6 +364,22 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 		return err
 	}
 	return deleteSpan(b, rec.span, &txns)
+}
+
+// heldByOthers says whether a part of the span is that of another group's replica here, by the
+// engine's records.
+func (n *Node) heldByOthers(g keyspace.GroupID, span keyspace.Span) (held bool, err error) {
+	err = n.cfg.Engine.VisitApplied(func(o keyspace.GroupID, a engine.Applied) error {
+		if o == g || o.IsSystem() {
+			return nil
+		}
+		other, err := decodeRecord(a.Payload)
+		if err == nil && other.span.Overlaps(span) {
+			err = n.holds(&other, &a, &held)
+		}
+		return err
+	})
+	return held, err
 }
 
 // holds sets held unless the replica of an applied record has left this node.

@@ -289,21 +289,26 @@ func (r *Replica) sweepLease(l *lock, it *txnItem, span keyspace.Span, bytesLeft
 
 // evaluateUnmark has the mark of a lease without keys go. The lock was of a part of the range,
 // perhaps: where a merge has brought it together with another part, whose own lock others have
-// ended, keys may have been attached there.
+// ended, keys may have been attached there, or be about to be by a lock.
 func (r *Replica) evaluateUnmark(op *Resolve) (*txnItem, error) {
 	release := &txnItem{kind: itemRelease}
+	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
 	r.mu.Lock()
 	span, stays := r.rec.span, !r.revocableLocked(op.Unmark, op.Incarnation)
+	attaches := r.locks.attaches(op.Unmark)
 	r.mu.Unlock()
-	if stays {
+	switch {
+	case stays:
 		return release, nil // a later lease's mark, and its keys
+	case attaches:
+		return nil, conflict
 	}
 	err := r.store.attached(op.Unmark, span, func(key []byte) error {
 		v, ok, err := r.store.get(key, newest)
 		if err != nil || !ok || v.Lease != op.Unmark {
 			return err
 		}
-		return kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
+		return conflict
 	})
 	return release, err
 }

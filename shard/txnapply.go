@@ -130,14 +130,14 @@ func (r *Replica) endLock(b *engine.Batch, id LockID, rev keyspace.Revision, out
 			}
 		}
 		s.rec.lastRevision = max(s.rec.lastRevision, rev)
-		if l.revoke.lease != 0 {
-			if err := r.applyUnmark(b, l.revoke, out); err != nil {
-				return err
-			}
-		}
 	}
 	delete(s.txns.locks, id)
 	out.locks = append(out.locks, lockChange{removed: l, revision: rev})
+	if rev != 0 && l.revoke.lease != 0 {
+		if err := r.applyUnmark(b, l.revoke, out); err != nil {
+			return err
+		}
+	}
 	return b.Delete(lockKey(r.id, id))
 }
 
