@@ -27,19 +27,20 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 	if d.settings.Paused || own.ConfIndex == 0 || joint(&own) {
 		return
 	}
-	if i := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup }); i >= 0 {
-		d.leaveOwnSilent(&v.operations[i])
-		d.leaveOwnRefuge(&own, &v.operations[i])
-		return
+	busy := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
+	if busy >= 0 {
+		d.leaveOwnSilent(&v.operations[busy])
+		d.leaveOwnRefuge(&own, &v.operations[busy])
 	}
 	if d.nodes[d.s.o.Self].State == decide.Draining {
-		d.handOver(ctx, &own)
+		d.handOver(ctx, &own) // whoever leads then goes on with what is under way
 		return
 	}
 	d.handOverAt, d.handOverPause = 0, 0
-	if slices.ContainsFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && d.ownTried[m.Node] > 0 }) {
-		clear(d.ownTried)
+	if busy >= 0 {
+		return
 	}
+	d.forgetTried(&own)
 	o, ok := d.ownOperation(&own)
 	if !ok {
 		return
@@ -60,6 +61,14 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 	}
 }
 
+// forgetTried begins anew, once a copy of the group has come, with who is tried for the next one.
+func (d *decider) forgetTried(own *keyspace.Descriptor) {
+	if slices.ContainsFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && d.ownTried[m.Node] > 0 }) {
+		clear(d.ownTried)
+		d.ownRefuge = 0
+	}
+}
+
 // leaveOwnSilent has an operation on the group given up that waits for a node that is silent: as
 // with ranges.
 func (d *decider) leaveOwnSilent(o *Operation) {
@@ -75,7 +84,7 @@ func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
 	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Forsaken(o.To) {
 		return
 	}
-	if to := d.ownTarget(own, false); to != 0 {
+	if to := d.ownTarget(own, o.From, false); to != 0 {
 		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
 	}
 }
@@ -96,7 +105,7 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
-	o.To = d.ownTarget(own, false)
+	o.To = d.ownTarget(own, o.From, false)
 	if o.From == 0 {
 		return d.ownGrowth(o, voters)
 	}
@@ -108,7 +117,7 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 		o.Why += ", and every other node has a replica"
 	case o.Reason == decide.Repair:
 		// One more loss would stop it: as with ranges a risky copy is better than none.
-		o.Kind, o.To = OperationMove, d.ownTarget(own, true)
+		o.Kind, o.To = OperationMove, d.ownTarget(own, o.From, true)
 		o.Why += ", and no other node can take its replica than one that hears hardly any other"
 		return o, o.To != 0
 	default:
@@ -150,14 +159,17 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 	return o, true
 }
 
-// ownTarget returns a node that can take a replica of the group: in a zone that has few of
-// them, and the one with the lowest id of those. With lonely, one that hears hardly any other
+// ownTarget returns a node that can take a replica of the group, in the place of the one on from
+// if that is not 0: in a zone that has few of the others, and the one with the lowest id of those.
+// With lonely, one that hears hardly any other
 // counts as any; but after a first one, which may never get its copy, each has its turn by id.
 // Those to which copies did not come are the last: this node may not reach them.
-func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.NodeID {
+func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, lonely bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
-		zones[d.nodes[m.Node].Zone]++
+		if m.Node != from {
+			zones[d.nodes[m.Node].Zone]++
+		}
 	}
 	rank := func(id keyspace.NodeID) int {
 		switch {

@@ -450,6 +450,39 @@ func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 	})
 }
 
+// An operation on the placement group that does not get on keeps nobody who is drained leading it:
+// whoever leads next goes on with it.
+func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 67, 4)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.patience = time.Hour
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		w.leadBy(w.nodes[0])
+		ctx := t.Context()
+		o, err := w.nodes[1].client.BeginOperation(ctx, Operation{Range: OwnGroup, Kind: OperationMove, From: 3, To: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		w.setState(1, NodeServing, NodeDraining)
+		time.Sleep(10 * time.Second)
+		if l := w.leader(); l == nil || l.id == 1 {
+			t.Error("who is drained leads placement on")
+		}
+		if ops, err := w.nodes[1].client.Operations(ctx); err != nil || len(ops) != 1 || ops[0].ID != o.ID {
+			t.Fatalf("under way: %v, %v; want %s", ops, err, &o)
+		}
+		w.nodes[3].closed.Store(false)
+		w.awaitOwn(w.nodes[1], o.ID)
+		if err := w.group(1, 2, 4); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The placement group's copy to a node that is silent is given up as soon as those of ranges are,
 // long before the patience with operations ends.
 func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
