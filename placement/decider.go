@@ -229,7 +229,9 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 			n.SilentSince = 0
 			delete(d.lost, id)
 			d.s.o.Logger.Info("node is heard again", zap.Stringer("peer", id))
-		case n.Silent && !d.lost[id] && now.Sub(n.SilentSince) >= d.settings.NodeDeadAfter:
+		case d.lost[id] && !d.settings.Lost(&n, now):
+			delete(d.lost, id) // it was taken back, and may come in time
+		case !d.lost[id] && d.settings.Lost(&n, now):
 			d.lost[id] = true
 			d.s.o.Logger.Warn("node counts as lost: its replicas are rebuilt elsewhere",
 				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
