@@ -450,6 +450,30 @@ func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 	})
 }
 
+// Who is to lead for balance alone, and cannot, is not tried for as long as a copy is waited for:
+// each attempt stops the range for a moment, and nothing else is done for it meanwhile.
+func TestTransferForBalanceIsGivenUpSoon(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 68, 3, fourBorders...)
+		time.Sleep(20 * time.Second)
+		var id keyspace.RangeID
+		var from keyspace.NodeID
+		w.each(func(p *pretend) {
+			p.lagging = map[keyspace.NodeID]bool{2: true}
+			if p.leader != 2 {
+				id, from = p.d.Range, p.leader
+			}
+		})
+		if _, err := w.leader().client.BeginOperation(t.Context(), Operation{Range: id, Kind: OperationTransfer, From: from, To: 2}); err != nil {
+			t.Fatal(err)
+		}
+		w.await(transferPatience+5*time.Second, "it is given up", func() error { return nil })
+		if n := testutil.ToFloat64(w.leader().service.o.Metrics.OperationsEnded.WithLabelValues("transfer", "given-up")); n != 1 {
+			t.Errorf("%.0f transfers were given up", n)
+		}
+	})
+}
+
 // An operation on the placement group that does not get on keeps nobody who is drained leading it:
 // whoever leads next goes on with it.
 func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
