@@ -331,6 +331,7 @@ func (d *decider) feedOperations(v *View, now clock.Time) {
 	d.mu.Unlock()
 	for id, done := range tasks {
 		d.c.Finish(id, now, done)
+		delete(d.giveUp, id)
 	}
 	if d.view != nil && d.view.operationsChanged == v.operationsChanged && !told && !d.unsettled {
 		return
