@@ -19,8 +19,8 @@ import (
 const OwnLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
-// lost or decommissioned, its leader one that is drained, and it gets voters where it has
-// too few. It is one step at a time,
+// lost or decommissioned, its leader one that is drained, it gets voters where it has too few,
+// and they go to different zones. It is one step at a time,
 // and nothing for balance: who leads it costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *View) {
 	own := v.PlacementGroup()
@@ -41,7 +41,7 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		return
 	}
 	d.forgetTried(&own)
-	o, ok := d.ownOperation(&own)
+	o, ok := d.ownOperation(&own, d.s.o.Clock.Now())
 	if !ok {
 		return
 	}
@@ -90,7 +90,7 @@ func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
 }
 
 // ownOperation returns what is to be done for the group's replicas, if anything.
-func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
+func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (Operation, bool) {
 	o := Operation{Range: OwnGroup}
 	voters := 0
 	for _, m := range own.Replicas {
@@ -107,7 +107,10 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 	}
 	o.To = d.ownTarget(own, o.From, false)
 	if o.From == 0 {
-		return d.ownGrowth(o, voters)
+		if add, ok := d.ownGrowth(o, voters); ok {
+			return add, true
+		}
+		return d.ownSpread(own, now)
 	}
 	switch {
 	case o.To != 0:
@@ -157,6 +160,46 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 	o.Kind, o.Reason = OperationAdd, decide.Factor
 	o.Why = fmt.Sprintf("the placement group has %d voters, and %d nodes can have one", voters, take)
 	return o, true
+}
+
+// ownSpread moves a voter out of the zone that has most of them: with that zone the group might
+// stop, and nobody writes. Nodes say their zones one after the other when they are started, so
+// that it waits a while.
+func (d *decider) ownSpread(own *keyspace.Descriptor, now clock.Time) (Operation, bool) {
+	o, ok := d.ownCrowd(own)
+	if !ok {
+		d.ownCrowdedAt = 0
+		return o, false
+	}
+	if d.ownCrowdedAt == 0 {
+		d.ownCrowdedAt = now
+	}
+	return o, now.Sub(d.ownCrowdedAt) >= d.settings.Patience
+}
+
+// ownCrowd returns the move of a voter to a zone that would then have fewer of them than its own has
+// now; not the leader's, whose move costs most. Who never got its copy is not tried again.
+func (d *decider) ownCrowd(own *keyspace.Descriptor) (Operation, bool) {
+	o := Operation{Range: OwnGroup, Kind: OperationMove, Reason: decide.Zones}
+	zones, most := map[string]int{}, 1
+	for _, m := range own.Replicas {
+		n := d.nodes[m.Node]
+		if n.Silent {
+			return o, false
+		}
+		zones[n.Zone]++
+	}
+	for _, m := range own.Replicas {
+		if k := zones[d.nodes[m.Node].Zone]; k > most && m.Node != d.s.o.Self {
+			o.From, most = m.Node, k
+		}
+	}
+	if o.From == 0 {
+		return o, false
+	}
+	o.To = d.ownTarget(own, o.From, false)
+	o.Why = fmt.Sprintf("zone %q has %d voters of the placement group", d.nodes[o.From].Zone, most)
+	return o, o.To != 0 && d.ownTried[o.To] == 0 && zones[d.nodes[o.To].Zone] <= most-2
 }
 
 // ownTarget returns a node that can take a replica of the group, in the place of the one on from

@@ -79,6 +79,8 @@ type decider struct {
 	// since one has come, and ownRefuge the lonely one that a repair had last go to, 0 if none.
 	ownTried  map[keyspace.NodeID]int
 	ownRefuge keyspace.NodeID
+	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
+	ownCrowdedAt clock.Time
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
 	// what lies between two attempts.
 	handOverAt    clock.Time

@@ -558,7 +558,7 @@ func (w *pretended) group(want ...keyspace.NodeID) error {
 	return nil
 }
 
-// Replicas of a range go to different zones as soon as there are some.
+// Replicas of a range, and of the placement group, go to different zones as soon as there are some.
 func TestZones(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 56, 6, fourBorders...)
@@ -581,8 +581,36 @@ func TestZones(t *testing.T) {
 					err = fmt.Errorf("range %s has %v", p.d.Range, p.d.Replicas)
 				}
 			})
+			voters := map[string]int{}
+			for _, id := range w.leader().members() {
+				if voters[zone[id]]++; voters[zone[id]] > 2 {
+					err = fmt.Errorf("the placement group has %v", w.leader().members())
+				}
+			}
 			return errors.Join(err, w.whole(3))
 		})
+	})
+}
+
+// The placement group's copy to a node in another zone never comes, and is given up soon: once, and
+// a voter that is lost then is repaired with another node at once.
+func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 69, 5)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		for i, zone := range []string{"a", "a", "b", "c", "a"} {
+			w.founding.Nodes[i].Attributes = []Attribute{{"zone", zone}}
+		}
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		w.leadBy(w.nodes[0])
+		time.Sleep(5 * time.Minute)
+		if n := testutil.ToFloat64(w.leader().service.o.Metrics.OperationsEnded.WithLabelValues("move", "given-up")); n != 1 {
+			t.Errorf("%.0f moves were given up, want 1", n)
+		}
+		w.kill(3)
+		w.await(w.deadAfter+20*time.Second, "repair", func() error { return w.group(1, 2, 5) })
 	})
 }
 

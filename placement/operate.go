@@ -45,6 +45,8 @@ const (
 	operationPatience = 10 * time.Minute
 	// transferPatience is what there is for a change of the leader that is for balance alone.
 	transferPatience = 20 * time.Second
+	// ownSpreadPatience is what there is for a move of the placement group for zones alone.
+	ownSpreadPatience = time.Minute
 	// operationSweep is how often the leader looks for operations that nobody works on.
 	operationSweep = 5 * time.Second
 )
@@ -223,12 +225,17 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 }
 
 // patience returns how long an operation may take no step. Whoever leads for balance alone is not
-// worth that nothing else is done for the range, which each attempt stops for a moment.
+// worth that nothing else is done for the range, which each attempt stops for a moment; nor zones
+// that the placement group cannot be repaired meanwhile, whose copy is a small one.
 func (o *operator) patience(op *Operation) time.Duration {
-	if op.Kind == OperationTransfer && op.Reason != decide.Drain {
-		return min(o.s.o.OperationPatience, transferPatience)
+	switch most := o.s.o.OperationPatience; {
+	case op.Kind == OperationTransfer && op.Reason != decide.Drain:
+		return min(most, transferPatience)
+	case op.Range == OwnGroup && op.Reason == decide.Zones:
+		return min(most, ownSpreadPatience)
+	default:
+		return most
 	}
-	return o.s.o.OperationPatience
 }
 
 // howEnded names for the metrics how an operation has ended.
