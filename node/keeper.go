@@ -81,7 +81,51 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 		n.State == placement.NodeDecommissioned && (row.GetRanges() > 0 || row.GetPlacement()) {
 		out.Decommission = refusalRow(a.mayBecome(v, &n, placement.NodeDecommissioned))
 	}
+	if n.State == placement.NodeDecommissioned && out.GetDecommission() == nil && len(out.GetOperations()) == 0 {
+		out.Decommission = refusalRow(v.waits(n.ID))
+	}
 	return out, nil
+}
+
+// waits says for which silent nodes ranges wait that are to leave a node: nothing but repair touches
+// a range while one of its replicas is not heard. It is no refusal: they go on when it is heard
+// again, or counts as lost.
+func (v *survey) waits(node keyspace.NodeID) error {
+	var ranges []keyspace.RangeID
+	silent := map[keyspace.NodeID]bool{}
+	for _, d := range v.held(node) {
+		wait := false
+		for _, m := range d.Replicas {
+			if m.Node != node && !v.alive(m.Node) {
+				wait, silent[m.Node] = true, true
+			}
+		}
+		if wait {
+			ranges = append(ranges, d.Range)
+		}
+	}
+	if len(ranges) == 0 {
+		return nil
+	}
+	who := v.namedNodes(silent)
+	which := fmt.Sprintf("range %s has a replica on %s too, which does not answer", ranges[0], who)
+	if len(ranges) > 1 {
+		which = fmt.Sprintf("%d ranges have replicas on %s too, which does not answer", len(ranges), who)
+	}
+	return &adminapi.Refusal{
+		Reason:   which,
+		NextStep: "bring " + who + " back, or wait until it counts as lost (--node-dead-after), and its replicas are rebuilt elsewhere",
+	}
+}
+
+// namedNodes names some nodes, in the order of their names.
+func (v *survey) namedNodes(ids map[keyspace.NodeID]bool) string {
+	var all []string
+	for id := range ids {
+		all = append(all, "node "+cmp.Or(v.byName[id], id.String()))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 // shardSummary is what a node says of a replica that it holds.

@@ -147,6 +147,30 @@ func TestWhatIsHeldUpSaysWhy(t *testing.T) {
 	})
 }
 
+// TestWhatWaitsForASilentNodeSaysSo: nothing but repair touches a range with a replica on a node
+// that does not answer, and before that counts as lost nothing is refused either.
+func TestWhatWaitsForASilentNodeSaysSo(t *testing.T) {
+	bubble(t, 5, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[1], "a", "v")
+		r.crash(r.nodes[2])
+		k := r.keeper(r.nodes[1])
+		r.wait(time.Minute, "it is known to be down", func() bool { return !k.a.c.alive(3) })
+		k.does(adminapi.Decommission, "n1")
+		time.Sleep(30 * time.Second)
+		s, err := k.a.ShowNode(r.t.Context(), "n1")
+		why := s.GetDecommission()
+		if err != nil || s.GetNode().GetRanges() != 1 || why.GetReason() != "range 1 has a replica on node n3 too, which does not answer" ||
+			!strings.HasPrefix(why.GetNextStep(), "bring node n3 back, or wait until it counts as lost") {
+			r.t.Errorf("%v, %v", s, err)
+		}
+		r.start(r.nodes[2])
+		r.wait(time.Minute, "it holds nothing", func() bool { return k.node("n1").GetRanges() == 0 })
+		if s, err := k.a.ShowNode(r.t.Context(), "n1"); err != nil || s.GetDecommission() != nil {
+			r.t.Errorf("when it is over: %v, %v", s, err)
+		}
+	})
+}
+
 // TestDrainBesideASilentNode: what would stop ranges is refused, and says who is missing.
 func TestDrainBesideASilentNode(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
@@ -210,31 +234,6 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 		}
 		r.wantEtcd("the same by etcd's command", self{k.a.c}.MoveLeader(r.t.Context(), 5), rpctypes.ErrGRPCBadLeaderTransferee)
 		k.does(adminapi.Drain, "n5") // it has nothing that others would have to lead
-	})
-}
-
-// TestALonelyNodeIsTheLastHeir: what a member that is removed holds goes to a node that hears
-// hardly any other only where no other one can take it.
-func TestALonelyNodeIsTheLastHeir(t *testing.T) {
-	bubble(t, 5, nil, nil, func(r *rig) {
-		for n := keyspace.NodeID(2); n < 5; n++ { // node 5 hears node 1 alone
-			r.net.Cut(n, 5)
-		}
-		time.Sleep(time.Minute)
-		m := members{r.nodes[0].core, 1}
-		nodes, err := m.c.client.Members(r.t.Context(), true)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		load := map[keyspace.NodeID]int{1: 1, 2: 1, 3: 1, 4: 1} // it is given none, and has the fewest
-		d := keyspace.Descriptor{Replicas: []keyspace.Replica{{Node: 1}, {Node: 2}, {Node: 4}}}
-		if to := m.heir(&d, nodes, load); to != 3 {
-			r.t.Errorf("beside node 3 the heir is node %s", to)
-		}
-		d.Replicas = append(d.Replicas, keyspace.Replica{Node: 3})
-		if to := m.heir(&d, nodes, load); to != 5 {
-			r.t.Errorf("where no other is left the heir is node %s, want 5", to)
-		}
 	})
 }
 

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -129,7 +128,7 @@ func (m members) MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.M
 // removePause lies between two looks at what a node that is removed still holds.
 const removePause = 50 * time.Millisecond
 
-// MemberRemove implements etcdapi.Cluster. What the node holds is moved to others, or, where
+// MemberRemove implements etcdapi.Cluster. Placement moves what the node holds to others, or, where
 // each of them has a replica of a range already, the range has one less from then on, as a
 // group of etcd's has. Where it takes longer than the client waits, the node is
 // decommissioned meanwhile and removed once it holds nothing: who asks again waits for that.
@@ -155,7 +154,7 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 			return m.MemberList(ctx, true)
 		}
 		if errors.Is(err, kverror.BadRequest) {
-			err = m.empty(ctx, id)
+			err = m.stays(ctx, id)
 		}
 		if err != nil && ctx.Err() == nil {
 			return nil, err
@@ -187,18 +186,28 @@ func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []pla
 	if err != nil {
 		return err
 	}
+	holdsAny := false
 	for i := range groups {
 		d := &groups[i]
 		if _, holds := d.ReplicaOn(id); !holds {
 			continue
 		}
+		holdsAny = true
 		left := slices.DeleteFunc(slices.Clone(d.Replicas), func(r keyspace.Replica) bool { return r.Node == id })
-		if !m.quorumLives(d.Replicas) || !m.quorumLives(left) && m.heir(d, others, nil) == 0 {
+		if !m.quorumLives(d.Replicas) || !m.quorumLives(left) && !m.another(d, others) {
 			return rpctypes.ErrGRPCUnhealthy
 		}
 	}
-	return nil
+	settings, _, err := m.c.client.Settings(ctx)
+	if err == nil && holdsAny && placement.Paused(settings) {
+		return errRemovePaused
+	}
+	return err
 }
+
+// errRemovePaused refuses what would never come to its end. etcd has nothing like it.
+var errRemovePaused = status.Error(codes.FailedPrecondition,
+	"skein: placement is paused, so that nothing would leave the member: have it go on with skein placement resume")
 
 // groups returns the placement group and all ranges, as this node knows them.
 func (m members) groups(ctx context.Context) ([]keyspace.Descriptor, error) {
@@ -222,87 +231,26 @@ func (m members) quorumLives(replicas []keyspace.Replica) bool {
 	return live > voters/2
 }
 
-// emptyAtOnce bounds the operations that are begun for one removal at a time: placement
-// carries out as many.
-const emptyAtOnce = 64
-
-// empty begins what makes the node hold less: at once for all that others can take over.
-func (m members) empty(ctx context.Context, id keyspace.NodeID) error {
+// stays says why the node is not removed after all: it has started meanwhile, or somebody has
+// taken it back.
+func (m members) stays(ctx context.Context, id keyspace.NodeID) error {
 	nodes, err := m.c.client.Members(ctx, true)
 	if err != nil {
 		return err
 	}
 	if i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == id }); i >= 0 && nodes[i].State != placement.NodeDecommissioned {
-		// It has started meanwhile, or somebody has taken it back.
 		return kverror.New(kverror.BadRequest, "member %s is %s by now, and keeps what it has: ask again to have it removed", id, nodes[i].State)
-	}
-	ops, err := m.c.client.Operations(ctx)
-	if err != nil {
-		return err
-	}
-	busy := map[keyspace.RangeID]bool{}
-	for _, o := range ops {
-		busy[o.Range] = true
-	}
-	descs, err := m.groups(ctx)
-	if err != nil {
-		return err
-	}
-	room := emptyAtOnce - len(ops)
-	load := map[keyspace.NodeID]int{} // replicas
-	for i := range descs {
-		for _, r := range descs[i].Replicas {
-			load[r.Node]++
-		}
-	}
-	for i := range descs {
-		d := &descs[i]
-		if _, holds := d.ReplicaOn(id); !holds || busy[d.Range] || room <= 0 {
-			continue
-		}
-		o := placement.Operation{Range: d.Range, Kind: placement.OperationRemove, From: id, Why: "the member is removed"}
-		if to := m.heir(d, nodes, load); to != 0 {
-			o.Kind, o.To = placement.OperationMove, to
-			load[to]++
-		}
-		if _, err := m.c.client.BeginOperation(ctx, o); err == nil {
-			room--
-		} else if !passes(err) {
-			return err
-		}
 	}
 	return nil
 }
 
-// passes says whether an operation that could not begin may begin later: the range has
-// changed, or somebody else has begun one.
-func passes(err error) bool {
-	k := kverror.Of(err).Kind
-	return k == kverror.BadRequest || k == kverror.Busy || k == kverror.WrongRange || k == kverror.TooManyRequests
-}
-
-// heir returns the node that is to have the replica: of those that serve, live and have
-// none of the range, the one with the fewest, and one that hears hardly any other only where
-// that is all there is; 0 where there is none.
-func (m members) heir(d *keyspace.Descriptor, nodes []placement.Node, load map[keyspace.NodeID]int) keyspace.NodeID {
-	var may, lonely []keyspace.NodeID
-	for i := range nodes {
-		n := &nodes[i]
-		switch _, has := d.ReplicaOn(n.ID); {
-		case has || n.State != placement.NodeServing || !m.c.alive(n.ID):
-		case m.c.host.Central(n.ID):
-			may = append(may, n.ID)
-		default:
-			lonely = append(lonely, n.ID)
-		}
-	}
-	if len(may) == 0 {
-		may = lonely
-	}
-	if len(may) == 0 {
-		return 0
-	}
-	return slices.MinFunc(may, func(a, b keyspace.NodeID) int { return cmp.Or(cmp.Compare(load[a], load[b]), cmp.Compare(a, b)) })
+// another says whether one of the nodes could have a replica of the group: it serves, lives and
+// has none.
+func (m members) another(d *keyspace.Descriptor, nodes []placement.Node) bool {
+	return slices.ContainsFunc(nodes, func(n placement.Node) bool {
+		_, has := d.ReplicaOn(n.ID)
+		return !has && n.State == placement.NodeServing && m.c.alive(n.ID)
+	})
 }
 
 // errTransferTook is etcd's answer where another member does not lead in time.

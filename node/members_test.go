@@ -277,8 +277,8 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 		r.wait(5*time.Minute, "one of three is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
 		r.mustGet(next, keyOf(1), "v")
 		// Who is taken back while a request removes it keeps what it has.
-		if err := (members{next.core, 1}).empty(r.t.Context(), next.id); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
-			r.t.Errorf("a member that serves is emptied: %v", err)
+		if err := (members{next.core, 1}).stays(r.t.Context(), next.id); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+			r.t.Errorf("a member that serves is waited for: %v", err)
 		}
 	})
 }
@@ -298,6 +298,52 @@ func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 		if row, _ := m.Node(r.nodes[1].id); row.State != placement.NodeServing {
 			r.t.Errorf("after that it is %s", row.State)
 		}
+	})
+}
+
+// Of four members, of which one is down for a moment, another one is removed: nothing has a replica
+// less for that, but what it has goes to the one that is down, or to nobody, as long as that may
+// come back. And nothing is begun that would never end.
+func TestAMemberIsRemovedBesideOneThatComesBack(t *testing.T) {
+	const ranges = 4
+	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		r.spread(r.nodes[1], ranges, "v")
+		m, gone, away := members{r.nodes[1].core, 1}, r.nodes[0], r.nodes[3]
+		remove := func() error {
+			ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+			defer cancel()
+			_, err := m.MemberRemove(ctx, gone.id)
+			return err
+		}
+		r.pause()
+		r.wantEtcd("while placement is paused", remove(), errRemovePaused)
+		if err := m.c.client.SetPaused(r.t.Context(), false); err != nil {
+			r.t.Fatal(err)
+		}
+		r.crash(away)
+		r.wait(time.Minute, "it is known to be down", func() bool { return !m.c.alive(away.id) })
+		voters := func(what string) {
+			r.t.Helper()
+			groups, err := m.groups(r.t.Context())
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			for _, d := range groups {
+				if len(d.Replicas) < 3 {
+					r.t.Errorf("%s, group %d has %v", what, d.Range, d.Replicas)
+				}
+			}
+		}
+		if err := remove(); !errors.Is(err, errStillRemoving) {
+			r.t.Errorf("removed beside one that is down: %v", err)
+		}
+		time.Sleep(time.Minute)
+		voters("while one is down")
+		r.start(away)
+		r.removed(5*time.Minute, r.nodes[1], gone.id)
+		voters("when it is back")
+		r.mustGet(r.nodes[2], keyOf(1), "v")
 	})
 }
 

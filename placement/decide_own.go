@@ -19,28 +19,29 @@ import (
 const OwnLeast = 3
 
 // decideOwn decides about the placement group itself: its replicas leave nodes that are
-// lost or decommissioned, its leader one that is drained, and it gets voters where it has
-// too few. It is one step at a time,
+// lost or decommissioned, its leader one that is drained, it gets voters where it has too few,
+// and they go to different zones. It is one step at a time,
 // and nothing for balance: who leads it costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *View) {
 	own := v.PlacementGroup()
 	if d.settings.Paused || own.ConfIndex == 0 || joint(&own) {
 		return
 	}
-	if i := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup }); i >= 0 {
-		d.leaveOwnSilent(&v.operations[i])
-		d.leaveOwnRefuge(&own, &v.operations[i])
-		return
+	busy := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
+	if busy >= 0 {
+		d.leaveOwnSilent(&v.operations[busy])
+		d.leaveOwnRefuge(&own, &v.operations[busy])
 	}
 	if d.nodes[d.s.o.Self].State == decide.Draining {
-		d.handOver(ctx, &own)
+		d.handOver(ctx, &own) // whoever leads then goes on with what is under way
 		return
 	}
 	d.handOverAt, d.handOverPause = 0, 0
-	if slices.ContainsFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && d.ownTried[m.Node] > 0 }) {
-		clear(d.ownTried)
+	if busy >= 0 {
+		return
 	}
-	o, ok := d.ownOperation(&own)
+	d.forgetTried(&own)
+	o, ok := d.ownOperation(&own, d.s.o.Clock.Now())
 	if !ok {
 		return
 	}
@@ -60,6 +61,14 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 	}
 }
 
+// forgetTried begins anew, once a copy of the group has come, with who is tried for the next one.
+func (d *decider) forgetTried(own *keyspace.Descriptor) {
+	if slices.ContainsFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && d.ownTried[m.Node] > 0 }) {
+		clear(d.ownTried)
+		d.ownRefuge = 0
+	}
+}
+
 // leaveOwnSilent has an operation on the group given up that waits for a node that is silent: as
 // with ranges.
 func (d *decider) leaveOwnSilent(o *Operation) {
@@ -75,13 +84,13 @@ func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
 	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Forsaken(o.To) {
 		return
 	}
-	if to := d.ownTarget(own, false); to != 0 {
+	if to := d.ownTarget(own, o.From, false); to != 0 {
 		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
 	}
 }
 
 // ownOperation returns what is to be done for the group's replicas, if anything.
-func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
+func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (Operation, bool) {
 	o := Operation{Range: OwnGroup}
 	voters := 0
 	for _, m := range own.Replicas {
@@ -96,9 +105,12 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
-	o.To = d.ownTarget(own, false)
+	o.To = d.ownTarget(own, o.From, false)
 	if o.From == 0 {
-		return d.ownGrowth(o, voters)
+		if add, ok := d.ownGrowth(o, voters); ok {
+			return add, true
+		}
+		return d.ownSpread(own, now)
 	}
 	switch {
 	case o.To != 0:
@@ -108,7 +120,7 @@ func (d *decider) ownOperation(own *keyspace.Descriptor) (Operation, bool) {
 		o.Why += ", and every other node has a replica"
 	case o.Reason == decide.Repair:
 		// One more loss would stop it: as with ranges a risky copy is better than none.
-		o.Kind, o.To = OperationMove, d.ownTarget(own, true)
+		o.Kind, o.To = OperationMove, d.ownTarget(own, o.From, true)
 		o.Why += ", and no other node can take its replica than one that hears hardly any other"
 		return o, o.To != 0
 	default:
@@ -150,14 +162,57 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 	return o, true
 }
 
-// ownTarget returns a node that can take a replica of the group: in a zone that has few of
-// them, and the one with the lowest id of those. With lonely, one that hears hardly any other
+// ownSpread moves a voter out of the zone that has most of them: with that zone the group might
+// stop, and nobody writes. Nodes say their zones one after the other when they are started, so
+// that it waits a while.
+func (d *decider) ownSpread(own *keyspace.Descriptor, now clock.Time) (Operation, bool) {
+	o, ok := d.ownCrowd(own)
+	if !ok {
+		d.ownCrowdedAt = 0
+		return o, false
+	}
+	if d.ownCrowdedAt == 0 {
+		d.ownCrowdedAt = now
+	}
+	return o, now.Sub(d.ownCrowdedAt) >= d.settings.Patience
+}
+
+// ownCrowd returns the move of a voter to a zone that would then have fewer of them than its own has
+// now; not the leader's, whose move costs most. Who never got its copy is not tried again.
+func (d *decider) ownCrowd(own *keyspace.Descriptor) (Operation, bool) {
+	o := Operation{Range: OwnGroup, Kind: OperationMove, Reason: decide.Zones}
+	zones, most := map[string]int{}, 1
+	for _, m := range own.Replicas {
+		n := d.nodes[m.Node]
+		if n.Silent {
+			return o, false
+		}
+		zones[n.Zone]++
+	}
+	for _, m := range own.Replicas {
+		if k := zones[d.nodes[m.Node].Zone]; k > most && m.Node != d.s.o.Self {
+			o.From, most = m.Node, k
+		}
+	}
+	if o.From == 0 {
+		return o, false
+	}
+	o.To = d.ownTarget(own, o.From, false)
+	o.Why = fmt.Sprintf("zone %q has %d voters of the placement group", d.nodes[o.From].Zone, most)
+	return o, o.To != 0 && d.ownTried[o.To] == 0 && zones[d.nodes[o.To].Zone] <= most-2
+}
+
+// ownTarget returns a node that can take a replica of the group, in the place of the one on from
+// if that is not 0: in a zone that has few of the others, and the one with the lowest id of those.
+// With lonely, one that hears hardly any other
 // counts as any; but after a first one, which may never get its copy, each has its turn by id.
 // Those to which copies did not come are the last: this node may not reach them.
-func (d *decider) ownTarget(own *keyspace.Descriptor, lonely bool) keyspace.NodeID {
+func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, lonely bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
-		zones[d.nodes[m.Node].Zone]++
+		if m.Node != from {
+			zones[d.nodes[m.Node].Zone]++
+		}
 	}
 	rank := func(id keyspace.NodeID) int {
 		switch {

@@ -79,6 +79,8 @@ type decider struct {
 	// since one has come, and ownRefuge the lonely one that a repair had last go to, 0 if none.
 	ownTried  map[keyspace.NodeID]int
 	ownRefuge keyspace.NodeID
+	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
+	ownCrowdedAt clock.Time
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
 	// what lies between two attempts.
 	handOverAt    clock.Time
@@ -229,7 +231,9 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 			n.SilentSince = 0
 			delete(d.lost, id)
 			d.s.o.Logger.Info("node is heard again", zap.Stringer("peer", id))
-		case n.Silent && !d.lost[id] && now.Sub(n.SilentSince) >= d.settings.NodeDeadAfter:
+		case d.lost[id] && !d.settings.Lost(&n, now):
+			delete(d.lost, id) // it was taken back, and may come in time
+		case !d.lost[id] && d.settings.Lost(&n, now):
 			d.lost[id] = true
 			d.s.o.Logger.Warn("node counts as lost: its replicas are rebuilt elsewhere",
 				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
@@ -329,6 +333,7 @@ func (d *decider) feedOperations(v *View, now clock.Time) {
 	d.mu.Unlock()
 	for id, done := range tasks {
 		d.c.Finish(id, now, done)
+		delete(d.giveUp, id)
 	}
 	if d.view != nil && d.view.operationsChanged == v.operationsChanged && !told && !d.unsettled {
 		return

@@ -450,6 +450,63 @@ func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 	})
 }
 
+// Who is to lead for balance alone, and cannot, is not tried for as long as a copy is waited for:
+// each attempt stops the range for a moment, and nothing else is done for it meanwhile.
+func TestTransferForBalanceIsGivenUpSoon(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 68, 3, fourBorders...)
+		time.Sleep(20 * time.Second)
+		var id keyspace.RangeID
+		var from keyspace.NodeID
+		w.each(func(p *pretend) {
+			p.lagging = map[keyspace.NodeID]bool{2: true}
+			if p.leader != 2 {
+				id, from = p.d.Range, p.leader
+			}
+		})
+		if _, err := w.leader().client.BeginOperation(t.Context(), Operation{Range: id, Kind: OperationTransfer, From: from, To: 2}); err != nil {
+			t.Fatal(err)
+		}
+		w.await(transferPatience+5*time.Second, "it is given up", func() error { return nil })
+		if n := testutil.ToFloat64(w.leader().service.o.Metrics.OperationsEnded.WithLabelValues("transfer", "given-up")); n != 1 {
+			t.Errorf("%.0f transfers were given up", n)
+		}
+	})
+}
+
+// An operation on the placement group that does not get on keeps nobody who is drained leading it:
+// whoever leads next goes on with it.
+func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 67, 4)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.patience = time.Hour
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		w.leadBy(w.nodes[0])
+		ctx := t.Context()
+		o, err := w.nodes[1].client.BeginOperation(ctx, Operation{Range: OwnGroup, Kind: OperationMove, From: 3, To: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		w.setState(1, NodeServing, NodeDraining)
+		time.Sleep(10 * time.Second)
+		if l := w.leader(); l == nil || l.id == 1 {
+			t.Error("who is drained leads placement on")
+		}
+		if ops, err := w.nodes[1].client.Operations(ctx); err != nil || len(ops) != 1 || ops[0].ID != o.ID {
+			t.Fatalf("under way: %v, %v; want %s", ops, err, &o)
+		}
+		w.nodes[3].closed.Store(false)
+		w.awaitOwn(w.nodes[1], o.ID)
+		if err := w.group(1, 2, 4); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The placement group's copy to a node that is silent is given up as soon as those of ranges are,
 // long before the patience with operations ends.
 func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
@@ -501,7 +558,7 @@ func (w *pretended) group(want ...keyspace.NodeID) error {
 	return nil
 }
 
-// Replicas of a range go to different zones as soon as there are some.
+// Replicas of a range, and of the placement group, go to different zones as soon as there are some.
 func TestZones(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 56, 6, fourBorders...)
@@ -524,8 +581,36 @@ func TestZones(t *testing.T) {
 					err = fmt.Errorf("range %s has %v", p.d.Range, p.d.Replicas)
 				}
 			})
+			voters := map[string]int{}
+			for _, id := range w.leader().members() {
+				if voters[zone[id]]++; voters[zone[id]] > 2 {
+					err = fmt.Errorf("the placement group has %v", w.leader().members())
+				}
+			}
 			return errors.Join(err, w.whole(3))
 		})
+	})
+}
+
+// The placement group's copy to a node in another zone never comes, and is given up soon: once, and
+// a voter that is lost then is repaired with another node at once.
+func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 69, 5)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		for i, zone := range []string{"a", "a", "b", "c", "a"} {
+			w.founding.Nodes[i].Attributes = []Attribute{{"zone", zone}}
+		}
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		w.leadBy(w.nodes[0])
+		time.Sleep(5 * time.Minute)
+		if n := testutil.ToFloat64(w.leader().service.o.Metrics.OperationsEnded.WithLabelValues("move", "given-up")); n != 1 {
+			t.Errorf("%.0f moves were given up, want 1", n)
+		}
+		w.kill(3)
+		w.await(w.deadAfter+20*time.Second, "repair", func() error { return w.group(1, 2, 5) })
 	})
 }
 

@@ -148,3 +148,22 @@ func TestAnOperationIsCountedLater(t *testing.T) {
 		}
 	})
 }
+
+// What leaves no record is given up like an operation, where a node that it needs is silent. That
+// ends with it: else the next operation on the range would be given up for it.
+func TestGivenUpTaskIsForgotten(t *testing.T) {
+	const leader = 1
+	d := &decider{
+		c: decide.New(decide.Defaults(), 1, 0), tasks: map[keyspace.RangeID]bool{7: false},
+		giveUp: map[keyspace.RangeID]string{7: "node 1 is silent", 8: "node 2 is silent"}, under: map[keyspace.RangeID]Operation{},
+	}
+	d.c.PutNode(decide.Node{ID: leader})
+	d.c.PutRange(decide.Range{Descriptor: keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 1, Replicas: []keyspace.Replica{{ID: 1, Node: leader}}}, Leader: leader})
+	if err := d.c.Begin(decide.Operation{Kind: decide.LeaveJoint, Range: 7, Source: leader}); err != nil {
+		t.Fatal(err)
+	}
+	d.feedOperations(&View{}, 0)
+	if _, busy := d.c.UnderWay(7); busy || len(d.giveUp) != 1 {
+		t.Errorf("under way: %t, to be given up: %v", busy, d.giveUp)
+	}
+}

@@ -43,6 +43,10 @@ const (
 	operationPauseMax = time.Second
 	// operationPatience is OperationPatience's default.
 	operationPatience = 10 * time.Minute
+	// transferPatience is what there is for a change of the leader that is for balance alone.
+	transferPatience = 20 * time.Second
+	// ownSpreadPatience is what there is for a move of the placement group for zones alone.
+	ownSpreadPatience = time.Minute
 	// operationSweep is how often the leader looks for operations that nobody works on.
 	operationSweep = 5 * time.Second
 )
@@ -197,7 +201,7 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 		over, moved, err := o.step(ctx, &op)
 		abandoned := o.abandoned(op.Range)
 		// What gets on is not given up: its replica may have become a voter this moment.
-		giveUp := o.s.o.Clock.Now().Sub(last) > o.s.o.OperationPatience || abandoned != "" && !moved
+		giveUp := o.s.o.Clock.Now().Sub(last) > o.patience(&op) || abandoned != "" && !moved
 		if over || giveUp {
 			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
@@ -217,6 +221,20 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 		if clock.Sleep(ctx, o.s.o.Clock, pause) != nil {
 			return
 		}
+	}
+}
+
+// patience returns how long an operation may take no step. Whoever leads for balance alone is not
+// worth that nothing else is done for the range, which each attempt stops for a moment; nor zones
+// that the placement group cannot be repaired meanwhile, whose copy is a small one.
+func (o *operator) patience(op *Operation) time.Duration {
+	switch most := o.s.o.OperationPatience; {
+	case op.Kind == OperationTransfer && op.Reason != decide.Drain:
+		return min(most, transferPatience)
+	case op.Range == OwnGroup && op.Reason == decide.Zones:
+		return min(most, ownSpreadPatience)
+	default:
+		return most
 	}
 }
 

@@ -83,6 +83,8 @@ func (g *fakeGroup) Wake() {
 	g.wakes++
 }
 
+func (g *fakeGroup) CanTransfer(context.Context, keyspace.ReplicaID) error { return nil }
+
 func (g *fakeGroup) Transfer(ctx context.Context, _ keyspace.ReplicaID) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

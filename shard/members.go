@@ -124,6 +124,10 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	case target.ID == 0 || target.Role != keyspace.RoleVoter && target.Role != keyspace.RoleVoterIncoming:
 		return kverror.New(kverror.BadRequest, "node %s holds no voter of range %s", to, r.id)
 	}
+	// Before the pipeline is closed: without a target the range would stand still for nothing.
+	if err := r.group.CanTransfer(ctx, target.ID); err != nil {
+		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
+	}
 	defer r.reopen()
 	closing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, drainClose)
 	err := r.closePipeline(closing)

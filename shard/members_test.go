@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -282,6 +284,37 @@ func TestMembersAreChangedByTheirConfigurationOnly(t *testing.T) {
 			t.Errorf("handed over to a learner: %v", err)
 		}
 		r.settle()
+		r.stopAll()
+	})
+}
+
+// A range stands still for whom it hands its leadership over to, and not for one that cannot take
+// it: that is refused before what is under way has to end.
+func TestNothingStandsStillForWhoCannotLead(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 10, lan)
+		r.startAll()
+		lead := r.leader(1)
+		others := slices.DeleteFunc(slices.Clone(r.nodes), func(n *rigNode) bool { return n == lead })
+		others[0].crash()
+		time.Sleep(10 * time.Second)
+		r.net.Cut(lead.id, others[1].id)
+		ctx, cancel := context.WithCancel(t.Context())
+		var put sync.WaitGroup
+		put.Go(func() {
+			s := lead.node.Load()
+			_, _ = s.Do(ctx, &Request{Range: 1, Generation: s.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}) // nobody acknowledges it
+		})
+		time.Sleep(10 * time.Millisecond)
+		began := time.Now()
+		err := lead.node.Load().Replica(1).TransferTo(t.Context(), others[0].id)
+		if took := time.Since(began); kverror.Of(err).Kind != kverror.Busy || took > 0 {
+			t.Errorf("after %v: %v", took, err)
+		}
+		cancel()
+		put.Wait()
+		r.net.HealAll()
+		others[0].start()
 		r.stopAll()
 	})
 }

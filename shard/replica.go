@@ -33,6 +33,8 @@ type mover interface {
 	Campaign()
 	// Wake wakes a sleeping group, its leader too.
 	Wake()
+	// CanTransfer says why Transfer would fail at once. It changes nothing.
+	CanTransfer(ctx context.Context, to keyspace.ReplicaID) error
 	Transfer(ctx context.Context, to keyspace.ReplicaID) error
 }
 

@@ -203,7 +203,11 @@ func (c *Cluster) drain(r *rng) (Operation, hold) {
 		req := Requirement{Leaving: []keyspace.NodeID{n.ID}}
 		why := fmt.Sprintf("node %s is decommissioned", n.ID)
 		if c.count(r).voters > c.settings.ReplicationFactor {
-			return c.remove(r, n, why, req)
+			op, h := c.remove(r, n, why, req)
+			if h != holdLead {
+				return op, h
+			}
+			// It leads, and those that stay are drained: whoever comes in its place takes the lead.
 		}
 		op, h := c.move(r, n, why, req)
 		if h == holdNodes && n.Leaves && c.everywhere(r) {

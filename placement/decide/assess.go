@@ -162,7 +162,7 @@ func (r *rng) inZone(z *zone, except *node) int {
 // for one. The emptiest come first, so that few are looked at.
 func (c *Cluster) usable(z *zone, r *rng, but []keyspace.NodeID) bool {
 	found, looked := false, 0
-	z.fill.Ascend(func(n *node) bool {
+	z.roomy.Ascend(func(n *node) bool {
 		looked++
 		found = !slices.Contains(but, n.ID) && r.seatOf(n.ID) == nil && c.fits(n, c.cost(r))
 		return !found && looked < maxLook

@@ -121,17 +121,18 @@ type node struct {
 
 // indexed is what indexes and sums hold of a node.
 type indexed struct {
-	counted, live, receiver bool
-	fill                    float64
-	weight, bytes, load     int64
-	leaders, count          int
+	counted, live, room, receiver bool
+	fill                          float64
+	weight, bytes, load           int64
+	leaders, count                int
 }
 
 // zone is the nodes with one value of the zone attribute.
 type zone struct {
 	name      string
 	fill      *btree.BTreeG[*node] // live ones by bytes to capacity
-	receivers *btree.BTreeG[*node] // those of them that can take a copy now
+	roomy     *btree.BTreeG[*node] // those of them that are not full
+	receivers *btree.BTreeG[*node] // those of these that can take a copy now
 	weight    int64                // of those that count
 	bytes     int64
 	target    float64 // fill that its nodes should have

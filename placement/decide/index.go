@@ -20,7 +20,7 @@ func newZone(name string) *zone {
 	byFill := func(a, b *node) bool {
 		return a.in.fill < b.in.fill || a.in.fill == b.in.fill && a.ID < b.ID
 	}
-	return &zone{name: name, fill: newOrder(byFill), receivers: newOrder(byFill)}
+	return &zone{name: name, fill: newOrder(byFill), roomy: newOrder(byFill), receivers: newOrder(byFill)}
 }
 
 func compare[T cmp.Ordered](a, b T) int { return cmp.Compare(a, b) }
@@ -236,6 +236,9 @@ func (c *Cluster) unindex(n *node) {
 	n.zone.fill.Delete(n)
 	c.byLoad.Delete(n)
 	c.byLeaders.Delete(n)
+	if was.room {
+		n.zone.roomy.Delete(n)
+	}
 	if was.receiver {
 		n.zone.receivers.Delete(n)
 	}
@@ -255,7 +258,8 @@ func (c *Cluster) index(n *node) {
 		fill: float64(n.bytes) / float64(w), weight: w,
 		bytes: n.bytes, load: n.load, leaders: n.leaders, count: n.count,
 	}
-	is.receiver = is.live && c.fits(n, 0) && c.settings.bears(n.receiving, n.receivingBytes)
+	is.room = is.live && c.fits(n, 0)
+	is.receiver = is.room && c.settings.bears(n.receiving, n.receivingBytes)
 	n.in = is
 	if is.counted {
 		n.zone.weight += w
@@ -272,6 +276,9 @@ func (c *Cluster) index(n *node) {
 	n.zone.fill.ReplaceOrInsert(n)
 	c.byLoad.ReplaceOrInsert(n)
 	c.byLeaders.ReplaceOrInsert(n)
+	if is.room {
+		n.zone.roomy.ReplaceOrInsert(n)
+	}
 	if is.receiver {
 		n.zone.receivers.ReplaceOrInsert(n)
 	}

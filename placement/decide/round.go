@@ -64,8 +64,8 @@ func (c *Cluster) watchSilence() []Abandon {
 			n.swept = true
 			out = append(out, n.needing()...)
 		}
-		if !n.dead && age >= c.settings.NodeDeadAfter {
-			n.dead = true
+		if dead := c.settings.Lost(&n.Node, c.now); n.dead != dead {
+			n.dead = dead
 			c.touch(n)
 			c.reviewLater(n)
 		}

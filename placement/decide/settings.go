@@ -1,6 +1,10 @@
 package decide
 
-import "time"
+import (
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
 
 // Settings are the cluster's, as an operator has them. The zero value of a field that
 // Defaults fills is not a setting: start from Defaults.
@@ -8,10 +12,10 @@ type Settings struct {
 	// ReplicationFactor is the number of voters that a range should have.
 	ReplicationFactor int
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
-	// elsewhere.
+	// elsewhere. One that is decommissioned is not to come back: of it AbandonAfter is enough.
 	NodeDeadAfter time.Duration
 	// AbandonAfter is how long an operation waits for a silent node that it needs, and a
-	// repair at least for a lonely one.
+	// repair at least for a lonely one. It is at most NodeDeadAfter.
 	AbandonAfter time.Duration
 	// RangeMaxBytes is the size above which a range is split.
 	RangeMaxBytes int64
@@ -95,6 +99,16 @@ func Defaults() Settings {
 		FullAt:            0.90,
 		RangeCost:         1 << 20,
 	}
+}
+
+// Lost says whether the node counts as lost: it has been silent for so long that its replicas are
+// rebuilt elsewhere.
+func (s *Settings) Lost(n *Node, now clock.Time) bool {
+	after := s.NodeDeadAfter
+	if n.State == Decommissioning {
+		after = min(after, s.AbandonAfter)
+	}
+	return n.Silent && now.Sub(n.SilentSince) >= after
 }
 
 // bears says whether a node that receives or sends so many copies, of so many bytes, may
