@@ -36,16 +36,16 @@ type rangeCache struct {
 	mu sync.Mutex // serialises changes
 	// byID has the same routes by their ranges. Guarded by mu.
 	byID map[keyspace.RangeID]*route
-	// former are the spans that ranges had in earlier generations, the last ones of which
-	// anybody may still speak; order is the order in which they came. Guarded by mu.
-	former map[formerKey]keyspace.Span
+	// former is what ranges were in earlier generations, the last ones of which anybody may
+	// still speak; order is the order in which they came. Guarded by mu.
+	former map[formerKey]former
 	order  []formerKey
 	routes atomic.Pointer[[]*route]
 }
 
 // newRangeCache returns a cache that knows nothing.
 func newRangeCache() *rangeCache {
-	c := &rangeCache{byID: map[keyspace.RangeID]*route{}, former: map[formerKey]keyspace.Span{}}
+	c := &rangeCache{byID: map[keyspace.RangeID]*route{}, former: map[formerKey]former{}}
 	c.routes.Store(&[]*route{})
 	return c
 }
@@ -58,18 +58,24 @@ type formerKey struct {
 	generation keyspace.Generation
 }
 
-// rememberLocked keeps the span of a range that is about to be another one.
-func (c *rangeCache) rememberLocked(d *keyspace.Descriptor) {
-	k := formerKey{d.Range, d.Generation}
-	if _, known := c.former[k]; known {
-		return
-	}
-	if len(c.order) == maxFormer {
+// former is the span of a range in an earlier generation, and route.told by then.
+type former struct {
+	span keyspace.Span
+	told keyspace.Revision
+}
+
+// rememberLocked keeps what a range was that is about to be another one.
+func (c *rangeCache) rememberLocked(r *route) {
+	k := formerKey{r.desc.Range, r.desc.Generation}
+	f, known := c.former[k]
+	if !known && len(c.order) == maxFormer {
 		delete(c.former, c.order[0])
 		c.order = c.order[1:]
 	}
-	c.former[k] = d.Span
-	c.order = append(c.order, k)
+	if !known {
+		c.order = append(c.order, k)
+	}
+	c.former[k] = former{r.desc.Span, max(f.told, keyspace.Revision(r.told.Load()))}
 }
 
 // spanOf returns the span of the range at the generation, if it is known.
@@ -79,8 +85,8 @@ func (c *rangeCache) spanOf(id keyspace.RangeID, g keyspace.Generation) (keyspac
 	if r := c.byID[id]; r != nil && r.desc.Generation == g {
 		return r.desc.Span, true
 	}
-	s, ok := c.former[formerKey{id, g}]
-	return s, ok
+	f, ok := c.former[formerKey{id, g}]
+	return f.span, ok
 }
 
 // find returns the range that holds the key, nil if unknown.
@@ -145,13 +151,21 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 			rs = slices.Delete(rs, at, at+1)
 			lo, hi = window(rs, d.Span)
 		}
-		c.rememberLocked(&known.desc)
+		c.rememberLocked(known)
 		delete(c.byID, d.Range)
 	}
 	for _, r := range rs[lo:hi] {
 		inherit(r)
-		c.rememberLocked(&r.desc)
+		c.rememberLocked(r)
 		delete(c.byID, r.desc.Range)
+	}
+	if _, whole := overlapping(rs, d.Span); !whole {
+		// The heirs of a split come one after the other, and the first has left a hole.
+		for _, f := range c.former {
+			if f.span.Overlaps(d.Span) {
+				next.tell(f.told)
+			}
+		}
 	}
 	c.byID[d.Range] = next
 	return slices.Replace(rs, lo, hi, next), true

@@ -66,7 +66,7 @@ func (a *trial) finish(ctx context.Context) (*pb.TxnResponse, error) {
 }
 
 // decide asks for the revision, decides at the anchor, tells the client, and ends the
-// locks. It says whether it has ended those of a committed attempt, whose record is left.
+// locks, first if it goes to the end. It says whether it has ended those of a committed attempt, whose record is left.
 func (a *trial) decide(ctx context.Context, ch chan<- decision) (resolved bool) {
 	r := a.t.r
 	rev, err := a.sequence()
@@ -84,6 +84,13 @@ func (a *trial) decide(ctx context.Context, ch chan<- decision) (resolved bool) 
 	case !committed:
 		ch <- decision{err: errStartOver}
 		a.abort()
+	case a.toTheEnd:
+		if resolved = a.resolveAll(ctx, rev); !resolved {
+			ch <- decision{err: kverror.New(kverror.LeaderChanged, "transaction %s is committed at %d, and holds locks yet", a.name, rev)}
+			return false
+		}
+		ch <- decision{revision: rev}
+		return true
 	default:
 		ch <- decision{revision: rev}
 		return a.resolveAll(ctx, rev)

@@ -226,7 +226,7 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 			rev      int64
 			keys     int
 		}{
-			{"m", "\x00", false, 6, 2}, {"a", "b", false, 7, 1}, {"a", "m", true, 4, 2}, {"m", "\x00", false, 6, 2},
+			{"m", "\x00", false, 6, 2}, {"a", "b", false, 7, 1}, {"b", "m", false, 7, 2}, {"a", "m", true, 4, 2}, {"m", "\x00", false, 6, 2},
 		} {
 			l.down = s.down
 			var m merged

@@ -160,7 +160,10 @@ func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, er
 	if err != nil {
 		return 0, err
 	}
-	a := &trial{t: t, name: v.r.txns.begin(t.id), plan: &plan{}}
+	// With the last lock goes the last mark. While there is one a merge may carry it to keys
+	// that the record did not list, and a split from there to a range where nobody comes to end
+	// it: who attaches a key there would not ask the record of a later lease with this id.
+	a := &trial{t: t, name: v.r.txns.begin(t.id), plan: &plan{}, toTheEnd: true}
 	a.ps = v.pieces(a.name, routes)
 	if err := a.prepareAll(ctx); err != nil {
 		a.abort()

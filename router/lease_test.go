@@ -124,6 +124,68 @@ func TestCourseOfARevoke(t *testing.T) {
 	}
 }
 
+// A lease has ended when no range has a mark of it any more: as long as one has, a merge carries
+// the mark to keys of which only the lease's record can tell, and the record goes then.
+func TestRevokeIsOverWithItsLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		goOn := make(chan struct{})
+		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			if q, ok := op.(*shard.Resolve); ok && id == 3 && q.Revision != 0 {
+				<-goOn
+			}
+			return nil, nil
+		}
+		var at keyspace.Revision
+		var err error
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			at, err = r.RevokeLease(t.Context(), 7, 2, everywhere)
+		}()
+		synctest.Wait()
+		select {
+		case <-over:
+			t.Errorf("the lease has ended, and range 3 has it locked and marked: %s", f.steps())
+		default:
+		}
+		close(goOn)
+		<-over
+		if at != 8 || err != nil {
+			t.Errorf("ended at %d, %v", at, err)
+		}
+		afterwards()
+	})
+}
+
+// Where the locks cannot be ended, the revoke begins anew, and finds what is left.
+func TestRevokeWhoseLocksStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, r := newRanges()
+		lost := true // guarded by f.mu
+		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			switch o := op.(type) {
+			case *shard.Prepare:
+				if lost = lost && o.Name.Attempt == 1; !lost && id != 3 {
+					return withoutKeys(id), nil
+				}
+			case *shard.Resolve:
+				if lost && id == 3 && o.Revision != 0 {
+					return nil, kverror.NoLeader
+				}
+			}
+			return nil, nil
+		}
+		at, err := r.RevokeLease(t.Context(), 7, 2, everywhere)
+		afterwards()
+		if at != 9 || err != nil || !strings.Contains(f.steps(), "commit 2@9 of 3 at 1") {
+			t.Errorf("ended at %d, %v, after %s", at, err, f.steps())
+		}
+	})
+}
+
 // A lease whose spans have become very many ranges ends in one revision as long as its keys
 // lie in no more of them than a revision may concern.
 func TestRevokeOverVeryManyRanges(t *testing.T) {

@@ -170,6 +170,8 @@ type trial struct {
 	ps   *pieces
 	// earlier are pieces that the attempt has locked before it chose its path.
 	earlier []*piece
+	// toTheEnd says that who waits for the decision waits for the end of all locks too.
+	toTheEnd bool
 }
 
 // divide finds the ranges of a plan and gives each its part.

@@ -130,9 +130,11 @@ type Status struct {
 	Frozen  bool             `json:"frozen,omitempty"`
 	// Locks and records of transactions over several ranges, and the fence behind which
 	// none is anchored.
-	Locks            int               `json:"locks"`
-	TxnRecords       int               `json:"txn_records"`
-	Fence            uint64            `json:"fence"`
+	Locks      int    `json:"locks"`
+	TxnRecords int    `json:"txn_records"`
+	Fence      uint64 `json:"fence"`
+	// Leases is how many leases the range may have keys of.
+	Leases           int               `json:"leases"`
 	NodeFloor        keyspace.Revision `json:"node_floor"`
 	NodeCompacted    keyspace.Revision `json:"node_compacted"`
 	NodePendingBytes int64             `json:"node_pending_bytes"`
@@ -202,6 +204,7 @@ func (r *Replica) show(st *Status) {
 	if m := &r.rec.merge; m.role != mergeNone {
 		st.Merge, st.Merging, st.Frozen = m.id, m.other, m.frozen()
 	}
+	st.Leases = len(r.marks)
 	if st.Fence = r.rec.fence; r.locks != nil {
 		st.Locks, st.TxnRecords = len(r.locks.all), len(r.locks.records)
 	}

@@ -12,6 +12,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/lease"
 )
@@ -299,4 +300,37 @@ func askLeases(ctx context.Context, g *lease.Gateway, req proto.Message) (proto.
 		return g.Leases(ctx, q)
 	}
 	panic(fmt.Sprintf("sim: no operation: %T", req))
+}
+
+// marked says whether no range has marks of more leases than list it in their records: who
+// has one takes keys that nobody comes to delete.
+func marked(ctx context.Context, r *run, ds []keyspace.Descriptor) error {
+	all, _, err := r.core.Placement().ListLeases(ctx)
+	if err != nil {
+		return err
+	}
+	listed := make([]int, len(ds))
+	for i := range all {
+		info, err := r.core.Placement().LookLease(ctx, all[i].ID)
+		if err != nil {
+			return err
+		}
+		for k := range ds {
+			if slices.ContainsFunc(info.Spans, func(s keyspace.Span) bool { return s.Covers(ds[k].Span) }) {
+				listed[k]++
+			}
+		}
+	}
+	for k := range ds {
+		for _, rep := range ds[k].Replicas {
+			st, err := r.core.Ranges().Show(ctx, rep.Node, ds[k].Range)
+			if err != nil {
+				return fmt.Errorf("range %s on node %s: %w", ds[k].Range, rep.Node, err)
+			}
+			if st.Leases > listed[k] {
+				return fmt.Errorf("range %s on node %s has marks of %d leases, and %d list it", ds[k].Range, rep.Node, st.Leases, listed[k])
+			}
+		}
+	}
+	return nil
 }

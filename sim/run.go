@@ -409,6 +409,9 @@ func converged(c *cluster) error {
 		if err := settled(ctx, c, ds); err != nil {
 			return err
 		}
+		if err := marked(ctx, r, ds); err != nil {
+			return err
+		}
 	}
 	return samePlacement(ctx, c)
 }

@@ -58,6 +58,8 @@ type world struct {
 	reads    int
 	// unraised says that the ranges have not heard of the compaction yet.
 	unraised bool
+	// compacts says that the ranges compact by entries of their own. It is set at the beginning.
+	compacts bool
 	// silent is a node that answers no question about history.
 	silent keyspace.NodeID
 	// stuck is a node whose replicas apply nothing, but where they lead.
@@ -99,6 +101,8 @@ type worldEntry struct {
 	complete keyspace.Revision
 	last     keyspace.Revision
 	heirs    []keyspace.Descriptor
+	// compacted is what the range has compacted behind it.
+	compacted keyspace.Revision
 }
 
 func newWorld(seed uint64) *world {
@@ -154,6 +158,41 @@ func (r *worldRange) last() keyspace.Revision {
 	return r.log[len(r.log)-1].last
 }
 
+// compactedAt is what the range has compacted where the first n entries are applied.
+func (r *worldRange) compactedAt(n int) keyspace.Revision {
+	if n == 0 {
+		return 0
+	}
+	return r.log[n-1].compacted
+}
+
+// kept says whether a replica that has applied n entries has all events from the revision on.
+func (r *worldRange) kept(n int, from keyspace.Revision) *kverror.Error {
+	if c := r.compactedAt(n); from < c && from <= r.log[n-1].last {
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
+	}
+	return nil
+}
+
+// compact compacts all but the last revisions. The ranges follow one by one, those at rest
+// but once.
+func (w *world) compact(but keyspace.Revision) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.compacted = max(w.compacted, w.rev-but)
+}
+
+// raiseLocked has a range compact as far as what is under way there lets it.
+func (w *world) raiseLocked(r *worldRange) {
+	c := w.compacted
+	for _, floor := range r.locks {
+		c = min(c, floor)
+	}
+	if now := r.compactedAt(len(r.log)); c > now && r.last() >= now && !r.splitting && len(r.pipeline) == 0 {
+		w.appendLocked(r, worldEntry{compacted: c})
+	}
+}
+
 // complete is what applied state alone tells.
 func (r *worldRange) complete() keyspace.Revision {
 	c := r.applied
@@ -190,7 +229,8 @@ func (w *world) appendLocked(r *worldRange, e worldEntry) {
 	for i := range e.events {
 		e.last = max(e.last, e.events[i].Mod)
 	}
-	r.log = append(r.log, worldEntry{events: e.events, last: e.last, heirs: e.heirs})
+	e.compacted = max(e.compacted, r.compactedAt(len(r.log)))
+	r.log = append(r.log, worldEntry{events: e.events, last: e.last, heirs: e.heirs, compacted: e.compacted})
 	r.log[len(r.log)-1].complete = r.complete()
 	r.at[r.leader] = len(r.log)
 	w.changedLocked()
@@ -333,7 +373,7 @@ func (w *world) split(key string) {
 			made[i].locks[k] = v
 		}
 		// What the parent applied is the heirs' past.
-		past := worldEntry{last: r.last()}
+		past := worldEntry{last: r.last(), compacted: r.compactedAt(len(r.log))}
 		for _, e := range r.log {
 			for _, ev := range e.events {
 				if d.Span.Contains(ev.Key) {
@@ -382,13 +422,22 @@ func (w *world) merge(key string) {
 		<-moved
 		w.mu.Lock()
 	}
+	compacted := max(left.compactedAt(len(left.log)), right.compactedAt(len(right.log)))
+	for _, r := range []*worldRange{left, right} {
+		for _, floor := range r.locks {
+			if floor < compacted {
+				left.splitting, right.splitting = false, false
+				return
+			}
+		}
+	}
 	d := left.desc
 	d.Generation, d.Span.End = max(left.desc.Generation, right.desc.Generation)+1, right.desc.Span.End
 	made := &worldRange{
 		desc: d, leader: keyspace.NodeID(1 + w.rng.IntN(3)), locks: map[int]keyspace.Revision{}, applied: max(left.applied, right.applied),
 	}
 	// What both have applied is the past of what they become, as far as both are complete.
-	past := worldEntry{last: max(left.last(), right.last())}
+	past := worldEntry{last: max(left.last(), right.last()), compacted: compacted}
 	made.told = keyspace.MaxRevision
 	for _, r := range []*worldRange{left, right} {
 		whole := made.applied
@@ -421,6 +470,9 @@ func (w *world) drive(stop <-chan struct{}) {
 		w.pause()
 		w.mu.Lock()
 		for _, r := range w.ranges {
+			if w.compacts && !r.ended && w.chance(0.2) {
+				w.raiseLocked(r)
+			}
 			for n := 1; n <= 3; n++ {
 				if n != w.stuck && r.at[n] < len(r.log) && !w.down[keyspace.NodeID(n)] && !w.fails(0.3) {
 					r.at[n] += 1 + w.rng.IntN(len(r.log)-r.at[n])
@@ -675,7 +727,10 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 	if !r.desc.Span.Covers(q.Span) {
 		panic(fmt.Sprintf("history of %s was asked of %s", q.Span, r.desc.Span))
 	}
-	if q.From < w.compacted && !w.unraised {
+	if e := r.kept(r.at[node], q.From); e != nil {
+		return nil, e
+	}
+	if q.From < w.compacted && !w.unraised && !w.compacts {
 		return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: w.compacted}
 	}
 	p := &shard.HistoryPage{Next: q.To + 1}
@@ -804,6 +859,9 @@ func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart 
 	p := &shard.FeedPart{ID: id}
 	if f.at < 0 {
 		r, e := w.findLocked(s.node, f.o.Range, f.o.Generation)
+		if e == nil {
+			e = r.kept(r.at[s.node], f.o.From)
+		}
 		if e != nil {
 			delete(s.feeds, id)
 			p.Err = e
