@@ -12,7 +12,7 @@ type Settings struct {
 	// ReplicationFactor is the number of voters that a range should have.
 	ReplicationFactor int
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
-	// elsewhere. One that is decommissioned is not to come back: of it AbandonAfter is enough.
+	// elsewhere. One that is decommissioned is not to come back, and is not waited for.
 	NodeDeadAfter time.Duration
 	// AbandonAfter is how long an operation waits for a silent node that it needs, and a
 	// repair at least for a lonely one. It is at most NodeDeadAfter.
@@ -104,11 +104,7 @@ func Defaults() Settings {
 // Lost says whether the node counts as lost: it has been silent for so long that its replicas are
 // rebuilt elsewhere.
 func (s *Settings) Lost(n *Node, now clock.Time) bool {
-	after := s.NodeDeadAfter
-	if n.State == Decommissioning {
-		after = min(after, s.AbandonAfter)
-	}
-	return n.Silent && now.Sub(n.SilentSince) >= after
+	return n.Silent && (n.State == Decommissioning || now.Sub(n.SilentSince) >= s.NodeDeadAfter)
 }
 
 // bears says whether a node that receives or sends so many copies, of so many bytes, may
