@@ -51,8 +51,8 @@ const (
 	// nobody reaches is not to keep all of them busy.
 	maxPushes      = 32
 	maxRangePushes = 8
-	// pushBatch is how many locks one push takes upon itself, one after the other, for as long
-	// as it succeeds.
+	// pushBatch is how many locks one push takes upon itself at most, one after the other, for as
+	// long as it succeeds.
 	pushBatch = 16
 )
 
@@ -219,12 +219,15 @@ func (r *Replica) duePushes(again bool) (due []duePush) {
 	wants := func(at *pushTime, first clock.Time) bool {
 		return at.failed == again && at.due(now, first) && (!again || len(due) == 0 || at.last < due[0].at.last)
 	}
-	take := func(at *pushTime, do func(context.Context) error) (enough bool) {
+	// What stands behind one that cannot be decided waits for it, so that of few each push takes
+	// few, and all pushes have some.
+	enough := min(pushBatch, 1+(len(r.locks.all)+len(r.locks.records))/maxRangePushes)
+	take := func(at *pushTime, do func(context.Context) error) bool {
 		if again {
 			due = due[:0]
 		}
 		due = append(due, duePush{do, at})
-		return len(due) == pushBatch
+		return len(due) == enough
 	}
 	defer func() {
 		for _, d := range due {
