@@ -229,6 +229,17 @@ func (c *Client) heard(refuser, hint keyspace.NodeID) {
 	}
 }
 
+// answered takes over that a node has answered what only the leader does, where nobody is
+// taken for it: one that raft has told of may have been asked an instant before it knew
+// itself, and raft tells of it only once.
+func (c *Client) answered(node keyspace.NodeID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leader == 0 {
+		c.setLeaderLocked(node)
+	}
+}
+
 // target returns the node to ask: the leader if one is known, else by turns one of those
 // that hold the placement group as far as is known, and any other node, this one among
 // them: all those may have left the group since.
@@ -335,7 +346,10 @@ func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, er
 	defer stop()
 	var a response
 	err := c.attempts(ctx, repeat, func(ctx context.Context, node keyspace.NodeID) (err error) {
-		a, err = c.askNode(ctx, node, q)
+		// Who has handed over leads no more.
+		if a, err = c.askNode(ctx, node, q); err == nil && !q.maybeOld() && q.Kind != requestTransfer {
+			c.answered(node)
+		}
 		return err
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -141,6 +142,46 @@ func TestLostLeaderIsNotWaitedFor(t *testing.T) {
 		defer c.mu.Unlock()
 		if len(c.running) > 0 {
 			t.Errorf("%d attempts under way", len(c.running))
+		}
+	})
+}
+
+// hastyLeader leads, and does not know it yet when it is first asked.
+type hastyLeader struct {
+	deafSequencer
+	asked int
+}
+
+func (h *hastyLeader) Call(_ context.Context, to keyspace.NodeID, _ transport.Method, _ []byte) ([]byte, error) {
+	if to != 2 {
+		return nil, fmt.Errorf("node %s is asked", to)
+	}
+	if h.asked++; h.asked == 1 {
+		return nil, kverror.New(kverror.NotLeader, "node 2 is told that it leads in a moment")
+	}
+	a := response{First: 5}
+	return a.encode(requestAllocate), nil
+}
+
+// Raft tells of a leader once. It may be asked before it knows itself, and its refusal is then
+// not the last that is known of it.
+func TestLeaderThatRefusedIsKnownByItsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := NewService(ServiceOptions{Self: 1, Boot: 0xb1, Clock: clock.Virtual(), Engine: memoryEngine(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		defer s.Stop()
+		c := NewClient(ClientOptions{Self: 1, Boot: 0xb1, Service: s, Clock: clock.Virtual(), Bus: &hastyLeader{}, Peers: []keyspace.NodeID{2}})
+		c.SetLeaderHint(2, 7)
+		c.Start()
+		defer c.Stop()
+		if ids, err := c.RangeIDs(t.Context(), 1); err != nil || ids[0] != 5 {
+			t.Fatal(ids, err)
+		}
+		if l := c.Leader(); l != 2 {
+			t.Errorf("node %s is taken for the leader", l)
 		}
 	})
 }

@@ -178,15 +178,15 @@ func (c *Client) sendPart(p *nodePart) (anew bool, err error) {
 	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, reportTimeout)
 	defer cancel()
 	err = c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {
+		var b []byte
 		if node == c.o.Self {
 			anew, err = c.o.Service.takeReport(c.o.Self, p)
-			return err
+		} else if b, err = c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.encode()); err == nil {
+			anew, err = decodePartAnswer(b)
 		}
-		b, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.encode())
-		if err != nil {
-			return err
+		if err == nil {
+			c.answered(node)
 		}
-		anew, err = decodePartAnswer(b)
 		return err
 	})
 	return anew, err
