@@ -28,12 +28,14 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		return
 	}
 	busy := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
+	leaving := keyspace.NodeID(0)
 	if busy >= 0 {
+		leaving = v.operations[busy].From
 		d.leaveOwnSilent(&v.operations[busy])
 		d.leaveOwnRefuge(&own, &v.operations[busy])
 	}
 	if d.nodes[d.s.o.Self].State == decide.Draining {
-		d.handOver(ctx, &own) // whoever leads then goes on with what is under way
+		d.handOver(ctx, &own, leaving) // whoever leads then goes on with what is under way
 		return
 	}
 	d.handOverAt, d.handOverPause = 0, 0
@@ -242,8 +244,9 @@ const handOverPauseMax = time.Minute
 
 // handOver gives the leadership of the group, and with it this one, to another node. It is
 // looked for one that can take it, which costs nothing; where the attempt fails nevertheless
-// the next one comes after a pause, ever longer.
-func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
+// the next one comes after a pause, ever longer. The one whose replica is being moved away, 0 if
+// none is, would hand it on at once, perhaps back to this one.
+func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leaving keyspace.NodeID) {
 	now := d.s.o.Clock.Now()
 	if now < d.handOverAt {
 		return
@@ -257,7 +260,7 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
 	var to keyspace.Replica
 	for _, m := range own.Replicas {
 		n, known := d.nodes[m.Node]
-		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || !n.Takes() {
+		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || m.Node == leaving || !known || !n.Takes() {
 			continue
 		}
 		if g.CanTransfer(ctx, m.ID) == nil {
