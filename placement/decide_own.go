@@ -100,10 +100,13 @@ func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (Operat
 			return o, false // a learner is being filled, or tidied away
 		}
 		voters++
-		switch n, known := d.nodes[m.Node]; {
-		case d.lost[m.Node] && o.Reason != decide.Repair:
+		n, known := d.nodes[m.Node]
+		// As with ranges, who leaves goes before one that would keep it waiting.
+		first := o.From == 0 || n.Leaves && !d.nodes[o.From].Leaves
+		switch {
+		case d.lost[m.Node] && (first || o.Reason != decide.Repair):
 			o.From, o.Reason, o.Why = m.Node, decide.Repair, fmt.Sprintf("node %s is lost", m.Node)
-		case o.From == 0 && (!known || n.State == decide.Decommissioning):
+		case first && o.Reason != decide.Repair && (!known || n.State == decide.Decommissioning):
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
