@@ -28,12 +28,14 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		return
 	}
 	busy := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
+	leaving := keyspace.NodeID(0)
 	if busy >= 0 {
+		leaving = v.operations[busy].From
 		d.leaveOwnSilent(&v.operations[busy])
 		d.leaveOwnRefuge(&own, &v.operations[busy])
 	}
 	if d.nodes[d.s.o.Self].State == decide.Draining {
-		d.handOver(ctx, &own) // whoever leads then goes on with what is under way
+		d.handOver(ctx, &own, leaving) // whoever leads then goes on with what is under way
 		return
 	}
 	d.handOverAt, d.handOverPause = 0, 0
@@ -98,10 +100,13 @@ func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (Operat
 			return o, false // a learner is being filled, or tidied away
 		}
 		voters++
-		switch n, known := d.nodes[m.Node]; {
-		case d.lost[m.Node] && o.Reason != decide.Repair:
+		n, known := d.nodes[m.Node]
+		// As with ranges, who leaves goes before one that would keep it waiting.
+		first := o.From == 0 || n.Leaves && !d.nodes[o.From].Leaves
+		switch {
+		case d.lost[m.Node] && (first || o.Reason != decide.Repair):
 			o.From, o.Reason, o.Why = m.Node, decide.Repair, fmt.Sprintf("node %s is lost", m.Node)
-		case o.From == 0 && (!known || n.State == decide.Decommissioning):
+		case first && o.Reason != decide.Repair && (!known || n.State == decide.Decommissioning):
 			o.From, o.Reason, o.Why = m.Node, decide.Drain, fmt.Sprintf("node %s is decommissioned", m.Node)
 		}
 	}
@@ -242,8 +247,9 @@ const handOverPauseMax = time.Minute
 
 // handOver gives the leadership of the group, and with it this one, to another node. It is
 // looked for one that can take it, which costs nothing; where the attempt fails nevertheless
-// the next one comes after a pause, ever longer.
-func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
+// the next one comes after a pause, ever longer. The one whose replica is being moved away, 0 if
+// none is, would hand it on at once, perhaps back to this one.
+func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leaving keyspace.NodeID) {
 	now := d.s.o.Clock.Now()
 	if now < d.handOverAt {
 		return
@@ -257,7 +263,7 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor) {
 	var to keyspace.Replica
 	for _, m := range own.Replicas {
 		n, known := d.nodes[m.Node]
-		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || !known || !n.Takes() {
+		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || m.Node == leaving || !known || !n.Takes() {
 			continue
 		}
 		if g.CanTransfer(ctx, m.ID) == nil {

@@ -56,6 +56,20 @@ func TestOwnZones(t *testing.T) {
 	}
 }
 
+// TestOwnLeavesFirst: whoever is to be gone in any case does not wait behind one that has nowhere to go.
+func TestOwnLeavesFirst(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		d, own := ownOf(3, "", "", "")
+		for id := keyspace.NodeID(2); id <= 3; id++ {
+			d.nodes[id] = decide.Node{ID: id, State: decide.Decommissioning, Leaves: id == 3, Silent: lost}
+			d.lost[id] = lost
+		}
+		if o, ok := d.ownOperation(own, 1); !ok || o.Kind != OperationRemove || o.From != 3 {
+			t.Errorf("lost %t: %s, %t; want node 3 removed", lost, &o, ok)
+		}
+	}
+}
+
 // TestOwnRefugeIsForgotten: lonely nodes have their turns by id for one repair, since copies to
 // them may not come. Once one has come the next repair goes by zones again.
 func TestOwnRefugeIsForgotten(t *testing.T) {

@@ -507,6 +507,39 @@ func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
 	})
 }
 
+// Whoever is drained hands placement to none whose replica of it is being moved: that one would hand
+// the lead on at once, back perhaps, and so to and fro for as long as the copy does not come.
+func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 70, 4)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.patience = time.Hour
+		w.startAll()
+		w.nodes[3].closed.Store(true)
+		w.leadBy(w.nodes[0])
+		o, err := w.nodes[1].client.BeginOperation(t.Context(), Operation{Range: OwnGroup, Kind: OperationMove, From: 2, To: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		w.setState(1, NodeServing, NodeDraining)
+		time.Sleep(10 * time.Second)
+		before := w.leader().service.machine.leaderState().Term
+		time.Sleep(time.Minute)
+		if l := w.leader(); l == nil || l.id != 3 {
+			t.Errorf("%v leads placement, want node 3", l)
+		} else if n := l.service.machine.leaderState().Term - before; n > 0 {
+			t.Errorf("the lead has changed %d times within a minute", n)
+		}
+		w.nodes[3].closed.Store(false)
+		w.awaitOwn(w.nodes[2], o.ID)
+		if err := w.group(1, 3, 4); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The placement group's copy to a node that is silent is given up as soon as those of ranges are,
 // long before the patience with operations ends.
 func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {

@@ -21,9 +21,8 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	}
 	var lost *node
 	for _, is := range r.Descriptor.Replicas {
-		if n := c.nodes[is.Node]; is.Role == keyspace.RoleVoter && n.dead {
+		if n := c.nodes[is.Node]; is.Role == keyspace.RoleVoter && n.dead && (lost == nil || n.Leaves && !lost.Leaves) {
 			lost = n
-			break
 		}
 	}
 	risk := fmt.Sprintf("node %s is lost, %d of %d voters live", lost.ID, t.voters-t.dead, t.voters)
@@ -195,11 +194,14 @@ func (c *Cluster) drain(r *rng) (Operation, hold) {
 	if c.handsOver(r) {
 		return c.handOver(r)
 	}
+	var n *node
 	for _, s := range r.seats {
-		n := s.node
-		if n.State != Decommissioning {
-			continue
+		// Who leaves may go where nobody takes its place: another one would keep it waiting.
+		if s.node.State == Decommissioning && (n == nil || s.node.Leaves && !n.Leaves) {
+			n = s.node
 		}
+	}
+	if n != nil {
 		req := Requirement{Leaving: []keyspace.NodeID{n.ID}}
 		why := fmt.Sprintf("node %s is decommissioned", n.ID)
 		if c.count(r).voters > c.settings.ReplicationFactor {
