@@ -142,8 +142,22 @@ func refusalRow(err error) *adminpb.Refusal {
 	return &adminpb.Refusal{Reason: r.Reason, NextStep: r.NextStep}
 }
 
+// changeAttempts bounds how often a change of a node is looked at anew because others began to
+// leave meanwhile.
+const changeAttempts = 4
+
 // ChangeNode implements adminapi.Backend.
-func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name string) (*adminpb.Node, error) {
+func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name string) (row *adminpb.Node, err error) {
+	for range changeAttempts {
+		if row, err = a.changeNode(ctx, change, name); !errors.Is(err, kverror.BadRequest) {
+			return row, err
+		}
+	}
+	return nil, &adminapi.Refusal{Reason: kverror.Of(err).Detail, NextStep: "look with skein node show " + name + " how it is now, and try again"}
+}
+
+// changeNode is one attempt. BadRequest says that the nodes are not as they were looked at.
+func (a admin) changeNode(ctx context.Context, change adminapi.NodeChange, name string) (*adminpb.Node, error) {
 	v, err := a.surveyWhole(ctx)
 	if err != nil {
 		return nil, err
@@ -168,16 +182,24 @@ func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name 
 	if to == placement.NodeRemoved {
 		err = a.c.client.RemoveNode(ctx, n.ID)
 	} else {
-		err = a.c.client.SetNodeState(ctx, n.ID, n.State, to)
-	}
-	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
-		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "look with skein node show " + name + " how it is now, and try again"}
+		err = a.c.client.SetNodeState(ctx, n.ID, n.State, to, leaving(v.nodes)...)
 	}
 	if err != nil {
 		return nil, err
 	}
 	n.State, n.Leaves, n.Since = to, false, placement.UnixMillis(a.c.o.Clock.Wall().UnixMilli())
 	return v.row(&n), nil
+}
+
+// leaving returns the nodes that are on their way out.
+func leaving(nodes []placement.Node) []keyspace.NodeID {
+	var ids []keyspace.NodeID
+	for i := range nodes {
+		if nodes[i].State.Leaving() {
+			ids = append(ids, nodes[i].ID)
+		}
+	}
+	return ids
 }
 
 // plan returns the state to which a change leads.
@@ -280,7 +302,7 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
 	leaving := map[keyspace.NodeID]bool{}
 	for _, o := range v.nodes {
-		if o.State == placement.NodeDraining || o.State == placement.NodeDecommissioned {
+		if o.State.Leaving() {
 			leaving[o.ID] = true
 		}
 	}

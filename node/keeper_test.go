@@ -121,6 +121,29 @@ func TestNodeStates(t *testing.T) {
 	})
 }
 
+// TestTwoDrainsAtOnce: each of two nodes may be drained, and not both. What is asked of different
+// nodes in the same instant is refused to one of them, with the reason.
+func TestTwoDrainsAtOnce(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.mustPut(r.nodes[0], "a", "v")
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		for i, name := range []string{"n2", "n3"} {
+			wg.Go(func() { _, errs[i] = r.keeper(r.nodes[i]).a.ChangeNode(r.t.Context(), adminapi.Drain, name) })
+		}
+		wg.Wait()
+		k := r.keeper(r.nodes[0])
+		switch {
+		case errs[0] == nil && errs[1] == nil, errs[0] != nil && errs[1] != nil:
+			r.t.Fatalf("n2: %v, n3: %v", errs[0], errs[1])
+		case errs[0] == nil:
+			k.wants("the second", errs[1], "once it is stopped beside n2 there is no quorum", "skein node undrain n2")
+		default:
+			k.wants("the second", errs[0], "once it is stopped beside n3 there is no quorum", "skein node undrain n3")
+		}
+	})
+}
+
 // TestWhatIsHeldUpSaysWhy: what has come in the way since a node was drained, or decommissioned, is
 // shown as long as it holds something.
 func TestWhatIsHeldUpSaysWhy(t *testing.T) {
@@ -129,13 +152,13 @@ func TestWhatIsHeldUpSaysWhy(t *testing.T) {
 		r.mustPut(r.nodes[0], "a", "v")
 		r.pause()
 		k := r.keeper(r.nodes[0])
-		state := func(id keyspace.NodeID, to placement.NodeState) {
-			if err := r.nodes[0].core.client.SetNodeState(r.t.Context(), id, placement.NodeServing, to); err != nil {
+		state := func(id keyspace.NodeID, to placement.NodeState, beside ...keyspace.NodeID) {
+			if err := r.nodes[0].core.client.SetNodeState(r.t.Context(), id, placement.NodeServing, to, beside...); err != nil {
 				r.t.Fatal(err)
 			}
 		}
 		state(1, placement.NodeDraining)
-		state(2, placement.NodeDecommissioned)
+		state(2, placement.NodeDecommissioned, 1)
 		s, err := k.a.ShowNode(r.t.Context(), r.nodes[0].id.String())
 		if err != nil || s.GetNode().GetLeaders() == 0 || !strings.Contains(s.GetDrain().GetReason(), "placement is paused") {
 			r.t.Errorf("drained, and held up: %v, %v", s, err)

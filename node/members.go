@@ -133,19 +133,8 @@ const removePause = 50 * time.Millisecond
 // group of etcd's has. Where it takes longer than the client waits, the node is
 // decommissioned meanwhile and removed once it holds nothing: who asks again waits for that.
 func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
-	n, others, err := m.row(ctx, id)
-	if err != nil {
+	if err := m.leave(ctx, id); err != nil {
 		return nil, err
-	}
-	if n.State.Started() && !n.Leaves {
-		if n.State != placement.NodeDecommissioned {
-			if err := m.mayRemove(ctx, id, others); err != nil {
-				return nil, err
-			}
-		}
-		if err := m.c.client.LeaveNode(ctx, id, n.State); err != nil {
-			return nil, err
-		}
 	}
 	for {
 		err := m.c.client.RemoveNode(ctx, id)
@@ -162,6 +151,26 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 		if clock.Sleep(ctx, m.c.o.Clock, removePause) != nil {
 			m.c.log.Info("a member that is removed still holds something", zap.Stringer("member", id), zap.Error(err))
 			return nil, errStillRemoving
+		}
+	}
+}
+
+// leave has a member begin to leave, if it may and has not. Where others begin to as well while it
+// is looked at, it is looked at anew.
+func (m members) leave(ctx context.Context, id keyspace.NodeID) error {
+	for attempt := 1; ; attempt++ {
+		n, others, err := m.row(ctx, id)
+		if err != nil || !n.State.Started() || n.Leaves {
+			return err
+		}
+		if n.State != placement.NodeDecommissioned {
+			if err := m.mayRemove(ctx, id, others); err != nil {
+				return err
+			}
+		}
+		err = m.c.client.LeaveNode(ctx, id, n.State, leaving(others)...)
+		if attempt == changeAttempts || !errors.Is(err, kverror.BadRequest) {
+			return err
 		}
 	}
 }

@@ -240,7 +240,7 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		// What is left of a MemberRemove that has ended at once.
-		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing); err != nil {
+		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing, kept.id); err != nil {
 			r.t.Fatal(err)
 		}
 		k := r.keeper(r.nodes[1])

@@ -66,18 +66,20 @@ func (c *Client) putNode(ctx context.Context, change nodeChange, n Node) error {
 
 // SetNodeState has a node go from one state to another: from serving to draining and
 // back, from either to decommissioned, and from that back to serving. It may be repeated:
-// a node that is there already stays there. BadRequest says that it is in another state,
-// or that there is no such way.
-func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, to NodeState) error {
-	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: to}, true)
+// a node that is there already stays there. Beside are the other nodes of which the caller
+// knows that they leave, where this one is to leave too. BadRequest says that the node is in
+// another state, that there is no such way, or that by now others leave as well.
+func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, to NodeState, beside ...keyspace.NodeID) error {
+	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: to, Beside: beside}, true)
 	return err
 }
 
 // LeaveNode has a node be decommissioned, from the state that it is in, and removed once it
 // holds nothing: the leader of placement sees to that, whoever asks again or not. It may be
-// repeated, and a node that is decommissioned already leaves from then on too.
-func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from NodeState) error {
-	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: NodeDecommissioned, Leave: true}, true)
+// repeated, and a node that is decommissioned already leaves from then on too. Beside is as for
+// SetNodeState.
+func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from NodeState, beside ...keyspace.NodeID) error {
+	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: NodeDecommissioned, Leave: true, Beside: beside}, true)
 	return err
 }
 

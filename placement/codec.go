@@ -9,8 +9,8 @@ import (
 )
 
 // formatVersion leads every command, record and message of this package.
-// docs/format/placement.md describes version 7 byte by byte.
-const formatVersion = 7
+// docs/format/placement.md describes version 8 byte by byte.
+const formatVersion = 8
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (
@@ -108,6 +108,22 @@ func (r *reader) count(limit, minBytes int) int {
 		return 0
 	}
 	return int(n)
+}
+
+func appendNodeIDs(dst []byte, ids []keyspace.NodeID) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(ids)))
+	for _, id := range ids {
+		dst = binary.AppendUvarint(dst, uint64(id))
+	}
+	return dst
+}
+
+func (r *reader) nodeIDs() []keyspace.NodeID {
+	var ids []keyspace.NodeID
+	for range r.count(maxNodes, 1) {
+		ids = append(ids, keyspace.NodeID(r.uvarint()))
+	}
+	return ids
 }
 
 // bytes reads a length and that many bytes, which it copies.

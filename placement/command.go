@@ -166,7 +166,7 @@ func (r *reader) effect(kind opKind) effect {
 	case opEndOperation:
 		return endOperation{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
 	case opSetNodeState:
-		return setNodeState{Node: keyspace.NodeID(r.uvarint()), From: r.nodeState(), To: r.nodeState(), Leave: r.bool(), Now: r.millis()}
+		return setNodeState{Node: keyspace.NodeID(r.uvarint()), From: r.nodeState(), To: r.nodeState(), Leave: r.bool(), Beside: r.nodeIDs(), Now: r.millis()}
 	case opRemoveNode:
 		return removeNode{Node: keyspace.NodeID(r.uvarint()), Now: r.millis()}
 	case opAlignMerge:

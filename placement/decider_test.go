@@ -429,7 +429,7 @@ func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		w.each(func(p *pretend) { p.lagging = map[keyspace.NodeID]bool{3: true} })
 		w.setState(1, NodeServing, NodeDraining)
-		w.setState(2, NodeServing, NodeDraining)
+		w.setState(2, NodeServing, NodeDraining, 1)
 		terms := func() (sum uint64) {
 			w.each(func(p *pretend) { sum += p.term })
 			return sum
@@ -724,8 +724,9 @@ func towardsLonely(t *testing.T, seed uint64) *pretended {
 	return w
 }
 
-func (w *pretended) setState(id keyspace.NodeID, from, to NodeState) {
-	if err := w.leader().client.SetNodeState(w.t.Context(), id, from, to); err != nil {
+func (w *pretended) setState(id keyspace.NodeID, from, to NodeState, beside ...keyspace.NodeID) {
+	w.t.Helper()
+	if err := w.leader().client.SetNodeState(w.t.Context(), id, from, to, beside...); err != nil {
 		w.t.Error(err)
 	}
 }

@@ -140,7 +140,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestPutNode:
 		return response{}, s.servePutNode(ctx, term, from, q)
 	case requestSetNodeState:
-		return response{}, s.propose(ctx, term, setNodeState{Node: q.To, From: q.From, To: q.Becomes, Leave: q.Leave, Now: s.wall()}).Err
+		return response{}, s.propose(ctx, term, setNodeState{Node: q.To, From: q.From, To: q.Becomes, Leave: q.Leave, Beside: q.Beside, Now: s.wall()}).Err
 	case requestRemoveNode:
 		return response{}, s.propose(ctx, term, removeNode{Node: q.To, Now: s.wall()}).Err
 	case requestKeepBorder:

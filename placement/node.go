@@ -50,6 +50,10 @@ func (s NodeState) Started() bool {
 	return s != NodeUnstarted && s != NodeUnstartedLearner && s != NodeRemoved
 }
 
+// Leaving says whether the node is on its way out, for a while or for good: it is to be done
+// without.
+func (s NodeState) Leaving() bool { return s == NodeDraining || s == NodeDecommissioned }
+
 // String returns the state in one word.
 func (s NodeState) String() string {
 	if !s.known() {
@@ -338,11 +342,14 @@ type putNode struct {
 }
 
 // setNodeState has a node go from one state to another. With Leave, which goes with
-// NodeDecommissioned alone, it is removed once it holds nothing.
+// NodeDecommissioned alone, it is removed once it holds nothing. Beside are the nodes that were
+// on their way out when somebody looked whether this one may follow: two that are asked for in
+// the same instant would else each be looked at without the other.
 type setNodeState struct {
 	Node     keyspace.NodeID
 	From, To NodeState
 	Leave    bool
+	Beside   []keyspace.NodeID
 	Now      UnixMillis
 }
 
@@ -365,7 +372,7 @@ func (o putNode) append(dst []byte) []byte {
 func (o setNodeState) append(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(o.Node))
 	dst = appendBool(append(dst, byte(o.From), byte(o.To)), o.Leave)
-	return binary.AppendUvarint(dst, uint64(o.Now))
+	return binary.AppendUvarint(appendNodeIDs(dst, o.Beside), uint64(o.Now))
 }
 
 func (o removeNode) append(dst []byte) []byte {
@@ -481,6 +488,13 @@ func (s *state) applySetNodeState(index uint64, o setNodeState) result {
 		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and not %s", o.Node, n.State, o.From)}
 	case !o.From.becomes(o.To):
 		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and cannot become %s", o.Node, o.From, o.To)}
+	}
+	if o.To.Leaving() {
+		for id, other := range s.nodes {
+			if id != o.Node && other.State.Leaving() && !slices.Contains(o.Beside, id) {
+				return result{Err: kverror.New(kverror.BadRequest, "node %s does not become %s: others have begun to leave since it was looked at whether it may", o.Node, o.To)}
+			}
+		}
 	}
 	n.State, n.Since, n.Leaves = o.To, o.Now, o.Leave
 	s.putNodeRow(index, n)

@@ -47,7 +47,15 @@ func nodeEffect(t *testing.T, d *datadriven.TestData) effect {
 		}
 		return o
 	case "state":
-		return setNodeState{Node: keyspace.NodeID(arg(t, d, "id")), From: storyState(t, text("from")), To: storyState(t, text("to")), Leave: d.HasArg("leave"), Now: now}
+		o := setNodeState{Node: keyspace.NodeID(arg(t, d, "id")), From: storyState(t, text("from")), To: storyState(t, text("to")), Leave: d.HasArg("leave"), Now: now}
+		if d.HasArg("beside") {
+			var ids []int
+			d.ScanArgs(t, "beside", &ids)
+			for _, id := range ids {
+				o.Beside = append(o.Beside, keyspace.NodeID(id))
+			}
+		}
+		return o
 	case "remove":
 		return removeNode{Node: keyspace.NodeID(arg(t, d, "id")), Now: now}
 	case "begin":
@@ -140,7 +148,8 @@ func TestNodeStatesOverTheBus(t *testing.T) {
 		must(at.SetNodeState(ctx, 6, NodeServing, NodeDraining)) // asked again
 		refused(at.SetNodeState(ctx, 6, NodeDecommissioned, NodeServing), kverror.BadRequest, "is draining, and not decommissioned")
 		must(at.SetNodeState(ctx, 6, NodeDraining, NodeDecommissioned))
-		must(at.SetNodeState(ctx, 1, NodeServing, NodeDecommissioned))
+		refused(at.SetNodeState(ctx, 1, NodeServing, NodeDecommissioned), kverror.BadRequest, "others have begun to leave")
+		must(at.SetNodeState(ctx, 1, NodeServing, NodeDecommissioned, 6))
 		refused(at.RemoveNode(ctx, 1), kverror.BadRequest, "it has a replica of the placement group")
 		refused(at.RemoveNode(ctx, 2), kverror.BadRequest, "node 2 is serving")
 		refused(at.RemoveNode(ctx, 9), kverror.NodeNotFound, "there is no node 9")

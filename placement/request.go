@@ -34,8 +34,9 @@ const (
 // and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
 // requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
 // more of nodes, and who holds the placement group; version 6 merges; version 7 the
-// directories of nodes; version 8 requestKeepBorder; version 9 nodes that leave.
-const requestVersion = 9
+// directories of nodes; version 8 requestKeepBorder; version 9 nodes that leave; version 10
+// beside which others they do.
+const requestVersion = 10
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -58,11 +59,12 @@ type request struct {
 	Boot  keyspace.BootID
 	Phase stopPhase
 	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
-	// Becomes are the states for requestSetNodeState, and Leave says that the node is removed
-	// once it holds nothing.
+	// Becomes are the states for requestSetNodeState, Leave says that the node is removed
+	// once it holds nothing, and Beside are the nodes of which it is known that they leave.
 	To            keyspace.NodeID
 	From, Becomes NodeState
 	Leave         bool
+	Beside        []keyspace.NodeID
 	// Name and Value are for requestPutSetting.
 	Name  string
 	Value []byte
@@ -101,6 +103,7 @@ func (q *request) encode() []byte {
 		dst = binary.AppendUvarint(dst, uint64(q.To))
 	case requestSetNodeState:
 		dst = appendBool(append(binary.AppendUvarint(dst, uint64(q.To)), byte(q.From), byte(q.Becomes)), q.Leave)
+		dst = appendNodeIDs(dst, q.Beside)
 	case requestPutSetting:
 		dst = appendBytes(appendString(dst, q.Name), q.Value)
 	case requestLease:
@@ -142,6 +145,7 @@ func decodeRequest(p []byte) (request, error) {
 		q.To = keyspace.NodeID(r.uvarint())
 	case requestSetNodeState:
 		q.To, q.From, q.Becomes, q.Leave = keyspace.NodeID(r.uvarint()), r.nodeState(), r.nodeState(), r.bool()
+		q.Beside = r.nodeIDs()
 	case requestPutSetting:
 		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
 	case requestLease:
