@@ -210,6 +210,27 @@ func TestStopOfAllLeavesNoGap(t *testing.T) {
 	}
 }
 
+// TestLeadGoesOnAtOnce: who has just taken the lead has not heard its followers yet, and hands it
+// on all the same.
+func TestLeadGoesOnAtOnce(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 5, 3, simbus.Faults{Delay: simbus.Delay{Min: time.Millisecond, Max: 40 * time.Millisecond}})
+		r.startAll()
+		at := r.nodes[0].client
+		want := r.leader().id
+		for i := range 30 {
+			want = want%3 + 1
+			if err := at.TransferLeader(t.Context(), want); err != nil {
+				t.Fatalf("transfer %d, to node %s: %v", i, want, err)
+			}
+		}
+		if got := r.leader().id; got != want {
+			t.Errorf("node %s leads, want %s", got, want)
+		}
+		r.stopAllAtOnce()
+	})
+}
+
 // TestRollingStopLeavesNoGap stops and starts one node after the other, the
 // sequencer among them.
 func TestRollingStopLeavesNoGap(t *testing.T) {

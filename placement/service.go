@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -434,10 +435,30 @@ func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error 
 	}
 	for _, r := range st.Replicas {
 		if r.Node == to && r.Role == keyspace.RoleVoter {
-			return s.transfer(ctx, g, r)
+			return s.transferSoon(ctx, g, r)
 		}
 	}
 	return kverror.New(kverror.BadRequest, "node %s has no voting replica of the placement group", to)
+}
+
+// catchUpPatience is how long a transfer waits for a replica that has not caught up, and
+// catchUpPause lies between two looks. A leader that has just been elected has not heard from
+// all its followers yet, and who is a few entries behind has them in a moment.
+const (
+	catchUpPatience = 2 * time.Second
+	catchUpPause    = 20 * time.Millisecond
+)
+
+// transferSoon is transfer, made again for a while until the replica can take the lead.
+func (s *Service) transferSoon(ctx context.Context, g Group, to keyspace.Replica) error {
+	soon, cancel := clock.WithTimeout(ctx, s.o.Clock, catchUpPatience)
+	defer cancel()
+	for {
+		err := s.transfer(ctx, g, to)
+		if !errors.Is(err, raftgroup.ErrNotCaughtUp) || clock.Sleep(soon, s.o.Clock, catchUpPause) != nil {
+			return err
+		}
+	}
 }
 
 func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
