@@ -32,7 +32,8 @@ const (
 	// stands still to take little time too.
 	storeSmall = 50 * time.Millisecond
 	// mergePatience is how long a merge that does not get on is tried before it is aborted.
-	// While a replica is being moved it is the operations' own.
+	// While a replica is being moved it is the operations' own, unless the node to which it
+	// moves is silent for so long: until the merge is over both ranges have nothing done to them.
 	mergePatience = 30 * time.Second
 	// mergePause lies between two steps, and grows to operationPauseMax while a merge does not
 	// get on. It is never 0: what fails at once would be tried for ever.
@@ -67,6 +68,7 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right))
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
 	last, pause := o.s.o.Clock.Now(), mergePause
+	heard := last // of the node to which a replica moves
 	for ctx.Err() == nil {
 		now, ok := o.now(&op)
 		if !ok {
@@ -78,11 +80,14 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 		op = now
 		moved, err := o.stepMerge(ctx, &op)
 		var abort abortion
-		patience := mergePatience
+		patience, at := mergePatience, o.s.o.Clock.Now()
 		if op.To != 0 {
 			patience = o.s.o.OperationPatience
 		}
-		switch late := o.s.o.Clock.Now().Sub(last) > patience; {
+		if op.To == 0 || o.s.o.Alive(op.To) {
+			heard = at
+		}
+		switch late := at.Sub(last) > patience || at.Sub(heard) > mergePatience; {
 		case ctx.Err() != nil:
 			return
 		case errors.As(err, &abort), late && op.Phase.undecided():

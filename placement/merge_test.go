@@ -379,7 +379,12 @@ func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPai
 // operation returns the operation under way with the id.
 func (r *rig) operation(ctx context.Context, id uint64) (Operation, bool) {
 	r.t.Helper()
-	under, err := r.nodes[0].client.Operations(ctx)
+	return r.operationAt(ctx, 0, id)
+}
+
+func (r *rig) operationAt(ctx context.Context, node int, id uint64) (Operation, bool) {
+	r.t.Helper()
+	under, err := r.nodes[node].client.Operations(ctx)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -433,6 +438,33 @@ func TestMergeAbortedBeforeItBindsIsOver(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A merge whose right range is copied to a node that dies does not keep both ranges from being
+// repaired for as long as a copy may take.
+func TestMergeToANodeThatDiesIsOver(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r, p := pairRig(t, 77, 5, func(r *rig, p *pretendPair) Mover {
+			r.patience = time.Hour
+			return p
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		p.right.starved = map[keyspace.NodeID]bool{1: true}
+		op := r.beginMergeAt(ctx, 4, p.left.d.Range)
+		for at, _ := r.operationAt(ctx, 4, op.ID); at.To != 1; at, _ = r.operationAt(ctx, 4, op.ID) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(3 * mergePatience)
+		if _, under := r.operationAt(ctx, 4, op.ID); !under {
+			t.Fatal("a copy has an hour")
+		}
+		r.nodes[0].crash()
+		time.Sleep(mergePatience + operationStep)
+		if at, under := r.operationAt(ctx, 4, op.ID); under {
+			t.Errorf("node 1 is gone, and there is %s", at.String())
+		}
+	})
 }
 
 // losesAtFreeze is a pair of which the right one has no quorum from the moment on when it is

@@ -171,6 +171,30 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 	return slices.Replace(rs, lo, hi, next), true
 }
 
+// tell notes the revision at which a serializable read of the span is answered: of the ranges
+// that are known, and where there is a hole, of what is remembered there.
+func (c *rangeCache) tell(span keyspace.Span, rev keyspace.Revision) {
+	older := func(r *route) bool { return r.told.Load() < int64(rev) }
+	if routes, whole := overlapping(c.all(), span); whole && !slices.ContainsFunc(routes, older) {
+		return
+	}
+	c.mu.Lock() // what is about to be another range hands on what it was told
+	defer c.mu.Unlock()
+	rs := c.all()
+	lo, hi := window(rs, span)
+	for _, r := range rs[lo:hi] {
+		r.tell(rev)
+	}
+	if _, whole := overlapping(rs, span); whole {
+		return
+	}
+	for k, f := range c.former {
+		if f.span.Overlaps(span) {
+			c.former[k] = former{f.span, max(f.told, rev)}
+		}
+	}
+}
+
 // window returns which routes overlap the span: rs[lo:hi].
 func window(rs []*route, s keyspace.Span) (lo, hi int) {
 	lo = sort.Search(len(rs), func(i int) bool {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -107,5 +109,20 @@ func BenchmarkLearnAgain(b *testing.B) {
 	for b.Loop() {
 		ds[5000].Generation++
 		c.update(ds...)
+	}
+}
+
+// A serializable read may be answered when of the heirs of a split one is known and the other is
+// not yet: that one was told of as well.
+func TestWhatIsToldOfAnHeirBeforeItIsKnown(t *testing.T) {
+	r := &Router{cache: newRangeCache()}
+	r.Learn(keyspace.Descriptor{Range: 1, Generation: 1})
+	r.Learn(keyspace.Descriptor{Range: 2, Generation: 2, Span: keyspace.Span{Start: []byte("m")}})
+	r.tell(&pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")}, 9)
+	r.Learn(keyspace.Descriptor{Range: 1, Generation: 2, Span: keyspace.Span{End: []byte("m")}})
+	for _, key := range []string{"a", "m"} {
+		if rt := r.cache.find([]byte(key)); rt == nil || rt.told.Load() != 9 {
+			t.Errorf("%s: %+v", key, rt)
+		}
 	}
 }

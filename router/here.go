@@ -103,8 +103,8 @@ func (r *Router) headed(req *pb.RangeRequest, at keyspace.Revision) keyspace.Rev
 // range at rest is not known to be complete here up to what is told of others, and would be
 // asked at its leader for ever.
 func (r *Router) tell(req *pb.RangeRequest, rev keyspace.Revision) {
-	for _, rt := range r.routesOf(req) {
-		rt.tell(rev)
+	if span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd()); ok {
+		r.cache.tell(span, rev)
 	}
 }
 

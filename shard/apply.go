@@ -558,14 +558,15 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 }
 
 // leftBehind returns what a snapshot has taken out of the replica's span, carrying it past a
-// split, and has it kept from others; nil where that is nothing.
+// split, and has it kept from others; nil where that is nothing, or others come into it: their
+// snapshot clears it.
 func (r *Replica) leftBehind(now *record) *keyspace.Span {
 	old := &r.applying.rec
 	left, ok := old.span.Intersect(keyspace.Span{Start: now.span.End})
-	if old.generation == 0 || !ok || len(now.span.End) == 0 {
+	if old.generation == 0 || !ok || len(now.span.End) == 0 ||
+		!r.node.claimMore(r.id, keyspace.Span{Start: now.span.Start, End: old.span.End}) {
 		return nil
 	}
-	r.node.claimChild(r.id, keyspace.Span{Start: now.span.Start, End: old.span.End})
 	return &left
 }
 

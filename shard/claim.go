@@ -79,6 +79,19 @@ func (n *Node) claimChild(id keyspace.RangeID, s keyspace.Span) {
 	n.mu.Unlock()
 }
 
+// claimMore makes the claim of a range larger, by what its replica holds yet, and says whether
+// nobody else claims a part of that: who does, looks at the replicas after it, and will find
+// nothing in the way.
+func (n *Node) claimMore(id keyspace.RangeID, s keyspace.Span) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.claimedLocked(claim{id: id, span: s}) != nil {
+		return false
+	}
+	n.claims[id] = s
+	return true
+}
+
 // unclaim gives a claim up.
 func (n *Node) unclaim(id keyspace.RangeID) {
 	n.mu.Lock()

@@ -227,6 +227,33 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 	}
 }
 
+// Who has claimed what a snapshot leaves behind, before the snapshot was installed, may have
+// looked at the replica after that, and found nothing in the way: its own snapshot may be in the
+// store by now.
+func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		r := w.node.Replica(1)
+		snap := snapshotOf(1, 2, "")
+		rec := record{rangeID: 1, generation: 2, span: keyspace.Span{End: []byte("m")}, lastRevision: 9}
+		snap.Payload = appendRecord(nil, &rec)
+		if err := r.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		child := keyspace.Span{Start: []byte("m")}
+		w.node.claimChild(2, child) // claim has done as much when it comes to the replicas
+		b := w.engine.NewBatch()
+		if err := errors.Join(mvcc.Put(b, keyVersion("x", 3, false)), b.SetApplied(r.id.Group(), snap), b.Commit()); err != nil {
+			t.Fatal(err)
+		}
+		r.SnapshotDone(snap, nil)
+		if n, err := mvcc.Count(w.engine, child, newest); err != nil || n != 1 {
+			t.Errorf("%d keys are left of one in a span that another range has claimed: %v", n, err)
+		}
+	})
+}
+
 // The note of how far old versions are gone must not come back with a crash once a
 // snapshot may have brought others: an ingest can be durable before what was committed.
 func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {

@@ -227,7 +227,7 @@ func (r *Replica) duePushes(again bool) (due []duePush) {
 			due = due[:0]
 		}
 		due = append(due, duePush{do, at})
-		return len(due) == enough
+		return !again && len(due) == enough
 	}
 	defer func() {
 		for _, d := range due {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -221,6 +222,56 @@ func TestEachLockHasItsTurn(t *testing.T) {
 		pass(2 * time.Second)
 		if n := left(); n != stuck {
 			t.Errorf("%d locks are left where %d cannot be decided", n, stuck)
+		}
+	})
+}
+
+// refusedPusher reaches no anchor, and hears once of the node of a committed transaction that
+// it cannot say yet whether it is at it.
+type refusedPusher struct {
+	stuckPusher
+	asked int
+}
+
+func (p *refusedPusher) Finish(context.Context, TxnName, *Decided) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asked++; p.asked == 1 {
+		return false, kverror.Unreachable
+	}
+	return false, nil
+}
+
+// Of few as of many, what was asked for in vain and has waited longest is next: a committed
+// transaction is forgotten beside more locks than are asked for at a time, which nobody can
+// decide.
+func TestRecordHasItsTurnBesideLocks(t *testing.T) {
+	const stuck = maxRangePushes/2 + 2
+	synctest.Test(t, func(t *testing.T) {
+		p := &refusedPusher{stuckPusher: stuckPusher{stuck: stuck}}
+		w, lock, pass, left := pushWorld(t, p)
+		defer w.stop()
+		for range stuck {
+			lock()
+		}
+		pass(20 * time.Second)
+		name := nameAged(stuck + 1)
+		g := w.step(t.Context(), &Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("z")})
+		if g.err != nil {
+			t.Fatal(g.err)
+		}
+		anchor := g.answer.(*Prepared).Lock
+		w.seq.last = 100
+		if g = w.step(t.Context(), &Commit{Name: name, Anchor: []byte("z"), AnchorLock: anchor, Revision: 100}); g.err != nil {
+			t.Fatal(g.err)
+		}
+		pass(time.Minute)
+		r := w.node.Replica(1)
+		r.mu.Lock()
+		records := len(r.locks.records)
+		r.mu.Unlock()
+		if n := left(); n != stuck || records != 0 {
+			t.Errorf("%d of %d locks and %d records are left, which was asked for %d times", n, stuck, records, p.asked)
 		}
 	})
 }
