@@ -192,7 +192,7 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, CutOff, Flaky, Transfer, CrashAll},
 		}
 		if seed%2 == 1 {
-			cfg.RangeMaxBytes, cfg.Padding, cfg.Compactions = 192<<10, 4<<10, 60 // who is to merge gets small again, until the end
+			cfg.RangeMaxBytes, cfg.Padding, cfg.Compactions = 128<<10, 4<<10, 60 // who is to merge gets small again, until the end
 		}
 		if seed%3 == 2 {
 			cfg.Nodes, cfg.Moves = 5, 10
