@@ -75,7 +75,7 @@ func (d *decider) forgetTried(own *keyspace.Descriptor) {
 // with ranges.
 func (d *decider) leaveOwnSilent(o *Operation) {
 	if n := d.nodes[o.To]; n.Silent && d.s.o.Clock.Now().Sub(n.SilentSince) >= d.settings.AbandonAfter {
-		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s is silent", o.To))
+		d.operator.abandon(OwnGroup, o.ID, fmt.Sprintf("node %s is silent", o.To))
 	}
 }
 
@@ -87,7 +87,7 @@ func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
 		return
 	}
 	if to := d.ownTarget(own, o.From, false); to != 0 {
-		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
+		d.operator.abandon(OwnGroup, o.ID, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
 	}
 }
 
