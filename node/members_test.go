@@ -395,5 +395,11 @@ func TestMoveLeader(t *testing.T) {
 			r.t.Errorf("node %s leads, want %s", got, to)
 		}
 		r.mustPut(r.nodes[3], "k", "w")
+		// By one that has no replica of the group, to which raft says nothing.
+		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+		defer cancel()
+		if err := (self{r.nodes[3].core}).MoveLeader(ctx, lead.id); err != nil {
+			r.t.Errorf("by node %s: %v", r.nodes[3].id, err)
+		}
 	})
 }
