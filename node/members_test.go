@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -298,6 +300,38 @@ func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 		if row, _ := m.Node(r.nodes[1].id); row.State != placement.NodeServing {
 			r.t.Errorf("after that it is %s", row.State)
 		}
+	})
+}
+
+// All members are removed at a time, each while the others serve yet: one stays, and serves on.
+func TestAllMembersAreRemovedAtOnce(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.wait(time.Minute, "all are heard", func() bool {
+			return !slices.ContainsFunc(r.nodes, func(n *rigNode) bool {
+				return slices.ContainsFunc(r.nodes, func(o *rigNode) bool { return !n.core.alive(o.id) })
+			})
+		})
+		ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		errs := make([]error, len(r.nodes))
+		for i, n := range r.nodes {
+			wg.Go(func() { _, errs[i] = members{n.core, 1}.MemberRemove(ctx, n.id) })
+		}
+		wg.Wait()
+		stays := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+		if stays < 0 {
+			r.t.Fatal("all were removed")
+		}
+		for i, err := range errs {
+			if i == stays {
+				r.wantEtcd("the last one", err, rpctypes.ErrMemberNotEnoughStarted)
+			} else if err != nil {
+				r.t.Errorf("member %s: %v", r.nodes[i].id, err)
+			}
+		}
+		r.mustPut(r.nodes[stays], "k", "v")
 	})
 }
 
