@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -301,6 +303,38 @@ func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 	})
 }
 
+// All members are removed at a time, each while the others serve yet: one stays, and serves on.
+func TestAllMembersAreRemovedAtOnce(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.wait(time.Minute, "all are heard", func() bool {
+			return !slices.ContainsFunc(r.nodes, func(n *rigNode) bool {
+				return slices.ContainsFunc(r.nodes, func(o *rigNode) bool { return !n.core.alive(o.id) })
+			})
+		})
+		ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		errs := make([]error, len(r.nodes))
+		for i, n := range r.nodes {
+			wg.Go(func() { _, errs[i] = members{n.core, 1}.MemberRemove(ctx, n.id) })
+		}
+		wg.Wait()
+		stays := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+		if stays < 0 {
+			r.t.Fatal("all were removed")
+		}
+		for i, err := range errs {
+			if i == stays {
+				r.wantEtcd("the last one", err, rpctypes.ErrMemberNotEnoughStarted)
+			} else if err != nil {
+				r.t.Errorf("member %s: %v", r.nodes[i].id, err)
+			}
+		}
+		r.mustPut(r.nodes[stays], "k", "v")
+	})
+}
+
 // Of four members, of which one is down for a moment, another one is removed: nothing has a replica
 // less for that, but what it has goes to the one that is down, or to nobody, as long as that may
 // come back. And nothing is begun that would never end.
@@ -395,5 +429,11 @@ func TestMoveLeader(t *testing.T) {
 			r.t.Errorf("node %s leads, want %s", got, to)
 		}
 		r.mustPut(r.nodes[3], "k", "w")
+		// By one that has no replica of the group, to which raft says nothing.
+		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+		defer cancel()
+		if err := (self{r.nodes[3].core}).MoveLeader(ctx, lead.id); err != nil {
+			r.t.Errorf("by node %s: %v", r.nodes[3].id, err)
+		}
 	})
 }

@@ -40,7 +40,8 @@ type nodeReporter struct {
 
 func (r *nodeReporter) init() { r.kick, r.whole = make(chan struct{}, 1), true }
 
-// nodeReportLoop reports until the Client stops: at once when there is another leader, a
+// nodeReportLoop reports until the Client stops: at once when there is another leader, or the
+// one that a node without a replica knew is lost, a
 // little after ranges of this node have changed, and every now and then.
 func (c *Client) nodeReportLoop() {
 	timer := c.o.Clock.NewTimer(reportEvery)
@@ -71,7 +72,8 @@ func (c *Client) awaitReport(timer clock.Timer, leader keyspace.NodeID, moved <-
 			return clock.Sleep(c.ctx, c.o.Clock, reportSoon) == nil
 		case <-moved:
 			was := leader
-			if leader, moved = c.leaderNow(); leader != 0 && leader != was {
+			// Where raft says nothing who leads has to be asked for, and the report asks.
+			if leader, moved = c.leaderNow(); leader != was && (leader != 0 || !c.o.Service.HasReplica()) {
 				return true
 			}
 		}

@@ -34,11 +34,11 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 		d.leaveOwnSilent(&v.operations[busy])
 		d.leaveOwnRefuge(&own, &v.operations[busy])
 	}
-	if d.nodes[d.s.o.Self].State == decide.Draining {
-		d.handOver(ctx, &own, leaving) // whoever leads then goes on with what is under way
-		return
+	if d.nodes[d.s.o.Self].State != decide.Draining {
+		d.handOverAt, d.handOverPause = 0, 0
+	} else if d.handOver(ctx, &own, leaving) {
+		return // whoever leads then goes on with what is under way
 	}
-	d.handOverAt, d.handOverPause = 0, 0
 	if busy >= 0 {
 		return
 	}
@@ -75,7 +75,7 @@ func (d *decider) forgetTried(own *keyspace.Descriptor) {
 // with ranges.
 func (d *decider) leaveOwnSilent(o *Operation) {
 	if n := d.nodes[o.To]; n.Silent && d.s.o.Clock.Now().Sub(n.SilentSince) >= d.settings.AbandonAfter {
-		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s is silent", o.To))
+		d.operator.abandon(OwnGroup, o.ID, fmt.Sprintf("node %s is silent", o.To))
 	}
 }
 
@@ -87,7 +87,7 @@ func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
 		return
 	}
 	if to := d.ownTarget(own, o.From, false); to != 0 {
-		d.operator.abandon(OwnGroup, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
+		d.operator.abandon(OwnGroup, o.ID, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
 	}
 }
 
@@ -248,15 +248,16 @@ const handOverPauseMax = time.Minute
 // handOver gives the leadership of the group, and with it this one, to another node. It is
 // looked for one that can take it, which costs nothing; where the attempt fails nevertheless
 // the next one comes after a pause, ever longer. The one whose replica is being moved away, 0 if
-// none is, would hand it on at once, perhaps back to this one.
-func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leaving keyspace.NodeID) {
+// none is, would hand it on at once, perhaps back to this one. tried is false where there is nobody
+// now: then this node does as any other leader would.
+func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leaving keyspace.NodeID) (tried bool) {
 	now := d.s.o.Clock.Now()
 	if now < d.handOverAt {
-		return
+		return false
 	}
 	g := d.s.replica()
 	if g == nil {
-		return
+		return false
 	}
 	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
 	defer cancel()
@@ -273,10 +274,11 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leavin
 	}
 	if to.Node == 0 {
 		d.s.o.Logger.Debug("this node is drained, and nobody can lead placement yet")
-		return
+		return false
 	}
 	d.handOverPause = min(max(2*d.handOverPause, decideEvery), handOverPauseMax)
 	d.handOverAt = now.Add(d.handOverPause)
 	err := d.s.TransferLeader(ctx, to.Node)
 	d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", to.Node), zap.Error(err))
+	return true
 }

@@ -169,7 +169,7 @@ func (d *decider) round(ctx context.Context) {
 		d.giveUp[a.Range] = a.Why
 	}
 	for id, why := range d.giveUp {
-		d.operator.abandon(id, why) // it may not be worked on yet
+		d.operator.abandon(id, d.under[id].ID, why) // it may not be worked on yet
 	}
 	for i := range r.Operations {
 		d.begin(ctx, &r.Operations[i])

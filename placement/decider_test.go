@@ -540,6 +540,29 @@ func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
 	})
 }
 
+// Where nobody can take the lead of placement from a node that is drained, that one does what is to be
+// done meanwhile: the next loss would stop the group.
+func TestPlacementIsRepairedByADrainedLeader(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 71, 4)
+		w.mover = func() Mover { return w }
+		w.founding.PlacementReplicas = 3
+		w.startAll()
+		time.Sleep(10 * time.Second)
+		w.leadBy(w.nodes[0])
+		w.setState(2, NodeServing, NodeDraining)
+		w.kill(3)
+		w.setState(1, NodeServing, NodeDraining, 2)
+		w.await(w.deadAfter+time.Minute, "repair", func() error { return w.group(1, 2, 4) })
+		w.await(time.Minute, "hand-over", func() error {
+			if l := w.leader(); l.id != 4 {
+				return fmt.Errorf("node %s leads placement", l.id)
+			}
+			return nil
+		})
+	})
+}
+
 // The placement group's copy to a node that is silent is given up as soon as those of ranges are,
 // long before the patience with operations ends.
 func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {

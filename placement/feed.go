@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -109,19 +110,28 @@ func decodeFeedRequest(b []byte) (since uint64, err error) {
 }
 
 // serveFeed sends the map as of now, or what changed since a version, and then
-// every change, until ctx ends or gone is closed. Changes that come while it sends are
+// every change, until ctx ends, gone is closed, or another node leads: who follows has no replica
+// to which raft says that, and is told by the end. Changes that come while it sends are
 // sent together.
-func serveFeed(ctx context.Context, m *machine, gone <-chan struct{}, since uint64, s transport.Stream) error {
+func (s *Service) serveFeed(ctx context.Context, gone <-chan struct{}, since uint64, st transport.Stream) error {
+	leader := keyspace.NodeID(0)
 	for {
-		v, changed := m.current()
+		_, moved := s.led()
+		now := s.machine.leaderState().LeaderNode
+		if now != 0 && leader != 0 && now != leader {
+			return nil
+		}
+		leader = cmp.Or(now, leader)
+		v, changed := s.machine.current()
 		if v.Version > since {
-			if err := sendMap(ctx, &v.Map, v.NodesChanged, since, s); err != nil {
+			if err := sendMap(ctx, &v.Map, v.NodesChanged, since, st); err != nil {
 				return err
 			}
 			since = v.Version
 		}
 		select {
 		case <-changed:
+		case <-moved:
 		case <-gone:
 			return nil
 		case <-ctx.Done():

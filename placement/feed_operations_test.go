@@ -167,3 +167,16 @@ func TestGivenUpTaskIsForgotten(t *testing.T) {
 		t.Errorf("under way: %t, to be given up: %v", busy, d.giveUp)
 	}
 }
+
+// TestAbandonMeansOneOperation: what was to be given up may have ended while that was decided, and
+// the range have another operation, which somebody has asked for since.
+func TestAbandonMeansOneOperation(t *testing.T) {
+	o := &operator{running: map[keyspace.RangeID]*work{}}
+	o.begin(7, 12)
+	if o.abandon(7, 11, "node 1 is silent"); o.abandoned(7) != "" {
+		t.Errorf("operation 12 is given up for what was said of operation 11: %s", o.abandoned(7))
+	}
+	if o.abandon(7, 12, "node 2 is silent"); o.abandoned(7) == "" {
+		t.Error("operation 12 is not given up")
+	}
+}

@@ -50,7 +50,7 @@ func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byt
 	gone := s.detached
 	s.mu.Unlock()
 	if ok, _ := s.led(); ok {
-		if err := serveFeed(ctx, s.machine, gone, since, st); err != nil {
+		if err := s.serveFeed(ctx, gone, since, st); err != nil {
 			return err
 		}
 	} else if m := s.heardMap(); m != nil && m.Version > since {

@@ -141,6 +141,58 @@ func TestReportsReachEveryLeader(t *testing.T) {
 	})
 }
 
+// Whoever leads placement next hears soon from the nodes without a replica of it too, to which raft
+// says nothing: it decides nothing before. How soon is a matter of how the one before has gone.
+func TestNextLeaderHearsAllNodesSoon(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 42, 8, quiet)
+		gauges := map[keyspace.NodeID]*gauge{}
+		for _, n := range r.nodes {
+			gauges[n.id] = &gauge{led: map[keyspace.RangeID]Measure{1: {Range: 1, Term: uint64(n.id)}}}
+		}
+		r.measurer = func(n keyspace.NodeID) Measurer { return gauges[n] }
+		r.startAll()
+		for round := range 8 {
+			time.Sleep(time.Minute + time.Duration(round)*1100*time.Millisecond)
+			old, limit := r.leader(), 200*time.Millisecond
+			if round%2 == 0 {
+				to := r.nodes[old.id%5]
+				if err := r.nodes[7].client.TransferLeader(t.Context(), to.id); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				limit = 4 * time.Second // until a session without a sign of life is given up
+				old.crash()
+			}
+			next := r.leader()
+			for next == old {
+				time.Sleep(time.Millisecond)
+				next = r.leader()
+			}
+			began := time.Now()
+			complete := func() (silent []keyspace.NodeID) {
+				for _, n := range r.nodes {
+					if _, _, complete := next.service.listening().node(n.id); n.up() && !complete {
+						silent = append(silent, n.id)
+					}
+				}
+				return silent
+			}
+			for silent := complete(); len(silent) > 0; silent = complete() {
+				if time.Since(began) > limit {
+					t.Errorf("round %d: after %v node %s has not heard from nodes %v", round, limit, next.id, silent)
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			t.Logf("round %d: %v", round, time.Since(began))
+			if !old.up() {
+				old.start()
+			}
+		}
+	})
+}
+
 // drop takes a range away from a node, if it is one.
 func (g *gauge) drop(id keyspace.RangeID) {
 	if g != nil {

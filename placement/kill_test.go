@@ -1,12 +1,14 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -175,7 +177,11 @@ func TestLeaderIsKilledAtEachStep(t *testing.T) {
 		stride = s
 	}
 	for _, c := range []toKill{
-		{"move", 3, moveToKill}, {"merge", 9, mergeToKill(3)}, {"merge from elsewhere", 12, mergeToKill(5)}, {"repair", 2, repairToKill},
+		{"move", 3, moveToKill(false)},
+		{"move to the leader", 3, moveToKill(true)},
+		{"merge", 9, mergeToKill(3)},
+		{"merge from elsewhere", 12, mergeToKill(5)},
+		{"repair", 2, repairToKill},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at := 1
@@ -211,14 +217,17 @@ func (c *toKill) killAt(t *testing.T, k *killer, at int) (killed bool) {
 		go func() {
 			defer close(asked)
 			for op != nil && ctx.Err() == nil {
-				// Refused is who asks again since the answer was lost.
-				if _, err := other.client.BeginOperation(ctx, *op); err == nil || kverror.Of(err).Kind == kverror.BadRequest {
+				// Refused is who asks again since the answer was lost; but also while the one that was
+				// killed is needed, and then nothing has begun.
+				_, err := other.client.BeginOperation(ctx, *op)
+				if err == nil || kverror.Of(err).Kind == kverror.BadRequest && !strings.Contains(err.Error(), "does not live") {
 					return
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
 		}()
 		defer func() { <-asked }()
+		var last error
 		for {
 			if k.dead() {
 				killed = true
@@ -228,10 +237,11 @@ func (c *toKill) killAt(t *testing.T, k *killer, at int) (killed bool) {
 			if err == nil && !k.dead() {
 				return
 			}
-			if ctx.Err() != nil {
-				t.Errorf("killed at step %d, %s: %v", at, k.what, err)
+			if ctx.Err() != nil { // of which err tells, and not of what has never come about
+				t.Errorf("killed at step %d, %s: %v", at, k.what, cmp.Or(last, err))
 				return
 			}
+			last = err
 			time.Sleep(20 * time.Millisecond)
 		}
 	})
@@ -270,20 +280,32 @@ func (p *pretend) mapped(m *Map) error {
 	return nil
 }
 
-func moveToKill(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) {
-	t.Helper()
-	r := newRig(t, 81, 5, quiet)
-	r.killer = k
-	d := r.founding.Ranges()[0]
-	p := newPretend(t, rand.New(rand.NewPCG(81, 1)), d)
-	p.report = r.report
-	r.mover = func() Mover { return p }
-	r.startAll()
-	return r, &Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}, func(m *Map) error {
-		if got := fmt.Sprint(p.voters()); got != "[2 3 4]" {
-			return fmt.Errorf("the voters are %s", got)
+// moveToKill is a move to the node that leads placement, which ends then, or to another one.
+func moveToKill(toLeader bool) func(*testing.T, *killer) (*rig, *Operation, func(*Map) error) {
+	return func(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) {
+		t.Helper()
+		r := newRig(t, 81, 5, quiet)
+		r.killer = k
+		d := r.founding.Ranges()[0]
+		p := newPretend(t, rand.New(rand.NewPCG(81, 1)), d)
+		p.report = r.report
+		r.mover = func() Mover { return p }
+		r.startAll()
+		to := keyspace.NodeID(4)
+		for toLeader != (r.leader().id == to) {
+			heir := to
+			if !toLeader {
+				heir++
+			}
+			_ = r.nodes[1].client.TransferLeader(t.Context(), heir)
+			time.Sleep(100 * time.Millisecond)
 		}
-		return p.mapped(m)
+		return r, &Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: to, Why: "asked for"}, func(m *Map) error {
+			if got := fmt.Sprint(p.voters()); got != "[2 3 4]" {
+				return fmt.Errorf("the voters are %s", got)
+			}
+			return p.mapped(m)
+		}
 	}
 }
 

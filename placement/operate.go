@@ -159,11 +159,12 @@ func (o *operator) works(op *Operation) bool {
 	return w != nil && w.operation == op.ID
 }
 
-// abandon has the operation on a range given up.
-func (o *operator) abandon(id keyspace.RangeID, why string) {
+// abandon has an operation on a range given up, and not one that has begun there since that was
+// decided.
+func (o *operator) abandon(id keyspace.RangeID, operation uint64, why string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if w := o.running[id]; w != nil {
+	if w := o.running[id]; w != nil && w.operation == operation {
 		w.abandoned = why
 	}
 }
