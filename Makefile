@@ -27,7 +27,7 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
@@ -97,6 +97,11 @@ placement-sim:
 kills:
 	RAFTGROUP_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 10m -v -run '^TestKillAtEachStep$$' ./raftgroup
 	PLACEMENT_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 30m -v -run '^TestLeaderIsKilledAtEachStep$$' ./placement
+
+# The model of ranges that split, merge and change their leader under transactions and leases,
+# over SEEDS seeds: a few a second. What test takes is among the first of them.
+elastic:
+	SKEIN_SIM_SEEDS=$(SEEDS) go test -tags invariants -count=1 -timeout 10h -run '^TestElasticRanges$$' ./shard
 
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:

@@ -290,8 +290,12 @@ type fakeWorld struct {
 	limits Limits
 	disk   fakeDisk
 	leases fakeLeases
-	// leased says that there are leases.
-	leased bool
+	// leased says that there are leases, whose records are not those of leases where leasesOf is
+	// set.
+	leased   bool
+	leasesOf Leases
+	// placed is the range map, nil for none.
+	placed Placed
 
 	mu       sync.Mutex
 	reported []keyspace.Descriptor
@@ -359,9 +363,11 @@ func (w *fakeWorld) start() {
 	w.groups = &fakeGroups{e: w.engine, groups: map[keyspace.GroupID]*fakeGroup{}}
 	cfg := Config{
 		Self: 1, Clock: ck, Engine: w.engine, Groups: w.groups, Sequencer: w.seq, IDs: w.seq, Reporter: w,
-		Bus: w, Disk: &w.disk, Limits: w.limits, Workers: 1,
+		Bus: w, Disk: &w.disk, Limits: w.limits, Workers: 1, Placed: w.placed,
 	}
-	if w.leased {
+	if w.leasesOf != nil {
+		cfg.Leases = w.leasesOf
+	} else if w.leased {
 		cfg.Leases = &w.leases
 	}
 	w.node = NewNode(cfg)

@@ -204,6 +204,7 @@ func (r *Replica) prepareRevoke(c *call, op *Prepare, pass *pass) (*evaluation, 
 	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
 	a := &Prepared{}
 	c.step.answer, c.step.own = a, e.changes.txn
+	c.step.hull = keyspace.Span{} // of an evaluation before it waited
 	r.mu.Lock()
 	revocable := r.revocableLocked(op.Revoke, op.Incarnation)
 	span := r.rec.span
