@@ -144,7 +144,7 @@ func refusalRow(err error) *adminpb.Refusal {
 
 // changeAttempts bounds how often a change of a node is looked at anew because others began to
 // leave meanwhile.
-const changeAttempts = 4
+const changeAttempts = 16
 
 // ChangeNode implements adminapi.Backend.
 func (a admin) ChangeNode(ctx context.Context, change adminapi.NodeChange, name string) (row *adminpb.Node, err error) {
