@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/background"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -186,7 +187,9 @@ func (r *receive) fetch(s transport.Stream) error {
 	}
 	w := newWatch(r.ctx, r.g.h.cfg.Clock)
 	r.have = r.g.h.snaps.takeKept(r.g.id, r.head.to)
-	return w.end(r.fetchAll(w, s))
+	var err error
+	background.Run(func() { err = r.fetchAll(w, s) })
+	return w.end(err)
 }
 
 // await waits for the turn, and tells the sender that it is to wait.
@@ -308,7 +311,9 @@ func (r *receive) ingest() engine.Ingest {
 }
 
 func (r *receive) verify() error {
-	a, err := r.g.h.cfg.Engine.VerifyTables(r.ctx, r.ingest())
+	var a engine.Applied
+	var err error
+	background.Run(func() { a, err = r.g.h.cfg.Engine.VerifyTables(r.ctx, r.ingest()) })
 	if err != nil {
 		return err
 	}

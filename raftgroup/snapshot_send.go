@@ -16,6 +16,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/background"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -172,7 +173,10 @@ func (x *sending) send() (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err = snap.ExportTables(x.ctx, x.g.id, spans, x.g.h.cfg.snapshotTableBytes, cuts, x.table); err != nil {
+	background.Run(func() {
+		_, err = snap.ExportTables(x.ctx, x.g.id, spans, x.g.h.cfg.snapshotTableBytes, cuts, x.table)
+	})
+	if err != nil {
 		return err
 	}
 	if err = x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables))); err != nil {

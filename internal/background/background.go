@@ -1,0 +1,84 @@
+// Package background runs what may take the processors that nothing else wants, and no
+// others: a copy of a range may come a little later, a request that waits behind it may not.
+//
+// Two things make work wait in a Go process, and both are needed. The system's scheduler
+// treats all threads alike, so the work gets a thread of its own with a low priority. And
+// Go's own scheduler lets each of GOMAXPROCS goroutines run until it blocks, for 10 ms at
+// most, and asks the network for news only where one of those places is free: a place that
+// is held by a thread of low priority, which waits, would be lost for the requests. So
+// there are more places while such work runs.
+package background
+
+import (
+	"os"
+	"runtime"
+	"sync"
+)
+
+// morePlaces is how many goroutines more may run at once while background work does. It
+// is about how many pieces of such work use a processor at the same time: copies come four
+// at a time, and most of their time is spent in system calls, which hold no place.
+const morePlaces = 4
+
+// places counts the pieces of work, and remembers GOMAXPROCS as it is without them.
+var places struct {
+	sync.Mutex
+	running int
+	usual   int
+	// byDefault is what Go has chosen, 0 where somebody else has.
+	byDefault int
+}
+
+// Run runs f in a goroutine of its own, on a thread that has low priority, and returns when
+// f has. It costs the making of a thread; and the first piece of work, and the end of the last,
+// stop all goroutines for a moment and wait for a collection of garbage that is under way.
+func Run(f func()) {
+	begin()
+	defer end()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		LowPriority()
+		f()
+	}()
+	<-done
+}
+
+// LowPriority gives the calling goroutine a thread of its own with low priority, for as long
+// as it runs: it must not unlock it, since a thread may not raise its priority again. The
+// thread ends with the goroutine.
+func LowPriority() {
+	runtime.LockOSThread()
+	lower()
+}
+
+// begin makes places when the first piece of work begins.
+func begin() {
+	places.Lock()
+	defer places.Unlock()
+	if places.running++; places.running == 1 {
+		places.usual = runtime.GOMAXPROCS(0)
+		runtime.GOMAXPROCS(places.usual + morePlaces)
+	}
+}
+
+// end takes them away with the last one.
+func end() {
+	places.Lock()
+	defer places.Unlock()
+	if places.running--; places.running == 0 {
+		// Where GOMAXPROCS follows the processors that the process may use, it goes on to.
+		if places.usual == places.byDefault {
+			runtime.SetDefaultGOMAXPROCS()
+			places.byDefault = runtime.GOMAXPROCS(0)
+		} else {
+			runtime.GOMAXPROCS(places.usual)
+		}
+	}
+}
+
+func init() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		places.byDefault = runtime.GOMAXPROCS(0)
+	}
+}
