@@ -76,7 +76,7 @@ type Config struct {
 	// Default http://localhost:2379. A client that syncs its endpoints goes away from
 	// the cluster if they cannot be reached.
 	AdvertiseClientURLs []url.URL
-	// ListenPeerURLs are where the bus listens (QUIC, so UDP ports): http or https.
+	// ListenPeerURLs are where the bus listens (QUIC and TCP, so UDP and TCP ports): http or https.
 	// http is QUIC with self-made certificates and no authentication. Never empty.
 	// Default http://localhost:2380.
 	ListenPeerURLs []url.URL

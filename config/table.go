@@ -114,7 +114,7 @@ func memberFlags() []Flag {
 		{
 			Name: "listen-peer-urls", kind: kindURLs, Default: "http://localhost:2380", File: "listen-peer-urls", Section: sectionMember,
 			Usage: "URLs to listen on for the other nodes.",
-			Note:  "Nodes talk QUIC, so the ports are UDP. http means self-made certificates without authentication; unix sockets are refused.",
+			Note:  "Nodes talk QUIC, and TCP for copies of ranges: each port is taken for UDP and for TCP. http means self-made certificates without authentication; unix sockets are refused.",
 			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenPeerURLs }),
 		},
 		{

@@ -2,6 +2,8 @@ package transport
 
 import (
 	"context"
+	"io"
+	"net"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -11,6 +13,7 @@ func (q *QUIC) Crash() {
 	// Closing the sockets first leaves nobody a way to say goodbye.
 	for _, s := range q.sockets.listen {
 		_ = s.udp.Close()
+		_ = s.tcp.Close()
 	}
 	_ = q.Close()
 }
@@ -37,3 +40,37 @@ func (s *Session) Why() error {
 
 // MainSession returns the main session with a peer.
 func (q *QUIC) MainSession(id keyspace.NodeID) *Session { return q.link(id).session(KindMain) }
+
+// BulkSession returns the bulk session with a peer, nil without one.
+func (q *QUIC) BulkSession(id keyspace.NodeID) *Session { return q.link(id).session(KindBulk) }
+
+// BulkFails tells the dialler that it has failed to make a bulk session.
+func (q *QUIC) BulkFails(id keyspace.NodeID, err error) { q.link(id).bulkFailed(err) }
+
+// NoBulkTold is noBulkTold.
+const NoBulkTold = noBulkTold
+
+// Hello returns the frame with which a node would ask for a session of a kind.
+func (q *QUIC) Hello(k Kind, to keyspace.NodeID) []byte {
+	return helloFrame(frameHello, q.hello(k, to, verdictWelcome))
+}
+
+// Refusal returns the reason in the answer to a Hello.
+func Refusal(r io.Reader) (string, error) {
+	b, err := newFrameReader(r, maxHelloBytes).body()
+	if err != nil {
+		return "", err
+	}
+	h, err := parseHello(b, frameAnswer)
+	return h.verdict.String(), err
+}
+
+// WrapTCP puts something before the listeners for TCP, before Start.
+func (q *QUIC) WrapTCP(wrap func(net.Listener) net.Listener) {
+	for _, s := range q.sockets.listen {
+		s.tcp = wrap(s.tcp)
+	}
+}
+
+// MaxGreeting is maxGreeting.
+const MaxGreeting = maxGreeting

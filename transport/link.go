@@ -3,10 +3,13 @@ package transport
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -30,6 +33,9 @@ type link struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	kick   [numKinds]chan struct{} // capacity 1: look again whether to dial
+	// noBulk counts attempts in a row to make a bulk session that failed beside a main one.
+	// It belongs to the bulk dialler.
+	noBulk int
 
 	mu    sync.Mutex // guards what follows
 	addrs []string
@@ -39,10 +45,10 @@ type link struct {
 
 // slot is the state of the handshakes for one kind of session.
 type slot struct {
-	greeting  bool       // this node's Hello awaits its answer
-	accepting *quic.Conn // whose Hello was answered last and awaits confirmation
-	lastEnd   error      // why the last session ended
-	giveUp    func()     // ends the attempt under way; nil without one
+	greeting  bool   // this node's Hello awaits its answer
+	accepting wire   // whose Hello was answered last and awaits confirmation
+	lastEnd   error  // why the last session ended
+	giveUp    func() // ends the attempt under way; nil without one
 }
 
 func newLink(q *QUIC, id keyspace.NodeID) *link {
@@ -115,6 +121,9 @@ func (l *link) dialUntilServed(k Kind) {
 		moved := l.addrsMoved()
 		s, err := l.dialNext(k, tries)
 		if err == nil {
+			if k == KindBulk {
+				l.noBulk = 0
+			}
 			select {
 			case <-s.Done():
 			case <-l.ctx.Done():
@@ -203,15 +212,34 @@ func (l *link) dialFailed(k Kind, err error, backoff time.Duration) time.Duratio
 	case isRefusal && re.verdict.lasting(), errors.Is(err, errIdentity):
 		kind, delay = "refused", misconfigDelay
 		l.q.log.Error("a peer does not fit: check cluster, peer addresses and certificates", zap.Stringer("peer", l.id), zap.Error(err))
-	case isTransport && te.ErrorCode.IsCryptoError():
+	case isTransport && te.ErrorCode.IsCryptoError(), isTLS(err):
 		kind, delay = "tls", misconfigDelay
 		l.q.log.Error("the TLS handshake with a peer failed", zap.Stringer("peer", l.id), zap.Error(err))
 	case isRefusal:
 		kind = "refused"
 	}
+	if k == KindBulk && kind == "unreachable" {
+		l.bulkFailed(err)
+	}
 	l.q.metrics.dialFailures.WithLabelValues(kind).Inc()
 	l.q.log.Debug("dial failed", zap.Stringer("peer", l.id), zap.Stringer("kind", k), zap.Error(err), zap.Duration("again_in", delay))
 	return delay
+}
+
+// noBulkTold is after how many attempts it is told that a peer has no bulk session though it
+// has a main one. They take longer than it takes to notice that the peer is down.
+const noBulkTold = 12
+
+// bulkFailed tells of a peer that is reached by UDP alone.
+func (l *link) bulkFailed(err error) {
+	if l.session(KindMain) == nil {
+		l.noBulk = 0
+		return
+	}
+	if l.noBulk++; l.noBulk == noBulkTold {
+		l.q.log.Error("a peer's port does not answer to TCP, so that no range is copied to it or from it: open peer ports for TCP as well as UDP",
+			zap.Stringer("peer", l.id), zap.Error(err))
+	}
 }
 
 // jitter returns a random time up to d, at least 1 ms.
@@ -252,28 +280,46 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 		return nil, err
 	}
 	target := targets[turn%len(targets)]
-	tr, err := q.sockets.forTarget(target.Addr())
+	tc, err := q.creds.dialling(host, l.id)
 	if err != nil {
 		return nil, err
 	}
-	tc, err := q.creds.dialling(host, l.id)
+	conn, err := q.connect(ctx, k, target, tc)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	stop := context.AfterFunc(ctx, func() { conn.close(closeEnded, "given up") })
+	defer stop()
+	s, err := l.greet(conn, k, stop)
+	if err != nil {
+		// The peer's own reason, if it gave one, says more than a failed read.
+		if cause := conn.cause(); cause != nil {
+			err = fmt.Errorf("%w (%w)", err, cause)
+		}
+		conn.close(closeEnded, "no session")
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	return s, nil
+}
+
+// connect makes a connection of the carrier that the kind of session wants.
+func (q *QUIC) connect(ctx context.Context, k Kind, target netip.AddrPort, tc *tls.Config) (wire, error) {
+	if k == KindBulk {
+		w, err := q.dialTCP(ctx, target, tc)
+		if err != nil {
+			return nil, err // no wire, not a nil one
+		}
+		return w, nil
+	}
+	tr, err := q.sockets.forTarget(target.Addr())
 	if err != nil {
 		return nil, err
 	}
 	conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, q.config)
 	if err != nil {
-		return nil, fmt.Errorf("dial %s: %w", addr, err)
+		return nil, err
 	}
-	s, err := l.greet(conn, k)
-	if err != nil {
-		// The peer's own reason, if it gave one, says more than a failed read.
-		if cause := context.Cause(conn.Context()); cause != nil {
-			err = fmt.Errorf("%w (%w)", err, cause)
-		}
-		_ = conn.CloseWithError(closeEnded, "no session")
-		return nil, fmt.Errorf("dial %s: %w", addr, err)
-	}
-	return s, nil
+	return &quicWire{Conn: conn}, nil
 }
 
 func (l *link) setGiveUp(k Kind, giveUp func()) {
@@ -293,14 +339,15 @@ func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 var errTooLate = errors.New("no hello in time")
 
 // limitTime closes the connection unless the returned timer is stopped in time.
-func (q *QUIC) limitTime(conn *quic.Conn) clock.Timer {
+func (q *QUIC) limitTime(conn wire) clock.Timer {
 	return q.clock.AfterFunc(2*q.opts.HandshakeTimeout, func() {
-		_ = conn.CloseWithError(closeRefused, errTooLate.Error())
+		conn.close(closeRefused, errTooLate.Error())
 	})
 }
 
-// greet is the dialler's side of the making of a session.
-func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
+// greet is the dialler's side of the making of a session. keep says whether the attempt was
+// not given up, and it cannot be any more then: what stands is a session.
+func (l *link) greet(conn wire, k Kind, keep func() bool) (*Session, error) {
 	q := l.q
 	if !l.beginGreet(k) {
 		return nil, &refusalError{verdictDuplicate}
@@ -312,7 +359,7 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	}()
 	limit := q.limitTime(conn)
 	defer limit.Stop()
-	ctl, err := conn.OpenStream()
+	ctl, err := conn.control(q.ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -337,11 +384,11 @@ func (l *link) greet(conn *quic.Conn, k Kind) (*Session, error) {
 	if _, err := ctl.Write(appendConfirm(nil)); err != nil {
 		return nil, err
 	}
-	if !limit.Stop() {
+	if !limit.Stop() || !keep() {
 		return nil, errTooLate
 	}
 	answer.kind = k
-	return l.attach(conn, ctl, fr, &answer)
+	return l.attach(conn, fr, &answer)
 }
 
 // served says that the peer's own connection serves or is about to: it came in while
@@ -364,7 +411,7 @@ func (l *link) beginGreet(k Kind) bool {
 }
 
 // checkAnswer compares an answer with what was wanted.
-func (q *QUIC) checkAnswer(conn *quic.Conn, answer *hello, want keyspace.NodeID) error {
+func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error {
 	if answer.verdict != verdictWelcome {
 		return &refusalError{answer.verdict}
 	}
@@ -374,8 +421,8 @@ func (q *QUIC) checkAnswer(conn *quic.Conn, answer *hello, want keyspace.NodeID)
 	return q.checkCertificate(conn, answer)
 }
 
-func (q *QUIC) checkCertificate(conn *quic.Conn, h *hello) error {
-	proven, err := checkIdentity(conn.ConnectionState().TLS.PeerCertificates, h.cluster, h.node)
+func (q *QUIC) checkCertificate(conn wire, h *hello) error {
+	proven, err := checkIdentity(conn.certificates(), h.cluster, h.node)
 	if err == nil && !proven && q.creds.selfMade == nil {
 		q.warnOnce("trusted", "node ids are TRUSTED, NOT PROVEN: the certificates of peers do not name their node by a "+URIScheme+"://CLUSTER/NODE URI, so each holder of a certificate of the authority can pose as any node",
 			zap.Stringer("peer", h.node), zap.String("expected", IdentityURI(h.cluster, h.node)))
@@ -385,18 +432,20 @@ func (q *QUIC) checkCertificate(conn *quic.Conn, h *hello) error {
 
 // accept is the other side: it reads a Hello, answers it and waits for the
 // confirmation.
-func (q *QUIC) accept(conn *quic.Conn) {
+func (q *QUIC) accept(conn wire) {
 	limit := q.limitTime(conn)
 	defer limit.Stop()
-	ctl, err := conn.AcceptStream(q.ctx)
+	stop := context.AfterFunc(q.ctx, func() { conn.close(closeShutdown, "closing") })
+	defer stop()
+	ctl, err := conn.control(q.ctx, false)
 	if err != nil {
-		_ = conn.CloseWithError(closeRefused, "no hello")
+		conn.close(closeRefused, "no hello")
 		return
 	}
 	fr := newFrameReader(ctl, maxHelloBytes)
 	b, err := fr.body()
 	if err != nil {
-		_ = conn.CloseWithError(closeRefused, "no hello")
+		conn.close(closeRefused, "no hello")
 		return
 	}
 	if b[0] == frameAsk {
@@ -431,20 +480,23 @@ func (q *QUIC) accept(conn *quic.Conn) {
 		err = errReplaced
 	}
 	if err == nil {
-		_, err = l.attach(conn, ctl, fr, &h)
+		_, err = l.attach(conn, fr, &h)
 	}
 	if err != nil {
-		_ = conn.CloseWithError(closeDuplicate, "no session")
+		conn.close(closeDuplicate, "no session")
 	}
 }
 
 // judge decides on a Hello.
-func (q *QUIC) judge(conn *quic.Conn, h *hello) (*link, verdict) {
+func (q *QUIC) judge(conn wire, h *hello) (*link, verdict) {
 	if h.cluster != q.cfg.Cluster {
 		return nil, verdictCluster
 	}
 	if h.to != q.cfg.Node || h.node == q.cfg.Node {
 		return nil, verdictNode
+	}
+	if !conn.only(h.kind) {
+		return nil, verdictMalformed
 	}
 	if err := q.checkCertificate(conn, h); err != nil {
 		return nil, verdictIdentity
@@ -463,7 +515,7 @@ func (q *QUIC) judge(conn *quic.Conn, h *hello) (*link, verdict) {
 }
 
 // refuse answers a Hello with the reason, and closes.
-func (q *QUIC) refuse(conn *quic.Conn, ctl *quic.Stream, h *hello, v verdict) {
+func (q *QUIC) refuse(conn wire, ctl io.WriteCloser, h *hello, v verdict) {
 	q.metrics.refusals.WithLabelValues(v.String()).Inc()
 	if v.lasting() {
 		q.log.Warn("refused a node", zap.Stringer("peer", h.node), zap.Stringer("cluster", h.cluster),
@@ -472,14 +524,14 @@ func (q *QUIC) refuse(conn *quic.Conn, ctl *quic.Stream, h *hello, v verdict) {
 	if _, err := ctl.Write(helloFrame(frameAnswer, q.hello(h.kind, h.node, v))); err == nil {
 		_ = ctl.Close()
 		// The dialler closes once it has read why; the answer would be lost otherwise.
-		<-conn.Context().Done()
+		conn.awaitEnd()
 	}
-	_ = conn.CloseWithError(closeRefused, v.String())
+	conn.close(closeRefused, v.String())
 }
 
 // beginAccept says whether a Hello may be answered now. Of two that the peer sent
 // the later counts.
-func (l *link) beginAccept(conn *quic.Conn, k Kind) bool {
+func (l *link) beginAccept(conn wire, k Kind) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.slots[k].greeting && l.q.Self() < l.id {
@@ -489,13 +541,13 @@ func (l *link) beginAccept(conn *quic.Conn, k Kind) bool {
 	return true
 }
 
-func (l *link) stillAccepting(conn *quic.Conn, k Kind) bool {
+func (l *link) stillAccepting(conn wire, k Kind) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.slots[k].accepting == conn
 }
 
-func (l *link) endAccept(conn *quic.Conn, k Kind) {
+func (l *link) endAccept(conn wire, k Kind) {
 	l.mu.Lock()
 	if l.slots[k].accepting == conn {
 		l.slots[k].accepting = nil
@@ -505,7 +557,7 @@ func (l *link) endAccept(conn *quic.Conn, k Kind) {
 }
 
 // attach makes the connection the peer's session.
-func (l *link) attach(conn *quic.Conn, ctl *quic.Stream, fr *frameReader, h *hello) (*Session, error) {
+func (l *link) attach(conn wire, fr *frameReader, h *hello) (*Session, error) {
 	q, k := l.q, h.kind
 	s, err := q.Attach(SessionConfig{
 		Peer: l.id, Boot: h.boot, Kind: k,
@@ -514,7 +566,7 @@ func (l *link) attach(conn *quic.Conn, ctl *quic.Stream, fr *frameReader, h *hel
 			l.mu.Lock()
 			l.slots[k].lastEnd = err
 			l.mu.Unlock()
-			_ = conn.CloseWithError(endCode(err), "")
+			conn.close(endCode(err), "")
 			wake(l.kick[k])
 		},
 	})
@@ -523,7 +575,7 @@ func (l *link) attach(conn *quic.Conn, ctl *quic.Stream, fr *frameReader, h *hel
 	}
 	q.log.Info("session with peer", zap.Stringer("peer", l.id), zap.Stringer("boot", h.boot), zap.Stringer("kind", k),
 		zap.Stringer("remote", conn.RemoteAddr()))
-	q.serve(conn, ctl, fr, s)
+	conn.serve(q, fr, s)
 	for k := range l.kick {
 		wake(l.kick[k]) // a main session allows the bulk one
 	}

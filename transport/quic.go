@@ -47,7 +47,8 @@ type QUIC struct {
 	sockets *sockets
 	config  *quic.Config
 	// greeting bounds the connections that have not told who they are.
-	greeting chan struct{}
+	// shaking bounds the TCP connections that have not come through the TLS handshake.
+	greeting, shaking chan struct{}
 
 	mu      sync.Mutex // guards what follows
 	started bool
@@ -75,6 +76,7 @@ func NewQUIC(opts Options) (*QUIC, error) {
 	q := &QUIC{
 		Endpoint: e, opts: opts,
 		greeting: make(chan struct{}, maxGreeting),
+		shaking:  make(chan struct{}, maxGreeting),
 		links:    map[keyspace.NodeID]*link{},
 		warned:   map[string]bool{},
 	}
@@ -135,6 +137,7 @@ func (q *QUIC) Start() error {
 			return fmt.Errorf("transport: listen on %s: %w", q.opts.Listen[i], err)
 		}
 		q.Go(func() { q.acceptLoop(ln) })
+		q.Go(func() { q.acceptTCP(q.sockets.listen[i].tcp) })
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -223,20 +226,26 @@ func (q *QUIC) acceptLoop(ln *quic.Listener) {
 			}
 			return
 		}
-		select {
-		case q.greeting <- struct{}{}:
-		default:
-			q.metrics.refusals.WithLabelValues("too many").Inc()
-			_ = conn.CloseWithError(closeRefused, "too many connections without a hello")
-			continue
-		}
-		if !q.Go(func() {
-			defer func() { <-q.greeting }()
-			q.accept(conn)
-		}) {
-			<-q.greeting
-			_ = conn.CloseWithError(closeShutdown, "closing")
-		}
+		q.bounded(q.greeting, func() { _ = conn.CloseWithError(closeRefused, "too many connections without a hello, or closing") },
+			func() { q.accept(&quicWire{Conn: conn}) })
+	}
+}
+
+// bounded runs fn in a goroutine while it has one of the places, or refuses where none is free.
+func (q *QUIC) bounded(places chan struct{}, refuse, fn func()) {
+	select {
+	case places <- struct{}{}:
+	default:
+		q.metrics.refusals.WithLabelValues("too many").Inc()
+		refuse()
+		return
+	}
+	if !q.Go(func() {
+		defer func() { <-places }()
+		fn()
+	}) {
+		<-places
+		refuse()
 	}
 }
 
@@ -265,9 +274,7 @@ func (q *QUIC) serve(conn *quic.Conn, ctl *quic.Stream, fr *frameReader, s *Sess
 		}
 		run(func() { q.openLane(conn, s, lane) })
 	}
-	if s.cfg.Kind == KindMain {
-		run(func() { q.readLane(s, fr, ClassControl) })
-	}
+	run(func() { q.readLane(s, fr, ClassControl) })
 	run(func() { q.acceptLanes(conn, s) })
 	run(func() {
 		select {

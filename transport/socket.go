@@ -34,6 +34,7 @@ type sockets struct {
 
 type socket struct {
 	udp       *net.UDPConn
+	tcp       net.Listener // nil where nobody dials it
 	transport *quic.Transport
 	listener  *quic.Listener
 }
@@ -44,27 +45,21 @@ func openSockets(addrs []string, key *quic.StatelessResetKey, warn func(key, msg
 	_ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
 	ss := &sockets{key: key, warn: warn}
 	for _, a := range addrs {
-		s, err := ss.open(a)
+		udp, tcp, err := listenBoth(a)
 		if err != nil {
 			_ = ss.close()
 			return nil, err
 		}
+		s := ss.of(udp)
+		s.tcp = tcp
 		ss.listen = append(ss.listen, s)
 	}
 	return ss, nil
 }
 
-func (ss *sockets) open(addr string) (*socket, error) {
-	ua, err := net.ResolveUDPAddr("udp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("transport: listen address %q: %w", addr, err)
-	}
-	udp, err := net.ListenUDP("udp", ua)
-	if err != nil {
-		return nil, fmt.Errorf("transport: listen on %q: %w", addr, err)
-	}
+func (ss *sockets) of(udp *net.UDPConn) *socket {
 	ss.growBuffers(udp)
-	return &socket{udp: udp, transport: &quic.Transport{Conn: coalesce(udp), StatelessResetKey: ss.key}}, nil
+	return &socket{udp: udp, transport: &quic.Transport{Conn: coalesce(udp), StatelessResetKey: ss.key}}
 }
 
 // growBuffers asks for larger buffers, beyond the system's limit where the process
@@ -138,13 +133,30 @@ func (ss *sockets) forTarget(to netip.Addr) (*quic.Transport, error) {
 		return nil, ErrClosed
 	}
 	if ss.extra == nil {
-		s, err := ss.open(":0")
+		udp, err := net.ListenUDP("udp", nil)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("transport: a socket for dialling: %w", err)
 		}
-		ss.extra = s
+		ss.extra = ss.of(udp)
 	}
 	return ss.extra.transport, nil
+}
+
+// dialFrom returns the address from which a TCP connection to another is made: that of the
+// socket which QUIC would use, so that the peer sees both come from the same, or nil for
+// any.
+func (ss *sockets) dialFrom(to netip.Addr) net.Addr {
+	for _, s := range ss.listen {
+		local := s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
+		if !reaches(local, to) {
+			continue
+		}
+		if local.IsUnspecified() {
+			return nil
+		}
+		return net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0))
+	}
+	return nil
 }
 
 // reaches says whether a socket bound to local can send to an address: an IPv6
@@ -177,6 +189,9 @@ func (ss *sockets) close() error {
 		}
 		// A transport that neither listened nor dialled has nothing to close.
 		_ = s.transport.Close()
+		if s.tcp != nil {
+			errs = append(errs, s.tcp.Close())
+		}
 		errs = append(errs, s.udp.Close())
 	}
 	return errors.Join(errs...)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -50,20 +51,20 @@ func (fr *frameReader) told() ([]byte, error) {
 
 // tell answers a stranger. The connection is closed by whoever limits its time, if the
 // stranger does not.
-func (q *QUIC) tell(conn *quic.Conn, ctl *quic.Stream) {
+func (q *QUIC) tell(conn wire, ctl io.WriteCloser) {
 	answer := []byte(nil)
 	if q.cfg.Tell != nil {
 		answer = q.cfg.Tell()
 	}
 	if len(answer) == 0 || len(answer) >= maxToldBytes {
-		_ = conn.CloseWithError(closeRefused, "nothing to tell")
+		conn.close(closeRefused, "nothing to tell")
 		return
 	}
 	if _, err := ctl.Write(toldFrame(answer)); err == nil {
 		_ = ctl.Close()
-		<-conn.Context().Done() // the answer would be lost otherwise
+		conn.awaitEnd() // the answer would be lost otherwise
 	}
-	_ = conn.CloseWithError(closeEnded, "told")
+	conn.close(closeEnded, "told")
 }
 
 // AskOptions say how a stranger asks.

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -106,7 +107,7 @@ func (c *Cluster) Stop() error {
 
 // configs are those of the nodes.
 func configs(o *Options) ([]*config.Config, error) {
-	peers, err := freeUDPPorts(Nodes)
+	peers, err := freePeerPorts(Nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -143,23 +144,29 @@ func each(f func(int) error) error {
 	return errors.Join(errs[:]...)
 }
 
-// freeUDPPorts returns ports that were free a moment ago: the nodes must know each
-// other's before they listen.
-func freeUDPPorts(n int) ([]int, error) {
-	var held []net.PacketConn
+// freePeerPorts returns ports that were free a moment ago, for UDP and for TCP: the nodes must
+// know each other's before they listen.
+func freePeerPorts(n int) ([]int, error) {
+	var held []io.Closer
 	defer func() {
 		for _, l := range held {
 			l.Close()
 		}
 	}()
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.ListenPacket("udp", "127.0.0.1:0")
+	var ports []int
+	for len(ports) < n {
+		t, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
-		held = append(held, l)
-		ports[i] = l.LocalAddr().(*net.UDPAddr).Port
+		held = append(held, t)
+		port := t.Addr().(*net.TCPAddr).Port
+		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		if err != nil {
+			continue // somebody has it for UDP; another one, then
+		}
+		held = append(held, u)
+		ports = append(ports, port)
 	}
 	return ports, nil
 }
