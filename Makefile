@@ -56,9 +56,9 @@ fuzz:
 	  cache=$$(go env GOCACHE)/fuzz/$$(go list ./$$dir); \
 	  for target in $$targets; do \
 	    echo "== $$dir $$target"; \
-	    (cd $$dir && $$binary -test.run '^$$' -test.fuzz "^$$target\$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$cache) >$$log 2>&1 || \
-	      grep -A1 '^--- FAIL' $$log | grep -qx ' *context deadline exceeded' || found="$$found $$dir/$$target"; \
-	    cat $$log; \
+	    if (cd $$dir && $$binary -test.run '^$$' -test.fuzz "^$$target\$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir $$cache) >$$log 2>&1; then cat $$log; \
+	    elif grep -A1 '^--- FAIL' $$log | grep -qx ' *context deadline exceeded'; then echo "nothing was found when the time was over: golang/go#75804"; \
+	    else found="$$found $$dir/$$target"; cat $$log; fi; \
 	  done; \
 	done; \
 	if [ -n "$$found" ]; then echo "found something:$$found" >&2; exit 1; fi

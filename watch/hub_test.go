@@ -171,17 +171,11 @@ func show(e *mvccpb.Event) string {
 	return s
 }
 
-// judge compares what the observer was told with what there is: every event of the span
-// from the first revision on, once, in order, no revision divided, and no progress ahead
-// of an event, nor is anything settled ahead of one.
-func (o *observer) judge(t *testing.T, seed uint64, w *world) {
-	t.Helper()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.err != nil {
-		t.Errorf("seed %d, %s: %v", seed, o.name, o.err)
-		return
-	}
+// wanted is what an observer, whose lock is held, is to be told in all, and the revision up
+// to which the world is compacted. The world goes on meanwhile.
+func (w *world) wanted(o *observer) ([]*event, keyspace.Revision) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var want []*event
 	for _, r := range w.ranges {
 		if r.ended {
@@ -199,12 +193,27 @@ func (o *observer) judge(t *testing.T, seed uint64, w *world) {
 		}
 	}
 	slices.SortFunc(want, compare)
+	return want, w.compacted
+}
+
+// judge compares what the observer was told with what there is: every event of the span
+// from the first revision on, once, in order, no revision divided, and no progress ahead
+// of an event, nor is anything settled ahead of one.
+func (o *observer) judge(t *testing.T, seed uint64, w *world) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		t.Errorf("seed %d, %s: %v", seed, o.name, o.err)
+		return
+	}
+	want, compacted := w.wanted(o)
 	if o.ended != 0 {
 		next := o.from
 		if n := len(o.events); n > 0 {
 			next = keyspace.Revision(o.events[n-1].Kv.ModRevision) + 1
 		}
-		if next >= o.ended || o.ended > w.compacted {
+		if next >= o.ended || o.ended > compacted {
 			t.Errorf("seed %d, %s %+v, told up to %d, is cancelled: %d is compacted", seed, o.name, o.req, next-1, o.ended)
 		}
 	}
