@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"time"
 )
 
 // morePlaces is how many goroutines more may run at once while background work does. It
@@ -20,18 +21,27 @@ import (
 // at a time, and most of their time is spent in system calls, which hold no place.
 const morePlaces = 4
 
+// linger is how long the places stay when the last piece of work is over: to change their
+// number stops all goroutines, twice for each of a row of copies else, and waits for those
+// of low priority to stop.
+const linger = time.Second
+
 // places counts the pieces of work, and remembers GOMAXPROCS as it is without them.
 var places struct {
 	sync.Mutex
 	running int
-	usual   int
+	// begun counts the pieces of work that have ever begun.
+	begun uint64
+	// more says that there are more places than usual.
+	more  bool
+	usual int
 	// byDefault is what Go has chosen, 0 where somebody else has.
 	byDefault int
 }
 
 // Run runs f in a goroutine of its own, on a thread that has low priority, and returns when
-// f has. It costs the making of a thread; and the first piece of work, and the end of the last,
-// stop all goroutines for a moment and wait for a collection of garbage that is under way.
+// f has. It costs the making of a thread; and the first piece of work, and a second behind the last,
+// all goroutines stop for a moment, and wait for a collection of garbage that is under way.
 func Run(f func()) {
 	begin()
 	defer end()
@@ -56,24 +66,40 @@ func LowPriority() {
 func begin() {
 	places.Lock()
 	defer places.Unlock()
-	if places.running++; places.running == 1 {
+	places.running++
+	places.begun++
+	if !places.more {
+		places.more = true
 		places.usual = runtime.GOMAXPROCS(0)
 		runtime.GOMAXPROCS(places.usual + morePlaces)
 	}
 }
 
-// end takes them away with the last one.
+// end has them taken away a while after the last one. The timer is nobody's: the next
+// piece of work may belong to another test, with a time of its own.
 func end() {
 	places.Lock()
 	defer places.Unlock()
 	if places.running--; places.running == 0 {
-		// Where GOMAXPROCS follows the processors that the process may use, it goes on to.
-		if places.usual == places.byDefault {
-			runtime.SetDefaultGOMAXPROCS()
-			places.byDefault = runtime.GOMAXPROCS(0)
-		} else {
-			runtime.GOMAXPROCS(places.usual)
-		}
+		begun := places.begun
+		time.AfterFunc(linger, func() { restore(begun) }) //nolint:forbidigo // the places are the process's, of which there is one clock; nothing that is simulated sees them
+	}
+}
+
+// restore takes the places away, unless work has begun meanwhile.
+func restore(begun uint64) {
+	places.Lock()
+	defer places.Unlock()
+	if !places.more || places.running > 0 || places.begun != begun {
+		return
+	}
+	places.more = false
+	// Where GOMAXPROCS follows the processors that the process may use, it goes on to.
+	if places.usual == places.byDefault {
+		runtime.SetDefaultGOMAXPROCS()
+		places.byDefault = runtime.GOMAXPROCS(0)
+	} else {
+		runtime.GOMAXPROCS(places.usual)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // niceHere is the nice value of the calling thread.
@@ -39,28 +41,67 @@ func TestRunLowersItsOwnThread(t *testing.T) {
 	}
 }
 
+// usualPlaces takes away the places that work of other tests has left behind.
+func usualPlaces() int {
+	places.Lock()
+	begun := places.begun
+	places.Unlock()
+	restore(begun)
+	return runtime.GOMAXPROCS(0)
+}
+
 // While work runs there are more places for goroutines, however many pieces there are, and
-// as many as before when the last one is over.
+// a while longer, so that a row of pieces changes it twice in all; then as many as before.
 func TestPlaces(t *testing.T) {
-	usual := runtime.GOMAXPROCS(0)
-	var wg sync.WaitGroup
-	release := make(chan struct{})
-	for range 3 {
-		begun := make(chan struct{})
-		wg.Go(func() {
+	usual := usualPlaces()
+	synctest.Test(t, func(t *testing.T) {
+		for row := range 3 {
+			var wg sync.WaitGroup
+			release := make(chan struct{})
+			for range 3 {
+				begun := make(chan struct{})
+				wg.Go(func() {
+					Run(func() {
+						close(begun)
+						<-release
+					})
+				})
+				<-begun
+				if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
+					t.Errorf("%d places while work of row %d runs, want %d", got, row, usual+morePlaces)
+				}
+			}
+			close(release)
+			wg.Wait()
+			time.Sleep(linger * 9 / 10)
+			if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
+				t.Errorf("%d places behind row %d, want %d", got, row, usual+morePlaces)
+			}
+		}
+		time.Sleep(linger)
+		if got := runtime.GOMAXPROCS(0); got != usual {
+			t.Errorf("%d places afterwards, want %d", got, usual)
+		}
+	})
+}
+
+// Who begins after a test whose time ended with it has places, and gives them back.
+func TestPlacesOfAnotherTest(t *testing.T) {
+	usual := usualPlaces()
+	for range 2 {
+		synctest.Test(t, func(t *testing.T) {
 			Run(func() {
-				close(begun)
-				<-release
+				if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
+					t.Errorf("%d places while work runs, want %d", got, usual+morePlaces)
+				}
 			})
 		})
-		<-begun
-		if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
-			t.Errorf("%d places while work runs, want %d", got, usual+morePlaces)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		Run(func() {})
+		time.Sleep(2 * linger)
+		if got := runtime.GOMAXPROCS(0); got != usual {
+			t.Errorf("%d places afterwards, want %d", got, usual)
 		}
-	}
-	close(release)
-	wg.Wait()
-	if got := runtime.GOMAXPROCS(0); got != usual {
-		t.Errorf("%d places afterwards, want %d", got, usual)
-	}
+	})
 }
