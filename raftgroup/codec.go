@@ -13,7 +13,7 @@ import (
 
 // The bytes of frames are described in docs/format/raftgroup.md.
 const (
-	frameVersion      = 3
+	frameVersion      = 4
 	frameMessages     = 1
 	frameLiveness     = 2
 	frameHeaderBytes  = 2
@@ -29,6 +29,7 @@ const (
 	kindSleep         = hostKindFirst + 0
 	kindWake          = hostKindFirst + 1
 	kindRemoved       = hostKindFirst + 2
+	kindNews          = hostKindFirst + 3
 	transferVoteBytes = "CampaignTransfer" // raft's context of a vote that a transfer asked for
 )
 
@@ -42,7 +43,7 @@ type message struct {
 	kind     pb.MessageType
 	to, from keyspace.ReplicaID
 	term     uint64
-	// commit and number belong to kindSleep.
+	// commit belongs to kindSleep and kindNews, number to kindSleep.
 	commit, number uint64
 	raft           *pb.Message
 	// promise is how long the sender's host keeps the promise that its heartbeat
@@ -87,9 +88,13 @@ func appendFrameHeader(dst []byte, promise time.Duration) []byte {
 // appendHostMessage appends one message of the host's own kinds.
 func appendHostMessage(dst []byte, m *message) []byte {
 	dst = appendMessageHead(dst, m.group, m.kind, uint64(m.to), uint64(m.from), m.term)
-	if m.kind == kindSleep {
+	switch m.kind {
+	case kindSleep:
 		dst = binary.AppendUvarint(dst, m.commit)
 		dst = binary.LittleEndian.AppendUint64(dst, m.number)
+	case kindNews:
+		dst = binary.AppendUvarint(dst, m.commit)
+	default: // nothing else
 	}
 	return dst
 }
@@ -318,6 +323,8 @@ func skipMessage(r *reader) {
 	case kindSleep:
 		r.uvarint()
 		r.uint64()
+	case kindNews:
+		r.uvarint()
 	default:
 		r.fail()
 	}
@@ -356,6 +363,8 @@ func decodeHostMessage(r *reader, m *message) {
 	switch m.kind {
 	case kindSleep:
 		m.commit, m.number = r.uvarint(), r.uint64()
+	case kindNews:
+		m.commit = r.uvarint()
 	case kindWake, kindRemoved:
 	default:
 		r.fail()

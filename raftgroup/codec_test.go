@@ -65,7 +65,8 @@ func sampleFrame() []byte {
 	}
 	b = appendHostMessage(b, &message{group: keyspace.PlacementGroup, kind: kindSleep, to: 1, from: 2, term: 6, commit: 13, number: 1 << 60})
 	b = appendHostMessage(b, &message{group: 1, kind: kindWake, to: 1, from: 2, term: 6})
-	return appendHostMessage(b, &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6})
+	b = appendHostMessage(b, &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6})
+	return appendHostMessage(b, &message{group: 1, kind: kindNews, to: 1, from: 2, term: 6, commit: 300})
 }
 
 func TestCodecRoundTrip(t *testing.T) {
@@ -116,6 +117,8 @@ func TestGoldenFormats(t *testing.T) {
 		&message{group: 1, kind: kindSleep, to: 1, from: 2, term: 6, commit: 13, number: 0x0102030405060708}))
 	put("frame with a wake", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindWake, to: 1, from: 2, term: 6}))
 	put("frame with a removed", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6}))
+	put("frame with news of a commit", appendHostMessage(appendFrameHeader(nil, time.Second),
+		&message{group: 1, kind: kindNews, to: 1, from: 2, term: 6, commit: 300}))
 	put("liveness", encodeLiveness(liveness{boot: 0x0102030405060708, healthy: true, sequence: 300}))
 	put("liveness of a node that hears most others", encodeLiveness(liveness{boot: 2, healthy: true, central: true, sequence: 7}))
 	put("liveness of a node whose disk stands still", encodeLiveness(liveness{boot: 1, sequence: 1}))

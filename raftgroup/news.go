@@ -1,19 +1,21 @@
 package raftgroup
 
 import (
+	"math"
 	"time"
 
+	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
+	"go.etcd.io/raft/v3/tracker"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
 
 // newsDelay is how long the news that an entry is committed waits for the next entry,
-// which takes it along. A message of its own costs each follower a pass, a record in
-// its wal and an answer, and the leader a pass for each answer, in the very moment in
-// which it answers the client. Where nothing follows, followers apply later by this and
-// half of it again at most.
+// which takes it along. A message of its own costs each follower a pass and a record in
+// its wal, in the very moment in which the leader answers the client. Where nothing
+// follows, followers apply later by this and half of it again at most.
 const newsDelay = 2 * time.Millisecond
 
 // commitNews are the messages of a leader that say nothing but how far is committed,
@@ -30,7 +32,7 @@ type commitNews struct {
 // whether it did. A follower that has yet to get entries is told at once: raft may be
 // probing for what it has.
 func (g *Group) holdNews(m *pb.Message) bool {
-	g.dropNews(m.GetTo())
+	g.dropNews(m.GetTo(), math.MaxUint64)
 	if !g.isLeader || len(m.GetEntries()) > 0 || m.GetIndex() != g.last || m.GetTerm() != g.term {
 		return false
 	}
@@ -53,19 +55,20 @@ func (g *Group) listNews() {
 	}
 }
 
-// dropNews forgets what is held for a follower: what is sent to it instead says at
-// least as much.
-func (g *Group) dropNews(to uint64) {
+// dropNews forgets what is held for a follower and asks after nothing behind an index, and
+// says whether something was: what is sent to it instead says at least as much.
+func (g *Group) dropNews(to, index uint64) bool {
 	n := &g.news
 	for i, m := range n.held {
-		if m.GetTo() == to {
+		if m.GetTo() == to && m.GetIndex() <= index {
 			last := len(n.held) - 1
 			n.held[i] = n.held[last]
 			n.held[last] = nil
 			n.held = n.held[:last]
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // forgetNews drops everything: the term or the leadership has ended.
@@ -75,20 +78,52 @@ func (g *Group) forgetNews() {
 }
 
 // tellNews sends what is held, unless the last entry took along what there was a moment
-// ago: the next one is about to come then.
+// ago: the next one is about to come then. A follower that has acknowledged all that was
+// sent to it has nothing to answer, and is not asked: what gets lost, a heartbeat says
+// again. Of any other one its answer is wanted, committed or not: raft sends again only
+// what a follower says it lacks.
 func (g *Group) tellNews() {
 	n := &g.news
 	if n.listed = false; len(n.held) > 0 && g.w.now.Sub(n.since) < newsDelay/2 {
 		g.listNews()
 		return
 	}
-	for i, m := range n.held {
+	if len(n.held) == 0 {
+		return
+	}
+	if g.h.stuck.Load() {
+		g.forgetNews() // it would be taken for a sign of life, see send
+		return
+	}
+	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
+		if g.dropNews(id, pr.Match) {
+			g.sendHost(&message{
+				group: g.id, kind: kindNews, to: keyspace.ReplicaID(id), from: g.self,
+				term: g.term, commit: min(g.commit, pr.Match),
+			})
+		}
+	})
+	for _, m := range n.held {
 		if node := g.nodeOf(keyspace.ReplicaID(m.GetTo())); node != 0 {
 			g.w.out.raft(g, node, m)
 		}
-		n.held[i] = nil
 	}
-	n.held = n.held[:0]
+	g.forgetNews()
+}
+
+// onNews takes in how far is committed. It is a heartbeat to raft, of whom only a commit
+// index is wanted: it neither asks for a promise nor is it answered (send drops the answer
+// to one without a context). News of another term or leader, or that something newer has
+// overtaken, is none, and wakes nobody.
+func (g *Group) onNews(m *message) {
+	if g.isLeader || m.term != g.term || m.from != g.lead || m.commit <= g.commit || g.hasForgotten(m, m.commit) {
+		return
+	}
+	g.wake()
+	g.heardLeader(m)
+	_ = g.rn.Step(&pb.Message{
+		Type: pb.MsgHeartbeat.Enum(), To: ptr(uint64(m.to)), From: ptr(uint64(m.from)), Term: ptr(m.term), Commit: ptr(m.commit),
+	})
 }
 
 // newsOf sees to it that the group is told to send what it holds.

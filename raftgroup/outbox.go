@@ -82,10 +82,14 @@ func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 	o.added(p, l)
 }
 
-// host adds a message of the host's own kinds.
+// host adds a message of the host's own kinds. News goes with the entries: it is as
+// frequent, and nobody waits for it.
 func (o *outbox) host(node keyspace.NodeID, m *message) {
 	p := o.peer(node)
 	l := &p.lanes[laneControl]
+	if m.kind == kindNews {
+		l = &p.lanes[laneRaft]
+	}
 	o.open(l)
 	l.frame = appendHostMessage(l.frame, m)
 	o.added(p, l)

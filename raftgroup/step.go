@@ -150,6 +150,9 @@ func (g *Group) receive(m *message) {
 	case kindRemoved:
 		g.onRemoved(m)
 		return
+	case kindNews:
+		g.onNews(m)
+		return
 	case pb.MsgVote, pb.MsgPreVote:
 		if g.tellRemoved(m) {
 			return
@@ -177,7 +180,7 @@ func (g *Group) receive(m *message) {
 			return
 		}
 	case pb.MsgHeartbeat:
-		if g.hasForgotten(m) {
+		if g.hasForgotten(m, m.raft.GetCommit()) {
 			return
 		}
 		g.makePromise(m)
@@ -193,16 +196,16 @@ func (g *Group) receive(m *message) {
 	_ = g.rn.Step(m.raft)
 }
 
-// hasForgotten says whether a leader counts on entries that this replica has said to
-// have stored and that are not in its log. A crash does not do that, but an old copy of
+// hasForgotten says whether a leader counts on entries, all up to commit, that this replica
+// has said to have stored and that are not in its log. A crash does not do that, but an old copy of
 // the directory does, or a disk that lied: the node must stop before it votes for
 // somebody who has them no more than itself.
-func (g *Group) hasForgotten(m *message) bool {
-	if m.term < g.term || m.raft.GetCommit() <= g.last {
+func (g *Group) hasForgotten(m *message, commit uint64) bool {
+	if m.term < g.term || commit <= g.last {
 		return false
 	}
 	g.h.fail(fmt.Errorf("raftgroup: group %s: node %s knows the log here to reach entry %d, but it ends at %d: "+
-		"the directory is an old copy, or the disk has lost what was synced", g.id, m.node, m.raft.GetCommit(), g.last))
+		"the directory is an old copy, or the disk has lost what was synced", g.id, m.node, commit, g.last))
 	return true
 }
 
@@ -540,6 +543,9 @@ func (g *Group) send(m *pb.Message) {
 			return
 		}
 	case pb.MsgHeartbeatResp:
+		if len(m.GetContext()) == 0 {
+			return // to news, see onNews
+		}
 		g.checkPromise()
 	case pb.MsgTimeoutNow:
 		if g.isLeader && !g.lease.givenUp {
