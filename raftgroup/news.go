@@ -81,7 +81,7 @@ func (g *Group) forgetNews() {
 // ago: the next one is about to come then. A follower that has acknowledged all that was
 // sent to it has nothing to answer, and is not asked: what gets lost, a heartbeat says
 // again. Of any other one its answer is wanted, committed or not: raft sends again only
-// what a follower says it lacks.
+// what a follower says it lacks, and goes on probing one that says nothing.
 func (g *Group) tellNews() {
 	n := &g.news
 	if n.listed = false; len(n.held) > 0 && g.w.now.Sub(n.since) < newsDelay/2 {
@@ -96,7 +96,7 @@ func (g *Group) tellNews() {
 		return
 	}
 	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
-		if g.dropNews(id, pr.Match) {
+		if pr.State == tracker.StateReplicate && g.dropNews(id, pr.Match) {
 			g.sendHost(&message{
 				group: g.id, kind: kindNews, to: keyspace.ReplicaID(id), from: g.self,
 				term: g.term, commit: min(g.commit, pr.Match),

@@ -70,7 +70,12 @@ func TestLostCommitNews(t *testing.T) {
 			r.must(l.propose(1, fmt.Sprintf("a%d", i)))
 			time.Sleep(2 * l.host.cfg.TickInterval)
 			synctest.Wait()
-			r.equal(1)
+			last := l.host.Group(1).Status().Applied
+			for _, id := range r.ids() {
+				if got := r.nodes[id].host.Group(1).Status().Applied; got != last {
+					t.Fatalf("node %s has applied %d of %d", id, got, last)
+				}
+			}
 		}
 		if lost == 0 {
 			t.Error("no news was lost")
@@ -119,6 +124,38 @@ func TestNewsForAFollowerThatLags(t *testing.T) {
 			t.Error("the entry was not sent again")
 		}
 		r.equal(1)
+	})
+}
+
+// TestProbedFollowerAnswers: a follower that has everything, and that raft probes since
+// something to it was lost, is asked until it has answered: nothing else ends that, and the
+// group would neither sleep nor hand its leadership to it.
+func TestProbedFollowerAnswers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		r.equal(1)
+		l := r.leader(1)
+		g := l.host.Group(1)
+		inWorker(g, func() {
+			for _, id := range r.ids() {
+				if id != l.id {
+					g.rn.ReportUnreachable(uint64(id)) // of which the replica has the number
+				}
+			}
+		})
+		r.asleep(1)
+		for _, id := range r.ids() {
+			if id == l.id {
+				continue
+			}
+			if err := g.CanTransfer(t.Context(), keyspace.ReplicaID(id)); err != nil {
+				t.Errorf("to node %s: %v", id, err)
+			}
+		}
 	})
 }
 
