@@ -182,15 +182,17 @@ type Cluster struct {
 	began    clock.Time
 	now      clock.Time
 
-	nodes   map[keyspace.NodeID]*node
-	silent  []*node // by id
-	alone   []*node // those that are lonely, by id
-	zones   []*zone // by name
-	ranges  map[keyspace.RangeID]*rng
-	all     []*rng // in no order; the patrol walks it
-	patrol  int
-	byStart map[string]*rng
-	byEnd   map[string]*rng
+	nodes  map[keyspace.NodeID]*node
+	silent []*node // by id
+	alone  []*node // those that are lonely, by id
+	zones  []*zone // by name
+	ranges map[keyspace.RangeID]*rng
+	all    []*rng // in no order; the patrol walks it
+	patrol int
+	// patrolAt is when the patrol goes on.
+	patrolAt clock.Time
+	byStart  map[string]*rng
+	byEnd    map[string]*rng
 
 	queues    [reasons]queue
 	stale     []*node // whose ranges are to be reviewed

@@ -153,3 +153,26 @@ func (c *Cluster) recount() error {
 	}
 	return nil
 }
+
+// TestPatrolIsPaced: a round for each operation that ends reviews what has changed, not
+// thousands of other ranges each time.
+func TestPatrolIsPaced(t *testing.T) {
+	c := New(Defaults(), 1, 0)
+	for id := range patrolled + 1 {
+		c.PutRange(Range{Descriptor: keyspace.Descriptor{
+			Range: keyspace.RangeID(id + 1), Generation: 1, Replicas: []keyspace.Replica{{ID: 1, Node: 1}},
+			Span: keyspace.Span{Start: fmt.Appendf(nil, "%05d", id), End: fmt.Appendf(nil, "%05d", id+1)},
+		}})
+	}
+	now := clock.Time(0)
+	for range 10 {
+		c.Decide(now)
+		if c.patrol != patrolled {
+			t.Fatalf("patrolled to %d after %v, want %d", c.patrol, now.Sub(0), patrolled)
+		}
+		now = now.Add(patrolEvery / 10)
+	}
+	if c.Decide(now); c.patrol != patrolled-1 {
+		t.Errorf("patrolled to %d after %v, want %d", c.patrol, now.Sub(0), patrolled-1)
+	}
+}

@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -12,8 +13,10 @@ const (
 	// reviewed bounds the replicas that a round reviews because of the state of their
 	// nodes; the last node may bring it above that.
 	reviewed = 1 << 17
-	// patrolled bounds the ranges that a round reviews because it is their turn.
-	patrolled = 1 << 13
+	// patrolled bounds the ranges that a round reviews because it is their turn, and
+	// patrolEvery is how often one does: there is also a round for each operation that ends.
+	patrolled   = 1 << 13
+	patrolEvery = time.Second
 	// scanned bounds the ranges of one need that a round tries to do something for, in
 	// multiples of Settings.MaxOperations.
 	scanned = 2
@@ -107,8 +110,12 @@ func (c *Cluster) reviewStale() {
 	}
 }
 
-// patrolSome reviews the next ranges in turn.
+// patrolSome reviews the next ranges in turn, if some are due.
 func (c *Cluster) patrolSome() {
+	if c.now < c.patrolAt {
+		return
+	}
+	c.patrolAt = c.now.Add(patrolEvery)
 	for range min(patrolled, len(c.all)) {
 		if c.patrol >= len(c.all) {
 			c.patrol = 0
