@@ -35,23 +35,28 @@ type sleepState struct {
 // wake makes a group that sleeps one that is ticked. Every raft message does this
 // to its receiver, and every client's wish.
 func (g *Group) wake() {
+	// The followers count on it: one that has woken waits for a heartbeat.
+	if g.rouse() && g.isLeader && !g.h.stuck.Load() {
+		g.rn.Tick()
+	}
+}
+
+// rouse is wake for who sends something to the followers anyway: the leader's heartbeat
+// waits for the next tick. It says whether the group has slept.
+func (g *Group) rouse() bool {
 	g.sleep.idle = 0
 	if !g.sleep.asleep {
-		return
+		return false
 	}
 	g.sleep.asleep = false
 	g.sleep.silent = 0
 	g.public.asleep.Store(false)
 	g.w.setAwake(g, true)
 	g.h.m.wakes.Inc()
-	if g.isLeader {
-		// The followers count on it: one that has woken waits for a heartbeat.
-		if !g.h.stuck.Load() {
-			g.rn.Tick()
-		}
-		return
+	if !g.isLeader {
+		g.forgetLostLeader()
 	}
-	g.forgetLostLeader()
+	return true
 }
 
 // forgetLostLeader lets go of a leader that cannot be one any more. It is safe

@@ -620,3 +620,47 @@ func TestDeliverIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// TestProposalWakesWithoutHeartbeats: what wakes the followers of a group that is written to
+// are the entries; the heartbeat comes with a tick, and with it the lease.
+func TestProposalWakesWithoutHeartbeats(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		const rounds = 10
+		beats := 0
+		for i := range rounds {
+			r.asleep(1)
+			l := r.leader(1)
+			time.Sleep(l.host.cfg.TickInterval * time.Duration(i) / rounds) // anywhere between two ticks
+			beat, entries := r.bus.counted(pb.MsgHeartbeat), r.bus.counted(pb.MsgApp)
+			r.must(l.propose(1, fmt.Sprint("more ", i)))
+			time.Sleep(2 * newsDelay)
+			synctest.Wait()
+			last := l.host.Group(1).Status().Applied
+			for _, id := range r.ids() {
+				if s := r.nodes[id].host.Group(1).Status(); s.Asleep || s.Applied != last {
+					t.Errorf("node %s, where %d is applied: %+v", l.id, last, s)
+				}
+			}
+			if got := r.bus.counted(pb.MsgApp) - entries; got != 2 {
+				t.Errorf("%d MsgApps, want one for each follower", got)
+			}
+			beats += r.bus.counted(pb.MsgHeartbeat) - beat
+			time.Sleep(l.host.cfg.TickInterval)
+			synctest.Wait()
+			if r.bus.counted(pb.MsgHeartbeat) == beat {
+				t.Error("no heartbeat after a tick")
+			}
+			if _, _, ok := l.host.Group(1).Lease(); !ok {
+				t.Error("no lease after a tick")
+			}
+		}
+		if beats > rounds/2 { // of a tick that came meanwhile
+			t.Errorf("%d heartbeats within %v of %d proposals", beats, 2*newsDelay, rounds)
+		}
+	})
+}

@@ -280,7 +280,9 @@ func (g *Group) propose(props []proposal) {
 	if len(m.Entries) == 0 {
 		return
 	}
-	g.wake()
+	// The entries wake the followers. Who only writes needs no lease, and nobody the answers
+	// to a heartbeat, of which each costs as much as those to the entries.
+	g.rouse()
 	if err := g.rn.Step(m); err != nil {
 		for _, p := range props {
 			if st.GetTerm() == p.term {
