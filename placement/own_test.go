@@ -328,7 +328,9 @@ func (r *rig) strike(from, to keyspace.NodeID) {
 	n := r.nodes[r.rng.IntN(len(r.nodes))]
 	switch r.rng.IntN(3) {
 	case 0:
-		n = r.nodes[from-1]
+		if from != 0 {
+			n = r.nodes[from-1]
+		}
 	case 1:
 		if to != 0 {
 			n = r.nodes[to-1]
