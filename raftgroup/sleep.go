@@ -281,6 +281,9 @@ func (g *Group) onRemoved(m *message) {
 		id, self := g.id, g.self
 		g.w.kick(g, applyTask{kind: taskCall, call: func() { f(id, self) }})
 	}
+	// A late message of the leader may have come after the replica asked for votes: nobody
+	// is to take it for one that is led, and told everything.
+	_ = g.rn.ForgetLeader()
 	if !g.sleep.asleep && !g.reads.open() {
 		g.fallAsleep()
 	}

@@ -591,6 +591,14 @@ func TestLateWords(t *testing.T) {
 				t.Error("silenced by a leader of an older term")
 			}
 		})
+		// The leader's word that a replica is removed finds one that a late message has told
+		// of that leader. It would sleep and count as led, without ever hearing anything more.
+		inWorker(g, func() {
+			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: g.lead, node: l.id, term: g.term})
+		})
+		if s := g.Status(); !s.Asleep || s.Leader != 0 {
+			t.Errorf("a replica that was removed: %+v", s)
+		}
 		p := &f.host.peers
 		p.heard(l.id, liveness{boot: 101, sequence: 1, healthy: true})
 		p.heard(l.id, liveness{boot: 102, sequence: 1, healthy: true})
