@@ -17,9 +17,10 @@ import (
 )
 
 // morePlaces is how many goroutines more may run at once while background work does. It
-// is about how many pieces of such work use a processor at the same time: copies come four
-// at a time, and most of their time is spent in system calls, which hold no place.
-const morePlaces = 4
+// is about how many threads of such work there are at a time: copies come four at a time,
+// each with one that makes or writes tables and one at its connection, and any that waits
+// for a processor may hold a place.
+const morePlaces = 8
 
 // linger is how long the places stay when the last piece of work is over: to change their
 // number stops all goroutines, twice for each of a row of copies else, and waits for those
