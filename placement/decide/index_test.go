@@ -176,3 +176,46 @@ func TestPatrolIsPaced(t *testing.T) {
 		t.Errorf("patrolled to %d after %v, want %d", c.patrol, now.Sub(0), patrolled-1)
 	}
 }
+
+// TestBackAmongMany: a node that counted as lost is back, in a round that has more replicas to
+// review than it does. Its ranges are not repaired.
+func TestBackAmongMany(t *testing.T) {
+	c := New(Defaults(), 1, 0)
+	c.settings.MaxOperations = 4
+	for id := range reviewed + 8 {
+		d := keyspace.Descriptor{
+			Range: keyspace.RangeID(id + 1), Generation: 1,
+			Span: keyspace.Span{Start: fmt.Appendf(nil, "%06d", id), End: fmt.Appendf(nil, "%06d", id+1)},
+		}
+		first := keyspace.NodeID(1)
+		if id >= reviewed {
+			first = 4
+		}
+		for k := range keyspace.NodeID(3) {
+			d.Replicas = append(d.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(first + k), Node: first + k})
+		}
+		c.PutRange(Range{Descriptor: d, Leader: first + 1, Bytes: 1 << 20})
+	}
+	put := func(id keyspace.NodeID, silent bool) { c.PutNode(Node{ID: id, Silent: silent}) }
+	for id := range keyspace.NodeID(6) {
+		put(id+1, id == 3)
+	}
+	now := clock.Time(c.settings.NodeDeadAfter)
+	for range 10 {
+		c.Decide(now)
+	}
+	if n := c.Pending()[QuorumRisk]; n == 0 {
+		t.Fatalf("pending are %v, want ranges at risk", c.Pending())
+	}
+	for i := range c.all {
+		c.Finish(c.all[i].Descriptor.Range, now, false)
+	}
+	put(1, true)
+	put(1, false)
+	put(4, false)
+	for _, op := range c.Decide(now).Operations {
+		if op.Reason == QuorumRisk {
+			t.Errorf("decided %v, and every node is live", &op)
+		}
+	}
+}

@@ -136,6 +136,10 @@ func (c *Cluster) serve(need Reason) {
 			q.next = 0
 		}
 		r := q.items[q.next]
+		// It was looked at up to a patrol ago, and what it needs hangs on more than itself.
+		if c.review(r); r.need != need {
+			continue
+		}
 		// What is decided leaves the queue, and another takes its place there.
 		if op, h := c.act(r); h == free {
 			c.emit(r, op)

@@ -28,6 +28,7 @@ import (
 //	finish range=1 [failed]
 //	refuse [wait]                nothing of what was decided last was begun
 //	pause [off]
+//	factor to=5
 //	check                        the requirements of what was decided last, against what is now
 //	explain range=1 | can-drain node=1 | can-decommission node=1 |
 //	can-replicate factor=5 | pending
@@ -83,6 +84,10 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "pause":
 		set := s.c.settings
 		set.Paused = !d.HasArg("off")
+		s.c.Set(set)
+	case "factor":
+		set := s.c.settings
+		set.ReplicationFactor = int(a.number("to", 3))
 		s.c.Set(set)
 	case "check":
 		return s.check()
