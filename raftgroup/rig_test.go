@@ -340,6 +340,7 @@ type testSM struct {
 	refuse  error
 	done    []error // outcomes of SnapshotDone
 	slow    func()
+	check   func()     // before the tables of a snapshot are checked, and before they are taken in
 	disk    *vfs.MemFS // as a power failure would leave it when a snapshot was in
 }
 
@@ -394,6 +395,12 @@ func (s *testSM) LeaderChanged(l LeaderState) {
 func (s *testSM) Payload() []byte { return []byte("payload") }
 
 func (s *testSM) SnapshotSpans(engine.Applied) []engine.KeySpan {
+	s.mu.Lock()
+	check := s.check
+	s.mu.Unlock()
+	if check != nil {
+		check()
+	}
 	return []engine.KeySpan{engine.GroupLocalSpan(s.group)}
 }
 

@@ -16,20 +16,21 @@ import (
 
 // A snapshot goes over one stream of the bus. Its first message says what it is;
 // the receiver lets it wait until it is its turn; then come the tables, each a run of
-// chunks closed by its size and checksum, and the end. The receiver answers once, when it
-// has installed everything durably.
+// chunks closed by its size and checksum, and the end. The receiver answers when it has
+// installed everything durably, and says that it is at it while that lasts.
 // What fails is begun anew, from a newer state and perhaps by another sender; but the
 // receiver keeps the tables that it has for a while, and says first which. The sender
 // cuts its tables at the same keys, and does not send those that came out the same.
 const (
-	snapshotVersion = 3
+	snapshotVersion = 4
 
 	snapChunk = 1
 	snapTable = 2 // end of a table
 	snapEnd   = 3
 	snapHave  = 4 // from the receiver: the tables that it has
 	snapReuse = 5 // instead of a table: one of those
-	snapWait  = 6 // from the receiver, before what it has: it is not this one's turn yet
+	snapWait  = 6 // from the receiver, before what it has and before the end: it is at it
+	snapDone  = 7 // from the receiver: all is installed and durable
 
 	// chunkBytes is how much of a table a message has: a ms of what a node sends by
 	// default, and what fills a write of the bus.
@@ -45,11 +46,13 @@ const (
 	// together and then, while all of them are installed, leave it unused: the machine had
 	// copies in waves, and requests stood behind each.
 	fetchesAtOnce = 4
-	// turnTold is how often a sender that waits for its turn hears that it does.
-	turnTold = stallTimeout / 4
-	// turnsTold is how often it may hear that, ten minutes long: it has one of its node's places
-	// meanwhile, and keeps the log.
-	turnsTold = 40
+	// waitTold is how often a sender hears that it is to wait: for its turn, or for what a
+	// receiver does with what has come. On a node that is full that takes minutes, and a copy
+	// that were given up then would be no faster the next time.
+	waitTold = stallTimeout / 4
+	// waitsTold is how often it may hear that on end, ten minutes long: it has one of its node's
+	// places meanwhile, and keeps the log.
+	waitsTold = 40
 	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
 	snapshotTablesMax = 1 << 16
 	// pinTTL is how long a snapshot that makes no progress keeps the log.

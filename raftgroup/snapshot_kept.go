@@ -2,6 +2,7 @@ package raftgroup
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -168,12 +169,12 @@ func (r *receive) reuse(b []byte) error {
 }
 
 // sumKept reads what an earlier attempt has left. What cannot be read is not spoken of.
-func (r *receive) sumKept(w *watch) error {
+func (r *receive) sumKept(ctx context.Context) error {
 	fs := r.g.h.cfg.Engine.FS()
-	whole := r.have[:0]
+	var whole []keptTable
 	for _, t := range r.have {
-		if err := t.read(fs, w); err != nil {
-			if w.Err() != nil {
+		if err := t.read(ctx, fs); err != nil {
+			if ctx.Err() != nil {
 				return err
 			}
 			removeFiles(fs, []keptTable{t})
@@ -186,7 +187,7 @@ func (r *receive) sumKept(w *watch) error {
 }
 
 // read takes size and checksum of the table.
-func (t *keptTable) read(fs vfs.FS, w *watch) (err error) {
+func (t *keptTable) read(ctx context.Context, fs vfs.FS) (err error) {
 	f, err := fs.Open(t.path)
 	if err != nil {
 		return err
@@ -198,10 +199,9 @@ func (t *keptTable) read(fs vfs.FS, w *watch) (err error) {
 		n, err := f.Read(buf)
 		h.Write(buf[:n])
 		t.size += uint64(n)
-		w.progress()
 		switch {
-		case w.Err() != nil:
-			return w.Err()
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case errors.Is(err, io.EOF):
 			t.sum = [sha256.Size]byte(h.Sum(nil))
 			return nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/measure"
@@ -140,6 +141,86 @@ func TestCopyGoesOn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A node may need minutes to check what has come, and to take it in: nobody gives the copy up
+// meanwhile, and the log that follows it is kept.
+func TestCopyIsCheckedForMinutes(t *testing.T) {
+	const size = 1 << 20
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		_, f := r.cutOffFollower(1, 5)
+		r.heavy(1, size)
+		f.start()
+		came := f.countCopies()
+		var checks atomic.Int64
+		sm := f.sms[1]
+		sm.mu.Lock()
+		sm.check = func() {
+			checks.Add(1)
+			time.Sleep(3 * stallTimeout)
+		}
+		sm.mu.Unlock()
+		for want := int64(1); want <= 2; want++ {
+			r.eventually("it is checked, and then taken in", 4*stallTimeout, func() bool { return checks.Load() >= want })
+			for i := range 3 {
+				time.Sleep(stallTimeout * 5 / 6)
+				r.write(1, fmt.Sprint(want, i))
+				for _, n := range r.nodes {
+					if n != f {
+						r.must(n.eng.Flush(context.Background()))
+						g := n.host.Group(1)
+						g.w.flag(g, flagCutOff)
+					}
+				}
+			}
+		}
+		r.equal(1)
+		if n := came.Load(); n > size*5/4 || checks.Load() != 2 {
+			t.Errorf("%d bytes came for a copy of %d, checked or taken in %d times", n, size, checks.Load())
+		}
+		for _, n := range r.nodes {
+			if failed := testutil.ToFloat64(n.host.m.snapshotsFailed); failed > 0 {
+				t.Errorf("node %d: %.0f snapshots failed", n.id, failed)
+			}
+		}
+	})
+}
+
+// Where the sender is lost while its tables are checked, the next one need not send them again.
+func TestCopyThatIsCheckedGoesOn(t *testing.T) {
+	const size = 1 << 20
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) { c.snapshotTableBytes = 64 << 10 })
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, f := r.cutOffFollower(1, 5)
+		r.heavy(1, size)
+		f.start()
+		came := f.countCopies()
+		var checks atomic.Int64
+		sm := f.sms[1]
+		sm.mu.Lock()
+		sm.check = func() {
+			if checks.Add(1) == 1 {
+				time.Sleep(time.Minute)
+			}
+		}
+		sm.mu.Unlock()
+		r.eventually("it is checked", 10*time.Second, func() bool { return checks.Load() == 1 })
+		l.crash(0)
+		r.eventually("it is checked again", 2*time.Minute, func() bool { return checks.Load() > 1 })
+		r.equal(1)
+		if n := came.Load(); n > size*5/4 {
+			t.Errorf("%d bytes came for a copy of %d", n, size)
+		}
+		l.start()
+		r.equal(1)
+	})
 }
 
 // What is kept of a copy for which nobody comes again is removed after a while, and when

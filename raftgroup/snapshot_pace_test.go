@@ -229,7 +229,7 @@ func TestWaitForTheTurnIsBounded(t *testing.T) {
 						return err
 					}
 					told.Add(1)
-					if err := clock.Sleep(ctx, f.host.cfg.Clock, turnTold); err != nil {
+					if err := clock.Sleep(ctx, f.host.cfg.Clock, waitTold); err != nil {
 						return err
 					}
 				}
@@ -240,6 +240,6 @@ func TestWaitForTheTurnIsBounded(t *testing.T) {
 		if n := ended.Load(); n > 0 {
 			t.Errorf("%d copies were given up within %v", n, 3*stallTimeout)
 		}
-		r.eventually("both are given up", turnsTold*turnTold, func() bool { return ended.Load() >= 2 })
+		r.eventually("both are given up", waitsTold*waitTold, func() bool { return ended.Load() >= 2 })
 	})
 }

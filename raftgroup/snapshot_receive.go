@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"slices"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -91,15 +92,18 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 	}
 	err := r.sm.AcceptSnapshot(r.head.applied)
 	if err == nil {
-		if err = r.fetch(s); err != nil {
-			r.keep(err)
-		} else {
-			err = r.verify()
+		good := true
+		if err = r.fetch(s); err == nil {
+			r.telling(s, func() { err = r.verify() })
+			good = err == nil || r.ctx.Err() != nil
 		}
-		removeFiles(r.g.h.cfg.Engine.FS(), r.have) // they are of no use
 		if err == nil {
 			err = r.ask(func() error { return r.g.stepSnapshot(r, from) })
 		}
+		if err != nil && good {
+			r.keep(err)
+		}
+		removeFiles(r.g.h.cfg.Engine.FS(), r.have) // they are of no use
 		if err != nil {
 			r.sm.SnapshotDone(r.head.applied, err)
 		}
@@ -112,15 +116,34 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 		r.g.zap.Info("snapshot not received", zap.Stringer("peer", from), zap.Error(err))
 		return err
 	}
-	select {
-	case err = <-r.result:
-	case <-r.g.h.ctx.Done():
-		return ErrStopped
-	}
+	r.telling(s, func() {
+		select {
+		case err = <-r.result:
+		case <-r.g.h.ctx.Done():
+			err = ErrStopped
+		}
+	})
 	if err != nil {
 		return err
 	}
-	return s.Send(r.ctx, []byte{1})
+	return s.Send(r.ctx, []byte{snapDone})
+}
+
+// telling does something that may take long, and tells the sender meanwhile that it is to wait.
+// Where there is no sender any more the context of r ends.
+func (r *receive) telling(s transport.Stream, do func()) {
+	ctx, stop := context.WithCancel(r.ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for clock.Sleep(ctx, r.g.h.cfg.Clock, waitTold) == nil {
+			if s.Send(ctx, []byte{snapWait}) != nil && ctx.Err() == nil {
+				r.cancel()
+			}
+		}
+	})
+	do()
+	stop()
+	wg.Wait()
 }
 
 // ask lets the group's worker decide something.
@@ -182,43 +205,25 @@ func (g *Group) endReceive(r *receive) {
 func (r *receive) fetch(s transport.Stream) error {
 	turn := r.g.h.snaps.queue()
 	defer r.g.h.snaps.leave(turn)
-	if err := r.await(turn, s); err != nil {
+	var err error
+	r.telling(s, func() {
+		select {
+		case <-turn:
+			r.have = r.g.h.snaps.takeKept(r.g.id, r.head.to)
+			background.Run(func() { err = r.sumKept(r.ctx) })
+		case <-r.ctx.Done():
+			err = context.Cause(r.ctx)
+		}
+	})
+	if err != nil {
 		return err
 	}
 	w := newWatch(r.ctx, r.g.h.cfg.Clock)
-	r.have = r.g.h.snaps.takeKept(r.g.id, r.head.to)
-	var err error
-	background.Run(func() { err = r.fetchAll(w, s) })
-	return w.end(err)
-}
-
-// await waits for the turn, and tells the sender that it is to wait.
-func (r *receive) await(turn <-chan struct{}, s transport.Stream) error {
-	told := r.g.h.cfg.Clock.NewTimer(turnTold)
-	defer told.Stop()
-	for {
-		select {
-		case <-turn:
-			return nil
-		case <-r.ctx.Done():
-			return context.Cause(r.ctx)
-		case <-told.C():
-			if err := s.Send(r.ctx, []byte{snapWait}); err != nil {
-				return err
-			}
-			told.Reset(turnTold)
-		}
-	}
-}
-
-func (r *receive) fetchAll(w *watch, s transport.Stream) error {
-	if err := r.sumKept(w); err != nil {
-		return err
-	}
 	if err := s.Send(w, encodeHave(r.have)); err != nil {
-		return err
+		return w.end(err)
 	}
-	return r.fetchTables(w, s)
+	background.Run(func() { err = r.fetchTables(w, s) })
+	return w.end(err)
 }
 
 func (r *receive) fetchTables(w *watch, s transport.Stream) error {

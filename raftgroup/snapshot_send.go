@@ -182,22 +182,30 @@ func (x *sending) send() (err error) {
 	if err = x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables))); err != nil {
 		return err
 	}
-	// The one answer: everything is installed and durable.
-	_, err = x.stream.Recv(x.ctx)
+	m, err := x.recv()
+	if err == nil && (len(m) != 1 || m[0] != snapDone) {
+		err = fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
+	}
 	return err
+}
+
+// recv returns the receiver's next word that is not to wait.
+func (x *sending) recv() ([]byte, error) {
+	m, err := x.stream.Recv(x.ctx)
+	for told := 0; err == nil && len(m) == 1 && m[0] == snapWait; m, err = x.stream.Recv(x.ctx) {
+		if told++; told > waitsTold {
+			return nil, fmt.Errorf("%w: told to wait for the %dth time", errSnapshotStalled, told)
+		}
+		x.ctx.progress()
+		x.renewPin()
+	}
+	return m, err
 }
 
 // recvHave waits for the turn at the receiver, takes its word on which tables it has, and
 // returns the keys at which they end.
 func (x *sending) recvHave() (cuts [][]byte, err error) {
-	m, err := x.stream.Recv(x.ctx)
-	for told := 0; err == nil && len(m) == 1 && m[0] == snapWait; m, err = x.stream.Recv(x.ctx) {
-		if told++; told > turnsTold {
-			return nil, fmt.Errorf("%w: it is not its turn, for the %dth time", errSnapshotStalled, told)
-		}
-		x.ctx.progress()
-		x.renewPin()
-	}
+	m, err := x.recv()
 	if err != nil {
 		return nil, err
 	}
