@@ -39,6 +39,14 @@ func TestSingleVoter(t *testing.T) {
 		if !g.LeaseHeld(term) {
 			t.Fatal("a sole voter that leads has no lease")
 		}
+		r.eventually("it sleeps", time.Minute, func() bool { return g.Status().Asleep })
+		if g.LeaseHeld(term) {
+			t.Fatal("a sole voter that sleeps has a lease")
+		}
+		r.write(1, "z")
+		if g.Status().Term != term || !g.LeaseHeld(term) {
+			t.Fatal("a sole voter that has woken has no lease")
+		}
 		n.crash(0)
 		n.start()
 		start := time.Now()

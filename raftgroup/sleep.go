@@ -49,6 +49,7 @@ func (g *Group) rouse() bool {
 		return false
 	}
 	g.sleep.asleep = false
+	g.lease.dirty = true // a sole voter waits for nobody's answer
 	g.sleep.silent = 0
 	g.public.asleep.Store(false)
 	g.w.setAwake(g, true)
