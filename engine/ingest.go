@@ -56,7 +56,8 @@ func (e *Engine) emptyStaging() error {
 }
 
 // VerifyTables reads all of the tables and says whether they are whole and an
-// export of this group and these spans. It returns the applied record in them.
+// export of this group and these spans. It returns the applied record in them. Where ctx
+// ends it stops at the next table.
 func (e *Engine) VerifyTables(ctx context.Context, in Ingest) (Applied, error) {
 	return e.verify(ctx, &in, true)
 }
@@ -197,6 +198,9 @@ func (e *Engine) verify(ctx context.Context, in *Ingest, whole bool) (Applied, e
 		return Applied{}, fmt.Errorf("engine: ingest group %s: %d versioned spans, bound 1", in.Group, versioned)
 	}
 	for _, path := range in.Paths {
+		if err := ctx.Err(); err != nil {
+			return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, err)
+		}
 		if err := e.verifyTable(ctx, v, path, whole); err != nil {
 			return Applied{}, fmt.Errorf("engine: ingest group %s: table %s: %w", in.Group, path, err)
 		}

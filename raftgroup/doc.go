@@ -98,7 +98,8 @@
 //   - a message comes for a replica that is not here: votes are kept for its Open,
 //     Unknown is told, entries are dropped.
 //   - a removed replica campaigns: the leader tells it so and does not wake.
-//   - a snapshot's sender dies: the receiver deletes files, raft never heard of it.
+//   - a snapshot's sender dies: the receiver keeps the whole tables for a while, for the
+//     next one, and deletes the others; raft never heard of it.
 //   - the host dies between a snapshot's ingest and the log's reset, or after the
 //     hard state fell behind what is applied: Open reconciles the two.
 //   - the engine refuses a batch: Fatal. The wal applies again after the restart.

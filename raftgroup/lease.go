@@ -83,9 +83,9 @@ func (g *Group) takeAnswer(m *message) {
 	}
 }
 
-// publishLease computes the lease anew where something it depends on has changed. That
-// a leader which sleeps has none follows already from its answers, which it forgets when
-// it falls asleep: it is looked at here as a second guard.
+// publishLease computes the lease anew where something it depends on has changed. A leader
+// which sleeps has none: it forgets its followers' answers when it falls asleep, and a sole
+// voter, which has no use for any, is looked at here.
 func (g *Group) publishLease() {
 	if !g.lease.dirty {
 		return

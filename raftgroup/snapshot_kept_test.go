@@ -190,6 +190,40 @@ func TestCopyIsCheckedForMinutes(t *testing.T) {
 	})
 }
 
+// A receiver whose disk is full when it takes a copy in is not waited for: nobody knows for how
+// long, and the sender keeps a place and its log meanwhile.
+func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.engopt = func(o *engine.Options) { o.LowSpaceBytes = 1 << 20 }
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, f := r.cutOffFollower(1, 5)
+		f.start()
+		space := func(bytes uint64) {
+			f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 30, UsedBytes: 1<<30 - bytes})
+		}
+		defer space(900 << 20)
+		sm, checks := f.sms[1], 0
+		sm.mu.Lock()
+		sm.check = func() {
+			if checks++; checks == 2 { // behind the check, before it is taken in
+				space(1 << 10)
+				time.Sleep(4 * time.Second)
+			}
+		}
+		sm.mu.Unlock()
+		failed := func() float64 { return testutil.ToFloat64(l.host.m.snapshotsFailed) }
+		r.eventually("the sender goes", 2*stallTimeout, func() bool { return failed() > 0 })
+		if !f.host.Group(1).Status().Receiving {
+			t.Error("the copy was taken in with a full disk")
+		}
+		space(900 << 20)
+		r.equal(1)
+	})
+}
+
 // Where the sender is lost while its tables are checked, the next one need not send them again.
 func TestCopyThatIsCheckedGoesOn(t *testing.T) {
 	const size = 1 << 20

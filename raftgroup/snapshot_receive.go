@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -35,6 +36,8 @@ type receive struct {
 	// are those of an earlier attempt.
 	tables []keptTable
 	have   []keptTable
+	// troubled says that the last attempt to install it has failed.
+	troubled atomic.Bool
 	// result gets the one outcome after raft has been asked.
 	result chan error
 }
@@ -92,18 +95,18 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 	}
 	err := r.sm.AcceptSnapshot(r.head.applied)
 	if err == nil {
-		good := true
-		if err = r.fetch(s); err == nil {
+		if err = r.fetch(s); err != nil {
+			r.keep(err)
+		} else {
 			r.telling(s, func() { err = r.verify() })
-			good = err == nil || r.ctx.Err() != nil
+			if errors.Is(err, context.Canceled) {
+				r.keep(err) // the sender is lost, and nothing is wrong with them
+			}
 		}
+		removeFiles(r.g.h.cfg.Engine.FS(), r.have) // they are of no use
 		if err == nil {
 			err = r.ask(func() error { return r.g.stepSnapshot(r, from) })
 		}
-		if err != nil && good {
-			r.keep(err)
-		}
-		removeFiles(r.g.h.cfg.Engine.FS(), r.have) // they are of no use
 		if err != nil {
 			r.sm.SnapshotDone(r.head.applied, err)
 		}
@@ -130,12 +133,16 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 }
 
 // telling does something that may take long, and tells the sender meanwhile that it is to wait.
-// Where there is no sender any more the context of r ends.
+// It does not where this node's disk is in the way: that may take any time, for which the sender
+// is not to keep a place and its log. Where there is no sender any more the context of r ends.
 func (r *receive) telling(s transport.Stream, do func()) {
 	ctx, stop := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for clock.Sleep(ctx, r.g.h.cfg.Clock, waitTold) == nil {
+			if r.troubled.Load() || r.g.h.stuck.Load() {
+				continue
+			}
 			if s.Send(ctx, []byte{snapWait}) != nil && ctx.Err() == nil {
 				r.cancel()
 			}
@@ -197,6 +204,9 @@ func hasReplica(rs []keyspace.Replica, id keyspace.ReplicaID) bool {
 func (g *Group) endReceive(r *receive) {
 	if g.receiving == r {
 		g.receiving = nil
+	}
+	if g.closed {
+		g.h.snaps.forget(g.id) // it may have been kept behind the closing
 	}
 }
 
@@ -270,11 +280,14 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error)
 		return err
 	}
 	r.paths = append(r.paths, path)
+	var upper []byte
 	defer func() {
 		if err == nil {
 			err = f.Sync()
 		}
-		err = errors.Join(err, f.Close())
+		if err = errors.Join(err, f.Close()); err == nil {
+			r.tables = append(r.tables, keptTable{path: path, upper: upper})
+		}
 	}()
 	sum, size := uint32(0), uint64(0)
 	for {
@@ -303,7 +316,7 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error)
 			if w <= 0 || len(m) < 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {
 				return fmt.Errorf("%w: table %d: %d bytes, checksum %08x", errSnapshotFormat, len(r.paths), size, sum)
 			}
-			r.tables = append(r.tables, keptTable{path: path, upper: slices.Clone(m[1+w+4:])})
+			upper = slices.Clone(m[1+w+4:])
 			return nil
 		default:
 			return fmt.Errorf("%w: message of %d bytes", errSnapshotFormat, len(m))
@@ -433,6 +446,7 @@ func (s *snapshots) installOne(i *install) {
 		if err == nil {
 			break
 		}
+		i.r.troubled.Store(true)
 		i.g.zap.Error("snapshot cannot be installed; trying again", zap.Error(err))
 		if clock.Sleep(s.h.ctx, s.h.cfg.Clock, installRetry) != nil {
 			s.abandon(i)

@@ -142,8 +142,26 @@ func (x *sending) logFailure(err error) {
 	x.g.zap.Log(level, "snapshot not sent", zap.Stringer("peer", x.node), zap.Error(err))
 }
 
-// send exports the present state, which may be newer than what raft asked for.
+// send sends the present state, which may be newer than what raft asked for, and waits until it
+// is installed.
 func (x *sending) send() (err error) {
+	defer func() {
+		if x.stream != nil {
+			x.stream.Close(err)
+		}
+	}()
+	if err := x.export(); err != nil {
+		return err
+	}
+	m, err := x.recv()
+	if err == nil && (len(m) != 1 || m[0] != snapDone) {
+		err = fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
+	}
+	return err
+}
+
+// export sends the tables.
+func (x *sending) export() (err error) {
 	snap := x.g.h.cfg.Engine.NewSnapshot()
 	defer func() { err = errors.Join(err, snap.Close()) }()
 	a, ok, err := engine.ReadApplied(snap, x.g.id)
@@ -160,7 +178,6 @@ func (x *sending) send() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { x.stream.Close(err) }()
 	spans := x.sm.SnapshotSpans(a)
 	if l, ok := x.sm.(LeaseIndexer); ok {
 		leased, err := l.LeaseSpans(snap, a)
@@ -179,14 +196,7 @@ func (x *sending) send() (err error) {
 	if err != nil {
 		return err
 	}
-	if err = x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables))); err != nil {
-		return err
-	}
-	m, err := x.recv()
-	if err == nil && (len(m) != 1 || m[0] != snapDone) {
-		err = fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
-	}
-	return err
+	return x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables)))
 }
 
 // recv returns the receiver's next word that is not to wait.
