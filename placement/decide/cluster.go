@@ -257,7 +257,7 @@ func (c *Cluster) PutNode(n Node) {
 	if had.Silent != n.Silent || first {
 		c.noteSilence(have)
 	}
-	if first || had.Silent != n.Silent || had.State != n.State || had.Zone != n.Zone {
+	if first || had.Silent != n.Silent || had.Lonely != n.Lonely || had.State != n.State || had.Zone != n.Zone {
 		c.reviewLater(have)
 	}
 }
