@@ -324,7 +324,8 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Central: c.host.Central, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
-		RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
+		CopyBytesPerSecond: o.CopyBytesPerSecond,
+		RangeMaxBytes:      o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
 	}); err != nil {
 		return err
 	}

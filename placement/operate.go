@@ -43,6 +43,11 @@ const (
 	operationPauseMax = time.Second
 	// operationPatience is OperationPatience's default.
 	operationPatience = 10 * time.Minute
+	// copyBytesPerSecond is CopyBytesPerSecond's default.
+	copyBytesPerSecond = 64 << 20
+	// copySlack is how many times the time that a copy takes, alone and at the bound, it is
+	// given: a node receives and sends a few at a time.
+	copySlack = 2 * nodeCopies
 	// transferPatience is what there is for a change of the leader that is for balance alone.
 	transferPatience = 20 * time.Second
 	// ownSpreadPatience is what there is for a move of the placement group for zones alone.
@@ -234,9 +239,17 @@ func (o *operator) patience(op *Operation) time.Duration {
 		return min(most, transferPatience)
 	case op.Range == OwnGroup && op.Reason == decide.Zones:
 		return min(most, ownSpreadPatience)
+	case op.Kind.adds():
+		return most + o.copyTime(op.Range)
 	default:
 		return most
 	}
+}
+
+// copyTime returns how long a copy of the range may take beyond the patience for a step: where
+// ranges are large and the bound is low, that is hours, and a copy that is given up begins anew.
+func (o *operator) copyTime(id keyspace.RangeID) time.Duration {
+	return time.Duration(copySlack * float64(o.hearing.of(id).Bytes) / float64(o.s.o.CopyBytesPerSecond) * float64(time.Second))
 }
 
 // howEnded names for the metrics how an operation has ended.

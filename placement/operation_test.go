@@ -233,6 +233,28 @@ func (p *pretend) drive(op *Operation, least int) bool {
 	return false
 }
 
+// A large range at a low bound takes longer than the patience for a step.
+func TestPatienceGrowsWithTheCopy(t *testing.T) {
+	h := newHearing()
+	h.put(claim{Measure: Measure{Range: 7, Bytes: 1 << 30}, leader: 1})
+	o := &operator{s: &Service{o: ServiceOptions{OperationPatience: time.Minute, CopyBytesPerSecond: 1 << 20}}, hearing: h}
+	for _, c := range []struct {
+		op    Operation
+		least time.Duration
+		most  time.Duration
+	}{
+		{Operation{Kind: OperationMove, Range: 7}, time.Hour, 4 * time.Hour},
+		{Operation{Kind: OperationAdd, Range: 7}, time.Hour, 4 * time.Hour},
+		{Operation{Kind: OperationMove, Range: 8}, time.Minute, time.Minute},
+		{Operation{Kind: OperationRemove, Range: 7}, time.Minute, time.Minute},
+		{Operation{Kind: OperationTransfer, Range: 7}, transferPatience, transferPatience},
+	} {
+		if got := o.patience(&c.op); got < c.least || got > c.most {
+			t.Errorf("%s is given up after %v, want %v to %v", &c.op, got, c.least, c.most)
+		}
+	}
+}
+
 // An operation goes on where it was when placement's leader dies; a second one for the
 // range is refused meanwhile, and so is what makes no sense.
 func TestOperationOutlivesItsLeader(t *testing.T) {

@@ -78,8 +78,11 @@ type ServiceOptions struct {
 	// command.
 	RangeMergeAfter time.Duration
 	// OperationPatience is after how long without a step an operation is given up: its
-	// target is dead, or cannot be filled. Default 10 minutes.
+	// target is dead, or cannot be filled. Default 10 minutes. For a copy comes the time that
+	// it takes, and more.
 	OperationPatience time.Duration
+	// CopyBytesPerSecond bounds what copies bring to a node. Default 64 MiB.
+	CopyBytesPerSecond int64
 	// Alive says whether a node lives, as far as this one knows.
 	Alive func(keyspace.NodeID) bool
 	// Central says whether a node that lives hears half of the others or more.
@@ -158,6 +161,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 		o.Metrics = NewMetrics(nil)
 	}
 	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
+	o.CopyBytesPerSecond = cmp.Or(o.CopyBytesPerSecond, copyBytesPerSecond)
 	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
 	if o.RangeMaxBytes <= 0 {
 		o.RangeMaxBytes = rangeMaxBytes
