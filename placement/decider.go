@@ -2,6 +2,8 @@ package placement
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +38,8 @@ const (
 	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
 	// what nodes have said of ranges that are gone.
 	surveyEvery = 10 * time.Second
+	// leadersSought bounds the ranges whose leaders a survey asks for.
+	leadersSought = 64
 )
 
 // decider decides for one leadership what is to be changed in the cluster. What it knows
@@ -85,6 +89,8 @@ type decider struct {
 	// what lies between two attempts.
 	handOverAt    clock.Time
 	handOverPause time.Duration
+	// sought is the range that findLeaders has asked last.
+	sought keyspace.RangeID
 	// giveUp are those under way that cannot succeed any more, and why.
 	giveUp map[keyspace.RangeID]string
 }
@@ -159,7 +165,7 @@ func (d *decider) round(ctx context.Context) {
 	d.removeEmptied(ctx, v)
 	if now.Sub(d.surveyed) >= surveyEvery {
 		d.surveyed = now
-		d.survey()
+		d.survey(ctx)
 	}
 	if !d.mayDecide(now) {
 		return
@@ -440,11 +446,34 @@ func (d *decider) mayDecide(now clock.Time) bool {
 }
 
 // survey looks at all ranges.
-func (d *decider) survey() {
+func (d *decider) survey(ctx context.Context) {
+	if d.heard {
+		d.findLeaders(ctx)
+	}
 	d.hearing.keep(func(id keyspace.RangeID) bool { _, ok := d.ranges[id]; return ok })
 	under, stopped := d.c.Health()
 	d.s.o.Metrics.UnderReplicated.Set(float64(under))
 	d.s.o.Metrics.Stopped.Set(float64(stopped))
+}
+
+// findLeaders asks some of the ranges of which nobody says that he leads them. Most are about to
+// have a leader, or have no quorum; but where what a node has said was forgotten, or overruled by
+// who knew less, it does not say it again.
+func (d *decider) findLeaders(ctx context.Context) {
+	ids := d.hearing.unled(maps.Keys(d.ranges))
+	slices.Sort(ids)
+	first, _ := slices.BinarySearch(ids, d.sought+1)
+	for i := range min(len(ids), leadersSought) {
+		id := ids[(first+i)%len(ids)]
+		d.sought = id
+		d.wait.Go(func() {
+			ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+			defer cancel()
+			if _, _, err := d.operator.look(ctx, id); err != nil {
+				d.s.o.Logger.Debug("nobody leads a range", zap.Stringer("range", id), zap.Error(err))
+			}
+		})
+	}
 }
 
 // measure sets the metrics of a round.

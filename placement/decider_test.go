@@ -217,6 +217,26 @@ func TestNothingIsDecidedWhileAllIsWell(t *testing.T) {
 	})
 }
 
+// Who leads a range is found out again where it was forgotten, though its leader does not say it
+// twice.
+func TestLeadersAreSought(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 53, 3, "h", "p")
+		time.Sleep(time.Minute)
+		l := w.leader()
+		h := l.service.hearing
+		h.mu.Lock()
+		clear(h.claims)
+		h.mu.Unlock()
+		time.Sleep(2 * surveyEvery)
+		w.each(func(p *pretend) {
+			if got := h.of(p.d.Range).leader; got != p.leader {
+				t.Errorf("range %s is led by node %s, and placement has heard of %s", p.d.Range, p.leader, got)
+			}
+		})
+	})
+}
+
 // A node that is silent for long gets its replicas rebuilt elsewhere, also where whoever
 // led placement is lost on the way; one that comes back in time keeps them.
 func TestRepair(t *testing.T) {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"iter"
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
@@ -40,7 +41,14 @@ type claim struct {
 	// from is who says so, in the report of everything with the number whole.
 	from  keyspace.NodeID
 	whole uint64
+	// absent is in how many surveys on end the map did not have the range.
+	absent int
 }
+
+// claimSurveys is after how many surveys a claim on a range that the map does not have is
+// forgotten. It is kept at first: a range that a split has made is led, and its leader says so
+// and does not repeat it, before the map has it.
+const claimSurveys = 60
 
 func newHearing() *hearing {
 	return &hearing{nodes: map[keyspace.NodeID]*heardNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}}
@@ -93,7 +101,7 @@ func (h *hearing) claim(from keyspace.NodeID, whole uint64, m *Measure) {
 	case ok && old.Term > m.Term:
 		return // the word of a leader of yesterday
 	}
-	h.put(claim{Measure: *m, leader: from, from: from, whole: whole})
+	h.put(claim{Measure: *m, leader: from, from: from, whole: whole, absent: old.absent})
 }
 
 func (h *hearing) put(c claim) {
@@ -157,14 +165,33 @@ func (h *hearing) node(id keyspace.NodeID) (capacity, used int64, complete bool)
 	return 0, 0, false
 }
 
-// keep forgets the ranges that are not in the map.
+// keep forgets the ranges that the map has not had for long.
 func (h *hearing) keep(in func(keyspace.RangeID) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for id := range h.claims {
-		if !in(id) {
+	for id, c := range h.claims {
+		was := c.absent
+		if c.absent++; in(id) {
+			c.absent = 0
+		}
+		switch {
+		case c.absent > claimSurveys:
 			delete(h.claims, id)
 			delete(h.changed, id)
+		case c.absent != was:
+			h.claims[id] = c
 		}
 	}
+}
+
+// unled returns those of the ranges of which nobody says that he leads them.
+func (h *hearing) unled(ranges iter.Seq[keyspace.RangeID]) (ids []keyspace.RangeID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range ranges {
+		if h.claims[id].leader == 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
