@@ -69,6 +69,9 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
 	last, pause := o.s.o.Clock.Now(), mergePause
 	heard := last // of the node to which a replica moves
+	// Whoever led before may have frozen the right range. To find out whether all that is left
+	// to do can be done would take longer than it may stand still: it is released.
+	inherited := op.Phase == MergeBinding
 	for ctx.Err() == nil {
 		now, ok := o.now(&op)
 		if !ok {
@@ -78,11 +81,14 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 			return
 		}
 		op = now
-		moved, err := o.stepMerge(ctx, &op)
+		moved, err := false, error(abortion{errors.New("the leader of placement has changed in the midst of it")})
+		if !inherited || op.Phase != MergeBinding {
+			moved, err = o.stepMerge(ctx, &op)
+		}
 		var abort abortion
 		patience, at := mergePatience, o.s.o.Clock.Now()
 		if op.To != 0 {
-			patience = o.s.o.OperationPatience
+			patience = o.s.o.OperationPatience + o.copyTime(op.Right)
 		}
 		if op.To == 0 || o.s.o.Alive(op.To) {
 			heard = at

@@ -320,10 +320,24 @@ func TestMergeThatStoredLongStandsStillForShort(t *testing.T) {
 type unsettled struct {
 	*pretendPair
 	frozen, released time.Time
+	// lost is a node that does not answer any more, 0 if none.
+	lost keyspace.NodeID
+}
+
+func (u *unsettled) lose(n keyspace.NodeID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.lost = n
 }
 
 func (u *unsettled) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
-	if o.Step == keyspace.MergeSettle {
+	u.mu.Lock()
+	lost := n == u.lost
+	u.mu.Unlock()
+	switch {
+	case lost:
+		return kverror.RangeNotHere
+	case o.Step == keyspace.MergeSettle:
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -337,6 +351,47 @@ func (u *unsettled) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.Mer
 		u.released = time.Now()
 	}
 	return err
+}
+
+// A merge whose right range stands still when whoever leads placement is lost, with a replica of
+// both ranges, is ended by the next leader at once: neither can be merged without that node, and
+// the others are a quorum that could serve.
+func TestMergeIsNotInheritedWhileItStandsStill(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		u := &unsettled{}
+		r, p := pairRig(t, 77, 3, func(_ *rig, p *pretendPair) Mover {
+			u.pretendPair = p
+			return u
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		l := r.leader()
+		asking := int(l.id % 3)
+		r.beginMergeAt(ctx, asking, p.left.d.Range)
+		for frozen := false; !frozen; time.Sleep(10 * time.Millisecond) {
+			u.mu.Lock()
+			frozen = !u.frozen.IsZero()
+			u.mu.Unlock()
+		}
+		l.crash()
+		for _, g := range []*pretend{p.left, p.right} {
+			g.mu.Lock()
+			g.dead[l.id] = true
+			if g.leader == l.id {
+				g.leader, g.term = keyspace.NodeID(asking+1), g.term+1
+			}
+			g.mu.Unlock()
+		}
+		u.lose(l.id)
+		for r.busyAt(ctx, asking) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if still := u.released.Sub(u.frozen); u.released.IsZero() || still > mergePatience/3 {
+			t.Errorf("the right range stood still for %v", still)
+		}
+	})
 }
 
 // unmoved is a pair of ranges whose leaders stay where they are, and say so at once.
