@@ -47,6 +47,8 @@ type fakeBackend struct {
 	still  bool
 	name   string
 	paused bool
+	// late is for how many looks a drained node does not answer: what it leads is not known then.
+	late int64
 	// factor is the replication factor.
 	factor int64
 	// after is what SetMergeAfter was told, mergeMs what the placement group says of it; below 0
@@ -126,7 +128,15 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 	if f.back && left == 0 {
 		n.State = "serving"
 	}
-	s := &adminpb.NodeShowResponse{Node: n, Stale: f.stale, Drain: &adminpb.Refusal{Reason: "node n1 cannot be drained: it leads all", NextStep: "add a node"}}
+	s := &adminpb.NodeShowResponse{Node: n, Stale: f.stale}
+	f.late--
+	switch {
+	case f.late >= 0:
+		n.Leaders, n.PlacementLeader = 0, false
+		s.Drain = &adminpb.Refusal{Reason: "node n1 cannot be drained: it has not answered in time", NextStep: "try again in a moment"}
+	case n.State != "draining" || n.Leaders > 0 || n.PlacementLeader:
+		s.Drain = &adminpb.Refusal{Reason: "node n1 cannot be drained: it leads all", NextStep: "add a node"}
+	}
 	for i := range uint64(min(left, 8)) {
 		s.Ranges = append(s.Ranges, &adminpb.NodeRange{Id: i + 1, Start: []byte{'a' + byte(i)}, End: []byte{'b' + byte(i)}, Role: "voter", Leads: i == 0, Bytes: 512})
 	}
@@ -213,7 +223,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 // TestStories walks testdata: each command is what an operator types, sent over a
 // real connection.
 //
-//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [state=S] [back] [leaves] [still] [merge-ms=N]
+//	each: [error=KIND] [refuse] [empty] [stale] [missing] [paused] [left=N] [late=N] [state=S] [back] [leaves] [still] [merge-ms=N]
 //	range-list [json] [node=NODE] [key=K] / node-list [json]
 //	node-show node=NODE [json]
 //	drain|undrain|decommission|recommission|remove node=NODE [json] [wait]
@@ -242,6 +252,7 @@ func TestStories(t *testing.T) {
 		b.missing = d.HasArg("missing")
 		b.stale, b.paused, b.back, b.leaves, b.still = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves"), d.HasArg("still")
 		d.MaybeScanArgs(t, "left", &b.left)
+		d.MaybeScanArgs(t, "late", &b.late)
 		d.MaybeScanArgs(t, "factor", &b.factor)
 		b.mergeMs = -1
 		d.MaybeScanArgs(t, "merge-ms", &b.mergeMs)

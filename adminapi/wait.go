@@ -87,8 +87,9 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 			NextStep: "repeat the command if it is still to be done",
 		}
 	case change == Drain:
-		// Without a quorum nobody knows who leads.
-		return s, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader(), nil
+		// Without a quorum nobody knows who leads. Nor does anybody where there is a refusal, as of
+		// a node that has not answered in time and is not down.
+		return s, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader() && s.GetDrain() == nil, nil
 	case n.GetRanges() == 0 && !n.GetPlacement():
 		// What the range map says may be a moment older than what the node says.
 		removed, err := c.ChangeNode(ctx, Remove, node.GetId())

@@ -55,15 +55,15 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 		return nil, err
 	}
 	out := &adminpb.NodeShowResponse{Node: v.row(&n), Stale: v.stale}
-	own := map[keyspace.RangeID]shardSummary{}
+	bytes, leads := map[keyspace.RangeID]int64{}, v.ledBy(n.ID)
 	for _, s := range v.lists[n.ID] {
-		own[s.Descriptor.Range] = shardSummary{s.Bytes, s.IsLeader}
+		bytes[s.Descriptor.Range] = s.Bytes
 	}
 	for _, d := range v.held(n.ID) {
 		m, _ := d.ReplicaOn(n.ID)
 		out.Ranges = append(out.Ranges, &adminpb.NodeRange{
 			Id: uint64(d.Range), Start: d.Span.Start, End: d.Span.End, Role: roleName(m.Role),
-			Leads: own[d.Range].leads, Bytes: own[d.Range].bytes,
+			Leads: leads[d.Range], Bytes: bytes[d.Range],
 		})
 	}
 	for _, o := range v.operations { // also of the placement group, and of what it does not hold yet
@@ -73,8 +73,10 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 	}
 	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	row := out.GetNode()
-	// What is under way may be held up by what has happened since.
-	if n.State == placement.NodeServing || n.State == placement.NodeDraining && (row.GetLeaders() > 0 || row.GetPlacementLeader()) {
+	// What is under way may be held up by what has happened since. A node that is drained counts as
+	// one that leads nothing only where there is no refusal: what is not known is none.
+	unknown := v.unsure(n.ID) || len(v.placement.Replicas) == 0
+	if n.State == placement.NodeServing || n.State == placement.NodeDraining && (unknown || row.GetLeaders() > 0 || row.GetPlacementLeader()) {
 		out.Drain = refusalRow(a.mayBecome(v, &n, placement.NodeDraining))
 	}
 	if n.State == placement.NodeServing || n.State == placement.NodeDraining ||
@@ -126,12 +128,6 @@ func (v *survey) namedNodes(ids map[keyspace.NodeID]bool) string {
 	}
 	slices.Sort(all)
 	return strings.Join(all, ", ")
-}
-
-// shardSummary is what a node says of a replica that it holds.
-type shardSummary struct {
-	bytes int64
-	leads bool
 }
 
 func refusalRow(err error) *adminpb.Refusal {
@@ -272,7 +268,7 @@ func (v *survey) decider(now clock.Time) *decide.Cluster {
 			continue
 		}
 		row := decide.Node{ID: n.ID, Zone: n.Attribute(zoneAttribute), State: state, Capacity: v.reports[n.ID].Capacity, Used: v.reports[n.ID].Used}
-		if row.Silent = !v.alive(n.ID); row.Silent {
+		if row.Silent = !v.answered(n.ID); row.Silent {
 			row.SilentSince = now
 		}
 		row.Lonely = !row.Silent && v.lonely[n.ID]
@@ -290,16 +286,26 @@ const zoneAttribute = "zone"
 
 // mayDrain says why the node cannot be drained and then stopped, and what to do.
 func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
-	if len(v.missing) > 0 {
-		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, unknownRanges), NextStep: lookForRanges}
+	refuse := func(reason, next string) error {
+		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, reason), NextStep: next}
+	}
+	switch {
+	case v.unsure(n.ID):
+		return refuse(unknownNode, lookForNode)
+	case len(v.missing) > 0:
+		return refuse(unknownRanges, lookForRanges)
 	}
 	if err := v.decider(now).CanDrain(n.ID); err != nil {
 		return v.refusal(n, err)
 	}
-	if !v.alive(n.ID) {
+	group := v.placement.Replicas
+	switch {
+	case len(group) == 0:
+		return refuse(unknownGroup, lookForGroup)
+	case !v.answered(n.ID):
 		return nil // it stands still already
 	}
-	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
+	silent := func(id keyspace.NodeID) bool { return !v.answered(id) }
 	leaving := map[keyspace.NodeID]bool{}
 	for _, o := range v.nodes {
 		if o.State.Leaving() {
@@ -307,17 +313,11 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 		}
 	}
 	away := func(id keyspace.NodeID) bool { return silent(id) || leaving[id] }
-	refuse := func(reason, next string) error {
-		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, reason), NextStep: next}
-	}
-	group := v.placement.Replicas
 	heir := func(m keyspace.Replica) bool {
 		return m.Node != n.ID && m.Role == keyspace.RoleVoter && !away(m.Node) && !v.lonely[m.Node]
 	}
 	nobody := func(keyspace.NodeID) bool { return false }
 	switch {
-	case len(group) == 0:
-		return refuse(unknownGroup, lookForGroup)
 	case stopsWithout(group, n.ID, nobody):
 		return refuse("without it there is no quorum of the placement group", "add nodes until there are three")
 	case stopsWithout(group, n.ID, silent):
@@ -344,6 +344,9 @@ const (
 	unknownGroup = "who holds the placement group is not known: none of its replicas answers"
 	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
 
+	unknownNode = "it has not answered in time, and is heard or taken for a leader: what it leads is not known"
+	lookForNode = "try again in a moment; if it stays so, look in its log what it is busy with"
+
 	unknownRanges = "who holds some of the keys is not known now, as behind a split or a merge that not all have heard of"
 	lookForRanges = "try again; if it stays so, look with skein range list which are missing"
 )
@@ -366,7 +369,7 @@ func (v *survey) takeBack(group []keyspace.Replica, node keyspace.NodeID, away f
 		case placement.NodeUnstarted, placement.NodeUnstartedLearner, placement.NodeServing, placement.NodeLearner, placement.NodeRemoved:
 		}
 		switch {
-		case v.alive(n.ID):
+		case v.answered(n.ID):
 			all = append(all, "take "+n.Name+" back first ("+back+")")
 		case back != "":
 			all = append(all, "bring "+n.Name+" back, which does not answer, and take it back ("+back+")")
@@ -389,7 +392,10 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 	refuse := func(reason, next string) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
 	}
-	if len(v.missing) > 0 {
+	switch {
+	case v.unsure(n.ID) && n.State != placement.NodeDecommissioned: // what is under way does not wait for its answer
+		return refuse(unknownNode, lookForNode) // how much it has is known of what others lead alone
+	case len(v.missing) > 0:
 		return refuse(unknownRanges, lookForRanges)
 	}
 	if err := v.decider(now).CanDecommission(n.ID); err != nil {
@@ -412,7 +418,7 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 	if !votes[n.ID] {
 		return nil
 	}
-	silent := func(id keyspace.NodeID) bool { return !v.alive(id) }
+	silent := func(id keyspace.NodeID) bool { return !v.answered(id) }
 	// Each voter that goes, this one and those that go already, needs a node that can take its
 	// place, but as many as there are above the least.
 	voters, places := 0, 0
@@ -424,7 +430,7 @@ func (v *survey) mayDecommission(n *placement.Node, now clock.Time) error {
 		switch {
 		case o.ID == n.ID, votes[o.ID] && o.State == placement.NodeDecommissioned:
 			places--
-		case !votes[o.ID] && o.State == placement.NodeServing && v.alive(o.ID) && !v.lonely[o.ID]:
+		case !votes[o.ID] && o.State == placement.NodeServing && v.answered(o.ID) && !v.lonely[o.ID]:
 			places++
 		}
 	}

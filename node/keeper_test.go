@@ -1,12 +1,14 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/transport"
 )
 
 // keeper is an operator at one node of a rig.
@@ -216,6 +219,114 @@ func TestDrainBesideASilentNode(t *testing.T) {
 			}
 		}
 	})
+}
+
+// lateBus loses the answers of one node to who asks for what it has, while late.
+type lateBus struct {
+	Bus
+	of   keyspace.NodeID
+	late *atomic.Bool
+}
+
+// Call implements transport's bus.
+func (b lateBus) Call(ctx context.Context, to keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error) {
+	if to == b.of && m == transport.MethodShardAdmin && b.late.Load() && bytes.Contains(payload, []byte(`"list"`)) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return b.Bus.Call(ctx, to, m, payload)
+}
+
+// TestDrainOfANodeThatAnswersLate: nobody is told that a node leads nothing, or stands still, which
+// lives and has not said in time what it leads.
+func TestDrainOfANodeThatAnswersLate(t *testing.T) {
+	late := &atomic.Bool{}
+	slow := func(o *Options) {
+		bus := o.NewBus
+		o.NewBus = func(c transport.Config) (Bus, error) {
+			b, err := bus(c)
+			return lateBus{b, 1, late}, err
+		}
+	}
+	bubble(t, 3, nil, slow, func(r *rig) {
+		n1 := r.nodes[0]
+		r.mustPut(n1, "a", "v")
+		if len(n1.led()) != 1 {
+			r.t.Fatal("node 1 was to lead the range")
+		}
+		k := r.keeper(r.nodes[1])
+		r.wait(time.Minute, "they hear each other", func() bool { return k.a.c.alive(1) && k.a.c.alive(3) })
+		late.Store(true)
+		const reason, next = "it has not answered in time", "try again in a moment"
+		k.refused(adminapi.Drain, "n1", reason, next)
+		k.refused(adminapi.Decommission, "n1", reason, next)
+		show := func() *adminpb.NodeShowResponse {
+			r.t.Helper()
+			s, err := k.a.ShowNode(r.t.Context(), "n1")
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			return s
+		}
+		is := show()
+		k.wants("shown before", asRefusal(is.GetDrain()), reason, next)
+		if n := is.GetNode(); !n.GetAlive() || n.GetLeaders() != 1 || !is.GetRanges()[0].GetLeads() {
+			r.t.Errorf("it was to live, and to lead as others say: %v", is)
+		}
+		late.Store(false)
+		k.does(adminapi.Drain, "n1")
+		r.wait(time.Minute, "it leads nothing", func() bool { n := k.node("n1"); return n.GetLeaders() == 0 && !n.GetPlacementLeader() })
+		if is := show(); is.GetDrain() != nil {
+			r.t.Errorf("drained: %v", is)
+		}
+		late.Store(true)
+		k.wants("drained, and late", asRefusal(show().GetDrain()), reason, next)
+		r.crash(n1)
+		r.wait(time.Minute, "it is known to be down", func() bool { return !k.a.c.alive(1) })
+		if is := show(); is.GetDrain() != nil || is.GetNode().GetAlive() {
+			r.t.Errorf("it is down, and leads nothing: %v", is)
+		}
+	})
+}
+
+func asRefusal(r *adminpb.Refusal) error {
+	if r == nil {
+		return nil
+	}
+	return &adminapi.Refusal{Reason: r.GetReason(), NextStep: r.GetNextStep()}
+}
+
+// TestWhoIsTakenForALeaderIsNotDown: a node that this one does not hear may lead what others hear
+// of, until one of them says that it leads that itself.
+func TestWhoIsTakenForALeaderIsNotDown(t *testing.T) {
+	at := func(leader, self keyspace.NodeID) []shard.Summary {
+		return []shard.Summary{{Descriptor: keyspace.Descriptor{Range: 7}, LeaderNode: leader, IsLeader: leader == self}}
+	}
+	for _, tc := range []struct {
+		what       string
+		heard      bool
+		two, three keyspace.NodeID // whom they take for the leader of the range
+		leads      int
+		unsure     bool
+	}{
+		{what: "it is down", two: 0, three: 3},
+		{what: "it is heard, and another leads", heard: true, two: 1, three: 3, unsure: true},
+		{what: "it is heard, and nobody knows of a leader", heard: true, unsure: true},
+		{what: "another hears it", two: 0, three: 1, leads: 1, unsure: true},
+		{what: "one has not heard yet who leads now", two: 1, three: 3},
+	} {
+		v := surveyOf(3)
+		delete(v.lists, 1)
+		v.lists[2], v.lists[3] = at(tc.two, 2), at(tc.three, 3)
+		v.heard = map[keyspace.NodeID]bool{1: tc.heard}
+		v.hearLeaders()
+		if leads := len(v.ledBy(1)); leads != tc.leads || v.unsure(1) != tc.unsure || v.row(&v.nodes[0]).GetLeaders() != int64(tc.leads) {
+			t.Errorf("%s: it leads %d, unsure %t", tc.what, leads, v.unsure(1))
+		}
+		if err := v.mayDrain(&v.nodes[0], 0); (err != nil) != tc.unsure {
+			t.Errorf("%s: %v", tc.what, err)
+		}
+	}
 }
 
 // TestDrainBesideLonelyNodes: a node that hears hardly any other answers, and gets neither

@@ -22,6 +22,12 @@ type survey struct {
 	// nodes that do not answer have none.
 	lists   map[keyspace.NodeID][]shard.Summary
 	reports map[keyspace.NodeID]report
+	// heard are the nodes that live as far as this one knows. A loaded one, or one with very many
+	// replicas, is heard and has not answered in time.
+	heard map[keyspace.NodeID]bool
+	// supposed are ranges that nobody says it leads itself, by the node that others take for the
+	// leader.
+	supposed map[keyspace.NodeID]map[keyspace.RangeID]bool
 	// lonely are the nodes that answer and hear fewer than half of the others. As for who
 	// decides, where that is so of every node it says nothing of one: there are none then.
 	lonely map[keyspace.NodeID]bool
@@ -122,17 +128,39 @@ func (a admin) look(ctx context.Context, v *survey) error {
 		return err
 	}
 	a.ask(ctx, v)
+	v.hearLeaders()
 	said := slices.Clone(mapped)
-	v.led, v.leaders = map[keyspace.RangeID]shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
-	for node, l := range v.lists {
+	for _, l := range v.lists {
 		for _, s := range l {
-			if said = append(said, s.Descriptor); s.IsLeader {
-				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
-			}
+			said = append(said, s.Descriptor)
 		}
 	}
 	v.ranges, v.missing = cover(said)
 	return nil
+}
+
+// hearLeaders takes from the lists who leads, or is taken for who does.
+func (v *survey) hearLeaders() {
+	v.led, v.leaders = map[keyspace.RangeID]shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
+	for node, l := range v.lists {
+		for _, s := range l {
+			if s.IsLeader {
+				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
+			}
+		}
+	}
+	v.supposed = map[keyspace.NodeID]map[keyspace.RangeID]bool{}
+	for _, l := range v.lists {
+		for _, s := range l {
+			if _, led := v.leaders[s.Descriptor.Range]; led || s.LeaderNode == 0 {
+				continue
+			}
+			if v.supposed[s.LeaderNode] == nil {
+				v.supposed[s.LeaderNode] = map[keyspace.RangeID]bool{}
+			}
+			v.supposed[s.LeaderNode][s.Descriptor.Range] = true
+		}
+	}
 }
 
 // ask has every node say what it has.
@@ -158,7 +186,10 @@ func (a admin) ask(ctx context.Context, v *survey) {
 		})
 	}
 	wg.Wait()
-	v.lonely = map[keyspace.NodeID]bool{}
+	v.lonely, v.heard = map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	for _, n := range v.nodes {
+		v.heard[n.ID] = a.c.alive(n.ID)
+	}
 	for node, r := range v.reports {
 		if r.Lonely {
 			v.lonely[node] = true
@@ -237,10 +268,35 @@ func names(nodes []placement.Node) map[keyspace.NodeID]string {
 	return m
 }
 
-// alive says whether the node has answered.
-func (v *survey) alive(n keyspace.NodeID) bool {
+// answered says whether the node has. One that has not may be down, or late, or hang: nobody
+// counts on it.
+func (v *survey) answered(n keyspace.NodeID) bool {
 	_, ok := v.lists[n]
 	return ok
+}
+
+// alive says whether the node has answered, or is heard.
+func (v *survey) alive(n keyspace.NodeID) bool { return v.answered(n) || v.heard[n] }
+
+// unsure says whether the node has not answered and may lead something all the same, as it is not
+// known to be down: it is heard here, or others take it for a leader.
+func (v *survey) unsure(n keyspace.NodeID) bool {
+	return !v.answered(n) && (v.heard[n] || len(v.supposed[n]) > 0)
+}
+
+// ledBy returns the ranges that the node leads: by its own word, or by that of others where it
+// has not answered.
+func (v *survey) ledBy(n keyspace.NodeID) map[keyspace.RangeID]bool {
+	if !v.answered(n) {
+		return v.supposed[n]
+	}
+	led := map[keyspace.RangeID]bool{}
+	for _, s := range v.lists[n] {
+		if s.IsLeader {
+			led[s.Descriptor.Range] = true
+		}
+	}
+	return led
 }
 
 // row is the node as operators see it.
@@ -248,15 +304,10 @@ func (v *survey) row(n *placement.Node) *adminpb.Node {
 	r := &adminpb.Node{
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
 		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
-		Ranges: int64(len(v.held(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
 	}
 	for _, a := range n.Attributes {
 		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})
-	}
-	for _, s := range v.lists[n.ID] {
-		if s.IsLeader {
-			r.Leaders++
-		}
 	}
 	r.Placement = slices.ContainsFunc(v.placement.Replicas, func(m keyspace.Replica) bool { return m.Node == n.ID })
 	return r
