@@ -268,6 +268,11 @@ func TestDrainOfANodeThatAnswersLate(t *testing.T) {
 			}
 			return s
 		}
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+		defer cancel()
+		if d := k.a.askFor(ctx, 1); d < 4*time.Second || d > 5*time.Second {
+			r.t.Errorf("it has %v of 10s to say what it has", d)
+		}
 		is := show()
 		k.wants("shown before", asRefusal(is.GetDrain()), reason, next)
 		if n := is.GetNode(); !n.GetAlive() || n.GetLeaders() != 1 || !is.GetRanges()[0].GetLeads() {
@@ -285,6 +290,9 @@ func TestDrainOfANodeThatAnswersLate(t *testing.T) {
 		r.wait(time.Minute, "it is known to be down", func() bool { return !k.a.c.alive(1) })
 		if is := show(); is.GetDrain() != nil || is.GetNode().GetAlive() {
 			r.t.Errorf("it is down, and leads nothing: %v", is)
+		}
+		if d := k.a.askFor(ctx, 1); d != askTimeout {
+			r.t.Errorf("it is down, and has %v to say what it has", d)
 		}
 	})
 }

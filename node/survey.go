@@ -163,6 +163,15 @@ func (v *survey) hearLeaders() {
 	}
 }
 
+// askFor returns how long a node may take to say what it has. One that is heard is busy, or has
+// very many replicas, and much cannot be decided without it: it has half of what ctx leaves.
+func (a admin) askFor(ctx context.Context, n keyspace.NodeID) time.Duration {
+	if end, ok := ctx.Deadline(); ok && a.c.alive(n) {
+		return max(askTimeout, end.Sub(clock.System().Wall())/2)
+	}
+	return askTimeout
+}
+
 // ask has every node say what it has.
 func (a admin) ask(ctx context.Context, v *survey) {
 	v.lists, v.reports = map[keyspace.NodeID][]shard.Summary{}, map[keyspace.NodeID]report{}
@@ -170,7 +179,7 @@ func (a admin) ask(ctx context.Context, v *survey) {
 	var wg sync.WaitGroup
 	for _, n := range v.nodes {
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			ctx, cancel := context.WithTimeout(ctx, a.askFor(ctx, n.ID))
 			defer cancel()
 			l, err := a.c.shards.Client().List(ctx, n.ID)
 			if err != nil {
