@@ -31,6 +31,8 @@ type heardNode struct {
 	whole          uint64
 	complete, open bool
 	capacity, used int64
+	// again asks it for everything once more.
+	again bool
 }
 
 // claim is what a node says of a range that it leads, or was the last to lead.
@@ -72,7 +74,7 @@ func (h *hearing) report(from keyspace.NodeID, p *nodePart) (anew bool) {
 		return true
 	case p.Number <= n.number:
 		return false // it was taken, and the answer lost
-	case p.Number != n.number+1:
+	case p.Number != n.number+1 || n.again:
 		return true
 	}
 	n.number, n.capacity, n.used = p.Number, p.Capacity, p.Used
@@ -132,6 +134,7 @@ func (h *hearing) saw(id keyspace.RangeID, leader keyspace.NodeID) {
 	c.Range, c.leader, c.from = id, leader, leader
 	if n := h.nodes[leader]; n != nil {
 		c.whole = n.whole
+		n.again = n.again || c.Term == 0 // how large the range is, it does not say twice
 	}
 	h.put(c)
 }

@@ -97,8 +97,11 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 		case ctx.Err() != nil:
 			return
 		case errors.As(err, &abort), late && op.Phase.undecided():
+			if aerr := o.abort(ctx, &op); aerr != nil {
+				log.Debug("merge cannot be aborted yet", zap.Error(aerr), zap.NamedError("why", err))
+				break
+			}
 			log.Info("merge is aborted", zap.Error(err))
-			o.abort(ctx, &op)
 			moved = true
 		case err != nil:
 			log.Debug("merge waits", zap.Stringer("phase", op.Phase), zap.Error(err))
@@ -122,8 +125,8 @@ func (o *operator) now(op *Operation) (Operation, bool) {
 	return all[i], true
 }
 
-func (o *operator) abort(ctx context.Context, op *Operation) {
-	o.s.propose(ctx, o.term, abortMerge{mergeRef{op.Range, op.ID}})
+func (o *operator) abort(ctx context.Context, op *Operation) error {
+	return o.s.propose(ctx, o.term, abortMerge{mergeRef{op.Range, op.ID}}).Err
 }
 
 // stepMerge does what is next for a merge. All that it does may have been done before.

@@ -394,6 +394,28 @@ func TestMergeIsNotInheritedWhileItStandsStill(t *testing.T) {
 	})
 }
 
+// One that has not bound anything yet is taken over, and not ended.
+func TestMergeIsInheritedWhileItPrepares(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r, p := pairRig(t, 78, 5, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		l := r.leader()
+		asking := int(l.id % 5)
+		op := r.beginMergeAt(ctx, asking, p.left.d.Range)
+		for at, _ := r.operationAt(ctx, asking, op.ID); at.To == 0; at, _ = r.operationAt(ctx, asking, op.ID) {
+			time.Sleep(time.Millisecond)
+		}
+		l.crash()
+		for r.busyAt(ctx, asking) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if m, err := r.nodes[asking].client.Map(ctx); err != nil || m.Len() != 1 {
+			t.Errorf("it was not merged: %v, %v", m.Descriptors(), err)
+		}
+	})
+}
+
 // unmoved is a pair of ranges whose leaders stay where they are, and say so at once.
 type unmoved struct{ *pretendPair }
 

@@ -277,7 +277,7 @@ func writeMerged(c *cobra.Command, format adminapi.Format, all []*adminpb.Range,
 		switch r.GetId() {
 		case op.GetRight():
 			return fmt.Errorf(
-				"operation %d has ended, and range %d is there yet: a replica of one of the two ranges did not follow, or one of them changed (skein node list, skein range list); try again",
+				"operation %d has ended, and range %d is there yet: a replica of one of the two ranges did not follow, one of them changed, or who leads placement did (skein node list, skein range list); try again",
 				op.GetId(), op.GetRight())
 		case op.GetRange():
 			merged = append(merged, r)
