@@ -35,6 +35,8 @@ type report struct {
 	// hands over what it leads. It is its own word: what its liveness messages say changes for
 	// a moment with each start, which is no reason to refuse anything.
 	Lonely bool
+	// Hears are the other nodes that it hears.
+	Hears []keyspace.NodeID
 }
 
 func (c *Core) report() report {
@@ -43,11 +45,18 @@ func (c *Core) report() report {
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
 	}
+	if m, _ := c.client.WatchMap(); m != nil {
+		for _, n := range m.NodeTable() {
+			if n.ID != c.o.Self && c.alive(n.ID) {
+				r.Hears = append(r.Hears, n.ID)
+			}
+		}
+	}
 	return r
 }
 
-// askTimeout bounds what one node may take to answer for a list; it is then listed
-// as unreachable.
+// askTimeout bounds what one node may take to answer for a list, where it is not known to live
+// (askFor); it is then listed as unreachable.
 const askTimeout = 2 * time.Second
 
 func rangeRow(d *keyspace.Descriptor, byName map[keyspace.NodeID]string, leader string, keys, bytes int64, state string) *adminpb.Range {

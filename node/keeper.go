@@ -345,7 +345,7 @@ const (
 	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
 
 	unknownNode = "it has not answered in time, and is heard or taken for a leader: what it leads is not known"
-	lookForNode = "try again in a moment, with a longer --command-timeout; if it stays so, look in its log what it is busy with"
+	lookForNode = "try again in a moment, with a longer --command-timeout; if it stays so, look in its log what it is busy with, or stop it"
 
 	unknownRanges = "who holds some of the keys is not known now, as behind a split or a merge that not all have heard of"
 	lookForRanges = "try again; if it stays so, look with skein range list which are missing"

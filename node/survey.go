@@ -113,7 +113,7 @@ func (v *survey) whole(ctx context.Context, c clock.Clock, look func(context.Con
 	defer cancel()
 	for pause := wholePause; len(v.missing) > 0 && clock.Sleep(ctx, c, pause) == nil; pause = min(2*pause, wholePauseMax) {
 		again, err := look(ctx)
-		if err != nil || ctx.Err() != nil {
+		if err != nil || ctx.Err() != nil || len(again.lists) < len(v.lists) {
 			break // not all that could have answered had the time
 		}
 		v = again
@@ -203,6 +203,9 @@ func (a admin) ask(ctx context.Context, v *survey) {
 		if r.Lonely {
 			v.lonely[node] = true
 		}
+		for _, n := range r.Hears {
+			v.heard[n] = true // though this one may not hear it
+		}
 	}
 	if len(v.lonely) == len(v.reports) {
 		v.lonely = nil
@@ -284,11 +287,11 @@ func (v *survey) answered(n keyspace.NodeID) bool {
 	return ok
 }
 
-// alive says whether the node has answered, or is heard.
+// alive says whether the node has answered, or is heard by one that has.
 func (v *survey) alive(n keyspace.NodeID) bool { return v.answered(n) || v.heard[n] }
 
 // unsure says whether the node has not answered and may lead something all the same, as it is not
-// known to be down: it is heard here, or others take it for a leader.
+// known to be down: it is heard, or taken for a leader.
 func (v *survey) unsure(n keyspace.NodeID) bool {
 	return !v.answered(n) && (v.heard[n] || len(v.supposed[n]) > 0)
 }

@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -23,7 +24,9 @@ type adminRequest struct {
 	Op         string              `json:"op"`
 	Range      keyspace.RangeID    `json:"range,omitempty"`
 	Generation keyspace.Generation `json:"generation,omitempty"`
-	Key        []byte              `json:"key,omitempty"`
+	// Key is for split. Of a list it is, with Range, where the one before has ended: the start
+	// of a range and its id.
+	Key []byte `json:"key,omitempty"`
 	// Revision and Compacted are for a hash.
 	Revision  keyspace.Revision `json:"revision,omitempty"`
 	Compacted keyspace.Revision `json:"compacted,omitempty"`
@@ -64,6 +67,7 @@ type adminAnswer struct {
 	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
 	Status      *Status               `json:"status,omitempty"`
 	List        []Summary             `json:"list,omitempty"`
+	More        bool                  `json:"more,omitempty"` // of the list
 	Hash        uint64                `json:"hash,omitempty"`
 	// Marks answer raised, Left and Changed removed.
 	Marks   []removalMark      `json:"marks,omitempty"`
@@ -228,8 +232,56 @@ func (n *Node) spanBytes(span keyspace.Span) int64 {
 	return b
 }
 
+// listBytes is about how much one message has of a list: the bus bounds messages, and nodes may
+// have 100,000 replicas.
+const (
+	listBytes = 4 << 20
+	// summaryBytes is about what a summary takes beside its keys.
+	summaryBytes = 512
+)
+
+// list returns summaries of as many replicas of this node as make listBytes, in the order of
+// their spans, behind the one that begins at start with that id; more says that there are others.
+func (n *Node) list(start []byte, id keyspace.RangeID) (l []Summary, more bool) {
+	l, more = listPage(n.summaries(), start, id, listBytes)
+	n.weigh(l)
+	return l, more
+}
+
 // List returns a summary of every replica of this node in the order of their spans.
 func (n *Node) List() []Summary {
+	l := n.summaries()
+	n.weigh(l)
+	return l
+}
+
+// weigh fills in the bytes of ranges.
+func (n *Node) weigh(l []Summary) {
+	for i := range l {
+		l[i].Bytes = n.spanBytes(l[i].Descriptor.Span)
+	}
+}
+
+// listPage returns the part of a sorted list that comes behind the range that begins at start with
+// that id, of about so many bytes, and at least one summary.
+func listPage(l []Summary, start []byte, id keyspace.RangeID, size int) (page []Summary, more bool) {
+	first, found := slices.BinarySearchFunc(l, id, func(s Summary, id keyspace.RangeID) int {
+		return cmp.Or(bytes.Compare(s.Descriptor.Span.Start, start), cmp.Compare(s.Descriptor.Range, id))
+	})
+	if found {
+		first++
+	}
+	l = l[first:]
+	for i := range l {
+		if size -= summaryBytes + 2*(len(l[i].Descriptor.Span.Start)+len(l[i].Descriptor.Span.End)); size < 0 && i > 0 {
+			return l[:i], true
+		}
+	}
+	return l, false
+}
+
+// summaries is List without the bytes of the ranges.
+func (n *Node) summaries() []Summary {
 	var l []Summary
 	for _, r := range n.Replicas() {
 		r.mu.Lock()
@@ -243,14 +295,10 @@ func (n *Node) List() []Summary {
 		g := r.group
 		r.mu.Unlock()
 		s.Asleep = g.Status().Asleep
-		s.Bytes = n.spanBytes(s.Descriptor.Span)
 		l = append(l, s)
 	}
 	slices.SortFunc(l, func(a, b Summary) int {
-		if c := slices.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start); c != 0 {
-			return c
-		}
-		return cmp.Compare(a.Descriptor.Range, b.Descriptor.Range)
+		return cmp.Or(bytes.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start), cmp.Compare(a.Descriptor.Range, b.Descriptor.Range))
 	})
 	return l
 }
@@ -296,7 +344,8 @@ func (n *Node) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byt
 func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error) {
 	switch q.Op {
 	case adminList:
-		return &adminAnswer{List: n.List()}, nil
+		l, more := n.list(q.Key, q.Range)
+		return &adminAnswer{List: l, More: more}, nil
 	case adminCreate:
 		return &adminAnswer{}, n.Create(ctx, q.Descriptors)
 	case adminRaised:
@@ -406,13 +455,22 @@ func (c *Client) Look(ctx context.Context, node keyspace.NodeID, id keyspace.Ran
 	return a.Descriptors[0], a.Leader, nil
 }
 
-// List returns a summary of every replica of the node.
-func (c *Client) List(ctx context.Context, node keyspace.NodeID) ([]Summary, error) {
-	a, err := c.ask(ctx, node, &adminRequest{Op: adminList}, false)
-	if err != nil {
-		return nil, err
+// List returns a summary of every replica of the node, in the order of their spans.
+func (c *Client) List(ctx context.Context, node keyspace.NodeID) (l []Summary, err error) {
+	for more := true; more; {
+		q := &adminRequest{Op: adminList}
+		if len(l) > 0 {
+			last := &l[len(l)-1].Descriptor
+			q.Key, q.Range = last.Span.Start, last.Range
+		}
+		a, err := c.ask(ctx, node, q, false)
+		if err != nil {
+			return nil, err
+		}
+		l = append(l, a.List...)
+		more = a.More && len(a.List) > 0
 	}
-	return a.List, nil
+	return l, nil
 }
 
 // HashAt returns the hash of the node's replica of the range, see Replica.HashAt.
