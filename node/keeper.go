@@ -75,7 +75,7 @@ func (a admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowResp
 	row := out.GetNode()
 	// What is under way may be held up by what has happened since. A node that is drained counts as
 	// one that leads nothing only where there is no refusal: what is not known is none.
-	unknown := v.unsure(n.ID) || len(v.placement.Replicas) == 0
+	unknown := v.unsure(n.ID) || v.leaderless(n.ID) != 0 || len(v.placement.Replicas) == 0
 	if n.State == placement.NodeServing || n.State == placement.NodeDraining && (unknown || row.GetLeaders() > 0 || row.GetPlacementLeader()) {
 		out.Drain = refusalRow(a.mayBecome(v, &n, placement.NodeDraining))
 	}
@@ -295,6 +295,10 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 	case len(v.missing) > 0:
 		return refuse(unknownRanges, lookForRanges)
 	}
+	if id := v.leaderless(n.ID); id != 0 {
+		return refuse(fmt.Sprintf("it does not answer, and nobody leads range %s, of which it has a replica", id),
+			fmt.Sprintf("try again in a moment; if it stays so, look with skein range show %s which nodes have it, and bring them back", id))
+	}
 	if err := v.decider(now).CanDrain(n.ID); err != nil {
 		return v.refusal(n, err)
 	}
@@ -345,7 +349,7 @@ const (
 	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
 
 	unknownNode = "it has not answered in time, and is heard or taken for a leader: what it leads is not known"
-	lookForNode = "try again in a moment, with a longer --command-timeout; if it stays so, look in its log what it is busy with, or stop it"
+	lookForNode = "try again in a moment; if it stays so, with a longer --command-timeout; or look in its log what it is busy with, or stop it"
 
 	unknownRanges = "who holds some of the keys is not known now, as behind a split or a merge that not all have heard of"
 	lookForRanges = "try again; if it stays so, look with skein range list which are missing"

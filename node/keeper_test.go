@@ -316,22 +316,25 @@ func TestWhoIsTakenForALeaderIsNotDown(t *testing.T) {
 		two, three keyspace.NodeID // whom they take for the leader of the range
 		leads      int
 		unsure     bool
+		leaderless bool
 	}{
 		{what: "it is down", two: 0, three: 3},
 		{what: "it is heard, and another leads", heard: true, two: 1, three: 3, unsure: true},
 		{what: "it is heard, and nobody knows of a leader", heard: true, unsure: true},
 		{what: "another hears it", two: 0, three: 1, leads: 1, unsure: true},
 		{what: "one has not heard yet who leads now", two: 1, three: 3},
+		{what: "it is down, and has no successor yet", leaderless: true},
 	} {
 		v := surveyOf(3)
 		delete(v.lists, 1)
 		v.lists[2], v.lists[3] = at(tc.two, 2), at(tc.three, 3)
 		v.heard = map[keyspace.NodeID]bool{1: tc.heard}
 		v.hearLeaders()
+		v.ranges = []keyspace.Descriptor{{Range: 7, Replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2}, {ID: 3, Node: 3}}}}
 		if leads := len(v.ledBy(1)); leads != tc.leads || v.unsure(1) != tc.unsure || v.row(&v.nodes[0]).GetLeaders() != int64(tc.leads) {
 			t.Errorf("%s: it leads %d, unsure %t", tc.what, leads, v.unsure(1))
 		}
-		if err := v.mayDrain(&v.nodes[0], 0); (err != nil) != tc.unsure {
+		if err := v.mayDrain(&v.nodes[0], 0); (err != nil) != (tc.unsure || tc.leaderless) {
 			t.Errorf("%s: %v", tc.what, err)
 		}
 	}

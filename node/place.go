@@ -139,6 +139,9 @@ func (p *placer) again(ctx context.Context, id *engine.Identity) (*place, error)
 		l.founders = founders(boot)
 		return l, nil
 	}
+	if _, self := p.cfg.InitialCluster[p.cfg.Name]; self && len(p.cfg.InitialCluster) == 1 {
+		return l, nil // most likely nobody has said anything: this is its default
+	}
 	p.log.Warn("--initial-cluster says otherwise than the data directory, which counts",
 		zap.Stringer("cluster", id.Cluster), zap.Stringer("node", id.Node), zap.Error(err))
 	return l, nil

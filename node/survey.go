@@ -296,6 +296,21 @@ func (v *survey) unsure(n keyspace.NodeID) bool {
 	return !v.answered(n) && (v.heard[n] || len(v.supposed[n]) > 0)
 }
 
+// leaderless returns a range that the node has a vote in, nobody says he leads, and the node may,
+// where it has not answered; 0 where there is none. Whoever has just been lost is not yet replaced.
+func (v *survey) leaderless(n keyspace.NodeID) keyspace.RangeID {
+	if v.answered(n) {
+		return 0
+	}
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		if m, ok := d.ReplicaOn(n); ok && m.Role != keyspace.RoleLearner && v.leaders[d.Range] == 0 {
+			return d.Range
+		}
+	}
+	return 0
+}
+
 // ledBy returns the ranges that the node leads: by its own word, or by that of others where it
 // has not answered.
 func (v *survey) ledBy(n keyspace.NodeID) map[keyspace.RangeID]bool {

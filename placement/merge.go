@@ -57,7 +57,7 @@ func (s *Service) mayMerge(v *View, op *Operation, left *keyspace.Descriptor) er
 	}
 	for _, m := range slices.Concat(left.Replicas, right.Replicas) {
 		if !s.o.Alive(m.Node) {
-			return kverror.New(kverror.BadRequest, "merge range %s: node %s does not live, and each replica of both ranges is needed", op.Range, m.Node)
+			return kverror.New(kverror.BadRequest, "merge range %s: node %s does not live, and each replica of both ranges is needed: start it, or wait until its replicas are rebuilt elsewhere", op.Range, m.Node)
 		}
 	}
 	return nil
