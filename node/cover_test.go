@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard"
 )
 
 // rangeOf is a descriptor of [start, end), in which "-" is no end.
@@ -129,7 +130,9 @@ func TestAskedAgainForWhatIsMissing(t *testing.T) {
 		err     error
 		looks   int
 		missing int
+		answers int // from which look on one node answers that did at first
 	}{
+		{what: "at the third look, as fewer answer the second one", full: 2, answers: 3, given: time.Minute, looks: 3},
 		{what: "at the third look", full: 3, given: time.Minute, looks: 3},
 		{what: "never", full: 1 << 30, given: time.Minute, looks: 9, missing: 1},                                // within wholeTimeout, less and less often
 		{what: "within the command's time", full: 1 << 30, given: 200 * time.Millisecond, looks: 2, missing: 1}, // half of it
@@ -139,14 +142,17 @@ func TestAskedAgainForWhatIsMissing(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), tc.given)
 			defer cancel()
 			looks := 0
-			v := (&survey{missing: hole}).whole(ctx, clock.Virtual(), func(ctx context.Context) (*survey, error) {
+			v := (&survey{missing: hole, lists: map[keyspace.NodeID][]shard.Summary{1: nil}}).whole(ctx, clock.Virtual(), func(ctx context.Context) (*survey, error) {
 				looks++
 				if clock.Sleep(ctx, clock.Virtual(), 10*time.Millisecond) != nil {
 					return &survey{}, nil // it has asked nobody
 				}
-				again := &survey{missing: hole}
-				if looks == tc.full {
+				again := &survey{missing: hole, lists: map[keyspace.NodeID][]shard.Summary{1: nil}}
+				if looks >= tc.full {
 					again.missing = nil
+				}
+				if looks < tc.answers {
+					again.lists, again.missing = nil, nil
 				}
 				return again, tc.err
 			})

@@ -98,7 +98,7 @@ func (v *survey) waits(node keyspace.NodeID) error {
 	for _, d := range v.held(node) {
 		wait := false
 		for _, m := range d.Replicas {
-			if m.Node != node && !v.alive(m.Node) {
+			if m.Node != node && v.silent(m.Node) {
 				wait, silent[m.Node] = true, true
 			}
 		}
@@ -118,6 +118,14 @@ func (v *survey) waits(node keyspace.NodeID) error {
 		Reason:   which,
 		NextStep: "bring " + who + " back, or wait until it counts as lost (--node-dead-after), and its replicas are rebuilt elsewhere",
 	}
+}
+
+// silent says whether placement waits for a node: whom its leader does not hear, whoever else does.
+func (v *survey) silent(n keyspace.NodeID) bool {
+	if r := v.reports[v.placement.Leader]; len(r.Hears) > 0 {
+		return n != v.placement.Leader && !slices.Contains(r.Hears, n)
+	}
+	return !v.alive(n)
 }
 
 // namedNodes names some nodes, in the order of their names.
@@ -296,7 +304,7 @@ func (v *survey) mayDrain(n *placement.Node, now clock.Time) error {
 		return refuse(unknownRanges, lookForRanges)
 	}
 	if id := v.leaderless(n.ID); id != 0 {
-		return refuse(fmt.Sprintf("it does not answer, and nobody leads range %s, of which it has a replica", id),
+		return refuse(fmt.Sprintf("it does not answer, and nobody who does leads range %s, of which it has a replica", id),
 			fmt.Sprintf("try again in a moment; if it stays so, look with skein range show %s which nodes have it, and bring them back", id))
 	}
 	if err := v.decider(now).CanDrain(n.ID); err != nil {
@@ -349,7 +357,7 @@ const (
 	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
 
 	unknownNode = "it has not answered in time, and is heard or taken for a leader: what it leads is not known"
-	lookForNode = "try again in a moment; if it stays so, with a longer --command-timeout; or look in its log what it is busy with, or stop it"
+	lookForNode = "try again in a moment; if it stays so, with a longer --command-timeout or by another of the --endpoints; or look in its log what it is busy with, or stop it"
 
 	unknownRanges = "who holds some of the keys is not known now, as behind a split or a merge that not all have heard of"
 	lookForRanges = "try again; if it stays so, look with skein range list which are missing"

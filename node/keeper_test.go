@@ -256,6 +256,9 @@ func TestDrainOfANodeThatAnswersLate(t *testing.T) {
 		}
 		k := r.keeper(r.nodes[1])
 		r.wait(time.Minute, "they hear each other", func() bool { return k.a.c.alive(1) && k.a.c.alive(3) })
+		if h := k.a.c.report().Hears; !slices.Contains(h, 1) || !slices.Contains(h, 3) || len(h) != 2 {
+			r.t.Errorf("node 2 hears %v", h)
+		}
 		late.Store(true)
 		const reason, next = "it has not answered in time", "try again in a moment"
 		k.refused(adminapi.Drain, "n1", reason, next)
@@ -337,6 +340,21 @@ func TestWhoIsTakenForALeaderIsNotDown(t *testing.T) {
 		if err := v.mayDrain(&v.nodes[0], 0); (err != nil) != (tc.unsure || tc.leaderless) {
 			t.Errorf("%s: %v", tc.what, err)
 		}
+	}
+}
+
+// TestPlacementWaitsForWhomItsLeaderMisses: what is said to be waited for goes by what the leader of
+// placement hears, whoever else hears more.
+func TestPlacementWaitsForWhomItsLeaderMisses(t *testing.T) {
+	v := surveyOf(3)
+	v.heard = map[keyspace.NodeID]bool{2: true, 3: true}
+	v.placement.Leader = 1
+	if v.silent(1) || v.silent(2) || v.silent(3) {
+		t.Error("somebody is silent where all are heard")
+	}
+	v.reports = map[keyspace.NodeID]report{1: {Hears: []keyspace.NodeID{2}}}
+	if v.silent(1) || v.silent(2) || !v.silent(3) {
+		t.Error("the leader of placement misses node 3 alone")
 	}
 }
 

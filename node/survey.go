@@ -113,10 +113,12 @@ func (v *survey) whole(ctx context.Context, c clock.Clock, look func(context.Con
 	defer cancel()
 	for pause := wholePause; len(v.missing) > 0 && clock.Sleep(ctx, c, pause) == nil; pause = min(2*pause, wholePauseMax) {
 		again, err := look(ctx)
-		if err != nil || ctx.Err() != nil || len(again.lists) < len(v.lists) {
+		if err != nil || ctx.Err() != nil {
 			break // not all that could have answered had the time
 		}
-		v = again
+		if len(again.lists) >= len(v.lists) {
+			v = again
+		}
 	}
 	return v
 }

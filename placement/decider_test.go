@@ -228,7 +228,7 @@ func TestLeadersAreSought(t *testing.T) {
 		h.mu.Lock()
 		clear(h.claims)
 		h.mu.Unlock()
-		time.Sleep(2 * surveyEvery)
+		time.Sleep((bareSurveys + 3) * surveyEvery)
 		w.each(func(p *pretend) {
 			if got := h.of(p.d.Range); got.leader != p.leader || got.Bytes != 64<<20 {
 				t.Errorf("range %s is led by node %s, and placement has heard of %s, and of %d bytes", p.d.Range, p.leader, got.leader, got.Bytes)

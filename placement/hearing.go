@@ -43,14 +43,19 @@ type claim struct {
 	// from is who says so, in the report of everything with the number whole.
 	from  keyspace.NodeID
 	whole uint64
-	// absent is in how many surveys on end the map did not have the range.
-	absent int
+	// absent is in how many surveys on end the map did not have the range, and bare in how many
+	// its leader had been found and had not said yet how large it is.
+	absent, bare int
 }
 
 // claimSurveys is after how many surveys a claim on a range that the map does not have is
 // forgotten. It is kept at first: a range that a split has made is led, and its leader says so
 // and does not repeat it, before the map has it.
 const claimSurveys = 60
+
+// bareSurveys is in how many surveys a leader that was found may not have said how large its range
+// is, before it is asked for everything.
+const bareSurveys = 3
 
 func newHearing() *hearing {
 	return &hearing{nodes: map[keyspace.NodeID]*heardNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}}
@@ -134,7 +139,6 @@ func (h *hearing) saw(id keyspace.RangeID, leader keyspace.NodeID) {
 	c.Range, c.leader, c.from = id, leader, leader
 	if n := h.nodes[leader]; n != nil {
 		c.whole = n.whole
-		n.again = n.again || c.Term == 0 // how large the range is, it does not say twice
 	}
 	h.put(c)
 }
@@ -168,20 +172,27 @@ func (h *hearing) node(id keyspace.NodeID) (capacity, used int64, complete bool)
 	return 0, 0, false
 }
 
-// keep forgets the ranges that the map has not had for long.
+// keep forgets the ranges that the map has not had for long, and has leaders tell everything that
+// have been found and not told how large their range is.
 func (h *hearing) keep(in func(keyspace.RangeID) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, c := range h.claims {
-		was := c.absent
+		was := c
 		if c.absent++; in(id) {
 			c.absent = 0
+		}
+		if c.bare++; c.Term > 0 || c.leader == 0 {
+			c.bare = 0
+		}
+		if n := h.nodes[c.leader]; c.bare >= bareSurveys && n != nil && !n.open {
+			n.again, c.bare = true, 0 // it has said so once, and does not repeat it
 		}
 		switch {
 		case c.absent > claimSurveys:
 			delete(h.claims, id)
 			delete(h.changed, id)
-		case c.absent != was:
+		case c != was:
 			h.claims[id] = c
 		}
 	}

@@ -407,6 +407,8 @@ func TestMergeIsInheritedWhileItPrepares(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		l.crash()
+		time.Sleep(2 * time.Second)
+		l.start() // it may be where the replica moves
 		for r.busyAt(ctx, asking) {
 			time.Sleep(100 * time.Millisecond)
 		}

@@ -456,21 +456,32 @@ func (c *Client) Look(ctx context.Context, node keyspace.NodeID, id keyspace.Ran
 }
 
 // List returns a summary of every replica of the node, in the order of their spans.
-func (c *Client) List(ctx context.Context, node keyspace.NodeID) (l []Summary, err error) {
-	for more := true; more; {
-		q := &adminRequest{Op: adminList}
-		if len(l) > 0 {
-			last := &l[len(l)-1].Descriptor
-			q.Key, q.Range = last.Span.Start, last.Range
+func (c *Client) List(ctx context.Context, node keyspace.NodeID) ([]Summary, error) {
+	return listAll(func(start []byte, id keyspace.RangeID) ([]Summary, bool, error) {
+		a, err := c.ask(ctx, node, &adminRequest{Op: adminList, Key: start, Range: id}, false)
+		if err != nil {
+			return nil, false, err
 		}
-		a, err := c.ask(ctx, node, q, false)
+		return a.List, a.More, nil
+	})
+}
+
+// listAll puts the parts of a list together, each of which is asked for by where the one before
+// has ended.
+func listAll(part func(start []byte, id keyspace.RangeID) (l []Summary, more bool, err error)) (all []Summary, err error) {
+	var start []byte
+	var id keyspace.RangeID
+	for {
+		l, more, err := part(start, id)
 		if err != nil {
 			return nil, err
 		}
-		l = append(l, a.List...)
-		more = a.More && len(a.List) > 0
+		if all = append(all, l...); !more || len(l) == 0 {
+			return all, nil
+		}
+		last := &l[len(l)-1].Descriptor
+		start, id = last.Span.Start, last.Range
 	}
-	return l, nil
 }
 
 // HashAt returns the hash of the node's replica of the range, see Replica.HashAt.

@@ -19,17 +19,16 @@ func TestListComesInParts(t *testing.T) {
 		all = append(all, s)
 	}
 	for _, size := range []int{0, 1, summaryBytes + 100, 3 * (summaryBytes + 100), 1 << 20} {
-		var got []Summary
-		var start []byte
-		var id keyspace.RangeID
 		parts := 0
-		for more := true; more; parts++ {
-			var l []Summary
-			if l, more = listPage(all, start, id, size); len(l) == 0 {
-				t.Fatalf("with %d bytes a part is empty, behind %d ranges", size, len(got))
+		got, err := listAll(func(start []byte, id keyspace.RangeID) ([]Summary, bool, error) {
+			l, more := listPage(all, start, id, size)
+			if parts++; len(l) == 0 || parts > len(all) {
+				return nil, false, fmt.Errorf("part %d has %d ranges", parts, len(l))
 			}
-			got = append(got, l...)
-			start, id = l[len(l)-1].Descriptor.Span.Start, l[len(l)-1].Descriptor.Range
+			return l, more, nil
+		})
+		if err != nil {
+			t.Fatalf("with %d bytes: %v", size, err)
 		}
 		if fmt.Sprint(got) != fmt.Sprint(all) {
 			t.Errorf("with %d bytes: %v, want %v", size, got, all)
