@@ -130,7 +130,8 @@ type life struct {
 	shown, renewals, gone, revokes []*Op
 }
 
-// lives collects the leases whose grant was answered.
+// lives collects the leases whose grant was answered. Where several have had an id, what is said
+// of it is said of the one whose holder was told last.
 func lives(ops []*Op) []*life {
 	by := map[int64]*life{}
 	var all []*life
@@ -138,7 +139,9 @@ func lives(ops []*Op) []*life {
 		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome == Answered {
 			ttl := time.Duration(o.Response.(*pb.LeaseGrantResponse).GetTTL()) * time.Second
 			l := &life{id: leaseOf(o), grant: o, ttl: ttl, shown: []*Op{o}, renewals: []*Op{o}}
-			by[l.id] = l
+			if b := by[l.id]; b == nil || b.grant.Return < o.Return {
+				by[l.id] = l
+			}
 			all = append(all, l)
 		}
 	}

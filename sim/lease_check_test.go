@@ -189,6 +189,13 @@ func TestGrantedAgain(t *testing.T) {
 	s.grant(2, 2)
 	s.lose(s.call(&pb.LeaseRevokeRequest{ID: 2}), false)
 	s.grant(2, 2)
+	// Of two who want one id at the same time the first one is told last, when that of the
+	// other one has expired; it holds the lease from then on.
+	slow, quick := s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2}), s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2})
+	s.h.End(quick, &pb.LeaseGrantResponse{ID: 9, TTL: 2}, nil, false, s.at)
+	s.at += 3 * time.Second
+	s.h.End(slow, &pb.LeaseGrantResponse{ID: 9, TTL: 2}, nil, false, s.at)
+	s.renew(9, 2)
 	if bad := checkGrants(s.h.Ops()); len(bad) != 0 {
 		t.Fatalf("%s", strings.Join(bad, "\n"))
 	}
