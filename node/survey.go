@@ -22,7 +22,7 @@ type survey struct {
 	// nodes that do not answer have none.
 	lists   map[keyspace.NodeID][]shard.Summary
 	reports map[keyspace.NodeID]report
-	// heard are the nodes that live as far as this one knows. A loaded one, or one with very many
+	// heard are the nodes that live as far as this one knows, or one that answers. A loaded one, or one with very many
 	// replicas, is heard and has not answered in time.
 	heard map[keyspace.NodeID]bool
 	// supposed are ranges that nobody says it leads itself, by the node that others take for the

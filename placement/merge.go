@@ -81,8 +81,11 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 			return
 		}
 		op = now
-		moved, err := false, error(abortion{errors.New("the leader of placement has changed in the midst of it")})
-		if !inherited || op.Phase != MergeBinding {
+		var moved bool
+		var err error
+		if inherited && op.Phase == MergeBinding {
+			err = abortion{errors.New("the leader of placement has changed in the midst of it")}
+		} else {
 			moved, err = o.stepMerge(ctx, &op)
 		}
 		var abort abortion

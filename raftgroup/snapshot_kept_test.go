@@ -143,6 +143,22 @@ func TestCopyGoesOn(t *testing.T) {
 	}
 }
 
+// checkedCopy has a copy of so many bytes come to a follower f that was cut off by l. check is called
+// for the n-th time, and counted in checks, before its tables are checked and before they are taken in.
+func (r *rig) checkedCopy(size int, check func(f *testNode, n int64)) (l, f *testNode, came *copies, checks *atomic.Int64) {
+	r.t.Helper()
+	r.bootstrap(1, 1, voters(3))
+	l, f = r.cutOffFollower(1, 5)
+	r.heavy(1, size)
+	f.start()
+	came, checks = f.countCopies(), &atomic.Int64{}
+	sm, node := f.sms[1], f
+	sm.mu.Lock()
+	defer sm.mu.Unlock()
+	sm.check = func() { check(node, checks.Add(1)) }
+	return l, f, came, checks
+}
+
 // A node may need minutes to check what has come, and to take it in: nobody gives the copy up
 // meanwhile, and the log that follows it is kept.
 func TestCopyIsCheckedForMinutes(t *testing.T) {
@@ -151,19 +167,7 @@ func TestCopyIsCheckedForMinutes(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
 		defer r.close()
-		r.bootstrap(1, 1, voters(3))
-		_, f := r.cutOffFollower(1, 5)
-		r.heavy(1, size)
-		f.start()
-		came := f.countCopies()
-		var checks atomic.Int64
-		sm := f.sms[1]
-		sm.mu.Lock()
-		sm.check = func() {
-			checks.Add(1)
-			time.Sleep(3 * stallTimeout)
-		}
-		sm.mu.Unlock()
+		_, f, came, checks := r.checkedCopy(size, func(*testNode, int64) { time.Sleep(3 * stallTimeout) })
 		for want := int64(1); want <= 2; want++ {
 			r.eventually("it is checked, and then taken in", 4*stallTimeout, func() bool { return checks.Load() >= want })
 			for i := range 3 {
@@ -198,28 +202,22 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 		r.engopt = func(o *engine.Options) { o.LowSpaceBytes = 1 << 20 }
 		r.startAll()
 		defer r.close()
-		r.bootstrap(1, 1, voters(3))
-		l, f := r.cutOffFollower(1, 5)
-		f.start()
-		space := func(bytes uint64) {
-			f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 30, UsedBytes: 1<<30 - bytes})
+		space := func(n *testNode, bytes uint64) {
+			n.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 30, UsedBytes: 1<<30 - bytes})
 		}
-		defer space(900 << 20)
-		sm, checks := f.sms[1], 0
-		sm.mu.Lock()
-		sm.check = func() {
-			if checks++; checks == 2 { // behind the check, before it is taken in
-				space(1 << 10)
+		l, f, _, _ := r.checkedCopy(0, func(f *testNode, n int64) {
+			if n == 2 { // behind the check, before it is taken in
+				space(f, 1<<10)
 				time.Sleep(4 * time.Second)
 			}
-		}
-		sm.mu.Unlock()
+		})
+		defer space(f, 900<<20)
 		failed := func() float64 { return testutil.ToFloat64(l.host.m.snapshotsFailed) }
 		r.eventually("the sender goes", 2*stallTimeout, func() bool { return failed() > 0 })
 		if !f.host.Group(1).Status().Receiving {
 			t.Error("the copy was taken in with a full disk")
 		}
-		space(900 << 20)
+		space(f, 900<<20)
 		r.equal(1)
 	})
 }
@@ -231,20 +229,11 @@ func TestCopyThatIsCheckedGoesOn(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.snapshotTableBytes = 64 << 10 })
 		r.startAll()
 		defer r.close()
-		r.bootstrap(1, 1, voters(3))
-		l, f := r.cutOffFollower(1, 5)
-		r.heavy(1, size)
-		f.start()
-		came := f.countCopies()
-		var checks atomic.Int64
-		sm := f.sms[1]
-		sm.mu.Lock()
-		sm.check = func() {
-			if checks.Add(1) == 1 {
+		l, _, came, checks := r.checkedCopy(size, func(_ *testNode, n int64) {
+			if n == 1 {
 				time.Sleep(time.Minute)
 			}
-		}
-		sm.mu.Unlock()
+		})
 		r.eventually("it is checked", 10*time.Second, func() bool { return checks.Load() == 1 })
 		l.crash(0)
 		r.eventually("it is checked again", 2*time.Minute, func() bool { return checks.Load() > 1 })

@@ -36,7 +36,7 @@ type receive struct {
 	// are those of an earlier attempt.
 	tables []keptTable
 	have   []keptTable
-	// troubled says that the last attempt to install it has failed.
+	// troubled says that an attempt to install it has failed.
 	troubled atomic.Bool
 	// result gets the one outcome after raft has been asked.
 	result chan error
