@@ -81,7 +81,7 @@ var plantedIn = map[plant.Bug]string{
 	plant.NeverRemoved:             "moves",
 	plant.HandedOverInFlight:       "sysquiet",
 	plant.DeadCountedAlive:         "repair",
-	plant.OperationForgotten:       "moves",
+	plant.OperationForgotten:       "sysmoves",
 	plant.AbsorbedStaysMapped:      "seams",
 	plant.VersionLostInCopy:        "moves",
 	plant.EmptyLetIn:               "joins",
