@@ -18,6 +18,9 @@ const (
 	// MergeSettle returns once the node's replica of the source has applied the freeze, and
 	// that is durable.
 	MergeSettle
+	// MergeHold has the target's leader evaluate no more requests, so that it can absorb at
+	// once, until it does or the order's context ends. It is no step that a merge needs.
+	MergeHold
 	// MergeAbsorb has the target's leader absorb the source. It is ordered only once the
 	// merge is committed.
 	MergeAbsorb
@@ -28,7 +31,7 @@ const (
 
 // String returns the step's name.
 func (s MergeStep) String() string {
-	names := [...]string{"?", "bind", "store", "freeze", "settle", "absorb", "release"}
+	names := [...]string{"?", "bind", "store", "freeze", "settle", "hold", "absorb", "release"}
 	if int(s) >= len(names) {
 		return fmt.Sprintf("merge step %d", uint8(s))
 	}

@@ -68,7 +68,7 @@ func (m *merging) Merge(_ context.Context, _ keyspace.NodeID, o keyspace.MergeOr
 		m.bytes[o.Range] += m.bytes[b.Other]
 		m.load[o.Range] += m.load[b.Other]
 		delete(m.all, b.Other)
-	case keyspace.MergeStore, keyspace.MergeSettle, keyspace.MergeRelease:
+	case keyspace.MergeStore, keyspace.MergeSettle, keyspace.MergeHold, keyspace.MergeRelease:
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -236,36 +237,77 @@ func (o *operator) store(ctx context.Context, op *Operation, right *keyspace.Des
 	return o.orderAll(ctx, right, order)
 }
 
-// decideMerge freezes the right range and commits the merge. The range stands still
-// meanwhile: what fails is not tried again, but aborted. Where that is not known to have
-// failed, the phase tells.
+// decideMerge freezes the right range, commits the merge and has the left range absorb. The
+// right range stands still meanwhile: nothing waits that need not, and what fails is not tried
+// again, but aborted. Where that is not known to have failed, the phase tells.
 func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) error {
 	still, cancel := clock.WithTimeout(ctx, o.s.o.Clock, mergeStill)
 	defer cancel()
 	began := o.s.o.Clock.Now()
-	var frozen, settled time.Duration
-	order := keyspace.MergeOrder{
-		Step: keyspace.MergeFreeze, ID: op.ID, Range: right.Range, Generation: right.Generation, ConfIndex: right.ConfIndex, Other: left.Range,
-	}
-	err := o.s.o.Merger.Merge(still, leader, order)
+	release := o.hold(still, op, leader)
+	defer release()
+	frozen, err := o.freeze(still, op, left, right, leader)
+	settled := o.s.o.Clock.Now().Sub(began)
 	if err == nil {
-		frozen = o.s.o.Clock.Now().Sub(began)
-		err = o.orderAll(still, right, keyspace.MergeOrder{Step: keyspace.MergeSettle, ID: op.ID})
-	}
-	if err == nil {
-		settled = o.s.o.Clock.Now().Sub(began)
 		err = o.s.propose(still, o.term, commitMerge{mergeRef{op.Range, op.ID}, versionOf(left), versionOf(right)}).Err
-	}
-	if err == nil {
-		o.s.o.Logger.Info("merge is committed", zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right),
-			zap.Duration("frozen-after", frozen), zap.Duration("settled-after", settled), zap.Duration("committed-after", o.s.o.Clock.Now().Sub(began)))
 	}
 	if late := errors.Is(context.Cause(ctx), context.DeadlineExceeded); err != nil && (ctx.Err() == nil || late) {
 		// Aborting is decided by the same state as committing: of the two it takes one. That
 		// the step is over, whose time storing may have taken, is no reason to stand still.
 		return abortion{err}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	committed := o.s.o.Clock.Now().Sub(began)
+	// At once, by whom it is known to be led: the next step asks who that is.
+	err = o.s.o.Merger.Merge(ctx, leader, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID, Range: left.Range})
+	o.s.o.Logger.Info("merge is committed", zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right),
+		zap.Duration("frozen-after", frozen), zap.Duration("settled-after", settled), zap.Duration("committed-after", committed),
+		zap.Duration("absorbed-after", o.s.o.Clock.Now().Sub(began)), zap.Error(err))
+	return nil
+}
+
+// hold has the left range's leader hold it ready to absorb until the returned function is called.
+// To let end what is under way takes as long as it takes the right one, and longer than the
+// commit: begun together, the left one stands still hardly longer and the right one less. Whether
+// it is held changes nothing but the time.
+func (o *operator) hold(ctx context.Context, op *Operation, leader keyspace.NodeID) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		_ = o.s.o.Merger.Merge(ctx, leader, keyspace.MergeOrder{Step: keyspace.MergeHold, ID: op.ID, Range: op.Range})
+	})
+	return func() {
+		cancel()
+		wait.Wait()
+	}
+}
+
+// freeze freezes the right range, and returns once that is durable on each node that holds it,
+// and after how long it was known to be frozen. The nodes are told before it is: each waits for
+// its own replica, and an answer on its way to here and an order back take time too.
+func (o *operator) freeze(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) (frozen time.Duration, err error) {
+	g, ctx := errgroup.WithContext(ctx)
+	began := o.s.o.Clock.Now()
+	g.Go(func() error {
+		err := o.s.o.Merger.Merge(ctx, leader, keyspace.MergeOrder{
+			Step: keyspace.MergeFreeze, ID: op.ID, Range: right.Range, Generation: right.Generation, ConfIndex: right.ConfIndex, Other: left.Range,
+		})
+		frozen = o.s.o.Clock.Now().Sub(began)
+		return err
+	})
+	settle := keyspace.MergeOrder{Step: keyspace.MergeSettle, ID: op.ID, Range: right.Range}
+	for _, m := range right.Replicas {
+		g.Go(func() error {
+			if err := o.s.o.Merger.Merge(ctx, m.Node, settle); err != nil {
+				return fmt.Errorf("node %s: %w", m.Node, err)
+			}
+			return nil
+		})
+	}
+	err = g.Wait()
+	return frozen, err
 }
 
 // orderAll has every node that holds the range take a step, all at the same time.

@@ -30,6 +30,9 @@ type pretendPair struct {
 	absorbed    bool
 	// deaf are nodes that never settle.
 	deaf map[keyspace.NodeID]bool
+	// holds is how often the left one was held, and held whether it is.
+	holds int
+	held  bool
 	// stores is how often a node has stored what it had, and takes how long that takes each
 	// time, 0 behind the end; late is how long the last one of before the freeze has taken.
 	stores map[keyspace.NodeID]int
@@ -72,9 +75,16 @@ func (p *pretendPair) TransferTo(ctx context.Context, n keyspace.NodeID, id keys
 }
 
 // Merge implements Merger.
-func (p *pretendPair) Merge(_ context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
-	if o.Step == keyspace.MergeStore {
+func (p *pretendPair) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
+	switch o.Step { //nolint:exhaustive // the others do not take their time
+	case keyspace.MergeStore:
 		p.store(n)
+	case keyspace.MergeSettle:
+		for p.frozenFor() < o.ID && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+	case keyspace.MergeHold:
+		return p.hold(ctx)
 	}
 	g := p.of(o.Range)
 	g.mu.Lock()
@@ -120,9 +130,30 @@ func (p *pretendPair) Merge(_ context.Context, n keyspace.NodeID, o keyspace.Mer
 			p.t.Errorf("merge %d is released and has absorbed", o.ID)
 		}
 		p.bound[side], p.over[side] = 0, o.ID
-	case keyspace.MergeStore, keyspace.MergeSettle:
+	case keyspace.MergeStore, keyspace.MergeSettle, keyspace.MergeHold:
 	}
 	return said
+}
+
+// frozenFor returns the merge for which the right one is frozen, 0 if it is not.
+func (p *pretendPair) frozenFor() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bound[1]
+}
+
+func (p *pretendPair) hold(ctx context.Context) error {
+	set := func(held bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.held = held; held {
+			p.holds++
+		}
+	}
+	set(true)
+	<-ctx.Done()
+	set(false)
+	return ctx.Err()
 }
 
 // A merge is carried out whatever step fails, or is only said to have failed, and whoever
@@ -209,6 +240,59 @@ func (r *rig) busyAt(ctx context.Context, node int) bool {
 		r.t.Fatal(err)
 	}
 	return len(under) > 0
+}
+
+// farAway is a pair of which each order and each answer is on its way for so long. It knows how
+// long the right one stood still.
+type farAway struct {
+	*pretendPair
+	way              time.Duration
+	frozen, absorbed time.Time
+}
+
+func (f *farAway) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
+	time.Sleep(f.way)
+	err := f.pretendPair.Merge(ctx, n, o)
+	f.mu.Lock()
+	switch now := time.Now(); {
+	case o.Step == keyspace.MergeFreeze && f.frozen.IsZero():
+		f.frozen = now
+	case o.Step == keyspace.MergeAbsorb && f.absorbed.IsZero():
+		f.absorbed = now
+		if !f.held {
+			f.t.Error("the left range absorbs, and was not held for it")
+		}
+	}
+	f.mu.Unlock()
+	time.Sleep(f.way)
+	return err
+}
+
+// While the right range stands still no order waits that could be on its way: between the freeze
+// and the absorb lie an answer, the commit and an order. The left one is held until then, and no
+// longer.
+func TestMergeStandsStillForFewWays(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		f := &farAway{way: 50 * time.Millisecond}
+		r, p := pairRig(t, 75, 3, func(_ *rig, p *pretendPair) Mover {
+			f.pretendPair = p
+			return f
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		r.beginMergeAt(ctx, 0, p.left.d.Range)
+		for r.busyAt(ctx, 0) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if still := f.absorbed.Sub(f.frozen); f.frozen.IsZero() || f.absorbed.IsZero() || still > 3*f.way {
+			t.Errorf("the right range stood still for %v, and a way takes %v", still, f.way)
+		}
+		if p.held || p.holds != 1 {
+			t.Errorf("the left range was held %d times; it is held: %t", p.holds, p.held)
+		}
+	})
 }
 
 // A merge whose steps fail at once does not keep the node busy: it pauses, and is aborted in

@@ -52,9 +52,11 @@ type outcome struct {
 	deltas []delta
 	locks  []lockChange
 	// split is set for a split that took effect, source for an absorbing: the range that is
-	// no more.
+	// no more. border is its first key, and reigns those of its keys on this node.
 	split  *appliedSplit
 	source keyspace.RangeID
+	border []byte
+	reigns reigns
 	// events are a batch's for the feeds, if there were any feeds when it was applied;
 	// complete is applyState.complete behind it.
 	events   *eventBlock
@@ -367,7 +369,7 @@ func (r *Replica) publishSplitLocked(o *outcome, feeds *publication) {
 	r.endFeedsAtSplitLocked(feeds, o.split)
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
-	r.reign = r.node.heads.begin()
+	r.reigns.end(r.node.heads)
 	r.live.reset(r.rec.lastRevision)
 	r.children = append(r.children, o.split.descriptor())
 	if len(r.children) > maxChildren {
@@ -391,7 +393,7 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 			c.isAt(placeBatch, b)
 			for _, v := range c.writes {
 				r.overlay.remove(v)
-				r.node.heads.put(r.reign, v.key, v.head())
+				r.node.heads.put(r.reigns.of(v.key), v.key, v.head())
 			}
 		}
 		if b.items > 0 {
@@ -406,7 +408,7 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 	}
 	if o.ok {
 		// Not from this leadership's pipeline.
-		r.reign = r.node.heads.begin()
+		r.reigns.end(r.node.heads)
 	}
 	for i, b := range r.lost {
 		if b.link != o.link {
@@ -545,7 +547,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.removedTo, r.removeFrom = 0, nil
 	r.installs++
 	r.replacedLocked()
-	r.reign = r.node.heads.begin()
+	r.reigns.end(r.node.heads)
 	r.snapshotFateLocked(&out)
 	r.feedsAfterSnapshotLocked(oldGeneration)
 	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))

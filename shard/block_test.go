@@ -277,7 +277,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		if !freed(2, 500) {
 			t.Error("the cache of newest versions keeps a lock")
 		}
-		if h, ok := w.node.heads.get(r.reign, []byte("c")); !ok || !h.whole || string(h.value) != "v" {
+		if h, ok := w.node.heads.get(r.reigns.of([]byte("c")), []byte("c")); !ok || !h.whole || string(h.value) != "v" {
 			t.Errorf("remembered %+v", h)
 		}
 	})

@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/maphash"
 	"sync"
@@ -17,7 +18,8 @@ import (
 // An entry belongs to a reign: the time in which all that was applied to a replica
 // came from its own pipeline, which keeps the entries true. Anything else that changes
 // the replica's state (another leader's entry, a snapshot, a split) ends the reign, and
-// with it all of the replica's entries at once.
+// with it all of the replica's entries at once. Within a reign the span grows alone: a range
+// that absorbs its neighbour takes over what is known of the neighbour's keys, see reigns.
 type heads struct {
 	seed   maphash.Seed
 	parts  [headParts]headPart
@@ -34,6 +36,46 @@ const headOverheadBytes = 160
 
 // reign names the entries of one replica that are true.
 type reign uint64
+
+// reigns are those of a replica's keys, in the order of the keys: more than one where it has
+// absorbed neighbours. Of keys that nobody knew it would have to look up each one once, just
+// when all who have waited for the merge come at the same time.
+type reigns []reignFrom
+
+// reignFrom is the reign of the keys from start on, to where the next one begins.
+type reignFrom struct {
+	start []byte
+	reign reign
+}
+
+// maxReigns bounds the neighbours whose keys a replica knows apart from its own.
+const maxReigns = 16
+
+// of returns the reign of a key.
+func (r reigns) of(key []byte) reign {
+	i := len(r) - 1
+	for i > 0 && bytes.Compare(key, r[i].start) < 0 {
+		i--
+	}
+	return r[i].reign
+}
+
+// end ends all of them: the one that begins is without entries.
+func (r *reigns) end(h *heads) { *r = append((*r)[:0], reignFrom{reign: h.begin()}) }
+
+// absorb takes over those of the right neighbour, whose keys begin at border; nil where none
+// are known. Nobody else may use them any more.
+func (r *reigns) absorb(h *heads, border []byte, right reigns) {
+	if len(right) == 0 {
+		right = reigns{{reign: h.begin()}}
+	}
+	if len(*r)+len(right) > maxReigns {
+		r.end(h)
+		return
+	}
+	right[0].start = border
+	*r = append(*r, right...)
+}
 
 // head is a version. A large value is left out: whole says that the value is there.
 type head struct {

@@ -118,7 +118,7 @@ func TestHeadsEndWithTheLeadership(t *testing.T) {
 		if got := version(); got != 2 {
 			t.Fatalf("version %d after two puts", got)
 		}
-		if _, known := w.node.heads.get(r.reign, []byte("k")); !known {
+		if _, known := w.node.heads.get(r.reigns.of([]byte("k")), []byte("k")); !known {
 			t.Fatal("nothing is remembered")
 		}
 
@@ -192,7 +192,7 @@ func TestHeadsServeReads(t *testing.T) {
 		read(0, "two", true)
 
 		r.mu.Lock()
-		r.reign = w.node.heads.begin()
+		r.reigns.end(w.node.heads)
 		r.mu.Unlock()
 		read(2, "one", false)
 		read(0, "two", false)
@@ -229,5 +229,42 @@ func TestHeadsTakeInWhatIsUsedNow(t *testing.T) {
 		if hits < 9_000 {
 			t.Errorf("reign ended %v: %d of 10000 lookups of 500 keys hit", ended, hits)
 		}
+	}
+}
+
+// Each key belongs to one reign, and those of two ranges that become one stay apart.
+func TestReigns(t *testing.T) {
+	h := newHeads(1 << 20)
+	begin := func() (rs reigns) {
+		rs.end(h)
+		return rs
+	}
+	rs, right := begin(), begin()
+	a, m := rs.of([]byte("a")), right.of([]byte("m"))
+	rs.absorb(h, []byte("m"), right)
+	third := begin()
+	third.absorb(h, []byte("x"), nil)
+	s, x := third.of([]byte("s")), third.of([]byte("x"))
+	rs.absorb(h, []byte("s"), third)
+	want := map[string]reign{"": a, "a": a, "lzz": a, "m": m, "rzz": m, "s": s, "wzz": s, "x": x, "zz": x}
+	seen := map[reign]bool{}
+	for k, w := range want {
+		if got := rs.of([]byte(k)); got != w {
+			t.Errorf("%q is of reign %d, want %d", k, got, w)
+		}
+		seen[w] = true
+	}
+	if len(seen) != 4 {
+		t.Errorf("%d reigns, want 4", len(seen))
+	}
+	for i := range 2 * maxReigns {
+		rs.absorb(h, fmt.Appendf(nil, "zz%02d", i), nil)
+		if len(rs) > maxReigns {
+			t.Fatalf("%d reigns, at most %d", len(rs), maxReigns)
+		}
+	}
+	rs.end(h)
+	if len(rs) != 1 || seen[rs.of([]byte("a"))] || rs.of([]byte("a")) != rs.of([]byte("z")) {
+		t.Errorf("behind the end: %v", rs)
 	}
 }

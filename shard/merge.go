@@ -128,9 +128,25 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	s.rec = joinRecords(&s.rec, &from.rec, last)
 	s.rec.merged, s.rec.merge = max(s.rec.merged, m.id), merge{}
 	s.advance(true)
-	out.ok, out.source = true, m.other
+	out.ok, out.source, out.border = true, m.other, from.rec.span.Start
+	if o := r.node.Replica(m.other); o != nil {
+		out.reigns = o.yieldReigns(m.id)
+	}
 	// From here on the node's replica of the source never comes back, whatever is replayed.
 	return setLeft(b, m.other, from.self)
+}
+
+// yieldReigns hands over what the node knows of the keys of a frozen replica; nil where it is not
+// frozen for the merge as far as it has come itself. Whoever reads here yet adds nothing to it.
+func (r *Replica) yieldReigns(merge uint64) (rs reigns) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.rec.merge.frozen() || r.rec.merge.id != merge {
+		return nil
+	}
+	rs = slices.Clone(r.reigns)
+	r.reigns.end(r.node.heads)
+	return rs
 }
 
 // joinRecords returns the record of the range that two become.
@@ -218,7 +234,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *publication) {
 	r.endFeedsLocked(r.errorLocked(kverror.WrongRange, "the range has absorbed its neighbour"))
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
-	r.reign = r.node.heads.begin()
+	r.reigns.absorb(r.node.heads, o.border, o.reigns)
 	r.live.reset(r.rec.lastRevision)
 	r.removedTo, r.removeFrom = 0, nil
 	if r.lead == nil {

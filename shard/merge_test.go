@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -138,6 +139,12 @@ func (d *mergeDriver) step(ctx context.Context) error {
 		d.become("aborted")
 		return err
 	}
+	// It is held while it is committed, and whatever becomes of that.
+	holding, end := context.WithCancel(still)
+	var wait sync.WaitGroup
+	wait.Go(func() { _ = d.order(holding, l, keyspace.MergeOrder{Step: keyspace.MergeHold, Range: d.left}) })
+	defer wait.Wait()
+	defer end()
 	if err := d.at("commit"); err != nil {
 		return err
 	}
@@ -425,6 +432,111 @@ func TestReplicaOfAnAbsorbedRangeGoes(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		t.Errorf("range %s is on node %s yet", child, away.id)
+		r.stopAll()
+	})
+}
+
+// A target that is held evaluates nothing, and what waits goes on once it is held no more: when
+// the order ends, or by itself.
+func TestHeldTargetWaits(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 45, lan)
+		r.startAll()
+		r.leader(1)
+		child := r.split("m")
+		r.leader(child)
+		d := &mergeDriver{r: r, id: 100, left: 1, right: child, phase: "preparing"}
+		var put chan struct{}
+		d.before = func(step string) error {
+			if step != "commit" {
+				return nil
+			}
+			time.Sleep(50 * time.Millisecond) // it is held by now
+			put = make(chan struct{})
+			go func() {
+				r.put("a", "1")
+				close(put)
+			}()
+			time.Sleep(200 * time.Millisecond)
+			select {
+			case <-put:
+				t.Error("a range that is held has answered a put")
+			default:
+			}
+			return errDriverLost
+		}
+		if err := d.drive(); !errors.Is(err, errDriverLost) {
+			t.Fatal(err)
+		}
+		// No order holds it any more. What it is bound to it is yet.
+		time.Sleep(200 * time.Millisecond)
+		select {
+		case <-put:
+		default:
+			t.Error("the put waits though nobody holds the range")
+		}
+		rep := r.leader(1).node.Load().Replica(1)
+		began := time.Now()
+		// The node's clock is not quite this one.
+		if err := rep.hold(t.Context(), 100); err == nil || (time.Since(began)-holdLimit).Abs() > holdLimit/20 {
+			t.Errorf("held for %v: %v", time.Since(began), err)
+		}
+		began = time.Now()
+		if err := rep.hold(t.Context(), 99); err != nil || time.Since(began) != 0 {
+			t.Errorf("held for another merge, for %v: %v", time.Since(began), err)
+		}
+		d.phase, d.before = "aborted", nil
+		if err := d.drive(); err != nil {
+			t.Fatal(err)
+		}
+		r.put("b", "1")
+		r.stopAll()
+	})
+}
+
+// What the leader of two ranges knows of their keys, the one that they become knows: it need not
+// look up each key once, when all who have waited for the merge come. A read that began at the
+// right one before adds nothing to it.
+func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 46, lan)
+		r.startAll()
+		r.leader(1)
+		for round := range maxReigns + 2 {
+			child := r.split("m")
+			r.leader(child)
+			d := &mergeDriver{r: r, id: uint64(100 + round), left: 1, right: child, phase: "preparing"}
+			var source *Replica
+			d.before = func(step string) error {
+				if step == "freeze" {
+					_, l := d.show(1)
+					source = l.node.Load().Replica(child)
+					r.put("a", fmt.Sprint(round))
+					r.put("z", fmt.Sprint(round))
+				}
+				return nil
+			}
+			if err := d.drive(); err != nil {
+				t.Fatal(err)
+			}
+			target := r.leader(1).node.Load().Replica(1)
+			for _, k := range []string{"a", "z"} {
+				target.mu.Lock()
+				at := target.reigns.of([]byte(k))
+				h, ok := target.node.heads.get(at, []byte(k))
+				target.mu.Unlock()
+				if !ok || string(h.value) != fmt.Sprint(round) {
+					t.Errorf("round %d: of %s is known %+v, %t", round, k, h, ok)
+				}
+				source.mu.Lock()
+				if source.reigns.of([]byte(k)) == at {
+					t.Errorf("round %d: what is read at the absorbed range counts for %s", round, k)
+				}
+				source.mu.Unlock()
+			}
+			r.gone(child)
+		}
+		r.agree()
 		r.stopAll()
 	})
 }

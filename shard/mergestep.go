@@ -25,6 +25,10 @@ const mergeLagEntries = 64
 // flush did not make it so: the replica was behind.
 const settlePoll = 10 * time.Millisecond
 
+// holdLimit is how long a target is held at most: as long as its merge may take from the freeze
+// to the commit.
+const holdLimit = 2 * time.Second
+
 // merge takes one step of a merge.
 func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
 	if o == nil || o.ID == 0 {
@@ -46,6 +50,8 @@ func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer,
 		err = r.mergeStep(ctx, o)
 	case keyspace.MergeSettle:
 		err = r.settle(ctx, o.ID)
+	case keyspace.MergeHold:
+		err = r.hold(ctx, o.ID)
 	default:
 		err = badRequest("%s of range %s", o.Step, o.Range)
 	}
@@ -64,18 +70,7 @@ func (r *Replica) mergeStep(ctx context.Context, o *keyspace.MergeOrder) error {
 			return err
 		}
 	}
-	if o.Step == keyspace.MergeFreeze || o.Step == keyspace.MergeAbsorb {
-		defer r.reopen()
-		if err := r.closePipeline(ctx); err != nil {
-			return kverror.New(kverror.Busy, "%s range %s: %v", o.Step, r.id, err)
-		}
-	}
-	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze {
-		if err := r.checkFloors(o.Other); err != nil {
-			return err
-		}
-	}
-	p, err := r.proposeMerge(term, o)
+	p, err := r.beginMergeStep(ctx, term, o)
 	if p == nil || err != nil {
 		return err
 	}
@@ -86,6 +81,24 @@ func (r *Replica) mergeStep(ctx context.Context, o *keyspace.MergeOrder) error {
 		return fmt.Errorf("shard: %s range %s: %w", o.Step, r.id, p.err)
 	}
 	return nil
+}
+
+// beginMergeStep proposes the step's entry, behind the closed pipeline where it has to be. What
+// keeps requests out once it is proposed is the change itself, and what it makes of the range: who
+// has closed the pipeline may not be awake by the time that it is applied.
+func (r *Replica) beginMergeStep(ctx context.Context, term uint64, o *keyspace.MergeOrder) (*pendingChange, error) {
+	if o.Step == keyspace.MergeFreeze || o.Step == keyspace.MergeAbsorb {
+		defer r.reopen()
+		if err := r.closePipeline(ctx); err != nil {
+			return nil, kverror.New(kverror.Busy, "%s range %s: %v", o.Step, r.id, err)
+		}
+	}
+	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze {
+		if err := r.checkFloors(o.Other); err != nil {
+			return nil, err
+		}
+	}
+	return r.proposeMerge(term, o)
 }
 
 // checkMerge says whether the step can be taken, and in which term; done that it was.
@@ -237,6 +250,30 @@ func (r *Replica) settle(ctx context.Context, id uint64) error {
 			return kverror.Of(err)
 		}
 	}
+}
+
+// hold keeps the target's pipeline closed until it is about to absorb: what is under way is out of the
+// way then by the time the merge is committed. It ends with the context, which a merge that is not
+// committed ends, and by itself soon: what it saves is little.
+func (r *Replica) hold(ctx context.Context, id uint64) error {
+	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, holdLimit)
+	defer cancel()
+	defer r.reopen()
+	if err := r.closePipeline(ctx); err != nil {
+		return kverror.New(kverror.Busy, "hold range %s: %v", r.id, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for m := &r.rec.merge; r.change == nil && m.role == mergeTarget && m.id == id && r.lead != nil && !r.stopped; {
+		wait := r.changedLocked()
+		r.mu.Unlock()
+		_, err := clock.Await(ctx, wait)
+		r.mu.Lock()
+		if err != nil {
+			return kverror.Of(err)
+		}
+	}
+	return nil
 }
 
 // frozenDurably says whether the range would be frozen for the merge after a crash now.

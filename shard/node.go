@@ -407,7 +407,7 @@ func deleteSpan(b *engine.Batch, span keyspace.Span, txns *txnState) error {
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	return &Replica{
 		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(),
-		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reign: n.heads.begin(),
+		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reigns: reigns{{reign: n.heads.begin()}},
 	}
 }
 

@@ -20,6 +20,13 @@ import (
 // had no room.
 const refusedRetry = 2 * time.Millisecond
 
+// evaluateTurn is how long a pass evaluates about, before what it has is sent on its way and
+// others have their turn. The clock is looked at every evaluateLook calls.
+const (
+	evaluateTurn = 4 * time.Millisecond
+	evaluateLook = 8
+)
+
 // patience is how often a call may be put back before the range evaluates nothing
 // that came after it.
 const patience = 3
@@ -111,7 +118,7 @@ func (r *Replica) evaluatePass() (again bool) {
 	watch := clock.StartStopwatch()
 	pass := &pass{store: passStore{engineStore: r.store, applied: &r.appliedBatches}}
 	for n := 0; ; n++ {
-		if n >= r.node.cfg.Limits.BatchRequests {
+		if n >= r.node.cfg.Limits.BatchRequests || n%evaluateLook == evaluateLook-1 && watch.Elapsed() > evaluateTurn {
 			again = true
 			break
 		}
@@ -255,7 +262,7 @@ func (r *Replica) newEvaluation(c *call, pass *pass) *evaluation {
 	*e = evaluation{
 		view: view{
 			store: &pass.store, base: newest, overlay: r.overlayOf(), mu: &r.mu,
-			heads: n.heads, reign: &r.reign, budget: &e.budget,
+			heads: n.heads, reigns: &r.reigns, budget: &e.budget,
 		},
 		current: c.current, compacted: c.compacted,
 		home: r, lacks: c.lacks,

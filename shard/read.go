@@ -373,7 +373,7 @@ func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.Ran
 // applied.
 func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, err error) {
 	r.mu.Lock()
-	h, known := r.node.heads.get(r.reign, key)
+	h, known := r.node.heads.get(r.reigns.of(key), key)
 	seen := r.appliedBatches.Load()
 	r.mu.Unlock()
 	if known && h.mod <= at && (h.whole || !h.alive) {
@@ -392,7 +392,7 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, 
 	// What was read is the newest version only where nothing is published above the
 	// revision, and nothing was published meanwhile.
 	if r.lead != nil && at >= r.rec.lastRevision && r.appliedBatches.Load() == seen {
-		r.node.heads.put(r.reign, key, head{
+		r.node.heads.put(r.reigns.of(key), key, head{
 			alive: true, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value,
 		})
 	}

@@ -124,8 +124,8 @@ type Replica struct {
 	registrations map[keyspace.LeaseID]*registration
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
-	// reign names what the node's heads know of this replica.
-	reign reign
+	// reigns name what the node's heads know of this replica.
+	reigns reigns
 	// The pipeline: filling collects what is evaluated, sequencing is the one batch
 	// for which revisions are asked or that is being proposed, proposed are those in
 	// the log's hands, oldest first, lost those of a former leadership whose fate only

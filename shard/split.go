@@ -189,6 +189,7 @@ func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key 
 func (r *Replica) beginChangeLocked(p *pendingChange) {
 	p.done = make(chan struct{})
 	r.change = p
+	r.notifyLocked() // who holds the pipeline closed for it need not any more
 }
 
 // proposeChange proposes the entry of a change that has begun.

@@ -727,7 +727,7 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 		case ch.revision == 0 || ch.mark.lease != 0:
 		case ch.added != nil:
 			// A sweep.
-			r.reign = r.node.heads.begin()
+			r.reigns.end(r.node.heads)
 		default:
 			for k := range ch.removed.writes {
 				v := ch.removed.writes[k].at(ch.revision)
@@ -735,7 +735,7 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 				if len(h.value) <= maxHeadValueBytes {
 					h.value = bytes.Clone(h.value) // it outlives the lock
 				}
-				r.node.heads.put(r.reign, v.Key, h)
+				r.node.heads.put(r.reigns.of(v.Key), v.Key, h)
 			}
 		}
 	}

@@ -101,10 +101,10 @@ type view struct {
 	seen *batch
 	// budget is what the request may read into memory.
 	budget *readBudget
-	// heads and reign are of what the store shows at base newest; nil where base is
-	// another. mu guards the reign.
-	heads *heads
-	reign *reign
+	// heads and reigns are of what the store shows at base newest; nil where base is
+	// another. mu guards the reigns.
+	heads  *heads
+	reigns *reigns
 }
 
 // readBudget counts what one request holds of what it has read, against its own
@@ -166,7 +166,7 @@ func (w *view) lookup(key []byte) (pending *pendingVersion, applied head, known 
 		return v, head{}, false
 	}
 	if w.heads != nil {
-		applied, known = w.heads.get(*w.reign, key)
+		applied, known = w.heads.get(w.reigns.of(key), key)
 	}
 	return nil, applied, known
 }
