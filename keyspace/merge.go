@@ -6,7 +6,7 @@ import "fmt"
 // target, on the left, absorbs the source, on the right.
 type MergeStep uint8
 
-// The steps, in their order. All may be repeated.
+// The steps, in their order but for the last. All may be repeated.
 const (
 	// MergeBind has the target's leader bind the target to the merge: from then on neither
 	// its span nor its members change.
@@ -18,20 +18,21 @@ const (
 	// MergeSettle returns once the node's replica of the source has applied the freeze, and
 	// that is durable.
 	MergeSettle
-	// MergeHold has the target's leader evaluate no more requests, so that it can absorb at
-	// once, until it does or the order's context ends. It is no step that a merge needs.
-	MergeHold
 	// MergeAbsorb has the target's leader absorb the source. It is ordered only once the
 	// merge is committed.
 	MergeAbsorb
 	// MergeRelease has the leader of either range end what binds it to the merge, for good. It
 	// is ordered only once the merge is aborted.
 	MergeRelease
+	// MergeHold has the target's leader evaluate no more requests, so that it can absorb at
+	// once, until it does or the order's context ends. It comes with MergeFreeze, and is no
+	// step that a merge needs.
+	MergeHold
 )
 
 // String returns the step's name.
 func (s MergeStep) String() string {
-	names := [...]string{"?", "bind", "store", "freeze", "settle", "hold", "absorb", "release"}
+	names := [...]string{"?", "bind", "store", "freeze", "settle", "absorb", "release", "hold"}
 	if int(s) >= len(names) {
 		return fmt.Sprintf("merge step %d", uint8(s))
 	}

@@ -269,9 +269,9 @@ func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *
 }
 
 // hold has the left range's leader hold it ready to absorb until the returned function is called.
-// To let end what is under way takes as long as it takes the right one, and longer than the
-// commit: begun together, the left one stands still hardly longer and the right one less. Whether
-// it is held changes nothing but the time.
+// To let end what is under way takes about as long as the freeze and all up to the commit: with
+// both at the same time the right one stands still for less long, and the left one not for longer
+// than that. Whether it is held changes nothing but the time.
 func (o *operator) hold(ctx context.Context, op *Operation, leader keyspace.NodeID) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup

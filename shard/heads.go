@@ -48,7 +48,7 @@ type reignFrom struct {
 	reign reign
 }
 
-// maxReigns bounds the neighbours whose keys a replica knows apart from its own.
+// maxReigns bounds the reigns of a replica, its own with those of its former neighbours.
 const maxReigns = 16
 
 // of returns the reign of a key.

@@ -29,6 +29,9 @@ type Limits struct {
 	RangePendingBytes int64
 	// BatchRequests bounds the requests of one entry. Default 2048.
 	BatchRequests int
+	// EvaluateTurn is how long a pass evaluates about, before what it has is sent on its way
+	// and other ranges have their turn. Default 4 ms.
+	EvaluateTurn time.Duration
 	// InflightBatches bounds the proposed and not yet applied entries of a range.
 	// Default 64.
 	InflightBatches int
@@ -97,6 +100,7 @@ func (l *Limits) fill() {
 	setDefault(&l.PendingBytes, 128<<20)
 	setDefault(&l.RangePendingBytes, 32<<20)
 	setDefault(&l.BatchRequests, 2048)
+	setDefault(&l.EvaluateTurn, 4*time.Millisecond)
 	setDefault(&l.InflightBatches, 64)
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)

@@ -28,6 +28,27 @@ type mergeDriver struct {
 	before func(step string) error
 	// killer, if not nil, may end nodes meanwhile; the driver stops then.
 	killer *killer
+	// release ends that the left range is held, nil if it is not.
+	release func()
+}
+
+// hold has the left range held until it absorbs, or the driver stops.
+func (d *mergeDriver) hold(l *rigNode) {
+	d.let()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	wait.Go(func() { _ = d.order(ctx, l, keyspace.MergeOrder{Step: keyspace.MergeHold, Range: d.left}) })
+	d.release = func() {
+		cancel()
+		wait.Wait()
+	}
+}
+
+func (d *mergeDriver) let() {
+	if d.release != nil {
+		d.release()
+		d.release = nil
+	}
 }
 
 var errDriverLost = errors.New("the driver lost its leadership")
@@ -36,6 +57,7 @@ var errDriverLost = errors.New("the driver lost its leadership")
 func (d *mergeDriver) drive() error {
 	ctx, cancel := clock.WithTimeout(context.Background(), clock.Virtual(), time.Minute)
 	defer cancel()
+	defer d.let()
 	var last error
 	for d.phase != "over" {
 		if d.killer != nil && d.killer.dead() {
@@ -51,6 +73,7 @@ func (d *mergeDriver) drive() error {
 			return last
 		}
 		if last != nil {
+			d.let()
 			time.Sleep(50 * time.Millisecond)
 		}
 	}
@@ -126,6 +149,7 @@ func (d *mergeDriver) step(ctx context.Context) error {
 	if err := d.at("freeze"); err != nil {
 		return err
 	}
+	d.hold(l)
 	err := d.order(still, l, keyspace.MergeOrder{
 		Step: keyspace.MergeFreeze, Range: d.right, Generation: rd.Generation, ConfIndex: rd.ConfIndex, Other: d.left,
 	})
@@ -139,12 +163,6 @@ func (d *mergeDriver) step(ctx context.Context) error {
 		d.become("aborted")
 		return err
 	}
-	// It is held while it is committed, and whatever becomes of that.
-	holding, end := context.WithCancel(still)
-	var wait sync.WaitGroup
-	wait.Go(func() { _ = d.order(holding, l, keyspace.MergeOrder{Step: keyspace.MergeHold, Range: d.left}) })
-	defer wait.Wait()
-	defer end()
 	if err := d.at("commit"); err != nil {
 		return err
 	}
@@ -496,23 +514,29 @@ func TestHeldTargetWaits(t *testing.T) {
 
 // What the leader of two ranges knows of their keys, the one that they become knows: it need not
 // look up each key once, when all who have waited for the merge come. A read that began at the
-// right one before adds nothing to it.
+// right one before adds nothing to it. Beyond so many neighbours it begins anew.
 func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newShardRig(t, 46, lan)
 		r.startAll()
 		r.leader(1)
-		for round := range maxReigns + 2 {
-			child := r.split("m")
-			r.leader(child)
-			d := &mergeDriver{r: r, id: uint64(100 + round), left: 1, right: child, phase: "preparing"}
+		const neighbours = maxReigns
+		key := func(i int) string { return fmt.Sprintf("k%02d", i) }
+		children := make([]keyspace.RangeID, neighbours+1)
+		for i := neighbours; i > 0; i-- {
+			children[i] = r.split(key(i))
+			r.leader(children[i])
+		}
+		for i := 1; i <= neighbours; i++ {
+			d := &mergeDriver{r: r, id: uint64(100 + i), left: 1, right: children[i], phase: "preparing"}
 			var source *Replica
 			d.before = func(step string) error {
 				if step == "freeze" {
 					_, l := d.show(1)
-					source = l.node.Load().Replica(child)
-					r.put("a", fmt.Sprint(round))
-					r.put("z", fmt.Sprint(round))
+					source = l.node.Load().Replica(children[i])
+					for at := range i + 1 {
+						r.put(key(at), fmt.Sprint(i))
+					}
 				}
 				return nil
 			}
@@ -520,21 +544,22 @@ func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 				t.Fatal(err)
 			}
 			target := r.leader(1).node.Load().Replica(1)
-			for _, k := range []string{"a", "z"} {
+			for at := range i + 1 {
+				k := []byte(key(at))
 				target.mu.Lock()
-				at := target.reigns.of([]byte(k))
-				h, ok := target.node.heads.get(at, []byte(k))
+				reign := target.reigns.of(k)
+				h, ok := target.node.heads.get(reign, k)
 				target.mu.Unlock()
-				if !ok || string(h.value) != fmt.Sprint(round) {
-					t.Errorf("round %d: of %s is known %+v, %t", round, k, h, ok)
+				if known := i < maxReigns; ok != known || known && string(h.value) != fmt.Sprint(i) {
+					t.Errorf("merge %d: of %s is known %+v, %t", i, k, h, ok)
 				}
 				source.mu.Lock()
-				if source.reigns.of([]byte(k)) == at {
-					t.Errorf("round %d: what is read at the absorbed range counts for %s", round, k)
+				if source.reigns.of(k) == reign {
+					t.Errorf("merge %d: what is read at the absorbed range counts for %s", i, k)
 				}
 				source.mu.Unlock()
 			}
-			r.gone(child)
+			r.gone(children[i])
 		}
 		r.agree()
 		r.stopAll()

@@ -25,9 +25,9 @@ const mergeLagEntries = 64
 // flush did not make it so: the replica was behind.
 const settlePoll = 10 * time.Millisecond
 
-// holdLimit is how long a target is held at most: as long as its merge may take from the freeze
-// to the commit.
-const holdLimit = 2 * time.Second
+// holdLimit is how long a target is held at most. A merge is past it soon, or something is in
+// its way, and the target need not stand still with the source.
+const holdLimit = 400 * time.Millisecond
 
 // merge takes one step of a merge.
 func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
@@ -158,8 +158,8 @@ func (r *Replica) checkAlong(ctx context.Context) error {
 
 // checkFloors refuses where a lock of one range may leave versions behind below what the
 // other has compacted: the two are to have one compacted revision, and no lock below. The
-// target compacts no further while it is bound, nor does the source behind its closed pipeline,
-// and what is locked later has a higher floor.
+// target compacts no further while it is bound, nor does the source behind its closed pipeline or
+// its freeze, and what is locked later has a higher floor.
 func (r *Replica) checkFloors(other keyspace.RangeID) error {
 	o := r.node.Replica(other)
 	if o == nil {
@@ -252,18 +252,16 @@ func (r *Replica) settle(ctx context.Context, id uint64) error {
 	}
 }
 
-// hold keeps the target's pipeline closed until it is about to absorb: what is under way is out of the
-// way then by the time the merge is committed. It ends with the context, which a merge that is not
-// committed ends, and by itself soon: what it saves is little.
+// hold keeps the target's pipeline closed until it is about to absorb: what is under way is out of
+// the way by the time the merge is committed. It ends with the context, which a merge that is not
+// committed ends.
 func (r *Replica) hold(ctx context.Context, id uint64) error {
 	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, holdLimit)
 	defer cancel()
 	defer r.reopen()
-	if err := r.closePipeline(ctx); err != nil {
-		return kverror.New(kverror.Busy, "hold range %s: %v", r.id, err)
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.closed++
 	for m := &r.rec.merge; r.change == nil && m.role == mergeTarget && m.id == id && r.lead != nil && !r.stopped; {
 		wait := r.changedLocked()
 		r.mu.Unlock()

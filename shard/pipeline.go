@@ -20,12 +20,8 @@ import (
 // had no room.
 const refusedRetry = 2 * time.Millisecond
 
-// evaluateTurn is how long a pass evaluates about, before what it has is sent on its way and
-// others have their turn. The clock is looked at every evaluateLook calls.
-const (
-	evaluateTurn = 4 * time.Millisecond
-	evaluateLook = 8
-)
+// evaluateLook is after how many calls a pass looks whether its turn is over.
+const evaluateLook = 8
 
 // patience is how often a call may be put back before the range evaluates nothing
 // that came after it.
@@ -118,7 +114,7 @@ func (r *Replica) evaluatePass() (again bool) {
 	watch := clock.StartStopwatch()
 	pass := &pass{store: passStore{engineStore: r.store, applied: &r.appliedBatches}}
 	for n := 0; ; n++ {
-		if n >= r.node.cfg.Limits.BatchRequests || n%evaluateLook == evaluateLook-1 && watch.Elapsed() > evaluateTurn {
+		if n >= r.node.cfg.Limits.BatchRequests || n%evaluateLook == evaluateLook-1 && watch.Elapsed() > r.node.cfg.Limits.EvaluateTurn {
 			again = true
 			break
 		}

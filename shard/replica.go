@@ -72,7 +72,7 @@ type Replica struct {
 	// appliedBatches counts calls of Applied. It is raised before the overlay loses
 	// what was applied.
 	appliedBatches atomic.Uint64
-	// feeding says that there are feeds, for the apply pool, which does not lock.
+	// feeding says that there are feeds, for the apply pool, which does not lock for each batch.
 	feeding atomic.Bool
 
 	mu sync.Mutex
