@@ -25,8 +25,8 @@ const (
 	// is ordered only once the merge is aborted.
 	MergeRelease
 	// MergeHold has the target's leader evaluate no more requests, so that it can absorb at
-	// once, until it does or the order's context ends. It comes with MergeFreeze, and is no
-	// step that a merge needs.
+	// once, until it does, the order's context ends or it takes too long. It comes with
+	// MergeFreeze, and is no step that a merge needs.
 	MergeHold
 )
 

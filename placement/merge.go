@@ -259,12 +259,13 @@ func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *
 	if err != nil {
 		return err
 	}
-	committed := o.s.o.Clock.Now().Sub(began)
-	// At once, by whom it is known to be led: the next step asks who that is.
+	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right))
+	log.Info("merge is committed", zap.Duration("frozen-after", frozen), zap.Duration("settled-after", settled),
+		zap.Duration("committed-after", o.s.o.Clock.Now().Sub(began)))
+	// At once, by whom it is known to be led: the next step asks who that is, and does it where
+	// this fails.
 	err = o.s.o.Merger.Merge(ctx, leader, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID, Range: left.Range})
-	o.s.o.Logger.Info("merge is committed", zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right),
-		zap.Duration("frozen-after", frozen), zap.Duration("settled-after", settled), zap.Duration("committed-after", committed),
-		zap.Duration("absorbed-after", o.s.o.Clock.Now().Sub(began)), zap.Error(err))
+	log.Info("merge is carried out", zap.Duration("absorbed-after", o.s.o.Clock.Now().Sub(began)), zap.Error(err))
 	return nil
 }
 

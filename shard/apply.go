@@ -272,7 +272,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
-	changed, bound := r.confIndex != s.confIndex, r.rec.merge.id != s.rec.merge.id
+	changed, bound := r.confIndex != s.confIndex, r.rec.merge.id != s.rec.merge.id || r.rec.merged != s.rec.merged
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
 	r.appliedLocked(s.grown)

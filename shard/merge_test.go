@@ -32,12 +32,16 @@ type mergeDriver struct {
 	release func()
 }
 
-// hold has the left range held until it absorbs, or the driver stops.
+// hold has the left range held until it absorbs, or the driver stops, and the right one's replicas
+// wait for the freeze, as placement does.
 func (d *mergeDriver) hold(l *rigNode) {
 	d.let()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	wait.Go(func() { _ = d.order(ctx, l, keyspace.MergeOrder{Step: keyspace.MergeHold, Range: d.left}) })
+	for _, n := range d.r.nodes {
+		wait.Go(func() { _ = d.order(ctx, n, keyspace.MergeOrder{Step: keyspace.MergeSettle, Range: d.right}) })
+	}
 	d.release = func() {
 		cancel()
 		wait.Wait()
@@ -469,13 +473,13 @@ func TestHeldTargetWaits(t *testing.T) {
 			if step != "commit" {
 				return nil
 			}
-			time.Sleep(50 * time.Millisecond) // it is held by now
+			time.Sleep(20 * time.Millisecond) // it is held by now
 			put = make(chan struct{})
 			go func() {
 				r.put("a", "1")
 				close(put)
 			}()
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond)
 			select {
 			case <-put:
 				t.Error("a range that is held has answered a put")
@@ -486,8 +490,8 @@ func TestHeldTargetWaits(t *testing.T) {
 		if err := d.drive(); !errors.Is(err, errDriverLost) {
 			t.Fatal(err)
 		}
-		// No order holds it any more. What it is bound to it is yet.
-		time.Sleep(200 * time.Millisecond)
+		// No order holds it any more, and the limit is not reached. What it is bound to it is yet.
+		time.Sleep(50 * time.Millisecond)
 		select {
 		case <-put:
 		default:
@@ -508,6 +512,38 @@ func TestHeldTargetWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.put("b", "1")
+		r.stopAll()
+	})
+}
+
+// Who waits for a freeze that does not come, since the merge is aborted before, waits no longer
+// than until it is.
+func TestSettleEndsWithTheMerge(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newShardRig(t, 47, lan)
+		r.startAll()
+		r.leader(1)
+		child := r.split("m")
+		r.leader(child)
+		d := &mergeDriver{r: r, id: 100, left: 1, right: child, phase: "aborted"}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began, settled := time.Now(), make(chan error, len(r.nodes))
+		for _, n := range r.nodes {
+			go func() { settled <- d.order(ctx, n, keyspace.MergeOrder{Step: keyspace.MergeSettle, Range: child}) }()
+		}
+		time.Sleep(100 * time.Millisecond)
+		if err := d.drive(); err != nil {
+			t.Fatal(err)
+		}
+		for range r.nodes {
+			if err := <-settled; kverror.Of(err).Kind != kverror.BadRequest {
+				t.Errorf("settled: %v", err)
+			}
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("they waited for %v", took)
+		}
 		r.stopAll()
 	})
 }

@@ -254,7 +254,7 @@ func (r *Replica) settle(ctx context.Context, id uint64) error {
 
 // hold keeps the target's pipeline closed until it is about to absorb: what is under way is out of
 // the way by the time the merge is committed. It ends with the context, which a merge that is not
-// committed ends.
+// committed ends, and behind holdLimit. From then on the range serves, and is closed again to absorb.
 func (r *Replica) hold(ctx context.Context, id uint64) error {
 	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, holdLimit)
 	defer cancel()

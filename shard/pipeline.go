@@ -114,7 +114,7 @@ func (r *Replica) evaluatePass() (again bool) {
 	watch := clock.StartStopwatch()
 	pass := &pass{store: passStore{engineStore: r.store, applied: &r.appliedBatches}}
 	for n := 0; ; n++ {
-		if n >= r.node.cfg.Limits.BatchRequests || n%evaluateLook == evaluateLook-1 && watch.Elapsed() > r.node.cfg.Limits.EvaluateTurn {
+		if n >= r.node.cfg.Limits.BatchRequests || n > 0 && n%evaluateLook == 0 && watch.Elapsed() > r.node.cfg.Limits.EvaluateTurn {
 			again = true
 			break
 		}
