@@ -98,6 +98,8 @@ type Options struct {
 	// RangeMergeAfter is --range-merge-after; 0 is its default, below 0 ranges are merged by
 	// command alone.
 	RangeMergeAfter time.Duration
+	// MergeHold is shard.Limits'; 0 is its default.
+	MergeHold time.Duration
 	// CopyBytesPerSecond bounds what copies of ranges bring here, and what is sent for them;
 	// 0 is the default.
 	CopyBytesPerSecond int64
@@ -340,7 +342,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
 		Limits: shard.Limits{
 			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: atLeast(c.budget.Requests, o.MaxRequestBytes), HeadBytes: c.budget.Heads, LockBytes: atLeast(c.budget.Locks, o.MaxRequestBytes), RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
-			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad,
+			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad, MergeHold: o.MergeHold,
 		},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})

@@ -74,6 +74,10 @@ type Limits struct {
 	// RangeSplitLoad is the requests a second, reads and writes, above which a leader splits
 	// its range where they divide. Default DefaultSplitLoad; negative is without bound.
 	RangeSplitLoad int64
+	// MergeHold is how long the left range of a merge is held at most. A merge is past it soon,
+	// or something is in its way, and the left range need not stand still with the right one.
+	// Default 400 ms; negative is not at all: what a merge does may not depend on it.
+	MergeHold time.Duration
 }
 
 // DefaultSplitLoad is Limits.RangeSplitLoad where it is not set. A range by itself bears far
@@ -101,6 +105,7 @@ func (l *Limits) fill() {
 	setDefault(&l.RangePendingBytes, 32<<20)
 	setDefault(&l.BatchRequests, 2048)
 	setDefault(&l.EvaluateTurn, 4*time.Millisecond)
+	setDefault(&l.MergeHold, 400*time.Millisecond)
 	setDefault(&l.InflightBatches, 64)
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)

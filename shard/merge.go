@@ -118,8 +118,9 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 		return err
 	}
 	last := max(s.rec.lastRevision, from.rec.lastRevision)
+	s.complete = max(s.complete, min(last, s.txns.lowest()))
 	if !plant.Is(plant.CompleteByOneHalf) {
-		s.complete = min(max(s.complete, min(last, s.txns.lowest())), min(last, from.txns.lowest()))
+		s.complete = min(s.complete, min(last, from.txns.lowest()))
 	}
 	if err := r.joinTxns(b, &from.txns, out); err != nil {
 		return err

@@ -25,10 +25,6 @@ const mergeLagEntries = 64
 // flush did not make it so: the replica was behind.
 const settlePoll = 10 * time.Millisecond
 
-// holdLimit is how long a target is held at most. A merge is past it soon, or something is in
-// its way, and the target need not stand still with the source.
-const holdLimit = 400 * time.Millisecond
-
 // merge takes one step of a merge.
 func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
 	if o == nil || o.ID == 0 {
@@ -254,9 +250,9 @@ func (r *Replica) settle(ctx context.Context, id uint64) error {
 
 // hold keeps the target's pipeline closed until it is about to absorb: what is under way is out of
 // the way by the time the merge is committed. It ends with the context, which a merge that is not
-// committed ends, and behind holdLimit. From then on the range serves, and is closed again to absorb.
+// committed ends, and behind Limits.MergeHold. From then on the range serves, and is closed again to absorb.
 func (r *Replica) hold(ctx context.Context, id uint64) error {
-	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, holdLimit)
+	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, r.node.cfg.Limits.MergeHold)
 	defer cancel()
 	defer r.reopen()
 	r.mu.Lock()

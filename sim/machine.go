@@ -223,7 +223,8 @@ func (m *machine) options(s *start) *node.Options {
 		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
 		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
-		Logger: m.logger(),
+		MergeHold: cfg.mergeHold(),
+		Logger:    m.logger(),
 	}
 	if m.founds {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders

@@ -57,6 +57,8 @@ type Config struct {
 	// MergeAfter is how old, small and cold the neighbours are that merge by themselves, which
 	// is to happen then; 0 is the nodes' default, longer than a run. Merges is 0 with it.
 	MergeAfter time.Duration
+	// Unheld says that the left range of a merge goes on until it absorbs: a hold may be lost.
+	Unheld bool
 	// Padding is up to how many bytes more a value has than it needs, which no compression
 	// makes less.
 	Padding int
@@ -100,6 +102,14 @@ func (c *Config) splitKeys() [][]byte {
 		keys[i] = []byte(b)
 	}
 	return keys
+}
+
+// mergeHold is how long nodes hold the left range of a merge, 0 is their default.
+func (c *Config) mergeHold() time.Duration {
+	if c.Unheld {
+		return -1
+	}
+	return 0
 }
 
 func (c *Config) splitEvery() time.Duration { return cmp.Or(c.SplitEvery, time.Second) }

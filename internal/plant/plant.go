@@ -83,7 +83,7 @@ const (
 	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
 	LocksLostAtMerge
 	// CompleteByOneHalf: a range that has absorbed its neighbour calls itself complete as far
-	// as it was before, whatever the neighbour's locks may leave.
+	// as its own locks allow, whatever the neighbour's may leave.
 	CompleteByOneHalf
 	// AbsorbedStaysMapped: the commit of a merge leaves the absorbed range in the map.
 	AbsorbedStaysMapped
