@@ -64,6 +64,12 @@ func (k *killer) arm(n *rigNode, at int) {
 	k.victim, k.at, k.steps, k.killed = n, at, 0, false
 }
 
+func (k *killer) ended(n *rigNode) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.killed && n == k.victim
+}
+
 func (k *killer) dead() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -113,6 +119,33 @@ func (m mouth) Send(to keyspace.NodeID, method transport.Method, order uint64, p
 		return transport.ErrNoRoute
 	}
 	return m.Bus.Send(to, method, order, payload)
+}
+
+// ears take the handlers of a bus. Of a node that has ended nothing is heard any more: what it has
+// written since is lost.
+type ears struct {
+	Registrar
+	k *killer
+	n *rigNode
+}
+
+func (k *killer) ears(n *rigNode) Registrar {
+	if k == nil {
+		return n.bus
+	}
+	return ears{n.bus, k, n}
+}
+
+// HandleCall implements Registrar.
+func (e ears) HandleCall(m transport.Method, class transport.Class, h transport.CallHandler) {
+	e.Registrar.HandleCall(m, class, func(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+		answer, err := h(ctx, from, payload)
+		if e.k.ended(e.n) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return answer, err
+	})
 }
 
 // hands carry operations out; what they do are steps. Of a node that has ended they do nothing.

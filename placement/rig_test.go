@@ -211,7 +211,7 @@ func (n *rigNode) start() {
 		n.bus.SetPeer(p.id, nil)
 	}
 	n.host.RegisterHandlers(n.bus)
-	n.service.RegisterHandlers(n.bus)
+	n.service.RegisterHandlers(r.killer.ears(n))
 	if n.unfound {
 		n.unfound = false
 		n.must(n.service.Unfound(r.t.Context(), n.host, 0))

@@ -142,7 +142,24 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	if err := r.group.Transfer(moving, target.ID); err != nil {
 		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
 	}
+	r.awaitLoss(moving, lead.term)
 	return nil
+}
+
+// awaitLoss waits until this replica knows that it leads no more: the group knows first. Between
+// the two revisions would be asked for that nobody uses.
+func (r *Replica) awaitLoss(ctx context.Context, term uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.lead != nil && r.lead.term == term && !r.stopped {
+		wait := r.changedLocked()
+		r.mu.Unlock()
+		_, err := clock.Await(ctx, wait)
+		r.mu.Lock()
+		if err != nil {
+			return
+		}
+	}
 }
 
 // transferPatience is for a raft that does not end a transfer by itself, since its worker
