@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -327,6 +328,9 @@ func (c *cluster) tell(_ context.Context, addr string) ([]byte, error) {
 	return nil, errors.New("it does not answer")
 }
 
+// removed is what a node says that has given up since it was removed.
+const removed = "the node was removed from its cluster"
+
 // stop stops a machine's node in order; it does nothing where none runs.
 func (m *machine) stop() error {
 	m.c.stores.Lock()
@@ -339,7 +343,11 @@ func (m *machine) stop() error {
 		return nil
 	}
 	m.c.logf("node %s is stopped", m.id())
-	if err := r.stop(m.c); err != nil {
+	leaves := m.leaves.Load()
+	switch err := r.stop(m.c); {
+	case err != nil && (leaves || m.leaves.Load()) && strings.Contains(err.Error(), removed):
+		m.c.logf("node %s was removed before it was stopped", m.id())
+	case err != nil:
 		return fmt.Errorf("sim: stop node %s: %w", m.id(), err)
 	}
 	return nil
