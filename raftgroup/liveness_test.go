@@ -442,6 +442,38 @@ func TestLonelyLeaderHandsOver(t *testing.T) {
 	}
 }
 
+// Two nodes do not hear each other, and the third hears both. What one of the two leads
+// sleeps; the other one stands for election again and again, and each time wakes the third
+// one's replica. That wakes its leader too, and does not take its silence for death.
+func TestCandidateDeposesNoSleeper(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const groups = 12
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, groups, voters(3))
+		for g := range keyspace.GroupID(groups) {
+			r.write(g+1, "first")
+		}
+		leaders := func() (all []string) {
+			for g := keyspace.GroupID(1); g <= groups; g++ {
+				l := r.leader(g)
+				all = append(all, fmt.Sprintf("%s in term %d", l.id, l.host.Group(g).Status().Term))
+			}
+			return all
+		}
+		time.Sleep(3 * time.Second)
+		before := leaders()
+		r.bus.set(func(b *testBus) {
+			b.cut[[2]keyspace.NodeID{1, 2}], b.cut[[2]keyspace.NodeID{2, 1}] = true, true
+		})
+		time.Sleep(time.Minute)
+		if after := leaders(); !slices.Equal(before, after) {
+			t.Errorf("before nodes 1 and 2 ceased to hear each other the groups' leaders were\n%v, and after a minute\n%v", before, after)
+		}
+	})
+}
+
 // A leader that hears hardly any node gives leadership up to one that hears it too, also
 // where another one could have it that does not.
 func TestLonelyLeaderPassesOverTheDeaf(t *testing.T) {

@@ -210,11 +210,15 @@ func (g *Group) hasForgotten(m *message, commit uint64) bool {
 }
 
 // wakeFor wakes the group for a message. One of a living leader does not count as
-// work: it must not keep a leader from sleeping.
+// work: it must not keep a leader from sleeping. One of somebody else, who does not hear
+// the leader, wakes that one too, or this replica would soon take its silence for death.
 func (g *Group) wakeFor(m *message) {
-	idle := g.sleep.idle
+	idle, asleep := g.sleep.idle, g.sleep.asleep
 	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp {
 		g.sleep.idle = idle
+	}
+	if asleep && !g.isLeader && g.lead != 0 && g.lead != m.from {
+		g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 	}
 }
 
