@@ -324,8 +324,14 @@ func TestJointLeaderHandsOver(t *testing.T) {
 // trap 9: a removed replica that never heard of it does not disturb the group, and
 // is told.
 func TestRemovedReplicaIsHarmless(t *testing.T) {
+	for _, noPreVote := range []bool{false, true} {
+		t.Run(fmt.Sprintf("NoPreVote=%t", noPreVote), func(t *testing.T) { testRemovedReplicaIsHarmless(t, noPreVote) })
+	}
+}
+
+func testRemovedReplicaIsHarmless(t *testing.T, noPreVote bool) {
 	inBubble(t, func(t *testing.T) {
-		r := newRig(t, 3, nil)
+		r := newRig(t, 3, func(c *Config) { c.NoPreVote = noPreVote })
 		r.startAll()
 		defer r.close()
 		r.bootstrap(1, 1, voters(3))

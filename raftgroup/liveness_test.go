@@ -444,8 +444,41 @@ func TestLonelyLeaderHandsOver(t *testing.T) {
 
 // Two nodes do not hear each other, and the third hears both. What one of the two leads
 // sleeps; the other one stands for election again and again, and each time wakes the third
-// one's replica. That wakes its leader too, and does not take its silence for death.
+// one's replica. That asks its leader for a sign of life, also where the first question is
+// lost, and does not take its silence for death.
 func TestCandidateDeposesNoSleeper(t *testing.T) {
+	testSleepersKeepTheirLeaders(t, func(r *rig, _ keyspace.GroupID) {
+		lost := map[[2]uint64]bool{}
+		r.bus.set(func(b *testBus) {
+			b.cut[[2]keyspace.NodeID{1, 2}], b.cut[[2]keyspace.NodeID{2, 1}] = true, true
+			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
+				if m.kind != kindWake {
+					return true
+				}
+				k := [2]uint64{uint64(from), uint64(m.group)}
+				lost[k] = !lost[k]
+				return !lost[k]
+			}
+		})
+	})
+}
+
+// Followers that wake by themselves, since their leader's node seemed to be dead for a
+// moment, ask their leader too.
+func TestWokenFollowersDeposeNoSleeper(t *testing.T) {
+	testSleepersKeepTheirLeaders(t, func(r *rig, groups keyspace.GroupID) {
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			l := r.leader(g)
+			for _, n := range r.nodes {
+				if n != l {
+					inWorker(n.host.Group(g), n.host.Group(g).wakePaced)
+				}
+			}
+		}
+	})
+}
+
+func testSleepersKeepTheirLeaders(t *testing.T, happens func(r *rig, groups keyspace.GroupID)) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 12
 		r := newRig(t, 3, nil)
@@ -463,13 +496,16 @@ func TestCandidateDeposesNoSleeper(t *testing.T) {
 			return all
 		}
 		time.Sleep(3 * time.Second)
+		for g := keyspace.GroupID(1); g <= groups; g++ {
+			if s := r.leader(g).host.Group(g).Status(); !s.Asleep {
+				t.Fatalf("group %s does not sleep: %+v", g, s)
+			}
+		}
 		before := leaders()
-		r.bus.set(func(b *testBus) {
-			b.cut[[2]keyspace.NodeID{1, 2}], b.cut[[2]keyspace.NodeID{2, 1}] = true, true
-		})
+		happens(r, groups)
 		time.Sleep(time.Minute)
 		if after := leaders(); !slices.Equal(before, after) {
-			t.Errorf("before nodes 1 and 2 ceased to hear each other the groups' leaders were\n%v, and after a minute\n%v", before, after)
+			t.Errorf("the groups' leaders were\n%v, and a minute later\n%v", before, after)
 		}
 	})
 }

@@ -171,12 +171,12 @@ func (g *Group) tick() {
 		g.fallAsleep()
 		return
 	}
-	if g.sleep.silent++; g.sleep.silent == g.h.cfg.electionTicks() {
-		if g.lead != 0 && !g.conf.votes(g.self) {
-			// A learner cannot campaign. If its leader sleeps and the notice was lost, it
-			// is given another one.
-			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
-		}
+	if g.sleep.silent++; g.lead != 0 && g.sleep.silent <= g.h.cfg.electionTicks() && g.sleep.silent%g.h.cfg.askTicks() == 0 {
+		// The leader may live and sleep: this replica has missed the notice, or was woken by
+		// somebody else, such as a candidate that does not hear the leader.
+		g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
+	}
+	if g.sleep.silent == g.h.cfg.electionTicks() {
 		silent := g.lead
 		_ = g.rn.ForgetLeader()
 		if silent != 0 {

@@ -210,15 +210,11 @@ func (g *Group) hasForgotten(m *message, commit uint64) bool {
 }
 
 // wakeFor wakes the group for a message. One of a living leader does not count as
-// work: it must not keep a leader from sleeping. One of somebody else, who does not hear
-// the leader, wakes that one too, or this replica would soon take its silence for death.
+// work: it must not keep a leader from sleeping.
 func (g *Group) wakeFor(m *message) {
-	idle, asleep := g.sleep.idle, g.sleep.asleep
+	idle := g.sleep.idle
 	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp {
 		g.sleep.idle = idle
-	}
-	if asleep && !g.isLeader && g.lead != 0 && g.lead != m.from {
-		g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 	}
 }
 
@@ -263,7 +259,11 @@ func (g *Group) tellRemoved(m *message) bool {
 	if _, member := g.conf.find(m.from); member {
 		return false
 	}
-	g.sendHost(&message{group: g.id, kind: kindRemoved, to: m.from, from: g.self, term: g.term})
+	term := g.term
+	if g.h.cfg.NoPreVote {
+		term = max(term, m.term) // it has raised its own term with each candidature
+	}
+	g.sendHost(&message{group: g.id, kind: kindRemoved, to: m.from, from: g.self, term: term})
 	return true
 }
 
