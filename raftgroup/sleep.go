@@ -171,7 +171,7 @@ func (g *Group) tick() {
 		g.fallAsleep()
 		return
 	}
-	if g.sleep.silent++; g.lead != 0 && g.sleep.silent <= g.h.cfg.electionTicks() && g.sleep.silent%g.h.cfg.askTicks() == 0 {
+	if g.sleep.silent++; g.lead != 0 && g.sleep.silent <= g.h.cfg.electionTicks() && g.sleep.silent%max(2, g.h.cfg.askTicks()) == 0 {
 		// The leader may live and sleep: this replica has missed the notice, or was woken by
 		// somebody else, such as a candidate that does not hear the leader.
 		g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
@@ -271,9 +271,10 @@ func (g *Group) onSleepNotice(m *message) {
 
 // onRemoved takes a leader's word that this replica is no member of the group as a
 // hint: it stops campaigning, so that it disturbs nobody, and its owner asks
-// placement.
+// placement. A leader of before an entry that this replica has applied may not know that it
+// is one yet. Its own term says nothing: without pre-votes it has raised it by itself.
 func (g *Group) onRemoved(m *message) {
-	if g.isLeader || g.sleep.removed || m.term < g.term {
+	if g.isLeader || g.sleep.removed || m.term < g.appliedTerm {
 		return
 	}
 	g.sleep.removed = true

@@ -1,6 +1,7 @@
 package raftgroup
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -541,6 +542,30 @@ func TestParking(t *testing.T) {
 	})
 }
 
+// With the shortest election timeout, whose third is less than two ticks, nobody's questions
+// keep a leader awake; nor where its node ticks at half the speed.
+func TestSleepWithFewTicks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, func(c *Config) {
+			c.TickInterval = 200 * time.Millisecond
+			if c.Node == 1 {
+				c.TickInterval = 400 * time.Millisecond
+			}
+			c.ElectionTimeout = 5 * c.TickInterval
+		})
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 3, voters(3))
+		r.write(1, "x")
+		if l := r.leader(1); l.id != 1 {
+			r.must(l.host.Group(1).Transfer(context.Background(), 1))
+		}
+		for g := range keyspace.GroupID(3) {
+			r.asleep(g + 1)
+		}
+	})
+}
+
 // A learner that missed the notice cannot campaign to find out: it asks the leader,
 // and sleeps with the next notice.
 func TestLearnerThatMissedTheNotice(t *testing.T) {
@@ -586,9 +611,9 @@ func TestLateWords(t *testing.T) {
 		f := r.nodes[1+l.id%3]
 		g := f.host.Group(1)
 		inWorker(g, func() {
-			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: 77, term: g.term - 1})
+			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: 77, term: g.appliedTerm - 1})
 			if g.sleep.removed {
-				t.Error("silenced by a leader of an older term")
+				t.Error("silenced by a leader of before what is applied here")
 			}
 		})
 		// The leader's word that a replica is removed finds one that a late message has told

@@ -209,11 +209,11 @@ func (g *Group) hasForgotten(m *message, commit uint64) bool {
 	return true
 }
 
-// wakeFor wakes the group for a message. One of a living leader does not count as
-// work: it must not keep a leader from sleeping.
+// wakeFor wakes the group for a message. A follower's answer does not count as work, nor
+// does its question where the leader is awake: they must not keep a leader from sleeping.
 func (g *Group) wakeFor(m *message) {
-	idle := g.sleep.idle
-	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp {
+	idle, asleep := g.sleep.idle, g.sleep.asleep
+	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp || m.kind == kindWake && !asleep {
 		g.sleep.idle = idle
 	}
 }
@@ -259,11 +259,7 @@ func (g *Group) tellRemoved(m *message) bool {
 	if _, member := g.conf.find(m.from); member {
 		return false
 	}
-	term := g.term
-	if g.h.cfg.NoPreVote {
-		term = max(term, m.term) // it has raised its own term with each candidature
-	}
-	g.sendHost(&message{group: g.id, kind: kindRemoved, to: m.from, from: g.self, term: term})
+	g.sendHost(&message{group: g.id, kind: kindRemoved, to: m.from, from: g.self, term: g.term})
 	return true
 }
 
