@@ -132,12 +132,12 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 	}
 }
 
-// errRemoved says that this node is none of its cluster any more.
-var errRemoved = errors.New("the node was removed from its cluster")
+// ErrRemoved says that this node is none of its cluster any more.
+var ErrRemoved = errors.New("the node was removed from its cluster")
 
 func (c *Core) removedError() error {
 	return fmt.Errorf("%w: node %s of cluster %s is never let in again: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
-		errRemoved, c.o.Self, c.o.Cluster, c.o.DataDir, c.o.WALDir)
+		ErrRemoved, c.o.Self, c.o.Cluster, c.o.DataDir, c.o.WALDir)
 }
 
 // announce publishes the node's row of the node table until it is there. A node that was

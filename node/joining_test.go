@@ -499,7 +499,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		case <-time.After(time.Minute):
 			r.t.Fatal("it goes on")
 		}
-		if err := n.core.Err(); !errors.Is(err, errRemoved) || !strings.Contains(err.Error(), "join anew") {
+		if err := n.core.Err(); !errors.Is(err, ErrRemoved) || !strings.Contains(err.Error(), "join anew") {
 			r.t.Errorf("it ended by %v", err)
 		}
 		r.crash(n)
@@ -516,7 +516,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		case <-time.After(time.Minute):
 			r.t.Fatal("one that was down when it was removed goes on")
 		}
-		if err := down.core.Err(); !errors.Is(err, errRemoved) {
+		if err := down.core.Err(); !errors.Is(err, ErrRemoved) {
 			r.t.Errorf("it ended by %v", err)
 		}
 		r.crash(down)
@@ -525,7 +525,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		n.seat = &place{cluster: 0xc1, self: first, peers: func(ctx context.Context) ([]placement.Node, error) {
 			return c.NodeTable(ctx, true)
 		}}
-		if _, err := Open(r.t.Context(), r.optionsOf(n)); !errors.Is(err, errRemoved) {
+		if _, err := Open(r.t.Context(), r.optionsOf(n)); !errors.Is(err, ErrRemoved) {
 			r.t.Errorf("an empty directory with its id: %v", err)
 		}
 		// Name and URLs are free again.

@@ -171,12 +171,15 @@ func (g *Group) tick() {
 		g.fallAsleep()
 		return
 	}
-	if g.sleep.silent++; g.lead != 0 && g.sleep.silent <= g.h.cfg.electionTicks() && g.sleep.silent%max(2, g.h.cfg.askTicks()) == 0 {
+	g.sleep.silent++
+	if timeout := g.h.cfg.electionTicks(); g.sleep.silent < timeout {
 		// The leader may live and sleep: this replica has missed the notice, or was woken by
-		// somebody else, such as a candidate that does not hear the leader.
-		g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
-	}
-	if g.sleep.silent == g.h.cfg.electionTicks() {
+		// somebody else, such as a candidate that does not hear the leader. One that is awake
+		// is heard in each tick, and is not asked after one.
+		if g.lead != 0 && g.sleep.silent%max(2, g.h.cfg.askTicks()) == 0 {
+			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
+		}
+	} else if g.sleep.silent == timeout {
 		silent := g.lead
 		_ = g.rn.ForgetLeader()
 		if silent != 0 {
@@ -271,8 +274,9 @@ func (g *Group) onSleepNotice(m *message) {
 
 // onRemoved takes a leader's word that this replica is no member of the group as a
 // hint: it stops campaigning, so that it disturbs nobody, and its owner asks
-// placement. A leader of before an entry that this replica has applied may not know that it
-// is one yet. Its own term says nothing: without pre-votes it has raised it by itself.
+// placement. The word of a leader whose term is below that of an entry applied here is not
+// taken: it may not know of this replica yet. The replica's own term says nothing, since
+// without pre-votes each candidature raises it.
 func (g *Group) onRemoved(m *message) {
 	if g.isLeader || g.sleep.removed || m.term < g.appliedTerm {
 		return

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -328,9 +327,6 @@ func (c *cluster) tell(_ context.Context, addr string) ([]byte, error) {
 	return nil, errors.New("it does not answer")
 }
 
-// removed is what a node says that has given up since it was removed.
-const removed = "the node was removed from its cluster"
-
 // stop stops a machine's node in order; it does nothing where none runs.
 func (m *machine) stop() error {
 	m.c.stores.Lock()
@@ -345,7 +341,7 @@ func (m *machine) stop() error {
 	m.c.logf("node %s is stopped", m.id())
 	leaves := m.leaves.Load()
 	switch err := r.stop(m.c); {
-	case err != nil && (leaves || m.leaves.Load()) && strings.Contains(err.Error(), removed):
+	case err != nil && (leaves || m.leaves.Load()) && errors.Is(err, node.ErrRemoved):
 		m.c.logf("node %s was removed before it was stopped", m.id())
 	case err != nil:
 		return fmt.Errorf("sim: stop node %s: %w", m.id(), err)
