@@ -2,8 +2,11 @@ package shard
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -16,28 +19,11 @@ type Caller interface {
 	OpenStream(ctx context.Context, to keyspace.NodeID, m transport.Method, first []byte) (transport.Stream, error)
 }
 
-// Registrar is what RegisterHandlers needs of the bus.
-type Registrar interface {
-	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
-	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
-}
-
 // Client reaches replicas on all nodes. It may be used from many goroutines.
 type Client struct {
 	self  keyspace.NodeID
 	local *Node
 	bus   Caller
-}
-
-// RegisterHandlers registers the methods of replicas at a bus that is not started yet.
-func (n *Node) RegisterHandlers(r Registrar) {
-	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
-	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
-	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
-	r.HandleCall(transport.MethodShardPiece, transport.ClassRequest, n.handlePiece)
-	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
-	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, n.handleFeeds)
-	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, n.handleWatch)
 }
 
 // Do sends a request to the replica of its range on a node. Errors are of package
@@ -85,14 +71,134 @@ func callError(err error, write bool) error {
 	return &kverror.Error{Kind: kverror.TimeoutConnectionLost, Detail: err.Error()}
 }
 
-func (n *Node) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	req, err := DecodeRequest(payload)
-	if err != nil {
-		return AppendAnswer(nil, nil, badRequest("%v", err))
+// Txn sends a step of a transaction over several ranges to the replica of a range on a
+// node.
+func (c *Client) Txn(
+	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op TxnOp,
+) (TxnAnswer, error) {
+	if node == c.self {
+		return c.local.Txn(ctx, id, g, op)
 	}
-	resp, err := n.Do(ctx, req)
+	b, err := AppendTxnOp(nil, id, g, op)
 	if err != nil {
-		return AppendAnswer(nil, nil, err)
+		return nil, err
 	}
-	return AppendAnswer(make([]byte, 0, sizeBound(resp.Op)+answerOverheadBytes), resp, nil)
+	method := transport.MethodShardTxn
+	if endsLocks(op) {
+		method = transport.MethodShardTxnEnd
+	}
+	answer, err := c.bus.Call(ctx, node, method, b)
+	if err != nil {
+		return nil, callError(err, true)
+	}
+	a, failed, err := DecodeTxnAnswer(answer)
+	switch {
+	case err == nil && failed != nil:
+		return nil, failed
+	case err == nil && !a.answers(op.kind()):
+		err = fmt.Errorf("%T for %T", a, op)
+	}
+	if err != nil {
+		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
+	}
+	return a, nil
 }
+
+// readFor is Do of a read on behalf of a transaction.
+func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
+	b := append([]byte(nil), txnWireVersion, byte(txnRead))
+	b = binary.AppendUvarint(b, uint64(req.Range))
+	b = binary.AppendUvarint(b, uint64(req.Generation))
+	b = binary.AppendUvarint(appendName(b, *req.Txn), uint64(req.ReadRevision))
+	b, err := marshal.MarshalAppend(b, req.Op)
+	if err != nil {
+		return nil, badRequest("encode %T: %v", req.Op, err)
+	}
+	answer, err := c.bus.Call(ctx, node, transport.MethodShardTxn, b)
+	if err != nil {
+		return nil, callError(err, false)
+	}
+	p, failed, err := DecodeAnswer(answer)
+	if err != nil {
+		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return p, nil
+}
+
+// piece is Do of a Piece.
+func (c *Client) piece(ctx context.Context, node keyspace.NodeID, req *Request, p *Piece) (*Response, error) {
+	b, err := appendPieceRequest(make([]byte, 0, proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes), req, p)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.bus.Call(ctx, node, transport.MethodShardPiece, b)
+	if err != nil {
+		return nil, callError(err, false)
+	}
+	a, failed, err := decodePieceAnswer(answer)
+	if err != nil {
+		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return &Response{Op: a}, nil
+}
+
+// Complete asks the node's replica of a range, see Replica.Complete.
+func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *CompleteRequest) (Mark, error) {
+	if node == c.self {
+		return c.local.complete(ctx, q)
+	}
+	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
+	if err != nil {
+		return Mark{}, callError(err, false)
+	}
+	return decodeComplete(b)
+}
+
+// History asks the node's replica of a range, see Replica.History.
+func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
+	if node == c.self {
+		return c.local.history(q)
+	}
+	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
+	if err != nil {
+		return nil, callError(err, false)
+	}
+	return decodeHistoryPage(b)
+}
+
+// FeedStream is a gateway's stream of feeds from one node. Order and Recv may be used
+// at the same time, each by one goroutine.
+type FeedStream struct{ st transport.Stream }
+
+// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds the
+// opening alone.
+func (c *Client) OpenFeeds(ctx context.Context, node keyspace.NodeID) (*FeedStream, error) {
+	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, encodeOrders(nil))
+	if err != nil {
+		return nil, fmt.Errorf("shard: feeds of node %s: %w", node, err)
+	}
+	return &FeedStream{st}, nil
+}
+
+// Order opens and closes feeds.
+func (s *FeedStream) Order(ctx context.Context, orders []FeedOrder) error {
+	return s.st.Send(ctx, encodeOrders(orders))
+}
+
+// Recv returns the next parts. Their keys and values share memory.
+func (s *FeedStream) Recv(ctx context.Context) ([]FeedPart, error) {
+	b, err := s.st.Recv(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return decodeParts(b)
+}
+
+// Close ends all feeds of the stream.
+func (s *FeedStream) Close() { s.st.Close(nil) }

@@ -2,8 +2,9 @@ package shard
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
+
+	"github.com/skeindb/skein/internal/wire"
 
 	"google.golang.org/protobuf/proto"
 
@@ -27,8 +28,6 @@ const (
 	statusOK    = 0
 	statusError = 1
 )
-
-var errTruncated = errors.New("shard: truncated")
 
 // marshal appends op to dst. Decoders accept every order of fields, so that the
 // deterministic form is not asked for.
@@ -64,7 +63,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 // parts of b.
 func DecodeRequest(b []byte) (*Request, error) {
 	if len(b) < 2 {
-		return nil, errTruncated
+		return nil, wire.ErrTruncated
 	}
 	if b[0] != wireVersion {
 		return nil, fmt.Errorf("shard: request version %d, want %d", b[0], wireVersion)
@@ -74,7 +73,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 	rest := b[2:]
 	var err error
 	for i := range ints {
-		if ints[i], rest, err = uvarint(rest); err != nil {
+		if ints[i], rest, err = wire.Uvarint(rest); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +128,7 @@ func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
 // of a response may be parts of b.
 func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
 	if len(b) < 2 {
-		return nil, nil, errTruncated
+		return nil, nil, wire.ErrTruncated
 	}
 	if b[0] != wireVersion {
 		return nil, nil, fmt.Errorf("shard: answer version %d, want %d", b[0], wireVersion)
@@ -143,7 +142,7 @@ func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
 		return nil, nil, fmt.Errorf("shard: answer status %d", b[1])
 	}
 	if len(b) < 3 {
-		return nil, nil, errTruncated
+		return nil, nil, wire.ErrTruncated
 	}
 	op, err := decodeResponse(opKind(b[2]), b[3:])
 	if err != nil {
@@ -164,29 +163,4 @@ func decodeResponse(kind opKind, b []byte) (proto.Message, error) {
 		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
 	}
 	return op, nil
-}
-
-func uvarint(b []byte) (uint64, []byte, error) {
-	v, n := binary.Uvarint(b)
-	if n <= 0 {
-		return 0, nil, errTruncated
-	}
-	return v, b[n:], nil
-}
-
-// bytesField reads a length and so many bytes, which stay a part of b.
-func bytesField(b []byte) (field, rest []byte, err error) {
-	n, b, err := uvarint(b)
-	if err != nil {
-		return nil, nil, err
-	}
-	if n > uint64(len(b)) {
-		return nil, nil, errTruncated
-	}
-	return b[:n:n], b[n:], nil
-}
-
-func appendBytes(dst, b []byte) []byte {
-	dst = binary.AppendUvarint(dst, uint64(len(b)))
-	return append(dst, b...)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -66,7 +68,7 @@ func appendHeader(dst []byte, h header) []byte {
 
 func decodeHeader(b []byte) (h header, rest []byte, err error) {
 	if len(b) < 2 {
-		return h, nil, errTruncated
+		return h, nil, wire.ErrTruncated
 	}
 	if err := keyspace.CheckVersion("range command", uint64(b[0]), commandVersion); err != nil {
 		return h, nil, fmt.Errorf("shard: %w", err)
@@ -75,10 +77,10 @@ func decodeHeader(b []byte) (h header, rest []byte, err error) {
 	if h.kind < commandBatch || h.kind > commandRelease {
 		return h, nil, fmt.Errorf("shard: unknown command %d", b[1])
 	}
-	if h.term, rest, err = uvarint(b[2:]); err != nil {
+	if h.term, rest, err = wire.Uvarint(b[2:]); err != nil {
 		return h, nil, err
 	}
-	gen, rest, err := uvarint(rest)
+	gen, rest, err := wire.Uvarint(rest)
 	h.generation = keyspace.Generation(gen)
 	return h, rest, err
 }
@@ -111,20 +113,20 @@ func decodeBatchHeader(b []byte) (c batchCommand, rest []byte, err error) {
 	var ints [3]uint64
 	rest = b
 	for i := range ints {
-		if ints[i], rest, err = uvarint(rest); err != nil {
+		if ints[i], rest, err = wire.Uvarint(rest); err != nil {
 			return c, nil, err
 		}
 	}
 	c.prev, c.number = link{ints[0], ints[1]}, ints[2]
 	if len(rest) < 8 {
-		return c, nil, errTruncated
+		return c, nil, wire.ErrTruncated
 	}
 	c.hash = binary.BigEndian.Uint64(rest)
-	first, rest, err := uvarint(rest[8:])
+	first, rest, err := wire.Uvarint(rest[8:])
 	if err != nil {
 		return c, nil, err
 	}
-	txns, rest, err := uvarint(rest)
+	txns, rest, err := wire.Uvarint(rest)
 	if err != nil {
 		return c, nil, err
 	}
@@ -203,7 +205,7 @@ func knownFlags(flags byte) bool {
 func appendVersion(dst []byte, v *mvcc.Version, before prior) []byte {
 	flags := versionHead(v, before)
 	dst = append(dst, flags)
-	dst = appendBytes(dst, v.Key)
+	dst = wire.AppendBytes(dst, v.Key)
 	if flags&versionDetach != 0 {
 		dst = binary.AppendUvarint(dst, uint64(before.lease))
 	}
@@ -215,14 +217,14 @@ func appendVersion(dst []byte, v *mvcc.Version, before prior) []byte {
 	if v.Lease != 0 {
 		dst = binary.AppendUvarint(dst, uint64(v.Lease))
 	}
-	return appendBytes(dst, v.Value)
+	return wire.AppendBytes(dst, v.Value)
 }
 
 // decodeVersion reads a version of the transaction with revision mod into v, whose
 // key and value stay parts of b.
 func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before prior, rest []byte, err error) {
 	if len(b) == 0 {
-		return before, nil, errTruncated
+		return before, nil, wire.ErrTruncated
 	}
 	flags := b[0]
 	if !knownFlags(flags) {
@@ -230,7 +232,7 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 	}
 	*v = mvcc.Version{Mod: mod, Tombstone: flags&versionTombstone != 0}
 	before.lived, before.replaced = flags&versionLived != 0, flags&versionReplaced != 0
-	if v.Key, rest, err = bytesField(b[1:]); err != nil {
+	if v.Key, rest, err = wire.Bytes(b[1:]); err != nil {
 		return before, nil, err
 	}
 	if flags&versionDetach != 0 {
@@ -241,11 +243,11 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 	if v.Tombstone {
 		return before, rest, nil
 	}
-	age, rest, err := uvarint(rest)
+	age, rest, err := wire.Uvarint(rest)
 	if err != nil {
 		return before, nil, err
 	}
-	version, rest, err := uvarint(rest)
+	version, rest, err := wire.Uvarint(rest)
 	if err != nil {
 		return before, nil, err
 	}
@@ -261,13 +263,13 @@ func decodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before pri
 			before.lease = v.Lease
 		}
 	}
-	v.Value, rest, err = bytesField(rest)
+	v.Value, rest, err = wire.Bytes(rest)
 	return before, rest, err
 }
 
 // leaseField reads a lease id that is not 0.
 func leaseField(b []byte) (keyspace.LeaseID, []byte, error) {
-	n, rest, err := uvarint(b)
+	n, rest, err := wire.Uvarint(b)
 	if err == nil && n == 0 {
 		err = errors.New("shard: lease 0")
 	}
@@ -280,12 +282,12 @@ func leaseField(b []byte) (keyspace.LeaseID, []byte, error) {
 func visitBatch(c *batchCommand, b []byte, visit func(txn int, v *mvcc.Version, before prior) error) (items []byte, err error) {
 	var v mvcc.Version
 	for txn := range c.txns {
-		n, rest, err := uvarint(b)
+		n, rest, err := wire.Uvarint(b)
 		if err != nil {
 			return nil, err
 		}
 		if n > uint64(len(rest)) {
-			return nil, errTruncated
+			return nil, wire.ErrTruncated
 		}
 		b = rest
 		for sub := range n {
@@ -314,21 +316,21 @@ type splitCommand struct {
 }
 
 func appendSplit(dst []byte, c *splitCommand) []byte {
-	dst = appendBytes(dst, c.key)
+	dst = wire.AppendBytes(dst, c.key)
 	dst = binary.AppendUvarint(dst, uint64(c.child))
 	dst = binary.AppendUvarint(dst, c.confIndex)
 	return keyspace.AppendReplicas(dst, c.replicas)
 }
 
 func decodeSplit(b []byte) (c splitCommand, err error) {
-	if c.key, b, err = bytesField(b); err != nil {
+	if c.key, b, err = wire.Bytes(b); err != nil {
 		return c, err
 	}
-	child, b, err := uvarint(b)
+	child, b, err := wire.Uvarint(b)
 	if err != nil {
 		return c, err
 	}
-	if c.confIndex, b, err = uvarint(b); err != nil {
+	if c.confIndex, b, err = wire.Uvarint(b); err != nil {
 		return c, err
 	}
 	if c.replicas, b, err = keyspace.DecodeReplicas(b); err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -63,7 +65,7 @@ func appendEvent(dst []byte, e *Event) []byte {
 	dst = append(dst, flags)
 	dst = binary.AppendUvarint(dst, uint64(e.Mod))
 	dst = binary.AppendUvarint(dst, uint64(e.Sub))
-	dst = appendBytes(dst, e.Key)
+	dst = wire.AppendBytes(dst, e.Key)
 	if !e.Tombstone {
 		dst = appendPut(dst, &e.Version)
 	}
@@ -81,7 +83,7 @@ func appendPut(dst []byte, v *mvcc.Version) []byte {
 	if v.Lease != 0 {
 		dst = binary.AppendUvarint(dst, uint64(v.Lease))
 	}
-	return appendBytes(dst, v.Value)
+	return wire.AppendBytes(dst, v.Value)
 }
 
 var errEvent = errors.New("shard: impossible event")
@@ -89,17 +91,17 @@ var errEvent = errors.New("shard: impossible event")
 // decodeEvent reads an event into e, whose keys and values stay parts of b.
 func decodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	if len(b) == 0 {
-		return nil, errTruncated
+		return nil, wire.ErrTruncated
 	}
 	flags := b[0]
 	if flags&^eventFlags != 0 || flags&eventPrevLease != 0 && flags&eventPrev == 0 || flags&eventPrev != 0 && flags&eventLooked == 0 {
 		return nil, fmt.Errorf("%w: flags %#x", errEvent, flags)
 	}
-	mod, b, err := uvarint(b[1:])
+	mod, b, err := wire.Uvarint(b[1:])
 	if err != nil {
 		return nil, err
 	}
-	sub, b, err := uvarint(b)
+	sub, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +110,7 @@ func decodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	}
 	*e = Event{Looked: flags&eventLooked != 0}
 	e.Mod, e.Sub, e.Tombstone = keyspace.Revision(mod), uint32(sub), flags&eventTombstone != 0
-	if e.Key, b, err = bytesField(b); err != nil {
+	if e.Key, b, err = wire.Bytes(b); err != nil {
 		return nil, err
 	}
 	switch {
@@ -122,7 +124,7 @@ func decodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	if err != nil || flags&eventPrev == 0 {
 		return b, err
 	}
-	age, b, err := uvarint(b)
+	age, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
 	}
@@ -135,11 +137,11 @@ func decodeEvent(b []byte, e *Event) (rest []byte, err error) {
 
 // decodePut reads what appendPut wrote of the version, whose Mod is there already.
 func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
-	age, b, err := uvarint(b)
+	age, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
 	}
-	version, b, err := uvarint(b)
+	version, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
 	}
@@ -149,14 +151,14 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 	v.Create, v.Version = v.Mod-keyspace.Revision(age), int64(version)
 	if leased {
 		var lease uint64
-		if lease, b, err = uvarint(b); err != nil {
+		if lease, b, err = wire.Uvarint(b); err != nil {
 			return nil, err
 		}
 		if v.Lease = keyspace.LeaseID(lease); v.Lease == 0 {
 			return nil, fmt.Errorf("%w: lease 0", errEvent)
 		}
 	}
-	v.Value, rest, err = bytesField(b)
+	v.Value, rest, err = wire.Bytes(b)
 	return rest, err
 }
 
@@ -174,12 +176,12 @@ const minEventBytes = 5
 
 // decodeEvents reads what appendEvents wrote. Keys and values stay parts of b.
 func decodeEvents(b []byte) (events []Event, rest []byte, err error) {
-	n, b, err := uvarint(b)
+	n, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, nil, err
 	}
 	if n > uint64(len(b)/minEventBytes) {
-		return nil, nil, errTruncated
+		return nil, nil, wire.ErrTruncated
 	}
 	for range n {
 		events = append(events, Event{})

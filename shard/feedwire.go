@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -101,7 +103,7 @@ func decodeOrders(b []byte) (os []FeedOrder, err error) {
 		}
 		b = b[1:]
 		for i := range n {
-			if ints[i], b, err = uvarint(b); err != nil {
+			if ints[i], b, err = wire.Uvarint(b); err != nil {
 				return nil, err
 			}
 		}
@@ -111,7 +113,7 @@ func decodeOrders(b []byte) (os []FeedOrder, err error) {
 		}
 		if !o.Close {
 			if len(b) == 0 {
-				return nil, errTruncated
+				return nil, wire.ErrTruncated
 			}
 			if b[0]&^orderPrev != 0 || ints[3] >= uint64(keyspace.MaxRevision) {
 				return nil, fmt.Errorf("shard: feed from revision %d with flags %#x", ints[3], b[0])
@@ -128,16 +130,16 @@ func appendMark(dst []byte, m Mark) []byte {
 }
 
 func decodeMark(b []byte) (m Mark, rest []byte, err error) {
-	if m.Term, b, err = uvarint(b); err != nil {
+	if m.Term, b, err = wire.Uvarint(b); err != nil {
 		return m, nil, err
 	}
-	m.Number, rest, err = uvarint(b)
+	m.Number, rest, err = wire.Uvarint(b)
 	return m, rest, err
 }
 
 func checkVersion(b []byte) (rest []byte, err error) {
 	if len(b) == 0 {
-		return nil, errTruncated
+		return nil, wire.ErrTruncated
 	}
 	if b[0] != feedVersion {
 		return nil, fmt.Errorf("shard: message of version %d, want %d", b[0], feedVersion)
@@ -156,7 +158,7 @@ func appendPartHead(dst []byte, id FeedID, complete keyspace.Revision, m Mark, c
 func appendPart(dst []byte, p *FeedPart) []byte {
 	if p.Err != nil {
 		dst = binary.AppendUvarint(append(dst, partEnd), uint64(p.ID))
-		return appendBytes(dst, kverror.Append(nil, p.Err))
+		return wire.AppendBytes(dst, kverror.Append(nil, p.Err))
 	}
 	dst = appendPartHead(dst, p.ID, p.Complete, p.Mark, len(p.Events))
 	for i := range p.Events {
@@ -173,14 +175,14 @@ func decodeParts(b []byte) (ps []FeedPart, err error) {
 	for len(b) > 0 {
 		var p FeedPart
 		kind := b[0]
-		id, rest, err := uvarint(b[1:])
+		id, rest, err := wire.Uvarint(b[1:])
 		if err != nil {
 			return nil, err
 		}
 		p.ID, b = FeedID(id), rest
 		switch kind {
 		case partEvents:
-			complete, rest, err := uvarint(b)
+			complete, rest, err := wire.Uvarint(b)
 			if err != nil {
 				return nil, err
 			}
@@ -196,7 +198,7 @@ func decodeParts(b []byte) (ps []FeedPart, err error) {
 			}
 		case partEnd:
 			var e []byte
-			if e, b, err = bytesField(b); err != nil {
+			if e, b, err = wire.Bytes(b); err != nil {
 				return nil, err
 			}
 			if p.Err, err = kverror.Decode(e); err != nil {
@@ -278,9 +280,9 @@ func (q *HistoryRequest) encode() []byte {
 	if q.FromKey != nil {
 		flags |= historyWithin
 	}
-	dst = appendBytes(append(dst, flags), q.Span.Start)
-	if dst = appendBytes(dst, q.Span.End); q.FromKey != nil {
-		dst = appendBytes(dst, q.FromKey)
+	dst = wire.AppendBytes(append(dst, flags), q.Span.Start)
+	if dst = wire.AppendBytes(dst, q.Span.End); q.FromKey != nil {
+		dst = wire.AppendBytes(dst, q.FromKey)
 	}
 	return dst
 }
@@ -292,7 +294,7 @@ func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 		return nil, nil, err
 	}
 	if len(b) == 0 {
-		return nil, nil, errTruncated
+		return nil, nil, wire.ErrTruncated
 	}
 	kind, b := b[0], b[1:]
 	var ints [8]uint64
@@ -303,7 +305,7 @@ func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 		return nil, nil, fmt.Errorf("shard: question of kind %d", kind)
 	}
 	for i := range n {
-		if ints[i], b, err = uvarint(b); err != nil {
+		if ints[i], b, err = wire.Uvarint(b); err != nil {
 			return nil, nil, err
 		}
 		if i > 1 && i < 5 && ints[i] >= uint64(keyspace.MaxRevision) {
@@ -321,18 +323,18 @@ func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 		To: keyspace.Revision(ints[3]), Compacted: keyspace.Revision(ints[4]), MaxBytes: int64(ints[5]), Seen: Mark{ints[6], ints[7]},
 	}
 	if len(b) == 0 {
-		return nil, nil, errTruncated
+		return nil, nil, wire.ErrTruncated
 	}
 	flags := b[0]
 	if flags&^(orderPrev|historyWithin) != 0 {
 		return nil, nil, fmt.Errorf("shard: history with flags %#x", flags)
 	}
 	q.Prev = flags&orderPrev != 0
-	if q.Span.Start, b, err = bytesField(b[1:]); err == nil {
-		q.Span.End, b, err = bytesField(b)
+	if q.Span.Start, b, err = wire.Bytes(b[1:]); err == nil {
+		q.Span.End, b, err = wire.Bytes(b)
 	}
 	if err == nil && flags&historyWithin != 0 {
-		if q.FromKey, b, err = bytesField(b); q.FromKey == nil {
+		if q.FromKey, b, err = wire.Bytes(b); q.FromKey == nil {
 			q.FromKey = []byte{} // an empty key is one as well
 		}
 	}
@@ -350,7 +352,7 @@ func (p *HistoryPage) encode() []byte {
 	dst := append(make([]byte, 0, size+len(p.NextKey)), feedVersion, statusOK)
 	dst = binary.AppendUvarint(dst, uint64(p.Next))
 	// No next key is empty: it lies behind another one.
-	return appendEvents(appendBytes(dst, p.NextKey), p.Events)
+	return appendEvents(wire.AppendBytes(dst, p.NextKey), p.Events)
 }
 
 func encodeComplete(m Mark) []byte { return appendMark([]byte{feedVersion, statusOK}, m) }
@@ -367,7 +369,7 @@ func watchAnswer(b []byte) (rest []byte, err error) {
 	}
 	switch {
 	case len(b) == 0:
-		return nil, errTruncated
+		return nil, wire.ErrTruncated
 	case b[0] == statusOK:
 		return b[1:], nil
 	case b[0] != statusError:
@@ -397,7 +399,7 @@ func decodeHistoryPage(b []byte) (*HistoryPage, error) {
 	if err != nil {
 		return nil, err
 	}
-	next, rest, err := uvarint(rest)
+	next, rest, err := wire.Uvarint(rest)
 	if err != nil {
 		return nil, err
 	}
@@ -405,7 +407,7 @@ func decodeHistoryPage(b []byte) (*HistoryPage, error) {
 		return nil, fmt.Errorf("shard: page up to revision %d", next)
 	}
 	p := &HistoryPage{Next: keyspace.Revision(next)}
-	if p.NextKey, rest, err = bytesField(rest); err != nil {
+	if p.NextKey, rest, err = wire.Bytes(rest); err != nil {
 		return nil, err
 	}
 	if len(p.NextKey) == 0 {

@@ -116,12 +116,12 @@ func FuzzBatch(f *testing.F) {
 			if err != nil {
 				return
 			}
-			in, out := cursor{b: items}, []byte(nil)
-			for len(in.b) > 0 {
+			in, out := newCursor(items), []byte(nil)
+			for in.Len() > 0 {
 				it := in.item()
 				out = appendItem(out, &it)
 			}
-			if in.err != nil {
+			if in.Err() != nil {
 				return
 			}
 			again = appendBatchHeader(nil, &c)
@@ -141,12 +141,12 @@ func FuzzBatch(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%x: %v", again, err)
 		}
-		in := cursor{b: items}
-		for len(in.b) > 0 {
+		in := newCursor(items)
+		for in.Len() > 0 {
 			in.item()
 		}
-		if in.err != nil {
-			t.Fatalf("%x: %v", again, in.err)
+		if in.Err() != nil {
+			t.Fatalf("%x: %v", again, in.Err())
 		}
 		// Integers may be written longer than they need to be, and a key as a span with an
 		// end; otherwise these are the bytes.

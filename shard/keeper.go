@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
@@ -263,11 +265,11 @@ func appendRemoval(dst []byte, to keyspace.Revision, g keyspace.Generation) []by
 }
 
 func decodeRemoval(b []byte) (to keyspace.Revision, g keyspace.Generation, err error) {
-	rev, rest, err := uvarint(b)
+	rev, rest, err := wire.Uvarint(b)
 	if err != nil {
 		return 0, 0, err
 	}
-	generation, rest, err := uvarint(rest)
+	generation, rest, err := wire.Uvarint(rest)
 	if err == nil && len(rest) > 0 {
 		err = fmt.Errorf("%d bytes left over", len(rest))
 	}

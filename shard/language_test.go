@@ -351,13 +351,13 @@ func entryText(term uint64, data []byte) string {
 		if err != nil {
 			return "broken: " + err.Error()
 		}
-		in := cursor{b: items}
-		for len(in.b) > 0 {
+		in := newCursor(items)
+		for in.Len() > 0 {
 			it := in.item()
 			s += " " + itemText(&it)
 		}
-		if in.err != nil {
-			return "broken: " + in.err.Error()
+		if in.Err() != nil {
+			return "broken: " + in.Err().Error()
 		}
 	case commandBind, commandFreeze, commandAbsorb, commandRelease:
 		c, err := decodeMergeCommand(h.kind, body)

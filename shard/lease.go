@@ -35,15 +35,15 @@ func appendLeaseMark(dst []byte, m mark) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.lease)), uint64(m.incarnation))
 }
 
-func (c *cursor) mark() mark {
-	return mark{keyspace.LeaseID(c.uvarint()), keyspace.LeaseIncarnation(c.uvarint())}
+func (c *reader) mark() mark {
+	return mark{keyspace.LeaseID(c.Uvarint()), keyspace.LeaseIncarnation(c.Uvarint())}
 }
 
 // lease reads a lease id that is not 0.
-func (c *cursor) lease() keyspace.LeaseID {
-	n := c.uvarint()
+func (c *reader) lease() keyspace.LeaseID {
+	n := c.Uvarint()
 	if n == 0 {
-		c.fail(errors.New("shard: lease 0"))
+		c.Fail(errors.New("shard: lease 0"))
 	}
 	return keyspace.LeaseID(n)
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -44,7 +46,7 @@ func appendMerge(dst []byte, m *merge) []byte {
 	dst = binary.AppendUvarint(dst, m.id)
 	dst = binary.AppendUvarint(dst, uint64(m.other))
 	if m.role == mergeTarget {
-		dst = appendBytes(appendBytes(dst, m.hull.Start), m.hull.End)
+		dst = wire.AppendBytes(wire.AppendBytes(dst, m.hull.Start), m.hull.End)
 	}
 	return dst
 }
@@ -54,10 +56,10 @@ func decodeMerge(b []byte, m *merge) (rest []byte, err error) {
 	if m.role == mergeNone {
 		return b, nil
 	}
-	if m.id, b, err = uvarint(b); err != nil {
+	if m.id, b, err = wire.Uvarint(b); err != nil {
 		return nil, err
 	}
-	other, b, err := uvarint(b)
+	other, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
 	}
@@ -91,20 +93,20 @@ func appendMergeCommand(dst []byte, k commandKind, c *mergeCommand) []byte {
 	dst = binary.AppendUvarint(dst, c.confIndex)
 	dst = binary.AppendUvarint(dst, uint64(c.other))
 	if k == commandBind {
-		dst = appendBytes(appendBytes(dst, c.hull.Start), c.hull.End)
+		dst = wire.AppendBytes(wire.AppendBytes(dst, c.hull.Start), c.hull.End)
 	}
 	return dst
 }
 
 // decodeMergeCommand reads what appendMergeCommand wrote and keeps nothing of b.
 func decodeMergeCommand(k commandKind, b []byte) (c mergeCommand, err error) {
-	if c.id, b, err = uvarint(b); err != nil {
+	if c.id, b, err = wire.Uvarint(b); err != nil {
 		return c, err
 	}
 	if binds(k) {
 		var other uint64
-		if c.confIndex, b, err = uvarint(b); err == nil {
-			other, b, err = uvarint(b)
+		if c.confIndex, b, err = wire.Uvarint(b); err == nil {
+			other, b, err = wire.Uvarint(b)
 		}
 		if err == nil && k == commandBind {
 			b, err = decodeBorders(b, &c.hull)

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
@@ -61,7 +63,7 @@ func appendPlain(dst []byte, op proto.Message) []byte {
 	case *pb.PutRequest:
 		dst = append(dst, flagIf(o.GetPrevKv(), plainPrevKV)|flagIf(o.GetIgnoreValue(), plainIgnoreValue)|flagIf(o.GetIgnoreLease(), plainIgnoreLease))
 		dst = binary.AppendVarint(dst, o.GetLease())
-		return append(appendBytes(dst, o.GetKey()), o.GetValue()...)
+		return append(wire.AppendBytes(dst, o.GetKey()), o.GetValue()...)
 	}
 	panic(fmt.Sprintf("shard: %T has no plain form", op))
 }
@@ -69,7 +71,7 @@ func appendPlain(dst []byte, op proto.Message) []byte {
 // decodePlain reads what appendPlain wrote.
 func decodePlain(k opKind, b []byte) (proto.Message, error) {
 	if len(b) == 0 {
-		return nil, errTruncated
+		return nil, wire.ErrTruncated
 	}
 	flags := b[0]
 	if flags > plainFlags {
@@ -83,7 +85,7 @@ func decodePlain(k opKind, b []byte) (proto.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	key, value, err := bytesField(b)
+	key, value, err := wire.Bytes(b)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +132,7 @@ func appendPlainResponse(dst []byte, op proto.Message) []byte {
 		dst = binary.AppendVarint(dst, kv.GetModRevision())
 		dst = binary.AppendVarint(dst, kv.GetVersion())
 		dst = binary.AppendVarint(dst, kv.GetLease())
-		return append(appendBytes(dst, kv.GetKey()), kv.GetValue()...)
+		return append(wire.AppendBytes(dst, kv.GetKey()), kv.GetValue()...)
 	}
 	panic(fmt.Sprintf("shard: %T has no plain form", op))
 }
@@ -164,7 +166,7 @@ func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
 			return nil, err
 		}
 	}
-	if kv.Key, kv.Value, err = bytesField(b); err != nil {
+	if kv.Key, kv.Value, err = wire.Bytes(b); err != nil {
 		return nil, err
 	}
 	kv.Value = orNil(kv.Value)
@@ -210,7 +212,7 @@ func orNil(b []byte) []byte {
 func varint(b []byte) (int64, []byte, error) {
 	v, n := binary.Varint(b)
 	if n <= 0 {
-		return 0, nil, errTruncated
+		return 0, nil, wire.ErrTruncated
 	}
 	return v, b[n:], nil
 }

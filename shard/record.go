@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/skeindb/skein/keyspace"
@@ -62,8 +64,8 @@ func appendRecord(dst []byte, r *record) []byte {
 	dst = append(dst, recordVersion, flags)
 	dst = binary.AppendUvarint(dst, uint64(r.rangeID))
 	dst = binary.AppendUvarint(dst, uint64(r.generation))
-	dst = appendBytes(dst, r.span.Start)
-	dst = appendBytes(dst, r.span.End)
+	dst = wire.AppendBytes(dst, r.span.Start)
+	dst = wire.AppendBytes(dst, r.span.End)
 	dst = binary.AppendUvarint(dst, r.last.Term)
 	dst = binary.AppendUvarint(dst, r.last.Number)
 	dst = binary.AppendUvarint(dst, uint64(r.lastRevision))
@@ -79,7 +81,7 @@ func appendRecord(dst []byte, r *record) []byte {
 // decodeRecord reads what appendRecord wrote and keeps nothing of b.
 func decodeRecord(b []byte) (r record, err error) {
 	if len(b) < 2 {
-		return r, errTruncated
+		return r, wire.ErrTruncated
 	}
 	if err := keyspace.CheckVersion("range record", uint64(b[0]), recordVersion); err != nil {
 		return r, fmt.Errorf("shard: %w", err)
@@ -90,10 +92,10 @@ func decodeRecord(b []byte) (r record, err error) {
 	r.counted = b[1]&recordCounted != 0
 	b = b[2:]
 	var id, gen uint64
-	if id, b, err = uvarint(b); err != nil {
+	if id, b, err = wire.Uvarint(b); err != nil {
 		return r, err
 	}
-	if gen, b, err = uvarint(b); err != nil {
+	if gen, b, err = wire.Uvarint(b); err != nil {
 		return r, err
 	}
 	r.rangeID, r.generation = keyspace.RangeID(id), keyspace.Generation(gen)
@@ -102,7 +104,7 @@ func decodeRecord(b []byte) (r record, err error) {
 	}
 	var ints [7]uint64
 	for i := range ints {
-		if ints[i], b, err = uvarint(b); err != nil {
+		if ints[i], b, err = wire.Uvarint(b); err != nil {
 			return r, err
 		}
 	}
@@ -114,7 +116,7 @@ func decodeRecord(b []byte) (r record, err error) {
 	}
 	live, n := binary.Varint(b)
 	if n <= 0 || len(b) != n+8 {
-		return r, errTruncated
+		return r, wire.ErrTruncated
 	}
 	r.live, r.hash = live, binary.BigEndian.Uint64(b[n:])
 	return r, nil
@@ -124,7 +126,7 @@ func decodeRecord(b []byte) (r record, err error) {
 func decodeBorders(b []byte, s *keyspace.Span) (rest []byte, err error) {
 	for _, p := range []*[]byte{&s.Start, &s.End} {
 		var f []byte
-		if f, b, err = bytesField(b); err != nil {
+		if f, b, err = wire.Bytes(b); err != nil {
 			return nil, err
 		}
 		if len(f) > 0 {

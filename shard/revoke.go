@@ -11,55 +11,6 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// Revoke deletes all keys of a lease in one range, at one revision, and takes the lease's
-// mark away with them: for a lease that has keys in this range alone. The lease's record
-// registers nobody meanwhile. It may be repeated.
-type Revoke struct {
-	Lease keyspace.LeaseID
-	// Incarnation is that of the lease: keys of one that has its id by now are left alone.
-	Incarnation keyspace.LeaseIncarnation
-}
-
-// Revoked is the answer to a Revoke.
-type Revoked struct {
-	// Revision is that of the deletion, 0 where there was no key.
-	Revision keyspace.Revision
-	// TooMany says that nothing was done: the keys do not fit into one entry.
-	TooMany bool
-}
-
-// LeaseKeys asks for the keys of a span that are attached to a lease, as of a revision that
-// was current after the question was asked, or later.
-type LeaseKeys struct {
-	Lease keyspace.LeaseID
-	Span  keyspace.Span
-	At    keyspace.Revision
-}
-
-// Attached is the answer to LeaseKeys: keys in their order, and whether there are more
-// behind the last one.
-type Attached struct {
-	Keys [][]byte
-	More bool
-}
-
-// leaseKeysBytes bounds the keys of one Attached.
-const leaseKeysBytes = 4 << 20
-
-func checkLeaseOp(op TxnOp) error {
-	switch o := op.(type) {
-	case *Revoke:
-		if o.Lease == 0 {
-			return badRequest("revoke of no lease")
-		}
-	case *LeaseKeys:
-		if o.Lease == 0 || o.At < 1 {
-			return badRequest("keys of lease %d at revision %d", o.Lease, o.At)
-		}
-	}
-	return nil
-}
-
 // quellLocked ends the registration of a lease that is about to be revoked: its answer may
 // be from before that, and would bring a mark of a lease that is gone. A mark that is on
 // its way already must be awaited.

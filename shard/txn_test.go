@@ -137,15 +137,15 @@ func goldenTxn(t *testing.T) map[string][]byte {
 func TestTxnRoundTrip(t *testing.T) {
 	for _, it := range sampleItems() {
 		b := appendItem(nil, &it)
-		c := cursor{b: b}
+		c := newCursor(b)
 		got := c.item()
-		err := c.end()
+		err := c.End()
 		if again := appendItem(nil, &got); err != nil || !bytes.Equal(again, b) {
 			t.Errorf("%s: %v: %x became %x", it.kind, err, b, again)
 		}
 		for n := range b {
-			if c := (cursor{b: b[:n]}); true {
-				if c.item(); c.end() == nil {
+			if c := (newCursor(b[:n])); true {
+				if c.item(); c.End() == nil {
 					t.Errorf("%s: %d of %d bytes are an item", it.kind, n, len(b))
 				}
 			}

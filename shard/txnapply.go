@@ -31,18 +31,18 @@ type lockChange struct {
 // applyItems applies what stands behind the transactions of a batch.
 func (r *Replica) applyItems(b *engine.Batch, h header, c *batchCommand, body []byte, out *outcome) error {
 	s := &r.applying
-	in := cursor{b: body}
-	for index := uint32(0); len(in.b) > 0; index++ {
-		from := in.b
+	in := newCursor(body)
+	for index := uint32(0); in.Len() > 0; index++ {
+		from := in.Peek()
 		it := in.item()
-		if in.err != nil {
-			return in.err
+		if in.Err() != nil {
+			return in.Err()
 		}
-		own := from[:len(from)-len(in.b)]
+		own := from[:len(from)-in.Len()]
 		s.rec.hash += xxhash.Sum64(own)
 		if it.lock != nil || it.record != nil || it.next != nil {
 			// It stays, the entry does not, nor what else is in it.
-			c := cursor{b: bytes.Clone(own)}
+			c := newCursor(bytes.Clone(own))
 			it = c.item()
 		}
 		if it.kind == itemLock {

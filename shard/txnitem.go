@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/skeindb/skein/internal/wire"
+
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
@@ -67,173 +69,14 @@ type txnItem struct {
 	mark mark
 }
 
-// cursor reads a format and remembers the first error.
-type cursor struct {
-	b   []byte
-	err error
-}
+// cursor reads what stands in entries and in the applied state.
+type cursor struct{ reader }
 
-func (c *cursor) fail(err error) {
-	if c.err == nil {
-		c.err, c.b = err, nil
-	}
-}
-
-func (c *cursor) byte() byte {
-	if len(c.b) == 0 {
-		c.fail(errTruncated)
-		return 0
-	}
-	v := c.b[0]
-	c.b = c.b[1:]
-	return v
-}
-
-func (c *cursor) uvarint() uint64 {
-	v, rest, err := uvarint(c.b)
-	if err != nil {
-		c.fail(err)
-		return 0
-	}
-	c.b = rest
-	return v
-}
-
-// bytes reads a length and so many bytes, which stay a part of what is read.
-func (c *cursor) bytes() []byte {
-	v, rest, err := bytesField(c.b)
-	if err != nil {
-		c.fail(err)
-		return nil
-	}
-	c.b = rest
-	return v
-}
-
-// count reads the number of things that follow, each of which has min bytes at least.
-func (c *cursor) count(least int) int {
-	n := c.uvarint()
-	if n > uint64(len(c.b)/least) {
-		c.fail(errTruncated)
-		return 0
-	}
-	return int(n)
-}
-
-func (c *cursor) revision() keyspace.Revision {
-	v := c.uvarint()
-	if v >= uint64(keyspace.MaxRevision) {
-		c.fail(fmt.Errorf("shard: revision %d", v))
-		return 0
-	}
-	return keyspace.Revision(v)
-}
-
-// span reads a span whose flag says that it is one key.
-func (c *cursor) span(single bool) keyspace.Span {
-	start := c.bytes()
-	if single {
-		return keyspace.Single(start)
-	}
-	s := keyspace.Span{Start: start, End: c.bytes()}
-	if c.err == nil && len(s.End) > 0 && string(s.Start) >= string(s.End) {
-		c.fail(fmt.Errorf("shard: span %s", s))
-	}
-	return s
-}
-
-// end returns the first error, or one where bytes are left over.
-func (c *cursor) end() error {
-	if c.err == nil && len(c.b) > 0 {
-		return fmt.Errorf("shard: %d bytes left over", len(c.b))
-	}
-	return c.err
-}
-
-// spanSingle marks a span of one key, whose end is left out.
-const spanSingle = 0x80
-
-func appendSpan(dst []byte, flags byte, s keyspace.Span) []byte {
-	if isKey(s) {
-		return appendBytes(append(dst, flags|spanSingle), s.Start)
-	}
-	return appendBytes(appendBytes(append(dst, flags), s.Start), s.End)
-}
-
-func appendName(dst []byte, n TxnName) []byte {
-	dst = binary.AppendUvarint(dst, uint64(n.Start))
-	dst = binary.AppendUvarint(dst, uint64(n.Node))
-	dst = binary.BigEndian.AppendUint64(dst, uint64(n.Boot))
-	dst = binary.AppendUvarint(dst, n.Counter)
-	return binary.AppendUvarint(dst, n.Attempt)
-}
-
-func (c *cursor) fixed64() uint64 {
-	if len(c.b) < 8 {
-		c.fail(errTruncated)
-		return 0
-	}
-	v := binary.BigEndian.Uint64(c.b)
-	c.b = c.b[8:]
-	return v
-}
-
-// maxAttempt is above the numbers of all attempts: one behind it can still be counted.
-const maxAttempt = 1 << 62
-
-// attempt reads the number of an attempt.
-func (c *cursor) attempt() uint64 {
-	v := c.uvarint()
-	if v >= maxAttempt {
-		c.fail(fmt.Errorf("shard: attempt %d", v))
-	}
-	return v
-}
-
-func (c *cursor) name() (n TxnName) {
-	n.Start, n.Node = c.revision(), keyspace.NodeID(c.uvarint())
-	n.Boot = keyspace.BootID(c.fixed64())
-	n.Counter, n.Attempt = c.uvarint(), c.attempt()
-	return n
-}
-
-func appendLockID(dst []byte, id LockID) []byte {
-	dst = binary.AppendUvarint(dst, uint64(id.Range))
-	dst = binary.AppendUvarint(dst, id.Term)
-	dst = binary.AppendUvarint(dst, id.Number)
-	return binary.AppendUvarint(dst, uint64(id.Index))
-}
-
-func (c *cursor) lockID() LockID {
-	return LockID{Range: keyspace.RangeID(c.uvarint()), Term: c.uvarint(), Number: c.uvarint(), Index: uint32(c.uvarint())}
-}
-
-func appendLocks(dst []byte, ls []LockRef) []byte {
-	dst = binary.AppendUvarint(dst, uint64(len(ls)))
-	for i := range ls {
-		dst = appendSpan(appendLockID(dst, ls[i].ID), 0, ls[i].Span)
-	}
-	return dst
-}
-
-func (c *cursor) locks() []LockRef {
-	n := c.count(6)
-	ls := make([]LockRef, 0, n)
-	for range n {
-		l := LockRef{ID: c.lockID()}
-		flags := c.byte()
-		if flags&^spanSingle != 0 {
-			c.fail(fmt.Errorf("shard: flags %#x of a span", flags))
-		}
-		l.Span = c.span(flags != 0)
-		ls = append(ls, l)
-	}
-	return ls
-}
+func newCursor(b []byte) cursor { return cursor{newReader(b)} }
 
 // appendLock appends a lock without its id.
 func appendLock(dst []byte, l *lock) []byte {
-	dst = appendBytes(appendName(dst, l.name), l.anchor)
+	dst = wire.AppendBytes(appendName(dst, l.name), l.anchor)
 	dst = binary.AppendUvarint(dst, uint64(l.floor))
 	dst = binary.AppendUvarint(dst, uint64(len(l.spans)))
 	for i := range l.spans {
@@ -252,22 +95,22 @@ func appendLock(dst []byte, l *lock) []byte {
 
 // lock reads what appendLock wrote. Keys and values stay parts of what is read.
 func (c *cursor) lock() *lock {
-	l := &lock{name: c.name(), anchor: c.bytes(), floor: c.revision()}
-	n := c.count(2)
+	l := &lock{name: c.name(), anchor: c.Bytes(), floor: c.revision()}
+	n := c.Count(2)
 	l.spans = make([]lockSpan, 0, n)
 	for range n {
-		flags := c.byte()
+		flags := c.Byte()
 		s := lockSpan{mode: lockMode(flags &^ spanSingle)}
 		if s.mode > lockSweep {
-			c.fail(fmt.Errorf("shard: lock of mode %d", s.mode))
+			c.Fail(fmt.Errorf("shard: lock of mode %d", s.mode))
 		}
 		s.span = c.span(flags&spanSingle != 0)
 		if s.mode == lockSweep {
-			s.sub = uint32(c.uvarint())
+			s.sub = uint32(c.Uvarint())
 		}
 		l.spans = append(l.spans, s)
 	}
-	n = c.count(3)
+	n = c.Count(3)
 	l.writes = make([]intent, 0, n)
 	for range n {
 		l.writes = append(l.writes, c.intent())
@@ -280,7 +123,7 @@ func (c *cursor) lock() *lock {
 func appendIntent(dst []byte, i *intent) []byte {
 	v := &i.v
 	flags := versionHead(v, i.before) & intentFlags
-	dst = appendBytes(append(dst, flags), v.Key)
+	dst = wire.AppendBytes(append(dst, flags), v.Key)
 	dst = binary.AppendUvarint(dst, uint64(v.Sub))
 	if flags&versionDetach != 0 {
 		dst = binary.AppendUvarint(dst, uint64(i.before.lease))
@@ -293,19 +136,19 @@ func appendIntent(dst []byte, i *intent) []byte {
 	if v.Lease != 0 {
 		dst = binary.AppendUvarint(dst, uint64(v.Lease))
 	}
-	return appendBytes(dst, v.Value)
+	return wire.AppendBytes(dst, v.Value)
 }
 
 func (c *cursor) intent() (i intent) {
-	flags := c.byte()
+	flags := c.Byte()
 	i.v.Tombstone = flags&versionTombstone != 0
 	i.before.lived, i.before.replaced = flags&versionLived != 0, flags&versionReplaced != 0
 	if flags&^intentFlags != 0 || !knownFlags(flags) {
-		c.fail(fmt.Errorf("shard: intent with flags %#x", flags))
+		c.Fail(fmt.Errorf("shard: intent with flags %#x", flags))
 	}
-	i.v.Key, i.v.Sub = c.bytes(), uint32(c.uvarint())
+	i.v.Key, i.v.Sub = c.Bytes(), uint32(c.Uvarint())
 	if len(i.v.Key) == 0 {
-		c.fail(errTruncated)
+		c.Fail(wire.ErrTruncated)
 	}
 	if flags&versionDetach != 0 {
 		i.before.lease = c.lease()
@@ -313,27 +156,27 @@ func (c *cursor) intent() (i intent) {
 	if i.v.Tombstone {
 		return i
 	}
-	i.v.Create, i.v.Version = c.revision(), int64(c.uvarint())
+	i.v.Create, i.v.Version = c.revision(), int64(c.Uvarint())
 	if i.v.Version < 1 {
-		c.fail(fmt.Errorf("shard: intent of version %d", i.v.Version))
+		c.Fail(fmt.Errorf("shard: intent of version %d", i.v.Version))
 	}
 	if flags&versionLease != 0 {
 		i.v.Lease = c.lease()
 	}
-	i.v.Value = c.bytes()
+	i.v.Value = c.Bytes()
 	return i
 }
 
 func appendTxnRecord(dst []byte, t *txnRecord) []byte {
-	dst = appendBytes(appendName(dst, t.name), t.anchor)
+	dst = wire.AppendBytes(appendName(dst, t.name), t.anchor)
 	return appendLocks(binary.AppendUvarint(dst, uint64(t.revision)), t.locks)
 }
 
 func (c *cursor) txnRecord() *txnRecord {
-	t := &txnRecord{name: c.name(), anchor: c.bytes(), revision: c.revision()}
+	t := &txnRecord{name: c.name(), anchor: c.Bytes(), revision: c.revision()}
 	t.locks = c.locks()
-	if c.err == nil && t.revision == 0 {
-		c.fail(fmt.Errorf("shard: record of %s without a revision", t.name))
+	if c.OK() && t.revision == 0 {
+		c.Fail(fmt.Errorf("shard: record of %s without a revision", t.name))
 	}
 	return t
 }
@@ -359,10 +202,10 @@ func appendItem(dst []byte, i *txnItem) []byte {
 	case itemSweep:
 		dst = binary.AppendUvarint(appendLockID(dst, i.id), uint64(i.revision))
 		dst = binary.AppendUvarint(dst, uint64(i.piece))
-		dst = appendBytes(dst, i.next)
+		dst = wire.AppendBytes(dst, i.next)
 		dst = binary.AppendUvarint(dst, uint64(len(i.keys)))
 		for n, k := range i.keys {
-			dst = binary.AppendUvarint(appendBytes(dst, k), uint64(i.leases[n]))
+			dst = binary.AppendUvarint(wire.AppendBytes(dst, k), uint64(i.leases[n]))
 		}
 	case itemMark, itemUnmark:
 		return appendLeaseMark(dst, i.mark)
@@ -374,7 +217,7 @@ func appendItem(dst []byte, i *txnItem) []byte {
 
 // item reads one item. What is in it stays a part of what is read.
 func (c *cursor) item() txnItem {
-	i := txnItem{kind: itemKind(c.byte())}
+	i := txnItem{kind: itemKind(c.Byte())}
 	switch i.kind {
 	case itemLock:
 		i.lock = c.lock()
@@ -383,33 +226,33 @@ func (c *cursor) item() txnItem {
 	case itemCommit:
 		i.id, i.record = c.lockID(), c.txnRecord()
 	case itemFence:
-		i.fence = c.uvarint()
-		for range c.count(4) {
+		i.fence = c.Uvarint()
+		for range c.Count(4) {
 			i.ids = append(i.ids, c.lockID())
 		}
 	case itemForget:
 		i.name = c.name()
 	case itemSweep:
-		i.id, i.revision, i.piece = c.lockID(), c.revision(), int(min(c.uvarint(), 1<<30))
-		if i.next = c.bytes(); len(i.next) == 0 {
+		i.id, i.revision, i.piece = c.lockID(), c.revision(), int(min(c.Uvarint(), 1<<30))
+		if i.next = c.Bytes(); len(i.next) == 0 {
 			i.next = nil
 		}
-		n := c.count(3)
+		n := c.Count(3)
 		i.keys, i.leases = make([][]byte, 0, n), make([]keyspace.LeaseID, 0, n)
 		for range n {
-			i.keys, i.leases = append(i.keys, c.bytes()), append(i.leases, keyspace.LeaseID(c.uvarint()))
+			i.keys, i.leases = append(i.keys, c.Bytes()), append(i.leases, keyspace.LeaseID(c.Uvarint()))
 		}
-		if c.err == nil && (i.revision == 0 || slices.ContainsFunc(i.keys, func(k []byte) bool { return len(k) == 0 })) {
-			c.fail(errTruncated)
+		if c.OK() && (i.revision == 0 || slices.ContainsFunc(i.keys, func(k []byte) bool { return len(k) == 0 })) {
+			c.Fail(wire.ErrTruncated)
 		}
 	case itemMark, itemUnmark:
-		if i.mark = c.mark(); c.err == nil && (i.mark.lease == 0 || i.kind == itemMark && i.mark.incarnation == 0) {
-			c.fail(errTruncated)
+		if i.mark = c.mark(); c.OK() && (i.mark.lease == 0 || i.kind == itemMark && i.mark.incarnation == 0) {
+			c.Fail(wire.ErrTruncated)
 		}
 	case itemRelease:
 		i.id = c.lockID()
 	default:
-		c.fail(fmt.Errorf("shard: item of kind %d", i.kind))
+		c.Fail(fmt.Errorf("shard: item of kind %d", i.kind))
 	}
 	return i
 }
@@ -442,7 +285,7 @@ func (s *txnState) decodeStored(suffix, value []byte) error {
 	if err := keyspace.CheckVersion("transaction state", uint64(value[0]), txnVersion); err != nil {
 		return fmt.Errorf("shard: %x: %w", suffix, err)
 	}
-	key, c := cursor{b: suffix[1:]}, cursor{b: slices.Clone(value[1:])}
+	key, c := newCursor(suffix[1:]), newCursor(slices.Clone(value[1:]))
 	switch suffix[0] {
 	case suffixLock:
 		l := c.lock()
@@ -451,18 +294,18 @@ func (s *txnState) decodeStored(suffix, value []byte) error {
 	case suffixRecord:
 		t := c.txnRecord()
 		if n := key.name(); n != t.name {
-			c.fail(fmt.Errorf("shard: record of %s under %s", t.name, n))
+			c.Fail(fmt.Errorf("shard: record of %s under %s", t.name, n))
 		}
 		s.putRecord(t)
 	case suffixMark:
-		s.putMark(mark{lease: keyspace.LeaseID(key.fixed64()), incarnation: keyspace.LeaseIncarnation(c.uvarint())})
+		s.putMark(mark{lease: keyspace.LeaseID(key.Uint64BE()), incarnation: keyspace.LeaseIncarnation(c.Uvarint())})
 	default:
-		c.fail(fmt.Errorf("shard: transaction state %x", suffix))
+		c.Fail(fmt.Errorf("shard: transaction state %x", suffix))
 	}
-	if err := key.end(); err != nil {
+	if err := key.End(); err != nil {
 		return err
 	}
-	return c.end()
+	return c.End()
 }
 
 // txnState is the replicated state of transactions over several ranges as Apply

@@ -3,13 +3,11 @@ package shard
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/transport"
 )
 
 // maxHistoryBytes bounds what a page of history may be asked to hold.
@@ -195,58 +193,3 @@ func (n *Node) history(q *HistoryRequest) (*HistoryPage, error) {
 	}
 	return r.History(q)
 }
-
-// Complete asks the node's replica of a range, see Replica.Complete.
-func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *CompleteRequest) (Mark, error) {
-	if node == c.self {
-		return c.local.complete(ctx, q)
-	}
-	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
-	if err != nil {
-		return Mark{}, callError(err, false)
-	}
-	return decodeComplete(b)
-}
-
-// History asks the node's replica of a range, see Replica.History.
-func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
-	if node == c.self {
-		return c.local.history(q)
-	}
-	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
-	if err != nil {
-		return nil, callError(err, false)
-	}
-	return decodeHistoryPage(b)
-}
-
-// FeedStream is a gateway's stream of feeds from one node. Order and Recv may be used
-// at the same time, each by one goroutine.
-type FeedStream struct{ st transport.Stream }
-
-// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds the
-// opening alone.
-func (c *Client) OpenFeeds(ctx context.Context, node keyspace.NodeID) (*FeedStream, error) {
-	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, encodeOrders(nil))
-	if err != nil {
-		return nil, fmt.Errorf("shard: feeds of node %s: %w", node, err)
-	}
-	return &FeedStream{st}, nil
-}
-
-// Order opens and closes feeds.
-func (s *FeedStream) Order(ctx context.Context, orders []FeedOrder) error {
-	return s.st.Send(ctx, encodeOrders(orders))
-}
-
-// Recv returns the next parts. Their keys and values share memory.
-func (s *FeedStream) Recv(ctx context.Context) ([]FeedPart, error) {
-	b, err := s.st.Recv(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return decodeParts(b)
-}
-
-// Close ends all feeds of the stream.
-func (s *FeedStream) Close() { s.st.Close(nil) }

@@ -1,0 +1,130 @@
+package shard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// maxPieceSeen bounds the keys that a piece goes past without finding one that passes
+// the filters: what it costs is bounded too.
+const maxPieceSeen = 1 << 17
+
+// pieceBuffers are what pieces are gathered in before their size is known.
+var pieceBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// keptPieceBytes is the largest buffer that is kept for the next piece.
+const keptPieceBytes = 2 << 20
+
+// pieceScan gathers a piece.
+type pieceScan struct {
+	p        *Piece
+	filtered bool
+	buf      []byte
+	answer   PieceAnswer
+	budget   *readBudget
+	// last is where in buf the last key value begins.
+	last int
+}
+
+// add takes one key, or ends the scan with errStop before it.
+func (c *pieceScan) add(v *mvcc.Version) error {
+	a := &c.answer
+	if c.filtered && c.leavesOut(v) {
+		if a.Seen >= maxPieceSeen {
+			a.Next = bytes.Clone(v.Key)
+			return errStop
+		}
+		a.Seen++
+		return nil
+	}
+	n := sizeOfKey(v, bareKeys(c.p.RangeRequest))
+	limit := c.p.GetLimit()
+	if limit > 0 && a.N >= limit || a.N > 0 && len(c.buf)+n > c.p.MaxBytes || c.filtered && a.Seen >= maxPieceSeen {
+		a.More = true
+		a.Next = c.behindLast(v)
+		return errStop
+	}
+	if err := c.budget.take(int64(n)); err != nil {
+		return err
+	}
+	c.last = len(c.buf)
+	c.buf = appendKey(c.buf, v, bareKeys(c.p.RangeRequest))
+	a.N++
+	a.Seen++
+	return nil
+}
+
+func (c *pieceScan) leavesOut(v *mvcc.Version) bool {
+	return filteredOut(c.p.RangeRequest, &mvccpb.KeyValue{ModRevision: int64(v.Mod), CreateRevision: int64(v.Create)})
+}
+
+// behindLast is where the next piece begins when this one ends before v: behind its last
+// key, where a client's next page begins as well, so that both find the same count.
+func (c *pieceScan) behindLast(v *mvcc.Version) []byte {
+	if c.filtered {
+		return bytes.Clone(v.Key)
+	}
+	kvs, err := DecodeKeys(c.buf[c.last:], 1)
+	if err != nil {
+		panic(fmt.Sprintf("shard: a key value that was just encoded: %v: %x", err, c.buf[c.last:]))
+	}
+	return bytes.Clone(keyspace.Next(kvs[0].Key))
+}
+
+// readPiece answers a piece from the store: everything at or below the revision is there.
+func (r *Replica) readPiece(p *Piece, at keyspace.Revision, budget *readBudget) (*PieceAnswer, error) {
+	s, ok := keyspace.FromEtcd(p.GetKey(), p.GetRangeEnd())
+	if !ok {
+		return &PieceAnswer{RangeResponse: &pb.RangeResponse{}}, nil
+	}
+	scratch := pieceBuffers.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+	c := pieceScan{
+		p: p, filtered: filtered(p.RangeRequest), buf: (*scratch)[:0], budget: budget,
+		answer: PieceAnswer{RangeResponse: &pb.RangeResponse{}},
+	}
+	a := &c.answer
+	err := r.store.scan(s, at, p.GetKeysOnly(), c.add)
+	a.room = append(make([]byte, pieceHeadroom, pieceHeadroom+len(c.buf)), c.buf...)
+	a.Keys = a.room[pieceHeadroom:]
+	if cap(c.buf) <= keptPieceBytes {
+		*scratch = c.buf
+		pieceBuffers.Put(scratch)
+	}
+	if err != nil && !errors.Is(err, errStop) {
+		if _, told := errors.AsType[*kverror.Error](err); told {
+			return nil, err
+		}
+		return nil, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
+	}
+	if p.WithCount {
+		err = r.countPiece(a, s, at)
+		return a, err
+	}
+	return a, nil
+}
+
+// countPiece fills in how many keys the span has, and remembers what is behind the piece.
+func (r *Replica) countPiece(a *PieceAnswer, s keyspace.Span, at keyspace.Revision) error {
+	if len(a.Next) == 0 {
+		a.Count = a.Seen
+		return nil
+	}
+	rest := keyspace.Span{Start: a.Next, End: s.End}
+	if n, known := r.knownCount(s, at); known {
+		a.Count = n
+		r.rememberCount(rest, at, n-a.Seen)
+		return nil
+	}
+	n, err := r.count(rest, at)
+	a.Count = a.Seen + n
+	return err
+}

@@ -1,0 +1,123 @@
+package shard
+
+import (
+	"bytes"
+	"slices"
+	"sort"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+// plainOrder says whether etcd lets the limit end the scan: the keys are wanted in
+// the order in which a scan finds them, or in no order.
+func plainOrder(r *pb.RangeRequest) bool {
+	return r.GetSortOrder() == pb.RangeRequest_NONE ||
+		r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
+}
+
+// filtered says whether the request leaves out keys by their revisions.
+func filtered(r *pb.RangeRequest) bool {
+	return r.GetMinModRevision() != 0 || r.GetMaxModRevision() != 0 ||
+		r.GetMinCreateRevision() != 0 || r.GetMaxCreateRevision() != 0
+}
+
+// sorts says whether the answer is sorted after the scan: an order was asked for,
+// or a target other than the key, which etcd sorts ascending then.
+func sorts(r *pb.RangeRequest) bool {
+	return !plainOrder(r) || r.GetSortTarget() != pb.RangeRequest_KEY
+}
+
+// collects says whether all keys must be had before the limit can be applied.
+func collects(r *pb.RangeRequest) bool {
+	// etcd keeps the limit for a scan with a sort target and no order, and sorts what
+	// it got: the smallest keys, sorted by the target.
+	return !plainOrder(r) || filtered(r)
+}
+
+// bareKeys says whether etcd answers from its index alone: no values, and the
+// lease is 0.
+func bareKeys(r *pb.RangeRequest) bool {
+	return r.GetKeysOnly() && r.GetSortTarget() != pb.RangeRequest_VALUE
+}
+
+// ScanLimit is how many keys a scan must give before it may stop; 0 is no limit.
+// One more than asked for says whether there are more.
+func ScanLimit(r *pb.RangeRequest) int64 {
+	if r.GetLimit() <= 0 || collects(r) {
+		return 0
+	}
+	return r.GetLimit() + 1
+}
+
+// Shape applies filter, order and limit to the keys of a range operation as etcd
+// does and puts what is left into the response.
+func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
+	if filtered(r) {
+		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return filteredOut(r, kv) })
+	}
+	SortKeys(r, kvs)
+	if limit := r.GetLimit(); limit > 0 && int64(len(kvs)) > limit {
+		kvs = kvs[:limit]
+		resp.More = true
+	}
+	if r.GetKeysOnly() {
+		for _, kv := range kvs {
+			kv.Value = nil
+			if bareKeys(r) {
+				kv.Lease = 0
+			}
+		}
+	}
+	resp.Kvs = kvs
+}
+
+func filteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
+	return r.GetMaxModRevision() != 0 && kv.GetModRevision() > r.GetMaxModRevision() ||
+		r.GetMinModRevision() != 0 && kv.GetModRevision() < r.GetMinModRevision() ||
+		r.GetMaxCreateRevision() != 0 && kv.GetCreateRevision() > r.GetMaxCreateRevision() ||
+		r.GetMinCreateRevision() != 0 && kv.GetCreateRevision() < r.GetMinCreateRevision()
+}
+
+// SortKeys puts the keys of a range operation, which come in the order of their
+// bytes, in the order that the request asks for. Keys that compare equal end up as
+// etcd's own sort, which is not stable, leaves them.
+func SortKeys(r *pb.RangeRequest, kvs []*mvccpb.KeyValue) {
+	if !sorts(r) {
+		return
+	}
+	order := keyOrder{kvs: kvs, by: lessFunc(r.GetSortTarget())}
+	if r.GetSortOrder() == pb.RangeRequest_DESCEND {
+		sort.Sort(sort.Reverse(order))
+		return
+	}
+	sort.Sort(order)
+}
+
+// keyOrder sorts keys. It is a sort.Interface, since that is what etcd sorts: where
+// its algorithm leaves equal keys can be seen.
+type keyOrder struct {
+	kvs []*mvccpb.KeyValue
+	by  func(a, b *mvccpb.KeyValue) bool
+}
+
+func (o keyOrder) Len() int { return len(o.kvs) }
+
+func (o keyOrder) Swap(i, j int) { o.kvs[i], o.kvs[j] = o.kvs[j], o.kvs[i] }
+
+func (o keyOrder) Less(i, j int) bool { return o.by(o.kvs[i], o.kvs[j]) }
+
+func lessFunc(target pb.RangeRequest_SortTarget) func(a, b *mvccpb.KeyValue) bool {
+	switch target {
+	case pb.RangeRequest_VERSION:
+		return func(a, b *mvccpb.KeyValue) bool { return a.GetVersion() < b.GetVersion() }
+	case pb.RangeRequest_CREATE:
+		return func(a, b *mvccpb.KeyValue) bool { return a.GetCreateRevision() < b.GetCreateRevision() }
+	case pb.RangeRequest_MOD:
+		return func(a, b *mvccpb.KeyValue) bool { return a.GetModRevision() < b.GetModRevision() }
+	case pb.RangeRequest_VALUE:
+		return func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.GetValue(), b.GetValue()) < 0 }
+	default:
+		return func(a, b *mvccpb.KeyValue) bool { return bytes.Compare(a.GetKey(), b.GetKey()) < 0 }
+	}
+}
