@@ -14,7 +14,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/skeindb/skein/placement"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Bounds of what may be configured. They exist so that a slip of the keyboard is
@@ -24,7 +24,7 @@ const (
 	MaxElectionTimeout = 50 * time.Second
 	// MaxMaxRequestBytes bounds max-request-bytes: what a request writes is one entry of the
 	// log, and a put of more would be refused whenever it comes.
-	MaxMaxRequestBytes = shard.MaxRequestBytes
+	MaxMaxRequestBytes = rangeapi.MaxRequestBytes
 	// MaxMaxTxnOps bounds max-txn-ops: a transaction is evaluated under latches.
 	MaxMaxTxnOps = 1 << 20
 	// MaxInitialRanges bounds how many ranges a new cluster begins with.

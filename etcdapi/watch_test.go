@@ -23,8 +23,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
-	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -34,7 +34,7 @@ type oneRange struct {
 	mu sync.Mutex
 	// Guarded by mu. moved is closed and made anew with each event.
 	rev, compacted keyspace.Revision
-	events         []shard.Event
+	events         []rangeapi.Event
 	moved          chan struct{}
 	broken         error
 	// asked counts the questions for the current revision. Guarded by mu.
@@ -61,13 +61,13 @@ func (o *oneRange) put(keys ...string) {
 	o.rev++
 	for i, k := range keys {
 		v := mvcc.Version{Key: []byte(k), Mod: o.rev, Create: o.rev, Version: 1, Sub: uint32(i), Value: []byte(strings.Repeat("v", 100))}
-		o.events = append(o.events, shard.Event{Version: v, Looked: true})
+		o.events = append(o.events, rangeapi.Event{Version: v, Looked: true})
 	}
 	close(o.moved)
 	o.moved = make(chan struct{})
 }
 
-func (o *oneRange) after(rev keyspace.Revision) (events []shard.Event, last keyspace.Revision, moved chan struct{}) {
+func (o *oneRange) after(rev keyspace.Revision) (events []rangeapi.Event, last keyspace.Revision, moved chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, e := range o.events {
@@ -115,29 +115,29 @@ func (o *oneRange) Current(ctx context.Context) (keyspace.SequenceAnswer, error)
 	return keyspace.SequenceAnswer{Current: o.rev, Compacted: o.compacted}, o.broken
 }
 
-func (o *oneRange) Complete(context.Context, keyspace.NodeID, *shard.CompleteRequest) (shard.Mark, error) {
+func (o *oneRange) Complete(context.Context, keyspace.NodeID, *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
 	_, last, _ := o.after(0)
-	return shard.Mark{Term: 1, Number: uint64(last)}, nil
+	return rangeapi.FeedPosition{Term: 1, Number: uint64(last)}, nil
 }
 
-func (o *oneRange) History(_ context.Context, _ keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error) {
+func (o *oneRange) History(_ context.Context, _ keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 	events, _, _ := o.after(q.From - 1)
-	events = slices.DeleteFunc(events, func(e shard.Event) bool { return e.Mod > q.To || !q.Span.Contains(e.Key) })
-	return &shard.HistoryPage{Events: events, Next: q.To + 1}, nil
+	events = slices.DeleteFunc(events, func(e rangeapi.Event) bool { return e.Mod > q.To || !q.Span.Contains(e.Key) })
+	return &rangeapi.HistoryPage{Events: events, Next: q.To + 1}, nil
 }
 
 func (o *oneRange) OpenFeeds(context.Context, keyspace.NodeID) (watch.FeedStream, error) {
-	return &oneFeed{o: o, opened: make(chan shard.FeedOrder, 1)}, nil
+	return &oneFeed{o: o, opened: make(chan rangeapi.FeedOrder, 1)}, nil
 }
 
 type oneFeed struct {
 	o      *oneRange
-	opened chan shard.FeedOrder
-	order  shard.FeedOrder
+	opened chan rangeapi.FeedOrder
+	order  rangeapi.FeedOrder
 	at     keyspace.Revision
 }
 
-func (f *oneFeed) Order(_ context.Context, orders []shard.FeedOrder) error {
+func (f *oneFeed) Order(_ context.Context, orders []rangeapi.FeedOrder) error {
 	for _, o := range orders {
 		if !o.Close {
 			f.opened <- o
@@ -146,7 +146,7 @@ func (f *oneFeed) Order(_ context.Context, orders []shard.FeedOrder) error {
 	return nil
 }
 
-func (f *oneFeed) Recv(ctx context.Context) ([]shard.FeedPart, error) {
+func (f *oneFeed) Recv(ctx context.Context) ([]rangeapi.FeedPart, error) {
 	for {
 		events, last, moved := f.o.after(f.at)
 		if f.order.ID != 0 && last > f.at {
@@ -154,7 +154,7 @@ func (f *oneFeed) Recv(ctx context.Context) ([]shard.FeedPart, error) {
 				return nil, err
 			}
 			f.at = last
-			return []shard.FeedPart{{ID: f.order.ID, Complete: last, Mark: shard.Mark{Term: 1, Number: uint64(last)}, Events: events}}, nil
+			return []rangeapi.FeedPart{{ID: f.order.ID, Complete: last, Position: rangeapi.FeedPosition{Term: 1, Number: uint64(last)}, Events: events}}, nil
 		}
 		select {
 		case f.order = <-f.opened:

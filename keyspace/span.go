@@ -41,6 +41,11 @@ func FromEtcd(key, rangeEnd []byte) (s Span, ok bool) {
 	}
 }
 
+// IsSingle says whether the span holds exactly one key.
+func (s Span) IsSingle() bool {
+	return len(s.End) == len(s.Start)+1 && s.End[len(s.Start)] == 0 && bytes.HasPrefix(s.End, s.Start)
+}
+
 // Contains says whether the key lies in the span.
 func (s Span) Contains(key []byte) bool {
 	return bytes.Compare(key, s.Start) >= 0 && (len(s.End) == 0 || bytes.Compare(key, s.End) < 0)

@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/transport"
@@ -199,7 +200,7 @@ func (a admin) showAll(ctx context.Context, d *keyspace.Descriptor) []shown {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			st, err := a.c.shards.Client().Show(ctx, rep.Node, d.Range)
+			st, err := a.c.shards.Admin().Show(ctx, rep.Node, d.Range)
 			all[i] = shown{rep, st, err}
 		})
 	}
@@ -273,7 +274,7 @@ const showRounds = 3
 // splitAt asks one node to split the range, as atLeader has it asked.
 func (a admin) splitAt(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, key []byte) (ds []keyspace.Descriptor, heir keyspace.NodeID, err error) {
 	heir, err = a.atLeader(ctx, node, d, func(ctx context.Context) (err error) {
-		ds, err = a.c.shards.Client().Split(ctx, node, d.Range, d.Generation, key)
+		ds, err = a.c.shards.Admin().Split(ctx, node, d.Range, d.Generation, key)
 		return err
 	})
 	return ds, heir, err
@@ -306,10 +307,10 @@ func (a admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keyspa
 				continue
 			}
 			asked, cancel := clock.WithTimeout(ctx, a.c.o.Clock, a.c.o.Election)
-			_, leader, err := a.c.shards.Client().Look(asked, m.Node, d.Range)
+			_, leader, err := a.c.shards.Admin().Look(asked, m.Node, d.Range)
 			if err == nil && leader != 0 && leader != node && leader != m.Node {
 				m.Node = leader
-				_, leader, err = a.c.shards.Client().Look(asked, leader, d.Range)
+				_, leader, err = a.c.shards.Admin().Look(asked, leader, d.Range)
 			}
 			cancel()
 			if err == nil && leader == m.Node {
@@ -420,4 +421,4 @@ func (a admin) askReport(ctx context.Context, node keyspace.NodeID) (r report, e
 	return r, json.Unmarshal(b, &r)
 }
 
-var _ router.Ranges = (*shard.Client)(nil)
+var _ router.Ranges = (*rangeapi.Client)(nil)

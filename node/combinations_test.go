@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/wal"
 )
 
@@ -29,7 +29,7 @@ func flagged(cfg *config.Config) func(*Options) {
 // Whatever limits the flags set together, at their ends too: either they are refused before
 // the node starts, or it starts and takes the largest request that they allow.
 func TestLimitsWorkTogetherOrAreRefused(t *testing.T) {
-	const most = shard.MaxRequestBytes
+	const most = rangeapi.MaxRequestBytes
 	for _, c := range []struct{ flags, refused string }{
 		{flags: ""},
 		{flags: fmt.Sprint("--max-request-bytes=", most)},
@@ -95,7 +95,7 @@ func largestPut(r *rig, most int) {
 // leads all of them, however large its values or keys, and however small the node's memory; nor
 // does what one leaves behind its answer refuse the next one.
 func TestTheLargestTransactionOverSeveralRanges(t *testing.T) {
-	for _, request := range []int{3 << 19, shard.MaxRequestBytes} {
+	for _, request := range []int{3 << 19, rangeapi.MaxRequestBytes} {
 		t.Run(fmt.Sprint(request), func(t *testing.T) {
 			bubble(t, 1, borders(3), func(o *Options) {
 				o.MaxRequestBytes, o.MemoryBytes, o.WALSegmentBytes = request, config.MinMemoryBytes, 48<<20
@@ -129,7 +129,7 @@ func TestTheLargestTransactionOverSeveralRanges(t *testing.T) {
 // A segment that cannot hold the entry of the largest request is refused before anything is
 // opened, and the size that the refusal names will do.
 func TestSegmentsHoldTheLargestRequest(t *testing.T) {
-	for _, request := range []int{4 << 10, 256 << 10, 3 << 19, shard.MaxRequestBytes} {
+	for _, request := range []int{4 << 10, 256 << 10, 3 << 19, rangeapi.MaxRequestBytes} {
 		t.Run(fmt.Sprint(request), func(t *testing.T) {
 			o := Options{MaxRequestBytes: request, WALSegmentBytes: int64(request)}
 			err := o.check()
@@ -144,7 +144,7 @@ func TestSegmentsHoldTheLargestRequest(t *testing.T) {
 		})
 	}
 	// An entry takes in requests until it is full, so that it may have nearly twice as much.
-	if holds := wal.MaxEntryBytes(0); holds < 2*shard.MaxRequestBytes+1<<20 {
+	if holds := wal.MaxEntryBytes(0); holds < 2*rangeapi.MaxRequestBytes+1<<20 {
 		t.Errorf("segments of the default size hold entries of %d bytes", holds)
 	}
 }

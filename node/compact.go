@@ -13,7 +13,7 @@ type removal struct{ c *Core }
 
 // AwaitRemoval implements router.Removal.
 func (r removal) AwaitRemoval(ctx context.Context, compacted keyspace.Revision) error {
-	return r.c.shards.Client().AwaitRemoval(ctx, r, compacted)
+	return r.c.shards.Admin().AwaitRemoval(ctx, r, compacted)
 }
 
 // Nodes implements shard.Cluster.

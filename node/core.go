@@ -22,6 +22,7 @@ import (
 	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/transport"
@@ -121,8 +122,8 @@ type Options struct {
 // check refuses limits that cannot work together: a request that is accepted and whose entry
 // nothing holds would be refused, or worse, only when it comes.
 func (o *Options) check() error {
-	if o.MaxRequestBytes < 1 || o.MaxRequestBytes > shard.MaxRequestBytes {
-		return fmt.Errorf("requests of up to %d bytes (MaxRequestBytes): an entry of the log holds those of 1 to %d", o.MaxRequestBytes, shard.MaxRequestBytes)
+	if o.MaxRequestBytes < 1 || o.MaxRequestBytes > rangeapi.MaxRequestBytes {
+		return fmt.Errorf("requests of up to %d bytes (MaxRequestBytes): an entry of the log holds those of 1 to %d", o.MaxRequestBytes, rangeapi.MaxRequestBytes)
 	}
 	entry := int64(o.MaxRequestBytes)*17/16 + 512 // with what the log adds to keys and values
 	if holds := wal.MaxEntryBytes(o.WALSegmentBytes); entry > holds {
@@ -411,28 +412,28 @@ type control struct{ c *Core }
 
 // CreateRanges implements placement.RangeControl.
 func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
-	return r.c.shards.Client().CreateRanges(ctx, node, ds)
+	return r.c.shards.Admin().CreateRanges(ctx, node, ds)
 }
 
 // Look implements placement.Mover.
 func (r control) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
-	return r.c.shards.Client().Look(ctx, node, id)
+	return r.c.shards.Admin().Look(ctx, node, id)
 }
 
 // ChangeMembers implements placement.Mover.
 func (r control) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
-	_, err := r.c.shards.Client().ChangeMembers(ctx, node, id, confIndex, changes)
+	_, err := r.c.shards.Admin().ChangeMembers(ctx, node, id, confIndex, changes)
 	return err
 }
 
 // TransferTo implements placement.Mover.
 func (r control) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
-	return r.c.shards.Client().TransferTo(ctx, node, id, to)
+	return r.c.shards.Admin().TransferTo(ctx, node, id, to)
 }
 
 // Merge implements placement.Merger.
 func (r control) Merge(ctx context.Context, node keyspace.NodeID, order keyspace.MergeOrder) error {
-	return r.c.shards.Client().Merge(ctx, node, order)
+	return r.c.shards.Admin().Merge(ctx, node, order)
 }
 
 // pusher finds out for the replicas what became of transactions; the router is made
@@ -440,12 +441,12 @@ func (r control) Merge(ctx context.Context, node keyspace.NodeID, order keyspace
 type pusher struct{ c *Core }
 
 // Push implements shard.TxnPusher.
-func (p pusher) Push(ctx context.Context, name shard.TxnName, anchor []byte) (live bool, d *shard.Decided, err error) {
+func (p pusher) Push(ctx context.Context, name rangeapi.TxnName, anchor []byte) (live bool, d *rangeapi.Decided, err error) {
 	return p.c.router.Push(ctx, name, anchor)
 }
 
 // Finish implements shard.TxnPusher.
-func (p pusher) Finish(ctx context.Context, name shard.TxnName, d *shard.Decided) (live bool, err error) {
+func (p pusher) Finish(ctx context.Context, name rangeapi.TxnName, d *rangeapi.Decided) (live bool, err error) {
 	return p.c.router.Finish(ctx, name, d)
 }
 
@@ -487,7 +488,7 @@ func (c *Core) Leases() *lease.Gateway { return c.grants }
 func (c *Core) Store() engine.Reader { return c.engine }
 
 // Ranges is the node's access to the replicas of all nodes.
-func (c *Core) Ranges() *shard.Client { return c.shards.Client() }
+func (c *Core) Ranges() *shard.AdminClient { return c.shards.Admin() }
 
 // Placement is the node's access to the placement group.
 func (c *Core) Placement() *placement.Client { return c.client }

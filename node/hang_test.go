@@ -14,7 +14,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 const hangRanges = 6
@@ -179,8 +179,8 @@ func (n *rigNode) getLocal(ctx context.Context, key string) (value string, err e
 		if !d.Span.Contains([]byte(key)) {
 			continue
 		}
-		var resp *shard.Response
-		if resp, err = n.core.shards.Do(ctx, &shard.Request{
+		var resp *rangeapi.Response
+		if resp, err = n.core.shards.Do(ctx, &rangeapi.Request{
 			Range: d.Range, Generation: d.Generation, Op: &pb.RangeRequest{Key: []byte(key)},
 		}); err == nil {
 			for _, kv := range resp.Op.(*pb.RangeResponse).GetKvs() {

@@ -183,7 +183,7 @@ func (a admin) transferTo(ctx context.Context, d *keyspace.Descriptor, to keyspa
 		}
 		var err error
 		heir, err = a.atLeader(ctx, node, d, func(ctx context.Context) error {
-			return a.c.shards.Client().TransferTo(ctx, node, d.Range, to)
+			return a.c.shards.Admin().TransferTo(ctx, node, d.Range, to)
 		})
 		if err == nil {
 			a.c.router.Led(d.Range, to)

@@ -183,7 +183,7 @@ func (a admin) ask(ctx context.Context, v *survey) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, a.askFor(ctx, n.ID))
 			defer cancel()
-			l, err := a.c.shards.Client().List(ctx, n.ID)
+			l, err := a.c.shards.Admin().List(ctx, n.ID)
 			if err != nil {
 				return
 			}

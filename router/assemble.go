@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // assembly makes the answer of a transaction whose path and revision are known. What it
@@ -162,9 +162,9 @@ func (a *assembly) header() *pb.ResponseHeader {
 
 // results returns what the ranges say of the operation at hand, in the order of keys,
 // and the writes that they were given.
-func (a *assembly) results() (rs []*shard.WriteResult, ops []proto.Message) {
+func (a *assembly) results() (rs []*rangeapi.WriteResult, ops []proto.Message) {
 	type found struct {
-		r  *shard.WriteResult
+		r  *rangeapi.WriteResult
 		op proto.Message
 		at []byte
 	}
@@ -305,7 +305,7 @@ func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey,
 	scan.SortTarget, scan.SortOrder = pb.RangeRequest_KEY, pb.RangeRequest_NONE
 	scan.MinModRevision, scan.MaxModRevision, scan.MinCreateRevision, scan.MaxCreateRevision = 0, 0, 0, 0
 	scan.KeysOnly = q.GetKeysOnly() && q.GetSortTarget() != pb.RangeRequest_VALUE
-	if scan.Limit = shard.ScanLimit(q); scan.Limit > 0 {
+	if scan.Limit = rangeapi.ScanLimit(q); scan.Limit > 0 {
 		scan.Limit += int64(len(own))
 	}
 	mine := map[string]bool{}
@@ -337,10 +337,10 @@ func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey,
 		return nil
 	}
 	slices.SortFunc(kvs, func(x, y *mvccpb.KeyValue) int { return bytes.Compare(x.GetKey(), y.GetKey()) })
-	if limit := shard.ScanLimit(q); limit > 0 && int64(len(kvs)) > limit {
+	if limit := rangeapi.ScanLimit(q); limit > 0 && int64(len(kvs)) > limit {
 		kvs = kvs[:limit]
 	}
-	shard.Shape(q, resp, kvs)
+	rangeapi.Shape(q, resp, kvs)
 	return nil
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // decision is how an attempt has ended: at a revision, or with an error.
@@ -124,13 +124,13 @@ func (a *trial) sequence() (keyspace.Revision, error) {
 }
 
 // locks are all locks of the attempt, and anchor is the one at its anchor.
-func (a *trial) locks() (anchor shard.LockID, all []shard.LockRef) {
+func (a *trial) locks() (anchor rangeapi.LockID, all []rangeapi.LockRef) {
 	for _, p := range a.all() {
 		if p.answer == nil || !p.answer.Held {
 			continue
 		}
-		all = append(all, shard.LockRef{ID: p.answer.Lock, Span: p.span})
-		if anchor == (shard.LockID{}) && p.rt.desc.Span.Contains(p.op.Anchor) {
+		all = append(all, rangeapi.LockRef{ID: p.answer.Lock, Span: p.span})
+		if anchor == (rangeapi.LockID{}) && p.rt.desc.Span.Contains(p.op.Anchor) {
 			anchor = p.answer.Lock
 		}
 	}
@@ -142,12 +142,12 @@ func (a *trial) locks() (anchor shard.LockID, all []shard.LockRef) {
 func (a *trial) commit(ctx context.Context, rev keyspace.Revision) (committed bool, err error) {
 	r := a.t.r
 	anchor, locks := a.locks()
-	op := &shard.Commit{Name: a.name, AnchorLock: anchor, Anchor: a.ps.anchor, Revision: rev, Locks: locks}
+	op := &rangeapi.Commit{Name: a.name, AnchorLock: anchor, Anchor: a.ps.anchor, Revision: rev, Locks: locks}
 	unsure := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		got, err := r.stepFor(ctx, a.ps.anchor, op)
 		if err == nil {
-			d := got.(*shard.Decided)
+			d := got.(*rangeapi.Decided)
 			if d.Revision == 0 && unsure {
 				// It may have been committed, finished by others and forgotten.
 				return false, kverror.New(kverror.LeaderChanged, "transaction %s was decided by others", a.name)
@@ -174,7 +174,7 @@ func (a *trial) resolveAll(ctx context.Context, rev keyspace.Revision) bool {
 	defer cancel()
 	held := slices.DeleteFunc(slices.Clone(a.all()), func(p *piece) bool { return p.answer == nil || !p.answer.Held })
 	err := each(resolving, held, func(ctx context.Context, p *piece) error {
-		return r.stepOver(ctx, p.span, &shard.Resolve{Name: a.name, Lock: p.answer.Lock, Revision: rev})
+		return r.stepOver(ctx, p.span, &rangeapi.Resolve{Name: a.name, Lock: p.answer.Lock, Revision: rev})
 	})
 	if err != nil {
 		r.leaveRecord(ctx, a.name, err)
@@ -190,19 +190,19 @@ const forgetEvery = 20 * time.Millisecond
 
 // forget has the record of an attempt forgotten whose locks have ended, together with
 // those of others.
-func (r *Router) forget(ctx context.Context, name shard.TxnName, anchor []byte) {
+func (r *Router) forget(ctx context.Context, name rangeapi.TxnName, anchor []byte) {
 	defer r.txns.end(name)
 	if !r.txns.drains() {
 		// Where the node stops it is tried all the same.
 		_ = clock.Sleep(ctx, r.cfg.Clock, forgetEvery-time.Duration(r.cfg.Clock.Now())%forgetEvery)
 	}
-	if _, err := r.stepFor(ctx, anchor, &shard.Forget{Name: name, Anchor: anchor}); err != nil {
+	if _, err := r.stepFor(ctx, anchor, &rangeapi.Forget{Name: name, Anchor: anchor}); err != nil {
 		r.leaveRecord(ctx, name, err)
 	}
 }
 
 // leaveRecord says that the anchor's range does what is left.
-func (r *Router) leaveRecord(ctx context.Context, name shard.TxnName, err error) {
+func (r *Router) leaveRecord(ctx context.Context, name rangeapi.TxnName, err error) {
 	if ctx.Err() == nil {
 		r.cfg.Logger.Info("end the locks of a transaction", zap.Stringer("txn", name), zap.Error(err))
 	}
@@ -230,7 +230,7 @@ func (a *trial) abort() {
 		ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, abortPatience)
 		defer cancel()
 		_ = each(ctx, sent, func(ctx context.Context, p *piece) error {
-			return r.stepOver(ctx, p.span, &shard.Resolve{Name: a.name})
+			return r.stepOver(ctx, p.span, &rangeapi.Resolve{Name: a.name})
 		})
 	})
 	if !started {
@@ -238,26 +238,26 @@ func (a *trial) abort() {
 	}
 }
 
-// Push implements shard.TxnPusher: it asks the coordinator's node, and where that does
+// Push implements package shard's TxnPusher: it asks the coordinator's node, and where that does
 // not know the attempt or does not live, has the anchor decide.
-func (r *Router) Push(ctx context.Context, name shard.TxnName, anchor []byte) (live bool, d *shard.Decided, err error) {
+func (r *Router) Push(ctx context.Context, name rangeapi.TxnName, anchor []byte) (live bool, d *rangeapi.Decided, err error) {
 	if live, err = r.coordinated(ctx, name); live || err != nil {
 		return live, nil, err
 	}
-	got, err := r.stepFor(ctx, anchor, &shard.Decide{Name: name, Anchor: anchor})
+	got, err := r.stepFor(ctx, anchor, &rangeapi.Decide{Name: name, Anchor: anchor})
 	if err != nil {
 		return false, nil, err
 	}
-	return false, got.(*shard.Decided), nil
+	return false, got.(*rangeapi.Decided), nil
 }
 
-// Finish implements shard.TxnPusher.
-func (r *Router) Finish(ctx context.Context, name shard.TxnName, d *shard.Decided) (live bool, err error) {
+// Finish implements package shard's TxnPusher.
+func (r *Router) Finish(ctx context.Context, name rangeapi.TxnName, d *rangeapi.Decided) (live bool, err error) {
 	if live, err = r.coordinated(ctx, name); live || err != nil {
 		return live, err
 	}
 	for _, l := range d.Locks {
-		if err := r.stepOver(ctx, l.Span, &shard.Resolve{Name: name, Lock: l.ID, Revision: d.Revision}); err != nil {
+		if err := r.stepOver(ctx, l.Span, &rangeapi.Resolve{Name: name, Lock: l.ID, Revision: d.Revision}); err != nil {
 			return false, err
 		}
 	}
@@ -265,7 +265,7 @@ func (r *Router) Finish(ctx context.Context, name shard.TxnName, d *shard.Decide
 }
 
 // coordinated says whether a coordinator is at the attempt.
-func (r *Router) coordinated(ctx context.Context, name shard.TxnName) (bool, error) {
+func (r *Router) coordinated(ctx context.Context, name rangeapi.TxnName) (bool, error) {
 	if name.Node == r.cfg.Self {
 		return r.txns.owns(name), nil
 	}

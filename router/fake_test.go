@@ -14,7 +14,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // cluster is a keyspace in memory that plays ranges, sequencer and placement: the
@@ -116,7 +116,7 @@ func (c *cluster) mishap(id keyspace.RangeID) error {
 	return nil
 }
 
-func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.mishap(req.Range); err != nil {
@@ -141,12 +141,12 @@ func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *shard.Request
 		}
 		return nil, e
 	}
-	if b, _ := shard.Bounds(req.Op); !d.Span.Covers(b) && !(string(b.Start) == "\x00" && len(d.Span.Start) == 0) {
+	if b, _ := rangeapi.Bounds(req.Op); !d.Span.Covers(b) && !(string(b.Start) == "\x00" && len(d.Span.Start) == 0) {
 		panic(fmt.Sprintf("a request for %s came to %s", b, d.Span))
 	}
 	switch op := req.Op.(type) {
 	case *pb.PutRequest:
-		return &shard.Response{Op: c.put(op)}, nil
+		return &rangeapi.Response{Op: c.put(op)}, nil
 	case *pb.RangeRequest:
 		if req.ReadRevision != c.rev {
 			panic("the revision has moved under a quiet cluster")
@@ -156,8 +156,8 @@ func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *shard.Request
 		} else {
 			c.paged++
 		}
-		return &shard.Response{Op: evaluate(c.kvs, op)}, nil
-	case *shard.Piece:
+		return &rangeapi.Response{Op: evaluate(c.kvs, op)}, nil
+	case *rangeapi.Page:
 		c.pieced++
 		c.at = append(c.at, req.ReadRevision)
 		if req.ReadRevision < c.compacted {
@@ -166,7 +166,7 @@ func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *shard.Request
 			}
 			return nil, &kverror.Error{Kind: kverror.ReadAgain}
 		}
-		return &shard.Response{Op: c.piece(op)}, nil
+		return &rangeapi.Response{Op: c.piece(op)}, nil
 	}
 	return nil, kverror.New(kverror.Internal, "%T", req.Op)
 }
@@ -186,14 +186,14 @@ func (c *cluster) put(op *pb.PutRequest) proto.Message {
 }
 
 // piece is what a range answers to a piece, of few keys at a time.
-func (c *cluster) piece(op *shard.Piece) *shard.PieceAnswer {
+func (c *cluster) piece(op *rangeapi.Page) *rangeapi.PageAnswer {
 	q := proto.CloneOf(op.RangeRequest)
 	q.Limit = 0
 	passed := evaluate(c.kvs, q)
 	q.MinModRevision, q.MaxModRevision, q.MinCreateRevision, q.MaxCreateRevision = 0, 0, 0, 0
 	all := evaluate(c.kvs, q)
 	n := 1 + c.rng.IntN(5)
-	a := &shard.PieceAnswer{RangeResponse: &pb.RangeResponse{Header: header(c.rev)}}
+	a := &rangeapi.PageAnswer{RangeResponse: &pb.RangeResponse{Header: header(c.rev)}}
 	if op.Limit > 0 {
 		n = min(n, int(op.Limit))
 	}
@@ -238,7 +238,7 @@ func evaluate(kvs []*mvccpb.KeyValue, op *pb.RangeRequest) *pb.RangeResponse {
 	if op.SortOrder == pb.RangeRequest_NONE && op.SortTarget != pb.RangeRequest_KEY && !filtered(op) && op.Limit > 0 && int64(len(out.Kvs)) > op.Limit {
 		out.Kvs = out.Kvs[:op.Limit+1] // etcd stops its scan here and sorts what it has
 	}
-	shard.SortKeys(op, out.Kvs)
+	rangeapi.SortKeys(op, out.Kvs)
 	if op.Limit > 0 && int64(len(out.Kvs)) > op.Limit {
 		out.Kvs, out.More = out.Kvs[:op.Limit], true
 	}

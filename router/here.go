@@ -9,7 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
@@ -18,7 +18,7 @@ type Local interface {
 	// can be read; ok is false where there is none.
 	CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
 	// ReadHere answers a read from the replica, at a revision up to which it is complete.
-	ReadHere(ctx context.Context, req *shard.Request) (*shard.Response, error)
+	ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
 // where says which replicas may be asked.
@@ -36,8 +36,8 @@ const (
 
 // readFrom has a read of a span answered by the one range that holds it.
 func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op proto.Message) (proto.Message, error) {
-	build := func(rt *route) *shard.Request {
-		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: op}
+	build := func(rt *route) *rangeapi.Request {
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: op}
 	}
 	if at.where != leaders {
 		rt, err := r.cover(ctx, span)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // locals are the replicas of one node: complete says up to where, by the range's start.
@@ -48,7 +48,7 @@ func (l *locals) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from,
 	return l.compacted[string(d.Span.Start)], c, ok && here && d.Generation == g
 }
 
-func (l *locals) ReadHere(_ context.Context, req *shard.Request) (*shard.Response, error) {
+func (l *locals) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	from, c, ok := l.CompleteHere(req.Range, req.Generation)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,7 +67,7 @@ func (l *locals) ReadHere(_ context.Context, req *shard.Request) (*shard.Respons
 
 // answer plays a range: all keys have the revisions at which they were put, and what is
 // above the one that is read is left out.
-func (l *locals) answer(req *shard.Request) *shard.Response {
+func (l *locals) answer(req *rangeapi.Request) *rangeapi.Response {
 	all := l.kvs
 	defer func() { l.kvs = all }()
 	l.kvs = nil
@@ -76,10 +76,10 @@ func (l *locals) answer(req *shard.Request) *shard.Response {
 			l.kvs = append(l.kvs, kv)
 		}
 	}
-	if p, ok := req.Op.(*shard.Piece); ok {
-		return &shard.Response{Op: l.piece(p)}
+	if p, ok := req.Op.(*rangeapi.Page); ok {
+		return &rangeapi.Response{Op: l.piece(p)}
 	}
-	return &shard.Response{Op: evaluate(l.kvs, req.Op.(*pb.RangeRequest))}
+	return &rangeapi.Response{Op: evaluate(l.kvs, req.Op.(*pb.RangeRequest))}
 }
 
 // forgetTold takes back what serializable reads were told.
@@ -89,7 +89,7 @@ func (r *Router) forgetTold() {
 	}
 }
 
-func (l *locals) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+func (l *locals) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
 	l.mu.Lock()
 	if _, put := req.Op.(*pb.PutRequest); put {
 		l.mu.Unlock()

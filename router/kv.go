@@ -9,7 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Put stores one key. The request must have passed the checks that need no data
@@ -30,7 +30,7 @@ func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*
 
 // Txn runs a transaction, over as many ranges as its keys lie in.
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
-	span, ok := shard.Bounds(req)
+	span, ok := rangeapi.Bounds(req)
 	if !ok {
 		rev, err := r.emptyWrite(ctx)
 		resp := keyless(req)

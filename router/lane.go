@@ -10,7 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // lane reads a span at a moment piece by piece, each piece from whatever range holds its
@@ -29,7 +29,7 @@ type lane struct {
 	// seen are the keys that were gone past, found those that passed the filters.
 	seen, found int64
 	// last is the newest piece, beyond what of the lane lies outside of its range, if any.
-	last       *shard.PieceAnswer
+	last       *rangeapi.PageAnswer
 	beyond     keyspace.Span
 	hasBeyond  bool
 	pieceBytes int
@@ -47,7 +47,7 @@ func (r *Router) lane(span keyspace.Span, req *pb.RangeRequest, at moment, limit
 func (l *lane) enough() bool { return l.done || !l.unlimited && l.left <= 0 }
 
 // next reads a piece. It is called while there is not enough.
-func (l *lane) next(ctx context.Context) (*shard.PieceAnswer, error) {
+func (l *lane) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
 	limit := l.r.limited(ctx)
 	defer limit.End()
 	for {
@@ -59,7 +59,7 @@ func (l *lane) next(ctx context.Context) (*shard.PieceAnswer, error) {
 		if !ok {
 			return nil, kverror.New(kverror.Internal, "range %s with %s holds nothing of %s", rt.desc.Range, rt.desc.Span, l.rest)
 		}
-		p := &shard.Piece{RangeRequest: clip(l.req, span), MaxBytes: l.pieceBytes, WithCount: !l.unlimited}
+		p := &rangeapi.Page{RangeRequest: clip(l.req, span), MaxBytes: l.pieceBytes, WithCount: !l.unlimited}
 		p.Limit = max(l.left, 0)
 		got, err := l.r.readFrom(limit.Patience, span, l.at, p)
 		if errors.Is(err, errSeveral) {
@@ -68,7 +68,7 @@ func (l *lane) next(ctx context.Context) (*shard.PieceAnswer, error) {
 		if err != nil {
 			return nil, limit.outcome(err)
 		}
-		answer, ok := got.(*shard.PieceAnswer)
+		answer, ok := got.(*rangeapi.PageAnswer)
 		if !ok {
 			return nil, kverror.New(kverror.Internal, "a range answered a piece of a read with %T", got)
 		}
@@ -78,7 +78,7 @@ func (l *lane) next(ctx context.Context) (*shard.PieceAnswer, error) {
 }
 
 // took notes the answer for a span, the first part of what was not read yet.
-func (l *lane) took(span keyspace.Span, p *shard.PieceAnswer) {
+func (l *lane) took(span keyspace.Span, p *rangeapi.PageAnswer) {
 	l.last = p
 	l.seen += p.Seen
 	l.found += p.N
@@ -125,7 +125,7 @@ func (l *lane) all(ctx context.Context) (kvs []*mvccpb.KeyValue, count int64, er
 		if err := l.r.hold(l.at.held, int64(len(p.Keys))+p.N*keyOverheadBytes); err != nil {
 			return nil, 0, err
 		}
-		more, err := shard.DecodeKeys(p.Keys, p.N)
+		more, err := rangeapi.DecodeKeys(p.Keys, p.N)
 		if err != nil {
 			return nil, 0, kverror.New(kverror.Internal, "%v", err)
 		}

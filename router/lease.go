@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // revokeBytes is about what a revoke takes of the budget of transactions.
@@ -147,11 +147,11 @@ func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revi
 // at revokes the lease in the ranges, at one revision.
 func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, error) {
 	if len(routes) == 1 {
-		got, err := v.r.stepAt(ctx, routes[0], &shard.Revoke{Lease: v.lease, Incarnation: v.incarnation})
+		got, err := v.r.stepAt(ctx, routes[0], &rangeapi.Revoke{Lease: v.lease, Incarnation: v.incarnation})
 		if err != nil {
 			return 0, v.again(ctx, err)
 		}
-		if one := got.(*shard.Revoked); !one.TooMany {
+		if one := got.(*rangeapi.Revoked); !one.TooMany {
 			v.r.txns.heard(one.Revision)
 			return one.Revision, nil
 		}
@@ -198,7 +198,7 @@ func (v *revoke) again(ctx context.Context, err error) error {
 
 // pieces has every range delete the lease's keys. The smallest key of the first one is the
 // anchor: a lease is locked in each, whether there is a key or not.
-func (v *revoke) pieces(name shard.TxnName, routes []*route) *pieces {
+func (v *revoke) pieces(name rangeapi.TxnName, routes []*route) *pieces {
 	anchor := lower(nil, routes[0].desc.Span)
 	ps := &pieces{name: name, anchor: anchor, of: map[keyspace.RangeID]*piece{}}
 	for _, rt := range routes {
@@ -229,7 +229,7 @@ func (p *piece) changes() bool {
 // before: that range refuses, and the revoke starts over.
 func (a *trial) unmark(ctx context.Context) error {
 	err := each(ctx, a.ps.order, func(ctx context.Context, p *piece) error {
-		return a.t.r.stepOver(ctx, p.span, &shard.Resolve{
+		return a.t.r.stepOver(ctx, p.span, &rangeapi.Resolve{
 			Name: a.name, Lock: p.answer.Lock, Unmark: p.op.Revoke, Incarnation: p.op.Incarnation,
 		})
 	})
@@ -276,7 +276,7 @@ func (r *Router) leaseKeys(
 		if !ok {
 			return keys, nil
 		}
-		got, err := r.stepAt(ctx, rt, &shard.LeaseKeys{Lease: lease, Span: part, At: at})
+		got, err := r.stepAt(ctx, rt, &rangeapi.LeaseKeys{Lease: lease, Span: part, At: at})
 		if err != nil {
 			e := kverror.Of(err)
 			if !errors.Is(err, errStartOver) && (e.Fate() == kverror.NotApplied || e.Kind == kverror.Corrupt || e.Kind == kverror.Internal) {
@@ -287,7 +287,7 @@ func (r *Router) leaseKeys(
 			}
 			continue
 		}
-		page := got.(*shard.Attached)
+		page := got.(*rangeapi.Attached)
 		size := int64(0)
 		for _, k := range page.Keys {
 			size += int64(len(k))

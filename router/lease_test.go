@@ -12,14 +12,14 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 var everywhere = []keyspace.Span{{}}
 
 // answers has the ranges answer the steps that match, each once, and then as usual.
 func (f *ranges) answers(all map[string]any) {
-	f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+	f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for match, answer := range all {
@@ -30,14 +30,14 @@ func (f *ranges) answers(all map[string]any) {
 			if err, ok := answer.(error); ok {
 				return nil, err
 			}
-			return answer.(shard.TxnAnswer), nil
+			return answer.(rangeapi.TxnAnswer), nil
 		}
 		return nil, nil
 	}
 }
 
-func withoutKeys(id keyspace.RangeID) *shard.Prepared {
-	return &shard.Prepared{Held: true, Lock: shard.LockID{Range: id}}
+func withoutKeys(id keyspace.RangeID) *rangeapi.Prepared {
+	return &rangeapi.Prepared{Held: true, Lock: rangeapi.LockID{Range: id}}
 }
 
 // What a revoke asks of the ranges, and what comes back of it.
@@ -53,14 +53,14 @@ func TestCourseOfARevoke(t *testing.T) {
 		named   int
 		error   error
 	}{
-		"the keys are in one range": {spans: first, answers: map[string]any{"revoke": &shard.Revoked{Revision: 9}}, want: "revoke at 1", at: 9},
+		"the keys are in one range": {spans: first, answers: map[string]any{"revoke": &rangeapi.Revoked{Revision: 9}}, want: "revoke at 1", at: 9},
 		"there is no key":           {spans: first, want: "revoke at 1", at: 7},
 		"no range was registered":   {at: 7},
 		"a leader is lost": {
 			spans: first, answers: map[string]any{"revoke": kverror.New(kverror.LeaderChanged, "")}, want: "revoke at 1; revoke at 1", at: 7,
 		},
 		"they do not fit into an entry": {
-			spans: first, answers: map[string]any{"revoke": &shard.Revoked{TooMany: true}},
+			spans: first, answers: map[string]any{"revoke": &rangeapi.Revoked{TooMany: true}},
 			want: "revoke at 1; revoke prepare 1 at 1; commit 1@8 of 1 at 1; resolve 1@8 at 1; forget 1 at 1", at: 8, named: 1,
 		},
 		"the keys are in all ranges": {spans: everywhere, want: usual, at: 8, named: 3},
@@ -90,7 +90,7 @@ func TestCourseOfARevoke(t *testing.T) {
 			want:    "revoke prepare 2 at 3 patient; commit 2@8 of 3 at 1", at: 8, named: 3,
 		},
 		"others have decided against it": {
-			spans: everywhere, answers: map[string]any{"commit": &shard.Decided{}}, want: "commit 2@9 of 3 at 1", at: 9, named: 3,
+			spans: everywhere, answers: map[string]any{"commit": &rangeapi.Decided{}}, want: "commit 2@9 of 3 at 1", at: 9, named: 3,
 		},
 		"the gateway of a range is full": {
 			spans: everywhere, answers: map[string]any{"prepare 1 at 3": kverror.New(kverror.TooManyRequests, "")},
@@ -130,8 +130,8 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		goOn := make(chan struct{})
-		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-			if q, ok := op.(*shard.Resolve); ok && id == 3 && q.Revision != 0 {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			if q, ok := op.(*rangeapi.Resolve); ok && id == 3 && q.Revision != 0 {
 				<-goOn
 			}
 			return nil, nil
@@ -163,15 +163,15 @@ func TestRevokeWhoseLocksStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		lost := true // guarded by f.mu
-		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			switch o := op.(type) {
-			case *shard.Prepare:
+			case *rangeapi.Prepare:
 				if lost = lost && o.Name.Attempt == 1; !lost && id != 3 {
 					return withoutKeys(id), nil
 				}
-			case *shard.Resolve:
+			case *rangeapi.Resolve:
 				if lost && id == 3 && o.Revision != 0 {
 					return nil, kverror.NoLeader
 				}
@@ -200,8 +200,8 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 			for i := range c.ranges - 3 {
 				f.split(fmt.Sprintf("m%04d", i))
 			}
-			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-				if p, ok := op.(*shard.Prepare); ok && p.Revoke != 0 && int(id) > c.keys {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+				if p, ok := op.(*rangeapi.Prepare); ok && p.Revoke != 0 && int(id) > c.keys {
 					return withoutKeys(id), nil
 				}
 				return nil, nil
@@ -230,8 +230,8 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 func TestTransactionOfUnknownLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
-		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-			p, ok := op.(*shard.Prepare)
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			p, ok := op.(*rangeapi.Prepare)
 			if !ok {
 				return nil, nil
 			}
@@ -239,7 +239,7 @@ func TestTransactionOfUnknownLeases(t *testing.T) {
 			if !p.Patient && !strings.Contains(fmt.Sprint(p.Absent), fmt.Sprint(put.GetLease())) {
 				return nil, kverror.New(kverror.Conflict, "")
 			}
-			return &shard.Prepared{Held: true, Lock: shard.LockID{Range: 1}, Refused: kverror.New(kverror.LeaseNotFound, ""), RefusedAt: p.Writes[0].Number}, nil
+			return &rangeapi.Prepared{Held: true, Lock: rangeapi.LockID{Range: 1}, Refused: kverror.New(kverror.LeaseNotFound, ""), RefusedAt: p.Writes[0].Number}, nil
 		}
 		put := func(k string, lease int64) *pb.RequestOp {
 			return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(k), Lease: lease}}}
@@ -260,8 +260,8 @@ func TestLeaseKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		split := false
-		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-			q := op.(*shard.LeaseKeys)
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			q := op.(*rangeapi.LeaseKeys)
 			if q.At != 7 || q.Lease != 5 {
 				t.Errorf("asked for %+v", q)
 			}
@@ -272,7 +272,7 @@ func TestLeaseKeys(t *testing.T) {
 				f.split("k")
 				return nil, &kverror.Error{Kind: kverror.WrongRange, Descriptors: f.descs}
 			}
-			a := &shard.Attached{}
+			a := &rangeapi.Attached{}
 			for k := 'a'; k <= 'z'; k++ {
 				if key := []byte(string(k)); q.Span.Contains(key) {
 					if a.More = len(a.Keys) == 3; a.More {

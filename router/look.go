@@ -10,7 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // look evaluates all compares of a transaction at one revision, in parallel.
@@ -24,7 +24,7 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 	for _, c := range allCompares(t, nil) {
 		s, ok := keyspace.FromEtcd(c.GetKey(), c.GetRangeEnd())
 		if !ok {
-			out[c] = shard.CompareAbsent(c)
+			out[c] = rangeapi.CompareAbsent(c)
 			continue
 		}
 		over, err := r.resolve(ctx, s)
@@ -43,13 +43,13 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 			parts[rt.desc.Range] = append(parts[rt.desc.Range], asked{c, part})
 		}
 	}
-	facts := map[*pb.Compare][]shard.Fact{}
+	facts := map[*pb.Compare][]rangeapi.Fact{}
 	var mu sync.Mutex // guards facts
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxParallelParts)
 	for _, list := range parts {
 		for len(list) > 0 {
-			n := min(len(list), shard.MaxLookCompares)
+			n := min(len(list), rangeapi.MaxLookCompares)
 			chunk := list[:n]
 			list = list[n:]
 			ask := make([]*pb.Compare, n)
@@ -81,7 +81,7 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 
 // lookAt evaluates compares at one range, as a transaction that only reads: each is a
 // nested one, which counts the keys of a span to tell whether there is one.
-func (r *Router) lookAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]shard.Fact, error) {
+func (r *Router) lookAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]rangeapi.Fact, error) {
 	t := &pb.TxnRequest{}
 	for _, c := range cs {
 		count := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{
@@ -91,9 +91,9 @@ func (r *Router) lookAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revis
 			Compare: []*pb.Compare{c}, Success: count, Failure: count,
 		}}})
 	}
-	span, _ := shard.Bounds(t)
-	got, err := r.single(ctx, span, func(rt *route) *shard.Request {
-		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: t}
+	span, _ := rangeapi.Bounds(t)
+	got, err := r.single(ctx, span, func(rt *route) *rangeapi.Request {
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: t}
 	}, true)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (r *Router) lookAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revis
 	if !ok || len(resp.GetResponses()) != len(cs) {
 		return nil, kverror.New(kverror.Internal, "a range answered a look with %T", got)
 	}
-	facts := make([]shard.Fact, len(cs))
+	facts := make([]rangeapi.Fact, len(cs))
 	for i := range cs {
 		n := resp.GetResponses()[i].GetResponseTxn()
 		facts[i].Holds = n.GetSucceeded()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // path is which branch each transaction takes, in the order in which they are met: a
@@ -192,14 +192,14 @@ func etcdPair(s keyspace.Span) (key, end []byte) {
 // piece is what one range has of a plan.
 type piece struct {
 	rt *route
-	op *shard.Prepare
+	op *rangeapi.Prepare
 	// guards are the plan's to which the op's belong, in their order.
 	guards []int
 	// span covers all that is locked.
 	span   keyspace.Span
 	locks  bool
 	sent   bool
-	answer *shard.Prepared
+	answer *rangeapi.Prepared
 }
 
 func (p *piece) cover(s keyspace.Span) {
@@ -217,7 +217,7 @@ func (p *piece) cover(s keyspace.Span) {
 
 // pieces divides a plan among ranges.
 type pieces struct {
-	name   shard.TxnName
+	name   rangeapi.TxnName
 	anchor []byte
 	of     map[keyspace.RangeID]*piece
 	order  []*piece
@@ -226,7 +226,7 @@ type pieces struct {
 func (ps *pieces) at(rt *route) *piece {
 	p := ps.of[rt.desc.Range]
 	if p == nil {
-		p = &piece{rt: rt, op: &shard.Prepare{Name: ps.name, Anchor: ps.anchor}}
+		p = &piece{rt: rt, op: &rangeapi.Prepare{Name: ps.name, Anchor: ps.anchor}}
 		ps.of[rt.desc.Range] = p
 		ps.order = append(ps.order, p)
 	}
@@ -246,18 +246,18 @@ func (ps *pieces) guard(i int, g guard, s keyspace.Span, routes []*route) {
 			c = proto.CloneOf(c)
 			c.Key, c.RangeEnd = spanPair(part)
 		}
-		want := shard.WantAny
+		want := rangeapi.WantAny
 		switch {
 		case g.any:
 		case g.holds:
-			want = shard.WantHolds
+			want = rangeapi.WantHolds
 		case single:
-			want = shard.WantFails
+			want = rangeapi.WantFails
 		}
 		p := ps.at(rt)
 		p.cover(part)
 		p.guards = append(p.guards, i)
-		p.op.Guards = append(p.op.Guards, shard.Guard{Compare: c, Want: want})
+		p.op.Guards = append(p.op.Guards, rangeapi.Guard{Compare: c, Want: want})
 	}
 }
 
@@ -290,7 +290,7 @@ func (ps *pieces) write(number int, op proto.Message, s keyspace.Span, routes []
 		p.cover(part)
 		// What it deletes may have to be counted at the revision before.
 		p.op.Pin = true
-		p.op.Writes = append(p.op.Writes, shard.Write{Number: uint32(number), Op: mine})
+		p.op.Writes = append(p.op.Writes, rangeapi.Write{Number: uint32(number), Op: mine})
 	}
 }
 
@@ -308,7 +308,7 @@ func (ps *pieces) pin(explicit int64, routes []*route) {
 }
 
 // outcome returns what the compare comes to, given what all pieces found.
-func outcome(c *pb.Compare, facts []shard.Fact) bool {
+func outcome(c *pb.Compare, facts []rangeapi.Fact) bool {
 	if len(c.GetRangeEnd()) == 0 {
 		return len(facts) == 1 && facts[0].Holds
 	}
@@ -319,5 +319,5 @@ func outcome(c *pb.Compare, facts []shard.Fact) bool {
 		}
 		found = found || f.Found
 	}
-	return found || shard.CompareAbsent(c)
+	return found || rangeapi.CompareAbsent(c)
 }

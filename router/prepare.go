@@ -12,13 +12,13 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
-// Steps reaches the ranges of a transaction; *shard.Client does.
+// Steps reaches the ranges of a transaction; *rangeapi.Client does.
 type Steps interface {
 	// Txn sends a step to the replica of a range on a node.
-	Txn(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op shard.TxnOp) (shard.TxnAnswer, error)
+	Txn(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
 }
 
 // maxParallelSteps bounds the ranges that a transaction speaks to at the same time.
@@ -81,7 +81,7 @@ func (a *trial) prepare(ctx context.Context, p *piece) error {
 		}
 		return err
 	}
-	p.answer = got.(*shard.Prepared)
+	p.answer = got.(*rangeapi.Prepared)
 	if err := a.t.r.hold(&a.t.held, told(p.answer)); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (t *txn) noteAbsent(p *piece) {
 }
 
 // told is what an answer tells of the keys as they were.
-func told(p *shard.Prepared) (bytes int64) {
+func told(p *rangeapi.Prepared) (bytes int64) {
 	for i := range p.Results {
 		bytes += int64(len(p.Results[i].Value))
 		for _, kv := range p.Results[i].Prevs {
@@ -165,7 +165,7 @@ func (a *trial) failed(ctx context.Context, err error) error {
 // stepAt sends a step to one range, as it was when the route was found, and again where
 // its leader was somebody else. Where the range has changed it returns errStartOver: the
 // step was not taken there.
-func (r *Router) stepAt(ctx context.Context, rt *route, op shard.TxnOp) (shard.TxnAnswer, error) {
+func (r *Router) stepAt(ctx context.Context, rt *route, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	var a attempt
 	for {
 		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
@@ -196,7 +196,7 @@ func (r *Router) stepAt(ctx context.Context, rt *route, op shard.TxnOp) (shard.T
 }
 
 // stepFor sends a step to the range that holds the key, wherever that is.
-func (r *Router) stepFor(ctx context.Context, key []byte, op shard.TxnOp) (shard.TxnAnswer, error) {
+func (r *Router) stepFor(ctx context.Context, key []byte, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	for {
 		rt, err := r.cover(ctx, keyspace.Single(key))
 		if err != nil {
@@ -211,7 +211,7 @@ func (r *Router) stepFor(ctx context.Context, key []byte, op shard.TxnOp) (shard
 
 // stepOver sends a step to every range of a span until none has anything left to do. A
 // Conflict is the answer that it does not repeat the step after.
-func (r *Router) stepOver(ctx context.Context, s keyspace.Span, op shard.TxnOp) error {
+func (r *Router) stepOver(ctx context.Context, s keyspace.Span, op rangeapi.TxnOp) error {
 	for {
 		routes, err := r.resolve(ctx, s)
 		for i := 0; err == nil && i < len(routes); i++ {
@@ -227,13 +227,13 @@ func (r *Router) stepOver(ctx context.Context, s keyspace.Span, op shard.TxnOp) 
 	}
 }
 
-func (r *Router) untilDone(ctx context.Context, rt *route, op shard.TxnOp) error {
+func (r *Router) untilDone(ctx context.Context, rt *route, op rangeapi.TxnOp) error {
 	for {
 		got, err := r.stepAt(ctx, rt, op)
 		if err != nil {
 			return err
 		}
-		if d, ok := got.(*shard.Resolved); !ok || !d.More {
+		if d, ok := got.(*rangeapi.Resolved); !ok || !d.More {
 			return nil
 		}
 	}

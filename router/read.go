@@ -12,7 +12,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // maxParallelParts bounds how many ranges one read asks at the same time.
@@ -62,7 +62,7 @@ type moment struct {
 	// none.
 	at keyspace.Revision
 	// txn is the committed transaction for which it is made, nil for none.
-	txn *shard.TxnName
+	txn *rangeapi.TxnName
 	// held counts the bytes of the answer, nil where there are few.
 	held *holding
 	// where says who may be asked.
@@ -320,7 +320,7 @@ func unsorted(req *pb.RangeRequest) *pb.RangeRequest {
 
 // finish applies to the keys of all ranges what [unsorted] has held back.
 func finish(req *pb.RangeRequest, resp *pb.RangeResponse) {
-	shard.SortKeys(req, resp.Kvs)
+	rangeapi.SortKeys(req, resp.Kvs)
 	resp.More = false
 	if l := req.GetLimit(); l > 0 && int64(len(resp.Kvs)) > l {
 		clear(resp.Kvs[l:])

@@ -10,7 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -40,8 +40,8 @@ func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		asked := 0
-		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-			if _, ok := op.(*shard.Prepare); !ok {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			if _, ok := op.(*rangeapi.Prepare); !ok {
 				return nil, nil
 			}
 			f.mu.Lock()

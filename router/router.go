@@ -9,7 +9,7 @@
 // every serializable one at one that this node's replicas know, that a read of any size
 // takes a bounded part of the node's memory, and that a request ends at its deadline. It
 // holds no data and no state that cannot be asked for again. etcdapi calls it; the ranges
-// are behind package shard's Client, the range map and revisions behind placement's.
+// are behind package rangeapi's Client, the range map and revisions behind placement's.
 package router
 
 import (
@@ -26,13 +26,13 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
-// Ranges reaches the replicas of ranges; *shard.Client is one.
+// Ranges reaches the replicas of ranges; *rangeapi.Client is one.
 type Ranges interface {
 	// Do sends a request to the replica of its range on a node.
-	Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error)
+	Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
 // Sequencer asks for the current revision; placement's client is one.
@@ -249,8 +249,8 @@ const (
 // write sends an operation that may change something to the one range that holds
 // all its keys, and again where it certainly was not proposed.
 func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message) (proto.Message, error) {
-	return r.single(ctx, span, func(rt *route) *shard.Request {
-		return &shard.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Op: op}
+	return r.single(ctx, span, func(rt *route) *rangeapi.Request {
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Op: op}
 	}, false)
 }
 
@@ -260,7 +260,7 @@ var errSeveral = errors.New("router: span lies in several ranges")
 // single sends a request to the range that covers span, until it is answered or
 // fails for good. A read is also sent again where its fate is unknown. Where the
 // span lies in several ranges it returns errSeveral.
-func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*route) *shard.Request, read bool) (proto.Message, error) {
+func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*route) *rangeapi.Request, read bool) (proto.Message, error) {
 	var a attempt
 	for {
 		rt, err := r.cover(ctx, span)
@@ -291,7 +291,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 }
 
 // attempt sends a request to a node once.
-func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *shard.Request, read bool) (*shard.Response, error) {
+func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request, read bool) (*rangeapi.Response, error) {
 	// Of itself a node always thinks that it lives.
 	if !read || node == r.cfg.Self {
 		return r.cfg.Ranges.Do(ctx, node, req)

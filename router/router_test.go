@@ -18,7 +18,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -105,7 +105,7 @@ type hung struct {
 
 func (h *hung) alive(n keyspace.NodeID) bool { return n != h.node || !h.dead.Load() }
 
-func (h *hung) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+func (h *hung) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
 	if node == h.node {
 		h.asked++
 		h.dead.Store(true)
@@ -184,7 +184,7 @@ type failing struct {
 	asked int
 }
 
-func (f *failing) Do(context.Context, keyspace.NodeID, *shard.Request) (*shard.Response, error) {
+func (f *failing) Do(context.Context, keyspace.NodeID, *rangeapi.Request) (*rangeapi.Response, error) {
 	f.asked++
 	return nil, f.err
 }
@@ -352,7 +352,7 @@ type slow struct {
 	asked atomic.Int32
 }
 
-func (s *slow) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+func (s *slow) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
 	s.asked.Add(1)
 	if err := clock.Sleep(ctx, clock.Virtual(), s.each); err != nil {
 		return nil, err
@@ -413,7 +413,7 @@ type asked struct {
 	deadlines int
 }
 
-func (a *asked) Do(ctx context.Context, n keyspace.NodeID, _ *shard.Request) (*shard.Response, error) {
+func (a *asked) Do(ctx context.Context, n keyspace.NodeID, _ *rangeapi.Request) (*rangeapi.Response, error) {
 	a.nodes = append(a.nodes, n)
 	if _, ok := ctx.Deadline(); ok {
 		a.deadlines++
@@ -421,7 +421,7 @@ func (a *asked) Do(ctx context.Context, n keyspace.NodeID, _ *shard.Request) (*s
 	if len(a.nodes) < 4 {
 		return nil, kverror.New(kverror.Unreachable, "node %s", n)
 	}
-	return &shard.Response{Op: &pb.PutResponse{Header: &pb.ResponseHeader{Revision: 2}}}, nil
+	return &rangeapi.Response{Op: &pb.PutResponse{Header: &pb.ResponseHeader{Revision: 2}}}, nil
 }
 
 // TestOrderOfAttempts: after a leader that failed this node's own replica is asked,

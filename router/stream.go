@@ -10,7 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 const (
@@ -129,7 +129,7 @@ type stream struct {
 
 // fetched is a piece on its way to the client.
 type fetched struct {
-	piece *shard.PieceAnswer
+	piece *rangeapi.PageAnswer
 	// large is what it holds of the budget beside what the stream holds anyway.
 	large int64
 	// sent is closed when the client has it, where its lane waits for that.

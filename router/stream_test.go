@@ -15,7 +15,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // merged puts a stream together as its client does, and checks its form: header, more and
@@ -122,8 +122,8 @@ func TestAStreamIsOvertakenByACompaction(t *testing.T) {
 		r := newRouter(c)
 		fill(t, c, r, 1)
 		first := true
-		s := &hooked{cluster: c, before: func(req *shard.Request) {
-			if _, ok := req.Op.(*shard.Piece); ok && first {
+		s := &hooked{cluster: c, before: func(req *rangeapi.Request) {
+			if _, ok := req.Op.(*rangeapi.Page); ok && first {
 				first = false
 				c.mu.Lock()
 				defer c.mu.Unlock()
@@ -142,10 +142,10 @@ func TestAStreamIsOvertakenByACompaction(t *testing.T) {
 // hooked is a cluster with something before each request.
 type hooked struct {
 	*cluster
-	before func(*shard.Request)
+	before func(*rangeapi.Request)
 }
 
-func (h *hooked) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+func (h *hooked) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
 	h.before(req)
 	return h.cluster.Do(ctx, node, req)
 }
@@ -189,8 +189,8 @@ func TestStreamsAreBounded(t *testing.T) {
 		r := newRouter(c)
 		fill(t, c, r, 1)
 		sizes := map[int]int{}
-		r.cfg.Ranges = &hooked{cluster: c, before: func(req *shard.Request) {
-			if p, ok := req.Op.(*shard.Piece); ok {
+		r.cfg.Ranges = &hooked{cluster: c, before: func(req *rangeapi.Request) {
+			if p, ok := req.Op.(*rangeapi.Page); ok {
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				sizes[p.MaxBytes]++

@@ -10,7 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // pieceBytes counts the bytes of the pieces that ranges have answered.
@@ -19,10 +19,10 @@ type pieceBytes struct {
 	bytes atomic.Int64
 }
 
-func (p *pieceBytes) Do(ctx context.Context, n keyspace.NodeID, q *shard.Request) (*shard.Response, error) {
+func (p *pieceBytes) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Request) (*rangeapi.Response, error) {
 	resp, err := p.Ranges.Do(ctx, n, q)
 	if err == nil {
-		if a, ok := resp.Op.(*shard.PieceAnswer); ok {
+		if a, ok := resp.Op.(*rangeapi.PageAnswer); ok {
 			p.bytes.Add(int64(len(a.Keys)))
 		}
 	}
@@ -82,8 +82,8 @@ func TestAStreamOfLargeValues(t *testing.T) {
 // oneByOne answers pieces of one key.
 type oneByOne struct{ *cluster }
 
-func (o *oneByOne) Do(ctx context.Context, n keyspace.NodeID, q *shard.Request) (*shard.Response, error) {
-	if p, ok := q.Op.(*shard.Piece); ok {
+func (o *oneByOne) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Request) (*rangeapi.Response, error) {
+	if p, ok := q.Op.(*rangeapi.Page); ok {
 		p.Limit = 1
 	}
 	return o.cluster.Do(ctx, n, q)

@@ -14,7 +14,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // patience is after how many paths that were not the right one a transaction locks what
@@ -32,7 +32,7 @@ const (
 type txn struct {
 	r   *Router
 	req *pb.TxnRequest
-	id  shard.TxnID
+	id  rangeapi.TxnID
 	// bytes are what the gateway's budget holds for the request until none of keepers, its
 	// client's call and what goes on without that, needs it any more.
 	bytes   int64
@@ -165,7 +165,7 @@ func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.
 // trial is one attempt of a transaction: what it holds is held under its name.
 type trial struct {
 	t    *txn
-	name shard.TxnName
+	name rangeapi.TxnName
 	plan *plan
 	ps   *pieces
 	// earlier are pieces that the attempt has locked before it chose its path.
@@ -175,7 +175,7 @@ type trial struct {
 }
 
 // divide finds the ranges of a plan and gives each its part.
-func (t *txn) divide(ctx context.Context, p *plan, name shard.TxnName, anchor []byte) (*pieces, error) {
+func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor []byte) (*pieces, error) {
 	ps := &pieces{name: name, anchor: anchor, of: map[keyspace.RangeID]*piece{}}
 	for i, g := range p.guards {
 		s, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd())
@@ -275,7 +275,7 @@ func (a *trial) all() []*piece {
 
 // outcomes are what the guards of the plan have come to.
 func (a *trial) outcomes() outcomes {
-	facts := make([][]shard.Fact, len(a.plan.guards))
+	facts := make([][]rangeapi.Fact, len(a.plan.guards))
 	for _, p := range a.ps.order {
 		for i, g := range p.guards {
 			facts[g] = append(facts[g], p.answer.Facts[i])
@@ -284,7 +284,7 @@ func (a *trial) outcomes() outcomes {
 	out := outcomes{}
 	for i, g := range a.plan.guards {
 		if _, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd()); !ok {
-			out[g.compare] = shard.CompareAbsent(g.compare)
+			out[g.compare] = rangeapi.CompareAbsent(g.compare)
 			continue
 		}
 		out[g.compare] = outcome(g.compare, facts[i])
@@ -319,11 +319,11 @@ func (a *trial) stillHeld(ctx context.Context) error {
 	if len(all) == 0 {
 		return nil
 	}
-	got, err := a.t.r.stepFor(ctx, a.all()[0].op.Anchor, &shard.Resolve{Name: a.name, Lock: lock})
+	got, err := a.t.r.stepFor(ctx, a.all()[0].op.Anchor, &rangeapi.Resolve{Name: a.name, Lock: lock})
 	if err != nil {
 		return a.failed(ctx, err)
 	}
-	if !got.(*shard.Resolved).Intact {
+	if !got.(*rangeapi.Resolved).Intact {
 		return errStartOver
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -29,16 +29,16 @@ type ranges struct {
 	mu sync.Mutex
 	// Guarded by mu. log has the steps in their order; answer, if set, may answer one.
 	log    []string
-	answer func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error)
+	answer func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
 	// sequenced are the requests for revisions, refuse the number of those that fail.
 	sequenced []keyspace.SequenceRequest
 	refuse    int
-	owned     map[shard.TxnName]bool
+	owned     map[rangeapi.TxnName]bool
 	// read, if set, may answer what is not a step.
-	read func(req *shard.Request) (*shard.Response, error)
+	read func(req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
-func (f *ranges) Do(ctx context.Context, node keyspace.NodeID, req *shard.Request) (*shard.Response, error) {
+func (f *ranges) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
 	if f.read != nil {
 		if resp, err := f.read(req); resp != nil || err != nil {
 			return resp, err
@@ -47,7 +47,7 @@ func (f *ranges) Do(ctx context.Context, node keyspace.NodeID, req *shard.Reques
 	return f.cluster.Do(ctx, node, req)
 }
 
-func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID, _ keyspace.Generation, op shard.TxnOp) (shard.TxnAnswer, error) {
+func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID, _ keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	f.mu.Lock()
 	f.log = append(f.log, f.show(id, op))
 	answer := f.answer
@@ -61,30 +61,30 @@ func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID
 		}
 	}
 	switch o := op.(type) {
-	case *shard.Prepare:
+	case *rangeapi.Prepare:
 		holds := len(o.Guards)+len(o.Writes) > 0 || o.Revoke != 0
-		a := &shard.Prepared{Held: holds, Lock: shard.LockID{Range: id}, Changes: len(o.Writes) > 0 || o.Revoke != 0}
+		a := &rangeapi.Prepared{Held: holds, Lock: rangeapi.LockID{Range: id}, Changes: len(o.Writes) > 0 || o.Revoke != 0}
 		for range o.Guards {
-			a.Facts = append(a.Facts, shard.Fact{Found: true, Holds: true})
+			a.Facts = append(a.Facts, rangeapi.Fact{Found: true, Holds: true})
 		}
 		for _, w := range o.Writes {
-			a.Results = append(a.Results, shard.WriteResult{Number: w.Number, Version: 1})
+			a.Results = append(a.Results, rangeapi.WriteResult{Number: w.Number, Version: 1})
 		}
 		return a, nil
-	case *shard.Commit:
-		return &shard.Decided{Revision: o.Revision}, nil
-	case *shard.Decide:
-		return &shard.Decided{}, nil
-	case *shard.Revoke:
-		return &shard.Revoked{}, nil
+	case *rangeapi.Commit:
+		return &rangeapi.Decided{Revision: o.Revision}, nil
+	case *rangeapi.Decide:
+		return &rangeapi.Decided{}, nil
+	case *rangeapi.Revoke:
+		return &rangeapi.Revoked{}, nil
 	}
-	resolve, ok := op.(*shard.Resolve)
-	return &shard.Resolved{Intact: ok && resolve.Lock != shard.LockID{}}, nil
+	resolve, ok := op.(*rangeapi.Resolve)
+	return &rangeapi.Resolved{Intact: ok && resolve.Lock != rangeapi.LockID{}}, nil
 }
 
-func (f *ranges) show(id keyspace.RangeID, op shard.TxnOp) string {
+func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnOp) string {
 	switch o := op.(type) {
-	case *shard.Prepare:
+	case *rangeapi.Prepare:
 		s := fmt.Sprintf("prepare %d at %s", o.Name.Attempt, id)
 		if o.Revoke != 0 {
 			s = "revoke " + s
@@ -93,18 +93,18 @@ func (f *ranges) show(id keyspace.RangeID, op shard.TxnOp) string {
 			s += " patient"
 		}
 		return s
-	case *shard.Commit:
+	case *rangeapi.Commit:
 		return fmt.Sprintf("commit %d@%d of %d at %s", o.Name.Attempt, o.Revision, len(o.Locks), id)
-	case *shard.Revoke:
+	case *rangeapi.Revoke:
 		return fmt.Sprintf("revoke at %s", id)
-	case *shard.Resolve:
+	case *rangeapi.Resolve:
 		if o.Unmark != 0 {
 			return fmt.Sprintf("resolve %d@%d unmark %d/%d at %s", o.Name.Attempt, o.Revision, o.Unmark, o.Incarnation, id)
 		}
 		return fmt.Sprintf("resolve %d@%d at %s", o.Name.Attempt, o.Revision, id)
-	case *shard.Decide:
+	case *rangeapi.Decide:
 		return fmt.Sprintf("decide %d at %s", o.Name.Attempt, id)
-	case *shard.Forget:
+	case *rangeapi.Forget:
 		return fmt.Sprintf("forget %d at %s", o.Name.Attempt, id)
 	}
 	return "?"
@@ -150,7 +150,7 @@ func (f *ranges) Sequence(req keyspace.SequenceRequest, done func(keyspace.Seque
 }
 
 func (f *ranges) Call(_ context.Context, _ keyspace.NodeID, _ transport.Method, p []byte) ([]byte, error) {
-	name, err := shard.DecodeTxnName(p[1:])
+	name, err := rangeapi.DecodeTxnName(p[1:])
 	if err != nil {
 		return nil, err
 	}
@@ -196,10 +196,10 @@ func inside(t *pb.TxnRequest) *pb.RequestOp {
 // What goes wrong on the way of a transaction, and what its client and the ranges see
 // of it.
 func TestCourseOfATransaction(t *testing.T) {
-	once := func(match string, answer shard.TxnAnswer, err error) func(*ranges) {
+	once := func(match string, answer rangeapi.TxnAnswer, err error) func(*ranges) {
 		return func(f *ranges) {
 			done := false
-			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				if done || !strings.Contains(f.show(id, op), match) {
@@ -225,7 +225,7 @@ func TestCourseOfATransaction(t *testing.T) {
 			want: "prepare 2 at 3 patient; commit 2@8",
 		},
 		"its anchor is fenced": {
-			set:  once("prepare 1 at 1", &shard.Prepared{Fence: 40}, nil),
+			set:  once("prepare 1 at 1", &rangeapi.Prepared{Fence: 40}, nil),
 			want: again(41),
 		},
 		"a leader is lost with a prepare": {
@@ -245,7 +245,7 @@ func TestCourseOfATransaction(t *testing.T) {
 			want: "commit 1@8 of 2 at 1; commit 1@8 of 2 at 1; resolve 1@8 at 1",
 		},
 		"others have decided against it": {
-			set:  once("commit", &shard.Decided{}, nil),
+			set:  once("commit", &rangeapi.Decided{}, nil),
 			want: "commit 2@9 of 2 at 1; resolve 2@9",
 		},
 		"a range is full": {
@@ -254,8 +254,8 @@ func TestCourseOfATransaction(t *testing.T) {
 			error: kverror.NoSpace,
 		},
 		"a put is refused": {
-			set: once("prepare 1 at 3", &shard.Prepared{
-				Held: true, Facts: []shard.Fact{{Holds: true}}, Refused: kverror.New(kverror.KeyNotFound, ""), RefusedAt: 2,
+			set: once("prepare 1 at 3", &rangeapi.Prepared{
+				Held: true, Facts: []rangeapi.Fact{{Holds: true}}, Refused: kverror.New(kverror.KeyNotFound, ""), RefusedAt: 2,
 			}, nil),
 			want:  "resolve 1@0 at 1",
 			error: kverror.KeyNotFound,
@@ -313,36 +313,36 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, r := newRanges()
-				var first shard.TxnName
-				f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+				var first rangeapi.TxnName
+				f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 					f.mu.Lock()
 					defer f.mu.Unlock()
 					switch o := op.(type) {
-					case *shard.Prepare:
+					case *rangeapi.Prepare:
 						if first.IsZero() {
 							first = o.Name
 						}
-						a := &shard.Prepared{Held: true, Lock: shard.LockID{Range: id, Number: o.Name.Attempt}}
+						a := &rangeapi.Prepared{Held: true, Lock: rangeapi.LockID{Range: id, Number: o.Name.Attempt}}
 						for range o.Guards {
-							a.Facts = append(a.Facts, shard.Fact{Found: true, Holds: true})
+							a.Facts = append(a.Facts, rangeapi.Fact{Found: true, Holds: true})
 						}
 						for _, w := range o.Writes {
-							a.Results = append(a.Results, shard.WriteResult{Number: w.Number})
+							a.Results = append(a.Results, rangeapi.WriteResult{Number: w.Number})
 						}
 						if c.refused != nil && id == 3 {
 							a.Refused, a.RefusedAt, a.Results = c.refused, 2, nil
 						}
 						return a, nil
-					case *shard.Resolve:
+					case *rangeapi.Resolve:
 						switch {
-						case o.Lock == shard.LockID{}:
+						case o.Lock == rangeapi.LockID{}:
 							return nil, nil
 						case o.Lock.Range != 1 || o.Revision != 0:
 							t.Errorf("%+v is no end of the anchor's lock", o)
 						case o.Name == first && c.wait:
 							return nil, kverror.New(kverror.LeaderChanged, "")
 						}
-						return &shard.Resolved{Intact: o.Name != first}, nil
+						return &rangeapi.Resolved{Intact: o.Name != first}, nil
 					}
 					return nil, nil
 				}
@@ -389,14 +389,14 @@ func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
 		f, r := newRanges()
 		defer r.Stop()
 		n := 0
-		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-			if _, ok := op.(*shard.Commit); !ok {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			if _, ok := op.(*rangeapi.Commit); !ok {
 				return nil, nil
 			}
 			if n++; n == 1 {
 				return nil, kverror.New(kverror.TimeoutConnectionLost, "")
 			}
-			return &shard.Decided{}, nil
+			return &rangeapi.Decided{}, nil
 		}
 		_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
 		if kverror.Of(err).Fate() != kverror.Unknown || strings.Contains(f.steps(), "prepare 2") {
@@ -415,7 +415,7 @@ func TestReadsOfACommittedTransactionFail(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, r := newRanges()
 				defer r.Stop()
-				f.read = func(*shard.Request) (*shard.Response, error) {
+				f.read = func(*rangeapi.Request) (*rangeapi.Response, error) {
 					time.Sleep(late)
 					return nil, kverror.New(kind, "")
 				}
@@ -435,7 +435,7 @@ func TestClientOfATransactionLeaves(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
 			ctx, cancel := context.WithCancel(t.Context())
-			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 				if strings.Contains(f.show(id, op), when) {
 					cancel()
 					if when != "commit" {
@@ -462,17 +462,17 @@ func TestClientOfATransactionLeaves(t *testing.T) {
 // Whoever meets a lock asks its coordinator first, and has the anchor decide only where
 // that one does not know the attempt or does not live (trap 78).
 func TestPush(t *testing.T) {
-	mine := shard.TxnName{TxnID: shard.TxnID{Node: 2, Boot: 5, Counter: 1}, Attempt: 1}
-	of := func(node keyspace.NodeID) shard.TxnName {
-		return shard.TxnName{TxnID: shard.TxnID{Node: node, Boot: 9, Counter: 1}, Attempt: 3}
+	mine := rangeapi.TxnName{TxnID: rangeapi.TxnID{Node: 2, Boot: 5, Counter: 1}, Attempt: 1}
+	of := func(node keyspace.NodeID) rangeapi.TxnName {
+		return rangeapi.TxnName{TxnID: rangeapi.TxnID{Node: node, Boot: 9, Counter: 1}, Attempt: 3}
 	}
 	for i, c := range []struct {
-		name shard.TxnName
+		name rangeapi.TxnName
 		dead bool
 		live bool
 	}{
 		{name: mine, live: true},
-		{name: shard.TxnName{TxnID: shard.TxnID{Node: 2, Boot: 4}, Attempt: 1}},
+		{name: rangeapi.TxnName{TxnID: rangeapi.TxnID{Node: 2, Boot: 4}, Attempt: 1}},
 		{name: of(1), live: true},
 		{name: of(1), dead: true},
 		{name: of(3)},
@@ -481,7 +481,7 @@ func TestPush(t *testing.T) {
 			f, r := newRanges()
 			defer r.Stop()
 			r.cfg.Alive = func(keyspace.NodeID) bool { return !c.dead }
-			f.owned = map[shard.TxnName]bool{of(1): true}
+			f.owned = map[rangeapi.TxnName]bool{of(1): true}
 			r.txns.active[mine] = struct{}{}
 			live, d, err := r.Push(t.Context(), c.name, []byte("k"))
 			if err != nil || live != c.live || (d == nil) != c.live {
@@ -490,8 +490,8 @@ func TestPush(t *testing.T) {
 			if asked := strings.Contains(f.steps(), "decide"); asked == c.live {
 				t.Errorf("%d: asked %s", i, f.steps())
 			}
-			locks := []shard.LockRef{{ID: shard.LockID{Range: 1}, Span: keyspace.Span{Start: []byte("c"), End: []byte("m")}}}
-			live, err = r.Finish(t.Context(), c.name, &shard.Decided{Revision: 9, Locks: locks})
+			locks := []rangeapi.LockRef{{ID: rangeapi.LockID{Range: 1}, Span: keyspace.Span{Start: []byte("c"), End: []byte("m")}}}
+			live, err = r.Finish(t.Context(), c.name, &rangeapi.Decided{Revision: 9, Locks: locks})
 			if err != nil || live != c.live || !live && !strings.Contains(f.steps(), "@9 at 1; resolve") && !strings.Contains(f.steps(), "@9 at 2") {
 				t.Errorf("%d: %t %v, asked %s", i, live, err, f.steps())
 			}
@@ -508,12 +508,12 @@ func TestLargeDeletesAreCountedTogether(t *testing.T) {
 			for i := range 30 {
 				f.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%c", 'a'+i%26), Value: []byte("v")})
 			}
-			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-				p, ok := op.(*shard.Prepare)
+			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+				p, ok := op.(*rangeapi.Prepare)
 				if !ok {
 					return nil, nil
 				}
-				return &shard.Prepared{Held: true, Changes: true, Results: []shard.WriteResult{{Number: p.Writes[0].Number, Swept: true}}}, nil
+				return &rangeapi.Prepared{Held: true, Changes: true, Results: []rangeapi.WriteResult{{Number: p.Writes[0].Number, Swept: true}}}, nil
 			}
 			got, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}})
 			if err != nil || got.Deleted != 26 {
@@ -533,11 +533,11 @@ func TestLocksOfRangesWithoutLeadersAreLeft(t *testing.T) {
 		for i := range many - 3 {
 			f.split(fmt.Sprintf("m%04d", i))
 		}
-		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 			switch op.(type) {
-			case *shard.Prepare:
-				return &shard.Prepared{Held: true, Lock: shard.LockID{Range: id}, Changes: true}, nil
-			case *shard.Resolve:
+			case *rangeapi.Prepare:
+				return &rangeapi.Prepared{Held: true, Lock: rangeapi.LockID{Range: id}, Changes: true}, nil
+			case *rangeapi.Resolve:
 				if id <= lost {
 					return nil, kverror.NoLeader
 				}
@@ -666,7 +666,7 @@ func TestTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		r.txns.maxBytes = 50
-		f.answer = func(keyspace.RangeID, shard.TxnOp) (shard.TxnAnswer, error) {
+		f.answer = func(keyspace.RangeID, rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 			time.Sleep(300 * time.Millisecond)
 			return nil, nil
 		}
@@ -700,7 +700,7 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
 			ctx, cancel := context.WithCancel(t.Context())
-			f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 				if s := f.show(id, op); strings.HasPrefix(s, slow) {
 					cancel()
 					time.Sleep(time.Second)
@@ -744,19 +744,19 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			f, r := newRanges()
 			r.cfg.ReadBytes = 100
 			r.large.Store(c.others)
-			f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-				p, ok := op.(*shard.Prepare)
+			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+				p, ok := op.(*rangeapi.Prepare)
 				if !ok || c.reads {
 					return nil, nil
 				}
-				a := &shard.Prepared{Held: true, Changes: true}
+				a := &rangeapi.Prepared{Held: true, Changes: true}
 				for _, w := range p.Writes {
-					a.Results = append(a.Results, shard.WriteResult{Number: w.Number, Version: 2, Prevs: []*mvccpb.KeyValue{large}})
+					a.Results = append(a.Results, rangeapi.WriteResult{Number: w.Number, Version: 2, Prevs: []*mvccpb.KeyValue{large}})
 				}
 				return a, nil
 			}
-			f.read = func(*shard.Request) (*shard.Response, error) {
-				return &shard.Response{Op: &pb.RangeResponse{Kvs: []*mvccpb.KeyValue{large}, Count: 1}}, nil
+			f.read = func(*rangeapi.Request) (*rangeapi.Response, error) {
+				return &rangeapi.Response{Op: &pb.RangeResponse{Kvs: []*mvccpb.KeyValue{large}, Count: 1}}, nil
 			}
 			req := &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}}
 			if c.reads {
@@ -783,13 +783,13 @@ func TestAbortsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		running, most := 0, 0
-		f.answer = func(id keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 			switch op.(type) {
-			case *shard.Prepare:
+			case *rangeapi.Prepare:
 				if id != 1 {
 					return nil, kverror.New(kverror.NoSpace, "")
 				}
-			case *shard.Resolve:
+			case *rangeapi.Resolve:
 				f.mu.Lock()
 				running++
 				most = max(most, running)
@@ -836,7 +836,7 @@ func FuzzReadsQuestion(f *testing.F) {
 
 // FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
 func FuzzTxnQuestion(f *testing.F) {
-	f.Add(shard.AppendTxnName([]byte{txnWireVersion}, shard.TxnName{TxnID: shard.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
+	f.Add(rangeapi.AppendTxnName([]byte{txnWireVersion}, rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
 	f.Add([]byte{txnWireVersion})
 	_, r := newRanges()
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -860,8 +860,8 @@ func TestRecordsAreForgottenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		var when []time.Time // guarded by f.mu
-		f.answer = func(_ keyspace.RangeID, op shard.TxnOp) (shard.TxnAnswer, error) {
-			if _, ok := op.(*shard.Forget); ok {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			if _, ok := op.(*rangeapi.Forget); ok {
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				when = append(when, time.Now())

@@ -11,7 +11,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -51,7 +51,7 @@ type txns struct {
 	mu sync.Mutex
 	// Guarded by mu. active are the attempts that may yet be committed or have locks of
 	// which this node takes care.
-	active map[shard.TxnName]struct{}
+	active map[rangeapi.TxnName]struct{}
 	// reading are the transactions whose clients wait for an answer, with the lowest revision
 	// that each may read.
 	reading map[*txn]keyspace.Revision
@@ -68,7 +68,7 @@ type txns struct {
 }
 
 func newTxns(cfg *Config) *txns {
-	t := &txns{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[shard.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
+	t := &txns{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[rangeapi.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
@@ -94,11 +94,11 @@ func (t *txns) leave(bytes int64) {
 }
 
 // newID returns the name of a new transaction, which is younger than those before it.
-func (t *txns) newID() shard.TxnID {
+func (t *txns) newID() rangeapi.TxnID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.counter++
-	return shard.TxnID{Start: keyspace.Revision(t.start.Load()), Node: t.node, Boot: t.boot, Counter: t.counter}
+	return rangeapi.TxnID{Start: keyspace.Revision(t.start.Load()), Node: t.node, Boot: t.boot, Counter: t.counter}
 }
 
 // heard notes a revision.
@@ -112,11 +112,11 @@ func (t *txns) heard(rev keyspace.Revision) {
 }
 
 // begin returns the name of a new attempt, of which this node takes care until end.
-func (t *txns) begin(id shard.TxnID) shard.TxnName {
+func (t *txns) begin(id rangeapi.TxnID) rangeapi.TxnName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.attempt++
-	n := shard.TxnName{TxnID: id, Attempt: t.attempt}
+	n := rangeapi.TxnName{TxnID: id, Attempt: t.attempt}
 	t.active[n] = struct{}{}
 	return n
 }
@@ -128,7 +128,7 @@ func (t *txns) beyond(fence uint64) {
 	t.mu.Unlock()
 }
 
-func (t *txns) end(n shard.TxnName) {
+func (t *txns) end(n rangeapi.TxnName) {
 	t.mu.Lock()
 	delete(t.active, n)
 	t.idleLocked()
@@ -149,7 +149,7 @@ func (t *txns) drains() bool {
 	return t.draining
 }
 
-func (t *txns) owns(n shard.TxnName) bool {
+func (t *txns) owns(n rangeapi.TxnName) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_, ok := t.active[n]
@@ -232,8 +232,8 @@ const txnWireVersion = 1
 var errNoAnswer = errors.New("router: no answer about a transaction")
 
 // ask asks the coordinator's node whether it is at the attempt.
-func (r *Router) ask(ctx context.Context, name shard.TxnName) (bool, error) {
-	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, shard.AppendTxnName([]byte{txnWireVersion}, name))
+func (r *Router) ask(ctx context.Context, name rangeapi.TxnName) (bool, error) {
+	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, rangeapi.AppendTxnName([]byte{txnWireVersion}, name))
 	if err != nil {
 		return false, fmt.Errorf("%w %s from node %s: %w", errNoAnswer, name, name.Node, err)
 	}
@@ -253,7 +253,7 @@ func (r *Router) handleTxn(_ context.Context, _ keyspace.NodeID, payload []byte)
 	if len(payload) == 0 || payload[0] != txnWireVersion {
 		return nil, fmt.Errorf("router: question of %d bytes about a transaction", len(payload))
 	}
-	name, err := shard.DecodeTxnName(payload[1:])
+	name, err := rangeapi.DecodeTxnName(payload[1:])
 	if err != nil {
 		return nil, err
 	}

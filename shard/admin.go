@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -323,22 +324,22 @@ func (n *Node) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byt
 	err := error(nil)
 	switch {
 	case len(payload) == 0 || payload[0] != adminVersion:
-		err = badRequest("admin request of %d bytes", len(payload))
+		err = rangeapi.BadRequest("admin request of %d bytes", len(payload))
 	default:
 		if err = json.Unmarshal(payload[1:], &q); err != nil {
-			err = badRequest("admin request: %v", err)
+			err = rangeapi.BadRequest("admin request: %v", err)
 		} else {
 			a, err = n.admin(ctx, &q)
 		}
 	}
 	if err != nil {
-		return kverror.Append([]byte{adminVersion, statusError}, kverror.Of(err)), nil
+		return kverror.Append([]byte{adminVersion, rangeapi.StatusError}, kverror.Of(err)), nil
 	}
 	b, err := json.Marshal(a)
 	if err != nil {
 		return nil, fmt.Errorf("shard: encode admin answer: %w", err)
 	}
-	return append([]byte{adminVersion, statusOK}, b...), nil
+	return append([]byte{adminVersion, rangeapi.StatusOK}, b...), nil
 }
 
 func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error) {
@@ -382,11 +383,19 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 		h, err := r.HashAt(q.Revision, q.Compacted)
 		return &adminAnswer{Hash: h}, err
 	}
-	return nil, badRequest("no admin operation %q", q.Op)
+	return nil, rangeapi.BadRequest("no admin operation %q", q.Op)
+}
+
+// AdminClient asks for what changes, moves or describes replicas, on all nodes. It may be
+// used from many goroutines.
+type AdminClient struct {
+	self  keyspace.NodeID
+	local *Node
+	bus   rangeapi.Caller
 }
 
 // ask sends an admin request to a node.
-func (c *Client) ask(ctx context.Context, node keyspace.NodeID, q *adminRequest, write bool) (*adminAnswer, error) {
+func (c *AdminClient) ask(ctx context.Context, node keyspace.NodeID, q *adminRequest, write bool) (*adminAnswer, error) {
 	if node == c.self {
 		return c.local.admin(ctx, q)
 	}
@@ -396,7 +405,7 @@ func (c *Client) ask(ctx context.Context, node keyspace.NodeID, q *adminRequest,
 	}
 	b, err = c.bus.Call(ctx, node, transport.MethodShardAdmin, append([]byte{adminVersion}, b...))
 	if err != nil {
-		return nil, callError(err, write)
+		return nil, rangeapi.CallError(err, write)
 	}
 	return decodeAdminAnswer(b)
 }
@@ -405,7 +414,7 @@ func decodeAdminAnswer(b []byte) (*adminAnswer, error) {
 	if len(b) < 2 || b[0] != adminVersion {
 		return nil, fmt.Errorf("shard: admin answer of %d bytes", len(b))
 	}
-	if b[1] == statusError {
+	if b[1] == rangeapi.StatusError {
 		e, err := kverror.Decode(b[2:])
 		if err != nil {
 			return nil, err
@@ -421,7 +430,7 @@ func decodeAdminAnswer(b []byte) (*adminAnswer, error) {
 
 // Split cuts the range at key, see Replica.Split, or where key is empty in the middle of
 // its bytes. The node must lead the range.
-func (c *Client) Split(
+func (c *AdminClient) Split(
 	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, generation keyspace.Generation, key []byte,
 ) ([]keyspace.Descriptor, error) {
 	a, err := c.ask(ctx, node, &adminRequest{Op: adminSplit, Range: id, Generation: generation, Key: key}, true)
@@ -432,7 +441,7 @@ func (c *Client) Split(
 }
 
 // Show returns the state of the node's replica of the range.
-func (c *Client) Show(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (*Status, error) {
+func (c *AdminClient) Show(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (*Status, error) {
 	a, err := c.ask(ctx, node, &adminRequest{Op: adminShow, Range: id}, false)
 	if err != nil {
 		return nil, err
@@ -444,7 +453,7 @@ func (c *Client) Show(ctx context.Context, node keyspace.NodeID, id keyspace.Ran
 }
 
 // Look returns what the node's replica says of the range, see Replica.Look.
-func (c *Client) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
+func (c *AdminClient) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
 	a, err := c.ask(ctx, node, &adminRequest{Op: adminLook, Range: id}, false)
 	if err != nil {
 		return keyspace.Descriptor{}, 0, err
@@ -456,7 +465,7 @@ func (c *Client) Look(ctx context.Context, node keyspace.NodeID, id keyspace.Ran
 }
 
 // List returns a summary of every replica of the node, in the order of their spans.
-func (c *Client) List(ctx context.Context, node keyspace.NodeID) ([]Summary, error) {
+func (c *AdminClient) List(ctx context.Context, node keyspace.NodeID) ([]Summary, error) {
 	return listAll(func(start []byte, id keyspace.RangeID) ([]Summary, bool, error) {
 		a, err := c.ask(ctx, node, &adminRequest{Op: adminList, Key: start, Range: id}, false)
 		if err != nil {
@@ -485,7 +494,7 @@ func listAll(part func(start []byte, id keyspace.RangeID) (l []Summary, more boo
 }
 
 // HashAt returns the hash of the node's replica of the range, see Replica.HashAt.
-func (c *Client) HashAt(
+func (c *AdminClient) HashAt(
 	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, at, compacted keyspace.Revision,
 ) (uint64, error) {
 	a, err := c.ask(ctx, node, &adminRequest{Op: adminHash, Range: id, Revision: at, Compacted: compacted}, false)
@@ -496,7 +505,7 @@ func (c *Client) HashAt(
 }
 
 // CreateRanges makes the node's replicas of new ranges, see Node.Create.
-func (c *Client) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
+func (c *AdminClient) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
 	_, err := c.ask(ctx, node, &adminRequest{Op: adminCreate, Descriptors: ds}, true)
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // splitRig is a rig whose ranges are split by themselves by small bounds.
@@ -47,7 +48,7 @@ func (r *rig) load(perSecond int, during time.Duration, key func(i int) string) 
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
-			if _, err := r.do(ctx, k, &Request{Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}}); err != nil {
+			if _, err := r.do(ctx, k, &rangeapi.Request{Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}}); err != nil {
 				r.t.Errorf("put %s: %v", k, err)
 			}
 		})
@@ -152,7 +153,7 @@ func (r *rig) write(n, size int, key func(i int) string) {
 			v[k] = byte(rng.Uint32())
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		if _, err := r.do(ctx, key(i), &Request{Op: &pb.PutRequest{Key: []byte(key(i)), Value: v}}); err != nil {
+		if _, err := r.do(ctx, key(i), &rangeapi.Request{Op: &pb.PutRequest{Key: []byte(key(i)), Value: v}}); err != nil {
 			r.t.Fatalf("put %s: %v", key(i), err)
 		}
 		cancel()
@@ -232,7 +233,7 @@ func TestSplitMiddle(t *testing.T) {
 		r := splitRig(t, -1, -1)
 		r.write(64, 2<<10, func(i int) string { return fmt.Sprintf("k%02d", i) })
 		l := r.leader(1)
-		ds, err := r.nodes[int(l.id)%3].node.Load().Client().Split(context.Background(), l.id, 1, 0, nil)
+		ds, err := r.nodes[int(l.id)%3].node.Load().Admin().Split(context.Background(), l.id, 1, 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

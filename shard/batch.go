@@ -11,12 +11,13 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // call is one request that goes through the pipeline, and the caller's wait for it.
 type call struct {
 	ctx context.Context //nolint:containedctx // it is the request's, looked at once before evaluation
-	req *Request
+	req *rangeapi.Request
 	// step is set for a step of a transaction over several ranges, whose req has no Op.
 	step *step
 	// bytes is what the call holds of the byte budgets until it is answered.
@@ -52,12 +53,12 @@ type call struct {
 	asked bool
 	// lacks is a lease that was not there when the call asked for it, 0 for none.
 	lacks keyspace.LeaseID
-	resp  *Response
+	resp  *rangeapi.Response
 	err   error
 	done  chan struct{}
 }
 
-func newCall(ctx context.Context, req *Request) *call {
+func newCall(ctx context.Context, req *rangeapi.Request) *call {
 	return &call{ctx: ctx, req: req, done: make(chan struct{})}
 }
 
@@ -127,7 +128,7 @@ func (c *call) answer(n *Node, resp proto.Message, err error) {
 	if err != nil {
 		c.err = err
 	} else {
-		c.resp = &Response{Op: resp}
+		c.resp = &rangeapi.Response{Op: resp}
 	}
 	close(c.done)
 }

@@ -8,6 +8,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // instantGroup commits and applies at once, in a goroutine of its own.
@@ -69,7 +70,7 @@ func benchPut(b *testing.B, lease int64) {
 	b.ReportAllocs()
 	b.RunParallel(func(p *testing.PB) {
 		for i := 0; p.Next(); i++ {
-			req := &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "key-%08d", i%100000), Value: value, Lease: lease}}
+			req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "key-%08d", i%100000), Value: value, Lease: lease}}
 			if _, err := w.node.Do(context.Background(), req); err != nil {
 				b.Fatal(err)
 			}
@@ -80,11 +81,11 @@ func benchPut(b *testing.B, lease int64) {
 // BenchmarkGet is a read of one key at a revision under the lease.
 func BenchmarkGet(b *testing.B) {
 	w := benchWorld(b)
-	put := &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 256)}}
+	put := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 256)}}
 	if _, err := w.node.Do(context.Background(), put); err != nil {
 		b.Fatal(err)
 	}
-	req := &Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("k")}}
+	req := &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("k")}}
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := w.node.Do(context.Background(), req); err != nil {

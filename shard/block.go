@@ -6,6 +6,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // meeting is a lock that is in a call's way.
@@ -168,9 +169,9 @@ func (r *Replica) queueWokenLocked() {
 // wantedLocked returns the lock that keeps another call from writing in the span, which
 // holds nothing or is an older transaction's. Who only compares there waits for the same
 // lock, behind it: one after the other they would keep it out for ever.
-func (r *Replica) wantedLocked(s keyspace.Span, name TxnName) (found *held) {
+func (r *Replica) wantedLocked(s keyspace.Span, name rangeapi.TxnName) (found *held) {
 	r.wanted.visit(s, func(c *call, _ lockMode, _ []byte) bool {
-		if c.step == nil || c.step.op.(*Prepare).Name.Compare(name.TxnID) < 0 {
+		if c.step == nil || c.step.op.(*rangeapi.Prepare).Name.Compare(name.TxnID) < 0 {
 			if h := r.blocked[c].on; h != nil && h.lock != nil && h.name != name {
 				found = h
 			}
@@ -190,8 +191,8 @@ func (c *call) writtenSpans(fn func(s keyspace.Span)) {
 	}
 	if c.step == nil {
 		touchedKeys(c.req.Op, touch)
-	} else if p, ok := c.step.op.(*Prepare); ok {
-		p.keys(touch)
+	} else if p, ok := c.step.op.(*rangeapi.Prepare); ok {
+		p.Keys(touch)
 	}
 }
 
@@ -201,9 +202,9 @@ func (c *call) revokes() keyspace.LeaseID {
 		return 0
 	}
 	switch op := c.step.op.(type) {
-	case *Prepare:
+	case *rangeapi.Prepare:
 		return op.Revoke
-	case *Revoke:
+	case *rangeapi.Revoke:
 		return op.Lease
 	}
 	return 0
@@ -211,6 +212,6 @@ func (c *call) revokes() keyspace.LeaseID {
 
 // patient says whether the step may wait for older transactions.
 func (s *step) patient() bool {
-	p, ok := s.op.(*Prepare)
+	p, ok := s.op.(*rangeapi.Prepare)
 	return ok && p.Patient
 }

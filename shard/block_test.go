@@ -19,18 +19,19 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
 // going is a request on its way.
 type going struct {
 	done   bool
-	answer TxnAnswer
+	answer rangeapi.TxnAnswer
 	err    error
 }
 
 // step sends a step and lets everything move that can.
-func (w *fakeWorld) step(ctx context.Context, op TxnOp) *going {
+func (w *fakeWorld) step(ctx context.Context, op rangeapi.TxnOp) *going {
 	g := &going{}
 	go func() {
 		g.answer, g.err = w.node.Txn(ctx, 1, 1, op)
@@ -44,7 +45,7 @@ func (w *fakeWorld) step(ctx context.Context, op TxnOp) *going {
 func (w *fakeWorld) put(ctx context.Context, key, value string) *going {
 	g := &going{}
 	go func() {
-		_, g.err = w.node.Do(ctx, &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		_, g.err = w.node.Do(ctx, &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
 		g.done = true
 	}()
 	w.settle()
@@ -52,20 +53,20 @@ func (w *fakeWorld) put(ctx context.Context, key, value string) *going {
 }
 
 // nameAged is the name of a transaction that is the younger the higher its age is.
-func nameAged(age int) TxnName {
-	return TxnName{TxnID{Start: keyspace.Revision(age), Node: 1, Boot: 1, Counter: 1}, uint64(age)}
+func nameAged(age int) rangeapi.TxnName {
+	return rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: keyspace.Revision(age), Node: 1, Boot: 1, Counter: 1}, Attempt: uint64(age)}
 }
 
-func guardAt(keys ...string) (gs []Guard) {
+func guardAt(keys ...string) (gs []rangeapi.Guard) {
 	for _, k := range keys {
-		gs = append(gs, Guard{Compare: &pb.Compare{Key: []byte(k), Target: pb.Compare_VERSION}})
+		gs = append(gs, rangeapi.Guard{Compare: &pb.Compare{Key: []byte(k), Target: pb.Compare_VERSION}})
 	}
 	return gs
 }
 
-func writeAt(keys ...string) (ws []Write) {
+func writeAt(keys ...string) (ws []rangeapi.Write) {
 	for i, k := range keys {
-		ws = append(ws, Write{Number: uint32(i + 1), Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}})
+		ws = append(ws, rangeapi.Write{Number: uint32(i + 1), Op: &pb.PutRequest{Key: []byte(k), Value: []byte("v")}})
 	}
 	return ws
 }
@@ -77,10 +78,10 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 	for name, start := range map[string]func(w *fakeWorld) *going{
 		"a put": func(w *fakeWorld) *going { return w.put(w.t.Context(), "k", "v") },
 		"an older transaction": func(w *fakeWorld) *going {
-			return w.step(w.t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+			return w.step(w.t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 		},
 		"an older transaction with two keys": func(w *fakeWorld) *going {
-			return w.step(w.t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("j"), Writes: writeAt("j", "k")})
+			return w.step(w.t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("j"), Writes: writeAt("j", "k")})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +92,7 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 				defer w.stop()
 				keys := []string{"j", "k"}
 				young := func(age int) *going {
-					return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("z"), Patient: true, Guards: guardAt(keys[age%2], "k")})
+					return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("z"), Patient: true, Guards: guardAt(keys[age%2], "k")})
 				}
 				young(10)
 				young(11)
@@ -101,12 +102,12 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 				}
 				for age := 12; age < 20 && !writer.done; age++ {
 					young(age)
-					w.step(t.Context(), &Resolve{Name: nameAged(age - 2)})
+					w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age - 2)})
 				}
 				if !writer.done || writer.err != nil {
 					t.Errorf("a writer was kept out: %v", writer.err)
 				}
-				w.step(t.Context(), &Resolve{Name: nameAged(1)})
+				w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 				if r := w.node.Replica(1); len(r.blocked) != 0 {
 					t.Errorf("%d calls wait for nothing", len(r.blocked))
 				}
@@ -118,22 +119,22 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 // A gateway's look at compares is no transaction of a client: it may have more operations.
 func TestLooksAreWithinTheLimits(t *testing.T) {
 	look := &pb.TxnRequest{}
-	for range MaxLookCompares {
+	for range rangeapi.MaxLookCompares {
 		get := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("k"), CountOnly: true}}}}
 		nested := &pb.TxnRequest{Compare: []*pb.Compare{guardAt("k")[0].Compare}, Success: get, Failure: get}
 		look.Success = append(look.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: nested}})
 	}
 	limits := Limits{MaxTxnOps: 1}
 	limits.fill()
-	if err := checkRequest(look, &limits); err != nil {
+	if err := rangeapi.CheckRequest(look, limits.MaxRequestBytes, limits.MaxTxnOps); err != nil {
 		t.Errorf("a look: %v", err)
 	}
 	look.Success = append(look.Success, look.Success[0])
-	if err := checkRequest(look, &limits); !errors.Is(err, kverror.TooManyOps) {
+	if err := rangeapi.CheckRequest(look, limits.MaxRequestBytes, limits.MaxTxnOps); !errors.Is(err, kverror.TooManyOps) {
 		t.Errorf("a larger one: %v", err)
 	}
 	put := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k")}}}
-	if err := checkRequest(&pb.TxnRequest{Success: []*pb.RequestOp{put, put}}, &limits); !errors.Is(err, kverror.TooManyOps) {
+	if err := rangeapi.CheckRequest(&pb.TxnRequest{Success: []*pb.RequestOp{put, put}}, limits.MaxRequestBytes, limits.MaxTxnOps); !errors.Is(err, kverror.TooManyOps) {
 		t.Errorf("a transaction that writes: %v", err)
 	}
 }
@@ -142,16 +143,16 @@ func TestLooksAreWithinTheLimits(t *testing.T) {
 // those who wait count like everybody else.
 func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 	for name, limits := range map[string]Limits{"node": {PendingBytes: 8 << 10}, "range": {RangePendingBytes: 8 << 10}} {
-		for _, end := range []TxnOp{
-			&Resolve{Name: nameAged(1)}, &Decide{Name: nameAged(1), Anchor: []byte("k")},
-			&Commit{Name: nameAged(1), Anchor: []byte("k"), Revision: 9},
+		for _, end := range []rangeapi.TxnOp{
+			&rangeapi.Resolve{Name: nameAged(1)}, &rangeapi.Decide{Name: nameAged(1), Anchor: []byte("k")},
+			&rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), Revision: 9},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				w := newFakeWorldWith(t, limits)
 				w.seq.auto, w.seq.last = true, 10
 				w.serve(1, 5)
 				defer w.stop()
-				lock := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+				lock := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 				var puts []*going
 				for len(puts) < 100 && (len(puts) == 0 || !puts[len(puts)-1].done) {
 					puts = append(puts, w.put(t.Context(), "k", "v"))
@@ -163,8 +164,8 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 				w.disk.mu.Lock()
 				w.disk.overloaded = true
 				w.disk.mu.Unlock()
-				if c, ok := end.(*Commit); ok {
-					c.AnchorLock = lock.answer.(*Prepared).Lock
+				if c, ok := end.(*rangeapi.Commit); ok {
+					c.AnchorLock = lock.answer.(*rangeapi.Prepared).Lock
 				}
 				if g := w.step(t.Context(), end); !g.done || g.err != nil {
 					t.Errorf("%s: %T is held up: %v", name, end, g.err)
@@ -186,7 +187,7 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 // What was there before is told within a bound, and what exceeds it is refused before
 // anything is locked. Until it is told it counts as read.
 func TestPreviousValuesAreBounded(t *testing.T) {
-	for name, ws := range map[string][]Write{
+	for name, ws := range map[string][]rangeapi.Write{
 		"deletes": {{Number: 1, Op: &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), PrevKv: true}}},
 		"puts": {
 			{Number: 1, Op: &pb.PutRequest{Key: []byte("a"), PrevKv: true}},
@@ -208,13 +209,13 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 					w.put(t.Context(), k, strings.Repeat("v", 1000))
 				}
 				prepare := func(age int) *going {
-					return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte("k"), Writes: ws})
+					return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("k"), Writes: ws})
 				}
 				w.put(t.Context(), "c", "v")
-				if g := prepare(1); g.err != nil || !g.answer.(*Prepared).Held {
+				if g := prepare(1); g.err != nil || !g.answer.(*rangeapi.Prepared).Held {
 					t.Errorf("%s within the bound: %+v", name, g)
 				}
-				w.step(t.Context(), &Resolve{Name: nameAged(1)})
+				w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 				w.put(t.Context(), "c", strings.Repeat("v", 1000))
 				if g := prepare(2); !errors.Is(g.err, kverror.RequestTooLarge) {
 					t.Errorf("%s beyond the bound: %+v", name, g)
@@ -252,7 +253,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		prepare := func(age int, a, b string) {
 			ws := writeAt(a, b)
 			ws[1].Op.(*pb.PutRequest).Value = bytes.Repeat([]byte("v"), 100<<10)
-			_, _ = w.node.Txn(t.Context(), 1, 1, &Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
+			_, _ = w.node.Txn(t.Context(), 1, 1, &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
 		}
 		release := w.node.pool.hold()
 		go prepare(1, "a", "b")
@@ -265,7 +266,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 			r.mu.Lock()
 			large := weak.Make(&r.locks.byName[nameAged(age)][0].writes[1].v.Value[0])
 			r.mu.Unlock()
-			if g := w.step(t.Context(), &Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
+			if g := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
 				t.Fatal(g.err)
 			}
 			runtime.GC()
@@ -294,7 +295,7 @@ func TestCompactedRevisionsAreNotPinned(t *testing.T) {
 		w.node.observe(keyspace.SequenceAnswer{Current: 400, Compacted: 300})
 		r := w.node.Replica(1)
 		for at, want := range map[keyspace.Revision]error{299: kverror.Compacted, 1: kverror.Compacted, -5: kverror.Compacted, 300: nil, 0: nil} {
-			g := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
+			g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
 			if !errors.Is(g.err, want) {
 				t.Errorf("a pin at %d: %v, want %v", at, g.err, want)
 			}
@@ -323,7 +324,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 		w.serve(1, 5)
 		defer w.stop()
 		w.put(t.Context(), "a", "v")
-		w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 		w.seq.last = 400
 		w.put(t.Context(), "a", "v")
 		wait := func() {
@@ -341,7 +342,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 		if r := w.node.Replica(1); r.Show().Compacted >= 300 {
 			t.Fatal("the lock does not hold compaction back")
 		}
-		w.step(t.Context(), &Resolve{Name: nameAged(1)})
+		w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 		wait()
 		if c := w.node.Replica(1).Show().Compacted; c != 300 {
 			t.Errorf("compacted to %d", c)
@@ -360,24 +361,24 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		w.put(t.Context(), "k", "v") // at 201
 		r := w.node.Replica(1)
 		name := nameAged(1)
-		g := w.step(t.Context(), &Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
-		id := g.answer.(*Prepared).Lock
+		g := w.step(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
+		id := g.answer.(*rangeapi.Prepared).Lock
 		r.mu.Lock()
 		r.locks.find(name, id).floor = 100 // it was evaluated where nobody had heard of 201
 		r.mu.Unlock()
 		for _, rev := range []keyspace.Revision{100, 150, -1} {
-			for _, op := range []TxnOp{
-				&Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: rev}, &Resolve{Name: name, Lock: id, Revision: rev},
+			for _, op := range []rangeapi.TxnOp{
+				&rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: rev}, &rangeapi.Resolve{Name: name, Lock: id, Revision: rev},
 			} {
 				if g := w.step(t.Context(), op); !errors.Is(g.err, kverror.Internal) {
 					t.Errorf("%T at %d: %+v", op, rev, g)
 				}
 			}
 		}
-		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 300}); g.err != nil {
+		if g := w.step(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 300}); g.err != nil {
 			t.Fatal(g.err)
 		}
-		if g := w.step(t.Context(), &Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
+		if g := w.step(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
 			t.Errorf("a second commit: %+v", g)
 		}
 	})
@@ -410,13 +411,13 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 		defer w.stop()
 		bus, name := busBetween{}, nameAged(1)
 		w.node.RegisterHandlers(bus)
-		client := &Client{self: 2, bus: bus}
-		for _, op := range []TxnOp{
-			&Prepare{Name: name, Anchor: []byte("k"), Pin: true}, &Commit{Name: name, Anchor: []byte("k"), Revision: 5}, &Resolve{Name: name},
-			&Decide{Name: name, Anchor: []byte("k")}, &Forget{Name: name, Anchor: []byte("k")},
+		client := rangeapi.NewClient(2, nil, bus)
+		for _, op := range []rangeapi.TxnOp{
+			&rangeapi.Prepare{Name: name, Anchor: []byte("k"), Pin: true}, &rangeapi.Commit{Name: name, Anchor: []byte("k"), Revision: 5}, &rangeapi.Resolve{Name: name},
+			&rangeapi.Decide{Name: name, Anchor: []byte("k")}, &rangeapi.Forget{Name: name, Anchor: []byte("k")},
 		} {
 			way, other := transport.MethodShardTxnEnd, transport.MethodShardTxn
-			if op.kind() == txnPrepare {
+			if op.Kind() == rangeapi.TxnPrepare {
 				way, other = other, way
 			}
 			handler := bus[other]
@@ -427,7 +428,7 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 			if err != nil {
 				t.Errorf("%T by %s: %v", op, way, err)
 			}
-			b, err := AppendTxnOp(nil, 1, 1, op)
+			b, err := rangeapi.AppendTxnOp(nil, 1, 1, op)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -435,7 +436,7 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, failed, err := DecodeTxnAnswer(b); err != nil || !errors.Is(failed, kverror.BadRequest) {
+			if _, failed, err := rangeapi.DecodeTxnAnswer(b); err != nil || !errors.Is(failed, kverror.BadRequest) {
 				t.Errorf("%T by %s: %v, %v", op, other, failed, err)
 			}
 			bus[other] = handler
@@ -455,31 +456,31 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 		read := func(rev keyspace.Revision) *going {
 			g := &going{}
 			go func() {
-				_, g.err = w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: rev, Op: &pb.RangeRequest{Key: []byte("a")}})
+				_, g.err = w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: rev, Op: &pb.RangeRequest{Key: []byte("a")}})
 				g.done = true
 			}()
 			w.settle()
 			return g
 		}
-		lock := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")}).answer.(*Prepared).Lock
+		lock := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")}).answer.(*rangeapi.Prepared).Lock
 		for name, send := range map[string]func() *going{
 			"a read": func() *going { return read(farRevision) },
 			"a prepare": func() *going {
-				return w.step(t.Context(), &Prepare{Name: far, Anchor: []byte("z"), Writes: writeAt("z")})
+				return w.step(t.Context(), &rangeapi.Prepare{Name: far, Anchor: []byte("z"), Writes: writeAt("z")})
 			},
 			"a commit": func() *going {
-				return w.step(t.Context(), &Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: farRevision})
+				return w.step(t.Context(), &rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: farRevision})
 			},
 			"a resolution": func() *going {
-				return w.step(t.Context(), &Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
+				return w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
 			},
 			"a question": func() *going {
 				g := &going{done: true}
-				_, g.err = w.node.Client().Complete(t.Context(), 1, &CompleteRequest{Range: 1, Generation: 1, Revision: farRevision})
+				_, g.err = w.node.Client().Complete(t.Context(), 1, &rangeapi.CompleteRequest{Range: 1, Generation: 1, Revision: farRevision})
 				return g
 			},
 			"a decision": func() *going {
-				return w.step(t.Context(), &Decide{Name: TxnName{nameAged(9).TxnID, maxAttempt - 1}, Anchor: []byte("k")})
+				return w.step(t.Context(), &rangeapi.Decide{Name: rangeapi.TxnName{TxnID: nameAged(9).TxnID, Attempt: rangeapi.MaxAttempt - 1}, Anchor: []byte("k")})
 			},
 		} {
 			if g := send(); !g.done || !errors.Is(g.err, kverror.Internal) {
@@ -494,7 +495,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 		if g := read(w.seq.last - 1); !g.done || g.err != nil {
 			t.Errorf("a read at a revision that is new: %+v", g)
 		}
-		if g := w.step(t.Context(), &Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: w.seq.last}); !g.done || g.err != nil {
+		if g := w.step(t.Context(), &rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: w.seq.last}); !g.done || g.err != nil {
 			t.Errorf("a commit at a revision that is new: %+v", g)
 		}
 	})
@@ -513,7 +514,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 		defer w.stop()
 		const n = 60
 		prepare := func(age int, key string) *going {
-			return w.step(t.Context(), &Prepare{Name: nameAged(age), Anchor: []byte(key), Patient: true, Guards: guardAt(key), Writes: writeAt(key)})
+			return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(key), Patient: true, Guards: guardAt(key), Writes: writeAt(key)})
 		}
 		all := []*going{prepare(1, "k")}
 		for age := 2; age <= n; age++ {
@@ -537,7 +538,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 			if slices.ContainsFunc(all[gone:], func(g *going) bool { return g.done }) {
 				t.Fatalf("before the end of lock %d others than the first %d are through", age, gone)
 			}
-			w.step(t.Context(), &Resolve{Name: nameAged(age)})
+			w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age)})
 		}
 		for i, g := range all {
 			if !g.done || g.err != nil {

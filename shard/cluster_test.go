@@ -22,6 +22,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -180,7 +181,7 @@ func (r *rig) client(id int, seed uint64, h *history, keys int, stop <-chan stru
 // perform sends one operation. What was certainly not applied in the end counts as
 // unknown too: porcupine may place it nowhere.
 func (r *rig) perform(ctx context.Context, in callInput) callOutput {
-	req := &Request{}
+	req := &rangeapi.Request{}
 	key := []byte(in.key)
 	get := &pb.RangeRequest{Key: key}
 	switch in.op {
@@ -402,7 +403,7 @@ func (r *rig) split(key string) keyspace.RangeID {
 			return d.Range
 		}
 		for _, n := range leaders {
-			ds, err := n.node.Load().Client().Split(ctx, n.id, d.Range, d.Generation, []byte(key))
+			ds, err := n.node.Load().Admin().Split(ctx, n.id, d.Range, d.Generation, []byte(key))
 			if err == nil {
 				if len(ds) != 2 || string(ds[1].Span.Start) != key || ds[0].Generation != d.Generation+1 {
 					r.t.Fatalf("split of %v at %q: %v", d, key, ds)
@@ -425,7 +426,7 @@ func (r *rig) put(key, value string) int64 {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for {
-		p, err := r.do(ctx, key, &Request{Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		p, err := r.do(ctx, key, &rangeapi.Request{Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
 		if err == nil {
 			return p.Op.(*pb.PutResponse).Header.Revision
 		}
@@ -440,7 +441,7 @@ func (r *rig) get(key string) string {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	p, err := r.do(ctx, key, &Request{Op: &pb.RangeRequest{Key: []byte(key)}})
+	p, err := r.do(ctx, key, &rangeapi.Request{Op: &pb.RangeRequest{Key: []byte(key)}})
 	if err != nil {
 		r.t.Fatalf("get %s: %v", key, err)
 	}

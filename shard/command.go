@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/internal/wire"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )

@@ -6,6 +6,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // choosePath evaluates the compares of a transaction and of the nested ones that
@@ -57,13 +58,13 @@ func compareAll(w *view, c *pb.Compare) (bool, error) {
 			return false, err
 		}
 		if !ok {
-			return compareAbsent(c)
+			return rangeapi.CompareAbsent(c), nil
 		}
 		return compareItem(c, &it)
 	}
 	s, ok := keyspace.FromEtcd(c.GetKey(), c.GetRangeEnd())
 	if !ok {
-		return compareAbsent(c)
+		return rangeapi.CompareAbsent(c), nil
 	}
 	found, holds := false, true
 	err := w.scan(s, newest, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
@@ -78,16 +79,9 @@ func compareAll(w *view, c *pb.Compare) (bool, error) {
 		return false, err
 	}
 	if !found {
-		return compareAbsent(c)
+		return rangeapi.CompareAbsent(c), nil
 	}
 	return holds, nil
-}
-
-func compareAbsent(c *pb.Compare) (bool, error) {
-	if c.GetTarget() == pb.Compare_VALUE {
-		return false, nil
-	}
-	return compareItem(c, &item{})
 }
 
 // compareItem evaluates the compare on one key. The error is a waitError where the
@@ -106,7 +100,7 @@ func compareItem(c *pb.Compare, it *item) (bool, error) {
 	case pb.Compare_LEASE:
 		result = compareInt64(int64(it.lease), c.GetLease())
 	}
-	return holds(c.GetResult(), result), nil
+	return rangeapi.Holds(c.GetResult(), result), nil
 }
 
 func compareRef(want pb.Compare_CompareResult, f ref, number int64) (bool, error) {
@@ -114,21 +108,5 @@ func compareRef(want pb.Compare_CompareResult, f ref, number int64) (bool, error
 	if !decided {
 		return false, waitError{f.txn}
 	}
-	return holds(want, result), nil
-}
-
-// holds says whether a comparison with the given result is what was asked for. A
-// result that etcd does not know holds, as in etcd.
-func holds(want pb.Compare_CompareResult, result int) bool {
-	switch want {
-	case pb.Compare_EQUAL:
-		return result == 0
-	case pb.Compare_NOT_EQUAL:
-		return result != 0
-	case pb.Compare_GREATER:
-		return result > 0
-	case pb.Compare_LESS:
-		return result < 0
-	}
-	return true
+	return rangeapi.Holds(want, result), nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // delta is a change of the number of live keys at a revision.
@@ -203,7 +204,7 @@ func (r *Replica) count(s keyspace.Span, at keyspace.Revision) (int64, error) {
 // spanFromFirst returns the span without the empty key, which does not exist.
 func spanFromFirst(s keyspace.Span) keyspace.Span {
 	if len(s.Start) == 0 {
-		s.Start = firstKey
+		s.Start = rangeapi.FirstKey
 	}
 	return s
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A range without quorum does not close its pipeline. All others hand their
@@ -33,7 +34,7 @@ func TestDrainBesideARangeWithoutQuorum(t *testing.T) {
 		}
 		stuck := make(chan error, 1)
 		go func() {
-			_, err := w.node.Do(context.Background(), &Request{Range: 1, Generation: 5, Op: &pb.PutRequest{Key: []byte("a")}})
+			_, err := w.node.Do(context.Background(), &rangeapi.Request{Range: 1, Generation: 5, Op: &pb.PutRequest{Key: []byte("a")}})
 			stuck <- err
 		}()
 		synctest.Wait()

@@ -11,11 +11,12 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // elasticWrite is a put, or a delete, of one range alone.
 type elasticWrite struct {
-	req *Request
+	req *rangeapi.Request
 	// ended says that there is an answer, and failed that it says that nothing was done.
 	ended, failed bool
 	// rev is the answer's revision, 0 without one. The rest is of the answer too: the version
@@ -53,16 +54,16 @@ func (e *elastic) del() {
 }
 
 // request is one to the range of a key.
-func (e *elastic) request(key []byte, op proto.Message) *Request {
+func (e *elastic) request(key []byte, op proto.Message) *rangeapi.Request {
 	d := e.at(key).Descriptor()
-	return &Request{Range: d.Range, Generation: d.Generation, Op: op}
+	return &rangeapi.Request{Range: d.Range, Generation: d.Generation, Op: op}
 }
 
 func (e *elastic) write(w *elasticWrite) {
 	e.model.writes = append(e.model.writes, w)
 	n := len(e.model.writes)
 	e.say("write %d at range %s: %s", n, w.req.Range, w.req.Op)
-	var a *Response
+	var a *rangeapi.Response
 	var err error
 	e.call(e.one(4), func(ctx context.Context) { a, err = e.leader.node.Do(ctx, w.req) }, func() {
 		e.say("write %d: %s", n, formatAnswer(a, err))
@@ -110,7 +111,7 @@ func (e *elastic) read() {
 		e.readHere(req, span)
 		return
 	}
-	var a *Response
+	var a *rangeapi.Response
 	var err error
 	e.call(e.one(4), func(ctx context.Context) { a, err = e.leader.node.Do(ctx, req) }, func() {
 		e.say("read of %s at range %s: %s", span, req.Range, formatAnswer(a, err))
@@ -122,7 +123,7 @@ func (e *elastic) read() {
 }
 
 // readHere reads what a node's replica says to be complete.
-func (e *elastic) readHere(req *Request, span keyspace.Span) {
+func (e *elastic) readHere(req *rangeapi.Request, span keyspace.Span) {
 	w := e.leader
 	if e.one(2) {
 		w = e.follower
@@ -162,7 +163,7 @@ func (e *elastic) pageAt(w *fakeWorld, r *Replica) {
 	if g == 0 || to < 1 {
 		return
 	}
-	q := &HistoryRequest{Range: r.id, Generation: g, Span: span, From: 1 + keyspace.Revision(e.rng.IntN(int(to))), To: to, MaxBytes: 1 << 20}
+	q := &rangeapi.HistoryRequest{Range: r.id, Generation: g, Span: span, From: 1 + keyspace.Revision(e.rng.IntN(int(to))), To: to, MaxBytes: 1 << 20}
 	p, err := r.History(q)
 	if err != nil {
 		e.say("history of range %s from %d to %d at the %s: %s", r.id, q.From, q.To, e.name(w), errorText(err))

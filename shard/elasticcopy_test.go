@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // followSome has the follower go on by some entries of a range.
@@ -259,7 +260,7 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 func (e *elastic) checkMarks() {
 	for _, r := range e.over(keyspace.Span{}) {
 		for lease, i := range r.applying.txns.marks {
-			if s := r.applying.rec.span; !e.leases.lists(mark{lease, i}, s) {
+			if s := r.applying.rec.span; !e.leases.lists(rangeapi.Attachment{Lease: lease, Incarnation: i}, s) {
 				e.fatal("range %s of %s has the mark of lease %d/%d, the record is %+v", r.id, s, lease, i, e.leases.records[lease])
 			}
 		}

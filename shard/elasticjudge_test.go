@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // end brings all that is under way to its end: coordinators, the merge, what coordinators that
@@ -58,7 +59,7 @@ func (e *elastic) end() {
 
 // pushForgotten ends a lock or a record whose coordinator is gone, if there is one.
 func (e *elastic) pushForgotten() bool {
-	gone := func(name TxnName) bool {
+	gone := func(name rangeapi.TxnName) bool {
 		return !slices.ContainsFunc(e.txns, func(t *elasticTxn) bool { return t.name == name })
 	}
 	for _, r := range e.over(keyspace.Span{}) {

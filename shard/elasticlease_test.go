@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // elasticRecord is the record of a lease, as placement keeps it.
@@ -97,9 +98,9 @@ func (l *elasticLeases) merged(hull keyspace.Span) {
 }
 
 // lists says whether the record of a lease lists the span.
-func (l *elasticLeases) lists(m mark, s keyspace.Span) bool {
-	r := l.records[m.lease]
-	return r != nil && r.incarnation == m.incarnation && slices.ContainsFunc(r.spans, func(o keyspace.Span) bool { return o.Covers(s) })
+func (l *elasticLeases) lists(m rangeapi.Attachment, s keyspace.Span) bool {
+	r := l.records[m.Lease]
+	return r != nil && r.incarnation == m.Incarnation && slices.ContainsFunc(r.spans, func(o keyspace.Span) bool { return o.Covers(s) })
 }
 
 // beginRevoke grants a lease, or has somebody revoke one that there is.
@@ -133,7 +134,7 @@ func (e *elastic) planRevoke(t *elasticTxn) {
 		if len(t.pieces) == 0 {
 			t.anchor = spanFromFirst(d.Span).Start
 		}
-		t.pieces = append(t.pieces, &elasticPiece{at: d.Range, generation: d.Generation, span: d.Span, op: &Prepare{
+		t.pieces = append(t.pieces, &elasticPiece{at: d.Range, generation: d.Generation, span: d.Span, op: &rangeapi.Prepare{
 			Name: t.name, Anchor: t.anchor, Revoke: t.lease, Incarnation: t.incarnation,
 		}})
 	}
@@ -157,14 +158,14 @@ func (e *elastic) revokeAgain(t *elasticTxn) {
 // revokeAtOnce revokes a lease that has keys in one range alone.
 func (e *elastic) revokeAtOnce(t *elasticTxn) {
 	p := t.pieces[0]
-	a, err := do(e, func(ctx context.Context) (TxnAnswer, error) {
-		return e.leader.node.Txn(ctx, p.at, p.generation, &Revoke{Lease: t.lease, Incarnation: t.incarnation})
+	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
+		return e.leader.node.Txn(ctx, p.at, p.generation, &rangeapi.Revoke{Lease: t.lease, Incarnation: t.incarnation})
 	})
 	e.say("revoke lease %d/%d in range %s: %+v %s", t.lease, t.incarnation, p.at, a, errorText(err))
 	switch {
 	case err != nil:
 		e.revokeAgain(t)
-	case a.(*Revoked).TooMany:
+	case a.(*rangeapi.Revoked).TooMany:
 		t.stage = elasticPrepares
 	case e.revoked(t):
 		t.stage = elasticOver

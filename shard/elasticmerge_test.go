@@ -20,7 +20,7 @@ func (e *elastic) split() {
 	}
 	r := e.at(k)
 	_, err := do(e, func(ctx context.Context) ([]keyspace.Descriptor, error) {
-		return e.leader.node.client.Split(ctx, 1, r.id, 0, k)
+		return e.leader.node.admins.Split(ctx, 1, r.id, 0, k)
 	})
 	e.say("split range %s at %s: %s", r.id, k, errorText(err))
 }
@@ -167,7 +167,7 @@ func (e *elastic) settleMerge(m *elasticMerge) {
 
 // order has a node take a step of a merge.
 func (e *elastic) order(w *fakeWorld, o keyspace.MergeOrder) error {
-	_, err := do(e, func(ctx context.Context) (struct{}, error) { return struct{}{}, w.node.client.Merge(ctx, 1, o) })
+	_, err := do(e, func(ctx context.Context) (struct{}, error) { return struct{}{}, w.node.admins.Merge(ctx, 1, o) })
 	e.say("merge %d: %s of range %s at the %s: %s", o.ID, o.Step, o.Range, e.name(w), errorText(err))
 	return err
 }

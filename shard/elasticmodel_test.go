@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // elasticModel is all that happened: every version that the leader's node ever had, and what
@@ -218,7 +219,7 @@ func (m *elasticModel) events(s keyspace.Span, from, to keyspace.Revision) (text
 }
 
 // read notes the answer to a read.
-func (m *elasticModel) read(r elasticRead, a *Response) {
+func (m *elasticModel) read(r elasticRead, a *rangeapi.Response) {
 	o := a.Op.(*pb.RangeResponse)
 	r.at = keyspace.Revision(o.Header.Revision)
 	for _, kv := range o.Kvs {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // elasticStage is what a coordinator does next.
@@ -39,7 +40,7 @@ func (s elasticStage) String() string {
 // elasticTxn is a transaction over several ranges, or the revoke of a lease, and its
 // coordinator.
 type elasticTxn struct {
-	name   TxnName
+	name   rangeapi.TxnName
 	anchor []byte
 	pieces []*elasticPiece
 	stage  elasticStage
@@ -65,10 +66,10 @@ type elasticPiece struct {
 	at         keyspace.RangeID
 	generation keyspace.Generation
 	span       keyspace.Span
-	op         *Prepare
+	op         *rangeapi.Prepare
 	// answer is nil until the range has answered; sent says that it may hold a lock, and waits
 	// that it is being asked.
-	answer      *Prepared
+	answer      *rangeapi.Prepared
 	sent, waits bool
 	// over says that the lock has ended.
 	over bool
@@ -85,11 +86,11 @@ func (p *elasticPiece) cover(s keyspace.Span) {
 }
 
 // newName names the first attempt of a transaction, whose age is anything.
-func (e *elastic) newName() TxnName {
+func (e *elastic) newName() rangeapi.TxnName {
 	e.names++
 	e.attempts++
-	return TxnName{
-		TxnID:   TxnID{Start: 1 + keyspace.Revision(e.rng.Uint64N(e.names)), Node: 1, Boot: 1, Counter: e.names},
+	return rangeapi.TxnName{
+		TxnID:   rangeapi.TxnID{Start: 1 + keyspace.Revision(e.rng.Uint64N(e.names)), Node: 1, Boot: 1, Counter: e.names},
 		Attempt: e.attempts,
 	}
 }
@@ -105,7 +106,7 @@ func (e *elastic) beginTxn() {
 }
 
 // planTxn begins an attempt of a transaction.
-func (e *elastic) planTxn(name TxnName) {
+func (e *elastic) planTxn(name rangeapi.TxnName) {
 	t := &elasticTxn{name: name, stage: elasticPrepares, begun: map[string]string{}}
 	keys := map[string]bool{}
 	for range 2 + e.rng.IntN(3) {
@@ -163,7 +164,7 @@ func (e *elastic) piece(t *elasticTxn, key []byte) *elasticPiece {
 			return p
 		}
 	}
-	p := &elasticPiece{at: d.Range, generation: d.Generation, op: &Prepare{Name: t.name, Anchor: t.anchor}}
+	p := &elasticPiece{at: d.Range, generation: d.Generation, op: &rangeapi.Prepare{Name: t.name, Anchor: t.anchor}}
 	t.pieces = append(t.pieces, p)
 	return p
 }
@@ -171,7 +172,7 @@ func (e *elastic) piece(t *elasticTxn, key []byte) *elasticPiece {
 // addWrite adds a put, or a delete of the key and perhaps some behind it, up to end.
 func (e *elastic) addWrite(t *elasticTxn, key, end []byte) {
 	p := e.piece(t, key)
-	w := Write{Number: uint32(len(p.op.Writes) + 1)}
+	w := rangeapi.Write{Number: uint32(len(p.op.Writes) + 1)}
 	if e.one(5) {
 		o := &pb.DeleteRangeRequest{Key: key}
 		if last := e.at(key).Descriptor().Span.End; len(last) > 0 && bytes.Compare(last, end) < 0 {
@@ -198,8 +199,8 @@ func (e *elastic) addWrite(t *elasticTxn, key, end []byte) {
 // addGuard compares the revision of a key with one that it has, or had.
 func (e *elastic) addGuard(t *elasticTxn, key []byte) {
 	p := e.piece(t, key)
-	p.op.Guards = append(p.op.Guards, Guard{
-		Want: Want(e.rng.IntN(3)),
+	p.op.Guards = append(p.op.Guards, rangeapi.Guard{
+		Want: rangeapi.Want(e.rng.IntN(3)),
 		Compare: &pb.Compare{
 			Key: key, Target: pb.Compare_MOD, Result: pb.Compare_EQUAL,
 			TargetUnion: &pb.Compare_ModRevision{ModRevision: int64(e.model.someRevision(e, key))},
@@ -267,13 +268,13 @@ func (e *elastic) prepareNext(t *elasticTxn) {
 		return
 	}
 	p.sent, p.waits = true, true
-	e.prepare(p, func(a TxnAnswer, err error) {
+	e.prepare(p, func(a rangeapi.TxnAnswer, err error) {
 		p.waits = false
 		if err != nil {
 			t.stage = elasticAborts
 			return
 		}
-		p.answer = a.(*Prepared)
+		p.answer = a.(*rangeapi.Prepared)
 		if p.answer.Refused != nil || p.answer.Fence != 0 || !p.answer.Held {
 			t.stage = elasticAborts
 		}
@@ -287,9 +288,9 @@ func (e *elastic) commitTxn(t *elasticTxn) {
 		t.rev = e.seq.last
 		e.seq.mu.Unlock()
 	}
-	op := &Commit{Name: t.name, Anchor: t.anchor, Revision: t.rev}
+	op := &rangeapi.Commit{Name: t.name, Anchor: t.anchor, Revision: t.rev}
 	for _, p := range t.pieces {
-		op.Locks = append(op.Locks, LockRef{ID: p.answer.Lock, Span: p.span})
+		op.Locks = append(op.Locks, rangeapi.LockRef{ID: p.answer.Lock, Span: p.span})
 		if p.span.Contains(t.anchor) {
 			op.AnchorLock = p.answer.Lock
 		}
@@ -298,7 +299,7 @@ func (e *elastic) commitTxn(t *elasticTxn) {
 	switch {
 	case err != nil:
 		t.unsure = t.unsure || kverror.Of(err).Fate() == kverror.Unknown
-	case a.(*Decided).Revision != 0:
+	case a.(*rangeapi.Decided).Revision != 0:
 		t.stage, t.committed = elasticResolves, true
 	case t.unsure && t.lease != 0:
 		e.revokeAgain(t)
@@ -314,7 +315,7 @@ func (e *elastic) resolveNext(t *elasticTxn) {
 		if p.over {
 			continue
 		}
-		op := &Resolve{Name: t.name, Lock: p.answer.Lock, Revision: t.rev}
+		op := &rangeapi.Resolve{Name: t.name, Lock: p.answer.Lock, Revision: t.rev}
 		if t.unmarks {
 			op.Unmark, op.Incarnation = t.lease, t.incarnation
 		}
@@ -341,7 +342,7 @@ func (e *elastic) forget(t *elasticTxn) {
 		}
 		return
 	}
-	if _, err := e.step(e.at(t.anchor), &Forget{Name: t.name, Anchor: t.anchor}); err == nil {
+	if _, err := e.step(e.at(t.anchor), &rangeapi.Forget{Name: t.name, Anchor: t.anchor}); err == nil {
 		t.stage = elasticOver
 	}
 }
@@ -351,7 +352,7 @@ func (e *elastic) abortNext(t *elasticTxn) {
 		if p.over || !p.sent {
 			continue
 		}
-		p.over = e.stepOver(p.span, &Resolve{Name: t.name}) == nil
+		p.over = e.stepOver(p.span, &rangeapi.Resolve{Name: t.name}) == nil
 		return
 	}
 	if t.lease != 0 {
@@ -368,9 +369,9 @@ func (e *elastic) abortNext(t *elasticTxn) {
 }
 
 // step has a range take a step of a transaction.
-func (e *elastic) step(r *Replica, op TxnOp) (TxnAnswer, error) {
+func (e *elastic) step(r *Replica, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	d := r.Descriptor()
-	a, err := do(e, func(ctx context.Context) (TxnAnswer, error) {
+	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
 		return e.leader.node.Txn(ctx, d.Range, d.Generation, op)
 	})
 	e.say("range %s: %s: %s", d.Range, opText(op), answerText(a, err))
@@ -379,9 +380,9 @@ func (e *elastic) step(r *Replica, op TxnOp) (TxnAnswer, error) {
 
 // prepare has a range prepare its piece, if it is the one that the coordinator knows, beside
 // what else happens.
-func (e *elastic) prepare(p *elasticPiece, take func(TxnAnswer, error)) {
+func (e *elastic) prepare(p *elasticPiece, take func(rangeapi.TxnAnswer, error)) {
 	node := e.leader.node
-	var a TxnAnswer
+	var a rangeapi.TxnAnswer
 	var err error
 	e.call(true, func(ctx context.Context) { a, err = node.Txn(ctx, p.at, p.generation, p.op) }, func() {
 		e.say("range %s: %s: %s", p.at, opText(p.op), answerText(a, err))
@@ -391,7 +392,7 @@ func (e *elastic) prepare(p *elasticPiece, take func(TxnAnswer, error)) {
 }
 
 // stepOver has every range over the span take a step, until nothing is left of it to do.
-func (e *elastic) stepOver(s keyspace.Span, op TxnOp) error {
+func (e *elastic) stepOver(s keyspace.Span, op rangeapi.TxnOp) error {
 	for {
 		r := e.over(s)[0]
 		end := r.Descriptor().Span.End
@@ -399,7 +400,7 @@ func (e *elastic) stepOver(s keyspace.Span, op TxnOp) error {
 		if err != nil {
 			return err
 		}
-		if d, ok := a.(*Resolved); ok && d.More {
+		if d, ok := a.(*rangeapi.Resolved); ok && d.More {
 			continue
 		}
 		if len(end) == 0 || len(s.End) > 0 && bytes.Compare(end, s.End) >= 0 {
@@ -447,24 +448,24 @@ func (e *elastic) locks(id keyspace.RangeID) (all []*lock) {
 	return all
 }
 
-func compareLocks(a, b LockID) int {
+func compareLocks(a, b rangeapi.LockID) int {
 	return cmp.Or(cmp.Compare(a.Range, b.Range), cmp.Compare(a.Term, b.Term),
 		cmp.Compare(a.Number, b.Number), cmp.Compare(a.Index, b.Index))
 }
 
 // pushLock decides about the transaction of a range's lock, and with ends has the lock end.
 func (e *elastic) pushLock(id keyspace.RangeID, l *lock, ends bool) {
-	a, err := e.step(e.at(l.anchor), &Decide{Name: l.name, Anchor: l.anchor})
+	a, err := e.step(e.at(l.anchor), &rangeapi.Decide{Name: l.name, Anchor: l.anchor})
 	if err != nil || !ends {
 		return
 	}
-	d := a.(*Decided)
+	d := a.(*rangeapi.Decided)
 	rev := d.Revision
-	if !slices.ContainsFunc(d.Locks, func(o LockRef) bool { return o.ID == l.id }) {
+	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.id }) {
 		rev = 0
 	}
 	if r := e.leader.node.Replica(id); r != nil {
-		_, _ = e.step(r, &Resolve{Name: l.name, Lock: l.id, Revision: rev})
+		_, _ = e.step(r, &rangeapi.Resolve{Name: l.name, Lock: l.id, Revision: rev})
 	}
 }
 
@@ -494,48 +495,48 @@ func (e *elastic) records(id keyspace.RangeID) (all []*txnRecord) {
 
 func (e *elastic) finish(t *txnRecord) {
 	for _, l := range t.locks {
-		if e.stepOver(l.Span, &Resolve{Name: t.name, Lock: l.ID, Revision: t.revision}) != nil {
+		if e.stepOver(l.Span, &rangeapi.Resolve{Name: t.name, Lock: l.ID, Revision: t.revision}) != nil {
 			return
 		}
 	}
-	_, _ = e.step(e.at(t.anchor), &Forget{Name: t.name, Anchor: t.anchor})
+	_, _ = e.step(e.at(t.anchor), &rangeapi.Forget{Name: t.name, Anchor: t.anchor})
 }
 
 // opText prints a step as traces have it.
-func opText(op TxnOp) string {
+func opText(op rangeapi.TxnOp) string {
 	switch o := op.(type) {
-	case *Prepare:
+	case *rangeapi.Prepare:
 		if o.Revoke != 0 {
 			return fmt.Sprintf("%s prepares its revoke of lease %d/%d", o.Name, o.Revoke, o.Incarnation)
 		}
 		return fmt.Sprintf("%s prepares, patient %t", o.Name, o.Patient)
-	case *Commit:
+	case *rangeapi.Commit:
 		return fmt.Sprintf("%s commits %s at %d", o.Name, o.AnchorLock, o.Revision)
-	case *Resolve:
+	case *rangeapi.Resolve:
 		s := fmt.Sprintf("%s ends %s at %d", o.Name, o.Lock, o.Revision)
 		if o.Unmark != 0 {
 			s += fmt.Sprintf(" with the mark of lease %d", o.Unmark)
 		}
 		return s
-	case *Decide:
+	case *rangeapi.Decide:
 		return fmt.Sprintf("%s is decided", o.Name)
-	case *Forget:
+	case *rangeapi.Forget:
 		return fmt.Sprintf("%s is forgotten", o.Name)
 	}
 	return fmt.Sprintf("%+v", op)
 }
 
 // answerText prints a step's answer as traces have it.
-func answerText(a TxnAnswer, err error) string {
+func answerText(a rangeapi.TxnAnswer, err error) string {
 	if err != nil {
 		return formatAnswer(nil, err)
 	}
 	switch d := a.(type) {
-	case *Prepared:
+	case *rangeapi.Prepared:
 		return fmt.Sprintf("lock %s held %t changes %t fence %d refused %v", d.Lock, d.Held, d.Changes, d.Fence, d.Refused)
-	case *Decided:
+	case *rangeapi.Decided:
 		return fmt.Sprintf("at %d", d.Revision)
-	case *Resolved:
+	case *rangeapi.Resolved:
 		return fmt.Sprintf("done, more %t", d.More)
 	}
 	return fmt.Sprintf("%+v", a)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // draft is an answer that still misses revisions: those of its own request, and
@@ -172,7 +173,7 @@ func (e *evaluation) run(op proto.Message) error {
 	case *pb.TxnRequest:
 		return e.txn(o)
 	default:
-		return badRequest("%T cannot be evaluated", op)
+		return rangeapi.BadRequest("%T cannot be evaluated", op)
 	}
 	return nil
 }

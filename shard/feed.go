@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A feed is one range's applied events on their way to one gateway. What is applied is
@@ -31,7 +32,7 @@ type feedBlock struct {
 	bytes    int64
 	complete keyspace.Revision
 	// mark is where the replica was behind it, zero where not all up to there is sent.
-	mark Mark
+	mark rangeapi.FeedPosition
 }
 
 // feedMode says where a feed takes its events from.
@@ -52,7 +53,7 @@ const (
 // feed is a feed in its replica and its connection. The fields below conn are guarded
 // by conn's mu.
 type feed struct {
-	id         FeedID
+	id         rangeapi.FeedID
 	r          *Replica
 	generation keyspace.Generation
 	prev       bool
@@ -200,8 +201,8 @@ func (s *applyState) captureEvents() *eventBlock {
 		if i == lowest {
 			b.lowest = len(b.bytes)
 		}
-		e := Event{Version: s.versions[i]}
-		b.bytes = appendEvent(b.bytes, &e)
+		e := rangeapi.Event{Version: s.versions[i]}
+		b.bytes = rangeapi.AppendEvent(b.bytes, &e)
 	}
 	return b
 }
@@ -225,7 +226,7 @@ func (p *publication) add(o *outcome) {
 		}
 		p.block.events = append(p.block.events, o.events)
 		p.block.bytes += int64(len(o.events.bytes))
-		p.block.complete, p.block.mark = o.complete, Mark(o.link)
+		p.block.complete, p.block.mark = o.complete, rangeapi.FeedPosition(o.link)
 	}
 }
 
@@ -284,7 +285,7 @@ func (r *Replica) feedsAfterSnapshotLocked(old keyspace.Generation) {
 // where the range is complete, and the mark of what is applied.
 type historyView struct {
 	last, complete keyspace.Revision
-	mark           Mark
+	mark           rangeapi.FeedPosition
 	span           keyspace.Span
 }
 
@@ -319,9 +320,9 @@ type historyWant struct {
 // where they are as large as is allowed, with the versions before them: within a
 // revision only where there is nothing but that one. Afterwards it makes sure that the range
 // was this one and that nothing was removed under it.
-func (r *Replica) history(g keyspace.Generation, o mvcc.HistoryOptions, w historyWant) (events []Event, next feedPlace, err error) {
+func (r *Replica) history(g keyspace.Generation, o mvcc.HistoryOptions, w historyWant) (events []rangeapi.Event, next feedPlace, err error) {
 	next.rev, next.key, err = mvcc.Pieces(r.node.cfg.Engine, o, w.fromKey, func(v *mvcc.Version) error {
-		events = append(events, Event{Version: *v})
+		events = append(events, rangeapi.Event{Version: *v})
 		return nil
 	})
 	if err == nil && w.prev {
@@ -357,8 +358,8 @@ func (r *Replica) stillShows(g keyspace.Generation, from keyspace.Revision) erro
 
 // historyBefore finds the versions before the events of a page, which then ends earlier
 // if that makes it too large.
-func (r *Replica) historyBefore(events []Event, next feedPlace, maxBytes int64, compacted keyspace.Revision) ([]Event, feedPlace, error) {
-	slices.SortFunc(events, func(a, b Event) int {
+func (r *Replica) historyBefore(events []rangeapi.Event, next feedPlace, maxBytes int64, compacted keyspace.Revision) ([]rangeapi.Event, feedPlace, error) {
+	slices.SortFunc(events, func(a, b rangeapi.Event) int {
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), bytes.Compare(a.Key, b.Key))
 	})
 	n, err := r.lookBefore(events, compacted, maxBytes)
@@ -370,7 +371,7 @@ func (r *Replica) historyBefore(events []Event, next feedPlace, maxBytes int64, 
 	}
 	next = feedPlace{rev: events[n].Mod, key: events[n].Key}
 	if events[0].Mod != next.rev {
-		n = slices.IndexFunc(events, func(e Event) bool { return e.Mod == next.rev })
+		n = slices.IndexFunc(events, func(e rangeapi.Event) bool { return e.Mod == next.rev })
 		next.key = nil
 	}
 	return events[:n:n], next, nil
@@ -379,8 +380,8 @@ func (r *Replica) historyBefore(events []Event, next feedPlace, maxBytes int64, 
 // wholeKey moves the end of a page, which the first n events fill, from between the events
 // of one key and revision: before them, or behind them where they are the first. A page
 // goes on at a key.
-func (r *Replica) wholeKey(events []Event, n int, compacted keyspace.Revision) (int, error) {
-	one := func(a, b *Event) bool { return a.Mod == b.Mod && bytes.Equal(a.Key, b.Key) }
+func (r *Replica) wholeKey(events []rangeapi.Event, n int, compacted keyspace.Revision) (int, error) {
+	one := func(a, b *rangeapi.Event) bool { return a.Mod == b.Mod && bytes.Equal(a.Key, b.Key) }
 	start := n
 	for start > 0 && one(&events[start-1], &events[n]) {
 		start--
@@ -399,7 +400,7 @@ func (r *Replica) wholeKey(events []Event, n int, compacted keyspace.Revision) (
 // lookBefore finds the version before each of the first n events, as etcd does: none for one
 // that creates its key, and none where the revision before is compacted, by what is known
 // here or by whoever asks. With those they are at most maxBytes, or one.
-func (r *Replica) lookBefore(events []Event, compacted keyspace.Revision, maxBytes int64) (n int, err error) {
+func (r *Replica) lookBefore(events []rangeapi.Event, compacted keyspace.Revision, maxBytes int64) (n int, err error) {
 	known := compacted
 	compacted = r.compactedBeyond(known)
 	g, err := mvcc.NewGetter(r.node.cfg.Engine)
@@ -444,7 +445,7 @@ func (r *Replica) endedMeanwhile() error {
 }
 
 // before finds the version before an event.
-func before(g *mvcc.Getter, e *Event, compacted keyspace.Revision) error {
+func before(g *mvcc.Getter, e *rangeapi.Event, compacted keyspace.Revision) error {
 	e.Looked = true
 	if !e.Tombstone && e.Create == e.Mod || e.Mod-1 < compacted {
 		return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // claim is what a feed or a leader has said: up to complete, span has nothing but what
@@ -44,7 +45,9 @@ func (f *spanFeed) draw(n int) int {
 	return f.rng.IntN(n)
 }
 
-func eventName(e *Event) string { return fmt.Sprintf("%s@%d.%d=%s", e.Key, e.Mod, e.Sub, e.Value) }
+func eventName(e *rangeapi.Event) string {
+	return fmt.Sprintf("%s@%d.%d=%s", e.Key, e.Mod, e.Sub, e.Value)
+}
 
 // follow follows the span from revision from on until ctx ends. Where its range is
 // split, it goes on with the heirs.
@@ -85,7 +88,7 @@ func (f *spanFeed) once(ctx context.Context, d keyspace.Descriptor, node *rigNod
 		return complete
 	}
 	defer st.Close()
-	if err := st.Order(ctx, []FeedOrder{{ID: 1, Range: d.Range, Generation: d.Generation, From: complete + 1}}); err != nil {
+	if err := st.Order(ctx, []rangeapi.FeedOrder{{ID: 1, Range: d.Range, Generation: d.Generation, From: complete + 1}}); err != nil {
 		return complete
 	}
 	for {
@@ -106,7 +109,7 @@ func (f *spanFeed) once(ctx context.Context, d keyspace.Descriptor, node *rigNod
 	}
 }
 
-func (f *spanFeed) note(p *FeedPart, who string, span keyspace.Span) {
+func (f *spanFeed) note(p *rangeapi.FeedPart, who string, span keyspace.Span) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range p.Events {
@@ -129,7 +132,7 @@ func (f *spanFeed) judge(t *testing.T, from keyspace.Revision, all []mvcc.Versio
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range all {
-		e := Event{Version: all[i]}
+		e := rangeapi.Event{Version: all[i]}
 		if f.name != "asked" && f.span.Contains(e.Key) && e.Mod >= from && !f.seen[eventName(&e)] {
 			t.Errorf("%s: %s was never told", f.name, eventName(&e))
 		}
@@ -230,9 +233,9 @@ func (r *rig) feedWriter(seed uint64, id int, stop <-chan struct{}) {
 		key := fmt.Sprintf("k%d%d", rng.IntN(5), rng.IntN(3))
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		if rng.IntN(5) == 0 {
-			_, _ = r.do(ctx, key, &Request{Op: &pb.DeleteRangeRequest{Key: []byte(key)}}) // the store tells
+			_, _ = r.do(ctx, key, &rangeapi.Request{Op: &pb.DeleteRangeRequest{Key: []byte(key)}}) // the store tells
 		} else {
-			_, _ = r.do(ctx, key, &Request{Op: &pb.PutRequest{Key: []byte(key), Value: fmt.Appendf(nil, "%d.%d", id, i)}})
+			_, _ = r.do(ctx, key, &rangeapi.Request{Op: &pb.PutRequest{Key: []byte(key), Value: fmt.Appendf(nil, "%d.%d", id, i)}})
 		}
 		cancel()
 		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
@@ -254,15 +257,15 @@ func (r *rig) askAround(ctx context.Context, f *spanFeed) {
 		rev := r.seq.last
 		r.seq.mu.Unlock()
 		actx, cancel := context.WithTimeout(ctx, time.Second)
-		mark, err := s.Client().Complete(actx, node.id, &CompleteRequest{Range: d.Range, Generation: d.Generation, Revision: rev})
+		mark, err := s.Client().Complete(actx, node.id, &rangeapi.CompleteRequest{Range: d.Range, Generation: d.Generation, Revision: rev})
 		if err == nil {
 			// Whoever has reached the mark has everything, the leader or not.
 			other := r.nodes[f.draw(3)]
-			page, herr := s.Client().History(actx, other.id, &HistoryRequest{
+			page, herr := s.Client().History(actx, other.id, &rangeapi.HistoryRequest{
 				Range: d.Range, Generation: d.Generation, Span: d.Span, From: 2, To: rev, Seen: mark, MaxBytes: maxHistoryBytes,
 			})
 			if herr == nil && page.Next == rev+1 {
-				f.note(&FeedPart{Events: page.Events, Complete: rev}, fmt.Sprintf("range %s.%d at %v", d.Range, d.Generation, mark), d.Span)
+				f.note(&rangeapi.FeedPart{Events: page.Events, Complete: rev}, fmt.Sprintf("range %s.%d at %v", d.Range, d.Generation, mark), d.Span)
 			}
 		}
 		cancel()

@@ -22,6 +22,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -67,7 +68,7 @@ var _ transport.Stream = (*pipeEnd)(nil)
 // gateway is the other side of a node's feeds: it notes what comes.
 type gateway struct {
 	t   *testing.T
-	s   *FeedStream
+	s   *rangeapi.FeedStream
 	end *pipeEnd
 	wg  sync.WaitGroup
 }
@@ -75,9 +76,9 @@ type gateway struct {
 func (w *fakeWorld) gateway(t *testing.T) *gateway {
 	t.Helper()
 	near, far := newPipe()
-	g := &gateway{t: t, s: &FeedStream{near}, end: near}
+	g := &gateway{t: t, s: rangeapi.NewFeedStream(near), end: near}
 	g.wg.Go(func() {
-		if err := w.node.handleFeeds(t.Context(), 9, encodeOrders(nil), far); err == nil {
+		if err := w.node.handleFeeds(t.Context(), 9, rangeapi.EncodeOrders(nil), far); err == nil {
 			t.Error("the handler ended without a reason")
 		}
 	})
@@ -89,7 +90,7 @@ func (g *gateway) close() {
 	g.wg.Wait()
 }
 
-func (g *gateway) order(orders ...FeedOrder) {
+func (g *gateway) order(orders ...rangeapi.FeedOrder) {
 	g.t.Helper()
 	if err := g.s.Order(g.t.Context(), orders); err != nil {
 		g.t.Fatal(err)
@@ -104,7 +105,7 @@ func (g *gateway) take() string {
 		synctest.Wait()
 		select {
 		case b := <-g.end.in:
-			ps, err := decodeParts(b)
+			ps, err := rangeapi.DecodeParts(b)
 			if err != nil {
 				g.t.Fatal(err)
 			}
@@ -119,7 +120,7 @@ func (g *gateway) take() string {
 	}
 }
 
-func describe(p *FeedPart) string {
+func describe(p *rangeapi.FeedPart) string {
 	if p.Err != nil {
 		s := fmt.Sprintf("%d ends: %s", p.ID, p.Err.Kind)
 		for _, d := range p.Err.Descriptors {
@@ -155,7 +156,7 @@ func (w *fakeWorld) begin(t *testing.T, key, value string) (done chan error) {
 	t.Helper()
 	done = make(chan error, 1)
 	go func() {
-		_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: w.node.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: w.node.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
 		done <- err
 	}()
 	synctest.Wait()
@@ -200,11 +201,11 @@ func TestFeedBeginsAnywhereAndGoesOn(t *testing.T) {
 		}
 		g := w.gateway(t)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 5}, FeedOrder{ID: 2, Range: 1, Generation: 1, From: 3}, FeedOrder{ID: 3, Range: 1, Generation: 1, From: 3, Prev: true})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 5}, rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 1, From: 3}, rangeapi.FeedOrder{ID: 3, Range: 1, Generation: 1, From: 3, Prev: true})
 		g.want("openings", "1: |4; 2: k1@3=1 k0@4=2 |4; 2: |4; 3: k1@3=1 k0@4=2(0@2) |4; 3: |4")
 		w.write(t, 5, "k1", "x")
 		g.want("a put", "1: k1@5=x |5; 2: k1@5=x |5; 3: k1@5=x(1@3) |5")
-		g.order(FeedOrder{ID: 2, Close: true})
+		g.order(rangeapi.FeedOrder{ID: 2, Close: true})
 		g.want("an end", "")
 		w.write(t, 5, "k2", "y")
 		g.want("a put after it", "1: k2@6=y |6; 3: k2@6=y |6")
@@ -217,7 +218,7 @@ func TestFeedEndsAtASplit(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		g := w.gateway(t)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2}, FeedOrder{ID: 2, Range: 1, Generation: 2, From: 2}, FeedOrder{ID: 3, Range: 8, Generation: 1})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2}, rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 2, From: 2}, rangeapi.FeedOrder{ID: 3, Range: 8, Generation: 1})
 		g.want("openings", "1: |0; 2 ends: busy 1.1; 3 ends: range not here")
 		done := w.begin(t, "x", "1")
 		group := w.groups.group(1)
@@ -229,7 +230,7 @@ func TestFeedEndsAtASplit(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.want("a put and a split", "1: x@2=1 |2; 1 ends: wrong range 1.2 2.2")
-		g.order(FeedOrder{ID: 4, Range: 1, Generation: 1, From: 3}, FeedOrder{ID: 5, Range: 1, Generation: 2, From: 3}, FeedOrder{ID: 6, Range: 2, Generation: 2, From: 2})
+		g.order(rangeapi.FeedOrder{ID: 4, Range: 1, Generation: 1, From: 3}, rangeapi.FeedOrder{ID: 5, Range: 1, Generation: 2, From: 3}, rangeapi.FeedOrder{ID: 6, Range: 2, Generation: 2, From: 2})
 		g.want("the heirs", "4 ends: wrong range 1.2 2.2; 5: |2; 6: x@2=1 |2; 6: |2")
 	})
 }
@@ -246,7 +247,7 @@ func TestFeedBeginsBesideAnApply(t *testing.T) {
 		if err := r.Apply(b, []raftgroup.Entry{{Index: 100, Term: 5, Data: group.take(0).data}}); err != nil {
 			t.Fatal(err)
 		}
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
 		g.want("an opening", "1: |0")
 		if err := b.Commit(); err != nil {
 			t.Fatal(err)
@@ -265,7 +266,7 @@ func TestFeedFallsBehindAndCatchesUp(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		g := w.gateway(t)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
 		g.want("an opening", "1: |0")
 		value := strings.Repeat("v", 100<<10)
 		for range 40 {
@@ -275,7 +276,7 @@ func TestFeedFallsBehindAndCatchesUp(t *testing.T) {
 		for complete < 60 {
 			synctest.Wait()
 			b := <-g.end.in
-			ps, err := decodeParts(b)
+			ps, err := rangeapi.DecodeParts(b)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -311,8 +312,8 @@ func TestPagesOfFeedsHaveABound(t *testing.T) {
 		g := w.gateway(t)
 		defer g.close()
 		const feeds = 60
-		for i := range FeedID(feeds) {
-			g.order(FeedOrder{ID: 1 + i, Range: 1, Generation: 1, From: 2})
+		for i := range rangeapi.FeedID(feeds) {
+			g.order(rangeapi.FeedOrder{ID: 1 + i, Range: 1, Generation: 1, From: 2})
 		}
 		synctest.Wait()
 		if n := testutil.ToFloat64(w.node.metrics.historyEvents) * size; n > float64(defaultFeedBounds.conn+4*defaultFeedBounds.page) {
@@ -337,14 +338,14 @@ func TestFeedBelowTheCompactedRevision(t *testing.T) {
 		r.mu.Unlock()
 		g := w.gateway(t)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3}, FeedOrder{ID: 2, Range: 1, Generation: 1, From: 4})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3}, rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 1, From: 4})
 		g.want("openings", "1 ends: compacted; 2: k@4=v |4; 2: |4")
 		r.mu.Lock()
 		r.rec.compacted = 40
 		r.mu.Unlock()
-		g.order(FeedOrder{ID: 3, Range: 1, Generation: 1, From: 5})
+		g.order(rangeapi.FeedOrder{ID: 3, Range: 1, Generation: 1, From: 5})
 		g.want("a quiet range", "3: |4")
-		if _, err := r.History(&HistoryRequest{Range: 1, Generation: 1, From: 4, To: 4}); !errors.Is(err, kverror.Compacted) || kverror.Of(err).CompactRevision != 40 {
+		if _, err := r.History(&rangeapi.HistoryRequest{Range: 1, Generation: 1, From: 4, To: 4}); !errors.Is(err, kverror.Compacted) || kverror.Of(err).CompactRevision != 40 {
 			t.Errorf("history: %v", err)
 		}
 	})
@@ -357,7 +358,7 @@ func TestFeedAcrossASnapshot(t *testing.T) {
 		w.write(t, 5, "k", "v")
 		g, r := w.gateway(t), w.node.Replica(1)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3})
 		g.want("an opening", "1: |2")
 		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
 		snap := snapshotOf(1, 1, "")
@@ -398,13 +399,13 @@ func TestHistoryBesideASnapshot(t *testing.T) {
 		if err := errors.Join(b.DeleteRange(data.Lower, data.Upper), mvcc.Put(b, keyVersion("k", 9, false)), b.SetApplied(r.id.Group(), snap), b.Commit()); err != nil {
 			t.Fatal(err)
 		}
-		if p, err := r.History(&HistoryRequest{Range: 1, Generation: 1, From: 2, To: 4, MaxBytes: 1 << 20}); !errors.Is(err, kverror.Compacted) {
+		if p, err := r.History(&rangeapi.HistoryRequest{Range: 1, Generation: 1, From: 2, To: 4, MaxBytes: 1 << 20}); !errors.Is(err, kverror.Compacted) {
 			t.Errorf("history: %+v, %v", p, err)
 		}
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
 		g.want("beside a snapshot", "1 ends: compacted")
 		r.SnapshotDone(snap, nil)
-		g.order(FeedOrder{ID: 2, Range: 1, Generation: 1, From: 2}, FeedOrder{ID: 3, Range: 1, Generation: 1, From: 9})
+		g.order(rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 1, From: 2}, rangeapi.FeedOrder{ID: 3, Range: 1, Generation: 1, From: 9})
 		g.want("behind it", "2 ends: compacted; 3: k@9= |9; 3: |9")
 	})
 }
@@ -415,30 +416,30 @@ func TestHistoryWaitsForNobodyButWhoHasSeen(t *testing.T) {
 			w.write(t, 5, fmt.Sprintf("k%d", i), "v")
 		}
 		c := w.node.Client()
-		ask := func(q HistoryRequest) (*HistoryPage, error) {
+		ask := func(q rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 			q.Range, q.MaxBytes = 1, 1<<20
 			return c.History(t.Context(), 1, &q)
 		}
-		p, err := ask(HistoryRequest{Generation: 1, Span: keyspace.Span{Start: []byte("k1"), End: []byte("k3")}, From: 2, To: 9, Seen: Mark{5, 4}})
+		p, err := ask(rangeapi.HistoryRequest{Generation: 1, Span: keyspace.Span{Start: []byte("k1"), End: []byte("k3")}, From: 2, To: 9, Seen: rangeapi.FeedPosition{Term: 5, Number: 4}})
 		if err != nil || len(p.Events) != 2 || p.Next != 10 || string(p.Events[0].Key) != "k1" {
 			t.Errorf("%+v, %v", p, err)
 		}
-		if _, err := ask(HistoryRequest{Generation: 1, From: 2, To: 9, Seen: Mark{5, 5}}); !errors.Is(err, kverror.Busy) {
+		if _, err := ask(rangeapi.HistoryRequest{Generation: 1, From: 2, To: 9, Seen: rangeapi.FeedPosition{Term: 5, Number: 5}}); !errors.Is(err, kverror.Busy) {
 			t.Errorf("a replica that lags: %v", err)
 		}
-		if _, err := ask(HistoryRequest{Generation: 2, From: 2, To: 9}); !errors.Is(err, kverror.Busy) {
+		if _, err := ask(rangeapi.HistoryRequest{Generation: 2, From: 2, To: 9}); !errors.Is(err, kverror.Busy) {
 			t.Errorf("a later generation: %v", err)
 		}
 		if err := w.groups.group(1).apply(splitAt(5, 1, "m", 2)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ask(HistoryRequest{Generation: 1, From: 2, To: 9}); !errors.Is(err, kverror.WrongRange) {
+		if _, err := ask(rangeapi.HistoryRequest{Generation: 1, From: 2, To: 9}); !errors.Is(err, kverror.WrongRange) {
 			t.Errorf("an earlier generation: %v", err)
 		}
-		if _, err := ask(HistoryRequest{Generation: 2, From: 2, To: 9}); !errors.Is(err, kverror.WrongRange) {
+		if _, err := ask(rangeapi.HistoryRequest{Generation: 2, From: 2, To: 9}); !errors.Is(err, kverror.WrongRange) {
 			t.Errorf("more than the range has: %v", err)
 		}
-		if _, err := c.Complete(t.Context(), 1, &CompleteRequest{Range: 77}); !errors.Is(err, kverror.RangeNotHere) {
+		if _, err := c.Complete(t.Context(), 1, &rangeapi.CompleteRequest{Range: 77}); !errors.Is(err, kverror.RangeNotHere) {
 			t.Errorf("no such range: %v", err)
 		}
 	})
@@ -453,11 +454,11 @@ func (s *story) watch(t *testing.T, d *datadriven.TestData, id keyspace.RangeID)
 	gen := arg(d, "gen", keyspace.Generation(1))
 	switch d.Cmd {
 	case "feed":
-		s.gateway.order(FeedOrder{
-			ID: FeedID(arg(d, "id", 0)), Range: id, Generation: gen, From: arg(d, "from", keyspace.Revision(0)), Prev: d.HasArg("prev"),
+		s.gateway.order(rangeapi.FeedOrder{
+			ID: rangeapi.FeedID(arg(d, "id", 0)), Range: id, Generation: gen, From: arg(d, "from", keyspace.Revision(0)), Prev: d.HasArg("prev"),
 		})
 	case "complete":
-		q := &CompleteRequest{Range: id, Generation: gen, Revision: arg(d, "rev", keyspace.Revision(0))}
+		q := &rangeapi.CompleteRequest{Range: id, Generation: gen, Revision: arg(d, "rev", keyspace.Revision(0))}
 		s.begin(func(ctx context.Context) string {
 			mark, err := s.w.node.Client().Complete(ctx, 1, q)
 			if err != nil {
@@ -466,13 +467,13 @@ func (s *story) watch(t *testing.T, d *datadriven.TestData, id keyspace.RangeID)
 			return fmt.Sprintf("complete up to %d behind batch %d of term %d", q.Revision, mark.Number, mark.Term)
 		})
 	case "history":
-		q := &HistoryRequest{Range: id, Generation: gen, From: arg(d, "from", keyspace.Revision(0)), To: arg(d, "to", keyspace.Revision(0)), MaxBytes: 1 << 20}
+		q := &rangeapi.HistoryRequest{Range: id, Generation: gen, From: arg(d, "from", keyspace.Revision(0)), To: arg(d, "to", keyspace.Revision(0)), MaxBytes: 1 << 20}
 		q.Span = s.w.node.Replica(id).Descriptor().Span
 		p, err := s.w.node.Client().History(t.Context(), 1, q)
 		if err != nil {
 			return formatAnswer(nil, err) + "\n"
 		}
-		part := FeedPart{Events: p.Events, Complete: p.Next - 1}
+		part := rangeapi.FeedPart{Events: p.Events, Complete: p.Next - 1}
 		return describe(&part)[2:] + "\n"
 	}
 	if out := s.gateway.take(); out != "" {
@@ -488,7 +489,7 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 	for messages := range 12 { // that the gateway takes before it lands
 		fed(t, func(t *testing.T, w *fakeWorld) {
 			w.write(t, 5, "a", "1")
-			w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+			w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 			w.seq.mu.Lock()
 			w.seq.last++ // revision 3 is the transaction's
 			w.seq.mu.Unlock()
@@ -497,7 +498,7 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 			}
 			g := w.gateway(t)
 			defer g.close()
-			g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
+			g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
 			seen := map[keyspace.Revision]bool{}
 			take := func() bool {
 				synctest.Wait()
@@ -507,7 +508,7 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 				default:
 					return false
 				}
-				ps, err := decodeParts(b)
+				ps, err := rangeapi.DecodeParts(b)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -515,8 +516,8 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 					for _, e := range p.Events {
 						seen[e.Mod] = true
 					}
-					if !seen[3] && (p.Complete >= 3 || p.Mark.Number >= 17) {
-						t.Fatalf("complete up to %d behind batch %d, and revision 3 has not come", p.Complete, p.Mark.Number)
+					if !seen[3] && (p.Complete >= 3 || p.Position.Number >= 17) {
+						t.Fatalf("complete up to %d behind batch %d, and revision 3 has not come", p.Complete, p.Position.Number)
 					}
 				}
 				return true
@@ -524,7 +525,7 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 			for range messages {
 				take()
 			}
-			if a := w.step(t.Context(), &Resolve{Name: nameAged(1), Revision: 3}); !a.done || a.err != nil {
+			if a := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Revision: 3}); !a.done || a.err != nil {
 				t.Fatalf("%+v", a)
 			}
 			for more := true; more; {
@@ -558,11 +559,11 @@ func TestAFreshChildHasAMark(t *testing.T) {
 		w.serve(2, 5)
 		synctest.Wait()
 		var last keyspace.Revision = 2
-		mark, err := w.node.Client().Complete(t.Context(), 1, &CompleteRequest{Range: 2, Generation: 2, Revision: last})
+		mark, err := w.node.Client().Complete(t.Context(), 1, &rangeapi.CompleteRequest{Range: 2, Generation: 2, Revision: last})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (Mark{}).Reaches(mark) {
+		if (rangeapi.FeedPosition{}).Reaches(mark) {
 			t.Errorf("who has nothing of the child reaches %v", mark)
 		}
 	})

@@ -12,10 +12,11 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // message takes the next message of the node, which is no larger than limit.
-func (g *gateway) message(limit int) []FeedPart {
+func (g *gateway) message(limit int) []rangeapi.FeedPart {
 	g.t.Helper()
 	synctest.Wait()
 	select {
@@ -23,7 +24,7 @@ func (g *gateway) message(limit int) []FeedPart {
 		if len(b) > limit {
 			g.t.Errorf("a message of %d bytes, allowed are %d", len(b), limit)
 		}
-		ps, err := decodeParts(b)
+		ps, err := rangeapi.DecodeParts(b)
 		if err != nil {
 			g.t.Fatal(err)
 		}
@@ -83,7 +84,7 @@ func TestFeedWithVersionsBeforeHasABound(t *testing.T) {
 			g := w.gateway(t)
 			defer g.close()
 			open := func() {
-				g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: n + 2, Prev: true})
+				g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: n + 2, Prev: true})
 			}
 			rev := w.large(t, n, size, func() {
 				if live {
@@ -107,12 +108,12 @@ func TestFeedDividesARevision(t *testing.T) {
 		w.node.feedBounds.message, w.node.feedBounds.page = bound, bound
 		g := w.gateway(t)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: n + 2})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: n + 2})
 		rev := w.large(t, n, 10, func() {})
 		if events := g.wholes(bound, rev, n, false); events != 2*n {
 			t.Errorf("live: %d events of %d", events, 2*n)
 		}
-		g.order(FeedOrder{ID: 2, Range: 1, Generation: 1, From: rev - 3})
+		g.order(rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 1, From: rev - 3})
 		if events := g.wholes(bound, rev, n, false); events != n+3 {
 			t.Errorf("from the store: %d events of %d", events, n+3)
 		}
@@ -124,14 +125,14 @@ func TestHistoryCountsVersionsBefore(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		const n, size, bound = 40, 2000, 20 << 10
 		rev := w.large(t, n, size, func() {})
-		q := &HistoryRequest{Range: 1, Generation: 1, From: rev - 2, To: rev, MaxBytes: bound, Prev: true}
+		q := &rangeapi.HistoryRequest{Range: 1, Generation: 1, From: rev - 2, To: rev, MaxBytes: bound, Prev: true}
 		seen := map[string]bool{}
 		for pages := 0; q.From <= q.To; pages++ {
 			p, err := w.node.Client().History(t.Context(), 1, q)
 			if err != nil || pages > n {
 				t.Fatalf("page %d: %v", pages, err)
 			}
-			if b := p.encode(); len(b) > bound {
+			if b := p.Encode(); len(b) > bound {
 				t.Errorf("a page of %d bytes, allowed are %d", len(b), bound)
 			}
 			if p.NextKey != nil && (p.Next != rev || len(p.Events) == 0 || p.Events[0].Mod != rev) {
@@ -175,7 +176,7 @@ func TestHistoryKeepsTheWritesOfAKeyTogether(t *testing.T) {
 		for bound := int64(1); bound < 12*size; bound += size / 2 {
 			for _, prev := range []bool{true, false} {
 				got := map[string]int{}
-				q := &HistoryRequest{Range: 1, Generation: 1, From: rev, To: rev, MaxBytes: bound, Prev: prev}
+				q := &rangeapi.HistoryRequest{Range: 1, Generation: 1, From: rev, To: rev, MaxBytes: bound, Prev: prev}
 				for pages := 0; q.From <= q.To; pages++ {
 					p, err := w.node.Client().History(t.Context(), 1, q)
 					if err != nil || pages > 3*n {
@@ -206,7 +207,7 @@ func TestHistoryKeepsTheWritesOfAKeyTogether(t *testing.T) {
 func TestFeedBesideAnOldLockReadsOnce(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		w.node.feedBounds = feedBounds{queue: 2000, conn: 1 << 20, page: 2000, message: 2000}
-		w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 		w.seq.mu.Lock()
 		w.seq.last++ // revision 2 is the transaction's
 		w.seq.mu.Unlock()
@@ -221,7 +222,7 @@ func TestFeedBesideAnOldLockReadsOnce(t *testing.T) {
 		put(50)
 		g := w.gateway(t)
 		defer g.close()
-		g.order(FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
+		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 2})
 		seen := map[keyspace.Revision]bool{}
 		take := func() bool {
 			ps := g.message(2000)
@@ -244,7 +245,7 @@ func TestFeedBesideAnOldLockReadsOnce(t *testing.T) {
 		if len(seen) < 150 { // of each message one event at least, but for a few
 			t.Errorf("%d of %d events came beside the lock", len(seen), written)
 		}
-		if a := w.step(t.Context(), &Resolve{Name: nameAged(1), Revision: 2}); !a.done || a.err != nil {
+		if a := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Revision: 2}); !a.done || a.err != nil {
 			t.Fatalf("%+v", a)
 		}
 		for take() {
@@ -274,7 +275,7 @@ func (w *fakeWorld) do(t *testing.T, op proto.Message) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: op})
+		_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: op})
 		done <- err
 	}()
 	synctest.Wait()
@@ -292,10 +293,10 @@ func (w *fakeWorld) do(t *testing.T, op proto.Message) {
 func TestPendingLockCountsItsIntents(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		const size = 50_000
-		writes := []Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, size)}}}
+		writes := []rangeapi.Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, size)}}}
 		done := make(chan error, 1)
 		go func() {
-			_, err := w.node.Txn(t.Context(), 1, 1, &Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writes})
+			_, err := w.node.Txn(t.Context(), 1, 1, &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writes})
 			done <- err
 		}()
 		synctest.Wait()
@@ -309,7 +310,7 @@ func TestPendingLockCountsItsIntents(t *testing.T) {
 		if n := w.node.lockBytes.Load(); n < size || n > 2*size {
 			t.Errorf("%d bytes are counted for a lock", n)
 		}
-		if a := w.step(t.Context(), &Resolve{Name: nameAged(1)}); a.err != nil {
+		if a := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)}); a.err != nil {
 			t.Fatal(a.err)
 		}
 		if n := w.node.lockBytes.Load(); n != 0 {

@@ -7,6 +7,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -34,7 +35,7 @@ type feedConn struct {
 	mu sync.Mutex
 	// Guarded by mu. ready are feeds with something to send, hungry those that want
 	// a page of history, both in the order in which they came.
-	feeds         map[FeedID]*feed
+	feeds         map[rangeapi.FeedID]*feed
 	ready, hungry []*feed
 	// bytes are those of all queues, pageBytes those of all pages.
 	bytes, pageBytes int64
@@ -46,7 +47,7 @@ type feedConn struct {
 // handleFeeds serves bus method 21.
 func (n *Node) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []byte, st transport.Stream) error {
 	c := &feedConn{
-		n: n, st: st, bounds: n.feedBounds, feeds: make(map[FeedID]*feed),
+		n: n, st: st, bounds: n.feedBounds, feeds: make(map[rangeapi.FeedID]*feed),
 		wakeSend: make(chan struct{}, 1), wakeRead: make(chan struct{}, 1),
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -70,7 +71,7 @@ func (n *Node) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []by
 // obey takes orders until the stream ends.
 func (c *feedConn) obey(ctx context.Context, first []byte) error {
 	for b := first; ; {
-		orders, err := decodeOrders(b)
+		orders, err := rangeapi.DecodeOrders(b)
 		if err != nil {
 			return err
 		}
@@ -88,7 +89,7 @@ func (c *feedConn) obey(ctx context.Context, first []byte) error {
 }
 
 // forget ends a feed that the gateway does not want any more.
-func (c *feedConn) forget(id FeedID) {
+func (c *feedConn) forget(id rangeapi.FeedID) {
 	c.mu.Lock()
 	f := c.feeds[id]
 	if f != nil {
@@ -104,12 +105,12 @@ func (c *feedConn) forget(id FeedID) {
 }
 
 // open begins a feed, or its end.
-func (c *feedConn) open(o *FeedOrder) error {
+func (c *feedConn) open(o *rangeapi.FeedOrder) error {
 	f := &feed{id: o.ID, generation: o.Generation, prev: o.Prev, conn: c, r: c.n.Replica(o.Range)}
 	c.mu.Lock()
 	if c.feeds[o.ID] != nil || len(c.feeds) >= maxFeeds {
 		c.mu.Unlock()
-		return badRequest("feed %d is there already, or is one of more than %d", o.ID, maxFeeds)
+		return rangeapi.BadRequest("feed %d is there already, or is one of more than %d", o.ID, maxFeeds)
 	}
 	c.feeds[o.ID] = f
 	c.mu.Unlock()
@@ -343,7 +344,7 @@ func (c *feedConn) read(ctx context.Context) {
 // takes from the store; then it is live. A page may end within a revision.
 func (c *feedConn) readPage(f *feed) {
 	from, until, epoch, view, err := c.pageBounds(f)
-	var events []Event
+	var events []rangeapi.Event
 	next := from
 	if err == nil && from.rev <= until {
 		o := mvcc.HistoryOptions{Span: view.span, From: from.rev, To: until, MaxBytes: c.bounds.page}
@@ -353,7 +354,7 @@ func (c *feedConn) readPage(f *feed) {
 	if len(events) > 0 {
 		b := &eventBlock{count: len(events)}
 		for i := range events {
-			b.bytes = appendEvent(b.bytes, &events[i])
+			b.bytes = rangeapi.AppendEvent(b.bytes, &events[i])
 		}
 		page.events, page.bytes = []*eventBlock{b}, int64(len(b.bytes))
 	}

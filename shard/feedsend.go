@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -31,8 +32,8 @@ func (f *feed) miss(b *feedBlock) {
 		if e.count == 0 {
 			continue
 		}
-		var low Event
-		if _, err := decodeEvent(e.bytes[e.lowest:], &low); err != nil {
+		var low rangeapi.Event
+		if _, err := rangeapi.DecodeEvent(e.bytes[e.lowest:], &low); err != nil {
 			panic("shard: an event that was encoded here: " + err.Error())
 		}
 		if at := (feedPlace{low.Mod, low.Key}); f.missed.rev == 0 || at.before(f.missed) {
@@ -91,7 +92,7 @@ func (w *feedWriter) write(ctx context.Context, f *feed, blocks []*feedBlock, en
 	}
 	if end != nil {
 		w.beginMessage()
-		w.msg = appendPart(w.msg, &FeedPart{ID: f.id, Err: end})
+		w.msg = rangeapi.AppendPart(w.msg, &rangeapi.FeedPart{ID: f.id, Err: end})
 	}
 	if int64(len(w.msg)) >= w.c.bounds.message {
 		return w.flush(ctx)
@@ -101,7 +102,7 @@ func (w *feedWriter) write(ctx context.Context, f *feed, blocks []*feedBlock, en
 
 func (w *feedWriter) beginMessage() {
 	if len(w.msg) == 0 {
-		w.msg = append(w.msg, feedVersion)
+		w.msg = append(w.msg, rangeapi.FeedVersion)
 	}
 }
 
@@ -141,9 +142,9 @@ func (w *feedWriter) block(ctx context.Context, f *feed, b *feedBlock) error {
 }
 
 // part adds what has come together to the message, as a part of the feed.
-func (w *feedWriter) part(f *feed, complete keyspace.Revision, m Mark) {
+func (w *feedWriter) part(f *feed, complete keyspace.Revision, m rangeapi.FeedPosition) {
 	w.beginMessage()
-	w.msg = appendPartHead(w.msg, f.id, complete, m, w.count)
+	w.msg = rangeapi.AppendPartHead(w.msg, f.id, complete, m, w.count)
 	w.msg = append(w.msg, w.events...)
 	w.events, w.count = w.events[:0], 0
 	if int64(cap(w.events)) > 2*w.c.bounds.message {
@@ -154,10 +155,10 @@ func (w *feedWriter) part(f *feed, complete keyspace.Revision, m Mark) {
 // pieces adds events one by one, with the versions before them if the feed wants those,
 // and sends a message whenever it is full. It looks for no more of them than fit into one.
 func (w *feedWriter) pieces(ctx context.Context, f *feed, b *eventBlock) error {
-	events := make([]Event, b.count)
+	events := make([]rangeapi.Event, b.count)
 	rest, err := b.bytes, error(nil)
 	for i := range events {
-		if rest, err = decodeEvent(rest, &events[i]); err != nil {
+		if rest, err = rangeapi.DecodeEvent(rest, &events[i]); err != nil {
 			return err
 		}
 	}
@@ -171,13 +172,13 @@ func (w *feedWriter) pieces(ctx context.Context, f *feed, b *eventBlock) error {
 		for i := range events[:n] {
 			if size := events[i].Bytes(); int64(len(w.msg)+len(w.events))+size > w.c.bounds.message {
 				if w.count > 0 {
-					w.part(f, f.told, Mark{})
+					w.part(f, f.told, rangeapi.FeedPosition{})
 				}
 				if err := w.flush(ctx); err != nil {
 					return err
 				}
 			}
-			w.events = appendEvent(w.events, &events[i])
+			w.events = rangeapi.AppendEvent(w.events, &events[i])
 			w.count++
 		}
 		clear(events[:n])

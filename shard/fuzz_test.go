@@ -4,86 +4,15 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"reflect"
 	"testing"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
-
-// claims checks that decoding b allocated no more than what b brings.
-func claims(t *testing.T, b []byte, decode func()) {
-	t.Helper()
-	if got := measure.Excess(len(b), decode); got != 0 {
-		t.Fatalf("%d bytes allocated for %d that came: %x", got, len(b), b)
-	}
-}
-
-// FuzzRequestClaims: what a request and an answer claim to hold is not allocated.
-func FuzzRequestClaims(f *testing.F) {
-	b, err := AppendRequest(nil, &Request{Range: 1, Generation: 2, Op: &pb.TxnRequest{
-		Compare: []*pb.Compare{{Key: []byte("k"), Target: pb.Compare_VERSION, TargetUnion: &pb.Compare_Version{Version: 1}}},
-		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}},
-	}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b)
-	f.Add([]byte{wireVersion, 1, 1, 1, 1, 0x0a, 0xff, 0xff, 0xff, 0xff, 0x07})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		claims(t, b, func() {
-			_, _ = DecodeRequest(b)
-			_, _, _ = DecodeAnswer(b)
-		})
-	})
-}
-
-// FuzzAnswerAgain: an answer that decodes is the same after another trip.
-func FuzzAnswerAgain(f *testing.F) {
-	for _, op := range []proto.Message{
-		&pb.PutResponse{Header: &pb.ResponseHeader{Revision: 300}},
-		&pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 300}, Count: 1, Kvs: []*mvccpb.KeyValue{{Key: []byte("k"), Value: []byte("v"), ModRevision: 9}}},
-		&pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 300}, Count: 2, More: true},
-		&pb.TxnResponse{Succeeded: true, Responses: []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: &pb.DeleteRangeResponse{Deleted: 1}}}}},
-	} {
-		b, err := AppendAnswer(nil, &Response{Op: op}, nil)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b)
-	}
-	b, err := AppendAnswer(nil, nil, &kverror.Error{Kind: kverror.WrongRange, Leader: 2, Descriptors: []keyspace.Descriptor{testDescriptor}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(b)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p, failed, err := DecodeAnswer(b)
-		if err != nil {
-			return
-		}
-		var again []byte
-		if failed != nil {
-			again, err = AppendAnswer(nil, nil, failed)
-		} else {
-			again, err = AppendAnswer(nil, p, nil)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, other, err := DecodeAnswer(again)
-		if err != nil || !reflect.DeepEqual(failed, other) || p != nil && !proto.Equal(p.Op, q.Op) {
-			t.Fatalf("%v %v became %v %v, %v", p, failed, q, other, err)
-		}
-	})
-}
 
 // FuzzBatch: a batch that is accepted is the same when it is written again, its
 // versions lie within what is possible, and no more is allocated than came.
@@ -97,7 +26,7 @@ func FuzzBatch(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var again []byte
 		var c batchCommand
-		claims(t, b, func() {
+		measure.Claims(t, b, func() {
 			var err error
 			var rest []byte
 			if c, rest, err = decodeBatchHeader(b); err != nil {
@@ -182,7 +111,7 @@ func FuzzApply(f *testing.F) {
 	f.Add(func() []byte {
 		b := appendBatchHeader(term1(commandBatch), &batchCommand{number: 1, first: 2, txns: 1})
 		b = appendVersion(binary.AppendUvarint(b, 1), &mvcc.Version{Key: []byte("k"), Mod: 2, Create: 2, Version: 1, Lease: 9}, prior{lease: 8})
-		return appendItem(b, &txnItem{kind: itemMark, mark: mark{9, 2}})
+		return appendItem(b, &txnItem{kind: itemMark, mark: rangeapi.Attachment{Lease: 9, Incarnation: 2}})
 	}())
 	f.Add(func() []byte {
 		b := binary.AppendUvarint(appendBatchHeader(term1(commandBatch), &batchCommand{number: 1, first: 2, txns: 1}), 3)

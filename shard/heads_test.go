@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // TestHeadsModel compares the cache with a map: what it knows is true, it stays
@@ -92,7 +93,7 @@ func TestHeadsEndWithTheLeadership(t *testing.T) {
 			t.Helper()
 			done := make(chan error)
 			go func() {
-				_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+				_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -128,7 +129,7 @@ func TestHeadsEndWithTheLeadership(t *testing.T) {
 		rev := w.seq.handOutLocked(keyspace.SequenceRequest{Count: 1}).First
 		txn.revision.Store(int64(rev))
 		b := &batch{lead: other, txns: 1}
-		c := newCall(t.Context(), &Request{})
+		c := newCall(t.Context(), &rangeapi.Request{})
 		c.place, c.at = placeBatch, b
 		c.writes = []*pendingVersion{{key: []byte("k"), txn: txn, tombstone: true, lived: true}}
 		b.calls = []*call{c}
@@ -156,7 +157,7 @@ func TestHeadsServeReads(t *testing.T) {
 			t.Helper()
 			done := make(chan error)
 			go func() {
-				_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte(value)}})
+				_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte(value)}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -170,7 +171,7 @@ func TestHeadsServeReads(t *testing.T) {
 		read := func(at keyspace.Revision, want string, hit bool) {
 			t.Helper()
 			before := testutil.ToFloat64(w.node.metrics.headHits)
-			resp, err := w.node.Do(t.Context(), &Request{
+			resp, err := w.node.Do(t.Context(), &rangeapi.Request{
 				Range: 1, Generation: 1, ReadRevision: w.seq.last, Op: &pb.RangeRequest{Key: []byte("k"), Revision: int64(at)},
 			})
 			if err != nil {

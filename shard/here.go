@@ -5,6 +5,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // completeLocked is up to where the range is complete by what is applied here (advance says
@@ -17,11 +18,11 @@ const emptyRevision keyspace.Revision = 1
 // readableLocked says why a request cannot be answered here at a revision, nil if it can.
 // Versions that a compaction has taken away are older than the last one of their key: who
 // reads all that is applied misses none.
-func (r *Replica) readableLocked(req *Request, at keyspace.Revision) error {
+func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) error {
 	switch {
 	case r.receiving || r.stopped:
 		return kverror.New(kverror.Busy, "range %s: a snapshot comes in, or the node stops", r.id)
-	case req.Generation != r.rec.generation || !holdsOp(r.rec.span, req.Op):
+	case req.Generation != r.rec.generation || !rangeapi.HoldsOp(r.rec.span, req.Op):
 		return r.errorLocked(kverror.WrongRange, "the range is another one here")
 	case at > r.completeLocked():
 		return kverror.New(kverror.ReadAgain, "range %s is complete up to %d here, not %d", r.id, r.completeLocked(), at)
@@ -52,17 +53,17 @@ func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, t
 // must be set and is the header's. ReadAgain says that the replica is not complete up to
 // there, Compacted that the node has heard of a compaction above the revision that the
 // request names.
-func (n *Node) ReadHere(_ context.Context, req *Request) (*Response, error) {
+func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	r := n.Replica(req.Range)
 	if r == nil {
 		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, n.cfg.Self)
 	}
-	if err := checkRequest(req.Op, &n.cfg.Limits); err != nil {
+	if err := rangeapi.CheckRequest(req.Op, n.cfg.Limits.MaxRequestBytes, n.cfg.Limits.MaxTxnOps); err != nil {
 		return nil, err
 	}
-	o, ok := rangeOf(req.Op)
+	o, ok := rangeapi.RangeOf(req.Op)
 	if !ok || req.ReadRevision == 0 {
-		return nil, badRequest("%T at %d is no read of what is here", req.Op, req.ReadRevision)
+		return nil, rangeapi.BadRequest("%T at %d is no read of what is here", req.Op, req.ReadRevision)
 	}
 	at := req.ReadRevision
 	if explicit := keyspace.Revision(o.GetRevision()); explicit > 0 {
@@ -93,5 +94,5 @@ func (n *Node) ReadHere(_ context.Context, req *Request) (*Response, error) {
 	if r.installs != installs {
 		return nil, kverror.New(kverror.ReadAgain, "range %s: a snapshot replaced the state during the read", r.id)
 	}
-	return &Response{Op: resp}, nil
+	return &rangeapi.Response{Op: resp}, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A replica answers alone, without a leader, up to what it has applied: no higher, not
@@ -26,7 +27,7 @@ func TestReadHere(t *testing.T) {
 		g := w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c"))
 		g.lead(raftgroup.LeaderState{Term: 6}) // nobody leads
 		read := func(at keyspace.Revision, op proto.Message) (proto.Message, error) {
-			resp, err := w.node.ReadHere(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: at, Op: op})
+			resp, err := w.node.ReadHere(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: at, Op: op})
 			if err != nil {
 				return nil, err
 			}
@@ -48,21 +49,21 @@ func TestReadHere(t *testing.T) {
 			if h := got.(*pb.RangeResponse).Header.Revision; found != keys || h != int64(at) {
 				t.Errorf("at %d: %q, header %d", at, found, h)
 			}
-			piece, err := read(5, &Piece{RangeRequest: &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: int64(at)}, MaxBytes: 1 << 10, WithCount: true})
-			if err != nil || piece.(*PieceAnswer).N != int64(len(keys)) || piece.(*PieceAnswer).Header.Revision != 5 {
+			piece, err := read(5, &rangeapi.Page{RangeRequest: &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: int64(at)}, MaxBytes: 1 << 10, WithCount: true})
+			if err != nil || piece.(*rangeapi.PageAnswer).N != int64(len(keys)) || piece.(*rangeapi.PageAnswer).Header.Revision != 5 {
 				t.Errorf("a piece at %d: %v, %v", at, piece, err)
 			}
 		}
 		for name, c := range map[string]struct {
-			req  *Request
+			req  *rangeapi.Request
 			want error
 		}{
-			"too high":      {&Request{Range: 1, Generation: 1, ReadRevision: 6, Op: all}, kverror.ReadAgain},
-			"no revision":   {&Request{Range: 1, Generation: 1, Op: all}, kverror.BadRequest},
-			"a generation":  {&Request{Range: 1, Generation: 2, ReadRevision: 5, Op: all}, kverror.WrongRange},
-			"not here":      {&Request{Range: 9, Generation: 1, ReadRevision: 5, Op: all}, kverror.RangeNotHere},
-			"no read":       {&Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.PutRequest{Key: []byte("k")}}, kverror.BadRequest},
-			"not a request": {&Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.RangeRequest{}}, kverror.EmptyKey},
+			"too high":      {&rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 6, Op: all}, kverror.ReadAgain},
+			"no revision":   {&rangeapi.Request{Range: 1, Generation: 1, Op: all}, kverror.BadRequest},
+			"a generation":  {&rangeapi.Request{Range: 1, Generation: 2, ReadRevision: 5, Op: all}, kverror.WrongRange},
+			"not here":      {&rangeapi.Request{Range: 9, Generation: 1, ReadRevision: 5, Op: all}, kverror.RangeNotHere},
+			"no read":       {&rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.PutRequest{Key: []byte("k")}}, kverror.BadRequest},
+			"not a request": {&rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.RangeRequest{}}, kverror.EmptyKey},
 		} {
 			if _, err := w.node.ReadHere(t.Context(), c.req); !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
@@ -96,8 +97,8 @@ func TestReadHereOfWhatIsCompacted(t *testing.T) {
 		w.node.heardCompacted(4)
 		for rev, compacted := range map[int64]bool{0: false, 2: true, 3: true, 4: false} {
 			all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: rev}
-			for _, op := range []proto.Message{all, &Piece{RangeRequest: all, MaxBytes: 1 << 10}} {
-				_, err := w.node.ReadHere(t.Context(), &Request{Range: 1, Generation: 1, ReadRevision: 5, Op: op})
+			for _, op := range []proto.Message{all, &rangeapi.Page{RangeRequest: all, MaxBytes: 1 << 10}} {
+				_, err := w.node.ReadHere(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: op})
 				if got := kverror.Of(err); compacted != errors.Is(err, kverror.Compacted) || compacted && got.CompactRevision != 4 {
 					t.Errorf("%T at %d: %v", op, rev, err)
 				}
@@ -144,7 +145,7 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 		if err := r.AcceptSnapshot(a); err != nil {
 			t.Fatal(err)
 		}
-		req := &Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("a")}}
+		req := &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("a")}}
 		if _, err := w.node.ReadHere(t.Context(), req); !errors.Is(err, kverror.Busy) {
 			t.Errorf("while it comes in: %v", err)
 		}
@@ -189,7 +190,7 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 			t.Fatal(err)
 		}
 		lock := &lock{
-			id: LockID{Range: 2, Term: 5, Number: 1}, name: nameAged(1), anchor: []byte("x"), floor: 3,
+			id: rangeapi.LockID{Range: 2, Term: 5, Number: 1}, name: nameAged(1), anchor: []byte("x"), floor: 3,
 			spans:  []lockSpan{{span: keyspace.Single([]byte("x")), mode: lockExclusive}},
 			writes: []intent{{v: mvcc.Version{Key: []byte("x"), Version: 1}}},
 		}

@@ -8,12 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )

@@ -17,6 +17,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -163,7 +164,7 @@ func killAroundASplit(t *testing.T, at int, leads, others bool) (killed, isSplit
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			for ctx.Err() == nil && !k.dead() {
-				_, err := r.do(ctx, key, &Request{Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+				_, err := r.do(ctx, key, &rangeapi.Request{Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
 				if err == nil {
 					k.unless(func() { acked[key] = value })
 					return

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // The stories' requests, one per line, words separated by blanks:
@@ -237,7 +238,7 @@ func (p *parser) compare() *pb.Compare {
 }
 
 // formatAnswer prints what a caller got.
-func formatAnswer(p *Response, err error) string {
+func formatAnswer(p *rangeapi.Response, err error) string {
 	if err != nil {
 		e := kverror.Of(err)
 		s := "error " + e.Kind.Error()

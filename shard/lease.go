@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Leases registers ranges with leases.
@@ -24,47 +25,23 @@ type Leases interface {
 	Register(lease keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error))
 }
 
-// mark says that the record of a lease lists the range's span: keys of the range may be
-// attached to it, and whoever revokes it comes here. A split leaves it to both halves.
-type mark struct {
-	lease       keyspace.LeaseID
-	incarnation keyspace.LeaseIncarnation
-}
-
-func appendLeaseMark(dst []byte, m mark) []byte {
-	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.lease)), uint64(m.incarnation))
-}
-
-func (c *reader) mark() mark {
-	return mark{keyspace.LeaseID(c.Uvarint()), keyspace.LeaseIncarnation(c.Uvarint())}
-}
-
-// lease reads a lease id that is not 0.
-func (c *reader) lease() keyspace.LeaseID {
-	n := c.Uvarint()
-	if n == 0 {
-		c.Fail(errors.New("shard: lease 0"))
-	}
-	return keyspace.LeaseID(n)
-}
-
 // markKey is where a mark is kept.
 func markKey(r keyspace.RangeID, lease keyspace.LeaseID) []byte {
 	return engine.GroupLocalKey(r.Group(), binary.BigEndian.AppendUint64([]byte{suffixMark}, uint64(lease)))
 }
 
-func putMark(w engine.Writer, r keyspace.RangeID, m mark) error {
-	return w.Set(markKey(r, m.lease), binary.AppendUvarint([]byte{txnVersion}, uint64(m.incarnation)))
+func putMark(w engine.Writer, r keyspace.RangeID, m rangeapi.Attachment) error {
+	return w.Set(markKey(r, m.Lease), binary.AppendUvarint([]byte{txnVersion}, uint64(m.Incarnation)))
 }
 
-func (s *txnState) putMark(m mark) {
+func (s *txnState) putMark(m rangeapi.Attachment) {
 	if s.marks == nil {
 		s.marks = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 	}
-	s.marks[m.lease] = m.incarnation
+	s.marks[m.Lease] = m.Incarnation
 }
 
-func (r *Replica) applyMark(b *engine.Batch, m mark, out *outcome) error {
+func (r *Replica) applyMark(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	r.applying.txns.putMark(m)
 	out.locks = append(out.locks, lockChange{mark: m})
 	return putMark(b, r.id, m)
@@ -74,22 +51,22 @@ func (r *Replica) applyMark(b *engine.Batch, m mark, out *outcome) error {
 // revokes an earlier one comes too late. Nor does it go before the last of the locks that
 // revoke the lease, of which a merge may have brought together more than one: keys that
 // another one is to delete are attached as long as it is there.
-func (r *Replica) applyUnmark(b *engine.Batch, m mark, out *outcome) error {
+func (r *Replica) applyUnmark(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	s := &r.applying
-	here := s.txns.marks[m.lease]
-	if here > m.incarnation || s.txns.revokes(m.lease) {
-		out.locks = append(out.locks, lockChange{mark: mark{m.lease, here}})
+	here := s.txns.marks[m.Lease]
+	if here > m.Incarnation || s.txns.revokes(m.Lease) {
+		out.locks = append(out.locks, lockChange{mark: rangeapi.Attachment{Lease: m.Lease, Incarnation: here}})
 		return nil
 	}
-	delete(s.txns.marks, m.lease)
-	out.locks = append(out.locks, lockChange{mark: mark{lease: m.lease}})
-	return b.Delete(markKey(r.id, m.lease))
+	delete(s.txns.marks, m.Lease)
+	out.locks = append(out.locks, lockChange{mark: rangeapi.Attachment{Lease: m.Lease}})
+	return b.Delete(markKey(r.id, m.Lease))
 }
 
 // revokes says whether a lock revokes the lease.
 func (s *txnState) revokes(lease keyspace.LeaseID) bool {
 	for _, l := range s.locks {
-		if l.revoke.lease == lease {
+		if l.revoke.Lease == lease {
 			return true
 		}
 	}
@@ -97,7 +74,7 @@ func (s *txnState) revokes(lease keyspace.LeaseID) bool {
 }
 
 // releaseLock ends a lock without a revision, and takes the mark of its lease away.
-func (r *Replica) releaseLock(b *engine.Batch, id LockID, out *outcome) error {
+func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome) error {
 	l := r.applying.txns.locks[id]
 	if l == nil || !l.keyless() {
 		return fmt.Errorf("lock %s is not that of a lease without keys", id)
@@ -109,7 +86,7 @@ func (r *Replica) releaseLock(b *engine.Batch, id LockID, out *outcome) error {
 }
 
 // keyless says whether the lock is that of a lease that has no key here.
-func (l *lock) keyless() bool { return l.revoke.lease != 0 && len(l.writes) == 0 && len(l.spans) == 0 }
+func (l *lock) keyless() bool { return l.revoke.Lease != 0 && len(l.writes) == 0 && len(l.spans) == 0 }
 
 // attachment is a change of the index of leases.
 type attachment struct {
@@ -255,9 +232,9 @@ const (
 )
 
 // attach is the step that brings a mark; the replica makes it itself.
-type attach struct{ mark mark }
+type attach struct{ mark rangeapi.Attachment }
 
-func (*attach) kind() txnKind { return 0 }
+func (*attach) Kind() rangeapi.TxnKind { return 0 }
 
 func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState) *registration {
 	if r.registrations == nil {
@@ -303,7 +280,7 @@ func (r *Replica) awaitMarkLocked(c *call, lease keyspace.LeaseID, out *answers)
 // prepareMarkLocked is awaitMarkLocked of a Prepare. A revoke may be what the mark has to
 // wait for, and that one may wait for what the transaction holds elsewhere: only who holds
 // nothing waits, others give way and come back as such.
-func (r *Replica) prepareMarkLocked(c *call, op *Prepare, lease keyspace.LeaseID, out *answers) {
+func (r *Replica) prepareMarkLocked(c *call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *answers) {
 	if op.Patient {
 		r.awaitMarkLocked(c, lease, out)
 		return
@@ -348,8 +325,8 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 		r.failRegistrationLocked(reg, sequenceError(err), &out)
 	default:
 		reg.state = registrationMarks
-		c := newCall(r.node.ctx, &Request{Range: r.id, Generation: r.rec.generation})
-		c.step = &step{op: &attach{mark{reg.lease, got.Incarnation}}, registered: reg}
+		c := newCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.generation})
+		c.step = &step{op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
 		r.requeueLocked(c)
 	}
 	r.mu.Unlock()
@@ -358,11 +335,11 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 
 // attachLocked puts a mark into the batch, unless its registration was ended.
 func (r *Replica) attachLocked(c *call, op *attach, lead *leadership, out *answers) {
-	if r.registrations[op.mark.lease] != c.step.registered {
-		out.add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.lease))
+	if r.registrations[op.mark.Lease] != c.step.registered {
+		out.add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.Lease))
 		return
 	}
-	c.step.answer = &Resolved{}
+	c.step.answer = &rangeapi.Resolved{}
 	r.decideStepLocked(c, lead, &txnItem{kind: itemMark, mark: op.mark})
 }
 
@@ -411,16 +388,16 @@ func (r *Replica) dropAskedLocked() {
 }
 
 // publishMarkLocked takes over a mark that is applied, or gone.
-func (r *Replica) publishMarkLocked(m mark) {
-	if m.incarnation == 0 {
-		delete(r.marks, m.lease)
+func (r *Replica) publishMarkLocked(m rangeapi.Attachment) {
+	if m.Incarnation == 0 {
+		delete(r.marks, m.Lease)
 	} else {
 		if r.marks == nil {
 			r.marks = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 		}
-		r.marks[m.lease] = m.incarnation
+		r.marks[m.Lease] = m.Incarnation
 	}
-	if reg := r.registrations[m.lease]; reg != nil && reg.state != registrationAsked {
+	if reg := r.registrations[m.Lease]; reg != nil && reg.state != registrationAsked {
 		r.endRegistrationLocked(reg)
 	}
 }
@@ -459,8 +436,8 @@ func (t *lockTable) addLeases(h *held) {
 	for _, lease := range h.leases {
 		add(lease)
 	}
-	if h.revoke.lease != 0 {
-		add(h.revoke.lease)
+	if h.revoke.Lease != 0 {
+		add(h.revoke.Lease)
 	}
 }
 
@@ -474,8 +451,8 @@ func (t *lockTable) removeLeases(h *held) {
 	for _, lease := range h.leases {
 		remove(lease)
 	}
-	if h.revoke.lease != 0 {
-		remove(h.revoke.lease)
+	if h.revoke.Lease != 0 {
+		remove(h.revoke.Lease)
 	}
 }
 
@@ -483,7 +460,7 @@ func (t *lockTable) removeLeases(h *held) {
 func (t *lockTable) revokes(op proto.Message) (found *held) {
 	visitLeases(op, func(lease keyspace.LeaseID) {
 		for _, h := range t.leases[lease] {
-			if h.revoke.lease == lease {
+			if h.revoke.Lease == lease {
 				found = h
 			}
 		}
@@ -513,7 +490,7 @@ func visitLeases(op proto.Message, fn func(lease keyspace.LeaseID)) {
 }
 
 // meetsLeasesLocked calls meet with locks in the way of what a Prepare does with leases.
-func (r *Replica) meetsLeasesLocked(op *Prepare, meet func(h *held)) {
+func (r *Replica) meetsLeasesLocked(op *rangeapi.Prepare, meet func(h *held)) {
 	if r.locks == nil || len(r.locks.leases) == 0 {
 		return
 	}
@@ -536,13 +513,13 @@ func (r *Replica) meetsLeasesLocked(op *Prepare, meet func(h *held)) {
 
 // wantedLeaseLocked is wantedLocked of a lease: those who attach keys one after the other
 // would keep an older revoke out for ever.
-func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name TxnName) *held {
+func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name rangeapi.TxnName) *held {
 	for _, c := range r.revokers[lease] {
 		on := r.blocked[c].on
 		if on == nil || on.lock == nil || on.name == name {
 			continue
 		}
-		if p, ok := c.step.op.(*Prepare); !ok || p.Name.Compare(name.TxnID) < 0 {
+		if p, ok := c.step.op.(*rangeapi.Prepare); !ok || p.Name.Compare(name.TxnID) < 0 {
 			return on
 		}
 	}

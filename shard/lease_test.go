@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // fakeLeases has the records of leases. It answers by itself where auto is set.
@@ -185,8 +186,8 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 func TestIndexIsWrittenOnce(t *testing.T) {
 	key := []byte("k")
 	s := applyState{}
-	s.txns.putMark(mark{7, 1})
-	s.txns.putMark(mark{8, 1})
+	s.txns.putMark(rangeapi.Attachment{Lease: 7, Incarnation: 1})
+	s.txns.putMark(rangeapi.Attachment{Lease: 8, Incarnation: 1})
 	for i, c := range []struct {
 		v    mvcc.Version
 		was  keyspace.LeaseID

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // rigLeases has the records of leases for all nodes. Its answers take a moment, and wait
@@ -93,7 +94,7 @@ func (f *rigLeases) ended(lease keyspace.LeaseID) {
 }
 
 // step takes a step at the range that holds the key, again until it is answered.
-func (r *rig) step(ctx context.Context, key string, op TxnOp) (TxnAnswer, keyspace.Descriptor, error) {
+func (r *rig) step(ctx context.Context, key string, op rangeapi.TxnOp) (rangeapi.TxnAnswer, keyspace.Descriptor, error) {
 	for ctx.Err() == nil {
 		d, leaders := r.route([]byte(key))
 		for _, n := range leaders {
@@ -131,14 +132,14 @@ func (r *rig) eachRange(f func(key string) (keyspace.Descriptor, error)) error {
 // revokeApart revokes a lease range by range.
 func (r *rig) revokeApart(ctx context.Context, lease keyspace.LeaseID, i keyspace.LeaseIncarnation) error {
 	return r.eachRange(func(key string) (keyspace.Descriptor, error) {
-		_, d, err := r.step(ctx, key, &Revoke{Lease: lease, Incarnation: i})
+		_, d, err := r.step(ctx, key, &rangeapi.Revoke{Lease: lease, Incarnation: i})
 		return d, err
 	})
 }
 
 // revokeTogether revokes a lease in all ranges at one revision.
-func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keyspace.LeaseIncarnation, name TxnName) error {
-	resolve := func(op *Resolve, span keyspace.Span) error {
+func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keyspace.LeaseIncarnation, name rangeapi.TxnName) error {
+	resolve := func(op *rangeapi.Resolve, span keyspace.Span) error {
 		return r.eachRange(func(key string) (keyspace.Descriptor, error) {
 			if d, nodes := r.route([]byte(key)); len(nodes) > 0 {
 				if _, meets := d.Span.Intersect(span); !meets {
@@ -147,7 +148,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			}
 			for {
 				a, d, err := r.step(ctx, key, op)
-				if err != nil || !a.(*Resolved).More {
+				if err != nil || !a.(*rangeapi.Resolved).More {
 					return d, err
 				}
 			}
@@ -156,18 +157,18 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 	for ctx.Err() == nil {
 		name.Attempt++
 		changes := false
-		var locks []LockRef
+		var locks []rangeapi.LockRef
 		err := r.eachRange(func(key string) (keyspace.Descriptor, error) {
-			a, d, err := r.step(ctx, key, &Prepare{Name: name, Anchor: []byte{0}, Revoke: lease, Incarnation: i})
+			a, d, err := r.step(ctx, key, &rangeapi.Prepare{Name: name, Anchor: []byte{0}, Revoke: lease, Incarnation: i})
 			if err == nil {
-				p := a.(*Prepared)
+				p := a.(*rangeapi.Prepared)
 				changes = changes || p.Changes
-				locks = append(locks, LockRef{ID: p.Lock, Span: d.Span})
+				locks = append(locks, rangeapi.LockRef{ID: p.Lock, Span: d.Span})
 			}
 			return d, err
 		})
 		if err != nil {
-			if err := resolve(&Resolve{Name: name}, keyspace.Span{}); err != nil {
+			if err := resolve(&rangeapi.Resolve{Name: name}, keyspace.Span{}); err != nil {
 				return err
 			}
 			continue
@@ -175,7 +176,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		// Of a prepare whose answer was lost there is another lock, which is aborted.
 		all := func(rev keyspace.Revision) error {
 			for _, l := range locks {
-				op := &Resolve{Name: name, Lock: l.ID, Revision: rev}
+				op := &rangeapi.Resolve{Name: name, Lock: l.ID, Revision: rev}
 				if rev == 0 {
 					op.Unmark, op.Incarnation = lease, i
 				}
@@ -183,7 +184,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 					return err
 				}
 			}
-			return resolve(&Resolve{Name: name}, keyspace.Span{})
+			return resolve(&rangeapi.Resolve{Name: name}, keyspace.Span{})
 		}
 		if !changes {
 			err := all(0)
@@ -195,12 +196,12 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		got := make(chan keyspace.SequenceAnswer, 1)
 		r.seq.Sequence(keyspace.SequenceRequest{Range: 1, Count: 1}, func(a keyspace.SequenceAnswer) { got <- a })
 		rev := (<-got).First
-		a, _, err := r.step(ctx, "\x00", &Commit{Name: name, AnchorLock: locks[0].ID, Anchor: []byte{0}, Revision: rev, Locks: locks})
+		a, _, err := r.step(ctx, "\x00", &rangeapi.Commit{Name: name, AnchorLock: locks[0].ID, Anchor: []byte{0}, Revision: rev, Locks: locks})
 		if err != nil {
 			return err
 		}
-		if a.(*Decided).Revision == 0 {
-			if err := resolve(&Resolve{Name: name}, keyspace.Span{}); err != nil {
+		if a.(*rangeapi.Decided).Revision == 0 {
+			if err := resolve(&rangeapi.Resolve{Name: name}, keyspace.Span{}); err != nil {
 				return err
 			}
 			continue
@@ -208,7 +209,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		if err := all(rev); err != nil {
 			return err
 		}
-		_, _, err = r.step(ctx, "\x00", &Forget{Name: name, Anchor: []byte{0}})
+		_, _, err = r.step(ctx, "\x00", &rangeapi.Forget{Name: name, Anchor: []byte{0}})
 		return err
 	}
 	return ctx.Err()
@@ -216,7 +217,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 
 // attach puts one key to a lease; 0 is none.
 func (r *rig) attach(ctx context.Context, key string, lease keyspace.LeaseID) error {
-	_, err := r.do(ctx, key, &Request{Op: &pb.PutRequest{Key: []byte(key), Lease: int64(lease)}})
+	_, err := r.do(ctx, key, &rangeapi.Request{Op: &pb.PutRequest{Key: []byte(key), Lease: int64(lease)}})
 	return err
 }
 
@@ -246,7 +247,7 @@ func (r *rig) attachedNow(ctx context.Context, t *testing.T, lease keyspace.Leas
 }
 
 // readRange reads all keys of the range that has the key.
-func (r *rig) readRange(ctx context.Context, key string) (keyspace.Descriptor, *Response, error) {
+func (r *rig) readRange(ctx context.Context, key string) (keyspace.Descriptor, *rangeapi.Response, error) {
 	d, _ := r.route([]byte(key))
 	op := &pb.RangeRequest{Key: d.Span.Start, RangeEnd: d.Span.End}
 	if len(op.Key) == 0 {
@@ -258,7 +259,7 @@ func (r *rig) readRange(ctx context.Context, key string) (keyspace.Descriptor, *
 	// do asks again until its time has come, also who has the wrong span.
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	p, err := r.do(ctx, key, &Request{Op: op})
+	p, err := r.do(ctx, key, &rangeapi.Request{Op: op})
 	return d, p, err
 }
 
@@ -332,7 +333,7 @@ func (r *rig) leaseLoad(t *testing.T, seed uint64) {
 	revoked := 0
 	wg.Go(func() {
 		rng := rand.New(rand.NewPCG(seed, 99))
-		name := TxnName{TxnID: TxnID{Start: 1, Node: 9, Boot: 1, Counter: 1}}
+		name := rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 1, Node: 9, Boot: 1, Counter: 1}}
 		for ; !stopped(); revoked++ {
 			lease := keyspace.LeaseID(1 + rng.IntN(3))
 			i := r.leases.revoking(lease)
@@ -406,7 +407,7 @@ func TestSnapshotReplacesTheIndex(t *testing.T) {
 		r.net.Partition(away.id)
 		attach(0, "a", "x")
 		attach(3, "b", "f", "w")
-		if err := r.revokeTogether(ctx, 2, r.leases.revoking(2), TxnName{TxnID: TxnID{Start: 1, Node: 9, Boot: 1, Counter: 1}}); err != nil {
+		if err := r.revokeTogether(ctx, 2, r.leases.revoking(2), rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 1, Node: 9, Boot: 1, Counter: 1}}); err != nil {
 			t.Fatal(err)
 		}
 		r.leases.ended(2)

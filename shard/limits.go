@@ -2,6 +2,8 @@ package shard
 
 import (
 	"time"
+
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Limits bound what a node's replicas hold and take in. Zero values mean the
@@ -90,7 +92,7 @@ const entrySlackBytes = 64 << 10
 func (l *Limits) fill() {
 	setDefault(&l.MaxRequestBytes, 3<<19)
 	setDefault(&l.MaxTxnOps, 128)
-	setDefault(&l.MaxEntryBytes, MaxRequestBytes+entrySlackBytes)
+	setDefault(&l.MaxEntryBytes, rangeapi.MaxRequestBytes+entrySlackBytes)
 	setDefault(&l.PendingBytes, 128<<20)
 	setDefault(&l.RangePendingBytes, 32<<20)
 	setDefault(&l.BatchRequests, 2048)

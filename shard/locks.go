@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // lockMode says what a lock keeps others from.
@@ -52,8 +53,8 @@ func (i *intent) at(rev keyspace.Revision) mvcc.Version {
 // lock is what one attempt of a transaction holds of one range. It is not changed once
 // its entry is made: all replicas have the same ones at the same index.
 type lock struct {
-	id     LockID
-	name   TxnName
+	id     rangeapi.LockID
+	name   rangeapi.TxnName
 	anchor []byte
 	// floor is the highest revision that its leader's node had heard of when it was
 	// evaluated. The transaction's own will be above (trap 74).
@@ -61,7 +62,7 @@ type lock struct {
 	spans  []lockSpan
 	writes []intent
 	// revoke is the lease all of whose keys the lock deletes, the zero mark for none.
-	revoke mark
+	revoke rangeapi.Attachment
 	// leases are those that the writes attach keys to.
 	leases []keyspace.LeaseID
 }
@@ -105,10 +106,10 @@ func (l *lock) writtenIn(s keyspace.Span) (keys [][]byte) {
 // txnRecord says that an attempt is committed. It is at the anchor until no lock of the
 // attempt is left.
 type txnRecord struct {
-	name     TxnName
+	name     rangeapi.TxnName
 	anchor   []byte
 	revision keyspace.Revision
-	locks    []LockRef
+	locks    []rangeapi.LockRef
 }
 
 // bytes is about what the record takes.
@@ -162,8 +163,8 @@ type heldRecord struct {
 // locks and records has none.
 type lockTable struct {
 	all     map[*held]struct{}
-	byName  map[TxnName][]*held
-	records map[TxnName]*heldRecord
+	byName  map[rangeapi.TxnName][]*held
+	records map[rangeapi.TxnName]*heldRecord
 	pieces  spanIndex[*held]
 	// most is how many locks or records there were at a time.
 	most int
@@ -176,16 +177,11 @@ type lockTable struct {
 func newLockTable(total *atomic.Int64) *lockTable {
 	return &lockTable{
 		bytes: total,
-		all:   map[*held]struct{}{}, byName: map[TxnName][]*held{}, records: map[TxnName]*heldRecord{},
+		all:   map[*held]struct{}{}, byName: map[rangeapi.TxnName][]*held{}, records: map[rangeapi.TxnName]*heldRecord{},
 	}
 }
 
 func (t *lockTable) empty() bool { return len(t.all) == 0 && len(t.records) == 0 }
-
-// isKey says whether the span holds exactly one key.
-func isKey(s keyspace.Span) bool {
-	return len(s.End) == len(s.Start)+1 && s.End[len(s.Start)] == 0 && bytes.HasPrefix(s.End, s.Start)
-}
 
 func (t *lockTable) add(h *held) {
 	t.all[h] = struct{}{}
@@ -214,7 +210,7 @@ func (t *lockTable) remove(h *held) {
 }
 
 // find returns the lock of the attempt with the id.
-func (t *lockTable) find(name TxnName, id LockID) *held {
+func (t *lockTable) find(name rangeapi.TxnName, id rangeapi.LockID) *held {
 	for _, h := range t.byName[name] {
 		if h.id == id {
 			return h
@@ -225,7 +221,7 @@ func (t *lockTable) find(name TxnName, id LockID) *held {
 
 // conflict returns a lock of another attempt that keeps a call from the span: a read
 // from what is written, a write from everything.
-func (t *lockTable) conflict(s keyspace.Span, writes bool, self TxnName) (m meeting) {
+func (t *lockTable) conflict(s keyspace.Span, writes bool, self rangeapi.TxnName) (m meeting) {
 	t.pieces.visit(s, func(h *held, mode lockMode, key []byte) bool {
 		if h.name != self && (writes || mode != lockShared) {
 			m = meeting{h, key, writes}
@@ -251,7 +247,7 @@ func (t *lockTable) holder(key []byte, writes bool) (m meeting) {
 
 // reader returns a lock for which a read of the span at the revision must wait: its
 // transaction's revision is, or may turn out to be, at or below. self's own are none.
-func (t *lockTable) reader(s keyspace.Span, at keyspace.Revision, self TxnName) (found *held) {
+func (t *lockTable) reader(s keyspace.Span, at keyspace.Revision, self rangeapi.TxnName) (found *held) {
 	t.pieces.visit(s, func(h *held, mode lockMode, _ []byte) bool {
 		if mode != lockShared && h.floor < at && h.name != self {
 			found = h
@@ -274,7 +270,7 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 	now := r.node.cfg.Clock.Now()
 	for i := range changes {
 		ch := &changes[i]
-		if ch.mark.lease != 0 {
+		if ch.mark.Lease != 0 {
 			r.publishMarkLocked(ch.mark)
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/keyspace/divide"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // RangeMeasure is what one replica of this node knows of its range's size and, where it
@@ -90,7 +91,7 @@ func (r *Replica) countLocked(c *call) {
 	t := &r.tally
 	switch {
 	case c.step != nil:
-		if _, prepares := c.step.op.(*Prepare); !prepares {
+		if _, prepares := c.step.op.(*rangeapi.Prepare); !prepares {
 			return // it goes on with what was counted
 		}
 		fallthrough
@@ -141,12 +142,12 @@ func (r *Replica) meterLocked() {
 // callSpan is where a call's keys lie.
 func callSpan(c *call) keyspace.Span {
 	if c.step == nil {
-		s, _ := Bounds(c.req.Op)
+		s, _ := rangeapi.Bounds(c.req.Op)
 		return s
 	}
 	var first []byte
-	if p, ok := c.step.op.(*Prepare); ok {
-		p.keys(func(key, _ []byte, writes bool) {
+	if p, ok := c.step.op.(*rangeapi.Prepare); ok {
+		p.Keys(func(key, _ []byte, writes bool) {
 			if first == nil || writes {
 				first = key
 			}

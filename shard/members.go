@@ -181,7 +181,7 @@ func (r *Replica) membersChanged(leads bool) {
 
 // ChangeMembers changes who holds a range that the node leads, see
 // Replica.ChangeMembers.
-func (c *Client) ChangeMembers(
+func (c *AdminClient) ChangeMembers(
 	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange,
 ) (keyspace.Descriptor, error) {
 	a, err := c.ask(ctx, node, &adminRequest{Op: adminMembers, Range: id, ConfIndex: confIndex, Changes: changes}, true)
@@ -196,7 +196,7 @@ func (c *Client) ChangeMembers(
 
 // TransferTo hands the leadership of a range that the node leads to another node, see
 // Replica.TransferTo.
-func (c *Client) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
+func (c *AdminClient) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
 	_, err := c.ask(ctx, node, &adminRequest{Op: adminTransfer, Range: id, To: to}, true)
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
 )
@@ -97,7 +98,7 @@ func (m *walker) until(key string, step func(d keyspace.Descriptor, lead *rigNod
 func (m *walker) change(lead *rigNode, d *keyspace.Descriptor, changes ...raftgroup.ConfChange) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	after, err := lead.node.Load().Client().ChangeMembers(ctx, lead.id, d.Range, d.ConfIndex, changes)
+	after, err := lead.node.Load().Admin().ChangeMembers(ctx, lead.id, d.Range, d.ConfIndex, changes)
 	if err != nil {
 		m.refused++
 		return err
@@ -120,7 +121,7 @@ func (m *walker) lead(key string, to keyspace.NodeID) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		return false, lead.node.Load().Client().TransferTo(ctx, lead.id, d.Range, to)
+		return false, lead.node.Load().Admin().TransferTo(ctx, lead.id, d.Range, to)
 	})
 }
 
@@ -260,7 +261,7 @@ func TestMembersAreChangedByTheirConfigurationOnly(t *testing.T) {
 		s := lead.node.Load()
 		d := s.Replica(1).Descriptor()
 		ask := func(confIndex uint64, c raftgroup.ConfChange) kverror.Kind {
-			_, err := s.Client().ChangeMembers(t.Context(), lead.id, 1, confIndex, []raftgroup.ConfChange{c})
+			_, err := s.Admin().ChangeMembers(t.Context(), lead.id, 1, confIndex, []raftgroup.ConfChange{c})
 			if err == nil {
 				return 255
 			}
@@ -280,7 +281,7 @@ func TestMembersAreChangedByTheirConfigurationOnly(t *testing.T) {
 		if k := ask(d.ConfIndex, add); k != kverror.WrongRange {
 			t.Errorf("the same again: %v", k)
 		}
-		if err := s.Client().TransferTo(t.Context(), lead.id, 1, 4); kverror.Of(err).Kind != kverror.BadRequest {
+		if err := s.Admin().TransferTo(t.Context(), lead.id, 1, 4); kverror.Of(err).Kind != kverror.BadRequest {
 			t.Errorf("handed over to a learner: %v", err)
 		}
 		r.settle()
@@ -303,7 +304,7 @@ func TestNothingStandsStillForWhoCannotLead(t *testing.T) {
 		var put sync.WaitGroup
 		put.Go(func() {
 			s := lead.node.Load()
-			_, _ = s.Do(ctx, &Request{Range: 1, Generation: s.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}) // nobody acknowledges it
+			_, _ = s.Do(ctx, &rangeapi.Request{Range: 1, Generation: s.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}) // nobody acknowledges it
 		})
 		time.Sleep(10 * time.Millisecond)
 		began := time.Now()
@@ -352,7 +353,7 @@ func TestChangeOfMembersThatNobodyWaitsFor(t *testing.T) {
 			Step: keyspace.MergeBind, ID: 100, Range: 1, Generation: d.Generation, ConfIndex: d.ConfIndex, Other: child, Hull: keyspace.Span{Start: d.Span.Start},
 		}
 		for i := 0; ; i++ {
-			if err = s.Client().Merge(t.Context(), lead.id, bind); err == nil {
+			if err = s.Admin().Merge(t.Context(), lead.id, bind); err == nil {
 				break
 			}
 			if i == 100 {
@@ -436,12 +437,12 @@ func TestLocksOfAReplicaThatIsGoneDoNotCount(t *testing.T) {
 				r.leader(child)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if _, _, err := r.step(ctx, "x", &Prepare{Name: nameAged(1), Anchor: []byte("x"), Writes: writeAt("x")}); err != nil {
+				if _, _, err := r.step(ctx, "x", &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("x"), Writes: writeAt("x")}); err != nil {
 					t.Fatal(err)
 				}
 				goes(r, child)
 				r.settle()
-				if _, _, err := r.step(ctx, "x", &Resolve{Name: nameAged(1)}); err != nil {
+				if _, _, err := r.step(ctx, "x", &rangeapi.Resolve{Name: nameAged(1)}); err != nil {
 					t.Fatal(err)
 				}
 				r.settle()

@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
@@ -208,7 +209,7 @@ func (r *Replica) joinTxns(b *engine.Batch, from *txnState, out *outcome) error 
 	}
 	for lease, incarnation := range from.marks {
 		// The merge was committed together with the hull of both spans in the lease's record.
-		m := mark{lease, max(incarnation, s.txns.marks[lease])}
+		m := rangeapi.Attachment{Lease: lease, Incarnation: max(incarnation, s.txns.marks[lease])}
 		s.txns.putMark(m)
 		out.locks = append(out.locks, lockChange{mark: m})
 		if err := putMark(b, r.id, m); err != nil {

@@ -114,7 +114,7 @@ func (d *mergeDriver) order(ctx context.Context, n *rigNode, o keyspace.MergeOrd
 			return kverror.New(kverror.Unreachable, "node %s is down", n.id)
 		}
 	}
-	return from.Client().Merge(ctx, n.id, o)
+	return from.Admin().Merge(ctx, n.id, o)
 }
 
 func (d *mergeDriver) step(ctx context.Context) error {
@@ -134,7 +134,7 @@ func (d *mergeDriver) step(ctx context.Context) error {
 		if err := d.at("transfer"); err != nil {
 			return err
 		}
-		return rl.node.Load().Client().TransferTo(ctx, rl.id, d.right, l.id)
+		return rl.node.Load().Admin().TransferTo(ctx, rl.id, d.right, l.id)
 	}
 	if err := d.at("bind"); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 func zapRange(id keyspace.RangeID) zap.Field { return zap.Stringer("source", id) }
@@ -28,7 +29,7 @@ const settlePoll = 10 * time.Millisecond
 // merge takes one step of a merge.
 func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
 	if o == nil || o.ID == 0 {
-		return nil, badRequest("a step of no merge")
+		return nil, rangeapi.BadRequest("a step of no merge")
 	}
 	if o.Step == keyspace.MergeStore {
 		if err := n.cfg.Engine.Flush(ctx); err != nil {
@@ -49,7 +50,7 @@ func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer,
 	case keyspace.MergeHold:
 		err = r.hold(ctx, o.ID)
 	default:
-		err = badRequest("%s of range %s", o.Step, o.Range)
+		err = rangeapi.BadRequest("%s of range %s", o.Step, o.Range)
 	}
 	return &adminAnswer{Descriptors: []keyspace.Descriptor{r.Descriptor()}}, err
 }
@@ -288,7 +289,7 @@ func (n *Node) durableRecord(id keyspace.RangeID) (rec record, ok bool, err erro
 
 // Merge has a node take one step of a merge. Errors are of package kverror; with
 // LeaderChanged the step may yet be taken.
-func (c *Client) Merge(ctx context.Context, node keyspace.NodeID, o keyspace.MergeOrder) error {
+func (c *AdminClient) Merge(ctx context.Context, node keyspace.NodeID, o keyspace.MergeOrder) error {
 	_, err := c.ask(ctx, node, &adminRequest{Op: adminMerge, Merge: &o}, true)
 	if err != nil && errors.Is(err, raftgroup.ErrStopped) {
 		return kverror.New(kverror.Stopped, "%v", err)

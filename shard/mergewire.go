@@ -4,9 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 

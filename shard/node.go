@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Sequencer hands out revisions; placement's client is one.
@@ -99,7 +100,7 @@ type Config struct {
 	// not listen stays.
 	Placed Placed
 	// Bus reaches other nodes.
-	Bus Caller
+	Bus rangeapi.Caller
 	// Disk is nil where the disk is never full.
 	Disk   Disk
 	Limits Limits
@@ -124,7 +125,8 @@ type Node struct {
 	pages   *pages
 	heads   *heads
 	ids     *idStock
-	client  *Client
+	client  *rangeapi.Client
+	admins  *AdminClient
 
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
@@ -187,7 +189,8 @@ func NewNode(cfg Config) *Node {
 	n.leaver = newLeaver(n)
 	n.meter = newMeter(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
-	n.client = &Client{self: cfg.Self, local: n, bus: cfg.Bus}
+	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
+	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
 	n.wg.Go(func() { n.ids.run(n.ctx) })
@@ -459,25 +462,29 @@ func (n *Node) Replicas() []*Replica {
 
 // Client returns the client that reaches this node by a function call and others
 // over the bus.
-func (n *Node) Client() *Client { return n.client }
+func (n *Node) Client() *rangeapi.Client { return n.client }
+
+// Admin returns the client for what changes, moves or describes replicas, here and on
+// other nodes.
+func (n *Node) Admin() *AdminClient { return n.admins }
 
 // Do serves one request to a replica of this node. It returns when the request is
 // answered or ctx has ended; a write that is under way then is still carried out.
-func (n *Node) Do(ctx context.Context, req *Request) (*Response, error) {
+func (n *Node) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	r := n.Replica(req.Range)
 	if r == nil {
 		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, n.cfg.Self)
 	}
-	if err := checkRequest(req.Op, &n.cfg.Limits); err != nil {
+	if err := rangeapi.CheckRequest(req.Op, n.cfg.Limits.MaxRequestBytes, n.cfg.Limits.MaxTxnOps); err != nil {
 		return nil, err
 	}
 	watch := clock.StartStopwatch()
-	if !canWrite(req.Op) {
+	if !rangeapi.CanWrite(req.Op) {
 		resp, err := r.read(ctx, req)
 		n.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
 		return resp, err
 	}
-	resp, err := r.write(ctx, req, int64(sizeBound(req.Op))+callOverheadBytes)
+	resp, err := r.write(ctx, req, int64(rangeapi.SizeBound(req.Op))+callOverheadBytes)
 	n.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
 	if err != nil {
 		n.metrics.failed.Inc()

@@ -262,7 +262,7 @@ func (n *Node) openUnknown(ctx context.Context, t *openTask) error {
 		return err
 	}
 	asking, cancel := clock.WithTimeout(ctx, n.cfg.Clock, showTimeout)
-	d, _, err := n.client.Look(asking, t.from, t.id)
+	d, _, err := n.admins.Look(asking, t.from, t.id)
 	late := asking.Err() != nil
 	cancel()
 	if late {

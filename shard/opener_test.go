@@ -36,7 +36,7 @@ func TestOpenerBesideASilentPeer(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		peer := silentPeer{make(chan keyspace.NodeID, 100)}
-		w.node.client.bus = peer
+		w.node.admins.bus = peer
 		w.serve(1, 5)
 		for g := range 10 {
 			w.node.Unknown(2, keyspace.RangeID(10+g).Group(), 1)

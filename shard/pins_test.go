@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Pins hold a compaction back for as long as a transaction may read what it lets go, and
@@ -42,7 +43,7 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 			defer w.stop()
 			r := w.node.Replica(1)
 			w.put(t.Context(), "a", "v")
-			if g := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true}); g.err != nil {
+			if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true}); g.err != nil {
 				t.Fatal(g.err)
 			}
 			w.seq.last = 300
@@ -65,7 +66,7 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 				t.Errorf("%s: compacted after %v and %d questions", name, took, asked)
 			}
 			// What is pinned from now on counts again.
-			if g := w.step(t.Context(), &Prepare{Name: nameAged(2), Anchor: []byte("k"), Pin: true, PinAt: 280}); g.err != nil {
+			if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(2), Anchor: []byte("k"), Pin: true, PinAt: 280}); g.err != nil {
 				t.Fatal(g.err)
 			}
 			r.mu.Lock()
@@ -86,7 +87,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 		w.serve(1, 5)
 		defer w.stop()
 		w.put(t.Context(), "a", "v")
-		if g := w.step(t.Context(), &Prepare{Name: nameAged(1), Anchor: []byte("a"), Writes: writeAt("a")}); g.err != nil {
+		if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("a"), Writes: writeAt("a")}); g.err != nil {
 			t.Fatal(g.err)
 		}
 		left := w.node.Replica(1)

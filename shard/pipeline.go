@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // refusedRetry is after how long a proposal is offered again for which the group
@@ -29,14 +30,14 @@ const patience = 3
 
 // write takes a request that can change something through the pipeline and waits
 // for its answer.
-func (r *Replica) write(ctx context.Context, req *Request, bytes int64) (*Response, error) {
+func (r *Replica) write(ctx context.Context, req *rangeapi.Request, bytes int64) (*rangeapi.Response, error) {
 	c := newCall(ctx, req)
 	c.bytes = bytes
 	return r.run(c)
 }
 
 // run takes a call through the pipeline and waits for its answer.
-func (r *Replica) run(c *call) (*Response, error) {
+func (r *Replica) run(c *call) (*rangeapi.Response, error) {
 	ctx := c.ctx
 	if err := r.enqueue(c); err != nil {
 		return nil, err
@@ -236,7 +237,7 @@ func (r *Replica) confirmLocked(lead *leadership, out *answers) {
 // needsCurrent says whether the call reads at an explicit revision inside a
 // transaction, for which the current revision is asked before it is evaluated.
 func needsCurrent(c *call) bool {
-	return !c.asked && explicitRevision(c.req.Op)
+	return !c.asked && rangeapi.ExplicitRevision(c.req.Op)
 }
 
 // evaluate runs the evaluator on the state as it is now. What it returns is valid
@@ -516,7 +517,7 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 			place++
 			c.txn.revision.Store(int64(place))
 			if c.step != nil {
-				c.step.answer = &Revoked{Revision: place}
+				c.step.answer = &rangeapi.Revoked{Revision: place}
 			} else {
 				c.draft.settle(place, true)
 			}

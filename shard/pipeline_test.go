@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A pass whose turn is over sends what it has on its way, and evaluates the rest afterwards: a
@@ -32,7 +33,7 @@ func TestPassSendsWhatItHas(t *testing.T) {
 				done := make(chan error, 100)
 				for i := range 100 {
 					go func() {
-						_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "k%d", i)}})
+						_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "k%d", i)}})
 						done <- err
 					}()
 				}
@@ -79,7 +80,7 @@ func TestTransferEndsWithTheLead(t *testing.T) {
 		synctest.Wait()
 		put := make(chan error, 1)
 		go func() {
-			_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+			_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
 			put <- err
 		}()
 		synctest.Wait()

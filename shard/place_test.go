@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A call that is in a batch goes into no other one, and one that was answered
@@ -31,7 +32,7 @@ func TestCallIsInOnePlace(t *testing.T) {
 			f()
 		}
 		newOne := func(at place) *call {
-			c := newCall(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
+			c := newCall(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
 			c.place = at
 			return c
 		}
@@ -76,7 +77,7 @@ func TestLateDropKeepsOtherTerms(t *testing.T) {
 			g.lead(raftgroup.LeaderState{Term: term, Leader: 1, LeaderNode: 1, IsLeader: true, Ready: true})
 			errs[i] = make(chan error, 1)
 			go func() {
-				_, err := w.node.Do(context.Background(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
+				_, err := w.node.Do(context.Background(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
 				errs[i] <- err
 			}()
 			synctest.Wait()
@@ -117,7 +118,7 @@ func TestReadEndsWithLeadership(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		r, g := w.node.Replica(1), w.groups.group(1)
-		req := &Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("a")}}
+		req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("a")}}
 		bounds := keyspace.Single([]byte("a"))
 		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // TxnPusher finds out what became of transactions whose locks are old, and ends those
@@ -19,9 +20,9 @@ import (
 type TxnPusher interface {
 	// Push asks for an attempt. live says that its coordinator is still at it; otherwise
 	// it is decided from now on.
-	Push(ctx context.Context, name TxnName, anchor []byte) (live bool, d *Decided, err error)
+	Push(ctx context.Context, name rangeapi.TxnName, anchor []byte) (live bool, d *rangeapi.Decided, err error)
 	// Finish ends all locks of a committed attempt, unless its coordinator is still at it.
-	Finish(ctx context.Context, name TxnName, d *Decided) (live bool, err error)
+	Finish(ctx context.Context, name rangeapi.TxnName, d *rangeapi.Decided) (live bool, err error)
 	// Reads says whether a transaction that began before the call, coordinated by any node
 	// that lives, may still read below the revision.
 	Reads(ctx context.Context, below keyspace.Revision) (bool, error)
@@ -307,32 +308,32 @@ func (r *Replica) push(ctx context.Context, l *lock) error {
 		return err
 	}
 	rev := d.Revision
-	if !slices.ContainsFunc(d.Locks, func(o LockRef) bool { return o.ID == l.id }) {
+	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.id }) {
 		rev = 0
 	}
 	r.log.Info("ended the lock of a transaction whose coordinator is gone",
 		zap.Stringer("txn", l.name), zap.Stringer("lock", l.id), zap.Int64("revision", int64(rev)))
-	return r.untilDone(ctx, &Resolve{Name: l.name, Lock: l.id, Revision: rev})
+	return r.untilDone(ctx, &rangeapi.Resolve{Name: l.name, Lock: l.id, Revision: rev})
 }
 
 // finish ends all locks of a committed transaction and forgets it.
 func (r *Replica) finish(ctx context.Context, t *txnRecord) error {
-	live, err := r.node.cfg.Txns.Finish(ctx, t.name, &Decided{Revision: t.revision, Locks: t.locks})
+	live, err := r.node.cfg.Txns.Finish(ctx, t.name, &rangeapi.Decided{Revision: t.revision, Locks: t.locks})
 	if err != nil || live {
 		return err
 	}
-	return r.untilDone(ctx, &Forget{Name: t.name, Anchor: t.anchor})
+	return r.untilDone(ctx, &rangeapi.Forget{Name: t.name, Anchor: t.anchor})
 }
 
 // untilDone repeats a step of this replica's own until nothing is left of it. What
 // fails is tried again at a later tick.
-func (r *Replica) untilDone(ctx context.Context, op TxnOp) error {
+func (r *Replica) untilDone(ctx context.Context, op rangeapi.TxnOp) error {
 	for {
-		a, err := r.step(ctx, &Request{Range: r.id, Generation: r.generation()}, op)
+		a, err := r.step(ctx, &rangeapi.Request{Range: r.id, Generation: r.generation()}, op)
 		if err != nil {
 			return err
 		}
-		if d, ok := a.(*Resolved); !ok || !d.More {
+		if d, ok := a.(*rangeapi.Resolved); !ok || !d.More {
 			return nil
 		}
 		if ctx.Err() != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // slowPusher takes a moment for each push and knows no coordinator.
@@ -21,7 +22,7 @@ type slowPusher struct {
 	running, most int
 }
 
-func (p *slowPusher) Push(context.Context, TxnName, []byte) (bool, *Decided, error) {
+func (p *slowPusher) Push(context.Context, rangeapi.TxnName, []byte) (bool, *rangeapi.Decided, error) {
 	p.mu.Lock()
 	p.running++
 	p.most = max(p.most, p.running)
@@ -30,10 +31,12 @@ func (p *slowPusher) Push(context.Context, TxnName, []byte) (bool, *Decided, err
 	p.mu.Lock()
 	p.running--
 	p.mu.Unlock()
-	return false, &Decided{}, nil
+	return false, &rangeapi.Decided{}, nil
 }
 
-func (p *slowPusher) Finish(context.Context, TxnName, *Decided) (bool, error) { return false, nil }
+func (p *slowPusher) Finish(context.Context, rangeapi.TxnName, *rangeapi.Decided) (bool, error) {
+	return false, nil
+}
 
 func (p *slowPusher) Reads(context.Context, keyspace.Revision) (bool, error) { return false, nil }
 
@@ -49,7 +52,7 @@ func TestManyLocksOfADeadGateway(t *testing.T) {
 		defer w.stop()
 		const locks = 400
 		for i := range locks {
-			if g := w.step(t.Context(), &Prepare{Name: nameAged(i + 1), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(i))}); g.err != nil {
+			if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(i + 1), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(i))}); g.err != nil {
 				t.Fatal(g.err)
 			}
 		}
@@ -75,7 +78,7 @@ type stuckPusher struct {
 	stuck uint64
 }
 
-func (p *stuckPusher) Push(ctx context.Context, name TxnName, anchor []byte) (bool, *Decided, error) {
+func (p *stuckPusher) Push(ctx context.Context, name rangeapi.TxnName, anchor []byte) (bool, *rangeapi.Decided, error) {
 	if name.Attempt > p.stuck {
 		return p.slowPusher.Push(ctx, name, anchor)
 	}
@@ -102,7 +105,7 @@ func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(
 	lock = func() {
 		t.Helper()
 		n++
-		if g := w.step(t.Context(), &Prepare{Name: nameAged(n), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(n))}); g.err != nil {
+		if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(n), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(n))}); g.err != nil {
 			t.Fatal(g.err)
 		}
 	}
@@ -156,12 +159,12 @@ type healingPusher struct {
 	healed bool
 }
 
-func (p *healingPusher) Push(ctx context.Context, name TxnName, _ []byte) (bool, *Decided, error) {
+func (p *healingPusher) Push(ctx context.Context, name rangeapi.TxnName, _ []byte) (bool, *rangeapi.Decided, error) {
 	p.mu.Lock()
 	can := p.healed && name.Attempt > p.stuck
 	p.mu.Unlock()
 	if can {
-		return false, &Decided{}, nil
+		return false, &rangeapi.Decided{}, nil
 	}
 	<-ctx.Done()
 	return false, nil, ctx.Err()
@@ -233,7 +236,7 @@ type refusedPusher struct {
 	asked int
 }
 
-func (p *refusedPusher) Finish(context.Context, TxnName, *Decided) (bool, error) {
+func (p *refusedPusher) Finish(context.Context, rangeapi.TxnName, *rangeapi.Decided) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.asked++; p.asked == 1 {
@@ -256,13 +259,13 @@ func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 		}
 		pass(20 * time.Second)
 		name := nameAged(stuck + 1)
-		g := w.step(t.Context(), &Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("z")})
+		g := w.step(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("z")})
 		if g.err != nil {
 			t.Fatal(g.err)
 		}
-		anchor := g.answer.(*Prepared).Lock
+		anchor := g.answer.(*rangeapi.Prepared).Lock
 		w.seq.last = 100
-		if g = w.step(t.Context(), &Commit{Name: name, Anchor: []byte("z"), AnchorLock: anchor, Revision: 100}); g.err != nil {
+		if g = w.step(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("z"), AnchorLock: anchor, Revision: 100}); g.err != nil {
 			t.Fatal(g.err)
 		}
 		pass(time.Minute)

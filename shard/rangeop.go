@@ -5,6 +5,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // found is one key of a range operation with its revisions, which may still be
@@ -25,8 +26,8 @@ type rangeDraft struct {
 // open says whether a revision is unknown on which filter or order depend.
 func (d *rangeDraft) open() bool {
 	target := d.req.GetSortTarget()
-	byRevision := sorts(d.req) && (target == pb.RangeRequest_MOD || target == pb.RangeRequest_CREATE)
-	if !byRevision && !filtered(d.req) {
+	byRevision := rangeapi.Sorts(d.req) && (target == pb.RangeRequest_MOD || target == pb.RangeRequest_CREATE)
+	if !byRevision && !rangeapi.Filtered(d.req) {
 		return false
 	}
 	for i := range d.kvs {
@@ -53,7 +54,7 @@ func (d *rangeDraft) finish() {
 		}
 		kvs = append(kvs, f.kv)
 	}
-	Shape(d.req, d.resp, kvs)
+	rangeapi.Shape(d.req, d.resp, kvs)
 }
 
 // collectRange runs a range operation on the view at the revision and returns its
@@ -64,7 +65,7 @@ func collectRange(w *view, r *pb.RangeRequest, at keyspace.Revision) (*rangeDraf
 	if !ok {
 		return d, nil
 	}
-	limit := ScanLimit(r)
+	limit := rangeapi.ScanLimit(r)
 	needValues := !r.GetCountOnly() && (!r.GetKeysOnly() || r.GetSortTarget() == pb.RangeRequest_VALUE)
 	err := w.scan(s, at, !needValues, func(it *item) error {
 		d.resp.Count++

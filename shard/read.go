@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // errAgain says that what a read waited for was discarded: it starts over.
@@ -26,7 +27,7 @@ var errAgain = errors.New("shard: start over")
 const maxReadStarts = 16
 
 // read answers a request that changes nothing. It runs in the caller's goroutine.
-func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
+func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	rev := req.ReadRevision
 	if rev == 0 {
 		a, err := r.currentRevision(ctx)
@@ -43,9 +44,9 @@ func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	bounds, ok := Bounds(req.Op)
+	bounds, ok := rangeapi.Bounds(req.Op)
 	if !ok {
-		bounds = keyspace.Single(firstKey)
+		bounds = keyspace.Single(rangeapi.FirstKey)
 	}
 	for range maxReadStarts {
 		resp, err := r.readOnce(ctx, req, bounds, rev, at)
@@ -59,7 +60,7 @@ func (r *Replica) read(ctx context.Context, req *Request) (*Response, error) {
 			}
 			return nil, err
 		}
-		return &Response{Op: resp}, nil
+		return &rangeapi.Response{Op: resp}, nil
 	}
 	return nil, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
 }
@@ -100,8 +101,8 @@ func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
 
 // readRevision returns the revision at which the state is read: the explicit one of
 // a RangeRequest, otherwise the read's own.
-func (r *Replica) readRevision(req *Request, rev keyspace.Revision) (keyspace.Revision, error) {
-	o, ok := rangeOf(req.Op)
+func (r *Replica) readRevision(req *rangeapi.Request, rev keyspace.Revision) (keyspace.Revision, error) {
+	o, ok := rangeapi.RangeOf(req.Op)
 	if !ok || o.GetRevision() <= 0 {
 		return rev, nil
 	}
@@ -117,7 +118,7 @@ func (r *Replica) readRevision(req *Request, rev keyspace.Revision) (keyspace.Re
 
 // readOnce reads in the order that S5 demands: wait for older changes of the keys,
 // confirm the leadership, read, check that it was this range's to read.
-func (r *Replica) readOnce(ctx context.Context, req *Request, bounds keyspace.Span, rev, at keyspace.Revision) (proto.Message, error) {
+func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, rev, at keyspace.Revision) (proto.Message, error) {
 	lead, err := r.awaitOlder(ctx, req, bounds, at)
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func (r *Replica) readOnce(ctx context.Context, req *Request, bounds keyspace.Sp
 
 // awaitOlder waits until this replica leads and until every change of the keys is
 // applied that is here now and may be at or below the revision.
-func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.Span, at keyspace.Revision) (*leadership, error) {
+func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, at keyspace.Revision) (*leadership, error) {
 	r.mu.Lock()
 	for {
 		wait, err := r.servesLocked(req)
@@ -156,7 +157,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *Request, bounds keyspace.
 		if wait == nil && r.locks != nil && !plant.Is(plant.TxnHalfVisible) {
 			// Of a lock with a floor at or above the revision nothing will be seen at it, and
 			// none with a lower one can come: this node has heard of the revision.
-			if h := r.locks.reader(bounds, at, req.self()); h != nil {
+			if h := r.locks.reader(bounds, at, req.ReadingTxn()); h != nil {
 				wait = h.wait()
 				r.node.metrics.lockWaits.Inc()
 			}
@@ -214,7 +215,7 @@ func (r *Replica) standsLocked(term uint64, bounds keyspace.Span) bool {
 
 // stillLeads makes sure that the leadership which was confirmed is the one for
 // which the read waited.
-func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadership) error {
+func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, lead *leadership) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, err := r.servesLocked(req); err != nil {
@@ -230,7 +231,7 @@ func (r *Replica) stillLeads(req *Request, bounds keyspace.Span, lead *leadershi
 // range's to answer. oldest is an explicit revision inside a transaction, 0 for none.
 // The leadership must be that for which the read waited: without one a snapshot may
 // have taken versions away before the compacted revision here tells so.
-func (r *Replica) checkRead(req *Request, bounds keyspace.Span, lead *leadership, at, oldest keyspace.Revision) error {
+func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, lead *leadership, at, oldest keyspace.Revision) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if req.Generation != r.rec.generation {
@@ -245,7 +246,7 @@ func (r *Replica) checkRead(req *Request, bounds keyspace.Span, lead *leadership
 	if at >= r.rec.compacted {
 		return nil
 	}
-	if o, ok := rangeOf(req.Op); ok && o.GetRevision() > 0 {
+	if o, ok := rangeapi.RangeOf(req.Op); ok && o.GetRevision() > 0 {
 		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
 	}
 	// Who asked for the present is never told that it was compacted: the gateway
@@ -265,7 +266,7 @@ func (r *Replica) readStore(
 		}
 		resp.Header = &pb.ResponseHeader{Revision: int64(rev)}
 		return resp, 0, nil
-	case *Piece:
+	case *rangeapi.Page:
 		answer, err := r.readPiece(o, at, budget)
 		if err != nil {
 			return nil, 0, err
@@ -275,7 +276,7 @@ func (r *Replica) readStore(
 	case *pb.TxnRequest:
 		return r.readTxn(o, rev, budget)
 	}
-	return nil, 0, badRequest("%T is no read", op)
+	return nil, 0, rangeapi.BadRequest("%T is no read", op)
 }
 
 // readTxn evaluates a transaction that can write in no branch as a read at rev.
@@ -341,8 +342,8 @@ func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *re
 		}
 	}
 	total := resp.Count
-	Shape(o, resp, got.kvs)
-	if !collects(o) && !sorts(o) && resp.More {
+	rangeapi.Shape(o, resp, got.kvs)
+	if !rangeapi.Collects(o) && !rangeapi.Sorts(o) && resp.More {
 		r.rememberPage(s, at, resp.Kvs, total)
 	}
 	return resp, r.fits(resp)
@@ -365,7 +366,7 @@ func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.Ran
 		return err
 	}
 	resp.Count = 1
-	Shape(o, resp, []*mvccpb.KeyValue{it.kv()})
+	rangeapi.Shape(o, resp, []*mvccpb.KeyValue{it.kv()})
 	return nil
 }
 
@@ -410,7 +411,7 @@ type collected struct {
 
 // collect scans the span until the limit is reached.
 func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget) (c collected, err error) {
-	limit, tail := ScanLimit(o), tailOf(o)
+	limit, tail := rangeapi.ScanLimit(o), tailOf(o)
 	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
 	c.whole = true
 	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {
@@ -421,7 +422,7 @@ func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revis
 		c.seen++
 		it := storedItem(v)
 		kv := it.kv()
-		if filteredOut(o, kv) {
+		if rangeapi.FilteredOut(o, kv) {
 			return nil
 		}
 		if err := budget.take(kvBytes(kv)); err != nil {

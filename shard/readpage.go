@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // maxPieceSeen bounds the keys that a piece goes past without finding one that passes
@@ -26,10 +27,10 @@ const keptPieceBytes = 2 << 20
 
 // pieceScan gathers a piece.
 type pieceScan struct {
-	p        *Piece
+	p        *rangeapi.Page
 	filtered bool
 	buf      []byte
-	answer   PieceAnswer
+	answer   rangeapi.PageAnswer
 	budget   *readBudget
 	// last is where in buf the last key value begins.
 	last int
@@ -46,7 +47,7 @@ func (c *pieceScan) add(v *mvcc.Version) error {
 		a.Seen++
 		return nil
 	}
-	n := sizeOfKey(v, bareKeys(c.p.RangeRequest))
+	n := rangeapi.SizeOfKey(v, rangeapi.BareKeys(c.p.RangeRequest))
 	limit := c.p.GetLimit()
 	if limit > 0 && a.N >= limit || a.N > 0 && len(c.buf)+n > c.p.MaxBytes || c.filtered && a.Seen >= maxPieceSeen {
 		a.More = true
@@ -57,14 +58,14 @@ func (c *pieceScan) add(v *mvcc.Version) error {
 		return err
 	}
 	c.last = len(c.buf)
-	c.buf = appendKey(c.buf, v, bareKeys(c.p.RangeRequest))
+	c.buf = rangeapi.AppendKey(c.buf, v, rangeapi.BareKeys(c.p.RangeRequest))
 	a.N++
 	a.Seen++
 	return nil
 }
 
 func (c *pieceScan) leavesOut(v *mvcc.Version) bool {
-	return filteredOut(c.p.RangeRequest, &mvccpb.KeyValue{ModRevision: int64(v.Mod), CreateRevision: int64(v.Create)})
+	return rangeapi.FilteredOut(c.p.RangeRequest, &mvccpb.KeyValue{ModRevision: int64(v.Mod), CreateRevision: int64(v.Create)})
 }
 
 // behindLast is where the next piece begins when this one ends before v: behind its last
@@ -73,7 +74,7 @@ func (c *pieceScan) behindLast(v *mvcc.Version) []byte {
 	if c.filtered {
 		return bytes.Clone(v.Key)
 	}
-	kvs, err := DecodeKeys(c.buf[c.last:], 1)
+	kvs, err := rangeapi.DecodeKeys(c.buf[c.last:], 1)
 	if err != nil {
 		panic(fmt.Sprintf("shard: a key value that was just encoded: %v: %x", err, c.buf[c.last:]))
 	}
@@ -81,20 +82,20 @@ func (c *pieceScan) behindLast(v *mvcc.Version) []byte {
 }
 
 // readPiece answers a piece from the store: everything at or below the revision is there.
-func (r *Replica) readPiece(p *Piece, at keyspace.Revision, budget *readBudget) (*PieceAnswer, error) {
+func (r *Replica) readPiece(p *rangeapi.Page, at keyspace.Revision, budget *readBudget) (*rangeapi.PageAnswer, error) {
 	s, ok := keyspace.FromEtcd(p.GetKey(), p.GetRangeEnd())
 	if !ok {
-		return &PieceAnswer{RangeResponse: &pb.RangeResponse{}}, nil
+		return &rangeapi.PageAnswer{RangeResponse: &pb.RangeResponse{}}, nil
 	}
 	scratch := pieceBuffers.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
 	c := pieceScan{
-		p: p, filtered: filtered(p.RangeRequest), buf: (*scratch)[:0], budget: budget,
-		answer: PieceAnswer{RangeResponse: &pb.RangeResponse{}},
+		p: p, filtered: rangeapi.Filtered(p.RangeRequest), buf: (*scratch)[:0], budget: budget,
+		answer: rangeapi.PageAnswer{RangeResponse: &pb.RangeResponse{}},
 	}
 	a := &c.answer
 	err := r.store.scan(s, at, p.GetKeysOnly(), c.add)
-	a.room = append(make([]byte, pieceHeadroom, pieceHeadroom+len(c.buf)), c.buf...)
-	a.Keys = a.room[pieceHeadroom:]
+	a.Room = append(make([]byte, rangeapi.PageHeadroom, rangeapi.PageHeadroom+len(c.buf)), c.buf...)
+	a.Keys = a.Room[rangeapi.PageHeadroom:]
 	if cap(c.buf) <= keptPieceBytes {
 		*scratch = c.buf
 		pieceBuffers.Put(scratch)
@@ -113,7 +114,7 @@ func (r *Replica) readPiece(p *Piece, at keyspace.Revision, budget *readBudget) 
 }
 
 // countPiece fills in how many keys the span has, and remembers what is behind the piece.
-func (r *Replica) countPiece(a *PieceAnswer, s keyspace.Span, at keyspace.Revision) error {
+func (r *Replica) countPiece(a *rangeapi.PageAnswer, s keyspace.Span, at keyspace.Revision) error {
 	if len(a.Next) == 0 {
 		a.Count = a.Seen
 		return nil

@@ -4,10 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )

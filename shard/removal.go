@@ -122,7 +122,7 @@ type removalTurn struct {
 // range without a quorum keeps it waiting. The nodes hear of the compacted revision by
 // it, which must be committed. However many wait, one of them asks the nodes: what it
 // hears is true for all that wait for as much or less.
-func (c *Client) AwaitRemoval(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
+func (c *AdminClient) AwaitRemoval(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
 	own := &removalTurn{upTo: compacted, done: make(chan struct{})}
 	for turn := &c.local.removalTurn; !turn.CompareAndSwap(nil, own); {
 		other := turn.Load()
@@ -146,7 +146,7 @@ func (c *Client) AwaitRemoval(ctx context.Context, cluster Cluster, compacted ke
 }
 
 // awaitRemoval asks the nodes until all is removed.
-func (c *Client) awaitRemoval(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
+func (c *AdminClient) awaitRemoval(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
 	var last error
 	for pause := removalPauseFirst; ; pause = min(2*pause, removalPauseLast) {
 		nodes, err := cluster.Nodes(ctx)
@@ -168,7 +168,7 @@ func (c *Client) awaitRemoval(ctx context.Context, cluster Cluster, compacted ke
 
 // awaitRemovalOn asks the leaders first: they alone know how much of the log belongs
 // to the compaction. Then all replicas have to come as far.
-func (c *Client) awaitRemovalOn(ctx context.Context, cluster Cluster, nodes []keyspace.NodeID, compacted keyspace.Revision) error {
+func (c *AdminClient) awaitRemovalOn(ctx context.Context, cluster Cluster, nodes []keyspace.NodeID, compacted keyspace.Revision) error {
 	led := make([][]removalMark, len(nodes))
 	leaders, lctx := errgroup.WithContext(ctx)
 	for i, node := range nodes {
@@ -199,7 +199,7 @@ func (c *Client) awaitRemovalOn(ctx context.Context, cluster Cluster, nodes []ke
 
 // awaitRaised returns the marks of all ranges that the node leads, once all are
 // raised; none of a node that does not live.
-func (c *Client) awaitRaised(ctx context.Context, cluster Cluster, node keyspace.NodeID, compacted keyspace.Revision) ([]removalMark, error) {
+func (c *AdminClient) awaitRaised(ctx context.Context, cluster Cluster, node keyspace.NodeID, compacted keyspace.Revision) ([]removalMark, error) {
 	var all []removalMark
 	var after keyspace.RangeID
 	for pause := removalPauseFirst; cluster.Alive(node); {
@@ -222,7 +222,7 @@ func (c *Client) awaitRaised(ctx context.Context, cluster Cluster, node keyspace
 
 // awaitRemoved waits until the node has removed what the marks ask for, or does not
 // live any more.
-func (c *Client) awaitRemoved(ctx context.Context, cluster Cluster, node keyspace.NodeID, marks []removalMark) error {
+func (c *AdminClient) awaitRemoved(ctx context.Context, cluster Cluster, node keyspace.NodeID, marks []removalMark) error {
 	for pause, vain := removalPauseFirst, 0; len(marks) > 0 && cluster.Alive(node); vain++ {
 		if vain == removalRounds {
 			return fmt.Errorf("%w: %d of them are not done on node %s", errRangesChanged, len(marks), node)
@@ -254,7 +254,7 @@ func (c *Client) awaitRemoved(ctx context.Context, cluster Cluster, node keyspac
 
 // pauseRemoval waits before a node is asked again. why is the error of the last
 // question, nil where the answer was only not yet the one hoped for.
-func (c *Client) pauseRemoval(ctx context.Context, pause *time.Duration, why error) error {
+func (c *AdminClient) pauseRemoval(ctx context.Context, pause *time.Duration, why error) error {
 	if err := clock.Sleep(ctx, c.local.cfg.Clock, *pause); err != nil {
 		return errors.Join(err, why)
 	}

@@ -35,7 +35,7 @@ func TestOneAsksAboutRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		c := &Client{self: w.node.cfg.Self, local: w.node}
+		c := &AdminClient{self: w.node.cfg.Self, local: w.node}
 		h := &heldNodes{self: c.self, let: make(chan struct{})}
 		first, giveUp := context.WithCancel(t.Context())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -82,7 +82,7 @@ func TestRemovalIsNotAwaitedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		c := &Client{self: w.node.cfg.Self, local: w.node}
+		c := &AdminClient{self: w.node.cfg.Self, local: w.node}
 		gone := []removalMark{{Descriptor: keyspace.Descriptor{Range: 99, Generation: 1}}}
 		if err := c.awaitRemoved(t.Context(), &heldNodes{self: c.self}, c.self, gone); !errors.Is(err, errRangesChanged) {
 			t.Error(err)

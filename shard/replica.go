@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // proposer takes entries for the group's log.
@@ -214,12 +215,12 @@ func (r *Replica) errorLocked(k kverror.Kind, detail string) *kverror.Error {
 
 // servesLocked says whether the request may be served here at all. wait is set
 // where that will be known soon: a leader that has not applied an entry of its term.
-func (r *Replica) servesLocked(req *Request) (wait <-chan struct{}, err error) {
+func (r *Replica) servesLocked(req *rangeapi.Request) (wait <-chan struct{}, err error) {
 	if wait, err = r.leadsLocked(req.Generation); wait != nil || err != nil {
 		return wait, err
 	}
-	if !holdsOp(r.rec.span, req.Op) {
-		bounds, _ := Bounds(req.Op)
+	if !rangeapi.HoldsOp(r.rec.span, req.Op) {
+		bounds, _ := rangeapi.Bounds(req.Op)
 		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
 	}
 	return nil, nil
@@ -245,7 +246,7 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 }
 
 // takesLocked says whether a request may go into the pipeline.
-func (r *Replica) takesLocked(req *Request) error {
+func (r *Replica) takesLocked(req *rangeapi.Request) error {
 	_, err := r.servesLocked(req)
 	if err == nil && r.draining {
 		err = r.errorLocked(kverror.Busy, "the node hands its leaderships over")

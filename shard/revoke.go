@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // quellLocked ends the registration of a lease that is about to be revoked: its answer may
@@ -27,7 +28,7 @@ func (r *Replica) quellLocked(lease keyspace.LeaseID) *held {
 }
 
 // gateRevokeLocked lets a Revoke pass to its evaluation that has something to do.
-func (r *Replica) gateRevokeLocked(c *call, op *Revoke, out *answers) (dealt bool) {
+func (r *Replica) gateRevokeLocked(c *call, op *rangeapi.Revoke, out *answers) (dealt bool) {
 	if h := r.quellLocked(op.Lease); h != nil {
 		r.blockLocked(c, meeting{h: h})
 		return true
@@ -37,7 +38,7 @@ func (r *Replica) gateRevokeLocked(c *call, op *Revoke, out *answers) (dealt boo
 		return true
 	}
 	if !r.revocableLocked(op.Lease, op.Incarnation) {
-		r.sayLocked(c, &Revoked{}, out)
+		r.sayLocked(c, &rangeapi.Revoked{}, out)
 		return true
 	}
 	return false
@@ -50,7 +51,7 @@ func (r *Replica) revocableLocked(lease keyspace.LeaseID, i keyspace.LeaseIncarn
 }
 
 // evaluateRevoke deletes the keys of a lease, unless they are too many.
-func (r *Replica) evaluateRevoke(c *call, op *Revoke, pass *pass) (*evaluation, error) {
+func (r *Replica) evaluateRevoke(c *call, op *rangeapi.Revoke, pass *pass) (*evaluation, error) {
 	e := r.newEvaluation(c, pass)
 	defer func() { e.view.budget.release() }()
 	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
@@ -61,7 +62,7 @@ func (r *Replica) evaluateRevoke(c *call, op *Revoke, pass *pass) (*evaluation, 
 	if err != nil {
 		return e, err
 	}
-	c.step.answer = &Revoked{TooMany: !whole}
+	c.step.answer = &rangeapi.Revoked{TooMany: !whole}
 	if whole {
 		err = e.detachAll(op.Lease, keys)
 	}
@@ -123,13 +124,13 @@ func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (key
 }
 
 // placeRevokeLocked is placeLocked of a Revoke. What it deletes nobody may have locked.
-func (r *Replica) placeRevokeLocked(c *call, op *Revoke, lead *leadership, e *evaluation, err error, out *answers) {
+func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadership, e *evaluation, err error, out *answers) {
 	var wait waitError
 	if errors.As(err, &wait) {
 		r.parkLocked(c, wait.txn.batch)
 		return
 	}
-	if err != nil || c.step.answer.(*Revoked).TooMany {
+	if err != nil || c.step.answer.(*rangeapi.Revoked).TooMany {
 		out.add(c, err)
 		return
 	}
@@ -140,7 +141,7 @@ func (r *Replica) placeRevokeLocked(c *call, op *Revoke, lead *leadership, e *ev
 		}
 	}
 	s := c.step
-	s.item, s.size = &txnItem{kind: itemUnmark, mark: mark{op.Lease, op.Incarnation}}, callOverheadBytes
+	s.item, s.size = &txnItem{kind: itemUnmark, mark: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, callOverheadBytes
 	s.registered = r.registerLocked(op.Lease, registrationUnmarks)
 	if c.writes = e.changes.writes; len(c.writes) > 0 {
 		c.txn = e.changes.txn
@@ -149,11 +150,11 @@ func (r *Replica) placeRevokeLocked(c *call, op *Revoke, lead *leadership, e *ev
 }
 
 // prepareRevoke evaluates the piece that a revoke over several ranges has here.
-func (r *Replica) prepareRevoke(c *call, op *Prepare, pass *pass) (*evaluation, error) {
+func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*evaluation, error) {
 	e := r.newEvaluation(c, pass)
 	defer func() { e.view.budget.release() }()
 	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
-	a := &Prepared{}
+	a := &rangeapi.Prepared{}
 	c.step.answer, c.step.own = a, e.changes.txn
 	c.step.hull = keyspace.Span{} // of an evaluation before it waited
 	r.mu.Lock()
@@ -189,7 +190,7 @@ func revokeSpans(s *step, writes []*pendingVersion) (spans []lockSpan) {
 
 // revokeMeetsLocked looks for locks in the way of what a revoke has found to be deleted, by
 // the rule of meetsLocked.
-func (r *Replica) revokeMeetsLocked(c *call, op *Prepare, spans []lockSpan, out *answers) (dealt bool) {
+func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []lockSpan, out *answers) (dealt bool) {
 	if r.locks == nil {
 		return false
 	}
@@ -221,16 +222,16 @@ func (r *Replica) revokeMeetsLocked(c *call, op *Prepare, spans []lockSpan, out 
 
 // sweepLease finds the next keys of a lease that a committed lock deletes.
 func (r *Replica) sweepLease(l *lock, it *txnItem, span keyspace.Span, bytesLeft int) error {
-	err := r.store.attached(l.revoke.lease, span, func(key []byte) error {
+	err := r.store.attached(l.revoke.Lease, span, func(key []byte) error {
 		v, ok, err := r.store.get(key, newest)
-		if err != nil || !ok || v.Lease != l.revoke.lease || v.Mod >= it.revision {
+		if err != nil || !ok || v.Lease != l.revoke.Lease || v.Mod >= it.revision {
 			return err
 		}
 		if bytesLeft -= len(key) + versionOverheadBytes; bytesLeft < 0 && len(it.keys) > 0 {
 			it.next = bytes.Clone(key)
 			return errStop
 		}
-		it.sweep(&mvcc.Version{Key: key, Lease: l.revoke.lease})
+		it.sweep(&mvcc.Version{Key: key, Lease: l.revoke.Lease})
 		return nil
 	})
 	if errors.Is(err, errStop) {
@@ -242,7 +243,7 @@ func (r *Replica) sweepLease(l *lock, it *txnItem, span keyspace.Span, bytesLeft
 // evaluateUnmark has the mark of a lease without keys go. The lock was of a part of the range,
 // perhaps: where a merge has brought it together with another part, whose own lock others have
 // ended, keys may have been attached there, or be about to be by a lock.
-func (r *Replica) evaluateUnmark(op *Resolve) (*txnItem, error) {
+func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*txnItem, error) {
 	release := &txnItem{kind: itemRelease}
 	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
 	r.mu.Lock()
@@ -266,7 +267,7 @@ func (r *Replica) evaluateUnmark(op *Resolve) (*txnItem, error) {
 }
 
 // leaseKeys answers a LeaseKeys: everything up to its revision is applied and visible.
-func (r *Replica) leaseKeys(ctx context.Context, req *Request, op *LeaseKeys) (TxnAnswer, error) {
+func (r *Replica) leaseKeys(ctx context.Context, req *rangeapi.Request, op *rangeapi.LeaseKeys) (rangeapi.TxnAnswer, error) {
 	if err := r.believe(ctx, op.At); err != nil {
 		return nil, err
 	}
@@ -288,7 +289,7 @@ func (r *Replica) leaseKeys(ctx context.Context, req *Request, op *LeaseKeys) (T
 	return nil, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
 }
 
-func (r *Replica) leaseKeysOnce(ctx context.Context, req *Request, op *LeaseKeys) (*Attached, error) {
+func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *rangeapi.LeaseKeys) (*rangeapi.Attached, error) {
 	lead, err := r.awaitOlder(ctx, req, op.Span, op.At)
 	if err != nil {
 		return nil, err
@@ -304,7 +305,7 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *Request, op *LeaseKeys
 	r.mu.Lock()
 	span, ok := r.rec.span.Intersect(op.Span)
 	r.mu.Unlock()
-	a := &Attached{}
+	a := &rangeapi.Attached{}
 	if !ok {
 		return a, nil
 	}
@@ -316,7 +317,7 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *Request, op *LeaseKeys
 		if err != nil || !ok || v.Lease != op.Lease {
 			return err
 		}
-		if size += len(key) + versionOverheadBytes; size > leaseKeysBytes && len(a.Keys) > 0 {
+		if size += len(key) + versionOverheadBytes; size > rangeapi.LeaseKeysBytes && len(a.Keys) > 0 {
 			a.More = true
 			return errStop
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
 	"github.com/skeindb/skein/transport"
@@ -318,7 +319,7 @@ func (r *rig) route(key []byte) (keyspace.Descriptor, []*rigNode) {
 }
 
 // do sends a request as the gateway does: again where it was certainly not applied.
-func (r *rig) do(ctx context.Context, key string, req *Request) (*Response, error) {
+func (r *rig) do(ctx context.Context, key string, req *rangeapi.Request) (*rangeapi.Response, error) {
 	var last error = kverror.NoLeader
 	for attempt := 0; ctx.Err() == nil; attempt++ {
 		d, leaders := r.route([]byte(key))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -26,27 +27,27 @@ func (n *Node) RegisterHandlers(r Registrar) {
 }
 
 func (n *Node) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	req, err := DecodeRequest(payload)
+	req, err := rangeapi.DecodeRequest(payload)
 	if err != nil {
-		return AppendAnswer(nil, nil, badRequest("%v", err))
+		return rangeapi.AppendAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 	}
 	resp, err := n.Do(ctx, req)
 	if err != nil {
-		return AppendAnswer(nil, nil, err)
+		return rangeapi.AppendAnswer(nil, nil, err)
 	}
-	return AppendAnswer(make([]byte, 0, sizeBound(resp.Op)+answerOverheadBytes), resp, nil)
+	return rangeapi.AppendAnswer(make([]byte, 0, rangeapi.SizeBound(resp.Op)+rangeapi.AnswerOverheadBytes), resp, nil)
 }
 
 // handleTxn answers method 18.
 func (n *Node) handleTxn(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	c, k, id, g, err := txnHead(payload)
-	if err == nil && k == txnRead {
-		req, err := decodeRead(&c, id, g)
+	c, k, id, g, err := rangeapi.DecodeTxnHead(payload)
+	if err == nil && k == rangeapi.TxnRead {
+		req, err := rangeapi.DecodeTxnRead(&c, id, g)
 		if err != nil {
-			return AppendAnswer(nil, nil, badRequest("%v", err))
+			return rangeapi.AppendAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 		}
 		resp, err := n.Do(ctx, req)
-		return AppendAnswer(nil, resp, err)
+		return rangeapi.AppendAnswer(nil, resp, err)
 	}
 	return n.answerTxn(ctx, payload, true)
 }
@@ -57,26 +58,26 @@ func (n *Node) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []by
 }
 
 func (n *Node) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
-	id, g, op, err := DecodeTxnOp(payload)
-	if err == nil && prepares == endsLocks(op) {
+	id, g, op, err := rangeapi.DecodeTxnOp(payload)
+	if err == nil && prepares == rangeapi.EndsLocks(op) {
 		err = fmt.Errorf("shard: %T by the method of other steps", op)
 	}
 	if err != nil {
-		return AppendTxnAnswer(nil, nil, badRequest("%v", err))
+		return rangeapi.AppendTxnAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 	}
 	a, err := n.Txn(ctx, id, g, op)
-	return AppendTxnAnswer(nil, a, err)
+	return rangeapi.AppendTxnAnswer(nil, a, err)
 }
 
 func (n *Node) handlePiece(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	req, err := decodePieceRequest(payload)
+	req, err := rangeapi.DecodePageRequest(payload)
 	if err != nil {
-		return appendPieceAnswer(nil, nil, badRequest("%v", err)), nil
+		return rangeapi.AppendPageAnswer(nil, nil, rangeapi.BadRequest("%v", err)), nil
 	}
 	resp, err := n.Do(ctx, req)
 	if err != nil {
-		return appendPieceAnswer(nil, nil, err), nil
+		return rangeapi.AppendPageAnswer(nil, nil, err), nil
 	}
-	a := resp.Op.(*PieceAnswer) //nolint:forcetypeassert // it answers nothing else
-	return encodePiece(a), nil
+	a := resp.Op.(*rangeapi.PageAnswer) //nolint:forcetypeassert // it answers nothing else
+	return rangeapi.EncodePage(a), nil
 }

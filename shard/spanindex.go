@@ -37,7 +37,7 @@ type indexedSpan[T comparable] struct {
 
 // add adds a span. It keeps the keys.
 func (x *spanIndex[T]) add(s keyspace.Span, who T, mode lockMode) {
-	if !isKey(s) {
+	if !s.IsSingle() {
 		x.spans = append(x.spans, indexedSpan[T]{indexed[T]{who, mode}, s})
 		return
 	}
@@ -54,7 +54,7 @@ func (x *spanIndex[T]) add(s keyspace.Span, who T, mode lockMode) {
 
 // remove takes away all that somebody has of exactly this span.
 func (x *spanIndex[T]) remove(s keyspace.Span, who T) {
-	if !isKey(s) {
+	if !s.IsSingle() {
 		x.spans = slices.DeleteFunc(x.spans, func(o indexedSpan[T]) bool { return o.who == who && o.span.Equal(s) })
 		return
 	}
@@ -81,7 +81,7 @@ func (x *spanIndex[T]) get(key []byte) *indexedKey[T] {
 // visit calls fn with everybody who has something of the span until it returns false, and
 // with the key where it is a single one.
 func (x *spanIndex[T]) visit(s keyspace.Span, fn func(who T, mode lockMode, key []byte) bool) {
-	if isKey(s) {
+	if s.IsSingle() {
 		x.visitKey(s.Start, fn)
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -159,7 +160,7 @@ func (r *rig) fill(client int, stop <-chan struct{}) {
 		for _, n := range leaders {
 			if s := n.node.Load(); s != nil {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				_, _ = s.Do(ctx, &Request{Range: d.Range, Generation: d.Generation, Op: &pb.PutRequest{Key: key}})
+				_, _ = s.Do(ctx, &rangeapi.Request{Range: d.Range, Generation: d.Generation, Op: &pb.PutRequest{Key: key}})
 				cancel()
 			}
 		}

@@ -12,13 +12,14 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // step is a TxnOp on its way through the pipeline. It travels as a call without writes
 // of its own.
 type step struct {
-	op     TxnOp
-	answer TxnAnswer
+	op     rangeapi.TxnOp
+	answer rangeapi.TxnAnswer
 	// item is what the entry will carry, nil where nothing changes.
 	item *txnItem
 	// on are the locks that the item brings, ends or changes.
@@ -49,22 +50,22 @@ func (s *step) forgetRead(n *Node) {
 }
 
 // Txn serves one step of a transaction over several ranges at a replica of this node.
-func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error) {
+func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	r := n.Replica(id)
 	if r == nil {
 		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
 	}
-	if err := checkTxnOp(op); err != nil {
+	if err := rangeapi.CheckTxnOp(op); err != nil {
 		return nil, err
 	}
-	if k, ok := op.(*LeaseKeys); ok {
-		return r.leaseKeys(ctx, &Request{Range: id, Generation: g, ReadRevision: k.At}, k)
+	if k, ok := op.(*rangeapi.LeaseKeys); ok {
+		return r.leaseKeys(ctx, &rangeapi.Request{Range: id, Generation: g, ReadRevision: k.At}, k)
 	}
-	return r.step(ctx, &Request{Range: id, Generation: g}, op)
+	return r.step(ctx, &rangeapi.Request{Range: id, Generation: g}, op)
 }
 
 // step takes a TxnOp through the pipeline.
-func (r *Replica) step(ctx context.Context, req *Request, op TxnOp) (TxnAnswer, error) {
+func (r *Replica) step(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	if err := r.believe(ctx, revisionOf(op)); err != nil {
 		return nil, err
 	}
@@ -78,15 +79,15 @@ func (r *Replica) step(ctx context.Context, req *Request, op TxnOp) (TxnAnswer, 
 }
 
 // revisionOf returns the highest revision that a step names as one that was handed out.
-func revisionOf(op TxnOp) keyspace.Revision {
+func revisionOf(op rangeapi.TxnOp) keyspace.Revision {
 	switch o := op.(type) {
-	case *Prepare:
+	case *rangeapi.Prepare:
 		return o.Name.Start
-	case *Commit:
+	case *rangeapi.Commit:
 		return max(o.Name.Start, o.Revision)
-	case *Resolve:
+	case *rangeapi.Resolve:
 		return max(o.Name.Start, o.Revision)
-	case *Decide:
+	case *rangeapi.Decide:
 		return o.Name.Start
 	}
 	return 0
@@ -97,10 +98,10 @@ func revisionOf(op TxnOp) keyspace.Revision {
 const maxFenceStep = 1 << 48
 
 // stepBytes is about what a step takes until it is answered.
-func stepBytes(op TxnOp) int64 {
+func stepBytes(op rangeapi.TxnOp) int64 {
 	n := callOverheadBytes
 	switch o := op.(type) {
-	case *Prepare:
+	case *rangeapi.Prepare:
 		n += len(o.Anchor)
 		for i := range o.Guards {
 			n += proto.Size(o.Guards[i].Compare) + versionOverheadBytes
@@ -108,64 +109,21 @@ func stepBytes(op TxnOp) int64 {
 		for i := range o.Writes {
 			n += proto.Size(o.Writes[i].Op) + versionOverheadBytes
 		}
-	case *Commit:
+	case *rangeapi.Commit:
 		n += len(o.Anchor)
 		for i := range o.Locks {
 			n += len(o.Locks[i].Span.Start) + len(o.Locks[i].Span.End) + versionOverheadBytes
 		}
-	case *Decide:
+	case *rangeapi.Decide:
 		n += len(o.Anchor)
-	case *Forget:
+	case *rangeapi.Forget:
 		n += len(o.Anchor)
 	}
 	return int64(n)
 }
 
 // endsLocks says whether the call is a step that others may be waiting for.
-func (c *call) endsLocks() bool { return c.step != nil && endsLocks(c.step.op) }
-
-func endsLocks(op TxnOp) bool {
-	switch op.kind() {
-	case txnPrepare, txnRevoke, txnLeaseKeys:
-		return false
-	case txnCommit, txnResolve, txnDecide, txnForget, txnRead:
-	}
-	return true
-}
-
-// checkTxnOp refuses what the evaluation relies on not to get.
-func checkTxnOp(op TxnOp) error {
-	p, ok := op.(*Prepare)
-	if !ok {
-		return checkLeaseOp(op)
-	}
-	if p.Revoke != 0 && len(p.Guards)+len(p.Writes) > 0 {
-		return badRequest("transaction %s revokes lease %d and does more", p.Name, p.Revoke)
-	}
-	if len(p.Anchor) == 0 || p.Name.Attempt == 0 {
-		return badRequest("transaction %s with anchor %q", p.Name, p.Anchor)
-	}
-	for i := range p.Guards {
-		if len(p.Guards[i].Compare.GetKey()) == 0 || p.Guards[i].Want > WantFails {
-			return badRequest("guard %v", p.Guards[i].Compare)
-		}
-	}
-	for i := range p.Writes {
-		var err error
-		switch o := p.Writes[i].Op.(type) {
-		case *pb.PutRequest:
-			err = checkPut(o)
-		case *pb.DeleteRangeRequest:
-			err = checkDelete(o)
-		default:
-			err = badRequest("%T is no write", o)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (c *call) endsLocks() bool { return c.step != nil && rangeapi.EndsLocks(c.step.op) }
 
 // gateLocked deals with what locks of transactions over several ranges have to do with
 // a call before it is evaluated: one that meets a lock waits for its end, a younger
@@ -180,17 +138,17 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 		return true
 	}
 	switch op := c.step.op.(type) {
-	case *Prepare:
+	case *rangeapi.Prepare:
 		return r.gatePrepareLocked(c, op, out)
-	case *Commit:
+	case *rangeapi.Commit:
 		r.commitLocked(c, op, lead, out)
-	case *Decide:
+	case *rangeapi.Decide:
 		r.decideLocked(c, op, lead, out)
-	case *Forget:
+	case *rangeapi.Forget:
 		r.forgetLocked(c, op, lead, out)
-	case *Resolve:
+	case *rangeapi.Resolve:
 		return r.resolveLocked(c, op, lead, out)
-	case *Revoke:
+	case *rangeapi.Revoke:
 		return r.gateRevokeLocked(c, op, out)
 	case *attach:
 		r.attachLocked(c, op, lead, out)
@@ -212,7 +170,7 @@ func (t *lockTable) keeps(op proto.Message) (m meeting) {
 			return
 		}
 		if s, ok := keyspace.FromEtcd(key, end); ok {
-			m = t.conflict(s, writes, TxnName{})
+			m = t.conflict(s, writes, rangeapi.TxnName{})
 		}
 	}
 	touchedKeys(op, touch)
@@ -285,9 +243,9 @@ func (r *Replica) dropTableLocked() {
 const maxKeptLocks = 64
 
 // gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
-func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt bool) {
+func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers) (dealt bool) {
 	if r.rec.span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
-		c.step.answer = &Prepared{Fence: r.fence}
+		c.step.answer = &rangeapi.Prepared{Fence: r.fence}
 		out.add(c, nil)
 		return true
 	}
@@ -300,7 +258,7 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 		r.pinLocked(op.PinAt)
 	}
 	if len(op.Guards) == 0 && len(op.Writes) == 0 && op.Revoke == 0 {
-		c.step.answer = &Prepared{}
+		c.step.answer = &rangeapi.Prepared{}
 		out.add(c, nil)
 		return true
 	}
@@ -327,7 +285,7 @@ func (r *Replica) gatePrepareLocked(c *call, op *Prepare, out *answers) (dealt b
 // meetsLocked looks for locks in the way of a Prepare. It may wait for younger
 // transactions and gives way to older ones (wait-die), so that no two ever wait for each
 // other; who holds nothing may wait for all.
-func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
+func (r *Replica) meetsLocked(op *rangeapi.Prepare) (m meeting, dies, outside bool) {
 	meet := func(o *held, key []byte, writes bool) {
 		older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
 		if m.h == nil || older && !dies {
@@ -336,7 +294,7 @@ func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
 		dies = dies || older
 	}
 	r.meetsLeasesLocked(op, func(o *held) { meet(o, nil, false) })
-	op.keys(func(key, end []byte, writes bool) {
+	op.Keys(func(key, end []byte, writes bool) {
 		s, ok := keyspace.FromEtcd(key, end)
 		if !ok {
 			outside = outside || !r.rec.span.Contains(key)
@@ -367,14 +325,14 @@ func (r *Replica) meetsLocked(op *Prepare) (m meeting, dies, outside bool) {
 // spanCovers is Span.Covers for keys of clients, of which "\x00" is the first.
 func spanCovers(s, o keyspace.Span) bool {
 	if len(o.Start) == 0 {
-		o.Start = firstKey
+		o.Start = rangeapi.FirstKey
 	}
 	return s.Covers(o)
 }
 
 // evaluatePrepare evaluates the guards, then all that can refuse the writes, then the
 // writes.
-func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation, error) {
+func (r *Replica) evaluatePrepare(c *call, op *rangeapi.Prepare, pass *pass) (*evaluation, error) {
 	if op.Revoke != 0 {
 		return r.prepareRevoke(c, op, pass)
 	}
@@ -391,7 +349,7 @@ func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation
 		e.view.budget.release()
 	}()
 	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
-	a := &Prepared{Facts: make([]Fact, len(op.Guards))}
+	a := &rangeapi.Prepared{Facts: make([]rangeapi.Fact, len(op.Guards))}
 	c.step.answer, c.step.own = a, e.changes.txn
 	for i := range op.Guards {
 		g := &op.Guards[i]
@@ -400,8 +358,8 @@ func (r *Replica) evaluatePrepare(c *call, op *Prepare, pass *pass) (*evaluation
 			return e, err
 		}
 		a.Facts[i] = f
-		if g.Want == WantHolds && !f.Holds || g.Want == WantFails && f.Holds {
-			c.step.answer = &Prepared{Facts: a.Facts[:i+1]}
+		if g.Want == rangeapi.WantHolds && !f.Holds || g.Want == rangeapi.WantFails && f.Holds {
+			c.step.answer = &rangeapi.Prepared{Facts: a.Facts[:i+1]}
 			return e, errOtherPath
 		}
 	}
@@ -443,15 +401,15 @@ func refuses(err error) bool {
 // evaluateStep evaluates a step that the gate has let pass.
 func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 	switch op := c.step.op.(type) {
-	case *Prepare:
+	case *rangeapi.Prepare:
 		return r.evaluatePrepare(c, op, pass)
-	case *Resolve:
+	case *rangeapi.Resolve:
 		if op.Unmark != 0 {
 			c.step.item, err = r.evaluateUnmark(op)
 		} else {
 			c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
 		}
-	case *Revoke:
+	case *rangeapi.Revoke:
 		return r.evaluateRevoke(c, op, pass)
 	}
 	return nil, err
@@ -459,11 +417,11 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 
 // placeStepLocked is placeLocked of a step.
 func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
-	if _, ok := c.step.op.(*Prepare); ok {
+	if _, ok := c.step.op.(*rangeapi.Prepare); ok {
 		r.placePrepareLocked(c, lead, e, err, out)
 		return
 	}
-	if op, ok := c.step.op.(*Revoke); ok {
+	if op, ok := c.step.op.(*rangeapi.Revoke); ok {
 		r.placeRevokeLocked(c, op, lead, e, err, out)
 		return
 	}
@@ -473,14 +431,14 @@ func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err 
 		return
 	}
 	if c.step.item.kind == itemSweep {
-		c.step.answer = &Resolved{More: true}
+		c.step.answer = &rangeapi.Resolved{More: true}
 	}
 	r.decideStepLocked(c, lead, c.step.item, c.step.on...)
 }
 
 // placePrepareLocked is placeLocked of a Prepare that was evaluated.
 func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
-	s, op := c.step, c.step.op.(*Prepare)
+	s, op := c.step, c.step.op.(*rangeapi.Prepare)
 	var wait waitError
 	var missing needsMark
 	switch {
@@ -499,7 +457,7 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		out.add(c, err)
 		return
 	}
-	a := s.answer.(*Prepared)
+	a := s.answer.(*rangeapi.Prepared)
 	writes := e.changes.writes
 	if a.Refused != nil {
 		writes = nil
@@ -508,10 +466,10 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
 		return
 	}
-	l := &lock{id: LockID{Range: r.id}, name: op.Name, anchor: op.Anchor, floor: s.own.floor, spans: prepareSpans(op, a)}
+	l := &lock{id: rangeapi.LockID{Range: r.id}, name: op.Name, anchor: op.Anchor, floor: s.own.floor, spans: prepareSpans(op, a)}
 	if op.Revoke != 0 {
 		l.spans = revokeSpans(s, writes)
-		l.revoke = mark{op.Revoke, op.Incarnation}
+		l.revoke = rangeapi.Attachment{Lease: op.Revoke, Incarnation: op.Incarnation}
 		if r.revokeMeetsLocked(c, op, l.spans, out) {
 			return
 		}
@@ -553,33 +511,33 @@ func (r *Replica) decidingLocked(c *call, h *held) bool {
 
 // sayLocked answers a step by what is not here, once the leadership is confirmed: a
 // leader of yesterday must not say so.
-func (r *Replica) sayLocked(c *call, a TxnAnswer, out *answers) {
+func (r *Replica) sayLocked(c *call, a rangeapi.TxnAnswer, out *answers) {
 	c.step.answer = a
 	r.confirming++
 	out.toConfirm(c)
 }
 
-func (r *Replica) recordLocked(name TxnName) *heldRecord {
+func (r *Replica) recordLocked(name rangeapi.TxnName) *heldRecord {
 	if r.locks == nil {
 		return nil
 	}
 	return r.locks.records[name]
 }
 
-func (r *Replica) namedLocked(name TxnName) []*held {
+func (r *Replica) namedLocked(name rangeapi.TxnName) []*held {
 	if r.locks == nil {
 		return nil
 	}
 	return r.locks.byName[name]
 }
 
-func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answers) {
+func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, out *answers) {
 	if t := r.recordLocked(op.Name); t != nil {
 		if t.revision != op.Revision {
 			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.revision, op.Revision))
 			return
 		}
-		r.sayLocked(c, &Decided{Revision: t.revision}, out)
+		r.sayLocked(c, &rangeapi.Decided{Revision: t.revision}, out)
 		return
 	}
 	var h *held
@@ -588,13 +546,13 @@ func (r *Replica) commitLocked(c *call, op *Commit, lead *leadership, out *answe
 	}
 	switch {
 	case h == nil:
-		r.sayLocked(c, &Decided{}, out)
+		r.sayLocked(c, &rangeapi.Decided{}, out)
 	case r.decidingLocked(c, h):
 	case !r.intactLocked(h):
-		r.sayLocked(c, &Decided{}, out)
+		r.sayLocked(c, &rangeapi.Decided{}, out)
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
-		c.step.answer = &Decided{Revision: op.Revision}
+		c.step.answer = &rangeapi.Decided{Revision: op.Revision}
 		rec := &txnRecord{name: op.Name, anchor: op.Anchor, revision: op.Revision, locks: op.Locks}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemCommit, id: op.AnchorLock, record: rec}, h)
 	}
@@ -621,9 +579,9 @@ func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *an
 	return err == nil
 }
 
-func (r *Replica) decideLocked(c *call, op *Decide, lead *leadership, out *answers) {
+func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, out *answers) {
 	if t := r.recordLocked(op.Name); t != nil {
-		r.sayLocked(c, &Decided{Revision: t.revision, Locks: t.locks}, out)
+		r.sayLocked(c, &rangeapi.Decided{Revision: t.revision, Locks: t.locks}, out)
 		return
 	}
 	hs := slices.Clone(r.namedLocked(op.Name))
@@ -633,7 +591,7 @@ func (r *Replica) decideLocked(c *call, op *Decide, lead *leadership, out *answe
 		}
 	}
 	if len(hs) == 0 && op.Name.Attempt <= r.rec.fence {
-		r.sayLocked(c, &Decided{}, out)
+		r.sayLocked(c, &rangeapi.Decided{}, out)
 		return
 	}
 	if op.Name.Attempt > r.fence+maxFenceStep {
@@ -642,27 +600,27 @@ func (r *Replica) decideLocked(c *call, op *Decide, lead *leadership, out *answe
 	}
 	r.fence = max(r.fence, op.Name.Attempt)
 	it := &txnItem{kind: itemFence, fence: op.Name.Attempt}
-	c.step.answer = &Decided{}
+	c.step.answer = &rangeapi.Decided{}
 	r.decideStepLocked(c, lead, it, hs...)
 }
 
-func (r *Replica) forgetLocked(c *call, op *Forget, lead *leadership, out *answers) {
+func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, out *answers) {
 	if r.recordLocked(op.Name) == nil {
-		r.sayLocked(c, &Resolved{}, out)
+		r.sayLocked(c, &rangeapi.Resolved{}, out)
 		return
 	}
-	c.step.answer = &Resolved{}
+	c.step.answer = &rangeapi.Resolved{}
 	r.decideStepLocked(c, lead, &txnItem{kind: itemForget, name: op.Name})
 }
 
 // resolveLocked ends a lock, or one of several of the attempt. A lock with something to
 // sweep passes to the evaluation, which finds what, and so does one with whose end the mark of
 // a lease is to go.
-func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *answers) (dealt bool) {
+func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership, out *answers) (dealt bool) {
 	var h *held
 	more := false
 	for _, o := range r.namedLocked(op.Name) {
-		if op.Lock == (LockID{}) || o.id == op.Lock {
+		if op.Lock == (rangeapi.LockID{}) || o.id == op.Lock {
 			more = h != nil
 			h = o
 		}
@@ -671,21 +629,21 @@ func (r *Replica) resolveLocked(c *call, op *Resolve, lead *leadership, out *ans
 	case h == nil && op.Unmark != 0 && r.revocableLocked(op.Unmark, op.Incarnation):
 		out.add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Unmark))
 	case h == nil:
-		r.sayLocked(c, &Resolved{}, out)
+		r.sayLocked(c, &rangeapi.Resolved{}, out)
 	case r.decidingLocked(c, h):
 	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
 	case op.Revision != 0 && h.sweep() >= 0:
 		h.deciding = true
 		c.step.on, c.step.swept = []*held{h}, h.lock
 		return false
-	case op.Unmark != 0 && (!h.keyless() || h.revoke != mark{op.Unmark, op.Incarnation}):
+	case op.Unmark != 0 && (!h.keyless() || h.revoke != rangeapi.Attachment{Lease: op.Unmark, Incarnation: op.Incarnation}):
 		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.id, h.name, op.Unmark))
 	case op.Unmark != 0:
 		h.deciding = true
-		c.step.on, c.step.answer = []*held{h}, &Resolved{More: more}
+		c.step.on, c.step.answer = []*held{h}, &rangeapi.Resolved{More: more}
 		return false
 	default:
-		c.step.answer = &Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.id && r.intactLocked(h)}
+		c.step.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.id && r.intactLocked(h)}
 		r.decideStepLocked(c, lead, &txnItem{kind: itemResolve, revision: op.Revision}, h)
 	}
 	return true
@@ -724,7 +682,7 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 	for i := range changes {
 		ch := &changes[i]
 		switch {
-		case ch.revision == 0 || ch.mark.lease != 0:
+		case ch.revision == 0 || ch.mark.Lease != 0:
 		case ch.added != nil:
 			// A sweep.
 			r.reigns.end(r.node.heads)

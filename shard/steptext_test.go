@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // The stories' steps of transactions over several ranges, one per line:
@@ -22,18 +23,18 @@ import (
 //
 // NAME is START.COUNTER/ATTEMPT, LOCK as it is printed. The number of an operation is
 // its place in the list, from 1.
-func parseStep(line string) TxnOp {
+func parseStep(line string) rangeapi.TxnOp {
 	p := &parser{strings.Fields(line)}
 	verb := p.next()
 	switch verb {
 	case "revoke":
-		r := &Revoke{Lease: keyspace.LeaseID(number("=" + p.next())), Incarnation: 1}
+		r := &rangeapi.Revoke{Lease: keyspace.LeaseID(number("=" + p.next())), Incarnation: 1}
 		if p.peek() != "" {
 			r.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
 		}
 		return r
 	case "keys":
-		k := &LeaseKeys{Lease: keyspace.LeaseID(number("=" + p.next())), At: keyspace.Revision(number("=" + p.next()))}
+		k := &rangeapi.LeaseKeys{Lease: keyspace.LeaseID(number("=" + p.next())), At: keyspace.Revision(number("=" + p.next()))}
 		if p.peek() != "" {
 			k.Span = keyspace.Span{Start: word(p.next()), End: word(p.next())}
 		}
@@ -44,14 +45,14 @@ func parseStep(line string) TxnOp {
 	case "prepare":
 		return p.prepare(name)
 	case "commit":
-		c := &Commit{Name: name, Anchor: word(p.next()), Revision: keyspace.Revision(number("=" + p.next()))}
+		c := &rangeapi.Commit{Name: name, Anchor: word(p.next()), Revision: keyspace.Revision(number("=" + p.next()))}
 		for p.peek() != "" {
-			c.Locks = append(c.Locks, LockRef{ID: parseLockID(p.next())})
+			c.Locks = append(c.Locks, rangeapi.LockRef{ID: parseLockID(p.next())})
 		}
 		c.AnchorLock = c.Locks[0].ID
 		return c
 	case "resolve":
-		r := &Resolve{Name: name, Revision: keyspace.Revision(number("=" + p.next()))}
+		r := &rangeapi.Resolve{Name: name, Revision: keyspace.Revision(number("=" + p.next()))}
 		if p.peek() != "" && !strings.HasPrefix(p.peek(), "unmark=") {
 			r.Lock = parseLockID(p.next())
 		}
@@ -63,14 +64,14 @@ func parseStep(line string) TxnOp {
 		}
 		return r
 	case "decide":
-		return &Decide{Name: name, Anchor: word(p.next())}
+		return &rangeapi.Decide{Name: name, Anchor: word(p.next())}
 	case "forget":
-		return &Forget{Name: name, Anchor: word(p.next())}
+		return &rangeapi.Forget{Name: name, Anchor: word(p.next())}
 	}
 	panic("unknown step " + verb)
 }
 
-func parseName(s string) (n TxnName) {
+func parseName(s string) (n rangeapi.TxnName) {
 	if _, err := fmt.Sscanf(s, "%d.%d/%d", &n.Start, &n.Counter, &n.Attempt); err != nil {
 		panic(err)
 	}
@@ -78,15 +79,15 @@ func parseName(s string) (n TxnName) {
 	return n
 }
 
-func parseLockID(s string) (l LockID) {
+func parseLockID(s string) (l rangeapi.LockID) {
 	if _, err := fmt.Sscanf(s, "%d:%d/%d.%d", &l.Range, &l.Term, &l.Number, &l.Index); err != nil {
 		panic(err)
 	}
 	return l
 }
 
-func (p *parser) prepare(name TxnName) *Prepare {
-	s := &Prepare{Name: name, Anchor: word(p.next())}
+func (p *parser) prepare(name rangeapi.TxnName) *rangeapi.Prepare {
+	s := &rangeapi.Prepare{Name: name, Anchor: word(p.next())}
 	for {
 		switch w := p.peek(); {
 		case w == "patient":
@@ -107,32 +108,34 @@ func (p *parser) prepare(name TxnName) *Prepare {
 		case w == "if":
 			p.next()
 			p.list(",", func() {
-				g := Guard{Compare: p.compare()}
+				g := rangeapi.Guard{Compare: p.compare()}
 				switch p.peek() {
 				case "holds":
 					p.next()
-					g.Want = WantHolds
+					g.Want = rangeapi.WantHolds
 				case "fails":
 					p.next()
-					g.Want = WantFails
+					g.Want = rangeapi.WantFails
 				}
 				s.Guards = append(s.Guards, g)
 			})
 		case w == "do":
 			p.next()
-			p.list(";", func() { s.Writes = append(s.Writes, Write{Number: uint32(len(s.Writes) + 1), Op: p.request()}) })
+			p.list(";", func() {
+				s.Writes = append(s.Writes, rangeapi.Write{Number: uint32(len(s.Writes) + 1), Op: p.request()})
+			})
 		default:
 			return s
 		}
 	}
 }
 
-func formatTxnAnswer(a TxnAnswer, err error) string {
+func formatTxnAnswer(a rangeapi.TxnAnswer, err error) string {
 	if err != nil {
 		return formatAnswer(nil, err)
 	}
 	switch o := a.(type) {
-	case *Decided:
+	case *rangeapi.Decided:
 		if o.Revision == 0 {
 			return "aborted"
 		}
@@ -141,7 +144,7 @@ func formatTxnAnswer(a TxnAnswer, err error) string {
 			s += " " + l.ID.String()
 		}
 		return s
-	case *Resolved:
+	case *rangeapi.Resolved:
 		s := "done"
 		if o.More {
 			s = "more"
@@ -150,7 +153,7 @@ func formatTxnAnswer(a TxnAnswer, err error) string {
 			s += ", it was intact"
 		}
 		return s
-	case *Revoked:
+	case *rangeapi.Revoked:
 		switch {
 		case o.TooMany:
 			return "too many keys"
@@ -158,13 +161,13 @@ func formatTxnAnswer(a TxnAnswer, err error) string {
 			return "nothing revoked"
 		}
 		return fmt.Sprintf("revoked@%d", o.Revision)
-	case *Attached:
+	case *rangeapi.Attached:
 		return fmt.Sprintf("attached %s more=%t", o.Keys, o.More)
 	}
-	return formatPrepared(a.(*Prepared))
+	return formatPrepared(a.(*rangeapi.Prepared))
 }
 
-func formatPrepared(p *Prepared) string {
+func formatPrepared(p *rangeapi.Prepared) string {
 	s := "not prepared"
 	switch {
 	case p.Held:
@@ -211,11 +214,11 @@ func itemText(it *txnItem) string {
 		for i := range it.lock.writes {
 			s += " " + intentText(&it.lock.writes[i])
 		}
-		if it.lock.revoke.lease != 0 {
-			s += fmt.Sprintf(" revoke=%d/%d", it.lock.revoke.lease, it.lock.revoke.incarnation)
+		if it.lock.revoke.Lease != 0 {
+			s += fmt.Sprintf(" revoke=%d/%d", it.lock.revoke.Lease, it.lock.revoke.Incarnation)
 		}
 	case itemMark, itemUnmark:
-		s += fmt.Sprintf(" %d/%d", it.mark.lease, it.mark.incarnation)
+		s += fmt.Sprintf(" %d/%d", it.mark.Lease, it.mark.Incarnation)
 	case itemRelease:
 		s += " " + it.id.String()
 	case itemResolve:
@@ -233,7 +236,7 @@ func itemText(it *txnItem) string {
 }
 
 func spanText(s keyspace.Span) string {
-	if isKey(s) {
+	if s.IsSingle() {
 		return fmt.Sprintf("(%s)", s.Start)
 	}
 	return fmt.Sprintf("[%s,%s)", s.Start, s.End)
@@ -275,8 +278,8 @@ func locksText(r *Replica) string {
 		for _, p := range h.spans {
 			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
 		}
-		if h.revoke.lease != 0 {
-			s += fmt.Sprintf(" revoke=%d", h.revoke.lease)
+		if h.revoke.Lease != 0 {
+			s += fmt.Sprintf(" revoke=%d", h.revoke.Lease)
 		}
 		if len(h.leases) > 0 {
 			s += fmt.Sprintf(" leases=%d", h.leases)

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Trap 38: a pass keeps its iterator while nothing is applied and not beyond: what is
@@ -30,7 +31,7 @@ func TestPassStoreShowsWhatIsApplied(t *testing.T) {
 		for want := int64(1); want <= 3; want++ {
 			done := make(chan error)
 			go func() {
-				_, err := w.node.Do(t.Context(), &Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+				_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -62,7 +63,7 @@ func TestReadAcrossASplit(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		r := w.node.Replica(1)
-		req := &Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("x")}}
+		req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("x")}}
 		bounds := keyspace.Single([]byte("x"))
 		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
 		if err != nil {

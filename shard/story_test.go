@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // story runs the commands of a story on a fakeWorld. Each command ends when
@@ -207,7 +208,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	switch d.Cmd {
 	case "do":
 		for line := range strings.Lines(d.Input) {
-			req := &Request{
+			req := &rangeapi.Request{
 				Range: id, Generation: keyspace.Generation(arg(d, "gen", 1)), ReadRevision: keyspace.Revision(arg(d, "at", 0)),
 				Op: parseRequest(line),
 			}
@@ -231,7 +232,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "split":
 		key := []byte(arg(d, "key", ""))
 		s.begin(func(ctx context.Context) string {
-			ds, err := s.w.node.client.Split(ctx, 1, id, 0, key)
+			ds, err := s.w.node.admins.Split(ctx, 1, id, 0, key)
 			if err != nil {
 				return formatAnswer(nil, err)
 			}
@@ -242,7 +243,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "merge":
 		o := s.mergeOrder(d)
 		s.begin(func(ctx context.Context) string {
-			if err := s.w.node.client.Merge(ctx, 1, o); err != nil {
+			if err := s.w.node.admins.Merge(ctx, 1, o); err != nil {
 				return formatAnswer(nil, err)
 			}
 			return o.Step.String() + " of range " + o.Range.String()

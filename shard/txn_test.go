@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/hex"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -15,18 +13,19 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
-var sampleName = TxnName{TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, 9}
+var sampleName = rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, Attempt: 9}
 
 func sampleLock() *lock {
 	return &lock{
-		id: LockID{7, 5, 11, 2}, name: sampleName, anchor: []byte("k"), floor: 300,
+		id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, name: sampleName, anchor: []byte("k"), floor: 300,
 		spans: []lockSpan{
 			{span: keyspace.Single([]byte("k")), mode: lockExclusive},
 			{span: keyspace.Span{Start: []byte("a"), End: []byte("c")}},
@@ -38,72 +37,33 @@ func sampleLock() *lock {
 			{v: mvcc.Version{Key: []byte("m"), Sub: 1, Version: 1, Lease: 9}, before: prior{replaced: true}},
 			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, before: prior{lived: true, lease: -9}},
 		},
-		revoke: mark{-9, 2},
+		revoke: rangeapi.Attachment{Lease: -9, Incarnation: 2},
 	}
 }
 
 func sampleTxnRecord() *txnRecord {
-	return &txnRecord{name: sampleName, anchor: []byte("k"), revision: 310, locks: []LockRef{
-		{LockID{7, 5, 11, 2}, keyspace.Span{Start: []byte("a"), End: []byte("m")}},
-		{LockID{8, 6, 1, 0}, keyspace.Single([]byte("z"))},
+	return &txnRecord{name: sampleName, anchor: []byte("k"), revision: 310, locks: []rangeapi.LockRef{
+		{ID: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, Span: keyspace.Span{Start: []byte("a"), End: []byte("m")}},
+		{ID: rangeapi.LockID{Range: 8, Term: 6, Number: 1, Index: 0}, Span: keyspace.Single([]byte("z"))},
 	}}
 }
 
 func sampleItems() []txnItem {
 	return []txnItem{
 		{kind: itemLock, lock: sampleLock()},
-		{kind: itemResolve, id: LockID{7, 5, 11, 2}, revision: 310},
-		{kind: itemCommit, id: LockID{7, 5, 11, 2}, record: sampleTxnRecord()},
-		{kind: itemFence, fence: 9, ids: []LockID{{7, 5, 11, 2}}},
+		{kind: itemResolve, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, revision: 310},
+		{kind: itemCommit, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, record: sampleTxnRecord()},
+		{kind: itemFence, fence: 9, ids: []rangeapi.LockID{{Range: 7, Term: 5, Number: 11, Index: 2}}},
 		{kind: itemForget, name: sampleName},
-		{kind: itemSweep, id: LockID{7, 5, 11, 2}, revision: 310, piece: 2, next: []byte("y"), keys: [][]byte{[]byte("x"), []byte("xx")}, leases: []keyspace.LeaseID{0, 9}},
-		{kind: itemMark, mark: mark{9, 2}},
-		{kind: itemUnmark, mark: mark{9, 2}},
-		{kind: itemRelease, id: LockID{7, 5, 11, 2}},
-	}
-}
-
-func sampleTxnOps() []TxnOp {
-	return []TxnOp{
-		&Prepare{
-			Name: sampleName, Anchor: []byte("k"), Patient: true, Pin: true, PinAt: 12,
-			Guards: []Guard{{Compare: &pb.Compare{Key: []byte("a"), RangeEnd: []byte("c")}, Want: WantFails}},
-			Writes: []Write{
-				{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}},
-				{Number: 3, Op: &pb.DeleteRangeRequest{Key: []byte("x"), RangeEnd: []byte{0}, PrevKv: true}},
-			},
-			Revoke: 9, Incarnation: 2, Absent: []keyspace.LeaseID{7},
-		},
-		&Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: LockID{7, 5, 11, 2}, Revision: 310, Locks: sampleTxnRecord().locks},
-		&Resolve{Name: sampleName, Lock: LockID{8, 6, 1, 0}, Revision: 310, Unmark: 9, Incarnation: 2},
-		&Decide{Name: sampleName, Anchor: []byte("k")},
-		&Forget{Name: sampleName, Anchor: []byte("k")},
-		&Revoke{Lease: 9, Incarnation: 2},
-		&LeaseKeys{Lease: 9, Span: keyspace.Span{Start: []byte("a"), End: []byte("m")}, At: 310},
-	}
-}
-
-func sampleTxnAnswers() []TxnAnswer {
-	return []TxnAnswer{
-		&Prepared{
-			Held: true, Lock: LockID{8, 6, 1, 0}, Facts: []Fact{{Found: true}, {Holds: true}}, Changes: true,
-			Results: []WriteResult{
-				{Number: 1, Lived: true, Version: 4, Create: 290, Lease: 9, Value: []byte("v")},
-				{Number: 3, Deleted: 1, Swept: true, Prevs: []*mvccpb.KeyValue{{Key: []byte("x"), ModRevision: 7}}},
-			},
-		},
-		&Prepared{Fence: 12, Facts: []Fact{{}}, Refused: kverror.New(kverror.KeyNotFound, "k"), RefusedAt: 2, Results: []WriteResult{}},
-		&Decided{Revision: 310, Locks: sampleTxnRecord().locks},
-		&Resolved{More: true},
-		&Revoked{Revision: 310, TooMany: true},
-		&Attached{Keys: [][]byte{[]byte("a"), []byte("b")}, More: true},
-		&Resolved{Intact: true},
+		{kind: itemSweep, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, revision: 310, piece: 2, next: []byte("y"), keys: [][]byte{[]byte("x"), []byte("xx")}, leases: []keyspace.LeaseID{0, 9}},
+		{kind: itemMark, mark: rangeapi.Attachment{Lease: 9, Incarnation: 2}},
+		{kind: itemUnmark, mark: rangeapi.Attachment{Lease: 9, Incarnation: 2}},
+		{kind: itemRelease, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}},
 	}
 }
 
 // goldenTxn are the formats of transactions over several ranges, for TestGolden.
-func goldenTxn(t *testing.T) map[string][]byte {
-	t.Helper()
+func goldenTxn() map[string][]byte {
 	all := map[string][]byte{
 		"lock.v3":   appendLock([]byte{txnVersion}, sampleLock()),
 		"record.v3": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
@@ -112,20 +72,6 @@ func goldenTxn(t *testing.T) map[string][]byte {
 	}
 	for _, it := range sampleItems() {
 		all["item-"+it.kind.String()+".v6"] = appendItem(nil, &it)
-	}
-	for _, op := range sampleTxnOps() {
-		b, err := AppendTxnOp(nil, 7, 3, op)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[fmt.Sprintf("step-%d.v3", op.kind())] = b
-	}
-	for i, a := range sampleTxnAnswers() {
-		b, err := AppendTxnAnswer(nil, a, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[fmt.Sprintf("step-answer-%d.v3", i+1)] = b
 	}
 	out := map[string][]byte{}
 	for name, b := range all {
@@ -151,72 +97,6 @@ func TestTxnRoundTrip(t *testing.T) {
 			}
 		}
 	}
-	for _, op := range sampleTxnOps() {
-		b, err := AppendTxnOp(nil, 7, 3, op)
-		if err != nil {
-			t.Fatal(err)
-		}
-		id, g, got, err := DecodeTxnOp(b)
-		again, _ := AppendTxnOp(nil, id, g, got)
-		if err != nil || id != 7 || g != 3 || !bytes.Equal(again, b) {
-			t.Errorf("%T: %v: %x became %x", op, err, b, again)
-		}
-	}
-	for _, a := range sampleTxnAnswers() {
-		b, err := AppendTxnAnswer(nil, a, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, failed, err := DecodeTxnAnswer(b)
-		again, _ := AppendTxnAnswer(nil, got, nil)
-		if err != nil || failed != nil || !bytes.Equal(again, b) {
-			t.Errorf("%T: %v %v: %s", a, failed, err, hex.EncodeToString(again))
-		}
-	}
-}
-
-func FuzzTxnOp(f *testing.F) {
-	for _, op := range sampleTxnOps() {
-		b, _ := AppendTxnOp(nil, 7, 3, op)
-		f.Add(b)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var op TxnOp
-		var err error
-		claims(t, b, func() { _, _, op, err = DecodeTxnOp(b) })
-		if err != nil {
-			return
-		}
-		again, err := AppendTxnOp(nil, 7, 3, op)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, p, err := DecodeTxnOp(again); err != nil || p.kind() != op.kind() {
-			t.Fatalf("%v became %v, %v", op, p, err)
-		}
-		_ = checkTxnOp(op)
-	})
-}
-
-func FuzzTxnAnswer(f *testing.F) {
-	for _, a := range sampleTxnAnswers() {
-		b, _ := AppendTxnAnswer(nil, a, nil)
-		f.Add(b)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		claims(t, b, func() { _, _, _ = DecodeTxnAnswer(b) })
-		a, failed, err := DecodeTxnAnswer(b)
-		if err != nil || failed != nil {
-			return
-		}
-		again, err := AppendTxnAnswer(nil, a, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := DecodeTxnAnswer(again); err != nil {
-			t.Fatalf("%x became %x: %v", b, again, err)
-		}
-	})
 }
 
 // FuzzTxnState: what a range keeps of transactions is read or refused.
@@ -226,7 +106,7 @@ func FuzzTxnState(f *testing.F) {
 	f.Add(markKey(7, -9)[9:], []byte{txnVersion, 2})
 	f.Fuzz(func(t *testing.T, suffix, value []byte) {
 		var s txnState
-		claims(t, append(suffix, value...), func() {
+		measure.Claims(t, append(suffix, value...), func() {
 			var s txnState
 			_ = s.decodeStored(suffix, value)
 		})
@@ -267,7 +147,7 @@ func TestLockTableEqualsAList(t *testing.T) {
 			table.remove(all[i])
 			all = slices.Delete(all, i, i+1)
 		} else if len(all) < 12 {
-			l := &lock{id: LockID{Range: keyspace.RangeID(step)}, floor: keyspace.Revision(rng.IntN(10))}
+			l := &lock{id: rangeapi.LockID{Range: keyspace.RangeID(step)}, floor: keyspace.Revision(rng.IntN(10))}
 			l.name.Counter = uint64(rng.IntN(4))
 			for range 1 + rng.IntN(3) {
 				l.spans = append(l.spans, lockSpan{span: span(), mode: lockMode(rng.IntN(3))})
@@ -275,7 +155,7 @@ func TestLockTableEqualsAList(t *testing.T) {
 			all = append(all, &held{lock: l})
 			table.add(all[len(all)-1])
 		}
-		s, self, at := span(), TxnName{TxnID: TxnID{Counter: uint64(rng.IntN(4))}}, keyspace.Revision(rng.IntN(10))
+		s, self, at := span(), rangeapi.TxnName{TxnID: rangeapi.TxnID{Counter: uint64(rng.IntN(4))}}, keyspace.Revision(rng.IntN(10))
 		writes := rng.IntN(2) == 0
 		conflict, reader := false, false
 		for _, h := range all {
@@ -354,7 +234,7 @@ func TestLateChangesOfTheCount(t *testing.T) {
 type fakePusher struct {
 	mu       sync.Mutex
 	live     bool
-	decided  *Decided
+	decided  *rangeapi.Decided
 	pushed   int
 	finished int
 	// stuck says that no attempt can be finished, since a range of it has no leader.
@@ -372,14 +252,14 @@ func (p *fakePusher) Reads(_ context.Context, below keyspace.Revision) (bool, er
 	return p.reads(below)
 }
 
-func (p *fakePusher) Push(context.Context, TxnName, []byte) (bool, *Decided, error) {
+func (p *fakePusher) Push(context.Context, rangeapi.TxnName, []byte) (bool, *rangeapi.Decided, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pushed++
 	return p.live, p.decided, nil
 }
 
-func (p *fakePusher) Finish(context.Context, TxnName, *Decided) (bool, error) {
+func (p *fakePusher) Finish(context.Context, rangeapi.TxnName, *rangeapi.Decided) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.finished++
@@ -400,8 +280,8 @@ func TestOldLocksArePushed(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
-		do := func(op TxnOp) TxnAnswer {
-			var a TxnAnswer
+		do := func(op rangeapi.TxnOp) rangeapi.TxnAnswer {
+			var a rangeapi.TxnAnswer
 			var err error
 			done := make(chan struct{})
 			go func() {
@@ -415,8 +295,8 @@ func TestOldLocksArePushed(t *testing.T) {
 			}
 			return a
 		}
-		put := []Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}
-		do(&Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put})
+		put := []rangeapi.Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}
+		do(&rangeapi.Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put})
 		r := w.node.Replica(1)
 		held := func() int {
 			r.mu.Lock()
@@ -432,7 +312,7 @@ func TestOldLocksArePushed(t *testing.T) {
 			t.Fatalf("%d pushes, %d locks", p.pushed, held())
 		}
 		p.mu.Lock()
-		p.live, p.decided = false, &Decided{Revision: 400, Locks: []LockRef{{ID: LockID{Range: 99}}}}
+		p.live, p.decided = false, &rangeapi.Decided{Revision: 400, Locks: []rangeapi.LockRef{{ID: rangeapi.LockID{Range: 99}}}}
 		p.mu.Unlock()
 		for range 8 {
 			time.Sleep(pushTick)
@@ -443,11 +323,11 @@ func TestOldLocksArePushed(t *testing.T) {
 		}
 		other := sampleName
 		other.Attempt++
-		lock := do(&Prepare{Name: other, Anchor: []byte("k"), Writes: put}).(*Prepared).Lock
+		lock := do(&rangeapi.Prepare{Name: other, Anchor: []byte("k"), Writes: put}).(*rangeapi.Prepared).Lock
 		w.seq.mu.Lock()
 		w.seq.last = 400
 		w.seq.mu.Unlock()
-		do(&Commit{Name: other, Anchor: []byte("k"), AnchorLock: lock, Revision: 400, Locks: []LockRef{{ID: lock}}})
+		do(&rangeapi.Commit{Name: other, Anchor: []byte("k"), AnchorLock: lock, Revision: 400, Locks: []rangeapi.LockRef{{ID: lock}}})
 		for range 20 {
 			time.Sleep(pushTick)
 			w.settle()
@@ -476,9 +356,9 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
-		do := func(op TxnOp) TxnAnswer {
+		do := func(op rangeapi.TxnOp) rangeapi.TxnAnswer {
 			t.Helper()
-			done := make(chan TxnAnswer, 1)
+			done := make(chan rangeapi.TxnAnswer, 1)
 			go func() {
 				a, err := w.node.Txn(t.Context(), 1, 1, op)
 				if err != nil {
@@ -489,17 +369,17 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 			w.settle()
 			return <-done
 		}
-		lock := func(key string) LockID {
-			put := []Write{{Number: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte("v")}}}
-			return do(&Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put}).(*Prepared).Lock
+		lock := func(key string) rangeapi.LockID {
+			put := []rangeapi.Write{{Number: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte("v")}}}
+			return do(&rangeapi.Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put}).(*rangeapi.Prepared).Lock
 		}
 		anchor, other := lock("k"), lock("o")
 		w.seq.mu.Lock()
 		w.seq.last = 400
 		w.seq.mu.Unlock()
-		all := []LockRef{{ID: LockID{Range: 99}}, {ID: anchor}, {ID: other}}
-		p.decided = &Decided{Revision: 400, Locks: all}
-		do(&Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: anchor, Revision: 400, Locks: all})
+		all := []rangeapi.LockRef{{ID: rangeapi.LockID{Range: 99}}, {ID: anchor}, {ID: other}}
+		p.decided = &rangeapi.Decided{Revision: 400, Locks: all}
+		do(&rangeapi.Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: anchor, Revision: 400, Locks: all})
 		for range 20 {
 			time.Sleep(pushTick)
 			w.settle()

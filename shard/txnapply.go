@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // lockChange is one change of the replicated locks and records, for Applied to publish.
@@ -23,9 +24,9 @@ type lockChange struct {
 	revision keyspace.Revision
 	// record is new, forgotten has gone.
 	record    *txnRecord
-	forgotten TxnName
+	forgotten rangeapi.TxnName
 	// mark is that of a lease, which is new, or has gone where its incarnation is 0.
-	mark mark
+	mark rangeapi.Attachment
 }
 
 // applyItems applies what stands behind the transactions of a batch.
@@ -46,7 +47,7 @@ func (r *Replica) applyItems(b *engine.Batch, h header, c *batchCommand, body []
 			it = c.item()
 		}
 		if it.kind == itemLock {
-			it.lock.id = LockID{r.id, h.term, c.number, index}
+			it.lock.id = rangeapi.LockID{Range: r.id, Term: h.term, Number: c.number, Index: index}
 		}
 		if err := r.applyItem(b, &it, out); err != nil {
 			return fmt.Errorf("%s: %w", it.kind, err)
@@ -113,7 +114,7 @@ func (r *Replica) applyLock(b *engine.Batch, l *lock, out *outcome) error {
 }
 
 // endLock ends a lock: at a revision its intents become versions, at 0 nothing does.
-func (r *Replica) endLock(b *engine.Batch, id LockID, rev keyspace.Revision, out *outcome) error {
+func (r *Replica) endLock(b *engine.Batch, id rangeapi.LockID, rev keyspace.Revision, out *outcome) error {
 	s := &r.applying
 	l := s.txns.locks[id]
 	if l == nil {
@@ -133,7 +134,7 @@ func (r *Replica) endLock(b *engine.Batch, id LockID, rev keyspace.Revision, out
 	}
 	delete(s.txns.locks, id)
 	out.locks = append(out.locks, lockChange{removed: l, revision: rev})
-	if rev != 0 && l.revoke.lease != 0 {
+	if rev != 0 && l.revoke.Lease != 0 {
 		if err := r.applyUnmark(b, l.revoke, out); err != nil {
 			return err
 		}
@@ -278,10 +279,10 @@ func (l *lock) cut(key []byte) (left, right *lock) {
 	a.noteLeases()
 	z.noteLeases()
 	// Of a lease that is revoked both sides lock the mark.
-	if len(a.spans) > 0 || l.revoke.lease != 0 {
+	if len(a.spans) > 0 || l.revoke.Lease != 0 {
 		left = &a
 	}
-	if len(z.spans) > 0 || l.revoke.lease != 0 {
+	if len(z.spans) > 0 || l.revoke.Lease != 0 {
 		right = &z
 	}
 	return left, right
@@ -300,7 +301,7 @@ func (s *txnState) write(b *engine.Batch, r keyspace.RangeID) error {
 		}
 	}
 	for lease, incarnation := range s.marks {
-		if err := putMark(b, r, mark{lease, incarnation}); err != nil {
+		if err := putMark(b, r, rangeapi.Attachment{Lease: lease, Incarnation: incarnation}); err != nil {
 			return err
 		}
 	}

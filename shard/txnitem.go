@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // itemKind is what one item of a batch does: a step of a transaction over several
@@ -50,13 +50,13 @@ type txnItem struct {
 	lock *lock
 	// id is the lock that is resolved or swept, or the anchor's of a commit; ids are
 	// those that a fence ends.
-	id  LockID
-	ids []LockID
+	id  rangeapi.LockID
+	ids []rangeapi.LockID
 	// revision is that of a resolve, 0 for an abort, or of a sweep.
 	revision keyspace.Revision
 	record   *txnRecord
 	// name is the attempt to be forgotten, fence the highest attempt that is aborted.
-	name  TxnName
+	name  rangeapi.TxnName
 	fence uint64
 	// Of a sweep: which piece of the lock, the keys that are deleted, and where what is
 	// left of the piece begins; nil says that nothing is.
@@ -66,22 +66,22 @@ type txnItem struct {
 	leases []keyspace.LeaseID
 	next   []byte
 	// mark is that of a lease; of an itemUnmark only its lease counts.
-	mark mark
+	mark rangeapi.Attachment
 }
 
 // cursor reads what stands in entries and in the applied state.
-type cursor struct{ reader }
+type cursor struct{ rangeapi.Reader }
 
-func newCursor(b []byte) cursor { return cursor{newReader(b)} }
+func newCursor(b []byte) cursor { return cursor{rangeapi.NewReader(b)} }
 
 // appendLock appends a lock without its id.
 func appendLock(dst []byte, l *lock) []byte {
-	dst = wire.AppendBytes(appendName(dst, l.name), l.anchor)
+	dst = wire.AppendBytes(rangeapi.AppendName(dst, l.name), l.anchor)
 	dst = binary.AppendUvarint(dst, uint64(l.floor))
 	dst = binary.AppendUvarint(dst, uint64(len(l.spans)))
 	for i := range l.spans {
 		s := &l.spans[i]
-		dst = appendSpan(dst, byte(s.mode), s.span)
+		dst = rangeapi.AppendSpan(dst, byte(s.mode), s.span)
 		if s.mode == lockSweep {
 			dst = binary.AppendUvarint(dst, uint64(s.sub))
 		}
@@ -90,21 +90,21 @@ func appendLock(dst []byte, l *lock) []byte {
 	for i := range l.writes {
 		dst = appendIntent(dst, &l.writes[i])
 	}
-	return appendLeaseMark(dst, l.revoke)
+	return rangeapi.AppendAttachment(dst, l.revoke)
 }
 
 // lock reads what appendLock wrote. Keys and values stay parts of what is read.
 func (c *cursor) lock() *lock {
-	l := &lock{name: c.name(), anchor: c.Bytes(), floor: c.revision()}
+	l := &lock{name: c.Name(), anchor: c.Bytes(), floor: c.Revision()}
 	n := c.Count(2)
 	l.spans = make([]lockSpan, 0, n)
 	for range n {
 		flags := c.Byte()
-		s := lockSpan{mode: lockMode(flags &^ spanSingle)}
+		s := lockSpan{mode: lockMode(flags &^ rangeapi.SpanSingle)}
 		if s.mode > lockSweep {
 			c.Fail(fmt.Errorf("shard: lock of mode %d", s.mode))
 		}
-		s.span = c.span(flags&spanSingle != 0)
+		s.span = c.Span(flags&rangeapi.SpanSingle != 0)
 		if s.mode == lockSweep {
 			s.sub = uint32(c.Uvarint())
 		}
@@ -115,7 +115,7 @@ func (c *cursor) lock() *lock {
 	for range n {
 		l.writes = append(l.writes, c.intent())
 	}
-	l.revoke = c.mark()
+	l.revoke = c.Attachment()
 	l.noteLeases()
 	return l
 }
@@ -151,30 +151,30 @@ func (c *cursor) intent() (i intent) {
 		c.Fail(wire.ErrTruncated)
 	}
 	if flags&versionDetach != 0 {
-		i.before.lease = c.lease()
+		i.before.lease = c.Lease()
 	}
 	if i.v.Tombstone {
 		return i
 	}
-	i.v.Create, i.v.Version = c.revision(), int64(c.Uvarint())
+	i.v.Create, i.v.Version = c.Revision(), int64(c.Uvarint())
 	if i.v.Version < 1 {
 		c.Fail(fmt.Errorf("shard: intent of version %d", i.v.Version))
 	}
 	if flags&versionLease != 0 {
-		i.v.Lease = c.lease()
+		i.v.Lease = c.Lease()
 	}
 	i.v.Value = c.Bytes()
 	return i
 }
 
 func appendTxnRecord(dst []byte, t *txnRecord) []byte {
-	dst = wire.AppendBytes(appendName(dst, t.name), t.anchor)
-	return appendLocks(binary.AppendUvarint(dst, uint64(t.revision)), t.locks)
+	dst = wire.AppendBytes(rangeapi.AppendName(dst, t.name), t.anchor)
+	return rangeapi.AppendLocks(binary.AppendUvarint(dst, uint64(t.revision)), t.locks)
 }
 
 func (c *cursor) txnRecord() *txnRecord {
-	t := &txnRecord{name: c.name(), anchor: c.Bytes(), revision: c.revision()}
-	t.locks = c.locks()
+	t := &txnRecord{name: c.Name(), anchor: c.Bytes(), revision: c.Revision()}
+	t.locks = c.Locks()
 	if c.OK() && t.revision == 0 {
 		c.Fail(fmt.Errorf("shard: record of %s without a revision", t.name))
 	}
@@ -187,20 +187,20 @@ func appendItem(dst []byte, i *txnItem) []byte {
 	case itemLock:
 		return appendLock(dst, i.lock)
 	case itemResolve:
-		return binary.AppendUvarint(appendLockID(dst, i.id), uint64(i.revision))
+		return binary.AppendUvarint(rangeapi.AppendLockID(dst, i.id), uint64(i.revision))
 	case itemCommit:
-		return appendTxnRecord(appendLockID(dst, i.id), i.record)
+		return appendTxnRecord(rangeapi.AppendLockID(dst, i.id), i.record)
 	case itemFence:
 		dst = binary.AppendUvarint(dst, i.fence)
 		dst = binary.AppendUvarint(dst, uint64(len(i.ids)))
 		for _, id := range i.ids {
-			dst = appendLockID(dst, id)
+			dst = rangeapi.AppendLockID(dst, id)
 		}
 		return dst
 	case itemForget:
-		return appendName(dst, i.name)
+		return rangeapi.AppendName(dst, i.name)
 	case itemSweep:
-		dst = binary.AppendUvarint(appendLockID(dst, i.id), uint64(i.revision))
+		dst = binary.AppendUvarint(rangeapi.AppendLockID(dst, i.id), uint64(i.revision))
 		dst = binary.AppendUvarint(dst, uint64(i.piece))
 		dst = wire.AppendBytes(dst, i.next)
 		dst = binary.AppendUvarint(dst, uint64(len(i.keys)))
@@ -208,9 +208,9 @@ func appendItem(dst []byte, i *txnItem) []byte {
 			dst = binary.AppendUvarint(wire.AppendBytes(dst, k), uint64(i.leases[n]))
 		}
 	case itemMark, itemUnmark:
-		return appendLeaseMark(dst, i.mark)
+		return rangeapi.AppendAttachment(dst, i.mark)
 	case itemRelease:
-		return appendLockID(dst, i.id)
+		return rangeapi.AppendLockID(dst, i.id)
 	}
 	return dst
 }
@@ -222,18 +222,18 @@ func (c *cursor) item() txnItem {
 	case itemLock:
 		i.lock = c.lock()
 	case itemResolve:
-		i.id, i.revision = c.lockID(), c.revision()
+		i.id, i.revision = c.LockID(), c.Revision()
 	case itemCommit:
-		i.id, i.record = c.lockID(), c.txnRecord()
+		i.id, i.record = c.LockID(), c.txnRecord()
 	case itemFence:
 		i.fence = c.Uvarint()
 		for range c.Count(4) {
-			i.ids = append(i.ids, c.lockID())
+			i.ids = append(i.ids, c.LockID())
 		}
 	case itemForget:
-		i.name = c.name()
+		i.name = c.Name()
 	case itemSweep:
-		i.id, i.revision, i.piece = c.lockID(), c.revision(), int(min(c.Uvarint(), 1<<30))
+		i.id, i.revision, i.piece = c.LockID(), c.Revision(), int(min(c.Uvarint(), 1<<30))
 		if i.next = c.Bytes(); len(i.next) == 0 {
 			i.next = nil
 		}
@@ -246,11 +246,11 @@ func (c *cursor) item() txnItem {
 			c.Fail(wire.ErrTruncated)
 		}
 	case itemMark, itemUnmark:
-		if i.mark = c.mark(); c.OK() && (i.mark.lease == 0 || i.kind == itemMark && i.mark.incarnation == 0) {
+		if i.mark = c.Attachment(); c.OK() && (i.mark.Lease == 0 || i.kind == itemMark && i.mark.Incarnation == 0) {
 			c.Fail(wire.ErrTruncated)
 		}
 	case itemRelease:
-		i.id = c.lockID()
+		i.id = c.LockID()
 	default:
 		c.Fail(fmt.Errorf("shard: item of kind %d", i.kind))
 	}
@@ -268,13 +268,13 @@ const (
 )
 
 // lockKey is where a lock is kept. The order means nothing.
-func lockKey(r keyspace.RangeID, id LockID) []byte {
-	return engine.GroupLocalKey(r.Group(), appendLockID([]byte{suffixLock}, id))
+func lockKey(r keyspace.RangeID, id rangeapi.LockID) []byte {
+	return engine.GroupLocalKey(r.Group(), rangeapi.AppendLockID([]byte{suffixLock}, id))
 }
 
 // recordKey is where a record is kept.
-func recordKey(r keyspace.RangeID, name TxnName) []byte {
-	return engine.GroupLocalKey(r.Group(), appendName([]byte{suffixRecord}, name))
+func recordKey(r keyspace.RangeID, name rangeapi.TxnName) []byte {
+	return engine.GroupLocalKey(r.Group(), rangeapi.AppendName([]byte{suffixRecord}, name))
 }
 
 // decodeStored reads a lock or a record of the engine into s.
@@ -289,16 +289,16 @@ func (s *txnState) decodeStored(suffix, value []byte) error {
 	switch suffix[0] {
 	case suffixLock:
 		l := c.lock()
-		l.id = key.lockID()
+		l.id = key.LockID()
 		s.putLock(l)
 	case suffixRecord:
 		t := c.txnRecord()
-		if n := key.name(); n != t.name {
+		if n := key.Name(); n != t.name {
 			c.Fail(fmt.Errorf("shard: record of %s under %s", t.name, n))
 		}
 		s.putRecord(t)
 	case suffixMark:
-		s.putMark(mark{lease: keyspace.LeaseID(key.Uint64BE()), incarnation: keyspace.LeaseIncarnation(c.Uvarint())})
+		s.putMark(rangeapi.Attachment{Lease: keyspace.LeaseID(key.Uint64BE()), Incarnation: keyspace.LeaseIncarnation(c.Uvarint())})
 	default:
 		c.Fail(fmt.Errorf("shard: transaction state %x", suffix))
 	}
@@ -311,22 +311,22 @@ func (s *txnState) decodeStored(suffix, value []byte) error {
 // txnState is the replicated state of transactions over several ranges as Apply
 // leaves it.
 type txnState struct {
-	locks   map[LockID]*lock
-	records map[TxnName]*txnRecord
+	locks   map[rangeapi.LockID]*lock
+	records map[rangeapi.TxnName]*txnRecord
 	// marks are the leases that keys of the range may be attached to.
 	marks map[keyspace.LeaseID]keyspace.LeaseIncarnation
 }
 
 func (s *txnState) putLock(l *lock) {
 	if s.locks == nil {
-		s.locks = map[LockID]*lock{}
+		s.locks = map[rangeapi.LockID]*lock{}
 	}
 	s.locks[l.id] = l
 }
 
 func (s *txnState) putRecord(t *txnRecord) {
 	if s.records == nil {
-		s.records = map[TxnName]*txnRecord{}
+		s.records = map[rangeapi.TxnName]*txnRecord{}
 	}
 	s.records[t.name] = t
 }

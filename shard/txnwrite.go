@@ -11,18 +11,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
-
-// CompareAbsent says whether a compare holds where no key is there.
-func CompareAbsent(c *pb.Compare) bool {
-	ok, _ := compareAbsent(c) // all its numbers are known
-	return ok
-}
 
 // compareFact evaluates a guard. One on a single key has an outcome even where the key
 // is not there. One on a span is a piece of a compare that may lie in several ranges:
 // without a key it says nothing against it.
-func compareFact(w *view, c *pb.Compare) (f Fact, err error) {
+func compareFact(w *view, c *pb.Compare) (f rangeapi.Fact, err error) {
 	f.Holds = true
 	if len(c.GetRangeEnd()) == 0 {
 		it, ok, err := w.get(c.GetKey())
@@ -32,7 +27,7 @@ func compareFact(w *view, c *pb.Compare) (f Fact, err error) {
 		if f.Found = ok; ok {
 			f.Holds, err = compareItem(c, &it)
 		} else {
-			f.Holds, err = compareAbsent(c)
+			f.Holds = rangeapi.CompareAbsent(c)
 		}
 		return f, err
 	}
@@ -60,14 +55,14 @@ type txnWriter struct {
 	// prevLeft is what previous keys and values may still take in the answer, of maxPrev.
 	prevLeft, maxPrev int
 	swept             []lockSpan
-	results           []WriteResult
+	results           []rangeapi.WriteResult
 	// creates are the create revisions of the results, which may still be unknown.
 	creates []ref
 }
 
-func (w *txnWriter) run(op *Write) (err error) {
+func (w *txnWriter) run(op *rangeapi.Write) (err error) {
 	w.e.sub = op.Number
-	res := WriteResult{Number: op.Number}
+	res := rangeapi.WriteResult{Number: op.Number}
 	var create ref
 	switch o := op.Op.(type) {
 	case *pb.PutRequest:
@@ -92,7 +87,7 @@ func (w *txnWriter) gone(key []byte) *lockSpan {
 	return nil
 }
 
-func (w *txnWriter) put(o *pb.PutRequest, res *WriteResult) (create ref, err error) {
+func (w *txnWriter) put(o *pb.PutRequest, res *rangeapi.WriteResult) (create ref, err error) {
 	e := w.e
 	if by := w.gone(o.GetKey()); by != nil {
 		it, ok, err := e.view.getHead(o.GetKey())
@@ -139,7 +134,7 @@ func (w *txnWriter) tells(key, value int) error {
 
 // remove deletes a span. Where the tombstones do not fit it becomes a sweep; previous
 // versions are collected all the same, so that a refusal comes before the revision.
-func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *WriteResult) error {
+func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) error {
 	e := w.e
 	s, ok := keyspace.FromEtcd(o.GetKey(), o.GetRangeEnd())
 	if !ok {
@@ -206,7 +201,7 @@ func (w *txnWriter) removeOwn(s keyspace.Span) error {
 
 // prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
 // written, and what refuses it stays as it is.
-func prepareSpans(op *Prepare, a *Prepared) (spans []lockSpan) {
+func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []lockSpan) {
 	swept := map[uint32]bool{}
 	for i := range a.Results {
 		swept[a.Results[i].Number] = a.Results[i].Swept
@@ -239,7 +234,7 @@ func prepareSpans(op *Prepare, a *Prepared) (spans []lockSpan) {
 
 // seal finishes the step's item now that its place is known and all revisions before it
 // are, and the answer with it.
-func (s *step) seal(id LockID) {
+func (s *step) seal(id rangeapi.LockID) {
 	it := s.item
 	switch it.kind {
 	case itemLock:
@@ -254,7 +249,7 @@ func (s *step) seal(id LockID) {
 	}
 }
 
-func (s *step) sealLock(id LockID) {
+func (s *step) sealLock(id rangeapi.LockID) {
 	l := s.item.lock
 	l.id = id
 	// own leaves the transaction's own revision 0.
@@ -272,7 +267,7 @@ func (s *step) sealLock(id LockID) {
 		}
 		l.writes = append(l.writes, i)
 	}
-	a := s.answer.(*Prepared)
+	a := s.answer.(*rangeapi.Prepared)
 	a.Held, a.Lock = true, id
 	for i := range a.Results {
 		a.Results[i].Create = own(s.creates[i])
@@ -318,7 +313,7 @@ func (b *batch) appendItems(dst []byte, hash uint64) ([]byte, uint64) {
 		if c.step == nil || c.step.item == nil {
 			continue
 		}
-		c.step.seal(LockID{c.req.Range, b.link.Term, b.link.Number, index})
+		c.step.seal(rangeapi.LockID{Range: c.req.Range, Term: b.link.Term, Number: b.link.Number, Index: index})
 		from := len(dst)
 		dst = appendItem(dst, c.step.item)
 		hash += xxhash.Sum64(dst[from:])
@@ -337,7 +332,7 @@ func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error
 	it := &txnItem{kind: itemSweep, revision: rev, piece: l.sweep()}
 	bytesLeft := min(sweepChunkBytes, r.node.cfg.Limits.MaxEntryBytes/4)
 	span := l.spans[it.piece].span
-	if l.revoke.lease != 0 {
+	if l.revoke.Lease != 0 {
 		return it, r.sweepLease(l, it, span, bytesLeft)
 	}
 	written := l.writtenIn(span)

@@ -8,6 +8,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // maxHistoryBytes bounds what a page of history may be asked to hold.
@@ -34,7 +35,7 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 	}
 	// A lock that comes later knows of the revision. One that is here has been for a while,
 	// if it holds up a question: its transaction is asked about soon.
-	h := r.locks.reader(r.rec.span, rev, TxnName{})
+	h := r.locks.reader(r.rec.span, rev, rangeapi.TxnName{})
 	if h == nil {
 		return nil
 	}
@@ -47,10 +48,10 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 // that mark has all up to q.Revision, which must have been handed out. It is the leader's to say, under a
 // lease or a ReadIndex begun after the question; others refuse with NotLeader. While a
 // split is under way nothing is said.
-func (r *Replica) Complete(ctx context.Context, q *CompleteRequest) (applied Mark, err error) {
+func (r *Replica) Complete(ctx context.Context, q *rangeapi.CompleteRequest) (applied rangeapi.FeedPosition, err error) {
 	r.node.metrics.completeQuestions.Inc()
 	if err := r.believe(ctx, q.Revision); err != nil {
-		return Mark{}, err
+		return rangeapi.FeedPosition{}, err
 	}
 	// What is evaluated from now on has a floor that tells: a busy range always has
 	// something that is being sequenced.
@@ -64,43 +65,43 @@ func (r *Replica) Complete(ctx context.Context, q *CompleteRequest) (applied Mar
 			return applied, err
 		}
 	}
-	return Mark{}, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
+	return rangeapi.FeedPosition{}, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
 }
 
 // markLocked is where the replica is. A range that has applied no batch of its own, as the child
 // of a split, has what came before it all the same: who has heard nothing of it is not there, so
 // that it is no zero mark. It is below all others, whose terms are above 0.
-func (r *Replica) markLocked() Mark {
-	if m := Mark(r.rec.last); m != (Mark{}) {
+func (r *Replica) markLocked() rangeapi.FeedPosition {
+	if m := rangeapi.FeedPosition(r.rec.last); m != (rangeapi.FeedPosition{}) {
 		return m
 	}
-	return Mark{Number: 1}
+	return rangeapi.FeedPosition{Number: 1}
 }
 
-func (r *Replica) completeOnce(ctx context.Context, q *CompleteRequest) (Mark, error) {
+func (r *Replica) completeOnce(ctx context.Context, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
 	term, err := r.awaitNothing(ctx, q)
 	if err != nil {
-		return Mark{}, err
+		return rangeapi.FeedPosition{}, err
 	}
 	if !r.group.LeaseHeld(term) {
 		if err := r.awaitReadIndex(ctx); err != nil {
-			return Mark{}, err
+			return rangeapi.FeedPosition{}, err
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, err := r.leadsLocked(q.Generation); err != nil {
-		return Mark{}, err
+		return rangeapi.FeedPosition{}, err
 	}
 	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.merge.still() {
-		return Mark{}, errAgain
+		return rangeapi.FeedPosition{}, errAgain
 	}
 	return r.markLocked(), nil
 }
 
 // awaitNothing waits until this replica leads and nothing at or below the revision may
 // appear any more, and returns its term.
-func (r *Replica) awaitNothing(ctx context.Context, q *CompleteRequest) (term uint64, err error) {
+func (r *Replica) awaitNothing(ctx context.Context, q *rangeapi.CompleteRequest) (term uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
@@ -132,7 +133,7 @@ func (r *Replica) awaitNothing(ctx context.Context, q *CompleteRequest) (term ui
 }
 
 // History returns a page of events; any replica can that has applied enough.
-func (r *Replica) History(q *HistoryRequest) (*HistoryPage, error) {
+func (r *Replica) History(q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 	v, err := r.viewHistory(q.Generation, q.From)
 	if err != nil {
 		return nil, err
@@ -143,7 +144,7 @@ func (r *Replica) History(q *HistoryRequest) (*HistoryPage, error) {
 	case !v.mark.Reaches(q.Seen):
 		return nil, kverror.New(kverror.Busy, "range %s is at %v here, not at %v", r.id, v.mark, q.Seen)
 	}
-	p := &HistoryPage{}
+	p := &rangeapi.HistoryPage{}
 	o := mvcc.HistoryOptions{Span: q.Span, From: q.From, To: q.To, MaxBytes: min(q.MaxBytes, maxHistoryBytes)}
 	var next feedPlace
 	p.Events, next, err = r.history(q.Generation, o, historyWant{fromKey: q.FromKey, prev: q.Prev, compacted: q.Compacted})
@@ -160,33 +161,35 @@ func (n *Node) watched(id keyspace.RangeID) (*Replica, error) {
 
 // handleWatch answers bus method 22.
 func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	complete, history, err := decodeQuestion(payload)
+	complete, history, err := rangeapi.DecodeQuestion(payload)
 	switch {
 	case err != nil:
-		return encodeWatchError(badRequest("%v", err)), nil
+		return rangeapi.EncodeWatchError(rangeapi.BadRequest("%v", err)), nil
 	case complete != nil:
-		applied, err := n.complete(ctx, complete)
+		applied, err := n.Complete(ctx, complete)
 		if err != nil {
-			return encodeWatchError(err), nil
+			return rangeapi.EncodeWatchError(err), nil
 		}
-		return encodeComplete(applied), nil
+		return rangeapi.EncodeComplete(applied), nil
 	}
-	p, err := n.history(history)
+	p, err := n.History(history)
 	if err != nil {
-		return encodeWatchError(err), nil
+		return rangeapi.EncodeWatchError(err), nil
 	}
-	return p.encode(), nil
+	return p.Encode(), nil
 }
 
-func (n *Node) complete(ctx context.Context, q *CompleteRequest) (Mark, error) {
+// Complete is Replica.Complete of the range that q names.
+func (n *Node) Complete(ctx context.Context, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
 	r, err := n.watched(q.Range)
 	if err != nil {
-		return Mark{}, err
+		return rangeapi.FeedPosition{}, err
 	}
 	return r.Complete(ctx, q)
 }
 
-func (n *Node) history(q *HistoryRequest) (*HistoryPage, error) {
+// History is Replica.History of the range that q names.
+func (n *Node) History(q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 	r, err := n.watched(q.Range)
 	if err != nil {
 		return nil, err

@@ -10,12 +10,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // question asks up to where range 1 is complete; the answer comes later.
 type question struct {
 	done    chan struct{}
-	applied Mark
+	applied rangeapi.FeedPosition
 	err     error
 }
 
@@ -25,7 +26,7 @@ func (w *fakeWorld) ask(t *testing.T, generation keyspace.Generation, rev keyspa
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	go func() {
 		defer cancel()
-		q.applied, q.err = w.node.Client().Complete(ctx, 1, &CompleteRequest{Range: 1, Generation: generation, Revision: rev})
+		q.applied, q.err = w.node.Client().Complete(ctx, 1, &rangeapi.CompleteRequest{Range: 1, Generation: generation, Revision: rev})
 		close(q.done)
 	}()
 	synctest.Wait()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // event is an event as the hub holds it, shared by all who watch its key.
@@ -35,7 +35,7 @@ func (e *event) message(prev bool) *mvccpb.Event {
 // newEvent makes an event of what a replica has told. It takes nothing of the message
 // along that brought it, which may be a thousand times as large: what it holds is what is
 // counted.
-func newEvent(s *shard.Event) *event {
+func newEvent(s *rangeapi.Event) *event {
 	size := len(s.Key) + len(s.Value)
 	if s.Prev != nil {
 		size += len(s.Prev.Key) + len(s.Prev.Value)

@@ -8,14 +8,14 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // An event that is kept holds itself alone, not the message that brought it beside
 // many others.
 func TestEventsOwnTheirMemory(t *testing.T) {
 	msg := []byte("....keyvalueolder....")
-	e := newEvent(&shard.Event{
+	e := newEvent(&rangeapi.Event{
 		Version: mvcc.Version{Key: msg[4:7], Value: msg[7:12], Mod: 5, Create: 3, Version: 2},
 		Looked:  true, Prev: &mvcc.Version{Key: msg[4:7], Value: msg[12:17], Mod: 3, Create: 3, Version: 1},
 	})
@@ -29,7 +29,7 @@ func TestEventsOwnTheirMemory(t *testing.T) {
 // A list of events is what a sorted slice would be, in whatever order they come and go.
 func TestEventList(t *testing.T) {
 	at := func(rev int) *event {
-		return newEvent(&shard.Event{Version: mvcc.Version{Key: []byte("k"), Mod: keyspace.Revision(rev)}})
+		return newEvent(&rangeapi.Event{Version: mvcc.Version{Key: []byte("k"), Mod: keyspace.Revision(rev)}})
 	}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -79,7 +79,7 @@ func revisions(events iter.Seq[*event]) (all []int) {
 func TestEventListMovesFew(t *testing.T) {
 	var l eventList
 	for rev := range keyspace.Revision(20_000) {
-		e := newEvent(&shard.Event{Version: mvcc.Version{Key: []byte("k"), Mod: 1_000_000 - rev}})
+		e := newEvent(&rangeapi.Event{Version: mvcc.Version{Key: []byte("k"), Mod: 1_000_000 - rev}})
 		l.insert(e)
 	}
 	for _, p := range l.pieces {

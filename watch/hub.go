@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
-	"github.com/skeindb/skein/shard"
 )
 
 // Log brings the sequencer's hand-out log; placement's client does.
@@ -42,24 +42,24 @@ type Directory interface {
 	Current(ctx context.Context) (keyspace.SequenceAnswer, error)
 }
 
-// Feeds reaches replicas; OverShard makes one of a *shard.Client.
+// Feeds reaches replicas; OverShard makes one of a *rangeapi.Client.
 type Feeds interface {
 	OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error)
-	Complete(ctx context.Context, node keyspace.NodeID, q *shard.CompleteRequest) (shard.Mark, error)
-	History(ctx context.Context, node keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error)
+	Complete(ctx context.Context, node keyspace.NodeID, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error)
+	History(ctx context.Context, node keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error)
 }
 
-// FeedStream is a stream of feeds from one node; *shard.FeedStream is one.
+// FeedStream is a stream of feeds from one node; *rangeapi.FeedStream is one.
 type FeedStream interface {
-	Order(ctx context.Context, orders []shard.FeedOrder) error
-	Recv(ctx context.Context) ([]shard.FeedPart, error)
+	Order(ctx context.Context, orders []rangeapi.FeedOrder) error
+	Recv(ctx context.Context) ([]rangeapi.FeedPart, error)
 	Close()
 }
 
 // OverShard makes Feeds of a node's access to replicas.
-func OverShard(c *shard.Client) Feeds { return overShard{c} }
+func OverShard(c *rangeapi.Client) Feeds { return overShard{c} }
 
-type overShard struct{ *shard.Client }
+type overShard struct{ *rangeapi.Client }
 
 func (o overShard) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
 	s, err := o.Client.OpenFeeds(ctx, node)
@@ -170,7 +170,7 @@ type Hub struct {
 	legs    []*leg
 	byRange map[keyspace.RangeID]*leg
 	links   map[keyspace.NodeID]*link
-	feedID  shard.FeedID
+	feedID  rangeapi.FeedID
 	// asking is how many leaders are being asked; toAsk are the legs whose leaders are next.
 	asking int
 	toAsk  []*leg

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // lagState is where a group that is not live is.
@@ -187,7 +187,7 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 			continue
 		}
 		// What has come above fed comes once more, and then with it.
-		if l.prev, l.prevFrom, l.again = true, l.fed, l.mark != (shard.Mark{}); !l.again {
+		if l.prev, l.prevFrom, l.again = true, l.fed, l.mark != (rangeapi.FeedPosition{}); !l.again {
 			// What legs before this one have brought came without, and no mark tells when it
 			// has come once more.
 			l.prevFrom = max(l.fed, h.logEnd)
@@ -200,7 +200,7 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 }
 
 // arriveLocked takes an event that a feed has brought.
-func (h *Hub) arriveLocked(s *shard.Event) {
+func (h *Hub) arriveLocked(s *rangeapi.Event) {
 	e := newEvent(s)
 	if !h.recent.add(e) {
 		return
@@ -262,7 +262,7 @@ type plan struct {
 
 type planAsk struct {
 	node keyspace.NodeID
-	q    shard.HistoryRequest
+	q    rangeapi.HistoryRequest
 }
 
 // nextLagging takes the next group that has something to read.
@@ -372,7 +372,7 @@ func (h *Hub) planLocked(g *group) *plan {
 		if !ok || l.id == 0 || l.node == 0 {
 			return nil
 		}
-		p.asks = append(p.asks, planAsk{l.node, shard.HistoryRequest{
+		p.asks = append(p.asks, planAsk{l.node, rangeapi.HistoryRequest{
 			Range: l.id, Generation: l.generation, Span: part, From: g.pos + 1, To: p.to, Seen: l.mark, MaxBytes: each, Prev: g.prev, Compacted: h.compacted,
 		}})
 	}
@@ -412,8 +412,8 @@ const historyWithin = 2 * time.Second
 
 // readPlan reads the pages of a plan, several at a time. What is delivered ends where the
 // first of the pages does, so that those that follow are not asked for more.
-func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*shard.HistoryPage, err error) {
-	pages = make([]*shard.HistoryPage, len(p.asks))
+func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*rangeapi.HistoryPage, err error) {
+	pages = make([]*rangeapi.HistoryPage, len(p.asks))
 	errs := make([]error, len(p.asks))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
@@ -457,7 +457,7 @@ var (
 const largestFactor = 4
 
 // holdRevision counts what the plan holds of the one revision that it reads whole.
-func (h *Hub) holdRevision(p *plan, events []shard.Event) error {
+func (h *Hub) holdRevision(p *plan, events []rangeapi.Event) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range events {
@@ -475,7 +475,7 @@ func (h *Hub) holdRevision(p *plan, events []shard.Event) error {
 
 // readWhole reads on where a page has ended within the revision that is to be delivered
 // next, until it has all of that. What the pages of the plan hold of it is bounded together.
-func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *shard.HistoryPage) error {
+func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *rangeapi.HistoryPage) error {
 	if page.NextKey == nil || page.Next != p.pos+1 {
 		return nil // there is something to deliver without it, if it ends within one
 	}
@@ -504,7 +504,7 @@ func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *shard.
 
 // readLocked delivers what was read for a group: whole revisions, as far as all ranges
 // have been read.
-func (h *Hub) readLocked(g *group, p *plan, pages []*shard.HistoryPage, err error) {
+func (h *Hub) readLocked(g *group, p *plan, pages []*rangeapi.HistoryPage, err error) {
 	if _, lags := h.lagGroups[g]; !lags {
 		return
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // A watcher that has been idle is where everything was delivered or void, not at the
@@ -297,11 +297,11 @@ type narrowHistory struct {
 	most keyspace.Revision
 }
 
-func (n *narrowHistory) History(_ context.Context, _ keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error) {
+func (n *narrowHistory) History(_ context.Context, _ keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.most += q.To - q.From + 1
-	return &shard.HistoryPage{Next: q.From + 1}, nil
+	return &rangeapi.HistoryPage{Next: q.From + 1}, nil
 }
 
 // What is read of many ranges is read up to where all of them can be delivered: the
@@ -312,7 +312,7 @@ func TestHistoryOfManyRanges(t *testing.T) {
 	defer h.Stop()
 	p := &plan{pos: 10, to: 1009}
 	for range 200 {
-		p.asks = append(p.asks, planAsk{1, shard.HistoryRequest{From: 11, To: p.to}})
+		p.asks = append(p.asks, planAsk{1, rangeapi.HistoryRequest{From: 11, To: p.to}})
 	}
 	pages, err := h.readPlan(t.Context(), p)
 	if err != nil || len(pages) != 200 || f.most > 20_000 {

@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/internal/plant"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
-	"github.com/skeindb/skein/shard"
 )
 
 // leg is a span of which one range's feed tells. While its range is not known, or not
@@ -37,7 +37,7 @@ type leg struct {
 	opened, fed, spoken keyspace.Revision
 	// mark is up to where the feed has brought all that was applied. Whoever has applied
 	// that has everything up to proven.
-	mark   shard.Mark
+	mark   rangeapi.FeedPosition
 	proven keyspace.Revision
 	// past is the generation of the last range that the leg had, where it has none.
 	past keyspace.Generation
@@ -56,7 +56,7 @@ type leg struct {
 	// feed is the open feed on node, 0 while there is none; ordered from there on, again
 	// at retry after tries failures, and waits for this node's replica to be there. away is a
 	// node that is not asked again at first.
-	feed         shard.FeedID
+	feed         rangeapi.FeedID
 	node         keyspace.NodeID
 	away         keyspace.NodeID
 	tries, waits int
@@ -74,7 +74,7 @@ type leg struct {
 	// proof is a leader's answer that the feed has not caught up with: who has all up to
 	// mark has all up to complete.
 	proof struct {
-		mark     shard.Mark
+		mark     rangeapi.FeedPosition
 		complete keyspace.Revision
 		at       clock.Time
 		leader   keyspace.NodeID
@@ -296,7 +296,7 @@ func (h *Hub) openFeedLocked(l *leg) {
 	l.feed, l.node = h.feedID, node
 	k := h.linkLocked(node)
 	k.legs[l.feed] = l
-	k.order(shard.FeedOrder{ID: l.feed, Range: l.id, Generation: l.generation, From: l.fed + 1, Prev: l.prev})
+	k.order(rangeapi.FeedOrder{ID: l.feed, Range: l.id, Generation: l.generation, From: l.fed + 1, Prev: l.prev})
 	h.cfg.Metrics.FeedsOpened.Inc()
 }
 
@@ -306,7 +306,7 @@ func (h *Hub) closeFeedLocked(l *leg) {
 	}
 	if k := h.links[l.node]; k != nil {
 		delete(k.legs, l.feed)
-		k.order(shard.FeedOrder{ID: l.feed, Close: true})
+		k.order(rangeapi.FeedOrder{ID: l.feed, Close: true})
 	}
 	l.feed, l.node = 0, 0
 }
@@ -468,7 +468,7 @@ func (h *Hub) askLegLocked(l *leg) {
 	} else if node == 0 || l.askTurn > 0 {
 		node = l.replicas[l.askTurn%len(l.replicas)]
 	}
-	q := &shard.CompleteRequest{Range: l.id, Generation: l.generation, Revision: l.opened}
+	q := &rangeapi.CompleteRequest{Range: l.id, Generation: l.generation, Revision: l.opened}
 	if n := len(l.owed); n > 0 {
 		q.Revision = max(q.Revision, l.owed[n-1].last)
 	}
@@ -494,7 +494,7 @@ func (h *Hub) askLegLocked(l *leg) {
 }
 
 // answeredLocked takes the answer to a question, unless the leg has changed since.
-func (h *Hub) answeredLocked(l *leg, node keyspace.NodeID, q *shard.CompleteRequest, mark shard.Mark, err error) {
+func (h *Hub) answeredLocked(l *leg, node keyspace.NodeID, q *rangeapi.CompleteRequest, mark rangeapi.FeedPosition, err error) {
 	if h.byRange[q.Range] != l || l.generation != q.Generation {
 		return
 	}
@@ -535,7 +535,7 @@ func (h *Hub) answeredLocked(l *leg, node keyspace.NodeID, q *shard.CompleteRequ
 
 // hasNewer says whether the refusal tells of a later generation of the range: a replica
 // may as well lag behind.
-func hasNewer(e *kverror.Error, q *shard.CompleteRequest) bool {
+func hasNewer(e *kverror.Error, q *rangeapi.CompleteRequest) bool {
 	return slices.ContainsFunc(e.Descriptors, func(d keyspace.Descriptor) bool {
 		return d.Range == q.Range && d.Generation > q.Generation
 	})
@@ -550,7 +550,7 @@ func (h *Hub) provedLocked(l *leg) {
 }
 
 // takePart takes what a feed says.
-func (h *Hub) takePartLocked(l *leg, p *shard.FeedPart) {
+func (h *Hub) takePartLocked(l *leg, p *rangeapi.FeedPart) {
 	if p.Err != nil {
 		h.lostFeedLocked(l, p.Err)
 		return
@@ -559,12 +559,12 @@ func (h *Hub) takePartLocked(l *leg, p *shard.FeedPart) {
 	for i := range p.Events {
 		h.arriveLocked(&p.Events[i])
 	}
-	l.again = l.again && (p.Mark == (shard.Mark{}) || !p.Mark.Reaches(l.mark))
-	if !l.mark.Reaches(p.Mark) {
-		l.mark = p.Mark
+	l.again = l.again && (p.Position == (rangeapi.FeedPosition{}) || !p.Position.Reaches(l.mark))
+	if !l.mark.Reaches(p.Position) {
+		l.mark = p.Position
 	}
 	l.fed = max(l.fed, p.Complete)
-	if p.Mark != (shard.Mark{}) {
+	if p.Position != (rangeapi.FeedPosition{}) {
 		// Without a mark nobody could tell which other replica has applied as much, and
 		// history is read wherever the feed has moved to.
 		h.speakLocked(l, p.Complete)
@@ -576,13 +576,13 @@ func (h *Hub) takePartLocked(l *leg, p *shard.FeedPart) {
 type link struct {
 	node keyspace.NodeID
 	// Guarded by the hub's mu.
-	legs   map[shard.FeedID]*leg
-	orders []shard.FeedOrder
+	legs   map[rangeapi.FeedID]*leg
+	orders []rangeapi.FeedOrder
 	wake   chan struct{}
 }
 
 // order queues an order.
-func (k *link) order(o shard.FeedOrder) {
+func (k *link) order(o rangeapi.FeedOrder) {
 	k.orders = append(k.orders, o)
 	kick(k.wake)
 }
@@ -592,7 +592,7 @@ func (h *Hub) linkLocked(node keyspace.NodeID) *link {
 	if k := h.links[node]; k != nil {
 		return k
 	}
-	k := &link{node: node, legs: map[shard.FeedID]*leg{}, wake: make(chan struct{}, 1)}
+	k := &link{node: node, legs: map[rangeapi.FeedID]*leg{}, wake: make(chan struct{}, 1)}
 	h.links[node] = k
 	r := h.run
 	h.wg.Go(func() { h.runLink(r, k) })

@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
-	"github.com/skeindb/skein/shard"
 )
 
 // Watchers may begin at different revisions before the range is known that both lie in:
@@ -66,7 +66,7 @@ func TestALegGrowsOverALock(t *testing.T) {
 		rs[1].locks[name] = w.rev
 		rev := w.handOutLocked(rs...)
 		rs[0].applied = rev
-		w.appendLocked(rs[0], worldEntry{events: []shard.Event{w.eventLocked("ba", rev, 0)}})
+		w.appendLocked(rs[0], worldEntry{events: []rangeapi.Event{w.eventLocked("ba", rev, 0)}})
 		w.mu.Unlock()
 		time.Sleep(time.Second)
 		w.merge("ba")
@@ -75,7 +75,7 @@ func TestALegGrowsOverALock(t *testing.T) {
 		w.mu.Lock()
 		r := w.of("ca")
 		delete(r.locks, name)
-		w.appendLocked(r, worldEntry{events: []shard.Event{w.eventLocked("ca", rev, 1)}})
+		w.appendLocked(r, worldEntry{events: []rangeapi.Event{w.eventLocked("ca", rev, 1)}})
 		w.mu.Unlock()
 		w.write("ca")
 		time.Sleep(time.Second)
@@ -212,7 +212,7 @@ func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 		for merged := false; !merged; time.Sleep(time.Millisecond) {
 			h.mu.Lock()
 			for _, l := range h.legs {
-				merged = merged || l.id != 0 && l.span.Contains([]byte("ba")) && l.span.Contains([]byte("ca")) && l.mark == (shard.Mark{})
+				merged = merged || l.id != 0 && l.span.Contains([]byte("ba")) && l.span.Contains([]byte("ca")) && l.mark == (rangeapi.FeedPosition{})
 			}
 			h.mu.Unlock()
 		}
@@ -235,11 +235,11 @@ func TestAFeedSpeaksWithAMark(t *testing.T) {
 		h.mu.Lock()
 		l := h.legs[0]
 		spoken, mark := l.spoken, l.mark
-		h.takePartLocked(l, &shard.FeedPart{ID: l.feed, Complete: spoken + 10})
+		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Complete: spoken + 10})
 		if l.spoken != spoken || l.fed != spoken+10 || l.mark != mark {
 			t.Errorf("a page: spoken up to %d, fed up to %d, mark %v", l.spoken, l.fed, l.mark)
 		}
-		h.takePartLocked(l, &shard.FeedPart{ID: l.feed, Complete: spoken + 5, Mark: shard.Mark{Term: 1, Number: 9}})
+		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Complete: spoken + 5, Position: rangeapi.FeedPosition{Term: 1, Number: 9}})
 		if l.spoken != spoken+5 || l.fed != spoken+10 {
 			t.Errorf("another node: spoken up to %d, fed up to %d", l.spoken, l.fed)
 		}
@@ -471,7 +471,7 @@ type busyFeeds struct {
 type busyStream struct {
 	FeedStream
 	f     *busyFeeds
-	parts chan []shard.FeedPart
+	parts chan []rangeapi.FeedPart
 }
 
 func (f *busyFeeds) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
@@ -480,15 +480,15 @@ func (f *busyFeeds) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedSt
 		return f.Feeds.OpenFeeds(ctx, node)
 	}
 	s, err := f.Feeds.OpenFeeds(ctx, node)
-	return &busyStream{s, f, make(chan []shard.FeedPart, 64)}, err
+	return &busyStream{s, f, make(chan []rangeapi.FeedPart, 64)}, err
 }
 
-func (s *busyStream) Order(ctx context.Context, orders []shard.FeedOrder) error {
-	var refused []shard.FeedPart
-	orders = slices.DeleteFunc(slices.Clone(orders), func(o shard.FeedOrder) bool {
+func (s *busyStream) Order(ctx context.Context, orders []rangeapi.FeedOrder) error {
+	var refused []rangeapi.FeedPart
+	orders = slices.DeleteFunc(slices.Clone(orders), func(o rangeapi.FeedOrder) bool {
 		busy := !o.Close && time.Now().Before(s.f.until)
 		if busy {
-			refused = append(refused, shard.FeedPart{ID: o.ID, Err: kverror.New(kverror.Busy, "not yet")})
+			refused = append(refused, rangeapi.FeedPart{ID: o.ID, Err: kverror.New(kverror.Busy, "not yet")})
 		}
 		return busy
 	})
@@ -498,7 +498,7 @@ func (s *busyStream) Order(ctx context.Context, orders []shard.FeedOrder) error 
 	return s.FeedStream.Order(ctx, orders)
 }
 
-func (s *busyStream) Recv(ctx context.Context) ([]shard.FeedPart, error) {
+func (s *busyStream) Recv(ctx context.Context) ([]rangeapi.FeedPart, error) {
 	select {
 	case p := <-s.parts:
 		return p, nil

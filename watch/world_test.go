@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
-	"github.com/skeindb/skein/shard"
 )
 
 // world plays a cluster of three nodes: sequencer, hand-out log, ranges with leaders and
@@ -92,12 +92,12 @@ type worldRange struct {
 
 // markAt is the mark of who has applied n entries, what a split or a merge has left behind one
 // of them.
-func markAt(n int) shard.Mark { return shard.Mark{Term: 1, Number: uint64(n)} }
+func markAt(n int) rangeapi.FeedPosition { return rangeapi.FeedPosition{Term: 1, Number: uint64(n)} }
 
 // worldEntry is an applied entry: events, or a split, and what the range is complete up
 // to behind it.
 type worldEntry struct {
-	events   []shard.Event
+	events   []rangeapi.Event
 	complete keyspace.Revision
 	last     keyspace.Revision
 	heirs    []keyspace.Descriptor
@@ -212,7 +212,7 @@ func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
 	return w.rev
 }
 
-func (w *world) eventLocked(key string, rev keyspace.Revision, sub uint32) shard.Event {
+func (w *world) eventLocked(key string, rev keyspace.Revision, sub uint32) rangeapi.Event {
 	v := mvcc.Version{Key: []byte(key), Mod: rev, Sub: sub}
 	if w.versions[key] > 0 && !w.puts && w.chance(0.2) {
 		v.Tombstone = true
@@ -221,7 +221,7 @@ func (w *world) eventLocked(key string, rev keyspace.Revision, sub uint32) shard
 		w.versions[key]++
 		v.Create, v.Version, v.Value = rev, w.versions[key], fmt.Appendf(nil, "%s@%d", key, rev)
 	}
-	return shard.Event{Version: v}
+	return rangeapi.Event{Version: v}
 }
 
 func (w *world) appendLocked(r *worldRange, e worldEntry) {
@@ -262,7 +262,7 @@ func (w *world) write(keys ...string) {
 		}
 		r.pipeline = r.pipeline[1:]
 		if !lost {
-			var events []shard.Event
+			var events []rangeapi.Event
 			for i, k := range keys {
 				events = append(events, w.eventLocked(k, rev, uint32(i)))
 			}
@@ -321,7 +321,7 @@ func (w *world) txn(name int, keys ...string) {
 				w.mu.Unlock()
 				continue
 			}
-			var events []shard.Event
+			var events []rangeapi.Event
 			last := true
 			for i, k := range keys {
 				if aborted || done[k] || !r.desc.Span.Contains([]byte(k)) {
@@ -669,7 +669,7 @@ func (w *world) findLocked(node keyspace.NodeID, id keyspace.RangeID, g keyspace
 }
 
 // Complete implements Feeds.
-func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.CompleteRequest) (shard.Mark, error) {
+func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
 	w.pause()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -677,14 +677,14 @@ func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.Com
 	for {
 		r, e := w.findLocked(node, q.Range, q.Generation)
 		if e != nil {
-			return shard.Mark{}, e
+			return rangeapi.FeedPosition{}, e
 		}
 		if r.leader != node {
 			e := &kverror.Error{Kind: kverror.NotLeader}
 			if w.chance(0.5) {
 				e.Leader = r.leader
 			}
-			return shard.Mark{}, e
+			return rangeapi.FeedPosition{}, e
 		}
 		may := r.splitting || len(r.pipeline) > 0 && r.pipeline[0] <= q.Revision
 		for _, floor := range r.locks {
@@ -703,14 +703,14 @@ func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *shard.Com
 		case <-moved:
 		case <-ctx.Done():
 			w.mu.Lock()
-			return shard.Mark{}, kverror.Of(ctx.Err())
+			return rangeapi.FeedPosition{}, kverror.Of(ctx.Err())
 		}
 		w.mu.Lock()
 	}
 }
 
 // History implements Feeds. Pages are short.
-func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.HistoryRequest) (*shard.HistoryPage, error) {
+func (w *world) History(ctx context.Context, node keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 	w.pause()
 	w.mu.Lock()
 	if node == w.silent {
@@ -733,7 +733,7 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 	if q.From < w.compacted && !w.unraised && !w.compacts {
 		return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: w.compacted}
 	}
-	p := &shard.HistoryPage{Next: q.To + 1}
+	p := &rangeapi.HistoryPage{Next: q.To + 1}
 	if q.FromKey != nil {
 		p.Next = q.From + 1
 	}
@@ -750,29 +750,29 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *shard.Hist
 	if !markAt(r.at[node]).Reaches(q.Seen) {
 		return nil, kverror.New(kverror.Busy, "at %d", r.at[node])
 	}
-	slices.SortFunc(p.Events, func(a, b shard.Event) int { return compare(newEvent(&a), newEvent(&b)) })
+	slices.SortFunc(p.Events, func(a, b rangeapi.Event) int { return compare(newEvent(&a), newEvent(&b)) })
 	w.cutPage(p, q.FromKey != nil)
 	return p, nil
 }
 
 // cutPage cuts a page to the events that it may have: of one revision alone by its keys.
-func (w *world) cutPage(p *shard.HistoryPage, within bool) {
+func (w *world) cutPage(p *rangeapi.HistoryPage, within bool) {
 	n := w.pageRevs
 	if n == 0 || len(p.Events) <= n {
 		return
 	}
 	if first := p.Events[0].Mod; first == p.Events[n].Mod || within {
-		p.Events = slices.DeleteFunc(p.Events, func(e shard.Event) bool { return e.Mod != first })
-		slices.SortFunc(p.Events, func(a, b shard.Event) int { return bytes.Compare(a.Key, b.Key) })
+		p.Events = slices.DeleteFunc(p.Events, func(e rangeapi.Event) bool { return e.Mod != first })
+		slices.SortFunc(p.Events, func(a, b rangeapi.Event) int { return bytes.Compare(a.Key, b.Key) })
 		p.Events = p.Events[:n]
 		p.Next, p.NextKey = first, append(bytes.Clone(p.Events[n-1].Key), 0)
 		return
 	}
 	p.Next = p.Events[n].Mod
-	p.Events = slices.DeleteFunc(p.Events, func(e shard.Event) bool { return e.Mod >= p.Next })
+	p.Events = slices.DeleteFunc(p.Events, func(e rangeapi.Event) bool { return e.Mod >= p.Next })
 }
 
-func (w *world) looked(e shard.Event, prev bool) shard.Event {
+func (w *world) looked(e rangeapi.Event, prev bool) rangeapi.Event {
 	e.Looked = prev
 	if prev && e.Version.Version != 1 {
 		e.Prev = &mvcc.Version{Key: e.Key, Mod: 1, Create: 1, Version: 1}
@@ -786,12 +786,12 @@ type worldStream struct {
 	node keyspace.NodeID
 	dead bool
 	// at is how far each feed is in its range's log, -1 before its first word.
-	feeds map[shard.FeedID]*worldFeed
-	order []shard.FeedID
+	feeds map[rangeapi.FeedID]*worldFeed
+	order []rangeapi.FeedID
 }
 
 type worldFeed struct {
-	o  shard.FeedOrder
+	o  rangeapi.FeedOrder
 	r  *worldRange
 	at int
 }
@@ -804,12 +804,12 @@ func (w *world) OpenFeeds(_ context.Context, node keyspace.NodeID) (FeedStream, 
 	if w.down[node] || w.noFeeds || w.fails(0.1) {
 		return nil, errors.New("no route")
 	}
-	s := &worldStream{w: w, node: node, feeds: map[shard.FeedID]*worldFeed{}}
+	s := &worldStream{w: w, node: node, feeds: map[rangeapi.FeedID]*worldFeed{}}
 	w.streams[s] = struct{}{}
 	return s, nil
 }
 
-func (s *worldStream) Order(_ context.Context, orders []shard.FeedOrder) error {
+func (s *worldStream) Order(_ context.Context, orders []rangeapi.FeedOrder) error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	for _, o := range orders {
@@ -824,7 +824,7 @@ func (s *worldStream) Order(_ context.Context, orders []shard.FeedOrder) error {
 	return nil
 }
 
-func (s *worldStream) Recv(ctx context.Context) ([]shard.FeedPart, error) {
+func (s *worldStream) Recv(ctx context.Context) ([]rangeapi.FeedPart, error) {
 	w := s.w
 	w.pause()
 	w.mu.Lock()
@@ -836,7 +836,7 @@ func (s *worldStream) Recv(ctx context.Context) ([]shard.FeedPart, error) {
 		for _, id := range s.order {
 			if f := s.feeds[id]; f != nil {
 				if p := s.partLocked(id, f); p != nil {
-					return []shard.FeedPart{*p}, nil
+					return []rangeapi.FeedPart{*p}, nil
 				}
 			}
 		}
@@ -854,9 +854,9 @@ func (s *worldStream) Recv(ctx context.Context) ([]shard.FeedPart, error) {
 }
 
 // partLocked is the next word of a feed, if it has one.
-func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart {
+func (s *worldStream) partLocked(id rangeapi.FeedID, f *worldFeed) *rangeapi.FeedPart {
 	w := s.w
-	p := &shard.FeedPart{ID: id}
+	p := &rangeapi.FeedPart{ID: id}
 	if f.at < 0 {
 		r, e := w.findLocked(s.node, f.o.Range, f.o.Generation)
 		if e == nil {
@@ -868,7 +868,7 @@ func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart 
 			return p
 		}
 		f.r, f.at = r, r.at[s.node]
-		p.Mark = markAt(f.at)
+		p.Position = markAt(f.at)
 		for _, en := range r.log[:f.at] {
 			p.Complete = en.complete
 			for _, ev := range en.events {
@@ -889,7 +889,7 @@ func (s *worldStream) partLocked(id shard.FeedID, f *worldFeed) *shard.FeedPart 
 		p.Err = &kverror.Error{Kind: kverror.WrongRange, Descriptors: en.heirs}
 		return p
 	}
-	p.Complete, p.Mark = en.complete, markAt(f.at)
+	p.Complete, p.Position = en.complete, markAt(f.at)
 	for _, ev := range en.events {
 		p.Events = append(p.Events, w.looked(ev, f.o.Prev))
 	}

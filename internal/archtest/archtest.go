@@ -79,6 +79,11 @@ var lines = []line{
 			"each declares the small interface it needs and node joins them",
 	},
 	{
+		[]string{"rangeapi"},
+		"requests to ranges, their forms on the bus, the client",
+		"what asks a range and what serves it share these words, and neither needs the other",
+	},
+	{
 		[]string{"raftgroup", "mvcc"},
 		"many raft groups | versioned keys",
 		"consensus knows no keys and storage knows no consensus, so that each is tested to the ground alone",
@@ -130,6 +135,10 @@ var bans = []ban{
 	{"keyspace", Module, "the words that everybody speaks depend on nobody"},
 	{"clock", Module, "time depends on nobody"},
 	{"etcdapi", Module + "/shard", "a face speaks to the router; a replica behind its back would skip routing"},
+	{"lease", Module + "/shard", "what asks a range does so by rangeapi and needs no replica"},
+	{"watch", Module + "/shard", "what asks a range does so by rangeapi and needs no replica"},
+	{"router", Module + "/shard", "what asks a range does so by rangeapi and needs no replica"},
+	{"config", Module + "/shard", "the limits of a request are rangeapi's"},
 	{"etcdapi", Module + "/raftgroup", "a face speaks to the router; it cannot know groups"},
 	{"router", Module + "/raftgroup", "the router knows ranges and nodes, not groups"},
 	{"router", Module + "/wal", "only replicas and groups write to the log"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime/metrics"
 	"syscall"
+	"testing"
 	"time"
 )
 
@@ -32,6 +33,14 @@ func Excess(n int, decode func()) (allocatedBytes int64) {
 		}
 	}
 	return allocatedBytes
+}
+
+// Claims fails the test where decoding b allocates more than what b brings, see Excess.
+func Claims(t testing.TB, b []byte, decode func()) {
+	t.Helper()
+	if got := Excess(len(b), decode); got != 0 {
+		t.Fatalf("%d bytes allocated for %d that came: %x", got, len(b), b)
+	}
 }
 
 // allocated returns how many bytes f allocates on the heap. Small objects are seen a

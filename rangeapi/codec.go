@@ -1,18 +1,17 @@
-package shard
+package rangeapi
 
 import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
-// wireVersion leads the messages of bus method 16; docs/format/shard.md has the
+// wireVersion leads the messages of bus method 16; docs/format/rangeapi.md has the
 // bytes.
 const wireVersion = 2
 
@@ -20,13 +19,13 @@ const wireVersion = 2
 // beside their operation.
 const (
 	requestOverheadBytes = 2 + 3*binary.MaxVarintLen64
-	answerOverheadBytes  = 3
+	AnswerOverheadBytes  = 3
 )
 
 // The second byte of an answer.
 const (
-	statusOK    = 0
-	statusError = 1
+	StatusOK    = 0
+	StatusError = 1
 )
 
 // marshal appends op to dst. Decoders accept every order of fields, so that the
@@ -42,7 +41,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 	kind := plain
 	if kind == 0 {
 		if kind = kindOf(q.Op); kind == 0 {
-			return dst, badRequest("no operation %T", q.Op)
+			return dst, BadRequest("no operation %T", q.Op)
 		}
 	}
 	dst = append(dst, wireVersion, byte(kind))
@@ -54,7 +53,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 	}
 	dst, err := marshal.MarshalAppend(dst, q.Op)
 	if err != nil {
-		return dst, badRequest("encode %T: %v", q.Op, err)
+		return dst, BadRequest("encode %T: %v", q.Op, err)
 	}
 	return dst, nil
 }
@@ -66,7 +65,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 		return nil, wire.ErrTruncated
 	}
 	if b[0] != wireVersion {
-		return nil, fmt.Errorf("shard: request version %d, want %d", b[0], wireVersion)
+		return nil, fmt.Errorf("rangeapi: request version %d, want %d", b[0], wireVersion)
 	}
 	kind := opKind(b[1])
 	var ints [3]uint64
@@ -78,7 +77,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 		}
 	}
 	if ints[2] >= uint64(keyspace.MaxRevision) {
-		return nil, fmt.Errorf("shard: read revision %d", ints[2])
+		return nil, fmt.Errorf("rangeapi: read revision %d", ints[2])
 	}
 	op, err := decodeOp(kind, rest)
 	if err != nil {
@@ -98,10 +97,10 @@ func decodeOp(kind opKind, b []byte) (proto.Message, error) {
 	}
 	op := newRequestOp(kind)
 	if op == nil {
-		return nil, fmt.Errorf("shard: unknown operation %d", kind)
+		return nil, fmt.Errorf("rangeapi: unknown operation %d", kind)
 	}
 	if err := unmarshal.Unmarshal(b, op); err != nil {
-		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
+		return nil, fmt.Errorf("rangeapi: decode %T: %w", op, err)
 	}
 	return op, nil
 }
@@ -111,16 +110,16 @@ func decodeOp(kind opKind, b []byte) (proto.Message, error) {
 func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
 	dst = append(dst, wireVersion)
 	if failed != nil {
-		return kverror.Append(append(dst, statusError), kverror.Of(failed)), nil
+		return kverror.Append(append(dst, StatusError), kverror.Of(failed)), nil
 	}
 	if kind := plainResponse(p.Op); kind != 0 {
-		return appendPlainResponse(append(dst, statusOK, byte(kind)), p.Op), nil
+		return appendPlainResponse(append(dst, StatusOK, byte(kind)), p.Op), nil
 	}
 	kind := responseKind(p.Op)
 	if kind == 0 {
-		return dst, fmt.Errorf("shard: no response %T", p.Op)
+		return dst, fmt.Errorf("rangeapi: no response %T", p.Op)
 	}
-	return marshal.MarshalAppend(append(dst, statusOK, byte(kind)), p.Op)
+	return marshal.MarshalAppend(append(dst, StatusOK, byte(kind)), p.Op)
 }
 
 // DecodeAnswer reads what AppendAnswer wrote: a response, or in failed the error
@@ -131,15 +130,15 @@ func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
 		return nil, nil, wire.ErrTruncated
 	}
 	if b[0] != wireVersion {
-		return nil, nil, fmt.Errorf("shard: answer version %d, want %d", b[0], wireVersion)
+		return nil, nil, fmt.Errorf("rangeapi: answer version %d, want %d", b[0], wireVersion)
 	}
 	switch b[1] {
-	case statusError:
+	case StatusError:
 		failed, err = kverror.Decode(b[2:])
 		return nil, failed, err
-	case statusOK:
+	case StatusOK:
 	default:
-		return nil, nil, fmt.Errorf("shard: answer status %d", b[1])
+		return nil, nil, fmt.Errorf("rangeapi: answer status %d", b[1])
 	}
 	if len(b) < 3 {
 		return nil, nil, wire.ErrTruncated
@@ -157,10 +156,10 @@ func decodeResponse(kind opKind, b []byte) (proto.Message, error) {
 	}
 	op := newResponseOp(kind)
 	if op == nil {
-		return nil, fmt.Errorf("shard: unknown response %d", kind)
+		return nil, fmt.Errorf("rangeapi: unknown response %d", kind)
 	}
 	if err := unmarshal.Unmarshal(b, op); err != nil {
-		return nil, fmt.Errorf("shard: decode %T: %w", op, err)
+		return nil, fmt.Errorf("rangeapi: decode %T: %w", op, err)
 	}
 	return op, nil
 }

@@ -1,4 +1,4 @@
-package shard
+package rangeapi
 
 import (
 	"fmt"
@@ -25,7 +25,7 @@ type Request struct {
 	// since, as long as the range has not.
 	Txn *TxnName
 	// Op is a *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest of
-	// etcd or a *Piece, all of whose keys lie in the range. The range does not change it
+	// etcd or a *Page, all of whose keys lie in the range. The range does not change it
 	// and keeps parts of it: nobody may change it any more.
 	Op proto.Message
 }
@@ -34,8 +34,8 @@ type Request struct {
 // header.revision filled and the header's other fields left to the gateway.
 //
 // A RangeResponse is that of this range's part of the span: count counts the part,
-// kvs are at most limit of it, more is set where the part has further ones. A Piece is
-// answered with a *PieceAnswer.
+// kvs are at most limit of it, more is set where the part has further ones. A Page is
+// answered with a *PageAnswer.
 type Response struct {
 	Op proto.Message
 }
@@ -115,8 +115,8 @@ func responseKind(op proto.Message) opKind {
 	return 0
 }
 
-// canWrite says whether the operation can change something in some branch.
-func canWrite(op proto.Message) bool {
+// CanWrite says whether the operation can change something in some branch.
+func CanWrite(op proto.Message) bool {
 	switch o := op.(type) {
 	case *pb.PutRequest, *pb.DeleteRangeRequest:
 		return true
@@ -132,7 +132,7 @@ func opsCanWrite(ops []*pb.RequestOp) bool {
 		case *pb.RequestOp_RequestPut, *pb.RequestOp_RequestDeleteRange:
 			return true
 		case *pb.RequestOp_RequestTxn:
-			if canWrite(o.RequestTxn) {
+			if CanWrite(o.RequestTxn) {
 				return true
 			}
 		}
@@ -140,9 +140,9 @@ func opsCanWrite(ops []*pb.RequestOp) bool {
 	return false
 }
 
-// explicitRevision says whether a transaction reads at an explicit revision in some
+// ExplicitRevision says whether a transaction reads at an explicit revision in some
 // branch.
-func explicitRevision(op proto.Message) bool {
+func ExplicitRevision(op proto.Message) bool {
 	t, ok := op.(*pb.TxnRequest)
 	if !ok {
 		return false
@@ -152,7 +152,7 @@ func explicitRevision(op proto.Message) bool {
 			if o.GetRequestRange().GetRevision() != 0 {
 				return true
 			}
-			if n := o.GetRequestTxn(); n != nil && explicitRevision(n) {
+			if n := o.GetRequestTxn(); n != nil && ExplicitRevision(n) {
 				return true
 			}
 		}
@@ -178,7 +178,7 @@ func Bounds(op proto.Message) (s keyspace.Span, ok bool) {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
 		add(o.GetKey(), o.GetRangeEnd())
-	case *Piece:
+	case *Page:
 		add(o.GetKey(), o.GetRangeEnd())
 	case *pb.PutRequest:
 		add(o.GetKey(), nil)
@@ -224,9 +224,9 @@ func hull(a, b keyspace.Span) keyspace.Span {
 	return a
 }
 
-// holdsOp says whether the span of a range holds every key of an operation. etcd
+// HoldsOp says whether the span of a range holds every key of an operation. etcd
 // has no empty key, so that "\x00" is its first one.
-func holdsOp(span keyspace.Span, op proto.Message) bool {
+func HoldsOp(span keyspace.Span, op proto.Message) bool {
 	switch o := op.(type) {
 	case *pb.PutRequest:
 		return span.Contains(o.GetKey())
@@ -240,15 +240,15 @@ func holdsOp(span keyspace.Span, op proto.Message) bool {
 		return true
 	}
 	if len(bounds.Start) == 0 {
-		bounds.Start = firstKey
+		bounds.Start = FirstKey
 	}
 	return span.Covers(bounds)
 }
 
-// firstKey is the smallest key that a client can name.
-var firstKey = []byte{0}
+// FirstKey is the smallest key that a client can name.
+var FirstKey = []byte{0}
 
-// badRequest is what a request gets that cannot be understood.
-func badRequest(format string, args ...any) error {
+// BadRequest is what a request gets that cannot be understood.
+func BadRequest(format string, args ...any) error {
 	return &kverror.Error{Kind: kverror.BadRequest, Detail: fmt.Sprintf(format, args...)}
 }

@@ -1,4 +1,4 @@
-package shard
+package rangeapi
 
 import (
 	"context"
@@ -22,8 +22,22 @@ type Caller interface {
 // Client reaches replicas on all nodes. It may be used from many goroutines.
 type Client struct {
 	self  keyspace.NodeID
-	local *Node
+	local Local
 	bus   Caller
+}
+
+// Local serves a Client's requests to replicas of its own node, without the bus. It
+// answers as the methods of Client do.
+type Local interface {
+	Do(ctx context.Context, req *Request) (*Response, error)
+	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error)
+	Complete(ctx context.Context, q *CompleteRequest) (FeedPosition, error)
+	History(q *HistoryRequest) (*HistoryPage, error)
+}
+
+// NewClient returns a client on node self, whose own replicas are local.
+func NewClient(self keyspace.NodeID, local Local, bus Caller) *Client {
+	return &Client{self: self, local: local, bus: bus}
 }
 
 // Do sends a request to the replica of its range on a node. Errors are of package
@@ -32,19 +46,19 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if node == c.self {
 		return c.local.Do(ctx, req)
 	}
-	if p, ok := req.Op.(*Piece); ok {
-		return c.piece(ctx, node, req, p)
+	if p, ok := req.Op.(*Page); ok {
+		return c.page(ctx, node, req, p)
 	}
 	if req.Txn != nil {
 		return c.readFor(ctx, node, req)
 	}
-	b, err := AppendRequest(make([]byte, 0, sizeBound(req.Op)+requestOverheadBytes), req)
+	b, err := AppendRequest(make([]byte, 0, SizeBound(req.Op)+requestOverheadBytes), req)
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.bus.Call(ctx, node, transport.MethodShardRequest, b)
 	if err != nil {
-		return nil, callError(err, canWrite(req.Op))
+		return nil, CallError(err, CanWrite(req.Op))
 	}
 	p, failed, err := DecodeAnswer(answer)
 	if err != nil {
@@ -56,8 +70,8 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	return p, nil
 }
 
-// callError turns an error of the bus into one of the table.
-func callError(err error, write bool) error {
+// CallError turns an error of the bus into one of the table.
+func CallError(err error, write bool) error {
 	var remote *transport.RemoteError
 	switch {
 	case transport.NotDelivered(err), !write && errors.Is(err, transport.ErrUnreachable):
@@ -84,18 +98,18 @@ func (c *Client) Txn(
 		return nil, err
 	}
 	method := transport.MethodShardTxn
-	if endsLocks(op) {
+	if EndsLocks(op) {
 		method = transport.MethodShardTxnEnd
 	}
 	answer, err := c.bus.Call(ctx, node, method, b)
 	if err != nil {
-		return nil, callError(err, true)
+		return nil, CallError(err, true)
 	}
 	a, failed, err := DecodeTxnAnswer(answer)
 	switch {
 	case err == nil && failed != nil:
 		return nil, failed
-	case err == nil && !a.answers(op.kind()):
+	case err == nil && !a.answers(op.Kind()):
 		err = fmt.Errorf("%T for %T", a, op)
 	}
 	if err != nil {
@@ -106,17 +120,17 @@ func (c *Client) Txn(
 
 // readFor is Do of a read on behalf of a transaction.
 func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
-	b := append([]byte(nil), txnWireVersion, byte(txnRead))
+	b := append([]byte(nil), txnWireVersion, byte(TxnRead))
 	b = binary.AppendUvarint(b, uint64(req.Range))
 	b = binary.AppendUvarint(b, uint64(req.Generation))
-	b = binary.AppendUvarint(appendName(b, *req.Txn), uint64(req.ReadRevision))
+	b = binary.AppendUvarint(AppendName(b, *req.Txn), uint64(req.ReadRevision))
 	b, err := marshal.MarshalAppend(b, req.Op)
 	if err != nil {
-		return nil, badRequest("encode %T: %v", req.Op, err)
+		return nil, BadRequest("encode %T: %v", req.Op, err)
 	}
 	answer, err := c.bus.Call(ctx, node, transport.MethodShardTxn, b)
 	if err != nil {
-		return nil, callError(err, false)
+		return nil, CallError(err, false)
 	}
 	p, failed, err := DecodeAnswer(answer)
 	if err != nil {
@@ -128,17 +142,17 @@ func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request
 	return p, nil
 }
 
-// piece is Do of a Piece.
-func (c *Client) piece(ctx context.Context, node keyspace.NodeID, req *Request, p *Piece) (*Response, error) {
-	b, err := appendPieceRequest(make([]byte, 0, proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes), req, p)
+// page is Do of a Page.
+func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p *Page) (*Response, error) {
+	b, err := AppendPageRequest(make([]byte, 0, proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes), req, p)
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.bus.Call(ctx, node, transport.MethodShardPiece, b)
 	if err != nil {
-		return nil, callError(err, false)
+		return nil, CallError(err, false)
 	}
-	a, failed, err := decodePieceAnswer(answer)
+	a, failed, err := DecodePageAnswer(answer)
 	if err != nil {
 		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
 	}
@@ -149,13 +163,13 @@ func (c *Client) piece(ctx context.Context, node keyspace.NodeID, req *Request, 
 }
 
 // Complete asks the node's replica of a range, see Replica.Complete.
-func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *CompleteRequest) (Mark, error) {
+func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *CompleteRequest) (FeedPosition, error) {
 	if node == c.self {
-		return c.local.complete(ctx, q)
+		return c.local.Complete(ctx, q)
 	}
 	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
 	if err != nil {
-		return Mark{}, callError(err, false)
+		return FeedPosition{}, CallError(err, false)
 	}
 	return decodeComplete(b)
 }
@@ -163,11 +177,11 @@ func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *Complete
 // History asks the node's replica of a range, see Replica.History.
 func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
 	if node == c.self {
-		return c.local.history(q)
+		return c.local.History(q)
 	}
 	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
 	if err != nil {
-		return nil, callError(err, false)
+		return nil, CallError(err, false)
 	}
 	return decodeHistoryPage(b)
 }
@@ -176,19 +190,22 @@ func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRe
 // at the same time, each by one goroutine.
 type FeedStream struct{ st transport.Stream }
 
+// NewFeedStream returns the gateway's end of a stream of feeds that is open.
+func NewFeedStream(st transport.Stream) *FeedStream { return &FeedStream{st} }
+
 // OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds the
 // opening alone.
 func (c *Client) OpenFeeds(ctx context.Context, node keyspace.NodeID) (*FeedStream, error) {
-	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, encodeOrders(nil))
+	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, EncodeOrders(nil))
 	if err != nil {
-		return nil, fmt.Errorf("shard: feeds of node %s: %w", node, err)
+		return nil, fmt.Errorf("rangeapi: feeds of node %s: %w", node, err)
 	}
-	return &FeedStream{st}, nil
+	return NewFeedStream(st), nil
 }
 
 // Order opens and closes feeds.
 func (s *FeedStream) Order(ctx context.Context, orders []FeedOrder) error {
-	return s.st.Send(ctx, encodeOrders(orders))
+	return s.st.Send(ctx, EncodeOrders(orders))
 }
 
 // Recv returns the next parts. Their keys and values share memory.
@@ -197,7 +214,7 @@ func (s *FeedStream) Recv(ctx context.Context) ([]FeedPart, error) {
 	if err != nil {
 		return nil, err
 	}
-	return decodeParts(b)
+	return DecodeParts(b)
 }
 
 // Close ends all feeds of the stream.

@@ -1,10 +1,11 @@
-package shard
+package rangeapi
 
 import (
 	"bytes"
 	"reflect"
 	"testing"
 
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -26,9 +27,9 @@ func sampleEvents() []Event {
 
 func sampleParts() []FeedPart {
 	return []FeedPart{
-		{ID: 1, Complete: 208, Mark: Mark{Term: 6, Number: 300}, Events: sampleEvents()},
+		{ID: 1, Complete: 208, Position: FeedPosition{Term: 6, Number: 300}, Events: sampleEvents()},
 		{ID: 300, Complete: 300},
-		{ID: 9, Err: &kverror.Error{Kind: kverror.WrongRange, Leader: 2, Descriptors: []keyspace.Descriptor{testDescriptor}}},
+		{ID: 9, Err: &kverror.Error{Kind: kverror.WrongRange, Leader: 2, Descriptors: []keyspace.Descriptor{sampleDescriptor}}},
 	}
 }
 
@@ -36,18 +37,18 @@ var (
 	sampleComplete = CompleteRequest{Range: 7, Generation: 3, Revision: 300}
 	sampleHistory  = HistoryRequest{
 		Range: 7, Generation: 3, Span: keyspace.Span{Start: []byte("a"), End: []byte("c")},
-		From: 200, To: 300, Seen: Mark{Term: 6, Number: 299}, MaxBytes: 1 << 20, Prev: true, Compacted: 190, FromKey: []byte("aa"),
+		From: 200, To: 300, Seen: FeedPosition{Term: 6, Number: 299}, MaxBytes: 1 << 20, Prev: true, Compacted: 190, FromKey: []byte("aa"),
 	}
 )
 
-func samplePage() *HistoryPage {
+func sampleHistoryPage() *HistoryPage {
 	return &HistoryPage{Events: sampleEvents(), Next: 250, NextKey: []byte("ab")}
 }
 
 func encodeParts(ps []FeedPart) []byte {
-	b := []byte{feedVersion}
+	b := []byte{FeedVersion}
 	for i := range ps {
-		b = appendPart(b, &ps[i])
+		b = AppendPart(b, &ps[i])
 	}
 	return b
 }
@@ -61,24 +62,24 @@ func TestFeedRoundTrip(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", name, got, err, want)
 		}
 	}
-	orders, err := decodeOrders(encodeOrders(sampleOrders()))
+	orders, err := DecodeOrders(EncodeOrders(sampleOrders()))
 	check("orders", orders, sampleOrders(), err)
-	parts, err := decodeParts(encodeParts(sampleParts()))
+	parts, err := DecodeParts(encodeParts(sampleParts()))
 	check("parts", parts, sampleParts(), err)
-	c, _, err := decodeQuestion(sampleComplete.encode())
+	c, _, err := DecodeQuestion(sampleComplete.encode())
 	check("complete", c, &sampleComplete, err)
-	_, h, err := decodeQuestion(sampleHistory.encode())
+	_, h, err := DecodeQuestion(sampleHistory.encode())
 	check("history", h, &sampleHistory, err)
-	p, err := decodeHistoryPage(samplePage().encode())
-	check("page", p, samplePage(), err)
-	applied, err := decodeComplete(encodeComplete(Mark{Term: 6, Number: 300}))
-	check("answer", applied, Mark{Term: 6, Number: 300}, err)
-	if _, err := decodeHistoryPage(encodeWatchError(kverror.Compacted)); kverror.Of(err).Kind != kverror.Compacted {
+	p, err := decodeHistoryPage(sampleHistoryPage().Encode())
+	check("page", p, sampleHistoryPage(), err)
+	applied, err := decodeComplete(EncodeComplete(FeedPosition{Term: 6, Number: 300}))
+	check("answer", applied, FeedPosition{Term: 6, Number: 300}, err)
+	if _, err := decodeHistoryPage(EncodeWatchError(kverror.Compacted)); kverror.Of(err).Kind != kverror.Compacted {
 		t.Errorf("an error came back as %v", err)
 	}
-	for _, b := range [][]byte{sampleComplete.encode(), sampleHistory.encode(), samplePage().encode(), encodeComplete(Mark{Term: 6, Number: 300})} {
+	for _, b := range [][]byte{sampleComplete.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeComplete(FeedPosition{Term: 6, Number: 300})} {
 		for n := range b {
-			_, _, e1 := decodeQuestion(b[:n:n])
+			_, _, e1 := DecodeQuestion(b[:n:n])
 			_, e2 := decodeHistoryPage(b[:n:n])
 			if e1 == nil || e2 == nil {
 				t.Errorf("%x: the first %d bytes were accepted (%v, %v)", b, n, e1, e2)
@@ -87,7 +88,7 @@ func TestFeedRoundTrip(t *testing.T) {
 	}
 	b := encodeParts(sampleParts())
 	for n := range b {
-		got, err := decodeParts(b[:n:n])
+		got, err := DecodeParts(b[:n:n])
 		if err == nil && !bytes.Equal(encodeParts(got), b[:n]) {
 			t.Errorf("the first %d bytes became %+v", n, got)
 		}
@@ -98,15 +99,15 @@ func TestFeedRoundTrip(t *testing.T) {
 // is not allocated.
 func FuzzFeedParts(f *testing.F) {
 	f.Add(encodeParts(sampleParts()))
-	f.Add([]byte{feedVersion, partEvents, 1, 1, 0xff, 0xff, 0x03})
+	f.Add([]byte{FeedVersion, partEvents, 1, 1, 0xff, 0xff, 0x03})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var ps []FeedPart
 		var err error
-		claims(t, b, func() { ps, err = decodeParts(b) })
+		measure.Claims(t, b, func() { ps, err = DecodeParts(b) })
 		if err != nil {
 			return
 		}
-		again, err := decodeParts(encodeParts(ps))
+		again, err := DecodeParts(encodeParts(ps))
 		if err != nil || !reflect.DeepEqual(ps, again) {
 			t.Fatalf("%+v became %+v (%v)", ps, again, err)
 		}
@@ -114,15 +115,15 @@ func FuzzFeedParts(f *testing.F) {
 }
 
 func FuzzFeedOrders(f *testing.F) {
-	f.Add(encodeOrders(sampleOrders()))
+	f.Add(EncodeOrders(sampleOrders()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var os []FeedOrder
 		var err error
-		claims(t, b, func() { os, err = decodeOrders(b) })
+		measure.Claims(t, b, func() { os, err = DecodeOrders(b) })
 		if err != nil {
 			return
 		}
-		again, err := decodeOrders(encodeOrders(os))
+		again, err := DecodeOrders(EncodeOrders(os))
 		if err != nil || !reflect.DeepEqual(os, again) {
 			t.Fatalf("%+v became %+v (%v)", os, again, err)
 		}
@@ -131,25 +132,25 @@ func FuzzFeedOrders(f *testing.F) {
 
 // FuzzWatchQuestions takes both directions of bus method 19.
 func FuzzWatchQuestions(f *testing.F) {
-	for _, b := range [][]byte{sampleComplete.encode(), sampleHistory.encode(), samplePage().encode(), encodeComplete(Mark{Term: 6, Number: 300}), encodeWatchError(kverror.Compacted)} {
+	for _, b := range [][]byte{sampleComplete.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeComplete(FeedPosition{Term: 6, Number: 300}), EncodeWatchError(kverror.Compacted)} {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		claims(t, b, func() {
-			if c, h, err := decodeQuestion(b); err == nil && c != nil {
-				again, _, err := decodeQuestion(c.encode())
+		measure.Claims(t, b, func() {
+			if c, h, err := DecodeQuestion(b); err == nil && c != nil {
+				again, _, err := DecodeQuestion(c.encode())
 				if err != nil || *again != *c {
 					t.Fatalf("%+v became %+v (%v)", c, again, err)
 				}
 			} else if err == nil {
-				_, again, err := decodeQuestion(h.encode())
+				_, again, err := DecodeQuestion(h.encode())
 				if err != nil || !reflect.DeepEqual(again, h) {
 					t.Fatalf("%+v became %+v (%v)", h, again, err)
 				}
 			}
 			_, _ = decodeComplete(b)
 			if p, err := decodeHistoryPage(b); err == nil {
-				again, err := decodeHistoryPage(p.encode())
+				again, err := decodeHistoryPage(p.Encode())
 				if err != nil || !reflect.DeepEqual(again, p) {
 					t.Fatalf("%+v became %+v (%v)", p, again, err)
 				}

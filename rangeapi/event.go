@@ -1,4 +1,4 @@
-package shard
+package rangeapi
 
 import (
 	"encoding/binary"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/internal/wire"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -44,8 +43,8 @@ const (
 	eventFlags = eventTombstone | eventLease | eventLooked | eventPrev | eventPrevLease
 )
 
-// appendEvent appends the binary form of an event; docs/format/shard.md has the bytes.
-func appendEvent(dst []byte, e *Event) []byte {
+// AppendEvent appends the binary form of an event; docs/format/rangeapi.md has the bytes.
+func AppendEvent(dst []byte, e *Event) []byte {
 	var flags byte
 	if e.Tombstone {
 		flags |= eventTombstone
@@ -86,10 +85,10 @@ func appendPut(dst []byte, v *mvcc.Version) []byte {
 	return wire.AppendBytes(dst, v.Value)
 }
 
-var errEvent = errors.New("shard: impossible event")
+var errEvent = errors.New("rangeapi: impossible event")
 
-// decodeEvent reads an event into e, whose keys and values stay parts of b.
-func decodeEvent(b []byte, e *Event) (rest []byte, err error) {
+// DecodeEvent reads an event into e, whose keys and values stay parts of b.
+func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	if len(b) == 0 {
 		return nil, wire.ErrTruncated
 	}
@@ -166,7 +165,7 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 func appendEvents(dst []byte, events []Event) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(events)))
 	for i := range events {
-		dst = appendEvent(dst, &events[i])
+		dst = AppendEvent(dst, &events[i])
 	}
 	return dst
 }
@@ -185,7 +184,7 @@ func decodeEvents(b []byte) (events []Event, rest []byte, err error) {
 	}
 	for range n {
 		events = append(events, Event{})
-		if b, err = decodeEvent(b, &events[len(events)-1]); err != nil {
+		if b, err = DecodeEvent(b, &events[len(events)-1]); err != nil {
 			return nil, nil, err
 		}
 	}

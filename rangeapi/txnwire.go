@@ -1,20 +1,19 @@
-package shard
+package rangeapi
 
 import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
-// txnWireVersion leads the messages of bus methods 18 and 23; docs/format/shard.md has
+// txnWireVersion leads the messages of bus methods 18 and 23; docs/format/rangeapi.md has
 // the bytes.
 const txnWireVersion = 3
 
@@ -46,10 +45,10 @@ const (
 )
 
 // flags reads a byte of which only the known bits may be set.
-func (c *reader) flags(known byte) byte {
+func (c *Reader) flags(known byte) byte {
 	f := c.Byte()
 	if f&^known != 0 {
-		c.Fail(fmt.Errorf("shard: flags %#x", f))
+		c.Fail(fmt.Errorf("rangeapi: flags %#x", f))
 	}
 	return f
 }
@@ -58,48 +57,48 @@ func appendProto(dst []byte, m proto.Message) ([]byte, error) {
 	dst = binary.AppendUvarint(dst, uint64(proto.Size(m)))
 	dst, err := marshal.MarshalAppend(dst, m)
 	if err != nil {
-		return dst, badRequest("encode %T: %v", m, err)
+		return dst, BadRequest("encode %T: %v", m, err)
 	}
 	return dst, nil
 }
 
-func (c *reader) proto(m proto.Message) {
+func (c *Reader) proto(m proto.Message) {
 	if b := c.Bytes(); c.OK() {
 		if err := proto.Unmarshal(b, m); err != nil {
-			c.Fail(fmt.Errorf("shard: decode %T: %w", m, err))
+			c.Fail(fmt.Errorf("rangeapi: decode %T: %w", m, err))
 		}
 	}
 }
 
 // AppendTxnOp appends the binary form of a step at a range to dst.
 func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnOp) ([]byte, error) {
-	dst = append(dst, txnWireVersion, byte(op.kind()))
+	dst = append(dst, txnWireVersion, byte(op.Kind()))
 	dst = binary.AppendUvarint(dst, uint64(id))
 	dst = binary.AppendUvarint(dst, uint64(g))
 	switch o := op.(type) {
 	case *Prepare:
 		return appendPrepare(dst, o)
 	case *Commit:
-		dst = appendLockID(wire.AppendBytes(appendName(dst, o.Name), o.Anchor), o.AnchorLock)
-		return appendLocks(binary.AppendUvarint(dst, uint64(o.Revision)), o.Locks), nil
+		dst = AppendLockID(wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), o.AnchorLock)
+		return AppendLocks(binary.AppendUvarint(dst, uint64(o.Revision)), o.Locks), nil
 	case *Resolve:
-		dst = binary.AppendUvarint(appendLockID(appendName(dst, o.Name), o.Lock), uint64(o.Revision))
-		return appendLeaseMark(dst, mark{o.Unmark, o.Incarnation}), nil
+		dst = binary.AppendUvarint(AppendLockID(AppendName(dst, o.Name), o.Lock), uint64(o.Revision))
+		return AppendAttachment(dst, Attachment{o.Unmark, o.Incarnation}), nil
 	case *Decide:
-		return wire.AppendBytes(appendName(dst, o.Name), o.Anchor), nil
+		return wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), nil
 	case *Forget:
-		return wire.AppendBytes(appendName(dst, o.Name), o.Anchor), nil
+		return wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), nil
 	case *Revoke:
-		return appendLeaseMark(dst, mark{o.Lease, o.Incarnation}), nil
+		return AppendAttachment(dst, Attachment{o.Lease, o.Incarnation}), nil
 	case *LeaseKeys:
-		dst = appendSpan(binary.AppendUvarint(dst, uint64(o.Lease)), 0, o.Span)
+		dst = AppendSpan(binary.AppendUvarint(dst, uint64(o.Lease)), 0, o.Span)
 		return binary.AppendUvarint(dst, uint64(o.At)), nil
 	}
-	return dst, badRequest("no step %T", op)
+	return dst, BadRequest("no step %T", op)
 }
 
 func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
-	dst = wire.AppendBytes(appendName(dst, o.Name), o.Anchor)
+	dst = wire.AppendBytes(AppendName(dst, o.Name), o.Anchor)
 	dst = append(dst, wire.Flag(o.Patient, preparePatient)|wire.Flag(o.Pin, preparePin))
 	dst = binary.AppendUvarint(dst, uint64(o.PinAt))
 	dst = binary.AppendUvarint(dst, uint64(len(o.Guards)))
@@ -116,17 +115,17 @@ func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 			return dst, err
 		}
 	}
-	dst = binary.AppendUvarint(appendLeaseMark(dst, mark{o.Revoke, o.Incarnation}), uint64(len(o.Absent)))
+	dst = binary.AppendUvarint(AppendAttachment(dst, Attachment{o.Revoke, o.Incarnation}), uint64(len(o.Absent)))
 	for _, lease := range o.Absent {
 		dst = binary.AppendUvarint(dst, uint64(lease))
 	}
 	return dst, nil
 }
 
-func (c *reader) prepare() *Prepare {
-	p := &Prepare{Name: c.name(), Anchor: c.Bytes()}
+func (c *Reader) prepare() *Prepare {
+	p := &Prepare{Name: c.Name(), Anchor: c.Bytes()}
 	f := c.Flags(preparePatient | preparePin)
-	p.Patient, p.Pin, p.PinAt = f&preparePatient != 0, f&preparePin != 0, c.revision()
+	p.Patient, p.Pin, p.PinAt = f&preparePatient != 0, f&preparePin != 0, c.Revision()
 	n := c.Count(2)
 	p.Guards = make([]Guard, 0, n)
 	for range n {
@@ -143,50 +142,50 @@ func (c *reader) prepare() *Prepare {
 			w.Op = newRequestOp(k)
 			c.proto(w.Op)
 		default:
-			c.Fail(fmt.Errorf("shard: write of kind %d", k))
+			c.Fail(fmt.Errorf("rangeapi: write of kind %d", k))
 		}
 		p.Writes = append(p.Writes, w)
 	}
-	m := c.mark()
-	p.Revoke, p.Incarnation = m.lease, m.incarnation
+	m := c.Attachment()
+	p.Revoke, p.Incarnation = m.Lease, m.Incarnation
 	for range c.Count(1) {
-		p.Absent = append(p.Absent, c.lease())
+		p.Absent = append(p.Absent, c.Lease())
 	}
 	return p
 }
 
 // DecodeTxnOp reads what AppendTxnOp wrote. It copies what it keeps.
 func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp, err error) {
-	c, k, id, g, err := txnHead(b)
+	c, k, id, g, err := DecodeTxnHead(b)
 	if err != nil {
 		return 0, 0, nil, err
 	}
 	switch k {
-	case txnPrepare:
+	case TxnPrepare:
 		op = c.prepare()
 	case txnCommit:
-		o := &Commit{Name: c.name(), Anchor: c.Bytes(), AnchorLock: c.lockID(), Revision: c.revision()}
-		o.Locks = c.locks()
+		o := &Commit{Name: c.Name(), Anchor: c.Bytes(), AnchorLock: c.LockID(), Revision: c.Revision()}
+		o.Locks = c.Locks()
 		op = o
 	case txnResolve:
-		o := &Resolve{Name: c.name(), Lock: c.lockID(), Revision: c.revision()}
-		m := c.mark()
-		o.Unmark, o.Incarnation = m.lease, m.incarnation
+		o := &Resolve{Name: c.Name(), Lock: c.LockID(), Revision: c.Revision()}
+		m := c.Attachment()
+		o.Unmark, o.Incarnation = m.Lease, m.Incarnation
 		op = o
 	case txnDecide:
-		op = &Decide{Name: c.name(), Anchor: c.Bytes()}
+		op = &Decide{Name: c.Name(), Anchor: c.Bytes()}
 	case txnForget:
-		op = &Forget{Name: c.name(), Anchor: c.Bytes()}
+		op = &Forget{Name: c.Name(), Anchor: c.Bytes()}
 	case txnRevoke:
-		m := c.mark()
-		op = &Revoke{Lease: m.lease, Incarnation: m.incarnation}
+		m := c.Attachment()
+		op = &Revoke{Lease: m.Lease, Incarnation: m.Incarnation}
 	case txnLeaseKeys:
 		o := &LeaseKeys{Lease: keyspace.LeaseID(c.Uvarint())}
-		o.Span = c.span(c.Flags(spanSingle) != 0)
-		o.At = c.revision()
+		o.Span = c.Span(c.Flags(SpanSingle) != 0)
+		o.At = c.Revision()
 		op = o
 	default:
-		c.Fail(fmt.Errorf("shard: unknown step %d", k))
+		c.Fail(fmt.Errorf("rangeapi: unknown step %d", k))
 	}
 	if err := c.End(); err != nil {
 		return 0, 0, nil, err
@@ -194,17 +193,17 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 	return id, g, op, nil
 }
 
-// txnHead reads what all messages of the method begin with. The rest is a copy.
-func txnHead(b []byte) (c reader, k txnKind, id keyspace.RangeID, g keyspace.Generation, err error) {
+// DecodeTxnHead reads what all messages of the method begin with. The rest is a copy.
+func DecodeTxnHead(b []byte) (c Reader, k TxnKind, id keyspace.RangeID, g keyspace.Generation, err error) {
 	if len(b) < 2 {
 		return c, 0, 0, 0, wire.ErrTruncated
 	}
 	if b[0] != txnWireVersion {
-		return c, 0, 0, 0, fmt.Errorf("shard: step version %d, want %d", b[0], txnWireVersion)
+		return c, 0, 0, 0, fmt.Errorf("rangeapi: step version %d, want %d", b[0], txnWireVersion)
 	}
-	c = newReader(append([]byte(nil), b[2:]...))
+	c = NewReader(append([]byte(nil), b[2:]...))
 	id, g = keyspace.RangeID(c.Uvarint()), keyspace.Generation(c.Uvarint())
-	return c, txnKind(b[1]), id, g, c.Err()
+	return c, TxnKind(b[1]), id, g, c.Err()
 }
 
 // AppendTxnAnswer appends the binary form of an answer, or of the error where it is not
@@ -212,15 +211,15 @@ func txnHead(b []byte) (c reader, k txnKind, id keyspace.RangeID, g keyspace.Gen
 func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 	dst = append(dst, txnWireVersion)
 	if failed != nil {
-		return kverror.Append(append(dst, statusError), kverror.Of(failed)), nil
+		return kverror.Append(append(dst, StatusError), kverror.Of(failed)), nil
 	}
-	dst = append(dst, statusOK)
+	dst = append(dst, StatusOK)
 	switch o := a.(type) {
 	case *Prepared:
-		return appendPrepared(append(dst, byte(txnPrepare)), o)
+		return appendPrepared(append(dst, byte(TxnPrepare)), o)
 	case *Decided:
 		dst = binary.AppendUvarint(append(dst, byte(txnDecide)), uint64(o.Revision))
-		return appendLocks(dst, o.Locks), nil
+		return AppendLocks(dst, o.Locks), nil
 	case *Resolved:
 		return append(dst, byte(txnResolve), wire.Flag(o.More, resolvedMore)|wire.Flag(o.Intact, resolvedIntact)), nil
 	case *Revoked:
@@ -232,12 +231,12 @@ func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 		}
 		return dst, nil
 	}
-	return dst, fmt.Errorf("shard: no answer %T", a)
+	return dst, fmt.Errorf("rangeapi: no answer %T", a)
 }
 
 func appendPrepared(dst []byte, p *Prepared) ([]byte, error) {
 	dst = append(dst, wire.Flag(p.Held, preparedHeld)|wire.Flag(p.Changes, preparedChanges)|wire.Flag(p.Refused != nil, preparedRefused))
-	dst = binary.AppendUvarint(appendLockID(dst, p.Lock), p.Fence)
+	dst = binary.AppendUvarint(AppendLockID(dst, p.Lock), p.Fence)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Facts)))
 	for _, f := range p.Facts {
 		dst = append(dst, wire.Flag(f.Found, factFound)|wire.Flag(f.Holds, factHolds))
@@ -265,9 +264,9 @@ func appendPrepared(dst []byte, p *Prepared) ([]byte, error) {
 	return dst, nil
 }
 
-func (c *reader) prepared() *Prepared {
+func (c *Reader) prepared() *Prepared {
 	f := c.Flags(preparedHeld | preparedChanges | preparedRefused)
-	p := &Prepared{Held: f&preparedHeld != 0, Changes: f&preparedChanges != 0, Lock: c.lockID(), Fence: c.attempt()}
+	p := &Prepared{Held: f&preparedHeld != 0, Changes: f&preparedChanges != 0, Lock: c.LockID(), Fence: c.attempt()}
 	for range c.Count(1) {
 		f := c.Flags(factFound | factHolds)
 		p.Facts = append(p.Facts, Fact{Found: f&factFound != 0, Holds: f&factHolds != 0})
@@ -286,7 +285,7 @@ func (c *reader) prepared() *Prepared {
 		r := WriteResult{Number: uint32(c.Uvarint())}
 		f := c.Flags(resultLived | resultSwept)
 		r.Lived, r.Swept = f&resultLived != 0, f&resultSwept != 0
-		r.Version, r.Create, r.Lease = int64(c.Uvarint()), c.revision(), keyspace.LeaseID(c.Uvarint())
+		r.Version, r.Create, r.Lease = int64(c.Uvarint()), c.Revision(), keyspace.LeaseID(c.Uvarint())
 		if r.Value = c.Bytes(); len(r.Value) == 0 {
 			r.Value = nil
 		}
@@ -309,29 +308,29 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 		return nil, nil, wire.ErrTruncated
 	}
 	if b[0] != txnWireVersion {
-		return nil, nil, fmt.Errorf("shard: step version %d, want %d", b[0], txnWireVersion)
+		return nil, nil, fmt.Errorf("rangeapi: step version %d, want %d", b[0], txnWireVersion)
 	}
-	c := newReader(append([]byte(nil), b[2:]...))
+	c := NewReader(append([]byte(nil), b[2:]...))
 	switch b[1] {
-	case statusError:
+	case StatusError:
 		failed, err = kverror.Decode(c.Rest())
 		return nil, failed, err
-	case statusOK:
+	case StatusOK:
 	default:
-		return nil, nil, fmt.Errorf("shard: answer status %d", b[1])
+		return nil, nil, fmt.Errorf("rangeapi: answer status %d", b[1])
 	}
-	switch k := txnKind(c.Byte()); k {
-	case txnPrepare:
+	switch k := TxnKind(c.Byte()); k {
+	case TxnPrepare:
 		a = c.prepared()
 	case txnDecide:
-		d := &Decided{Revision: c.revision()}
-		d.Locks = c.locks()
+		d := &Decided{Revision: c.Revision()}
+		d.Locks = c.Locks()
 		a = d
 	case txnResolve:
 		f := c.Flags(resolvedMore | resolvedIntact)
 		a = &Resolved{More: f&resolvedMore != 0, Intact: f&resolvedIntact != 0}
 	case txnRevoke:
-		a = &Revoked{TooMany: c.Flags(1) != 0, Revision: c.revision()}
+		a = &Revoked{TooMany: c.Flags(1) != 0, Revision: c.Revision()}
 	case txnLeaseKeys:
 		o := &Attached{More: c.Flags(1) != 0}
 		for range c.Count(1) {
@@ -339,7 +338,7 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 		}
 		a = o
 	default:
-		c.Fail(fmt.Errorf("shard: unknown answer %d", k))
+		c.Fail(fmt.Errorf("rangeapi: unknown answer %d", k))
 	}
 	if err := c.End(); err != nil {
 		return nil, nil, err
@@ -348,30 +347,30 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 }
 
 // AppendTxnName appends the binary form of a name to dst.
-func AppendTxnName(dst []byte, n TxnName) []byte { return appendName(dst, n) }
+func AppendTxnName(dst []byte, n TxnName) []byte { return AppendName(dst, n) }
 
 // DecodeTxnName reads what AppendTxnName wrote.
 func DecodeTxnName(b []byte) (TxnName, error) {
-	c := newReader(b)
-	n := c.name()
+	c := NewReader(b)
+	n := c.Name()
 	return n, c.End()
 }
 
-// self is the transaction on whose behalf a read is made, the zero name for none.
-func (q *Request) self() TxnName {
+// ReadingTxn is the transaction on whose behalf a read is made, the zero name for none.
+func (q *Request) ReadingTxn() TxnName {
 	if q.Txn == nil {
 		return TxnName{}
 	}
 	return *q.Txn
 }
 
-func decodeRead(c *reader, id keyspace.RangeID, g keyspace.Generation) (*Request, error) {
-	name := c.name()
-	req := &Request{Range: id, Generation: g, Txn: &name, ReadRevision: c.revision()}
+func DecodeTxnRead(c *Reader, id keyspace.RangeID, g keyspace.Generation) (*Request, error) {
+	name := c.Name()
+	req := &Request{Range: id, Generation: g, Txn: &name, ReadRevision: c.Revision()}
 	op := &pb.RangeRequest{}
 	if c.OK() {
 		if err := proto.Unmarshal(c.Rest(), op); err != nil {
-			c.Fail(fmt.Errorf("shard: decode %T: %w", op, err))
+			c.Fail(fmt.Errorf("rangeapi: decode %T: %w", op, err))
 		}
 	}
 	if c.OK() && (name.IsZero() || req.ReadRevision == 0) {

@@ -1,6 +1,8 @@
-package shard
+package rangeapi
 
 import (
+	"cmp"
+
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
@@ -16,16 +18,16 @@ const MaxRequestBytes = 4 << 20
 // only reads and has a nested one for each, whatever MaxTxnOps is.
 const MaxLookCompares = 60
 
-// checkRequest refuses what the evaluation relies on not to get: no empty key, a
+// CheckRequest refuses what the evaluation relies on not to get: no empty key, a
 // bounded number of operations, a bounded size. The gateways have asked for more:
 // which keys a transaction may touch twice is etcdapi's matter alone, and the
 // evaluation copes with any.
-func checkRequest(op proto.Message, l *Limits) error {
+func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
 		return checkRange(o)
-	case *Piece:
-		return checkPiece(o)
+	case *Page:
+		return checkPage(o)
 	case *pb.PutRequest:
 		if err := checkPut(o); err != nil {
 			return err
@@ -35,8 +37,8 @@ func checkRequest(op proto.Message, l *Limits) error {
 			return err
 		}
 	case *pb.TxnRequest:
-		ops := l.MaxTxnOps
-		if !canWrite(o) {
+		ops := maxTxnOps
+		if !CanWrite(o) {
 			// It may be a gateway's look. What a client may ask for, its gateway has checked.
 			ops = max(ops, MaxLookCompares+1)
 		}
@@ -44,13 +46,13 @@ func checkRequest(op proto.Message, l *Limits) error {
 			return err
 		}
 	default:
-		return badRequest("no operation %T", op)
+		return BadRequest("no operation %T", op)
 	}
-	if !canWrite(op) || sizeBound(op) <= l.MaxRequestBytes {
+	if !CanWrite(op) || SizeBound(op) <= maxRequestBytes {
 		return nil
 	}
-	if n := proto.Size(op); n > l.MaxRequestBytes {
-		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, l.MaxRequestBytes)
+	if n := proto.Size(op); n > maxRequestBytes {
+		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, maxRequestBytes)
 	}
 	return nil
 }
@@ -122,4 +124,82 @@ func checkOp(op *pb.RequestOp, ops int) error {
 	}
 	// So does etcd answer an empty operation.
 	return kverror.KeyNotFound
+}
+
+func EndsLocks(op TxnOp) bool {
+	switch op.Kind() {
+	case TxnPrepare, txnRevoke, txnLeaseKeys:
+		return false
+	case txnCommit, txnResolve, txnDecide, txnForget, TxnRead:
+	}
+	return true
+}
+
+// CheckTxnOp refuses what the evaluation relies on not to get.
+func CheckTxnOp(op TxnOp) error {
+	p, ok := op.(*Prepare)
+	if !ok {
+		return checkLeaseOp(op)
+	}
+	if p.Revoke != 0 && len(p.Guards)+len(p.Writes) > 0 {
+		return BadRequest("transaction %s revokes lease %d and does more", p.Name, p.Revoke)
+	}
+	if len(p.Anchor) == 0 || p.Name.Attempt == 0 {
+		return BadRequest("transaction %s with anchor %q", p.Name, p.Anchor)
+	}
+	for i := range p.Guards {
+		if len(p.Guards[i].Compare.GetKey()) == 0 || p.Guards[i].Want > WantFails {
+			return BadRequest("guard %v", p.Guards[i].Compare)
+		}
+	}
+	for i := range p.Writes {
+		var err error
+		switch o := p.Writes[i].Op.(type) {
+		case *pb.PutRequest:
+			err = checkPut(o)
+		case *pb.DeleteRangeRequest:
+			err = checkDelete(o)
+		default:
+			err = BadRequest("%T is no write", o)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CompareAbsent says whether a compare holds where its key is not there: its numbers are 0
+// then, and its value compares with nothing.
+func CompareAbsent(c *pb.Compare) bool {
+	var want int64
+	switch c.GetTarget() {
+	case pb.Compare_VALUE:
+		return false
+	case pb.Compare_CREATE:
+		want = c.GetCreateRevision()
+	case pb.Compare_MOD:
+		want = c.GetModRevision()
+	case pb.Compare_VERSION:
+		want = c.GetVersion()
+	case pb.Compare_LEASE:
+		want = c.GetLease()
+	}
+	return Holds(c.GetResult(), cmp.Compare(0, want))
+}
+
+// Holds says whether a comparison with the given result is what was asked for. A
+// result that etcd does not know holds, as in etcd.
+func Holds(want pb.Compare_CompareResult, result int) bool {
+	switch want {
+	case pb.Compare_EQUAL:
+		return result == 0
+	case pb.Compare_NOT_EQUAL:
+		return result != 0
+	case pb.Compare_GREATER:
+		return result > 0
+	case pb.Compare_LESS:
+		return result < 0
+	}
+	return true
 }

@@ -1,4 +1,4 @@
-package shard
+package rangeapi
 
 import (
 	"errors"
@@ -12,64 +12,64 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// Piece is a RangeRequest of a span that is answered with as many of its first keys as
+// Page is a RangeRequest of a span that is answered with as many of its first keys as
 // fit: what a read of any size is made of, in bounded memory and in messages that the
 // bus carries. It is the Op of a Request and asks for no order but that of the keys.
-type Piece struct {
+type Page struct {
 	*pb.RangeRequest
-	// MaxBytes bounds the keys of the answer, between 1 and MaxPieceBytes; one key always
+	// MaxBytes bounds the keys of the answer, between 1 and MaxPageBytes; one key always
 	// fits.
 	MaxBytes int
 	// WithCount asks how many keys the span has in this range, filters and limit aside.
 	WithCount bool
 }
 
-// PieceAnswer is the Op of the Response to a Piece. Of the RangeResponse it fills the
+// PageAnswer is the Op of the Response to a Page. Of the RangeResponse it fills the
 // header's revision; more, which says that another key of the span passes the filters
-// (it may also say no because the piece ended before it met one); and count, where that
+// (it may also say no because the page ended before it met one); and count, where that
 // was asked for.
-type PieceAnswer struct {
+type PageAnswer struct {
 	*pb.RangeResponse
 	// Keys are N key values as they stand in an encoded RangeResponse, one after the other.
 	Keys []byte
 	N    int64
-	// Seen are the keys that the piece went past, those that the filters left out too.
+	// Seen are the keys that the page went past, those that the filters left out too.
 	Seen int64
-	// Next is where the next piece begins, empty where this one has seen all of the span.
+	// Next is where the next page begins, empty where this one has seen all of the span.
 	Next []byte
-	// room has Keys behind pieceHeadroom bytes that are free, so that an answer to another
+	// Room has Keys behind PageHeadroom bytes that are free, so that an answer to another
 	// node needs no memory of its own; nil where there is no such room.
-	room []byte
+	Room []byte
 }
 
-// pieceHeadroom is what an answer has in front of its keys, mostly.
-const pieceHeadroom = 256
+// PageHeadroom is what an answer has in front of its keys, mostly.
+const PageHeadroom = 256
 
-// MaxPieceBytes is the most that a piece may ask for.
-const MaxPieceBytes = 8 << 20
+// MaxPageBytes is the most that a page may ask for.
+const MaxPageBytes = 8 << 20
 
-func checkPiece(p *Piece) error {
+func checkPage(p *Page) error {
 	if p.RangeRequest == nil {
-		return badRequest("a piece of nothing")
+		return BadRequest("a page of nothing")
 	}
 	if err := checkRange(p.RangeRequest); err != nil {
 		return err
 	}
-	if sorts(p.RangeRequest) || p.GetCountOnly() {
-		return badRequest("a piece in another order than that of the keys, or without keys")
+	if Sorts(p.RangeRequest) || p.GetCountOnly() {
+		return BadRequest("a page in another order than that of the keys, or without keys")
 	}
-	if p.MaxBytes < 1 || p.MaxBytes > MaxPieceBytes {
-		return badRequest("a piece of %d bytes", p.MaxBytes)
+	if p.MaxBytes < 1 || p.MaxBytes > MaxPageBytes {
+		return BadRequest("a page of %d bytes", p.MaxBytes)
 	}
 	return nil
 }
 
-// rangeOf returns the RangeRequest that a read is, or is a piece of.
-func rangeOf(op any) (*pb.RangeRequest, bool) {
+// RangeOf returns the RangeRequest that a read is, or is a page of.
+func RangeOf(op any) (*pb.RangeRequest, bool) {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
 		return o, true
-	case *Piece:
+	case *Page:
 		return o.RangeRequest, true
 	}
 	return nil, false
@@ -100,11 +100,11 @@ func keyBody(v *mvcc.Version, bare bool) int {
 	return n
 }
 
-// sizeOfKey is what appendKey appends. bare leaves the lease out.
-func sizeOfKey(v *mvcc.Version, bare bool) int { return 1 + protowire.SizeBytes(keyBody(v, bare)) }
+// SizeOfKey is what appendKey appends. bare leaves the lease out.
+func SizeOfKey(v *mvcc.Version, bare bool) int { return 1 + protowire.SizeBytes(keyBody(v, bare)) }
 
-// appendKey appends a living version as a field of a RangeResponse.
-func appendKey(b []byte, v *mvcc.Version, bare bool) []byte {
+// AppendKey appends a living version as a field of a RangeResponse.
+func AppendKey(b []byte, v *mvcc.Version, bare bool) []byte {
 	b = protowire.AppendVarint(protowire.AppendTag(b, fieldKvs, protowire.BytesType), uint64(keyBody(v, bare)))
 	b = protowire.AppendBytes(protowire.AppendTag(b, fieldKey, protowire.BytesType), v.Key)
 	b = protowire.AppendVarint(protowire.AppendTag(b, fieldCreate, protowire.VarintType), uint64(v.Create))
@@ -119,10 +119,10 @@ func appendKey(b []byte, v *mvcc.Version, bare bool) []byte {
 	return b
 }
 
-// errBadKeys says that bytes are not the key values of a piece.
-var errBadKeys = errors.New("shard: malformed key values")
+// errBadKeys says that bytes are not the key values of a page.
+var errBadKeys = errors.New("rangeapi: malformed key values")
 
-// DecodeKeys reads the n key values of a piece. Keys and values are parts of b.
+// DecodeKeys reads the n key values of a page. Keys and values are parts of b.
 func DecodeKeys(b []byte, n int64) ([]*mvccpb.KeyValue, error) {
 	// A key value takes two bytes at least.
 	if n < 0 || n > int64(len(b)/2) {

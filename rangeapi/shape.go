@@ -1,4 +1,4 @@
-package shard
+package rangeapi
 
 import (
 	"bytes"
@@ -16,35 +16,35 @@ func plainOrder(r *pb.RangeRequest) bool {
 		r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
 }
 
-// filtered says whether the request leaves out keys by their revisions.
-func filtered(r *pb.RangeRequest) bool {
+// Filtered says whether the request leaves out keys by their revisions.
+func Filtered(r *pb.RangeRequest) bool {
 	return r.GetMinModRevision() != 0 || r.GetMaxModRevision() != 0 ||
 		r.GetMinCreateRevision() != 0 || r.GetMaxCreateRevision() != 0
 }
 
-// sorts says whether the answer is sorted after the scan: an order was asked for,
+// Sorts says whether the answer is sorted after the scan: an order was asked for,
 // or a target other than the key, which etcd sorts ascending then.
-func sorts(r *pb.RangeRequest) bool {
+func Sorts(r *pb.RangeRequest) bool {
 	return !plainOrder(r) || r.GetSortTarget() != pb.RangeRequest_KEY
 }
 
-// collects says whether all keys must be had before the limit can be applied.
-func collects(r *pb.RangeRequest) bool {
+// Collects says whether all keys must be had before the limit can be applied.
+func Collects(r *pb.RangeRequest) bool {
 	// etcd keeps the limit for a scan with a sort target and no order, and sorts what
 	// it got: the smallest keys, sorted by the target.
-	return !plainOrder(r) || filtered(r)
+	return !plainOrder(r) || Filtered(r)
 }
 
-// bareKeys says whether etcd answers from its index alone: no values, and the
+// BareKeys says whether etcd answers from its index alone: no values, and the
 // lease is 0.
-func bareKeys(r *pb.RangeRequest) bool {
+func BareKeys(r *pb.RangeRequest) bool {
 	return r.GetKeysOnly() && r.GetSortTarget() != pb.RangeRequest_VALUE
 }
 
 // ScanLimit is how many keys a scan must give before it may stop; 0 is no limit.
 // One more than asked for says whether there are more.
 func ScanLimit(r *pb.RangeRequest) int64 {
-	if r.GetLimit() <= 0 || collects(r) {
+	if r.GetLimit() <= 0 || Collects(r) {
 		return 0
 	}
 	return r.GetLimit() + 1
@@ -53,8 +53,8 @@ func ScanLimit(r *pb.RangeRequest) int64 {
 // Shape applies filter, order and limit to the keys of a range operation as etcd
 // does and puts what is left into the response.
 func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
-	if filtered(r) {
-		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return filteredOut(r, kv) })
+	if Filtered(r) {
+		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return FilteredOut(r, kv) })
 	}
 	SortKeys(r, kvs)
 	if limit := r.GetLimit(); limit > 0 && int64(len(kvs)) > limit {
@@ -64,7 +64,7 @@ func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	if r.GetKeysOnly() {
 		for _, kv := range kvs {
 			kv.Value = nil
-			if bareKeys(r) {
+			if BareKeys(r) {
 				kv.Lease = 0
 			}
 		}
@@ -72,7 +72,7 @@ func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	resp.Kvs = kvs
 }
 
-func filteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
+func FilteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
 	return r.GetMaxModRevision() != 0 && kv.GetModRevision() > r.GetMaxModRevision() ||
 		r.GetMinModRevision() != 0 && kv.GetModRevision() < r.GetMinModRevision() ||
 		r.GetMaxCreateRevision() != 0 && kv.GetCreateRevision() > r.GetMaxCreateRevision() ||
@@ -83,7 +83,7 @@ func filteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
 // bytes, in the order that the request asks for. Keys that compare equal end up as
 // etcd's own sort, which is not stable, leaves them.
 func SortKeys(r *pb.RangeRequest, kvs []*mvccpb.KeyValue) {
-	if !sorts(r) {
+	if !Sorts(r) {
 		return
 	}
 	order := keyOrder{kvs: kvs, by: lessFunc(r.GetSortTarget())}

@@ -1,6 +1,11 @@
-package shard
+package rangeapi
 
-import "github.com/skeindb/skein/keyspace"
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/skeindb/skein/keyspace"
+)
 
 // Revoke deletes all keys of a lease in one range, at one revision, and takes the lease's
 // mark away with them: for a lease that has keys in this range alone. The lease's record
@@ -34,19 +39,43 @@ type Attached struct {
 	More bool
 }
 
-// leaseKeysBytes bounds the keys of one Attached.
-const leaseKeysBytes = 4 << 20
+// LeaseKeysBytes bounds the keys of one Attached.
+const LeaseKeysBytes = 4 << 20
 
 func checkLeaseOp(op TxnOp) error {
 	switch o := op.(type) {
 	case *Revoke:
 		if o.Lease == 0 {
-			return badRequest("revoke of no lease")
+			return BadRequest("revoke of no lease")
 		}
 	case *LeaseKeys:
 		if o.Lease == 0 || o.At < 1 {
-			return badRequest("keys of lease %d at revision %d", o.Lease, o.At)
+			return BadRequest("keys of lease %d at revision %d", o.Lease, o.At)
 		}
 	}
 	return nil
+}
+
+// Attachment says that the record of a lease lists the range's span: keys of the range may be
+// attached to it, and whoever revokes it comes here. A split leaves it to both halves.
+type Attachment struct {
+	Lease       keyspace.LeaseID
+	Incarnation keyspace.LeaseIncarnation
+}
+
+func AppendAttachment(dst []byte, m Attachment) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.Lease)), uint64(m.Incarnation))
+}
+
+func (c *Reader) Attachment() Attachment {
+	return Attachment{keyspace.LeaseID(c.Uvarint()), keyspace.LeaseIncarnation(c.Uvarint())}
+}
+
+// Lease reads a lease id that is not 0.
+func (c *Reader) Lease() keyspace.LeaseID {
+	n := c.Uvarint()
+	if n == 0 {
+		c.Fail(errors.New("rangeapi: lease 0"))
+	}
+	return keyspace.LeaseID(n)
 }

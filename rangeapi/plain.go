@@ -1,14 +1,14 @@
-package shard
+package rangeapi
 
 import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/internal/wire"
 )
 
 // Most requests get or put one key and nothing else. They and their responses have a
@@ -65,7 +65,7 @@ func appendPlain(dst []byte, op proto.Message) []byte {
 		dst = binary.AppendVarint(dst, o.GetLease())
 		return append(wire.AppendBytes(dst, o.GetKey()), o.GetValue()...)
 	}
-	panic(fmt.Sprintf("shard: %T has no plain form", op))
+	panic(fmt.Sprintf("rangeapi: %T has no plain form", op))
 }
 
 // decodePlain reads what appendPlain wrote.
@@ -75,7 +75,7 @@ func decodePlain(k opKind, b []byte) (proto.Message, error) {
 	}
 	flags := b[0]
 	if flags > plainFlags {
-		return nil, fmt.Errorf("shard: flags %#x of a plain request", flags)
+		return nil, fmt.Errorf("rangeapi: flags %#x of a plain request", flags)
 	}
 	b = b[1:]
 	if k == opPlainGet {
@@ -134,7 +134,7 @@ func appendPlainResponse(dst []byte, op proto.Message) []byte {
 		dst = binary.AppendVarint(dst, kv.GetLease())
 		return append(wire.AppendBytes(dst, kv.GetKey()), kv.GetValue()...)
 	}
-	panic(fmt.Sprintf("shard: %T has no plain form", op))
+	panic(fmt.Sprintf("rangeapi: %T has no plain form", op))
 }
 
 // decodePlainResponse reads what appendPlainResponse wrote.
@@ -145,7 +145,7 @@ func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
 	}
 	if k == opPlainPut {
 		if len(b) != 0 {
-			return nil, fmt.Errorf("shard: %d bytes behind the response to a put", len(b))
+			return nil, fmt.Errorf("rangeapi: %d bytes behind the response to a put", len(b))
 		}
 		return &pb.PutResponse{Header: &pb.ResponseHeader{Revision: rev}}, nil
 	}
@@ -175,9 +175,9 @@ func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
 	return &get.resp, nil
 }
 
-// sizeBound returns how many bytes a message takes at most in protobuf's form: exactly,
+// SizeBound returns how many bytes a message takes at most in protobuf's form: exactly,
 // but for those that have a plain form, where a little above costs less.
-func sizeBound(op proto.Message) int {
+func SizeBound(op proto.Message) int {
 	switch o := op.(type) {
 	case *pb.PutRequest:
 		return len(o.GetKey()) + len(o.GetValue()) + plainFieldsBytes

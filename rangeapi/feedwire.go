@@ -1,18 +1,17 @@
-package shard
+package rangeapi
 
 import (
 	"encoding/binary"
 	"fmt"
 
 	"github.com/skeindb/skein/internal/wire"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
-// feedVersion leads the messages of bus methods 21 and 22; docs/format/shard.md has
+// FeedVersion leads the messages of bus methods 21 and 22; docs/format/rangeapi.md has
 // the bytes.
-const feedVersion = 2
+const FeedVersion = 2
 
 // FeedID names a feed within a gateway's stream; the gateway chooses it and never
 // uses one twice.
@@ -32,12 +31,12 @@ type FeedOrder struct {
 	Prev bool
 }
 
-// Mark is a place in the order in which a range of one generation applies its changes:
+// Position is a place in the order in which a range of one generation applies its changes:
 // all replicas come to the same ones. The zero Mark is before all others.
-type Mark struct{ Term, Number uint64 }
+type FeedPosition struct{ Term, Number uint64 }
 
 // Reaches says whether whoever is at m has applied all that was applied at o.
-func (m Mark) Reaches(o Mark) bool {
+func (m FeedPosition) Reaches(o FeedPosition) bool {
 	return m.Term > o.Term || m.Term == o.Term && m.Number >= o.Number
 }
 
@@ -49,7 +48,7 @@ func (m Mark) Reaches(o Mark) bool {
 type FeedPart struct {
 	ID       FeedID
 	Complete keyspace.Revision
-	Mark     Mark
+	Position FeedPosition
 	Events   []Event
 	Err      *kverror.Error
 }
@@ -79,16 +78,16 @@ func appendOrder(dst []byte, o *FeedOrder) []byte {
 	return append(dst, flags)
 }
 
-// encodeOrders returns a message of orders.
-func encodeOrders(os []FeedOrder) []byte {
-	dst := []byte{feedVersion}
+// EncodeOrders returns a message of orders.
+func EncodeOrders(os []FeedOrder) []byte {
+	dst := []byte{FeedVersion}
 	for i := range os {
 		dst = appendOrder(dst, &os[i])
 	}
 	return dst
 }
 
-func decodeOrders(b []byte) (os []FeedOrder, err error) {
+func DecodeOrders(b []byte) (os []FeedOrder, err error) {
 	if b, err = checkVersion(b); err != nil {
 		return nil, err
 	}
@@ -99,7 +98,7 @@ func decodeOrders(b []byte) (os []FeedOrder, err error) {
 		if kind == orderOpen {
 			n = len(ints)
 		} else if kind != orderClose {
-			return nil, fmt.Errorf("shard: order of kind %d to a feed", kind)
+			return nil, fmt.Errorf("rangeapi: order of kind %d to a feed", kind)
 		}
 		b = b[1:]
 		for i := range n {
@@ -116,7 +115,7 @@ func decodeOrders(b []byte) (os []FeedOrder, err error) {
 				return nil, wire.ErrTruncated
 			}
 			if b[0]&^orderPrev != 0 || ints[3] >= uint64(keyspace.MaxRevision) {
-				return nil, fmt.Errorf("shard: feed from revision %d with flags %#x", ints[3], b[0])
+				return nil, fmt.Errorf("rangeapi: feed from revision %d with flags %#x", ints[3], b[0])
 			}
 			o.Prev, b = b[0]&orderPrev != 0, b[1:]
 		}
@@ -125,11 +124,11 @@ func decodeOrders(b []byte) (os []FeedOrder, err error) {
 	return os, nil
 }
 
-func appendMark(dst []byte, m Mark) []byte {
+func appendFeedPosition(dst []byte, m FeedPosition) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, m.Term), m.Number)
 }
 
-func decodeMark(b []byte) (m Mark, rest []byte, err error) {
+func decodeFeedPosition(b []byte) (m FeedPosition, rest []byte, err error) {
 	if m.Term, b, err = wire.Uvarint(b); err != nil {
 		return m, nil, err
 	}
@@ -141,34 +140,34 @@ func checkVersion(b []byte) (rest []byte, err error) {
 	if len(b) == 0 {
 		return nil, wire.ErrTruncated
 	}
-	if b[0] != feedVersion {
-		return nil, fmt.Errorf("shard: message of version %d, want %d", b[0], feedVersion)
+	if b[0] != FeedVersion {
+		return nil, fmt.Errorf("rangeapi: message of version %d, want %d", b[0], FeedVersion)
 	}
 	return b[1:], nil
 }
 
-// appendPartHead appends a part but for its events, of which count ones follow.
-func appendPartHead(dst []byte, id FeedID, complete keyspace.Revision, m Mark, count int) []byte {
+// AppendPartHead appends a part but for its events, of which count ones follow.
+func AppendPartHead(dst []byte, id FeedID, complete keyspace.Revision, m FeedPosition, count int) []byte {
 	dst = binary.AppendUvarint(append(dst, partEvents), uint64(id))
 	dst = binary.AppendUvarint(dst, uint64(complete))
-	dst = appendMark(dst, m)
+	dst = appendFeedPosition(dst, m)
 	return binary.AppendUvarint(dst, uint64(count))
 }
 
-func appendPart(dst []byte, p *FeedPart) []byte {
+func AppendPart(dst []byte, p *FeedPart) []byte {
 	if p.Err != nil {
 		dst = binary.AppendUvarint(append(dst, partEnd), uint64(p.ID))
 		return wire.AppendBytes(dst, kverror.Append(nil, p.Err))
 	}
-	dst = appendPartHead(dst, p.ID, p.Complete, p.Mark, len(p.Events))
+	dst = AppendPartHead(dst, p.ID, p.Complete, p.Position, len(p.Events))
 	for i := range p.Events {
-		dst = appendEvent(dst, &p.Events[i])
+		dst = AppendEvent(dst, &p.Events[i])
 	}
 	return dst
 }
 
-// decodeParts reads a message of a feed. Keys and values stay parts of b.
-func decodeParts(b []byte) (ps []FeedPart, err error) {
+// DecodeParts reads a message of a feed. Keys and values stay parts of b.
+func DecodeParts(b []byte) (ps []FeedPart, err error) {
 	if b, err = checkVersion(b); err != nil {
 		return nil, err
 	}
@@ -187,10 +186,10 @@ func decodeParts(b []byte) (ps []FeedPart, err error) {
 				return nil, err
 			}
 			if complete >= uint64(keyspace.MaxRevision) {
-				return nil, fmt.Errorf("shard: complete up to revision %d", complete)
+				return nil, fmt.Errorf("rangeapi: complete up to revision %d", complete)
 			}
 			p.Complete = keyspace.Revision(complete)
-			if p.Mark, b, err = decodeMark(rest); err != nil {
+			if p.Position, b, err = decodeFeedPosition(rest); err != nil {
 				return nil, err
 			}
 			if p.Events, b, err = decodeEvents(b); err != nil {
@@ -205,7 +204,7 @@ func decodeParts(b []byte) (ps []FeedPart, err error) {
 				return nil, err
 			}
 		default:
-			return nil, fmt.Errorf("shard: part of kind %d in a feed", kind)
+			return nil, fmt.Errorf("rangeapi: part of kind %d in a feed", kind)
 		}
 		ps = append(ps, p)
 	}
@@ -231,7 +230,7 @@ type HistoryRequest struct {
 	// other revision comes with it.
 	FromKey []byte
 	// Seen is what the replica must have applied: what feeds have said to the asker.
-	Seen Mark
+	Seen FeedPosition
 	// MaxBytes bounds the answer with the versions before, beside the events of one key and
 	// revision that are larger.
 	MaxBytes int64
@@ -258,21 +257,21 @@ const (
 )
 
 func (q *CompleteRequest) encode() []byte {
-	dst := []byte{feedVersion, watchComplete}
+	dst := []byte{FeedVersion, watchComplete}
 	dst = binary.AppendUvarint(dst, uint64(q.Range))
 	dst = binary.AppendUvarint(dst, uint64(q.Generation))
 	return binary.AppendUvarint(dst, uint64(q.Revision))
 }
 
 func (q *HistoryRequest) encode() []byte {
-	dst := []byte{feedVersion, watchHistory}
+	dst := []byte{FeedVersion, watchHistory}
 	dst = binary.AppendUvarint(dst, uint64(q.Range))
 	dst = binary.AppendUvarint(dst, uint64(q.Generation))
 	dst = binary.AppendUvarint(dst, uint64(q.From))
 	dst = binary.AppendUvarint(dst, uint64(q.To))
 	dst = binary.AppendUvarint(dst, uint64(max(q.Compacted, 0)))
 	dst = binary.AppendUvarint(dst, uint64(q.MaxBytes))
-	dst = appendMark(dst, q.Seen)
+	dst = appendFeedPosition(dst, q.Seen)
 	var flags byte
 	if q.Prev {
 		flags |= orderPrev
@@ -287,8 +286,8 @@ func (q *HistoryRequest) encode() []byte {
 	return dst
 }
 
-// decodeQuestion returns one of the two requests.
-func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
+// DecodeQuestion returns one of the two requests.
+func DecodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 	b, err := checkVersion(b)
 	if err != nil {
 		return nil, nil, err
@@ -302,32 +301,32 @@ func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 	if kind == watchHistory {
 		n = len(ints)
 	} else if kind != watchComplete {
-		return nil, nil, fmt.Errorf("shard: question of kind %d", kind)
+		return nil, nil, fmt.Errorf("rangeapi: question of kind %d", kind)
 	}
 	for i := range n {
 		if ints[i], b, err = wire.Uvarint(b); err != nil {
 			return nil, nil, err
 		}
 		if i > 1 && i < 5 && ints[i] >= uint64(keyspace.MaxRevision) {
-			return nil, nil, fmt.Errorf("shard: question about revision %d", ints[i])
+			return nil, nil, fmt.Errorf("rangeapi: question about revision %d", ints[i])
 		}
 	}
 	if kind == watchComplete {
 		if len(b) != 0 {
-			return nil, nil, fmt.Errorf("shard: %d bytes behind a question", len(b))
+			return nil, nil, fmt.Errorf("rangeapi: %d bytes behind a question", len(b))
 		}
 		return &CompleteRequest{keyspace.RangeID(ints[0]), keyspace.Generation(ints[1]), keyspace.Revision(ints[2])}, nil, nil
 	}
 	q := &HistoryRequest{
 		Range: keyspace.RangeID(ints[0]), Generation: keyspace.Generation(ints[1]), From: keyspace.Revision(ints[2]),
-		To: keyspace.Revision(ints[3]), Compacted: keyspace.Revision(ints[4]), MaxBytes: int64(ints[5]), Seen: Mark{ints[6], ints[7]},
+		To: keyspace.Revision(ints[3]), Compacted: keyspace.Revision(ints[4]), MaxBytes: int64(ints[5]), Seen: FeedPosition{ints[6], ints[7]},
 	}
 	if len(b) == 0 {
 		return nil, nil, wire.ErrTruncated
 	}
 	flags := b[0]
 	if flags&^(orderPrev|historyWithin) != 0 {
-		return nil, nil, fmt.Errorf("shard: history with flags %#x", flags)
+		return nil, nil, fmt.Errorf("rangeapi: history with flags %#x", flags)
 	}
 	q.Prev = flags&orderPrev != 0
 	if q.Span.Start, b, err = wire.Bytes(b[1:]); err == nil {
@@ -339,26 +338,28 @@ func decodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 		}
 	}
 	if err == nil && len(b) != 0 {
-		err = fmt.Errorf("shard: %d bytes behind a question", len(b))
+		err = fmt.Errorf("rangeapi: %d bytes behind a question", len(b))
 	}
 	return nil, q, err
 }
 
-func (p *HistoryPage) encode() []byte {
+func (p *HistoryPage) Encode() []byte {
 	size := 16
 	for i := range p.Events {
 		size += int(p.Events[i].Bytes())
 	}
-	dst := append(make([]byte, 0, size+len(p.NextKey)), feedVersion, statusOK)
+	dst := append(make([]byte, 0, size+len(p.NextKey)), FeedVersion, StatusOK)
 	dst = binary.AppendUvarint(dst, uint64(p.Next))
 	// No next key is empty: it lies behind another one.
 	return appendEvents(wire.AppendBytes(dst, p.NextKey), p.Events)
 }
 
-func encodeComplete(m Mark) []byte { return appendMark([]byte{feedVersion, statusOK}, m) }
+func EncodeComplete(m FeedPosition) []byte {
+	return appendFeedPosition([]byte{FeedVersion, StatusOK}, m)
+}
 
-func encodeWatchError(err error) []byte {
-	return kverror.Append([]byte{feedVersion, statusError}, kverror.Of(err))
+func EncodeWatchError(err error) []byte {
+	return kverror.Append([]byte{FeedVersion, StatusError}, kverror.Of(err))
 }
 
 // watchAnswer returns what follows a good answer's head, or the error that the range
@@ -370,10 +371,10 @@ func watchAnswer(b []byte) (rest []byte, err error) {
 	switch {
 	case len(b) == 0:
 		return nil, wire.ErrTruncated
-	case b[0] == statusOK:
+	case b[0] == StatusOK:
 		return b[1:], nil
-	case b[0] != statusError:
-		return nil, fmt.Errorf("shard: answer of kind %d", b[0])
+	case b[0] != StatusError:
+		return nil, fmt.Errorf("rangeapi: answer of kind %d", b[0])
 	}
 	e, err := kverror.Decode(b[1:])
 	if err != nil {
@@ -382,13 +383,13 @@ func watchAnswer(b []byte) (rest []byte, err error) {
 	return nil, e
 }
 
-func decodeComplete(b []byte) (m Mark, err error) {
+func decodeComplete(b []byte) (m FeedPosition, err error) {
 	rest, err := watchAnswer(b)
 	if err == nil {
-		m, rest, err = decodeMark(rest)
+		m, rest, err = decodeFeedPosition(rest)
 	}
 	if err == nil && len(rest) != 0 {
-		err = fmt.Errorf("shard: %d bytes behind an answer", len(rest))
+		err = fmt.Errorf("rangeapi: %d bytes behind an answer", len(rest))
 	}
 	return m, err
 }
@@ -404,7 +405,7 @@ func decodeHistoryPage(b []byte) (*HistoryPage, error) {
 		return nil, err
 	}
 	if next > uint64(keyspace.MaxRevision) {
-		return nil, fmt.Errorf("shard: page up to revision %d", next)
+		return nil, fmt.Errorf("rangeapi: page up to revision %d", next)
 	}
 	p := &HistoryPage{Next: keyspace.Revision(next)}
 	if p.NextKey, rest, err = wire.Bytes(rest); err != nil {
@@ -417,7 +418,7 @@ func decodeHistoryPage(b []byte) (*HistoryPage, error) {
 		return nil, err
 	}
 	if len(rest) != 0 {
-		return nil, fmt.Errorf("shard: %d bytes behind a page", len(rest))
+		return nil, fmt.Errorf("rangeapi: %d bytes behind a page", len(rest))
 	}
 	return p, nil
 }

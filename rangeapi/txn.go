@@ -1,4 +1,4 @@
-package shard
+package rangeapi
 
 import (
 	"cmp"
@@ -73,24 +73,24 @@ type LockRef struct {
 
 // TxnOp is what a coordinator or a pusher wants of one range: a *Prepare, *Commit,
 // *Resolve, *Decide or *Forget; or what is to be done with a lease: *Revoke, *LeaseKeys.
-type TxnOp interface{ kind() txnKind }
+type TxnOp interface{ Kind() TxnKind }
 
 // TxnAnswer answers a TxnOp: a *Prepared to a *Prepare, a *Decided to a *Commit and a
 // *Decide, a *Revoked to a *Revoke, an *Attached to a *LeaseKeys, a *Resolved to the
 // others.
-type TxnAnswer interface{ answers(k txnKind) bool }
+type TxnAnswer interface{ answers(k TxnKind) bool }
 
-// txnKind is the number of a TxnOp on the wire.
-type txnKind uint8
+// TxnKind is the number of a TxnOp on the wire.
+type TxnKind uint8
 
 const (
-	txnPrepare txnKind = iota + 1
+	TxnPrepare TxnKind = iota + 1
 	txnCommit
 	txnResolve
 	txnDecide
 	txnForget
-	// txnRead is a read on behalf of a transaction, which its own locks do not hold up.
-	txnRead
+	// TxnRead is a read on behalf of a transaction, which its own locks do not hold up.
+	TxnRead
 	txnRevoke
 	txnLeaseKeys
 )
@@ -141,12 +141,12 @@ type Prepare struct {
 	Pin   bool
 	PinAt keyspace.Revision
 	// Revoke, if not 0, is a lease of the incarnation all of whose keys in the range are
-	// deleted, and nothing else is done. The lease's mark is locked even where there is no
+	// deleted, and nothing else is done. The lease's attachment is locked even where there is no
 	// key.
 	Revoke      keyspace.LeaseID
 	Incarnation keyspace.LeaseIncarnation
 	// Absent are leases that the transaction has found not to be there: a put to one of them
-	// that has no mark is refused.
+	// that has no attachment is refused.
 	Absent []keyspace.LeaseID
 }
 
@@ -221,7 +221,7 @@ type Resolve struct {
 	// Revision is the transaction's; 0 says that the attempt is aborted.
 	Revision keyspace.Revision
 	// Unmark is a lease that has no key in any range, 0 for none, and Incarnation its own:
-	// the mark goes with the lock, at no revision. Where the lock is gone and the mark is not,
+	// the attachment goes with the lock, at no revision. Where the lock is gone and the attachment is not,
 	// others have aborted the attempt and keys may have been attached since: the answer is a
 	// Conflict.
 	Unmark      keyspace.LeaseID
@@ -244,23 +244,23 @@ type Resolved struct {
 	Intact bool
 }
 
-func (*Prepare) kind() txnKind   { return txnPrepare }
-func (*Commit) kind() txnKind    { return txnCommit }
-func (*Resolve) kind() txnKind   { return txnResolve }
-func (*Decide) kind() txnKind    { return txnDecide }
-func (*Forget) kind() txnKind    { return txnForget }
-func (*Revoke) kind() txnKind    { return txnRevoke }
-func (*LeaseKeys) kind() txnKind { return txnLeaseKeys }
+func (*Prepare) Kind() TxnKind   { return TxnPrepare }
+func (*Commit) Kind() TxnKind    { return txnCommit }
+func (*Resolve) Kind() TxnKind   { return txnResolve }
+func (*Decide) Kind() TxnKind    { return txnDecide }
+func (*Forget) Kind() TxnKind    { return txnForget }
+func (*Revoke) Kind() TxnKind    { return txnRevoke }
+func (*LeaseKeys) Kind() TxnKind { return txnLeaseKeys }
 
-func (*Prepared) answers(k txnKind) bool { return k == txnPrepare }
-func (*Decided) answers(k txnKind) bool  { return k == txnCommit || k == txnDecide }
-func (*Resolved) answers(k txnKind) bool { return k == txnResolve || k == txnForget }
-func (*Revoked) answers(k txnKind) bool  { return k == txnRevoke }
-func (*Attached) answers(k txnKind) bool { return k == txnLeaseKeys }
+func (*Prepared) answers(k TxnKind) bool { return k == TxnPrepare }
+func (*Decided) answers(k TxnKind) bool  { return k == txnCommit || k == txnDecide }
+func (*Resolved) answers(k TxnKind) bool { return k == txnResolve || k == txnForget }
+func (*Revoked) answers(k TxnKind) bool  { return k == txnRevoke }
+func (*Attached) answers(k TxnKind) bool { return k == txnLeaseKeys }
 
-// keys calls add with every pair (key, range_end) that the op names, and whether it
+// Keys calls add with every pair (key, range_end) that the op names, and whether it
 // writes there.
-func (p *Prepare) keys(add func(key, end []byte, writes bool)) {
+func (p *Prepare) Keys(add func(key, end []byte, writes bool)) {
 	for i := range p.Guards {
 		add(p.Guards[i].Compare.GetKey(), p.Guards[i].Compare.GetRangeEnd(), false)
 	}
