@@ -1,4 +1,4 @@
-# Turns what go test -bench prints into the tables of docs/PERFORMANCE.md: a heading
+# Turns what go test -bench prints into the tables of bench/results/make-bench.md: a heading
 # for each package, a row for each benchmark, a column for each unit, and the machine
 # and the commit above them. Benchmarks that report other units begin a new table.
 
