@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 )
 
 // buildTags are those of the nodes of a storm.
@@ -22,10 +22,10 @@ const plantedStorms = 4
 func TestPlantedStorms(t *testing.T) {
 	binary := buildOnce(t)
 	var table string
-	for _, bug := range []plant.Bug{
-		plant.AcknowledgedBeforeQuorum, plant.FsyncSkipped, plant.TxnHalfVisible,
-		plant.ReleasedTooEarly, plant.EventLostAtSplit, plant.AttachedWhileEnding,
-		plant.ProgressBehindEvent,
+	for _, bug := range []mutation.Bug{
+		mutation.AcknowledgedBeforeQuorum, mutation.FsyncSkipped, mutation.TxnHalfVisible,
+		mutation.ReleasedTooEarly, mutation.EventLostAtSplit, mutation.AttachedWhileEnding,
+		mutation.ProgressBehindEvent,
 	} {
 		found := ""
 		for seed := uint64(0); seed < plantedStorms && found == ""; seed++ {

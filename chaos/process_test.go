@@ -39,7 +39,7 @@ type node struct {
 	space                  *space // its network; nil if that is this process's
 	client                 *clientv3.Client
 	mount                  string // where data is mounted, or the directory in its place
-	plant                  string // the bug that is planted, by its number
+	mutation               string // the bug that is planted, by its number
 	// busy is held by who breaks the machine inside, or replaces the node on it; away says
 	// that the machine is without a node of the cluster, leaves that its node is being removed
 	// from that, and may end by itself.
@@ -273,8 +273,8 @@ func (c *cluster) start(n *node) {
 	defer n.mu.Unlock()
 	cmd := exec.Command(n.binary, n.args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	if cmd.Env = environment(); n.plant != "" {
-		cmd.Env = append(cmd.Env, "SKEIN_PLANT="+n.plant)
+	if cmd.Env = environment(); n.mutation != "" {
+		cmd.Env = append(cmd.Env, "SKEIN_MUTATION="+n.mutation)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	begin := cmd.Start

@@ -32,17 +32,17 @@ const stormLength = 3 * time.Minute
 
 // storm is one run of five machines.
 type storm struct {
-	t       *testing.T
-	c       *cluster
-	net     *network
-	l       *load
-	op      *operator
-	binary  string // of the nodes
-	dir     string // where evidence goes
-	plant   string // the bug that is planted into the nodes, by its number
-	began   time.Time
-	leftOut []string
-	unwatch func() // ends the look for standstills of the machine
+	t        *testing.T
+	c        *cluster
+	net      *network
+	l        *load
+	op       *operator
+	binary   string // of the nodes
+	dir      string // where evidence goes
+	mutation string // the bug that is planted into the nodes, by its number
+	began    time.Time
+	leftOut  []string
+	unwatch  func() // ends the look for standstills of the machine
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -93,9 +93,9 @@ func buildOnce(t *testing.T) (binary string) {
 
 // runStorm makes one storm of nodes of a binary, with a bug planted where one is named, and
 // returns what is wrong with what came of it.
-func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, plant string) []string {
+func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, mutation string) []string {
 	t.Helper()
-	s := &storm{t: t, binary: binary, dir: evidenceDir(t), plant: plant, began: time.Now(), outages: map[breakage]*outage{}}
+	s := &storm{t: t, binary: binary, dir: evidenceDir(t), mutation: mutation, began: time.Now(), outages: map[breakage]*outage{}}
 	t.Cleanup(s.keep)
 	missing, err := s.build()
 	if err != nil {
@@ -226,7 +226,7 @@ func (s *storm) build() (missing, err error) {
 	s.unwatch = s.c.still.watch(t.Context())
 	t.Cleanup(s.unwatch)
 	for i := range stormMachines + 1 {
-		n := &node{name: fmt.Sprintf("n%d", i+1), binary: s.binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], plant: s.plant}
+		n := &node{name: fmt.Sprintf("n%d", i+1), binary: s.binary, url: fmt.Sprintf("http://%s:2379", address(i)), space: &s.net.spaces[i], mutation: s.mutation}
 		n.log = filepath.Join(s.dir, n.name+".log")
 		n.mount = filepath.Join(dir, n.name)
 		if missing == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/objstorage"
 	"github.com/cockroachdb/pebble/v2/sstable"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -173,7 +173,7 @@ func (x *exporter) table(ctx context.Context, it *Iterator, lower []byte, span K
 			}
 			return next, x.finish(end)
 		}
-		if plant.Is(plant.VersionLostInCopy) && span.Versioned() && n == 2 {
+		if mutation.Is(mutation.VersionLostInCopy) && span.Versioned() && n == 2 {
 			continue
 		}
 		v, err := it.ValueAndErr()

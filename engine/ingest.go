@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -107,7 +107,7 @@ func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 	if err != nil {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, err)
 	}
-	if plant.Is(plant.SnapshotNotDurable) {
+	if mutation.Is(mutation.SnapshotNotDurable) {
 		return a, nil
 	}
 	if err := e.awaitDurable(ctx, in.Group, &a); err != nil {

@@ -89,7 +89,7 @@ type Keeper struct {
 	// Guarded by mu, as is what it points to. term is nil while the node does not lead.
 	term    *term
 	stopped bool
-	planted planted //nolint:unused // has fields with the build tag planted
+	mutated mutationState //nolint:unused // has fields with the build tag planted
 }
 
 // term is what a keeper knows in the time of one leadership.
@@ -196,7 +196,7 @@ func (k *Keeper) Lead(ctx context.Context, number uint64, records func(yield fun
 		k.term.cancel()
 	}
 	k.term = t
-	k.plantDeadlines(t)
+	k.mutateDeadlines(t)
 	k.o.Logger.Info("leases are counted here",
 		zap.Uint64("term", number), zap.Int("leases", len(t.leases)), zap.Int("ending", t.waiting))
 	k.wait.Go(func() { k.drive(t) })

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -194,7 +194,7 @@ func (p *remover) key() (done bool, err error) {
 			return false, err
 		}
 	}
-	if !dead && !(plant.Is(plant.LiveRemoved) && rev < p.o.Compacted) {
+	if !dead && !(mutation.Is(mutation.LiveRemoved) && rev < p.o.Compacted) {
 		return p.rest(p.versions.Next())
 	}
 	// The tombstone goes last: without it, and with an older version still there,

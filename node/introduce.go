@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -233,7 +233,7 @@ func (c *Core) judgeIntroduction(ctx context.Context, q introduction) introducti
 		q.Unsure = c.hasRun.Load()
 		return q
 	}
-	if plant.Is(plant.EmptyLetIn) {
+	if mutation.Is(mutation.EmptyLetIn) {
 		q.Member = true
 		return q
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -120,7 +120,7 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 		n := &nodes[i]
 		switch {
 		case n.ID != c.o.Self:
-			if !plant.Is(plant.NewcomerUnknown) {
+			if !mutation.Is(mutation.NewcomerUnknown) {
 				c.setPeer(n)
 			}
 		case n.State == placement.NodeRemoved:

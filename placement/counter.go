@@ -3,7 +3,7 @@ package placement
 import (
 	"fmt"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -270,7 +270,7 @@ func (c *counter) grantConfirmed(out *output) {
 // grant hands out the batch's revisions.
 func (c *counter) grant(a *ask) grant {
 	g := grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
-	if plant.Is(plant.CompactionUnseen) {
+	if mutation.Is(mutation.CompactionUnseen) {
 		g.Compacted = -1
 	}
 	for i := range a.Items {

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
 )
@@ -227,7 +227,7 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 		var complete bool
 		n.Capacity, n.Used, complete = d.hearing.node(id)
 		old, ok := d.nodes[id]
-		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !plant.Is(plant.DeadCountedAlive), old.SilentSince
+		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !mutation.Is(mutation.DeadCountedAlive), old.SilentSince
 		n.LonelySince = old.LonelySince
 		switch {
 		case n.Silent && !old.Silent:

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/btree"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -187,7 +187,7 @@ func (o removeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.
 // grant applies grantLease. The incarnation is the entry's index: no two entries of
 // the group have the same.
 func (s *leases) grant(index uint64, o grantLease) result {
-	if l, ok := s.get(o.ID); ok && plant.Is(plant.LeaseGrantedTwice) {
+	if l, ok := s.get(o.ID); ok && mutation.Is(mutation.LeaseGrantedTwice) {
 		return result{Lease: l}
 	} else if ok {
 		return result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
@@ -223,7 +223,7 @@ func (s *leases) register(o registerLease) result {
 }
 
 // closed says whether nothing is registered with the lease any more.
-func (l *Lease) closed() bool { return l.Revoking && !plant.Is(plant.AttachedWhileEnding) }
+func (l *Lease) closed() bool { return l.Revoking && !mutation.Is(mutation.AttachedWhileEnding) }
 
 // revoke applies revokeLeases. Where it names one lease the result is about that one:
 // Lease is the record as it was before.

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
@@ -231,7 +231,7 @@ func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
 	d.Span.End = right.Descriptor.Span.End
 	d.Generation = max(left.Descriptor.Generation, right.Descriptor.Generation) + 1
 	old := []*Range{left, right}
-	if plant.Is(plant.AbsorbedStaysMapped) {
+	if mutation.Is(mutation.AbsorbedStaysMapped) {
 		old = old[:1]
 	}
 	s.replace(index, component{Old: old, New: []keyspace.Descriptor{d}})

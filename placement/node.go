@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -183,7 +183,7 @@ func (n *Node) Attribute(key string) string {
 // OtherThan says whether the node is known to be that of another directory than the one with
 // an instance.
 func (n *Node) OtherThan(instance uint64) bool {
-	return n.Instance != 0 && n.Instance != instance && !plant.Is(plant.RowGivenTwice)
+	return n.Instance != 0 && n.Instance != instance && !mutation.Is(mutation.RowGivenTwice)
 }
 
 // says whether both rows say the same of the node itself, whatever its state.

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
@@ -99,7 +99,7 @@ func (o *operator) run(ctx context.Context) {
 			tidied = now
 		}
 		for _, op := range s.View().Operations() {
-			if plant.Is(plant.OperationForgotten) && op.ID <= began {
+			if mutation.Is(mutation.OperationForgotten) && op.ID <= began {
 				continue
 			}
 			if o.mover(op.Range) != nil && o.begin(op.Range, op.ID) {

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -175,7 +175,7 @@ func merge(a, b output) output {
 // leaseLocked looks at the lease. Whoever calls it has put all requests that it is
 // for into the counter before.
 func (s *sequencer) leaseLocked() bool {
-	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || plant.Is(plant.HandOutWithoutLease))
+	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || mutation.Is(mutation.HandOutWithoutLease))
 }
 
 // ceilingDone is the end of a proposal of a ceiling.

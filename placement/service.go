@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -471,7 +471,7 @@ func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) er
 	if err != nil {
 		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
 	}
-	if !plant.Is(plant.HandedOverInFlight) {
+	if !mutation.Is(mutation.HandedOverInFlight) {
 		err = s.sequencer.end(ctx, to.Node)
 	}
 	if err == nil {

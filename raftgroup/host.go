@@ -59,7 +59,7 @@ type Host struct {
 	readNumber                  atomic.Uint64
 	readNonce                   uint64 // of this run
 	stuck                       atomic.Bool
-	plant                       planted
+	mutated                     mutationState
 	stopping                    atomic.Bool
 	failed                      atomic.Bool
 	failMu                      sync.Mutex
@@ -437,7 +437,7 @@ func (h *Host) tickLoop() {
 
 func (h *Host) tick(n uint64) {
 	now := h.cfg.Clock.Now()
-	h.plant.tick(now)
+	h.mutated.tick(now)
 	h.peers.tick(now, n)
 	awake, f := 0, flagTick
 	if h.stuck.Load() {

@@ -77,7 +77,7 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 		return nil, err
 	}
 	g.saved.note(g.log.HardState())
-	g.plantReplay(&a)
+	g.mutateReplay(&a)
 	g.apply.at = Position{a.Index, a.Term}
 	g.apply.replicas, g.apply.confIndex, g.apply.payload = a.Replicas, a.ConfIndex, a.Payload
 	g.conf = configurationOf(a.Replicas, a.ConfIndex)

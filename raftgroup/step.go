@@ -7,7 +7,7 @@ import (
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -567,7 +567,7 @@ func (g *Group) sendHost(m *message) {
 
 // publish ends a visit.
 func (g *Group) publish() {
-	if plant.Is(plant.PromiseForgotten) && g.lead == 0 {
+	if mutation.Is(mutation.PromiseForgotten) && g.lead == 0 {
 		g.promise.until = 0
 	}
 	g.publishLease()

@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -139,7 +139,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 		return err
 	}
 	out.link = link{h.term, c.number}
-	if stands, err := r.stands(&c); !stands && !(plant.Is(plant.AppliedTwice) && out.link == s.rec.last) {
+	if stands, err := r.stands(&c); !stands && !(mutation.Is(mutation.AppliedTwice) && out.link == s.rec.last) {
 		return err
 	}
 	items, err := visitBatch(&c, versions, func(_ int, v *mvcc.Version, before prior) error {
@@ -176,7 +176,7 @@ func (r *Replica) stands(c *batchCommand) (bool, error) {
 	switch {
 	case c.prev != s.rec.last:
 		return false, nil
-	case c.hash != s.rec.hash && !plant.Is(plant.AppliedTwice):
+	case c.hash != s.rec.hash && !mutation.Is(mutation.AppliedTwice):
 		return false, r.hashMismatch(c)
 	case c.txns > 0 && c.first <= s.rec.lastRevision:
 		return false, fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)

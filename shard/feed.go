@@ -7,7 +7,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -117,7 +117,7 @@ func (s *applyState) advance(locks bool) {
 	if locks {
 		s.lowest = keyspace.MaxRevision
 		for _, l := range s.txns.locks {
-			if l.leaves() && !plant.Is(plant.CompleteDespiteLock) {
+			if l.leaves() && !mutation.Is(mutation.CompleteDespiteLock) {
 				s.lowest = min(s.lowest, l.floor)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -280,7 +280,7 @@ func (n *Node) leave(ctx context.Context, id keyspace.RangeID) error {
 		return n.leaveStored(ctx, id)
 	}
 	merged := n.mergedAway(r)
-	if !merged && !n.expelled(r) || plant.Is(plant.NeverRemoved) {
+	if !merged && !n.expelled(r) || mutation.Is(mutation.NeverRemoved) {
 		return nil
 	}
 	r.mu.Lock()

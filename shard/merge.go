@@ -8,7 +8,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -120,7 +120,7 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	}
 	last := max(s.rec.lastRevision, from.rec.lastRevision)
 	s.complete = max(s.complete, min(last, s.txns.lowest()))
-	if !plant.Is(plant.CompleteByOneHalf) {
+	if !mutation.Is(mutation.CompleteByOneHalf) {
 		s.complete = min(s.complete, min(last, from.txns.lowest()))
 	}
 	if err := r.joinTxns(b, &from.txns, out); err != nil {
@@ -187,7 +187,7 @@ func (s *txnState) lowest() keyspace.Revision {
 func (r *Replica) joinTxns(b *engine.Batch, from *txnState, out *outcome) error {
 	s := &r.applying
 	for id, l := range from.locks {
-		if plant.Is(plant.LocksLostAtMerge) {
+		if mutation.Is(mutation.LocksLostAtMerge) {
 			break
 		}
 		change := lockChange{added: l}

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -35,7 +35,7 @@ type merge struct {
 func (m *merge) frozen() bool { return m.role == mergeSource }
 
 // still says whether the range, being frozen, stands still.
-func (m *merge) still() bool { return m.frozen() && !plant.Is(plant.FreezeForgotten) }
+func (m *merge) still() bool { return m.frozen() && !mutation.Is(mutation.FreezeForgotten) }
 
 // appendMerge appends what the role, which is in the record's flags, leaves open.
 func appendMerge(dst []byte, m *merge) []byte {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -326,7 +326,7 @@ func (n *Node) forgetRemoval(id keyspace.RangeID) error {
 	if err == nil {
 		err = b.Commit()
 	}
-	if err == nil && !plant.Is(plant.SnapshotNotDurable) {
+	if err == nil && !mutation.Is(mutation.SnapshotNotDurable) {
 		err = n.cfg.Engine.Flush(n.ctx)
 	}
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -473,7 +473,7 @@ func (r *Replica) settled(b *batch, a keyspace.SequenceAnswer) {
 	if b.txns > 0 || b.items > 0 {
 		entry = b.encode(r.rec.generation, a.First)
 		r.proposed = append(r.proposed, b)
-		b.plantAnswers(&out)
+		b.mutateAnswers(&out)
 	}
 	lead := b.lead
 	r.mu.Unlock()
@@ -555,7 +555,7 @@ func (r *Replica) settleReadLocked(c *call, place, compacted keyspace.Revision, 
 		c.draft.settle(place, false)
 	}
 	r.confirming++
-	if c.seen != nil && !c.seen.applied && !plant.Is(plant.NoopFromOverlay) {
+	if c.seen != nil && !c.seen.applied && !mutation.Is(mutation.NoopFromOverlay) {
 		c.moveTo(placeHeld, c.seen)
 		c.seen.held = append(c.seen.held, c)
 		return

@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -196,7 +196,7 @@ func (r *Replica) holdsLocks() bool {
 }
 
 func (r *Replica) pushesLocked() bool {
-	return !r.stopped && r.lead != nil && r.locks != nil && !plant.Is(plant.LockLeftBehind)
+	return !r.stopped && r.lead != nil && r.locks != nil && !mutation.Is(mutation.LockLeftBehind)
 }
 
 // duePush is something that is due: do asks for it, and at is when that was done last.

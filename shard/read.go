@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -154,7 +154,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			// S7. The channel is closed when the change's fate is known.
 			wait = r.change.done
 		}
-		if wait == nil && r.locks != nil && !plant.Is(plant.TxnHalfVisible) {
+		if wait == nil && r.locks != nil && !mutation.Is(mutation.TxnHalfVisible) {
 			// Of a lock with a floor at or above the revision nothing will be seen at it, and
 			// none with a lower one can come: this node has heard of the revision.
 			if h := r.locks.reader(bounds, at, req.ReadingTxn()); h != nil {

@@ -134,7 +134,7 @@ type Replica struct {
 	batches    uint64
 	filling    *batch
 	sequencing *batch
-	planted    //nolint:unused // used with the build tag planted
+	mutated    mutationState //nolint:unused // used with the build tag planted
 	proposed   []*batch
 	lost       []*batch
 	// confirming counts the answers that wait for a confirmation of the leadership.
@@ -317,7 +317,7 @@ func (r *Replica) becomeLocked(term uint64) {
 	r.lead = &leadership{term: term, last: r.rec.last, hash: r.rec.hash, revision: r.rec.lastRevision}
 	r.overlay = newOverlay()
 	r.fence = r.rec.fence
-	r.plantKept()
+	r.mutateKept()
 }
 
 // LeaderChanged implements raftgroup.StateMachine.
@@ -387,7 +387,7 @@ func (r *Replica) opened(g group) {
 // the log will tell, the overlay is gone, and those who wait for it start over.
 func (r *Replica) loseLocked(out *answers) {
 	failed := r.errorLocked(kverror.Dropped, "the leadership ended before the proposal")
-	r.plantKeep()
+	r.mutateKeep()
 	pending := r.proposed
 	r.proposed = nil
 	for _, b := range []*batch{r.sequencing, r.filling} {

@@ -9,7 +9,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
@@ -228,7 +228,7 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved tx
 		if right == nil {
 			continue
 		}
-		if !plant.Is(plant.LocksLostAtSplit) {
+		if !mutation.Is(mutation.LocksLostAtSplit) {
 			moved.putLock(right)
 		}
 		out.locks = append(out.locks, lockChange{removed: l, added: left})

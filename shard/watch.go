@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -30,7 +30,7 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 			return b.wait()
 		}
 	}
-	if r.locks == nil || plant.Is(plant.VoidDespiteLock) {
+	if r.locks == nil || mutation.Is(mutation.VoidDespiteLock) {
 		return nil
 	}
 	// A lock that comes later knows of the revision. One that is here has been for a while,

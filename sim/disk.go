@@ -27,7 +27,7 @@ type disk struct {
 	// slowStore is what each sync of a table takes longer, in nanoseconds: the store is
 	// on another disk than the wal.
 	slowStore atomic.Int64
-	// lies is a plant: all syncs of a file of the wal but its first one do nothing but
+	// lies is a mutation: all syncs of a file of the wal but its first one do nothing but
 	// take their time.
 	lies bool
 

@@ -53,7 +53,7 @@
 // stores: what a compaction may have taken away is taken from there, all else from
 // the disks.
 //
-// Bugs can be planted into the nodes (internal/plant, with the build tag planted).
+// Bugs can be planted into the nodes (internal/mutation, with the build tag planted).
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
 //

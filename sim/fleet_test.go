@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 )
 
 // job is one run in a process of its own: what panics or hangs there is a verdict
@@ -25,14 +25,14 @@ import (
 type job struct {
 	story string
 	seed  uint64
-	bug   plant.Bug
+	bug   mutation.Bug
 }
 
 // outcome is what came of a run, as it travels between processes.
 type outcome struct {
 	Story      string
 	Seed       uint64
-	Bug        plant.Bug
+	Bug        mutation.Bug
 	Operations [3]int // by Outcome
 	Versions   int
 	// Counts are the faults by kind, and what the network and the nodes did.
@@ -125,7 +125,7 @@ const (
 )
 
 func (j *job) patience() time.Duration {
-	if j.bug != plant.None {
+	if j.bug != mutation.None {
 		return plantedPatience
 	}
 	return childPatience
@@ -180,9 +180,9 @@ func TestChild(t *testing.T) {
 	s := storyOf(t, os.Getenv("SKEIN_SIM_STORY"))
 	cfg := s.cfg(seed)
 	cfg.Seed = seed
-	setBug(t, plant.Bug(bug), &cfg)
+	setBug(t, mutation.Bug(bug), &cfg)
 	give := func(o *outcome) {
-		o.Story, o.Bug = s.name, plant.Bug(bug)
+		o.Story, o.Bug = s.name, mutation.Bug(bug)
 		b, err := json.Marshal(o)
 		if err == nil {
 			err = os.WriteFile(result, b, 0o600)
@@ -192,7 +192,7 @@ func TestChild(t *testing.T) {
 		}
 	}
 	r := prepare(t, cfg)
-	j := job{s.name, seed, plant.Bug(bug)}
+	j := job{s.name, seed, mutation.Bug(bug)}
 	ended := make(chan struct{})
 	defer close(ended)
 	go func() {

@@ -96,7 +96,7 @@ func (m *machine) row() placement.Node {
 
 func (m *machine) emptyDisk() *disk {
 	d := newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(m.c.cfg.Seed, 1000+m.rng.Uint64())))
-	d.lies = m.c.cfg.plant.noSync
+	d.lies = m.c.cfg.mutation.noSync
 	return d
 }
 
@@ -215,7 +215,7 @@ func (m *machine) options(s *start) *node.Options {
 				return nil, err // not a typed nil
 			}
 			var bus node.Bus = &startedBus{b, m.c, s}
-			if wrap := cfg.plant.bus; wrap != nil {
+			if wrap := cfg.mutation.bus; wrap != nil {
 				bus = wrap(bus)
 			}
 			return bus, nil

@@ -248,7 +248,7 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		}
 		n.c.logf("nemesis: cut off node %s", m.id())
 		n.c.net.Partition(m.id())
-		if n.c.cfg.plant.freeze {
+		if n.c.cfg.mutation.freeze {
 			m.clock.SetRate(0.01)
 		}
 		return func() error {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/transport"
@@ -37,60 +37,60 @@ func (b twice) HandleCall(m transport.Method, class transport.Class, h transport
 }
 
 // setBug plants a bug into this process and the run's machines.
-func setBug(_ *testing.T, b plant.Bug, cfg *Config) {
-	plant.Set(b)
+func setBug(_ *testing.T, b mutation.Bug, cfg *Config) {
+	mutation.Set(b)
 	switch b { //nolint:exhaustive // the others are asked for by the nodes themselves
-	case plant.RequestTwice:
-		cfg.plant.bus = func(b node.Bus) node.Bus { return twice{b} }
-	case plant.DiskLies:
-		cfg.plant.noSync = true
-	case plant.ClockFreezes:
-		cfg.plant.freeze = true
+	case mutation.RequestTwice:
+		cfg.mutation.bus = func(b node.Bus) node.Bus { return twice{b} }
+	case mutation.DiskLies:
+		cfg.mutation.noSync = true
+	case mutation.ClockFreezes:
+		cfg.mutation.freeze = true
 	}
 }
 
 // plantedIn says in which story each bug is looked for.
-var plantedIn = map[plant.Bug]string{
-	plant.FsyncSkipped:             "blackout",
-	plant.AcknowledgedBeforeQuorum: "leaders",
-	plant.LeaseByTicks:             "alone",
-	plant.PromiseForgotten:         "alone",
-	plant.HandOutWithoutLease:      "leaders",
-	plant.OtherTerm:                "alone",
-	plant.AppliedTwice:             "restarts",
-	plant.SnapshotNotDurable:       "snapshots",
-	plant.NoopFromOverlay:          "alone",
-	plant.LiveRemoved:              "quiet",
-	plant.CompactionUnseen:         "snapshots",
-	plant.LockLeftBehind:           "txns",
-	plant.TxnHalfVisible:           "txns",
-	plant.EventLostAtSplit:         "splits",
-	plant.ReleasedTooEarly:         "quiet",
-	plant.VoidDespiteLock:          "txns",
-	plant.CompleteDespiteLock:      "txns",
-	plant.HandOutsIgnored:          "overtakes",
-	plant.ProgressTooEarly:         "quiet",
-	plant.ProgressBehindEvent:      "quiet",
-	plant.LeaseCountedOn:           "holders",
-	plant.AttachedWhileEnding:      "holders",
-	plant.LeaseGrantedTwice:        "expiry",
-	plant.FreezeForgotten:          "seams",
-	plant.LocksLostAtMerge:         "seams",
-	plant.CompleteByOneHalf:        "seams",
-	plant.LocksLostAtSplit:         "seams",
-	plant.NeverRemoved:             "moves",
-	plant.HandedOverInFlight:       "sysquiet",
-	plant.DeadCountedAlive:         "repair",
-	plant.OperationForgotten:       "sysmoves",
-	plant.AbsorbedStaysMapped:      "seams",
-	plant.VersionLostInCopy:        "moves",
-	plant.EmptyLetIn:               "joins",
-	plant.NewcomerUnknown:          "joins",
-	plant.RowGivenTwice:            "joins",
-	plant.ZonesIgnored:             "zones",
-	plant.RequestTwice:             "quiet",
-	plant.DiskLies:                 "blackout",
-	plant.ClockFreezes:             "alone",
+var plantedIn = map[mutation.Bug]string{
+	mutation.FsyncSkipped:             "blackout",
+	mutation.AcknowledgedBeforeQuorum: "leaders",
+	mutation.LeaseByTicks:             "alone",
+	mutation.PromiseForgotten:         "alone",
+	mutation.HandOutWithoutLease:      "leaders",
+	mutation.OtherTerm:                "alone",
+	mutation.AppliedTwice:             "restarts",
+	mutation.SnapshotNotDurable:       "snapshots",
+	mutation.NoopFromOverlay:          "alone",
+	mutation.LiveRemoved:              "quiet",
+	mutation.CompactionUnseen:         "snapshots",
+	mutation.LockLeftBehind:           "txns",
+	mutation.TxnHalfVisible:           "txns",
+	mutation.EventLostAtSplit:         "splits",
+	mutation.ReleasedTooEarly:         "quiet",
+	mutation.VoidDespiteLock:          "txns",
+	mutation.CompleteDespiteLock:      "txns",
+	mutation.HandOutsIgnored:          "overtakes",
+	mutation.ProgressTooEarly:         "quiet",
+	mutation.ProgressBehindEvent:      "quiet",
+	mutation.LeaseCountedOn:           "holders",
+	mutation.AttachedWhileEnding:      "holders",
+	mutation.LeaseGrantedTwice:        "expiry",
+	mutation.FreezeForgotten:          "seams",
+	mutation.LocksLostAtMerge:         "seams",
+	mutation.CompleteByOneHalf:        "seams",
+	mutation.LocksLostAtSplit:         "seams",
+	mutation.NeverRemoved:             "moves",
+	mutation.HandedOverInFlight:       "sysquiet",
+	mutation.DeadCountedAlive:         "repair",
+	mutation.OperationForgotten:       "sysmoves",
+	mutation.AbsorbedStaysMapped:      "seams",
+	mutation.VersionLostInCopy:        "moves",
+	mutation.EmptyLetIn:               "joins",
+	mutation.NewcomerUnknown:          "joins",
+	mutation.RowGivenTwice:            "joins",
+	mutation.ZonesIgnored:             "zones",
+	mutation.RequestTwice:             "quiet",
+	mutation.DiskLies:                 "blackout",
+	mutation.ClockFreezes:             "alone",
 }
 
 // How the verdicts of the checkers of runs begin: of what clients were told, and of what
@@ -121,7 +121,7 @@ func finding(o *outcome) (checker, violation string, ok bool) {
 		return slices.ContainsFunc([]string{"node ", "a node ", "a clean stop "}, begins(v))
 	})
 	for _, v := range o.Violations {
-		lost := o.Bug == plant.SnapshotNotDurable && strings.HasPrefix(v, unbootable)
+		lost := o.Bug == mutation.SnapshotNotDurable && strings.HasPrefix(v, unbootable)
 		if lost || slices.ContainsFunc(ofAnswers, begins(v)) || !gaveUp && slices.ContainsFunc(ofNodes, begins(v)) {
 			checker, violation, _ = strings.Cut(v, ": ")
 			return checker, violation, true
@@ -141,8 +141,8 @@ func TestPlanted(t *testing.T) {
 	used := map[job]bool{}
 	table := fmt.Sprintf("%-44s %-10s %4s  %-28s %6s  %s", "bug", "story", "seed", "checker", "took", "what it found")
 	only := only(t)
-	for _, bug := range plant.All() {
-		if only != plant.None && bug != only {
+	for _, bug := range mutation.All() {
+		if only != mutation.None && bug != only {
 			continue
 		}
 		began := time.Now()
@@ -177,7 +177,7 @@ func TestPlanted(t *testing.T) {
 
 // findPlanted looks for a bug, two seeds at a time. It returns the first outcome that has
 // it, nil if none does, and the same runs with nothing planted.
-func findPlanted(t *testing.T, bug plant.Bug) (by *outcome, clean []job) {
+func findPlanted(t *testing.T, bug mutation.Bug) (by *outcome, clean []job) {
 	t.Helper()
 	story := plantedIn[bug]
 	for seed := uint64(0); seed < plantedSeeds && by == nil; seed += 2 {
@@ -196,8 +196,8 @@ func findPlanted(t *testing.T, bug plant.Bug) (by *outcome, clean []job) {
 }
 
 // only is the bug that SKEIN_SIM_BUG names by its number, None for all.
-func only(t *testing.T) plant.Bug {
+func only(t *testing.T) mutation.Bug {
 	t.Helper()
 	n, _ := number(t, "SKEIN_SIM_BUG")
-	return plant.Bug(n)
+	return mutation.Bug(n)
 }

@@ -80,7 +80,7 @@ type Config struct {
 	// Borders are the borders of the first ranges.
 	Borders []string
 
-	plant rig
+	mutation rig
 }
 
 // rig is what a test puts wrong between a node and its machine, to see that the

@@ -6,7 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 )
 
 // writer is the state of the goroutine that writes: while it writes and syncs,
@@ -183,7 +183,7 @@ func (w *writer) do(do *write) {
 	w.unsyncedRecords += records
 	w.unsynced = w.unsynced || records > 0
 	l.metrics.batchBytes.Observe(float64(len(w.buf)))
-	if do.sync && !plant.Is(plant.FsyncSkipped) && !w.syncActive() {
+	if do.sync && !mutation.Is(mutation.FsyncSkipped) && !w.syncActive() {
 		w.complete(do, l.Err())
 		return
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -257,7 +257,7 @@ func (h *Hub) restsLocked(g *group) bool {
 // releaseLocked delivers what nothing lower can precede any more.
 func (h *Hub) releaseLocked(g *group) {
 	frontier := h.frontierLocked(g.span)
-	if plant.Is(plant.ReleasedTooEarly) && g.pending.len() > 0 {
+	if mutation.Is(mutation.ReleasedTooEarly) && g.pending.len() > 0 {
 		frontier = max(frontier, g.pending.last().rev)
 	}
 	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.restsLocked(g) {

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -235,7 +235,7 @@ func (h *Hub) inheritLocked(l *leg, old []*leg) {
 		// who has a later generation has, and others may not have.
 		l.opened, l.proven = max(l.opened, l.fed, h.logEnd), 0
 	}
-	if plant.Is(plant.EventLostAtSplit) {
+	if mutation.Is(mutation.EventLostAtSplit) {
 		l.fed = max(l.fed, h.logEnd)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 )
@@ -257,7 +257,7 @@ func (h *Hub) takeLog(r *running, p *placement.LogPart) {
 		return
 	}
 	now := h.cfg.Clock.Now()
-	if p.After > h.logEnd && !plant.Is(plant.HandOutsIgnored) {
+	if p.After > h.logEnd && !mutation.Is(mutation.HandOutsIgnored) {
 		// Nobody tells who got these: an earlier sequencer handed them out, or the log has
 		// run away. Every range is asked once (trap 80).
 		h.cfg.Metrics.Gaps.Inc()

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -603,7 +603,7 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 // there.
 func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 	rev, told, ok := s.leastLocked()
-	if ok && rev < told && !plant.Is(plant.ProgressBehindEvent) {
+	if ok && rev < told && !mutation.Is(mutation.ProgressBehindEvent) {
 		s.holdLocked(told)
 		return 0, false
 	}
@@ -650,7 +650,7 @@ func (s *Stream) liftLocked() {
 // passedLocked says up to where the watcher's client has taken everything. ok is false
 // where the watcher lags. One that begins later has passed what it does not want.
 func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
-	if rev, ok = w.reachedLocked(); ok && len(w.queue) == 0 && plant.Is(plant.ProgressTooEarly) {
+	if rev, ok = w.reachedLocked(); ok && len(w.queue) == 0 && mutation.Is(mutation.ProgressTooEarly) {
 		return w.s.hub.logEnd, true
 	}
 	return rev, ok

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -265,7 +265,7 @@ func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 	h := holdZone
 	for _, s := range large.seats {
 		n := s.node
-		crowds := small.inZone(n.zone, from) >= small.inZone(from.zone, nil) && !plant.Is(plant.ZonesIgnored)
+		crowds := small.inZone(n.zone, from) >= small.inZone(from.zone, nil) && !mutation.Is(mutation.ZonesIgnored)
 		if small.seatOf(n.ID) != nil || !n.takes() || crowds {
 			continue
 		}

@@ -5,13 +5,13 @@ package sim
 import (
 	"testing"
 
-	"github.com/skeindb/skein/internal/plant"
+	"github.com/skeindb/skein/internal/mutation"
 )
 
 // setBug plants a bug into this process and the run's machines.
-func setBug(t *testing.T, b plant.Bug, _ *Config) {
+func setBug(t *testing.T, b mutation.Bug, _ *Config) {
 	t.Helper()
-	if b != plant.None {
+	if b != mutation.None {
 		t.Fatalf("%q cannot be planted without the build tag", b)
 	}
 }

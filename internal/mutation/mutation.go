@@ -1,11 +1,11 @@
-// Package plant names the bugs that can be planted into Skein, to see that package
-// sim's checkers find them.
+// Package mutation names the bugs that the build tag planted compiles into Skein, to show
+// that the checkers of packages sim and chaos find them.
 //
-// Without the build tag planted, Is is false for ever and the compiler removes what
-// depends on it: what ships holds none of them. With the tag one bug at a time is
-// chosen by Set, for the whole process, or by its environment. Who may be wrong asks Is; the
-// rigs sim and chaos alone set.
-package plant
+// Without the tag Is always reports false and the compiler removes the code that depends
+// on it: a released binary holds no mutation. With the tag one mutation at a time is active
+// in the process; Set or the environment variable that Variable names chooses it. The code
+// under test calls Is; only the rigs of sim and chaos call Set.
+package mutation
 
 // Bug is one of the bugs.
 type Bug uint32

@@ -7,12 +7,12 @@ import (
 	"github.com/skeindb/skein/engine"
 )
 
-// planted is what the host keeps for the bugs of package plant: nothing.
-type planted struct{}
+// mutationState is what the host keeps for the bugs of package mutation: nothing.
+type mutationState struct{}
 
-func (planted) tick(clock.Time) {}
+func (mutationState) tick(clock.Time) {}
 
 // leaseClock reads the clock that leases are compared with.
 func (h *Host) leaseClock() clock.Time { return h.cfg.Clock.Now() }
 
-func (*Group) plantReplay(*engine.Applied) {}
+func (*Group) mutateReplay(*engine.Applied) {}

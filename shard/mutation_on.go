@@ -2,15 +2,15 @@
 
 package shard
 
-import "github.com/skeindb/skein/internal/plant"
+import "github.com/skeindb/skein/internal/mutation"
 
-// planted is what a replica keeps for the bugs of package plant.
-type planted struct{ kept *batch }
+// mutationState is what a replica keeps for the bugs of package mutation.
+type mutationState struct{ kept *batch }
 
-// plantAnswers answers a batch that is about to be proposed. Others go on in the
+// mutateAnswers answers a batch that is about to be proposed. Others go on in the
 // places of its calls.
-func (b *batch) plantAnswers(out *answers) {
-	if !plant.Is(plant.AcknowledgedBeforeQuorum) {
+func (b *batch) mutateAnswers(out *answers) {
+	if !mutation.Is(mutation.AcknowledgedBeforeQuorum) {
 		return
 	}
 	for i, c := range b.calls {
@@ -22,10 +22,10 @@ func (b *batch) plantAnswers(out *answers) {
 	}
 }
 
-// plantKeep keeps the batch that waits for its revisions when leadership is lost.
-func (r *Replica) plantKeep() {
+// mutateKeep keeps the batch that waits for its revisions when leadership is lost.
+func (r *Replica) mutateKeep() {
 	b := r.sequencing
-	if !plant.Is(plant.OtherTerm) || b == nil || b.settled || b.txns == 0 {
+	if !mutation.Is(mutation.OtherTerm) || b == nil || b.settled || b.txns == 0 {
 		return
 	}
 	r.sequencing = nil
@@ -39,13 +39,13 @@ func (r *Replica) plantKeep() {
 			c.txn.batch = kept
 		}
 	}
-	r.planted.kept = kept
+	r.mutated.kept = kept
 }
 
-// plantKept gives the next leadership the batch that another one has evaluated.
-func (r *Replica) plantKept() {
-	b := r.planted.kept
-	if r.planted.kept = nil; b == nil || r.filling != nil {
+// mutateKept gives the next leadership the batch that another one has evaluated.
+func (r *Replica) mutateKept() {
+	b := r.mutated.kept
+	if r.mutated.kept = nil; b == nil || r.filling != nil {
 		return
 	}
 	b.lead, r.filling = r.lead, b
