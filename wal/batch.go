@@ -78,10 +78,10 @@ func (l *Log) recycle(b *Batch) {
 	}
 }
 
-// SetSync says whether the batch needs an fsync before its completion. False is
-// for hard states that change nothing but the commit index: they are written in
-// order with everything else, complete without an fsync of their own and may be
-// lost in a crash together with what follows them.
+// SetSync sets whether the batch needs an fsync before its completion. Use false only
+// for hard states that change nothing but the commit index. Such a batch is written in
+// order with all others and completes without an fsync of its own; a crash may lose it
+// together with the batches behind it.
 func (b *Batch) SetSync(sync bool) { b.sync = sync }
 
 // Len returns the number of records.

@@ -38,8 +38,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type kind uint8
 
 const (
-	// kindMark belongs to no group: it says what is known to be synced, where the
-	// log begins, and what was before this segment.
+	// kindMark belongs to no group: it states the synced offset, the first segment of
+	// the log, and the predecessor of this segment.
 	kindMark kind = iota + 1
 	// kindAppend adds entries, replacing any tail from the first one on, or gives
 	// a new hard state, or both.

@@ -473,8 +473,8 @@ func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevL
 			g.tidyLocked()
 		}
 	default:
-		// What is not in the chunk any more was overwritten, compacted or removed by
-		// something submitted later.
+		// A later submission has overwritten, compacted or removed the entries that the
+		// chunk no longer has.
 		if i, ok := g.chunkOfLocked(o.no); ok {
 			spans := spansOf(few[:0], g.chunks[i].ents)
 			if g.extendLocked(seg, off, length, prevOff, prevLen, spans[0]) {

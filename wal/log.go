@@ -89,9 +89,9 @@ type Log struct {
 	err              error
 }
 
-// BeganEmpty says that this Open has found nothing that was ever written: the log is
-// new, or its files are lost. The log cannot tell which; its owner can, who must
-// not go on where the engine holds what only a log can have brought there.
+// BeganEmpty reports whether this Open found a log that was never written to: the log
+// is new, or its files are lost. The log cannot tell these apart, but its owner can: if
+// the engine holds data that can only have come through a log, the owner must stop.
 //
 // Open and Close write nothing into such a log, so that the next Open says the same.
 // An owner who takes it for a new one calls Sync before it makes anything else
@@ -133,12 +133,13 @@ func (l *Log) groupsWith(is func(*GroupLog) bool) []keyspace.GroupID {
 	return ids
 }
 
-// Submit hands a batch to the log and returns without waiting for the disk. The
-// views of the groups show it at once. done is called once, from the writer's
-// goroutine, in the order of submission: with nil once a synced batch is durable
-// (one that is not synced: once it is written), or with the error that ended the
-// log. It must not block; it may submit. It may be nil. After Close it is called before
-// Submit returns.
+// Submit hands a batch to the log and returns without waiting for the disk. The views
+// of the groups show the batch at once.
+//
+// The writer's goroutine calls done once per batch, in the order of submission. done
+// gets nil once a synced batch is durable or an unsynced one is written, or the error
+// that ended the log. done must not block; it may call Submit, and it may be nil. After
+// Close it is called before Submit returns.
 func (l *Log) Submit(b *Batch, done func(error)) {
 	if b.log != l || b.at != 0 {
 		panic(fmt.Sprintf("wal: batch of log %p, submitted at %d, is submitted to log %p", b.log, b.at, l))
@@ -249,8 +250,8 @@ func (l *Log) liveBytesLocked() int64 {
 	return n
 }
 
-// oldestNeededLocked returns the place of the oldest segment at which a group is
-// listed; that of the active one where none is.
+// oldestNeededLocked returns the position of the oldest segment at which a group is
+// listed, or of the active segment if there is none.
 func (l *Log) oldestNeededLocked() int {
 	for i, s := range l.segs[:len(l.segs)-1] {
 		if !l.pins.none(s) {

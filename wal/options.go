@@ -45,11 +45,12 @@ type Options struct {
 	// LazySync is how long an unsynced batch may wait for an fsync that somebody
 	// else needs before it gets its own; 1 s by default.
 	LazySync time.Duration
-	// MayTake is asked before a new file of that many bytes is made, with no lock held;
-	// nil always says yes. No counts as a full disk; it is asked again every second. So
-	// the log does not take the room that something else has freed for its own last
-	// writes. It is not asked for the first segment of a log, nor where a dead one is
-	// used again. It must not block. To say no for good is to stop the log in the end.
+	// MayTake reports whether the log may create a file of that many bytes; nil always
+	// allows it. It keeps the log from taking the room that another user of the disk has
+	// freed for its own last writes. The log calls it with no lock held, and it must not
+	// block. A refusal counts as a full disk, and the log asks again every second; a
+	// permanent refusal ends in a stopped log. The log does not ask for its first
+	// segment, nor when it reuses a dead one.
 	MayTake func(bytes int64) bool
 	Clock   clock.Clock
 	// Logger and Metrics may be nil.
@@ -96,8 +97,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// unitBytes bounds what is atomic: a third of a segment, so that rotation wastes
-// no more than that.
+// unitBytes is the largest atomic write: a third of a segment, which also bounds the
+// space that a rotation wastes.
 func (o *Options) unitBytes() int64 { return (o.SegmentBytes - headerLen) / 3 }
 
 // MaxEntryBytes returns what the data of one entry may have in a log with segments of that

@@ -49,9 +49,9 @@ func (p *pins) count(s *segment) int {
 	return s.pinned.n
 }
 
-// some returns up to n groups listed at the segment, other ones at each call until
-// it has been round: who looks for something among very many groups does not keep
-// the writer waiting.
+// some returns up to n groups listed at the segment, and other ones at each call until
+// it has returned all. A search through very many groups thus does not hold up the
+// writer.
 func (p *pins) some(s *segment, n int) []*GroupLog {
 	p.mu.Lock()
 	defer p.mu.Unlock()

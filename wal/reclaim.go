@@ -10,11 +10,10 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// reclaim is how far the old end of the log may move. A segment that no group
-// needs passes three gates: everything submitted up to now must be durable, for
-// the needs of the groups were computed from it; then a mark that says that the log
-// begins later must be durable, for otherwise a missing file would be taken for a
-// loss; then the file is dead.
+// reclaim is how far the old end of the log may move. A segment that no group needs
+// is dead after two steps. First everything submitted up to now becomes durable,
+// because the groups' needs were computed from it. Then a mark with the later beginning
+// of the log becomes durable; without it recovery would report the missing file as lost.
 type reclaim struct {
 	// wanted is the oldest segment that is needed once all records up to after are
 	// durable; 0 where nothing is waiting.
@@ -24,9 +23,9 @@ type reclaim struct {
 	announced uint64
 }
 
-// cycle is one turn of the rewriter through the log. It moves the tails of segments
-// before until, which was the head when it began: whatever is behind that is no older
-// than the cycle, and to move it again would free nothing.
+// cycle is one pass of the rewriter through the log. It moves the tails of segments
+// before until, the head when the pass began. Later segments are no older than the
+// cycle, so moving their tails would free nothing.
 type cycle struct {
 	until uint64
 	// churn is Log.churn as it was.
@@ -49,9 +48,9 @@ func (l *Log) announced() uint64 {
 	return l.reclaim.announced
 }
 
-// synced moves the old end of the log after an fsync, which has made a mark
-// durable that says where the log begins. It returns whether the log is so long that
-// small tails are worth moving.
+// synced moves the old end of the log after an fsync that made a mark durable. The mark
+// says that the log begins at the segment oldest. It returns whether the log is so long
+// that small tails are worth moving.
 func (l *Log) synced(oldest uint64) (long bool) {
 	l.mu.Lock()
 	l.durable = l.written
@@ -101,10 +100,11 @@ type GroupPin struct {
 	LogBytes, Bytes int64
 }
 
-// Pinning returns up to n groups that hold the oldest segments with large tails,
-// those at the oldest segment first; with tails of any size, where all small ones
-// have been written again and are too many to bring the log within its target. To shorten the log, flush the engine and compact
-// them; cut off from the log the followers of those that stay.
+// Pinning returns up to n groups that hold the oldest segments with large tails, those
+// at the oldest segment first. It returns groups with tails of any size when all small
+// ones have been rewritten and the log still exceeds its target. To shorten the log,
+// flush the engine and compact these groups; if a group stays, cut its followers off
+// from the log.
 func (l *Log) Pinning(n int) []GroupPin {
 	l.mu.Lock()
 	segs := slices.Clone(l.segs[l.oldestNeededLocked():])

@@ -14,9 +14,9 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Open recovers the log in opts.Dir, which it makes if there is none, and starts
-// it. What is torn at its end is cut; damage to what was synced is a
-// *CorruptionError. Everything the views show after Open is durable.
+// Open recovers the log in opts.Dir and starts it; it creates the directory if there is
+// none. Open cuts a torn tail and returns a *CorruptionError for damage to synced data.
+// Everything that the views show after Open is durable.
 func Open(opts Options) (*Log, error) { return open(opts, newSalt) }
 
 func open(opts Options, salt func() (uint64, error)) (_ *Log, err error) {
@@ -187,9 +187,8 @@ func (s *segment) load(buf *[]byte) error {
 	return readFull(s.file, *buf, 0, s.path)
 }
 
-// findLast returns the newest segment that was written to and what is in it, or nil
-// where there is none. Those after it were prepared, or written to without a sync
-// that would have told.
+// findLast returns the newest segment that was written to and its contents, or nil if
+// there is none. Later segments were only prepared, or were written to without a sync.
 func (l *Log) findLast(files []*segment, buf *[]byte) (*segment, scanned, error) {
 	for _, s := range slices.Backward(files) {
 		if err := s.load(buf); err != nil {
@@ -285,9 +284,9 @@ func firstMark(b []byte, h segmentHeader) (mark, error) {
 	return decodeMark(r, headerLen)
 }
 
-// replay verifies a segment up to its end and applies its records. next is the
-// segment behind it, which its seal has to name; 0 in the active one, which has
-// none. newest says that it is not known to be synced.
+// replay verifies a segment up to its end and applies its records. The segment's seal
+// has to name next, the segment behind it; next is 0 for the active segment, which has
+// no seal. newest says that the segment is not known to be synced.
 func (l *Log) replay(s *segment, buf *[]byte, next uint64, newest bool) error {
 	if err := s.load(buf); err != nil {
 		return err
@@ -316,10 +315,10 @@ func (l *Log) replay(s *segment, buf *[]byte, next uint64, newest bool) error {
 	return nil
 }
 
-// makeTailSure makes what was found in the newest segment durable. Bytes that no
-// mark calls synced may be in the page cache alone, and clean there if an fsync
-// has failed before; so they are written again before they are synced. What lies
-// behind the end and could one day be taken for a record is wiped.
+// makeTailSure makes the recovered contents of the newest segment durable. Bytes that
+// no mark calls synced may be in the page cache only, and clean there after a failed
+// fsync; so they are written again before they are synced. It wipes bytes behind the
+// end that a later recovery could mistake for a record.
 func (l *Log) makeTailSure(s *segment, b []byte) error {
 	proven, saltEnd := provenEnd(b, s.segmentHeader)
 	end := s.end.Load()

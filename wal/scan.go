@@ -19,12 +19,12 @@ func (e *CorruptionError) Error() string {
 	return fmt.Sprintf("wal: %s is damaged at offset %d: %s", e.File, e.Offset, e.Detail)
 }
 
-// scanned is what a segment's bytes say, read from their beginning.
+// scanned is the result of reading a segment's bytes from their beginning.
 type scanned struct {
-	// end is the offset behind the last whole unit: what is to be recovered.
+	// end is the offset behind the last whole unit; recovery keeps the bytes before it.
 	end int64
-	// bad is the offset of the first thing that does not verify, and why says in
-	// which way. bad is above end where a unit is cut off.
+	// bad is the offset of the first record that does not verify, and why is the
+	// reason. bad is above end if a unit is cut off.
 	bad int64
 	why error
 	// firstMark and lastMark are the first record, which has to be a mark, and the

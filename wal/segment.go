@@ -89,11 +89,10 @@ func (d *directory) sync() error {
 	return nil
 }
 
-// prepare makes a segment that is ready for writing: under its final name, synced,
-// and with nothing in it that verifies. old is a dead segment of the same size
-// whose file is taken, or nil. In whatever state a crash leaves this, either the
-// file still has its old name and contents, or a name that is ignored, or it is
-// ready.
+// prepare makes a segment that is ready for writing: it has its final name, is synced,
+// and contains nothing that verifies. old is a dead segment of the same size whose file
+// is reused, or nil. After a crash in prepare the file has its old name and contents,
+// or has a name that recovery ignores, or is ready.
 func (d *directory) prepare(seq uint64, size int64, old *segment) (_ *segment, err error) {
 	s := &segment{path: d.path(seq, segmentSuffix)}
 	s.seq, s.size = seq, size

@@ -11,7 +11,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// What an earlier build wrote is refused by its version, and the error says what to do.
+// TestAnotherVersionIsNamed shows that Open refuses the files of an earlier build by their
+// version, and that the error says what to do.
 func TestAnotherVersionIsNamed(t *testing.T) {
 	for what, c := range map[string]struct {
 		reads uint64

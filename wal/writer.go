@@ -9,9 +9,9 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 )
 
-// writer is the state of the goroutine that writes: while it writes and syncs,
-// submissions gather in the queue, and it takes as many as it may when the disk is
-// idle again. There is no timer on this path.
+// writer is the state of the goroutine that writes. Submissions gather in the queue
+// while it writes and syncs; when the disk is idle again it takes as many as fit. There
+// is no timer on this path.
 type writer struct {
 	l   *Log
 	buf []byte
@@ -371,10 +371,10 @@ func (w *writer) armLazySync() {
 	})
 }
 
-// rotate goes on in the next segment. The old one is sealed with a mark that names
-// the next one, which has been on the disk under that name since it was prepared:
-// if it is missing later, it is lost. Then all of the old one is synced: the new
-// one's first mark says so.
+// rotate goes on in the next segment. It seals the old one with a mark that names the
+// next one. The next segment has had this name on the disk since it was prepared, so
+// recovery treats its absence as a loss. Then rotate syncs all of the old segment, as
+// the new one's first mark states.
 func (w *writer) rotate() {
 	l := w.l
 	l.mu.Lock()
