@@ -7,12 +7,12 @@ import (
 )
 
 // Patience is a context that ends at a deadline of its own, with its parent, or by
-// End. Unlike those of package context it registers nowhere and starts no timer as long
-// as only [Await] waits for it, which is what the path of a request does: there two
-// contexts of package context took a tenth of a node's CPU. Whoever calls Done, or
-// derives another context from it, makes it an ordinary one.
+// End. Unlike the contexts of package context it registers nowhere and starts no timer
+// while only [Await] waits for it. The path of a request only uses Await; two contexts of
+// package context took a tenth of a node's CPU there. A call of Done, or a context derived
+// from it, turns it into an ordinary context.
 //
-// Its deadline is a reading of package time's clock, as those of all contexts are.
+// Its deadline is a reading of package time's clock, as for every context.
 type Patience struct {
 	parent   context.Context
 	timers   *Timers
@@ -36,7 +36,7 @@ type Patience struct {
 type Timers struct{ pool sync.Pool }
 
 // Patience returns a context that ends with parent, and after d where d is above 0.
-// Its End, to be called once nobody needs it, does not wake who is in Await.
+// Call End once nobody needs it; End does not wake goroutines that are in Await.
 func (t *Timers) Patience(parent context.Context, d time.Duration) *Patience {
 	p := &Patience{parent: parent, timers: t}
 	if d > 0 {
@@ -48,8 +48,8 @@ func (t *Timers) Patience(parent context.Context, d time.Duration) *Patience {
 	return p
 }
 
-// Endable returns a context that ends after d where d is above 0, and whose End wakes
-// everybody.
+// Endable returns a context that ends after d if d is above 0, and whose End wakes all
+// waiters.
 func (t *Timers) Endable(d time.Duration) *Patience {
 	p := t.Patience(context.Background(), d)
 	p.endable = true
@@ -203,8 +203,8 @@ func AwaitSoon[T any](ctx context.Context, ch <-chan T) (v T, err error) {
 	return Await(ctx, ch)
 }
 
-// patient says whether nobody has made it an ordinary context, which it returns
-// otherwise, and sees to it that End can wake who waits.
+// patient reports whether p is still lazy, and returns its ordinary context if not. It
+// prepares the channel by which End wakes waiters.
 func (p *Patience) patient() (bool, context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

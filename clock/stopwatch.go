@@ -2,10 +2,9 @@ package clock
 
 import "time"
 
-// Stopwatch measures how long something takes, for metrics and logs. Unlike a
-// Clock it costs no system call, stands still while the machine is suspended, and does
-// not follow a simulated node's clock; nothing that decides may ask it, but for when others have
-// their turn.
+// Stopwatch measures how long something takes, for metrics and logs. Unlike a Clock it
+// costs no system call, stands still while the machine is suspended, and does not follow a
+// simulated node's clock. No decision may depend on it, except when to yield to others.
 type Stopwatch struct{ start time.Time }
 
 // StartStopwatch returns a stopwatch that runs.

@@ -24,8 +24,8 @@ import (
 // nodes: they are never reused, new kinds go to the end.
 type Kind uint8
 
-// The kinds. What each one means to a client, whether the request may have been
-// applied and who repeats it stands in the table.
+// The kinds. The table says what each one means to a client, whether the request may
+// have been applied, and who repeats it.
 const (
 	// Internal is what has no kind of its own: a bug or an error of the machine.
 	Internal Kind = iota
@@ -130,13 +130,12 @@ type Row struct {
 	Name  string
 	Fate  Fate
 	Retry Retry
-	// GRPC is what the client gets: one of etcd's own error values where etcd has
-	// one for the case. Where the gateway repeats a request until its deadline, it is
-	// what the client gets in the end.
+	// GRPC is the client's error: etcd's own error value if etcd has one for the case.
+	// If the gateway repeats the request, the client gets GRPC after the deadline.
 	GRPC error
 }
 
-// errAnswerTooLarge is what etcd has no error for: it would try, and run out of memory.
+// errAnswerTooLarge has no counterpart in etcd, which would try and run out of memory.
 var errAnswerTooLarge = status.Error(codes.ResourceExhausted, "skein: the answer is larger than a node may put together: use a limit, or RangeStream")
 
 var rows = [numKinds]Row{
@@ -248,8 +247,9 @@ func (e *Error) Fate() Fate { return e.Kind.Fate() }
 // Retry says who may repeat the request.
 func (e *Error) Retry() Retry { return e.Kind.Retry() }
 
-// Of returns err as an *Error: as it is where it is one, by its kind where it wraps
-// a Kind or is a context's error, and Internal for all others. Of(nil) is nil.
+// Of returns err as an *Error. An *Error is returned as it is; an error that wraps a Kind,
+// or is a context's error, becomes an *Error of that kind; any other is Internal. Of(nil)
+// is nil.
 func Of(err error) *Error {
 	if err == nil {
 		return nil
