@@ -126,11 +126,13 @@ func checkOp(op *pb.RequestOp, ops int) error {
 	return kverror.KeyNotFound
 }
 
+// EndsLocks says whether a command may end a lock that others wait for. Such commands have
+// a bus method and a budget of their own.
 func EndsLocks(op TxnOp) bool {
 	switch op.Kind() {
-	case TxnPrepare, txnRevoke, txnLeaseKeys:
+	case TxnPrepare, TxnRevoke, TxnLeaseKeys:
 		return false
-	case txnCommit, txnResolve, txnDecide, txnForget, TxnRead:
+	case TxnCommit, TxnResolve, TxnDecide, TxnForget, TxnRead:
 	}
 	return true
 }

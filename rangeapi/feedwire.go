@@ -31,8 +31,8 @@ type FeedOrder struct {
 	Prev bool
 }
 
-// Position is a place in the order in which a range of one generation applies its changes:
-// all replicas come to the same ones. The zero Mark is before all others.
+// FeedPosition is a place in the order in which a range of one generation applies its changes:
+// all replicas come to the same ones. The zero position is before all others.
 type FeedPosition struct{ Term, Number uint64 }
 
 // Reaches says whether whoever is at m has applied all that was applied at o.
@@ -87,6 +87,7 @@ func EncodeOrders(os []FeedOrder) []byte {
 	return dst
 }
 
+// DecodeOrders reads what EncodeOrders wrote.
 func DecodeOrders(b []byte) (os []FeedOrder, err error) {
 	if b, err = checkVersion(b); err != nil {
 		return nil, err
@@ -154,6 +155,7 @@ func AppendPartHead(dst []byte, id FeedID, complete keyspace.Revision, m FeedPos
 	return binary.AppendUvarint(dst, uint64(count))
 }
 
+// AppendPart appends the binary form of a part to a message of parts.
 func AppendPart(dst []byte, p *FeedPart) []byte {
 	if p.Err != nil {
 		dst = binary.AppendUvarint(append(dst, partEnd), uint64(p.ID))
@@ -343,6 +345,7 @@ func DecodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 	return nil, q, err
 }
 
+// Encode returns the answer to a HistoryRequest.
 func (p *HistoryPage) Encode() []byte {
 	size := 16
 	for i := range p.Events {
@@ -354,10 +357,12 @@ func (p *HistoryPage) Encode() []byte {
 	return appendEvents(wire.AppendBytes(dst, p.NextKey), p.Events)
 }
 
+// EncodeComplete returns the answer to a CompleteRequest.
 func EncodeComplete(m FeedPosition) []byte {
 	return appendFeedPosition([]byte{FeedVersion, StatusOK}, m)
 }
 
+// EncodeWatchError returns the answer to either question that has failed.
 func EncodeWatchError(err error) []byte {
 	return kverror.Append([]byte{FeedVersion, StatusError}, kverror.Of(err))
 }

@@ -63,10 +63,12 @@ type Attachment struct {
 	Incarnation keyspace.LeaseIncarnation
 }
 
+// AppendAttachment appends the binary form of m.
 func AppendAttachment(dst []byte, m Attachment) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.Lease)), uint64(m.Incarnation))
 }
 
+// Attachment reads what AppendAttachment wrote.
 func (c *Reader) Attachment() Attachment {
 	return Attachment{keyspace.LeaseID(c.Uvarint()), keyspace.LeaseIncarnation(c.Uvarint())}
 }

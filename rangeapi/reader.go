@@ -14,6 +14,7 @@ type Reader struct{ wire.Reader }
 // NewReader returns a reader of b. What it reads stays a part of b.
 func NewReader(b []byte) Reader { return Reader{wire.NewReader(b)} }
 
+// Revision reads a revision, which is below keyspace.MaxRevision.
 func (c *Reader) Revision() keyspace.Revision {
 	v := c.Uvarint()
 	if v >= uint64(keyspace.MaxRevision) {
@@ -39,6 +40,8 @@ func (c *Reader) Span(single bool) keyspace.Span {
 // SpanSingle marks a span of one key, whose end is left out.
 const SpanSingle = 0x80
 
+// AppendSpan appends a byte of flags, to which it adds SpanSingle for a span of one key, and
+// the span.
 func AppendSpan(dst []byte, flags byte, s keyspace.Span) []byte {
 	if s.IsSingle() {
 		return wire.AppendBytes(append(dst, flags|SpanSingle), s.Start)
@@ -46,6 +49,7 @@ func AppendSpan(dst []byte, flags byte, s keyspace.Span) []byte {
 	return wire.AppendBytes(wire.AppendBytes(append(dst, flags), s.Start), s.End)
 }
 
+// AppendName appends the binary form of n.
 func AppendName(dst []byte, n TxnName) []byte {
 	dst = binary.AppendUvarint(dst, uint64(n.Start))
 	dst = binary.AppendUvarint(dst, uint64(n.Node))
@@ -66,6 +70,7 @@ func (c *Reader) attempt() uint64 {
 	return v
 }
 
+// Name reads what AppendName wrote.
 func (c *Reader) Name() (n TxnName) {
 	n.Start, n.Node = c.Revision(), keyspace.NodeID(c.Uvarint())
 	n.Boot = keyspace.BootID(c.Uint64BE())
@@ -73,6 +78,7 @@ func (c *Reader) Name() (n TxnName) {
 	return n
 }
 
+// AppendLockID appends the binary form of id.
 func AppendLockID(dst []byte, id LockID) []byte {
 	dst = binary.AppendUvarint(dst, uint64(id.Range))
 	dst = binary.AppendUvarint(dst, id.Term)
@@ -80,10 +86,12 @@ func AppendLockID(dst []byte, id LockID) []byte {
 	return binary.AppendUvarint(dst, uint64(id.Index))
 }
 
+// LockID reads what AppendLockID wrote.
 func (c *Reader) LockID() LockID {
 	return LockID{Range: keyspace.RangeID(c.Uvarint()), Term: c.Uvarint(), Number: c.Uvarint(), Index: uint32(c.Uvarint())}
 }
 
+// AppendLocks appends how many locks there are, and each.
 func AppendLocks(dst []byte, ls []LockRef) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ls)))
 	for i := range ls {
@@ -92,6 +100,7 @@ func AppendLocks(dst []byte, ls []LockRef) []byte {
 	return dst
 }
 
+// Locks reads what AppendLocks wrote.
 func (c *Reader) Locks() []LockRef {
 	n := c.Count(6)
 	ls := make([]LockRef, 0, n)

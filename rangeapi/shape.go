@@ -72,6 +72,7 @@ func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	resp.Kvs = kvs
 }
 
+// FilteredOut says whether the revision filters of the request leave the key out.
 func FilteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
 	return r.GetMaxModRevision() != 0 && kv.GetModRevision() > r.GetMaxModRevision() ||
 		r.GetMinModRevision() != 0 && kv.GetModRevision() < r.GetMinModRevision() ||

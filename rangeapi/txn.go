@@ -83,16 +83,17 @@ type TxnAnswer interface{ answers(k TxnKind) bool }
 // TxnKind is the number of a TxnOp on the wire.
 type TxnKind uint8
 
+// The commands of transactions over several ranges, and of leases.
 const (
 	TxnPrepare TxnKind = iota + 1
-	txnCommit
-	txnResolve
-	txnDecide
-	txnForget
+	TxnCommit
+	TxnResolve
+	TxnDecide
+	TxnForget
 	// TxnRead is a read on behalf of a transaction, which its own locks do not hold up.
 	TxnRead
-	txnRevoke
-	txnLeaseKeys
+	TxnRevoke
+	TxnLeaseKeys
 )
 
 // Want is what a path through the compares demands of a guard.
@@ -244,19 +245,32 @@ type Resolved struct {
 	Intact bool
 }
 
-func (*Prepare) Kind() TxnKind   { return TxnPrepare }
-func (*Commit) Kind() TxnKind    { return txnCommit }
-func (*Resolve) Kind() TxnKind   { return txnResolve }
-func (*Decide) Kind() TxnKind    { return txnDecide }
-func (*Forget) Kind() TxnKind    { return txnForget }
-func (*Revoke) Kind() TxnKind    { return txnRevoke }
-func (*LeaseKeys) Kind() TxnKind { return txnLeaseKeys }
+// Kind implements TxnOp.
+func (*Prepare) Kind() TxnKind { return TxnPrepare }
+
+// Kind implements TxnOp.
+func (*Commit) Kind() TxnKind { return TxnCommit }
+
+// Kind implements TxnOp.
+func (*Resolve) Kind() TxnKind { return TxnResolve }
+
+// Kind implements TxnOp.
+func (*Decide) Kind() TxnKind { return TxnDecide }
+
+// Kind implements TxnOp.
+func (*Forget) Kind() TxnKind { return TxnForget }
+
+// Kind implements TxnOp.
+func (*Revoke) Kind() TxnKind { return TxnRevoke }
+
+// Kind implements TxnOp.
+func (*LeaseKeys) Kind() TxnKind { return TxnLeaseKeys }
 
 func (*Prepared) answers(k TxnKind) bool { return k == TxnPrepare }
-func (*Decided) answers(k TxnKind) bool  { return k == txnCommit || k == txnDecide }
-func (*Resolved) answers(k TxnKind) bool { return k == txnResolve || k == txnForget }
-func (*Revoked) answers(k TxnKind) bool  { return k == txnRevoke }
-func (*Attached) answers(k TxnKind) bool { return k == txnLeaseKeys }
+func (*Decided) answers(k TxnKind) bool  { return k == TxnCommit || k == TxnDecide }
+func (*Resolved) answers(k TxnKind) bool { return k == TxnResolve || k == TxnForget }
+func (*Revoked) answers(k TxnKind) bool  { return k == TxnRevoke }
+func (*Attached) answers(k TxnKind) bool { return k == TxnLeaseKeys }
 
 // Keys calls add with every pair (key, range_end) that the op names, and whether it
 // writes there.

@@ -44,15 +44,6 @@ const (
 	factHolds
 )
 
-// flags reads a byte of which only the known bits may be set.
-func (c *Reader) flags(known byte) byte {
-	f := c.Byte()
-	if f&^known != 0 {
-		c.Fail(fmt.Errorf("rangeapi: flags %#x", f))
-	}
-	return f
-}
-
 func appendProto(dst []byte, m proto.Message) ([]byte, error) {
 	dst = binary.AppendUvarint(dst, uint64(proto.Size(m)))
 	dst, err := marshal.MarshalAppend(dst, m)
@@ -163,23 +154,23 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 	switch k {
 	case TxnPrepare:
 		op = c.prepare()
-	case txnCommit:
+	case TxnCommit:
 		o := &Commit{Name: c.Name(), Anchor: c.Bytes(), AnchorLock: c.LockID(), Revision: c.Revision()}
 		o.Locks = c.Locks()
 		op = o
-	case txnResolve:
+	case TxnResolve:
 		o := &Resolve{Name: c.Name(), Lock: c.LockID(), Revision: c.Revision()}
 		m := c.Attachment()
 		o.Unmark, o.Incarnation = m.Lease, m.Incarnation
 		op = o
-	case txnDecide:
+	case TxnDecide:
 		op = &Decide{Name: c.Name(), Anchor: c.Bytes()}
-	case txnForget:
+	case TxnForget:
 		op = &Forget{Name: c.Name(), Anchor: c.Bytes()}
-	case txnRevoke:
+	case TxnRevoke:
 		m := c.Attachment()
 		op = &Revoke{Lease: m.Lease, Incarnation: m.Incarnation}
-	case txnLeaseKeys:
+	case TxnLeaseKeys:
 		o := &LeaseKeys{Lease: keyspace.LeaseID(c.Uvarint())}
 		o.Span = c.Span(c.Flags(SpanSingle) != 0)
 		o.At = c.Revision()
@@ -218,14 +209,14 @@ func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 	case *Prepared:
 		return appendPrepared(append(dst, byte(TxnPrepare)), o)
 	case *Decided:
-		dst = binary.AppendUvarint(append(dst, byte(txnDecide)), uint64(o.Revision))
+		dst = binary.AppendUvarint(append(dst, byte(TxnDecide)), uint64(o.Revision))
 		return AppendLocks(dst, o.Locks), nil
 	case *Resolved:
-		return append(dst, byte(txnResolve), wire.Flag(o.More, resolvedMore)|wire.Flag(o.Intact, resolvedIntact)), nil
+		return append(dst, byte(TxnResolve), wire.Flag(o.More, resolvedMore)|wire.Flag(o.Intact, resolvedIntact)), nil
 	case *Revoked:
-		return binary.AppendUvarint(append(dst, byte(txnRevoke), wire.Flag(o.TooMany, 1)), uint64(o.Revision)), nil
+		return binary.AppendUvarint(append(dst, byte(TxnRevoke), wire.Flag(o.TooMany, 1)), uint64(o.Revision)), nil
 	case *Attached:
-		dst = binary.AppendUvarint(append(dst, byte(txnLeaseKeys), wire.Flag(o.More, 1)), uint64(len(o.Keys)))
+		dst = binary.AppendUvarint(append(dst, byte(TxnLeaseKeys), wire.Flag(o.More, 1)), uint64(len(o.Keys)))
 		for _, k := range o.Keys {
 			dst = wire.AppendBytes(dst, k)
 		}
@@ -322,16 +313,16 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 	switch k := TxnKind(c.Byte()); k {
 	case TxnPrepare:
 		a = c.prepared()
-	case txnDecide:
+	case TxnDecide:
 		d := &Decided{Revision: c.Revision()}
 		d.Locks = c.Locks()
 		a = d
-	case txnResolve:
+	case TxnResolve:
 		f := c.Flags(resolvedMore | resolvedIntact)
 		a = &Resolved{More: f&resolvedMore != 0, Intact: f&resolvedIntact != 0}
-	case txnRevoke:
+	case TxnRevoke:
 		a = &Revoked{TooMany: c.Flags(1) != 0, Revision: c.Revision()}
-	case txnLeaseKeys:
+	case TxnLeaseKeys:
 		o := &Attached{More: c.Flags(1) != 0}
 		for range c.Count(1) {
 			o.Keys = append(o.Keys, c.Bytes())
@@ -364,6 +355,7 @@ func (q *Request) ReadingTxn() TxnName {
 	return *q.Txn
 }
 
+// DecodeTxnRead reads a read on behalf of a transaction, behind its head.
 func DecodeTxnRead(c *Reader, id keyspace.RangeID, g keyspace.Generation) (*Request, error) {
 	name := c.Name()
 	req := &Request{Range: id, Generation: g, Txn: &name, ReadRevision: c.Revision()}

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -193,24 +194,24 @@ func (r *Replica) show(st *Status) {
 		st.Raft = r.group.Status()
 	}
 	st.Descriptor, st.Applied, st.Serving = r.descriptorLocked(), r.position, r.lead != nil
-	st.LastBatchTerm, st.LastBatchNumber = r.rec.last.Term, r.rec.last.Number
-	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.lastRevision, r.rec.compacted, r.removedTo
-	st.Hash = fmt.Sprintf("%016x", r.rec.hash)
-	st.Keys, st.Counted = r.rec.live, r.rec.counted
+	st.LastBatchTerm, st.LastBatchNumber = r.rec.Last.Term, r.rec.Last.Number
+	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.LastRevision, r.rec.Compacted, r.removedTo
+	st.Hash = fmt.Sprintf("%016x", r.rec.Hash)
+	st.Keys, st.Counted = r.rec.Live, r.rec.Counted
 	st.Queued, st.QueuedBytes, st.OverlayKeys = len(r.queue), r.queueBytes, r.overlay.len()
 	if r.filling != nil {
 		st.FillingRequests = len(r.filling.calls)
 	}
 	st.SequencingNow, st.ProposedBatches, st.LostBatches = r.sequencing != nil, len(r.proposed), len(r.lost)
 	st.Confirming, st.Closed, st.Draining = r.confirming, r.closed, r.draining
-	if r.change != nil && r.change.kind == commandSplit {
+	if r.change != nil && r.change.kind == command.KindSplit {
 		st.SplitChild, st.SplitLeaving = r.change.child.String(), r.change.leaving.String()
 	}
-	if m := &r.rec.merge; m.role != mergeNone {
-		st.Merge, st.Merging, st.Frozen = m.id, m.other, m.frozen()
+	if m := &r.rec.Merge; m.Role != command.MergeNone {
+		st.Merge, st.Merging, st.Frozen = m.ID, m.Other, m.Frozen()
 	}
 	st.Leases = len(r.marks)
-	if st.Fence = r.rec.fence; r.locks != nil {
+	if st.Fence = r.rec.Fence; r.locks != nil {
 		st.Locks, st.TxnRecords = len(r.locks.all), len(r.locks.records)
 	}
 	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
@@ -288,10 +289,10 @@ func (n *Node) summaries() []Summary {
 		r.mu.Lock()
 		s := Summary{
 			Descriptor: r.descriptorLocked(), LeaderNode: r.leader.LeaderNode, IsLeader: r.leader.IsLeader, Keys: -1,
-			Merge: r.rec.merge.id,
+			Merge: r.rec.Merge.ID,
 		}
-		if r.rec.counted {
-			s.Keys = r.rec.live
+		if r.rec.Counted {
+			s.Keys = r.rec.Live
 		}
 		g := r.group
 		r.mu.Unlock()
@@ -309,7 +310,7 @@ func (n *Node) summaries() []Summary {
 // there agree, whatever they have removed.
 func (r *Replica) HashAt(at, compacted keyspace.Revision) (uint64, error) {
 	r.mu.Lock()
-	span := r.rec.span
+	span := r.rec.Span
 	r.mu.Unlock()
 	h, err := mvcc.Hash(r.node.cfg.Engine, span, at, compacted)
 	if err != nil {

@@ -14,19 +14,20 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // applyState is the replicated state as Apply leaves it, ahead of what is
 // published by the entries whose batch is not committed yet.
 type applyState struct {
-	rec       record
+	rec       command.Record
 	confIndex uint64
 	replicas  []keyspace.Replica
 	// term is that of the last entry.
 	term uint64
 	done []outcome
 	// txns are the locks and records of transactions over several ranges.
-	txns txnState
+	txns command.TxnState
 	// grown is the bytes of the entries that are not published yet.
 	grown uint64
 	// complete is up to where the range is complete, see advance; lowest is the lowest
@@ -43,9 +44,9 @@ type applyState struct {
 
 // outcome is what one entry did, for Applied to publish.
 type outcome struct {
-	kind commandKind
+	kind command.Kind
 	// link names a batch; ok says that the command took effect.
-	link link
+	link command.Link
 	ok   bool
 	// deltas are the changes of the live-key count, and locks those of what transactions
 	// over several ranges hold, for a batch.
@@ -90,37 +91,37 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 
 func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 	s := &r.applying
-	h, body, err := decodeHeader(e.Data)
+	h, body, err := command.DecodeHeader(e.Data)
 	if err != nil {
 		return err
 	}
-	out := outcome{kind: h.kind}
-	if h.term == e.Term && h.generation == s.rec.generation && (h.kind == commandRelease || !s.rec.merge.still()) {
-		switch h.kind {
-		case commandBatch:
+	out := outcome{kind: h.Kind}
+	if h.Term == e.Term && h.Generation == s.rec.Generation && (h.Kind == command.KindRelease || !s.rec.Merge.StandsStill()) {
+		switch h.Kind {
+		case command.KindBatch:
 			err = r.applyBatch(b, h, body, &out)
-		case commandSplit:
+		case command.KindSplit:
 			err = r.applySplit(b, body, &out)
-		case commandCompact:
+		case command.KindCompact:
 			var n int64
-			if n, err = decodeNumber(body); err == nil && keyspace.Revision(n) > s.rec.compacted {
-				s.rec.compacted, out.ok = keyspace.Revision(n), true
+			if n, err = command.DecodeNumber(body); err == nil && keyspace.Revision(n) > s.rec.Compacted {
+				s.rec.Compacted, out.ok = keyspace.Revision(n), true
 			}
-		case commandCount:
+		case command.KindCount:
 			var n int64
-			if n, err = decodeNumber(body); err == nil && !s.rec.counted {
-				s.rec.live, s.rec.counted, out.ok = s.rec.live+n, true, true
+			if n, err = command.DecodeNumber(body); err == nil && !s.rec.Counted {
+				s.rec.Live, s.rec.Counted, out.ok = s.rec.Live+n, true, true
 			}
-		case commandBind, commandFreeze, commandAbsorb, commandRelease:
-			err = r.applyMerge(b, h.kind, body, &out)
+		case command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
+			err = r.applyMerge(b, h.Kind, body, &out)
 		}
-	} else if h.kind == commandBatch {
-		if c, _, err := decodeBatchHeader(body); err == nil {
-			out.link = link{h.term, c.number}
+	} else if h.Kind == command.KindBatch {
+		if c, _, err := command.DecodeBatchHeader(body); err == nil {
+			out.link = command.Link{Term: h.Term, Number: c.Number}
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", h.kind, err)
+		return fmt.Errorf("%s: %w", h.Kind, err)
 	}
 	if !out.ok {
 		r.node.metrics.noops.Inc()
@@ -132,24 +133,24 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 }
 
 // applyBatch writes a batch's versions if it stands on the last applied one.
-func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcome) error {
+func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out *outcome) error {
 	s := &r.applying
-	c, versions, err := decodeBatchHeader(body)
+	c, versions, err := command.DecodeBatchHeader(body)
 	if err != nil {
 		return err
 	}
-	out.link = link{h.term, c.number}
-	if stands, err := r.stands(&c); !stands && !(mutation.Is(mutation.AppliedTwice) && out.link == s.rec.last) {
+	out.link = command.Link{Term: h.Term, Number: c.Number}
+	if stands, err := r.stands(&c); !stands && !(mutation.Is(mutation.AppliedTwice) && out.link == s.rec.Last) {
 		return err
 	}
-	items, err := visitBatch(&c, versions, func(_ int, v *mvcc.Version, before prior) error {
-		if !s.rec.span.Contains(v.Key) {
-			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.span)
+	items, err := command.VisitBatch(&c, versions, func(_ int, v *mvcc.Version, before command.Prior) error {
+		if !s.rec.Span.Contains(v.Key) {
+			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.Span)
 		}
 		return s.addVersion(v, before, out)
 	})
-	if c.txns > 0 {
-		s.rec.lastRevision = c.first + keyspace.Revision(c.txns) - 1
+	if c.Txns > 0 {
+		s.rec.LastRevision = c.First + keyspace.Revision(c.Txns) - 1
 	}
 	if err == nil && len(items) > 0 {
 		err = r.applyItems(b, h, &c, items, out)
@@ -164,22 +165,22 @@ func (r *Replica) applyBatch(b *engine.Batch, h header, body []byte, out *outcom
 	if err != nil {
 		return err
 	}
-	s.rec.last, out.ok = out.link, true
-	r.node.metrics.applied.Add(float64(c.txns))
+	s.rec.Last, out.ok = out.link, true
+	r.node.metrics.applied.Add(float64(c.Txns))
 	return nil
 }
 
 // stands says whether the batch stands on the last applied one, and then on its hash
 // and revision too.
-func (r *Replica) stands(c *batchCommand) (bool, error) {
+func (r *Replica) stands(c *command.Batch) (bool, error) {
 	s := &r.applying
 	switch {
-	case c.prev != s.rec.last:
+	case c.Prev != s.rec.Last:
 		return false, nil
-	case c.hash != s.rec.hash && !mutation.Is(mutation.AppliedTwice):
+	case c.Hash != s.rec.Hash && !mutation.Is(mutation.AppliedTwice):
 		return false, r.hashMismatch(c)
-	case c.txns > 0 && c.first <= s.rec.lastRevision:
-		return false, fmt.Errorf("revision %d after revision %d", c.first, s.rec.lastRevision)
+	case c.Txns > 0 && c.First <= s.rec.LastRevision:
+		return false, fmt.Errorf("revision %d after revision %d", c.First, s.rec.LastRevision)
 	}
 	return true, nil
 }
@@ -247,20 +248,20 @@ func (s *applyState) joinReplaced() error {
 
 // hashMismatch says that this replica and the leader have applied different
 // versions. There is nothing to go on from: one of them is wrong.
-func (r *Replica) hashMismatch(c *batchCommand) error {
+func (r *Replica) hashMismatch(c *command.Batch) error {
 	s := &r.applying
 	r.log.Error("REPLICAS DISAGREE: this replica's hash differs from its leader's",
-		zap.Uint64("hash", s.rec.hash), zap.Uint64("leader_hash", c.hash),
-		zap.Uint64("last_term", s.rec.last.Term), zap.Uint64("last_number", s.rec.last.Number),
-		zap.Int64("last_revision", int64(s.rec.lastRevision)))
+		zap.Uint64("hash", s.rec.Hash), zap.Uint64("leader_hash", c.Hash),
+		zap.Uint64("last_term", s.rec.Last.Term), zap.Uint64("last_number", s.rec.Last.Number),
+		zap.Int64("last_revision", int64(s.rec.LastRevision)))
 	return &kverror.Error{Kind: kverror.Corrupt, Detail: fmt.Sprintf(
 		"hash %#x here and %#x at the leader behind batch %d of term %d (revision %d)",
-		s.rec.hash, c.hash, s.rec.last.Number, s.rec.last.Term, s.rec.lastRevision)}
+		s.rec.Hash, c.Hash, s.rec.Last.Number, s.rec.Last.Term, s.rec.LastRevision)}
 }
 
 // Payload implements raftgroup.Payloader.
 func (r *Replica) Payload() []byte {
-	return appendRecord(make([]byte, 0, 64+len(r.applying.rec.span.Start)+len(r.applying.rec.span.End)), &r.applying.rec)
+	return command.AppendRecord(make([]byte, 0, 64+len(r.applying.rec.Span.Start)+len(r.applying.rec.Span.End)), &r.applying.rec)
 }
 
 // Applied implements raftgroup.StateMachine: it publishes and answers.
@@ -271,8 +272,8 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	var feeds publication
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
-	oldCompacted, oldGeneration := r.rec.compacted, r.rec.generation
-	changed, bound := r.confIndex != s.confIndex, r.rec.merge.id != s.rec.merge.id || r.rec.merged != s.rec.merged
+	oldCompacted, oldGeneration := r.rec.Compacted, r.rec.Generation
+	changed, bound := r.confIndex != s.confIndex, r.rec.Merge.ID != s.rec.Merge.ID || r.rec.Merged != s.rec.Merged
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
 	r.appliedLocked(s.grown)
@@ -280,18 +281,18 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	for i := range s.done {
 		o := &s.done[i]
 		switch o.kind {
-		case commandBatch:
+		case command.KindBatch:
 			r.live.apply(o.deltas)
 			feeds.add(o)
 			r.appliedBatchLocked(o, &out)
 			if len(o.locks) > 0 {
 				r.publishTxnsLocked(o.locks)
 			}
-		case commandCount:
+		case command.KindCount:
 			r.counting = false
-		case commandCompact:
+		case command.KindCompact:
 			r.compacting = 0
-		case commandSplit, commandBind, commandFreeze, commandAbsorb, commandRelease:
+		case command.KindSplit, command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 			if r.publishChangeLocked(o, &feeds); o.ok && (o.split != nil || o.source != 0) {
 				heirs = append(heirs, o)
 			}
@@ -301,11 +302,11 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	r.passedLocked(s.term, &out)
 	lead := r.lead
 	more := lead != nil && r.waitsLocked()
-	if r.closed > 0 || r.draining || r.rec.generation != oldGeneration || bound {
+	if r.closed > 0 || r.draining || r.rec.Generation != oldGeneration || bound {
 		r.notifyLocked()
 	}
-	care := r.rec.compacted != oldCompacted || r.rec.generation != oldGeneration
-	revision, watched := r.rec.lastRevision, r.locks != nil
+	care := r.rec.Compacted != oldCompacted || r.rec.Generation != oldGeneration
+	revision, watched := r.rec.LastRevision, r.locks != nil
 	r.mu.Unlock()
 
 	r.node.heard(revision)
@@ -335,15 +336,15 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 func (r *Replica) publishChangeLocked(o *outcome, feeds *publication) {
 	if o.ok {
 		switch o.kind {
-		case commandSplit:
+		case command.KindSplit:
 			r.publishSplitLocked(o, feeds)
-		case commandBind:
+		case command.KindBind:
 			// Who asks from now on asks for both spans. What is answered already, placement has in
 			// the record of the lease before it commits the merge.
 			r.dropAskedLocked()
-		case commandAbsorb:
+		case command.KindAbsorb:
 			r.publishAbsorbLocked(o, feeds)
-		case commandFreeze, commandRelease, commandBatch, commandCompact, commandCount:
+		case command.KindFreeze, command.KindRelease, command.KindBatch, command.KindCompact, command.KindCount:
 		}
 	}
 	if r.change == nil || r.change.kind != o.kind {
@@ -370,7 +371,7 @@ func (r *Replica) publishSplitLocked(o *outcome, feeds *publication) {
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
 	r.reigns.end(r.node.heads)
-	r.live.reset(r.rec.lastRevision)
+	r.live.reset(r.rec.LastRevision)
 	r.children = append(r.children, o.split.descriptor())
 	if len(r.children) > maxChildren {
 		r.children = slices.Delete(r.children, 0, 1)
@@ -472,27 +473,27 @@ func (r *Replica) unknownLocked(out *answers) {
 
 // SnapshotSpans implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotSpans(applied engine.Applied) []engine.KeySpan {
-	rec, err := decodeRecord(applied.Payload)
+	rec, err := command.DecodeRecord(applied.Payload)
 	if err != nil {
 		panic(fmt.Sprintf("shard: range %s: snapshot spans of applied index %d: %v", r.id, applied.Index, err))
 	}
 	return []engine.KeySpan{
 		engine.GroupLocalSpan(r.id.Group()),
-		engine.VersionedSpan(rec.span),
+		engine.VersionedSpan(rec.Span),
 	}
 }
 
 // AcceptSnapshot implements raftgroup.Snapshotter: the snapshot's span must not
 // overlap what another replica of this node holds (trap 6).
 func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
-	rec, err := decodeRecord(applied.Payload)
+	rec, err := command.DecodeRecord(applied.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: snapshot at index %d: %w", r.id, applied.Index, err)
 	}
-	if rec.rangeID != r.id {
-		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.rangeID, r.id)
+	if rec.RangeID != r.id {
+		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.RangeID, r.id)
 	}
-	c := claim{r.id, rec.span, rec.generation}
+	c := claim{r.id, rec.Span, rec.Generation}
 	if why := r.node.claim([]claim{c}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
@@ -512,13 +513,13 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	if err != nil {
 		return
 	}
-	rec, derr := decodeRecord(applied.Payload)
+	rec, derr := command.DecodeRecord(applied.Payload)
 	if derr != nil {
 		panic(fmt.Sprintf("shard: range %s: installed snapshot at index %d: %v", r.id, applied.Index, derr))
 	}
 	var out answers
 	s := &r.applying
-	txns, derr := loadTxns(r.node.cfg.Engine, r.id)
+	txns, derr := command.LoadTxns(r.node.cfg.Engine, r.id)
 	if derr == nil {
 		derr = r.forgetAttached(&rec, &txns)
 	}
@@ -526,7 +527,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 		panic(derr.Error())
 	}
 	left := r.leftBehind(&rec)
-	if !s.rec.span.Covers(rec.span) {
+	if !s.rec.Span.Covers(rec.Span) {
 		// Of keys that came with a merge nothing was known here: a lock on them may be older than
 		// all that was complete without them.
 		s.complete = 0
@@ -538,11 +539,11 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	if r.lead != nil {
 		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.lead.term))
 	}
-	oldGeneration := r.rec.generation
+	oldGeneration := r.rec.Generation
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
 	r.complete = s.complete
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
-	r.live.reset(rec.lastRevision)
+	r.live.reset(rec.LastRevision)
 	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
 	r.installs++
@@ -553,7 +554,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()
-	r.node.heard(rec.lastRevision)
+	r.node.heard(rec.LastRevision)
 	out.send(r.node)
 	r.node.waysMade(&rec)
 	r.deleteLeft(left)
@@ -562,11 +563,11 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 // leftBehind returns what a snapshot has taken out of the replica's span, carrying it past a
 // split, and has it kept from others; nil where that is nothing, or others come into it: their
 // snapshot clears it.
-func (r *Replica) leftBehind(now *record) *keyspace.Span {
+func (r *Replica) leftBehind(now *command.Record) *keyspace.Span {
 	old := &r.applying.rec
-	left, ok := old.span.Intersect(keyspace.Span{Start: now.span.End})
-	if old.generation == 0 || !ok || len(now.span.End) == 0 ||
-		!r.node.claimMore(r.id, keyspace.Span{Start: now.span.Start, End: old.span.End}) {
+	left, ok := old.Span.Intersect(keyspace.Span{Start: now.Span.End})
+	if old.Generation == 0 || !ok || len(now.Span.End) == 0 ||
+		!r.node.claimMore(r.id, keyspace.Span{Start: now.Span.Start, End: old.Span.End}) {
 		return nil
 	}
 	return &left
@@ -595,7 +596,7 @@ func (r *Replica) deleteLeft(left *keyspace.Span) {
 // is known any more.
 func (r *Replica) snapshotFateLocked(out *answers) {
 	for _, b := range r.lost {
-		switch last := r.rec.last; {
+		switch last := r.rec.Last; {
 		case last.Term == b.link.Term && b.link.Number <= last.Number:
 			answerWrites(b, out)
 		case last.Term == b.link.Term && r.position.Term > b.link.Term:

@@ -13,11 +13,12 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // logWriter writes the entries of a range's log as its leaders do.
 type logWriter struct {
-	last link
+	last command.Link
 	hash uint64
 	rev  keyspace.Revision
 }
@@ -25,9 +26,9 @@ type logWriter struct {
 // batch is an entry that puts the keys, each in a transaction of its own, or deletes
 // them where they begin with "-".
 func (l *logWriter) batch(term uint64, gen keyspace.Generation, keys ...string) raftgroup.Entry {
-	b := appendHeader(nil, header{commandBatch, term, gen})
-	next := link{term, l.last.Number + 1}
-	b = appendBatchHeader(b, &batchCommand{prev: l.last, number: next.Number, hash: l.hash, first: l.rev + 1, txns: len(keys)})
+	b := command.AppendHeader(nil, command.Header{Kind: command.KindBatch, Term: term, Generation: gen})
+	next := command.Link{Term: term, Number: l.last.Number + 1}
+	b = command.AppendBatchHeader(b, &command.Batch{Prev: l.last, Number: next.Number, Hash: l.hash, First: l.rev + 1, Txns: len(keys)})
 	for _, k := range keys {
 		l.rev++
 		v := &mvcc.Version{Key: []byte(k), Mod: l.rev, Create: l.rev, Version: 1, Value: []byte("v")}
@@ -35,20 +36,20 @@ func (l *logWriter) batch(term uint64, gen keyspace.Generation, keys ...string) 
 		if lived {
 			v = &mvcc.Version{Key: []byte(k[1:]), Mod: l.rev, Tombstone: true}
 		}
-		b = appendVersion(binary.AppendUvarint(b, 1), v, prior{lived: lived})
-		l.hash += versionHash(v)
+		b = command.AppendVersion(binary.AppendUvarint(b, 1), v, command.Prior{Lived: lived})
+		l.hash += command.HashVersion(v)
 	}
 	l.last = next
 	return raftgroup.Entry{Term: term, Data: b}
 }
 
-func numbered(kind commandKind, term uint64, gen keyspace.Generation, n int64) raftgroup.Entry {
-	return raftgroup.Entry{Term: term, Data: binary.AppendVarint(appendHeader(nil, header{kind, term, gen}), n)}
+func numbered(kind command.Kind, term uint64, gen keyspace.Generation, n int64) raftgroup.Entry {
+	return raftgroup.Entry{Term: term, Data: binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: kind, Term: term, Generation: gen}), n)}
 }
 
 func splitEntry(term uint64, gen keyspace.Generation, key string, child keyspace.RangeID) raftgroup.Entry {
-	b := appendHeader(nil, header{commandSplit, term, gen})
-	b = appendSplit(b, &splitCommand{key: []byte(key), child: child, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+	b := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: term, Generation: gen})
+	b = command.AppendSplit(b, &command.Split{Key: []byte(key), Child: child, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 	return raftgroup.Entry{Term: term, Data: b}
 }
 
@@ -62,11 +63,11 @@ func someLog() []raftgroup.Entry {
 	ents = append(ents, stale.batch(5, 1, "d")) // of the generation before
 	e := moved.batch(6, 2, "e")
 	e.Term = 7 // committed in another term than it was made in
-	ents = append(ents, e, l.batch(7, 2, "f", "-c"), numbered(commandCompact, 7, 2, 5), numbered(commandCount, 7, 2, 2))
+	ents = append(ents, e, l.batch(7, 2, "f", "-c"), numbered(command.KindCompact, 7, 2, 5), numbered(command.KindCount, 7, 2, 2))
 	other := l
 	other.last.Number += 7 // on a batch that was lost
-	ents = append(ents, other.batch(7, 2, "g"), l.batch(7, 2, "-b", "h"), numbered(commandCompact, 7, 2, 4), splitEntry(7, 2, "g", 3))
-	return append(ents, l.batch(8, 3, "a", "-f"), numbered(commandCount, 8, 3, 1))
+	ents = append(ents, other.batch(7, 2, "g"), l.batch(7, 2, "-b", "h"), numbered(command.KindCompact, 7, 2, 4), splitEntry(7, 2, "g", 3))
+	return append(ents, l.batch(8, 3, "a", "-f"), numbered(command.KindCount, 8, 3, 1))
 }
 
 // state is what a replica has that all must have alike: its records, and what is left
@@ -79,11 +80,11 @@ func (w *fakeWorld) state() string {
 		if err != nil || !ok {
 			w.t.Fatalf("range %s: %v, %v", id, ok, err)
 		}
-		rec, err := decodeRecord(a.Payload)
+		rec, err := command.DecodeRecord(a.Payload)
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		h, err := mvcc.Hash(w.engine, rec.span, rec.lastRevision, rec.compacted)
+		h, err := mvcc.Hash(w.engine, rec.Span, rec.LastRevision, rec.Compacted)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -142,8 +143,8 @@ func TestStaleEntriesDoNothing(t *testing.T) {
 		"another term":          func() raftgroup.Entry { e := next(2); e.Term = 6; return e },
 		"on a lost entry":       func() raftgroup.Entry { o := l; o.last.Number++; return o.batch(5, 2, "b") },
 		"a split of before":     func() raftgroup.Entry { return splitEntry(5, 1, "c", 4) },
-		"a compaction of then":  func() raftgroup.Entry { return numbered(commandCompact, 5, 1, 2) },
-		"a count of then":       func() raftgroup.Entry { return numbered(commandCount, 5, 1, 9) },
+		"a compaction of then":  func() raftgroup.Entry { return numbered(command.KindCompact, 5, 1, 2) },
+		"a count of then":       func() raftgroup.Entry { return numbered(command.KindCount, 5, 1, 9) },
 	}
 	for what, entry := range stale {
 		t.Run(what, func(t *testing.T) {

@@ -90,7 +90,7 @@ func (r *Replica) splitDue(now clock.Time) (cause splitCause, wants bool) {
 	switch most := r.node.cfg.Limits.RangeMaxBytes; {
 	case r.lead == nil || r.draining:
 		return splitNone, false
-	case most > 0 && g.estimated && g.generation == r.rec.generation && r.bytesLocked() > most:
+	case most > 0 && g.estimated && g.generation == r.rec.Generation && r.bytesLocked() > most:
 		cause = splitBySize
 	case g.divides != nil && now.Sub(g.hotAt) >= splitPatience:
 		cause = splitByLoad
@@ -228,7 +228,7 @@ func (r *Replica) splitEnded(cause splitCause, err error) {
 		g.backoff, g.splitAt, g.unsplit = 0, now.Add(splitRest), ""
 		g.writes, g.reads, g.bytes = g.writes/2, g.reads/2, g.bytes/2
 		r.coolLocked()
-		r.log.Info("the range was split by itself", zap.Stringer("cause", cause), zap.Stringer("span", r.rec.span))
+		r.log.Info("the range was split by itself", zap.Stringer("cause", cause), zap.Stringer("span", r.rec.Span))
 		return
 	case errors.Is(err, errSmaller):
 		g.backoff, g.splitAt = 0, now.Add(splitRest)

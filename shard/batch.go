@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // call is one request that goes through the pipeline, and the caller's wait for it.
@@ -149,7 +150,7 @@ type batch struct {
 
 	// link is the batch's place in the chain, and hash the range's hash behind it,
 	// once it is proposed.
-	link link
+	link command.Link
 	hash uint64
 	// settled says that the batch has its revisions, from first on if it changes
 	// something.
@@ -221,7 +222,7 @@ type leadership struct {
 	term uint64
 	// last is the batch on which the next one is proposed, hash the range's hash
 	// behind it.
-	last link
+	last command.Link
 	hash uint64
 	// number is the last one that was used in the term.
 	number uint64
@@ -233,11 +234,11 @@ type leadership struct {
 func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) []byte {
 	l := b.lead
 	l.number++
-	b.link = link{l.term, l.number}
+	b.link = command.Link{Term: l.term, Number: l.number}
 	hash := l.hash
 	dst := make([]byte, 0, b.bytes+len(b.calls)*binary.MaxVarintLen32+128)
-	dst = appendHeader(dst, header{commandBatch, l.term, generation})
-	dst = appendBatchHeader(dst, &batchCommand{prev: l.last, number: l.number, hash: hash, first: first, txns: b.txns})
+	dst = command.AppendHeader(dst, command.Header{Kind: command.KindBatch, Term: l.term, Generation: generation})
+	dst = command.AppendBatchHeader(dst, &command.Batch{Prev: l.last, Number: l.number, Hash: hash, First: first, Txns: b.txns})
 	for _, c := range b.calls {
 		c.isAt(placeBatch, b)
 		if len(c.writes) == 0 {
@@ -246,8 +247,8 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
 			v := p.stored(uint32(sub))
-			dst = appendVersion(dst, &v, p.prior())
-			hash += versionHash(&v)
+			dst = command.AppendVersion(dst, &v, p.prior())
+			hash += command.HashVersion(&v)
 		}
 	}
 	if b.items > 0 {

@@ -7,6 +7,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // meeting is a lock that is in a call's way.
@@ -49,7 +50,7 @@ func (r *Replica) blockLocked(c *call, m meeting) {
 	}
 	r.blocked[c] = g
 	r.blockedBytes += c.bytes
-	c.writtenSpans(func(s keyspace.Span) { r.wanted.add(s, c, lockExclusive) })
+	c.writtenSpans(func(s keyspace.Span) { r.wanted.add(s, c, command.Exclusive) })
 	if lease := c.revokes(); lease != 0 {
 		if r.revokers == nil {
 			r.revokers = map[keyspace.LeaseID][]*call{}
@@ -170,9 +171,9 @@ func (r *Replica) queueWokenLocked() {
 // holds nothing or is an older transaction's. Who only compares there waits for the same
 // lock, behind it: one after the other they would keep it out for ever.
 func (r *Replica) wantedLocked(s keyspace.Span, name rangeapi.TxnName) (found *held) {
-	r.wanted.visit(s, func(c *call, _ lockMode, _ []byte) bool {
+	r.wanted.visit(s, func(c *call, _ command.LockMode, _ []byte) bool {
 		if c.step == nil || c.step.op.(*rangeapi.Prepare).Name.Compare(name.TxnID) < 0 {
-			if h := r.blocked[c].on; h != nil && h.lock != nil && h.name != name {
+			if h := r.blocked[c].on; h != nil && h.Lock != nil && h.Name != name {
 				found = h
 			}
 		}

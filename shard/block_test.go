@@ -264,7 +264,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		r := w.node.Replica(1)
 		freed := func(age int, rev keyspace.Revision) bool {
 			r.mu.Lock()
-			large := weak.Make(&r.locks.byName[nameAged(age)][0].writes[1].v.Value[0])
+			large := weak.Make(&r.locks.byName[nameAged(age)][0].Writes[1].V.Value[0])
 			r.mu.Unlock()
 			if g := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
 				t.Fatal(g.err)
@@ -364,7 +364,7 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		g := w.step(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
 		id := g.answer.(*rangeapi.Prepared).Lock
 		r.mu.Lock()
-		r.locks.find(name, id).floor = 100 // it was evaluated where nobody had heard of 201
+		r.locks.find(name, id).Floor = 100 // it was evaluated where nobody had heard of 201
 		r.mu.Unlock()
 		for _, rev := range []keyspace.Revision{100, 150, -1} {
 			for _, op := range []rangeapi.TxnOp{

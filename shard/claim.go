@@ -43,7 +43,7 @@ func (n *Node) claim(want []claim) (refused map[keyspace.RangeID]error) {
 	slices.SortFunc(kept, func(a, b claim) int { return bytes.Compare(a.span.Start, b.span.Start) })
 	for _, o := range n.Replicas() {
 		o.mu.Lock()
-		holds, span := o.holdsLocked(), o.rec.span
+		holds, span := o.holdsLocked(), o.rec.Span
 		o.mu.Unlock()
 		if !holds {
 			continue

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
@@ -24,8 +25,8 @@ func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
 
 // snapshotOf is the applied record of a snapshot of a range.
 func snapshotOf(id keyspace.RangeID, generation keyspace.Generation, start string) engine.Applied {
-	rec := record{rangeID: id, generation: generation, span: keyspace.Span{Start: []byte(start)}, lastRevision: 9}
-	return engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: appendRecord(nil, &rec)}
+	rec := command.Record{RangeID: id, Generation: generation, Span: keyspace.Span{Start: []byte(start)}, LastRevision: 9}
+	return engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: command.AppendRecord(nil, &rec)}
 }
 
 // A founder that was down while range 1 was split hears of the child first, whose
@@ -108,8 +109,8 @@ func TestChildKeepsItsSpanBeforeItIsOpen(t *testing.T) {
 		defer w.stop()
 		w.serve(1, 5)
 		w.node.cancel() // the opener stands still
-		split := appendHeader(nil, header{commandSplit, 5, 1})
-		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
+		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 2, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +163,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 		time.Sleep(time.Second) // the keeper has nothing more to do
 		running := make(chan struct{})
 		r.mu.Lock()
-		r.rec.compacted, r.removing = 5, running
+		r.rec.Compacted, r.removing = 5, running
 		r.mu.Unlock()
 		snap, accepted := snapshotOf(1, 1, ""), make(chan error, 1)
 		go func() { accepted <- r.AcceptSnapshot(snap) }()
@@ -199,8 +200,8 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 			defer w.stop()
 			r := w.node.Replica(1)
 			snap := snapshotOf(1, 2, "")
-			rec := record{rangeID: 1, generation: 2, span: keyspace.Span{End: []byte("m")}, lastRevision: 9}
-			snap.Payload = appendRecord(nil, &rec)
+			rec := command.Record{RangeID: 1, Generation: 2, Span: keyspace.Span{End: []byte("m")}, LastRevision: 9}
+			snap.Payload = command.AppendRecord(nil, &rec)
 			b := w.engine.NewBatch()
 			err := errors.Join(mvcc.Put(b, keyVersion("a", 2, false)), mvcc.Put(b, keyVersion("x", 3, false)), b.SetApplied(r.id.Group(), snap))
 			if child {
@@ -236,8 +237,8 @@ func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
 		defer w.stop()
 		r := w.node.Replica(1)
 		snap := snapshotOf(1, 2, "")
-		rec := record{rangeID: 1, generation: 2, span: keyspace.Span{End: []byte("m")}, lastRevision: 9}
-		snap.Payload = appendRecord(nil, &rec)
+		rec := command.Record{RangeID: 1, Generation: 2, Span: keyspace.Span{End: []byte("m")}, LastRevision: 9}
+		snap.Payload = command.AppendRecord(nil, &rec)
 		if err := r.AcceptSnapshot(snap); err != nil {
 			t.Fatal(err)
 		}
@@ -262,7 +263,7 @@ func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {
 		defer w.stop()
 		r := w.node.Replica(1)
 		r.mu.Lock()
-		r.rec.compacted = 5
+		r.rec.Compacted = 5
 		r.mu.Unlock()
 		w.node.keeper.note(r)
 		time.Sleep(time.Second)

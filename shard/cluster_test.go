@@ -23,6 +23,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -637,16 +638,16 @@ func TestReplicasDisagree(t *testing.T) {
 		defer w.stop()
 		w.serve(1, 5)
 		g := w.groups.group(1)
-		entry := func(number uint64, prev link, hash uint64, rev keyspace.Revision) raftgroup.Entry {
-			b := appendHeader(nil, header{commandBatch, 5, 1})
-			b = appendBatchHeader(b, &batchCommand{prev: prev, number: number, hash: hash, first: rev, txns: 1})
-			b = appendVersion(append(b, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Create: rev, Version: 1}, prior{})
+		entry := func(number uint64, prev command.Link, hash uint64, rev keyspace.Revision) raftgroup.Entry {
+			b := command.AppendHeader(nil, command.Header{Kind: command.KindBatch, Term: 5, Generation: 1})
+			b = command.AppendBatchHeader(b, &command.Batch{Prev: prev, Number: number, Hash: hash, First: rev, Txns: 1})
+			b = command.AppendVersion(append(b, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Create: rev, Version: 1}, command.Prior{})
 			return raftgroup.Entry{Term: 5, Data: b}
 		}
-		if err := g.apply(entry(1, link{}, 0, 2)); err != nil {
+		if err := g.apply(entry(1, command.Link{}, 0, 2)); err != nil {
 			t.Fatal(err)
 		}
-		err := g.apply(entry(2, link{5, 1}, 0xbad, 3))
+		err := g.apply(entry(2, command.Link{Term: 5, Number: 1}, 0xbad, 3))
 		if !errors.Is(err, kverror.Corrupt) || !strings.Contains(err.Error(), "0xbad") {
 			t.Fatalf("a wrong hash: %v", err)
 		}
@@ -660,14 +661,14 @@ func TestSnapshotOverTheParent(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		child := w.node.newReplica(2)
-		rec := record{rangeID: 2, generation: 2, span: keyspace.Span{Start: []byte("m")}, lastRevision: 9}
-		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: appendRecord(nil, &rec)}
+		rec := command.Record{RangeID: 2, Generation: 2, Span: keyspace.Span{Start: []byte("m")}, LastRevision: 9}
+		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: command.AppendRecord(nil, &rec)}
 		if err := child.AcceptSnapshot(snap); err == nil || !strings.Contains(err.Error(), "overlaps") {
 			t.Fatalf("accepted over the parent: %v", err)
 		}
 		g := w.groups.group(1)
-		split := appendHeader(nil, header{commandSplit, 5, 1})
-		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 3, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas[1:]})
+		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
+		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 3, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas[1:]})
 		if err := g.apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}
@@ -675,8 +676,8 @@ func TestSnapshotOverTheParent(t *testing.T) {
 			t.Fatalf("refused beside the parent: %v", err)
 		}
 		other := w.node.newReplica(4)
-		rec4 := record{rangeID: 4, generation: 3, span: keyspace.Span{Start: []byte("x")}}
-		snap4 := engine.Applied{Index: 40, Term: 6, Payload: appendRecord(nil, &rec4)}
+		rec4 := command.Record{RangeID: 4, Generation: 3, Span: keyspace.Span{Start: []byte("x")}}
+		snap4 := engine.Applied{Index: 40, Term: 6, Payload: command.AppendRecord(nil, &rec4)}
 		if err := other.AcceptSnapshot(snap4); err == nil {
 			t.Fatal("two snapshots over one span at a time")
 		}
@@ -688,7 +689,7 @@ func TestSnapshotOverTheParent(t *testing.T) {
 		if d := other.Descriptor(); d.Generation != 3 || string(d.Span.Start) != "x" {
 			t.Fatalf("after the snapshot: %+v", d)
 		}
-		if err := child.AcceptSnapshot(engine.Applied{Payload: appendRecord(nil, &rec4)}); err == nil {
+		if err := child.AcceptSnapshot(engine.Applied{Payload: command.AppendRecord(nil, &rec4)}); err == nil {
 			t.Fatal("the snapshot of another range")
 		}
 	})

@@ -169,9 +169,9 @@ func (p *pages) get(k pageKey) (int64, bool) {
 // it can be had without a scan. All changes at or below the revision are applied.
 func (r *Replica) knownCount(s keyspace.Span, at keyspace.Revision) (int64, bool) {
 	r.mu.Lock()
-	generation := r.rec.generation
-	if r.rec.counted && s.Covers(spanFromFirst(r.rec.span)) {
-		if n, ok := r.live.at(at, r.rec.live); ok {
+	generation := r.rec.Generation
+	if r.rec.Counted && s.Covers(spanFromFirst(r.rec.Span)) {
+		if n, ok := r.live.at(at, r.rec.Live); ok {
 			r.mu.Unlock()
 			return n, true
 		}
@@ -195,7 +195,7 @@ func (r *Replica) count(s keyspace.Span, at keyspace.Revision) (int64, error) {
 	}
 	r.node.metrics.countScans.Inc()
 	r.mu.Lock()
-	generation := r.rec.generation
+	generation := r.rec.Generation
 	r.mu.Unlock()
 	r.node.pages.put(pageOf(r.id, generation, at, s), n)
 	return n, nil

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // Create makes this node's replicas of new ranges durable and opens them. Ranges
@@ -60,9 +61,9 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 		}
 		if err == nil && have {
 			// An order before this one came so far.
-			var rec record
-			rec, err = decodeRecord(a.Payload)
-			c.span = rec.span
+			var rec command.Record
+			rec, err = command.DecodeRecord(a.Payload)
+			c.span = rec.Span
 		}
 		if err != nil {
 			return nil, fmt.Errorf("shard: create range %s: %w", d.Range, err)
@@ -105,8 +106,8 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 }
 
 func (n *Node) firstRecord(b *engine.Batch, d *keyspace.Descriptor) error {
-	rec := record{rangeID: d.Range, generation: d.Generation, span: d.Span, counted: true}
-	if err := n.cfg.Groups.bootstrap(b, d.Range.Group(), d.Replicas, appendRecord(nil, &rec)); err != nil {
+	rec := command.Record{RangeID: d.Range, Generation: d.Generation, Span: d.Span, Counted: true}
+	if err := n.cfg.Groups.bootstrap(b, d.Range.Group(), d.Replicas, command.AppendRecord(nil, &rec)); err != nil {
 		return fmt.Errorf("range %s: %w", d.Range, err)
 	}
 	return nil
@@ -118,9 +119,9 @@ func (n *Node) openCreated(id keyspace.RangeID) error {
 	if err == nil && !ok {
 		err = errors.New("the record is gone")
 	}
-	var txns txnState
+	var txns command.TxnState
 	if err == nil {
-		txns, err = loadTxns(n.cfg.Engine, id)
+		txns, err = command.LoadTxns(n.cfg.Engine, id)
 	}
 	if err == nil {
 		err = n.openStored(id, &a, txns)

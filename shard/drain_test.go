@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // A range without quorum does not close its pipeline. All others hand their
@@ -22,9 +23,9 @@ func TestDrainBesideARangeWithoutQuorum(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		for id := keyspace.RangeID(2); id < 6; id++ {
-			split := appendHeader(nil, header{commandSplit, 5, keyspace.Generation(id - 1)})
-			split = appendSplit(split, &splitCommand{
-				key: []byte{'z' - byte(id)}, child: id, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas,
+			split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: keyspace.Generation(id - 1)})
+			split = command.AppendSplit(split, &command.Split{
+				Key: []byte{'z' - byte(id)}, Child: id, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas,
 			})
 			if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 				t.Fatal(err)

@@ -372,7 +372,7 @@ func (e *elastic) over(s keyspace.Span) (rs []*Replica) { return e.leader.over(s
 func (w *fakeWorld) over(s keyspace.Span) (rs []*Replica) {
 	for _, r := range w.node.Replicas() {
 		r.mu.Lock()
-		ok := r.holdsLocked() && r.rec.span.Overlaps(s) && !r.stopped
+		ok := r.holdsLocked() && r.rec.Span.Overlaps(s) && !r.stopped
 		r.mu.Unlock()
 		if ok {
 			rs = append(rs, r)

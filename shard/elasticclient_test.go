@@ -158,7 +158,7 @@ func (e *elastic) page() {
 // is complete.
 func (e *elastic) pageAt(w *fakeWorld, r *Replica) {
 	r.mu.Lock()
-	g, span, to := r.rec.generation, r.rec.span, r.complete
+	g, span, to := r.rec.Generation, r.rec.Span, r.complete
 	r.mu.Unlock()
 	if g == 0 || to < 1 {
 		return

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // followSome has the follower go on by some entries of a range.
@@ -128,8 +129,8 @@ func (e *elastic) install(src, dst *Replica, snap engine.Reader, a engine.Applie
 func (e *elastic) nothingLeft(span keyspace.Span) {
 	var spans []keyspace.Span
 	err := e.follower.engine.VisitApplied(func(_ keyspace.GroupID, a engine.Applied) error {
-		rec, err := decodeRecord(a.Payload)
-		spans = append(spans, rec.span)
+		rec, err := command.DecodeRecord(a.Payload)
+		spans = append(spans, rec.Span)
 		return err
 	})
 	if err != nil {
@@ -228,23 +229,23 @@ func (e *elastic) covered() {
 // three times, of which one is what it applies to and one what it shows, the index of leases,
 // and the count of keys.
 func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
-	stored, err := loadTxns(w.engine, r.id)
+	stored, err := command.LoadTxns(w.engine, r.id)
 	if err != nil {
 		e.fatal("%v", err)
 	}
 	r.mu.Lock()
-	shown := txnState{marks: r.marks}
+	shown := command.TxnState{Attachments: r.marks}
 	if r.locks != nil {
 		for h := range r.locks.all {
 			if h.batch == nil {
-				shown.putLock(h.lock)
+				shown.PutLock(h.Lock)
 			}
 		}
 		for _, t := range r.locks.records {
-			shown.putRecord(t.txnRecord)
+			shown.PutRecord(t.CommitRecord)
 		}
 	}
-	counted, live, span := r.rec.counted, r.rec.live, r.rec.span
+	counted, live, span := r.rec.Counted, r.rec.Live, r.rec.Span
 	r.mu.Unlock()
 	want := heldText(&r.applying.txns)
 	if a, b := heldText(&stored), heldText(&shown); a != want || b != want {
@@ -259,8 +260,8 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 // list it.
 func (e *elastic) checkMarks() {
 	for _, r := range e.over(keyspace.Span{}) {
-		for lease, i := range r.applying.txns.marks {
-			if s := r.applying.rec.span; !e.leases.lists(rangeapi.Attachment{Lease: lease, Incarnation: i}, s) {
+		for lease, i := range r.applying.txns.Attachments {
+			if s := r.applying.rec.Span; !e.leases.lists(rangeapi.Attachment{Lease: lease, Incarnation: i}, s) {
 				e.fatal("range %s of %s has the mark of lease %d/%d, the record is %+v", r.id, s, lease, i, e.leases.records[lease])
 			}
 		}
@@ -285,7 +286,7 @@ func (e *elastic) checkAttached(w *fakeWorld) {
 			return fmt.Errorf("%s: %s is not in the index", e.name(w), versionText(v))
 		}
 		for _, r := range rs {
-			if _, marked := r.applying.txns.marks[v.Lease]; !marked && r.applying.rec.span.Contains(v.Key) {
+			if _, marked := r.applying.txns.Attachments[v.Lease]; !marked && r.applying.rec.Span.Contains(v.Key) {
 				return fmt.Errorf("%s: range %s: %s is attached to a lease without a mark", e.name(w), r.id, versionText(v))
 			}
 		}
@@ -304,15 +305,15 @@ func replicatedText(r *Replica) string {
 }
 
 // heldText prints locks, records and marks.
-func heldText(s *txnState) string {
+func heldText(s *command.TxnState) string {
 	var lines []string
-	for id, l := range s.locks {
-		lines = append(lines, fmt.Sprintf("lock %s of %s: %q", id, l.name, appendLock(nil, l)))
+	for id, l := range s.Locks {
+		lines = append(lines, fmt.Sprintf("lock %s of %s: %q", id, l.Name, command.AppendLock(nil, l)))
 	}
-	for name, t := range s.records {
-		lines = append(lines, fmt.Sprintf("record of %s: %q", name, appendTxnRecord(nil, t)))
+	for name, t := range s.Records {
+		lines = append(lines, fmt.Sprintf("record of %s: %q", name, command.AppendCommitRecord(nil, t)))
 	}
-	for lease, i := range s.marks {
+	for lease, i := range s.Attachments {
 		lines = append(lines, fmt.Sprintf("mark %d/%d", lease, i))
 	}
 	slices.Sort(lines)

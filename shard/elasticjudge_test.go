@@ -47,7 +47,7 @@ func (e *elastic) end() {
 	e.agree()
 	for _, w := range []*fakeWorld{e.leader, e.follower} {
 		for _, r := range w.over(keyspace.Span{}) {
-			if s := &r.applying.txns; len(s.locks)+len(s.records) > 0 {
+			if s := &r.applying.txns; len(s.Locks)+len(s.Records) > 0 {
 				e.fatal("%s: range %s has %s", e.name(w), r.id, heldText(s))
 			}
 		}
@@ -64,13 +64,13 @@ func (e *elastic) pushForgotten() bool {
 	}
 	for _, r := range e.over(keyspace.Span{}) {
 		for _, l := range e.locks(r.id) {
-			if gone(l.name) {
+			if gone(l.Name) {
 				e.pushLock(r.id, l, true)
 				return true
 			}
 		}
 		for _, t := range e.records(r.id) {
-			if gone(t.name) {
+			if gone(t.Name) {
 				e.finish(t)
 				return true
 			}

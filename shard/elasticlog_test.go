@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // elasticLog is the log of a range: what is committed, all of it. The first entry's index is
@@ -53,7 +54,7 @@ func (g *fakeGroup) proposed() int {
 // may be removed at once, so that the model looks before.
 func (e *elastic) commit(g *fakeGroup, ents ...raftgroup.Entry) {
 	for i := range ents {
-		if h, _, err := decodeHeader(ents[i].Data); err != nil || h.kind != commandCompact {
+		if h, _, err := command.DecodeHeader(ents[i].Data); err != nil || h.Kind != command.KindCompact {
 			continue
 		}
 		if i > 0 {
@@ -284,7 +285,7 @@ func (e *elastic) replay(w *fakeWorld, id keyspace.RangeID, most int) bool {
 		return false
 	}
 	r.mu.Lock()
-	stopped, empty := r.stopped, r.rec.generation == 0
+	stopped, empty := r.stopped, r.rec.Generation == 0
 	r.mu.Unlock()
 	g.mu.Lock()
 	next := g.index - raftgroup.InitIndex

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // split splits a range at a key, as often as not one that a lock covers.
@@ -15,8 +16,8 @@ func (e *elastic) split() {
 		return
 	}
 	k := e.key()
-	if l := e.anyLock(); l != nil && len(l.spans) > 1 && e.one(2) {
-		k = l.spans[1+e.rng.IntN(len(l.spans)-1)].span.Start
+	if l := e.anyLock(); l != nil && len(l.Spans) > 1 && e.one(2) {
+		k = l.Spans[1+e.rng.IntN(len(l.Spans)-1)].Span.Start
 	}
 	r := e.at(k)
 	_, err := do(e, func(ctx context.Context) ([]keyspace.Descriptor, error) {
@@ -77,8 +78,8 @@ func (e *elastic) mergeStep() {
 // has locks in both.
 func (e *elastic) share(a, b keyspace.RangeID) bool {
 	attempts := e.one(4)
-	return slices.ContainsFunc(e.locks(a), func(l *lock) bool {
-		return slices.ContainsFunc(e.locks(b), func(o *lock) bool { return l.id == o.id || attempts && l.name == o.name })
+	return slices.ContainsFunc(e.locks(a), func(l *command.Lock) bool {
+		return slices.ContainsFunc(e.locks(b), func(o *command.Lock) bool { return l.ID == o.ID || attempts && l.Name == o.Name })
 	})
 }
 

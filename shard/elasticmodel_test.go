@@ -143,7 +143,7 @@ func (m *elasticModel) covers(e *elastic, w *fakeWorld, stored []mvcc.Version) {
 	}
 	for _, r := range w.over(keyspace.Span{}) {
 		r.mu.Lock()
-		span, complete, compacted := r.rec.span, r.complete, r.rec.compacted
+		span, complete, compacted := r.rec.Span, r.complete, r.rec.Compacted
 		r.mu.Unlock()
 		for key, all := range m.versions {
 			if !span.Contains([]byte(key)) {

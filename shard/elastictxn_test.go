@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // elasticStage is what a coordinator does next.
@@ -420,8 +421,8 @@ func (e *elastic) push() {
 }
 
 // anyLock returns a lock of some range, nil where there is none.
-func (e *elastic) anyLock() *lock {
-	var all []*lock
+func (e *elastic) anyLock() *command.Lock {
+	var all []*command.Lock
 	for _, r := range e.over(keyspace.Span{}) {
 		all = append(all, e.locks(r.id)...)
 	}
@@ -432,7 +433,7 @@ func (e *elastic) anyLock() *lock {
 }
 
 // locks are those of a range that are applied, in order.
-func (e *elastic) locks(id keyspace.RangeID) (all []*lock) {
+func (e *elastic) locks(id keyspace.RangeID) (all []*command.Lock) {
 	r := e.leader.node.Replica(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -441,10 +442,10 @@ func (e *elastic) locks(id keyspace.RangeID) (all []*lock) {
 	}
 	for h := range r.locks.all {
 		if h.batch == nil {
-			all = append(all, h.lock)
+			all = append(all, h.Lock)
 		}
 	}
-	slices.SortFunc(all, func(a, b *lock) int { return compareLocks(a.id, b.id) })
+	slices.SortFunc(all, func(a, b *command.Lock) int { return compareLocks(a.ID, b.ID) })
 	return all
 }
 
@@ -454,18 +455,18 @@ func compareLocks(a, b rangeapi.LockID) int {
 }
 
 // pushLock decides about the transaction of a range's lock, and with ends has the lock end.
-func (e *elastic) pushLock(id keyspace.RangeID, l *lock, ends bool) {
-	a, err := e.step(e.at(l.anchor), &rangeapi.Decide{Name: l.name, Anchor: l.anchor})
+func (e *elastic) pushLock(id keyspace.RangeID, l *command.Lock, ends bool) {
+	a, err := e.step(e.at(l.Anchor), &rangeapi.Decide{Name: l.Name, Anchor: l.Anchor})
 	if err != nil || !ends {
 		return
 	}
 	d := a.(*rangeapi.Decided)
 	rev := d.Revision
-	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.id }) {
+	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.ID }) {
 		rev = 0
 	}
 	if r := e.leader.node.Replica(id); r != nil {
-		_, _ = e.step(r, &rangeapi.Resolve{Name: l.name, Lock: l.id, Revision: rev})
+		_, _ = e.step(r, &rangeapi.Resolve{Name: l.Name, Lock: l.ID, Revision: rev})
 	}
 }
 
@@ -479,7 +480,7 @@ func (e *elastic) finishRecord() {
 }
 
 // records are those of a range, in order.
-func (e *elastic) records(id keyspace.RangeID) (all []*txnRecord) {
+func (e *elastic) records(id keyspace.RangeID) (all []*command.CommitRecord) {
 	r := e.leader.node.Replica(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -487,19 +488,19 @@ func (e *elastic) records(id keyspace.RangeID) (all []*txnRecord) {
 		return nil
 	}
 	for _, t := range r.locks.records {
-		all = append(all, t.txnRecord)
+		all = append(all, t.CommitRecord)
 	}
-	slices.SortFunc(all, func(a, b *txnRecord) int { return cmp.Compare(a.name.Attempt, b.name.Attempt) })
+	slices.SortFunc(all, func(a, b *command.CommitRecord) int { return cmp.Compare(a.Name.Attempt, b.Name.Attempt) })
 	return all
 }
 
-func (e *elastic) finish(t *txnRecord) {
-	for _, l := range t.locks {
-		if e.stepOver(l.Span, &rangeapi.Resolve{Name: t.name, Lock: l.ID, Revision: t.revision}) != nil {
+func (e *elastic) finish(t *command.CommitRecord) {
+	for _, l := range t.Locks {
+		if e.stepOver(l.Span, &rangeapi.Resolve{Name: t.Name, Lock: l.ID, Revision: t.Revision}) != nil {
 			return
 		}
 	}
-	_, _ = e.step(e.at(t.anchor), &rangeapi.Forget{Name: t.name, Anchor: t.anchor})
+	_, _ = e.step(e.at(t.Anchor), &rangeapi.Forget{Name: t.Name, Anchor: t.Anchor})
 }
 
 // opText prints a step as traces have it.

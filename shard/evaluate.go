@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // draft is an answer that still misses revisions: those of its own request, and
@@ -322,7 +323,7 @@ func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 	var items []item
 	size := 0
 	err := e.view.scan(s, newest, !r.GetPrevKv(), func(it *item) error {
-		if size += len(it.key) + versionOverheadBytes; size > e.maxWriteBytes {
+		if size += len(it.key) + command.VersionOverheadBytes; size > e.maxWriteBytes {
 			return tooLarge(e.maxWriteBytes)
 		}
 		if err := e.view.retain(it); err != nil {
@@ -356,7 +357,7 @@ func (e *evaluation) remove(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeRespon
 func (e *evaluation) write(v *pendingVersion, was keyspace.LeaseID) error {
 	if own := e.changes.get(v.key); own != nil {
 		before := own.prior()
-		v.lived, was = before.lived, before.lease
+		v.lived, was = before.Lived, before.Lease
 	}
 	if v.leases != nil {
 		v.leases.from = was

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // A feed is one range's applied events on their way to one gateway. What is applied is
@@ -116,18 +117,13 @@ type feed struct {
 func (s *applyState) advance(locks bool) {
 	if locks {
 		s.lowest = keyspace.MaxRevision
-		for _, l := range s.txns.locks {
-			if l.leaves() && !mutation.Is(mutation.CompleteDespiteLock) {
-				s.lowest = min(s.lowest, l.floor)
+		for _, l := range s.txns.Locks {
+			if l.Leaves() && !mutation.Is(mutation.CompleteDespiteLock) {
+				s.lowest = min(s.lowest, l.Floor)
 			}
 		}
 	}
-	s.complete = max(s.complete, min(s.rec.lastRevision, s.lowest))
-}
-
-// leaves says whether the lock's transaction will leave versions behind, if it is committed.
-func (l *lock) leaves() bool {
-	return len(l.writes) > 0 || slices.ContainsFunc(l.spans, func(s lockSpan) bool { return s.mode != lockShared })
+	s.complete = max(s.complete, min(s.rec.LastRevision, s.lowest))
 }
 
 // addFeed lets the feed have what is published from now on, and what the store has
@@ -143,7 +139,7 @@ func (r *Replica) addFeed(f *feed, from keyspace.Revision) error {
 	}
 	r.feeds = append(r.feeds, f)
 	r.feeding.Store(true)
-	f.conn.started(f, from, &feedBlock{complete: r.complete, mark: r.markLocked()}, from > r.rec.lastRevision)
+	f.conn.started(f, from, &feedBlock{complete: r.complete, mark: r.markLocked()}, from > r.rec.LastRevision)
 	return nil
 }
 
@@ -152,27 +148,27 @@ func (r *Replica) feedsLocked(g keyspace.Generation) error {
 	switch {
 	case r.stopped:
 		return r.ended
-	case r.rec.generation == 0:
+	case r.rec.Generation == 0:
 		return kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.node.cfg.Self)
-	case g > r.rec.generation:
-		return r.errorLocked(kverror.Busy, fmt.Sprintf("range %s has generation %d yet", r.id, r.rec.generation))
-	case g < r.rec.generation:
-		return r.errorLocked(kverror.WrongRange, fmt.Sprintf("range %s has generation %d", r.id, r.rec.generation))
+	case g > r.rec.Generation:
+		return r.errorLocked(kverror.Busy, fmt.Sprintf("range %s has generation %d yet", r.id, r.rec.Generation))
+	case g < r.rec.Generation:
+		return r.errorLocked(kverror.WrongRange, fmt.Sprintf("range %s has generation %d", r.id, r.rec.Generation))
 	}
 	return nil
 }
 
 // keptLocked says whether all events from the revision on are still in the store: of
 // those below the compacted revision some are not, if there are any.
-func (r *Replica) keptLocked(from keyspace.Revision) error { return r.rec.kept(from) }
+func (r *Replica) keptLocked(from keyspace.Revision) error { return kept(&r.rec, from) }
 
-func (rec *record) kept(from keyspace.Revision) error {
-	if from >= rec.compacted || from > rec.lastRevision {
+func kept(rec *command.Record, from keyspace.Revision) error {
+	if from >= rec.Compacted || from > rec.LastRevision {
 		return nil
 	}
 	return &kverror.Error{
-		Kind: kverror.Compacted, CompactRevision: rec.compacted,
-		Detail: fmt.Sprintf("range %s is asked for events from revision %d on", rec.rangeID, from),
+		Kind: kverror.Compacted, CompactRevision: rec.Compacted,
+		Detail: fmt.Sprintf("range %s is asked for events from revision %d on", rec.RangeID, from),
 	}
 }
 
@@ -193,7 +189,7 @@ func (s *applyState) captureEvents() *eventBlock {
 	b := &eventBlock{count: len(s.versions)}
 	size := 0
 	for i := range s.versions {
-		size += int(s.versions[i].Size()) + versionOverheadBytes
+		size += int(s.versions[i].Size()) + command.VersionOverheadBytes
 	}
 	b.bytes = make([]byte, 0, size)
 	lowest := lowestOf(s.versions)
@@ -274,7 +270,7 @@ func (r *Replica) endFeedsAtSplitLocked(p *publication, sp *appliedSplit) {
 // feedsAfterSnapshotLocked has the feeds go on from the store, which has leapt, or ends
 // them where the range has changed.
 func (r *Replica) feedsAfterSnapshotLocked(old keyspace.Generation) {
-	if r.rec.generation != old {
+	if r.rec.Generation != old {
 		r.endFeedsLocked(r.errorLocked(kverror.WrongRange, "a snapshot brought another generation"))
 		return
 	}
@@ -304,7 +300,7 @@ func (r *Replica) viewHistoryLocked(g keyspace.Generation, from keyspace.Revisio
 	if err := r.keptLocked(from); err != nil {
 		return historyView{}, err
 	}
-	return historyView{last: r.rec.lastRevision, complete: r.complete, mark: r.markLocked(), span: r.rec.span}, nil
+	return historyView{last: r.rec.LastRevision, complete: r.complete, mark: r.markLocked(), span: r.rec.Span}, nil
 }
 
 // historyWant says what is wanted of history beside mvcc.HistoryOptions: with fromKey, to
@@ -350,10 +346,10 @@ func (r *Replica) stillShows(g keyspace.Generation, from keyspace.Revision) erro
 	switch {
 	case err != nil:
 		return fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)
-	case rec.generation != g:
-		return kverror.New(kverror.Busy, "range %s: a snapshot brings generation %d", r.id, rec.generation)
+	case rec.Generation != g:
+		return kverror.New(kverror.Busy, "range %s: a snapshot brings generation %d", r.id, rec.Generation)
 	}
-	return rec.kept(from)
+	return kept(&rec, from)
 }
 
 // historyBefore finds the versions before the events of a page, which then ends earlier

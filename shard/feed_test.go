@@ -23,6 +23,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -177,8 +178,8 @@ func (w *fakeWorld) write(t *testing.T, term uint64, key, value string) {
 }
 
 func splitAt(term uint64, generation keyspace.Generation, key string, child keyspace.RangeID) raftgroup.Entry {
-	b := appendHeader(nil, header{commandSplit, term, generation})
-	b = appendSplit(b, &splitCommand{key: []byte(key), child: child, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+	b := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: term, Generation: generation})
+	b = command.AppendSplit(b, &command.Split{Key: []byte(key), Child: child, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 	return raftgroup.Entry{Term: term, Data: b}
 }
 
@@ -334,14 +335,14 @@ func TestFeedBelowTheCompactedRevision(t *testing.T) {
 		}
 		r := w.node.Replica(1)
 		r.mu.Lock()
-		r.rec.compacted = 4
+		r.rec.Compacted = 4
 		r.mu.Unlock()
 		g := w.gateway(t)
 		defer g.close()
 		g.order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3}, rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 1, From: 4})
 		g.want("openings", "1 ends: compacted; 2: k@4=v |4; 2: |4")
 		r.mu.Lock()
-		r.rec.compacted = 40
+		r.rec.Compacted = 40
 		r.mu.Unlock()
 		g.order(rangeapi.FeedOrder{ID: 3, Range: 1, Generation: 1, From: 5})
 		g.want("a quiet range", "3: |4")
@@ -362,15 +363,15 @@ func TestFeedAcrossASnapshot(t *testing.T) {
 		g.want("an opening", "1: |2")
 		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
 		snap := snapshotOf(1, 1, "")
-		rec := record{rangeID: 1, generation: 1, lastRevision: 9, counted: true}
-		snap.Payload = appendRecord(nil, &rec)
+		rec := command.Record{RangeID: 1, Generation: 1, LastRevision: 9, Counted: true}
+		snap.Payload = command.AppendRecord(nil, &rec)
 		if err := r.AcceptSnapshot(snap); err != nil {
 			t.Fatal(err)
 		}
 		r.SnapshotDone(snap, nil)
 		g.want("a snapshot", "1: |9; 1: |9")
-		rec.generation = 2
-		snap.Payload = appendRecord(nil, &rec)
+		rec.Generation = 2
+		snap.Payload = command.AppendRecord(nil, &rec)
 		if err := r.AcceptSnapshot(snap); err != nil {
 			t.Fatal(err)
 		}
@@ -390,8 +391,8 @@ func TestHistoryBesideASnapshot(t *testing.T) {
 		defer g.close()
 		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
 		snap := snapshotOf(1, 1, "")
-		rec := record{rangeID: 1, generation: 1, lastRevision: 9, compacted: 8, counted: true}
-		snap.Payload = appendRecord(nil, &rec)
+		rec := command.Record{RangeID: 1, Generation: 1, LastRevision: 9, Compacted: 8, Counted: true}
+		snap.Payload = command.AppendRecord(nil, &rec)
 		if err := r.AcceptSnapshot(snap); err != nil {
 			t.Fatal(err)
 		}

@@ -124,7 +124,7 @@ func TestHeadsEndWithTheLeadership(t *testing.T) {
 		}
 
 		g.lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
-		other := &leadership{term: 6, last: r.rec.last, hash: r.rec.hash}
+		other := &leadership{term: 6, last: r.rec.Last, hash: r.rec.Hash}
 		txn := &pendingTxn{}
 		rev := w.seq.handOutLocked(keyspace.SequenceRequest{Count: 1}).First
 		txn.revision.Store(int64(rev))
@@ -133,7 +133,7 @@ func TestHeadsEndWithTheLeadership(t *testing.T) {
 		c.place, c.at = placeBatch, b
 		c.writes = []*pendingVersion{{key: []byte("k"), txn: txn, tombstone: true, lived: true}}
 		b.calls = []*call{c}
-		if err := g.apply(raftgroup.Entry{Term: 6, Data: b.encode(r.rec.generation, rev)}); err != nil {
+		if err := g.apply(raftgroup.Entry{Term: 6, Data: b.encode(r.rec.Generation, rev)}); err != nil {
 			t.Fatal(err)
 		}
 

@@ -22,12 +22,12 @@ func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) er
 	switch {
 	case r.receiving || r.stopped:
 		return kverror.New(kverror.Busy, "range %s: a snapshot comes in, or the node stops", r.id)
-	case req.Generation != r.rec.generation || !rangeapi.HoldsOp(r.rec.span, req.Op):
+	case req.Generation != r.rec.Generation || !rangeapi.HoldsOp(r.rec.Span, req.Op):
 		return r.errorLocked(kverror.WrongRange, "the range is another one here")
 	case at > r.completeLocked():
 		return kverror.New(kverror.ReadAgain, "range %s is complete up to %d here, not %d", r.id, r.completeLocked(), at)
-	case at < r.rec.compacted && at < r.rec.lastRevision:
-		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
+	case at < r.rec.Compacted && at < r.rec.LastRevision:
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
 	}
 	return nil
 }
@@ -42,10 +42,10 @@ func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, t
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.receiving || r.stopped || r.rec.generation != g {
+	if r.receiving || r.stopped || r.rec.Generation != g {
 		return 0, 0, false
 	}
-	return min(r.rec.compacted, r.rec.lastRevision), r.completeLocked(), true
+	return min(r.rec.Compacted, r.rec.LastRevision), r.completeLocked(), true
 }
 
 // ReadHere answers a RangeRequest or a Piece from what this node's replica has applied,

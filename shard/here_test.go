@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // A replica answers alone, without a leader, up to what it has applied: no higher, not
@@ -69,13 +70,13 @@ func TestReadHere(t *testing.T) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}
 		}
-		if err := g.apply(numbered(commandCompact, 5, 1, 4)); err != nil {
+		if err := g.apply(numbered(command.KindCompact, 5, 1, 4)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := read(3, all); !errors.Is(err, kverror.Compacted) {
 			t.Errorf("below the compacted revision: %v", err)
 		}
-		if err := g.apply(numbered(commandCompact, 5, 1, 40)); err != nil {
+		if err := g.apply(numbered(command.KindCompact, 5, 1, 40)); err != nil {
 			t.Fatal(err)
 		}
 		// The range has not changed up to 40: nothing that is seen at 5 is taken away.
@@ -119,7 +120,7 @@ func TestCompleteHereFrom(t *testing.T) {
 		r := w.node.Replica(1)
 		for compacted, want := range map[keyspace.Revision]keyspace.Revision{-1: -1, 3: 3, 5: 5, 9: 5} {
 			r.mu.Lock()
-			r.rec.compacted = compacted
+			r.rec.Compacted = compacted
 			r.mu.Unlock()
 			if from, to, ok := w.node.CompleteHere(1, 1); !ok || from != want || to != 5 {
 				t.Errorf("compacted up to %d: from %d to %d, %t, want %d to 5", compacted, from, to, ok, want)
@@ -171,12 +172,12 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 		defer w.stop()
 		var l logWriter
 		l.rev = 1
-		split := appendHeader(nil, header{commandSplit, 5, 1})
-		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
+		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 2, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 		w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c"), raftgroup.Entry{Term: 5, Data: split}).lead(raftgroup.LeaderState{Term: 6}) // up to 5
 		synctest.Wait()
-		freeze := appendHeader(nil, header{commandFreeze, 5, 2})
-		freeze = appendMergeCommand(freeze, commandFreeze, &mergeCommand{id: 9, confIndex: raftgroup.InitIndex, other: 1})
+		freeze := command.AppendHeader(nil, command.Header{Kind: command.KindFreeze, Term: 5, Generation: 2})
+		freeze = command.AppendMergeCommand(freeze, command.KindFreeze, &command.MergeCommand{ID: 9, ConfIndex: raftgroup.InitIndex, Other: 1})
 		if err := w.groups.group(2).apply(raftgroup.Entry{Term: 5, Data: freeze}); err != nil {
 			t.Fatal(err)
 		}
@@ -184,17 +185,17 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 			t.Fatalf("complete up to %d, %t: the test shows nothing", to, ok)
 		}
 		r := w.node.Replica(1)
-		rec := record{rangeID: 1, generation: 3, lastRevision: 9, merged: 9, absorbed: 3}
-		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: appendRecord(nil, &rec)}
+		rec := command.Record{RangeID: 1, Generation: 3, LastRevision: 9, Merged: 9, Absorbed: 3}
+		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: command.AppendRecord(nil, &rec)}
 		if err := r.AcceptSnapshot(snap); err != nil {
 			t.Fatal(err)
 		}
-		lock := &lock{
-			id: rangeapi.LockID{Range: 2, Term: 5, Number: 1}, name: nameAged(1), anchor: []byte("x"), floor: 3,
-			spans:  []lockSpan{{span: keyspace.Single([]byte("x")), mode: lockExclusive}},
-			writes: []intent{{v: mvcc.Version{Key: []byte("x"), Version: 1}}},
+		lock := &command.Lock{
+			ID: rangeapi.LockID{Range: 2, Term: 5, Number: 1}, Name: nameAged(1), Anchor: []byte("x"), Floor: 3,
+			Spans:  []command.LockSpan{{Span: keyspace.Single([]byte("x")), Mode: command.Exclusive}},
+			Writes: []command.Intent{{V: mvcc.Version{Key: []byte("x"), Version: 1}}},
 		}
-		if err := w.node.note(func(b *engine.Batch) error { return putLock(b, 1, lock) }); err != nil {
+		if err := w.node.note(func(b *engine.Batch) error { return command.PutLock(b, 1, lock) }); err != nil {
 			t.Fatal(err)
 		}
 		r.SnapshotDone(snap, nil)

@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // keeperPace is the least pause after each step, so that upkeep takes a small part of
@@ -159,22 +160,22 @@ func (k *keeper) rest(took time.Duration) {
 // needsCareLocked says whether a leader has something to propose or a replica
 // something to remove.
 func (r *Replica) needsCareLocked() bool {
-	return r.raiseLocked() != 0 || r.rec.compacted > r.removedTo || r.countsLocked()
+	return r.raiseLocked() != 0 || r.rec.Compacted > r.removedTo || r.countsLocked()
 }
 
 // countsLocked says whether a leader is to count its keys.
 func (r *Replica) countsLocked() bool {
-	return r.lead != nil && !r.rec.counted && !r.counting && !r.rec.merge.still()
+	return r.lead != nil && !r.rec.Counted && !r.counting && !r.rec.Merge.StandsStill()
 }
 
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.node.Compacted()
-	if r.lead == nil || r.draining || r.closed > 0 || r.rec.merge.role != mergeNone || c <= r.rec.compacted || c <= r.compacting || r.rec.lastRevision < r.rec.compacted {
+	if r.lead == nil || r.draining || r.closed > 0 || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.compacting || r.rec.LastRevision < r.rec.Compacted {
 		return 0
 	}
-	if c = r.keepLocked(c); c <= r.rec.compacted || c <= r.compacting {
+	if c = r.keepLocked(c); c <= r.rec.Compacted || c <= r.compacting {
 		return 0
 	}
 	return c
@@ -184,7 +185,7 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 // compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
 	c := r.node.Compacted()
-	return (r.locks != nil || r.pins.now.began != 0 || r.sequencing != nil) && r.lead != nil && c > r.rec.compacted && r.keepLocked(c) < c
+	return (r.locks != nil || r.pins.now.began != 0 || r.sequencing != nil) && r.lead != nil && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
 // lookAgainLocked has the replica looked after once more when what holds it back may be
@@ -205,7 +206,7 @@ func (r *Replica) lookAgainLocked() {
 // upkeep does one step. again says that there is more to do.
 func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 	r.mu.Lock()
-	if r.stopped || r.rec.generation == 0 {
+	if r.stopped || r.rec.Generation == 0 {
 		r.mu.Unlock()
 		return false, nil
 	}
@@ -216,10 +217,10 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 		}
 	}
 	if c := r.raiseLocked(); c != 0 {
-		term, gen := r.lead.term, r.rec.generation
+		term, gen := r.lead.term, r.rec.Generation
 		r.compacting = c
 		r.mu.Unlock()
-		entry := binary.AppendVarint(appendHeader(nil, header{commandCompact, term, gen}), int64(c))
+		entry := binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: command.KindCompact, Term: term, Generation: gen}), int64(c))
 		failed := func(error) {
 			r.mu.Lock()
 			r.compacting = 0
@@ -231,7 +232,7 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 		}
 		return r.needsCare(), nil
 	}
-	if r.rec.compacted > r.removedTo && !r.receiving {
+	if r.rec.Compacted > r.removedTo && !r.receiving {
 		r.removing = make(chan struct{})
 		r.mu.Unlock()
 		defer r.removed()
@@ -294,7 +295,7 @@ func (r *Replica) removed() {
 func (r *Replica) standStill() error {
 	r.mu.Lock()
 	r.receiving = true
-	running, empty := r.removing, r.rec.generation == 0
+	running, empty := r.removing, r.rec.Generation == 0
 	r.mu.Unlock()
 	if running != nil {
 		<-running
@@ -320,10 +321,10 @@ func (r *Replica) removeStep() (again bool, err error) {
 	batch := r.node.cfg.Limits.RemoveBatch
 	r.mu.Lock()
 	o := mvcc.RemoveOptions{
-		Span: r.rec.span, Compacted: r.rec.compacted, Since: r.removedTo, Cursor: r.removeFrom,
+		Span: r.rec.Span, Compacted: r.rec.Compacted, Since: r.removedTo, Cursor: r.removeFrom,
 		MaxVisits: batch, MaxDeletes: batch,
 	}
-	generation := r.rec.generation
+	generation := r.rec.Generation
 	r.mu.Unlock()
 	r.node.keeper.beginRemoval()
 	defer func() {
@@ -352,7 +353,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 	r.node.metrics.removed.Add(float64(res.Removed))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.rec.generation != generation || r.removedTo != o.Since {
+	if r.rec.Generation != generation || r.removedTo != o.Since {
 		// A split or a snapshot came between: the pass begins anew.
 		r.removeFrom = nil
 		return true, nil
@@ -374,8 +375,8 @@ func (r *Replica) countAll(ctx context.Context) error {
 		r.mu.Unlock()
 		return nil
 	}
-	term, gen, span := r.lead.term, r.rec.generation, r.rec.span
-	at, since := r.rec.lastRevision, r.rec.live
+	term, gen, span := r.lead.term, r.rec.Generation, r.rec.Span
+	at, since := r.rec.LastRevision, r.rec.Live
 	if r.locks != nil {
 		// What is locked may yet come at a revision above its floor, and in the middle of
 		// the scan.
@@ -397,7 +398,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 	n, err := r.countPaced(ctx, span, at)
 	if err == nil {
 		r.mu.Lock()
-		stale := r.rec.compacted > at && r.rec.lastRevision != at || r.rec.generation != gen
+		stale := r.rec.Compacted > at && r.rec.LastRevision != at || r.rec.Generation != gen
 		r.mu.Unlock()
 		if stale {
 			// What was counted may have been removed under the scan.
@@ -405,7 +406,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 			r.node.keeper.note(r)
 			return nil
 		}
-		entry := binary.AppendVarint(appendHeader(nil, header{commandCount, term, gen}), n-since)
+		entry := binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: command.KindCount, Term: term, Generation: gen}), n-since)
 		err = r.group.Propose(term, entry, failed)
 	}
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -310,77 +309,6 @@ func formatPrev(kvs ...*mvccpb.KeyValue) string {
 		if kv != nil {
 			s += " prev " + formatKV(kv)
 		}
-	}
-	return s
-}
-
-// entryText prints an entry of a range's log.
-func entryText(term uint64, data []byte) string {
-	h, body, err := decodeHeader(data)
-	if err != nil {
-		return "broken: " + err.Error()
-	}
-	s := fmt.Sprintf("term=%d %s", term, h.kind)
-	if h.term != term {
-		s += fmt.Sprintf(" made in term %d", h.term)
-	}
-	switch h.kind {
-	case commandBatch:
-		c, rest, err := decodeBatchHeader(body)
-		if err != nil {
-			return "broken: " + err.Error()
-		}
-		s += fmt.Sprintf(" %d on %d/%d", c.number, c.prev.Term, c.prev.Number)
-		items, err := visitBatch(&c, rest, func(txn int, v *mvcc.Version, before prior) error {
-			s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
-			if v.Tombstone {
-				s += "†"
-			} else {
-				s += fmt.Sprintf("=%s(create=%d version=%d)", v.Value, v.Create, v.Version)
-			}
-			if v.Lease != 0 {
-				s += fmt.Sprintf(" lease=%d", v.Lease)
-			}
-			if before.lease != 0 {
-				s += fmt.Sprintf(" was=%d", before.lease)
-			}
-			if before.replaced {
-				s += " replaced"
-			}
-			return nil
-		})
-		if err != nil {
-			return "broken: " + err.Error()
-		}
-		in := newCursor(items)
-		for in.Len() > 0 {
-			it := in.item()
-			s += " " + itemText(&it)
-		}
-		if in.Err() != nil {
-			return "broken: " + in.Err().Error()
-		}
-	case commandBind, commandFreeze, commandAbsorb, commandRelease:
-		c, err := decodeMergeCommand(h.kind, body)
-		if err != nil {
-			return "broken: " + err.Error()
-		}
-		s += fmt.Sprintf(" for merge %d", c.id)
-		if c.other != 0 {
-			s += fmt.Sprintf(" with range %s", c.other)
-		}
-	case commandSplit:
-		c, err := decodeSplit(body)
-		if err != nil {
-			return "broken: " + err.Error()
-		}
-		s += fmt.Sprintf(" at %s into %s", c.key, c.child)
-	case commandCompact, commandCount:
-		n, err := decodeNumber(body)
-		if err != nil {
-			return "broken: " + err.Error()
-		}
-		s += fmt.Sprintf(" %d", n)
 	}
 	return s
 }

@@ -1,7 +1,6 @@
 package shard
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // Leases registers ranges with leases.
@@ -25,26 +25,10 @@ type Leases interface {
 	Register(lease keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error))
 }
 
-// markKey is where a mark is kept.
-func markKey(r keyspace.RangeID, lease keyspace.LeaseID) []byte {
-	return engine.GroupLocalKey(r.Group(), binary.BigEndian.AppendUint64([]byte{suffixMark}, uint64(lease)))
-}
-
-func putMark(w engine.Writer, r keyspace.RangeID, m rangeapi.Attachment) error {
-	return w.Set(markKey(r, m.Lease), binary.AppendUvarint([]byte{txnVersion}, uint64(m.Incarnation)))
-}
-
-func (s *txnState) putMark(m rangeapi.Attachment) {
-	if s.marks == nil {
-		s.marks = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
-	}
-	s.marks[m.Lease] = m.Incarnation
-}
-
 func (r *Replica) applyMark(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
-	r.applying.txns.putMark(m)
+	r.applying.txns.PutAttachment(m)
 	out.locks = append(out.locks, lockChange{mark: m})
-	return putMark(b, r.id, m)
+	return command.PutAttachment(b, r.id, m)
 }
 
 // applyUnmark takes the mark of a lease away, unless it is that of a later incarnation: who
@@ -53,40 +37,27 @@ func (r *Replica) applyMark(b *engine.Batch, m rangeapi.Attachment, out *outcome
 // another one is to delete are attached as long as it is there.
 func (r *Replica) applyUnmark(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	s := &r.applying
-	here := s.txns.marks[m.Lease]
-	if here > m.Incarnation || s.txns.revokes(m.Lease) {
+	here := s.txns.Attachments[m.Lease]
+	if here > m.Incarnation || s.txns.Revokes(m.Lease) {
 		out.locks = append(out.locks, lockChange{mark: rangeapi.Attachment{Lease: m.Lease, Incarnation: here}})
 		return nil
 	}
-	delete(s.txns.marks, m.Lease)
+	delete(s.txns.Attachments, m.Lease)
 	out.locks = append(out.locks, lockChange{mark: rangeapi.Attachment{Lease: m.Lease}})
-	return b.Delete(markKey(r.id, m.Lease))
-}
-
-// revokes says whether a lock revokes the lease.
-func (s *txnState) revokes(lease keyspace.LeaseID) bool {
-	for _, l := range s.locks {
-		if l.revoke.Lease == lease {
-			return true
-		}
-	}
-	return false
+	return b.Delete(command.AttachmentKey(r.id, m.Lease))
 }
 
 // releaseLock ends a lock without a revision, and takes the mark of its lease away.
 func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome) error {
-	l := r.applying.txns.locks[id]
-	if l == nil || !l.keyless() {
+	l := r.applying.txns.Locks[id]
+	if l == nil || !l.Keyless() {
 		return fmt.Errorf("lock %s is not that of a lease without keys", id)
 	}
 	if err := r.endLock(b, id, 0, out); err != nil {
 		return err
 	}
-	return r.applyUnmark(b, l.revoke, out)
+	return r.applyUnmark(b, l.Revoke, out)
 }
-
-// keyless says whether the lock is that of a lease that has no key here.
-func (l *lock) keyless() bool { return l.revoke.Lease != 0 && len(l.writes) == 0 && len(l.spans) == 0 }
 
 // attachment is a change of the index of leases.
 type attachment struct {
@@ -99,7 +70,7 @@ type attachment struct {
 // same lease before, the version before has brought it into the index, and a mark that goes
 // takes no key with it: whoever puts a key again and again pays for the index once.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
-	if _, ok := s.txns.marks[v.Lease]; v.Lease != 0 && !ok {
+	if _, ok := s.txns.Attachments[v.Lease]; v.Lease != 0 && !ok {
 		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no mark", v.Key, v.Lease, v.Mod)
 	}
 	if v.Lease == was {
@@ -128,17 +99,17 @@ func (s *applyState) writeAttached(b *engine.Batch) error {
 
 // LeaseSpans implements raftgroup.LeaseIndexer.
 func (r *Replica) LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engine.KeySpan, error) {
-	rec, err := decodeRecord(applied.Payload)
+	rec, err := command.DecodeRecord(applied.Payload)
 	if err != nil {
 		return nil, fmt.Errorf("shard: range %s: leases of a snapshot: %w", r.id, err)
 	}
-	txns, err := loadTxns(snap, r.id)
+	txns, err := command.LoadTxns(snap, r.id)
 	if err != nil {
 		return nil, err
 	}
-	spans := make([]engine.KeySpan, 0, len(txns.marks))
-	for lease := range txns.marks {
-		spans = append(spans, engine.LeaseSpan(lease, rec.span))
+	spans := make([]engine.KeySpan, 0, len(txns.Attachments))
+	for lease := range txns.Attachments {
+		spans = append(spans, engine.LeaseSpan(lease, rec.Span))
 	}
 	slices.SortFunc(spans, func(a, b engine.KeySpan) int { return slices.Compare(a.Lower, b.Lower) })
 	return spans, nil
@@ -147,9 +118,9 @@ func (r *Replica) LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engi
 // forgetAttached deletes what is left in the index of leases of the state that a snapshot
 // has replaced: the snapshot has cleared what its own marks cover. What a crash leaves
 // behind says nothing: a key counts as attached only where its version says so too.
-func (r *Replica) forgetAttached(now *record, txns *txnState) error {
+func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) error {
 	old := &r.applying
-	if len(old.txns.marks) == 0 {
+	if len(old.txns.Attachments) == 0 {
 		return nil
 	}
 	b := r.node.cfg.Engine.NewBatch()
@@ -157,11 +128,11 @@ func (r *Replica) forgetAttached(now *record, txns *txnState) error {
 		k := engine.LeaseSpan(lease, s)
 		return b.DeleteRange(k.Lower, k.Upper)
 	}
-	for lease := range old.txns.marks {
+	for lease := range old.txns.Attachments {
 		var err error
-		if _, kept := txns.marks[lease]; !kept {
-			err = forget(lease, old.rec.span)
-		} else if right, ok := old.rec.span.Intersect(keyspace.Span{Start: now.span.End}); ok && len(now.span.End) > 0 {
+		if _, kept := txns.Attachments[lease]; !kept {
+			err = forget(lease, old.rec.Span)
+		} else if right, ok := old.rec.Span.Intersect(keyspace.Span{Start: now.Span.End}); ok && len(now.Span.End) > 0 {
 			err = forget(lease, right)
 		}
 		if err != nil {
@@ -243,9 +214,9 @@ func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState
 	if old := r.registrations[lease]; old != nil {
 		panic(fmt.Sprintf("shard: range %s: lease %d is registered in state %d, and now in state %d", r.id, lease, old.state, state))
 	}
-	span := r.rec.span
-	if r.rec.merge.role == mergeTarget {
-		span = r.rec.merge.hull // the mark may be for both soon
+	span := r.rec.Span
+	if r.rec.Merge.Role == command.MergeTarget {
+		span = r.rec.Merge.Hull // the mark may be for both soon
 	}
 	reg := &registration{r: r, lease: lease, span: span, state: state}
 	r.registrations[lease] = reg
@@ -325,7 +296,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 		r.failRegistrationLocked(reg, sequenceError(err), &out)
 	default:
 		reg.state = registrationMarks
-		c := newCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.generation})
+		c := newCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation})
 		c.step = &step{op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
 		r.requeueLocked(c)
 	}
@@ -340,7 +311,7 @@ func (r *Replica) attachLocked(c *call, op *attach, lead *leadership, out *answe
 		return
 	}
 	c.step.answer = &rangeapi.Resolved{}
-	r.decideStepLocked(c, lead, &txnItem{kind: itemMark, mark: op.mark})
+	r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.mark})
 }
 
 // waiting returns those who wait for the registration.
@@ -402,26 +373,11 @@ func (r *Replica) publishMarkLocked(m rangeapi.Attachment) {
 	}
 }
 
-// noteLeases finds the leases that the lock attaches keys to.
-func (l *lock) noteLeases() {
-	l.leases = nil
-	for i := range l.writes {
-		l.leases = addLease(l.leases, l.writes[i].v.Lease)
-	}
-}
-
 func leasesOf(writes []*pendingVersion) (all []keyspace.LeaseID) {
 	for _, v := range writes {
-		all = addLease(all, v.lease())
+		all = command.AddLease(all, v.lease())
 	}
 	return all
-}
-
-func addLease(all []keyspace.LeaseID, lease keyspace.LeaseID) []keyspace.LeaseID {
-	if lease == 0 || slices.Contains(all, lease) {
-		return all
-	}
-	return append(all, lease)
 }
 
 // addLeases notes what a lock has to do with leases: who attaches keys to one keeps it from
@@ -433,11 +389,11 @@ func (t *lockTable) addLeases(h *held) {
 		}
 		t.leases[lease] = append(t.leases[lease], h)
 	}
-	for _, lease := range h.leases {
+	for _, lease := range h.Leases {
 		add(lease)
 	}
-	if h.revoke.Lease != 0 {
-		add(h.revoke.Lease)
+	if h.Revoke.Lease != 0 {
+		add(h.Revoke.Lease)
 	}
 }
 
@@ -448,11 +404,11 @@ func (t *lockTable) removeLeases(h *held) {
 			delete(t.leases, lease)
 		}
 	}
-	for _, lease := range h.leases {
+	for _, lease := range h.Leases {
 		remove(lease)
 	}
-	if h.revoke.Lease != 0 {
-		remove(h.revoke.Lease)
+	if h.Revoke.Lease != 0 {
+		remove(h.Revoke.Lease)
 	}
 }
 
@@ -460,7 +416,7 @@ func (t *lockTable) removeLeases(h *held) {
 func (t *lockTable) revokes(op proto.Message) (found *held) {
 	visitLeases(op, func(lease keyspace.LeaseID) {
 		for _, h := range t.leases[lease] {
-			if h.revoke.Lease == lease {
+			if h.Revoke.Lease == lease {
 				found = h
 			}
 		}
@@ -470,7 +426,7 @@ func (t *lockTable) revokes(op proto.Message) (found *held) {
 
 // attaches says whether a lock attaches a key to the lease.
 func (t *lockTable) attaches(lease keyspace.LeaseID) bool {
-	return t != nil && slices.ContainsFunc(t.leases[lease], func(h *held) bool { return slices.Contains(h.leases, lease) })
+	return t != nil && slices.ContainsFunc(t.leases[lease], func(h *held) bool { return slices.Contains(h.Leases, lease) })
 }
 
 // visitLeases calls fn with the leases to which an operation may attach keys.
@@ -495,12 +451,12 @@ func (r *Replica) meetsLeasesLocked(op *rangeapi.Prepare, meet func(h *held)) {
 		return
 	}
 	for _, h := range r.locks.leases[op.Revoke] {
-		if h.name != op.Name {
+		if h.Name != op.Name {
 			meet(h)
 		}
 	}
 	for i := range op.Writes {
-		if h := r.locks.revokes(op.Writes[i].Op); h != nil && h.name != op.Name {
+		if h := r.locks.revokes(op.Writes[i].Op); h != nil && h.Name != op.Name {
 			meet(h)
 		}
 		visitLeases(op.Writes[i].Op, func(lease keyspace.LeaseID) {
@@ -516,7 +472,7 @@ func (r *Replica) meetsLeasesLocked(op *rangeapi.Prepare, meet func(h *held)) {
 func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name rangeapi.TxnName) *held {
 	for _, c := range r.revokers[lease] {
 		on := r.blocked[c].on
-		if on == nil || on.lock == nil || on.name == name {
+		if on == nil || on.Lock == nil || on.Name == name {
 			continue
 		}
 		if p, ok := c.step.op.(*rangeapi.Prepare); !ok || p.Name.Compare(name.TxnID) < 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // fakeLeases has the records of leases. It answers by itself where auto is set.
@@ -146,7 +147,7 @@ func allAttached(t testing.TB, e engine.Reader) (all []attachment) {
 func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 	t.Helper()
 	r.mu.Lock()
-	span, marks := r.rec.span, map[keyspace.LeaseID]bool{}
+	span, marks := r.rec.Span, map[keyspace.LeaseID]bool{}
 	for lease := range r.marks {
 		marks[lease] = true
 	}
@@ -186,8 +187,8 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 func TestIndexIsWrittenOnce(t *testing.T) {
 	key := []byte("k")
 	s := applyState{}
-	s.txns.putMark(rangeapi.Attachment{Lease: 7, Incarnation: 1})
-	s.txns.putMark(rangeapi.Attachment{Lease: 8, Incarnation: 1})
+	s.txns.PutAttachment(rangeapi.Attachment{Lease: 7, Incarnation: 1})
+	s.txns.PutAttachment(rangeapi.Attachment{Lease: 8, Incarnation: 1})
 	for i, c := range []struct {
 		v    mvcc.Version
 		was  keyspace.LeaseID
@@ -201,11 +202,11 @@ func TestIndexIsWrittenOnce(t *testing.T) {
 		{mvcc.Version{Create: 2, Version: 6, Lease: -7}, 0, nil}, // no mark
 	} {
 		c.v.Key, c.v.Mod = key, keyspace.Revision(2+i)
-		b := appendVersion(nil, &c.v, prior{lived: i > 0, lease: c.was})
+		b := command.AppendVersion(nil, &c.v, command.Prior{Lived: i > 0, Lease: c.was})
 		var v mvcc.Version
-		before, rest, err := decodeVersion(b, c.v.Mod, &v)
-		if err != nil || len(rest) > 0 || before.lease != c.was {
-			t.Fatalf("%+v from lease %d came back as %+v from %d: %v", c.v, c.was, v, before.lease, err)
+		before, rest, err := command.DecodeVersion(b, c.v.Mod, &v)
+		if err != nil || len(rest) > 0 || before.Lease != c.was {
+			t.Fatalf("%+v from lease %d came back as %+v from %d: %v", c.v, c.was, v, before.Lease, err)
 		}
 		s.attached = nil
 		err = s.addVersion(&v, before, &outcome{})

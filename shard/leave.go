@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // Placed knows the range map; placement's client does.
@@ -151,7 +152,7 @@ func (n *Node) Removed(g keyspace.GroupID, _ keyspace.ReplicaID) {
 // Both are committed, and no replica's id is ever used again.
 func (n *Node) expelled(r *Replica) bool {
 	r.mu.Lock()
-	d, g, frozen := r.descriptorLocked(), r.group, r.rec.merge.frozen()
+	d, g, frozen := r.descriptorLocked(), r.group, r.rec.Merge.Frozen()
 	if d.Generation == 0 {
 		d = r.introduced
 	}
@@ -226,13 +227,13 @@ func (r *Replica) leaves(b *engine.Batch, before, after []keyspace.Replica) erro
 // and no other replica here needs what this one has at the end.
 func (n *Node) mergedAway(r *Replica) bool {
 	r.mu.Lock()
-	m, d, absorbed := r.rec.merge, r.descriptorLocked(), r.absorbed
+	m, d, absorbed := r.rec.Merge, r.descriptorLocked(), r.absorbed
 	r.mu.Unlock()
-	if !m.frozen() {
+	if !m.Frozen() {
 		return false
 	}
-	target, here, err := n.record(m.other)
-	if err != nil || here && target.merged < m.id {
+	target, here, err := n.record(m.Other)
+	if err != nil || here && target.Merged < m.ID {
 		return false
 	}
 	if absorbed {
@@ -246,13 +247,13 @@ func (n *Node) mergedAway(r *Replica) bool {
 
 // record returns the applied record of the node's replica of a range; here says that there is
 // one that is a member.
-func (n *Node) record(id keyspace.RangeID) (rec record, here bool, err error) {
+func (n *Node) record(id keyspace.RangeID) (rec command.Record, here bool, err error) {
 	a, ok, err := n.cfg.Engine.Applied(id.Group())
 	if err != nil || !ok {
 		return rec, false, err
 	}
 	here = slices.ContainsFunc(a.Replicas, func(m keyspace.Replica) bool { return m.Node == n.cfg.Self })
-	rec, err = decodeRecord(a.Payload)
+	rec, err = command.DecodeRecord(a.Payload)
 	return rec, here, err
 }
 
@@ -260,14 +261,14 @@ func (n *Node) record(id keyspace.RangeID) (rec record, here bool, err error) {
 // needs the frozen replica again.
 func (n *Node) absorbDurably(ctx context.Context, r *Replica) error {
 	r.mu.Lock()
-	m := r.rec.merge
+	m := r.rec.Merge
 	r.mu.Unlock()
-	target, ok, err := n.durableRecord(m.other)
-	if err == nil && (!ok || target.merged < m.id) {
+	target, ok, err := n.durableRecord(m.Other)
+	if err == nil && (!ok || target.Merged < m.ID) {
 		err = n.cfg.Engine.Flush(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("shard: range %s: that range %s has absorbed it: %w", r.id, m.other, err)
+		return fmt.Errorf("shard: range %s: that range %s has absorbed it: %w", r.id, m.Other, err)
 	}
 	return nil
 }

@@ -1,129 +1,19 @@
 package shard
 
 import (
-	"bytes"
 	"maps"
 	"slices"
 	"sync/atomic"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
-
-// lockMode says what a lock keeps others from.
-type lockMode uint8
-
-const (
-	// lockShared: what was compared does not change.
-	lockShared lockMode = iota
-	// lockExclusive: it is written, or was deleted and stays empty.
-	lockExclusive
-	// lockSweep: every key in the span is deleted. The tombstones do not fit into one
-	// entry; what is under the lock stays as it is, so that the lock is the intent.
-	lockSweep
-)
-
-// lockSpan is one piece of what a lock covers.
-type lockSpan struct {
-	span keyspace.Span
-	mode lockMode
-	// sub is the number of the operation, for a sweep.
-	sub uint32
-}
-
-// intent is a version that a lock will leave behind. Its Mod is 0, and so is a Create
-// that will be the transaction's own revision.
-type intent struct {
-	v      mvcc.Version
-	before prior
-}
-
-// at returns the version with the transaction's revision.
-func (i *intent) at(rev keyspace.Revision) mvcc.Version {
-	v := i.v
-	v.Mod = rev
-	if !v.Tombstone && v.Create == 0 {
-		v.Create = rev
-	}
-	return v
-}
-
-// lock is what one attempt of a transaction holds of one range. It is not changed once
-// its entry is made: all replicas have the same ones at the same index.
-type lock struct {
-	id     rangeapi.LockID
-	name   rangeapi.TxnName
-	anchor []byte
-	// floor is the highest revision that its leader's node had heard of when it was
-	// evaluated. The transaction's own will be above (trap 74).
-	floor  keyspace.Revision
-	spans  []lockSpan
-	writes []intent
-	// revoke is the lease all of whose keys the lock deletes, the zero mark for none.
-	revoke rangeapi.Attachment
-	// leases are those that the writes attach keys to.
-	leases []keyspace.LeaseID
-}
-
-// bytes is about what the lock takes in memory and in an entry.
-func (l *lock) bytes() int {
-	n := lockOverheadBytes + len(l.anchor)
-	for i := range l.spans {
-		n += len(l.spans[i].span.Start) + len(l.spans[i].span.End) + versionOverheadBytes
-	}
-	for i := range l.writes {
-		n += len(l.writes[i].v.Key) + len(l.writes[i].v.Value) + versionOverheadBytes
-	}
-	return n
-}
-
-// lockOverheadBytes is about what a lock has beside its keys.
-const lockOverheadBytes = 128
-
-// sweep returns the first piece that is to be swept, -1 where there is none.
-func (l *lock) sweep() int {
-	return slices.IndexFunc(l.spans, func(s lockSpan) bool { return s.mode == lockSweep })
-}
-
-// covers says whether the key lies in a piece of the lock.
-func (l *lock) covers(key []byte) bool {
-	return slices.ContainsFunc(l.spans, func(s lockSpan) bool { return s.span.Contains(key) })
-}
-
-// writtenIn returns the keys of the span that have an intent of their own, in order.
-func (l *lock) writtenIn(s keyspace.Span) (keys [][]byte) {
-	for i := range l.writes {
-		if k := l.writes[i].v.Key; s.Contains(k) {
-			keys = append(keys, k)
-		}
-	}
-	slices.SortFunc(keys, bytes.Compare)
-	return keys
-}
-
-// txnRecord says that an attempt is committed. It is at the anchor until no lock of the
-// attempt is left.
-type txnRecord struct {
-	name     rangeapi.TxnName
-	anchor   []byte
-	revision keyspace.Revision
-	locks    []rangeapi.LockRef
-}
-
-// bytes is about what the record takes.
-func (t *txnRecord) bytes() int {
-	n := lockOverheadBytes + len(t.anchor)
-	for i := range t.locks {
-		n += len(t.locks[i].Span.Start) + len(t.locks[i].Span.End) + versionOverheadBytes
-	}
-	return n
-}
 
 // held is a lock as the evaluation sees it, and those who wait for its end.
 type held struct {
-	*lock
+	*command.Lock
 	// batch is the one that brings the lock; nil once it is applied.
 	batch *batch
 	// size is what the table has counted for it. Of one that is evaluated here it is known
@@ -153,7 +43,7 @@ func (h *held) wait() <-chan struct{} {
 
 // heldRecord is a record as the evaluation sees it.
 type heldRecord struct {
-	*txnRecord
+	*command.CommitRecord
 	since clock.Time
 	push  pushTime
 }
@@ -186,11 +76,11 @@ func (t *lockTable) empty() bool { return len(t.all) == 0 && len(t.records) == 0
 func (t *lockTable) add(h *held) {
 	t.all[h] = struct{}{}
 	t.most = max(t.most, len(t.all))
-	t.byName[h.name] = append(t.byName[h.name], h)
-	h.size = max(h.size, int64(h.lock.bytes()))
+	t.byName[h.Name] = append(t.byName[h.Name], h)
+	h.size = max(h.size, int64(h.Lock.Bytes()))
 	t.bytes.Add(h.size)
-	for i := range h.spans {
-		t.pieces.add(h.spans[i].span, h, h.spans[i].mode)
+	for i := range h.Spans {
+		t.pieces.add(h.Spans[i].Span, h, h.Spans[i].Mode)
 	}
 	t.addLeases(h)
 }
@@ -198,13 +88,13 @@ func (t *lockTable) add(h *held) {
 func (t *lockTable) remove(h *held) {
 	delete(t.all, h)
 	t.bytes.Add(-h.size)
-	if l := slices.DeleteFunc(t.byName[h.name], func(o *held) bool { return o == h }); len(l) > 0 {
-		t.byName[h.name] = l
+	if l := slices.DeleteFunc(t.byName[h.Name], func(o *held) bool { return o == h }); len(l) > 0 {
+		t.byName[h.Name] = l
 	} else {
-		delete(t.byName, h.name)
+		delete(t.byName, h.Name)
 	}
-	for i := range h.spans {
-		t.pieces.remove(h.spans[i].span, h)
+	for i := range h.Spans {
+		t.pieces.remove(h.Spans[i].Span, h)
 	}
 	t.removeLeases(h)
 }
@@ -212,7 +102,7 @@ func (t *lockTable) remove(h *held) {
 // find returns the lock of the attempt with the id.
 func (t *lockTable) find(name rangeapi.TxnName, id rangeapi.LockID) *held {
 	for _, h := range t.byName[name] {
-		if h.id == id {
+		if h.ID == id {
 			return h
 		}
 	}
@@ -222,8 +112,8 @@ func (t *lockTable) find(name rangeapi.TxnName, id rangeapi.LockID) *held {
 // conflict returns a lock of another attempt that keeps a call from the span: a read
 // from what is written, a write from everything.
 func (t *lockTable) conflict(s keyspace.Span, writes bool, self rangeapi.TxnName) (m meeting) {
-	t.pieces.visit(s, func(h *held, mode lockMode, key []byte) bool {
-		if h.name != self && (writes || mode != lockShared) {
+	t.pieces.visit(s, func(h *held, mode command.LockMode, key []byte) bool {
+		if h.Name != self && (writes || mode != command.Shared) {
 			m = meeting{h, key, writes}
 		}
 		return m.h == nil
@@ -236,8 +126,8 @@ func (t *lockTable) holder(key []byte, writes bool) (m meeting) {
 	if t == nil || key == nil {
 		return m
 	}
-	t.pieces.visitKey(key, func(h *held, mode lockMode, at []byte) bool {
-		if writes || mode != lockShared {
+	t.pieces.visitKey(key, func(h *held, mode command.LockMode, at []byte) bool {
+		if writes || mode != command.Shared {
 			m = meeting{h, at, writes}
 		}
 		return m.h == nil
@@ -248,8 +138,8 @@ func (t *lockTable) holder(key []byte, writes bool) (m meeting) {
 // reader returns a lock for which a read of the span at the revision must wait: its
 // transaction's revision is, or may turn out to be, at or below. self's own are none.
 func (t *lockTable) reader(s keyspace.Span, at keyspace.Revision, self rangeapi.TxnName) (found *held) {
-	t.pieces.visit(s, func(h *held, mode lockMode, _ []byte) bool {
-		if mode != lockShared && h.floor < at && h.name != self {
+	t.pieces.visit(s, func(h *held, mode command.LockMode, _ []byte) bool {
+		if mode != command.Shared && h.Floor < at && h.Name != self {
 			found = h
 		}
 		return found == nil
@@ -260,7 +150,7 @@ func (t *lockTable) reader(s keyspace.Span, at keyspace.Revision, self rangeapi.
 // lowestFloor returns the lowest floor of all locks, or no if there is none.
 func (t *lockTable) lowestFloor(no keyspace.Revision) keyspace.Revision {
 	for h := range t.all {
-		no = min(no, h.floor)
+		no = min(no, h.Floor)
 	}
 	return no
 }
@@ -276,7 +166,7 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 		}
 		t := r.tableLocked()
 		if ch.record != nil {
-			t.records[ch.record.name] = &heldRecord{txnRecord: ch.record, since: now}
+			t.records[ch.record.Name] = &heldRecord{CommitRecord: ch.record, since: now}
 			t.most = max(t.most, len(t.records))
 		}
 		if !ch.forgotten.IsZero() {
@@ -285,9 +175,9 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 		var h *held
 		switch {
 		case ch.removed != nil:
-			h = t.find(ch.removed.name, ch.removed.id)
+			h = t.find(ch.removed.Name, ch.removed.ID)
 		case ch.added != nil:
-			h = t.find(ch.added.name, ch.added.id)
+			h = t.find(ch.added.Name, ch.added.ID)
 		}
 		if h != nil {
 			now = min(now, h.since)
@@ -297,7 +187,7 @@ func (r *Replica) publishTxnsLocked(changes []lockChange) {
 			if h == nil {
 				h = &held{}
 			}
-			h.lock, h.batch, h.since = ch.added, nil, now
+			h.Lock, h.batch, h.since = ch.added, nil, now
 			t.add(h)
 		}
 		if h != nil && ch.removed != nil {
@@ -327,14 +217,14 @@ func (r *Replica) forgetLocksLocked() {
 }
 
 // loadTableLocked makes the table of a replica whose state was read from the engine.
-func (r *Replica) loadTableLocked(s *txnState) {
+func (r *Replica) loadTableLocked(s *command.TxnState) {
 	r.forgetLocksLocked()
-	r.marks = maps.Clone(s.marks)
-	changes := make([]lockChange, 0, len(s.locks)+len(s.records))
-	for _, l := range s.locks {
+	r.marks = maps.Clone(s.Attachments)
+	changes := make([]lockChange, 0, len(s.Locks)+len(s.Records))
+	for _, l := range s.Locks {
 		changes = append(changes, lockChange{added: l})
 	}
-	for _, t := range s.records {
+	for _, t := range s.Records {
 		changes = append(changes, lockChange{record: t})
 	}
 	r.publishTxnsLocked(changes)

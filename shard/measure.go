@@ -44,7 +44,7 @@ func (n *Node) Measures() []RangeMeasure {
 	out := make([]RangeMeasure, 0, len(all))
 	for _, r := range all {
 		r.mu.Lock()
-		if r.rec.generation != 0 && !r.stopped {
+		if r.rec.Generation != 0 && !r.stopped {
 			out = append(out, r.measureLocked())
 		}
 		r.mu.Unlock()

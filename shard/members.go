@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // changer changes a group's members.
@@ -63,7 +64,7 @@ func (r *Replica) checkMembers(confIndex uint64) (term uint64, err error) {
 		return 0, r.errorLocked(kverror.Busy, "the node stops")
 	case r.change != nil:
 		return 0, r.errorLocked(kverror.Busy, "a split is under way")
-	case r.rec.merge.role != mergeNone:
+	case r.rec.Merge.Role != command.MergeNone:
 		return 0, r.errorLocked(kverror.Busy, "the range is being merged")
 	}
 	r.altering++

@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
 )
@@ -557,8 +558,8 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		if w.node.Replica(1) == nil {
 			t.Fatal("the replica has left, and with it the split")
 		}
-		split := appendHeader(nil, header{commandSplit, 5, 1})
-		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
+		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 2, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 		if err := g.apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
@@ -26,7 +27,7 @@ var errNotYet = errors.New("shard: the range is to absorb its neighbour first")
 // awaitsLocked says whether the generation is one that this leader may be about to have:
 // the map has a merge as soon as it is committed.
 func (r *Replica) awaitsLocked(g keyspace.Generation) bool {
-	return g > r.rec.generation && r.rec.merge.role == mergeTarget && r.leader.IsLeader
+	return g > r.rec.Generation && r.rec.Merge.Role == command.MergeTarget && r.leader.IsLeader
 }
 
 // awaitGenerationLocked waits until the range has changed, and says whether the call may go
@@ -43,30 +44,30 @@ func (r *Replica) awaitGenerationLocked(c *call) error {
 }
 
 // applyMerge is a step of a merge on every replica.
-func (r *Replica) applyMerge(b *engine.Batch, kind commandKind, body []byte, out *outcome) error {
-	c, err := decodeMergeCommand(kind, body)
+func (r *Replica) applyMerge(b *engine.Batch, kind command.Kind, body []byte, out *outcome) error {
+	c, err := command.DecodeMergeCommand(kind, body)
 	if err != nil {
 		return err
 	}
 	s := &r.applying
 	switch {
-	case kind == commandRelease:
-		s.rec.merged, out.ok = max(s.rec.merged, c.id), true
-		if s.rec.merge.id == c.id {
-			s.rec.merge = merge{}
+	case kind == command.KindRelease:
+		s.rec.Merged, out.ok = max(s.rec.Merged, c.ID), true
+		if s.rec.Merge.ID == c.ID {
+			s.rec.Merge = command.MergeState{}
 		}
 		return nil
-	case kind == commandAbsorb:
-		if s.rec.merge.role != mergeTarget || s.rec.merge.id != c.id {
+	case kind == command.KindAbsorb:
+		if s.rec.Merge.Role != command.MergeTarget || s.rec.Merge.ID != c.ID {
 			return nil
 		}
 		return r.applyAbsorb(b, out)
-	case c.id <= s.rec.merged || s.rec.merge.role != mergeNone || c.confIndex != s.confIndex:
+	case c.ID <= s.rec.Merged || s.rec.Merge.Role != command.MergeNone || c.ConfIndex != s.confIndex:
 		return nil
-	case kind == commandBind:
-		s.rec.merge = merge{role: mergeTarget, id: c.id, other: c.other, hull: c.hull}
+	case kind == command.KindBind:
+		s.rec.Merge = command.MergeState{Role: command.MergeTarget, ID: c.ID, Other: c.Other, Hull: c.Hull}
 	default:
-		s.rec.merge = merge{role: mergeSource, id: c.id, other: c.other}
+		s.rec.Merge = command.MergeState{Role: command.MergeSource, ID: c.ID, Other: c.Other}
 	}
 	out.ok = true
 	return nil
@@ -74,29 +75,29 @@ func (r *Replica) applyMerge(b *engine.Batch, kind commandKind, body []byte, out
 
 // sourceState is what the source of a merge has left: nothing changes it any more.
 type sourceState struct {
-	rec  record
-	txns txnState
+	rec  command.Record
+	txns command.TxnState
 	// self is this node's replica.
 	self keyspace.ReplicaID
 }
 
 // source reads the state of the source of a target's merge. Anything else than a frozen
 // range there is a broken invariant: the merge would not have been committed.
-func (n *Node) source(target *record) (s sourceState, err error) {
-	m := &target.merge
-	a, ok, err := n.cfg.Engine.Applied(m.other.Group())
+func (n *Node) source(target *command.Record) (s sourceState, err error) {
+	m := &target.Merge
+	a, ok, err := n.cfg.Engine.Applied(m.Other.Group())
 	if err != nil {
 		return s, err
 	}
 	if !ok {
-		return s, fmt.Errorf("merge %d: range %s is not here", m.id, m.other)
+		return s, fmt.Errorf("merge %d: range %s is not here", m.ID, m.Other)
 	}
-	if s.rec, err = decodeRecord(a.Payload); err != nil {
+	if s.rec, err = command.DecodeRecord(a.Payload); err != nil {
 		return s, err
 	}
-	if f := &s.rec.merge; !f.frozen() || f.id != m.id || f.other != target.rangeID || !slices.Equal(s.rec.span.Start, target.span.End) {
+	if f := &s.rec.Merge; !f.Frozen() || f.ID != m.ID || f.Other != target.RangeID || !slices.Equal(s.rec.Span.Start, target.Span.End) {
 		return s, fmt.Errorf("merge %d: range %s of %s is here in merge %d with range %s as role %d, and %s is the target",
-			m.id, m.other, s.rec.span, f.id, f.other, f.role, target.span)
+			m.ID, m.Other, s.rec.Span, f.ID, f.Other, f.Role, target.Span)
 	}
 	for _, x := range a.Replicas {
 		if x.Node == n.cfg.Self {
@@ -104,9 +105,9 @@ func (n *Node) source(target *record) (s sourceState, err error) {
 		}
 	}
 	if s.self == 0 {
-		return s, fmt.Errorf("merge %d: this node has left range %s", m.id, m.other)
+		return s, fmt.Errorf("merge %d: this node has left range %s", m.ID, m.Other)
 	}
-	s.txns, err = loadTxns(n.cfg.Engine, m.other)
+	s.txns, err = command.LoadTxns(n.cfg.Engine, m.Other)
 	return s, err
 }
 
@@ -118,24 +119,24 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	if err != nil {
 		return err
 	}
-	last := max(s.rec.lastRevision, from.rec.lastRevision)
-	s.complete = max(s.complete, min(last, s.txns.lowest()))
+	last := max(s.rec.LastRevision, from.rec.LastRevision)
+	s.complete = max(s.complete, min(last, s.txns.Lowest()))
 	if !mutation.Is(mutation.CompleteByOneHalf) {
-		s.complete = min(s.complete, min(last, from.txns.lowest()))
+		s.complete = min(s.complete, min(last, from.txns.Lowest()))
 	}
 	if err := r.joinTxns(b, &from.txns, out); err != nil {
 		return err
 	}
-	m := s.rec.merge
+	m := s.rec.Merge
 	s.rec = joinRecords(&s.rec, &from.rec, last)
-	s.rec.merged, s.rec.merge = max(s.rec.merged, m.id), merge{}
+	s.rec.Merged, s.rec.Merge = max(s.rec.Merged, m.ID), command.MergeState{}
 	s.advance(true)
-	out.ok, out.source, out.border = true, m.other, from.rec.span.Start
-	if o := r.node.Replica(m.other); o != nil {
-		out.reigns = o.yieldReigns(m.id)
+	out.ok, out.source, out.border = true, m.Other, from.rec.Span.Start
+	if o := r.node.Replica(m.Other); o != nil {
+		out.reigns = o.yieldReigns(m.ID)
 	}
 	// From here on the node's replica of the source never comes back, whatever is replayed.
-	return setLeft(b, m.other, from.self)
+	return setLeft(b, m.Other, from.self)
 }
 
 // yieldReigns hands over what the node knows of the keys of a frozen replica; nil where it is not
@@ -143,7 +144,7 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 func (r *Replica) yieldReigns(merge uint64) (rs reigns) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.rec.merge.frozen() || r.rec.merge.id != merge {
+	if !r.rec.Merge.Frozen() || r.rec.Merge.ID != merge {
 		return nil
 	}
 	rs = slices.Clone(r.reigns)
@@ -152,67 +153,55 @@ func (r *Replica) yieldReigns(merge uint64) (rs reigns) {
 }
 
 // joinRecords returns the record of the range that two become.
-func joinRecords(left, right *record, last keyspace.Revision) record {
+func joinRecords(left, right *command.Record, last keyspace.Revision) command.Record {
 	rec := *left
-	rec.span.End = right.span.End
+	rec.Span.End = right.Span.End
 	// For each key a generation is higher than all that came before, at whatever range.
-	rec.generation = max(left.generation, right.generation) + 1
-	rec.absorbed = rec.generation
-	rec.lastRevision = last
-	rec.compacted = max(left.compacted, right.compacted)
-	rec.hash += right.hash
-	rec.fence = max(left.fence, right.fence)
-	if rec.counted = left.counted && right.counted; rec.counted {
-		rec.live += right.live
+	rec.Generation = max(left.Generation, right.Generation) + 1
+	rec.Absorbed = rec.Generation
+	rec.LastRevision = last
+	rec.Compacted = max(left.Compacted, right.Compacted)
+	rec.Hash += right.Hash
+	rec.Fence = max(left.Fence, right.Fence)
+	if rec.Counted = left.Counted && right.Counted; rec.Counted {
+		rec.Live += right.Live
 	} else {
-		rec.live = 0
+		rec.Live = 0
 	}
 	return rec
 }
 
-// lowest returns the lowest floor of the locks that will leave versions behind, MaxRevision
-// if there is none.
-func (s *txnState) lowest() keyspace.Revision {
-	lowest := keyspace.MaxRevision
-	for _, l := range s.locks {
-		if l.leaves() {
-			lowest = min(lowest, l.floor)
-		}
-	}
-	return lowest
-}
-
 // joinTxns takes over the source's locks, records and marks. Two halves of one lock, which a
 // split has cut, are one again.
-func (r *Replica) joinTxns(b *engine.Batch, from *txnState, out *outcome) error {
+func (r *Replica) joinTxns(b *engine.Batch, from *command.TxnState, out *outcome) error {
 	s := &r.applying
-	for id, l := range from.locks {
+	for id, l := range from.Locks {
 		if mutation.Is(mutation.LocksLostAtMerge) {
 			break
 		}
 		change := lockChange{added: l}
-		if mine := s.txns.locks[id]; mine != nil {
+		if mine := s.txns.Locks[id]; mine != nil {
 			change = lockChange{removed: mine, added: joinLocks(mine, l)}
 		}
-		s.txns.putLock(change.added)
+		s.txns.PutLock(change.added)
 		out.locks = append(out.locks, change)
-		if err := putLock(b, r.id, change.added); err != nil {
+		if err := command.PutLock(b, r.id, change.added); err != nil {
 			return err
 		}
 	}
-	for _, t := range from.records {
-		s.txns.putRecord(t)
+	for _, t := range from.Records {
+		s.txns.PutRecord(t)
 		out.locks = append(out.locks, lockChange{record: t})
-		if err := putRecord(b, r.id, t); err != nil {
+		if err := command.PutRecord(b, r.id, t); err != nil {
 			return err
 		}
 	}
-	for lease, incarnation := range from.marks {
+	for lease, incarnation := range from.Attachments {
 		// The merge was committed together with the hull of both spans in the lease's record.
-		m := rangeapi.Attachment{Lease: lease, Incarnation: max(incarnation, s.txns.marks[lease])}
-		s.txns.putMark(m)
+		m := rangeapi.Attachment{Lease: lease, Incarnation: max(incarnation, s.txns.Attachments[lease])}
+		s.txns.PutAttachment(m)
 		out.locks = append(out.locks, lockChange{mark: m})
-		if err := putMark(b, r.id, m); err != nil {
+		if err := command.PutAttachment(b, r.id, m); err != nil {
 			return err
 		}
 	}
@@ -220,13 +209,13 @@ func (r *Replica) joinTxns(b *engine.Batch, from *txnState, out *outcome) error 
 }
 
 // joinLocks makes one lock of its two halves.
-func joinLocks(left, right *lock) *lock {
+func joinLocks(left, right *command.Lock) *command.Lock {
 	l := *left
-	l.spans = slices.Concat(left.spans, right.spans)
-	l.writes = slices.Concat(left.writes, right.writes)
+	l.Spans = slices.Concat(left.Spans, right.Spans)
+	l.Writes = slices.Concat(left.Writes, right.Writes)
 	// As they were before the lock was cut: in the order of the operations.
-	slices.SortStableFunc(l.writes, func(a, b intent) int { return cmp.Compare(a.v.Sub, b.v.Sub) })
-	l.noteLeases()
+	slices.SortStableFunc(l.Writes, func(a, b command.Intent) int { return cmp.Compare(a.V.Sub, b.V.Sub) })
+	l.NoteLeases()
 	return &l
 }
 
@@ -237,7 +226,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *publication) {
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
 	r.reigns.absorb(r.node.heads, o.border, o.reigns)
-	r.live.reset(r.rec.lastRevision)
+	r.live.reset(r.rec.LastRevision)
 	r.removedTo, r.removeFrom = 0, nil
 	if r.lead == nil {
 		return
@@ -247,11 +236,11 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *publication) {
 	}
 	old := r.lead
 	r.lead = &leadership{
-		term: old.term, number: old.number, revision: max(old.revision, r.rec.lastRevision), last: r.rec.last, hash: r.rec.hash,
+		term: old.term, number: old.number, revision: max(old.revision, r.rec.LastRevision), last: r.rec.Last, hash: r.rec.Hash,
 	}
-	r.fence = max(r.fence, r.rec.fence)
+	r.fence = max(r.fence, r.rec.Fence)
 	// What the source has pinned is not known here: everything that is left.
-	r.pins.add(r.node.cfg.Clock.Now(), r.rec.compacted)
+	r.pins.add(r.node.cfg.Clock.Now(), r.rec.Compacted)
 }
 
 // absorbApplied ends the node's replica of the source: whoever waits there learns of the
@@ -289,14 +278,14 @@ func (r *Replica) endMerged(d keyspace.Descriptor, leader keyspace.NodeID) {
 func (r *Replica) holds(s keyspace.Span) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.holdsLocked() && r.rec.span.Overlaps(s)
+	return r.holdsLocked() && r.rec.Span.Overlaps(s)
 }
 
 // yieldsLocked says whether the replica has to make way for a snapshot of the target of the
 // merge for which it is frozen, in which it is absorbed.
 func (r *Replica) yieldsLocked(c *claim) bool {
-	m := &r.rec.merge
-	return m.frozen() && m.other == c.id && c.generation > r.rec.generation
+	m := &r.rec.Merge
+	return m.Frozen() && m.Other == c.id && c.generation > r.rec.Generation
 }
 
 func (r *Replica) yields(c *claim) bool {
@@ -307,13 +296,13 @@ func (r *Replica) yields(c *claim) bool {
 
 // makeWay ends the replicas here that a snapshot of the target has absorbed, before it is
 // installed: none of them reads or removes anything under it.
-func (n *Node) makeWay(c *claim, rec *record, a *engine.Applied) {
+func (n *Node) makeWay(c *claim, rec *command.Record, a *engine.Applied) {
 	for _, o := range n.Replicas() {
 		o.mu.Lock()
-		yields := o.yieldsLocked(c) && o.rec.span.Overlaps(c.span)
+		yields := o.yieldsLocked(c) && o.rec.Span.Overlaps(c.span)
 		o.mu.Unlock()
 		if yields {
-			o.endMerged(rec.descriptor(a.ConfIndex, a.Replicas), 0)
+			o.endMerged(rec.Descriptor(a.ConfIndex, a.Replicas), 0)
 			o.standStillForGood()
 		}
 	}
@@ -321,12 +310,12 @@ func (n *Node) makeWay(c *claim, rec *record, a *engine.Applied) {
 
 // waysMade has those removed that have made way for a snapshot that is installed, or are
 // frozen for a merge that it is past.
-func (n *Node) waysMade(target *record) {
+func (n *Node) waysMade(target *command.Record) {
 	for _, o := range n.Replicas() {
 		o.mu.Lock()
-		m := o.rec.merge
-		past := m.frozen() && m.other == target.rangeID && m.id <= target.merged
-		if past && target.generation > o.rec.generation && target.span.Contains(o.rec.span.Start) {
+		m := o.rec.Merge
+		past := m.Frozen() && m.Other == target.RangeID && m.ID <= target.Merged
+		if past && target.Generation > o.rec.Generation && target.Span.Contains(o.rec.Span.Start) {
 			o.absorbed = true
 		}
 		o.mu.Unlock()
@@ -338,4 +327,4 @@ func (n *Node) waysMade(target *record) {
 
 // holdsLocked says whether the replica holds its span: it has data, and no other range of
 // this node has taken its place.
-func (r *Replica) holdsLocked() bool { return r.rec.generation != 0 && !r.absorbed }
+func (r *Replica) holdsLocked() bool { return r.rec.Generation != 0 && !r.absorbed }

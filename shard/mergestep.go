@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 func zapRange(id keyspace.RangeID) zap.Field { return zap.Stringer("source", id) }
@@ -106,7 +107,7 @@ func (r *Replica) checkMerge(o *keyspace.MergeOrder) (term uint64, done bool, er
 }
 
 func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bool, err error) {
-	m, begins := &r.rec.merge, o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze
+	m, begins := &r.rec.Merge, o.Step == keyspace.MergeBind || o.Step == keyspace.MergeFreeze
 	switch {
 	case r.stopped:
 		return 0, false, r.ended
@@ -114,18 +115,18 @@ func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bo
 		return 0, false, r.errorLocked(kverror.Busy, "the node stops")
 	case r.lead == nil:
 		return 0, false, r.errorLocked(kverror.NotLeader, "")
-	case !begins && r.rec.merged >= o.ID && m.id != o.ID, begins && m.id == o.ID:
+	case !begins && r.rec.Merged >= o.ID && m.ID != o.ID, begins && m.ID == o.ID:
 		return 0, true, nil
 	case r.change != nil:
 		return 0, false, r.errorLocked(kverror.Busy, "another change of the range is under way")
-	case o.Step == keyspace.MergeAbsorb && (m.role != mergeTarget || m.id != o.ID):
-		return 0, false, kverror.New(kverror.Internal, "range %s is to absorb by merge %d, and is bound to merge %d", r.id, o.ID, m.id)
+	case o.Step == keyspace.MergeAbsorb && (m.Role != command.MergeTarget || m.ID != o.ID):
+		return 0, false, kverror.New(kverror.Internal, "range %s is to absorb by merge %d, and is bound to merge %d", r.id, o.ID, m.ID)
 	case !begins:
 		return r.lead.term, false, nil
-	case m.role != mergeNone || r.rec.merged >= o.ID:
-		return 0, false, kverror.New(kverror.BadRequest, "range %s is bound to merge %d, and merge %d is over", r.id, m.id, r.rec.merged)
-	case o.Generation != r.rec.generation || o.ConfIndex != r.confIndex:
-		return 0, false, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d, members of index %d", r.rec.generation, r.confIndex))
+	case m.Role != command.MergeNone || r.rec.Merged >= o.ID:
+		return 0, false, kverror.New(kverror.BadRequest, "range %s is bound to merge %d, and merge %d is over", r.id, m.ID, r.rec.Merged)
+	case o.Generation != r.rec.Generation || o.ConfIndex != r.confIndex:
+		return 0, false, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d, members of index %d", r.rec.Generation, r.confIndex))
 	case r.altering > 0:
 		return 0, false, r.errorLocked(kverror.Busy, "a change of the range's members is under way")
 	}
@@ -169,7 +170,7 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 			low = x.locks.lowestFloor(low)
 		}
 		// What is on its way may yet come before the freeze.
-		compacted = max(compacted, x.rec.compacted, x.compacting)
+		compacted = max(compacted, x.rec.Compacted, x.compacting)
 		leads := x.lead != nil
 		x.mu.Unlock()
 		if !leads {
@@ -182,9 +183,9 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 	return nil
 }
 
-var mergeCommands = map[keyspace.MergeStep]commandKind{
-	keyspace.MergeBind: commandBind, keyspace.MergeFreeze: commandFreeze,
-	keyspace.MergeAbsorb: commandAbsorb, keyspace.MergeRelease: commandRelease,
+var mergeCommands = map[keyspace.MergeStep]command.Kind{
+	keyspace.MergeBind: command.KindBind, keyspace.MergeFreeze: command.KindFreeze,
+	keyspace.MergeAbsorb: command.KindAbsorb, keyspace.MergeRelease: command.KindRelease,
 }
 
 // proposeMerge proposes the step's entry. nil without an error says that it was applied
@@ -201,11 +202,11 @@ func (r *Replica) proposeMerge(term uint64, o *keyspace.MergeOrder) (*pendingCha
 	}
 	p := &pendingChange{kind: mergeCommands[o.Step]}
 	if o.Step == keyspace.MergeFreeze {
-		leaving := r.rec.span
+		leaving := r.rec.Span
 		p.leaving = &leaving
 	}
-	entry := appendHeader(nil, header{p.kind, term, r.rec.generation})
-	entry = appendMergeCommand(entry, p.kind, &mergeCommand{id: o.ID, confIndex: o.ConfIndex, other: o.Other, hull: o.Hull})
+	entry := command.AppendHeader(nil, command.Header{Kind: p.kind, Term: term, Generation: r.rec.Generation})
+	entry = command.AppendMergeCommand(entry, p.kind, &command.MergeCommand{ID: o.ID, ConfIndex: o.ConfIndex, Other: o.Other, Hull: o.Hull})
 	r.beginChangeLocked(p)
 	r.mu.Unlock()
 	if err := r.proposeChange(term, entry, p); err != nil {
@@ -219,8 +220,8 @@ func (r *Replica) proposeMerge(term uint64, o *keyspace.MergeOrder) (*pendingCha
 // durable.
 func (r *Replica) settle(ctx context.Context, id uint64) error {
 	r.mu.Lock()
-	for !r.rec.merge.frozen() || r.rec.merge.id != id {
-		if r.stopped || r.rec.merged >= id {
+	for !r.rec.Merge.Frozen() || r.rec.Merge.ID != id {
+		if r.stopped || r.rec.Merged >= id {
 			r.mu.Unlock()
 			return kverror.New(kverror.BadRequest, "merge %d of range %s is over", id, r.id)
 		}
@@ -259,7 +260,7 @@ func (r *Replica) hold(ctx context.Context, id uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed++
-	for m := &r.rec.merge; r.change == nil && m.role == mergeTarget && m.id == id && r.lead != nil && !r.stopped; {
+	for m := &r.rec.Merge; r.change == nil && m.Role == command.MergeTarget && m.ID == id && r.lead != nil && !r.stopped; {
 		wait := r.changedLocked()
 		r.mu.Unlock()
 		_, err := clock.Await(ctx, wait)
@@ -274,16 +275,16 @@ func (r *Replica) hold(ctx context.Context, id uint64) error {
 // frozenDurably says whether the range would be frozen for the merge after a crash now.
 func (n *Node) frozenDurably(source keyspace.RangeID, id uint64) (bool, error) {
 	rec, ok, err := n.durableRecord(source)
-	return ok && rec.merge.frozen() && rec.merge.id == id, err
+	return ok && rec.Merge.Frozen() && rec.Merge.ID == id, err
 }
 
 // durableRecord returns the record of a range as it would be after a crash now.
-func (n *Node) durableRecord(id keyspace.RangeID) (rec record, ok bool, err error) {
+func (n *Node) durableRecord(id keyspace.RangeID) (rec command.Record, ok bool, err error) {
 	a, ok, err := n.cfg.Engine.DurableApplied(id.Group())
 	if err != nil || !ok {
 		return rec, false, err
 	}
-	rec, err = decodeRecord(a.Payload)
+	rec, err = command.DecodeRecord(a.Payload)
 	return rec, true, err
 }
 

@@ -179,7 +179,7 @@ func (m *meter) sweep(flushes uint64) {
 // the replica is in use.
 func (m *meter) measure(r *Replica, now clock.Time, flushes uint64) (inUse bool) {
 	r.mu.Lock()
-	if r.stopped || r.rec.generation == 0 {
+	if r.stopped || r.rec.Generation == 0 {
 		r.restLocked()
 		r.mu.Unlock()
 		return false
@@ -187,7 +187,7 @@ func (m *meter) measure(r *Replica, now clock.Time, flushes uint64) (inUse bool)
 	r.tally.metered = true
 	before := r.gauge.last.applied
 	r.rateLocked(now)
-	stale := !r.gauge.estimated || r.gauge.generation != r.rec.generation || r.gauge.flushes != flushes
+	stale := !r.gauge.estimated || r.gauge.generation != r.rec.Generation || r.gauge.flushes != flushes
 	judge := r.sampledLocked(now)
 	r.mu.Unlock()
 	if stale && m.estimates > 0 {
@@ -246,7 +246,7 @@ func (r *Replica) replacedLocked() {
 // tally's applied, is in tables where the store has written some since the last estimate.
 func (r *Replica) estimate(applied, flushes uint64) {
 	r.mu.Lock()
-	span, generation := r.rec.span, r.rec.generation
+	span, generation := r.rec.Span, r.rec.Generation
 	r.mu.Unlock()
 	bytes, err := r.node.cfg.Engine.EstimateSpanBytes(span)
 	if err != nil {
@@ -257,7 +257,7 @@ func (r *Replica) estimate(applied, flushes uint64) {
 	defer r.mu.Unlock()
 	g := &r.gauge
 	switch {
-	case generation != r.rec.generation:
+	case generation != r.rec.Generation:
 		return
 	case g.generation != generation:
 		// Of what is not in tables nobody knows whose it is: too little is counted until it
@@ -317,7 +317,7 @@ func (r *Replica) judge(s *sampler, now clock.Time) {
 		return
 	}
 	g.sampleAt = now
-	if shape == divide.Divides && r.rec.span.Contains(key) && string(key) != string(r.rec.span.Start) {
+	if shape == divide.Divides && r.rec.Span.Contains(key) && string(key) != string(r.rec.Span.Start) {
 		g.divides = key
 		return
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // Sequencer hands out revisions; placement's client is one.
@@ -221,7 +222,7 @@ func (n *Node) Open() error {
 	if err != nil {
 		return fmt.Errorf("shard: open the replicas: %w", err)
 	}
-	txns, err := loadAllTxns(n.cfg.Engine)
+	txns, err := command.LoadAllTxns(n.cfg.Engine)
 	if err != nil {
 		return fmt.Errorf("shard: open the replicas: %w", err)
 	}
@@ -235,8 +236,8 @@ func (n *Node) Open() error {
 }
 
 // openStored opens the replica of an applied record.
-func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState) error {
-	rec, err := decodeRecord(a.Payload)
+func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns command.TxnState) error {
+	rec, err := command.DecodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", id, a.Index, err)
 	}
@@ -254,7 +255,7 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 		// The replica has applied that it is no member any more, or another one has taken its
 		// place, and the node went down before it was removed. Its span is nobody else's until
 		// it is.
-		n.claimChild(id, rec.span)
+		n.claimChild(id, rec.Span)
 		n.leaver.note(id)
 		return nil
 	}
@@ -264,31 +265,31 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns txnState)
 	r.applying.advance(true)
 	r.complete = r.applying.complete
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
-	r.live.reset(rec.lastRevision)
+	r.live.reset(rec.LastRevision)
 	r.loadTableLocked(&txns)
 	if r.removedTo, err = n.loadRemoval(&rec); err != nil {
 		return err
 	}
-	n.heard(rec.lastRevision)
+	n.heard(rec.LastRevision)
 	return n.open(r, self)
 }
 
 // goneStored says whether a replica that the engine holds is to be removed, and not opened:
 // no member of its group is here, it is noted to have left, or the target of the merge for
 // which it is frozen has absorbed it by a snapshot.
-func (n *Node) goneStored(rec *record, self keyspace.ReplicaID) (bool, error) {
-	left, err := n.left(rec.rangeID)
+func (n *Node) goneStored(rec *command.Record, self keyspace.ReplicaID) (bool, error) {
+	left, err := n.left(rec.RangeID)
 	if err != nil || self <= left {
 		return self <= left, err
 	}
-	if !rec.merge.frozen() {
+	if !rec.Merge.Frozen() {
 		return false, nil
 	}
-	target, here, err := n.record(rec.merge.other)
-	if err != nil || !here || target.generation <= rec.generation || !target.span.Contains(rec.span.Start) {
+	target, here, err := n.record(rec.Merge.Other)
+	if err != nil || !here || target.Generation <= rec.Generation || !target.Span.Contains(rec.Span.Start) {
 		return false, err
 	}
-	return true, n.note(func(b *engine.Batch) error { return setLeft(b, rec.rangeID, self) })
+	return true, n.note(func(b *engine.Batch) error { return setLeft(b, rec.RangeID, self) })
 }
 
 // note commits what write writes.
@@ -302,16 +303,16 @@ func (n *Node) note(write func(b *engine.Batch) error) error {
 
 // loadRemoval returns up to where old versions of the range are gone. What is known from
 // before it absorbed another range says nothing of that one's keys.
-func (n *Node) loadRemoval(rec *record) (keyspace.Revision, error) {
-	v, ok, err := n.cfg.Engine.Get(removalKey(rec.rangeID))
+func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
+	v, ok, err := n.cfg.Engine.Get(removalKey(rec.RangeID))
 	if err != nil || !ok {
 		return 0, err
 	}
 	rev, g, err := decodeRemoval(v)
 	if err != nil {
-		return 0, fmt.Errorf("shard: range %s: the removed revision: %w", rec.rangeID, err)
+		return 0, fmt.Errorf("shard: range %s: the removed revision: %w", rec.RangeID, err)
 	}
-	if g < rec.absorbed {
+	if g < rec.Absorbed {
 		return 0, nil
 	}
 	return rev, nil
@@ -354,19 +355,19 @@ func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied
 			return err
 		}
 	}
-	rec, err := decodeRecord(a.Payload)
+	rec, err := command.DecodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", g.Range(), a.Index, err)
 	}
-	held, err := n.heldByOthers(g, rec.span)
+	held, err := n.heldByOthers(g, rec.Span)
 	if err != nil || held {
 		return err
 	}
-	txns, err := loadTxns(n.cfg.Engine, g.Range())
+	txns, err := command.LoadTxns(n.cfg.Engine, g.Range())
 	if err != nil {
 		return err
 	}
-	return deleteSpan(b, rec.span, &txns)
+	return deleteSpan(b, rec.Span, &txns)
 }
 
 // heldByOthers says whether a part of the span is that of another group's replica here, by the
@@ -376,8 +377,8 @@ func (n *Node) heldByOthers(g keyspace.GroupID, span keyspace.Span) (held bool, 
 		if o == g || o.IsSystem() {
 			return nil
 		}
-		other, err := decodeRecord(a.Payload)
-		if err == nil && other.span.Overlaps(span) {
+		other, err := command.DecodeRecord(a.Payload)
+		if err == nil && other.Span.Overlaps(span) {
 			err = n.holds(&other, &a, &held)
 		}
 		return err
@@ -386,8 +387,8 @@ func (n *Node) heldByOthers(g keyspace.GroupID, span keyspace.Span) (held bool, 
 }
 
 // holds sets held unless the replica of an applied record has left this node.
-func (n *Node) holds(rec *record, a *engine.Applied, held *bool) error {
-	left, err := n.left(rec.rangeID)
+func (n *Node) holds(rec *command.Record, a *engine.Applied, held *bool) error {
+	left, err := n.left(rec.RangeID)
 	for _, m := range a.Replicas {
 		*held = *held || m.Node == n.cfg.Self && m.ID > left
 	}
@@ -396,10 +397,10 @@ func (n *Node) holds(rec *record, a *engine.Applied, held *bool) error {
 
 // deleteSpan writes the deletion of the keys of a span and of their places in the index
 // of leases.
-func deleteSpan(b *engine.Batch, span keyspace.Span, txns *txnState) error {
+func deleteSpan(b *engine.Batch, span keyspace.Span, txns *command.TxnState) error {
 	data := engine.VersionedSpan(span)
 	err := b.DeleteRange(data.Lower, data.Upper)
-	for lease := range txns.marks {
+	for lease := range txns.Attachments {
 		if s := engine.LeaseSpan(lease, span); err == nil {
 			err = b.DeleteRange(s.Lower, s.Upper)
 		}

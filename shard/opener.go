@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // maxOpenerTasks bounds the unknown replicas that wait to be looked into. More are
@@ -117,35 +118,35 @@ func (o *opener) forget(from keyspace.NodeID) {
 // batch. A child that is here already, or was once, stays as it is: after a crash
 // the parent's log is replayed, and what the child has by then may be newer (traps
 // 2, 4, 28). Its votes are in the wal and not touched.
-func (n *Node) bootstrapChild(b *engine.Batch, rec *record, replicas []keyspace.Replica, txns *txnState) error {
+func (n *Node) bootstrapChild(b *engine.Batch, rec *command.Record, replicas []keyspace.Replica, txns *command.TxnState) error {
 	var self keyspace.ReplicaID
 	for _, m := range replicas {
 		if m.Node == n.cfg.Self {
 			self = m.ID
 		}
 	}
-	if self == 0 || n.Replica(rec.rangeID) != nil {
+	if self == 0 || n.Replica(rec.RangeID) != nil {
 		return nil
 	}
-	left, err := n.left(rec.rangeID)
+	left, err := n.left(rec.RangeID)
 	if err != nil {
 		return err
 	}
 	if self <= left {
 		// The child was moved away before the parent came here to its split (trap 3).
-		return deleteSpan(b, rec.span, txns)
+		return deleteSpan(b, rec.Span, txns)
 	}
-	_, have, err := n.cfg.Engine.Applied(rec.rangeID.Group())
+	_, have, err := n.cfg.Engine.Applied(rec.RangeID.Group())
 	if err != nil || have {
 		return err
 	}
-	if err := n.cfg.Groups.bootstrap(b, rec.rangeID.Group(), replicas, appendRecord(nil, rec)); err != nil {
+	if err := n.cfg.Groups.bootstrap(b, rec.RangeID.Group(), replicas, command.AppendRecord(nil, rec)); err != nil {
 		return err
 	}
-	if err := txns.write(b, rec.rangeID); err != nil {
+	if err := txns.Write(b, rec.RangeID); err != nil {
 		return err
 	}
-	n.claimChild(rec.rangeID, rec.span)
+	n.claimChild(rec.RangeID, rec.Span)
 	return nil
 }
 
@@ -154,7 +155,7 @@ func (n *Node) splitApplied(r *Replica, sp *appliedSplit) {
 	n.metrics.splits.Inc()
 	lead := r.Leader().IsLeader
 	d := r.Descriptor()
-	r.log.Info("split", zap.Stringer("child", sp.child), zap.Stringer("span", d.Span), zap.Stringer("leaving", sp.rec.span))
+	r.log.Info("split", zap.Stringer("child", sp.child), zap.Stringer("span", d.Span), zap.Stringer("leaving", sp.rec.Span))
 	if lead {
 		n.cfg.Reporter.ReportDescriptors(d, sp.descriptor())
 	}
@@ -217,7 +218,7 @@ func (n *Node) openMade(id keyspace.RangeID) (opened bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	txns, err := loadTxns(n.cfg.Engine, id)
+	txns, err := command.LoadTxns(n.cfg.Engine, id)
 	if err != nil {
 		return false, err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // pendingTxn is an evaluated transaction that changes something. Its revision
@@ -120,22 +121,19 @@ func (v *pendingVersion) lease() keyspace.LeaseID {
 }
 
 // prior is what the key was before the transaction.
-func (v *pendingVersion) prior() prior {
+func (v *pendingVersion) prior() command.Prior {
 	if v.replaced {
-		return prior{replaced: true}
+		return command.Prior{Replaced: true}
 	}
-	p := prior{lived: v.lived}
+	p := command.Prior{Lived: v.lived}
 	if v.leases != nil {
-		p.lease = v.leases.from
+		p.Lease = v.leases.from
 	}
 	return p
 }
 
 // bytes is about what the version takes in memory and in an entry.
-func (v *pendingVersion) bytes() int { return len(v.key) + len(v.value) + versionOverheadBytes }
-
-// versionOverheadBytes bounds what an entry has for a version beside key and value.
-const versionOverheadBytes = 56
+func (v *pendingVersion) bytes() int { return len(v.key) + len(v.value) + command.VersionOverheadBytes }
 
 // overlay is what a leader has evaluated and not yet applied, by key. It has no
 // lock; the replica's mu guards it.

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // Pins hold a compaction back for as long as a transaction may read what it lets go, and
@@ -111,7 +112,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 			log.mu.Lock()
 			defer log.mu.Unlock()
 			for _, e := range log.log {
-				if h, _, err := decodeHeader(e.data); err == nil && h.kind == commandCompact {
+				if h, _, err := command.DecodeHeader(e.data); err == nil && h.Kind == command.KindCompact {
 					n++
 				}
 			}

@@ -180,7 +180,7 @@ func (r *Replica) nextLocked() *call {
 		c.moveTo(placeEvaluation, nil)
 		return c
 	}
-	if r.lead == nil || r.closed > 0 || r.change != nil || r.rec.merge.still() || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
+	if r.lead == nil || r.closed > 0 || r.change != nil || r.rec.Merge.StandsStill() || !r.waitsLocked() || len(r.proposed) >= l.InflightBatches {
 		return nil
 	}
 	if r.filling != nil && (len(r.filling.calls) >= l.BatchRequests || r.filling.bytes >= l.MaxEntryBytes) {
@@ -302,9 +302,9 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 		r.placeFailedLocked(c, lead, err, out)
 		return
 	}
-	if e.oldest != 0 && e.oldest < r.rec.compacted {
+	if e.oldest != 0 && e.oldest < r.rec.Compacted {
 		// What it read at an explicit revision may have been removed meanwhile.
-		c.compacted = r.rec.compacted
+		c.compacted = r.rec.Compacted
 		r.requeueLocked(c)
 		return
 	}
@@ -426,7 +426,7 @@ func (r *Replica) ask(b *batch) {
 		return
 	}
 	r.mu.Lock()
-	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.generation, Count: b.txns}
+	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.Generation, Count: b.txns}
 	// Of steps alone none has a revision or a place among them.
 	steps := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	r.mu.Unlock()
@@ -471,7 +471,7 @@ func (r *Replica) settled(b *batch, a keyspace.SequenceAnswer) {
 	r.settleLocked(b, &a, &out)
 	var entry []byte
 	if b.txns > 0 || b.items > 0 {
-		entry = b.encode(r.rec.generation, a.First)
+		entry = b.encode(r.rec.Generation, a.First)
 		r.proposed = append(r.proposed, b)
 		b.mutateAnswers(&out)
 	}
@@ -507,8 +507,8 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 	place := a.Current
 	if b.txns > 0 {
 		place = a.First - 1
-		if a.First <= b.lead.revision || a.First <= r.rec.lastRevision {
-			panic(fmt.Sprintf("shard: range %s was given revision %d after %d", r.id, a.First, max(b.lead.revision, r.rec.lastRevision)))
+		if a.First <= b.lead.revision || a.First <= r.rec.LastRevision {
+			panic(fmt.Sprintf("shard: range %s was given revision %d after %d", r.id, a.First, max(b.lead.revision, r.rec.LastRevision)))
 		}
 		b.lead.revision = a.First + keyspace.Revision(b.txns) - 1
 	}
@@ -712,7 +712,7 @@ func (r *Replica) cutLocked(b *batch, err error, out *answers) {
 	}
 	r.filling = nil
 	old := r.lead
-	r.lead = &leadership{term: old.term, number: old.number, revision: old.revision, last: r.rec.last, hash: r.rec.hash}
+	r.lead = &leadership{term: old.term, number: old.number, revision: old.revision, last: r.rec.Last, hash: r.rec.Hash}
 	if i > 0 {
 		r.lead.last, r.lead.hash = r.proposed[i-1].link, r.proposed[i-1].hash
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // TxnPusher finds out what became of transactions whose locks are old, and ends those
@@ -239,14 +240,14 @@ func (r *Replica) duePushes(again bool) (due []duePush) {
 		// Also where the record is here: its end goes through the ranges of all locks, one of
 		// which may be without a leader, and what is known here waits for nobody.
 		if h.batch == nil && wants(&h.push, h.since.Add(h.pushAge())) {
-			l := h.lock
+			l := h.Lock
 			if take(&h.push, func(ctx context.Context) error { return r.push(ctx, l) }) {
 				return due
 			}
 		}
 	}
 	for _, t := range r.locks.records {
-		if wants(&t.push, t.since.Add(finishAfter)) && take(&t.push, func(ctx context.Context) error { return r.finish(ctx, t.txnRecord) }) {
+		if wants(&t.push, t.since.Add(finishAfter)) && take(&t.push, func(ctx context.Context) error { return r.finish(ctx, t.CommitRecord) }) {
 			return due
 		}
 	}
@@ -301,28 +302,28 @@ func (t *pushTime) due(now, first clock.Time) bool {
 }
 
 // push asks what became of the lock's transaction, and ends the lock if it is decided.
-func (r *Replica) push(ctx context.Context, l *lock) error {
+func (r *Replica) push(ctx context.Context, l *command.Lock) error {
 	r.node.metrics.pushes.Inc()
-	live, d, err := r.node.cfg.Txns.Push(ctx, l.name, l.anchor)
+	live, d, err := r.node.cfg.Txns.Push(ctx, l.Name, l.Anchor)
 	if err != nil || live {
 		return err
 	}
 	rev := d.Revision
-	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.id }) {
+	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.ID }) {
 		rev = 0
 	}
 	r.log.Info("ended the lock of a transaction whose coordinator is gone",
-		zap.Stringer("txn", l.name), zap.Stringer("lock", l.id), zap.Int64("revision", int64(rev)))
-	return r.untilDone(ctx, &rangeapi.Resolve{Name: l.name, Lock: l.id, Revision: rev})
+		zap.Stringer("txn", l.Name), zap.Stringer("lock", l.ID), zap.Int64("revision", int64(rev)))
+	return r.untilDone(ctx, &rangeapi.Resolve{Name: l.Name, Lock: l.ID, Revision: rev})
 }
 
 // finish ends all locks of a committed transaction and forgets it.
-func (r *Replica) finish(ctx context.Context, t *txnRecord) error {
-	live, err := r.node.cfg.Txns.Finish(ctx, t.name, &rangeapi.Decided{Revision: t.revision, Locks: t.locks})
+func (r *Replica) finish(ctx context.Context, t *command.CommitRecord) error {
+	live, err := r.node.cfg.Txns.Finish(ctx, t.Name, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks})
 	if err != nil || live {
 		return err
 	}
-	return r.untilDone(ctx, &rangeapi.Forget{Name: t.name, Anchor: t.anchor})
+	return r.untilDone(ctx, &rangeapi.Forget{Name: t.Name, Anchor: t.Anchor})
 }
 
 // untilDone repeats a step of this replica's own until nothing is left of it. What
@@ -345,5 +346,5 @@ func (r *Replica) untilDone(ctx context.Context, op rangeapi.TxnOp) error {
 func (r *Replica) generation() keyspace.Generation {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.rec.generation
+	return r.rec.Generation
 }

@@ -210,7 +210,7 @@ func (r *Replica) awaitReadIndex(ctx context.Context) error {
 
 // standsLocked says whether the leadership of the term still answers for the span.
 func (r *Replica) standsLocked(term uint64, bounds keyspace.Span) bool {
-	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.merge.still()
+	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.Merge.StandsStill()
 }
 
 // stillLeads makes sure that the leadership which was confirmed is the one for
@@ -234,24 +234,24 @@ func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, lead *
 func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, lead *leadership, at, oldest keyspace.Revision) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if req.Generation != r.rec.generation {
+	if req.Generation != r.rec.Generation {
 		return r.errorLocked(kverror.WrongRange, "the range changed during the read")
 	}
 	if !r.standsLocked(lead.term, bounds) {
 		return errAgain
 	}
-	if oldest != 0 && oldest < r.rec.compacted {
-		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
+	if oldest != 0 && oldest < r.rec.Compacted {
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
 	}
-	if at >= r.rec.compacted {
+	if at >= r.rec.Compacted {
 		return nil
 	}
 	if o, ok := rangeapi.RangeOf(req.Op); ok && o.GetRevision() > 0 {
-		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.compacted}
+		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
 	}
 	// Who asked for the present is never told that it was compacted: the gateway
 	// takes a new revision.
-	return kverror.New(kverror.ReadAgain, "revision %d, compacted up to %d", at, r.rec.compacted)
+	return kverror.New(kverror.ReadAgain, "revision %d, compacted up to %d", at, r.rec.Compacted)
 }
 
 // readStore answers from the store: everything at or below the revision is there.
@@ -310,10 +310,10 @@ func (r *Replica) readTxn(
 // compactedLocked returns the highest compacted revision that is known, given the
 // cluster's: the range's own is 0 before the first compaction, the cluster's -1.
 func (r *Replica) compactedLocked(cluster keyspace.Revision) keyspace.Revision {
-	if r.rec.compacted == 0 {
+	if r.rec.Compacted == 0 {
 		return cluster
 	}
-	return max(cluster, r.rec.compacted)
+	return max(cluster, r.rec.Compacted)
 }
 
 // readRange runs a RangeRequest at the revision.
@@ -392,7 +392,7 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, 
 	r.mu.Lock()
 	// What was read is the newest version only where nothing is published above the
 	// revision, and nothing was published meanwhile.
-	if r.lead != nil && at >= r.rec.lastRevision && r.appliedBatches.Load() == seen {
+	if r.lead != nil && at >= r.rec.LastRevision && r.appliedBatches.Load() == seen {
 		r.node.heads.put(r.reigns.of(key), key, head{
 			alive: true, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value,
 		})
@@ -498,7 +498,7 @@ func (r *Replica) rememberPage(s keyspace.Span, at keyspace.Revision, kvs []*mvc
 // rememberCount keeps the count of a span at a revision that is complete.
 func (r *Replica) rememberCount(s keyspace.Span, at keyspace.Revision, n int64) {
 	r.mu.Lock()
-	generation := r.rec.generation
+	generation := r.rec.Generation
 	r.mu.Unlock()
 	r.node.pages.put(pageOf(r.id, generation, at, s), n)
 }

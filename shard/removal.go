@@ -72,14 +72,14 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 func (r *Replica) removalMark(compacted keyspace.Revision) (m removalMark, leads bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lead == nil || r.rec.generation == 0 {
+	if r.lead == nil || r.rec.Generation == 0 {
 		return removalMark{}, false
 	}
 	// What is under way, or locked, may have a revision below the compacted one.
-	idle := r.rec.lastRevision < r.rec.compacted && r.idleLocked() && !r.heldBackLocked()
+	idle := r.rec.LastRevision < r.rec.Compacted && r.idleLocked() && !r.heldBackLocked()
 	return removalMark{
 		Descriptor: r.descriptorLocked(), Index: r.position.Index,
-		Raised: r.rec.compacted >= compacted || idle,
+		Raised: r.rec.Compacted >= compacted || idle,
 	}, true
 }
 
@@ -96,9 +96,9 @@ func (n *Node) removed(marks []removalMark) (left []keyspace.RangeID, changed bo
 		}
 		r.mu.Lock()
 		switch {
-		case r.rec.generation > m.Descriptor.Generation:
+		case r.rec.Generation > m.Descriptor.Generation:
 			changed = true
-		case r.position.Index < m.Index, r.rec.compacted > r.removedTo:
+		case r.position.Index < m.Index, r.rec.Compacted > r.removedTo:
 			left = append(left, r.id)
 		}
 		r.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // proposer takes entries for the group's log.
@@ -80,7 +81,7 @@ type Replica struct {
 	// Everything below is guarded by mu.
 
 	// rec, confIndex and replicas are the applied state; position is where in the log.
-	rec       record
+	rec       command.Record
 	confIndex uint64
 	replicas  []keyspace.Replica
 	position  raftgroup.Position
@@ -193,7 +194,7 @@ func (r *Replica) Descriptor() keyspace.Descriptor {
 }
 
 func (r *Replica) descriptorLocked() keyspace.Descriptor {
-	return r.rec.descriptor(r.confIndex, r.replicas)
+	return r.rec.Descriptor(r.confIndex, r.replicas)
 }
 
 // Leader returns what this replica knows of its group's leader.
@@ -207,7 +208,7 @@ func (r *Replica) Leader() raftgroup.LeaderState {
 // descriptor and the leader that it knows.
 func (r *Replica) errorLocked(k kverror.Kind, detail string) *kverror.Error {
 	e := &kverror.Error{Kind: k, Detail: detail, Leader: r.leader.LeaderNode}
-	if r.rec.generation != 0 {
+	if r.rec.Generation != 0 {
 		e.Descriptors = append([]keyspace.Descriptor{r.descriptorLocked()}, r.children...)
 	}
 	return e
@@ -219,9 +220,9 @@ func (r *Replica) servesLocked(req *rangeapi.Request) (wait <-chan struct{}, err
 	if wait, err = r.leadsLocked(req.Generation); wait != nil || err != nil {
 		return wait, err
 	}
-	if !rangeapi.HoldsOp(r.rec.span, req.Op) {
+	if !rangeapi.HoldsOp(r.rec.Span, req.Op) {
 		bounds, _ := rangeapi.Bounds(req.Op)
-		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.span))
+		return nil, r.errorLocked(kverror.WrongRange, fmt.Sprintf("%s is outside of %s", bounds, r.rec.Span))
 	}
 	return nil, nil
 }
@@ -234,12 +235,12 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 		return nil, r.ended
 	case r.awaitsLocked(g):
 		return r.changedLocked(), nil
-	case g != r.rec.generation:
-		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.generation, g)
+	case g != r.rec.Generation:
+		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.Generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:
 		return nil, r.errorLocked(kverror.NotLeader, "")
-	case r.lead == nil || r.rec.merge.still():
+	case r.lead == nil || r.rec.Merge.StandsStill():
 		return r.changedLocked(), nil
 	}
 	return nil, nil
@@ -251,7 +252,7 @@ func (r *Replica) takesLocked(req *rangeapi.Request) error {
 	if err == nil && r.draining {
 		err = r.errorLocked(kverror.Busy, "the node hands its leaderships over")
 	}
-	if err == nil && req.Generation != r.rec.generation {
+	if err == nil && req.Generation != r.rec.Generation {
 		err = errNotYet
 	}
 	return err
@@ -314,9 +315,9 @@ func (r *Replica) reopen() {
 // becomeLocked starts a leadership: everything that earlier leaders committed is
 // applied here, so that the last applied batch is the one to build on.
 func (r *Replica) becomeLocked(term uint64) {
-	r.lead = &leadership{term: term, last: r.rec.last, hash: r.rec.hash, revision: r.rec.lastRevision}
+	r.lead = &leadership{term: term, last: r.rec.Last, hash: r.rec.Hash, revision: r.rec.LastRevision}
 	r.overlay = newOverlay()
-	r.fence = r.rec.fence
+	r.fence = r.rec.Fence
 	r.mutateKept()
 }
 

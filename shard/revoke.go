@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // quellLocked ends the registration of a lease that is about to be revoked: its answer may
@@ -56,7 +57,7 @@ func (r *Replica) evaluateRevoke(c *call, op *rangeapi.Revoke, pass *pass) (*eva
 	defer func() { e.view.budget.release() }()
 	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
 	r.mu.Lock()
-	span := r.rec.span
+	span := r.rec.Span
 	r.mu.Unlock()
 	keys, whole, err := e.view.attached(op.Lease, span, r.node.cfg.Limits.MaxEntryBytes/4)
 	if err != nil {
@@ -93,7 +94,7 @@ func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (key
 		if err != nil || !ok || it.lease != lease {
 			return err
 		}
-		if limit -= len(key) + versionOverheadBytes; limit < 0 && len(keys) > 0 {
+		if limit -= len(key) + command.VersionOverheadBytes; limit < 0 && len(keys) > 0 {
 			whole = false
 			return errStop
 		}
@@ -141,7 +142,7 @@ func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadersh
 		}
 	}
 	s := c.step
-	s.item, s.size = &txnItem{kind: itemUnmark, mark: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, callOverheadBytes
+	s.item, s.size = &command.TxnItem{Kind: command.ItemDetach, Attachment: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, callOverheadBytes
 	s.registered = r.registerLocked(op.Lease, registrationUnmarks)
 	if c.writes = e.changes.writes; len(c.writes) > 0 {
 		c.txn = e.changes.txn
@@ -159,7 +160,7 @@ func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*eva
 	c.step.hull = keyspace.Span{} // of an evaluation before it waited
 	r.mu.Lock()
 	revocable := r.revocableLocked(op.Revoke, op.Incarnation)
-	span := r.rec.span
+	span := r.rec.Span
 	r.mu.Unlock()
 	if !revocable {
 		return e, nil
@@ -178,31 +179,31 @@ func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*eva
 }
 
 // revokeSpans returns what a revoke locks beside the mark.
-func revokeSpans(s *step, writes []*pendingVersion) (spans []lockSpan) {
+func revokeSpans(s *step, writes []*pendingVersion) (spans []command.LockSpan) {
 	if s.hull.Start != nil {
-		return []lockSpan{{span: s.hull, mode: lockSweep, sub: 1}}
+		return []command.LockSpan{{Span: s.hull, Mode: command.Sweep, Sub: 1}}
 	}
 	for _, v := range writes {
-		spans = append(spans, lockSpan{span: keyspace.Single(v.key), mode: lockExclusive})
+		spans = append(spans, command.LockSpan{Span: keyspace.Single(v.key), Mode: command.Exclusive})
 	}
 	return spans
 }
 
 // revokeMeetsLocked looks for locks in the way of what a revoke has found to be deleted, by
 // the rule of meetsLocked.
-func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []lockSpan, out *answers) (dealt bool) {
+func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []command.LockSpan, out *answers) (dealt bool) {
 	if r.locks == nil {
 		return false
 	}
 	var met *held
 	dies := false
 	for i := range spans {
-		r.locks.pieces.visit(spans[i].span, func(o *held, _ lockMode, _ []byte) bool {
-			if o.name == op.Name {
+		r.locks.pieces.visit(spans[i].Span, func(o *held, _ command.LockMode, _ []byte) bool {
+			if o.Name == op.Name {
 				return true // of an answer that was lost
 			}
 			met = o
-			dies = !op.Patient && o.name.Compare(op.Name.TxnID) < 0
+			dies = !op.Patient && o.Name.Compare(op.Name.TxnID) < 0
 			return !dies
 		})
 		if dies {
@@ -213,7 +214,7 @@ func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []lockS
 	case met == nil:
 		return false
 	case dies:
-		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, met.name))
+		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, met.Name))
 	default:
 		r.blockLocked(c, meeting{h: met})
 	}
@@ -221,17 +222,17 @@ func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []lockS
 }
 
 // sweepLease finds the next keys of a lease that a committed lock deletes.
-func (r *Replica) sweepLease(l *lock, it *txnItem, span keyspace.Span, bytesLeft int) error {
-	err := r.store.attached(l.revoke.Lease, span, func(key []byte) error {
+func (r *Replica) sweepLease(l *command.Lock, it *command.TxnItem, span keyspace.Span, bytesLeft int) error {
+	err := r.store.attached(l.Revoke.Lease, span, func(key []byte) error {
 		v, ok, err := r.store.get(key, newest)
-		if err != nil || !ok || v.Lease != l.revoke.Lease || v.Mod >= it.revision {
+		if err != nil || !ok || v.Lease != l.Revoke.Lease || v.Mod >= it.Revision {
 			return err
 		}
-		if bytesLeft -= len(key) + versionOverheadBytes; bytesLeft < 0 && len(it.keys) > 0 {
-			it.next = bytes.Clone(key)
+		if bytesLeft -= len(key) + command.VersionOverheadBytes; bytesLeft < 0 && len(it.Keys) > 0 {
+			it.Next = bytes.Clone(key)
 			return errStop
 		}
-		it.sweep(&mvcc.Version{Key: key, Lease: l.revoke.Lease})
+		it.Sweep(&mvcc.Version{Key: key, Lease: l.Revoke.Lease})
 		return nil
 	})
 	if errors.Is(err, errStop) {
@@ -243,11 +244,11 @@ func (r *Replica) sweepLease(l *lock, it *txnItem, span keyspace.Span, bytesLeft
 // evaluateUnmark has the mark of a lease without keys go. The lock was of a part of the range,
 // perhaps: where a merge has brought it together with another part, whose own lock others have
 // ended, keys may have been attached there, or be about to be by a lock.
-func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*txnItem, error) {
-	release := &txnItem{kind: itemRelease}
+func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error) {
+	release := &command.TxnItem{Kind: command.ItemRelease}
 	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
 	r.mu.Lock()
-	span, stays := r.rec.span, !r.revocableLocked(op.Unmark, op.Incarnation)
+	span, stays := r.rec.Span, !r.revocableLocked(op.Unmark, op.Incarnation)
 	attaches := r.locks.attaches(op.Unmark)
 	r.mu.Unlock()
 	switch {
@@ -303,7 +304,7 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *
 		return nil, err
 	}
 	r.mu.Lock()
-	span, ok := r.rec.span.Intersect(op.Span)
+	span, ok := r.rec.Span.Intersect(op.Span)
 	r.mu.Unlock()
 	a := &rangeapi.Attached{}
 	if !ok {
@@ -317,7 +318,7 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *
 		if err != nil || !ok || v.Lease != op.Lease {
 			return err
 		}
-		if size += len(key) + versionOverheadBytes; size > rangeapi.LeaseKeysBytes && len(a.Keys) > 0 {
+		if size += len(key) + command.VersionOverheadBytes; size > rangeapi.LeaseKeysBytes && len(a.Keys) > 0 {
 			a.More = true
 			return errStop
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // spanIndex has spans of keys and whose they are. Most are of one key and found by it;
@@ -27,7 +28,7 @@ type indexedKey[T comparable] struct {
 
 type indexed[T comparable] struct {
 	who  T
-	mode lockMode
+	mode command.LockMode
 }
 
 type indexedSpan[T comparable] struct {
@@ -36,7 +37,7 @@ type indexedSpan[T comparable] struct {
 }
 
 // add adds a span. It keeps the keys.
-func (x *spanIndex[T]) add(s keyspace.Span, who T, mode lockMode) {
+func (x *spanIndex[T]) add(s keyspace.Span, who T, mode command.LockMode) {
 	if !s.IsSingle() {
 		x.spans = append(x.spans, indexedSpan[T]{indexed[T]{who, mode}, s})
 		return
@@ -80,7 +81,7 @@ func (x *spanIndex[T]) get(key []byte) *indexedKey[T] {
 
 // visit calls fn with everybody who has something of the span until it returns false, and
 // with the key where it is a single one.
-func (x *spanIndex[T]) visit(s keyspace.Span, fn func(who T, mode lockMode, key []byte) bool) {
+func (x *spanIndex[T]) visit(s keyspace.Span, fn func(who T, mode command.LockMode, key []byte) bool) {
 	if s.IsSingle() {
 		x.visitKey(s.Start, fn)
 		return
@@ -104,7 +105,7 @@ func (x *spanIndex[T]) visit(s keyspace.Span, fn func(who T, mode lockMode, key 
 }
 
 // visitKey is visit of one key.
-func (x *spanIndex[T]) visitKey(key []byte, fn func(who T, mode lockMode, key []byte) bool) {
+func (x *spanIndex[T]) visitKey(key []byte, fn func(who T, mode command.LockMode, key []byte) bool) {
 	for i := range x.spans {
 		if o := &x.spans[i]; o.span.Contains(key) && !fn(o.who, o.mode, nil) {
 			return
@@ -115,7 +116,7 @@ func (x *spanIndex[T]) visitKey(key []byte, fn func(who T, mode lockMode, key []
 	}
 }
 
-func (k *indexedKey[T]) visit(fn func(who T, mode lockMode, key []byte) bool) bool {
+func (k *indexedKey[T]) visit(fn func(who T, mode command.LockMode, key []byte) bool) bool {
 	for _, o := range k.of {
 		if !fn(o.who, o.mode, k.key) {
 			return false

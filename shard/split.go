@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // A split waits this long at most for a live follower that lags, looking again
@@ -28,7 +29,7 @@ const splitLagEntries = 64
 
 // pendingChange is a split, or a step of a merge, that this leader has proposed.
 type pendingChange struct {
-	kind commandKind
+	kind command.Kind
 	// leaving is what this range may not hold any more once it is applied, nil for nothing.
 	leaving *keyspace.Span
 	// child is that of a split.
@@ -48,7 +49,7 @@ func (p *pendingChange) takes(s keyspace.Span) bool {
 // appliedSplit is what a replica has to do for a split that it has applied.
 type appliedSplit struct {
 	child    keyspace.RangeID
-	rec      record
+	rec      command.Record
 	replicas []keyspace.Replica
 }
 
@@ -56,7 +57,7 @@ type appliedSplit struct {
 const maxChildren = 8
 
 func (a *appliedSplit) descriptor() keyspace.Descriptor {
-	return a.rec.descriptor(raftgroup.InitIndex, a.replicas)
+	return a.rec.Descriptor(raftgroup.InitIndex, a.replicas)
 }
 
 func changeFate(o *outcome) error {
@@ -115,21 +116,21 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	span := spanFromFirst(r.rec.span)
+	span := spanFromFirst(r.rec.Span)
 	switch {
 	case r.stopped || r.draining:
 		return 0, r.errorLocked(kverror.Busy, "the node stops")
 	case r.lead == nil:
 		return 0, r.errorLocked(kverror.NotLeader, "")
-	case generation != 0 && generation != r.rec.generation:
-		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d", r.rec.generation))
+	case generation != 0 && generation != r.rec.Generation:
+		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d", r.rec.Generation))
 	case !span.Contains(key):
 		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("key %q is outside of %s", key, span))
 	case bytes.Equal(span.Start, key):
 		return 0, kverror.New(kverror.BadRequest, "range %s begins at %q already", r.id, key)
 	case r.change != nil || r.closed > 0:
 		return 0, r.errorLocked(kverror.Busy, "another split or transfer is under way")
-	case r.rec.merge.role != mergeNone:
+	case r.rec.Merge.Role != command.MergeNone:
 		return 0, r.errorLocked(kverror.Busy, "the range is being merged")
 	}
 	for _, m := range r.replicas {
@@ -162,18 +163,18 @@ func (r *Replica) awaitFollowers(ctx context.Context) {
 // nothing is answered for the span that leaves.
 func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key []byte, child keyspace.RangeID) (*pendingChange, error) {
 	r.mu.Lock()
-	if r.lead == nil || r.lead.term != term || r.change != nil || generation != 0 && generation != r.rec.generation {
+	if r.lead == nil || r.lead.term != term || r.change != nil || generation != 0 && generation != r.rec.Generation {
 		defer r.mu.Unlock()
 		return nil, r.errorLocked(kverror.Dropped, "the range changed before the split")
 	}
 	sp := &pendingChange{
-		kind:    commandSplit,
-		leaving: &keyspace.Span{Start: bytes.Clone(key), End: r.rec.span.End},
+		kind:    command.KindSplit,
+		leaving: &keyspace.Span{Start: bytes.Clone(key), End: r.rec.Span.End},
 		child:   child,
 	}
-	entry := appendHeader(nil, header{commandSplit, term, r.rec.generation})
-	entry = appendSplit(entry, &splitCommand{
-		key: key, child: child, confIndex: r.confIndex, replicas: r.replicas,
+	entry := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: term, Generation: r.rec.Generation})
+	entry = command.AppendSplit(entry, &command.Split{
+		Key: key, Child: child, ConfIndex: r.confIndex, Replicas: r.replicas,
 	})
 	r.beginChangeLocked(sp)
 	r.mu.Unlock()
@@ -213,35 +214,35 @@ func (r *Replica) proposeChange(term uint64, entry []byte, p *pendingChange) err
 // applySplit is the split on every replica: metadata only. The child's first
 // record travels in the same batch as the parent's new one.
 func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
-	c, err := decodeSplit(body)
+	c, err := command.DecodeSplit(body)
 	if err != nil {
 		return err
 	}
 	s := &r.applying
-	if c.confIndex != s.confIndex || s.rec.merge.role != mergeNone || !s.rec.span.Contains(c.key) || bytes.Equal(s.rec.span.Start, c.key) {
+	if c.ConfIndex != s.confIndex || s.rec.Merge.Role != command.MergeNone || !s.rec.Span.Contains(c.Key) || bytes.Equal(s.rec.Span.Start, c.Key) {
 		return nil
 	}
-	key := bytes.Clone(c.key)
-	child := record{
-		rangeID:      c.child,
-		generation:   s.rec.generation + 1,
-		span:         keyspace.Span{Start: key, End: s.rec.span.End},
-		lastRevision: s.rec.lastRevision,
-		compacted:    s.rec.compacted,
+	key := bytes.Clone(c.Key)
+	child := command.Record{
+		RangeID:      c.Child,
+		Generation:   s.rec.Generation + 1,
+		Span:         keyspace.Span{Start: key, End: s.rec.Span.End},
+		LastRevision: s.rec.LastRevision,
+		Compacted:    s.rec.Compacted,
 		// Where nothing lives, nothing has to be counted.
-		counted: s.rec.counted && s.rec.live == 0,
-		fence:   s.rec.fence,
+		Counted: s.rec.Counted && s.rec.Live == 0,
+		Fence:   s.rec.Fence,
 	}
-	s.rec.span.End = key
-	s.rec.generation++
-	s.rec.counted, s.rec.live = child.counted, 0
+	s.rec.Span.End = key
+	s.rec.Generation++
+	s.rec.Counted, s.rec.Live = child.Counted, 0
 	txns, err := r.splitTxns(b, key, out)
 	if err != nil {
 		return err
 	}
-	if err := r.node.bootstrapChild(b, &child, c.replicas, &txns); err != nil {
+	if err := r.node.bootstrapChild(b, &child, c.Replicas, &txns); err != nil {
 		return err
 	}
-	out.ok, out.split = true, &appliedSplit{child: c.child, rec: child, replicas: c.replicas}
+	out.ok, out.split = true, &appliedSplit{child: c.Child, rec: child, replicas: c.Replicas}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // step is a TxnOp on its way through the pipeline. It travels as a call without writes
@@ -21,12 +22,12 @@ type step struct {
 	op     rangeapi.TxnOp
 	answer rangeapi.TxnAnswer
 	// item is what the entry will carry, nil where nothing changes.
-	item *txnItem
+	item *command.TxnItem
 	// on are the locks that the item brings, ends or changes.
 	on []*held
 	// swept is the lock that is being swept as it was when the gate let the step pass: the
 	// evaluation reads it without the replica's mu.
-	swept *lock
+	swept *command.Lock
 	// writes are the intents of a lock whose revisions may still be unknown; draft has the
 	// answer's.
 	writes []*pendingVersion
@@ -104,15 +105,15 @@ func stepBytes(op rangeapi.TxnOp) int64 {
 	case *rangeapi.Prepare:
 		n += len(o.Anchor)
 		for i := range o.Guards {
-			n += proto.Size(o.Guards[i].Compare) + versionOverheadBytes
+			n += proto.Size(o.Guards[i].Compare) + command.VersionOverheadBytes
 		}
 		for i := range o.Writes {
-			n += proto.Size(o.Writes[i].Op) + versionOverheadBytes
+			n += proto.Size(o.Writes[i].Op) + command.VersionOverheadBytes
 		}
 	case *rangeapi.Commit:
 		n += len(o.Anchor)
 		for i := range o.Locks {
-			n += len(o.Locks[i].Span.Start) + len(o.Locks[i].Span.End) + versionOverheadBytes
+			n += len(o.Locks[i].Span.Start) + len(o.Locks[i].Span.End) + command.VersionOverheadBytes
 		}
 	case *rangeapi.Decide:
 		n += len(o.Anchor)
@@ -244,14 +245,14 @@ const maxKeptLocks = 64
 
 // gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
 func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers) (dealt bool) {
-	if r.rec.span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
+	if r.rec.Span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
 		c.step.answer = &rangeapi.Prepared{Fence: r.fence}
 		out.add(c, nil)
 		return true
 	}
 	if op.Pin {
 		// A range whose compaction is held back is not held back any longer for that.
-		if at, low := op.PinAt, max(r.rec.compacted, r.node.Compacted()); at != 0 && at < low {
+		if at, low := op.PinAt, max(r.rec.Compacted, r.node.Compacted()); at != 0 && at < low {
 			out.add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: low})
 			return true
 		}
@@ -269,9 +270,9 @@ func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers)
 	m, dies, outside := r.meetsLocked(op)
 	switch {
 	case outside:
-		out.add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.span)))
+		out.add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.Span)))
 	case dies:
-		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.h.name))
+		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.h.Name))
 	case m.h != nil:
 		r.blockLocked(c, m)
 	case r.node.lockBytes.Load() > r.node.cfg.Limits.LockBytes:
@@ -287,7 +288,7 @@ func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers)
 // other; who holds nothing may wait for all.
 func (r *Replica) meetsLocked(op *rangeapi.Prepare) (m meeting, dies, outside bool) {
 	meet := func(o *held, key []byte, writes bool) {
-		older := o.name.Compare(op.Name.TxnID) < 0 && !op.Patient
+		older := o.Name.Compare(op.Name.TxnID) < 0 && !op.Patient
 		if m.h == nil || older && !dies {
 			m = meeting{o, key, writes}
 		}
@@ -297,18 +298,18 @@ func (r *Replica) meetsLocked(op *rangeapi.Prepare) (m meeting, dies, outside bo
 	op.Keys(func(key, end []byte, writes bool) {
 		s, ok := keyspace.FromEtcd(key, end)
 		if !ok {
-			outside = outside || !r.rec.span.Contains(key)
+			outside = outside || !r.rec.Span.Contains(key)
 			return
 		}
-		if outside = outside || !spanCovers(r.rec.span, s); outside || r.locks == nil {
+		if outside = outside || !spanCovers(r.rec.Span, s); outside || r.locks == nil {
 			return
 		}
 		own := false
-		r.locks.pieces.visit(s, func(o *held, mode lockMode, key []byte) bool {
+		r.locks.pieces.visit(s, func(o *held, mode command.LockMode, key []byte) bool {
 			switch {
-			case o.name == op.Name:
+			case o.Name == op.Name:
 				own = true
-			case writes || mode != lockShared:
+			case writes || mode != command.Shared:
 				meet(o, key, writes)
 			}
 			return !dies
@@ -430,7 +431,7 @@ func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err 
 		out.add(c, err)
 		return
 	}
-	if c.step.item.kind == itemSweep {
+	if c.step.item.Kind == command.ItemSweep {
 		c.step.answer = &rangeapi.Resolved{More: true}
 	}
 	r.decideStepLocked(c, lead, c.step.item, c.step.on...)
@@ -466,36 +467,36 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
 		return
 	}
-	l := &lock{id: rangeapi.LockID{Range: r.id}, name: op.Name, anchor: op.Anchor, floor: s.own.floor, spans: prepareSpans(op, a)}
+	l := &command.Lock{ID: rangeapi.LockID{Range: r.id}, Name: op.Name, Anchor: op.Anchor, Floor: s.own.floor, Spans: prepareSpans(op, a)}
 	if op.Revoke != 0 {
-		l.spans = revokeSpans(s, writes)
-		l.revoke = rangeapi.Attachment{Lease: op.Revoke, Incarnation: op.Incarnation}
-		if r.revokeMeetsLocked(c, op, l.spans, out) {
+		l.Spans = revokeSpans(s, writes)
+		l.Revoke = rangeapi.Attachment{Lease: op.Revoke, Incarnation: op.Incarnation}
+		if r.revokeMeetsLocked(c, op, l.Spans, out) {
 			return
 		}
 	}
-	l.leases = leasesOf(writes)
+	l.Leases = leasesOf(writes)
 	s.writes, s.draft = writes, e.draft
-	s.size = l.bytes() + e.changes.bytes
+	s.size = l.Bytes() + e.changes.bytes
 	// Its intents are in the lock only once they are finished, and count from now on.
-	h := &held{lock: l, since: r.node.cfg.Clock.Now(), size: int64(s.size)}
-	s.item, s.on = &txnItem{kind: itemLock, lock: l}, []*held{h}
+	h := &held{Lock: l, since: r.node.cfg.Clock.Now(), size: int64(s.size)}
+	s.item, s.on = &command.TxnItem{Kind: command.ItemLock, Lock: l}, []*held{h}
 	r.appendLocked(c, lead)
 	h.batch = c.at
 	r.tableLocked().add(h)
 }
 
 // decideStepLocked puts a step with an item that decides about locks into the batch.
-func (r *Replica) decideStepLocked(c *call, lead *leadership, it *txnItem, on ...*held) {
+func (r *Replica) decideStepLocked(c *call, lead *leadership, it *command.TxnItem, on ...*held) {
 	for _, h := range on {
 		h.deciding = true
 	}
 	c.step.item, c.step.on, c.step.size = it, on, 64
-	if it.record != nil {
-		c.step.size += it.record.bytes()
+	if it.Record != nil {
+		c.step.size += it.Record.Bytes()
 	}
-	for _, k := range it.keys {
-		c.step.size += len(k) + versionOverheadBytes
+	for _, k := range it.Keys {
+		c.step.size += len(k) + command.VersionOverheadBytes
 	}
 	r.appendLocked(c, lead)
 }
@@ -533,11 +534,11 @@ func (r *Replica) namedLocked(name rangeapi.TxnName) []*held {
 
 func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, out *answers) {
 	if t := r.recordLocked(op.Name); t != nil {
-		if t.revision != op.Revision {
-			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.revision, op.Revision))
+		if t.Revision != op.Revision {
+			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.Revision, op.Revision))
 			return
 		}
-		r.sayLocked(c, &rangeapi.Decided{Revision: t.revision}, out)
+		r.sayLocked(c, &rangeapi.Decided{Revision: t.Revision}, out)
 		return
 	}
 	var h *held
@@ -553,8 +554,8 @@ func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, o
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
 		c.step.answer = &rangeapi.Decided{Revision: op.Revision}
-		rec := &txnRecord{name: op.Name, anchor: op.Anchor, revision: op.Revision, locks: op.Locks}
-		r.decideStepLocked(c, lead, &txnItem{kind: itemCommit, id: op.AnchorLock, record: rec}, h)
+		rec := &command.CommitRecord{Name: op.Name, Anchor: op.Anchor, Revision: op.Revision, Locks: op.Locks}
+		r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemCommit, ID: op.AnchorLock, Record: rec}, h)
 	}
 }
 
@@ -563,15 +564,15 @@ func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, o
 // says, and a merge have brought the other half here. A revoke's lock covers no anchor: one
 // whose attempt another fence has passed starts over.
 func (r *Replica) intactLocked(h *held) bool {
-	return h.name.Attempt > r.rec.fence || h.covers(h.anchor)
+	return h.Name.Attempt > r.rec.Fence || h.Covers(h.Anchor)
 }
 
 // mayBeAtLocked refuses a step of a lock at a revision that cannot be its transaction's:
 // in the log it would end every replica.
 func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *answers) bool {
-	err := h.above(rev)
+	err := h.Above(rev)
 	if h.batch != nil {
-		err = fmt.Errorf("lock %s of %s is not applied, and its revision is %d", h.id, h.name, rev)
+		err = fmt.Errorf("lock %s of %s is not applied, and its revision is %d", h.ID, h.Name, rev)
 	}
 	if err != nil {
 		out.add(c, kverror.New(kverror.Internal, "%v", err))
@@ -581,7 +582,7 @@ func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *an
 
 func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, out *answers) {
 	if t := r.recordLocked(op.Name); t != nil {
-		r.sayLocked(c, &rangeapi.Decided{Revision: t.revision, Locks: t.locks}, out)
+		r.sayLocked(c, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks}, out)
 		return
 	}
 	hs := slices.Clone(r.namedLocked(op.Name))
@@ -590,7 +591,7 @@ func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, o
 			return
 		}
 	}
-	if len(hs) == 0 && op.Name.Attempt <= r.rec.fence {
+	if len(hs) == 0 && op.Name.Attempt <= r.rec.Fence {
 		r.sayLocked(c, &rangeapi.Decided{}, out)
 		return
 	}
@@ -599,7 +600,7 @@ func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, o
 		return
 	}
 	r.fence = max(r.fence, op.Name.Attempt)
-	it := &txnItem{kind: itemFence, fence: op.Name.Attempt}
+	it := &command.TxnItem{Kind: command.ItemFence, Fence: op.Name.Attempt}
 	c.step.answer = &rangeapi.Decided{}
 	r.decideStepLocked(c, lead, it, hs...)
 }
@@ -610,7 +611,7 @@ func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, o
 		return
 	}
 	c.step.answer = &rangeapi.Resolved{}
-	r.decideStepLocked(c, lead, &txnItem{kind: itemForget, name: op.Name})
+	r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemForget, Name: op.Name})
 }
 
 // resolveLocked ends a lock, or one of several of the attempt. A lock with something to
@@ -620,7 +621,7 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 	var h *held
 	more := false
 	for _, o := range r.namedLocked(op.Name) {
-		if op.Lock == (rangeapi.LockID{}) || o.id == op.Lock {
+		if op.Lock == (rangeapi.LockID{}) || o.ID == op.Lock {
 			more = h != nil
 			h = o
 		}
@@ -632,19 +633,19 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 		r.sayLocked(c, &rangeapi.Resolved{}, out)
 	case r.decidingLocked(c, h):
 	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
-	case op.Revision != 0 && h.sweep() >= 0:
+	case op.Revision != 0 && h.Sweep() >= 0:
 		h.deciding = true
-		c.step.on, c.step.swept = []*held{h}, h.lock
+		c.step.on, c.step.swept = []*held{h}, h.Lock
 		return false
-	case op.Unmark != 0 && (!h.keyless() || h.revoke != rangeapi.Attachment{Lease: op.Unmark, Incarnation: op.Incarnation}):
-		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.id, h.name, op.Unmark))
+	case op.Unmark != 0 && (!h.Keyless() || h.Revoke != rangeapi.Attachment{Lease: op.Unmark, Incarnation: op.Incarnation}):
+		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Unmark))
 	case op.Unmark != 0:
 		h.deciding = true
 		c.step.on, c.step.answer = []*held{h}, &rangeapi.Resolved{More: more}
 		return false
 	default:
-		c.step.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.id && r.intactLocked(h)}
-		r.decideStepLocked(c, lead, &txnItem{kind: itemResolve, revision: op.Revision}, h)
+		c.step.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.ID && r.intactLocked(h)}
+		r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemResolve, Revision: op.Revision}, h)
 	}
 	return true
 }
@@ -655,7 +656,7 @@ func (r *Replica) undoLocked(s *step) {
 		r.endRegistrationLocked(s.registered)
 	}
 	for _, h := range s.on {
-		if s.item != nil && s.item.kind == itemLock {
+		if s.item != nil && s.item.Kind == command.ItemLock {
 			r.locks.remove(h)
 		}
 		r.wakeLocked(h)
@@ -687,8 +688,8 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 			// A sweep.
 			r.reigns.end(r.node.heads)
 		default:
-			for k := range ch.removed.writes {
-				v := ch.removed.writes[k].at(ch.revision)
+			for k := range ch.removed.Writes {
+				v := ch.removed.Writes[k].At(ch.revision)
 				h := head{alive: !v.Tombstone, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value}
 				if len(h.value) <= maxHeadValueBytes {
 					h.value = bytes.Clone(h.value) // it outlives the lock

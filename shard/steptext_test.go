@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // The stories' steps of transactions over several ranges, one per line:
@@ -203,86 +204,27 @@ func formatPrepared(p *rangeapi.Prepared) string {
 	return s
 }
 
-func itemText(it *txnItem) string {
-	s := it.kind.String()
-	switch it.kind {
-	case itemLock:
-		s += fmt.Sprintf(" %s floor=%d", it.lock.name, it.lock.floor)
-		for _, p := range it.lock.spans {
-			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
-		}
-		for i := range it.lock.writes {
-			s += " " + intentText(&it.lock.writes[i])
-		}
-		if it.lock.revoke.Lease != 0 {
-			s += fmt.Sprintf(" revoke=%d/%d", it.lock.revoke.Lease, it.lock.revoke.Incarnation)
-		}
-	case itemMark, itemUnmark:
-		s += fmt.Sprintf(" %d/%d", it.mark.Lease, it.mark.Incarnation)
-	case itemRelease:
-		s += " " + it.id.String()
-	case itemResolve:
-		s += fmt.Sprintf(" %s@%d", it.id, it.revision)
-	case itemCommit:
-		s += fmt.Sprintf(" %s@%d %s of %d", it.record.name, it.record.revision, it.id, len(it.record.locks))
-	case itemFence:
-		s += fmt.Sprintf(" %d %v", it.fence, it.ids)
-	case itemForget:
-		s += " " + it.name.String()
-	case itemSweep:
-		s += fmt.Sprintf(" %s@%d piece %d: %q to %q", it.id, it.revision, it.piece, it.keys, it.next)
-	}
-	return s
-}
-
-func spanText(s keyspace.Span) string {
-	if s.IsSingle() {
-		return fmt.Sprintf("(%s)", s.Start)
-	}
-	return fmt.Sprintf("[%s,%s)", s.Start, s.End)
-}
-
-func intentText(i *intent) string {
-	lived := ""
-	switch {
-	case i.before.lived:
-		lived = " lived"
-	case i.before.replaced:
-		lived = " replaced"
-	}
-	if i.v.Lease != 0 {
-		lived += fmt.Sprintf(" lease=%d", i.v.Lease)
-	}
-	if i.before.lease != 0 && i.before.lease != i.v.Lease {
-		lived += fmt.Sprintf(" was=%d", i.before.lease)
-	}
-	if i.v.Tombstone {
-		return fmt.Sprintf("%s†.%d%s", i.v.Key, i.v.Sub, lived)
-	}
-	return fmt.Sprintf("%s=%s.%d(create=%d version=%d)%s", i.v.Key, i.v.Value, i.v.Sub, i.v.Create, i.v.Version, lived)
-}
-
 // locksText prints what a replica has of transactions, in the order of names.
 func locksText(r *Replica) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.locks == nil {
-		return fmt.Sprintf("no locks, fence %d\n", r.rec.fence)
+		return fmt.Sprintf("no locks, fence %d\n", r.rec.Fence)
 	}
 	var lines []string
 	for h := range r.locks.all {
-		s := fmt.Sprintf("%s of %s", h.id, h.name)
+		s := fmt.Sprintf("%s of %s", h.ID, h.Name)
 		if h.batch != nil {
-			s = "pending of " + h.name.String()
+			s = "pending of " + h.Name.String()
 		}
-		for _, p := range h.spans {
-			s += " " + [...]string{"r", "w", "sweep"}[p.mode] + spanText(p.span)
+		for _, p := range h.Spans {
+			s += " " + [...]string{"r", "w", "sweep"}[p.Mode] + command.DescribeSpan(p.Span)
 		}
-		if h.revoke.Lease != 0 {
-			s += fmt.Sprintf(" revoke=%d", h.revoke.Lease)
+		if h.Revoke.Lease != 0 {
+			s += fmt.Sprintf(" revoke=%d", h.Revoke.Lease)
 		}
-		if len(h.leases) > 0 {
-			s += fmt.Sprintf(" leases=%d", h.leases)
+		if len(h.Leases) > 0 {
+			s += fmt.Sprintf(" leases=%d", h.Leases)
 		}
 		wait := 0
 		for _, g := range h.waiters {
@@ -294,9 +236,9 @@ func locksText(r *Replica) string {
 		lines = append(lines, s)
 	}
 	for _, t := range r.locks.records {
-		lines = append(lines, fmt.Sprintf("record of %s@%d", t.name, t.revision))
+		lines = append(lines, fmt.Sprintf("record of %s@%d", t.Name, t.Revision))
 	}
-	return strings.Join(sortedLines(lines), "") + fmt.Sprintf("fence %d\n", r.rec.fence)
+	return strings.Join(sortedLines(lines), "") + fmt.Sprintf("fence %d\n", r.rec.Fence)
 }
 
 func sortedLines(lines []string) []string {

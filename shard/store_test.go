@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // Trap 38: a pass keeps its iterator while nothing is applied and not beyond: what is
@@ -72,8 +73,8 @@ func TestReadAcrossASplit(t *testing.T) {
 		if err := r.checkRead(req, bounds, lead, 1, 0); err != nil {
 			t.Fatalf("before the split: %v", err)
 		}
-		split := appendHeader(nil, header{commandSplit, 5, 1})
-		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
+		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 2, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}
@@ -101,8 +102,8 @@ func TestSplitBesideAnEmptyChild(t *testing.T) {
 		if err := w.node.open(child, 1); err != nil {
 			t.Fatal(err)
 		}
-		split := appendHeader(nil, header{commandSplit, 5, 1})
-		split = appendSplit(split, &splitCommand{key: []byte("m"), child: 2, confIndex: raftgroup.InitIndex, replicas: testDescriptor.Replicas})
+		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
+		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 2, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}

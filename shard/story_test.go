@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // story runs the commands of a story on a fakeWorld. Each command ends when
@@ -124,7 +125,7 @@ func (s *story) commit(g *fakeGroup, n int, term uint64) string {
 		if term != 0 {
 			e.term = term
 		}
-		out += "applied " + entryText(e.term, e.data) + "\n"
+		out += "applied " + command.Describe(e.term, e.data) + "\n"
 		if err := g.apply(raftgroup.Entry{Term: e.term, Data: e.data}); err != nil {
 			return out + "fatal: " + err.Error() + "\n"
 		}
@@ -255,7 +256,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "log":
 		out := ""
 		for _, e := range g.log {
-			out += entryText(e.term, e.data) + "\n"
+			out += command.Describe(e.term, e.data) + "\n"
 		}
 		return out
 	case "commit":

@@ -3,7 +3,6 @@ package shard
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -14,117 +13,17 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
-var sampleName = rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, Attempt: 9}
-
-func sampleLock() *lock {
-	return &lock{
-		id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, name: sampleName, anchor: []byte("k"), floor: 300,
-		spans: []lockSpan{
-			{span: keyspace.Single([]byte("k")), mode: lockExclusive},
-			{span: keyspace.Span{Start: []byte("a"), End: []byte("c")}},
-			{span: keyspace.Span{Start: []byte("x")}, mode: lockSweep, sub: 3},
-		},
-		writes: []intent{
-			{v: mvcc.Version{Key: []byte("k"), Sub: 1, Create: 290, Version: 4, Lease: 9, Value: []byte("v")}, before: prior{lived: true}},
-			{v: mvcc.Version{Key: []byte("l"), Sub: 2, Version: 1}},
-			{v: mvcc.Version{Key: []byte("m"), Sub: 1, Version: 1, Lease: 9}, before: prior{replaced: true}},
-			{v: mvcc.Version{Key: []byte("m"), Sub: 2, Tombstone: true}, before: prior{lived: true, lease: -9}},
-		},
-		revoke: rangeapi.Attachment{Lease: -9, Incarnation: 2},
-	}
-}
-
-func sampleTxnRecord() *txnRecord {
-	return &txnRecord{name: sampleName, anchor: []byte("k"), revision: 310, locks: []rangeapi.LockRef{
-		{ID: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, Span: keyspace.Span{Start: []byte("a"), End: []byte("m")}},
-		{ID: rangeapi.LockID{Range: 8, Term: 6, Number: 1, Index: 0}, Span: keyspace.Single([]byte("z"))},
-	}}
-}
-
-func sampleItems() []txnItem {
-	return []txnItem{
-		{kind: itemLock, lock: sampleLock()},
-		{kind: itemResolve, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, revision: 310},
-		{kind: itemCommit, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, record: sampleTxnRecord()},
-		{kind: itemFence, fence: 9, ids: []rangeapi.LockID{{Range: 7, Term: 5, Number: 11, Index: 2}}},
-		{kind: itemForget, name: sampleName},
-		{kind: itemSweep, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}, revision: 310, piece: 2, next: []byte("y"), keys: [][]byte{[]byte("x"), []byte("xx")}, leases: []keyspace.LeaseID{0, 9}},
-		{kind: itemMark, mark: rangeapi.Attachment{Lease: 9, Incarnation: 2}},
-		{kind: itemUnmark, mark: rangeapi.Attachment{Lease: 9, Incarnation: 2}},
-		{kind: itemRelease, id: rangeapi.LockID{Range: 7, Term: 5, Number: 11, Index: 2}},
-	}
-}
-
-// goldenTxn are the formats of transactions over several ranges, for TestGolden.
-func goldenTxn() map[string][]byte {
-	all := map[string][]byte{
-		"lock.v3":   appendLock([]byte{txnVersion}, sampleLock()),
-		"record.v3": appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()),
-		"lock-key":  lockKey(7, sampleLock().id), "record-key": recordKey(7, sampleName),
-		"mark-key": markKey(7, 9), "mark.v3": binary.AppendUvarint([]byte{txnVersion}, 2),
-	}
-	for _, it := range sampleItems() {
-		all["item-"+it.kind.String()+".v6"] = appendItem(nil, &it)
-	}
-	out := map[string][]byte{}
-	for name, b := range all {
-		out["txn-"+name] = b
-	}
-	return out
-}
-
-func TestTxnRoundTrip(t *testing.T) {
-	for _, it := range sampleItems() {
-		b := appendItem(nil, &it)
-		c := newCursor(b)
-		got := c.item()
-		err := c.End()
-		if again := appendItem(nil, &got); err != nil || !bytes.Equal(again, b) {
-			t.Errorf("%s: %v: %x became %x", it.kind, err, b, again)
-		}
-		for n := range b {
-			if c := (newCursor(b[:n])); true {
-				if c.item(); c.End() == nil {
-					t.Errorf("%s: %d of %d bytes are an item", it.kind, n, len(b))
-				}
-			}
-		}
-	}
-}
-
-// FuzzTxnState: what a range keeps of transactions is read or refused.
-func FuzzTxnState(f *testing.F) {
-	f.Add(lockKey(7, sampleLock().id)[9:], appendLock([]byte{txnVersion}, sampleLock()))
-	f.Add(recordKey(7, sampleName)[9:], appendTxnRecord([]byte{txnVersion}, sampleTxnRecord()))
-	f.Add(markKey(7, -9)[9:], []byte{txnVersion, 2})
-	f.Fuzz(func(t *testing.T, suffix, value []byte) {
-		var s txnState
-		measure.Claims(t, append(suffix, value...), func() {
-			var s txnState
-			_ = s.decodeStored(suffix, value)
-		})
-		if s.decodeStored(suffix, value) != nil {
-			return
-		}
-		for _, l := range s.locks {
-			left, right := l.cut([]byte("k"))
-			for _, half := range []*lock{left, right} {
-				if half != nil && half.id != l.id {
-					t.Fatalf("%+v was cut from %+v", half, l)
-				}
-			}
-		}
-	})
-}
-
 // The lock table is compared with a list of everything that is held.
+// anAttempt is that of the transactions that one test has alone.
+var anAttempt = rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, Attempt: 9}
+
 func TestLockTableEqualsAList(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var total atomic.Int64
@@ -147,22 +46,22 @@ func TestLockTableEqualsAList(t *testing.T) {
 			table.remove(all[i])
 			all = slices.Delete(all, i, i+1)
 		} else if len(all) < 12 {
-			l := &lock{id: rangeapi.LockID{Range: keyspace.RangeID(step)}, floor: keyspace.Revision(rng.IntN(10))}
-			l.name.Counter = uint64(rng.IntN(4))
+			l := &command.Lock{ID: rangeapi.LockID{Range: keyspace.RangeID(step)}, Floor: keyspace.Revision(rng.IntN(10))}
+			l.Name.Counter = uint64(rng.IntN(4))
 			for range 1 + rng.IntN(3) {
-				l.spans = append(l.spans, lockSpan{span: span(), mode: lockMode(rng.IntN(3))})
+				l.Spans = append(l.Spans, command.LockSpan{Span: span(), Mode: command.LockMode(rng.IntN(3))})
 			}
-			all = append(all, &held{lock: l})
+			all = append(all, &held{Lock: l})
 			table.add(all[len(all)-1])
 		}
 		s, self, at := span(), rangeapi.TxnName{TxnID: rangeapi.TxnID{Counter: uint64(rng.IntN(4))}}, keyspace.Revision(rng.IntN(10))
 		writes := rng.IntN(2) == 0
 		conflict, reader := false, false
 		for _, h := range all {
-			for _, p := range h.spans {
-				if p.span.Overlaps(s) && h.name != self {
-					conflict = conflict || writes || p.mode != lockShared
-					reader = reader || p.mode != lockShared && h.floor < at
+			for _, p := range h.Spans {
+				if p.Span.Overlaps(s) && h.Name != self {
+					conflict = conflict || writes || p.Mode != command.Shared
+					reader = reader || p.Mode != command.Shared && h.Floor < at
 				}
 			}
 		}
@@ -296,7 +195,7 @@ func TestOldLocksArePushed(t *testing.T) {
 			return a
 		}
 		put := []rangeapi.Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}
-		do(&rangeapi.Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put})
+		do(&rangeapi.Prepare{Name: anAttempt, Anchor: []byte("k"), Writes: put})
 		r := w.node.Replica(1)
 		held := func() int {
 			r.mu.Lock()
@@ -321,7 +220,7 @@ func TestOldLocksArePushed(t *testing.T) {
 		if v, ok, err := mvcc.Get(w.engine, []byte("k"), 1000); ok || err != nil || held() != 0 {
 			t.Fatalf("%+v %v, %d locks", v, err, held())
 		}
-		other := sampleName
+		other := anAttempt
 		other.Attempt++
 		lock := do(&rangeapi.Prepare{Name: other, Anchor: []byte("k"), Writes: put}).(*rangeapi.Prepared).Lock
 		w.seq.mu.Lock()
@@ -371,7 +270,7 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 		}
 		lock := func(key string) rangeapi.LockID {
 			put := []rangeapi.Write{{Number: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte("v")}}}
-			return do(&rangeapi.Prepare{Name: sampleName, Anchor: []byte("k"), Writes: put}).(*rangeapi.Prepared).Lock
+			return do(&rangeapi.Prepare{Name: anAttempt, Anchor: []byte("k"), Writes: put}).(*rangeapi.Prepared).Lock
 		}
 		anchor, other := lock("k"), lock("o")
 		w.seq.mu.Lock()
@@ -379,7 +278,7 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 		w.seq.mu.Unlock()
 		all := []rangeapi.LockRef{{ID: rangeapi.LockID{Range: 99}}, {ID: anchor}, {ID: other}}
 		p.decided = &rangeapi.Decided{Revision: 400, Locks: all}
-		do(&rangeapi.Commit{Name: sampleName, Anchor: []byte("k"), AnchorLock: anchor, Revision: 400, Locks: all})
+		do(&rangeapi.Commit{Name: anAttempt, Anchor: []byte("k"), AnchorLock: anchor, Revision: 400, Locks: all})
 		for range 20 {
 			time.Sleep(pushTick)
 			w.settle()

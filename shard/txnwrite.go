@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // compareFact evaluates a guard. One on a single key has an outcome even where the key
@@ -54,7 +55,7 @@ type txnWriter struct {
 	sweepBytes int
 	// prevLeft is what previous keys and values may still take in the answer, of maxPrev.
 	prevLeft, maxPrev int
-	swept             []lockSpan
+	swept             []command.LockSpan
 	results           []rangeapi.WriteResult
 	// creates are the create revisions of the results, which may still be unknown.
 	creates []ref
@@ -75,12 +76,12 @@ func (w *txnWriter) run(op *rangeapi.Write) (err error) {
 }
 
 // gone returns the delete of the same transaction that sweeps the key away, nil for none.
-func (w *txnWriter) gone(key []byte) *lockSpan {
+func (w *txnWriter) gone(key []byte) *command.LockSpan {
 	if len(w.swept) == 0 || w.e.changes.get(key) != nil {
 		return nil
 	}
 	for i := range w.swept {
-		if w.swept[i].span.Contains(key) {
+		if w.swept[i].Span.Contains(key) {
 			return &w.swept[i]
 		}
 	}
@@ -93,7 +94,7 @@ func (w *txnWriter) put(o *pb.PutRequest, res *rangeapi.WriteResult) (create ref
 		it, ok, err := e.view.getHead(o.GetKey())
 		if err == nil && ok {
 			number := e.sub
-			e.sub = by.sub
+			e.sub = by.Sub
 			err = e.write(&pendingVersion{key: o.GetKey(), txn: e.changes.txn, tombstone: true, lived: true}, it.lease)
 			e.sub = number
 		}
@@ -125,7 +126,7 @@ func (w *txnWriter) tells(key, value int) error {
 	if key+value == 0 {
 		return nil
 	}
-	if w.prevLeft -= key + value + versionOverheadBytes; w.prevLeft >= 0 {
+	if w.prevLeft -= key + value + command.VersionOverheadBytes; w.prevLeft >= 0 {
 		return nil
 	}
 	return kverror.New(kverror.RequestTooLarge,
@@ -146,7 +147,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) 
 		if w.gone(it.key) != nil {
 			return nil
 		}
-		if size += len(it.key) + versionOverheadBytes; size > w.sweepBytes && len(items) > 1 {
+		if size += len(it.key) + command.VersionOverheadBytes; size > w.sweepBytes && len(items) > 1 {
 			if res.Swept = true; !o.GetPrevKv() {
 				return errStop
 			}
@@ -179,7 +180,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) 
 		}
 	}
 	if res.Swept {
-		w.swept = append(w.swept, lockSpan{span: s, mode: lockSweep, sub: e.sub})
+		w.swept = append(w.swept, command.LockSpan{Span: s, Mode: command.Sweep, Sub: e.sub})
 		return w.removeOwn(s)
 	}
 	res.Deleted = int64(len(items))
@@ -201,26 +202,26 @@ func (w *txnWriter) removeOwn(s keyspace.Span) error {
 
 // prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
 // written, and what refuses it stays as it is.
-func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []lockSpan) {
+func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []command.LockSpan) {
 	swept := map[uint32]bool{}
 	for i := range a.Results {
 		swept[a.Results[i].Number] = a.Results[i].Swept
 	}
-	add := func(key, end []byte, mode lockMode, sub uint32) {
+	add := func(key, end []byte, mode command.LockMode, sub uint32) {
 		if s, ok := keyspace.FromEtcd(key, end); ok {
-			spans = append(spans, lockSpan{span: keyspace.Span{Start: bytes.Clone(s.Start), End: bytes.Clone(s.End)}, mode: mode, sub: sub})
+			spans = append(spans, command.LockSpan{Span: keyspace.Span{Start: bytes.Clone(s.Start), End: bytes.Clone(s.End)}, Mode: mode, Sub: sub})
 		}
 	}
 	for i := range op.Guards {
-		add(op.Guards[i].Compare.GetKey(), op.Guards[i].Compare.GetRangeEnd(), lockShared, 0)
+		add(op.Guards[i].Compare.GetKey(), op.Guards[i].Compare.GetRangeEnd(), command.Shared, 0)
 	}
 	for i := range op.Writes {
 		w := &op.Writes[i]
-		mode, sub := lockExclusive, uint32(0)
+		mode, sub := command.Exclusive, uint32(0)
 		if a.Refused != nil {
-			mode = lockShared
+			mode = command.Shared
 		} else if swept[w.Number] {
-			mode, sub = lockSweep, w.Number
+			mode, sub = command.Sweep, w.Number
 		}
 		switch o := w.Op.(type) {
 		case *pb.PutRequest:
@@ -236,22 +237,22 @@ func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []lockSpan)
 // are, and the answer with it.
 func (s *step) seal(id rangeapi.LockID) {
 	it := s.item
-	switch it.kind {
-	case itemLock:
+	switch it.Kind {
+	case command.ItemLock:
 		s.sealLock(id)
-	case itemResolve, itemRelease, itemCommit, itemSweep:
-		it.id = s.on[0].id
-	case itemFence:
+	case command.ItemResolve, command.ItemRelease, command.ItemCommit, command.ItemSweep:
+		it.ID = s.on[0].ID
+	case command.ItemFence:
 		for _, h := range s.on {
-			it.ids = append(it.ids, h.id)
+			it.IDs = append(it.IDs, h.ID)
 		}
-	case itemForget, itemMark, itemUnmark:
+	case command.ItemForget, command.ItemAttach, command.ItemDetach:
 	}
 }
 
 func (s *step) sealLock(id rangeapi.LockID) {
-	l := s.item.lock
-	l.id = id
+	l := s.item.Lock
+	l.ID = id
 	// own leaves the transaction's own revision 0.
 	own := func(f ref) keyspace.Revision {
 		if f.txn == s.own {
@@ -260,12 +261,12 @@ func (s *step) sealLock(id rangeapi.LockID) {
 		return f.must()
 	}
 	for _, p := range s.writes {
-		i := intent{before: p.prior()}
-		i.v.Key, i.v.Sub, i.v.Tombstone = p.key, p.sub, p.tombstone
+		i := command.Intent{Before: p.prior()}
+		i.V.Key, i.V.Sub, i.V.Tombstone = p.key, p.sub, p.tombstone
 		if !p.tombstone {
-			i.v.Create, i.v.Version, i.v.Lease, i.v.Value = own(p.create), p.version, p.lease(), p.value
+			i.V.Create, i.V.Version, i.V.Lease, i.V.Value = own(p.create), p.version, p.lease(), p.value
 		}
-		l.writes = append(l.writes, i)
+		l.Writes = append(l.Writes, i)
 	}
 	a := s.answer.(*rangeapi.Prepared)
 	a.Held, a.Lock = true, id
@@ -281,27 +282,27 @@ func (s *step) sealLock(id rangeapi.LockID) {
 // versions calls fn with the versions that the item makes.
 func (s *step) versions(fn func(v *mvcc.Version)) {
 	it := s.item
-	rev := it.revision
-	switch it.kind {
-	case itemCommit:
-		if rev = it.record.revision; s.on[0].sweep() >= 0 {
+	rev := it.Revision
+	switch it.Kind {
+	case command.ItemCommit:
+		if rev = it.Record.Revision; s.on[0].Sweep() >= 0 {
 			return
 		}
-	case itemResolve:
-	case itemSweep:
-		for _, k := range it.keys {
-			v := sweepVersion(k, &s.on[0].spans[it.piece], rev)
+	case command.ItemResolve:
+	case command.ItemSweep:
+		for _, k := range it.Keys {
+			v := command.SweepVersion(k, &s.on[0].Spans[it.SpanIndex], rev)
 			fn(&v)
 		}
 		return
-	case itemLock, itemRelease, itemFence, itemForget, itemMark, itemUnmark:
+	case command.ItemLock, command.ItemRelease, command.ItemFence, command.ItemForget, command.ItemAttach, command.ItemDetach:
 		return
 	}
 	if rev == 0 {
 		return
 	}
-	for i := range s.on[0].writes {
-		v := s.on[0].writes[i].at(rev)
+	for i := range s.on[0].Writes {
+		v := s.on[0].Writes[i].At(rev)
 		fn(&v)
 	}
 }
@@ -315,9 +316,9 @@ func (b *batch) appendItems(dst []byte, hash uint64) ([]byte, uint64) {
 		}
 		c.step.seal(rangeapi.LockID{Range: c.req.Range, Term: b.link.Term, Number: b.link.Number, Index: index})
 		from := len(dst)
-		dst = appendItem(dst, c.step.item)
+		dst = command.AppendItem(dst, c.step.item)
 		hash += xxhash.Sum64(dst[from:])
-		c.step.versions(func(v *mvcc.Version) { hash += versionHash(v) })
+		c.step.versions(func(v *mvcc.Version) { hash += command.HashVersion(v) })
 		index++
 	}
 	return dst, hash
@@ -328,14 +329,14 @@ const sweepChunkBytes = 512 << 10
 
 // evaluateSweep finds the next keys that a committed lock deletes. Nothing changes under
 // the lock, so that the store shows what there was before it.
-func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error) {
-	it := &txnItem{kind: itemSweep, revision: rev, piece: l.sweep()}
+func (r *Replica) evaluateSweep(l *command.Lock, rev keyspace.Revision) (*command.TxnItem, error) {
+	it := &command.TxnItem{Kind: command.ItemSweep, Revision: rev, SpanIndex: l.Sweep()}
 	bytesLeft := min(sweepChunkBytes, r.node.cfg.Limits.MaxEntryBytes/4)
-	span := l.spans[it.piece].span
-	if l.revoke.Lease != 0 {
+	span := l.Spans[it.SpanIndex].Span
+	if l.Revoke.Lease != 0 {
 		return it, r.sweepLease(l, it, span, bytesLeft)
 	}
-	written := l.writtenIn(span)
+	written := l.WrittenIn(span)
 	err := r.store.scan(span, newest, true, func(v *mvcc.Version) error {
 		for len(written) > 0 && bytes.Compare(written[0], v.Key) < 0 {
 			written = written[1:]
@@ -343,23 +344,17 @@ func (r *Replica) evaluateSweep(l *lock, rev keyspace.Revision) (*txnItem, error
 		if v.Mod >= rev || len(written) > 0 && bytes.Equal(written[0], v.Key) {
 			return nil
 		}
-		if bytesLeft -= len(v.Key) + versionOverheadBytes; bytesLeft < 0 && len(it.keys) > 0 {
-			it.next = bytes.Clone(v.Key)
+		if bytesLeft -= len(v.Key) + command.VersionOverheadBytes; bytesLeft < 0 && len(it.Keys) > 0 {
+			it.Next = bytes.Clone(v.Key)
 			return errStop
 		}
-		it.sweep(v)
+		it.Sweep(v)
 		return nil
 	})
 	if errors.Is(err, errStop) {
 		err = nil
 	}
 	return it, err
-}
-
-// sweep adds a key that is deleted.
-func (i *txnItem) sweep(v *mvcc.Version) {
-	i.keys = append(i.keys, bytes.Clone(v.Key))
-	i.leases = append(i.leases, v.Lease)
 }
 
 // entryBytes bounds what a step takes in an entry.

@@ -35,7 +35,7 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 	}
 	// A lock that comes later knows of the revision. One that is here has been for a while,
 	// if it holds up a question: its transaction is asked about soon.
-	h := r.locks.reader(r.rec.span, rev, rangeapi.TxnName{})
+	h := r.locks.reader(r.rec.Span, rev, rangeapi.TxnName{})
 	if h == nil {
 		return nil
 	}
@@ -72,7 +72,7 @@ func (r *Replica) Complete(ctx context.Context, q *rangeapi.CompleteRequest) (ap
 // of a split, has what came before it all the same: who has heard nothing of it is not there, so
 // that it is no zero mark. It is below all others, whose terms are above 0.
 func (r *Replica) markLocked() rangeapi.FeedPosition {
-	if m := rangeapi.FeedPosition(r.rec.last); m != (rangeapi.FeedPosition{}) {
+	if m := rangeapi.FeedPosition(r.rec.Last); m != (rangeapi.FeedPosition{}) {
 		return m
 	}
 	return rangeapi.FeedPosition{Number: 1}
@@ -93,7 +93,7 @@ func (r *Replica) completeOnce(ctx context.Context, q *rangeapi.CompleteRequest)
 	if _, err := r.leadsLocked(q.Generation); err != nil {
 		return rangeapi.FeedPosition{}, err
 	}
-	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.merge.still() {
+	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.Merge.StandsStill() {
 		return rangeapi.FeedPosition{}, errAgain
 	}
 	return r.markLocked(), nil

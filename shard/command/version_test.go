@@ -1,4 +1,4 @@
-package shard
+package command
 
 import (
 	"errors"
@@ -13,9 +13,9 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 		reads uint64
 		err   error
 	}{
-		"command":     {commandVersion, third(decodeHeader([]byte{commandVersion - 1, 1, 1, 1}))},
-		"record":      {recordVersion, second(decodeRecord([]byte{recordVersion - 1, 0, 1, 1}))},
-		"transaction": {txnVersion, (&txnState{}).decodeStored([]byte{suffixRecord}, []byte{txnVersion - 1})},
+		"command":     {Version, third(DecodeHeader([]byte{Version - 1, 1, 1, 1}))},
+		"record":      {recordVersion, second(DecodeRecord([]byte{recordVersion - 1, 0, 1, 1}))},
+		"transaction": {txnVersion, (&TxnState{}).decodeStored([]byte{suffixRecord}, []byte{txnVersion - 1})},
 	} {
 		var v *keyspace.VersionError
 		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Reads != c.reads {

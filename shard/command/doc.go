@@ -1,0 +1,27 @@
+// Package command is what stands in the log of a range and in its applied state: the
+// commands, the items of transactions within them, locks and commit records, and the
+// range's record, each with its bytes. It decides nothing: package shard makes these
+// values on the leader and applies them on every replica.
+//
+//	entry   = Header { kind, term, generation } + body
+//	body    = Batch ─▶ versions of each transaction, then TxnItems
+//	        | Split | MergeCommand (bind, freeze, absorb, release) | a number (compact, count)
+//	applied = Record          in the applied record of the raft group
+//	        + TxnState        locks, commit records, attachments of leases; keys of their own
+//
+// # The files, from the top down
+//
+// text.go prints entries. entry.go has headers, batches and splits, merge.go the commands of
+// a merge, txnitem.go the items of transactions. record.go and stored.go are the applied
+// state. lock.go is what a transaction holds of a range.
+//
+// # What holds
+//
+// An entry applied in another term or generation than its header says does nothing. A batch
+// names the batch before it ([Link]) and the range's hash, so that a batch is applied on
+// exactly the state on which it was evaluated. All replicas have the same Record and the
+// same TxnState at the same index. A Lock does not change once its entry is made.
+//
+// docs/format/shard.md has the bytes, testdata/format the golden files. A decoder refuses
+// another version and keeps nothing of its input unless it says so.
+package command

@@ -1,0 +1,168 @@
+package command
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/skeindb/skein/internal/wire"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// recordVersion leads the payload of a range's applied record; docs/format/shard.md
+// has the bytes.
+const recordVersion = 3
+
+// Record is what a range's applied record says beside raft's position and
+// configuration: the replicated state that is no user data. All replicas have the
+// same bytes at the same index.
+type Record struct {
+	RangeID    keyspace.RangeID
+	Generation keyspace.Generation
+	Span       keyspace.Span
+	// Last is the last applied batch.
+	Last Link
+	// LastRevision is the highest revision applied here.
+	LastRevision keyspace.Revision
+	// Compacted is the range's own compacted revision: no read below it is answered,
+	// and what it lets go may be gone. 0 is none.
+	Compacted keyspace.Revision
+	// Live is the number of live keys if counted; otherwise the change of that
+	// number since the split that left the range uncounted.
+	Live    int64
+	Counted bool
+	// Hash is the sum over all versions that were applied to the range (S8). A
+	// child's begins at 0.
+	Hash uint64
+	// Fence is the highest attempt of a transaction that was aborted at an anchor here: no
+	// attempt up to it can be anchored any more.
+	Fence uint64
+	// Merge is what binds the range to a merge with a neighbour, if anything does.
+	Merge MergeState
+	// Merged is the last merge that has ended here, however: none up to it binds the range
+	// any more.
+	Merged uint64
+	// Absorbed is the generation that the last absorbing gave the range, 0 if it has never
+	// absorbed another one.
+	Absorbed keyspace.Generation
+}
+
+// The flags of a record: counted, and the role in a merge.
+const (
+	recordCounted   = 1
+	recordRoleShift = 1
+)
+
+// AppendRecord appends the payload of the applied record.
+func AppendRecord(dst []byte, r *Record) []byte {
+	flags := byte(r.Merge.Role) << recordRoleShift
+	if r.Counted {
+		flags |= recordCounted
+	}
+	dst = append(dst, recordVersion, flags)
+	dst = binary.AppendUvarint(dst, uint64(r.RangeID))
+	dst = binary.AppendUvarint(dst, uint64(r.Generation))
+	dst = wire.AppendBytes(dst, r.Span.Start)
+	dst = wire.AppendBytes(dst, r.Span.End)
+	dst = binary.AppendUvarint(dst, r.Last.Term)
+	dst = binary.AppendUvarint(dst, r.Last.Number)
+	dst = binary.AppendUvarint(dst, uint64(r.LastRevision))
+	dst = binary.AppendUvarint(dst, uint64(r.Compacted))
+	dst = binary.AppendUvarint(dst, r.Fence)
+	dst = binary.AppendUvarint(dst, r.Merged)
+	dst = binary.AppendUvarint(dst, uint64(r.Absorbed))
+	dst = appendMerge(dst, &r.Merge)
+	dst = binary.AppendVarint(dst, r.Live)
+	return binary.BigEndian.AppendUint64(dst, r.Hash)
+}
+
+// DecodeRecord reads what appendRecord wrote and keeps nothing of b.
+func DecodeRecord(b []byte) (r Record, err error) {
+	if len(b) < 2 {
+		return r, wire.ErrTruncated
+	}
+	if err := keyspace.CheckVersion("range record", uint64(b[0]), recordVersion); err != nil {
+		return r, fmt.Errorf("command: %w", err)
+	}
+	if r.Merge.Role = MergeRole(b[1] >> recordRoleShift); r.Merge.Role > MergeSource {
+		return r, fmt.Errorf("command: record with flags %d", b[1])
+	}
+	r.Counted = b[1]&recordCounted != 0
+	b = b[2:]
+	var id, gen uint64
+	if id, b, err = wire.Uvarint(b); err != nil {
+		return r, err
+	}
+	if gen, b, err = wire.Uvarint(b); err != nil {
+		return r, err
+	}
+	r.RangeID, r.Generation = keyspace.RangeID(id), keyspace.Generation(gen)
+	if b, err = decodeBorders(b, &r.Span); err != nil {
+		return r, err
+	}
+	var ints [7]uint64
+	for i := range ints {
+		if ints[i], b, err = wire.Uvarint(b); err != nil {
+			return r, err
+		}
+	}
+	r.Last = Link{ints[0], ints[1]}
+	r.LastRevision, r.Compacted = keyspace.Revision(ints[2]), keyspace.Revision(ints[3])
+	r.Fence, r.Merged, r.Absorbed = ints[4], ints[5], keyspace.Generation(ints[6])
+	if b, err = decodeMerge(b, &r.Merge); err != nil {
+		return r, err
+	}
+	live, n := binary.Varint(b)
+	if n <= 0 || len(b) != n+8 {
+		return r, wire.ErrTruncated
+	}
+	r.Live, r.Hash = live, binary.BigEndian.Uint64(b[n:])
+	return r, nil
+}
+
+// decodeBorders reads the borders of a span and keeps nothing of b.
+func decodeBorders(b []byte, s *keyspace.Span) (rest []byte, err error) {
+	for _, p := range []*[]byte{&s.Start, &s.End} {
+		var f []byte
+		if f, b, err = wire.Bytes(b); err != nil {
+			return nil, err
+		}
+		if len(f) > 0 {
+			*p = append([]byte(nil), f...)
+		}
+	}
+	return b, nil
+}
+
+// HashVersion is what one applied version adds to the range's hash. It covers
+// all that a replica stores of the version.
+func HashVersion(v *mvcc.Version) uint64 {
+	var short [256]byte // keys are seldom longer
+	s := append(short[:0], 0)
+	if v.Tombstone {
+		s[0] = 1
+	}
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Mod))
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Create))
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Version))
+	s = binary.BigEndian.AppendUint64(s, uint64(v.Lease))
+	s = binary.BigEndian.AppendUint32(s, v.Sub)
+	s = binary.BigEndian.AppendUint32(s, uint32(len(v.Key)))
+	s = append(s, v.Key...)
+	sum := xxhash.Sum64(s)
+	if len(v.Value) > 0 {
+		// An odd factor keeps value and rest from cancelling each other out.
+		sum += xxhash.Sum64(v.Value) * 0x9e3779b97f4a7c15
+	}
+	return sum
+}
+
+// Descriptor returns the descriptor that the record and the configuration make.
+func (r *Record) Descriptor(confIndex uint64, replicas []keyspace.Replica) keyspace.Descriptor {
+	return keyspace.Descriptor{
+		Range: r.RangeID, Generation: r.Generation, Span: r.Span,
+		ConfIndex: confIndex, Replicas: replicas,
+	}
+}
