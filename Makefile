@@ -27,12 +27,31 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check test fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check quick soak test fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
 	$(BUILD) -o bin/skein ./cmd/skein
 	$(BUILD) -o bin/loadtest ./cmd/loadtest
+
+# While one works: no test of processes, no race detector, and go's cache of results, so that
+# only packages whose code or imports have changed run again. docs/TESTING.md says what runs where.
+quick:
+	go test -short -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
+
+# What takes hours: before a release, and after a change of what the named part guards.
+soak:
+	$(MAKE) planted
+	$(MAKE) kills
+	$(MAKE) elastic SEEDS=2000
+	$(MAKE) sim SEEDS=100
+	$(MAKE) lockstep SEEDS=100
+	$(MAKE) placement-sim
+	$(MAKE) storage-suite
+	$(MAKE) chaos DURATION=1h
+	$(MAKE) chaos-local DURATION=30m
+	$(MAKE) chaos-planted
+	$(MAKE) fuzz FUZZTIME=1m
 
 check: check-format check-vet lint check-generate check-tidy test
 
