@@ -2,9 +2,9 @@ package placement
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -31,84 +31,23 @@ const (
 	maxAlso = 8192
 )
 
-var errTruncated = errors.New("placement: truncated")
-
-// reader takes fields off the front of b. After the first error every further
-// read returns zero values, so that a decoder checks once, at its end.
-type reader struct {
-	b   []byte
-	err error
-}
-
-func (r *reader) fail(err error) {
-	if r.err == nil {
-		r.err = err
-	}
-	r.b = nil
-}
-
-func (r *reader) byte() byte {
-	if len(r.b) == 0 {
-		r.fail(errTruncated)
-		return 0
-	}
-	v := r.b[0]
-	r.b = r.b[1:]
-	return v
-}
-
-func (r *reader) bool() bool {
-	v := r.byte()
-	if v > 1 {
-		r.fail(fmt.Errorf("placement: flag is %d", v))
-	}
-	return v == 1
-}
-
-func (r *reader) uvarint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.fail(errTruncated)
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-func (r *reader) fixed64() uint64 {
-	if len(r.b) < 8 {
-		r.fail(errTruncated)
-		return 0
-	}
-	v := binary.BigEndian.Uint64(r.b)
-	r.b = r.b[8:]
-	return v
-}
+// reader reads this package's elements of its forms. After the first error every
+// further read returns zero values, so that a decoder checks once, at its end.
+type reader struct{ wire.Reader }
 
 // revision reads a revision, which is at least -1 and below 2^53.
 func (r *reader) revision() keyspace.Revision {
-	v := r.uvarint()
+	v := r.Uvarint()
 	if v > uint64(keyspace.MaxRevision) {
-		r.fail(fmt.Errorf("placement: revision %d, must be below %d", v, keyspace.MaxRevision))
+		r.Failf("revision %d, must be below %d", v, keyspace.MaxRevision)
 		return 0
 	}
 	return keyspace.Revision(v) - 1
 }
 
-// count reads how many elements follow, each of at least minBytes bytes; what the
-// rest of the input cannot hold is refused before anything is allocated for it.
-func (r *reader) count(limit, minBytes int) int {
-	n := r.uvarint()
-	if n > uint64(limit) {
-		r.fail(fmt.Errorf("placement: %d elements, at most %d", n, limit))
-		return 0
-	}
-	if int(n)*minBytes > len(r.b) {
-		r.fail(errTruncated)
-		return 0
-	}
-	return int(n)
-}
+// count reads how many elements follow, each of at least minBytes bytes. It refuses
+// what the rest of the input cannot hold before anything is allocated for it.
+func (r *reader) count(limit, minBytes int) int { return r.CountUpTo(limit, minBytes) }
 
 func appendNodeIDs(dst []byte, ids []keyspace.NodeID) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ids)))
@@ -121,20 +60,20 @@ func appendNodeIDs(dst []byte, ids []keyspace.NodeID) []byte {
 func (r *reader) nodeIDs() []keyspace.NodeID {
 	var ids []keyspace.NodeID
 	for range r.count(maxNodes, 1) {
-		ids = append(ids, keyspace.NodeID(r.uvarint()))
+		ids = append(ids, keyspace.NodeID(r.Uvarint()))
 	}
 	return ids
 }
 
-// bytes reads a length and that many bytes, which it copies.
+// bytes reads a length, at most limit, and that many bytes, which it copies.
 func (r *reader) bytes(limit int) []byte {
 	n := r.count(limit, 1)
 	if n == 0 {
 		return nil
 	}
-	v := append([]byte(nil), r.b[:n]...)
-	r.b = r.b[n:]
-	return v
+	b := r.Peek()
+	r.Take(b[n:], nil)
+	return append([]byte(nil), b[:n]...)
 }
 
 func (r *reader) string(limit int) string { return string(r.bytes(limit)) }
@@ -149,28 +88,24 @@ func (r *reader) strings(limit, each int) []string {
 }
 
 func (r *reader) descriptor() keyspace.Descriptor {
-	if r.err != nil {
+	if !r.OK() {
 		return keyspace.Descriptor{}
 	}
-	d, rest, err := keyspace.DecodeDescriptor(r.b)
-	if err != nil {
-		r.fail(err)
+	d, rest, err := keyspace.DecodeDescriptor(r.Peek())
+	if r.Take(rest, err); err != nil {
 		return keyspace.Descriptor{}
 	}
-	r.b = rest
 	return d
 }
 
 func (r *reader) replicas() []keyspace.Replica {
-	if r.err != nil {
+	if !r.OK() {
 		return nil
 	}
-	rs, rest, err := keyspace.DecodeReplicas(r.b)
-	if err != nil {
-		r.fail(err)
+	rs, rest, err := keyspace.DecodeReplicas(r.Peek())
+	if r.Take(rest, err); err != nil {
 		return nil
 	}
-	r.b = rest
 	return rs
 }
 
@@ -179,7 +114,7 @@ func (r *reader) descriptors(limit int) []keyspace.Descriptor {
 	var ds []keyspace.Descriptor
 	for range n {
 		ds = append(ds, r.descriptor())
-		if r.err != nil {
+		if !r.OK() {
 			return nil
 		}
 	}
@@ -191,18 +126,18 @@ func (r *reader) version() { r.versionIs(formatVersion) }
 
 // versionIs reads the version of a message that has one of its own.
 func (r *reader) versionIs(want byte) {
-	v := r.byte()
-	if err := keyspace.CheckVersion("placement's data", uint64(v), uint64(want)); r.err == nil && err != nil {
-		r.fail(fmt.Errorf("placement: %w", err))
+	v := r.Byte()
+	if err := keyspace.CheckVersion("placement's data", uint64(v), uint64(want)); r.OK() && err != nil {
+		r.Failf("%w", err)
 	}
 }
 
-// end returns the first error, or one for bytes that nobody read.
+// end returns the first error, or one where bytes are left over.
 func (r *reader) end() error {
-	if r.err == nil && len(r.b) != 0 {
-		r.fail(fmt.Errorf("placement: %d bytes left over", len(r.b)))
+	if err := r.End(); err != nil {
+		return fmt.Errorf("placement: %w", err)
 	}
-	return r.err
+	return nil
 }
 
 func appendBool(dst []byte, v bool) []byte {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -119,10 +120,10 @@ func (c *command) encode() []byte {
 
 // decodeCommand reads what encode wrote. It copies what it keeps of b.
 func decodeCommand(b []byte) (command, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
-	kind := opKind(r.byte())
-	c := command{Term: r.uvarint(), Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint()}
+	kind := opKind(r.Byte())
+	c := command{Term: r.Uvarint(), Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint()}
 	c.Op = r.effect(kind)
 	if err := r.end(); err != nil {
 		return command{}, fmt.Errorf("decode placement command of kind %d: %w", kind, err)
@@ -148,7 +149,7 @@ func (r *reader) effect(kind opKind) effect {
 		n := r.count(maxRangeIDs, 1)
 		o := markCreated{}
 		for range n {
-			o.Ranges = append(o.Ranges, keyspace.RangeID(r.uvarint()))
+			o.Ranges = append(o.Ranges, keyspace.RangeID(r.Uvarint()))
 		}
 		return o
 	case opPutSetting:
@@ -162,15 +163,15 @@ func (r *reader) effect(kind opKind) effect {
 	case opRemoveLeases:
 		return removeLeases{Leases: r.leaseRefs()}
 	case opBeginOperation:
-		return beginOperation{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint(), Right: r.rangeVersion(), Operation: r.operation()}
+		return beginOperation{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint(), Right: r.rangeVersion(), Operation: r.operation()}
 	case opEndOperation:
-		return endOperation{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
+		return endOperation{Range: keyspace.RangeID(r.Uvarint()), ID: r.Uvarint()}
 	case opSetNodeState:
-		return setNodeState{Node: keyspace.NodeID(r.uvarint()), From: r.nodeState(), To: r.nodeState(), Leave: r.bool(), Beside: r.nodeIDs(), Now: r.millis()}
+		return setNodeState{Node: keyspace.NodeID(r.Uvarint()), From: r.nodeState(), To: r.nodeState(), Leave: r.Bool(), Beside: r.nodeIDs(), Now: r.millis()}
 	case opRemoveNode:
-		return removeNode{Node: keyspace.NodeID(r.uvarint()), Now: r.millis()}
+		return removeNode{Node: keyspace.NodeID(r.Uvarint()), Now: r.millis()}
 	case opAlignMerge:
-		return alignMerge{Merge: r.mergeRef(), From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint())}
+		return alignMerge{Merge: r.mergeRef(), From: keyspace.NodeID(r.Uvarint()), To: keyspace.NodeID(r.Uvarint())}
 	case opCommitMerge:
 		return commitMerge{Merge: r.mergeRef(), Left: r.rangeVersion(), Right: r.rangeVersion()}
 	case opAbortMerge:
@@ -180,15 +181,15 @@ func (r *reader) effect(kind opKind) effect {
 	case opBindMerge:
 		return bindMerge{Merge: r.mergeRef()}
 	}
-	r.fail(fmt.Errorf("placement: unknown command kind %d", kind))
+	r.Failf("unknown command kind %d", kind)
 	return nil
 }
 
 // bounded reads a number that is no count of what follows, but bounded like one.
 func (r *reader) bounded(limit int) int {
-	n := r.uvarint()
+	n := r.Uvarint()
 	if n > uint64(limit) {
-		r.fail(fmt.Errorf("placement: %d asked for, at most %d", n, limit))
+		r.Failf("%d asked for, at most %d", n, limit)
 		return 0
 	}
 	return int(n)

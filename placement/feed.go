@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -67,23 +68,23 @@ func (p *feedPart) encode() []byte {
 }
 
 func decodeFeedPart(b []byte) (feedPart, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.versionIs(feedVersion)
-	flags := r.byte()
+	flags := r.Byte()
 	if flags&^(feedFull|feedLast|feedOwn) != 0 {
-		r.fail(fmt.Errorf("placement: feed flags %x", flags))
+		r.Failf("feed flags %x", flags)
 	}
-	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.uvarint()}
+	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint()}
 	if flags&feedOwn != 0 {
 		if p.Own = r.descriptor(); p.Own.ConfIndex == 0 {
-			r.fail(errors.New("placement: a feed with members of no index"))
+			r.Fail(errors.New("a feed with members of no index"))
 		}
 	}
 	p.Nodes = r.nodes()
 	n := r.count(feedRows, 11)
 	for range n {
 		g := r.rangeRow()
-		if r.err != nil {
+		if !r.OK() {
 			break
 		}
 		p.Rows = append(p.Rows, &g)
@@ -100,9 +101,9 @@ func encodeFeedRequest(since uint64) []byte {
 }
 
 func decodeFeedRequest(b []byte) (since uint64, err error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
-	since = r.uvarint()
+	since = r.Uvarint()
 	if err := r.end(); err != nil {
 		return 0, fmt.Errorf("decode request for the map feed: %w", err)
 	}

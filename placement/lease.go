@@ -9,6 +9,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -326,16 +327,16 @@ func appendLease(dst []byte, l *Lease) []byte {
 }
 
 func decodeLease(b []byte) (Lease, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
-	l := Lease{ID: r.leaseID(), Incarnation: keyspace.LeaseIncarnation(r.uvarint()), TTL: r.leaseTTL(), Revoking: r.bool(), Spans: r.spans()}
+	l := Lease{ID: r.leaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint()), TTL: r.leaseTTL(), Revoking: r.Bool(), Spans: r.spans()}
 	if err := r.end(); err != nil {
 		return Lease{}, fmt.Errorf("decode placement lease record: %w", err)
 	}
 	return l, nil
 }
 
-func (r *reader) leaseID() keyspace.LeaseID { return keyspace.LeaseID(r.fixed64()) }
+func (r *reader) leaseID() keyspace.LeaseID { return keyspace.LeaseID(r.Uint64BE()) }
 
 func (r *reader) leaseTTL() int64 { return int64(r.bounded(MaxLeaseTTL)) }
 
@@ -348,7 +349,7 @@ func (r *reader) spans() []keyspace.Span {
 	var spans []keyspace.Span
 	for range n {
 		spans = append(spans, r.span())
-		if r.err != nil {
+		if !r.OK() {
 			return nil
 		}
 	}
@@ -359,7 +360,7 @@ func (r *reader) leaseRefs() []LeaseRef {
 	n := r.count(maxLeaseBatch, 9)
 	var refs []LeaseRef
 	for range n {
-		refs = append(refs, LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.uvarint())})
+		refs = append(refs, LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.Uvarint())})
 	}
 	return refs
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -96,7 +97,7 @@ func (q *leaseRequest) append(dst []byte) []byte {
 }
 
 func (r *reader) leaseRequest() leaseRequest {
-	q := leaseRequest{Op: leaseOp(r.byte())}
+	q := leaseRequest{Op: leaseOp(r.Byte())}
 	switch q.Op {
 	case leaseGrant:
 		q.ID, q.TTL = r.leaseID(), r.leaseTTL()
@@ -110,9 +111,9 @@ func (r *reader) leaseRequest() leaseRequest {
 	case leaseLook, leaseList, leaseRevoke:
 		q.ID = r.leaseID()
 	case leaseWait:
-		q.ID, q.Incarnation = r.leaseID(), keyspace.LeaseIncarnation(r.uvarint())
+		q.ID, q.Incarnation = r.leaseID(), keyspace.LeaseIncarnation(r.Uvarint())
 	default:
-		r.fail(fmt.Errorf("placement: unknown request %d about leases", q.Op))
+		r.Failf("unknown request %d about leases", q.Op)
 	}
 	return q
 }
@@ -132,12 +133,12 @@ func (a *leaseResponse) append(dst []byte) []byte {
 }
 
 func (r *reader) leaseResponse() leaseResponse {
-	a := leaseResponse{Revision: r.revision(), More: r.bool()}
+	a := leaseResponse{Revision: r.revision(), More: r.Bool()}
 	n := r.count(maxLeaseBatch, 12)
 	for range n {
-		l := LeaseStatus{LeaseRef: LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.uvarint())}}
-		if l.Phase = LeasePhase(r.byte()); l.Phase > LeaseEnding {
-			r.fail(fmt.Errorf("placement: phase %d of a lease", l.Phase))
+		l := LeaseStatus{LeaseRef: LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.Uvarint())}}
+		if l.Phase = LeasePhase(r.Byte()); l.Phase > LeaseEnding {
+			r.Failf("phase %d of a lease", l.Phase)
 		}
 		l.TTL, l.Remaining = r.leaseTTL(), time.Duration(r.varint())
 		a.Leases = append(a.Leases, l)
@@ -147,11 +148,12 @@ func (r *reader) leaseResponse() leaseResponse {
 }
 
 func (r *reader) varint() int64 {
-	v, n := binary.Varint(r.b)
+	b := r.Peek()
+	v, n := binary.Varint(b)
 	if n <= 0 {
-		r.fail(errTruncated)
+		r.Fail(wire.ErrTruncated)
 		return 0
 	}
-	r.b = r.b[n:]
+	r.Take(b[n:], nil)
 	return v
 }

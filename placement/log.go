@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -60,9 +61,9 @@ func (p *LogPart) encode() []byte {
 }
 
 func decodeLogPart(b []byte) (LogPart, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
-	p := LogPart{Term: r.uvarint(), After: r.revision(), Last: r.revision()}
+	p := LogPart{Term: r.Uvarint(), After: r.revision(), Last: r.revision()}
 	n := r.count(maxLogRecords, 3)
 	if n > 0 {
 		p.Records = make([]Handout, 0, n)
@@ -73,16 +74,16 @@ func decodeLogPart(b []byte) (LogPart, error) {
 		h := Handout{First: last + 1, Count: uint32(r.bounded(2 * CeilingBlock))}
 		if h.Count == 0 {
 			if len(p.Records) == 0 {
-				r.fail(errors.New("placement: a record shares no revision with the one before"))
+				r.Fail(errors.New("a record shares no revision with the one before"))
 			}
 			h.First, h.Count = last, 1
 		}
-		h.Range, h.Generation = keyspace.RangeID(r.uvarint()), keyspace.Generation(r.uvarint())
+		h.Range, h.Generation = keyspace.RangeID(r.Uvarint()), keyspace.Generation(r.Uvarint())
 		last = h.Last()
 		p.Records = append(p.Records, h)
 	}
-	if r.err == nil && last != p.Last {
-		r.fail(fmt.Errorf("placement: records up to revision %d in a part up to %d", last, p.Last))
+	if r.OK() && last != p.Last {
+		r.Failf("records up to revision %d in a part up to %d", last, p.Last)
 	}
 	if err := r.end(); err != nil {
 		return LogPart{}, fmt.Errorf("decode part of the hand-out log: %w", err)
@@ -97,9 +98,9 @@ func encodeLogRequest(known LogPosition) []byte {
 }
 
 func decodeLogRequest(b []byte) (LogPosition, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
-	known := LogPosition{Term: r.uvarint(), Last: r.revision()}
+	known := LogPosition{Term: r.Uvarint(), Last: r.revision()}
 	if err := r.end(); err != nil {
 		return LogPosition{}, fmt.Errorf("decode request for the hand-out log: %w", err)
 	}

@@ -94,11 +94,11 @@ func (o bindMerge) append(dst []byte) []byte  { return o.Merge.append(dst) }
 func (o abortMerge) append(dst []byte) []byte { return o.Merge.append(dst) }
 
 func (r *reader) mergeRef() mergeRef {
-	return mergeRef{Range: keyspace.RangeID(r.uvarint()), ID: r.uvarint()}
+	return mergeRef{Range: keyspace.RangeID(r.Uvarint()), ID: r.Uvarint()}
 }
 
 func (r *reader) rangeVersion() rangeVersion {
-	return rangeVersion{Generation: keyspace.Generation(r.uvarint()), ConfIndex: r.uvarint()}
+	return rangeVersion{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint()}
 }
 
 // checkMerge returns the right neighbour that a range is to absorb, or why it cannot.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -239,40 +240,40 @@ const minNodeBytes = 16
 
 func (r *reader) node() Node {
 	n := Node{
-		ID:         keyspace.NodeID(r.uvarint()),
+		ID:         keyspace.NodeID(r.Uvarint()),
 		Name:       r.string(maxNameBytes),
 		PeerURLs:   r.strings(maxURLs, maxURLBytes),
 		ClientURLs: r.strings(maxURLs, maxURLBytes),
 		State:      r.nodeState(),
 		Since:      r.millis(),
-		Leaves:     r.bool(),
+		Leaves:     r.Bool(),
 	}
 	if n.Leaves && n.State != NodeDecommissioned {
-		r.fail(fmt.Errorf("placement: node %s is %s, and leaves", n.ID, n.State))
+		r.Failf("node %s is %s, and leaves", n.ID, n.State)
 	}
 	for range r.count(maxAttributes, 2) {
 		n.Attributes = append(n.Attributes, Attribute{r.string(maxAttributeKey), r.string(maxAttributeValue)})
 	}
-	n.Instance = r.fixed64()
+	n.Instance = r.Uint64BE()
 	if err := checkAttributes(n.Attributes); err != nil {
-		r.fail(fmt.Errorf("placement: node %s: %w", n.ID, err))
+		r.Failf("node %s: %w", n.ID, err)
 	}
 	return n
 }
 
 func (r *reader) nodeState() NodeState {
-	s := NodeState(r.byte())
+	s := NodeState(r.Byte())
 	if !s.known() {
-		r.fail(fmt.Errorf("placement: unknown %s", s))
+		r.Failf("unknown %s", s)
 	}
 	return s
 }
 
 // millis reads a time, which no clock shows beyond the year 10,000.
 func (r *reader) millis() UnixMillis {
-	v := r.uvarint()
+	v := r.Uvarint()
 	if v > maxMillis {
-		r.fail(fmt.Errorf("placement: %d ms since 1970", v))
+		r.Failf("%d ms since 1970", v)
 		return 0
 	}
 	return UnixMillis(v)
@@ -285,7 +286,7 @@ const maxMillis = 253_402_300_799_999
 func (r *reader) nodes() []Node {
 	var ns []Node
 	for range r.count(maxNodes, minNodeBytes) {
-		if ns = append(ns, r.node()); r.err != nil {
+		if ns = append(ns, r.node()); !r.OK() {
 			return nil
 		}
 	}
@@ -301,7 +302,7 @@ func appendNodes(dst []byte, ns []Node) []byte {
 }
 
 func decodeNode(b []byte) (Node, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
 	n := r.node()
 	if err := r.end(); err != nil {
@@ -326,9 +327,9 @@ const (
 )
 
 func (r *reader) nodeChange() nodeChange {
-	c := nodeChange(r.byte())
+	c := nodeChange(r.Byte())
 	if c > nodeIsClaimed {
-		r.fail(fmt.Errorf("placement: unknown kind %d of change of a node", byte(c)))
+		r.Failf("unknown kind %d of change of a node", byte(c))
 	}
 	return c
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -85,25 +86,25 @@ func appendMeasure(dst []byte, m *Measure) []byte {
 }
 
 func decodeNodePart(b []byte) (nodePart, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.versionIs(reportVersion)
-	flags := r.byte()
+	flags := r.Byte()
 	if flags&^(partWhole|partMore) != 0 {
-		r.fail(fmt.Errorf("placement: report flags %x", flags))
+		r.Failf("report flags %x", flags)
 	}
 	p := nodePart{
 		Whole: flags&partWhole != 0, More: flags&partMore != 0,
-		Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint(), Capacity: r.amount(), Used: r.amount(),
+		Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint(), Capacity: r.amount(), Used: r.amount(),
 	}
 	n := r.count(reportRanges, 4)
 	p.Led = make([]Measure, 0, n)
 	for range n {
 		m := Measure{
-			Range: keyspace.RangeID(r.uvarint()), Term: r.uvarint(),
+			Range: keyspace.RangeID(r.Uvarint()), Term: r.Uvarint(),
 			Bytes: r.amount(), Load: r.amount(),
 		}
-		if r.err == nil && m.Range == 0 {
-			r.fail(fmt.Errorf("placement: a report of range 0"))
+		if r.OK() && m.Range == 0 {
+			r.Failf("a report of range 0")
 		}
 		p.Led = append(p.Led, m)
 	}
@@ -118,9 +119,9 @@ const maxAmount = 1 << 50
 
 // amount reads a number of bytes, or of requests a second.
 func (r *reader) amount() int64 {
-	v := r.uvarint()
+	v := r.Uvarint()
 	if v > maxAmount {
-		r.fail(fmt.Errorf("placement: an amount of %d, at most %d", v, int64(maxAmount)))
+		r.Failf("an amount of %d, at most %d", v, int64(maxAmount))
 		return 0
 	}
 	return int64(v)
@@ -137,7 +138,7 @@ func decodePartAnswer(p []byte) (anew bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	anew = r.bool()
+	anew = r.Bool()
 	if err := r.end(); err != nil {
 		return false, fmt.Errorf("decode answer to a node's report: %w", err)
 	}

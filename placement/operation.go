@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
@@ -120,23 +121,23 @@ func appendOperation(dst []byte, o *Operation) []byte {
 
 func (r *reader) operation() Operation {
 	o := Operation{
-		ID: r.uvarint(), Range: keyspace.RangeID(r.uvarint()), Kind: OperationKind(r.byte()),
-		From: keyspace.NodeID(r.uvarint()), To: keyspace.NodeID(r.uvarint()), Lead: keyspace.NodeID(r.uvarint()),
-		Replica: keyspace.ReplicaID(r.uvarint()), Leaving: keyspace.ReplicaID(r.uvarint()),
-		Reason: decide.Reason(r.byte()), Why: r.string(maxNameBytes),
-		Right: keyspace.RangeID(r.uvarint()), Phase: MergePhase(r.byte()),
+		ID: r.Uvarint(), Range: keyspace.RangeID(r.Uvarint()), Kind: OperationKind(r.Byte()),
+		From: keyspace.NodeID(r.Uvarint()), To: keyspace.NodeID(r.Uvarint()), Lead: keyspace.NodeID(r.Uvarint()),
+		Replica: keyspace.ReplicaID(r.Uvarint()), Leaving: keyspace.ReplicaID(r.Uvarint()),
+		Reason: decide.Reason(r.Byte()), Why: r.string(maxNameBytes),
+		Right: keyspace.RangeID(r.Uvarint()), Phase: MergePhase(r.Byte()),
 	}
 	if !o.Reason.Known() {
-		r.fail(fmt.Errorf("placement: unknown reason %d of operation", byte(o.Reason)))
+		r.Failf("unknown reason %d of operation", byte(o.Reason))
 	}
 	if !o.Kind.known() || o.Phase > MergeAborted {
-		r.fail(fmt.Errorf("placement: unknown kind %d of operation, phase %d", byte(o.Kind), byte(o.Phase)))
+		r.Failf("unknown kind %d of operation, phase %d", byte(o.Kind), byte(o.Phase))
 	}
 	return o
 }
 
 func decodeOperation(b []byte) (Operation, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
 	o := r.operation()
 	if err := r.end(); err != nil {

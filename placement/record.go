@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -77,14 +78,14 @@ func appendMeta(dst []byte, m *meta) []byte {
 }
 
 func decodeMeta(b []byte) (meta, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
 	m := meta{
-		Cluster: keyspace.ClusterID(r.fixed64()),
+		Cluster: keyspace.ClusterID(r.Uint64BE()),
 		Ceiling: r.revision(), Compacted: r.revision(), Settings: r.revision(),
-		NextRange:   keyspace.RangeID(r.uvarint()),
-		NextReplica: keyspace.ReplicaID(r.uvarint()),
-		Changed:     r.uvarint(), NodesChanged: r.uvarint(),
+		NextRange:   keyspace.RangeID(r.Uvarint()),
+		NextReplica: keyspace.ReplicaID(r.Uvarint()),
+		Changed:     r.Uvarint(), NodesChanged: r.Uvarint(),
 	}
 	if err := r.end(); err != nil {
 		return meta{}, fmt.Errorf("decode placement meta record: %w", err)
@@ -103,16 +104,16 @@ func appendRange(dst []byte, g *Range) []byte {
 
 func (r *reader) rangeRow() Range {
 	return Range{
-		Preferred:  keyspace.NodeID(r.uvarint()),
-		Created:    r.bool(),
-		Kept:       r.bool(),
-		Changed:    r.uvarint(),
+		Preferred:  keyspace.NodeID(r.Uvarint()),
+		Created:    r.Bool(),
+		Kept:       r.Bool(),
+		Changed:    r.Uvarint(),
 		Descriptor: r.descriptor(),
 	}
 }
 
 func decodeRange(b []byte) (Range, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
 	g := r.rangeRow()
 	if err := r.end(); err != nil {
@@ -122,7 +123,7 @@ func decodeRange(b []byte) (Range, error) {
 }
 
 func decodeSetting(b []byte) ([]byte, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
 	v := r.bytes(maxSettingBytes)
 	if err := r.end(); err != nil {

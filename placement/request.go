@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -119,9 +120,9 @@ func (q *request) encode() []byte {
 }
 
 func decodeRequest(p []byte) (request, error) {
-	r := reader{b: p}
+	r := reader{wire.NewReader(p)}
 	r.versionIs(requestVersion)
-	q := request{Kind: requestKind(r.byte())}
+	q := request{Kind: requestKind(r.Byte())}
 	switch q.Kind {
 	case requestStanding:
 	case requestAllocate:
@@ -131,20 +132,20 @@ func decodeRequest(p []byte) (request, error) {
 	case requestCompact:
 		q.Revision = r.revision()
 	case requestMembers, requestSettings, requestOperations, requestStatus:
-		q.Linearizable = r.bool()
+		q.Linearizable = r.Bool()
 	case requestPutNode:
-		q.Boot = keyspace.BootID(r.fixed64())
+		q.Boot = keyspace.BootID(r.Uint64BE())
 		q.Change, q.Node = r.nodeChange(), r.node()
 	case requestStop:
-		q.Boot = keyspace.BootID(r.fixed64())
-		q.Phase = stopPhase(r.byte())
+		q.Boot = keyspace.BootID(r.Uint64BE())
+		q.Phase = stopPhase(r.Byte())
 		if q.Phase != stopClosed && q.Phase != stopLeaving {
-			r.fail(fmt.Errorf("placement: stop phase %d", q.Phase))
+			r.Failf("stop phase %d", q.Phase)
 		}
 	case requestTransfer, requestRemoveNode:
-		q.To = keyspace.NodeID(r.uvarint())
+		q.To = keyspace.NodeID(r.Uvarint())
 	case requestSetNodeState:
-		q.To, q.From, q.Becomes, q.Leave = keyspace.NodeID(r.uvarint()), r.nodeState(), r.nodeState(), r.bool()
+		q.To, q.From, q.Becomes, q.Leave = keyspace.NodeID(r.Uvarint()), r.nodeState(), r.nodeState(), r.Bool()
 		q.Beside = r.nodeIDs()
 	case requestPutSetting:
 		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
@@ -155,7 +156,7 @@ func decodeRequest(p []byte) (request, error) {
 	case requestKeepBorder:
 		q.Key = r.bytes(maxLeaseSpanBytes)
 	default:
-		r.fail(fmt.Errorf("placement: unknown request kind %d", q.Kind))
+		r.Failf("unknown request kind %d", q.Kind)
 	}
 	if err := r.end(); err != nil {
 		return request{}, fmt.Errorf("decode placement request: %w", err)
@@ -262,9 +263,9 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	var a response
 	switch kind {
 	case requestStatus:
-		a.Status = Status{Leader: keyspace.NodeID(r.uvarint()), Term: r.uvarint(), Index: r.uvarint(), Applied: r.uvarint(), Replicas: r.replicas(), ConfIndex: r.uvarint()}
+		a.Status = Status{Leader: keyspace.NodeID(r.Uvarint()), Term: r.Uvarint(), Index: r.Uvarint(), Applied: r.Uvarint(), Replicas: r.replicas(), ConfIndex: r.Uvarint()}
 	case requestAllocate:
-		a.First = keyspace.RangeID(r.uvarint())
+		a.First = keyspace.RangeID(r.Uvarint())
 	case requestReport:
 		a.Held = r.descriptors(maxDescriptors)
 	case requestCompact:
@@ -272,11 +273,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	case requestMembers:
 		a.Nodes = r.nodes()
 	case requestStop:
-		a.Verdict = verdict(r.byte())
+		a.Verdict = verdict(r.Byte())
 	case requestStanding:
-		a.Standing = standing{boot: keyspace.BootID(r.fixed64()), phase: stopPhase(r.byte())}
+		a.Standing = standing{boot: keyspace.BootID(r.Uint64BE()), phase: stopPhase(r.Byte())}
 		if a.Standing.phase > stopClosed {
-			r.fail(fmt.Errorf("placement: a node stands at phase %d of a stop", a.Standing.phase))
+			r.Failf("a node stands at phase %d of a stop", a.Standing.phase)
 		}
 	case requestSettings:
 		a.Revision = r.revision()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -95,32 +96,32 @@ func (b *batch) encode() []byte {
 const batchVersion = 2
 
 func decodeBatch(p []byte) (batch, error) {
-	r := reader{b: p}
-	if v := r.byte(); r.err == nil && v != batchVersion {
-		r.fail(fmt.Errorf("placement: version %d of a batch, want %d", v, batchVersion))
+	r := reader{wire.NewReader(p)}
+	if v := r.Byte(); r.OK() && v != batchVersion {
+		r.Failf("version %d of a batch, want %d", v, batchVersion)
 	}
-	b := batch{Boot: keyspace.BootID(r.fixed64()), Number: r.uvarint()}
+	b := batch{Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint()}
 	n := r.count(maxItems, 4)
 	b.Items = make([]item, 0, n)
 	total, also := 0, 0
 	for range n {
-		it := item{Range: keyspace.RangeID(r.uvarint()), Generation: keyspace.Generation(r.uvarint())}
+		it := item{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())}
 		it.Count = uint32(r.bounded(MaxBatchRevisions))
 		total += int(it.Count)
 		for range r.count(keyspace.MaxRevisionRanges-1, 2) {
-			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.uvarint()), Generation: keyspace.Generation(r.uvarint())})
+			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())})
 		}
 		if also += len(it.Also); also > maxAlso {
-			r.fail(fmt.Errorf("placement: revisions for %d further ranges, at most %d", also, maxAlso))
+			r.Failf("revisions for %d further ranges, at most %d", also, maxAlso)
 			break
 		}
 		if len(it.Also) > 0 && it.Count != 1 {
-			r.fail(fmt.Errorf("placement: %d revisions for several ranges", it.Count))
+			r.Failf("%d revisions for several ranges", it.Count)
 		}
 		b.Items = append(b.Items, it)
 	}
 	if total > MaxBatchRevisions {
-		r.fail(fmt.Errorf("placement: %d revisions asked for, at most %d", total, MaxBatchRevisions))
+		r.Failf("%d revisions asked for, at most %d", total, MaxBatchRevisions)
 	}
 	if err := r.end(); err != nil {
 		return batch{}, fmt.Errorf("decode batch for the sequencer: %w", err)
@@ -151,15 +152,15 @@ func encodeError(err error) []byte {
 // answerBody returns a reader of what follows a good answer's head, or the error
 // that the handler answered.
 func answerBody(p []byte) (*reader, error) {
-	r := &reader{b: p}
+	r := &reader{wire.NewReader(p)}
 	r.version()
-	switch code := r.byte(); {
-	case r.err != nil:
-		return nil, r.err
+	switch code := r.Byte(); {
+	case !r.OK():
+		return nil, fmt.Errorf("placement: %w", r.Err())
 	case code == answerOK:
 		return r, nil
 	case code == answerError:
-		e, err := kverror.Decode(r.b)
+		e, err := kverror.Decode(r.Peek())
 		if err != nil {
 			return nil, fmt.Errorf("decode refusal: %w", err)
 		}
@@ -175,7 +176,7 @@ func decodeGrant(p []byte) (grant, error) {
 		return grant{}, err
 	}
 	g := grant{
-		Number: r.uvarint(), Term: r.uvarint(),
+		Number: r.Uvarint(), Term: r.Uvarint(),
 		Before: r.revision(), Compacted: r.revision(), Settings: r.revision(),
 	}
 	if err := r.end(); err != nil {

@@ -1,6 +1,10 @@
 package placement
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/internal/wire"
+)
 
 // EncodeNodeTable returns rows of the node table in the form in which nodes keep them and
 // tell them to those that join.
@@ -8,7 +12,7 @@ func EncodeNodeTable(ns []Node) []byte { return appendNodes([]byte{formatVersion
 
 // DecodeNodeTable reads what EncodeNodeTable wrote. It copies what it keeps of b.
 func DecodeNodeTable(b []byte) ([]Node, error) {
-	r := reader{b: b}
+	r := reader{wire.NewReader(b)}
 	r.version()
 	ns := r.nodes()
 	if err := r.end(); err != nil {
