@@ -8,6 +8,7 @@ import (
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -118,7 +119,7 @@ func appendRaftMessage(dst []byte, g keyspace.GroupID, m *pb.Message) []byte {
 		dst = binary.AppendUvarint(dst, m.GetCommit())
 		dst = appendEntries(dst, m)
 	case pb.MsgAppResp:
-		dst = append(dst, boolByte(m.GetReject()))
+		dst = append(dst, wire.Flag(m.GetReject(), 1))
 		dst = binary.AppendUvarint(dst, m.GetIndex())
 		if m.GetReject() {
 			dst = binary.AppendUvarint(dst, m.GetRejectHint())
@@ -127,19 +128,19 @@ func appendRaftMessage(dst []byte, g keyspace.GroupID, m *pb.Message) []byte {
 	case pb.MsgVote, pb.MsgPreVote:
 		dst = binary.AppendUvarint(dst, m.GetIndex())
 		dst = binary.AppendUvarint(dst, m.GetLogTerm())
-		dst = appendBytes(dst, m.GetContext())
+		dst = wire.AppendBytes(dst, m.GetContext())
 	case pb.MsgVoteResp, pb.MsgPreVoteResp:
-		dst = append(dst, boolByte(m.GetReject()))
+		dst = append(dst, wire.Flag(m.GetReject(), 1))
 	case pb.MsgHeartbeat:
 		dst = binary.AppendUvarint(dst, m.GetCommit())
 		dst = binary.AppendUvarint(dst, m.GetIndex()) // the follower need, see truncate.go
-		dst = appendBytes(dst, m.GetContext())
+		dst = wire.AppendBytes(dst, m.GetContext())
 	case pb.MsgHeartbeatResp:
-		dst = appendBytes(dst, m.GetContext())
+		dst = wire.AppendBytes(dst, m.GetContext())
 	case pb.MsgTimeoutNow:
 	case pb.MsgReadIndex, pb.MsgReadIndexResp:
 		dst = binary.AppendUvarint(dst, m.GetIndex())
-		dst = appendBytes(dst, m.GetEntries()[0].GetData())
+		dst = wire.AppendBytes(dst, m.GetEntries()[0].GetData())
 	default:
 		panic(fmt.Sprintf("raftgroup: group %s sends a %s", g, m.GetType()))
 	}
@@ -156,83 +157,10 @@ func appendEntries(dst []byte, m *pb.Message) []byte {
 		}
 		dst = append(dst, byte(e.GetType()))
 		dst = binary.AppendUvarint(dst, e.GetTerm())
-		dst = appendBytes(dst, e.GetData())
+		dst = wire.AppendBytes(dst, e.GetData())
 	}
 	return dst
 }
-
-func appendBytes(dst, b []byte) []byte {
-	dst = binary.AppendUvarint(dst, uint64(len(b)))
-	return append(dst, b...)
-}
-
-func boolByte(b bool) byte {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// reader walks over bytes from the bus. After the first error it returns zeros.
-type reader struct {
-	b   []byte
-	bad bool
-}
-
-func (r *reader) uvarint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.fail()
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-func (r *reader) byte() byte {
-	if len(r.b) == 0 {
-		r.fail()
-		return 0
-	}
-	v := r.b[0]
-	r.b = r.b[1:]
-	return v
-}
-
-func (r *reader) bool() bool {
-	v := r.byte()
-	if v > 1 {
-		r.fail()
-	}
-	return v == 1
-}
-
-func (r *reader) uint64() uint64 {
-	if len(r.b) < 8 {
-		r.fail()
-		return 0
-	}
-	v := binary.LittleEndian.Uint64(r.b)
-	r.b = r.b[8:]
-	return v
-}
-
-// bytes returns a part of the frame of at most limit bytes, nil for none.
-func (r *reader) bytes(limit int) []byte {
-	n := r.uvarint()
-	if r.bad || n > uint64(len(r.b)) || n > uint64(limit) {
-		r.fail()
-		return nil
-	}
-	if n == 0 {
-		return nil
-	}
-	v := r.b[:n:n]
-	r.b = r.b[n:]
-	return v
-}
-
-func (r *reader) fail() { r.b, r.bad = nil, true }
 
 // frameKind checks version and kind of a frame and returns the rest.
 func frameKind(frame []byte) (kind byte, rest []byte, err error) {
@@ -249,14 +177,14 @@ func frameKind(frame []byte) (kind byte, rest []byte, err error) {
 // that an entry that is kept does not keep the frame; everything else is small
 // and refers to one slab.
 func decodeMessages(node keyspace.NodeID, rest []byte) ([]message, error) {
-	r := reader{b: rest}
-	promiseMS := r.uvarint()
+	r := wire.NewReader(rest)
+	promiseMS := r.Uvarint()
 	if promiseMS > uint64(promiseMax/time.Millisecond) {
-		r.fail()
+		r.Failf("a promise of %d ms", promiseMS)
 	}
-	n := countMessages(r)
-	if r.bad || n < 0 {
-		return nil, fmt.Errorf("%w: from node %s", errFrame, node)
+	n, err := countMessages(r)
+	if err != nil {
+		return nil, fmt.Errorf("%w: from node %s: %w", errFrame, node, err)
 	}
 	msgs := make([]message, n)
 	slots := make([]messageSlot, n)
@@ -264,81 +192,78 @@ func decodeMessages(node keyspace.NodeID, rest []byte) ([]message, error) {
 		msgs[i].node, msgs[i].promise = node, time.Duration(promiseMS)*time.Millisecond
 		decodeMessage(&r, &msgs[i], &slots[i])
 	}
-	if r.bad {
-		return nil, fmt.Errorf("%w: from node %s", errFrame, node)
+	if err := r.Err(); err != nil {
+		return nil, fmt.Errorf("%w: from node %s: %w", errFrame, node, err)
 	}
 	return msgs, nil
 }
 
 // countMessages walks once over the frame without an allocation, so that the
-// slab is exactly as large as what has really arrived. -1 says malformed.
-func countMessages(r reader) int {
+// slab is exactly as large as what has really arrived.
+func countMessages(r wire.Reader) (int, error) {
 	n := 0
-	for len(r.b) > 0 && !r.bad {
+	for r.Len() > 0 {
 		skipMessage(&r)
 		n++
 	}
-	if r.bad {
-		return -1
-	}
-	return n
+	return n, r.Err()
 }
 
 // skipMessage is decodeMessage without the memory.
-func skipMessage(r *reader) {
-	r.uvarint()
-	t := pb.MessageType(r.byte())
-	r.uvarint()
-	r.uvarint()
-	r.uvarint()
+func skipMessage(r *wire.Reader) {
+	r.Uvarint()
+	t := pb.MessageType(r.Byte())
+	r.Uvarint()
+	r.Uvarint()
+	r.Uvarint()
 	switch t {
 	case pb.MsgApp:
-		r.uvarint()
-		r.uvarint()
-		r.uvarint()
-		for n := r.uvarint(); n > 0 && !r.bad; n-- {
-			r.byte()
-			r.uvarint()
-			r.bytes(len(r.b))
+		r.Uvarint()
+		r.Uvarint()
+		r.Uvarint()
+		for n := r.Uvarint(); n > 0 && r.OK(); n-- {
+			r.Byte()
+			r.Uvarint()
+			r.BytesUpTo(r.Len())
 		}
 	case pb.MsgAppResp:
-		reject := r.bool()
-		r.uvarint()
+		reject := r.Bool()
+		r.Uvarint()
 		if reject {
-			r.uvarint()
-			r.uvarint()
+			r.Uvarint()
+			r.Uvarint()
 		}
 	case pb.MsgVote, pb.MsgPreVote, pb.MsgHeartbeat:
-		r.uvarint()
-		r.uvarint()
-		r.bytes(contextBytesMax)
+		r.Uvarint()
+		r.Uvarint()
+		r.BytesUpTo(contextBytesMax)
 	case pb.MsgVoteResp, pb.MsgPreVoteResp:
-		r.bool()
+		r.Bool()
 	case pb.MsgHeartbeatResp:
-		r.bytes(contextBytesMax)
+		r.BytesUpTo(contextBytesMax)
 	case pb.MsgTimeoutNow, kindWake, kindRemoved:
 	case pb.MsgReadIndex, pb.MsgReadIndexResp:
-		r.uvarint()
-		r.bytes(contextBytesMax)
+		r.Uvarint()
+		r.BytesUpTo(contextBytesMax)
 	case kindSleep:
-		r.uvarint()
-		r.uint64()
+		r.Uvarint()
+		r.Uint64LE()
 	case kindNews:
-		r.uvarint()
+		r.Uvarint()
 	default:
-		r.fail()
+		r.Failf("a message of kind %d", t)
 	}
 }
 
 // decodeMessage decodes one message into m and s. Its layout is skipMessage's.
-func decodeMessage(r *reader, m *message, s *messageSlot) {
-	m.group = keyspace.GroupID(r.uvarint())
-	m.kind = pb.MessageType(r.byte())
-	s.to, s.from, s.term = r.uvarint(), r.uvarint(), r.uvarint()
+func decodeMessage(r *wire.Reader, m *message, s *messageSlot) {
+	m.group = keyspace.GroupID(r.Uvarint())
+	m.kind = pb.MessageType(r.Byte())
+	s.to, s.from, s.term = r.Uvarint(), r.Uvarint(), r.Uvarint()
 	m.to, m.from, m.term = keyspace.ReplicaID(s.to), keyspace.ReplicaID(s.from), s.term
 	if m.group == 0 || s.to == 0 || s.from == 0 || s.to == s.from ||
 		s.to >= localTargetMin || s.from >= localTargetMin {
-		r.fail()
+		r.Failf("a message of group %d from replica %d to %d", m.group, s.from, s.to)
 		return
 	}
 	if m.kind >= hostKindFirst {
@@ -348,7 +273,7 @@ func decodeMessage(r *reader, m *message, s *messageSlot) {
 	// Raft takes a message without a term for one of its own host's. It forwards nothing
 	// but reads without one.
 	if int(m.kind) >= len(messageTypes) || s.term == 0 && m.kind != pb.MsgReadIndex {
-		r.fail()
+		r.Failf("a message of kind %d in term %d", m.kind, s.term)
 		return
 	}
 	s.m.Type, s.m.To, s.m.From, s.m.Term = &messageTypes[m.kind], &s.to, &s.from, &s.term
@@ -359,64 +284,64 @@ func decodeMessage(r *reader, m *message, s *messageSlot) {
 // localTargetMin is the smallest id that raft uses for its local threads.
 const localTargetMin = ^uint64(0) - 1
 
-func decodeHostMessage(r *reader, m *message) {
+func decodeHostMessage(r *wire.Reader, m *message) {
 	switch m.kind {
 	case kindSleep:
-		m.commit, m.number = r.uvarint(), r.uint64()
+		m.commit, m.number = r.Uvarint(), r.Uint64LE()
 	case kindNews:
-		m.commit = r.uvarint()
+		m.commit = r.Uvarint()
 	case kindWake, kindRemoved:
 	default:
-		r.fail()
+		r.Failf("a message of kind %d", m.kind)
 	}
 }
 
-func decodeRaftBody(r *reader, m *message, s *messageSlot) {
+func decodeRaftBody(r *wire.Reader, m *message, s *messageSlot) {
 	switch m.kind {
 	case pb.MsgApp:
-		s.index, s.logTerm, s.commit = r.uvarint(), r.uvarint(), r.uvarint()
+		s.index, s.logTerm, s.commit = r.Uvarint(), r.Uvarint(), r.Uvarint()
 		s.m.Index, s.m.LogTerm, s.m.Commit = &s.index, &s.logTerm, &s.commit
 		decodeEntries(r, m, s)
 	case pb.MsgAppResp:
-		s.reject = r.bool()
-		s.index = r.uvarint()
+		s.reject = r.Bool()
+		s.index = r.Uvarint()
 		s.m.Reject, s.m.Index = &s.reject, &s.index
 		if s.reject {
-			s.hint, s.logTerm = r.uvarint(), r.uvarint()
+			s.hint, s.logTerm = r.Uvarint(), r.Uvarint()
 			s.m.RejectHint, s.m.LogTerm = &s.hint, &s.logTerm
 		}
 	case pb.MsgVote, pb.MsgPreVote:
-		s.index, s.logTerm = r.uvarint(), r.uvarint()
+		s.index, s.logTerm = r.Uvarint(), r.Uvarint()
 		s.m.Index, s.m.LogTerm = &s.index, &s.logTerm
-		s.m.Context = r.bytes(contextBytesMax)
+		s.m.Context = r.BytesUpTo(contextBytesMax)
 	case pb.MsgVoteResp, pb.MsgPreVoteResp:
-		s.reject = r.bool()
+		s.reject = r.Bool()
 		s.m.Reject = &s.reject
 	case pb.MsgHeartbeat:
-		s.commit, s.index = r.uvarint(), r.uvarint()
+		s.commit, s.index = r.Uvarint(), r.Uvarint()
 		s.m.Commit, s.m.Index = &s.commit, &s.index
 		s.m.Context = heartbeatContext(r)
 	case pb.MsgHeartbeatResp:
 		s.m.Context = heartbeatContext(r)
 	case pb.MsgTimeoutNow:
 	case pb.MsgReadIndex, pb.MsgReadIndexResp:
-		s.index = r.uvarint()
+		s.index = r.Uvarint()
 		if m.kind == pb.MsgReadIndexResp {
 			s.m.Index = &s.index
 		}
-		s.m.Entries = []*pb.Entry{{Data: r.bytes(contextBytesMax)}}
+		s.m.Entries = []*pb.Entry{{Data: r.BytesUpTo(contextBytesMax)}}
 	default:
-		r.fail()
+		r.Failf("a message of kind %d", m.kind)
 	}
 }
 
 // heartbeatContext reads a heartbeat's context: the host's number, and behind it
 // nothing or raft's own eight bytes. Raft reads those without looking at their
 // length, so anything else must not reach it.
-func heartbeatContext(r *reader) []byte {
-	c := r.bytes(contextBytesMax)
+func heartbeatContext(r *wire.Reader) []byte {
+	c := r.BytesUpTo(contextBytesMax)
 	if len(c) != numberBytes && len(c) != numberBytes+raftContextBytes {
-		r.fail()
+		r.Failf("a heartbeat context of %d bytes", len(c))
 		return nil
 	}
 	return c
@@ -425,30 +350,26 @@ func heartbeatContext(r *reader) []byte {
 // decodeEntries decodes the entries of a MsgApp into one slab, one array of
 // pointers and one array of bytes. The count of entries was proven by
 // countMessages, so it is not a mere claim.
-func decodeEntries(r *reader, m *message, s *messageSlot) {
-	n := r.uvarint()
-	if r.bad || n > uint64(len(r.b)/entryBytesMin) {
-		r.fail()
-		return
-	}
+func decodeEntries(r *wire.Reader, m *message, s *messageSlot) {
+	n := r.Count(entryBytesMin)
 	if n == 0 {
 		return
 	}
 	slots, ents := make([]entrySlot, n), make([]*pb.Entry, n)
 	for i := range slots {
 		e := &slots[i]
-		t := r.byte()
+		t := r.Byte()
 		if int(t) >= len(entryTypes) {
-			r.fail()
+			r.Failf("an entry of type %d", t)
 			return
 		}
-		e.term, e.index = r.uvarint(), s.index+1+uint64(i)
+		e.term, e.index = r.Uvarint(), s.index+1+uint64(i)
 		e.e.Type, e.e.Term, e.e.Index = &entryTypes[t], &e.term, &e.index
-		e.e.Data = r.bytes(len(r.b))
+		e.e.Data = r.BytesUpTo(r.Len())
 		m.bytes += int64(len(e.e.Data))
 		ents[i] = &e.e
 	}
-	if r.bad {
+	if !r.OK() {
 		return
 	}
 	data := make([]byte, 0, m.bytes)
@@ -485,13 +406,13 @@ func encodeLiveness(l liveness) []byte {
 }
 
 func decodeLiveness(rest []byte) (liveness, error) {
-	r := reader{b: rest}
-	l := liveness{boot: keyspace.BootID(r.uint64())}
-	flags := r.byte()
+	r := wire.NewReader(rest)
+	l := liveness{boot: keyspace.BootID(r.Uint64LE())}
+	flags := r.Flags(livenessHealthy | livenessCentral)
 	l.healthy, l.central = flags&livenessHealthy != 0, flags&livenessCentral != 0
-	l.sequence = r.uvarint()
-	if r.bad || len(r.b) != 0 || flags&^(livenessHealthy|livenessCentral) != 0 {
-		return liveness{}, fmt.Errorf("%w: liveness of %d bytes", errFrame, len(rest))
+	l.sequence = r.Uvarint()
+	if err := r.End(); err != nil {
+		return liveness{}, fmt.Errorf("%w: liveness of %d bytes: %w", errFrame, len(rest), err)
 	}
 	return l, nil
 }

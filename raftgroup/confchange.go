@@ -12,6 +12,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -19,6 +20,9 @@ import (
 // change's context: a version, a number by which the proposer knows it again,
 // the nodes of added replicas and the caller's payload.
 const confContextVersion = 1
+
+// addedBytesMin is the least that an added replica takes in that context.
+const addedBytesMin = 2
 
 var errConfEntry = errors.New("raftgroup: malformed configuration change")
 
@@ -185,25 +189,22 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 		}
 		return c, nil
 	}
-	r := reader{b: c.cc.GetContext()}
-	if err := keyspace.CheckVersion("configuration change", uint64(r.byte()), confContextVersion); err != nil {
+	r := wire.NewReader(c.cc.GetContext())
+	if err := keyspace.CheckVersion("configuration change", uint64(r.Byte()), confContextVersion); err != nil {
 		return c, fmt.Errorf("%w: %w", errConfEntry, err)
 	}
-	c.number = r.uint64()
-	n := r.uvarint()
-	if n > uint64(len(r.b)) {
-		return c, fmt.Errorf("%w: %d added", errConfEntry, n)
-	}
+	c.number = r.Uint64LE()
+	n := r.Count(addedBytesMin)
 	c.nodes = make(map[keyspace.ReplicaID]keyspace.NodeID, n)
 	for range n {
-		id := keyspace.ReplicaID(r.uvarint())
-		c.nodes[id] = keyspace.NodeID(r.uvarint())
+		id := keyspace.ReplicaID(r.Uvarint())
+		c.nodes[id] = keyspace.NodeID(r.Uvarint())
 	}
-	if r.bad {
-		return c, fmt.Errorf("%w: truncated", errConfEntry)
+	if err := r.Err(); err != nil {
+		return c, fmt.Errorf("%w: %w", errConfEntry, err)
 	}
-	if len(r.b) > 0 {
-		c.payload = r.b
+	if r.Len() > 0 {
+		c.payload = r.Rest()
 	}
 	explicitly(c.cc) // an older version has proposed without it
 	return c, nil
@@ -584,4 +585,4 @@ func (g *Group) endTransfer(err error) {
 
 func ptr[T any](v T) *T { return &v }
 
-func boolInt(b bool) int { return int(boolByte(b)) }
+func boolInt(b bool) int { return int(wire.Flag(b, 1)) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -90,17 +91,17 @@ func encodeSnapshotHeader(h *snapshotHeader) []byte {
 }
 
 func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
-	r := reader{b: b}
-	if err := keyspace.CheckVersion("snapshot", uint64(r.byte()), snapshotVersion); err != nil {
+	r := wire.NewReader(b)
+	if err := keyspace.CheckVersion("snapshot", uint64(r.Byte()), snapshotVersion); err != nil {
 		return nil, fmt.Errorf("%w: %w", errSnapshotFormat, err)
 	}
-	h := &snapshotHeader{group: keyspace.GroupID(r.uvarint())}
-	h.from, h.to, h.term = keyspace.ReplicaID(r.uvarint()), keyspace.ReplicaID(r.uvarint()), r.uvarint()
-	if r.bad || h.group == 0 || h.from == 0 || h.to == 0 || h.from == h.to || h.term == 0 {
+	h := &snapshotHeader{group: keyspace.GroupID(r.Uvarint())}
+	h.from, h.to, h.term = keyspace.ReplicaID(r.Uvarint()), keyspace.ReplicaID(r.Uvarint()), r.Uvarint()
+	if !r.OK() || h.group == 0 || h.from == 0 || h.to == 0 || h.from == h.to || h.term == 0 {
 		return nil, fmt.Errorf("%w: header of %d bytes", errSnapshotFormat, len(b))
 	}
 	var err error
-	if h.applied, err = engine.DecodeApplied(r.b); err != nil {
+	if h.applied, err = engine.DecodeApplied(r.Rest()); err != nil {
 		return nil, fmt.Errorf("%w: %w", errSnapshotFormat, err)
 	}
 	if h.applied.Index == 0 || h.applied.Term == 0 || h.applied.Term > h.term {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -34,6 +35,8 @@ const (
 	// keptUpperMax bounds the keys in that message: a table that ends at a longer one is not
 	// kept.
 	keptUpperMax = 2 << 10
+	// keptTableBytesMin is the least that a table takes in that message.
+	keptTableBytesMin = 2 + sha256.Size
 )
 
 // keptTable is a table that a receiver has. It ends at the physical key upper.
@@ -56,8 +59,7 @@ type keptCopy struct {
 func encodeHave(ts []keptTable) []byte {
 	b := binary.AppendUvarint([]byte{snapHave}, uint64(len(ts)))
 	for i := range ts {
-		b = binary.AppendUvarint(b, uint64(len(ts[i].upper)))
-		b = append(b, ts[i].upper...)
+		b = wire.AppendBytes(b, ts[i].upper)
 		b = binary.AppendUvarint(b, ts[i].size)
 		b = append(b, ts[i].sum[:]...)
 	}
@@ -66,31 +68,17 @@ func encodeHave(ts []keptTable) []byte {
 
 // decodeHave reads what encodeHave wrote. What it returns points into b.
 func decodeHave(b []byte) ([]keptTable, error) {
-	r := reader{b: b}
-	if r.byte() != snapHave {
+	r := wire.NewReader(b)
+	if r.Byte() != snapHave {
 		return nil, fmt.Errorf("%w: not what the receiver has", errSnapshotFormat)
 	}
-	n := r.uvarint()
-	if r.bad || n > keptTablesMax || n > uint64(len(r.b)) {
-		return nil, fmt.Errorf("%w: the receiver has %d tables", errSnapshotFormat, n)
+	ts := make([]keptTable, r.CountUpTo(keptTablesMax, keptTableBytesMin))
+	for i := range ts {
+		ts[i].upper, ts[i].size = r.BytesUpTo(keptUpperMax), r.Uvarint()
+		copy(ts[i].sum[:], r.Fixed(sha256.Size))
 	}
-	ts := make([]keptTable, 0, min(n, uint64(len(r.b))/(2+sha256.Size)))
-	for range n {
-		var t keptTable
-		size := r.uvarint()
-		if r.bad || size > keptUpperMax || size > uint64(len(r.b)) {
-			return nil, fmt.Errorf("%w: a table that ends at %d bytes", errSnapshotFormat, size)
-		}
-		t.upper, r.b = r.b[:size:size], r.b[size:]
-		t.size = r.uvarint()
-		if r.bad || len(r.b) < sha256.Size {
-			return nil, fmt.Errorf("%w: a table without a checksum", errSnapshotFormat)
-		}
-		t.sum, r.b = [sha256.Size]byte(r.b), r.b[sha256.Size:]
-		ts = append(ts, t)
-	}
-	if len(r.b) > 0 {
-		return nil, fmt.Errorf("%w: %d bytes behind what the receiver has", errSnapshotFormat, len(r.b))
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("%w: what the receiver has: %w", errSnapshotFormat, err)
 	}
 	return ts, nil
 }

@@ -176,6 +176,17 @@ func (r *Reader) Uint64LE() uint64 {
 	return v
 }
 
+// Fixed reads n bytes, whose number the format fixes. They stay a part of the input.
+func (r *Reader) Fixed(n int) []byte {
+	if len(r.b) < n {
+		r.Fail(ErrTruncated)
+		return nil
+	}
+	v := r.b[:n:n]
+	r.b = r.b[n:]
+	return v
+}
+
 // Bytes reads a length and that many bytes, which stay a part of the input.
 func (r *Reader) Bytes() []byte {
 	n := r.Uvarint()
@@ -185,6 +196,20 @@ func (r *Reader) Bytes() []byte {
 	}
 	v := r.b[:n:n]
 	r.b = r.b[n:]
+	return v
+}
+
+// BytesUpTo is Bytes with a limit of the format's own. It returns nil for a field of no
+// bytes, so that whoever keeps the field does not keep the input.
+func (r *Reader) BytesUpTo(limit int) []byte {
+	v := r.Bytes()
+	if len(v) > limit {
+		r.Failf("%d bytes, at most %d", len(v), limit)
+		return nil
+	}
+	if len(v) == 0 {
+		return nil
+	}
 	return v
 }
 

@@ -75,6 +75,8 @@ func TestRefused(t *testing.T) {
 		{"more elements than bytes", []byte{200, 1, 0, 0}, func(r *Reader) { r.Count(2) }, "truncated"},
 		{"more elements than the format has", []byte{3, 0, 0, 0}, func(r *Reader) { r.CountUpTo(2, 1) }, "3 elements, at most 2"},
 		{"a length past the end", []byte{4, 'a'}, func(r *Reader) { r.Bytes() }, "truncated"},
+		{"more bytes than the format has", []byte{3, 'a', 'b', 'c'}, func(r *Reader) { r.BytesUpTo(2) }, "3 bytes, at most 2"},
+		{"fewer bytes than a fixed field has", []byte{1, 2}, func(r *Reader) { r.Fixed(3) }, "truncated"},
 		{"bytes behind the form", []byte{1, 2}, func(r *Reader) { r.Byte() }, "1 bytes left over"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -84,6 +86,16 @@ func TestRefused(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// TestNoBytesKeepNothing checks that an empty field with a limit is nil, and that the
+// limit itself is allowed.
+func TestNoBytesKeepNothing(t *testing.T) {
+	r := NewReader([]byte{0, 2, 'a', 'b'})
+	none, full := r.BytesUpTo(2), r.BytesUpTo(2)
+	if err := r.End(); err != nil || none != nil || string(full) != "ab" {
+		t.Errorf("read %v and %q: %v", none, full, err)
 	}
 }
 
