@@ -161,16 +161,22 @@ func (c *processes) refuses(cl *clientv3.Client, least, most int) []string {
 	}
 }
 
-// says checks whether a node says by all of etcd's ways that its disk is full.
+// says checks whether a node says by all of etcd's ways that its disk is full. A node looks
+// once a second, and puts tell nothing of one that leads no range: its status is waited for.
 func (c *processes) says(p *process, full bool) {
 	c.t.Helper()
 	cl := c.clientOf(p)
-	st, err := cl.Status(c.t.Context(), p.client)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if has := strings.Contains(strings.Join(st.Errors, " "), "NOSPACE"); has != full {
-		c.t.Errorf("%s: status says %v, full %v", p.name, st.Errors, full)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		st, err := cl.Status(c.t.Context(), p.client)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if strings.Contains(strings.Join(st.Errors, " "), "NOSPACE") == full {
+			break
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("%s: status says %v, full %v", p.name, st.Errors, full)
+		}
 	}
 	alarms, err := cl.AlarmList(c.t.Context())
 	if err != nil {
