@@ -80,7 +80,7 @@
 //
 // # Large reads
 //
-// A read of any size is made of pieces (Piece), each of so many bytes at most and complete
+// A read of any size is made of pages (rangeapi.Page), each of so many bytes at most and complete
 // in itself: the next one begins where this one ended, at the same revision, at whatever
 // range and leader there is by then. Keys leave a range as they will stand on the client's
 // wire. How many keys there are behind a piece is remembered by the place where it ended.

@@ -48,7 +48,7 @@ func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, t
 	return min(r.rec.Compacted, r.rec.LastRevision), r.completeLocked(), true
 }
 
-// ReadHere answers a RangeRequest or a Piece from what this node's replica has applied,
+// ReadHere answers a RangeRequest or a rangeapi.Page from what this node's replica has applied,
 // whoever leads the range, at the revision that it names or else at ReadRevision, which
 // must be set and is the header's. ReadAgain says that the replica is not complete up to
 // there, Compacted that the node has heard of a compaction above the revision that the

@@ -46,7 +46,7 @@ func (k itemKind) String() string {
 // TxnItem is one step of a transaction in an entry.
 type TxnItem struct {
 	Kind itemKind
-	// Lock is what an itemLock brings. Its id is not in the bytes: it is the entry's and
+	// Lock is what an ItemLock brings. Its id is not in the bytes: it is the entry's and
 	// the item's place.
 	Lock *Lock
 	// ID is the lock that is resolved or swept, or the anchor's of a commit; ids are
@@ -66,7 +66,7 @@ type TxnItem struct {
 	// Leases are those that the keys are attached to, 0 for none.
 	Leases []keyspace.LeaseID
 	Next   []byte
-	// Attachment is that of a lease; of an itemUnmark only its lease counts.
+	// Attachment is that of a lease; of an ItemDetach only its lease counts.
 	Attachment rangeapi.Attachment
 }
 
