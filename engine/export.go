@@ -42,20 +42,8 @@ type Export struct {
 // ErrNoApplied says that a group that is to be exported has no applied record.
 var ErrNoApplied = errors.New("engine: group has no applied record")
 
-// TableSink gives the writer of a table, by the table's number; only those that are
-// whole are counted. cut is the physical key at which the table ends if it is not full
-// before, one of those that the export was given, nil for none.
-type TableSink func(number int, cut []byte) (io.WriteCloser, error)
-
-// TableEnder is what a TableSink's writer may be beside: Ends gives it, before it is
-// closed, the physical key at which the table ends and the next one may begin.
-type TableEnder interface {
-	Ends(upper []byte)
-}
-
-// ErrOnceMore is what a TableSink's writer may return from Close: the same table is asked
-// for again, with the same number, and what was written so far does not count.
-var ErrOnceMore = errors.New("engine: the table is wanted once more")
+// TableSink gives the writer of the next table; number counts the tables before it.
+type TableSink func(number int) (io.WriteCloser, error)
 
 // ExportTables writes the group's applied record and the keys in spans, as the
 // snapshot shows them, into sorted tables that IngestTables takes. The first table
@@ -68,12 +56,8 @@ var ErrOnceMore = errors.New("engine: the table is wanted once more")
 // whole and also when it fails: only a nil error says that the tables count.
 // maxTableBytes is about the size of a table, 0 is DefaultTableBytes. Memory: one
 // table's index and a block.
-//
-// cuts are physical keys, ascending, at which a table ends however small it is, but for
-// those in the index of leases. With the ends of an earlier export's tables, what has not
-// changed since comes in tables that are the same byte for byte.
 func (s *Snapshot) ExportTables(
-	ctx context.Context, g keyspace.GroupID, spans []KeySpan, maxTableBytes int64, cuts [][]byte, sink TableSink,
+	ctx context.Context, g keyspace.GroupID, spans []KeySpan, maxTableBytes int64, sink TableSink,
 ) (Export, error) {
 	a, ok, err := ReadApplied(s, g)
 	if err == nil && !ok {
@@ -85,7 +69,7 @@ func (s *Snapshot) ExportTables(
 	if maxTableBytes <= 0 {
 		maxTableBytes = DefaultTableBytes
 	}
-	x := &exporter{s: s, sink: sink, max: uint64(maxTableBytes), cuts: cuts, out: Export{Applied: a}}
+	x := &exporter{s: s, sink: sink, max: uint64(maxTableBytes), out: Export{Applied: a}}
 	leased := slices.IndexFunc(spans, KeySpan.leased)
 	if leased < 0 {
 		leased = len(spans)
@@ -95,7 +79,6 @@ func (s *Snapshot) ExportTables(
 			return Export{}, fmt.Errorf("engine: export group %s: %s: %w", g, span, err)
 		}
 	}
-	x.cuts = nil
 	if err := x.leased(ctx, spans[leased:]); err != nil {
 		return Export{}, fmt.Errorf("engine: export group %s: leases: %w", g, err)
 	}
@@ -106,15 +89,12 @@ type exporter struct {
 	s    *Snapshot
 	sink TableSink
 	max  uint64
-	cuts [][]byte
 	out  Export
 
-	// The table that is being written; w is nil between tables. cut is where it ends if it
-	// is not full before, nil for nowhere.
+	// The table that is being written; w is nil between tables.
 	w    *sstable.Writer
 	file *tableFile
 	info TableInfo
-	cut  []byte
 }
 
 // span writes the tables of one span.
@@ -132,15 +112,9 @@ func (x *exporter) span(ctx context.Context, span KeySpan) (err error) {
 		lower = slices.Clone(it.Key())
 	}
 	for lower != nil {
-		next, err := x.table(ctx, it, lower, span)
-		if errors.Is(err, ErrOnceMore) {
-			it.SeekGE(lower)
-			continue
-		}
-		if err != nil {
+		if lower, err = x.table(ctx, it, lower, span); err != nil {
 			return err
 		}
-		lower = next
 	}
 	return nil
 }
@@ -161,17 +135,9 @@ func (x *exporter) table(ctx context.Context, it *Iterator, lower []byte, span K
 		if n++; n%cancelKeys == 0 && ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		atCut := x.cut != nil && bytes.Compare(it.Key(), x.cut) >= 0
-		if atCut || x.info.Keys > 0 && x.w.Raw().EstimatedSize() >= x.max {
+		if x.info.Keys > 0 && x.w.Raw().EstimatedSize() >= x.max {
 			next = slices.Clone(it.Key())
-			end := next
-			if atCut {
-				end = x.cut
-			}
-			if !span.Versioned() {
-				next = end // what is between is deleted by one of the two
-			}
-			return next, x.finish(end)
+			return next, x.finish(next)
 		}
 		if mutation.Is(mutation.VersionLostInCopy) && span.Versioned() && n == 2 {
 			continue
@@ -263,13 +229,7 @@ func (x *exporter) leasedSpan(ctx context.Context, span KeySpan) (err error) {
 
 // begin begins a table that covers the keys from lower on.
 func (x *exporter) begin(lower []byte) error {
-	x.cut = nil
-	if i, found := slices.BinarySearchFunc(x.cuts, lower, bytes.Compare); found && i+1 < len(x.cuts) {
-		x.cut = x.cuts[i+1]
-	} else if !found && i < len(x.cuts) {
-		x.cut = x.cuts[i]
-	}
-	f, err := x.sink(len(x.out.Tables), x.cut)
+	f, err := x.sink(len(x.out.Tables))
 	if err != nil {
 		return err
 	}
@@ -294,9 +254,6 @@ func (x *exporter) finish(upper []byte) error {
 // close ends the table as it is.
 func (x *exporter) close(upper []byte) error {
 	x.info.Span.Upper = upper
-	if e, ok := x.file.w.(TableEnder); ok {
-		e.Ends(upper)
-	}
 	err := x.w.Close()
 	x.w = nil
 	if err != nil {

@@ -297,13 +297,13 @@ func TestExportStops(t *testing.T) {
 	e := openTest(t, vfs.NewMem())
 	s := e.NewSnapshot()
 	defer s.Close()
-	if _, err := s.ExportTables(t.Context(), 1, nil, 0, nil, nil); !errors.Is(err, ErrNoApplied) {
+	if _, err := s.ExportTables(t.Context(), 1, nil, 0, nil); !errors.Is(err, ErrNoApplied) {
 		t.Errorf("export of an unknown group: %v", err)
 	}
 	commit(t, e, func(b *Batch) error { return b.SetApplied(1, Applied{Index: 11, Term: 5}) })
 	s2 := e.NewSnapshot()
 	defer s2.Close()
-	_, err := s2.ExportTables(t.Context(), 1, nil, 0, nil, func(int, []byte) (io.WriteCloser, error) { return nil, io.ErrShortWrite })
+	_, err := s2.ExportTables(t.Context(), 1, nil, 0, func(int) (io.WriteCloser, error) { return nil, io.ErrShortWrite })
 	if !errors.Is(err, io.ErrShortWrite) {
 		t.Errorf("export into a broken sink: %v", err)
 	}

@@ -75,7 +75,7 @@ func dump(t testing.TB, r Reader) string {
 func export(t testing.TB, s *Snapshot, to *Engine, g keyspace.GroupID, spans []KeySpan, maxBytes int64) []string {
 	t.Helper()
 	var paths []string
-	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, nil, func(n int, _ []byte) (io.WriteCloser, error) {
+	_, err := s.ExportTables(t.Context(), g, spans, maxBytes, func(n int) (io.WriteCloser, error) {
 		p := to.FS().PathJoin(to.StagingDir(), fmt.Sprintf("%s-%d", g, n))
 		paths = append(paths, p)
 		return to.FS().Create(p, vfs.WriteCategoryUnspecified)
@@ -148,7 +148,7 @@ func TestExportMemory(t *testing.T) {
 	s := e.NewSnapshot()
 	defer s.Close()
 	before, peak := living(), uint64(0)
-	x, err := s.ExportTables(t.Context(), 7, []KeySpan{VersionedSpan(keyspace.Span{})}, 0, nil, func(int, []byte) (io.WriteCloser, error) {
+	x, err := s.ExportTables(t.Context(), 7, []KeySpan{VersionedSpan(keyspace.Span{})}, 0, func(int) (io.WriteCloser, error) {
 		return &peakFile{peak: &peak}, nil
 	})
 	if err != nil {

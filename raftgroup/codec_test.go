@@ -125,9 +125,6 @@ func TestGoldenFormats(t *testing.T) {
 	put("snapshot header", encodeSnapshotHeader(&snapshotHeader{
 		group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, ConfIndex: 10, Replicas: voters(2), Payload: []byte("p")},
 	}))
-	put("tables that a receiver has", encodeHave([]keptTable{
-		{upper: []byte("b"), size: 300, sum: [32]byte{1, 2, 3}}, {upper: []byte("cc"), size: 1 << 25, sum: [32]byte{31: 9}},
-	}))
 	put("context of a configuration change", encodeConf(0x0102030405060708,
 		[]ConfChange{{AddLearner, 4, 300}, {Type: Promote, Replica: 3}}, []byte("payload")).GetContext())
 	path := filepath.Join("testdata", "formats.golden")

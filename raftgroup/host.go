@@ -202,7 +202,6 @@ func (h *Host) Stop(ctx context.Context) error {
 		// The appliers last: what is installed still lets go of a group that has
 		// callbacks waiting.
 		h.snaps.wg.Wait()
-		h.snaps.endKept()
 		for _, a := range h.appliers {
 			a.stop()
 		}

@@ -14,7 +14,6 @@ type Metrics struct {
 	voteRefused, parked, logReads, logReadsPutOff, readIndexes, malformed prometheus.Counter
 	snapshotsSent, snapshotsReceived, snapshotsFailed                     prometheus.Counter
 	snapshotBytes, truncations, cutOffs, forcedFlushes                    prometheus.Counter
-	snapshotReused                                                        prometheus.Counter
 	peersAlive, walStuck, applyStuck                                      prometheus.Gauge
 }
 
@@ -78,7 +77,6 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		snapshotsReceived: counter("skein_raftgroup_snapshots_received_total", "Snapshots installed here."),
 		snapshotsFailed:   counter("skein_raftgroup_snapshots_failed_total", "Snapshots that failed here, sent or received."),
 		snapshotBytes:     counter("skein_raftgroup_snapshot_sent_bytes_total", "Bytes of tables sent."),
-		snapshotReused:    counter("skein_raftgroup_snapshot_reused_bytes_total", "Bytes of tables not sent, since the receiver had them from an attempt before."),
 		truncations:       counter("skein_raftgroup_truncations_total", "Truncations of logs."),
 		cutOffs:           counter("skein_raftgroup_cut_offs_total", "Truncations past what a follower needed."),
 		forcedFlushes:     counter("skein_raftgroup_forced_flushes_total", "Engine flushes asked for: the wal was long, what is applied waited long, or a disk was full."),

@@ -19,19 +19,17 @@ import (
 // the receiver lets it wait until it is its turn; then come the tables, each a run of
 // chunks closed by its size and checksum, and the end. The receiver answers when it has
 // installed everything durably, and says that it is at it while that lasts.
-// What fails is begun anew, from a newer state and perhaps by another sender; but the
-// receiver keeps the tables that it has for a while, and says first which. The sender
-// cuts its tables at the same keys, and does not send those that came out the same.
+// A copy that fails begins anew, from a newer state and perhaps with another sender:
+// see docs/decisions/0018-copies-begin-anew.md.
 const (
-	snapshotVersion = 4
+	snapshotVersion = 5
 
 	snapChunk = 1
 	snapTable = 2 // end of a table
 	snapEnd   = 3
-	snapHave  = 4 // from the receiver: the tables that it has
-	snapReuse = 5 // instead of a table: one of those
-	snapWait  = 6 // from the receiver, before what it has and before the end: it is at it
-	snapDone  = 7 // from the receiver: all is installed and durable
+	snapTurn  = 4 // from the receiver: the tables may come
+	snapWait  = 5 // from the receiver, before its turn and before the end: the sender is to wait
+	snapDone  = 6 // from the receiver: all is installed and durable
 
 	// chunkBytes is how much of a table a message has: a ms of what a node sends by
 	// default, and what fills a write of the bus.
@@ -126,9 +124,7 @@ type snapshots struct {
 		// fetches are those whose tables come or that wait for it, in the order in which they
 		// came. Those that have their turn, the first fetchesAtOnce, are closed.
 		fetches []chan struct{}
-		// kept are the tables of copies that were cut, at most keptCopiesMax.
-		kept  map[keyspace.GroupID]*keptCopy
-		ended bool // nothing is installed any more
+		ended   bool // nothing is installed any more
 	}
 }
 
@@ -140,7 +136,6 @@ func (s *snapshots) init(h *Host) {
 	s.mu.sends = make(map[*sending]struct{})
 	s.limitIn = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond, since: now}
 	s.mu.receives = make(map[*receive]struct{})
-	s.mu.kept = make(map[keyspace.GroupID]*keptCopy)
 	// One place for each receive, so that an applier never waits.
 	s.install = make(chan *install, h.cfg.SnapshotReceives)
 }
@@ -236,7 +231,6 @@ func (s *snapshots) cancel(g *Group) {
 // drop ends everything of a group that is closed.
 func (s *snapshots) drop(g *Group) {
 	s.cancel(g)
-	s.forget(g.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r := range s.mu.receives {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -32,10 +31,6 @@ type receive struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	paths  []string
-	// tables are those of the paths that are whole, with the keys at which they end; have
-	// are those of an earlier attempt.
-	tables []keptTable
-	have   []keptTable
 	// troubled says that an attempt to install it has failed.
 	troubled atomic.Bool
 	// result gets the one outcome after raft has been asked.
@@ -66,7 +61,6 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 		return fmt.Errorf("%w: the state machine takes none", errSnapshotRefused)
 	}
 	if err := r.room(); err != nil {
-		h.snaps.forgetAll()
 		return err
 	}
 	r.ctx, r.cancel = context.WithCancel(ctx)
@@ -95,15 +89,9 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 	}
 	err := r.sm.AcceptSnapshot(r.head.applied)
 	if err == nil {
-		if err = r.fetch(s); err != nil {
-			r.keep(err)
-		} else {
+		if err = r.fetch(s); err == nil {
 			r.telling(s, func() { err = r.verify() })
-			if errors.Is(err, context.Canceled) {
-				r.keep(err) // the sender is lost, and nothing is wrong with them
-			}
 		}
-		removeFiles(r.g.h.cfg.Engine.FS(), r.have) // they are of no use
 		if err == nil {
 			err = r.ask(func() error { return r.g.stepSnapshot(r, from) })
 		}
@@ -205,13 +193,9 @@ func (g *Group) endReceive(r *receive) {
 	if g.receiving == r {
 		g.receiving = nil
 	}
-	if g.closed {
-		g.h.snaps.forget(g.id) // it may have been kept behind the closing
-	}
 }
 
-// fetch waits for its turn and writes the tables to files. It says first which of them are
-// here already.
+// fetch waits for its turn and writes the tables to files.
 func (r *receive) fetch(s transport.Stream) error {
 	turn := r.g.h.snaps.queue()
 	defer r.g.h.snaps.leave(turn)
@@ -219,8 +203,6 @@ func (r *receive) fetch(s transport.Stream) error {
 	r.telling(s, func() {
 		select {
 		case <-turn:
-			r.have = r.g.h.snaps.takeKept(r.g.id, r.head.to)
-			background.Run(func() { err = r.sumKept(r.ctx) })
 		case <-r.ctx.Done():
 			err = context.Cause(r.ctx)
 		}
@@ -229,7 +211,7 @@ func (r *receive) fetch(s transport.Stream) error {
 		return err
 	}
 	w := newWatch(r.ctx, r.g.h.cfg.Clock)
-	if err := s.Send(w, encodeHave(r.have)); err != nil {
+	if err := s.Send(w, []byte{snapTurn}); err != nil {
 		return w.end(err)
 	}
 	background.Run(func() { err = r.fetchTables(w, s) })
@@ -246,10 +228,6 @@ func (r *receive) fetchTables(w *watch, s transport.Stream) error {
 		switch {
 		case len(m) > 1 && m[0] == snapChunk && len(r.paths) < snapshotTablesMax:
 			if err := r.fetchTable(w, s, m); err != nil {
-				return err
-			}
-		case len(m) > 1 && m[0] == snapReuse:
-			if err := r.reuse(m[1:]); err != nil {
 				return err
 			}
 		case len(m) > 1 && m[0] == snapEnd:
@@ -280,14 +258,11 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error)
 		return err
 	}
 	r.paths = append(r.paths, path)
-	var upper []byte
 	defer func() {
 		if err == nil {
 			err = f.Sync()
 		}
-		if err = errors.Join(err, f.Close()); err == nil {
-			r.tables = append(r.tables, keptTable{path: path, upper: upper})
-		}
+		err = errors.Join(err, f.Close())
 	}()
 	sum, size := uint32(0), uint64(0)
 	for {
@@ -313,10 +288,9 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error)
 		case len(m) > 1 && m[0] == snapChunk:
 		case len(m) > 5 && m[0] == snapTable:
 			n, w := binary.Uvarint(m[1:])
-			if w <= 0 || len(m) < 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {
+			if w <= 0 || len(m) != 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {
 				return fmt.Errorf("%w: table %d: %d bytes, checksum %08x", errSnapshotFormat, len(r.paths), size, sum)
 			}
-			upper = slices.Clone(m[1+w+4:])
 			return nil
 		default:
 			return fmt.Errorf("%w: message of %d bytes", errSnapshotFormat, len(m))

@@ -1,8 +1,6 @@
 package raftgroup
 
 import (
-	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,17 +35,9 @@ type sending struct {
 	// kind in front, or empty.
 	sum     uint32
 	size    uint64
-	upper   []byte
 	piece   []byte
 	renewed clock.Time
 	tables  int
-	// have are the tables that the receiver has, by the keys at which they end; reused
-	// counts those that were the same here.
-	have   map[string]int
-	kept   []keptTable
-	reused int
-	// missed is the last of those keys whose table was another one.
-	missed []byte
 }
 
 // maySendSnapshot says whether raft may be given a snapshot to send.
@@ -113,7 +103,7 @@ func (x *sending) run() {
 		x.g.h.m.snapshotsFailed.Inc()
 	} else {
 		x.g.h.m.snapshotsSent.Inc()
-		x.g.zap.Info("snapshot installed by a follower", zap.Stringer("peer", x.node), zap.Int("tables", x.tables), zap.Int("reused", x.reused),
+		x.g.zap.Info("snapshot installed by a follower", zap.Stringer("peer", x.node), zap.Int("tables", x.tables),
 			zap.Duration("took", x.g.h.cfg.Clock.Now().Sub(start)))
 	}
 	x.g.w.call(x.g, func() {
@@ -153,11 +143,7 @@ func (x *sending) send() (err error) {
 	if err := x.export(); err != nil {
 		return err
 	}
-	m, err := x.recv()
-	if err == nil && (len(m) != 1 || m[0] != snapDone) {
-		err = fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
-	}
-	return err
+	return x.await(snapDone)
 }
 
 // export sends the tables.
@@ -186,12 +172,11 @@ func (x *sending) export() (err error) {
 		}
 		spans = append(spans, leased...)
 	}
-	cuts, err := x.recvHave()
-	if err != nil {
+	if err := x.await(snapTurn); err != nil {
 		return err
 	}
 	background.Run(func() {
-		_, err = snap.ExportTables(x.ctx, x.g.id, spans, x.g.h.cfg.snapshotTableBytes, cuts, x.table)
+		_, err = snap.ExportTables(x.ctx, x.g.id, spans, x.g.h.cfg.snapshotTableBytes, x.table)
 	})
 	if err != nil {
 		return err
@@ -199,51 +184,33 @@ func (x *sending) export() (err error) {
 	return x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables)))
 }
 
-// recv returns the receiver's next word that is not to wait.
-func (x *sending) recv() ([]byte, error) {
-	m, err := x.stream.Recv(x.ctx)
-	for told := 0; err == nil && len(m) == 1 && m[0] == snapWait; m, err = x.stream.Recv(x.ctx) {
+// await waits until the receiver sends the given message. Until then the receiver may only
+// tell the sender to wait.
+func (x *sending) await(want byte) error {
+	for told := 0; ; {
+		m, err := x.stream.Recv(x.ctx)
+		switch {
+		case err != nil:
+			return err
+		case len(m) == 1 && m[0] == want:
+			return nil
+		case len(m) != 1 || m[0] != snapWait:
+			return fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
+		}
 		if told++; told > waitsTold {
-			return nil, fmt.Errorf("%w: told to wait for the %dth time", errSnapshotStalled, told)
+			return fmt.Errorf("%w: told to wait for the %dth time", errSnapshotStalled, told)
 		}
 		x.ctx.progress()
 		x.renewPin()
 	}
-	return m, err
 }
 
-// recvHave waits for the turn at the receiver, takes its word on which tables it has, and
-// returns the keys at which they end.
-func (x *sending) recvHave() (cuts [][]byte, err error) {
-	m, err := x.recv()
-	if err != nil {
-		return nil, err
-	}
-	if x.kept, err = decodeHave(m); err != nil {
-		return nil, err
-	}
-	x.have = make(map[string]int, len(x.kept))
-	for i := range x.kept {
-		x.have[string(x.kept[i].upper)] = i
-		cuts = append(cuts, x.kept[i].upper)
-	}
-	slices.SortFunc(cuts, bytes.Compare)
-	return slices.CompactFunc(cuts, bytes.Equal), nil
-}
-
-// table begins the next table. Where it may be one that the receiver has, it is first
-// made for its checksum alone.
-func (x *sending) table(_ int, cut []byte) (io.WriteCloser, error) {
-	if i, ok := x.have[string(cut)]; ok && !bytes.Equal(x.missed, cut) {
-		return &probe{x: x, number: i, want: &x.kept[i], cut: cut, hash: sha256.New()}, nil
-	}
+// table begins the next table.
+func (x *sending) table(int) (io.WriteCloser, error) {
 	x.sum, x.size, x.piece = 0, 0, x.piece[:0]
 	x.tables++
 	return x, nil
 }
-
-// Ends implements engine.TableEnder.
-func (x *sending) Ends(upper []byte) { x.upper = upper }
 
 // Write takes a part of the table. A table is written block by block, each of them and what
 // ends it for itself; as messages they would cost more than their bytes do.
@@ -290,7 +257,7 @@ func (x *sending) Close() error {
 		return err
 	}
 	b := binary.AppendUvarint([]byte{snapTable}, x.size)
-	return x.stream.Send(x.ctx, append(binary.LittleEndian.AppendUint32(b, x.sum), x.upper...))
+	return x.stream.Send(x.ctx, binary.LittleEndian.AppendUint32(b, x.sum))
 }
 
 // renewPin keeps the log pinned while there is progress.

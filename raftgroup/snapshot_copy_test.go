@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -88,9 +87,9 @@ func (n *testNode) countCopies() *copies {
 	return &came
 }
 
-// A copy that is cut goes on where it was, whether its sender comes back or another one
-// takes its place: tables that are whole do not come twice. What changed meanwhile does.
-func TestCopyGoesOn(t *testing.T) {
+// A copy that is cut begins anew, whether its sender comes back or another one takes its
+// place. It brings the state of then, and the cut one leaves no file behind.
+func TestCutCopyBeginsAnew(t *testing.T) {
 	const size, rate = 2 << 20, 256 << 10
 	for _, how := range []string{"cut off", "another sender", "changed"} {
 		t.Run(how, func(t *testing.T) {
@@ -132,8 +131,8 @@ func TestCopyGoesOn(t *testing.T) {
 						t.Errorf("what changed is %.10q, %v", v, err)
 					}
 				}
-				if n := came.Load(); n < size || n > size*5/4 {
-					t.Errorf("%d bytes came for a copy of %d", n, size)
+				if n := came.Load(); n < size*3/2 || n > size*2 {
+					t.Errorf("%d bytes came for a half and a whole copy of %d", n, size)
 				}
 				left, err := f.eng.FS().List(f.eng.StagingDir())
 				if err != nil || len(left) > 0 {
@@ -238,8 +237,8 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// Where the sender is lost while its tables are checked, the next one need not send them again.
-func TestCopyThatIsCheckedGoesOn(t *testing.T) {
+// Where the sender is lost while its tables are checked, the next one sends the whole copy.
+func TestCopyOutlivesItsSender(t *testing.T) {
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.snapshotTableBytes = 64 << 10 })
@@ -254,59 +253,12 @@ func TestCopyThatIsCheckedGoesOn(t *testing.T) {
 		l.crash(0)
 		r.eventually("it is checked again", 2*time.Minute, func() bool { return checks.Load() > 1 })
 		r.equal(1)
-		if n := came.Load(); n > size*5/4 {
-			t.Errorf("%d bytes came for a copy of %d", n, size)
+		if n := came.Load(); n < 2*size || n > size*9/4 {
+			t.Errorf("%d bytes came for two copies of %d", n, size)
 		}
 		l.start()
 		r.equal(1)
 	})
-}
-
-// What is kept of a copy for which nobody comes again is removed after a while, and when
-// the group is closed; where the disk is full, within seconds.
-func TestKeptTablesGo(t *testing.T) {
-	for _, how := range []string{"late", "closed", "the disk is full"} {
-		t.Run(how, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond, c.snapshotTableBytes = 256<<10, 64<<10 })
-				r.engopt = func(o *engine.Options) { o.LowSpaceBytes = 1 << 20 }
-				r.startAll()
-				defer r.close()
-				r.bootstrap(1, 1, voters(3))
-				_, f := r.cutOffFollower(1, 5)
-				r.heavy(1, 1<<20)
-				f.start()
-				came := f.countCopies()
-				r.eventually("half of the copy is there", 30*time.Second, func() bool { return came.Load() > 512<<10 })
-				came.cut.Store(true)
-				time.Sleep(5 * time.Second)
-				files := func() int {
-					l, err := f.eng.FS().List(f.eng.StagingDir())
-					r.must(err)
-					return len(l)
-				}
-				if n := files(); n < 4 {
-					t.Errorf("%d tables are kept", n)
-				}
-				switch how {
-				case "late":
-					r.bus.isolate(f.id, true) // nobody tries it again
-					time.Sleep(keptTTL + time.Minute)
-				case "the disk is full":
-					r.bus.isolate(f.id, true)
-					f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 10, TotalBytes: 1 << 30, UsedBytes: 1<<30 - 1<<10})
-					time.Sleep(4 * time.Second)
-				default:
-					r.must(f.host.Close(context.Background(), 1))
-				}
-				time.Sleep(time.Second)
-				if n := files(); n != 0 {
-					t.Errorf("%d tables are kept still", n)
-				}
-				f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 900 << 20, TotalBytes: 1 << 30, UsedBytes: 124 << 20})
-			})
-		})
-	}
 }
 
 // All copies that come to a node share its bound, however fast their senders are.
@@ -345,31 +297,6 @@ func TestCopiesShareTheReceiversBound(t *testing.T) {
 		took := time.Since(begin)
 		if want := 2 * size * time.Second / rate; took < want*8/10 || took > want*12/10 {
 			t.Errorf("two copies of %d bytes took %v, at the bound they take %v", size, took, want)
-		}
-	})
-}
-
-// FuzzSnapshotHave: what a receiver says it has is decoded as it was encoded, and nothing
-// is allocated for what is only claimed.
-func FuzzSnapshotHave(f *testing.F) {
-	f.Add(encodeHave(nil))
-	f.Add(encodeHave([]keptTable{{upper: []byte("b"), size: 300, sum: [32]byte{1}}, {upper: nil, size: 0}}))
-	f.Add([]byte{snapHave, 0xff, 0xff, 0x03})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var ts []keptTable
-		var err error
-		if got := measure.Excess(len(b), func() { ts, err = decodeHave(b) }); got != 0 {
-			t.Fatalf("%d bytes allocated for %d that came", got, len(b))
-		}
-		if err != nil {
-			if !errors.Is(err, errSnapshotFormat) {
-				t.Fatalf("%v", err)
-			}
-			return
-		}
-		again, err := decodeHave(encodeHave(ts))
-		if err != nil || len(again) != len(ts) {
-			t.Fatalf("%d tables, %d again: %v", len(ts), len(again), err)
 		}
 	})
 }
