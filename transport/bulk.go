@@ -9,14 +9,11 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/quic-go/quic-go"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/background"
 )
 
@@ -25,88 +22,6 @@ import (
 // QUIC's packets of 1,400 bytes take, and the rest of what QUIC is for here, streams that
 // do not wait for each other and connections that a restarted peer refuses at once, is not
 // needed. They are read and written by threads of low priority.
-
-// tcpListenTries is how many ports are tried where the system chooses one: it must be free
-// for UDP and for TCP.
-const tcpListenTries = 32
-
-// listenBoth listens on the UDP and the TCP port of an address.
-func listenBoth(addr string) (*net.UDPConn, net.Listener, error) {
-	ua, err := net.ResolveUDPAddr("udp", addr)
-	if err != nil {
-		return nil, nil, fmt.Errorf("transport: listen address %q: %w", addr, err)
-	}
-	for try := 1; ; try++ {
-		udp, err := net.ListenUDP("udp", ua)
-		if err != nil {
-			return nil, nil, fmt.Errorf("transport: listen on %q: %w", addr, err)
-		}
-		ta := net.TCPAddrFromAddrPort(udp.LocalAddr().(*net.UDPAddr).AddrPort())
-		tcp, err := net.ListenTCP("tcp", ta)
-		if err == nil {
-			return udp, tcp, nil
-		}
-		err = errors.Join(err, udp.Close())
-		if ua.Port != 0 || try == tcpListenTries || !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, nil, fmt.Errorf("transport: listen on %q, which takes the port for TCP as well as UDP: %w", addr, err)
-		}
-	}
-}
-
-// Pauses of a listener that could not take a connection, because the process has too many
-// files open, say.
-const (
-	acceptPauseMin = 5 * time.Millisecond
-	acceptPauseMax = time.Second
-)
-
-// acceptTCP takes connections of diallers.
-func (q *QUIC) acceptTCP(ln net.Listener) {
-	pause := acceptPauseMin
-	for {
-		conn, err := ln.Accept()
-		if err == nil {
-			pause = acceptPauseMin
-			q.acceptTLS(conn)
-			continue
-		}
-		if q.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-			return
-		}
-		q.log.Error("the peer listener for TCP takes no connection", zap.Error(err), zap.Duration("again_in", pause))
-		if clock.Sleep(q.ctx, q.clock, pause) != nil {
-			return
-		}
-		pause = min(2*pause, acceptPauseMax)
-	}
-}
-
-// acceptTLS does the handshake with a dialler in a goroutine. Who has not come through it may
-// be anybody: such connections are bounded for themselves, so that they do not keep others,
-// by QUIC or with a certificate, from saying who they are.
-func (q *QUIC) acceptTLS(conn net.Conn) {
-	refuse := func() { _ = conn.Close() }
-	q.bounded(q.shaking, refuse, func() {
-		tc := &tls.Config{
-			MinVersion: tls.VersionTLS13,
-			NextProtos: []string{ALPN},
-			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-				c, err := q.creds.accepting()
-				if err == nil {
-					c.DynamicRecordSizingDisabled = true
-				}
-				return c, err
-			},
-		}
-		w, err := q.shakeHands(q.ctx, tls.Server(conn, tc))
-		if err != nil {
-			refuse()
-			q.log.Debug("a TLS handshake failed", zap.Stringer("remote", conn.RemoteAddr()), zap.Error(err))
-			return
-		}
-		q.bounded(q.greeting, refuse, func() { q.accept(w) })
-	})
-}
 
 // dialTCP makes a connection to a peer for its bulk session.
 func (q *QUIC) dialTCP(ctx context.Context, target netip.AddrPort, tc *tls.Config) (*tcpWire, error) {

@@ -43,6 +43,36 @@ func (c Class) String() string {
 	return fmt.Sprintf("class-%d", uint8(c))
 }
 
+// Kind says what a session is for: two sessions with a peer make it fully
+// reachable.
+type Kind uint8
+
+// The kinds of sessions.
+const (
+	// KindMain carries every class but ClassBulk. The peer is up while it stands.
+	KindMain Kind = iota
+	// KindBulk carries ClassBulk: on a connection of its own, since within one
+	// connection bulk would sit before everything else. It ends with the main one.
+	KindBulk
+
+	numKinds = 2
+)
+
+// String returns the kind's name in logs.
+func (k Kind) String() string {
+	if k == KindBulk {
+		return "bulk"
+	}
+	return "main"
+}
+
+func kindOf(c Class) Kind {
+	if c == ClassBulk {
+		return KindBulk
+	}
+	return KindMain
+}
+
 // PeerState is what the bus knows about a peer.
 type PeerState struct {
 	// Up says that a session with the peer stands: each side has told the other who

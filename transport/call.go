@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -18,12 +17,6 @@ type pendingCall struct {
 	// lane's lock, read after the lane is closed. Beyond everything until then.
 	pos  uint64
 	done chan callResult // capacity 1; gets exactly one value
-}
-
-type callResult struct {
-	payload      []byte
-	err          error
-	notDelivered bool
 }
 
 // Call asks the handler of a node and waits for its answer until ctx ends; then
@@ -145,31 +138,6 @@ func (s *Session) receiveReply(f *frame) error {
 	return nil
 }
 
-// resultOf turns the status that ended a call or a stream into its result.
-func resultOf(st status, payload []byte) (callResult, error) {
-	switch st {
-	case statusOK:
-		return callResult{payload: payload}, nil
-	case statusError:
-		re, err := parseError(payload)
-		if err != nil {
-			return callResult{}, err
-		}
-		return callResult{err: re}, nil
-	case statusBusy:
-		return callResult{err: ErrPeerBusy, notDelivered: true}, nil
-	case statusNoMethod:
-		return callResult{err: ErrNoMethod, notDelivered: true}, nil
-	case statusClosing:
-		return callResult{err: ErrClosed, notDelivered: true}, nil
-	case statusTooLarge:
-		return callResult{err: ErrTooLarge}, nil
-	case statusExpired:
-		return callResult{err: context.DeadlineExceeded}, nil
-	}
-	return callResult{}, fmt.Errorf("%w: status %d", errMalformed, st)
-}
-
 // serveCall starts the handler of a call, or refuses it.
 func (s *Session) serveCall(c Class, f *frame) error {
 	e := s.ep
@@ -240,15 +208,6 @@ func (s *Session) runCall(ctx context.Context, c Class, id uint64, entry callEnt
 	h := replyFrame(id, st)
 	// It fails only with the session, which fails the call at the other side too.
 	_ = s.laneForCall(c, id, len(answer)).enqueueWait(s.ctx, &h, answer)
-}
-
-// expired says whether a handler's error is only the news that the caller's time
-// was up: the caller then sees its own context's error, not a remote one.
-func expired(ctx context.Context, err error) bool {
-	if _, ok := errors.AsType[*RemoteError](err); ok {
-		return false
-	}
-	return errors.Is(err, context.DeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // cancelCall ends the context of a running handler. It says whether it was known.

@@ -2,7 +2,6 @@ package transport
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -67,6 +66,9 @@ const (
 // maxErrorBytes bounds message and detail of an error, so that the news of a
 // failure does not fail for being too large itself.
 const maxErrorBytes = 1 << 20
+
+// errProtocol ends a session whose peer broke the protocol.
+var errProtocol = errors.New("transport: protocol violation")
 
 // errMalformed is wrapped by every error of a decoder of this package.
 var errMalformed = errors.New("malformed frame")
@@ -335,24 +337,6 @@ func (fr *frameReader) next() (frame, error) {
 	return parseFrame(body)
 }
 
-// memory returns memory for the frame's payload: recycled where that is of a stream, whose
-// receiver may give it back, and at least half of it is used.
-func (f *frame) memory() []byte {
-	if f.kind == frameData && len(f.payload) > chunkBytes/2 && len(f.payload) <= chunkBytes {
-		return chunks.Get().(*[chunkBytes]byte)[:0]
-	}
-	return make([]byte, 0, len(f.payload))
-}
-
-// Recycle takes the memory of a message that Stream.Recv has returned and that nobody uses
-// any more. Who receives much, as the tables of a snapshot, has the garbage collector stand
-// still so; all others need not care.
-func Recycle(payload []byte) {
-	if cap(payload) == chunkBytes {
-		chunks.Put((*[chunkBytes]byte)(payload[:chunkBytes]))
-	}
-}
-
 // length peeks the length of the next frame.
 func (fr *frameReader) length() (int, error) {
 	b, err := fr.r.Peek(lengthBytes)
@@ -367,33 +351,6 @@ func (fr *frameReader) length() (int, error) {
 		return 0, fmt.Errorf("%w: length %d, limit %d", errMalformed, n, fr.max)
 	}
 	return int(n), nil
-}
-
-// readGrowing reads n bytes into memory that at most doubles what has arrived, beside that
-// of one pooled buffer.
-func readGrowing(r io.Reader, n int) ([]byte, error) {
-	if n <= maxPooledBytes {
-		b, done := large(n)
-		defer done()
-		if _, err := io.ReadFull(r, b); err != nil {
-			return nil, err
-		}
-		return bytes.Clone(b), nil
-	}
-	b := make([]byte, 0, min(n, readBufferBytes))
-	for len(b) < n {
-		if len(b) == cap(b) {
-			grown := make([]byte, len(b), min(n, 2*cap(b)))
-			copy(grown, b)
-			b = grown
-		}
-		got, err := r.Read(b[len(b):min(cap(b), n)])
-		b = b[:len(b)+got]
-		if err != nil && len(b) < n {
-			return nil, err
-		}
-	}
-	return b, nil
 }
 
 func unexpectedEnd(err error) error {

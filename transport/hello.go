@@ -2,6 +2,7 @@ package transport
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
@@ -70,6 +71,9 @@ type hello struct {
 	// of an unread stream.
 	maxMessage, window uint32
 }
+
+// errTooLate says that a Hello or its answer took too long.
+var errTooLate = errors.New("no hello in time")
 
 const helloBody = 1 + 1 + 1 + 5*8 + 2*4
 

@@ -9,38 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// chunkBytes is the size of one write: enough to make the cost of a write small
-// against its bytes, little enough to keep a class's queue moving.
-const chunkBytes = 64 << 10
-
-var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
-
-// largePool holds memory for frames of up to maxPooledBytes while they wait to be sent or are
-// received: what is read in many pieces would else be collected twice for each of them. Of
-// the memory at least half is used.
-var largePool [largeClasses]sync.Pool
-
-const (
-	largeClasses   = 5
-	maxPooledBytes = chunkBytes << (largeClasses - 1)
-)
-
-// large returns memory for n bytes, and what gives it back; nil where it is too large for that.
-func large(n int) (b []byte, done func()) {
-	class := 0
-	for chunkBytes<<class < n {
-		if class++; class == largeClasses {
-			return make([]byte, n), nil
-		}
-	}
-	p, ok := largePool[class].Get().(*[]byte)
-	if !ok {
-		all := make([]byte, chunkBytes<<class)
-		p = &all
-	}
-	return (*p)[:n:n], func() { largePool[class].Put(p) }
-}
-
 // forcedBytes, and half of the limit, is the room behind a full queue for small
 // frames that must not be lost: cancellations, credits, ends, refusals.
 const forcedBytes = 1 << 20

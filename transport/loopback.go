@@ -161,15 +161,6 @@ func (l *loopback) runCall(ctx context.Context, c Class, fn CallHandler, payload
 	return callResult{payload: answer}
 }
 
-// asRemote returns err as it would arrive over the network.
-func asRemote(err error) *RemoteError {
-	re, perr := parseError(errorBody(err))
-	if perr != nil {
-		panic("transport: error body: " + perr.Error())
-	}
-	return re
-}
-
 // loopOut is the way of a stream within the node.
 type loopOut struct {
 	e     *Endpoint

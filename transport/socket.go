@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/quic-go/quic-go"
 	"go.uber.org/zap"
@@ -220,4 +221,31 @@ func resolve(ctx context.Context, addr string) (host string, targets []netip.Add
 		targets = append(targets, netip.AddrPortFrom(ip, uint16(n)))
 	}
 	return host, targets, nil
+}
+
+// tcpListenTries is how many ports are tried where the system chooses one: it must be free
+// for UDP and for TCP.
+const tcpListenTries = 32
+
+// listenBoth listens on the UDP and the TCP port of an address.
+func listenBoth(addr string) (*net.UDPConn, net.Listener, error) {
+	ua, err := net.ResolveUDPAddr("udp", addr)
+	if err != nil {
+		return nil, nil, fmt.Errorf("transport: listen address %q: %w", addr, err)
+	}
+	for try := 1; ; try++ {
+		udp, err := net.ListenUDP("udp", ua)
+		if err != nil {
+			return nil, nil, fmt.Errorf("transport: listen on %q: %w", addr, err)
+		}
+		ta := net.TCPAddrFromAddrPort(udp.LocalAddr().(*net.UDPAddr).AddrPort())
+		tcp, err := net.ListenTCP("tcp", ta)
+		if err == nil {
+			return udp, tcp, nil
+		}
+		err = errors.Join(err, udp.Close())
+		if ua.Port != 0 || try == tcpListenTries || !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, nil, fmt.Errorf("transport: listen on %q, which takes the port for TCP as well as UDP: %w", addr, err)
+		}
+	}
 }

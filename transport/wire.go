@@ -4,10 +4,20 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"net"
 
 	"github.com/quic-go/quic-go"
+)
+
+// The codes with which a connection is closed.
+const (
+	closeShutdown  quic.ApplicationErrorCode = 1 // the node stops; it may come back at once
+	closeDuplicate quic.ApplicationErrorCode = 2 // another connection serves
+	closeRefused   quic.ApplicationErrorCode = 3 // the Hello was refused
+	closeProtocol  quic.ApplicationErrorCode = 4
+	closeEnded     quic.ApplicationErrorCode = 5 // given up for another reason
 )
 
 // wire is a connection with a peer, of either carrier, from the moment that its TLS
@@ -61,8 +71,6 @@ func (w *quicWire) awaitEnd() { <-w.Context().Done() }
 
 func (w *quicWire) only(k Kind) bool { return k == KindMain }
 
-func (w *quicWire) serve(q *QUIC, fr *frameReader, s *Session) { q.serve(w.Conn, w.ctl, fr, s) }
-
 // tcpWire is a TLS connection over TCP. It carries bulk sessions.
 type tcpWire struct {
 	*tls.Conn
@@ -88,3 +96,47 @@ type tcpControl struct{ *tls.Conn }
 func (c tcpControl) Close() error { return c.CloseWrite() }
 
 func (w *tcpWire) certificates() []*x509.Certificate { return w.ConnectionState().PeerCertificates }
+
+// maxStreamWindow bounds what one unread stream pins of its connection's window.
+const maxStreamWindow = 4 << 20
+
+// quicConfig returns the parameters of every connection. The connection's window
+// exceeds what all of its streams together may hold: else unread data of one class
+// would stop the others.
+func quicConfig(c *Config, opts *Options) *quic.Config {
+	streams := 2
+	for _, n := range c.Lanes {
+		streams += n
+	}
+	return &quic.Config{
+		Versions:                       []quic.Version{quic.Version1},
+		HandshakeIdleTimeout:           opts.HandshakeTimeout,
+		MaxIdleTimeout:                 opts.IdleTimeout,
+		KeepAlivePeriod:                opts.IdleTimeout / 3,
+		InitialStreamReceiveWindow:     1 << 20,
+		MaxStreamReceiveWindow:         maxStreamWindow,
+		InitialConnectionReceiveWindow: uint64(streams) * maxStreamWindow,
+		MaxConnectionReceiveWindow:     uint64(streams) * maxStreamWindow,
+		MaxIncomingStreams:             1,
+		MaxIncomingUniStreams:          numClasses * maxLanes,
+	}
+}
+
+// isShutdown says that the peer closed its bus.
+func isShutdown(err error) bool {
+	ae, ok := errors.AsType[*quic.ApplicationError](err)
+	return ok && ae.Remote && ae.ErrorCode == closeShutdown
+}
+
+// endCode returns the code with which a session's connection is closed.
+func endCode(err error) quic.ApplicationErrorCode {
+	switch {
+	case errors.Is(err, ErrClosed):
+		return closeShutdown
+	case errors.Is(err, errReplaced):
+		return closeDuplicate
+	case errors.Is(err, errProtocol), errors.Is(err, errMalformed):
+		return closeProtocol
+	}
+	return closeEnded
+}

@@ -1,0 +1,66 @@
+package transport
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+// probe is what a session knows of its pings. Pings are sent as data: a restarted
+// peer answers data, but not QUIC's own keep-alives, with a stateless reset.
+type probe struct {
+	missed atomic.Int32 // pings since the last pong
+
+	mu   sync.Mutex
+	sent [8]struct { // by number modulo its length; guarded by mu
+		number uint64
+		at     clock.Time
+	}
+}
+
+func (s *Session) pingLoop() {
+	e := s.ep
+	t := e.clock.NewTimer(e.cfg.PingInterval)
+	defer t.Stop()
+	for number := uint64(1); ; number++ {
+		// Unanswered probes are counted, not timed: the first one after this process was
+		// stopped for a while must not find the peer guilty.
+		if missed := int(s.probe.missed.Add(1)) - 1; missed >= e.cfg.MaxMissedPings {
+			s.End(fmt.Errorf("%w: %d probes unanswered", ErrUnreachable, missed))
+			return
+		}
+		p := &s.probe
+		p.mu.Lock()
+		slot := &p.sent[number%uint64(len(p.sent))]
+		slot.number, slot.at = number, e.clock.Now()
+		p.mu.Unlock()
+		h := pingFrame(framePing, number)
+		// A full control queue is as good as an unanswered probe.
+		_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
+		select {
+		case <-t.C():
+			t.Reset(e.cfg.PingInterval)
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *Session) pong(number uint64) {
+	e, p := s.ep, &s.probe
+	p.mu.Lock()
+	slot := p.sent[number%uint64(len(p.sent))]
+	p.mu.Unlock()
+	if s.cfg.Kind != KindMain || slot.number != number || number == 0 {
+		return
+	}
+	p.missed.Store(0)
+	rtt := max(e.clock.Now().Sub(slot.at), time.Nanosecond)
+	e.metrics.roundTrip.WithLabelValues(s.cfg.Peer.String()).Observe(rtt.Seconds())
+	e.mu.Lock()
+	s.peer.state.RTT = rtt
+	e.mu.Unlock()
+}

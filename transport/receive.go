@@ -1,0 +1,65 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+)
+
+// Receive takes one frame, with its length in front, that came by a lane of the
+// class. It keeps the frame's memory. The frames of a lane are received by one
+// goroutine. After an error, which has ended the session, there is nothing more to
+// receive.
+func (s *Session) Receive(c Class, b []byte) error {
+	f, err := parseFrame(b[min(len(b), lengthBytes):])
+	if err == nil {
+		err = s.receive(c, &f)
+	}
+	if err != nil {
+		s.End(err)
+	}
+	return err
+}
+
+// receive dispatches one frame whose payload may be kept.
+func (s *Session) receive(c Class, f *frame) error {
+	if kindOf(c) != s.cfg.Kind || len(f.payload) > s.ep.cfg.MaxMessageBytes+maxErrorBytes {
+		return fmt.Errorf("%w: class %s, %d bytes on the %s session", errProtocol, c, len(f.payload), s.cfg.Kind)
+	}
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	switch f.kind {
+	case frameMessage:
+		return s.receiveMessage(c, f)
+	case frameCall:
+		return s.serveCall(c, f)
+	case frameReply:
+		return s.receiveReply(f)
+	case frameCancel:
+		s.cancelCall(f.id)
+	case frameOpen:
+		return s.serveStream(c, f)
+	case frameData, frameCredit, frameEnd:
+		return s.receiveStream(f)
+	case framePing:
+		h := pingFrame(framePong, f.id)
+		// Full only if the peer reads nothing; then it gets no pong, and gives up.
+		_ = s.lanes[c][0].enqueue(&h, pingPadding, false, nil)
+	case framePong:
+		s.pong(f.id)
+	}
+	return nil
+}
+
+func (s *Session) receiveMessage(c Class, f *frame) error {
+	h, ok := s.ep.sends[f.method]
+	if !ok {
+		// A peer of another version: its messages are lost, as any may be.
+		return nil
+	}
+	if h.class != c {
+		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
+	}
+	h.fn(s.cfg.Peer, f.payload)
+	return nil
+}
