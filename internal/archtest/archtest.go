@@ -1,10 +1,16 @@
-// Package archtest holds the rules of who may import whom, checks an import graph
-// against them, and draws them for docs/ARCHITECTURE.md.
+// Package archtest holds the rules of the tree's structure and checks them.
 //
-// The rules are the design's: packages stand on lines, a line imports only lines
-// below it, and each ban has a reason that a failing build prints. Its test feeds
-// it what `go list` says of the tree, and also plants forbidden imports, to prove
-// that the check can fail. Nothing but that test imports this package.
+//   - Imports: packages stand on lines, and a line imports only lines below it.
+//     Each ban has a reason, which a failing build prints. docs/ARCHITECTURE.md
+//     shows them as this package draws them.
+//   - Sizes: no package has more than 8,000 lines of Go without tests and generated
+//     code. No interface declares more than five methods.
+//   - Order: a package whose doc.go has a list "# Files" names each of its files
+//     there once, from the top down, and calls between files go downwards.
+//
+// Exceptions stand in tables with their reasons; one that is needed no longer fails
+// the test. The tests also plant violations, to prove that each check can fail.
+// Nothing but the tests imports this package.
 package archtest
 
 import (
@@ -17,8 +23,8 @@ import (
 // Module is the path of the module whose packages the rules are about.
 const Module = "github.com/skeindb/skein"
 
-// A line is one row of the drawing: packages that do not import one another and
-// of which none imports a line above.
+// A line is one row of the drawing. Its packages do not import one another, and
+// none imports a line above.
 type line struct {
 	packages []string // paths inside the module; each stands for its subpackages too
 	duty     string   // what the line is for: the right half of the drawing
@@ -193,8 +199,8 @@ func forbidden(from string, at int, to string) (why string, bad bool) {
 	case below == at:
 		return "they stand on one line: " + lines[at].why, true
 	default:
-		// The reason is that of the line which is reached for: it says why those
-		// below must do without it.
+		// The reason is that of the upper line: it says why those below must do
+		// without it.
 		return fmt.Sprintf("%s stands above: %s", top(to), lines[below].why), true
 	}
 }
