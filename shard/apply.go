@@ -276,7 +276,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	changed, bound := r.confIndex != s.confIndex, r.rec.Merge.ID != s.rec.Merge.ID || r.rec.Merged != s.rec.Merged
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
 	r.complete = s.complete
-	r.appliedLocked(s.grown)
+	r.load.Applied(s.grown)
 	s.grown = 0
 	for i := range s.done {
 		o := &s.done[i]
@@ -547,7 +547,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
 	r.installs++
-	r.replacedLocked()
+	r.load.Replaced()
 	r.reigns.end(r.node.heads)
 	r.snapshotFateLocked(&out)
 	r.feedsAfterSnapshotLocked(oldGeneration)

@@ -1,13 +1,15 @@
 package shard
 
 import (
-	"math"
-	"time"
+	"context"
+	"errors"
 
-	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/keyspace/divide"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/load"
 )
 
 // RangeMeasure is what one replica of this node knows of its range's size and, where it
@@ -18,27 +20,11 @@ type RangeMeasure struct {
 	Leads bool
 	// Term is the raft term in which it leads, 0 where it does not.
 	Term uint64
-	// Bytes is about what the range takes of this node's disk, old versions and what is yet
-	// to be flushed included. It follows within some seconds; a range at rest keeps the last
-	// figure. After a split what is not flushed is in neither half.
-	Bytes int64
-	// WritesPerSecond and ReadsPerSecond are requests served here as leader, a transaction
-	// counting once, and BytesPerSecond what the writes brought; means over some
-	// loadMeanTime that decay. 0 where this replica does not lead.
-	WritesPerSecond, ReadsPerSecond, BytesPerSecond float64
-	// SplitKey is the key at which the load divides: only where it is above the bound for
-	// splits by load, has been seen to divide, and the range is not split there yet.
-	SplitKey []byte
-	// Unsplit says in words why a range that is too large or has too much load is not
-	// split. Empty where there is nothing to say.
-	Unsplit string
+	load.Figures
 }
 
-// Load is writes and reads a second together.
-func (m *RangeMeasure) Load() float64 { return m.WritesPerSecond + m.ReadsPerSecond }
-
-// Measures returns what is known of every replica of this node, in no order. It costs a
-// copy for each: nothing is asked of the store.
+// Measures returns what is known of every replica of this node, in no order. It asks
+// nothing of the store.
 func (n *Node) Measures() []RangeMeasure {
 	all := n.Replicas()
 	out := make([]RangeMeasure, 0, len(all))
@@ -53,42 +39,16 @@ func (n *Node) Measures() []RangeMeasure {
 }
 
 func (r *Replica) measureLocked() RangeMeasure {
-	g := &r.gauge
-	m := RangeMeasure{Descriptor: r.descriptorLocked(), Leads: r.lead != nil, Bytes: r.bytesLocked(), Unsplit: g.unsplit}
+	m := RangeMeasure{Descriptor: r.descriptorLocked(), Leads: r.lead != nil, Figures: r.load.Figures()}
 	if m.Leads {
 		m.Term = r.lead.term
-		m.WritesPerSecond, m.ReadsPerSecond, m.BytesPerSecond = g.writes, g.reads, g.bytes
-		m.SplitKey = g.divides
 	}
 	return m
 }
 
-// bytesLocked is about what the range takes of the disk, or will when it is flushed.
-func (r *Replica) bytesLocked() int64 {
-	return r.gauge.stored + int64(r.tally.applied-r.gauge.flushed)
-}
-
-// tally counts what a replica does, for who measures it: it is written on the way of
-// every request, under the replica's mu, which is held there anyway.
-type tally struct {
-	// writes and reads are requests that this replica served as leader, bytes what the
-	// writes brought, applied the bytes of entries applied here: all since it was opened.
-	writes, reads, bytes, applied uint64
-	// due counts down the requests until one is looked at: the first one after a rest, which
-	// has the replica measured again, and while the range is hot those that are sampled.
-	due int64
-	// metered says that the node's meter has the replica on its list.
-	metered bool
-	// sample is what is sampled of the requests, nil where the load is not high.
-	sample *sampler
-}
-
-// never is a tally.due that no count comes down to.
-const never = math.MaxInt64
-
 // countLocked counts a call that was evaluated.
 func (r *Replica) countLocked(c *call) {
-	t := &r.tally
+	var look bool
 	switch {
 	case c.step != nil:
 		if _, prepares := c.step.op.(*rangeapi.Prepare); !prepares {
@@ -96,47 +56,20 @@ func (r *Replica) countLocked(c *call) {
 		}
 		fallthrough
 	case len(c.writes) > 0:
-		t.writes++
-		t.bytes += uint64(c.bytes - callOverheadBytes)
+		look = r.load.Wrote(uint64(c.bytes - callOverheadBytes))
 	default:
-		t.reads++
+		look = r.load.Read()
 	}
-	if t.due--; t.due < 0 {
-		r.lookLocked(callSpan(c))
-	}
-}
-
-// readLocked counts a read that does not go through the pipeline.
-func (r *Replica) readLocked(bounds keyspace.Span) {
-	t := &r.tally
-	t.reads++
-	if t.due--; t.due < 0 {
-		r.lookLocked(bounds)
+	if look {
+		r.load.Look(callSpan(c))
 	}
 }
 
-// appliedLocked counts what is applied.
-func (r *Replica) appliedLocked(bytes uint64) {
-	if r.tally.applied += bytes; bytes > 0 && !r.tally.metered {
-		r.meterLocked()
+// countReadLocked counts a read that does not go through the pipeline.
+func (r *Replica) countReadLocked(bounds keyspace.Span) {
+	if r.load.Read() {
+		r.load.Look(bounds)
 	}
-}
-
-// lookLocked is for the requests that are not only counted.
-func (r *Replica) lookLocked(s keyspace.Span) {
-	if !r.tally.metered {
-		r.meterLocked()
-	}
-	r.tally.due = never
-	if r.tally.sample != nil {
-		r.tally.due = r.tally.sample.take(s)
-	}
-}
-
-// meterLocked puts the replica on the meter's list.
-func (r *Replica) meterLocked() {
-	r.tally.metered = true
-	r.node.meter.note(r)
 }
 
 // callSpan is where a call's keys lie.
@@ -156,64 +89,86 @@ func callSpan(c *call) keyspace.Span {
 	return keyspace.Single(first)
 }
 
-const (
-	// sampleSize bounds a sample. Three dozen requests say whether load divides into halves
-	// (divide wants 32); four times as many leave each half of the sample enough.
-	sampleSize = 128
-	// sampleKeyBytes bounds what is kept of a key: a prefix divides as well.
-	sampleKeyBytes = 256
-	// sampleTime is for how long requests are sampled before it is judged where they divide.
-	sampleTime = 10 * time.Second
-)
-
-// sampler keeps requests drawn evenly from those that came since it began, in their
-// order. A replica's mu guards it.
-type sampler struct {
-	began    clock.Time
-	requests []divide.Request
-	// stride is how many requests there are to one that is taken, in the mean. It doubles
-	// when the sample is full, which then loses every second request.
-	stride int64
-	// random is the state of a generator: a fixed stride would see one key of a load that
-	// goes round.
-	random uint64
-}
-
-// newSampler begins a sample of a load of so many requests a second.
-func newSampler(now clock.Time, perSecond float64) *sampler {
-	return &sampler{
-		began: now, requests: make([]divide.Request, 0, sampleSize),
-		stride: max(1, int64(perSecond*sampleTime.Seconds())/(sampleSize*3/4)), random: uint64(now) | 1,
-	}
-}
-
-// take adds a request and returns how many to pass over until the next.
-func (s *sampler) take(span keyspace.Span) int64 {
-	if len(s.requests) == sampleSize {
-		for i := range sampleSize / 2 {
-			s.requests[i] = s.requests[2*i]
+// someLoads returns the loads of at most that many replicas, in no order.
+func (n *Node) someLoads(most int) []*load.Range {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	some := make([]*load.Range, 0, min(most, len(n.replicas)))
+	for _, r := range n.replicas {
+		if len(some) == most {
+			break
 		}
-		clear(s.requests[sampleSize/2:])
-		s.requests = s.requests[:sampleSize/2]
-		s.stride *= 2
+		some = append(some, &r.load)
 	}
-	s.requests = append(s.requests, request(span))
-	// xorshift: the mean of what is returned is stride - 1.
-	s.random ^= s.random << 13
-	s.random ^= s.random >> 7
-	s.random ^= s.random << 17
-	return int64(s.random % uint64(2*s.stride-1))
+	return some
 }
 
-// request returns a sampled request, in memory of its own.
-func request(s keyspace.Span) divide.Request {
-	clip := func(key []byte) []byte { return append([]byte(nil), key[:min(len(key), sampleKeyBytes)]...) }
-	r := divide.Request{Key: clip(s.Start)}
-	switch {
-	case len(s.End) == 0:
-		r.End = []byte{0xff} // no key begins so but by intent
-	case len(s.End) != len(s.Start)+1 || s.End[len(s.Start)] != 0 || string(s.End[:len(s.Start)]) != string(s.Start):
-		r.End = clip(s.End)
+// runMeter runs the meter until the node stops.
+func (n *Node) runMeter() {
+	defer n.cfg.Engine.OnDurable(n.meter.Flushed)()
+	n.meter.Run(n.ctx)
+}
+
+// loadStore implements load.Store.
+type loadStore struct{ *engine.Engine }
+
+// Middle implements load.Store.
+func (s loadStore) Middle(span keyspace.Span) (mvcc.Halves, error) {
+	return mvcc.Middle(s.Engine, span)
+}
+
+// loadOwner implements load.Owner.
+type loadOwner struct{ r *Replica }
+
+// LoadState implements load.Owner.
+func (o loadOwner) LoadState() load.State {
+	r := o.r
+	return load.State{
+		Generation: r.rec.Generation, Span: r.rec.Span,
+		Leads: r.lead != nil, Draining: r.draining, Stopped: r.stopped,
 	}
-	return r
+}
+
+// CanSplit implements load.Owner. A range is not split while its members change or a
+// voter's node is silent: nobody would look after a child's learner, and a node that is
+// behind would have two ranges to catch up with.
+func (o loadOwner) CanSplit(ctx context.Context) error {
+	r := o.r
+	r.mu.Lock()
+	members := r.replicas
+	r.mu.Unlock()
+	for _, m := range members {
+		if m.Role != keyspace.RoleVoter {
+			return kverror.New(kverror.Busy, "range %s: its members are being changed", r.id)
+		}
+	}
+	ps, err := r.group.Progress(ctx)
+	if err != nil {
+		return kverror.New(kverror.Busy, "range %s: %v", r.id, err)
+	}
+	for i := range ps {
+		if !ps[i].NodeAlive {
+			return kverror.New(kverror.Busy, "range %s: node %s is silent", r.id, ps[i].Replica.Node)
+		}
+	}
+	return nil
+}
+
+// Split implements load.Owner.
+func (o loadOwner) Split(ctx context.Context, generation keyspace.Generation, key []byte) error {
+	_, err := o.r.Split(ctx, generation, key)
+	return err
+}
+
+// SplitMiddle is Split at the key that halves the range's bytes.
+func (r *Replica) SplitMiddle(ctx context.Context, generation keyspace.Generation) ([]keyspace.Descriptor, error) {
+	d := r.Descriptor()
+	h, err := r.load.Halve(ctx, d.Generation, d.Span)
+	if errors.Is(err, mvcc.ErrIndivisible) {
+		return nil, kverror.New(kverror.BadRequest, "%v", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.Split(ctx, generation, h.Key)
 }

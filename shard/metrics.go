@@ -2,6 +2,8 @@ package shard
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeindb/skein/shard/load"
 )
 
 // Metrics are the package's metrics, summed over all replicas of the node.
@@ -23,7 +25,7 @@ type Metrics struct {
 	feedsFailed, feedsTooLarge       prometheus.Counter
 	historyEvents, completeQuestions prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
-	splitsItself, unsplit            *prometheus.CounterVec
+	load                             *load.Metrics
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
 
@@ -87,7 +89,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
-	m.addSplits(reg)
+	m.load = load.NewMetrics(reg)
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
@@ -97,21 +99,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			m.feeds, m.feedsBehind, m.feedsFailed, m.feedsTooLarge, m.fedEvents, m.historyEvents, m.completeQuestions)
 	}
 	return m
-}
-
-// addSplits makes and registers what is said of splits that leaders make by themselves.
-func (m *Metrics) addSplits(reg prometheus.Registerer) {
-	m.splitsItself = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "skein_shard_splits_by_itself_total", Help: "Splits that this node's leaders have made by themselves, by their cause.",
-	}, []string{"cause"})
-	m.unsplit = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "skein_shard_splits_left_total",
-		Help: "Times that a range was found too large or too hot and left as it is, by the reason: " +
-			"one key has most of its bytes or load, the load moves along the keys, requests span it, or the attempt failed.",
-	}, []string{"reason"})
-	if reg != nil {
-		reg.MustRegister(m.splitsItself, m.unsplit)
-	}
 }
 
 // addCompaction makes and registers the metrics that have etcd's names, and its odd

@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/load"
 )
 
 // Sequencer hands out revisions; placement's client is one.
@@ -122,7 +123,7 @@ type Node struct {
 	unpins  *unpins
 	opener  *opener
 	leaver  *leaver
-	meter   *meter
+	meter   *load.Meter
 	pages   *pages
 	heads   *heads
 	ids     *idStock
@@ -188,14 +189,17 @@ func NewNode(cfg Config) *Node {
 	n.pushes = newPushes(n)
 	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
 	n.leaver = newLeaver(n)
-	n.meter = newMeter(n)
+	n.meter = load.NewMeter(load.Config{
+		Clock: cfg.Clock, Store: loadStore{cfg.Engine}, MaxBytes: cfg.Limits.RangeMaxBytes, MaxLoad: cfg.Limits.RangeSplitLoad,
+		Some: n.someLoads, Metrics: cfg.Metrics.load,
+	})
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
 	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.pool.start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
 	n.wg.Go(func() { n.ids.run(n.ctx) })
-	n.wg.Go(func() { n.meter.run(n.ctx) })
+	n.wg.Go(n.runMeter)
 	n.wg.Go(func() { n.leaver.run(n.ctx) })
 	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
 	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
@@ -409,10 +413,12 @@ func deleteSpan(b *engine.Batch, span keyspace.Span, txns *command.TxnState) err
 }
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
-	return &Replica{
+	r := &Replica{
 		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(),
 		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reigns: reigns{{reign: n.heads.begin()}},
 	}
+	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)
+	return r
 }
 
 // open opens the replica's group and lets requests find it.
@@ -437,7 +443,7 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 	}
 	n.keeper.note(r)
 	r.mu.Lock()
-	r.meterLocked()
+	r.load.Measure()
 	r.mu.Unlock()
 	n.ids.want()
 	return nil

@@ -171,7 +171,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 		}
 		r.mu.Lock()
 	}
-	r.readLocked(bounds)
+	r.countReadLocked(bounds)
 	lead := r.lead
 	b := r.overlay.newestBatch(bounds, at)
 	if b == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/load"
 )
 
 // proposer takes entries for the group's log.
@@ -178,9 +179,8 @@ type Replica struct {
 	introduced keyspace.Descriptor
 	// feeds get what is applied.
 	feeds []*feed
-	// tally counts what the replica does, and gauge is what the meter makes of it.
-	tally tally
-	gauge gauge
+	// load counts what the replica does.
+	load load.Range
 }
 
 // Range returns the range's id.
@@ -357,7 +357,7 @@ func (r *Replica) leads() {
 	r.mu.Lock()
 	care, watched := r.needsCareLocked() || r.heldBackLocked(), r.locks != nil
 	d := r.descriptorLocked()
-	r.meterLocked() // it may have been too large under another leader
+	r.load.Measure() // it may have been too large under another leader
 	r.mu.Unlock()
 	r.node.pool.schedule(r)
 	if watched {

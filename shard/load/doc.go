@@ -1,0 +1,75 @@
+// Package load measures how large and how busy the ranges of a node are, and
+// splits those that this node leads and that exceed a bound.
+//
+// Each replica holds a Range, which counts its requests. One Meter for the node
+// turns the counts into rates, asks the store for sizes, and starts splits. A
+// split moves no data and asks no other node, and only the leader can see from
+// the keys whether its range divides. So the leader decides alone, and placement
+// learns of the split as of any other.
+//
+// # What is guaranteed
+//
+//   - A range at rest costs no timer, tick or goroutine. Its first request or
+//     entry puts it on the meter's list again.
+//   - Counting takes no lock and no clock reading of its own. A request outside
+//     the sample costs one addition and one comparison.
+//   - A range is split by size only when its latest estimate is of the span that
+//     it has now, and by load only when the load stayed above the bound for
+//     splitAfter and a sample of the requests divides.
+//   - At most splitsAtOnce automatic splits of a node are under way.
+//   - A range that exceeds a bound and is not split says why (Figures.Unsplit).
+//   - Samples, estimates for each tick and retries are bounded.
+//
+// Rates and sizes are estimates: they follow within seconds and serve decisions,
+// not accounts. The package does not divide a range by itself: it names a key, and
+// the Owner splits.
+//
+// # How it works
+//
+//	replica, its lock held                     Meter.Run, one goroutine, every second
+//
+//	Read, Wrote ──▶ counts ────────────────▶ rates: means over 10 s
+//	     │ one of many                          │
+//	     └─────────▶ sample ── 10 s old ──────▶ where does the load divide?
+//	Applied ──────▶ applied bytes ───────────▶ size: estimate of the tables + bytes not in them
+//	                                            │
+//	                                            ▼ too large, or busy for 30 s and divisible
+//	                             Owner.CanSplit ──▶ key ──▶ Owner.Split ──▶ retry later if it fails
+//
+// The size of a range is what the store's tables hold of its span, plus the bytes
+// that were applied since those tables were written. The meter estimates it again
+// when the store has written tables or the span has changed.
+//
+// # States of a range
+//
+//	          Read, Wrote, Applied, Measure
+//	at rest ────────────────────────────────▶ measured ──── load ≥ bound ────▶ hot: sampled
+//	   ▲                                        │  ▲                             │
+//	   └── 30 ticks without a request or entry ─┘  └── load < 0.8 × bound, split ┘
+//
+// # What if
+//
+//   - one key has most of the bytes or of the load: the range stays whole, says so,
+//     and is tried again, later each time, up to an hour.
+//   - the load moves along the keys, or requests span the range: no key divides such
+//     load; the range stays whole and says so.
+//   - a range was just split: bytes that are not in tables belong to either half.
+//     They count for neither until the store writes them, so no half is split again
+//     for bytes that it lost. Both halves wait splitRest before another split.
+//   - the leadership moves: the counts and the size stay, and the new leader measures
+//     its range at once. A sample ends with the leadership.
+//   - a member of the range is changing or a node is silent: CanSplit refuses, and the
+//     meter tries again after splitRetry, later each time.
+//   - thousands of ranges come into use at once, as at a start: the meter asks the store
+//     for estimatesPerTick of them at each tick.
+//   - the store writes tables or compacts while ranges rest: the meter looks again at
+//     those that had bytes outside of tables, and at sweptPerFlush others.
+//   - the owner stops: the meter drops the range at its next tick. Run ends with its
+//     context and waits for the splits that it started.
+//
+// # Locks
+//
+// The owner's lock guards a Range. Owner.LoadState is called with it, Owner.CanSplit
+// and Owner.Split without it. The meter's own lock is a leaf below it. Neither is held
+// over the store.
+package load

@@ -1,0 +1,201 @@
+package load
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+const (
+	// tick is how often the meter measures a range in use.
+	tick = time.Second
+	// meanTime is the time over which load is averaged: what is that long ago counts for a
+	// third.
+	meanTime = 10 * time.Second
+	// restTicks is after how many ticks without a request or an entry a range is at rest. By
+	// then the means have come down to a twentieth.
+	restTicks = 30
+	// estimatesPerTick bounds how often the meter asks the store for a size: an answer costs
+	// some 20 µs, so that 10,000 ranges of a node that starts take two minutes and no more
+	// than a hundredth of a core.
+	estimatesPerTick = 100
+	// sweptPerFlush is how many ranges at rest are looked at anew when the store has written
+	// tables: compactions let go of bytes that ranges had.
+	sweptPerFlush = 16
+)
+
+// Store knows how large spans are.
+type Store interface {
+	// EstimateSpanBytes is about what the tables hold of the span.
+	EstimateSpanBytes(span keyspace.Span) (int64, error)
+	// Flush returns when all that was committed before is in tables.
+	Flush(ctx context.Context) error
+	// Middle is as mvcc.Middle.
+	Middle(span keyspace.Span) (mvcc.Halves, error)
+}
+
+// Config is what a Meter is made of. All fields are required.
+type Config struct {
+	Clock clock.Clock
+	Store Store
+	// MaxBytes is how large a range may be before it is split. 0 and negative: without bound.
+	MaxBytes int64
+	// MaxLoad is how many requests a second a range may have before it is split, if the load
+	// divides. Negative: without bound.
+	MaxLoad int64
+	// Some returns at most that many ranges of the node, other ones each time.
+	Some    func(most int) []*Range
+	Metrics *Metrics
+}
+
+// Meter measures the ranges of a node and splits those that exceed a bound.
+type Meter struct {
+	cfg  Config
+	kick chan struct{}
+	// flushes counts how often the store has written tables.
+	flushes atomic.Uint64
+	// splitting counts the splits under way, which splits waits for.
+	splitting atomic.Int64
+	splits    sync.WaitGroup
+
+	mu sync.Mutex
+	// noted are ranges that have come into use. Guarded by mu.
+	noted []*Range
+
+	// The fields below are Run's alone. It measures the active ranges at every tick, and
+	// the unflushed ones when the store has written tables: these are at rest, and not all
+	// of their bytes were in tables. estimates is what is left of estimatesPerTick, swept
+	// the flushes when ranges at rest were last looked at.
+	active, unflushed map[*Range]struct{}
+	estimates         int
+	swept             uint64
+}
+
+// NewMeter returns a meter that has no range on its list.
+func NewMeter(cfg Config) *Meter {
+	return &Meter{cfg: cfg, kick: make(chan struct{}, 1), active: map[*Range]struct{}{}, unflushed: map[*Range]struct{}{}}
+}
+
+// Flushed notes that the store has written tables.
+func (m *Meter) Flushed() {
+	m.flushes.Add(1)
+	m.wake()
+}
+
+// note puts a range on the list from the next tick on.
+func (m *Meter) note(r *Range) {
+	m.mu.Lock()
+	m.noted = append(m.noted, r)
+	m.mu.Unlock()
+	m.wake()
+}
+
+func (m *Meter) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run measures until ctx ends, and returns when the splits that it has started have
+// ended.
+func (m *Meter) Run(ctx context.Context) {
+	defer m.splits.Wait()
+	for {
+		if len(m.active) == 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-m.kick:
+			}
+		}
+		m.tick(ctx)
+		if clock.Sleep(ctx, m.cfg.Clock, tick) != nil {
+			return
+		}
+	}
+}
+
+// tick measures all ranges in use.
+func (m *Meter) tick(ctx context.Context) {
+	m.mu.Lock()
+	noted := m.noted
+	m.noted = nil
+	m.mu.Unlock()
+	for _, r := range noted {
+		m.active[r] = struct{}{}
+		delete(m.unflushed, r)
+	}
+	flushes := m.flushes.Load()
+	if flushes != m.swept {
+		m.sweep(flushes)
+	}
+	m.estimates = estimatesPerTick
+	now := m.cfg.Clock.Now()
+	for r := range m.active {
+		if m.measure(ctx, r, now, flushes) {
+			continue
+		}
+		delete(m.active, r)
+		r.mu.Lock()
+		if !r.owner.LoadState().Stopped && r.applied != r.flushed {
+			m.unflushed[r] = struct{}{}
+		}
+		r.mu.Unlock()
+	}
+}
+
+// sweep puts ranges at rest back on the list: those with bytes that were not in tables,
+// and some others.
+func (m *Meter) sweep(flushes uint64) {
+	m.swept = flushes
+	for r := range m.unflushed {
+		m.active[r] = struct{}{}
+	}
+	clear(m.unflushed)
+	for _, r := range m.cfg.Some(sweptPerFlush) {
+		m.active[r] = struct{}{}
+	}
+}
+
+// measure measures one range, and starts what follows from it. It says whether the
+// range is in use.
+func (m *Meter) measure(ctx context.Context, r *Range, now clock.Time, flushes uint64) (inUse bool) {
+	r.mu.Lock()
+	s := r.owner.LoadState()
+	if s.Stopped || s.Generation == 0 {
+		r.restLocked()
+		r.mu.Unlock()
+		return false
+	}
+	r.metered = true
+	before := r.last.applied
+	r.rateLocked(now)
+	stale := !r.estimated || r.generation != s.Generation || r.gauge.flushes != flushes
+	judge := r.sampleLocked(now)
+	r.mu.Unlock()
+	if stale && m.estimates > 0 {
+		m.estimates--
+		r.estimate(before, flushes)
+		stale = false
+	}
+	if judge != nil {
+		r.judge(judge, now)
+	}
+	cause, wants := r.splitDue(now)
+	if cause != splitNone {
+		m.split(ctx, r, cause)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if stale || wants || r.quiet < restTicks {
+		return true
+	}
+	r.restLocked()
+	return false
+}
