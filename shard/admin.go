@@ -211,9 +211,8 @@ func (r *Replica) show(st *Status) {
 		st.Merge, st.Merging, st.Frozen = m.ID, m.Other, m.Frozen()
 	}
 	st.Leases = len(r.marks)
-	if st.Fence = r.rec.Fence; r.locks != nil {
-		st.Locks, st.TxnRecords = len(r.locks.all), len(r.locks.records)
-	}
+	st.Fence = r.rec.Fence
+	st.Locks, st.TxnRecords = r.locks.Len()
 	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
 	st.NodePendingBytes = r.node.pending.Load()
 	if r.lead != nil {

@@ -306,7 +306,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		r.notifyLocked()
 	}
 	care := r.rec.Compacted != oldCompacted || r.rec.Generation != oldGeneration
-	revision, watched := r.rec.LastRevision, r.locks != nil
+	revision, watched := r.rec.LastRevision, !r.locks.Empty()
 	r.mu.Unlock()
 
 	r.node.heard(revision)

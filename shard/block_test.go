@@ -108,8 +108,8 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 					t.Errorf("a writer was kept out: %v", writer.err)
 				}
 				w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
-				if r := w.node.Replica(1); len(r.blocked) != 0 {
-					t.Errorf("%d calls wait for nothing", len(r.blocked))
+				if r := w.node.Replica(1); r.locks.Blocked() != 0 {
+					t.Errorf("%d calls wait for nothing", r.locks.Blocked())
 				}
 			})
 		})
@@ -176,7 +176,7 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 					}
 				}
 				r := w.node.Replica(1)
-				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.blockedBytes != 0 || r.queueBytes != 0 || len(r.revokers) != 0 {
+				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.locks.BlockedBytes() != 0 || r.queueBytes != 0 || r.locks.Blocked() != 0 {
 					t.Errorf("%s: bytes are left over", name)
 				}
 			})
@@ -221,8 +221,8 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 					t.Errorf("%s beyond the bound: %+v", name, g)
 				}
 				r := w.node.Replica(1)
-				if r.locks != nil || w.node.reading.Load() != 0 {
-					t.Errorf("%s: locks %v, %d bytes are read", name, r.locks, w.node.reading.Load())
+				if !r.locks.Empty() || w.node.reading.Load() != 0 {
+					t.Errorf("%s: locks %v, %d bytes are read", name, &r.locks, w.node.reading.Load())
 				}
 				w.put(t.Context(), "c", "v")
 				w.seq.auto = false
@@ -264,7 +264,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		r := w.node.Replica(1)
 		freed := func(age int, rev keyspace.Revision) bool {
 			r.mu.Lock()
-			large := weak.Make(&r.locks.byName[nameAged(age)][0].Writes[1].V.Value[0])
+			large := weak.Make(&r.locks.Named(nameAged(age))[0].Writes[1].V.Value[0])
 			r.mu.Unlock()
 			if g := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
 				t.Fatal(g.err)
@@ -364,7 +364,7 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		g := w.step(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
 		id := g.answer.(*rangeapi.Prepared).Lock
 		r.mu.Lock()
-		r.locks.find(name, id).Floor = 100 // it was evaluated where nobody had heard of 201
+		r.locks.Find(name, id).Floor = 100 // it was evaluated where nobody had heard of 201
 		r.mu.Unlock()
 		for _, rev := range []keyspace.Revision{100, 150, -1} {
 			for _, op := range []rangeapi.TxnOp{
@@ -549,8 +549,8 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 		if again := testutil.ToFloat64(w.node.metrics.lockWaits) - waits; again > n {
 			t.Errorf("%d calls that wait were looked at %v times", n, again)
 		}
-		if !other.done || len(r.blocked) != 0 || len(r.woken) != 0 || r.blockedBytes != 0 || r.wanted.keys.Len() != 0 || len(r.revokers) != 0 {
-			t.Errorf("left over: %d blocked, %d woken", len(r.blocked), len(r.woken))
+		if !other.done || r.locks.Blocked() != 0 || r.locks.HasWoken() || r.locks.BlockedBytes() != 0 {
+			t.Errorf("left over: %d blocked, woken %t", r.locks.Blocked(), r.locks.HasWoken())
 		}
 	})
 }

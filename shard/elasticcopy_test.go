@@ -235,15 +235,13 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 	}
 	r.mu.Lock()
 	shown := command.TxnState{Attachments: r.marks}
-	if r.locks != nil {
-		for h := range r.locks.all {
-			if h.batch == nil {
-				shown.PutLock(h.Lock)
-			}
+	for h := range r.locks.Locks() {
+		if !h.Pending {
+			shown.PutLock(h.Lock)
 		}
-		for _, t := range r.locks.records {
-			shown.PutRecord(t.CommitRecord)
-		}
+	}
+	for t := range r.locks.Records() {
+		shown.PutRecord(t)
 	}
 	counted, live, span := r.rec.Counted, r.rec.Live, r.rec.Span
 	r.mu.Unlock()

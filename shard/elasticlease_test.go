@@ -186,10 +186,7 @@ func (e *elastic) revoked(t *elasticTxn) bool {
 	for _, r := range e.over(keyspace.Span{}) {
 		r.mu.Lock()
 		_, marked := r.marks[t.lease]
-		var held []*held
-		if r.locks != nil {
-			held = r.locks.leases[t.lease]
-		}
+		held := r.locks.OfLease(t.lease)
 		r.mu.Unlock()
 		if marked || len(held) > 0 {
 			e.fatal("lease %d is revoked, range %s has its mark: %t, and %d locks", t.lease, r.id, marked, len(held))

@@ -437,11 +437,8 @@ func (e *elastic) locks(id keyspace.RangeID) (all []*command.Lock) {
 	r := e.leader.node.Replica(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.locks == nil {
-		return nil
-	}
-	for h := range r.locks.all {
-		if h.batch == nil {
+	for h := range r.locks.Locks() {
+		if !h.Pending {
 			all = append(all, h.Lock)
 		}
 	}
@@ -484,12 +481,7 @@ func (e *elastic) records(id keyspace.RangeID) (all []*command.CommitRecord) {
 	r := e.leader.node.Replica(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.locks == nil {
-		return nil
-	}
-	for _, t := range r.locks.records {
-		all = append(all, t.CommitRecord)
-	}
+	all = slices.AppendSeq(all, r.locks.Records())
 	slices.SortFunc(all, func(a, b *command.CommitRecord) int { return cmp.Compare(a.Name.Attempt, b.Name.Attempt) })
 	return all
 }

@@ -300,20 +300,20 @@ func TestPendingLockCountsItsIntents(t *testing.T) {
 			done <- err
 		}()
 		synctest.Wait()
-		if n := w.node.lockBytes.Load(); n < size {
+		if n := w.node.locks.Bytes(); n < size {
 			t.Errorf("%d bytes are counted for a pending lock", n)
 		}
 		w.settle()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		if n := w.node.lockBytes.Load(); n < size || n > 2*size {
+		if n := w.node.locks.Bytes(); n < size || n > 2*size {
 			t.Errorf("%d bytes are counted for a lock", n)
 		}
 		if a := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)}); a.err != nil {
 			t.Fatal(a.err)
 		}
-		if n := w.node.lockBytes.Load(); n != 0 {
+		if n := w.node.locks.Bytes(); n != 0 {
 			t.Errorf("%d bytes are counted for no lock", n)
 		}
 	})

@@ -185,7 +185,7 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 // compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
 	c := r.node.Compacted()
-	return (r.locks != nil || r.pins.now.began != 0 || r.sequencing != nil) && r.lead != nil && c > r.rec.Compacted && r.keepLocked(c) < c
+	return (!r.locks.Empty() || r.pins.now.began != 0 || r.sequencing != nil) && r.lead != nil && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
 // lookAgainLocked has the replica looked after once more when what holds it back may be
@@ -377,11 +377,11 @@ func (r *Replica) countAll(ctx context.Context) error {
 	}
 	term, gen, span := r.lead.term, r.rec.Generation, r.rec.Span
 	at, since := r.rec.LastRevision, r.rec.Live
-	if r.locks != nil {
+	if !r.locks.Empty() {
 		// What is locked may yet come at a revision above its floor, and in the middle of
 		// the scan.
 		known := false
-		at = r.locks.lowestFloor(at)
+		at = r.locks.LowestFloor(at)
 		if since, known = r.live.at(at, since); !known {
 			r.counting = false
 			r.lookAgainLocked()

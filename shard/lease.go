@@ -5,15 +5,13 @@ import (
 	"fmt"
 	"slices"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/protobuf/proto"
-
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // Leases registers ranges with leases.
@@ -180,8 +178,8 @@ func (r *Replica) markedLocked(lease keyspace.LeaseID) bool {
 // over. A mark of an answer that comes later than the revoke would keep a lease alive that
 // is gone.
 type registration struct {
-	// held has those who wait. There is no lock.
-	held
+	// Held has those who wait. There is no lock.
+	locktable.Held
 	r     *Replica
 	lease keyspace.LeaseID
 	span  keyspace.Span
@@ -242,7 +240,7 @@ func (r *Replica) wantMarkLocked(lease keyspace.LeaseID, out *answers) *registra
 func (r *Replica) awaitMarkLocked(c *call, lease keyspace.LeaseID, out *answers) {
 	c.lacks = 0
 	if reg := r.wantMarkLocked(lease, out); reg != nil {
-		r.blockLocked(c, meeting{h: &reg.held})
+		r.blockLocked(c, locktable.Meeting{Held: &reg.Held})
 		return
 	}
 	r.requeueLocked(c)
@@ -316,8 +314,8 @@ func (r *Replica) attachLocked(c *call, op *attach, lead *leadership, out *answe
 
 // waiting returns those who wait for the registration.
 func (reg *registration) waiting() (calls []*call) {
-	for _, g := range reg.waiters {
-		calls = append(calls, g.calls...)
+	for _, w := range reg.Waiters() {
+		calls = append(calls, callOf(w))
 	}
 	return calls
 }
@@ -330,7 +328,7 @@ func (r *Replica) endRegistrationLocked(reg *registration) {
 	if delete(r.registrations, reg.lease); len(r.registrations) == 0 {
 		r.registrations = nil
 	}
-	r.wakeLocked(&reg.held)
+	r.wokenLocked(r.locks.Wake(&reg.Held))
 }
 
 // failRegistrationLocked answers those who wait.
@@ -378,106 +376,4 @@ func leasesOf(writes []*pendingVersion) (all []keyspace.LeaseID) {
 		all = command.AddLease(all, v.lease())
 	}
 	return all
-}
-
-// addLeases notes what a lock has to do with leases: who attaches keys to one keeps it from
-// being revoked, who revokes it keeps all others away.
-func (t *lockTable) addLeases(h *held) {
-	add := func(lease keyspace.LeaseID) {
-		if t.leases == nil {
-			t.leases = map[keyspace.LeaseID][]*held{}
-		}
-		t.leases[lease] = append(t.leases[lease], h)
-	}
-	for _, lease := range h.Leases {
-		add(lease)
-	}
-	if h.Revoke.Lease != 0 {
-		add(h.Revoke.Lease)
-	}
-}
-
-func (t *lockTable) removeLeases(h *held) {
-	remove := func(lease keyspace.LeaseID) {
-		hs := slices.DeleteFunc(t.leases[lease], func(o *held) bool { return o == h })
-		if t.leases[lease] = hs; len(hs) == 0 {
-			delete(t.leases, lease)
-		}
-	}
-	for _, lease := range h.Leases {
-		remove(lease)
-	}
-	if h.Revoke.Lease != 0 {
-		remove(h.Revoke.Lease)
-	}
-}
-
-// revokes returns a lock that revokes a lease to which an operation may attach a key.
-func (t *lockTable) revokes(op proto.Message) (found *held) {
-	visitLeases(op, func(lease keyspace.LeaseID) {
-		for _, h := range t.leases[lease] {
-			if h.Revoke.Lease == lease {
-				found = h
-			}
-		}
-	})
-	return found
-}
-
-// attaches says whether a lock attaches a key to the lease.
-func (t *lockTable) attaches(lease keyspace.LeaseID) bool {
-	return t != nil && slices.ContainsFunc(t.leases[lease], func(h *held) bool { return slices.Contains(h.Leases, lease) })
-}
-
-// visitLeases calls fn with the leases to which an operation may attach keys.
-func visitLeases(op proto.Message, fn func(lease keyspace.LeaseID)) {
-	switch o := op.(type) {
-	case *pb.PutRequest:
-		if o.GetLease() != 0 {
-			fn(keyspace.LeaseID(o.GetLease()))
-		}
-	case *pb.TxnRequest:
-		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
-			for _, op := range ops {
-				visitLeases(opMessage(op), fn)
-			}
-		}
-	}
-}
-
-// meetsLeasesLocked calls meet with locks in the way of what a Prepare does with leases.
-func (r *Replica) meetsLeasesLocked(op *rangeapi.Prepare, meet func(h *held)) {
-	if r.locks == nil || len(r.locks.leases) == 0 {
-		return
-	}
-	for _, h := range r.locks.leases[op.Revoke] {
-		if h.Name != op.Name {
-			meet(h)
-		}
-	}
-	for i := range op.Writes {
-		if h := r.locks.revokes(op.Writes[i].Op); h != nil && h.Name != op.Name {
-			meet(h)
-		}
-		visitLeases(op.Writes[i].Op, func(lease keyspace.LeaseID) {
-			if h := r.wantedLeaseLocked(lease, op.Name); h != nil {
-				meet(h)
-			}
-		})
-	}
-}
-
-// wantedLeaseLocked is wantedLocked of a lease: those who attach keys one after the other
-// would keep an older revoke out for ever.
-func (r *Replica) wantedLeaseLocked(lease keyspace.LeaseID, name rangeapi.TxnName) *held {
-	for _, c := range r.revokers[lease] {
-		on := r.blocked[c].on
-		if on == nil || on.Lock == nil || on.Name == name {
-			continue
-		}
-		if p, ok := c.step.op.(*rangeapi.Prepare); !ok || p.Name.Compare(name.TxnID) < 0 {
-			return on
-		}
-	}
-	return nil
 }

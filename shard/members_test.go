@@ -448,7 +448,7 @@ func TestLocksOfAReplicaThatIsGoneDoNotCount(t *testing.T) {
 				}
 				r.settle()
 				for _, n := range r.nodes {
-					if b := n.node.Load().lockBytes.Load(); b != 0 {
+					if b := n.node.Load().locks.Bytes(); b != 0 {
 						t.Errorf("node %s counts %d bytes of locks, and there is none", n.id, b)
 					}
 				}

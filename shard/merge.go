@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
@@ -179,19 +180,19 @@ func (r *Replica) joinTxns(b *engine.Batch, from *command.TxnState, out *outcome
 		if mutation.Is(mutation.LocksLostAtMerge) {
 			break
 		}
-		change := lockChange{added: l}
+		change := lockChange{Change: locktable.Change{Added: l}}
 		if mine := s.txns.Locks[id]; mine != nil {
-			change = lockChange{removed: mine, added: joinLocks(mine, l)}
+			change.Removed, change.Added = mine, joinLocks(mine, l)
 		}
-		s.txns.PutLock(change.added)
+		s.txns.PutLock(change.Added)
 		out.locks = append(out.locks, change)
-		if err := command.PutLock(b, r.id, change.added); err != nil {
+		if err := command.PutLock(b, r.id, change.Added); err != nil {
 			return err
 		}
 	}
 	for _, t := range from.Records {
 		s.txns.PutRecord(t)
-		out.locks = append(out.locks, lockChange{record: t})
+		out.locks = append(out.locks, lockChange{Change: locktable.Change{Record: t}})
 		if err := command.PutRecord(b, r.id, t); err != nil {
 			return err
 		}

@@ -166,9 +166,7 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 	low, compacted := keyspace.MaxRevision, keyspace.Revision(0)
 	for _, x := range []*Replica{r, o} {
 		x.mu.Lock()
-		if x.locks != nil {
-			low = x.locks.lowestFloor(low)
-		}
+		low = x.locks.LowestFloor(low)
 		// What is on its way may yet come before the freeze.
 		compacted = max(compacted, x.rec.Compacted, x.compacting)
 		leads := x.lead != nil

@@ -20,6 +20,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // Sequencer hands out revisions; placement's client is one.
@@ -139,10 +140,8 @@ type Node struct {
 	pending atomic.Int64
 	// ending are the bytes of steps that end locks and are under way.
 	ending atomic.Int64
-	// tables are lock tables that nobody has at present.
-	tables sync.Pool
-	// lockBytes are those of all locks of transactions over several ranges.
-	lockBytes atomic.Int64
+	// locks is what the lock tables of all replicas share.
+	locks locktable.Shared
 	// feedBounds are those of feeds; feedsFailedAt is when it was last said that they could
 	// not be sent, 0 never.
 	feedBounds    feedBounds
@@ -414,7 +413,7 @@ func deleteSpan(b *engine.Batch, span keyspace.Span, txns *command.TxnState) err
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	r := &Replica{
-		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(),
+		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(), locks: locktable.New(&n.locks),
 		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reigns: reigns{{reign: n.heads.begin()}},
 	}
 	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)

@@ -74,9 +74,7 @@ func (r *Replica) pinnedLocked(c keyspace.Revision) keyspace.Revision {
 // keepLocked returns the highest revision to which this leader may compact now.
 func (r *Replica) keepLocked(c keyspace.Revision) keyspace.Revision {
 	c = r.pinnedLocked(c)
-	if r.locks != nil {
-		c = r.locks.lowestFloor(c)
-	}
+	c = r.locks.LowestFloor(c)
 	// What is being sequenced may have got revisions below, and would come behind the
 	// compaction in the log: what it replaces would stay until the next one.
 	if b := r.sequencing; b != nil && b.txns > 0 {

@@ -78,7 +78,7 @@ func (r *Replica) enqueue(c *call) error {
 	for errors.Is(err, errNotYet) {
 		err = r.awaitGenerationLocked(c)
 	}
-	if waiting := r.queueBytes + r.blockedBytes; err == nil && waiting > 0 &&
+	if waiting := r.queueBytes + r.locks.BlockedBytes(); err == nil && waiting > 0 &&
 		waiting+c.bytes > r.node.cfg.Limits.RangePendingBytes && !c.endsLocks() {
 		err = kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", r.id, waiting)
 	}
@@ -135,7 +135,7 @@ func (r *Replica) evaluatePass() (again bool) {
 			out.add(c, err)
 			continue
 		}
-		if (r.locks != nil || c.step != nil) && r.gateLocked(c, lead, &out) {
+		if (!r.locks.Empty() || c.step != nil) && r.gateLocked(c, lead, &out) {
 			if len(out.confirm) > 0 {
 				r.confirmLocked(lead, &out)
 			}
@@ -164,7 +164,7 @@ func (r *Replica) evaluatePass() (again bool) {
 }
 
 // waitsLocked says whether a call waits for evaluation.
-func (r *Replica) waitsLocked() bool { return len(r.queue) > 0 || len(r.woken) > 0 }
+func (r *Replica) waitsLocked() bool { return len(r.queue) > 0 || r.locks.HasWoken() }
 
 // nextLocked takes the next call that may be evaluated, nil where there is none.
 func (r *Replica) nextLocked() *call {
@@ -191,7 +191,8 @@ func (r *Replica) nextLocked() *call {
 		if i = slices.Index(r.queue, r.barrier); i < 0 {
 			return nil
 		}
-	} else if c := r.nextWokenLocked(); c != nil {
+	} else if w := r.locks.Next(); w != nil {
+		c := callOf(w)
 		c.moveTo(placeEvaluation, nil)
 		return c
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // TxnPusher finds out what became of transactions whose locks are old, and ends those
@@ -31,13 +32,6 @@ type TxnPusher interface {
 
 // The times of pushing.
 const (
-	// pushAfter is the age from which on a leader asks for a lock. A transaction that is
-	// not disturbed takes a tenth of it at most.
-	pushAfter = 500 * time.Millisecond
-	// pushAsked is the same where all watchers of the range wait for the lock.
-	pushAsked = 100 * time.Millisecond
-	// finishAfter is the same for a record.
-	finishAfter = time.Second
 	// pushTick is how often leaders look at the age of what they hold, while they hold
 	// anything.
 	pushTick = 100 * time.Millisecond
@@ -53,9 +47,6 @@ const (
 	// nobody reaches is not to keep all of them busy.
 	maxPushes      = 32
 	maxRangePushes = 8
-	// pushBatch is how many locks one push takes upon itself at most, one after the other, for as
-	// long as it succeeds.
-	pushBatch = 16
 )
 
 // pushes looks after the locks and records of a node's leaders. While there are none it
@@ -182,7 +173,7 @@ func (p *pushes) forget(r *Replica) {
 	delete(p.watched, r)
 	p.mu.Unlock()
 	r.mu.Lock()
-	again := r.lead != nil && r.locks != nil
+	again := r.lead != nil && !r.locks.Empty()
 	r.mu.Unlock()
 	if again {
 		p.note(r)
@@ -197,108 +188,54 @@ func (r *Replica) holdsLocks() bool {
 }
 
 func (r *Replica) pushesLocked() bool {
-	return !r.stopped && r.lead != nil && r.locks != nil && !mutation.Is(mutation.LockLeftBehind)
+	return !r.stopped && r.lead != nil && !r.locks.Empty() && !mutation.Is(mutation.LockLeftBehind)
 }
 
-// duePush is something that is due: do asks for it, and at is when that was done last.
-type duePush struct {
-	do func(context.Context) error
-	at *pushTime
-}
-
-// duePushes returns what is to be done now about old locks and records, some of it: what was
-// asked for in vain before, or all else. What it returns is not due any more until pushAll has
-// ended.
-func (r *Replica) duePushes(again bool) (due []duePush) {
+// duePushes returns what is to be asked about now: locks and records of which the last question
+// failed, or all others. They are not due again until pushAll has ended.
+func (r *Replica) duePushes(again bool) []locktable.Due {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.pushesLocked() {
 		return nil
 	}
-	now := r.node.cfg.Clock.Now()
-	// Of what was asked for in vain one at a time, and that which has waited longest: each has
-	// its turn, however many there are of which nobody can say anything.
-	wants := func(at *pushTime, first clock.Time) bool {
-		return at.failed == again && at.due(now, first) && (!again || len(due) == 0 || at.last < due[0].at.last)
-	}
-	// What stands behind one that cannot be decided waits for it, so that of few each push takes
-	// few, and all pushes have some.
-	enough := min(pushBatch, 1+(len(r.locks.all)+len(r.locks.records))/maxRangePushes)
-	take := func(at *pushTime, do func(context.Context) error) bool {
-		if again {
-			due = due[:0]
-		}
-		due = append(due, duePush{do, at})
-		return !again && len(due) == enough
-	}
-	defer func() {
-		for _, d := range due {
-			d.at.last, d.at.running = now, true
-		}
-	}()
-	for h := range r.locks.all {
-		// Also where the record is here: its end goes through the ranges of all locks, one of
-		// which may be without a leader, and what is known here waits for nobody.
-		if h.batch == nil && wants(&h.push, h.since.Add(h.pushAge())) {
-			l := h.Lock
-			if take(&h.push, func(ctx context.Context) error { return r.push(ctx, l) }) {
-				return due
-			}
-		}
-	}
-	for _, t := range r.locks.records {
-		if wants(&t.push, t.since.Add(finishAfter)) && take(&t.push, func(ctx context.Context) error { return r.finish(ctx, t.CommitRecord) }) {
-			return due
-		}
-	}
-	return due
+	return r.locks.Due(r.node.cfg.Clock.Now(), again, maxRangePushes)
 }
 
-// pushAll does what is due, one after the other, until one fails: the others are due again at
-// once, for somebody else to do.
-func (r *Replica) pushAll(ctx context.Context, due []duePush) (ok bool) {
+// pushAll asks about what is due, one after the other, until one fails: the others are due
+// again at once, for another push to take.
+func (r *Replica) pushAll(ctx context.Context, due []locktable.Due) (ok bool) {
 	ok = true
 	for i := range due {
-		at := due[i].at
 		if ok {
-			timeout := firstPushTimeout
-			if at.failed { // nobody else writes it while this runs
-				timeout = pushTimeout
-			}
-			pushing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, timeout)
-			err := due[i].do(pushing)
-			cancel()
-			ok = err == nil
-			r.mu.Lock()
-			at.running, at.failed = false, !ok
-			r.mu.Unlock()
+			ok = r.pushOne(ctx, &due[i])
 			continue
 		}
 		r.mu.Lock()
-		at.running, at.last = false, 0
+		due[i].Skip()
 		r.mu.Unlock()
 	}
 	return ok
 }
 
-// pushAge is the age from which on the lock is asked for.
-func (h *held) pushAge() time.Duration {
-	if h.asked {
-		return pushAsked
+// pushOne asks about one lock or record, and says whether it got an answer.
+func (r *Replica) pushOne(ctx context.Context, d *locktable.Due) bool {
+	timeout := firstPushTimeout
+	if d.Failed() {
+		timeout = pushTimeout
 	}
-	return pushAfter
-}
-
-// pushTime is when something was last asked for.
-type pushTime struct {
-	last clock.Time
-	// running says that somebody is at it, failed that the last one was in vain.
-	running, failed bool
-}
-
-// due says whether it is to be asked for now.
-func (t *pushTime) due(now, first clock.Time) bool {
-	return !t.running && now >= first && (t.last == 0 || now.Sub(t.last) >= pushAfter)
+	pushing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, timeout)
+	defer cancel()
+	var err error
+	if d.Record != nil {
+		err = r.finish(pushing, d.Record)
+	} else {
+		err = r.push(pushing, d.Lock)
+	}
+	r.mu.Lock()
+	d.Done(err != nil)
+	r.mu.Unlock()
+	return err == nil
 }
 
 // push asks what became of the lock's transaction, and ends the lock if it is decided.

@@ -63,8 +63,8 @@ func TestManyLocksOfADeadGateway(t *testing.T) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.locks != nil {
-			t.Errorf("%d of %d locks are left after a second", len(r.locks.all), locks)
+		if n, _ := r.locks.Len(); n != 0 {
+			t.Errorf("%d of %d locks are left after a second", n, locks)
 		}
 		if p.most != maxRangePushes {
 			t.Errorf("%d pushes at a time", p.most)
@@ -119,10 +119,8 @@ func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(
 		r := w.node.Replica(1)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.locks == nil {
-			return 0
-		}
-		return len(r.locks.all)
+		n, _ := r.locks.Len()
+		return n
 	}
 	return w, lock, pass, left
 }
@@ -271,7 +269,7 @@ func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 		pass(time.Minute)
 		r := w.node.Replica(1)
 		r.mu.Lock()
-		records := len(r.locks.records)
+		_, records := r.locks.Len()
 		r.mu.Unlock()
 		if n := left(); n != stuck || records != 0 {
 			t.Errorf("%d of %d locks and %d records are left, which was asked for %d times", n, stuck, records, p.asked)

@@ -154,11 +154,11 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			// S7. The channel is closed when the change's fate is known.
 			wait = r.change.done
 		}
-		if wait == nil && r.locks != nil && !mutation.Is(mutation.TxnHalfVisible) {
+		if wait == nil && !r.locks.Empty() && !mutation.Is(mutation.TxnHalfVisible) {
 			// Of a lock with a floor at or above the revision nothing will be seen at it, and
 			// none with a lower one can come: this node has heard of the revision.
-			if h := r.locks.reader(bounds, at, req.ReadingTxn()); h != nil {
-				wait = h.wait()
+			if h := r.locks.Reader(bounds, at, req.ReadingTxn()); h != nil {
+				wait = h.Ended()
 				r.node.metrics.lockWaits.Inc()
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // proposer takes entries for the group's log.
@@ -101,26 +102,15 @@ type Replica struct {
 	// queue holds the calls that wait for evaluation.
 	queue      []*call
 	queueBytes int64
-	// blockedBytes are those of the calls that wait for the end of a lock.
-	blockedBytes int64
 	// barrier is a call that was put back too often: nothing that came after it is
 	// evaluated before it.
 	barrier    *call
 	evaluating bool
 	overlay    *overlay
-	// locks are those of transactions over several ranges, nil where there is none.
+	// locks are those of transactions over several ranges, and the calls that wait for them.
 	// fence is the record's, or that of what is on its way.
-	locks *lockTable
-	// blocked are the calls that wait for the end of a lock or have their turn after it,
-	// woken the latter, wanted is what they want to write, and revokers are those of them
-	// that revoke a lease; nil where there are none.
-	blocked  map[*call]*waiters
-	woken    []*waiters
-	wanted   spanIndex[*call]
-	revokers map[keyspace.LeaseID][]*call
-	// tickets counts the calls that had to wait for locks.
-	tickets uint32
-	fence   uint64
+	locks locktable.Table
+	fence uint64
 	// marks are the applied marks of leases, and registrations those that come or go; nil
 	// where there are none.
 	marks         map[keyspace.LeaseID]keyspace.LeaseIncarnation
@@ -355,7 +345,7 @@ func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
 // report may have died with the leader before it.
 func (r *Replica) leads() {
 	r.mu.Lock()
-	care, watched := r.needsCareLocked() || r.heldBackLocked(), r.locks != nil
+	care, watched := r.needsCareLocked() || r.heldBackLocked(), !r.locks.Empty()
 	d := r.descriptorLocked()
 	r.load.Measure() // it may have been too large under another leader
 	r.mu.Unlock()
@@ -422,7 +412,7 @@ func (r *Replica) loseLocked(out *answers) {
 		r.node.after(r.node.cfg.Limits.FateTimeout, func() { r.fateTimeout(lost) })
 	}
 	r.lead, r.overlay = nil, newOverlay()
-	r.dropPendingLocked()
+	r.wokenLocked(r.locks.DropPending())
 	r.dropRegistrationsLocked()
 	r.queueWokenLocked()
 	r.barrier = nil

@@ -11,18 +11,19 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // quellLocked ends the registration of a lease that is about to be revoked: its answer may
 // be from before that, and would bring a mark of a lease that is gone. A mark that is on
 // its way already must be awaited.
-func (r *Replica) quellLocked(lease keyspace.LeaseID) *held {
+func (r *Replica) quellLocked(lease keyspace.LeaseID) *locktable.Held {
 	reg := r.registrations[lease]
 	if reg == nil {
 		return nil
 	}
 	if reg.state != registrationAsked {
-		return &reg.held
+		return &reg.Held
 	}
 	r.endRegistrationLocked(reg)
 	return nil
@@ -31,11 +32,11 @@ func (r *Replica) quellLocked(lease keyspace.LeaseID) *held {
 // gateRevokeLocked lets a Revoke pass to its evaluation that has something to do.
 func (r *Replica) gateRevokeLocked(c *call, op *rangeapi.Revoke, out *answers) (dealt bool) {
 	if h := r.quellLocked(op.Lease); h != nil {
-		r.blockLocked(c, meeting{h: h})
+		r.blockLocked(c, locktable.Meeting{Held: h})
 		return true
 	}
-	if r.locks != nil && len(r.locks.leases[op.Lease]) > 0 {
-		r.blockLocked(c, meeting{h: r.locks.leases[op.Lease][0]})
+	if hs := r.locks.OfLease(op.Lease); len(hs) > 0 {
+		r.blockLocked(c, locktable.Meeting{Held: hs[0]})
 		return true
 	}
 	if !r.revocableLocked(op.Lease, op.Incarnation) {
@@ -136,8 +137,8 @@ func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadersh
 		return
 	}
 	for _, v := range e.changes.writes {
-		if m := r.locks.holder(v.key, true); m.h != nil {
-			r.blockLocked(c, meeting{h: m.h})
+		if m := r.locks.Holder(v.key, true); m.Held != nil {
+			r.blockLocked(c, locktable.Meeting{Held: m.Held})
 			return
 		}
 	}
@@ -192,31 +193,14 @@ func revokeSpans(s *step, writes []*pendingVersion) (spans []command.LockSpan) {
 // revokeMeetsLocked looks for locks in the way of what a revoke has found to be deleted, by
 // the rule of meetsLocked.
 func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []command.LockSpan, out *answers) (dealt bool) {
-	if r.locks == nil {
-		return false
-	}
-	var met *held
-	dies := false
-	for i := range spans {
-		r.locks.pieces.visit(spans[i].Span, func(o *held, _ command.LockMode, _ []byte) bool {
-			if o.Name == op.Name {
-				return true // of an answer that was lost
-			}
-			met = o
-			dies = !op.Patient && o.Name.Compare(op.Name.TxnID) < 0
-			return !dies
-		})
-		if dies {
-			break
-		}
-	}
+	met, dies := r.locks.MeetsRevoke(op, spans)
 	switch {
 	case met == nil:
 		return false
 	case dies:
 		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, met.Name))
 	default:
-		r.blockLocked(c, meeting{h: met})
+		r.blockLocked(c, locktable.Meeting{Held: met})
 	}
 	return true
 }
@@ -249,7 +233,7 @@ func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error)
 	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
 	r.mu.Lock()
 	span, stays := r.rec.Span, !r.revocableLocked(op.Unmark, op.Incarnation)
-	attaches := r.locks.attaches(op.Unmark)
+	attaches := r.locks.Attaches(op.Unmark)
 	r.mu.Unlock()
 	switch {
 	case stays:

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
 // step is a TxnOp on its way through the pipeline. It travels as a call without writes
@@ -24,7 +25,7 @@ type step struct {
 	// item is what the entry will carry, nil where nothing changes.
 	item *command.TxnItem
 	// on are the locks that the item brings, ends or changes.
-	on []*held
+	on []*locktable.Held
 	// swept is the lock that is being swept as it was when the gate let the step pass: the
 	// evaluation reads it without the replica's mu.
 	swept *command.Lock
@@ -131,8 +132,8 @@ func (c *call) endsLocks() bool { return c.step != nil && rangeapi.EndsLocks(c.s
 // transaction gives way, and most steps need no evaluation at all.
 func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt bool) {
 	if c.step == nil {
-		m := r.locks.keeps(c.req.Op)
-		if m.h == nil {
+		m := r.locks.Conflict(c.req.Op)
+		if m.Held == nil {
 			return false
 		}
 		r.blockLocked(c, m)
@@ -157,92 +158,6 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 	return true
 }
 
-// keeps returns a lock that keeps an operation of this range alone from being evaluated.
-func (t *lockTable) keeps(op proto.Message) (m meeting) {
-	if p, ok := op.(*pb.PutRequest); ok {
-		// Most are puts, which pay little for others' locks.
-		if m = t.holder(p.GetKey(), true); m.h == nil && p.GetLease() != 0 && len(t.leases) > 0 {
-			m.h = t.revokes(op)
-		}
-		return m
-	}
-	touch := func(key, end []byte, writes bool) {
-		if m.h != nil {
-			return
-		}
-		if s, ok := keyspace.FromEtcd(key, end); ok {
-			m = t.conflict(s, writes, rangeapi.TxnName{})
-		}
-	}
-	touchedKeys(op, touch)
-	if m.h == nil && len(t.leases) > 0 {
-		m.h = t.revokes(op)
-	}
-	return m
-}
-
-// touchedKeys calls touch with every pair (key, range_end) of an operation, and whether
-// it may be written.
-func touchedKeys(op proto.Message, touch func(key, end []byte, writes bool)) {
-	switch o := op.(type) {
-	case *pb.PutRequest:
-		touch(o.GetKey(), nil, true)
-	case *pb.DeleteRangeRequest:
-		touch(o.GetKey(), o.GetRangeEnd(), true)
-	case *pb.RangeRequest:
-		touch(o.GetKey(), o.GetRangeEnd(), false)
-	case *pb.TxnRequest:
-		for _, c := range o.GetCompare() {
-			touch(c.GetKey(), c.GetRangeEnd(), false)
-		}
-		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
-			for _, op := range ops {
-				touchedKeys(opMessage(op), touch)
-			}
-		}
-	}
-}
-
-// opMessage returns the request inside of an operation, nil where there is none.
-func opMessage(op *pb.RequestOp) proto.Message {
-	switch o := op.GetRequest().(type) {
-	case *pb.RequestOp_RequestRange:
-		return o.RequestRange
-	case *pb.RequestOp_RequestPut:
-		return o.RequestPut
-	case *pb.RequestOp_RequestDeleteRange:
-		return o.RequestDeleteRange
-	case *pb.RequestOp_RequestTxn:
-		return o.RequestTxn
-	}
-	return nil
-}
-
-// table returns the lock table, which there is one of from now on.
-func (r *Replica) tableLocked() *lockTable {
-	if r.locks == nil {
-		if r.locks, _ = r.node.tables.Get().(*lockTable); r.locks == nil {
-			r.locks = newLockTable(&r.node.lockBytes)
-		}
-	}
-	return r.locks
-}
-
-// dropTableLocked gives an empty table back: another transaction has it soon, here or in
-// another range. One that was large stays so, and is not kept.
-func (r *Replica) dropTableLocked() {
-	if r.locks == nil || !r.locks.empty() {
-		return
-	}
-	if r.locks.most <= maxKeptLocks {
-		r.node.tables.Put(r.locks)
-	}
-	r.locks = nil
-}
-
-// maxKeptLocks bounds the locks at a time of a table that is used again.
-const maxKeptLocks = 64
-
 // gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
 func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers) (dealt bool) {
 	if r.rec.Span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
@@ -264,71 +179,23 @@ func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers)
 		return true
 	}
 	if h := r.quellLocked(op.Revoke); h != nil {
-		r.blockLocked(c, meeting{h: h})
+		r.blockLocked(c, locktable.Meeting{Held: h})
 		return true
 	}
-	m, dies, outside := r.meetsLocked(op)
+	m, dies, outside := r.locks.Meets(op, r.rec.Span)
 	switch {
 	case outside:
 		out.add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.Span)))
 	case dies:
-		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.h.Name))
-	case m.h != nil:
+		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.Held.Name))
+	case m.Held != nil:
 		r.blockLocked(c, m)
-	case r.node.lockBytes.Load() > r.node.cfg.Limits.LockBytes:
-		out.add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.lockBytes.Load()))
+	case r.node.locks.Bytes() > r.node.cfg.Limits.LockBytes:
+		out.add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.locks.Bytes()))
 	default:
 		return false
 	}
 	return true
-}
-
-// meetsLocked looks for locks in the way of a Prepare. It may wait for younger
-// transactions and gives way to older ones (wait-die), so that no two ever wait for each
-// other; who holds nothing may wait for all.
-func (r *Replica) meetsLocked(op *rangeapi.Prepare) (m meeting, dies, outside bool) {
-	meet := func(o *held, key []byte, writes bool) {
-		older := o.Name.Compare(op.Name.TxnID) < 0 && !op.Patient
-		if m.h == nil || older && !dies {
-			m = meeting{o, key, writes}
-		}
-		dies = dies || older
-	}
-	r.meetsLeasesLocked(op, func(o *held) { meet(o, nil, false) })
-	op.Keys(func(key, end []byte, writes bool) {
-		s, ok := keyspace.FromEtcd(key, end)
-		if !ok {
-			outside = outside || !r.rec.Span.Contains(key)
-			return
-		}
-		if outside = outside || !spanCovers(r.rec.Span, s); outside || r.locks == nil {
-			return
-		}
-		own := false
-		r.locks.pieces.visit(s, func(o *held, mode command.LockMode, key []byte) bool {
-			switch {
-			case o.Name == op.Name:
-				own = true
-			case writes || mode != command.Shared:
-				meet(o, key, writes)
-			}
-			return !dies
-		})
-		if !writes && !own && m.h == nil {
-			if o := r.wantedLocked(s, op.Name); o != nil {
-				meet(o, nil, writes)
-			}
-		}
-	})
-	return m, dies, outside
-}
-
-// spanCovers is Span.Covers for keys of clients, of which "\x00" is the first.
-func spanCovers(s, o keyspace.Span) bool {
-	if len(o.Start) == 0 {
-		o.Start = rangeapi.FirstKey
-	}
-	return s.Covers(o)
 }
 
 // evaluatePrepare evaluates the guards, then all that can refuse the writes, then the
@@ -478,18 +345,16 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 	l.Leases = leasesOf(writes)
 	s.writes, s.draft = writes, e.draft
 	s.size = l.Bytes() + e.changes.bytes
-	// Its intents are in the lock only once they are finished, and count from now on.
-	h := &held{Lock: l, since: r.node.cfg.Clock.Now(), size: int64(s.size)}
-	s.item, s.on = &command.TxnItem{Kind: command.ItemLock, Lock: l}, []*held{h}
+	s.item = &command.TxnItem{Kind: command.ItemLock, Lock: l}
 	r.appendLocked(c, lead)
-	h.batch = c.at
-	r.tableLocked().add(h)
+	// Its intents are in the lock only once they are finished, and count from now on.
+	s.on = []*locktable.Held{r.locks.Acquire(l, int64(s.size), r.node.cfg.Clock.Now())}
 }
 
 // decideStepLocked puts a step with an item that decides about locks into the batch.
-func (r *Replica) decideStepLocked(c *call, lead *leadership, it *command.TxnItem, on ...*held) {
+func (r *Replica) decideStepLocked(c *call, lead *leadership, it *command.TxnItem, on ...*locktable.Held) {
 	for _, h := range on {
-		h.deciding = true
+		h.Deciding = true
 	}
 	c.step.item, c.step.on, c.step.size = it, on, 64
 	if it.Record != nil {
@@ -502,11 +367,11 @@ func (r *Replica) decideStepLocked(c *call, lead *leadership, it *command.TxnIte
 }
 
 // decidingLocked has a call wait for a lock about which an entry on its way decides.
-func (r *Replica) decidingLocked(c *call, h *held) bool {
-	if h == nil || !h.deciding {
+func (r *Replica) decidingLocked(c *call, h *locktable.Held) bool {
+	if h == nil || !h.Deciding {
 		return false
 	}
-	r.blockLocked(c, meeting{h: h})
+	r.blockLocked(c, locktable.Meeting{Held: h})
 	return true
 }
 
@@ -518,22 +383,8 @@ func (r *Replica) sayLocked(c *call, a rangeapi.TxnAnswer, out *answers) {
 	out.toConfirm(c)
 }
 
-func (r *Replica) recordLocked(name rangeapi.TxnName) *heldRecord {
-	if r.locks == nil {
-		return nil
-	}
-	return r.locks.records[name]
-}
-
-func (r *Replica) namedLocked(name rangeapi.TxnName) []*held {
-	if r.locks == nil {
-		return nil
-	}
-	return r.locks.byName[name]
-}
-
 func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, out *answers) {
-	if t := r.recordLocked(op.Name); t != nil {
+	if t := r.locks.Record(op.Name); t != nil {
 		if t.Revision != op.Revision {
 			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.Revision, op.Revision))
 			return
@@ -541,10 +392,7 @@ func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, o
 		r.sayLocked(c, &rangeapi.Decided{Revision: t.Revision}, out)
 		return
 	}
-	var h *held
-	if r.locks != nil {
-		h = r.locks.find(op.Name, op.AnchorLock)
-	}
+	h := r.locks.Find(op.Name, op.AnchorLock)
 	switch {
 	case h == nil:
 		r.sayLocked(c, &rangeapi.Decided{}, out)
@@ -563,15 +411,15 @@ func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, o
 // there. Where a split has cut it, the anchor's half may have been aborted, which the fence
 // says, and a merge have brought the other half here. A revoke's lock covers no anchor: one
 // whose attempt another fence has passed starts over.
-func (r *Replica) intactLocked(h *held) bool {
+func (r *Replica) intactLocked(h *locktable.Held) bool {
 	return h.Name.Attempt > r.rec.Fence || h.Covers(h.Anchor)
 }
 
 // mayBeAtLocked refuses a step of a lock at a revision that cannot be its transaction's:
 // in the log it would end every replica.
-func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *answers) bool {
+func (r *Replica) mayBeAtLocked(c *call, h *locktable.Held, rev keyspace.Revision, out *answers) bool {
 	err := h.Above(rev)
-	if h.batch != nil {
+	if h.Pending {
 		err = fmt.Errorf("lock %s of %s is not applied, and its revision is %d", h.ID, h.Name, rev)
 	}
 	if err != nil {
@@ -581,11 +429,11 @@ func (r *Replica) mayBeAtLocked(c *call, h *held, rev keyspace.Revision, out *an
 }
 
 func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, out *answers) {
-	if t := r.recordLocked(op.Name); t != nil {
+	if t := r.locks.Record(op.Name); t != nil {
 		r.sayLocked(c, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks}, out)
 		return
 	}
-	hs := slices.Clone(r.namedLocked(op.Name))
+	hs := slices.Clone(r.locks.Named(op.Name))
 	for _, h := range hs {
 		if r.decidingLocked(c, h) {
 			return
@@ -606,7 +454,7 @@ func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, o
 }
 
 func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, out *answers) {
-	if r.recordLocked(op.Name) == nil {
+	if r.locks.Record(op.Name) == nil {
 		r.sayLocked(c, &rangeapi.Resolved{}, out)
 		return
 	}
@@ -618,9 +466,9 @@ func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, o
 // sweep passes to the evaluation, which finds what, and so does one with whose end the mark of
 // a lease is to go.
 func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership, out *answers) (dealt bool) {
-	var h *held
+	var h *locktable.Held
 	more := false
-	for _, o := range r.namedLocked(op.Name) {
+	for _, o := range r.locks.Named(op.Name) {
 		if op.Lock == (rangeapi.LockID{}) || o.ID == op.Lock {
 			more = h != nil
 			h = o
@@ -634,14 +482,14 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 	case r.decidingLocked(c, h):
 	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
 	case op.Revision != 0 && h.Sweep() >= 0:
-		h.deciding = true
-		c.step.on, c.step.swept = []*held{h}, h.Lock
+		h.Deciding = true
+		c.step.on, c.step.swept = []*locktable.Held{h}, h.Lock
 		return false
 	case op.Unmark != 0 && (!h.Keyless() || h.Revoke != rangeapi.Attachment{Lease: op.Unmark, Incarnation: op.Incarnation}):
 		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Unmark))
 	case op.Unmark != 0:
-		h.deciding = true
-		c.step.on, c.step.answer = []*held{h}, &rangeapi.Resolved{More: more}
+		h.Deciding = true
+		c.step.on, c.step.answer = []*locktable.Held{h}, &rangeapi.Resolved{More: more}
 		return false
 	default:
 		c.step.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.ID && r.intactLocked(h)}
@@ -657,25 +505,11 @@ func (r *Replica) undoLocked(s *step) {
 	}
 	for _, h := range s.on {
 		if s.item != nil && s.item.Kind == command.ItemLock {
-			r.locks.remove(h)
+			r.wokenLocked(r.locks.Release(h))
+		} else {
+			r.wokenLocked(r.locks.Wake(h))
 		}
-		r.wakeLocked(h)
 	}
-	r.dropTableLocked()
-}
-
-// dropPendingLocked leaves the table with what is applied: the leadership is over.
-func (r *Replica) dropPendingLocked() {
-	if r.locks == nil {
-		return
-	}
-	for h := range r.locks.all {
-		if h.batch != nil {
-			r.locks.remove(h)
-		}
-		r.wakeLocked(h)
-	}
-	r.dropTableLocked()
 }
 
 // headsOfLocked remembers what the own pipeline's resolutions have made of their keys.
@@ -684,12 +518,12 @@ func (r *Replica) headsOfLocked(changes []lockChange) {
 		ch := &changes[i]
 		switch {
 		case ch.revision == 0 || ch.mark.Lease != 0:
-		case ch.added != nil:
+		case ch.Added != nil:
 			// A sweep.
 			r.reigns.end(r.node.heads)
 		default:
-			for k := range ch.removed.Writes {
-				v := ch.removed.Writes[k].At(ch.revision)
+			for k := range ch.Removed.Writes {
+				v := ch.Removed.Writes[k].At(ch.revision)
 				h := head{alive: !v.Tombstone, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value}
 				if len(h.value) <= maxHeadValueBytes {
 					h.value = bytes.Clone(h.value) // it outlives the lock

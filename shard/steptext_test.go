@@ -208,13 +208,13 @@ func formatPrepared(p *rangeapi.Prepared) string {
 func locksText(r *Replica) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.locks == nil {
+	if r.locks.Empty() {
 		return fmt.Sprintf("no locks, fence %d\n", r.rec.Fence)
 	}
 	var lines []string
-	for h := range r.locks.all {
+	for h := range r.locks.Locks() {
 		s := fmt.Sprintf("%s of %s", h.ID, h.Name)
-		if h.batch != nil {
+		if h.Pending {
 			s = "pending of " + h.Name.String()
 		}
 		for _, p := range h.Spans {
@@ -226,16 +226,12 @@ func locksText(r *Replica) string {
 		if len(h.Leases) > 0 {
 			s += fmt.Sprintf(" leases=%d", h.Leases)
 		}
-		wait := 0
-		for _, g := range h.waiters {
-			wait += len(g.calls)
-		}
-		if wait > 0 {
+		if wait := len(h.Waiters()); wait > 0 {
 			s += fmt.Sprintf(", %d wait", wait)
 		}
 		lines = append(lines, s)
 	}
-	for _, t := range r.locks.records {
+	for t := range r.locks.Records() {
 		lines = append(lines, fmt.Sprintf("record of %s@%d", t.Name, t.Revision))
 	}
 	return strings.Join(sortedLines(lines), "") + fmt.Sprintf("fence %d\n", r.rec.Fence)

@@ -1,12 +1,10 @@
 package shard
 
 import (
-	"bytes"
 	"context"
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,68 +15,10 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
-	"github.com/skeindb/skein/shard/command"
 )
 
-// The lock table is compared with a list of everything that is held.
 // anAttempt is that of the transactions that one test has alone.
 var anAttempt = rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, Attempt: 9}
-
-func TestLockTableEqualsAList(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var total atomic.Int64
-	table := newLockTable(&total)
-	var all []*held
-	key := func() []byte { return []byte{byte('a' + rng.IntN(6))} }
-	span := func() keyspace.Span {
-		a, b := key(), key()
-		switch {
-		case rng.IntN(2) == 0:
-			return keyspace.Single(a)
-		case bytes.Compare(a, b) < 0:
-			return keyspace.Span{Start: a, End: b}
-		}
-		return keyspace.Span{Start: a}
-	}
-	for step := range 5000 {
-		if len(all) > 0 && rng.IntN(2) == 0 {
-			i := rng.IntN(len(all))
-			table.remove(all[i])
-			all = slices.Delete(all, i, i+1)
-		} else if len(all) < 12 {
-			l := &command.Lock{ID: rangeapi.LockID{Range: keyspace.RangeID(step)}, Floor: keyspace.Revision(rng.IntN(10))}
-			l.Name.Counter = uint64(rng.IntN(4))
-			for range 1 + rng.IntN(3) {
-				l.Spans = append(l.Spans, command.LockSpan{Span: span(), Mode: command.LockMode(rng.IntN(3))})
-			}
-			all = append(all, &held{Lock: l})
-			table.add(all[len(all)-1])
-		}
-		s, self, at := span(), rangeapi.TxnName{TxnID: rangeapi.TxnID{Counter: uint64(rng.IntN(4))}}, keyspace.Revision(rng.IntN(10))
-		writes := rng.IntN(2) == 0
-		conflict, reader := false, false
-		for _, h := range all {
-			for _, p := range h.Spans {
-				if p.Span.Overlaps(s) && h.Name != self {
-					conflict = conflict || writes || p.Mode != command.Shared
-					reader = reader || p.Mode != command.Shared && h.Floor < at
-				}
-			}
-		}
-		if got := table.conflict(s, writes, self); (got.h != nil) != conflict {
-			t.Fatalf("step %d: conflict %v at %s, want %t", step, got, s, conflict)
-		}
-		if got := table.reader(s, at, self); (got != nil) != reader {
-			t.Fatalf("step %d: reader %v at %s, want %t", step, got, s, reader)
-		}
-	}
-	for _, h := range all {
-		table.remove(h)
-	}
-	if !table.empty() || table.pieces.keys.Len() != 0 || len(table.pieces.spans) != 0 || total.Load() != 0 {
-		t.Fatalf("left over: %+v", table)
-	}
-}
 
 // Changes of the live-key count that come late are counted at the revision that they
 // have.
@@ -200,10 +140,8 @@ func TestOldLocksArePushed(t *testing.T) {
 		held := func() int {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if r.locks == nil {
-				return 0
-			}
-			return len(r.locks.all)
+			n, _ := r.locks.Len()
+			return n
 		}
 		time.Sleep(5 * time.Second)
 		w.settle()
@@ -233,8 +171,8 @@ func TestOldLocksArePushed(t *testing.T) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if v, ok, err := mvcc.Get(w.engine, []byte("k"), 1000); !ok || v.Mod != 400 || err != nil || p.finished == 0 || r.locks != nil {
-			t.Fatalf("%+v %v, %d finished, %v", v, err, p.finished, r.locks)
+		if v, ok, err := mvcc.Get(w.engine, []byte("k"), 1000); !ok || v.Mod != 400 || err != nil || p.finished == 0 || !r.locks.Empty() {
+			t.Fatalf("%+v %v, %d finished, %v", v, err, p.finished, &r.locks)
 		}
 		w.node.pushes.mu.Lock()
 		defer w.node.pushes.mu.Unlock()
@@ -289,8 +227,8 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 		r := w.node.Replica(1)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.locks == nil || len(r.locks.all) != 0 || len(r.locks.records) != 1 {
-			t.Errorf("left are %+v", r.locks)
+		if locks, records := r.locks.Len(); locks != 0 || records != 1 {
+			t.Errorf("left are %d locks and %d records", locks, records)
 		}
 	})
 }

@@ -14,18 +14,15 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 )
 
-// lockChange is one change of the replicated locks and records, for Applied to publish.
+// lockChange is one change of the replicated locks, records and marks, for Applied to
+// publish.
 type lockChange struct {
-	// removed has ended, added is new. Both are set where a sweep has made a lock
-	// smaller, and are the same where only others may decide about it again.
-	removed, added *command.Lock
-	// revision is the one at which removed was committed, 0 where it was not.
+	locktable.Change
+	// revision is the one at which Removed was committed, 0 where it was not.
 	revision keyspace.Revision
-	// record is new, forgotten has gone.
-	record    *command.CommitRecord
-	forgotten rangeapi.TxnName
 	// mark is that of a lease, which is new, or has gone where its incarnation is 0.
 	mark rangeapi.Attachment
 }
@@ -72,9 +69,9 @@ func (r *Replica) applyItem(b *engine.Batch, it *command.TxnItem, out *outcome) 
 		return r.applyUnmark(b, it.Attachment, out)
 	case command.ItemCommit:
 		s.txns.PutRecord(it.Record)
-		out.locks = append(out.locks, lockChange{record: it.Record})
+		out.locks = append(out.locks, lockChange{Change: locktable.Change{Record: it.Record}})
 		if l := s.txns.Locks[it.ID]; l != nil && l.Sweep() >= 0 {
-			out.locks = append(out.locks, lockChange{removed: l, added: l})
+			out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l, Added: l}})
 		} else if err := r.endLock(b, it.ID, it.Record.Revision, out); err != nil {
 			return err
 		}
@@ -89,7 +86,7 @@ func (r *Replica) applyItem(b *engine.Batch, it *command.TxnItem, out *outcome) 
 		return nil
 	case command.ItemForget:
 		delete(s.txns.Records, it.Name)
-		out.locks = append(out.locks, lockChange{forgotten: it.Name})
+		out.locks = append(out.locks, lockChange{Change: locktable.Change{Forgotten: it.Name}})
 		return b.Delete(command.RecordKey(r.id, it.Name))
 	case command.ItemSweep:
 		return r.applySweep(b, it, out)
@@ -110,7 +107,7 @@ func (r *Replica) applyLock(b *engine.Batch, l *command.Lock, out *outcome) erro
 		}
 	}
 	s.txns.PutLock(l)
-	out.locks = append(out.locks, lockChange{added: l})
+	out.locks = append(out.locks, lockChange{Change: locktable.Change{Added: l}})
 	return command.PutLock(b, r.id, l)
 }
 
@@ -134,7 +131,7 @@ func (r *Replica) endLock(b *engine.Batch, id rangeapi.LockID, rev keyspace.Revi
 		s.rec.LastRevision = max(s.rec.LastRevision, rev)
 	}
 	delete(s.txns.Locks, id)
-	out.locks = append(out.locks, lockChange{removed: l, revision: rev})
+	out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l}, revision: rev})
 	if rev != 0 && l.Revoke.Lease != 0 {
 		if err := r.applyUnmark(b, l.Revoke, out); err != nil {
 			return err
@@ -173,7 +170,7 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 		smaller.Spans[it.SpanIndex].Span.Start = it.Next
 	}
 	s.txns.Locks[l.ID] = &smaller
-	out.locks = append(out.locks, lockChange{removed: l, added: &smaller, revision: it.Revision})
+	out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l, Added: &smaller}, revision: it.Revision})
 	return command.PutLock(b, r.id, &smaller)
 }
 
@@ -219,7 +216,7 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved co
 		if !mutation.Is(mutation.LocksLostAtSplit) {
 			moved.PutLock(right)
 		}
-		out.locks = append(out.locks, lockChange{removed: l, added: left})
+		out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l, Added: left}})
 		if left == nil {
 			delete(s.txns.Locks, id)
 			err = b.Delete(command.LockKey(r.id, id))
@@ -237,7 +234,7 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved co
 		}
 		moved.PutRecord(t)
 		delete(s.txns.Records, name)
-		out.locks = append(out.locks, lockChange{forgotten: name})
+		out.locks = append(out.locks, lockChange{Change: locktable.Change{Forgotten: name}})
 		if err := b.Delete(command.RecordKey(r.id, name)); err != nil {
 			return moved, err
 		}

@@ -30,17 +30,17 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 			return b.wait()
 		}
 	}
-	if r.locks == nil || mutation.Is(mutation.VoidDespiteLock) {
+	if r.locks.Empty() || mutation.Is(mutation.VoidDespiteLock) {
 		return nil
 	}
 	// A lock that comes later knows of the revision. One that is here has been for a while,
 	// if it holds up a question: its transaction is asked about soon.
-	h := r.locks.reader(r.rec.Span, rev, rangeapi.TxnName{})
+	h := r.locks.Reader(r.rec.Span, rev, rangeapi.TxnName{})
 	if h == nil {
 		return nil
 	}
-	h.asked = true
-	return h.wait()
+	h.Urgent = true
+	return h.Ended()
 }
 
 // Complete returns, once no version at or below q.Revision can appear in the range any
