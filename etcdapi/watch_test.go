@@ -115,7 +115,7 @@ func (o *oneRange) Current(ctx context.Context) (keyspace.SequenceAnswer, error)
 	return keyspace.SequenceAnswer{Current: o.rev, Compacted: o.compacted}, o.broken
 }
 
-func (o *oneRange) Complete(context.Context, keyspace.NodeID, *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
+func (o *oneRange) AwaitResolved(context.Context, keyspace.NodeID, *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
 	_, last, _ := o.after(0)
 	return rangeapi.FeedPosition{Term: 1, Number: uint64(last)}, nil
 }
@@ -154,7 +154,7 @@ func (f *oneFeed) Recv(ctx context.Context) ([]rangeapi.FeedPart, error) {
 				return nil, err
 			}
 			f.at = last
-			return []rangeapi.FeedPart{{ID: f.order.ID, Complete: last, Position: rangeapi.FeedPosition{Term: 1, Number: uint64(last)}, Events: events}}, nil
+			return []rangeapi.FeedPart{{ID: f.order.ID, Resolved: last, Position: rangeapi.FeedPosition{Term: 1, Number: uint64(last)}, Events: events}}, nil
 		}
 		select {
 		case f.order = <-f.opened:

@@ -14,9 +14,9 @@ import (
 // thousands of small operations may write more than an entry holds and is refused itself.
 const MaxRequestBytes = 4 << 20
 
-// MaxLookCompares is how many compares a gateway may have evaluated by one transaction that
+// MaxReadOnlyCompares is how many compares a gateway may have evaluated by one transaction that
 // only reads and has a nested one for each, whatever MaxTxnOps is.
-const MaxLookCompares = 60
+const MaxReadOnlyCompares = 60
 
 // CheckRequest refuses what the evaluation relies on not to get: no empty key, a
 // bounded number of operations, a bounded size. The gateways have asked for more:
@@ -40,7 +40,7 @@ func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 		ops := maxTxnOps
 		if !CanWrite(o) {
 			// It may be a gateway's look. What a client may ask for, its gateway has checked.
-			ops = max(ops, MaxLookCompares+1)
+			ops = max(ops, MaxReadOnlyCompares+1)
 		}
 		if err := checkTxn(o, ops); err != nil {
 			return err

@@ -31,7 +31,7 @@ type Client struct {
 type Local interface {
 	Do(ctx context.Context, req *Request) (*Response, error)
 	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error)
-	Complete(ctx context.Context, q *CompleteRequest) (FeedPosition, error)
+	AwaitResolved(ctx context.Context, q *ResolvedRequest) (FeedPosition, error)
 	History(q *HistoryRequest) (*HistoryPage, error)
 }
 
@@ -162,16 +162,16 @@ func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p
 	return &Response{Op: a}, nil
 }
 
-// Complete asks the node's replica of a range, see Replica.Complete.
-func (c *Client) Complete(ctx context.Context, node keyspace.NodeID, q *CompleteRequest) (FeedPosition, error) {
+// AwaitResolved asks the node's replica of a range, see Replica.AwaitResolved.
+func (c *Client) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *ResolvedRequest) (FeedPosition, error) {
 	if node == c.self {
-		return c.local.Complete(ctx, q)
+		return c.local.AwaitResolved(ctx, q)
 	}
 	b, err := c.bus.Call(ctx, node, transport.MethodShardWatch, q.encode())
 	if err != nil {
 		return FeedPosition{}, CallError(err, false)
 	}
-	return decodeComplete(b)
+	return decodeResolved(b)
 }
 
 // History asks the node's replica of a range, see Replica.History.

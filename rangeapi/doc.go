@@ -14,7 +14,7 @@
 //	23      Commit, Resolve, Decide,       Decided, Resolved
 //	        Forget: what ends locks
 //	21      FeedOrder (a stream)           FeedPart (a stream)
-//	22      CompleteRequest, HistoryRequest  FeedPosition, HistoryPage
+//	22      ResolvedRequest, HistoryRequest  FeedPosition, HistoryPage
 //
 // # The files, from the top down
 //

@@ -41,13 +41,13 @@ func (m FeedPosition) Reaches(o FeedPosition) bool {
 }
 
 // FeedPart is what a replica says in a feed: events in the order of their application,
-// and up to where the range is complete behind them: every event at or below Complete
-// that there will ever be, on any replica, has been sent. Events above Complete may
+// and up to where the range is complete behind them: every event at or below Resolved
+// that there will ever be, on any replica, has been sent. Events above Resolved may
 // come twice, and those of one revision in several parts. Everything applied up to Mark has been sent as well; it is zero where that
 // cannot be said. Err is the end of the feed.
 type FeedPart struct {
 	ID       FeedID
-	Complete keyspace.Revision
+	Resolved keyspace.Revision
 	Position FeedPosition
 	Events   []Event
 	Err      *kverror.Error
@@ -148,9 +148,9 @@ func checkVersion(b []byte) (rest []byte, err error) {
 }
 
 // AppendPartHead appends a part but for its events, of which count ones follow.
-func AppendPartHead(dst []byte, id FeedID, complete keyspace.Revision, m FeedPosition, count int) []byte {
+func AppendPartHead(dst []byte, id FeedID, resolved keyspace.Revision, m FeedPosition, count int) []byte {
 	dst = binary.AppendUvarint(append(dst, partEvents), uint64(id))
-	dst = binary.AppendUvarint(dst, uint64(complete))
+	dst = binary.AppendUvarint(dst, uint64(resolved))
 	dst = appendFeedPosition(dst, m)
 	return binary.AppendUvarint(dst, uint64(count))
 }
@@ -161,7 +161,7 @@ func AppendPart(dst []byte, p *FeedPart) []byte {
 		dst = binary.AppendUvarint(append(dst, partEnd), uint64(p.ID))
 		return wire.AppendBytes(dst, kverror.Append(nil, p.Err))
 	}
-	dst = AppendPartHead(dst, p.ID, p.Complete, p.Position, len(p.Events))
+	dst = AppendPartHead(dst, p.ID, p.Resolved, p.Position, len(p.Events))
 	for i := range p.Events {
 		dst = AppendEvent(dst, &p.Events[i])
 	}
@@ -183,14 +183,14 @@ func DecodeParts(b []byte) (ps []FeedPart, err error) {
 		p.ID, b = FeedID(id), rest
 		switch kind {
 		case partEvents:
-			complete, rest, err := wire.Uvarint(b)
+			resolved, rest, err := wire.Uvarint(b)
 			if err != nil {
 				return nil, err
 			}
-			if complete >= uint64(keyspace.MaxRevision) {
-				return nil, fmt.Errorf("rangeapi: complete up to revision %d", complete)
+			if resolved >= uint64(keyspace.MaxRevision) {
+				return nil, fmt.Errorf("rangeapi: resolved revision %d", resolved)
 			}
-			p.Complete = keyspace.Revision(complete)
+			p.Resolved = keyspace.Revision(resolved)
 			if p.Position, b, err = decodeFeedPosition(rest); err != nil {
 				return nil, err
 			}
@@ -213,11 +213,11 @@ func DecodeParts(b []byte) (ps []FeedPart, err error) {
 	return ps, nil
 }
 
-// CompleteRequest asks a range's leader up to where it is complete.
-type CompleteRequest struct {
+// ResolvedRequest asks a range's leader up to where it is complete.
+type ResolvedRequest struct {
 	Range      keyspace.RangeID
 	Generation keyspace.Generation
-	// Revision was handed out, or left out for good, before the question is asked.
+	// Revision was allocated, or left out for good, before the question is asked.
 	Revision keyspace.Revision
 }
 
@@ -253,13 +253,13 @@ type HistoryPage struct {
 
 // Kinds of questions.
 const (
-	watchComplete = 1
-	watchHistory  = 2
-	historyWithin = 2 // flag
+	watchResolved  = 1
+	watchHistory   = 2
+	historyFromKey = 2 // flag
 )
 
-func (q *CompleteRequest) encode() []byte {
-	dst := []byte{FeedVersion, watchComplete}
+func (q *ResolvedRequest) encode() []byte {
+	dst := []byte{FeedVersion, watchResolved}
 	dst = binary.AppendUvarint(dst, uint64(q.Range))
 	dst = binary.AppendUvarint(dst, uint64(q.Generation))
 	return binary.AppendUvarint(dst, uint64(q.Revision))
@@ -279,7 +279,7 @@ func (q *HistoryRequest) encode() []byte {
 		flags |= orderPrev
 	}
 	if q.FromKey != nil {
-		flags |= historyWithin
+		flags |= historyFromKey
 	}
 	dst = wire.AppendBytes(append(dst, flags), q.Span.Start)
 	if dst = wire.AppendBytes(dst, q.Span.End); q.FromKey != nil {
@@ -288,8 +288,8 @@ func (q *HistoryRequest) encode() []byte {
 	return dst
 }
 
-// DecodeQuestion returns one of the two requests.
-func DecodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
+// DecodeWatchRequest returns one of the two requests.
+func DecodeWatchRequest(b []byte) (*ResolvedRequest, *HistoryRequest, error) {
 	b, err := checkVersion(b)
 	if err != nil {
 		return nil, nil, err
@@ -302,7 +302,7 @@ func DecodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 	n := 3
 	if kind == watchHistory {
 		n = len(ints)
-	} else if kind != watchComplete {
+	} else if kind != watchResolved {
 		return nil, nil, fmt.Errorf("rangeapi: question of kind %d", kind)
 	}
 	for i := range n {
@@ -313,11 +313,11 @@ func DecodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 			return nil, nil, fmt.Errorf("rangeapi: question about revision %d", ints[i])
 		}
 	}
-	if kind == watchComplete {
+	if kind == watchResolved {
 		if len(b) != 0 {
 			return nil, nil, fmt.Errorf("rangeapi: %d bytes behind a question", len(b))
 		}
-		return &CompleteRequest{keyspace.RangeID(ints[0]), keyspace.Generation(ints[1]), keyspace.Revision(ints[2])}, nil, nil
+		return &ResolvedRequest{keyspace.RangeID(ints[0]), keyspace.Generation(ints[1]), keyspace.Revision(ints[2])}, nil, nil
 	}
 	q := &HistoryRequest{
 		Range: keyspace.RangeID(ints[0]), Generation: keyspace.Generation(ints[1]), From: keyspace.Revision(ints[2]),
@@ -327,14 +327,14 @@ func DecodeQuestion(b []byte) (*CompleteRequest, *HistoryRequest, error) {
 		return nil, nil, wire.ErrTruncated
 	}
 	flags := b[0]
-	if flags&^(orderPrev|historyWithin) != 0 {
+	if flags&^(orderPrev|historyFromKey) != 0 {
 		return nil, nil, fmt.Errorf("rangeapi: history with flags %#x", flags)
 	}
 	q.Prev = flags&orderPrev != 0
 	if q.Span.Start, b, err = wire.Bytes(b[1:]); err == nil {
 		q.Span.End, b, err = wire.Bytes(b)
 	}
-	if err == nil && flags&historyWithin != 0 {
+	if err == nil && flags&historyFromKey != 0 {
 		if q.FromKey, b, err = wire.Bytes(b); q.FromKey == nil {
 			q.FromKey = []byte{} // an empty key is one as well
 		}
@@ -357,8 +357,8 @@ func (p *HistoryPage) Encode() []byte {
 	return appendEvents(wire.AppendBytes(dst, p.NextKey), p.Events)
 }
 
-// EncodeComplete returns the answer to a CompleteRequest.
-func EncodeComplete(m FeedPosition) []byte {
+// EncodeResolved returns the answer to a ResolvedRequest.
+func EncodeResolved(m FeedPosition) []byte {
 	return appendFeedPosition([]byte{FeedVersion, StatusOK}, m)
 }
 
@@ -388,7 +388,7 @@ func watchAnswer(b []byte) (rest []byte, err error) {
 	return nil, e
 }
 
-func decodeComplete(b []byte) (m FeedPosition, err error) {
+func decodeResolved(b []byte) (m FeedPosition, err error) {
 	rest, err := watchAnswer(b)
 	if err == nil {
 		m, rest, err = decodeFeedPosition(rest)

@@ -27,14 +27,14 @@ func sampleEvents() []Event {
 
 func sampleParts() []FeedPart {
 	return []FeedPart{
-		{ID: 1, Complete: 208, Position: FeedPosition{Term: 6, Number: 300}, Events: sampleEvents()},
-		{ID: 300, Complete: 300},
+		{ID: 1, Resolved: 208, Position: FeedPosition{Term: 6, Number: 300}, Events: sampleEvents()},
+		{ID: 300, Resolved: 300},
 		{ID: 9, Err: &kverror.Error{Kind: kverror.WrongRange, Leader: 2, Descriptors: []keyspace.Descriptor{sampleDescriptor}}},
 	}
 }
 
 var (
-	sampleComplete = CompleteRequest{Range: 7, Generation: 3, Revision: 300}
+	sampleResolved = ResolvedRequest{Range: 7, Generation: 3, Revision: 300}
 	sampleHistory  = HistoryRequest{
 		Range: 7, Generation: 3, Span: keyspace.Span{Start: []byte("a"), End: []byte("c")},
 		From: 200, To: 300, Seen: FeedPosition{Term: 6, Number: 299}, MaxBytes: 1 << 20, Prev: true, Compacted: 190, FromKey: []byte("aa"),
@@ -66,20 +66,20 @@ func TestFeedRoundTrip(t *testing.T) {
 	check("orders", orders, sampleOrders(), err)
 	parts, err := DecodeParts(encodeParts(sampleParts()))
 	check("parts", parts, sampleParts(), err)
-	c, _, err := DecodeQuestion(sampleComplete.encode())
-	check("complete", c, &sampleComplete, err)
-	_, h, err := DecodeQuestion(sampleHistory.encode())
+	c, _, err := DecodeWatchRequest(sampleResolved.encode())
+	check("complete", c, &sampleResolved, err)
+	_, h, err := DecodeWatchRequest(sampleHistory.encode())
 	check("history", h, &sampleHistory, err)
 	p, err := decodeHistoryPage(sampleHistoryPage().Encode())
 	check("page", p, sampleHistoryPage(), err)
-	applied, err := decodeComplete(EncodeComplete(FeedPosition{Term: 6, Number: 300}))
+	applied, err := decodeResolved(EncodeResolved(FeedPosition{Term: 6, Number: 300}))
 	check("answer", applied, FeedPosition{Term: 6, Number: 300}, err)
 	if _, err := decodeHistoryPage(EncodeWatchError(kverror.Compacted)); kverror.Of(err).Kind != kverror.Compacted {
 		t.Errorf("an error came back as %v", err)
 	}
-	for _, b := range [][]byte{sampleComplete.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeComplete(FeedPosition{Term: 6, Number: 300})} {
+	for _, b := range [][]byte{sampleResolved.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeResolved(FeedPosition{Term: 6, Number: 300})} {
 		for n := range b {
-			_, _, e1 := DecodeQuestion(b[:n:n])
+			_, _, e1 := DecodeWatchRequest(b[:n:n])
 			_, e2 := decodeHistoryPage(b[:n:n])
 			if e1 == nil || e2 == nil {
 				t.Errorf("%x: the first %d bytes were accepted (%v, %v)", b, n, e1, e2)
@@ -132,23 +132,23 @@ func FuzzFeedOrders(f *testing.F) {
 
 // FuzzWatchQuestions takes both directions of bus method 19.
 func FuzzWatchQuestions(f *testing.F) {
-	for _, b := range [][]byte{sampleComplete.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeComplete(FeedPosition{Term: 6, Number: 300}), EncodeWatchError(kverror.Compacted)} {
+	for _, b := range [][]byte{sampleResolved.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeResolved(FeedPosition{Term: 6, Number: 300}), EncodeWatchError(kverror.Compacted)} {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		measure.Claims(t, b, func() {
-			if c, h, err := DecodeQuestion(b); err == nil && c != nil {
-				again, _, err := DecodeQuestion(c.encode())
+			if c, h, err := DecodeWatchRequest(b); err == nil && c != nil {
+				again, _, err := DecodeWatchRequest(c.encode())
 				if err != nil || *again != *c {
 					t.Fatalf("%+v became %+v (%v)", c, again, err)
 				}
 			} else if err == nil {
-				_, again, err := DecodeQuestion(h.encode())
+				_, again, err := DecodeWatchRequest(h.encode())
 				if err != nil || !reflect.DeepEqual(again, h) {
 					t.Fatalf("%+v became %+v (%v)", h, again, err)
 				}
 			}
-			_, _ = decodeComplete(b)
+			_, _ = decodeResolved(b)
 			if p, err := decodeHistoryPage(b); err == nil {
 				again, err := decodeHistoryPage(p.Encode())
 				if err != nil || !reflect.DeepEqual(again, p) {

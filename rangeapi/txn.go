@@ -132,11 +132,11 @@ type Prepare struct {
 	// Anchor is the key at which the transaction is decided. The range that holds it has
 	// it among its writes.
 	Anchor []byte
-	// Patient says that the transaction holds nothing anywhere, and so may wait for an
+	// WaitForOlder says that the transaction holds nothing anywhere, and so may wait for an
 	// older one.
-	Patient bool
-	Guards  []Guard
-	Writes  []Write
+	WaitForOlder bool
+	Guards       []Guard
+	Writes       []Write
 	// Pin has the range keep what can be read at the revision PinAt, or at those to come
 	// where it is 0.
 	Pin   bool
@@ -221,11 +221,11 @@ type Resolve struct {
 	Lock LockID
 	// Revision is the transaction's; 0 says that the attempt is aborted.
 	Revision keyspace.Revision
-	// Unmark is a lease that has no key in any range, 0 for none, and Incarnation its own:
+	// Detach is a lease that has no key in any range, 0 for none, and Incarnation its own:
 	// the attachment goes with the lock, at no revision. Where the lock is gone and the attachment is not,
 	// others have aborted the attempt and keys may have been attached since: the answer is a
 	// Conflict.
-	Unmark      keyspace.LeaseID
+	Detach      keyspace.LeaseID
 	Incarnation keyspace.LeaseIncarnation
 }
 

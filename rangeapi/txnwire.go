@@ -19,7 +19,7 @@ const txnWireVersion = 3
 
 // Flags of a Prepare, of its answer and of one result.
 const (
-	preparePatient = 1 << iota
+	prepareWaitForOlder = 1 << iota
 	preparePin
 )
 
@@ -74,7 +74,7 @@ func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnO
 		return AppendLocks(binary.AppendUvarint(dst, uint64(o.Revision)), o.Locks), nil
 	case *Resolve:
 		dst = binary.AppendUvarint(AppendLockID(AppendName(dst, o.Name), o.Lock), uint64(o.Revision))
-		return AppendAttachment(dst, Attachment{o.Unmark, o.Incarnation}), nil
+		return AppendAttachment(dst, Attachment{o.Detach, o.Incarnation}), nil
 	case *Decide:
 		return wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), nil
 	case *Forget:
@@ -85,12 +85,12 @@ func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnO
 		dst = AppendSpan(binary.AppendUvarint(dst, uint64(o.Lease)), 0, o.Span)
 		return binary.AppendUvarint(dst, uint64(o.At)), nil
 	}
-	return dst, BadRequest("no step %T", op)
+	return dst, BadRequest("no transaction command %T", op)
 }
 
 func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 	dst = wire.AppendBytes(AppendName(dst, o.Name), o.Anchor)
-	dst = append(dst, wire.Flag(o.Patient, preparePatient)|wire.Flag(o.Pin, preparePin))
+	dst = append(dst, wire.Flag(o.WaitForOlder, prepareWaitForOlder)|wire.Flag(o.Pin, preparePin))
 	dst = binary.AppendUvarint(dst, uint64(o.PinAt))
 	dst = binary.AppendUvarint(dst, uint64(len(o.Guards)))
 	for i := range o.Guards {
@@ -115,8 +115,8 @@ func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 
 func (c *Reader) prepare() *Prepare {
 	p := &Prepare{Name: c.Name(), Anchor: c.Bytes()}
-	f := c.Flags(preparePatient | preparePin)
-	p.Patient, p.Pin, p.PinAt = f&preparePatient != 0, f&preparePin != 0, c.Revision()
+	f := c.Flags(prepareWaitForOlder | preparePin)
+	p.WaitForOlder, p.Pin, p.PinAt = f&prepareWaitForOlder != 0, f&preparePin != 0, c.Revision()
 	n := c.Count(2)
 	p.Guards = make([]Guard, 0, n)
 	for range n {
@@ -161,7 +161,7 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 	case TxnResolve:
 		o := &Resolve{Name: c.Name(), Lock: c.LockID(), Revision: c.Revision()}
 		m := c.Attachment()
-		o.Unmark, o.Incarnation = m.Lease, m.Incarnation
+		o.Detach, o.Incarnation = m.Lease, m.Incarnation
 		op = o
 	case TxnDecide:
 		op = &Decide{Name: c.Name(), Anchor: c.Bytes()}
@@ -176,7 +176,7 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 		o.At = c.Revision()
 		op = o
 	default:
-		c.Fail(fmt.Errorf("rangeapi: unknown step %d", k))
+		c.Fail(fmt.Errorf("rangeapi: unknown transaction command %d", k))
 	}
 	if err := c.End(); err != nil {
 		return 0, 0, nil, err
@@ -190,7 +190,7 @@ func DecodeTxnHead(b []byte) (c Reader, k TxnKind, id keyspace.RangeID, g keyspa
 		return c, 0, 0, 0, wire.ErrTruncated
 	}
 	if b[0] != txnWireVersion {
-		return c, 0, 0, 0, fmt.Errorf("rangeapi: step version %d, want %d", b[0], txnWireVersion)
+		return c, 0, 0, 0, fmt.Errorf("rangeapi: transaction command version %d, want %d", b[0], txnWireVersion)
 	}
 	c = NewReader(append([]byte(nil), b[2:]...))
 	id, g = keyspace.RangeID(c.Uvarint()), keyspace.Generation(c.Uvarint())
@@ -299,7 +299,7 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 		return nil, nil, wire.ErrTruncated
 	}
 	if b[0] != txnWireVersion {
-		return nil, nil, fmt.Errorf("rangeapi: step version %d, want %d", b[0], txnWireVersion)
+		return nil, nil, fmt.Errorf("rangeapi: transaction command version %d, want %d", b[0], txnWireVersion)
 	}
 	c := NewReader(append([]byte(nil), b[2:]...))
 	switch b[1] {

@@ -16,7 +16,7 @@ import (
 func sampleTxnOps() []TxnOp {
 	return []TxnOp{
 		&Prepare{
-			Name: sampleTxn, Anchor: []byte("k"), Patient: true, Pin: true, PinAt: 12,
+			Name: sampleTxn, Anchor: []byte("k"), WaitForOlder: true, Pin: true, PinAt: 12,
 			Guards: []Guard{{Compare: &pb.Compare{Key: []byte("a"), RangeEnd: []byte("c")}, Want: WantFails}},
 			Writes: []Write{
 				{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}},
@@ -25,7 +25,7 @@ func sampleTxnOps() []TxnOp {
 			Revoke: 9, Incarnation: 2, Absent: []keyspace.LeaseID{7},
 		},
 		&Commit{Name: sampleTxn, Anchor: []byte("k"), AnchorLock: LockID{7, 5, 11, 2}, Revision: 310, Locks: sampleLocks()},
-		&Resolve{Name: sampleTxn, Lock: LockID{8, 6, 1, 0}, Revision: 310, Unmark: 9, Incarnation: 2},
+		&Resolve{Name: sampleTxn, Lock: LockID{8, 6, 1, 0}, Revision: 310, Detach: 9, Incarnation: 2},
 		&Decide{Name: sampleTxn, Anchor: []byte("k")},
 		&Forget{Name: sampleTxn, Anchor: []byte("k")},
 		&Revoke{Lease: 9, Incarnation: 2},

@@ -17,15 +17,15 @@ type route struct {
 	hint atomic.Uint64
 	// told is the highest revision at which a serializable read of the range, or of a part of
 	// what it came from, was answered here.
-	told atomic.Int64
+	served atomic.Int64
 }
 
 // leader returns the node that led the range last time, 0 if unknown. It is a hint.
 func (r *route) leader() keyspace.NodeID { return keyspace.NodeID(r.hint.Load()) }
 
 // tell notes the revision at which a serializable read of the range is answered.
-func (r *route) tell(rev keyspace.Revision) {
-	for told := r.told.Load(); told < int64(rev) && !r.told.CompareAndSwap(told, int64(rev)); told = r.told.Load() {
+func (r *route) noteServed(rev keyspace.Revision) {
+	for told := r.served.Load(); told < int64(rev) && !r.served.CompareAndSwap(told, int64(rev)); told = r.served.Load() {
 	}
 }
 
@@ -58,10 +58,10 @@ type formerKey struct {
 	generation keyspace.Generation
 }
 
-// former is the span of a range in an earlier generation, and route.told by then.
+// former is the span of a range in an earlier generation, and route.served by then.
 type former struct {
-	span keyspace.Span
-	told keyspace.Revision
+	span   keyspace.Span
+	served keyspace.Revision
 }
 
 // rememberLocked keeps what a range was that is about to be another one.
@@ -75,7 +75,7 @@ func (c *rangeCache) rememberLocked(r *route) {
 	if !known {
 		c.order = append(c.order, k)
 	}
-	c.former[k] = former{r.desc.Span, max(f.told, keyspace.Revision(r.told.Load()))}
+	c.former[k] = former{r.desc.Span, max(f.served, keyspace.Revision(r.served.Load()))}
 }
 
 // spanOf returns the span of the range at the generation, if it is known.
@@ -143,7 +143,7 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 		if _, still := d.ReplicaOn(r.leader()); still && next.leader() == 0 {
 			next.hint.Store(uint64(r.leader()))
 		}
-		next.tell(keyspace.Revision(r.told.Load()))
+		next.noteServed(keyspace.Revision(r.served.Load()))
 	}
 	if known != nil {
 		inherit(known)
@@ -163,7 +163,7 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 		// The heirs of a split come one after the other, and the first has left a hole.
 		for _, f := range c.former {
 			if f.span.Overlaps(d.Span) {
-				next.tell(f.told)
+				next.noteServed(f.served)
 			}
 		}
 	}
@@ -173,8 +173,8 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 
 // tell notes the revision at which a serializable read of the span is answered: of the ranges
 // that are known, and where there is a hole, of what is remembered there.
-func (c *rangeCache) tell(span keyspace.Span, rev keyspace.Revision) {
-	older := func(r *route) bool { return r.told.Load() < int64(rev) }
+func (c *rangeCache) noteServed(span keyspace.Span, rev keyspace.Revision) {
+	older := func(r *route) bool { return r.served.Load() < int64(rev) }
 	if routes, whole := overlapping(c.all(), span); whole && !slices.ContainsFunc(routes, older) {
 		return
 	}
@@ -183,14 +183,14 @@ func (c *rangeCache) tell(span keyspace.Span, rev keyspace.Revision) {
 	rs := c.all()
 	lo, hi := window(rs, span)
 	for _, r := range rs[lo:hi] {
-		r.tell(rev)
+		r.noteServed(rev)
 	}
 	if _, whole := overlapping(rs, span); whole {
 		return
 	}
 	for k, f := range c.former {
 		if f.span.Overlaps(span) {
-			c.former[k] = former{f.span, max(f.told, rev)}
+			c.former[k] = former{f.span, max(f.served, rev)}
 		}
 	}
 }

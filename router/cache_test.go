@@ -118,10 +118,10 @@ func TestWhatIsToldOfAnHeirBeforeItIsKnown(t *testing.T) {
 	r := &Router{cache: newRangeCache()}
 	r.Learn(keyspace.Descriptor{Range: 1, Generation: 1})
 	r.Learn(keyspace.Descriptor{Range: 2, Generation: 2, Span: keyspace.Span{Start: []byte("m")}})
-	r.tell(&pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")}, 9)
+	r.noteServed(&pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")}, 9)
 	r.Learn(keyspace.Descriptor{Range: 1, Generation: 2, Span: keyspace.Span{End: []byte("m")}})
 	for _, key := range []string{"a", "m"} {
-		if rt := r.cache.find([]byte(key)); rt == nil || rt.told.Load() != 9 {
+		if rt := r.cache.find([]byte(key)); rt == nil || rt.served.Load() != 9 {
 			t.Errorf("%s: %+v", key, rt)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // count returns how many keys a span has, whatever the request filters.
-func (r *Router) count(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (int64, error) {
+func (r *Router) count(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (int64, error) {
 	counts, err := r.countParts(ctx, span, req, at)
 	var n int64
 	for _, c := range counts {
@@ -26,7 +26,7 @@ func (r *Router) count(ctx context.Context, span keyspace.Span, req *pb.RangeReq
 // countBehind is count of a span that begins where a range does and goes on to the end of
 // a read's. Whoever pages through that asks for it with every page: it is remembered, and
 // that which is behind each further range along with it.
-func (r *Router) countBehind(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (int64, error) {
+func (r *Router) countBehind(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (int64, error) {
 	rev := at.revision(req)
 	if n, ok := r.counts.get(rev, span); ok {
 		return n, nil
@@ -50,7 +50,7 @@ type counted struct {
 }
 
 // countParts counts a span range by range.
-func (r *Router) countParts(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) ([]counted, error) {
+func (r *Router) countParts(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) ([]counted, error) {
 	spans, err := r.divide(ctx, span)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (r *Router) countParts(ctx context.Context, span keyspace.Span, req *pb.Ran
 			q := clip(req, s)
 			q.CountOnly, q.Limit = true, 0
 			resp, err := r.whole(ctx, s, q, at)
-			if errors.Is(err, errSeveral) {
+			if errors.Is(err, errMultiRange) {
 				n, err := r.count(ctx, s, req, at)
 				counts[i] = counted{s.Start, n}
 				return err

@@ -93,8 +93,8 @@ func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, 
 	limit := r.limited(ctx)
 	defer limit.End()
 	got, err := r.write(limit.Patience, span, op)
-	if errors.Is(err, errSeveral) || err != nil && swept(err, op) {
-		got, err = r.writeSeveral(limit.Patience, op)
+	if errors.Is(err, errMultiRange) || err != nil && deleteTooLarge(err, op) {
+		got, err = r.writeMultiRange(limit.Patience, op)
 	}
 	if err != nil {
 		return none, limit.outcome(err)
@@ -106,13 +106,13 @@ func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, 
 	return resp, nil
 }
 
-// writeSeveral is write of what one range cannot do alone.
-func (r *Router) writeSeveral(ctx context.Context, op proto.Message) (proto.Message, error) {
+// writeMultiRange is write of what one range cannot do alone.
+func (r *Router) writeMultiRange(ctx context.Context, op proto.Message) (proto.Message, error) {
 	switch o := op.(type) {
 	case *pb.TxnRequest:
-		return r.several(ctx, o)
+		return r.runTxn(ctx, o)
 	case *pb.DeleteRangeRequest:
-		resp, err := r.several(ctx, &pb.TxnRequest{
+		resp, err := r.runTxn(ctx, &pb.TxnRequest{
 			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: o}}},
 		})
 		if err != nil {

@@ -92,11 +92,11 @@ type revoke struct {
 // begin takes the revoke into the budget of transactions.
 func (v *revoke) begin() (*txn, error) {
 	if v.txn == nil {
-		if err := v.r.txns.enter(revokeBytes); err != nil {
+		if err := v.r.coordinator.enter(revokeBytes); err != nil {
 			return nil, err
 		}
-		v.txn = &txn{r: v.r, id: v.r.txns.newID(), bytes: revokeBytes}
-		v.txn.keep()
+		v.txn = &txn{r: v.r, id: v.r.coordinator.newID(), bytes: revokeBytes}
+		v.txn.retain()
 		v.r.cfg.Metrics.Txns.Inc()
 	}
 	return v.txn, nil
@@ -147,12 +147,12 @@ func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revi
 // at revokes the lease in the ranges, at one revision.
 func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, error) {
 	if len(routes) == 1 {
-		got, err := v.r.stepAt(ctx, routes[0], &rangeapi.Revoke{Lease: v.lease, Incarnation: v.incarnation})
+		got, err := v.r.commandAt(ctx, routes[0], &rangeapi.Revoke{Lease: v.lease, Incarnation: v.incarnation})
 		if err != nil {
 			return 0, v.again(ctx, err)
 		}
 		if one := got.(*rangeapi.Revoked); !one.TooMany {
-			v.r.txns.heard(one.Revision)
+			v.r.coordinator.observe(one.Revision)
 			return one.Revision, nil
 		}
 	}
@@ -163,21 +163,21 @@ func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, er
 	// With the last lock goes the last mark. While there is one a merge may carry it to keys
 	// that the record did not list, and a split from there to a range where nobody comes to end
 	// it: who attaches a key there would not ask the record of a later lease with this id.
-	a := &trial{t: t, name: v.r.txns.begin(t.id), plan: &plan{}, toTheEnd: true}
-	a.ps = v.pieces(a.name, routes)
+	a := &txnAttempt{t: t, name: v.r.coordinator.begin(t.id), plan: &plan{}, awaitResolve: true}
+	a.ps = v.participants(a.name, routes)
 	if err := a.prepareAll(ctx); err != nil {
 		a.abort()
 		return 0, err
 	}
 	switch n := a.changes(); {
 	case n == 0:
-		return 0, a.unmark(ctx)
+		return 0, a.detach(ctx)
 	case n > keyspace.MaxRevisionRanges:
 		a.abort()
 		v.most = keyspace.MaxRevisionRanges
 		return 0, errStartOver
 	}
-	d := a.decided(ctx)
+	d := a.awaitDecision(ctx)
 	if d.err != nil {
 		return 0, v.again(ctx, d.err)
 	}
@@ -198,9 +198,9 @@ func (v *revoke) again(ctx context.Context, err error) error {
 
 // pieces has every range delete the lease's keys. The smallest key of the first one is the
 // anchor: a lease is locked in each, whether there is a key or not.
-func (v *revoke) pieces(name rangeapi.TxnName, routes []*route) *pieces {
+func (v *revoke) participants(name rangeapi.TxnName, routes []*route) *participants {
 	anchor := lower(nil, routes[0].desc.Span)
-	ps := &pieces{name: name, anchor: anchor, of: map[keyspace.RangeID]*piece{}}
+	ps := &participants{name: name, anchor: anchor, of: map[keyspace.RangeID]*participant{}}
 	for _, rt := range routes {
 		p := ps.at(rt)
 		p.op.Revoke, p.op.Incarnation = v.lease, v.incarnation
@@ -210,7 +210,7 @@ func (v *revoke) pieces(name rangeapi.TxnName, routes []*route) *pieces {
 }
 
 // changes returns how many ranges the attempt's revision concerns.
-func (a *trial) changes() (n int) {
+func (a *txnAttempt) changes() (n int) {
 	for _, p := range a.ps.order {
 		if p.changes() {
 			n++
@@ -220,24 +220,24 @@ func (a *trial) changes() (n int) {
 }
 
 // changes says whether the range has something to write at the transaction's revision.
-func (p *piece) changes() bool {
+func (p *participant) changes() bool {
 	return len(p.op.Writes) > 0 || p.op.Revoke != 0 && p.answer.Changes
 }
 
 // unmark ends the revoke of a lease that has no key: while all ranges hold it locked, each
 // of them may forget it. No record says so, and who takes this node for dead may end a lock
 // before: that range refuses, and the revoke starts over.
-func (a *trial) unmark(ctx context.Context) error {
-	err := each(ctx, a.ps.order, func(ctx context.Context, p *piece) error {
-		return a.t.r.stepOver(ctx, p.span, &rangeapi.Resolve{
-			Name: a.name, Lock: p.answer.Lock, Unmark: p.op.Revoke, Incarnation: p.op.Incarnation,
+func (a *txnAttempt) detach(ctx context.Context) error {
+	err := each(ctx, a.ps.order, func(ctx context.Context, p *participant) error {
+		return a.t.r.commandForSpan(ctx, p.span, &rangeapi.Resolve{
+			Name: a.name, Lock: p.answer.Lock, Detach: p.op.Revoke, Incarnation: p.op.Incarnation,
 		})
 	})
 	if err != nil {
 		a.abort()
 		return a.failed(ctx, err)
 	}
-	a.t.r.txns.end(a.name)
+	a.t.r.coordinator.end(a.name)
 	return nil
 }
 
@@ -251,11 +251,11 @@ func (r *Router) LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []
 	if err != nil {
 		return nil, 0, limit.outcome(err)
 	}
-	var held holding
-	defer r.letGo(&held)
+	var reserved reservation
+	defer r.releaseAll(&reserved)
 	var keys [][]byte
 	for _, s := range disjoint(spans) {
-		if keys, err = r.leaseKeys(limit.Patience, lease, s, now.Current, &held, keys); err != nil {
+		if keys, err = r.leaseKeys(limit.Patience, lease, s, now.Current, &reserved, keys); err != nil {
 			return nil, 0, limit.outcome(err)
 		}
 	}
@@ -264,7 +264,7 @@ func (r *Router) LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []
 
 // leaseKeys appends the keys of one span, range by range and page by page.
 func (r *Router) leaseKeys(
-	ctx context.Context, lease keyspace.LeaseID, s keyspace.Span, at keyspace.Revision, held *holding, keys [][]byte,
+	ctx context.Context, lease keyspace.LeaseID, s keyspace.Span, at keyspace.Revision, reserved *reservation, keys [][]byte,
 ) ([][]byte, error) {
 	for {
 		routes, err := r.resolve(ctx, s)
@@ -276,7 +276,7 @@ func (r *Router) leaseKeys(
 		if !ok {
 			return keys, nil
 		}
-		got, err := r.stepAt(ctx, rt, &rangeapi.LeaseKeys{Lease: lease, Span: part, At: at})
+		got, err := r.commandAt(ctx, rt, &rangeapi.LeaseKeys{Lease: lease, Span: part, At: at})
 		if err != nil {
 			e := kverror.Of(err)
 			if !errors.Is(err, errStartOver) && (e.Fate() == kverror.NotApplied || e.Kind == kverror.Corrupt || e.Kind == kverror.Internal) {
@@ -292,7 +292,7 @@ func (r *Router) leaseKeys(
 		for _, k := range page.Keys {
 			size += int64(len(k))
 		}
-		if err := r.hold(held, size); err != nil {
+		if err := r.reserve(reserved, size); err != nil {
 			return nil, err
 		}
 		keys = append(keys, page.Keys...)

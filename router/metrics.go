@@ -8,8 +8,8 @@ type Metrics struct {
 	Failed *prometheus.CounterVec
 	// Refreshes counts loads of the range map.
 	Refreshes prometheus.Counter
-	// Several counts reads over several ranges.
-	Several prometheus.Counter
+	// MultiRangeReads counts reads over several ranges.
+	MultiRangeReads prometheus.Counter
 	// Txns counts transactions over several ranges, Restarts their attempts that were
 	// given up.
 	Txns, Restarts prometheus.Counter
@@ -26,7 +26,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "skein_router_map_refreshes_total",
 			Help: "Loads of the range map from placement.",
 		}),
-		Several: prometheus.NewCounter(prometheus.CounterOpts{
+		MultiRangeReads: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "skein_router_multi_range_reads_total",
 			Help: "Reads that went to several ranges.",
 		}),
@@ -40,7 +40,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.Failed, m.Refreshes, m.Several, m.Txns, m.Restarts)
+		reg.MustRegister(m.Failed, m.Refreshes, m.MultiRangeReads, m.Txns, m.Restarts)
 	}
 	return m
 }

@@ -392,7 +392,7 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) {
 			t.Errorf("beside another one: %v", err)
 		}
-		if got := r.joined.Load(); got != 0 || !r.large.Load() {
+		if got := r.reserved.Load(); got != 0 || !r.large.Load() {
 			t.Errorf("%d bytes were not given back, or what is another's was", got)
 		}
 		// A small one has its place beside it.
@@ -400,9 +400,9 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		if _, err := r.Range(t.Context(), all); err != nil {
 			t.Errorf("a small one beside a large one: %v", err)
 		}
-		r.joined.Add(1900)
-		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) || r.joined.Load() != 1900 {
-			t.Errorf("a small one without room: %v, %d bytes", err, r.joined.Load())
+		r.reserved.Add(1900)
+		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) || r.reserved.Load() != 1900 {
+			t.Errorf("a small one without room: %v, %d bytes", err, r.reserved.Load())
 		}
 	})
 }

@@ -16,12 +16,12 @@ import (
 const (
 	// A stream's pieces are large where the budget of answers has room and small where it
 	// has none; the first is small, so that something comes soon.
-	smallPieceBytes = 64 << 10
-	largePieceBytes = 512 << 10
-	// streamPieces is how many pieces of a stream there are at a time: of the range that is
+	smallPageBytes = 64 << 10
+	largePageBytes = 512 << 10
+	// streamPages is how many pieces of a stream there are at a time: of the range that is
 	// being sent one at the client, one that waits and one on its way, and of the next range
 	// the last two.
-	streamPieces = 5
+	streamPages = 5
 )
 
 // RangeStream reads keys at one revision in the order of their bytes and hands them to
@@ -30,12 +30,12 @@ const (
 // revision only, more and count. It asks for no order and no filter. The node holds a
 // bounded number of bytes of it at a time, however slow send is.
 func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error {
-	const least = streamPieces * smallPieceBytes
-	if all := r.joined.Add(least); all > r.cfg.ReadBytes && all > least {
-		r.giveBack(least)
+	const least = streamPages * smallPageBytes
+	if all := r.reserved.Add(least); all > r.cfg.ReadBytes && all > least {
+		r.unreserve(least)
 		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
 	}
-	defer r.giveBack(least)
+	defer r.unreserve(least)
 	if !req.GetSerializable() || r.cfg.Local == nil {
 		_, err := r.streamNow(ctx, req, send)
 		return err
@@ -59,17 +59,17 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 		if err != nil {
 			return false, err
 		}
-		s := &stream{r: r, req: req, at: moment{at: now}, head: now, send: send}
+		s := &stream{r: r, req: req, at: readPoint{rev: now}, head: now, send: send}
 		err = s.run(ctx)
 		switch {
 		case err == nil:
 			if req.GetSerializable() {
-				r.tell(req, now)
+				r.noteServed(req, now)
 			}
 			return true, nil
 		case ctx.Err() != nil:
 			return s.begun, kverror.Of(ctx.Err())
-		case s.begun && lookAgain(err):
+		case s.begun && needsNewRevision(err):
 			// What was sent is of a revision that cannot be read any more.
 			return true, kverror.New(kverror.Compacted, "%v", err)
 		case s.begun || !overtaken(req, err):
@@ -84,12 +84,12 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 // it would be of an older revision than an earlier one, goesBack is that: what leaders say
 // comes first then, if the sequencer answers.
 func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (goesBack keyspace.Revision, done bool, err error) {
-	held, ok := r.completeHere(req)
-	lowest, explicit := held.lowest, keyspace.Revision(req.GetRevision())
-	if !ok || explicit > lowest || explicit <= 0 && lowest < held.from {
+	local, ok := r.resolvedHere(req)
+	lowest, explicit := local.lowest, keyspace.Revision(req.GetRevision())
+	if !ok || explicit > lowest || explicit <= 0 && lowest < local.from {
 		return 0, false, nil
 	}
-	if explicit <= 0 && lowest < held.told && r.mayBeLed(&held, held.told) {
+	if explicit <= 0 && lowest < local.served && r.mayBeLed(&local, local.served) {
 		soon, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errNotSoon)
 		defer cancel()
 		if _, err := r.currentOrWait(soon); err == nil {
@@ -102,14 +102,14 @@ func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func
 
 // streamLocal is streamHere at a revision.
 func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keyspace.Revision, send func(keys []byte, last *pb.RangeResponse) error) (done bool, err error) {
-	s := &stream{r: r, req: req, at: moment{at: at, where: nearest}, head: r.headed(req, at), send: send}
+	s := &stream{r: r, req: req, at: readPoint{rev: at, where: nearest}, head: r.headerRevision(req, at), send: send}
 	switch err = s.run(ctx); {
 	case err == nil:
-		r.tell(req, s.head)
+		r.noteServed(req, s.head)
 	case ctx.Err() != nil:
-	case !s.begun && !final(req, err):
+	case !s.begun && !isFinal(req, err):
 		return false, err
-	case lookAgain(err):
+	case needsNewRevision(err):
 		err = kverror.New(kverror.Compacted, "%v", err)
 	}
 	return true, err
@@ -119,7 +119,7 @@ func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keysp
 type stream struct {
 	r     *Router
 	req   *pb.RangeRequest
-	at    moment
+	at    readPoint
 	head  keyspace.Revision // the answer's
 	send  func(keys []byte, last *pb.RangeResponse) error
 	begun bool
@@ -129,12 +129,12 @@ type stream struct {
 
 // fetched is a piece on its way to the client.
 type fetched struct {
-	piece *rangeapi.PageAnswer
+	page *rangeapi.PageAnswer
 	// large is what it holds of the budget beside what the stream holds anyway.
 	large int64
-	// sent is closed when the client has it, where its lane waits for that.
+	// sent is closed when the client has it, where its span reader waits for that.
 	sent chan struct{}
-	// last says that its lane has no more; count is how many keys the lane's span has then,
+	// last says that its span reader has no more; count is how many keys the span reader's span has then,
 	// and more that some of them are behind the limit.
 	last, more bool
 	count      int64
@@ -156,7 +156,7 @@ func (s *stream) run(ctx context.Context) error {
 	if s.req.GetSortTarget() != pb.RangeRequest_KEY {
 		return s.sorted(ctx, span)
 	}
-	// With a limit it is not known how far the read goes: then one lane goes through all
+	// With a limit it is not known how far the read goes: then one span reader goes through all
 	// ranges, one after the other.
 	spans := []keyspace.Span{span}
 	if s.req.GetLimit() <= 0 {
@@ -173,14 +173,14 @@ func (s *stream) run(ctx context.Context) error {
 		wg.Wait()
 		for _, q := range queues {
 			for f := range q {
-				s.r.giveBack(f.large)
+				s.r.unreserve(f.large)
 			}
 		}
 	}()
 	for i := range spans {
 		for len(queues) < min(i+2, len(spans)) {
 			queue := make(chan fetched, 1)
-			l := s.r.lane(spans[len(queues)], s.req, s.at, s.req.GetLimit())
+			l := s.r.newSpanReader(spans[len(queues)], s.req, s.at, s.req.GetLimit())
 			queues = append(queues, queue)
 			wg.Go(func() { s.fetch(ctx, l, queue) })
 		}
@@ -191,18 +191,18 @@ func (s *stream) run(ctx context.Context) error {
 	return nil
 }
 
-// fetch reads a lane into a queue, as far ahead as that holds, and closes it.
-func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
+// fetch reads a span reader into a queue, as far ahead as that holds, and closes it.
+func (s *stream) fetch(ctx context.Context, l *spanReader, queue chan<- fetched) {
 	defer close(queue)
-	l.pieceBytes = smallPieceBytes
+	l.pageBytes = smallPageBytes
 	for !l.enough() {
 		f := fetched{}
 		if l.last != nil {
-			f.large = s.r.room(largePieceBytes)
-			l.pieceBytes = max(smallPieceBytes, int(f.large))
+			f.large = s.r.tryReserve(largePageBytes)
+			l.pageBytes = max(smallPageBytes, int(f.large))
 		}
-		if f.piece, f.err = l.next(ctx); f.err == nil {
-			s.weigh(&f, l.pieceBytes)
+		if f.page, f.err = l.next(ctx); f.err == nil {
+			s.reserveExcess(&f, l.pageBytes)
 		}
 		if f.err == nil && l.enough() {
 			var behind int64
@@ -212,7 +212,7 @@ func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
 		select {
 		case queue <- f:
 		case <-ctx.Done():
-			s.r.giveBack(f.large)
+			s.r.unreserve(f.large)
 			return
 		}
 		if f.err != nil {
@@ -231,34 +231,34 @@ func (s *stream) fetch(ctx context.Context, l *lane, queue chan<- fetched) {
 // weigh counts what came of a piece above what was asked for: one value may be larger than
 // that. It is here by now and counts in any case; where it has no room nothing more is
 // fetched before it is gone.
-func (s *stream) weigh(f *fetched, asked int) {
-	more := int64(len(f.piece.Keys) - asked)
+func (s *stream) reserveExcess(f *fetched, asked int) {
+	more := int64(len(f.page.Keys) - asked)
 	if more <= 0 {
 		return
 	}
 	f.large += more
-	if s.r.joined.Add(more) > s.r.cfg.ReadBytes {
+	if s.r.reserved.Add(more) > s.r.cfg.ReadBytes {
 		f.sent = make(chan struct{})
 	}
 }
 
 // room takes bytes from the budget of answers if they are there.
-func (r *Router) room(bytes int64) int64 {
-	if r.joined.Add(bytes) <= r.cfg.ReadBytes {
+func (r *Router) tryReserve(bytes int64) int64 {
+	if r.reserved.Add(bytes) <= r.cfg.ReadBytes {
 		return bytes
 	}
-	r.giveBack(bytes)
+	r.unreserve(bytes)
 	return 0
 }
 
-// forward sends the pieces of a lane to the client.
-func (s *stream) forward(queue <-chan fetched, lastLane bool) error {
+// forward sends the pieces of a span reader to the client.
+func (s *stream) forward(queue <-chan fetched, lastSpan bool) error {
 	for f := range queue {
 		err := f.err
 		if err == nil {
-			err = s.pass(&f, lastLane)
+			err = s.pass(&f, lastSpan)
 		}
-		s.r.giveBack(f.large)
+		s.r.unreserve(f.large)
 		if err != nil {
 			return err
 		}
@@ -272,19 +272,19 @@ func (s *stream) forward(queue <-chan fetched, lastLane bool) error {
 	return errors.New("router: a stream was cut off") // its context has ended
 }
 
-func (s *stream) pass(f *fetched, lastLane bool) error {
+func (s *stream) pass(f *fetched, lastSpan bool) error {
 	var last *pb.RangeResponse
 	if f.last {
 		s.seen += f.count
-		if lastLane {
+		if lastSpan {
 			last = &pb.RangeResponse{Header: header(s.head), Count: s.seen, More: f.more}
 		}
 	}
-	if last == nil && f.piece.N == 0 {
+	if last == nil && f.page.N == 0 {
 		return nil
 	}
 	s.begun = true
-	return s.send(f.piece.Keys, last)
+	return s.send(f.page.Keys, last)
 }
 
 // The chunks in which etcd reads a stream: so many keys at first, then twice or half as
@@ -298,10 +298,10 @@ const (
 // each of its chunks, and goes on behind the last key of the sorted chunk, so that keys may
 // come twice. So the chunks are etcd's here.
 func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
-	var held holding
-	defer s.r.letGo(&held)
+	var reserved reservation
+	defer s.r.releaseAll(&reserved)
 	at := s.at
-	at.held = &held
+	at.reserved = &reserved
 	wanted, keys := s.req.GetLimit(), int64(firstChunkKeys)
 	if wanted == 0 {
 		wanted = maxLimit
@@ -320,7 +320,7 @@ func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 		if err != nil {
 			return kverror.New(kverror.Internal, "encode %d keys: %v", len(resp.GetKvs()), err)
 		}
-		if err := s.r.hold(&held, int64(len(encoded))); err != nil {
+		if err := s.r.reserve(&reserved, int64(len(encoded))); err != nil {
 			return err
 		}
 		count += int64(len(resp.GetKvs()))
@@ -331,7 +331,7 @@ func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 		if err := s.send(encoded, nil); err != nil {
 			return err
 		}
-		s.r.letGo(&held)
+		s.r.releaseAll(&reserved)
 		span.Start = keyspace.Next(lastKey(resp))
 		switch {
 		case len(encoded) < chunkTargetBytes/2:

@@ -68,7 +68,7 @@ func TestAStreamIsTheRead(t *testing.T) {
 				if !m.ended || !proto.Equal(&m.resp, want) {
 					t.Fatalf("seed %d: %v\n got %v\nwant %v", seed, req, &m.resp, want)
 				}
-				if got := r.joined.Load(); got != 0 {
+				if got := r.reserved.Load(); got != 0 {
 					t.Fatalf("seed %d: %v: %d bytes are held", seed, req, got)
 				}
 			}
@@ -164,8 +164,8 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 			c.mu.Lock()
 			ahead := c.pieced - m.parts
 			c.mu.Unlock()
-			if most := int64(streamPieces * (smallPieceBytes + largePieceBytes)); ahead > streamPieces || r.joined.Load() > most {
-				return fmt.Errorf("%d pieces and %d bytes are ahead", ahead, r.joined.Load())
+			if most := int64(streamPages * (smallPageBytes + largePageBytes)); ahead > streamPages || r.reserved.Load() > most {
+				return fmt.Errorf("%d pieces and %d bytes are ahead", ahead, r.reserved.Load())
 			}
 			return m.send(keys, last)
 		})
@@ -176,7 +176,7 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func([]byte, *pb.RangeResponse) error { return gone }); !errors.Is(err, gone) {
 			t.Error(err)
 		}
-		if got := r.joined.Load(); got != 0 {
+		if got := r.reserved.Load(); got != 0 {
 			t.Errorf("%d bytes are held", got)
 		}
 	})
@@ -201,14 +201,14 @@ func TestStreamsAreBounded(t *testing.T) {
 			var m merged
 			return r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send)
 		}
-		if err := stream(); err != nil || sizes[smallPieceBytes] != 3 || sizes[largePieceBytes] == 0 || len(sizes) != 2 {
+		if err := stream(); err != nil || sizes[smallPageBytes] != 3 || sizes[largePageBytes] == 0 || len(sizes) != 2 {
 			t.Errorf("with room: %v, pieces %v", err, sizes)
 		}
-		r.cfg.ReadBytes = streamPieces*smallPieceBytes + 1
-		if err := stream(); err != nil || len(sizes) != 1 || sizes[smallPieceBytes] == 0 {
+		r.cfg.ReadBytes = streamPages*smallPageBytes + 1
+		if err := stream(); err != nil || len(sizes) != 1 || sizes[smallPageBytes] == 0 {
 			t.Errorf("with little room: %v, pieces %v", err, sizes)
 		}
-		r.joined.Add(2)
+		r.reserved.Add(2)
 		if err := stream(); !errors.Is(err, kverror.TooManyRequests) || len(sizes) != 0 {
 			t.Errorf("without room: %v, pieces %v", err, sizes)
 		}
@@ -294,7 +294,7 @@ func TestALargeReadIsRefused(t *testing.T) {
 			if _, err := r.Range(t.Context(), req); !errors.Is(err, kverror.AnswerTooLarge) {
 				t.Errorf("%v: %v", req, err)
 			}
-			if got := r.joined.Load(); got != 0 {
+			if got := r.reserved.Load(); got != 0 {
 				t.Errorf("%v: %d bytes are held", req, got)
 			}
 		}

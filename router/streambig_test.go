@@ -13,13 +13,13 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// pieceBytes counts the bytes of the pieces that ranges have answered.
-type pieceBytes struct {
+// pageBytes counts the bytes of the pieces that ranges have answered.
+type pageBytes struct {
 	Ranges
 	bytes atomic.Int64
 }
 
-func (p *pieceBytes) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Request) (*rangeapi.Response, error) {
+func (p *pageBytes) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Request) (*rangeapi.Response, error) {
 	resp, err := p.Ranges.Do(ctx, n, q)
 	if err == nil {
 		if a, ok := resp.Op.(*rangeapi.PageAnswer); ok {
@@ -38,8 +38,8 @@ func TestAStreamOfLargeValues(t *testing.T) {
 		budget int64
 		holds  int64 // pieces, while the client takes none
 	}{
-		{"no room", streamPieces * smallPieceBytes, 2},
-		{"room", 100 << 20, streamPieces},
+		{"no room", streamPages * smallPageBytes, 2},
+		{"room", 100 << 20, streamPages},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster(1)
@@ -51,7 +51,7 @@ func TestAStreamOfLargeValues(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			came := &pieceBytes{Ranges: &oneByOne{c}}
+			came := &pageBytes{Ranges: &oneByOne{c}}
 			r.cfg.Ranges, r.cfg.ReadBytes = came, s.budget
 			take, done := make(chan struct{}), make(chan error)
 			var m merged
@@ -65,14 +65,14 @@ func TestAStreamOfLargeValues(t *testing.T) {
 			if got := came.bytes.Load(); got < s.holds*value || got >= (s.holds+1)*value {
 				t.Errorf("%s: a stalled stream holds %d bytes, want %d values", s.name, got, s.holds)
 			}
-			if got, held := r.joined.Load(), came.bytes.Load(); got < held {
+			if got, held := r.reserved.Load(), came.bytes.Load(); got < held {
 				t.Errorf("%s: %d bytes are counted, %d are held", s.name, got, held)
 			}
 			close(take)
 			if err := <-done; err != nil || len(m.resp.Kvs) != keys {
 				t.Errorf("%s: %d keys, %v", s.name, len(m.resp.Kvs), err)
 			}
-			if got := r.joined.Load(); got != 0 {
+			if got := r.reserved.Load(); got != 0 {
 				t.Errorf("%s: %d bytes are held in the end", s.name, got)
 			}
 		})
@@ -101,12 +101,12 @@ func TestASortedStreamCountsWhatItSends(t *testing.T) {
 		}
 		req := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, SortTarget: pb.RangeRequest_MOD}
 		err := r.RangeStream(t.Context(), req, func([]byte, *pb.RangeResponse) error {
-			if got := r.joined.Load(); got < 2*value {
+			if got := r.reserved.Load(); got < 2*value {
 				t.Errorf("%d bytes count", got)
 			}
 			return nil
 		})
-		if got := r.joined.Load(); err != nil || got != 0 {
+		if got := r.reserved.Load(); err != nil || got != 0 {
 			t.Errorf("%v, %d bytes count in the end", err, got)
 		}
 	})

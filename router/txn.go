@@ -17,9 +17,9 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// patience is after how many paths that were not the right one a transaction locks what
+// maxMisses is after how many paths that were not the right one a transaction locks what
 // it compares before it chooses.
-const patience = 3
+const maxMisses = 3
 
 // The pauses of a transaction that gave way grow from first to last by doubling.
 const (
@@ -33,13 +33,13 @@ type txn struct {
 	r   *Router
 	req *pb.TxnRequest
 	id  rangeapi.TxnID
-	// bytes are what the gateway's budget holds for the request until none of keepers, its
+	// bytes are what the gateway's budget holds for the request until none of refs, its
 	// client's call and what goes on without that, needs it any more.
-	bytes   int64
-	keepers atomic.Int32
-	// held is what the ranges have told the present attempt for the answer: it counts with
+	bytes int64
+	refs  atomic.Int32
+	// reserved is what the ranges have told the present attempt for the answer: it counts with
 	// the answers that are put together.
-	held holding
+	reserved reservation
 	// seen are the outcomes of the compares as they were last seen; nil is that all are
 	// thought to hold. wrong says that this is known not to be so.
 	seen  outcomes
@@ -55,9 +55,9 @@ type txn struct {
 	// Guarded by mu. absent are leases that were found not to be there. yields counts how often the transaction gave way to an older one;
 	// met is a key of the range where it did so last, which is locked first the next time,
 	// and patiently.
-	yields int
-	met    []byte
-	absent []keyspace.LeaseID
+	yields      int
+	conflictKey []byte
+	absent      []keyspace.LeaseID
 }
 
 var (
@@ -69,17 +69,17 @@ var (
 
 // several runs a transaction whose keys lie in several ranges, or which changes more
 // than fits in one entry of a range. ctx ends with the router's patience.
-func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+func (r *Router) runTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	bytes := int64(proto.Size(req))
-	if err := r.txns.enter(bytes); err != nil {
+	if err := r.coordinator.enter(bytes); err != nil {
 		return nil, err
 	}
 	r.cfg.Metrics.Txns.Inc()
-	t := &txn{r: r, req: req, id: r.txns.newID(), bytes: bytes}
-	t.keep()
+	t := &txn{r: r, req: req, id: r.coordinator.newID(), bytes: bytes}
+	t.retain()
 	defer t.release()
-	r.txns.reads(t)
-	defer r.txns.hasRead(t)
+	r.coordinator.addReader(t)
+	defer r.coordinator.removeReader(t)
 	for {
 		resp, err := t.try(ctx)
 		if errors.Is(err, errMissed) {
@@ -98,17 +98,17 @@ func (r *Router) several(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespon
 	}
 }
 
-func (t *txn) keep() { t.keepers.Add(1) }
+func (t *txn) retain() { t.refs.Add(1) }
 
 func (t *txn) release() {
-	if t.keepers.Add(-1) == 0 {
-		t.r.txns.leave(t.bytes)
+	if t.refs.Add(-1) == 0 {
+		t.r.coordinator.leave(t.bytes)
 		t.forgetAnswer()
 	}
 }
 
 // forgetAnswer gives back what the attempt was told.
-func (t *txn) forgetAnswer() { t.r.letGo(&t.held) }
+func (t *txn) forgetAnswer() { t.r.releaseAll(&t.reserved) }
 
 // pause is how long a transaction that gave way leaves the others alone.
 func (t *txn) pause() time.Duration {
@@ -123,7 +123,7 @@ func (t *txn) pause() time.Duration {
 // try makes one attempt. The first one takes it that all compares hold: that spares most
 // transactions a look.
 func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
-	if t.misses >= patience {
+	if t.misses >= maxMisses {
 		return t.lockAndChoose(ctx)
 	}
 	if p := newPlan(t.req, t.seen); p.writes() && !t.wrong {
@@ -133,8 +133,8 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen, err := t.r.look(ctx, t.req, now.Current)
-	if lookAgain(err) {
+	seen, err := t.r.evaluateCompares(ctx, t.req, now.Current)
+	if needsNewRevision(err) {
 		return nil, errStartOver
 	}
 	if err != nil {
@@ -154,29 +154,29 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 
 // answerAt answers a path that changes nothing by the state at the revision.
 func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
-	a := &assembly{r: t.r, plan: p, rev: at, base: moment{at: at, held: &t.held}}
+	a := &assembly{r: t.r, plan: p, rev: at, base: readPoint{rev: at, reserved: &t.reserved}}
 	resp, err := a.run(ctx, t.req)
-	if lookAgain(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
+	if needsNewRevision(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
 		return nil, errStartOver
 	}
 	return resp, err
 }
 
-// trial is one attempt of a transaction: what it holds is held under its name.
-type trial struct {
+// txnAttempt is one attempt of a transaction: what it holds is held under its name.
+type txnAttempt struct {
 	t    *txn
 	name rangeapi.TxnName
 	plan *plan
-	ps   *pieces
+	ps   *participants
 	// earlier are pieces that the attempt has locked before it chose its path.
-	earlier []*piece
-	// toTheEnd says that who waits for the decision waits for the end of all locks too.
-	toTheEnd bool
+	earlier []*participant
+	// awaitResolve says that who waits for the decision waits for the end of all locks too.
+	awaitResolve bool
 }
 
 // divide finds the ranges of a plan and gives each its part.
-func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor []byte) (*pieces, error) {
-	ps := &pieces{name: name, anchor: anchor, of: map[keyspace.RangeID]*piece{}}
+func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor []byte) (*participants, error) {
+	ps := &participants{name: name, anchor: anchor, of: map[keyspace.RangeID]*participant{}}
 	for i, g := range p.guards {
 		s, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd())
 		if !ok {
@@ -222,12 +222,12 @@ func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor
 
 // write makes an attempt on a path that writes.
 func (t *txn) write(ctx context.Context, p *plan) (*pb.TxnResponse, error) {
-	a := &trial{t: t, name: t.r.txns.begin(t.id), plan: p}
-	return a.carryOut(ctx, p.anchor())
+	a := &txnAttempt{t: t, name: t.r.coordinator.begin(t.id), plan: p}
+	return a.execute(ctx, p.anchor())
 }
 
-// carryOut prepares the plan and goes on as far as that leads.
-func (a *trial) carryOut(ctx context.Context, anchor []byte) (*pb.TxnResponse, error) {
+// execute prepares the plan and goes on as far as that leads.
+func (a *txnAttempt) execute(ctx context.Context, anchor []byte) (*pb.TxnResponse, error) {
 	var err error
 	if a.ps, err = a.t.divide(ctx, a.plan, a.name, anchor); err == nil {
 		if err = a.prepareAll(ctx); err == nil {
@@ -241,7 +241,7 @@ func (a *trial) carryOut(ctx context.Context, anchor []byte) (*pb.TxnResponse, e
 // lockAndChoose locks everything that is compared, chooses the path under these locks and
 // carries it out under the same name: nobody changes any more what the path rests on.
 func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
-	a := &trial{t: t, name: t.r.txns.begin(t.id), plan: &plan{}}
+	a := &txnAttempt{t: t, name: t.r.coordinator.begin(t.id), plan: &plan{}}
 	var anchor []byte
 	for _, c := range allCompares(t.req, nil) {
 		a.plan.guards = append(a.plan.guards, guard{compare: c, any: true})
@@ -260,13 +260,13 @@ func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
 	a.plan = newPlan(t.req, a.outcomes())
 	a.earlier, a.ps = a.ps.order, nil
 	if !a.plan.writes() {
-		return a.nothing(ctx)
+		return a.answerUnchanged(ctx)
 	}
-	return a.carryOut(ctx, anchor)
+	return a.execute(ctx, anchor)
 }
 
 // all are the pieces of the attempt.
-func (a *trial) all() []*piece {
+func (a *txnAttempt) all() []*participant {
 	if a.ps == nil {
 		return a.earlier
 	}
@@ -274,7 +274,7 @@ func (a *trial) all() []*piece {
 }
 
 // outcomes are what the guards of the plan have come to.
-func (a *trial) outcomes() outcomes {
+func (a *txnAttempt) outcomes() outcomes {
 	facts := make([][]rangeapi.Fact, len(a.plan.guards))
 	for _, p := range a.ps.order {
 		for i, g := range p.guards {
@@ -295,7 +295,7 @@ func (a *trial) outcomes() outcomes {
 // nothing answers a path that changes nothing. What it rests on stays locked until the
 // revision is known. Then a read at that revision needs no lock any more, and must not
 // hold one, since it may wait for others'.
-func (a *trial) nothing(ctx context.Context) (*pb.TxnResponse, error) {
+func (a *txnAttempt) answerUnchanged(ctx context.Context) (*pb.TxnResponse, error) {
 	now, err := a.t.r.currentOrWait(ctx)
 	if err == nil {
 		err = a.stillHeld(ctx)
@@ -314,12 +314,12 @@ func (a *trial) nothing(ctx context.Context) (*pb.TxnResponse, error) {
 // it was there until now. No commit says so of what is answered from the facts of several
 // ranges, and who takes this node for dead may have ended locks between one prepare and the
 // next: what one range has told is of another moment then than what the other one has.
-func (a *trial) stillHeld(ctx context.Context) error {
+func (a *txnAttempt) stillHeld(ctx context.Context) error {
 	lock, all := a.locks()
 	if len(all) == 0 {
 		return nil
 	}
-	got, err := a.t.r.stepFor(ctx, a.all()[0].op.Anchor, &rangeapi.Resolve{Name: a.name, Lock: lock})
+	got, err := a.t.r.commandForKey(ctx, a.all()[0].op.Anchor, &rangeapi.Resolve{Name: a.name, Lock: lock})
 	if err != nil {
 		return a.failed(ctx, err)
 	}
@@ -331,7 +331,7 @@ func (a *trial) stillHeld(ctx context.Context) error {
 
 // settle goes on with an attempt of which everything is prepared: all that it was told
 // is so at one moment, which is now.
-func (a *trial) settle(ctx context.Context) (*pb.TxnResponse, error) {
+func (a *txnAttempt) settle(ctx context.Context) (*pb.TxnResponse, error) {
 	seen := a.outcomes()
 	for _, g := range a.plan.guards {
 		if seen[g.compare] != g.holds {
@@ -346,9 +346,9 @@ func (a *trial) settle(ctx context.Context) (*pb.TxnResponse, error) {
 		a.abort()
 		return nil, err
 	}
-	changes := func(p *piece) bool { return p.answer.Changes }
+	changes := func(p *participant) bool { return p.answer.Changes }
 	if !slices.ContainsFunc(a.ps.order, changes) {
-		return a.nothing(ctx)
+		return a.answerUnchanged(ctx)
 	}
 	if err := ctx.Err(); err != nil {
 		a.abort()
@@ -358,7 +358,7 @@ func (a *trial) settle(ctx context.Context) (*pb.TxnResponse, error) {
 }
 
 // refusal returns the error of the first operation of the path that has one.
-func (a *trial) refusal(ctx context.Context) error {
+func (a *txnAttempt) refusal(ctx context.Context) error {
 	if !a.plan.explicit() {
 		return a.refusedBefore(len(a.plan.ops)+1, nil)
 	}
@@ -375,7 +375,7 @@ func (a *trial) refusal(ctx context.Context) error {
 
 // refusedBefore returns the error of the first put before the number-th operation that
 // is refused, or err.
-func (a *trial) refusedBefore(number int, err error) error {
+func (a *txnAttempt) refusedBefore(number int, err error) error {
 	for _, p := range a.ps.order {
 		if p.answer.Refused != nil && int(p.answer.RefusedAt) < number {
 			number, err = int(p.answer.RefusedAt), p.answer.Refused

@@ -89,7 +89,7 @@ func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnOp) string {
 		if o.Revoke != 0 {
 			s = "revoke " + s
 		}
-		if o.Patient {
+		if o.WaitForOlder {
 			s += " patient"
 		}
 		return s
@@ -98,8 +98,8 @@ func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnOp) string {
 	case *rangeapi.Revoke:
 		return fmt.Sprintf("revoke at %s", id)
 	case *rangeapi.Resolve:
-		if o.Unmark != 0 {
-			return fmt.Sprintf("resolve %d@%d unmark %d/%d at %s", o.Name.Attempt, o.Revision, o.Unmark, o.Incarnation, id)
+		if o.Detach != 0 {
+			return fmt.Sprintf("resolve %d@%d unmark %d/%d at %s", o.Name.Attempt, o.Revision, o.Detach, o.Incarnation, id)
 		}
 		return fmt.Sprintf("resolve %d@%d at %s", o.Name.Attempt, o.Revision, id)
 	case *rangeapi.Decide:
@@ -281,8 +281,8 @@ func TestCourseOfATransaction(t *testing.T) {
 				if got := f.steps(); !inOrder(got, c.want) {
 					t.Errorf("asked %s\nwant  %s", got, c.want)
 				}
-				if r.txns.bytes != 0 || len(r.txns.active) != 0 {
-					t.Errorf("%d bytes, %v left", r.txns.bytes, r.txns.active)
+				if r.coordinator.bytes != 0 || len(r.coordinator.active) != 0 {
+					t.Errorf("%d bytes, %v left", r.coordinator.bytes, r.coordinator.active)
 				}
 				for _, q := range f.sequenced {
 					if q.Count != 1 || len(q.Also) != 1 || q.Range+q.Also[0].Range != 4 {
@@ -482,7 +482,7 @@ func TestPush(t *testing.T) {
 			defer r.Stop()
 			r.cfg.Alive = func(keyspace.NodeID) bool { return !c.dead }
 			f.owned = map[rangeapi.TxnName]bool{of(1): true}
-			r.txns.active[mine] = struct{}{}
+			r.coordinator.active[mine] = struct{}{}
 			live, d, err := r.Push(t.Context(), c.name, []byte("k"))
 			if err != nil || live != c.live || (d == nil) != c.live {
 				t.Errorf("%d: %t %v %v", i, live, d, err)
@@ -547,11 +547,11 @@ func TestLocksOfRangesWithoutLeadersAreLeft(t *testing.T) {
 		if _, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(resolvePatience + time.Second)
-		r.txns.mu.Lock()
-		defer r.txns.mu.Unlock()
-		if len(r.txns.active) != 0 {
-			t.Errorf("%d attempts are this node's yet", len(r.txns.active))
+		time.Sleep(resolveTimeout + time.Second)
+		r.coordinator.mu.Lock()
+		defer r.coordinator.mu.Unlock()
+		if len(r.coordinator.active) != 0 {
+			t.Errorf("%d attempts are this node's yet", len(r.coordinator.active))
 		}
 	})
 }
@@ -608,7 +608,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 				c.split(string(rune('a' + rng.IntN(26))))
 			}
 			kvs := slices.Clone(c.kvs)
-			a := &assembly{r: r, rev: c.rev, base: moment{at: c.rev, held: &holding{}}}
+			a := &assembly{r: r, rev: c.rev, base: readPoint{rev: c.rev, reserved: &reservation{}}}
 			for step := range 60 {
 				req := randomRange(rng, int64(c.rev)+2)
 				switch rng.IntN(3) {
@@ -665,7 +665,7 @@ func ownPut(a *assembly, kvs []*mvccpb.KeyValue, key []byte, rev int64, value st
 func TestTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
-		r.txns.maxBytes = 50
+		r.coordinator.maxBytes = 50
 		f.answer = func(keyspace.RangeID, rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 			time.Sleep(300 * time.Millisecond)
 			return nil, nil
@@ -682,7 +682,7 @@ func TestTransactionsAreBounded(t *testing.T) {
 			t.Errorf("beside another one: %v", err)
 		}
 		r.Drain(t.Context())
-		if len(r.txns.active) != 0 {
+		if len(r.coordinator.active) != 0 {
 			t.Error("a drain does not wait")
 		}
 		wg.Wait()
@@ -711,16 +711,16 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 			if slow == "commit" && !errors.Is(err, kverror.Canceled) {
 				t.Errorf("%v", err)
 			}
-			r.txns.mu.Lock()
-			bytes := r.txns.bytes
-			r.txns.mu.Unlock()
+			r.coordinator.mu.Lock()
+			bytes := r.coordinator.bytes
+			r.coordinator.mu.Unlock()
 			if bytes == 0 {
 				t.Errorf("a transaction at its %s is not counted", slow)
 			}
 			time.Sleep(5 * time.Second)
 			r.Stop()
-			if r.txns.bytes != 0 || r.txns.aborts != 0 {
-				t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+			if r.coordinator.bytes != 0 || r.coordinator.aborts != 0 {
+				t.Errorf("%d bytes, %d aborts left", r.coordinator.bytes, r.coordinator.aborts)
 			}
 		})
 	}
@@ -768,7 +768,7 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			}
 			afterwards()
 			r.Stop()
-			if got := r.joined.Load(); got != 0 || r.large.Load() != c.others {
+			if got := r.reserved.Load(); got != 0 || r.large.Load() != c.others {
 				t.Errorf("%s: %d bytes are held, a large answer %v, want %v", name, got, r.large.Load(), c.others)
 			}
 			if committed := strings.Contains(f.steps(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
@@ -815,8 +815,8 @@ func TestAbortsAreBounded(t *testing.T) {
 		f.mu.Unlock()
 		time.Sleep(time.Minute)
 		r.Stop()
-		if r.txns.bytes != 0 || r.txns.aborts != 0 {
-			t.Errorf("%d bytes, %d aborts left", r.txns.bytes, r.txns.aborts)
+		if r.coordinator.bytes != 0 || r.coordinator.aborts != 0 {
+			t.Errorf("%d bytes, %d aborts left", r.coordinator.bytes, r.coordinator.aborts)
 		}
 	})
 }
@@ -878,10 +878,10 @@ func TestRecordsAreForgottenTogether(t *testing.T) {
 			t.Helper()
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			r.txns.mu.Lock()
-			defer r.txns.mu.Unlock()
-			if len(when) != forgotten || len(r.txns.active) != attempts || r.txns.bytes != 0 {
-				t.Errorf("records were forgotten at %v, %d attempts are left, %d bytes held", when, len(r.txns.active), r.txns.bytes)
+			r.coordinator.mu.Lock()
+			defer r.coordinator.mu.Unlock()
+			if len(when) != forgotten || len(r.coordinator.active) != attempts || r.coordinator.bytes != 0 {
+				t.Errorf("records were forgotten at %v, %d attempts are left, %d bytes held", when, len(r.coordinator.active), r.coordinator.bytes)
 			}
 			for _, at := range when {
 				if !at.Equal(when[0]) {

@@ -92,7 +92,7 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 				defer w.stop()
 				keys := []string{"j", "k"}
 				young := func(age int) *going {
-					return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("z"), Patient: true, Guards: guardAt(keys[age%2], "k")})
+					return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("z"), WaitForOlder: true, Guards: guardAt(keys[age%2], "k")})
 				}
 				young(10)
 				young(11)
@@ -119,7 +119,7 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 // A gateway's look at compares is no transaction of a client: it may have more operations.
 func TestLooksAreWithinTheLimits(t *testing.T) {
 	look := &pb.TxnRequest{}
-	for range rangeapi.MaxLookCompares {
+	for range rangeapi.MaxReadOnlyCompares {
 		get := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("k"), CountOnly: true}}}}
 		nested := &pb.TxnRequest{Compare: []*pb.Compare{guardAt("k")[0].Compare}, Success: get, Failure: get}
 		look.Success = append(look.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: nested}})
@@ -476,7 +476,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 			},
 			"a question": func() *going {
 				g := &going{done: true}
-				_, g.err = w.node.Client().Complete(t.Context(), 1, &rangeapi.CompleteRequest{Range: 1, Generation: 1, Revision: farRevision})
+				_, g.err = w.node.Client().AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 1, Generation: 1, Revision: farRevision})
 				return g
 			},
 			"a decision": func() *going {
@@ -514,7 +514,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 		defer w.stop()
 		const n = 60
 		prepare := func(age int, key string) *going {
-			return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(key), Patient: true, Guards: guardAt(key), Writes: writeAt(key)})
+			return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(key), WaitForOlder: true, Guards: guardAt(key), Writes: writeAt(key)})
 		}
 		all := []*going{prepare(1, "k")}
 		for age := 2; age <= n; age++ {

@@ -53,7 +53,7 @@
 // S10. A feed tells every applied event of the range from its first revision on, in the
 // order of application, and up to where that is all there will ever be: a fact that any
 // replica knows from what it has applied. Where a range has fallen silent, its leader
-// says so when asked (Complete), and only after all that may yet appear has: what is
+// says so when asked (AwaitResolved), and only after all that may yet appear has: what is
 // sequenced, proposed, or behind a split whose fate is open.
 //
 // S11. A leader remembers the newest applied versions of keys that it used lately

@@ -128,7 +128,7 @@ func (e *elastic) readHere(req *rangeapi.Request, span keyspace.Span) {
 	if e.one(2) {
 		w = e.follower
 	}
-	from, to, ok := w.node.CompleteHere(req.Range, req.Generation)
+	from, to, ok := w.node.ResolvedHere(req.Range, req.Generation)
 	if !ok {
 		return
 	}

@@ -134,7 +134,7 @@ func (e *elastic) planTxn(name rangeapi.TxnName) {
 // anyOrder has the ranges asked in any order. Who holds nothing yet may wait for all.
 func (e *elastic) anyOrder(t *elasticTxn) {
 	e.rng.Shuffle(len(t.pieces), func(i, j int) { t.pieces[i], t.pieces[j] = t.pieces[j], t.pieces[i] })
-	t.pieces[0].op.Patient = true
+	t.pieces[0].op.WaitForOlder = true
 }
 
 // String returns what the transaction does as traces print it.
@@ -318,7 +318,7 @@ func (e *elastic) resolveNext(t *elasticTxn) {
 		}
 		op := &rangeapi.Resolve{Name: t.name, Lock: p.answer.Lock, Revision: t.rev}
 		if t.unmarks {
-			op.Unmark, op.Incarnation = t.lease, t.incarnation
+			op.Detach, op.Incarnation = t.lease, t.incarnation
 		}
 		if err := e.stepOver(p.span, op); err == nil {
 			p.over = true
@@ -502,13 +502,13 @@ func opText(op rangeapi.TxnOp) string {
 		if o.Revoke != 0 {
 			return fmt.Sprintf("%s prepares its revoke of lease %d/%d", o.Name, o.Revoke, o.Incarnation)
 		}
-		return fmt.Sprintf("%s prepares, patient %t", o.Name, o.Patient)
+		return fmt.Sprintf("%s prepares, patient %t", o.Name, o.WaitForOlder)
 	case *rangeapi.Commit:
 		return fmt.Sprintf("%s commits %s at %d", o.Name, o.AnchorLock, o.Revision)
 	case *rangeapi.Resolve:
 		s := fmt.Sprintf("%s ends %s at %d", o.Name, o.Lock, o.Revision)
-		if o.Unmark != 0 {
-			s += fmt.Sprintf(" with the mark of lease %d", o.Unmark)
+		if o.Detach != 0 {
+			s += fmt.Sprintf(" with the mark of lease %d", o.Detach)
 		}
 		return s
 	case *rangeapi.Decide:

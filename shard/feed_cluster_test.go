@@ -104,7 +104,7 @@ func (f *spanFeed) once(ctx context.Context, d keyspace.Descriptor, node *rigNod
 				return complete
 			}
 			f.note(&ps[i], fmt.Sprintf("%s: range %s.%d on node %s", f.name, d.Range, d.Generation, node.id), span)
-			complete = max(complete, ps[i].Complete)
+			complete = max(complete, ps[i].Resolved)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func (f *spanFeed) note(p *rangeapi.FeedPart, who string, span keyspace.Span) {
 	for i := range p.Events {
 		f.seen[eventName(&p.Events[i])] = true
 	}
-	f.claims = append(f.claims, completeClaim{who: who, span: span, complete: p.Complete, seen: cloneSeen(f.seen)})
+	f.claims = append(f.claims, completeClaim{who: who, span: span, complete: p.Resolved, seen: cloneSeen(f.seen)})
 }
 
 func cloneSeen(m map[string]bool) map[string]bool {
@@ -257,7 +257,7 @@ func (r *rig) askAround(ctx context.Context, f *spanFeed) {
 		rev := r.seq.last
 		r.seq.mu.Unlock()
 		actx, cancel := context.WithTimeout(ctx, time.Second)
-		mark, err := s.Client().Complete(actx, node.id, &rangeapi.CompleteRequest{Range: d.Range, Generation: d.Generation, Revision: rev})
+		mark, err := s.Client().AwaitResolved(actx, node.id, &rangeapi.ResolvedRequest{Range: d.Range, Generation: d.Generation, Revision: rev})
 		if err == nil {
 			// Whoever has reached the mark has everything, the leader or not.
 			other := r.nodes[f.draw(3)]
@@ -265,7 +265,7 @@ func (r *rig) askAround(ctx context.Context, f *spanFeed) {
 				Range: d.Range, Generation: d.Generation, Span: d.Span, From: 2, To: rev, Seen: mark, MaxBytes: maxHistoryBytes,
 			})
 			if herr == nil && page.Next == rev+1 {
-				f.note(&rangeapi.FeedPart{Events: page.Events, Complete: rev}, fmt.Sprintf("range %s.%d at %v", d.Range, d.Generation, mark), d.Span)
+				f.note(&rangeapi.FeedPart{Events: page.Events, Resolved: rev}, fmt.Sprintf("range %s.%d at %v", d.Range, d.Generation, mark), d.Span)
 			}
 		}
 		cancel()

@@ -142,7 +142,7 @@ func describe(p *rangeapi.FeedPart) string {
 			s += fmt.Sprintf("(%s@%d)", e.Prev.Value, e.Prev.Mod)
 		}
 	}
-	return s + fmt.Sprintf(" |%d", p.Complete)
+	return s + fmt.Sprintf(" |%d", p.Resolved)
 }
 
 func (g *gateway) want(what, want string) {
@@ -288,10 +288,10 @@ func TestFeedFallsBehindAndCatchesUp(t *testing.T) {
 					}
 					next++
 				}
-				if p.Complete >= next || p.Complete < complete {
-					t.Fatalf("complete up to %d behind revision %d and %d", p.Complete, next-1, complete)
+				if p.Resolved >= next || p.Resolved < complete {
+					t.Fatalf("complete up to %d behind revision %d and %d", p.Resolved, next-1, complete)
 				}
-				complete = p.Complete
+				complete = p.Resolved
 			}
 			if next < 62 {
 				w.write(t, 5, "k", value[:next]) // while it catches up
@@ -440,7 +440,7 @@ func TestHistoryWaitsForNobodyButWhoHasSeen(t *testing.T) {
 		if _, err := ask(rangeapi.HistoryRequest{Generation: 2, From: 2, To: 9}); !errors.Is(err, kverror.WrongRange) {
 			t.Errorf("more than the range has: %v", err)
 		}
-		if _, err := c.Complete(t.Context(), 1, &rangeapi.CompleteRequest{Range: 77}); !errors.Is(err, kverror.RangeNotHere) {
+		if _, err := c.AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 77}); !errors.Is(err, kverror.RangeNotHere) {
 			t.Errorf("no such range: %v", err)
 		}
 	})
@@ -459,9 +459,9 @@ func (s *story) watch(t *testing.T, d *datadriven.TestData, id keyspace.RangeID)
 			ID: rangeapi.FeedID(arg(d, "id", 0)), Range: id, Generation: gen, From: arg(d, "from", keyspace.Revision(0)), Prev: d.HasArg("prev"),
 		})
 	case "complete":
-		q := &rangeapi.CompleteRequest{Range: id, Generation: gen, Revision: arg(d, "rev", keyspace.Revision(0))}
+		q := &rangeapi.ResolvedRequest{Range: id, Generation: gen, Revision: arg(d, "rev", keyspace.Revision(0))}
 		s.begin(func(ctx context.Context) string {
-			mark, err := s.w.node.Client().Complete(ctx, 1, q)
+			mark, err := s.w.node.Client().AwaitResolved(ctx, 1, q)
 			if err != nil {
 				return formatAnswer(nil, err)
 			}
@@ -474,7 +474,7 @@ func (s *story) watch(t *testing.T, d *datadriven.TestData, id keyspace.RangeID)
 		if err != nil {
 			return formatAnswer(nil, err) + "\n"
 		}
-		part := rangeapi.FeedPart{Events: p.Events, Complete: p.Next - 1}
+		part := rangeapi.FeedPart{Events: p.Events, Resolved: p.Next - 1}
 		return describe(&part)[2:] + "\n"
 	}
 	if out := s.gateway.take(); out != "" {
@@ -517,8 +517,8 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 					for _, e := range p.Events {
 						seen[e.Mod] = true
 					}
-					if !seen[3] && (p.Complete >= 3 || p.Position.Number >= 17) {
-						t.Fatalf("complete up to %d behind batch %d, and revision 3 has not come", p.Complete, p.Position.Number)
+					if !seen[3] && (p.Resolved >= 3 || p.Position.Number >= 17) {
+						t.Fatalf("complete up to %d behind batch %d, and revision 3 has not come", p.Resolved, p.Position.Number)
 					}
 				}
 				return true
@@ -560,7 +560,7 @@ func TestAFreshChildHasAMark(t *testing.T) {
 		w.serve(2, 5)
 		synctest.Wait()
 		var last keyspace.Revision = 2
-		mark, err := w.node.Client().Complete(t.Context(), 1, &rangeapi.CompleteRequest{Range: 2, Generation: 2, Revision: last})
+		mark, err := w.node.Client().AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 2, Generation: 2, Revision: last})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,8 +50,8 @@ func (g *gateway) wholes(limit int, rev keyspace.Revision, n int, prev bool) (ev
 					g.t.Errorf("%s@%d came without the version before", e.Key, e.Mod)
 				}
 			}
-			if p.Complete >= rev && len(seen) < n {
-				g.t.Fatalf("complete up to %d behind %d of %d events of revision %d", p.Complete, len(seen), n, rev)
+			if p.Resolved >= rev && len(seen) < n {
+				g.t.Fatalf("complete up to %d behind %d of %d events of revision %d", p.Resolved, len(seen), n, rev)
 			}
 		}
 	}
@@ -230,7 +230,7 @@ func TestFeedBesideAnOldLockReadsOnce(t *testing.T) {
 				for _, e := range p.Events {
 					seen[e.Mod] = true
 				}
-				if !seen[2] && p.Complete >= 2 {
+				if !seen[2] && p.Resolved >= 2 {
 					t.Fatal("revision 2 has not come")
 				}
 			}

@@ -32,10 +32,10 @@ func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) er
 	return nil
 }
 
-// CompleteHere returns the revisions at which this node's replica of a range can be read:
+// ResolvedHere returns the revisions at which this node's replica of a range can be read:
 // from what its range has compacted, if anything changed above, up to where it is
 // complete. ok is false where there is none of that generation that can be read.
-func (n *Node) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
+func (n *Node) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	r := n.Replica(id)
 	if r == nil {
 		return 0, 0, false

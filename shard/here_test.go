@@ -35,7 +35,7 @@ func TestReadHere(t *testing.T) {
 			return resp.Op, nil
 		}
 		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
-		if _, c, ok := w.node.CompleteHere(1, 1); !ok || c != 5 {
+		if _, c, ok := w.node.ResolvedHere(1, 1); !ok || c != 5 {
 			t.Fatalf("complete up to %d, %v", c, ok)
 		}
 		for at, keys := range map[keyspace.Revision]string{1: "", 2: "a", 3: "ab", 4: "b", 5: "bc"} {
@@ -110,7 +110,7 @@ func TestReadHereOfWhatIsCompacted(t *testing.T) {
 
 // From where a replica can be read: from what its range has compacted, unless nothing has
 // changed since. Beside others' compactions an idle range is complete only up to below.
-func TestCompleteHereFrom(t *testing.T) {
+func TestResolvedHereFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
@@ -122,7 +122,7 @@ func TestCompleteHereFrom(t *testing.T) {
 			r.mu.Lock()
 			r.rec.Compacted = compacted
 			r.mu.Unlock()
-			if from, to, ok := w.node.CompleteHere(1, 1); !ok || from != want || to != 5 {
+			if from, to, ok := w.node.ResolvedHere(1, 1); !ok || from != want || to != 5 {
 				t.Errorf("compacted up to %d: from %d to %d, %t, want %d to 5", compacted, from, to, ok, want)
 			}
 		}
@@ -150,7 +150,7 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 		if _, err := w.node.ReadHere(t.Context(), req); !errors.Is(err, kverror.Busy) {
 			t.Errorf("while it comes in: %v", err)
 		}
-		if _, _, ok := w.node.CompleteHere(1, 1); ok {
+		if _, _, ok := w.node.ResolvedHere(1, 1); ok {
 			t.Error("complete while a snapshot comes in")
 		}
 		before := r.installs
@@ -181,7 +181,7 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 		if err := w.groups.group(2).apply(raftgroup.Entry{Term: 5, Data: freeze}); err != nil {
 			t.Fatal(err)
 		}
-		if _, to, ok := w.node.CompleteHere(1, 2); !ok || to != 5 {
+		if _, to, ok := w.node.ResolvedHere(1, 2); !ok || to != 5 {
 			t.Fatalf("complete up to %d, %t: the test shows nothing", to, ok)
 		}
 		r := w.node.Replica(1)
@@ -199,7 +199,7 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.SnapshotDone(snap, nil)
-		if _, to, ok := w.node.CompleteHere(1, 3); !ok || to != 3 {
+		if _, to, ok := w.node.ResolvedHere(1, 3); !ok || to != 3 {
 			t.Errorf("complete up to %d, %t: a lock may leave a version behind from revision 4 on", to, ok)
 		}
 	})

@@ -250,7 +250,7 @@ func (r *Replica) awaitMarkLocked(c *call, lease keyspace.LeaseID, out *answers)
 // wait for, and that one may wait for what the transaction holds elsewhere: only who holds
 // nothing waits, others give way and come back as such.
 func (r *Replica) prepareMarkLocked(c *call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *answers) {
-	if op.Patient {
+	if op.WaitForOlder {
 		r.awaitMarkLocked(c, lease, out)
 		return
 	}

@@ -178,7 +178,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			for _, l := range locks {
 				op := &rangeapi.Resolve{Name: name, Lock: l.ID, Revision: rev}
 				if rev == 0 {
-					op.Unmark, op.Incarnation = lease, i
+					op.Detach, op.Incarnation = lease, i
 				}
 				if err := resolve(op, l.Span); err != nil {
 					return err

@@ -230,10 +230,10 @@ func (r *Replica) sweepLease(l *command.Lock, it *command.TxnItem, span keyspace
 // ended, keys may have been attached there, or be about to be by a lock.
 func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error) {
 	release := &command.TxnItem{Kind: command.ItemRelease}
-	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Unmark, op.Name)
+	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Detach, op.Name)
 	r.mu.Lock()
-	span, stays := r.rec.Span, !r.revocableLocked(op.Unmark, op.Incarnation)
-	attaches := r.locks.Attaches(op.Unmark)
+	span, stays := r.rec.Span, !r.revocableLocked(op.Detach, op.Incarnation)
+	attaches := r.locks.Attaches(op.Detach)
 	r.mu.Unlock()
 	switch {
 	case stays:
@@ -241,9 +241,9 @@ func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error)
 	case attaches:
 		return nil, conflict
 	}
-	err := r.store.attached(op.Unmark, span, func(key []byte) error {
+	err := r.store.attached(op.Detach, span, func(key []byte) error {
 		v, ok, err := r.store.get(key, newest)
-		if err != nil || !ok || v.Lease != op.Unmark {
+		if err != nil || !ok || v.Lease != op.Detach {
 			return err
 		}
 		return conflict

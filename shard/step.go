@@ -272,7 +272,7 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 	case *rangeapi.Prepare:
 		return r.evaluatePrepare(c, op, pass)
 	case *rangeapi.Resolve:
-		if op.Unmark != 0 {
+		if op.Detach != 0 {
 			c.step.item, err = r.evaluateUnmark(op)
 		} else {
 			c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
@@ -475,8 +475,8 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 		}
 	}
 	switch {
-	case h == nil && op.Unmark != 0 && r.revocableLocked(op.Unmark, op.Incarnation):
-		out.add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Unmark))
+	case h == nil && op.Detach != 0 && r.revocableLocked(op.Detach, op.Incarnation):
+		out.add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Detach))
 	case h == nil:
 		r.sayLocked(c, &rangeapi.Resolved{}, out)
 	case r.decidingLocked(c, h):
@@ -485,9 +485,9 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 		h.Deciding = true
 		c.step.on, c.step.swept = []*locktable.Held{h}, h.Lock
 		return false
-	case op.Unmark != 0 && (!h.Keyless() || h.Revoke != rangeapi.Attachment{Lease: op.Unmark, Incarnation: op.Incarnation}):
-		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Unmark))
-	case op.Unmark != 0:
+	case op.Detach != 0 && (!h.Keyless() || h.Revoke != rangeapi.Attachment{Lease: op.Detach, Incarnation: op.Incarnation}):
+		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Detach))
+	case op.Detach != 0:
 		h.Deciding = true
 		c.step.on, c.step.answer = []*locktable.Held{h}, &rangeapi.Resolved{More: more}
 		return false

@@ -58,7 +58,7 @@ func parseStep(line string) rangeapi.TxnOp {
 			r.Lock = parseLockID(p.next())
 		}
 		if p.peek() != "" {
-			r.Unmark, r.Incarnation = keyspace.LeaseID(number(p.next())), 1
+			r.Detach, r.Incarnation = keyspace.LeaseID(number(p.next())), 1
 		}
 		if p.peek() != "" {
 			r.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
@@ -93,7 +93,7 @@ func (p *parser) prepare(name rangeapi.TxnName) *rangeapi.Prepare {
 		switch w := p.peek(); {
 		case w == "patient":
 			p.next()
-			s.Patient = true
+			s.WaitForOlder = true
 		case strings.HasPrefix(w, "revoke="):
 			s.Revoke, s.Incarnation = keyspace.LeaseID(number(p.next())), 1
 		case strings.HasPrefix(w, "as="):

@@ -43,12 +43,12 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 	return h.Ended()
 }
 
-// Complete returns, once no version at or below q.Revision can appear in the range any
+// AwaitResolved returns, once no version at or below q.Revision can appear in the range any
 // more that is not applied here, where this replica is: whoever has all events up to
 // that mark has all up to q.Revision, which must have been handed out. It is the leader's to say, under a
 // lease or a ReadIndex begun after the question; others refuse with NotLeader. While a
 // split is under way nothing is said.
-func (r *Replica) Complete(ctx context.Context, q *rangeapi.CompleteRequest) (applied rangeapi.FeedPosition, err error) {
+func (r *Replica) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (applied rangeapi.FeedPosition, err error) {
 	r.node.metrics.completeQuestions.Inc()
 	if err := r.believe(ctx, q.Revision); err != nil {
 		return rangeapi.FeedPosition{}, err
@@ -78,7 +78,7 @@ func (r *Replica) markLocked() rangeapi.FeedPosition {
 	return rangeapi.FeedPosition{Number: 1}
 }
 
-func (r *Replica) completeOnce(ctx context.Context, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
+func (r *Replica) completeOnce(ctx context.Context, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
 	term, err := r.awaitNothing(ctx, q)
 	if err != nil {
 		return rangeapi.FeedPosition{}, err
@@ -101,7 +101,7 @@ func (r *Replica) completeOnce(ctx context.Context, q *rangeapi.CompleteRequest)
 
 // awaitNothing waits until this replica leads and nothing at or below the revision may
 // appear any more, and returns its term.
-func (r *Replica) awaitNothing(ctx context.Context, q *rangeapi.CompleteRequest) (term uint64, err error) {
+func (r *Replica) awaitNothing(ctx context.Context, q *rangeapi.ResolvedRequest) (term uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
@@ -161,16 +161,16 @@ func (n *Node) watched(id keyspace.RangeID) (*Replica, error) {
 
 // handleWatch answers bus method 22.
 func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	complete, history, err := rangeapi.DecodeQuestion(payload)
+	complete, history, err := rangeapi.DecodeWatchRequest(payload)
 	switch {
 	case err != nil:
 		return rangeapi.EncodeWatchError(rangeapi.BadRequest("%v", err)), nil
 	case complete != nil:
-		applied, err := n.Complete(ctx, complete)
+		applied, err := n.AwaitResolved(ctx, complete)
 		if err != nil {
 			return rangeapi.EncodeWatchError(err), nil
 		}
-		return rangeapi.EncodeComplete(applied), nil
+		return rangeapi.EncodeResolved(applied), nil
 	}
 	p, err := n.History(history)
 	if err != nil {
@@ -179,13 +179,13 @@ func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byt
 	return p.Encode(), nil
 }
 
-// Complete is Replica.Complete of the range that q names.
-func (n *Node) Complete(ctx context.Context, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
+// AwaitResolved is Replica.AwaitResolved of the range that q names.
+func (n *Node) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
 	r, err := n.watched(q.Range)
 	if err != nil {
 		return rangeapi.FeedPosition{}, err
 	}
-	return r.Complete(ctx, q)
+	return r.AwaitResolved(ctx, q)
 }
 
 // History is Replica.History of the range that q names.

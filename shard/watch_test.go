@@ -26,7 +26,7 @@ func (w *fakeWorld) ask(t *testing.T, generation keyspace.Generation, rev keyspa
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	go func() {
 		defer cancel()
-		q.applied, q.err = w.node.Client().Complete(ctx, 1, &rangeapi.CompleteRequest{Range: 1, Generation: generation, Revision: rev})
+		q.applied, q.err = w.node.Client().AwaitResolved(ctx, 1, &rangeapi.ResolvedRequest{Range: 1, Generation: generation, Revision: rev})
 		close(q.done)
 	}()
 	synctest.Wait()

@@ -1,9 +1,9 @@
 // Package watch is the gateway's side of watches: it puts the events of many ranges
 // into the one order of their revisions, for any number of watchers.
 //
-//	sequencer ── hand-out log ──────────▶ owed: who must still speak of what
-//	replicas  ── feeds, one per range ──▶ legs ─▶ recent ─▶ groups ─▶ watchers ─▶ clients
-//	leaders   ── "complete up to r" ────▶ legs                 ▲
+//	sequencer ── allocation log ──────────▶ owed: who must still speak of what
+//	replicas  ── feeds, one per range ──▶ subscriptions ─▶ recent ─▶ groups ─▶ watchers ─▶ clients
+//	leaders   ── "complete up to r" ────▶ subscriptions                 ▲
 //	replicas  ── history, page by page ────────────── groups that lag
 //
 // # What it guarantees
@@ -12,7 +12,7 @@
 // in the order of (revision, operation, key), all of one revision in one delivery.
 //
 // W2. Nothing of revision r leaves before every revision at or below r that was handed to
-// a range of the span is delivered or void. The hand-out log says which there are; a
+// a range of the span is delivered or void. The allocation log says which there are; a
 // range speaks of them by its feed, which tells how far it is complete, or by its
 // leader's answer. Ranges that were handed nothing are not asked.
 //
@@ -30,11 +30,11 @@
 //
 // # How
 //
-// A leg is a span of keys whose events one range tells. Legs cover what is watched; the
+// A subscription is a span of keys whose events one range tells. Subscriptions cover what is watched; the
 // range of one may be unknown for a while, but what its span was handed is owed all the
-// time. What was before a leg began is asked for only where a watcher begins there: one
-// from now on asks nobody and wakes nobody. A leg is fed by this node's own replica if there is one, which costs no message,
-// else by the leader. A hand-out that is owed for longer than Overdue is asked for at the
+// time. What was before a subscription began is asked for only where a watcher begins there: one
+// from now on asks nobody and wakes nobody. A subscription is fed by this node's own replica if there is one, which costs no message,
+// else by the leader. A allocation that is owed for longer than Overdue is asked for at the
 // range's leader, whose answer names a place in the range's order of changes and counts
 // as soon as the feed has come there.
 //
@@ -53,15 +53,15 @@
 // in pieces: while a lock of it is there, the range says that it is complete up to below
 // it, and so does each heir that has a part of the lock.
 //
-// … a range is split? Its leg gives way to those of all its heirs, which owe what it
+// … a range is split? Its subscription gives way to those of all its heirs, which owe what it
 // owed and begin where it was complete.
 //
-// … a hand-out names a range that nobody here knows? Nothing at or above it leaves until
-// the map of ranges tells, or, after Overdue, until all legs have been asked: the leader
+// … a allocation names a range that nobody here knows? Nothing at or above it leaves until
+// the map of ranges tells, or, after Overdue, until all subscriptions have been asked: the leader
 // of a range that was not split in between is not its parent.
 //
 // … the sequencer changes, or this node falls out of its log? Of the revisions between
-// nobody tells; all legs owe them, and each leader is asked once.
+// nobody tells; all subscriptions owe them, and each leader is asked once.
 //
 // … all replicas of a range have moved? When each of those that were known has failed,
 // the map of ranges is asked anew.

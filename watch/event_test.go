@@ -82,12 +82,12 @@ func TestEventListMovesFew(t *testing.T) {
 		e := newEvent(&rangeapi.Event{Version: mvcc.Version{Key: []byte("k"), Mod: 1_000_000 - rev}})
 		l.insert(e)
 	}
-	for _, p := range l.pieces {
-		if len(p) > maxPiece {
+	for _, p := range l.chunks {
+		if len(p) > maxChunk {
 			t.Fatalf("a piece of %d events", len(p))
 		}
 	}
-	if n := len(l.pieces); n > 3*20_000/maxPiece {
+	if n := len(l.chunks); n > 3*20_000/maxChunk {
 		t.Errorf("%d pieces for 20000 events", n)
 	}
 }

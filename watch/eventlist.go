@@ -12,21 +12,21 @@ import (
 // below many others moves few of them: a feed that was lost for a while brings all of its
 // range below what the others have brought meanwhile. The zero list is empty.
 type eventList struct {
-	// Each piece has one event at least, and maxPiece at most.
-	pieces [][]*event
+	// Each piece has one event at least, and maxChunk at most.
+	chunks [][]*event
 	count  int
 }
 
-// maxPiece bounds what one event moves, which is half of that and the list of pieces.
-const maxPiece = 256
+// maxChunk bounds what one event moves, which is half of that and the list of pieces.
+const maxChunk = 256
 
 func (l *eventList) len() int { return l.count }
 
 // first and last return the ends of a list that is not empty.
-func (l *eventList) first() *event { return l.pieces[0][0] }
+func (l *eventList) first() *event { return l.chunks[0][0] }
 
 func (l *eventList) last() *event {
-	p := l.pieces[len(l.pieces)-1]
+	p := l.chunks[len(l.chunks)-1]
 	return p[len(p)-1]
 }
 
@@ -37,21 +37,21 @@ func (l *eventList) insert(e *event) (twin *event) {
 		return nil
 	}
 	// The last piece that begins at or below the event.
-	i := max(0, sort.Search(len(l.pieces), func(i int) bool { return compare(l.pieces[i][0], e) > 0 })-1)
-	at, found := slices.BinarySearchFunc(l.pieces[i], e, compare)
+	i := max(0, sort.Search(len(l.chunks), func(i int) bool { return compare(l.chunks[i][0], e) > 0 })-1)
+	at, found := slices.BinarySearchFunc(l.chunks[i], e, compare)
 	if found {
-		return l.pieces[i][at]
+		return l.chunks[i][at]
 	}
-	if len(l.pieces[i]) == maxPiece {
-		half := append(make([]*event, 0, maxPiece), l.pieces[i][maxPiece/2:]...)
-		clear(l.pieces[i][maxPiece/2:])
-		l.pieces[i] = l.pieces[i][:maxPiece/2]
-		l.pieces = slices.Insert(l.pieces, i+1, half)
-		if at > maxPiece/2 {
-			i, at = i+1, at-maxPiece/2
+	if len(l.chunks[i]) == maxChunk {
+		half := append(make([]*event, 0, maxChunk), l.chunks[i][maxChunk/2:]...)
+		clear(l.chunks[i][maxChunk/2:])
+		l.chunks[i] = l.chunks[i][:maxChunk/2]
+		l.chunks = slices.Insert(l.chunks, i+1, half)
+		if at > maxChunk/2 {
+			i, at = i+1, at-maxChunk/2
 		}
 	}
-	l.pieces[i] = slices.Insert(l.pieces[i], at, e)
+	l.chunks[i] = slices.Insert(l.chunks[i], at, e)
 	l.count++
 	return nil
 }
@@ -59,20 +59,20 @@ func (l *eventList) insert(e *event) (twin *event) {
 // push adds an event behind all others.
 func (l *eventList) push(e *event) {
 	l.count++
-	if n := len(l.pieces); n > 0 && len(l.pieces[n-1]) < maxPiece {
-		l.pieces[n-1] = append(l.pieces[n-1], e)
+	if n := len(l.chunks); n > 0 && len(l.chunks[n-1]) < maxChunk {
+		l.chunks[n-1] = append(l.chunks[n-1], e)
 		return
 	}
-	l.pieces = append(l.pieces, []*event{e})
+	l.chunks = append(l.chunks, []*event{e})
 }
 
 // between calls for the events with revisions in (after, to], in order. The list is not
 // changed meanwhile.
 func (l *eventList) between(after, to keyspace.Revision) iter.Seq[*event] {
 	return func(yield func(*event) bool) {
-		i := max(0, sort.Search(len(l.pieces), func(i int) bool { return l.pieces[i][0].rev > after })-1)
-		for ; i < len(l.pieces); i++ {
-			p := l.pieces[i]
+		i := max(0, sort.Search(len(l.chunks), func(i int) bool { return l.chunks[i][0].rev > after })-1)
+		for ; i < len(l.chunks); i++ {
+			p := l.chunks[i]
 			for _, e := range p[above(p, after):] {
 				if e.rev > to || !yield(e) {
 					return
@@ -84,15 +84,15 @@ func (l *eventList) between(after, to keyspace.Revision) iter.Seq[*event] {
 
 // shift takes out the first event of a list that is not empty.
 func (l *eventList) shift() *event {
-	p := l.pieces[0]
+	p := l.chunks[0]
 	e := p[0]
 	p[0] = nil
-	if l.pieces[0] = p[1:]; len(p) == 1 {
-		l.pieces[0] = nil // the array of pieces stays
-		l.pieces = l.pieces[1:]
+	if l.chunks[0] = p[1:]; len(p) == 1 {
+		l.chunks[0] = nil // the array of pieces stays
+		l.chunks = l.chunks[1:]
 	}
 	if l.count--; l.count == 0 {
-		l.pieces = nil
+		l.chunks = nil
 	}
 	return e
 }
@@ -100,31 +100,31 @@ func (l *eventList) shift() *event {
 // takeUpTo takes out the events with revisions up to rev, and returns them in order.
 func (l *eventList) takeUpTo(rev keyspace.Revision) []*event {
 	whole, n := 0, 0
-	for whole < len(l.pieces) && l.pieces[whole][len(l.pieces[whole])-1].rev <= rev {
-		n += len(l.pieces[whole])
+	for whole < len(l.chunks) && l.chunks[whole][len(l.chunks[whole])-1].rev <= rev {
+		n += len(l.chunks[whole])
 		whole++
 	}
 	part := 0
-	if whole < len(l.pieces) {
-		part = above(l.pieces[whole], rev)
+	if whole < len(l.chunks) {
+		part = above(l.chunks[whole], rev)
 	}
 	if n+part == 0 {
 		return nil
 	}
 	taken := make([]*event, 0, n+part)
-	for _, p := range l.pieces[:whole] {
+	for _, p := range l.chunks[:whole] {
 		taken = append(taken, p...)
 	}
-	clear(l.pieces[:whole]) // the array of pieces stays
-	l.pieces = l.pieces[whole:]
+	clear(l.chunks[:whole]) // the array of pieces stays
+	l.chunks = l.chunks[whole:]
 	if part > 0 {
-		p := l.pieces[0]
+		p := l.chunks[0]
 		taken = append(taken, p[:part]...)
 		clear(p[:part])
-		l.pieces[0] = p[part:]
+		l.chunks[0] = p[part:]
 	}
 	if l.count -= len(taken); l.count == 0 {
-		l.pieces = nil
+		l.chunks = nil
 	}
 	return taken
 }

@@ -6,128 +6,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/rangeapi"
-	"github.com/skeindb/skein/router"
 )
-
-// Log brings the sequencer's hand-out log; placement's client does.
-type Log interface {
-	FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart))
-}
-
-// Ranges knows which ranges there are; *router.Router does.
-type Ranges interface {
-	// Locate returns the ranges that overlap the span, in order and without holes.
-	Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error)
-	// Learn takes in descriptors that ranges have told.
-	Learn(descs ...keyspace.Descriptor)
-	// Directory is the cache behind Locate.
-	Directory
-}
-
-// Directory finds ranges by their ids.
-type Directory interface {
-	// SpanOf returns the span of the range at the generation, if it is known. It does not
-	// block.
-	SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool)
-	// Refresh takes in what placement knows now.
-	Refresh(ctx context.Context) error
-	// Current asks the sequencer for the current revision and the compacted one, for as
-	// long as ctx lasts.
-	Current(ctx context.Context) (keyspace.SequenceAnswer, error)
-}
-
-// Feeds reaches replicas; OverShard makes one of a *rangeapi.Client.
-type Feeds interface {
-	OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error)
-	Complete(ctx context.Context, node keyspace.NodeID, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error)
-	History(ctx context.Context, node keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error)
-}
-
-// FeedStream is a stream of feeds from one node; *rangeapi.FeedStream is one.
-type FeedStream interface {
-	Order(ctx context.Context, orders []rangeapi.FeedOrder) error
-	Recv(ctx context.Context) ([]rangeapi.FeedPart, error)
-	Close()
-}
-
-// OverShard makes Feeds of a node's access to replicas.
-func OverShard(c *rangeapi.Client) Feeds { return overShard{c} }
-
-type overShard struct{ *rangeapi.Client }
-
-func (o overShard) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
-	s, err := o.Client.OpenFeeds(ctx, node)
-	if err != nil {
-		return nil, err // not a typed nil
-	}
-	return s, nil
-}
-
-// Config is what a Hub is made of. Self, Clock, Log, Ranges and Feeds are required.
-type Config struct {
-	// Self is this node: a range with a replica here is fed from it.
-	Self   keyspace.NodeID
-	Clock  clock.Clock
-	Log    Log
-	Ranges Ranges
-	Feeds  Feeds
-	// Overdue is after how long without an event or a word that there is none a range's
-	// leader is asked. Default 100 ms. Shorter asks leaders that are merely busy, longer
-	// delays watchers where a leader was lost.
-	Overdue time.Duration
-	// Linger is how long what nobody watches any more is still followed. Default 10 s.
-	Linger time.Duration
-	// RecentBytes bounds the events that are kept for watchers that begin a little in the
-	// past. Default 16 MiB.
-	RecentBytes int64
-	// PendingBytes bounds the events that wait for others with lower revisions; beyond it
-	// watchers go on from history. Default 64 MiB.
-	PendingBytes int64
-	// WatcherBytes bounds what waits for one watcher's client, QueuedBytes that of all. A
-	// watcher beyond it goes on from history when its client has taken all. One release
-	// always fits. Defaults 1 MiB and 64 MiB.
-	WatcherBytes, QueuedBytes int64
-	// HistoryBytes bounds a page of history, over all ranges of a watcher. Default 4 MiB.
-	HistoryBytes int64
-	// RevisionBytes bounds what is read of one revision that is larger than a page, since a
-	// watcher gets a revision whole. One at a time may be four times as large; who wants a
-	// larger one is cancelled. Default 64 MiB, for each of the Readers.
-	RevisionBytes int64
-	// Readers is how many pages of history are read at a time. Default 4.
-	Readers int
-	Logger  *zap.Logger
-	Metrics *Metrics
-}
-
-func (c *Config) fill() {
-	setDefault(&c.Overdue, 100*time.Millisecond)
-	setDefault(&c.Linger, 10*time.Second)
-	setDefault(&c.RecentBytes, 16<<20)
-	setDefault(&c.PendingBytes, 64<<20)
-	setDefault(&c.WatcherBytes, 1<<20)
-	setDefault(&c.QueuedBytes, 64<<20)
-	setDefault(&c.HistoryBytes, 4<<20)
-	setDefault(&c.RevisionBytes, 64<<20)
-	setDefault(&c.Readers, 4)
-	if c.Logger == nil {
-		c.Logger = zap.NewNop()
-	}
-	if c.Metrics == nil {
-		c.Metrics = NewMetrics(nil)
-	}
-}
-
-func setDefault[T int | int64 | time.Duration](v *T, d T) {
-	if *v == 0 {
-		*v = d
-	}
-}
 
 // tick is how often a hub with watchers looks for what is overdue.
 const tick = 25 * time.Millisecond
@@ -135,8 +18,8 @@ const tick = 25 * time.Millisecond
 // maxAsking bounds the questions to leaders that are under way.
 const maxAsking = 64
 
-// maxOwed is how many entries a leg owes before what comes is put to the last of them.
-const maxOwed = 4096
+// maxAllocations is how many entries a subscription owes before what comes is put to the last of them.
+const maxAllocations = 4096
 
 // Hub is one node's watchers, and what it takes to feed them. While nobody watches it
 // has no goroutine, stream or timer. Its methods may be called from many goroutines.
@@ -157,23 +40,23 @@ type Hub struct {
 	// wg counts all goroutines.
 	wg sync.WaitGroup
 
-	// The log: up to logEnd all hand-outs are known, and term is that of the sequencer who
+	// The log: up to logEnd all allocations are known, and term is that of the sequencer who
 	// told. owed lists those of them of which somebody must still speak; unknown are
-	// hand-outs to ranges that are not known here yet.
+	// allocations to ranges that are not known here yet.
 	logEnd keyspace.Revision
 	// compacted is the cluster's compacted revision as last heard.
 	compacted keyspace.Revision
-	owed      owedList
-	unknown   []*entry
+	allocs    allocationList
+	unknown   []*allocation
 
-	// legs are in key order and do not overlap; byRange has those whose range is known.
-	legs    []*leg
-	byRange map[keyspace.RangeID]*leg
+	// subscriptions are in key order and do not overlap; byRange has those whose range is known.
+	subs    []*subscription
+	byRange map[keyspace.RangeID]*subscription
 	links   map[keyspace.NodeID]*link
 	feedID  rangeapi.FeedID
-	// asking is how many leaders are being asked; toAsk are the legs whose leaders are next.
+	// asking is how many leaders are being asked; toAsk are the subscriptions whose leaders are next.
 	asking int
-	toAsk  []*leg
+	toAsk  []*subscription
 
 	groups  groupIndex
 	waiting map[*group]struct{}
@@ -202,7 +85,7 @@ type Hub struct {
 	// streams are those that are not closed.
 	streams map[*Stream]struct{}
 	// idleSince is when the last watcher left, unless watchers > 0; unused says that a
-	// group has gone, and legs with it perhaps, the first one at unusedSince.
+	// group has gone, and subscriptions with it perhaps, the first one at unusedSince.
 	idleSince, unusedSince clock.Time
 	unused                 bool
 }
@@ -212,7 +95,7 @@ type running struct {
 	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
 	cancel context.CancelFunc
 	// Each wakes one kind of goroutine.
-	wakeResolve, wakeDescribe, wakeRead, wakeResume chan struct{}
+	wakeLocate, wakeDescribe, wakeRead, wakeResume chan struct{}
 }
 
 // New returns a hub without watchers.
@@ -233,7 +116,7 @@ func (h *Hub) Stop() {
 	h.wg.Wait()
 }
 
-// wakeLocked starts what a hub with watchers needs. What was handed out up to the
+// wakeLocked starts what a hub with watchers needs. What was allocated up to the
 // current revision is asked of the ranges, what comes after it the log tells.
 func (h *Hub) wakeLocked(current keyspace.Revision) {
 	if h.run != nil {
@@ -242,12 +125,12 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{
 		ctx: ctx, cancel: cancel,
-		wakeResolve: make(chan struct{}, 1), wakeDescribe: make(chan struct{}, 1), wakeRead: make(chan struct{}, h.cfg.Readers),
+		wakeLocate: make(chan struct{}, 1), wakeDescribe: make(chan struct{}, 1), wakeRead: make(chan struct{}, h.cfg.Readers),
 		wakeResume: make(chan struct{}, 1),
 	}
 	h.run = r
-	h.logEnd, h.owed, h.unknown = current, owedList{}, nil
-	h.legs, h.byRange, h.links = nil, map[keyspace.RangeID]*leg{}, map[keyspace.NodeID]*link{}
+	h.logEnd, h.allocs, h.unknown = current, allocationList{}, nil
+	h.subs, h.byRange, h.links = nil, map[keyspace.RangeID]*subscription{}, map[keyspace.NodeID]*link{}
 	h.groups, h.waiting, h.recent = newGroupIndex(), map[*group]struct{}{}, recentEvents{limit: h.cfg.RecentBytes}
 	h.lagGroups, h.parked, h.progress = map[*group]struct{}{}, map[*group]struct{}{}, map[*Stream]struct{}{}
 	h.lagging, h.toAsk = nil, nil
@@ -258,7 +141,7 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	})
 	h.wg.Go(func() { h.ticks(r) })
 	h.wg.Go(func() { h.resumes(r) })
-	h.wg.Go(func() { h.resolve(r) })
+	h.wg.Go(func() { h.locateRanges(r) })
 	h.wg.Go(func() { h.describe(r) })
 	for range h.cfg.Readers {
 		h.wg.Go(func() { h.read(r) })
@@ -272,9 +155,9 @@ func (h *Hub) sleepLocked() {
 	}
 	h.run.cancel()
 	h.run = nil
-	h.legs, h.byRange, h.links, h.owed, h.unknown = nil, nil, nil, owedList{}, nil
+	h.subs, h.byRange, h.links, h.allocs, h.unknown = nil, nil, nil, allocationList{}, nil
 	h.recent, h.lagging, h.toAsk, h.parked, h.waiting = recentEvents{}, nil, nil, nil, nil
-	h.cfg.Metrics.Legs.Set(0)
+	h.cfg.Metrics.Subscriptions.Set(0)
 }
 
 // ticks looks for what is overdue, until the run ends.
@@ -322,8 +205,8 @@ func (h *Hub) resumes(r *running) {
 			if now := h.cfg.Clock.Now(); h.resume != 0 && now >= h.resume {
 				h.resume = 0
 				h.askLocked(now)
-				for _, l := range h.legs {
-					h.tendLocked(l, now)
+				for _, sub := range h.subs {
+					h.tendLocked(sub, now)
 				}
 				h.changedLocked()
 			}
@@ -346,22 +229,22 @@ func (h *Hub) tickLocked(now clock.Time) {
 	}
 	h.giveUpUnknownLocked(now)
 	h.askLocked(now)
-	for _, l := range h.legs {
-		h.tendLocked(l, now)
+	for _, sub := range h.subs {
+		h.tendLocked(sub, now)
 	}
 	for g := range h.parked {
 		h.lagLocked(g) // it may go live by now
 	}
 	if h.unused && now.Sub(h.unusedSince) >= h.cfg.Linger {
-		h.dropLegsLocked()
+		h.dropSubscriptionsLocked()
 	}
 	h.changedLocked()
-	h.cfg.Metrics.Legs.Set(float64(len(h.legs)))
+	h.cfg.Metrics.Subscriptions.Set(float64(len(h.subs)))
 	h.cfg.Metrics.PendingBytes.Set(float64(h.pendingBytes))
 	h.cfg.Metrics.QueuedBytes.Set(float64(h.queuedBytes))
 }
 
-// changedLocked follows every change of what may be released: of the log, of a leg, of
+// changedLocked follows every change of what may be released: of the log, of a subscription, of
 // who owes what.
 func (h *Hub) changedLocked() {
 	for g := range h.waiting {

@@ -211,7 +211,7 @@ func TestASilentNodeDoesNotKeepAllReaders(t *testing.T) {
 		h.mu.Lock()
 		lo, _ := h.window(keyspace.Single([]byte("aa")))
 		hi, _ := h.window(keyspace.Single([]byte("cc")))
-		silent, l := h.legs[lo].node, h.legs[hi]
+		silent, l := h.subs[lo].node, h.subs[hi]
 		h.closeFeedLocked(l)
 		l.leader, l.tries = 1+silent%3, 0
 		h.openFeedLocked(l)
@@ -334,7 +334,7 @@ func TestAFutureStartIsNotCompacted(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		h.mu.Lock()
-		l := h.legs[0]
+		l := h.subs[0]
 		h.closeFeedLocked(l)
 		h.compactedLocked(l, current+20)
 		h.mu.Unlock()

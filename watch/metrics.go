@@ -9,11 +9,11 @@ type Metrics struct {
 	// Slow counts how often a watcher's client was too slow for live events.
 	Slow   prometheus.Counter
 	Events prometheus.Counter
-	// Legs are the ranges that are followed; FeedsOpened and FeedsLost count their feeds.
-	Legs                   prometheus.Gauge
+	// Subscriptions are the ranges that are followed; FeedsOpened and FeedsLost count their feeds.
+	Subscriptions          prometheus.Gauge
 	FeedsOpened, FeedsLost prometheus.Counter
-	// Questions counts those to leaders, up to where their ranges are complete; Gaps how
-	// often the hand-out log could not tell of some revisions.
+	// Questions counts those to leaders, for their resolved revision; Gaps how
+	// often the allocation log could not tell of some revisions.
 	Questions, Gaps prometheus.Counter
 	// Cut counts the groups of watchers for which too much waited; HistoryReads the pages
 	// of history that were read.
@@ -36,25 +36,25 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	m := &Metrics{
-		Streams:      gauge("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams."),
-		Watchers:     gauge("etcd_debugging_mvcc_watcher_total", "Total number of watchers."),
-		Events:       counter("etcd_debugging_mvcc_events_total", "Total number of events sent by this member."),
-		Slow:         counter("skein_watch_slow_watchers_total", "Watchers that were cut from live events, since their clients took them too slowly."),
-		Legs:         gauge("skein_watch_legs", "Ranges that are followed for watchers."),
-		FeedsOpened:  counter("skein_watch_feeds_opened_total", "Feeds of ranges that were opened."),
-		FeedsLost:    counter("skein_watch_feeds_lost_total", "Feeds of ranges that ended, and were opened anew where they were complete."),
-		Questions:    counter("skein_watch_questions_total", "Questions to leaders, up to where their ranges are complete."),
-		Gaps:         counter("skein_watch_log_gaps_total", "Times that the hand-out log could not tell who got some revisions."),
-		Cut:          counter("skein_watch_cut_groups_total", "Groups of watchers for which too much waited, and which went on from history."),
-		HistoryReads: counter("skein_watch_history_pages_total", "Pages of history that were read for watchers."),
-		Shared:       counter("skein_watch_history_shared_total", "Watchers that read history with others of their span."),
-		LinksLost:    counter("skein_watch_links_lost_total", "Streams of feeds from nodes that ended, with all feeds of that node."),
-		TooLarge:     counter("skein_watch_revisions_too_large_total", "Times that watchers were cancelled for a revision too large to be told whole."),
-		PendingBytes: gauge("skein_watch_pending_bytes", "Events that wait for others with lower revisions."),
-		QueuedBytes:  gauge("skein_watch_queued_bytes", "Events that wait for watchers' clients."),
+		Streams:       gauge("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams."),
+		Watchers:      gauge("etcd_debugging_mvcc_watcher_total", "Total number of watchers."),
+		Events:        counter("etcd_debugging_mvcc_events_total", "Total number of events sent by this member."),
+		Slow:          counter("skein_watch_slow_watchers_total", "Watchers that were cut from live events, since their clients took them too slowly."),
+		Subscriptions: gauge("skein_watch_subscriptions", "Ranges that are followed for watchers."),
+		FeedsOpened:   counter("skein_watch_feeds_opened_total", "Feeds of ranges that were opened."),
+		FeedsLost:     counter("skein_watch_feeds_lost_total", "Feeds of ranges that ended, and were opened anew from their resolved revision."),
+		Questions:     counter("skein_watch_questions_total", "Questions to leaders, for their resolved revision."),
+		Gaps:          counter("skein_watch_log_gaps_total", "Times that the allocation log could not tell who got some revisions."),
+		Cut:           counter("skein_watch_cut_groups_total", "Groups of watchers for which too much waited, and which went on from history."),
+		HistoryReads:  counter("skein_watch_history_pages_total", "Pages of history that were read for watchers."),
+		Shared:        counter("skein_watch_history_shared_total", "Watchers that read history with others of their span."),
+		LinksLost:     counter("skein_watch_links_lost_total", "Streams of feeds from nodes that ended, with all feeds of that node."),
+		TooLarge:      counter("skein_watch_revisions_too_large_total", "Times that watchers were cancelled for a revision too large to be told whole."),
+		PendingBytes:  gauge("skein_watch_pending_bytes", "Events that wait for others with lower revisions."),
+		QueuedBytes:   gauge("skein_watch_queued_bytes", "Events that wait for watchers' clients."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.Streams, m.Watchers, m.Events, m.Slow, m.Legs, m.FeedsOpened, m.FeedsLost, m.Questions, m.Gaps,
+		reg.MustRegister(m.Streams, m.Watchers, m.Events, m.Slow, m.Subscriptions, m.FeedsOpened, m.FeedsLost, m.Questions, m.Gaps,
 			m.Cut, m.HistoryReads, m.Shared, m.LinksLost, m.TooLarge, m.PendingBytes, m.QueuedBytes)
 	}
 	return m

@@ -11,7 +11,7 @@ import (
 
 // A client goes on behind the last thing that it was told, be it an event or progress:
 // progress below an event has the event told twice once the stream breaks. What is complete
-// may become less, where a range of which some of a hand-out is known takes in a quieter one.
+// may become less, where a range of which some of a allocation is known takes in a quieter one.
 func TestProgressIsNotBehindWhatWasTold(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -53,24 +53,24 @@ func TestProgressIsNotBehindWhatWasTold(t *testing.T) {
 	})
 }
 
-// mergeLocked has the first of the two ranges of a span, which has spoken up to rev of a
-// hand-out, take in the second, which has not: what is complete is less than rev then.
+// mergeLocked has the first of the two ranges of a span, which has resolved up to rev of a
+// allocation, take in the second, which has not: what is complete is less than rev then.
 func mergeLocked(t *testing.T, h *Hub, span keyspace.Span, rev keyspace.Revision) {
 	t.Helper()
 	lo, hi := h.window(span)
-	old := slices.Clone(h.legs[lo:hi])
+	old := slices.Clone(h.subs[lo:hi])
 	if len(old) != 2 {
 		t.Fatalf("%d legs", len(old))
 	}
-	h.speakLocked(old[0], rev)
+	h.resolveUpToLocked(old[0], rev)
 	h.logEnd = max(h.logEnd, rev+5)
-	h.oweLocked(&entry{first: rev, last: rev + 5}, old[0])
+	h.assignLocked(&allocation{first: rev, last: rev + 5}, old[0])
 	d := keyspace.Descriptor{Range: old[0].id, Generation: old[0].generation + 1, Span: keyspace.Span{Start: old[0].span.Start, End: old[1].span.End}}
 	for i, n := range old[0].replicas {
 		d.Replicas = append(d.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(i + 1), Node: n})
 	}
-	h.looseLocked(old[0])
-	h.looseLocked(old[1])
+	h.detachLocked(old[0])
+	h.detachLocked(old[1])
 	if !h.installLocked(&router.Located{Descriptor: d}) {
 		t.Fatal("the ranges are not merged")
 	}

@@ -38,7 +38,7 @@ func (r *settleRig) settled(rev keyspace.Revision, giveUp bool) bool {
 	return r.s.Settled(rev, slices.Values(r.watchers), giveUp)
 }
 
-// current is the last revision that was handed out.
+// current is the last revision that was allocated.
 func (r *settleRig) current() keyspace.Revision {
 	rev, err := r.s.Current(r.t.Context())
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// world plays a cluster of three nodes: sequencer, hand-out log, ranges with leaders and
+// world plays a cluster of three nodes: sequencer, allocation log, ranges with leaders and
 // lagging replicas, feeds, questions, history. What it does is right; when it does it,
 // and what is lost on the way, is a matter of its seed. Node 1 is the hub's.
 type world struct {
@@ -84,7 +84,7 @@ type worldRange struct {
 	pipeline []keyspace.Revision
 	locks    map[int]keyspace.Revision
 	ended    bool
-	// applied is the last revision that was applied, and told what was complete once.
+	// applied is the last revision that was applied, and told what was resolved once.
 	applied, told keyspace.Revision
 	// splitting says that the leader knows of a split that others may have applied.
 	splitting bool
@@ -94,11 +94,11 @@ type worldRange struct {
 // of them.
 func markAt(n int) rangeapi.FeedPosition { return rangeapi.FeedPosition{Term: 1, Number: uint64(n)} }
 
-// worldEntry is an applied entry: events, or a split, and what the range is complete up
+// worldEntry is an applied entry: events, or a split, and what the range is resolved up
 // to behind it.
 type worldEntry struct {
 	events   []rangeapi.Event
-	complete keyspace.Revision
+	resolved keyspace.Revision
 	last     keyspace.Revision
 	heirs    []keyspace.Descriptor
 	// compacted is what the range has compacted behind it.
@@ -193,8 +193,8 @@ func (w *world) raiseLocked(r *worldRange) {
 	}
 }
 
-// complete is what applied state alone tells.
-func (r *worldRange) complete() keyspace.Revision {
+// resolved is what applied state alone tells.
+func (r *worldRange) resolved() keyspace.Revision {
 	c := r.applied
 	for _, floor := range r.locks {
 		c = min(c, floor)
@@ -231,7 +231,7 @@ func (w *world) appendLocked(r *worldRange, e worldEntry) {
 	}
 	e.compacted = max(e.compacted, r.compactedAt(len(r.log)))
 	r.log = append(r.log, worldEntry{events: e.events, last: e.last, heirs: e.heirs, compacted: e.compacted})
-	r.log[len(r.log)-1].complete = r.complete()
+	r.log[len(r.log)-1].resolved = r.resolved()
 	r.at[r.leader] = len(r.log)
 	w.changedLocked()
 }
@@ -382,7 +382,7 @@ func (w *world) split(key string) {
 			}
 		}
 		made[i].log = []worldEntry{past}
-		made[i].log[0].complete = made[i].complete()
+		made[i].log[0].resolved = made[i].resolved()
 		made[i].at[made[i].leader] = 1
 	}
 	w.appendLocked(r, worldEntry{heirs: []keyspace.Descriptor{left, right}})
@@ -436,7 +436,7 @@ func (w *world) merge(key string) {
 	made := &worldRange{
 		desc: d, leader: keyspace.NodeID(1 + w.rng.IntN(3)), locks: map[int]keyspace.Revision{}, applied: max(left.applied, right.applied),
 	}
-	// What both have applied is the past of what they become, as far as both are complete.
+	// What both have applied is the past of what they become, as far as both are resolved.
 	past := worldEntry{last: max(left.last(), right.last()), compacted: compacted}
 	made.told = keyspace.MaxRevision
 	for _, r := range []*worldRange{left, right} {
@@ -450,7 +450,7 @@ func (w *world) merge(key string) {
 		}
 	}
 	made.log = []worldEntry{past}
-	made.log[0].complete = made.complete()
+	made.log[0].resolved = made.resolved()
 	made.at[made.leader] = 1
 	for _, r := range []*worldRange{left, right} {
 		w.appendLocked(r, worldEntry{heirs: []keyspace.Descriptor{d}})
@@ -668,8 +668,8 @@ func (w *world) findLocked(node keyspace.NodeID, id keyspace.RangeID, g keyspace
 	return nil, &kverror.Error{Kind: kverror.WrongRange, Descriptors: newer}
 }
 
-// Complete implements Feeds.
-func (w *world) Complete(ctx context.Context, node keyspace.NodeID, q *rangeapi.CompleteRequest) (rangeapi.FeedPosition, error) {
+// AwaitResolved implements Feeds.
+func (w *world) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
 	w.pause()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -870,7 +870,7 @@ func (s *worldStream) partLocked(id rangeapi.FeedID, f *worldFeed) *rangeapi.Fee
 		f.r, f.at = r, r.at[s.node]
 		p.Position = markAt(f.at)
 		for _, en := range r.log[:f.at] {
-			p.Complete = en.complete
+			p.Resolved = en.resolved
 			for _, ev := range en.events {
 				if ev.Mod >= f.o.From {
 					p.Events = append(p.Events, w.looked(ev, f.o.Prev))
@@ -889,7 +889,7 @@ func (s *worldStream) partLocked(id rangeapi.FeedID, f *worldFeed) *rangeapi.Fee
 		p.Err = &kverror.Error{Kind: kverror.WrongRange, Descriptors: en.heirs}
 		return p
 	}
-	p.Complete, p.Position = en.complete, markAt(f.at)
+	p.Resolved, p.Position = en.resolved, markAt(f.at)
 	for _, ev := range en.events {
 		p.Events = append(p.Events, w.looked(ev, f.o.Prev))
 	}

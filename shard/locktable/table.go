@@ -133,7 +133,7 @@ func (t *Table) Reader(s keyspace.Span, at keyspace.Revision, self rangeapi.TxnN
 // the span.
 func (t *Table) Meets(op *rangeapi.Prepare, span keyspace.Span) (m Meeting, dies, outside bool) {
 	meet := func(o *Held, key []byte, writes bool) {
-		older := o.Name.Compare(op.Name.TxnID) < 0 && !op.Patient
+		older := o.Name.Compare(op.Name.TxnID) < 0 && !op.WaitForOlder
 		if m.Held == nil || older && !dies {
 			m = Meeting{o, key, writes}
 		}
@@ -179,7 +179,7 @@ func (t *Table) MeetsRevoke(op *rangeapi.Prepare, spans []command.LockSpan) (met
 				return true // its answer was lost
 			}
 			met = o
-			dies = !op.Patient && o.Name.Compare(op.Name.TxnID) < 0
+			dies = !op.WaitForOlder && o.Name.Compare(op.Name.TxnID) < 0
 			return !dies
 		})
 		if dies {

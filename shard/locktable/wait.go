@@ -290,5 +290,5 @@ func revokesLease(c Waiter) keyspace.LeaseID {
 // patient says whether a command may wait for older transactions.
 func patient(cmd rangeapi.TxnOp) bool {
 	p, ok := cmd.(*rangeapi.Prepare)
-	return ok && p.Patient
+	return ok && p.WaitForOlder
 }

@@ -245,7 +245,7 @@ func (o *owner) show() {
 }
 
 func prepare(f []string, counter uint64) *rangeapi.Prepare {
-	p := &rangeapi.Prepare{Patient: slices.Contains(f, "patient")}
+	p := &rangeapi.Prepare{WaitForOlder: slices.Contains(f, "patient")}
 	age, _ := value(f, "age")
 	p.Name.Start, p.Name.Counter, p.Name.Attempt = keyspace.Revision(number(age)), counter, 1
 	if keys, ok := value(f, "compare"); ok {

@@ -21,9 +21,9 @@ const maxTxns = 1 << 13
 // maxAborts bounds the attempts whose locks a gateway gives up at a time.
 const maxAborts = 1 << 9
 
-// abortPatience is how long a coordinator goes on ending the locks of an attempt that it
+// abortTimeout is how long a coordinator goes on ending the locks of an attempt that it
 // has given up. The ranges push what is left.
-const abortPatience = 3 * time.Second
+const abortTimeout = 3 * time.Second
 
 // Bus carries the question whether a coordinator is still at an attempt.
 type Bus interface {
@@ -36,7 +36,7 @@ type Registrar interface {
 }
 
 // txns are the transactions over several ranges that a gateway coordinates.
-type txns struct {
+type coordinator struct {
 	node     keyspace.NodeID
 	boot     keyspace.BootID
 	maxBytes int64
@@ -67,14 +67,14 @@ type txns struct {
 	idle              chan struct{}
 }
 
-func newTxns(cfg *Config) *txns {
-	t := &txns{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[rangeapi.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
+func newCoordinator(cfg *Config) *coordinator {
+	t := &coordinator{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[rangeapi.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
 
 // enter takes the bytes of a transaction from the gateway's budget.
-func (t *txns) enter(bytes int64) error {
+func (t *coordinator) enter(bytes int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -87,14 +87,14 @@ func (t *txns) enter(bytes int64) error {
 	return nil
 }
 
-func (t *txns) leave(bytes int64) {
+func (t *coordinator) leave(bytes int64) {
 	t.mu.Lock()
 	t.bytes -= bytes
 	t.mu.Unlock()
 }
 
 // newID returns the name of a new transaction, which is younger than those before it.
-func (t *txns) newID() rangeapi.TxnID {
+func (t *coordinator) newID() rangeapi.TxnID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.counter++
@@ -102,7 +102,7 @@ func (t *txns) newID() rangeapi.TxnID {
 }
 
 // heard notes a revision.
-func (t *txns) heard(rev keyspace.Revision) {
+func (t *coordinator) observe(rev keyspace.Revision) {
 	for {
 		old := t.start.Load()
 		if int64(rev) <= old || t.start.CompareAndSwap(old, int64(rev)) {
@@ -112,7 +112,7 @@ func (t *txns) heard(rev keyspace.Revision) {
 }
 
 // begin returns the name of a new attempt, of which this node takes care until end.
-func (t *txns) begin(id rangeapi.TxnID) rangeapi.TxnName {
+func (t *coordinator) begin(id rangeapi.TxnID) rangeapi.TxnName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.attempt++
@@ -122,20 +122,20 @@ func (t *txns) begin(id rangeapi.TxnID) rangeapi.TxnName {
 }
 
 // beyond has the next attempts be above a fence.
-func (t *txns) beyond(fence uint64) {
+func (t *coordinator) skipTo(fence uint64) {
 	t.mu.Lock()
 	t.attempt = max(t.attempt, fence)
 	t.mu.Unlock()
 }
 
-func (t *txns) end(n rangeapi.TxnName) {
+func (t *coordinator) end(n rangeapi.TxnName) {
 	t.mu.Lock()
 	delete(t.active, n)
 	t.idleLocked()
 	t.mu.Unlock()
 }
 
-func (t *txns) idleLocked() {
+func (t *coordinator) idleLocked() {
 	if t.draining && len(t.active) == 0 && t.idle != nil {
 		close(t.idle)
 		t.idle = nil
@@ -143,13 +143,13 @@ func (t *txns) idleLocked() {
 }
 
 // drains says whether who stops the node waits for the attempts that are left.
-func (t *txns) drains() bool {
+func (t *coordinator) drains() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.draining
 }
 
-func (t *txns) owns(n rangeapi.TxnName) bool {
+func (t *coordinator) owns(n rangeapi.TxnName) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_, ok := t.active[n]
@@ -157,7 +157,7 @@ func (t *txns) owns(n rangeapi.TxnName) bool {
 }
 
 // run calls f in a goroutine of its own, unless the gateway stops.
-func (t *txns) run(f func(ctx context.Context)) bool {
+func (t *coordinator) run(f func(ctx context.Context)) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.stopped {
@@ -168,7 +168,7 @@ func (t *txns) run(f func(ctx context.Context)) bool {
 }
 
 // runAbort is run of what gives up the locks of an attempt, unless there is too much of it.
-func (t *txns) runAbort(f func(ctx context.Context)) bool {
+func (t *coordinator) runAbort(f func(ctx context.Context)) bool {
 	t.mu.Lock()
 	full := t.aborts >= maxAborts
 	if !full {
@@ -193,7 +193,7 @@ func (t *txns) runAbort(f func(ctx context.Context)) bool {
 	return started
 }
 
-func (t *txns) stop() {
+func (t *coordinator) stop() {
 	t.mu.Lock()
 	t.stopped = true
 	t.mu.Unlock()
@@ -201,19 +201,19 @@ func (t *txns) stop() {
 	t.wg.Wait()
 }
 
-// drainPatience is how long a node that stops waits for its transactions.
-const drainPatience = 3 * time.Second
+// drainTimeout is how long a node that stops waits for its transactions.
+const drainTimeout = 3 * time.Second
 
 // Drain begins no transaction over several ranges any more, and waits a moment for those
 // under way: a revision that one has is to be used.
 func (r *Router) Drain(ctx context.Context) {
-	t := r.txns
+	t := r.coordinator
 	idle := make(chan struct{})
 	t.mu.Lock()
 	t.draining, t.idle = true, idle
 	t.idleLocked()
 	t.mu.Unlock()
-	ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, drainPatience)
+	ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, drainTimeout)
 	defer cancel()
 	select {
 	case <-idle:
@@ -223,7 +223,7 @@ func (r *Router) Drain(ctx context.Context) {
 
 // Stop ends what the router does beside its callers' requests. What becomes of the
 // transactions that were being decided, others find out.
-func (r *Router) Stop() { r.txns.stop() }
+func (r *Router) Stop() { r.coordinator.stop() }
 
 // txnWireVersion leads question and answer of method 20.
 const txnWireVersion = 1
@@ -257,7 +257,7 @@ func (r *Router) handleTxn(_ context.Context, _ keyspace.NodeID, payload []byte)
 	if err != nil {
 		return nil, err
 	}
-	if r.txns.owns(name) {
+	if r.coordinator.owns(name) {
 		return []byte{txnWireVersion, 1}, nil
 	}
 	return []byte{txnWireVersion, 0}, nil

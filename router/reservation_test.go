@@ -23,15 +23,15 @@ func TestRefusedBytesAreNotGivenBack(t *testing.T) {
 		r := newRouter(newCluster(1))
 		r.cfg.ReadBytes, r.cfg.AnswerBytes = 1000, 10000
 		r.large.Store(s.large)
-		r.joined.Add(others)
-		var h holding
+		r.reserved.Add(others)
+		var h reservation
 		for i, bytes := range s.holds {
-			if err := r.hold(&h, bytes); !errors.Is(err, s.want[i]) {
+			if err := r.reserve(&h, bytes); !errors.Is(err, s.want[i]) {
 				t.Errorf("%s: hold %d: %v, want %v", s.name, bytes, err, s.want[i])
 			}
 		}
-		r.letGo(&h)
-		if got := r.joined.Load(); got != others || r.large.Load() != s.large {
+		r.releaseAll(&h)
+		if got := r.reserved.Load(); got != others || r.large.Load() != s.large {
 			t.Errorf("%s: %d bytes are held, want %d; large %v, want %v", s.name, got, others, r.large.Load(), s.large)
 		}
 	}

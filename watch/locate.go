@@ -11,26 +11,26 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// lookWithin bounds one look at the map of ranges.
-const lookWithin = time.Second
+// locateTimeout bounds one look at the map of ranges.
+const locateTimeout = time.Second
 
-// resolve finds the ranges of legs that have none, and the replicas of those that have
+// resolve finds the ranges of subscriptions that have none, and the replicas of those that have
 // moved, until the run ends.
-func (h *Hub) resolve(r *running) {
+func (h *Hub) locateRanges(r *running) {
 	for {
 		select {
 		case <-r.ctx.Done():
 			return
-		case <-r.wakeResolve:
+		case <-r.wakeLocate:
 		}
 		h.renew(r)
 		pause := tick / 10
 		for turn := 0; ; turn++ {
-			spans := h.unresolved(r)
+			spans := h.unlocated(r)
 			if len(spans) == 0 {
 				break
 			}
-			if h.resolveSome(r, spans, turn) {
+			if h.locateSome(r, spans, turn) {
 				pause = tick / 10
 				continue
 			}
@@ -43,10 +43,10 @@ func (h *Hub) resolve(r *running) {
 	}
 }
 
-// resolveSome looks for the ranges of spans, until one of them cannot be had: each time
+// locateSome looks for the ranges of spans, until one of them cannot be had: each time
 // it begins with another one, so that none stands in the way of the others. It says
 // whether any was found.
-func (h *Hub) resolveSome(r *running, spans []keyspace.Span, turn int) (news bool) {
+func (h *Hub) locateSome(r *running, spans []keyspace.Span, turn int) (news bool) {
 	for i := range spans {
 		located, ok := h.locate(r, spans[(turn+i)%len(spans)])
 		if !ok {
@@ -58,7 +58,7 @@ func (h *Hub) resolveSome(r *running, spans []keyspace.Span, turn int) (news boo
 }
 
 func (h *Hub) locate(r *running, span keyspace.Span) (located []router.Located, ok bool) {
-	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, lookWithin)
+	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, locateTimeout)
 	defer cancel()
 	located, err := h.cfg.Ranges.Locate(ctx, span)
 	if err != nil {
@@ -70,45 +70,45 @@ func (h *Hub) locate(r *running, span keyspace.Span) (located []router.Located, 
 // refresh takes in what placement knows now; where it does not say, who waits for it
 // looks again.
 func (h *Hub) refresh(r *running) {
-	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, lookWithin)
+	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, locateTimeout)
 	defer cancel()
 	if err := h.cfg.Ranges.Refresh(ctx); err != nil {
 		h.cfg.Logger.Debug("refresh the map of ranges", zap.Error(err))
 	}
 }
 
-func (h *Hub) unresolved(r *running) (spans []keyspace.Span) {
+func (h *Hub) unlocated(r *running) (spans []keyspace.Span) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.run != r {
 		return nil
 	}
-	for _, l := range h.legs {
-		if l.id == 0 {
-			spans = append(spans, l.span)
+	for _, sub := range h.subs {
+		if sub.id == 0 {
+			spans = append(spans, sub.span)
 		}
 	}
 	return spans
 }
 
-// failedLocked counts a failure at a leg of which all replicas had their turn: who they
+// failedLocked counts a failure at a subscription of which all replicas had their turn: who they
 // are is asked anew.
-func (h *Hub) failedLocked(l *leg, turns int) {
-	if turns%len(l.replicas) == 0 {
-		l.stale = true
-		kick(h.run.wakeResolve)
+func (h *Hub) failedLocked(sub *subscription, turns int) {
+	if turns%len(sub.replicas) == 0 {
+		sub.stale = true
+		kick(h.run.wakeLocate)
 	}
 }
 
-// renew asks who has the replicas of stale legs.
+// renew asks who has the replicas of stale subscriptions.
 func (h *Hub) renew(r *running) {
 	var spans []keyspace.Span
 	h.mu.Lock()
 	if h.run == r {
-		for _, l := range h.legs {
-			if l.stale {
-				l.stale = false
-				spans = append(spans, l.span)
+		for _, sub := range h.subs {
+			if sub.stale {
+				sub.stale = false
+				spans = append(spans, sub.span)
 			}
 		}
 	}
@@ -132,22 +132,22 @@ func (h *Hub) renew(r *running) {
 	}
 }
 
-// renewLocked gives a leg the replicas that its range has now, or has the legs give way
+// renewLocked gives a subscription the replicas that its range has now, or has the subscriptions give way
 // that are in the place of a later range.
 func (h *Hub) renewLocked(at *router.Located) {
 	d := &at.Descriptor
-	if l := h.byRange[d.Range]; l != nil && l.generation == d.Generation {
-		if now := nodesOf(d); len(now) > 0 && !slices.Equal(now, l.replicas) {
-			l.replicas, l.leader, l.away = now, at.Leader, 0
-			l.tries, l.askTurn, l.askHint = 0, 0, 0
+	if sub := h.byRange[d.Range]; sub != nil && sub.generation == d.Generation {
+		if now := nodesOf(d); len(now) > 0 && !slices.Equal(now, sub.replicas) {
+			sub.replicas, sub.leader, sub.away = now, at.Leader, 0
+			sub.tries, sub.askTurn, sub.askHint = 0, 0, 0
 		}
 		return
 	}
 	lo, hi := h.window(d.Span)
-	for _, l := range h.legs[lo:hi] {
-		if l.id != 0 && l.generation < d.Generation {
-			h.looseLocked(l)
-			kick(h.run.wakeResolve)
+	for _, sub := range h.subs[lo:hi] {
+		if sub.id != 0 && sub.generation < d.Generation {
+			h.detachLocked(sub)
+			kick(h.run.wakeLocate)
 		}
 	}
 }

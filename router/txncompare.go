@@ -14,7 +14,7 @@ import (
 )
 
 // look evaluates all compares of a transaction at one revision, in parallel.
-func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revision) (outcomes, error) {
+func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keyspace.Revision) (outcomes, error) {
 	out := outcomes{}
 	type asked struct {
 		c    *pb.Compare
@@ -49,7 +49,7 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 	g.SetLimit(maxParallelParts)
 	for _, list := range parts {
 		for len(list) > 0 {
-			n := min(len(list), rangeapi.MaxLookCompares)
+			n := min(len(list), rangeapi.MaxReadOnlyCompares)
 			chunk := list[:n]
 			list = list[n:]
 			ask := make([]*pb.Compare, n)
@@ -57,7 +57,7 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 				ask[i] = chunk[i].part
 			}
 			g.Go(func() error {
-				got, err := r.lookAt(gctx, ask, at)
+				got, err := r.comparesAt(gctx, ask, at)
 				if err != nil {
 					return err
 				}
@@ -79,9 +79,9 @@ func (r *Router) look(ctx context.Context, t *pb.TxnRequest, at keyspace.Revisio
 	return out, nil
 }
 
-// lookAt evaluates compares at one range, as a transaction that only reads: each is a
+// comparesAt evaluates compares at one range, as a transaction that only reads: each is a
 // nested one, which counts the keys of a span to tell whether there is one.
-func (r *Router) lookAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]rangeapi.Fact, error) {
+func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]rangeapi.Fact, error) {
 	t := &pb.TxnRequest{}
 	for _, c := range cs {
 		count := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{
@@ -116,7 +116,7 @@ func (r *Router) lookAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revis
 	return facts, nil
 }
 
-// lookAgain says whether a read that failed so is to be done at another revision.
-func lookAgain(err error) bool {
-	return errors.Is(err, kverror.ReadAgain) || errors.Is(err, errSeveral)
+// needsNewRevision says whether a read that failed so is to be done at another revision.
+func needsNewRevision(err error) bool {
+	return errors.Is(err, kverror.ReadAgain) || errors.Is(err, errMultiRange)
 }

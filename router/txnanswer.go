@@ -22,13 +22,13 @@ type assembly struct {
 	r    *Router
 	plan *plan
 	// pieces are the prepared ones, none where the transaction changes nothing.
-	pieces []*piece
+	participants []*participant
 	// rev is what the answer reports. changed says that it is the transaction's own, and
 	// that the state before it is that of the revision before.
 	rev     keyspace.Revision
 	changed bool
 	// base is when the state before it is read; what is read counts there.
-	base moment
+	base readPoint
 
 	number int
 	// wrote says that an operation so far has changed something.
@@ -169,7 +169,7 @@ func (a *assembly) results() (rs []*rangeapi.WriteResult, ops []proto.Message) {
 		at []byte
 	}
 	var all []found
-	for _, p := range a.pieces {
+	for _, p := range a.participants {
 		for i := range p.answer.Results {
 			if r := &p.answer.Results[i]; int(r.Number) == a.number {
 				all = append(all, found{r, p.op.Writes[i].Op, p.rt.desc.Span.Start})
@@ -345,7 +345,7 @@ func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey,
 }
 
 // swept says whether an error of a range is that a delete does not fit into one entry.
-func swept(err error, op proto.Message) bool {
+func deleteTooLarge(err error, op proto.Message) bool {
 	return kverror.Of(err).Kind == kverror.RequestTooLarge && deletesSpan(op)
 }
 

@@ -31,22 +31,22 @@ func lowestRead(req *pb.TxnRequest, start keyspace.Revision) keyspace.Revision {
 }
 
 // reads notes that a transaction may read from now on, before any range pins something
-// for it, until hasRead.
-func (t *txns) reads(x *txn) {
+// for it, until removeReader.
+func (t *coordinator) addReader(x *txn) {
 	low := lowestRead(x.req, x.id.Start)
 	t.mu.Lock()
 	t.reading[x] = low
 	t.mu.Unlock()
 }
 
-func (t *txns) hasRead(x *txn) {
+func (t *coordinator) removeReader(x *txn) {
 	t.mu.Lock()
 	delete(t.reading, x)
 	t.mu.Unlock()
 }
 
-// readBelow says whether a transaction of this node may still read below the revision.
-func (t *txns) readBelow(rev keyspace.Revision) bool {
+// readsBelow says whether a transaction of this node may still read below the revision.
+func (t *coordinator) readsBelow(rev keyspace.Revision) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, low := range t.reading {
@@ -61,12 +61,12 @@ func (t *txns) readBelow(rev keyspace.Revision) bool {
 // and that began before the call, may still read below the revision. It passes over nodes
 // that do not live, whose clients get no answer any more.
 func (r *Router) Reads(ctx context.Context, nodes []keyspace.NodeID, below keyspace.Revision) (bool, error) {
-	if r.txns.readBelow(below) {
+	if r.coordinator.readsBelow(below) {
 		return true, nil
 	}
 	var some atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxParallelSteps)
+	g.SetLimit(maxParallelCommands)
 	for _, node := range nodes {
 		if node == r.cfg.Self || !r.cfg.Alive(node) {
 			continue
@@ -105,7 +105,7 @@ func (r *Router) handleReads(_ context.Context, _ keyspace.NodeID, payload []byt
 	if err != nil {
 		return nil, err
 	}
-	if r.txns.readBelow(below) {
+	if r.coordinator.readsBelow(below) {
 		return []byte{readsWireVersion, 1}, nil
 	}
 	return []byte{readsWireVersion, 0}, nil

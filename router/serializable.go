@@ -14,30 +14,30 @@ import (
 
 // Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
 type Local interface {
-	// CompleteHere returns the revisions at which the replica of a range of that generation
+	// ResolvedHere returns the revisions at which the replica of a range of that generation
 	// can be read; ok is false where there is none.
-	CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
+	ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
 	// ReadHere answers a read from the replica, at a revision up to which it is complete.
 	ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
 // where says which replicas may be asked.
-type where uint8
+type replicaChoice uint8
 
 const (
 	// leaders alone know what is linearizable.
-	leaders where = iota
+	leaders replicaChoice = iota
 	// nearest is this node's replica where it is complete up to the revision, and else the
 	// leader.
 	nearest
-	// here is this node's replica and nobody else.
-	here
+	// localOnly is this node's replica and nobody else.
+	localOnly
 )
 
 // readFrom has a read of a span answered by the one range that holds it.
-func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op proto.Message) (proto.Message, error) {
+func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint, op proto.Message) (proto.Message, error) {
 	build := func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.at, Txn: at.txn, Op: op}
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.rev, Txn: at.txn, Op: op}
 	}
 	if at.where != leaders {
 		rt, err := r.cover(ctx, span)
@@ -48,7 +48,7 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op
 		switch {
 		case err == nil:
 			return resp.Op, nil
-		case at.where == here || kverror.Of(err).Kind == kverror.ReadInPieces || final(op, err):
+		case at.where == localOnly || kverror.Of(err).Kind == kverror.ReadInPieces || isFinal(op, err):
 			return nil, err
 		}
 	}
@@ -61,39 +61,39 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at moment, op
 // there here are asked at their leaders; or, where these do not answer soon, or too few nodes
 // live for them to have one, the lowest, which needs nobody else. done is false where nothing can be said by what is here, and the read is made like
 // others.
-func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, moment) error) (done bool, err error) {
-	held, ok := r.completeHere(req)
+func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, readPoint) error) (done bool, err error) {
+	local, ok := r.resolvedHere(req)
 	if !ok {
 		return false, nil
 	}
 	// What is told of a range does not go back.
-	highest, lowest := max(held.highest, held.told), held.lowest
+	highest, lowest := max(local.highest, local.served), local.lowest
 	explicit := keyspace.Revision(req.GetRevision())
 	if explicit > highest {
 		return false, nil
 	}
-	if lowest < highest && explicit <= 0 && r.mayBeLed(&held, highest) || explicit > lowest {
+	if lowest < highest && explicit <= 0 && r.mayBeLed(&local, highest) || explicit > lowest {
 		soon, cancel := context.WithTimeoutCause(ctx, r.cfg.AttemptTimeout, errNotSoon)
-		err := read(soon, moment{at: highest, where: nearest})
+		err := read(soon, readPoint{rev: highest, where: nearest})
 		late := errors.Is(context.Cause(soon), errNotSoon)
 		cancel()
-		if err == nil || ctx.Err() != nil || final(req, err) {
+		if err == nil || ctx.Err() != nil || isFinal(req, err) {
 			return true, err
 		}
 		if k := kverror.Of(err); explicit > 0 || !late && k.Retry() != kverror.RetryRouter && k.Fate() != kverror.Unknown {
 			return false, nil
 		}
 	}
-	err = read(ctx, moment{at: lowest, where: here})
-	return err == nil || ctx.Err() != nil || final(req, err), err
+	err = read(ctx, readPoint{rev: lowest, where: localOnly})
+	return err == nil || ctx.Err() != nil || isFinal(req, err), err
 }
 
-// headed is the header's revision of a serializable read that was made at a moment: one that
+// headerRevision is the header's revision of a serializable read that was made at a moment: one that
 // names its revision is no older for a header that tells of later ones.
-func (r *Router) headed(req *pb.RangeRequest, at keyspace.Revision) keyspace.Revision {
+func (r *Router) headerRevision(req *pb.RangeRequest, at keyspace.Revision) keyspace.Revision {
 	if req.GetRevision() > 0 {
 		for _, rt := range r.routesOf(req) {
-			at = max(at, keyspace.Revision(rt.told.Load()))
+			at = max(at, keyspace.Revision(rt.served.Load()))
 		}
 	}
 	return at
@@ -102,9 +102,9 @@ func (r *Router) headed(req *pb.RangeRequest, at keyspace.Revision) keyspace.Rev
 // tell notes the revision that a serializable read is answered with, of its ranges alone: a
 // range at rest is not known to be complete here up to what is told of others, and would be
 // asked at its leader for ever.
-func (r *Router) tell(req *pb.RangeRequest, rev keyspace.Revision) {
+func (r *Router) noteServed(req *pb.RangeRequest, rev keyspace.Revision) {
 	if span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd()); ok {
-		r.cache.tell(span, rev)
+		r.cache.noteServed(span, rev)
 	}
 }
 
@@ -122,9 +122,9 @@ func (r *Router) routesOf(req *pb.RangeRequest) []*route {
 // mayBeLed says whether each of the ranges that are not complete here up to the revision may
 // have a leader, for all that this node hears of others. A member of etcd without a quorum
 // waits for nobody either.
-func (r *Router) mayBeLed(h *heldHere, at keyspace.Revision) bool {
+func (r *Router) mayBeLed(h *localRanges, at keyspace.Revision) bool {
 	for _, rt := range h.routes {
-		_, c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
+		_, c, ok := r.cfg.Local.ResolvedHere(rt.desc.Range, rt.desc.Generation)
 		if (!ok || c < at) && !rt.quorum(func(n keyspace.NodeID) bool { return n == r.cfg.Self || r.cfg.Alive(n) }) {
 			return false
 		}
@@ -154,7 +154,7 @@ func (r *route) quorum(lives func(keyspace.NodeID) bool) bool {
 // final says whether an error of a serializable read stands, since it would be no other if
 // it were asked elsewhere or again: who reads much is not to read it three times, and that
 // a revision is compacted needs no quorum.
-func final(op proto.Message, err error) bool {
+func isFinal(op proto.Message, err error) bool {
 	if k := kverror.Of(err).Kind; k == kverror.AnswerTooLarge || k == kverror.TooManyRequests {
 		return true
 	} else if k != kverror.Compacted {
@@ -167,17 +167,17 @@ func final(op proto.Message, err error) bool {
 // errNotSoon is why a serializable read waits for no leader any more.
 var errNotSoon = errors.New("router: no leader answers soon")
 
-// heldHere is what this node's replicas hold of the ranges of a read: the highest and the
+// localRanges is what this node's replicas hold of the ranges of a read: the highest and the
 // lowest revision up to which they are complete, and that from which on all of them can be
 // read, which may be above. told is the highest at which one of them was read.
-type heldHere struct {
-	routes                      []*route
-	from, highest, lowest, told keyspace.Revision
+type localRanges struct {
+	routes                        []*route
+	from, highest, lowest, served keyspace.Revision
 }
 
-// completeHere returns what is held here of a read; ok is false where this node has not all
+// resolvedHere returns what is held here of a read; ok is false where this node has not all
 // of its ranges.
-func (r *Router) completeHere(req *pb.RangeRequest) (h heldHere, ok bool) {
+func (r *Router) resolvedHere(req *pb.RangeRequest) (h localRanges, ok bool) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
 		return h, false
@@ -186,11 +186,11 @@ func (r *Router) completeHere(req *pb.RangeRequest) (h heldHere, ok bool) {
 		return h, false
 	}
 	for i, rt := range h.routes {
-		from, c, ok := r.cfg.Local.CompleteHere(rt.desc.Range, rt.desc.Generation)
+		from, c, ok := r.cfg.Local.ResolvedHere(rt.desc.Range, rt.desc.Generation)
 		if !ok {
 			return h, false
 		}
-		h.from, h.highest, h.told = max(h.from, from), max(h.highest, c), max(h.told, keyspace.Revision(rt.told.Load()))
+		h.from, h.highest, h.served = max(h.from, from), max(h.highest, c), max(h.served, keyspace.Revision(rt.served.Load()))
 		if i == 0 || c < h.lowest {
 			h.lowest = c
 		}
@@ -204,14 +204,14 @@ func (r *Router) rangeHere(ctx context.Context, req *pb.RangeRequest) (resp *pb.
 	if !ok {
 		return nil, false, nil
 	}
-	done, err = r.serializable(ctx, req, func(ctx context.Context, at moment) (err error) {
-		var held holding
-		defer r.letGo(&held)
-		at.held = &held
+	done, err = r.serializable(ctx, req, func(ctx context.Context, at readPoint) (err error) {
+		var reserved reservation
+		defer r.releaseAll(&reserved)
+		at.reserved = &reserved
 		if resp, err = r.readAt(ctx, span, req, at); err == nil {
-			rev := r.headed(req, at.at)
+			rev := r.headerRevision(req, at.rev)
 			resp.Header = header(rev)
-			r.tell(req, rev)
+			r.noteServed(req, rev)
 		}
 		return err
 	})

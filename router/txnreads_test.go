@@ -47,7 +47,7 @@ func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			asked++
-			if !r.txns.readBelow(c.low+1) || r.txns.readBelow(c.low) {
+			if !r.coordinator.readsBelow(c.low+1) || r.coordinator.readsBelow(c.low) {
 				t.Errorf("%s: the transaction is not known to read at %d and above", name, c.low)
 			}
 			return nil, c.answer
@@ -55,7 +55,7 @@ func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 		if _, err := r.Txn(t.Context(), c.txn); !errors.Is(err, c.answer) {
 			t.Errorf("%s: %v, want %v", name, err, c.answer)
 		}
-		if asked == 0 || r.txns.readBelow(keyspace.MaxRevision) {
+		if asked == 0 || r.coordinator.readsBelow(keyspace.MaxRevision) {
 			t.Errorf("%s: %d prepares; it still reads when it is answered", name, asked)
 		}
 		r.Stop()

@@ -108,7 +108,7 @@ func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second) // fed by the leader by now
 		h.mu.Lock()
-		for _, l := range slices.Clone(h.legs) {
+		for _, l := range slices.Clone(h.subs) {
 			l.tries = 0
 			h.movedLocked(l, kverror.New(kverror.WrongRange, "whatever"))
 		}
@@ -164,7 +164,7 @@ func TestAFreshChildIsHeardFirst(t *testing.T) {
 		w.refreshLocked()
 		w.mu.Unlock()
 		h.mu.Lock()
-		for _, l := range slices.Clone(h.legs) {
+		for _, l := range slices.Clone(h.subs) {
 			if l.span.Contains([]byte("bb")) {
 				h.movedLocked(l, kverror.New(kverror.WrongRange, "it was split"))
 			}
@@ -186,7 +186,7 @@ func TestAFreshChildIsHeardFirst(t *testing.T) {
 }
 
 // What two ranges brought was complete to different revisions when they became one: of the
-// one that was further events above fed have come, and were spoken of, without the version
+// one that was further events above fed have come, and were resolved of, without the version
 // before. Who wants that from then on waits until they have come once more.
 func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
@@ -211,8 +211,8 @@ func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 		w.merge("ba")
 		for merged := false; !merged; time.Sleep(time.Millisecond) {
 			h.mu.Lock()
-			for _, l := range h.legs {
-				merged = merged || l.id != 0 && l.span.Contains([]byte("ba")) && l.span.Contains([]byte("ca")) && l.mark == (rangeapi.FeedPosition{})
+			for _, l := range h.subs {
+				merged = merged || l.id != 0 && l.span.Contains([]byte("ba")) && l.span.Contains([]byte("ca")) && l.position == (rangeapi.FeedPosition{})
 			}
 			h.mu.Unlock()
 		}
@@ -233,15 +233,15 @@ func TestAFeedSpeaksWithAMark(t *testing.T) {
 		var wg sync.WaitGroup
 		watchAll(ctx, h, &wg, &observer{name: "all"})
 		h.mu.Lock()
-		l := h.legs[0]
-		spoken, mark := l.spoken, l.mark
-		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Complete: spoken + 10})
-		if l.spoken != spoken || l.fed != spoken+10 || l.mark != mark {
-			t.Errorf("a page: spoken up to %d, fed up to %d, mark %v", l.spoken, l.fed, l.mark)
+		l := h.subs[0]
+		resolved, mark := l.resolved, l.position
+		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Resolved: resolved + 10})
+		if l.resolved != resolved || l.fed != resolved+10 || l.position != mark {
+			t.Errorf("a page: resolved up to %d, fed up to %d, mark %v", l.resolved, l.fed, l.position)
 		}
-		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Complete: spoken + 5, Position: rangeapi.FeedPosition{Term: 1, Number: 9}})
-		if l.spoken != spoken+5 || l.fed != spoken+10 {
-			t.Errorf("another node: spoken up to %d, fed up to %d", l.spoken, l.fed)
+		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Resolved: resolved + 5, Position: rangeapi.FeedPosition{Term: 1, Number: 9}})
+		if l.resolved != resolved+5 || l.fed != resolved+10 {
+			t.Errorf("another node: resolved up to %d, fed up to %d", l.resolved, l.fed)
 		}
 		h.mu.Unlock()
 		cancel()
@@ -285,7 +285,7 @@ func TestReplicasThatMovedAreFound(t *testing.T) {
 		w.mu.Unlock()
 		o := watchAll(ctx, h, &wg, &observer{name: "all"})
 		h.mu.Lock()
-		for _, l := range h.legs {
+		for _, l := range h.subs {
 			l.replicas, l.leader = []keyspace.NodeID{9}, 9
 			h.closeFeedLocked(l)
 			h.openFeedLocked(l)
@@ -326,35 +326,35 @@ func TestARangeWithoutReplicas(t *testing.T) {
 // What a range owes while it says nothing has a bound, and is struck off as ever.
 func TestOwedHasABound(t *testing.T) {
 	h := New(Config{Self: 1, Clock: clock.Virtual()})
-	l, o := &leg{span: keyspace.Single([]byte("a")), spoken: 9}, &leg{span: keyspace.Single([]byte("b")), spoken: 9}
-	h.legs = []*leg{l, o}
-	const all = 3 * maxOwed
+	l, o := &subscription{span: keyspace.Single([]byte("a")), resolved: 9}, &subscription{span: keyspace.Single([]byte("b")), resolved: 9}
+	h.subs = []*subscription{l, o}
+	const all = 3 * maxAllocations
 	for i := range keyspace.Revision(all) {
-		e := &entry{first: 10 + i, last: 10 + i}
-		h.oweLocked(e, l)
+		e := &allocation{first: 10 + i, last: 10 + i}
+		h.assignLocked(e, l)
 		if i%2 == 0 {
-			h.oweLocked(e, o)
+			h.assignLocked(e, o)
 		}
 	}
 	h.logEnd = 9 + all
-	if len(l.owed) > 2*maxOwed || len(o.owed) > 2*maxOwed {
-		t.Errorf("%d and %d entries", len(l.owed), len(o.owed))
+	if len(l.allocs) > 2*maxAllocations || len(o.allocs) > 2*maxAllocations {
+		t.Errorf("%d and %d entries", len(l.allocs), len(o.allocs))
 	}
-	for _, spoken := range []keyspace.Revision{9, 500, 9 + maxOwed, 20 + 2*maxOwed, 9 + all} {
-		h.speakLocked(l, spoken)
-		if f := h.frontierLocked(l.span); f != spoken {
-			t.Errorf("complete up to %d where the range has spoken up to %d", f, spoken)
+	for _, resolved := range []keyspace.Revision{9, 500, 9 + maxAllocations, 20 + 2*maxAllocations, 9 + all} {
+		h.resolveUpToLocked(l, resolved)
+		if f := h.frontierLocked(l.span); f != resolved {
+			t.Errorf("complete up to %d where the range has resolved up to %d", f, resolved)
 		}
 	}
 	if f := h.frontierLocked(o.span); f != 9 {
-		t.Errorf("the other range has not spoken and is complete up to %d", f)
+		t.Errorf("the other range has not resolved and is complete up to %d", f)
 	}
-	if h.speakLocked(o, 9+all); h.owed.head != nil {
+	if h.resolveUpToLocked(o, 9+all); h.allocs.head != nil {
 		t.Error("something is owed still")
 	}
 }
 
-// Legs that nobody needs go also where watchers come and go all the time.
+// Subscriptions that nobody needs go also where watchers come and go all the time.
 func TestLegsGoWhileWatchersChurn(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, _ *world, h *Hub) {
 		s := h.NewStream()
@@ -373,14 +373,14 @@ func TestLegsGoWhileWatchersChurn(t *testing.T) {
 			s.Cancel(x)
 		}
 		h.mu.Lock()
-		if len(h.legs) != 1 {
-			t.Errorf("%d legs", len(h.legs))
+		if len(h.subs) != 1 {
+			t.Errorf("%d legs", len(h.subs))
 		}
 		h.mu.Unlock()
 	})
 }
 
-// A leader's answer names a place that the leg's feed had come to before anybody wanted the
+// A leader's answer names a place that the subscription's feed had come to before anybody wanted the
 // versions before events. It counts when the feed has come there anew, with them: until then
 // an event is here without.
 func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
@@ -401,20 +401,20 @@ func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		h.mu.Lock()
 		l, rev := h.byRange[r.desc.Range], h.logEnd
-		if l.spoken >= rev || len(slices.Collect(h.recent.between(rev-1, rev))) != 1 {
-			t.Fatalf("spoken %d of %d beside a lock, recent %v", l.spoken, rev, h.recent.list.pieces)
+		if l.resolved >= rev || len(slices.Collect(h.recent.between(rev-1, rev))) != 1 {
+			t.Fatalf("resolved %d of %d beside a lock, recent %v", l.resolved, rev, h.recent.list.chunks)
 		}
 		h.wantPrevLocked(span)
-		l.proof.mark, l.proof.complete, l.proof.at, l.proof.leader = l.mark, rev, h.cfg.Clock.Now(), r.leader
-		h.provedLocked(l)
-		if l.spoken >= rev {
-			t.Errorf("revision %d may leave without the version before", l.spoken)
+		l.proof.position, l.proof.resolved, l.proof.at, l.proof.leader = l.position, rev, h.cfg.Clock.Now(), r.leader
+		h.applyProofLocked(l)
+		if l.resolved >= rev {
+			t.Errorf("revision %d may leave without the version before", l.resolved)
 		}
 		h.mu.Unlock()
 		time.Sleep(20 * time.Millisecond)
 		h.mu.Lock()
-		if e := slices.Collect(h.recent.between(rev-1, rev)); l.spoken < rev || e[0].whole == nil {
-			t.Errorf("spoken %d of %d, %+v", l.spoken, rev, e[0])
+		if e := slices.Collect(h.recent.between(rev-1, rev)); l.resolved < rev || e[0].whole == nil {
+			t.Errorf("resolved %d of %d, %+v", l.resolved, rev, e[0])
 		}
 		h.mu.Unlock()
 		w.mu.Lock()
@@ -433,7 +433,7 @@ func (m slowMap) Locate(ctx context.Context, span keyspace.Span) ([]router.Locat
 	return m.Ranges.Locate(ctx, span)
 }
 
-// What was handed out while a leg stood for several ranges is owed by the range that got it
+// What was allocated while a subscription stood for several ranges is owed by the range that got it
 // and by none of the others: nobody waits until these are found to have nothing to tell.
 func TestRangesOweWhatTheyWereHanded(t *testing.T) {
 	quiet(t, func(c *Config) { c.Ranges = slowMap{c.Ranges} }, func(t *testing.T, w *world, h *Hub) {
@@ -555,10 +555,10 @@ func TestTheSecondPauseEndsInTimeToo(t *testing.T) {
 		late := 0
 		for range 3 { // in a third at most a tick comes to help
 			h.mu.Lock()
-			if len(h.legs) < 2 {
-				t.Fatalf("%d legs", len(h.legs))
+			if len(h.subs) < 2 {
+				t.Fatalf("%d legs", len(h.subs))
 			}
-			a, b := h.legs[0], h.legs[1]
+			a, b := h.subs[0], h.subs[1]
 			h.closeFeedLocked(a)
 			h.closeFeedLocked(b)
 			h.retryLocked(a, 2*time.Millisecond)

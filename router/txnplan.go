@@ -190,7 +190,7 @@ func etcdPair(s keyspace.Span) (key, end []byte) {
 }
 
 // piece is what one range has of a plan.
-type piece struct {
+type participant struct {
 	rt *route
 	op *rangeapi.Prepare
 	// guards are the plan's to which the op's belong, in their order.
@@ -202,7 +202,7 @@ type piece struct {
 	answer *rangeapi.Prepared
 }
 
-func (p *piece) cover(s keyspace.Span) {
+func (p *participant) cover(s keyspace.Span) {
 	if !p.locks {
 		p.span, p.locks = s, true
 		return
@@ -216,17 +216,17 @@ func (p *piece) cover(s keyspace.Span) {
 }
 
 // pieces divides a plan among ranges.
-type pieces struct {
+type participants struct {
 	name   rangeapi.TxnName
 	anchor []byte
-	of     map[keyspace.RangeID]*piece
-	order  []*piece
+	of     map[keyspace.RangeID]*participant
+	order  []*participant
 }
 
-func (ps *pieces) at(rt *route) *piece {
+func (ps *participants) at(rt *route) *participant {
 	p := ps.of[rt.desc.Range]
 	if p == nil {
-		p = &piece{rt: rt, op: &rangeapi.Prepare{Name: ps.name, Anchor: ps.anchor}}
+		p = &participant{rt: rt, op: &rangeapi.Prepare{Name: ps.name, Anchor: ps.anchor}}
 		ps.of[rt.desc.Range] = p
 		ps.order = append(ps.order, p)
 	}
@@ -234,7 +234,7 @@ func (ps *pieces) at(rt *route) *piece {
 }
 
 // guard gives each range its part of a compare.
-func (ps *pieces) guard(i int, g guard, s keyspace.Span, routes []*route) {
+func (ps *participants) guard(i int, g guard, s keyspace.Span, routes []*route) {
 	single := len(g.compare.GetRangeEnd()) == 0
 	for _, rt := range routes {
 		part, ok := rt.desc.Span.Intersect(s)
@@ -275,7 +275,7 @@ func spanPair(s keyspace.Span) (key, end []byte) {
 }
 
 // write gives each range its part of a write.
-func (ps *pieces) write(number int, op proto.Message, s keyspace.Span, routes []*route) {
+func (ps *participants) write(number int, op proto.Message, s keyspace.Span, routes []*route) {
 	for _, rt := range routes {
 		part, ok := rt.desc.Span.Intersect(s)
 		if !ok {
@@ -296,7 +296,7 @@ func (ps *pieces) write(number int, op proto.Message, s keyspace.Span, routes []
 
 // pin keeps in each range what is to be read, at an explicit revision or at the one before
 // the transaction's. A revision that none will ever have is refused later.
-func (ps *pieces) pin(explicit int64, routes []*route) {
+func (ps *participants) pin(explicit int64, routes []*route) {
 	at := keyspace.Revision(explicit)
 	for _, rt := range routes {
 		p := ps.at(rt)

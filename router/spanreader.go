@@ -13,13 +13,13 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// lane reads a span at a moment piece by piece, each piece from whatever range holds its
+// span reader reads a span at a moment piece by piece, each piece from whatever range holds its
 // keys by then: a range that splits, moves or loses its leader is met by asking for the
 // rest again.
-type lane struct {
+type spanReader struct {
 	r   *Router
 	req *pb.RangeRequest
-	at  moment
+	at  readPoint
 	// rest is what is not read yet, unless done.
 	rest keyspace.Span
 	done bool
@@ -28,26 +28,26 @@ type lane struct {
 	unlimited bool
 	// seen are the keys that were gone past, found those that passed the filters.
 	seen, found int64
-	// last is the newest piece, beyond what of the lane lies outside of its range, if any.
-	last       *rangeapi.PageAnswer
-	beyond     keyspace.Span
-	hasBeyond  bool
-	pieceBytes int
+	// last is the newest piece, beyond what of the span reader lies outside of its range, if any.
+	last      *rangeapi.PageAnswer
+	beyond    keyspace.Span
+	hasBeyond bool
+	pageBytes int
 }
 
-// readPieceBytes is a piece of an answer that is put together.
-const readPieceBytes = 1 << 20
+// readPageBytes is a piece of an answer that is put together.
+const readPageBytes = 1 << 20
 
-// lane returns a lane for what a request wants of a span. A limit of 0 is none.
-func (r *Router) lane(span keyspace.Span, req *pb.RangeRequest, at moment, limit int64) *lane {
-	return &lane{r: r, req: req, at: at, rest: span, left: limit, unlimited: limit <= 0, pieceBytes: readPieceBytes}
+// span reader returns a span reader for what a request wants of a span. A limit of 0 is none.
+func (r *Router) newSpanReader(span keyspace.Span, req *pb.RangeRequest, at readPoint, limit int64) *spanReader {
+	return &spanReader{r: r, req: req, at: at, rest: span, left: limit, unlimited: limit <= 0, pageBytes: readPageBytes}
 }
 
 // enough says whether nothing more is wanted.
-func (l *lane) enough() bool { return l.done || !l.unlimited && l.left <= 0 }
+func (l *spanReader) enough() bool { return l.done || !l.unlimited && l.left <= 0 }
 
 // next reads a piece. It is called while there is not enough.
-func (l *lane) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
+func (l *spanReader) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
 	limit := l.r.limited(ctx)
 	defer limit.End()
 	for {
@@ -59,10 +59,10 @@ func (l *lane) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
 		if !ok {
 			return nil, kverror.New(kverror.Internal, "range %s with %s holds nothing of %s", rt.desc.Range, rt.desc.Span, l.rest)
 		}
-		p := &rangeapi.Page{RangeRequest: clip(l.req, span), MaxBytes: l.pieceBytes, WithCount: !l.unlimited}
+		p := &rangeapi.Page{RangeRequest: clip(l.req, span), MaxBytes: l.pageBytes, WithCount: !l.unlimited}
 		p.Limit = max(l.left, 0)
 		got, err := l.r.readFrom(limit.Patience, span, l.at, p)
-		if errors.Is(err, errSeveral) {
+		if errors.Is(err, errMultiRange) {
 			continue // it has split: its part of the span is smaller now
 		}
 		if err != nil {
@@ -70,15 +70,15 @@ func (l *lane) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
 		}
 		answer, ok := got.(*rangeapi.PageAnswer)
 		if !ok {
-			return nil, kverror.New(kverror.Internal, "a range answered a piece of a read with %T", got)
+			return nil, kverror.New(kverror.Internal, "a range answered a page of a read with %T", got)
 		}
-		l.took(span, answer)
+		l.advance(span, answer)
 		return answer, nil
 	}
 }
 
-// took notes the answer for a span, the first part of what was not read yet.
-func (l *lane) took(span keyspace.Span, p *rangeapi.PageAnswer) {
+// advance notes the answer for a span, the first part of what was not read yet.
+func (l *spanReader) advance(span keyspace.Span, p *rangeapi.PageAnswer) {
 	l.last = p
 	l.seen += p.Seen
 	l.found += p.N
@@ -97,9 +97,9 @@ func (l *lane) took(span keyspace.Span, p *rangeapi.PageAnswer) {
 	}
 }
 
-// behind returns how many keys there are behind those that the lane has gone past. It
+// behind returns how many keys there are behind those that the span reader has gone past. It
 // must have a limit and have read a piece.
-func (l *lane) behind(ctx context.Context) (int64, error) {
+func (l *spanReader) behind(ctx context.Context) (int64, error) {
 	if l.done {
 		return 0, nil
 	}
@@ -116,13 +116,13 @@ func (l *lane) behind(ctx context.Context) (int64, error) {
 
 // all reads until there is enough, and returns what it found and how many keys the span
 // has.
-func (l *lane) all(ctx context.Context) (kvs []*mvccpb.KeyValue, count int64, err error) {
+func (l *spanReader) all(ctx context.Context) (kvs []*mvccpb.KeyValue, count int64, err error) {
 	for !l.enough() {
 		p, err := l.next(ctx)
 		if err != nil {
 			return nil, 0, err
 		}
-		if err := l.r.hold(l.at.held, int64(len(p.Keys))+p.N*keyOverheadBytes); err != nil {
+		if err := l.r.reserve(l.at.reserved, int64(len(p.Keys))+p.N*keyOverheadBytes); err != nil {
 			return nil, 0, err
 		}
 		more, err := rangeapi.DecodeKeys(p.Keys, p.N)
@@ -170,10 +170,10 @@ func (r *Router) divide(ctx context.Context, span keyspace.Span) ([]keyspace.Spa
 
 // gather reads a span in the order of its keys: all of its ranges at the same time, or
 // one after the other where a limit is likely to end the read in the first.
-func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
+func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	limit := req.GetLimit()
 	if limit > 0 && !filtered(req) {
-		l := r.lane(span, req, at, limit)
+		l := r.newSpanReader(span, req, at, limit)
 		kvs, count, err := l.all(ctx)
 		return &pb.RangeResponse{Kvs: kvs, Count: count, More: count > l.found}, err
 	}
@@ -182,7 +182,7 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 		return nil, err
 	}
 	if len(spans) > 1 {
-		r.cfg.Metrics.Several.Inc()
+		r.cfg.Metrics.MultiRangeReads.Inc()
 	}
 	if limit > 0 && limit < maxLimit {
 		limit++ // one more says that there are more
@@ -195,7 +195,7 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	g.SetLimit(maxParallelParts)
 	for i, s := range spans {
 		g.Go(func() (err error) {
-			found[i].kvs, found[i].count, err = r.lane(s, req, at, limit).all(ctx)
+			found[i].kvs, found[i].count, err = r.newSpanReader(s, req, at, limit).all(ctx)
 			return err
 		})
 	}
@@ -217,7 +217,7 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 
 // lastKeys reads the last keys of a span, as many as the limit says, from its ranges in
 // the opposite order: of those before, only how many keys they have.
-func (r *Router) lastKeys(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at moment) (*pb.RangeResponse, error) {
+func (r *Router) lastKeys(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	spans, err := r.divide(ctx, span)
 	if err != nil {
 		return nil, err

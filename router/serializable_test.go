@@ -42,14 +42,14 @@ func (l *locals) find(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	return keyspace.Descriptor{}, false
 }
 
-func (l *locals) CompleteHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
+func (l *locals) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	d, ok := l.find(id)
 	c, here := l.complete[string(d.Span.Start)]
 	return l.compacted[string(d.Span.Start)], c, ok && here && d.Generation == g
 }
 
 func (l *locals) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
-	from, c, ok := l.CompleteHere(req.Range, req.Generation)
+	from, c, ok := l.ResolvedHere(req.Range, req.Generation)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reads++
@@ -85,7 +85,7 @@ func (l *locals) answer(req *rangeapi.Request) *rangeapi.Response {
 // forgetTold takes back what serializable reads were told.
 func (r *Router) forgetTold() {
 	for _, rt := range r.cache.all() {
-		rt.told.Store(0)
+		rt.served.Store(0)
 	}
 }
 

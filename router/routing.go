@@ -1,0 +1,232 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// write sends an operation that may change something to the one range that holds
+// all its keys, and again where it certainly was not proposed.
+func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message) (proto.Message, error) {
+	return r.single(ctx, span, func(rt *route) *rangeapi.Request {
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Op: op}
+	}, false)
+}
+
+// errMultiRange says that a span lies in several ranges.
+var errMultiRange = errors.New("router: span lies in several ranges")
+
+// single sends a request to the range that covers span, until it is answered or
+// fails for good. A read is also sent again where its fate is unknown. Where the
+// span lies in several ranges it returns errMultiRange.
+func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*route) *rangeapi.Request, read bool) (proto.Message, error) {
+	var a retryState
+	for {
+		rt, err := r.cover(ctx, span)
+		if err != nil {
+			return nil, err
+		}
+		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
+		resp, err := r.attempt(ctx, node, build(rt), read)
+		if err == nil {
+			if known := rt.leader(); known != node {
+				r.cache.setLeader(rt.desc.Range, node, known)
+			}
+			return resp.Op, nil
+		}
+		e := kverror.Of(err)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		r.cfg.Metrics.Failed.WithLabelValues(e.Kind.Error()).Inc()
+		repeat := e.Retry() == kverror.RetryRouter || (read && e.Fate() == kverror.Unknown && e.Kind != kverror.Corrupt)
+		if !repeat || (read && e.Kind == kverror.ReadAgain) {
+			return nil, err
+		}
+		if err := r.learn(ctx, &a, rt, node, e); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// attempt sends a request to a node once.
+func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request, read bool) (*rangeapi.Response, error) {
+	// Of itself a node always thinks that it lives.
+	if !read || node == r.cfg.Self {
+		return r.cfg.Ranges.Do(ctx, node, req)
+	}
+	alive := r.whileAlive(ctx, node)
+	defer alive.End()
+	return r.cfg.Ranges.Do(alive, node, req)
+}
+
+// whileAlive returns a context that ends when the node is found not to live. A read
+// may take long; that alone is no reason to ask somebody else.
+func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) *clock.Patience {
+	check := func() bool { return r.cfg.Alive(node) }
+	if p, ok := ctx.(*clock.Patience); ok {
+		return p.While(r.cfg.AttemptTimeout, check)
+	}
+	return r.timers.Patience(ctx, 0).While(r.cfg.AttemptTimeout, check)
+}
+
+// cover returns the one range that covers the span.
+func (r *Router) cover(ctx context.Context, span keyspace.Span) (*route, error) {
+	rt := r.cache.find(span.Start)
+	if rt == nil {
+		routes, err := r.resolve(ctx, span)
+		if err != nil {
+			return nil, err
+		}
+		rt = routes[0]
+	}
+	if !rt.desc.Span.Covers(span) {
+		return nil, errMultiRange
+	}
+	return rt, nil
+}
+
+// attempt is what one request has learned from its earlier attempts.
+type retryState struct {
+	// hint is the leader that the last answer named.
+	hint keyspace.NodeID
+	// leader is the node that was thought to lead and failed: it is left out of the first
+	// turn. next is the replica to ask where no leader is known.
+	leader keyspace.NodeID
+	next   int
+	pause  time.Duration
+	// failed counts the attempts since the range was last known to have moved.
+	failed int
+}
+
+// choose returns the node to ask: not one that does not live while others do, since a
+// write that is sent there waits for an answer until the bus gives the node up.
+func (a *retryState) choose(rt *route, self keyspace.NodeID, alive func(keyspace.NodeID) bool) keyspace.NodeID {
+	lives := func(n keyspace.NodeID) bool { return n == self || alive(n) }
+	switch {
+	case a.hint != 0 && lives(a.hint):
+		return a.hint
+	case a.failed == 0 && a.leader == 0:
+		if a.leader = rt.leader(); a.leader != 0 && lives(a.leader) {
+			return a.leader
+		}
+	}
+	rs := rt.desc.Replicas
+	own := max(0, slices.IndexFunc(rs, func(rep keyspace.Replica) bool { return rep.Node == self }))
+	var node keyspace.NodeID
+	for range rs {
+		node = rs[(own+a.next)%len(rs)].Node
+		a.next++
+		if lives(node) && (node != a.leader || a.next > len(rs)) {
+			return node
+		}
+	}
+	return node
+}
+
+// learn takes in why an attempt failed, and waits before the next one unless the
+// answer said whom to ask.
+func (r *Router) learn(ctx context.Context, a *retryState, rt *route, node keyspace.NodeID, e *kverror.Error) error {
+	news := r.cache.update(e.Descriptors...)
+	a.failed++
+	a.hint = 0
+	r.cache.setLeader(rt.desc.Range, 0, node)
+	switch {
+	case e.Kind == kverror.WrongRange && news:
+		*a = retryState{}
+		return nil
+	case e.Leader != 0 && e.Leader != node && a.failed <= 2*len(rt.desc.Replicas):
+		a.hint = e.Leader
+		if e.Kind == kverror.NotLeader {
+			return nil
+		}
+	case e.Kind == kverror.WrongRange || e.Kind == kverror.RangeNotHere || a.failed%len(rt.desc.Replicas) == 0:
+		// Nobody whom we know of leads the range: the map may have moved on.
+		if err := r.refresh(ctx); err != nil && ctx.Err() != nil {
+			return err
+		}
+	}
+	a.pause = max(firstPause, min(2*a.pause, lastPause))
+	if err := clock.Sleep(ctx, r.cfg.Clock, a.pause); err != nil {
+		// The last answer says more than "too late".
+		return e
+	}
+	return nil
+}
+
+// resolve returns the ranges that overlap the span, in order and without holes,
+// asking placement where the cache has one.
+func (r *Router) resolve(ctx context.Context, span keyspace.Span) ([]*route, error) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if routes, ok := overlapping(r.cache.all(), span); ok {
+			return routes, nil
+		}
+		err := r.refresh(ctx)
+		if err == nil {
+			if routes, ok := overlapping(r.cache.all(), span); ok {
+				return routes, nil
+			}
+			err = kverror.New(kverror.NoLeader, "placement knows no range for %s", span)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if sleep := clock.Sleep(ctx, r.cfg.Clock, pause); sleep != nil {
+			return nil, err
+		}
+	}
+}
+
+// overlapping picks the routes that overlap the span; ok is false where they leave
+// a hole.
+func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
+	lo, hi := window(all, span)
+	if routes = all[lo:hi:hi]; len(routes) == 0 || bytes.Compare(routes[0].desc.Span.Start, span.Start) > 0 {
+		return nil, false
+	}
+	for i, rt := range routes[1:] {
+		if !bytes.Equal(routes[i].desc.Span.End, rt.desc.Span.Start) {
+			return nil, false
+		}
+	}
+	last := routes[len(routes)-1].desc.Span.End
+	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
+}
+
+// refresh loads the range map from placement. Of many that want it at the same
+// time one loads, the others wait for it.
+func (r *Router) refresh(ctx context.Context) error {
+	before := r.cache.routes.Load()
+	select {
+	case r.refreshing <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-r.refreshing }()
+	if r.cache.routes.Load() != before {
+		return nil // somebody else's refresh has brought news
+	}
+	descs, err := r.cfg.Placement.RangeMap(ctx)
+	if err != nil {
+		return err
+	}
+	r.cfg.Metrics.Refreshes.Inc()
+	r.cache.update(descs...)
+	return nil
+}
+
+// The pauses between attempts grow from first to last by doubling.
+const (
+	firstPause = 2 * time.Millisecond
+	lastPause  = 100 * time.Millisecond
+)

@@ -1,0 +1,121 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// TxnCommands reaches the ranges of a transaction; *rangeapi.Client does.
+type TxnCommands interface {
+	// Txn sends a step to the replica of a range on a node.
+	Txn(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
+}
+
+// maxParallelCommands bounds the ranges that a transaction speaks to at the same time.
+const maxParallelCommands = 64
+
+// each calls f for all pieces, some at a time, and returns the first error. What waits is
+// ended with it.
+func each(ctx context.Context, ps []*participant, f func(context.Context, *participant) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var once sync.Once
+	var first error
+	var wg sync.WaitGroup
+	gate := make(chan struct{}, maxParallelCommands)
+	for _, p := range ps {
+		gate <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			if err := f(ctx, p); err != nil {
+				once.Do(func() { first = err })
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
+
+// commandAt sends a step to one range, as it was when the route was found, and again where
+// its leader was somebody else. Where the range has changed it returns errStartOver: the
+// step was not taken there.
+func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+	var a retryState
+	for {
+		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
+		got, err := r.cfg.Txns.Txn(ctx, node, rt.desc.Range, rt.desc.Generation, op)
+		if err == nil {
+			if led := rt.leader(); led != node {
+				r.cache.setLeader(rt.desc.Range, node, led)
+			}
+			return got, nil
+		}
+		e := kverror.Of(err)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		r.cfg.Metrics.Failed.WithLabelValues(e.Kind.Error()).Inc()
+		if e.Kind == kverror.Conflict || e.Retry() != kverror.RetryRouter {
+			return nil, err
+		}
+		if err := r.learn(ctx, &a, rt, node, e); err != nil {
+			return nil, err
+		}
+		now := r.cache.find(rt.desc.Span.Start)
+		if now == nil || now.desc.Range != rt.desc.Range || now.desc.Generation != rt.desc.Generation {
+			return nil, errStartOver
+		}
+		rt = now
+	}
+}
+
+// commandForKey sends a step to the range that holds the key, wherever that is.
+func (r *Router) commandForKey(ctx context.Context, key []byte, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+	for {
+		rt, err := r.cover(ctx, keyspace.Single(key))
+		if err != nil {
+			return nil, err
+		}
+		got, err := r.commandAt(ctx, rt, op)
+		if !errors.Is(err, errStartOver) {
+			return got, err
+		}
+	}
+}
+
+// commandForSpan sends a step to every range of a span until none has anything left to do. A
+// Conflict is the answer that it does not repeat the step after.
+func (r *Router) commandForSpan(ctx context.Context, s keyspace.Span, op rangeapi.TxnOp) error {
+	for {
+		routes, err := r.resolve(ctx, s)
+		for i := 0; err == nil && i < len(routes); i++ {
+			err = r.untilDone(ctx, routes[i], op)
+		}
+		if err == nil || ctx.Err() != nil || kverror.Of(err).Kind == kverror.Conflict {
+			return err
+		}
+		// Whatever else it was, the step may be repeated.
+		if err := clock.Sleep(ctx, r.cfg.Clock, firstPause); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *Router) untilDone(ctx context.Context, rt *route, op rangeapi.TxnOp) error {
+	for {
+		got, err := r.commandAt(ctx, rt, op)
+		if err != nil {
+			return err
+		}
+		if d, ok := got.(*rangeapi.Resolved); !ok || !d.More {
+			return nil
+		}
+	}
+}

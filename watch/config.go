@@ -1,0 +1,128 @@
+package watch
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/router"
+)
+
+// Log brings the sequencer's allocation log; placement's client does.
+type Log interface {
+	FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart))
+}
+
+// Ranges knows which ranges there are; *router.Router does.
+type Ranges interface {
+	// Locate returns the ranges that overlap the span, in order and without holes.
+	Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error)
+	// Learn takes in descriptors that ranges have told.
+	Learn(descs ...keyspace.Descriptor)
+	// Directory is the cache behind Locate.
+	Directory
+}
+
+// Directory finds ranges by their ids.
+type Directory interface {
+	// SpanOf returns the span of the range at the generation, if it is known. It does not
+	// block.
+	SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool)
+	// Refresh takes in what placement knows now.
+	Refresh(ctx context.Context) error
+	// Current asks the sequencer for the current revision and the compacted one, for as
+	// long as ctx lasts.
+	Current(ctx context.Context) (keyspace.SequenceAnswer, error)
+}
+
+// Feeds reaches replicas; OverShard makes one of a *rangeapi.Client.
+type Feeds interface {
+	OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error)
+	AwaitResolved(ctx context.Context, node keyspace.NodeID, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error)
+	History(ctx context.Context, node keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error)
+}
+
+// FeedStream is a stream of feeds from one node; *rangeapi.FeedStream is one.
+type FeedStream interface {
+	Order(ctx context.Context, orders []rangeapi.FeedOrder) error
+	Recv(ctx context.Context) ([]rangeapi.FeedPart, error)
+	Close()
+}
+
+// OverShard makes Feeds of a node's access to replicas.
+func OverShard(c *rangeapi.Client) Feeds { return overShard{c} }
+
+type overShard struct{ *rangeapi.Client }
+
+func (o overShard) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
+	s, err := o.Client.OpenFeeds(ctx, node)
+	if err != nil {
+		return nil, err // not a typed nil
+	}
+	return s, nil
+}
+
+// Config is what a Hub is made of. Self, Clock, Log, Ranges and Feeds are required.
+type Config struct {
+	// Self is this node: a range with a replica here is fed from it.
+	Self   keyspace.NodeID
+	Clock  clock.Clock
+	Log    Log
+	Ranges Ranges
+	Feeds  Feeds
+	// Overdue is after how long without an event or a word that there is none a range's
+	// leader is asked. Default 100 ms. Shorter asks leaders that are merely busy, longer
+	// delays watchers where a leader was lost.
+	Overdue time.Duration
+	// Linger is how long what nobody watches any more is still followed. Default 10 s.
+	Linger time.Duration
+	// RecentBytes bounds the events that are kept for watchers that begin a little in the
+	// past. Default 16 MiB.
+	RecentBytes int64
+	// PendingBytes bounds the events that wait for others with lower revisions; beyond it
+	// watchers go on from history. Default 64 MiB.
+	PendingBytes int64
+	// WatcherBytes bounds what waits for one watcher's client, QueuedBytes that of all. A
+	// watcher beyond it goes on from history when its client has taken all. One release
+	// always fits. Defaults 1 MiB and 64 MiB.
+	WatcherBytes, QueuedBytes int64
+	// HistoryBytes bounds a page of history, over all ranges of a watcher. Default 4 MiB.
+	HistoryBytes int64
+	// RevisionBytes bounds what is read of one revision that is larger than a page, since a
+	// watcher gets a revision whole. One at a time may be four times as large; who wants a
+	// larger one is cancelled. Default 64 MiB, for each of the Readers.
+	RevisionBytes int64
+	// Readers is how many pages of history are read at a time. Default 4.
+	Readers int
+	Logger  *zap.Logger
+	Metrics *Metrics
+}
+
+func (c *Config) fill() {
+	setDefault(&c.Overdue, 100*time.Millisecond)
+	setDefault(&c.Linger, 10*time.Second)
+	setDefault(&c.RecentBytes, 16<<20)
+	setDefault(&c.PendingBytes, 64<<20)
+	setDefault(&c.WatcherBytes, 1<<20)
+	setDefault(&c.QueuedBytes, 64<<20)
+	setDefault(&c.HistoryBytes, 4<<20)
+	setDefault(&c.RevisionBytes, 64<<20)
+	setDefault(&c.Readers, 4)
+	if c.Logger == nil {
+		c.Logger = zap.NewNop()
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}

@@ -1,0 +1,169 @@
+package watch
+
+import (
+	"slices"
+	"sync"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Delivery is what a watcher is told at a time.
+type Delivery struct {
+	Watcher *Watcher
+	// Events are those of whole revisions, in order. They are shared and must not be
+	// changed.
+	Events []*mvccpb.Event
+	// Revision is a revision at or above that of all events, up to which there are no
+	// others. Without events, Compacted and TooLarge, this is the answer to
+	// RequestProgress, for all watchers of the stream, and Watcher is nil: none of them was
+	// told an event above it.
+	Revision keyspace.Revision
+	// Compacted, if not 0, ends the watcher: events that it has not got were compacted up
+	// to there.
+	Compacted keyspace.Revision
+	// TooLarge, if not 0, ends the watcher: that revision alone has more events of its span
+	// than four times Config.RevisionBytes, and is not told in pieces.
+	TooLarge keyspace.Revision
+
+	// parts are what Events is made of, if other watchers get all of them too.
+	parts []*sharedEvents
+}
+
+// delivery is what waits for a watcher's client.
+type delivery struct {
+	events []*mvccpb.Event
+	bytes  int64
+	rev    keyspace.Revision
+	of     *sharedEvents
+}
+
+// first is the revision of its first event.
+func (d *delivery) first() keyspace.Revision {
+	return keyspace.Revision(d.events[0].Kv.ModRevision)
+}
+
+// last is the revision of its last event.
+func (d *delivery) last() keyspace.Revision {
+	return keyspace.Revision(d.events[len(d.events)-1].Kv.ModRevision)
+}
+
+// sharedEvents are events that wait for the clients of several watchers. What all of them
+// hold is counted once, until the last one has taken its own.
+type sharedEvents struct {
+	// Guarded by the hub's mu.
+	bytes int64
+	users int
+
+	// events are set where there is more than one watcher: the first one whose client
+	// takes them has them encoded for all.
+	events []*mvccpb.Event
+	once   sync.Once
+	// encoded is set by once.
+	encoded []byte
+}
+
+// share is called before the events are offered to several watchers. Both forms of them
+// wait together.
+func (s *sharedEvents) share(events []*mvccpb.Event) {
+	s.events = events
+	s.bytes *= 2
+}
+
+// encode returns the events as they stand in an encoded WatchResponse.
+func (s *sharedEvents) encode() []byte {
+	s.once.Do(func() { s.encoded = appendEvents(nil, s.events) })
+	return s.encoded
+}
+
+// fieldEvents is the field of a WatchResponse that holds an event.
+const fieldEvents protowire.Number = 11
+
+// appendEvents appends events as they stand in an encoded WatchResponse.
+func appendEvents(dst []byte, events []*mvccpb.Event) []byte {
+	size := 0
+	for _, e := range events {
+		size += protowire.SizeTag(fieldEvents) + protowire.SizeBytes(proto.Size(e))
+	}
+	dst = slices.Grow(dst, size)
+	for _, e := range events {
+		dst = protowire.AppendTag(dst, fieldEvents, protowire.BytesType)
+		dst = protowire.AppendVarint(dst, uint64(proto.Size(e)))
+		var err error
+		if dst, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(dst, e); err != nil {
+			panic("watch: an event that was made here: " + err.Error()) // no string in it, no required field
+		}
+	}
+	return dst
+}
+
+// AppendEncoded appends the events to parts as they stand in an encoded WatchResponse, one
+// slice behind the other, if that is made but once for many watchers; ok is false where it
+// is not. The bytes must not be changed.
+func (d *Delivery) AppendEncoded(parts [][]byte) (_ [][]byte, ok bool) {
+	for _, s := range d.parts {
+		parts = append(parts, s.encode())
+	}
+	return parts, len(d.parts) > 0
+}
+
+// deliveryBytes is what each of the watchers holds of it by itself.
+const deliveryBytes = 64
+
+// newDelivery shows a batch with the versions before, if they are wanted: none where the
+// revision before is compacted, whoever remembers it, as etcd does, which looks when it
+// sends.
+func (h *Hub) newDelivery(batch []*event, prev bool, rev keyspace.Revision) delivery {
+	d := delivery{rev: rev, events: make([]*mvccpb.Event, len(batch)), of: &sharedEvents{}}
+	for i, e := range batch {
+		d.events[i] = e.message(prev && e.rev > h.compacted)
+		d.bytes += e.bytes
+	}
+	d.of.bytes = d.bytes
+	return d
+}
+
+// adds is what it adds to the bytes that wait, if one more watcher holds it.
+func (d *delivery) adds() int64 {
+	if d.of.users > 0 {
+		return deliveryBytes
+	}
+	return deliveryBytes + d.of.bytes
+}
+
+// releaseDelivery gives back what a watcher holds of a delivery.
+func (h *Hub) releaseDelivery(d *delivery) {
+	d.of.users--
+	h.queuedBytes -= d.adds()
+}
+
+// Bounds of what a client is told at a time: one that takes no more in one message
+// would otherwise never come further. One revision is never divided.
+const (
+	maxDeliveryRevisions = 1000
+	maxDeliveryBytes     = 1 << 20
+)
+
+// fitting returns how many of the events fit into a delivery of none above the ceiling, which
+// the first one is not.
+func fitting(events []*mvccpb.Event, ceiling keyspace.Revision) int {
+	border, revisions, bytes := 0, 1, 0
+	for i, e := range events {
+		if i > 0 && e.Kv.ModRevision != events[i-1].Kv.ModRevision {
+			if border, revisions = i, revisions+1; revisions > maxDeliveryRevisions || e.Kv.ModRevision > int64(ceiling) {
+				return border
+			}
+		}
+		bytes += len(e.Kv.Key) + len(e.Kv.Value) + 64
+		if e.PrevKv != nil {
+			bytes += len(e.PrevKv.Key) + len(e.PrevKv.Value) + 64
+		}
+		if bytes > maxDeliveryBytes && border > 0 {
+			return border
+		}
+	}
+	return len(events)
+}

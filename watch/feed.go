@@ -1,0 +1,194 @@
+package watch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// chooseLocked returns the node that is to feed the subscription: this one where it has a
+// replica, since that costs nothing, else the leader, else one after the other.
+func (h *Hub) chooseLocked(sub *subscription) keyspace.NodeID {
+	first := slices.Index(sub.replicas, h.cfg.Self)
+	near := first >= 0 && sub.away != h.cfg.Self
+	switch {
+	case sub.tries == 0 && near:
+		return h.cfg.Self
+	case sub.leader != 0 && (sub.tries == 0 || sub.tries == 1 && near && sub.leader != h.cfg.Self):
+		return sub.leader
+	}
+	return sub.replicas[(first+1+sub.tries)%len(sub.replicas)]
+}
+
+// openFeedLocked orders the subscription's feed from where it was complete.
+func (h *Hub) openFeedLocked(sub *subscription) {
+	node := h.chooseLocked(sub)
+	h.feedID++
+	sub.feed, sub.node = h.feedID, node
+	k := h.linkLocked(node)
+	k.subs[sub.feed] = sub
+	k.order(rangeapi.FeedOrder{ID: sub.feed, Range: sub.id, Generation: sub.generation, From: sub.fed + 1, Prev: sub.prev})
+	h.cfg.Metrics.FeedsOpened.Inc()
+}
+
+func (h *Hub) closeFeedLocked(sub *subscription) {
+	if sub.feed == 0 {
+		return
+	}
+	if k := h.links[sub.node]; k != nil {
+		delete(k.subs, sub.feed)
+		k.order(rangeapi.FeedOrder{ID: sub.feed, Close: true})
+	}
+	sub.feed, sub.node = 0, 0
+}
+
+// lostFeedLocked is called when the subscription's feed has ended: another one is opened, after
+// a pause.
+func (h *Hub) lostFeedLocked(sub *subscription, why *kverror.Error) {
+	if k := h.links[sub.node]; k != nil {
+		delete(k.subs, sub.feed)
+	}
+	sub.feed, sub.node = 0, 0
+	h.cfg.Metrics.FeedsLost.Inc()
+	switch why.Kind {
+	case kverror.WrongRange:
+		h.movedLocked(sub, why)
+	case kverror.Compacted:
+		h.compactedLocked(sub, why.CompactRevision)
+	case kverror.Busy, kverror.RangeNotHere:
+		if sub.tries == 0 && sub.away != h.cfg.Self && slices.Contains(sub.replicas, h.cfg.Self) && sub.waits < maxWaits {
+			// A split that its leader has applied is applied here too in a moment.
+			h.retryLocked(sub, firstWait<<sub.waits)
+			sub.waits++
+			return
+		}
+		h.failedFeedLocked(sub)
+	default:
+		h.failedFeedLocked(sub)
+	}
+}
+
+// The first of the pauses before this node's replica is tried again, or a leader is asked,
+// of which each is twice the one before.
+const (
+	firstWait = 2 * time.Millisecond
+	maxWaits  = 4
+)
+
+// failedFeedLocked has the subscription fed elsewhere, the first time at once.
+func (h *Hub) failedFeedLocked(sub *subscription) {
+	sub.tries++
+	h.failedLocked(sub, sub.tries)
+	if sub.tries == 1 {
+		h.retryLocked(sub, 0)
+		return
+	}
+	h.retryLocked(sub, min(tick<<min(sub.tries-2, 6), time.Second))
+}
+
+// retryLocked has the subscription's feed opened after a pause.
+func (h *Hub) retryLocked(sub *subscription, pause time.Duration) {
+	sub.retry = h.cfg.Clock.Now().Add(pause)
+	h.resumeLocked(sub.retry)
+}
+
+// movedLocked looks for the ranges that the subscription's has become.
+func (h *Hub) movedLocked(sub *subscription, why *kverror.Error) {
+	h.cfg.Ranges.Learn(why.Descriptors...)
+	h.detachLocked(sub)
+	kick(h.run.wakeLocate)
+}
+
+// compactedLocked deals with a subscription that was away for so long that events it has not
+// brought are compacted: whoever has not got them another way is told. The subscription goes on
+// behind them.
+func (h *Hub) compactedLocked(sub *subscription, at keyspace.Revision) {
+	h.eachGroupLocked(func(g *group) {
+		pos := g.pos
+		if g.live {
+			pos = max(pos, h.frontierLocked(g.span))
+		}
+		if g.span.Overlaps(sub.span) && pos < at-1 {
+			h.failLocked(g, at)
+		}
+	})
+	sub.opened, sub.fed = max(sub.opened, at-1), max(sub.fed, at-1)
+	h.openFeedLocked(sub)
+}
+
+// tendLocked does what is due at a subscription.
+func (h *Hub) tendLocked(sub *subscription, now clock.Time) {
+	switch {
+	case sub.id == 0:
+	case sub.feed == 0:
+		if now < sub.retry {
+			h.resumeLocked(sub.retry)
+			return
+		}
+		h.openFeedLocked(sub)
+	case sub.proof.resolved > sub.proven && now.Sub(sub.proof.at) >= h.cfg.Overdue && sub.node != sub.proof.leader:
+		// The replica that feeds lags behind what its leader says.
+		sub.away, sub.leader, sub.tries, sub.proof.at = sub.node, sub.proof.leader, 0, now
+		h.closeFeedLocked(sub)
+		h.openFeedLocked(sub)
+	}
+}
+
+// takePart takes what a feed says.
+func (h *Hub) takePartLocked(sub *subscription, p *rangeapi.FeedPart) {
+	if p.Err != nil {
+		h.lostFeedLocked(sub, p.Err)
+		return
+	}
+	sub.tries, sub.waits = 0, 0
+	for i := range p.Events {
+		h.arriveLocked(&p.Events[i])
+	}
+	sub.again = sub.again && (p.Position == (rangeapi.FeedPosition{}) || !p.Position.Reaches(sub.position))
+	if !sub.position.Reaches(p.Position) {
+		sub.position = p.Position
+	}
+	sub.fed = max(sub.fed, p.Resolved)
+	if p.Position != (rangeapi.FeedPosition{}) {
+		// Without a position nobody could tell which other replica has applied as much, and
+		// history is read wherever the feed has moved to.
+		h.resolveUpToLocked(sub, p.Resolved)
+	}
+	h.applyProofLocked(sub)
+}
+
+// wantPrevLocked has the subscriptions of a span bring the version before each event along.
+func (h *Hub) wantPrevLocked(span keyspace.Span) {
+	lo, hi := h.window(span)
+	for _, sub := range h.subs[lo:hi] {
+		if sub.prev {
+			continue
+		}
+		// What has come above fed comes once more, and then with it.
+		if sub.prev, sub.prevFrom, sub.again = true, sub.fed, sub.position != (rangeapi.FeedPosition{}); !sub.again {
+			// What subscriptions before this one have brought came without, and no mark tells when it
+			// has come once more.
+			sub.prevFrom = max(sub.fed, h.logEnd)
+		}
+		if sub.feed != 0 {
+			h.closeFeedLocked(sub)
+			h.openFeedLocked(sub)
+		}
+	}
+}
+
+// arriveLocked takes an event that a feed has brought.
+func (h *Hub) arriveLocked(s *rangeapi.Event) {
+	e := newEvent(s)
+	if !h.recent.add(e) {
+		return
+	}
+	h.groups.each(e.key(), func(g *group) { h.addPendingLocked(g, e) })
+	if h.pendingBytes > h.cfg.PendingBytes {
+		h.cutLocked()
+	}
+}

@@ -1,0 +1,157 @@
+package watch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// addPending gives a live group an event, unless it has had it.
+func (h *Hub) addPendingLocked(g *group, e *event) {
+	if e.rev <= g.pos {
+		return
+	}
+	if twin := g.pending.insert(e); twin != nil {
+		if twin.whole == nil {
+			twin.whole = e.whole // it comes again with the version before
+		}
+		return
+	}
+	g.bytes += e.bytes
+	h.pendingBytes += e.bytes
+	h.waiting[g] = struct{}{}
+}
+
+// dropPendingLocked forgets what waits in a group.
+func (h *Hub) dropPendingLocked(g *group) {
+	h.pendingBytes -= g.bytes
+	g.pending, g.bytes = eventList{}, 0
+	delete(h.waiting, g)
+}
+
+// What one more watcher of a group costs a release is a message, of a few microseconds on
+// both sides, however many events are in it. So a group rests after a release for as long as
+// its members make that much work, with ten times as long for everything else: under load
+// events go in few messages, and leave the processors to what brings them. The first one
+// behind a rest leaves at once. Few members need no rest.
+const (
+	restEach  = 30 * time.Microsecond
+	restLeast = time.Millisecond
+	restMost  = 25 * time.Millisecond
+)
+
+// pace is how long a group of so many rests.
+func pace(members int) time.Duration {
+	if rest := time.Duration(members) * restEach; rest >= restLeast {
+		return min(rest, restMost)
+	}
+	return 0
+}
+
+// restsLocked says whether the group's next release is to wait, and has it made then;
+// otherwise its next rest begins.
+func (h *Hub) restsLocked(g *group) bool {
+	rest := pace(len(g.members))
+	if rest == 0 {
+		return false
+	}
+	now := h.cfg.Clock.Now()
+	if now < g.rest {
+		h.resumeLocked(g.rest)
+		return true
+	}
+	g.rest = now.Add(rest)
+	return false
+}
+
+// releaseLocked delivers what nothing lower can precede any more.
+func (h *Hub) releaseLocked(g *group) {
+	frontier := h.frontierLocked(g.span)
+	if mutation.Is(mutation.ReleasedTooEarly) && g.pending.len() > 0 {
+		frontier = max(frontier, g.pending.last().rev)
+	}
+	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.restsLocked(g) {
+		return
+	}
+	batch := g.pending.takeUpTo(frontier)
+	for _, e := range batch {
+		g.bytes -= e.bytes
+		h.pendingBytes -= e.bytes
+	}
+	if g.pending.len() == 0 {
+		delete(h.waiting, g)
+	}
+	pos := g.pos
+	g.pos = frontier
+	h.deliverLocked(g, batch, frontier, pos)
+}
+
+// deliverLocked queues a batch for all members of a group, which is at pos now and was
+// at before. Whose client is too slow leaves it, right below the batch: what is below
+// that and was not delivered is void.
+func (h *Hub) deliverLocked(g *group, batch []*event, pos, before keyspace.Revision) {
+	before = max(before, batch[0].rev-1)
+	shared := h.newDelivery(batch, g.prev, pos)
+	if len(g.members) > 1 {
+		shared.of.share(shared.events)
+	}
+	for _, w := range slices.Clone(g.members) {
+		if !w.offerLocked(batch, shared) {
+			h.cfg.Metrics.Slow.Inc()
+			w.past = true
+			h.leaveLocked(w)
+			h.lagLocked(h.lagBehindLocked(w, before))
+		}
+	}
+}
+
+// cutLocked has the groups with the most events that wait go on from history, until
+// the others fit.
+func (h *Hub) cutLocked() {
+	for h.pendingBytes > h.cfg.PendingBytes {
+		var most *group
+		for g := range h.waiting {
+			if most == nil || g.bytes > most.bytes {
+				most = g
+			}
+		}
+		if most == nil {
+			return
+		}
+		h.cfg.Metrics.Cut.Inc()
+		// It may have been idle for long, and is not to ask for what is compacted by now.
+		most.pos = max(most.pos, min(h.frontierLocked(most.span), most.pending.first().rev-1))
+		h.groups.remove(most)
+		h.dropPendingLocked(most)
+		most.live = false
+		h.lagGroups[most] = struct{}{}
+		h.lagLocked(most)
+	}
+}
+
+// failLocked cancels the members of a group who want what is compacted; the others, who
+// begin later, go on behind that.
+func (h *Hub) failLocked(g *group, at keyspace.Revision) {
+	for _, w := range slices.Clone(g.members) {
+		if w.from < at {
+			h.leaveLocked(w)
+			w.cancelLocked(at)
+		}
+	}
+	g.pos = max(g.pos, at-1)
+}
+
+// tooLargeLocked cancels the members of a group who want a revision that is too large to be
+// told whole; the others, who begin later, go on behind it.
+func (h *Hub) tooLargeLocked(g *group, rev keyspace.Revision) {
+	for _, w := range slices.Clone(g.members) {
+		if w.from <= rev {
+			h.leaveLocked(w)
+			w.tooLarge = rev
+			w.readyLocked()
+		}
+	}
+	g.pos = max(g.pos, rev)
+}

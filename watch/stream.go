@@ -1,0 +1,368 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Stream are the watchers of one client's stream. Its methods may be called from many
+// goroutines.
+type Stream struct {
+	hub *Hub
+	// wake gets a value when there may be something to take.
+	wake chan struct{}
+
+	// Guarded by hub's mu.
+	watchers map[*Watcher]struct{}
+	ready    []*Watcher
+	// asked is the revision that progress was asked for first, 0 for none, and askedLast
+	// the last one. unsettled says that Settled was not so when it was last called.
+	asked, askedLast keyspace.Revision
+	unsettled        bool
+	// ceiling is the revision above which no event is given out: MaxRevision, unless events are
+	// held back for progress, since heldSince, and not again before holdNext. held are watchers
+	// that were ready and have nothing below it.
+	ceiling             keyspace.Revision
+	heldSince, holdNext clock.Time
+	held                []*Watcher
+	// behind is a revision for which nobody waits for a watcher that has not come there yet.
+	behind keyspace.Revision
+	closed bool
+}
+
+// Events are held back for progress, see Stream.progressLocked, for as long as holdMost, and a
+// tick more where nothing else happens: they do not wait longer for a range that does not speak.
+// Behind that they flow for holdRest times as long, however often progress is asked for.
+const (
+	holdMost = 100 * time.Millisecond
+	holdRest = 10
+)
+
+// ErrStopped says that the hub has stopped, or the stream is closed.
+var ErrStopped = errors.New("watch: stopped")
+
+// NewStream returns a stream without watchers. It must be closed.
+func (h *Hub) NewStream() *Stream {
+	h.cfg.Metrics.Streams.Inc()
+	s := &Stream{hub: h, wake: make(chan struct{}, 1), watchers: map[*Watcher]struct{}{}, ceiling: keyspace.MaxRevision}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.streams[s] = struct{}{}
+	return s
+}
+
+func (s *Stream) signal() { kick(s.wake) }
+
+// Watch begins a watcher: nothing is missing above current, which is the revision at a
+// moment during the call. A start that is compacted makes the
+// watcher one that is cancelled with its first delivery.
+// Its deliveries may be there before Watch returns.
+func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, current keyspace.Revision, err error) {
+	h := s.hub
+	a, err := h.cfg.Ranges.Current(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	w = &Watcher{ID: id, s: s, req: req, from: req.Start, held: req.Hold}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stopped || s.closed {
+		return nil, 0, ErrStopped
+	}
+	if h.watchers++; h.watchers == 1 {
+		h.wakeLocked(a.Current)
+	}
+	h.compacted = max(h.compacted, a.Compacted)
+	s.watchers[w] = struct{}{}
+	h.cfg.Metrics.Watchers.Inc()
+	if req.Start > 0 && req.Start < a.Compacted {
+		w.cancelLocked(a.Compacted)
+		return w, a.Current, nil
+	}
+	// The log may have told more by now than the answer.
+	current = max(a.Current, h.logEnd)
+	pos := current
+	if req.Start > 0 {
+		pos = min(req.Start-1, current)
+	}
+	w.from, w.past = max(w.from, pos+1), pos < current
+	if req.Start == a.Compacted {
+		w.compactedStart = req.Start
+	}
+	h.coverLocked(req.Span, current)
+	if req.Prev {
+		h.wantPrevLocked(req.Span)
+	}
+	g := h.lagBehindLocked(w, pos)
+	g.least = a.Current
+	if !h.goLiveLocked(g) {
+		h.lagLocked(g)
+	}
+	return w, current, nil
+}
+
+// Cancel ends a watcher. It says whether there was one to end.
+func (s *Stream) Cancel(w *Watcher) bool {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	return s.removeLocked(w)
+}
+
+func (s *Stream) removeLocked(w *Watcher) bool {
+	if w.closed {
+		return false
+	}
+	h := s.hub
+	w.closed = true
+	delete(s.watchers, w)
+	if w.group != nil {
+		h.leaveLocked(w)
+	}
+	w.forgetLocked()
+	h.cfg.Metrics.Watchers.Dec()
+	if h.watchers--; h.watchers == 0 {
+		h.idleSince = h.cfg.Clock.Now()
+	}
+	s.signal()
+	return true
+}
+
+// Close ends all watchers.
+func (s *Stream) Close() {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	delete(h.progress, s)
+	delete(h.streams, s)
+	for w := range s.watchers {
+		s.removeLocked(w)
+	}
+	h.cfg.Metrics.Streams.Dec()
+	s.signal()
+}
+
+// Next waits for the next delivery of any of the stream's watchers. Each watcher's come
+// in order; none comes after it was cancelled.
+func (s *Stream) Next(ctx context.Context) (Delivery, error) {
+	for {
+		d, ok, err := s.next()
+		if ok || err != nil {
+			return d, err
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return Delivery{}, ctx.Err()
+		}
+	}
+}
+
+// Current returns the current revision, as of a moment after the call.
+func (s *Stream) Current(ctx context.Context) (keyspace.Revision, error) {
+	a, err := s.hub.cfg.Ranges.Current(ctx)
+	return a.Current, err
+}
+
+// Known returns the last revision that is known here to be allocated.
+func (s *Stream) Known() keyspace.Revision {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	return s.hub.logEnd
+}
+
+// Ready returns a channel that gets a value when Next may not have to wait.
+func (s *Stream) Ready() <-chan struct{} { return s.wake }
+
+// TryNext is Next that does not wait; ok is false where there is nothing.
+func (s *Stream) TryNext() (d Delivery, ok bool, err error) { return s.next() }
+
+func (s *Stream) next() (d Delivery, ok bool, err error) {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.closed || h.stopped {
+		return d, false, ErrStopped
+	}
+	if s.ceiling != keyspace.MaxRevision && h.cfg.Clock.Now().Sub(s.heldSince) >= holdMost {
+		s.liftLocked()
+	}
+	for len(s.ready) > 0 {
+		w := s.ready[0]
+		s.ready[0] = nil
+		s.ready = s.ready[1:]
+		if len(w.queue) > 0 && w.queue[0].first() > s.ceiling {
+			s.held = append(s.held, w)
+			continue
+		}
+		w.ready = false
+		switch {
+		case w.closed:
+		case len(w.queue) > 0:
+			d = w.takeLocked()
+			w.told = keyspace.Revision(d.Events[len(d.Events)-1].Kv.ModRevision)
+			if len(w.queue) > 0 || w.compacted != 0 || w.tooLarge != 0 {
+				w.readyLocked()
+			} else if w.group != nil && !w.group.live {
+				h.lagLocked(w.group)
+			}
+			h.cfg.Metrics.Events.Add(float64(len(d.Events)))
+			return d, true, nil
+		case w.compacted != 0 || w.tooLarge != 0:
+			s.removeLocked(w)
+			return Delivery{Watcher: w, Compacted: w.compacted, TooLarge: w.tooLarge}, true, nil
+		case w.group != nil && !w.group.live:
+			h.lagLocked(w.group) // what waited for it was taken back
+		}
+	}
+	if rev, ok := s.progressLocked(); ok {
+		if s.asked = s.askedLast; s.asked <= rev {
+			s.asked = 0
+			s.awaitLocked()
+		}
+		for w := range s.watchers {
+			w.told = max(w.told, rev)
+		}
+		return Delivery{Revision: rev}, true, nil
+	}
+	return d, false, nil
+}
+
+// progressLocked says up to where all watchers of the stream have got everything, if
+// that is what was asked for.
+//
+// clientv3 has each of them go on behind the answer, be it lower than where it was: it would be
+// told twice what lies between once the stream breaks. So the answer is not below an event that
+// one of them was told, as it never is in etcd. Under load there is always one whose ranges are
+// a little behind what another one was told: then what is above that waits until all have come
+// there.
+func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
+	rev, told, ok := s.leastLocked()
+	if ok && rev < told && !mutation.Is(mutation.ProgressBehindEvent) {
+		s.holdLocked(told)
+		return 0, false
+	}
+	s.liftLocked()
+	return rev, ok
+}
+
+// leastLocked says up to where all watchers of the stream have got everything, and up to where
+// one of them was told events. ok is false where that is below what was asked for, or below
+// where one of them begins: its client would go on there.
+func (s *Stream) leastLocked() (rev, told keyspace.Revision, ok bool) {
+	if s.asked == 0 || len(s.watchers) == 0 {
+		return 0, 0, false
+	}
+	rev, due := keyspace.MaxRevision, s.asked
+	for w := range s.watchers {
+		at, ok := w.passedLocked()
+		if !ok || at < s.asked {
+			return 0, 0, false
+		}
+		rev, due, told = min(rev, at), max(due, w.from-1), max(told, w.told)
+	}
+	return rev, told, rev >= due
+}
+
+// holdLocked has no event above the revision given out, unless that was so a moment ago.
+func (s *Stream) holdLocked(ceiling keyspace.Revision) {
+	if now := s.hub.cfg.Clock.Now(); s.ceiling == keyspace.MaxRevision && now >= s.holdNext {
+		s.ceiling, s.heldSince = ceiling, now
+	}
+}
+
+// liftLocked has events given out again.
+func (s *Stream) liftLocked() {
+	if s.ceiling == keyspace.MaxRevision {
+		return
+	}
+	now := s.hub.cfg.Clock.Now()
+	s.ceiling, s.holdNext = keyspace.MaxRevision, now.Add(holdRest*now.Sub(s.heldSince))
+	s.ready, s.held = append(s.held, s.ready...), nil
+	s.signal()
+}
+
+// RequestProgress has Next give out a revision without events, once all watchers of the
+// stream have got everything up to what is current at a moment after the call. Requests
+// that come before one is answered share one more answer. Like in etcd, none is answered
+// that comes beside a watcher which begins later than that, or which reads the past, since
+// it began there or its client was too slow: the client asks again. The stream's events may
+// wait for the answer, for holdMost and a tick.
+func (s *Stream) RequestProgress(ctx context.Context) error {
+	h := s.hub
+	a, err := h.cfg.Ranges.Current(ctx)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range s.watchers {
+		if w.req.Start > a.Current || w.past && w.group != nil && !w.group.live {
+			return nil
+		}
+	}
+	if len(s.watchers) > 0 && !s.closed && h.run != nil {
+		if s.askedLast = max(s.askedLast, a.Current); s.asked == 0 {
+			s.asked = a.Current
+		}
+		s.awaitLocked()
+		s.signal()
+	}
+	return nil
+}
+
+// awaitLocked has the stream woken by what is released while somebody waits for that.
+func (s *Stream) awaitLocked() {
+	if s.asked != 0 || s.unsettled {
+		s.hub.progress[s] = struct{}{}
+		return
+	}
+	delete(s.hub.progress, s)
+}
+
+// Settled says whether the watchers that are live, of those given, have got everything at
+// or below the revision: none of them is given an event of it any more. Until that is so
+// Ready's channel gets a value whenever it may have become so. Who lags is not waited for,
+// like in etcd, and nor is who has not come to where giveUp was said last: then nobody is
+// waited for, and who begins later where others do not get on is as little.
+func (s *Stream) Settled(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	s.unsettled = !s.settledLocked(rev, watchers, giveUp)
+	s.awaitLocked()
+	return !s.unsettled
+}
+
+func (s *Stream) settledLocked(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
+	if s.hub.releasedLocked(rev) && s.takenLocked(rev) {
+		return true // whoever they are
+	}
+	if giveUp {
+		s.behind = max(s.behind, rev)
+		return true
+	}
+	for w := range watchers {
+		at, ok := w.reachedLocked()
+		if ok && at < rev && at >= s.behind && (len(w.queue) > 0 || w.from <= rev) {
+			return false
+		}
+	}
+	return true
+}
+
+// takenLocked says whether no watcher of the stream has to be given an event at or below the
+// revision that was released.
+func (s *Stream) takenLocked(rev keyspace.Revision) bool {
+	waits := func(w *Watcher) bool { return len(w.queue) > 0 && w.queue[0].first() <= rev }
+	return !slices.ContainsFunc(s.ready, waits) && !slices.ContainsFunc(s.held, waits)
+}
