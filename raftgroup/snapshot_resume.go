@@ -21,25 +21,26 @@ import (
 )
 
 const (
-	// keptTTL is how long the tables of a copy that was cut are kept for the next attempt,
-	// which follows within an election timeout or two. Where the disk is full they go at once.
+	// keptTTL is how long the tables of an interrupted snapshot are kept for the next
+	// attempt, which follows within one or two election timeouts. On a full disk they are
+	// deleted at once.
 	keptTTL = 10 * time.Minute
-	// keptLook lies between two looks whether there is room for them. Whoever flushes cannot
-	// look: it waits for room itself.
-	keptLook = time.Second
-	// keptCopiesMax bounds the copies of which tables are kept.
-	keptCopiesMax = 4
-	// keptTablesMax bounds the tables of which a receiver speaks: with tables of 32 MiB those
-	// of 32 GiB. They fit into a message of the bus.
+	// keptCheckInterval lies between two checks for free space. A flush cannot check,
+	// because it waits for space itself.
+	keptCheckInterval = time.Second
+	// keptSnapshotsMax bounds the interrupted snapshots whose tables are kept.
+	keptSnapshotsMax = 4
+	// keptTablesMax bounds the tables that a receiver lists: 32 GiB with tables of 32
+	// MiB. Such a list fits into a message of the bus.
 	keptTablesMax = 1024
-	// keptUpperMax bounds the keys in that message: a table that ends at a longer one is not
+	// keptUpperMax bounds the keys in that list: a table that ends at a longer key is not
 	// kept.
 	keptUpperMax = 2 << 10
-	// keptTableBytesMin is the least that a table takes in that message.
+	// keptTableBytesMin is the minimum size of a table in that list.
 	keptTableBytesMin = 2 + sha256.Size
 )
 
-// keptTable is a table that a receiver has. It ends at the physical key upper.
+// keptTable is a complete table at a receiver. It ends at the physical key upper.
 type keptTable struct {
 	path  string // at the receiver
 	upper []byte
@@ -47,8 +48,9 @@ type keptTable struct {
 	sum   [sha256.Size]byte
 }
 
-// keptCopy are the tables of a copy that was cut, for the replica that asked for it.
-type keptCopy struct {
+// interruptedSnapshot holds the tables of an interrupted snapshot, for the replica that
+// was to receive it.
+type interruptedSnapshot struct {
 	to     keyspace.ReplicaID
 	tables []keptTable
 	at     clock.Time
@@ -66,11 +68,11 @@ func encodeHave(ts []keptTable) []byte {
 	return b
 }
 
-// decodeHave reads what encodeHave wrote. What it returns points into b.
+// decodeHave decodes what encodeHave wrote. The result refers to b.
 func decodeHave(b []byte) ([]keptTable, error) {
 	r := wire.NewReader(b)
 	if r.Byte() != snapHave {
-		return nil, fmt.Errorf("%w: not what the receiver has", errSnapshotFormat)
+		return nil, fmt.Errorf("%w: not a table list", errSnapshotFormat)
 	}
 	ts := make([]keptTable, r.CountUpTo(keptTablesMax, keptTableBytesMin))
 	for i := range ts {
@@ -78,14 +80,14 @@ func decodeHave(b []byte) ([]keptTable, error) {
 		copy(ts[i].sum[:], r.Fixed(sha256.Size))
 	}
 	if err := r.End(); err != nil {
-		return nil, fmt.Errorf("%w: what the receiver has: %w", errSnapshotFormat, err)
+		return nil, fmt.Errorf("%w: table list: %w", errSnapshotFormat, err)
 	}
 	return ts, nil
 }
 
-// probe takes a table that the receiver may have, for its checksum.
-type probe struct {
-	x      *sending
+// checksumTable writes a table that the receiver may already have, for its checksum only.
+type checksumTable struct {
+	x      *outgoingSnapshot
 	number int
 	want   *keptTable
 	cut    []byte
@@ -95,17 +97,18 @@ type probe struct {
 }
 
 // Ends implements engine.TableEnder.
-func (p *probe) Ends(upper []byte) { p.upper = upper }
+func (p *checksumTable) Ends(upper []byte) { p.upper = upper }
 
 // Write implements io.Writer.
-func (p *probe) Write(b []byte) (int, error) {
+func (p *checksumTable) Write(b []byte) (int, error) {
 	p.size += uint64(len(b))
 	p.x.ctx.progress()
 	return p.hash.Write(b)
 }
 
-// Close says that the receiver is to use its table, or asks for the table to be sent.
-func (p *probe) Close() error {
+// Close tells the receiver to use its own table, or asks the engine to export the table
+// again to be sent.
+func (p *checksumTable) Close() error {
 	if p.upper == nil {
 		return nil // the export has failed
 	}
@@ -120,15 +123,16 @@ func (p *probe) Close() error {
 	return p.x.stream.Send(p.x.ctx, binary.AppendUvarint([]byte{snapReuse}, uint64(p.number)))
 }
 
-// keep leaves the whole tables of a copy that was cut for the next attempt. They are not
-// worth much where they were malformed, or the disk is full.
-func (r *receive) keep(err error) {
+// keep leaves the complete tables of an interrupted snapshot for the next attempt. Tables
+// from a malformed stream, or on a full disk, are not kept.
+func (r *incomingSnapshot) keep(err error) {
 	if errors.Is(err, errSnapshotFormat) || errors.Is(err, engine.ErrNoSpace) || r.room() != nil {
 		return
 	}
 	var kept, left []keptTable
 	isKept, ends := make(map[string]bool), make(map[string]bool)
-	// Behind those of this attempt come those of the one before that it has not come to.
+	// The tables of this attempt come first, then those of the previous attempt that this
+	// one did not reach.
 	for _, t := range append(r.tables, r.have...) {
 		if t.path == "" || ends[string(t.upper)] || len(kept) == keptTablesMax || len(t.upper) > keptUpperMax {
 			left = append(left, t)
@@ -144,20 +148,21 @@ func (r *receive) keep(err error) {
 	}
 }
 
-// reuse takes a table that was here already instead of one that comes.
-func (r *receive) reuse(b []byte) error {
+// reuse takes a table that is here already in place of a sent one.
+func (r *incomingSnapshot) reuse(b []byte) error {
 	i, w := binary.Uvarint(b)
 	if w != len(b) || i >= uint64(len(r.have)) || r.have[i].path == "" || len(r.paths) >= snapshotTablesMax {
-		return fmt.Errorf("%w: table %d of %d is to be used again", errSnapshotFormat, i, len(r.have))
+		return fmt.Errorf("%w: table %d of %d cannot be reused", errSnapshotFormat, i, len(r.have))
 	}
 	t := r.have[i]
-	r.have[i].path = "" // once
+	r.have[i].path = "" // each at most once
 	r.paths, r.tables = append(r.paths, t.path), append(r.tables, t)
 	return nil
 }
 
-// sumKept reads what an earlier attempt has left. What cannot be read is not spoken of.
-func (r *receive) sumKept(ctx context.Context) error {
+// sumKept checksums the tables of an earlier attempt. It drops tables that cannot be
+// read.
+func (r *incomingSnapshot) sumKept(ctx context.Context) error {
 	fs := r.g.h.cfg.Engine.FS()
 	var whole []keptTable
 	for _, t := range r.have {
@@ -174,7 +179,7 @@ func (r *receive) sumKept(ctx context.Context) error {
 	return nil
 }
 
-// read takes size and checksum of the table.
+// read computes size and checksum of the table.
 func (t *keptTable) read(ctx context.Context, fs vfs.FS) (err error) {
 	f, err := fs.Open(t.path)
 	if err != nil {
@@ -202,13 +207,13 @@ func (t *keptTable) read(ctx context.Context, fs vfs.FS) (err error) {
 func removeFiles(fs vfs.FS, ts []keptTable) {
 	for i := range ts {
 		if ts[i].path != "" {
-			_ = fs.Remove(ts[i].path) // or the engine's next start does
+			_ = fs.Remove(ts[i].path) // on failure the engine's next start removes it
 		}
 	}
 }
 
-// putKept keeps tables for the group's next attempt, instead of those of the copy that
-// was kept longest where there are too many.
+// putKept keeps tables for the group's next attempt. If there are too many it drops those
+// of the oldest interrupted snapshot.
 func (s *snapshots) putKept(g keyspace.GroupID, to keyspace.ReplicaID, ts []keptTable) {
 	s.forget(g)
 	s.mu.Lock()
@@ -222,9 +227,9 @@ func (s *snapshots) putKept(g keyspace.GroupID, to keyspace.ReplicaID, ts []kept
 			oldest = id
 		}
 	}
-	full := len(s.mu.kept) >= keptCopiesMax
-	k := &keptCopy{to: to, tables: ts, at: s.h.cfg.Clock.Now()}
-	k.timer = s.h.cfg.Clock.AfterFunc(keptLook, func() { s.expire(g, k) })
+	full := len(s.mu.kept) >= keptSnapshotsMax
+	k := &interruptedSnapshot{to: to, tables: ts, at: s.h.cfg.Clock.Now()}
+	k.timer = s.h.cfg.Clock.AfterFunc(keptCheckInterval, func() { s.expire(g, k) })
 	s.mu.kept[g] = k
 	s.mu.Unlock()
 	if full {
@@ -232,22 +237,22 @@ func (s *snapshots) putKept(g keyspace.GroupID, to keyspace.ReplicaID, ts []kept
 	}
 }
 
-// expire forgets a copy for which nobody has come, or for which there is no room any more,
-// and else looks again. Under mu, so that the engine is there.
-func (s *snapshots) expire(g keyspace.GroupID, k *keptCopy) {
+// expire drops a snapshot's tables when they are too old or the disk is full, and
+// otherwise checks again later. It holds mu so that the engine is still open.
+func (s *snapshots) expire(g keyspace.GroupID, k *interruptedSnapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.mu.kept[g] != k:
 	case s.h.cfg.Clock.Now().Sub(k.at) < keptTTL && s.h.cfg.Engine.Space() != engine.SpaceFull:
-		k.timer.Reset(keptLook)
+		k.timer.Reset(keptCheckInterval)
 	default:
 		delete(s.mu.kept, g)
 		removeFiles(s.h.cfg.Engine.FS(), k.tables)
 	}
 }
 
-// endKept stops the timers; the files are left to the engine's next start.
+// endKept stops the timers; the engine's next start removes the files.
 func (s *snapshots) endKept() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +262,7 @@ func (s *snapshots) endKept() {
 	s.mu.kept = nil
 }
 
-// takeKept returns the tables that are kept of a group for a replica.
+// takeKept removes and returns the tables kept of a group for a replica.
 func (s *snapshots) takeKept(g keyspace.GroupID, to keyspace.ReplicaID) []keptTable {
 	s.mu.Lock()
 	k := s.mu.kept[g]
@@ -276,10 +281,10 @@ func (s *snapshots) takeKept(g keyspace.GroupID, to keyspace.ReplicaID) []keptTa
 	return k.tables
 }
 
-// forget removes what is kept of a group: no replica has the id 0.
+// forget deletes the tables kept of a group: no replica has the id 0.
 func (s *snapshots) forget(g keyspace.GroupID) { s.takeKept(g, 0) }
 
-// forgetAll removes what is kept of all groups.
+// forgetAll deletes the tables kept of all groups.
 func (s *snapshots) forgetAll() {
 	s.mu.Lock()
 	var all []keyspace.GroupID

@@ -19,8 +19,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// heavy gives a group so many bytes, in 4 KiB each, on every node that is up: the same
-// everywhere, as entries would have left them.
+// heavy gives a group that many bytes, in values of 4 KiB, on every running node: the
+// same everywhere, as entries would have left them.
 func (r *rig) heavy(g keyspace.GroupID, bytes int) {
 	r.t.Helper()
 	for _, n := range r.nodes {
@@ -41,7 +41,7 @@ func (r *rig) heavy(g keyspace.GroupID, bytes int) {
 	}
 }
 
-// heavyHere counts those of a node.
+// heavyHere counts those keys on a node.
 func (n *testNode) heavyHere(g keyspace.GroupID) (keys int) {
 	n.r.t.Helper()
 	span := engine.KeySpan{Lower: engine.GroupLocalKey(g, []byte("bulk")), Upper: engine.GroupLocalKey(g, []byte("bull"))}
@@ -54,7 +54,7 @@ func (n *testNode) heavyHere(g keyspace.GroupID) (keys int) {
 	return keys
 }
 
-// copies counts the bytes of copies that come to a node; while it is cut, none come.
+// copies counts the snapshot bytes that reach a node; while it is cut, none do.
 type copies struct {
 	came atomic.Int64
 	cut  atomic.Bool
@@ -76,7 +76,7 @@ func (s countedStream) Recv(ctx context.Context) ([]byte, error) {
 	return p, err
 }
 
-// countCopies counts the bytes of copies that come to a node in this run.
+// countCopies counts the snapshot bytes that reach a node in this run.
 func (n *testNode) countCopies() *copies {
 	var came copies
 	n.r.bus.set(func(*testBus) {
@@ -88,8 +88,8 @@ func (n *testNode) countCopies() *copies {
 	return &came
 }
 
-// A copy that is cut goes on where it was, whether its sender comes back or another one
-// takes its place: tables that are whole do not come twice. What changed meanwhile does.
+// TestCopyGoesOn: an interrupted snapshot resumes whether its sender returns or another
+// one takes over. Complete tables are not sent twice, except those that have changed.
 func TestCopyGoesOn(t *testing.T) {
 	const size, rate = 2 << 20, 256 << 10
 	for _, how := range []string{"cut off", "another sender", "changed"} {
@@ -144,8 +144,8 @@ func TestCopyGoesOn(t *testing.T) {
 	}
 }
 
-// snapshotsFailed is of all nodes since their starts. One that is sent to a node that is down
-// yet is among them.
+// snapshotsFailed counts failures of all nodes since their starts, including snapshots
+// sent to a node that is still down.
 func (r *rig) snapshotsFailed() (n int64) {
 	for _, node := range r.nodes {
 		n += int64(testutil.ToFloat64(node.host.m.snapshotsFailed))
@@ -153,8 +153,9 @@ func (r *rig) snapshotsFailed() (n int64) {
 	return n
 }
 
-// checkedCopy has a copy of so many bytes come to a follower f that was cut off by l. check is called
-// for the n-th time, and counted in checks, before its tables are checked and before they are taken in.
+// checkedCopy sends a snapshot of that size from l to a follower f that was cut off. It
+// calls check for the n-th time, counted in checks, before f checks the tables and before
+// it ingests them.
 func (r *rig) checkedCopy(size int, check func(f *testNode, n int64)) (l, f *testNode, came *copies, checks *atomic.Int64) {
 	r.t.Helper()
 	r.bootstrap(1, 1, voters(3))
@@ -169,8 +170,8 @@ func (r *rig) checkedCopy(size int, check func(f *testNode, n int64)) (l, f *tes
 	return l, f, came, checks
 }
 
-// A node may need minutes to check what has come, and to take it in: nobody gives the copy up
-// meanwhile, and the log that follows it is kept.
+// TestCopyIsCheckedForMinutes: a node may take minutes to check and ingest a snapshot.
+// Nobody gives the snapshot up meanwhile, and the log behind it is kept.
 func TestCopyIsCheckedForMinutes(t *testing.T) {
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {
@@ -208,8 +209,9 @@ func TestCopyIsCheckedForMinutes(t *testing.T) {
 	})
 }
 
-// A receiver whose disk is full when it takes a copy in is not waited for: nobody knows for how
-// long, and the sender keeps a place and its log meanwhile.
+// TestInstallThatFailsIsNotWaitedFor: the sender does not wait for a receiver whose disk
+// is full during the install. That may take any time, and the sender would hold a slot
+// and its log.
 func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -222,7 +224,7 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 		var before atomic.Int64
 		before.Store(math.MaxInt64)
 		_, f, _, _ := r.checkedCopy(0, func(f *testNode, n int64) {
-			if n == 2 { // behind the check, before it is taken in
+			if n == 2 { // after the check, before the ingest
 				space(f, 1<<10)
 				before.Store(r.snapshotsFailed())
 				time.Sleep(4 * time.Second)
@@ -238,7 +240,8 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// Where the sender is lost while its tables are checked, the next one need not send them again.
+// TestCopyThatIsCheckedGoesOn: if the sender is lost while its tables are checked, the
+// next sender need not send them again.
 func TestCopyThatIsCheckedGoesOn(t *testing.T) {
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {
@@ -262,8 +265,8 @@ func TestCopyThatIsCheckedGoesOn(t *testing.T) {
 	})
 }
 
-// What is kept of a copy for which nobody comes again is removed after a while, and when
-// the group is closed; where the disk is full, within seconds.
+// TestKeptTablesGo: tables of an abandoned snapshot are removed after a while and when
+// the group is closed, and within seconds on a full disk.
 func TestKeptTablesGo(t *testing.T) {
 	for _, how := range []string{"late", "closed", "the disk is full"} {
 		t.Run(how, func(t *testing.T) {
@@ -290,7 +293,7 @@ func TestKeptTablesGo(t *testing.T) {
 				}
 				switch how {
 				case "late":
-					r.bus.isolate(f.id, true) // nobody tries it again
+					r.bus.isolate(f.id, true) // no attempt is repeated
 					time.Sleep(keptTTL + time.Minute)
 				case "the disk is full":
 					r.bus.isolate(f.id, true)
@@ -309,7 +312,8 @@ func TestKeptTablesGo(t *testing.T) {
 	}
 }
 
-// All copies that come to a node share its bound, however fast their senders are.
+// TestCopiesShareTheReceiversBound: all snapshots to a node share its rate, however fast
+// their senders are.
 func TestCopiesShareTheReceiversBound(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size, rate = 1 << 20, 256 << 10
@@ -349,8 +353,8 @@ func TestCopiesShareTheReceiversBound(t *testing.T) {
 	})
 }
 
-// FuzzSnapshotHave: what a receiver says it has is decoded as it was encoded, and nothing
-// is allocated for what is only claimed.
+// FuzzSnapshotHave: a table list is decoded as it was encoded, and claimed tables
+// allocate nothing.
 func FuzzSnapshotHave(f *testing.F) {
 	f.Add(encodeHave(nil))
 	f.Add(encodeHave([]keptTable{{upper: []byte("b"), size: 300, sum: [32]byte{1}}, {upper: nil, size: 0}}))
