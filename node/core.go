@@ -249,7 +249,7 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	if c.wal, err = wal.Open(wal.Options{
 		FS: o.FS, Dir: o.WALDir, Clock: o.Clock, SegmentBytes: o.WALSegmentBytes,
 		QueueBytes: atLeast(c.budget.WALQueue, o.MaxRequestBytes), EntryCacheBytes: c.budget.WALCache,
-		MayTake: func(bytes int64) bool { return store.LeavesRoom(o.WALDir, bytes) },
+		MayAllocate: func(bytes int64) bool { return store.LeavesRoom(o.WALDir, bytes) },
 		Logger:      c.log, Metrics: wal.NewMetrics(o.Registry),
 	}); err != nil {
 		return err
