@@ -42,7 +42,7 @@ type report struct {
 
 func (c *Core) report() report {
 	total, _ := c.engine.DiskBytes()
-	r := report{Bytes: total + c.wal.LiveBytes(), Lonely: !c.host.Central(c.o.Self)}
+	r := report{Bytes: total + c.wal.LiveBytes(), Lonely: !c.host.Connected(c.o.Self)}
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
 	}

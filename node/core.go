@@ -249,8 +249,8 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	if c.wal, err = wal.Open(wal.Options{
 		FS: o.FS, Dir: o.WALDir, Clock: o.Clock, SegmentBytes: o.WALSegmentBytes,
 		QueueBytes: atLeast(c.budget.WALQueue, o.MaxRequestBytes), EntryCacheBytes: c.budget.WALCache,
-		MayTake: func(bytes int64) bool { return store.LeavesRoom(o.WALDir, bytes) },
-		Logger:  c.log, Metrics: wal.NewMetrics(o.Registry),
+		MayAllocate: func(bytes int64) bool { return store.LeavesRoom(o.WALDir, bytes) },
+		Logger:      c.log, Metrics: wal.NewMetrics(o.Registry),
 	}); err != nil {
 		return err
 	}
@@ -324,7 +324,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Central: c.host.Central, Bus: c.bus,
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Central: c.host.Connected, Bus: c.bus,
 		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
 		CopyBytesPerSecond: o.CopyBytesPerSecond,

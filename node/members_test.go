@@ -416,7 +416,7 @@ func TestMoveLeader(t *testing.T) {
 		if err := (self{lead.core}).MoveLeader(r.t.Context(), lead.id); err != nil {
 			r.t.Errorf("to itself: %v", err)
 		}
-		r.wait(time.Minute, "it is heard, and hears", func() bool { return lead.core.host.Central(to) })
+		r.wait(time.Minute, "it is heard, and hears", func() bool { return lead.core.host.Connected(to) })
 		k := r.keeper(r.nodes[3])
 		name := fmt.Sprintf("n%d", to)
 		k.does(adminapi.Drain, name)

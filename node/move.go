@@ -95,10 +95,10 @@ func (a admin) takes(nodes []placement.Node, node keyspace.NodeID, name string) 
 // leads refuses to have a node lead that takes nothing, or would hand the lead back: one that hears
 // hardly any other does, where another voter hears more.
 func (a admin) leads(nodes []placement.Node, d *keyspace.Descriptor, node keyspace.NodeID, name string) error {
-	if err := a.takes(nodes, node, name); err != nil || a.c.host.Central(node) {
+	if err := a.takes(nodes, node, name); err != nil || a.c.host.Connected(node) {
 		return err
 	}
-	heir := func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && a.c.host.Central(m.Node) }
+	heir := func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && a.c.host.Connected(m.Node) }
 	if !slices.ContainsFunc(d.Replicas, heir) {
 		return nil
 	}

@@ -77,7 +77,7 @@ func (p *placer) find(ctx context.Context) (*place, error) {
 		}
 		return &place{cluster: boot.Cluster, self: boot.Self, founders: founders(boot)}, nil
 	}
-	instance, err := engine.DrawInstance(p.fs, p.cfg.DataDir)
+	instance, err := engine.EnsureInstance(p.fs, p.cfg.DataDir)
 	if err != nil {
 		return nil, err
 	}

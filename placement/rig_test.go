@@ -89,7 +89,7 @@ type rigNode struct {
 
 // central is the node's ServiceOptions.Central.
 func (n *rigNode) central(id keyspace.NodeID) bool {
-	return n.deaf.Load()>>id&1 == 0 && n.host.Central(id)
+	return n.deaf.Load()>>id&1 == 0 && n.host.Connected(id)
 }
 
 // deafen has these nodes pretended to hear hardly any other, and no others.

@@ -15,24 +15,25 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// InitIndex and InitTerm are the raft position at which every bootstrapped
-// group begins: its first applied record stands for an entry at this place that
-// no log ever holds. Both are above what raft itself starts at, so that a
-// replica without state can never be taken for one with this state.
+// InitIndex and InitTerm are the raft position at which every bootstrapped group begins.
+// The first applied record stands for an entry at this position that no log ever holds.
+// Both lie above the values at which raft itself starts, so a replica without state is
+// never mistaken for one with this state.
 const (
 	InitIndex uint64 = 10
 	InitTerm  uint64 = 5
 )
 
-// Errors that callers tell apart. All but ErrUnknownFate mean that what was
-// asked for certainly did not happen and will not.
+// Errors that callers tell apart. For all but ErrUnknownFate, the requested operation
+// certainly did not happen and never will.
 var (
 	// ErrNotLeader says that the group does not lead here, or not in that term, or that a
-	// disk of this node stands still, which ends its leaderships.
+	// disk of this node is stalled, which ends its leaderships.
 	ErrNotLeader = errors.New("raftgroup: not the leader in this term")
 	// ErrFull says that a byte or count bound is reached; try again later.
 	ErrFull = errors.New("raftgroup: bound reached")
-	// ErrDropped says that raft took in no proposal now (a transfer is under way).
+	// ErrDropped says that raft does not accept proposals now because a transfer is under
+	// way.
 	ErrDropped = errors.New("raftgroup: proposal dropped")
 	// ErrClosed says that the group was closed or removed here.
 	ErrClosed = errors.New("raftgroup: group closed")
@@ -40,39 +41,40 @@ var (
 	ErrStopped = errors.New("raftgroup: host stopped")
 	// ErrNoLeader says that no leader answered within three election timeouts.
 	ErrNoLeader = errors.New("raftgroup: no leader")
-	// ErrExists says that a group of that id is open here, or is being opened, closed or
-	// removed.
+	// ErrExists says that a group with that id is open here, or is being opened, closed
+	// or removed.
 	ErrExists = errors.New("raftgroup: group is open")
-	// ErrConfPending says that another configuration change is not applied yet, or
+	// ErrConfPending says that an earlier configuration change is not applied yet, or
 	// that the group is in a joint configuration.
 	ErrConfPending = errors.New("raftgroup: configuration change pending")
 	// ErrConfInvalid says that a configuration change makes no sense on top of the
-	// present configuration.
+	// current configuration.
 	ErrConfInvalid = errors.New("raftgroup: invalid configuration change")
-	// ErrRemovesLeader says that the change would remove or demote the leader, which
-	// must be transferred away first.
+	// ErrRemovesLeader says that the change would remove or demote the leader. Transfer
+	// the leadership first.
 	ErrRemovesLeader = errors.New("raftgroup: change removes or demotes the leader")
-	// ErrNotCaughtUp says that the replica which was to become a voter or a leader
-	// lags or was not heard from lately.
+	// ErrNotCaughtUp says that the replica to be promoted, or to become the leader, lags
+	// or was not heard from lately.
 	ErrNotCaughtUp = errors.New("raftgroup: replica is not caught up")
-	// ErrTooLarge says that a proposal is empty or above 16 MiB, or above what the wal takes.
+	// ErrTooLarge says that a proposal is empty, or larger than 16 MiB, or larger than
+	// the wal accepts.
 	ErrTooLarge = errors.New("raftgroup: proposal of a forbidden size")
 	// ErrTransferFailed says that the transfer of leadership did not happen in time.
 	ErrTransferFailed = errors.New("raftgroup: transfer failed")
-	// ErrUnknownFate says that leadership or patience ended while the change was
-	// under way: it may still happen.
+	// ErrUnknownFate says that leadership or the context ended while the change was under
+	// way: it may still happen.
 	ErrUnknownFate = errors.New("raftgroup: outcome unknown")
 )
 
-// Bus is what the host needs of the bus to reach its peers; *transport.QUIC and
-// the simulator's bus are ones.
+// Bus is what the host needs of the bus to reach its peers. *transport.QUIC and the
+// simulator's bus implement it.
 type Bus interface {
-	// Send hands over one one-way message; the payload is the bus's after the call.
-	// Messages with one (to, class of m, order) arrive in order or not at all.
+	// Send hands over one one-way message. The bus owns the payload after the call.
+	// Messages with the same (to, class of m, order) arrive in order or not at all.
 	Send(to keyspace.NodeID, m transport.Method, order uint64, payload []byte) error
 	// OpenStream opens a stream whose first message is first.
 	OpenStream(ctx context.Context, to keyspace.NodeID, m transport.Method, first []byte) (transport.Stream, error)
-	// Peers are the other nodes of the cluster, as far as they are known.
+	// Peers returns the other nodes of the cluster, as far as they are known.
 	Peers() []keyspace.NodeID
 }
 
@@ -82,10 +84,10 @@ type Registrar interface {
 	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
 }
 
-// Config is what a Host is made of. Zero values of the optional fields mean the
-// default in the comment.
+// Config configures a Host. A zero value of an optional field means the default in its
+// comment.
 type Config struct {
-	// Node is this node; Boot its present run. Both are required.
+	// Node is this node, Boot its current run. Both are required.
 	Node keyspace.NodeID
 	Boot keyspace.BootID
 	// Clock, WAL, Engine and Bus are required.
@@ -97,79 +99,79 @@ type Config struct {
 	// TickInterval is raft's tick and the heartbeat interval of awake groups.
 	// Default 100 ms.
 	TickInterval time.Duration
-	// ElectionTimeout is after how much silence a follower campaigns, at the
-	// earliest, and for how long a voter keeps the promise that it gives with the
-	// answer to a heartbeat. At least five ticks. Default 1 s.
+	// ElectionTimeout is the shortest silence after which a follower campaigns. It is
+	// also how long a voter keeps the promise that it gives with each heartbeat response.
+	// At least five ticks. Default 1 s.
 	ElectionTimeout time.Duration
-	// NoLeaseReads turns leader leases off: Lease never holds and readers are left
-	// with ReadIndex.
+	// NoLeaseReads turns leader leases off: Lease never holds and readers have to use
+	// ReadIndex.
 	NoLeaseReads bool
-	// NoPreVote lets a candidate campaign without asking first whether it could win,
-	// as etcd's --pre-vote=false does. A node that was cut off then deposes leaders
-	// when it comes back, once their promises to each other have run out.
+	// NoPreVote lets a candidate campaign without first asking whether it could win, as
+	// etcd's --pre-vote=false does. A node that was cut off then deposes leaders when it
+	// returns, once their promises to each other have expired.
 	NoPreVote bool
 	// MaxClockDrift bounds how much faster one node's monotonic clock may run than
 	// another's, as a fraction. Default 0.01. Leases are only as safe as this.
 	MaxClockDrift float64
-	// LivenessTimeout is after how much silence a node counts as dead. Default
+	// LivenessTimeout is the silence after which a node counts as dead. Default
 	// ElectionTimeout.
 	LivenessTimeout time.Duration
-	// SleepAfter is after how much idleness a leader puts its group to sleep.
-	// Default 10 ticks; negative turns sleep off.
+	// SleepAfter is the idle time after which a leader puts its group to sleep. Default
+	// 10 ticks; a negative value turns sleep off.
 	SleepAfter time.Duration
-	// WakesPerSecond paces the wake-ups after the death or return of a node and
-	// after a start, in groups per second. Default 2000.
+	// WakesPerSecond paces the wake-ups after a start, and after the death or return of a
+	// node, in groups per second. Default 2000.
 	WakesPerSecond int
 
-	// Workers is the number of workers for ranges; system groups have one more.
-	// Default GOMAXPROCS. Appliers is the number of goroutines that apply. Default
-	// GOMAXPROCS.
+	// Workers is the number of workers for ranges; system groups have one more. Appliers
+	// is the number of goroutines that apply. Both default to GOMAXPROCS.
 	Workers  int
 	Appliers int
 
-	// MaxGroupInflightBytes bounds the proposals of one group that are not applied
-	// yet. Default 16 MiB. A proposal into an empty pipeline is never refused by it.
+	// MaxGroupInflightBytes bounds the proposals of one group that are not applied yet.
+	// It never refuses a proposal when no other is in flight. Default 16 MiB.
 	MaxGroupInflightBytes int64
 	// MaxProposalBytes bounds the same over all groups of the node. Default 256 MiB.
 	MaxProposalBytes int64
-	// MaxInboundBytes bounds received entries that no worker has taken in yet;
-	// beyond it MsgApp is dropped (never votes or heartbeats). Default 128 MiB.
+	// MaxInboundBytes bounds received entries that no worker has processed yet. Beyond it
+	// the host drops MsgApp, but never votes or heartbeats. Default 128 MiB.
 	MaxInboundBytes int64
-	// MaxPeerInflightBytes bounds the entries on the way to one follower of one
-	// group. Default 4 MiB.
+	// MaxPeerInflightBytes bounds the entries in flight to one follower of one group.
+	// Default 4 MiB.
 	MaxPeerInflightBytes uint64
-	// MaxLagBytes is how much log a leader keeps for a follower that lags; beyond it
-	// the follower is cut off and gets a snapshot. Default 64 MiB per group.
+	// MaxLagBytes is how much log a leader keeps for a lagging follower. Beyond it the
+	// follower is cut off and gets a snapshot. Default 64 MiB per group.
 	MaxLagBytes int64
-	// MaxWALBytes bounds the live wal: beyond it the engine is flushed, then laggards
-	// are cut off. Default 2 GiB. The wal's own TargetBytes, from which on it writes
-	// small tails again, should not be above it.
+	// MaxWALBytes bounds the live wal. Beyond it the host flushes the engine, then cuts
+	// lagging followers off. The wal's own TargetBytes, at which it starts to rewrite
+	// small tails, should not be larger. Default 2 GiB.
 	MaxWALBytes int64
 	// MaxReads bounds the ReadIndex waiters of one group. Default 65536.
 	MaxReads int
-	// passReadBytes is passReadMax but in tests.
+	// passReadBytes overrides passReadMax in tests.
 	passReadBytes int64
-	// snapshotTableBytes is the engine's size of an exported table but in tests.
+	// snapshotTableBytes overrides the engine's size of an exported table in tests.
 	snapshotTableBytes int64
 
-	// SnapshotBytesPerSecond bounds what the node sends as snapshots, all together, and
-	// likewise what it receives. Default 64 MiB.
+	// SnapshotBytesPerSecond bounds what the node sends as snapshots in total, and
+	// separately what it receives. Default 64 MiB.
 	SnapshotBytesPerSecond int64
-	// SnapshotSends and SnapshotReceives bound concurrent snapshots. A node
-	// gets a send only while more are free than it has: at most half of all. Default 16 each: what a small one takes is mostly waiting, and what
-	// they take together SnapshotBytesPerSecond bounds.
+	// SnapshotSends and SnapshotReceives bound concurrent snapshots. One peer gets
+	// another send only while more sends are free than it has, so at most half of all.
+	// Default 16 each: a small snapshot mostly waits, and SnapshotBytesPerSecond bounds
+	// their total rate.
 	SnapshotSends, SnapshotReceives int
 
-	// Unknown, if set, is told of a message for a replica that is not open here, at
-	// most once per group and election timeout. The newest vote and pre-vote of each
-	// sender are kept and stepped when the replica opens. It must not block.
+	// Unknown, if set, is told of a message for a replica that is not open here, at most
+	// once per group and election timeout. The host keeps the newest vote and pre-vote of
+	// each sender and steps them when the replica opens. It must not block.
 	Unknown func(from keyspace.NodeID, group keyspace.GroupID, to keyspace.ReplicaID)
-	// Removed, if set, is told that a leader says this replica is not a member of
-	// its group. It is a hint, at most once per replica and election timeout: ask
-	// placement before the replica is removed. It must not block.
+	// Removed, if set, is told that a leader says this replica is not a member of its
+	// group. This is only a hint, at most once per replica and election timeout: ask
+	// placement before you remove the replica. It must not block.
 	Removed func(group keyspace.GroupID, self keyspace.ReplicaID)
 
-	// Rand is where request numbers come from. Default crypto/rand.
+	// Rand is the source of request numbers. Default crypto/rand.
 	Rand    io.Reader
 	Logger  *zap.Logger
 	Metrics *Metrics
@@ -183,15 +185,15 @@ type Position struct {
 // Entry is one committed entry as the state machine sees it.
 type Entry struct {
 	Index, Term uint64
-	// Data is what was proposed; empty for raft's own entries, which are delivered
-	// all the same. It must not be changed, and copied if it is kept.
+	// Data is the proposed data. It is empty for raft's own entries, which are delivered
+	// too. It must not be changed, and must be copied to be kept.
 	Data []byte
-	// Replicas is set for an entry that changed the configuration: the members from
-	// this entry on. Data is then the payload given to ChangeConf.
+	// Replicas is set for an entry that changed the configuration: the members from this
+	// entry on. Data is then the payload that was given to ChangeConf.
 	Replicas []keyspace.Replica
 }
 
-// LeaderState is what a state machine is told about its group's leader.
+// LeaderState tells a state machine about its group's leader.
 type LeaderState struct {
 	Term uint64
 	// Leader and LeaderNode are 0 while no leader is known.
@@ -199,57 +201,57 @@ type LeaderState struct {
 	LeaderNode keyspace.NodeID
 	// IsLeader says that this replica leads in Term.
 	IsLeader bool
-	// Ready says that IsLeader and an entry of Term is applied here: all that earlier
-	// leaders committed is applied too.
+	// Ready says that IsLeader is set and an entry of Term is applied here, so everything
+	// that earlier leaders committed is applied too.
 	Ready bool
 }
 
-// StateMachine is the replica that a group drives. The host calls its methods
-// one at a time per group, from a pool: they must not wait for the network, the
-// disk or another group.
+// StateMachine is the replica that a group drives. For each group the host calls one
+// method at a time, from a pool of goroutines. The methods must not wait for the network,
+// the disk or another group.
 type StateMachine interface {
-	// Apply writes what the entries say into b, which entries of other groups share.
-	// It must be a function of state and entries alone. An error is fatal.
+	// Apply writes the effect of the entries into b, which other groups share. It must
+	// depend on state and entries alone. An error is fatal.
 	Apply(b *engine.Batch, ents []Entry) error
 	// Applied says that the entries up to the position are committed to the engine:
-	// visible, not yet durable. It is the place to publish and to answer.
+	// visible, not yet durable. Publish results and answer clients here.
 	Applied(upTo Position)
 	// LeaderChanged is called for each change, in order with Applied.
 	LeaderChanged(LeaderState)
 }
 
-// Payloader is an optional interface of a StateMachine whose applied record
-// carries a payload (a descriptor).
+// Payloader is an optional interface of a StateMachine whose applied record carries a
+// payload, such as a descriptor.
 type Payloader interface {
-	// Payload returns the payload as of the last applied entry. It is called after
+	// Payload returns the payload as of the last applied entry. The host calls it after
 	// each Apply.
 	Payload() []byte
 }
 
-// Snapshotter is an optional interface of a StateMachine whose group can be
-// sent and received as a snapshot. Without it the group sends and accepts none.
+// Snapshotter is an optional interface of a StateMachine. A group whose state machine
+// lacks it neither sends nor accepts snapshots.
 type Snapshotter interface {
-	// SnapshotSpans returns the engine's spans that hold the group's state under the
+	// SnapshotSpans returns the engine spans that hold the group's state under the
 	// applied record, on any node. It is called from any goroutine.
 	SnapshotSpans(applied engine.Applied) []engine.KeySpan
-	// AcceptSnapshot is asked before a received snapshot is given to raft. It reserves
-	// the spans, or refuses if they overlap what another replica here holds.
+	// AcceptSnapshot is called before a received snapshot is given to raft. It reserves
+	// the spans, or refuses if they overlap the spans of another replica here.
 	AcceptSnapshot(applied engine.Applied) error
-	// SnapshotDone ends what AcceptSnapshot began. With err == nil the snapshot is
-	// installed and durable and the state machine must load itself anew from it; it
-	// is called in order with Applied then. Otherwise nothing has changed.
+	// SnapshotDone ends what AcceptSnapshot began. If err is nil, the snapshot is
+	// installed and durable, and the state machine must reload itself from it; the call
+	// is then in order with Applied. Otherwise nothing has changed.
 	SnapshotDone(applied engine.Applied, err error)
 }
 
 // LeaseIndexer is an optional interface of a Snapshotter that keeps keys in the engine's
-// index of leases.
+// lease index.
 type LeaseIndexer interface {
-	// LeaseSpans returns the spans of the index that belong to the group's state as snap
-	// shows it, in order. It is called from any goroutine.
+	// LeaseSpans returns, in order, the spans of the index that belong to the group's
+	// state as snap shows it. It is called from any goroutine.
 	LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engine.KeySpan, error)
 }
 
-// ConfChangeType is what a ConfChange does to one replica.
+// ConfChangeType says what a ConfChange does to one replica.
 type ConfChangeType uint8
 
 // The kinds of changes. A replica is added as a learner first.
@@ -272,8 +274,8 @@ type ConfChange struct {
 	Node keyspace.NodeID
 }
 
-// Status is a group's state as its worker last published it. Its numbers need not
-// be of one moment.
+// Status is a group's state as its worker last published it. Its fields need not stem
+// from one moment.
 type Status struct {
 	Group      keyspace.GroupID
 	Replica    keyspace.ReplicaID
@@ -282,25 +284,27 @@ type Status struct {
 	LeaderNode keyspace.NodeID
 	IsLeader   bool
 	Asleep     bool
-	// Commit and Last are the commit index and the last index of the log, Applied
-	// the last applied index here, DurableApplied the last one that is known to
-	// survive a crash without the wal.
+	// Commit is the commit index and Last the last index of the log. Applied is the last
+	// applied index here, DurableApplied the last one known to survive a crash without
+	// the wal.
 	Commit, Last, Applied, DurableApplied uint64
 	Replicas                              []keyspace.Replica
-	// InflightBytes are proposals of this replica that are not applied yet.
+	// InflightBytes is the size of this replica's proposals that are not applied yet.
 	InflightBytes int64
 	// Receiving says that a snapshot is being received or installed.
 	Receiving bool
 }
 
-// Progress is what a leader knows about one replica.
+// Progress is a leader's knowledge of one replica.
 type Progress struct {
 	Replica keyspace.Replica
 	// Match is the highest index known to be durable there.
 	Match uint64
-	// Active says that it was heard from within the last one or two election timeouts.
+	// Active says that the leader heard from it within the last one or two election
+	// timeouts.
 	Active bool
-	// Replicating says that it follows the log: no probing, no snapshot.
+	// Replicating says that it follows the log: raft neither probes it nor sends it a
+	// snapshot.
 	Replicating bool
 	// NodeAlive says that its node is live.
 	NodeAlive bool

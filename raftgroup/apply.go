@@ -24,8 +24,8 @@ const (
 	taskInstall
 )
 
-// applyTask is one step of a group's order: entries to apply, news of the leader,
-// a callback, or a snapshot to install.
+// applyTask is one step in a group's order: entries to apply, a change of leader, a
+// callback, or a snapshot to install.
 type applyTask struct {
 	kind    taskKind
 	msg     *pb.Message // taskEntries: raft's MsgStorageApply
@@ -34,8 +34,8 @@ type applyTask struct {
 	install *install
 }
 
-// applyKick is a task on its way from a worker to the group's applier.
-type applyKick struct {
+// scheduledTask is a task on its way from a worker to the group's applier.
+type scheduledTask struct {
 	g *Group
 	t applyTask
 }
@@ -60,10 +60,10 @@ type applyState struct {
 	// Guarded by applier.mu.
 	tasks  []applyTask
 	queued bool
-	// held says that a snapshot is being installed: nothing of the group may run.
+	// held says that a snapshot is being installed: no task of the group may run.
 	held bool
 
-	// Owned by whoever works on the group's tasks: one goroutine at a time.
+	// Owned by the goroutine that runs the group's tasks, one at a time.
 	at        Position
 	replicas  []keyspace.Replica
 	confIndex uint64
@@ -83,8 +83,8 @@ type applier struct {
 	}
 	cond *sync.Cond
 
-	// began is the clock.Time since which a batch is on its way into the engine; 0
-	// while none is.
+	// began is the clock.Time at which the batch now entering the engine was begun; 0 if
+	// there is none.
 	began atomic.Int64
 
 	round []*applyTurn
@@ -107,25 +107,27 @@ func newApplier(h *Host) *applier {
 	return a
 }
 
-// kick hands a task to the group's applier when the pass ends.
-func (w *worker) kick(g *Group, t applyTask) { w.kicks = append(w.kicks, applyKick{g, t}) }
+// schedule hands a task to the group's applier when the pass ends.
+func (w *worker) schedule(g *Group, t applyTask) {
+	w.scheduled = append(w.scheduled, scheduledTask{g, t})
+}
 
 // startApplies queues the tasks of a pass.
-func (h *Host) startApplies(kicks []applyKick) {
+func (h *Host) startApplies(tasks []scheduledTask) {
 	for _, a := range h.appliers {
-		a.enqueue(kicks)
+		a.enqueue(tasks)
 	}
 }
 
-func (a *applier) enqueue(kicks []applyKick) {
-	if !slices.ContainsFunc(kicks, func(k applyKick) bool { return k.g.a == a }) {
+func (a *applier) enqueue(tasks []scheduledTask) {
+	if !slices.ContainsFunc(tasks, func(k scheduledTask) bool { return k.g.a == a }) {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := range kicks {
-		if g := kicks[i].g; g.a == a {
-			g.apply.tasks = append(g.apply.tasks, kicks[i].t)
+	for i := range tasks {
+		if g := tasks[i].g; g.a == a {
+			g.apply.tasks = append(g.apply.tasks, tasks[i].t)
 			a.queueLocked(g)
 		}
 	}
@@ -139,7 +141,7 @@ func (a *applier) queueLocked(g *Group) {
 	}
 }
 
-// run is the applier's goroutine. It ends after stop, when the queue is empty.
+// run is the applier's goroutine. After stop it ends once the queue is empty.
 func (a *applier) run() {
 	for a.take() {
 		a.apply()
@@ -185,7 +187,7 @@ func entriesBytes(ents []*pb.Entry) (n int64) {
 	return n
 }
 
-// stop ends the applier after what is queued.
+// stop ends the applier once its queue is empty.
 func (a *applier) stop() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -193,10 +195,9 @@ func (a *applier) stop() {
 	a.cond.Broadcast()
 }
 
-// apply does the tasks of the round: of each group what stands before its first
-// entries, then all groups' entries in one engine batch, then their completions.
-// What stands behind entries waits for the next round, since it must come after
-// their Applied.
+// apply runs the tasks of the round: first each group's tasks before its first entries,
+// then the entries of all groups in one engine batch, then their completions. Tasks
+// behind entries wait for the next round, since they must follow their Applied.
 func (a *applier) apply() {
 	start := a.h.cfg.Clock.Now()
 	var b *engine.Batch
@@ -233,8 +234,8 @@ func (a *applier) apply() {
 	clear(a.done)
 }
 
-// commit commits the batch. After a failure nothing is committed or published any
-// more: what a group has seen of its entries may not be in the engine.
+// commit commits the batch. After a failure nothing is committed or published any more:
+// entries that a state machine has seen may be missing in the engine.
 func (a *applier) commit(b *engine.Batch) bool {
 	if a.h.failed.Load() {
 		b.Close()
@@ -247,9 +248,9 @@ func (a *applier) commit(b *engine.Batch) bool {
 	return true
 }
 
-// pending returns for how long the batch that is on its way into the engine has been.
-// The engine holds commits up while it has too much to flush, as it has soon on a
-// disk that hangs or is full; and a state machine may have to read.
+// pending returns how long the current batch has been entering the engine. The engine
+// stalls commits while it has too much to flush, which soon happens on a disk that hangs
+// or is full. A state machine may also have to read.
 func (a *applier) pending(now clock.Time) time.Duration {
 	if at := clock.Time(a.began.Load()); at != 0 {
 		return now.Sub(at)
@@ -257,7 +258,7 @@ func (a *applier) pending(now clock.Time) time.Duration {
 	return 0
 }
 
-// putBack queues groups again that have tasks left.
+// putBack queues groups that have tasks left.
 func (a *applier) putBack() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -288,7 +289,7 @@ func (w *worker) appliedFrom(a *applier) {
 	}
 }
 
-// runTasks does the tasks up to the group's first entries.
+// runTasks runs the tasks before the group's first entries.
 func (g *Group) runTasks(t *applyTurn) {
 	for t.next < len(t.tasks) {
 		task := &t.tasks[t.next]
@@ -303,8 +304,8 @@ func (g *Group) runTasks(t *applyTurn) {
 		case taskCall:
 			task.call()
 		case taskInstall:
-			// Nothing of this group may run until the snapshot is in the engine; the
-			// others must not wait for it.
+			// No task of this group may run until the snapshot is in the engine, but
+			// other groups must not wait for it.
 			t.next++
 			g.a.hold(g)
 			g.h.snaps.startInstall(task.install)
@@ -314,14 +315,14 @@ func (g *Group) runTasks(t *applyTurn) {
 	}
 }
 
-// hold keeps the group's tasks back until release.
+// hold stops the group's tasks until release.
 func (a *applier) hold(g *Group) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g.apply.held = true
 }
 
-// release lets the group's tasks go on.
+// release lets the group's tasks continue.
 func (a *applier) release(g *Group) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -329,8 +330,8 @@ func (a *applier) release(g *Group) {
 	a.queueLocked(g)
 }
 
-// applyEntries writes the entries of consecutive tasks, and the applied record
-// that belongs to them, into the batch.
+// applyEntries writes the entries of consecutive tasks, and the applied record that
+// belongs to them, into the batch.
 func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 	s := &g.apply
 	ents := s.entries[:0]
@@ -340,7 +341,7 @@ func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 			x, err := g.entry(e, &t.done)
 			if err != nil {
 				g.h.fail(fmt.Errorf("raftgroup: group %s: entry %d: %w", g.id, e.GetIndex(), err))
-				t.next++ // what stands behind it are callbacks, which are still owed
+				t.next++ // callbacks behind it must still run
 				return
 			}
 			ents = append(ents, x)
@@ -366,8 +367,8 @@ func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 	}
 }
 
-// mergeApplyResp makes one answer to raft of several: raft takes the last index of
-// the entries that an answer lists, and their bytes.
+// mergeApplyResp merges the answers of several tasks to raft, which reads the last index
+// and the bytes of the listed entries.
 func mergeApplyResp(resp, m *pb.Message) *pb.Message {
 	r := m.GetResponses()[0]
 	if resp != nil {
@@ -402,7 +403,7 @@ func (g *Group) entry(e *pb.Entry, done *applyDone) (Entry, error) {
 	return x, nil
 }
 
-// appliedEntries publishes what the committed batch holds of the group.
+// appliedEntries publishes the group's part of the committed batch.
 func (g *Group) appliedEntries(t *applyTurn) {
 	s := &g.apply
 	g.sm.Applied(s.at)

@@ -107,8 +107,8 @@ func TestLeaderChangeAfterCrash(t *testing.T) {
 	})
 }
 
-// TestCommitIndexCostsNoFsync: an entry costs each replica one fsync. That it is
-// committed, which followers hear afterwards, costs none.
+// TestCommitIndexCostsNoFsync: an entry costs each replica one fsync. The commit index,
+// which followers learn afterwards, costs none.
 func TestCommitIndexCostsNoFsync(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -126,11 +126,11 @@ func TestCommitIndexCostsNoFsync(t *testing.T) {
 		const writes = 20
 		for i := range writes {
 			r.write(1, fmt.Sprintf("a%d", i))
-			time.Sleep(20 * time.Millisecond) // the followers hear of the commit
+			time.Sleep(20 * time.Millisecond) // the followers learn the commit index
 		}
 		r.equal(1)
 		for i, n := range syncs() {
-			// An idle wal is asked to prove that it moves.
+			// An idle wal is asked to prove that its disk makes progress.
 			if got := n - before[i]; got < writes || got > writes+writes/4 {
 				t.Errorf("node %s: %d fsyncs for %d entries", r.ids()[i], got, writes)
 			}
@@ -138,9 +138,9 @@ func TestCommitIndexCostsNoFsync(t *testing.T) {
 	})
 }
 
-// TestCommitNewsTravelWithEntries: while entries follow one another a follower gets
-// one message for each and not two; when none follows it hears of the last one soon.
-func TestCommitNewsTravelWithEntries(t *testing.T) {
+// TestCommitNoticesTravelWithEntries: while entries follow one another, a follower gets
+// one message for each and not two. After the last entry it soon gets a commit notice.
+func TestCommitNoticesTravelWithEntries(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
@@ -154,17 +154,18 @@ func TestCommitNewsTravelWithEntries(t *testing.T) {
 		for i := range writes {
 			r.must(l.propose(1, fmt.Sprintf("a%d", i)))
 			synctest.Wait()
-			time.Sleep(newsDelay / 4)
+			time.Sleep(commitNoticeDelay / 4)
 		}
 		last := l.host.Group(1).Status().Applied
-		time.Sleep(newsDelay + newsDelay/2)
+		time.Sleep(commitNoticeDelay + commitNoticeDelay/2)
 		synctest.Wait()
 		for _, id := range r.ids() {
 			if got := r.nodes[id].host.Group(1).Status().Applied; got < last {
 				t.Errorf("node %s has applied %d of %d by now", id, got, last)
 			}
 		}
-		// Two followers; the last news go alone, as may those that a heartbeat delayed.
+		// Two followers. The last notices travel alone, as may those that a heartbeat
+		// delayed.
 		if got := r.bus.counted(pb.MsgApp) - sent; got > 2*writes+writes/2 {
 			t.Errorf("%d MsgApps for %d entries", got, writes)
 		}

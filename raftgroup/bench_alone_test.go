@@ -52,8 +52,8 @@ func newRealHost(b *testing.B, id keyspace.NodeID) *realHost {
 	})
 	must()
 	h.host, err = NewHost(Config{
-		// Elections are not what is measured, and a machine that is busy with something
-		// else is to cost time and not the run.
+		// Elections are not measured: other load on the machine may cost time, but must
+		// not spoil the run.
 		Node: id, Boot: keyspace.BootID(id), Clock: clk, WAL: h.wal, Engine: h.eng, Bus: h.bus, ElectionTimeout: 5 * time.Second,
 	})
 	must()
@@ -68,17 +68,16 @@ func (h *realHost) close(b *testing.B) {
 	}
 }
 
-// load keeps proposals under way in many groups. What is applied at its leader makes
-// room for as many new ones; a new leader begins with all of its group's room.
+// load keeps proposals in flight in many groups. Each entry applied at its leader makes
+// room for a new proposal; a new leader starts with all of its group's room.
 type load struct {
 	depth int
 	wake  chan struct{} // capacity 1
-	// applied counts what leaders have applied; moves counts leaders that were lost, and
-	// refused the proposals that were not taken: both are 0 in a run that is worth
-	// something.
+	// applied counts what leaders have applied. moves counts lost leaderships and refused
+	// the rejected proposals; both are 0 in a valid run.
 	applied, moves, refused atomic.Int64
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	dirty []*loadGroup
 }
 
@@ -93,7 +92,7 @@ type loadGroup struct {
 
 func (g *loadGroup) free(n int) {
 	if g.room.Add(int64(n)) > int64(n) {
-		return // somebody has told already
+		return // already signalled
 	}
 	g.l.mu.Lock()
 	g.l.dirty = append(g.l.dirty, g)
@@ -104,7 +103,7 @@ func (g *loadGroup) free(n int) {
 	}
 }
 
-// propose makes proposals where there is room for as long as more says so.
+// propose fills the free room with proposals until more returns false.
 func (l *load) propose(data []byte, more func() bool) {
 	var visit []*loadGroup
 	dropped := func(error) { l.refused.Add(1) }
@@ -140,7 +139,7 @@ type loadSM struct {
 	id     keyspace.GroupID
 	leader atomic.Pointer[loadGroup]
 	led    chan struct{} // capacity 1, of all replicas: the group has a leader
-	count  int           // of the batch that is being applied
+	count  int           // entries in the batch being applied
 }
 
 func (s *loadSM) Apply(_ *engine.Batch, ents []Entry) error {
@@ -177,7 +176,7 @@ func (s *loadSM) LeaderChanged(l LeaderState) {
 	}
 }
 
-// startLoad makes the groups on three hosts, led by turns, with room for depth
+// startLoad makes the groups on three hosts, which lead them in turn, with room for depth
 // proposals each.
 func startLoad(b *testing.B, hosts []*realHost, groups, depth int) *load {
 	b.Helper()
@@ -231,8 +230,8 @@ func startLoad(b *testing.B, hosts []*realHost, groups, depth int) *load {
 	return l
 }
 
-// awaitPeers waits until every host reaches every other one: who campaigns before that
-// hears nobody, and another replica may lead in its place.
+// awaitPeers waits until every host reaches every other one. A replica that campaigns
+// before that reaches nobody, and another one may lead in its place.
 func awaitPeers(b *testing.B, hosts []*realHost) {
 	b.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -247,11 +246,11 @@ func awaitPeers(b *testing.B, hosts []*realHost) {
 	}
 }
 
-// BenchmarkAlone is what a proposal costs in raft groups and what is below them: three
-// hosts in one process, the real bus on loopback, real disks, and a state machine that
-// does nothing. CPU is that of all three hosts and of who proposes. What one batch of a
-// group makes room for is proposed at once, so that with many in flight entries share
-// most of what they cost; with 8 in flight in each group they share little.
+// BenchmarkAlone measures the cost of a proposal in raft groups and the layers below:
+// three hosts in one process, the real bus on loopback, real disks, and a state machine
+// that does nothing. CPU is that of all three hosts and of the proposer. The room that
+// one batch of a group frees is refilled at once. So with many proposals in flight
+// entries share most of their cost; with 8 in flight in each group they share little.
 func BenchmarkAlone(b *testing.B) {
 	for _, c := range []struct{ groups, depth, bytes int }{
 		{48, 20000 / 48, 16}, {48, 20000 / 48, 256}, {48, 8, 256}, {1, 20000, 16}, {1, 20000, 256}, {1, 1, 256}, {1000, 1, 16}, {1000, 1, 256},
@@ -268,7 +267,7 @@ func BenchmarkAlone(b *testing.B) {
 			}()
 			l := startLoad(b, hosts, c.groups, c.depth)
 			data := make([]byte, c.bytes)
-			// Until everything is under way, and logs and memtables have been touched.
+			// Warm up until everything is under way, and logs and memtables were touched.
 			warm := 2 * c.groups * c.depth
 			l.propose(data, func() bool { warm--; return warm >= 0 })
 			syncs := func() (n uint64) {

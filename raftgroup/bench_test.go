@@ -56,7 +56,7 @@ func benchHosts(b *testing.B, groups int, tune func(*Config)) (r *rig, leaders [
 	r.memtab = 16 << 20
 	r.walopt = func(o *wal.Options) {
 		if o.SegmentBytes = 64 << 20; groups > 1000 {
-			o.SegmentBytes = 1 << 20 // files are memory here, and not what is measured
+			o.SegmentBytes = 1 << 20 // files are in memory and are not measured
 		}
 	}
 	for _, n := range r.nodes {
@@ -103,9 +103,9 @@ func benchHosts(b *testing.B, groups int, tune func(*Config)) (r *rig, leaders [
 	return r, leaders, applied
 }
 
-// BenchmarkPropose keeps some proposals of 256 bytes under way in each of the
-// groups and reports the CPU that one costs over all three hosts. Bus and disks are
-// memory: beside BenchmarkAlone it tells what raftgroup itself takes.
+// BenchmarkPropose keeps some proposals of 256 bytes in flight in each group and reports
+// the CPU that one costs over all three hosts. Bus and disks are in memory: compared with
+// BenchmarkAlone it shows the cost of raftgroup itself.
 func BenchmarkPropose(b *testing.B) {
 	for _, c := range []struct{ groups, depth int }{{1, 1}, {1, 128}, {48, 8}, {1000, 1}} {
 		b.Run(fmt.Sprintf("groups=%d/depth=%d", c.groups, c.depth), func(b *testing.B) {
@@ -147,8 +147,8 @@ func BenchmarkPropose(b *testing.B) {
 	}
 }
 
-// BenchmarkSleeping measures what sleeping groups cost: CPU per group and second
-// over three replicas, and memory per replica.
+// BenchmarkSleeping measures the cost of sleeping groups: CPU per group and second over
+// three replicas, and memory per replica.
 func BenchmarkSleeping(b *testing.B) {
 	const groups = 10000
 	var before, after runtime.MemStats

@@ -12,64 +12,64 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The bytes of frames are described in docs/format/raftgroup.md.
+// docs/format/raftgroup.md describes the bytes of frames.
 const (
 	frameVersion      = 4
 	frameMessages     = 1
 	frameLiveness     = 2
 	frameHeaderBytes  = 2
 	contextBytesMax   = 64 // of a vote or a heartbeat
-	numberBytes       = 8  // the host's number in front of raft's heartbeat context
-	raftContextBytes  = 8  // raft's own heartbeat context, where there is one
-	readContextBytes  = 16 // what the host gives raft with a ReadIndex
+	numberBytes       = 8  // the host's clock reading in front of raft's heartbeat context
+	raftContextBytes  = 8  // raft's own heartbeat context, if present
+	readContextBytes  = 16 // the context that the host gives raft with a ReadIndex
 	promiseMax        = time.Hour
 	livenessHealthy   = 1 << 0
-	livenessCentral   = 1 << 1
+	livenessConnected = 1 << 1
 	entryBytesMin     = 3
 	hostKindFirst     = pb.MessageType(64)
 	kindSleep         = hostKindFirst + 0
 	kindWake          = hostKindFirst + 1
 	kindRemoved       = hostKindFirst + 2
-	kindNews          = hostKindFirst + 3
+	kindCommitNotice  = hostKindFirst + 3
 	transferVoteBytes = "CampaignTransfer" // raft's context of a vote that a transfer asked for
 )
 
 // errFrame says that bytes from the bus are no frame of this version.
 var errFrame = errors.New("raftgroup: malformed frame")
 
-// message is what a frame carries for one replica: a message of raft, or one of
-// the host's own kinds, for which raft is nil.
+// message is a frame's content for one replica: a message of raft, or one of the host's
+// own kinds, for which raft is nil.
 type message struct {
 	group    keyspace.GroupID
 	kind     pb.MessageType
 	to, from keyspace.ReplicaID
 	term     uint64
-	// commit belongs to kindSleep and kindNews, number to kindSleep.
+	// commit is set in kindSleep and kindCommitNotice, number in kindSleep.
 	commit, number uint64
 	raft           *pb.Message
-	// promise is how long the sender's host keeps the promise that its heartbeat
-	// answers give; node is the sender's. Both are the same in the whole frame.
+	// promise is how long the sender's host keeps the promises that its heartbeat
+	// responses give; node is the sender's node. Both hold for the whole frame.
 	promise time.Duration
 	node    keyspace.NodeID
-	// bytes is the size of the entries.
+	// bytes is the accounted size of the entries.
 	bytes int64
 }
 
-// Heartbeat answers and votes allocate nothing of their own: all messages of a
-// frame, with everything that their pointer fields point to, are one slab.
+// Heartbeat responses and votes allocate nothing of their own: all messages of a frame,
+// with everything that their pointer fields point to, share one slab.
 type messageSlot struct {
 	m                                            pb.Message
 	to, from, term, index, logTerm, commit, hint uint64
 	reject                                       bool
 }
 
-// entrySlot is the same for the entries of one message.
+// entrySlot does the same for the entries of one message.
 type entrySlot struct {
 	e           pb.Entry
 	term, index uint64
 }
 
-// Raft never changes what the Type pointers point to, so all messages share these.
+// Raft never writes through the Type pointers, so all messages share these.
 var (
 	messageTypes = func() (t [32]pb.MessageType) {
 		for i := range t {
@@ -93,7 +93,7 @@ func appendHostMessage(dst []byte, m *message) []byte {
 	case kindSleep:
 		dst = binary.AppendUvarint(dst, m.commit)
 		dst = binary.LittleEndian.AppendUint64(dst, m.number)
-	case kindNews:
+	case kindCommitNotice:
 		dst = binary.AppendUvarint(dst, m.commit)
 	default: // nothing else
 	}
@@ -108,8 +108,8 @@ func appendMessageHead(dst []byte, g keyspace.GroupID, t pb.MessageType, to, fro
 	return binary.AppendUvarint(dst, term)
 }
 
-// appendRaftMessage appends one message of raft. It panics on a type that never
-// leaves a host.
+// appendRaftMessage appends one raft message. It panics on a type that never leaves a
+// host.
 func appendRaftMessage(dst []byte, g keyspace.GroupID, m *pb.Message) []byte {
 	dst = appendMessageHead(dst, g, m.GetType(), m.GetTo(), m.GetFrom(), m.GetTerm())
 	switch m.GetType() {
@@ -147,8 +147,8 @@ func appendRaftMessage(dst []byte, g keyspace.GroupID, m *pb.Message) []byte {
 	return dst
 }
 
-// appendEntries appends the entries of a MsgApp, whose indexes follow from the
-// message's own.
+// appendEntries appends the entries of a MsgApp. Their indexes follow from the message's
+// index.
 func appendEntries(dst []byte, m *pb.Message) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(m.GetEntries())))
 	for i, e := range m.GetEntries() {
@@ -173,9 +173,8 @@ func frameKind(frame []byte) (kind byte, rest []byte, err error) {
 	return frame[1], frame[frameHeaderBytes:], nil
 }
 
-// decodeMessages decodes the messages of a frame. Entries' data is copied, so
-// that an entry that is kept does not keep the frame; everything else is small
-// and refers to one slab.
+// decodeMessages decodes the messages of a frame. It copies the entries' data, so that a
+// kept entry does not keep the frame; everything else is small and refers to one slab.
 func decodeMessages(node keyspace.NodeID, rest []byte) ([]message, error) {
 	r := wire.NewReader(rest)
 	promiseMS := r.Uvarint()
@@ -248,7 +247,7 @@ func skipMessage(r *wire.Reader) {
 	case kindSleep:
 		r.Uvarint()
 		r.Uint64LE()
-	case kindNews:
+	case kindCommitNotice:
 		r.Uvarint()
 	default:
 		r.Failf("a message of kind %d", t)
@@ -270,8 +269,8 @@ func decodeMessage(r *wire.Reader, m *message, s *messageSlot) {
 		decodeHostMessage(r, m)
 		return
 	}
-	// Raft takes a message without a term for one of its own host's. It forwards nothing
-	// but reads without one.
+	// Raft takes a message without a term for one of its own host's. Only forwarded reads
+	// have none.
 	if int(m.kind) >= len(messageTypes) || s.term == 0 && m.kind != pb.MsgReadIndex {
 		r.Failf("a message of kind %d in term %d", m.kind, s.term)
 		return
@@ -288,7 +287,7 @@ func decodeHostMessage(r *wire.Reader, m *message) {
 	switch m.kind {
 	case kindSleep:
 		m.commit, m.number = r.Uvarint(), r.Uint64LE()
-	case kindNews:
+	case kindCommitNotice:
 		m.commit = r.Uvarint()
 	case kindWake, kindRemoved:
 	default:
@@ -335,9 +334,9 @@ func decodeRaftBody(r *wire.Reader, m *message, s *messageSlot) {
 	}
 }
 
-// heartbeatContext reads a heartbeat's context: the host's number, and behind it
-// nothing or raft's own eight bytes. Raft reads those without looking at their
-// length, so anything else must not reach it.
+// heartbeatContext reads a heartbeat's context: the host's number, then nothing or raft's
+// own eight bytes. Raft reads those without checking the length, so no other length may
+// reach it.
 func heartbeatContext(r *wire.Reader) []byte {
 	c := r.BytesUpTo(contextBytesMax)
 	if len(c) != numberBytes && len(c) != numberBytes+raftContextBytes {
@@ -382,13 +381,13 @@ func decodeEntries(r *wire.Reader, m *message, s *messageSlot) {
 	s.m.Entries = ents
 }
 
-// liveness is the one message per node pair that says that a node lives and its
-// wal moves.
+// liveness is the one message for each pair of nodes. It says that a node lives and that
+// its disks make progress.
 type liveness struct {
-	boot     keyspace.BootID
-	healthy  bool
-	central  bool // the sender hears half of the other nodes, or more
-	sequence uint64
+	boot      keyspace.BootID
+	healthy   bool
+	connected bool // the sender hears at least half of the other nodes
+	sequence  uint64
 }
 
 func encodeLiveness(l liveness) []byte {
@@ -398,8 +397,8 @@ func encodeLiveness(l liveness) []byte {
 	if l.healthy {
 		flags |= livenessHealthy
 	}
-	if l.central {
-		flags |= livenessCentral
+	if l.connected {
+		flags |= livenessConnected
 	}
 	dst = append(dst, flags)
 	return binary.AppendUvarint(dst, l.sequence)
@@ -408,8 +407,8 @@ func encodeLiveness(l liveness) []byte {
 func decodeLiveness(rest []byte) (liveness, error) {
 	r := wire.NewReader(rest)
 	l := liveness{boot: keyspace.BootID(r.Uint64LE())}
-	flags := r.Flags(livenessHealthy | livenessCentral)
-	l.healthy, l.central = flags&livenessHealthy != 0, flags&livenessCentral != 0
+	flags := r.Flags(livenessHealthy | livenessConnected)
+	l.healthy, l.connected = flags&livenessHealthy != 0, flags&livenessConnected != 0
 	l.sequence = r.Uvarint()
 	if err := r.End(); err != nil {
 		return liveness{}, fmt.Errorf("%w: liveness of %d bytes: %w", errFrame, len(rest), err)

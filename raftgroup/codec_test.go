@@ -26,7 +26,7 @@ func heartbeatFor(to uint64) *pb.Message {
 	}
 }
 
-// sampleMessages has one of each kind, with every field that it has.
+// sampleMessages returns one message of each kind, with all its fields set.
 func sampleMessages() []*pb.Message {
 	base := func(t pb.MessageType) *pb.Message {
 		return &pb.Message{Type: t.Enum(), To: ptr(uint64(1)), From: ptr(uint64(300)), Term: ptr(uint64(6))}
@@ -66,7 +66,7 @@ func sampleFrame() []byte {
 	b = appendHostMessage(b, &message{group: keyspace.PlacementGroup, kind: kindSleep, to: 1, from: 2, term: 6, commit: 13, number: 1 << 60})
 	b = appendHostMessage(b, &message{group: 1, kind: kindWake, to: 1, from: 2, term: 6})
 	b = appendHostMessage(b, &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6})
-	return appendHostMessage(b, &message{group: 1, kind: kindNews, to: 1, from: 2, term: 6, commit: 300})
+	return appendHostMessage(b, &message{group: 1, kind: kindCommitNotice, to: 1, from: 2, term: 6, commit: 300})
 }
 
 func TestCodecRoundTrip(t *testing.T) {
@@ -105,8 +105,8 @@ func TestCodecRoundTrip(t *testing.T) {
 
 var rewrite = flag.Bool("rewrite-golden", false, "write the golden files anew")
 
-// The bytes of every format are those of the golden file: docs/format/raftgroup.md
-// describes them.
+// TestGoldenFormats compares the bytes of every format with the golden file.
+// docs/format/raftgroup.md describes them.
 func TestGoldenFormats(t *testing.T) {
 	var s strings.Builder
 	put := func(name string, b []byte) { fmt.Fprintf(&s, "%s\n%s", name, hex.Dump(b)) }
@@ -118,9 +118,9 @@ func TestGoldenFormats(t *testing.T) {
 	put("frame with a wake", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindWake, to: 1, from: 2, term: 6}))
 	put("frame with a removed", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6}))
 	put("frame with news of a commit", appendHostMessage(appendFrameHeader(nil, time.Second),
-		&message{group: 1, kind: kindNews, to: 1, from: 2, term: 6, commit: 300}))
+		&message{group: 1, kind: kindCommitNotice, to: 1, from: 2, term: 6, commit: 300}))
 	put("liveness", encodeLiveness(liveness{boot: 0x0102030405060708, healthy: true, sequence: 300}))
-	put("liveness of a node that hears most others", encodeLiveness(liveness{boot: 2, healthy: true, central: true, sequence: 7}))
+	put("liveness of a node that hears most others", encodeLiveness(liveness{boot: 2, healthy: true, connected: true, sequence: 7}))
 	put("liveness of a node whose disk stands still", encodeLiveness(liveness{boot: 1, sequence: 1}))
 	put("snapshot header", encodeSnapshotHeader(&snapshotHeader{
 		group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, ConfIndex: 10, Replicas: voters(2), Payload: []byte("p")},
@@ -142,8 +142,8 @@ func TestGoldenFormats(t *testing.T) {
 	}
 }
 
-// Every prefix of a frame, and every frame with one byte changed, is decoded or
-// refused without a panic.
+// TestCodecDamage decodes every prefix of a frame, and every frame with one byte changed:
+// each is decoded or refused without a panic.
 func TestCodecDamage(t *testing.T) {
 	frame := sampleFrame()[2:]
 	for i := range frame {
@@ -162,7 +162,7 @@ func TestCodecDamage(t *testing.T) {
 	}
 }
 
-// A frame that claims many entries allocates no more than what it brings.
+// TestCodecClaims: a frame that claims many entries allocates in proportion to its size.
 func TestCodecClaims(t *testing.T) {
 	b := appendMessageHead(appendFrameHeader(nil, time.Second), 1, pb.MsgApp, 1, 2, 3)
 	b = append(b, 1, 1, 1)
@@ -189,7 +189,7 @@ func FuzzFrame(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What was accepted can be encoded, and means the same then.
+		// An accepted frame can be encoded again, with the same meaning.
 		again := appendFrameHeader(nil, 0)
 		for i := range msgs {
 			if msgs[i].raft != nil {
@@ -235,8 +235,8 @@ func FuzzConfContext(f *testing.F) {
 	})
 }
 
-// Raft takes a message of term 0 for its own host's: a heartbeat without a term would be
-// answered without a promise.
+// TestCodecRefusesTermZero: raft takes a message of term 0 for its own host's. A
+// heartbeat without a term would be answered without a promise.
 func TestCodecRefusesTermZero(t *testing.T) {
 	for _, kind := range []pb.MessageType{pb.MsgHeartbeat, pb.MsgApp, pb.MsgVote, pb.MsgTimeoutNow, pb.MsgAppResp} {
 		m := &pb.Message{Type: kind.Enum(), To: ptr(uint64(1)), From: ptr(uint64(2)), Term: ptr(uint64(0)), Context: make([]byte, numberBytes)}

@@ -33,13 +33,14 @@ func (r *rig) roles(g keyspace.GroupID) string {
 	return s
 }
 
-// addNode adds a fresh node with an empty replica of the group.
+// addReplica opens an empty replica of the group on a fresh node.
 func (n *testNode) addReplica(g keyspace.GroupID, id keyspace.ReplicaID) {
 	n.replicas[g] = id
 	n.open(g)
 }
 
-// A replica is replaced: learner, snapshot, joint change, removal (traps 14, 15).
+// TestReplaceReplica replaces a replica: learner, snapshot, joint change, removal (traps
+// 14, 15).
 func TestReplaceReplica(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 4, nil)
@@ -50,7 +51,7 @@ func TestReplaceReplica(t *testing.T) {
 			r.write(1, fmt.Sprint("w", i))
 		}
 		r.must(r.change(1, ConfChange{AddLearner, 4, 4}))
-		// Not caught up: nothing is there that could be promoted.
+		// Not caught up: no replica is there to promote.
 		if err := r.change(1, ConfChange{Type: Promote, Replica: 4}); !errors.Is(err, ErrNotCaughtUp) {
 			t.Fatalf("promotion of an empty replica: %v", err)
 		}
@@ -84,8 +85,9 @@ func TestReplaceReplica(t *testing.T) {
 	})
 }
 
-// trap 15: a learner is promoted only if it has nearly everything and was heard of lately;
-// that it had everything once, or is sent all of it, does not do.
+// trap 15: a learner is promoted only if it has nearly everything and was heard from
+// lately. It is not enough that it once had everything, or that everything was sent to
+// it.
 func TestPromotionNeedsAPresentLearner(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -157,7 +159,7 @@ func TestConfChangesThatAreRefused(t *testing.T) {
 			want    error
 		}{
 			{nil, ErrConfInvalid},
-			// trap 12, 79: a leader is transferred away first.
+			// traps 12, 79: a leader is transferred away first.
 			{[]ConfChange{{Type: RemoveReplica, Replica: self}}, ErrRemovesLeader},
 			{[]ConfChange{{Type: Demote, Replica: self}}, ErrRemovesLeader},
 			{[]ConfChange{{Type: RemoveReplica, Replica: 77}}, ErrConfInvalid},
@@ -194,8 +196,8 @@ func TestJointIsLeftAfterLeaderChange(t *testing.T) {
 		r.equal(1)
 		l := r.leader(1)
 		victim := keyspace.ReplicaID(1 + l.id%3)
-		// The leader's last word is the joint configuration: what would leave it is
-		// lost with the leader.
+		// The leader's last message enters the joint configuration. The one that would
+		// leave it is lost with the leader.
 		r.bus.set(func(b *testBus) {
 			b.filter = func(from, _ keyspace.NodeID, m *message) bool {
 				if m.kind != pb.MsgApp || from != l.id {
@@ -245,15 +247,16 @@ func TestJointIsLeftAfterLeaderChange(t *testing.T) {
 				t.Fatalf("%v", rs)
 			}
 		}
-		l.start() // trap 16: it restarts between commit and apply
+		l.start() // trap 16: restart between commit and apply
 		r.write(1, "after")
 		r.equal(1)
 		r.asleep(1)
 	})
 }
 
-// trap 12, 79: a voter that the joint configuration demotes comes to lead in it. It
-// hands leadership over before the configuration ends, and nobody waits for a timeout.
+// traps 12, 79: a voter that the joint configuration demotes becomes leader in it. It
+// hands leadership over before the configuration ends, so the group never waits for an
+// election timeout.
 func TestJointLeaderHandsOver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 4, noSleep)
@@ -321,8 +324,8 @@ func TestJointLeaderHandsOver(t *testing.T) {
 	})
 }
 
-// trap 9: a removed replica that never heard of it does not disturb the group, and
-// is told.
+// trap 9: a removed replica that missed its removal does not disturb the group, and is
+// told.
 func TestRemovedReplicaIsHarmless(t *testing.T) {
 	for _, noPreVote := range []bool{false, true} {
 		t.Run(fmt.Sprintf("NoPreVote=%t", noPreVote), func(t *testing.T) { testRemovedReplicaIsHarmless(t, noPreVote) })
@@ -371,8 +374,8 @@ func testRemovedReplicaIsHarmless(t *testing.T, noPreVote bool) {
 	})
 }
 
-// trap 10: a node that is removed and added again has a new replica; what is
-// addressed to the old one does not reach it.
+// trap 10: a node that is removed and added again has a new replica. Messages to the old
+// replica do not reach it.
 func TestReplicaComesBackAsAnother(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -407,7 +410,8 @@ func TestReplicaComesBackAsAnother(t *testing.T) {
 	})
 }
 
-// One replica grows to five and shrinks to one again, under writes and restarts.
+// TestGrowAndShrink grows one replica to five and shrinks it to one again, under writes
+// and restarts.
 func TestGrowAndShrink(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 5, nil)
@@ -450,8 +454,8 @@ func TestGrowAndShrink(t *testing.T) {
 	})
 }
 
-// A sole voter with a change in its log that it has not applied keeps the embargo:
-// another may lead with its promise.
+// TestSoleVoterWithPendingChange: a sole voter with an unapplied configuration change in
+// its log keeps the embargo, because another replica may lead with its promise.
 func TestSoleVoterWithPendingChange(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 2, nil)
@@ -469,7 +473,7 @@ func TestSoleVoterWithPendingChange(t *testing.T) {
 		n.start()
 		g := n.host.Group(1)
 		var alone bool
-		inWorker(g, func() { alone = g.sleep.alone })
+		inWorker(g, func() { alone = g.sleep.soleVoter })
 		if alone {
 			t.Fatal("a replica with changes in its log takes itself for the sole voter")
 		}

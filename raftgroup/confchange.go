@@ -16,12 +16,12 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// What a configuration change says beside raft's own words travels in the
-// change's context: a version, a number by which the proposer knows it again,
-// the nodes of added replicas and the caller's payload.
+// The change's context carries what raft's own fields cannot: a version, a number by
+// which the proposer recognizes its change, the nodes of added replicas, and the caller's
+// payload.
 const confContextVersion = 1
 
-// addedBytesMin is the least that an added replica takes in that context.
+// addedBytesMin is the minimum size of an added replica in that context.
 const addedBytesMin = 2
 
 var errConfEntry = errors.New("raftgroup: malformed configuration change")
@@ -32,18 +32,18 @@ type appliedConf struct {
 	number  uint64
 	nodes   map[keyspace.ReplicaID]keyspace.NodeID
 	payload []byte
-	// after is the configuration behind it, index its entry's.
+	// after is the configuration behind the change, index the index of its entry.
 	after []keyspace.Replica
 	index uint64
 }
 
 // changeState is the worker's side of configuration changes and transfers.
 type changeState struct {
-	// pending is the index of the newest change that this leader knows to be in the
-	// log, or the end of the log when it began to lead.
+	// pending is the index of the newest change that this leader knows to be in the log,
+	// or the end of the log when it began to lead.
 	pending uint64
 	waiters []confWaiter
-	// transfer waits for leadership to go to transferTo.
+	// transfer is called when leadership has moved to transferTo, or when that failed.
 	transfer   func(error)
 	transferTo keyspace.ReplicaID
 	ticks      int // since the transfer began
@@ -55,9 +55,9 @@ type confWaiter struct {
 	done   func(error)
 }
 
-// configurationOf derives the forms that are needed from the list of replicas.
-// The list alone says whether the configuration is joint: ChangeConf refuses
-// joint changes that leave the voters as they are.
+// configurationOf derives all forms from the list of replicas. The list alone says
+// whether the configuration is joint: ChangeConf refuses joint changes that leave the
+// voters as they are.
 func configurationOf(replicas []keyspace.Replica, index uint64) configuration {
 	c := configuration{replicas: replicas, index: index}
 	in, out := quorum.MajorityConfig{}, quorum.MajorityConfig{}
@@ -78,7 +78,7 @@ func configurationOf(replicas []keyspace.Replica, index uint64) configuration {
 	return c
 }
 
-// soleVoter says whether the replica alone decides.
+// soleVoter reports whether the replica is the only voter.
 func (c *configuration) soleVoter(id keyspace.ReplicaID) bool {
 	_, in := c.voters[0][uint64(id)]
 	return in && len(c.voters[0]) == 1 && !c.joint
@@ -99,7 +99,7 @@ func (c *configuration) find(id keyspace.ReplicaID) (keyspace.Replica, bool) {
 	return keyspace.Replica{}, false
 }
 
-// confStateOf is raft's form of a configuration.
+// confStateOf returns raft's form of a configuration.
 func confStateOf(replicas []keyspace.Replica) *pb.ConfState {
 	cs, joint := &pb.ConfState{}, configurationOf(replicas, 0).joint
 	for _, r := range replicas {
@@ -124,14 +124,14 @@ func confStateOf(replicas []keyspace.Replica) *pb.ConfState {
 	return cs
 }
 
-// snapshotAt is raft's form of a snapshot's position.
+// snapshotAt returns raft's form of a snapshot's position.
 func snapshotAt(index, term uint64, replicas []keyspace.Replica) *pb.Snapshot {
 	return &pb.Snapshot{Metadata: &pb.SnapshotMetadata{
 		Index: &index, Term: &term, ConfState: confStateOf(replicas),
 	}}
 }
 
-// encodeConf builds raft's change of a validated list of changes.
+// encodeConf builds raft's change from a validated list of changes.
 func encodeConf(number uint64, changes []ConfChange, payload []byte) *pb.ConfChangeV2 {
 	cc := &pb.ConfChangeV2{}
 	ctx := append([]byte(nil), confContextVersion)
@@ -162,16 +162,16 @@ func encodeConf(number uint64, changes []ConfChange, payload []byte) *pb.ConfCha
 	return cc
 }
 
-// explicitly keeps raft from leaving a joint configuration by itself: it would do so
-// under a leader that the change removes or demotes. See leaveJoint.
+// explicitly keeps raft from leaving a joint configuration by itself: raft would do so
+// even under a leader that the change removes or demotes. See leaveJoint.
 func explicitly(cc *pb.ConfChangeV2) {
 	if len(cc.GetChanges()) > 1 {
 		cc.Transition = pb.ConfChangeTransition_ConfChangeTransitionJointExplicit.Enum()
 	}
 }
 
-// decodeConfEntry decodes an entry that changes the configuration. One without
-// data leaves a joint configuration.
+// decodeConfEntry decodes an entry that changes the configuration. An entry without data
+// leaves a joint configuration.
 func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 	c := appliedConf{cc: &pb.ConfChangeV2{}}
 	if e.GetType() != pb.EntryConfChangeV2 {
@@ -181,7 +181,7 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 		return c, fmt.Errorf("%w: %w", errConfEntry, err)
 	}
 	if t := c.cc.GetTransition(); pb.ConfChangeTransition_name[int32(t)] == "" {
-		return c, fmt.Errorf("%w: transition %d", errConfEntry, t) // raft panics at it
+		return c, fmt.Errorf("%w: transition %d", errConfEntry, t) // raft would panic
 	}
 	if len(c.cc.GetContext()) == 0 {
 		if !c.cc.LeaveJoint() {
@@ -206,13 +206,13 @@ func decodeConfEntry(e *pb.Entry) (appliedConf, error) {
 	if r.Len() > 0 {
 		c.payload = r.Rest()
 	}
-	explicitly(c.cc) // an older version has proposed without it
+	explicitly(c.cc) // builds of an older version proposed without it
 	return c, nil
 }
 
-// apply returns the replicas behind the change. It is a function of its inputs
-// alone: every replica computes the same. Raft computes its own view from the same
-// change; applyConf compares the two.
+// apply returns the replicas behind the change. It depends on its inputs alone, so every
+// replica computes the same. Raft computes its own view from the same change; applyConf
+// compares the two.
 func (c *appliedConf) apply(before []keyspace.Replica) []keyspace.Replica {
 	after := make([]keyspace.Replica, 0, len(before)+len(c.cc.GetChanges()))
 	if c.cc.LeaveJoint() {
@@ -272,15 +272,15 @@ func (c *appliedConf) applyOne(rs []keyspace.Replica, s *pb.ConfChangeSingle, jo
 	return rs
 }
 
-// ChangeConf changes the group's members. It returns nil once the final
-// configuration is applied here: several changes pass through a joint
-// configuration, which is left without the caller. It proposes only if the group
-// leads here in that term. Several changes at once must change the voters, and
-// each replica may be named once; a replica is added as a learner and promoted
-// when it is caught up. payload, which may be nil, is the Data of the entry.
+// ChangeConf changes the group's members. It returns nil once the final configuration is
+// applied here. Several changes pass through a joint configuration, which the group
+// leaves by itself. The change is proposed only if the group leads here in that term.
+// Several changes at once must change the voters and may name each replica once. A
+// replica is added as a learner and promoted when it is caught up. payload, which may be
+// nil, becomes the Data of the entry.
 //
-// ErrUnknownFate says that leadership or ctx ended while the change was under
-// way. Any other error: nothing was changed.
+// ErrUnknownFate says that leadership or ctx ended while the change was under way. After
+// any other error nothing was changed.
 func (g *Group) ChangeConf(ctx context.Context, term uint64, changes []ConfChange, payload []byte) error {
 	ch := make(chan error, 1)
 	finish := func(err error) { ch <- err }
@@ -316,14 +316,14 @@ func (g *Group) proposeConf(term uint64, changes []ConfChange, payload []byte, d
 		return
 	}
 	if m.GetEntries()[0].GetType() == pb.EntryNormal {
-		done(ErrConfPending) // raft has put an empty entry in its place
+		done(ErrConfPending) // raft has replaced it by an empty entry
 		return
 	}
 	g.changes.waiters = append(g.changes.waiters, confWaiter{number: number, done: done})
 }
 
-// checkConf refuses what raft would turn into an empty entry or, worse, panic on
-// when it is applied.
+// checkConf refuses changes that raft would turn into an empty entry or, worse, that
+// would make raft panic when they are applied.
 func (g *Group) checkConf(term uint64, changes []ConfChange) error {
 	switch st := g.rn.BasicStatus(); {
 	case g.closed:
@@ -361,7 +361,7 @@ func (g *Group) checkConf(term uint64, changes []ConfChange) error {
 	return nil
 }
 
-// checkChange checks one change, and says whether it changes the voters.
+// checkChange checks one change and reports whether it changes the voters.
 func (g *Group) checkChange(c ConfChange) (voters bool, err error) {
 	r, member := g.conf.find(c.Replica)
 	switch c.Type {
@@ -392,7 +392,7 @@ func (g *Group) checkChange(c ConfChange) (voters bool, err error) {
 	return false, fmt.Errorf("%w: type %d", ErrConfInvalid, c.Type)
 }
 
-// promoteLagMax is how many entries a replica may lag that becomes a voter.
+// promoteLagMax is how many entries a replica may lag when it becomes a voter.
 const promoteLagMax = 1024
 
 func (g *Group) checkCaughtUp(r keyspace.Replica) error {
@@ -420,7 +420,8 @@ func (g *Group) applyConf(c *appliedConf) {
 		w.seen = w.seen || c.number != 0 && w.number == c.number
 	}
 	if g.isLeader {
-		// Those who are left may have answered the round under way, or be nobody.
+		// The round under way may now be complete, or may have no voter left to answer
+		// it.
 		g.retryReads()
 		g.issueReads()
 	}
@@ -435,7 +436,7 @@ func (g *Group) applyConf(c *appliedConf) {
 	})
 }
 
-// setConf makes a configuration the group's own.
+// setConf installs a configuration as the group's own.
 func (g *Group) setConf(replicas []keyspace.Replica, index uint64) {
 	g.h.peers.change(g.conf.replicas, replicas)
 	g.conf = configurationOf(replicas, index)
@@ -447,15 +448,15 @@ func (g *Group) setConf(replicas []keyspace.Replica, index uint64) {
 	g.lease.dirty = true
 }
 
-// leaveJoint proposes the end of a joint configuration, whoever has begun it. A
-// leader that the end would remove or demote hands leadership over first: it would
-// drop what it has taken in, and leave the group without a leader for a timeout.
+// leaveJoint proposes the end of a joint configuration, whoever began it. A leader that
+// this would remove or demote hands leadership over first. Otherwise it would drop
+// accepted proposals and leave the group without a leader for an election timeout.
 func (g *Group) leaveJoint() {
 	if !g.conf.joint || !g.lease.ready || g.changes.pending > g.applied || g.changes.transfer != nil {
 		return
 	}
 	if _, stays := g.conf.voters[0][uint64(g.self)]; !stays {
-		// Where nobody can take over yet, the next tick tries again.
+		// If no replica can take over yet, the next tick tries again.
 		g.beginTransfer(0, func(error) {})
 		return
 	}
@@ -464,11 +465,11 @@ func (g *Group) leaveJoint() {
 		Type: pb.MsgProp.Enum(), From: ptr(uint64(g.self)),
 		Entries: []*pb.Entry{{Type: typ.Enum()}},
 	}
-	// A refusal is no harm: the next tick tries again.
+	// A refusal does no harm: the next tick tries again.
 	_ = g.rn.Step(m)
 }
 
-// failChanges ends what waits for changes when leadership goes.
+// failChanges fails the waiting changes when leadership ends.
 func (g *Group) failChanges(err error) {
 	for _, w := range g.changes.waiters {
 		w.done(err)
@@ -476,10 +477,10 @@ func (g *Group) failChanges(err error) {
 	g.changes.waiters = nil
 }
 
-// Transfer moves leadership to another voter, 0 chooses the best. The lease is
-// given up first and for the rest of the term, also if the transfer fails; raft
-// drops proposals while it is under way. It returns nil once this replica leads
-// no more.
+// Transfer moves leadership to another voter; 0 chooses the best. It first gives the
+// lease up for the rest of the term, even if the transfer fails. Raft drops proposals
+// while the transfer is under way. Transfer returns nil once this replica no longer
+// leads.
 func (g *Group) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
 	ch := make(chan error, 1)
 	if !g.w.call(g, func() { g.beginTransfer(to, func(err error) { ch <- err }) }) {
@@ -493,9 +494,9 @@ func (g *Group) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
 	}
 }
 
-// CanTransfer returns nil where Transfer to the replica, with 0 to any, would begin now, and
-// else why not: ErrNotLeader, or ErrNotCaughtUp where nobody who votes follows the log. It
-// changes nothing, so that whoever has to end something first can ask before.
+// CanTransfer returns nil if Transfer to the replica, or to any for 0, would begin now.
+// Otherwise it returns ErrNotLeader, or ErrNotCaughtUp if no eligible voter follows the
+// log. It changes nothing, so a caller that must first end something can ask before.
 func (g *Group) CanTransfer(ctx context.Context, to keyspace.ReplicaID) error {
 	ch := make(chan error, 1)
 	ask := func() {
@@ -537,8 +538,8 @@ func (g *Group) beginTransfer(to keyspace.ReplicaID, done func(error)) {
 		done(err)
 		return
 	}
-	// Before raft sends MsgTimeoutNow, and for good in this term: the message may
-	// arrive when nobody remembers it, and its vote respects no promise.
+	// Before raft sends MsgTimeoutNow, and for the rest of this term: the message may
+	// arrive long after, and its vote respects no promise.
 	g.giveUpLease()
 	g.wake()
 	g.changes.transfer, g.changes.transferTo, g.changes.ticks = done, target, 0

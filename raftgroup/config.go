@@ -10,46 +10,46 @@ import (
 	"go.uber.org/zap"
 )
 
-// Bounds that are no settings.
+// Bounds that are not configurable.
 const (
 	// passGroupsMax bounds how many groups one pass of a worker visits, so that a
 	// heartbeat does not wait behind everything else.
 	passGroupsMax = 256
 	// frameBytesMax is where a frame is closed and the next one begun.
 	frameBytesMax = 256 << 10
-	// groupMessagesMax bounds the messages of one group that its worker has not taken
-	// in yet; those with entries have a bound in bytes as well.
+	// groupMessagesMax bounds the messages of one group that its worker has not processed
+	// yet. Those with entries are bounded in bytes as well.
 	groupMessagesMax = 4096
-	// passReadMax is after how many bytes read from the log's files a pass reads no
-	// more: the heartbeats of the worker's other groups must not wait for them.
+	// passReadMax is how many bytes a pass may read from the log's files: the heartbeats
+	// of the worker's other groups must not wait longer.
 	passReadMax = 4 << 20
-	// headStartTicks is how many ticks after the end of their promises the others leave to
-	// the replica that was chosen to campaign: it begins within two, and is voted for.
+	// headStartTicks is the head start of the chosen candidate after the promises expire.
+	// It campaigns within two ticks and is then elected before the others' timeouts.
 	headStartTicks = 3
-	// campaignLagMax is how many committed entries a replica may have to apply that
-	// campaigns: raft looks through all of them first, in one go.
+	// campaignLagMax is how many committed entries a campaigning replica may still have
+	// to apply: raft scans all of them at once before it campaigns.
 	campaignLagMax = 4096
-	// readyRoundsMax bounds how often one visit lets raft go on without giving the
-	// next group its turn.
+	// readyRoundsMax bounds how many Readys one visit handles before the next group gets
+	// its turn.
 	readyRoundsMax = 8
-	// applyBytesMax bounds what one engine batch takes of entries, beyond the first.
+	// applyBytesMax bounds the entries in one engine batch, beyond the first.
 	applyBytesMax = 4 << 20
-	// maxEntryBytes bounds one proposal, beside what an entry of the wal may have.
+	// maxEntryBytes bounds one proposal, in addition to the wal's own bound.
 	maxEntryBytes = 16 << 20
-	// entryOverheadBytes is what an entry costs beside its data.
+	// entryOverheadBytes is the accounted cost of an entry beyond its data.
 	entryOverheadBytes = 64
-	// maxSizePerMsg, maxCommittedPerReady and maxInflightMsgs are raft's bounds of
-	// one MsgApp, of what is handed to apply and not yet applied, and of unanswered
-	// MsgApps to one follower.
+	// maxSizePerMsg, maxCommittedPerReady and maxInflightMsgs are raft's bounds: on one
+	// MsgApp, on entries handed out and not yet applied, and on unanswered MsgApps to one
+	// follower.
 	maxSizePerMsg        = 256 << 10
 	maxCommittedPerReady = 1 << 20
 	maxInflightMsgs      = 256
-	// parkedGroupsMax and parkedPerGroupMax bound the votes kept for groups that are
+	// bufferedGroupsMax and bufferedPerGroupMax bound the votes kept for groups that are
 	// not open here.
-	parkedGroupsMax   = 4096
-	parkedPerGroupMax = 16
-	// learnedRoutesMax bounds the senders that a replica remembers although its
-	// configuration does not name them yet.
+	bufferedGroupsMax   = 4096
+	bufferedPerGroupMax = 16
+	// learnedRoutesMax bounds the senders that a replica remembers before its
+	// configuration names them.
 	learnedRoutesMax = 16
 )
 
@@ -110,14 +110,14 @@ func (c *Config) check() error {
 	return nil
 }
 
-// electionTicks is ElectionTimeout in ticks, rounded up: raft must not be faster
-// than the promise.
+// electionTicks is ElectionTimeout in ticks, rounded up: raft's timeout must not be
+// shorter than the promise.
 func (c *Config) electionTicks() int {
 	return int((c.ElectionTimeout + c.TickInterval - 1) / c.TickInterval)
 }
 
-// askTicks is after how many ticks a follower repeats a question that nobody answers.
-func (c *Config) askTicks() int { return max(1, c.electionTicks()/3) }
+// retryTicks is after how many ticks a follower repeats an unanswered request.
+func (c *Config) retryTicks() int { return max(1, c.electionTicks()/3) }
 
 func orDefault[T int | int64 | uint64 | float64 | time.Duration](v *T, d T) {
 	if *v == 0 {

@@ -24,14 +24,14 @@ import (
 // syncFS blocks or fails the fsyncs of a file system.
 type syncFS struct {
 	vfs.FS
-	// only names the files concerned by their suffix; empty: all.
+	// only restricts this to files with the suffix; empty means all.
 	only string
-	// slow is how long each write takes, slowSync each fsync; with broken set those fail.
+	// slow delays each write and slowSync each fsync; broken makes fsyncs fail.
 	slow, slowSync atomic.Int64
 	broken         atomic.Bool
 
 	mu    sync.Mutex
-	block chan struct{} // closed to let syncs go on; nil: they go on
+	block chan struct{} // closed to let syncs continue; nil blocks none
 }
 
 type syncFile struct {
@@ -107,8 +107,8 @@ func (f *syncFile) SyncTo(n int64) (bool, error) {
 	return f.File.SyncTo(n)
 }
 
-// trap 21: nothing that a follower says about entries or votes leaves before its
-// own fsync; what the leader sends does not wait for the leader's.
+// trap 21: no response of a follower about entries or votes leaves before its own fsync.
+// Messages of the leader do not wait for the leader's fsync.
 func TestNoAnswerBeforeFsync(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout = time.Hour; c.ElectionTimeout = time.Second })
@@ -154,7 +154,8 @@ func TestNoAnswerBeforeFsync(t *testing.T) {
 		}
 		r.eventually("applied", time.Second, func() bool { return l.sms[1].has("second") })
 
-		// The leader's own disk is slow: its followers store and the quorum is theirs.
+		// The leader's own disk is slow: its followers store the entries and form the
+		// quorum.
 		release := slow[l.id].hold()
 		r.must(l.propose(1, "third"))
 		f := r.nodes[1+l.id%3]
@@ -166,8 +167,8 @@ func TestNoAnswerBeforeFsync(t *testing.T) {
 	})
 }
 
-// trap 24 and invariant 1: all nodes lose power at once, again and again, with
-// truncations running; no acknowledged write is lost, replicas agree.
+// trap 24 and invariant 1: all nodes lose power at once, repeatedly, while logs are
+// truncated. No acknowledged write is lost, and replicas agree.
 func TestAllCrashAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 4 << 10 })
@@ -224,8 +225,8 @@ func TestAllCrashAtOnce(t *testing.T) {
 	})
 }
 
-// trap 57: a hard state that lags behind the durably applied index. (One that is ahead
-// of its log is the wal's to refuse.)
+// trap 57: a hard state behind the durably applied index. (The wal refuses one that is
+// ahead of its log.)
 func TestReconcile(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)
@@ -263,7 +264,7 @@ func TestReconcile(t *testing.T) {
 		if err != nil || g.commit != 15 || g.last != 20 || g.term != 6 {
 			t.Fatalf("commit behind applied: %v %+v", err, g)
 		}
-		// trap 31, 32: an ingest is durable, the reset of the log is not.
+		// traps 31, 32: an ingest is durable, the reset of the log is not.
 		put(2, engine.Applied{Index: 30, Term: 7})
 		log(2, 10, 5, hs(6, 2, 12), entries(11, 20, 6))
 		if g, err = open(2); err != nil || g.commit != 30 || g.last != 30 || g.term != 7 || g.log.HardState().GetVote() != 0 {
@@ -274,20 +275,20 @@ func TestReconcile(t *testing.T) {
 		if g, err = open(3); err != nil || g.last != 15 || g.log.HardState().GetVote() != 2 {
 			t.Fatalf("log contradicts the record: %v %+v", err, g)
 		}
-		// trap 24: a gap is never papered over.
+		// trap 24: a gap is never ignored.
 		put(4, engine.Applied{Index: 12, Term: 6})
 		log(4, 15, 6, hs(6, 2, 15), entries(16, 20, 6))
 		if _, err = open(4); !errors.Is(err, errCorrupt) {
 			t.Fatalf("gap: %v", err)
 		}
-		// trap 2: a child's replica that has voted before the split created it.
+		// trap 2: a child's replica that voted before the split created it.
 		log(5, 0, 0, hs(9, 3, 0), nil)
 		put(5, engine.Applied{Index: InitIndex, Term: InitTerm})
 		if g, err = open(5); err != nil || g.term != 9 || g.log.HardState().GetVote() != 3 || g.commit != InitIndex {
 			t.Fatalf("vote before the split: %v %+v", err, g)
 		}
 		// Acknowledged entries whose record a crash has taken: the replica must not vote
-		// as if it had none. What is removed for good leaves a tombstone (trap 10).
+		// as if it had none. A replica removed for good leaves a tombstone (trap 10).
 		log(6, 10, 5, hs(8, 2, 12), entries(11, 20, 6))
 		if _, err = open(6); !errors.Is(err, errCorrupt) || n.wal.Group(6).LastIndex() != 20 {
 			t.Fatalf("a log without its record: %v", err)
@@ -296,7 +297,7 @@ func TestReconcile(t *testing.T) {
 		if _, err = open(7); !errors.Is(err, errCorrupt) {
 			t.Fatalf("an empty log without its record: %v", err)
 		}
-		// A replica without a record may have voted, and nothing else.
+		// A replica without a record may have voted, but nothing else.
 		log(8, 0, 0, hs(9, 3, 0), nil)
 		if g, err = open(8); err != nil || g.term != 9 || g.log.HardState().GetVote() != 3 {
 			t.Fatalf("vote of an empty replica: %v %+v", err, g)
@@ -304,8 +305,7 @@ func TestReconcile(t *testing.T) {
 	})
 }
 
-// trap 30: a crash that forgets the deletion of a removed replica does not bring
-// it back to life.
+// trap 30: a crash that loses the deletion of a removed replica does not revive it.
 func TestRemovedStaysRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -316,7 +316,7 @@ func TestRemovedStaysRemoved(t *testing.T) {
 		r.equal(1)
 		n := r.nodes[3]
 		r.must(n.eng.Flush(context.Background()))
-		// The tombstone is there, the deletion is not.
+		// The tombstone exists, but not the deletion.
 		ctx, cancel := context.WithCancel(context.Background())
 		stop := errors.New("stopped here")
 		err := n.host.Remove(ctx, 1, func(*engine.Batch) error { return stop })
@@ -344,8 +344,8 @@ func TestRemovedStaysRemoved(t *testing.T) {
 	})
 }
 
-// An fsync error poisons the wal; nothing that waited for it is ever answered
-// (trap 22).
+// trap 22: an fsync error poisons the wal. Nothing that waited for that fsync is ever
+// answered.
 func TestFsyncError(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -368,8 +368,9 @@ func TestFsyncError(t *testing.T) {
 	})
 }
 
-// After a restart all groups have a log to apply, and a follower that was away needs
-// one: a pass reads its share of them, and the other groups go on meanwhile.
+// TestPassReadsItsShare: after a restart all groups have entries to apply, and a lagging
+// follower needs entries. A pass reads its share of them, and other groups continue
+// meanwhile.
 func TestPassReadsItsShare(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.Workers, c.SleepAfter, c.passReadBytes = 1, -1, 4<<10 })
@@ -399,7 +400,7 @@ func TestPassReadsItsShare(t *testing.T) {
 		}
 		putOff := 0.0
 		for _, n := range r.nodes {
-			putOff += testutil.ToFloat64(n.host.m.logReadsPutOff)
+			putOff += testutil.ToFloat64(n.host.m.logReadsDeferred)
 		}
 		if putOff == 0 {
 			t.Error("no pass has put a read off")
@@ -407,9 +408,9 @@ func TestPassReadsItsShare(t *testing.T) {
 	})
 }
 
-// An entry that cannot be applied ends the host's progress, and callbacks behind it are
-// still called: somebody waits for them.
-func TestBadEntryOwesCallbacks(t *testing.T) {
+// TestBadEntryStillRunsCallbacks: an entry that cannot be applied ends the host's
+// progress. Callbacks behind it still run, because callers wait for them.
+func TestBadEntryStillRunsCallbacks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, noSleep)
 		r.startAll()
@@ -421,8 +422,8 @@ func TestBadEntryOwesCallbacks(t *testing.T) {
 		var called atomic.Bool
 		inWorker(g, func() {
 			bad := &pb.Entry{Index: ptr(g.applied + 1), Term: ptr(g.term), Type: pb.EntryConfChange.Enum()}
-			g.w.kick(g, applyTask{kind: taskEntries, msg: &pb.Message{Entries: []*pb.Entry{bad}}})
-			g.w.kick(g, applyTask{kind: taskCall, call: func() { called.Store(true) }})
+			g.w.schedule(g, applyTask{kind: taskEntries, msg: &pb.Message{Entries: []*pb.Entry{bad}}})
+			g.w.schedule(g, applyTask{kind: taskCall, call: func() { called.Store(true) }})
 		})
 		<-n.host.Fatal()
 		synctest.Wait()

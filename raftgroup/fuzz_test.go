@@ -20,8 +20,8 @@ import (
 	"github.com/skeindb/skein/internal/measure"
 )
 
-// FuzzFrameClaims: a frame costs memory in proportion to what came. Many entries of
-// few bytes are the worst that it may hold, and many entries only claimed cost nothing.
+// FuzzFrameClaims: decoding allocates in proportion to a frame's size. Many entries of
+// few bytes are the worst real case, and entries that are only claimed allocate nothing.
 func FuzzFrameClaims(f *testing.F) {
 	f.Add(sampleFrame()[frameHeaderBytes:])
 	head := appendMessageHead(appendFrameHeader(nil, time.Second), 1, pb.MsgApp, 1, 2, 3)
@@ -35,12 +35,11 @@ func FuzzFrameClaims(f *testing.F) {
 	})
 }
 
-// FuzzLiveness: a liveness message that is accepted says the same when it is written
-// again.
+// FuzzLiveness: an accepted liveness message keeps its meaning when it is encoded again.
 func FuzzLiveness(f *testing.F) {
 	f.Add(encodeLiveness(liveness{boot: 5, healthy: true, sequence: 9})[frameHeaderBytes:])
 	f.Add(encodeLiveness(liveness{boot: 1})[frameHeaderBytes:])
-	f.Add(encodeLiveness(liveness{boot: 2, central: true, sequence: 1})[frameHeaderBytes:])
+	f.Add(encodeLiveness(liveness{boot: 2, connected: true, sequence: 1})[frameHeaderBytes:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := decodeLiveness(b)
 		if err != nil {
@@ -55,7 +54,7 @@ func FuzzLiveness(f *testing.F) {
 	})
 }
 
-// FuzzSnapshotHeaderAgain: a header that is accepted is the same after another trip.
+// FuzzSnapshotHeaderAgain: an accepted header is unchanged after encoding and decoding.
 func FuzzSnapshotHeaderAgain(f *testing.F) {
 	f.Add(encodeSnapshotHeader(&snapshotHeader{
 		group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, ConfIndex: 11, Replicas: voters(3), Payload: []byte("p")},
@@ -107,14 +106,14 @@ func FuzzConfEntry(f *testing.F) {
 	})
 }
 
-// tapeStream is the receiving end of a stream whose messages are there already.
+// tapeStream is the receiving end of a stream with prepared messages.
 type tapeStream struct{ messages [][]byte }
 
 func (s *tapeStream) Recv(context.Context) ([]byte, error) {
 	if len(s.messages) == 0 {
 		return nil, io.EOF
 	}
-	m := bytes.Clone(s.messages[0]) // who receives it may write to it
+	m := bytes.Clone(s.messages[0]) // a receiver may write to it
 	s.messages = s.messages[1:]
 	return m, nil
 }
@@ -122,7 +121,7 @@ func (s *tapeStream) Recv(context.Context) ([]byte, error) {
 func (s *tapeStream) Send(context.Context, []byte) error { return nil }
 func (s *tapeStream) Close(error)                        {}
 
-// cutTape cuts bytes into messages, each led by two bytes of length.
+// cutTape cuts bytes into messages, each with a length prefix of two bytes.
 func cutTape(b []byte) (messages [][]byte) {
 	for len(b) >= 2 {
 		n := min(int(binary.BigEndian.Uint16(b)), len(b)-2)
@@ -139,15 +138,15 @@ func appendTape(dst []byte, messages ...[]byte) []byte {
 	return dst
 }
 
-// tableEnd closes a table of these bytes as the sender does.
+// tableEnd ends a table of these bytes as the sender does.
 func tableEnd(table string) []byte {
 	b := binary.AppendUvarint([]byte{snapTable}, uint64(len(table)))
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum([]byte(table), castagnoli))
 }
 
-// FuzzSnapshotStream: the messages behind a snapshot's header, whatever they are, end
-// in an error with nothing left on the disk, or in files that hold exactly the chunks
-// of tables that were closed as they should be.
+// FuzzSnapshotStream: arbitrary messages behind a snapshot's header end in an error with
+// no file left on the disk, or in files that hold exactly the chunks of the correctly
+// ended tables.
 func FuzzSnapshotStream(f *testing.F) {
 	e, err := engine.Open(engine.Options{FS: vfs.NewMem(), Dir: "data", Clock: clock.System(), BallastBytes: -1, LowSpaceBytes: -1})
 	if err != nil {
@@ -166,8 +165,8 @@ func FuzzSnapshotStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, tape []byte) {
 		messages := cutTape(tape)
 		ctx, cancel := context.WithCancel(t.Context())
-		r := &receive{g: &Group{h: h, id: 1}, ctx: ctx, cancel: cancel}
-		w := newWatch(ctx, h.cfg.Clock)
+		r := &incomingSnapshot{g: &Group{h: h, id: 1}, ctx: ctx, cancel: cancel}
+		w := newWatchdog(ctx, h.cfg.Clock)
 		err := w.end(r.fetchTables(w, &tapeStream{messages}))
 		if err == nil {
 			checkTables(t, h, r.paths, messages)
@@ -181,7 +180,7 @@ func FuzzSnapshotStream(f *testing.F) {
 	})
 }
 
-// checkTables compares the files with the messages that were accepted.
+// checkTables compares the files with the accepted messages.
 func checkTables(t *testing.T, h *Host, paths []string, messages [][]byte) {
 	t.Helper()
 	var tables []string

@@ -15,8 +15,8 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// Group is one raft group's replica on this host. Its exported methods may be
-// called from many goroutines.
+// Group is one raft group's replica on this host. Its exported methods may be called from
+// many goroutines.
 type Group struct {
 	h    *Host
 	w    *worker
@@ -30,13 +30,13 @@ type Group struct {
 	// Guarded by w.mu.
 	work    *work
 	queued  bool
-	awakeAt int // place in w.mu.awake, -1 while asleep
+	awakeAt int // index in w.mu.awake, -1 while asleep
 
-	apply    applyState   // guarded and owned as its fields say
+	apply    applyState   // its fields say who guards and owns them
 	public   published    // atomics, for readers without a lock
 	inflight atomic.Int64 // bytes of proposals not yet applied
 
-	// Everything below belongs to the worker's goroutine.
+	// Everything below is owned by the worker's goroutine.
 	closed bool
 	rn     *raft.RawNode
 
@@ -44,30 +44,31 @@ type Group struct {
 	term, commit, last uint64
 	lead               keyspace.ReplicaID
 	isLeader           bool
-	// applied is what raft has been told is applied, at appliedTerm.
+	// applied is the applied index that raft knows, appliedTerm its term.
 	applied, appliedTerm uint64
 	// conf is the configuration as of applied.
 	conf    configuration
 	learned []route
 
-	// appends counts appends that, or whose responses, wait for the wal.
+	// appends counts appends that wait for the wal, or whose responses do.
 	appends   int
-	immediate []*pb.Message // responses of appends that had nothing to write
+	immediate []*pb.Message // responses of appends that wrote nothing
 	saved     savedState
-	news      commitNews
-	// inReady says that raft is asked for a Ready; readPutOff that it got no entries
-	// since the pass has read its share.
-	inReady, readPutOff bool
-	// installing is the snapshot that raft has taken in and the engine has not;
+	notices   commitNotices
+	// inReady says that a call of raft's Ready is running. readDeferred says that it got
+	// no entries because the pass has read its share.
+	inReady, readDeferred bool
+	// installing is the snapshot that raft has accepted and the engine has not installed;
 	// held are the appends behind it.
 	installing *install
 	held       []*pb.Message
-	receiving  *receive
-	// settling is a snapshot whose reset of the log is on its way to the disk.
-	settling *receive
-	// snapshotAgain is when, after a failure, the next snapshot may be sent.
+	receiving  *incomingSnapshot
+	// resetting is a snapshot whose reset of the log is on its way to the disk.
+	resetting *incomingSnapshot
+	// snapshotAgain is the earliest time for the next snapshot after a failure.
 	snapshotAgain clock.Time
-	// snapshotFailed is what the last snapshot to a follower ended with, until one is installed.
+	// snapshotFailed is the error of the last snapshot to each follower, until one is
+	// installed.
 	snapshotFailed map[keyspace.ReplicaID]string
 
 	lease    leaseState
@@ -79,28 +80,29 @@ type Group struct {
 	changes  changeState
 }
 
-// route is where a replica is that the configuration does not name yet.
+// route is the node of a replica that the configuration does not name yet.
 type route struct {
 	id   keyspace.ReplicaID
 	node keyspace.NodeID
 }
 
-// published is what other goroutines may know without asking the worker.
+// published is what other goroutines may read without asking the worker.
 type published struct {
-	// leading is the term that this replica leads in, 0 if it does not.
+	// leading is the term in which this replica leads, 0 if it does not.
 	leading atomic.Uint64
-	// leaseTerm and leaseUntil: see Lease.
+	// leaseTerm and leaseUntil are described at Lease.
 	leaseTerm  atomic.Uint64
 	leaseUntil atomic.Int64
 
 	term, leader, leaderNode, commit, last, applied, durable atomic.Uint64
 	// readers counts the ReadIndex waiters that were not called yet.
 	readers atomic.Int64
-	// applying is what the applier has committed to the engine; applied follows it.
+	// applying is the index that the applier has committed to the engine; applied follows
+	// it.
 	applying                 atomic.Uint64
 	asleep, receiving, dirty atomic.Bool
 	replicas                 atomic.Pointer[[]keyspace.Replica]
-	// wakeWanted says that the pacer has the group in its queue.
+	// wakeWanted is 1 while the group is in the pacer's queue.
 	wakeWanted atomic.Uint32
 }
 
@@ -118,12 +120,13 @@ func (g *Group) ID() keyspace.GroupID { return g.id }
 // Replica returns the id of this host's replica.
 func (g *Group) Replica() keyspace.ReplicaID { return g.self }
 
-// Propose gives data to raft if the group leads here in exactly that term. It
-// never blocks and never forwards. An error says at once that nothing was taken
-// in: ErrNotLeader, ErrFull, ErrTooLarge, ErrClosed or ErrStopped. Otherwise dropped
-// (which may be nil) is called, in order with Applied, if and only if the data
-// has certainly not been appended to any log and never will be; a loss of
-// leadership after the append is not reported: its fate is unknown, and the state
+// Propose gives data to raft if the group leads here in exactly that term. It never
+// blocks and never forwards. An error means that nothing was accepted: ErrNotLeader,
+// ErrFull, ErrTooLarge, ErrClosed or ErrStopped.
+//
+// Otherwise dropped, which may be nil, is called in order with Applied, if and only if
+// the data certainly was not appended to any log and never will be. Propose does not
+// report a loss of leadership after the append: the fate is then unknown, and the state
 // machine sees the entry if it survives. The data must not be changed any more.
 func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 	switch {
@@ -131,9 +134,9 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 		return fmt.Errorf("%w: %d bytes", ErrTooLarge, len(data))
 	case g.public.leading.Load() != term || term == 0:
 		return ErrNotLeader
-	case g.h.stuck.Load() && len(*g.public.replicas.Load()) > 1:
-		// Others are about to lead; until then nothing would become of it. Where there are no
-		// others, it is done when the disk moves.
+	case g.h.diskStalled.Load() && len(*g.public.replicas.Load()) > 1:
+		// Others are about to lead, so the proposal would be lost. A sole replica keeps
+		// it until the disk moves.
 		return fmt.Errorf("%w: a disk of this node does not move", ErrNotLeader)
 	case g.h.cfg.WAL.Overloaded():
 		g.h.m.full.Inc()
@@ -155,8 +158,8 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 	return nil
 }
 
-// reserve takes n bytes, of one proposal, of the group's and the node's budget for proposals. One
-// proposal always fits where there is no other.
+// reserve takes n bytes for one proposal from the budgets of the group and the node. One
+// proposal always fits if there is no other.
 func (g *Group) reserve(n int64) error {
 	if v := g.inflight.Add(n); v > g.h.cfg.MaxGroupInflightBytes && v != n {
 		g.inflight.Add(-n)
@@ -171,7 +174,7 @@ func (g *Group) reserve(n int64) error {
 	return nil
 }
 
-// release gives back the bytes of so many proposals.
+// release returns the bytes of that many proposals to the budgets.
 func (g *Group) release(proposals, n int64) {
 	if v := g.inflight.Add(-n); v < 0 {
 		panic(fmt.Sprintf("raftgroup: group %s: %d bytes in flight after the release of %d", g.id, v, n))
@@ -180,13 +183,13 @@ func (g *Group) release(proposals, n int64) {
 	g.h.pending.Add(-proposals)
 }
 
-// Lease returns the term in which this replica leads and holds the leader lease,
-// and when that lease ends on this node's clock. With ok false there is none, and
-// a reader needs ReadIndex. A read is linearizable if it arrived before the clock
-// was read, the clock was below until, and the state is looked at afterwards.
+// Lease returns the term in which this replica leads and holds the leader lease, and when
+// that lease ends on this node's clock. If ok is false there is no lease, and a reader
+// needs ReadIndex. A read is linearizable if it arrived before the clock was read, the
+// clock was below until, and the state is read afterwards.
 func (g *Group) Lease() (term uint64, until clock.Time, ok bool) {
-	// A lease is revoked before the term changes and given after, so a term that is
-	// the same before and after belongs to what was read between.
+	// A lease is revoked before the term changes and granted after. So if the term is the
+	// same before and after, what was read between belongs to it.
 	term = g.public.leaseTerm.Load()
 	until = clock.Time(g.public.leaseUntil.Load())
 	if until == 0 || g.public.leaseTerm.Load() != term {
@@ -195,19 +198,19 @@ func (g *Group) Lease() (term uint64, until clock.Time, ok bool) {
 	return term, until, true
 }
 
-// LeaseHeld reads the clock and says whether the lease of the term holds now.
+// LeaseHeld reads the clock and reports whether the lease of the term holds now.
 func (g *Group) LeaseHeld(term uint64) bool {
 	now := g.h.leaseClock()
 	t, until, ok := g.Lease()
 	return ok && t == term && now < until
 }
 
-// ReadIndex calls done, in order with Applied, once everything is applied here
-// that was committed anywhere when ReadIndex was called. It works on followers
-// too. Waiting reads share rounds: one is under way at a time, those that come
-// meanwhile join the next. Errors: ErrNoLeader after three election timeouts, also
-// where a leader has answered and its index is not applied here by then; ErrFull,
-// ErrClosed, ErrStopped.
+// ReadIndex calls done, in order with Applied, once this replica has applied everything
+// that was committed anywhere when ReadIndex was called. It works on followers too.
+// Waiting reads share rounds: one round is under way at a time, and later reads join the
+// next. It fails with ErrFull, ErrClosed or ErrStopped, or with ErrNoLeader after three
+// election timeouts. The latter also applies if a leader has answered but its index is
+// not applied here by then.
 func (g *Group) ReadIndex(done func(index uint64, err error)) {
 	if g.public.readers.Add(1) > int64(g.h.cfg.MaxReads) {
 		g.public.readers.Add(-1)
@@ -226,12 +229,12 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) {
 	}
 }
 
-// Wake wakes the group, and its leader if that is elsewhere. It is right to call
-// it where a client asks a follower for a leader that it does not know.
+// Wake wakes the group, and its leader if that is elsewhere. Call it when a client asks a
+// follower for a leader that the follower does not know.
 func (g *Group) Wake() { g.w.flag(g, flagClientWake) }
 
-// Campaign makes this replica stand for election now, unless a promise that it
-// gave, or the host's start, forbids it.
+// Campaign makes this replica campaign now, unless its promise or the embargo after the
+// host's start forbids it.
 func (g *Group) Campaign() { g.w.call(g, func() { g.campaignWhenFree() }) }
 
 // Status returns what the worker last published.
@@ -252,8 +255,8 @@ func (g *Group) Status() Status {
 	return s
 }
 
-// Progress asks the worker what this leader knows about all replicas, itself
-// included. It returns ErrNotLeader on a follower.
+// Progress asks the worker for this leader's knowledge of all replicas, itself included.
+// It returns ErrNotLeader on a follower.
 func (g *Group) Progress(ctx context.Context) ([]Progress, error) {
 	type answer struct {
 		p   []Progress
@@ -278,7 +281,7 @@ func (g *Group) Progress(ctx context.Context) ([]Progress, error) {
 	}
 }
 
-// configuration is who is in the group, in the forms that are needed.
+// configuration is the group's membership in all the forms that are needed.
 type configuration struct {
 	replicas []keyspace.Replica
 	index    uint64

@@ -17,48 +17,48 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// Host runs the groups of one node. All methods may be called from many
-// goroutines.
+// Host runs the groups of one node. All methods may be called from many goroutines.
 type Host struct {
 	cfg Config
 	log *zap.Logger
 	m   *Metrics
 
-	// embargo is until when no replica here votes or campaigns: a previous run of
-	// this node may have promised that much. 0 on the node's first run.
+	// embargo is the time before which no replica here votes or campaigns: a previous run
+	// of this node may have promised that long. 0 on the node's first run.
 	embargo clock.Time
 
-	workers  []*worker // 0 is that of the system groups
+	workers  []*worker // 0 serves the system groups
 	appliers []*applier
 	peers    peers
 	pacer    pacer
 	trunc    truncator
 	snaps    snapshots
-	parking  parking
+	votes    voteBuffer
 
 	mu struct {
 		sync.RWMutex
 		groups map[keyspace.GroupID]*Group
-		// reserved are the ids that an Open or a Remove works on. closing are groups that
-		// were closed and of which something still runs or is on its way to the disk.
+		// reserved holds the ids that an Open or a Remove is working on. closing holds
+		// closed groups of which something still runs or is on its way to the disk.
 		reserved map[keyspace.GroupID]bool
 		closing  map[keyspace.GroupID]*closing
-		// promises are those of groups that were closed: who opens the group again in
-		// this run must keep them.
+		// promises are those of closed groups: a group that is opened again in this run
+		// must keep them.
 		promises map[keyspace.GroupID]clock.Time
 	}
 
-	// maxEntry bounds the data of one proposal: what raftgroup and the wal take.
+	// maxEntry bounds the data of one proposal: the smaller of raftgroup's and the wal's
+	// bound.
 	maxEntry int64
 
 	inbound, proposals atomic.Int64
 	// pending counts the proposals whose bytes are in proposals. committed and applied
-	// count the entries of this run; a group that is opened begins with what it has to
-	// apply, so that the two differ by what is left to apply.
+	// count the entries of this run. Opening a group adds its unapplied entries to
+	// committed, so the difference is always what is left to apply.
 	pending, committed, applied atomic.Int64
 	readNumber                  atomic.Uint64
 	readNonce                   uint64 // of this run
-	stuck                       atomic.Bool
+	diskStalled                 atomic.Bool
 	mutated                     mutationState
 	stopping                    atomic.Bool
 	failed                      atomic.Bool
@@ -70,17 +70,17 @@ type Host struct {
 	cancel      context.CancelFunc
 	wg          sync.WaitGroup // workers, ticker, snapshots
 	applyWG     sync.WaitGroup
-	removeOn    func() // takes the engine's listener off
+	removeOn    func() // unregisters the engine's listener
 	lifecycleMu sync.Mutex
 	started     bool
 }
 
-// promiseKey is where the longest election timeout ever configured is kept.
+// promiseKey stores the longest election timeout ever configured.
 var promiseKey = engine.NodeLocalKey([]byte("raftgroup/promise"))
 
-// NewHost makes a host. It starts no goroutine; it writes to the engine if the
-// election timeout is longer than any before, because a voter of the next run
-// must know what this one promises.
+// NewHost makes a host. It starts no goroutine. It writes to the engine if the election
+// timeout is longer than any before, because the next run must know how long this one
+// promises.
 func NewHost(cfg Config) (*Host, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
@@ -110,13 +110,13 @@ func NewHost(cfg Config) (*Host, error) {
 	h.peers.init(h)
 	h.pacer.init(h)
 	h.trunc.init(h)
-	h.parking.init()
+	h.votes.init()
 	h.snaps.init(h)
 	return h, nil
 }
 
-// loadPromise reads the longest promise ever configured, begins the embargo that
-// follows from it, and stores the present one if it is longer.
+// loadPromise reads the longest promise ever configured, begins the embargo that follows
+// from it, and stores the current one if it is longer.
 func (h *Host) loadPromise() error {
 	v, ok, err := h.cfg.Engine.Get(promiseKey)
 	if err != nil {
@@ -148,7 +148,7 @@ func (h *Host) loadPromise() error {
 	return nil
 }
 
-// RegisterHandlers registers the host's methods at a bus that is not started yet.
+// RegisterHandlers registers the host's methods with a bus that is not started yet.
 func (h *Host) RegisterHandlers(r Registrar) {
 	r.HandleSend(transport.MethodRaft, transport.ClassRaft, h.handleFrame)
 	r.HandleSend(transport.MethodRaftControl, transport.ClassControl, h.handleFrame)
@@ -173,12 +173,12 @@ func (h *Host) Start() {
 	h.wg.Go(h.peers.probeLoop)
 	h.wg.Go(h.trunc.loop)
 	h.snaps.start()
-	h.removeOn = h.cfg.Engine.OnDurable(h.trunc.kick)
+	h.removeOn = h.cfg.Engine.OnDurable(h.trunc.wakeUp)
 }
 
-// Stop ends the host's work and waits for its goroutines, until ctx ends. It
-// flushes nothing: what is committed and not applied is applied after the next
-// start. Callbacks that were still owed are called before it returns.
+// Stop ends the host's work and waits for its goroutines, until ctx ends. It flushes
+// nothing: entries that are committed and not applied are applied after the next start.
+// It runs all outstanding callbacks before it returns.
 func (h *Host) Stop(ctx context.Context) error {
 	h.lifecycleMu.Lock()
 	defer h.lifecycleMu.Unlock()
@@ -191,7 +191,7 @@ func (h *Host) Stop(ctx context.Context) error {
 	}
 	h.removeOn()
 	for _, g := range h.all() {
-		g.w.call(g, g.shut)
+		g.w.call(g, g.close)
 	}
 	for _, w := range h.workers {
 		w.stop()
@@ -199,8 +199,8 @@ func (h *Host) Stop(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		h.wg.Wait()
-		// The appliers last: what is installed still lets go of a group that has
-		// callbacks waiting.
+		// The appliers stop last: a running install still releases a group whose
+		// callbacks wait.
 		h.snaps.wg.Wait()
 		for _, a := range h.appliers {
 			a.stop()
@@ -236,7 +236,7 @@ func (h *Host) all() []*Group {
 	return all
 }
 
-// workerOf returns the worker of a group. System groups have one of their own.
+// workerOf returns the worker and applier of a group. System groups have their own.
 func (h *Host) workerOf(id keyspace.GroupID) (*worker, *applier) {
 	if id.IsSystem() {
 		return h.workers[0], h.appliers[0]
@@ -245,7 +245,7 @@ func (h *Host) workerOf(id keyspace.GroupID) (*worker, *applier) {
 	return h.workers[1+x%uint64(len(h.workers)-1)], h.appliers[1+(x>>32)%uint64(len(h.appliers)-1)]
 }
 
-// mix spreads ids that follow one another (splitmix64).
+// mix spreads consecutive ids (splitmix64).
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -254,27 +254,25 @@ func mix(x uint64) uint64 {
 }
 
 // Bootstrap writes the first applied record of a new group's replica into b, at
-// (InitIndex, InitTerm). All replicas must write the same. It has to be durable
-// before Open, unless a log that is replayed after a crash writes it again (a
-// split's does).
+// (InitIndex, InitTerm). All replicas must write the same record. It has to be durable
+// before Open, unless replaying a log after a crash writes it again, as for a split.
 func (h *Host) Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
 	return b.SetApplied(g, engine.Applied{
 		Index: InitIndex, Term: InitTerm, Replicas: replicas, ConfIndex: InitIndex, Payload: payload,
 	})
 }
 
-// closing is a group on its way out of memory. done is closed when nothing of it is
-// left, or cannot be any more because of err.
+// closing is a group on its way out of memory. done is closed when nothing of it is left,
+// or when err makes that impossible.
 type closing struct {
 	done chan struct{}
 	err  error
 }
 
-// Close takes a group out of memory and waits, until ctx ends, until nothing of
-// it runs any more: what raft had committed and handed out is applied, callbacks
-// are called, and its log is durable as it stands, since who opens the group again
-// takes what is in the log for durable. Its state stays; Open brings it back, but
-// not before all that is done, also if ctx ended earlier.
+// Close takes a group out of memory and waits, until ctx ends, until nothing of it runs
+// any more. By then all entries that raft had handed out are applied, callbacks have run,
+// and the log is durable: Open takes the contents of the log for durable. The state stays
+// and Open brings it back, but only after all this is done, even if ctx ended earlier.
 func (h *Host) Close(ctx context.Context, id keyspace.GroupID) error {
 	c := h.beginClose(id)
 	if c == nil {
@@ -298,10 +296,10 @@ func (h *Host) beginClose(id keyspace.GroupID) *closing {
 	}
 	c = &closing{done: make(chan struct{})}
 	if !g.w.call(g, func() {
-		g.shut()
-		// Behind all that the applier has of the group, and behind its last append: that
-		// leaves with the pass.
-		g.w.kick(g, applyTask{kind: taskCall, call: func() {
+		g.close()
+		// Behind everything that the applier has of the group. Its last append leaves
+		// with this pass, so it is earlier in the wal's queue.
+		g.w.schedule(g, applyTask{kind: taskCall, call: func() {
 			h.cfg.WAL.Submit(h.cfg.WAL.NewBatch(), func(err error) { h.endClose(id, c, err) })
 		}})
 	}) {
@@ -322,10 +320,10 @@ func (h *Host) endClose(id keyspace.GroupID, c *closing, err error) {
 	close(c.done)
 }
 
-// Remove closes a group and removes its log for good. del, which may be nil,
-// writes the deletion of the state machine's data into a batch; the applied
-// record goes with it. It returns when the removal survives a crash. A crash on
-// the way leaves the tombstone in the wal, and Removed names the group then.
+// Remove closes a group and removes its log for good. del, which may be nil, writes the
+// deletion of the state machine's data into a batch; the applied record is deleted with
+// it. Remove returns when the removal survives a crash. A crash before that leaves the
+// tombstone in the wal, and Removed lists the group.
 func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engine.Batch) error) error {
 	if err := h.Close(ctx, id); err != nil {
 		return err
@@ -337,8 +335,8 @@ func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engi
 	if err := h.storeApplied(ctx, id); err != nil {
 		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
 	}
-	// The tombstone first: if the engine forgets the deletion in a crash, the
-	// replica must not rise again without its votes.
+	// The tombstone first: if a crash loses the deletion in the engine, the replica must
+	// not come back without its votes.
 	wb := h.cfg.WAL.NewBatch()
 	wb.Remove(id)
 	if err := h.submitAndWait(ctx, wb.SetSync, func(done func(error)) { h.cfg.WAL.Submit(wb, done) }); err != nil {
@@ -366,9 +364,9 @@ func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engi
 	return nil
 }
 
-// storeApplied makes durable what a group has applied whose log is about to go. An entry may
-// have made another group's first record, as a split does: after a crash nothing would make
-// it again, and that group's own log may hold what it has acknowledged.
+// storeApplied makes a group's applied state durable before its log goes. An entry may
+// have made another group's first record, as a split does. Nothing would make that record
+// again after a crash, and that group's log may hold acknowledged entries.
 func (h *Host) storeApplied(ctx context.Context, id keyspace.GroupID) error {
 	a, ok, err := h.cfg.Engine.Applied(id)
 	if err != nil || !ok {
@@ -393,13 +391,13 @@ func (h *Host) submitAndWait(ctx context.Context, setSync func(bool), submit fun
 	}
 }
 
-// Removed returns the groups that were removed here though a crash may have kept
-// their data: Remove must be called for them again, they cannot be opened.
+// Removed returns the groups that were removed here although a crash may have kept their
+// data. They cannot be opened; call Remove for them again.
 func (h *Host) Removed() []keyspace.GroupID { return h.cfg.WAL.Removed() }
 
-// FinishRemovals repeats the removals that a crash has cut off, so that their groups
-// may be opened here anew. It is to be called before the first Open. del writes the
-// deletion of a group's data; a is nil where the applied record is gone already.
+// FinishRemovals repeats the removals that a crash interrupted, so that their groups may
+// be opened again. Call it before the first Open. del writes the deletion of a group's
+// data; a is nil if the applied record is gone already.
 func (h *Host) FinishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error {
 	for _, id := range h.Removed() {
 		var at *engine.Applied
@@ -413,12 +411,12 @@ func (h *Host) FinishRemovals(ctx context.Context, del func(b *engine.Batch, g k
 		if err := h.Remove(ctx, id, func(b *engine.Batch) error { return del(b, id, at) }); err != nil {
 			return fmt.Errorf("after a crash: %w", err)
 		}
-		h.log.Info("a removal that a crash has cut off is done", zap.Stringer("group", id))
+		h.log.Info("completed a removal that a crash had interrupted", zap.Stringer("group", id))
 	}
 	return nil
 }
 
-// tickLoop is the one timer of the host.
+// tickLoop runs the host's only timer.
 func (h *Host) tickLoop() {
 	t := h.cfg.Clock.NewTimer(h.cfg.TickInterval)
 	defer t.Stop()
@@ -429,7 +427,7 @@ func (h *Host) tickLoop() {
 			return
 		}
 		h.tick(n)
-		// Set anew after the work, so that ticks are never closer than the interval.
+		// Reset after the work, so that ticks are never closer than the interval.
 		t.Reset(h.cfg.TickInterval)
 	}
 }
@@ -439,7 +437,7 @@ func (h *Host) tick(n uint64) {
 	h.mutated.tick(now)
 	h.peers.tick(now, n)
 	awake, f := 0, flagTick
-	if h.stuck.Load() {
+	if h.diskStalled.Load() {
 		f = flagExpire
 	} else {
 		h.pacer.tick()
@@ -447,14 +445,14 @@ func (h *Host) tick(n uint64) {
 	for _, w := range h.workers {
 		awake += w.tick(f)
 	}
-	h.parking.expire(now.Add(-10 * h.cfg.ElectionTimeout))
+	h.votes.expire(now.Add(-10 * h.cfg.ElectionTimeout))
 	h.trunc.tick(now, n)
 	h.forgetPromises(now)
 	h.m.awake.Set(float64(awake))
 	h.m.proposalBytes.Set(float64(h.proposals.Load()))
 	h.m.inboundBytes.Set(float64(h.inbound.Load()))
 	h.m.pending.Set(float64(h.pending.Load()))
-	// In this order: no entry is seen applied and not committed.
+	// In this order: an entry must never count as applied but not committed.
 	h.m.applied.Set(float64(h.applied.Load()))
 	h.m.committed.Set(float64(h.committed.Load()))
 }
@@ -469,10 +467,9 @@ func (h *Host) forgetPromises(now clock.Time) {
 	}
 }
 
-// fail ends the host's progress: an engine that does not take what is committed, a
-// state machine that cannot apply it, or a log that cannot be read leaves nothing to go
-// on with. The node must stop; after a restart the wal applies again, or is refused
-// where it is damaged.
+// fail ends the host's progress: the engine rejects a commit, a state machine cannot
+// apply an entry, or the log cannot be read. The node must stop. After a restart the wal
+// applies the entries again, or refuses to open where it is damaged.
 func (h *Host) fail(err error) {
 	h.failMu.Lock()
 	defer h.failMu.Unlock()
@@ -481,11 +478,11 @@ func (h *Host) fail(err error) {
 	}
 	h.failErr = err
 	close(h.failCh)
-	h.log.Error("the raft groups cannot go on; the node must stop", zap.Error(err))
+	h.log.Error("raft groups failed; the node must stop", zap.Error(err))
 }
 
-// Fatal is closed when the host cannot go on. Failures of wal and engine have
-// channels of their own.
+// Fatal is closed when the host cannot go on. Wal and engine have such channels of their
+// own.
 func (h *Host) Fatal() <-chan struct{} { return h.failCh }
 
 // Err returns what closed Fatal, or nil.
@@ -498,4 +495,4 @@ func (h *Host) Err() error {
 // ElectionTimeout returns the configured election timeout.
 func (h *Host) ElectionTimeout() time.Duration { return h.cfg.ElectionTimeout }
 
-var errCorrupt = errors.New("raftgroup: log and applied record do not fit")
+var errCorrupt = errors.New("raftgroup: log and applied record contradict each other")

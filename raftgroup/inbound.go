@@ -17,8 +17,8 @@ type routed struct {
 	m *message
 }
 
-// handleFrame takes one frame from the bus. It runs on the goroutine that reads
-// the bus, decodes, and leaves the messages with their workers.
+// handleFrame takes one frame from the bus. It runs on the goroutine that reads the bus,
+// decodes the frame, and queues the messages at their workers.
 func (h *Host) handleFrame(from keyspace.NodeID, payload []byte) {
 	if h.stopping.Load() {
 		return
@@ -51,17 +51,17 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 	byWorker := make([][]routed, len(h.workers))
 	overloaded := h.cfg.WAL.Overloaded()
 	h.mu.RLock()
-	var strange []*message
+	var unknown []*message
 	for i := range msgs {
 		m := &msgs[i]
 		g := h.mu.groups[m.group]
 		if g == nil || g.self != m.to {
-			strange = append(strange, m)
+			unknown = append(unknown, m)
 			continue
 		}
 		if m.kind == pb.MsgApp && len(m.raft.GetEntries()) > 0 && overloaded {
-			// A leader refuses proposals then; this is the follower's way to say so, since
-			// raft sends again what is not answered.
+			// The leader refuses proposals when its own wal is overloaded. A follower has
+			// only this way: raft resends what is not acknowledged.
 			h.m.overloadDropped.Inc()
 			continue
 		}
@@ -70,8 +70,8 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 		}
 		byWorker[g.w.no] = append(byWorker[g.w.no], routed{g, m})
 	}
-	// Parked under the lock that Open takes, so that none falls between.
-	told := h.parking.park(strange, h.cfg.Clock.Now(), h.cfg.ElectionTimeout, h.m)
+	// Buffered under the lock that Open takes, so that Open misses none.
+	told := h.votes.add(unknown, h.cfg.Clock.Now(), h.cfg.ElectionTimeout, h.m)
 	h.mu.RUnlock()
 	for i, rs := range byWorker {
 		if len(rs) > 0 {
@@ -86,8 +86,8 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 	return nil
 }
 
-// admit counts the entries of a MsgApp into the host's budget for what waits for a
-// worker. What does not fit is lost, as in a network.
+// admit charges the entries of a MsgApp to the host's budget for entries that wait for a
+// worker. A message that does not fit is lost, as in a network.
 func (h *Host) admit(m *message) bool {
 	if v := h.inbound.Add(m.bytes); v > h.cfg.MaxInboundBytes && v != m.bytes {
 		h.inbound.Add(-m.bytes)
@@ -97,49 +97,48 @@ func (h *Host) admit(m *message) bool {
 	return true
 }
 
-// parking keeps the newest vote and pre-vote of each sender for replicas that are
-// not open here: a range's child may hear from its peers before the local replica
-// of its parent has split. Entries are not kept; they come again.
-type parking struct {
+// voteBuffer keeps the newest vote and pre-vote of each sender for replicas that are not
+// open here. After a split, peers may contact the new replica before the local parent has
+// applied the split. Entries are not kept; raft sends them again.
+type voteBuffer struct {
 	mu     sync.Mutex
-	groups map[parkedKey]*parked
+	groups map[replicaKey]*bufferedVotes
 }
 
-type parkedKey struct {
+type replicaKey struct {
 	group keyspace.GroupID
 	to    keyspace.ReplicaID
 }
 
-type parked struct {
+type bufferedVotes struct {
 	votes []*message
 	told  clock.Time // when Config.Unknown was last called
 	used  clock.Time
 }
 
-func (p *parking) init() { p.groups = make(map[parkedKey]*parked) }
+func (p *voteBuffer) init() { p.groups = make(map[replicaKey]*bufferedVotes) }
 
-// park keeps what is worth it and returns the messages that Unknown is to be told
-// of.
-func (p *parking) park(msgs []*message, now clock.Time, every time.Duration, m *Metrics) (told []*message) {
+// add keeps votes and returns the messages of which Unknown is to be told.
+func (p *voteBuffer) add(msgs []*message, now clock.Time, every time.Duration, m *Metrics) (told []*message) {
 	if len(msgs) == 0 {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, msg := range msgs {
-		key := parkedKey{msg.group, msg.to}
+		key := replicaKey{msg.group, msg.to}
 		e := p.groups[key]
 		if e == nil {
-			if len(p.groups) >= parkedGroupsMax {
+			if len(p.groups) >= bufferedGroupsMax {
 				continue
 			}
-			e = new(parked)
+			e = new(bufferedVotes)
 			p.groups[key] = e
 		}
 		e.used = now
 		if msg.kind == pb.MsgVote || msg.kind == pb.MsgPreVote {
-			e.keep(msg)
-			m.parked.Inc()
+			e.add(msg)
+			m.votesBuffered.Inc()
 		}
 		if e.told == 0 || now.Sub(e.told) >= every {
 			e.told = now
@@ -149,8 +148,8 @@ func (p *parking) park(msgs []*message, now clock.Time, every time.Duration, m *
 	return told
 }
 
-// keep replaces an older message of the same kind and sender.
-func (e *parked) keep(m *message) {
+// add replaces an older message of the same kind and sender.
+func (e *bufferedVotes) add(m *message) {
 	for i, o := range e.votes {
 		if o.kind == m.kind && o.from == m.from {
 			if m.term >= o.term {
@@ -159,25 +158,25 @@ func (e *parked) keep(m *message) {
 			return
 		}
 	}
-	if len(e.votes) < parkedPerGroupMax {
+	if len(e.votes) < bufferedPerGroupMax {
 		e.votes = append(e.votes, m)
 	}
 }
 
-// claim takes what is parked for a replica that is being opened.
-func (p *parking) claim(group keyspace.GroupID, to keyspace.ReplicaID) []*message {
+// take removes and returns the votes for a replica that is being opened.
+func (p *voteBuffer) take(group keyspace.GroupID, to keyspace.ReplicaID) []*message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e := p.groups[parkedKey{group, to}]
+	e := p.groups[replicaKey{group, to}]
 	if e == nil {
 		return nil
 	}
-	delete(p.groups, parkedKey{group, to})
+	delete(p.groups, replicaKey{group, to})
 	return e.votes
 }
 
-// expire forgets what was last used before limit.
-func (p *parking) expire(limit clock.Time) {
+// expire drops the votes last used before limit.
+func (p *voteBuffer) expire(limit clock.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k, e := range p.groups {

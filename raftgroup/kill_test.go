@@ -20,33 +20,33 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// killer ends nodes at one step of one of them, the victim. A step is an operation on
-// the victim's disks that changes something, or a word of its to another node: between
-// two of them nothing happens that anybody could see. At the step no node that is to
-// end says anything more, and the disks are taken as a power failure leaves them.
+// killer ends nodes at one step of one of them, the victim. A step is an operation that
+// changes the victim's disks, or a message of it to another node: nothing observable
+// happens between two steps. At the step the nodes that end go silent, and their disks
+// become what a power failure would leave.
 type killer struct {
 	r      *rig
 	victim *testNode
-	others bool // all nodes end, not the victim alone
+	others bool // all nodes end, not only the victim
 	rng    *rand.Rand
 
 	mu sync.Mutex
-	// Guarded by mu. at is the step that is the last, or 0 for none.
+	// Guarded by mu. at is the last step, or 0 for none.
 	at, steps int
 	killed    bool
 	what      string
 	disks     map[keyspace.NodeID]*vfs.MemFS
 	// acked counts the writes that were acknowledged before the end.
 	acked uint64
-	// stored and term are the newest entry that the victim has said to have stored, and
-	// in which term; voted and voteTerm its newest vote.
+	// stored and term are the newest entry that the victim acknowledged, and its term;
+	// voted and voteTerm are its newest vote.
 	stored, term, voted, voteTerm uint64
 }
 
-// ends says whether the node is one of those that end.
+// ends reports whether the node is one of those that end.
 func (k *killer) ends(id keyspace.NodeID) bool { return k.others || id == k.victim.id }
 
-// step counts one, unless the node is at its end. It says whether it goes on.
+// step counts one step, unless the node has ended. It reports whether the node continues.
 func (k *killer) step(id keyspace.NodeID, what string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,9 +62,9 @@ func (k *killer) step(id keyspace.NodeID, what string) bool {
 	k.killed, k.what = true, what
 	for _, n := range k.r.nodes {
 		if k.ends(n.id) {
-			// All that was not synced, or nothing of it: Pebble counts on a directory that
-			// does not keep its newest entry without the one before. What wal and engine
-			// make of less is their own tests' matter.
+			// Either everything that was not synced, or none of it: Pebble relies on a
+			// directory that does not keep its newest entry without the one before. The
+			// tests of wal and engine cover partial losses.
 			k.disks[n.id] = n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * k.rng.IntN(2), RNG: k.rng})
 		}
 	}
@@ -77,7 +77,7 @@ func (k *killer) dead() bool {
 	return k.killed
 }
 
-// disk makes steps of what changes something on a node's disk.
+// disk turns changes of a node's disk into steps.
 func (k *killer) disk(n *testNode) vfs.FS {
 	return errorfs.Wrap(n.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
@@ -87,13 +87,13 @@ func (k *killer) disk(n *testNode) vfs.FS {
 	}))
 }
 
-// mouth is a node's bus, whose words are steps.
-type mouth struct {
+// killBus is a node's bus, whose messages are steps.
+type killBus struct {
 	*busEnd
 	k *killer
 }
 
-func (m mouth) Send(to keyspace.NodeID, method transport.Method, order uint64, payload []byte) error {
+func (m killBus) Send(to keyspace.NodeID, method transport.Method, order uint64, payload []byte) error {
 	if !m.k.step(m.id, fmt.Sprintf("word to node %s", to)) {
 		return transport.ErrNoRoute
 	}
@@ -101,7 +101,7 @@ func (m mouth) Send(to keyspace.NodeID, method transport.Method, order uint64, p
 	return m.busEnd.Send(to, method, order, payload)
 }
 
-// hear notes what the victim binds itself to.
+// hear notes what the victim commits itself to.
 func (k *killer) hear(from keyspace.NodeID, payload []byte) {
 	kind, rest, err := frameKind(payload)
 	if err != nil || kind != frameMessages || from != k.victim.id {
@@ -122,13 +122,14 @@ func (k *killer) hear(from keyspace.NodeID, payload []byte) {
 		case m.kind == pb.MsgVoteResp && m.term > k.voteTerm:
 			k.voted, k.voteTerm = uint64(m.to), m.term
 		case m.kind == pb.MsgVote && m.term > k.voteTerm:
-			// Who asks for votes has voted: others may make him the leader of that term.
+			// A candidate has voted for itself, and others may make it the leader of that
+			// term.
 			k.voted, k.voteTerm = uint64(m.from), m.term
 		}
 	}
 }
 
-// write writes until the data is applied at a leader, or the end.
+// write writes until the data is applied at a leader, or until the end.
 func (k *killer) write(data string) {
 	for !k.dead() {
 		for _, id := range k.r.ids() {
@@ -151,15 +152,15 @@ func (k *killer) write(data string) {
 	}
 }
 
-// filled says whether a snapshot has been installed in this run.
+// filled reports whether a snapshot was installed in this run.
 func (s *testSM) filled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.done) > 0 && s.done[len(s.done)-1] == nil
 }
 
-// finish replaces those that have ended by what their disks have left, and judges:
-// what was acknowledged is there, and the victim holds to what it had said.
+// finish replaces the ended nodes by what their disks hold, and checks that every
+// acknowledged write exists and that the victim stands by what it said.
 func (k *killer) finish() {
 	r := k.r
 	r.t.Helper()
@@ -193,8 +194,7 @@ func (k *killer) finish() {
 	}
 }
 
-// work is what the nodes do meanwhile: writes, flushes, truncations, a change of the
-// leader.
+// work is the nodes' load: writes, flushes, truncations, a change of the leader.
 func (k *killer) work() {
 	for i := range 3 {
 		for j := range 2 {
@@ -219,15 +219,16 @@ func (k *killer) work() {
 	}
 }
 
-// killAt runs one life with its end at the given step and says whether there was one.
-// laggard makes the victim, or the node that it leads, catch up by a snapshot first.
+// killAt runs one life that ends at the given step, and reports whether there was such a
+// step. laggard first makes the victim, or the node that it leads, catch up by a
+// snapshot.
 func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {
 		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 9)), disks: map[keyspace.NodeID]*vfs.MemFS{}}
 		r := newRig(t, 3, func(c *Config) {
 			c.SleepAfter = -1
-			c.Bus = mouth{c.Bus.(*busEnd), k}
+			c.Bus = killBus{c.Bus.(*busEnd), k}
 		})
 		k.r, k.victim = r, r.nodes[1]
 		for _, n := range r.nodes {
@@ -256,7 +257,7 @@ func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
 					n.end.stall = func() { k.step(n.id, "chunk of a snapshot") }
 				}
 			}
-			f.start() // not a step: MemFS takes no clone while Pebble locks its directory
+			f.start() // not a step: MemFS cannot be cloned while Pebble locks its directory
 			k.arm(at)
 			for !k.dead() && !f.sms[1].filled() {
 				time.Sleep(5 * time.Millisecond)
@@ -265,7 +266,7 @@ func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
 		} else {
 			k.arm(at)
 		}
-		k.acked++ // the first one
+		k.acked++ // the first write
 		k.work()
 		if killed = k.dead(); !killed {
 			return
@@ -278,18 +279,18 @@ func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
 	return killed
 }
 
-// arm lets the steps count from now on; with 0 nobody ends any more.
+// arm starts counting steps; with 0 no node ends any more.
 func (k *killer) arm(at int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.at, k.steps, k.killed = at, 0, false
 }
 
-// A node, or by turns all of them at once, is killed at each step between save, send,
-// apply, flush, truncation and the pieces of a snapshot (traps 19, 21, 24, 31, 32, 58 and
-// invariants 1 and 2): nothing that was acknowledged is lost, and no node takes back
-// what it has said. A run takes every few steps, another time others, and says from which
-// one on; make kills takes them all (RAFTGROUP_TEST_STRIDE=1).
+// TestKillAtEachStep kills a node, or in turn all of them at once, at each step between
+// save, send, apply, flush, truncation and the parts of a snapshot (traps 19, 21, 24, 31,
+// 32, 58 and invariants 1 and 2). No acknowledged write is lost, and no node takes back
+// what it said. A run tries a sample of the steps and logs the first one; make kills
+// tries all of them (RAFTGROUP_TEST_STRIDE=1).
 func TestKillAtEachStep(t *testing.T) {
 	stride := 10
 	if s, err := strconv.Atoi(os.Getenv("RAFTGROUP_TEST_STRIDE")); err == nil {
@@ -298,7 +299,7 @@ func TestKillAtEachStep(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		leads, laggard bool
-		// least is how many steps there are at least.
+		// least is the minimum number of steps.
 		least int
 	}{
 		{"follower", false, false, 60},

@@ -16,9 +16,9 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// trap 17: a replica that has too much to apply does not campaign, since raft would
-// look through all of it; nor does one with a change of the configuration to apply
-// (that one is raft's own rule). Both do once they have applied.
+// trap 17: a replica with too much to apply does not campaign, since raft would scan all
+// of it. By raft's own rule a replica with an unapplied configuration change does not
+// either. Both campaign once they have applied.
 func TestLaggardDoesNotCampaign(t *testing.T) {
 	tests := map[string]func(r *rig, l *testNode){
 		"many entries": func(r *rig, l *testNode) {
@@ -45,10 +45,10 @@ func TestLaggardDoesNotCampaign(t *testing.T) {
 				gate := make(chan struct{})
 				open := sync.OnceFunc(func() { close(gate) })
 				defer open()
-				synctest.Wait() // f applies nothing just now
+				synctest.Wait() // f applies nothing now
 				f.sms[1].slow = func() { <-gate }
 				load(r, l)
-				synctest.Wait() // the leader has taken all of it
+				synctest.Wait() // the leader has accepted all of it
 				want := l.host.Group(1).Status().Last
 				r.eventually("it is told what is committed", 5*time.Second, func() bool { return g.Status().Commit >= want })
 				var asked atomic.Int64
@@ -77,8 +77,8 @@ func TestLaggardDoesNotCampaign(t *testing.T) {
 	}
 }
 
-// trap 17: what raft looks through before it campaigns is read although the pass has
-// read its share: raft cannot go on without it.
+// trap 17: the entries that raft scans before it campaigns are read even if the pass has
+// read its share: raft cannot continue without them.
 func TestCampaignReadsBeyondItsShare(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout, c.SleepAfter, c.passReadBytes = time.Hour, -1, 1 })
@@ -113,10 +113,10 @@ func TestCampaignReadsBeyondItsShare(t *testing.T) {
 	})
 }
 
-// trap 20: a new leader overwrites the tail of a follower whose disk still works on
-// the older append of the same entries. The log shows the newer ones at once, nothing
-// is said about them before they are durable themselves, and the end of the older
-// append does not count for them.
+// trap 20: a new leader overwrites the tail of a follower whose disk is still writing an
+// older append of the same indexes. The log shows the newer entries at once. No response
+// mentions them before they are durable, and completion of the older append does not
+// count for them.
 func TestOverwriteUnderAppend(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 5, func(c *Config) { c.LivenessTimeout, c.SleepAfter = time.Hour, -1 })
@@ -202,9 +202,9 @@ func TestOverwriteUnderAppend(t *testing.T) {
 	})
 }
 
-// TestVoteIsAskedForAfterOwnVote: a candidate asks for votes only when its own is
-// durable. Raft counts any quorum, the others' as well: who forgot in a crash that he led
-// a term could be voted into it again, by the same voters, with another log.
+// TestVoteIsAskedForAfterOwnVote: a candidate asks for votes only after its own vote is
+// durable. Raft counts any quorum. A candidate that lost its own vote in a crash could be
+// elected again in that term by the same voters, with another log.
 func TestVoteIsAskedForAfterOwnVote(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout, c.SleepAfter = time.Hour, -1 })

@@ -13,22 +13,22 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// leaseState is the leader's side of the lease. It belongs to the worker.
+// leaseState is the leader's side of the lease. The worker owns it.
 type leaseState struct {
 	// ready says that an entry of this leader's term is applied here.
 	ready bool
 	// givenUp says that the lease is given up for the rest of the term.
 	givenUp bool
-	// answers holds, of each replica, until when it keeps the promise that it gave
-	// with its newest answer of this term, seen from the heartbeat's sending.
+	// answers holds, for each replica, when the promise of its newest response in this
+	// term ends. It is computed from the time at which the heartbeat was sent.
 	answers map[uint64]clock.Time
-	// dirty says that the lease has to be computed anew.
+	// dirty says that the lease must be recomputed.
 	dirty bool
 }
 
-// AckedIndex implements quorum.AckedIndexer: the lease is the "index" that a
-// quorum has promised. A leader needs no promise of its own: it gives the lease up
-// in memory before anything that it says in a newer term leaves the host.
+// AckedIndex implements quorum.AckedIndexer: the lease is the "index" that a quorum has
+// promised. A leader needs no promise of its own: it revokes the lease in memory before
+// any message of a newer term leaves the host.
 func (g *Group) AckedIndex(id uint64) (quorum.Index, bool) {
 	if id == uint64(g.self) {
 		return math.MaxInt64, true
@@ -37,16 +37,15 @@ func (g *Group) AckedIndex(id uint64) (quorum.Index, bool) {
 	return quorum.Index(t), ok
 }
 
-// margin is what a lease is shorter than the promises behind it.
+// margin is by how much a lease is shorter than the promises behind it.
 func (c *Config) margin(promise time.Duration) time.Duration {
 	return c.TickInterval + time.Duration(math.Ceil(float64(promise)*c.MaxClockDrift))
 }
 
-// stampHeartbeat writes the host's number in front of raft's own context, in a
-// slice of its own: raft gives all peers' heartbeats one. The number is the
-// clock reading of this pass, which was taken before raft emitted the heartbeat,
-// so that an echo says by itself when it was asked for and needs no table; it means
-// nothing to anybody but this run of this host.
+// stampHeartbeat writes the host's number in front of raft's own context, in a new slice:
+// raft shares one context between all peers' heartbeats. The number is the clock reading
+// of this pass, taken before raft emitted the heartbeat. So an echo tells when it was
+// requested without a table of requests. It means nothing outside this run of this host.
 func (g *Group) stampHeartbeat(m *pb.Message) {
 	ctx := make([]byte, numberBytes, numberBytes+raftContextBytes)
 	binary.LittleEndian.PutUint64(ctx, uint64(g.w.now))
@@ -54,10 +53,10 @@ func (g *Group) stampHeartbeat(m *pb.Message) {
 	m.Index = ptr(g.trunc.need)
 }
 
-// takeAnswer strips the host's number off a heartbeat's answer and counts the
-// promise that it carries. An answer of another term than the one this replica
-// leads in is none: raft drops it too.
-func (g *Group) takeAnswer(m *message) {
+// onHeartbeatResp strips the host's number off a heartbeat response and counts the
+// promise that the response carries. It ignores a response from a term in which this
+// replica does not lead; raft drops it too.
+func (g *Group) onHeartbeatResp(m *message) {
 	ctx := m.raft.GetContext()
 	sent := clock.Time(binary.LittleEndian.Uint64(ctx))
 	if m.raft.Context = ctx[numberBytes:]; len(m.raft.Context) == 0 {
@@ -67,11 +66,11 @@ func (g *Group) takeAnswer(m *message) {
 		return
 	}
 	if sent <= 0 || sent > g.w.now {
-		// No heartbeat of this term can have borne it.
+		// No heartbeat of this term can have carried it.
 		g.h.m.malformed.Inc()
 		return
 	}
-	// The voter may have been configured with another election timeout.
+	// The voter may be configured with another election timeout.
 	promise := min(m.promise, g.h.cfg.ElectionTimeout)
 	until := sent.Add(promise - g.h.cfg.margin(promise))
 	if until > g.lease.answers[uint64(m.from)] {
@@ -83,9 +82,9 @@ func (g *Group) takeAnswer(m *message) {
 	}
 }
 
-// publishLease computes the lease anew where something it depends on has changed. A leader
-// which sleeps has none: it forgets its followers' answers when it falls asleep, and a sole
-// voter, which has no use for any, is looked at here.
+// publishLease recomputes the lease if something that it depends on has changed. A
+// sleeping leader has none. It drops its followers' responses when it falls asleep; a
+// sole voter needs no responses and is covered by the check here.
 func (g *Group) publishLease() {
 	if !g.lease.dirty {
 		return
@@ -118,7 +117,7 @@ func (g *Group) revokeLease() {
 	}
 }
 
-// resetLease forgets everything: at a change of term or leader.
+// resetLease forgets everything when the term or the leader changes.
 func (g *Group) resetLease() {
 	g.public.leaseUntil.Store(0)
 	g.lease = leaseState{dirty: true}
@@ -130,27 +129,27 @@ func (g *Group) giveUpLease() {
 	g.revokeLease()
 }
 
-// promiseState is the voter's side. It is the host's own and owes nothing to
-// raft's idea of terms and leaders, which may change under it.
+// promiseState is the voter's side of the lease. It belongs to the host and is
+// independent of raft's terms and leaders, which may change under it.
 type promiseState struct {
-	// until is until when this replica grants no vote and does not campaign. It only
-	// grows.
+	// until is the time before which this replica grants no vote and does not campaign.
+	// It never decreases.
 	until clock.Time
-	// ticks counts raft's ticks since until last grew. Raft begins its own count
-	// anew at the same moment, or later, so that it cannot campaign while this is
-	// below the election timeout.
+	// ticks counts raft's ticks since until last grew. Raft restarts its own count at the
+	// same moment or later, so raft cannot campaign while ticks is below the election
+	// timeout.
 	ticks int
-	// answered is the highest number of a heartbeat of answeredTerm that was answered.
-	// Numbers of other terms are another node's clock.
+	// answered is the highest number of an answered heartbeat of answeredTerm. Numbers of
+	// other terms stem from another node's clock.
 	answered, answeredTerm uint64
 }
 
-// makePromise is called for each heartbeat before it is given to raft, which may
-// answer it. now was read after the heartbeat arrived, so the promise is kept at
-// least as long as the leader counts on it.
+// makePromise is called for each heartbeat before raft gets it and may answer it. now was
+// read after the heartbeat arrived, so the promise lasts at least as long as the leader
+// relies on it.
 func (g *Group) makePromise(m *message) {
 	if m.term < g.term {
-		return // raft answers with its higher term and no MsgHeartbeatResp
+		return // raft answers with its higher term, without a MsgHeartbeatResp
 	}
 	g.promise.ticks = 0
 	if until := g.w.now.Add(g.h.cfg.ElectionTimeout); until > g.promise.until {
@@ -163,7 +162,7 @@ func (g *Group) makePromise(m *message) {
 	g.promise.answered = max(g.promise.answered, n)
 }
 
-// checkPromise asserts that an answer which is about to leave is covered.
+// checkPromise asserts that a promise covers the response that is about to leave.
 func (g *Group) checkPromise() {
 	if want := g.w.now.Add(g.h.cfg.ElectionTimeout); g.promise.until < want {
 		panic(fmt.Sprintf("raftgroup: group %s: heartbeat answered at %d with a promise until %d, want %d",
@@ -171,16 +170,16 @@ func (g *Group) checkPromise() {
 	}
 }
 
-// promised says whether a promise, or the embargo after a start, holds.
+// promised reports whether a promise, or the embargo after a start, holds.
 func (g *Group) promised() bool { return g.w.now < g.promise.until || g.embargoed() }
 
-// embargoed says whether a promise that a previous run of the node may have given
-// binds this replica. A sole voter has nobody to promise anything to.
-func (g *Group) embargoed() bool { return g.w.now < g.h.embargo && !g.sleep.alone }
+// embargoed reports whether a promise of a previous run of the node may bind this
+// replica. A sole voter has promised nothing to anybody.
+func (g *Group) embargoed() bool { return g.w.now < g.h.embargo && !g.sleep.soleVoter }
 
-// refusesVote says whether a vote or pre-vote must not reach raft. One that a
-// transfer asks for is free of the promise, since that leader has given its lease
-// up for good; after a start nothing is.
+// refusesVote reports whether a vote request must not reach raft. A request from a
+// transfer is exempt from the promise, since that leader has given its lease up for the
+// term. The embargo after a start exempts nothing.
 func (g *Group) refusesVote(m *message) bool {
 	transfer := string(m.raft.GetContext()) == transferVoteBytes
 	if g.embargoed() || !transfer && g.w.now < g.promise.until {
@@ -190,9 +189,9 @@ func (g *Group) refusesVote(m *message) bool {
 	return false
 }
 
-// mayTick says whether raft may be ticked without campaigning against a promise, or beside
-// a replica that was chosen to: raft's shortest timeout ends with the promise, at the tick
-// at which the chosen one campaigns.
+// mayTick reports whether raft may be ticked. Raft must not campaign against a promise or
+// compete with the chosen candidate. Raft's shortest timeout ends with the promise, at
+// the tick at which that candidate campaigns.
 func (g *Group) mayTick() bool {
 	if g.promise.ticks+1 < g.h.cfg.electionTicks() {
 		return true
@@ -201,12 +200,11 @@ func (g *Group) mayTick() bool {
 	return !g.promised() && !(g.sleep.yields && g.w.now < start)
 }
 
-// mayCampaign says whether the replica has applied enough of what is committed. As a
-// leader it could not serve before either.
+// mayCampaign reports whether the replica has applied enough of the committed entries. As
+// a leader it could not serve earlier either.
 func (g *Group) mayCampaign() bool { return g.commit-g.applied <= campaignLagMax }
 
-// campaignWhenFree campaigns now, or at the first tick at which no promise
-// forbids it.
+// campaignWhenFree campaigns now, or at the first tick at which no promise forbids it.
 func (g *Group) campaignWhenFree() {
 	if g.closed || g.isLeader || !g.conf.votes(g.self) {
 		return
@@ -221,7 +219,7 @@ func (g *Group) campaignIfFree() {
 		return
 	}
 	if margin := g.h.cfg.TickInterval / 4; g.w.now < g.promise.until.Add(margin) {
-		return // the others answered the same heartbeat, some of them a moment later
+		return // the others answered the same heartbeat, some of them slightly later
 	}
 	g.sleep.campaign = false
 	g.h.m.elections.Inc()
@@ -229,7 +227,7 @@ func (g *Group) campaignIfFree() {
 	_ = g.rn.Campaign()
 }
 
-// rememberPromise keeps the promise of a group that is closed.
+// rememberPromise keeps the promise of a closed group.
 func (h *Host) rememberPromise(id keyspace.GroupID, until clock.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -24,7 +24,7 @@ func inWorker(g *Group, f func()) {
 	}
 }
 
-// awake keeps the group from sleeping.
+// noSleep keeps the group from sleeping.
 func noSleep(c *Config) { c.SleepAfter = -1 }
 
 func (r *rig) leased(g keyspace.GroupID) (*testNode, uint64) {
@@ -35,8 +35,8 @@ func (r *rig) leased(g keyspace.GroupID) (*testNode, uint64) {
 	return l, grp.Status().Term
 }
 
-// No two nodes believe in a lease at the same time, through partitions, crashes
-// and clocks that drift as far as is allowed (traps 35, 36, 39, 62).
+// TestLeaseIsExclusive: no two nodes hold a valid lease at the same time, through
+// partitions, crashes and the maximum clock drift (traps 35, 36, 39, 62).
 func TestLeaseIsExclusive(t *testing.T) {
 	for _, drift := range []float64{0, 0.05} {
 		t.Run(fmt.Sprint(drift), func(t *testing.T) {
@@ -96,8 +96,8 @@ func TestLeaseIsExclusive(t *testing.T) {
 	}
 }
 
-// trap 35: a leader that was paused does not believe its lease when it goes on,
-// though nothing in it has run since.
+// trap 35: a leader that was paused does not trust its lease when it continues, although
+// nothing in it has run since.
 func TestPausedLeader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -124,8 +124,8 @@ func TestPausedLeader(t *testing.T) {
 	})
 }
 
-// trap 60: a transfer gives the lease up before MsgTimeoutNow can leave, and for
-// the rest of the term, also if it fails.
+// trap 60: a transfer gives the lease up before MsgTimeoutNow can leave, and for the rest
+// of the term, even if it fails.
 func TestTransferGivesUpLease(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -162,7 +162,7 @@ func TestTransferGivesUpLease(t *testing.T) {
 		if err := <-index; err != nil {
 			t.Fatalf("ReadIndex: %v", err)
 		}
-		// The late message elects another leader, in a new term, at once.
+		// The late message immediately elects another leader, in a new term.
 		r.bus.set(func(b *testBus) { b.filter = nil })
 		to := r.nodes[keyspace.NodeID(held.to)]
 		tg := to.host.Group(1)
@@ -174,8 +174,9 @@ func TestTransferGivesUpLease(t *testing.T) {
 	})
 }
 
-// A leader that all followers answer has no lease before an entry of its own term is
-// applied at it: until then it may not have applied what was acknowledged before.
+// TestNoLeaseBeforeTheTermsFirstEntryIsApplied: a leader has no lease before it has
+// applied an entry of its own term, even if all followers respond. Until then it may not
+// have applied acknowledged entries.
 func TestNoLeaseBeforeTheTermsFirstEntryIsApplied(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -192,7 +193,7 @@ func TestNoLeaseBeforeTheTermsFirstEntryIsApplied(t *testing.T) {
 		defer apply()
 		to.sms[1].slow = func() { <-applies }
 		r.must(l.host.Group(1).Transfer(context.Background(), to.replicas[1]))
-		for i := range 10 { // not for long: a leader that applies nothing lets others lead
+		for i := range 10 { // not for long: followers replace a leader that applies nothing
 			time.Sleep(100 * time.Millisecond)
 			if st := g.Status(); !st.IsLeader || st.Commit <= st.Applied {
 				t.Fatalf("after round %d it is to lead, with what is to be applied: %+v", i, st)
@@ -226,13 +227,13 @@ func TestTransfer(t *testing.T) {
 			if d := time.Since(start); d > 200*time.Millisecond {
 				t.Fatalf("transfer took %v", d)
 			}
-			time.Sleep(3 * time.Second) // asleep by then: a transfer wakes
+			time.Sleep(3 * time.Second) // asleep by then; a transfer wakes it
 		}
 	})
 }
 
-// trap 69: what happens to a follower's term and leader does not release it from
-// its promise; trap 36: nor does its restart, nor being rebuilt in memory.
+// trap 69: changes of a follower's term and leader do not release it from its promise.
+// trap 36: neither does a restart or being rebuilt in memory.
 func TestPromiseIsTheHosts(t *testing.T) {
 	vote := func(g *Group, from keyspace.ReplicaID, term uint64, ctx string) *message {
 		m := &message{group: g.id, kind: pb.MsgPreVote, to: g.self, from: from, term: term, node: keyspace.NodeID(from)}
@@ -306,8 +307,8 @@ func TestPromiseIsTheHosts(t *testing.T) {
 	})
 }
 
-// trap 62: ticks that come in a burst after a stall do not make a follower
-// campaign before its promise ends.
+// trap 62: a burst of ticks after a stall does not make a follower campaign before its
+// promise ends.
 func TestTickBurst(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -336,8 +337,8 @@ func TestTickBurst(t *testing.T) {
 	})
 }
 
-// trap 70: an answer to an old heartbeat renews nothing that was sent later, and
-// the host's bytes never reach raft's ReadIndex.
+// trap 70: a response to an old heartbeat does not extend a later promise, and the host's
+// bytes never reach raft's ReadIndex.
 func TestLateAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -367,7 +368,7 @@ func TestLateAnswer(t *testing.T) {
 					Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(id)), Term: ptr(term),
 					Context: binary.LittleEndian.AppendUint64(nil, uint64(old)),
 				}
-				g.receive(m)
+				g.step(m)
 				if len(m.raft.GetContext()) != 0 {
 					t.Errorf("raft was given the host's bytes: %x", m.raft.GetContext())
 				}
@@ -378,7 +379,7 @@ func TestLateAnswer(t *testing.T) {
 		if want := until.Add(100 * time.Millisecond); renewed > want {
 			t.Fatalf("an old answer moved the lease from %d to %d", until, renewed)
 		}
-		// What was answered to this host in an earlier term says nothing in this one.
+		// Responses to this host from an earlier term do not count in this one.
 		inWorker(g, func() {
 			m := &message{
 				group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: 1 + g.self%3, term: term - 1, promise: time.Second,
@@ -388,13 +389,13 @@ func TestLateAnswer(t *testing.T) {
 				Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(m.from)), Term: ptr(term - 1),
 				Context: binary.LittleEndian.AppendUint64(nil, uint64(g.w.now)),
 			}
-			g.receive(m)
+			g.step(m)
 		})
 		synctest.Wait()
 		if _, u, ok := g.Lease(); ok && u > renewed {
 			t.Fatal("an answer of an earlier term moved the lease")
 		}
-		// Numbers from a future that never was are no answers.
+		// Numbers that this host never sent are no responses.
 		inWorker(g, func() {
 			m := &message{
 				group: 1, kind: pb.MsgHeartbeatResp, to: g.self, from: 1 + g.self%3, term: term, promise: time.Second,
@@ -404,7 +405,7 @@ func TestLateAnswer(t *testing.T) {
 				Type: pb.MsgHeartbeatResp.Enum(), To: ptr(uint64(g.self)), From: ptr(uint64(m.from)), Term: ptr(term),
 				Context: binary.LittleEndian.AppendUint64(nil, uint64(g.w.now.Add(time.Hour))),
 			}
-			g.receive(m)
+			g.step(m)
 		})
 		if _, u, ok := g.Lease(); ok && u > renewed {
 			t.Fatal("an answer from the future moved the lease")
@@ -412,7 +413,7 @@ func TestLateAnswer(t *testing.T) {
 	})
 }
 
-// trap 71: the voter promises less than the leader was configured for.
+// trap 71: the voter promises less than the leader is configured for.
 func TestShorterPromise(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := 0
@@ -454,7 +455,7 @@ func TestShorterPromise(t *testing.T) {
 	})
 }
 
-// MsgTransferLeader and MsgProp from the bus are no frames at all.
+// TestForbiddenMessages: MsgTransferLeader and MsgProp from the bus are malformed frames.
 func TestForbiddenMessages(t *testing.T) {
 	for _, typ := range []pb.MessageType{
 		pb.MsgTransferLeader, pb.MsgProp, pb.MsgHup, pb.MsgBeat, pb.MsgSnap, pb.MsgForgetLeader, pb.MsgStorageAppendResp,
@@ -471,7 +472,7 @@ func TestForbiddenMessages(t *testing.T) {
 	}
 }
 
-// With NoLeaseReads there is never a lease, and reads go by ReadIndex.
+// TestNoLeaseReads: with NoLeaseReads there is never a lease, and reads use ReadIndex.
 func TestNoLeaseReads(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.NoLeaseReads = true })
@@ -491,8 +492,8 @@ func TestNoLeaseReads(t *testing.T) {
 	})
 }
 
-// ReadIndex: at a new leader, on followers, across a leader change, without a
-// leader (trap 37); what was written before is applied when it answers.
+// TestReadIndex reads at a new leader, on followers, across a leader change and without a
+// leader (trap 37). Earlier writes are applied when it answers.
 func TestReadIndex(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -524,7 +525,7 @@ func TestReadIndex(t *testing.T) {
 				}
 			}
 		}
-		// Lost questions are asked again.
+		// Lost requests are repeated.
 		l := r.leader(1)
 		f := r.nodes[1+l.id%3]
 		lost := 0
@@ -541,7 +542,7 @@ func TestReadIndex(t *testing.T) {
 		if lost != 2 {
 			t.Fatalf("%d questions lost", lost)
 		}
-		// The leader dies under the question.
+		// The leader dies while the request is under way.
 		r.bus.set(func(b *testBus) {
 			b.filter = func(_, _ keyspace.NodeID, m *message) bool { return m.kind != pb.MsgReadIndex }
 		})
@@ -551,7 +552,7 @@ func TestReadIndex(t *testing.T) {
 		l.crash(0)
 		r.bus.set(func(b *testBus) { b.filter = nil })
 		r.must(<-ch)
-		// Without a quorum it ends.
+		// Without a quorum the read fails.
 		for _, n := range r.nodes {
 			if n != f && n.up {
 				n.crash(0)
@@ -563,9 +564,9 @@ func TestReadIndex(t *testing.T) {
 	})
 }
 
-// Lost questions are asked again soon enough that a reader at a sleeping group does not take
-// the leader for dead meanwhile; and a leader that hears nothing of a reader does not put the
-// group to sleep without it. In the silence the reader would have nobody to ask.
+// TestReadIndexAtALeaderThatSleeps: a lost request is repeated early enough that a reader
+// in a sleeping group does not take the leader for dead. A leader that does not know of a
+// reader does not put the group to sleep without it: the reader would have nobody to ask.
 func TestReadIndexAtALeaderThatSleeps(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -602,8 +603,8 @@ func TestReadIndexAtALeaderThatSleeps(t *testing.T) {
 				}
 			})
 		}
-		// At another moment of the ticks and between two of the leader's sleeps each time; one
-		// of the followers would campaign, and the other one wait for that.
+		// Each round hits another moment of the ticks, between two of the leader's
+		// sleeps. Otherwise one follower would campaign and the other would wait for it.
 		for i := range 20 {
 			f := r.nodes[1+(l.id+keyspace.NodeID(i%2))%3]
 			time.Sleep(2*time.Second + time.Duration(i)*37*time.Millisecond)

@@ -13,9 +13,10 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// peers is what the host knows about the other nodes. Every node tells each of them at
-// short intervals that it lives and that its disks move, also those that it shares no
-// group with: who holds no range is a gateway yet, and must know whom to ask.
+// peers is the host's knowledge of the other nodes. Every node sends every other one a
+// short message at regular intervals: it lives and its disks make progress. Nodes without
+// a common group do so too: a node without ranges is still a gateway and must know which
+// nodes live.
 type peers struct {
 	h  *Host
 	mu struct {
@@ -23,24 +24,25 @@ type peers struct {
 		nodes     map[keyspace.NodeID]*peer
 		listeners []func(keyspace.NodeID, bool)
 	}
-	// The rest belongs to the ticker.
+	// The rest is owned by the ticker.
 	sequence   uint64
-	wal, store watched
+	wal, store diskProgress
 	probe      chan struct{}
-	// centralAt is when this node last heard half of the others; lonely says that this is
-	// longer ago than the liveness timeout, and is for the workers to read.
-	centralAt clock.Time
-	lonely    atomic.Bool
+	// connectedAt is when this node last heard at least half of the others. isolated says
+	// that this is longer ago than the liveness timeout; workers read it.
+	connectedAt clock.Time
+	isolated    atomic.Bool
 }
 
-// watched is a count that grows while a disk moves.
-type watched struct {
+// diskProgress watches a counter that grows while a disk makes progress.
+type diskProgress struct {
 	count uint64
-	moved clock.Time // when it last grew, or nothing was to be done
+	moved clock.Time // when it last grew, or nothing was pending
 }
 
-// look returns for how long the disk has stood still though something was to be done.
-func (w *watched) look(now clock.Time, count uint64, idle bool) time.Duration {
+// stalledFor returns how long the disk has made no progress although something was
+// pending.
+func (w *diskProgress) stalledFor(now clock.Time, count uint64, idle bool) time.Duration {
 	if count != w.count || idle {
 		w.count, w.moved = count, now
 	}
@@ -48,24 +50,25 @@ func (w *watched) look(now clock.Time, count uint64, idle bool) time.Duration {
 }
 
 type peer struct {
-	groups   int // how many of this host's groups have a replica there
-	boot     keyspace.BootID
-	before   keyspace.BootID // the run before that, whose late messages are none of this one
-	sequence uint64
-	healthy  clock.Time // when it last said that all is well
-	alive    bool
-	central  bool // it has said that it hears half of the others, or more
+	groups    int // how many of this host's groups have a replica there
+	boot      keyspace.BootID
+	before    keyspace.BootID // the run before that; its late messages do not count
+	sequence  uint64
+	healthy   clock.Time // when it last reported healthy disks
+	alive     bool
+	connected bool // it reported that it hears at least half of the others
 }
 
 func (p *peers) init(h *Host) {
 	p.h = h
 	p.mu.nodes = make(map[keyspace.NodeID]*peer)
 	p.wal.moved = h.cfg.Clock.Now()
-	p.store.moved, p.centralAt = p.wal.moved, p.wal.moved
+	p.store.moved, p.connectedAt = p.wal.moved, p.wal.moved
 	p.probe = make(chan struct{}, 1)
 }
 
-// change moves a group's references from its old replicas' nodes to the new ones'.
+// change moves a group's references from the nodes of its old replicas to those of the
+// new ones.
 func (p *peers) change(before, after []keyspace.Replica) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,13 +96,13 @@ func (p *peers) nodeLocked(id keyspace.NodeID) *peer {
 	return n
 }
 
-// livenessEvery is how many ticks lie between two liveness messages: five fit into
-// the timeout, so that a lost one is no death.
+// livenessEvery is how many ticks lie between two liveness messages. Five fit into the
+// timeout, so one lost message does not make a node dead.
 func (c *Config) livenessEvery() uint64 {
 	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
 }
 
-// tick looks at the own disks, tells the peers, and notices who has fallen silent.
+// tick checks this node's disks, tells the peers, and notices peers that fell silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkDisks(now)
 	var died []keyspace.NodeID
@@ -118,7 +121,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
-		p.tell(p.look(now, alive))
+		p.tell(p.updateConnectivity(now, alive))
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -126,73 +129,74 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	}
 }
 
-// look says whether this node hears half of the others or more, of whom alive live. One
-// that has not for a liveness timeout gives up what it leads, group by group, where a voter
-// can take over that does: it may be the only one that hears this node, and then everybody
-// else waits for a leader that nobody can reach.
-func (p *peers) look(now clock.Time, alive int) (central bool) {
-	if central = 2*alive >= len(p.h.cfg.Bus.Peers()); central {
-		p.centralAt = now
+// updateConnectivity reports whether this node hears at least half of the others, of
+// which alive live. A node that has not for a liveness timeout is isolated. It hands each
+// of its leaderships over if a connected voter can take over. It may be the only leader
+// that can reach this node, while all other nodes wait for a leader that they cannot
+// reach.
+func (p *peers) updateConnectivity(now clock.Time, alive int) (connected bool) {
+	if connected = 2*alive >= len(p.h.cfg.Bus.Peers()); connected {
+		p.connectedAt = now
 	}
-	lonely := now.Sub(p.centralAt) > p.h.cfg.LivenessTimeout
-	if p.lonely.Swap(lonely) != lonely {
-		p.h.log.Warn("how many peers are heard has changed", zap.Bool("lonely", lonely), zap.Int("heard", alive))
+	isolated := now.Sub(p.connectedAt) > p.h.cfg.LivenessTimeout
+	if p.isolated.Swap(isolated) != isolated {
+		p.h.log.Warn("connectivity to peers changed", zap.Bool("isolated", isolated), zap.Int("heard", alive))
 	}
-	if lonely {
+	if isolated {
 		p.h.pacer.add(p.affected(func(g *Group) bool {
-			return g.public.leading.Load() != 0 && p.hasHeir(*g.public.replicas.Load()...)
+			return g.public.leading.Load() != 0 && p.hasTransferTarget(*g.public.replicas.Load()...)
 		}))
 	}
-	return central
+	return connected
 }
 
-// hasHeir says whether one of the replicas is a voter that this node hears, whose node hears
-// half of the others or more.
-func (p *peers) hasHeir(replicas ...keyspace.Replica) bool {
+// hasTransferTarget reports whether one of the replicas is a voter on a live node that
+// itself hears at least half of the others.
+func (p *peers) hasTransferTarget(replicas ...keyspace.Replica) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return slices.ContainsFunc(replicas, func(r keyspace.Replica) bool {
 		q := p.mu.nodes[r.Node]
-		return q != nil && q.alive && q.central && r.Role == keyspace.RoleVoter
+		return q != nil && q.alive && q.connected && r.Role == keyspace.RoleVoter
 	})
 }
 
-// tell sends one liveness message to each node. One that cannot be sent is as good
-// as lost.
-func (p *peers) tell(central bool) {
+// tell sends one liveness message to each node. A message that cannot be sent counts as
+// lost.
+func (p *peers) tell(connected bool) {
 	p.sequence++
-	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.stuck.Load(), central: central, sequence: p.sequence})
+	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.diskStalled.Load(), connected: connected, sequence: p.sequence})
 	for _, id := range p.h.cfg.Bus.Peers() {
 		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, slices.Clone(msg))
 	}
 }
 
-// checkDisks decides whether this node's wal and store move. While one does not, the
-// host neither ticks its groups nor answers for its health: its leaders send no
-// heartbeats, lose their leases, and others take over.
+// checkDisks decides whether this node's wal and store make progress. While one does not,
+// the host neither ticks its groups nor reports healthy disks. Its leaders then send no
+// heartbeats and lose their leases, and others take over.
 //
-// A store that holds a commit up because it flushes slowly is another matter: every
-// replica has to take in the same, so that to lead elsewhere would help nobody.
+// A store that stalls commits because it flushes slowly does not count: every replica
+// applies the same entries, so another leader would be no faster.
 func (p *peers) checkDisks(now clock.Time) {
 	limit := p.h.cfg.ElectionTimeout
 	syncs, pending := p.h.cfg.WAL.Progress()
-	// A long queue is no sign of a disk that stands still: fsyncs complete meanwhile.
-	wal := min(pending, p.wal.look(now, syncs, pending == 0)) >= limit
+	// A long queue alone is no sign of a stalled disk: fsyncs complete meanwhile.
+	wal := min(pending, p.wal.stalledFor(now, syncs, pending == 0)) >= limit
 	var applying time.Duration
 	for _, a := range p.h.appliers {
 		applying = max(applying, a.pending(now))
 	}
-	still := p.store.look(now, p.h.cfg.Engine.Progress(), applying == 0)
+	still := p.store.stalledFor(now, p.h.cfg.Engine.Progress(), applying == 0)
 	store := min(applying, still) >= limit
-	p.h.m.walStuck.Set(float64(boolInt(wal)))
-	p.h.m.applyStuck.Set(float64(boolInt(store)))
-	// Who has failed waits for nothing any more, and is on its way down.
+	p.h.m.walStalled.Set(float64(boolInt(wal)))
+	p.h.m.applyStalled.Set(float64(boolInt(store)))
+	// A failed component has nothing pending, and its node is about to stop.
 	failed := p.h.failed.Load() || p.h.cfg.WAL.Err() != nil || p.h.cfg.Engine.Err() != nil
-	if stuck := wal || store || failed; p.h.stuck.Swap(stuck) != stuck {
-		p.h.log.Warn("the progress of wal and store has changed", zap.Bool("stuck", stuck),
+	if stalled := wal || store || failed; p.h.diskStalled.Swap(stalled) != stalled {
+		p.h.log.Warn("disk progress changed", zap.Bool("stalled", stalled),
 			zap.Duration("pending", pending), zap.Duration("applying", applying), zap.Bool("failed", failed))
 	}
-	// An idle wal proves nothing: it is asked to sync now and then.
+	// An idle wal proves nothing, so it is asked to sync now and then.
 	if pending == 0 && p.sequence%5 == 0 && !p.h.stopping.Load() {
 		select {
 		case p.probe <- struct{}{}:
@@ -209,12 +213,12 @@ func (p *peers) probeLoop() {
 		case <-p.h.ctx.Done():
 			return
 		}
-		// Its error is the wal's own matter; its success shows in Progress.
+		// The wal reports its own errors; success shows in Progress.
 		_ = p.h.cfg.WAL.Sync(p.h.ctx)
 	}
 }
 
-// heard takes a peer's liveness message.
+// heard handles a peer's liveness message.
 func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	now := p.h.cfg.Clock.Now()
 	p.mu.Lock()
@@ -222,12 +226,12 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	restarted := q.boot != 0 && q.boot != l.boot
 	if !restarted && q.boot == l.boot && l.sequence <= q.sequence || restarted && l.boot == q.before {
 		p.mu.Unlock()
-		return // an old message may not prolong a life
+		return // an old message must not prolong a life
 	}
 	if restarted {
 		q.before = q.boot
 	}
-	q.boot, q.sequence, q.central = l.boot, l.sequence, l.central
+	q.boot, q.sequence, q.connected = l.boot, l.sequence, l.connected
 	was := q.alive
 	if q.alive = l.healthy; l.healthy {
 		q.healthy = now
@@ -242,7 +246,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	}
 }
 
-// died wakes, paced, the groups whose leader was on the node.
+// died queues the groups whose leader was on the node for a paced wake-up.
 func (p *peers) died(node keyspace.NodeID) {
 	p.h.log.Warn("peer has lost liveness", zap.Stringer("peer", node))
 	p.h.pacer.add(p.affected(func(g *Group) bool {
@@ -251,8 +255,8 @@ func (p *peers) died(node keyspace.NodeID) {
 	p.notify(node, false)
 }
 
-// returned wakes, paced, the groups that this host leads and that have a replica
-// on the node, which may lag; and after a restart those that the node led.
+// returned queues groups for a paced wake-up: those that this host leads and that have a
+// replica on the node, which may lag, and after a restart those that the node led.
 func (p *peers) returned(node keyspace.NodeID, restarted bool) {
 	p.h.log.Info("peer lives", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
 	p.h.pacer.add(p.affected(func(g *Group) bool {
@@ -281,8 +285,8 @@ func (p *peers) notify(node keyspace.NodeID, alive bool) {
 	}
 }
 
-// dead says whether the node was alive in this host's time and is no more. One that
-// was never heard of may be about to start, as all do when a cluster does.
+// dead reports whether the node was alive in this host's time and no longer is. A node
+// that was never heard of may be about to start, as all are when a cluster starts.
 func (p *peers) dead(node keyspace.NodeID) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -290,10 +294,10 @@ func (p *peers) dead(node keyspace.NodeID) bool {
 	return q != nil && q.boot != 0 && !q.alive
 }
 
-// lost says whether the node has lost liveness, or runs anew since boot was seen. A
-// node whose first liveness message is still to come is not lost: who asks has heard
-// from it as from a leader. Taken for lost, the first leaders of a cluster would be
-// deposed by the first clients, and the revisions that they hold with them.
+// lost reports whether the node has lost liveness, or has restarted since boot was seen.
+// A node whose first liveness message is outstanding is not lost: the caller has heard
+// from it as a leader. Otherwise the first clients would depose a new cluster's first
+// leaders, together with the revisions allocated to them.
 func (p *peers) lost(node keyspace.NodeID, boot keyspace.BootID) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -310,8 +314,8 @@ func (p *peers) boot(node keyspace.NodeID) keyspace.BootID {
 	return 0
 }
 
-// Liveness says whether the node is alive as far as this one knows: it was heard
-// from within the liveness timeout, and its disks move. The own node always is.
+// Liveness reports whether the node is alive as far as this node knows: it was heard from
+// within the liveness timeout, and its disks make progress. This node itself always is.
 func (h *Host) Liveness(node keyspace.NodeID) bool {
 	if node == h.cfg.Node {
 		return true
@@ -322,27 +326,27 @@ func (h *Host) Liveness(node keyspace.NodeID) bool {
 	return q != nil && q.alive
 }
 
-// Central says whether the node hears half of the other nodes or more: a peer by its last
-// liveness message, so that one that is not alive is not central. The own node is until it
-// has not for a liveness timeout. Who is not hands over what it leads.
-func (h *Host) Central(node keyspace.NodeID) bool {
+// Connected reports whether the node hears at least half of the other nodes. For a peer
+// its last liveness message decides, and a peer that is not alive is not connected. This
+// node stays connected until it has heard fewer for a liveness timeout. A node that is
+// not connected hands over its leaderships.
+func (h *Host) Connected(node keyspace.NodeID) bool {
 	if node == h.cfg.Node {
-		return !h.peers.lonely.Load()
+		return !h.peers.isolated.Load()
 	}
 	h.peers.mu.RLock()
 	defer h.peers.mu.RUnlock()
 	q := h.peers.mu.nodes[node]
-	return q != nil && q.alive && q.central
+	return q != nil && q.alive && q.connected
 }
 
-// OnLiveness registers a listener for nodes that begin or cease to be alive, or
-// that have restarted. It is called from goroutines of the host and the bus and
-// must not block.
+// OnLiveness registers a listener for nodes that become alive, lose liveness or restart.
+// It is called from goroutines of the host and the bus and must not block.
 func (h *Host) OnLiveness(f func(node keyspace.NodeID, alive bool)) {
 	h.peers.mu.Lock()
 	defer h.peers.mu.Unlock()
 	h.peers.mu.listeners = append(slices.Clone(h.peers.mu.listeners), f)
 }
 
-// Stuck says that this node's wal or store does not move.
-func (h *Host) Stuck() bool { return h.stuck.Load() }
+// DiskStalled reports whether this node's wal or store makes no progress.
+func (h *Host) DiskStalled() bool { return h.diskStalled.Load() }

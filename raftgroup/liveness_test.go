@@ -17,8 +17,9 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// A store that stands still costs the leaderships as a wal does: what it leads could
-// be proposed and never applied. Only the tables' disk hangs here, the wal moves.
+// TestHangingStoreCostsLeadership: a stalled store costs the leaderships as a stalled wal
+// does, because entries would be proposed and never applied. Only the tables' disk hangs
+// here; the wal's does not.
 func TestHangingStoreCostsLeadership(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -40,12 +41,12 @@ func TestHangingStoreCostsLeadership(t *testing.T) {
 			_ = l.propose(1, fmt.Sprint(i, pad))
 			time.Sleep(2 * time.Millisecond)
 		}
-		r.eventually("the host notices", 3*time.Second, l.host.Stuck)
+		r.eventually("the host notices", 3*time.Second, l.host.DiskStalled)
 		if s := l.host.Group(1).Status(); s.IsLeader {
 			if err := l.host.Group(1).Propose(s.Term, []byte("stuck"), func(error) { t.Error("dropped after a refusal") }); !errors.Is(err, ErrNotLeader) {
 				t.Errorf("a proposal at a leader whose store hangs: %v", err)
 			}
-			if n := testutil.ToFloat64(l.host.m.applyStuck); n != 1 {
+			if n := testutil.ToFloat64(l.host.m.applyStalled); n != 1 {
 				t.Errorf("metric says %v", n)
 			}
 		} else {
@@ -64,13 +65,14 @@ func TestHangingStoreCostsLeadership(t *testing.T) {
 			t.Error("it leads again with its store hanging")
 		}
 		release()
-		r.eventually("the node is healthy", 3*time.Second, func() bool { return !l.host.Stuck() && other.host.Liveness(l.id) })
+		r.eventually("the node is healthy", 3*time.Second, func() bool { return !l.host.DiskStalled() && other.host.Liveness(l.id) })
 		r.equal(1)
 	})
 }
 
-// A sole voter whose disk hangs has nobody to give way to: it takes proposals, within
-// their bounds, and applies them when the disk moves.
+// TestHangingDiskOfSoleVoter: a sole voter with a hanging disk has nobody to yield to. It
+// accepts proposals within their bounds and applies them when the disk makes progress
+// again.
 func TestHangingDiskOfSoleVoter(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)
@@ -84,15 +86,15 @@ func TestHangingDiskOfSoleVoter(t *testing.T) {
 		release := disk.hold()
 		defer release()
 		r.must(n.propose(1, "caught"))
-		r.eventually("the host notices", 3*time.Second, n.host.Stuck)
+		r.eventually("the host notices", 3*time.Second, n.host.DiskStalled)
 		r.must(n.propose(1, "meanwhile"))
 		release()
 		r.eventually("applied", 3*time.Second, func() bool { return n.sms[1].has("caught") && n.sms[1].has("meanwhile") })
 	})
 }
 
-// A wal or a state machine that has failed has nothing pending. Its node must not keep
-// its leaderships until it is down.
+// TestFailureCostsLeadership: a wal or state machine that has failed has nothing pending.
+// Its node must not keep its leaderships until it is down.
 func TestFailureCostsLeadership(t *testing.T) {
 	for _, what := range []string{"wal", "apply"} {
 		t.Run(what, func(t *testing.T) {
@@ -130,8 +132,8 @@ func TestFailureCostsLeadership(t *testing.T) {
 	}
 }
 
-// A wal whose queue is long is busy, not stuck: to give up leading would only make it
-// longer.
+// TestLongQueueKeepsLeadership: a wal with a long queue is busy, not stalled. Giving up
+// leadership would only lengthen the queue.
 func TestLongQueueKeepsLeadership(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -160,8 +162,8 @@ func TestLongQueueKeepsLeadership(t *testing.T) {
 		for range 300 {
 			time.Sleep(10 * time.Millisecond)
 			_, pending := l.wal.Progress()
-			if longest = max(longest, pending); l.host.Stuck() {
-				t.Fatalf("taken for stuck with batches waiting for %v", pending)
+			if longest = max(longest, pending); l.host.DiskStalled() {
+				t.Fatalf("taken for stalled with batches waiting for %v", pending)
 			}
 		}
 		if longest < 2*time.Second {
@@ -170,8 +172,8 @@ func TestLongQueueKeepsLeadership(t *testing.T) {
 	})
 }
 
-// A store that is slow holds commits up for as long, and costs no leadership: the others'
-// are no faster.
+// TestSlowStoreKeepsLeadership: a slow store stalls commits just as long but costs no
+// leadership, because the other nodes are no faster.
 func TestSlowStoreKeepsLeadership(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -201,7 +203,7 @@ func TestSlowStoreKeepsLeadership(t *testing.T) {
 			for _, a := range l.host.appliers {
 				longest = max(longest, a.pending(l.host.cfg.Clock.Now()))
 			}
-			if l.host.Stuck() {
+			if l.host.DiskStalled() {
 				t.Fatal("taken for a store that hangs")
 			}
 		}
@@ -218,8 +220,8 @@ func TestSlowStoreKeepsLeadership(t *testing.T) {
 	})
 }
 
-// A follower whose wal cannot keep up drops what leaders send, beyond the bound of its
-// queue; it catches up when the disk moves.
+// TestFollowerQueueIsBounded: a follower whose wal cannot keep up drops entries beyond
+// its queue's bound. It catches up when the disk recovers.
 func TestFollowerQueueIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const queue, groups = 128 << 10, 8
@@ -261,7 +263,7 @@ func TestFollowerQueueIsBounded(t *testing.T) {
 			synctest.Wait()
 			most = max(most, gauge(t, regs[f.id], "skein_wal_queue_bytes"))
 		}
-		// One frame is taken in whole.
+		// A frame is accepted as a whole.
 		if limit := float64(queue + 2*frameBytesMax); most > limit || most < queue {
 			t.Errorf("%v bytes in the follower's queue, bound %v", most, queue)
 		}
@@ -295,8 +297,8 @@ func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
 }
 
 // TestKilledLeadersAreReplaced: when a node that leads groups dies, one replica of each
-// campaigns as soon as its promise has ended, and not after the random timeouts of raft,
-// which last up to two election timeouts.
+// campaigns as soon as its promise has ended. It does not wait for raft's random
+// timeouts, which last up to two election timeouts.
 func TestKilledLeadersAreReplaced(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 12
@@ -320,8 +322,9 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 			dead.start()
 			time.Sleep(3 * time.Second)
 		}
-		// A refused vote costs a group raft's own timeout; it is the exception. Without the
-		// choice at least one of twelve groups drew a long timeout nearly each time.
+		// A refused vote costs a group raft's own timeout, which is rare. Without a
+		// chosen candidate at least one of twelve groups drew a long timeout nearly each
+		// time.
 		slices.Sort(took)
 		cfg := r.nodes[1].host.cfg
 		if median := took[len(took)/2]; median > cfg.ElectionTimeout+3*cfg.TickInterval {
@@ -330,9 +333,9 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 	})
 }
 
-// TestNobodyContestsTheChosen: who was not chosen to campaign leaves the one that was a head
-// start, so that no vote is split: each group's term rises by one with each leader that is
-// lost. Raft's shortest timeout, which one replica in ten draws, ends with the promises.
+// TestNobodyContestsTheChosen: the other replicas give the chosen candidate a head start,
+// so no vote is split: each lost leader raises its group's term by one. Raft's shortest
+// timeout, which one replica in ten draws, ends with the promises.
 func TestNobodyContestsTheChosen(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 24
@@ -352,7 +355,7 @@ func TestNobodyContestsTheChosen(t *testing.T) {
 					terms[g] = dead.host.Group(g).Status().Term
 				}
 			}
-			// At another phase of the survivors' ticks each time.
+			// Each round hits another phase of the survivors' ticks.
 			time.Sleep(1700*time.Millisecond + time.Duration(round)*17*time.Millisecond)
 			dead.crash(0)
 			for g, term := range terms {
@@ -370,10 +373,11 @@ func TestNobodyContestsTheChosen(t *testing.T) {
 	})
 }
 
-// A leader that hears one follower and nobody else goes on leading by the rules of raft,
-// and nobody but that follower can reach it. It gives leadership up to the follower, which
-// the others hear. Where the two are cut off together there is nobody to give it to.
-func TestLonelyLeaderHandsOver(t *testing.T) {
+// TestIsolatedLeaderHandsOver: a leader that hears only one follower keeps leading by
+// raft's rules, while only that follower can reach it. It hands leadership over to the
+// follower, which the others hear. If the two are cut off together there is nobody to
+// take over.
+func TestIsolatedLeaderHandsOver(t *testing.T) {
 	for _, bridge := range []bool{true, false} {
 		t.Run(fmt.Sprintf("bridge=%t", bridge), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -412,8 +416,9 @@ func TestLonelyLeaderHandsOver(t *testing.T) {
 					}
 					return
 				}
-				// Mostly the follower that hears both sides, to which it is handed; but the third one,
-				// which hears nothing of the leader, may stand for election in just that moment.
+				// Usually the follower that hears both sides, which gets the leadership.
+				// But the third one, which does not hear the leader, may campaign at just
+				// that moment.
 				heard := func() bool {
 					return !slices.ContainsFunc(led, func(g keyspace.GroupID) bool {
 						return !slices.ContainsFunc(voters(3), func(v keyspace.Replica) bool {
@@ -442,10 +447,10 @@ func TestLonelyLeaderHandsOver(t *testing.T) {
 	}
 }
 
-// Two nodes do not hear each other, and the third hears both. What one of the two leads
-// sleeps; the other one stands for election again and again, and each time wakes the third
-// one's replica. That asks its leader for a sign of life, also where the first question is
-// lost, and does not take its silence for death.
+// TestCandidateDeposesNoSleeper: two nodes do not hear each other, and the third hears
+// both. A group that one of the two leads sleeps. The other one campaigns again and
+// again, and each time wakes the third one's replica. That replica asks its leader for a
+// sign of life, even if its first request is lost, and does not take silence for death.
 func TestCandidateDeposesNoSleeper(t *testing.T) {
 	testSleepersKeepTheirLeaders(t, func(r *rig, _ keyspace.GroupID) {
 		lost := map[[2]uint64]bool{}
@@ -463,8 +468,8 @@ func TestCandidateDeposesNoSleeper(t *testing.T) {
 	})
 }
 
-// Followers that wake by themselves, since their leader's node seemed to be dead for a
-// moment, ask their leader too.
+// TestWokenFollowersDeposeNoSleeper: followers that wake because their leader's node
+// briefly seemed dead ask their leader too.
 func TestWokenFollowersDeposeNoSleeper(t *testing.T) {
 	testSleepersKeepTheirLeaders(t, func(r *rig, groups keyspace.GroupID) {
 		for g := keyspace.GroupID(1); g <= groups; g++ {
@@ -510,9 +515,9 @@ func testSleepersKeepTheirLeaders(t *testing.T, happens func(r *rig, groups keys
 	})
 }
 
-// A leader that hears hardly any node gives leadership up to one that hears it too, also
-// where another one could have it that does not.
-func TestLonelyLeaderPassesOverTheDeaf(t *testing.T) {
+// TestIsolatedLeaderHandsOverToAReachablePeer: an isolated leader hands leadership over
+// to a replica that also hears it, even if another connected one exists.
+func TestIsolatedLeaderHandsOverToAReachablePeer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 6, nil)
 		r.startAll()
@@ -534,16 +539,17 @@ func TestLonelyLeaderPassesOverTheDeaf(t *testing.T) {
 			b.cut[[2]keyspace.NodeID{l.id, deaf.id}] = true
 		})
 		r.eventually("who hears the leader leads", 6*l.host.ElectionTimeout(), func() bool { return hears.host.Group(1).Status().IsLeader })
-		if !hears.host.Liveness(l.id) || hears.host.Central(l.id) || l.host.Central(l.id) || !hears.host.Central(hears.id) {
+		if !hears.host.Liveness(l.id) || hears.host.Connected(l.id) || l.host.Connected(l.id) || !hears.host.Connected(hears.id) {
 			t.Errorf("node %s is heard: %t; it is central to node %s: %t, to itself: %t; node %s to itself: %t", l.id, hears.host.Liveness(l.id),
-				hears.id, hears.host.Central(l.id), l.host.Central(l.id), hears.id, hears.host.Central(hears.id))
+				hears.id, hears.host.Connected(l.id), l.host.Connected(l.id), hears.id, hears.host.Connected(hears.id))
 		}
 		r.write(1, "meanwhile")
 	})
 }
 
-// A node that shares no group with another one knows all the same whether it lives: it
-// may have been left by its last replica, and serves clients yet.
+// TestNodesWithoutACommonGroupKnowOfEachOther: nodes without a common group still know
+// whether the other one lives. A node that has lost its last replica still serves
+// clients.
 func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)

@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// fieldCounter counts the fields that loggers were asked to encode for good.
+// fieldCounter counts the fields that loggers had to encode permanently.
 type fieldCounter struct {
 	zapcore.Core
 	fields *atomic.Int64
@@ -20,9 +20,9 @@ func (c fieldCounter) With(fields []zapcore.Field) zapcore.Core {
 	return c
 }
 
-// TestQuietGroupHasNoLogBuffer: what stands in each of a group's log lines takes a
-// buffer of a KiB once it is encoded. A group that logs nothing has none; with many
-// thousands of groups these were a fifth of a node's memory.
+// TestQuietGroupHasNoLogBuffer: encoding the fields of a group's logger takes a buffer of
+// 1 KiB. A group that logs nothing must not have one: with many thousands of groups the
+// buffers took a fifth of a node's memory.
 func TestQuietGroupHasNoLogBuffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)

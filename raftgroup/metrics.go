@@ -4,17 +4,17 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // Metrics are the measurements of one Host.
 type Metrics struct {
-	passGroups, frameBytes, frameMessages                                 prometheus.Histogram
-	appendSeconds, applySeconds, applyGroups                              prometheus.Histogram
-	groups, awake, leaders, proposalBytes, inboundBytes                   prometheus.Gauge
-	proposals, dropped, failed, full, inboundDropped, sendFailed          prometheus.Counter
-	committed, applied, pending                                           prometheus.Gauge
-	overloadDropped                                                       prometheus.Counter
-	leaderChanges, elections, wakes, sleeps, leaseLost                    prometheus.Counter
-	voteRefused, parked, logReads, logReadsPutOff, readIndexes, malformed prometheus.Counter
-	snapshotsSent, snapshotsReceived, snapshotsFailed                     prometheus.Counter
-	snapshotBytes, truncations, cutOffs, forcedFlushes                    prometheus.Counter
-	peersAlive, walStuck, applyStuck                                      prometheus.Gauge
+	passGroups, frameBytes, frameMessages                                          prometheus.Histogram
+	appendSeconds, applySeconds, applyGroups                                       prometheus.Histogram
+	groups, awake, leaders, proposalBytes, inboundBytes                            prometheus.Gauge
+	proposals, dropped, failed, full, inboundDropped, sendFailed                   prometheus.Counter
+	committed, applied, pending                                                    prometheus.Gauge
+	overloadDropped                                                                prometheus.Counter
+	leaderChanges, elections, wakes, sleeps, leaseLost                             prometheus.Counter
+	voteRefused, votesBuffered, logReads, logReadsDeferred, readIndexes, malformed prometheus.Counter
+	snapshotsSent, snapshotsReceived, snapshotsFailed                              prometheus.Counter
+	snapshotBytes, truncations, cutOffs, forcedFlushes                             prometheus.Counter
+	peersAlive, walStalled, applyStalled                                           prometheus.Gauge
 }
 
 // NewMetrics returns metrics registered with r; nil registers nowhere.
@@ -44,42 +44,42 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		leaders:       gauge("skein_raftgroup_leaders", "Groups that lead here."),
 		proposalBytes: gauge("skein_raftgroup_proposal_bytes", "Bytes of proposals that are not applied yet."),
 		inboundBytes:  gauge("skein_raftgroup_inbound_bytes", "Bytes of received entries that wait for a worker."),
-		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers whose liveness messages come and say that their disks move."),
-		walStuck:      gauge("skein_raftgroup_wal_stuck", "1 while this node's wal does not move."),
-		applyStuck:    gauge("skein_raftgroup_apply_stuck", "1 while this node's store does not take what is to be applied."),
+		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers that send liveness messages and report healthy disks."),
+		walStalled:    gauge("skein_raftgroup_wal_stalled", "1 while this node's wal makes no progress."),
+		applyStalled:  gauge("skein_raftgroup_apply_stalled", "1 while this node's store makes no progress on entries to apply."),
 
-		// Names and types are etcd's, whose dashboards and alerts read them. An entry of
-		// Skein's may bear several requests.
+		// Names and types are etcd's: its dashboards and alerts read them. One entry of
+		// Skein's may carry several requests.
 		committed: gauge("etcd_server_proposals_committed_total", "The total number of consensus proposals committed, over all groups of the node, in this run."),
 		applied:   gauge("etcd_server_proposals_applied_total", "The total number of consensus proposals applied, over all groups of the node, in this run."),
 		pending:   gauge("etcd_server_proposals_pending", "The current number of pending proposals to commit, over all groups that the node leads."),
 		failed:    counter("etcd_server_proposals_failed_total", "The total number of failed proposals seen: not appended, or left without an answer by a lost leadership."),
 
-		proposals:       counter("skein_raftgroup_proposals_total", "Proposals given to raft."),
-		dropped:         counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
-		full:            counter("skein_raftgroup_proposals_refused_total", "Proposals refused by a bound."),
-		inboundDropped:  counter("skein_raftgroup_inbound_dropped_total", "Received messages dropped because the worker lags, mostly MsgApps by the bound of bytes."),
-		overloadDropped: counter("skein_raftgroup_overload_dropped_total", "Received MsgApps dropped because the wal had more to write than its bound."),
-		sendFailed:      counter("skein_raftgroup_frames_dropped_total", "Frames that the bus did not take."),
-		leaderChanges:   counter("skein_raftgroup_leader_changes_total", "Changes of leader seen, over all groups."),
-		elections:       counter("skein_raftgroup_elections_total", "Elections begun here."),
-		wakes:           counter("skein_raftgroup_wakes_total", "Groups woken."),
-		sleeps:          counter("skein_raftgroup_sleeps_total", "Groups put to sleep."),
-		leaseLost:       counter("skein_raftgroup_lease_lost_total", "Leases that ended though the group went on leading."),
-		voteRefused:     counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
-		parked:          counter("skein_raftgroup_parked_total", "Votes kept for replicas that were not open."),
-		logReadsPutOff:  counter("skein_raftgroup_log_reads_put_off_total", "Reads of the log that a worker's pass had no share left for."),
-		logReads:        counter("skein_raftgroup_log_reads_total", "Reads of the log by workers that may have touched the disk."),
-		readIndexes:     counter("skein_raftgroup_read_indexes_total", "ReadIndex rounds begun."),
-		malformed:       counter("skein_raftgroup_malformed_frames_total", "Frames that could not be decoded."),
+		proposals:        counter("skein_raftgroup_proposals_total", "Proposals that raft accepted."),
+		dropped:          counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
+		full:             counter("skein_raftgroup_proposals_refused_total", "Proposals refused because a bound was reached."),
+		inboundDropped:   counter("skein_raftgroup_inbound_dropped_total", "Received messages dropped because their worker lags, mostly MsgApps over the bound in bytes."),
+		overloadDropped:  counter("skein_raftgroup_overload_dropped_total", "Received MsgApps dropped because the wal's queue was over its bound."),
+		sendFailed:       counter("skein_raftgroup_frames_dropped_total", "Frames that the bus rejected."),
+		leaderChanges:    counter("skein_raftgroup_leader_changes_total", "Changes of leader seen, over all groups."),
+		elections:        counter("skein_raftgroup_elections_total", "Elections begun here."),
+		wakes:            counter("skein_raftgroup_wakes_total", "Groups woken."),
+		sleeps:           counter("skein_raftgroup_sleeps_total", "Groups put to sleep."),
+		leaseLost:        counter("skein_raftgroup_lease_lost_total", "Leases that ended while the group kept leading."),
+		voteRefused:      counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
+		votesBuffered:    counter("skein_raftgroup_votes_buffered_total", "Votes buffered for replicas that were not open."),
+		logReadsDeferred: counter("skein_raftgroup_log_reads_deferred_total", "Log reads deferred because the worker's pass had read its share."),
+		logReads:         counter("skein_raftgroup_log_reads_total", "Log reads by workers that may have touched the disk."),
+		readIndexes:      counter("skein_raftgroup_read_indexes_total", "ReadIndex rounds begun."),
+		malformed:        counter("skein_raftgroup_malformed_frames_total", "Frames that could not be decoded."),
 
 		snapshotsSent:     counter("skein_raftgroup_snapshots_sent_total", "Snapshots that their receivers installed."),
 		snapshotsReceived: counter("skein_raftgroup_snapshots_received_total", "Snapshots installed here."),
 		snapshotsFailed:   counter("skein_raftgroup_snapshots_failed_total", "Snapshots that failed here, sent or received."),
 		snapshotBytes:     counter("skein_raftgroup_snapshot_sent_bytes_total", "Bytes of tables sent."),
 		truncations:       counter("skein_raftgroup_truncations_total", "Truncations of logs."),
-		cutOffs:           counter("skein_raftgroup_cut_offs_total", "Truncations past what a follower needed."),
-		forcedFlushes:     counter("skein_raftgroup_forced_flushes_total", "Engine flushes asked for: the wal was long, what is applied waited long, or a disk was full."),
+		cutOffs:           counter("skein_raftgroup_cut_offs_total", "Truncations past entries that a follower needed."),
+		forcedFlushes:     counter("skein_raftgroup_forced_flushes_total", "Engine flushes requested because the wal was long, applied entries waited long, or a disk was full."),
 	}
 }
 

@@ -35,8 +35,8 @@ func TestEtcdNames(t *testing.T) {
 	}
 }
 
-// TestProposalMetrics: etcd's four figures of proposals are the sums over the groups
-// of a node, agree with each other, and say what waits and what failed.
+// TestProposalMetrics: etcd's four proposal metrics are sums over the groups of a node,
+// agree with each other, and count what waits and what failed.
 func TestProposalMetrics(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 3
@@ -73,7 +73,8 @@ func TestProposalMetrics(t *testing.T) {
 			}
 		}
 
-		// A leader that is cut off keeps what it is given, and loses it with its leadership.
+		// A leader that is cut off keeps its proposals, and loses them with its
+		// leadership.
 		l := r.leader(1)
 		r.bus.isolate(l.id, true)
 		for i := range writes {
@@ -93,7 +94,7 @@ func TestProposalMetrics(t *testing.T) {
 			t.Errorf("%v proposals have failed, want at least %d", got, writes)
 		}
 
-		// A node that starts again counts what it has to apply anew as committed.
+		// A restarted node counts entries that it has to apply again as committed.
 		l.stop()
 		l.start()
 		r.write(1, "again")

@@ -7,7 +7,7 @@ import (
 	"github.com/skeindb/skein/engine"
 )
 
-// mutationState is what the host keeps for the bugs of package mutation: nothing.
+// mutationState is the host's state for the bugs of package mutation: none.
 type mutationState struct{}
 
 func (mutationState) tick(clock.Time) {}

@@ -10,13 +10,13 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 )
 
-// mutationState is what the host keeps for the bugs of package mutation.
+// mutationState is the host's state for the bugs of package mutation.
 type mutationState struct{ ticked atomic.Int64 }
 
 func (p *mutationState) tick(now clock.Time) { p.ticked.Store(int64(now)) }
 
-// leaseClock reads the clock that leases are compared with. The bug is to take the
-// last tick for it: a process that is stopped has none.
+// leaseClock reads the clock that leases are compared with. The bug takes the last tick
+// for it: a stopped process has no ticks.
 func (h *Host) leaseClock() clock.Time {
 	if at := clock.Time(h.mutated.ticked.Load()); at != 0 && mutation.Is(mutation.LeaseByTicks) {
 		return at
@@ -24,7 +24,7 @@ func (h *Host) leaseClock() clock.Time {
 	return h.cfg.Clock.Now()
 }
 
-// mutateReplay has a range apply again what its record says is applied.
+// mutateReplay makes a range apply again an entry that its record says is applied.
 func (g *Group) mutateReplay(a *engine.Applied) {
 	base, _ := g.log.Base()
 	if !mutation.Is(mutation.AppliedTwice) || g.id.IsSystem() || a.Index <= base || a.Index == a.ConfIndex {

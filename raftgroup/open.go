@@ -12,13 +12,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Open brings a group's replica to life from its applied record and the wal. A
-// group without an applied record is an empty replica, which waits for a snapshot.
-// It begins asleep; the pacer wakes it. The state machine must show the state of
-// the applied record already: its methods may be called from now on. at is the
-// position of the record that it was loaded from, zero where there was none; if the
-// engine holds another one by now, Open fails. A group that was removed here must be
-// removed again first (see Removed).
+// Open opens a group's replica from its applied record and the wal. A group without an
+// applied record is an empty replica that waits for a snapshot. The group begins asleep,
+// and the pacer wakes it. The state machine must already show the state of the applied
+// record, because its methods may be called from now on. at is the position of the record
+// that it was loaded from, zero if there was none. Open fails if the engine's record is
+// at another position by now. A group that was removed here must be removed again first
+// (see Removed).
 func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, sm StateMachine) (*Group, error) {
 	if h.stopping.Load() {
 		return nil, ErrStopped
@@ -26,8 +26,8 @@ func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	if id == 0 || self == 0 || uint64(self) >= localTargetMin {
 		return nil, fmt.Errorf("raftgroup: open group %s: replica %d", id, self)
 	}
-	// Before anything is looked at: of two that decide to begin the log anew, the
-	// slower one would do it under the other's feet.
+	// First of all: of two concurrent calls that both decide to reset the log, the slower
+	// one would reset it under the other's open group.
 	if err := h.reserve(id); err != nil {
 		return nil, err
 	}
@@ -40,8 +40,8 @@ func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	return g, nil
 }
 
-// reserve keeps everybody else from opening or removing the group until unreserve,
-// or until it is known as open.
+// reserve keeps all others from opening or removing the group until unreserve, or until
+// it is open.
 func (h *Host) reserve(id keyspace.GroupID) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -58,7 +58,7 @@ func (h *Host) unreserve(id keyspace.GroupID) {
 	delete(h.mu.reserved, id)
 }
 
-// load builds a group that nobody knows yet.
+// load builds a group that is not registered yet.
 func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, sm StateMachine) (*Group, error) {
 	a, initialised, err := h.cfg.Engine.Applied(id)
 	if err != nil {
@@ -83,7 +83,7 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	g.conf = configurationOf(a.Replicas, a.ConfIndex)
 	g.applied, g.appliedTerm = a.Index, a.Term
 	g.term, g.commit, g.last = hs.GetTerm(), hs.GetCommit(), g.log.LastIndex()
-	if g.sleep.alone, err = g.soleVoter(); err != nil {
+	if g.sleep.soleVoter, err = g.soleVoter(); err != nil {
 		return nil, err
 	}
 	g.sleep.asleep = true
@@ -103,18 +103,18 @@ func (h *Host) load(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	return g, nil
 }
 
-// reconcile makes log and applied record fit after whatever a crash has left of
-// them, and returns the hard state to begin with.
+// reconcile makes log and applied record agree after whatever a crash has left, and
+// returns the hard state to begin with.
 //
-//   - No record: the log may hold votes of a replica that never got a snapshot. One
-//     that holds more belongs to a record that is gone, or that a split which is
-//     still to be replayed makes again. Its entries may be acknowledged: it is left
-//     alone.
-//   - The log ends before the record, or contradicts it: a snapshot, or a split,
-//     made the record durable before the log. The log begins anew behind it.
-//   - The log begins behind the record: entries are lost that nobody has applied.
-//   - Else the log continues the record, and everything up to the record is
-//     committed, though the hard state may not know it yet.
+//   - No record: the log may hold votes of a replica that never got a snapshot. A log
+//     with more belongs to a record that is lost, or that a split which is yet to be
+//     replayed makes again. Its entries may be acknowledged, so Open refuses.
+//   - The log ends before the record or contradicts it: a snapshot or a split made the
+//     record durable before the log. The log is reset to the record's position.
+//   - The log begins behind the record: entries that were never applied are lost. Open
+//     refuses.
+//   - Otherwise the log continues the record. Everything up to the record is committed,
+//     although the hard state may not say so yet.
 func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, error) {
 	if g.log.Removed() {
 		return nil, fmt.Errorf("%w: the replica was removed", ErrClosed)
@@ -146,7 +146,7 @@ func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, er
 		hs.Commit = ptr(a.Index)
 		b := g.h.cfg.WAL.NewBatch()
 		b.Reset(g.id, a.Index, a.Term, hs)
-		// Whatever is durable of this group later stands behind it in the wal.
+		// Anything of this group that becomes durable later lies behind it in the wal.
 		b.SetSync(false)
 		g.h.cfg.WAL.Submit(b, nil)
 	}
@@ -157,8 +157,8 @@ func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, er
 	return hs, nil
 }
 
-// soleVoter says whether this replica is its group's only voter and cannot have
-// been joined by another in what its log holds beyond the applied record.
+// soleVoter reports whether this replica is its group's only voter, and whether nothing
+// in its log beyond the applied record can have added another.
 func (g *Group) soleVoter() (bool, error) {
 	if !g.conf.soleVoter(g.self) {
 		return false, nil
@@ -188,7 +188,7 @@ func (h *Host) raftConfig(g *Group, hs *pb.HardState, a engine.Applied) *raft.Co
 		AsyncStorageWrites:        true,
 		MaxSizePerMsg:             maxSizePerMsg,
 		MaxCommittedSizePerReady:  maxCommittedPerReady,
-		MaxUncommittedEntriesSize: 0, // no limit: what is sequenced must not be dropped
+		MaxUncommittedEntriesSize: 0, // no limit: entries with allocated revisions must not be dropped
 		MaxInflightMsgs:           maxInflightMsgs,
 		MaxInflightBytes:          h.cfg.MaxPeerInflightBytes,
 		CheckQuorum:               true,
@@ -200,29 +200,29 @@ func (h *Host) raftConfig(g *Group, hs *pb.HardState, a engine.Applied) *raft.Co
 	}
 }
 
-// admitGroup makes a loaded group known and lets it begin.
+// admitGroup registers a loaded group and starts it.
 func (h *Host) admitGroup(g *Group) {
 	h.committed.Add(int64(g.commit - g.applied))
 	h.mu.Lock()
 	delete(h.mu.reserved, g.id)
 	g.promise.until = h.mu.promises[g.id]
 	h.mu.groups[g.id] = g
-	votes := h.parking.claim(g.id, g.self)
+	votes := h.votes.take(g.id, g.self)
 	h.m.groups.Set(float64(len(h.mu.groups)))
 	h.mu.Unlock()
 	h.peers.change(nil, g.conf.replicas)
-	g.w.call(g, g.tellLeader)
-	g.w.flag(g, flagTruncate) // a run that ended before it could may have left it to do
+	g.w.call(g, g.notifyLeader)
+	g.w.flag(g, flagTruncate) // a previous run may have ended before it truncated
 	for _, m := range votes {
 		g.w.deliver([]routed{{g, m}})
 	}
 	h.pacer.add([]*Group{g})
 }
 
-// shut ends a group in its worker: what waits is answered, what comes later is
-// refused, and what the wal or the applier still have of it is dropped when it
-// arrives.
-func (g *Group) shut() {
+// close ends a group in its worker. It answers everything that waits and refuses
+// everything that comes later. Completions that still arrive from the wal or the applier
+// are dropped.
+func (g *Group) close() {
 	if g.closed {
 		return
 	}
@@ -241,8 +241,8 @@ func (g *Group) shut() {
 	g.endTransfer(err)
 	g.abandonProposals()
 	g.h.snaps.drop(g)
-	if r := g.settling; r != nil {
-		g.settling = nil
+	if r := g.resetting; r != nil {
+		g.resetting = nil
 		r.result <- err
 	}
 	g.h.rememberPromise(g.id, g.promise.until)
@@ -255,7 +255,7 @@ func (g *Group) shut() {
 	g.h.mu.Unlock()
 }
 
-// progress lists what this leader knows about the replicas.
+// progress lists this leader's knowledge of the replicas.
 func (g *Group) progress() ([]Progress, error) {
 	if !g.isLeader {
 		return nil, ErrNotLeader

@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// outbox collects what the groups of a pass send: one frame for each peer and
-// class. It belongs to its worker's goroutine.
+// outbox collects the messages of a pass's groups: one frame for each peer and class. It
+// is owned by its worker's goroutine.
 type outbox struct {
 	w     *worker
 	peers map[keyspace.NodeID]*peerOut
@@ -18,19 +18,19 @@ type outbox struct {
 }
 
 type peerOut struct {
-	node  keyspace.NodeID
-	dirty bool
-	lanes [2]lane
+	node   keyspace.NodeID
+	dirty  bool
+	frames [2]openFrame
 }
 
-// lane is the open frame of one method to one peer.
-type lane struct {
+// openFrame is the unfinished frame of one method to one peer.
+type openFrame struct {
 	method   transport.Method
 	frame    []byte
 	messages int
-	// last is the size of the last frame: about that of the next.
+	// last is the size of the previous frame, as an estimate for this one.
 	last int
-	// appends names who must hear that a frame with MsgApps was not taken.
+	// appends lists whose MsgApps are in the frame: raft is told if the bus rejects it.
 	appends []appendRef
 }
 
@@ -40,8 +40,8 @@ type appendRef struct {
 }
 
 const (
-	laneControl = iota
-	laneRaft
+	frameControl = iota
+	frameRaft
 )
 
 func (o *outbox) init(w *worker) { o.w, o.peers = w, make(map[keyspace.NodeID]*peerOut) }
@@ -53,8 +53,8 @@ func (o *outbox) peer(node keyspace.NodeID) *peerOut {
 	p := o.peers[node]
 	if p == nil {
 		p = &peerOut{node: node}
-		p.lanes[laneControl].method = transport.MethodRaftControl
-		p.lanes[laneRaft].method = transport.MethodRaft
+		p.frames[frameControl].method = transport.MethodRaftControl
+		p.frames[frameRaft].method = transport.MethodRaft
 		o.peers[node] = p
 	}
 	if !p.dirty {
@@ -64,17 +64,17 @@ func (o *outbox) peer(node keyspace.NodeID) *peerOut {
 	return p
 }
 
-// raft adds a raft message to the frame of its class. Votes and heartbeats never
+// raft adds a raft message to the frame of its class, so that votes and heartbeats never
 // wait behind data.
 func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 	p := o.peer(node)
-	l := &p.lanes[laneControl]
+	l := &p.frames[frameControl]
 	switch m.GetType() {
 	case pb.MsgApp:
-		l = &p.lanes[laneRaft]
+		l = &p.frames[frameRaft]
 		l.appends = append(l.appends, appendRef{g, m.GetTo()})
 	case pb.MsgAppResp:
-		l = &p.lanes[laneRaft]
+		l = &p.frames[frameRaft]
 	default: // control
 	}
 	o.open(l)
@@ -82,26 +82,26 @@ func (o *outbox) raft(g *Group, node keyspace.NodeID, m *pb.Message) {
 	o.added(p, l)
 }
 
-// host adds a message of the host's own kinds. News goes with the entries: it is as
-// frequent, and nobody waits for it.
+// host adds a message of the host's own kinds. Commit notices share the frame of the
+// entries: they are as frequent, and nobody waits for them.
 func (o *outbox) host(node keyspace.NodeID, m *message) {
 	p := o.peer(node)
-	l := &p.lanes[laneControl]
-	if m.kind == kindNews {
-		l = &p.lanes[laneRaft]
+	l := &p.frames[frameControl]
+	if m.kind == kindCommitNotice {
+		l = &p.frames[frameRaft]
 	}
 	o.open(l)
 	l.frame = appendHostMessage(l.frame, m)
 	o.added(p, l)
 }
 
-func (o *outbox) open(l *lane) {
+func (o *outbox) open(l *openFrame) {
 	if l.messages == 0 {
 		l.frame = appendFrameHeader(make([]byte, 0, max(512, l.last+l.last/4)), o.w.h.cfg.ElectionTimeout)
 	}
 }
 
-func (o *outbox) added(p *peerOut, l *lane) {
+func (o *outbox) added(p *peerOut, l *openFrame) {
 	if l.messages++; len(l.frame) >= frameBytesMax {
 		o.send(p.node, l)
 	}
@@ -110,8 +110,8 @@ func (o *outbox) added(p *peerOut, l *lane) {
 // flush sends all open frames.
 func (o *outbox) flush() {
 	for i, p := range o.dirty {
-		for j := range p.lanes {
-			if l := &p.lanes[j]; l.messages > 0 {
+		for j := range p.frames {
+			if l := &p.frames[j]; l.messages > 0 {
 				o.send(p.node, l)
 			}
 		}
@@ -121,11 +121,11 @@ func (o *outbox) flush() {
 	o.dirty = o.dirty[:0]
 }
 
-// send hands the frame to the bus. The order key is the worker, so that the
-// messages of one group stay in order and those of two workers do not wait for
-// each other. A frame that the bus does not take is lost like one that the network
-// loses; raft is told, so that it probes instead of counting on it.
-func (o *outbox) send(node keyspace.NodeID, l *lane) {
+// send hands the frame to the bus. The order key is the worker: messages of one group
+// stay in order, and those of two workers do not wait for each other. A frame that the
+// bus rejects is lost, as in the network; raft is told, so that it probes instead of
+// relying on it.
+func (o *outbox) send(node keyspace.NodeID, l *openFrame) {
 	o.w.h.m.frameBytes.Observe(float64(len(l.frame)))
 	o.w.h.m.frameMessages.Observe(float64(l.messages))
 	if err := o.w.h.cfg.Bus.Send(node, l.method, uint64(o.w.no), l.frame); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/skeindb/skein/engine"
 )
 
-// The setting reaches raft: without it the flag would be accepted and mean nothing.
+// TestNoPreVoteReachesRaft: otherwise the flag would be accepted and do nothing.
 func TestNoPreVoteReachesRaft(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		h := &Host{cfg: Config{NoPreVote: off, TickInterval: 1, ElectionTimeout: 10}}

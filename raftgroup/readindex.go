@@ -18,13 +18,14 @@ type readWaiter struct {
 
 // readState is the worker's side of ReadIndex: at most one round is under way.
 type readState struct {
-	// waiting are those that came since the round under way began.
+	// waiting are the reads that arrived since the current round began.
 	waiting []readWaiter
-	// issued are those of the round with the context ctx; ctx is nil where none is.
+	// issued are the reads of the round with the context ctx; ctx is nil if there is
+	// none.
 	issued []readWaiter
 	ctx    []byte
 	ticks  int // since the round began
-	// confirmed wait until their index is applied here.
+	// confirmed are the reads whose index is known but not applied here yet.
 	confirmed []confirmedReads
 }
 
@@ -33,12 +34,12 @@ type confirmedReads struct {
 	waiters []readWaiter
 }
 
-// open says whether anybody waits.
+// open reports whether any read waits.
 func (r *readState) open() bool {
 	return len(r.waiting)+len(r.issued)+len(r.confirmed) > 0
 }
 
-// addReads takes in new waiters.
+// addReads adds new waiters.
 func (g *Group) addReads(reads []readWaiter) {
 	r := &g.reads
 	for _, w := range reads {
@@ -49,11 +50,11 @@ func (g *Group) addReads(reads []readWaiter) {
 	g.issueReads()
 }
 
-// issueReads begins a round if there are waiters and none is under way. Raft drops
-// a request silently where it knows no leader; the round begins with the leader then.
-// It answers a sole voter's at once, with what that knows to be committed, which after
-// a restart is less than what it has acknowledged: a leader asks only when it has
-// applied an entry of its own term.
+// issueReads begins a round if there are waiters and none is under way. Raft silently
+// drops a request while it knows no leader, so the round waits for one. For a sole voter
+// raft answers at once with its commit index. After a restart that may be lower than what
+// it has acknowledged, so a leader asks only after it has applied an entry of its own
+// term.
 func (g *Group) issueReads() {
 	r := &g.reads
 	if len(r.waiting) == 0 || r.ctx != nil {
@@ -62,7 +63,7 @@ func (g *Group) issueReads() {
 	if st := g.rn.BasicStatus(); st.Lead == raft.None || st.RaftState == raft.StateLeader && !g.lease.ready {
 		return
 	}
-	// A context of its own for each round: an answer to an older one is ignored.
+	// Each round has its own context, so answers to older rounds are ignored.
 	r.ctx = binary.LittleEndian.AppendUint64(make([]byte, 0, readContextBytes), g.h.readNonce)
 	r.ctx = binary.LittleEndian.AppendUint64(r.ctx, g.h.readNumber.Add(1))
 	r.issued, r.waiting, r.ticks = r.waiting, nil, 0
@@ -70,8 +71,8 @@ func (g *Group) issueReads() {
 	g.rn.ReadIndex(r.ctx)
 }
 
-// retryReads begins the round under way anew: what it was asked of has lost
-// leadership, or the question or the answer was lost.
+// retryReads restarts the current round: the leader lost leadership, or the request or
+// its answer was lost.
 func (g *Group) retryReads() {
 	r := &g.reads
 	if r.ctx == nil {
@@ -80,7 +81,7 @@ func (g *Group) retryReads() {
 	r.waiting, r.issued, r.ctx = append(r.issued, r.waiting...), nil, nil
 }
 
-// onReadStates takes raft's confirmations.
+// onReadStates handles raft's confirmations.
 func (g *Group) onReadStates(states []raft.ReadState) {
 	r := &g.reads
 	for _, s := range states {
@@ -93,7 +94,7 @@ func (g *Group) onReadStates(states []raft.ReadState) {
 	g.confirmReads()
 }
 
-// confirmReads answers those whose index is applied.
+// confirmReads answers the reads whose index is applied.
 func (g *Group) confirmReads() {
 	r, rest := &g.reads, g.reads.confirmed[:0]
 	for _, c := range r.confirmed {
@@ -107,10 +108,9 @@ func (g *Group) confirmReads() {
 	r.confirmed = rest
 }
 
-// answerReads calls the waiters from the pool, behind everything of the group that
-// is on its way there.
+// answerReads calls the waiters from the pool, behind all earlier tasks of the group.
 func (g *Group) answerReads(waiters []readWaiter, index uint64, err error) {
-	g.w.kick(g, applyTask{kind: taskCall, call: func() {
+	g.w.schedule(g, applyTask{kind: taskCall, call: func() {
 		for _, w := range waiters {
 			w.done(index, err)
 		}
@@ -118,13 +118,12 @@ func (g *Group) answerReads(waiters []readWaiter, index uint64, err error) {
 	}})
 }
 
-// refusesRead says whether a follower's question is one that raft would answer too
-// early; see issueReads. The follower asks again.
+// refusesRead reports whether raft would answer a follower's request too early; see
+// issueReads. The follower asks again.
 func (g *Group) refusesRead() bool { return g.conf.soleVoter(g.self) && !g.lease.ready }
 
-// tickReads gives up on what has waited too long, and asks again where a follower
-// got no answer. A leader's own round needs no repetition: each of its heartbeats
-// asks again.
+// tickReads fails reads that waited too long, and repeats a follower's unanswered
+// request. A leader's round needs no repetition: each of its heartbeats repeats it.
 func (g *Group) tickReads() {
 	r := &g.reads
 	if r.ctx != nil {
@@ -132,10 +131,11 @@ func (g *Group) tickReads() {
 		case g.isLeader:
 		case r.ticks > g.h.cfg.electionTicks():
 			g.retryReads()
-		case r.ticks%g.h.cfg.askTicks() == 0:
-			// The question may have been lost on its way to a leader that sleeps: asked once in
-			// an election timeout, this replica would take it for dead first. In the same
-			// words, so that a slow answer to the first one still counts.
+		case r.ticks%g.h.cfg.retryTicks() == 0:
+			// The request may have been lost on its way to a sleeping leader. With one
+			// request per election timeout, this replica would take that leader for dead
+			// first. The context stays the same, so a late answer to the first request
+			// still counts.
 			g.rn.ReadIndex(r.ctx)
 		}
 	}
@@ -143,8 +143,8 @@ func (g *Group) tickReads() {
 	g.issueReads()
 }
 
-// expireReads gives up on what has waited too long, be it for a leader or for what
-// is still to be applied here.
+// expireReads fails reads that waited too long, for a leader or for their index to be
+// applied here.
 func (g *Group) expireReads() {
 	r := &g.reads
 	if !r.open() {
@@ -167,7 +167,7 @@ func (g *Group) expireReads() {
 	r.confirmed = slices.DeleteFunc(r.confirmed, func(c confirmedReads) bool { return len(c.waiters) == 0 })
 }
 
-// expired cuts those off that wait since before limit; they stand in front.
+// expired cuts off the waiters that wait since before limit; they are the first ones.
 func expired(waiters *[]readWaiter, limit clock.Time) []readWaiter {
 	n := 0
 	for n < len(*waiters) && (*waiters)[n].since < limit {
@@ -178,7 +178,7 @@ func expired(waiters *[]readWaiter, limit clock.Time) []readWaiter {
 	return late
 }
 
-// failReads ends all waiting.
+// failReads fails all waiting reads.
 func (g *Group) failReads(err error) {
 	r := &g.reads
 	all := append(r.issued, r.waiting...)

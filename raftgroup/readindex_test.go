@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// readAnswer is what a ReadIndex was told.
+// readAnswer is the outcome of a ReadIndex.
 type readAnswer struct {
 	index uint64
 	err   error
@@ -31,8 +31,9 @@ func (r *rig) lose(kind pb.MessageType, to keyspace.NodeID) {
 	})
 }
 
-// A read whose index a leader has confirmed and that is not applied here, since the
-// follower is cut off from the log, neither waits for ever nor escapes the bound.
+// TestConfirmedReadExpires: a leader has confirmed a read's index, but the follower
+// cannot apply it because it is cut off from the log. The read neither waits for ever nor
+// escapes the bound.
 func TestConfirmedReadExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.SleepAfter = -1; c.MaxReads = 3 })
@@ -70,8 +71,9 @@ func TestConfirmedReadExpires(t *testing.T) {
 	})
 }
 
-// A host whose disk hangs does not tick its groups; reads end all the same.
-func TestReadExpiresOnAStuckHost(t *testing.T) {
+// TestReadExpiresOnAStalledHost: a host whose disk hangs does not tick its groups, but
+// reads still end.
+func TestReadExpiresOnAStalledHost(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
 		slow := &syncFS{FS: r.nodes[1].fs}
@@ -83,7 +85,7 @@ func TestReadExpiresOnAStuckHost(t *testing.T) {
 		release := slow.hold()
 		defer release()
 		n := r.nodes[1]
-		r.eventually("stuck", 10*time.Second, n.host.Stuck)
+		r.eventually("stalled", 10*time.Second, n.host.DiskStalled)
 		r.bus.isolate(1, true)
 		select {
 		case a := <-startRead(n.host.Group(1)):
@@ -91,12 +93,13 @@ func TestReadExpiresOnAStuckHost(t *testing.T) {
 				t.Fatalf("%+v", a)
 			}
 		case <-time.After(5 * time.Second):
-			t.Fatal("a read hangs on a stuck host")
+			t.Fatal("a read hangs on a stalled host")
 		}
 	})
 }
 
-// The answers that a round waits for may be those of a voter that is removed.
+// TestReadBesideRemovalOfTheOtherVoter: a round may wait for responses of a voter that is
+// removed.
 func TestReadBesideRemovalOfTheOtherVoter(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 2, func(c *Config) { c.SleepAfter = -1; c.NoLeaseReads = true })
@@ -120,8 +123,8 @@ func TestReadBesideRemovalOfTheOtherVoter(t *testing.T) {
 	})
 }
 
-// trap 37: a sole voter that has restarted does not know how far it had committed
-// until it has committed in its new term.
+// trap 37: a restarted sole voter does not know its commit index until it has committed
+// an entry in its new term.
 func TestReadAtARestartedSoleVoter(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, noSleep)
@@ -142,8 +145,8 @@ func TestReadAtARestartedSoleVoter(t *testing.T) {
 	})
 }
 
-// Questions that come to a closed group are answered even if the worker has long used
-// the memory of its pass again when the pool comes to them.
+// TestReadIndexOfClosedGroupIsAnswered: reads of a closed group are answered even if the
+// worker has long reused its pass's memory when the pool reaches them.
 func TestReadIndexOfClosedGroupIsAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)
@@ -152,7 +155,7 @@ func TestReadIndexOfClosedGroupIsAnswered(t *testing.T) {
 		r.bootstrap(1, 1, voters(1))
 		g := r.nodes[1].host.Group(1)
 		release := make(chan struct{})
-		g.w.call(g, func() { g.w.kick(g, applyTask{kind: taskCall, call: func() { <-release }}) })
+		g.w.call(g, func() { g.w.schedule(g, applyTask{kind: taskCall, call: func() { <-release }}) })
 		answered := make(chan error, 2)
 		g.public.readers.Add(2)
 		g.w.call(g, func() {

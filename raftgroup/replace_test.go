@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// trap 4, 27: a replica that is closed while appends of its old object are on their
-// way to the disk is not opened again, nor removed, before they are there.
+// traps 4, 27: a replica is closed while appends of its old object are on their way to
+// the disk. It is neither opened again nor removed before they are durable.
 func TestReopenUnderAppend(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.LivenessTimeout = time.Hour; c.SleepAfter = -1 })
@@ -35,7 +35,8 @@ func TestReopenUnderAppend(t *testing.T) {
 				_ = l.propose(1, fmt.Sprint(round, "/", i))
 			}
 			time.Sleep(20 * time.Millisecond)
-			// Reopened, it would take what the log holds for durable and say so.
+			// If it were reopened, it would take the log's contents for durable and say
+			// so.
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 			for range 2 {
 				if err := f.host.Close(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
@@ -66,8 +67,8 @@ func TestReopenUnderAppend(t *testing.T) {
 	})
 }
 
-// Of two that open a group at the same time, only one looks at its log and its
-// record: the other would begin the log anew under an open replica.
+// TestOpenAtTheSameTime: of two concurrent Opens of a group only one reads its log and
+// record. The other would reset the log under an open replica.
 func TestOpenAtTheSameTime(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -78,7 +79,7 @@ func TestOpenAtTheSameTime(t *testing.T) {
 		r.must(n.host.Bootstrap(b, 1, voters(3), nil))
 		r.must(b.Commit())
 		sm := &testSM{n: n, group: 1}
-		r.must(n.host.reserve(1)) // as the other's Open has
+		r.must(n.host.reserve(1)) // as the other Open has
 		if _, err := n.host.Open(1, 1, n.position(1), sm); !errors.Is(err, ErrExists) {
 			t.Fatalf("second open: %v", err)
 		}
@@ -97,8 +98,8 @@ func TestOpenAtTheSameTime(t *testing.T) {
 	})
 }
 
-// trap 49: dropped is called if and only if a proposal was certainly not appended. What
-// is reported dropped never appears, what is applied was never reported.
+// trap 49: dropped is called if and only if a proposal certainly was not appended. A
+// dropped proposal never appears, and an applied one was never reported as dropped.
 func TestDroppedOrUnknown(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -168,7 +169,7 @@ func TestDroppedOrUnknown(t *testing.T) {
 	})
 }
 
-// The bounds of bytes: full is an answer at once, and room comes back.
+// TestBounds: a full byte budget is reported at once, and room comes back.
 func TestBounds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.MaxGroupInflightBytes = 10 << 10; c.MaxProposalBytes = 15 << 10; c.MaxReads = 3 })
@@ -233,7 +234,7 @@ func transferTo(l *testNode, g keyspace.GroupID, to keyspace.ReplicaID) error {
 	return l.host.Group(g).Transfer(context.Background(), to)
 }
 
-// An inbound budget that is used up loses entries and nothing else.
+// TestInboundBudget: an exhausted inbound budget loses only entries.
 func TestInboundBudget(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.MaxInboundBytes = 4 << 10 })
@@ -261,7 +262,7 @@ func TestInboundBudget(t *testing.T) {
 	})
 }
 
-// A stop with proposals and reads under way answers all of them.
+// TestStopAnswersEverybody: a stop answers all proposals and reads under way.
 func TestStopAnswersEverybody(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testClock is a node's clock: virtual time at a rate of its own.
+// testClock is a node's clock: virtual time at its own rate.
 type testClock struct {
 	clock.Clock
 	rate   float64
@@ -42,12 +42,12 @@ func (c testClock) Now() clock.Time {
 	return clock.Time(float64(c.Clock.Now())*c.rate) + clock.Time(c.offset) + 1
 }
 
-// testBus connects the rig's hosts. Frames of one (from, to, method, order) arrive
-// in order, after delay; filter decides over each message by itself.
+// testBus connects the rig's hosts. Frames with the same (from, to, method, order) arrive
+// in order, after the delay. filter decides on each message separately.
 type testBus struct {
 	mu     sync.Mutex
 	nodes  map[keyspace.NodeID]*busEnd
-	queues map[laneKey]chan []byte
+	queues map[frameKey]chan []byte
 	cut    map[[2]keyspace.NodeID]bool
 	// filter returns false for a message that is to be lost.
 	filter func(from, to keyspace.NodeID, m *message) bool
@@ -56,10 +56,10 @@ type testBus struct {
 	stop  chan struct{}
 	wg    sync.WaitGroup
 	count map[pb.MessageType]int
-	raw   bool // frames are passed on as they are
+	raw   bool // frames are delivered unchanged
 }
 
-type laneKey struct {
+type frameKey struct {
 	from, to keyspace.NodeID
 	method   transport.Method
 	order    uint64
@@ -74,12 +74,12 @@ type busEnd struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	stall  func() // called by each chunk of a stream, if set
+	stall  func() // called for each chunk of a stream, if set
 }
 
 func newTestBus() *testBus {
 	return &testBus{
-		nodes: map[keyspace.NodeID]*busEnd{}, queues: map[laneKey]chan []byte{},
+		nodes: map[keyspace.NodeID]*busEnd{}, queues: map[frameKey]chan []byte{},
 		cut: map[[2]keyspace.NodeID]bool{}, stop: make(chan struct{}), count: map[pb.MessageType]int{},
 	}
 }
@@ -101,7 +101,7 @@ func (e *busEnd) Peers() (ids []keyspace.NodeID) {
 	return ids
 }
 
-// start lets the others reach a node whose handlers are registered.
+// start makes a node whose handlers are registered reachable.
 func (e *busEnd) start() { e.b.set(func(b *testBus) { b.nodes[e.id] = e }) }
 
 func (e *busEnd) HandleSend(m transport.Method, _ transport.Class, h transport.SendHandler) {
@@ -112,7 +112,7 @@ func (e *busEnd) HandleStream(m transport.Method, _ transport.Class, h transport
 	e.stream[m] = h
 }
 
-// cut ends all talk with the others.
+// cut stops all communication with the others.
 func (e *busEnd) cut() {
 	e.b.mu.Lock()
 	e.down = true
@@ -132,7 +132,7 @@ func (e *busEnd) Send(to keyspace.NodeID, m transport.Method, order uint64, payl
 	if e.down || b.nodes[to] == nil || b.nodes[to].down {
 		return transport.ErrNoRoute
 	}
-	key := laneKey{e.id, to, m, order}
+	key := frameKey{e.id, to, m, order}
 	q := b.queues[key]
 	if q == nil {
 		q = make(chan []byte, 1<<14)
@@ -147,7 +147,7 @@ func (e *busEnd) Send(to keyspace.NodeID, m transport.Method, order uint64, payl
 	}
 }
 
-func (b *testBus) carry(key laneKey, q chan []byte) {
+func (b *testBus) carry(key frameKey, q chan []byte) {
 	for {
 		select {
 		case p := <-q:
@@ -158,7 +158,7 @@ func (b *testBus) carry(key laneKey, q chan []byte) {
 			e := b.nodes[key.to]
 			lost := e == nil || e.down || b.cut[[2]keyspace.NodeID{key.from, key.to}]
 			if !b.raw {
-				p = b.sieve(key, p)
+				p = b.filterFrame(key, p)
 			}
 			b.mu.Unlock()
 			if !lost && p != nil {
@@ -176,8 +176,8 @@ func (b *testBus) delay() time.Duration {
 	return b.slow
 }
 
-// sieve takes the messages out of a frame that the filter does not let through.
-func (b *testBus) sieve(key laneKey, p []byte) []byte {
+// filterFrame removes the messages that the filter rejects from a frame.
+func (b *testBus) filterFrame(key frameKey, p []byte) []byte {
 	kind, rest, err := frameKind(p)
 	if err != nil || kind != frameMessages {
 		if b.filter != nil && !b.filter(key.from, key.to, &message{}) {
@@ -251,7 +251,7 @@ func (s *testStream) Send(ctx context.Context, p []byte) error {
 	if s.perChunk != nil {
 		s.perChunk()
 	}
-	// Nothing is sent to an end that has closed, though there is room for it.
+	// A closed end gets nothing more, even if there is room.
 	select {
 	case <-s.theirs.ch:
 		return s.endErr()
@@ -324,7 +324,7 @@ func (e *busEnd) OpenStream(ctx context.Context, to keyspace.NodeID, m transport
 	return mine, nil
 }
 
-// testSM is a state machine that keeps a chain over everything it has applied.
+// testSM is a state machine that keeps a hash chain over all applied entries.
 type testSM struct {
 	n     *testNode
 	group keyspace.GroupID
@@ -340,8 +340,8 @@ type testSM struct {
 	refuse  error
 	done    []error // outcomes of SnapshotDone
 	slow    func()
-	check   func()     // before the tables of a snapshot are checked, and before they are taken in
-	disk    *vfs.MemFS // as a power failure would leave it when a snapshot was in
+	check   func()     // called before a snapshot's tables are checked, and before they are ingested
+	disk    *vfs.MemFS // what a power failure would leave after a snapshot was installed
 }
 
 func stateKey(g keyspace.GroupID) []byte { return engine.GroupLocalKey(g, []byte("state")) }
@@ -448,7 +448,7 @@ type testNode struct {
 	boot keyspace.BootID
 	// sms are the state machines of this run.
 	sms map[keyspace.GroupID]*testSM
-	// replicas says which replica of a group is this node's.
+	// replicas maps each group to this node's replica.
 	replicas map[keyspace.GroupID]keyspace.ReplicaID
 	unknown  []keyspace.GroupID
 	removed  []keyspace.GroupID
@@ -466,8 +466,8 @@ type rig struct {
 	memtab int64
 	walopt func(*wal.Options)
 	engopt func(*engine.Options)
-	// clones says that a state machine keeps its disk when a snapshot is in: for one group
-	// alone, since a MemFS that is cloned beside a Link of another install locks up.
+	// clones makes a state machine keep its disk when a snapshot is installed. Only for
+	// one group: cloning a MemFS during another install's Link deadlocks.
 	clones bool
 	nextB  keyspace.BootID
 	zap    *zap.Logger
@@ -480,7 +480,7 @@ func newRig(tb testing.TB, n int, config func(*Config)) *rig {
 		t: tb, bus: newTestBus(), nodes: map[keyspace.NodeID]*testNode{}, rng: rand.New(rand.NewPCG(1, 2)),
 		clk: clock.Virtual(), config: config, zap: zap.NewNop(),
 	}
-	// Another seed gives other faults: a failure tells which one it was.
+	// Another seed gives other faults. A failure prints its seed.
 	if s, err := strconv.ParseUint(os.Getenv("RAFTGROUP_TEST_SEED"), 10, 64); err == nil {
 		r.rng = rand.New(rand.NewPCG(s, 2))
 		tb.Logf("seed %d", s)
@@ -505,13 +505,13 @@ func (r *rig) must(err error) {
 	}
 }
 
-// start opens the node's stores and host, and all replicas it had.
+// start opens the node's stores and host, and all its replicas.
 func (n *testNode) start() {
 	r := n.r
 	r.t.Helper()
 	r.nextB++
 	n.boot = r.nextB
-	// Readings of two nodes cannot be compared: node 1's is the highest.
+	// Readings of different nodes must not be compared: node 1's is the highest.
 	clk := testClock{r.clk, n.rate, time.Duration(10-n.id) * time.Hour}
 	var err error
 	wo := wal.Options{FS: n.fs, Dir: "wal", Clock: clk, SegmentBytes: 256 << 10}
@@ -586,7 +586,7 @@ func (n *testNode) position(g keyspace.GroupID) Position {
 	return Position{a.Index, a.Term}
 }
 
-// stop ends the node in good order; the engine's memtables are flushed.
+// stop ends the node in good order; the engine flushes its memtables.
 func (n *testNode) stop() {
 	n.r.t.Helper()
 	if !n.up {
@@ -599,11 +599,12 @@ func (n *testNode) stop() {
 	n.r.must(n.eng.Close())
 }
 
-// crash takes the disks as a power failure would leave them at this moment, of
-// what was not synced the given percentage, and ends the run.
+// crash turns the disks into what a power failure would leave now, with the given
+// percentage of unsynced data, and ends the run.
 func (n *testNode) crash(unsyncedPercent int) {
 	n.r.t.Helper()
-	// First of all, or the node tells the others what only becomes durable behind the copy.
+	// First of all: otherwise the node would report writes that become durable after the
+	// copy.
 	n.end.cut()
 	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsyncedPercent, RNG: n.r.rng})
 	n.up = false
@@ -647,7 +648,7 @@ func voters(n int) []keyspace.Replica {
 	return rs
 }
 
-// bootstrap creates groups first..first+count-1 with the replicas, durably.
+// bootstrap durably creates groups first..first+count-1 with the replicas.
 func (r *rig) bootstrap(first keyspace.GroupID, count int, replicas []keyspace.Replica) {
 	r.t.Helper()
 	for _, rep := range replicas {
@@ -724,13 +725,13 @@ func (r *rig) leader(g keyspace.GroupID) *testNode {
 	return found
 }
 
-// propose proposes data at the node and returns what Propose or dropped said.
+// propose proposes data at the node and returns the error of Propose or dropped.
 func (n *testNode) propose(g keyspace.GroupID, data string) error {
 	grp := n.host.Group(g)
 	return grp.Propose(grp.Status().Term, []byte(data), nil)
 }
 
-// write proposes data wherever the leader is, until the leader has applied it.
+// write proposes data at whichever node leads, until the leader has applied it.
 func (r *rig) write(g keyspace.GroupID, data string) {
 	r.t.Helper()
 	r.eventually("write "+data, 60*time.Second, func() bool {

@@ -18,7 +18,7 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// spoil changes a byte of the first record with the text in the node's log.
+// spoil changes a byte of the first record that contains the text in the node's log.
 func (n *testNode) spoil(text string) {
 	t := n.r.t
 	t.Helper()
@@ -49,10 +49,10 @@ func (n *testNode) spoil(text string) {
 	t.Fatalf("%q is in no segment", text)
 }
 
-// Rot in the log, or a disk that does not give its bytes back, under a node that runs:
-// it says where and stops, be it that a follower lags and needs the entries or that
-// they are to be applied here. It neither hides the damage behind a snapshot nor goes
-// down without a word.
+// TestDamagedLogStopsTheNode: the log is damaged, or the disk returns read errors, under
+// a running node. The node names the place and stops, whether a lagging follower needs
+// the entries or they are to be applied here. It neither hides the damage behind a
+// snapshot nor stops silently.
 func TestDamagedLogStopsTheNode(t *testing.T) {
 	damages := map[string]func(n *testNode, entry string, broken *atomic.Bool){
 		"rot": func(n *testNode, entry string, _ *atomic.Bool) { n.spoil(entry) },
@@ -97,7 +97,8 @@ func TestDamagedLogStopsTheNode(t *testing.T) {
 						last := l.host.Group(1).Status().Commit
 						r.eventually("it is stored", 5*time.Second, func() bool { return f.host.Group(1).Status().Commit == last })
 					}
-					// The last one: the first are in raft's hands already where they are its own.
+					// The last entry: raft already holds the first ones if they are its
+					// own.
 					damage(victim, fmt.Sprintf("needed %d ", count-1), &broken[victim.id])
 					close(gate)
 					r.bus.isolate(f.id, false)
@@ -121,8 +122,9 @@ func TestDamagedLogStopsTheNode(t *testing.T) {
 	}
 }
 
-// A node that is started on an old copy of its directory has forgotten what it said to
-// have stored. A leader knows better: the node says so and stops, and has given no vote.
+// TestOldCopyOfTheDirectory: a node started on an old copy of its directory has lost
+// entries that it acknowledged. A leader notices: the node reports it and stops, and has
+// given no vote.
 func TestOldCopyOfTheDirectory(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)

@@ -15,41 +15,41 @@ import (
 // sleepState is the worker's side of sleep.
 type sleepState struct {
 	asleep bool
-	// idle counts a leader's ticks since there was last something to do.
+	// idle counts a leader's ticks since its last activity.
 	idle int
 	// silent counts a follower's ticks since it last heard its leader.
 	silent int
-	// campaign says that this replica is to campaign as soon as it may.
+	// campaign says that this replica campaigns as soon as it may.
 	campaign bool
 	// yields says that another replica was chosen to campaign first.
 	yields bool
-	// leaderBoot is the run of the leader's node when the leader was last heard.
+	// leaderBoot is the boot id of the leader's node when the leader was last heard.
 	leaderBoot keyspace.BootID
-	// removed says that a leader has told this replica that it is no member.
+	// removed says that a leader has told this replica that it is not a member.
 	removed bool
-	// alone says that this replica was the group's sole voter when it was opened and
-	// its log holds nothing that could have changed that.
-	alone bool
+	// soleVoter says that this replica was the group's only voter when it was opened, and
+	// that its log holds nothing that could have changed that.
+	soleVoter bool
 }
 
-// wake makes a group that sleeps one that is ticked. Every raft message does this
-// to its receiver, and every client's wish.
+// wake makes a sleeping group be ticked again. Every raft message does this to its
+// receiver, and every client request.
 func (g *Group) wake() {
-	// The followers count on it: one that has woken waits for a heartbeat.
-	if g.rouse() && g.isLeader && !g.h.stuck.Load() {
+	// The followers rely on it: a woken follower waits for a heartbeat.
+	if g.wakeWithoutHeartbeat() && g.isLeader && !g.h.diskStalled.Load() {
 		g.rn.Tick()
 	}
 }
 
-// rouse is wake for who sends something to the followers anyway: the leader's heartbeat
-// waits for the next tick. It says whether the group has slept.
-func (g *Group) rouse() bool {
+// wakeWithoutHeartbeat is wake for a leader that sends its followers something anyway:
+// the heartbeat waits for the next tick. It reports whether the group was asleep.
+func (g *Group) wakeWithoutHeartbeat() bool {
 	g.sleep.idle = 0
 	if !g.sleep.asleep {
 		return false
 	}
 	g.sleep.asleep = false
-	g.lease.dirty = true // a sole voter waits for nobody's answer
+	g.lease.dirty = true // a sole voter needs nobody's response
 	g.sleep.silent = 0
 	g.public.asleep.Store(false)
 	g.w.setAwake(g, true)
@@ -60,26 +60,27 @@ func (g *Group) rouse() bool {
 	return true
 }
 
-// forgetLostLeader lets go of a leader that cannot be one any more. It is safe
-// whatever became of that leader: the promise is the host's. Without it a sleeper
-// would refuse every vote, since raft believes to have heard from its leader an
-// instant ago.
+// forgetLostLeader drops a leader that cannot lead any more. This is safe whatever became
+// of that leader, because the host keeps its promise independently of raft. Otherwise a
+// replica that slept would refuse every vote, since raft believes that it heard from its
+// leader an instant ago.
 func (g *Group) forgetLostLeader() {
 	if g.lead == 0 || g.isLeader {
 		return
 	}
 	if node := g.nodeOf(g.lead); node == 0 || g.h.peers.lost(node, g.sleep.leaderBoot) {
 		_ = g.rn.ForgetLeader()
-		g.lostLeader(0)
+		g.chooseCandidate(0)
 	}
 }
 
-// lostLeader chooses who campaigns where a leader is known to be gone: all living
-// voters choose the same one, as far as they agree on who lives, so that they do
-// not split the vote, and give it a head start. If it fails to, the others' timeouts run,
-// which raft draws from one to two election timeouts. silent, if not 0, is a leader whose node may still count
-// as living: it is heard less often than the leader.
-func (g *Group) lostLeader(silent keyspace.ReplicaID) {
+// chooseCandidate chooses the replica that campaigns when the leader is known to be lost.
+// All live voters choose the same one, as far as they agree on who lives, so they do not
+// split the vote. The others give it a head start. If it fails, they campaign after
+// raft's random timeouts of one to two election timeouts. silent, if not 0, is a leader
+// whose node may still count as alive, because liveness messages are rarer than its
+// heartbeats.
+func (g *Group) chooseCandidate(silent keyspace.ReplicaID) {
 	voters := make([]keyspace.ReplicaID, 0, len(g.conf.replicas))
 	for _, r := range g.conf.replicas {
 		if g.conf.votes(r.ID) && r.ID != silent && (r.ID == g.self || !g.h.peers.dead(r.Node)) {
@@ -96,12 +97,12 @@ func (g *Group) lostLeader(silent keyspace.ReplicaID) {
 	}
 }
 
-// wakePaced is the pacer's turn of this group: after its opening, or because a
-// node died, restarted or came back.
+// wakePaced is the group's turn in the pacer: after it was opened, or because a node
+// died, restarted or returned.
 func (g *Group) wakePaced() {
 	g.public.wakeWanted.Store(0)
 	if len(g.conf.replicas) == 0 || g.sleep.removed {
-		return // without a configuration there is nothing to do but to wait
+		return // an empty or removed replica can only wait
 	}
 	g.wake()
 	if g.isLeader {
@@ -109,14 +110,14 @@ func (g *Group) wakePaced() {
 		return
 	}
 	if g.forgetLostLeader(); g.lead == 0 && g.sleep.silent == 0 {
-		g.lostLeader(0)
+		g.chooseCandidate(0)
 	}
 }
 
-// handOver gives leadership up to a replica that others can reach, where this node hears
-// hardly anybody. What fails is tried again with the next liveness message.
+// handOver transfers leadership to a replica that others can reach if this node is
+// isolated. The next liveness message retries a failed transfer.
 func (g *Group) handOver() {
-	if !g.h.peers.lonely.Load() || g.changes.transfer != nil || !g.lease.ready {
+	if !g.h.peers.isolated.Load() || g.changes.transfer != nil || !g.lease.ready {
 		return
 	}
 	ps, err := g.progress()
@@ -124,9 +125,9 @@ func (g *Group) handOver() {
 		return
 	}
 	for _, p := range ps {
-		// One that does not answer may not hear this one: for as long as it is waited for in
-		// vain nothing is proposed, and then it would be tried again.
-		if p.Replica.ID != g.self && p.Active && p.Replicating && g.h.peers.hasHeir(p.Replica) {
+		// A replica that does not respond may not hear this node. While the transfer
+		// waits for it nothing is proposed, and then it would be tried again.
+		if p.Replica.ID != g.self && p.Active && p.Replicating && g.h.peers.hasTransferTarget(p.Replica) {
 			g.beginTransfer(p.Replica.ID, func(error) {})
 			return
 		}
@@ -173,17 +174,17 @@ func (g *Group) tick() {
 	}
 	g.sleep.silent++
 	if timeout := g.h.cfg.electionTicks(); g.sleep.silent < timeout {
-		// The leader may live and sleep: this replica has missed the notice, or was woken by
-		// somebody else, such as a candidate that does not hear the leader. One that is awake
-		// is heard in each tick, and is not asked after one.
-		if g.lead != 0 && g.sleep.silent%max(2, g.h.cfg.askTicks()) == 0 {
+		// The leader may be alive and asleep: this replica missed the notice, or another
+		// node woke it, such as a candidate that cannot reach the leader. An awake leader
+		// is heard in each tick, so one silent tick is no reason to ask.
+		if g.lead != 0 && g.sleep.silent%max(2, g.h.cfg.retryTicks()) == 0 {
 			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 		}
 	} else if g.sleep.silent == timeout {
 		silent := g.lead
 		_ = g.rn.ForgetLeader()
 		if silent != 0 {
-			g.lostLeader(silent)
+			g.chooseCandidate(silent)
 		}
 	}
 	if g.mayTick() && g.mayCampaign() {
@@ -193,9 +194,9 @@ func (g *Group) tick() {
 	g.campaignIfFree()
 }
 
-// trySleep puts an idle leader's group to sleep. What it checks is that nobody
-// would miss the heartbeats: nothing is under way, and every follower that lives
-// has everything. One whose node is dead may lag; its return wakes the group.
+// trySleep puts an idle leader's group to sleep if nobody would miss the heartbeats:
+// nothing is under way, and every live follower has the whole log. A follower on a dead
+// node may lag; its return wakes the group.
 func (g *Group) trySleep() bool {
 	idle := g.h.cfg.SleepAfter
 	if idle < 0 || g.id.IsSystem() || int64(g.sleep.idle)*int64(g.h.cfg.TickInterval) < int64(idle) {
@@ -203,7 +204,7 @@ func (g *Group) trySleep() bool {
 	}
 	if !g.lease.ready || g.applied != g.last || g.commit != g.last || g.conf.joint || g.appends > 0 ||
 		g.reads.open() || len(g.changes.waiters) > 0 || g.changes.transfer != nil || g.installing != nil ||
-		g.inflight.Load() != 0 || len(g.trunc.pins) > 0 || len(g.news.held) > 0 || !g.followersIdle() {
+		g.inflight.Load() != 0 || len(g.trunc.pins) > 0 || len(g.notices.held) > 0 || !g.followersIdle() {
 		return false
 	}
 	now := uint64(g.w.now)
@@ -219,8 +220,8 @@ func (g *Group) trySleep() bool {
 	return true
 }
 
-// followersIdle says whether all living followers have the whole log and a quorum
-// lives.
+// followersIdle reports whether all live followers have the whole log and a quorum is
+// alive.
 func (g *Group) followersIdle() bool {
 	ok, living := true, make(map[uint64]bool, len(g.conf.replicas))
 	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
@@ -240,8 +241,8 @@ func (g *Group) followersIdle() bool {
 	return ok && g.conf.voters.VoteResult(living) == quorum.VoteWon
 }
 
-// fallAsleep ends the ticks. A leader forgets all answers and its lease: what they
-// promise ends while nobody looks.
+// fallAsleep ends the ticks. A leader drops all responses and its lease: the promises
+// expire while it sleeps.
 func (g *Group) fallAsleep() {
 	g.sleep.asleep = true
 	g.sleep.campaign = false
@@ -252,16 +253,17 @@ func (g *Group) fallAsleep() {
 	g.h.m.sleeps.Inc()
 }
 
-// onSleepNotice lets a follower sleep if it has all that the leader has, and if the
-// leader has not woken since it said so.
+// onSleepNotice lets a follower sleep if it has everything that the leader has, unless
+// the leader has woken since.
 func (g *Group) onSleepNotice(m *message) {
 	if g.sleep.asleep || g.isLeader || m.term != g.term || m.from != g.lead ||
 		g.promise.answeredTerm == m.term && g.promise.answered > m.number {
 		return
 	}
 	if g.commit < m.commit || g.reads.open() || g.installing != nil || g.receiving != nil {
-		// Something is under way here of which the leader has not heard: a lost question, a
-		// lost commit index. In its silence this replica would take it for dead.
+		// Something is under way here that the leader does not know of: a lost request or
+		// a lost commit index. If the leader fell silent, this replica would take it for
+		// dead.
 		g.sendHost(&message{group: g.id, kind: kindWake, to: m.from, from: g.self, term: g.term})
 		return
 	}
@@ -272,23 +274,23 @@ func (g *Group) onSleepNotice(m *message) {
 	g.fallAsleep()
 }
 
-// onRemoved takes a leader's word that this replica is no member of the group as a
-// hint: it stops campaigning, so that it disturbs nobody, and its owner asks
-// placement. The word of a leader whose term is below that of an entry applied here is not
-// taken: it may not know of this replica yet. The replica's own term says nothing, since
-// without pre-votes each candidature raises it.
+// onRemoved handles a leader's hint that this replica is not a member of the group. The
+// replica stops campaigning, so it disturbs nobody, and its owner asks placement. The
+// hint is ignored if the leader's term is below that of an entry applied here: that
+// leader may not know of this replica yet. The replica's own term says nothing, because
+// without pre-votes each campaign raises it.
 func (g *Group) onRemoved(m *message) {
 	if g.isLeader || g.sleep.removed || m.term < g.appliedTerm {
 		return
 	}
 	g.sleep.removed = true
-	g.zap.Info("a leader says that this replica is not a member", zap.Uint64("term", m.term), zap.Stringer("peer", m.node))
+	g.zap.Info("leader reports that this replica is not a member", zap.Uint64("term", m.term), zap.Stringer("peer", m.node))
 	if f := g.h.cfg.Removed; f != nil {
 		id, self := g.id, g.self
-		g.w.kick(g, applyTask{kind: taskCall, call: func() { f(id, self) }})
+		g.w.schedule(g, applyTask{kind: taskCall, call: func() { f(id, self) }})
 	}
-	// A late message of the leader may have come after the replica asked for votes: nobody
-	// is to take it for one that is led, and told everything.
+	// A late message of the leader may have arrived after this replica asked for votes.
+	// The replica must not count as led, or it would stay asleep for ever.
 	_ = g.rn.ForgetLeader()
 	if !g.sleep.asleep && !g.reads.open() {
 		g.fallAsleep()
@@ -305,20 +307,20 @@ func (g *Group) heardLeader(m *message) {
 	g.sleep.campaign = false
 }
 
-// pacer hands out wake-ups at a bounded rate, so that the death of a node with
-// many groups does not drown those that remain.
+// pacer hands out wake-ups at a bounded rate, so that the death of a node with many
+// groups does not overload the others.
 type pacer struct {
 	h  *Host
 	mu sync.Mutex
 	// queue holds each group at most once (Group.public.wakeWanted).
 	queue []*Group
-	// credit is what the last tick's share left over, in groups times 1e9.
+	// credit is the unused rest of the last tick's share, in groups times 1e9.
 	credit int64
 }
 
 func (p *pacer) init(h *Host) { p.h = h }
 
-// add queues groups in order of their ids: the survivors of a node's death then
+// add queues groups in the order of their ids, so that all survivors of a node's death
 // work on the same groups at the same time.
 func (p *pacer) add(groups []*Group) {
 	slices.SortFunc(groups, func(a, b *Group) int {

@@ -115,8 +115,8 @@ func TestSleepersWithoutLeader(t *testing.T) {
 	}
 }
 
-// trap 61: the leader has stepped down while its node lives and the others sleep:
-// a sleeper that is asked for its vote does not refuse it for ever.
+// trap 61: the leader has stepped down while its node lives and the others sleep. A
+// sleeper that is asked for its vote does not refuse it for ever.
 func TestLeaderSteppedDown(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -127,7 +127,7 @@ func TestLeaderSteppedDown(t *testing.T) {
 		l, term := r.leased(1)
 		r.asleep(1)
 		g := l.host.Group(1)
-		// A vote of a higher term bumps the sleeping leader; nobody is elected by it.
+		// A vote of a higher term raises the sleeping leader's term but elects nobody.
 		inWorker(g, func() {
 			_ = g.rn.Step(&pb.Message{
 				Type: pb.MsgVoteResp.Enum(), From: ptr(uint64(1 + l.id%3)), To: ptr(uint64(g.self)), Term: ptr(term + 3), Reject: ptr(true),
@@ -137,7 +137,7 @@ func TestLeaderSteppedDown(t *testing.T) {
 		if g.Status().IsLeader {
 			t.Fatal("still leads")
 		}
-		// Without its vote the others need each other's, of whom one sleeps on.
+		// Without its vote the others need each other's, and one of them still sleeps.
 		r.bus.set(func(b *testBus) {
 			b.filter = func(from, to keyspace.NodeID, m *message) bool {
 				return m.kind != pb.MsgPreVote && m.kind != pb.MsgVote || from != l.id && to != l.id
@@ -158,8 +158,8 @@ func TestLeaderSteppedDown(t *testing.T) {
 	})
 }
 
-// trap 77: a sleeping leader that gets pre-votes answers them by its heartbeat; one
-// that was bumped in term while it slept is ticked again.
+// trap 77: a sleeping leader that receives pre-votes answers with a heartbeat. One whose
+// term was raised while it slept is ticked again.
 func TestSleepingLeaderIsAsked(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -177,7 +177,7 @@ func TestSleepingLeaderIsAsked(t *testing.T) {
 			return s.LeaderNode == l.id && s.Term == term
 		})
 		r.asleep(1)
-		// All others agree that somebody else should lead.
+		// All others agree that another replica should lead.
 		for _, n := range r.nodes {
 			if n != l {
 				n.host.Group(1).Campaign()
@@ -189,8 +189,8 @@ func TestSleepingLeaderIsAsked(t *testing.T) {
 	})
 }
 
-// Clients that wake followers depose no leader whose node is too young to have
-// said that it lives.
+// TestYoungLeaderIsNotLost: clients that wake followers do not depose a leader whose node
+// is too young to have sent a liveness message.
 func TestYoungLeaderIsNotLost(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -217,7 +217,7 @@ func TestYoungLeaderIsNotLost(t *testing.T) {
 	})
 }
 
-// trap 41: a group sleeps though a dead follower lags; its return wakes the group.
+// trap 41: a group sleeps although a dead follower lags; its return wakes the group.
 func TestLaggingFollowerReturns(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -236,7 +236,7 @@ func TestLaggingFollowerReturns(t *testing.T) {
 		f.start()
 		r.equal(1)
 		r.asleep(1)
-		// The same, cut off instead of dead: no restart tells of it.
+		// The same, cut off instead of dead: no restart reveals it.
 		r.bus.isolate(f.id, true)
 		r.eventually("it counts as dead", 5*time.Second, func() bool { return !l.host.Liveness(f.id) })
 		for i := range 10 {
@@ -248,9 +248,9 @@ func TestLaggingFollowerReturns(t *testing.T) {
 	})
 }
 
-// trap 41: with a living follower that lags, with a proposal that cannot be replicated,
-// or with a read that nobody confirms, a group stays awake: who sleeps sends nothing
-// again, and what waits would wait for ever.
+// trap 41: a group stays awake while a live follower lags, a proposal cannot be
+// replicated, or nobody confirms a read. A sleeping group resends nothing, so the work
+// would wait for ever.
 func TestNobodySleepsOverWork(t *testing.T) {
 	for name, hold := range map[string]func(r *rig, l, f *testNode){
 		"a lagging follower": func(r *rig, l, f *testNode) {
@@ -295,8 +295,8 @@ func TestNobodySleepsOverWork(t *testing.T) {
 	}
 }
 
-// A notice that overtook the leader's waking, or that speaks of more than the
-// follower has, puts nobody to sleep.
+// TestSleepNotices: a notice that arrives after the leader woke, or that names more than
+// the follower has, puts no replica to sleep.
 func TestSleepNotices(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -312,7 +312,7 @@ func TestSleepNotices(t *testing.T) {
 			inWorker(g, func() {
 				m.commit, m.number = g.commit, g.promise.answered
 				change(m)
-				g.receive(m)
+				g.step(m)
 			})
 			asleep := g.Status().Asleep
 			g.Wake()
@@ -337,8 +337,8 @@ func TestSleepNotices(t *testing.T) {
 	})
 }
 
-// trap 40: a node with many leaders dies. The wake-ups of its groups are paced, and
-// the heartbeats of a group that is awake pass meanwhile.
+// trap 40: a node with many leaders dies. The wake-ups of its groups are paced, and the
+// heartbeats of an awake group pass meanwhile.
 func TestPacedWakeUps(t *testing.T) {
 	const groups = 1000
 	inBubble(t, func(t *testing.T) {
@@ -401,9 +401,9 @@ func TestPacedWakeUps(t *testing.T) {
 	})
 }
 
-// A node whose disk is stuck loses its leaderships, although its network and its
-// process are fine; it takes part again when the disk moves.
-func TestStuckDisk(t *testing.T) {
+// TestStalledDisk: a node with a stalled disk loses its leaderships although its network
+// and process are fine. It takes part again when the disk recovers.
+func TestStalledDisk(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		var slow [4]*syncFS
@@ -425,15 +425,15 @@ func TestStuckDisk(t *testing.T) {
 				n := r.leader(id)
 				return n != l && n.host.Group(id).Status().Term > term
 			})
-			if !l.host.Stuck() {
-				t.Fatal("a host does not know that its disk is stuck")
+			if !l.host.DiskStalled() {
+				t.Fatal("a host does not notice its stalled disk")
 			}
 			if l.host.Group(id).LeaseHeld(term) {
-				t.Fatal("a lease on a stuck disk")
+				t.Fatal("a lease on a stalled disk")
 			}
 			release()
 			r.eventually("the node lives again", 10*time.Second, func() bool {
-				return !l.host.Stuck() && r.leader(id).host.Liveness(l.id)
+				return !l.host.DiskStalled() && r.leader(id).host.Liveness(l.id)
 			})
 			r.write(1, fmt.Sprint("y", id))
 			r.equal(1)
@@ -441,9 +441,10 @@ func TestStuckDisk(t *testing.T) {
 	})
 }
 
-// A leader whose disk is stuck loses its group under load too: what it is asked to
-// propose must not keep the followers loyal, who count every MsgApp as a sign of life.
-func TestStuckDiskUnderLoad(t *testing.T) {
+// TestStalledDiskUnderLoad: a leader with a stalled disk loses its group under load too.
+// Followers count every MsgApp as a sign of life, so the proposals must not keep them
+// loyal.
+func TestStalledDiskUnderLoad(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		var slow [4]*syncFS
@@ -459,7 +460,7 @@ func TestStuckDiskUnderLoad(t *testing.T) {
 		release := slow[l.id].hold()
 		defer release()
 		r.eventually("another leader", 5*r.nodes[l.id].host.cfg.ElectionTimeout, func() bool {
-			_ = l.propose(1, "late") // whatever becomes of it
+			_ = l.propose(1, "late") // its outcome does not matter
 			return r.leader(1) != l
 		})
 		r.write(1, "y")
@@ -469,14 +470,14 @@ func TestStuckDiskUnderLoad(t *testing.T) {
 	})
 }
 
-// trap 1: messages for a replica that is not here keep votes and drop entries;
+// trap 1: of messages for a replica that is not here, votes are kept and entries dropped.
 // Unknown is told, at a bounded rate.
-func TestParking(t *testing.T) {
+func TestVoteBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
 		defer r.close()
-		// Two of the three replicas exist; the third's split has not been applied.
+		// Two of the three replicas exist; the third node has not applied the split.
 		rs := voters(3)
 		for _, rep := range rs {
 			n := r.nodes[rep.Node]
@@ -507,7 +508,7 @@ func TestParking(t *testing.T) {
 		}
 		n.replicas[7] = 3
 		n.open(7)
-		r.eventually("the parked pre-vote counts", 100*time.Millisecond, func() bool {
+		r.eventually("the buffered pre-vote counts", 100*time.Millisecond, func() bool {
 			return r.bus.counted(pb.MsgPreVoteResp) > 0
 		})
 		dropVotes.Store(false)
@@ -515,25 +516,25 @@ func TestParking(t *testing.T) {
 		r.equal(7)
 	})
 	t.Run("bounded", func(t *testing.T) {
-		var p parking
+		var p voteBuffer
 		p.init()
 		m := NewMetrics(nil)
-		for i := range 2 * parkedGroupsMax {
-			for from := range 2 * parkedPerGroupMax {
-				p.park([]*message{{group: keyspace.GroupID(i + 1), to: 1, from: keyspace.ReplicaID(from + 2), kind: pb.MsgVote, term: uint64(i)}}, 5, time.Second, m)
+		for i := range 2 * bufferedGroupsMax {
+			for from := range 2 * bufferedPerGroupMax {
+				p.add([]*message{{group: keyspace.GroupID(i + 1), to: 1, from: keyspace.ReplicaID(from + 2), kind: pb.MsgVote, term: uint64(i)}}, 5, time.Second, m)
 			}
 		}
-		if len(p.groups) != parkedGroupsMax || len(p.claim(1, 1)) != parkedPerGroupMax {
-			t.Fatalf("%d groups parked", len(p.groups))
+		if len(p.groups) != bufferedGroupsMax || len(p.take(1, 1)) != bufferedPerGroupMax {
+			t.Fatalf("%d groups buffered", len(p.groups))
 		}
-		p.park([]*message{
+		p.add([]*message{
 			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 4},
 			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 6},
 			{group: 9, to: 2, from: 3, kind: pb.MsgVote, term: 5},
 			{group: 9, to: 2, from: 3, kind: pb.MsgApp, term: 7},
 		}, 5, time.Second, m)
-		if vs := p.claim(9, 2); len(vs) != 1 || vs[0].term != 6 {
-			t.Fatalf("parked %v", vs)
+		if vs := p.take(9, 2); len(vs) != 1 || vs[0].term != 6 {
+			t.Fatalf("buffered %v", vs)
 		}
 		p.expire(6)
 		if len(p.groups) != 0 {
@@ -542,8 +543,9 @@ func TestParking(t *testing.T) {
 	})
 }
 
-// With the shortest election timeout, whose third is less than two ticks, nobody's questions
-// keep a leader awake; nor where its node ticks at half the speed.
+// TestSleepWithFewTicks: with the shortest election timeout a third of it is less than
+// two ticks. Nevertheless no follower's requests keep a leader awake, even if its node
+// ticks at half the rate.
 func TestSleepWithFewTicks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) {
@@ -566,8 +568,8 @@ func TestSleepWithFewTicks(t *testing.T) {
 	})
 }
 
-// A learner that missed the notice cannot campaign to find out: it asks the leader,
-// and sleeps with the next notice.
+// TestLearnerThatMissedTheNotice: a learner that missed the notice cannot campaign to
+// find out. It asks the leader and sleeps with the next notice.
 func TestLearnerThatMissedTheNotice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 4, nil)
@@ -599,7 +601,8 @@ func TestLearnerThatMissedTheNotice(t *testing.T) {
 	})
 }
 
-// Words of the past: of a leader of an older term, of a peer's former run.
+// TestLateWords delivers late messages: from a leader of an older term, from a peer's
+// previous run.
 func TestLateWords(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -616,8 +619,9 @@ func TestLateWords(t *testing.T) {
 				t.Error("silenced by a leader of before what is applied here")
 			}
 		})
-		// The leader's word that a replica is removed finds one that a late message has told
-		// of that leader. It would sleep and count as led, without ever hearing anything more.
+		// A leader's hint that a replica is removed reaches one that a late message has
+		// made a follower of that leader. It must not fall asleep as a led replica that
+		// never hears from anybody.
 		inWorker(g, func() {
 			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: g.lead, node: l.id, term: g.term})
 		})
@@ -634,7 +638,8 @@ func TestLateWords(t *testing.T) {
 	})
 }
 
-// What a group's worker has not taken in yet is bounded in number too.
+// TestDeliverIsBounded: the number of messages that a group's worker has not processed is
+// bounded too.
 func TestDeliverIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)
@@ -654,8 +659,8 @@ func TestDeliverIsBounded(t *testing.T) {
 	})
 }
 
-// TestProposalWakesWithoutHeartbeats: what wakes the followers of a group that is written to
-// are the entries; the heartbeat comes with a tick, and with it the lease.
+// TestProposalWakesWithoutHeartbeats: in a group that is written to, the entries wake the
+// followers. The heartbeat follows with a tick, and then the lease.
 func TestProposalWakesWithoutHeartbeats(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -668,10 +673,10 @@ func TestProposalWakesWithoutHeartbeats(t *testing.T) {
 		for i := range rounds {
 			r.asleep(1)
 			l := r.leader(1)
-			time.Sleep(l.host.cfg.TickInterval * time.Duration(i) / rounds) // anywhere between two ticks
+			time.Sleep(l.host.cfg.TickInterval * time.Duration(i) / rounds) // at any moment between two ticks
 			beat, entries := r.bus.counted(pb.MsgHeartbeat), r.bus.counted(pb.MsgApp)
 			r.must(l.propose(1, fmt.Sprint("more ", i)))
-			time.Sleep(2 * newsDelay)
+			time.Sleep(2 * commitNoticeDelay)
 			synctest.Wait()
 			last := l.host.Group(1).Status().Applied
 			for _, id := range r.ids() {
@@ -692,8 +697,8 @@ func TestProposalWakesWithoutHeartbeats(t *testing.T) {
 				t.Error("no lease after a tick")
 			}
 		}
-		if beats > rounds/2 { // of a tick that came meanwhile
-			t.Errorf("%d heartbeats within %v of %d proposals", beats, 2*newsDelay, rounds)
+		if beats > rounds/2 { // of a tick in between
+			t.Errorf("%d heartbeats within %v of %d proposals", beats, 2*commitNoticeDelay, rounds)
 		}
 	})
 }

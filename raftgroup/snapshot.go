@@ -15,60 +15,61 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// A snapshot goes over one stream of the bus. Its first message says what it is;
-// the receiver lets it wait until it is its turn; then come the tables, each a run of
-// chunks closed by its size and checksum, and the end. The receiver answers when it has
-// installed everything durably, and says that it is at it while that lasts.
-// A copy that fails begins anew, from a newer state and perhaps with another sender:
-// see docs/decisions/0018-copies-begin-anew.md.
+// A snapshot goes over one stream of the bus. Its first message says what it is. The
+// receiver makes the sender wait for its turn. Then come the tables, each a sequence of
+// chunks closed by its size and checksum, and an end message. The receiver answers when
+// it has installed everything durably, and sends keepalives until then.
+//
+// A failed snapshot starts over, from a newer state and perhaps another sender:
+// docs/decisions/0018-copies-begin-anew.md.
 const (
 	snapshotVersion = 5
 
-	snapChunk = 1
-	snapTable = 2 // end of a table
-	snapEnd   = 3
-	snapTurn  = 4 // from the receiver: the tables may come
-	snapWait  = 5 // from the receiver, before its turn and before the end: the sender is to wait
-	snapDone  = 6 // from the receiver: all is installed and durable
+	snapChunk     = 1
+	snapTable     = 2 // end of a table
+	snapEnd       = 3
+	snapTurn      = 4 // from the receiver: the tables may come
+	snapKeepalive = 5 // from the receiver, before snapTurn and before snapDone: still working
+	snapDone      = 6 // from the receiver: everything is installed and durable
 
-	// chunkBytes is how much of a table a message has: a ms of what a node sends by
-	// default, and what fills a write of the bus.
+	// chunkBytes is how much of a table one message carries: 1 ms of a node's default
+	// rate, and enough to fill a write of the bus.
 	chunkBytes = 63 << 10
-	// paceStep is how long those sleep who are ahead of a limiter, and all wake together: a
-	// ms for each message costs more of the processors than the messages do.
-	paceStep = 10 * time.Millisecond
-	// catchUp is how much of a pause a limiter makes up for: no more than a step, or requests
-	// stand behind all that a node was not asked for in a while.
-	catchUp = 10 * time.Millisecond
-	// fetchesAtOnce is how many snapshots have their tables come at a time; the others wait,
-	// first come, first served. All at once they would share the rate, come to their end
-	// together and then, while all of them are installed, leave it unused: the machine had
-	// copies in waves, and requests stood behind each.
+	// limiterStep is how long waiters of a limiter sleep, all until the same moment:
+	// waking 1 ms for each message costs more CPU than the messages do.
+	limiterStep = 10 * time.Millisecond
+	// limiterBurst is how much of a pause a limiter makes up for. More than one step
+	// would let requests queue behind everything that the node did not send in the pause.
+	limiterBurst = 10 * time.Millisecond
+	// fetchesAtOnce is how many snapshots receive tables at a time; the others wait in
+	// order of arrival. All at once they would share the rate, finish together, and leave
+	// the rate unused while all of them are installed. The load would come in waves, with
+	// requests queued behind each.
 	fetchesAtOnce = 4
-	// waitTold is how often a sender hears that it is to wait: for its turn, or for what a
-	// receiver does with what has come. On a node that is full that takes minutes, and a copy
-	// that were given up then would be no faster the next time.
-	waitTold = stallTimeout / 4
-	// waitsTold is how often it may hear that on end, ten minutes long: it has one of its node's
-	// places meanwhile, and keeps the log.
-	waitsTold = 40
-	// snapshotTablesMax and the chunk bound what a sender can make a receiver keep.
+	// keepaliveInterval is how often the receiver sends a keepalive: while the sender
+	// waits for its turn, and while the receiver checks and installs. On a full node that
+	// takes minutes, and a new attempt would be no faster.
+	keepaliveInterval = stallTimeout / 4
+	// keepalivesMax is how many keepalives in a row the sender accepts, ten minutes'
+	// worth: meanwhile it holds one of its node's slots and pins the log.
+	keepalivesMax = 40
+	// snapshotTablesMax and the chunk size bound what a sender can make a receiver keep.
 	snapshotTablesMax = 1 << 16
-	// pinTTL is how long a snapshot that makes no progress keeps the log.
+	// pinTTL is how long a snapshot without progress pins the log.
 	pinTTL = time.Minute
-	// stallTimeout is after how much time without progress either side gives a snapshot
-	// up: the places for snapshots are few.
+	// stallTimeout is the time without progress after which either side gives a snapshot
+	// up, because slots are few.
 	stallTimeout = time.Minute
-	// installRetry is how long an install waits after an error of the engine (a full
-	// disk) before it tries again.
+	// installRetry is the pause before an install is retried after an engine error, such
+	// as a full disk.
 	installRetry = time.Second
 )
 
 var (
 	errSnapshotRefused = errors.New("raftgroup: snapshot refused")
-	errSnapshotWaits   = errors.New("raftgroup: no place for a snapshot yet")
+	errNoSnapshotSlot  = errors.New("raftgroup: no free slot for a snapshot")
 	errSnapshotFormat  = errors.New("raftgroup: malformed snapshot stream")
-	errSnapshotStalled = errors.New("raftgroup: no progress of a snapshot")
+	errSnapshotStalled = errors.New("raftgroup: snapshot made no progress")
 )
 
 // snapshotHeader is the first message of a snapshot's stream.
@@ -108,21 +109,21 @@ func decodeSnapshotHeader(b []byte) (*snapshotHeader, error) {
 	return h, nil
 }
 
-// snapshots bounds and owns the snapshots that are sent and received.
+// snapshots bounds and owns the snapshots being sent and received.
 type snapshots struct {
 	h *Host
-	// limit is for what is sent, limitIn for what is received.
+	// limit is for snapshots that are sent, limitIn for those received.
 	limit, limitIn limiter
 	install        chan *install
 	wg             sync.WaitGroup // the install loops
 
 	mu struct {
 		sync.Mutex
-		sends    map[*sending]struct{}
-		receives map[*receive]struct{}
+		sends    map[*outgoingSnapshot]struct{}
+		receives map[*incomingSnapshot]struct{}
 		number   uint64 // of the next staged file
-		// fetches are those whose tables come or that wait for it, in the order in which they
-		// came. Those that have their turn, the first fetchesAtOnce, are closed.
+		// fetches are the snapshots that receive tables or wait to, in order of arrival.
+		// The channels of the first fetchesAtOnce, whose turn it is, are closed.
 		fetches []chan struct{}
 		ended   bool // nothing is installed any more
 	}
@@ -130,13 +131,13 @@ type snapshots struct {
 
 func (s *snapshots) init(h *Host) {
 	s.h = h
-	// Not in step with other nodes, whose senders and receivers would all wake at once.
+	// Otherwise the senders and receivers of all nodes would wake at once.
 	now := h.cfg.Clock.Now()
 	s.limit = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond, since: now}
-	s.mu.sends = make(map[*sending]struct{})
+	s.mu.sends = make(map[*outgoingSnapshot]struct{})
 	s.limitIn = limiter{clock: h.cfg.Clock, perSecond: h.cfg.SnapshotBytesPerSecond, since: now}
-	s.mu.receives = make(map[*receive]struct{})
-	// One place for each receive, so that an applier never waits.
+	s.mu.receives = make(map[*incomingSnapshot]struct{})
+	// One slot for each receive, so that an applier never waits.
 	s.install = make(chan *install, h.cfg.SnapshotReceives)
 }
 
@@ -146,11 +147,11 @@ func (s *snapshots) start() {
 	}
 }
 
-// addSend takes one of the places for sends. A node gets one only while more are free than
-// it has: at most half of all, and half of what the others leave. So however many of the
-// places nodes hold that take nothing in, each of them leaves as many as it has, and it
-// takes about log2 of the places in such nodes until none is left for the others.
-func (s *snapshots) addSend(x *sending) bool {
+// addSend takes one of the slots for sends. A peer gets a slot only while more are free
+// than it holds: at most half of all, and half of what the others leave. So each peer
+// that never finishes leaves as many slots as it holds, and about log2 of the slots in
+// such peers are needed to exhaust them.
+func (s *snapshots) addSend(x *outgoingSnapshot) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	free := s.h.cfg.SnapshotSends - len(s.mu.sends)
@@ -170,7 +171,7 @@ func (s *snapshots) addSend(x *sending) bool {
 	return true
 }
 
-func (s *snapshots) addReceive(r *receive) bool {
+func (s *snapshots) addReceive(r *incomingSnapshot) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.mu.receives) >= s.h.cfg.SnapshotReceives || s.h.stopping.Load() {
@@ -180,8 +181,8 @@ func (s *snapshots) addReceive(r *receive) bool {
 	return true
 }
 
-// queue gets in line for having tables come; the channel is closed when it is the turn.
-// leave ends both the turn and the wait for it.
+// queue joins the line of snapshots that wait to receive tables. The channel is closed
+// when it is this one's turn. leave ends both the turn and the wait.
 func (s *snapshots) queue() (turn chan struct{}) {
 	turn = make(chan struct{})
 	s.mu.Lock()
@@ -203,21 +204,21 @@ func (s *snapshots) leave(turn chan struct{}) {
 	}
 }
 
-func (s *snapshots) done(x *sending, r *receive) {
+func (s *snapshots) done(x *outgoingSnapshot, r *incomingSnapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.mu.sends, x)
 	delete(s.mu.receives, r)
 }
 
-// mayAdd says whether a place for sends is free.
+// mayAdd reports whether a slot for sends is free.
 func (s *snapshots) mayAdd() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.mu.sends) < s.h.cfg.SnapshotSends
 }
 
-// cancel ends the group's sends: it leads no more.
+// cancel ends the group's sends because it no longer leads.
 func (s *snapshots) cancel(g *Group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +229,7 @@ func (s *snapshots) cancel(g *Group) {
 	}
 }
 
-// drop ends everything of a group that is closed.
+// drop ends everything of a closed group.
 func (s *snapshots) drop(g *Group) {
 	s.cancel(g)
 	s.mu.Lock()
@@ -247,26 +248,25 @@ func (s *snapshots) nextFile() uint64 {
 	return s.mu.number
 }
 
-// watch is a context that ends where progress has not been reported for the stall
-// timeout.
-type watch struct {
+// watchdog is a context that ends when no progress was reported for the stall timeout.
+type watchdog struct {
 	context.Context
 	cancel context.CancelCauseFunc
 	timer  clock.Timer
 }
 
-func newWatch(parent context.Context, c clock.Clock) *watch {
-	w := &watch{}
+func newWatchdog(parent context.Context, c clock.Clock) *watchdog {
+	w := &watchdog{}
 	w.Context, w.cancel = context.WithCancelCause(parent)
 	w.timer = c.AfterFunc(stallTimeout, func() { w.cancel(errSnapshotStalled) })
 	return w
 }
 
-func (w *watch) progress() { w.timer.Reset(stallTimeout) }
+func (w *watchdog) progress() { w.timer.Reset(stallTimeout) }
 
-// end ends the context if it has not ended, and says what an error that follows from
-// its end comes from.
-func (w *watch) end(err error) error {
+// end ends the context if it has not ended, and names a stall as the cause of an error
+// that follows from one.
+func (w *watchdog) end(err error) error {
 	w.timer.Stop()
 	if err != nil && errors.Is(context.Cause(w), errSnapshotStalled) {
 		err = fmt.Errorf("%w for %v: %w", errSnapshotStalled, stallTimeout, err)
@@ -275,32 +275,32 @@ func (w *watch) end(err error) error {
 	return err
 }
 
-// limiter spreads bytes over time for all who use it: within each paceStep comes what is due
-// in it. The zero limiter lets all through.
+// limiter spreads bytes over time for all its users: in each limiterStep it admits what
+// is due in that step. The zero limiter admits everything.
 type limiter struct {
 	clock     clock.Clock
 	perSecond int64
-	since     clock.Time // from when on steps are counted
+	since     clock.Time // steps are counted from here
 	mu        sync.Mutex
-	free      clock.Time // when what was let through is paid for
+	free      clock.Time // when everything admitted so far is paid for
 }
 
-// wait lets n bytes through when their time has come.
+// wait admits n bytes when they are due.
 func (l *limiter) wait(ctx context.Context, n int) error {
 	if l.perSecond == 0 {
 		return nil
 	}
 	l.mu.Lock()
 	now := l.clock.Now()
-	l.free = max(l.free, now.Add(-catchUp))
+	l.free = max(l.free, now.Add(-limiterBurst))
 	l.free = l.free.Add(time.Duration(int64(n) * int64(time.Second) / l.perSecond))
 	free := l.free
 	l.mu.Unlock()
 	if free <= now {
 		return ctx.Err()
 	}
-	if over := free.Sub(l.since) % paceStep; over > 0 {
-		free = free.Add(paceStep - over)
+	if over := free.Sub(l.since) % limiterStep; over > 0 {
+		free = free.Add(limiterStep - over)
 	}
 	return clock.Sleep(ctx, l.clock, free.Sub(now))
 }

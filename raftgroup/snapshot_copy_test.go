@@ -18,8 +18,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// heavy gives a group so many bytes, in 4 KiB each, on every node that is up: the same
-// everywhere, as entries would have left them.
+// heavy gives a group that many bytes, in values of 4 KiB, on every running node: the
+// same everywhere, as entries would have left them.
 func (r *rig) heavy(g keyspace.GroupID, bytes int) {
 	r.t.Helper()
 	for _, n := range r.nodes {
@@ -40,7 +40,7 @@ func (r *rig) heavy(g keyspace.GroupID, bytes int) {
 	}
 }
 
-// heavyHere counts those of a node.
+// heavyHere counts those keys on a node.
 func (n *testNode) heavyHere(g keyspace.GroupID) (keys int) {
 	n.r.t.Helper()
 	span := engine.KeySpan{Lower: engine.GroupLocalKey(g, []byte("bulk")), Upper: engine.GroupLocalKey(g, []byte("bull"))}
@@ -53,7 +53,7 @@ func (n *testNode) heavyHere(g keyspace.GroupID) (keys int) {
 	return keys
 }
 
-// copies counts the bytes of copies that come to a node; while it is cut, none come.
+// copies counts the snapshot bytes that reach a node; while it is cut, none do.
 type copies struct {
 	came atomic.Int64
 	cut  atomic.Bool
@@ -75,7 +75,7 @@ func (s countedStream) Recv(ctx context.Context) ([]byte, error) {
 	return p, err
 }
 
-// countCopies counts the bytes of copies that come to a node in this run.
+// countCopies counts the snapshot bytes that reach a node in this run.
 func (n *testNode) countCopies() *copies {
 	var came copies
 	n.r.bus.set(func(*testBus) {
@@ -87,8 +87,8 @@ func (n *testNode) countCopies() *copies {
 	return &came
 }
 
-// A copy that is cut begins anew, whether its sender comes back or another one takes its
-// place. It brings the state of then, and the cut one leaves no file behind.
+// TestCutCopyBeginsAnew: an interrupted snapshot starts over, whether its sender returns or
+// another one takes over. It brings the state of then, and the interrupted one leaves no file.
 func TestCutCopyBeginsAnew(t *testing.T) {
 	const size, rate = 2 << 20, 256 << 10
 	for _, how := range []string{"cut off", "another sender", "changed"} {
@@ -143,8 +143,8 @@ func TestCutCopyBeginsAnew(t *testing.T) {
 	}
 }
 
-// snapshotsFailed is of all nodes since their starts. One that is sent to a node that is down
-// yet is among them.
+// snapshotsFailed counts failures of all nodes since their starts, including snapshots
+// sent to a node that is still down.
 func (r *rig) snapshotsFailed() (n int64) {
 	for _, node := range r.nodes {
 		n += int64(testutil.ToFloat64(node.host.m.snapshotsFailed))
@@ -152,8 +152,9 @@ func (r *rig) snapshotsFailed() (n int64) {
 	return n
 }
 
-// checkedCopy has a copy of so many bytes come to a follower f that was cut off by l. check is called
-// for the n-th time, and counted in checks, before its tables are checked and before they are taken in.
+// checkedCopy sends a snapshot of that size from l to a follower f that was cut off. It
+// calls check for the n-th time, counted in checks, before f checks the tables and before
+// it ingests them.
 func (r *rig) checkedCopy(size int, check func(f *testNode, n int64)) (l, f *testNode, came *copies, checks *atomic.Int64) {
 	r.t.Helper()
 	r.bootstrap(1, 1, voters(3))
@@ -168,8 +169,8 @@ func (r *rig) checkedCopy(size int, check func(f *testNode, n int64)) (l, f *tes
 	return l, f, came, checks
 }
 
-// A node may need minutes to check what has come, and to take it in: nobody gives the copy up
-// meanwhile, and the log that follows it is kept.
+// TestCopyIsCheckedForMinutes: a node may take minutes to check and ingest a snapshot.
+// Nobody gives the snapshot up meanwhile, and the log behind it is kept.
 func TestCopyIsCheckedForMinutes(t *testing.T) {
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {
@@ -207,8 +208,9 @@ func TestCopyIsCheckedForMinutes(t *testing.T) {
 	})
 }
 
-// A receiver whose disk is full when it takes a copy in is not waited for: nobody knows for how
-// long, and the sender keeps a place and its log meanwhile.
+// TestInstallThatFailsIsNotWaitedFor: the sender does not wait for a receiver whose disk
+// is full during the install. That may take any time, and the sender would hold a slot
+// and its log.
 func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -221,7 +223,7 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 		var before atomic.Int64
 		before.Store(math.MaxInt64)
 		_, f, _, _ := r.checkedCopy(0, func(f *testNode, n int64) {
-			if n == 2 { // behind the check, before it is taken in
+			if n == 2 { // after the check, before the ingest
 				space(f, 1<<10)
 				before.Store(r.snapshotsFailed())
 				time.Sleep(4 * time.Second)
@@ -237,7 +239,8 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// Where the sender is lost while its tables are checked, the next one sends the whole copy.
+// TestCopyOutlivesItsSender: if the sender is lost while its tables are checked, the next
+// one sends all of them.
 func TestCopyOutlivesItsSender(t *testing.T) {
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {
@@ -261,7 +264,8 @@ func TestCopyOutlivesItsSender(t *testing.T) {
 	})
 }
 
-// All copies that come to a node share its bound, however fast their senders are.
+// TestCopiesShareTheReceiversBound: all snapshots to a node share its rate, however fast
+// their senders are.
 func TestCopiesShareTheReceiversBound(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size, rate = 1 << 20, 256 << 10

@@ -15,8 +15,9 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// What a limiter lets through comes step by step: however many wait for it, and nothing of
-// its rate is lost where they are always there. Of a pause it makes up for catchUp.
+// TestLimiterSteps: a limiter admits bytes step by step however many callers wait, and
+// loses nothing of its rate while some do. It makes up for a pause by limiterBurst at
+// most.
 func TestLimiterSteps(t *testing.T) {
 	const rate = 64 << 20
 	for _, streams := range []int{1, 16} {
@@ -25,7 +26,7 @@ func TestLimiterSteps(t *testing.T) {
 				c := clock.Virtual()
 				l := limiter{clock: c, perSecond: rate}
 				time.Sleep(time.Minute)
-				const over, slot = 2 * time.Second, paceStep
+				const over, slot = 2 * time.Second, limiterStep
 				time.Sleep(slot - time.Duration(c.Now())%slot)
 				began := time.Now()
 				woke := map[time.Duration]bool{} // guarded by mu
@@ -56,14 +57,14 @@ func TestLimiterSteps(t *testing.T) {
 					all += n
 					bound := int(int64(rate)*int64(slot)/int64(time.Second)) + chunkBytes
 					if i == 0 {
-						bound += int(int64(rate) * int64(catchUp) / int64(time.Second))
+						bound += int(int64(rate) * int64(limiterBurst) / int64(time.Second))
 					}
 					if n > bound {
 						t.Errorf("%d bytes in the %v from %v on, bound %d", n, slot, time.Duration(i)*slot, bound)
 					}
 				}
 				want := int(int64(rate) * int64(over) / int64(time.Second))
-				if made := int(int64(rate) * int64(catchUp) / int64(time.Second)); all < want*99/100 || all > want*101/100+made {
+				if made := int(int64(rate) * int64(limiterBurst) / int64(time.Second)); all < want*99/100 || all > want*101/100+made {
 					t.Errorf("%d bytes in %v, want %d and %d", all, over, want, made)
 				}
 				if len(woke) > len(slots) {
@@ -74,7 +75,7 @@ func TestLimiterSteps(t *testing.T) {
 	}
 }
 
-// messageBus counts the messages of the streams that are opened over it.
+// messageBus counts the messages of the streams opened over it.
 type messageBus struct {
 	Bus
 	sent func(payload []byte)
@@ -98,8 +99,8 @@ func (s *messageStream) Send(ctx context.Context, p []byte) error {
 	return s.Stream.Send(ctx, p)
 }
 
-// A copy goes in messages of chunkBytes, whatever the sizes of the blocks are in which its
-// tables are written.
+// TestCopyComesInFewMessages: a snapshot travels in messages of chunkBytes, whatever the
+// block sizes of its tables.
 func TestCopyComesInFewMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size = 2 << 20
@@ -132,8 +133,8 @@ func TestCopyComesInFewMessages(t *testing.T) {
 	})
 }
 
-// The first fetchesAtOnce have their turn, and who comes first is served first, whoever
-// leaves.
+// TestFetchesTakeTurns: the first fetchesAtOnce have their turn, and the others follow in
+// order of arrival, whichever ends.
 func TestFetchesTakeTurns(t *testing.T) {
 	s := &snapshots{}
 	var line []chan struct{}
@@ -173,8 +174,8 @@ func TestFetchesTakeTurns(t *testing.T) {
 	check("one comes behind all", 1)
 }
 
-// A copy waits for its turn as long as it takes, longer than one that makes no progress is
-// waited for, and nothing of it has failed then.
+// TestCopyWaitsForItsTurn: a snapshot may wait for its turn longer than the stall
+// timeout, and does not fail.
 func TestCopyWaitsForItsTurn(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -209,7 +210,8 @@ func TestCopyWaitsForItsTurn(t *testing.T) {
 	})
 }
 
-// One whose turn never comes, at a receiver that says so for ever, does not keep the sender's place.
+// TestWaitForTheTurnIsBounded: a receiver that sends keepalives for ever does not hold
+// the sender's slot for ever.
 func TestWaitForTheTurnIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -222,11 +224,11 @@ func TestWaitForTheTurnIsBounded(t *testing.T) {
 			f.end.stream[transport.MethodRaftSnapshot] = func(ctx context.Context, _ keyspace.NodeID, _ []byte, s transport.Stream) error {
 				defer ended.Add(1)
 				for {
-					if err := s.Send(ctx, []byte{snapWait}); err != nil {
+					if err := s.Send(ctx, []byte{snapKeepalive}); err != nil {
 						return err
 					}
 					told.Add(1)
-					if err := clock.Sleep(ctx, f.host.cfg.Clock, waitTold); err != nil {
+					if err := clock.Sleep(ctx, f.host.cfg.Clock, keepaliveInterval); err != nil {
 						return err
 					}
 				}
@@ -237,6 +239,6 @@ func TestWaitForTheTurnIsBounded(t *testing.T) {
 		if n := ended.Load(); n > 0 {
 			t.Errorf("%d copies were given up within %v", n, 3*stallTimeout)
 		}
-		r.eventually("both are given up", waitsTold*waitTold, func() bool { return ended.Load() >= 2 })
+		r.eventually("both are given up", keepalivesMax*keepaliveInterval, func() bool { return ended.Load() >= 2 })
 	})
 }

@@ -21,30 +21,30 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// receive is a snapshot that is arriving. It is a job of this host until all its
-// tables are here and verified; raft hears of it only then, so that a sender that
-// dies leaves nothing behind but files to delete.
-type receive struct {
+// incomingSnapshot is a snapshot that is arriving. Until all its tables are here and
+// verified, only the host knows of it, and not raft: a sender that dies leaves nothing
+// behind but files to delete.
+type incomingSnapshot struct {
 	g      *Group
 	sm     Snapshotter
 	head   *snapshotHeader
 	ctx    context.Context
 	cancel context.CancelFunc
 	paths  []string
-	// troubled says that an attempt to install it has failed.
-	troubled atomic.Bool
-	// result gets the one outcome after raft has been asked.
+	// installFailed says that an attempt to install it has failed.
+	installFailed atomic.Bool
+	// result receives the one outcome after raft has accepted it.
 	result chan error
 }
 
-// install is a snapshot that raft has taken in: it must get into the engine.
+// install is a snapshot that raft has accepted and that must enter the engine.
 type install struct {
 	g   *Group
-	r   *receive
-	msg *pb.Message // raft's MsgStorageAppend, whose answers wait for the install
+	r   *incomingSnapshot
+	msg *pb.Message // raft's MsgStorageAppend, whose responses wait for the install
 }
 
-// handleSnapshot serves one snapshot's stream.
+// handleSnapshot serves one snapshot stream.
 func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first []byte, s transport.Stream) error {
 	head, err := decodeSnapshotHeader(first)
 	if err != nil {
@@ -55,7 +55,7 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 	if g == nil || g.self != head.to {
 		return fmt.Errorf("%w: group %s has no replica %d here", errSnapshotRefused, head.group, head.to)
 	}
-	r := &receive{g: g, head: head, result: make(chan error, 1)}
+	r := &incomingSnapshot{g: g, head: head, result: make(chan error, 1)}
 	sm, can := g.sm.(Snapshotter)
 	if r.sm = sm; !can {
 		return fmt.Errorf("%w: the state machine takes none", errSnapshotRefused)
@@ -74,23 +74,23 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 	return r.run(from, s)
 }
 
-// room refuses a snapshot where the disk is full: what is left belongs to what makes
-// room, and its tables could not be ingested.
-func (r *receive) room() error {
+// room refuses a snapshot on a full disk: the remaining space is reserved for freeing
+// space, and the tables could not be ingested.
+func (r *incomingSnapshot) room() error {
 	if r.g.h.cfg.Engine.Space() == engine.SpaceFull {
 		return fmt.Errorf("%w: %w", errSnapshotRefused, engine.ErrNoSpace)
 	}
 	return nil
 }
 
-func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
+func (r *incomingSnapshot) run(from keyspace.NodeID, s transport.Stream) error {
 	if err := r.ask(func() error { return r.g.beginReceive(r) }); err != nil {
 		return err
 	}
 	err := r.sm.AcceptSnapshot(r.head.applied)
 	if err == nil {
 		if err = r.fetch(s); err == nil {
-			r.telling(s, func() { err = r.verify() })
+			r.withKeepalives(s, func() { err = r.verify() })
 		}
 		if err == nil {
 			err = r.ask(func() error { return r.g.stepSnapshot(r, from) })
@@ -100,14 +100,14 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 		}
 	}
 	if err != nil {
-		// Unless raft has taken it, nothing of it is left.
+		// Unless raft has accepted it, nothing of it remains.
 		r.removeFiles()
 		r.g.w.call(r.g, func() { r.g.endReceive(r) })
 		r.g.h.m.snapshotsFailed.Inc()
 		r.g.zap.Info("snapshot not received", zap.Stringer("peer", from), zap.Error(err))
 		return err
 	}
-	r.telling(s, func() {
+	r.withKeepalives(s, func() {
 		select {
 		case err = <-r.result:
 		case <-r.g.h.ctx.Done():
@@ -120,18 +120,19 @@ func (r *receive) run(from keyspace.NodeID, s transport.Stream) error {
 	return s.Send(r.ctx, []byte{snapDone})
 }
 
-// telling does something that may take long, and tells the sender meanwhile that it is to wait.
-// It does not where this node's disk is in the way: that may take any time, for which the sender
-// is not to keep a place and its log. Where there is no sender any more the context of r ends.
-func (r *receive) telling(s transport.Stream, do func()) {
+// withKeepalives runs do, which may take long, and sends the sender keepalives meanwhile.
+// It sends none while this node's disk is the obstacle: that may last any time, and the
+// sender should not hold a slot and its log for it. If the sender is gone, the context of
+// r ends.
+func (r *incomingSnapshot) withKeepalives(s transport.Stream, do func()) {
 	ctx, stop := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for clock.Sleep(ctx, r.g.h.cfg.Clock, waitTold) == nil {
-			if r.troubled.Load() || r.g.h.stuck.Load() {
+		for clock.Sleep(ctx, r.g.h.cfg.Clock, keepaliveInterval) == nil {
+			if r.installFailed.Load() || r.g.h.diskStalled.Load() {
 				continue
 			}
-			if s.Send(ctx, []byte{snapWait}) != nil && ctx.Err() == nil {
+			if s.Send(ctx, []byte{snapKeepalive}) != nil && ctx.Err() == nil {
 				r.cancel()
 			}
 		}
@@ -141,8 +142,8 @@ func (r *receive) telling(s transport.Stream, do func()) {
 	wg.Wait()
 }
 
-// ask lets the group's worker decide something.
-func (r *receive) ask(f func() error) error {
+// ask lets the group's worker decide.
+func (r *incomingSnapshot) ask(f func() error) error {
 	ch := make(chan error, 1)
 	if !r.g.w.call(r.g, func() {
 		if r.g.closed {
@@ -153,18 +154,19 @@ func (r *receive) ask(f func() error) error {
 	}) {
 		return ErrStopped
 	}
-	// The worker always answers; a cancelled job must not leave it deciding.
+	// The worker always answers. Leaving earlier would let it decide for a cancelled
+	// snapshot.
 	return <-ch
 }
 
-// beginReceive lets one snapshot at a time come, and only one that is news. What is
-// committed here is applied first: an entry may do what a snapshot of the group does
-// not carry, as a split makes another group's first record, whose log may stand in
-// the wal already.
-func (g *Group) beginReceive(r *receive) error {
+// beginReceive admits one snapshot at a time, and only one that is newer than this
+// replica. Committed entries are applied first: an entry may have an effect that a
+// snapshot of the group does not carry. A split, for example, makes another group's first
+// record, and that group's log may already be in the wal.
+func (g *Group) beginReceive(r *incomingSnapshot) error {
 	a := &r.head.applied
 	switch {
-	case g.receiving != nil || g.installing != nil || g.settling != nil:
+	case g.receiving != nil || g.installing != nil || g.resetting != nil:
 		return fmt.Errorf("%w: another one is under way", errSnapshotRefused)
 	case g.isLeader || r.head.term < g.term:
 		return fmt.Errorf("%w: term %d, here %d", errSnapshotRefused, r.head.term, g.term)
@@ -189,18 +191,18 @@ func hasReplica(rs []keyspace.Replica, id keyspace.ReplicaID) bool {
 	return false
 }
 
-func (g *Group) endReceive(r *receive) {
+func (g *Group) endReceive(r *incomingSnapshot) {
 	if g.receiving == r {
 		g.receiving = nil
 	}
 }
 
 // fetch waits for its turn and writes the tables to files.
-func (r *receive) fetch(s transport.Stream) error {
+func (r *incomingSnapshot) fetch(s transport.Stream) error {
 	turn := r.g.h.snaps.queue()
 	defer r.g.h.snaps.leave(turn)
 	var err error
-	r.telling(s, func() {
+	r.withKeepalives(s, func() {
 		select {
 		case <-turn:
 		case <-r.ctx.Done():
@@ -210,7 +212,7 @@ func (r *receive) fetch(s transport.Stream) error {
 	if err != nil {
 		return err
 	}
-	w := newWatch(r.ctx, r.g.h.cfg.Clock)
+	w := newWatchdog(r.ctx, r.g.h.cfg.Clock)
 	if err := s.Send(w, []byte{snapTurn}); err != nil {
 		return w.end(err)
 	}
@@ -218,7 +220,7 @@ func (r *receive) fetch(s transport.Stream) error {
 	return w.end(err)
 }
 
-func (r *receive) fetchTables(w *watch, s transport.Stream) error {
+func (r *incomingSnapshot) fetchTables(w *watchdog, s transport.Stream) error {
 	for {
 		m, err := s.Recv(w)
 		if err != nil {
@@ -248,8 +250,8 @@ func unexpectedEnd(err error) error {
 	return err
 }
 
-// fetchTable writes one table, which begins with the chunk in the message.
-func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error) {
+// fetchTable writes one table, which begins with the chunk in m.
+func (r *incomingSnapshot) fetchTable(w *watchdog, s transport.Stream, m []byte) (err error) {
 	fs := r.g.h.cfg.Engine.FS()
 	name := fmt.Sprintf("%d-%d.sst", uint64(r.g.id), r.g.h.snaps.nextFile())
 	path := fs.PathJoin(r.g.h.cfg.Engine.StagingDir(), name)
@@ -270,7 +272,7 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error)
 			return err
 		}
 		chunk := m[1:]
-		// Before the write: a file system may use the buffer as it likes until that is done.
+		// Before the write: a file system may modify the buffer until the write returns.
 		sum = crc32.Update(sum, castagnoli, chunk)
 		if _, err = f.Write(chunk); err != nil {
 			return err
@@ -298,11 +300,11 @@ func (r *receive) fetchTable(w *watch, s transport.Stream, m []byte) (err error)
 	}
 }
 
-func (r *receive) ingest() engine.Ingest {
+func (r *incomingSnapshot) ingest() engine.Ingest {
 	return engine.Ingest{Group: r.g.id, Spans: r.sm.SnapshotSpans(r.head.applied), Paths: r.paths}
 }
 
-func (r *receive) verify() error {
+func (r *incomingSnapshot) verify() error {
 	var a engine.Applied
 	var err error
 	background.Run(func() { a, err = r.g.h.cfg.Engine.VerifyTables(r.ctx, r.ingest()) })
@@ -315,25 +317,25 @@ func (r *receive) verify() error {
 	return nil
 }
 
-func (r *receive) removeFiles() {
+func (r *incomingSnapshot) removeFiles() {
 	for _, p := range r.paths {
-		// What cannot be removed now is removed by the engine's next start.
+		// The engine's next start removes files that cannot be removed now.
 		_ = r.g.h.cfg.Engine.FS().Remove(p)
 	}
 }
 
-// stepSnapshot gives raft a snapshot that is here and verified. Raft may have no
-// use for it any more.
-func (g *Group) stepSnapshot(r *receive, from keyspace.NodeID) error {
+// stepSnapshot gives raft a complete and verified snapshot. Raft may have no use for it
+// any more.
+func (g *Group) stepSnapshot(r *incomingSnapshot, from keyspace.NodeID) error {
 	if g.receiving != r || g.installing != nil {
 		return fmt.Errorf("%w: overtaken", errSnapshotRefused)
 	}
 	a := &r.head.applied
 	m := &message{group: g.id, kind: pb.MsgSnap, to: g.self, from: r.head.from, term: r.head.term, node: from}
-	if !g.knows(m) {
+	if !g.checkSender(m) {
 		return fmt.Errorf("%w: replica %d is not on node %s", errSnapshotRefused, m.from, from)
 	}
-	g.ready() // what was before, so that the snapshot is not mixed with it
+	g.ready() // earlier work first, so that the snapshot is not mixed with it
 	if g.applied < g.commit {
 		return fmt.Errorf("%w: applied %d, committed here %d", errSnapshotRefused, g.applied, g.commit)
 	}
@@ -350,9 +352,9 @@ func (g *Group) stepSnapshot(r *receive, from keyspace.NodeID) error {
 	return nil
 }
 
-// beginInstall sends raft's snapshot to the engine, behind everything of the group
-// that is still being applied. Nothing of this append is answered, and no later
-// append is written, before that is durable.
+// beginInstall sends raft's snapshot to the engine, behind everything of the group that
+// is still being applied. Until it is durable, no response of this append leaves and no
+// later append is written.
 func (g *Group) beginInstall(m *pb.Message) {
 	r := g.receiving
 	index := m.GetSnapshot().GetMetadata().GetIndex()
@@ -362,16 +364,15 @@ func (g *Group) beginInstall(m *pb.Message) {
 	g.receiving, g.installing = nil, &install{g: g, r: r, msg: m}
 	g.setConf(r.head.applied.Replicas, r.head.applied.ConfIndex)
 	g.last = index
-	g.w.kick(g, applyTask{kind: taskInstall, install: g.installing})
+	g.w.schedule(g, applyTask{kind: taskInstall, install: g.installing})
 }
 
-// startInstall gives the install to one of the loops, or abandons it where those have
-// ended.
+// startInstall hands the install to one of the loops, or abandons it if those have ended.
 func (s *snapshots) startInstall(i *install) {
 	s.mu.Lock()
 	ended := s.mu.ended
 	if !ended {
-		s.install <- i // there is a place for each receive
+		s.install <- i // there is a slot for each receive
 	}
 	s.mu.Unlock()
 	if ended {
@@ -392,8 +393,8 @@ func (s *snapshots) installLoop() {
 	}
 }
 
-// abandonInstalls lets the groups go whose installs will not be done: only
-// callbacks can stand behind them, since raft hands out no entries before.
+// abandonInstalls releases the groups whose installs will not happen. Only callbacks can
+// wait behind an install, since raft hands out no entries before it.
 func (s *snapshots) abandonInstalls() {
 	s.mu.Lock()
 	s.mu.ended = true
@@ -420,8 +421,8 @@ func (s *snapshots) installOne(i *install) {
 		if err == nil {
 			break
 		}
-		i.r.troubled.Store(true)
-		i.g.zap.Error("snapshot cannot be installed; trying again", zap.Error(err))
+		i.r.installFailed.Store(true)
+		i.g.zap.Error("snapshot install failed; retrying", zap.Error(err))
 		if clock.Sleep(s.h.ctx, s.h.cfg.Clock, installRetry) != nil {
 			s.abandon(i)
 			return
@@ -432,14 +433,14 @@ func (s *snapshots) installOne(i *install) {
 	st.at = Position{a.Index, a.Term}
 	st.replicas, st.confIndex, st.payload = a.Replicas, a.ConfIndex, a.Payload
 	i.g.public.applying.Store(a.Index)
-	i.g.durableTo(a.Index) // and nothing of another group has changed
+	i.g.durableTo(a.Index) // an ingest makes nothing of other groups durable
 	i.r.sm.SnapshotDone(a, nil)
 	i.g.w.call(i.g, func() { i.g.finishInstall(i) })
 	i.g.a.release(i.g)
 }
 
-// ingest returns nil once the snapshot is durable in the engine, be it by an
-// earlier attempt that had reported an error.
+// ingest returns nil once the snapshot is durable in the engine, even if an earlier
+// attempt that reported an error did it.
 func (s *snapshots) ingest(i *install) error {
 	e := s.h.cfg.Engine
 	if a, ok, err := e.Applied(i.g.id); err != nil {
@@ -451,8 +452,8 @@ func (s *snapshots) ingest(i *install) error {
 	return err
 }
 
-// finishInstall lets the log begin anew behind the snapshot, with raft's answers
-// waiting for that, and lets go what was held back.
+// finishInstall resets the log to the snapshot's position, makes raft's responses wait
+// for that, and continues with the appends that were held back.
 func (g *Group) finishInstall(i *install) {
 	if g.closed {
 		i.r.result <- ErrClosed
@@ -469,7 +470,7 @@ func (g *Group) finishInstall(i *install) {
 	g.appends++
 	g.w.afterDurable(g, i.msg.GetResponses(), true)
 	g.installing = nil
-	g.settling = i.r
+	g.resetting = i.r
 	held := g.held
 	g.held = nil
 	for _, m := range held {
@@ -477,7 +478,7 @@ func (g *Group) finishInstall(i *install) {
 	}
 }
 
-// installed takes note that raft's snapshot is durable in engine and wal.
+// installed notes that raft's snapshot is durable in engine and wal.
 func (g *Group) installed(s *pb.Snapshot) {
 	index := s.GetMetadata().GetIndex()
 	if d := g.public.applying.Load(); d < index {
@@ -488,8 +489,8 @@ func (g *Group) installed(s *pb.Snapshot) {
 		g.applied, g.appliedTerm = index, s.GetMetadata().GetTerm()
 	}
 	g.h.m.snapshotsReceived.Inc()
-	if r := g.settling; r != nil {
-		g.settling = nil
+	if r := g.resetting; r != nil {
+		g.resetting = nil
 		r.result <- nil
 	}
 }

@@ -21,41 +21,41 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sending is one snapshot on its way to a follower. It runs in a goroutine of its
-// own, of which there are at most SnapshotSends.
-type sending struct {
+// outgoingSnapshot is one snapshot on its way to a follower. Each runs in a goroutine of
+// its own, at most SnapshotSends at a time.
+type outgoingSnapshot struct {
 	g      *Group
 	sm     Snapshotter
 	to     keyspace.ReplicaID
 	node   keyspace.NodeID
 	term   uint64
-	ctx    *watch
+	ctx    *watchdog
 	stream transport.Stream
-	// The table under way; piece is what is gathered of it for the next message, with its
+	// The current table. chunk is the part of it gathered for the next message, with the
 	// kind in front, or empty.
 	sum     uint32
 	size    uint64
-	piece   []byte
+	chunk   []byte
 	renewed clock.Time
 	tables  int
 }
 
-// maySendSnapshot says whether raft may be given a snapshot to send.
+// maySendSnapshot reports whether raft may be given a snapshot to send.
 func (g *Group) maySendSnapshot() bool {
 	_, can := g.sm.(Snapshotter)
 	return can && len(g.conf.replicas) > 0 && g.w.now >= g.snapshotAgain && g.h.snaps.mayAdd()
 }
 
-// sendSnapshot takes raft's MsgSnap as the order to send one. The log behind it
-// stays pinned meanwhile.
+// sendSnapshot takes raft's MsgSnap as the order to send a snapshot. The log behind the
+// snapshot stays pinned meanwhile.
 func (g *Group) sendSnapshot(m *pb.Message) {
-	x := &sending{
+	x := &outgoingSnapshot{
 		g: g, to: keyspace.ReplicaID(m.GetTo()), node: g.nodeOf(keyspace.ReplicaID(m.GetTo())),
 		term: m.GetTerm(), renewed: g.w.now,
 	}
 	sm, can := g.sm.(Snapshotter)
 	x.sm = sm
-	x.ctx = newWatch(g.h.ctx, g.h.cfg.Clock)
+	x.ctx = newWatchdog(g.h.ctx, g.h.cfg.Clock)
 	if !can || x.node == 0 {
 		_ = x.ctx.end(nil)
 		g.snapshotEnded(x.to, errSnapshotRefused)
@@ -63,15 +63,15 @@ func (g *Group) sendSnapshot(m *pb.Message) {
 	}
 	if !g.h.snaps.addSend(x) {
 		_ = x.ctx.end(nil)
-		g.snapshotEnded(x.to, errSnapshotWaits)
+		g.snapshotEnded(x.to, errNoSnapshotSlot)
 		return
 	}
 	g.trunc.pins = append(g.trunc.pins, pin{x.to, m.GetSnapshot().GetMetadata().GetIndex(), g.w.now.Add(pinTTL)})
 	g.h.wg.Go(x.run)
 }
 
-// snapshotEnded tells raft what became of a snapshot. After a success the log
-// stays pinned a little longer, until the follower has said where it stands.
+// snapshotEnded tells raft the outcome of a snapshot. After a success the log stays
+// pinned a little longer, until the follower has reported its position.
 func (g *Group) snapshotEnded(to keyspace.ReplicaID, err error) {
 	keep := g.trunc.pins[:0]
 	for _, p := range g.trunc.pins {
@@ -87,15 +87,15 @@ func (g *Group) snapshotEnded(to keyspace.ReplicaID, err error) {
 	if err != nil {
 		status = raft.SnapshotFailure
 	}
-	// Who found no place asks again at the next heartbeat: nothing has failed, and with many
-	// small snapshots places become free all the time.
-	if err != nil && !errors.Is(err, errSnapshotWaits) {
+	// A snapshot that found no slot is retried at the next heartbeat: nothing failed, and
+	// with many small snapshots slots become free all the time.
+	if err != nil && !errors.Is(err, errNoSnapshotSlot) {
 		g.snapshotAgain = g.w.now.Add(g.h.cfg.ElectionTimeout)
 	}
 	g.rn.ReportSnapshot(uint64(to), status)
 }
 
-func (x *sending) run() {
+func (x *outgoingSnapshot) run() {
 	start := x.g.h.cfg.Clock.Now()
 	err := x.ctx.end(x.send())
 	x.g.h.snaps.done(x, nil)
@@ -114,9 +114,9 @@ func (x *sending) run() {
 	})
 }
 
-// logFailure says why the snapshot was not sent, and does not repeat itself: a node whose disk is
-// full refuses one of each of its groups in every election timeout, for as long as it is full.
-func (x *sending) logFailure(err error) {
+// logFailure logs why the snapshot was not sent, and does not repeat itself. A node with
+// a full disk refuses a snapshot of each of its groups in every election timeout.
+func (x *outgoingSnapshot) logFailure(err error) {
 	if err == nil {
 		delete(x.g.snapshotFailed, x.to)
 		return
@@ -132,9 +132,9 @@ func (x *sending) logFailure(err error) {
 	x.g.zap.Log(level, "snapshot not sent", zap.Stringer("peer", x.node), zap.Error(err))
 }
 
-// send sends the present state, which may be newer than what raft asked for, and waits until it
-// is installed.
-func (x *sending) send() (err error) {
+// send sends the current state, which may be newer than what raft asked for, and waits
+// until it is installed.
+func (x *outgoingSnapshot) send() (err error) {
 	defer func() {
 		if x.stream != nil {
 			x.stream.Close(err)
@@ -147,7 +147,7 @@ func (x *sending) send() (err error) {
 }
 
 // export sends the tables.
-func (x *sending) export() (err error) {
+func (x *outgoingSnapshot) export() (err error) {
 	snap := x.g.h.cfg.Engine.NewSnapshot()
 	defer func() { err = errors.Join(err, snap.Close()) }()
 	a, ok, err := engine.ReadApplied(snap, x.g.id)
@@ -184,9 +184,8 @@ func (x *sending) export() (err error) {
 	return x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables)))
 }
 
-// await waits until the receiver sends the given message. Until then the receiver may only
-// tell the sender to wait.
-func (x *sending) await(want byte) error {
+// await waits for the given message of the receiver, which may send keepalives before it.
+func (x *outgoingSnapshot) await(want byte) error {
 	for told := 0; ; {
 		m, err := x.stream.Recv(x.ctx)
 		switch {
@@ -194,11 +193,11 @@ func (x *sending) await(want byte) error {
 			return err
 		case len(m) == 1 && m[0] == want:
 			return nil
-		case len(m) != 1 || m[0] != snapWait:
+		case len(m) != 1 || m[0] != snapKeepalive:
 			return fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
 		}
-		if told++; told > waitsTold {
-			return fmt.Errorf("%w: told to wait for the %dth time", errSnapshotStalled, told)
+		if told++; told > keepalivesMax {
+			return fmt.Errorf("%w: %d keepalives in a row", errSnapshotStalled, told)
 		}
 		x.ctx.progress()
 		x.renewPin()
@@ -206,23 +205,23 @@ func (x *sending) await(want byte) error {
 }
 
 // table begins the next table.
-func (x *sending) table(int) (io.WriteCloser, error) {
-	x.sum, x.size, x.piece = 0, 0, x.piece[:0]
+func (x *outgoingSnapshot) table(int) (io.WriteCloser, error) {
+	x.sum, x.size, x.chunk = 0, 0, x.chunk[:0]
 	x.tables++
 	return x, nil
 }
 
-// Write takes a part of the table. A table is written block by block, each of them and what
-// ends it for itself; as messages they would cost more than their bytes do.
-func (x *sending) Write(p []byte) (int, error) {
+// Write adds a part of the table to the current chunk. The table writer writes block by
+// block; a message for each block would cost more than its bytes.
+func (x *outgoingSnapshot) Write(p []byte) (int, error) {
 	for n := 0; n < len(p); {
-		if len(x.piece) == 0 {
-			x.piece = append(slices.Grow(x.piece, 1+chunkBytes), snapChunk)
+		if len(x.chunk) == 0 {
+			x.chunk = append(slices.Grow(x.chunk, 1+chunkBytes), snapChunk)
 		}
-		part := p[n:min(len(p), n+1+chunkBytes-len(x.piece))]
-		x.piece = append(x.piece, part...)
-		if n += len(part); len(x.piece) > chunkBytes {
-			if err := x.sendPiece(); err != nil {
+		part := p[n:min(len(p), n+1+chunkBytes-len(x.chunk))]
+		x.chunk = append(x.chunk, part...)
+		if n += len(part); len(x.chunk) > chunkBytes {
+			if err := x.sendChunk(); err != nil {
 				return n, err
 			}
 		}
@@ -230,20 +229,20 @@ func (x *sending) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// sendPiece sends what is gathered, as fast as the node's bound allows.
-func (x *sending) sendPiece() error {
-	if len(x.piece) == 0 {
+// sendChunk sends the current chunk as fast as the node's bound allows.
+func (x *outgoingSnapshot) sendChunk() error {
+	if len(x.chunk) == 0 {
 		return nil
 	}
-	part := x.piece[1:]
+	part := x.chunk[1:]
 	if err := x.g.h.snaps.limit.wait(x.ctx, len(part)); err != nil {
 		return err
 	}
 	x.sum = crc32.Update(x.sum, castagnoli, part)
-	if err := x.stream.Send(x.ctx, x.piece); err != nil {
+	if err := x.stream.Send(x.ctx, x.chunk); err != nil {
 		return err
 	}
-	x.piece = x.piece[:0]
+	x.chunk = x.chunk[:0]
 	x.size += uint64(len(part))
 	x.g.h.m.snapshotBytes.Add(float64(len(part)))
 	x.ctx.progress()
@@ -252,8 +251,8 @@ func (x *sending) sendPiece() error {
 }
 
 // Close ends the table.
-func (x *sending) Close() error {
-	if err := x.sendPiece(); err != nil {
+func (x *outgoingSnapshot) Close() error {
+	if err := x.sendChunk(); err != nil {
 		return err
 	}
 	b := binary.AppendUvarint([]byte{snapTable}, x.size)
@@ -261,7 +260,7 @@ func (x *sending) Close() error {
 }
 
 // renewPin keeps the log pinned while there is progress.
-func (x *sending) renewPin() {
+func (x *outgoingSnapshot) renewPin() {
 	now := x.g.h.cfg.Clock.Now()
 	if now.Sub(x.renewed) < pinTTL/4 {
 		return

@@ -23,7 +23,7 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// cutOffFollower stops a follower, writes, and truncates everywhere beyond it.
+// cutOffFollower stops a follower, writes, and truncates all logs past its position.
 func (r *rig) cutOffFollower(g keyspace.GroupID, writes int) (l, f *testNode) {
 	r.t.Helper()
 	r.write(g, "first")
@@ -72,7 +72,7 @@ func TestSnapshotCatchesUp(t *testing.T) {
 		if f.sms[1].done == nil || f.sms[1].done[len(f.sms[1].done)-1] != nil {
 			t.Fatalf("no snapshot was installed: %v", f.sms[1].done)
 		}
-		// What was installed survives, without its sender.
+		// The installed snapshot survives without its sender.
 		f.crash(0)
 		f.start()
 		r.write(1, "after")
@@ -81,8 +81,8 @@ func TestSnapshotCatchesUp(t *testing.T) {
 	})
 }
 
-// A follower beyond the wal's cut-off catches up under load, and there is no
-// endless loop of snapshots (trap 25).
+// TestSnapshotUnderLoad: a follower cut off from the log catches up under load, without
+// an endless loop of snapshots (trap 25).
 func TestSnapshotUnderLoad(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 8 << 10; c.SnapshotBytesPerSecond = 512 << 10 })
@@ -131,14 +131,14 @@ func TestSnapshotUnderLoad(t *testing.T) {
 	})
 }
 
-// A restart of sender or receiver at every chunk: the replica is never half, and
-// is whole in the end (traps 32, 59).
+// TestSnapshotRestartAtEveryStep restarts sender or receiver at every chunk. The replica
+// is never half installed, and complete in the end (traps 32, 59).
 func TestSnapshotRestartAtEveryStep(t *testing.T) {
 	for _, who := range []string{"sender", "receiver"} {
 		for step := 1; step < 12; step++ {
 			t.Run(fmt.Sprint(who, step), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
-					// Each key has a table of its own, so that there are that many chunks.
+					// Each key has its own table, so there are as many chunks.
 					r := newRig(t, 3, func(c *Config) { c.snapshotTableBytes = 1 })
 					r.startAll()
 					defer r.close()
@@ -177,8 +177,8 @@ func TestSnapshotRestartAtEveryStep(t *testing.T) {
 	}
 }
 
-// trap 58: a snapshot is answered only when the flush that follows its ingest has
-// ended; trap 32: a crash between ingest and the log's reset is repaired.
+// trap 58: a snapshot is answered only after the flush that follows its ingest. trap 32:
+// Open repairs a crash between the ingest and the log's reset.
 func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
 	for _, moment := range []string{"answered", "installing"} {
 		t.Run(moment, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
 				})
 				f.start()
 				<-seen
-				// The disks as a power failure leaves them at the moment of the answer, or
-				// between the ingest and the reset of the log.
+				// The disks as a power failure leaves them at the moment of the response,
+				// or between the ingest and the reset of the log.
 				clone := f.fs.CrashClone(vfs.CrashCloneCfg{})
 				if moment == "installing" {
 					clone = f.sms[1].disk
@@ -224,7 +224,7 @@ func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
 	}
 }
 
-// applied opens a stopped node's engine and reads the applied record of group 1.
+// applied reads the applied record of group 1 from a stopped node's engine.
 func applied(t *testing.T, n *testNode) engine.Applied {
 	t.Helper()
 	e, err := engine.Open(engine.Options{FS: n.fs, Dir: "data", Clock: n.r.clk, BallastBytes: -1, LowSpaceBytes: -1})
@@ -239,8 +239,9 @@ func applied(t *testing.T, n *testNode) engine.Applied {
 	return a
 }
 
-// A snapshot never takes the place of entries that are committed here: what they do
-// beside the group's own state (a split makes another group) would never be done.
+// TestSnapshotWaitsForCommitted: a snapshot never replaces entries that are committed
+// here. Their effects beyond the group's own state, such as a split's new group, would be
+// lost.
 func TestSnapshotWaitsForCommitted(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -280,7 +281,8 @@ func TestSnapshotWaitsForCommitted(t *testing.T) {
 	})
 }
 
-// lagging makes two groups with one leader and cuts a node off from the logs of both. It is down.
+// lagging makes two groups with one leader and cuts off a node, which it returns stopped,
+// from both logs.
 func lagging(r *rig) (f *testNode) {
 	r.bootstrap(1, 2, voters(3))
 	r.write(1, "first")
@@ -299,8 +301,9 @@ func lagging(r *rig) (f *testNode) {
 	return f
 }
 
-// A node that was away gets the small snapshots of many groups one right after the other:
-// who finds no place waits for one, and not for as long as after a failure.
+// TestManySmallSnapshots: a node that was away gets the small snapshots of many groups in
+// quick succession. A snapshot without a slot waits for one, and not as long as after a
+// failure.
 func TestManySmallSnapshots(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 24
@@ -324,7 +327,7 @@ func TestManySmallSnapshots(t *testing.T) {
 		for g := keyspace.GroupID(1); g <= groups; g++ {
 			r.equal(g)
 		}
-		// Two places at each of at most two senders, and a heartbeat for each turn.
+		// Two slots at each of at most two senders, and a heartbeat for each turn.
 		took, turns := time.Since(begin), groups/2
 		if most := time.Duration(turns) * 150 * time.Millisecond; took > most {
 			t.Errorf("%.0f snapshots took %v, want at most %v", testutil.ToFloat64(received), took, most)
@@ -332,8 +335,8 @@ func TestManySmallSnapshots(t *testing.T) {
 	})
 }
 
-// A receiver that never answers does not keep the sender's places: none for ever, and
-// never more than half.
+// TestSnapshotReceiverHangs: a receiver that never responds holds none of the sender's
+// slots for ever, and never more than half.
 func TestSnapshotReceiverHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.SnapshotSends, c.SnapshotReceives = 4, 4 })
@@ -369,8 +372,9 @@ func TestSnapshotReceiverHangs(t *testing.T) {
 	})
 }
 
-// However many places nodes hold that take nothing in, another one finds some: of n nodes
-// that want all they can get, the last has what n halvings leave.
+// TestSnapshotPlacesAreLeft: however many slots unresponsive nodes hold, another node
+// finds some. Of n nodes that take all they can get, the last one gets what n halvings
+// leave.
 func TestSnapshotPlacesAreLeft(t *testing.T) {
 	for _, c := range []struct {
 		places int
@@ -383,10 +387,10 @@ func TestSnapshotPlacesAreLeft(t *testing.T) {
 	} {
 		h := &Host{cfg: Config{SnapshotSends: c.places}}
 		s := &snapshots{h: h}
-		s.mu.sends = map[*sending]struct{}{}
+		s.mu.sends = map[*outgoingSnapshot]struct{}{}
 		for i, want := range c.want {
 			node, got := keyspace.NodeID(i+1), 0
-			for got <= c.places && s.addSend(&sending{node: node}) {
+			for got <= c.places && s.addSend(&outgoingSnapshot{node: node}) {
 				got++
 			}
 			if got != want {
@@ -396,7 +400,7 @@ func TestSnapshotPlacesAreLeft(t *testing.T) {
 	}
 }
 
-// A sender that falls silent does not keep the receiver's places.
+// TestSnapshotSenderHangs: a silent sender does not hold the receiver's slots.
 func TestSnapshotSenderHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -423,8 +427,9 @@ func TestSnapshotSenderHangs(t *testing.T) {
 	})
 }
 
-// The state machine may refuse (trap 6: overlapping spans); the sender tries again,
-// paced, and succeeds when it may. What it says of that it says once.
+// TestSnapshotRefused: if the state machine refuses (trap 6: overlapping spans), the
+// sender retries at a limited rate and succeeds once it is allowed. It logs the refusal
+// once.
 func TestSnapshotRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -458,7 +463,7 @@ func TestSnapshotRefused(t *testing.T) {
 				failed += testutil.ToFloat64(o.host.m.snapshotsFailed)
 			}
 		}
-		// Besides, a node that has just started may refuse for another reason.
+		// A node that has just started may also refuse for another reason.
 		if said := logs.FilterMessage("snapshot not sent").Len(); failed < 5 || said == 0 || said > 2 {
 			t.Errorf("%.0f snapshots were refused, of which the log has %d", failed, said)
 		}
@@ -469,8 +474,8 @@ func TestSnapshotRefused(t *testing.T) {
 	})
 }
 
-// No snapshot is received onto a full disk: neither is one begun, nor is one gone on with
-// when the disk becomes full on the way. Its files are removed.
+// TestSnapshotNeedsRoom: a full disk receives no snapshot. None begins, and none
+// continues when the disk becomes full. The files are removed.
 func TestSnapshotNeedsRoom(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond = 2 << 10 })
@@ -506,7 +511,7 @@ func TestSnapshotNeedsRoom(t *testing.T) {
 	})
 }
 
-// trap 25: a pin holds the log behind a snapshot, and ends with its sender.
+// trap 25: a pin keeps the log behind a snapshot, and ends with its sender.
 func TestPinExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -535,12 +540,12 @@ func TestPinExpires(t *testing.T) {
 	})
 }
 
-// trap 25: the log behind a snapshot on its way stays, however long that takes, so that
-// the follower needs no other one. All else would cut the log off: the follower lags by
-// more than the bound, everything is durable, and the wal is said to be too long.
+// trap 25: the log behind a snapshot in flight is kept however long that takes, so the
+// follower needs no second one. Everything else calls for truncation: the follower lags
+// beyond the bound, everything is durable, and the wal counts as too long.
 func TestSnapshotPinsItsLog(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		// Each key has a table of its own, of a chunk and an end.
+		// Each key has its own table of one chunk and an end.
 		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 10; c.snapshotTableBytes = 1 })
 		r.startAll()
 		defer r.close()
@@ -561,8 +566,8 @@ func TestSnapshotPinsItsLog(t *testing.T) {
 		}
 		f.start()
 		receiving := func() bool { return f.host.Group(1).Status().Receiving }
-		// The first is refused where the follower still applies what its log has, which the
-		// sender hears when it has sent a chunk.
+		// The follower refuses the first one while it still applies its log, which the
+		// sender learns after a chunk.
 		r.eventually("a snapshot comes", stall+10*time.Second, receiving)
 		began := time.Now()
 		for i := 0; receiving(); i++ {
@@ -616,8 +621,8 @@ func TestLiveWALIsBounded(t *testing.T) {
 	})
 }
 
-// The log is not truncated beyond a follower that lags a little, by leader and
-// followers alike, so that a change of leader makes no snapshots.
+// TestTruncationRespectsFollowers: leader and followers keep the log for a follower that
+// lags a little, so a change of leader causes no snapshots.
 func TestTruncationRespectsFollowers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
@@ -681,7 +686,8 @@ func TestSnapshotHeaderRefusesNonsense(t *testing.T) {
 	}
 }
 
-// A host that stops while a snapshot waits for the applier owes the callbacks behind it.
+// TestStopBesideAnInstall: a host that stops while a snapshot waits for the applier still
+// runs the callbacks behind it.
 func TestStopBesideAnInstall(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -696,13 +702,13 @@ func TestStopBesideAnInstall(t *testing.T) {
 			defer sm.mu.Unlock()
 			sm.refuse = err
 		}
-		// What is committed is applied first; then the applier is held up.
+		// Committed entries are applied first; then the applier is blocked.
 		refuse(errors.New("not yet"))
 		time.Sleep(5 * time.Second)
 		goOn := make(chan struct{})
 		release := sync.OnceFunc(func() { close(goOn) })
 		defer release()
-		inWorker(g, func() { g.w.kick(g, applyTask{kind: taskCall, call: func() { <-goOn }}) })
+		inWorker(g, func() { g.w.schedule(g, applyTask{kind: taskCall, call: func() { <-goOn }}) })
 		refuse(nil)
 		installing := func() (is bool) {
 			inWorker(g, func() { is = g.installing != nil })
@@ -710,7 +716,7 @@ func TestStopBesideAnInstall(t *testing.T) {
 		}
 		r.eventually("a snapshot waits", 20*time.Second, installing)
 		var called atomic.Bool
-		inWorker(g, func() { g.w.kick(g, applyTask{kind: taskCall, call: func() { called.Store(true) }}) })
+		inWorker(g, func() { g.w.schedule(g, applyTask{kind: taskCall, call: func() { called.Store(true) }}) })
 		stopped := make(chan struct{})
 		go func() {
 			defer close(stopped)
@@ -728,9 +734,9 @@ func TestStopBesideAnInstall(t *testing.T) {
 	})
 }
 
-// A snapshot whose reset of the log is on its way to the disk waits for it: no other
-// one begins meanwhile, and it ends when its group is closed.
-func TestSettlingSnapshot(t *testing.T) {
+// TestSnapshotWaitsForLogReset: while a snapshot's reset of the log is on its way to the
+// disk, no other snapshot begins. The wait ends when the group is closed.
+func TestSnapshotWaitsForLogReset(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
@@ -740,10 +746,10 @@ func TestSettlingSnapshot(t *testing.T) {
 		r.equal(1)
 		f := r.nodes[1+r.leader(1).id%3]
 		g := f.host.Group(1)
-		first := &receive{g: g, result: make(chan error, 1)}
+		first := &incomingSnapshot{g: g, result: make(chan error, 1)}
 		inWorker(g, func() {
-			g.settling = first
-			next := &receive{g: g, head: &snapshotHeader{term: g.term, applied: engine.Applied{Index: g.commit + 9, Replicas: voters(3)}}}
+			g.resetting = first
+			next := &incomingSnapshot{g: g, head: &snapshotHeader{term: g.term, applied: engine.Applied{Index: g.commit + 9, Replicas: voters(3)}}}
 			if err := g.beginReceive(next); !errors.Is(err, errSnapshotRefused) {
 				t.Errorf("a second snapshot: %v", err)
 			}

@@ -11,9 +11,9 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// visit does everything that a group has to do in one pass, in this order: what
-// is durable, what is applied, messages, calls, reads, proposals, the tick. Then
-// raft is asked what follows from it, once for all of it.
+// visit does everything that a group has to do in one pass, in this order: durable
+// appends, applied entries, messages, calls, reads, proposals, the tick. Then it asks
+// raft once for everything that follows.
 func (g *Group) visit(k *work) {
 	if g.closed {
 		g.refuse(k)
@@ -27,7 +27,7 @@ func (g *Group) visit(k *work) {
 		g.onApplied(&k.applied[i])
 	}
 	for _, m := range k.msgs {
-		g.receive(m)
+		g.step(m)
 	}
 	for i, f := range k.calls {
 		if f(); g.closed {
@@ -48,8 +48,8 @@ func (g *Group) visit(k *work) {
 	if k.flags&flagClientWake != 0 {
 		g.wakeByClient()
 	}
-	if k.flags&flagNews != 0 {
-		g.tellNews()
+	if k.flags&flagCommitNotice != 0 {
+		g.sendCommitNotices()
 	}
 	if k.flags&flagTick != 0 {
 		g.tick()
@@ -64,7 +64,7 @@ func (g *Group) visit(k *work) {
 	g.publish()
 }
 
-// refuse answers what came for a group that is closed.
+// refuse answers everything that arrived for a closed group.
 func (g *Group) refuse(k *work) {
 	err := ErrClosed
 	if g.h.stopping.Load() {
@@ -82,22 +82,22 @@ func (g *Group) refuse(k *work) {
 		g.drop(p, err)
 	}
 	if len(k.reads) > 0 {
-		g.answerReads(slices.Clone(k.reads), 0, err) // k is used again before they are answered
+		g.answerReads(slices.Clone(k.reads), 0, err) // the worker reuses k before the reads are answered
 	}
 }
 
-// drop answers a proposal that has certainly not been appended.
+// drop answers a proposal that certainly was not appended.
 func (g *Group) drop(p proposal, err error) {
 	g.release(1, p.bytes)
 	g.h.m.dropped.Inc()
 	g.h.m.failed.Inc()
 	if p.dropped != nil {
-		g.w.kick(g, applyTask{kind: taskCall, call: func() { p.dropped(err) }})
+		g.w.schedule(g, applyTask{kind: taskCall, call: func() { p.dropped(err) }})
 	}
 }
 
-// respond delivers one response of a storage message: to raft, or to a peer now
-// that what it says is durable.
+// respond delivers one response of a storage message: to raft, or to a peer because its
+// contents are durable now.
 func (g *Group) respond(m *pb.Message) {
 	if m.GetTo() != uint64(g.self) {
 		g.send(m)
@@ -106,8 +106,8 @@ func (g *Group) respond(m *pb.Message) {
 	if m.GetType() == pb.MsgStorageAppendResp && m.GetSnapshot() != nil {
 		g.installed(m.GetSnapshot())
 	}
-	// Raft refuses its own answer about entries where the configuration does not
-	// name this replica any more; it has no use for it then.
+	// Raft rejects its own answer about entries if the configuration no longer names this
+	// replica. It has no use for it then.
 	_ = g.rn.Step(m)
 }
 
@@ -125,7 +125,7 @@ func (g *Group) onApplied(d *applyDone) {
 		g.lease.ready, g.lease.dirty = true, true
 		g.issueReads()
 	}
-	g.settleProposals()
+	g.releaseApplied()
 	if err := g.rn.Step(d.resp); err != nil {
 		panic(fmt.Sprintf("raftgroup: group %s: own %s refused: %v", g.id, d.resp.GetType(), err))
 	}
@@ -135,12 +135,12 @@ func (g *Group) onApplied(d *applyDone) {
 	}
 }
 
-// receive takes one message from a peer.
-func (g *Group) receive(m *message) {
+// step takes one message from a peer.
+func (g *Group) step(m *message) {
 	if m.kind == pb.MsgApp {
 		g.h.inbound.Add(-m.bytes)
 	}
-	if !g.knows(m) {
+	if !g.checkSender(m) {
 		return
 	}
 	switch m.kind {
@@ -150,16 +150,16 @@ func (g *Group) receive(m *message) {
 	case kindRemoved:
 		g.onRemoved(m)
 		return
-	case kindNews:
-		g.onNews(m)
+	case kindCommitNotice:
+		g.onCommitNotice(m)
 		return
 	case pb.MsgVote, pb.MsgPreVote:
-		if g.tellRemoved(m) {
+		if g.notifyRemoved(m) {
 			return
 		}
 	case pb.MsgHeartbeatResp:
 		if g.sleep.asleep && g.isLeader && m.term == g.term {
-			return // to a heartbeat from before the sleep: forgotten with the others
+			return // answers a heartbeat from before the sleep; its promise was dropped then
 		}
 	default:
 	}
@@ -180,37 +180,38 @@ func (g *Group) receive(m *message) {
 			return
 		}
 	case pb.MsgHeartbeat:
-		if g.hasForgotten(m, m.raft.GetCommit()) {
+		if g.lostEntries(m, m.raft.GetCommit()) {
 			return
 		}
 		g.makePromise(m)
 		g.heardLeader(m)
 		g.takeNeed(m)
 	case pb.MsgHeartbeatResp:
-		g.takeAnswer(m)
+		g.onHeartbeatResp(m)
 	case pb.MsgApp:
 		g.heardLeader(m)
 	default: // raft's alone
 	}
-	// What raft makes of a message from the network is raft's matter, errors too.
+	// Raft decides what to do with a message from the network; its errors need no action.
 	_ = g.rn.Step(m.raft)
 }
 
-// hasForgotten says whether a leader counts on entries, all up to commit, that this replica
-// has said to have stored and that are not in its log. A crash does not do that, but an old copy of
-// the directory does, or a disk that lied: the node must stop before it votes for
-// somebody who has them no more than itself.
-func (g *Group) hasForgotten(m *message, commit uint64) bool {
+// lostEntries reports whether a leader counts on entries up to commit that this replica
+// has acknowledged but that are not in its log. A crash does not cause that, but an old
+// copy of the directory or a lying disk does. The node must stop before it votes for a
+// candidate that lacks the entries too.
+func (g *Group) lostEntries(m *message, commit uint64) bool {
 	if m.term < g.term || commit <= g.last {
 		return false
 	}
-	g.h.fail(fmt.Errorf("raftgroup: group %s: node %s knows the log here to reach entry %d, but it ends at %d: "+
+	g.h.fail(fmt.Errorf("raftgroup: group %s: node %s expects entry %d in this log, which ends at %d: "+
 		"the directory is an old copy, or the disk has lost what was synced", g.id, m.node, commit, g.last))
 	return true
 }
 
-// wakeFor wakes the group for a message. A follower's answer does not count as work, nor
-// does its question where the leader is awake: they must not keep a leader from sleeping.
+// wakeFor wakes the group for a message. A follower's answer does not count as activity,
+// nor does its request while the leader is awake: they must not keep a leader from
+// sleeping.
 func (g *Group) wakeFor(m *message) {
 	idle, asleep := g.sleep.idle, g.sleep.asleep
 	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp || m.kind == kindWake && !asleep {
@@ -218,10 +219,10 @@ func (g *Group) wakeFor(m *message) {
 	}
 }
 
-// knows checks that the sender is where its replica is known to be, and remembers
-// a sender that the configuration does not name yet: a new replica learns the
-// configuration only from the leader that it hears from.
-func (g *Group) knows(m *message) bool {
+// checkSender checks that the sender is on the node where its replica is known to be. It
+// remembers a sender that the configuration does not name yet: a new replica learns the
+// configuration only from the leader that contacts it.
+func (g *Group) checkSender(m *message) bool {
 	if r, ok := g.conf.find(m.from); ok {
 		return r.Node == m.node
 	}
@@ -237,7 +238,7 @@ func (g *Group) knows(m *message) bool {
 	return true
 }
 
-// nodeOf returns where a replica is, 0 if nobody has said so.
+// nodeOf returns the node of a replica, 0 if it is unknown.
 func (g *Group) nodeOf(id keyspace.ReplicaID) keyspace.NodeID {
 	if r, ok := g.conf.find(id); ok {
 		return r.Node
@@ -250,9 +251,9 @@ func (g *Group) nodeOf(id keyspace.ReplicaID) keyspace.NodeID {
 	return 0
 }
 
-// tellRemoved answers a candidate that this leader's configuration does not know,
-// and does not let it wake or disturb the group.
-func (g *Group) tellRemoved(m *message) bool {
+// notifyRemoved answers a candidate that this leader's configuration does not know. Such
+// a candidate may neither wake nor disturb the group.
+func (g *Group) notifyRemoved(m *message) bool {
 	if !g.isLeader || !g.lease.ready || m.from < 1 {
 		return false
 	}
@@ -263,7 +264,7 @@ func (g *Group) tellRemoved(m *message) bool {
 	return true
 }
 
-// propose gives raft all proposals of the term that this replica leads in, as one
+// propose gives raft all proposals of the term in which this replica leads, as one
 // message, so that they leave as one MsgApp for each peer.
 func (g *Group) propose(props []proposal) {
 	st := g.rn.BasicStatus()
@@ -280,9 +281,9 @@ func (g *Group) propose(props []proposal) {
 	if len(m.Entries) == 0 {
 		return
 	}
-	// The entries wake the followers. Who only writes needs no lease, and nobody the answers
-	// to a heartbeat, of which each costs as much as those to the entries.
-	g.rouse()
+	// The entries wake the followers. Writers need no lease, so no heartbeat is sent: its
+	// responses would cost as much as those to the entries.
+	g.wakeWithoutHeartbeat()
 	if err := g.rn.Step(m); err != nil {
 		for _, p := range props {
 			if st.GetTerm() == p.term {
@@ -296,9 +297,9 @@ func (g *Group) propose(props []proposal) {
 	g.proposed.accepted.bytes += bytes
 }
 
-// proposedState accounts for the bytes of proposals that raft has taken in.
+// proposedState accounts for the bytes of proposals that raft has accepted.
 type proposedState struct {
-	accepted heldProposals // not yet seen in an append, without an index
+	accepted heldProposals // in no append yet, so without an index
 	held     []heldProposals
 }
 
@@ -308,8 +309,8 @@ type heldProposals struct {
 	count, bytes int64
 }
 
-// settleProposals releases what is applied.
-func (g *Group) settleProposals() {
+// releaseApplied releases the bytes of applied proposals.
+func (g *Group) releaseApplied() {
 	p := &g.proposed
 	n := 0
 	for n < len(p.held) && p.held[n].index <= g.applied {
@@ -321,7 +322,7 @@ func (g *Group) settleProposals() {
 	}
 }
 
-// abandonProposals releases everything: who leads no more answers for nothing.
+// abandonProposals releases all bytes: a replica that lost leadership owes no answers.
 func (g *Group) abandonProposals() {
 	p := &g.proposed
 	for _, h := range append(p.held, p.accepted) {
@@ -331,14 +332,14 @@ func (g *Group) abandonProposals() {
 	*p = proposedState{}
 }
 
-// ready takes what raft has to say until it has no more. Appends that write
-// nothing are answered on the spot, which may give raft more to say.
+// ready handles raft's Readys until there are no more. Appends that write nothing are
+// answered at once, which may cause another Ready.
 func (g *Group) ready() {
-	g.readPutOff = false
+	g.readDeferred = false
 	for round := 0; g.rn.HasReady(); round++ {
-		if round == readyRoundsMax || g.readPutOff {
+		if round == readyRoundsMax || g.readDeferred {
 			if !g.h.failed.Load() {
-				g.w.call(g, func() {}) // the next group's turn first
+				g.w.call(g, func() {}) // after the next group's turn
 			}
 			break
 		}
@@ -356,9 +357,9 @@ func (g *Group) ready() {
 	}
 }
 
-// handleReady does what a Ready asks for. A vote is asked for only when the candidate's
-// own is durable: raft counts a quorum of others, and who forgot in a crash that he led a
-// term could be voted into it a second time, with another log.
+// handleReady does what a Ready asks for. A candidate asks for votes only after its own
+// vote is durable. Raft counts any quorum, so a candidate that lost its own vote in a
+// crash could be elected again in the same term, with another log.
 func (g *Group) handleReady(rd raft.Ready) {
 	g.noteState(rd)
 	if len(rd.ReadStates) > 0 {
@@ -374,7 +375,7 @@ func (g *Group) handleReady(rd raft.Ready) {
 			votes = nil
 			g.append(m)
 		case m.GetTo() == raft.LocalApplyThread:
-			g.w.kick(g, applyTask{kind: taskEntries, msg: m})
+			g.w.schedule(g, applyTask{kind: taskEntries, msg: m})
 		case m.GetType() == pb.MsgSnap:
 			g.sendSnapshot(m)
 		default:
@@ -389,8 +390,8 @@ func (g *Group) handleReady(rd raft.Ready) {
 	}
 }
 
-// noteState takes over term, commit and leader, before any message leaves that
-// follows from them.
+// noteState records term, commit and leader before any message leaves that depends on
+// them.
 func (g *Group) noteState(rd raft.Ready) {
 	term, lead, isLeader := g.term, g.lead, g.isLeader
 	if rd.HardState != nil {
@@ -411,7 +412,7 @@ func (g *Group) noteState(rd raft.Ready) {
 		g.h.m.leaders.Add(float64(boolInt(g.isLeader) - boolInt(isLeader)))
 	}
 	if g.term != term || g.isLeader != isLeader {
-		g.forgetNews()
+		g.forgetCommitNotices()
 		g.resetLease()
 		g.public.leading.Store(0)
 		g.abandonProposals()
@@ -433,12 +434,12 @@ func (g *Group) noteState(rd raft.Ready) {
 	}
 	g.h.m.leaderChanges.Add(float64(boolInt(g.lead != lead && g.lead != 0)))
 	g.retryReads()
-	g.tellLeader()
+	g.notifyLeader()
 	g.issueReads()
 }
 
-// tellLeader sends the state machine the news, in order with what it applies.
-func (g *Group) tellLeader() {
+// notifyLeader tells the state machine of the leader, in order with what it applies.
+func (g *Group) notifyLeader() {
 	if g.closed {
 		return
 	}
@@ -449,15 +450,15 @@ func (g *Group) tellLeader() {
 	g.public.term.Store(s.Term)
 	g.public.leader.Store(uint64(s.Leader))
 	g.public.leaderNode.Store(uint64(s.LeaderNode))
-	g.w.kick(g, applyTask{kind: taskLeader, leader: s})
+	g.w.schedule(g, applyTask{kind: taskLeader, leader: s})
 }
 
-// append handles raft's MsgStorageAppend: what it writes goes into the pass's
-// batch, its responses wait until that is durable. Appends of one group stay in
-// order, also behind a snapshot that is being installed.
+// append handles raft's MsgStorageAppend. Its writes go into the pass's batch, and its
+// responses wait until that is durable. Appends of one group stay in order, even behind a
+// snapshot that is being installed.
 //
-// A new commit index alone asks for no fsync: no answer says anything of it, and what
-// it would be after a crash the leader tells again.
+// A new commit index alone needs no fsync: no response depends on it, and the leader
+// sends it again after a crash.
 func (g *Group) append(m *pb.Message) {
 	if g.installing != nil {
 		g.held = append(g.held, m)
@@ -477,7 +478,7 @@ func (g *Group) append(m *pb.Message) {
 		g.w.walBatch().Append(g.id, hs, ents)
 	}
 	if !sync && g.appends == 0 {
-		// Nothing of weight to write and nothing on its way: what the answers say is
+		// There is nothing to sync and nothing in flight, so the responses' contents are
 		// durable.
 		g.immediate = append(g.immediate, responses...)
 		return
@@ -489,18 +490,18 @@ func (g *Group) append(m *pb.Message) {
 	}
 }
 
-// savedState is what was last given to the wal of a hard state that must be durable
-// before anything is said of it.
+// savedState is the part of the last hard state given to the wal that must be durable
+// before any message depends on it.
 type savedState struct{ term, vote uint64 }
 
-// note takes in a hard state and says whether term or vote are new.
+// note records a hard state and reports whether term or vote are new.
 func (s *savedState) note(hs *pb.HardState) bool {
 	old := *s
 	*s = savedState{hs.GetTerm(), hs.GetVote()}
 	return *s != old
 }
 
-// noteAppend keeps the books about new entries at the end of the log.
+// noteAppend accounts for new entries at the end of the log.
 func (g *Group) noteAppend(ents []*pb.Entry) {
 	if len(ents) == 0 {
 		return
@@ -526,34 +527,34 @@ func (g *Group) noteAppend(ents []*pb.Entry) {
 func (g *Group) send(m *pb.Message) {
 	node := g.nodeOf(keyspace.ReplicaID(m.GetTo()))
 	if node == 0 {
-		return // a replica that was removed, or that nobody has introduced
+		return // a replica that was removed, or whose node is not known
 	}
 	switch m.GetType() {
 	case pb.MsgHeartbeat:
-		if g.h.stuck.Load() {
-			return // a node whose wal does not move must not lead
+		if g.h.diskStalled.Load() {
+			return // a node whose disk is stalled must not lead
 		}
 		g.stampHeartbeat(m)
 	case pb.MsgApp:
-		if g.h.stuck.Load() {
-			// A follower takes entries for a sign of life as well: under load it would
-			// stay with a leader that can apply nothing.
+		if g.h.diskStalled.Load() {
+			// Followers also count entries as a sign of life. Under load they would stay
+			// with a leader that cannot apply anything.
 			g.rn.ReportUnreachable(m.GetTo())
 			return
 		}
-		if g.holdNews(m) {
+		if g.holdCommitNotice(m) {
 			return
 		}
 	case pb.MsgHeartbeatResp:
 		if len(m.GetContext()) == 0 {
-			return // to news, see onNews
+			return // answers a commit notice, see onCommitNotice
 		}
 		g.checkPromise()
 	case pb.MsgTimeoutNow:
 		if g.isLeader && !g.lease.givenUp {
 			panic(fmt.Sprintf("raftgroup: group %s: transfer in term %d with the lease not given up", g.id, g.term))
 		}
-	default: // as it is
+	default: // sent unchanged
 	}
 	g.w.out.raft(g, node, m)
 }

@@ -10,10 +10,10 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// storage is what raft sees of the wal. It is used by the group's worker alone.
+// storage is raft's view of the wal. Only the group's worker uses it.
 type storage struct {
 	g *Group
-	// hard and conf are raft's initial state; they are not looked at again.
+	// hard and conf are raft's initial state; raft reads them once.
 	hard *pb.HardState
 	conf *pb.ConfState
 }
@@ -24,19 +24,19 @@ func (s *storage) InitialState() (*pb.HardState, *pb.ConfState, error) {
 	return s.hard, s.conf, nil
 }
 
-// Entries reads the log. It is the one place where a worker may wait for the
-// disk: a lagging follower, or what is committed and was not applied before a
-// restart, needs entries that are no longer in memory. When the pass has read its
-// share it returns none: raft then sends a MsgApp without entries, whose answer
-// makes it try again, and hands nothing out for now (see ready).
+// Entries reads the log. Only here may a worker wait for the disk: a lagging follower, or
+// entries that a restart has to apply, may need entries that are no longer in memory.
+// When the pass has read its share, Entries returns none. Raft then sends a MsgApp
+// without entries, whose response makes it try again, and hands out nothing to apply for
+// now (see ready).
 func (s *storage) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 	g := s.g
 	if ents, ok := g.log.EntriesCached(lo, hi, maxSize); ok {
 		return ents, nil
 	}
-	if g.w.readBytes >= g.h.cfg.passReadBytes && s.mayPutOff() {
-		g.readPutOff = true
-		g.h.m.logReadsPutOff.Inc()
+	if g.w.readBytes >= g.h.cfg.passReadBytes && s.mayDefer() {
+		g.readDeferred = true
+		g.h.m.logReadsDeferred.Inc()
 		return nil, nil
 	}
 	g.h.m.logReads.Inc()
@@ -48,22 +48,22 @@ func (s *storage) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 	return ents, err
 }
 
-// damaged deals with entries that the disk does not give back. The node must stop and
-// say which: raft would send a snapshot instead and hide the damage, and panic over
-// entries that are to be applied. Until the node has stopped they count as put off.
+// damaged handles entries that the disk does not return. The node must stop and name
+// them. Otherwise raft would hide the damage by sending a snapshot, or panic over entries
+// that are to be applied. Until the node has stopped they count as deferred.
 func (s *storage) damaged(err error) error {
 	g := s.g
 	g.h.fail(fmt.Errorf("raftgroup: group %s: %w", g.id, err))
-	if !s.mayPutOff() {
+	if !s.mayDefer() {
 		return err
 	}
-	g.readPutOff = true
+	g.readDeferred = true
 	return nil
 }
 
-// mayPutOff says whether raft asks for what it can do without: entries to send or to
-// hand out, and not those that it looks through before it campaigns.
-func (s *storage) mayPutOff() bool {
+// mayDefer reports whether raft can do without the entries for now: those to send or to
+// apply, but not those that it scans before it campaigns.
+func (s *storage) mayDefer() bool {
 	return s.g.inReady || s.g.rn.BasicStatus().RaftState == raft.StateLeader
 }
 
@@ -73,9 +73,9 @@ func (s *storage) LastIndex() (uint64, error) { return s.g.log.LastIndex(), nil 
 
 func (s *storage) FirstIndex() (uint64, error) { return s.g.log.FirstIndex(), nil }
 
-// Snapshot returns where the group stands, without data: the tables follow on a
-// stream (snapshot_send.go), and what the receiver steps into its raft names the
-// state that they really hold.
+// Snapshot returns the group's position, without data. The tables follow on a stream
+// (snapshot_send.go), and the message that the receiver steps into its raft names the
+// state that the tables really hold.
 func (s *storage) Snapshot() (*pb.Snapshot, error) {
 	g := s.g
 	if !g.maySendSnapshot() {
@@ -84,8 +84,8 @@ func (s *storage) Snapshot() (*pb.Snapshot, error) {
 	return snapshotAt(g.applied, g.appliedTerm, g.conf.replicas), nil
 }
 
-// raftLogger passes raft's log on. Raft tells each election at Info; with many
-// groups that is Debug here.
+// raftLogger forwards raft's log. Raft logs each election at Info, which is Debug here
+// because there are many groups.
 type raftLogger struct{ l *zap.Logger }
 
 var _ raft.Logger = raftLogger{}
@@ -113,7 +113,7 @@ func (l raftLogger) Errorf(f string, v ...any)   { l.at(zap.ErrorLevel, f, v) }
 func (l raftLogger) Fatal(v ...any)              { l.Panic(v...) }
 func (l raftLogger) Fatalf(f string, v ...any)   { l.Panicf(f, v...) }
 
-// Panic reports a broken invariant; there is nothing to go on with.
+// Panic reports a broken invariant from which raft cannot continue.
 func (l raftLogger) Panic(v ...any) {
 	l.atArgs(zap.ErrorLevel, v)
 	panic("raftgroup: raft: " + fmt.Sprint(v...))

@@ -119,7 +119,7 @@ func storyAnswers(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) s
 		}
 		hb := &pb.Message{}
 		(&Group{w: &worker{now: clock.Time(time.Duration(sent) * time.Millisecond)}}).stampHeartbeat(hb)
-		g.takeAnswer(&message{
+		g.onHeartbeatResp(&message{
 			from: keyspace.ReplicaID(id), term: 7, promise: time.Duration(promise) * time.Millisecond,
 			raft: &pb.Message{Context: hb.Context},
 		})

@@ -17,16 +17,17 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// truncState is the worker's side of a group's truncation.
+// truncState is the worker's side of a group's log truncation.
 type truncState struct {
-	// need is the highest index that no follower needs any more. A leader computes it
-	// from what the followers have; they learn it from its heartbeats, so that whoever
-	// leads next has kept what the others need.
+	// need is the highest index that no follower needs any more. The leader computes it
+	// from its followers' positions. Followers learn it from its heartbeats, so the next
+	// leader has kept what the others need.
 	need uint64
-	// marks note how many bytes were appended up to some indexes, oldest first.
+	// marks record how many bytes were appended up to some indexes, oldest first.
 	marks []logMark
 	bytes int64
-	// pins are snapshots under way, whose receivers will need what follows them.
+	// pins belong to snapshots being sent, whose receivers will need the entries behind
+	// them.
 	pins []pin
 }
 
@@ -35,18 +36,18 @@ type logMark struct {
 	bytes int64
 }
 
-// pin keeps the log behind a snapshot that is being sent, until it expires: a
-// sender that died must not keep the log for ever.
+// pin keeps the log behind a snapshot that is being sent. It expires, so that a dead
+// sender does not keep the log for ever.
 type pin struct {
 	to    keyspace.ReplicaID
 	index uint64
 	until clock.Time
 }
 
-// marksMax bounds the marks of one group, so they are MaxLagBytes/marksMax apart.
+// marksMax bounds the marks of one group; they are MaxLagBytes/marksMax apart.
 const marksMax = 64
 
-// appended counts new entries of g.
+// appended accounts for new entries.
 func (t *truncState) appended(ents []*pb.Entry, lagBytes int64) {
 	t.bytes += entriesBytes(ents)
 	n := len(t.marks)
@@ -59,7 +60,7 @@ func (t *truncState) appended(ents []*pb.Entry, lagBytes int64) {
 	}
 }
 
-// floor is the index up to which the log may go although a follower needs it.
+// floor is the index up to which the log may be cut even if a follower needs it.
 func (t *truncState) floor(lagBytes int64) (index uint64) {
 	for _, m := range t.marks {
 		if t.bytes-m.bytes < lagBytes {
@@ -77,8 +78,8 @@ func (g *Group) takeNeed(m *message) {
 	}
 }
 
-// learnNeed takes what the followers need, and truncates where that lets go of
-// something: durability may have come first, and an idle group hears of it once.
+// learnNeed records what the followers need, and truncates if that frees entries: they
+// may have become durable earlier, and an idle group learns the need only once.
 func (g *Group) learnNeed(need uint64) {
 	less := need > g.trunc.need
 	g.trunc.need = need
@@ -87,7 +88,7 @@ func (g *Group) learnNeed(need uint64) {
 	}
 }
 
-// followerNeed is what this leader knows about its followers' needs.
+// followerNeed computes need from this leader's knowledge of its followers.
 func (g *Group) followerNeed() uint64 {
 	need := g.applied
 	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
@@ -96,17 +97,16 @@ func (g *Group) followerNeed() uint64 {
 		}
 		n := pr.Match
 		if pr.State == tracker.StateSnapshot {
-			n = max(n, pr.PendingSnapshot) // pinned while the snapshot is under way
+			n = max(n, pr.PendingSnapshot) // pinned while the snapshot is being sent
 		}
 		need = min(need, n)
 	})
 	return need
 }
 
-// truncate cuts the log off as far as nobody needs it: never past what a crash
-// leaves applied in the engine, never past a snapshot on its way, and past a
-// follower only if that lags by more than the bound, or if cutOff says that the
-// whole wal is too long.
+// truncate cuts off the part of the log that nobody needs. It never cuts past the durably
+// applied index, or past a snapshot being sent. It cuts past a follower only if that lags
+// by more than the bound, or if cutOff says that the whole wal is too long.
 func (g *Group) truncate(cutOff bool) {
 	base, _ := g.log.Base()
 	durable := g.public.durable.Load()
@@ -129,7 +129,7 @@ func (g *Group) truncate(cutOff bool) {
 	g.h.m.truncations.Inc()
 	if target > need {
 		g.h.m.cutOffs.Inc()
-		g.zap.Info("followers that lag are cut off from the log", zap.Uint64("index", target))
+		g.zap.Info("lagging followers are cut off from the log", zap.Uint64("index", target))
 	}
 	n := 0
 	for n < len(g.trunc.marks) && g.trunc.marks[n].index <= target {
@@ -138,7 +138,7 @@ func (g *Group) truncate(cutOff bool) {
 	g.trunc.marks = append(g.trunc.marks[:0], g.trunc.marks[n:]...)
 }
 
-// pinned lowers an index to what the snapshots under way allow.
+// pinned lowers an index to what the snapshots being sent allow.
 func (g *Group) pinned(index uint64) uint64 {
 	keep := g.trunc.pins[:0]
 	for _, p := range g.trunc.pins {
@@ -151,28 +151,28 @@ func (g *Group) pinned(index uint64) uint64 {
 	return index
 }
 
-// flushAge is how long what is applied may wait for a memtable to fill before the
-// engine is flushed for it. Until then the wal keeps it, and a restart applies it
-// again. A flush of little costs a small table and two fsyncs: too often, and an
-// almost idle node writes more for them than for its clients; too seldom, and a node
-// that was busy once keeps a long wal.
+// flushAge is how long applied entries may wait for a memtable to fill before the engine
+// is flushed for them. Until then the wal keeps them, and a restart applies them again. A
+// small flush costs a small table and two fsyncs. If flushes are too frequent, an almost
+// idle node writes more for them than for its clients. If they are too rare, a node that
+// was busy once keeps a long wal.
 const flushAge = 30 * time.Second
 
-// truncator hears from the engine what has become durable, tells the groups, and
-// keeps the wal as a whole within its bound.
+// truncator hears from the engine what has become durable, tells the groups, and keeps
+// the whole wal within its bound.
 type truncator struct {
 	h    *Host
 	wake chan struct{} // something has become durable
 	over chan struct{} // the wal is too long
 	// flushed says that the engine was flushed since the wal became too long.
 	flushed atomic.Bool
-	flush   chan struct{} // what is applied is to become durable now
+	flush   chan struct{} // flush now what is applied
 
-	full bool // a disk had no room at the last tick; the ticker's
+	full bool // a disk had no room at the last tick; owned by the ticker
 
 	mu struct {
 		sync.Mutex
-		dirty []*Group // applied beyond what was durable at the last look; once each
+		dirty []*Group // applied beyond the durable index at the last check; each group once
 		// since is when dirty ceased to be empty.
 		since clock.Time
 	}
@@ -183,8 +183,8 @@ func (t *truncator) init(h *Host) {
 	t.wake, t.over, t.flush = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
-// kick is the engine's listener.
-func (t *truncator) kick() { notice(t.wake) }
+// wakeUp is the engine's listener.
+func (t *truncator) wakeUp() { signal(t.wake) }
 
 // applied notes that the group's applied index has moved.
 func (t *truncator) applied(g *Group) {
@@ -199,34 +199,34 @@ func (t *truncator) applied(g *Group) {
 	t.mu.dirty = append(t.mu.dirty, g)
 }
 
-// tick looks, now and then, at the length of the wal, the age of what is not durable,
-// and the room on the disks.
+// tick periodically checks the length of the wal, the age of what is not durable, and the
+// free space of the disks.
 func (t *truncator) tick(now clock.Time, n uint64) {
 	if n%10 != 0 {
 		return
 	}
 	if t.h.cfg.WAL.LiveBytes() > t.h.cfg.MaxWALBytes {
-		notice(t.over)
+		signal(t.over)
 	} else {
 		t.flushed.Store(false)
 	}
-	// While there is still room: later nothing can be flushed, and then full memtables
-	// would hold up the deletes that are to make room.
+	// Flush while there is still space. Later nothing could be flushed, and full
+	// memtables would stall the deletes that are to free space.
 	full := t.h.cfg.WAL.Space() == wal.SpaceFull || t.h.cfg.Engine.Space() == engine.SpaceFull
-	if t.aged(now) || full && !t.full {
-		notice(t.flush)
+	if t.flushDue(now) || full && !t.full {
+		signal(t.flush)
 	}
 	t.full = full
 }
 
-// aged says whether something has waited long enough for a flush.
-func (t *truncator) aged(now clock.Time) bool {
+// flushDue reports whether applied entries have waited long enough for a flush.
+func (t *truncator) flushDue(now clock.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.mu.dirty) > 0 && now.Sub(t.mu.since) >= flushAge
 }
 
-func notice(c chan struct{}) {
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -240,21 +240,21 @@ func (t *truncator) loop() {
 		case <-t.h.ctx.Done():
 			return
 		case <-t.wake:
-			t.look()
+			t.readDurable()
 		case <-t.over:
 			ok := t.shorten(t.flushed.Load())
 			if t.flushed.Store(ok); ok {
-				t.look()
+				t.readDurable()
 			}
 		case <-t.flush:
-			if t.flushNow("flush for what is not durable") {
-				t.look()
+			if t.flushNow("flush of old memtables failed") {
+				t.readDurable()
 			}
 		}
 	}
 }
 
-// flushNow makes durable what is applied. The engine waits while the disk is full.
+// flushNow makes applied entries durable. The engine waits while the disk is full.
 func (t *truncator) flushNow(why string) bool {
 	t.h.m.forcedFlushes.Inc()
 	err := t.h.cfg.Engine.Flush(t.h.ctx)
@@ -264,12 +264,12 @@ func (t *truncator) flushNow(why string) bool {
 	return err == nil
 }
 
-// shorten takes the next step against a wal that is too long: a flush, which lets
-// all groups truncate, and if that was not enough, cutting off laggards. Small
-// tails the wal itself writes again.
+// shorten takes the next step against a wal that is too long: first a flush, after which
+// all groups can truncate, then cutting off lagging followers. The wal itself rewrites
+// small tails.
 func (t *truncator) shorten(flushed bool) bool {
 	if !flushed {
-		return t.flushNow("flush for a long wal")
+		return t.flushNow("flush for a long wal failed")
 	}
 	for _, p := range t.h.cfg.WAL.Pinning(passGroupsMax) {
 		if g := t.h.Group(p.Group); g != nil {
@@ -279,9 +279,9 @@ func (t *truncator) shorten(flushed bool) bool {
 	return false
 }
 
-// durableTo notes how far the group is durably applied, and says whether that is news: the
-// truncator and an install may both tell, in either order.
-func (g *Group) durableTo(index uint64) (news bool) {
+// durableTo records how far the group is durably applied, and reports whether that is
+// new: the truncator and an install may both report, in either order.
+func (g *Group) durableTo(index uint64) (isNew bool) {
 	for {
 		old := g.public.durable.Load()
 		if index <= old {
@@ -293,8 +293,8 @@ func (g *Group) durableTo(index uint64) (news bool) {
 	}
 }
 
-// look reads how far the groups that have applied something are durable.
-func (t *truncator) look() {
+// readDurable reads how far the groups in dirty are durable.
+func (t *truncator) readDurable() {
 	t.mu.Lock()
 	dirty := t.mu.dirty
 	t.mu.dirty = nil
@@ -319,7 +319,7 @@ func (t *truncator) look() {
 		return nil
 	})
 	if err != nil && t.h.ctx.Err() == nil {
-		t.h.log.Warn("durable applied records", zap.Error(err))
+		t.h.log.Warn("reading durable applied records failed", zap.Error(err))
 	}
 	for _, g := range groups {
 		t.applied(g)

@@ -15,11 +15,11 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// liveMax is what a wal may hold when there is nothing left to keep: its head.
+// liveMax is the size of a wal that has nothing left to keep: its head.
 const liveMax = 64 << 10
 
-// idleRig is a rig with some groups whose logs fill many segments, and memtables so
-// large that nothing but a flush by age empties them.
+// idleRig is a rig with some groups whose logs fill many segments. Its memtables are so
+// large that only a flush by age empties them.
 func idleRig(t *testing.T, groups int) *rig {
 	t.Helper()
 	r := newRig(t, 3, nil)
@@ -45,8 +45,8 @@ func (r *rig) fill(what string, groups int) {
 	}
 }
 
-// shortWALs checks that every node's wal is as short as it can be, and that the groups
-// sleep as they did.
+// shortWALs checks that every node's wal is as short as possible and that the groups
+// still sleep.
 func (r *rig) shortWALs(groups int) {
 	r.t.Helper()
 	for _, n := range r.nodes {
@@ -61,7 +61,8 @@ func (r *rig) shortWALs(groups int) {
 	}
 }
 
-// The live wal shrinks when the traffic stops, and nobody is woken for it.
+// TestIdleWALShrinks: the live wal shrinks when the traffic stops, without waking any
+// group.
 func TestIdleWALShrinks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 3
@@ -83,8 +84,9 @@ func TestIdleWALShrinks(t *testing.T) {
 	})
 }
 
-// So it does after a clean stop, which makes everything durable and truncates nothing:
-// as soon as the followers have said what they have, and without another flush.
+// TestIdleWALShrinksAfterRestart: the same after a clean stop, which makes everything
+// durable and truncates nothing. It happens as soon as the followers have reported their
+// positions, without another flush.
 func TestIdleWALShrinksAfterRestart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 3
@@ -100,7 +102,8 @@ func TestIdleWALShrinksAfterRestart(t *testing.T) {
 	})
 }
 
-// What a follower ceases to need only after the flush is let go then, not with the next.
+// TestIdleWALShrinksBehindSlowFollower: entries that a follower stops needing only after
+// the flush are truncated then, not at the next flush.
 func TestIdleWALShrinksBehindSlowFollower(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const groups = 2
@@ -128,8 +131,8 @@ func TestIdleWALShrinksBehindSlowFollower(t *testing.T) {
 	})
 }
 
-// A disk that becomes full is no reason to wait: the memtables are flushed while they
-// still can be.
+// TestFullDiskFlushesAtOnce: when a disk becomes full, the memtables are flushed while
+// they still can be.
 func TestFullDiskFlushesAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)
@@ -137,7 +140,7 @@ func TestFullDiskFlushesAtOnce(t *testing.T) {
 		var full atomic.Bool
 		r.memtab = 64 << 20
 		r.walopt = func(o *wal.Options) {
-			o.SegmentBytes, o.MayTake = liveMax, func(int64) bool { return !full.Load() }
+			o.SegmentBytes, o.MayAllocate = liveMax, func(int64) bool { return !full.Load() }
 		}
 		r.startAll()
 		defer r.close()
@@ -160,8 +163,8 @@ func TestFullDiskFlushesAtOnce(t *testing.T) {
 	})
 }
 
-// A wal that has become short again begins anew with a flush when it is too long the
-// next time, and does not cut followers off at once.
+// TestFlushBeforeEachCutOff: a wal that has become short and is too long again is first
+// flushed again. Followers are not cut off at once.
 func TestFlushBeforeEachCutOff(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, nil)

@@ -9,21 +9,21 @@ import (
 	"github.com/skeindb/skein/wal"
 )
 
-// flags say what a group has to do beside what its work lists.
+// flags say what a group has to do beyond its work lists.
 type flags uint8
 
 const (
 	flagTick flags = 1 << iota
 	flagTruncate
-	flagCutOff // truncate without regard to followers
+	flagCutOff // truncate even past followers that need the entries
 	flagWakePaced
 	flagClientWake
-	flagExpire // what a tick does on a host that does not tick its groups
-	flagNews   // held commit indexes have waited long enough
+	flagExpire       // what a tick does on a host that does not tick its groups
+	flagCommitNotice // held commit notices have waited long enough
 )
 
-// work is what has come for a group since its last visit. A group without work
-// has none of these, so that a sleeping group costs no memory for it.
+// work is what has arrived for a group since its last visit. A group without work has
+// none of these, so a sleeping group costs no memory for it.
 type work struct {
 	flags    flags
 	msgs     []*message
@@ -31,7 +31,7 @@ type work struct {
 	reads    []readWaiter
 	calls    []func()
 	appended []*pb.Message // responses whose append is durable
-	records  int           // how many appends those belong to
+	records  int           // how many appends they belong to
 	applied  []applyDone
 }
 
@@ -48,7 +48,7 @@ func (k *work) reset() {
 	}
 }
 
-// workKeepMax bounds the lists that a work keeps for its next use.
+// workKeepMax bounds the lists that a work keeps for reuse.
 const workKeepMax = 256
 
 func (k *work) small() bool {
@@ -62,11 +62,10 @@ type item struct {
 	k *work
 }
 
-// worker drives a fixed part of the host's groups in one goroutine. Everything
-// that comes for a group is put into its work under mu, and the group into the
-// queue; a pass takes many groups out, visits them one after another, sends what
-// they have to say as one frame for each peer and class, and hands what they have
-// to write to the wal as one batch.
+// worker drives a fixed part of the host's groups in one goroutine. Everything that
+// arrives for a group goes into its work under mu, and the group into the queue. A pass
+// takes many groups and visits them one after another. It sends their messages as one
+// frame for each peer and class, and submits their writes to the wal as one batch.
 type worker struct {
 	h  *Host
 	no int
@@ -76,30 +75,30 @@ type worker struct {
 		queue   []*Group // each at most once
 		head    int
 		stopped bool
-		awake   []*Group // what a tick visits; Group.awakeAt is its place here
+		awake   []*Group // the groups that a tick visits; Group.awakeAt is the index here
 		free    []*work
 		inPass  bool
-		news    []*Group // those that hold commit indexes back; a timer runs while there are any
+		notices []*Group // groups that hold commit notices back; a timer runs while there are any
 	}
 	cond *sync.Cond // of mu
 
-	// The rest belongs to the worker's goroutine.
-	now clock.Time // of this pass, read after its work was taken
-	// readBytes is what this pass has read from the log's files.
+	// The rest is owned by the worker's goroutine.
+	now clock.Time // the clock of this pass, read after its work was taken
+	// readBytes is how much this pass has read from the log's files.
 	readBytes int64
 	items     []item
 	out       outbox
 	batch     *wal.Batch
 	record    *passRecord
-	kicks     []applyKick // what goes to the appliers when the pass ends
+	scheduled []scheduledTask // tasks for the appliers, handed over when the pass ends
 }
 
-// passRecord is what a pass has to deliver once its wal batch is durable.
+// passRecord is what a pass delivers once its wal batch is durable.
 type passRecord struct {
 	w      *worker
 	start  clock.Time
 	groups []recordItem
-	// sync says that the batch holds what an fsync must precede.
+	// sync says that the batch holds writes that need an fsync.
 	sync bool
 }
 
@@ -115,8 +114,8 @@ func newWorker(h *Host, no int) *worker {
 	return w
 }
 
-// workOf returns the group's work to add to, and puts the group into the queue.
-// mu must be held. It returns nil after the worker's end.
+// workOf returns the group's work to add to, and queues the group. mu must be held. It
+// returns nil after the worker's end.
 func (w *worker) workOf(g *Group) *work {
 	if w.mu.stopped {
 		return nil
@@ -147,7 +146,8 @@ func (w *worker) flag(g *Group, f flags) {
 	}
 }
 
-// call lets the worker run f in the group's next visit. It says whether it will.
+// call makes the worker run f in the group's next visit. It returns false if the worker
+// has ended.
 func (w *worker) call(g *Group, f func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,8 +159,8 @@ func (w *worker) call(g *Group, f func()) bool {
 	return true
 }
 
-// tick flags all awake groups with f. A tick that a group has not served yet is not
-// counted again, so a stall never ends in a burst of ticks.
+// tick flags all awake groups with f. Ticks that a group has not served yet do not add
+// up, so a stall never ends in a burst of ticks.
 func (w *worker) tick(f flags) (awake int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +172,7 @@ func (w *worker) tick(f flags) (awake int) {
 	return len(w.mu.awake)
 }
 
-// deliver gives decoded messages to their groups with one lock for all of them.
+// deliver hands decoded messages to their groups under one lock.
 func (w *worker) deliver(msgs []routed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -182,7 +182,7 @@ func (w *worker) deliver(msgs []routed) {
 			continue
 		}
 		if len(k.msgs) >= groupMessagesMax {
-			// Lost, as in a network: the worker is behind by far.
+			// Lost, as in a network: the worker is far behind.
 			if w.h.m.inboundDropped.Inc(); r.m.kind == pb.MsgApp {
 				w.h.inbound.Add(-r.m.bytes)
 			}
@@ -192,7 +192,7 @@ func (w *worker) deliver(msgs []routed) {
 	}
 }
 
-// applied gives completions of applies to their groups.
+// applied hands completions of applies to their groups.
 func (w *worker) applied(done []appliedItem) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -203,10 +203,10 @@ func (w *worker) applied(done []appliedItem) {
 	}
 }
 
-// durable is the completion of a pass's wal batch: one lock for all its groups.
+// durable completes a pass's wal batch: one lock for all its groups.
 func (w *worker) durable(rec *passRecord, err error) {
 	if err != nil {
-		// The wal takes nothing more and the node stops: nothing that waits for this
+		// The wal accepts nothing more and the node stops. Nothing that waits for this
 		// batch may ever be answered.
 		return
 	}
@@ -222,7 +222,7 @@ func (w *worker) durable(rec *passRecord, err error) {
 	}
 }
 
-// setAwake puts the group into the set that ticks visit, or takes it out.
+// setAwake adds the group to the set that ticks visit, or removes it.
 func (w *worker) setAwake(g *Group, awake bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -239,11 +239,11 @@ func (w *worker) setAwake(g *Group, awake bool) {
 	}
 }
 
-// run is the worker's goroutine. It ends after stop, when the queue is empty.
+// run is the worker's goroutine. After stop it ends once the queue is empty.
 func (w *worker) run() {
 	for w.take() {
-		// Read after the work was taken: every heartbeat to be answered has arrived, and
-		// none is emitted before this moment.
+		// Read after the work was taken: every heartbeat to be answered has arrived by
+		// now, and none is sent with an earlier reading.
 		w.now, w.readBytes = w.h.cfg.Clock.Now(), 0
 		for i := range w.items {
 			w.items[i].g.visit(w.items[i].k)
@@ -252,7 +252,7 @@ func (w *worker) run() {
 	}
 }
 
-// take waits for groups with work and takes a pass's worth of them.
+// take waits for groups with work and takes enough for one pass.
 func (w *worker) take() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -287,7 +287,7 @@ func (w *worker) take() bool {
 	return true
 }
 
-// stop ends the worker after what is queued.
+// stop ends the worker once its queue is empty.
 func (w *worker) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -295,9 +295,10 @@ func (w *worker) stop() {
 	w.cond.Broadcast()
 }
 
-// finish ends a pass. Frames do not wait for the pass's own fsync: MsgApp need not,
-// and what must is among the responses of the batch. They come last: who was woken
-// last runs first once this goroutine waits, and the way to the peers is the longer.
+// finish ends a pass. Frames do not wait for the pass's own fsync: MsgApp need not, and
+// messages that must wait are among the batch's responses. The frames leave after the
+// submission: the scheduler first runs the goroutine that was woken last, and the path to
+// the peers takes longer.
 func (w *worker) finish() {
 	w.h.m.passGroups.Observe(float64(len(w.items)))
 	if w.batch != nil {
@@ -308,14 +309,14 @@ func (w *worker) finish() {
 		w.h.cfg.WAL.Submit(b, func(err error) { w.durable(rec, err) })
 	}
 	w.out.flush()
-	if len(w.kicks) > 0 {
-		w.h.startApplies(w.kicks)
-		clear(w.kicks)
-		w.kicks = w.kicks[:0]
+	if len(w.scheduled) > 0 {
+		w.h.startApplies(w.scheduled)
+		clear(w.scheduled)
+		w.scheduled = w.scheduled[:0]
 	}
 }
 
-// walBatch returns the batch of this pass.
+// walBatch returns this pass's batch.
 func (w *worker) walBatch() *wal.Batch {
 	if w.batch == nil {
 		w.batch, w.record = w.h.cfg.WAL.NewBatch(), &passRecord{w: w}
@@ -323,8 +324,9 @@ func (w *worker) walBatch() *wal.Batch {
 	return w.batch
 }
 
-// afterDurable lets the responses wait for the pass's batch, and for its fsync if sync
-// says so. Without one they still wait for everything before: batches complete in order.
+// afterDurable makes the responses wait for the pass's batch, and for its fsync if sync
+// is set. Without an fsync they still wait for everything before them, because batches
+// complete in order.
 func (w *worker) afterDurable(g *Group, responses []*pb.Message, sync bool) {
 	w.walBatch()
 	w.record.sync = w.record.sync || sync

@@ -10,11 +10,11 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Batch is a list of changes to groups that become durable together. It is built
-// by one goroutine, given to Submit once, and belongs to the log from then on.
+// Batch is a list of changes to groups that become durable together. One goroutine builds
+// it and submits it once; then the log owns it.
 //
-// A batch of up to a third of a segment is atomic over crashes. A larger one is
-// atomic in pieces, in order, cut between records.
+// A batch of up to a third of a segment is atomic across crashes. A larger one is split
+// between records into parts that are atomic and in order.
 type Batch struct {
 	log  *Log
 	buf  []byte
@@ -26,14 +26,14 @@ type Batch struct {
 	at   clock.Time
 	// next is the first op not yet taken by the writer.
 	next int
-	// rewrite says that these are old records written again.
+	// rewrite says that these are existing records, rewritten.
 	rewrite bool
-	// probe asks for a real fsync though there may be nothing to sync.
+	// probe requests a real fsync even if there is nothing to sync.
 	probe bool
 }
 
-// op is one record of a batch: buf[from:to] holds it, but for what Submit and the
-// writer know.
+// op is one record of a batch: buf[from:to] holds it, except what Submit and the writer
+// fill in.
 type op struct {
 	kind    kind
 	from    int
@@ -45,19 +45,20 @@ type op struct {
 	hasHard bool
 	unitEnd bool
 	skip    bool
-	// Set by Submit: whose record it is and its number in the order of submission.
+	// Set by Submit: the record's group and its number in the order of submission.
 	g  *GroupLog
 	no uint64
-	// version and last are what a rewrite has read.
+	// version and last are the state from which a rewrite was made.
 	version uint32
 	last    uint64
-	// off and prev are where the writer puts the record and to which one it chains it.
+	// off is where the writer puts the record; prevOff and prevLen name the record to
+	// which it is chained.
 	off     int64
 	prevOff uint32
 	prevLen uint32
 }
 
-// NewBatch returns an empty batch, to be synced.
+// NewBatch returns an empty batch that will be synced.
 func (l *Log) NewBatch() *Batch {
 	b := &Batch{log: l, sync: true}
 	if buf, ok := l.bufs.Get().(*[]byte); ok {
@@ -66,7 +67,7 @@ func (l *Log) NewBatch() *Batch {
 	return b
 }
 
-// recycleBytes is the largest buffer that is kept for another batch.
+// recycleBytes is the largest buffer kept for another batch.
 const recycleBytes = 1 << 20
 
 // recycle keeps the buffer of a written batch.
@@ -79,7 +80,7 @@ func (l *Log) recycle(b *Batch) {
 }
 
 // SetSync sets whether the batch needs an fsync before its completion. Use false only
-// for hard states that change nothing but the commit index. Such a batch is written in
+// for hard states that change nothing but the commit index. The batch is then written in
 // order with all others and completes without an fsync of its own; a crash may lose it
 // together with the batches behind it.
 func (b *Batch) SetSync(sync bool) { b.sync = sync }
@@ -90,14 +91,14 @@ func (b *Batch) Len() int { return len(b.ops) }
 // Bytes returns the size that the batch will have in the log.
 func (b *Batch) Bytes() int64 { return int64(len(b.buf)) }
 
-// Append stores entries and a hard state of g in one record. A tail of the log at
-// or above the first entry's index is replaced. hs nil keeps the stored one. A
-// group that was unknown or removed comes into being, empty.
+// Append stores entries and a hard state of g in one record. It replaces the log's tail
+// from the first entry's index on. A nil hs keeps the stored one. A group that was
+// unknown or removed is created empty.
 //
-// The entries must have consecutive indexes and follow the log without a gap; the
-// hard state's commit index must not be above the log's end. Anything else is a
-// bug of the caller and panics, at Submit at the latest. The log keeps the entries:
-// nobody may change them any more.
+// The entries must have consecutive indexes and follow the log without a gap. The hard
+// state's commit index must not be above the log's end. Anything else is a bug of the
+// caller and panics, at Submit at the latest. The log keeps the entries, so nobody may
+// change them afterwards.
 func (b *Batch) Append(g keyspace.GroupID, hs *raftpb.HardState, ents []*raftpb.Entry) {
 	if hs == nil && len(ents) == 0 {
 		return
@@ -107,7 +108,7 @@ func (b *Batch) Append(g keyspace.GroupID, hs *raftpb.HardState, ents []*raftpb.
 			panic(fmt.Sprintf("wal: group %s: entry %d of an append has index %d, want %d", g, i, e.GetIndex(), want))
 		}
 	}
-	// A record is never larger than a unit; the hard state goes with the last one.
+	// A record is never larger than a unit; the last one carries the hard state.
 	for {
 		n := b.entriesThatFit(g, ents)
 		piece := op{kind: kindAppend, group: g, ents: slices.Clone(ents[:n])}
@@ -136,16 +137,16 @@ func (b *Batch) entriesThatFit(g keyspace.GroupID, ents []*raftpb.Entry) int {
 	return len(ents)
 }
 
-// Compact says that entries at or below index are no longer needed. The term at
-// index stays known. Below the present base, and for an unknown group, it does
-// nothing; above the end of the log it panics at Submit.
+// Compact says that entries at or below index are no longer needed. The term at index
+// stays known. It does nothing below the current base or for an unknown group, and panics
+// at Submit above the end of the log.
 func (b *Batch) Compact(g keyspace.GroupID, index uint64) {
 	b.add(op{kind: kindCompact, group: g, at: position{index: index}})
 }
 
-// Reset makes the log of g empty behind (index, term): for a new replica, or
-// under a snapshot. hs nil keeps the stored hard state. A group that was unknown
-// or removed comes into being. A commit index above index panics at Submit.
+// Reset makes the log of g empty behind (index, term), for a new replica or a snapshot. A
+// nil hs keeps the stored hard state. A group that was unknown or removed is created. A
+// commit index above index panics at Submit.
 func (b *Batch) Reset(g keyspace.GroupID, index, term uint64, hs *raftpb.HardState) {
 	o := op{kind: kindReset, group: g, at: position{index, term}}
 	if hs != nil {
@@ -154,14 +155,14 @@ func (b *Batch) Reset(g keyspace.GroupID, index, term uint64, hs *raftpb.HardSta
 	b.add(o)
 }
 
-// Remove writes a tombstone: the group has no state any more and is known to be
-// removed until it comes into being anew or is forgotten.
+// Remove writes a tombstone: the group has no state, and counts as removed until it is
+// created again or forgotten.
 func (b *Batch) Remove(g keyspace.GroupID) { b.add(op{kind: kindRemove, group: g}) }
 
-// Forget ends the tombstone of a removed group. It is right once the deletion of
-// the replica's data is durable in the engine; until then a crash brings the data
-// back, and the tombstone alone says that they are nobody's. For a group that is
-// not removed it does nothing.
+// Forget ends the tombstone of a removed group. Call it once the deletion of the
+// replica's data is durable in the engine. Before that, a crash brings the data back, and
+// only the tombstone says that the data belong to no replica. It does nothing for a group
+// that is not removed.
 func (b *Batch) Forget(g keyspace.GroupID) { b.add(op{kind: kindForget, group: g}) }
 
 func (b *Batch) add(o op) {
@@ -179,7 +180,7 @@ func (b *Batch) add(o op) {
 	b.ops = append(b.ops, o)
 }
 
-// cutUnits sets the ends of the atomic units, once it is known which records are
+// cutUnits marks the ends of the atomic units, once it is known which records are
 // skipped, and returns the size of the others.
 func (b *Batch) cutUnits(unitBytes int64) (total int64) {
 	var size int64

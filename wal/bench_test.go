@@ -13,9 +13,9 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// BenchmarkAppend appends one entry of 128 bytes and a hard state to each of many
-// groups, one batch for each group, with every group waiting for its fsync before
-// it goes on: what one proposal each costs.
+// BenchmarkAppend appends one entry of 128 bytes and a hard state to each of many groups.
+// Each group submits a batch of its own and waits for its fsync before it continues, as
+// with one proposal each.
 func BenchmarkAppend(b *testing.B) {
 	for _, groups := range []int{1, 16, 1000, 10000} {
 		b.Run(fmt.Sprintf("groups=%d", groups), func(b *testing.B) {
@@ -64,8 +64,8 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkRecovery opens a log of 128 MiB of live entries in 1000 groups, which the
-// page cache holds: small entries cost CPU by their number, large ones by their bytes.
+// BenchmarkRecovery opens a log of 128 MiB of live entries in 1000 groups from the page
+// cache. The CPU cost depends on the number of small entries and the bytes of large ones.
 func BenchmarkRecovery(b *testing.B) {
 	for _, bytes := range []int{128, 4096} {
 		b.Run(fmt.Sprintf("entry=%d", bytes), func(b *testing.B) { benchRecovery(b, bytes) })
@@ -115,7 +115,7 @@ func benchRecovery(b *testing.B, entryBytes int) {
 	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)*float64(1<<30)/float64(live), "s/GiB")
 }
 
-// BenchmarkSubmit is what a worker pays for a batch of 32 groups, without the disk.
+// BenchmarkSubmit measures what a worker pays for a batch of 32 groups, without the disk.
 func BenchmarkSubmit(b *testing.B) {
 	o := testOptions(vfs.NewMem())
 	o.SegmentBytes, o.TargetBytes = 16<<20, 64<<20

@@ -6,21 +6,21 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// chunkOverhead is what a chunk costs beside its entries, entryOverhead what an
-// entry costs beside its data.
+// chunkOverhead is the cost of a chunk beyond its entries, entryOverhead that of an entry
+// beyond its data.
 const (
 	chunkOverhead = 128
 	entryOverhead = 144
 )
 
-// chunk is the entries of one submitted record, in memory. Until the record is
-// written they are the only copy and are not evicted; after that they are cache.
+// chunk holds the entries of one submitted record in memory. Until the record is written
+// they are the only copy and are not evicted; afterwards they are cache.
 type chunk struct {
 	g *GroupLog
 	// no is the record's number in the order of submission.
 	no uint64
-	// first and ents are guarded by g.mu. ents may get shorter, when its tail is
-	// overwritten before or after it is written; it is never empty in g.chunks.
+	// first and ents are guarded by g.mu. ents shrinks when its tail is overwritten,
+	// before or after it is written; in g.chunks it is never empty.
 	first uint64
 	ents  []*raftpb.Entry
 	bytes int64
@@ -39,8 +39,8 @@ func newChunk(g *GroupLog, no uint64, ents []*raftpb.Entry) *chunk {
 
 func (c *chunk) last() uint64 { return c.first + uint64(len(c.ents)) - 1 }
 
-// cache is the list of all chunks in the order of submission. It evicts the
-// oldest: the newest entries are what followers and apply ask for.
+// cache lists all chunks in the order of submission. It evicts the oldest: followers and
+// apply ask for the newest entries.
 type cache struct {
 	mu    sync.Mutex
 	root  chunk // ring

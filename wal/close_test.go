@@ -11,10 +11,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
 
-// TestCloseIsBounded hangs the disk, in an fsync of the writer or in the preparation of
-// a segment that the writer waits for, or that it does not need yet: Close returns all
-// the same and says what is not durable. When the disk comes back every completion is
-// called, and nothing more is written.
+// TestCloseIsBounded hangs the disk in an fsync of the writer, or in the preparation of a
+// segment that the writer waits for or does not need yet. Close still returns and says
+// what is not durable. When the disk returns, every completion is called and nothing more
+// is written.
 func TestCloseIsBounded(t *testing.T) {
 	fsync := func(op errorfs.Op) bool { return op.Kind == errorfs.OpFileSyncData }
 	preparation := func(op errorfs.Op) bool {
@@ -31,8 +31,8 @@ func TestCloseIsBounded(t *testing.T) {
 	}
 }
 
-// closeCase is where the disk hangs, how many batches are submitted then, three to a
-// segment, how many of them complete without an error, and what Close says.
+// closeCase is where the disk hangs, how many batches are submitted then (three to a
+// segment), how many of them complete without an error, and what Close says.
 type closeCase struct {
 	hang             func(op errorfs.Op) bool
 	batches, durable int
@@ -78,7 +78,7 @@ func testCloseIsBounded(t *testing.T, c closeCase) {
 		}
 	}
 	synctest.Wait()
-	// What was being prepared is made ready; no record is written any more.
+	// A preparation under way is completed; no record is written any more.
 	if n := written.Load() - before; n > 2 {
 		t.Errorf("%d writes after Close", n)
 	}

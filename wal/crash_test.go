@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// seeds lengthens the random tests; a failure names its seed in the test's name.
+// seeds extends the random tests; the name of a failed test contains its seed.
 var seeds = flag.Uint64("seeds", 3, "seeds of each random test")
 
 // history is what was submitted and what was acknowledged.
@@ -25,10 +25,10 @@ type history struct {
 	states []model
 	// texts are the states as they are compared.
 	texts []string
-	// acked is how many batches are durable for sure: up to the last synced one whose
+	// acked is how many batches are certainly durable: up to the last synced one whose
 	// completion was called.
 	acked int
-	// called counts completions, which come in order.
+	// called counts completions, which arrive in order.
 	called int
 }
 
@@ -59,7 +59,7 @@ func (h *history) submit(tb testing.TB, l *Log, d *driver, sync bool) {
 	})
 }
 
-// find returns which prefix of the submitted batches the log holds.
+// find returns which prefix of the submitted batches the log contains.
 func (h *history) find(l *Log, acked int) (int, error) {
 	m, err := observe(l)
 	if err != nil {
@@ -80,8 +80,7 @@ func (h *history) find(l *Log, acked int) (int, error) {
 		acked, len(h.states)-1, got, h.states[len(h.states)-1])
 }
 
-// crashPoint clones the file system before or after every sync, while the log
-// goes on.
+// crashPoint clones the file system before or after every sync, while the log continues.
 type crashPoint struct {
 	mem    *vfs.MemFS
 	rng    *rand.Rand
@@ -98,7 +97,7 @@ type crashed struct {
 	what  string
 }
 
-// MaybeError takes the clones; the state of the file system is that before the op.
+// MaybeError makes the clones; the file system is in the state before the op.
 func (c *crashPoint) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpRename, errorfs.OpCreate, errorfs.OpRemove, errorfs.OpFileWriteAt:
@@ -110,7 +109,7 @@ func (c *crashPoint) MaybeError(op errorfs.Op) error {
 	if c.seen++; c.seen%c.every != 0 {
 		return nil
 	}
-	// Acknowledged first: what comes in between may be lost.
+	// Acknowledged first: a write acknowledged in between may be lost.
 	c.h.mu.Lock()
 	acked := c.h.acked
 	c.h.mu.Unlock()
@@ -124,11 +123,10 @@ func (c *crashPoint) MaybeError(op errorfs.Op) error {
 
 func (c *crashPoint) String() string { return "crash point" }
 
-// TestCrash crashes at sync points, writes and renames, with any part of the
-// unsynced pages surviving, and again during the recovery: what comes back is a
-// prefix of the batches with all that were acknowledged. Traps 18 (torn tails and
-// recycled segments), 19 (a hard state without its entries), 20 (an overwritten tail),
-// 23 (an interrupted rewrite).
+// TestCrash crashes at sync points, writes and renames, with any part of the unsynced
+// pages surviving, and again during recovery. What comes back is a prefix of the batches
+// with all acknowledged ones. Traps 18 (torn tails and recycled segments), 19 (a hard
+// state without its entries), 20 (an overwritten tail), 23 (an interrupted rewrite).
 func TestCrash(t *testing.T) {
 	for seed := range *seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -139,9 +137,9 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestCrashInRewrite does the same to a log in which many idle groups are written
-// again and again: no rewritten entry, hard state or tombstone wins over what came
-// after it, wherever the rewrite is interrupted (trap 23).
+// TestCrashInRewrite does the same to a log in which many idle groups are rewritten again
+// and again. No rewritten entry, hard state or tombstone wins over a later one, wherever
+// the rewrite is interrupted (trap 23).
 func TestCrashInRewrite(t *testing.T) {
 	rewritten := 0.0
 	for seed := range *seeds {
@@ -156,9 +154,9 @@ func TestCrashInRewrite(t *testing.T) {
 	}
 }
 
-// TestCrashInRotation crashes at every single operation of a log that goes through
-// several segments: between the seal, its sync, and the first record of the next
-// segment nothing is lost, and nothing is taken for lost.
+// TestCrashInRotation crashes at every operation of a log that goes through several
+// segments. Between the seal, its sync and the first record of the next segment nothing
+// is lost, and nothing is reported lost.
 func TestCrashInRotation(t *testing.T) {
 	sealed := 0
 	for seed := range *seeds {
@@ -177,7 +175,7 @@ func TestCrashInRotation(t *testing.T) {
 		mustClose(t, l)
 		for _, c := range cp.clones {
 			if _, err := c.fs.Stat("wal"); err != nil {
-				continue // before the directory was there
+				continue // before the directory existed
 			}
 			checkCrashed(t, h, c)
 			if endsSealed(t, c.fs) {
@@ -190,7 +188,7 @@ func TestCrashInRotation(t *testing.T) {
 	}
 }
 
-// endsSealed says whether the newest segment with something in it is a sealed one.
+// endsSealed reports whether the newest segment with records is sealed.
 func endsSealed(t *testing.T, fs *vfs.MemFS) bool {
 	t.Helper()
 	names, err := fs.List("wal")
@@ -211,7 +209,7 @@ func endsSealed(t *testing.T, fs *vfs.MemFS) bool {
 	return false
 }
 
-// testCrash returns how many bytes were rewritten.
+// testCrash returns the number of rewritten bytes.
 func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewritten float64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	mem := vfs.NewCrashableMem()
@@ -232,7 +230,7 @@ func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewrit
 				}
 			}
 		}
-		// The log is closed on its own file system; the clones are what is looked at.
+		// The log is closed on its own file system; only the clones are examined.
 		mustClose(t, l)
 		if t.Failed() {
 			return rewritten
@@ -248,7 +246,7 @@ func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewrit
 		if len(cp.clones) == 0 {
 			t.Fatalf("round %d: no crash", round)
 		}
-		// Go on from the last crash.
+		// Continue from the last crash.
 		d.state = h.states[at].clone()
 		h = newHistory(d.state)
 	}
@@ -270,7 +268,7 @@ func counter(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	return 0
 }
 
-// checkCrashed opens what a crash has left, crashes again at once, and opens again.
+// checkCrashed opens what a crash has left, crashes again at once, and opens it again.
 func checkCrashed(t *testing.T, h *history, c crashed) int {
 	t.Helper()
 	l, err := Open(testOptions(c.fs))
@@ -297,9 +295,9 @@ func checkCrashed(t *testing.T, h *history, c crashed) int {
 
 var errInjected = errors.New("injected")
 
-// TestErrorAtEveryOp fails the n-th operation of the file system for every n: Open
-// fails or the log does, nothing acknowledged is lost, completions come all and in
-// order, and a restart works.
+// TestErrorAtEveryOp fails the n-th file system operation for every n. Open or the log
+// fails, nothing acknowledged is lost, all completions arrive in order, and a restart
+// works.
 func TestErrorAtEveryOp(t *testing.T) {
 	for n := 0; ; n++ {
 		mem := vfs.NewCrashableMem()

@@ -6,9 +6,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// TestBeganEmpty tells a new log from one that was there before. It is told until the
-// owner has written something, so that an owner who refuses the log once refuses it
-// again at the next start.
+// TestBeganEmpty distinguishes a new log from one that was used before. BeganEmpty stays
+// true until the owner has written something, so an owner who refuses the log once
+// refuses it again at the next start.
 func TestBeganEmpty(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	for range 2 {
@@ -18,7 +18,8 @@ func TestBeganEmpty(t *testing.T) {
 		}
 		mustClose(t, l)
 	}
-	// Its owner accepts it. From then on it is a log, even if the power fails at once.
+	// The owner accepts it. From then on it is a used log, even if the power fails at
+	// once.
 	l := mustOpen(t, testOptions(mem))
 	if err := l.Sync(t.Context()); err != nil {
 		t.Fatal(err)
@@ -35,7 +36,7 @@ func TestBeganEmpty(t *testing.T) {
 		}
 		mustClose(t, l)
 	}
-	// The files are lost, all of them or all that bear something.
+	// The files are lost, all of them or all with records.
 	for _, keep := range []string{"", segmentName(2, segmentSuffix)} {
 		fs := mem.CrashClone(vfs.CrashCloneCfg{})
 		names, err := fs.List("wal")

@@ -10,17 +10,17 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The byte tables are in docs/format/wal.md.
+// docs/format/wal.md has the byte tables.
 const (
 	formatVersion = 2
 
-	// headerLen is one block: no later write touches the block of the header, so
-	// that a torn write cannot damage it.
+	// headerLen is one block. No later write touches the header's block, so a torn write
+	// cannot damage it.
 	headerLen = 4096
 
 	prefixLen = 24
 	markLen   = prefixLen + 40
-	// recordLen is a record without entries, hardStateLen the part of it that
+	// recordLen is the length of a record without entries; hardStateLen is the part that
 	// follows the entries.
 	recordLen    = prefixLen + 40 + hardStateLen
 	entriesAt    = prefixLen + 40
@@ -34,22 +34,21 @@ var magic = [8]byte{'S', 'K', 'E', 'I', 'N', 'W', 'A', 'L'}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// kind says what a record means.
+// kind is the kind of a record.
 type kind uint8
 
 const (
 	// kindMark belongs to no group: it states the synced offset, the first segment of
 	// the log, and the predecessor of this segment.
 	kindMark kind = iota + 1
-	// kindAppend adds entries, replacing any tail from the first one on, or gives
-	// a new hard state, or both.
+	// kindAppend adds entries, replacing any tail from the first one on, or sets a new
+	// hard state, or both.
 	kindAppend
 	// kindCompact raises the base.
 	kindCompact
 	// kindReset empties the log behind the base.
 	kindReset
-	// kindRewrite stands for everything known of the group: older records of it
-	// are void.
+	// kindRewrite contains everything known of the group: its older records are void.
 	kindRewrite
 	// kindRemove is the tombstone of the group.
 	kindRemove
@@ -76,10 +75,10 @@ const (
 	flagHardState
 )
 
-// segmentHeader is what stands in the first block of a segment.
+// segmentHeader is the content of a segment's first block.
 type segmentHeader struct {
 	seq, salt uint64
-	// size is that of the whole file, which has it before it gets its name.
+	// size is that of the whole file, which has this size before it gets its name.
 	size int64
 }
 
@@ -132,13 +131,13 @@ type mark struct {
 	durable int64
 	// oldest is the first segment that belongs to the log.
 	oldest uint64
-	// prevSeq and prevEnd name the segment before this one and where it ends; all
-	// of it was synced before this segment was written. 0 in the first one.
+	// prevSeq and prevEnd name the previous segment and its end. All of it was synced
+	// before this segment was written. 0 in the first one.
 	prevSeq uint64
 	prevEnd int64
-	// next is the segment behind this one, which was there under its name before the
-	// mark was written. The mark is the last record then: it seals the segment. 0 in
-	// all other marks.
+	// next is the segment behind this one, which existed under its name before the mark
+	// was written. The mark then seals the segment as its last record. It is 0 in all other
+	// marks.
 	next uint64
 }
 
@@ -157,7 +156,7 @@ type record struct {
 	off, len int64
 }
 
-// last is the index of the last entry; first-1 where there are none.
+// last is the index of the last entry, or first-1 if there are none.
 func (r *record) last() uint64 { return r.first + uint64(r.count) - 1 }
 
 // position is a place in a raft log.
@@ -170,7 +169,7 @@ func hardStateOf(hs *raftpb.HardState) hardState {
 	return hardState{hs.GetTerm(), hs.GetVote(), hs.GetCommit()}
 }
 
-// recordChecksum covers sequence, offset and everything behind the checksum.
+// recordChecksum covers sequence number, offset and everything behind the checksum.
 func recordChecksum(seq uint64, off int64, b []byte) uint32 {
 	var place [16]byte
 	binary.LittleEndian.PutUint64(place[:], seq)
@@ -178,15 +177,15 @@ func recordChecksum(seq uint64, off int64, b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, b[4:])
 }
 
-// seal fills in what a record knows only once it has its place.
+// seal fills in what depends on a record's place.
 func seal(b []byte, h segmentHeader, off int64) {
 	binary.LittleEndian.PutUint32(b[4:], uint32(len(b)))
 	binary.LittleEndian.PutUint64(b[saltAt:], h.salt)
 	binary.LittleEndian.PutUint32(b, recordChecksum(h.seq, off, b))
 }
 
-// verify returns the bytes of the record at the beginning of b, which lies at off
-// in the segment, or says why there is none.
+// verify returns the bytes of the record at the beginning of b, which lies at off in the
+// segment, or an error if there is none.
 func verify(b []byte, h segmentHeader, off int64) ([]byte, error) {
 	if len(b) < prefixLen {
 		return nil, fmt.Errorf("%d bytes are no record", len(b))
@@ -278,7 +277,7 @@ func decodeRecord(b []byte, off int64) (record, error) {
 	return r, nil
 }
 
-// encodedEntry is one entry in a record; its index is implied by its place.
+// encodedEntry is one entry in a record; its position implies its index.
 type encodedEntry struct {
 	term uint64
 	typ  raftpb.EntryType
@@ -306,8 +305,8 @@ func appendEntry(dst []byte, e *raftpb.Entry) []byte {
 	return append(dst, e.GetData()...)
 }
 
-// beginRecord appends the front of a record, without what is filled in later by
-// putState and seal.
+// beginRecord appends the front of a record, without what putState and seal fill in
+// later.
 func beginRecord(dst []byte, k kind, g keyspace.GroupID, first uint64, count int) []byte {
 	at := len(dst)
 	dst = append(dst, make([]byte, entriesAt)...)
@@ -319,7 +318,7 @@ func beginRecord(dst []byte, k kind, g keyspace.GroupID, first uint64, count int
 	return dst
 }
 
-// endRecord appends the place of the hard state.
+// endRecord appends space for the hard state.
 func endRecord(dst []byte) []byte { return append(dst, make([]byte, hardStateLen)...) }
 
 // putState fills in the group's small state.
@@ -336,7 +335,7 @@ func putState(b []byte, base position, hard hardState, hasHard bool) {
 	binary.LittleEndian.PutUint64(hs[16:], hard.commit)
 }
 
-// putPrev fills in where the record before this one in its run lies.
+// putPrev fills in the place of the previous record of the same run.
 func putPrev(b []byte, off, length uint32) {
 	binary.LittleEndian.PutUint32(b[56:], off)
 	binary.LittleEndian.PutUint32(b[60:], length)

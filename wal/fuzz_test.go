@@ -9,12 +9,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// fuzzHeader is the segment that fuzzed records claim to be in. The fuzzer cannot
+// fuzzHeader is the segment to which fuzzed records claim to belong. The fuzzer cannot
 // guess checksums, so records are sealed before they are read.
 var fuzzHeader = segmentHeader{seq: 1, salt: 0x5a17000000000001, size: headerLen + 32<<10}
 
-// FuzzRecord decodes any bytes as a record: no panic, nothing allocated that is only
-// claimed, and what decodes has its entries within itself.
+// FuzzRecord decodes arbitrary bytes as a record. There is no panic, mere claims allocate
+// nothing, and the entries of a decoded record lie within it.
 func FuzzRecord(f *testing.F) {
 	rec := beginRecord(nil, kindAppend, 7, 11, 2)
 	for _, e := range testEntries(11, 6, "one", "two") {
@@ -62,8 +62,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzSegment recovers a log of one segment of any bytes, behind a valid header, and
-// once more with every record that could be one sealed: Open succeeds or refuses.
+// FuzzSegment recovers a log of one segment of arbitrary bytes behind a valid header, and
+// again with every possible record sealed: Open succeeds or refuses.
 func FuzzSegment(f *testing.F) {
 	mem := vfs.NewMem()
 	l, err := open(testOptions(mem), func() (uint64, error) { return fuzzHeader.salt, nil })
@@ -113,7 +113,7 @@ func FuzzSegment(f *testing.F) {
 	})
 }
 
-// sealAll gives everything that has a plausible length a valid checksum.
+// sealAll gives a valid checksum to everything of plausible length.
 func sealAll(b []byte) {
 	for off := int64(headerLen); off+prefixLen <= int64(len(b)); {
 		n := int64(binary.LittleEndian.Uint32(b[off+4:]))
@@ -125,7 +125,7 @@ func sealAll(b []byte) {
 	}
 }
 
-// FuzzHeader decodes any bytes as a segment's header; what decodes encodes to the
+// FuzzHeader decodes arbitrary bytes as a segment header; a decoded header encodes to the
 // same block.
 func FuzzHeader(f *testing.F) {
 	f.Add(fuzzHeader.encode())
@@ -138,8 +138,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzSegmentName: a file is taken for a segment only by the name that a segment of
-// that number has.
+// FuzzSegmentName: only the name of a segment with that number makes a file a segment.
 func FuzzSegmentName(f *testing.F) {
 	f.Add(segmentName(0xab, segmentSuffix))
 	f.Add(segmentName(1, ".tmp"))

@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// runRecords and runBytes bound a run: to find an entry in it, that many records
-	// are read at most, walking back from the last one.
+	// runRecords and runBytes bound a run: finding an entry in it reads at most that many
+	// records, from the last one backwards.
 	runRecords = 16
 	runBytes   = 64 << 10
 )
 
-// run is a stretch of entries of one term whose records lie in one segment, each
-// naming the one before it. It stands for up to runRecords records in memory.
+// run is a sequence of entries of one term whose records lie in one segment, each naming
+// the previous one. In memory it stands for up to runRecords records.
 type run struct {
 	first, last, term uint64
 	seg               *segment
@@ -32,28 +32,28 @@ type run struct {
 	bytes    uint32
 }
 
-// GroupLog is the log of one group: a view of the newest submitted state, also
-// before it is durable. All methods may be called from many goroutines. It stays
-// valid until Batch.Forget of the group.
+// GroupLog is the log of one group: a view of the newest submitted state, even before it
+// is durable. All methods may be called from many goroutines. It is valid until
+// Batch.Forget of the group.
 type GroupLog struct {
 	log *Log
 	id  keyspace.GroupID
 
-	// mu guards everything below, but for the pin links. Every index in (base,
-	// last] is in a chunk or in a run; what is in a chunk is read from there.
+	// mu guards everything below except the pin links. Every index in (base, last] is in
+	// a chunk or in a run; chunks take precedence.
 	mu      sync.Mutex
 	exists  bool
 	removed bool
 	hasHard bool
-	// version counts the changes that make entries already read invalid.
+	// version counts the changes that invalidate entries already read.
 	version uint32
 	base    position
 	last    uint64
 	hard    hardState
 	runs    []run
 	chunks  []*chunk
-	// newest is the segment with the group's newest written record, which holds its
-	// small state.
+	// newest is the segment with the group's newest written record, which holds the
+	// group's small state.
 	newest *segment
 
 	// pinned is guarded by mu, the links by pins.mu.
@@ -64,8 +64,8 @@ type GroupLog struct {
 // ID returns the group's id.
 func (g *GroupLog) ID() keyspace.GroupID { return g.id }
 
-// Exists says whether the group has state: something was stored since it was
-// unknown or removed.
+// Exists reports whether the group has state: something was stored since it was unknown
+// or removed.
 func (g *GroupLog) Exists() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,8 +79,8 @@ func (g *GroupLog) Removed() bool {
 	return g.removed
 }
 
-// Base returns the position behind which the log begins: that of the last
-// compaction or reset.
+// Base returns the position behind which the log begins: that of the last compaction or
+// reset.
 func (g *GroupLog) Base() (index, term uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -144,7 +144,7 @@ func (g *GroupLog) chunkLocked(i uint64) *chunk {
 	return nil
 }
 
-// chunkFromLocked returns the place of the first chunk that ends at or above i.
+// chunkFromLocked returns the position of the first chunk that ends at or above i.
 func (g *GroupLog) chunkFromLocked(i uint64) int {
 	at, _ := slices.BinarySearchFunc(g.chunks, i, func(c *chunk, i uint64) int {
 		if c.last() < i {
@@ -155,14 +155,13 @@ func (g *GroupLog) chunkFromLocked(i uint64) int {
 	return at
 }
 
-// chunkOfLocked finds the chunk of a record. Chunks are in the order of submission
-// as well as of index.
+// chunkOfLocked finds the chunk of a record. Chunks are in the order of submission and of
+// index.
 func (g *GroupLog) chunkOfLocked(no uint64) (at int, ok bool) {
 	return slices.BinarySearchFunc(g.chunks, no, func(c *chunk, no uint64) int { return cmp.Compare(c.no, no) })
 }
 
-// runLocked returns the place of the run with the entry at i, which is not in a
-// chunk.
+// runLocked returns the position of the run with the entry at i, which is in no chunk.
 func (g *GroupLog) runLocked(i uint64) int {
 	at, _ := slices.BinarySearchFunc(g.runs, i, func(r run, i uint64) int {
 		if r.last < i {
@@ -171,13 +170,13 @@ func (g *GroupLog) runLocked(i uint64) int {
 		return 1
 	})
 	if at == len(g.runs) || g.runs[at].first > i {
-		panic(fmt.Sprintf("wal: group %s: entry %d of (%d, %d] is nowhere", g.id, i, g.base.index, g.last))
+		panic(fmt.Sprintf("wal: group %s: entry %d of (%d, %d] is in no chunk or run", g.id, i, g.base.index, g.last))
 	}
 	return at
 }
 
-// EntriesCached is Entries from memory alone. ok is false where any of the entries
-// that Entries would return is not in memory, or the range is not in the log.
+// EntriesCached is Entries from memory only. ok is false if one of the entries is not in
+// memory, or if the range is not in the log.
 func (g *GroupLog) EntriesCached(lo, hi, maxBytes uint64) (_ []*raftpb.Entry, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -203,7 +202,7 @@ func (g *GroupLog) checkLocked(lo, hi uint64) error {
 	return nil
 }
 
-// cachedLocked takes entries from chunks and returns the index of the next one.
+// cachedLocked adds entries from chunks and returns the next index.
 func (g *GroupLog) cachedLocked(b *entryBuilder, i, hi uint64) uint64 {
 	for i < hi && !b.full {
 		c := g.chunkLocked(i)
@@ -216,7 +215,7 @@ func (g *GroupLog) cachedLocked(b *entryBuilder, i, hi uint64) uint64 {
 	return i
 }
 
-// entryBuilder collects entries up to a size, and one at least.
+// entryBuilder collects entries up to a size, but at least one.
 type entryBuilder struct {
 	maxBytes, bytes uint64
 	ents            []*raftpb.Entry
@@ -234,9 +233,8 @@ func (b *entryBuilder) add(e *raftpb.Entry) bool {
 	return true
 }
 
-// submit applies an op to the view and fills the state that follows from it into
-// its record. It runs under Log.mu too, which makes the order of submission the
-// order of everything.
+// submit applies an op to the view and writes the resulting state into the op's record.
+// It also runs under Log.mu, so the order of submission is the order of everything.
 func (g *GroupLog) submit(o *op, rec []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -303,9 +301,8 @@ func (g *GroupLog) submitHardLocked(o *op) {
 	}
 }
 
-// submitRewriteLocked lets a rewrite pass only if it still says all that is known
-// of the group. Entries compacted meanwhile do no harm: the record's base is the
-// present one.
+// submitRewriteLocked skips a rewrite unless it still contains everything known of the
+// group. Entries compacted meanwhile do no harm: the record's base is the current one.
 func (g *GroupLog) submitRewriteLocked(o *op) {
 	if o.version != g.version || o.last != g.last || !(g.exists || g.removed) {
 		o.skip = true
@@ -363,7 +360,7 @@ func (g *GroupLog) cutRunsLocked(first uint64) {
 	}
 }
 
-// dropFrontLocked forgets runs and chunks that lie wholly at or below the base.
+// dropFrontLocked forgets runs and chunks that lie entirely at or below the base.
 func (g *GroupLog) dropFrontLocked() {
 	n := 0
 	for ; n < len(g.chunks) && g.chunks[n].last() <= g.base.index; n++ {
@@ -384,7 +381,7 @@ func (g *GroupLog) dropFrontRunsLocked() {
 	g.runs = slices.Delete(g.runs, 0, n)
 }
 
-// tidyLocked gives back the memory that an idle group does not need.
+// tidyLocked frees memory that an idle group does not need.
 func (g *GroupLog) tidyLocked() {
 	g.runs = shrink(g.runs)
 	g.chunks = shrink(g.chunks)
@@ -408,7 +405,7 @@ func (g *GroupLog) dropChunk(c *chunk) {
 	switch {
 	case !ok || g.chunks[i] != c:
 	case i == 0:
-		// The ordinary case, and there may be very many.
+		// The common case, and there may be very many chunks.
 		g.chunks[0] = nil
 		g.chunks = g.chunks[1:]
 		g.tidyLocked()
@@ -417,7 +414,7 @@ func (g *GroupLog) dropChunk(c *chunk) {
 	}
 }
 
-// termSpan is a stretch of entries of one term within a record.
+// termSpan is a sequence of entries of one term within a record.
 type termSpan struct{ first, last, term uint64 }
 
 func appendTerm(spans []termSpan, index, term uint64) []termSpan {
@@ -428,7 +425,7 @@ func appendTerm(spans []termSpan, index, term uint64) []termSpan {
 	return append(spans, termSpan{index, index, term})
 }
 
-// spansOf returns the terms of entries. few keeps the ordinary case off the heap.
+// spansOf returns the terms of entries. few keeps the common case off the heap.
 func spansOf(few []termSpan, ents []*raftpb.Entry) []termSpan {
 	for _, e := range ents {
 		few = appendTerm(few, e.GetIndex(), e.GetTerm())
@@ -446,15 +443,15 @@ func (g *GroupLog) lastRun() (run, bool) {
 	return g.runs[len(g.runs)-1], true
 }
 
-// follows says whether a record with these entries may be chained to the run.
+// follows reports whether a record with these entries may be chained to the run.
 func (r *run) follows(seg *segment, s termSpan, length int64) bool {
 	return r.seg == seg && r.term == s.term && r.last+1 == s.first &&
 		r.records < runRecords && int64(r.bytes)+length <= runBytes
 }
 
-// locate tells the group where a record of it has been written. Records are located
-// in the order of submission; what was submitted later and has cut something from
-// the view has cut it from the chunks and runs already.
+// locate tells the group where one of its records was written. Records are located in the
+// order of submission. Later submissions that cut entries from the view have already cut
+// them from the chunks and runs.
 func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevLen uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -463,7 +460,7 @@ func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevL
 	switch {
 	case len(o.ents) == 0:
 	case o.kind == kindRewrite:
-		// It takes the place of the runs that are left, all of which are older.
+		// It replaces the remaining runs, all of which are older.
 		if n := len(g.runs); n > 0 {
 			from, to := max(g.runs[0].first, o.ents[0].GetIndex()), g.runs[n-1].last
 			spans := spansOf(few[:0], o.ents[from-o.ents[0].GetIndex():to+1-o.ents[0].GetIndex()])
@@ -486,8 +483,8 @@ func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevL
 	g.repinLocked()
 }
 
-// extendLocked adds a record to the last run if the run ends where the record's
-// chain goes on, so that a run is never longer than its chain.
+// extendLocked adds a record to the last run if the record is chained to the run's last
+// one, so a run is never longer than its chain.
 func (g *GroupLog) extendLocked(seg *segment, off, length int64, prevOff, prevLen uint32, s termSpan) bool {
 	n := len(g.runs)
 	if n == 0 || prevLen == 0 {
@@ -588,8 +585,8 @@ func (g *GroupLog) replayEntries(r *record, seg *segment) error {
 	return nil
 }
 
-// settle checks a recovered group and lists it at its oldest segment.
-func (g *GroupLog) settle() error {
+// finishRecovery checks a recovered group and lists it at its oldest segment.
+func (g *GroupLog) finishRecovery() error {
 	next := g.base.index + 1
 	for i := range g.runs {
 		r := &g.runs[i]

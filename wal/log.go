@@ -15,7 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// ErrClosed is the error of whatever comes after Close.
+// ErrClosed is returned after Close.
 var ErrClosed = errors.New("wal: closed")
 
 // SpaceState says whether there is room for the reserve.
@@ -24,9 +24,9 @@ type SpaceState uint8
 const (
 	// SpaceOK is the ordinary state.
 	SpaceOK SpaceState = iota
-	// SpaceFull says that the disk has no room for the next reserve segment. The
-	// log goes on in what it has; new writes should be refused until it is OK again,
-	// which is tried every second and whenever a segment falls free.
+	// SpaceFull says that the disk has no space for the next reserve segment. The log
+	// continues in the segments that it has, and new writes should be refused. It retries
+	// every second and whenever a segment becomes free.
 	SpaceFull
 )
 
@@ -45,21 +45,21 @@ type Log struct {
 	// bufs holds buffers of written batches.
 	bufs sync.Pool
 
-	// files is held shared by reads of segments and exclusively by Close alone; it is
-	// the one lock held over disk access, and nobody waits for it but Close.
+	// files is held shared by reads of segments and exclusively by Close. It is the only
+	// lock held over disk access; only Close waits for it.
 	files       sync.RWMutex
 	filesClosed bool
 
 	fatal      chan struct{}
 	writerDone chan struct{}
-	// stop ends the preparer and the rewriter, for whom wait waits.
-	stop      chan struct{}
-	wait      sync.WaitGroup
-	kickPrep  chan struct{}
-	kickTails chan struct{}
-	syncs     atomic.Uint64
-	// churn counts the bytes of records submitted by the upper layers and written, and
-	// those of tails that they gave up: what may have made old segments emptier.
+	// stop ends the preparer and the rewriter; wait waits for them.
+	stop          chan struct{}
+	wait          sync.WaitGroup
+	prepareSignal chan struct{}
+	rewriteSignal chan struct{}
+	syncs         atomic.Uint64
+	// churn counts the bytes of written records from the layers above and of tails that
+	// these gave up: both may have freed space in old segments.
 	churn atomic.Int64
 	space atomic.Uint32
 
@@ -68,23 +68,23 @@ type Log struct {
 	// work wakes the writer.
 	work   *sync.Cond
 	groups map[keyspace.GroupID]*GroupLog
-	// queue holds the batches that are not wholly taken by the writer; queued is
-	// the size of what is not written.
+	// queue holds the batches of which the writer has not taken everything; queued is the
+	// size of what is not written.
 	queue  []*Batch
 	queued int64
-	// flight is when the oldest batch now being written was submitted; 0 for none.
+	// flight is when the oldest batch being written was submitted; 0 for none.
 	flight clock.Time
-	// submitted numbers the records in the order of submission; written and durable
-	// say how far they have come.
+	// submitted numbers the records in the order of submission; written and durable are
+	// the numbers reached.
 	submitted, written, durable uint64
-	// segs is the log in order; the last one is active. ready are prepared for use,
-	// dead are not needed any more.
+	// segs is the log in order; the last segment is active. ready segments are prepared
+	// for use, dead ones are no longer needed.
 	segs, ready, dead []*segment
 	nextSeq           uint64
 	reclaim           reclaim
-	settled           settled
+	lastCycle         cycleResult
 	lazyDue           bool
-	// closing is set by Close, stopped when the writer has done its last.
+	// closing is set by Close, stopped when the writer has finished.
 	closing, stopped bool
 	err              error
 }
@@ -98,7 +98,7 @@ type Log struct {
 // durable; from then on the log is not empty any more.
 func (l *Log) BeganEmpty() bool { return l.beganEmpty }
 
-// Group returns the view of a group, which is empty for one that is unknown.
+// Group returns a group's view; that of an unknown group is empty.
 func (l *Log) Group(id keyspace.GroupID) *GroupLog {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,8 +150,8 @@ func (l *Log) Submit(b *Batch, done func(error)) {
 	}
 }
 
-// accept applies the batch to the views and queues it. It returns false when there
-// is no writer any more.
+// accept applies the batch to the views and queues it. It returns false when the writer
+// has stopped.
 func (l *Log) accept(b *Batch) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,16 +180,16 @@ func (l *Log) accept(b *Batch) bool {
 	return true
 }
 
-// Overloaded says that more is waiting to be written than QueueBytes. Submit still
-// accepts; who can refuse work should.
+// Overloaded reports whether more than QueueBytes wait to be written. Submit still
+// accepts batches; callers that can refuse work should.
 func (l *Log) Overloaded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.queued > l.opts.QueueBytes
 }
 
-// Sync returns once everything submitted before is durable. It always writes to the
-// disk and syncs it, so that its return also proves that the disk moves.
+// Sync returns once everything submitted before is durable. It always writes to the disk
+// and syncs it, so its return also proves that the disk makes progress.
 func (l *Log) Sync(ctx context.Context) error {
 	done := make(chan error, 1)
 	b := l.NewBatch()
@@ -203,8 +203,8 @@ func (l *Log) Sync(ctx context.Context) error {
 	}
 }
 
-// Fatal is closed when the log has failed for good. The node must stop: what the
-// views show may not be on the disk.
+// Fatal is closed when the log has failed for good. The node must stop: the views may
+// show records that are not on the disk.
 func (l *Log) Fatal() <-chan struct{} { return l.fatal }
 
 // Err returns what ended the log, or nil.
@@ -214,10 +214,9 @@ func (l *Log) Err() error {
 	return l.err
 }
 
-// Progress returns how many fsyncs have completed and for how long the oldest batch
-// that is not done has been waiting; 0 where none is. A disk that is stuck shows
-// as a count that stands still while the wait grows. Where nothing is submitted,
-// Sync is the probe.
+// Progress returns the number of completed fsyncs, and how long the oldest unfinished
+// batch has been waiting, 0 if there is none. On a stalled disk the count stops while the
+// wait grows. If nothing is submitted, Sync is the probe.
 func (l *Log) Progress() (completedSyncs uint64, oldestPending time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -231,11 +230,11 @@ func (l *Log) Progress() (completedSyncs uint64, oldestPending time.Duration) {
 	return l.syncs.Load(), oldestPending
 }
 
-// Space says whether the disk has room for the reserve.
+// Space reports whether the disk has space for the reserve.
 func (l *Log) Space() SpaceState { return SpaceState(l.space.Load()) }
 
-// LiveBytes returns the length of the log from the oldest segment that is needed:
-// what a restart reads.
+// LiveBytes returns the length of the log from the oldest needed segment on: what a
+// restart reads.
 func (l *Log) LiveBytes() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -261,7 +260,7 @@ func (l *Log) oldestNeededLocked() int {
 	return len(l.segs) - 1
 }
 
-// fail ends the log. The first error stays.
+// fail ends the log. The first error is kept.
 func (l *Log) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -271,19 +270,19 @@ func (l *Log) fail(err error) {
 	l.err = err
 	close(l.fatal)
 	l.work.Signal()
-	l.logger.Error("the log has failed and takes nothing more", zap.Error(err))
+	l.logger.Error("wal failed and accepts no more records", zap.Error(err))
 }
 
 // closeTimeout bounds Close. A disk that hangs must not keep the process from ending.
 const closeTimeout = 10 * time.Second
 
-// Close writes and syncs what was submitted, stops the goroutines and closes the
-// files. What cannot be written any more completes with an error. The views must
-// not be read during or after it: they return ErrClosed for what is not in memory.
+// Close writes and syncs everything submitted, stops the goroutines and closes the files.
+// Batches that cannot be written complete with an error. The views must not be read
+// during or after Close: they return ErrClosed for entries that are not in memory.
 //
-// After 10 s it gives up, with an error that says how much may be lost. The log
-// has failed then; its goroutines end, and the remaining completions are called,
-// when the disk returns.
+// After 10 s Close gives up with an error that says how much may be lost. The log has
+// failed then. Its goroutines end, and the remaining completions are called, when the
+// disk returns.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	if l.closing {
@@ -301,21 +300,21 @@ func (l *Log) Close() error {
 	case err := <-done:
 		return err
 	case <-timer.C():
-		return l.giveUp()
+		return l.closeTimedOut()
 	}
 }
 
 // end waits for the goroutines and closes the files.
 func (l *Log) end() error {
-	// The writer may still need the preparer, which may still wait for the writer.
+	// The writer may still need the preparer, and the preparer may wait for the writer.
 	<-l.writerDone
 	close(l.stop)
 	l.wait.Wait()
 	return errors.Join(l.Err(), l.closeFiles())
 }
 
-// giveUp fails the log that could not be closed in time.
-func (l *Log) giveUp() error {
+// closeTimedOut fails a log that could not be closed in time.
+func (l *Log) closeTimedOut() error {
 	earlier := l.Err()
 	l.mu.Lock()
 	lost, queued := l.submitted-l.durable, l.queued
@@ -345,7 +344,7 @@ func (l *Log) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-func kick(c chan struct{}) {
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -33,9 +33,9 @@ func appendOne(l *Log, g keyspace.GroupID, data string, sync bool) <-chan error 
 	return done
 }
 
-// TestSubmittedIsVisible stops the disk: Submit returns all the same, the views show
-// what was submitted, one fsync serves all that waited for it, and Progress tells
-// for how long the disk has not moved.
+// TestSubmittedIsVisible stops the disk. Submit still returns, the views show everything
+// submitted, one fsync serves all waiting batches, and Progress reports how long the disk
+// has been stalled.
 func TestSubmittedIsVisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -98,8 +98,8 @@ func TestSubmittedIsVisible(t *testing.T) {
 	})
 }
 
-// TestLazySync shows the life of an unsynced batch: complete at once, durable within
-// the bound, and no fsync follows when nothing is left.
+// TestLazySync shows the life of an unsynced batch: it completes at once, is durable
+// within the bound, and no fsync follows when nothing is left.
 func TestLazySync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := vfs.NewCrashableMem()
@@ -132,7 +132,7 @@ func TestLazySync(t *testing.T) {
 	})
 }
 
-// TestSyncProbes shows that Sync moves the disk also when nothing waits for it.
+// TestSyncProbes shows that Sync uses the disk even when nothing waits for it.
 func TestSyncProbes(t *testing.T) {
 	l := mustOpen(t, testOptions(vfs.NewMem()))
 	for want := range uint64(3) {
@@ -161,8 +161,8 @@ func TestSyncProbes(t *testing.T) {
 	}
 }
 
-// TestFsyncErrorPoisons fails one fsync: what waited for it and everything after it
-// gets the error, in order, and the disk is not touched again.
+// TestFsyncErrorPoisons fails one fsync. Everything that waited for it and everything
+// later gets the error, in order, and the disk is not touched again.
 func TestFsyncErrorPoisons(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fail atomic.Bool
@@ -205,9 +205,9 @@ func TestFsyncErrorPoisons(t *testing.T) {
 	})
 }
 
-// TestDiskFull fills the disk, or the quota: the log goes on in the reserve and says
-// Full. It is OK again once a segment falls free, without any room on the disk, or once
-// there is room. It is the same where the owner does not let the log take room.
+// TestDiskFull fills the disk, or the quota. The log continues in the reserve and reports
+// Full. It is OK again once a segment becomes free, even with no space on the disk, or
+// once there is space. The same happens if the owner does not allow the log more space.
 func TestDiskFull(t *testing.T) {
 	for name, refusal := range map[string]error{"disk": syscall.ENOSPC, "quota": syscall.EDQUOT, "owner": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +230,7 @@ func testDiskFull(t *testing.T, refusal error) {
 	mem := vfs.NewMem()
 	o := testOptions(errorfs.Wrap(mem, inj))
 	if refusal == nil {
-		o.MayTake = func(bytes int64) bool {
+		o.MayAllocate = func(bytes int64) bool {
 			if bytes != minSegmentBytes {
 				t.Errorf("the log asks for %d bytes", bytes)
 			}
@@ -250,7 +250,7 @@ func testDiskFull(t *testing.T, refusal error) {
 	if l.Space() != SpaceFull || l.Err() != nil {
 		t.Fatalf("state %d after the reserve was taken, %v", l.Space(), l.Err())
 	}
-	// A segment falls free.
+	// A segment becomes free.
 	b := l.NewBatch()
 	b.Compact(1, 4)
 	l.Submit(b, nil)
@@ -263,7 +263,7 @@ func testDiskFull(t *testing.T, refusal error) {
 	if l.Space() != SpaceOK {
 		t.Fatal("still full with a recycled segment in reserve")
 	}
-	// All of it is used up: the log waits, and nothing is lost.
+	// The reserve is used up: the log waits, and nothing is lost.
 	var waiting []<-chan error
 	for range 12 {
 		waiting = append(waiting, appendOne(l, 1, data, true))
@@ -287,7 +287,7 @@ func testDiskFull(t *testing.T, refusal error) {
 	closeOnFullDisk(t, l)
 }
 
-// closeOnFullDisk closes with no room for what was submitted: Close says so.
+// closeOnFullDisk closes with no space for what was submitted, and Close says so.
 func closeOnFullDisk(t *testing.T, l *Log) {
 	t.Helper()
 	data := strings.Repeat("x", 3000)
@@ -311,9 +311,9 @@ func closeOnFullDisk(t *testing.T, l *Log) {
 	}
 }
 
-// TestIdleGroupsDoNotPin keeps one group busy beside a thousand idle ones: the log
-// stays within its target, over many turns, and loses none of them. A group that is
-// never compacted is named by Pinning.
+// TestIdleGroupsDoNotPin keeps one group busy beside a thousand idle ones. The log stays
+// within its target over many cycles and loses none of them. Pinning names a group that
+// is never compacted.
 func TestIdleGroupsDoNotPin(t *testing.T) {
 	o := testOptions(vfs.NewMem())
 	o.SegmentBytes, o.TargetBytes = 64<<10, 1<<20
@@ -374,15 +374,15 @@ func TestIdleGroupsDoNotPin(t *testing.T) {
 	mustClose(t, l)
 }
 
-// TestViewErrors names the borders of a view.
+// TestViewErrors checks the errors at the borders of a view.
 func TestViewErrors(t *testing.T) {
 	l := mustOpen(t, testOptions(vfs.NewMem()))
 	b := l.NewBatch()
 	b.Reset(1, 10, 5, nil)
 	b.Append(1, nil, testEntries(11, 6, "a", "b", "c"))
 	b.Compact(1, 11)
-	b.Compact(1, 10) // below the base: nothing
-	b.Compact(9, 50) // unknown: nothing
+	b.Compact(1, 10) // below the base: no effect
+	b.Compact(9, 50) // unknown: no effect
 	l.Submit(b, nil)
 	g := l.Group(1)
 	for i, want := range map[uint64]error{10: raft.ErrCompacted, 11: nil, 12: nil, 13: nil, 14: raft.ErrUnavailable} {
@@ -423,7 +423,7 @@ func TestViewErrors(t *testing.T) {
 	mustClose(t, l)
 }
 
-// TestMisuse panics, with both values.
+// TestMisuse expects panics that name both values.
 func TestMisuse(t *testing.T) {
 	for name, do := range map[string]func(b *Batch){
 		"gap":               func(b *Batch) { b.Append(1, nil, testEntries(14, 6, "x")) },
@@ -456,8 +456,8 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestLargeAppend splits what is larger than a unit; the hard state comes with the
-// last piece.
+// TestLargeAppend splits an append that is larger than a unit; the last part carries the
+// hard state.
 func TestLargeAppend(t *testing.T) {
 	o := testOptions(vfs.NewMem())
 	l := mustOpen(t, o)
@@ -481,7 +481,7 @@ func TestLargeAppend(t *testing.T) {
 }
 
 // TestReadersAndWriters reads old and new entries from many goroutines while tails are
-// overwritten, compacted, rewritten and recycled: what is read is consistent.
+// overwritten, compacted, rewritten and recycled. What is read is consistent.
 func TestReadersAndWriters(t *testing.T) {
 	o := testOptions(vfs.NewMem())
 	o.EntryCacheBytes, o.TargetBytes = 4<<10, 4*minSegmentBytes
@@ -504,7 +504,7 @@ func TestReadersAndWriters(t *testing.T) {
 					disk.Add(1)
 				}
 				ents, err := g.Entries(lo, hi, 1<<20)
-				if isMoved(err) {
+				if logChanged(err) {
 					continue
 				}
 				if err != nil {
@@ -556,7 +556,7 @@ func TestReadersAndWriters(t *testing.T) {
 	mustClose(t, l)
 }
 
-// TestMetrics registers and finds what dashboards ask for.
+// TestMetrics registers the metrics and finds those that dashboards use.
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	o := testOptions(vfs.NewMem())
@@ -584,10 +584,10 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestIdleGroupMemory bounds what an idle group costs: its view in the map, without
+// TestIdleGroupMemory bounds the cost of an idle group: its view in the map, without
 // entries.
 func TestIdleGroupMemory(t *testing.T) {
-	// On a real file system, so that the segments are not in the heap.
+	// On a real file system, so that the segments are not on the heap.
 	o := testOptions(vfs.Default)
 	o.Dir, o.SegmentBytes, o.TargetBytes = t.TempDir(), 4<<20, 64<<20
 	l := mustOpen(t, o)

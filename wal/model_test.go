@@ -15,7 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// modelGroup is what a group should be, kept in the most obvious way.
+// modelGroup is the expected state of a group, in the simplest form.
 type modelGroup struct {
 	exists, removed, hasHard bool
 	base                     position
@@ -96,7 +96,7 @@ func observe(l *Log) (model, error) {
 	return m, nil
 }
 
-// driver makes random batches and applies them to the log and the model alike.
+// driver makes random batches and applies them to log and model alike.
 type driver struct {
 	rng     *rand.Rand
 	groups  int
@@ -104,9 +104,10 @@ type driver struct {
 	state   model
 	// keep bounds what a compaction leaves, so that the log can be recycled.
 	keep uint64
-	// pinned is a group that only grows, 0 for none.
+	// pinned is a group that is never compacted, 0 for none.
 	pinned keyspace.GroupID
-	// hot groups, the first ones, get nine changes out of ten; 0 for all alike.
+	// hot is how many groups, the first ones, get nine changes out of ten; 0 treats all
+	// alike.
 	hot int
 }
 
@@ -256,9 +257,9 @@ func checkModel(t testing.TB, l *Log, want model) {
 	}
 }
 
-// TestModel runs random batches, with restarts in between, under several shapes of
-// the log, and compares the views with the model all the time: the same operations
-// give the same answers whatever cache, segments and targets are.
+// TestModel runs random batches, with restarts in between, under several shapes of the
+// log, and constantly compares the views with the model. The same operations give the
+// same results, whatever the cache, segments and targets.
 func TestModel(t *testing.T) {
 	shapes := map[string]func(*Options){
 		"small":          func(*Options) {},

@@ -17,42 +17,42 @@ type Options struct {
 	// FS and Dir say where the segments are. The caller holds the directory's lock.
 	FS  vfs.FS
 	Dir string
-	// SegmentBytes is the size of a segment; 64 MiB by default, 16 KiB at least. An
-	// entry must be smaller than a third of it, see [MaxEntryBytes]. A restart may change it.
+	// SegmentBytes is the size of a segment; 64 MiB by default, at least 16 KiB. An entry
+	// must be smaller than a third of it, see [MaxEntryBytes]. A restart may change it.
 	SegmentBytes int64
 	// MaxBatchBytes bounds what one write takes from the queue; 4 MiB by default. A
 	// single larger batch is still written as a whole.
 	MaxBatchBytes int64
-	// QueueBytes of submitted and not yet written records make the log Overloaded;
-	// 64 MiB by default.
-	QueueBytes int64
-	// EntryCacheBytes bounds the written entries kept in memory, over all groups; 64
+	// QueueBytes is how many submitted and unwritten bytes make the log Overloaded; 64
 	// MiB by default.
+	QueueBytes int64
+	// EntryCacheBytes bounds the written entries kept in memory, over all groups; 64 MiB
+	// by default.
 	EntryCacheBytes int64
-	// SpareSegments is how many segments are prepared ahead of the one in use: the
-	// reserve that a full disk leaves. 1 by default, and at least.
+	// SpareSegments is how many segments are prepared ahead of the active one, as the
+	// reserve on a full disk; 1 by default and at least.
 	SpareSegments int
-	// TargetBytes is how long the log may be before it is shortened; 1 GiB by
-	// default, 4 segments at least. From half of it on, groups without entries are
-	// written again at the head, so that they do not hold old segments; from all of
-	// it on, those with small tails too. What is left then is in Pinning. Each tail is
-	// moved once; then a quarter of the log, or a segment, must have become new or
-	// unneeded before it is moved again.
+	// TargetBytes is the length beyond which the log is shortened; 1 GiB by default, at
+	// least 4 segments. From half of it on, the log rewrites groups without entries at
+	// the head, so that they do not hold old segments. Beyond all of it, it rewrites
+	// small tails too; Pinning names the groups that remain. Each tail is rewritten once.
+	// It is rewritten again only after a quarter of the log, or a segment, has become new
+	// or unneeded.
 	TargetBytes int64
-	// SmallTailBytes is the longest tail of a group that is written again instead
-	// of being left to Pinning; 64 KiB by default.
+	// SmallTailBytes is the size up to which a group's tail is rewritten instead of being
+	// left to Pinning; 64 KiB by default.
 	SmallTailBytes int64
-	// LazySync is how long an unsynced batch may wait for an fsync that somebody
-	// else needs before it gets its own; 1 s by default.
+	// LazySync is how long an unsynced batch waits for an fsync that another batch needs
+	// before it gets its own; 1 s by default.
 	LazySync time.Duration
-	// MayTake reports whether the log may create a file of that many bytes; nil always
+	// MayAllocate reports whether the log may create a file of that many bytes; nil always
 	// allows it. It keeps the log from taking the room that another user of the disk has
 	// freed for its own last writes. The log calls it with no lock held, and it must not
 	// block. A refusal counts as a full disk, and the log asks again every second; a
 	// permanent refusal ends in a stopped log. The log does not ask for its first
 	// segment, nor when it reuses a dead one.
-	MayTake func(bytes int64) bool
-	Clock   clock.Clock
+	MayAllocate func(bytes int64) bool
+	Clock       clock.Clock
 	// Logger and Metrics may be nil.
 	Logger  *zap.Logger
 	Metrics *Metrics
@@ -64,7 +64,7 @@ const (
 	defaultSegmentBytes = 64 << 20
 )
 
-// withDefaults fills in defaults and refuses what cannot work.
+// withDefaults fills in defaults and rejects invalid values.
 func (o Options) withDefaults() (Options, error) {
 	if o.FS == nil || o.Dir == "" || o.Clock == nil {
 		return o, errors.New("wal: FS, Dir and Clock must be set")
@@ -101,15 +101,16 @@ func (o Options) withDefaults() (Options, error) {
 // space that a rotation wastes.
 func (o *Options) unitBytes() int64 { return (o.SegmentBytes - headerLen) / 3 }
 
-// MaxEntryBytes returns what the data of one entry may have in a log with segments of that
-// size, 0 for the default.
+// MaxEntryBytes returns the maximum size of one entry's data in a log with segments of
+// that size; 0 is the default size.
 func MaxEntryBytes(segmentBytes int64) int64 {
 	orDefault(&segmentBytes, defaultSegmentBytes)
 	o := Options{SegmentBytes: segmentBytes}
 	return o.unitBytes() - recordLen - entryLen
 }
 
-// MaxEntryBytes returns what the data of one entry may have: a larger one panics.
+// MaxEntryBytes returns the maximum size of one entry's data; Append panics on a larger
+// one.
 func (l *Log) MaxEntryBytes() int64 { return MaxEntryBytes(l.opts.SegmentBytes) }
 
 func orDefault[T int | int64 | time.Duration](v *T, d T) {

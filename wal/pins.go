@@ -2,16 +2,16 @@ package wal
 
 import "sync"
 
-// pins guards, for every segment, the ring of the groups that need no older one.
+// pins guards each segment's ring of groups that need no older segment.
 type pins struct{ mu sync.Mutex }
 
-// pinList is the ring's anchor in a segment; the links are in GroupLog.
+// pinList is the ring's anchor in a segment; GroupLog holds the links.
 type pinList struct {
 	head *GroupLog
 	n    int
 }
 
-// move lists g at segment to, or nowhere where to is nil.
+// move lists g at segment to, or removes it from its list if to is nil.
 func (p *pins) move(g *GroupLog, to *segment) {
 	if g.pinned == to {
 		return
@@ -49,9 +49,8 @@ func (p *pins) count(s *segment) int {
 	return s.pinned.n
 }
 
-// some returns up to n groups listed at the segment, and other ones at each call until
-// it has returned all. A search through very many groups thus does not hold up the
-// writer.
+// some returns up to n groups listed at the segment, and others at each call until it has
+// returned all. So a search through very many groups does not block the writer.
 func (p *pins) some(s *segment, n int) []*GroupLog {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,19 +10,19 @@ import (
 	"go.uber.org/zap"
 )
 
-// spaceRetry is how often a full disk is tried again.
+// spaceRetry is the interval of retries on a full disk.
 const spaceRetry = time.Second
 
-// errRefused is why no new file is made where MayTake says no.
-var errRefused = errors.New("wal: no room is left to the log")
+// errRefused says that MayAllocate refused a new file.
+var errRefused = errors.New("wal: no space allowed for the log")
 
-// isNoSpace says whether the error means a full disk or an exhausted quota.
+// isNoSpace reports whether the error means a full disk or an exhausted quota.
 func isNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, errRefused)
 }
 
-// prepareLoop keeps the reserve of prepared segments, and deletes dead files that
-// are too many.
+// prepareLoop keeps the reserve of prepared segments filled and deletes excess dead
+// files.
 func (l *Log) prepareLoop() {
 	timer := l.clock.NewTimer(spaceRetry)
 	defer timer.Stop()
@@ -35,7 +35,7 @@ func (l *Log) prepareLoop() {
 			timer.Reset(spaceRetry)
 		}
 		select {
-		case <-l.kickPrep:
+		case <-l.prepareSignal:
 		case <-timer.C():
 		case <-l.stop:
 			return
@@ -45,8 +45,8 @@ func (l *Log) prepareLoop() {
 	}
 }
 
-// prepareOne prepares a segment if the reserve is not full, and returns whether it
-// should be called again.
+// prepareOne prepares a segment if the reserve is not full, and reports whether to call
+// it again.
 func (l *Log) prepareOne() bool {
 	l.mu.Lock()
 	if l.err != nil || len(l.ready) >= l.opts.SpareSegments {
@@ -58,7 +58,7 @@ func (l *Log) prepareOne() bool {
 	s, err := l.prepare(old)
 	if isNoSpace(err) {
 		if l.space.Swap(uint32(SpaceFull)) != uint32(SpaceFull) {
-			l.logger.Warn("no room for the next segment of the log", zap.Error(err))
+			l.logger.Warn("no space for the wal's next segment", zap.Error(err))
 		}
 		l.metrics.full.Set(1)
 		l.mu.Lock()
@@ -76,7 +76,7 @@ func (l *Log) prepareOne() bool {
 	l.work.Signal()
 	l.mu.Unlock()
 	if enough && l.space.Swap(uint32(SpaceOK)) == uint32(SpaceFull) {
-		l.logger.Info("there is room for the log again")
+		l.logger.Info("the wal has space again")
 	}
 	if enough {
 		l.metrics.full.Set(0)
@@ -85,9 +85,9 @@ func (l *Log) prepareOne() bool {
 	return true
 }
 
-// prepare makes a segment of a dead one, or where old is nil of new room.
+// prepare makes a segment from a dead one, or from new space if old is nil.
 func (l *Log) prepare(old *segment) (*segment, error) {
-	if old == nil && l.opts.MayTake != nil && !l.opts.MayTake(l.opts.SegmentBytes) {
+	if old == nil && l.opts.MayAllocate != nil && !l.opts.MayAllocate(l.opts.SegmentBytes) {
 		return nil, errRefused
 	}
 	l.mu.Lock()
@@ -97,7 +97,8 @@ func (l *Log) prepare(old *segment) (*segment, error) {
 	return l.dir.prepare(seq, l.opts.SegmentBytes, old)
 }
 
-// takeDeadLocked takes a dead segment of the right size that nobody reads, or nil.
+// takeDeadLocked takes a dead segment of the right size that nobody reads, or returns
+// nil.
 func (l *Log) takeDeadLocked() *segment {
 	for i, s := range l.dead {
 		if s.size == l.opts.SegmentBytes && s.readers.Load() == 0 {
@@ -108,8 +109,8 @@ func (l *Log) takeDeadLocked() *segment {
 	return nil
 }
 
-// trim deletes dead files: those of another size, and what would make all files
-// together longer than the log is meant to be.
+// trim deletes dead files of another size, and those by which all files together exceed
+// the target.
 func (l *Log) trim() {
 	for {
 		l.mu.Lock()
@@ -131,8 +132,8 @@ func (l *Log) trim() {
 			err = rerr
 		}
 		if err != nil {
-			// The file holds nothing; it stays a dead one for the next start.
-			l.logger.Warn("delete a dead segment", zap.Error(fmt.Errorf("%s: %w", victim.path, err)))
+			// The file holds nothing needed; the next start treats it as dead again.
+			l.logger.Warn("could not delete a dead segment", zap.Error(fmt.Errorf("%s: %w", victim.path, err)))
 		}
 	}
 }

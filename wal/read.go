@@ -9,18 +9,19 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// Entries returns the entries [lo, hi), as many as fit into maxBytes (as protobuf)
-// and one at least. It returns raft.ErrCompacted where lo is at or below the base
-// and raft.ErrUnavailable where hi is beyond the log's end. Entries that are not
-// in memory are read from the disk and verified; damage is a *CorruptionError.
-// The entries must not be changed; the slice is the caller's.
+// Entries returns the entries [lo, hi), as many as fit into maxBytes of protobuf but at
+// least one. It returns raft.ErrCompacted if lo is at or below the base and
+// raft.ErrUnavailable if hi is beyond the log's end. It reads entries that are not in
+// memory from the disk and verifies them; damage is a *CorruptionError. The entries must
+// not be changed; the slice belongs to the caller.
 func (g *GroupLog) Entries(lo, hi, maxBytes uint64) ([]*raftpb.Entry, error) {
 	b := entryBuilder{maxBytes: maxBytes}
 	var version uint32
 	for i := lo; ; {
 		g.mu.Lock()
 		if len(b.ents) == 0 || version != g.version {
-			// A tail was overwritten between two reads: what was read may be of it.
+			// A tail was overwritten between two reads, and what was read may be part of
+			// it.
 			b, i, version = entryBuilder{maxBytes: maxBytes}, lo, g.version
 		}
 		if err := g.checkLocked(i, hi); err != nil {
@@ -60,8 +61,8 @@ func (g *GroupLog) nextChunkLocked(i uint64) (uint64, bool) {
 	return 0, false
 }
 
-// readRun adds the entries [lo, hi) of a run. It walks back from the run's last
-// record to the one that holds lo.
+// readRun adds the entries [lo, hi) of a run. It walks back from the run's last record to
+// the one that contains lo.
 func (g *GroupLog) readRun(b *entryBuilder, r run, lo, hi uint64) error {
 	g.log.files.RLock()
 	defer g.log.files.RUnlock()
@@ -123,7 +124,7 @@ func (s *segment) readRecord(off, length int64) (record, error) {
 	return rec, nil
 }
 
-// entriesInto adds the record's entries [lo, hi), all of which have the term.
+// entriesInto adds the record's entries [lo, hi), all of the given term.
 func (r *record) entriesInto(b *entryBuilder, lo, hi, term uint64) error {
 	if hi > r.last()+1 || lo < r.first {
 		return fmt.Errorf("entries [%d, %d] do not hold [%d, %d)", r.first, r.last(), lo, hi)
@@ -150,7 +151,7 @@ func (r *record) entriesInto(b *entryBuilder, lo, hi, term uint64) error {
 func (e encodedEntry) entry(index uint64) *raftpb.Entry {
 	ent := &raftpb.Entry{Term: &e.term, Index: &index, Type: &e.typ}
 	if len(e.data) > 0 {
-		// One entry must not hold a whole record in memory.
+		// One entry must not keep a whole record in memory.
 		ent.Data = slices.Clone(e.data)
 	}
 	return ent

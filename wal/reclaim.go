@@ -10,16 +10,16 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// reclaim is how far the old end of the log may move. A segment that no group needs
-// is dead after two steps. First everything submitted up to now becomes durable,
-// because the groups' needs were computed from it. Then a mark with the later beginning
-// of the log becomes durable; without it recovery would report the missing file as lost.
+// reclaim is how far the old end of the log may move. A segment that no group needs is
+// dead after two steps. First everything submitted so far becomes durable, because the
+// groups' needs were computed from it. Then a mark with the later beginning of the log
+// becomes durable; without it recovery would report the missing file as lost.
 type reclaim struct {
 	// wanted is the oldest segment that is needed once all records up to after are
 	// durable; 0 where nothing is waiting.
 	wanted uint64
 	after  uint64
-	// announced is what marks say.
+	// announced is the beginning of the log that marks state.
 	announced uint64
 }
 
@@ -28,20 +28,20 @@ type reclaim struct {
 // cycle, so moving their tails would free nothing.
 type cycle struct {
 	until uint64
-	// churn is Log.churn as it was.
+	// churn is Log.churn at the start of the pass.
 	churn int64
 }
 
-// settled is what the last whole cycle has left: a log with nothing in it but tails,
-// side by side, and what came since.
-type settled struct {
+// cycleResult is the outcome of the last complete cycle, which leaves a log of nothing
+// but tails, and what has changed since.
+type cycleResult struct {
 	// until is the churn before which no cycle is worth its writes.
 	until int64
-	// over says that the log was over its target all the same.
+	// over says that the log still exceeded its target.
 	over bool
 }
 
-// announced returns what marks shall say of where the log begins.
+// announced returns the beginning of the log that marks state.
 func (l *Log) announced() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,7 +75,7 @@ func (l *Log) synced(oldest uint64) (long bool) {
 	l.mu.Unlock()
 	if freed {
 		l.gauges()
-		kick(l.kickPrep)
+		signal(l.prepareSignal)
 	}
 	return long
 }
@@ -89,13 +89,12 @@ func (l *Log) gauges() {
 	l.metrics.segments.WithLabelValues("dead").Set(float64(len(l.dead)))
 }
 
-// GroupPin is a group that holds an old segment with a tail that is not written
-// again.
+// GroupPin is a group whose tail holds an old segment and is not rewritten.
 type GroupPin struct {
 	Group keyspace.GroupID
-	// Segments is how many segments follow the oldest one that the group needs.
+	// Segments is how many segments lie behind the oldest one that the group needs.
 	Segments int
-	// LogBytes is the length of the log from that segment on, Bytes that of the
+	// LogBytes is the length of the log from that segment on, Bytes the size of the
 	// group's own records.
 	LogBytes, Bytes int64
 }
@@ -109,7 +108,7 @@ func (l *Log) Pinning(n int) []GroupPin {
 	l.mu.Lock()
 	segs := slices.Clone(l.segs[l.oldestNeededLocked():])
 	small := l.opts.SmallTailBytes
-	if l.settled.over && l.liveBytesLocked() > l.opts.TargetBytes {
+	if l.lastCycle.over && l.liveBytesLocked() > l.opts.TargetBytes {
 		small = 0
 	}
 	l.mu.Unlock()
@@ -133,8 +132,8 @@ func (l *Log) Pinning(n int) []GroupPin {
 	return out
 }
 
-// eachPinned calls f for the groups listed at the segment, with the size of their
-// tails, until it returns false.
+// eachPinned calls f for the groups listed at the segment, with their tail sizes, until f
+// returns false.
 func (l *Log) eachPinned(s *segment, f func(g *GroupLog, bytes int64) bool) {
 	const atOnce = 256
 	for left := l.pins.count(s); left > 0; left -= atOnce {
@@ -155,11 +154,11 @@ const (
 	rewriteGroups = 2048
 )
 
-// rewriteLoop writes small tails again while the log is too long, in cycles.
+// rewriteLoop rewrites small tails in cycles while the log is too long.
 func (l *Log) rewriteLoop() {
 	for {
 		select {
-		case <-l.kickTails:
+		case <-l.rewriteSignal:
 		case <-l.stop:
 			return
 		case <-l.fatal:
@@ -176,12 +175,12 @@ func (l *Log) newCycle() cycle {
 	return cycle{l.segs[len(l.segs)-1].seq, l.churn.Load()}
 }
 
-// rewriteSome writes one batch of tails that hold the oldest segment again and waits
-// until it is written. It returns false when there is nothing more to do now.
+// rewriteSome rewrites one batch of tails that hold the oldest segment and waits until it
+// is written. It returns false when nothing is left to do now.
 func (l *Log) rewriteSome(c cycle) bool {
 	b := l.NewBatch()
 	b.sync, b.rewrite = false, true
-	for _, g := range l.tailsToMove(c) {
+	for _, g := range l.tailsToRewrite(c) {
 		if err := l.rewriteInto(b, g); err != nil {
 			l.fail(fmt.Errorf("wal: rewrite group %s: %w", g.id, err))
 			return false
@@ -205,20 +204,20 @@ func (l *Log) rewriteSome(c cycle) bool {
 	return moved
 }
 
-// tailsToMove returns groups at the oldest needed segment that are to be written
-// again at the present length of the log, and none where the cycle ends.
-func (l *Log) tailsToMove(c cycle) []*GroupLog {
+// tailsToRewrite returns the groups at the oldest needed segment to rewrite at the log's
+// current length, or none when the cycle ends.
+func (l *Log) tailsToRewrite(c cycle) []*GroupLog {
 	l.mu.Lock()
 	live := l.liveBytesLocked()
 	oldest := l.segs[l.oldestNeededLocked()]
 	if live <= l.opts.TargetBytes {
-		l.settled.over = false
+		l.lastCycle.over = false
 	}
-	idle := live <= l.opts.TargetBytes/2 || c.churn < l.settled.until || l.err != nil || l.closing
+	idle := live <= l.opts.TargetBytes/2 || c.churn < l.lastCycle.until || l.err != nil || l.closing
 	if !idle && oldest.seq >= c.until {
-		// A quarter bounds what is written to four times what caused it, however long
-		// the log is.
-		idle, l.settled = true, settled{c.churn + max(l.opts.SegmentBytes, live/4), live > l.opts.TargetBytes}
+		// A quarter bounds the rewritten bytes to four times their cause, whatever the
+		// log's length.
+		idle, l.lastCycle = true, cycleResult{c.churn + max(l.opts.SegmentBytes, live/4), live > l.opts.TargetBytes}
 	}
 	l.mu.Unlock()
 	if idle {
@@ -238,8 +237,8 @@ func (l *Log) tailsToMove(c cycle) []*GroupLog {
 	return out
 }
 
-// rewriteInto adds a record with everything known of the group. Whether it still
-// is everything is decided at Submit.
+// rewriteInto adds a record with everything known of the group. Submit checks whether
+// that is still true.
 func (l *Log) rewriteInto(b *Batch, g *GroupLog) error {
 	g.mu.Lock()
 	o := op{kind: kindRewrite, group: g.id, g: g, version: g.version, last: g.last}
@@ -247,7 +246,7 @@ func (l *Log) rewriteInto(b *Batch, g *GroupLog) error {
 	g.mu.Unlock()
 	if first <= o.last {
 		ents, err := g.Entries(first, o.last+1, ^uint64(0))
-		if isMoved(err) {
+		if logChanged(err) {
 			return nil
 		}
 		if err != nil {
@@ -266,7 +265,7 @@ func (l *Log) rewriteInto(b *Batch, g *GroupLog) error {
 	return nil
 }
 
-// isMoved says that a group's log has changed under a reader.
-func isMoved(err error) bool {
+// logChanged reports whether a group's log has changed under a reader.
+func logChanged(err error) bool {
 	return errors.Is(err, raft.ErrCompacted) || errors.Is(err, raft.ErrUnavailable)
 }

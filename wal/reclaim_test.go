@@ -15,14 +15,14 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestRewritesEnd fills the log with tails that are all small and together longer
-// than the target. Moving them shortens nothing: they are moved once, then the log
-// is left alone, and Pinning names them, for who can compact them. Once most of them are
-// compacted the rest is moved, and the log is within its target.
+// TestRewritesEnd fills the log with tails that are all small and together exceed the
+// target. Rewriting them cannot shorten the log: they are rewritten once, then the log is
+// left alone and Pinning names them. Once most of them are compacted, the rest is
+// rewritten, and the log is within its target.
 func TestRewritesEnd(t *testing.T) { synctest.Test(t, testRewritesEnd) }
 
 func testRewritesEnd(t *testing.T) {
-	// A log that writes for ever would never let the bubble's time pass.
+	// A log that never stops writing would never let the bubble's time pass.
 	var written atomic.Int64
 	inj := errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if op.Kind == errorfs.OpFileWriteAt && written.Add(1) > 5000 {
@@ -51,8 +51,8 @@ func testRewritesEnd(t *testing.T) {
 	if again := rewritten(); again != first || l.Err() != nil {
 		t.Fatalf("%.0f bytes rewritten without any traffic, %v", again-first, l.Err())
 	}
-	// While the log grew by twelve segments, each quarter of what there was may have
-	// cost a turn.
+	// While the log grew by twelve segments, each quarter of its length may have cost a
+	// cycle.
 	if live := l.LiveBytes(); first > 6*float64(live) {
 		t.Errorf("%.0f bytes rewritten for a log of %d", first, live)
 	}
@@ -60,7 +60,7 @@ func testRewritesEnd(t *testing.T) {
 	if len(pins) < groups/2 {
 		t.Fatalf("%d groups are named, %d hold the log at %d bytes", len(pins), groups, l.LiveBytes())
 	}
-	// What had changed since the last cycle may begin one, too.
+	// Changes since the last cycle may also begin one.
 	bound := first + float64(l.LiveBytes())
 	for _, p := range pins[:groups/2] {
 		bound += 4 * float64(p.Bytes+recordLen)

@@ -42,7 +42,7 @@ func newLog(opts Options, salt func() (uint64, error)) *Log {
 		dir:   directory{fs: opts.FS, dir: opts.Dir, salt: salt},
 		cache: newCache(opts.EntryCacheBytes), groups: map[keyspace.GroupID]*GroupLog{},
 		fatal: make(chan struct{}), writerDone: make(chan struct{}), stop: make(chan struct{}),
-		kickPrep: make(chan struct{}, 1), kickTails: make(chan struct{}, 1), nextSeq: 1,
+		prepareSignal: make(chan struct{}, 1), rewriteSignal: make(chan struct{}, 1), nextSeq: 1,
 	}
 	l.work = sync.NewCond(&l.mu)
 	return l
@@ -51,7 +51,7 @@ func newLog(opts Options, salt func() (uint64, error)) *Log {
 func (l *Log) recover() error {
 	begin := l.clock.Now()
 	files, err := l.list()
-	// From here on closeFiles knows all of them.
+	// From here on closeFiles finds all of them.
 	l.dead = files
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func (l *Log) recover() error {
 	for id, g := range l.groups {
 		if !g.exists && !g.removed {
 			delete(l.groups, id)
-		} else if err := g.settle(); err != nil {
+		} else if err := g.finishRecovery(); err != nil {
 			return &CorruptionError{l.opts.Dir, 0, err.Error()}
 		}
 	}
@@ -94,14 +94,13 @@ func (l *Log) recover() error {
 	return nil
 }
 
-// list opens all segment files, in ascending order, and deletes what a crash has
-// left of preparations.
+// list opens all segment files in ascending order and deletes the remains of interrupted
+// preparations.
 func (l *Log) list() ([]*segment, error) {
 	if err := l.opts.FS.MkdirAll(l.opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("wal: make directory %s: %w", l.opts.Dir, err)
 	}
-	// A directory that was just made is not there after a crash unless its parent
-	// says so.
+	// After a crash a new directory may be missing unless its parent was synced.
 	parent := directory{fs: l.opts.FS, dir: l.opts.FS.PathDir(l.opts.Dir)}
 	if err := parent.sync(); err != nil {
 		return nil, err
@@ -161,7 +160,7 @@ func openSegment(fs vfs.FS, path string, seq uint64) (_ *segment, err error) {
 	if h.seq != seq {
 		return nil, &CorruptionError{path, 0, fmt.Sprintf("sequence number %d, want %d", h.seq, seq)}
 	}
-	// The file had its size before it had its name: no crash makes it shorter.
+	// The file had its size before its name: no crash makes it shorter.
 	if size := info.Size(); size < h.size {
 		return nil, &CorruptionError{path, size, fmt.Sprintf("end of file; the segment has %d bytes", h.size)}
 	}
@@ -178,7 +177,7 @@ func readFull(f vfs.File, b []byte, off int64, path string) error {
 	return nil
 }
 
-// load reads a whole segment into *buf, which it makes larger where needed.
+// load reads a whole segment into *buf, which it enlarges as needed.
 func (s *segment) load(buf *[]byte) error {
 	if int64(cap(*buf)) < s.size {
 		*buf = make([]byte, s.size)
@@ -206,10 +205,10 @@ func (l *Log) findLast(files []*segment, buf *[]byte) (*segment, scanned, error)
 	return nil, scanned{}, nil
 }
 
-// first makes the first segment of a log that is new, or lost.
+// first makes the first segment of a log that is new, or whose files are lost.
 func (l *Log) first() error {
 	l.beganEmpty = true
-	// Whatever files there are hold nothing.
+	// Existing files hold no records.
 	s, err := l.dir.prepare(l.nextSeq, l.opts.SegmentBytes, nil)
 	if err != nil {
 		return err
@@ -220,8 +219,8 @@ func (l *Log) first() error {
 	return nil
 }
 
-// chain returns the segments of the log in order, by what each says of the one
-// before it, from the newest back to the oldest that belongs to the log.
+// chain returns the segments of the log in order. It follows what each states about the
+// previous one, from the newest back to the oldest that belongs to the log.
 func (l *Log) chain(files []*segment, last *segment, found scanned) ([]*segment, error) {
 	bySeq := make(map[uint64]*segment, len(files))
 	for _, s := range files {
@@ -232,7 +231,7 @@ func (l *Log) chain(files []*segment, last *segment, found scanned) ([]*segment,
 	last.prevSeq, last.prevEnd = found.firstMark.prevSeq, found.firstMark.prevEnd
 	var chain []*segment
 	if next := found.lastMark.next; next != 0 {
-		// A sealed segment is never the active one. The one that it names was there
+		// A sealed segment is never the active one. The segment that it names existed
 		// before the seal was written, and is still empty.
 		active := bySeq[next]
 		if active == nil || next <= last.seq {
@@ -310,16 +309,16 @@ func (l *Log) replay(s *segment, buf *[]byte, next uint64, newest bool) error {
 	}
 	s.synced = end
 	if newest {
-		return l.makeTailSure(s, *buf)
+		return l.makeTailDurable(s, *buf)
 	}
 	return nil
 }
 
-// makeTailSure makes the recovered contents of the newest segment durable. Bytes that
+// makeTailDurable makes the recovered contents of the newest segment durable. Bytes that
 // no mark calls synced may be in the page cache only, and clean there after a failed
 // fsync; so they are written again before they are synced. It wipes bytes behind the
 // end that a later recovery could mistake for a record.
-func (l *Log) makeTailSure(s *segment, b []byte) error {
+func (l *Log) makeTailDurable(s *segment, b []byte) error {
 	proven, saltEnd := provenEnd(b, s.segmentHeader)
 	end := s.end.Load()
 	var err error

@@ -42,7 +42,7 @@ func writeFile(t testing.TB, fs vfs.FS, path string, b []byte) {
 	}
 }
 
-// copyLog copies the segments, so that each damage is done to a fresh log.
+// copyLog copies the segments, so that each test damages a fresh log.
 func copyLog(t testing.TB, files map[string][]byte) *vfs.MemFS {
 	t.Helper()
 	fs := vfs.NewMem()
@@ -55,7 +55,7 @@ func copyLog(t testing.TB, files map[string][]byte) *vfs.MemFS {
 	return fs
 }
 
-// segmentFiles reads all files. It waits for the log to be idle, in a bubble.
+// segmentFiles reads all files. In a bubble it waits for the log to be idle.
 func segmentFiles(t testing.TB, fs vfs.FS) map[string][]byte {
 	t.Helper()
 	synctest.Wait()
@@ -70,8 +70,8 @@ func segmentFiles(t testing.TB, fs vfs.FS) map[string][]byte {
 	return files
 }
 
-// syncedLog returns the files of a log of a few segments, stopped without a Close
-// after a synced batch, the model of its contents, and the newest file written to
+// syncedLog returns the files of a log of a few segments, stopped without a Close after a
+// synced batch. It also returns the model of its contents, and the newest file written to
 // with the offset up to which it is synced.
 func syncedLog(t *testing.T) (files map[string][]byte, want string, active string, synced int64) {
 	t.Helper()
@@ -94,7 +94,7 @@ func makeSyncedLog(t *testing.T) (files map[string][]byte, want string, active s
 			t.Fatal(err)
 		}
 	}
-	// The mark that says that it is synced follows when the log is idle.
+	// The mark that proves the sync follows when the log is idle.
 	synctest.Wait()
 	l.mu.Lock()
 	s := l.segs[len(l.segs)-1]
@@ -104,8 +104,8 @@ func makeSyncedLog(t *testing.T) (files map[string][]byte, want string, active s
 	return files, d.state.String(), segmentName(s.seq, segmentSuffix), s.synced
 }
 
-// TestBitFlips flips a bit in every byte of every file of a synced log: Open refuses
-// and names the file, or what was flipped bears nothing and the log is whole.
+// TestBitFlips flips a bit in every byte of every file of a synced log. Open refuses and
+// names the file, or the bit is unused and the log is complete.
 func TestBitFlips(t *testing.T) {
 	files, want, active, synced := syncedLog(t)
 	t.Logf("%d files, %s synced up to %d", len(files), active, synced)
@@ -115,8 +115,8 @@ func TestBitFlips(t *testing.T) {
 	for name, b := range files {
 		var step int
 		for off := 0; off < len(b); off += step {
-			// Every byte of the newest segment in use, which alone may be cut, some of the
-			// others, of the headers' padding and of what is behind the end.
+			// Every byte of the newest segment in use, the only one that may be cut. Of
+			// the others, the headers' padding and the space behind the end only some.
 			switch step = 1; {
 			case off >= 64 && off < headerLen-8, name == active && int64(off) > synced+2*markLen:
 				step = 397
@@ -196,9 +196,9 @@ func openBytes(t *testing.T, files map[string][]byte, name string, b []byte) (*L
 	return Open(o)
 }
 
-// TestTornTail zeroes or spoils the unsynced end of the newest segment at every
-// offset: the log opens with all synced batches, and what follows a hole is never
-// taken up (trap 18: torn and zero-filled tails).
+// TestTornTail zeroes or damages the unsynced end of the newest segment at every offset.
+// The log opens with all synced batches, and records behind a hole are never used (trap
+// 18: torn and zero-filled tails).
 func TestTornTail(t *testing.T) { synctest.Test(t, testTornTail) }
 
 func testTornTail(t *testing.T) {
@@ -258,8 +258,8 @@ func testTornTail(t *testing.T) {
 	}
 }
 
-// TestRecycledRecordsVerify puts intact records of an earlier use, of another log and
-// of another offset behind the end of the log: none may be replayed (trap 18: recycled
+// TestRecycledRecordsVerify puts intact records of an earlier use, of another log and of
+// another offset behind the end of the log. None may be replayed (trap 18: recycled
 // segments and older generations).
 func TestRecycledRecordsVerify(t *testing.T) { synctest.Test(t, testRecycledRecordsVerify) }
 
@@ -296,7 +296,7 @@ func testRecycledRecordsVerify(t *testing.T) {
 		"other sequence":      record(segmentHeader{seq: header.seq + 1, salt: header.salt}, end),
 		"other offset":        record(header, end+8),
 		"shifted in the file": append(make([]byte, 16), record(header, end)...),
-		// This one lies where it says, but behind a hole.
+		// This one lies at its stated offset, but behind a hole.
 		"behind a hole": append(make([]byte, 16), record(header, end+16)...),
 	}
 	for what, ghost := range ghosts {
@@ -310,7 +310,7 @@ func testRecycledRecordsVerify(t *testing.T) {
 		if err != nil || m.String() != want {
 			t.Fatalf("%s: got %s, %v", what, m, err)
 		}
-		// What is written next is followed by what was behind the hole.
+		// The next write is followed by what was behind the hole.
 		b := l.NewBatch()
 		b.Append(2, testHard(hardState{1, 1, 0}), nil)
 		l.Submit(b, nil)
@@ -323,8 +323,8 @@ func testRecycledRecordsVerify(t *testing.T) {
 	}
 }
 
-// TestRotUnderReader damages a record while the log is open: the read says so, and
-// says where.
+// TestRotUnderReader damages a record while the log is open: the read reports the damage
+// and its place.
 func TestRotUnderReader(t *testing.T) {
 	mem := vfs.NewMem()
 	o := testOptions(mem)
@@ -356,9 +356,9 @@ func TestRotUnderReader(t *testing.T) {
 	mustClose(t, l)
 }
 
-// TestShortenedFiles cuts every file at many lengths, also where nothing was ever
-// written or synced: a file has its whole size before it has its name, so none of
-// this is torn. Open refuses with the file and where it ends.
+// TestShortenedFiles cuts every file at many lengths, even where nothing was ever written
+// or synced. A file has its full size before it has its name, so none of this is a torn
+// tail. Open refuses and names the file and its end.
 func TestShortenedFiles(t *testing.T) {
 	files, _, active, synced := syncedLog(t)
 	for name, b := range files {
@@ -380,8 +380,8 @@ func TestShortenedFiles(t *testing.T) {
 	}
 }
 
-// TestLostNewest takes away the segment in use, alone or with all that is prepared
-// behind it, at every moment of a log's growth: the one before it names it.
+// TestLostNewest removes the segment in use, alone or with all prepared ones behind it,
+// at every moment of a log's growth: the previous segment names it.
 func TestLostNewest(t *testing.T) { synctest.Test(t, testLostNewest) }
 
 func testLostNewest(t *testing.T) {
@@ -420,8 +420,8 @@ func testLostNewest(t *testing.T) {
 	}
 }
 
-// TestMissingAndForeignFiles takes a segment away, or replaces it by one of another
-// name: both are refused. Only what is no part of the log may be missing.
+// TestMissingAndForeignFiles removes a segment, or replaces it by one of another name:
+// both are refused. Only files that are no part of the log may be missing.
 func TestMissingAndForeignFiles(t *testing.T) {
 	files, want, active, _ := syncedLog(t)
 	names := slices.Sorted(maps.Keys(files))
@@ -452,7 +452,7 @@ func TestMissingAndForeignFiles(t *testing.T) {
 	}
 }
 
-// TestRecoveryErrors fails the n-th operation of a recovery, reads too: Open fails,
+// TestRecoveryErrors fails the n-th operation of a recovery, including reads: Open fails,
 // and the next one finds everything.
 func TestRecoveryErrors(t *testing.T) {
 	files, want, _, _ := syncedLog(t)
@@ -497,9 +497,9 @@ func TestRecoveryErrors(t *testing.T) {
 	}
 }
 
-// TestRecoveryRefusesWhatDoesNotFit opens logs with sound records that contradict each
-// other, as no crash leaves them: a hard state that commits entries which are not there
-// (trap 19), and a hole between entries.
+// TestRecoveryRefusesWhatDoesNotFit opens logs of intact records that contradict each
+// other as no crash leaves them: a hard state that commits missing entries (trap 19), and
+// a hole between entries.
 func TestRecoveryRefusesWhatDoesNotFit(t *testing.T) { synctest.Test(t, testRecoveryRefuses) }
 
 func testRecoveryRefuses(t *testing.T) {
@@ -521,7 +521,7 @@ func testRecoveryRefuses(t *testing.T) {
 	end := scan(files[name], header, int64(len(files[name]))).end
 	for what, c := range map[string]struct {
 		first, commit uint64
-		want          string // in the error; empty: it opens
+		want          string // in the error; if empty, Open succeeds
 	}{
 		"as it should be":   {3, 3, ""},
 		"commit beyond all": {3, 4, "commit index 4 above the last index 3"},

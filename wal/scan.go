@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// CorruptionError says that bytes which had been synced are damaged or missing.
-// The log is not opened, and nothing is changed on disk.
+// CorruptionError says that synced bytes are damaged or missing. The log is not opened,
+// and nothing on disk is changed.
 type CorruptionError struct {
 	File   string
 	Offset int64
@@ -33,8 +33,8 @@ type scanned struct {
 	hasMark             bool
 }
 
-// scan verifies a segment from its first record on, up to limit bytes or the
-// first bad spot.
+// scan verifies a segment from its first record on, up to limit bytes or the first
+// damaged place.
 func scan(b []byte, h segmentHeader, limit int64) scanned {
 	s := scanned{end: headerLen, bad: headerLen}
 	limit = min(limit, int64(len(b)))
@@ -87,13 +87,12 @@ func scan(b []byte, h segmentHeader, limit int64) scanned {
 	}
 }
 
-// provenEnd returns the highest offset that any intact mark in b, wherever it
-// lies, calls synced; 0 where there is none. It also returns the offset behind
-// the last place where the salt occurs: beyond it no record of this use can be
-// hidden.
+// provenEnd returns the highest offset that any intact mark in b calls synced, wherever
+// the mark lies, or 0 if there is none. It also returns the offset behind the last
+// occurrence of the salt: no record of this use can lie beyond it.
 //
-// Unsynced pages survive a crash in any order, so a valid record behind a bad spot
-// proves nothing. Only a mark does: it was written after the fsync it tells of.
+// Unsynced pages survive a crash in any order, so a valid record behind a damaged place
+// proves nothing. Only a mark does: it was written after the fsync that it reports.
 func provenEnd(b []byte, h segmentHeader) (proven, saltEnd int64) {
 	var salt [8]byte
 	binary.LittleEndian.PutUint64(salt[:], h.salt)
@@ -122,7 +121,7 @@ func kindAt(b []byte, off int64) kind {
 	return kind(b[off+16])
 }
 
-// eachRecord calls f for the records of groups in a scanned segment below end.
+// eachRecord calls f for the groups' records in a scanned segment below end.
 func eachRecord(b []byte, end int64, f func(record) error) error {
 	for off := int64(headerLen); off < end; {
 		r := b[off : off+int64(binary.LittleEndian.Uint32(b[off+4:]))]

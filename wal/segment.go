@@ -13,7 +13,7 @@ import (
 
 const (
 	segmentSuffix = ".wal"
-	// tempSuffix is that of a file that is being prepared. It is nothing yet.
+	// tempSuffix marks a file that is being prepared and means nothing yet.
 	tempSuffix = ".tmp"
 )
 
@@ -23,15 +23,15 @@ type segment struct {
 	path string
 	file vfs.File
 
-	// end is where the next write goes; the writer alone moves it. synced is how much
-	// of the file is known to be on the disk.
+	// end is where the next write goes; only the writer moves it. synced is how much of
+	// the file is known to be on the disk.
 	end    atomic.Int64
 	synced int64
-	// prevSeq and prevEnd are what the segment's marks say of the one before.
+	// prevSeq and prevEnd are what the segment's marks state about the previous one.
 	prevSeq uint64
 	prevEnd int64
-	// readers counts the reads under way. None begins once no group needs the
-	// segment, so a dead one without readers may be overwritten.
+	// readers counts the reads under way. None begins once no group needs the segment, so
+	// a dead one without readers may be overwritten.
 	readers atomic.Int32
 	// pinned is guarded by Log.pins.
 	pinned pinList
@@ -49,7 +49,7 @@ func parseSegmentName(name string) (seq uint64, ok bool) {
 	return seq, err == nil
 }
 
-// newSalt draws a salt. Zero is none: zeros would be full of it.
+// newSalt draws a salt that is not zero, because unused space is zeros.
 func newSalt() (uint64, error) {
 	for {
 		var b [8]byte
@@ -62,11 +62,11 @@ func newSalt() (uint64, error) {
 	}
 }
 
-// directory is what segments are made in.
+// directory is the directory in which segments are made.
 type directory struct {
 	fs  vfs.FS
 	dir string
-	// salt is newSalt but for tests that compare bytes.
+	// salt is newSalt, except in tests that compare bytes.
 	salt func() (uint64, error)
 }
 
@@ -103,7 +103,7 @@ func (d *directory) prepare(seq uint64, size int64, old *segment) (_ *segment, e
 	if old != nil {
 		s.file = old.file
 		if err = d.fs.Rename(old.path, temp); err == nil {
-			// The old name must be gone for good before the old header is.
+			// The old name must be gone for good before the old header is overwritten.
 			err = d.sync()
 		}
 	} else if s.file, err = d.fs.OpenReadWrite(temp, vfs.WriteCategoryUnspecified); err == nil {
@@ -125,7 +125,7 @@ func (d *directory) prepare(seq uint64, size int64, old *segment) (_ *segment, e
 		if s.file != nil {
 			_ = s.file.Close()
 		}
-		// What is left of it takes room, and means nothing.
+		// The remains take space and mean nothing.
 		_ = d.fs.Remove(temp)
 		_ = d.fs.Remove(s.path)
 		return nil, fmt.Errorf("wal: prepare segment %s: %w", s.path, err)
@@ -135,9 +135,8 @@ func (d *directory) prepare(seq uint64, size int64, old *segment) (_ *segment, e
 	return s, nil
 }
 
-// writeZeros fills [from, to). Unwritten or missing blocks would make every fsync
-// of the log a transaction of the file system, and could fail when the disk is
-// full.
+// writeZeros fills [from, to). Unwritten or missing blocks would make every fsync of the
+// log a file system transaction, which could fail on a full disk.
 func writeZeros(f vfs.File, from, to int64) error {
 	zeros := make([]byte, min(to-from, 1<<20))
 	for at := from; at < to; at += int64(len(zeros)) {

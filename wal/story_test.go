@@ -232,7 +232,7 @@ func (s *story) dump(d *datadriven.TestData) string {
 	return b.String()
 }
 
-// dumpSegment prints a segment record by record, up to what does not verify.
+// dumpSegment prints a segment record by record, up to the first that does not verify.
 func dumpSegment(w *strings.Builder, b []byte) {
 	h, err := decodeSegmentHeader(b)
 	if err != nil {
@@ -296,8 +296,8 @@ func dumpRecord(w *strings.Builder, r *record) {
 	w.WriteString("\n")
 }
 
-// TestFormatGolden compares the bytes of a small segment with those of the format's
-// version in testdata; they change only together with formatVersion.
+// TestFormatGolden compares the bytes of a small segment with the golden file of the
+// format's version. They change only together with formatVersion.
 func TestFormatGolden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &story{t: t, mem: vfs.NewCrashableMem()}

@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestAnotherVersionIsNamed shows that Open refuses the files of an earlier build by their
-// version, and that the error says what to do.
+// TestAnotherVersionIsNamed shows that Open refuses files of an earlier build by their
+// version, with an error that names the remedy.
 func TestAnotherVersionIsNamed(t *testing.T) {
 	for what, c := range map[string]struct {
 		reads uint64
@@ -27,7 +27,7 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 	}
 }
 
-// earlierSegment opens a log whose segment is of an earlier version, and whole.
+// earlierSegment opens a log with an intact segment of an earlier version.
 func earlierSegment(t *testing.T) error {
 	t.Helper()
 	fs := vfs.NewMem()

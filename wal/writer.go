@@ -9,16 +9,16 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 )
 
-// writer is the state of the goroutine that writes. Submissions gather in the queue
-// while it writes and syncs; when the disk is idle again it takes as many as fit. There
-// is no timer on this path.
+// writer is the state of the goroutine that writes. Submissions gather in the queue while
+// it writes and syncs. When the disk is idle it takes as many as fit. No timer is on this
+// path.
 type writer struct {
 	l   *Log
 	buf []byte
-	// active is the segment being written and said the newest mark in it.
-	active *segment
-	said   mark
-	// planned is the last run of each group as it will be after the write under way.
+	// active is the segment being written and lastMark its newest mark.
+	active   *segment
+	lastMark mark
+	// planned is the last run of each group as it will be after the current write.
 	planned map[*GroupLog]run
 	// unsynced says that records, or a mark that frees segments, are written and not
 	// synced; unsyncedRecords counts the records.
@@ -26,24 +26,24 @@ type writer struct {
 	unsyncedRecords int
 	lazy            clock.Timer
 	lazyOn          bool
-	// long says that tails may have to be moved. The goroutine that does it is woken
-	// once the writer is idle: what it submits would otherwise race with the mark.
-	long bool
+	// rewriteDue says that tails may have to be rewritten. The rewriter is woken once the
+	// writer is idle: its submissions would otherwise race with the mark.
+	rewriteDue bool
 }
 
-// taken is what one write takes from the queue.
-type taken struct {
+// batchPart is a part of a batch that one write takes from the queue.
+type batchPart struct {
 	batch    *Batch
 	from, to int
 }
 
-// write is one write: its pieces, and the batches that end in it.
+// write is one write: its parts, and the batches that end in it.
 type write struct {
-	pieces []taken
-	bytes  int64
-	sync   bool
-	probe  bool
-	last   uint64
+	parts []batchPart
+	bytes int64
+	sync  bool
+	probe bool
+	last  uint64
 }
 
 type step uint8
@@ -91,7 +91,7 @@ func (w *writer) run() {
 	}
 }
 
-// nextLocked says what is to be done now and takes what do is to write.
+// nextLocked returns the next step and fills do with what is to be written.
 func (w *writer) nextLocked(do *write) step {
 	l := w.l
 	due := l.lazyDue
@@ -122,33 +122,33 @@ func (w *writer) nextLocked(do *write) step {
 		return stepNoRoom
 	}
 	if l.Space() == SpaceOK {
-		// On a full disk the preparer tries again by itself.
-		kick(l.kickPrep)
+		// On a full disk the preparer retries by itself.
+		signal(l.prepareSignal)
 	}
 	return stepWait
 }
 
-// takeLocked takes whole units from the queue: what fits into the segment and the
-// bound on a write. It takes nothing, and returns false, where the segment is full.
+// takeLocked takes whole units from the queue, as many as fit into the segment and the
+// bound on a write. If the segment is full it takes nothing and returns false.
 func (w *writer) takeLocked(do *write) bool {
 	l := w.l
-	*do = write{pieces: do.pieces[:0]}
-	// A mark before the records, and the one that seals the segment, must always fit.
+	*do = write{parts: do.parts[:0]}
+	// A mark before the records and the seal must always fit.
 	room := w.active.size - w.active.end.Load() - 2*markLen
 	for len(l.queue) > 0 {
 		b := l.queue[0]
 		from := b.next
 		end, size := b.unit()
-		if size > room-do.bytes || (len(do.pieces) > 0 && do.bytes+size > l.opts.MaxBatchBytes) {
+		if size > room-do.bytes || (len(do.parts) > 0 && do.bytes+size > l.opts.MaxBatchBytes) {
 			break
 		}
 		b.next = end
 		do.bytes += size
 		do.probe = do.probe || b.probe
-		if n := len(do.pieces); n > 0 && do.pieces[n-1].batch == b {
-			do.pieces[n-1].to = end
+		if n := len(do.parts); n > 0 && do.parts[n-1].batch == b {
+			do.parts[n-1].to = end
 		} else {
-			do.pieces = append(do.pieces, taken{b, from, end})
+			do.parts = append(do.parts, batchPart{b, from, end})
 		}
 		if end == len(b.ops) {
 			do.sync = do.sync || b.sync
@@ -156,17 +156,17 @@ func (w *writer) takeLocked(do *write) bool {
 			l.queue = l.queue[1:]
 		}
 	}
-	if len(do.pieces) == 0 {
+	if len(do.parts) == 0 {
 		return false
 	}
 	if len(l.queue) == 0 {
 		l.queue = nil
 	}
-	l.flight = do.pieces[0].batch.at
+	l.flight = do.parts[0].batch.at
 	return true
 }
 
-// do writes, syncs and completes.
+// do writes and syncs, and completes the batches.
 func (w *writer) do(do *write) {
 	l := w.l
 	records := w.encode(do)
@@ -196,12 +196,12 @@ func (w *writer) do(do *write) {
 // encode lays the records out behind the segment's end and returns their number.
 func (w *writer) encode(do *write) (records int) {
 	w.buf = w.buf[:0]
-	if m := w.mark(); m != w.said || (do.probe && do.bytes == 0) {
-		w.say(m)
+	if m := w.mark(); m != w.lastMark || (do.probe && do.bytes == 0) {
+		w.addMark(m)
 	}
 	clear(w.planned)
 	at := w.active.end.Load()
-	for _, p := range do.pieces {
+	for _, p := range do.parts {
 		for i := p.from; i < p.to; i++ {
 			o := &p.batch.ops[i]
 			do.last = o.no
@@ -224,9 +224,9 @@ func (w *writer) encode(do *write) (records int) {
 	return records
 }
 
-// plan decides to which record the op's one is chained. The groups learn it when
-// the records are written, so that nobody reads there too early; until then the
-// writer remembers the new runs.
+// plan decides to which record the op's record is chained. The groups learn it only when
+// the records are written, so that nobody reads there too early. Until then the writer
+// remembers the new runs.
 func (w *writer) plan(o *op) {
 	if len(o.ents) == 0 {
 		return
@@ -250,7 +250,7 @@ func (w *writer) plan(o *op) {
 }
 
 func (w *writer) locate(do *write) {
-	for _, p := range do.pieces {
+	for _, p := range do.parts {
 		for i := p.from; i < p.to; i++ {
 			o := &p.batch.ops[i]
 			if o.skip {
@@ -266,7 +266,7 @@ func (w *writer) locate(do *write) {
 	}
 }
 
-// mark returns what can be said now.
+// mark returns the mark that is true now.
 func (w *writer) mark() mark {
 	return mark{
 		durable: w.active.synced, oldest: w.l.announced(),
@@ -274,16 +274,16 @@ func (w *writer) mark() mark {
 	}
 }
 
-func (w *writer) say(m mark) {
+func (w *writer) addMark(m mark) {
 	w.buf = appendMark(w.buf, m, w.active.segmentHeader, w.active.end.Load()+int64(len(w.buf)))
-	if m.oldest > w.said.oldest {
+	if m.oldest > w.lastMark.oldest {
 		w.unsynced = true
 	}
-	w.said = m
+	w.lastMark = m
 }
 
-// put writes at the segment's end. An error ends the log: what is on the disk is
-// not known then.
+// put writes at the segment's end. An error ends the log, because the contents of the
+// disk are then unknown.
 func (w *writer) put(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -297,8 +297,8 @@ func (w *writer) put(b []byte) error {
 	return nil
 }
 
-// syncActive makes everything written durable. It returns false where the log has
-// failed: a failed fsync may have dropped the pages, so it is never tried again.
+// syncActive makes everything written durable. It returns false if the log has failed. It
+// never retries a failed fsync, which may have dropped the pages.
 func (w *writer) syncActive() bool {
 	l, s := w.l, w.active
 	begin := l.clock.Now()
@@ -311,11 +311,11 @@ func (w *writer) syncActive() bool {
 	l.syncs.Add(1)
 	s.synced = s.end.Load()
 	w.unsynced, w.unsyncedRecords = false, 0
-	w.long = l.synced(w.said.oldest) || w.long
+	w.rewriteDue = l.synced(w.lastMark.oldest) || w.rewriteDue
 	return true
 }
 
-// complete calls the batches that end in the write.
+// complete completes the batches that end in the write.
 func (w *writer) complete(do *write, err error) {
 	l := w.l
 	l.mu.Lock()
@@ -323,7 +323,7 @@ func (w *writer) complete(do *write, err error) {
 	queued := l.queued
 	l.mu.Unlock()
 	l.metrics.queueBytes.Set(float64(queued))
-	for _, p := range do.pieces {
+	for _, p := range do.parts {
 		if p.to < len(p.batch.ops) {
 			continue
 		}
@@ -334,29 +334,29 @@ func (w *writer) complete(do *write, err error) {
 	}
 }
 
-// idle writes the mark that the next write would begin with, if there is nothing
-// to write now: from then on damage below it is known as such.
+// idle writes the mark with which the next write would begin, if nothing is queued. From
+// then on damage below it is detected.
 func (w *writer) idle() {
 	l := w.l
 	l.mu.Lock()
 	busy := len(l.queue) > 0 || l.err != nil
 	l.mu.Unlock()
-	if m := w.mark(); !busy && m != w.said && w.active.size-w.active.end.Load() >= 2*markLen {
+	if m := w.mark(); !busy && m != w.lastMark && w.active.size-w.active.end.Load() >= 2*markLen {
 		w.buf = w.buf[:0]
-		w.say(m)
+		w.addMark(m)
 		if err := w.put(w.buf); err != nil {
 			l.fail(err)
 			return
 		}
 	}
 	w.armLazySync()
-	if w.long {
-		w.long = false
-		kick(l.kickTails)
+	if w.rewriteDue {
+		w.rewriteDue = false
+		signal(l.rewriteSignal)
 	}
 }
 
-// armLazySync sees to it that what is unsynced does not stay so for ever.
+// armLazySync bounds how long written records stay unsynced.
 func (w *writer) armLazySync() {
 	if !w.unsynced || w.lazyOn {
 		return
@@ -371,10 +371,10 @@ func (w *writer) armLazySync() {
 	})
 }
 
-// rotate goes on in the next segment. It seals the old one with a mark that names the
-// next one. The next segment has had this name on the disk since it was prepared, so
-// recovery treats its absence as a loss. Then rotate syncs all of the old segment, as
-// the new one's first mark states.
+// rotate continues in the next segment. It seals the old segment with a mark that names
+// the next one. The next segment has had this name on the disk since it was prepared, so
+// recovery treats its absence as a loss. Then rotate syncs the whole old segment, as the
+// new one's first mark states.
 func (w *writer) rotate() {
 	l := w.l
 	l.mu.Lock()
@@ -383,7 +383,7 @@ func (w *writer) rotate() {
 	m := w.mark()
 	m.next = next.seq
 	w.buf = w.buf[:0]
-	w.say(m)
+	w.addMark(m)
 	if err := w.put(w.buf); err != nil {
 		l.fail(err)
 		return
@@ -397,10 +397,10 @@ func (w *writer) rotate() {
 	l.segs = append(l.segs, next)
 	l.mu.Unlock()
 	l.logger.Debug("next segment", zap.String("file", next.path))
-	w.active, w.said = next, mark{}
+	w.active, w.lastMark = next, mark{}
 	l.gauges()
-	w.long = true
-	kick(l.kickPrep)
+	w.rewriteDue = true
+	signal(l.prepareSignal)
 }
 
 // drain completes everything with the error that ended the log.
@@ -417,8 +417,8 @@ func (w *writer) drain() {
 	}
 }
 
-// finish makes everything durable, and the mark that proves it. A segment without
-// records needs none, and in a log that began empty a mark would say that it is one.
+// finish makes everything durable, together with a mark that proves it. A segment without
+// records needs no mark, and a mark would make a log that began empty count as used.
 func (w *writer) finish() {
 	if w.lazy != nil {
 		w.lazy.Stop()
@@ -427,9 +427,9 @@ func (w *writer) finish() {
 	if l.Err() != nil || !w.syncActive() {
 		return
 	}
-	if m := w.mark(); m.durable > headerLen && m != w.said && w.active.size-w.active.end.Load() >= 2*markLen {
+	if m := w.mark(); m.durable > headerLen && m != w.lastMark && w.active.size-w.active.end.Load() >= 2*markLen {
 		w.buf = w.buf[:0]
-		w.say(m)
+		w.addMark(m)
 		if err := w.put(w.buf); err != nil {
 			l.fail(err)
 			return

@@ -12,16 +12,16 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestCommitNewsAreNotAnswered: an entry that no other follows costs each follower two
-// messages and the leader one answer of each.
-func TestCommitNewsAreNotAnswered(t *testing.T) {
+// TestCommitNoticesAreNotAnswered: an entry with no other behind it costs each follower
+// two messages and the leader one response of each.
+func TestCommitNoticesAreNotAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
 		defer r.close()
 		r.bootstrap(1, 1, voters(3))
 		r.write(1, "first")
-		kinds := []pb.MessageType{pb.MsgApp, pb.MsgAppResp, kindNews}
+		kinds := []pb.MessageType{pb.MsgApp, pb.MsgAppResp, kindCommitNotice}
 		time.Sleep(10 * time.Millisecond)
 		before := map[pb.MessageType]int{}
 		for _, k := range kinds {
@@ -31,7 +31,7 @@ func TestCommitNewsAreNotAnswered(t *testing.T) {
 		l := r.leader(1)
 		for i := range writes {
 			r.must(l.propose(1, fmt.Sprintf("a%d", i)))
-			time.Sleep(2 * newsDelay)
+			time.Sleep(2 * commitNoticeDelay)
 			synctest.Wait()
 			last := l.host.Group(1).Status().Applied
 			for _, id := range r.ids() {
@@ -41,7 +41,7 @@ func TestCommitNewsAreNotAnswered(t *testing.T) {
 			}
 		}
 		for _, k := range kinds {
-			// A heartbeat may have told of a commit first.
+			// A heartbeat may have carried a commit index first.
 			if got := r.bus.counted(k) - before[k]; got > 2*writes || got < 2*writes-writes/4 {
 				t.Errorf("%d messages of kind %s for %d entries", got, k, writes)
 			}
@@ -49,8 +49,9 @@ func TestCommitNewsAreNotAnswered(t *testing.T) {
 	})
 }
 
-// TestLostCommitNews: nobody hears that news was lost; the next heartbeat says it again.
-func TestLostCommitNews(t *testing.T) {
+// TestLostCommitNotice: nobody learns that a notice was lost, but the next heartbeat
+// repeats it.
+func TestLostCommitNotice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
@@ -61,8 +62,8 @@ func TestLostCommitNews(t *testing.T) {
 		lost := 0
 		r.bus.set(func(b *testBus) {
 			b.filter = func(_, _ keyspace.NodeID, m *message) bool {
-				lost += boolInt(m.kind == kindNews)
-				return m.kind != kindNews
+				lost += boolInt(m.kind == kindCommitNotice)
+				return m.kind != kindCommitNotice
 			}
 		})
 		l := r.leader(1)
@@ -78,15 +79,15 @@ func TestLostCommitNews(t *testing.T) {
 			}
 		}
 		if lost == 0 {
-			t.Error("no news was lost")
+			t.Error("no notice was lost")
 		}
 	})
 }
 
-// TestNewsForAFollowerThatLags: who has not acknowledged what is committed gets a MsgApp,
-// whose answer says what it lacks, and never news: raft would panic over a commit index
-// beyond its log.
-func TestNewsForAFollowerThatLags(t *testing.T) {
+// TestCommitNoticeForALaggingFollower: a follower that has not acknowledged the committed
+// entries gets a MsgApp, whose response says what it lacks. It never gets a notice,
+// because raft would panic over a commit index beyond its log.
+func TestCommitNoticeForALaggingFollower(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
 		r.startAll()
@@ -96,13 +97,13 @@ func TestNewsForAFollowerThatLags(t *testing.T) {
 		r.equal(1)
 		l := r.leader(1)
 		f := r.nodes[1+l.id%3]
-		entries, news, empty := 0, 0, 0
+		entries, notices, empty := 0, 0, 0
 		r.bus.set(func(b *testBus) {
 			b.filter = func(_, to keyspace.NodeID, m *message) bool {
 				if to != f.id {
 					return true
 				}
-				news += boolInt(m.kind == kindNews)
+				notices += boolInt(m.kind == kindCommitNotice)
 				if m.kind != pb.MsgApp {
 					return true
 				}
@@ -115,10 +116,10 @@ func TestNewsForAFollowerThatLags(t *testing.T) {
 			}
 		})
 		r.must(l.propose(1, "lost"))
-		time.Sleep(2 * newsDelay)
+		time.Sleep(2 * commitNoticeDelay)
 		synctest.Wait()
-		if empty == 0 || news > 0 {
-			t.Errorf("%d MsgApps without entries and %d news for a follower that lacks an entry", empty, news)
+		if empty == 0 || notices > 0 {
+			t.Errorf("%d MsgApps without entries and %d notices for a follower that lacks an entry", empty, notices)
 		}
 		if entries < 2 {
 			t.Error("the entry was not sent again")
@@ -127,9 +128,9 @@ func TestNewsForAFollowerThatLags(t *testing.T) {
 	})
 }
 
-// TestProbedFollowerAnswers: a follower that has everything, and that raft probes since
-// something to it was lost, is asked until it has answered: nothing else ends that, and the
-// group would neither sleep nor hand its leadership to it.
+// TestProbedFollowerAnswers: raft probes a follower after a message to it was lost. The
+// leader asks such a follower until it responds, even if it has everything. Nothing else
+// ends the probing, and the group could neither sleep nor transfer its leadership to it.
 func TestProbedFollowerAnswers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
@@ -143,7 +144,7 @@ func TestProbedFollowerAnswers(t *testing.T) {
 		inWorker(g, func() {
 			for _, id := range r.ids() {
 				if id != l.id {
-					g.rn.ReportUnreachable(uint64(id)) // of which the replica has the number
+					g.rn.ReportUnreachable(uint64(id)) // as if the replica had this number
 				}
 			}
 		})
@@ -159,9 +160,9 @@ func TestProbedFollowerAnswers(t *testing.T) {
 	})
 }
 
-// TestOldNews: what is not newer, or not the leader's of this term, changes nothing and
-// wakes nobody.
-func TestOldNews(t *testing.T) {
+// TestStaleCommitNotice: an old notice, or one that is not from this term's leader,
+// changes nothing and wakes nobody.
+func TestStaleCommitNotice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
@@ -180,22 +181,22 @@ func TestOldNews(t *testing.T) {
 			"of an older term":  func(m *message) { m.term--; m.commit++ },
 			"of another leader": func(m *message) { m.from, m.node = 6-m.from-m.to, 6-m.node-f.id; m.commit++ },
 		} {
-			m := &message{group: 1, kind: kindNews, to: g.self, from: keyspace.ReplicaID(l.id), node: l.id, term: before.Term, commit: before.Commit}
+			m := &message{group: 1, kind: kindCommitNotice, to: g.self, from: keyspace.ReplicaID(l.id), node: l.id, term: before.Term, commit: before.Commit}
 			change(m)
-			inWorker(g, func() { g.receive(m) })
+			inWorker(g, func() { g.step(m) })
 			synctest.Wait()
 			if s := g.Status(); !s.Asleep || s.Commit != before.Commit || s.Term != before.Term || s.Leader != before.Leader {
-				t.Errorf("news %s: %+v, before %+v", name, s, before)
+				t.Errorf("notice %s: %+v, before %+v", name, s, before)
 			}
 			if err := f.host.Err(); err != nil {
-				t.Errorf("news %s: the host stops: %v", name, err)
+				t.Errorf("notice %s: the host stops: %v", name, err)
 			}
 		}
 	})
 }
 
-// TestNewsOfWhatWasForgotten: a leader counts on entries that are not there.
-func TestNewsOfWhatWasForgotten(t *testing.T) {
+// TestCommitNoticeBeyondTheLog: a leader relies on entries that this log has lost.
+func TestCommitNoticeBeyondTheLog(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, noSleep)
 		r.startAll()
@@ -208,8 +209,8 @@ func TestNewsOfWhatWasForgotten(t *testing.T) {
 		g := f.host.Group(1)
 		s := g.Status()
 		inWorker(g, func() {
-			g.receive(&message{
-				group: 1, kind: kindNews, to: g.self, from: keyspace.ReplicaID(l.id), node: l.id, term: s.Term, commit: s.Commit + 1,
+			g.step(&message{
+				group: 1, kind: kindCommitNotice, to: g.self, from: keyspace.ReplicaID(l.id), node: l.id, term: s.Term, commit: s.Commit + 1,
 			})
 		})
 		select {
