@@ -157,12 +157,12 @@ func (a *Admission) bootstrapAlone(ctx context.Context) error {
 	return nil
 }
 
-// mayBootstrap reports whether a founder may go by its configuration: a majority of the
-// founders, itself among them, knows nothing against it, and nobody knows that the cluster has
-// run. A founder that hears nobody cannot tell a new cluster from one in which it has lost its
+// mayBootstrap reports whether this node is a founder that may go by its configuration: a
+// majority of the founders, itself among them, knows nothing against it, and nobody knows that
+// the cluster has run. A founder that hears nobody cannot tell a new cluster from one in which it has lost its
 // disk.
 func (a *Admission) mayBootstrap(p *peerAnswers) bool {
-	return !a.hasRun.Load() && 1+len(p.nothing) > a.o.Founders/2
+	return a.o.Founders > 0 && !a.hasRun.Load() && 1+len(p.nothing) > a.o.Founders/2
 }
 
 // UnknownCame takes note of a node of the cluster that this one does not know. Until this node is

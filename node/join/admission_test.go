@@ -103,6 +103,8 @@ func TestRequest(t *testing.T) {
 		{"another directory came first", 0, map[keyspace.NodeID][]*Check{2: {{Other: true}}}, "another directory has been let in as node 1"},
 		{"nobody knows it", 0, map[keyspace.NodeID][]*Check{2: {{Absent: true}}}, "has no node 1"},
 		{"it joins, and one has no quorum at first", 0, map[keyspace.NodeID][]*Check{2: {unsure, unsure, {Member: true}}}, ""},
+		{"it joins, and nobody settles it", 0, map[keyspace.NodeID][]*Check{2: {nothing}}, "deadline"},
+		{"it joins, and hears nobody", 0, map[keyspace.NodeID][]*Check{2: nil}, "deadline"},
 		{"a founder whose group has moved on", 3, map[keyspace.NodeID][]*Check{2: {{Member: true, Moved: true, Holds: 4}}, 3: nil}, "undone"},
 		{"it joins, and knows nobody", 0, nil, "knows none of its nodes"},
 		{"the only founder", 1, nil, ""},
