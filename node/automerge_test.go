@@ -19,7 +19,7 @@ const mergeSoon = 40 * time.Second
 // borders returns where the ranges begin, but for the first.
 func (r *rig) borders() (keys []string) {
 	r.t.Helper()
-	l, err := (admin{r.nodes[0].core}).Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+	l, err := r.nodes[0].core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func (r *rig) warm(n *rigNode, prefix string, perSecond int) (stop func() []int6
 // wantKept fails where operators are not told that these borders stay, and no others.
 func (r *rig) wantKept(keys ...string) {
 	r.t.Helper()
-	a := admin{r.nodes[1].core}
+	a := r.nodes[1].core.Admin()
 	l, err := a.Ranges(r.t.Context(), &adminpb.RangeListRequest{})
 	if err != nil {
 		r.t.Fatal(err)
@@ -87,7 +87,7 @@ func TestRangesMergeByThemselves(t *testing.T) {
 			revisions = append(revisions, r.mustPut(r.nodes[1], k, "v")) // its range is led
 		}
 		for _, k := range []string{"h", "B"} { // what begins with a capital is small and cold too
-			if _, _, err := (admin{r.nodes[1].core}).SplitRange(r.t.Context(), []byte(k)); err != nil {
+			if _, _, err := r.nodes[1].core.Admin().SplitRange(r.t.Context(), []byte(k)); err != nil {
 				r.t.Fatal(err)
 			}
 		}
@@ -132,7 +132,7 @@ func TestRangesMergeByThemselves(t *testing.T) {
 		}
 		r.dense(append(revisions, r.mustPut(r.nodes[1], "last", "v")))
 		// It begins there already, and is asked to stay all the same.
-		if _, _, err := (admin{r.nodes[2].core}).SplitRange(r.t.Context(), []byte("f")); err == nil || !strings.Contains(err.Error(), "already") {
+		if _, _, err := r.nodes[2].core.Admin().SplitRange(r.t.Context(), []byte("f")); err == nil || !strings.Contains(err.Error(), "already") {
 			r.t.Errorf("a second split there: %v", err)
 		}
 		r.caughtUp(5 * time.Second)

@@ -28,7 +28,7 @@ func TestRangesSplitByThemselves(t *testing.T) {
 		}
 		var ranges int
 		r.wait(2*time.Minute, "no range is larger than the bound", func() bool {
-			l, err := (admin{r.nodes[0].core}).Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+			l, err := r.nodes[0].core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{})
 			if err != nil {
 				return false
 			}
@@ -43,7 +43,7 @@ func TestRangesSplitByThemselves(t *testing.T) {
 			return ranges > 3
 		})
 		time.Sleep(10 * time.Minute)
-		l, err := (admin{r.nodes[1].core}).Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+		l, err := r.nodes[1].core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{})
 		if err != nil || len(l.GetRanges()) != ranges || ranges > 4*values*size/most {
 			r.t.Errorf("%d ranges, and later %d, %v", ranges, len(l.GetRanges()), err)
 		}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -20,6 +19,8 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/lease"
+	"github.com/skeindb/skein/node/join"
+	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
@@ -163,11 +164,10 @@ type Core struct {
 	// nodes is the node table as the node knew it when it was opened.
 	nodes []placement.Node
 
-	// letIn says that the peers, now or in an earlier run, have let this node's
-	// directory in.
-	letIn atomic.Bool
-	// hasRun says of a node that waits to be let in that the cluster has run before.
-	hasRun atomic.Bool
+	// admission has the peers admit this node, and answers theirs. Operators' commands and
+	// questions go to admin.
+	admission *join.Admission
+	admin     *operate.Admin
 
 	fatalOnce sync.Once
 	fatal     chan struct{}
@@ -205,10 +205,10 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.openGroups(ctx, &undo); err != nil {
 		return nil, err
 	}
-	if introduced, err := c.introduced(); err != nil {
+	if admitted, err := c.storedAdmission(); err != nil {
 		return nil, err
-	} else if introduced {
-		c.letIn.Store(true) // peers that are new may ask before this node has joined
+	} else if admitted {
+		c.admission.SetAdmitted() // peers that are new may ask before this node has joined
 	}
 	// Before the bus speaks: it brings orders to create ranges.
 	if err := c.shards.Open(); err != nil {
@@ -218,7 +218,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 		return nil, fmt.Errorf("start the bus: %w", err)
 	}
 	o.stages.enter("take part in the cluster")
-	if err := c.join(ctx); err != nil {
+	if err := c.takePart(ctx); err != nil {
 		return nil, err
 	}
 	c.compact()
@@ -306,7 +306,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		return err
 	}
 	if c.bus, err = o.NewBus(transport.Config{
-		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.told, Unknown: c.unknownCame,
+		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.PeerTable, Unknown: func(id keyspace.NodeID) { c.admission.UnknownCame(id) },
 		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.queueBytes(c.nodes),
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
@@ -319,7 +319,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		return err
 	}
 	*undo = append(*undo, func() { _ = c.host.Stop(context.Background()) })
-	if err := c.found(ctx); err != nil {
+	if err := c.bootstrap(ctx); err != nil {
 		return err
 	}
 	metrics := placement.NewMetrics(o.Registry)
@@ -366,8 +366,26 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	})
 	*undo = append(*undo, c.leases.Stop)
 	c.grants = lease.NewGateway(c.client, c.router)
+	c.openAdmin()
 	c.registerHandlers()
 	return nil
+}
+
+// openAdmin makes what joins nodes and what operators use.
+func (c *Core) openAdmin() {
+	o := &c.o
+	c.admission = join.New(join.Options{
+		Cluster: o.Cluster, Self: o.Self, Instance: c.dirs.Identity.Instance, DataDir: o.DataDir, WALDir: o.WALDir,
+		Founders: len(o.Founders), Nodes: c.nodes, Others: c.others(), Clock: o.Clock, Logger: c.log,
+		Ask: c.askCheck, Placement: c.client, View: c.service.View, LogsEmpty: c.logsEmpty,
+		UndoBootstrap: func(ctx context.Context, holds keyspace.ReplicaID) error {
+			return c.service.Unfound(ctx, c.host, holds)
+		},
+	})
+	c.admin = operate.New(operate.Options{
+		Clock: o.Clock, Election: o.Election, Heartbeat: o.Heartbeat, Logger: c.log,
+		Placement: c.client, Replicas: c.shards.Admin(), Routes: c.router, Peers: peers{c},
+	})
 }
 
 // registerHandlers says who takes what comes by the bus, and from whom it may come.
@@ -376,7 +394,7 @@ func (c *Core) registerHandlers() {
 	c.router.RegisterHandlers(c.bus)
 	c.service.RegisterHandlers(c.bus)
 	c.shards.RegisterHandlers(c.bus)
-	c.bus.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, c.handleAdmin)
+	c.bus.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, c.handleQuestion)
 	for i := range c.nodes {
 		c.setPeer(&c.nodes[i])
 	}
@@ -472,7 +490,7 @@ func (c *Core) full() bool {
 	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull
 }
 
-// alive says whether a node lives as far as this one knows.
+// alive reports whether a node lives as far as this one knows.
 func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Liveness(n) }
 
 // KV is the node's gateway.

@@ -46,3 +46,8 @@ func (s self) Alarms() []*pb.AlarmMember {
 	}
 	return nil
 }
+
+// MoveLeader implements etcdapi.Node.
+func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
+	return s.c.admin.MoveLeader(ctx, to)
+}

@@ -21,7 +21,7 @@ import (
 func (r *rig) publish(nodes ...*rigNode) {
 	r.t.Helper()
 	for _, n := range nodes {
-		n.core.announce(r.t.Context(), placement.Node{Name: "n", PeerURLs: []string{"http://n"}, ClientURLs: []string{"http://c"}})
+		n.core.Announce(r.t.Context(), placement.Node{Name: "n", PeerURLs: []string{"http://n"}, ClientURLs: []string{"http://c"}})
 	}
 }
 
@@ -172,12 +172,12 @@ func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
 		lost := r.optionsOf(r.nodes[0])
 		bus := lost.NewBus
 		lost.NewBus = func(c transport.Config) (Bus, error) {
-			time.AfterFunc(introduceTimeout/2, func() { c.Unknown(4) })
+			time.AfterFunc(time.Second/2, func() { c.Unknown(4) })
 			return bus(c)
 		}
 		waits := make(chan error, 2)
 		go func() { waits <- r.waits(lost, time.Minute) }()
-		time.Sleep(introduceTimeout) // it has heard of the other, and tells the next one
+		time.Sleep(time.Second) // it has heard of the other, and tells the next one
 		go func() { waits <- r.waits(r.optionsOf(r.nodes[1]), 30*time.Second) }()
 		for range 2 {
 			if err := <-waits; err != nil {

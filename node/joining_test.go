@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -15,15 +14,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
 
-	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 )
 
@@ -37,8 +35,8 @@ func (r *rig) joiner(name string) *rigNode {
 // peerURL is where the rig's node of that name is said to be.
 func peerURL(name string) string { return "http://" + name + ":2380" }
 
-// placerOf is what the joiner finds its place with: via answers for --join.
-func (r *rig) placerOf(n, via *rigNode, disk *memDisk) *placer {
+// joinerOf is what the joiner finds its place with: via answers for --join.
+func (r *rig) joinerOf(n, via *rigNode, disk *memDisk) *join.Joiner {
 	cfg := config.Default()
 	u, err := url.Parse(peerURL(n.name))
 	if err != nil {
@@ -46,21 +44,21 @@ func (r *rig) placerOf(n, via *rigNode, disk *memDisk) *placer {
 	}
 	cfg.Name, cfg.DataDir, cfg.WALDir = n.name, "data", "wal"
 	cfg.AdvertisePeerURLs, cfg.Join = []url.URL{*u}, []string{via.id.String()}
-	e := Entry{Config: cfg, Ask: func(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+	ask := func(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
 		via.mu.Lock()
 		core := via.core
 		via.mu.Unlock()
 		if core == nil {
 			return nil, fmt.Errorf("node %s is down", via.id)
 		}
-		return admin{core}.JoinNode(ctx, q)
-	}}
-	return e.placer(&Options{FS: disk, Clock: clock.Virtual(), Logger: zap.NewNop()})
+		return core.Admin().JoinNode(ctx, q)
+	}
+	return &join.Joiner{Config: cfg, FS: disk, Clock: clock.Virtual(), Logger: zap.NewNop(), Ask: join.AskAgain(ask)}
 }
 
 // join starts a joiner as skein start --join does, without its ports.
 func (r *rig) join(ctx context.Context, n, via *rigNode) error {
-	c, err := r.open(ctx, n, via, n.disk, func(seat *place) { n.id, n.seat = seat.self, seat })
+	c, err := r.open(ctx, n, via, n.disk, func(seat *join.Membership) { n.id, n.seat = seat.Self, seat })
 	if err == nil {
 		n.set(c)
 	}
@@ -69,43 +67,43 @@ func (r *rig) join(ctx context.Context, n, via *rigNode) error {
 
 // open is join without a change of the machine: found is told the place before the
 // directories are opened.
-func (r *rig) open(ctx context.Context, n, via *rigNode, disk *memDisk, found func(*place)) (*Core, error) {
-	seat, err := r.placerOf(n, via, disk).find(ctx)
+func (r *rig) open(ctx context.Context, n, via *rigNode, disk *memDisk, found func(*join.Membership)) (*Core, error) {
+	seat, err := r.joinerOf(n, via, disk).Find(ctx)
 	if err != nil {
 		return nil, err
 	}
 	found(seat)
-	return Open(ctx, r.optionsOf(&rigNode{id: seat.self, seat: seat, disk: disk}))
+	return Open(ctx, r.optionsOf(&rigNode{id: seat.Self, seat: seat, disk: disk}))
 }
 
 // joinAdded starts a joiner as --initial-cluster-state existing does: others answer at the
 // peer URLs of their names.
 func (r *rig) joinAdded(ctx context.Context, n *rigNode, others map[string]*rigNode) error {
-	p := r.placerOf(n, n, n.disk)
-	p.cfg.Join, p.cfg.InitialClusterState = nil, config.StateExisting
-	p.cfg.InitialCluster = types.URLsMap{n.name: p.cfg.AdvertisePeerURLs}
+	p := r.joinerOf(n, n, n.disk)
+	p.Config.Join, p.Config.InitialClusterState = nil, config.StateExisting
+	p.Config.InitialCluster = types.URLsMap{n.name: p.Config.AdvertisePeerURLs}
 	byAddr := map[string]*rigNode{}
 	for name, o := range others {
 		u, err := url.Parse(peerURL(name))
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		p.cfg.InitialCluster[name] = types.URLs{*u}
+		p.Config.InitialCluster[name] = types.URLs{*u}
 		byAddr[u.Host] = o
 	}
-	p.tell = func(_ context.Context, addr string) ([]byte, error) {
+	p.PeerTable = func(_ context.Context, addr string) ([]byte, error) {
 		if o := byAddr[addr]; o != nil && o.core != nil {
-			if b := o.core.told(); b != nil {
+			if b := o.core.PeerTable(); b != nil {
 				return b, nil
 			}
 		}
 		return nil, errors.New("it does not answer")
 	}
-	seat, err := p.find(ctx)
+	seat, err := p.Find(ctx)
 	if err != nil {
 		return err
 	}
-	n.id, n.seat = seat.self, seat
+	n.id, n.seat = seat.Self, seat
 	c, err := Open(ctx, r.optionsOf(n))
 	if err == nil {
 		n.set(c)
@@ -125,7 +123,7 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 			r.t.Errorf("one that was not added: %v", err)
 		}
 		// What the one that answers knows may be older than the answer to MemberAdd.
-		added, _, err := members{r.nodes[0].core, 1}.MemberAdd(r.t.Context(), []string{peerURL("n4")}, false)
+		added, _, err := r.nodes[0].core.Members(1).MemberAdd(r.t.Context(), []string{peerURL("n4")}, false)
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -151,24 +149,10 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 	})
 }
 
-func FuzzTold(f *testing.F) {
-	f.Add(encodeTold(&toldOf{cluster: 0xc1, version: 12, nodes: []placement.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}, Instance: 7}}}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		told, err := decodeTold(b)
-		if err != nil {
-			return
-		}
-		again, err := decodeTold(encodeTold(&told))
-		if err != nil || again.cluster != told.cluster || again.version != told.version || !sameTable(again.nodes, told.nodes) {
-			t.Fatalf("%x: %+v, %v", b, again, err)
-		}
-	})
-}
-
 // announced has a node that has joined publish itself, as its ports do.
 func (r *rig) announced(n *rigNode) {
 	r.t.Helper()
-	n.core.announce(r.t.Context(), placement.Node{Name: n.name, PeerURLs: []string{peerURL(n.name)}, ClientURLs: []string{"http://" + n.name + ":2379"}})
+	n.core.Announce(r.t.Context(), placement.Node{Name: n.name, PeerURLs: []string{peerURL(n.name)}, ClientURLs: []string{"http://" + n.name + ":2379"}})
 }
 
 // rows returns the rows of the node table with that name.
@@ -189,7 +173,7 @@ func (r *rig) rows(name string) (found []placement.Node) {
 // mustMove moves every range's replica from one node to another, and waits for it.
 func (r *rig) mustMove(id keyspace.RangeID, from, to *rigNode) {
 	r.t.Helper()
-	a := admin{r.nodes[1].core}
+	a := r.nodes[1].core.Admin()
 	r.wait(time.Minute, "the move begins", func() bool {
 		_, err := a.MoveRange(r.t.Context(), id, from.id.String(), to.id.String())
 		return err == nil
@@ -252,7 +236,7 @@ func TestANodeJoinsUnderLoad(t *testing.T) {
 			r.t.Fatalf("before it has published: %+v", rows)
 		}
 		r.wait(time.Minute, "a move to a node that has not started is refused for that", func() bool {
-			_, err := admin{r.nodes[0].core}.MoveRange(r.t.Context(), 1, r.nodes[2].id.String(), n.id.String())
+			_, err := r.nodes[0].core.Admin().MoveRange(r.t.Context(), 1, r.nodes[2].id.String(), n.id.String())
 			return err != nil && strings.Contains(err.Error(), "unstarted")
 		})
 		r.announced(n)
@@ -301,10 +285,10 @@ func TestJoiningIsFinishedAfterACrashAtAnyMoment(t *testing.T) {
 					ctx, cancel := context.WithCancel(r.t.Context())
 					done := make(chan *Core, 1)
 					go func() {
-						c, _ := r.open(ctx, n, via, disk, func(seat *place) {
+						c, _ := r.open(ctx, n, via, disk, func(seat *join.Membership) {
 							mu.Lock()
 							defer mu.Unlock()
-							ids[seat.self] = true
+							ids[seat.Self] = true
 						})
 						done <- c
 					}()
@@ -342,7 +326,7 @@ func TestJoiningIsFinishedAfterACrashAtAnyMoment(t *testing.T) {
 func TestJoinRefusals(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
-			n.core.announce(r.t.Context(), placement.Node{Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{peerURL(fmt.Sprintf("n%d", n.id))}, ClientURLs: []string{"http://c"}})
+			n.core.Announce(r.t.Context(), placement.Node{Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{peerURL(fmt.Sprintf("n%d", n.id))}, ClientURLs: []string{"http://c"}})
 		}
 		refused := func(what string, err error, says ...string) {
 			r.t.Helper()
@@ -357,7 +341,7 @@ func TestJoinRefusals(t *testing.T) {
 			}
 		}
 		ask := func(name string, peerURLs ...string) error {
-			_, err := admin{r.nodes[0].core}.JoinNode(r.t.Context(), joinRequest(name, peerURLs, engine.Identity{Instance: 9}))
+			_, err := r.nodes[0].core.Admin().JoinNode(r.t.Context(), &adminpb.NodeJoinRequest{Name: name, PeerUrls: peerURLs, Instance: 9})
 			return err
 		}
 		refused("a name that is taken", ask("n2", "http://x:1"), "node 2 is named n2 already", "--name")
@@ -400,7 +384,7 @@ func TestJoinRefusals(t *testing.T) {
 		n.disk = newMemDisk(vfs.NewCrashableMem())
 		refused("a node that has started, with an empty directory", r.join(r.t.Context(), n, r.nodes[0]), "has run before", "decommission")
 		// Nor by an identity that somebody has written.
-		n.seat = &place{cluster: 0xc1, self: n.id, peers: func(ctx context.Context) ([]placement.Node, error) {
+		n.seat = &join.Membership{Cluster: 0xc1, Self: n.id, Peers: func(ctx context.Context) ([]placement.Node, error) {
 			return r.nodes[0].core.client.NodeTable(ctx, true)
 		}}
 		_, err = Open(r.t.Context(), r.optionsOf(n))
@@ -413,60 +397,17 @@ func TestANodeWithoutAQuorumSendsAJoinerOn(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
 		r.net.Partition(r.nodes[0].id)
-		ctx, cancel := context.WithTimeout(r.t.Context(), joinTimeout)
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second) // of an attempt to join
 		defer cancel()
-		q := joinRequest("n4", []string{peerURL("n4")}, engine.Identity{Instance: 9})
-		_, err := admin{r.nodes[0].core}.JoinNode(ctx, q)
+		q := &adminpb.NodeJoinRequest{Name: "n4", PeerUrls: []string{peerURL("n4")}, Instance: 9}
+		_, err := r.nodes[0].core.Admin().JoinNode(ctx, q)
 		if e := kverror.Of(err); err == nil || e.Kind != kverror.Timeout || ctx.Err() != nil {
-			t.Errorf("without a quorum: %v, and the joiner's patience: %v", err, ctx.Err())
+			t.Errorf("without a quorum: %v, and the joiner's deadline: %v", err, ctx.Err())
 		}
-		if _, err := (admin{r.nodes[1].core}).JoinNode(ctx, q); err != nil {
+		if _, err := r.nodes[1].core.Admin().JoinNode(ctx, q); err != nil {
 			t.Errorf("the next one: %v", err)
 		}
 	})
-}
-
-// joinService is a node that only answers who joins.
-type joinService struct {
-	adminapi.Backend
-	answer func() (*adminpb.NodeJoinResponse, error)
-}
-
-func (s joinService) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
-	return s.answer()
-}
-
-// Of the nodes of --join one that hears no quorum keeps nobody from being let in by the next.
-func TestJoinByTheNextNode(t *testing.T) {
-	cfg := config.Default()
-	for _, answer := range []func() (*adminpb.NodeJoinResponse, error){
-		func() (*adminpb.NodeJoinResponse, error) { return nil, kverror.Timeout },
-		func() (*adminpb.NodeJoinResponse, error) {
-			return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "4", NodeTable: placement.EncodeNodeTable([]placement.Node{{ID: 4}})}, nil
-		},
-	} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := grpc.NewServer()
-		adminapi.Register(s, joinService{answer: answer})
-		served := make(chan error, 1)
-		go func() { served <- s.Serve(l) }()
-		t.Cleanup(func() {
-			s.Stop()
-			if err := <-served; err != nil {
-				t.Error(err)
-			}
-		})
-		cfg.Join = append(cfg.Join, "http://"+l.Addr().String())
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	p := newPlacer(cfg, &Options{FS: vfs.NewMem(), Clock: clock.System(), Logger: zap.NewNop()})
-	if j, err := p.join(ctx, engine.Identity{Instance: 9}); err != nil || j.self != 4 {
-		t.Errorf("%+v, %v", j, err)
-	}
 }
 
 // A node that was removed ends, is not let in again, and comes back as another one.
@@ -499,7 +440,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		case <-time.After(time.Minute):
 			r.t.Fatal("it goes on")
 		}
-		if err := n.core.Err(); !errors.Is(err, ErrRemoved) || !strings.Contains(err.Error(), "join anew") {
+		if err := n.core.Err(); !errors.Is(err, join.ErrRemoved) || !strings.Contains(err.Error(), "join anew") {
 			r.t.Errorf("it ended by %v", err)
 		}
 		r.crash(n)
@@ -516,16 +457,16 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		case <-time.After(time.Minute):
 			r.t.Fatal("one that was down when it was removed goes on")
 		}
-		if err := down.core.Err(); !errors.Is(err, ErrRemoved) {
+		if err := down.core.Err(); !errors.Is(err, join.ErrRemoved) {
 			r.t.Errorf("it ended by %v", err)
 		}
 		r.crash(down)
 		// Its identity without its data.
 		n.disk = newMemDisk(vfs.NewCrashableMem())
-		n.seat = &place{cluster: 0xc1, self: first, peers: func(ctx context.Context) ([]placement.Node, error) {
+		n.seat = &join.Membership{Cluster: 0xc1, Self: first, Peers: func(ctx context.Context) ([]placement.Node, error) {
 			return c.NodeTable(ctx, true)
 		}}
-		if _, err := Open(r.t.Context(), r.optionsOf(n)); !errors.Is(err, ErrRemoved) {
+		if _, err := Open(r.t.Context(), r.optionsOf(n)); !errors.Is(err, join.ErrRemoved) {
 			r.t.Errorf("an empty directory with its id: %v", err)
 		}
 		// Name and URLs are free again.

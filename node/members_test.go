@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement"
 )
 
@@ -42,7 +43,7 @@ func memberWith(ms []*pb.Member, id uint64) *pb.Member {
 func TestMembers(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
-		ctx, m := r.t.Context(), members{r.nodes[1].core, 1}
+		ctx, m := r.t.Context(), r.nodes[1].core.Members(1)
 		added, all, err := m.MemberAdd(ctx, []string{peerURL("n4")}, false)
 		if err != nil || len(all) != 4 || added.GetName() != "" || added.GetIsLearner() || memberWith(all, added.GetID()).GetName() != "" {
 			r.t.Fatalf("added %v of %v, %v", added, all, err)
@@ -104,7 +105,7 @@ func TestLearners(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
 		r.pause()
-		ctx, m := r.t.Context(), members{r.nodes[0].core, 1}
+		ctx, m := r.t.Context(), r.nodes[0].core.Members(1)
 		added, _, err := m.MemberAdd(ctx, []string{peerURL("n4")}, true)
 		if err != nil || !added.GetIsLearner() {
 			r.t.Fatalf("added %v, %v", added, err)
@@ -121,7 +122,7 @@ func TestLearners(t *testing.T) {
 		r.mustPut(n, "k", "v")
 		r.wait(time.Minute, "it knows itself as a learner", func() bool { return self{n.core}.Status().Learner })
 		r.wait(time.Minute, "a move to it is refused for that", func() bool {
-			_, err := admin{r.nodes[0].core}.MoveRange(ctx, 1, "1", n.id.String())
+			_, err := r.nodes[0].core.Admin().MoveRange(ctx, 1, "1", n.id.String())
 			return err != nil && strings.Contains(err.Error(), "is learner")
 		})
 		// It has told of itself through the feed of placement; that the ranges' node hears it
@@ -144,7 +145,7 @@ func TestLearners(t *testing.T) {
 // request timeout, and wants it gone within limit.
 func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
 	r.t.Helper()
-	m := members{via.core, 1}
+	m := via.core.Members(1)
 	r.wait(limit, "the member is removed", func() bool {
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
@@ -152,7 +153,7 @@ func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
 		if err != nil && kverror.Of(err).Kind == kverror.NodeNotFound {
 			return true // between two requests
 		}
-		if err != nil && !errors.Is(err, kverror.Timeout) && !errors.Is(err, errStillRemoving) {
+		if err != nil && !errors.Is(err, kverror.Timeout) && !errors.Is(err, operate.ErrStillRemoving) {
 			r.t.Fatalf("remove member %s: %v", id, err)
 		}
 		return err == nil && memberWith(all, uint64(id)) == nil
@@ -171,8 +172,8 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		gone := r.nodes[0]
 		// A request that ends before the node is empty says what goes on, in etcd's form.
 		// It looks once: in a little more time the node may well be empty.
-		soon, cancel := context.WithTimeout(r.t.Context(), removePause-time.Millisecond)
-		_, err := members{r.nodes[1].core, 1}.MemberRemove(soon, gone.id)
+		soon, cancel := context.WithTimeout(r.t.Context(), 49*time.Millisecond)
+		_, err := r.nodes[1].core.Members(1).MemberRemove(soon, gone.id)
 		cancel()
 		if s := status.Convert(kverror.GRPC(err)); s.Code() != codes.Unavailable || !strings.HasPrefix(s.Message(), "etcdserver: request timed out, ") || !strings.Contains(s.Message(), "again") {
 			r.t.Errorf("removed in no time: %v", err)
@@ -189,11 +190,7 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		r.crash(gone)
 		want := func(replicas int) {
 			r.t.Helper()
-			groups, err := members{r.nodes[2].core, 1}.groups(r.t.Context())
-			if err != nil {
-				r.t.Fatal(err)
-			}
-			for _, d := range groups {
+			for _, d := range r.groups(r.nodes[2]) {
 				if len(d.Replicas) != replicas {
 					r.t.Errorf("group %d has %v", d.Range, d.Replicas)
 				}
@@ -205,7 +202,7 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		r.crash(r.nodes[1])
 		r.mustGet(r.nodes[2], keyOf(1), "v")
 
-		m := members{r.nodes[2].core, 1}
+		m := r.nodes[2].core.Members(1)
 		_, err = m.MemberRemove(r.t.Context(), gone.id)
 		r.wantEtcd("a member that is removed already", err, rpctypes.ErrGRPCMemberNotFound)
 
@@ -245,7 +242,7 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing, kept.id); err != nil {
 			r.t.Fatal(err)
 		}
-		k := r.keeper(r.nodes[1])
+		k := r.operator(r.nodes[1])
 		for _, n := range []*rigNode{kept, gone} {
 			if s, err := k.a.ShowNode(r.t.Context(), n.id.String()); err != nil || s.GetNode().GetLeaves() != (n == gone) {
 				r.t.Errorf("%v, %v: only %s leaves", s.GetNode(), err, gone.id)
@@ -278,10 +275,6 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 		}
 		r.wait(5*time.Minute, "one of three is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
 		r.mustGet(next, keyOf(1), "v")
-		// Who is taken back while a request removes it keeps what it has.
-		if err := (members{next.core, 1}).stays(r.t.Context(), next.id); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
-			r.t.Errorf("a member that serves is waited for: %v", err)
-		}
 	})
 }
 
@@ -294,7 +287,7 @@ func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[0].core.alive(r.nodes[2].id) })
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
-		_, err := members{r.nodes[0].core, 1}.MemberRemove(ctx, r.nodes[1].id)
+		_, err := r.nodes[0].core.Members(1).MemberRemove(ctx, r.nodes[1].id)
 		r.wantEtcd("one of the two that are left", err, rpctypes.ErrGRPCUnhealthy)
 		m, _ := r.nodes[0].core.client.WatchMap()
 		if row, _ := m.Node(r.nodes[1].id); row.State != placement.NodeServing {
@@ -317,7 +310,7 @@ func TestAllMembersAreRemovedAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		errs := make([]error, len(r.nodes))
 		for i, n := range r.nodes {
-			wg.Go(func() { _, errs[i] = members{n.core, 1}.MemberRemove(ctx, n.id) })
+			wg.Go(func() { _, errs[i] = n.core.Members(1).MemberRemove(ctx, n.id) })
 		}
 		wg.Wait()
 		stays := slices.IndexFunc(errs, func(err error) bool { return err != nil })
@@ -343,7 +336,7 @@ func TestAMemberIsRemovedBesideOneThatComesBack(t *testing.T) {
 	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
 		r.publish(r.nodes...)
 		r.spread(r.nodes[1], ranges, "v")
-		m, gone, away := members{r.nodes[1].core, 1}, r.nodes[0], r.nodes[3]
+		m, gone, away := r.nodes[1].core.Members(1), r.nodes[0], r.nodes[3]
 		remove := func() error {
 			ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 			defer cancel()
@@ -351,25 +344,21 @@ func TestAMemberIsRemovedBesideOneThatComesBack(t *testing.T) {
 			return err
 		}
 		r.pause()
-		r.wantEtcd("while placement is paused", remove(), errRemovePaused)
-		if err := m.c.client.SetPaused(r.t.Context(), false); err != nil {
+		r.wantEtcd("while placement is paused", remove(), operate.ErrRemovePaused)
+		if err := r.nodes[1].core.client.SetPaused(r.t.Context(), false); err != nil {
 			r.t.Fatal(err)
 		}
 		r.crash(away)
-		r.wait(time.Minute, "it is known to be down", func() bool { return !m.c.alive(away.id) })
+		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[1].core.alive(away.id) })
 		voters := func(what string) {
 			r.t.Helper()
-			groups, err := m.groups(r.t.Context())
-			if err != nil {
-				r.t.Fatal(err)
-			}
-			for _, d := range groups {
+			for _, d := range r.groups(r.nodes[1]) {
 				if len(d.Replicas) < 3 {
 					r.t.Errorf("%s, group %d has %v", what, d.Range, d.Replicas)
 				}
 			}
 		}
-		if err := remove(); !errors.Is(err, errStillRemoving) {
+		if err := remove(); !errors.Is(err, operate.ErrStillRemoving) {
 			r.t.Errorf("removed beside one that is down: %v", err)
 		}
 		time.Sleep(time.Minute)
@@ -379,6 +368,16 @@ func TestAMemberIsRemovedBesideOneThatComesBack(t *testing.T) {
 		voters("when it is back")
 		r.mustGet(r.nodes[2], keyOf(1), "v")
 	})
+}
+
+// groups returns all ranges and the placement group, as the node knows them.
+func (r *rig) groups(n *rigNode) []keyspace.Descriptor {
+	r.t.Helper()
+	m, err := n.core.client.Map(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return append(m.Descriptors(), m.PlacementGroup())
 }
 
 // A member of four that is down is removed, and one of three while another is down is not.
@@ -417,7 +416,7 @@ func TestMoveLeader(t *testing.T) {
 			r.t.Errorf("to itself: %v", err)
 		}
 		r.wait(time.Minute, "it is heard, and hears", func() bool { return lead.core.host.Connected(to) })
-		k := r.keeper(r.nodes[3])
+		k := r.operator(r.nodes[3])
 		name := fmt.Sprintf("n%d", to)
 		k.does(adminapi.Drain, name)
 		r.wantEtcd("to one that is drained", self{lead.core}.MoveLeader(r.t.Context(), to), rpctypes.ErrGRPCBadLeaderTransferee)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node/operate"
 )
 
 // TestShownWhileItMerges: a range whose merge is committed and which has not absorbed the other
@@ -30,7 +31,7 @@ func TestShownWhileItMerges(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			states[by][g.GetState()]++
-			if g.GetLeader() == "" || g.GetState() == stateMerging && g.GetKeys() >= 0 {
+			if g.GetLeader() == "" || g.GetState() == operate.StateMerging && g.GetKeys() >= 0 {
 				r.t.Errorf("%s says of range %d: %v", by, g.GetId(), g)
 			}
 		}
@@ -38,7 +39,7 @@ func TestShownWhileItMerges(t *testing.T) {
 		gone := map[string]int{}
 		merged := r.splitForMerge("k", &right)
 		for _, n := range r.nodes {
-			a := admin{n.core}
+			a := n.core.Admin()
 			looking.Go(func() {
 				for ctx.Err() == nil {
 					s, err := a.ShowRange(r.t.Context(), 1)
@@ -71,7 +72,7 @@ func TestShownWhileItMerges(t *testing.T) {
 			r.t.Errorf("of the other range is said %v", gone)
 		}
 		for by, was := range states {
-			if was[stateMerging] == 0 || was["unreachable"] > 0 {
+			if was[operate.StateMerging] == 0 || was["unreachable"] > 0 {
 				r.t.Errorf("%s says %v", by, was)
 			}
 		}
@@ -82,7 +83,7 @@ func TestShownWhileItMerges(t *testing.T) {
 // merges them again.
 func (r *rig) splitForMerge(key string, right *atomic.Uint64) func() {
 	r.t.Helper()
-	a := admin{r.nodes[0].core}
+	a := r.nodes[0].core.Admin()
 	return func() {
 		r.t.Helper()
 		_, child, err := a.SplitRange(r.t.Context(), []byte(key))

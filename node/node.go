@@ -20,6 +20,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/transport"
 )
@@ -84,11 +85,11 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		return nil, err
 	}
 	s.enter("find the node's place in the cluster")
-	seat, err := newPlacer(cfg, &o).find(ctx)
+	membership, err := joiner(cfg, &o).Find(ctx)
 	if err != nil {
 		return nil, err
 	}
-	seat.into(&o)
+	o.SetMembership(membership)
 	if err := o.FS.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
@@ -102,12 +103,12 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
-	face := faceOptions(cfg, seat)
-	face.KV, face.Members, face.Node, face.Clock = core.router, members{core, cfg.MaxLearners}, self{core}, o.Clock
+	face := faceOptions(cfg, membership)
+	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners), self{core}, o.Clock
 	face.Watches = core.watches
 	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
-	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, admin{core}) }
+	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, core.Admin()) }
 	n.api = etcdapi.New(face)
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
@@ -115,10 +116,10 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	n.api.Start()
 	announce, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
-	row := placement.Node{ID: seat.self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs), Attributes: cfg.NodeAttributes}
+	row := placement.Node{ID: membership.Self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs), Attributes: cfg.NodeAttributes}
 	go func() {
 		defer close(n.done)
-		core.announce(announce, row)
+		core.Announce(announce, row)
 	}()
 	return n, nil
 }
@@ -145,6 +146,22 @@ func (n *Node) ClientAddrs() []net.Addr { return n.api.ClientAddrs() }
 
 // Fatal is closed when the node cannot go on.
 func (n *Node) Fatal() <-chan struct{} { return n.core.Fatal() }
+
+// joiner returns what finds the node's membership: it asks the admin services of --join, and the
+// nodes at the peer addresses of --initial-cluster.
+func joiner(cfg *config.Config, o *Options) *join.Joiner {
+	return &join.Joiner{
+		Config: cfg, FS: o.FS, Clock: o.Clock, Logger: o.Logger, Ask: join.ByAdminService(cfg),
+		PeerTable: func(ctx context.Context, addr string) ([]byte, error) {
+			return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
+		},
+	}
+}
+
+// SetMembership has a Core open as that node of that cluster.
+func (o *Options) SetMembership(m *join.Membership) {
+	o.Cluster, o.Self, o.Founders, o.Peers = m.Cluster, m.Self, m.Founders, m.Peers
+}
 
 // options translates the configuration.
 func options(cfg *config.Config, logger *zap.Logger) Options {
@@ -175,9 +192,9 @@ func unbounded[T ~int64](v T) T {
 }
 
 // faceOptions translates what the configuration says of the clients' side.
-func faceOptions(cfg *config.Config, seat *place) etcdapi.Options {
+func faceOptions(cfg *config.Config, m *join.Membership) etcdapi.Options {
 	return etcdapi.Options{
-		Cluster: seat.cluster, Self: seat.self,
+		Cluster: m.Cluster, Self: m.Self,
 		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
 		UnsentBytes:    NewBudget(cfg.MemoryBytes).Unsent,
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,

@@ -18,7 +18,7 @@ import (
 )
 
 // replicated sets the factor and waits until all ranges have it.
-func (k *keeper) replicate(factor int) *adminpb.PlacementSetReplicationResponse {
+func (k *operator) replicate(factor int) *adminpb.PlacementSetReplicationResponse {
 	k.r.t.Helper()
 	plan, err := k.a.SetReplication(k.r.t.Context(), factor, false)
 	if err != nil {
@@ -29,7 +29,7 @@ func (k *keeper) replicate(factor int) *adminpb.PlacementSetReplicationResponse 
 }
 
 // cannotReplicate demands a refusal that says why, and what to do.
-func (k *keeper) cannotReplicate(factor int, reason, next string) {
+func (k *operator) cannotReplicate(factor int, reason, next string) {
 	k.r.t.Helper()
 	_, err := k.a.SetReplication(k.r.t.Context(), factor, false)
 	r := (*adminapi.Refusal)(nil)
@@ -39,7 +39,7 @@ func (k *keeper) cannotReplicate(factor int, reason, next string) {
 }
 
 // shows demands what is said of the factor and of the ranges that have it not.
-func (k *keeper) shows(factor, fewer, more int64) {
+func (k *operator) shows(factor, fewer, more int64) {
 	k.r.t.Helper()
 	p, err := k.a.PlacementGroup(k.r.t.Context())
 	if err != nil {
@@ -86,7 +86,7 @@ func (r *rig) writers(ranges int) (stop func() map[string]string) {
 func TestSetReplication(t *testing.T) {
 	const ranges = 4
 	bubble(t, 5, borders(ranges), deadSoon, func(r *rig) {
-		k := r.keeper(r.nodes[2])
+		k := r.operator(r.nodes[2])
 		r.spread(r.nodes[0], ranges, "1")
 		stop := r.writers(ranges)
 		k.shows(3, 0, 0)
@@ -132,7 +132,7 @@ func TestSetReplication(t *testing.T) {
 // What would not come to its end is refused before anything is changed, with what to do.
 func TestReplicationRefused(t *testing.T) {
 	bubble(t, 5, borders(2), deadSoon, func(r *rig) {
-		k := r.keeper(r.nodes[0])
+		k := r.operator(r.nodes[0])
 		r.spread(r.nodes[0], 2, "1")
 		k.cannotReplicate(4, "1, 3, 5 or 7", "even")
 		k.cannotReplicate(0, "1, 3, 5 or 7", "give one")
@@ -160,7 +160,7 @@ func TestReplicationRefused(t *testing.T) {
 // have, gets more when nodes have come. It never gets fewer by the factor.
 func TestPlacementGroupGrows(t *testing.T) {
 	bubble(t, 5, borders(2), deadSoon, func(r *rig) {
-		k, ctx := r.keeper(r.nodes[0]), r.t.Context()
+		k, ctx := r.operator(r.nodes[0]), r.t.Context()
 		r.spread(r.nodes[0], 2, "1")
 		voters := func() (n int) {
 			for _, m := range r.nodes[0].core.service.View().PlacementGroup().Replicas {

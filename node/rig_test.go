@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/sim/simbus"
@@ -52,7 +53,7 @@ type rigNode struct {
 	disk *memDisk
 	// name is that of a node that joins, seat what it was told last; a founder has neither.
 	name string
-	seat *place
+	seat *join.Membership
 	// mu orders those who change core behind those who ask for it beside them.
 	mu   sync.Mutex
 	core *Core
@@ -155,7 +156,7 @@ func (r *rig) optionsOf(n *rigNode) Options {
 		Logger: zap.New(core),
 	}
 	if n.seat != nil {
-		o.Cluster, o.Founders, o.Peers = n.seat.cluster, n.seat.founders, n.seat.peers
+		o.Cluster, o.Founders, o.Peers = n.seat.Cluster, n.seat.Founders, n.seat.Peers
 	}
 	if r.options != nil {
 		r.options(&o)

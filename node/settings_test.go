@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -36,7 +37,7 @@ func settingsOf(t *testing.T, args ...string) settings {
 	}
 	o := options(cfg, zap.NewNop())
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), log: zap.NewNop()}
-	return settings{o, faceOptions(cfg, &place{cluster: boot.Cluster, self: boot.Self}), c.groupConfig()}
+	return settings{o, faceOptions(cfg, &join.Membership{Cluster: boot.Cluster, Self: boot.Self}), c.groupConfig()}
 }
 
 // changed are the plain fields in which two settings differ, with the new value.

@@ -84,19 +84,19 @@ func TestClusterSizes(t *testing.T) {
 				r.wantKeys(size*ranges, "first", r.nodes...)
 
 				asked := r.nodes[size-1]
-				left, right, err := admin{asked.core}.SplitRange(r.t.Context(), []byte("k0002/m"))
+				left, right, err := asked.core.Admin().SplitRange(r.t.Context(), []byte("k0002/m"))
 				if err != nil {
 					r.t.Fatalf("split: %v", err)
 				}
 				if string(left.GetEnd()) != "k0002/m" || string(right.GetStart()) != "k0002/m" || left.GetGeneration() != right.GetGeneration() {
 					r.t.Errorf("split gave %v and %v", left, right)
 				}
-				if _, _, err := (admin{asked.core}).SplitRange(r.t.Context(), []byte("k0002/m")); err == nil {
+				if _, _, err := asked.core.Admin().SplitRange(r.t.Context(), []byte("k0002/m")); err == nil {
 					r.t.Error("the same split was done twice")
 				}
 				r.wait(5*time.Second, "every node knows of the split", func() bool {
 					for _, n := range r.nodes {
-						if l, err := (admin{n.core}).Ranges(r.t.Context(), &adminpb.RangeListRequest{}); err != nil || len(l.GetRanges()) != ranges+1 {
+						if l, err := n.core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{}); err != nil || len(l.GetRanges()) != ranges+1 {
 							return false
 						}
 					}

@@ -57,7 +57,7 @@
 // make planted shows that the checkers, none of which knows of them, find each within
 // a few seeds of its story, and that the same seeds are clean without it.
 //
-// Nodes that are no founders come in by node.Entry, which is the code of a real node between
+// Nodes that are no founders come in by join.Joiner, which is the code of a real node between
 // its configuration and Open: by --join or as etcd's MemberAdd has it. They lose their power,
 // or their disks, in any step of that, leave by an operator's commands or etcd's
 // MemberRemove, and others come under their names and peer URLs.

@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/sim/simclock"
 	"github.com/skeindb/skein/transport"
@@ -178,14 +179,16 @@ func (m *machine) start() error {
 	return nil
 }
 
-// open finds the node's place, if it is no founder, and opens its directories.
+// open finds the node's membership, if it is no founder, and opens its directories.
 func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
 	reg := prometheus.NewRegistry()
 	o.Registry = reg
 	if len(o.Founders) == 0 {
-		if err := m.entry().Find(ctx, o); err != nil {
+		membership, err := m.joiner(o).Find(ctx)
+		if err != nil {
 			return nil, err
 		}
+		o.SetMembership(membership)
 		m.self.Store(uint64(o.Self))
 	}
 	core, err := node.Open(ctx, *o)
@@ -262,9 +265,9 @@ func (b *startedBus) Start() error {
 
 func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed, m.c.cfg.LogLevel) }
 
-// entry is the way into the cluster of a node that is no founder: by --join, or where an
+// joiner is the way into the cluster of a node that is no founder: by --join, or where an
 // operator has added it as etcd's do, by --initial-cluster-state existing.
-func (m *machine) entry() *node.Entry {
+func (m *machine) joiner(o *node.Options) *join.Joiner {
 	cfg := config.Default()
 	cfg.Name, cfg.DataDir, cfg.WALDir = m.name, dataDir, walDir
 	cfg.AdvertisePeerURLs = []url.URL{m.peerURL()}
@@ -278,7 +281,7 @@ func (m *machine) entry() *node.Entry {
 	} else {
 		cfg.Join = []string{"any"}
 	}
-	return &node.Entry{Config: cfg, Ask: m.askIn, Tell: m.c.tell}
+	return &join.Joiner{Config: cfg, FS: o.FS, Clock: o.Clock, Logger: o.Logger, Ask: join.AskAgain(m.askIn), PeerTable: m.c.tell}
 }
 
 func (m *machine) wasAdded() bool {
@@ -319,7 +322,7 @@ func enterAny(ms []*machine, order []int) *run {
 func (c *cluster) tell(_ context.Context, addr string) ([]byte, error) {
 	for _, m := range c.machines {
 		if r := m.current(); m.host() == addr && r != nil {
-			if b := r.core.Told(); b != nil {
+			if b := r.core.PeerTable(); b != nil {
 				return b, nil
 			}
 		}
@@ -341,7 +344,7 @@ func (m *machine) stop() error {
 	m.c.logf("node %s is stopped", m.id())
 	leaves := m.leaves.Load()
 	switch err := r.stop(m.c); {
-	case err != nil && (leaves || m.leaves.Load()) && errors.Is(err, node.ErrRemoved):
+	case err != nil && (leaves || m.leaves.Load()) && errors.Is(err, join.ErrRemoved):
 		m.c.logf("node %s was removed before it was stopped", m.id())
 	case err != nil:
 		return fmt.Errorf("sim: stop node %s: %w", m.id(), err)

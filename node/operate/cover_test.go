@@ -1,4 +1,4 @@
-package node
+package operate
 
 import (
 	"bytes"
@@ -8,12 +8,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/shard"
@@ -119,7 +117,7 @@ func untiled(ranges []keyspace.Descriptor, missing []keyspace.Span) string {
 	return ""
 }
 
-// TestAskedAgainForWhatIsMissing: until nothing is, or the time is over; a survey that its
+// TestAskedAgainForWhatIsMissing: until nothing is, or the time is over; a view that its
 // time has cut short does not count.
 func TestAskedAgainForWhatIsMissing(t *testing.T) {
 	hole := []keyspace.Span{{Start: []byte("m")}}
@@ -134,7 +132,7 @@ func TestAskedAgainForWhatIsMissing(t *testing.T) {
 	}{
 		{what: "at the third look, as fewer answer the second one", full: 2, answers: 3, given: time.Minute, looks: 3},
 		{what: "at the third look", full: 3, given: time.Minute, looks: 3},
-		{what: "never", full: 1 << 30, given: time.Minute, looks: 9, missing: 1},                                // within wholeTimeout, less and less often
+		{what: "never", full: 1 << 30, given: time.Minute, looks: 9, missing: 1},                                // within completeTimeout, less and less often
 		{what: "within the command's time", full: 1 << 30, given: 200 * time.Millisecond, looks: 2, missing: 1}, // half of it
 		{what: "nobody answers", err: errors.New("no map"), given: time.Minute, looks: 1, missing: 1},
 	} {
@@ -142,12 +140,12 @@ func TestAskedAgainForWhatIsMissing(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), tc.given)
 			defer cancel()
 			looks := 0
-			v := (&survey{missing: hole, lists: map[keyspace.NodeID][]shard.Summary{1: nil}}).whole(ctx, clock.Virtual(), func(ctx context.Context) (*survey, error) {
+			v := (&clusterView{missing: hole, lists: map[keyspace.NodeID][]shard.Summary{1: nil}}).complete(ctx, clock.Virtual(), func(ctx context.Context) (*clusterView, error) {
 				looks++
 				if clock.Sleep(ctx, clock.Virtual(), 10*time.Millisecond) != nil {
-					return &survey{}, nil // it has asked nobody
+					return &clusterView{}, nil // it has asked nobody
 				}
-				again := &survey{missing: hole, lists: map[keyspace.NodeID][]shard.Summary{1: nil}}
+				again := &clusterView{missing: hole, lists: map[keyspace.NodeID][]shard.Summary{1: nil}}
 				if looks >= tc.full {
 					again.missing = nil
 				}
@@ -161,43 +159,4 @@ func TestAskedAgainForWhatIsMissing(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestListsWhileRangesSplit: at each moment each node lists ranges that cover the keyspace
-// exactly once.
-func TestListsWhileRangesSplit(t *testing.T) {
-	const splits = 8
-	bubble(t, 3, nil, nil, func(r *rig) {
-		r.mustPut(r.nodes[0], "a", "v")
-		ctx, cancel := context.WithCancel(r.t.Context())
-		var wg sync.WaitGroup
-		for _, n := range r.nodes {
-			wg.Go(func() {
-				for lists := 0; ctx.Err() == nil; lists++ {
-					l, err := admin{n.core}.Ranges(r.t.Context(), &adminpb.RangeListRequest{})
-					if err != nil {
-						r.t.Errorf("list at node %s: %v", n.id, err)
-						return
-					}
-					var ds []keyspace.Descriptor
-					for _, g := range l.GetRanges() {
-						ds = append(ds, keyspace.Descriptor{Range: keyspace.RangeID(g.GetId()), Span: keyspace.Span{Start: g.GetStart(), End: g.GetEnd()}})
-					}
-					if bad := untiled(ds, nil); bad != "" || len(l.GetMissing()) > 0 {
-						r.t.Errorf("list %d at node %s: %s; %s, missing %v", lists, n.id, bad, covered(ds, nil), l.GetMissing())
-						return
-					}
-					time.Sleep(137 * time.Microsecond)
-				}
-			})
-		}
-		for i := range splits {
-			if _, _, err := (admin{r.nodes[i%3].core}).SplitRange(r.t.Context(), fmt.Appendf(nil, "k%d", i)); err != nil {
-				r.t.Errorf("split %d: %v", i, err)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		cancel()
-		wg.Wait()
-	})
 }

@@ -1,4 +1,4 @@
-package node
+package join
 
 import (
 	"context"
@@ -9,87 +9,43 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
-	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
-	"github.com/skeindb/skein/transport"
 )
 
-// newPlacer returns the placer of a real node, which joins by the admin service of others.
-func newPlacer(cfg *config.Config, o *Options) *placer {
-	p := &placer{cfg: cfg, fs: o.FS, clock: o.Clock, log: o.Logger}
-	p.tell = func(ctx context.Context, addr string) ([]byte, error) {
-		return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
-	}
-	asked := 0
-	p.ask = func(ctx context.Context, who engine.Identity) (*joined, error) {
-		tls, err := cfg.JoinTLS()
-		if err != nil {
-			return nil, err
-		}
-		// Each time another one comes first: who answers may hear no quorum where others do.
-		first := asked % len(cfg.Join)
-		asked++
-		client, err := adminapi.NewClient(slices.Concat(cfg.Join[first:], cfg.Join[:first]), tls)
-		if err != nil {
-			return nil, fmt.Errorf("--join: %w", err)
-		}
-		a, err := client.NodeJoin(ctx, joinRequest(cfg.Name, texts(cfg.AdvertisePeerURLs), who))
-		var r *adminapi.Refusal
-		if errors.As(err, &r) && r.Later {
-			// Its next step is worded for who has given the nodes by a flag of an operator's command.
-			return nil, fmt.Errorf("%w: %w", errLater, &adminapi.Refusal{Reason: r.Reason, NextStep: joinLater, Later: true})
-		}
-		if err != nil {
-			return nil, err
-		}
-		return joinedOf(a)
-	}
-	return p
+// Admitter admits nodes to the cluster, on a node that serves already. All its fields are
+// required.
+type Admitter struct {
+	// Cluster and Self are those of this node.
+	Cluster keyspace.ClusterID
+	Self    keyspace.NodeID
+	Clock   clock.Clock
+	Table   NodeTable
 }
 
-// joinLater is the next step of an operator whose node cannot join yet.
-const joinLater = "it asks again by itself: look whether --join names client URLs of running nodes, and with skein node list whether these have a quorum"
-
-// joinRequest asks to be let in, or, where the directory is a node's, what has become of it.
-func joinRequest(name string, peerURLs []string, who engine.Identity) *adminpb.NodeJoinRequest {
-	q := &adminpb.NodeJoinRequest{Name: name, PeerUrls: slices.Sorted(slices.Values(peerURLs)), Instance: who.Instance}
-	if who.Node != 0 {
-		q.Cluster, q.Node = who.Cluster.String(), who.Node.String()
-	}
-	return q
+// NodeTable is the node table of the placement group; *placement.Client implements it.
+type NodeTable interface {
+	// NodeTable returns all nodes, removed ones included. With linearizable a quorum answers.
+	NodeTable(ctx context.Context, linearizable bool) ([]placement.Node, error)
+	// AddNode adds a node that has not started. kverror.NodeExists and kverror.PeerURLExists
+	// say that its id or one of its peer URLs is taken.
+	AddNode(ctx context.Context, n placement.Node) error
 }
 
-func joinedOf(a *adminpb.NodeJoinResponse) (*joined, error) {
-	cluster, err := parseID(a.GetCluster())
-	if err != nil {
-		return nil, err
-	}
-	self, err := parseID(a.GetNode())
-	if err != nil {
-		return nil, err
-	}
-	nodes, err := placement.DecodeNodeTable(a.GetNodeTable())
-	return &joined{cluster: keyspace.ClusterID(cluster), self: keyspace.NodeID(self), nodes: nodes}, err
-}
+// quorumTimeout bounds the wait for a quorum's answer. A joiner without an answer is to ask the
+// next node.
+const quorumTimeout = 3 * time.Second
 
-func parseID(text string) (uint64, error) {
-	id, err := strconv.ParseUint(text, 16, 64)
-	if err != nil {
-		return 0, fmt.Errorf("%q is no id: %w", text, err)
-	}
-	return id, nil
-}
-
-// JoinNode implements adminapi.Backend.
-func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
+// JoinNode implements adminapi.Joiner.
+func (a *Admitter) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
 	urls, err := types.NewURLs(q.GetPeerUrls())
 	if err != nil {
 		return nil, &adminapi.Refusal{Reason: "peer URLs: " + err.Error(), NextStep: "give --initial-advertise-peer-urls"}
@@ -97,10 +53,10 @@ func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	if q.GetInstance() == 0 {
 		return nil, &adminapi.Refusal{Reason: "the node does not say which directory it has", NextStep: "start it with the release that the cluster runs"}
 	}
-	// Without a quorum the joiner is to ask the next node before its patience ends.
+	// Without a quorum the joiner is to ask the next node before its own timeout.
 	ctx, cancel := context.WithTimeout(ctx, quorumTimeout)
 	defer cancel()
-	table, err := a.c.client.NodeTable(ctx, true)
+	table, err := a.Table.NodeTable(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -108,23 +64,23 @@ func (a admin) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	if q.GetNode() != "" {
 		self, err = a.memberAgain(q, table)
 	} else {
-		self, err = a.letIn(ctx, placement.Node{Name: q.GetName(), PeerURLs: urls.StringSlice(), Instance: q.GetInstance()}, table)
+		self, err = a.admit(ctx, placement.Node{Name: q.GetName(), PeerURLs: urls.StringSlice(), Instance: q.GetInstance()}, table)
 	}
 	if err != nil {
 		return nil, err
 	}
 	// The joiner is to find its own row, too.
-	if table, err = a.c.client.NodeTable(ctx, true); err != nil {
+	if table, err = a.Table.NodeTable(ctx, true); err != nil {
 		return nil, err
 	}
-	return &adminpb.NodeJoinResponse{Cluster: a.c.o.Cluster.String(), Node: self.String(), NodeTable: placement.EncodeNodeTable(table)}, nil
+	return &adminpb.NodeJoinResponse{Cluster: a.Cluster.String(), Node: self.String(), NodeTable: placement.EncodeNodeTable(table)}, nil
 }
 
 // memberAgain answers a node that has an identity.
-func (a admin) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (keyspace.NodeID, error) {
-	if q.GetCluster() != a.c.o.Cluster.String() {
+func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (keyspace.NodeID, error) {
+	if q.GetCluster() != a.Cluster.String() {
 		return 0, &adminapi.Refusal{
-			Reason:   fmt.Sprintf("the data directory belongs to cluster %s, and node %s to cluster %s", q.GetCluster(), a.c.o.Self, a.c.o.Cluster),
+			Reason:   fmt.Sprintf("the data directory belongs to cluster %s, and node %s to cluster %s", q.GetCluster(), a.Self, a.Cluster),
 			NextStep: "give another --data-dir, or --join of a node of its cluster",
 		}
 	}
@@ -157,23 +113,23 @@ func otherDirectory(n *placement.Node) error {
 	}
 }
 
-// letIn returns the id of the unstarted node with a name, peer URLs and a directory, after it
+// admit returns the id of the unstarted node with a name, peer URLs and a directory, after it
 // has made one if there was none: who asks again is told the same. A row that etcd's MemberAdd
 // has made has neither name nor directory yet: it is that of the first who comes.
-func (a admin) letIn(ctx context.Context, asker placement.Node, table []placement.Node) (keyspace.NodeID, error) {
+func (a *Admitter) admit(ctx context.Context, asker placement.Node, table []placement.Node) (keyspace.NodeID, error) {
 	if asker.Name == "" {
 		return 0, &adminapi.Refusal{Reason: "the node has no name", NextStep: "give it one that no other node has (--name)"}
 	}
 	if id, err := rowFor(&asker, table); id != 0 || err != nil {
 		return id, err
 	}
-	asker.ID = nodeIDAt(asker.PeerURLs, a.c.o.Clock.Wall().Unix())
-	err := a.c.client.AddNode(ctx, asker)
+	asker.ID = NodeID(asker.PeerURLs, a.Clock.Wall().Unix())
+	err := a.Table.AddNode(ctx, asker)
 	if !errors.Is(err, kverror.NodeExists) && !errors.Is(err, kverror.PeerURLExists) {
 		return asker.ID, err
 	}
 	// Another one has come since the table was read.
-	now, terr := a.c.client.NodeTable(ctx, true)
+	now, terr := a.Table.NodeTable(ctx, true)
 	if terr != nil {
 		return 0, terr
 	}
@@ -216,15 +172,10 @@ func rowFor(asker *placement.Node, table []placement.Node) (keyspace.NodeID, err
 	return 0, nil
 }
 
-// nodeIDAt derives the id of a node that is added to a cluster as etcd does: from its peer
+// NodeID derives the id of a node that is added to a cluster as etcd does: from its peer
 // URLs and the time, in seconds, so that a node that was removed comes back as another one.
-func nodeIDAt(peerURLs []string, unixSeconds int64) keyspace.NodeID {
+func NodeID(peerURLs []string, unixSeconds int64) keyspace.NodeID {
 	text := strings.Join(slices.Sorted(slices.Values(peerURLs)), "") + strconv.FormatInt(unixSeconds, 10)
 	sum := sha1.Sum([]byte(text))
 	return keyspace.NodeID(binary.BigEndian.Uint64(sum[:]))
-}
-
-// sameURLs says whether both are the same URLs, in any order.
-func sameURLs(a, b []string) bool {
-	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -1,4 +1,4 @@
-package node
+package operate
 
 import (
 	"context"
@@ -15,20 +15,25 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 )
 
-// members answers etcd's questions about the cluster, and changes it on behalf of etcd's
+// Members answers etcd's questions about the cluster, and changes it on behalf of etcd's
 // clients: a member is a row of the node table.
-type members struct {
-	c *Core
+type Members struct {
+	o Options
 	// maxLearners is etcd's flag.
 	maxLearners int
 }
 
+// Members returns the access of etcd's clients to the members. There are at most maxLearners
+// learners.
+func (a *Admin) Members(maxLearners int) *Members { return &Members{o: a.o, maxLearners: maxLearners} }
+
 // MemberList implements etcdapi.Cluster.
-func (m members) MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
-	nodes, err := m.c.client.Members(ctx, linearizable)
+func (m *Members) MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
+	nodes, err := m.o.Placement.Members(ctx, linearizable)
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +55,8 @@ func memberOf(n *placement.Node) *pb.Member {
 }
 
 // row returns the row of a member, and all others.
-func (m members) row(ctx context.Context, id keyspace.NodeID) (*placement.Node, []placement.Node, error) {
-	nodes, err := m.c.client.Members(ctx, true)
+func (m *Members) row(ctx context.Context, id keyspace.NodeID) (*placement.Node, []placement.Node, error) {
+	nodes, err := m.o.Placement.Members(ctx, true)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -65,12 +70,12 @@ func (m members) row(ctx context.Context, id keyspace.NodeID) (*placement.Node, 
 // MemberAdd implements etcdapi.Cluster. etcd asks whether a quorum would be left if the new
 // member never came; here a new one is none of any quorum until it has started and holds
 // something, so that none is refused for that.
-func (m members) MemberAdd(ctx context.Context, peerURLs []string, learner bool) (*pb.Member, []*pb.Member, error) {
-	nodes, err := m.c.client.NodeTable(ctx, true)
+func (m *Members) MemberAdd(ctx context.Context, peerURLs []string, learner bool) (*pb.Member, []*pb.Member, error) {
+	nodes, err := m.o.Placement.NodeTable(ctx, true)
 	if err != nil {
 		return nil, nil, err
 	}
-	n := placement.Node{ID: nodeIDAt(peerURLs, m.c.o.Clock.Wall().Unix()), PeerURLs: peerURLs}
+	n := placement.Node{ID: join.NodeID(peerURLs, m.o.Clock.Wall().Unix()), PeerURLs: peerURLs}
 	learners := 0
 	for i := range nodes {
 		o := &nodes[i]
@@ -91,7 +96,7 @@ func (m members) MemberAdd(ctx context.Context, peerURLs []string, learner bool)
 		}
 		n.State = placement.NodeUnstartedLearner
 	}
-	if err := m.c.client.AddNode(ctx, n); err != nil {
+	if err := m.o.Placement.AddNode(ctx, n); err != nil {
 		return nil, nil, err
 	}
 	all, err := m.MemberList(ctx, true)
@@ -99,8 +104,8 @@ func (m members) MemberAdd(ctx context.Context, peerURLs []string, learner bool)
 }
 
 // MemberUpdate implements etcdapi.Cluster.
-func (m members) MemberUpdate(ctx context.Context, id keyspace.NodeID, peerURLs []string) ([]*pb.Member, error) {
-	if err := m.c.client.SetPeerURLs(ctx, id, peerURLs); err != nil {
+func (m *Members) MemberUpdate(ctx context.Context, id keyspace.NodeID, peerURLs []string) ([]*pb.Member, error) {
+	if err := m.o.Placement.SetPeerURLs(ctx, id, peerURLs); err != nil {
 		return nil, err
 	}
 	return m.MemberList(ctx, true)
@@ -109,17 +114,17 @@ func (m members) MemberUpdate(ctx context.Context, id keyspace.NodeID, peerURLs 
 // MemberPromote implements etcdapi.Cluster. In etcd a learner is ready when it has nearly
 // all that its leader has; here it holds nothing before it is promoted, and is ready when
 // it lives.
-func (m members) MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
+func (m *Members) MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
 	n, _, err := m.row(ctx, id)
 	switch {
 	case err != nil:
 		return nil, err
 	case !n.State.Learner():
 		return nil, rpctypes.ErrGRPCMemberNotLearner
-	case !n.State.Started() || !m.c.alive(id):
+	case !n.State.Started() || !m.o.Peers.Alive(id):
 		return nil, rpctypes.ErrGRPCLearnerNotReady
 	}
-	if err := m.c.client.SetNodeState(ctx, id, placement.NodeLearner, placement.NodeServing); err != nil {
+	if err := m.o.Placement.SetNodeState(ctx, id, placement.NodeLearner, placement.NodeServing); err != nil {
 		return nil, err
 	}
 	return m.MemberList(ctx, true)
@@ -132,12 +137,12 @@ const removePause = 50 * time.Millisecond
 // each of them has a replica of a range already, the range has one less from then on, as a
 // group of etcd's has. Where it takes longer than the client waits, the node is
 // decommissioned meanwhile and removed once it holds nothing: who asks again waits for that.
-func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
+func (m *Members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
 	if err := m.leave(ctx, id); err != nil {
 		return nil, err
 	}
 	for {
-		err := m.c.client.RemoveNode(ctx, id)
+		err := m.o.Placement.RemoveNode(ctx, id)
 		if err == nil || errors.Is(err, kverror.NodeNotFound) {
 			// Or by itself, or for somebody else, since this began: it was there then.
 			return m.MemberList(ctx, true)
@@ -148,16 +153,16 @@ func (m members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Me
 		if err != nil && ctx.Err() == nil {
 			return nil, err
 		}
-		if clock.Sleep(ctx, m.c.o.Clock, removePause) != nil {
-			m.c.log.Info("a member that is removed still holds something", zap.Stringer("member", id), zap.Error(err))
-			return nil, errStillRemoving
+		if clock.Sleep(ctx, m.o.Clock, removePause) != nil {
+			m.o.Logger.Info("a member that is removed still holds something", zap.Stringer("member", id), zap.Error(err))
+			return nil, ErrStillRemoving
 		}
 	}
 }
 
 // leave has a member begin to leave, if it may and has not. Where others begin to as well while it
 // is looked at, it is looked at anew.
-func (m members) leave(ctx context.Context, id keyspace.NodeID) error {
+func (m *Members) leave(ctx context.Context, id keyspace.NodeID) error {
 	for attempt := 1; ; attempt++ {
 		n, others, err := m.row(ctx, id)
 		if err != nil || !n.State.Started() || n.Leaves {
@@ -168,16 +173,17 @@ func (m members) leave(ctx context.Context, id keyspace.NodeID) error {
 				return err
 			}
 		}
-		err = m.c.client.LeaveNode(ctx, id, n.State, leaving(others)...)
+		err = m.o.Placement.LeaveNode(ctx, id, n.State, leaving(others)...)
 		if attempt == changeAttempts || !errors.Is(err, kverror.BadRequest) {
 			return err
 		}
 	}
 }
 
-// errStillRemoving is etcd's answer to a request that takes too long, of which etcd has several
+// ErrStillRemoving is etcd's answer to a request that takes too long, of which etcd has several
 // that say in their second half why: of this kind clients know the code and the first half.
-var errStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout)+
+var ErrStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout)+
+
 	", the member is decommissioned, goes on giving up what it holds, and is removed then: the same request again waits for that")
 
 // errNotEnoughStarted is etcd's answer, which leaves its server without a code: its clients
@@ -187,7 +193,7 @@ var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoug
 // mayRemove refuses as etcd does: what the node holds cannot leave it without a quorum of
 // those who hold it too, nor without one of those that are left where nobody can take its place,
 // and the last node that serves stays.
-func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
+func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
 	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
 		return errNotEnoughStarted
 	}
@@ -207,32 +213,33 @@ func (m members) mayRemove(ctx context.Context, id keyspace.NodeID, others []pla
 			return rpctypes.ErrGRPCUnhealthy
 		}
 	}
-	settings, _, err := m.c.client.Settings(ctx)
+	settings, _, err := m.o.Placement.Settings(ctx)
 	if err == nil && holdsAny && placement.Paused(settings) {
-		return errRemovePaused
+		return ErrRemovePaused
 	}
 	return err
 }
 
-// errRemovePaused refuses what would never come to its end. etcd has nothing like it.
-var errRemovePaused = status.Error(codes.FailedPrecondition,
+// ErrRemovePaused refuses what would never come to its end. etcd has nothing like it.
+var ErrRemovePaused = status.Error(codes.FailedPrecondition,
+
 	"skein: placement is paused, so that nothing would leave the member: have it go on with skein placement resume")
 
 // groups returns the placement group and all ranges, as this node knows them.
-func (m members) groups(ctx context.Context) ([]keyspace.Descriptor, error) {
-	mp, err := m.c.client.Map(ctx)
+func (m *Members) groups(ctx context.Context) ([]keyspace.Descriptor, error) {
+	mp, err := m.o.Placement.Map(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return append([]keyspace.Descriptor{mp.PlacementGroup()}, mp.Descriptors()...), nil
 }
 
-func (m members) quorumLives(replicas []keyspace.Replica) bool {
+func (m *Members) quorumLives(replicas []keyspace.Replica) bool {
 	voters, live := 0, 0
 	for _, r := range replicas {
 		if r.Role != keyspace.RoleLearner {
 			voters++
-			if m.c.alive(r.Node) {
+			if m.o.Peers.Alive(r.Node) {
 				live++
 			}
 		}
@@ -242,8 +249,8 @@ func (m members) quorumLives(replicas []keyspace.Replica) bool {
 
 // stays says why the node is not removed after all: it has started meanwhile, or somebody has
 // taken it back.
-func (m members) stays(ctx context.Context, id keyspace.NodeID) error {
-	nodes, err := m.c.client.Members(ctx, true)
+func (m *Members) stays(ctx context.Context, id keyspace.NodeID) error {
+	nodes, err := m.o.Placement.Members(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -255,52 +262,9 @@ func (m members) stays(ctx context.Context, id keyspace.NodeID) error {
 
 // another says whether one of the nodes could have a replica of the group: it serves, lives and
 // has none.
-func (m members) another(d *keyspace.Descriptor, nodes []placement.Node) bool {
+func (m *Members) another(d *keyspace.Descriptor, nodes []placement.Node) bool {
 	return slices.ContainsFunc(nodes, func(n placement.Node) bool {
 		_, has := d.ReplicaOn(n.ID)
-		return !has && n.State == placement.NodeServing && m.c.alive(n.ID)
+		return !has && n.State == placement.NodeServing && m.o.Peers.Alive(n.ID)
 	})
-}
-
-// errTransferTook is etcd's answer where another member does not lead in time.
-var errTransferTook = status.Error(codes.Unknown, "etcdserver: request timed out, leader transfer took too long")
-
-// MoveLeader implements etcdapi.Node. The leaders of ranges stay where they are: they are
-// spread over the nodes for the load, and move when a node is drained or stopped.
-func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
-	st, err := s.c.client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	// To etcd, whose members are all of the one group, every other is a bad one too. So is one
-	// that would hand the lead back at once, as for operators' commands.
-	if !slices.ContainsFunc(st.Replicas, func(r keyspace.Replica) bool { return r.Node == to && r.Role == keyspace.RoleVoter }) {
-		return rpctypes.ErrGRPCBadLeaderTransferee
-	}
-	if to != s.c.client.Leader() && s.c.alive(to) { // of one that is not, raft says that it has not caught up
-		a := admin(s)
-		nodes, _, err := a.members(ctx)
-		if err != nil {
-			return err
-		}
-		own := keyspace.Descriptor{Replicas: st.Replicas}
-		if err := a.leads(nodes, &own, to, names(nodes)[to]); err != nil {
-			// etcd's answer has no place for the reason.
-			s.c.log.Warn("the placement group is not handed over as etcd's clients ask", zap.Stringer("to", to), zap.Error(err))
-			return rpctypes.ErrGRPCBadLeaderTransferee
-		}
-	}
-	err = s.c.client.TransferLeader(ctx, to)
-	switch kind := kverror.Of(err); {
-	case err != nil && kind.Kind == kverror.BadRequest:
-		return rpctypes.ErrGRPCBadLeaderTransferee
-	case err != nil:
-		return err
-	}
-	for s.c.client.Leader() != to {
-		if clock.Sleep(ctx, s.c.o.Clock, s.c.o.Heartbeat) != nil {
-			return errTransferTook
-		}
-	}
-	return nil
 }

@@ -1,4 +1,4 @@
-package node
+package operate
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 )
 
 // PlacementGroup implements adminapi.PlacementKeeper.
-func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
+func (a *Admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
 	nodes, stale, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -36,20 +36,20 @@ func (a admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespon
 
 // placementGroup returns who holds the placement group: a quorum's word, or else what a
 // replica knew last, or this node, which is old. With stale it is known that there is no quorum.
-func (a admin) placementGroup(ctx context.Context, stale bool) (st placement.Status, old bool, err error) {
+func (a *Admin) placementGroup(ctx context.Context, stale bool) (st placement.Status, old bool, err error) {
 	if !stale {
 		asked, cancel := context.WithTimeout(ctx, quorumTimeout)
 		defer cancel()
-		if st, err = a.c.client.PlacementGroup(asked); err == nil || ctx.Err() != nil {
+		if st, err = a.o.Placement.PlacementGroup(asked); err == nil || ctx.Err() != nil {
 			return st, false, err
 		}
 	}
 	asked, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	if st, err = a.c.client.Status(asked); err == nil {
+	if st, err = a.o.Placement.Status(asked); err == nil {
 		return st, true, nil
 	}
-	if m, _ := a.c.client.WatchMap(); m != nil {
+	if m, _ := a.o.Placement.WatchMap(); m != nil {
 		own := m.PlacementGroup()
 		return placement.Status{Replicas: own.Replicas, ConfIndex: own.ConfIndex}, true, nil
 	}
@@ -57,12 +57,12 @@ func (a admin) placementGroup(ctx context.Context, stale bool) (st placement.Sta
 }
 
 // MovePlacement implements adminapi.PlacementKeeper.
-func (a admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
+func (a *Admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
 	return a.move(ctx, placement.OwnGroup, from, to, "skein placement show shows who holds the group, skein placement operations what is under way")
 }
 
 // TransferPlacement implements adminapi.PlacementKeeper.
-func (a admin) TransferPlacement(ctx context.Context, to string) error {
+func (a *Admin) TransferPlacement(ctx context.Context, to string) error {
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (a admin) TransferPlacement(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	st, err := a.c.client.PlacementGroup(ctx)
+	st, err := a.o.Placement.PlacementGroup(ctx)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (a admin) TransferPlacement(ctx context.Context, to string) error {
 	if err := a.leads(nodes, &own, node, to); err != nil {
 		return err
 	}
-	err = a.c.client.TransferLeader(ctx, node)
+	err = a.o.Placement.TransferLeader(ctx, node)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.Internal {
 		// Nobody can take the lead who has not all that the leader has.
 		return &adminapi.Refusal{

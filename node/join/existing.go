@@ -1,4 +1,4 @@
-package node
+package join
 
 import (
 	"context"
@@ -16,33 +16,26 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// A node that etcd's MemberAdd has added (--initial-cluster-state existing) knows the peer
-// URLs of the others, and its own, and asks those by transport.Ask which node it is.
+// etcd's MemberAdd has added a node that starts with --initial-cluster-state existing. Such a
+// node knows its own peer URLs and those of the others. It asks the others by transport.Ask
+// which node it is.
 
-// toldOf is what a node says to one that asks.
-type toldOf struct {
+// peerTable is a node's answer to a node that asks at its peer address.
+type peerTable struct {
 	cluster keyspace.ClusterID
-	// version is that of the map of which nodes are the node table: a higher one is newer.
+	// version is that of the map that holds the node table: a higher one is newer.
 	version uint64
 	nodes   []placement.Node
 }
 
-// told is what this node says, as it knows it (docs/format/placement.md). It says nothing
-// before it knows any.
-func (c *Core) told() []byte {
-	m, _ := c.client.WatchMap()
-	if m == nil || !c.letIn.Load() {
-		return nil
-	}
-	return encodeTold(&toldOf{cluster: c.o.Cluster, version: m.Version, nodes: m.NodeTable()})
+// EncodePeerTable returns the answer of a node to one that asks at its peer address
+// (docs/format/placement.md): its cluster, and the node table with the version of its map.
+func EncodePeerTable(cluster keyspace.ClusterID, version uint64, nodes []placement.Node) []byte {
+	b := binary.BigEndian.AppendUint64(nil, uint64(cluster))
+	return append(binary.BigEndian.AppendUint64(b, version), placement.EncodeNodeTable(nodes)...)
 }
 
-func encodeTold(t *toldOf) []byte {
-	b := binary.BigEndian.AppendUint64(nil, uint64(t.cluster))
-	return append(binary.BigEndian.AppendUint64(b, t.version), placement.EncodeNodeTable(t.nodes)...)
-}
-
-func decodeTold(b []byte) (t toldOf, err error) {
+func decodePeerTable(b []byte) (t peerTable, err error) {
 	if len(b) < 16 {
 		return t, fmt.Errorf("%d bytes about the cluster's nodes", len(b))
 	}
@@ -51,39 +44,39 @@ func decodeTold(b []byte) (t toldOf, err error) {
 	return t, err
 }
 
-// addedRounds is how often all others are asked before the node believes that it was not
-// added, or that its place is taken: what they say is as they know it.
-const addedRounds = 5
+// existingRounds is how often all others are asked before the node believes that it was not
+// added, or that its place is taken: each of them answers by what it has heard so far.
+const existingRounds = 5
 
-// added asks the others of --initial-cluster until they know which node this is. Who does
-// not answer is asked again until ctx ends.
-func (p *placer) added(ctx context.Context, who engine.Identity) (*joined, error) {
-	own := texts(p.cfg.AdvertisePeerURLs)
-	if have, ok := p.cfg.InitialCluster[p.cfg.Name]; !ok || !sameURLs(texts(have), own) {
-		return nil, fmt.Errorf("--initial-cluster has to name this node with its own peer URLs: %s=%s", p.cfg.Name, strings.Join(own, ","))
+// askExisting asks the others of --initial-cluster until they know which node this is. It
+// asks those without an answer again until ctx ends.
+func (j *Joiner) askExisting(ctx context.Context, who engine.Identity) (*answer, error) {
+	own := texts(j.Config.AdvertisePeerURLs)
+	if have, ok := j.Config.InitialCluster[j.Config.Name]; !ok || !sameURLs(texts(have), own) {
+		return nil, fmt.Errorf("--initial-cluster has to name this node with its own peer URLs: %s=%s", j.Config.Name, strings.Join(own, ","))
 	}
 	for refused := 0; ; {
-		newest, err := p.askOthers(ctx)
+		newest, err := j.askOthers(ctx)
 		if err == nil && newest == nil {
 			err = errors.New("none of --initial-cluster answers")
 		} else if err == nil {
-			var j *joined
-			if j, err = newest.find(p.cfg.Name, own, who.Instance); err == nil {
-				return j, nil
+			var a *answer
+			if a, err = newest.find(j.Config.Name, own, who.Instance); err == nil {
+				return a, nil
 			}
-			if refused++; refused == addedRounds {
+			if refused++; refused == existingRounds {
 				return nil, err
 			}
 		}
-		p.log.Warn("asking the others of --initial-cluster again which member this is", zap.Error(err))
-		if clock.Sleep(ctx, p.clock, joinPause) != nil {
+		j.Logger.Warn("asking the others of --initial-cluster again which member this is", zap.Error(err))
+		if clock.Sleep(ctx, j.Clock, joinPause) != nil {
 			return nil, err
 		}
 	}
 }
 
 // find looks a node up by its peer URLs, which no two members share.
-func (t *toldOf) find(name string, own []string, instance uint64) (*joined, error) {
+func (t *peerTable) find(name string, own []string, instance uint64) (*answer, error) {
 	urls := strings.Join(own, ",")
 	for i := range t.nodes {
 		n := &t.nodes[i]
@@ -94,7 +87,7 @@ func (t *toldOf) find(name string, own []string, instance uint64) (*joined, erro
 		case n.Instance != 0 && n.Instance != instance:
 			return nil, otherDirectory(n)
 		default:
-			return &joined{cluster: t.cluster, self: n.ID, nodes: t.nodes}, nil
+			return &answer{cluster: t.cluster, self: n.ID, nodes: t.nodes}, nil
 		}
 	}
 	return nil, fmt.Errorf("the cluster knows no member with the peer URLs %s: add it first (etcdctl member add %s --peer-urls=%s), or start it with --join", urls, name, urls)
@@ -103,20 +96,20 @@ func (t *toldOf) find(name string, own []string, instance uint64) (*joined, erro
 // askOthers asks each of the others once, and returns what the one says that knows the newest
 // node table: of a member that was just added, or removed, not all have heard yet. Where
 // nobody answers there is nothing, or an error that says more.
-func (p *placer) askOthers(ctx context.Context) (newest *toldOf, err error) {
+func (j *Joiner) askOthers(ctx context.Context) (newest *peerTable, err error) {
 	var mu sync.Mutex // guards what is returned
 	var mixed error
 	var wg sync.WaitGroup
-	for name, urls := range p.cfg.InitialCluster {
-		if name == p.cfg.Name {
+	for name, urls := range j.Config.InitialCluster {
+		if name == j.Config.Name {
 			continue
 		}
 		for _, addr := range hosts(urls) {
 			wg.Go(func() {
-				b, terr := p.tell(ctx, addr)
-				var t toldOf
+				b, terr := j.PeerTable(ctx, addr)
+				var t peerTable
 				if terr == nil {
-					t, terr = decodeTold(b)
+					t, terr = decodePeerTable(b)
 				}
 				mu.Lock()
 				defer mu.Unlock()

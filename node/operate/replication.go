@@ -1,4 +1,4 @@
-package node
+package operate
 
 import (
 	"context"
@@ -15,11 +15,11 @@ import (
 )
 
 // SetReplication implements adminapi.PlacementKeeper.
-func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error) {
+func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error) {
 	if !placement.ValidReplication(factor) {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: an even number outlives no more losses than the odd one below it"}
 	}
-	v, err := a.surveyWhole(ctx)
+	v, err := a.completeView(ctx)
 	switch {
 	case err != nil:
 		return nil, err
@@ -30,7 +30,7 @@ func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*ad
 	case placement.Paused(v.settings):
 		return nil, &adminapi.Refusal{Reason: "placement is paused, so that no range would change", NextStep: "have it go on with skein placement resume"}
 	}
-	plan, err := v.decider(a.c.o.Clock.Now()).CanReplicate(factor)
+	plan, err := v.decider(a.o.Clock.Now()).CanReplicate(factor)
 	var refused *decide.ReplicationRefusal
 	if errors.As(err, &refused) {
 		words := v.words()
@@ -46,7 +46,7 @@ func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*ad
 	if dryRun {
 		return out, nil
 	}
-	err = a.c.client.SetReplication(ctx, factor)
+	err = a.o.Placement.SetReplication(ctx, factor)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
 		return nil, &adminapi.Refusal{Reason: e.Detail, NextStep: "look with skein node list which nodes take replicas, and try again"}
 	}
@@ -57,11 +57,11 @@ func (a admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*ad
 }
 
 // SetMergeAfter implements adminapi.PlacementKeeper.
-func (a admin) SetMergeAfter(ctx context.Context, after *time.Duration) error {
+func (a *Admin) SetMergeAfter(ctx context.Context, after *time.Duration) error {
 	if after == nil {
-		return a.c.client.UnsetMergeAfter(ctx)
+		return a.o.Placement.UnsetMergeAfter(ctx)
 	}
-	err := a.c.client.SetMergeAfter(ctx, *after)
+	err := a.o.Placement.SetMergeAfter(ctx, *after)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
 		return &adminapi.Refusal{Reason: e.Detail, NextStep: "give one of these, or default for what the nodes were started with"}
 	}
@@ -85,7 +85,7 @@ func replicationNotes(factor int, plan *decide.Replication) (notes []string) {
 // replication says how many voters ranges are to have, and how far that is, as the map of
 // this node has it, and with stale what a replica of the placement group knew last; nil where
 // nobody could say.
-func (a admin) replication(ctx context.Context, stale bool) *adminpb.Replication {
+func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replication {
 	settings, err := a.settings(ctx, stale)
 	if err != nil {
 		return nil
@@ -94,7 +94,7 @@ func (a admin) replication(ctx context.Context, stale bool) *adminpb.Replication
 	if err != nil {
 		return nil
 	}
-	descs, err := a.c.client.RangeMap(ctx)
+	descs, err := a.o.Placement.RangeMap(ctx)
 	if err != nil {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (a admin) replication(ctx context.Context, stale bool) *adminpb.Replication
 		for _, m := range descs[i].Replicas {
 			if m.Role == keyspace.RoleVoter || m.Role == keyspace.RoleVoterIncoming {
 				voters++
-				silent = silent || !a.c.alive(m.Node)
+				silent = silent || !a.o.Peers.Alive(m.Node)
 			}
 		}
 		switch {

@@ -1,0 +1,191 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+)
+
+// Membership says as which node of which cluster a directory is to be opened.
+type Membership struct {
+	Cluster keyspace.ClusterID
+	Self    keyspace.NodeID
+	// Founders are those of a new cluster, this node among them. A node that joins has none.
+	Founders []placement.Node
+	// Peers asks a running node for the node table, where the directory does not have it.
+	Peers func(ctx context.Context) ([]placement.Node, error)
+}
+
+// answer is what a running node tells one that joins.
+type answer struct {
+	cluster keyspace.ClusterID
+	self    keyspace.NodeID
+	nodes   []placement.Node
+}
+
+// Joiner finds the membership of the node that a configuration describes. All its fields are
+// required.
+type Joiner struct {
+	// Config says name, peer URLs and directories, and how the node comes into a cluster: by
+	// --join, by --initial-cluster-state existing, or as a founder.
+	Config *config.Config
+	FS     vfs.FS
+	Clock  clock.Clock
+	Logger *zap.Logger
+	// Ask asks a node of --join once to admit this one. An error that wraps ErrLater may pass by
+	// itself; any other is final.
+	Ask func(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error)
+	// PeerTable asks the node at a peer address, HOST:PORT, for its peer table (EncodePeerTable).
+	PeerTable func(ctx context.Context, addr string) ([]byte, error)
+}
+
+// ErrLater is wrapped by an answer to Joiner.Ask that may pass by itself.
+var ErrLater = errors.New("nobody could tell")
+
+const (
+	// joinTimeout bounds one attempt to join, joinPause lies between two.
+	joinTimeout = 10 * time.Second
+	joinPause   = time.Second
+	// sameClusterTimeout bounds the question whether the nodes of --join are of the
+	// cluster that the directory belongs to. Without an answer the directory counts.
+	sameClusterTimeout = time.Second
+)
+
+// Find returns the node's membership. It waits until somebody has answered or ctx ends; a
+// refusal is final. A directory that was used before says it itself, as in etcd. With an empty
+// one the node joins, or is a founder. The node may crash after the cluster has admitted it and
+// before its directory says so. If it asks again with the same name, peer URLs and directory,
+// and has not started yet, it is the same node.
+func (j *Joiner) Find(ctx context.Context) (*Membership, error) {
+	id, err := engine.ReadIdentity(j.FS, j.Config.DataDir)
+	switch {
+	case err != nil:
+		return nil, err
+	case id != nil:
+		return j.again(ctx, id)
+	case len(j.Config.Join) == 0 && j.Config.InitialClusterState != config.StateExisting:
+		boot, err := j.Config.Bootstrap()
+		if err != nil {
+			return nil, err
+		}
+		return &Membership{Cluster: boot.Cluster, Self: boot.Self, Founders: founders(boot)}, nil
+	}
+	instance, err := engine.DrawInstance(j.FS, j.Config.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	ask := j.join
+	if len(j.Config.Join) == 0 {
+		ask = j.askExisting
+	}
+	a, err := ask(ctx, engine.Identity{Instance: instance})
+	if err != nil {
+		return nil, err
+	}
+	j.Logger.Info("admitted", zap.Stringer("cluster", a.cluster), zap.Stringer("node", a.self), zap.Int("nodes", len(a.nodes)))
+	return &Membership{
+		Cluster: a.cluster, Self: a.self,
+		Peers: func(context.Context) ([]placement.Node, error) { return a.nodes, nil },
+	}, nil
+}
+
+func founders(b *config.Bootstrap) []placement.Node {
+	var all []placement.Node
+	for _, f := range b.Founders {
+		all = append(all, placement.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
+	}
+	return all
+}
+
+// again returns the membership of a node that has started before, or has tried to.
+func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, error) {
+	m := &Membership{Cluster: id.Cluster, Self: id.Node}
+	if len(j.Config.Join) > 0 {
+		m.Peers = func(ctx context.Context) ([]placement.Node, error) {
+			a, err := j.join(ctx, *id)
+			if err != nil {
+				return nil, err
+			}
+			return a.nodes, nil
+		}
+		return m, j.sameCluster(ctx, id)
+	}
+	if j.Config.InitialClusterState == config.StateExisting {
+		m.Peers = func(ctx context.Context) ([]placement.Node, error) {
+			a, err := j.askExisting(ctx, *id)
+			if err == nil && (a.cluster != id.Cluster || a.self != id.Node) {
+				err = fmt.Errorf("the directory is that of node %s of cluster %s, and --initial-cluster leads to node %s of cluster %s", id.Node, id.Cluster, a.self, a.cluster)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return a.nodes, nil
+		}
+		return m, nil
+	}
+	boot, err := j.Config.Bootstrap()
+	if err == nil && boot.Cluster == id.Cluster && boot.Self == id.Node {
+		m.Founders = founders(boot)
+		return m, nil
+	}
+	if _, self := j.Config.InitialCluster[j.Config.Name]; self && len(j.Config.InitialCluster) == 1 {
+		return m, nil // most likely the default: nobody has set --initial-cluster
+	}
+	j.Logger.Warn("--initial-cluster contradicts the data directory; the directory counts",
+		zap.Stringer("cluster", id.Cluster), zap.Stringer("node", id.Node), zap.Error(err))
+	return m, nil
+}
+
+// sameCluster refuses the directory of a node of another cluster than that of --join, or of
+// a node that was removed. Without an answer the directory counts.
+func (j *Joiner) sameCluster(ctx context.Context, id *engine.Identity) error {
+	asked, cancel := clock.WithTimeout(ctx, j.Clock, sameClusterTimeout)
+	defer cancel()
+	_, err := j.ask(asked, *id)
+	if err != nil && !errors.Is(err, ErrLater) {
+		return err
+	}
+	j.Logger.Info("--join is ignored: the data directory says which node this is",
+		zap.Stringer("cluster", id.Cluster), zap.Stringer("node", id.Node), zap.Error(err))
+	return nil
+}
+
+// join asks until somebody answers or ctx ends.
+func (j *Joiner) join(ctx context.Context, who engine.Identity) (*answer, error) {
+	for {
+		asked, cancel := clock.WithTimeout(ctx, j.Clock, joinTimeout)
+		a, err := j.ask(asked, who)
+		cancel()
+		switch {
+		case err == nil && (a.cluster == 0 || a.self == 0 || len(a.nodes) == 0 || who.Node != 0 && (a.cluster != who.Cluster || a.self != who.Node)):
+			return nil, fmt.Errorf("join: the answer is node %s of cluster %s, with %d nodes", a.self, a.cluster, len(a.nodes))
+		case err == nil || !errors.Is(err, ErrLater):
+			return a, err
+		}
+		j.Logger.Warn("join: asking again", zap.Strings("nodes", j.Config.Join), zap.Error(err))
+		if clock.Sleep(ctx, j.Clock, joinPause) != nil {
+			return nil, err
+		}
+	}
+}
+
+// ask asks once to admit this node, of which only the instance of its directory is known. For
+// a node with an identity it asks what has become of it.
+func (j *Joiner) ask(ctx context.Context, who engine.Identity) (*answer, error) {
+	a, err := j.Ask(ctx, request(j.Config.Name, texts(j.Config.AdvertisePeerURLs), who))
+	if err != nil {
+		return nil, err
+	}
+	return answerOf(a)
+}

@@ -1,0 +1,154 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node/join"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// bootstrap writes the cluster's first state, if this node is a founder that is to hold a
+// replica of it and its directory is new. Nothing acts on it before the admission.
+func (c *Core) bootstrap(ctx context.Context) error {
+	admitted, err := c.storedAdmission()
+	if err != nil || admitted || len(c.o.Founders) == 0 {
+		return err
+	}
+	f := placement.Founding{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
+	return placement.Found(ctx, c.engine, c.host, &f, c.o.Self)
+}
+
+// takePart has the peers admit a new node and starts what takes part in the cluster. The bus
+// speaks already.
+func (c *Core) takePart(ctx context.Context) error {
+	admitted, err := c.storedAdmission()
+	if err != nil {
+		return err
+	}
+	if !admitted {
+		if err := c.admission.Request(ctx); err != nil {
+			return err
+		}
+		if err := c.storeAdmission(ctx); err != nil {
+			return err
+		}
+	}
+	c.admission.SetAdmitted()
+	c.host.Start()
+	if err := c.service.Open(c.host); err != nil {
+		return err
+	}
+	c.service.Start()
+	c.client.Start()
+	c.wait.Go(c.watchFatal)
+	c.wait.Go(c.followMap)
+	return nil
+}
+
+// admittedKey is where a node notes that its peers have admitted this directory.
+var admittedKey = engine.NodeLocalKey([]byte("node/introduced"))
+
+func (c *Core) storedAdmission() (bool, error) {
+	_, ok, err := c.engine.Get(admittedKey)
+	if err != nil {
+		return false, fmt.Errorf("read whether the node was admitted: %w", err)
+	}
+	return ok, nil
+}
+
+func (c *Core) storeAdmission(ctx context.Context) error {
+	b := c.engine.NewBatch()
+	err := b.Set(admittedKey, []byte{1})
+	if err == nil {
+		// In the same batch: an admitted node asks nobody any more, and must know its peers.
+		err = b.Set(tableKey, placement.EncodeNodeTable(c.nodes))
+	}
+	if err == nil {
+		err = b.Commit()
+	}
+	if err == nil {
+		err = c.engine.Flush(ctx)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("note that the node was admitted: %w", err), b.Close())
+	}
+	return nil
+}
+
+// logsEmpty reports that no group on this node has ever had a leader that it heard of.
+func (c *Core) logsEmpty() bool {
+	return !slices.ContainsFunc(c.wal.Groups(), func(g keyspace.GroupID) bool { return c.wal.Group(g).LastIndex() > raftgroup.InitIndex })
+}
+
+// followMap keeps bus, directory and router at what placement knows. The bus comes first:
+// it is to reach a node before anybody is sent there.
+func (c *Core) followMap() {
+	known, version := c.nodes, uint64(0)
+	for {
+		m, changed := c.client.WatchMap()
+		if m != nil {
+			if nodes := m.NodeTable(); !sameTable(known, nodes) {
+				known = nodes
+				c.learnNodes(nodes)
+			}
+			c.router.Learn(m.DescriptorsSince(version)...)
+			version = m.Version
+		}
+		select {
+		case <-changed:
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// sameTable says whether two node tables, ascending by id, are the same.
+func sameTable(a, b []placement.Node) bool {
+	return slices.EqualFunc(a, b, func(x, y placement.Node) bool { return x.Equal(&y) })
+}
+
+// learnNodes takes over another node table.
+func (c *Core) learnNodes(nodes []placement.Node) {
+	c.bus.SetQueueBytes(c.queueBytes(nodes))
+	for i := range nodes {
+		n := &nodes[i]
+		switch {
+		case n.ID != c.o.Self:
+			if !mutation.Is(mutation.NewcomerUnknown) {
+				c.setPeer(n)
+			}
+		case n.State == placement.NodeRemoved:
+			c.fail(c.admission.RemovedError())
+		}
+	}
+	if err := c.keepTable(nodes); err != nil {
+		c.fail(err)
+	}
+}
+
+// Announce publishes the node's row of the node table, with where it serves clients, until
+// it is there or ctx ends. A node that was removed from the cluster cannot go on, nor can one
+// whose row is another directory's.
+func (c *Core) Announce(ctx context.Context, row placement.Node) {
+	row.Instance = c.dirs.Identity.Instance
+	if err := c.admission.Announce(ctx, row); err != nil {
+		c.fail(err)
+	}
+}
+
+// PeerTable is the node's answer to a node that asks at its peer address who the cluster's
+// nodes are; empty before it knows any.
+func (c *Core) PeerTable() []byte {
+	m, _ := c.client.WatchMap()
+	if m == nil || !c.admission.Admitted() {
+		return nil
+	}
+	return join.EncodePeerTable(c.o.Cluster, m.Version, m.NodeTable())
+}

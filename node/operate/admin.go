@@ -1,0 +1,169 @@
+package operate
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/router"
+	"github.com/skeindb/skein/shard"
+)
+
+// Admin answers operators' questions about the whole cluster, and carries out their commands.
+// With the join of nodes, which package join serves, it implements adminapi.Backend.
+type Admin struct{ o Options }
+
+// Options are what an Admin is made of. All of them are required.
+type Options struct {
+	Clock clock.Clock
+	// Election and Heartbeat are the node's election timeout and raft tick.
+	Election, Heartbeat time.Duration
+	Logger              *zap.Logger
+
+	Placement Placement
+	Replicas  Replicas
+	Routes    Routes
+	Peers     Peers
+}
+
+// New returns an Admin.
+func New(o Options) *Admin { return &Admin{o: o} }
+
+// Placement is the access to the placement group; *placement.Client implements it.
+type Placement interface {
+	NodeTable
+	NodeChanges
+	RangeMap
+	Operations
+	Settings
+	Group
+}
+
+// NodeTable reads the node table. With linearizable a quorum answers, else the newest copy
+// that this node knows.
+type NodeTable interface {
+	// Members returns the nodes that were not removed.
+	Members(ctx context.Context, linearizable bool) ([]placement.Node, error)
+	// NodeTable returns all nodes, removed ones included.
+	NodeTable(ctx context.Context, linearizable bool) ([]placement.Node, error)
+}
+
+// NodeChanges changes the node table. A change whose precondition fails is refused with
+// kverror.BadRequest.
+type NodeChanges interface {
+	AddNode(ctx context.Context, n placement.Node) error
+	SetPeerURLs(ctx context.Context, node keyspace.NodeID, urls []string) error
+	// SetNodeState changes a node's state, if it is in the state from and no other nodes
+	// leave than those in beside.
+	SetNodeState(ctx context.Context, node keyspace.NodeID, from, to placement.NodeState, beside ...keyspace.NodeID) error
+	// LeaveNode decommissions a node and removes it once it holds nothing, under the
+	// conditions of SetNodeState.
+	LeaveNode(ctx context.Context, node keyspace.NodeID, from placement.NodeState, beside ...keyspace.NodeID) error
+	// RemoveNode removes a node that holds nothing.
+	RemoveNode(ctx context.Context, node keyspace.NodeID) error
+}
+
+// RangeMap reads this node's copy of the range map, which may be old.
+type RangeMap interface {
+	// Map returns the map; it waits until there is one.
+	Map(ctx context.Context) (*placement.Map, error)
+	// WatchMap returns the map, nil before there is one, and a channel that the next one closes.
+	WatchMap() (*placement.Map, <-chan struct{})
+	// RangeMap returns the descriptors of all ranges in the order of their keys.
+	RangeMap(ctx context.Context) ([]keyspace.Descriptor, error)
+}
+
+// Operations begins operations and lists those under way.
+type Operations interface {
+	BeginOperation(ctx context.Context, o placement.Operation) (placement.Operation, error)
+	// Operations asks a quorum, LastOperations one replica of the placement group.
+	Operations(ctx context.Context) ([]placement.Operation, error)
+	LastOperations(ctx context.Context) ([]placement.Operation, error)
+	SetPaused(ctx context.Context, paused bool) error
+	// KeepBorder has a range begin at the key until it is merged by command.
+	KeepBorder(ctx context.Context, key []byte) error
+}
+
+// Settings reads and changes the cluster's settings.
+type Settings interface {
+	// Settings asks a quorum, LastSettings one replica of the placement group.
+	Settings(ctx context.Context) ([]placement.Setting, keyspace.Revision, error)
+	LastSettings(ctx context.Context) ([]placement.Setting, error)
+	SetReplication(ctx context.Context, factor int) error
+	SetMergeAfter(ctx context.Context, after time.Duration) error
+	UnsetMergeAfter(ctx context.Context) error
+}
+
+// Group tells of the placement group itself.
+type Group interface {
+	// Leader returns the group's leader as far as this node knows, 0 for none.
+	Leader() keyspace.NodeID
+	// PlacementGroup asks a quorum, Status one replica of the group.
+	PlacementGroup(ctx context.Context) (placement.Status, error)
+	Status(ctx context.Context) (placement.Status, error)
+	TransferLeader(ctx context.Context, to keyspace.NodeID) error
+}
+
+// Replicas asks the replicas on a node; *shard.AdminClient implements it.
+type Replicas interface {
+	// List returns a summary of each replica of the node.
+	List(ctx context.Context, node keyspace.NodeID) ([]shard.Summary, error)
+	// Show returns the state of one replica.
+	Show(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (*shard.Status, error)
+	// Look returns the replica's descriptor and the leader it knows, 0 for none.
+	Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error)
+	// Split has the range's leader split it at the key, if it has that generation.
+	Split(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, gen keyspace.Generation, key []byte) ([]keyspace.Descriptor, error)
+	// TransferTo has the range's leader hand over to another node.
+	TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error
+}
+
+// Routes is this node's range cache; *router.Router implements it.
+type Routes interface {
+	Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error)
+	Learn(descs ...keyspace.Descriptor)
+	Led(id keyspace.RangeID, leader keyspace.NodeID)
+}
+
+// Peers tells of the nodes what this one observes; the node implements it.
+type Peers interface {
+	// Alive reports whether this node receives the node's liveness messages. It is always
+	// true of this node.
+	Alive(keyspace.NodeID) bool
+	// Central reports whether the node hears at least half of the others.
+	Central(keyspace.NodeID) bool
+	// Report returns what a node, this one included, says of itself.
+	Report(ctx context.Context, node keyspace.NodeID) (Report, error)
+}
+
+// Report is what a node says of itself. Nodes send it to one another as JSON.
+type Report struct {
+	// Bytes is what its store and its log take.
+	Bytes int64
+	// Capacity and Used are the bytes of the disk with its data, 0 where the file system
+	// does not say.
+	Capacity, Used int64
+	// Isolated says that it has heard fewer than half of the other nodes for a while, so that
+	// it hands over what it leads. Only the node's own word counts: what its liveness messages
+	// say changes for a moment with each start.
+	Isolated bool `json:"Lonely"`
+	// Hears are the other nodes that it hears.
+	Hears []keyspace.NodeID
+}
+
+// askTimeout bounds what one node may take to answer for a list, where it is not known to live
+// (askFor). The list then shows it as unreachable.
+const askTimeout = 2 * time.Second
+
+// statusTimeout bounds a question to one replica of the placement group.
+const statusTimeout = time.Second
+
+func (a *Admin) report(ctx context.Context, node keyspace.NodeID) (Report, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return a.o.Peers.Report(ctx, node)
+}

@@ -1,0 +1,130 @@
+package operate
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement"
+)
+
+// MoveRange implements adminapi.Backend.
+func (a *Admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to string) (*adminpb.Operation, error) {
+	return a.move(ctx, id, from, to, "skein range list shows who holds what, skein placement operations what is under way")
+}
+
+// move begins to move a replica of a range, or of placement.OwnGroup; look says where to
+// look if that is refused.
+func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look string) (*adminpb.Operation, error) {
+	nodes, _, err := a.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o := placement.Operation{Range: id, Kind: placement.OperationMove, Why: "asked for"}
+	if o.From, err = nodeNamed(nodes, from); err != nil {
+		return nil, err
+	}
+	if o.To, err = nodeNamed(nodes, to); err != nil {
+		return nil, err
+	}
+	if err := a.takes(nodes, o.To, to); err != nil {
+		return nil, err
+	}
+	begun, err := a.o.Placement.BeginOperation(ctx, o)
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return nil, notBegun(e, nodes, look)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return operationRow(&begun, names(nodes)), nil
+}
+
+// takes refuses to give a replica or a leader to a node that would give it up at once, never
+// begins with it, or is not heard.
+func (a *Admin) takes(nodes []placement.Node, node keyspace.NodeID, name string) error {
+	for i := range nodes {
+		n, next := &nodes[i], ""
+		switch {
+		case n.ID != node:
+			continue
+		case n.State == placement.NodeDraining:
+			next = "skein node undrain " + name + " takes it back"
+		case n.State == placement.NodeDecommissioned:
+			next = "skein node recommission " + name + " takes it back"
+		case n.State == placement.NodeLearner:
+			next = "etcdctl member promote " + n.ID.String() + " has it serve"
+		case !n.State.Started():
+			next = "start it"
+		}
+		if next != "" {
+			return &adminapi.Refusal{Reason: fmt.Sprintf("node %s is %s", name, n.State), NextStep: next + ", or choose another one (skein node list)"}
+		}
+	}
+	if a.o.Peers.Alive(node) {
+		return nil
+	}
+	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s does not answer", name), NextStep: "start it, or choose another one (skein node list)"}
+}
+
+// notBegun words for an operator why an operation is refused: nodes have names, and what was
+// asked for is in front of it anyway.
+func notBegun(e *kverror.Error, nodes []placement.Node, look string) error {
+	reason := nodeWords(nodes).Replace(e.Detail)
+	for _, kind := range []placement.OperationKind{placement.OperationMove, placement.OperationMerge} {
+		if rest, ok := strings.CutPrefix(reason, kind.String()+" "); ok {
+			_, reason, _ = strings.Cut(rest, ": ")
+		}
+	}
+	return &adminapi.Refusal{Reason: reason, NextStep: look}
+}
+
+// MergeRange implements adminapi.Backend.
+func (a *Admin) MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb.Operation, error) {
+	nodes, _, err := a.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begun, err := a.o.Placement.BeginOperation(ctx, placement.Operation{Range: left, Kind: placement.OperationMerge, Why: "asked for"})
+	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
+		return nil, notBegun(e, nodes, "skein range list shows the ranges in their order and who holds them, skein placement operations what is under way")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return operationRow(&begun, names(nodes)), nil
+}
+
+// Operations implements adminapi.Backend.
+func (a *Admin) Operations(ctx context.Context) (*adminpb.OperationListResponse, error) {
+	nodes, stale, err := a.members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ops, err := a.operations(ctx, stale)
+	if err != nil && !stale && ctx.Err() == nil { // since the nodes were asked for
+		stale = true
+		ops, err = a.operations(ctx, stale)
+	}
+	if err != nil {
+		return nil, err
+	}
+	settings, err := a.settings(ctx, stale)
+	if err != nil {
+		return nil, err
+	}
+	byName, out := names(nodes), &adminpb.OperationListResponse{Paused: placement.Paused(settings), Stale: stale}
+	for i := range ops {
+		out.Operations = append(out.Operations, operationRow(&ops[i], byName))
+	}
+	return out, nil
+}
+
+// Pause implements adminapi.Backend.
+func (a *Admin) Pause(ctx context.Context, paused bool) error {
+	return a.o.Placement.SetPaused(ctx, paused)
+}

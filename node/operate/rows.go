@@ -1,0 +1,129 @@
+package operate
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+)
+
+// words puts the names of nodes in the place of their ids.
+func (v *clusterView) words() *strings.Replacer { return nodeWords(v.nodes) }
+
+// nodeWords puts the names of nodes in the place of their ids.
+func nodeWords(nodes []placement.Node) *strings.Replacer {
+	named := slices.Clone(nodes)
+	// Of two that fit, the first one of the pairs is taken: it must be the longer one.
+	slices.SortFunc(named, func(a, b placement.Node) int {
+		return cmp.Or(len(b.ID.String())-len(a.ID.String()), cmp.Compare(a.ID, b.ID))
+	})
+	var pairs []string
+	for i := range named {
+		// One that etcd's MemberAdd has added has no name before it starts.
+		pairs = append(pairs, "node "+named[i].ID.String(), "node "+cmp.Or(named[i].Name, named[i].ID.String()))
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+func rangeRow(d *keyspace.Descriptor, byName map[keyspace.NodeID]string, leader string, keys, bytes int64, state string) *adminpb.Range {
+	r := &adminpb.Range{
+		Id: uint64(d.Range), Generation: uint64(d.Generation), Start: d.Span.Start, End: d.Span.End,
+		Leader: leader, Keys: keys, Bytes: bytes, State: state, ConfIndex: d.ConfIndex,
+	}
+	for _, rep := range d.Replicas {
+		r.Replicas = append(r.Replicas, byName[rep.Node])
+		r.Members = append(r.Members, &adminpb.Replica{Node: byName[rep.Node], ReplicaId: uint64(rep.ID), Role: roleName(rep.Role)})
+	}
+	return r
+}
+
+func roleName(r keyspace.Role) string {
+	switch r {
+	case keyspace.RoleVoter:
+		return "voter"
+	case keyspace.RoleLearner:
+		return "learner"
+	case keyspace.RoleVoterIncoming:
+		return "incoming voter"
+	case keyspace.RoleVoterOutgoing:
+		return "outgoing voter"
+	case keyspace.RoleVoterDemoting:
+		return "demoting voter"
+	}
+	return fmt.Sprintf("role %d", r)
+}
+
+// row is the node as operators see it.
+func (v *clusterView) row(n *placement.Node) *adminpb.Node {
+	r := &adminpb.Node{
+		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
+		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
+		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+	}
+	for _, a := range n.Attributes {
+		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})
+	}
+	r.Placement = slices.ContainsFunc(v.placement.Replicas, func(m keyspace.Replica) bool { return m.Node == n.ID })
+	return r
+}
+
+// rangeRow is the range as operators see it.
+func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
+	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
+	if s, ok := v.led[d.Range]; ok {
+		leader, state, keys, bytes = v.byName[v.leaders[d.Range]], "awake", s.Keys, s.Bytes
+		switch {
+		case half(d, &s.Descriptor, s.Merge):
+			state, keys = StateMerging, -1
+		case s.Asleep:
+			state = "asleep"
+		}
+	}
+	r := rangeRow(d, v.byName, leader, keys, bytes, state)
+	if o, ok := v.operations[d.Range]; ok {
+		r.Operation = operationRow(&o, v.byName)
+	}
+	return r
+}
+
+func names(nodes []placement.Node) map[keyspace.NodeID]string {
+	m := make(map[keyspace.NodeID]string, len(nodes))
+	for _, n := range nodes {
+		m[n.ID] = n.Name
+	}
+	return m
+}
+
+// nodeNamed returns the node of a name, or of an id in etcd's form.
+func nodeNamed(nodes []placement.Node, name string) (keyspace.NodeID, error) {
+	var found keyspace.NodeID
+	for _, n := range nodes {
+		switch {
+		case n.ID.String() == name:
+			return n.ID, nil
+		case n.Name == name && found != 0:
+			return 0, &adminapi.Refusal{Reason: fmt.Sprintf("several nodes are named %s", name), NextStep: "give the node's id (skein node list)"}
+		case n.Name == name:
+			found = n.ID
+		}
+	}
+	if found == 0 {
+		return 0, &adminapi.Refusal{Reason: fmt.Sprintf("there is no node %q", name), NextStep: "skein node list shows the nodes"}
+	}
+	return found, nil
+}
+
+func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *adminpb.Operation {
+	row := &adminpb.Operation{
+		Id: o.ID, Range: uint64(o.Range), Kind: o.Kind.String(), From: byName[o.From], To: byName[o.To], Reason: o.ReasonWord(), Why: o.Why, Right: uint64(o.Right),
+	}
+	if o.Kind == placement.OperationMerge {
+		row.Phase = o.Phase.String()
+	}
+	return row
+}

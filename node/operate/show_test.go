@@ -1,0 +1,66 @@
+package operate
+
+import (
+	"testing"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard"
+)
+
+// TestWhoLeadsWhatIsShown: a range is shown by the word of its newest leader, and one that has
+// not what another replica has, or the map, is none.
+func TestWhoLeadsWhatIsShown(t *testing.T) {
+	says := func(node keyspace.NodeID, conf, term uint64, serving bool) shown {
+		return shown{state: &shard.Status{Node: node, Serving: serving, Raft: raftgroup.Status{Term: term}, Descriptor: keyspace.Descriptor{Range: 1, ConfIndex: conf}}}
+	}
+	silent := shown{err: kverror.NoLeader}
+	for _, tc := range []struct {
+		what   string
+		mapped uint64
+		all    []shown
+		conf   uint64
+		leader keyspace.NodeID
+	}{
+		{"the map is late", 10, []shown{says(1, 20, 5, true), says(2, 10, 5, false), silent}, 20, 1},
+		{"the leader was replaced and has not heard of it", 10, []shown{says(1, 10, 5, true), says(2, 20, 6, false), silent}, 20, 0},
+		{"the map knows of it", 20, []shown{says(1, 10, 5, true), silent}, 20, 0},
+		{"two say that they lead", 20, []shown{says(1, 20, 5, true), says(2, 20, 6, true)}, 20, 2},
+		{"nobody answers", 10, []shown{silent}, 10, 0},
+	} {
+		d := newest(keyspace.Descriptor{Range: 1, ConfIndex: tc.mapped}, tc.all)
+		leader := keyspace.NodeID(0)
+		if st := leading(&d, tc.all); st != nil {
+			leader = st.Node
+		}
+		if d.ConfIndex != tc.conf || leader != tc.leader {
+			t.Errorf("%s: led by %s as of %d, want %s as of %d", tc.what, leader, d.ConfIndex, tc.leader, tc.conf)
+		}
+	}
+}
+
+// TestWhoIsShown: a range's replicas are those of the range that is shown, and what is shown of
+// them is what they have said; of one that nobody has asked, that.
+func TestWhoIsShown(t *testing.T) {
+	held := func(ids ...keyspace.ReplicaID) keyspace.Descriptor {
+		d := keyspace.Descriptor{Range: 1, ConfIndex: uint64(len(ids))}
+		for _, id := range ids {
+			d.Replicas = append(d.Replicas, keyspace.Replica{ID: id, Node: keyspace.NodeID(id % 10), Role: keyspace.RoleVoter})
+		}
+		return d
+	}
+	var all []shown
+	was := held(1, 2, 13)
+	for _, m := range was.Replicas {
+		m.Role = keyspace.RoleLearner // since then it votes
+		all = append(all, shown{of: m, state: &shard.Status{Node: m.Node}})
+	}
+	now := held(2, 13, 4, 3) // the one on node 3 is another one
+	for i, s := range saidBy(&now, all) {
+		asked := i < 2
+		if s.of != now.Replicas[i] || (s.state != nil) != asked || (s.err == nil) != asked || asked && s.state.Node != s.of.Node {
+			t.Errorf("replica %d is shown as %+v", i, s)
+		}
+	}
+}

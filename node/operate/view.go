@@ -1,0 +1,279 @@
+package operate
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/shard"
+)
+
+// survey is what all nodes say at about one moment, for an operator.
+type clusterView struct {
+	// nodes is the node table, without those that were removed: these are gone.
+	nodes, gone []placement.Node
+	byName      map[keyspace.NodeID]string
+	// lists are the replicas that each node says it has, reports what it says of itself;
+	// nodes that do not answer have none.
+	lists   map[keyspace.NodeID][]shard.Summary
+	reports map[keyspace.NodeID]Report
+	// heard are the nodes that live as far as this one knows, or one that answers. A loaded one, or one with very many
+	// replicas, is heard and has not answered in time.
+	heard map[keyspace.NodeID]bool
+	// supposed are ranges that nobody says it leads itself, by the node that others take for the
+	// leader.
+	supposed map[keyspace.NodeID]map[keyspace.RangeID]bool
+	// lonely are the nodes that answer and hear fewer than half of the others. As for who
+	// decides, where that is so of every node it says nothing of one: there are none then.
+	isolated map[keyspace.NodeID]bool
+	// ranges is the range map in key order, with what replicas have newer before the map's;
+	// missing are the keys of which nobody has said who holds them now. led is what the leaders
+	// say, leaders who they are.
+	ranges  []keyspace.Descriptor
+	missing []keyspace.Span
+	led     map[keyspace.RangeID]shard.Summary
+	leaders map[keyspace.RangeID]keyspace.NodeID
+	// placement is the placement group's state, without replicas where nobody could say.
+	placement  placement.Status
+	operations map[keyspace.RangeID]placement.Operation
+	// settings are the cluster's, none where nobody could say.
+	settings []placement.Setting
+	// stale says that no quorum could be asked for the node table, the operations or the
+	// settings: they are what somebody knew last.
+	stale bool
+}
+
+// survey asks all nodes, at the same time.
+func (a *Admin) view(ctx context.Context) (*clusterView, error) {
+	table, stale, err := a.nodeTable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v := &clusterView{operations: map[keyspace.RangeID]placement.Operation{}, stale: stale}
+	for _, n := range table {
+		if n.State == placement.NodeRemoved {
+			v.gone = append(v.gone, n)
+		} else {
+			v.nodes = append(v.nodes, n)
+		}
+	}
+	v.byName = names(v.nodes)
+	if err := a.look(ctx, v); err != nil {
+		return nil, err
+	}
+	status, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	// Without it nobody is listed as a member of the group, and nobody can leave it.
+	v.placement, _ = a.o.Placement.Status(status)
+	ops, err := a.operations(ctx, stale)
+	if err == nil {
+		v.settings, err = a.settings(ctx, stale)
+	}
+	v.stale = stale || err != nil
+	for _, o := range ops {
+		v.operations[o.Range] = o
+	}
+	return v, nil
+}
+
+// completeTimeout bounds how long nodes are asked again where keys are missing from what they
+// say, completePause lies between the first two times, and each later pause is twice as long up to
+// completePauseMax. A split or a merge is heard of everywhere a moment after it.
+const (
+	completeTimeout  = 3 * time.Second
+	completePause    = 20 * time.Millisecond
+	completePauseMax = 500 * time.Millisecond
+)
+
+// surveyWhole is survey, made again while keys are missing from what nodes say, for a while.
+func (a *Admin) completeView(ctx context.Context) (*clusterView, error) {
+	v, err := a.view(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return v.complete(ctx, a.o.Clock, func(ctx context.Context) (*clusterView, error) {
+		again := *v
+		return &again, a.look(ctx, &again)
+	}), nil
+}
+
+// whole returns the survey, or a later one by look, which has all keys in a range; where none
+// does in time, the last one: with half of the time that ctx has left the answer still comes.
+func (v *clusterView) complete(ctx context.Context, c clock.Clock, look func(context.Context) (*clusterView, error)) *clusterView {
+	limit := completeTimeout
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, end.Sub(clock.System().Wall())/2)
+	}
+	ctx, cancel := clock.WithTimeout(ctx, c, limit)
+	defer cancel()
+	for pause := completePause; len(v.missing) > 0 && clock.Sleep(ctx, c, pause) == nil; pause = min(2*pause, completePauseMax) {
+		again, err := look(ctx)
+		if err != nil || ctx.Err() != nil {
+			break // not all that could have answered had the time
+		}
+		if len(again.lists) >= len(v.lists) {
+			v = again
+		}
+	}
+	return v
+}
+
+// look has every node say what it has, beside what this one knows of placement's map.
+func (a *Admin) look(ctx context.Context, v *clusterView) error {
+	mapped, err := a.o.Placement.RangeMap(ctx)
+	if err != nil {
+		return err
+	}
+	a.ask(ctx, v)
+	v.hearLeaders()
+	said := slices.Clone(mapped)
+	for _, l := range v.lists {
+		for _, s := range l {
+			said = append(said, s.Descriptor)
+		}
+	}
+	v.ranges, v.missing = cover(said)
+	return nil
+}
+
+// hearLeaders takes from the lists who leads, or is taken for who does.
+func (v *clusterView) hearLeaders() {
+	v.led, v.leaders = map[keyspace.RangeID]shard.Summary{}, map[keyspace.RangeID]keyspace.NodeID{}
+	for node, l := range v.lists {
+		for _, s := range l {
+			if s.IsLeader {
+				v.led[s.Descriptor.Range], v.leaders[s.Descriptor.Range] = s, node
+			}
+		}
+	}
+	v.supposed = map[keyspace.NodeID]map[keyspace.RangeID]bool{}
+	for _, l := range v.lists {
+		for _, s := range l {
+			if _, led := v.leaders[s.Descriptor.Range]; led || s.LeaderNode == 0 {
+				continue
+			}
+			if v.supposed[s.LeaderNode] == nil {
+				v.supposed[s.LeaderNode] = map[keyspace.RangeID]bool{}
+			}
+			v.supposed[s.LeaderNode][s.Descriptor.Range] = true
+		}
+	}
+}
+
+// askFor returns how long a node may take to say what it has. One that is heard is busy, or has
+// very many replicas, and much cannot be decided without it: it has half of what ctx leaves.
+func (a *Admin) askFor(ctx context.Context, n keyspace.NodeID) time.Duration {
+	if end, ok := ctx.Deadline(); ok && a.o.Peers.Alive(n) {
+		return max(askTimeout, end.Sub(clock.System().Wall())/2)
+	}
+	return askTimeout
+}
+
+// ask has every node say what it has.
+func (a *Admin) ask(ctx context.Context, v *clusterView) {
+	v.lists, v.reports = map[keyspace.NodeID][]shard.Summary{}, map[keyspace.NodeID]Report{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, n := range v.nodes {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, a.askFor(ctx, n.ID))
+			defer cancel()
+			l, err := a.o.Replicas.List(ctx, n.ID)
+			if err != nil {
+				return
+			}
+			rep, rerr := a.report(ctx, n.ID)
+			mu.Lock()
+			defer mu.Unlock()
+			v.lists[n.ID] = l
+			if rerr == nil {
+				v.reports[n.ID] = rep
+			}
+		})
+	}
+	wg.Wait()
+	v.isolated, v.heard = map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	for _, n := range v.nodes {
+		v.heard[n.ID] = a.o.Peers.Alive(n.ID)
+	}
+	for node, r := range v.reports {
+		if r.Isolated {
+			v.isolated[node] = true
+		}
+		for _, n := range r.Hears {
+			v.heard[n] = true // though this one may not hear it
+		}
+	}
+	if len(v.isolated) == len(v.reports) {
+		v.isolated = nil
+	}
+}
+
+// answered says whether the node has. One that has not may be down, or late, or hang: nobody
+// counts on it.
+func (v *clusterView) answered(n keyspace.NodeID) bool {
+	_, ok := v.lists[n]
+	return ok
+}
+
+// alive says whether the node has answered, or is heard by one that has.
+func (v *clusterView) alive(n keyspace.NodeID) bool { return v.answered(n) || v.heard[n] }
+
+// unsure says whether the node has not answered and may lead something all the same, as it is not
+// known to be down: it is heard, or taken for a leader.
+func (v *clusterView) unsure(n keyspace.NodeID) bool {
+	return !v.answered(n) && (v.heard[n] || len(v.supposed[n]) > 0)
+}
+
+// leaderless returns a range that the node has a vote in, nobody says he leads, and the node may,
+// where it has not answered; 0 where there is none. Whoever has just been lost is not yet replaced.
+func (v *clusterView) leaderless(n keyspace.NodeID) keyspace.RangeID {
+	if v.answered(n) {
+		return 0
+	}
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		if m, ok := d.ReplicaOn(n); ok && m.Role != keyspace.RoleLearner && v.leaders[d.Range] == 0 {
+			return d.Range
+		}
+	}
+	return 0
+}
+
+// ledBy returns the ranges that the node leads: by its own word, or by that of others where it
+// has not answered.
+func (v *clusterView) ledBy(n keyspace.NodeID) map[keyspace.RangeID]bool {
+	if !v.answered(n) {
+		return v.supposed[n]
+	}
+	led := map[keyspace.RangeID]bool{}
+	for _, s := range v.lists[n] {
+		if s.IsLeader {
+			led[s.Descriptor.Range] = true
+		}
+	}
+	return led
+}
+
+// held returns the ranges of which the node has a replica: by the range map and their
+// leaders, or by its own word.
+func (v *clusterView) held(n keyspace.NodeID) []keyspace.Descriptor {
+	var ds []keyspace.Descriptor
+	in := map[keyspace.RangeID]bool{}
+	for i := range v.ranges {
+		if _, ok := v.ranges[i].ReplicaOn(n); ok {
+			ds = append(ds, v.ranges[i])
+			in[v.ranges[i].Range] = true
+		}
+	}
+	for _, s := range v.lists[n] {
+		if !in[s.Descriptor.Range] {
+			ds = append(ds, s.Descriptor)
+		}
+	}
+	return ds
+}

@@ -1,0 +1,76 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node/operate"
+	"github.com/skeindb/skein/transport"
+)
+
+// The questions of nodes to one another (MethodNodeAdmin), by their first byte. The rest is
+// JSON, as are the answers: they are rare, and read by people when something is wrong.
+const (
+	questionCheck  = 1
+	questionReport = 2
+)
+
+// handleQuestion answers MethodNodeAdmin.
+func (c *Core) handleQuestion(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+	if len(payload) == 0 {
+		return nil, errors.New("node: empty request")
+	}
+	switch body := payload[1:]; payload[0] {
+	case questionCheck:
+		return c.admission.Answer(ctx, from, body)
+	case questionReport:
+		return json.Marshal(c.report())
+	}
+	return nil, fmt.Errorf("node: unknown request %d", payload[0])
+}
+
+func (c *Core) askCheck(ctx context.Context, peer keyspace.NodeID, question []byte) ([]byte, error) {
+	return c.bus.Call(ctx, peer, transport.MethodNodeAdmin, append([]byte{questionCheck}, question...))
+}
+
+// peers tells operators what this node observes of the nodes.
+type peers struct{ c *Core }
+
+// Alive implements operate.Peers.
+func (p peers) Alive(n keyspace.NodeID) bool { return p.c.alive(n) }
+
+// Central implements operate.Peers.
+func (p peers) Central(n keyspace.NodeID) bool { return p.c.host.Connected(n) }
+
+// Report implements operate.Peers.
+func (p peers) Report(ctx context.Context, node keyspace.NodeID) (r operate.Report, err error) {
+	if node == p.c.o.Self {
+		return p.c.report(), nil
+	}
+	b, err := p.c.bus.Call(ctx, node, transport.MethodNodeAdmin, []byte{questionReport})
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(b, &r)
+}
+
+// report is what this node says of itself.
+func (c *Core) report() operate.Report {
+	total, _ := c.engine.DiskBytes()
+	r := operate.Report{Bytes: total + c.wal.LiveBytes(), Isolated: !c.host.Connected(c.o.Self)}
+	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
+		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
+	}
+	if m, _ := c.client.WatchMap(); m != nil {
+		for _, n := range m.NodeTable() {
+			if n.ID != c.o.Self && c.alive(n.ID) {
+				r.Hears = append(r.Hears, n.ID)
+			}
+		}
+	}
+	return r
+}
