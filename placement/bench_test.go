@@ -7,6 +7,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -39,7 +40,7 @@ func BenchmarkCounter(b *testing.B) {
 type instantRaft struct{ s *sequencer }
 
 func (r instantRaft) Propose(_ uint64, data []byte, _ func(error)) error {
-	c, err := decodeCommand(data)
+	c, err := fsm.DecodeCommand(data)
 	if err != nil {
 		return err
 	}
@@ -48,7 +49,7 @@ func (r instantRaft) Propose(_ uint64, data []byte, _ func(error)) error {
 	w := m.waiters[c.Number]
 	delete(m.waiters, c.Number)
 	m.mu.Unlock()
-	w.done(result{})
+	w.done(fsm.Result{})
 	return nil
 }
 

@@ -137,7 +137,7 @@ func TestSnapshot(t *testing.T) {
 		away.start()
 		for range 200 {
 			v := away.service.View()
-			if v.meta.Settings == 40 {
+			if v.SettingsRevision() == 40 {
 				if got := v.Settings(); len(got) != 1 || got[0].Value[0] != 39 {
 					t.Fatalf("settings after the snapshot: %d", len(got))
 				}
@@ -150,6 +150,6 @@ func TestSnapshot(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		t.Fatalf("the node that was away has %d changes of settings", away.service.View().meta.Settings)
+		t.Fatalf("the node that was away has %d changes of settings", away.service.View().SettingsRevision())
 	})
 }

@@ -3,7 +3,6 @@ package placement
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -11,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/internal/testkit"
 )
 
 // TestCounter tells the sequencer's stories: each file is one. Commands feed the
@@ -47,11 +47,11 @@ func (h *counterStory) run(t *testing.T, d *datadriven.TestData) string {
 	var out output
 	switch d.Cmd {
 	case "lead":
-		out = h.c.lead(arg(t, d, "term"), keyspace.Revision(arg(t, d, "ceiling")))
+		out = h.c.lead(testkit.Arg(t, d, "term"), keyspace.Revision(testkit.Arg(t, d, "ceiling")))
 	case "follow":
 		var leader uint64
 		if d.HasArg("leader") {
-			leader = arg(t, d, "leader")
+			leader = testkit.Arg(t, d, "leader")
 		}
 		out = h.c.follow(keyspace.NodeID(leader))
 	case "ask":
@@ -61,42 +61,31 @@ func (h *counterStory) run(t *testing.T, d *datadriven.TestData) string {
 	case "advance":
 		out = h.c.advance(flag(t, d, "lease"))
 	case "round":
-		h.c.roundDone(arg(t, d, "number"), flag(t, d, "ok"))
+		h.c.roundDone(testkit.Arg(t, d, "number"), flag(t, d, "ok"))
 	case "applied":
-		out = h.c.ceilingApplied(arg(t, d, "term"), keyspace.Revision(arg(t, d, "ceiling")))
+		out = h.c.ceilingApplied(testkit.Arg(t, d, "term"), keyspace.Revision(testkit.Arg(t, d, "ceiling")))
 	case "dropped":
-		h.c.ceilingDropped(arg(t, d, "term"))
+		h.c.ceilingDropped(testkit.Arg(t, d, "term"))
 	case "retry":
 		out = h.c.retryCeiling()
 	case "withdraw":
 		for _, a := range h.asks {
-			if a.from.Node == keyspace.NodeID(arg(t, d, "node")) {
+			if a.from.Node == keyspace.NodeID(testkit.Arg(t, d, "node")) {
 				h.c.withdraw(a)
 			}
 		}
 	case "end":
-		out = h.c.end(keyspace.NodeID(arg(t, d, "next")))
+		out = h.c.end(keyspace.NodeID(testkit.Arg(t, d, "next")))
 	case "resume":
 		out = h.c.resume()
 	case "observe":
-		h.c.observe(keyspace.Revision(arg(t, d, "compacted")), keyspace.Revision(arg(t, d, "settings")))
+		h.c.observe(keyspace.Revision(testkit.Arg(t, d, "compacted")), keyspace.Revision(testkit.Arg(t, d, "settings")))
 	case "log":
-		return h.log(arg(t, d, "term"), keyspace.Revision(arg(t, d, "after")))
+		return h.log(testkit.Arg(t, d, "term"), keyspace.Revision(testkit.Arg(t, d, "after")))
 	default:
 		t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
 	}
 	return h.print(&out)
-}
-
-func arg(t *testing.T, d *datadriven.TestData, name string) uint64 {
-	t.Helper()
-	var s string
-	d.ScanArgs(t, name, &s)
-	v, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", d.Pos, err)
-	}
-	return v
 }
 
 func flag(t *testing.T, d *datadriven.TestData, name string) bool {
@@ -108,10 +97,10 @@ func flag(t *testing.T, d *datadriven.TestData, name string) bool {
 
 func (h *counterStory) ask(t *testing.T, d *datadriven.TestData) *ask {
 	t.Helper()
-	boot := keyspace.BootID(arg(t, d, "boot"))
+	boot := keyspace.BootID(testkit.Arg(t, d, "boot"))
 	a := &ask{
-		from:  process{Node: keyspace.NodeID(arg(t, d, "node")), Boot: boot},
-		batch: batch{Boot: boot, Number: arg(t, d, "number")},
+		from:  process{Node: keyspace.NodeID(testkit.Arg(t, d, "node")), Boot: boot},
+		batch: batch{Boot: boot, Number: testkit.Arg(t, d, "number")},
 	}
 	for line := range strings.Lines(d.Input) {
 		var r, n uint64

@@ -10,8 +10,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -37,10 +37,10 @@ type LogPart struct {
 // encode writes of a record what does not follow from those before it.
 func (p *LogPart) encode() []byte {
 	dst := make([]byte, 0, 32+8*len(p.Records))
-	dst = append(dst, formatVersion)
+	dst = append(dst, fsm.FormatVersion)
 	dst = binary.AppendUvarint(dst, p.Term)
-	dst = appendRevision(dst, p.After)
-	dst = appendRevision(dst, p.Last)
+	dst = fsm.AppendRevision(dst, p.After)
+	dst = fsm.AppendRevision(dst, p.Last)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Records)))
 	last := p.After
 	for i := range p.Records {
@@ -61,17 +61,17 @@ func (p *LogPart) encode() []byte {
 }
 
 func decodeLogPart(b []byte) (LogPart, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	p := LogPart{Term: r.Uvarint(), After: r.revision(), Last: r.revision()}
-	n := r.count(maxLogRecords, 3)
+	r := fsm.NewReader(b)
+	r.Version()
+	p := LogPart{Term: r.Uvarint(), After: r.Revision(), Last: r.Revision()}
+	n := r.CountUpTo(maxLogRecords, 3)
 	if n > 0 {
 		p.Records = make([]Handout, 0, n)
 	}
 	last := p.After
 	for range n {
 		// A record of one range after the other is as long as they were served in a row.
-		h := Handout{First: last + 1, Count: uint32(r.bounded(2 * CeilingBlock))}
+		h := Handout{First: last + 1, Count: uint32(r.Bounded(2 * CeilingBlock))}
 		if h.Count == 0 {
 			if len(p.Records) == 0 {
 				r.Fail(errors.New("a record shares no revision with the one before"))
@@ -85,7 +85,7 @@ func decodeLogPart(b []byte) (LogPart, error) {
 	if r.OK() && last != p.Last {
 		r.Failf("records up to revision %d in a part up to %d", last, p.Last)
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return LogPart{}, fmt.Errorf("decode part of the hand-out log: %w", err)
 	}
 	return p, nil
@@ -93,15 +93,15 @@ func decodeLogPart(b []byte) (LogPart, error) {
 
 // encodeLogRequest opens a stream of the log behind a position.
 func encodeLogRequest(known LogPosition) []byte {
-	dst := binary.AppendUvarint([]byte{formatVersion}, known.Term)
-	return appendRevision(dst, known.Last)
+	dst := binary.AppendUvarint([]byte{fsm.FormatVersion}, known.Term)
+	return fsm.AppendRevision(dst, known.Last)
 }
 
 func decodeLogRequest(b []byte) (LogPosition, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	known := LogPosition{Term: r.Uvarint(), Last: r.revision()}
-	if err := r.end(); err != nil {
+	r := fsm.NewReader(b)
+	r.Version()
+	known := LogPosition{Term: r.Uvarint(), Last: r.Revision()}
+	if err := r.Finish(); err != nil {
 		return LogPosition{}, fmt.Errorf("decode request for the hand-out log: %w", err)
 	}
 	return known, nil

@@ -4,15 +4,22 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // MaxBatchRevisions bounds the revisions of one node's batch, and so those of one
 // request: a block, which is what fits between counter and ceiling once the next
 // one is committed.
 const MaxBatchRevisions = CeilingBlock
+
+// Bounds of a node's batch.
+const (
+	// maxItems bounds its requests for revisions.
+	maxItems = 4096
+	// maxAlso bounds their further ranges, all together.
+	maxAlso = 8192
+)
 
 // item is one request in a node's batch.
 type item struct {
@@ -96,19 +103,19 @@ func (b *batch) encode() []byte {
 const batchVersion = 2
 
 func decodeBatch(p []byte) (batch, error) {
-	r := reader{wire.NewReader(p)}
+	r := fsm.NewReader(p)
 	if v := r.Byte(); r.OK() && v != batchVersion {
 		r.Failf("version %d of a batch, want %d", v, batchVersion)
 	}
 	b := batch{Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint()}
-	n := r.count(maxItems, 4)
+	n := r.CountUpTo(maxItems, 4)
 	b.Items = make([]item, 0, n)
 	total, also := 0, 0
 	for range n {
 		it := item{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())}
-		it.Count = uint32(r.bounded(MaxBatchRevisions))
+		it.Count = uint32(r.Bounded(MaxBatchRevisions))
 		total += int(it.Count)
-		for range r.count(keyspace.MaxRevisionRanges-1, 2) {
+		for range r.CountUpTo(keyspace.MaxRevisionRanges-1, 2) {
 			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())})
 		}
 		if also += len(it.Also); also > maxAlso {
@@ -123,63 +130,31 @@ func decodeBatch(p []byte) (batch, error) {
 	if total > MaxBatchRevisions {
 		r.Failf("%d revisions asked for, at most %d", total, MaxBatchRevisions)
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return batch{}, fmt.Errorf("decode batch for the sequencer: %w", err)
 	}
 	return b, nil
 }
 
-// The first byte after the version of every answer on the bus.
-const (
-	answerOK    = 0
-	answerError = 1
-)
-
 func (g *grant) encode() []byte {
-	dst := append(make([]byte, 0, 32), formatVersion, answerOK)
+	dst := append(make([]byte, 0, 32), fsm.FormatVersion, fsm.AnswerOK)
 	dst = binary.AppendUvarint(dst, g.Number)
 	dst = binary.AppendUvarint(dst, g.Term)
-	dst = appendRevision(dst, g.Before)
-	dst = appendRevision(dst, g.Compacted)
-	return appendRevision(dst, g.Settings)
-}
-
-// encodeError is the answer of a handler that refuses.
-func encodeError(err error) []byte {
-	return kverror.Append([]byte{formatVersion, answerError}, kverror.Of(err))
-}
-
-// answerBody returns a reader of what follows a good answer's head, or the error
-// that the handler answered.
-func answerBody(p []byte) (*reader, error) {
-	r := &reader{wire.NewReader(p)}
-	r.version()
-	switch code := r.Byte(); {
-	case !r.OK():
-		return nil, fmt.Errorf("placement: %w", r.Err())
-	case code == answerOK:
-		return r, nil
-	case code == answerError:
-		e, err := kverror.Decode(r.Peek())
-		if err != nil {
-			return nil, fmt.Errorf("decode refusal: %w", err)
-		}
-		return nil, e
-	default:
-		return nil, fmt.Errorf("placement: answer of kind %d", code)
-	}
+	dst = fsm.AppendRevision(dst, g.Before)
+	dst = fsm.AppendRevision(dst, g.Compacted)
+	return fsm.AppendRevision(dst, g.Settings)
 }
 
 func decodeGrant(p []byte) (grant, error) {
-	r, err := answerBody(p)
+	r, err := fsm.AnswerBody(p)
 	if err != nil {
 		return grant{}, err
 	}
 	g := grant{
 		Number: r.Uvarint(), Term: r.Uvarint(),
-		Before: r.revision(), Compacted: r.revision(), Settings: r.revision(),
+		Before: r.Revision(), Compacted: r.Revision(), Settings: r.Revision(),
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return grant{}, fmt.Errorf("decode the sequencer's answer: %w", err)
 	}
 	return g, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -96,10 +97,10 @@ func (s *sequencer) run(stop <-chan struct{}) {
 // perform does what the counter of the term wants done.
 func (s *sequencer) perform(todo output, term uint64, r raft) {
 	if todo.raise != 0 {
-		s.machine.propose(r, term, raiseCeiling{To: todo.raise}, func(res result) { s.ceilingDone(term, todo.raise, res) })
+		s.machine.propose(r, term, fsm.RaiseCeiling{To: todo.raise}, func(res fsm.Result) { s.ceilingDone(term, todo.raise, res) })
 	}
 	if todo.lower != 0 {
-		s.machine.propose(r, term, lowerCeiling{To: todo.lower}, func(res result) { s.ceilingDone(term, todo.lower, res) })
+		s.machine.propose(r, term, fsm.LowerCeiling{To: todo.lower}, func(res fsm.Result) { s.ceilingDone(term, todo.lower, res) })
 	}
 	if todo.readIndex != 0 {
 		s.metrics.ReadIndexRounds.Inc()
@@ -179,7 +180,7 @@ func (s *sequencer) leaseLocked() bool {
 }
 
 // ceilingDone is the end of a proposal of a ceiling.
-func (s *sequencer) ceilingDone(term uint64, to keyspace.Revision, res result) {
+func (s *sequencer) ceilingDone(term uint64, to keyspace.Revision, res fsm.Result) {
 	switch e := kverror.Of(res.Err); {
 	case e == nil:
 		s.input(func() output {
@@ -231,10 +232,10 @@ func (s *sequencer) leaderChanged(ls raftgroup.LeaderState) {
 }
 
 // applied is called with each new View, before anybody is answered from it.
-func (s *sequencer) applied(v *View) {
+func (s *sequencer) applied(v *fsm.View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.c.observe(v.Compacted, v.meta.Settings)
+	s.c.observe(v.Compacted, v.SettingsRevision())
 }
 
 // pendingAsk is a batch that the sequencer has taken.

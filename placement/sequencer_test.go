@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -27,12 +28,12 @@ type heldRaft struct {
 
 type heldProposal struct {
 	term    uint64
-	command command
+	command fsm.Command
 	dropped func(error)
 }
 
 func (r *heldRaft) Propose(term uint64, data []byte, dropped func(error)) error {
-	c, err := decodeCommand(data)
+	c, err := fsm.DecodeCommand(data)
 	if err != nil {
 		return err
 	}
@@ -107,12 +108,12 @@ func newSequencerRig(t *testing.T) *sequencerRig {
 }
 
 // apply applies one entry; op nil is an empty one of raft's own.
-func (r *sequencerRig) apply(t *testing.T, term uint64, c *command) {
+func (r *sequencerRig) apply(t *testing.T, term uint64, c *fsm.Command) {
 	t.Helper()
 	r.index++
 	e := raftgroup.Entry{Index: r.index, Term: term}
 	if c != nil {
-		e.Data = c.encode()
+		e.Data = c.Encode()
 	}
 	b := r.machine.engine.NewBatch()
 	if err := r.machine.Apply(b, []raftgroup.Entry{e}); err != nil {
@@ -189,7 +190,7 @@ func TestCeilingIsProposedAgain(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- r.end(context.Background(), 3) }()
 		lower := r.raft.next(t)
-		if to := lower.command.Op.(lowerCeiling).To; to != 3 {
+		if to := lower.command.Op.(fsm.LowerCeiling).To; to != 3 {
 			t.Fatalf("lowered to %d", to)
 		}
 		lower.dropped(errors.New("full"))
@@ -204,11 +205,11 @@ func TestCeilingIsProposedAgain(t *testing.T) {
 		}
 		r.raft.mu.Unlock()
 		// Leading again: the ceiling is where the last leader left it.
-		r.apply(t, 8, &command{Term: 8, Op: raiseCeiling{To: 20_000}})
+		r.apply(t, 8, &fsm.Command{Term: 8, Op: fsm.RaiseCeiling{To: 20_000}})
 		r.lead(t, 9)
 		p = r.ask(2, 1)
 		raise = r.raft.next(t)
-		if to := raise.command.Op.(raiseCeiling).To; to != 30_000 || raise.term != 9 {
+		if to := raise.command.Op.(fsm.RaiseCeiling).To; to != 30_000 || raise.term != 9 {
 			t.Fatalf("ceiling %d proposed in term %d", to, raise.term)
 		}
 		r.raft.mu.Lock()
@@ -237,7 +238,7 @@ func TestCompactIsToldBeforeItIsAnswered(t *testing.T) {
 			t.Fatal(err)
 		}
 		told := keyspace.Revision(-1)
-		r.machine.propose(r.raft, 6, compact{At: 5}, func(res result) {
+		r.machine.propose(r.raft, 6, fsm.Compact{At: 5}, func(res fsm.Result) {
 			a := <-r.ask(2, 0).ch
 			told = a.grant.Compacted
 		})

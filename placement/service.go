@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -235,7 +236,7 @@ func (s *Service) Stop() {
 func (s *Service) Log() *HandoutLog { return s.sequencer.c.log }
 
 // View returns the newest state of this node's replica.
-func (s *Service) View() *View { return s.machine.view.Load() }
+func (s *Service) View() *fsm.View { return s.machine.view.Load() }
 
 // serveClient makes c this node's Client, which is told of the leader, as known now and
 // with each change.
@@ -283,7 +284,7 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	clear(s.held)
 	s.hearing = newHearing()
 	if s.o.LeaseObserver != nil {
-		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
+		s.o.LeaseObserver.Lead(ctx, term, s.View().Records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
 	o := newOperator(s, term, s.hearing)
@@ -301,20 +302,20 @@ func (s *Service) endDutiesLocked() {
 }
 
 // propose proposes an effect in the term and waits for its result.
-func (s *Service) propose(ctx context.Context, term uint64, op effect) result {
+func (s *Service) propose(ctx context.Context, term uint64, op fsm.Effect) fsm.Result {
 	s.mu.Lock()
 	g := s.group
 	s.mu.Unlock()
 	if g == nil {
-		return result{Err: s.refusal()}
+		return fsm.Result{Err: s.refusal()}
 	}
-	ch := make(chan result, 1)
-	s.machine.propose(g, term, op, func(r result) { ch <- r })
+	ch := make(chan fsm.Result, 1)
+	s.machine.propose(g, term, op, func(r fsm.Result) { ch <- r })
 	select {
 	case r := <-ch:
 		return r
 	case <-ctx.Done():
-		return result{Err: kverror.New(kverror.Timeout, "placement proposal in term %d: %v", term, ctx.Err())}
+		return fsm.Result{Err: kverror.New(kverror.Timeout, "placement proposal in term %d: %v", term, ctx.Err())}
 	}
 }
 
@@ -333,7 +334,7 @@ const (
 func (s *Service) createRanges(ctx context.Context, term uint64) {
 	perNode := map[keyspace.NodeID][]keyspace.Descriptor{}
 	var ids []keyspace.RangeID
-	s.View().All(func(g *Range) bool {
+	s.View().All(func(g *fsm.Range) bool {
 		if !g.Created {
 			ids = append(ids, g.Descriptor.Range)
 			for _, r := range g.Descriptor.Replicas {
@@ -355,8 +356,8 @@ func (s *Service) createRanges(ctx context.Context, term uint64) {
 	}
 	nodes.Wait()
 	for len(ids) > 0 && ctx.Err() == nil {
-		n := min(maxRangeIDs, len(ids))
-		res := s.propose(ctx, term, markCreated{Ranges: ids[:n]})
+		n := min(fsm.MaxRangeIDs, len(ids))
+		res := s.propose(ctx, term, fsm.MarkCreated{Ranges: ids[:n]})
 		if e := kverror.Of(res.Err); e != nil {
 			s.o.Logger.Warn("mark ranges created", zap.Uint64("term", term), zap.Error(e))
 			if clock.Sleep(ctx, s.o.Clock, createPauseMin) != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/internal/testkit"
 )
 
 // TestStops tells how the sequencer decides for stopping nodes.
@@ -25,7 +26,7 @@ func TestStops(t *testing.T) {
 		case "new":
 			s = newStops()
 		case "closing", "closed", "started":
-			node, boot := keyspace.NodeID(arg(t, d, "node")), keyspace.BootID(arg(t, d, "boot"))
+			node, boot := keyspace.NodeID(testkit.Arg(t, d, "node")), keyspace.BootID(testkit.Arg(t, d, "boot"))
 			switch d.Cmd {
 			case "closing":
 				s.note(node, standing{boot, stopClosing})
@@ -59,7 +60,7 @@ func TestStops(t *testing.T) {
 func nodeList(t *testing.T, d *datadriven.TestData, name string) []keyspace.NodeID {
 	t.Helper()
 	var ns []keyspace.NodeID
-	for _, n := range numbers(t, d, name) {
+	for _, n := range testkit.Args(t, d, name) {
 		ns = append(ns, keyspace.NodeID(n))
 	}
 	return ns

@@ -1,4 +1,4 @@
-package placement
+package fsm
 
 import (
 	"bytes"
@@ -33,72 +33,72 @@ func (p MergePhase) String() string {
 	return [...]string{"preparing", "binding", "committed", "aborted", "?"}[min(p, MergeAborted+1)]
 }
 
-func (p MergePhase) undecided() bool { return p < MergeCommitted }
+func (p MergePhase) Undecided() bool { return p < MergeCommitted }
 
-// mergeRef names a merge: its operation's range and id.
-type mergeRef struct {
+// MergeRef names a merge: its operation's range and id.
+type MergeRef struct {
 	Range keyspace.RangeID
 	ID    uint64
 }
 
-// rangeVersion is what a range was when something was decided.
-type rangeVersion struct {
+// RangeVersion is what a range was when something was decided.
+type RangeVersion struct {
 	Generation keyspace.Generation
 	ConfIndex  uint64
 }
 
-func versionOf(d *keyspace.Descriptor) rangeVersion { return rangeVersion{d.Generation, d.ConfIndex} }
+func VersionOf(d *keyspace.Descriptor) RangeVersion { return RangeVersion{d.Generation, d.ConfIndex} }
 
-// alignMerge begins a move of a replica of the right range, or with To 0 ends it: its
+// AlignMerge begins a move of a replica of the right range, or with To 0 ends it: its
 // replicas are to be where the left range's are.
-type alignMerge struct {
-	Merge    mergeRef
+type AlignMerge struct {
+	Merge    MergeRef
 	From, To keyspace.NodeID
 }
 
-// bindMerge says that orders may be sent from now on by which the ranges are bound.
-type bindMerge struct{ Merge mergeRef }
+// BindMerge says that orders may be sent from now on by which the ranges are bound.
+type BindMerge struct{ Merge MergeRef }
 
-// commitMerge puts one range into the place of two that are as they were bound. It is the
+// CommitMerge puts one range into the place of two that are as they were bound. It is the
 // one point from which on a merge has happened.
-type commitMerge struct {
-	Merge       mergeRef
-	Left, Right rangeVersion
+type CommitMerge struct {
+	Merge       MergeRef
+	Left, Right RangeVersion
 }
 
-// abortMerge decides that a merge is not committed, and ends one that has bound nothing.
-type abortMerge struct{ Merge mergeRef }
+// AbortMerge decides that a merge is not committed, and ends one that has bound nothing.
+type AbortMerge struct{ Merge MergeRef }
 
-func (alignMerge) kind() opKind  { return opAlignMerge }
-func (bindMerge) kind() opKind   { return opBindMerge }
-func (commitMerge) kind() opKind { return opCommitMerge }
-func (abortMerge) kind() opKind  { return opAbortMerge }
+func (AlignMerge) kind() opKind  { return opAlignMerge }
+func (BindMerge) kind() opKind   { return opBindMerge }
+func (CommitMerge) kind() opKind { return opCommitMerge }
+func (AbortMerge) kind() opKind  { return opAbortMerge }
 
-func (m mergeRef) append(dst []byte) []byte {
+func (m MergeRef) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.Range)), m.ID)
 }
 
-func (v rangeVersion) append(dst []byte) []byte {
+func (v RangeVersion) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(v.Generation)), v.ConfIndex)
 }
 
-func (o alignMerge) append(dst []byte) []byte {
+func (o AlignMerge) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(o.Merge.append(dst), uint64(o.From)), uint64(o.To))
 }
 
-func (o commitMerge) append(dst []byte) []byte {
+func (o CommitMerge) append(dst []byte) []byte {
 	return o.Right.append(o.Left.append(o.Merge.append(dst)))
 }
 
-func (o bindMerge) append(dst []byte) []byte  { return o.Merge.append(dst) }
-func (o abortMerge) append(dst []byte) []byte { return o.Merge.append(dst) }
+func (o BindMerge) append(dst []byte) []byte  { return o.Merge.append(dst) }
+func (o AbortMerge) append(dst []byte) []byte { return o.Merge.append(dst) }
 
-func (r *reader) mergeRef() mergeRef {
-	return mergeRef{Range: keyspace.RangeID(r.Uvarint()), ID: r.Uvarint()}
+func (r *Reader) mergeRef() MergeRef {
+	return MergeRef{Range: keyspace.RangeID(r.Uvarint()), ID: r.Uvarint()}
 }
 
-func (r *reader) rangeVersion() rangeVersion {
-	return rangeVersion{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint()}
+func (r *Reader) rangeVersion() RangeVersion {
+	return RangeVersion{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint()}
 }
 
 // checkMerge returns the right neighbour that a range is to absorb, or why it cannot.
@@ -115,12 +115,17 @@ func checkMerge(o *Operation, left *keyspace.Descriptor, t *rangeTree) (*keyspac
 		return nil, refuse("its right neighbour is range %s, not range %s", right.Range, o.Right)
 	case o.From != 0 || o.To != 0:
 		return nil, refuse("from node %s and to node %s", o.From, o.To)
-	case joint(left) || joint(right):
+	case Joint(left) || Joint(right):
 		return nil, kverror.New(kverror.Busy, "the members of range %s or range %s are being changed", left.Range, right.Range)
 	case len(left.Replicas) != len(right.Replicas):
 		return nil, refuse("it has %d replicas, range %s has %d", len(left.Replicas), right.Range, len(right.Replicas))
 	}
 	return right, nil
+}
+
+// CheckMerge returns the right neighbour that a range is to absorb, or why it cannot.
+func (v *View) CheckMerge(o *Operation, left *keyspace.Descriptor) (*keyspace.Descriptor, error) {
+	return checkMerge(o, left, v.tree)
 }
 
 // decidedMerge says why a merge that was decided, and that nobody has asked for, is not to
@@ -131,38 +136,38 @@ func decidedMerge(op *Operation, left, right *Range) error {
 		return nil
 	case right.Kept:
 		return kverror.New(kverror.Busy, "range %s is to begin where it does", right.Descriptor.Range)
-	case !mergeable(&left.Descriptor, &right.Descriptor):
+	case !Mergeable(&left.Descriptor, &right.Descriptor):
 		return kverror.New(kverror.Busy, "the replicas of range %s and range %s are on different nodes", left.Descriptor.Range, right.Descriptor.Range)
 	}
 	return nil
 }
 
 // beginMerge takes a merge in, on both ranges.
-func (s *state) beginMerge(index uint64, o beginOperation, left *keyspace.Descriptor) result {
+func (s *State) beginMerge(index uint64, o BeginOperation, left *keyspace.Descriptor) Result {
 	op := o.Operation
 	right, err := checkMerge(&op, left, s.tree)
 	if err != nil {
-		return result{Err: err}
+		return Result{Err: err}
 	}
-	if is := versionOf(right); o.Right != (rangeVersion{}) && is != o.Right {
-		return result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", right.Range)}
+	if is := VersionOf(right); o.Right != (RangeVersion{}) && is != o.Right {
+		return Result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", right.Range)}
 	}
 	if err := decidedMerge(&op, s.ranges[op.Range], s.ranges[right.Range]); err != nil {
-		return result{Err: err}
+		return Result{Err: err}
 	}
 	if !s.ranges[op.Range].Created || !s.ranges[right.Range].Created {
-		return result{Err: kverror.New(kverror.Busy, "range %s or range %s is not on all of its nodes yet", op.Range, right.Range)}
+		return Result{Err: kverror.New(kverror.Busy, "range %s or range %s is not on all of its nodes yet", op.Range, right.Range)}
 	}
 	if have, busy := s.operationOn(right.Range); busy {
-		return result{Err: kverror.New(kverror.BadRequest, "range %s has operation %d under way: %s", right.Range, have.ID, have.String())}
+		return Result{Err: kverror.New(kverror.BadRequest, "range %s has operation %d under way: %s", right.Range, have.ID, have.String())}
 	}
 	op = Operation{ID: index, Range: op.Range, Kind: OperationMerge, Right: right.Range, Reason: op.Reason, Why: op.Why}
 	s.setOperation(op)
-	return result{Operation: op}
+	return Result{Operation: op}
 }
 
 // merging returns the merge that a command is about.
-func (s *state) merging(m mergeRef) (Operation, error) {
+func (s *State) merging(m MergeRef) (Operation, error) {
 	op, ok := s.operations[m.Range]
 	if !ok || op.ID != m.ID || op.Kind != OperationMerge {
 		return Operation{}, kverror.New(kverror.BadRequest, "merge %d of range %s is over", m.ID, m.Range)
@@ -172,29 +177,29 @@ func (s *state) merging(m mergeRef) (Operation, error) {
 
 // applyAlignMerge notes the move of the right range that comes next, with an id for its new
 // replica.
-func (s *state) applyAlignMerge(o alignMerge) result {
+func (s *State) applyAlignMerge(o AlignMerge) Result {
 	op, err := s.merging(o.Merge)
 	right := s.ranges[op.Right]
-	if err != nil || !op.Phase.undecided() || right == nil {
-		return result{Err: err, Operation: op}
+	if err != nil || !op.Phase.Undecided() || right == nil {
+		return Result{Err: err, Operation: op}
 	}
 	op.From, op.To, op.Replica, op.Leaving = o.From, o.To, 0, 0
 	if o.To != 0 {
 		from, has := right.Descriptor.ReplicaOn(o.From)
 		if !has {
-			return result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", op.Right)}
+			return Result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", op.Right)}
 		}
 		op.Replica, op.Leaving = s.NextReplica, from.ID
 		s.NextReplica++
 		s.dirty.meta = true
 	}
 	s.setOperation(op)
-	return result{Operation: op}
+	return Result{Operation: op}
 }
 
 // applyBindMerge notes that the merge binds. Nothing is bound where it is refused: behind an
 // abort that came first nobody is released.
-func (s *state) applyBindMerge(o bindMerge) result {
+func (s *State) applyBindMerge(o BindMerge) Result {
 	op, err := s.merging(o.Merge)
 	switch {
 	case err != nil:
@@ -204,28 +209,28 @@ func (s *state) applyBindMerge(o bindMerge) result {
 	case op.Phase != MergeBinding:
 		err = kverror.New(kverror.BadRequest, "merge %d is %s", op.ID, op.Phase)
 	}
-	return result{Err: err, Operation: op}
+	return Result{Err: err, Operation: op}
 }
 
 // applyCommitMerge is the commit point of a merge. What it finds changed it refuses: the
 // merge is to be aborted then.
-func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
+func (s *State) applyCommitMerge(index uint64, o CommitMerge) Result {
 	op, err := s.merging(o.Merge)
 	switch {
 	case err != nil:
-		return result{Err: err}
+		return Result{Err: err}
 	case op.Phase == MergeCommitted:
-		return result{Operation: op}
+		return Result{Operation: op}
 	case op.Phase != MergeBinding:
-		return result{Err: kverror.New(kverror.BadRequest, "merge %d is %s", op.ID, op.Phase)}
+		return Result{Err: kverror.New(kverror.BadRequest, "merge %d is %s", op.ID, op.Phase)}
 	}
 	left, right := s.ranges[op.Range], s.ranges[op.Right]
-	if left == nil || right == nil || versionOf(&left.Descriptor) != o.Left || versionOf(&right.Descriptor) != o.Right ||
-		!mergeable(&left.Descriptor, &right.Descriptor) {
-		return result{Err: kverror.New(kverror.Busy, "range %s or range %s has changed meanwhile", op.Range, op.Right)}
+	if left == nil || right == nil || VersionOf(&left.Descriptor) != o.Left || VersionOf(&right.Descriptor) != o.Right ||
+		!Mergeable(&left.Descriptor, &right.Descriptor) {
+		return Result{Err: kverror.New(kverror.Busy, "range %s or range %s has changed meanwhile", op.Range, op.Right)}
 	}
 	if err := decidedMerge(&op, left, right); err != nil {
-		return result{Err: err}
+		return Result{Err: err}
 	}
 	d := left.Descriptor
 	d.Span.End = right.Descriptor.Span.End
@@ -239,11 +244,11 @@ func (s *state) applyCommitMerge(index uint64, o commitMerge) result {
 	s.leases.widen(d.Span)
 	op.Phase = MergeCommitted
 	s.setOperation(op)
-	return result{Operation: op}
+	return Result{Operation: op}
 }
 
-// mergeable says whether the ranges are neighbours with voters on the same nodes.
-func mergeable(left, right *keyspace.Descriptor) bool {
+// Mergeable says whether the ranges are neighbours with voters on the same nodes.
+func Mergeable(left, right *keyspace.Descriptor) bool {
 	if len(left.Span.End) == 0 || !bytes.Equal(left.Span.End, right.Span.Start) || len(left.Replicas) != len(right.Replicas) {
 		return false
 	}
@@ -259,18 +264,18 @@ func mergeable(left, right *keyspace.Descriptor) bool {
 // applyAbortMerge ends a merge at once where it has bound nothing: releasing the ranges takes a
 // quorum of each. Whether it has is decided here and not by whoever proposes the abort, who may
 // have seen an older phase.
-func (s *state) applyAbortMerge(o abortMerge) result {
+func (s *State) applyAbortMerge(o AbortMerge) Result {
 	op, err := s.merging(o.Merge)
 	switch {
 	case err != nil:
 	case op.Phase == MergePreparing:
 		s.dropOperation(op)
-		return result{}
+		return Result{}
 	case op.Phase == MergeBinding:
 		op.Phase = MergeAborted
 		s.setOperation(op)
 	}
-	return result{Err: err, Operation: op}
+	return Result{Err: err, Operation: op}
 }
 
 // widen has every lease with keys in a part of the span list all of it. The record of one
@@ -280,7 +285,7 @@ func (s *leases) widen(span keyspace.Span) {
 	var wider []*Lease
 	s.tree.Ascend(func(l *Lease) bool {
 		for _, o := range l.Spans {
-			if o.Overlaps(span) && (!l.covers(span) || l.Revoking) {
+			if o.Overlaps(span) && (!l.Covers(span) || l.Revoking) {
 				wider = append(wider, l.with(span))
 				break
 			}

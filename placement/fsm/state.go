@@ -1,4 +1,4 @@
-package placement
+package fsm
 
 import (
 	"bytes"
@@ -13,10 +13,10 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// state is the placement group's state in memory: a pure function of the first
+// State is the placement group's state in memory: a pure function of the first
 // state and the entries applied since. It belongs to whoever applies; readers get
 // a View.
-type state struct {
+type State struct {
 	meta
 	tree     *rangeTree
 	recent   *rangeTree // the same rows, by (Changed, range id)
@@ -48,8 +48,8 @@ type dirty struct {
 	operations map[keyspace.RangeID]bool
 }
 
-func newState() *state {
-	return &state{
+func NewState() *State {
+	return &State{
 		tree:       newRangeTree(),
 		recent:     newRecentTree(),
 		ranges:     map[keyspace.RangeID]*Range{},
@@ -67,8 +67,8 @@ func newState() *state {
 	}
 }
 
-// result is what applying a command came to.
-type result struct {
+// Result is what applying a command came to.
+type Result struct {
 	// Err is a kverror where the state refused the command; it changed nothing then.
 	Err error
 	// First is the first of the allocated range ids.
@@ -81,100 +81,100 @@ type result struct {
 	Operation Operation
 }
 
-// apply changes the state by one command of the entry at index. It never fails:
+// Apply changes the state by one command of the entry at index. It never fails:
 // what the state refuses is a result like any other, the same on every replica.
-func (s *state) apply(index uint64, op effect) result {
+func (s *State) Apply(index uint64, op Effect) Result {
 	switch o := op.(type) {
-	case raiseCeiling:
+	case RaiseCeiling:
 		if o.To > s.Ceiling {
 			s.Ceiling = o.To
 			s.dirty.meta = true
 		}
-	case lowerCeiling:
+	case LowerCeiling:
 		if o.To < s.Ceiling {
 			s.Ceiling = o.To
 			s.dirty.meta = true
 		}
-	case compact:
+	case Compact:
 		return s.applyCompact(o)
-	case allocate:
+	case AllocateRanges:
 		return s.applyAllocate(o)
-	case report:
+	case Report:
 		return s.applyReport(index, o)
-	case putNode:
+	case PutNode:
 		return s.applyPutNode(index, o)
-	case setNodeState:
+	case SetNodeState:
 		return s.applySetNodeState(index, o)
-	case removeNode:
+	case RemoveNode:
 		return s.applyRemoveNode(index, o)
-	case markCreated:
+	case MarkCreated:
 		s.applyMarkCreated(index, o)
-	case putSetting:
+	case PutSetting:
 		s.applyPutSetting(o)
-	case keepBorder:
+	case KeepBorder:
 		return s.applyKeepBorder(index, o)
-	case grantLease:
+	case GrantLease:
 		return s.leases.grant(index, o)
-	case registerLease:
+	case RegisterLease:
 		return s.leases.register(o)
-	case revokeLeases:
+	case RevokeLeases:
 		return s.leases.revoke(o)
-	case removeLeases:
+	case RemoveLeases:
 		s.leases.forget(o)
-	case beginOperation:
+	case BeginOperation:
 		return s.applyBeginOperation(index, o)
-	case endOperation:
+	case EndOperation:
 		s.applyEndOperation(o)
-	case alignMerge:
+	case AlignMerge:
 		return s.applyAlignMerge(o)
-	case bindMerge:
+	case BindMerge:
 		return s.applyBindMerge(o)
-	case commitMerge:
+	case CommitMerge:
 		return s.applyCommitMerge(index, o)
-	case abortMerge:
+	case AbortMerge:
 		return s.applyAbortMerge(o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
-	return result{}
+	return Result{}
 }
 
 // applyCompact is etcd's rule: at or below the compacted revision is Compacted,
 // above what exists is FutureRevision. The latter was checked against the counter
 // before the command was proposed; the ceiling is all that the state knows.
-func (s *state) applyCompact(o compact) result {
+func (s *State) applyCompact(o Compact) Result {
 	switch {
 	case o.At <= s.Compacted:
-		return result{Err: &kverror.Error{Kind: kverror.Compacted, CompactRevision: max(s.Compacted, 0)}}
+		return Result{Err: &kverror.Error{Kind: kverror.Compacted, CompactRevision: max(s.Compacted, 0)}}
 	case o.At > s.Ceiling:
-		return result{Err: kverror.FutureRevision}
+		return Result{Err: kverror.FutureRevision}
 	}
 	s.Compacted = o.At
 	s.dirty.meta = true
-	return result{}
+	return Result{}
 }
 
-func (s *state) applyAllocate(o allocate) result {
+func (s *State) applyAllocate(o AllocateRanges) Result {
 	// Range ids share their space with system groups, whose ids have the top bit.
 	if uint64(s.NextRange) > math.MaxInt64-o.Count {
-		return result{Err: kverror.New(kverror.Internal, "range ids are used up at %s", s.NextRange)}
+		return Result{Err: kverror.New(kverror.Internal, "range ids are used up at %s", s.NextRange)}
 	}
 	first := s.NextRange
 	s.NextRange += keyspace.RangeID(o.Count)
 	s.dirty.meta = true
-	return result{First: first}
+	return Result{First: first}
 }
 
-func (s *state) applyReport(index uint64, o report) result {
+func (s *State) applyReport(index uint64, o Report) Result {
 	f := fit(s.tree, s.ranges, s.NextRange, o.Descriptors)
 	for _, c := range f.Apply {
 		s.replace(index, c)
 	}
-	return result{Held: f.Held}
+	return Result{Held: f.Held}
 }
 
 // replace puts a component's descriptors in the place of its rows.
-func (s *state) replace(index uint64, c component) {
+func (s *State) replace(index uint64, c component) {
 	for _, g := range c.Old {
 		s.tree.Delete(g)
 		s.recent.Delete(g)
@@ -207,7 +207,7 @@ func preferredFor(d *keyspace.Descriptor, want keyspace.NodeID) keyspace.NodeID 
 
 // insert puts a row into all indexes, in the place of the one with its start key
 // and id if there is one.
-func (s *state) insert(g *Range) {
+func (s *State) insert(g *Range) {
 	if old, ok := s.tree.ReplaceOrInsert(g); ok {
 		s.recent.Delete(old)
 	}
@@ -218,30 +218,30 @@ func (s *state) insert(g *Range) {
 
 // applyKeepBorder has a range begin for good where it does. Busy says that none begins
 // there yet, as far as the map knows.
-func (s *state) applyKeepBorder(index uint64, o keepBorder) result {
+func (s *State) applyKeepBorder(index uint64, o KeepBorder) Result {
 	if len(o.Key) == 0 {
-		return result{Err: kverror.New(kverror.BadRequest, "no range ends before the first key")}
+		return Result{Err: kverror.New(kverror.BadRequest, "no range ends before the first key")}
 	}
 	old := rowOf(s.tree, o.Key)
 	switch {
 	case !bytes.Equal(old.Descriptor.Span.Start, o.Key):
-		return result{Err: kverror.New(kverror.Busy, "no range begins at %q", o.Key)}
+		return Result{Err: kverror.New(kverror.Busy, "no range begins at %q", o.Key)}
 	case old.Kept:
-		return result{}
+		return Result{}
 	}
 	g := *old
 	g.Kept, g.Changed = true, index
 	s.insert(&g)
 	s.changedMap(index)
-	return result{}
+	return Result{}
 }
 
-func (s *state) changedMap(index uint64) {
+func (s *State) changedMap(index uint64) {
 	s.Changed = index
 	s.dirty.meta = true
 }
 
-func (s *state) applyMarkCreated(index uint64, o markCreated) {
+func (s *State) applyMarkCreated(index uint64, o MarkCreated) {
 	for _, id := range o.Ranges {
 		old, ok := s.ranges[id]
 		if !ok || old.Created {
@@ -254,7 +254,7 @@ func (s *state) applyMarkCreated(index uint64, o markCreated) {
 	}
 }
 
-func (s *state) applyPutSetting(o putSetting) {
+func (s *State) applyPutSetting(o PutSetting) {
 	if bytes.Equal(s.settings[o.Name], o.Value) {
 		return
 	}
@@ -274,8 +274,8 @@ type recordWriter interface {
 	Delete(key []byte) error
 }
 
-// flush writes the records that changed since the last flush.
-func (s *state) flush(w recordWriter) error {
+// Flush writes the records that changed since the last flush.
+func (s *State) Flush(w recordWriter) error {
 	if s.dirty.meta {
 		if err := w.Set([]byte{recordMeta}, appendMeta(nil, &s.meta)); err != nil {
 			return err
@@ -284,25 +284,25 @@ func (s *state) flush(w recordWriter) error {
 	}
 	for id := range s.dirty.ranges {
 		g, ok := s.ranges[id]
-		if err := put(w, rangeKey(id), ok, func(b []byte) []byte { return appendRange(b, g) }); err != nil {
+		if err := put(w, rangeKey(id), ok, func(b []byte) []byte { return AppendRange(b, g) }); err != nil {
 			return err
 		}
 	}
 	for id := range s.dirty.nodes {
 		n, ok := s.nodes[id]
-		if err := put(w, nodeKey(id), ok, func(b []byte) []byte { return appendNode(b, &n) }); err != nil {
+		if err := put(w, nodeKey(id), ok, func(b []byte) []byte { return AppendNode(b, &n) }); err != nil {
 			return err
 		}
 	}
 	for name := range s.dirty.settings {
 		v, ok := s.settings[name]
-		if err := put(w, settingKey(name), ok, func(b []byte) []byte { return appendBytes(b, v) }); err != nil {
+		if err := put(w, settingKey(name), ok, func(b []byte) []byte { return AppendBytes(b, v) }); err != nil {
 			return err
 		}
 	}
 	for id := range s.dirty.operations {
 		o, ok := s.operations[id]
-		if err := put(w, operationKey(id), ok, func(b []byte) []byte { return appendOperation(b, &o) }); err != nil {
+		if err := put(w, operationKey(id), ok, func(b []byte) []byte { return AppendOperation(b, &o) }); err != nil {
 			return err
 		}
 	}
@@ -317,11 +317,11 @@ func put(w recordWriter, key []byte, exists bool, encode func([]byte) []byte) er
 	if !exists {
 		return w.Delete(key)
 	}
-	return w.Set(key, encode([]byte{formatVersion}))
+	return w.Set(key, encode([]byte{FormatVersion}))
 }
 
-// load takes one record, read from the engine, into the state.
-func (s *state) load(key, value []byte) error {
+// Load takes one record, read from the engine, into the state.
+func (s *State) Load(key, value []byte) error {
 	if len(key) == 0 {
 		return fmt.Errorf("placement: record without a name")
 	}
@@ -367,8 +367,8 @@ func (s *state) load(key, value []byte) error {
 	return fmt.Errorf("placement: unknown record %x", key)
 }
 
-// check returns an error where the state breaks an invariant.
-func (s *state) check() error {
+// Check returns an error where the state breaks an invariant.
+func (s *State) Check() error {
 	if s.Compacted > s.Ceiling {
 		return fmt.Errorf("placement: compacted revision %d above the ceiling %d", s.Compacted, s.Ceiling)
 	}
@@ -400,9 +400,9 @@ type View struct {
 	operationsChanged uint64
 }
 
-// view returns a View of the state. prev, where not nil, is an older View, whose
+// View returns a View of the state. prev, where not nil, is an older View, whose
 // parts are shared where nothing has changed since.
-func (s *state) view(index, term uint64, prev *View) *View {
+func (s *State) View(index, term uint64, prev *View) *View {
 	v := &View{meta: s.meta, Index: index, Term: term, leasesVersion: s.leases.version, operationsChanged: s.operationsChanged}
 	switch {
 	case prev != nil && prev.Version == s.Changed:
@@ -431,6 +431,24 @@ func (s *state) view(index, term uint64, prev *View) *View {
 // Operations returns the operations under way, oldest first. The list must not be
 // changed.
 func (v *View) Operations() []Operation { return v.operations }
+
+// OperationsVersion counts the changes of operations in this process.
+func (v *View) OperationsVersion() uint64 { return v.operationsChanged }
+
+// WithOperations returns a copy of the View that has these operations under way, to try out
+// what would be decided beside them.
+func (v *View) WithOperations(ops []Operation) *View {
+	next := *v
+	next.operations = ops
+	next.operationsChanged++
+	return &next
+}
+
+// SettingsRevision counts the changes of settings.
+func (v *View) SettingsRevision() keyspace.Revision { return v.meta.Settings }
+
+// SettingValue returns the value of a setting, nil where it is not set.
+func (v *View) SettingValue(name string) []byte { return v.settings[name] }
 
 // Settings returns all settings, by name.
 func (v *View) Settings() []Setting {

@@ -1,10 +1,9 @@
-package placement
+package fsm
 
 import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -66,11 +65,11 @@ func operationKey(id keyspace.RangeID) []byte {
 func settingKey(name string) []byte { return append([]byte{recordSetting}, name...) }
 
 func appendMeta(dst []byte, m *meta) []byte {
-	dst = append(dst, formatVersion)
+	dst = append(dst, FormatVersion)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(m.Cluster))
-	dst = appendRevision(dst, m.Ceiling)
-	dst = appendRevision(dst, m.Compacted)
-	dst = appendRevision(dst, m.Settings)
+	dst = AppendRevision(dst, m.Ceiling)
+	dst = AppendRevision(dst, m.Compacted)
+	dst = AppendRevision(dst, m.Settings)
 	dst = binary.AppendUvarint(dst, uint64(m.NextRange))
 	dst = binary.AppendUvarint(dst, uint64(m.NextReplica))
 	dst = binary.AppendUvarint(dst, m.Changed)
@@ -78,55 +77,55 @@ func appendMeta(dst []byte, m *meta) []byte {
 }
 
 func decodeMeta(b []byte) (meta, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
+	r := NewReader(b)
+	r.Version()
 	m := meta{
 		Cluster: keyspace.ClusterID(r.Uint64BE()),
-		Ceiling: r.revision(), Compacted: r.revision(), Settings: r.revision(),
+		Ceiling: r.Revision(), Compacted: r.Revision(), Settings: r.Revision(),
 		NextRange:   keyspace.RangeID(r.Uvarint()),
 		NextReplica: keyspace.ReplicaID(r.Uvarint()),
 		Changed:     r.Uvarint(), NodesChanged: r.Uvarint(),
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return meta{}, fmt.Errorf("decode placement meta record: %w", err)
 	}
 	return m, nil
 }
 
-// appendRange appends a row of the range map, which feeds hold too.
-func appendRange(dst []byte, g *Range) []byte {
+// AppendRange appends a row of the range map, which feeds hold too.
+func AppendRange(dst []byte, g *Range) []byte {
 	dst = binary.AppendUvarint(dst, uint64(g.Preferred))
-	dst = appendBool(dst, g.Created)
-	dst = appendBool(dst, g.Kept)
+	dst = AppendBool(dst, g.Created)
+	dst = AppendBool(dst, g.Kept)
 	dst = binary.AppendUvarint(dst, g.Changed)
 	return keyspace.AppendDescriptor(dst, &g.Descriptor)
 }
 
-func (r *reader) rangeRow() Range {
+func (r *Reader) RangeRow() Range {
 	return Range{
 		Preferred:  keyspace.NodeID(r.Uvarint()),
 		Created:    r.Bool(),
 		Kept:       r.Bool(),
 		Changed:    r.Uvarint(),
-		Descriptor: r.descriptor(),
+		Descriptor: r.Descriptor(),
 	}
 }
 
 func decodeRange(b []byte) (Range, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	g := r.rangeRow()
-	if err := r.end(); err != nil {
+	r := NewReader(b)
+	r.Version()
+	g := r.RangeRow()
+	if err := r.Finish(); err != nil {
 		return Range{}, fmt.Errorf("decode placement range record: %w", err)
 	}
 	return g, nil
 }
 
 func decodeSetting(b []byte) ([]byte, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	v := r.bytes(maxSettingBytes)
-	if err := r.end(); err != nil {
+	r := NewReader(b)
+	r.Version()
+	v := r.CopyUpTo(MaxSettingBytes)
+	if err := r.Finish(); err != nil {
 		return nil, fmt.Errorf("decode placement setting: %w", err)
 	}
 	return v, nil

@@ -1,14 +1,11 @@
-package placement
+package fsm
 
 import (
 	"bytes"
-	"context"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement/decide"
 )
 
 // Settings of the cluster by which placement decides.
@@ -31,34 +28,8 @@ const MergeOff = "off"
 // merged and split to and fro.
 const MinMergeAfter = 5 * time.Minute
 
-// MergeAfter returns after how long ranges are merged by themselves by the settings, 0 where
-// they are not; set is false where the settings say nothing.
-func MergeAfter(settings []Setting) (after time.Duration, set bool) {
-	for _, s := range settings {
-		if s.Name == SettingMergeAfter {
-			return parseMergeAfter(s.Value)
-		}
-	}
-	return 0, false
-}
-
-// SetMergeAfter has ranges that are small and cold for so long merged by themselves; 0 is by
-// command alone. BadRequest says why that cannot be.
-func (c *Client) SetMergeAfter(ctx context.Context, after time.Duration) error {
-	value := MergeOff
-	if after != 0 {
-		value = after.String()
-	}
-	return c.PutSetting(ctx, SettingMergeAfter, []byte(value))
-}
-
-// UnsetMergeAfter has RangeMergeAfter of the node that leads count again.
-func (c *Client) UnsetMergeAfter(ctx context.Context) error {
-	return c.PutSetting(ctx, SettingMergeAfter, nil)
-}
-
-// parseMergeAfter reads the value of SettingMergeAfter.
-func parseMergeAfter(value []byte) (time.Duration, bool) {
+// ParseMergeAfter reads the value of SettingMergeAfter.
+func ParseMergeAfter(value []byte) (time.Duration, bool) {
 	if string(value) == MergeOff {
 		return 0, true
 	}
@@ -70,45 +41,30 @@ func parseMergeAfter(value []byte) (time.Duration, bool) {
 // slower, and hardly any loss likelier to be survived.
 const maxReplication = 7
 
-// Replication returns how many voters a range is to have by the settings.
-func Replication(settings []Setting) int {
-	for _, s := range settings {
-		if n, ok := parseReplication(s.Value); ok && s.Name == SettingReplication {
-			return n
-		}
-	}
-	return decide.Defaults().ReplicationFactor
-}
-
 // ValidReplication says whether a range can be told to have so many voters.
 func ValidReplication(n int) bool { return n >= 1 && n <= maxReplication && n%2 == 1 }
 
-// SetReplication has each range get so many voters. BadRequest says why that cannot be.
-func (c *Client) SetReplication(ctx context.Context, n int) error {
-	return c.PutSetting(ctx, SettingReplication, []byte(strconv.Itoa(n)))
-}
-
-// parseReplication reads the value of SettingReplication.
-func parseReplication(value []byte) (int, bool) {
+// ParseReplication reads the value of SettingReplication.
+func ParseReplication(value []byte) (int, bool) {
 	n, err := strconv.Atoi(string(bytes.TrimSpace(value)))
 	return n, err == nil && ValidReplication(n)
 }
 
-// checkSetting says why a setting cannot have a value; an empty one removes it.
-func (v *View) checkSetting(name string, value []byte) error {
+// CheckSetting says why a setting cannot have a value; an empty one removes it.
+func (v *View) CheckSetting(name string, value []byte) error {
 	if name == "" {
 		return kverror.New(kverror.BadRequest, "a setting without a name")
 	}
 	if len(value) == 0 {
 		return nil
 	}
-	if _, ok := parseMergeAfter(value); name == SettingMergeAfter && !ok {
+	if _, ok := ParseMergeAfter(value); name == SettingMergeAfter && !ok {
 		return kverror.New(kverror.BadRequest, "ranges cannot be merged after %q: it is a time of at least %v, or %s", value, MinMergeAfter, MergeOff)
 	}
 	if name != SettingReplication {
 		return nil
 	}
-	n, ok := parseReplication(value)
+	n, ok := ParseReplication(value)
 	if !ok {
 		return kverror.New(kverror.BadRequest, "%q voters: a range has 1, 3, 5 or 7", value)
 	}
@@ -128,19 +84,11 @@ func (v *View) taking() (n int) {
 	return n
 }
 
-// SetPaused has placement stop to decide, or go on.
-func (c *Client) SetPaused(ctx context.Context, paused bool) error {
-	var value []byte
-	if paused {
-		value = []byte("true")
-	}
-	return c.PutSetting(ctx, SettingPaused, value)
-}
-
-// Paused says whether the settings have placement decide nothing by itself.
-func Paused(settings []Setting) bool {
-	return slices.ContainsFunc(settings, func(s Setting) bool { return s.Name == SettingPaused && len(s.Value) > 0 })
-}
-
 // Paused says whether placement is to decide nothing by itself.
 func (v *View) Paused() bool { return len(v.settings[SettingPaused]) > 0 }
+
+// Setting is one of the cluster's settings.
+type Setting struct {
+	Name  string
+	Value []byte
+}

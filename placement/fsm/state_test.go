@@ -1,4 +1,4 @@
-package placement
+package fsm
 
 import (
 	"bytes"
@@ -16,7 +16,11 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/internal/testkit"
 )
+
+// firstIndex is where the stories' groups begin, as in raftgroup.
+const firstIndex = 10
 
 // records is an engine of two lines.
 type records map[string][]byte
@@ -32,11 +36,11 @@ func (r records) Delete(k []byte) error {
 }
 
 // reload returns the state that the records hold.
-func (r records) reload(t *testing.T) *state {
+func (r records) reload(t *testing.T) *State {
 	t.Helper()
-	s := newState()
+	s := NewState()
 	for _, k := range slices.Sorted(maps.Keys(r)) {
-		if err := s.load([]byte(k), r[k]); err != nil {
+		if err := s.Load([]byte(k), r[k]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -71,7 +75,7 @@ func TestState(t *testing.T) {
 }
 
 type stateStory struct {
-	s       *state
+	s       *State
 	records records
 	index   uint64
 }
@@ -80,7 +84,7 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
 	switch d.Cmd {
 	case "found":
-		h.s = storyFounding(t, d).firstState()
+		h.s = storyFounding(t, d).FirstState(firstIndex)
 		h.settle(t)
 		return h.printMap() + h.printMeta()
 	case "map":
@@ -91,7 +95,7 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		return h.printNodes()
 	case "members":
 		h.s.members = nil
-		for _, n := range numbers(t, d, "nodes") {
+		for _, n := range testkit.Args(t, d, "nodes") {
 			h.s.members = append(h.s.members, keyspace.Replica{ID: keyspace.ReplicaID(n), Node: keyspace.NodeID(n)})
 		}
 		return ""
@@ -103,10 +107,10 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		return b.String()
 	}
 	h.index++
-	before := h.s.view(0, 0, nil)
-	res := h.s.apply(h.index, h.effect(t, d))
+	before := h.s.View(0, 0, nil)
+	res := h.s.Apply(h.index, h.effect(t, d))
 	h.settle(t)
-	after := h.s.view(0, 0, before)
+	after := h.s.View(0, 0, before)
 	checkDelta(t, before, after)
 	var b strings.Builder
 	if res.Err != nil {
@@ -127,7 +131,7 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	for i := range res.Held {
 		fmt.Fprintf(&b, "held %s\n", printDescriptor(&res.Held[i]))
 	}
-	for _, g := range after.since(h.index - 1) {
+	for _, g := range after.RowsSince(h.index - 1) {
 		fmt.Fprintln(&b, printRow(g))
 	}
 	return b.String() + h.printMeta()
@@ -136,10 +140,10 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 // settle writes the state, loads it again and compares.
 func (h *stateStory) settle(t *testing.T) {
 	t.Helper()
-	if err := h.s.flush(h.records); err != nil {
+	if err := h.s.Flush(h.records); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.s.check(); err != nil {
+	if err := h.s.Check(); err != nil {
 		t.Fatal(err)
 	}
 	again := h.records.reload(t)
@@ -155,8 +159,8 @@ func (h *stateStory) settle(t *testing.T) {
 // checkDelta checks that what changed, put over the old map, gives the new one.
 func checkDelta(t *testing.T, before, after *View) {
 	t.Helper()
-	got := before.with(after.Version, after.since(before.Version), after.NodeTable())
-	if err := got.check(); err != nil {
+	got := before.With(after.Version, after.RowsSince(before.Version), after.NodeTable(), keyspace.Descriptor{})
+	if err := got.Check(); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(got.Descriptors(), after.Descriptors()) || !reflect.DeepEqual(got.NodeTable(), after.NodeTable()) {
@@ -164,21 +168,21 @@ func checkDelta(t *testing.T, before, after *View) {
 	}
 }
 
-func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
+func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) Effect {
 	t.Helper()
 	var name, value string
 	switch d.Cmd {
 	case "raise":
-		return raiseCeiling{To: keyspace.Revision(arg(t, d, "to"))}
+		return RaiseCeiling{To: keyspace.Revision(testkit.Arg(t, d, "to"))}
 	case "lower":
-		return lowerCeiling{To: keyspace.Revision(arg(t, d, "to"))}
+		return LowerCeiling{To: keyspace.Revision(testkit.Arg(t, d, "to"))}
 	case "compact":
-		return compact{At: keyspace.Revision(arg(t, d, "at"))}
+		return Compact{At: keyspace.Revision(testkit.Arg(t, d, "at"))}
 	case "allocate":
-		return allocate{Count: arg(t, d, "count")}
+		return AllocateRanges{Count: testkit.Arg(t, d, "count")}
 	case "created":
-		var o markCreated
-		for _, id := range numbers(t, d, "ranges") {
+		var o MarkCreated
+		for _, id := range testkit.Args(t, d, "ranges") {
 			o.Ranges = append(o.Ranges, keyspace.RangeID(id))
 		}
 		return o
@@ -187,12 +191,12 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 		if d.HasArg("value") {
 			d.ScanArgs(t, "value", &value)
 		}
-		return putSetting{Name: name, Value: []byte(value)}
+		return PutSetting{Name: name, Value: []byte(value)}
 	case "keep":
 		d.ScanArgs(t, "key", &name)
-		return keepBorder{Key: []byte(strings.Trim(name, "-"))}
+		return KeepBorder{Key: []byte(strings.Trim(name, "-"))}
 	case "report":
-		var o report
+		var o Report
 		for line := range strings.Lines(d.Input) {
 			o.Descriptors = append(o.Descriptors, storyDescriptor(t, line))
 		}
@@ -211,47 +215,47 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) effect {
 	return nil
 }
 
-func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) effect {
+func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) Effect {
 	t.Helper()
 	if !d.HasArg("left") {
 		return nil
 	}
-	left := keyspace.RangeID(arg(t, d, "left"))
+	left := keyspace.RangeID(testkit.Arg(t, d, "left"))
 	if d.Cmd == "merge" {
 		row := h.s.ranges[left].Descriptor
-		o := beginOperation{Generation: row.Generation, ConfIndex: row.ConfIndex, Operation: Operation{Range: left, Kind: OperationMerge, Why: "story"}}
+		o := BeginOperation{Generation: row.Generation, ConfIndex: row.ConfIndex, Operation: Operation{Range: left, Kind: OperationMerge, Why: "story"}}
 		if d.HasArg("decided") {
 			o.Operation.Reason = decide.Cold
 		}
-		if n := numbers(t, d, "right"); n != nil {
-			o.Right = rangeVersion{keyspace.Generation(n[0]), n[1]}
+		if n := testkit.Args(t, d, "right"); n != nil {
+			o.Right = RangeVersion{keyspace.Generation(n[0]), n[1]}
 		}
 		return o
 	}
-	ref := mergeRef{left, arg(t, d, "op")}
+	ref := MergeRef{left, testkit.Arg(t, d, "op")}
 	switch d.Cmd {
 	case "align":
-		return alignMerge{ref, keyspace.NodeID(arg(t, d, "from")), keyspace.NodeID(arg(t, d, "to"))}
+		return AlignMerge{ref, keyspace.NodeID(testkit.Arg(t, d, "from")), keyspace.NodeID(testkit.Arg(t, d, "to"))}
 	case "commit":
-		n := numbers(t, d, "was")
-		return commitMerge{ref, rangeVersion{keyspace.Generation(n[0]), n[1]}, rangeVersion{keyspace.Generation(n[2]), n[3]}}
+		n := testkit.Args(t, d, "was")
+		return CommitMerge{ref, RangeVersion{keyspace.Generation(n[0]), n[1]}, RangeVersion{keyspace.Generation(n[2]), n[3]}}
 	case "bind":
-		return bindMerge{ref}
+		return BindMerge{ref}
 	case "abort":
-		return abortMerge{ref}
+		return AbortMerge{ref}
 	case "end":
-		return endOperation(ref)
+		return EndOperation(ref)
 	}
 	return nil
 }
 
-func leaseEffect(t *testing.T, d *datadriven.TestData) effect {
+func leaseEffect(t *testing.T, d *datadriven.TestData) Effect {
 	t.Helper()
 	switch d.Cmd {
 	case "grant":
-		return grantLease{ID: keyspace.LeaseID(arg(t, d, "id")), TTL: int64(arg(t, d, "ttl"))}
+		return GrantLease{ID: keyspace.LeaseID(testkit.Arg(t, d, "id")), TTL: int64(testkit.Arg(t, d, "ttl"))}
 	case "register":
-		o := registerLease{ID: keyspace.LeaseID(arg(t, d, "id"))}
+		o := RegisterLease{ID: keyspace.LeaseID(testkit.Arg(t, d, "id"))}
 		var s string
 		if d.HasArg("start") {
 			d.ScanArgs(t, "start", &s)
@@ -263,17 +267,17 @@ func leaseEffect(t *testing.T, d *datadriven.TestData) effect {
 		}
 		return o
 	case "revoke":
-		var o revokeLeases
+		var o RevokeLeases
 		var inc uint64
 		if d.HasArg("incarnation") {
-			inc = arg(t, d, "incarnation")
+			inc = testkit.Arg(t, d, "incarnation")
 		}
-		for _, id := range numbers(t, d, "ids") {
+		for _, id := range testkit.Args(t, d, "ids") {
 			o.Leases = append(o.Leases, LeaseRef{keyspace.LeaseID(id), keyspace.LeaseIncarnation(inc)})
 		}
 		return o
 	case "forget":
-		return removeLeases{Leases: []LeaseRef{{keyspace.LeaseID(arg(t, d, "id")), keyspace.LeaseIncarnation(arg(t, d, "incarnation"))}}}
+		return RemoveLeases{Leases: []LeaseRef{{keyspace.LeaseID(testkit.Arg(t, d, "id")), keyspace.LeaseIncarnation(testkit.Arg(t, d, "incarnation"))}}}
 	}
 	return nil
 }
@@ -284,7 +288,7 @@ func printLease(l *Lease) string {
 
 func (h *stateStory) printLeases() string { return printLeases(h.s) + h.printMeta() }
 
-func printLeases(s *state) string {
+func printLeases(s *State) string {
 	var b strings.Builder
 	s.leases.tree.Ascend(func(l *Lease) bool {
 		fmt.Fprintln(&b, printLease(l))
@@ -293,28 +297,10 @@ func printLeases(s *state) string {
 	return b.String()
 }
 
-func numbers(t *testing.T, d *datadriven.TestData, name string) []uint64 {
-	t.Helper()
-	var vs []uint64
-	for _, a := range d.CmdArgs {
-		if a.Key != name {
-			continue
-		}
-		for _, v := range a.Vals {
-			var n uint64
-			if _, err := fmt.Sscan(v, &n); err != nil {
-				t.Fatal(err)
-			}
-			vs = append(vs, n)
-		}
-	}
-	return vs
-}
-
 func storyFounding(t *testing.T, d *datadriven.TestData) *Founding {
 	t.Helper()
 	f := &Founding{Cluster: 0xc1}
-	for _, n := range numbers(t, d, "nodes") {
+	for _, n := range testkit.Args(t, d, "nodes") {
 		f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(n), Name: fmt.Sprintf("n%d", n), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n)}})
 	}
 	for _, a := range d.CmdArgs {
@@ -405,7 +391,7 @@ func TestFoundingIsDeterministic(t *testing.T) {
 		if err := e.f.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		if err := e.f.firstState().flush(e.r); err != nil {
+		if err := e.f.FirstState(firstIndex).Flush(e.r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -458,7 +444,7 @@ func TestReportsInAnyOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		f := Founding{Cluster: 1, Nodes: []Node{{ID: 1}, {ID: 2}, {ID: 3}}}
-		s := f.firstState()
+		s := f.FirstState(firstIndex)
 		truth := map[keyspace.RangeID]keyspace.Descriptor{}
 		for _, d := range f.Ranges() {
 			truth[d.Range] = d
@@ -470,8 +456,8 @@ func TestReportsInAnyOrder(t *testing.T) {
 		rng.Shuffle(len(reports), func(i, j int) { reports[i], reports[j] = reports[j], reports[i] })
 		for i, r := range reports {
 			if rng.IntN(3) > 0 {
-				s.apply(uint64(20+i), report{Descriptors: r})
-				if err := s.check(); err != nil {
+				s.Apply(uint64(20+i), Report{Descriptors: r})
+				if err := s.Check(); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 			}
@@ -480,10 +466,10 @@ func TestReportsInAnyOrder(t *testing.T) {
 		for _, d := range truth {
 			newest = append(newest, d)
 		}
-		if res := s.apply(100, report{Descriptors: newest}); len(res.Held) > 0 {
+		if res := s.Apply(100, Report{Descriptors: newest}); len(res.Held) > 0 {
 			t.Fatalf("seed %d: held %v", seed, res.Held)
 		}
-		if err := s.check(); err != nil {
+		if err := s.Check(); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		for id, d := range truth {
@@ -495,7 +481,7 @@ func TestReportsInAnyOrder(t *testing.T) {
 }
 
 // splitTruth splits one range and returns what its leader reports.
-func splitTruth(rng *rand.Rand, s *state, truth map[keyspace.RangeID]keyspace.Descriptor) []keyspace.Descriptor {
+func splitTruth(rng *rand.Rand, s *State, truth map[keyspace.RangeID]keyspace.Descriptor) []keyspace.Descriptor {
 	for {
 		key := []byte{byte(1 + rng.IntN(255)), byte(1 + rng.IntN(255))}
 		for _, id := range slices.Sorted(maps.Keys(truth)) {
@@ -504,7 +490,7 @@ func splitTruth(rng *rand.Rand, s *state, truth map[keyspace.RangeID]keyspace.De
 				continue
 			}
 			child := parent
-			child.Range = s.apply(1, allocate{Count: 1}).First
+			child.Range = s.Apply(1, AllocateRanges{Count: 1}).First
 			parent.Generation++
 			child.Generation = parent.Generation
 			child.Span.Start, parent.Span.End = key, key
@@ -516,13 +502,13 @@ func splitTruth(rng *rand.Rand, s *state, truth map[keyspace.RangeID]keyspace.De
 
 // TestCompactErrors walks etcd's rule from the empty store on.
 func TestCompactErrors(t *testing.T) {
-	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).firstState()
-	s.apply(11, raiseCeiling{To: 100})
+	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
+	s.Apply(11, RaiseCeiling{To: 100})
 	for _, c := range []struct {
 		at   keyspace.Revision
 		want error
 	}{{0, nil}, {0, kverror.Compacted}, {5, nil}, {5, kverror.Compacted}, {4, kverror.Compacted}, {101, kverror.FutureRevision}, {100, nil}} {
-		if got := s.apply(12, compact{At: c.at}).Err; !errors.Is(kindOf(got), c.want) {
+		if got := s.Apply(12, Compact{At: c.at}).Err; !errors.Is(kindOf(got), c.want) {
 			t.Errorf("compact at %d: %v, want %v", c.at, got, c.want)
 		}
 	}
@@ -538,14 +524,14 @@ func kindOf(err error) error {
 // TestMergeBesideTheEndOfALease: a merge that is committed makes the record of a lease that is
 // being ended another one, whatever it lists, and leaves alone what lives and lists all of it.
 func TestMergeBesideTheEndOfALease(t *testing.T) {
-	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).firstState()
+	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
 	span := func(start, end string) keyspace.Span { return keyspace.Span{Start: []byte(start), End: []byte(end)} }
 	for id := keyspace.LeaseID(1); id <= 3; id++ {
-		s.apply(11, grantLease{ID: id, TTL: 60})
-		s.apply(12, registerLease{ID: id, Span: span("c", "m")})
+		s.Apply(11, GrantLease{ID: id, TTL: 60})
+		s.Apply(12, RegisterLease{ID: id, Span: span("c", "m")})
 	}
-	s.apply(13, registerLease{ID: 3, Span: span("m", "s")})
-	s.apply(14, revokeLeases{Leases: []LeaseRef{{ID: 2}, {ID: 3}}})
+	s.Apply(13, RegisterLease{ID: 3, Span: span("m", "s")})
+	s.Apply(14, RevokeLeases{Leases: []LeaseRef{{ID: 2}, {ID: 3}}})
 	before := [4]*Lease{}
 	for id := range before {
 		before[id], _ = s.leases.get(keyspace.LeaseID(id))
@@ -566,45 +552,45 @@ func TestMergeBesideTheEndOfALease(t *testing.T) {
 // TestLeaseBounds: what would take more than its share is refused, changes nothing, and
 // finds room again.
 func TestLeaseBounds(t *testing.T) {
-	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).firstState()
+	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
 	border := func(i int) []byte { return []byte{byte(i >> 8), byte(i), 1} }
-	s.apply(11, grantLease{ID: 1, TTL: 60})
+	s.Apply(11, GrantLease{ID: 1, TTL: 60})
 	for i := range maxLeaseSpans {
-		if err := s.apply(12, registerLease{ID: 1, Span: keyspace.Span{Start: border(i), End: border(i + 1)}}).Err; err != nil {
+		if err := s.Apply(12, RegisterLease{ID: 1, Span: keyspace.Span{Start: border(i), End: border(i + 1)}}).Err; err != nil {
 			t.Fatalf("span %d: %v", i, err)
 		}
 	}
 	before := printLeases(s)
-	far := registerLease{ID: 1, Span: keyspace.Span{Start: []byte{0xff}}}
-	if got := kindOf(s.apply(13, far).Err); !errors.Is(got, kverror.TooManyRanges) || printLeases(s) != before {
+	far := RegisterLease{ID: 1, Span: keyspace.Span{Start: []byte{0xff}}}
+	if got := kindOf(s.Apply(13, far).Err); !errors.Is(got, kverror.TooManyRanges) || printLeases(s) != before {
 		t.Errorf("a span too many: %v", got)
 	}
-	if err := s.apply(14, registerLease{ID: 1}).Err; err != nil {
+	if err := s.Apply(14, RegisterLease{ID: 1}).Err; err != nil {
 		t.Errorf("the span that covers them all: %v", err)
 	}
-	wide := bytes.Repeat([]byte{1}, maxLeaseSpanBytes/2)
-	s.apply(15, grantLease{ID: 2, TTL: 60})
-	if err := s.apply(16, registerLease{ID: 2, Span: keyspace.Span{Start: wide, End: append([]byte{2}, wide[1:]...)}}).Err; err != nil {
+	wide := bytes.Repeat([]byte{1}, MaxLeaseSpanBytes/2)
+	s.Apply(15, GrantLease{ID: 2, TTL: 60})
+	if err := s.Apply(16, RegisterLease{ID: 2, Span: keyspace.Span{Start: wide, End: append([]byte{2}, wide[1:]...)}}).Err; err != nil {
 		t.Error(err)
 	}
-	if got := kindOf(s.apply(17, registerLease{ID: 2, Span: keyspace.Span{Start: []byte{3}}}).Err); !errors.Is(got, kverror.TooManyRanges) {
+	if got := kindOf(s.Apply(17, RegisterLease{ID: 2, Span: keyspace.Span{Start: []byte{3}}}).Err); !errors.Is(got, kverror.TooManyRanges) {
 		t.Errorf("borders too long: %v", got)
 	}
 	id := keyspace.LeaseID(3)
 	for ; s.leases.bytes+leaseOverheadBytes <= maxLeaseBytes; id++ {
-		if err := s.apply(18, grantLease{ID: id, TTL: 60}).Err; err != nil {
+		if err := s.Apply(18, GrantLease{ID: id, TTL: 60}).Err; err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := kindOf(s.apply(19, grantLease{ID: id, TTL: 60}).Err); !errors.Is(got, kverror.TooManyLeases) {
+	if got := kindOf(s.Apply(19, GrantLease{ID: id, TTL: 60}).Err); !errors.Is(got, kverror.TooManyLeases) {
 		t.Errorf("a lease too many: %v", got)
 	}
-	if got := kindOf(s.apply(20, registerLease{ID: 3, Span: keyspace.Span{Start: wide}}).Err); !errors.Is(got, kverror.TooManyLeases) {
+	if got := kindOf(s.Apply(20, RegisterLease{ID: 3, Span: keyspace.Span{Start: wide}}).Err); !errors.Is(got, kverror.TooManyLeases) {
 		t.Errorf("a span too many: %v", got)
 	}
-	s.apply(21, revokeLeases{Leases: []LeaseRef{{ID: 2}}})
-	s.apply(22, removeLeases{Leases: []LeaseRef{{ID: 2, Incarnation: 15}}})
-	if err := s.apply(23, grantLease{ID: id, TTL: 60}).Err; err != nil {
+	s.Apply(21, RevokeLeases{Leases: []LeaseRef{{ID: 2}}})
+	s.Apply(22, RemoveLeases{Leases: []LeaseRef{{ID: 2, Incarnation: 15}}})
+	if err := s.Apply(23, GrantLease{ID: id, TTL: 60}).Err; err != nil {
 		t.Errorf("where there is room again: %v", err)
 	}
 }

@@ -1,7 +1,9 @@
-package placement
+package fsm
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 
 	"github.com/skeindb/skein/keyspace"
@@ -45,7 +47,7 @@ func (m *Map) DescriptorsSince(version uint64) []keyspace.Descriptor {
 	if version == 0 {
 		return m.Descriptors()
 	}
-	rows := m.since(version)
+	rows := m.RowsSince(version)
 	ds := make([]keyspace.Descriptor, len(rows))
 	for i, g := range rows {
 		ds[i] = g.Descriptor
@@ -73,15 +75,21 @@ func (m *Map) NodeTable() []Node {
 	return ns
 }
 
+// NodeRows walks the node table, with those that were removed, in no order.
+func (m *Map) NodeRows() iter.Seq2[keyspace.NodeID, Node] { return maps.All(m.nodes) }
+
+// Outrun says whether another range has come to hold a key of the descriptor's after it.
+func (m *Map) Outrun(d *keyspace.Descriptor) bool { return outrun(m.tree, d) }
+
 // Node returns one row of the node table, also of a node that was removed.
 func (m *Map) Node(id keyspace.NodeID) (Node, bool) {
 	n, ok := m.nodes[id]
 	return n, ok
 }
 
-// since returns the rows that changed after a version. Put over a map of that
+// RowsSince returns the rows that changed after a version. Put over a map of that
 // version they give this map: a row goes only when others that tile its span come.
-func (m *Map) since(version uint64) []*Range {
+func (m *Map) RowsSince(version uint64) []*Range {
 	var rows []*Range
 	m.recent.AscendGreaterOrEqual(&Range{Changed: version + 1}, func(g *Range) bool {
 		rows = append(rows, g)
@@ -90,9 +98,10 @@ func (m *Map) since(version uint64) []*Range {
 	return rows
 }
 
-// with returns the map with rows put over it: those that they overlap go. Nodes,
-// where there are any, replace the node table.
-func (m *Map) with(version uint64, rows []*Range, nodes []Node) *Map {
+// With returns the map with rows put over it: those that they overlap go. Nodes,
+// where there are any, replace the node table, and own the placement group's descriptor
+// unless its ConfIndex is 0.
+func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Descriptor) *Map {
 	next := &Map{Version: version, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.tree, next.recent = newRangeTree(), newRecentTree()
@@ -104,6 +113,9 @@ func (m *Map) with(version uint64, rows []*Range, nodes []Node) *Map {
 		for _, n := range nodes {
 			next.nodes[n.ID] = n
 		}
+	}
+	if own.ConfIndex > 0 {
+		next.own = own
 	}
 	var gone []*Range
 	if next.tree.Len() > 0 {
@@ -122,18 +134,18 @@ func (m *Map) with(version uint64, rows []*Range, nodes []Node) *Map {
 	return next
 }
 
-// check returns an error where the map does not cover the keyspace exactly once.
-func (m *Map) check() error {
+// Check returns an error where the map does not cover the keyspace exactly once.
+func (m *Map) Check() error {
 	if ds := m.Descriptors(); !tiles(ds, keyspace.Span{}) {
 		return fmt.Errorf("placement: map version %d: its %d ranges do not cover the keyspace exactly once", m.Version, len(ds))
 	}
 	return nil
 }
 
-// checkAround is check of a map whose rows were put over one that covers the keyspace exactly
+// CheckAround is Check of a map whose rows were put over one that covers the keyspace exactly
 // once. There can be a hole or an overlap only beside one of them, since each row that went lay
 // under one; so a change of a large map costs no walk over all of it.
-func (m *Map) checkAround(rows []*Range) error {
+func (m *Map) CheckAround(rows []*Range) error {
 	for _, g := range rows {
 		var around []keyspace.Descriptor // the row before, the row itself, and the one behind
 		var span keyspace.Span
@@ -158,9 +170,9 @@ func (m *Map) checkAround(rows []*Range) error {
 	return nil
 }
 
-// byID returns the row of a range, by a search through all rows: it is for rare
+// ByID returns the row of a range, by a search through all rows: it is for rare
 // questions.
-func (m *Map) byID(id keyspace.RangeID) (Range, bool) {
+func (m *Map) ByID(id keyspace.RangeID) (Range, bool) {
 	var found *Range
 	m.tree.Ascend(func(g *Range) bool {
 		if g.Descriptor.Range == id {

@@ -1,4 +1,4 @@
-package placement
+package fsm
 
 import (
 	"bytes"
@@ -9,7 +9,6 @@ import (
 	"github.com/google/btree"
 
 	"github.com/skeindb/skein/internal/mutation"
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -23,16 +22,16 @@ const (
 	// maxLeaseSpans bounds the spans of one lease: a revoke is one transaction over all of
 	// them.
 	maxLeaseSpans = keyspace.MaxRevisionRanges * 9 / 10
-	// maxLeaseSpanBytes bounds their borders, all together.
-	maxLeaseSpanBytes = 2 << 20
+	// MaxLeaseSpanBytes bounds their borders, all together.
+	MaxLeaseSpanBytes = 2 << 20
 	// maxLeaseBytes bounds the memory of all records. A lease counts with
 	// leaseOverheadBytes, each of its spans with spanOverheadBytes and its borders; that
 	// is about what record, index and clock take.
 	maxLeaseBytes      = 64 << 20
 	leaseOverheadBytes = 320
 	spanOverheadBytes  = 48
-	// maxLeaseBatch bounds the leases in one command, request or answer.
-	maxLeaseBatch = 4096
+	// MaxLeaseBatch bounds the leases in one command, request or answer.
+	MaxLeaseBatch = 4096
 )
 
 // Lease is the record of one lease. A record is never changed: another takes its place.
@@ -65,8 +64,8 @@ type LeaseChange struct {
 // Ref names the lease.
 func (l *Lease) Ref() LeaseRef { return LeaseRef{l.ID, l.Incarnation} }
 
-// covers says whether the span is registered.
-func (l *Lease) covers(s keyspace.Span) bool {
+// Covers says whether the span is registered.
+func (l *Lease) Covers(s keyspace.Span) bool {
 	return slices.ContainsFunc(l.Spans, func(o keyspace.Span) bool { return o.Covers(s) })
 }
 
@@ -151,92 +150,93 @@ func (s *leases) remove(l *Lease) {
 	s.changes = append(s.changes, LeaseChange{Lease: l, Gone: true})
 }
 
-// grantLease makes a lease. TTL is within bounds already.
-type grantLease struct {
+// GrantLease makes a lease. TTL is within bounds already.
+type GrantLease struct {
 	ID  keyspace.LeaseID
 	TTL int64
 }
 
-// registerLease adds a span to a lease that lives.
-type registerLease struct {
+// RegisterLease adds a span to a lease that lives.
+type RegisterLease struct {
 	ID   keyspace.LeaseID
 	Span keyspace.Span
 }
 
-// revokeLeases decides that leases end. Those that are not there, or of another
+// RevokeLeases decides that leases end. Those that are not there, or of another
 // incarnation, are left out.
-type revokeLeases struct{ Leases []LeaseRef }
+type RevokeLeases struct{ Leases []LeaseRef }
 
-// removeLeases forgets leases whose keys and marks are gone.
-type removeLeases struct{ Leases []LeaseRef }
+// RemoveLeases forgets leases whose keys and marks are gone.
+type RemoveLeases struct{ Leases []LeaseRef }
 
-func (grantLease) kind() opKind    { return opGrantLease }
-func (registerLease) kind() opKind { return opRegisterLease }
-func (revokeLeases) kind() opKind  { return opRevokeLeases }
-func (removeLeases) kind() opKind  { return opRemoveLeases }
+func (GrantLease) kind() opKind    { return opGrantLease }
+func (RegisterLease) kind() opKind { return opRegisterLease }
+func (RevokeLeases) kind() opKind  { return opRevokeLeases }
+func (RemoveLeases) kind() opKind  { return opRemoveLeases }
 
-func (o grantLease) append(dst []byte) []byte {
-	return binary.AppendUvarint(appendLeaseID(dst, o.ID), uint64(o.TTL))
+func (o GrantLease) append(dst []byte) []byte {
+	return binary.AppendUvarint(AppendLeaseID(dst, o.ID), uint64(o.TTL))
 }
 
-func (o registerLease) append(dst []byte) []byte {
-	return appendSpan(appendLeaseID(dst, o.ID), o.Span)
+func (o RegisterLease) append(dst []byte) []byte {
+	return AppendSpan(AppendLeaseID(dst, o.ID), o.Span)
 }
-func (o revokeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
-func (o removeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
+
+func (o RevokeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
+func (o RemoveLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 
 // grant applies grantLease. The incarnation is the entry's index: no two entries of
 // the group have the same.
-func (s *leases) grant(index uint64, o grantLease) result {
+func (s *leases) grant(index uint64, o GrantLease) Result {
 	if l, ok := s.get(o.ID); ok && mutation.Is(mutation.LeaseGrantedTwice) {
-		return result{Lease: l}
+		return Result{Lease: l}
 	} else if ok {
-		return result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
+		return Result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
 	}
 	l := &Lease{ID: o.ID, Incarnation: keyspace.LeaseIncarnation(index), TTL: o.TTL}
 	if s.bytes+l.bytes() > maxLeaseBytes {
-		return result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
+		return Result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
 	}
 	s.set(l)
 	s.changes = append(s.changes, LeaseChange{Lease: l})
-	return result{Lease: l}
+	return Result{Lease: l}
 }
 
 // register applies registerLease. A lease whose end is decided stays as it is: the
 // result says so.
-func (s *leases) register(o registerLease) result {
+func (s *leases) register(o RegisterLease) Result {
 	l, ok := s.get(o.ID)
 	switch {
 	case !ok:
-		return result{Err: kverror.LeaseNotFound}
-	case l.closed() || l.covers(o.Span):
-		return result{Lease: l}
+		return Result{Err: kverror.LeaseNotFound}
+	case l.Closed() || l.Covers(o.Span):
+		return Result{Lease: l}
 	}
 	next := l.with(o.Span)
 	switch {
-	case len(next.Spans) > maxLeaseSpans, next.spanBytes() > maxLeaseSpanBytes:
-		return result{Err: kverror.New(kverror.TooManyRanges, "lease %x has keys in %d ranges already", int64(l.ID), len(l.Spans))}
+	case len(next.Spans) > maxLeaseSpans, next.spanBytes() > MaxLeaseSpanBytes:
+		return Result{Err: kverror.New(kverror.TooManyRanges, "lease %x has keys in %d ranges already", int64(l.ID), len(l.Spans))}
 	case s.bytes+next.bytes()-l.bytes() > maxLeaseBytes:
-		return result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
+		return Result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
 	}
 	s.set(next)
-	return result{Lease: next}
+	return Result{Lease: next}
 }
 
-// closed says whether nothing is registered with the lease any more.
-func (l *Lease) closed() bool { return l.Revoking && !mutation.Is(mutation.AttachedWhileEnding) }
+// Closed says whether nothing is registered with the lease any more.
+func (l *Lease) Closed() bool { return l.Revoking && !mutation.Is(mutation.AttachedWhileEnding) }
 
 // revoke applies revokeLeases. Where it names one lease the result is about that one:
 // Lease is the record as it was before.
-func (s *leases) revoke(o revokeLeases) result {
-	var res result
+func (s *leases) revoke(o RevokeLeases) Result {
+	var res Result
 	for _, ref := range o.Leases {
 		l, ok := s.get(ref.ID)
 		if !ok || ref.Incarnation != 0 && ref.Incarnation != l.Incarnation {
-			res = result{Err: kverror.LeaseNotFound}
+			res = Result{Err: kverror.LeaseNotFound}
 			continue
 		}
-		res = result{Lease: l}
+		res = Result{Lease: l}
 		if l.Revoking {
 			continue
 		}
@@ -246,12 +246,12 @@ func (s *leases) revoke(o revokeLeases) result {
 		s.changes = append(s.changes, LeaseChange{Lease: &next})
 	}
 	if len(o.Leases) != 1 {
-		return result{}
+		return Result{}
 	}
 	return res
 }
 
-func (s *leases) forget(o removeLeases) {
+func (s *leases) forget(o RemoveLeases) {
 	for _, ref := range o.Leases {
 		if l, ok := s.get(ref.ID); ok && l.Revoking && l.Incarnation == ref.Incarnation {
 			s.remove(l)
@@ -259,7 +259,9 @@ func (s *leases) forget(o removeLeases) {
 	}
 }
 
-// take returns the changes since the last take.
+// TakeLeaseChanges returns the changes of leases since the last call.
+func (s *State) TakeLeaseChanges() []LeaseChange { return s.leases.take() }
+
 func (s *leases) take() []LeaseChange {
 	cs := s.changes
 	s.changes = nil
@@ -291,20 +293,20 @@ func (s *leases) load(key, value []byte) error {
 	return err
 }
 
-func leaseKey(id keyspace.LeaseID) []byte { return appendLeaseID([]byte{recordLease}, id) }
+func leaseKey(id keyspace.LeaseID) []byte { return AppendLeaseID([]byte{recordLease}, id) }
 
-func appendLeaseID(dst []byte, id keyspace.LeaseID) []byte {
+func AppendLeaseID(dst []byte, id keyspace.LeaseID) []byte {
 	return binary.BigEndian.AppendUint64(dst, uint64(id))
 }
 
-func appendSpan(dst []byte, s keyspace.Span) []byte {
-	return appendBytes(appendBytes(dst, s.Start), s.End)
+func AppendSpan(dst []byte, s keyspace.Span) []byte {
+	return AppendBytes(AppendBytes(dst, s.Start), s.End)
 }
 
-func appendSpans(dst []byte, spans []keyspace.Span) []byte {
+func AppendSpans(dst []byte, spans []keyspace.Span) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(spans)))
 	for _, s := range spans {
-		dst = appendSpan(dst, s)
+		dst = AppendSpan(dst, s)
 	}
 	return dst
 }
@@ -312,43 +314,43 @@ func appendSpans(dst []byte, spans []keyspace.Span) []byte {
 func appendLeaseRefs(dst []byte, refs []LeaseRef) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(refs)))
 	for _, ref := range refs {
-		dst = binary.AppendUvarint(appendLeaseID(dst, ref.ID), uint64(ref.Incarnation))
+		dst = binary.AppendUvarint(AppendLeaseID(dst, ref.ID), uint64(ref.Incarnation))
 	}
 	return dst
 }
 
 // appendLease appends a record behind its version.
 func appendLease(dst []byte, l *Lease) []byte {
-	dst = appendLeaseID(dst, l.ID)
+	dst = AppendLeaseID(dst, l.ID)
 	dst = binary.AppendUvarint(dst, uint64(l.Incarnation))
 	dst = binary.AppendUvarint(dst, uint64(l.TTL))
-	dst = appendBool(dst, l.Revoking)
-	return appendSpans(dst, l.Spans)
+	dst = AppendBool(dst, l.Revoking)
+	return AppendSpans(dst, l.Spans)
 }
 
 func decodeLease(b []byte) (Lease, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	l := Lease{ID: r.leaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint()), TTL: r.leaseTTL(), Revoking: r.Bool(), Spans: r.spans()}
-	if err := r.end(); err != nil {
+	r := NewReader(b)
+	r.Version()
+	l := Lease{ID: r.LeaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint()), TTL: r.LeaseTTL(), Revoking: r.Bool(), Spans: r.Spans()}
+	if err := r.Finish(); err != nil {
 		return Lease{}, fmt.Errorf("decode placement lease record: %w", err)
 	}
 	return l, nil
 }
 
-func (r *reader) leaseID() keyspace.LeaseID { return keyspace.LeaseID(r.Uint64BE()) }
+func (r *Reader) LeaseID() keyspace.LeaseID { return keyspace.LeaseID(r.Uint64BE()) }
 
-func (r *reader) leaseTTL() int64 { return int64(r.bounded(MaxLeaseTTL)) }
+func (r *Reader) LeaseTTL() int64 { return int64(r.Bounded(MaxLeaseTTL)) }
 
-func (r *reader) span() keyspace.Span {
-	return keyspace.Span{Start: r.bytes(maxLeaseSpanBytes), End: r.bytes(maxLeaseSpanBytes)}
+func (r *Reader) Span() keyspace.Span {
+	return keyspace.Span{Start: r.CopyUpTo(MaxLeaseSpanBytes), End: r.CopyUpTo(MaxLeaseSpanBytes)}
 }
 
-func (r *reader) spans() []keyspace.Span {
-	n := r.count(maxLeaseSpans, 2)
+func (r *Reader) Spans() []keyspace.Span {
+	n := r.CountUpTo(maxLeaseSpans, 2)
 	var spans []keyspace.Span
 	for range n {
-		spans = append(spans, r.span())
+		spans = append(spans, r.Span())
 		if !r.OK() {
 			return nil
 		}
@@ -356,11 +358,11 @@ func (r *reader) spans() []keyspace.Span {
 	return spans
 }
 
-func (r *reader) leaseRefs() []LeaseRef {
-	n := r.count(maxLeaseBatch, 9)
+func (r *Reader) leaseRefs() []LeaseRef {
+	n := r.CountUpTo(MaxLeaseBatch, 9)
 	var refs []LeaseRef
 	for range n {
-		refs = append(refs, LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.Uvarint())})
+		refs = append(refs, LeaseRef{r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())})
 	}
 	return refs
 }
@@ -373,3 +375,6 @@ func (v *View) Lease(id keyspace.LeaseID) (*Lease, bool) { return v.leases.Get(&
 func (v *View) Leases(from keyspace.LeaseID, f func(*Lease) bool) {
 	v.leases.AscendGreaterOrEqual(&Lease{ID: from}, f)
 }
+
+// Records walks all records of a View.
+func (v *View) Records(yield func(*Lease) bool) { v.leases.Ascend(yield) }

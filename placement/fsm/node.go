@@ -1,4 +1,4 @@
-package placement
+package fsm
 
 import (
 	"cmp"
@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/internal/mutation"
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -187,21 +186,21 @@ func (n *Node) OtherThan(instance uint64) bool {
 	return n.Instance != 0 && n.Instance != instance && !mutation.Is(mutation.RowGivenTwice)
 }
 
-// says whether both rows say the same of the node itself, whatever its state.
-func (n *Node) says(o *Node) bool {
+// Says whether both rows say the same of the node itself, whatever its state.
+func (n *Node) Says(o *Node) bool {
 	return n.ID == o.ID && n.Name == o.Name && slices.Equal(n.PeerURLs, o.PeerURLs) &&
 		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes) && n.Instance == o.Instance
 }
 
 // Equal says whether both rows are the same.
 func (n *Node) Equal(o *Node) bool {
-	return n.says(o) && n.State == o.State && n.Since == o.Since && n.Leaves == o.Leaves
+	return n.Says(o) && n.State == o.State && n.Since == o.Since && n.Leaves == o.Leaves
 }
 
-// validate returns an error for a row that a decoder would not accept.
-func (n *Node) validate() error {
-	if len(n.Name) > maxNameBytes {
-		return fmt.Errorf("node %s: the name has %d bytes, at most %d", n.ID, len(n.Name), maxNameBytes)
+// Validate returns an error for a row that a decoder would not accept.
+func (n *Node) Validate() error {
+	if len(n.Name) > MaxNameBytes {
+		return fmt.Errorf("node %s: the name has %d bytes, at most %d", n.ID, len(n.Name), MaxNameBytes)
 	}
 	for _, urls := range [][]string{n.PeerURLs, n.ClientURLs} {
 		if len(urls) > maxURLs {
@@ -219,18 +218,18 @@ func (n *Node) validate() error {
 	return nil
 }
 
-// appendNode appends a row of the node table, which commands and feeds hold too.
-func appendNode(dst []byte, n *Node) []byte {
+// AppendNode appends a row of the node table, which commands and feeds hold too.
+func AppendNode(dst []byte, n *Node) []byte {
 	dst = binary.AppendUvarint(dst, uint64(n.ID))
-	dst = appendString(dst, n.Name)
+	dst = AppendString(dst, n.Name)
 	dst = appendStrings(dst, n.PeerURLs)
 	dst = appendStrings(dst, n.ClientURLs)
 	dst = append(dst, byte(n.State))
 	dst = binary.AppendUvarint(dst, uint64(n.Since))
-	dst = appendBool(dst, n.Leaves)
+	dst = AppendBool(dst, n.Leaves)
 	dst = binary.AppendUvarint(dst, uint64(len(n.Attributes)))
 	for _, a := range n.Attributes {
-		dst = appendString(appendString(dst, a.Key), a.Value)
+		dst = AppendString(AppendString(dst, a.Key), a.Value)
 	}
 	return binary.BigEndian.AppendUint64(dst, n.Instance)
 }
@@ -238,21 +237,21 @@ func appendNode(dst []byte, n *Node) []byte {
 // minNodeBytes is the size of the smallest row.
 const minNodeBytes = 16
 
-func (r *reader) node() Node {
+func (r *Reader) Node() Node {
 	n := Node{
 		ID:         keyspace.NodeID(r.Uvarint()),
-		Name:       r.string(maxNameBytes),
-		PeerURLs:   r.strings(maxURLs, maxURLBytes),
-		ClientURLs: r.strings(maxURLs, maxURLBytes),
-		State:      r.nodeState(),
+		Name:       r.StringUpTo(MaxNameBytes),
+		PeerURLs:   r.StringsUpTo(maxURLs, maxURLBytes),
+		ClientURLs: r.StringsUpTo(maxURLs, maxURLBytes),
+		State:      r.NodeState(),
 		Since:      r.millis(),
 		Leaves:     r.Bool(),
 	}
 	if n.Leaves && n.State != NodeDecommissioned {
 		r.Failf("node %s is %s, and leaves", n.ID, n.State)
 	}
-	for range r.count(maxAttributes, 2) {
-		n.Attributes = append(n.Attributes, Attribute{r.string(maxAttributeKey), r.string(maxAttributeValue)})
+	for range r.CountUpTo(maxAttributes, 2) {
+		n.Attributes = append(n.Attributes, Attribute{r.StringUpTo(maxAttributeKey), r.StringUpTo(maxAttributeValue)})
 	}
 	n.Instance = r.Uint64BE()
 	if err := checkAttributes(n.Attributes); err != nil {
@@ -261,7 +260,7 @@ func (r *reader) node() Node {
 	return n
 }
 
-func (r *reader) nodeState() NodeState {
+func (r *Reader) NodeState() NodeState {
 	s := NodeState(r.Byte())
 	if !s.known() {
 		r.Failf("unknown %s", s)
@@ -270,83 +269,83 @@ func (r *reader) nodeState() NodeState {
 }
 
 // millis reads a time, which no clock shows beyond the year 10,000.
-func (r *reader) millis() UnixMillis {
+func (r *Reader) millis() UnixMillis {
 	v := r.Uvarint()
-	if v > maxMillis {
+	if v > MaxMillis {
 		r.Failf("%d ms since 1970", v)
 		return 0
 	}
 	return UnixMillis(v)
 }
 
-// maxMillis is the end of the year 9999.
-const maxMillis = 253_402_300_799_999
+// MaxMillis is the end of the year 9999.
+const MaxMillis = 253_402_300_799_999
 
-// nodes reads a list of rows.
-func (r *reader) nodes() []Node {
+// Nodes reads a list of rows.
+func (r *Reader) Nodes() []Node {
 	var ns []Node
-	for range r.count(maxNodes, minNodeBytes) {
-		if ns = append(ns, r.node()); !r.OK() {
+	for range r.CountUpTo(maxNodes, minNodeBytes) {
+		if ns = append(ns, r.Node()); !r.OK() {
 			return nil
 		}
 	}
 	return ns
 }
 
-func appendNodes(dst []byte, ns []Node) []byte {
+func AppendNodes(dst []byte, ns []Node) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ns)))
 	for i := range ns {
-		dst = appendNode(dst, &ns[i])
+		dst = AppendNode(dst, &ns[i])
 	}
 	return dst
 }
 
 func decodeNode(b []byte) (Node, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	n := r.node()
-	if err := r.end(); err != nil {
+	r := NewReader(b)
+	r.Version()
+	n := r.Node()
+	if err := r.Finish(); err != nil {
 		return Node{}, fmt.Errorf("decode placement node record: %w", err)
 	}
 	return n, nil
 }
 
-// nodeChange is what a row is put for; the numbers are stored.
-type nodeChange byte
+// NodeChange is what a row is put for; the numbers are stored.
+type NodeChange byte
 
 const (
 	// nodePublishes: the node says it of itself, and serves from now on where it was
 	// unstarted.
-	nodePublishes nodeChange = iota
+	NodePublishes NodeChange = iota
 	// nodeIsAdded: there is no such node yet.
-	nodeIsAdded
+	NodeIsAdded
 	// nodeHasMoved: of the row its peer URLs alone count.
-	nodeHasMoved
+	NodeHasMoved
 	// nodeIsClaimed: of the row its instance alone counts.
-	nodeIsClaimed
+	NodeIsClaimed
 )
 
-func (r *reader) nodeChange() nodeChange {
-	c := nodeChange(r.Byte())
-	if c > nodeIsClaimed {
+func (r *Reader) NodeChange() NodeChange {
+	c := NodeChange(r.Byte())
+	if c > NodeIsClaimed {
 		r.Failf("unknown kind %d of change of a node", byte(c))
 	}
 	return c
 }
 
-// putNode writes one row of the node table. State, Since and Leaves of what is given do not
+// PutNode writes one row of the node table. State, Since and Leaves of what is given do not
 // count; Now is the proposer's time.
-type putNode struct {
-	Change nodeChange
+type PutNode struct {
+	Change NodeChange
 	Now    UnixMillis
 	Node   Node
 }
 
-// setNodeState has a node go from one state to another. With Leave, which goes with
+// SetNodeState has a node go from one state to another. With Leave, which goes with
 // NodeDecommissioned alone, it is removed once it holds nothing. Beside are the nodes that were
 // on their way out when somebody looked whether this one may follow: two that are asked for in
 // the same instant would else each be looked at without the other.
-type setNodeState struct {
+type SetNodeState struct {
 	Node     keyspace.NodeID
 	From, To NodeState
 	Leave    bool
@@ -354,75 +353,75 @@ type setNodeState struct {
 	Now      UnixMillis
 }
 
-// removeNode leaves of a node's row only what keeps its id from being let in again.
-type removeNode struct {
+// RemoveNode leaves of a node's row only what keeps its id from being let in again.
+type RemoveNode struct {
 	Node keyspace.NodeID
 	Now  UnixMillis
 }
 
-func (putNode) kind() opKind      { return opPutNode }
-func (setNodeState) kind() opKind { return opSetNodeState }
-func (removeNode) kind() opKind   { return opRemoveNode }
+func (PutNode) kind() opKind      { return opPutNode }
+func (SetNodeState) kind() opKind { return opSetNodeState }
+func (RemoveNode) kind() opKind   { return opRemoveNode }
 
-func (o putNode) append(dst []byte) []byte {
+func (o PutNode) append(dst []byte) []byte {
 	dst = append(dst, byte(o.Change))
 	dst = binary.AppendUvarint(dst, uint64(o.Now))
-	return appendNode(dst, &o.Node)
+	return AppendNode(dst, &o.Node)
 }
 
-func (o setNodeState) append(dst []byte) []byte {
+func (o SetNodeState) append(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(o.Node))
-	dst = appendBool(append(dst, byte(o.From), byte(o.To)), o.Leave)
-	return binary.AppendUvarint(appendNodeIDs(dst, o.Beside), uint64(o.Now))
+	dst = AppendBool(append(dst, byte(o.From), byte(o.To)), o.Leave)
+	return binary.AppendUvarint(AppendNodeIDs(dst, o.Beside), uint64(o.Now))
 }
 
-func (o removeNode) append(dst []byte) []byte {
+func (o RemoveNode) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(o.Node)), uint64(o.Now))
 }
 
-func (s *state) applyPutNode(index uint64, o putNode) result {
+func (s *State) applyPutNode(index uint64, o PutNode) Result {
 	n := o.Node
 	old, known := s.nodes[n.ID]
 	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves
 	switch {
 	case known && old.State == NodeRemoved:
-		return result{Err: errNodeRemoved(&old)}
-	case !known && (o.Change == nodeHasMoved || o.Change == nodeIsClaimed):
-		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
+		return Result{Err: errNodeRemoved(&old)}
+	case !known && (o.Change == NodeHasMoved || o.Change == NodeIsClaimed):
+		return Result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
 	case !known && len(s.nodes) >= maxNodes:
-		return result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
-	case old.OtherThan(n.Instance) && (o.Change == nodeIsClaimed || o.Change == nodePublishes):
-		return result{Err: kverror.New(kverror.NodeExists, "node %s (%s) is that of another directory", n.ID, old.Name)}
-	case o.Change != nodePublishes && s.peerURLTaken(&n):
-		return result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}
-	case o.Change == nodeIsAdded && s.nameTaken(&n):
-		return result{Err: kverror.New(kverror.NodeExists, "another node is named %s", n.Name)}
-	case o.Change == nodeHasMoved:
+		return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
+	case old.OtherThan(n.Instance) && (o.Change == NodeIsClaimed || o.Change == NodePublishes):
+		return Result{Err: kverror.New(kverror.NodeExists, "node %s (%s) is that of another directory", n.ID, old.Name)}
+	case o.Change != NodePublishes && s.peerURLTaken(&n):
+		return Result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}
+	case o.Change == NodeIsAdded && s.nameTaken(&n):
+		return Result{Err: kverror.New(kverror.NodeExists, "another node is named %s", n.Name)}
+	case o.Change == NodeHasMoved:
 		n = old
 		n.PeerURLs = o.Node.PeerURLs
-	case o.Change == nodeIsClaimed:
+	case o.Change == NodeIsClaimed:
 		n = old
 		n.Instance = o.Node.Instance
-	case o.Change == nodeIsAdded && !known:
+	case o.Change == NodeIsAdded && !known:
 		n.State, n.Since = NodeUnstarted, o.Now
 		if o.Node.State.Learner() {
 			n.State = NodeUnstartedLearner
 		}
-	case o.Change == nodeIsAdded && (old.State.Started() || !old.says(&n)):
-		return result{Err: kverror.New(kverror.NodeExists, "node %s is there already", n.ID)}
-	case o.Change == nodePublishes:
+	case o.Change == NodeIsAdded && (old.State.Started() || !old.Says(&n)):
+		return Result{Err: kverror.New(kverror.NodeExists, "node %s is there already", n.ID)}
+	case o.Change == NodePublishes:
 		n = o.published(&old)
 	}
-	if !known || n.State != old.State || !n.says(&old) {
+	if !known || n.State != old.State || !n.Says(&old) {
 		s.putNodeRow(index, n)
 	}
-	return result{}
+	return Result{}
 }
 
 // published is the row of a node that there is after it has published itself: it serves.
 // Where its bus is only an operator changes, as with etcd's members: who moves is to be
 // known before, and no two are to be in one place.
-func (o *putNode) published(old *Node) Node {
+func (o *PutNode) published(old *Node) Node {
 	n := o.Node
 	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves
 	if len(old.PeerURLs) > 0 {
@@ -440,7 +439,7 @@ func (o *putNode) published(old *Node) Node {
 
 // nameTaken says whether another node has the row's name. Founders may be named alike, and
 // members that etcd's clients add have no name before they start.
-func (s *state) nameTaken(n *Node) bool {
+func (s *State) nameTaken(n *Node) bool {
 	for _, o := range s.nodes {
 		if o.ID != n.ID && o.State != NodeRemoved && n.Name != "" && o.Name == n.Name {
 			return true
@@ -450,7 +449,7 @@ func (s *state) nameTaken(n *Node) bool {
 }
 
 // peerURLTaken says whether another node has a peer URL of the row.
-func (s *state) peerURLTaken(n *Node) bool {
+func (s *State) peerURLTaken(n *Node) bool {
 	for _, o := range s.nodes {
 		if o.ID != n.ID && slices.ContainsFunc(o.PeerURLs, func(u string) bool { return slices.Contains(n.PeerURLs, u) }) {
 			return true
@@ -463,64 +462,64 @@ func errNodeRemoved(n *Node) error {
 	return kverror.New(kverror.NodeRemoved, "node %s (%s) was removed from the cluster; its id is never let in again", n.ID, n.Name)
 }
 
-func (s *state) putNodeRow(index uint64, n Node) {
+func (s *State) putNodeRow(index uint64, n Node) {
 	s.nodes[n.ID] = n
 	s.dirty.nodes[n.ID] = true
 	s.NodesChanged = index
 	s.changedMap(index)
 }
 
-func (s *state) applySetNodeState(index uint64, o setNodeState) result {
+func (s *State) applySetNodeState(index uint64, o SetNodeState) Result {
 	n, ok := s.nodes[o.Node]
 	switch {
 	case !ok:
-		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
+		return Result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
 	case n.State == NodeRemoved:
-		return result{Err: errNodeRemoved(&n)}
+		return Result{Err: errNodeRemoved(&n)}
 	case o.Leave && o.To != NodeDecommissioned:
-		return result{Err: kverror.New(kverror.BadRequest, "node %s is to be %s, and cannot leave with that", o.Node, o.To)}
+		return Result{Err: kverror.New(kverror.BadRequest, "node %s is to be %s, and cannot leave with that", o.Node, o.To)}
 	case n.State == o.To && o.Leave && !n.Leaves:
 		n.Leaves = true // it was decommissioned by command, and is to go now
 		s.putNodeRow(index, n)
-		return result{}
+		return Result{}
 	case n.State == o.To && (o.From != o.To || o.Leave):
-		return result{} // asked again
+		return Result{} // asked again
 	case n.State != o.From:
-		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and not %s", o.Node, n.State, o.From)}
+		return Result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and not %s", o.Node, n.State, o.From)}
 	case !o.From.becomes(o.To):
-		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and cannot become %s", o.Node, o.From, o.To)}
+		return Result{Err: kverror.New(kverror.BadRequest, "node %s is %s, and cannot become %s", o.Node, o.From, o.To)}
 	}
 	if o.To.Leaving() {
 		for id, other := range s.nodes {
 			if id != o.Node && other.State.Leaving() && !slices.Contains(o.Beside, id) {
-				return result{Err: kverror.New(kverror.BadRequest, "node %s does not become %s: others have begun to leave since it was looked at whether it may", o.Node, o.To)}
+				return Result{Err: kverror.New(kverror.BadRequest, "node %s does not become %s: others have begun to leave since it was looked at whether it may", o.Node, o.To)}
 			}
 		}
 	}
 	n.State, n.Since, n.Leaves = o.To, o.Now, o.Leave
 	s.putNodeRow(index, n)
-	return result{}
+	return Result{}
 }
 
-func (s *state) applyRemoveNode(index uint64, o removeNode) result {
+func (s *State) applyRemoveNode(index uint64, o RemoveNode) Result {
 	n, ok := s.nodes[o.Node]
 	switch {
 	case !ok:
-		return result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
+		return Result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", o.Node)}
 	case n.State == NodeRemoved:
-		return result{} // asked again
+		return Result{} // asked again
 	case n.State.Started() && n.State != NodeDecommissioned:
-		return result{Err: kverror.New(kverror.BadRequest, "node %s is %s: it is removed when it is decommissioned", o.Node, n.State)}
+		return Result{Err: kverror.New(kverror.BadRequest, "node %s is %s: it is removed when it is decommissioned", o.Node, n.State)}
 	}
 	if err := s.holds(o.Node); err != nil {
-		return result{Err: kverror.New(kverror.BadRequest, "node %s is not removed: %v", o.Node, err)}
+		return Result{Err: kverror.New(kverror.BadRequest, "node %s is not removed: %v", o.Node, err)}
 	}
 	s.putNodeRow(index, Node{ID: n.ID, Name: n.Name, State: NodeRemoved, Since: o.Now})
-	return result{}
+	return Result{}
 }
 
 // holds returns an error that says what the node holds, or is to hold, of the cluster.
-func (s *state) holds(id keyspace.NodeID) error {
+func (s *State) holds(id keyspace.NodeID) error {
 	if slices.ContainsFunc(s.members, func(m keyspace.Replica) bool { return m.Node == id }) {
 		return errors.New("it has a replica of the placement group")
 	}

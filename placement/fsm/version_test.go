@@ -1,4 +1,4 @@
-package placement
+package fsm
 
 import (
 	"errors"
@@ -13,9 +13,8 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 		reads uint64
 		err   error
 	}{
-		"command": {formatVersion, second(decodeCommand([]byte{formatVersion - 1, 1, 1}))},
-		"record":  {formatVersion, newState().load([]byte("m"), []byte{formatVersion - 1, 0, 0, 0})},
-		"table":   {formatVersion, second(DecodeNodeTable([]byte{formatVersion - 1, 0}))},
+		"command": {FormatVersion, second(DecodeCommand([]byte{FormatVersion - 1, 1, 1}))},
+		"record":  {FormatVersion, NewState().Load([]byte("m"), []byte{FormatVersion - 1, 0, 0, 0})},
 	} {
 		var v *keyspace.VersionError
 		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Reads != c.reads {
