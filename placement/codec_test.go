@@ -10,10 +10,10 @@ import (
 
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/internal/testkit"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 var sampleDescriptor = keyspace.Descriptor{
@@ -34,7 +34,7 @@ func sampleRequests() []request {
 		{Kind: requestMembers, Linearizable: true},
 		{Kind: requestPutNode, Boot: 0xb001, Change: fsm.NodeHasMoved, Node: sampleNode},
 		{Kind: requestStatus, Linearizable: true},
-		{Kind: requestStop, Boot: 0xb001, Phase: stopClosed},
+		{Kind: requestStop, Boot: 0xb001, Phase: sequencer.StopClosed},
 		{Kind: requestTransfer, To: 0xa2},
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
 		{Kind: requestSettings},
@@ -66,9 +66,9 @@ func sampleResponse(k requestKind) response {
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
 	case requestStop:
-		return response{Verdict: stopSealed}
+		return response{Verdict: sequencer.StopSealed}
 	case requestStanding:
-		return response{Standing: standing{boot: 0xb001, phase: stopClosing}}
+		return response{Standing: sequencer.Standing{Boot: 0xb001, Phase: sequencer.StopClosing}}
 	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	case requestLease:
 		return response{Lease: leaseResponse{
@@ -104,16 +104,7 @@ var sampleLease = Lease{
 }
 
 var (
-	sampleRange = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
-	sampleBatch = batch{Boot: 0xb001, Number: 9, Items: []item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
-	sampleGrant = grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
-	// Revision 60 belongs to two ranges.
-	sampleLogPart = LogPart{Term: 6, After: 56, Last: 61, Records: []Handout{
-		{First: 57, Count: 3, Range: 7, Generation: 3},
-		{First: 60, Count: 1, Range: 8, Generation: 1},
-		{First: 60, Count: 1, Range: 7, Generation: 3},
-		{First: 61, Count: 1, Range: 300, Generation: 2},
-	}}
+	sampleRange    = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 	sampleNodePart = nodePart{
 		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
 		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
@@ -135,9 +126,6 @@ func TestFormats(t *testing.T) {
 			t.Errorf("decoded %+v, %v, want %+v", got, err, q)
 		}
 	}
-	line("bus/batch", sampleBatch.encode())
-	line("bus/grant", sampleGrant.encode())
-	line("bus/refusal", fsm.EncodeError(&kverror.Error{Kind: kverror.NotLeader, Leader: 0xa2}))
 	for _, q := range sampleRequests() {
 		p := q.encode()
 		line(fmt.Sprintf("bus/request-%d", q.Kind), p)
@@ -152,8 +140,6 @@ func TestFormats(t *testing.T) {
 	}
 	line("bus/feed-request", encodeFeedRequest(32))
 	line("bus/feed-part", samplePart.encode())
-	line("bus/log-request", encodeLogRequest(LogPosition{Term: 6, Last: 56}))
-	line("bus/log-part", sampleLogPart.encode())
 	line("bus/report-part", sampleNodePart.encode())
 	line("bus/report-answer", encodePartAnswer(true))
 	f.Compare(t)
@@ -174,25 +160,12 @@ func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
 		"record/table": func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 
-		"bus/batch":        func(p []byte) error { _, err := decodeBatch(p); return err },
-		"bus/grant":        func(p []byte) error { _, err := decodeGrant(p); return err },
-		"bus/refusal":      func(p []byte) error { _, err := decodeGrant(p); return err },
 		"bus/feed-request": func(p []byte) error { _, err := decodeFeedRequest(p); return err },
 		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
-		"bus/log-request":  func(p []byte) error { _, err := decodeLogRequest(p); return err },
-		"bus/log-part":     func(p []byte) error { _, err := decodeLogPart(p); return err },
 
 		"bus/report-part":   func(p []byte) error { _, err := decodeNodePart(p); return err },
 		"bus/report-answer": func(p []byte) error { _, err := decodePartAnswer(p); return err },
 	}[name]
-}
-
-func FuzzBatch(f *testing.F) {
-	testkit.Fuzz(f, "bus/batch", decodeBatch, func(b batch) []byte { return b.encode() })
-}
-
-func FuzzGrant(f *testing.F) {
-	testkit.Fuzz(f, "bus/grant", decodeGrant, func(g grant) []byte { return g.encode() })
 }
 
 func FuzzRequest(f *testing.F) {
@@ -253,16 +226,6 @@ func FuzzFeedPart(f *testing.F) {
 
 func FuzzFeedRequest(f *testing.F) {
 	testkit.Fuzz(f, "bus/feed-request", decodeFeedRequest, encodeFeedRequest)
-}
-
-// FuzzLogPart: a part of the hand-out log, and a request for one, are the same after
-// another trip.
-func FuzzLogPart(f *testing.F) {
-	testkit.Fuzz(f, "bus/log-part", decodeLogPart, func(p LogPart) []byte { return p.encode() })
-}
-
-func FuzzLogRequest(f *testing.F) {
-	testkit.Fuzz(f, "bus/log-request", decodeLogRequest, encodeLogRequest)
 }
 
 // FuzzNodePart: a part of a node's report is the same after another trip, and so is the

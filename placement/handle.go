@@ -10,20 +10,21 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/transport"
 )
 
 // handleSequence answers method 32.
 func (s *Service) handleSequence(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
-	b, err := decodeBatch(payload)
+	b, err := sequencer.DecodeBatch(payload)
 	if err != nil {
 		return fsm.EncodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
 	}
-	g, err := s.sequencer.begin(from, b).wait(ctx)
+	g, err := s.sequencer.Begin(from, b).Wait(ctx)
 	if err != nil {
 		return fsm.EncodeError(err), nil
 	}
-	return g.encode(), nil
+	return g.Encode(), nil
 }
 
 // handleRequest answers method 33.
@@ -72,13 +73,13 @@ func (s *Service) streamRefusal() error {
 
 // handleLog answers method 35: the sequencer can.
 func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
-	known, err := decodeLogRequest(first)
+	known, err := sequencer.DecodeLogRequest(first)
 	if err != nil {
 		return err
 	}
 	s.o.Metrics.LogFollowers.Inc()
 	defer s.o.Metrics.LogFollowers.Dec()
-	if err := serveLog(ctx, s.Log(), known, st); !errors.Is(err, errNoSequencer) {
+	if err := sequencer.ServeLog(ctx, s.Log(), known, st); !errors.Is(err, sequencer.ErrNoSequencer) {
 		return err
 	}
 	return s.streamRefusal()
@@ -115,7 +116,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.serveLast(q.Kind) // any replica can
 	}
 	if q.Kind == requestStanding {
-		return response{Standing: s.standing()}, nil // each node knows of itself
+		return response{Standing: s.shutdown.Standing()}, nil // each node knows of itself
 	}
 	if q.Kind == requestLease {
 		a, err := s.serveLease(ctx, &q.Lease)
@@ -147,7 +148,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestKeepBorder:
 		return response{}, s.propose(ctx, term, fsm.KeepBorder{Key: q.Key}).Err
 	case requestStop:
-		return s.serveStop(ctx, process{Node: from, Boot: q.Boot}, q.Phase)
+		v, err := s.shutdown.Serve(ctx, sequencer.Process{Node: from, Boot: q.Boot}, q.Phase)
+		return response{Verdict: v}, err
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -171,7 +173,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 // arrived; whoever proposes proves it by that.
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	if q.Linearizable || q.Kind == requestCompact {
-		return s.sequencer.confirm(ctx)
+		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()
 	if !ls.Ready {
@@ -219,9 +221,7 @@ func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.N
 		return kverror.New(kverror.BadRequest, "node %s describes node %s: %v", from, q.Node.ID, err)
 	}
 	if q.Change == fsm.NodePublishes {
-		s.mu.Lock()
-		s.stops.started(process{Node: from, Boot: q.Boot})
-		s.mu.Unlock()
+		s.shutdown.Started(sequencer.Process{Node: from, Boot: q.Boot})
 		if old, ok := s.View().Node(from); ok && old.State.Started() && old.Says(&q.Node) {
 			return nil
 		}

@@ -103,7 +103,7 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 	}
 	// The answer is about a moment at which this node led, after the request had arrived.
 	// The revision is from before: a lease that is renewed was revoked at a higher one.
-	term, last, err := s.sequencer.confirm(ctx)
+	term, last, err := s.sequencer.Confirm(ctx)
 	if err != nil {
 		return leaseResponse{}, err
 	}
@@ -112,7 +112,7 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 	case leaseRenew:
 		if a.Leases, err = s.o.LeaseTimes.Renew(term, q.IDs); err == nil {
 			// Whoever leads next, if it does already, has begun to count after this.
-			_, _, err = s.sequencer.confirm(ctx)
+			_, _, err = s.sequencer.Confirm(ctx)
 		}
 	case leaseLook:
 		return s.serveLeaseLook(term, last, q.ID)
@@ -168,7 +168,7 @@ func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leas
 	if !ok || !l.Closed() && !l.Covers(q.Span) {
 		return s.serveLeaseChange(ctx, fsm.RegisterLease{ID: q.ID, Span: q.Span})
 	}
-	_, last, err := s.sequencer.confirm(ctx)
+	_, last, err := s.sequencer.Confirm(ctx)
 	if err != nil {
 		return leaseResponse{}, err
 	}
@@ -230,14 +230,7 @@ func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseRespo
 	return a, err
 }
 
-// lastRevision returns the last revision handed out, while this node is the sequencer
+// lastRevision returns the last revision allocated, while this node is the sequencer
 // of the term. Whoever has seen something committed in the term knows that nobody else
-// had handed out any when that was proposed.
-func (s *Service) lastRevision(term uint64) (keyspace.Revision, error) {
-	s.sequencer.mu.Lock()
-	defer s.sequencer.mu.Unlock()
-	if s.sequencer.c.term != term {
-		return 0, kverror.LeaderChanged
-	}
-	return s.sequencer.c.last, nil
-}
+// had allocated any when that was proposed.
+func (s *Service) lastRevision(term uint64) (keyspace.Revision, error) { return s.sequencer.Last(term) }

@@ -11,18 +11,12 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/raftgroup"
 )
 
 // maxProposals bounds the proposals of one node whose outcome it waits for.
 const maxProposals = 4096
-
-// proposer is the part of the raft group that takes entries.
-type proposer interface {
-	// Propose appends data if the group leads here in the term. Where it certainly
-	// does not, it returns an error or calls dropped, never both.
-	Propose(term uint64, data []byte, dropped func(error)) error
-}
 
 // machine is the placement group's replicated state machine. It implements
 // raftgroup.StateMachine and raftgroup.Snapshotter; the methods of those are
@@ -253,6 +247,9 @@ func (m *machine) SnapshotDone(applied engine.Applied, err error) {
 	}
 }
 
+// View returns the newest View.
+func (m *machine) View() *fsm.View { return m.view.Load() }
+
 // current returns the newest View and a channel that is closed when one with
 // another map is published.
 func (m *machine) current() (*fsm.View, <-chan struct{}) {
@@ -268,11 +265,11 @@ func (m *machine) leaderState() raftgroup.LeaderState {
 	return m.leader
 }
 
-// propose proposes an effect in the term. done is called once, not necessarily
-// before propose returns, from a goroutine that it must not block: with the result
+// Propose proposes an effect in the term. done is called once, not necessarily
+// before Propose returns, from a goroutine that it must not block: with the result
 // when the entry is applied, with an error of fate NotApplied where it certainly
 // was not appended, and of fate Unknown where leadership was lost.
-func (m *machine) propose(g proposer, term uint64, op fsm.Effect, done func(fsm.Result)) {
+func (m *machine) Propose(g sequencer.Proposer, term uint64, op fsm.Effect, done func(fsm.Result)) {
 	m.mu.Lock()
 	if !m.leader.IsLeader || m.leader.Term != term {
 		leader := m.leader.LeaderNode

@@ -3,8 +3,6 @@ package placement
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -33,7 +31,7 @@ func (m ownMover) ChangeMembers(ctx context.Context, _ keyspace.NodeID, _ keyspa
 	if now := m.s.View().PlacementGroup().ConfIndex; now != confIndex {
 		return kverror.New(kverror.WrongRange, "the members of the placement group are those of index %d, not %d", now, confIndex)
 	}
-	if who := m.s.stoppingNow(ctx); who != 0 {
+	if who := m.s.shutdown.AnyStopping(ctx, m.s.o.Alive); who != 0 {
 		// Whoever was told to go counts on those that stay.
 		return kverror.New(kverror.Busy, "node %s is stopping", who)
 	}
@@ -58,24 +56,4 @@ func (m ownMover) TransferTo(ctx context.Context, _ keyspace.NodeID, _ keyspace.
 		}
 	}
 	return m.s.transfer(ctx, g, target)
-}
-
-// stoppingNow returns a node that lives and stops, 0 if there is none that is known. Those
-// that have said so are asked again: they may have come back since.
-func (s *Service) stoppingNow(ctx context.Context) keyspace.NodeID {
-	s.mu.Lock()
-	phase, noted := s.phase, slices.Collect(maps.Keys(s.stops.nodes))
-	s.mu.Unlock()
-	if phase != staying {
-		return s.o.Self
-	}
-	for _, n := range noted {
-		if n == s.o.Self || !s.o.Alive(n) {
-			continue
-		}
-		if is, err := s.askStanding(ctx, n); err != nil || !s.heard(n, is) {
-			return n
-		}
-	}
-	return 0
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // requestKind is the kind of a request of method 33; the numbers are on the wire.
@@ -58,7 +59,7 @@ type request struct {
 	Change fsm.NodeChange
 	// Boot is for requestPutNode and requestStop; Phase for the latter.
 	Boot  keyspace.BootID
-	Phase stopPhase
+	Phase sequencer.StopPhase
 	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
 	// Becomes are the states for requestSetNodeState, Leave says that the node is removed
 	// once it holds nothing, and Beside are the nodes of which it is known that they leave.
@@ -138,8 +139,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.Change, q.Node = r.NodeChange(), r.Node()
 	case requestStop:
 		q.Boot = keyspace.BootID(r.Uint64BE())
-		q.Phase = stopPhase(r.Byte())
-		if q.Phase != stopClosed && q.Phase != stopLeaving {
+		q.Phase = sequencer.StopPhase(r.Byte())
+		if q.Phase != sequencer.StopClosed && q.Phase != sequencer.StopLeaving {
 			r.Failf("stop phase %d", q.Phase)
 		}
 	case requestTransfer, requestRemoveNode:
@@ -191,10 +192,10 @@ type response struct {
 	Revision keyspace.Revision
 	Nodes    []fsm.Node
 	Status   Status
-	Verdict  verdict
+	Verdict  sequencer.Verdict
 	Settings []fsm.Setting
 	// Standing is the answer to requestStanding.
-	Standing standing
+	Standing sequencer.Standing
 	Lease    leaseResponse
 	// Operations are those under way, or the one that was begun.
 	Operations []fsm.Operation
@@ -221,8 +222,8 @@ func (a *response) encode(kind requestKind) []byte {
 	case requestStop:
 		dst = append(dst, byte(a.Verdict))
 	case requestStanding:
-		dst = binary.BigEndian.AppendUint64(dst, uint64(a.Standing.boot))
-		dst = append(dst, byte(a.Standing.phase))
+		dst = binary.BigEndian.AppendUint64(dst, uint64(a.Standing.Boot))
+		dst = append(dst, byte(a.Standing.Phase))
 	case requestSettings:
 		dst = fsm.AppendRevision(dst, a.Revision)
 		dst = binary.AppendUvarint(dst, uint64(len(a.Settings)))
@@ -261,11 +262,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	case requestMembers:
 		a.Nodes = r.Nodes()
 	case requestStop:
-		a.Verdict = verdict(r.Byte())
+		a.Verdict = sequencer.Verdict(r.Byte())
 	case requestStanding:
-		a.Standing = standing{boot: keyspace.BootID(r.Uint64BE()), phase: stopPhase(r.Byte())}
-		if a.Standing.phase > stopClosed {
-			r.Failf("a node stands at phase %d of a stop", a.Standing.phase)
+		a.Standing = sequencer.Standing{Boot: keyspace.BootID(r.Uint64BE()), Phase: sequencer.StopPhase(r.Byte())}
+		if a.Standing.Phase > sequencer.StopClosed {
+			r.Failf("a node stands at phase %d of a stop", a.Standing.Phase)
 		}
 	case requestSettings:
 		a.Revision = r.Revision()

@@ -277,10 +277,7 @@ func (s *Service) attach(g Group) {
 	s.group = g
 	s.stirLocked()
 	s.mu.Unlock()
-	s.sequencer.mu.Lock()
-	s.sequencer.raft = g
-	s.sequencer.mu.Unlock()
-	s.sequencer.signal()
+	s.sequencer.SetGroup(g)
 }
 
 // detach takes the placement group away: whoever follows this node's map goes elsewhere.
@@ -292,9 +289,7 @@ func (s *Service) detach() {
 	s.stirLocked()
 	s.mu.Unlock()
 	s.machine.LeaderChanged(raftgroup.LeaderState{})
-	s.sequencer.mu.Lock()
-	s.sequencer.raft = nil
-	s.sequencer.mu.Unlock()
+	s.sequencer.SetGroup(nil)
 }
 
 // stirLocked tells those who wait for it that the replica or its leader has changed.

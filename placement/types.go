@@ -1,6 +1,9 @@
 package placement
 
-import "github.com/skeindb/skein/placement/fsm"
+import (
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
+)
 
 // What is replicated is package fsm's. These are the names by which the other packages
 // know it, so that they import placement alone.
@@ -32,6 +35,14 @@ type (
 	LeaseChange = fsm.LeaseChange
 	// Setting is one of the cluster's settings.
 	Setting = fsm.Setting
+	// Allocation is one entry of the allocation log: revisions that a range got.
+	Allocation = sequencer.Allocation
+	// AllocationLog is the list of which range got which revision, on the sequencer.
+	AllocationLog = sequencer.AllocationLog
+	// LogPart is a piece of the allocation log, as FollowLog brings it.
+	LogPart = sequencer.LogPart
+	// LogPosition is how far a follower knows the allocation log.
+	LogPosition = sequencer.LogPosition
 	// Founding is what every founder of a cluster knows alike: its configuration.
 	Founding = fsm.Founding
 )

@@ -20,7 +20,7 @@ type entry struct {
 	several map[*leg]struct{}
 	// record is the hand-out as the log told it, the zero value where several are one entry or
 	// nobody tells of whom the revisions are.
-	record placement.Handout
+	record placement.Allocation
 
 	prev, next *entry
 	listed     bool
@@ -132,7 +132,7 @@ func (h *Hub) addToLast(e *entry, l *leg) bool {
 	if tail.one != l || tail.first > e.first || tail.last > e.last {
 		return false
 	}
-	tail.last, tail.record = e.last, placement.Handout{}
+	tail.last, tail.record = e.last, placement.Allocation{}
 	return true
 }
 

@@ -1,8 +1,10 @@
-package placement
+package sequencer
 
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -82,24 +84,89 @@ func (r *heldRaft) round(t *testing.T) func(uint64, error) {
 	return f
 }
 
-// sequencerRig is a sequencer whose machine is driven by hand.
+// heldMachine is a replicated state whose entries are applied by hand.
+type heldMachine struct {
+	sequencer *Sequencer
+	state     *fsm.State
+
+	mu sync.Mutex
+	// All guarded by mu.
+	view    *fsm.View
+	leader  raftgroup.LeaderState
+	waiters map[uint64]func(fsm.Result)
+	number  uint64
+}
+
+func (m *heldMachine) View() *fsm.View {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.view
+}
+
+func (m *heldMachine) Propose(g Proposer, term uint64, op fsm.Effect, done func(fsm.Result)) {
+	m.mu.Lock()
+	if !m.leader.IsLeader || m.leader.Term != term {
+		m.mu.Unlock()
+		done(fsm.Result{Err: kverror.NotLeader})
+		return
+	}
+	m.number++
+	number := m.number
+	m.waiters[number] = done
+	m.mu.Unlock()
+	c := fsm.Command{Term: term, Number: number, Op: op}
+	dropped := func(error) { m.take(number)(fsm.Result{Err: kverror.NotLeader}) }
+	if err := g.Propose(term, c.Encode(), dropped); err != nil {
+		dropped(err)
+	}
+}
+
+// take returns who waits for a proposal, and forgets it.
+func (m *heldMachine) take(number uint64) func(fsm.Result) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.waiters[number]
+	delete(m.waiters, number)
+	if w == nil {
+		return func(fsm.Result) {}
+	}
+	return w
+}
+
+// LeaderChanged says who leads; whoever waits for a proposal of another term learns that
+// its fate is unknown.
+func (m *heldMachine) LeaderChanged(ls raftgroup.LeaderState) {
+	m.mu.Lock()
+	m.leader = ls
+	var lost []func(fsm.Result)
+	if !ls.IsLeader {
+		lost = slices.Collect(maps.Values(m.waiters))
+		clear(m.waiters)
+	}
+	m.mu.Unlock()
+	m.sequencer.LeaderChanged(ls)
+	for _, done := range lost {
+		done(fsm.Result{Err: kverror.LeaderChanged})
+	}
+}
+
+// sequencerRig is a sequencer whose state machine is driven by hand.
 type sequencerRig struct {
-	*sequencer
-	raft  *heldRaft
-	index uint64
+	*Sequencer
+	machine *heldMachine
+	raft    *heldRaft
+	index   uint64
 }
 
 func newSequencerRig(t *testing.T) *sequencerRig {
 	t.Helper()
-	m, err := newMachine(memoryEngine(t), 0xb0, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &sequencerRig{sequencer: newSequencer(clock.Virtual(), m, NewMetrics(nil), zap.NewNop()), raft: &heldRaft{}, index: 10}
-	r.sequencer.raft = r.raft
-	m.onApplied, m.onLeader = r.sequencer.applied, r.sequencer.leaderChanged
+	m := &heldMachine{state: fsm.NewState(), waiters: map[uint64]func(fsm.Result){}}
+	m.view = m.state.View(0, 0, nil)
+	m.sequencer = New(clock.Virtual(), m, NewMetrics(nil), zap.NewNop())
+	r := &sequencerRig{Sequencer: m.sequencer, machine: m, raft: &heldRaft{}, index: 10}
+	r.Sequencer.raft = r.raft
 	stop := make(chan struct{})
-	go r.run(stop)
+	go r.Run(stop)
 	t.Cleanup(func() {
 		close(stop)
 		<-r.done
@@ -111,18 +178,17 @@ func newSequencerRig(t *testing.T) *sequencerRig {
 func (r *sequencerRig) apply(t *testing.T, term uint64, c *fsm.Command) {
 	t.Helper()
 	r.index++
-	e := raftgroup.Entry{Index: r.index, Term: term}
+	m, res := r.machine, fsm.Result{}
+	m.mu.Lock()
 	if c != nil {
-		e.Data = c.Encode()
+		res = m.state.Apply(r.index, c.Op)
 	}
-	b := r.machine.engine.NewBatch()
-	if err := r.machine.Apply(b, []raftgroup.Entry{e}); err != nil {
-		t.Fatal(err)
+	m.view = m.state.View(r.index, term, m.view)
+	m.mu.Unlock()
+	r.Applied(m.view)
+	if c != nil && c.Number > 0 {
+		m.take(c.Number)(res)
 	}
-	if err := b.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	r.machine.Applied(raftgroup.Position{Index: r.index, Term: term})
 }
 
 func (r *sequencerRig) lead(t *testing.T, term uint64) {
@@ -134,8 +200,8 @@ func (r *sequencerRig) lead(t *testing.T, term uint64) {
 	r.machine.LeaderChanged(ls)
 }
 
-func (r *sequencerRig) ask(number uint64, count uint32) *pendingAsk {
-	return r.begin(2, batch{Boot: 0xb2, Number: number, Items: []item{{Range: 1, Generation: 1, Count: count}}})
+func (r *sequencerRig) ask(number uint64, count uint32) *Pending {
+	return r.Begin(2, Batch{Boot: 0xb2, Number: number, Items: []Item{{Range: 1, Generation: 1, Count: count}}})
 }
 
 // TestReadIndexOfASuccessorProvesNothing: a sequencer that was deposed without
@@ -158,7 +224,7 @@ func TestReadIndexOfASuccessorProvesNothing(t *testing.T) {
 		default:
 		}
 		r.machine.LeaderChanged(raftgroup.LeaderState{Term: 7, Leader: 3, LeaderNode: 3})
-		if _, err := p.wait(t.Context()); kverror.Of(err).Leader != 3 {
+		if _, err := p.Wait(t.Context()); kverror.Of(err).Leader != 3 {
 			t.Fatalf("refusal %v", err)
 		}
 	})
@@ -183,12 +249,12 @@ func TestCeilingIsProposedAgain(t *testing.T) {
 			t.Fatalf("proposed in term %d after %v", raise.term, time.Since(begin))
 		}
 		r.apply(t, 6, &raise.command)
-		if g, err := p.wait(t.Context()); err != nil || g.Before != 0 {
+		if g, err := p.Wait(t.Context()); err != nil || g.Before != 0 {
 			t.Fatalf("%+v, %v", g, err)
 		}
 		// The end's proposal is dropped too, and leadership is lost before its retry.
 		ended := make(chan error, 1)
-		go func() { ended <- r.end(context.Background(), 3) }()
+		go func() { ended <- r.End(context.Background(), 3) }()
 		lower := r.raft.next(t)
 		if to := lower.command.Op.(fsm.LowerCeiling).To; to != 3 {
 			t.Fatalf("lowered to %d", to)
@@ -216,7 +282,7 @@ func TestCeilingIsProposedAgain(t *testing.T) {
 		r.raft.lease = 9
 		r.raft.mu.Unlock()
 		r.apply(t, 9, &raise.command)
-		if g, err := p.wait(t.Context()); err != nil || g.Before != 20_000 {
+		if g, err := p.Wait(t.Context()); err != nil || g.Before != 20_000 {
 			t.Fatalf("%+v, %v", g, err)
 		}
 	})
@@ -234,11 +300,11 @@ func TestCompactIsToldBeforeItIsAnswered(t *testing.T) {
 		p := r.ask(1, 9)
 		raise := r.raft.next(t)
 		r.apply(t, 6, &raise.command)
-		if _, err := p.wait(t.Context()); err != nil {
+		if _, err := p.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		told := keyspace.Revision(-1)
-		r.machine.propose(r.raft, 6, fsm.Compact{At: 5}, func(res fsm.Result) {
+		r.machine.Propose(r.raft, 6, fsm.Compact{At: 5}, func(res fsm.Result) {
 			a := <-r.ask(2, 0).ch
 			told = a.grant.Compacted
 		})

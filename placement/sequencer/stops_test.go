@@ -1,4 +1,4 @@
-package placement
+package sequencer
 
 import (
 	"fmt"
@@ -29,11 +29,11 @@ func TestStops(t *testing.T) {
 			node, boot := keyspace.NodeID(testkit.Arg(t, d, "node")), keyspace.BootID(testkit.Arg(t, d, "boot"))
 			switch d.Cmd {
 			case "closing":
-				s.note(node, standing{boot, stopClosing})
+				s.note(node, Standing{Boot: boot, Phase: StopClosing})
 			case "closed":
-				s.note(node, standing{boot, stopClosed})
+				s.note(node, Standing{Boot: boot, Phase: StopClosed})
 			default:
-				s.started(process{Node: node, Boot: boot})
+				s.started(Process{Node: node, Boot: boot})
 			}
 		case "decide":
 			live, voters := nodeList(t, d, "live"), electorate{nodeList(t, d, "voters")}
@@ -50,7 +50,7 @@ func TestStops(t *testing.T) {
 		var b strings.Builder
 		for n := keyspace.NodeID(1); n < 10; n++ {
 			if st, ok := s.nodes[n]; ok {
-				fmt.Fprintf(&b, "node %s of boot %s: %s\n", n, st.boot, [...]string{"", "closing", "closed"}[st.phase])
+				fmt.Fprintf(&b, "node %s of boot %s: %s\n", n, st.Boot, [...]string{"", "closing", "closed"}[st.Phase])
 			}
 		}
 		return b.String()

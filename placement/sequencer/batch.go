@@ -1,4 +1,4 @@
-package placement
+package sequencer
 
 import (
 	"encoding/binary"
@@ -15,14 +15,14 @@ const MaxBatchRevisions = CeilingBlock
 
 // Bounds of a node's batch.
 const (
-	// maxItems bounds its requests for revisions.
-	maxItems = 4096
-	// maxAlso bounds their further ranges, all together.
-	maxAlso = 8192
+	// MaxItems bounds its requests for revisions.
+	MaxItems = 4096
+	// MaxAlso bounds their further ranges, all together.
+	MaxAlso = 8192
 )
 
-// item is one request in a node's batch.
-type item struct {
+// Item is one request in a node's batch.
+type Item struct {
 	Range      keyspace.RangeID
 	Generation keyspace.Generation
 	Count      uint32
@@ -30,22 +30,22 @@ type item struct {
 	Also []keyspace.RangeAt
 }
 
-// process names one run of one node.
-type process struct {
+// Process names one run of one node.
+type Process struct {
 	Node keyspace.NodeID
 	Boot keyspace.BootID
 }
 
-// batch is what a node asks the sequencer at a time. Number grows by one from one
+// Batch is what a node asks the sequencer at a time. Number grows by one from one
 // content to the next; the same number always goes with the same content.
-type batch struct {
+type Batch struct {
 	Boot   keyspace.BootID
 	Number uint64
-	Items  []item
+	Items  []Item
 }
 
-// total returns how many revisions the batch asks for.
-func (b *batch) total() int {
+// Total returns how many revisions the batch asks for.
+func (b *Batch) Total() int {
 	n := 0
 	for i := range b.Items {
 		n += int(b.Items[i].Count)
@@ -53,9 +53,9 @@ func (b *batch) total() int {
 	return n
 }
 
-// grant answers a batch. Its items got their revisions in order, from Before+1 on
+// Grant answers a batch. Its items got their revisions in order, from Before+1 on
 // and without a hole.
-type grant struct {
+type Grant struct {
 	// Number repeats the batch's.
 	Number uint64
 	// Term is the sequencer's.
@@ -66,8 +66,8 @@ type grant struct {
 	Compacted, Settings keyspace.Revision
 }
 
-// answers calls f with the answer of each of the batch's items.
-func (g *grant) answers(items []item, f func(i int, a keyspace.SequenceAnswer)) {
+// Answers calls f with the answer of each of the batch's items.
+func (g *Grant) Answers(items []Item, f func(i int, a keyspace.SequenceAnswer)) {
 	at := g.Before
 	for i := range items {
 		a := keyspace.SequenceAnswer{Compacted: g.Compacted, Settings: g.Settings}
@@ -80,7 +80,7 @@ func (g *grant) answers(items []item, f func(i int, a keyspace.SequenceAnswer)) 
 	}
 }
 
-func (b *batch) encode() []byte {
+func (b *Batch) Encode() []byte {
 	dst := make([]byte, 0, 16+8*len(b.Items))
 	dst = append(dst, batchVersion)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(b.Boot))
@@ -102,24 +102,24 @@ func (b *batch) encode() []byte {
 // batchVersion leads a batch. Version 2 knows revisions of several ranges.
 const batchVersion = 2
 
-func decodeBatch(p []byte) (batch, error) {
+func DecodeBatch(p []byte) (Batch, error) {
 	r := fsm.NewReader(p)
 	if v := r.Byte(); r.OK() && v != batchVersion {
 		r.Failf("version %d of a batch, want %d", v, batchVersion)
 	}
-	b := batch{Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint()}
-	n := r.CountUpTo(maxItems, 4)
-	b.Items = make([]item, 0, n)
+	b := Batch{Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint()}
+	n := r.CountUpTo(MaxItems, 4)
+	b.Items = make([]Item, 0, n)
 	total, also := 0, 0
 	for range n {
-		it := item{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())}
+		it := Item{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())}
 		it.Count = uint32(r.Bounded(MaxBatchRevisions))
 		total += int(it.Count)
 		for range r.CountUpTo(keyspace.MaxRevisionRanges-1, 2) {
 			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())})
 		}
-		if also += len(it.Also); also > maxAlso {
-			r.Failf("revisions for %d further ranges, at most %d", also, maxAlso)
+		if also += len(it.Also); also > MaxAlso {
+			r.Failf("revisions for %d further ranges, at most %d", also, MaxAlso)
 			break
 		}
 		if len(it.Also) > 0 && it.Count != 1 {
@@ -131,12 +131,12 @@ func decodeBatch(p []byte) (batch, error) {
 		r.Failf("%d revisions asked for, at most %d", total, MaxBatchRevisions)
 	}
 	if err := r.Finish(); err != nil {
-		return batch{}, fmt.Errorf("decode batch for the sequencer: %w", err)
+		return Batch{}, fmt.Errorf("decode batch for the sequencer: %w", err)
 	}
 	return b, nil
 }
 
-func (g *grant) encode() []byte {
+func (g *Grant) Encode() []byte {
 	dst := append(make([]byte, 0, 32), fsm.FormatVersion, fsm.AnswerOK)
 	dst = binary.AppendUvarint(dst, g.Number)
 	dst = binary.AppendUvarint(dst, g.Term)
@@ -145,17 +145,17 @@ func (g *grant) encode() []byte {
 	return fsm.AppendRevision(dst, g.Settings)
 }
 
-func decodeGrant(p []byte) (grant, error) {
+func DecodeGrant(p []byte) (Grant, error) {
 	r, err := fsm.AnswerBody(p)
 	if err != nil {
-		return grant{}, err
+		return Grant{}, err
 	}
-	g := grant{
+	g := Grant{
 		Number: r.Uvarint(), Term: r.Uvarint(),
 		Before: r.Revision(), Compacted: r.Revision(), Settings: r.Revision(),
 	}
 	if err := r.Finish(); err != nil {
-		return grant{}, fmt.Errorf("decode the sequencer's answer: %w", err)
+		return Grant{}, fmt.Errorf("decode the sequencer's answer: %w", err)
 	}
 	return g, nil
 }

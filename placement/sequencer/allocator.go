@@ -1,4 +1,4 @@
-package placement
+package sequencer
 
 import (
 	"fmt"
@@ -35,24 +35,24 @@ func (p phase) String() string {
 	return [...]string{"following", "starting", "serving", "ending", "ended"}[p]
 }
 
-// ask is a batch that waits for its answer.
-type ask struct {
-	from process
-	batch
+// waitingBatch is a batch that waits for its answer.
+type waitingBatch struct {
+	from Process
+	Batch
 	// confirmed says that this node was known to lead at a moment after the batch had
 	// arrived.
 	confirmed bool
 	// round is the ReadIndex round whose end will confirm the ask, 0 for none.
 	round uint64
 	// done gets the answer, once, outside all locks.
-	done func(grant, error)
+	done func(Grant, error)
 }
 
 // remembered is the last answer to one process.
 type remembered struct {
 	boot  keyspace.BootID
 	total int
-	grant grant
+	grant Grant
 }
 
 // processesPerNode is how many processes of one node the answers are remembered
@@ -75,17 +75,17 @@ type output struct {
 }
 
 type answered struct {
-	ask   *ask
-	grant grant
+	batch *waitingBatch
+	grant Grant
 	err   error
 	// repeated says that the grant was given before.
 	repeated bool
 }
 
-// counter is the sequencer without locks, clocks, raft and network: a state
+// allocator is the sequencer without locks, clocks, raft and network: a state
 // machine whose inputs are its methods and whose outputs are lists of things to
 // do. See P1 to P4 of the package.
-type counter struct {
+type allocator struct {
 	phase phase
 	term  uint64
 	// last is the last revision handed out, ceiling the committed one.
@@ -101,17 +101,17 @@ type counter struct {
 	compacted, settings keyspace.Revision
 
 	// waiting are asks in the order of their arrival, at most one per process.
-	waiting []*ask
+	waiting []*waitingBatch
 	// round is the last ReadIndex round that was begun, and open whether it runs.
 	round uint64
 	open  bool
 	// memory holds the last answers, the newest process first.
 	memory map[keyspace.NodeID][]remembered
-	log    *HandoutLog
+	log    *AllocationLog
 }
 
-func newCounter(log *HandoutLog) *counter {
-	return &counter{memory: map[keyspace.NodeID][]remembered{}, log: log}
+func newAllocator(log *AllocationLog) *allocator {
+	return &allocator{memory: map[keyspace.NodeID][]remembered{}, log: log}
 }
 
 // lead starts a term: an entry of it is applied, and ceiling is what the terms
@@ -119,7 +119,7 @@ func newCounter(log *HandoutLog) *counter {
 // ceiling is committed. That one is proposed with the first batch and not before:
 // when all nodes stop, whoever is elected after the ceiling was lowered must not
 // raise it again for nobody (trap 67).
-func (c *counter) lead(term uint64, ceiling keyspace.Revision) (out output) {
+func (c *allocator) lead(term uint64, ceiling keyspace.Revision) (out output) {
 	if term <= c.term {
 		panic(fmt.Sprintf("placement: sequencer of term %d led in term %d before", term, c.term))
 	}
@@ -131,7 +131,7 @@ func (c *counter) lead(term uint64, ceiling keyspace.Revision) (out output) {
 }
 
 // follow ends the term: all that wait are refused, all answers forgotten.
-func (c *counter) follow(leader keyspace.NodeID) (out output) {
+func (c *allocator) follow(leader keyspace.NodeID) (out output) {
 	c.phase, c.leader = following, leader
 	c.raising, c.lowering, c.resuming, c.open = false, false, false, false
 	clear(c.memory)
@@ -140,28 +140,28 @@ func (c *counter) follow(leader keyspace.NodeID) (out output) {
 	return out
 }
 
-func (c *counter) refuseAll(out *output) {
+func (c *allocator) refuseAll(out *output) {
 	for _, a := range c.waiting {
-		out.answers = append(out.answers, answered{ask: a, err: c.refusal()})
+		out.answers = append(out.answers, answered{batch: a, err: c.refusal()})
 	}
 	c.waiting = nil
 }
 
 // refusal is the answer of a counter that does not serve.
-func (c *counter) refusal() error {
+func (c *allocator) refusal() error {
 	return &kverror.Error{Kind: kverror.NotLeader, Leader: c.leader}
 }
 
 // observe takes over what the answers say of the state machine.
-func (c *counter) observe(compacted, settings keyspace.Revision) {
+func (c *allocator) observe(compacted, settings keyspace.Revision) {
 	c.compacted, c.settings = compacted, settings
 }
 
 // arrive takes a batch. It is answered at once where it repeats the last number of
 // its process or cannot be served; else it waits for advance.
-func (c *counter) arrive(a *ask) (out output) {
+func (c *allocator) arrive(a *waitingBatch) (out output) {
 	if c.phase == following {
-		out.answers = append(out.answers, answered{ask: a, err: c.refusal()})
+		out.answers = append(out.answers, answered{batch: a, err: c.refusal()})
 		return out
 	}
 	if answer, known := c.recall(a); known {
@@ -169,7 +169,7 @@ func (c *counter) arrive(a *ask) (out output) {
 		return out
 	}
 	if c.phase == ending || c.phase == ended {
-		out.answers = append(out.answers, answered{ask: a, err: c.refusal()})
+		out.answers = append(out.answers, answered{batch: a, err: c.refusal()})
 		return out
 	}
 	for i, w := range c.waiting {
@@ -177,7 +177,7 @@ func (c *counter) arrive(a *ask) (out output) {
 			continue
 		}
 		if w.Number > a.Number {
-			out.answers = append(out.answers, answered{ask: a, err: errOldNumber(a.Number, w.Number)})
+			out.answers = append(out.answers, answered{batch: a, err: errOldNumber(a.Number, w.Number)})
 			return out
 		}
 		// The process has given up the call that brought the older one. A repeated
@@ -186,7 +186,7 @@ func (c *counter) arrive(a *ask) (out output) {
 			a.confirmed, a.round = w.confirmed, w.round
 		}
 		c.waiting[i] = a
-		out.answers = append(out.answers, answered{ask: w, err: kverror.Canceled})
+		out.answers = append(out.answers, answered{batch: w, err: kverror.Canceled})
 		return out
 	}
 	c.waiting = append(c.waiting, a)
@@ -198,25 +198,25 @@ func errOldNumber(got, had uint64) error {
 }
 
 // recall answers a batch whose number is not above the last one of its process.
-func (c *counter) recall(a *ask) (answer answered, known bool) {
+func (c *allocator) recall(a *waitingBatch) (answer answered, known bool) {
 	for _, m := range c.memory[a.from.Node] {
 		if m.boot != a.from.Boot || a.Number > m.grant.Number {
 			continue
 		}
 		switch {
 		case a.Number < m.grant.Number:
-			return answered{ask: a, err: errOldNumber(a.Number, m.grant.Number)}, true
-		case a.total() != m.total:
-			err := kverror.New(kverror.BadRequest, "batch %d asks for %d revisions, and for %d before", a.Number, a.total(), m.total)
-			return answered{ask: a, err: err}, true
+			return answered{batch: a, err: errOldNumber(a.Number, m.grant.Number)}, true
+		case a.Total() != m.total:
+			err := kverror.New(kverror.BadRequest, "batch %d asks for %d revisions, and for %d before", a.Number, a.Total(), m.total)
+			return answered{batch: a, err: err}, true
 		}
-		return answered{ask: a, grant: m.grant, repeated: true}, true
+		return answered{batch: a, grant: m.grant, repeated: true}, true
 	}
 	return answered{}, false
 }
 
 // withdraw forgets an ask whose caller has left.
-func (c *counter) withdraw(a *ask) {
+func (c *allocator) withdraw(a *waitingBatch) {
 	for i, w := range c.waiting {
 		if w == a {
 			c.waiting = append(c.waiting[:i], c.waiting[i+1:]...)
@@ -227,7 +227,7 @@ func (c *counter) withdraw(a *ask) {
 
 // advance hands out what can be handed out. lease says that this node holds the
 // lease in the counter's term; it was looked at after all that wait had arrived.
-func (c *counter) advance(lease bool) (out output) {
+func (c *allocator) advance(lease bool) (out output) {
 	if c.phase == starting && len(c.waiting) > 0 {
 		c.wantCeiling(&out)
 	}
@@ -247,20 +247,20 @@ func (c *counter) advance(lease bool) (out output) {
 
 // grantConfirmed answers confirmed asks in the order of arrival, as far as the
 // ceiling reaches. One that does not fit lets none behind it pass: it would starve.
-func (c *counter) grantConfirmed(out *output) {
+func (c *allocator) grantConfirmed(out *output) {
 	kept := c.waiting[:0]
 	full := false
 	for _, a := range c.waiting {
-		switch total := keyspace.Revision(a.total()); {
+		switch total := keyspace.Revision(a.Total()); {
 		case full || !a.confirmed:
 			kept = append(kept, a)
 		case c.last+total >= keyspace.MaxRevision:
-			out.answers = append(out.answers, answered{ask: a, err: kverror.New(kverror.NoSpace, "revisions are used up at %d", c.last)})
+			out.answers = append(out.answers, answered{batch: a, err: kverror.New(kverror.NoSpace, "revisions are used up at %d", c.last)})
 		case c.last+total > c.ceiling:
 			full = true
 			kept = append(kept, a)
 		default:
-			out.answers = append(out.answers, answered{ask: a, grant: c.grant(a)})
+			out.answers = append(out.answers, answered{batch: a, grant: c.grant(a)})
 		}
 	}
 	clear(c.waiting[len(kept):])
@@ -268,8 +268,8 @@ func (c *counter) grantConfirmed(out *output) {
 }
 
 // grant hands out the batch's revisions.
-func (c *counter) grant(a *ask) grant {
-	g := grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
+func (c *allocator) grant(a *waitingBatch) Grant {
+	g := Grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
 	if mutation.Is(mutation.CompactionUnseen) {
 		g.Compacted = -1
 	}
@@ -278,7 +278,7 @@ func (c *counter) grant(a *ask) grant {
 		if it.Count == 0 {
 			continue
 		}
-		c.log.append(Handout{First: c.last + 1, Count: it.Count, Range: it.Range, Generation: it.Generation}, it.Also...)
+		c.log.append(Allocation{First: c.last + 1, Count: it.Count, Range: it.Range, Generation: it.Generation}, it.Also...)
 		c.last += keyspace.Revision(it.Count)
 	}
 	if c.last > c.ceiling {
@@ -288,8 +288,8 @@ func (c *counter) grant(a *ask) grant {
 	return g
 }
 
-func (c *counter) remember(a *ask, g grant) {
-	m := remembered{boot: a.from.Boot, total: a.total(), grant: g}
+func (c *allocator) remember(a *waitingBatch, g Grant) {
+	m := remembered{boot: a.from.Boot, total: a.Total(), grant: g}
 	mem := c.memory[a.from.Node]
 	for i := range mem {
 		if mem[i].boot == m.boot {
@@ -306,7 +306,7 @@ func (c *counter) remember(a *ask, g grant) {
 // beginRound begins a ReadIndex round for asks that nothing will confirm yet. One
 // round runs at a time: what arrives meanwhile waits for the next, since a round
 // proves nothing about a moment after its begin.
-func (c *counter) beginRound(out *output) {
+func (c *allocator) beginRound(out *output) {
 	if c.open {
 		return
 	}
@@ -326,7 +326,7 @@ func (c *counter) beginRound(out *output) {
 // roundDone ends a ReadIndex round: ok says that it proved this node to lead in
 // the counter's term. The owner calls advance next, which begins another round for
 // whoever still needs one.
-func (c *counter) roundDone(round uint64, ok bool) {
+func (c *allocator) roundDone(round uint64, ok bool) {
 	if !c.open || round != c.round {
 		return
 	}
@@ -342,13 +342,13 @@ func (c *counter) roundDone(round uint64, ok bool) {
 // wantCeiling proposes the next ceiling when less than half a block is left, so
 // that hand-outs seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
 // of the counter.
-func (c *counter) wantCeiling(out *output) {
+func (c *allocator) wantCeiling(out *output) {
 	if c.raising || c.lowering || (c.phase != starting && c.phase != serving) {
 		return
 	}
 	to := min(c.last+CeilingBlock, keyspace.MaxRevision-1)
 	short := c.ceiling-c.last < CeilingBlock/2 ||
-		len(c.waiting) > 0 && c.last+keyspace.Revision(c.waiting[0].total()) > c.ceiling
+		len(c.waiting) > 0 && c.last+keyspace.Revision(c.waiting[0].Total()) > c.ceiling
 	if short && to > c.ceiling {
 		c.raising = true
 		out.raise = to
@@ -357,7 +357,7 @@ func (c *counter) wantCeiling(out *output) {
 
 // ceilingApplied says that the ceiling proposed last, in this term, is committed
 // and applied.
-func (c *counter) ceilingApplied(term uint64, ceiling keyspace.Revision) (out output) {
+func (c *allocator) ceilingApplied(term uint64, ceiling keyspace.Revision) (out output) {
 	if term != c.term || c.phase == following {
 		return out
 	}
@@ -379,14 +379,14 @@ func (c *counter) ceilingApplied(term uint64, ceiling keyspace.Revision) (out ou
 
 // ceilingDropped says that the ceiling proposed last in this term was certainly
 // not appended. The owner calls retryCeiling after a pause.
-func (c *counter) ceilingDropped(term uint64) {
+func (c *allocator) ceilingDropped(term uint64) {
 	if term == c.term {
 		c.raising, c.lowering = false, false
 	}
 }
 
 // retryCeiling proposes again what was dropped.
-func (c *counter) retryCeiling() (out output) {
+func (c *allocator) retryCeiling() (out output) {
 	c.settled(&out)
 	if c.phase == serving || len(c.waiting) > 0 {
 		c.wantCeiling(&out)
@@ -397,7 +397,7 @@ func (c *counter) retryCeiling() (out output) {
 // end ends the hand-outs: all that wait and all that comes is refused with next as
 // the hint; then the ceiling is lowered. The ceiling is proposed only when no other
 // one is under way, so that none can overtake it in the log.
-func (c *counter) end(next keyspace.NodeID) (out output) {
+func (c *allocator) end(next keyspace.NodeID) (out output) {
 	c.resuming = false
 	if c.phase != starting && c.phase != serving {
 		return out
@@ -409,7 +409,7 @@ func (c *counter) end(next keyspace.NodeID) (out output) {
 }
 
 // resume starts the hand-outs again, under a new ceiling, after end was in vain.
-func (c *counter) resume() (out output) {
+func (c *allocator) resume() (out output) {
 	if c.phase != ending && c.phase != ended {
 		return out
 	}
@@ -419,7 +419,7 @@ func (c *counter) resume() (out output) {
 }
 
 // settled goes on where a change of the ceiling was waited for.
-func (c *counter) settled(out *output) {
+func (c *allocator) settled(out *output) {
 	if c.raising || c.lowering {
 		return
 	}

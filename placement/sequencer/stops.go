@@ -1,55 +1,55 @@
-package placement
+package sequencer
 
 import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// stopPhase is how far a stopping node has come.
-type stopPhase byte
+// StopPhase is how far a stopping node has come.
+type StopPhase byte
 
 const (
 	// staying: the node was not told to stop.
-	staying stopPhase = 0
+	Staying StopPhase = 0
 	// stopClosing: the node got its signal and closes the pipelines of its ranges.
-	stopClosing stopPhase = 1
+	StopClosing StopPhase = 1
 	// stopClosed: they are closed; the node will ask for no more revisions.
-	stopClosed stopPhase = 2
+	StopClosed StopPhase = 2
 	// stopLeaving: the node has waited as long as it may and leaves next, whoever
 	// stays. To itself and to others it is stopClosed.
-	stopLeaving stopPhase = 3
+	StopLeaving StopPhase = 3
 )
 
-// verdict is what a stopping node is told.
-type verdict byte
+// Verdict is what a stopping node is told.
+type Verdict byte
 
 const (
 	// stopWait: go on voting and storing; ask again.
-	stopWait verdict = 0
+	StopWait Verdict = 0
 	// stopGo: the others carry on without you.
-	stopGo verdict = 1
+	StopGo Verdict = 1
 	// stopSealed: the ceiling is committed at the counter, all is done.
-	stopSealed verdict = 2
+	StopSealed Verdict = 2
 )
 
 // stops is what the sequencer knows of stopping nodes. It may know too little: a
 // new leader begins with nothing.
 type stops struct {
-	nodes map[keyspace.NodeID]standing
+	nodes map[keyspace.NodeID]Standing
 }
 
-// standing is what a node says of itself.
-type standing struct {
-	boot  keyspace.BootID
-	phase stopPhase
+// Standing is what a node says of itself.
+type Standing struct {
+	Boot  keyspace.BootID
+	Phase StopPhase
 }
 
-func newStops() *stops { return &stops{nodes: map[keyspace.NodeID]standing{}} }
+func newStops() *stops { return &stops{nodes: map[keyspace.NodeID]Standing{}} }
 
 // note takes over what a stopping node says of itself, and says whether that is
 // news. A phase never goes back within one process.
-func (s *stops) note(node keyspace.NodeID, is standing) (news bool) {
-	is.phase = min(is.phase, stopClosed)
-	if old := s.nodes[node]; old.boot == is.boot && old.phase >= is.phase {
+func (s *stops) note(node keyspace.NodeID, is Standing) (news bool) {
+	is.Phase = min(is.Phase, StopClosed)
+	if old := s.nodes[node]; old.Boot == is.Boot && old.Phase >= is.Phase {
 		return false
 	}
 	s.nodes[node] = is
@@ -57,8 +57,8 @@ func (s *stops) note(node keyspace.NodeID, is standing) (news bool) {
 }
 
 // started forgets what an earlier process of the node said.
-func (s *stops) started(from process) {
-	if s.nodes[from.Node].boot != from.Boot {
+func (s *stops) started(from Process) {
+	if s.nodes[from.Node].Boot != from.Boot {
 		delete(s.nodes, from.Node)
 	}
 }
@@ -92,18 +92,18 @@ func (s *stops) mayStay(live []keyspace.NodeID, voters electorate) []keyspace.No
 // began to stop last: when the others were asked for its sake all the rest were
 // stopping already, so that none of them is in the quorum that stayed. So there is
 // at any time a quorum of nodes none of which was told to go.
-func (s *stops) decide(live []keyspace.NodeID, voters electorate, stay []keyspace.NodeID) verdict {
+func (s *stops) decide(live []keyspace.NodeID, voters electorate, stay []keyspace.NodeID) Verdict {
 	closed := true
 	for _, n := range live {
-		closed = closed && s.nodes[n].phase == stopClosed
+		closed = closed && s.nodes[n].Phase == StopClosed
 	}
 	switch {
 	case voters.agree(s.mayStay(stay, voters)):
-		return stopGo
+		return StopGo
 	case closed:
-		return stopSealed
+		return StopSealed
 	}
-	return stopWait
+	return StopWait
 }
 
 // successor returns the voter with the lowest id of those that stay, also in the group;

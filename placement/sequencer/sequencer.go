@@ -1,4 +1,4 @@
-package placement
+package sequencer
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -19,9 +20,9 @@ import (
 // take in: a ceiling's proposal, a failed ReadIndex round.
 const retryPause = 10 * time.Millisecond
 
-// raft is what the sequencer needs of the placement group.
-type raft interface {
-	proposer
+// Raft is what the sequencer needs of the placement group.
+type Raft interface {
+	Proposer
 	// ReadIndex calls done once an index that was committed when this was called is
 	// applied here.
 	ReadIndex(done func(index uint64, err error))
@@ -30,41 +31,52 @@ type raft interface {
 	LeaseHeld(term uint64) bool
 }
 
-// sequencer runs a counter: it brings it lease, raft and callers. Its goroutine
+// StateMachine is what the sequencer needs of the placement group's replicated state.
+type StateMachine interface {
+	// Propose proposes an effect in the term. done is called once, not necessarily before
+	// Propose returns: with the result when the entry is applied, with an error of fate
+	// NotApplied where it certainly was not appended, and of fate Unknown where leadership
+	// was lost.
+	Propose(g Proposer, term uint64, op fsm.Effect, done func(fsm.Result))
+	// View returns the newest state.
+	View() *fsm.View
+}
+
+// Sequencer runs a counter: it brings it lease, raft and callers. Its goroutine
 // does what must not be done from a callback of raft's: proposals and rounds.
-type sequencer struct {
+type Sequencer struct {
 	clock   clock.Clock
 	logger  *zap.Logger
 	metrics *Metrics
-	machine *machine
+	machine StateMachine
 
 	mu sync.Mutex
 	// Guarded by mu. raft is nil until the group is open. todo is what the goroutine
 	// has to do in the term todoTerm; moved is closed when the phase changes.
-	c        *counter
-	raft     raft
+	c        *allocator
+	raft     Raft
 	todo     output
 	todoTerm uint64
 	retry    bool
 	phase    phase
 	moved    chan struct{}
 
-	wake chan struct{}
+	wake wake.Signal
 	done chan struct{}
 }
 
-func newSequencer(c clock.Clock, m *machine, metrics *Metrics, logger *zap.Logger) *sequencer {
-	return &sequencer{
+func New(c clock.Clock, m StateMachine, metrics *Metrics, logger *zap.Logger) *Sequencer {
+	return &Sequencer{
 		clock: c, logger: logger, metrics: metrics, machine: m,
-		c:     newCounter(newHandoutLog(handoutLogEntries)),
+		c:     newAllocator(newAllocationLog(allocationLogEntries)),
 		moved: make(chan struct{}),
-		wake:  make(chan struct{}, 1),
+		wake:  wake.New(),
 		done:  make(chan struct{}),
 	}
 }
 
-// run does the counter's work until stop is closed.
-func (s *sequencer) run(stop <-chan struct{}) {
+// Run does the counter's work until stop is closed.
+func (s *Sequencer) Run(stop <-chan struct{}) {
 	defer close(s.done)
 	timer := s.clock.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -95,12 +107,12 @@ func (s *sequencer) run(stop <-chan struct{}) {
 }
 
 // perform does what the counter of the term wants done.
-func (s *sequencer) perform(todo output, term uint64, r raft) {
+func (s *Sequencer) perform(todo output, term uint64, r Raft) {
 	if todo.raise != 0 {
-		s.machine.propose(r, term, fsm.RaiseCeiling{To: todo.raise}, func(res fsm.Result) { s.ceilingDone(term, todo.raise, res) })
+		s.machine.Propose(r, term, fsm.RaiseCeiling{To: todo.raise}, func(res fsm.Result) { s.ceilingDone(term, todo.raise, res) })
 	}
 	if todo.lower != 0 {
-		s.machine.propose(r, term, fsm.LowerCeiling{To: todo.lower}, func(res fsm.Result) { s.ceilingDone(term, todo.lower, res) })
+		s.machine.Propose(r, term, fsm.LowerCeiling{To: todo.lower}, func(res fsm.Result) { s.ceilingDone(term, todo.lower, res) })
 	}
 	if todo.readIndex != 0 {
 		s.metrics.ReadIndexRounds.Inc()
@@ -109,7 +121,7 @@ func (s *sequencer) perform(todo output, term uint64, r raft) {
 }
 
 // input feeds the counter, hands what it wants to the goroutine and answers.
-func (s *sequencer) input(f func() output) {
+func (s *Sequencer) input(f func() output) {
 	s.mu.Lock()
 	out := f()
 	s.takeLocked(&out)
@@ -117,16 +129,16 @@ func (s *sequencer) input(f func() output) {
 	deliver(out.answers)
 }
 
-func (s *sequencer) takeLocked(out *output) {
+func (s *Sequencer) takeLocked(out *output) {
 	if s.todoTerm != s.c.term || s.c.phase == following {
 		// What an earlier term wanted must never be proposed in this one.
 		s.todo, s.todoTerm = output{}, s.c.term
 	}
 	if out.raise != 0 || out.lower != 0 || out.readIndex != 0 {
 		s.todo = merge(s.todo, output{raise: out.raise, lower: out.lower, readIndex: out.readIndex})
-		s.signal()
+		s.wake.Set()
 	}
-	s.metrics.observeCounter(s.c, out)
+	s.metrics.observe(s.c, out)
 	if s.c.phase != s.phase {
 		s.logger.Info("sequencer changes",
 			zap.Stringer("from", s.phase), zap.Stringer("to", s.c.phase), zap.Uint64("term", s.c.term),
@@ -137,23 +149,16 @@ func (s *sequencer) takeLocked(out *output) {
 	}
 }
 
-func (s *sequencer) retryLater() {
+func (s *Sequencer) retryLater() {
 	s.mu.Lock()
 	s.retry = true
 	s.mu.Unlock()
-	s.signal()
-}
-
-func (s *sequencer) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.wake.Set()
 }
 
 func deliver(answers []answered) {
 	for i := range answers {
-		answers[i].ask.done(answers[i].grant, answers[i].err)
+		answers[i].batch.done(answers[i].grant, answers[i].err)
 	}
 }
 
@@ -175,12 +180,12 @@ func merge(a, b output) output {
 
 // leaseLocked looks at the lease. Whoever calls it has put all requests that it is
 // for into the counter before.
-func (s *sequencer) leaseLocked() bool {
+func (s *Sequencer) leaseLocked() bool {
 	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || mutation.Is(mutation.HandOutWithoutLease))
 }
 
 // ceilingDone is the end of a proposal of a ceiling.
-func (s *sequencer) ceilingDone(term uint64, to keyspace.Revision, res fsm.Result) {
+func (s *Sequencer) ceilingDone(term uint64, to keyspace.Revision, res fsm.Result) {
 	switch e := kverror.Of(res.Err); {
 	case e == nil:
 		s.input(func() output {
@@ -200,8 +205,8 @@ func (s *sequencer) ceilingDone(term uint64, to keyspace.Revision, res fsm.Resul
 // succeeded proves nothing of this node if it has stopped leading meanwhile, since
 // raft then asks the new leader; but that one answers with an index at or above
 // the first entry of its own term, which is then applied here and seen.
-func (s *sequencer) roundDone(term, round uint64, err error) {
-	applied := s.machine.view.Load().Term
+func (s *Sequencer) roundDone(term, round uint64, err error) {
+	applied := s.machine.View().Term
 	ok := err == nil && applied == term
 	s.input(func() output {
 		if s.c.term != term {
@@ -218,12 +223,12 @@ func (s *sequencer) roundDone(term, round uint64, err error) {
 	}
 }
 
-// leaderChanged is called in order with applied.
-func (s *sequencer) leaderChanged(ls raftgroup.LeaderState) {
+// LeaderChanged is called in order with applied.
+func (s *Sequencer) LeaderChanged(ls raftgroup.LeaderState) {
 	s.input(func() output {
 		switch {
 		case ls.Ready && ls.Term > s.c.term:
-			return s.c.lead(ls.Term, s.machine.view.Load().Ceiling)
+			return s.c.lead(ls.Term, s.machine.View().Ceiling)
 		case !ls.IsLeader || ls.Term != s.c.term:
 			return s.c.follow(ls.LeaderNode)
 		}
@@ -231,62 +236,73 @@ func (s *sequencer) leaderChanged(ls raftgroup.LeaderState) {
 	})
 }
 
-// applied is called with each new View, before anybody is answered from it.
-func (s *sequencer) applied(v *fsm.View) {
+// Applied is called with each new View, before anybody is answered from it.
+func (s *Sequencer) Applied(v *fsm.View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.c.observe(v.Compacted, v.SettingsRevision())
 }
 
-// pendingAsk is a batch that the sequencer has taken.
-type pendingAsk struct {
-	s   *sequencer
-	ask *ask
-	ch  chan askAnswer
+// Pending is a batch that the sequencer has taken.
+type Pending struct {
+	s     *Sequencer
+	batch *waitingBatch
+	ch    chan askAnswer
 }
 
 type askAnswer struct {
-	grant grant
+	grant Grant
 	err   error
 }
 
-// begin gives the sequencer a batch. Where it is answered at once, the answer is in
+// Begin gives the sequencer a batch. Where it is answered at once, the answer is in
 // the channel when begin returns.
-func (s *sequencer) begin(from keyspace.NodeID, b batch) *pendingAsk {
-	p := &pendingAsk{s: s, ch: make(chan askAnswer, 1)}
-	p.ask = &ask{
-		from: process{Node: from, Boot: b.Boot}, batch: b,
-		done: func(g grant, err error) { p.ch <- askAnswer{g, err} },
+func (s *Sequencer) Begin(from keyspace.NodeID, b Batch) *Pending {
+	p := &Pending{s: s, ch: make(chan askAnswer, 1)}
+	p.batch = &waitingBatch{
+		from: Process{Node: from, Boot: b.Boot}, Batch: b,
+		done: func(g Grant, err error) { p.ch <- askAnswer{g, err} },
 	}
 	s.input(func() output {
-		out := s.c.arrive(p.ask)
+		out := s.c.arrive(p.batch)
 		return merge(out, s.c.advance(s.leaseLocked()))
 	})
 	return p
 }
 
-// wait returns the answer, or ctx's error where the caller's patience ends first;
+// Wait returns the answer, or ctx's error where the caller's patience ends first;
 // numbers may have been handed out to the batch then.
-func (p *pendingAsk) wait(ctx context.Context) (grant, error) {
+func (p *Pending) Wait(ctx context.Context) (Grant, error) {
 	r, err := clock.Await(ctx, p.ch)
 	if err != nil {
-		p.withdraw()
-		return grant{}, err
+		p.Withdraw()
+		return Grant{}, err
 	}
 	return r.grant, r.err
 }
 
-// withdraw takes the batch back. From its return on nothing is handed out for it;
+// Answered returns the answer if it is there already. It is then taken: Wait would not
+// return.
+func (p *Pending) Answered() (g Grant, ok bool, err error) {
+	select {
+	case r := <-p.ch:
+		return r.grant, true, r.err
+	default:
+		return Grant{}, false, nil
+	}
+}
+
+// Withdraw takes the batch back. From its return on nothing is handed out for it;
 // before, something may have been.
-func (p *pendingAsk) withdraw() {
+func (p *Pending) Withdraw() {
 	p.s.mu.Lock()
-	p.s.c.withdraw(p.ask)
+	p.s.c.withdraw(p.batch)
 	p.s.mu.Unlock()
 }
 
-// confirm proves that this node leads the placement group at a moment after the
+// Confirm proves that this node leads the placement group at a moment after the
 // call, and returns the term and the last revision handed out.
-func (s *sequencer) confirm(ctx context.Context) (term uint64, last keyspace.Revision, err error) {
+func (s *Sequencer) Confirm(ctx context.Context) (term uint64, last keyspace.Revision, err error) {
 	s.mu.Lock()
 	term, last = s.c.term, s.c.last
 	leads, leased, r, refusal := s.c.phase != following, s.leaseLocked(), s.raft, s.c.refusal()
@@ -309,15 +325,15 @@ func (s *sequencer) confirm(ctx context.Context) (term uint64, last keyspace.Rev
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.machine.view.Load().Term != term || s.c.term != term || s.c.phase == following {
+	if s.machine.View().Term != term || s.c.term != term || s.c.phase == following {
 		return 0, 0, s.c.refusal()
 	}
 	return term, s.c.last, nil
 }
 
-// end ends the hand-outs, with next as the node to ask from now on, and returns
+// End ends the hand-outs, with next as the node to ask from now on, and returns
 // when the ceiling is committed at the counter or this node no longer leads.
-func (s *sequencer) end(ctx context.Context, next keyspace.NodeID) error {
+func (s *Sequencer) End(ctx context.Context, next keyspace.NodeID) error {
 	s.input(func() output { return s.c.end(next) })
 	for {
 		s.mu.Lock()
@@ -334,12 +350,49 @@ func (s *sequencer) end(ctx context.Context, next keyspace.NodeID) error {
 	}
 }
 
+// SetGroup gives the sequencer the opened placement group, or takes it away with nil.
+func (s *Sequencer) SetGroup(g Raft) {
+	s.mu.Lock()
+	s.raft = g
+	s.mu.Unlock()
+	if g != nil {
+		s.wake.Set()
+	}
+}
+
+// Last returns the last revision allocated, while this node is the sequencer of the term.
+func (s *Sequencer) Last(term uint64) (keyspace.Revision, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.c.term != term {
+		return 0, kverror.LeaderChanged
+	}
+	return s.c.last, nil
+}
+
+// Waiting returns how many batches wait for their answer.
+func (s *Sequencer) Waiting() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.c.waiting)
+}
+
+// Log returns the list of what was allocated.
+func (s *Sequencer) Log() *AllocationLog { return s.c.log }
+
 // hasEnded says that hand-outs have ended and the ceiling is committed at the counter.
-func (s *sequencer) hasEnded() bool {
+func (s *Sequencer) hasEnded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.c.phase == ended
 }
 
 // resume starts the hand-outs again after end, if this node still leads.
-func (s *sequencer) resume() { s.input(func() output { return s.c.resume() }) }
+func (s *Sequencer) resume() { s.input(func() output { return s.c.resume() }) }
+
+// Proposer is the part of the raft group that takes entries.
+type Proposer interface {
+	// Propose appends data if the group leads here in the term. Where it certainly
+	// does not, it returns an error or calls dropped, never both.
+	Propose(term uint64, data []byte, dropped func(error)) error
+}

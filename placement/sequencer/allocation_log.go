@@ -1,4 +1,4 @@
-package placement
+package sequencer
 
 import (
 	"errors"
@@ -6,12 +6,13 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Handout is one entry of the hand-out log: Count consecutive revisions from First
+// Allocation is one entry of the hand-out log: Count consecutive revisions from First
 // on were given to a range, which asked for them as of Generation.
-type Handout struct {
+type Allocation struct {
 	First      keyspace.Revision
 	Count      uint32
 	Range      keyspace.RangeID
@@ -19,10 +20,10 @@ type Handout struct {
 }
 
 // Last returns the last of the entry's revisions.
-func (h *Handout) Last() keyspace.Revision { return h.First + keyspace.Revision(h.Count) - 1 }
+func (h *Allocation) Last() keyspace.Revision { return h.First + keyspace.Revision(h.Count) - 1 }
 
-// handoutLogEntries bounds the hand-out log: 2 MiB.
-const handoutLogEntries = 1 << 16
+// allocationLogEntries bounds the hand-out log: 2 MiB.
+const allocationLogEntries = 1 << 16
 
 // ErrLogGone says that the hand-out log does not reach back to what was asked for:
 // it was overwritten, or handed out by an earlier sequencer, or this node is not
@@ -30,32 +31,34 @@ const handoutLogEntries = 1 << 16
 // ranges themselves.
 var ErrLogGone = errors.New("placement: hand-out log does not reach back that far")
 
-// HandoutLog is the list, in order, of which range got which revision: those of
+// AllocationLog is the list, in order, of which range got which revision: those of
 // the last while, from one sequencer in one term. A new sequencer's log starts
 // anew, since it cannot know what the old one handed out last (trap 80).
 //
 // The log has no holes: it holds every revision in (After, Last]. A revision that
 // belongs to several ranges has an entry for each, one behind the other. It may be
 // read by many goroutines.
-type HandoutLog struct {
+type AllocationLog struct {
 	mu sync.Mutex
 	// Guarded by mu. term is 0 while this node is not the sequencer.
 	term uint64
 	// after is the last revision that the log does not hold, last the last it does.
 	after, last keyspace.Revision
-	ring        []Handout
+	ring        []Allocation
 	// head is the index of the oldest entry, used the number of entries.
 	head, used int
 	// listeners get a value, where they hold none, with each change. A log that nobody
 	// follows pays one look at an empty list for each hand-out.
-	listeners []chan struct{}
+	listeners []wake.Signal
 }
 
-func newHandoutLog(entries int) *HandoutLog { return &HandoutLog{ring: make([]Handout, entries)} }
+func newAllocationLog(entries int) *AllocationLog {
+	return &AllocationLog{ring: make([]Allocation, entries)}
+}
 
 // restart empties the log: it now belongs to the term and holds what comes after
 // the revision. Term 0 ends it.
-func (l *HandoutLog) restart(term uint64, after keyspace.Revision) {
+func (l *AllocationLog) restart(term uint64, after keyspace.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.term, l.after, l.last, l.head, l.used = term, after, after, 0, 0
@@ -63,23 +66,23 @@ func (l *HandoutLog) restart(term uint64, after keyspace.Revision) {
 }
 
 // wakeLocked tells the listeners of a change.
-func (l *HandoutLog) wakeLocked() {
+func (l *AllocationLog) wakeLocked() {
 	for _, ch := range l.listeners {
-		signal(ch)
+		ch.Set()
 	}
 }
 
 // listen returns a channel that gets a value soon after each change, and a function
 // that ends it.
-func (l *HandoutLog) listen() (changed <-chan struct{}, stop func()) {
-	ch := make(chan struct{}, 1)
+func (l *AllocationLog) listen() (changed <-chan struct{}, stop func()) {
+	ch := wake.New()
 	l.mu.Lock()
 	l.listeners = append(l.listeners, ch)
 	l.mu.Unlock()
 	return ch, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.listeners = slices.DeleteFunc(l.listeners, func(o chan struct{}) bool { return o == ch })
+		l.listeners = slices.DeleteFunc(l.listeners, func(o wake.Signal) bool { return o == ch })
 	}
 }
 
@@ -88,7 +91,7 @@ func (l *HandoutLog) listen() (changed <-chan struct{}, stop func()) {
 //
 // also are further ranges of the one revision. Each has an entry behind that of the
 // first one, and nothing is added to those.
-func (l *HandoutLog) append(h Handout, also ...keyspace.RangeAt) {
+func (l *AllocationLog) append(h Allocation, also ...keyspace.RangeAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h.First != l.last+1 || h.Count == 0 {
@@ -98,12 +101,12 @@ func (l *HandoutLog) append(h Handout, also ...keyspace.RangeAt) {
 	l.wakeLocked()
 	l.joinLocked(h)
 	for _, a := range also {
-		l.pushLocked(Handout{First: h.First, Count: 1, Range: a.Range, Generation: a.Generation})
+		l.pushLocked(Allocation{First: h.First, Count: 1, Range: a.Range, Generation: a.Generation})
 	}
 }
 
 // joinLocked adds revisions to the last entry where it is the same range's alone.
-func (l *HandoutLog) joinLocked(h Handout) {
+func (l *AllocationLog) joinLocked(h Allocation) {
 	if l.used > 0 && !l.sharedLocked() {
 		e := l.entry(l.used - 1)
 		if e.Range == h.Range && e.Generation == h.Generation && e.Count <= CeilingBlock {
@@ -115,11 +118,11 @@ func (l *HandoutLog) joinLocked(h Handout) {
 }
 
 // sharedLocked says whether the last entry is one of several with the same revision.
-func (l *HandoutLog) sharedLocked() bool {
+func (l *AllocationLog) sharedLocked() bool {
 	return l.used > 1 && l.entry(l.used-2).Last() == l.entry(l.used-1).Last()
 }
 
-func (l *HandoutLog) pushLocked(h Handout) {
+func (l *AllocationLog) pushLocked(h Allocation) {
 	if l.used == len(l.ring) {
 		l.after = l.entry(0).Last()
 		l.head = (l.head + 1) % len(l.ring)
@@ -129,11 +132,11 @@ func (l *HandoutLog) pushLocked(h Handout) {
 	*l.entry(l.used - 1) = h
 }
 
-func (l *HandoutLog) entry(i int) *Handout { return &l.ring[(l.head+i)%len(l.ring)] }
+func (l *AllocationLog) entry(i int) *Allocation { return &l.ring[(l.head+i)%len(l.ring)] }
 
 // Bounds returns the sequencer's term and the revisions that the log holds: those
 // above after, up to last. Term 0 says that this node is not the sequencer.
-func (l *HandoutLog) Bounds() (term uint64, after, last keyspace.Revision) {
+func (l *AllocationLog) Bounds() (term uint64, after, last keyspace.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.term, l.after, l.last
@@ -145,7 +148,7 @@ func (l *HandoutLog) Bounds() (term uint64, after, last keyspace.Revision) {
 // after, there are none above it yet. The first entry may begin at or below after. A
 // revision is never divided: dst has room for at least keyspace.MaxRevisionRanges
 // entries. Read returns ErrLogGone where the log does not hold after+1 of that term.
-func (l *HandoutLog) Read(term uint64, after keyspace.Revision, dst []Handout) (n int, last keyspace.Revision, err error) {
+func (l *AllocationLog) Read(term uint64, after keyspace.Revision, dst []Allocation) (n int, last keyspace.Revision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if term == 0 || term != l.term || after < l.after {

@@ -1,4 +1,4 @@
-package placement
+package sequencer
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/placement/internal/testkit"
 )
 
-// TestCounter tells the sequencer's stories: each file is one. Commands feed the
+// TestAllocator tells the sequencer's stories: each file is one. Commands feed the
 // counter of one node; the output is what it wants done, then its state.
 //
 //	lead term=T ceiling=C           an entry of term T is applied, C is the old ceiling
@@ -28,21 +28,21 @@ import (
 //	end next=N / resume             a planned end of the hand-outs, and its failure
 //	observe compacted=C settings=S
 //	log term=T after=R              reads the hand-out log
-func TestCounter(t *testing.T) {
-	datadriven.Walk(t, "testdata/counter", func(t *testing.T, path string) {
-		h := &counterStory{c: newCounter(newHandoutLog(4))}
+func TestAllocator(t *testing.T) {
+	datadriven.Walk(t, "testdata/allocator", func(t *testing.T, path string) {
+		h := &allocatorStory{c: newAllocator(newAllocationLog(4))}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			return h.run(t, d)
 		})
 	})
 }
 
-type counterStory struct {
-	c    *counter
-	asks []*ask
+type allocatorStory struct {
+	c    *allocator
+	asks []*waitingBatch
 }
 
-func (h *counterStory) run(t *testing.T, d *datadriven.TestData) string {
+func (h *allocatorStory) run(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
 	var out output
 	switch d.Cmd {
@@ -95,38 +95,38 @@ func flag(t *testing.T, d *datadriven.TestData, name string) bool {
 	return b
 }
 
-func (h *counterStory) ask(t *testing.T, d *datadriven.TestData) *ask {
+func (h *allocatorStory) ask(t *testing.T, d *datadriven.TestData) *waitingBatch {
 	t.Helper()
 	boot := keyspace.BootID(testkit.Arg(t, d, "boot"))
-	a := &ask{
-		from:  process{Node: keyspace.NodeID(testkit.Arg(t, d, "node")), Boot: boot},
-		batch: batch{Boot: boot, Number: testkit.Arg(t, d, "number")},
+	a := &waitingBatch{
+		from:  Process{Node: keyspace.NodeID(testkit.Arg(t, d, "node")), Boot: boot},
+		Batch: Batch{Boot: boot, Number: testkit.Arg(t, d, "number")},
 	}
 	for line := range strings.Lines(d.Input) {
 		var r, n uint64
 		if _, err := fmt.Sscanf(line, "%d %d", &r, &n); err != nil {
 			t.Fatalf("%s: %q: %v", d.Pos, line, err)
 		}
-		a.Items = append(a.Items, item{Range: keyspace.RangeID(r), Generation: 1, Count: uint32(n)})
+		a.Items = append(a.Items, Item{Range: keyspace.RangeID(r), Generation: 1, Count: uint32(n)})
 	}
 	return a
 }
 
-func (h *counterStory) print(out *output) string {
+func (h *allocatorStory) print(out *output) string {
 	var b strings.Builder
 	for _, a := range out.answers {
-		fmt.Fprintf(&b, "answer node=%s boot=%s number=%d: ", a.ask.from.Node, a.ask.from.Boot, a.ask.Number)
+		fmt.Fprintf(&b, "answer node=%s boot=%s number=%d: ", a.batch.from.Node, a.batch.from.Boot, a.batch.Number)
 		if a.err != nil {
 			fmt.Fprintf(&b, "%v%s\n", a.err, hint(a.err))
 			continue
 		}
 		fmt.Fprintf(&b, "term %d compacted %d settings %d:", a.grant.Term, a.grant.Compacted, a.grant.Settings)
-		a.grant.answers(a.ask.Items, func(i int, s keyspace.SequenceAnswer) {
+		a.grant.Answers(a.batch.Items, func(i int, s keyspace.SequenceAnswer) {
 			if s.First == 0 {
 				fmt.Fprintf(&b, " read at %d", s.Current)
 				return
 			}
-			fmt.Fprintf(&b, " r%s %d-%d", a.ask.Items[i].Range, s.First, s.Current)
+			fmt.Fprintf(&b, " r%s %d-%d", a.batch.Items[i].Range, s.First, s.Current)
 		})
 		fmt.Fprintln(&b)
 	}
@@ -154,8 +154,8 @@ func hint(err error) string {
 	return ""
 }
 
-func (h *counterStory) log(term uint64, after keyspace.Revision) string {
-	dst := make([]Handout, 16)
+func (h *allocatorStory) log(term uint64, after keyspace.Revision) string {
+	dst := make([]Allocation, 16)
 	n, last, err := h.c.log.Read(term, after, dst)
 	if err != nil {
 		return err.Error() + "\n"
@@ -168,18 +168,18 @@ func (h *counterStory) log(term uint64, after keyspace.Revision) string {
 	return b.String()
 }
 
-// TestHandoutLogBounds fills a log beyond its bound and reads it in pieces.
-func TestHandoutLogBounds(t *testing.T) {
-	l := newHandoutLog(3)
+// TestAllocationLogBounds fills a log beyond its bound and reads it in pieces.
+func TestAllocationLogBounds(t *testing.T) {
+	l := newAllocationLog(3)
 	l.restart(7, 100)
 	for i := range keyspace.Revision(10) {
-		l.append(Handout{First: 101 + i, Count: 1, Range: keyspace.RangeID(1 + i), Generation: 1})
+		l.append(Allocation{First: 101 + i, Count: 1, Range: keyspace.RangeID(1 + i), Generation: 1})
 	}
 	term, after, last := l.Bounds()
 	if term != 7 || after != 107 || last != 110 {
 		t.Fatalf("the log of three entries holds (%d, %d] of term %d", after, last, term)
 	}
-	dst := make([]Handout, 2)
+	dst := make([]Allocation, 2)
 	var got []keyspace.Revision
 	for at := after; at < last; {
 		n, _, err := l.Read(7, at, dst)
@@ -204,16 +204,16 @@ func TestHandoutLogBounds(t *testing.T) {
 
 // A revision of several ranges has an entry for each, and none of them ever grows: who
 // reads up to it learns of all.
-func TestHandoutLogOfSeveralRanges(t *testing.T) {
-	l := newHandoutLog(16)
+func TestAllocationLogOfSeveralRanges(t *testing.T) {
+	l := newAllocationLog(16)
 	l.restart(5, 10)
-	l.append(Handout{First: 11, Count: 2, Range: 1, Generation: 1})
-	l.append(Handout{First: 13, Count: 1, Range: 1, Generation: 1}, keyspace.RangeAt{Range: 2, Generation: 4}, keyspace.RangeAt{Range: 3, Generation: 4})
-	l.append(Handout{First: 14, Count: 1, Range: 3, Generation: 4})
-	l.append(Handout{First: 15, Count: 1, Range: 3, Generation: 4})
-	got := make([]Handout, 9)
+	l.append(Allocation{First: 11, Count: 2, Range: 1, Generation: 1})
+	l.append(Allocation{First: 13, Count: 1, Range: 1, Generation: 1}, keyspace.RangeAt{Range: 2, Generation: 4}, keyspace.RangeAt{Range: 3, Generation: 4})
+	l.append(Allocation{First: 14, Count: 1, Range: 3, Generation: 4})
+	l.append(Allocation{First: 15, Count: 1, Range: 3, Generation: 4})
+	got := make([]Allocation, 9)
 	n, last, err := l.Read(5, 10, got)
-	want := []Handout{{11, 3, 1, 1}, {13, 1, 2, 4}, {13, 1, 3, 4}, {14, 2, 3, 4}}
+	want := []Allocation{{11, 3, 1, 1}, {13, 1, 2, 4}, {13, 1, 3, 4}, {14, 2, 3, 4}}
 	if err != nil || last != 15 || !slices.Equal(got[:n], want) {
 		t.Fatalf("%v up to %d, %v", got[:n], last, err)
 	}
@@ -221,8 +221,8 @@ func TestHandoutLogOfSeveralRanges(t *testing.T) {
 
 // Whoever reads the log in pieces learns of all ranges of a revision at a time: it goes on
 // behind the last revision that it has read.
-func TestHandoutLogIsReadByWholeRevisions(t *testing.T) {
-	l := newHandoutLog(16)
+func TestAllocationLogIsReadByWholeRevisions(t *testing.T) {
+	l := newAllocationLog(16)
 	l.restart(5, 10)
 	also := func(ids ...keyspace.RangeID) (rs []keyspace.RangeAt) {
 		for _, id := range ids {
@@ -230,13 +230,13 @@ func TestHandoutLogIsReadByWholeRevisions(t *testing.T) {
 		}
 		return rs
 	}
-	l.append(Handout{First: 11, Count: 2, Range: 1, Generation: 1})
-	l.append(Handout{First: 13, Count: 1, Range: 2, Generation: 1}, also(3, 4)...)
-	l.append(Handout{First: 14, Count: 1, Range: 4, Generation: 1}, also(5)...)
-	l.append(Handout{First: 15, Count: 1, Range: 5, Generation: 1})
+	l.append(Allocation{First: 11, Count: 2, Range: 1, Generation: 1})
+	l.append(Allocation{First: 13, Count: 1, Range: 2, Generation: 1}, also(3, 4)...)
+	l.append(Allocation{First: 14, Count: 1, Range: 4, Generation: 1}, also(5)...)
+	l.append(Allocation{First: 15, Count: 1, Range: 5, Generation: 1})
 	for size := 3; size <= 8; size++ {
-		dst := make([]Handout, size)
-		var got []Handout
+		dst := make([]Allocation, size)
+		var got []Allocation
 		for at := keyspace.Revision(10); at < 15; {
 			n, last, err := l.Read(5, at, dst)
 			if err != nil || n == 0 || last <= at || last != dst[n-1].Last() {
@@ -244,7 +244,7 @@ func TestHandoutLogIsReadByWholeRevisions(t *testing.T) {
 			}
 			got, at = append(got, dst[:n]...), last
 		}
-		want := []Handout{{11, 2, 1, 1}, {13, 1, 2, 1}, {13, 1, 3, 1}, {13, 1, 4, 1}, {14, 1, 4, 1}, {14, 1, 5, 1}, {15, 1, 5, 1}}
+		want := []Allocation{{11, 2, 1, 1}, {13, 1, 2, 1}, {13, 1, 3, 1}, {13, 1, 4, 1}, {14, 1, 4, 1}, {14, 1, 5, 1}, {15, 1, 5, 1}}
 		if !slices.Equal(got, want) {
 			t.Fatalf("pieces of %d: %v, want %v", size, got, want)
 		}
