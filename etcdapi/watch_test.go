@@ -82,8 +82,8 @@ func (o *oneRange) FollowLog(ctx context.Context, known placement.LogPosition, t
 	for at := known.Last; ctx.Err() == nil; {
 		_, last, moved := o.after(at)
 		if last > at {
-			h := placement.Handout{First: at + 1, Count: uint32(last - at), Range: 1, Generation: 1}
-			take(&placement.LogPart{Term: 1, After: at, Last: last, Records: []placement.Handout{h}})
+			h := placement.Allocation{First: at + 1, Count: uint32(last - at), Range: 1, Generation: 1}
+			take(&placement.LogPart{Term: 1, After: at, Last: last, Records: []placement.Allocation{h}})
 			at = last
 		}
 		select {

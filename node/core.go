@@ -574,7 +574,7 @@ func (c *Core) Stop(ctx context.Context) error {
 		}
 		cancel()
 		enter("use up the revisions that were handed out")
-		if err := c.client.Quiesce(ctx); err != nil {
+		if err := c.client.Shutdown(ctx); err != nil {
 			c.log.Warn("stop without knowing that all revisions are used", zap.Error(err))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // merging is pretended ranges that are split and merged too.
@@ -94,7 +95,7 @@ func (m *merging) split(id keyspace.RangeID, key string) keyspace.RangeID {
 	p.mu.Unlock()
 	m.all[child.Range], m.bytes[child.Range] = c, 1<<20
 	m.mu.Unlock()
-	if err := m.leader().service.propose(m.t.Context(), m.leader().service.machine.leaderState().Term, report{Descriptors: []keyspace.Descriptor{left, child}}).Err; err != nil {
+	if err := m.leader().service.propose(m.t.Context(), m.leader().service.machine.leaderState().Term, fsm.Report{Descriptors: []keyspace.Descriptor{left, child}}).Err; err != nil {
 		m.t.Fatal(err)
 	}
 	return child.Range
@@ -361,7 +362,7 @@ func TestMergesOutliveTheDecider(t *testing.T) {
 func TestMergeUnderWayIsDecided(t *testing.T) {
 	for phase, other := range map[MergePhase]keyspace.RangeID{MergePreparing: 2, MergeBinding: 2, MergeCommitted: 0, MergeAborted: 2} {
 		op := Operation{Range: 1, Kind: OperationMerge, Right: 2, Phase: phase}
-		if got := op.decided(3); got.Kind != decide.Merge || got.Range != 1 || got.Other != other {
+		if got := decisionOf(&op, 3); got.Kind != decide.Merge || got.Range != 1 || got.Other != other {
 			t.Errorf("%s: %s", phase, got.String())
 		}
 	}

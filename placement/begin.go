@@ -12,12 +12,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // facts are what a decision is checked against before it is proposed.
 type facts struct {
 	d *decider
-	v *View
+	v *fsm.View
 }
 
 // Descriptor implements decide.Facts.
@@ -35,10 +36,10 @@ func (f facts) Busy(id keyspace.RangeID) bool { _, ok := f.d.under[id]; return o
 
 // Node implements decide.Facts.
 func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
-	row := f.v.nodes[id]
-	n := row.decided()
+	row, _ := f.v.Node(id)
+	n := decidedNode(&row)
 	n.Silent, n.Lonely = !f.d.s.o.Alive(id), f.d.lonely(id)
-	return n, row.counts()
+	return n, counts(&row)
 }
 
 // begin has one decision carried out. It has been made a moment ago; what it was made on
@@ -81,9 +82,9 @@ func (d *decider) propose(ctx context.Context, op *decide.Operation) error {
 	}
 	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
 	defer cancel()
-	begin := beginOperation{Generation: is.Generation, ConfIndex: is.ConfIndex, Operation: o}
-	if o.Kind == OperationMerge {
-		begin.Right = rangeVersion{op.Requires.Ranges[1].Generation, op.Requires.Ranges[1].ConfIndex}
+	begin := fsm.BeginOperation{Generation: is.Generation, ConfIndex: is.ConfIndex, Operation: o}
+	if o.Kind == fsm.OperationMerge {
+		begin.Right = fsm.RangeVersion{Generation: op.Requires.Ranges[1].Generation, ConfIndex: op.Requires.Ranges[1].ConfIndex}
 	}
 	res := d.s.propose(ctx, d.term, begin)
 	if res.Err != nil {
@@ -111,21 +112,21 @@ func (d *decider) task(ctx context.Context, id keyspace.RangeID, f func(context.
 }
 
 // operationOf returns the record of a decision.
-func operationOf(op *decide.Operation) (Operation, error) {
-	o := Operation{Range: op.Range, From: op.From, To: op.To, Lead: op.Lead, Reason: op.Reason, Why: cutText(op.Why)}
+func operationOf(op *decide.Operation) (fsm.Operation, error) {
+	o := fsm.Operation{Range: op.Range, From: op.From, To: op.To, Lead: op.Lead, Reason: op.Reason, Why: cutText(op.Why)}
 	switch op.Kind {
 	case decide.AddReplica:
-		o.Kind = OperationAdd
+		o.Kind = fsm.OperationAdd
 	case decide.MoveReplica:
-		o.Kind = OperationMove
+		o.Kind = fsm.OperationMove
 	case decide.RemoveReplica:
-		if o.Kind = OperationRemove; op.Reason == decide.Learner {
-			o.Kind = OperationTidy
+		if o.Kind = fsm.OperationRemove; op.Reason == decide.Learner {
+			o.Kind = fsm.OperationTidy
 		}
 	case decide.TransferLeader:
-		o.Kind, o.To, o.Lead = OperationTransfer, op.Lead, 0
+		o.Kind, o.To, o.Lead = fsm.OperationTransfer, op.Lead, 0
 	case decide.Merge:
-		o.Kind, o.Right = OperationMerge, op.Other
+		o.Kind, o.Right = fsm.OperationMerge, op.Other
 	default:
 		return o, fmt.Errorf("placement: nobody carries out %s", op)
 	}
@@ -135,29 +136,29 @@ func operationOf(op *decide.Operation) (Operation, error) {
 // cutText keeps a text within what a record holds.
 func cutText(s string) string {
 	s = strings.ToValidUTF8(s, "?")
-	for len(s) > maxNameBytes {
+	for len(s) > fsm.MaxNameBytes {
 		_, n := utf8.DecodeLastRuneInString(s)
 		s = s[:len(s)-n]
 	}
 	return s
 }
 
-// decided returns the operation as decisions see it. Of what is not in the record they
+// decisionOf returns the operation as decisions see it. Of what is not in the record they
 // need who sends a copy, which is whoever leads.
-func (o *Operation) decided(leader keyspace.NodeID) decide.Operation {
+func decisionOf(o *fsm.Operation, leader keyspace.NodeID) decide.Operation {
 	op := decide.Operation{Range: o.Range, From: o.From, To: o.To, Lead: o.Lead, Source: leader, Reason: o.Reason, Why: o.Why}
 	switch o.Kind {
-	case OperationAdd:
+	case fsm.OperationAdd:
 		op.Kind = decide.AddReplica
-	case OperationMove:
+	case fsm.OperationMove:
 		op.Kind = decide.MoveReplica
-	case OperationRemove, OperationTidy:
+	case fsm.OperationRemove, fsm.OperationTidy:
 		op.Kind = decide.RemoveReplica
-	case OperationTransfer:
+	case fsm.OperationTransfer:
 		op.Kind, op.To, op.Lead = decide.TransferLeader, 0, o.To
-	case OperationMerge:
+	case fsm.OperationMerge:
 		op.Kind, op.Other, op.From, op.To = decide.Merge, o.Right, 0, 0
-		if o.Phase == MergeCommitted {
+		if o.Phase == fsm.MergeCommitted {
 			op.Other = 0 // it is in the map no more
 		}
 	}

@@ -7,48 +7,24 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
-// BenchmarkCounter is the pure hand-out: one batch of one node with a lease.
-func BenchmarkCounter(b *testing.B) {
-	for _, items := range []int{1, 64} {
-		b.Run(map[int]string{1: "one", 64: "sixty-four"}[items], func(b *testing.B) {
-			c := newCounter(newHandoutLog(handoutLogEntries))
-			c.lead(6, 1)
-			a := &ask{from: process{Node: 1, Boot: 1}, batch: batch{Boot: 1, Items: make([]item, items)}}
-			for i := range a.Items {
-				a.Items[i] = item{Range: keyspace.RangeID(i), Generation: 1, Count: 1}
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				a.Number++
-				a.confirmed = false
-				c.arrive(a)
-				if out := c.advance(true); out.raise != 0 {
-					c.ceilingApplied(6, out.raise)
-					c.advance(true)
-				}
-			}
-			b.ReportMetric(float64(c.last)/b.Elapsed().Seconds(), "revisions/s")
-		})
-	}
-}
-
 // instantRaft is a group of one whose entries are applied by the sequencer alone.
-type instantRaft struct{ s *sequencer }
+type instantRaft struct{ m *machine }
 
 func (r instantRaft) Propose(_ uint64, data []byte, _ func(error)) error {
-	c, err := decodeCommand(data)
+	c, err := fsm.DecodeCommand(data)
 	if err != nil {
 		return err
 	}
-	m := r.s.machine
+	m := r.m
 	m.mu.Lock()
 	w := m.waiters[c.Number]
 	delete(m.waiters, c.Number)
 	m.mu.Unlock()
-	w.done(result{})
+	w.done(fsm.Result{})
 	return nil
 }
 
@@ -63,13 +39,13 @@ func benchClient(b *testing.B) *Client {
 	if err != nil {
 		b.Fatal(err)
 	}
-	svc.sequencer.raft = instantRaft{svc.sequencer}
+	svc.sequencer.SetGroup(instantRaft{svc.machine})
 	svc.Start()
 	ls := raftgroup.LeaderState{Term: 6, Leader: 1, LeaderNode: 1, IsLeader: true, Ready: true}
 	svc.machine.mu.Lock()
 	svc.machine.leader = ls
 	svc.machine.mu.Unlock()
-	svc.sequencer.leaderChanged(ls)
+	svc.sequencer.LeaderChanged(ls)
 	c := NewClient(ClientOptions{Self: 1, Boot: 1, Service: svc, Clock: clock.System()})
 	c.wait.Go(c.sequenceLoop)
 	b.Cleanup(func() {

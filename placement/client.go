@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -255,7 +256,7 @@ func (c *Client) target() keyspace.NodeID {
 				candidates = append(candidates, n.ID)
 			}
 		}
-		members = m.own.Replicas
+		members = m.PlacementGroup().Replicas
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -389,8 +390,8 @@ func (c *Client) askNode(ctx context.Context, node keyspace.NodeID, q *request) 
 
 // RangeIDs returns n range ids (at most 4096) that nobody else has or gets.
 func (c *Client) RangeIDs(ctx context.Context, n int) ([]keyspace.RangeID, error) {
-	if n <= 0 || n > maxRangeIDs {
-		return nil, kverror.New(kverror.BadRequest, "%d range ids asked for, at most %d", n, maxRangeIDs)
+	if n <= 0 || n > fsm.MaxRangeIDs {
+		return nil, kverror.New(kverror.BadRequest, "%d range ids asked for, at most %d", n, fsm.MaxRangeIDs)
 	}
 	// Ids that an unknown attempt took are lost, which harms nobody.
 	a, err := c.ask(ctx, &request{Kind: requestAllocate, Count: uint64(n)}, true)
@@ -437,13 +438,13 @@ func (c *Client) last(ctx context.Context, kind requestKind) (response, error) {
 
 // LastSettings returns all settings as a replica of the placement group has them, which may be
 // older than the call: there need be no quorum.
-func (c *Client) LastSettings(ctx context.Context) ([]Setting, error) {
+func (c *Client) LastSettings(ctx context.Context) ([]fsm.Setting, error) {
 	a, err := c.last(ctx, requestSettings)
 	return a.Settings, err
 }
 
 // LastOperations returns the operations under way, oldest first, as LastSettings does.
-func (c *Client) LastOperations(ctx context.Context) ([]Operation, error) {
+func (c *Client) LastOperations(ctx context.Context) ([]fsm.Operation, error) {
 	a, err := c.last(ctx, requestOperations)
 	return a.Operations, err
 }
@@ -465,15 +466,15 @@ func (c *Client) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
 // PutSetting writes one of the cluster's settings, or removes it where value is
 // empty. Every later answer of the sequencer carries a higher settings revision.
 func (c *Client) PutSetting(ctx context.Context, name string, value []byte) error {
-	if len(name) > maxNameBytes || len(value) > maxSettingBytes {
-		return kverror.New(kverror.BadRequest, "a setting has at most %d bytes of name and %d of value", maxNameBytes, maxSettingBytes)
+	if len(name) > fsm.MaxNameBytes || len(value) > fsm.MaxSettingBytes {
+		return kverror.New(kverror.BadRequest, "a setting has at most %d bytes of name and %d of value", fsm.MaxNameBytes, fsm.MaxSettingBytes)
 	}
 	_, err := c.ask(ctx, &request{Kind: requestPutSetting, Name: name, Value: value}, true)
 	return err
 }
 
 // Settings returns all settings and their revision, not older than the call.
-func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, error) {
+func (c *Client) Settings(ctx context.Context) ([]fsm.Setting, keyspace.Revision, error) {
 	a, err := c.ask(ctx, &request{Kind: requestSettings, Linearizable: true}, true)
 	return a.Settings, a.Revision, err
 }
@@ -482,75 +483,22 @@ func (c *Client) Settings(ctx context.Context) ([]Setting, keyspace.Revision, er
 // range those of the placement group itself, and returns the operation once it has begun; Operations says when it is over. Only Range, Kind, From, To and Why
 // of what is given count. BadRequest says why it cannot be done, as where the range
 // has another one under way; Timeout leaves the outcome open.
-func (c *Client) BeginOperation(ctx context.Context, o Operation) (Operation, error) {
-	if len(o.Why) > maxNameBytes {
-		return Operation{}, kverror.New(kverror.BadRequest, "%d bytes say why, at most %d", len(o.Why), maxNameBytes)
+func (c *Client) BeginOperation(ctx context.Context, o fsm.Operation) (fsm.Operation, error) {
+	if len(o.Why) > fsm.MaxNameBytes {
+		return fsm.Operation{}, kverror.New(kverror.BadRequest, "%d bytes say why, at most %d", len(o.Why), fsm.MaxNameBytes)
 	}
 	a, err := c.ask(ctx, &request{Kind: requestBegin, Operation: o}, false)
 	if err != nil {
-		return Operation{}, err
+		return fsm.Operation{}, err
 	}
 	if len(a.Operations) != 1 {
-		return Operation{}, fmt.Errorf("placement: %d operations have begun", len(a.Operations))
+		return fsm.Operation{}, fmt.Errorf("placement: %d operations have begun", len(a.Operations))
 	}
 	return a.Operations[0], nil
 }
 
 // Operations returns the operations under way, oldest first, not older than the call.
-func (c *Client) Operations(ctx context.Context) ([]Operation, error) {
+func (c *Client) Operations(ctx context.Context) ([]fsm.Operation, error) {
 	a, err := c.ask(ctx, &request{Kind: requestOperations, Linearizable: true}, true)
 	return a.Operations, err
-}
-
-// BeginStop says that this node is stopping: it closes the pipelines of its ranges
-// next. From its return on no other stopping node is told to go because this one
-// stays. It neither waits nor fails.
-func (c *Client) BeginStop() { c.o.Service.stopping(stopClosing) }
-
-// Quiesce is called by a stopping node after all its ranges have closed their
-// pipelines and before it stops to vote and store. It returns, within
-// QuiesceTimeout, when the node may go: at once where the others carry on (if this
-// node is the sequencer, after it has lowered the ceiling and handed over), else
-// when all nodes that live have closed their pipelines or this one may wait no
-// longer, and the ceiling is committed at the counter: so that a stop of all nodes
-// leaves no gap.
-//
-// An error says that a gap may remain; the node stops all the same.
-func (c *Client) Quiesce(ctx context.Context) error {
-	c.o.Service.stopping(stopClosed)
-	ctx, stop := c.joined(ctx)
-	defer stop()
-	err := c.askToGo(ctx, stopClosed, leaveAfter)
-	if err != nil {
-		err = c.askToGo(ctx, stopLeaving, QuiesceTimeout-leaveAfter)
-	}
-	if err != nil {
-		return fmt.Errorf("quiesce: %w", err)
-	}
-	return nil
-}
-
-// askToGo asks whoever leads until this node may go or the patience is over.
-func (c *Client) askToGo(ctx context.Context, p stopPhase, patience time.Duration) error {
-	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, patience)
-	defer cancel()
-	q := &request{Kind: requestStop, Boot: c.o.Boot, Phase: p}
-	pause := attemptPauseMin
-	for {
-		node := c.target()
-		attempt, cancel := context.WithCancel(ctx)
-		end := c.begin(node, true, cancel)
-		a, err := c.askNode(attempt, node, q)
-		end()
-		if err == nil && a.Verdict != stopWait {
-			return nil
-		}
-		if err != nil {
-			_, _ = c.judge(node, err, false, true)
-		}
-		if clock.Sleep(ctx, c.o.Clock, pause) != nil {
-			return ctxError(ctx, err)
-		}
-		pause = min(2*pause, attemptPauseMax)
-	}
 }

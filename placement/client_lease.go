@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // renewal is a keepalive that waits for its call.
@@ -78,7 +79,7 @@ func (c *Client) one(ctx context.Context, q leaseRequest, repeat bool) (leaseRes
 // one that it has made. The errors are etcd's: LeaseTTLTooLarge, LeaseExists, NoSpace,
 // and TooManyLeases.
 func (c *Client) GrantLease(ctx context.Context, id keyspace.LeaseID, ttl int64, repeat bool) (int64, keyspace.Revision, error) {
-	if ttl > MaxLeaseTTL {
+	if ttl > fsm.MaxLeaseTTL {
 		return 0, 0, kverror.New(kverror.LeaseTTLTooLarge, "%d seconds", ttl)
 	}
 	a, err := c.one(ctx, leaseRequest{Op: leaseGrant, ID: id, TTL: max(ttl, 0)}, repeat)
@@ -239,7 +240,7 @@ func (q *renewQueue) take(closing bool) []renewal {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = q.closed || closing
-	n := min(len(q.waiting), maxLeaseBatch)
+	n := min(len(q.waiting), fsm.MaxLeaseBatch)
 	batch := slices.Clone(q.waiting[:n])
 	q.waiting = slices.Delete(q.waiting, 0, n)
 	return batch
@@ -297,13 +298,13 @@ func (c *Client) ListLeases(ctx context.Context) ([]LeaseStatus, keyspace.Revisi
 			break
 		}
 		// What begins to end only now was there when this was asked for.
-		asked := make(map[LeaseRef]bool, len(ending))
+		asked := make(map[fsm.LeaseRef]bool, len(ending))
 		for _, ref := range ending {
 			asked[ref] = true
 		}
 		var now []LeaseStatus
 		now, ending, rev, err = c.listLeases(ctx)
-		ending = slices.DeleteFunc(ending, func(ref LeaseRef) bool { return !asked[ref] })
+		ending = slices.DeleteFunc(ending, func(ref fsm.LeaseRef) bool { return !asked[ref] })
 		for _, st := range now {
 			if asked[st.LeaseRef] {
 				live = append(live, st)
@@ -319,7 +320,7 @@ func (c *Client) ListLeases(ctx context.Context) ([]LeaseStatus, keyspace.Revisi
 
 // listLeases returns the leases that are there, those whose end is decided apart, and the
 // current revision.
-func (c *Client) listLeases(ctx context.Context) (live []LeaseStatus, ending []LeaseRef, rev keyspace.Revision, err error) {
+func (c *Client) listLeases(ctx context.Context) (live []LeaseStatus, ending []fsm.LeaseRef, rev keyspace.Revision, err error) {
 	q := leaseRequest{Op: leaseList, ID: minLeaseID}
 	for {
 		a, err := c.askLease(ctx, q, true)
@@ -347,7 +348,7 @@ func (c *Client) listLeases(ctx context.Context) (live []LeaseStatus, ending []L
 const maxLeaseWaits = 64
 
 // awaitLeaseEnds waits a while for the ends of several leases, at most maxLeaseWaits.
-func (c *Client) awaitLeaseEnds(ctx context.Context, refs []LeaseRef) error {
+func (c *Client) awaitLeaseEnds(ctx context.Context, refs []fsm.LeaseRef) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, ref := range refs {
 		g.Go(func() error {
@@ -386,7 +387,7 @@ func patient(ctx context.Context, id keyspace.LeaseID) error {
 
 // AwaitLeaseEnd waits until a lease whose end is decided has ended, and returns the
 // revision of the deletion of its keys, or a later one.
-func (c *Client) AwaitLeaseEnd(ctx context.Context, ref LeaseRef) (keyspace.Revision, error) {
+func (c *Client) AwaitLeaseEnd(ctx context.Context, ref fsm.LeaseRef) (keyspace.Revision, error) {
 	for {
 		a, err := c.one(ctx, leaseRequest{Op: leaseWait, ID: ref.ID, Incarnation: ref.Incarnation}, true)
 		if err != nil {

@@ -13,12 +13,13 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
 // mapCache is the node's copy of the map.
 type mapCache struct {
-	newest atomic.Pointer[Map]
+	newest atomic.Pointer[fsm.Map]
 
 	mu sync.Mutex
 	// changed, guarded by mu, is closed when a newer map is stored.
@@ -27,10 +28,10 @@ type mapCache struct {
 
 func (m *mapCache) init() { m.changed = make(chan struct{}) }
 
-func (m *mapCache) load() *Map { return m.newest.Load() }
+func (m *mapCache) load() *fsm.Map { return m.newest.Load() }
 
 // store takes over a newer map.
-func (m *mapCache) store(next *Map) bool {
+func (m *mapCache) store(next *fsm.Map) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if old := m.newest.Load(); old != nil && old.Version >= next.Version {
@@ -44,7 +45,7 @@ func (m *mapCache) store(next *Map) bool {
 
 // current returns the newest map, nil if there is none yet, and a channel that is
 // closed when there is a newer one.
-func (m *mapCache) current() (*Map, <-chan struct{}) {
+func (m *mapCache) current() (*fsm.Map, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.newest.Load(), m.changed
@@ -53,7 +54,7 @@ func (m *mapCache) current() (*Map, <-chan struct{}) {
 // Map returns the node's newest copy of the range map and the node table, waiting
 // for the first one until ctx ends. It may be older than what ranges say of
 // themselves.
-func (c *Client) Map(ctx context.Context) (*Map, error) {
+func (c *Client) Map(ctx context.Context) (*fsm.Map, error) {
 	for {
 		m, changed := c.maps.current()
 		if m != nil {
@@ -71,7 +72,7 @@ func (c *Client) Map(ctx context.Context) (*Map, error) {
 
 // WatchMap returns the node's newest copy, nil if there is none yet, and a channel
 // that is closed when there is a newer one.
-func (c *Client) WatchMap() (*Map, <-chan struct{}) { return c.maps.current() }
+func (c *Client) WatchMap() (*fsm.Map, <-chan struct{}) { return c.maps.current() }
 
 // Descriptor returns the row of a range in the node's newest copy of the map. key is one
 // of the range's keys as the caller knows it, and where the range is looked for first; a
@@ -84,7 +85,7 @@ func (c *Client) Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descripto
 	if g := m.Lookup(key); g.Descriptor.Range == id {
 		return g.Descriptor, true
 	}
-	g, ok := m.byID(id)
+	g, ok := m.ByID(id)
 	return g.Descriptor, ok
 }
 
@@ -107,7 +108,7 @@ func (c *Client) RangeMap(ctx context.Context) ([]keyspace.Descriptor, error) {
 	return m.Descriptors(), nil
 }
 
-func (c *Client) storeMap(m *Map) {
+func (c *Client) storeMap(m *fsm.Map) {
 	if m.Version == 0 || !c.maps.store(m) {
 		return
 	}
@@ -288,7 +289,7 @@ func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
 }
 
 // knows says whether the map holds this copy of a range, or a newer one.
-func knows(m *Map, d *keyspace.Descriptor) bool {
+func knows(m *fsm.Map, d *keyspace.Descriptor) bool {
 	if m == nil {
 		return false
 	}
@@ -333,14 +334,14 @@ func (c *Client) report() bool {
 }
 
 // next returns descriptors to report, by range id, and forgets what the map knows.
-func (q *reportQueue) next(m *Map) []keyspace.Descriptor {
+func (q *reportQueue) next(m *fsm.Map) []keyspace.Descriptor {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	ds := make([]keyspace.Descriptor, 0, min(len(q.pending), maxDescriptors))
+	ds := make([]keyspace.Descriptor, 0, min(len(q.pending), fsm.MaxDescriptors))
 	for id, d := range q.pending {
 		if knows(m, &d) {
 			delete(q.pending, id)
-		} else if len(ds) < maxDescriptors {
+		} else if len(ds) < fsm.MaxDescriptors {
 			ds = append(ds, d)
 		}
 	}

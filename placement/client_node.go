@@ -7,17 +7,18 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Members returns the node table, ascending by id, without the nodes that were removed.
 // Where linearizable is false it is this node's copy, which may be old.
-func (c *Client) Members(ctx context.Context, linearizable bool) ([]Node, error) {
+func (c *Client) Members(ctx context.Context, linearizable bool) ([]fsm.Node, error) {
 	ns, err := c.NodeTable(ctx, linearizable)
-	return slices.DeleteFunc(ns, func(n Node) bool { return n.State == NodeRemoved }), err
+	return slices.DeleteFunc(ns, func(n fsm.Node) bool { return n.State == fsm.NodeRemoved }), err
 }
 
 // NodeTable is Members with the nodes that were removed.
-func (c *Client) NodeTable(ctx context.Context, linearizable bool) ([]Node, error) {
+func (c *Client) NodeTable(ctx context.Context, linearizable bool) ([]fsm.Node, error) {
 	if m := c.maps.load(); !linearizable && m != nil {
 		return m.NodeTable(), nil
 	}
@@ -30,9 +31,9 @@ func (c *Client) NodeTable(ctx context.Context, linearizable bool) ([]Node, erro
 // its state. It is repeated until the placement leader has it or ctx ends. NodeRemoved
 // says that the node is to stop: it is none of the cluster any more, and NodeExists that
 // another directory is this node's.
-func (c *Client) Publish(ctx context.Context, n Node) error {
+func (c *Client) Publish(ctx context.Context, n fsm.Node) error {
 	n.ID = c.o.Self
-	if err := c.putNode(ctx, nodePublishes, n); err != nil {
+	if err := c.putNode(ctx, fsm.NodePublishes, n); err != nil {
 		return fmt.Errorf("publish node %s: %w", n.ID, err)
 	}
 	return nil
@@ -41,23 +42,23 @@ func (c *Client) Publish(ctx context.Context, n Node) error {
 // AddNode makes an unstarted row for a node that is to join: its id and peer URLs, and
 // what else is known of it. NodeExists and PeerURLExists say that others have these,
 // NodeRemoved that the id belongs to a node that is gone for good.
-func (c *Client) AddNode(ctx context.Context, n Node) error {
-	return c.putNode(ctx, nodeIsAdded, n)
+func (c *Client) AddNode(ctx context.Context, n fsm.Node) error {
+	return c.putNode(ctx, fsm.NodeIsAdded, n)
 }
 
 // ClaimNode notes that a node is that of the directory with an instance. It may be repeated.
 // NodeExists says that it is another one's.
 func (c *Client) ClaimNode(ctx context.Context, node keyspace.NodeID, instance uint64) error {
-	return c.putNode(ctx, nodeIsClaimed, Node{ID: node, Instance: instance})
+	return c.putNode(ctx, fsm.NodeIsClaimed, fsm.Node{ID: node, Instance: instance})
 }
 
 // SetPeerURLs changes where a node's bus is. NodeNotFound and PeerURLExists refuse it.
 func (c *Client) SetPeerURLs(ctx context.Context, node keyspace.NodeID, urls []string) error {
-	return c.putNode(ctx, nodeHasMoved, Node{ID: node, PeerURLs: urls})
+	return c.putNode(ctx, fsm.NodeHasMoved, fsm.Node{ID: node, PeerURLs: urls})
 }
 
-func (c *Client) putNode(ctx context.Context, change nodeChange, n Node) error {
-	if err := n.validate(); err != nil {
+func (c *Client) putNode(ctx context.Context, change fsm.NodeChange, n fsm.Node) error {
+	if err := n.Validate(); err != nil {
 		return kverror.New(kverror.BadRequest, "%v", err)
 	}
 	_, err := c.ask(ctx, &request{Kind: requestPutNode, Boot: c.o.Boot, Change: change, Node: n}, true)
@@ -69,7 +70,7 @@ func (c *Client) putNode(ctx context.Context, change nodeChange, n Node) error {
 // a node that is there already stays there. Beside are the other nodes of which the caller
 // knows that they leave, where this one is to leave too. BadRequest says that the node is in
 // another state, that there is no such way, or that by now others leave as well.
-func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, to NodeState, beside ...keyspace.NodeID) error {
+func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, to fsm.NodeState, beside ...keyspace.NodeID) error {
 	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: to, Beside: beside}, true)
 	return err
 }
@@ -78,8 +79,8 @@ func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, t
 // holds nothing: the leader of placement sees to that, whoever asks again or not. It may be
 // repeated, and a node that is decommissioned already leaves from then on too. Beside is as for
 // SetNodeState.
-func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from NodeState, beside ...keyspace.NodeID) error {
-	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: NodeDecommissioned, Leave: true, Beside: beside}, true)
+func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from fsm.NodeState, beside ...keyspace.NodeID) error {
+	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: fsm.NodeDecommissioned, Leave: true, Beside: beside}, true)
 	return err
 }
 

@@ -10,12 +10,13 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/transport"
 )
 
 // queued is a request for revisions that waits for its batch.
 type queued struct {
-	item item
+	item sequencer.Item
 	at   clock.Time
 	done func(keyspace.SequenceAnswer)
 	// err is set where the request is refused.
@@ -40,7 +41,7 @@ type sequenceQueue struct {
 	term    uint64
 	last    keyspace.Revision
 	taken   []queued
-	items   []item
+	items   []sequencer.Item
 	spare   []queued
 	expired []queued
 }
@@ -67,14 +68,14 @@ func signal(ch chan struct{}) {
 // handed out to it are used by nobody. So does one that finds MaxQueued waiting.
 func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	e := queued{
-		item: item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also},
+		item: sequencer.Item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also},
 		at:   c.o.Clock.Now(), done: done,
 	}
 	q := &c.queue
 	q.mu.Lock()
 	switch {
-	case req.Count < 0 || req.Count > MaxBatchRevisions:
-		e.err = kverror.New(kverror.BadRequest, "%d revisions asked for, at most %d", req.Count, MaxBatchRevisions)
+	case req.Count < 0 || req.Count > sequencer.MaxBatchRevisions:
+		e.err = kverror.New(kverror.BadRequest, "%d revisions asked for, at most %d", req.Count, sequencer.MaxBatchRevisions)
 	case len(req.Also) > 0 && (req.Count != 1 || len(req.Also) >= keyspace.MaxRevisionRanges):
 		e.err = kverror.New(kverror.BadRequest, "%d revisions for %d further ranges", req.Count, len(req.Also))
 	case q.closed:
@@ -156,14 +157,14 @@ func (q *sequenceQueue) take(expired clock.Time) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n, total, also := 0, 0, 0
-	for ; n < len(q.waiting) && len(q.taken) < maxItems; n++ {
+	for ; n < len(q.waiting) && len(q.taken) < sequencer.MaxItems; n++ {
 		e := &q.waiting[n]
 		if e.at <= expired {
 			q.expired = append(q.expired, *e)
 			continue
 		}
 		total, also = total+int(e.item.Count), also+len(e.item.Also)
-		if total > MaxBatchRevisions || also > maxAlso {
+		if total > sequencer.MaxBatchRevisions || also > sequencer.MaxAlso {
 			break
 		}
 		q.taken = append(q.taken, *e)
@@ -187,16 +188,16 @@ func (c *Client) sequenceBatch() {
 		return
 	}
 	q.number++
-	b := batch{Boot: c.o.Boot, Number: q.number, Items: q.items}
+	b := sequencer.Batch{Boot: c.o.Boot, Number: q.number, Items: q.items}
 	c.o.Metrics.BatchRequests.Observe(float64(len(b.Items)))
-	c.o.Metrics.BatchRevisions.Observe(float64(b.total()))
+	c.o.Metrics.BatchRevisions.Observe(float64(b.Total()))
 	g, err := c.sequenceOnce(&b)
 	if err != nil {
 		for i := range q.taken {
 			c.answer(&q.taken[i], keyspace.SequenceAnswer{Err: err})
 		}
 	} else {
-		g.answers(q.items, func(i int, a keyspace.SequenceAnswer) { c.answer(&q.taken[i], a) })
+		g.Answers(q.items, func(i int, a keyspace.SequenceAnswer) { c.answer(&q.taken[i], a) })
 	}
 	clear(q.taken)
 	clear(q.expired)
@@ -215,27 +216,25 @@ func (c *Client) answer(e *queued, a keyspace.SequenceAnswer) {
 // content: a sequencer that has answered it already answers the same again. An
 // answer is taken only from the attempt that runs, so what another one might still
 // say is lost with it.
-func (c *Client) sequenceOnce(b *batch) (grant, error) {
+func (c *Client) sequenceOnce(b *sequencer.Batch) (sequencer.Grant, error) {
 	q := &c.queue
-	var local *pendingAsk
+	var local *sequencer.Pending
 	if c.Leader() == c.o.Self {
 		// The sequencer is a function call away, and mostly answers at once.
 		local = c.beginLocal(b)
-		select {
-		case r := <-local.ch:
-			if r.err == nil {
-				return r.grant, q.accept(b, &r.grant)
-			}
+		switch g, ok, err := local.Answered(); {
+		case ok && err == nil:
+			return g, q.accept(b, &g)
+		case ok:
 			local = nil
-		default:
 		}
 	}
 	left := c.o.SequenceTimeout - c.o.Clock.Now().Sub(q.taken[0].at)
 	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, left)
 	defer cancel()
-	var g grant
+	var g sequencer.Grant
 	err := c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {
-		var own *pendingAsk
+		var own *sequencer.Pending
 		own, local = local, nil
 		if g, err = c.sequenceAt(ctx, node, b, own); err != nil {
 			return err
@@ -244,37 +243,37 @@ func (c *Client) sequenceOnce(b *batch) (grant, error) {
 		return q.accept(b, &g)
 	})
 	if err != nil {
-		return grant{}, c.sequenceError(err)
+		return sequencer.Grant{}, c.sequenceError(err)
 	}
 	return g, nil
 }
 
 // beginLocal gives the batch to this node's own sequencer, with a content of its
 // own: the queue's buffer is the next batch's as soon as this one has an answer.
-func (c *Client) beginLocal(b *batch) *pendingAsk {
+func (c *Client) beginLocal(b *sequencer.Batch) *sequencer.Pending {
 	own := *b
 	own.Items = slices.Clone(b.Items)
-	return c.o.Service.sequencer.begin(c.o.Self, own)
+	return c.o.Service.sequencer.Begin(c.o.Self, own)
 }
 
 // sequenceAt makes one attempt at a node. own, where not nil, is what this node's
 // own sequencer has of the batch already: it is waited for, or taken back before
 // another sequencer is asked.
-func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *batch, own *pendingAsk) (grant, error) {
+func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *sequencer.Batch, own *sequencer.Pending) (sequencer.Grant, error) {
 	if node == c.o.Self {
 		if own == nil {
 			own = c.beginLocal(b)
 		}
-		return own.wait(ctx)
+		return own.Wait(ctx)
 	}
 	if own != nil {
-		own.withdraw()
+		own.Withdraw()
 	}
-	p, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementSequence, b.encode())
+	p, err := c.o.Bus.Call(ctx, node, transport.MethodPlacementSequence, b.Encode())
 	if err != nil {
-		return grant{}, fmt.Errorf("ask node %s for revisions: %w", node, err)
+		return sequencer.Grant{}, fmt.Errorf("ask node %s for revisions: %w", node, err)
 	}
-	return decodeGrant(p)
+	return sequencer.DecodeGrant(p)
 }
 
 // errStaleAnswer is an answer to another number, or from a sequencer older than
@@ -283,7 +282,7 @@ var errStaleAnswer = kverror.New(kverror.NotLeader, "answer of an earlier sequen
 
 // accept checks an answer before it is used. Revisions that step back in one term
 // order break P2: going on would corrupt what clients see.
-func (q *sequenceQueue) accept(b *batch, g *grant) error {
+func (q *sequenceQueue) accept(b *sequencer.Batch, g *sequencer.Grant) error {
 	if g.Number != b.Number || g.Term < q.term {
 		return errStaleAnswer
 	}
@@ -291,7 +290,7 @@ func (q *sequenceQueue) accept(b *batch, g *grant) error {
 		panic(fmt.Sprintf("placement: revisions after %d handed out in term %d, revision %d in term %d before",
 			g.Before, g.Term, q.last, q.term))
 	}
-	q.term, q.last = g.Term, g.Before+keyspace.Revision(b.total())
+	q.term, q.last = g.Term, g.Before+keyspace.Revision(b.Total())
 	return nil
 }
 

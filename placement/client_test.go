@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // TestSequenceWithoutQuorum checks that requests which nobody can answer fail in
@@ -41,7 +42,7 @@ func TestSequenceWithoutQuorum(t *testing.T) {
 				synctest.Wait()
 			}
 		}
-		c.Sequence(keyspace.SequenceRequest{Range: 1, Count: MaxBatchRevisions + 1}, func(a keyspace.SequenceAnswer) {
+		c.Sequence(keyspace.SequenceRequest{Range: 1, Count: sequencer.MaxBatchRevisions + 1}, func(a keyspace.SequenceAnswer) {
 			if !errors.Is(a.Err, kverror.BadRequest) {
 				t.Errorf("too many revisions: %+v", a)
 			}
@@ -63,7 +64,7 @@ func TestSequenceWithoutQuorum(t *testing.T) {
 		if _, err := c.Compact(ctx, 1); kverror.Of(err).Fate() != kverror.Unknown {
 			t.Errorf("compact without a quorum: %v", err)
 		}
-		if err := c.Quiesce(t.Context()); err == nil {
+		if err := c.Shutdown(t.Context()); err == nil {
 			t.Error("a stop without a quorum promised that there is no gap")
 		}
 		r.nodes[0].stop()
@@ -86,7 +87,7 @@ func TestStateSurvivesCrashes(t *testing.T) {
 			r.startAll()
 			n := r.nodes[r.rng.IntN(3)]
 			a := n.sequence(3)
-			if a.Err != nil || a.First <= last || a.First > last+CeilingBlock+1 || a.Compacted != compacted {
+			if a.Err != nil || a.First <= last || a.First > last+sequencer.CeilingBlock+1 || a.Compacted != compacted {
 				t.Fatalf("round %d: %+v after revision %d, compacted %d", round, a, last, compacted)
 			}
 			last = a.Current
@@ -137,7 +138,7 @@ func TestSnapshot(t *testing.T) {
 		away.start()
 		for range 200 {
 			v := away.service.View()
-			if v.meta.Settings == 40 {
+			if v.SettingsRevision() == 40 {
 				if got := v.Settings(); len(got) != 1 || got[0].Value[0] != 39 {
 					t.Fatalf("settings after the snapshot: %d", len(got))
 				}
@@ -150,6 +151,6 @@ func TestSnapshot(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		t.Fatalf("the node that was away has %d changes of settings", away.service.View().meta.Settings)
+		t.Fatalf("the node that was away has %d changes of settings", away.service.View().SettingsRevision())
 	})
 }

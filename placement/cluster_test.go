@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -201,7 +202,7 @@ func TestStopOfAllLeavesNoGap(t *testing.T) {
 					if got := r.stopAllAtOnce(); got != nodes {
 						t.Fatalf("round %d: %d of %d nodes stopped cleanly", round, got, nodes)
 					}
-					if took := time.Since(begin); took > QuiesceTimeout+time.Second {
+					if took := time.Since(begin); took > ShutdownTimeout+time.Second {
 						t.Fatalf("the stop took %v", took)
 					}
 				}
@@ -247,7 +248,7 @@ func TestRollingStopLeavesNoGap(t *testing.T) {
 				n = r.leader()
 			}
 			n.client.BeginStop()
-			if err := n.client.Quiesce(t.Context()); err != nil {
+			if err := n.client.Shutdown(t.Context()); err != nil {
 				t.Fatalf("round %d: %v", round, err)
 			}
 			n.stop()
@@ -374,7 +375,7 @@ func revisionsUnderFaults(t *testing.T, seed uint64) {
 	}
 	used, last := h.check(t)
 	t.Logf("%d answers, %d errors, %d revisions up to %d, %d failures, network %+v", len(h.answers), h.errors, used, last, failures, r.net.Stats())
-	if lost := int(last) - 1 - used; lost > (failures+1)*CeilingBlock {
+	if lost := int(last) - 1 - used; lost > (failures+1)*sequencer.CeilingBlock {
 		t.Errorf("%d revisions were lost in %d failures", lost, failures)
 	}
 	if len(h.answers) < 200 {

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // OwnLeast is how many voters of the placement group are kept where no other node can
@@ -22,17 +23,18 @@ const OwnLeast = 3
 // lost or decommissioned, its leader one that is drained, it gets voters where it has too few,
 // and they go to different zones. It is one step at a time,
 // and nothing for balance: who leads it costs more than what it holds.
-func (d *decider) decideOwn(ctx context.Context, v *View) {
+func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	own := v.PlacementGroup()
-	if d.settings.Paused || own.ConfIndex == 0 || joint(&own) {
+	if d.settings.Paused || own.ConfIndex == 0 || fsm.Joint(&own) {
 		return
 	}
-	busy := slices.IndexFunc(v.operations, func(o Operation) bool { return o.Range == OwnGroup })
+	all := v.Operations()
+	busy := slices.IndexFunc(all, func(o fsm.Operation) bool { return o.Range == fsm.OwnGroup })
 	leaving := keyspace.NodeID(0)
 	if busy >= 0 {
-		leaving = v.operations[busy].From
-		d.leaveOwnSilent(&v.operations[busy])
-		d.leaveOwnRefuge(&own, &v.operations[busy])
+		leaving = all[busy].From
+		d.leaveOwnSilent(&all[busy])
+		d.leaveOwnRefuge(&own, &all[busy])
 	}
 	if d.nodes[d.s.o.Self].State != decide.Draining {
 		d.handOverAt, d.handOverPause = 0, 0
@@ -50,7 +52,7 @@ func (d *decider) decideOwn(ctx context.Context, v *View) {
 	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
 	defer cancel()
 	d.s.o.Metrics.Decisions.WithLabelValues(o.Reason.String(), o.Kind.String()).Inc()
-	res := d.s.propose(ctx, d.term, beginOperation{ConfIndex: own.ConfIndex, Operation: o})
+	res := d.s.propose(ctx, d.term, fsm.BeginOperation{ConfIndex: own.ConfIndex, Operation: o})
 	d.s.o.Logger.Info("decided about the placement group", zap.Stringer("what", &o), zap.String("why", o.Why), zap.Error(res.Err))
 	if res.Err == nil {
 		if o.To != 0 {
@@ -73,27 +75,27 @@ func (d *decider) forgetTried(own *keyspace.Descriptor) {
 
 // leaveOwnSilent has an operation on the group given up that waits for a node that is silent: as
 // with ranges.
-func (d *decider) leaveOwnSilent(o *Operation) {
+func (d *decider) leaveOwnSilent(o *fsm.Operation) {
 	if n := d.nodes[o.To]; n.Silent && d.s.o.Clock.Now().Sub(n.SilentSince) >= d.settings.AbandonAfter {
-		d.operator.abandon(OwnGroup, o.ID, fmt.Sprintf("node %s is silent", o.To))
+		d.operator.abandon(fsm.OwnGroup, o.ID, fmt.Sprintf("node %s is silent", o.To))
 	}
 }
 
 // leaveOwnRefuge has a repair of the group given up that waits for the copy to a node that hears
 // hardly any other, where a better one is there: as with ranges.
-func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *Operation) {
+func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *fsm.Operation) {
 	is, has := own.ReplicaOn(o.To)
 	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Forsaken(o.To) {
 		return
 	}
 	if to := d.ownTarget(own, o.From, false); to != 0 {
-		d.operator.abandon(OwnGroup, o.ID, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
+		d.operator.abandon(fsm.OwnGroup, o.ID, fmt.Sprintf("node %s hears hardly any other, and node %s can take it", o.To, to))
 	}
 }
 
 // ownOperation returns what is to be done for the group's replicas, if anything.
-func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (Operation, bool) {
-	o := Operation{Range: OwnGroup}
+func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (fsm.Operation, bool) {
+	o := fsm.Operation{Range: fsm.OwnGroup}
 	voters := 0
 	for _, m := range own.Replicas {
 		if m.Role != keyspace.RoleVoter {
@@ -119,13 +121,13 @@ func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (Operat
 	}
 	switch {
 	case o.To != 0:
-		o.Kind = OperationMove
+		o.Kind = fsm.OperationMove
 	case voters > OwnLeast, d.nodes[o.From].Leaves && d.everywhere(own):
-		o.Kind = OperationRemove
+		o.Kind = fsm.OperationRemove
 		o.Why += ", and every other node has a replica"
 	case o.Reason == decide.Repair:
 		// One more loss would stop it: as with ranges a risky copy is better than none.
-		o.Kind, o.To = OperationMove, d.ownTarget(own, o.From, true)
+		o.Kind, o.To = fsm.OperationMove, d.ownTarget(own, o.From, true)
 		o.Why += ", and no other node can take its replica than one that hears hardly any other"
 		return o, o.To != 0
 	default:
@@ -152,7 +154,7 @@ func (d *decider) everywhere(own *keyspace.Descriptor) bool {
 // else a cluster that was founded by one node would always stop with that one. As with
 // ranges it begins only where there are nodes for all of them. Fewer are not made of many:
 // each founder has one, whatever ranges have.
-func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
+func (d *decider) ownGrowth(o fsm.Operation, voters int) (fsm.Operation, bool) {
 	want, take := max(OwnLeast, d.settings.ReplicationFactor), 0
 	for _, n := range d.nodes {
 		if n.Takes() {
@@ -162,7 +164,7 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 	if voters >= want || take < want || o.To == 0 {
 		return o, false
 	}
-	o.Kind, o.Reason = OperationAdd, decide.Factor
+	o.Kind, o.Reason = fsm.OperationAdd, decide.Factor
 	o.Why = fmt.Sprintf("the placement group has %d voters, and %d nodes can have one", voters, take)
 	return o, true
 }
@@ -170,7 +172,7 @@ func (d *decider) ownGrowth(o Operation, voters int) (Operation, bool) {
 // ownSpread moves a voter out of the zone that has most of them: with that zone the group might
 // stop, and nobody writes. Nodes say their zones one after the other when they are started, so
 // that it waits a while.
-func (d *decider) ownSpread(own *keyspace.Descriptor, now clock.Time) (Operation, bool) {
+func (d *decider) ownSpread(own *keyspace.Descriptor, now clock.Time) (fsm.Operation, bool) {
 	o, ok := d.ownCrowd(own)
 	if !ok {
 		d.ownCrowdedAt = 0
@@ -184,8 +186,8 @@ func (d *decider) ownSpread(own *keyspace.Descriptor, now clock.Time) (Operation
 
 // ownCrowd returns the move of a voter to a zone that would then have fewer of them than its own has
 // now; not the leader's, whose move costs most. Who never got its copy is not tried again.
-func (d *decider) ownCrowd(own *keyspace.Descriptor) (Operation, bool) {
-	o := Operation{Range: OwnGroup, Kind: OperationMove, Reason: decide.Zones}
+func (d *decider) ownCrowd(own *keyspace.Descriptor) (fsm.Operation, bool) {
+	o := fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, Reason: decide.Zones}
 	zones, most := map[string]int{}, 1
 	for _, m := range own.Replicas {
 		n := d.nodes[m.Node]

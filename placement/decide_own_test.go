@@ -6,6 +6,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // ownOf is a decider whose placement group has a voter on each of the nodes that are named first,
@@ -50,7 +51,7 @@ func TestOwnZones(t *testing.T) {
 			n.State = decide.Decommissioning
 		}
 		d.nodes[tc.leave] = n
-		if o, ok := d.ownOperation(own, 1); !ok || o.Kind != OperationMove || o.From != tc.leave || o.To != tc.want {
+		if o, ok := d.ownOperation(own, 1); !ok || o.Kind != fsm.OperationMove || o.From != tc.leave || o.To != tc.want {
 			t.Errorf("%s: %s, %t; want node %s", tc.what, &o, ok, tc.want)
 		}
 	}
@@ -64,7 +65,7 @@ func TestOwnLeavesFirst(t *testing.T) {
 			d.nodes[id] = decide.Node{ID: id, State: decide.Decommissioning, Leaves: id == 3, Silent: lost}
 			d.lost[id] = lost
 		}
-		if o, ok := d.ownOperation(own, 1); !ok || o.Kind != OperationRemove || o.From != 3 {
+		if o, ok := d.ownOperation(own, 1); !ok || o.Kind != fsm.OperationRemove || o.From != 3 {
 			t.Errorf("lost %t: %s, %t; want node 3 removed", lost, &o, ok)
 		}
 	}
@@ -130,7 +131,7 @@ func TestOwnSpread(t *testing.T) {
 		}
 		later := clock.Time(1).Add(d.settings.Patience)
 		o, ok := d.ownOperation(own, later)
-		if ok != (tc.to != 0) || ok && (o.Kind != OperationMove || o.From != tc.from || o.To != tc.to) {
+		if ok != (tc.to != 0) || ok && (o.Kind != fsm.OperationMove || o.From != tc.from || o.To != tc.to) {
 			t.Errorf("%s: %s, %t; want from node %s to node %s", tc.what, &o, ok, tc.from, tc.to)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 const (
@@ -70,13 +71,13 @@ type decider struct {
 	// once, or was waited for long enough.
 	heard bool
 	// view is what c was last brought up to; nil before the first round.
-	view  *View
+	view  *fsm.View
 	nodes map[keyspace.NodeID]decide.Node
 	lost  map[keyspace.NodeID]bool
 	// central says that a node that lives hears half of the others or more.
 	central bool
 	ranges  map[keyspace.RangeID]known
-	under   map[keyspace.RangeID]Operation
+	under   map[keyspace.RangeID]fsm.Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
 	// ownTried is how often an operation on the placement group was to bring a replica to a node,
@@ -98,7 +99,7 @@ type decider struct {
 // known is a range of the map, and since when it has its generation; 0 is longer than
 // this leadership.
 type known struct {
-	row  *Range
+	row  *fsm.Range
 	born clock.Time
 }
 
@@ -109,7 +110,7 @@ func newDecider(s *Service, term uint64, h *hearing, o *operator) *decider {
 		ended: map[uint64]bool{}, tasks: map[keyspace.RangeID]bool{},
 		settings: s.deciding(), began: now, surveyed: now,
 		nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{},
-		ranges: map[keyspace.RangeID]known{}, under: map[keyspace.RangeID]Operation{},
+		ranges: map[keyspace.RangeID]known{}, under: map[keyspace.RangeID]fsm.Operation{},
 		giveUp: map[keyspace.RangeID]string{}, ownTried: map[keyspace.NodeID]int{},
 	}
 	d.c = decide.New(d.settings, term, now)
@@ -185,16 +186,16 @@ func (d *decider) round(ctx context.Context) {
 }
 
 // feedSettings takes over what the operator has set.
-func (d *decider) feedSettings(v *View) {
-	if d.view != nil && d.view.meta.Settings == v.meta.Settings {
+func (d *decider) feedSettings(v *fsm.View) {
+	if d.view != nil && d.view.SettingsRevision() == v.SettingsRevision() {
 		return
 	}
 	set := d.s.deciding()
 	set.Paused = v.Paused()
-	if n, ok := parseReplication(v.settings[SettingReplication]); ok {
+	if n, ok := fsm.ParseReplication(v.SettingValue(fsm.SettingReplication)); ok {
 		set.ReplicationFactor = n
 	}
-	if after, ok := parseMergeAfter(v.settings[SettingMergeAfter]); ok {
+	if after, ok := fsm.ParseMergeAfter(v.SettingValue(fsm.SettingMergeAfter)); ok {
 		d.s.mergeAfter(&set, after)
 	}
 	if set != d.settings {
@@ -214,16 +215,16 @@ func (d *decider) lonely(id keyspace.NodeID) bool {
 
 // feedNodes takes over the node table, who is heard and hears others, and what nodes say of
 // their disks.
-func (d *decider) feedNodes(v *View, now clock.Time) {
+func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 	d.central = false
-	for id, row := range v.nodes {
-		d.central = d.central || row.counts() && d.s.o.Central(id)
+	for id, row := range v.NodeRows() {
+		d.central = d.central || counts(&row) && d.s.o.Central(id)
 	}
-	for id, row := range v.nodes {
-		if !row.counts() {
+	for id, row := range v.NodeRows() {
+		if !counts(&row) {
 			continue
 		}
-		n := row.decided()
+		n := decidedNode(&row)
 		var complete bool
 		n.Capacity, n.Used, complete = d.hearing.node(id)
 		old, ok := d.nodes[id]
@@ -255,7 +256,7 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 		}
 	}
 	for id := range d.nodes {
-		if row := v.nodes[id]; !row.counts() {
+		if row, _ := v.Node(id); !counts(&row) {
 			delete(d.nodes, id)
 			d.c.RemoveNode(id)
 		}
@@ -266,30 +267,30 @@ func (d *decider) feedNodes(v *View, now clock.Time) {
 const attributeZone = "zone"
 
 // counts says whether decisions know the node: it has served, and is not gone for good.
-func (n *Node) counts() bool { return n.State.Started() }
+func counts(n *fsm.Node) bool { return n.State.Started() }
 
-// decided returns the node as decisions see it, without what only a leader knows.
-func (n *Node) decided() decide.Node {
+// decidedNode returns the node as decisions see it, without what only a leader knows.
+func decidedNode(n *fsm.Node) decide.Node {
 	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone), Leaves: n.Leaves}
 	switch n.State {
-	case NodeDraining, NodeLearner: // neither gets replicas or leaders
+	case fsm.NodeDraining, fsm.NodeLearner: // neither gets replicas or leaders
 		out.State = decide.Draining
-	case NodeDecommissioned:
+	case fsm.NodeDecommissioned:
 		out.State = decide.Decommissioning
-	case NodeServing, NodeUnstarted, NodeUnstartedLearner, NodeRemoved:
+	case fsm.NodeServing, fsm.NodeUnstarted, fsm.NodeUnstartedLearner, fsm.NodeRemoved:
 	}
 	return out
 }
 
 // feedRanges takes over the map and what nodes say of the ranges that they lead.
-func (d *decider) feedRanges(v *View, now clock.Time) {
+func (d *decider) feedRanges(v *fsm.View, now clock.Time) {
 	since := uint64(0)
 	if d.view != nil {
 		since = d.view.Version
 	}
 	news := map[keyspace.RangeID]bool{}
 	if v.Version > since {
-		for _, g := range v.since(since) {
+		for _, g := range v.RowsSince(since) {
 			id := g.Descriptor.Range
 			k, ok := d.ranges[id]
 			if ok && k.row.Descriptor.Generation != g.Descriptor.Generation || !ok && d.view != nil {
@@ -316,9 +317,9 @@ func (d *decider) feedRanges(v *View, now clock.Time) {
 }
 
 // dropRanges forgets the ranges that the map has no more.
-func (d *decider) dropRanges(v *View) {
+func (d *decider) dropRanges(v *fsm.View) {
 	there := make(map[keyspace.RangeID]bool, v.Len())
-	v.All(func(g *Range) bool {
+	v.All(func(g *fsm.Range) bool {
 		there[g.Descriptor.Range] = true
 		return true
 	})
@@ -332,7 +333,7 @@ func (d *decider) dropRanges(v *View) {
 
 // feedOperations takes over which operations are under way, whoever has begun them, and
 // how others have ended.
-func (d *decider) feedOperations(v *View, now clock.Time) {
+func (d *decider) feedOperations(v *fsm.View, now clock.Time) {
 	d.mu.Lock()
 	tasks, told := d.tasks, len(d.ended) > 0
 	d.tasks = map[keyspace.RangeID]bool{}
@@ -341,21 +342,22 @@ func (d *decider) feedOperations(v *View, now clock.Time) {
 		d.c.Finish(id, now, done)
 		delete(d.giveUp, id)
 	}
-	if d.view != nil && d.view.operationsChanged == v.operationsChanged && !told && !d.unsettled {
+	if d.view != nil && d.view.OperationsVersion() == v.OperationsVersion() && !told && !d.unsettled {
 		return
 	}
 	d.unsettled = false
-	there := make(map[keyspace.RangeID]uint64, len(v.operations))
-	for i := range v.operations {
-		there[v.operations[i].Range] = v.operations[i].ID
+	all := v.Operations()
+	there := make(map[keyspace.RangeID]uint64, len(all))
+	for i := range all {
+		there[all[i].Range] = all[i].ID
 	}
 	for id, op := range d.under {
 		if there[id] != op.ID {
 			d.feedEnd(&op, now)
 		}
 	}
-	for i := range v.operations {
-		d.feedBegun(&v.operations[i])
+	for i := range all {
+		d.feedBegun(&all[i])
 	}
 	d.forgetEnds(v)
 }
@@ -363,7 +365,7 @@ func (d *decider) feedOperations(v *View, now clock.Time) {
 // feedEnd takes over that an operation is gone. The one that has worked on it says how that
 // came a moment after the view has it: until then the range is left alone. Of one that nobody
 // here has worked on it is not known.
-func (d *decider) feedEnd(op *Operation, now clock.Time) {
+func (d *decider) feedEnd(op *fsm.Operation, now clock.Time) {
 	if d.operator.works(op) {
 		d.unsettled = true
 		return
@@ -371,7 +373,7 @@ func (d *decider) feedEnd(op *Operation, now clock.Time) {
 	d.mu.Lock()
 	done, told := d.ended[op.ID]
 	d.mu.Unlock()
-	if done = done || !told; op.Kind == OperationMerge {
+	if done = done || !told; op.Kind == fsm.OperationMerge {
 		// Whoever has carried it out, and whatever came of it, the map knows it.
 		_, still := d.ranges[op.Right]
 		done = !still
@@ -384,11 +386,11 @@ func (d *decider) feedEnd(op *Operation, now clock.Time) {
 // feedBegun takes over that an operation is under way. Where that cannot be yet, because the
 // range is about to come with the map, or what was decided for it is about to be refused, it
 // is tried again in the next round.
-func (d *decider) feedBegun(op *Operation) {
-	if _, ok := d.under[op.Range]; ok || op.Range == OwnGroup {
+func (d *decider) feedBegun(op *fsm.Operation) {
+	if _, ok := d.under[op.Range]; ok || op.Range == fsm.OwnGroup {
 		return
 	}
-	if err := d.c.Begin(op.decided(d.hearing.of(op.Range).leader)); err != nil {
+	if err := d.c.Begin(decisionOf(op, d.hearing.of(op.Range).leader)); err != nil {
 		d.unsettled = true
 		d.s.o.Logger.Debug("operation is not counted yet", zap.Uint64("operation", op.ID), zap.Error(err))
 		return
@@ -398,13 +400,13 @@ func (d *decider) feedBegun(op *Operation) {
 
 // forgetEnds forgets how operations have ended that nobody waits for: they are neither under
 // way as far as decisions go, nor in the view, which may be older than their end.
-func (d *decider) forgetEnds(v *View) {
+func (d *decider) forgetEnds(v *fsm.View) {
 	wanted := map[uint64]bool{}
 	for _, op := range d.under {
 		wanted[op.ID] = true
 	}
-	for i := range v.operations {
-		wanted[v.operations[i].ID] = true
+	for _, op := range v.Operations() {
+		wanted[op.ID] = true
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -417,7 +419,7 @@ func (d *decider) forgetEnds(v *View) {
 
 // over is told by the operator that an operation has ended; done says that it came to its
 // end, and was not given up.
-func (d *decider) over(op *Operation, done bool) {
+func (d *decider) over(op *fsm.Operation, done bool) {
 	d.mu.Lock()
 	d.ended[op.ID] = done
 	d.mu.Unlock()

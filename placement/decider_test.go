@@ -641,7 +641,7 @@ func TestZones(t *testing.T) {
 		zone := map[keyspace.NodeID]string{1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "c"}
 		for _, n := range w.nodes {
 			row := w.founding.Nodes[n.id-1]
-			row.Attributes = []Attribute{{"zone", zone[n.id]}}
+			row.Attributes = []Attribute{{Key: "zone", Value: zone[n.id]}}
 			if err := n.client.Publish(t.Context(), row); err != nil {
 				t.Fatal(err)
 			}
@@ -676,7 +676,7 @@ func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 		w.mover = func() Mover { return w }
 		w.founding.PlacementReplicas = 3
 		for i, zone := range []string{"a", "a", "b", "c", "a"} {
-			w.founding.Nodes[i].Attributes = []Attribute{{"zone", zone}}
+			w.founding.Nodes[i].Attributes = []Attribute{{Key: "zone", Value: zone}}
 		}
 		w.startAll()
 		w.nodes[3].closed.Store(true)

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -25,9 +25,9 @@ type feedPart struct {
 	// Full says, in the first part, that what follows is the whole map; otherwise it
 	// goes over the one that the parts before made.
 	Full, Last bool
-	Rows       []*Range
+	Rows       []*fsm.Range
 	// Nodes replace the node table where there are any.
-	Nodes []Node
+	Nodes []fsm.Node
 	// Own is who holds the placement group; ConfIndex 0 is as before.
 	Own keyspace.Descriptor
 }
@@ -59,37 +59,37 @@ func (p *feedPart) encode() []byte {
 	if p.Own.ConfIndex != 0 {
 		dst = keyspace.AppendDescriptor(dst, &p.Own)
 	}
-	dst = appendNodes(dst, p.Nodes)
+	dst = fsm.AppendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
 	for _, g := range p.Rows {
-		dst = appendRange(dst, g)
+		dst = fsm.AppendRange(dst, g)
 	}
 	return dst
 }
 
 func decodeFeedPart(b []byte) (feedPart, error) {
-	r := reader{wire.NewReader(b)}
-	r.versionIs(feedVersion)
+	r := fsm.NewReader(b)
+	r.VersionIs(feedVersion)
 	flags := r.Byte()
 	if flags&^(feedFull|feedLast|feedOwn) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint()}
 	if flags&feedOwn != 0 {
-		if p.Own = r.descriptor(); p.Own.ConfIndex == 0 {
+		if p.Own = r.Descriptor(); p.Own.ConfIndex == 0 {
 			r.Fail(errors.New("a feed with members of no index"))
 		}
 	}
-	p.Nodes = r.nodes()
-	n := r.count(feedRows, 11)
+	p.Nodes = r.Nodes()
+	n := r.CountUpTo(feedRows, 11)
 	for range n {
-		g := r.rangeRow()
+		g := r.RangeRow()
 		if !r.OK() {
 			break
 		}
 		p.Rows = append(p.Rows, &g)
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return feedPart{}, fmt.Errorf("decode part of the map feed: %w", err)
 	}
 	return p, nil
@@ -97,14 +97,14 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 
 // feedRequest opens a feed: the version of the map that the asker has, 0 for none.
 func encodeFeedRequest(since uint64) []byte {
-	return binary.AppendUvarint([]byte{formatVersion}, since)
+	return binary.AppendUvarint([]byte{fsm.FormatVersion}, since)
 }
 
 func decodeFeedRequest(b []byte) (since uint64, err error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
+	r := fsm.NewReader(b)
+	r.Version()
 	since = r.Uvarint()
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return 0, fmt.Errorf("decode request for the map feed: %w", err)
 	}
 	return since, nil
@@ -143,16 +143,16 @@ func (s *Service) serveFeed(ctx context.Context, gone <-chan struct{}, since uin
 
 // sendMap sends what brings a map of version since to m, whose node table has last
 // changed at nodesChanged.
-func sendMap(ctx context.Context, m *Map, nodesChanged, since uint64, s transport.Stream) error {
+func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s transport.Stream) error {
 	part := feedPart{Version: m.Version, Full: since == 0}
 	if since == 0 || nodesChanged > since {
 		part.Nodes = m.NodeTable()
 	}
-	if since == 0 || m.own.ConfIndex > since {
-		part.Own = m.own
+	if own := m.PlacementGroup(); since == 0 || own.ConfIndex > since {
+		part.Own = own
 	}
 	bytes := 0
-	for _, g := range m.since(since) {
+	for _, g := range m.RowsSince(since) {
 		if len(part.Rows) == feedRows || bytes >= feedBytes {
 			if err := s.Send(ctx, part.encode()); err != nil {
 				return err
@@ -169,16 +169,16 @@ func sendMap(ctx context.Context, m *Map, nodesChanged, since uint64, s transpor
 
 // feedReceiver puts the parts of a feed together.
 type feedReceiver struct {
-	base *Map
-	rows []*Range
+	base *fsm.Map
+	rows []*fsm.Range
 	// nodes, own and full are those of the parts since the last complete map.
-	nodes []Node
+	nodes []fsm.Node
 	own   keyspace.Descriptor
 	full  bool
 }
 
 // receive takes one part and returns the new map where it was the last one.
-func (f *feedReceiver) receive(b []byte) (*Map, error) {
+func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	p, err := decodeFeedPart(b)
 	if err != nil {
 		return nil, err
@@ -196,19 +196,16 @@ func (f *feedReceiver) receive(b []byte) (*Map, error) {
 	}
 	base := f.base
 	if f.full {
-		base = &Map{nodes: map[keyspace.NodeID]Node{}}
+		base = &fsm.Map{}
 	}
 	if base == nil {
 		return nil, fmt.Errorf("placement: feed brings version %d over a map that it never sent", p.Version)
 	}
-	next := base.with(p.Version, f.rows, f.nodes)
-	if f.own.ConfIndex > 0 {
-		next.own = f.own
-	}
+	next := base.With(p.Version, f.rows, f.nodes, f.own)
 	if f.full {
-		err = next.check()
+		err = next.Check()
 	} else {
-		err = next.checkAround(f.rows)
+		err = next.CheckAround(f.rows)
 	}
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // still is a decider of a cluster of five with ranges of three voters that are to have five,
@@ -13,7 +14,7 @@ import (
 type still struct {
 	t *testing.T
 	*decider
-	v   View
+	v   fsm.View
 	ids []keyspace.RangeID
 }
 
@@ -33,7 +34,7 @@ func stillDecider(t *testing.T, seed uint64) *still {
 	st.feedNodes(&st.v, now)
 	st.feedRanges(&st.v, now)
 	for _, id := range st.ids { // as if all were led by a voter
-		d, _ := st.v.descriptor(id)
+		d, _ := st.v.Of(id)
 		st.c.PutRange(decide.Range{Descriptor: d, Leader: d.Replicas[0].Node, Bytes: 1 << 20})
 	}
 	st.settings.ReplicationFactor = 5
@@ -50,9 +51,8 @@ func (st *still) feed() {
 }
 
 // under says what the view has under way from now on.
-func (st *still) viewHas(ops ...Operation) {
-	st.v.operations = ops
-	st.v.operationsChanged++
+func (st *still) viewHas(ops ...fsm.Operation) {
+	st.v = *st.v.WithOperations(ops)
 }
 
 // decides says whether something is decided for the range now.
@@ -67,7 +67,7 @@ func (st *still) decides(id keyspace.RangeID) bool {
 
 // freeNode is a node without a replica of the range.
 func (st *still) freeNode(id keyspace.RangeID) keyspace.NodeID {
-	d, _ := st.v.descriptor(id)
+	d, _ := st.v.Of(id)
 	for n := keyspace.NodeID(1); ; n++ {
 		if _, has := d.ReplicaOn(n); !has {
 			return n
@@ -83,7 +83,7 @@ func TestOutcomesAreNotLost(t *testing.T) {
 			virtually(t, func(t *testing.T) {
 				st := stillDecider(t, 71)
 				id := st.ids[0]
-				op := Operation{ID: 900, Range: id, Kind: OperationAdd, To: st.freeNode(id)}
+				op := fsm.Operation{ID: 900, Range: id, Kind: fsm.OperationAdd, To: st.freeNode(id)}
 				st.viewHas(op)
 				st.operator.begin(id, op.ID)
 				st.feed()
@@ -135,7 +135,7 @@ func TestAnOperationIsCountedLater(t *testing.T) {
 		if _, busy := st.c.UnderWay(id); !busy {
 			t.Fatal("nothing is decided")
 		}
-		op := Operation{ID: 901, Range: id, Kind: OperationMove, From: st.v.Lookup(nil).Descriptor.Replicas[0].Node, To: st.freeNode(id)}
+		op := fsm.Operation{ID: 901, Range: id, Kind: fsm.OperationMove, From: st.v.Lookup(nil).Descriptor.Replicas[0].Node, To: st.freeNode(id)}
 		st.viewHas(op)
 		st.feed()
 		st.c.Finish(id, st.s.o.Clock.Now(), false)
@@ -155,14 +155,14 @@ func TestGivenUpTaskIsForgotten(t *testing.T) {
 	const leader = 1
 	d := &decider{
 		c: decide.New(decide.Defaults(), 1, 0), tasks: map[keyspace.RangeID]bool{7: false},
-		giveUp: map[keyspace.RangeID]string{7: "node 1 is silent", 8: "node 2 is silent"}, under: map[keyspace.RangeID]Operation{},
+		giveUp: map[keyspace.RangeID]string{7: "node 1 is silent", 8: "node 2 is silent"}, under: map[keyspace.RangeID]fsm.Operation{},
 	}
 	d.c.PutNode(decide.Node{ID: leader})
 	d.c.PutRange(decide.Range{Descriptor: keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 1, Replicas: []keyspace.Replica{{ID: 1, Node: leader}}}, Leader: leader})
 	if err := d.c.Begin(decide.Operation{Kind: decide.LeaveJoint, Range: 7, Source: leader}); err != nil {
 		t.Fatal(err)
 	}
-	d.feedOperations(&View{}, 0)
+	d.feedOperations(&fsm.View{}, 0)
 	if _, busy := d.c.UnderWay(7); busy || len(d.giveUp) != 1 {
 		t.Errorf("under way: %t, to be given up: %v", busy, d.giveUp)
 	}

@@ -84,7 +84,7 @@ func TestFeedKeepsTheKeyspaceCovered(t *testing.T) {
 				changed = append(changed, &rest)
 			}
 		}
-		whole := base.base.with(2, changed, nil).check()
+		whole := base.base.With(2, changed, nil, keyspace.Descriptor{}).Check()
 		_, err := base.receive((&feedPart{Version: 2, Last: true, Rows: changed}).encode())
 		if (err == nil) != (whole == nil) {
 			t.Fatalf("seed %d: %v, and a walk over all says %v", seed, err, whole)

@@ -9,31 +9,33 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/transport"
 )
 
 // handleSequence answers method 32.
 func (s *Service) handleSequence(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
-	b, err := decodeBatch(payload)
+	b, err := sequencer.DecodeBatch(payload)
 	if err != nil {
-		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+		return fsm.EncodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
 	}
-	g, err := s.sequencer.begin(from, b).wait(ctx)
+	g, err := s.sequencer.Begin(from, b).Wait(ctx)
 	if err != nil {
-		return encodeError(err), nil
+		return fsm.EncodeError(err), nil
 	}
-	return g.encode(), nil
+	return g.Encode(), nil
 }
 
 // handleRequest answers method 33.
 func (s *Service) handleRequest(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
 	q, err := decodeRequest(payload)
 	if err != nil {
-		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+		return fsm.EncodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
 	}
 	a, err := s.serve(ctx, from, &q)
 	if err != nil {
-		return encodeError(err), nil
+		return fsm.EncodeError(err), nil
 	}
 	return a.encode(q.Kind), nil
 }
@@ -71,13 +73,13 @@ func (s *Service) streamRefusal() error {
 
 // handleLog answers method 35: the sequencer can.
 func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte, st transport.Stream) error {
-	known, err := decodeLogRequest(first)
+	known, err := sequencer.DecodeLogRequest(first)
 	if err != nil {
 		return err
 	}
 	s.o.Metrics.LogFollowers.Inc()
 	defer s.o.Metrics.LogFollowers.Dec()
-	if err := serveLog(ctx, s.Log(), known, st); !errors.Is(err, errNoSequencer) {
+	if err := sequencer.ServeLog(ctx, s.Log(), known, st); !errors.Is(err, sequencer.ErrNoSequencer) {
 		return err
 	}
 	return s.streamRefusal()
@@ -87,11 +89,11 @@ func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte
 func (s *Service) handleReport(_ context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
 	p, err := decodeNodePart(payload)
 	if err != nil {
-		return encodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
+		return fsm.EncodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
 	}
 	anew, err := s.takeReport(from, &p)
 	if err != nil {
-		return encodeError(err), nil
+		return fsm.EncodeError(err), nil
 	}
 	return encodePartAnswer(anew), nil
 }
@@ -114,7 +116,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.serveLast(q.Kind) // any replica can
 	}
 	if q.Kind == requestStanding {
-		return response{Standing: s.standing()}, nil // each node knows of itself
+		return response{Standing: s.shutdown.Standing()}, nil // each node knows of itself
 	}
 	if q.Kind == requestLease {
 		a, err := s.serveLease(ctx, &q.Lease)
@@ -129,7 +131,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		if q.Count == 0 {
 			return response{}, kverror.New(kverror.BadRequest, "no range id asked for")
 		}
-		r := s.propose(ctx, term, allocate{Count: q.Count})
+		r := s.propose(ctx, term, fsm.AllocateRanges{Count: q.Count})
 		return response{First: r.First}, r.Err
 	case requestReport:
 		return s.serveReport(ctx, term, q.Descriptors)
@@ -140,24 +142,25 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestPutNode:
 		return response{}, s.servePutNode(ctx, term, from, q)
 	case requestSetNodeState:
-		return response{}, s.propose(ctx, term, setNodeState{Node: q.To, From: q.From, To: q.Becomes, Leave: q.Leave, Beside: q.Beside, Now: s.wall()}).Err
+		return response{}, s.propose(ctx, term, fsm.SetNodeState{Node: q.To, From: q.From, To: q.Becomes, Leave: q.Leave, Beside: q.Beside, Now: s.wall()}).Err
 	case requestRemoveNode:
-		return response{}, s.propose(ctx, term, removeNode{Node: q.To, Now: s.wall()}).Err
+		return response{}, s.propose(ctx, term, fsm.RemoveNode{Node: q.To, Now: s.wall()}).Err
 	case requestKeepBorder:
-		return response{}, s.propose(ctx, term, keepBorder{Key: q.Key}).Err
+		return response{}, s.propose(ctx, term, fsm.KeepBorder{Key: q.Key}).Err
 	case requestStop:
-		return s.serveStop(ctx, process{Node: from, Boot: q.Boot}, q.Phase)
+		v, err := s.shutdown.Serve(ctx, sequencer.Process{Node: from, Boot: q.Boot}, q.Phase)
+		return response{Verdict: v}, err
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
-		if err := s.View().checkSetting(q.Name, q.Value); err != nil {
+		if err := s.View().CheckSetting(q.Name, q.Value); err != nil {
 			return response{}, err
 		}
-		return response{}, s.propose(ctx, term, putSetting{Name: q.Name, Value: q.Value}).Err
+		return response{}, s.propose(ctx, term, fsm.PutSetting{Name: q.Name, Value: q.Value}).Err
 	case requestBegin:
 		q.Operation.Reason = decide.None // it was asked for, whoever asks
 		o, err := s.begin(ctx, term, &q.Operation)
-		return response{Operations: []Operation{o}}, err
+		return response{Operations: []fsm.Operation{o}}, err
 	case requestSettings, requestOperations, requestStatus:
 		return s.serveLast(q.Kind) // it leads, by now
 	case requestStanding, requestLease:
@@ -170,7 +173,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 // arrived; whoever proposes proves it by that.
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	if q.Linearizable || q.Kind == requestCompact {
-		return s.sequencer.confirm(ctx)
+		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()
 	if !ls.Ready {
@@ -187,7 +190,7 @@ func (s *Service) serveLast(kind requestKind) (response, error) {
 	}
 	switch kind {
 	case requestSettings:
-		return response{Revision: v.meta.Settings, Settings: v.Settings()}, nil
+		return response{Revision: v.SettingsRevision(), Settings: v.Settings()}, nil
 	case requestOperations:
 		return response{Operations: v.Operations()}, nil
 	default:
@@ -209,28 +212,26 @@ func (s *Service) serveCompact(ctx context.Context, term uint64, last, at keyspa
 	if at > last {
 		return response{}, kverror.New(kverror.FutureRevision, "compact at %d, the current revision is %d", at, last)
 	}
-	r := s.propose(ctx, term, compact{At: at})
+	r := s.propose(ctx, term, fsm.Compact{At: at})
 	return response{Revision: last}, r.Err
 }
 
 func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.NodeID, q *request) error {
-	if err := q.Node.validate(); err != nil || q.Node.ID == 0 || q.Change == nodePublishes && q.Node.ID != from {
+	if err := q.Node.Validate(); err != nil || q.Node.ID == 0 || q.Change == fsm.NodePublishes && q.Node.ID != from {
 		return kverror.New(kverror.BadRequest, "node %s describes node %s: %v", from, q.Node.ID, err)
 	}
-	if q.Change == nodePublishes {
-		s.mu.Lock()
-		s.stops.started(process{Node: from, Boot: q.Boot})
-		s.mu.Unlock()
-		if old, ok := s.View().Node(from); ok && old.State.Started() && old.says(&q.Node) {
+	if q.Change == fsm.NodePublishes {
+		s.shutdown.Started(sequencer.Process{Node: from, Boot: q.Boot})
+		if old, ok := s.View().Node(from); ok && old.State.Started() && old.Says(&q.Node) {
 			return nil
 		}
 	}
-	return s.propose(ctx, term, putNode{Change: q.Change, Now: s.wall(), Node: q.Node}).Err
+	return s.propose(ctx, term, fsm.PutNode{Change: q.Change, Now: s.wall(), Node: q.Node}).Err
 }
 
 // wall is the time that goes into rows of nodes.
-func (s *Service) wall() UnixMillis {
-	return UnixMillis(min(max(s.o.Clock.Wall().UnixMilli(), 0), maxMillis))
+func (s *Service) wall() fsm.UnixMillis {
+	return fsm.UnixMillis(min(max(s.o.Clock.Wall().UnixMilli(), 0), fsm.MaxMillis))
 }
 
 // serveReport brings reported descriptors into the map. Those that do not fit yet
@@ -241,22 +242,22 @@ func (s *Service) serveReport(ctx context.Context, term uint64, ds []keyspace.De
 	s.mu.Lock()
 	all := append([]keyspace.Descriptor(nil), ds...)
 	for id, d := range s.held {
-		if old, ok := v.byID(id); ok && !d.Newer(&old.Descriptor) || outrun(v.tree, &d) {
+		if old, ok := v.ByID(id); ok && !d.Newer(&old.Descriptor) || v.Outrun(&d) {
 			delete(s.held, id)
 			continue
 		}
-		if len(all) < maxDescriptors {
+		if len(all) < fsm.MaxDescriptors {
 			all = append(all, d)
 		}
 	}
 	s.mu.Unlock()
-	res := s.propose(ctx, term, report{Descriptors: all})
+	res := s.propose(ctx, term, fsm.Report{Descriptors: all})
 	if res.Err != nil {
 		return response{}, res.Err
 	}
 	if len(res.Held) == len(all) && len(all) > len(ds) {
 		// What was held before may be what does not fit: try the report alone.
-		if res = s.propose(ctx, term, report{Descriptors: ds}); res.Err != nil {
+		if res = s.propose(ctx, term, fsm.Report{Descriptors: ds}); res.Err != nil {
 			return response{}, res.Err
 		}
 	}

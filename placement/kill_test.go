@@ -306,7 +306,7 @@ func (c *toKill) over(ctx context.Context, n *rigNode, asked <-chan struct{}, ju
 func (p *pretend) mapped(m *Map) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	row, ok := m.byID(p.d.Range)
+	row, ok := m.ByID(p.d.Range)
 	if in := row.Descriptor; !ok || in.ConfIndex != p.d.ConfIndex || len(in.Replicas) != len(p.d.Replicas) {
 		return fmt.Errorf("range %s is %v, and in the map %v", p.d.Range, p.d, in)
 	}
@@ -390,7 +390,7 @@ func repairToKill(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) 
 	return w.rig, nil, func(m *Map) error {
 		err := w.whole(3)
 		w.each(func(p *pretend) {
-			row, _ := m.byID(p.d.Range)
+			row, _ := m.ByID(p.d.Range)
 			if row.Descriptor.ConfIndex != p.d.ConfIndex {
 				err = errors.Join(err, fmt.Errorf("range %s is %v, and in the map %v", p.d.Range, p.d, row.Descriptor))
 			}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // LeaseObserver is told of the records on the node that leads; package lease's keeper is
@@ -13,9 +14,9 @@ import (
 // and must not block.
 type LeaseObserver interface {
 	// Lead begins a term: these are all records. ctx ends with the term.
-	Lead(ctx context.Context, term uint64, records func(yield func(*Lease) bool))
+	Lead(ctx context.Context, term uint64, records func(yield func(*fsm.Lease) bool))
 	// Changed brings what has changed since, while this node leads in the term.
-	Changed(term uint64, changes []LeaseChange)
+	Changed(term uint64, changes []fsm.LeaseChange)
 }
 
 // LeaseTimes counts the time of leases on the node that leads; package lease's keeper
@@ -27,11 +28,11 @@ type LeaseTimes interface {
 	Look(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error)
 	// Wait waits a while for the end of a lease. Where it has come the phase is LeaseGone
 	// and the revision that of the deletion of its keys, 0 if that is not known.
-	Wait(ctx context.Context, term uint64, ref LeaseRef) (LeaseStatus, keyspace.Revision, error)
+	Wait(ctx context.Context, term uint64, ref fsm.LeaseRef) (LeaseStatus, keyspace.Revision, error)
 }
 
 // leasesChanged is called by the machine before anybody is answered from the changes.
-func (s *Service) leasesChanged(changes []LeaseChange) {
+func (s *Service) leasesChanged(changes []fsm.LeaseChange) {
 	for i := range changes {
 		switch l := changes[i].Lease; {
 		case changes[i].Gone:
@@ -48,15 +49,12 @@ func (s *Service) leasesChanged(changes []LeaseChange) {
 	}
 }
 
-// records walks all records of a View.
-func (v *View) records(yield func(*Lease) bool) { v.leases.Ascend(yield) }
-
 // RevokeLeases decides in the term that leases end. The error's fate says whether that
 // may have happened.
-func (s *Service) RevokeLeases(ctx context.Context, term uint64, refs []LeaseRef) error {
-	return s.eachLeaseBatch(refs, func(refs []LeaseRef) error {
+func (s *Service) RevokeLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error {
+	return s.eachLeaseBatch(refs, func(refs []fsm.LeaseRef) error {
 		// One that is gone already is what was wanted.
-		if err := s.propose(ctx, term, revokeLeases{Leases: refs}).Err; kverror.Of(err) != nil && kverror.Of(err).Kind != kverror.LeaseNotFound {
+		if err := s.propose(ctx, term, fsm.RevokeLeases{Leases: refs}).Err; kverror.Of(err) != nil && kverror.Of(err).Kind != kverror.LeaseNotFound {
 			return err
 		}
 		return nil
@@ -64,14 +62,14 @@ func (s *Service) RevokeLeases(ctx context.Context, term uint64, refs []LeaseRef
 }
 
 // RemoveLeases forgets leases in the term, whose keys and marks are gone.
-func (s *Service) RemoveLeases(ctx context.Context, term uint64, refs []LeaseRef) error {
-	return s.eachLeaseBatch(refs, func(refs []LeaseRef) error {
-		return s.propose(ctx, term, removeLeases{Leases: refs}).Err
+func (s *Service) RemoveLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error {
+	return s.eachLeaseBatch(refs, func(refs []fsm.LeaseRef) error {
+		return s.propose(ctx, term, fsm.RemoveLeases{Leases: refs}).Err
 	})
 }
 
-func (s *Service) eachLeaseBatch(refs []LeaseRef, f func([]LeaseRef) error) error {
-	for batch := range slices.Chunk(refs, maxLeaseBatch) {
+func (s *Service) eachLeaseBatch(refs []fsm.LeaseRef, f func([]fsm.LeaseRef) error) error {
+	for batch := range slices.Chunk(refs, fsm.MaxLeaseBatch) {
 		if err := f(batch); err != nil {
 			return err
 		}
@@ -81,7 +79,7 @@ func (s *Service) eachLeaseBatch(refs []LeaseRef, f func([]LeaseRef) error) erro
 
 // LeaseRecord returns the record of a lease as this node's replica knows it, nil where there
 // is none. It is the same one for as long as nothing has changed it.
-func (s *Service) LeaseRecord(ref LeaseRef) *Lease {
+func (s *Service) LeaseRecord(ref fsm.LeaseRef) *fsm.Lease {
 	l, ok := s.View().Lease(ref.ID)
 	if !ok || l.Incarnation != ref.Incarnation {
 		return nil
@@ -98,14 +96,14 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 	case leaseGrant:
 		return s.serveLeaseGrant(ctx, q)
 	case leaseRevoke:
-		return s.serveLeaseChange(ctx, revokeLeases{Leases: []LeaseRef{{ID: q.ID}}})
+		return s.serveLeaseChange(ctx, fsm.RevokeLeases{Leases: []fsm.LeaseRef{{ID: q.ID}}})
 	case leaseRegister:
 		return s.serveLeaseRegister(ctx, q)
 	case leaseRenew, leaseLook, leaseList, leaseWait:
 	}
 	// The answer is about a moment at which this node led, after the request had arrived.
 	// The revision is from before: a lease that is renewed was revoked at a higher one.
-	term, last, err := s.sequencer.confirm(ctx)
+	term, last, err := s.sequencer.Confirm(ctx)
 	if err != nil {
 		return leaseResponse{}, err
 	}
@@ -114,7 +112,7 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 	case leaseRenew:
 		if a.Leases, err = s.o.LeaseTimes.Renew(term, q.IDs); err == nil {
 			// Whoever leads next, if it does already, has begun to count after this.
-			_, _, err = s.sequencer.confirm(ctx)
+			_, _, err = s.sequencer.Confirm(ctx)
 		}
 	case leaseLook:
 		return s.serveLeaseLook(term, last, q.ID)
@@ -123,7 +121,7 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 	default:
 		var st LeaseStatus
 		var deleted keyspace.Revision
-		st, deleted, err = s.o.LeaseTimes.Wait(ctx, term, LeaseRef{q.ID, q.Incarnation})
+		st, deleted, err = s.o.LeaseTimes.Wait(ctx, term, fsm.LeaseRef{ID: q.ID, Incarnation: q.Incarnation})
 		a.Leases = []LeaseStatus{st}
 		switch {
 		case deleted != 0:
@@ -145,12 +143,12 @@ func (s *Service) serveLeaseGrant(ctx context.Context, q *leaseRequest) (leaseRe
 	if s.o.Full != nil && s.o.Full() {
 		return leaseResponse{}, kverror.New(kverror.NoSpace, "grant lease %x", int64(q.ID))
 	}
-	return s.serveLeaseChange(ctx, grantLease{ID: q.ID, TTL: max(q.TTL, s.o.MinLeaseTTL)})
+	return s.serveLeaseChange(ctx, fsm.GrantLease{ID: q.ID, TTL: max(q.TTL, s.o.MinLeaseTTL)})
 }
 
 // serveLeaseChange proposes a change of one lease's record, and answers with the record
 // that it found or left.
-func (s *Service) serveLeaseChange(ctx context.Context, op effect) (leaseResponse, error) {
+func (s *Service) serveLeaseChange(ctx context.Context, op fsm.Effect) (leaseResponse, error) {
 	ls := s.machine.leaderState()
 	if !ls.Ready {
 		return leaseResponse{}, s.refusal()
@@ -167,22 +165,22 @@ func (s *Service) serveLeaseChange(ctx context.Context, op effect) (leaseRespons
 // committed, but this node has to lead still.
 func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
 	l, ok := s.View().Lease(q.ID)
-	if !ok || !l.closed() && !l.covers(q.Span) {
-		return s.serveLeaseChange(ctx, registerLease{ID: q.ID, Span: q.Span})
+	if !ok || !l.Closed() && !l.Covers(q.Span) {
+		return s.serveLeaseChange(ctx, fsm.RegisterLease{ID: q.ID, Span: q.Span})
 	}
-	_, last, err := s.sequencer.confirm(ctx)
+	_, last, err := s.sequencer.Confirm(ctx)
 	if err != nil {
 		return leaseResponse{}, err
 	}
-	if l, ok = s.View().Lease(q.ID); !ok || !l.closed() && !l.covers(q.Span) {
-		return s.serveLeaseChange(ctx, registerLease{ID: q.ID, Span: q.Span})
+	if l, ok = s.View().Lease(q.ID); !ok || !l.Closed() && !l.Covers(q.Span) {
+		return s.serveLeaseChange(ctx, fsm.RegisterLease{ID: q.ID, Span: q.Span})
 	}
 	return leaseResponse{Revision: last, Leases: []LeaseStatus{recordStatus(l)}}, nil
 }
 
-func recordStatus(l *Lease) LeaseStatus {
+func recordStatus(l *fsm.Lease) LeaseStatus {
 	st := LeaseStatus{LeaseRef: l.Ref(), Phase: LeaseLive, TTL: l.TTL}
-	if l.closed() {
+	if l.Closed() {
 		st.Phase = LeaseEnding
 	}
 	return st
@@ -212,8 +210,8 @@ func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspac
 func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseResponse, error) {
 	var a leaseResponse
 	var ids []keyspace.LeaseID
-	s.View().Leases(from, func(l *Lease) bool {
-		if a.More = len(ids) == maxLeaseBatch; a.More {
+	s.View().Leases(from, func(l *fsm.Lease) bool {
+		if a.More = len(ids) == fsm.MaxLeaseBatch; a.More {
 			return false
 		}
 		ids = append(ids, l.ID)
@@ -232,14 +230,7 @@ func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseRespo
 	return a, err
 }
 
-// lastRevision returns the last revision handed out, while this node is the sequencer
+// lastRevision returns the last revision allocated, while this node is the sequencer
 // of the term. Whoever has seen something committed in the term knows that nobody else
-// had handed out any when that was proposed.
-func (s *Service) lastRevision(term uint64) (keyspace.Revision, error) {
-	s.sequencer.mu.Lock()
-	defer s.sequencer.mu.Unlock()
-	if s.sequencer.c.term != term {
-		return 0, kverror.LeaderChanged
-	}
-	return s.sequencer.c.last, nil
-}
+// had allocated any when that was proposed.
+func (s *Service) lastRevision(term uint64) (keyspace.Revision, error) { return s.sequencer.Last(term) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -224,7 +225,7 @@ func TestLeaseWaits(t *testing.T) {
 				if took := time.Since(start); took < 2900*time.Millisecond || took > 4*time.Second {
 					t.Errorf("%s: took %v", what, took)
 				}
-				if !errors.Is(kindOf(err), want) && (err != nil || want != nil) {
+				if (err == nil) != (want == nil) || err != nil && !errors.Is(kverror.Of(err).Kind, want) {
 					t.Errorf("%s: %v, want %v", what, err, want)
 				}
 			})
@@ -360,7 +361,7 @@ func TestLeaseListPages(t *testing.T) {
 		r := newRig(t, 25, 1, quiet)
 		r.startAll()
 		leader := r.leader()
-		const leases = 2*maxLeaseBatch + 17
+		const leases = 2*fsm.MaxLeaseBatch + 17
 		var wg sync.WaitGroup
 		for n := range 64 {
 			wg.Go(func() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // leaseOp is what a request of requestLease is about; the numbers are on the wire.
@@ -52,7 +53,7 @@ const (
 
 // LeaseStatus is what the leader says of a lease.
 type LeaseStatus struct {
-	LeaseRef
+	fsm.LeaseRef
 	Phase LeasePhase
 	// TTL is what was granted, in seconds; Remaining what is left of it, which is below
 	// 0 for a lease that is overdue.
@@ -79,39 +80,39 @@ func (q *leaseRequest) append(dst []byte) []byte {
 	dst = append(dst, byte(q.Op))
 	switch q.Op {
 	case leaseGrant:
-		return binary.AppendUvarint(appendLeaseID(dst, q.ID), uint64(q.TTL))
+		return binary.AppendUvarint(fsm.AppendLeaseID(dst, q.ID), uint64(q.TTL))
 	case leaseRegister:
-		return appendSpan(appendLeaseID(dst, q.ID), q.Span)
+		return fsm.AppendSpan(fsm.AppendLeaseID(dst, q.ID), q.Span)
 	case leaseRenew:
 		dst = binary.AppendUvarint(dst, uint64(len(q.IDs)))
 		for _, id := range q.IDs {
-			dst = appendLeaseID(dst, id)
+			dst = fsm.AppendLeaseID(dst, id)
 		}
 		return dst
 	case leaseLook, leaseList, leaseRevoke:
-		return appendLeaseID(dst, q.ID)
+		return fsm.AppendLeaseID(dst, q.ID)
 	case leaseWait:
-		return binary.AppendUvarint(appendLeaseID(dst, q.ID), uint64(q.Incarnation))
+		return binary.AppendUvarint(fsm.AppendLeaseID(dst, q.ID), uint64(q.Incarnation))
 	}
 	panic(fmt.Sprintf("placement: encode request %d about leases", q.Op))
 }
 
-func (r *reader) leaseRequest() leaseRequest {
+func readLeaseRequest(r *fsm.Reader) leaseRequest {
 	q := leaseRequest{Op: leaseOp(r.Byte())}
 	switch q.Op {
 	case leaseGrant:
-		q.ID, q.TTL = r.leaseID(), r.leaseTTL()
+		q.ID, q.TTL = r.LeaseID(), r.LeaseTTL()
 	case leaseRegister:
-		q.ID, q.Span = r.leaseID(), r.span()
+		q.ID, q.Span = r.LeaseID(), r.Span()
 	case leaseRenew:
-		n := r.count(maxLeaseBatch, 8)
+		n := r.CountUpTo(fsm.MaxLeaseBatch, 8)
 		for range n {
-			q.IDs = append(q.IDs, r.leaseID())
+			q.IDs = append(q.IDs, r.LeaseID())
 		}
 	case leaseLook, leaseList, leaseRevoke:
-		q.ID = r.leaseID()
+		q.ID = r.LeaseID()
 	case leaseWait:
-		q.ID, q.Incarnation = r.leaseID(), keyspace.LeaseIncarnation(r.Uvarint())
+		q.ID, q.Incarnation = r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())
 	default:
 		r.Failf("unknown request %d about leases", q.Op)
 	}
@@ -119,35 +120,35 @@ func (r *reader) leaseRequest() leaseRequest {
 }
 
 func (a *leaseResponse) append(dst []byte) []byte {
-	dst = appendRevision(dst, a.Revision)
-	dst = appendBool(dst, a.More)
+	dst = fsm.AppendRevision(dst, a.Revision)
+	dst = fsm.AppendBool(dst, a.More)
 	dst = binary.AppendUvarint(dst, uint64(len(a.Leases)))
 	for i := range a.Leases {
 		l := &a.Leases[i]
-		dst = binary.AppendUvarint(appendLeaseID(dst, l.ID), uint64(l.Incarnation))
+		dst = binary.AppendUvarint(fsm.AppendLeaseID(dst, l.ID), uint64(l.Incarnation))
 		dst = append(dst, byte(l.Phase))
 		dst = binary.AppendUvarint(dst, uint64(l.TTL))
 		dst = binary.AppendVarint(dst, int64(l.Remaining))
 	}
-	return appendSpans(dst, a.Spans)
+	return fsm.AppendSpans(dst, a.Spans)
 }
 
-func (r *reader) leaseResponse() leaseResponse {
-	a := leaseResponse{Revision: r.revision(), More: r.Bool()}
-	n := r.count(maxLeaseBatch, 12)
+func readLeaseResponse(r *fsm.Reader) leaseResponse {
+	a := leaseResponse{Revision: r.Revision(), More: r.Bool()}
+	n := r.CountUpTo(fsm.MaxLeaseBatch, 12)
 	for range n {
-		l := LeaseStatus{LeaseRef: LeaseRef{r.leaseID(), keyspace.LeaseIncarnation(r.Uvarint())}}
+		l := LeaseStatus{LeaseRef: fsm.LeaseRef{ID: r.LeaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint())}}
 		if l.Phase = LeasePhase(r.Byte()); l.Phase > LeaseEnding {
 			r.Failf("phase %d of a lease", l.Phase)
 		}
-		l.TTL, l.Remaining = r.leaseTTL(), time.Duration(r.varint())
+		l.TTL, l.Remaining = r.LeaseTTL(), time.Duration(readVarint(r))
 		a.Leases = append(a.Leases, l)
 	}
-	a.Spans = r.spans()
+	a.Spans = r.Spans()
 	return a
 }
 
-func (r *reader) varint() int64 {
+func readVarint(r *fsm.Reader) int64 {
 	b := r.Peek()
 	v, n := binary.Varint(b)
 	if n <= 0 {

@@ -7,14 +7,15 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // removeEmptied removes the nodes that leave and hold nothing any more: who has asked for it
 // may have gone. Nothing of it is decided here, so that a pause of decisions does not stop it;
 // what the node holds is compared once more when the entry is applied.
-func (d *decider) removeEmptied(ctx context.Context, v *View) {
+func (d *decider) removeEmptied(ctx context.Context, v *fsm.View) {
 	for _, id := range d.emptied(v) {
-		if err := d.s.propose(ctx, d.term, removeNode{Node: id, Now: d.s.wall()}).Err; err != nil {
+		if err := d.s.propose(ctx, d.term, fsm.RemoveNode{Node: id, Now: d.s.wall()}).Err; err != nil {
 			// The next round tries again.
 			d.s.o.Logger.Warn("a node that leaves holds nothing any more, and cannot be removed yet", zap.Stringer("peer", id), zap.Error(err))
 			continue
@@ -26,13 +27,14 @@ func (d *decider) removeEmptied(ctx context.Context, v *View) {
 // emptied returns the nodes that leave and hold nothing. Decisions keep for each node what it
 // holds by the view, so that nobody has to look at each range for it; of operations they may
 // not have taken over all yet, and of the placement group they know nothing.
-func (d *decider) emptied(v *View) (ids []keyspace.NodeID) {
-	for id, n := range v.nodes {
+func (d *decider) emptied(v *fsm.View) (ids []keyspace.NodeID) {
+	group := v.PlacementGroup()
+	for id, n := range v.NodeRows() {
 		if !n.Leaves || d.c.Holds(id) {
 			continue
 		}
-		_, own := v.own.ReplicaOn(id)
-		if !own && !slices.ContainsFunc(v.operations, func(o Operation) bool { return o.To == id }) {
+		_, own := group.ReplicaOn(id)
+		if !own && !slices.ContainsFunc(v.Operations(), func(o fsm.Operation) bool { return o.To == id }) {
 			ids = append(ids, id)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // TestEmptied: a node that leaves is emptied when it has no replica and none comes to it. The
@@ -19,17 +20,21 @@ func TestEmptied(t *testing.T) {
 	const (
 		serves, stays, hasReplica, isOwn, isTarget, learns, empty keyspace.NodeID = 1, 2, 3, 4, 5, 6, 7
 	)
-	v := &View{operations: []Operation{{ID: 9, Range: 2, Kind: OperationMove, From: serves, To: isTarget}}}
-	v.nodes, v.own.Replicas = map[keyspace.NodeID]Node{}, replicas(serves, isOwn)
+	var nodes []fsm.Node
 	d := &decider{c: decide.New(decide.Defaults(), 1, 0)}
 	for id := serves; id <= empty; id++ {
-		n := Node{ID: id, State: NodeDecommissioned, Leaves: id != stays}
+		n := fsm.Node{ID: id, State: fsm.NodeDecommissioned, Leaves: id != stays}
 		if id == serves {
-			n.State, n.Leaves = NodeServing, false
+			n.State, n.Leaves = fsm.NodeServing, false
 		}
-		v.nodes[id] = n
-		d.c.PutNode(n.decided())
+		nodes = append(nodes, n)
+		d.c.PutNode(decidedNode(&n))
 	}
+	viewOf := func(own []keyspace.Replica, ops ...fsm.Operation) *fsm.View {
+		m := (&fsm.Map{}).With(1, nil, nodes, keyspace.Descriptor{ConfIndex: 1, Replicas: own})
+		return (&fsm.View{Map: *m}).WithOperations(ops)
+	}
+	v := viewOf(replicas(serves, isOwn), fsm.Operation{ID: 9, Range: 2, Kind: fsm.OperationMove, From: serves, To: isTarget})
 	g := decide.Range{Descriptor: keyspace.Descriptor{Range: 1, Generation: 1, ConfIndex: 1, Replicas: replicas(serves, hasReplica)}}
 	g.Descriptor.Replicas = append(g.Descriptor.Replicas, keyspace.Replica{ID: 8, Node: learns, Role: keyspace.RoleLearner})
 	d.c.PutRange(g)
@@ -49,11 +54,11 @@ func TestEmptied(t *testing.T) {
 		}
 	}
 	want("at first", empty)
-	v.operations = nil
+	v = viewOf(replicas(serves, isOwn))
 	want("without the operation", isTarget, empty)
 	g.Descriptor.ConfIndex, g.Descriptor.Replicas = 2, replicas(serves)
 	d.c.PutRange(g)
 	want("without their replicas", hasReplica, isTarget, learns, empty)
-	v.own.Replicas = replicas(serves)
+	v = viewOf(replicas(serves))
 	want("without the placement group", hasReplica, isOwn, isTarget, learns, empty)
 }

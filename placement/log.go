@@ -2,165 +2,16 @@ package placement
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync"
 
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/transport"
 )
-
-// maxLogRecords bounds the records of one part of the hand-out log. A revision's are in one part.
-const maxLogRecords = keyspace.MaxRevisionRanges
-
-// LogPosition is how far a follower knows the hand-out log: up to Last, and from
-// which term's sequencer it learned that. The zero value knows nothing.
-type LogPosition struct {
-	Term uint64
-	Last keyspace.Revision
-}
-
-// LogPart is a piece of the hand-out log: Records say who got the revisions in
-// (After, Last], each of them in order and without a hole. A revision that belongs
-// to several ranges has one record for each, with the same First.
-type LogPart struct {
-	Term        uint64
-	After, Last keyspace.Revision
-	Records     []Handout
-}
-
-// encode writes of a record what does not follow from those before it.
-func (p *LogPart) encode() []byte {
-	dst := make([]byte, 0, 32+8*len(p.Records))
-	dst = append(dst, formatVersion)
-	dst = binary.AppendUvarint(dst, p.Term)
-	dst = appendRevision(dst, p.After)
-	dst = appendRevision(dst, p.Last)
-	dst = binary.AppendUvarint(dst, uint64(len(p.Records)))
-	last := p.After
-	for i := range p.Records {
-		h := &p.Records[i]
-		switch {
-		case h.First == last+1 && h.Count > 0:
-			dst = binary.AppendUvarint(dst, uint64(h.Count))
-		case h.First == last && h.Count == 1 && i > 0:
-			dst = append(dst, 0) // the same revision once more
-		default:
-			panic(fmt.Sprintf("placement: a record of %d revisions from %d on follows revision %d", h.Count, h.First, last))
-		}
-		dst = binary.AppendUvarint(dst, uint64(h.Range))
-		dst = binary.AppendUvarint(dst, uint64(h.Generation))
-		last = h.Last()
-	}
-	return dst
-}
-
-func decodeLogPart(b []byte) (LogPart, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	p := LogPart{Term: r.Uvarint(), After: r.revision(), Last: r.revision()}
-	n := r.count(maxLogRecords, 3)
-	if n > 0 {
-		p.Records = make([]Handout, 0, n)
-	}
-	last := p.After
-	for range n {
-		// A record of one range after the other is as long as they were served in a row.
-		h := Handout{First: last + 1, Count: uint32(r.bounded(2 * CeilingBlock))}
-		if h.Count == 0 {
-			if len(p.Records) == 0 {
-				r.Fail(errors.New("a record shares no revision with the one before"))
-			}
-			h.First, h.Count = last, 1
-		}
-		h.Range, h.Generation = keyspace.RangeID(r.Uvarint()), keyspace.Generation(r.Uvarint())
-		last = h.Last()
-		p.Records = append(p.Records, h)
-	}
-	if r.OK() && last != p.Last {
-		r.Failf("records up to revision %d in a part up to %d", last, p.Last)
-	}
-	if err := r.end(); err != nil {
-		return LogPart{}, fmt.Errorf("decode part of the hand-out log: %w", err)
-	}
-	return p, nil
-}
-
-// encodeLogRequest opens a stream of the log behind a position.
-func encodeLogRequest(known LogPosition) []byte {
-	dst := binary.AppendUvarint([]byte{formatVersion}, known.Term)
-	return appendRevision(dst, known.Last)
-}
-
-func decodeLogRequest(b []byte) (LogPosition, error) {
-	r := reader{wire.NewReader(b)}
-	r.version()
-	known := LogPosition{Term: r.Uvarint(), Last: r.revision()}
-	if err := r.end(); err != nil {
-		return LogPosition{}, fmt.Errorf("decode request for the hand-out log: %w", err)
-	}
-	return known, nil
-}
-
-// errNoSequencer says that this node is not the sequencer, or an older one than the
-// follower knows.
-var errNoSequencer = errors.New("placement: not the sequencer")
-
-// serveLog sends the log behind what the follower knows, and then every hand-out,
-// until ctx ends or this node is not the sequencer of the term any more. Hand-outs
-// that come while it sends go together. The first part is sent at once, also without
-// records: it says up to where all is known.
-func serveLog(ctx context.Context, l *HandoutLog, known LogPosition, s transport.Stream) error {
-	changed, stop := l.listen()
-	defer stop()
-	records := make([]Handout, maxLogRecords)
-	term, after, _ := l.Bounds()
-	if term == 0 || term < known.Term {
-		return errNoSequencer
-	}
-	at := max(known.Last, after)
-	for first := true; ; first = false {
-		n, last, err := l.Read(term, at, records)
-		if err != nil {
-			now, after, _ := l.Bounds()
-			if now != term {
-				return errNoSequencer
-			}
-			// The follower was too slow: what was overwritten it must learn otherwise.
-			at = after
-			continue
-		}
-		if n > 0 || first {
-			p := LogPart{Term: term, After: at, Last: last, Records: clipped(records[:n], at)}
-			if err := s.Send(ctx, p.encode()); err != nil {
-				return err
-			}
-		}
-		if at = last; n > 0 {
-			continue
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// clipped takes from the first records what they hold of revisions up to after.
-func clipped(records []Handout, after keyspace.Revision) []Handout {
-	if len(records) > 0 && records[0].First <= after {
-		cut := uint32(after + 1 - records[0].First)
-		records[0].First += keyspace.Revision(cut)
-		records[0].Count -= cut
-	}
-	return records
-}
 
 // FollowLog calls take with the hand-out log behind what is known, wherever the
 // sequencer is and whichever node comes to be it, until ctx ends. The parts follow
@@ -168,7 +19,7 @@ func clipped(records []Handout, after keyspace.Revision) []Handout {
 // Last), nobody tells any more who got the revisions between: an earlier sequencer
 // handed them out, or this follower was too slow. Terms never go down. take is called
 // by one goroutine and must not block for long.
-func (c *Client) FollowLog(ctx context.Context, known LogPosition, take func(*LogPart)) {
+func (c *Client) FollowLog(ctx context.Context, known sequencer.LogPosition, take func(*sequencer.LogPart)) {
 	ctx, stop := c.joined(ctx)
 	defer stop()
 	pause := attemptPauseMin
@@ -190,7 +41,7 @@ func (c *Client) FollowLog(ctx context.Context, known LogPosition, take func(*Lo
 
 // followLogOnce follows one node's log until it ends or another node is taken for the
 // leader; progress says that a part came.
-func (c *Client) followLogOnce(ctx context.Context, known *LogPosition, take func(*LogPart)) (progress bool, err error) {
+func (c *Client) followLogOnce(ctx context.Context, known *sequencer.LogPosition, take func(*sequencer.LogPart)) (progress bool, err error) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -203,7 +54,7 @@ func (c *Client) followLogOnce(ctx context.Context, known *LogPosition, take fun
 		}
 		return progress, err
 	}
-	st, err := c.o.Bus.OpenStream(ctx, node, transport.MethodPlacementLog, encodeLogRequest(*known))
+	st, err := c.o.Bus.OpenStream(ctx, node, transport.MethodPlacementLog, sequencer.EncodeLogRequest(*known))
 	if err != nil {
 		return ended(err)
 	}
@@ -213,7 +64,7 @@ func (c *Client) followLogOnce(ctx context.Context, known *LogPosition, take fun
 		if err != nil {
 			return ended(err)
 		}
-		p, err := decodeLogPart(b)
+		p, err := sequencer.DecodeLogPart(b)
 		if err != nil {
 			return progress, err
 		}
@@ -222,7 +73,7 @@ func (c *Client) followLogOnce(ctx context.Context, known *LogPosition, take fun
 				p.After, p.Last, p.Term, known.Last, known.Term)
 		}
 		progress = true
-		*known = LogPosition{Term: p.Term, Last: p.Last}
+		*known = sequencer.LogPosition{Term: p.Term, Last: p.Last}
 		take(&p)
 	}
 }

@@ -10,18 +10,13 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/raftgroup"
 )
 
 // maxProposals bounds the proposals of one node whose outcome it waits for.
 const maxProposals = 4096
-
-// proposer is the part of the raft group that takes entries.
-type proposer interface {
-	// Propose appends data if the group leads here in the term. Where it certainly
-	// does not, it returns an error or calls dropped, never both.
-	Propose(term uint64, data []byte, dropped func(error)) error
-}
 
 // machine is the placement group's replicated state machine. It implements
 // raftgroup.StateMachine and raftgroup.Snapshotter; the methods of those are
@@ -34,19 +29,19 @@ type machine struct {
 	logger *zap.Logger
 	// onApplied gets each new View before anybody is answered from it; onLeader each
 	// change of the leader. Both are called in order and must not block.
-	onApplied func(*View)
+	onApplied func(*fsm.View)
 	onLeader  func(raftgroup.LeaderState)
 	// onLeases gets the changes of leases before onApplied gets the View with them.
-	onLeases func([]LeaseChange)
+	onLeases func([]fsm.LeaseChange)
 	// onMembers is told that the group has other members in the View that onApplied got.
 	onMembers func()
 
 	// state, index, term and outcomes belong to whoever applies.
-	state       *state
+	state       *fsm.State
 	index, term uint64
 	outcomes    []outcome
 
-	view atomic.Pointer[View]
+	view atomic.Pointer[fsm.View]
 
 	mu sync.Mutex
 	// Guarded by mu: proposals whose outcome somebody waits for, by number; the last
@@ -61,13 +56,13 @@ type machine struct {
 // outcome is the result of an applied entry that this process proposed.
 type outcome struct {
 	number uint64
-	result result
+	result fsm.Result
 }
 
 // waiter is told once what became of a proposal.
 type waiter struct {
 	term uint64
-	done func(result)
+	done func(fsm.Result)
 }
 
 // newMachine returns a machine with the state that the engine holds; without any
@@ -75,7 +70,7 @@ type waiter struct {
 func newMachine(e *engine.Engine, boot keyspace.BootID, logger *zap.Logger) (*machine, error) {
 	m := &machine{
 		engine: e, boot: boot, logger: logger,
-		onApplied: func(*View) {}, onLeader: func(raftgroup.LeaderState) {}, onLeases: func([]LeaseChange) {}, onMembers: func() {},
+		onApplied: func(*fsm.View) {}, onLeader: func(raftgroup.LeaderState) {}, onLeases: func([]fsm.LeaseChange) {}, onMembers: func() {},
 		waiters: map[uint64]*waiter{}, changed: make(chan struct{}),
 	}
 	return m, m.reload()
@@ -87,24 +82,24 @@ func (m *machine) reload() error {
 	if err != nil {
 		return fmt.Errorf("load placement state: %w", err)
 	}
-	m.state, m.index, m.term = newState(), applied.Index, applied.Term
+	m.state, m.index, m.term = fsm.NewState(), applied.Index, applied.Term
 	if !ok {
-		m.view.Store(m.state.view(0, 0, nil))
+		m.view.Store(m.state.View(0, 0, nil))
 		return nil
 	}
-	m.state.members, m.state.membersIndex = applied.Replicas, applied.ConfIndex
+	m.state.SetMembers(applied.ConfIndex, applied.Replicas)
 	if err := loadRecords(m.engine, m.state); err != nil {
 		return fmt.Errorf("load placement state at index %d: %w", applied.Index, err)
 	}
-	if err := m.state.check(); err != nil {
+	if err := m.state.Check(); err != nil {
 		return fmt.Errorf("load placement state at index %d: %w", applied.Index, err)
 	}
-	m.view.Store(m.state.view(m.index, m.term, nil))
+	m.view.Store(m.state.View(m.index, m.term, nil))
 	return nil
 }
 
 // loadRecords reads all records of the group into an empty state.
-func loadRecords(r engine.Reader, s *state) error {
+func loadRecords(r engine.Reader, s *fsm.State) error {
 	span := engine.GroupLocalSpan(keyspace.PlacementGroup)
 	it, err := r.NewIter(engine.IterOptions{Lower: span.Lower, Upper: span.Upper})
 	if err != nil {
@@ -120,7 +115,7 @@ func loadRecords(r engine.Reader, s *state) error {
 		if err != nil {
 			return err
 		}
-		if err := s.load(name, value); err != nil {
+		if err := s.Load(name, value); err != nil {
 			return err
 		}
 	}
@@ -147,19 +142,19 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 			if err := m.leaves(b, e.Replicas); err != nil {
 				return fmt.Errorf("note that this node's replica of placement has left at index %d: %w", e.Index, err)
 			}
-			m.state.applyMembers(e.Index, e.Replicas)
+			m.state.ApplyMembers(e.Index, e.Replicas)
 			continue
 		}
 		if len(e.Data) == 0 {
 			continue
 		}
-		c, err := decodeCommand(e.Data)
+		c, err := fsm.DecodeCommand(e.Data)
 		if err != nil {
 			return fmt.Errorf("apply placement entry %d of term %d: %w", e.Index, e.Term, err)
 		}
-		var res result
+		var res fsm.Result
 		if c.Term == e.Term {
-			res = m.state.apply(e.Index, c.Op)
+			res = m.state.Apply(e.Index, c.Op)
 		} else {
 			res.Err = kverror.New(kverror.Dropped, "proposed in term %d, in the log with term %d", c.Term, e.Term)
 		}
@@ -167,7 +162,7 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 			m.outcomes = append(m.outcomes, outcome{number: c.Number, result: res})
 		}
 	}
-	if err := m.state.flush(groupWriter{b}); err != nil {
+	if err := m.state.Flush(groupWriter{b}); err != nil {
 		return fmt.Errorf("write placement records at index %d: %w", m.index, err)
 	}
 	return nil
@@ -176,13 +171,13 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 // Applied implements raftgroup.StateMachine: publish first, then answer.
 func (m *machine) Applied(raftgroup.Position) {
 	prev := m.view.Load()
-	v := m.state.view(m.index, m.term, prev)
+	v := m.state.View(m.index, m.term, prev)
 	m.view.Store(v)
-	if changes := m.state.leases.take(); len(changes) > 0 {
+	if changes := m.state.TakeLeaseChanges(); len(changes) > 0 {
 		m.onLeases(changes)
 	}
 	m.onApplied(v)
-	if v.own.ConfIndex != prev.own.ConfIndex {
+	if v.PlacementGroup().ConfIndex != prev.PlacementGroup().ConfIndex {
 		m.onMembers()
 	}
 	m.mu.Lock()
@@ -219,7 +214,7 @@ func (m *machine) LeaderChanged(ls raftgroup.LeaderState) {
 	m.mu.Unlock()
 	m.onLeader(ls)
 	for _, w := range lost {
-		w.done(result{Err: kverror.LeaderChanged})
+		w.done(fsm.Result{Err: kverror.LeaderChanged})
 	}
 }
 
@@ -252,9 +247,12 @@ func (m *machine) SnapshotDone(applied engine.Applied, err error) {
 	}
 }
 
+// View returns the newest View.
+func (m *machine) View() *fsm.View { return m.view.Load() }
+
 // current returns the newest View and a channel that is closed when one with
 // another map is published.
-func (m *machine) current() (*View, <-chan struct{}) {
+func (m *machine) current() (*fsm.View, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.view.Load(), m.changed
@@ -267,29 +265,29 @@ func (m *machine) leaderState() raftgroup.LeaderState {
 	return m.leader
 }
 
-// propose proposes an effect in the term. done is called once, not necessarily
-// before propose returns, from a goroutine that it must not block: with the result
+// Propose proposes an effect in the term. done is called once, not necessarily
+// before Propose returns, from a goroutine that it must not block: with the result
 // when the entry is applied, with an error of fate NotApplied where it certainly
 // was not appended, and of fate Unknown where leadership was lost.
-func (m *machine) propose(g proposer, term uint64, op effect, done func(result)) {
+func (m *machine) Propose(g sequencer.Proposer, term uint64, op fsm.Effect, done func(fsm.Result)) {
 	m.mu.Lock()
 	if !m.leader.IsLeader || m.leader.Term != term {
 		leader := m.leader.LeaderNode
 		m.mu.Unlock()
-		done(result{Err: &kverror.Error{Kind: kverror.NotLeader, Leader: leader}})
+		done(fsm.Result{Err: &kverror.Error{Kind: kverror.NotLeader, Leader: leader}})
 		return
 	}
 	if len(m.waiters) >= maxProposals {
 		m.mu.Unlock()
-		done(result{Err: kverror.New(kverror.TooManyRequests, "%d proposals to placement under way", maxProposals)})
+		done(fsm.Result{Err: kverror.New(kverror.TooManyRequests, "%d proposals to placement under way", maxProposals)})
 		return
 	}
 	m.number++
 	number := m.number
 	m.waiters[number] = &waiter{term: term, done: done}
 	m.mu.Unlock()
-	c := command{Term: term, Boot: m.boot, Number: number, Op: op}
-	if err := g.Propose(term, c.encode(), func(err error) { m.dropped(number, err) }); err != nil {
+	c := fsm.Command{Term: term, Boot: m.boot, Number: number, Op: op}
+	if err := g.Propose(term, c.Encode(), func(err error) { m.dropped(number, err) }); err != nil {
 		m.dropped(number, err)
 	}
 }
@@ -302,6 +300,6 @@ func (m *machine) dropped(number uint64, err error) {
 	leader := m.leader.LeaderNode
 	m.mu.Unlock()
 	if ok {
-		w.done(result{Err: &kverror.Error{Kind: kverror.NotLeader, Detail: err.Error(), Leader: leader}})
+		w.done(fsm.Result{Err: &kverror.Error{Kind: kverror.NotLeader, Detail: err.Error(), Leader: leader}})
 	}
 }

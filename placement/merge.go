@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Merger has nodes take the steps of merges. It is package shard's, reached over the bus.
@@ -48,8 +49,8 @@ func (a abortion) Error() string { return a.why.Error() }
 func (a abortion) Unwrap() error { return a.why }
 
 // mayMerge refuses a merge that would soon be aborted.
-func (s *Service) mayMerge(v *View, op *Operation, left *keyspace.Descriptor) error {
-	right, err := checkMerge(op, left, v.tree)
+func (s *Service) mayMerge(v *fsm.View, op *fsm.Operation, left *keyspace.Descriptor) error {
+	right, err := v.CheckMerge(op, left)
 	if err != nil {
 		return err
 	}
@@ -65,18 +66,18 @@ func (s *Service) mayMerge(v *View, op *Operation, left *keyspace.Descriptor) er
 }
 
 // carryMerge works on one merge until it is over or the term is.
-func (o *operator) carryMerge(ctx context.Context, op Operation) {
+func (o *operator) carryMerge(ctx context.Context, op fsm.Operation) {
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right))
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
 	last, pause := o.s.o.Clock.Now(), mergePause
 	heard := last // of the node to which a replica moves
 	// Whoever led before may have frozen the right range. To find out whether all that is left
 	// to do can be done would take longer than it may stand still: it is released.
-	inherited := op.Phase == MergeBinding
+	inherited := op.Phase == fsm.MergeBinding
 	for ctx.Err() == nil {
 		now, ok := o.now(&op)
 		if !ok {
-			committed := op.Phase == MergeCommitted
+			committed := op.Phase == fsm.MergeCommitted
 			log.Info("merge is over", zap.Bool("committed", committed))
 			o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(committed)).Inc()
 			return
@@ -84,7 +85,7 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 		op = now
 		var moved bool
 		var err error
-		if inherited && op.Phase == MergeBinding {
+		if inherited && op.Phase == fsm.MergeBinding {
 			err = abortion{errors.New("the leader of placement has changed in the midst of it")}
 		} else {
 			moved, err = o.stepMerge(ctx, &op)
@@ -100,7 +101,7 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 		switch late := at.Sub(last) > patience || at.Sub(heard) > mergePatience; {
 		case ctx.Err() != nil:
 			return
-		case errors.As(err, &abort), late && op.Phase.undecided():
+		case errors.As(err, &abort), late && op.Phase.Undecided():
 			if aerr := o.abort(ctx, &op); aerr != nil {
 				log.Debug("merge cannot be aborted yet", zap.Error(aerr), zap.NamedError("why", err))
 				break
@@ -120,21 +121,23 @@ func (o *operator) carryMerge(ctx context.Context, op Operation) {
 }
 
 // now returns the operation as it is by now, if it is not over.
-func (o *operator) now(op *Operation) (Operation, bool) {
+func (o *operator) now(op *fsm.Operation) (fsm.Operation, bool) {
 	all := o.s.View().Operations()
-	i, ok := slices.BinarySearchFunc(all, op.ID, func(x Operation, id uint64) int { return cmp.Compare(x.ID, id) })
+	i, ok := slices.BinarySearchFunc(all, op.ID, func(x fsm.Operation, id uint64) int { return cmp.Compare(x.ID, id) })
 	if !ok {
-		return Operation{}, false
+		return fsm.Operation{}, false
 	}
 	return all[i], true
 }
 
-func (o *operator) abort(ctx context.Context, op *Operation) error {
-	return o.s.propose(ctx, o.term, abortMerge{mergeRef{op.Range, op.ID}}).Err
+func (o *operator) abort(ctx context.Context, op *fsm.Operation) error {
+	return o.s.propose(ctx, o.term, fsm.AbortMerge{Merge: refOf(op)}).Err
 }
 
+func refOf(op *fsm.Operation) fsm.MergeRef { return fsm.MergeRef{Range: op.Range, ID: op.ID} }
+
 // stepMerge does what is next for a merge. All that it does may have been done before.
-func (o *operator) stepMerge(ctx context.Context, op *Operation) (moved bool, err error) {
+func (o *operator) stepMerge(ctx context.Context, op *fsm.Operation) (moved bool, err error) {
 	select {
 	case o.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -144,11 +147,11 @@ func (o *operator) stepMerge(ctx context.Context, op *Operation) (moved bool, er
 	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
 	defer cancel()
 	switch op.Phase {
-	case MergePreparing, MergeBinding:
+	case fsm.MergePreparing, fsm.MergeBinding:
 		return o.prepareMerge(ctx, op)
-	case MergeCommitted:
+	case fsm.MergeCommitted:
 		err = o.orderLeader(ctx, op.Range, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID})
-	case MergeAborted:
+	case fsm.MergeAborted:
 		for _, id := range []keyspace.RangeID{op.Right, op.Range} {
 			if err == nil {
 				err = o.orderLeader(ctx, id, keyspace.MergeOrder{Step: keyspace.MergeRelease, ID: op.ID})
@@ -158,7 +161,7 @@ func (o *operator) stepMerge(ctx context.Context, op *Operation) (moved bool, er
 	if err != nil {
 		return false, err
 	}
-	res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID})
+	res := o.s.propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID})
 	return res.Err == nil, res.Err
 }
 
@@ -173,7 +176,7 @@ func (o *operator) orderLeader(ctx context.Context, id keyspace.RangeID, order k
 }
 
 // prepareMerge brings a merge to where it can be committed, and commits it.
-func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool, err error) {
+func (o *operator) prepareMerge(ctx context.Context, op *fsm.Operation) (moved bool, err error) {
 	left, leader, err := o.look(ctx, op.Range)
 	if err != nil {
 		return false, err
@@ -185,9 +188,9 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 	switch {
 	case !slices.Equal(left.Span.End, right.Span.Start) || len(left.Span.End) == 0:
 		return false, abortion{fmt.Errorf("range %s of %s and range %s of %s are no neighbours any more", left.Range, left.Span, right.Range, right.Span)}
-	case joint(&left) || joint(&right):
+	case fsm.Joint(&left) || fsm.Joint(&right):
 		return false, errors.New("members are being changed")
-	case op.To != 0 || !mergeable(&left, &right):
+	case op.To != 0 || !fsm.Mergeable(&left, &right):
 		return o.align(ctx, op, &left, &right, second)
 	case second != leader:
 		// Who waits at the right range learns of its end the sooner.
@@ -195,13 +198,13 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 		return err == nil, err
 	}
 	// What is decided at the commit is decided by the map.
-	if res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {
+	if res := o.s.propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {
 		return false, res.Err
 	}
-	if op.Phase == MergePreparing {
+	if op.Phase == fsm.MergePreparing {
 		// Before the first order: whatever becomes of it, and whoever leads then, an abort
 		// releases both ranges.
-		if res := o.s.propose(ctx, o.term, bindMerge{mergeRef{op.Range, op.ID}}); res.Err != nil {
+		if res := o.s.propose(ctx, o.term, fsm.BindMerge{Merge: refOf(op)}); res.Err != nil {
 			return false, res.Err
 		}
 	}
@@ -223,7 +226,7 @@ func (o *operator) prepareMerge(ctx context.Context, op *Operation) (moved bool,
 // that a quorum has its disks and processors for requests; and where that took long, all of
 // them once more, for what was written meanwhile. No more often: each time brings every
 // store a small table that has to be merged with the others.
-func (o *operator) store(ctx context.Context, op *Operation, right *keyspace.Descriptor) error {
+func (o *operator) store(ctx context.Context, op *fsm.Operation, right *keyspace.Descriptor) error {
 	order := keyspace.MergeOrder{Step: keyspace.MergeStore, ID: op.ID, Range: right.Range}
 	began := o.s.o.Clock.Now()
 	for _, m := range right.Replicas {
@@ -240,7 +243,7 @@ func (o *operator) store(ctx context.Context, op *Operation, right *keyspace.Des
 // decideMerge freezes the right range, commits the merge and has the left range absorb. The
 // right range stands still meanwhile: nothing waits that need not, and what fails is not tried
 // again, but aborted. Where that is not known to have failed, the phase tells.
-func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) error {
+func (o *operator) decideMerge(ctx context.Context, op *fsm.Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) error {
 	still, cancel := clock.WithTimeout(ctx, o.s.o.Clock, mergeStill)
 	defer cancel()
 	began := o.s.o.Clock.Now()
@@ -249,7 +252,7 @@ func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *
 	frozen, err := o.freeze(still, op, left, right, leader)
 	settled := o.s.o.Clock.Now().Sub(began)
 	if err == nil {
-		err = o.s.propose(still, o.term, commitMerge{mergeRef{op.Range, op.ID}, versionOf(left), versionOf(right)}).Err
+		err = o.s.propose(still, o.term, fsm.CommitMerge{Merge: refOf(op), Left: fsm.VersionOf(left), Right: fsm.VersionOf(right)}).Err
 	}
 	if late := errors.Is(context.Cause(ctx), context.DeadlineExceeded); err != nil && (ctx.Err() == nil || late) {
 		// Aborting is decided by the same state as committing: of the two it takes one. That
@@ -273,7 +276,7 @@ func (o *operator) decideMerge(ctx context.Context, op *Operation, left, right *
 // To let end what is under way takes about as long as the freeze and all up to the commit: with
 // both at the same time the right one stands still for less long, and the left one not for longer
 // than that. Whether it is held changes nothing but the time.
-func (o *operator) hold(ctx context.Context, op *Operation, leader keyspace.NodeID) (end func()) {
+func (o *operator) hold(ctx context.Context, op *fsm.Operation, leader keyspace.NodeID) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
 	wait.Go(func() {
@@ -288,7 +291,7 @@ func (o *operator) hold(ctx context.Context, op *Operation, leader keyspace.Node
 // freeze freezes the right range, and returns once that is durable on each node that holds it,
 // and after how long it was known to be frozen. The nodes are told before it is: each waits for
 // its own replica, and an answer on its way to here and an order back take time too.
-func (o *operator) freeze(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) (frozen time.Duration, err error) {
+func (o *operator) freeze(ctx context.Context, op *fsm.Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) (frozen time.Duration, err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	began := o.s.o.Clock.Now()
 	g.Go(func() error {
@@ -329,20 +332,20 @@ func (o *operator) orderAll(ctx context.Context, d *keyspace.Descriptor, order k
 
 // align moves the right range's replicas to where the left one's are, one step of one move
 // at a time.
-func (o *operator) align(ctx context.Context, op *Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) (moved bool, err error) {
-	ref := mergeRef{op.Range, op.ID}
+func (o *operator) align(ctx context.Context, op *fsm.Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) (moved bool, err error) {
+	ref := refOf(op)
 	if op.To == 0 {
 		from, to := misplaced(left, right)
 		if to == 0 {
 			return false, abortion{fmt.Errorf("range %s has other replicas than range %s, or learners", right.Range, left.Range)}
 		}
-		res := o.s.propose(ctx, o.term, alignMerge{ref, from, to})
+		res := o.s.propose(ctx, o.term, fsm.AlignMerge{Merge: ref, From: from, To: to})
 		return res.Err == nil, res.Err
 	}
-	move := Operation{ID: op.ID, Range: op.Right, Kind: OperationMove, From: op.From, To: op.To, Replica: op.Replica, Leaving: op.Leaving}
-	switch st := move.next(right, leader, o.s.o.Alive); {
+	move := fsm.Operation{ID: op.ID, Range: op.Right, Kind: fsm.OperationMove, From: op.From, To: op.To, Replica: op.Replica, Leaving: op.Leaving}
+	switch st := nextStep(&move, right, leader, o.s.o.Alive); {
 	case st.done:
-		res := o.s.propose(ctx, o.term, alignMerge{Merge: ref})
+		res := o.s.propose(ctx, o.term, fsm.AlignMerge{Merge: ref})
 		return res.Err == nil, res.Err
 	case st.transfer:
 		err = o.s.o.Mover.TransferTo(ctx, leader, right.Range, st.leader)

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // Metrics are the package's metrics on one node.
@@ -11,17 +12,8 @@ type Metrics struct {
 	HasLeader     prometheus.Gauge
 	LeaderChanges prometheus.Counter
 	IsLeader      prometheus.Gauge
-	// Handouts counts revisions handed out by this node, HandoutBatches the batches
-	// that they were for, and HandoutRefusals the batches that it refused.
-	Handouts        prometheus.Counter
-	HandoutBatches  prometheus.Counter
-	HandoutRefusals prometheus.Counter
-	// Revision and Ceiling are the sequencer's, 0 on all other nodes.
-	Revision prometheus.Gauge
-	Ceiling  prometheus.Gauge
-	// CeilingWaits counts batches that were found waiting for a ceiling.
-	CeilingWaits    prometheus.Counter
-	ReadIndexRounds prometheus.Counter
+	// Sequencer are those of this node's sequencer.
+	Sequencer *sequencer.Metrics
 	// BatchRequests is the number of requests in one of this node's batches,
 	// BatchRevisions that of revisions; SequenceSeconds how long a request waited for
 	// its answer from its arrival on.
@@ -79,18 +71,12 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		})
 	}
 	m := &Metrics{
-		HasLeader:       gauge("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not."),
-		LeaderChanges:   counter("etcd_server_leader_changes_seen_total", "The number of leader changes seen."),
-		IsLeader:        gauge("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise."),
-		Handouts:        counter("skein_placement_handouts_total", "Revisions handed out by this node."),
-		HandoutBatches:  counter("skein_placement_handout_batches_total", "Batches of nodes answered by this node."),
-		HandoutRefusals: counter("skein_placement_handout_refusals_total", "Batches of nodes refused by this node."),
-		Revision:        gauge("skein_placement_revision", "Last revision handed out by this node, 0 if it is not the sequencer."),
-		Ceiling:         gauge("skein_placement_ceiling_revision", "Committed ceiling of revisions, 0 if this node is not the sequencer."),
-		CeilingWaits:    counter("skein_placement_ceiling_waits_total", "Times that batches were found waiting for a ceiling to be committed."),
-		ReadIndexRounds: counter("skein_placement_read_index_rounds_total", "ReadIndex rounds begun because the leader lease did not hold."),
-		BatchRequests:   sizes("skein_placement_batch_requests", "Requests for revisions that one batch of this node carried."),
-		BatchRevisions:  sizes("skein_placement_batch_revisions", "Revisions that one batch of this node asked for."),
+		HasLeader:      gauge("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not."),
+		LeaderChanges:  counter("etcd_server_leader_changes_seen_total", "The number of leader changes seen."),
+		IsLeader:       gauge("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise."),
+		Sequencer:      sequencer.NewMetrics(r),
+		BatchRequests:  sizes("skein_placement_batch_requests", "Requests for revisions that one batch of this node carried."),
+		BatchRevisions: sizes("skein_placement_batch_revisions", "Revisions that one batch of this node asked for."),
 		SequenceSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "skein_placement_sequence_seconds", Help: "Time from a request for revisions to its answer.",
 			Buckets: prometheus.ExponentialBuckets(0.000_02, 2, 18),
@@ -116,36 +102,9 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		Stopped:         gauge("skein_placement_ranges_without_quorum", "Ranges without a live quorum, 0 if this node does not lead placement."),
 	}
 	if r != nil {
-		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.Handouts, m.HandoutBatches, m.HandoutRefusals,
-			m.Revision, m.Ceiling, m.CeilingWaits, m.ReadIndexRounds, m.BatchRequests, m.BatchRevisions,
+		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.BatchRequests, m.BatchRevisions,
 			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs,
 			m.Decisions, m.OperationsEnded, m.OperationsUnderWay, m.Pending, m.UnderReplicated, m.Stopped)
 	}
 	return m
-}
-
-// observeCounter takes over what an input has changed.
-func (m *Metrics) observeCounter(c *counter, out *output) {
-	for i := range out.answers {
-		a := &out.answers[i]
-		if a.err != nil {
-			m.HandoutRefusals.Inc()
-			continue
-		}
-		m.HandoutBatches.Inc()
-		if a.repeated {
-			continue
-		}
-		m.Handouts.Add(float64(a.ask.total()))
-	}
-	if c.phase == following {
-		m.Revision.Set(0)
-		m.Ceiling.Set(0)
-		return
-	}
-	m.Revision.Set(float64(c.last))
-	m.Ceiling.Set(float64(c.ceiling))
-	if c.raising && len(c.waiting) > 0 && c.waiting[0].confirmed {
-		m.CeilingWaits.Inc()
-	}
 }

@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Measure is what a node says of a range that it leads.
@@ -86,29 +86,29 @@ func appendMeasure(dst []byte, m *Measure) []byte {
 }
 
 func decodeNodePart(b []byte) (nodePart, error) {
-	r := reader{wire.NewReader(b)}
-	r.versionIs(reportVersion)
+	r := fsm.NewReader(b)
+	r.VersionIs(reportVersion)
 	flags := r.Byte()
 	if flags&^(partWhole|partMore) != 0 {
 		r.Failf("report flags %x", flags)
 	}
 	p := nodePart{
 		Whole: flags&partWhole != 0, More: flags&partMore != 0,
-		Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint(), Capacity: r.amount(), Used: r.amount(),
+		Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint(), Capacity: readAmount(&r), Used: readAmount(&r),
 	}
-	n := r.count(reportRanges, 4)
+	n := r.CountUpTo(reportRanges, 4)
 	p.Led = make([]Measure, 0, n)
 	for range n {
 		m := Measure{
 			Range: keyspace.RangeID(r.Uvarint()), Term: r.Uvarint(),
-			Bytes: r.amount(), Load: r.amount(),
+			Bytes: readAmount(&r), Load: readAmount(&r),
 		}
 		if r.OK() && m.Range == 0 {
 			r.Failf("a report of range 0")
 		}
 		p.Led = append(p.Led, m)
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return nodePart{}, fmt.Errorf("decode part of a node's report: %w", err)
 	}
 	return p, nil
@@ -117,8 +117,8 @@ func decodeNodePart(b []byte) (nodePart, error) {
 // maxAmount bounds bytes and load in a report, so that sums of them do not overflow.
 const maxAmount = 1 << 50
 
-// amount reads a number of bytes, or of requests a second.
-func (r *reader) amount() int64 {
+// readAmount reads a number of bytes, or of requests a second.
+func readAmount(r *fsm.Reader) int64 {
 	v := r.Uvarint()
 	if v > maxAmount {
 		r.Failf("an amount of %d, at most %d", v, int64(maxAmount))
@@ -130,16 +130,16 @@ func (r *reader) amount() int64 {
 // encodePartAnswer answers a part: anew says that one before it has not come, and that
 // everything is to be told.
 func encodePartAnswer(anew bool) []byte {
-	return appendBool([]byte{formatVersion, answerOK}, anew)
+	return fsm.AppendBool([]byte{fsm.FormatVersion, fsm.AnswerOK}, anew)
 }
 
 func decodePartAnswer(p []byte) (anew bool, err error) {
-	r, err := answerBody(p)
+	r, err := fsm.AnswerBody(p)
 	if err != nil {
 		return false, err
 	}
 	anew = r.Bool()
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return false, fmt.Errorf("decode answer to a node's report: %w", err)
 	}
 	return anew, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -127,11 +128,11 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	v := o.s.View()
 	own := v.PlacementGroup()
 	i := slices.IndexFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
-	busy := slices.ContainsFunc(v.Operations(), func(op Operation) bool { return op.Range == OwnGroup })
-	if i < 0 || busy || joint(&own) {
+	busy := slices.ContainsFunc(v.Operations(), func(op fsm.Operation) bool { return op.Range == fsm.OwnGroup })
+	if i < 0 || busy || fsm.Joint(&own) {
 		return
 	}
-	op := Operation{Range: OwnGroup, Kind: OperationTidy, From: own.Replicas[i].Node, Reason: decide.Learner, Why: "a learner that no operation has"}
+	op := fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationTidy, From: own.Replicas[i].Node, Reason: decide.Learner, Why: "a learner that no operation has"}
 	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
@@ -139,7 +140,7 @@ func (o *operator) tidyOwn(ctx context.Context) {
 
 // mover returns who carries out operations on a range, nil for nobody.
 func (o *operator) mover(id keyspace.RangeID) Mover {
-	if id == OwnGroup {
+	if id == fsm.OwnGroup {
 		return ownMover{o.s, o.term}
 	}
 	return o.s.o.Mover
@@ -157,7 +158,7 @@ func (o *operator) begin(id keyspace.RangeID, operation uint64) bool {
 
 // works says whether the operation is worked on yet. When it is not any more, the decider has
 // been told how it has ended, if it ever will be.
-func (o *operator) works(op *Operation) bool {
+func (o *operator) works(op *fsm.Operation) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	w := o.running[op.Range]
@@ -192,8 +193,8 @@ func (o *operator) end(id keyspace.RangeID) {
 // carryOut works on one operation until it is over or the term is. One that does not get
 // on for long, or is abandoned, is ended where it stands: what it has left behind, a
 // learner perhaps, is decided upon anew.
-func (o *operator) carryOut(ctx context.Context, op Operation) {
-	if op.Kind == OperationMerge {
+func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
+	if op.Kind == fsm.OperationMerge {
 		o.carryMerge(ctx, op)
 		return
 	}
@@ -209,11 +210,11 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 		// What gets on is not given up: its replica may have become a voter this moment.
 		giveUp := o.s.o.Clock.Now().Sub(last) > o.patience(&op) || abandoned != "" && !moved
 		if over || giveUp {
-			if res := o.s.propose(ctx, o.term, endOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
+			if res := o.s.propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
 				o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(over)).Inc()
 				// What waited for a node that is silent now is not tried that way again.
-				if op.Range != OwnGroup {
+				if op.Range != fsm.OwnGroup {
 					o.decider.over(&op, over || abandoned != "")
 				}
 				return
@@ -233,13 +234,13 @@ func (o *operator) carryOut(ctx context.Context, op Operation) {
 // patience returns how long an operation may take no step. Whoever leads for balance alone is not
 // worth that nothing else is done for the range, which each attempt stops for a moment; nor zones
 // that the placement group cannot be repaired meanwhile, whose copy is a small one.
-func (o *operator) patience(op *Operation) time.Duration {
+func (o *operator) patience(op *fsm.Operation) time.Duration {
 	switch most := o.s.o.OperationPatience; {
-	case op.Kind == OperationTransfer && op.Reason != decide.Drain:
+	case op.Kind == fsm.OperationTransfer && op.Reason != decide.Drain:
 		return min(most, transferPatience)
-	case op.Range == OwnGroup && op.Reason == decide.Zones:
+	case op.Range == fsm.OwnGroup && op.Reason == decide.Zones:
 		return min(most, ownSpreadPatience)
-	case op.Kind.adds():
+	case op.Kind.Adds():
 		return most + o.copyTime(op.Range)
 	default:
 		return most
@@ -266,12 +267,12 @@ func (o *operator) refresh(ctx context.Context, id keyspace.RangeID) error {
 	if err != nil {
 		return err
 	}
-	return o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}}).Err
+	return o.s.propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}}).Err
 }
 
 // step does the next thing for an operation. over says that nothing is left to do, moved
 // that something was done.
-func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, err error) {
+func (o *operator) step(ctx context.Context, op *fsm.Operation) (over, moved bool, err error) {
 	select {
 	case o.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -284,17 +285,17 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 	if err != nil {
 		return false, false, err
 	}
-	st, mover := op.next(&d, leader, o.s.o.Alive), o.mover(op.Range)
+	st, mover := nextStep(op, &d, leader, o.s.o.Alive), o.mover(op.Range)
 	switch {
-	case st.done && op.Range == OwnGroup:
+	case st.done && op.Range == fsm.OwnGroup:
 		return true, true, nil
 	case st.done:
 		// The map is to have it before the operation is gone: what is decided next is decided
 		// by the map.
-		res := o.s.propose(ctx, o.term, report{Descriptors: []keyspace.Descriptor{d}})
+		res := o.s.propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
 	case st.transfer:
-		if err = mover.TransferTo(ctx, leader, op.Range, st.leader); err != nil && st.leader != 0 && op.leaves(leader) {
+		if err = mover.TransferTo(ctx, leader, op.Range, st.leader); err != nil && st.leader != 0 && mustLeave(op, leader) {
 			err = o.leadElsewhere(ctx, op, &d, st.leader, err)
 		}
 	case len(st.change) > 0:
@@ -308,14 +309,14 @@ func (o *operator) step(ctx context.Context, op *Operation) (over, moved bool, e
 // leadElsewhere has the lead of a range leave op.From, where the node to which it was to go first
 // has failed with err. From one that is drained it goes to none that would hand it on: of two
 // that are drained each would have it go to the other, for as long as nobody else can lead.
-func (o *operator) leadElsewhere(ctx context.Context, op *Operation, d *keyspace.Descriptor, failed keyspace.NodeID, err error) error {
+func (o *operator) leadElsewhere(ctx context.Context, op *fsm.Operation, d *keyspace.Descriptor, failed keyspace.NodeID, err error) error {
 	mover := o.mover(op.Range)
-	if op.Kind != OperationTransfer {
+	if op.Kind != fsm.OperationTransfer {
 		return mover.TransferTo(ctx, op.From, op.Range, 0)
 	}
-	nodes := o.s.View().nodes
+	v := o.s.View()
 	for _, m := range d.Replicas {
-		if m.Node == op.From || m.Node == failed || m.Role != keyspace.RoleVoter || nodes[m.Node].State != NodeServing ||
+		if m.Node == op.From || m.Node == failed || m.Role != keyspace.RoleVoter || !serves(v, m.Node) ||
 			!o.s.o.Alive(m.Node) || !o.s.o.Central(m.Node) {
 			continue
 		}
@@ -326,12 +327,18 @@ func (o *operator) leadElsewhere(ctx context.Context, op *Operation, d *keyspace
 	return err
 }
 
+// serves says whether the node is in its ordinary state.
+func serves(v *fsm.View, id keyspace.NodeID) bool {
+	n, ok := v.Node(id)
+	return ok && n.State == fsm.NodeServing
+}
+
 // look returns the range as its leader has it.
 func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.Descriptor, leader keyspace.NodeID, err error) {
-	if id == OwnGroup {
+	if id == fsm.OwnGroup {
 		return o.mover(id).Look(ctx, o.s.o.Self, id)
 	}
-	row, ok := o.s.View().byID(id)
+	row, ok := o.s.View().ByID(id)
 	if !ok {
 		return d, 0, fmt.Errorf("placement: there is no range %s", id)
 	}
@@ -366,25 +373,25 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 }
 
 // begin begins an operation on a range, or the placement group, as the map has it, and returns it with its id.
-func (s *Service) begin(ctx context.Context, term uint64, op *Operation) (Operation, error) {
+func (s *Service) begin(ctx context.Context, term uint64, op *fsm.Operation) (fsm.Operation, error) {
 	v := s.View()
-	d, ok := v.descriptor(op.Range)
+	d, ok := v.Of(op.Range)
 	if !ok {
-		return Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
+		return fsm.Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
 	}
-	if op.Kind == OperationMerge {
+	if op.Kind == fsm.OperationMerge {
 		if err := s.mayMerge(v, op, &d); err != nil {
-			return Operation{}, err
+			return fsm.Operation{}, err
 		}
-	} else if err := checkOperation(op, &d, v.nodes); err != nil {
-		return Operation{}, err
+	} else if err := v.CheckOperation(op, &d); err != nil {
+		return fsm.Operation{}, err
 	}
-	if op.Kind.adds() && !s.o.Alive(op.To) {
-		return Operation{}, kverror.New(kverror.BadRequest, "%s %s: node %s does not live", op.Kind, groupName(op.Range), op.To)
+	if op.Kind.Adds() && !s.o.Alive(op.To) {
+		return fsm.Operation{}, kverror.New(kverror.BadRequest, "%s %s: node %s does not live", op.Kind, fsm.GroupName(op.Range), op.To)
 	}
-	res := s.propose(ctx, term, beginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
+	res := s.propose(ctx, term, fsm.BeginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
 	if res.Err != nil {
-		return Operation{}, res.Err
+		return fsm.Operation{}, res.Err
 	}
 	select {
 	case s.operateKick <- struct{}{}:

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -194,7 +195,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		}
 		leaving, _ := d.ReplicaOn(op.From)
 		op.Leaving = leaving.ID
-		if err := checkOperation(&op, &d, nodes); err != nil {
+		if err := fsm.CheckOperation(&op, &d, nodes); err != nil {
 			if want == 0 {
 				continue
 			}
@@ -216,7 +217,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 func (p *pretend) drive(op *Operation, least int) bool {
 	o := operator{s: &Service{o: ServiceOptions{Mover: p, Alive: p.alive}}}
 	for range 200 {
-		st := op.next(&p.d, p.leader, p.alive)
+		st := nextStep(op, &p.d, p.leader, p.alive)
 		var err error
 		switch {
 		case st.done:
@@ -379,24 +380,24 @@ func TestOperationLeavesOthersAlone(t *testing.T) {
 	d := keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 30, Replicas: []keyspace.Replica{voter(1, 1), voter(2, 2), voter(9, 3)}}
 	all := func(keyspace.NodeID) bool { return true }
 	tidy := Operation{Range: 7, Kind: OperationTidy, From: 3, Leaving: 9}
-	if st := tidy.next(&d, 1, all); !st.done {
+	if st := nextStep(&tidy, &d, 1, all); !st.done {
 		t.Errorf("a learner that votes meanwhile: %+v", st)
 	}
 	d.Replicas[2].Role = keyspace.RoleLearner
-	if st := tidy.next(&d, 1, all); len(st.change) != 1 || st.change[0].Replica != 9 {
+	if st := nextStep(&tidy, &d, 1, all); len(st.change) != 1 || st.change[0].Replica != 9 {
 		t.Errorf("a learner: %+v", st)
 	}
 	d.Replicas[2] = voter(12, 3)
 	for _, o := range []Operation{tidy, {Range: 7, Kind: OperationRemove, From: 3, Leaving: 9}} {
-		if st := o.next(&d, 1, all); !st.done {
+		if st := nextStep(&o, &d, 1, all); !st.done {
 			t.Errorf("%s of one that has gone: %+v", &o, st)
 		}
 	}
 	last := Operation{Range: 7, Kind: OperationRemove, From: 1, Leaving: 1}
-	if st := last.next(&d, 2, func(n keyspace.NodeID) bool { return n != 3 }); st.stuck == "" {
+	if st := nextStep(&last, &d, 2, func(n keyspace.NodeID) bool { return n != 3 }); st.stuck == "" {
 		t.Errorf("removed from {1, 2, 3}, of which 3 is dead: %+v", st)
 	}
-	if st := last.next(&d, 2, all); len(st.change) != 1 || st.change[0].Replica != 1 {
+	if st := nextStep(&last, &d, 2, all); len(st.change) != 1 || st.change[0].Replica != 1 {
 		t.Errorf("removed where all live: %+v", st)
 	}
 }

@@ -4,8 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // requestKind is the kind of a request of method 33; the numbers are on the wire.
@@ -54,16 +55,16 @@ type request struct {
 	// answers the last three by what it has applied.
 	Linearizable bool
 	// Node and Change are for requestPutNode.
-	Node   Node
-	Change nodeChange
+	Node   fsm.Node
+	Change fsm.NodeChange
 	// Boot is for requestPutNode and requestStop; Phase for the latter.
 	Boot  keyspace.BootID
-	Phase stopPhase
+	Phase sequencer.StopPhase
 	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
 	// Becomes are the states for requestSetNodeState, Leave says that the node is removed
 	// once it holds nothing, and Beside are the nodes of which it is known that they leave.
 	To            keyspace.NodeID
-	From, Becomes NodeState
+	From, Becomes fsm.NodeState
 	Leave         bool
 	Beside        []keyspace.NodeID
 	// Name and Value are for requestPutSetting.
@@ -72,7 +73,7 @@ type request struct {
 	// Lease is for requestLease.
 	Lease leaseRequest
 	// Operation is for requestBegin, without its ids.
-	Operation Operation
+	Operation fsm.Operation
 	// Key is for requestKeepBorder.
 	Key []byte
 }
@@ -89,30 +90,30 @@ func (q *request) encode() []byte {
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, q.Count)
 	case requestReport:
-		dst = appendDescriptors(dst, q.Descriptors)
+		dst = fsm.AppendDescriptors(dst, q.Descriptors)
 	case requestCompact:
-		dst = appendRevision(dst, q.Revision)
+		dst = fsm.AppendRevision(dst, q.Revision)
 	case requestMembers, requestSettings, requestOperations, requestStatus:
-		dst = appendBool(dst, q.Linearizable)
+		dst = fsm.AppendBool(dst, q.Linearizable)
 	case requestPutNode:
 		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
-		dst = appendNode(append(dst, byte(q.Change)), &q.Node)
+		dst = fsm.AppendNode(append(dst, byte(q.Change)), &q.Node)
 	case requestStop:
 		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
 		dst = append(dst, byte(q.Phase))
 	case requestTransfer, requestRemoveNode:
 		dst = binary.AppendUvarint(dst, uint64(q.To))
 	case requestSetNodeState:
-		dst = appendBool(append(binary.AppendUvarint(dst, uint64(q.To)), byte(q.From), byte(q.Becomes)), q.Leave)
-		dst = appendNodeIDs(dst, q.Beside)
+		dst = fsm.AppendBool(append(binary.AppendUvarint(dst, uint64(q.To)), byte(q.From), byte(q.Becomes)), q.Leave)
+		dst = fsm.AppendNodeIDs(dst, q.Beside)
 	case requestPutSetting:
-		dst = appendBytes(appendString(dst, q.Name), q.Value)
+		dst = fsm.AppendBytes(fsm.AppendString(dst, q.Name), q.Value)
 	case requestLease:
 		dst = q.Lease.append(dst)
 	case requestBegin:
-		dst = appendOperation(dst, &q.Operation)
+		dst = fsm.AppendOperation(dst, &q.Operation)
 	case requestKeepBorder:
-		dst = appendBytes(dst, q.Key)
+		dst = fsm.AppendBytes(dst, q.Key)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -120,45 +121,45 @@ func (q *request) encode() []byte {
 }
 
 func decodeRequest(p []byte) (request, error) {
-	r := reader{wire.NewReader(p)}
-	r.versionIs(requestVersion)
+	r := fsm.NewReader(p)
+	r.VersionIs(requestVersion)
 	q := request{Kind: requestKind(r.Byte())}
 	switch q.Kind {
 	case requestStanding:
 	case requestAllocate:
-		q.Count = uint64(r.bounded(maxRangeIDs))
+		q.Count = uint64(r.Bounded(fsm.MaxRangeIDs))
 	case requestReport:
-		q.Descriptors = r.descriptors(maxDescriptors)
+		q.Descriptors = r.Descriptors(fsm.MaxDescriptors)
 	case requestCompact:
-		q.Revision = r.revision()
+		q.Revision = r.Revision()
 	case requestMembers, requestSettings, requestOperations, requestStatus:
 		q.Linearizable = r.Bool()
 	case requestPutNode:
 		q.Boot = keyspace.BootID(r.Uint64BE())
-		q.Change, q.Node = r.nodeChange(), r.node()
+		q.Change, q.Node = r.NodeChange(), r.Node()
 	case requestStop:
 		q.Boot = keyspace.BootID(r.Uint64BE())
-		q.Phase = stopPhase(r.Byte())
-		if q.Phase != stopClosed && q.Phase != stopLeaving {
+		q.Phase = sequencer.StopPhase(r.Byte())
+		if q.Phase != sequencer.StopClosed && q.Phase != sequencer.StopLeaving {
 			r.Failf("stop phase %d", q.Phase)
 		}
 	case requestTransfer, requestRemoveNode:
 		q.To = keyspace.NodeID(r.Uvarint())
 	case requestSetNodeState:
-		q.To, q.From, q.Becomes, q.Leave = keyspace.NodeID(r.Uvarint()), r.nodeState(), r.nodeState(), r.Bool()
-		q.Beside = r.nodeIDs()
+		q.To, q.From, q.Becomes, q.Leave = keyspace.NodeID(r.Uvarint()), r.NodeState(), r.NodeState(), r.Bool()
+		q.Beside = r.NodeIDs()
 	case requestPutSetting:
-		q.Name, q.Value = r.string(maxNameBytes), r.bytes(maxSettingBytes)
+		q.Name, q.Value = r.StringUpTo(fsm.MaxNameBytes), r.CopyUpTo(fsm.MaxSettingBytes)
 	case requestLease:
-		q.Lease = r.leaseRequest()
+		q.Lease = readLeaseRequest(&r)
 	case requestBegin:
-		q.Operation = r.operation()
+		q.Operation = r.Operation()
 	case requestKeepBorder:
-		q.Key = r.bytes(maxLeaseSpanBytes)
+		q.Key = r.CopyUpTo(fsm.MaxLeaseSpanBytes)
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return request{}, fmt.Errorf("decode placement request: %w", err)
 	}
 	return q, nil
@@ -179,12 +180,6 @@ type Status struct {
 	ConfIndex uint64
 }
 
-// Setting is one of the cluster's settings.
-type Setting struct {
-	Name  string
-	Value []byte
-}
-
 // response is the answer to a request. Which fields count depends on the kind of
 // the request.
 type response struct {
@@ -195,25 +190,19 @@ type response struct {
 	// Revision is the current revision (requestCompact), or that of the settings
 	// (requestSettings).
 	Revision keyspace.Revision
-	Nodes    []Node
+	Nodes    []fsm.Node
 	Status   Status
-	Verdict  verdict
-	Settings []Setting
+	Verdict  sequencer.Verdict
+	Settings []fsm.Setting
 	// Standing is the answer to requestStanding.
-	Standing standing
+	Standing sequencer.Standing
 	Lease    leaseResponse
 	// Operations are those under way, or the one that was begun.
-	Operations []Operation
+	Operations []fsm.Operation
 }
 
-// maxNodes and maxSettings bound what an answer holds.
-const (
-	maxNodes    = 1 << 14
-	maxSettings = 1 << 14
-)
-
 func (a *response) encode(kind requestKind) []byte {
-	dst := []byte{formatVersion, answerOK}
+	dst := []byte{fsm.FormatVersion, fsm.AnswerOK}
 	switch kind {
 	case requestStatus:
 		dst = binary.AppendUvarint(dst, uint64(a.Status.Leader))
@@ -225,28 +214,28 @@ func (a *response) encode(kind requestKind) []byte {
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, uint64(a.First))
 	case requestReport:
-		dst = appendDescriptors(dst, a.Held)
+		dst = fsm.AppendDescriptors(dst, a.Held)
 	case requestCompact:
-		dst = appendRevision(dst, a.Revision)
+		dst = fsm.AppendRevision(dst, a.Revision)
 	case requestMembers:
-		dst = appendNodes(dst, a.Nodes)
+		dst = fsm.AppendNodes(dst, a.Nodes)
 	case requestStop:
 		dst = append(dst, byte(a.Verdict))
 	case requestStanding:
-		dst = binary.BigEndian.AppendUint64(dst, uint64(a.Standing.boot))
-		dst = append(dst, byte(a.Standing.phase))
+		dst = binary.BigEndian.AppendUint64(dst, uint64(a.Standing.Boot))
+		dst = append(dst, byte(a.Standing.Phase))
 	case requestSettings:
-		dst = appendRevision(dst, a.Revision)
+		dst = fsm.AppendRevision(dst, a.Revision)
 		dst = binary.AppendUvarint(dst, uint64(len(a.Settings)))
 		for i := range a.Settings {
-			dst = appendBytes(appendString(dst, a.Settings[i].Name), a.Settings[i].Value)
+			dst = fsm.AppendBytes(fsm.AppendString(dst, a.Settings[i].Name), a.Settings[i].Value)
 		}
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
 		dst = binary.AppendUvarint(dst, uint64(len(a.Operations)))
 		for i := range a.Operations {
-			dst = appendOperation(dst, &a.Operations[i])
+			dst = fsm.AppendOperation(dst, &a.Operations[i])
 		}
 	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	default:
@@ -256,45 +245,45 @@ func (a *response) encode(kind requestKind) []byte {
 }
 
 func decodeResponse(kind requestKind, p []byte) (response, error) {
-	r, err := answerBody(p)
+	r, err := fsm.AnswerBody(p)
 	if err != nil {
 		return response{}, err
 	}
 	var a response
 	switch kind {
 	case requestStatus:
-		a.Status = Status{Leader: keyspace.NodeID(r.Uvarint()), Term: r.Uvarint(), Index: r.Uvarint(), Applied: r.Uvarint(), Replicas: r.replicas(), ConfIndex: r.Uvarint()}
+		a.Status = Status{Leader: keyspace.NodeID(r.Uvarint()), Term: r.Uvarint(), Index: r.Uvarint(), Applied: r.Uvarint(), Replicas: r.Replicas(), ConfIndex: r.Uvarint()}
 	case requestAllocate:
 		a.First = keyspace.RangeID(r.Uvarint())
 	case requestReport:
-		a.Held = r.descriptors(maxDescriptors)
+		a.Held = r.Descriptors(fsm.MaxDescriptors)
 	case requestCompact:
-		a.Revision = r.revision()
+		a.Revision = r.Revision()
 	case requestMembers:
-		a.Nodes = r.nodes()
+		a.Nodes = r.Nodes()
 	case requestStop:
-		a.Verdict = verdict(r.Byte())
+		a.Verdict = sequencer.Verdict(r.Byte())
 	case requestStanding:
-		a.Standing = standing{boot: keyspace.BootID(r.Uint64BE()), phase: stopPhase(r.Byte())}
-		if a.Standing.phase > stopClosed {
-			r.Failf("a node stands at phase %d of a stop", a.Standing.phase)
+		a.Standing = sequencer.Standing{Boot: keyspace.BootID(r.Uint64BE()), Phase: sequencer.StopPhase(r.Byte())}
+		if a.Standing.Phase > sequencer.StopClosed {
+			r.Failf("a node stands at phase %d of a stop", a.Standing.Phase)
 		}
 	case requestSettings:
-		a.Revision = r.revision()
-		n := r.count(maxSettings, 2)
+		a.Revision = r.Revision()
+		n := r.CountUpTo(fsm.MaxSettings, 2)
 		for range n {
-			a.Settings = append(a.Settings, Setting{Name: r.string(maxNameBytes), Value: r.bytes(maxSettingBytes)})
+			a.Settings = append(a.Settings, fsm.Setting{Name: r.StringUpTo(fsm.MaxNameBytes), Value: r.CopyUpTo(fsm.MaxSettingBytes)})
 		}
 	case requestLease:
-		a.Lease = r.leaseResponse()
+		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:
-		n := r.count(maxOperations, 7)
+		n := r.CountUpTo(fsm.MaxOperations, 7)
 		for range n {
-			a.Operations = append(a.Operations, r.operation())
+			a.Operations = append(a.Operations, r.Operation())
 		}
 	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	}
-	if err := r.end(); err != nil {
+	if err := r.Finish(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)
 	}
 	return a, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -230,8 +231,8 @@ func (s *Service) expelled() (keyspace.ReplicaID, bool) {
 		mine = s.home.opened // it waits for its snapshot
 	}
 	known := s.home.word
-	if m := s.heardMap(); m != nil && m.own.ConfIndex > known.ConfIndex {
-		known = m.own
+	if m := s.heardMap(); m != nil && m.PlacementGroup().ConfIndex > known.ConfIndex {
+		known = m.PlacementGroup()
 	}
 	if known.ConfIndex < mine.ConfIndex {
 		known = mine
@@ -276,10 +277,7 @@ func (s *Service) attach(g Group) {
 	s.group = g
 	s.stirLocked()
 	s.mu.Unlock()
-	s.sequencer.mu.Lock()
-	s.sequencer.raft = g
-	s.sequencer.mu.Unlock()
-	s.sequencer.signal()
+	s.sequencer.SetGroup(g)
 }
 
 // detach takes the placement group away: whoever follows this node's map goes elsewhere.
@@ -291,9 +289,7 @@ func (s *Service) detach() {
 	s.stirLocked()
 	s.mu.Unlock()
 	s.machine.LeaderChanged(raftgroup.LeaderState{})
-	s.sequencer.mu.Lock()
-	s.sequencer.raft = nil
-	s.sequencer.mu.Unlock()
+	s.sequencer.SetGroup(nil)
 }
 
 // stirLocked tells those who wait for it that the replica or its leader has changed.
@@ -368,7 +364,7 @@ func (s *Service) noteLeft(ctx context.Context, id keyspace.ReplicaID) error {
 // leaves is for apply: it notes that this node's replica is no member behind the change
 // of the members, in the batch that makes it so.
 func (m *machine) leaves(b *engine.Batch, after []keyspace.Replica) error {
-	for _, r := range m.state.members {
+	for _, r := range m.state.Members() {
 		if r.Node == m.self && !hasMember(after, r.ID) {
 			return setLeft(b, r.ID)
 		}
@@ -392,7 +388,8 @@ func (s *Service) leaderHint() keyspace.NodeID {
 		return 0
 	}
 	if m := c.maps.load(); m != nil {
-		if _, member := m.own.ReplicaOn(l); member {
+		own := m.PlacementGroup()
+		if _, member := own.ReplicaOn(l); member {
 			return l
 		}
 	}
@@ -401,7 +398,7 @@ func (s *Service) leaderHint() keyspace.NodeID {
 
 // heardMap returns the newest map that this node has, be it by its own replica or by
 // another node; nil is none.
-func (s *Service) heardMap() *Map {
+func (s *Service) heardMap() *fsm.Map {
 	if c := s.client.Load(); c != nil {
 		return c.maps.load()
 	}

@@ -290,7 +290,7 @@ func (r *rig) stopAllAtOnce() (quiesced int) {
 		wg.Go(func() {
 			n.client.BeginStop()
 			time.Sleep(time.Duration(n.id) * 30 * time.Millisecond) // the pipelines close
-			if err := n.client.Quiesce(context.Background()); err != nil {
+			if err := n.client.Shutdown(context.Background()); err != nil {
 				r.t.Logf("node %s: %v", n.id, err)
 			} else {
 				done.Add(1)

@@ -16,6 +16,8 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -30,7 +32,7 @@ type RangeControl interface {
 
 // Group is what a Service needs of the placement group; *raftgroup.Group is one.
 type Group interface {
-	raft
+	sequencer.Raft
 	// CanTransfer says why Transfer would fail at once. It changes nothing.
 	CanTransfer(ctx context.Context, to keyspace.ReplicaID) error
 	// Transfer hands leadership to a replica, with 0 to the one that is best off, and
@@ -108,7 +110,8 @@ type ServiceOptions struct {
 type Service struct {
 	o         ServiceOptions
 	machine   *machine
-	sequencer *sequencer
+	sequencer *sequencer.Sequencer
+	shutdown  *sequencer.Shutdown
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -137,15 +140,7 @@ type Service struct {
 	// hearing is what nodes say of themselves to the leadership; nil while there is none.
 	hearing *hearing
 	// held are reported descriptors that did not fit into the map, by range.
-	held  map[keyspace.RangeID]keyspace.Descriptor
-	stops *stops
-	// stopsMoved is closed when a stopping node has reported or all is sealed.
-	stopsMoved chan struct{}
-	// sealed says that stopping nodes were let go after the ceiling was lowered;
-	// reopening, that the hand-outs of a leader that stays wait for a quorum.
-	sealed, reopening bool
-	// phase is how far this node's own stop has come.
-	phase stopPhase
+	held map[keyspace.RangeID]keyspace.Descriptor
 }
 
 // maxHeld bounds the reported descriptors that wait for others.
@@ -177,23 +172,22 @@ func NewService(o ServiceOptions) (*Service, error) {
 	}
 	s := &Service{
 		o: o, machine: m,
-		sequencer:  newSequencer(o.Clock, m, o.Metrics, o.Logger),
-		held:       map[keyspace.RangeID]keyspace.Descriptor{},
-		stops:      newStops(),
-		stopsMoved: make(chan struct{}),
+		sequencer: sequencer.New(o.Clock, m, o.Metrics.Sequencer, o.Logger),
+		held:      map[keyspace.RangeID]keyspace.Descriptor{},
 
 		operateKick: make(chan struct{}, 1),
 		home:        newResidence(),
 		detached:    make(chan struct{}),
 		stirred:     make(chan struct{}),
 	}
+	s.shutdown = sequencer.NewShutdown(s.shutdownOptions(), s.sequencer)
 	m.self = o.Self
 	m.onMembers = s.membersApplied
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	m.onApplied = s.sequencer.applied
+	m.onApplied = s.sequencer.Applied
 	m.onLeader = s.leaderChanged
 	m.onLeases = s.leasesChanged
-	s.sequencer.applied(m.view.Load())
+	s.sequencer.Applied(m.View())
 	return s, nil
 }
 
@@ -217,25 +211,26 @@ func (s *Service) RegisterHandlers(r Registrar) {
 
 // Start starts the Service's goroutines. Stop ends them.
 func (s *Service) Start() {
-	s.wait.Go(func() { s.sequencer.run(s.ctx.Done()) })
+	s.wait.Go(func() { s.sequencer.Run(s.ctx.Done()) })
 	s.wait.Go(func() { s.tend(s.ctx) })
 }
 
 // Stop ends the Service and waits for its goroutines. It ends no term in order:
-// see Client.Quiesce for that.
+// see Client.Shutdown for that.
 func (s *Service) Stop() {
 	s.cancel()
 	s.mu.Lock()
 	s.endDutiesLocked()
 	s.mu.Unlock()
+	s.shutdown.Close()
 	s.wait.Wait()
 }
 
 // Log returns the hand-out log of this node's sequencer.
-func (s *Service) Log() *HandoutLog { return s.sequencer.c.log }
+func (s *Service) Log() *sequencer.AllocationLog { return s.sequencer.Log() }
 
 // View returns the newest state of this node's replica.
-func (s *Service) View() *View { return s.machine.view.Load() }
+func (s *Service) View() *fsm.View { return s.machine.View() }
 
 // serveClient makes c this node's Client, which is told of the leader, as known now and
 // with each change.
@@ -249,7 +244,7 @@ func (s *Service) serveClient(c *Client) {
 
 // leaderChanged is called by the machine, in order with its Views.
 func (s *Service) leaderChanged(ls raftgroup.LeaderState) {
-	s.sequencer.leaderChanged(ls)
+	s.sequencer.LeaderChanged(ls)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stirLocked()
@@ -279,11 +274,11 @@ func boolGauge(b bool) float64 {
 func (s *Service) beginDutiesLocked(term uint64) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
-	s.stops, s.sealed, s.reopening = newStops(), false, false
+	s.shutdown.Lead(ctx, term)
 	clear(s.held)
 	s.hearing = newHearing()
 	if s.o.LeaseObserver != nil {
-		s.o.LeaseObserver.Lead(ctx, term, s.View().records)
+		s.o.LeaseObserver.Lead(ctx, term, s.View().Records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
 	o := newOperator(s, term, s.hearing)
@@ -301,20 +296,20 @@ func (s *Service) endDutiesLocked() {
 }
 
 // propose proposes an effect in the term and waits for its result.
-func (s *Service) propose(ctx context.Context, term uint64, op effect) result {
+func (s *Service) propose(ctx context.Context, term uint64, op fsm.Effect) fsm.Result {
 	s.mu.Lock()
 	g := s.group
 	s.mu.Unlock()
 	if g == nil {
-		return result{Err: s.refusal()}
+		return fsm.Result{Err: s.refusal()}
 	}
-	ch := make(chan result, 1)
-	s.machine.propose(g, term, op, func(r result) { ch <- r })
+	ch := make(chan fsm.Result, 1)
+	s.machine.Propose(g, term, op, func(r fsm.Result) { ch <- r })
 	select {
 	case r := <-ch:
 		return r
 	case <-ctx.Done():
-		return result{Err: kverror.New(kverror.Timeout, "placement proposal in term %d: %v", term, ctx.Err())}
+		return fsm.Result{Err: kverror.New(kverror.Timeout, "placement proposal in term %d: %v", term, ctx.Err())}
 	}
 }
 
@@ -333,7 +328,7 @@ const (
 func (s *Service) createRanges(ctx context.Context, term uint64) {
 	perNode := map[keyspace.NodeID][]keyspace.Descriptor{}
 	var ids []keyspace.RangeID
-	s.View().All(func(g *Range) bool {
+	s.View().All(func(g *fsm.Range) bool {
 		if !g.Created {
 			ids = append(ids, g.Descriptor.Range)
 			for _, r := range g.Descriptor.Replicas {
@@ -355,8 +350,8 @@ func (s *Service) createRanges(ctx context.Context, term uint64) {
 	}
 	nodes.Wait()
 	for len(ids) > 0 && ctx.Err() == nil {
-		n := min(maxRangeIDs, len(ids))
-		res := s.propose(ctx, term, markCreated{Ranges: ids[:n]})
+		n := min(fsm.MaxRangeIDs, len(ids))
+		res := s.propose(ctx, term, fsm.MarkCreated{Ranges: ids[:n]})
 		if e := kverror.Of(res.Err); e != nil {
 			s.o.Logger.Warn("mark ranges created", zap.Uint64("term", term), zap.Error(e))
 			if clock.Sleep(ctx, s.o.Clock, createPauseMin) != nil {
@@ -472,17 +467,13 @@ func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) er
 		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
 	}
 	if !mutation.Is(mutation.HandedOverInFlight) {
-		err = s.sequencer.end(ctx, to.Node)
+		err = s.sequencer.End(ctx, to.Node)
 	}
 	if err == nil {
 		err = g.Transfer(ctx, to.ID)
 	}
 	if err != nil {
-		s.mu.Lock()
-		if !s.sealed { // reopen resumes where stopping nodes were let go meanwhile
-			s.sequencer.resume()
-		}
-		s.mu.Unlock()
+		s.shutdown.Resume()
 		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
 	}
 	return nil

@@ -128,10 +128,10 @@ func (r *rig) stopBy(p *stopPlan) []keyspace.Revision {
 			close(closing)
 			load.Wait()
 			begin := time.Now()
-			if err := n.client.Quiesce(context.Background()); err != nil {
+			if err := n.client.Shutdown(context.Background()); err != nil {
 				r.t.Logf("plan %+v: node %s: %v", *p, n.id, err)
 			}
-			if took := time.Since(begin); took > QuiesceTimeout+100*time.Millisecond {
+			if took := time.Since(begin); took > ShutdownTimeout+100*time.Millisecond {
 				r.t.Errorf("plan %+v: node %s waited %v", *p, n.id, took)
 			}
 			n.stop()
@@ -164,7 +164,7 @@ func TestStayingLeaderHandsOutAgain(t *testing.T) {
 			t.Helper()
 			begin := time.Now()
 			n.client.BeginStop()
-			if err := n.client.Quiesce(t.Context()); err != nil {
+			if err := n.client.Shutdown(t.Context()); err != nil {
 				t.Fatalf("node %s: %v", n.id, err)
 			}
 			if took := time.Since(begin); took < least || took > most {
@@ -175,10 +175,10 @@ func TestStayingLeaderHandsOutAgain(t *testing.T) {
 		leaves(r.nodes[2], 0, 100*time.Millisecond)
 		use()
 		time.Sleep(2 * time.Second)
-		leaves(r.nodes[1], leaveAfter-100*time.Millisecond, QuiesceTimeout)
+		leaves(r.nodes[1], leaveAfter-100*time.Millisecond, ShutdownTimeout)
 		r.nodes[2].start()
 		use()
-		if _, err := r.leader().service.seal(t.Context()); err != nil {
+		if err := r.leader().service.shutdown.Seal(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		begin := time.Now()

@@ -20,7 +20,7 @@ type allocation struct {
 	several map[*subscription]struct{}
 	// record is the allocation as the log told it, the zero value where several are one entry or
 	// nobody tells of whom the revisions are.
-	record placement.Handout
+	record placement.Allocation
 
 	prev, next *allocation
 	listed     bool
@@ -132,7 +132,7 @@ func (h *Hub) extendLast(a *allocation, sub *subscription) bool {
 	if tail.one != sub || tail.first > a.first || tail.last > a.last {
 		return false
 	}
-	tail.last, tail.record = a.last, placement.Handout{}
+	tail.last, tail.record = a.last, placement.Allocation{}
 	return true
 }
 

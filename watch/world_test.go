@@ -31,7 +31,7 @@ type world struct {
 	// The log of the sequencer's term begins behind after.
 	term    uint64
 	after   keyspace.Revision
-	log     []placement.Handout
+	log     []placement.Allocation
 	moved   chan struct{}
 	logDown bool
 	// mapDown says that nobody tells which ranges there are.
@@ -206,7 +206,7 @@ func (r *worldRange) resolved() keyspace.Revision {
 func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
 	w.rev++
 	for _, r := range rs {
-		w.log = append(w.log, placement.Handout{First: w.rev, Count: 1, Range: r.desc.Range, Generation: r.desc.Generation})
+		w.log = append(w.log, placement.Allocation{First: w.rev, Count: 1, Range: r.desc.Range, Generation: r.desc.Generation})
 	}
 	w.changedLocked()
 	return w.rev

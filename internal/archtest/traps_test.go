@@ -13,13 +13,13 @@ import (
 var testName = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(Test[A-Za-z0-9_]+)`)
 
 // storyNames are the stories that stand in brackets behind a test which runs stories.
-var storyNames = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(TestStories|TestCounter|TestDecisions) \(([a-z, -]+)\)`)
+var storyNames = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(TestStories|TestAllocator|TestDecisions) \(([a-z, -]+)\)`)
 
 // storyDirs has for each such test the directory of its stories, below the root.
 var storyDirs = map[string]string{
-	"shard.TestStories":              "shard/testdata/stories",
-	"placement.TestCounter":          "placement/testdata/counter",
-	"placement/decide.TestDecisions": "placement/decide/testdata/decisions",
+	"shard.TestStories":                 "shard/testdata/stories",
+	"placement/sequencer.TestAllocator": "placement/sequencer/testdata/allocator",
+	"placement/decide.TestDecisions":    "placement/decide/testdata/decisions",
 }
 
 // trapRow is a row of the table of traps: one number, or the first and last of several,

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 const (
@@ -56,7 +57,7 @@ type Options struct {
 	Ask func(ctx context.Context, peer keyspace.NodeID, question []byte) ([]byte, error)
 	// Placement is the access to the placement group, View this node's replica of it.
 	Placement Placement
-	View      func() *placement.View
+	View      func() *fsm.View
 	// UndoBootstrap takes back what this node has written as a founder, where the placement group has
 	// other members by now; holds is the replica of it that the node is to have, 0 for none.
 	UndoBootstrap func(ctx context.Context, holds keyspace.ReplicaID) error

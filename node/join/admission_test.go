@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // fakeGroup is a placement group that is not there. A method that no test needs panics.
@@ -160,7 +161,7 @@ func TestAnswer(t *testing.T) {
 		t.Run(tc.what, func(t *testing.T) {
 			a := New(Options{
 				Self: 2, Nodes: tc.own, Clock: clock.Virtual(), Logger: zap.NewNop(), Placement: &tc.group,
-				View: func() *placement.View { return &placement.View{} }, LogsEmpty: func() bool { return false },
+				View: func() *fsm.View { return &fsm.View{} }, LogsEmpty: func() bool { return false },
 			})
 			if !tc.pending {
 				a.SetAdmitted()

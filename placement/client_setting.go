@@ -1,0 +1,69 @@
+package placement
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// MergeAfter returns after how long ranges are merged by themselves by the settings, 0 where
+// they are not; set is false where the settings say nothing.
+func MergeAfter(settings []Setting) (after time.Duration, set bool) {
+	for _, s := range settings {
+		if s.Name == SettingMergeAfter {
+			return fsm.ParseMergeAfter(s.Value)
+		}
+	}
+	return 0, false
+}
+
+// Replication returns how many voters a range is to have by the settings.
+func Replication(settings []Setting) int {
+	for _, s := range settings {
+		if n, ok := fsm.ParseReplication(s.Value); ok && s.Name == SettingReplication {
+			return n
+		}
+	}
+	return decide.Defaults().ReplicationFactor
+}
+
+// Paused says whether the settings have placement decide nothing by itself.
+func Paused(settings []Setting) bool {
+	return slices.ContainsFunc(settings, func(s Setting) bool { return s.Name == SettingPaused && len(s.Value) > 0 })
+}
+
+// ValidReplication says whether a range can be told to have so many voters.
+func ValidReplication(n int) bool { return fsm.ValidReplication(n) }
+
+// SetMergeAfter has ranges that are small and cold for so long merged by themselves; 0 is by
+// command alone. BadRequest says why that cannot be.
+func (c *Client) SetMergeAfter(ctx context.Context, after time.Duration) error {
+	value := fsm.MergeOff
+	if after != 0 {
+		value = after.String()
+	}
+	return c.PutSetting(ctx, fsm.SettingMergeAfter, []byte(value))
+}
+
+// UnsetMergeAfter has RangeMergeAfter of the node that leads count again.
+func (c *Client) UnsetMergeAfter(ctx context.Context) error {
+	return c.PutSetting(ctx, fsm.SettingMergeAfter, nil)
+}
+
+// SetReplication has each range get so many voters. BadRequest says why that cannot be.
+func (c *Client) SetReplication(ctx context.Context, n int) error {
+	return c.PutSetting(ctx, fsm.SettingReplication, []byte(strconv.Itoa(n)))
+}
+
+// SetPaused has placement stop to decide, or go on.
+func (c *Client) SetPaused(ctx context.Context, paused bool) error {
+	var value []byte
+	if paused {
+		value = []byte("true")
+	}
+	return c.PutSetting(ctx, fsm.SettingPaused, value)
+}

@@ -1,0 +1,40 @@
+package fsm
+
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/internal/wire"
+	"github.com/skeindb/skein/kverror"
+)
+
+// The first byte after the version of every answer on the bus.
+const (
+	AnswerOK    = 0
+	answerError = 1
+)
+
+// EncodeError is the answer of a handler that refuses.
+func EncodeError(err error) []byte {
+	return kverror.Append([]byte{FormatVersion, answerError}, kverror.Of(err))
+}
+
+// AnswerBody returns a reader of what follows a good answer's head, or the error
+// that the handler answered.
+func AnswerBody(p []byte) (*Reader, error) {
+	r := &Reader{wire.NewReader(p)}
+	r.Version()
+	switch code := r.Byte(); {
+	case !r.OK():
+		return nil, fmt.Errorf("placement: %w", r.Err())
+	case code == AnswerOK:
+		return r, nil
+	case code == answerError:
+		e, err := kverror.Decode(r.Peek())
+		if err != nil {
+			return nil, fmt.Errorf("decode refusal: %w", err)
+		}
+		return nil, e
+	default:
+		return nil, fmt.Errorf("placement: answer of kind %d", code)
+	}
+}

@@ -1,0 +1,64 @@
+// Package fsm is what the placement group replicates: its state, the commands that change
+// it, and the bytes of both. It is a pure function of the first state and the commands
+// applied since. It knows no clock, no network, no goroutine, no disk and no raft.
+//
+//	entry ──decode──▶ Command ──▶ State.Apply ──▶ Result       to whoever proposed it
+//	                                  │
+//	                                  ├─ State.Flush ──▶ records   in the batch that applies
+//	                                  └─ State.View ──▶ View       to readers, unchanging
+//
+// Package placement joins it to raft and to the engine: its machine calls Apply for each
+// entry, Flush once for each batch, and View before anybody is answered.
+//
+// # State
+//
+//	record   holds                                                         key
+//	meta     cluster id, ceiling, compacted revision, next ids, versions    m
+//	Range    one range: descriptor, preferred leader, whether it is kept    r + range id
+//	Node     one node: names, URLs, NodeState, attributes, directory        n + node id
+//	Setting  one setting of the cluster                                     s + name
+//	Lease    one lease: TTL, incarnation, spans of its keys                 l + lease id
+//	Operation  one change of a range's replicas that is under way           o + range id
+//
+// The members of the placement group are raft's: the applied record has them, and the
+// state shows them without storing them.
+//
+// # What it guarantees
+//
+// F1. Apply depends on the state, the entry's index and the command alone. All replicas
+// have the same state after the same entry, byte for byte in their records.
+//
+// F2. Apply never fails. A refused command changes nothing, and its Result says why: the
+// same on every replica.
+//
+// F3. The ranges cover the keyspace exactly once after each command. Reported descriptors
+// enter only where they tile the span of the rows that they replace (see fit).
+//
+// F4. A key's generation only grows, whichever ranges hold the key. A report that is older
+// than the map changes nothing.
+//
+// F5. No id of a range, of a replica or of a removed node is ever given out again.
+//
+// F6. A range has at most one operation under way. One that begins names the generation and
+// the configuration by which it was decided, and is refused where either has changed.
+//
+// F7. A merge is either committed or aborted, never both. The commit replaces two rows by one
+// in a single command.
+//
+// F8. The compacted revision never exceeds the ceiling, X// LowerCeiling.
+//
+// # What a command may do
+//
+// A command may read the state and its own fields. A time that goes into a row stands in the
+// command, by the proposer's clock, and only people read it. A command that was proposed in
+// another term than its entry's does nothing: package placement checks that before Apply. A
+// command may be proposed again after an answer was lost, so each one either takes effect
+// twice without harm (range ids that nobody uses) or recognizes that it was applied before.
+//
+// # Formats
+//
+// FormatVersion leads every command and record; docs/format/placement.md describes them byte
+// by byte. The golden file in testdata holds one of each. Reader and the Append functions
+// are the elements of these forms; the other packages of placement build their messages on
+// the bus from the same elements.
+package fsm

@@ -1,0 +1,380 @@
+package fsm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/google/btree"
+
+	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// MaxLeaseTTL is the longest TTL that a lease can be granted, in seconds. It is etcd's.
+const MaxLeaseTTL = 9_000_000_000
+
+// Bounds of what leases take. They are the same on every replica, since they decide
+// what an entry does.
+const (
+	// maxLeaseSpans bounds the spans of one lease: a revoke is one transaction over all of
+	// them.
+	maxLeaseSpans = keyspace.MaxRevisionRanges * 9 / 10
+	// MaxLeaseSpanBytes bounds their borders, all together.
+	MaxLeaseSpanBytes = 2 << 20
+	// maxLeaseBytes bounds the memory of all records. A lease counts with
+	// leaseOverheadBytes, each of its spans with spanOverheadBytes and its borders; that
+	// is about what record, index and clock take.
+	maxLeaseBytes      = 64 << 20
+	leaseOverheadBytes = 320
+	spanOverheadBytes  = 48
+	// MaxLeaseBatch bounds the leases in one command, request or answer.
+	MaxLeaseBatch = 4096
+)
+
+// Lease is the record of one lease. A record is never changed: another takes its place.
+type Lease struct {
+	ID          keyspace.LeaseID
+	Incarnation keyspace.LeaseIncarnation
+	// TTL is what was granted, in seconds.
+	TTL int64
+	// Spans are where keys of the lease can be: disjoint, in key order.
+	Spans []keyspace.Span
+	// Revoking says that it is decided that the lease ends: nothing more is registered,
+	// and the record goes once its keys are gone.
+	Revoking bool
+}
+
+// LeaseRef names one lease among those that have had its id.
+type LeaseRef struct {
+	ID keyspace.LeaseID
+	// Incarnation is 0 for whichever lease has the id now.
+	Incarnation keyspace.LeaseIncarnation
+}
+
+// LeaseChange is an applied change of a record: Lease is granted, or its revocation is
+// decided, or it is gone.
+type LeaseChange struct {
+	Lease *Lease
+	Gone  bool
+}
+
+// Ref names the lease.
+func (l *Lease) Ref() LeaseRef { return LeaseRef{l.ID, l.Incarnation} }
+
+// Covers says whether the span is registered.
+func (l *Lease) Covers(s keyspace.Span) bool {
+	return slices.ContainsFunc(l.Spans, func(o keyspace.Span) bool { return o.Covers(s) })
+}
+
+// bytes is what the lease counts with.
+func (l *Lease) bytes() int {
+	return leaseOverheadBytes + len(l.Spans)*spanOverheadBytes + l.spanBytes()
+}
+
+func (l *Lease) spanBytes() (n int) {
+	for _, s := range l.Spans {
+		n += len(s.Start) + len(s.End)
+	}
+	return n
+}
+
+// with returns the record with a span more. Spans that overlap become one; neighbours
+// stay two, since they count as the ranges that they were.
+func (l *Lease) with(s keyspace.Span) *Lease {
+	next := *l
+	next.Spans = make([]keyspace.Span, 0, len(l.Spans)+1)
+	for _, o := range l.Spans {
+		if o.Overlaps(s) {
+			s = union(s, o)
+		} else {
+			next.Spans = append(next.Spans, o)
+		}
+	}
+	next.Spans = append(next.Spans, s)
+	slices.SortFunc(next.Spans, func(a, b keyspace.Span) int { return bytes.Compare(a.Start, b.Start) })
+	return &next
+}
+
+// union returns the smallest span that covers two that overlap.
+func union(a, b keyspace.Span) keyspace.Span {
+	if bytes.Compare(b.Start, a.Start) < 0 {
+		a.Start = b.Start
+	}
+	if len(a.End) > 0 && (len(b.End) == 0 || bytes.Compare(b.End, a.End) > 0) {
+		a.End = b.End
+	}
+	return a
+}
+
+// leaseTree holds records by id. Cloning is O(1).
+type leaseTree = btree.BTreeG[*Lease]
+
+func newLeaseTree() *leaseTree {
+	return btree.NewG(mapDegree, func(a, b *Lease) bool { return a.ID < b.ID })
+}
+
+// leases is the part of the state that is about leases.
+type leases struct {
+	tree *leaseTree
+	// bytes is what all records count with.
+	bytes int
+	// version counts the changes since the state was loaded; changes are those since
+	// somebody took them.
+	version uint64
+	changes []LeaseChange
+	dirty   map[keyspace.LeaseID]bool
+}
+
+func newLeases() leases { return leases{tree: newLeaseTree(), dirty: map[keyspace.LeaseID]bool{}} }
+
+func (s *leases) get(id keyspace.LeaseID) (*Lease, bool) { return s.tree.Get(&Lease{ID: id}) }
+
+// set puts a record in the place of the one with its id.
+func (s *leases) set(l *Lease) {
+	if old, ok := s.tree.ReplaceOrInsert(l); ok {
+		s.bytes -= old.bytes()
+	}
+	s.bytes += l.bytes()
+	s.dirty[l.ID] = true
+	s.version++
+}
+
+func (s *leases) remove(l *Lease) {
+	s.tree.Delete(l)
+	s.bytes -= l.bytes()
+	s.dirty[l.ID] = true
+	s.version++
+	s.changes = append(s.changes, LeaseChange{Lease: l, Gone: true})
+}
+
+// GrantLease makes a lease. TTL is within bounds already.
+type GrantLease struct {
+	ID  keyspace.LeaseID
+	TTL int64
+}
+
+// RegisterLease adds a span to a lease that lives.
+type RegisterLease struct {
+	ID   keyspace.LeaseID
+	Span keyspace.Span
+}
+
+// RevokeLeases decides that leases end. Those that are not there, or of another
+// incarnation, are left out.
+type RevokeLeases struct{ Leases []LeaseRef }
+
+// RemoveLeases forgets leases whose keys and marks are gone.
+type RemoveLeases struct{ Leases []LeaseRef }
+
+func (GrantLease) kind() opKind    { return opGrantLease }
+func (RegisterLease) kind() opKind { return opRegisterLease }
+func (RevokeLeases) kind() opKind  { return opRevokeLeases }
+func (RemoveLeases) kind() opKind  { return opRemoveLeases }
+
+func (o GrantLease) append(dst []byte) []byte {
+	return binary.AppendUvarint(AppendLeaseID(dst, o.ID), uint64(o.TTL))
+}
+
+func (o RegisterLease) append(dst []byte) []byte {
+	return AppendSpan(AppendLeaseID(dst, o.ID), o.Span)
+}
+
+func (o RevokeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
+func (o RemoveLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
+
+// grant applies grantLease. The incarnation is the entry's index: no two entries of
+// the group have the same.
+func (s *leases) grant(index uint64, o GrantLease) Result {
+	if l, ok := s.get(o.ID); ok && mutation.Is(mutation.LeaseGrantedTwice) {
+		return Result{Lease: l}
+	} else if ok {
+		return Result{Err: kverror.New(kverror.LeaseExists, "lease %x", int64(o.ID)), Lease: l}
+	}
+	l := &Lease{ID: o.ID, Incarnation: keyspace.LeaseIncarnation(index), TTL: o.TTL}
+	if s.bytes+l.bytes() > maxLeaseBytes {
+		return Result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
+	}
+	s.set(l)
+	s.changes = append(s.changes, LeaseChange{Lease: l})
+	return Result{Lease: l}
+}
+
+// register applies registerLease. A lease whose end is decided stays as it is: the
+// result says so.
+func (s *leases) register(o RegisterLease) Result {
+	l, ok := s.get(o.ID)
+	switch {
+	case !ok:
+		return Result{Err: kverror.LeaseNotFound}
+	case l.Closed() || l.Covers(o.Span):
+		return Result{Lease: l}
+	}
+	next := l.with(o.Span)
+	switch {
+	case len(next.Spans) > maxLeaseSpans, next.spanBytes() > MaxLeaseSpanBytes:
+		return Result{Err: kverror.New(kverror.TooManyRanges, "lease %x has keys in %d ranges already", int64(l.ID), len(l.Spans))}
+	case s.bytes+next.bytes()-l.bytes() > maxLeaseBytes:
+		return Result{Err: kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len(), s.bytes)}
+	}
+	s.set(next)
+	return Result{Lease: next}
+}
+
+// Closed says whether nothing is registered with the lease any more.
+func (l *Lease) Closed() bool { return l.Revoking && !mutation.Is(mutation.AttachedWhileEnding) }
+
+// revoke applies revokeLeases. Where it names one lease the result is about that one:
+// Lease is the record as it was before.
+func (s *leases) revoke(o RevokeLeases) Result {
+	var res Result
+	for _, ref := range o.Leases {
+		l, ok := s.get(ref.ID)
+		if !ok || ref.Incarnation != 0 && ref.Incarnation != l.Incarnation {
+			res = Result{Err: kverror.LeaseNotFound}
+			continue
+		}
+		res = Result{Lease: l}
+		if l.Revoking {
+			continue
+		}
+		next := *l
+		next.Revoking = true
+		s.set(&next)
+		s.changes = append(s.changes, LeaseChange{Lease: &next})
+	}
+	if len(o.Leases) != 1 {
+		return Result{}
+	}
+	return res
+}
+
+func (s *leases) forget(o RemoveLeases) {
+	for _, ref := range o.Leases {
+		if l, ok := s.get(ref.ID); ok && l.Revoking && l.Incarnation == ref.Incarnation {
+			s.remove(l)
+		}
+	}
+}
+
+// TakeLeaseChanges returns the changes of leases since the last call.
+func (s *State) TakeLeaseChanges() []LeaseChange { return s.leases.take() }
+
+func (s *leases) take() []LeaseChange {
+	cs := s.changes
+	s.changes = nil
+	return cs
+}
+
+// flush writes the records that changed since the last flush.
+func (s *leases) flush(w recordWriter) error {
+	for id := range s.dirty {
+		l, ok := s.get(id)
+		if err := put(w, leaseKey(id), ok, func(b []byte) []byte { return appendLease(b, l) }); err != nil {
+			return err
+		}
+	}
+	clear(s.dirty)
+	return nil
+}
+
+// load takes one record, read from the engine.
+func (s *leases) load(key, value []byte) error {
+	l, err := decodeLease(value)
+	if err == nil && !bytes.Equal(key, leaseKey(l.ID)) {
+		err = fmt.Errorf("placement: lease %x under key %x", int64(l.ID), key)
+	}
+	if err == nil {
+		s.set(&l)
+		clear(s.dirty)
+	}
+	return err
+}
+
+func leaseKey(id keyspace.LeaseID) []byte { return AppendLeaseID([]byte{recordLease}, id) }
+
+func AppendLeaseID(dst []byte, id keyspace.LeaseID) []byte {
+	return binary.BigEndian.AppendUint64(dst, uint64(id))
+}
+
+func AppendSpan(dst []byte, s keyspace.Span) []byte {
+	return AppendBytes(AppendBytes(dst, s.Start), s.End)
+}
+
+func AppendSpans(dst []byte, spans []keyspace.Span) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(spans)))
+	for _, s := range spans {
+		dst = AppendSpan(dst, s)
+	}
+	return dst
+}
+
+func appendLeaseRefs(dst []byte, refs []LeaseRef) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(refs)))
+	for _, ref := range refs {
+		dst = binary.AppendUvarint(AppendLeaseID(dst, ref.ID), uint64(ref.Incarnation))
+	}
+	return dst
+}
+
+// appendLease appends a record behind its version.
+func appendLease(dst []byte, l *Lease) []byte {
+	dst = AppendLeaseID(dst, l.ID)
+	dst = binary.AppendUvarint(dst, uint64(l.Incarnation))
+	dst = binary.AppendUvarint(dst, uint64(l.TTL))
+	dst = AppendBool(dst, l.Revoking)
+	return AppendSpans(dst, l.Spans)
+}
+
+func decodeLease(b []byte) (Lease, error) {
+	r := NewReader(b)
+	r.Version()
+	l := Lease{ID: r.LeaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint()), TTL: r.LeaseTTL(), Revoking: r.Bool(), Spans: r.Spans()}
+	if err := r.Finish(); err != nil {
+		return Lease{}, fmt.Errorf("decode placement lease record: %w", err)
+	}
+	return l, nil
+}
+
+func (r *Reader) LeaseID() keyspace.LeaseID { return keyspace.LeaseID(r.Uint64BE()) }
+
+func (r *Reader) LeaseTTL() int64 { return int64(r.Bounded(MaxLeaseTTL)) }
+
+func (r *Reader) Span() keyspace.Span {
+	return keyspace.Span{Start: r.CopyUpTo(MaxLeaseSpanBytes), End: r.CopyUpTo(MaxLeaseSpanBytes)}
+}
+
+func (r *Reader) Spans() []keyspace.Span {
+	n := r.CountUpTo(maxLeaseSpans, 2)
+	var spans []keyspace.Span
+	for range n {
+		spans = append(spans, r.Span())
+		if !r.OK() {
+			return nil
+		}
+	}
+	return spans
+}
+
+func (r *Reader) leaseRefs() []LeaseRef {
+	n := r.CountUpTo(MaxLeaseBatch, 9)
+	var refs []LeaseRef
+	for range n {
+		refs = append(refs, LeaseRef{r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())})
+	}
+	return refs
+}
+
+// Lease returns the record of a lease.
+func (v *View) Lease(id keyspace.LeaseID) (*Lease, bool) { return v.leases.Get(&Lease{ID: id}) }
+
+// Leases calls f with each record in the order of their ids, from one on, until f
+// returns false.
+func (v *View) Leases(from keyspace.LeaseID, f func(*Lease) bool) {
+	v.leases.AscendGreaterOrEqual(&Lease{ID: from}, f)
+}
+
+// Records walks all records of a View.
+func (v *View) Records(yield func(*Lease) bool) { v.leases.Ascend(yield) }

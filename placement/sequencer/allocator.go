@@ -1,0 +1,438 @@
+package sequencer
+
+import (
+	"fmt"
+
+	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// CeilingBlock is how far the committed ceiling is ahead of the counter at most,
+// and so the largest gap that the loss of a sequencer leaves.
+const CeilingBlock = 10_000
+
+// phase is what a counter does in its term.
+type phase uint8
+
+const (
+	// following: this node does not lead, or not yet with an entry of its own term
+	// applied. Everything is refused.
+	following phase = iota
+	// starting: it leads, and waits for its first ceiling. Batches wait.
+	starting
+	// serving: it hands out.
+	serving
+	// ending: hand-outs have ended; the lowered ceiling is not committed yet.
+	ending
+	// ended: the ceiling is committed at the counter. Only repeated numbers are
+	// answered.
+	ended
+)
+
+// String returns the phase's name.
+func (p phase) String() string {
+	return [...]string{"following", "starting", "serving", "ending", "ended"}[p]
+}
+
+// waitingBatch is a batch that waits for its answer.
+type waitingBatch struct {
+	from Process
+	Batch
+	// confirmed says that this node was known to lead at a moment after the batch had
+	// arrived.
+	confirmed bool
+	// round is the ReadIndex round whose end will confirm the ask, 0 for none.
+	round uint64
+	// done gets the answer, once, outside all locks.
+	done func(Grant, error)
+}
+
+// remembered is the last answer to one process.
+type remembered struct {
+	boot  keyspace.BootID
+	total int
+	grant Grant
+}
+
+// processesPerNode is how many processes of one node the answers are remembered
+// of: the running one, and the one before it, of which something may still arrive.
+const processesPerNode = 2
+
+// output is what a counter wants done after an input. The owner does it outside
+// its lock and reports back.
+type output struct {
+	// answers are answered asks.
+	answers []answered
+	// raise is the ceiling to propose, 0 for none. It is answered by ceilingApplied or
+	// ceilingDropped.
+	raise keyspace.Revision
+	// lower is the ceiling to propose lowering to, 0 for none; answered alike.
+	lower keyspace.Revision
+	// readIndex is the number of a ReadIndex round to begin, 0 for none; answered by
+	// roundDone.
+	readIndex uint64
+}
+
+type answered struct {
+	batch *waitingBatch
+	grant Grant
+	err   error
+	// repeated says that the grant was given before.
+	repeated bool
+}
+
+// allocator is the sequencer without locks, clocks, raft and network: a state
+// machine whose inputs are its methods and whose outputs are lists of things to
+// do. See P1 to P4 of the package.
+type allocator struct {
+	phase phase
+	term  uint64
+	// last is the last revision handed out, ceiling the committed one.
+	last, ceiling keyspace.Revision
+	// raising says that a higher ceiling, lowering that a lower one is proposed and
+	// its fate not known.
+	raising, lowering bool
+	// resuming says that hand-outs start again as soon as the lowering has settled.
+	resuming bool
+	// leader is who is asked next, once hand-outs have ended; 0 is unknown.
+	leader keyspace.NodeID
+
+	compacted, settings keyspace.Revision
+
+	// waiting are asks in the order of their arrival, at most one per process.
+	waiting []*waitingBatch
+	// round is the last ReadIndex round that was begun, and open whether it runs.
+	round uint64
+	open  bool
+	// memory holds the last answers, the newest process first.
+	memory map[keyspace.NodeID][]remembered
+	log    *AllocationLog
+}
+
+func newAllocator(log *AllocationLog) *allocator {
+	return &allocator{memory: map[keyspace.NodeID][]remembered{}, log: log}
+}
+
+// lead starts a term: an entry of it is applied, and ceiling is what the terms
+// before have left. Numbers start above it, and none is given until a higher
+// ceiling is committed. That one is proposed with the first batch and not before:
+// when all nodes stop, whoever is elected after the ceiling was lowered must not
+// raise it again for nobody (trap 67).
+func (c *allocator) lead(term uint64, ceiling keyspace.Revision) (out output) {
+	if term <= c.term {
+		panic(fmt.Sprintf("placement: sequencer of term %d led in term %d before", term, c.term))
+	}
+	out = c.follow(0)
+	c.term, c.phase = term, starting
+	c.last, c.ceiling = ceiling, ceiling
+	c.log.restart(term, ceiling)
+	return out
+}
+
+// follow ends the term: all that wait are refused, all answers forgotten.
+func (c *allocator) follow(leader keyspace.NodeID) (out output) {
+	c.phase, c.leader = following, leader
+	c.raising, c.lowering, c.resuming, c.open = false, false, false, false
+	clear(c.memory)
+	c.log.restart(0, 0)
+	c.refuseAll(&out)
+	return out
+}
+
+func (c *allocator) refuseAll(out *output) {
+	for _, a := range c.waiting {
+		out.answers = append(out.answers, answered{batch: a, err: c.refusal()})
+	}
+	c.waiting = nil
+}
+
+// refusal is the answer of a counter that does not serve.
+func (c *allocator) refusal() error {
+	return &kverror.Error{Kind: kverror.NotLeader, Leader: c.leader}
+}
+
+// observe takes over what the answers say of the state machine.
+func (c *allocator) observe(compacted, settings keyspace.Revision) {
+	c.compacted, c.settings = compacted, settings
+}
+
+// arrive takes a batch. It is answered at once where it repeats the last number of
+// its process or cannot be served; else it waits for advance.
+func (c *allocator) arrive(a *waitingBatch) (out output) {
+	if c.phase == following {
+		out.answers = append(out.answers, answered{batch: a, err: c.refusal()})
+		return out
+	}
+	if answer, known := c.recall(a); known {
+		out.answers = append(out.answers, answer)
+		return out
+	}
+	if c.phase == ending || c.phase == ended {
+		out.answers = append(out.answers, answered{batch: a, err: c.refusal()})
+		return out
+	}
+	for i, w := range c.waiting {
+		if w.from != a.from {
+			continue
+		}
+		if w.Number > a.Number {
+			out.answers = append(out.answers, answered{batch: a, err: errOldNumber(a.Number, w.Number)})
+			return out
+		}
+		// The process has given up the call that brought the older one. A repeated
+		// content keeps its place, and what is known about its arrival.
+		if w.Number == a.Number {
+			a.confirmed, a.round = w.confirmed, w.round
+		}
+		c.waiting[i] = a
+		out.answers = append(out.answers, answered{batch: w, err: kverror.Canceled})
+		return out
+	}
+	c.waiting = append(c.waiting, a)
+	return out
+}
+
+func errOldNumber(got, had uint64) error {
+	return kverror.New(kverror.Dropped, "batch %d arrived after batch %d of the same process", got, had)
+}
+
+// recall answers a batch whose number is not above the last one of its process.
+func (c *allocator) recall(a *waitingBatch) (answer answered, known bool) {
+	for _, m := range c.memory[a.from.Node] {
+		if m.boot != a.from.Boot || a.Number > m.grant.Number {
+			continue
+		}
+		switch {
+		case a.Number < m.grant.Number:
+			return answered{batch: a, err: errOldNumber(a.Number, m.grant.Number)}, true
+		case a.Total() != m.total:
+			err := kverror.New(kverror.BadRequest, "batch %d asks for %d revisions, and for %d before", a.Number, a.Total(), m.total)
+			return answered{batch: a, err: err}, true
+		}
+		return answered{batch: a, grant: m.grant, repeated: true}, true
+	}
+	return answered{}, false
+}
+
+// withdraw forgets an ask whose caller has left.
+func (c *allocator) withdraw(a *waitingBatch) {
+	for i, w := range c.waiting {
+		if w == a {
+			c.waiting = append(c.waiting[:i], c.waiting[i+1:]...)
+			return
+		}
+	}
+}
+
+// advance hands out what can be handed out. lease says that this node holds the
+// lease in the counter's term; it was looked at after all that wait had arrived.
+func (c *allocator) advance(lease bool) (out output) {
+	if c.phase == starting && len(c.waiting) > 0 {
+		c.wantCeiling(&out)
+	}
+	if c.phase != serving {
+		return out
+	}
+	if lease {
+		for _, a := range c.waiting {
+			a.confirmed = true
+		}
+	}
+	c.grantConfirmed(&out)
+	c.beginRound(&out)
+	c.wantCeiling(&out)
+	return out
+}
+
+// grantConfirmed answers confirmed asks in the order of arrival, as far as the
+// ceiling reaches. One that does not fit lets none behind it pass: it would starve.
+func (c *allocator) grantConfirmed(out *output) {
+	kept := c.waiting[:0]
+	full := false
+	for _, a := range c.waiting {
+		switch total := keyspace.Revision(a.Total()); {
+		case full || !a.confirmed:
+			kept = append(kept, a)
+		case c.last+total >= keyspace.MaxRevision:
+			out.answers = append(out.answers, answered{batch: a, err: kverror.New(kverror.NoSpace, "revisions are used up at %d", c.last)})
+		case c.last+total > c.ceiling:
+			full = true
+			kept = append(kept, a)
+		default:
+			out.answers = append(out.answers, answered{batch: a, grant: c.grant(a)})
+		}
+	}
+	clear(c.waiting[len(kept):])
+	c.waiting = kept
+}
+
+// grant hands out the batch's revisions.
+func (c *allocator) grant(a *waitingBatch) Grant {
+	g := Grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
+	if mutation.Is(mutation.CompactionUnseen) {
+		g.Compacted = -1
+	}
+	for i := range a.Items {
+		it := &a.Items[i]
+		if it.Count == 0 {
+			continue
+		}
+		c.log.append(Allocation{First: c.last + 1, Count: it.Count, Range: it.Range, Generation: it.Generation}, it.Also...)
+		c.last += keyspace.Revision(it.Count)
+	}
+	if c.last > c.ceiling {
+		panic(fmt.Sprintf("placement: revision %d handed out above the ceiling %d", c.last, c.ceiling))
+	}
+	c.remember(a, g)
+	return g
+}
+
+func (c *allocator) remember(a *waitingBatch, g Grant) {
+	m := remembered{boot: a.from.Boot, total: a.Total(), grant: g}
+	mem := c.memory[a.from.Node]
+	for i := range mem {
+		if mem[i].boot == m.boot {
+			mem = append(mem[:i], mem[i+1:]...)
+			break
+		}
+	}
+	if len(mem) == processesPerNode {
+		mem = mem[:processesPerNode-1]
+	}
+	c.memory[a.from.Node] = append([]remembered{m}, mem...)
+}
+
+// beginRound begins a ReadIndex round for asks that nothing will confirm yet. One
+// round runs at a time: what arrives meanwhile waits for the next, since a round
+// proves nothing about a moment after its begin.
+func (c *allocator) beginRound(out *output) {
+	if c.open {
+		return
+	}
+	for _, a := range c.waiting {
+		if a.confirmed {
+			continue
+		}
+		if !c.open {
+			c.open = true
+			c.round++
+			out.readIndex = c.round
+		}
+		a.round = c.round
+	}
+}
+
+// roundDone ends a ReadIndex round: ok says that it proved this node to lead in
+// the counter's term. The owner calls advance next, which begins another round for
+// whoever still needs one.
+func (c *allocator) roundDone(round uint64, ok bool) {
+	if !c.open || round != c.round {
+		return
+	}
+	c.open = false
+	for _, a := range c.waiting {
+		if a.round == round {
+			a.confirmed = a.confirmed || ok
+			a.round = 0
+		}
+	}
+}
+
+// wantCeiling proposes the next ceiling when less than half a block is left, so
+// that hand-outs seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
+// of the counter.
+func (c *allocator) wantCeiling(out *output) {
+	if c.raising || c.lowering || (c.phase != starting && c.phase != serving) {
+		return
+	}
+	to := min(c.last+CeilingBlock, keyspace.MaxRevision-1)
+	short := c.ceiling-c.last < CeilingBlock/2 ||
+		len(c.waiting) > 0 && c.last+keyspace.Revision(c.waiting[0].Total()) > c.ceiling
+	if short && to > c.ceiling {
+		c.raising = true
+		out.raise = to
+	}
+}
+
+// ceilingApplied says that the ceiling proposed last, in this term, is committed
+// and applied.
+func (c *allocator) ceilingApplied(term uint64, ceiling keyspace.Revision) (out output) {
+	if term != c.term || c.phase == following {
+		return out
+	}
+	c.ceiling = ceiling
+	if c.lowering {
+		c.lowering = false
+		if c.last != ceiling {
+			panic(fmt.Sprintf("placement: ceiling lowered to %d, revision %d handed out", ceiling, c.last))
+		}
+		c.phase = ended
+	}
+	c.raising = false
+	if c.phase == starting && c.ceiling > c.last {
+		c.phase = serving
+	}
+	c.settled(&out)
+	return out
+}
+
+// ceilingDropped says that the ceiling proposed last in this term was certainly
+// not appended. The owner calls retryCeiling after a pause.
+func (c *allocator) ceilingDropped(term uint64) {
+	if term == c.term {
+		c.raising, c.lowering = false, false
+	}
+}
+
+// retryCeiling proposes again what was dropped.
+func (c *allocator) retryCeiling() (out output) {
+	c.settled(&out)
+	if c.phase == serving || len(c.waiting) > 0 {
+		c.wantCeiling(&out)
+	}
+	return out
+}
+
+// end ends the hand-outs: all that wait and all that comes is refused with next as
+// the hint; then the ceiling is lowered. The ceiling is proposed only when no other
+// one is under way, so that none can overtake it in the log.
+func (c *allocator) end(next keyspace.NodeID) (out output) {
+	c.resuming = false
+	if c.phase != starting && c.phase != serving {
+		return out
+	}
+	c.phase, c.leader, c.open = ending, next, false
+	c.refuseAll(&out)
+	c.settled(&out)
+	return out
+}
+
+// resume starts the hand-outs again, under a new ceiling, after end was in vain.
+func (c *allocator) resume() (out output) {
+	if c.phase != ending && c.phase != ended {
+		return out
+	}
+	c.resuming = true
+	c.settled(&out)
+	return out
+}
+
+// settled goes on where a change of the ceiling was waited for.
+func (c *allocator) settled(out *output) {
+	if c.raising || c.lowering {
+		return
+	}
+	if c.resuming {
+		c.resuming = false
+		c.phase, c.leader = starting, 0
+		if c.ceiling > c.last {
+			c.phase = serving // it was never lowered
+		}
+		return
+	}
+	if c.phase == ending {
+		c.lowering = true
+		out.lower = c.last
+	}
+}

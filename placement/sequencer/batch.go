@@ -1,0 +1,161 @@
+package sequencer
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// MaxBatchRevisions bounds the revisions of one node's batch, and so those of one
+// request: a block, which is what fits between counter and ceiling once the next
+// one is committed.
+const MaxBatchRevisions = CeilingBlock
+
+// Bounds of a node's batch.
+const (
+	// MaxItems bounds its requests for revisions.
+	MaxItems = 4096
+	// MaxAlso bounds their further ranges, all together.
+	MaxAlso = 8192
+)
+
+// Item is one request in a node's batch.
+type Item struct {
+	Range      keyspace.RangeID
+	Generation keyspace.Generation
+	Count      uint32
+	// Also are further ranges that get the one revision.
+	Also []keyspace.RangeAt
+}
+
+// Process names one run of one node.
+type Process struct {
+	Node keyspace.NodeID
+	Boot keyspace.BootID
+}
+
+// Batch is what a node asks the sequencer at a time. Number grows by one from one
+// content to the next; the same number always goes with the same content.
+type Batch struct {
+	Boot   keyspace.BootID
+	Number uint64
+	Items  []Item
+}
+
+// Total returns how many revisions the batch asks for.
+func (b *Batch) Total() int {
+	n := 0
+	for i := range b.Items {
+		n += int(b.Items[i].Count)
+	}
+	return n
+}
+
+// Grant answers a batch. Its items got their revisions in order, from Before+1 on
+// and without a hole.
+type Grant struct {
+	// Number repeats the batch's.
+	Number uint64
+	// Term is the sequencer's.
+	Term uint64
+	// Before is the last revision handed out before the batch.
+	Before keyspace.Revision
+	// Compacted is the compacted revision, Settings that of the settings.
+	Compacted, Settings keyspace.Revision
+}
+
+// Answers calls f with the answer of each of the batch's items.
+func (g *Grant) Answers(items []Item, f func(i int, a keyspace.SequenceAnswer)) {
+	at := g.Before
+	for i := range items {
+		a := keyspace.SequenceAnswer{Compacted: g.Compacted, Settings: g.Settings}
+		if items[i].Count > 0 {
+			a.First = at + 1
+			at += keyspace.Revision(items[i].Count)
+		}
+		a.Current = at
+		f(i, a)
+	}
+}
+
+func (b *Batch) Encode() []byte {
+	dst := make([]byte, 0, 16+8*len(b.Items))
+	dst = append(dst, batchVersion)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(b.Boot))
+	dst = binary.AppendUvarint(dst, b.Number)
+	dst = binary.AppendUvarint(dst, uint64(len(b.Items)))
+	for i := range b.Items {
+		dst = binary.AppendUvarint(dst, uint64(b.Items[i].Range))
+		dst = binary.AppendUvarint(dst, uint64(b.Items[i].Generation))
+		dst = binary.AppendUvarint(dst, uint64(b.Items[i].Count))
+		dst = binary.AppendUvarint(dst, uint64(len(b.Items[i].Also)))
+		for _, a := range b.Items[i].Also {
+			dst = binary.AppendUvarint(dst, uint64(a.Range))
+			dst = binary.AppendUvarint(dst, uint64(a.Generation))
+		}
+	}
+	return dst
+}
+
+// batchVersion leads a batch. Version 2 knows revisions of several ranges.
+const batchVersion = 2
+
+func DecodeBatch(p []byte) (Batch, error) {
+	r := fsm.NewReader(p)
+	if v := r.Byte(); r.OK() && v != batchVersion {
+		r.Failf("version %d of a batch, want %d", v, batchVersion)
+	}
+	b := Batch{Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint()}
+	n := r.CountUpTo(MaxItems, 4)
+	b.Items = make([]Item, 0, n)
+	total, also := 0, 0
+	for range n {
+		it := Item{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())}
+		it.Count = uint32(r.Bounded(MaxBatchRevisions))
+		total += int(it.Count)
+		for range r.CountUpTo(keyspace.MaxRevisionRanges-1, 2) {
+			it.Also = append(it.Also, keyspace.RangeAt{Range: keyspace.RangeID(r.Uvarint()), Generation: keyspace.Generation(r.Uvarint())})
+		}
+		if also += len(it.Also); also > MaxAlso {
+			r.Failf("revisions for %d further ranges, at most %d", also, MaxAlso)
+			break
+		}
+		if len(it.Also) > 0 && it.Count != 1 {
+			r.Failf("%d revisions for several ranges", it.Count)
+		}
+		b.Items = append(b.Items, it)
+	}
+	if total > MaxBatchRevisions {
+		r.Failf("%d revisions asked for, at most %d", total, MaxBatchRevisions)
+	}
+	if err := r.Finish(); err != nil {
+		return Batch{}, fmt.Errorf("decode batch for the sequencer: %w", err)
+	}
+	return b, nil
+}
+
+func (g *Grant) Encode() []byte {
+	dst := append(make([]byte, 0, 32), fsm.FormatVersion, fsm.AnswerOK)
+	dst = binary.AppendUvarint(dst, g.Number)
+	dst = binary.AppendUvarint(dst, g.Term)
+	dst = fsm.AppendRevision(dst, g.Before)
+	dst = fsm.AppendRevision(dst, g.Compacted)
+	return fsm.AppendRevision(dst, g.Settings)
+}
+
+func DecodeGrant(p []byte) (Grant, error) {
+	r, err := fsm.AnswerBody(p)
+	if err != nil {
+		return Grant{}, err
+	}
+	g := Grant{
+		Number: r.Uvarint(), Term: r.Uvarint(),
+		Before: r.Revision(), Compacted: r.Revision(), Settings: r.Revision(),
+	}
+	if err := r.Finish(); err != nil {
+		return Grant{}, fmt.Errorf("decode the sequencer's answer: %w", err)
+	}
+	return g, nil
+}

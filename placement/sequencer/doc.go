@@ -1,0 +1,75 @@
+// Package sequencer allocates revisions. The leader of the placement group is the sequencer:
+// it counts in memory below a ceiling that the group has committed ahead, so that an
+// allocation costs no disk write.
+//
+//	batch of a node ──▶ Sequencer.Begin ──▶ allocator ──▶ Grant ──▶ the node
+//	                                          │    │
+//	                        lease, ReadIndex ─┘    ├──▶ AllocationLog ──▶ ServeLog ──▶ gateways
+//	                                               └──▶ RaiseCeiling, LowerCeiling ──▶ placement group
+//
+// The allocator is a state machine without locks, clocks, raft and network: its inputs are
+// its methods, its outputs lists of things to do. Sequencer runs it: it brings lease, raft and
+// callers. Shutdown orders the clean stop of nodes, which must leave no gap in the revisions.
+//
+// # Phases of an allocator
+//
+//	following ──lead──▶ starting ──ceiling committed──▶ serving ──end──▶ ending ──lowered──▶ ended
+//	    ▲                  ▲                               ▲                │                  │
+//	    └── any phase, when the term is over               └──── resume ────┴──── resume ──────┘
+//
+// A resumed allocator whose ceiling was lowered goes through starting again.
+//
+// # What it guarantees
+//
+// S1. A revision is allocated once. All revisions of a term lie above the ceiling that the
+// sequencer found when it started, and at or below the one that it has committed since. The
+// next sequencer starts at that one.
+//
+// S2. Revisions do not step back in real time. A batch is answered only after the sequencer
+// held its lease, or confirmed its leadership by a ReadIndex round, at a moment after the batch
+// had arrived.
+//
+// S3. Without failures every revision is used. A planned end of the allocations (a transfer of
+// leadership, a clean stop, also of all nodes at once) lowers the ceiling to the last revision
+// before anybody else can start from it. A lost leader leaves a gap of at most CeilingBlock.
+//
+// S4. A batch that is repeated with its number gets the same answer again, as long as it is the
+// last one of its process.
+//
+// S5. The allocation log has no holes: it holds every revision in (After, Last] of one term.
+//
+// S6. Of all nodes that a Shutdown ever let go because others carry on, none is in the quorum
+// that stayed for the last of them. So there is always a quorum that nobody let go.
+//
+// # What if …
+//
+// … the sequencer dies? Clients repeat unanswered batches at the next leader. Nobody uses the
+// numbers that the dead one had allocated without an answer.
+//
+// … it is paused and wakes after its lease? Its ReadIndex round fails, or the successor answers
+// it. Then an entry of the successor's term is applied here, and the sequencer refuses.
+//
+// … the ceiling cannot be raised, because the group has lost its quorum? Batches wait at the
+// ceiling. Nothing is ever allocated above it.
+//
+// … raft drops the proposal of a ceiling? The sequencer proposes it again after a pause. What was
+// wanted in one term is never proposed in another.
+//
+// … a client withdraws a batch? Nothing is allocated for it any more. Something may have been.
+//
+// … all nodes stop in the same second? The leader lets a node go when a quorum of voters says,
+// after that node began to stop, that they do not stop themselves. The last ones wait until all
+// pipelines are closed. The ceiling is then lowered, and they go.
+//
+// … those that could wait no longer leave a leader behind? Its ceiling is lowered before they
+// leave. It allocates again when a quorum stays.
+//
+// … a follower of the log is too slow? The part that was overwritten is missing: the next part
+// begins above the end of the one before, and the follower must ask the ranges.
+//
+// # Locks
+//
+// Shutdown's mutex comes before Sequencer's, which comes before AllocationLog's. Sequencer
+// answers batches outside its lock. It proposes and begins rounds from one goroutine, never from
+// a callback of raft's. The placement Service's lock comes before all of them.
+package sequencer

@@ -1,0 +1,112 @@
+package placement
+
+import (
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/raftgroup"
+)
+
+// step is what is to be done next for an operation. Of the fields one is set.
+type step struct {
+	// done says that the operation is over.
+	done bool
+	// transfer says that another one is to lead before the next step: leader, or 0 for whom
+	// the range's raft group takes for the best.
+	transfer bool
+	leader   keyspace.NodeID
+	change   []raftgroup.ConfChange
+	// stuck says why nothing can be done now.
+	stuck string
+}
+
+// nextStep returns the next step of the operation for a range as its leader has it. It is a
+// function of what it is given alone, so that any leader of placement goes on where the
+// last one was; steps that are repeated are refused by the range, whose configuration has
+// changed.
+func nextStep(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+	if fsm.Joint(d) {
+		return step{stuck: "its members are being changed"}
+	}
+	if o.Kind == fsm.OperationTransfer {
+		return nextTransfer(o, d, leader, alive)
+	}
+	to, hasTo := d.ReplicaOn(o.To)
+	from, hasFrom := d.ReplicaOn(o.From)
+	hasFrom = hasFrom && from.ID == o.Leaving
+	promote := raftgroup.ConfChange{Type: raftgroup.Promote, Replica: to.ID}
+	remove := raftgroup.ConfChange{Type: raftgroup.RemoveReplica, Replica: from.ID}
+	living, all := votersBeside(d, o.From, alive)
+	switch {
+	case o.Kind == fsm.OperationTidy && hasFrom && from.Role != keyspace.RoleLearner:
+		return step{done: true} // it was one when the map last heard of it
+	case o.To != 0 && !hasTo && !hasFrom && o.From != 0:
+		return step{done: true} // somebody else has moved it on
+	case o.To != 0 && !hasTo:
+		return step{change: []raftgroup.ConfChange{{Type: raftgroup.AddLearner, Replica: o.Replica, Node: o.To}}}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && (!hasFrom || from.Role != keyspace.RoleVoter):
+		return step{change: []raftgroup.ConfChange{promote}}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && leader != o.From:
+		return step{change: []raftgroup.ConfChange{promote, remove}}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && living > 0:
+		return step{transfer: true, leader: heir(o, d, alive)}
+	case o.To != 0 && to.Role == keyspace.RoleLearner && all > 0:
+		// Not a voter more meanwhile: a split would leave it with its child for good.
+		return step{stuck: "no other voter lives"}
+	case o.To != 0 && to.Role == keyspace.RoleLearner:
+		// From votes alone: To does beside it first, and leads then.
+		return step{change: []raftgroup.ConfChange{promote}}
+	case !hasFrom && o.Lead == o.To && hasTo && leader != o.To && heir(o, d, alive) == o.To:
+		return step{transfer: true, leader: o.To} // the lead goes along
+	case !hasFrom:
+		return step{done: true}
+	case from.Role == keyspace.RoleVoter && 2*living <= all:
+		return step{stuck: "without this replica no quorum of the range lives"}
+	case leader == o.From && o.To != 0:
+		return step{transfer: true, leader: o.To}
+	case leader == o.From:
+		return step{transfer: true, leader: heir(o, d, alive)}
+	}
+	return step{change: []raftgroup.ConfChange{remove}}
+}
+
+// nextTransfer is nextStep for a transfer: it is over as soon as somebody else leads.
+func nextTransfer(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+	to, ok := d.ReplicaOn(o.To)
+	switch {
+	case leader != o.From || !ok || to.Role != keyspace.RoleVoter:
+		return step{done: true}
+	case !alive(o.To):
+		return step{stuck: "the node that is to lead does not live"}
+	}
+	return step{transfer: true, leader: o.To}
+}
+
+// mustLeave says that it matters more that the leader does not lead any more than who does then: it
+// may not reach the one that was chosen.
+func mustLeave(o *fsm.Operation, leader keyspace.NodeID) bool {
+	return leader == o.From && (o.Kind != fsm.OperationTransfer || o.Reason == decide.Drain)
+}
+
+// heir returns Lead if it can take the lead over, else 0: whom the range takes for the best.
+func heir(o *fsm.Operation, d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) keyspace.NodeID {
+	m, ok := d.ReplicaOn(o.Lead)
+	if !ok || m.Role != keyspace.RoleVoter || o.Lead == o.From || !alive(o.Lead) {
+		return 0
+	}
+	return o.Lead
+}
+
+// votersBeside counts the voters on other nodes, and those of them that live.
+func votersBeside(d *keyspace.Descriptor, node keyspace.NodeID, alive func(keyspace.NodeID) bool) (living, all int) {
+	for _, m := range d.Replicas {
+		if m.Role != keyspace.RoleVoter || m.Node == node {
+			continue
+		}
+		all++
+		if alive(m.Node) {
+			living++
+		}
+	}
+	return living, all
+}
