@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -25,11 +24,12 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // joiner returns a machine with an empty disk whose node is to join the cluster.
 func (r *rig) joiner(name string) *rigNode {
-	n := &rigNode{name: name, disk: newMemDisk(vfs.NewCrashableMem())}
+	n := &rigNode{name: name, disk: newMemDisk(simdisk.New())}
 	r.nodes = append(r.nodes, n)
 	return n
 }
@@ -144,7 +144,7 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 		}
 		r.mustGet(n, "k", "v")
 		r.crash(n)
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		if err := r.joinAdded(r.t.Context(), n, others); err == nil || !strings.Contains(err.Error(), "has run before") {
 			r.t.Errorf("with an empty directory after its start: %v", err)
 		}
@@ -386,7 +386,7 @@ func TestJoinRefusals(t *testing.T) {
 		}
 		first := n.id
 		r.crash(n)
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		refused("another directory", r.join(r.t.Context(), n, r.nodes[0]), "another directory has been let in as node "+first.String(), "etcdctl member remove "+first.String(), "--name")
 		if err := r.nodes[0].core.client.RemoveNode(r.t.Context(), first); err != nil {
 			r.t.Fatal(err)
@@ -397,7 +397,7 @@ func TestJoinRefusals(t *testing.T) {
 		}
 		r.announced(n)
 		r.crash(n)
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		refused("a node that has started, with an empty directory", r.join(r.t.Context(), n, r.nodes[0]), "has run before", "decommission")
 		// Nor by an identity that somebody has written.
 		n.seat = &place{cluster: 0xc1, self: n.id, peers: func(ctx context.Context) ([]placement.Node, error) {
@@ -463,7 +463,7 @@ func TestJoinByTheNextNode(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	p := newPlacer(cfg, &Options{FS: vfs.NewMem(), Clock: clock.System(), Logger: zap.NewNop()})
+	p := newPlacer(cfg, &Options{FS: simdisk.New(), Clock: clock.System(), Logger: zap.NewNop()})
 	if j, err := p.join(ctx, engine.Identity{Instance: 9}); err != nil || j.self != 4 {
 		t.Errorf("%+v, %v", j, err)
 	}
@@ -521,7 +521,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		}
 		r.crash(down)
 		// Its identity without its data.
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		n.seat = &place{cluster: 0xc1, self: first, peers: func(ctx context.Context) ([]placement.Node, error) {
 			return c.NodeTable(ctx, true)
 		}}
@@ -529,7 +529,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 			r.t.Errorf("an empty directory with its id: %v", err)
 		}
 		// Name and URLs are free again.
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil || n.id == first {
 			r.t.Fatalf("it joins anew as node %s, was %s: %v", n.id, first, err)
 		}

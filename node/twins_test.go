@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // Two machines join at once under one name and one peer URL: one of them is the node, the
@@ -26,7 +26,7 @@ func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
 		time.Sleep(time.Second)
-		twins := [2]*rigNode{r.joiner("n4"), {name: "n4", disk: newMemDisk(vfs.NewCrashableMem())}}
+		twins := [2]*rigNode{r.joiner("n4"), {name: "n4", disk: newMemDisk(simdisk.New())}}
 		find := func(n *rigNode, via *rigNode) (*place, error) {
 			return r.placerOf(n, via, n.disk).find(r.t.Context())
 		}
@@ -147,7 +147,7 @@ func TestAnAddedMemberGoesByTheNewestTable(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			bubble(t, 1, nil, nil, func(r *rig) {
-				p := r.placerOf(&rigNode{name: "n4"}, r.nodes[0], newMemDisk(vfs.NewCrashableMem()))
+				p := r.placerOf(&rigNode{name: "n4"}, r.nodes[0], newMemDisk(simdisk.New()))
 				p.cfg.Join, p.cfg.InitialClusterState = nil, config.StateExisting
 				p.clock, p.log = clock.Virtual(), zap.NewNop()
 				p.cfg.InitialCluster = map[string]types.URLs{"n4": p.cfg.AdvertisePeerURLs, "a": urls(t, peerURL("a")), "b": urls(t, peerURL("b"))}

@@ -10,14 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -55,7 +54,7 @@ type rig struct {
 type rigNode struct {
 	r     *rig
 	id    keyspace.NodeID
-	fs    *vfs.MemFS
+	fs    *simdisk.Disk
 	clock *simclock.Clock
 
 	bus     *simbus.Bus
@@ -114,7 +113,7 @@ func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits .
 		id := keyspace.NodeID(i + 1)
 		r.founding.Nodes = append(r.founding.Nodes, Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
 		r.nodes = append(r.nodes, &rigNode{
-			r: r, id: id, fs: vfs.NewCrashableMem(), created: map[keyspace.RangeID]int{},
+			r: r, id: id, fs: simdisk.New(), created: map[keyspace.RangeID]int{},
 			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
 		})
 	}
@@ -267,7 +266,7 @@ func (n *rigNode) crash() {
 	n.current.Store(nil)
 	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	disk := n.fs.Crash(0, nil)
 	n.client.Stop()
 	n.service.Stop()
 	n.ending.Wait()
@@ -332,7 +331,7 @@ func virtually(t *testing.T, f func(t *testing.T)) {
 // memoryEngine returns an engine on a memory disk.
 func memoryEngine(t testing.TB) *engine.Engine {
 	t.Helper()
-	e, err := engine.Open(engine.Options{FS: vfs.NewMem(), Dir: "data", Clock: clock.System(), BallastBytes: -1, LowSpaceBytes: -1})
+	e, err := engine.Open(engine.Options{FS: simdisk.New(), Dir: "data", Clock: clock.System(), BallastBytes: -1, LowSpaceBytes: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -340,8 +341,8 @@ type testSM struct {
 	refuse  error
 	done    []error // outcomes of SnapshotDone
 	slow    func()
-	check   func()     // before the tables of a snapshot are checked, and before they are taken in
-	disk    *vfs.MemFS // as a power failure would leave it when a snapshot was in
+	check   func()        // before the tables of a snapshot are checked, and before they are taken in
+	disk    *simdisk.Disk // as a power failure would leave it when a snapshot was in
 }
 
 func stateKey(g keyspace.GroupID) []byte { return engine.GroupLocalKey(g, []byte("state")) }
@@ -415,7 +416,7 @@ func (s *testSM) SnapshotDone(_ engine.Applied, err error) {
 	defer s.mu.Unlock()
 	if s.done = append(s.done, err); err == nil {
 		if s.n.r.clones {
-			s.disk = s.n.fs.CrashClone(vfs.CrashCloneCfg{})
+			s.disk = s.n.fs.Crash(0, nil)
 		}
 		s.load()
 	}
@@ -437,7 +438,7 @@ func (s *testSM) leads() (LeaderState, bool) {
 type testNode struct {
 	r    *rig
 	id   keyspace.NodeID
-	fs   *vfs.MemFS
+	fs   *simdisk.Disk
 	wfs  vfs.FS // what the wal uses; by default fs
 	efs  vfs.FS // what the engine uses; by default fs
 	wal  *wal.Log
@@ -467,7 +468,7 @@ type rig struct {
 	walopt func(*wal.Options)
 	engopt func(*engine.Options)
 	// clones says that a state machine keeps its disk when a snapshot is in: for one group
-	// alone, since a MemFS that is cloned beside a Link of another install locks up.
+	// alone.
 	clones bool
 	nextB  keyspace.BootID
 	zap    *zap.Logger
@@ -491,7 +492,7 @@ func newRig(tb testing.TB, n int, config func(*Config)) *rig {
 	for i := range n {
 		id := keyspace.NodeID(i + 1)
 		r.nodes[id] = &testNode{
-			r: r, id: id, fs: vfs.NewCrashableMem(), rate: 1,
+			r: r, id: id, fs: simdisk.New(), rate: 1,
 			replicas: map[keyspace.GroupID]keyspace.ReplicaID{},
 		}
 	}
@@ -605,7 +606,7 @@ func (n *testNode) crash(unsyncedPercent int) {
 	n.r.t.Helper()
 	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.end.cut()
-	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsyncedPercent, RNG: n.r.rng})
+	after := n.fs.Crash(unsyncedPercent, n.r.rng)
 	n.up = false
 	n.end.close()
 	_ = n.host.Stop(context.Background())

@@ -25,6 +25,7 @@ type Disk struct {
 	still sync.RWMutex
 	mu    sync.Mutex // guards the tree: the children of all directories
 	root  *node
+	usage vfs.DiskUsage // guarded by mu
 
 	locks sync.Map // by path
 }
@@ -376,8 +377,22 @@ func (*Disk) PathJoin(elem ...string) string { return path.Join(elem...) }
 // PathDir implements vfs.FS.
 func (*Disk) PathDir(p string) string { return path.Dir(p) }
 
-// GetDiskUsage implements vfs.FS.
-func (*Disk) GetDiskUsage(string) (vfs.DiskUsage, error) { return vfs.DiskUsage{}, vfs.ErrUnsupported }
+// SetUsage says what GetDiskUsage answers from now on.
+func (d *Disk) SetUsage(u vfs.DiskUsage) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.usage = u
+}
+
+// GetDiskUsage implements vfs.FS. Until SetUsage is called it is not supported.
+func (d *Disk) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.usage == (vfs.DiskUsage{}) {
+		return d.usage, vfs.ErrUnsupported
+	}
+	return d.usage, nil
+}
 
 // Unwrap implements vfs.FS.
 func (*Disk) Unwrap() vfs.FS { return nil }
