@@ -48,6 +48,8 @@ type rig struct {
 	rangeMaxBytes, rangeSplitLoad int64
 	// measurer returns what a node measures; nil is nothing.
 	measurer func(keyspace.NodeID) Measurer
+	// tick is the hosts' TickInterval, 0 its default.
+	tick time.Duration
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -172,7 +174,7 @@ func (n *rigNode) start() {
 	var service *Service // before the bus brings anything
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: r.killer.mouth(n),
-		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
+		Workers: 1, Appliers: 1, TickInterval: r.tick, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
 		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) {
 			if !n.closed.Load() {
 				service.Unknown(from, to)
